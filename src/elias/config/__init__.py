@@ -1,0 +1,33 @@
+"""The configuration: one frozen tree, its presets, overrides and strict (de)serialisation.
+
+Precedence: defaults < preset < ``--config FILE`` < ``--set key=value``. A size left ``None`` is
+derived from the data by `EliasConfig.resolve`, and the resolved tree is what a run writes down.
+"""
+
+from elias.config.presets import preset_names, preset_summary, preset_tree
+from elias.config.reading import merge, parse_override, read_tree
+from elias.config.tree import (
+    DEFAULT_STAGES,
+    EliasConfig,
+    EncoderConfig,
+    EvalConfig,
+    IndexConfig,
+    LossConfig,
+    StageConfig,
+)
+
+__all__ = [
+    "DEFAULT_STAGES",
+    "EliasConfig",
+    "EncoderConfig",
+    "EvalConfig",
+    "IndexConfig",
+    "LossConfig",
+    "StageConfig",
+    "merge",
+    "parse_override",
+    "preset_names",
+    "preset_summary",
+    "preset_tree",
+    "read_tree",
+]

@@ -1,0 +1,115 @@
+"""Sizes that a configuration leaves open, derived from the number of points and labels.
+
+Each rule is a function of its own; `derive` applies them in order, so that a size that was given
+shapes those that were not, and then checks that all of them fit together and the data.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from elias.errors import ConfigError
+
+if TYPE_CHECKING:
+    from elias.config.tree import EliasConfig, IndexConfig
+
+LABELS_PER_CLUSTER = 100
+FEWEST_CLUSTERS = 32
+FEWEST_LABELS_PER_CLUSTER = 4
+EDGES_PER_LABEL = 10
+USUAL_BEAM = 20
+LARGEST_SHORTLIST = 2000
+SMALLEST_SHORTLIST = 100
+LARGEST_VALIDATION = 5000
+
+
+def derive(config: EliasConfig, n_points: int, n_labels: int) -> EliasConfig:
+    """Return ``config`` with every open size filled in for N points and L labels.
+
+    >>> from elias.config import EliasConfig
+    >>> index = derive(EliasConfig(), n_points=20_000, n_labels=8484).index
+    >>> index.n_clusters, index.edges_per_cluster, index.beam_size, index.shortlist_size
+    (128, 663, 20, 1000)
+    """
+    if n_labels < 1:
+        raise ConfigError(f"a model needs at least one label, not {n_labels}")
+    index = _derive_index(config.index, n_labels)
+    _check(index, n_labels)
+    held_out = config.eval.validation_size
+    if held_out is None:
+        held_out = validation_size(n_points)
+    return replace(config, index=index, eval=replace(config.eval, validation_size=held_out))
+
+
+def n_clusters(n_labels: int) -> int:
+    """Return C, a power of two: 2^⌈log2(L/100)⌉, but more and smaller clusters for a small L."""
+    usual = 2 ** math.ceil(math.log2(max(n_labels / LABELS_PER_CLUSTER, 1)))
+    most = 2 ** math.floor(math.log2(max(n_labels / FEWEST_LABELS_PER_CLUSTER, 1)))
+    return min(max(usual, FEWEST_CLUSTERS), most)
+
+
+def edges_per_cluster(n_labels: int, n_clusters: int) -> int:
+    """Return κ, ten edges for every label on average: ⌈10·L/C⌉, at most L."""
+    return min(n_labels, math.ceil(EDGES_PER_LABEL * n_labels / n_clusters))
+
+
+def beam_size(n_clusters: int) -> int:
+    """Return b: the paper's 20, or every cluster where there are fewer."""
+    return min(USUAL_BEAM, n_clusters)
+
+
+def shortlist_size(n_labels: int, n_paths: int) -> int:
+    """Return K: the paper's 2000, down to L/8 in whole hundreds, within what b·κ paths reach."""
+    eighth = n_labels // 800 * 100
+    usual = min(LARGEST_SHORTLIST, max(SMALLEST_SHORTLIST, eighth))
+    return min(usual, n_labels, n_paths)
+
+
+def beta(n_labels: int, n_clusters: int) -> float:
+    """Return β, 1.5·L/C in whole numbers (the paper's 150 at 100 labels per cluster)."""
+    return float(max(1, round(1.5 * n_labels / n_clusters)))
+
+
+def validation_size(n_points: int) -> int:
+    """Return how many points to hold out: a tenth up to 1000, then a twentieth up to 5000."""
+    return min(max(n_points // 20, min(n_points // 10, 1000)), LARGEST_VALIDATION)
+
+
+def _derive_index(index: IndexConfig, n_labels: int) -> IndexConfig:
+    clusters = index.n_clusters or n_clusters(n_labels)
+    edges = index.edges_per_cluster or edges_per_cluster(n_labels, clusters)
+    beam = index.beam_size or beam_size(clusters)
+    return replace(
+        index,
+        n_clusters=clusters,
+        edges_per_cluster=edges,
+        beam_size=beam,
+        shortlist_size=index.shortlist_size or shortlist_size(n_labels, beam * edges),
+        beta=index.beta or beta(n_labels, clusters),
+    )
+
+
+def _check(index: IndexConfig, n_labels: int) -> None:
+    """Refuse sizes that do not fit together; only given ones can fail."""
+    clusters, edges = index.n_clusters or 0, index.edges_per_cluster or 0
+    beam, shortlist = index.beam_size or 0, index.shortlist_size or 0
+    limits = [
+        ("n_clusters", clusters, n_labels, "the number of labels"),
+        ("edges_per_cluster", edges, n_labels, "the number of labels"),
+        ("beam_size", beam, clusters, "index.n_clusters"),
+        ("shortlist_size", shortlist, n_labels, "the number of labels"),
+        ("shortlist_size", shortlist, beam * edges, "index.beam_size * index.edges_per_cluster"),
+    ]
+    for name, value, limit, meaning in limits:
+        if value > limit:
+            raise ConfigError(
+                f"index.{name} is {value}, more than {meaning} ({limit}); "
+                "lower it, or set it to none to have it derived"
+            )
+    if edges * clusters < n_labels:
+        raise ConfigError(
+            f"index.edges_per_cluster * index.n_clusters is {edges * clusters}, too few for one "
+            f"edge for each of {n_labels} labels; raise one of them, or set it to none"
+        )

@@ -1,0 +1,268 @@
+"""The frozen configuration tree: every choice of a run, each with its meaning and its default."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+from elias.config.presets import preset_tree
+from elias.config.reading import build, read_tree, set_key
+from elias.config.sizes import derive
+from elias.errors import ConfigError
+
+
+def _need(condition: bool, message: str) -> None:
+    if not condition:
+        raise ConfigError(message)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EncoderConfig:
+    """The text encoder φ (§3.1). Fields of the other kind are ignored."""
+
+    kind: Literal["bag", "transformer"] = "bag"
+    """``bag``: learned word and character n-gram vectors; ``transformer``: a pretrained one."""
+    dropout: float = 0.5
+    """Dropout on the embedding φ(x) while training."""
+    model: str = "minilm"
+    """transformer: a folder, a hub id, or ``minilm``."""
+    pooling: Literal["mean", "cls"] = "mean"
+    """transformer: how token vectors become one."""
+    max_length: int = 32
+    """transformer: longest text in tokens; what is over is cut off, and counted."""
+    bottleneck: int | None = None
+    """transformer: project φ to this width; None keeps the transformer's own."""
+    gradient_checkpointing: bool = False
+    """transformer: trade time for memory."""
+    precision: Literal["auto", "float32", "bfloat16"] = "auto"
+    """transformer: ``auto`` is bfloat16 autocast on a GPU and float32 on a CPU."""
+    dim: int = 256
+    """bag: D, the width of φ."""
+    hidden_dim: int = 512
+    """bag: the width inside the residual block."""
+    char_ngrams: tuple[int, int] = (3, 5)
+    """bag: shortest and longest character n-gram; (0, 0) for words alone."""
+    min_count: int = 2
+    """bag: a word or n-gram must stand in this many training texts."""
+    max_features: int = 400_000
+    """bag: keep at most this many words and n-grams, the most frequent."""
+    token_dropout: float = 0.3
+    """bag: share of the words and n-grams dropped while training."""
+
+    def __post_init__(self) -> None:
+        """Check each value by itself."""
+        _need(0 <= self.dropout < 1, f"encoder.dropout must be in [0, 1), not {self.dropout}")
+        _need(
+            0 <= self.token_dropout < 1,
+            f"encoder.token_dropout must be in [0, 1), not {self.token_dropout}",
+        )
+        for name in ("max_length", "dim", "hidden_dim", "min_count", "max_features"):
+            value = getattr(self, name)
+            _need(value >= 1, f"encoder.{name} must be >= 1, not {value}")
+        _need(self.max_length >= 3, f"encoder.max_length must be >= 3, not {self.max_length}")
+        low, high = self.char_ngrams
+        _need(
+            0 <= low <= high <= 16,
+            f"encoder.char_ngrams must be [shortest, longest] within 0..16, not {[low, high]}",
+        )
+        _need(
+            self.bottleneck is None or self.bottleneck >= 1,
+            f"encoder.bottleneck must be >= 1, not {self.bottleneck}",
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class IndexConfig:
+    """The learned graph from the root over clusters to labels (§3.1, §3.2)."""
+
+    n_clusters: int | None = None
+    """C; a power of two keeps the clusters equal. Derived: 2^⌈log2(L/100)⌉, more for few labels."""
+    edges_per_cluster: int | None = None
+    """κ: edges kept for each cluster in the learned graph. Derived: about 10·L/C."""
+    beam_size: int | None = None
+    """b: clusters searched for a text. Derived: 20, or all where there are fewer."""
+    shortlist_size: int | None = None
+    """K: labels scored by their own classifier. Derived: 2000, less where there are few labels."""
+    alpha: float = 10.0
+    """α in Eq. 1: how many clusters may saturate at score 1."""
+    beta: float | None = None
+    """β in Eq. 5: how many labels of a cluster may saturate at score 1. Derived: about 1.5·L/C."""
+    edge_init: Literal["counts", "random"] = "counts"
+    """First edge logits: ½·log(A' + 0.1), or the paper's uniform random (Eq. 10)."""
+    forced_clusters: int = 30
+    """While training, parents of positives and best clusters together fill at most beam_size +
+    this many clusters; parents come first."""
+
+    def __post_init__(self) -> None:
+        """Check each value by itself."""
+        for name in ("n_clusters", "edges_per_cluster", "beam_size", "shortlist_size"):
+            value = getattr(self, name)
+            _need(value is None or value >= 1, f"index.{name} must be >= 1, not {value}")
+        _need(self.alpha >= 1, f"index.alpha must be >= 1, not {self.alpha}")
+        _need(self.beta is None or self.beta >= 1, f"index.beta must be >= 1, not {self.beta}")
+        _need(
+            self.forced_clusters >= 0,
+            f"index.forced_clusters must be >= 0, not {self.forced_clusters}",
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LossConfig:
+    """The training loss L = L_c + λ·L_s (§3.3)."""
+
+    reduction: Literal["mean", "sum"] = "sum"
+    """``mean``: as the paper's program, over all shortlist slots; ``sum``: over the slots of a
+    point, averaged over points. λ belongs to its reduction."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StageConfig:
+    """One stage of training (§3.4)."""
+
+    name: str = "stage1"
+    """What the stage is called in logs and metrics."""
+    epochs: int = 5
+    """Passes over the training points."""
+    batch_size: int = 256
+    """Points per step."""
+    learn_graph: bool = False
+    """False: the fixed partition, every edge score 1. True: edges from M'Y, then learned."""
+    cluster_with_encoder: bool = False
+    """Cluster the labels anew at the start with φ from the stage before beside bag of words."""
+    keep_labels: bool = False
+    """Go on with W_L of the stage before instead of fresh classifiers."""
+    keep_encoder: bool = True
+    """Go on with φ of the stage before instead of the encoder's first weights."""
+    encoder_lr: float = 1e-3
+    """Learning rate of φ, but for the bag's vectors."""
+    bag_lr: float = 1e-2
+    """Learning rate of the bag encoder's word and n-gram vectors."""
+    cluster_lr: float = 1e-2
+    """Learning rate of Ŵ_C."""
+    label_lr: float = 4e-3
+    """Learning rate of W_L."""
+    edge_lr: float = 5e-2
+    """Learning rate of the edge logits a."""
+    weight_decay: float = 0.01
+    """AdamW's decay, on all but gains, biases, edges and the bag's vectors."""
+    warmup: float = 0.1
+    """Share of the steps over which learning rates rise; then they fall linearly to zero."""
+    shortlist_loss_weight: float = 1.0
+    """λ, the weight of the shortlist loss L_s."""
+    average_from: float = 1.0
+    """Average the weights (all but A) over the steps after this share of the stage; 1: do not."""
+    max_grad_norm: float = 0.0
+    """Clip the gradient of the dense parameters to this norm; 0: do not."""
+
+    def __post_init__(self) -> None:
+        """Check each value by itself."""
+        where = f"stages[{self.name}]"
+        _need(self.epochs >= 1, f"{where}.epochs must be >= 1, not {self.epochs}")
+        _need(self.batch_size >= 1, f"{where}.batch_size must be >= 1, not {self.batch_size}")
+        for name in ("encoder_lr", "bag_lr", "cluster_lr", "label_lr", "edge_lr"):
+            value = getattr(self, name)
+            _need(value >= 0 and math.isfinite(value), f"{where}.{name} must be >= 0, not {value}")
+        for name in ("weight_decay", "shortlist_loss_weight", "max_grad_norm"):
+            value = getattr(self, name)
+            _need(value >= 0, f"{where}.{name} must be >= 0, not {value}")
+        for name in ("warmup", "average_from"):
+            value = getattr(self, name)
+            _need(0 <= value <= 1, f"{where}.{name} must be in [0, 1], not {value}")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EvalConfig:
+    """Validation, metrics and the choice of the best epoch."""
+
+    validation_size: int | None = None
+    """Points held out of the training split where none are given. Derived; 0: none."""
+    select_by: str = "nDCG@5"
+    """The validation metric by which the best epoch is kept."""
+    patience: int = 0
+    """Stop a stage after this many epochs without a better validation metric; 0: never."""
+    every: int = 1
+    """Validate after every this many epochs (and after the last)."""
+    propensity_a: float = 0.55
+    """A of the propensity model."""
+    propensity_b: float = 1.5
+    """B of the propensity model."""
+
+    def __post_init__(self) -> None:
+        """Check each value by itself."""
+        size = self.validation_size
+        _need(size is None or size >= 0, f"eval.validation_size must be >= 0, not {size}")
+        _need(self.every >= 1, f"eval.every must be >= 1, not {self.every}")
+        _need(self.patience >= 0, f"eval.patience must be >= 0, not {self.patience}")
+
+
+DEFAULT_STAGES = (
+    StageConfig(name="stage1", epochs=4),
+    StageConfig(name="stage2", epochs=8, learn_graph=True, cluster_lr=5e-3, label_lr=8e-3),
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EliasConfig:
+    """Everything that decides a run, given the data.
+
+    >>> config = EliasConfig.preset("mesh-titles").override({"index.beta": 75})
+    >>> config.index.beta
+    75.0
+    """
+
+    seed: int = 0
+    """The seed of every random choice."""
+    encoder: EncoderConfig = field(default_factory=EncoderConfig)
+    index: IndexConfig = field(default_factory=IndexConfig)
+    loss: LossConfig = field(default_factory=LossConfig)
+    stages: tuple[StageConfig, ...] = DEFAULT_STAGES
+    eval: EvalConfig = field(default_factory=EvalConfig)
+
+    def __post_init__(self) -> None:
+        """Check what needs more than one value."""
+        _need(self.seed >= 0, f"seed must be >= 0, not {self.seed}")
+        _need(bool(self.stages), "stages must not be empty")
+        names = [stage.name for stage in self.stages]
+        _need(len(set(names)) == len(names), f"stages must have different names, not {names}")
+        _need(
+            not self.stages[0].learn_graph,
+            f"stages[{names[0]}].learn_graph: the first stage needs the fixed graph",
+        )
+
+    @classmethod
+    def preset(cls, name: str) -> EliasConfig:
+        """Return the preset called ``name``; `preset_names` lists them."""
+        return cls.from_dict(preset_tree(name))
+
+    @classmethod
+    def from_dict(cls, tree: Mapping[str, Any]) -> EliasConfig:
+        """Build the configuration from a nested mapping, refusing unknown keys."""
+        return build(cls, tree)
+
+    @classmethod
+    def from_file(cls, path: str | Path) -> EliasConfig:
+        """Read a TOML file, or the ``config.json`` of a run."""
+        return cls.from_dict(read_tree(path))
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return plain nested dicts, ready for JSON."""
+        tree: dict[str, Any] = json.loads(json.dumps(asdict(self)))
+        return tree
+
+    def override(self, changes: Mapping[str, Any]) -> EliasConfig:
+        """Return a copy with dotted keys changed, e.g. ``{"index.beta": 75, "stages.1.epochs": 3}``.
+
+        Stages are named by position or by their name.
+        """
+        tree = self.to_dict()
+        for key, value in changes.items():
+            set_key(tree, key, value)
+        return self.from_dict(tree)
+
+    def resolve(self, n_points: int, n_labels: int) -> EliasConfig:
+        """Return a copy in which every size left open is derived from the data."""
+        return derive(self, n_points, n_labels)

@@ -1,0 +1,39 @@
+"""What can go wrong through no fault of ours, each saying where and how to mend it.
+
+An `EliasError` is the user's to fix: the command line prints its one line and exits with 2.
+Anything else is a bug and keeps its traceback.
+"""
+
+from __future__ import annotations
+
+from difflib import get_close_matches
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+
+class EliasError(Exception):
+    """The base of every error the toolkit raises on purpose; its text is one line."""
+
+
+class ConfigError(EliasError):
+    """A configuration key or value that cannot be used."""
+
+
+class DataError(EliasError):
+    """A corpus, text or prediction file that cannot be read as it stands."""
+
+
+class ModelError(EliasError):
+    """A saved model that is broken, foreign, or from a newer version."""
+
+
+class RunError(EliasError):
+    """A run folder that is in the way, or training that cannot go on."""
+
+
+def nearest(name: str, known: Iterable[str]) -> str:
+    """Return ``"; did you mean 'x'?"`` for the closest known name, or an empty string."""
+    close = get_close_matches(name, list(known), n=1)
+    return f"; did you mean {close[0]!r}?" if close else ""
