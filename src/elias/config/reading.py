@@ -26,7 +26,8 @@ def read_tree(path: str | Path) -> dict[str, Any]:
     try:
         tree = json.loads(text) if path.suffix == ".json" else tomllib.loads(text)
     except (tomllib.TOMLDecodeError, json.JSONDecodeError) as error:
-        raise ConfigError(f"{path}: not valid {path.suffix.lstrip('.') or 'TOML'}: {error}") from error
+        language = "JSON" if path.suffix == ".json" else "TOML"
+        raise ConfigError(f"{path}: not valid {language}: {error}") from error
     if not isinstance(tree, dict):
         raise ConfigError(f"{path}: must hold a table of keys, not a {type(tree).__name__}")
     tree.pop("format_version", None)

@@ -45,8 +45,8 @@ def derive(config: EliasConfig, n_points: int, n_labels: int) -> EliasConfig:
 
 def n_clusters(n_labels: int) -> int:
     """Return C, a power of two: 2^⌈log2(L/100)⌉, but more and smaller clusters for a small L."""
-    usual = 2 ** math.ceil(math.log2(max(n_labels / LABELS_PER_CLUSTER, 1)))
-    most = 2 ** math.floor(math.log2(max(n_labels / FEWEST_LABELS_PER_CLUSTER, 1)))
+    usual = 1 << math.ceil(math.log2(max(n_labels / LABELS_PER_CLUSTER, 1)))
+    most = 1 << math.floor(math.log2(max(n_labels / FEWEST_LABELS_PER_CLUSTER, 1)))
     return min(max(usual, FEWEST_CLUSTERS), most)
 
 

@@ -254,7 +254,7 @@ class EliasConfig:
         return tree
 
     def override(self, changes: Mapping[str, Any]) -> EliasConfig:
-        """Return a copy with dotted keys changed, e.g. ``{"index.beta": 75, "stages.1.epochs": 3}``.
+        """Return a copy with dotted keys changed, e.g. ``{"stages.stage2.epochs": 3}``.
 
         Stages are named by position or by their name.
         """

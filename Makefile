@@ -1,0 +1,53 @@
+# Two commands on a fresh machine: `make demo` and `make test`.
+
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+PIP_INSTALL := $(BIN)/python -m pip install --disable-pip-version-check -c constraints.txt
+
+.DEFAULT_GOAL := help
+.PHONY: help demo test check lint format build clean
+
+help:  ## List the commands
+	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  make %-8s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+
+demo: $(VENV)/.installed  ## Train and query ELIAS on a real corpus, on the CPU
+	$(BIN)/elias demo
+
+test: lint  ## Run lint, types and all tests
+	$(BIN)/python -m pytest
+
+check: test build  ## Run everything that must pass before a release
+
+lint: $(VENV)/.installed-dev  ## Run formatting, lint, types and layering
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+format: $(VENV)/.installed-dev  ## Format the code and mend what ruff can mend
+	$(BIN)/ruff format .
+	$(BIN)/ruff check --fix .
+
+build: $(VENV)/.installed-dev  ## Build the wheel and the source archive into dist/
+	$(BIN)/python -m build --no-isolation
+
+clean:  ## Remove the environment, caches and builds; runs/ and data/ stay
+	rm -rf $(VENV) build dist .cache .mypy_cache .pytest_cache .ruff_cache .hypothesis
+	rm -rf .import_linter_cache
+	find src tests -name __pycache__ -type d -prune -exec rm -rf {} +
+
+# The stamps make a second run reuse the environment; a change to either file installs again.
+$(BIN)/python:
+	@echo "Making $(VENV) ..."
+	$(PYTHON) -m venv $(VENV)
+
+$(VENV)/.installed: pyproject.toml constraints.txt | $(BIN)/python
+	@echo "Installing ELIAS into $(VENV) (torch is large: minutes on a slow line) ..."
+	$(PIP_INSTALL) -e .
+	@touch $@
+
+$(VENV)/.installed-dev: pyproject.toml constraints.txt | $(BIN)/python
+	@echo "Installing ELIAS and its development tools into $(VENV) ..."
+	$(PIP_INSTALL) -e '.[dev]'
+	@touch $(VENV)/.installed $@
