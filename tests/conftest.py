@@ -1,0 +1,54 @@
+"""What every test gets: shape annotations that bite, fixed seeds, and no network."""
+
+from __future__ import annotations
+
+import os
+import random
+import socket
+import sys
+
+import numpy as np
+import pytest
+from hypothesis import settings
+from jaxtyping import install_import_hook
+
+os.environ["HF_HUB_OFFLINE"] = "1"  # fail at once rather than retry a network that is closed
+
+# Modules of plain torch only: numba and triton must compile the function itself, not its checker.
+install_import_hook(["elias.model", "elias.training"], "beartype.beartype")
+
+# A shared machine can stall any single example, and a failure must come back on the next run.
+settings.register_profile("elias", deadline=None, derandomize=True, max_examples=50)
+settings.load_profile("elias")
+
+LOCAL_HOSTS = {"localhost", "127.0.0.1", "::1", "0.0.0.0", "", None}
+
+
+@pytest.fixture(autouse=True, scope="session")
+def closed_sockets():
+    """Let a test connect to this machine only."""
+    connect, getaddrinfo = socket.socket.connect, socket.getaddrinfo
+
+    def guarded_connect(self, address):
+        if self.family != socket.AF_UNIX and address[0] not in LOCAL_HOSTS:
+            raise OSError(f"tests use no network, but one connects to {address}")
+        return connect(self, address)
+
+    def guarded_getaddrinfo(host, *args, **kwargs):
+        if host not in LOCAL_HOSTS:
+            raise socket.gaierror(f"tests use no network, but one looks up {host!r}")
+        return getaddrinfo(host, *args, **kwargs)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(socket.socket, "connect", guarded_connect)
+        patch.setattr(socket, "getaddrinfo", guarded_getaddrinfo)
+        yield
+
+
+@pytest.fixture(autouse=True)
+def seeds():
+    """Start every test from the same random state."""
+    random.seed(0)
+    np.random.seed(0)  # noqa: NPY002 - for code under test that uses the global state
+    if torch := sys.modules.get("torch"):
+        torch.manual_seed(0)

@@ -1,0 +1,16 @@
+import pytest
+
+from elias.errors import ConfigError, DataError, EliasError, ModelError, RunError, nearest
+
+
+@pytest.mark.parametrize("error", [ConfigError, DataError, ModelError, RunError])
+def test_every_error_is_an_elias_error(error):
+    assert issubclass(error, EliasError)
+
+
+def test_nearest_names_the_closest_known_name():
+    assert nearest("bta", ["alpha", "beta"]) == "; did you mean 'beta'?"
+
+
+def test_nearest_says_nothing_when_nothing_is_close():
+    assert nearest("zzz", ["alpha", "beta"]) == ""
