@@ -1,0 +1,380 @@
+"""Predictions: the best labels of each point with their scores, best first."""
+
+from __future__ import annotations
+
+import gzip
+import io
+import json
+import zipfile
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+import numpy as np
+from scipy import sparse
+
+from elias.errors import DataError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Sequence
+
+    from numpy.typing import ArrayLike, NDArray
+
+PADDING_SCORE = -np.inf
+
+
+@dataclass(frozen=True, slots=True)
+class Ranking:
+    """The labels predicted for one point, best first, without padding."""
+
+    ids: NDArray[np.int64]
+    scores: NDArray[np.float32]
+    labels: list[str]
+    """The labels' names; their ids as strings where names are not known."""
+
+    def __len__(self) -> int:
+        """Return how many labels are predicted."""
+        return len(self.ids)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Predictions:
+    """Ranked labels for n points, at most k for each.
+
+    Rows are sorted by score, descending, and by label id where scores are equal. A row with fewer
+    than k labels ends in padding: id ``n_labels`` and score -inf.
+
+    >>> predictions = Predictions.from_scores([[3, 0]], [[0.2, 0.9]], n_labels=4)
+    >>> predictions[0].ids.tolist()
+    [0, 3]
+    """
+
+    ids: NDArray[np.int64]
+    """(n, k) label ids."""
+    scores: NDArray[np.float32]
+    """(n, k) scores."""
+    n_labels: int
+    """L, which is also the id of a padded slot."""
+    label_names: Sequence[str] | None = None
+    """L names, or None."""
+
+    def __post_init__(self) -> None:
+        """Check that the parts belong together."""
+        if self.ids.ndim != 2 or self.ids.shape != self.scores.shape:
+            raise DataError(
+                f"predictions: ids {self.ids.shape} and scores {self.scores.shape} must be two "
+                "arrays of the same shape (points, labels per point)"
+            )
+        if self.label_names is not None and len(self.label_names) != self.n_labels:
+            raise DataError(
+                f"predictions: {len(self.label_names)} label names for {self.n_labels} labels"
+            )
+
+    @classmethod
+    def from_scores(
+        cls,
+        ids: ArrayLike,
+        scores: ArrayLike,
+        n_labels: int,
+        label_names: Sequence[str] | None = None,
+    ) -> Predictions:
+        """Rank labels given in any order; slots with id ``n_labels`` are padding."""
+        id_array = np.asarray(ids, dtype=np.int64)
+        score_array = np.asarray(scores, dtype=np.float32)
+        unsorted = cls(id_array, score_array, n_labels, label_names)
+        _check_values(id_array, score_array, n_labels)
+        padded = id_array == n_labels
+        order = np.lexsort((id_array, -score_array, padded), axis=-1)
+        return replace(
+            unsorted,
+            ids=np.take_along_axis(id_array, order, axis=1),
+            scores=np.take_along_axis(np.where(padded, PADDING_SCORE, score_array), order, axis=1),
+        )
+
+    @classmethod
+    def from_csr(
+        cls,
+        matrix: sparse.csr_matrix,
+        k: int | None = None,
+        label_names: Sequence[str] | None = None,
+    ) -> Predictions:
+        """Take the stored entries of an (n, L) matrix as predictions, the best ``k`` of a row."""
+        entries = sparse.coo_matrix(sparse.csr_matrix(matrix))  # duplicates stay, to be refused
+        n_points, n_labels = entries.shape
+        return _from_entries(
+            _Entries(entries.row, entries.col, entries.data), (n_points, n_labels), k, label_names
+        )
+
+    @classmethod
+    def stack(cls, parts: Sequence[Predictions]) -> Predictions:
+        """Put the points of several predictions, batches say, one below the other."""
+        first = _common(parts)
+        width = max(part.ids.shape[1] for part in parts)
+        return replace(
+            first,
+            ids=np.concatenate([_widen(part.ids, width, first.n_labels) for part in parts]),
+            scores=np.concatenate([_widen(part.scores, width, PADDING_SCORE) for part in parts]),
+        )
+
+    @classmethod
+    def merge(
+        cls,
+        parts: Sequence[Predictions],
+        *,
+        how: Literal["mean", "max"] = "mean",
+        k: int | None = None,
+    ) -> Predictions:
+        """Join several predictions for the same points label by label.
+
+        ``mean`` averages the scores, a label that one part lacks counting 0 there; ``max`` keeps
+        the best score. At most ``k`` labels stay for a point (all of them when None).
+        """
+        first = _common(parts)
+        if len({len(part) for part in parts}) > 1:
+            raise DataError(f"predictions to merge: not the same points, {[len(p) for p in parts]}")
+        entries = [part._entries() for part in parts]
+        rows = np.concatenate([entry.rows for entry in entries])
+        ids = np.concatenate([entry.ids for entry in entries])
+        scores = np.concatenate([entry.scores for entry in entries]).astype(np.float64)
+        keys, place = np.unique(rows * first.n_labels + ids, return_inverse=True)
+        if how == "mean":
+            joined = np.bincount(place, weights=scores, minlength=len(keys)) / len(parts)
+        else:
+            joined = np.full(len(keys), -np.inf)
+            np.maximum.at(joined, place, scores)
+        merged = _Entries(keys // first.n_labels, keys % first.n_labels, joined)
+        return _from_entries(merged, (len(first), first.n_labels), k, first.label_names)
+
+    def __len__(self) -> int:
+        """Return the number of points."""
+        return len(self.ids)
+
+    def __getitem__(self, row: int) -> Ranking:
+        """Return the labels of one point."""
+        count = int((self.ids[row] < self.n_labels).sum())
+        ids = self.ids[row, :count]
+        return Ranking(ids, self.scores[row, :count], [self.name(i) for i in ids.tolist()])
+
+    def __iter__(self) -> Iterator[Ranking]:
+        """Yield the labels of each point."""
+        return (self[row] for row in range(len(self)))
+
+    def name(self, label_id: int) -> str:
+        """Return a label's name, or its id where names are not known."""
+        return str(label_id) if self.label_names is None else self.label_names[label_id]
+
+    def take(self, rows: NDArray[np.int64]) -> Predictions:
+        """Return the predictions of some points."""
+        return replace(self, ids=self.ids[rows], scores=self.scores[rows])
+
+    def top(self, k: int) -> Predictions:
+        """Return the best ``k`` labels of each point."""
+        return replace(self, ids=self.ids[:, :k], scores=self.scores[:, :k])
+
+    def threshold(self, lowest: float) -> Predictions:
+        """Return the labels that score at least ``lowest``."""
+        return self._keep(self.scores >= lowest)
+
+    def drop(self, pairs: NDArray[np.int64]) -> Predictions:
+        """Return all but the given (M, 2) pairs (point, label), as filter files name them."""
+        pairs = np.asarray(pairs, dtype=np.int64).reshape(-1, 2)
+        limits = np.array([len(self), self.n_labels])
+        if ((pairs < 0) | (pairs >= limits)).any():
+            bad = pairs[((pairs < 0) | (pairs >= limits)).any(axis=1)][0].tolist()
+            raise DataError(
+                f"filter pair {bad} is outside {len(self)} points x {self.n_labels} labels; "
+                "are these the filters of another split?"
+            )
+        width = self.n_labels + 1  # ids reach n_labels, the padding
+        keys = np.arange(len(self))[:, None] * width + self.ids
+        return self._keep(~np.isin(keys, pairs[:, 0] * width + pairs[:, 1]))
+
+    def to_csr(self) -> sparse.csr_matrix:
+        """Return the scores as an (n, L) matrix; a score of 0 is stored like any other."""
+        kept = self.ids < self.n_labels
+        ends = np.concatenate([[0], kept.sum(axis=1).cumsum()])
+        parts = (self.scores[kept], self.ids[kept], ends)
+        matrix = sparse.csr_matrix(parts, shape=(len(self), self.n_labels))
+        matrix.sort_indices()
+        return matrix
+
+    def to_dicts(self) -> list[list[dict[str, Any]]]:
+        """Return one list of ``{"id", "label", "score"}`` for each point, ready for JSON."""
+        return [
+            [
+                {"id": label_id, "label": label, "score": score}
+                for label_id, label, score in zip(
+                    row.ids.tolist(), row.labels, row.scores.tolist(), strict=True
+                )
+            ]
+            for row in self
+        ]
+
+    def _keep(self, kept: NDArray[np.bool_]) -> Predictions:
+        """Return the slots where ``kept`` holds, moved up over those where it does not."""
+        ids = np.where(kept, self.ids, self.n_labels)
+        scores = np.where(kept, self.scores, np.float32(PADDING_SCORE))
+        order = np.argsort(ids == self.n_labels, axis=1, kind="stable")
+        return replace(
+            self,
+            ids=np.take_along_axis(ids, order, axis=1),
+            scores=np.take_along_axis(scores, order, axis=1),
+        )
+
+    def _entries(self) -> _Entries:
+        rows, columns = np.nonzero(self.ids < self.n_labels)
+        return _Entries(rows, self.ids[rows, columns], self.scores[rows, columns])
+
+
+def read_predictions(
+    path: str | Path, n_labels: int, label_names: Sequence[str] | None = None
+) -> Predictions:
+    """Read a file of predictions, ours or another tool's, one point per line or row.
+
+    Recognised by content, gzipped or not: JSON lines as ``elias predict`` writes them, a scipy
+    CSR matrix (.npz), and text lines ``id:score id:score`` (after an optional ``N L`` line).
+    """
+    path = Path(path)
+    try:
+        content = path.read_bytes()
+        if content[:2] == b"\x1f\x8b":
+            content = gzip.decompress(content)
+        if content[:2] == b"PK":
+            return _read_npz(content, str(path), n_labels, label_names)
+        text = content.decode("utf8")
+    except (OSError, EOFError, UnicodeDecodeError) as error:
+        raise DataError(f"{path}: cannot be read: {error}") from error
+    if not text.strip():
+        raise DataError(f"{path}: empty; expected one line of predictions for each point")
+    lines = _json_lines if text.lstrip().startswith("{") else _text_lines
+    rows: list[int] = []
+    pairs: list[tuple[int, float]] = []
+    n_points = 0
+    for place, found in lines(text.removesuffix("\n").split("\n"), str(path)):
+        _check_line(found, n_labels, place)
+        rows.extend([n_points] * len(found))
+        pairs.extend(found)
+        n_points += 1
+    ids = np.array([label_id for label_id, _ in pairs], dtype=np.int64)
+    scores = np.array([score for _, score in pairs], dtype=np.float32)
+    entries = _Entries(np.array(rows, dtype=np.int64), ids, scores)
+    return _from_entries(entries, (n_points, n_labels), None, label_names)
+
+
+@dataclass(frozen=True, slots=True)
+class _Entries:
+    """Predictions as triplets: the point, label and score of each."""
+
+    rows: NDArray[np.int64]
+    ids: NDArray[np.int64]
+    scores: NDArray[np.floating[Any]]
+
+
+def _from_entries(
+    entries: _Entries, shape: tuple[int, int], k: int | None, label_names: Sequence[str] | None
+) -> Predictions:
+    """Rank triplets in any order into the best ``k`` of each row."""
+    n_points, n_labels = shape
+    scores = entries.scores.astype(np.float32)
+    order = np.lexsort((entries.ids, -scores, entries.rows))
+    rows, ids, scores = entries.rows[order], entries.ids[order], scores[order]
+    counts = np.bincount(rows, minlength=n_points)
+    column = np.arange(len(rows)) - np.repeat(counts.cumsum() - counts, counts)
+    width = int(counts.max(initial=0)) if k is None else k
+    kept = column < width
+    grid = np.full((n_points, width), n_labels, dtype=np.int64)
+    score_grid = np.full((n_points, width), PADDING_SCORE, dtype=np.float32)
+    grid[rows[kept], column[kept]] = ids[kept]
+    score_grid[rows[kept], column[kept]] = scores[kept]
+    _check_values(grid, score_grid, n_labels)
+    return Predictions(grid, score_grid, n_labels, label_names)
+
+
+def _check_values(ids: NDArray[np.int64], scores: NDArray[np.float32], n_labels: int) -> None:
+    """Refuse ids outside 0..L, a score that is not a number, and a label twice in a row."""
+    if ids.size == 0:
+        return
+    if ids.min() < 0 or ids.max() > n_labels:
+        bad = ids[(ids < 0) | (ids > n_labels)][0]
+        raise DataError(f"predictions: label id {bad} is outside 0..{n_labels - 1}")
+    if np.isnan(scores).any():
+        raise DataError(f"predictions: point {np.isnan(scores).any(axis=1).argmax()} scores NaN")
+    in_order = np.sort(ids, axis=1)
+    twice = (in_order[:, 1:] == in_order[:, :-1]) & (in_order[:, 1:] < n_labels)
+    if twice.any():
+        row = int(twice.any(axis=1).argmax())
+        label = in_order[row, 1:][twice[row]][0]
+        raise DataError(f"predictions: point {row} has label {label} more than once")
+
+
+def _common(parts: Sequence[Predictions]) -> Predictions:
+    """Return the first of the parts, having checked that all are about the same labels."""
+    if not parts:
+        raise DataError("predictions: none given to join")
+    sizes = sorted({part.n_labels for part in parts})
+    if len(sizes) > 1:
+        raise DataError(f"predictions to join: not the same labels, {sizes}")
+    return parts[0]
+
+
+def _widen(array: NDArray[Any], width: int, fill: float) -> NDArray[Any]:
+    missing = width - array.shape[1]
+    return np.pad(array, ((0, 0), (0, missing)), constant_values=fill) if missing else array
+
+
+def _read_npz(
+    content: bytes, path: str, n_labels: int, label_names: Sequence[str] | None
+) -> Predictions:
+    try:
+        matrix = sparse.load_npz(io.BytesIO(content))
+    except (ValueError, KeyError, OSError, zipfile.BadZipFile) as error:
+        raise DataError(f"{path}: not a scipy sparse matrix: {error}") from error
+    if matrix.shape[1] != n_labels:
+        raise DataError(f"{path}: {matrix.shape[1]} columns, but the corpus has {n_labels} labels")
+    try:
+        return Predictions.from_csr(matrix, label_names=label_names)
+    except DataError as error:
+        raise DataError(f"{path}: {error}") from error
+
+
+def _json_lines(lines: Iterable[str], path: str) -> Iterator[tuple[str, list[tuple[int, float]]]]:
+    for number, line in enumerate(lines, start=1):
+        place = f"{path}:{number}"
+        if not line.strip():
+            continue
+        try:
+            row = json.loads(line)
+            yield place, [(int(label["id"]), float(label["score"])) for label in row["labels"]]
+        except (ValueError, KeyError, TypeError) as error:
+            raise DataError(
+                f'{place}: expected {{"labels": [{{"id": 3, "score": 0.5}}, ...]}}: {error!r}'
+            ) from error
+
+
+def _text_lines(lines: Sequence[str], path: str) -> Iterator[tuple[str, list[tuple[int, float]]]]:
+    header = lines[0].split()
+    has_header = len(header) >= 2 and all(part.isdecimal() for part in header)
+    if has_header and int(header[0]) != len(lines) - 1:
+        raise DataError(f"{path}:1: says {header[0]} points, but {len(lines) - 1} lines follow")
+    for number, line in enumerate(lines[has_header:], start=1 + has_header):
+        place = f"{path}:{number}"
+        found = []
+        for pair in line.split():
+            label_id, _, score = pair.partition(":")
+            try:
+                found.append((int(label_id), float(score)))
+            except ValueError as error:
+                raise DataError(f"{place}: expected id:score, not {pair!r}") from error
+        yield place, found
+
+
+def _check_line(found: Sequence[tuple[int, float]], n_labels: int, place: str) -> None:
+    ids = [label_id for label_id, _ in found]
+    for label_id, score in found:
+        if not 0 <= label_id < n_labels:
+            raise DataError(f"{place}: label id {label_id} is outside 0..{n_labels - 1}")
+        if np.isnan(score):
+            raise DataError(f"{place}: the score of label {label_id} is not a number")
+    if len(set(ids)) < len(ids):
+        twice = next(i for i in ids if ids.count(i) > 1)
+        raise DataError(f"{place}: label {twice} stands there more than once")
