@@ -1,0 +1,75 @@
+import numpy as np
+import pytest
+from scipy.sparse import csr_matrix
+
+from elias.data.splits import hold_out, random_split
+from elias.errors import DataError
+
+
+def test_the_only_point_of_a_label_stays_in_training():
+    labels = csr_matrix(np.array([[1, 1, 0], [1, 0, 0], [1, 0, 1], [1, 0, 0]]))
+
+    train, validation = hold_out(labels, size=4, seed=0)
+
+    assert train.tolist() == [0, 2]
+    assert validation.tolist() == [1, 3]
+
+
+def test_of_points_sharing_their_one_label_all_but_one_can_go():
+    labels = csr_matrix(np.ones((5, 1)))
+
+    train, validation = hold_out(labels, size=5, seed=0)
+
+    assert (len(train), len(validation)) == (1, 4)
+
+
+def test_points_without_labels_stay_in_training():
+    labels = csr_matrix(np.array([[0], [1], [1], [0]]))
+
+    train, _ = hold_out(labels, size=4, seed=0)
+
+    assert {0, 3} <= set(train.tolist())
+
+
+def test_a_label_listed_twice_on_one_point_is_still_its_only_point():
+    labels = csr_matrix((np.ones(3), np.array([0, 0, 1]), np.array([0, 2, 3])), shape=(2, 2))
+
+    _, validation = hold_out(labels, size=1, seed=0)
+
+    assert validation.tolist() == []
+    assert labels.nnz == 3
+
+
+def test_no_more_points_are_taken_than_asked_for():
+    labels = csr_matrix(np.ones((100, 3)))
+
+    _, validation = hold_out(labels, size=7, seed=0)
+
+    assert len(validation) == 7
+
+
+def test_hold_out_chunks_do_not_change_the_choice(monkeypatch):
+    rng = np.random.default_rng(0)
+    labels = csr_matrix(rng.random((200, 40)) < 0.05)
+    _, whole = hold_out(labels, size=50, seed=1)
+    monkeypatch.setattr("elias.data.splits._CHUNK", 7)
+
+    _, in_pieces = hold_out(labels, size=50, seed=1)
+
+    np.testing.assert_array_equal(whole, in_pieces)
+
+
+def test_a_random_split_cuts_all_rows_in_two():
+    train, test = random_split(10, 4, seed=3)
+
+    assert len(test) == 4
+    assert sorted([*train, *test]) == list(range(10))
+    assert (train.dtype, test.dtype) == (np.int64, np.int64)
+
+
+@pytest.mark.parametrize("size", [-1, 3])
+def test_a_size_out_of_range_is_refused(size):
+    with pytest.raises(DataError, match="between 0 and the 2 points"):
+        hold_out(csr_matrix(np.ones((2, 1))), size=size, seed=0)
+    with pytest.raises(DataError, match="between 0 and the 2 points"):
+        random_split(2, size, seed=0)
