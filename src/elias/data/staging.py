@@ -1,0 +1,124 @@
+"""Writing a corpus folder whole or not at all, and label matrices larger than memory.
+
+A folder is filled under a hidden name beside its target and renamed when it is complete, so that
+an interrupted build never looks like a corpus.
+"""
+
+from __future__ import annotations
+
+import secrets
+import shutil
+import zipfile
+from contextlib import contextmanager
+from pathlib import Path
+from typing import IO, TYPE_CHECKING
+
+import numpy as np
+
+from elias.errors import DataError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from numpy.typing import NDArray
+
+_COPY_ITEMS = 1 << 20
+_INT32_MAX = np.iinfo(np.int32).max
+
+
+@contextmanager
+def staged_folder(target: Path) -> Iterator[Path]:
+    """Yield an empty folder that becomes ``target`` when the block ends without an error.
+
+    Args:
+        target: A path that does not exist yet, or an empty folder.
+
+    Raises:
+        DataError: If something else is already there; it is left as it was.
+    """
+    # resolved, so that "." has a name and a parent to stage beside
+    target = target.resolve()
+    if target.exists() and (not target.is_dir() or any(target.iterdir())):
+        raise DataError(f"{target}: already exists; remove it or choose another folder")
+    staging = target.with_name(f".{target.name}.{secrets.token_hex(4)}.partial")
+    try:
+        staging.mkdir(parents=True)
+    except OSError as error:
+        raise DataError(f"{target}: cannot be created: {error.strerror}") from error
+    try:
+        yield staging
+        if target.exists():
+            target.rmdir()
+        staging.rename(target)
+    finally:
+        shutil.rmtree(staging, ignore_errors=True)
+
+
+class LabelMatrixWriter:
+    """Writes an (N, L) matrix of ones to ``.npz`` as scipy reads it, a few rows at a time.
+
+    Column ids wait in a file beside the target; in memory stay only the row lengths.
+
+    >>> from tempfile import TemporaryDirectory
+    >>> from scipy.sparse import load_npz
+    >>> with TemporaryDirectory() as folder:
+    ...     path = Path(folder) / "Y.npz"
+    ...     with LabelMatrixWriter(path, n_labels=4) as writer:
+    ...         writer.append(np.array([2, 1]), np.array([0, 3, 1]))
+    ...     load_npz(path).toarray().astype(int).tolist()
+    [[1, 0, 0, 1], [0, 1, 0, 0]]
+    """
+
+    def __init__(self, path: Path, n_labels: int) -> None:
+        self.path = path
+        self.n_labels = n_labels
+        self._spool_path = path.with_suffix(".spool")
+        self._lengths: list[NDArray[np.int32]] = []
+
+    def __enter__(self) -> LabelMatrixWriter:
+        self._spool = self._spool_path.open("wb")
+        return self
+
+    def append(self, lengths: NDArray[np.integer], label_ids: NDArray[np.integer]) -> None:
+        """Add rows: how many labels each has, and all their ids, sorted within a row."""
+        self._lengths.append(lengths.astype(np.int32))
+        self._spool.write(label_ids.astype("<i4").tobytes())
+
+    def __exit__(self, exception_type: type[BaseException] | None, *_: object) -> None:
+        self._spool.close()
+        try:
+            if exception_type is None:
+                self._assemble()
+        finally:
+            self._spool_path.unlink()
+
+    def _assemble(self) -> None:
+        lengths = np.concatenate([np.zeros(1, np.int32), *self._lengths])
+        indptr = np.cumsum(lengths, dtype=np.int64)
+        n_entries = int(indptr[-1])
+        if n_entries <= _INT32_MAX:
+            indptr = indptr.astype(np.int32)
+        with zipfile.ZipFile(self.path, "w") as archive:
+            with _entry(archive, "indices") as out, self._spool_path.open("rb") as spool:
+                _write_header(out, "<i4", n_entries)
+                shutil.copyfileobj(spool, out, 4 * _COPY_ITEMS)
+            with _entry(archive, "data") as out:
+                _write_header(out, "<f4", n_entries)
+                for start in range(0, n_entries, _COPY_ITEMS):
+                    out.write(np.ones(min(_COPY_ITEMS, n_entries - start), "<f4").tobytes())
+            shape = np.array([len(lengths) - 1, self.n_labels], dtype=np.int64)
+            for name, array in (("indptr", indptr), ("format", np.array(b"csr")), ("shape", shape)):
+                with _entry(archive, name) as out:
+                    np.lib.format.write_array(out, array, allow_pickle=False)
+
+
+def _entry(archive: zipfile.ZipFile, name: str) -> IO[bytes]:
+    # a ZipInfo made by hand has a fixed date: the same rows give the same bytes
+    info = zipfile.ZipInfo(f"{name}.npy")
+    info.compress_type = zipfile.ZIP_DEFLATED
+    return archive.open(info, "w", force_zip64=True)
+
+
+def _write_header(out: IO[bytes], dtype: str, n_items: int) -> None:
+    header = {"descr": dtype, "fortran_order": False, "shape": (n_items,)}
+    np.lib.format.write_array_header_1_0(out, header)
