@@ -1,0 +1,335 @@
+"""Ranking metrics at any k: P, nDCG, their propensity-scored forms PSP and PSnDCG, and recall R.
+
+Every one of them is a ratio of two sums over points, so points are taken a chunk at a time: a
+million points with a hundred predictions each need little memory beside the predictions.
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal
+
+import numpy as np
+from scipy import sparse
+
+from elias.errors import ConfigError, DataError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator, Sequence
+
+    from numpy.typing import NDArray
+
+    from elias.data.corpus import Corpus
+    from elias.predictions import Predictions
+
+    Array = NDArray[np.float64]
+
+logger = logging.getLogger(__name__)
+
+Empty = Literal["zero", "drop"]
+
+SLOTS_PER_CHUNK = 4_000_000
+
+
+class Metrics(dict[str, float]):
+    """Values in percent by name, such as ``"PSP@3"``; a dict, so ready for JSON.
+
+    >>> print(Metrics({"P@1": 71.0, "P@5": 40.93, "R@100": 69.4}))
+    P   @1    71.00   @5    40.93
+    R   @100  69.40
+    """
+
+    def __str__(self) -> str:
+        """Return one line for each kind of metric."""
+        lines: dict[str, list[str]] = {}
+        for name, value in self.items():
+            kind, _, k = name.partition("@")
+            lines.setdefault(kind, []).append(f"@{k:<4}{value:6.2f}")
+        width = max(map(len, lines), default=0)
+        return "\n".join(f"{kind:<{width}}   {'   '.join(row)}" for kind, row in lines.items())
+
+
+def evaluate(  # noqa: PLR0913 - each is a choice of its own, given by name
+    predictions: Predictions,
+    corpus: Corpus,
+    *,
+    split: str = "test",
+    ks: Sequence[int] = (1, 3, 5),
+    recall_ks: Sequence[int] = (10, 20, 100),
+    a: float = 0.55,
+    b: float = 1.5,
+    empty: Empty = "zero",
+) -> Metrics:
+    """Compare the predictions for a split of the corpus with its true labels.
+
+    Args:
+        predictions: One row for each point of the split.
+        corpus: Gives the true labels, the split's filters, and the training frequencies.
+        split: Which points were predicted.
+        ks: Where to cut for P, nDCG, PSP and PSnDCG.
+        recall_ks: Where to cut for R.
+        a: A of the propensity model.
+        b: B of the propensity model.
+        empty: Points without a true label count as 0 in P and nDCG, or are dropped.
+    """
+    points = corpus.split(split)
+    _check_shapes(predictions, points.labels)
+    if points.filters is not None:
+        predictions = predictions.drop(points.filters)
+    weights = inverse_propensities(corpus.label_frequencies(), len(corpus.train), a, b)
+    names = [f"{kind}@{k}" for kind in ("P", "nDCG", "PSP", "PSnDCG") for k in ks]
+    names += [f"R@{k}" for k in recall_ks]
+    return score(predictions, points.labels, weights, names, empty=empty)
+
+
+def inverse_propensities(
+    frequencies: NDArray[np.int64], n_points: int, a: float = 0.55, b: float = 1.5
+) -> Array:
+    """Return w_ℓ = 1 + C·(n_ℓ + B)^(-A) with C = (ln N - 1)·(B + 1)^A, (L,)."""
+    # fewer than e points would weigh rare labels below common ones
+    c = max(np.log(max(n_points, 1)) - 1, 0) * (b + 1) ** a
+    weights: Array = 1 + c * (frequencies.astype(np.float64) + b) ** -a
+    return weights
+
+
+def score(
+    predictions: Predictions,
+    truth: sparse.csr_matrix,
+    inverse_propensity: Array | None,
+    names: Sequence[str],
+    *,
+    empty: Empty = "zero",
+) -> Metrics:
+    """Return the named metrics, each a kind and any k, such as ``"P@7"``, in percent.
+
+    ``inverse_propensity`` (L,) is needed for PSP and PSnDCG only. A missing prediction is a miss.
+    """
+    wanted = [_parse(name) for name in names]
+    _check_shapes(predictions, truth)
+    if inverse_propensity is None and any(kind.startswith("PS") for kind, _ in wanted):
+        raise ConfigError("PSP and PSnDCG need the labels' inverse propensities")
+    width = max((k for _, k in wanted), default=1)
+    _warn_if_short(predictions, width)
+    weights = np.ones(predictions.n_labels) if inverse_propensity is None else inverse_propensity
+    best_width = max((k for kind, k in wanted if kind.startswith("PS")), default=0)
+    totals = np.zeros((len(wanted), 2))
+    for chunk in _chunks(predictions, truth, width, empty):
+        gains = _Gains(chunk, weights, width, best_width)
+        totals += np.array([KINDS[kind](gains, k) for kind, k in wanted])
+    values = np.divide(
+        totals[:, 0], totals[:, 1], out=np.zeros(len(wanted)), where=totals[:, 1] > 0
+    )
+    return Metrics(zip(names, (100 * values).tolist(), strict=True))
+
+
+def recall_by_decile(
+    predictions: Predictions, truth: sparse.csr_matrix, frequencies: NDArray[np.int64], k: int
+) -> Array:
+    """Return what each tenth of the labels contributes to R@k, in percent (10,); Fig. 5.
+
+    The first decile holds the labels with most training points. The ten sum to R@k.
+    """
+    _check_shapes(predictions, truth)
+    n_labels = len(frequencies)
+    decile = np.empty(n_labels, dtype=np.int64)
+    decile[np.argsort(-frequencies, kind="stable")] = np.arange(n_labels) * 10 // n_labels
+    contribution = np.zeros(10)
+    n_points = 0
+    for chunk in _chunks(predictions, truth, k, "drop"):
+        rows, columns = np.nonzero(chunk.hits)
+        share = 1 / chunk.n_true[rows]
+        contribution += np.bincount(decile[chunk.ids[rows, columns]], share, minlength=10)
+        n_points += len(chunk.n_true)
+    return 100 * contribution / max(n_points, 1)
+
+
+@dataclass(frozen=True, slots=True)
+class LabelTable:
+    """How each label fared; every column has L values."""
+
+    k: int
+    names: Sequence[str]
+    train_count: NDArray[np.int64]
+    """Training points of the label."""
+    test_count: NDArray[np.int64]
+    """Evaluated points of the label."""
+    predicted: NDArray[np.int64]
+    """Points that have the label among their best k predictions."""
+    hits: NDArray[np.int64]
+    """Those of them where it is right."""
+
+    def rows(self) -> Iterator[dict[str, Any]]:
+        """Yield a row for each label; precision and recall are None where nothing is counted."""
+        columns = (self.train_count, self.test_count, self.predicted, self.hits)
+        lists = (column.tolist() for column in columns)
+        for label_id, (name, train, test, predicted, hits) in enumerate(
+            zip(self.names, *lists, strict=True)
+        ):
+            yield {
+                "id": label_id,
+                "label": name,
+                "train_count": train,
+                "test_count": test,
+                f"predicted@{self.k}": predicted,
+                f"hits@{self.k}": hits,
+                f"precision@{self.k}": hits / predicted if predicted else None,
+                f"recall@{self.k}": hits / test if test else None,
+            }
+
+
+def per_label(
+    predictions: Predictions, truth: sparse.csr_matrix, frequencies: NDArray[np.int64], k: int = 5
+) -> LabelTable:
+    """Count for each label how often it is predicted among the best ``k``, and rightly so."""
+    _check_shapes(predictions, truth)
+    n_labels = predictions.n_labels
+    test_count, predicted, hits = (np.zeros(n_labels + 1, dtype=np.int64) for _ in range(3))
+    for chunk in _chunks(predictions, truth, k, "zero"):
+        test_count += np.bincount(chunk.true_ids, minlength=n_labels + 1)
+        predicted += np.bincount(chunk.ids.ravel(), minlength=n_labels + 1)
+        hits += np.bincount(chunk.ids[chunk.hits], minlength=n_labels + 1)
+    return LabelTable(
+        k=k,
+        names=[predictions.name(label_id) for label_id in range(n_labels)],
+        train_count=frequencies,
+        test_count=test_count[:-1],  # the last slot counts padding
+        predicted=predicted[:-1],
+        hits=hits[:-1],
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class _Chunk:
+    """Some points: their best predictions, which of them are right, and their true labels."""
+
+    ids: NDArray[np.int64]
+    hits: NDArray[np.bool_]
+    n_true: NDArray[np.int64]
+    true_rows: NDArray[np.int64]
+    true_ids: NDArray[np.int64]
+
+
+def _chunks(
+    predictions: Predictions, truth: sparse.csr_matrix, width: int, empty: Empty
+) -> Iterator[_Chunk]:
+    truth = sparse.csr_matrix(truth)
+    if not truth.has_canonical_format:
+        truth = truth.copy()
+        truth.sum_duplicates()
+    if empty == "drop":
+        rows = np.flatnonzero(np.diff(truth.indptr))
+        if len(rows) < len(predictions):
+            predictions, truth = predictions.take(rows), truth[rows]
+    ids = predictions.ids[:, :width]
+    step = max(1, SLOTS_PER_CHUNK // max(ids.shape[1], 1))
+    for start in range(0, len(ids), step):
+        yield _chunk(ids[start : start + step], truth[start : start + step])
+
+
+def _chunk(ids: NDArray[np.int64], truth: sparse.csr_matrix) -> _Chunk:
+    """Find the hits by binary search of every (point, label) among the sorted true pairs."""
+    n_true = np.diff(truth.indptr).astype(np.int64)
+    true_rows = np.repeat(np.arange(len(ids)), n_true)
+    true_ids = truth.indices.astype(np.int64)
+    width = truth.shape[1] + 1  # ids reach n_labels, the padding
+    true_keys = true_rows * width + true_ids
+    keys = np.arange(len(ids))[:, None] * width + ids
+    place = np.searchsorted(true_keys, keys)
+    hits = np.append(true_keys, -1)[place] == keys
+    return _Chunk(ids, hits, n_true, true_rows, true_ids)
+
+
+class _Gains:
+    """What the metrics are made of, for some points; r is the rank, w the inverse propensity."""
+
+    def __init__(self, chunk: _Chunk, weights: Array, width: int, best_width: int) -> None:
+        self.n_true = chunk.n_true
+        self.hits = chunk.hits.astype(np.float64)  # (R, up to the largest k)
+        self.weighted = self.hits * np.append(weights, 0.0)[chunk.ids]
+        self.best = _largest(chunk, weights[chunk.true_ids], best_width)  # of Y_i, descending
+        self.discounts = 1 / np.log2(np.arange(2, width + 2))  # 1/log2(r + 1)
+        self._ideal = np.append(0.0, self.discounts.cumsum())
+
+    def discounted(self, gains: Array, k: int) -> Array:
+        """Return Σ_r≤k gain/log2(r + 1) over the best that min(k, |Y_i|) hits could give (R,)."""
+        ideal = self._ideal[np.minimum(k, self.n_true)]
+        sums: Array = gains[:, :k] @ self.discounts[: gains[:, :k].shape[1]]
+        shares: Array = np.divide(sums, ideal, out=np.zeros_like(sums), where=ideal > 0)
+        return shares
+
+
+def _largest(chunk: _Chunk, values: Array, width: int) -> Array:
+    """Return the ``width`` largest values of each point, descending, zeros where it has fewer."""
+    order = np.lexsort((-values, chunk.true_rows))
+    column = np.arange(len(values)) - np.repeat(chunk.n_true.cumsum() - chunk.n_true, chunk.n_true)
+    kept = column < width
+    largest = np.zeros((len(chunk.n_true), width))
+    largest[chunk.true_rows[kept], column[kept]] = values[order][kept]
+    return largest
+
+
+def _precision(gains: _Gains, k: int) -> tuple[float, float]:
+    return gains.hits[:, :k].sum() / k, len(gains.hits)
+
+
+def _ndcg(gains: _Gains, k: int) -> tuple[float, float]:
+    return gains.discounted(gains.hits, k).sum(), len(gains.hits)
+
+
+def _psp(gains: _Gains, k: int) -> tuple[float, float]:
+    return gains.weighted[:, :k].sum(), gains.best[:, :k].sum()
+
+
+def _psndcg(gains: _Gains, k: int) -> tuple[float, float]:
+    return gains.discounted(gains.weighted, k).sum(), gains.discounted(gains.best, k).sum()
+
+
+def _recall(gains: _Gains, k: int) -> tuple[float, float]:
+    share = gains.hits[:, :k].sum(axis=1) / np.maximum(gains.n_true, 1)
+    return share.sum(), int(np.count_nonzero(gains.n_true))
+
+
+KINDS: dict[str, Callable[[_Gains, int], tuple[float, float]]] = {
+    "P": _precision,
+    "nDCG": _ndcg,
+    "PSP": _psp,
+    "PSnDCG": _psndcg,
+    "R": _recall,
+}
+"""Each kind of metric as the two sums over points whose ratio it is."""
+
+
+def metric_names(names: Iterable[str]) -> list[str]:
+    """Return the names, having checked that `score` knows each, e.g. a configured metric."""
+    return [f"{kind}@{k}" for kind, k in map(_parse, names)]
+
+
+def _parse(name: str) -> tuple[str, int]:
+    found = re.fullmatch(r"([A-Za-z]+)@([1-9][0-9]*)", name)
+    if found is None or found[1] not in KINDS:
+        kinds = ", ".join(f"{kind}@k" for kind in KINDS)
+        raise ConfigError(f"unknown metric {name!r} (metrics: {kinds})")
+    return found[1], int(found[2])
+
+
+def _check_shapes(predictions: Predictions, truth: sparse.csr_matrix) -> None:
+    if truth.shape != (len(predictions), predictions.n_labels):
+        n_points, n_labels = truth.shape
+        raise DataError(
+            f"predictions for {len(predictions)} points and {predictions.n_labels} labels do not "
+            f"fit true labels for {n_points} points and {n_labels} labels"
+        )
+    if len(predictions) == 0:
+        raise DataError("there are no points to evaluate")
+
+
+def _warn_if_short(predictions: Predictions, width: int) -> None:
+    have = predictions.ids.shape[1]
+    if have < min(width, predictions.n_labels):
+        logger.warning(
+            "at most %d labels are predicted for a point; ranks up to %d count the rest as misses",
+            have,
+            width,
+        )
