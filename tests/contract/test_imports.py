@@ -1,0 +1,69 @@
+"""What importing the package costs, and which way imports point."""
+
+import subprocess
+import sys
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+
+import elias
+
+ROOT = Path(__file__).parents[2]
+
+
+def run(code):
+    """Run Python code in a fresh interpreter and return what it prints."""
+    command = [
+        sys.executable,
+        "-c",
+        f"import sys; sys.path.insert(0, {str(ROOT / 'src')!r}); {code}",
+    ]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    return done.stdout.strip()
+
+
+@pytest.mark.parametrize("heavy", ["torch", "numpy", "scipy", "transformers", "rich", "numba"])
+def test_importing_elias_does_not_import(heavy):
+    assert run(f"import elias; print({heavy!r} in sys.modules)") == "False"
+
+
+@pytest.mark.parametrize("module", ["config", "errors", "predictions", "metrics", "progress"])
+def test_the_lower_layers_do_not_import_torch(module):
+    assert run(f"import elias.{module}; print('torch' in sys.modules)") == "False"
+
+
+def test_public_names_are_listed():
+    assert set(elias.__all__) <= set(dir(elias))
+
+
+@pytest.mark.parametrize("name", [name for name in elias.__all__ if name != "__version__"])
+def test_every_public_name_resolves(name):
+    if find_spec(elias._HOMES[name]) is None:
+        pytest.skip(f"{elias._HOMES[name]} is not there yet")
+
+    assert getattr(elias, name).__name__ == name
+
+
+def test_an_unknown_name_is_an_attribute_error():
+    with pytest.raises(AttributeError, match="module 'elias' has no attribute 'nothing'"):
+        _ = elias.nothing
+
+
+def test_the_version_is_known_with_and_without_an_installed_package(monkeypatch):
+    import importlib.metadata
+
+    def missing(name):
+        raise importlib.metadata.PackageNotFoundError(name)
+
+    installed = elias.__version__
+    monkeypatch.setattr(importlib.metadata, "version", missing)
+
+    assert installed[0].isdigit()
+    assert elias._version() == "0+source"
+
+
+def test_imports_point_downwards_only():
+    from importlinter.cli import EXIT_STATUS_SUCCESS, lint_imports
+
+    assert lint_imports(str(ROOT / "pyproject.toml"), no_cache=True) == EXIT_STATUS_SUCCESS
