@@ -1,0 +1,101 @@
+"""A corpus: texts (or sparse features), their labels as CSR, and the labels' names."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING
+
+import numpy as np
+from scipy.sparse import csr_matrix
+
+from elias.errors import DataError
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+    from pathlib import Path
+
+    from numpy.typing import NDArray
+
+SPLITS = ("train", "validation", "test")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Split:
+    """Some points of a corpus, row by row.
+
+    At least one of ``texts`` and ``features`` is there; both have as many rows as ``labels``.
+    """
+
+    labels: csr_matrix
+    """(N, L) relevance, float32; a stored entry is a relevant label."""
+    texts: Sequence[str] | None = None
+    """N texts, or None for a corpus that came as features only."""
+    features: csr_matrix | None = None
+    """(N, D_bow) given sparse features, or None."""
+    filters: NDArray[np.int64] | None = None
+    """(M, 2) pairs (point, label) that must not be predicted, e.g. a product for itself."""
+
+    def __len__(self) -> int:
+        """Return N."""
+        return int(self.labels.shape[0])
+
+    def take(self, rows: NDArray[np.int64]) -> Split:
+        """Return the given rows as a split of their own, filters following their points."""
+        filters = self.filters
+        if filters is not None:
+            new_row = np.full(len(self), -1, dtype=np.int64)
+            new_row[rows] = np.arange(len(rows))
+            kept = filters[new_row[filters[:, 0]] >= 0]
+            filters = np.stack([new_row[kept[:, 0]], kept[:, 1]], axis=1)
+        return Split(
+            labels=self.labels[rows],
+            texts=None if self.texts is None else [self.texts[i] for i in rows],
+            features=None if self.features is None else self.features[rows],
+            filters=filters,
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Corpus:
+    """Training points and, where there are any, validation and test points over L labels."""
+
+    train: Split
+    label_names: Sequence[str]
+    """L names; names may repeat, the position is the label's id."""
+    validation: Split | None = None
+    test: Split | None = None
+    label_features: csr_matrix | None = None
+    """(L, D_bow) given features of the labels ("LF" data sets), or None; not used by the model."""
+    source: Path | None = None
+    """Where it was read from."""
+    format: str = ""
+    """The name of the format it was read as."""
+    notes: Mapping[str, str] = field(default_factory=dict)
+    """What the reader did that a person should know, e.g. a split it had to make."""
+
+    @property
+    def n_labels(self) -> int:
+        """Return L."""
+        return len(self.label_names)
+
+    @property
+    def splits(self) -> dict[str, Split]:
+        """Return the splits that are there, by name, in the order train, validation, test."""
+        found = {name: getattr(self, name) for name in SPLITS}
+        return {name: split for name, split in found.items() if split is not None}
+
+    def split(self, name: str) -> Split:
+        """Return the split called ``name``, or say which there are."""
+        if name not in self.splits:
+            there = ", ".join(self.splits)
+            raise DataError(f"{self.source or 'corpus'}: no {name} split; it has: {there}")
+        return self.splits[name]
+
+    def label_frequencies(self) -> NDArray[np.int64]:
+        """Return n_ℓ, how many points of the full training split each label has (L,)."""
+        counts = np.bincount(self.train.labels.indices, minlength=self.n_labels)
+        return counts.astype(np.int64)
+
+    def with_splits(self, **splits: Split | None) -> Corpus:
+        """Return the same corpus with other splits."""
+        return replace(self, **splits)  # type: ignore[arg-type]

@@ -1,0 +1,136 @@
+"""Folders of npz matrices and text lines, in two spellings.
+
+``folder``: ``raw/trn_X.txt``, ``raw/Y.txt``, ``Y.trn.npz`` and, where there are any,
+``X.trn.npz`` (features) and ``X.lbl.npz`` (the labels' features).
+
+``pecos``: ``X.trn.txt``, ``output-items.txt``, ``Y.trn.npz``, features in ``X.trn.npz`` or in a
+folder ``tfidf-attnxml``; see `elias.data.formats.pecos` for PECOS's other format, one text file.
+
+Both have splits ``trn``, ``val`` and ``tst``, and ``filter_labels_test.txt`` where there is one.
+Texts and names are one to a line, so a line end inside one is written as a space.
+"""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from elias.data.corpus import Corpus, Split
+from elias.data.formats.layout import (
+    SHORT,
+    find,
+    find_names,
+    read_filters,
+    write_filters,
+)
+from elias.data.formats.matrices import read_npz, tidy_features, tidy_labels, write_npz
+from elias.data.formats.options import Reading, ReadOptions
+from elias.data.formats.sources import bad, read_lines, read_names
+from elias.data.formats.text_lines import write_lines
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from scipy.sparse import csr_matrix
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Spelling:
+    """The names of the files; ``{}`` stands for trn, val or tst."""
+
+    name: str
+    texts: tuple[str, ...]
+    features: tuple[str, ...]
+    names: str
+
+
+RAW = Spelling(
+    name="folder", texts=("raw/{}_X.txt", "{}_X.txt"), features=("X.{}.npz",), names="raw/Y.txt"
+)
+PECOS = Spelling(
+    name="pecos",
+    texts=("X.{}.txt", "{long}_raw_texts.txt", "{long}_raw_text.txt", "{long}_texts.txt"),
+    features=("X.{}.npz", "tfidf-attnxml/X.{}.npz", "normalized/X.{}.npz"),
+    names="output-items.txt",
+)
+
+
+def spelling_of(folder: Path) -> Spelling | None:
+    """Return how the folder's files are called, or None when it holds no ``Y.trn.npz``."""
+    if not (folder / "Y.trn.npz").is_file():
+        return None
+    return RAW if _find_texts(folder, RAW, "train") else PECOS
+
+
+def read(folder: Path, spelling: Spelling, options: ReadOptions) -> Reading:
+    """Read a folder of matrices and text lines."""
+    options.refuse(folder, spelling.name)
+    splits = {}
+    for split in SHORT:
+        if (folder / f"Y.{SHORT[split]}.npz").is_file():
+            splits[split] = _read_split(folder, spelling, split)
+    n_labels = splits["train"].labels.shape[1]
+    names_file = find_names(folder)
+    names = list(map(str, range(n_labels))) if names_file is None else read_names(names_file)
+    if names_file is not None and len(names) != n_labels:
+        raise bad(
+            names_file,
+            f"holds {len(names)} names, but Y.trn.npz has {n_labels} columns; "
+            "give one name for each column",
+        )
+    corpus = Corpus(
+        label_names=names,
+        label_features=_features(folder / "X.lbl.npz"),
+        source=folder,
+        format=spelling.name,
+        notes={} if names_file is not None else {"labels": "no file of names: named by number"},
+        **splits,
+    )
+    return Reading(corpus, has_splits=True)
+
+
+def _read_split(folder: Path, spelling: Spelling, split: str) -> Split:
+    path = folder / f"Y.{SHORT[split]}.npz"
+    labels = tidy_labels(read_npz(path), path)
+    text_file = _find_texts(folder, spelling, split)
+    feature_file = find(folder, *(name.format(SHORT[split]) for name in spelling.features))
+    if text_file is None and feature_file is None:
+        expected = spelling.texts[0].format(SHORT[split])
+        raise bad(path, f"the {split} points have neither texts nor features; add {expected}")
+    texts = None if text_file is None else read_lines(text_file)
+    if text_file is not None and texts is not None and len(texts) != labels.shape[0]:
+        counts = f"holds {len(texts)} texts, but {path.name} has {labels.shape[0]} rows"
+        raise bad(text_file, f"{counts}; give one line for each point")
+    log.info("%s: %d points, %d labels", path, *labels.shape)
+    return Split(
+        labels=labels,
+        texts=texts,
+        features=None if feature_file is None else _features(feature_file),
+        filters=read_filters(folder, split, labels.shape),
+    )
+
+
+def _find_texts(folder: Path, spelling: Spelling, split: str) -> Path | None:
+    return find(folder, *(name.format(SHORT[split], long=split) for name in spelling.texts))
+
+
+def _features(path: Path) -> csr_matrix | None:
+    return tidy_features(read_npz(path), path) if path.is_file() else None
+
+
+def write(corpus: Corpus, folder: Path, spelling: Spelling) -> None:
+    """Write a corpus into an empty folder."""
+    write_lines(folder / spelling.names, corpus.label_names)
+    if corpus.label_features is not None:
+        write_npz(folder / "X.lbl.npz", corpus.label_features)
+    for name, split in corpus.splits.items():
+        short = SHORT[name]
+        write_npz(folder / f"Y.{short}.npz", split.labels)
+        if split.texts is not None:
+            write_lines(folder / spelling.texts[0].format(short), split.texts)
+        if split.features is not None:
+            write_npz(folder / f"X.{short}.npz", split.features)
+        write_filters(folder, name, split.filters)

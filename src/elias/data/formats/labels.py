@@ -1,0 +1,254 @@
+"""Label cells of a table → ids: lists or separated strings, of names or of numbers.
+
+What the labels are is decided over the whole table, never cell by cell:
+
+* With a file of label names beside the table, whole numbers are row numbers of that file (from
+  0) and anything else must be one of its names.
+* Without one, each distinct value is a label. Names are sorted; when every value is a whole
+  number, they are sorted as numbers and each number is its label's name (ids may have gaps).
+* With a ``label_ids`` column beside the names, the ids are given, and names may repeat.
+"""
+
+from __future__ import annotations
+
+import ast
+import json
+import re
+from collections import Counter
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from elias.errors import DataError, nearest
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from numpy.typing import NDArray
+
+    Locate = Callable[[int, str], DataError]
+    """Makes the error for a row of the table: (row, problem) → the error to raise."""
+
+_WHOLE = re.compile(r"0|[1-9][0-9]*")
+_STRONG = ("|", ";", "\t")
+_STRONG_SHARE = 0.05
+"""A ``|``, ``;`` or tab in this share of the cells separates, whatever the commas do."""
+
+
+@dataclass(frozen=True, slots=True)
+class LabelLists:
+    """Each row's labels, flattened."""
+
+    counts: NDArray[np.int64]
+    """(N,) how many labels each row has."""
+    values: list[str]
+    """All of them, row after row."""
+
+    def row_of(self, entry: int) -> int:
+        """Return the row that the flattened entry stands in."""
+        return int(np.searchsorted(np.cumsum(self.counts), entry, side="right"))
+
+
+@dataclass(frozen=True, slots=True)
+class LabelIds:
+    """Each row's labels as ids, and the names of all labels."""
+
+    ids: NDArray[np.int64]
+    names: list[str]
+
+
+def detect_separator(cells: Sequence[object]) -> str | None:
+    r"""Return what separates the labels in string cells; None for JSON lists.
+
+    ``|``, ``;`` or tab win where they stand in a fair share of the cells (names often hold
+    commas); else a comma; else white space between whole numbers; else nothing (an empty string).
+    """
+    texts = [cell for cell in cells if isinstance(cell, str) and cell.strip()]
+    if not texts:
+        return ""
+    if all(_parse_list(text) is not None for text in texts):
+        return None
+    found = {mark: sum(mark in text for text in texts) for mark in (*_STRONG, ",")}
+    best = max(_STRONG, key=lambda mark: found[mark])
+    if found[best] >= max(1, _STRONG_SHARE * len(texts)):
+        return best
+    if found[","]:
+        return ","
+    if found[best]:
+        return best
+    numbers = all(_WHOLE.fullmatch(part) for text in texts for part in text.split())
+    return " " if numbers and any(" " in text.strip() for text in texts) else ""
+
+
+def split_cells(
+    cells: Sequence[object], separator: str | None, locate: Locate, *, keep_empty: bool = False
+) -> LabelLists:
+    """Return the labels of every cell.
+
+    Args:
+        cells: lists, strings, whole numbers, or None for no label.
+        separator: what separates labels in a string; None when strings hold JSON lists.
+        locate: makes the error for a row.
+        keep_empty: whether an empty string in a list is a label too.
+    """
+    counts = np.zeros(len(cells), dtype=np.int64)
+    values: list[str] = []
+    for row, cell in enumerate(cells):
+        before = len(values)
+        if isinstance(cell, str) and separator is not None:
+            parts = cell.split(separator) if separator else [cell]
+            values += [stripped for part in parts if (stripped := part.strip())]
+        else:
+            names = [_name_of(item, row, locate) for item in _items(cell, row, locate)]
+            values += names if keep_empty else filter(None, names)
+        counts[row] = len(values) - before
+    return LabelLists(counts, values)
+
+
+def _items(cell: object, row: int, locate: Locate) -> Sequence[object]:
+    if cell is None or (isinstance(cell, str) and not cell.strip()):
+        return []
+    if isinstance(cell, str):
+        items = _parse_list(cell)
+        if items is None:
+            raise locate(row, f"{cell[:60]!r} is not a JSON list of labels, as the other cells are")
+        return items
+    return cell if isinstance(cell, list | tuple) else [cell]
+
+
+def _parse_list(cell: str) -> list[Any] | None:
+    """Return the JSON (or Python) list in a cell, or None."""
+    text = cell.strip()
+    if not (text.startswith("[") and text.endswith("]")):
+        return None
+    try:
+        return list(json.loads(text))
+    except ValueError:
+        pass
+    try:
+        return list(ast.literal_eval(text))  # what pandas writes for a column of lists
+    except (ValueError, SyntaxError, TypeError, MemoryError, RecursionError):
+        return None
+
+
+def _name_of(item: object, row: int, locate: Locate) -> str:
+    if isinstance(item, str):
+        return item
+    if isinstance(item, int) and not isinstance(item, bool):
+        return str(item)
+    if isinstance(item, float) and item.is_integer():
+        return str(int(item))
+    raise locate(row, f"{item!r:.60} is not a label; labels are names or whole numbers")
+
+
+def order_names(names: Sequence[str]) -> list[str]:
+    """Return distinct names in the order of their ids: as numbers when all are, else as text."""
+    if all(_WHOLE.fullmatch(name) for name in names):
+        return sorted(names, key=int)
+    return sorted(names)
+
+
+def number_names(lists: LabelLists) -> LabelIds:
+    """Give each distinct value an id, in the order of `order_names`."""
+    codes, distinct = _codes(lists.values)
+    names = order_names(distinct)
+    id_of = {name: position for position, name in enumerate(names)}
+    new = np.fromiter((id_of[name] for name in distinct), np.int64, len(distinct))
+    return LabelIds(new[codes], names)
+
+
+def look_up(lists: LabelLists, names: list[str], locate: Locate) -> LabelIds:
+    """Find every value among the given names: as a row number, or as a name."""
+    codes, distinct = _codes(lists.values)
+    are_rows = all(_WHOLE.fullmatch(value) for value in distinct)
+    find = _row_finder(names) if are_rows else _name_finder(names)
+    new = np.zeros(len(distinct), dtype=np.int64)
+    for code, value in enumerate(distinct):
+        found = find(value)
+        if isinstance(found, str):
+            entry = int(np.flatnonzero(codes == code)[0])
+            raise locate(lists.row_of(entry), found)
+        new[code] = found
+    return LabelIds(new[codes], names)
+
+
+def _row_finder(names: list[str]) -> Callable[[str], int | str]:
+    last = len(names) - 1
+
+    def find(value: str) -> int | str:
+        if len(value) < 19 and int(value) <= last:
+            return int(value)
+        return f"label id {value:.30} is out of range; ids go from 0 to {last}"
+
+    return find
+
+
+def _name_finder(names: list[str]) -> Callable[[str], int | str]:
+    id_of = {name: position for position, name in enumerate(names)}
+    times = Counter(names)
+
+    def find(value: str) -> int | str:
+        if value not in id_of:
+            near = nearest(value, names[:10_000])
+            return f"label {value[:60]!r} is not in the file of label names{near}"
+        if times[value] > 1:
+            return f"label {value[:60]!r} stands {times[value]} times among the names; use row ids"
+        return id_of[value]
+
+    return find
+
+
+def pair_ids(lists: LabelLists, id_lists: LabelLists, locate: Locate) -> LabelIds:
+    """Take ids from one column and their names from another; unnamed ids are named by number."""
+    same_length(lists.counts, id_lists.counts, "label ids", locate)
+    wrong = next((i for i, v in enumerate(id_lists.values) if not _WHOLE.fullmatch(v)), None)
+    if wrong is not None:
+        value = id_lists.values[wrong]
+        raise locate(id_lists.row_of(wrong), f"label id {value[:60]!r} is not a whole number")
+    ids = np.array([int(value) for value in id_lists.values], dtype=np.int64)
+    names = [str(label) for label in range(int(ids.max()) + 1 if len(ids) else 0)]
+    named = [False] * len(names)
+    for entry, (label, name) in enumerate(zip(ids.tolist(), lists.values, strict=True)):
+        if named[label] and names[label] != name:
+            both = f"{names[label][:40]!r} and {name[:40]!r}"
+            raise locate(lists.row_of(entry), f"label id {label} has two names, {both}")
+        names[label], named[label] = name, True
+    return LabelIds(ids, names)
+
+
+def parse_weights(
+    cells: Sequence[object], counts: NDArray[np.int64], locate: Locate
+) -> NDArray[np.float32]:
+    """Return the relevance of every label, from lists beside the labels' lists."""
+    values: list[float] = []
+    lengths = np.zeros(len(cells), dtype=np.int64)
+    for row, cell in enumerate(cells):
+        items = _parse_list(cell) if isinstance(cell, str) and cell.strip() else cell
+        try:
+            numbers = [float(item) for item in items or []]  # type: ignore[attr-defined]
+        except (TypeError, ValueError):
+            raise locate(row, f"{cell!r:.60} is not a list of relevance values") from None
+        if not all(0 <= number < float("inf") for number in numbers):
+            raise locate(row, f"{cell!r:.60}: a relevance must be finite and not negative")
+        values += numbers
+        lengths[row] = len(numbers)
+    same_length(counts, lengths, "relevance values", locate)
+    return np.array(values, dtype=np.float32)
+
+
+def same_length(
+    counts: NDArray[np.int64], others: NDArray[np.int64], what: str, locate: Locate
+) -> None:
+    """Refuse rows whose second list is not as long as their list of labels."""
+    wrong = np.flatnonzero(counts != others)
+    if len(wrong):
+        row = int(wrong[0])
+        raise locate(row, f"{counts[row]} labels but {others[row]} {what}; give one for each")
+
+
+def _codes(values: list[str]) -> tuple[NDArray[np.int64], list[str]]:
+    """Return each value's number in order of first appearance, and the distinct values."""
+    seen: dict[str, int] = {}
+    codes = np.fromiter((seen.setdefault(v, len(seen)) for v in values), np.int64, len(values))
+    return codes, list(seen)

@@ -1,0 +1,99 @@
+"""PECOS's one-file format: ``id,id,…<tab>text`` lines, with a file of label names beside it.
+
+The names are looked for beside the file (``output-labels.txt``, ``output-items.txt``,
+``labels.txt``, …); without them labels are named by number. PECOS's npz folders are read by
+`elias.data.formats.folder`.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from elias.data.corpus import Corpus, Split
+from elias.data.formats.layout import find_names, read_filters, the_only_file
+from elias.data.formats.matrices import from_lists
+from elias.data.formats.options import Reading, ReadOptions
+from elias.data.formats.sources import bad, read_lines, read_names, shown
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from pathlib import Path
+
+    from numpy.typing import NDArray
+
+_LINE = re.compile(r"(?:\d+(?:,\d+)*)?\t.*", re.DOTALL)
+_IDS = re.compile(r"(?:\d{1,18}(?:,\d{1,18})*)?")
+
+
+def looks_pecos(lines: Sequence[str]) -> bool:
+    """Say whether the first lines are all ``ids<tab>text``, at least one of them with ids."""
+    filled = [line for line in lines if line]
+    return all(_LINE.fullmatch(line) for line in filled) and any(
+        not line.startswith("\t") for line in filled
+    )
+
+
+def read_file(path: Path, options: ReadOptions) -> Reading:
+    """Read one file of training points."""
+    return _read({"train": path}, options, path, has_splits=False)
+
+
+def read_files(files: dict[str, list[Path]], options: ReadOptions) -> Reading:
+    """Read one file for each split."""
+    chosen = {split: the_only_file(split, paths) for split, paths in files.items()}
+    return _read(chosen, options, chosen["train"].parent, has_splits=True)
+
+
+def _read(
+    files: dict[str, Path], options: ReadOptions, source: Path, *, has_splits: bool
+) -> Reading:
+    options.refuse(source, "PECOS text")
+    folder = files["train"].parent
+    points = {split: _parse(path) for split, path in files.items()}
+    names_file = find_names(folder)
+    if names_file is not None:
+        names = read_names(names_file)
+    else:
+        names = _numbered([ids for _, _, ids in points.values()])
+    splits = {}
+    for split, (texts, counts, ids) in points.items():
+        _check_range(files[split], counts, ids, len(names))
+        labels = from_lists(counts, ids, len(names))
+        filters = read_filters(folder, split, labels.shape) if has_splits else None
+        splits[split] = Split(labels=labels, texts=texts, filters=filters)
+    notes = {} if names_file is not None else {"labels": "no file of names: named by number"}
+    corpus = Corpus(label_names=names, source=source, format="pecos", notes=notes, **splits)
+    return Reading(corpus, has_splits=has_splits)
+
+
+def _parse(path: Path) -> tuple[list[str], NDArray[np.int64], NDArray[np.int64]]:
+    """Return the texts, how many labels each has, and all label ids."""
+    texts, heads = [], []
+    for number, line in enumerate(read_lines(path), start=1):
+        head, tab, text = line.partition("\t")
+        if not tab or not _IDS.fullmatch(head):
+            raise bad(path, f"{shown(line)} is not `id,id,…<tab>text`", number)
+        texts.append(text)
+        heads.append(head)
+    counts = np.array([head.count(",") + 1 if head else 0 for head in heads], dtype=np.int64)
+    flat = ",".join(filter(None, heads))
+    ids = np.array([int(label) for label in flat.split(",")] if flat else [], dtype=np.int64)
+    return texts, counts, ids
+
+
+def _numbered(ids: Sequence[NDArray[np.int64]]) -> list[str]:
+    largest = max((int(part.max()) for part in ids if len(part)), default=-1)
+    return [str(label) for label in range(largest + 1)]
+
+
+def _check_range(
+    path: Path, counts: NDArray[np.int64], ids: NDArray[np.int64], n_labels: int
+) -> None:
+    wrong = np.flatnonzero(ids >= n_labels)
+    if len(wrong):
+        line = 1 + int(np.searchsorted(np.cumsum(counts), wrong[0], side="right"))
+        limits = f"there are {n_labels} label names, counted from 0"
+        raise bad(path, f"label id {ids[wrong[0]]} is out of range; {limits}", line)

@@ -1,0 +1,140 @@
+"""Which format a file or folder is in, by what it holds."""
+
+from __future__ import annotations
+
+import json
+import re
+from typing import TYPE_CHECKING
+
+from elias.data.formats import folder as npz_folder
+from elias.data.formats import lf, pecos, tabular, xmc
+from elias.data.formats.layout import SHORT, find, find_names, split_files
+from elias.data.formats.options import Reading, ReadOptions
+from elias.data.formats.pecos import looks_pecos
+from elias.data.formats.sources import bad, read_head, shown
+from elias.data.formats.sparse_text import looks_sparse
+from elias.data.formats.tables import column_names
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+ACCEPTED = (
+    "a table (JSON lines, CSV, TSV, Parquet; gzipped or not) with a text and a labels column, "
+    "an XMC `N D L` file, or a folder of raw/trn_X.txt + Y.trn.npz, train.* + test.*, "
+    "trn_X_Y.txt, trn.json.gz, or X.trn.txt + Y.trn.npz"
+)
+_FOREIGN = {
+    b"PK\x03\x04": "a zip or npz archive; unpack it, or give the folder it is in",
+    b"\xfd7zXZ": "an xz archive; unpack it first",
+    b"BZh": "a bzip2 archive; unpack it first",
+    b"\x28\xb5\x2f\xfd": "a zstd archive; unpack it first",
+    b"\x80\x04\x95": "a pickle, which is never read; write it as JSON lines or Parquet",
+}
+_DELIMITED = re.compile(r"[\t,;]")
+
+
+def read_path(path: Path, options: ReadOptions) -> Reading:
+    """Read a file or folder in whichever format it is."""
+    return _read_folder(path, options) if path.is_dir() else _read_file(path, options)
+
+
+def _read_file(path: Path, options: ReadOptions) -> Reading:
+    kind = recognise_file(path)
+    if kind == "xmc":
+        return xmc.read_file(path, options)
+    if kind == "pecos":
+        return pecos.read_file(path, options)
+    return tabular.read_file(path, kind, options)
+
+
+def _read_folder(folder: Path, options: ReadOptions) -> Reading:
+    spelling = npz_folder.spelling_of(folder)
+    if spelling is not None:
+        return npz_folder.read(folder, spelling, options)
+    if _is_lf(folder):
+        return lf.read(folder, options)
+    if find(folder, xmc.LABEL_MATRIX.format(SHORT["train"])):
+        return xmc.read_folder(folder, options)
+    return _read_split_files(folder, options)
+
+
+def _is_lf(folder: Path) -> bool:
+    path = lf.points_file(folder, "train")
+    if path is None:
+        return False
+    return "target_ind" in column_names(path, "jsonl")
+
+
+def _read_split_files(folder: Path, options: ReadOptions) -> Reading:
+    files = split_files(folder)
+    if not files and (folder / "data").is_dir():  # as data sets lie on the Hugging Face hub
+        files = split_files(folder / "data")
+    if not files:
+        return _read_single_file(folder, options)
+    if "train" not in files:
+        there = ", ".join(path.name for paths in files.values() for path in paths)
+        raise bad(folder, f"no training file beside {there}; add train.*")
+    kinds = {path: recognise_file(path) for paths in files.values() for path in paths}
+    kind = kinds[files["train"][0]]
+    odd = next((path for path, other in kinds.items() if other != kind), None)
+    if odd is not None:
+        raise bad(odd, f"is {kinds[odd]}, but the training file is {kind}; use one format")
+    if kind == "xmc":
+        return xmc.read_files(files, options)
+    if kind == "pecos":
+        return pecos.read_files(files, options)
+    return tabular.read_files(files, kind, options)
+
+
+def _read_single_file(folder: Path, options: ReadOptions) -> Reading:
+    names_file = find_names(folder)
+    files = [path for path in sorted(folder.iterdir()) if path.is_file() and path != names_file]
+    data = [path for path in files if not path.name.lower().startswith((".", "readme", "license"))]
+    if len(data) != 1:
+        there = ", ".join(path.name for path in sorted(folder.iterdir())[:8]) or "nothing"
+        raise bad(folder, f"no corpus recognised in: {there}; expected {ACCEPTED}")
+    return _read_file(data[0], options)
+
+
+def recognise_file(path: Path) -> str:
+    """Return ``jsonl``, ``csv``, ``tsv``, ``parquet``, ``xmc`` or ``pecos``."""
+    head = read_head(path)
+    if not head.strip():
+        raise bad(path, "is empty")
+    if head.startswith(b"PAR1"):
+        return "parquet"
+    for magic, what in _FOREIGN.items():
+        if head.startswith(magic):
+            raise bad(path, f"is {what}")
+    kind = _recognise_text(head.decode("utf-8", "replace").removeprefix("\ufeff"))
+    if kind is None:
+        first = head.split(b"\n", 1)[0][:60].decode("utf-8", "replace")
+        raise bad(path, f"not recognised from {shown(first)}; expected {ACCEPTED}")
+    return kind
+
+
+def _recognise_text(head: str) -> str | None:
+    lines = head.split("\n")
+    whole = lines[:-1] if len(lines) > 1 else lines  # the last one may be cut
+    first = next(line for line in whole if line.strip())
+    if _starts_json(first):
+        return "jsonl"
+    if looks_sparse(whole, n_sizes=3):
+        return "xmc"
+    if looks_pecos(whole):
+        return "pecos"
+    if _DELIMITED.search(first):
+        return "tsv" if "\t" in first else "csv"
+    return None
+
+
+def _starts_json(line: str) -> bool:
+    text = line.strip()
+    if text.startswith("{"):
+        return True
+    if text == "[" or text.startswith("[{"):
+        return True
+    try:
+        return isinstance(json.loads(text), list)
+    except ValueError:
+        return False

@@ -1,0 +1,205 @@
+"""Sparse matrices as text: ``index:value`` pairs, one row per line, sizes on the first line."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from itertools import islice, pairwise
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from elias.data.formats.matrices import from_lists, tidy_features, tidy_labels
+from elias.data.formats.sources import bad, iter_lines, shown
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+    from pathlib import Path
+
+    from numpy.typing import NDArray
+    from scipy.sparse import csr_matrix
+
+_CHUNK = 1 << 14
+_HEADER = re.compile(r"\s*\d+(?:\s+\d+){1,2}\s*")
+
+
+def looks_sparse(lines: Sequence[str], n_sizes: int) -> bool:
+    """Say whether the first lines are those of a sparse file with that many sizes.
+
+    A table of numbers has no colons and prose has no header of numbers; a file of nothing but
+    the header is let through for its reader to refuse.
+    """
+    if not lines or not _HEADER.fullmatch(lines[0]) or len(lines[0].split()) != n_sizes:
+        return False
+    return all(
+        ":" in line or not line.strip() or "," in line or line.strip().isdigit()
+        for line in lines[1:5]
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class _Block:
+    """Some rows, flattened: their label ids, then their ``index:value`` pairs."""
+
+    label_counts: list[int]
+    labels: NDArray[np.int64]
+    pair_counts: list[int]
+    columns: NDArray[np.int64]
+    values: NDArray[np.float32]
+
+
+def read_labelled(path: Path) -> tuple[csr_matrix, csr_matrix]:
+    """Read an ``N D L`` file: labels (N, L) and features (N, D)."""
+    (n_points, n_features, n_labels), blocks = _read(path, 3)
+    label_counts = _counts([block.label_counts for block in blocks])
+    ids = np.concatenate([block.labels for block in blocks])
+    _check_range(path, ids, label_counts, n_labels, "label id")
+    labels = from_lists(label_counts, ids, n_labels)
+    features = _matrix(path, blocks, n_features, "feature")
+    _check_rows(path, n_points, len(label_counts))
+    return labels, tidy_features(features, path)
+
+
+def read_matrix(path: Path, what: str) -> csr_matrix:
+    """Read an ``N D`` file of ``index:value`` rows.
+
+    Args:
+        path: the file.
+        what: ``label`` for relevance, which must not be negative, or ``feature``.
+    """
+    (n_rows, n_columns), blocks = _read(path, 2)
+    matrix = _matrix(path, blocks, n_columns, what)
+    _check_rows(path, n_rows, matrix.shape[0])
+    return tidy_labels(matrix, path) if what == "label" else tidy_features(matrix, path)
+
+
+def _read(path: Path, n_sizes: int) -> tuple[list[int], list[_Block]]:
+    lines = iter_lines(path)
+    header = next(lines, "").split()
+    if len(header) != n_sizes or not all(size.isdigit() for size in header):
+        sizes = "`points features labels`" if n_sizes == 3 else "`rows columns`"
+        raise bad(path, f"the first line is {shown(' '.join(header))}, not {sizes}", 1)
+    sizes_found = [int(size) for size in header]
+    rows = _at_most(lines, sizes_found[0])
+    blocks: list[_Block] = []
+    while chunk := list(islice(rows, _CHUNK)):
+        blocks.append(_parse(path, chunk, 2 + len(blocks) * _CHUNK, with_labels=n_sizes == 3))
+    if not blocks:
+        raise bad(path, "holds no points after its first line")
+    return sizes_found, blocks
+
+
+def _at_most(lines: Iterator[str], n_rows: int) -> Iterator[str]:
+    """Yield the rows; blank lines beyond the number the header gives are no rows."""
+    for number, line in enumerate(lines):
+        if number < n_rows or line.strip():
+            yield line
+
+
+def _parse(path: Path, lines: list[str], first: int, *, with_labels: bool) -> _Block:
+    label_counts, heads, pair_counts = [], [], []
+    pairs: list[str] = []
+    for line in lines:
+        head, rest = _cut(line) if with_labels else ("", line)
+        parts = rest.split()
+        label_counts.append(head.count(",") + 1 if head else 0)
+        heads += [head] if head else []
+        pair_counts.append(len(parts))
+        pairs += parts
+    try:
+        labels = np.array([int(i) for i in ",".join(heads).split(",")] if heads else [], np.int64)
+        columns, values = _split_pairs(pairs)
+    except (ValueError, OverflowError):
+        raise _broken_line(path, lines, first, with_labels=with_labels) from None
+    return _Block(label_counts, labels, pair_counts, columns, values)
+
+
+def _cut(line: str) -> tuple[str, str]:
+    """Return the labels and the pairs of a line; a line without labels starts with a space."""
+    head, _, rest = line.rstrip().partition(" ")
+    return ("", line) if ":" in head else (head, rest)
+
+
+def _split_pairs(pairs: list[str]) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
+    flat = ":".join(pairs).split(":") if pairs else []
+    if len(flat) != 2 * len(pairs) or not all(":" in pair for pair in pairs):
+        raise ValueError("not index:value pairs")
+    columns = np.fromiter(map(int, flat[0::2]), np.int64, len(pairs))
+    values = np.fromiter(map(float, flat[1::2]), np.float64, len(pairs))
+    return columns, values.astype(np.float32)
+
+
+def _broken_line(path: Path, lines: list[str], first: int, *, with_labels: bool) -> Exception:
+    """Find the line that could not be parsed, now that one is known to be there."""
+    for number, line in enumerate(lines, start=first):
+        head, rest = _cut(line) if with_labels else ("", line)
+        if head and not all(_is_id(label) for label in head.split(",")):
+            return bad(path, f"{shown(head)} is not a list of label ids like 3,17", number)
+        for pair in rest.split():
+            index, _, value = pair.partition(":")
+            if not (_is_id(index) and _is_number(value)):
+                return bad(path, f"{shown(pair)} is not an index:value pair", number)
+    return bad(path, "a number is too large", first)
+
+
+def _is_id(text: str) -> bool:
+    return text.lstrip("-").isdigit() and len(text) < 19
+
+
+def _is_number(text: str) -> bool:
+    try:
+        float(text)
+    except ValueError:
+        return False
+    return True
+
+
+def _counts(parts: list[list[int]]) -> NDArray[np.int64]:
+    return np.concatenate([np.array(part, dtype=np.int64) for part in parts])
+
+
+def _matrix(path: Path, blocks: list[_Block], n_columns: int, what: str) -> csr_matrix:
+    counts = _counts([block.pair_counts for block in blocks])
+    columns = np.concatenate([block.columns for block in blocks])
+    values = np.concatenate([block.values for block in blocks])
+    _check_range(path, columns, counts, n_columns, f"{what} id")
+    return from_lists(counts, columns, n_columns, values)
+
+
+def _check_range(
+    path: Path, ids: NDArray[np.int64], counts: NDArray[np.int64], size: int, what: str
+) -> None:
+    wrong = np.flatnonzero((ids < 0) | (ids >= size))
+    if len(wrong):
+        line = 2 + int(np.searchsorted(np.cumsum(counts), wrong[0], side="right"))
+        limits = f"the first line allows 0 to {size - 1}"
+        raise bad(path, f"{what} {ids[wrong[0]]} is out of range; {limits}", line)
+
+
+def _check_rows(path: Path, said: int, found: int) -> None:
+    if said != found:
+        remedy = "mend the first line, or the file is cut short"
+        raise bad(path, f"the first line says {said} points, but {found} follow; {remedy}")
+
+
+def labelled_lines(labels: csr_matrix, features: csr_matrix) -> Iterator[str]:
+    """Yield the lines of an ``N D L`` file."""
+    yield f"{labels.shape[0]} {features.shape[1]} {labels.shape[1]}"
+    ids = labels.indices.tolist()
+    for (start, end), pairs in zip(
+        pairwise(labels.indptr.tolist()), _pair_lines(features), strict=True
+    ):
+        yield f"{','.join(map(str, ids[start:end]))} {pairs}"
+
+
+def matrix_lines(matrix: csr_matrix) -> Iterator[str]:
+    """Yield the lines of an ``N D`` file."""
+    yield f"{matrix.shape[0]} {matrix.shape[1]}"
+    yield from _pair_lines(matrix)
+
+
+def _pair_lines(matrix: csr_matrix) -> Iterator[str]:
+    columns, values = matrix.indices.tolist(), matrix.data.tolist()
+    for start, end in pairwise(matrix.indptr.tolist()):
+        # nine digits bring every float32 back exactly
+        yield " ".join(f"{columns[i]}:{values[i]:.9g}" for i in range(start, end))

@@ -1,0 +1,213 @@
+"""JSON lines, CSV, TSV and Parquet as columns of Python values, with the line of each row."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from itertools import islice
+from typing import TYPE_CHECKING, Any
+
+from elias.data.formats.sources import bad, is_gzip, iter_lines, open_bytes, shown
+from elias.errors import DataError
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+_SAMPLE_ROWS = 100
+_DELIMITERS = ("\t", ",", ";")
+
+
+@dataclass(frozen=True, slots=True)
+class Table:
+    """Some columns of one file."""
+
+    path: Path
+    columns: dict[str, list[Any]]
+    lines: Sequence[int]
+    """The 1-based line on which each row ends; the row's number in Parquet."""
+
+    def __len__(self) -> int:
+        """Return the number of rows."""
+        return len(self.lines)
+
+    def error(self, row: int, problem: str) -> DataError:
+        """Return the error for one row."""
+        return bad(self.path, problem, self.lines[row])
+
+
+def column_names(path: Path, kind: str) -> list[str]:
+    """Return the names of a table's columns; of JSON lines, the keys of its first rows."""
+    if kind == "parquet":
+        return _parquet_names(path)
+    if kind == "jsonl":
+        rows = islice(_json_rows(path), _SAMPLE_ROWS)
+        return list(dict.fromkeys(key for _, row in rows for key in row))
+    with _long_cells():
+        return _header(path, csv.reader(iter_lines(path), delimiter=delimiter_of(path)))
+
+
+def read_table(path: Path, kind: str, wanted: Sequence[str], required: Sequence[str]) -> Table:
+    """Read the wanted columns of a file.
+
+    Args:
+        path: the file.
+        kind: ``jsonl``, ``csv``, ``tsv`` or ``parquet``.
+        wanted: the columns to keep.
+        required: those that every JSON line must have; others may be left out.
+    """
+    if kind == "parquet":
+        table = _read_parquet(path, wanted)
+    elif kind == "jsonl":
+        table = _read_json(path, wanted, required)
+    else:
+        table = _read_delimited(path, wanted, kind)
+    if not len(table):
+        raise bad(path, "holds no rows; it should have one for each text")
+    return table
+
+
+def _read_json(path: Path, wanted: Sequence[str], required: Sequence[str]) -> Table:
+    columns: dict[str, list[Any]] = {name: [] for name in wanted}
+    lines = []
+    for number, row in _json_rows(path):
+        for name in required:
+            if name not in row:
+                there = ", ".join(row)
+                raise bad(path, f"no {name!r} in this row; it has: {there}", number)
+        for name, values in columns.items():
+            values.append(row.get(name))
+        lines.append(number)
+    return Table(path, columns, lines)
+
+
+def _json_rows(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
+    """Yield (line, object); a file that is one JSON list of objects is read whole."""
+    lines = iter_lines(path)
+    for number, line in enumerate(lines, start=1):
+        if not line.strip():
+            continue
+        if line.lstrip().startswith("["):
+            yield from _json_list(path, line + "".join(lines))
+            return
+        try:
+            row = json.loads(line)
+        except (ValueError, RecursionError) as error:
+            reason = getattr(error, "msg", error)
+            raise bad(path, f"not a JSON object ({reason}): {shown(line)}", number) from None
+        if not isinstance(row, dict):
+            raise bad(path, f"{shown(row)} is not a JSON object; give one per line", number)
+        yield number, row
+
+
+def _json_list(path: Path, text: str) -> Iterator[tuple[int, dict[str, Any]]]:
+    try:
+        rows = json.loads(text)
+    except json.JSONDecodeError as error:
+        raise bad(path, f"not a JSON list ({error.msg})", error.lineno) from None
+    for number, row in enumerate(rows, start=1):
+        if not isinstance(row, dict):
+            raise bad(path, f"item {number}, {shown(row)}, is not a JSON object")
+        yield number, row
+
+
+def delimiter_of(path: Path) -> str:
+    """Return tab, comma or semicolon: what the header line of a table has most of."""
+    header = next(iter_lines(path), "")
+    return max(_DELIMITERS, key=header.count)
+
+
+@contextmanager
+def _long_cells() -> Iterator[None]:
+    """Let cells be longer than the 131,072 characters the csv module allows by itself."""
+    before = csv.field_size_limit(sys.maxsize)
+    try:
+        yield
+    finally:
+        csv.field_size_limit(before)
+
+
+def _header(path: Path, rows: Iterator[list[str]]) -> list[str]:
+    header = next((row for row in rows if row), None)
+    if header is None:
+        raise bad(path, "is empty")
+    return [name.strip() for name in header]
+
+
+def _read_delimited(path: Path, wanted: Sequence[str], kind: str) -> Table:
+    delimiter = delimiter_of(path)
+    try:
+        return _read_cells(path, wanted, delimiter, csv.QUOTE_MINIMAL)
+    except DataError:
+        # Many TSV files do not quote: there a quotation mark is a character like any other.
+        if kind != "tsv":
+            raise
+        try:
+            return _read_cells(path, wanted, delimiter, csv.QUOTE_NONE)
+        except DataError as plain:
+            error = plain
+    raise error
+
+
+def _read_cells(path: Path, wanted: Sequence[str], delimiter: str, quoting: Any) -> Table:
+    with _long_cells():
+        reader = csv.reader(iter_lines(path), delimiter=delimiter, quoting=quoting, strict=True)
+        try:
+            return _collect(path, reader, wanted)
+        except csv.Error as error:
+            remedy = "quote cells that hold quotation marks or line ends"
+            raise bad(path, f"not a valid table row ({error}); {remedy}", reader.line_num) from None
+
+
+def _collect(path: Path, reader: Any, wanted: Sequence[str]) -> Table:
+    header = _header(path, reader)
+    places = [(header.index(name), []) for name in wanted]  # type: list[tuple[int, list[str]]]
+    lines = []
+    for row in reader:
+        if not row:
+            continue
+        if len(row) != len(header):
+            counts = f"{len(row)} cells in this row but {len(header)} columns in the header"
+            raise bad(path, f"{counts}; quote cells that hold the delimiter", reader.line_num)
+        for place, values in places:
+            values.append(row[place])
+        lines.append(reader.line_num)
+    columns = {name: values for name, (_, values) in zip(wanted, places, strict=True)}
+    return Table(path, columns, lines)
+
+
+def _parquet_file(path: Path) -> Any:
+    try:
+        from pyarrow import ArrowException
+        from pyarrow.parquet import ParquetFile
+    except ImportError:
+        raise bad(path, "reading Parquet needs pyarrow: pip install pyarrow") from None
+    source: Any = path
+    if is_gzip(path):
+        with open_bytes(path) as stream:
+            source = io.BytesIO(stream.read())
+    try:
+        return ParquetFile(source)
+    except (ArrowException, ValueError, OSError) as error:
+        raise bad(path, f"not a whole Parquet file ({error}); copy it again") from None
+
+
+def _parquet_names(path: Path) -> list[str]:
+    return list(_parquet_file(path).schema_arrow.names)
+
+
+def _read_parquet(path: Path, wanted: Sequence[str]) -> Table:
+    file = _parquet_file(path)
+    try:
+        arrow = file.read(columns=list(wanted))
+    except (OSError, ValueError) as error:
+        raise bad(path, f"the Parquet data is broken ({error}); copy it again") from None
+    try:
+        columns = {name: arrow.column(name).to_pylist() for name in wanted}
+    except UnicodeDecodeError:
+        raise bad(path, "a string column is not UTF-8; write it again as UTF-8") from None
+    return Table(path, columns, range(1, arrow.num_rows + 1))

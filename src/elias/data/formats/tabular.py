@@ -1,0 +1,170 @@
+"""Tables with a text column and a labels column: JSON lines, CSV, TSV, Parquet.
+
+One file (a column ``split`` says which rows are for what, where there is one), or a folder with
+files for each split: ``train.*``, ``validation.*``, ``test.*``, in shards or not. A ``labels.txt``
+in the folder names the labels by row. Columns are found by common names, or given. Two more are
+understood beside the labels: ``label_ids`` and ``label_weights``, lists of the same length.
+"""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass, replace
+from itertools import chain
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from elias.data.corpus import SPLITS, Corpus, Split
+from elias.data.formats import labels as label_cells
+from elias.data.formats.columns import Picked, no_column, pick_columns
+from elias.data.formats.layout import find_names, split_called
+from elias.data.formats.matrices import from_lists
+from elias.data.formats.options import Reading, ReadOptions
+from elias.data.formats.sources import bad, read_names, shown
+from elias.data.formats.tables import Table, column_names, read_table
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from numpy.typing import NDArray
+    from scipy.sparse import csr_matrix
+
+    from elias.errors import DataError
+
+log = logging.getLogger(__name__)
+
+KINDS = ("jsonl", "csv", "tsv", "parquet")
+
+
+def read_file(path: Path, kind: str, options: ReadOptions) -> Reading:
+    """Read a table of one file."""
+    return _read({"": [path]}, kind, options, path)
+
+
+def read_files(files: dict[str, list[Path]], kind: str, options: ReadOptions) -> Reading:
+    """Read a table with files for each split."""
+    source = next(iter(files.values()))[0].parent
+    return _read(files, kind, options, source)
+
+
+def _read(files: dict[str, list[Path]], kind: str, options: ReadOptions, source: Path) -> Reading:
+    first = next(iter(files.values()))[0]
+    picked = pick_columns(first, column_names(first, kind), options)
+    if "" not in files:  # the files' names say what a column might
+        picked = replace(picked, split=None)
+    rows = _read_rows(files, kind, picked)
+    log.info("%s: read %d rows", source, sum(map(len, rows.tables)))
+    matrix, names, note = _labels(rows, picked, options, source)
+    splits = _cut(rows.split_names(picked.split), matrix, _texts(rows, picked.text))
+    if "train" not in splits:
+        raise bad(source, f"no training rows, only: {', '.join(splits)}; name some rows train")
+    notes = {"text": f"column {', '.join(map(repr, picked.text))}", "labels": note}
+    corpus = Corpus(label_names=names, source=source, format=kind, notes=notes, **splits)
+    return Reading(corpus, has_splits="" not in files or picked.split is not None)
+
+
+@dataclass(frozen=True, slots=True)
+class _Rows:
+    """The rows of several files, one file after the other."""
+
+    tables: list[Table]
+    splits: list[str]
+    """The split of each table; empty for a table of all."""
+
+    def column(self, name: str) -> list[Any]:
+        return list(chain.from_iterable(table.columns[name] for table in self.tables))
+
+    def error(self, row: int, problem: str) -> DataError:
+        for table in self.tables:
+            if row < len(table):
+                return table.error(row, problem)
+            row -= len(table)
+        raise IndexError(row)
+
+    def split_names(self, column: str | None) -> NDArray[np.str_]:
+        """Return the split of every row."""
+        if column is None:
+            names = [split or "train" for split in self.splits]
+            return np.repeat(np.array(names), [len(table) for table in self.tables])
+        values = [str(value or "") for value in self.column(column)]
+        known = {value: split_called(value) for value in set(values)}
+        for row, value in enumerate(values):
+            if known[value] is None:
+                remedy = "use train, validation or test, or rename the column"
+                raise self.error(row, f"split {shown(value)} is unknown; {remedy}")
+        return np.array([known[value] for value in values])
+
+
+def _read_rows(files: dict[str, list[Path]], kind: str, picked: Picked) -> _Rows:
+    pairs = [(split, path) for split, paths in files.items() for path in paths]
+    tables = []
+    for _, path in pairs:
+        known = column_names(path, kind)
+        # JSON lines may leave out what is empty, all but the text
+        required = picked.text if kind == "jsonl" else picked.all
+        missing = next((name for name in required if name not in known), None)
+        if missing is not None:
+            raise no_column(path, missing, known)
+        tables.append(read_table(path, kind, picked.all, picked.text))
+    return _Rows(tables, [split for split, _ in pairs])
+
+
+def _texts(rows: _Rows, names: tuple[str, ...]) -> list[str]:
+    columns = [_strings(rows, name) for name in names]
+    if len(columns) == 1:
+        return columns[0]
+    return [" ".join(filter(None, parts)) for parts in zip(*columns, strict=True)]
+
+
+def _strings(rows: _Rows, name: str) -> list[str]:
+    values = rows.column(name)
+    for row, value in enumerate(values):
+        if not isinstance(value, str):
+            if isinstance(value, list | dict | bytes):
+                raise rows.error(row, f"column {name!r} holds {shown(value)}, which is not a text")
+            values[row] = "" if value is None else str(value)
+    return values
+
+
+def _labels(
+    rows: _Rows, picked: Picked, options: ReadOptions, source: Path
+) -> tuple[csr_matrix, list[str], str]:
+    """Return relevance (N, L), the labels' names, and a note on how they were read."""
+    column = rows.column(picked.labels)
+    separator = options.separator
+    if separator is None:
+        separator = label_cells.detect_separator(column)
+    has_ids = picked.ids is not None
+    lists = label_cells.split_cells(column, separator, rows.error, keep_empty=has_ids)
+    found = _number(rows, lists, picked, source)
+    weights = None
+    if picked.weights is not None:
+        cells = rows.column(picked.weights)
+        weights = label_cells.parse_weights(cells, lists.counts, rows.error)
+    matrix = from_lists(lists.counts, found.ids, len(found.names), weights)
+    matrix.eliminate_zeros()
+    how = f", separated by {separator!r}" if separator else ""
+    return matrix, found.names, f"column {picked.labels!r}{how}"
+
+
+def _number(
+    rows: _Rows, lists: label_cells.LabelLists, picked: Picked, source: Path
+) -> label_cells.LabelIds:
+    if picked.ids is not None:
+        column = rows.column(picked.ids)
+        separator = label_cells.detect_separator(column)
+        id_lists = label_cells.split_cells(column, separator, rows.error)
+        return label_cells.pair_ids(lists, id_lists, rows.error)
+    names_file = find_names(source) if source.is_dir() else None
+    if names_file is not None:
+        return label_cells.look_up(lists, read_names(names_file), rows.error)
+    return label_cells.number_names(lists)
+
+
+def _cut(split_of: NDArray[np.str_], matrix: csr_matrix, texts: list[str]) -> dict[str, Split]:
+    everything = Split(labels=matrix, texts=texts)
+    rows = {name: np.flatnonzero(split_of == name) for name in SPLITS}
+    if len(rows["train"]) == len(texts):
+        return {"train": everything}
+    return {name: everything.take(chosen) for name, chosen in rows.items() if len(chosen)}
