@@ -1,0 +1,132 @@
+"""What a corpus is like: the paper's Table 5, and what else one should know before training."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from numpy.typing import NDArray
+
+    from elias.data.corpus import Corpus, Split
+
+PERCENTILES = (10, 50, 90, 99)
+_WORD = re.compile(r"\w+")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SplitStats:
+    """One split, counted."""
+
+    points: int
+    pairs: int
+    """Relevant (point, label) pairs."""
+    labels_with_points: int
+    labels_per_point: float
+    points_without_labels: int
+    words_mean: float | None
+    """Words per text, split at white space; None without texts."""
+    words_percentiles: tuple[int, ...] | None
+    """The 10th, 50th, 90th and 99th percentile of words per text."""
+    empty_texts: int | None
+    duplicate_texts: int | None
+    """Texts that stood in this split before, but for case and punctuation."""
+    texts_in_train: int | None
+    """Texts that also stand in the training split; None for the training split itself."""
+    filter_pairs: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CorpusStats:
+    """A corpus, counted."""
+
+    splits: dict[str, SplitStats]
+    labels: int
+    """L."""
+    features: int | None
+    """D_bow, the width of the given features."""
+    points_per_label: float
+    """Training pairs over L."""
+    points_per_label_percentiles: tuple[int, ...]
+    """The 10th, 50th, 90th and 99th percentile, and the largest."""
+    labels_with_training_points: int
+    labels_without_training_points: int
+    labels_with_one_training_point: int
+    labels_with_up_to_five_training_points: int
+    """Those with none are among them."""
+    repeated_names: int
+    """Labels whose name an earlier label has too."""
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return plain values, as JSON takes them."""
+        return asdict(self)
+
+
+def corpus_stats(corpus: Corpus) -> CorpusStats:
+    """Count a corpus."""
+    in_train = _normalised(corpus.train.texts)
+    frequencies = corpus.label_frequencies()
+    features = corpus.train.features
+    return CorpusStats(
+        splits={
+            name: _split_stats(split, None if name == "train" else in_train)
+            for name, split in corpus.splits.items()
+        },
+        labels=corpus.n_labels,
+        features=None if features is None else int(features.shape[1]),
+        points_per_label=float(frequencies.mean()),
+        points_per_label_percentiles=_percentiles(frequencies, (*PERCENTILES, 100)),
+        labels_with_training_points=int((frequencies > 0).sum()),
+        labels_without_training_points=int((frequencies == 0).sum()),
+        labels_with_one_training_point=int((frequencies == 1).sum()),
+        labels_with_up_to_five_training_points=int((frequencies <= 5).sum()),
+        repeated_names=corpus.n_labels - len(set(corpus.label_names)),
+    )
+
+
+def _split_stats(split: Split, in_train: list[str] | None) -> SplitStats:
+    n_labels_of = np.diff(split.labels.indptr)
+    words = _word_counts(split.texts)
+    texts = _normalised(split.texts)
+    known = None if in_train is None else set(in_train)
+    return SplitStats(
+        points=len(split),
+        pairs=int(split.labels.nnz),
+        labels_with_points=len(np.unique(split.labels.indices)),
+        labels_per_point=split.labels.nnz / max(len(split), 1),
+        points_without_labels=int((n_labels_of == 0).sum()),
+        words_mean=None if words is None else float(words.mean()),
+        words_percentiles=None if words is None else _percentiles(words, PERCENTILES),
+        empty_texts=None if words is None else int((words == 0).sum()),
+        duplicate_texts=None if texts is None else len(texts) - len(set(texts)),
+        texts_in_train=_n_known(texts, known),
+        filter_pairs=0 if split.filters is None else len(split.filters),
+    )
+
+
+def _n_known(texts: list[str] | None, known: set[str] | None) -> int | None:
+    if texts is None or known is None:
+        return None
+    return sum(text in known for text in texts)
+
+
+def _word_counts(texts: Sequence[str] | None) -> NDArray[np.int64] | None:
+    if texts is None:
+        return None
+    return np.fromiter((len(text.split()) for text in texts), np.int64, len(texts))
+
+
+def _normalised(texts: Sequence[str] | None) -> list[str] | None:
+    """Return the texts without case and punctuation; a text of punctuation alone as it is."""
+    if texts is None:
+        return None
+    return [" ".join(_WORD.findall(text.lower())) or text for text in texts]
+
+
+def _percentiles(values: NDArray[np.int64], at: Sequence[int]) -> tuple[int, ...]:
+    return tuple(int(value) for value in np.percentile(values, at))
