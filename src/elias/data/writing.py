@@ -31,7 +31,7 @@ _SUFFIXES = {f".{kind}": kind for kind in KINDS} | {".ndjson": "jsonl", ".json":
 _OURS = re.compile(
     r"(raw/)?(Y|(trn|val|tst)_X|labels)\.txt|[XY]\.(trn|val|tst|lbl)\.(npz|txt)|output-items\.txt"
     r"|(train|validation|test)\.txt|filter_labels_(train|validation|test)\.txt"
-    r"|(trn|val|tst|lbl)(_X_Xf|_X_Y)\.txt|(trn|val|tst|lbl)\.json\.gz|raw|SOURCE\.md|stats\.json"
+    r"|(trn|val|tst|lbl)(_X_Xf|_X_Y)\.txt|(trn|val|tst|lbl)\.json\.gz|raw"
 )
 
 
@@ -125,13 +125,14 @@ def _staged_file(target: Path) -> Iterator[IO[bytes]]:
     staging = _beside(target, "partial")
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
-        with staging.open("wb") as stream:
-            yield stream
-        staging.replace(target)
+        try:
+            with staging.open("wb") as stream:
+                yield stream
+            staging.replace(target)
+        finally:
+            staging.unlink(missing_ok=True)
     except OSError as error:
         raise bad(target, f"cannot be written ({error.strerror or error})") from None
-    finally:
-        staging.unlink(missing_ok=True)
 
 
 def _write_folder(corpus: Corpus, target: Path, chosen: str) -> None:

@@ -9,7 +9,7 @@ from elias.data.formats.sources import bad
 from elias.errors import DataError, nearest
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Sequence
     from pathlib import Path
 
     from elias.data.formats.options import ReadOptions
@@ -54,12 +54,12 @@ def pick_columns(path: Path, names: Sequence[str], options: ReadOptions) -> Pick
     The columns ``label_ids`` and ``label_weights`` belong to a labels column found by its name;
     they are left alone when another column was asked for.
     """
-    plain = {name.strip().lower(): name for name in reversed(names)}
-    text = _named(path, options.text, names) or (_common(path, "text", TEXT, plain),)
+    plain = _by_plain_name(names)
+    text = _named(path, options.text, names) or (_common(path, "text", TEXT, names),)
     if options.labels is not None:
         labels = _existing(path, options.labels, names)
         return Picked(text=text, labels=labels, split=plain.get(SPLIT))
-    labels = _common(path, "labels", LABELS, plain)
+    labels = _common(path, "labels", LABELS, names)
     ids = plain.get(IDS)
     return Picked(
         text=text,
@@ -68,6 +68,10 @@ def pick_columns(path: Path, names: Sequence[str], options: ReadOptions) -> Pick
         weights=plain.get(WEIGHTS),
         split=plain.get(SPLIT),
     )
+
+
+def _by_plain_name(names: Sequence[str]) -> dict[str, str]:
+    return {name.strip().lower(): name for name in reversed(names)}
 
 
 def _named(path: Path, given: str | None, names: Sequence[str]) -> tuple[str, ...]:
@@ -85,11 +89,12 @@ def _existing(path: Path, name: str, names: Sequence[str]) -> str:
     return name
 
 
-def _common(path: Path, role: str, common: Sequence[str], plain: Mapping[str, str]) -> str:
+def _common(path: Path, role: str, common: Sequence[str], names: Sequence[str]) -> str:
+    plain = _by_plain_name(names)
     for name in common:
         if name in plain:
             return plain[name]
-    there = ", ".join(map(repr, plain.values()))
+    there = ", ".join(map(repr, names))
     raise bad(path, f"no {role} column among {there}; name one with {role}=")
 
 

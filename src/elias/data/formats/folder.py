@@ -21,6 +21,7 @@ from elias.data.formats.layout import (
     SHORT,
     find,
     find_names,
+    numbered,
     read_filters,
     write_filters,
 )
@@ -74,7 +75,7 @@ def read(folder: Path, spelling: Spelling, options: ReadOptions) -> Reading:
             splits[split] = _read_split(folder, spelling, split)
     n_labels = splits["train"].labels.shape[1]
     names_file = find_names(folder)
-    names = list(map(str, range(n_labels))) if names_file is None else read_names(names_file)
+    names = numbered(folder, n_labels) if names_file is None else read_names(names_file)
     if names_file is not None and len(names) != n_labels:
         raise bad(
             names_file,

@@ -31,6 +31,8 @@ if TYPE_CHECKING:
     """Makes the error for a row of the table: (row, problem) → the error to raise."""
 
 _WHOLE = re.compile(r"0|[1-9][0-9]*")
+_ID = re.compile(r"0|[1-9][0-9]{0,7}")
+"""An id that labels can be counted by, when it comes without a file of names."""
 _STRONG = ("|", ";", "\t")
 _STRONG_SHARE = 0.05
 """A ``|``, ``;`` or tab in this share of the cells separates, whatever the commas do."""
@@ -106,8 +108,13 @@ def split_cells(
     return LabelLists(counts, values)
 
 
+def is_missing(cell: object) -> bool:
+    """Say whether a cell holds nothing: None, or the NaN that pandas writes for it."""
+    return cell is None or (isinstance(cell, float) and cell != cell)
+
+
 def _items(cell: object, row: int, locate: Locate) -> Sequence[object]:
-    if cell is None or (isinstance(cell, str) and not cell.strip()):
+    if is_missing(cell) or (isinstance(cell, str) and not cell.strip()):
         return []
     if isinstance(cell, str):
         items = _parse_list(cell)
@@ -202,10 +209,10 @@ def _name_finder(names: list[str]) -> Callable[[str], int | str]:
 def pair_ids(lists: LabelLists, id_lists: LabelLists, locate: Locate) -> LabelIds:
     """Take ids from one column and their names from another; unnamed ids are named by number."""
     same_length(lists.counts, id_lists.counts, "label ids", locate)
-    wrong = next((i for i, v in enumerate(id_lists.values) if not _WHOLE.fullmatch(v)), None)
+    wrong = next((i for i, v in enumerate(id_lists.values) if not _ID.fullmatch(v)), None)
     if wrong is not None:
         value = id_lists.values[wrong]
-        raise locate(id_lists.row_of(wrong), f"label id {value[:60]!r} is not a whole number")
+        raise locate(id_lists.row_of(wrong), f"label id {value[:60]!r} is not a small whole number")
     ids = np.array([int(value) for value in id_lists.values], dtype=np.int64)
     names = [str(label) for label in range(int(ids.max()) + 1 if len(ids) else 0)]
     named = [False] * len(names)

@@ -37,6 +37,8 @@ LABEL_FILES = (
 )
 """Files of label names, one per line, in the order in which they are looked for."""
 
+_MOST_LABELS = 100_000_000
+"""More labels than this, without a name for any, is a slip in the ids."""
 _SHARD = r"(?:-\d+-of-\d+)?"
 
 
@@ -74,6 +76,13 @@ def split_files(folder: Path) -> dict[str, list[Path]]:
                 found[split] = [path for path in matching if "filter" not in path.name]
                 break
     return {split: paths for split, paths in found.items() if paths}
+
+
+def numbered(path: Path, n_labels: int) -> list[str]:
+    """Return the names of labels that have none: their numbers."""
+    if n_labels > _MOST_LABELS:
+        raise bad(path, f"label ids up to {n_labels - 1} are too large to count labels by")
+    return [str(label) for label in range(n_labels)]
 
 
 def the_only_file(split: str, paths: Iterable[Path]) -> Path:

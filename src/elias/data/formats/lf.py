@@ -20,7 +20,14 @@ from elias.data.corpus import Corpus, Split
 from elias.data.formats import xmc
 from elias.data.formats.columns import no_column
 from elias.data.formats.labels import parse_weights
-from elias.data.formats.layout import SHORT, find, find_names, read_filters, write_filters
+from elias.data.formats.layout import (
+    SHORT,
+    find,
+    find_names,
+    numbered,
+    read_filters,
+    write_filters,
+)
 from elias.data.formats.matrices import from_lists
 from elias.data.formats.options import Reading, ReadOptions
 from elias.data.formats.sources import read_names, shown
@@ -89,7 +96,7 @@ def _read_label_names(folder: Path, tables: Iterable[Table]) -> list[str]:
         return read_names(names_file)
     cells = (cell for table in tables for cell in table.columns[_INDEX] if isinstance(cell, list))
     largest = max((label for cell in cells for label in cell if isinstance(label, int)), default=-1)
-    return [str(label) for label in range(largest + 1)]
+    return numbered(folder, largest + 1)
 
 
 def _split(folder: Path, split: str, table: Table, n_labels: int) -> Split:

@@ -22,7 +22,8 @@ _BROKEN = (ValueError, KeyError, TypeError, EOFError, zipfile.BadZipFile, zlib.e
 def read_npz(path: Path) -> csr_matrix:
     """Return the sparse matrix of a SciPy npz file as CSR; nothing is ever unpickled."""
     try:
-        loaded: Any = load_npz(path)  # SciPy passes allow_pickle=False
+        with path.open("rb") as stream:  # NumPy leaves open a file that it cannot read
+            loaded: Any = load_npz(stream)  # SciPy passes allow_pickle=False
         if not issparse(loaded) or loaded.ndim != 2:
             raise ValueError("not a sparse matrix")
         matrix = csr_matrix(loaded)

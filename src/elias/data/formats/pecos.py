@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from elias.data.corpus import Corpus, Split
-from elias.data.formats.layout import find_names, read_filters, the_only_file
+from elias.data.formats.layout import find_names, numbered, read_filters, the_only_file
 from elias.data.formats.matrices import from_lists
 from elias.data.formats.options import Reading, ReadOptions
 from elias.data.formats.sources import bad, read_lines, read_names, shown
@@ -24,13 +24,14 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
+_SNIFFED = 20
 _LINE = re.compile(r"(?:\d+(?:,\d+)*)?\t.*", re.DOTALL)
 _IDS = re.compile(r"(?:\d{1,18}(?:,\d{1,18})*)?")
 
 
 def looks_pecos(lines: Sequence[str]) -> bool:
     """Say whether the first lines are all ``ids<tab>text``, at least one of them with ids."""
-    filled = [line for line in lines if line]
+    filled = [line for line in lines[:_SNIFFED] if line]
     return all(_LINE.fullmatch(line) for line in filled) and any(
         not line.startswith("\t") for line in filled
     )
@@ -57,7 +58,7 @@ def _read(
     if names_file is not None:
         names = read_names(names_file)
     else:
-        names = _numbered([ids for _, _, ids in points.values()])
+        names = numbered(source, _n_labels([ids for _, _, ids in points.values()]))
     splits = {}
     for split, (texts, counts, ids) in points.items():
         _check_range(files[split], counts, ids, len(names))
@@ -84,9 +85,8 @@ def _parse(path: Path) -> tuple[list[str], NDArray[np.int64], NDArray[np.int64]]
     return texts, counts, ids
 
 
-def _numbered(ids: Sequence[NDArray[np.int64]]) -> list[str]:
-    largest = max((int(part.max()) for part in ids if len(part)), default=-1)
-    return [str(label) for label in range(largest + 1)]
+def _n_labels(ids: Sequence[NDArray[np.int64]]) -> int:
+    return 1 + max((int(part.max()) for part in ids if len(part)), default=-1)
 
 
 def _check_range(

@@ -35,16 +35,16 @@ _DELIMITED = re.compile(r"[\t,;]")
 
 def read_path(path: Path, options: ReadOptions) -> Reading:
     """Read a file or folder in whichever format it is."""
-    return _read_folder(path, options) if path.is_dir() else _read_file(path, options)
+    return _read_folder(path, options) if path.is_dir() else _read_file(path, options, path)
 
 
-def _read_file(path: Path, options: ReadOptions) -> Reading:
+def _read_file(path: Path, options: ReadOptions, source: Path) -> Reading:
     kind = recognise_file(path)
     if kind == "xmc":
         return xmc.read_file(path, options)
     if kind == "pecos":
         return pecos.read_file(path, options)
-    return tabular.read_file(path, kind, options)
+    return tabular.read_file(path, kind, options, source)
 
 
 def _read_folder(folder: Path, options: ReadOptions) -> Reading:
@@ -93,7 +93,7 @@ def _read_single_file(folder: Path, options: ReadOptions) -> Reading:
     if len(data) != 1:
         there = ", ".join(path.name for path in sorted(folder.iterdir())[:8]) or "nothing"
         raise bad(folder, f"no corpus recognised in: {there}; expected {ACCEPTED}")
-    return _read_file(data[0], options)
+    return _read_file(data[0], options, folder)
 
 
 def recognise_file(path: Path) -> str:

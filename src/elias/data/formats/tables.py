@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import json
+import re
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 _SAMPLE_ROWS = 100
+_SPACE = re.compile(r"\s*")
 _DELIMITERS = ("\t", ",", ";")
 
 
@@ -88,12 +90,14 @@ def _read_json(path: Path, wanted: Sequence[str], required: Sequence[str]) -> Ta
 def _json_rows(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
     """Yield (line, object); a file that is one JSON list of objects is read whole."""
     lines = iter_lines(path)
+    is_first = True
     for number, line in enumerate(lines, start=1):
         if not line.strip():
             continue
-        if line.lstrip().startswith("["):
-            yield from _json_list(path, line + "".join(lines))
+        if is_first and line.lstrip().startswith("["):
+            yield from _json_list(path, line + "".join(lines), number)
             return
+        is_first = False
         try:
             row = json.loads(line)
         except (ValueError, RecursionError) as error:
@@ -104,15 +108,27 @@ def _json_rows(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
         yield number, row
 
 
-def _json_list(path: Path, text: str) -> Iterator[tuple[int, dict[str, Any]]]:
-    try:
-        rows = json.loads(text)
-    except json.JSONDecodeError as error:
-        raise bad(path, f"not a JSON list ({error.msg})", error.lineno) from None
-    for number, row in enumerate(rows, start=1):
+def _json_list(path: Path, text: str, line: int) -> Iterator[tuple[int, dict[str, Any]]]:
+    """Yield (line, object) from the text of a JSON list that starts on ``line``."""
+    decode = json.JSONDecoder().raw_decode
+    place = text.index("[")
+    while True:
+        start = _SPACE.match(text, place + 1).end()  # type: ignore[union-attr]
+        line += text.count("\n", place, start)
+        try:
+            row, end = decode(text, start)
+        except (ValueError, RecursionError) as error:
+            reason = getattr(error, "msg", error)
+            raise bad(path, f"not a JSON list of objects ({reason})", line) from None
         if not isinstance(row, dict):
-            raise bad(path, f"item {number}, {shown(row)}, is not a JSON object")
-        yield number, row
+            raise bad(path, f"{shown(row)} is not a JSON object", line)
+        yield line, row
+        place = _SPACE.match(text, end).end()  # type: ignore[union-attr]
+        line += text.count("\n", start, place)
+        if text[place : place + 1] == "]":
+            return
+        if text[place : place + 1] != ",":
+            raise bad(path, "the JSON list is cut short here; copy it again", line)
 
 
 def delimiter_of(path: Path) -> str:

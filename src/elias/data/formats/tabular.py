@@ -37,9 +37,9 @@ log = logging.getLogger(__name__)
 KINDS = ("jsonl", "csv", "tsv", "parquet")
 
 
-def read_file(path: Path, kind: str, options: ReadOptions) -> Reading:
-    """Read a table of one file."""
-    return _read({"": [path]}, kind, options, path)
+def read_file(path: Path, kind: str, options: ReadOptions, source: Path) -> Reading:
+    """Read a table of one file; ``source`` is that file, or the folder it alone makes up."""
+    return _read({"": [path]}, kind, options, source)
 
 
 def read_files(files: dict[str, list[Path]], kind: str, options: ReadOptions) -> Reading:
@@ -123,7 +123,7 @@ def _strings(rows: _Rows, name: str) -> list[str]:
         if not isinstance(value, str):
             if isinstance(value, list | dict | bytes):
                 raise rows.error(row, f"column {name!r} holds {shown(value)}, which is not a text")
-            values[row] = "" if value is None else str(value)
+            values[row] = "" if label_cells.is_missing(value) else str(value)
     return values
 
 

@@ -18,6 +18,7 @@ from elias.data.formats.layout import (
     SHORT,
     find,
     find_names,
+    numbered,
     read_filters,
     the_only_file,
     write_filters,
@@ -49,7 +50,7 @@ def read_file(path: Path, options: ReadOptions) -> Reading:
     """Read one ``N D L`` file."""
     options.refuse(path, "XMC")
     labels, features = read_labelled(path)
-    names = list(map(str, range(labels.shape[1])))
+    names = numbered(path, labels.shape[1])
     train = Split(labels=labels, features=features)
     corpus = Corpus(train=train, label_names=names, source=path, format="xmc")
     return Reading(corpus, has_splits=False)
@@ -127,7 +128,7 @@ def _read_texts(folder: Path, split: str, n_points: int) -> list[str] | None:
 def _read_label_names(folder: Path, n_labels: int) -> list[str]:
     path = find_names(folder)
     if path is None:
-        return list(map(str, range(n_labels)))
+        return numbered(folder, n_labels)
     names = read_names(path)
     if len(names) != n_labels:
         raise bad(path, f"holds {len(names)} names for {n_labels} labels; give one line for each")
