@@ -1,0 +1,106 @@
+"""Counting a corpus."""
+
+from __future__ import annotations
+
+import json
+import tarfile
+from pathlib import Path
+
+import numpy as np
+import pytest
+from scipy.sparse import csr_matrix
+
+from elias.data import Corpus, Split, corpus_stats, load_corpus
+
+SHARED = Path(__file__).parents[4] / "shared" / "data"
+
+
+@pytest.fixture
+def corpus():
+    train = np.array([[1, 1, 0, 0], [1, 0, 0, 0], [0, 0, 0, 0]], dtype=np.float32)
+    test = np.array([[0, 1, 1, 0], [0, 0, 0, 0]], dtype=np.float32)
+    return Corpus(
+        train=Split(
+            labels=csr_matrix(train),
+            texts=["Cod, quotas!", "cod  quotas", ""],
+            features=csr_matrix((3, 7)),
+        ),
+        test=Split(
+            labels=csr_matrix(test),
+            texts=["COD quotas", "one two three four"],
+            filters=np.array([[0, 1]]),
+        ),
+        label_names=["a", "b", "a", "d"],
+    )
+
+
+def test_labels_are_counted_by_their_training_points(corpus):
+    stats = corpus_stats(corpus)
+
+    assert stats.labels == 4
+    assert stats.labels_with_training_points == 2
+    assert stats.labels_without_training_points == 2
+    assert stats.labels_with_one_training_point == 1
+    assert stats.labels_with_up_to_five_training_points == 4
+    assert stats.points_per_label == 0.75
+    assert stats.points_per_label_percentiles[-1] == 2
+    assert stats.repeated_names == 1
+    assert stats.features == 7
+
+
+def test_each_split_is_counted(corpus):
+    train, test = corpus_stats(corpus).splits.values()
+
+    assert (train.points, train.pairs, train.points_without_labels) == (3, 3, 1)
+    assert train.labels_per_point == 1.0
+    assert train.labels_with_points == 2
+    assert (train.words_mean, train.empty_texts) == (pytest.approx(4 / 3), 1)
+    assert test.words_percentiles == (2, 3, 3, 3)
+    assert (train.filter_pairs, test.filter_pairs) == (0, 1)
+
+
+def test_duplicates_are_found_whatever_their_case_and_punctuation(corpus):
+    train, test = corpus_stats(corpus).splits.values()
+
+    assert train.duplicate_texts == 1
+    assert train.texts_in_train is None
+    assert (test.duplicate_texts, test.texts_in_train) == (0, 1)
+
+
+def test_a_corpus_of_features_has_no_text_counts(corpus):
+    train = Split(labels=corpus.train.labels, features=corpus.train.features)
+
+    stats = corpus_stats(Corpus(train=train, label_names=corpus.label_names)).splits["train"]
+
+    assert stats.words_mean is None
+    assert stats.words_percentiles is None
+    assert stats.duplicate_texts is None
+
+
+def test_a_dictionary_of_it_goes_through_json(corpus):
+    tree = corpus_stats(corpus).to_dict()
+
+    assert json.loads(json.dumps(tree))["splits"]["test"]["texts_in_train"] == 1
+
+
+def test_the_wordnet_set_counts_as_its_source_says(tmp_path):
+    archive = SHARED / "wordnet-related.tar.xz"
+    if not archive.is_file():
+        pytest.skip("the shared data sets are not here")
+    with tarfile.open(archive) as tar:
+        tar.extractall(tmp_path, filter="data")
+
+    stats = corpus_stats(load_corpus(tmp_path / "wordnet-related"))
+
+    train, test = stats.splits["train"], stats.splits["test"]
+    assert (train.points, test.points, stats.labels) == (99269, 17321, 101909)
+    assert (train.labels_with_points, test.labels_with_points) == (101909, 26290)
+    assert round(train.labels_per_point, 3) == 2.9
+    assert round(test.labels_per_point, 3) == 2.443
+    assert round(stats.points_per_label, 3) == 2.825
+    assert stats.points_per_label_percentiles == (1, 2, 5, 19, 569)
+    assert (round(train.words_mean, 1), train.words_percentiles) == (14.9, (7, 13, 25, 41))
+    assert (round(test.words_mean, 1), test.words_percentiles) == (14.9, (7, 13, 25, 41))
+    assert stats.labels_with_one_training_point == 47221
+    assert stats.labels_with_up_to_five_training_points == 92567
+    assert (train.duplicate_texts, test.texts_in_train) == (1, 0)
