@@ -228,10 +228,6 @@ class EliasConfig:
         _need(bool(self.stages), "stages must not be empty")
         names = [stage.name for stage in self.stages]
         _need(len(set(names)) == len(names), f"stages must have different names, not {names}")
-        _need(
-            not self.stages[0].learn_graph,
-            f"stages[{names[0]}].learn_graph: the first stage needs the fixed graph",
-        )
 
     @classmethod
     def preset(cls, name: str) -> EliasConfig:

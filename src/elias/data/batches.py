@@ -1,0 +1,104 @@
+"""Batches: texts of like length together, their tokens ragged, their labels padded."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from numpy.typing import NDArray
+    from scipy.sparse import csr_matrix
+
+    from elias.data.tokens import Tokens
+
+_LIKE_LENGTH_BATCHES = 50  # texts are sorted by length within this many batches
+
+
+@dataclass(frozen=True, slots=True)
+class TokenBatch:
+    """The tokens of B texts, one after the other."""
+
+    ids: Int[Tensor, " tokens"]
+    offsets: Int[Tensor, " B+1"]
+    longest: int
+    """The most tokens of any text; known on the host, so that padding needs no device answer."""
+    weights: Float[Tensor, " tokens"] | None = None
+
+    def __len__(self) -> int:
+        """Return B."""
+        return len(self.offsets) - 1
+
+    def to(self, device: torch.device) -> TokenBatch:
+        """Return the batch on a device."""
+        return TokenBatch(
+            ids=self.ids.to(device, non_blocking=True),
+            offsets=self.offsets.to(device, non_blocking=True),
+            longest=self.longest,
+            weights=None if self.weights is None else self.weights.to(device, non_blocking=True),
+        )
+
+    def lengths(self) -> Int[Tensor, " B"]:
+        """Return the number of tokens of each text."""
+        return self.offsets[1:] - self.offsets[:-1]
+
+
+def collate(tokens: Tokens, rows: NDArray[np.int64]) -> TokenBatch:
+    """Gather the tokens of ``rows`` into a batch."""
+    taken = tokens.take(rows)
+    weights = None if taken.weights is None else torch.from_numpy(np.array(taken.weights))
+    return TokenBatch(
+        ids=torch.from_numpy(taken.ids.astype(np.int64)),
+        offsets=torch.from_numpy(taken.offsets),
+        longest=int(taken.lengths.max(initial=0)),
+        weights=weights,
+    )
+
+
+def positives_of(labels: csr_matrix, rows: NDArray[np.int64]) -> Int[Tensor, "B Y"]:
+    """Return each row's label ids, ascending, padded with ``n_labels``; Y is at least 1."""
+    n_labels = labels.shape[1]
+    counts = np.diff(labels.indptr)[rows]
+    padded = np.full((len(rows), max(1, int(counts.max(initial=0)))), n_labels, dtype=np.int64)
+    inside = np.arange(padded.shape[1]) < counts[:, None]
+    places = (labels.indptr[rows].astype(np.int64)[:, None] + np.arange(padded.shape[1]))[inside]
+    padded[inside] = labels.indices[places]
+    padded.sort(axis=1)
+    return torch.from_numpy(padded)
+
+
+def shuffled_batches(
+    lengths: NDArray[np.int64], batch_size: int, rng: np.random.Generator
+) -> Iterator[NDArray[np.int64]]:
+    """Yield every row once, in random batches whose texts are of like length."""
+    order = rng.permutation(len(lengths))
+    window = batch_size * _LIKE_LENGTH_BATCHES
+    batches: list[NDArray[np.int64]] = []
+    for start in range(0, len(order), window):
+        part = order[start : start + window]
+        part = part[np.argsort(lengths[part], kind="stable")]
+        batches.extend(part[i : i + batch_size] for i in range(0, len(part), batch_size))
+    for i in rng.permutation(len(batches)):
+        yield batches[i]
+
+
+def ordered_batches(
+    lengths: NDArray[np.int64], batch_size: int
+) -> Iterator[NDArray[np.int64]]:
+    """Yield every row once, shortest texts first: the least padding."""
+    order = np.argsort(lengths, kind="stable")
+    for start in range(0, len(order), batch_size):
+        yield order[start : start + batch_size]
+
+
+def n_batches(n_rows: int, batch_size: int) -> int:
+    """Return how many batches `shuffled_batches` makes."""
+    window = batch_size * _LIKE_LENGTH_BATCHES
+    whole, rest = divmod(n_rows, window)
+    return whole * _LIKE_LENGTH_BATCHES + -(-rest // batch_size)

@@ -1,0 +1,227 @@
+"""Text as weighted words and character n-grams: the bag encoder's input and ψ's bag of words.
+
+Words are runs of letters and digits, case-folded. In scripts written without spaces every
+character, and every pair of neighbours, counts as a word. Character n-grams are taken inside a
+word between boundary marks. Each text is tf-idf weighted, and its words and its n-grams are
+scaled to length 1 apart, so that the many n-grams do not drown the few words.
+"""
+
+from __future__ import annotations
+
+import re
+import unicodedata
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING
+
+import numpy as np
+from scipy.sparse import csr_matrix, hstack, vstack
+
+from elias.progress import track
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from numpy.typing import NDArray
+
+_CHUNK = 10_000  # texts turned into features at a time, to bound memory
+_UNSPACED = "぀-ヿ㐀-䶿一-鿿豈-﫿฀-๿຀-໿ក-៿က-႟\U00020000-\U0003134f"
+_WORD = re.compile(rf"[{_UNSPACED}]+|[^\W{_UNSPACED}]+")
+_UNSPACED_RUN = re.compile(rf"[{_UNSPACED}]")
+
+
+def words_of(text: str) -> list[str]:
+    """Return the words of a text, in order, repeats included.
+
+    >>> words_of("Cod-liver OIL, 2nd ed.")
+    ['cod', 'liver', 'oil', '2nd', 'ed']
+    >>> words_of("東京都")
+    ['東', '京', '都', '東京', '京都']
+    """
+    words: list[str] = []
+    for run in _WORD.findall(unicodedata.normalize("NFKC", text).casefold()):
+        if _UNSPACED_RUN.match(run):
+            words.extend(run)
+            words.extend(run[i : i + 2] for i in range(len(run) - 1))
+        else:
+            words.append(run)
+    return words
+
+
+def ngrams_of(word: str, shortest: int, longest: int) -> Iterator[str]:
+    """Yield the character n-grams of ``<word>``, but for the whole of it.
+
+    >>> list(ngrams_of("cod", 3, 4))
+    ['<co', 'cod', 'od>', '<cod', 'cod>']
+    """
+    marked = f"<{word}>"
+    for size in range(shortest, min(longest, len(marked) - 1) + 1):
+        for start in range(len(marked) - size + 1):
+            yield marked[start : start + size]
+
+
+@dataclass(frozen=True)
+class Featurizer:
+    """A fixed vocabulary of words and character n-grams with their inverse document frequencies.
+
+    >>> featurizer = Featurizer.fit(["red cod", "red tape"], char_ngrams=(0, 0), min_count=1)
+    >>> featurizer.words
+    ('red', 'cod', 'tape')
+    >>> featurizer.transform(["red red herring"]).toarray().round(2).tolist()
+    [[1.0, 0.0, 0.0]]
+    """
+
+    words: tuple[str, ...]
+    ngrams: tuple[str, ...]
+    idf: NDArray[np.float32]
+    """(words + n-grams,) inverse document frequencies."""
+    char_ngrams: tuple[int, int]
+
+    @property
+    def n_features(self) -> int:
+        """Return how many words and n-grams the vocabulary holds."""
+        return len(self.words) + len(self.ngrams)
+
+    @classmethod
+    def fit(
+        cls,
+        texts: Sequence[str],
+        *,
+        char_ngrams: tuple[int, int] = (3, 5),
+        min_count: int = 2,
+        max_features: int = 400_000,
+    ) -> Featurizer:
+        """Learn the vocabulary and its document frequencies from training texts."""
+        types, counts = _count_words(texts)
+        words, ngrams, to_ngram = _candidates(types, char_ngrams)
+        frequency = np.zeros(len(words) + len(ngrams), dtype=np.int64)
+        for start in range(0, counts.shape[0], _CHUNK):
+            chunk = counts[start : start + _CHUNK]
+            inside = chunk @ to_ngram
+            frequency += np.concatenate([chunk.getnnz(axis=0), inside.getnnz(axis=0)])
+        keep = _most_frequent(frequency, min_count, max_features)
+        idf = np.log((1 + len(texts)) / (1 + frequency[keep])) + 1
+        names = [*words, *ngrams]
+        return cls(
+            words=tuple(names[i] for i in keep if i < len(words)),
+            ngrams=tuple(names[i] for i in keep if i >= len(words)),
+            idf=idf.astype(np.float32),
+            char_ngrams=char_ngrams,
+        )
+
+    def transform(self, texts: Sequence[str]) -> csr_matrix:
+        """Return the texts' features (N, words + n-grams), float32; unknown ones are left out."""
+        starts = range(0, len(texts), _CHUNK)
+        chunks = [
+            self._weigh(*self._lookup.count(texts[start : start + _CHUNK]))
+            for start in (track(starts, "Reading words") if len(starts) > 1 else starts)
+        ]
+        if not chunks:
+            return csr_matrix((0, self.n_features), dtype=np.float32)
+        return chunks[0] if len(chunks) == 1 else vstack(chunks, format="csr", dtype=np.float32)
+
+    @cached_property
+    def _lookup(self) -> _Lookup:
+        return _Lookup(self)
+
+    def _weigh(self, words: csr_matrix, ngrams: csr_matrix) -> csr_matrix:
+        idf = self.idf
+        blocks = [
+            _unit_rows(words, idf[: len(self.words)]),
+            _unit_rows(ngrams, idf[len(self.words) :]),
+        ]
+        return hstack(blocks, format="csr", dtype=np.float32)
+
+
+class _Lookup:
+    """Word and n-gram ids, expanded once per distinct word."""
+
+    def __init__(self, featurizer: Featurizer) -> None:
+        self._word_id = {word: i for i, word in enumerate(featurizer.words)}
+        self._ngram_id = {ngram: i for i, ngram in enumerate(featurizer.ngrams)}
+        self._span = featurizer.char_ngrams
+        self._ngrams_of_word: dict[str, list[int]] = {}
+
+    def count(self, texts: Sequence[str]) -> tuple[csr_matrix, csr_matrix]:
+        """Return how often each word and each n-gram stands in each text."""
+        word_rows: list[list[int]] = []
+        ngram_rows: list[list[int]] = []
+        for text in texts:
+            words = words_of(text)
+            ids = [i for i in map(self._word_id.get, words) if i is not None]
+            word_rows.append(ids)
+            ngram_rows.append([i for word in words for i in self._ngrams(word)])
+        return (
+            _counts(word_rows, len(self._word_id)),
+            _counts(ngram_rows, len(self._ngram_id)),
+        )
+
+    def _ngrams(self, word: str) -> list[int]:
+        found = self._ngrams_of_word.get(word)
+        if found is None:
+            if not self._ngram_id:
+                return []
+            known = map(self._ngram_id.get, ngrams_of(word, *self._span))
+            found = [i for i in known if i is not None]
+            self._ngrams_of_word[word] = found
+        return found
+
+
+def _counts(rows: list[list[int]], n_columns: int) -> csr_matrix:
+    indptr = np.zeros(len(rows) + 1, dtype=np.int64)
+    np.cumsum([len(row) for row in rows], out=indptr[1:])
+    indices = np.fromiter((i for row in rows for i in row), dtype=np.int32, count=int(indptr[-1]))
+    data = np.ones(len(indices), dtype=np.float32)
+    counts = csr_matrix((data, indices, indptr), shape=(len(rows), n_columns))
+    counts.sum_duplicates()
+    return counts
+
+
+def _count_words(texts: Sequence[str]) -> tuple[list[str], csr_matrix]:
+    """Return the distinct words and an (N, words) matrix of their counts."""
+    ids: dict[str, int] = {}
+    rows = [
+        [ids.setdefault(word, len(ids)) for word in words_of(text)]
+        for text in track(texts, "Counting words")
+    ]
+    return list(ids), _counts(rows, len(ids))
+
+
+def _candidates(
+    types: list[str], char_ngrams: tuple[int, int]
+) -> tuple[list[str], list[str], csr_matrix]:
+    """Return the words, the n-grams, and the matrix that takes word counts to n-gram counts."""
+    ids: dict[str, int] = {}
+    shortest, longest = char_ngrams
+    rows: list[list[int]] = []
+    for word in types:
+        ngrams = ngrams_of(word, shortest, longest) if longest else iter(())
+        rows.append([ids.setdefault(ngram, len(ids)) for ngram in ngrams])
+    return types, list(ids), _counts(rows, len(ids))
+
+
+def _most_frequent(
+    frequency: NDArray[np.int64], min_count: int, max_features: int
+) -> NDArray[np.int64]:
+    """Return the ids to keep, ascending; of equally frequent ones the first."""
+    enough = np.flatnonzero(frequency >= min_count)
+    if len(enough) > max_features:
+        order = np.argsort(-frequency[enough], kind="stable")
+        enough = np.sort(enough[order[:max_features]])
+    return enough.astype(np.int64)
+
+
+def _unit_rows(counts: csr_matrix, idf: NDArray[np.float32]) -> csr_matrix:
+    """Weigh counts by (1 + log tf)·idf and scale every row to length 1."""
+    weighed = counts.copy()
+    weighed.data = (1 + np.log(weighed.data)) * idf[weighed.indices]
+    return unit_rows(weighed)
+
+
+def unit_rows(matrix: csr_matrix) -> csr_matrix:
+    """Return the matrix with every row that is not zero scaled to length 1."""
+    matrix = csr_matrix(matrix, dtype=np.float32, copy=True)
+    length = np.sqrt(np.asarray(matrix.multiply(matrix).sum(axis=1)).ravel())
+    scale = np.divide(1.0, length, out=np.zeros_like(length), where=length > 0)
+    matrix.data *= np.repeat(scale, np.diff(matrix.indptr)).astype(np.float32)
+    return matrix

@@ -1,0 +1,146 @@
+"""Tokenised texts as ragged arrays, kept on disk by content so that a second run starts at once."""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import os
+import shutil
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from numpy.typing import NDArray
+    from scipy.sparse import csr_matrix
+
+logger = logging.getLogger(__name__)
+
+_CACHE_LIMIT = 20 * 2**30  # bytes of tokenised text kept before the oldest goes
+_FORMAT = "1"
+
+
+@dataclass(frozen=True, slots=True)
+class Tokens:
+    """N texts as runs of token ids; the bag encoder's tokens have weights too."""
+
+    offsets: NDArray[np.int64]
+    """(N + 1,) text i is ``ids[offsets[i]:offsets[i + 1]]``."""
+    ids: NDArray[np.int32]
+    weights: NDArray[np.float32] | None = None
+    n_truncated: int = 0
+    """How many texts were longer than the encoder reads."""
+
+    def __len__(self) -> int:
+        """Return N."""
+        return len(self.offsets) - 1
+
+    @property
+    def lengths(self) -> NDArray[np.int64]:
+        """Return each text's number of tokens (N,)."""
+        return np.diff(self.offsets)
+
+    @classmethod
+    def from_csr(cls, features: csr_matrix) -> Tokens:
+        """Take each row's stored columns as its tokens, and the values as their weights."""
+        return cls(
+            offsets=features.indptr.astype(np.int64),
+            ids=features.indices.astype(np.int32),
+            weights=features.data.astype(np.float32),
+        )
+
+    def take(self, rows: NDArray[np.int64]) -> Tokens:
+        """Return the texts of ``rows``, in that order."""
+        starts = self.offsets[rows]
+        lengths = self.offsets[rows + 1] - starts
+        offsets = np.zeros(len(rows) + 1, dtype=np.int64)
+        np.cumsum(lengths, out=offsets[1:])
+        places = np.repeat(starts - offsets[:-1], lengths) + np.arange(offsets[-1])
+        return Tokens(
+            offsets=offsets,
+            ids=self.ids[places],
+            weights=None if self.weights is None else self.weights[places],
+        )
+
+
+def cache_folder() -> Path:
+    """Return where tokenised texts are kept: the user's cache folder."""
+    root = os.environ.get("XDG_CACHE_HOME") or str(Path.home() / ".cache")
+    return Path(root) / "elias" / "tokens"
+
+
+def content_key(fingerprint: str, texts: Sequence[str]) -> str:
+    """Return a hash of how the texts are tokenised and of every text."""
+    digest = hashlib.sha256(f"{_FORMAT}\n{fingerprint}\n{len(texts)}\n".encode())
+    for text in texts:
+        encoded = text.encode("utf8", "surrogatepass")
+        digest.update(len(encoded).to_bytes(8, "little"))
+        digest.update(encoded)
+    return digest.hexdigest()[:40]
+
+
+def cached(
+    fingerprint: str, texts: Sequence[str], tokenise: Callable[[Sequence[str]], Tokens]
+) -> Tokens:
+    """Return the tokens of ``texts``, memory-mapped from disk when they are there already."""
+    folder = cache_folder() / content_key(fingerprint, texts)
+    found = _load(folder, len(texts))
+    if found is not None:
+        logger.info("tokens of %d texts found in the cache", len(texts))
+        return found
+    tokens = tokenise(texts)
+    try:
+        _store(tokens, folder)
+        _forget_oldest(folder.parent)
+    except OSError as error:  # a full or read-only disk must not stop the run
+        logger.warning("tokenised texts not kept in %s: %s", folder, error)
+        return tokens
+    return _load(folder, len(texts)) or tokens
+
+
+def _load(folder: Path, n_texts: int) -> Tokens | None:
+    try:
+        offsets = np.load(folder / "offsets.npy", allow_pickle=False)
+        ids = np.load(folder / "ids.npy", mmap_mode="r", allow_pickle=False)
+        truncated = np.load(folder / "truncated.npy", allow_pickle=False)
+        weights = None
+        if (folder / "weights.npy").exists():
+            weights = np.load(folder / "weights.npy", mmap_mode="r", allow_pickle=False)
+        os.utime(folder)
+    except (OSError, ValueError, EOFError):
+        return None
+    whole = len(offsets) == n_texts + 1 and len(ids) == offsets[-1]
+    if not whole or (weights is not None and len(weights) != len(ids)):
+        return None
+    return Tokens(offsets=offsets, ids=ids, weights=weights, n_truncated=int(truncated))
+
+
+def _store(tokens: Tokens, folder: Path) -> None:
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    temporary = Path(tempfile.mkdtemp(prefix=".writing-", dir=folder.parent))
+    try:
+        np.save(temporary / "offsets.npy", tokens.offsets)
+        np.save(temporary / "ids.npy", tokens.ids)
+        np.save(temporary / "truncated.npy", np.int64(tokens.n_truncated))
+        if tokens.weights is not None:
+            np.save(temporary / "weights.npy", tokens.weights)
+        if folder.exists():  # broken, or another run was quicker
+            shutil.rmtree(folder, ignore_errors=True)
+        temporary.rename(folder)
+    finally:
+        shutil.rmtree(temporary, ignore_errors=True)
+
+
+def _forget_oldest(root: Path) -> None:
+    """Drop the entries used longest ago until the cache is within its limit."""
+    entries = sorted(root.iterdir(), key=lambda entry: entry.stat().st_mtime, reverse=True)
+    total = 0
+    for entry in entries:
+        total += sum(file.stat().st_size for file in entry.glob("*.npy"))
+        if total > _CACHE_LIMIT:
+            shutil.rmtree(entry, ignore_errors=True)

@@ -1,0 +1,224 @@
+"""The hot loops of a CPU run, compiled by numba. Plain arrays in, plain arrays out.
+
+Each loop is parallel over points or over rows and adds up in a fixed order inside one, so the
+result does not depend on the number of threads. `elias.kernels` gives them tensors and gradients.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numba import njit, prange
+
+# Sums may be reordered so that they vectorise; NaN and infinity keep their meaning.
+_SUMS = {"reassoc", "contract", "nsz"}
+_EMPTY = np.float32(-np.inf)
+
+
+@njit(cache=True)
+def _keep_best(scores, labels, size, keep):  # type: ignore[no-untyped-def]
+    """Move the ``keep`` best of the first ``size`` entries to the front, in no order.
+
+    Quickselect on (score descending, label ascending), a strict order, so the choice is unique.
+    """
+    low = 0
+    high = size - 1
+    while low < high:
+        mid = (low + high) // 2
+        pivot_score = scores[mid]
+        pivot_label = labels[mid]
+        i = low
+        j = high
+        while i <= j:
+            while scores[i] > pivot_score or (scores[i] == pivot_score and labels[i] < pivot_label):
+                i += 1
+            while scores[j] < pivot_score or (scores[j] == pivot_score and labels[j] > pivot_label):
+                j -= 1
+            if i <= j:
+                scores[i], scores[j] = scores[j], scores[i]
+                labels[i], labels[j] = labels[j], labels[i]
+                i += 1
+                j -= 1
+        if keep - 1 <= j:
+            high = j
+        elif keep - 1 >= i:
+            low = i
+        else:
+            return
+
+
+@njit(cache=True)
+def _reach(beam, beam_log, edge_labels, edge_log, best_log, best_path, reached):  # type: ignore[no-untyped-def]
+    """Walk every path of one row, noting the best to each label; return how many were reached."""
+    n_clusters, n_edges = edge_labels.shape
+    n_reached = 0
+    for position in range(beam.shape[0]):
+        cluster = beam[position]
+        if cluster >= n_clusters:
+            continue
+        for edge in range(n_edges):
+            if edge_log[cluster, edge] == _EMPTY:
+                continue
+            label = edge_labels[cluster, edge]
+            score = beam_log[position] + edge_log[cluster, edge]
+            held = best_log[label]
+            if score > held:
+                if held == _EMPTY:
+                    reached[n_reached] = label
+                    n_reached += 1
+                best_log[label] = score
+                best_path[label] = position * n_edges + edge
+    return n_reached
+
+
+@njit(parallel=True, cache=True)
+def expand_beam(beam, beam_log, edge_labels, edge_log, wanted, n_labels, n_chunks, outs):  # type: ignore[no-untyped-def]
+    """Follow all edges of each row's beam, keep the best path per label, then the best labels.
+
+    A path is numbered ``position in the beam · E + edge``; of equal paths the first is kept. The
+    rows are dealt to ``n_chunks`` workers, each with its own memory of L entries.
+    """
+    out_labels, out_paths, out_wanted = outs
+    n_rows = beam.shape[0]
+    n_keep = out_labels.shape[1]
+    for chunk in prange(n_chunks):
+        best_log = np.full(n_labels, _EMPTY, dtype=np.float32)
+        best_path = np.empty(n_labels, dtype=np.int32)
+        reached = np.empty(n_labels, dtype=np.int32)
+        reached_log = np.empty(n_labels, dtype=np.float32)
+        for row in range(chunk, n_rows, n_chunks):
+            n_reached = _reach(
+                beam[row], beam_log[row], edge_labels, edge_log, best_log, best_path, reached
+            )
+            for i in range(wanted.shape[1]):
+                label = wanted[row, i]
+                seen = label < n_labels and best_log[label] != _EMPTY
+                out_wanted[row, i] = best_path[label] if seen else -1
+            for i in range(n_reached):
+                reached_log[i] = best_log[reached[i]]
+            if n_reached > n_keep:
+                _keep_best(reached_log, reached, n_reached, n_keep)
+            for i in range(min(n_reached, n_keep)):
+                out_labels[row, i] = reached[i]
+                out_paths[row, i] = best_path[reached[i]]
+            for i in range(n_reached):
+                best_log[reached[i]] = _EMPTY
+
+
+@njit(parallel=True, cache=True, fastmath=_SUMS)
+def gather_dot(embedding, weight, bias, labels, out):  # type: ignore[no-untyped-def]
+    """Fill ``out[i, k] = weight[labels[i, k]]·embedding[i] + bias``; a padded label gives 0."""
+    n_rows, n_keep = labels.shape
+    n_labels, dim = weight.shape
+    for row in prange(n_rows):
+        point = embedding[row]
+        for k in range(n_keep):
+            label = labels[row, k]
+            if label >= n_labels:
+                out[row, k] = 0.0
+                continue
+            total = np.float32(0.0)
+            for d in range(dim):
+                total += weight[label, d] * point[d]
+            out[row, k] = total + bias[label]
+
+
+@njit(parallel=True, cache=True, fastmath=_SUMS)
+def sum_rows(weight, ids, offsets, coefficients, out):  # type: ignore[no-untyped-def]
+    """Fill ``out[i] = Σ_j coefficients[j]·weight[ids[j]]`` over j in offsets[i]:offsets[i+1]."""
+    n_rows, dim = out.shape
+    n_weights = weight.shape[0]
+    for row in prange(n_rows):
+        total = out[row]
+        for d in range(dim):
+            total[d] = 0.0
+        for j in range(offsets[row], offsets[row + 1]):
+            if ids[j] >= n_weights:
+                continue
+            coefficient = coefficients[j]
+            source = weight[ids[j]]
+            for d in range(dim):
+                total[d] += coefficient * source[d]
+
+
+@njit(parallel=True, cache=True, fastmath=_SUMS)
+def sum_dots(weight, ids, offsets, vectors, out):  # type: ignore[no-untyped-def]
+    """Fill ``out[j] = weight[ids[j]]·vectors[i]`` for j in offsets[i]:offsets[i+1]."""
+    dim = weight.shape[1]
+    for row in prange(offsets.shape[0] - 1):
+        point = vectors[row]
+        for j in range(offsets[row], offsets[row + 1]):
+            total = np.float32(0.0)
+            for d in range(dim):
+                total += weight[ids[j], d] * point[d]
+            out[j] = total
+
+
+@njit(cache=True)
+def group_by_id(ids, offsets, n_ids):  # type: ignore[no-untyped-def]
+    """Turn rows of ids around: for each id that occurs, the rows and places it occurs in.
+
+    Returns (touched ids ascending, start of each in the next two, row, place); ids of ``n_ids``
+    and over are padding.
+    """
+    counts = np.zeros(n_ids + 1, dtype=np.int64)
+    for j in range(ids.shape[0]):
+        if ids[j] < n_ids:
+            counts[ids[j]] += 1
+    n_touched = 0
+    for i in range(n_ids):
+        n_touched += counts[i] > 0
+    touched = np.empty(n_touched, dtype=np.int64)
+    starts = np.empty(n_touched + 1, dtype=np.int64)
+    filled = 0
+    total = 0
+    for i in range(n_ids):
+        if counts[i] > 0:
+            touched[filled] = i
+            starts[filled] = total
+            filled += 1
+            total += counts[i]
+            counts[i] = total - counts[i]
+    starts[n_touched] = total
+    rows = np.empty(total, dtype=np.int32)
+    places = np.empty(total, dtype=np.int64)
+    for row in range(offsets.shape[0] - 1):
+        for j in range(offsets[row], offsets[row + 1]):
+            if ids[j] < n_ids:
+                slot = counts[ids[j]]
+                rows[slot] = row
+                places[slot] = j
+                counts[ids[j]] = slot + 1
+    return touched, starts, rows, places
+
+
+@njit(parallel=True, cache=True, fastmath=_SUMS)
+def adamw_rows(weight, mean, variance, last_step, touched, grad, step, rates):  # type: ignore[no-untyped-def]
+    """Apply AdamW in place to the touched rows; ``rates`` = (lr, beta1, beta2, eps, decay).
+
+    Moments and decay are those of a row whose gradient was zero in the steps it skipped.
+    """
+    lr, beta1, beta2, eps, decay = rates[0], rates[1], rates[2], rates[3], rates[4]
+    correction1 = np.float32(1.0 / (1.0 - beta1**step))
+    correction2 = np.float32(1.0 / (1.0 - beta2**step))
+    dim = weight.shape[1]
+    for i in prange(touched.shape[0]):
+        row = touched[i]
+        skipped = step - last_step[row]
+        fade1 = np.float32(beta1**skipped)
+        fade2 = np.float32(beta2**skipped)
+        shrink = np.float32((1.0 - lr * decay) ** skipped)
+        new1 = np.float32(1.0 - beta1)
+        new2 = np.float32(1.0 - beta2)
+        rate = np.float32(lr)
+        floor = np.float32(eps)
+        w = weight[row]
+        m = mean[row]
+        v = variance[row]
+        g = grad[i]
+        for d in range(dim):
+            m[d] = fade1 * m[d] + new1 * g[d]
+            v[d] = fade2 * v[d] + new2 * g[d] * g[d]
+            w[d] = shrink * w[d] - rate * (m[d] * correction1) / (
+                np.sqrt(v[d] * correction2) + floor
+            )
+        last_step[row] = step

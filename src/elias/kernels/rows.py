@@ -1,0 +1,138 @@
+"""Products with a few rows of a large table, and gradients that touch those rows only.
+
+On the CPU a table's gradient comes as a sparse tensor holding one row per row touched, which
+`elias.training.optim` updates in place. On a GPU the logits of a shortlist are taken out of one
+dense product while that fits, else gathered in pieces.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from elias.kernels import compiled
+
+_DENSE_LOGITS = 2**30  # up to this many B·L logits a GPU computes them all: faster than gathering
+_GATHERED = 2**27  # else at most this many gathered weights at a time
+
+
+def label_logits(
+    embedding: Float[Tensor, "B D"],
+    weight: Float[Tensor, "L D"],
+    bias: Float[Tensor, " L"],
+    labels: Int[Tensor, "B K"],
+) -> Float[Tensor, "B K"]:
+    """Return w_ℓ·φ + bias_ℓ for the K labels of each point; a padded label (= L) gives 0."""
+    if embedding.is_cuda:
+        return _logits_torch(embedding, weight, bias, labels)
+    logits: Tensor = _LabelLogits.apply(embedding, weight, bias, labels)
+    return logits
+
+
+def bag_sum(
+    weight: Float[Tensor, "V D"],
+    ids: Int[Tensor, " tokens"],
+    offsets: Int[Tensor, " B+1"],
+    coefficients: Float[Tensor, " tokens"],
+) -> Float[Tensor, "B D"]:
+    """Return Σ_j coefficient_j · weight[id_j] for each bag; no gradient to the coefficients."""
+    if weight.is_cuda:
+        return torch.nn.functional.embedding_bag(
+            ids,
+            weight,
+            offsets,
+            mode="sum",
+            per_sample_weights=coefficients,
+            include_last_offset=True,
+        )
+    bags: Tensor = _BagSum.apply(weight, ids, offsets, coefficients)
+    return bags
+
+
+def _logits_torch(embedding: Tensor, weight: Tensor, bias: Tensor, labels: Tensor) -> Tensor:
+    n_labels = len(weight)
+    real = labels < n_labels
+    safe = labels.clamp(max=n_labels - 1)
+    if len(embedding) * n_labels <= _DENSE_LOGITS:
+        logits = torch.addmm(bias, embedding, weight.T).gather(1, safe)
+    else:
+        rows = max(1, _GATHERED // (labels.shape[1] * weight.shape[1]))
+        parts = [
+            torch.einsum("bd,bkd->bk", embedding[i : i + rows], weight[safe[i : i + rows]])
+            for i in range(0, len(embedding), rows)
+        ]
+        logits = torch.cat(parts) + bias[safe]
+    return torch.where(real, logits, torch.zeros((), device=logits.device))
+
+
+def _row_gradient(
+    table: Tensor, ids: np.ndarray[Any, Any], offsets: np.ndarray[Any, Any], parts: tuple[Any, Any]
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Return (touched rows, their gradients, the sum of their coefficients)."""
+    coefficients, vectors = parts
+    touched, starts, points, places = compiled.group_by_id(ids, offsets, len(table))
+    grouped = coefficients[places]
+    gradient = np.empty((len(touched), table.shape[1]), dtype=np.float32)
+    compiled.sum_rows(vectors, points, starts, grouped, gradient)
+    sums = np.add.reduceat(grouped, starts[:-1]) if len(touched) else grouped[:0]
+    return torch.from_numpy(touched), torch.from_numpy(gradient), torch.from_numpy(sums)
+
+
+def _sparse(rows: Tensor, values: Tensor, shape: torch.Size) -> Tensor:
+    return torch.sparse_coo_tensor(
+        rows.unsqueeze(0), values, shape, is_coalesced=True, check_invariants=False
+    )
+
+
+class _LabelLogits(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, embedding: Tensor, weight: Tensor, bias: Tensor, labels: Tensor) -> Tensor:
+        out = torch.empty(labels.shape, dtype=torch.float32)
+        compiled.gather_dot(
+            *(part.detach().contiguous().numpy() for part in (embedding, weight, bias, labels)),
+            out.numpy(),
+        )
+        ctx.save_for_backward(embedding, weight, bias, labels)
+        return out
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, Tensor, Tensor, None]:
+        embedding, weight, bias, labels = ctx.saved_tensors
+        ids = labels.reshape(-1).numpy()
+        offsets = np.arange(len(labels) + 1, dtype=np.int64) * labels.shape[1]
+        coefficients = grads[0].contiguous().view(-1).numpy()
+        grad_embedding = torch.empty(embedding.shape, dtype=torch.float32)
+        compiled.sum_rows(
+            weight.detach().numpy(), ids, offsets, coefficients, grad_embedding.numpy()
+        )
+        vectors = embedding.detach().contiguous().numpy()
+        rows, gradient, sums = _row_gradient(weight, ids, offsets, (coefficients, vectors))
+        return (
+            grad_embedding,
+            _sparse(rows, gradient, weight.shape),
+            _sparse(rows, sums, bias.shape),
+            None,
+        )
+
+
+class _BagSum(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any, weight: Tensor, ids: Tensor, offsets: Tensor, coefficients: Tensor
+    ) -> Tensor:
+        out = torch.empty((len(offsets) - 1, weight.shape[1]), dtype=torch.float32)
+        arrays = (part.detach().numpy() for part in (weight, ids, offsets, coefficients))
+        compiled.sum_rows(*arrays, out.numpy())
+        ctx.save_for_backward(weight, ids, offsets, coefficients)
+        return out
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None, None, None]:
+        weight, ids, offsets, coefficients = ctx.saved_tensors
+        parts = (coefficients.numpy(), grads[0].contiguous().numpy())
+        rows, gradient, _ = _row_gradient(weight, ids.numpy(), offsets.numpy(), parts)
+        return _sparse(rows, gradient, weight.shape), None, None, None

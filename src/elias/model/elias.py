@@ -1,0 +1,218 @@
+"""The model: encoder, cluster and label classifiers, and the graph between them (§3.1–3.3)."""
+
+from __future__ import annotations
+
+import math
+from typing import NamedTuple
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor, nn
+
+from elias.data.batches import TokenBatch
+from elias.kernels import expand_beam, label_logits
+from elias.model.graph import LabelGraph
+from elias.model.losses import classification_loss, shortlist_loss
+from elias.model.encoder import TextEncoder
+
+
+class SearchSizes(NamedTuple):
+    """How wide a search is."""
+
+    beam_size: int
+    """b: clusters kept, Eq. 2."""
+    shortlist_size: int
+    """K: labels kept, Eq. 6."""
+
+
+class Shortlist(NamedTuple):
+    """The labels a search keeps, with the logarithm of their path score."""
+
+    labels: Int[Tensor, "B K"]
+    """In no order, padded with ``n_labels``."""
+    log_scores: Float[Tensor, "B K"]
+    """log ŷ_ℓ of the best path; carries gradients to clusters and edges. 0 in padded slots."""
+    positive_log: Float[Tensor, "B Y"]
+    """log ŷ_ℓ of the wanted labels, before the cut to K; 0 where not reached."""
+    reached: Bool[Tensor, "B Y"]
+    """Which of the wanted labels a path leads to."""
+
+
+class Losses(NamedTuple):
+    """What a training step is about, for the optimiser and for the log."""
+
+    total: Float[Tensor, ""]
+    classification: Float[Tensor, ""]
+    shortlist: Float[Tensor, ""]
+
+
+class LinearRows(nn.Module):
+    """One linear classifier per row: Ŵ_C over clusters, or W_L over labels."""
+
+    def __init__(self, n_rows: int, dim: int) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.empty(n_rows, dim))
+        self.bias = nn.Parameter(torch.zeros(n_rows))
+        self.reset()
+
+    @torch.no_grad()
+    def reset(self, bias: float = 0.0) -> None:
+        """Start over with small random weights."""
+        import os
+        sc=float(os.environ.get('WSCALE','1'))
+        nn.init.uniform_(self.weight, -1, 1).mul_(sc / math.sqrt(self.weight.shape[1]))
+        if len(self.bias)>2000: bias=float(os.environ.get('LBIAS','0'))
+        nn.init.constant_(self.bias, bias)
+
+
+class EliasModel(nn.Module):
+    """ELIAS for one text encoder and one graph.
+
+    Notation: B texts, D embedding width, C clusters, E edges per cluster, b beam, K shortlist,
+    L labels, Y positives of the row that has most.
+    """
+
+    def __init__(self, encoder: TextEncoder, graph: LabelGraph, alpha: float) -> None:
+        super().__init__()
+        self.alpha = alpha
+        self.encoder = encoder
+        self.graph = graph
+        self.clusters = LinearRows(graph.n_clusters, encoder.dim)  # Ŵ_C
+        self.labels = LinearRows(graph.n_labels, encoder.dim)  # W_L
+
+    @property
+    def n_labels(self) -> int:
+        """Return L."""
+        return self.graph.n_labels
+
+    def cluster_log_scores(self, embedding: Float[Tensor, "B D"]) -> Float[Tensor, "B C"]:
+        """Return log ŝ_c = min(0, log α + logsoftmax_c(ŵ_c·φ + bias_c)), Eq. 1."""
+        logits = torch.addmm(self.clusters.bias, embedding, self.clusters.weight.T)
+        return (math.log(self.alpha) + logits.log_softmax(dim=-1)).clamp(max=0)
+
+    def search(
+        self,
+        cluster_log: Float[Tensor, "B C"],
+        beam: Int[Tensor, "B b"],
+        shortlist_size: int,
+        wanted: Int[Tensor, "B Y"] | None = None,
+        blocked: Bool[Tensor, " L"] | None = None,
+    ) -> Shortlist:
+        """Expand a beam of clusters into the K best labels, Eq. 4–6; no path to blocked ones."""
+        edge_log = self.graph.edge_log_scores()
+        if blocked is not None:
+            known = self.graph.edge_labels.clamp(max=self.n_labels - 1)
+            edge_log = edge_log.masked_fill(blocked[known], -math.inf)
+        if wanted is None:
+            wanted = beam.new_empty((len(beam), 0))
+        found = expand_beam(
+            beam,
+            cluster_log.gather(1, beam),
+            self.graph.edge_labels,
+            edge_log,
+            wanted,
+            n_labels=self.n_labels,
+            shortlist_size=shortlist_size,
+        )
+        reached = found.wanted_paths >= 0
+        stored = found.labels < self.n_labels
+        return Shortlist(
+            labels=found.labels,
+            log_scores=self._path_log(cluster_log, edge_log, beam, found.paths, stored),
+            positive_log=self._path_log(cluster_log, edge_log, beam, found.wanted_paths, reached),
+            reached=reached,
+        )
+
+    def _path_log(
+        self, cluster_log: Tensor, edge_log: Tensor, beam: Tensor, paths: Tensor, valid: Tensor
+    ) -> Tensor:
+        """Return log ŝ_c + log ŝ_{c,ℓ} of the given paths, with gradients; 0 if not valid."""
+        n_edges = edge_log.shape[1]
+        paths = paths.clamp(min=0)
+        cluster = beam.gather(1, paths // n_edges)
+        edge = edge_log.reshape(-1)[cluster * n_edges + paths % n_edges]
+        zero = torch.zeros((), device=edge.device)
+        return torch.where(valid, cluster_log.gather(1, cluster) + edge, zero)
+
+    @torch.no_grad()
+    def training_beam(
+        self,
+        cluster_log: Float[Tensor, "B C"],
+        parents: Int[Tensor, "B Y"],
+        size: int,
+    ) -> Int[Tensor, "B b"]:
+        """Return each row's parents of its positives and then its best clusters, ``size`` in all.
+
+        Teacher forcing: a positive's strongest parent is always searched. A parent slot of C is
+        empty.
+        """
+        rank = torch.cat([cluster_log, cluster_log.new_zeros(len(cluster_log), 1)], dim=1)
+        # log scores are <= 0, so a parent at 1 goes before every other cluster
+        rank.scatter_(1, parents, 1.0)
+        return rank[:, :-1].topk(min(size, cluster_log.shape[1]), dim=1).indices
+
+    def losses(
+        self,
+        tokens: TokenBatch,
+        positives: Int[Tensor, "B Y"],
+        parents: Int[Tensor, "B Y"],
+        sizes: SearchSizes,
+        *,
+        shortlist_weight: float,
+        mean: bool,
+    ) -> Losses:
+        """Return L = L_c + λ·L_s for a batch.
+
+        ``mean``: L_c over all B·K slots and L_s over all B·Y slots, as the paper's λ wants it;
+        else both are summed over a point's slots and averaged over points.
+        """
+        embedding = self.encoder(tokens).float()
+        cluster_log = self.cluster_log_scores(embedding)
+        beam = self.training_beam(cluster_log, parents, sizes.beam_size)
+        found = self.search(cluster_log, beam, sizes.shortlist_size, positives)
+        logits = label_logits(embedding, self.labels.weight, self.labels.bias, found.labels)
+        relevant = is_member(found.labels, positives, self.n_labels)
+        stored = found.labels < self.n_labels
+        classification = classification_loss(logits, found.log_scores, relevant, stored)
+        shortlist = shortlist_loss(found.positive_log, found.reached)
+        classification = classification / (found.labels.numel() if mean else len(positives))
+        shortlist = shortlist / (positives.numel() if mean else len(positives))
+        return Losses(classification + shortlist_weight * shortlist, classification, shortlist)
+
+    @torch.no_grad()
+    def rank(
+        self,
+        embedding: Float[Tensor, "B D"],
+        sizes: SearchSizes,
+        top_k: int,
+        blocked: Bool[Tensor, " L"] | None = None,
+    ) -> tuple[Int[Tensor, "B k"], Float[Tensor, "B k"]]:
+        """Return the k labels of highest p = σ(w·φ + bias)·ŷ and their p, descending.
+
+        Ties go to the lower label id; missing slots hold ``n_labels`` and 0. ``blocked`` labels
+        take no place in the shortlist.
+        """
+        cluster_log = self.cluster_log_scores(embedding)
+        beam = cluster_log.topk(min(sizes.beam_size, cluster_log.shape[1]), dim=1).indices
+        found = self.search(cluster_log, beam, sizes.shortlist_size, blocked=blocked)
+        logits = label_logits(embedding, self.labels.weight, self.labels.bias, found.labels)
+        log_p = nn.functional.logsigmoid(logits.float()) + found.log_scores
+        dropped = found.labels >= self.n_labels
+        return _best(found.labels, log_p.masked_fill(dropped, -math.inf), top_k, self.n_labels)
+
+
+def _best(labels: Tensor, log_p: Tensor, top_k: int, n_labels: int) -> tuple[Tensor, Tensor]:
+    """Return the k best by score, equal scores by label id."""
+    order = labels.argsort(dim=1)
+    labels, log_p = labels.gather(1, order), log_p.gather(1, order)
+    order = log_p.argsort(dim=1, descending=True, stable=True)[:, :top_k]
+    labels, log_p = labels.gather(1, order), log_p.gather(1, order)
+    return labels.masked_fill(log_p == -math.inf, n_labels), log_p.exp()
+
+
+def is_member(
+    labels: Int[Tensor, "B K"], positives: Int[Tensor, "B Y"], n_labels: int
+) -> Bool[Tensor, "B K"]:
+    """Say which of the labels are among the row's positives (ascending, padded with L)."""
+    place = torch.searchsorted(positives, labels).clamp(max=positives.shape[1] - 1)
+    return (positives.gather(1, place) == labels) & (labels < n_labels)

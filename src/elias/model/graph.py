@@ -1,0 +1,85 @@
+"""The learned index: which labels hang under which clusters, and how strongly (§3.1, Eq. 5)."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor, nn
+
+
+class LabelGraph(nn.Module):
+    """Row-sparse adjacency A from C clusters to L labels, as two tensors of C×E.
+
+    Each cluster c stores up to E = κ edges. The learnable logit a_{c,ℓ} of an edge becomes
+
+        ŝ_{c,ℓ} = min(1, β · softmax_ℓ(a_c))                                     Eq. 5
+
+    so a cluster spreads a budget of β over its labels, at most 1 on each. While the graph is
+    *fixed* (stage 1) every stored edge scores 1. A slot without an edge holds ``n_labels``.
+    """
+
+    edge_labels: Tensor
+
+    def __init__(
+        self,
+        edge_labels: Int[Tensor, "C E"],
+        n_labels: int,
+        beta: float,
+        *,
+        edge_logits: Float[Tensor, "C E"] | None = None,
+    ) -> None:
+        super().__init__()
+        self.n_labels = n_labels
+        self.beta = beta
+        self.learned = edge_logits is not None
+        self.register_buffer("edge_labels", edge_labels)
+        logits = torch.zeros(edge_labels.shape) if edge_logits is None else edge_logits
+        self.edge_logits = nn.Parameter(logits, requires_grad=self.learned)  # a, (C, E)
+
+    @property
+    def n_clusters(self) -> int:
+        """Return C."""
+        return len(self.edge_labels)
+
+    def edge_log_scores(self) -> Float[Tensor, "C E"]:
+        """Return log ŝ_{c,ℓ} for every edge, Eq. 5; -inf where no edge is stored."""
+        empty = self.edge_labels >= self.n_labels
+        if not self.learned:
+            return torch.zeros(empty.shape, device=empty.device).masked_fill(empty, -math.inf)
+        logits = self.edge_logits.float().masked_fill(empty, -math.inf)
+        scores = (math.log(self.beta) + logits.log_softmax(dim=-1)).clamp(max=0)
+        return scores.masked_fill(empty, -math.inf)
+
+    @torch.no_grad()
+    def strongest_parents(self) -> Int[Tensor, " L"]:
+        """Return the cluster whose edge to each label scores highest; C for a label without any.
+
+        Strongest by the normalised score of Eq. 5; of equal ones the higher logit's share, then
+        the first cluster.
+        """
+        empty = self.edge_labels >= self.n_labels
+        shares = self.edge_logits.float().masked_fill(empty, -math.inf).log_softmax(dim=-1)
+        cluster = torch.arange(self.n_clusters, device=shares.device).unsqueeze(1)
+        kept = ~empty
+        labels, shares, clusters = (
+            part[kept] for part in (self.edge_labels, shares, cluster.expand_as(empty))
+        )
+        best = torch.full((self.n_labels,), -math.inf, device=shares.device)
+        best.scatter_reduce_(0, labels, shares, "amax")
+        winners = shares == best[labels]
+        parents = torch.full((self.n_labels,), self.n_clusters, device=shares.device)
+        return parents.scatter_reduce_(0, labels[winners], clusters[winners], "amin")
+
+
+def partition_edges(assignment: Int[Tensor, " L"], n_clusters: int) -> Int[Tensor, "C E"]:
+    """Return the edges of a partition: each cluster's labels, padded with ``n_labels``."""
+    n_labels = len(assignment)
+    order = torch.argsort(assignment, stable=True)
+    sizes = torch.bincount(assignment, minlength=n_clusters)
+    starts = sizes.cumsum(0) - sizes
+    edges = torch.full((n_clusters, int(sizes.max())), n_labels)
+    clusters = assignment[order]
+    edges[clusters, torch.arange(n_labels) - starts[clusters]] = order
+    return edges

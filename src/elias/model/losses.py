@@ -1,0 +1,63 @@
+"""The two losses of §3.3, computed from logarithms in float32."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from jaxtyping import Bool, Float
+from torch import Tensor
+from torch.nn.functional import logsigmoid
+
+_LARGEST_EXPONENT = 80.0  # keeps exp finite in float32
+
+
+def classification_loss(
+    logits: Float[Tensor, "B K"],
+    shortlist_log: Float[Tensor, "B K"],
+    relevant: Bool[Tensor, "B K"],
+    stored: Bool[Tensor, "B K"],
+) -> Float[Tensor, ""]:
+    """Return Σ −[y log p + (1−y) log(1−p)] over stored slots, p = σ(z)·ŷ; Eq. 7 corrected.
+
+    ``logits`` are z, ``shortlist_log`` is log ŷ ≤ 0. With log p = logσ(z) + log ŷ and
+    1−p = σ(−z) + σ(z)(1−ŷ), neither logarithm ever meets a rounded probability.
+    """
+    loss: Tensor = _ShortlistBCE.apply(logits, shortlist_log, relevant, stored)
+    return loss
+
+
+class _ShortlistBCE(torch.autograd.Function):
+    """The loss and both gradients in one pass; none of them can overflow or turn NaN."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, logits: Tensor, shortlist_log: Tensor, relevant: Tensor, stored: Tensor
+    ) -> Tensor:
+        z = logits.float()
+        log_hit = logsigmoid(z)
+        log_miss = log_hit - z  # logσ(−z)
+        log_p = log_hit + shortlist_log
+        log_rest = torch.log(-torch.expm1(shortlist_log))  # log(1−ŷ), −inf where ŷ = 1
+        log_not_p = torch.logaddexp(log_miss, log_hit + log_rest)
+        loss = torch.where(relevant, -log_p, -log_not_p)
+        odds = (log_p - log_not_p).clamp(max=_LARGEST_EXPONENT).exp()  # p / (1−p)
+        miss = log_miss.exp()
+        weight = stored.to(z.dtype)
+        ctx.save_for_backward(
+            torch.where(relevant, -miss, odds * miss) * weight,
+            torch.where(relevant, torch.full_like(odds, -1.0), odds) * weight,
+        )
+        return torch.where(stored, loss, torch.zeros_like(loss)).sum()
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, Tensor, None, None]:
+        by_logits, by_shortlist = ctx.saved_tensors
+        return grads[0] * by_logits, grads[0] * by_shortlist, None, None
+
+
+def shortlist_loss(
+    positive_log: Float[Tensor, "B Y"], reached: Bool[Tensor, "B Y"]
+) -> Float[Tensor, ""]:
+    """Return Σ −log ŷ over the positives that a path reached; Eq. 8."""
+    return -torch.where(reached, positive_log, torch.zeros_like(positive_log)).sum()

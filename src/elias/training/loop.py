@@ -1,0 +1,171 @@
+"""One stage of training: epochs over the points, validation after each, the best one kept."""
+
+from __future__ import annotations
+
+import logging
+import math
+import time
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, NamedTuple
+
+import torch
+
+from elias.data.batches import collate, n_batches, positives_of, shuffled_batches
+from elias.errors import RunError
+from elias.model.elias import SearchSizes
+from elias.progress import progress
+from elias.training.optim import Optimizer, WeightAverage, schedule
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    import numpy as np
+    from scipy.sparse import csr_matrix
+    from torch import Tensor
+
+    from elias.config import EliasConfig, StageConfig
+    from elias.data.tokens import Tokens
+    from elias.model.elias import EliasModel
+
+logger = logging.getLogger(__name__)
+
+_AVERAGES_PER_EPOCH = 10
+
+
+class Points(NamedTuple):
+    """Tokenised texts and their labels."""
+
+    tokens: Tokens
+    labels: csr_matrix
+
+
+class EpochReport(NamedTuple):
+    """What one epoch came to."""
+
+    stage: str
+    epoch: int
+    loss: float
+    classification_loss: float
+    shortlist_loss: float
+    seconds: float
+    validation: dict[str, float]
+
+
+@dataclass
+class _Best:
+    """The weights of the epoch with the highest validation score so far."""
+
+    score: float = -math.inf
+    epoch: int = 0
+    weights: dict[str, Tensor] = field(default_factory=dict)
+
+    def offer(self, model: EliasModel, score: float, epoch: int) -> bool:
+        if score <= self.score:
+            return False
+        self.score, self.epoch = score, epoch
+        self.weights = {name: t.detach().cpu().clone() for name, t in model.state_dict().items()}
+        return True
+
+
+@dataclass
+class StageLoop:
+    """Trains one stage; `run` does it all."""
+
+    model: EliasModel
+    stage: StageConfig
+    config: EliasConfig
+    points: Points
+    rng: np.random.Generator
+    validate: Callable[[EliasModel], dict[str, float]] | None
+    report: Callable[[EpochReport], None]
+
+    def run(self) -> int:
+        """Train, leave the best epoch's weights in the model, and return that epoch."""
+        device = next(self.model.parameters()).device
+        optimizer = Optimizer(self.model, self.stage)
+        average = WeightAverage(self.model)
+        best = _Best()
+        for epoch in range(1, self.stage.epochs + 1):
+            start = time.monotonic()
+            losses = self._epoch(epoch, optimizer, average, device)
+            validation, better = self._validate(epoch, average, best)
+            seconds = time.monotonic() - start
+            self.report(EpochReport(self.stage.name, epoch, *losses, seconds, validation))
+            waited = epoch - best.epoch
+            if not better and self.config.eval.patience and waited >= self.config.eval.patience:
+                logger.info("%s: no better epoch for %d, stopping", self.stage.name, waited)
+                break
+        if best.weights:
+            self.model.load_state_dict(best.weights)
+            return best.epoch
+        if average.started:
+            average.swap()
+        return epoch
+
+    def _epoch(
+        self, epoch: int, optimizer: Optimizer, average: WeightAverage, device: torch.device
+    ) -> tuple[float, float, float]:
+        lengths = self.points.tokens.lengths
+        per_epoch = n_batches(len(lengths), self.stage.batch_size)
+        n_steps = per_epoch * self.stage.epochs
+        every = max(1, per_epoch // _AVERAGES_PER_EPOCH)
+        parents = self._parents(device)
+        totals = torch.zeros(3, device=device)
+        self.model.train()
+        title = f"{self.stage.name} epoch {epoch}/{self.stage.epochs}"
+        with progress(title, per_epoch) as advance:
+            for rows in shuffled_batches(lengths, self.stage.batch_size, self.rng):
+                losses = self._losses(rows, parents, device)
+                losses[0].backward()  # type: ignore[no-untyped-call]
+                optimizer.step(schedule(optimizer.steps, n_steps, self.stage.warmup))
+                totals += torch.stack([part.detach() for part in losses])
+                done = optimizer.steps
+                if done > self.stage.average_from * n_steps and done % every == 0:
+                    average.update()
+                advance()
+        means: list[float] = (totals / per_epoch).tolist()
+        if not all(map(math.isfinite, means)):
+            raise RunError(
+                f"{self.stage.name} epoch {epoch}: the loss is {means[0]}; "
+                f"lower the learning rates (stages.{self.stage.name}.encoder_lr, .label_lr)"
+            )
+        return means[0], means[1], means[2]
+
+    def _losses(
+        self, rows: np.ndarray, parents: Tensor, device: torch.device  # type: ignore[type-arg]
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        positives = positives_of(self.points.labels, rows)
+        index = self.config.index
+        assert index.beam_size and index.shortlist_size
+        wide = max(index.beam_size + index.forced_clusters, positives.shape[1])
+        tokens = collate(self.points.tokens, rows).to(device)
+        positives = positives.to(device, non_blocking=True)
+        return self.model.losses(
+            tokens,
+            positives,
+            parents[positives],
+            SearchSizes(wide, index.shortlist_size),
+            shortlist_weight=self.stage.shortlist_loss_weight,
+            mean=self.config.loss.reduction == "mean",
+        )
+
+    def _parents(self, device: torch.device) -> Tensor:
+        """Return each label's strongest parent under the present graph; C for padding (L + 1,)."""
+        parents = self.model.graph.strongest_parents()
+        none = torch.full((1,), self.model.graph.n_clusters, device=device)
+        return torch.cat([parents, none])
+
+    def _validate(
+        self, epoch: int, average: WeightAverage, best: _Best
+    ) -> tuple[dict[str, float], bool]:
+        """Return the validation metrics, if they are due, and whether they are the best so far."""
+        due = epoch % self.config.eval.every == 0 or epoch == self.stage.epochs
+        if self.validate is None or not due:
+            return {}, False
+        if average.started:
+            average.swap()
+        metrics = self.validate(self.model)
+        better = best.offer(self.model, metrics[self.config.eval.select_by], epoch)
+        if average.started:
+            average.swap()
+        return metrics, better

@@ -1,0 +1,161 @@
+"""AdamW for all parameters: plain for the dense ones, row by row for the large tables."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+
+from elias.kernels import adamw_rows
+from elias.kernels.update import AdamWRates, RowState
+
+if TYPE_CHECKING:
+    from elias.config import StageConfig
+    from elias.model.elias import EliasModel
+
+BETAS = (0.9, 0.999)
+EPS = 1e-8
+
+
+def schedule(step: int, n_steps: int, warmup: float) -> float:
+    """Return the share of the learning rate at ``step`` (from 0): up linearly, then down to 0."""
+    n_warm = warmup * n_steps
+    if step < n_warm:
+        return (step + 1) / (n_warm + 1)
+    return max(0.0, (n_steps - step) / max(1.0, n_steps - n_warm))
+
+
+@dataclass
+class _Table:
+    """One large parameter, its rows' moments, and its own learning rate and decay."""
+
+    weight: nn.Parameter
+    lr: float
+    decay: float
+    state: RowState = field(init=False)
+
+    def __post_init__(self) -> None:
+        flat = self.weight.detach().view(len(self.weight), -1)
+        self.state = RowState(
+            mean=torch.zeros_like(flat),
+            variance=torch.zeros_like(flat),
+            last_step=torch.zeros(len(flat), dtype=torch.int64, device=flat.device),
+        )
+
+    def step(self, step: int, scale: float) -> None:
+        gradient = self.weight.grad
+        if gradient is None:
+            return
+        flat = self.weight.detach().view(len(self.weight), -1)
+        gradient = gradient.coalesce()
+        adamw_rows(
+            flat,
+            self.state,
+            gradient.indices()[0],
+            gradient.values().view(-1, flat.shape[1]),
+            step=step,
+            rates=AdamWRates(self.lr * scale, *BETAS, EPS, self.decay),
+        )
+
+
+class Optimizer:
+    """All of a model's parameters, each with the learning rate its stage gives it."""
+
+    def __init__(self, model: EliasModel, stage: StageConfig) -> None:
+        self.stage = stage
+        self.steps = 0
+        self._tables: list[_Table] = []
+        groups: list[dict[str, Any]] = []
+        tables = _table_parameters(model)
+        for name, parameter in model.named_parameters():
+            if not parameter.requires_grad:
+                continue
+            lr, decay = _rates(name, parameter, stage)
+            if name in tables and not parameter.is_cuda:
+                self._tables.append(_Table(parameter, lr, decay))
+            else:
+                groups.append({"params": [parameter], "lr": lr, "weight_decay": decay})
+        self._rates = [group["lr"] for group in groups]
+        self._dense = torch.optim.AdamW(_merged(groups), betas=BETAS, eps=EPS)
+        self._rates = [group["lr"] for group in self._dense.param_groups]
+
+    def step(self, scale: float) -> None:
+        """Update every parameter by its gradient, learning rates times ``scale``; clear both."""
+        self.steps += 1
+        for group, lr in zip(self._dense.param_groups, self._rates, strict=True):
+            group["lr"] = lr * scale
+        if self.stage.max_grad_norm:
+            dense = [p for group in self._dense.param_groups for p in group["params"]]
+            torch.nn.utils.clip_grad_norm_(dense, self.stage.max_grad_norm)
+        self._dense.step()
+        self._dense.zero_grad(set_to_none=True)
+        for table in self._tables:
+            table.step(self.steps, scale)
+            table.weight.grad = None
+
+
+def _table_parameters(model: EliasModel) -> set[str]:
+    encoder = {f"encoder.{name}" for name in model.encoder.table_names()}
+    return encoder | {"labels.weight", "labels.bias"}
+
+
+def _rates(name: str, parameter: Tensor, stage: StageConfig) -> tuple[float, float]:
+    """Return (learning rate, weight decay) of a parameter."""
+    decay = stage.weight_decay if parameter.ndim > 1 else 0.0
+    if name.startswith("graph."):
+        return stage.edge_lr, 0.0
+    if name.startswith("clusters."):
+        return stage.cluster_lr, decay
+    if name.startswith("labels."):
+        return stage.label_lr, decay
+    if name == "encoder.vectors":
+        return stage.bag_lr, 0.0
+    return stage.encoder_lr, decay
+
+
+def _merged(groups: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Join groups of equal rates, so that the fused update sees many tensors at once."""
+    merged: dict[tuple[float, float], list[Tensor]] = {}
+    for group in groups:
+        merged.setdefault((group["lr"], group["weight_decay"]), []).extend(group["params"])
+    return [{"params": p, "lr": lr, "weight_decay": wd} for (lr, wd), p in merged.items()]
+
+
+class WeightAverage:
+    """The running mean of a model's weights, A excepted (SWA)."""
+
+    def __init__(self, model: EliasModel) -> None:
+        self._model = model
+        self._mean: dict[str, Tensor] = {}
+        self._count = 0
+
+    @property
+    def started(self) -> bool:
+        """Say whether anything has been averaged."""
+        return self._count > 0
+
+    @torch.no_grad()
+    def update(self) -> None:
+        """Take the present weights into the mean."""
+        self._count += 1
+        for name, parameter in self._model.named_parameters():
+            if name.startswith("graph."):
+                continue
+            if name not in self._mean:
+                self._mean[name] = parameter.detach().clone()
+            else:
+                self._mean[name].lerp_(parameter.detach(), 1 / self._count)
+
+    @torch.no_grad()
+    def swap(self) -> None:
+        """Exchange the model's weights with the mean; a second call undoes the first."""
+        for name, parameter in self._model.named_parameters():
+            if name in self._mean:
+                held = parameter.detach().clone()
+                parameter.copy_(self._mean[name])
+                self._mean[name] = held
+
+

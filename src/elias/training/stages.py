@@ -1,0 +1,158 @@
+"""The sequence of stages: cluster, train with the fixed graph, link, train with the learned one."""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+
+from elias.clustering import balanced_clusters, label_centroids
+from elias.errors import ConfigError
+from elias.model.elias import EliasModel
+from elias.model.graph import LabelGraph, partition_edges
+from elias.model.inference import cluster_all, embed_all
+from elias.training.edges import edge_counts, first_logits, strongest_edges
+from elias.training.loop import EpochReport, Points, StageLoop
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from contextlib import AbstractContextManager
+
+    from numpy.typing import NDArray
+    from scipy.sparse import csr_matrix
+
+    from elias.config import EliasConfig, StageConfig
+    from elias.model.encoder import TextEncoder
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass
+class StageSequence:
+    """Everything the stages share; `run` goes through them and returns the model."""
+
+    config: EliasConfig
+    encoder: TextEncoder
+    points: Points
+    bow: csr_matrix
+    device: torch.device
+    validate: Callable[[EliasModel], dict[str, float]] | None
+    report_epoch: Callable[[EpochReport], None]
+    report_stage: Callable[[StageConfig, EliasModel, int], None]
+    timed: Callable[[str], AbstractContextManager[None]]
+    """Notes how long a step of this name takes."""
+
+    def run(self, init_from: EliasModel | None = None) -> EliasModel:
+        """Train all stages in order, from scratch or from a model over the same labels."""
+        first_encoder = {name: t.clone() for name, t in self.encoder.state_dict().items()}
+        self.encoder.to(self.device)
+        model = init_from
+        partition: NDArray[np.int64] | None = None
+        for position, stage in enumerate(self.config.stages):
+            if stage.learn_graph:
+                model = self._learned(model, partition, stage, position)
+            else:
+                fresh = partition is None or stage.cluster_with_encoder
+                if partition is None or fresh:
+                    with self.timed("clusters"):
+                        partition = self._partition(self._clustered_with(stage, model, init_from))
+                if not stage.keep_encoder:
+                    self.encoder.load_state_dict(first_encoder)
+                model = self._fixed(model, partition, stage, fresh)
+            model.to(self.device)
+            with self.timed(stage.name):
+                best_epoch = self._loop(model, stage, position).run()
+            self.report_stage(stage, model, best_epoch)
+        assert model is not None
+        return model
+
+    def _learned(
+        self,
+        model: EliasModel | None,
+        partition: NDArray[np.int64] | None,
+        stage: StageConfig,
+        position: int,
+    ) -> EliasModel:
+        if model is not None and model.graph.learned:
+            return model
+        if model is None or partition is None:
+            raise ConfigError(
+                f"stages.{stage.name}.learn_graph: the first stage needs the fixed graph, or a "
+                "model with a learned one to start from"
+            )
+        with self.timed("edges"):
+            return self._linked(model, partition, stage, position)
+
+    @staticmethod
+    def _clustered_with(
+        stage: StageConfig, model: EliasModel | None, init_from: EliasModel | None
+    ) -> EliasModel | None:
+        """Return the model whose φ joins in the clustering, if the stage wants one."""
+        return model if stage.cluster_with_encoder else init_from
+
+    def _loop(self, model: EliasModel, stage: StageConfig, position: int) -> StageLoop:
+        return StageLoop(
+            model=model,
+            stage=stage,
+            config=self.config,
+            points=self.points,
+            rng=np.random.default_rng([self.config.seed, position]),
+            validate=self.validate,
+            report=self.report_epoch,
+        )
+
+    def _partition(self, model: EliasModel | None) -> NDArray[np.int64]:
+        """Cluster the labels on bag of words and, given a model, on its φ (Eq. 14–15)."""
+        embedding = None if model is None else embed_all(model, self.points.tokens)
+        sparse, dense = label_centroids(self.points.labels, self.bow, embedding)
+        n_clusters = self.config.index.n_clusters
+        assert n_clusters is not None
+        return balanced_clusters(sparse, dense, n_clusters, self.config.seed)
+
+    def _fixed(
+        self,
+        before: EliasModel | None,
+        partition: NDArray[np.int64],
+        stage: StageConfig,
+        fresh_clusters: bool,
+    ) -> EliasModel:
+        """Return a model on the partition, with what the stage keeps of the one before."""
+        index = self.config.index
+        assert index.n_clusters is not None
+        assert index.beta is not None
+        edges = partition_edges(torch.from_numpy(partition), index.n_clusters)
+        graph = LabelGraph(edges, len(partition), index.beta)
+        model = EliasModel(self.encoder, graph, index.alpha)
+        if before is not None and not fresh_clusters:
+            model.clusters = before.clusters
+        if before is not None and stage.keep_labels:
+            model.labels = before.labels
+        return model
+
+    def _linked(
+        self,
+        model: EliasModel,
+        partition: NDArray[np.int64],
+        stage: StageConfig,
+        position: int,
+    ) -> EliasModel:
+        """Return the model with a learned graph, its edges from where the points go (Eq. 9–10)."""
+        index = self.config.index
+        assert index.beam_size is not None
+        assert index.edges_per_cluster is not None
+        beams, scores = cluster_all(model, self.points.tokens, index.beam_size)
+        counts = edge_counts(beams, scores, self.points.labels, model.graph.n_clusters)
+        edges = strongest_edges(counts, partition, index.edges_per_cluster)
+        generator = torch.Generator().manual_seed(self.config.seed * 1000 + position)
+        logits = first_logits(edges, counts, index.edge_init, generator)
+        assert index.beta is not None
+        graph = LabelGraph(
+            torch.from_numpy(edges), model.n_labels, index.beta, edge_logits=logits
+        )
+        model.graph = graph
+        if not stage.keep_labels:
+            model.labels.reset()
+        return model

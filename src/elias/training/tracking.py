@@ -1,0 +1,116 @@
+"""What a run leaves behind: its configuration, its metrics line by line, its log, its model."""
+
+from __future__ import annotations
+
+import json
+import logging
+import shutil
+import time
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from elias.config import EliasConfig, read_tree
+from elias.errors import ConfigError, RunError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+CONFIG_FILE = "config.json"
+METRICS_FILE = "metrics.jsonl"
+LOG_FILE = "train.log"
+MODEL_FOLDER = "model"
+_OURS = (CONFIG_FILE, METRICS_FILE, LOG_FILE)
+
+logger = logging.getLogger(__name__)
+
+
+class Run:
+    """A training run: records what happens and how long it took, on disk if it has a folder."""
+
+    def __init__(self, folder: Path | None = None) -> None:
+        self.folder = folder
+        self.records: list[dict[str, Any]] = []
+        self.timings: dict[str, float] = {}
+
+    @property
+    def model_folder(self) -> Path | None:
+        """Return where the model goes when it is finished."""
+        return None if self.folder is None else self.folder / MODEL_FOLDER
+
+    def record(self, event: str, **facts: Any) -> None:
+        """Note an event: one line of ``metrics.jsonl``."""
+        line = {"event": event, **facts}
+        self.records.append(line)
+        if self.folder is not None:
+            with (self.folder / METRICS_FILE).open("a", encoding="utf8") as file:
+                file.write(json.dumps(line, ensure_ascii=False) + "\n")
+
+    @contextmanager
+    def timed(self, step: str) -> Iterator[None]:
+        """Note how long the block takes, under the name ``step``."""
+        start = time.monotonic()
+        yield
+        seconds = time.monotonic() - start
+        self.timings[step] = self.timings.get(step, 0.0) + seconds
+        self.record("time", step=step, seconds=round(seconds, 3))
+
+
+@contextmanager
+def open_run(folder: Path | None, config: EliasConfig, *, overwrite: bool) -> Iterator[Run]:
+    """Begin a run in ``folder`` and log to it; refuse to spoil another one there."""
+    if folder is None:
+        yield Run()
+        return
+    _make_room(folder, config, overwrite=overwrite)
+    folder.mkdir(parents=True, exist_ok=True)
+    write_json(folder / CONFIG_FILE, config.to_dict())
+    (folder / METRICS_FILE).unlink(missing_ok=True)
+    handler = logging.FileHandler(folder / LOG_FILE, mode="w", encoding="utf8")
+    handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
+    ours = logging.getLogger("elias")
+    before = ours.level
+    ours.addHandler(handler)
+    ours.setLevel(min(before or logging.INFO, logging.INFO))
+    try:
+        yield Run(folder)
+    finally:
+        ours.setLevel(before)
+        ours.removeHandler(handler)
+        handler.close()
+
+
+def _make_room(folder: Path, config: EliasConfig, *, overwrite: bool) -> None:
+    """Check that a run may begin in ``folder``; with ``overwrite``, take the old one away."""
+    if folder.exists() and not folder.is_dir():
+        raise RunError(f"{folder}: is a file; give another --out")
+    held = [name for name in (*_OURS, MODEL_FOLDER) if (folder / name).exists()]
+    if not held:
+        return
+    if not overwrite:
+        if (folder / MODEL_FOLDER).exists():
+            raise RunError(f"{folder}: holds a finished run; use --overwrite or another --out")
+        if _begun_with(folder) != config.to_dict():
+            raise RunError(
+                f"{folder}: a run was begun here with another configuration; "
+                "use --overwrite or another --out"
+            )
+        logger.info("%s: an unfinished run of this configuration starts over", folder)
+    if (folder / MODEL_FOLDER).exists():
+        shutil.rmtree(folder / MODEL_FOLDER)
+    for name in _OURS:
+        (folder / name).unlink(missing_ok=True)
+
+
+def _begun_with(folder: Path) -> dict[str, Any] | None:
+    try:
+        return read_tree(folder / CONFIG_FILE)
+    except ConfigError:
+        return None
+
+
+def write_json(path: Path, tree: Any) -> None:
+    """Write JSON whole: to a temporary file, then renamed."""
+    temporary = path.with_name(f".{path.name}.writing")
+    temporary.write_text(json.dumps(tree, indent=2, ensure_ascii=False) + "\n", encoding="utf8")
+    temporary.replace(path)
