@@ -115,7 +115,6 @@ def test_an_unknown_key_near_nothing_lists_the_known_ones():
         ({"encoder": {"char_ngrams": [5, 3]}}, "encoder.char_ngrams must be [shortest, longest]"),
         ({"encoder": {"dropout": 1.0}}, "encoder.dropout must be in [0, 1), not 1.0"),
         ({"stages": []}, "stages must not be empty"),
-        ({"stages": [{"learn_graph": True}]}, "the first stage needs the fixed graph"),
         ({"stages": [{}, {}]}, "stages must have different names"),
         ({"stages": [{"epochs": 0}]}, "stages[stage1].epochs must be >= 1, not 0"),
         ({"stages": [{"label_lr": float("nan")}]}, "stages[stage1].label_lr must be >= 0"),
