@@ -40,6 +40,14 @@ def test_a_line_without_labels_may_lack_the_space(tmp_path):
     assert load_corpus(path, test_size=0).train.labels.toarray().tolist() == [[0, 0], [0, 1]]
 
 
+def test_white_space_between_pairs_may_be_of_any_kind(tmp_path):
+    path = write(tmp_path / "data.txt", "2 3 2\n0  0:1\t1:2   2:1e-1 \r\n1 2:+3\n")
+
+    features = load_corpus(path, test_size=0).train.features
+
+    np.testing.assert_allclose(features.toarray(), [[1, 2, 0.1], [0, 0, 3]])
+
+
 @pytest.mark.parametrize("stem", ["", "eurlex_"])
 def test_a_folder_has_train_and_test_files(tmp_path, stem):
     write(tmp_path / f"{stem}train.txt", TRAIN)
@@ -94,6 +102,9 @@ def test_many_lines_are_read_in_blocks(tmp_path):
         ("2 4 5\n0 1:1\n0 4:1\n", "data.txt:3: feature id 4 is out of range"),
         ("2 4 5\n0 1:1\n0 1:2:3 5\n", "data.txt:3: '1:2:3' is not an index:value pair"),
         ("2 4 5\n0 1:1\n0 1:x\n", "data.txt:3: '1:x' is not an index:value pair"),
+        ("2 4 5\n0 1:1\n0 1.5:1\n", "data.txt:3: '1.5:1' is not an index:value pair"),
+        ("2 4 5\n0 1:1\n0 :1\n", "data.txt:3: ':1' is not an index:value pair"),
+        ("2 4 5\n0 1:1\n0 nan:1\n", "data.txt:3: 'nan:1' is not an index:value pair"),
         ("2 4 5\n0 1:1\n0,,1 1:1\n", "data.txt:3: '0,,1' is not a list of label ids"),
         ("1 4 5\n0 1:nan\n", "data.txt: point 1, column 1 holds nan: a feature value must be fin"),
         ("1 4 5\n0 1:inf\n", "must be finite"),

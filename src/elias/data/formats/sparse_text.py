@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import warnings
 from dataclasses import dataclass
 from itertools import islice, pairwise
 from typing import TYPE_CHECKING
@@ -19,6 +20,9 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
     from scipy.sparse import csr_matrix
 
+    _Pairs = tuple[NDArray[np.int64], NDArray[np.float32]]
+
+_COLON, _SPACE = ord(":"), ord(" ")
 _CHUNK = 1 << 14
 _HEADER = re.compile(r"\s*\d+(?:\s+\d+){1,2}\s*")
 
@@ -97,30 +101,46 @@ def _at_most(lines: Iterator[str], n_rows: int) -> Iterator[str]:
 
 
 def _parse(path: Path, lines: list[str], first: int, *, with_labels: bool) -> _Block:
-    label_counts, heads, pair_counts = [], [], []
-    pairs: list[str] = []
-    for line in lines:
-        head, rest = _cut(line) if with_labels else ("", line)
-        parts = rest.split()
-        label_counts.append(head.count(",") + 1 if head else 0)
-        heads += [head] if head else []
-        pair_counts.append(len(parts))
-        pairs += parts
+    cut = [_cut(line) if with_labels else ("", line.strip()) for line in lines]
+    heads = [head for head, _ in cut if head]
+    text = " ".join(rest for _, rest in cut if rest)
     try:
         labels = np.array([int(i) for i in ",".join(heads).split(",")] if heads else [], np.int64)
-        columns, values = _split_pairs(pairs)
+        columns, values = _pairs(text) or _odd_pairs(text)
     except (ValueError, OverflowError):
         raise _broken_line(path, lines, first, with_labels=with_labels) from None
-    return _Block(label_counts, labels, pair_counts, columns, values)
+    label_counts = [head.count(",") + 1 if head else 0 for head, _ in cut]
+    return _Block(label_counts, labels, [rest.count(":") for _, rest in cut], columns, values)
 
 
 def _cut(line: str) -> tuple[str, str]:
     """Return the labels and the pairs of a line; a line without labels starts with a space."""
     head, _, rest = line.rstrip().partition(" ")
-    return ("", line) if ":" in head else (head, rest)
+    return ("", line.strip()) if ":" in head else (head, rest.strip())
 
 
-def _split_pairs(pairs: list[str]) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
+def _pairs(text: str) -> _Pairs | None:
+    """Parse ``index:value`` pairs with single spaces between them; None for anything else."""
+    buffer = np.frombuffer(text.encode(), dtype=np.uint8)
+    marks = buffer[(buffer == _COLON) | (buffer <= _SPACE)]
+    n_pairs = (len(marks) + 1) // 2
+    if len(marks) % 2 == 0 or (marks[0::2] != _COLON).any() or (marks[1::2] != _SPACE).any():
+        return None
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)  # at text that is no number
+        try:
+            numbers = np.fromstring(text.replace(":", " "), sep=" ")
+        except ValueError:
+            return None
+    columns = numbers[0::2].astype(np.int64) if np.isfinite(numbers[0::2]).all() else None
+    if len(numbers) != 2 * n_pairs or columns is None or (columns != numbers[0::2]).any():
+        return None
+    return columns, numbers[1::2].astype(np.float32)
+
+
+def _odd_pairs(text: str) -> _Pairs:
+    """Parse pairs between any white space, more slowly."""
+    pairs = text.split()
     flat = ":".join(pairs).split(":") if pairs else []
     if len(flat) != 2 * len(pairs) or not all(":" in pair for pair in pairs):
         raise ValueError("not index:value pairs")
