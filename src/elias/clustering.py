@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import logging
-from typing import TYPE_CHECKING
+from typing import Any, TypeAlias
 
 import numpy as np
 from numba import njit, prange
+from numpy.typing import NDArray
 from scipy.sparse import csr_matrix
 
 from elias.progress import progress
 
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
+Array: TypeAlias = NDArray[Any]
+Parts: TypeAlias = tuple[Array, Array, Array, Array]
+"""The centroids: sparse values, columns and row starts, and the dense part."""
 
 logger = logging.getLogger(__name__)
 
@@ -109,7 +111,7 @@ def _spread(n_rest: int, n_known: int, n_clusters: int) -> NDArray[np.int64]:
 
 
 @njit(cache=True)
-def _add(parts, member, sign, center, dense_center):  # type: ignore[no-untyped-def]
+def _add(parts: Parts, member: int, sign: np.float32, center: Array, dense_center: Array) -> None:
     data, indices, indptr, dense = parts
     for j in range(indptr[member], indptr[member + 1]):
         center[indices[j]] += sign * data[j]
@@ -118,7 +120,7 @@ def _add(parts, member, sign, center, dense_center):  # type: ignore[no-untyped-
 
 
 @njit(cache=True)
-def _clear(parts, members, center):  # type: ignore[no-untyped-def]
+def _clear(parts: Parts, members: Array, center: Array) -> None:
     _, indices, indptr, _ = parts
     for member in members:
         for j in range(indptr[member], indptr[member + 1]):
@@ -126,7 +128,7 @@ def _clear(parts, members, center):  # type: ignore[no-untyped-def]
 
 
 @njit(cache=True)
-def _score(parts, members, center, dense_center, scores):  # type: ignore[no-untyped-def]
+def _score(parts: Parts, members: Array, center: Array, dense_center: Array, scores: Array) -> None:
     data, indices, indptr, dense = parts
     for i in range(members.shape[0]):
         member = members[i]
@@ -139,7 +141,7 @@ def _score(parts, members, center, dense_center, scores):  # type: ignore[no-unt
 
 
 @njit(cache=True)
-def _halve(parts, members, n_first, center, seeds):  # type: ignore[no-untyped-def]
+def _halve(parts: Parts, members: Array, n_first: int, center: Array, seeds: Array) -> None:
     """Order ``members`` in place so that the first ``n_first`` are nearer to one centre."""
     size = members.shape[0]
     dense_center = np.zeros(parts[3].shape[1], dtype=np.float32)
@@ -170,7 +172,9 @@ def _halve(parts, members, n_first, center, seeds):  # type: ignore[no-untyped-d
 
 
 @njit(parallel=True, cache=True)
-def _halve_all(parts, n_columns, members, borders, seeds):  # type: ignore[no-untyped-def]
+def _halve_all(
+    parts: Parts, n_columns: int, members: Array, borders: tuple[Array, Array], seeds: Array
+) -> None:
     """Halve every node of one level; nodes are dealt to a few workers with their own centre."""
     starts, cuts = borders
     n_nodes = cuts.shape[0]

@@ -88,9 +88,7 @@ def shuffled_batches(
         yield batches[i]
 
 
-def ordered_batches(
-    lengths: NDArray[np.int64], batch_size: int
-) -> Iterator[NDArray[np.int64]]:
+def ordered_batches(lengths: NDArray[np.int64], batch_size: int) -> Iterator[NDArray[np.int64]]:
     """Yield every row once, shortest texts first: the least padding."""
     order = np.argsort(lengths, kind="stable")
     for start in range(0, len(order), batch_size):

@@ -6,8 +6,13 @@ result does not depend on the number of threads. `elias.kernels` gives them tens
 
 from __future__ import annotations
 
+from typing import Any, TypeAlias
+
 import numpy as np
 from numba import njit, prange
+from numpy.typing import NDArray
+
+Array: TypeAlias = NDArray[Any]
 
 # Sums may be reordered so that they vectorise; NaN and infinity keep their meaning.
 _SUMS = {"reassoc", "contract", "nsz"}
@@ -15,7 +20,7 @@ _EMPTY = np.float32(-np.inf)
 
 
 @njit(cache=True)
-def _keep_best(scores, labels, size, keep):  # type: ignore[no-untyped-def]
+def _keep_best(scores: Array, labels: Array, size: int, keep: int) -> None:
     """Move the ``keep`` best of the first ``size`` entries to the front, in no order.
 
     Quickselect on (score descending, label ascending), a strict order, so the choice is unique.
@@ -47,7 +52,15 @@ def _keep_best(scores, labels, size, keep):  # type: ignore[no-untyped-def]
 
 
 @njit(cache=True)
-def _reach(beam, beam_log, edge_labels, edge_log, best_log, best_path, reached):  # type: ignore[no-untyped-def]
+def _reach(
+    beam: Array,
+    beam_log: Array,
+    edge_labels: Array,
+    edge_log: Array,
+    best_log: Array,
+    best_path: Array,
+    reached: Array,
+) -> int:
     """Walk every path of one row, noting the best to each label; return how many were reached."""
     n_clusters, n_edges = edge_labels.shape
     n_reached = 0
@@ -71,7 +84,16 @@ def _reach(beam, beam_log, edge_labels, edge_log, best_log, best_path, reached):
 
 
 @njit(parallel=True, cache=True)
-def expand_beam(beam, beam_log, edge_labels, edge_log, wanted, n_labels, n_chunks, outs):  # type: ignore[no-untyped-def]
+def expand_beam(  # noqa: PLR0913 - numba wants plain positional arrays
+    beam: Array,
+    beam_log: Array,
+    edge_labels: Array,
+    edge_log: Array,
+    wanted: Array,
+    n_labels: int,
+    n_chunks: int,
+    outs: tuple[Array, Array, Array],
+) -> None:
     """Follow all edges of each row's beam, keep the best path per label, then the best labels.
 
     A path is numbered ``position in the beam · E + edge``; of equal paths the first is kept. The
@@ -105,7 +127,7 @@ def expand_beam(beam, beam_log, edge_labels, edge_log, wanted, n_labels, n_chunk
 
 
 @njit(parallel=True, cache=True, fastmath=_SUMS)
-def gather_dot(embedding, weight, bias, labels, out):  # type: ignore[no-untyped-def]
+def gather_dot(embedding: Array, weight: Array, bias: Array, labels: Array, out: Array) -> None:
     """Fill ``out[i, k] = weight[labels[i, k]]·embedding[i] + bias``; a padded label gives 0."""
     n_rows, n_keep = labels.shape
     n_labels, dim = weight.shape
@@ -123,7 +145,7 @@ def gather_dot(embedding, weight, bias, labels, out):  # type: ignore[no-untyped
 
 
 @njit(parallel=True, cache=True, fastmath=_SUMS)
-def sum_rows(weight, ids, offsets, coefficients, out):  # type: ignore[no-untyped-def]
+def sum_rows(weight: Array, ids: Array, offsets: Array, coefficients: Array, out: Array) -> None:
     """Fill ``out[i] = Σ_j coefficients[j]·weight[ids[j]]`` over j in offsets[i]:offsets[i+1]."""
     n_rows, dim = out.shape
     n_weights = weight.shape[0]
@@ -140,59 +162,52 @@ def sum_rows(weight, ids, offsets, coefficients, out):  # type: ignore[no-untype
                 total[d] += coefficient * source[d]
 
 
-@njit(parallel=True, cache=True, fastmath=_SUMS)
-def sum_dots(weight, ids, offsets, vectors, out):  # type: ignore[no-untyped-def]
-    """Fill ``out[j] = weight[ids[j]]·vectors[i]`` for j in offsets[i]:offsets[i+1]."""
-    dim = weight.shape[1]
-    for row in prange(offsets.shape[0] - 1):
-        point = vectors[row]
-        for j in range(offsets[row], offsets[row + 1]):
-            total = np.float32(0.0)
-            for d in range(dim):
-                total += weight[ids[j], d] * point[d]
-            out[j] = total
+@njit(cache=True)
+def _first_places(ids: Array, n_ids: int) -> tuple[Array, Array, Array]:
+    """Return (touched ids ascending, start of each in a grouped list, start by id)."""
+    counts = np.zeros(n_ids, dtype=np.int64)
+    for j in range(ids.shape[0]):
+        if ids[j] < n_ids:
+            counts[ids[j]] += 1
+    touched = np.flatnonzero(counts)
+    starts = np.zeros(touched.shape[0] + 1, dtype=np.int64)
+    for i in range(touched.shape[0]):
+        starts[i + 1] = starts[i] + counts[touched[i]]
+        counts[touched[i]] = starts[i]
+    return touched, starts, counts
 
 
 @njit(cache=True)
-def group_by_id(ids, offsets, n_ids):  # type: ignore[no-untyped-def]
+def group_by_id(ids: Array, offsets: Array, n_ids: int) -> tuple[Array, Array, Array, Array]:
     """Turn rows of ids around: for each id that occurs, the rows and places it occurs in.
 
     Returns (touched ids ascending, start of each in the next two, row, place); ids of ``n_ids``
     and over are padding.
     """
-    counts = np.zeros(n_ids + 1, dtype=np.int64)
-    for j in range(ids.shape[0]):
-        if ids[j] < n_ids:
-            counts[ids[j]] += 1
-    n_touched = 0
-    for i in range(n_ids):
-        n_touched += counts[i] > 0
-    touched = np.empty(n_touched, dtype=np.int64)
-    starts = np.empty(n_touched + 1, dtype=np.int64)
-    filled = 0
-    total = 0
-    for i in range(n_ids):
-        if counts[i] > 0:
-            touched[filled] = i
-            starts[filled] = total
-            filled += 1
-            total += counts[i]
-            counts[i] = total - counts[i]
-    starts[n_touched] = total
-    rows = np.empty(total, dtype=np.int32)
-    places = np.empty(total, dtype=np.int64)
+    touched, starts, slot_of = _first_places(ids, n_ids)
+    rows = np.empty(starts[-1], dtype=np.int32)
+    places = np.empty(starts[-1], dtype=np.int64)
     for row in range(offsets.shape[0] - 1):
         for j in range(offsets[row], offsets[row + 1]):
             if ids[j] < n_ids:
-                slot = counts[ids[j]]
+                slot = slot_of[ids[j]]
                 rows[slot] = row
                 places[slot] = j
-                counts[ids[j]] = slot + 1
+                slot_of[ids[j]] = slot + 1
     return touched, starts, rows, places
 
 
 @njit(parallel=True, cache=True, fastmath=_SUMS)
-def adamw_rows(weight, mean, variance, last_step, touched, grad, step, rates):  # type: ignore[no-untyped-def]
+def adamw_rows(  # noqa: PLR0913 - numba wants plain positional arrays
+    weight: Array,
+    mean: Array,
+    variance: Array,
+    last_step: Array,
+    touched: Array,
+    grad: Array,
+    step: int,
+    rates: Array,
+) -> None:
     """Apply AdamW in place to the touched rows; ``rates`` = (lr, beta1, beta2, eps, decay).
 
     Moments and decay are those of a row whose gradient was zero in the steps it skipped.

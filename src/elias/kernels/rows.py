@@ -90,7 +90,9 @@ def _sparse(rows: Tensor, values: Tensor, shape: torch.Size) -> Tensor:
 
 class _LabelLogits(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, embedding: Tensor, weight: Tensor, bias: Tensor, labels: Tensor) -> Tensor:
+    def forward(
+        ctx: Any, embedding: Tensor, weight: Tensor, bias: Tensor, labels: Tensor
+    ) -> Tensor:
         out = torch.empty(labels.shape, dtype=torch.float32)
         compiled.gather_dot(
             *(part.detach().contiguous().numpy() for part in (embedding, weight, bias, labels)),

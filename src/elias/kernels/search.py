@@ -79,7 +79,7 @@ def _expand_torch(
     n_labels: int,
     shortlist_size: int,
 ) -> Expansion:
-    n_clusters, n_edges = edge_labels.shape
+    n_clusters = len(edge_labels)
     inside = beam < n_clusters
     clusters = beam.clamp(max=n_clusters - 1)
     scores = beam_log.detach().float().unsqueeze(-1) + edge_log.detach().float()[clusters]

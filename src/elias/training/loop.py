@@ -132,11 +132,15 @@ class StageLoop:
         return means[0], means[1], means[2]
 
     def _losses(
-        self, rows: np.ndarray, parents: Tensor, device: torch.device  # type: ignore[type-arg]
+        self,
+        rows: np.ndarray,
+        parents: Tensor,
+        device: torch.device,  # type: ignore[type-arg]
     ) -> tuple[Tensor, Tensor, Tensor]:
         positives = positives_of(self.points.labels, rows)
         index = self.config.index
-        assert index.beam_size and index.shortlist_size
+        assert index.beam_size is not None
+        assert index.shortlist_size is not None
         wide = max(index.beam_size + index.forced_clusters, positives.shape[1])
         tokens = collate(self.points.tokens, rows).to(device)
         positives = positives.to(device, non_blocking=True)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -78,7 +77,6 @@ class Optimizer:
                 self._tables.append(_Table(parameter, lr, decay))
             else:
                 groups.append({"params": [parameter], "lr": lr, "weight_decay": decay})
-        self._rates = [group["lr"] for group in groups]
         self._dense = torch.optim.AdamW(_merged(groups), betas=BETAS, eps=EPS)
         self._rates = [group["lr"] for group in self._dense.param_groups]
 
@@ -157,5 +155,3 @@ class WeightAverage:
                 held = parameter.detach().clone()
                 parameter.copy_(self._mean[name])
                 self._mean[name] = held
-
-

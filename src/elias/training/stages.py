@@ -149,9 +149,7 @@ class StageSequence:
         generator = torch.Generator().manual_seed(self.config.seed * 1000 + position)
         logits = first_logits(edges, counts, index.edge_init, generator)
         assert index.beta is not None
-        graph = LabelGraph(
-            torch.from_numpy(edges), model.n_labels, index.beta, edge_logits=logits
-        )
+        graph = LabelGraph(torch.from_numpy(edges), model.n_labels, index.beta, edge_logits=logits)
         model.graph = graph
         if not stage.keep_labels:
             model.labels.reset()

@@ -1,0 +1,7 @@
+"""The whole: train everything, save and load it, predict with it."""
+
+from elias.pipeline.fitting import train
+from elias.pipeline.predictor import Elias
+from elias.pipeline.resources import pick_device
+
+__all__ = ["Elias", "pick_device", "train"]

@@ -1,0 +1,248 @@
+"""Training as one call: the corpus made ready, the stages in order, the run on disk."""
+
+from __future__ import annotations
+
+import copy
+import logging
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+
+from elias.data.splits import hold_out
+from elias.data.stats import corpus_stats
+from elias.errors import ConfigError
+from elias.metrics import inverse_propensities, metric_names, score
+from elias.model.building import build_encoder
+from elias.pipeline.inputs import bag_of_words, cached_tokens
+from elias.pipeline.predictor import Elias
+from elias.pipeline.resources import memory_explained, pick_device
+from elias.training.loop import EpochReport, Points
+from elias.training.stages import StageSequence
+from elias.training.tracking import Run, open_run
+
+if TYPE_CHECKING:
+    from elias.config import EliasConfig, StageConfig
+    from elias.data.corpus import Corpus, Split
+    from elias.data.tokens import Tokens
+    from elias.model.elias import EliasModel
+    from elias.model.encoder import TextEncoder
+
+logger = logging.getLogger(__name__)
+
+REPORTED = [
+    *(f"{name}@{k}" for name in ("P", "nDCG", "PSP") for k in (1, 3, 5)),
+    *(f"R@{k}" for k in (10, 20, 100)),
+]
+
+
+def train(
+    config: EliasConfig,
+    corpus: Corpus,
+    *,
+    out: str | Path | None = None,
+    device: str = "auto",
+    init_from: Elias | None = None,
+    overwrite: bool = False,
+) -> Elias:
+    """Train ELIAS on a corpus and return the model; with ``out``, keep the run there.
+
+    Args:
+        config: What to train; sizes left open are derived from the corpus.
+        corpus: The points; without a validation split one is held out of the training split.
+        out: The run folder: ``config.json``, ``metrics.jsonl``, ``train.log``, and, when all is
+            done, ``model/``.
+        device: ``auto`` takes a GPU if there is one.
+        init_from: A model to start from: its encoder, and its classifiers if the labels are its
+            own. Its vocabulary or tokenizer comes with it.
+        overwrite: Replace what a former run left in ``out``.
+    """
+    config = config.resolve(len(corpus.train), corpus.n_labels)
+    (_,) = metric_names([config.eval.select_by])
+    folder = None if out is None else Path(out)
+    with open_run(folder, config, overwrite=overwrite) as run, memory_explained("stages"):
+        model = _Training(config, corpus, run, pick_device(device), init_from).run_all()
+        if run.model_folder is not None:
+            with run.timed("save"):
+                model.save_pretrained(run.model_folder)
+        return model
+
+
+class _Training:
+    """One call of `train`: the corpus made ready, then the stages."""
+
+    def __init__(
+        self,
+        config: EliasConfig,
+        corpus: Corpus,
+        run: Run,
+        device: torch.device,
+        init_from: Elias | None,
+    ) -> None:
+        self.config = config
+        self.corpus = corpus
+        self.run = run
+        self.device = device
+        self.init_from = init_from
+        self.tokens: dict[str, Tokens] = {}
+        self.held_out: Split | None = None
+        self.metrics: dict[str, dict[str, dict[str, float]]] = {}
+
+    def run_all(self) -> Elias:
+        """Train, and return the model with what is known of its making."""
+        with torch.random.fork_rng(devices=_forked(self.device)):
+            torch.manual_seed(self.config.seed)
+            train_split, self.held_out = validation_split(self.corpus, self.config)
+            with self.run.timed("encoder"):
+                encoder = self._encoder(train_split)
+            with self.run.timed("tokens"):
+                self.tokens = {
+                    name: cached_tokens(split, encoder)
+                    for name, split in self._split_by_name(train_split).items()
+                }
+                bow = bag_of_words(train_split)
+            self._report_data(train_split)
+            stages = StageSequence(
+                config=self.config,
+                encoder=encoder,
+                points=Points(self.tokens["train"], train_split.labels),
+                bow=bow,
+                device=self.device,
+                validate=self._validate if self.held_out is not None else None,
+                report_epoch=self._report_epoch,
+                report_stage=self._report_stage,
+                timed=self.run.timed,
+            )
+            model = stages.run(self._first_model(encoder))
+        return self._elias(model)
+
+    def _elias(self, model: EliasModel) -> Elias:
+        facts = {
+            "data": corpus_stats(self.corpus).to_dict(),
+            "metrics": self.metrics,
+            "timings": {name: round(value, 2) for name, value in self.run.timings.items()},
+        }
+        return Elias(model, self.config, self.corpus.label_names, facts)
+
+    def _split_by_name(self, train_split: Split) -> dict[str, Split]:
+        named = {"train": train_split, "validation": self.held_out, "test": self.corpus.test}
+        return {name: split for name, split in named.items() if split is not None}
+
+    def _encoder(self, train_split: Split) -> TextEncoder:
+        if self.init_from is not None:
+            encoder: TextEncoder = copy.deepcopy(self.init_from.model.encoder)
+            return encoder
+        n_features = None if train_split.features is None else train_split.features.shape[1]
+        if train_split.texts is None and self.config.encoder.kind != "bag":
+            raise ConfigError(
+                "encoder.kind: the corpus has features and no text; only 'bag' can read them"
+            )
+        return build_encoder(self.config.encoder, train_split.texts, n_features)
+
+    def _first_model(self, encoder: TextEncoder) -> EliasModel | None:
+        """Return a copy of the model to start from, if its labels are the corpus's."""
+        if self.init_from is None:
+            return None
+        if list(self.init_from.label_names) != list(self.corpus.label_names):
+            logger.info("the model to start from has other labels: only its encoder is taken")
+            return None
+        model = copy.deepcopy(self.init_from.model)
+        model.encoder = encoder
+        return model
+
+    def _validate(self, model: EliasModel) -> dict[str, float]:
+        assert self.held_out is not None
+        names = list(dict.fromkeys(["P@1", "P@5", "nDCG@5", "R@100", self.config.eval.select_by]))
+        return self._measure(model, "validation", self.held_out, names)
+
+    def _measure(
+        self, model: EliasModel, name: str, split: Split, names: list[str]
+    ) -> dict[str, float]:
+        view = Elias(model, self.config, self.corpus.label_names)
+        ranked = view.predict_split(split, tokens=self.tokens[name])
+        settings = self.config.eval
+        propensity = inverse_propensities(
+            self.corpus.label_frequencies(),
+            len(self.corpus.train),
+            settings.propensity_a,
+            settings.propensity_b,
+        )
+        measured = score(ranked, split.labels, propensity, names)
+        return {name: round(value, 4) for name, value in measured.items()}
+
+    def _report_data(self, train_split: Split) -> None:
+        counts = np.bincount(train_split.labels.indices, minlength=self.corpus.n_labels)
+        self.run.record(
+            "data",
+            points={name: len(tokens) for name, tokens in self.tokens.items()},
+            labels=self.corpus.n_labels,
+            labels_without_points=int((counts == 0).sum()),
+            truncated={name: tokens.n_truncated for name, tokens in self.tokens.items()},
+        )
+        if (counts == 0).any():
+            logger.warning(
+                "%d of %d labels have no training point: they are spread over the clusters and "
+                "can hardly be predicted",
+                int((counts == 0).sum()),
+                len(counts),
+            )
+        for name, tokens in self.tokens.items():
+            if tokens.n_truncated:
+                logger.warning(
+                    "%d of %d %s texts are longer than encoder.max_length and were cut off",
+                    tokens.n_truncated,
+                    len(tokens),
+                    name,
+                )
+
+    def _report_epoch(self, report: EpochReport) -> None:
+        self.run.record("epoch", **report._asdict())
+        shown = ", ".join(f"{name} {value:.2f}" for name, value in report.validation.items())
+        logger.info(
+            "%s epoch %d: loss %.4f%s (%.1f s)",
+            report.stage,
+            report.epoch,
+            report.loss,
+            f"; validation {shown}" if shown else "",
+            report.seconds,
+        )
+
+    def _report_stage(self, stage: StageConfig, model: EliasModel, best_epoch: int) -> None:
+        found: dict[str, dict[str, float]] = {}
+        for name, split in (("validation", self.held_out), ("test", self.corpus.test)):
+            if split is not None:
+                found[name] = self._measure(model, name, split, REPORTED)
+        self.metrics[stage.name] = found
+        self.run.record("stage", stage=stage.name, best_epoch=best_epoch, **found)
+
+
+def validation_split(corpus: Corpus, config: EliasConfig) -> tuple[Split, Split | None]:
+    """Return the points to train on and those to validate on, as `train` takes them.
+
+    The corpus's own splits where it has a validation split; else points held out of the training
+    split, the same for the same (resolved) configuration; None where none are held out.
+    """
+    if corpus.validation is not None:
+        return corpus.train, corpus.validation
+    size = config.eval.validation_size
+    assert size is not None
+    if size == 0:
+        return corpus.train, None
+    train = corpus.train
+    train_rows, held_rows = hold_out(train.labels, min(size, len(train)), config.seed)
+    if len(held_rows) == 0:
+        logger.warning("no point can be held out: each has a label found nowhere else")
+        return train, None
+    if len(held_rows) < size:
+        logger.warning(
+            "%d points held out for validation instead of %d: the others have a label found "
+            "nowhere else",
+            len(held_rows),
+            size,
+        )
+    return train.take(train_rows), train.take(held_rows)
+
+
+def _forked(device: torch.device) -> list[int]:
+    return [device.index or 0] if device.type == "cuda" else []

@@ -1,0 +1,218 @@
+"""A trained model as its users meet it: text in, ranked label names out."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from scipy.sparse import csr_matrix, issparse
+
+from elias.errors import DataError
+from elias.metrics import evaluate
+from elias.model.card import model_card
+from elias.model.elias import EliasModel, SearchSizes
+from elias.model.inference import BATCH_SIZE, rank_all
+from elias.model.pretrained import load_model, save_model
+from elias.pipeline.inputs import cached_tokens, feature_tokens
+from elias.pipeline.resources import memory_explained, pick_device
+from elias.predictions import Predictions
+from elias.training.tracking import MODEL_FOLDER
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    from elias.config import EliasConfig
+    from elias.data.corpus import Corpus, Split
+    from elias.data.tokens import Tokens
+    from elias.metrics import Metrics
+
+EVALUATED = 100  # labels ranked for metrics, as far as R@100 looks
+
+
+class Elias:
+    """A trained model with its labels' names: text in, ranked labels out.
+
+    >>> model = Elias.from_pretrained(saved_model)                     # doctest: +SKIP
+    >>> model.predict(["cod quotas in the north sea"], top_k=3)[0].labels  # doctest: +SKIP
+    """
+
+    def __init__(
+        self,
+        model: EliasModel,
+        config: EliasConfig,
+        label_names: Sequence[str],
+        facts: dict[str, Any] | None = None,
+    ) -> None:
+        self.model = model
+        self.config = config
+        self.label_names = label_names
+        self.facts = facts or {}
+        """What is known of its making: data statistics, metrics of each stage, timings."""
+
+    @property
+    def n_labels(self) -> int:
+        """Return L."""
+        return self.model.n_labels
+
+    @property
+    def sizes(self) -> SearchSizes:
+        """Return how wide the model searches."""
+        index = self.config.index
+        assert index.beam_size is not None
+        assert index.shortlist_size is not None
+        return SearchSizes(index.beam_size, index.shortlist_size)
+
+    def predict(
+        self,
+        texts: Sequence[str] | csr_matrix,
+        *,
+        top_k: int = 5,
+        batch_size: int = BATCH_SIZE,
+        only: Iterable[int | str] | None = None,
+        without: Iterable[int | str] | None = None,
+    ) -> Predictions:
+        """Return the ``top_k`` best labels of each text, best first, ties by label id.
+
+        Args:
+            texts: A list of texts; for a model trained on features, their CSR matrix.
+            top_k: Labels per text; fewer come back where a search reaches fewer.
+            batch_size: Texts at a time; the answer does not depend on it.
+            only: Ids or names of the labels to choose among; all clusters are searched for them.
+            without: Ids or names of labels to keep off.
+        """
+        if top_k < 1:
+            raise DataError(f"top_k must be >= 1, not {top_k}")
+        tokens = self._tokens(texts)
+        sizes = self.sizes
+        blocked = self._blocked(only, without)
+        if only is not None:
+            sizes = SearchSizes(self.model.graph.n_clusters, sizes.shortlist_size)
+        with memory_explained("batch_size"):
+            return self._rank(tokens, top_k, sizes, batch_size=batch_size, blocked=blocked)
+
+    def _rank(
+        self,
+        tokens: Tokens,
+        top_k: int,
+        sizes: SearchSizes | None = None,
+        *,
+        batch_size: int = BATCH_SIZE,
+        blocked: torch.Tensor | None = None,
+    ) -> Predictions:
+        ranked = rank_all(
+            self.model,
+            tokens,
+            sizes or self.sizes,
+            top_k,
+            batch_size=batch_size,
+            blocked=blocked,
+        )
+        scores = np.where(ranked.ids < self.n_labels, ranked.scores, -np.inf).astype(np.float32)
+        return Predictions(
+            ids=ranked.ids, scores=scores, n_labels=self.n_labels, label_names=self.label_names
+        )
+
+    def predict_split(
+        self, split: Split, *, top_k: int = EVALUATED, tokens: Tokens | None = None
+    ) -> Predictions:
+        """Return predictions for a split of a corpus, without the pairs its filters forbid.
+
+        ``tokens`` are the split's, where they are at hand.
+        """
+        if tokens is None:
+            tokens = cached_tokens(split, self.model.encoder)
+        filters = np.empty((0, 2), dtype=np.int64) if split.filters is None else split.filters
+        most_filtered = int(np.bincount(filters[:, 0], minlength=1).max())
+        ranked = self._rank(tokens, top_k + most_filtered)
+        return (ranked.drop(filters) if most_filtered else ranked).top(top_k)
+
+    def evaluate(self, corpus: Corpus, *, split: str = "test") -> Metrics:
+        """Return the metrics on a split of the corpus, with this model's propensity constants."""
+        self.check_labels(corpus)
+        predictions = self.predict_split(corpus.split(split))
+        settings = self.config.eval
+        return evaluate(
+            predictions, corpus, split=split, a=settings.propensity_a, b=settings.propensity_b
+        )
+
+    def check_labels(self, corpus: Corpus) -> None:
+        """Refuse a corpus whose labels are not this model's."""
+        if corpus.n_labels != self.n_labels:
+            raise DataError(
+                f"{corpus.source or 'corpus'}: has {corpus.n_labels} labels, the model "
+                f"{self.n_labels}; evaluate on the corpus it was trained on"
+            )
+        pairs = zip(corpus.label_names, self.label_names, strict=True)
+        for i, (theirs, ours) in enumerate(pairs):
+            if theirs != ours:
+                raise DataError(
+                    f"{corpus.source or 'corpus'}: label {i} is {theirs!r}, in the model it is "
+                    f"{ours!r}; evaluate on the corpus it was trained on"
+                )
+
+    def save_pretrained(self, folder: str | Path, *, overwrite: bool = False) -> Path:
+        """Write the model to a folder that `from_pretrained` reads; it appears whole or not."""
+        folder = Path(folder)
+        card = model_card(self.config, self.label_names, self.facts)
+        save_model(
+            folder,
+            self.model,
+            config=self.config,
+            label_names=self.label_names,
+            facts=self.facts,
+            card=card,
+            overwrite=overwrite,
+        )
+        return folder
+
+    @classmethod
+    def from_pretrained(cls, folder: str | Path, *, device: str = "auto") -> Elias:
+        """Read a saved model; the folder of a finished run will do too."""
+        folder = Path(folder)
+        if not (folder / "model.safetensors").exists() and (folder / MODEL_FOLDER).is_dir():
+            folder = folder / MODEL_FOLDER
+        loaded = load_model(folder, pick_device(device))
+        return cls(loaded.model, loaded.config, loaded.label_names, dict(loaded.facts))
+
+    def _tokens(self, texts: Sequence[str] | csr_matrix) -> Tokens:
+        if issparse(texts):
+            return feature_tokens(csr_matrix(texts), self.model.encoder)
+        if isinstance(texts, str):
+            raise DataError("predict takes a list of texts; wrap the text in a list: [text]")
+        texts = list(texts)
+        for i, text in enumerate(texts):
+            if not isinstance(text, str):
+                raise DataError(f"texts[{i}] is {type(text).__name__}, not a string")
+        if self.model.encoder.reads_features:
+            raise DataError("this model was trained on features; give it their CSR matrix")
+        return self.model.encoder.tokenise(texts)
+
+    def _blocked(
+        self, only: Iterable[int | str] | None, without: Iterable[int | str] | None
+    ) -> torch.Tensor | None:
+        if only is None and without is None:
+            return None
+        blocked = np.zeros(self.n_labels, dtype=bool)
+        if only is not None:
+            blocked[:] = True
+            blocked[self.label_ids(only)] = False
+        if without is not None:
+            blocked[self.label_ids(without)] = True
+        return torch.from_numpy(blocked).to(self.model.labels.weight.device)
+
+    def label_ids(self, labels: Iterable[int | str]) -> list[int]:
+        """Return the ids of labels given as ids or names; a name may stand for several."""
+        if isinstance(labels, str):
+            raise DataError(f"labels must be a list; wrap it: [{labels!r}]")
+        wanted = list(labels)
+        names = {label for label in wanted if isinstance(label, str)}
+        found = {name: [i for i, n in enumerate(self.label_names) if n == name] for name in names}
+        ids: list[int] = []
+        for label in wanted:
+            known = found[label] if isinstance(label, str) else [int(label)]
+            if not known or not all(0 <= i < self.n_labels for i in known):
+                raise DataError(f"the model has no label {label!r}")
+            ids.extend(known)
+        return ids

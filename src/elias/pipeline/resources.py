@@ -1,0 +1,45 @@
+"""The machine: which device to use, and what to lower when memory runs out."""
+
+from __future__ import annotations
+
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+import torch
+
+from elias.errors import ConfigError, RunError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+
+def pick_device(device: str) -> torch.device:
+    """Return the device called so; ``auto`` is a GPU if there is one, else the CPU."""
+    if device == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        picked = torch.device(device)
+    except RuntimeError as error:
+        raise ConfigError(f"unknown device {device!r}; use auto, cpu or cuda") from error
+    if picked.type == "cuda" and not torch.cuda.is_available():
+        raise ConfigError(f"device {device!r}: no CUDA GPU can be used here; use cpu or auto")
+    return picked
+
+
+@contextmanager
+def memory_explained(what: str) -> Iterator[None]:
+    """Turn running out of memory into an error that says what to lower."""
+    try:
+        yield
+    except (MemoryError, RuntimeError) as error:
+        if not isinstance(error, MemoryError | torch.OutOfMemoryError) and (
+            "not enough memory" not in str(error)
+        ):
+            raise
+        remedy = {
+            "stages": "stages.*.batch_size, index.shortlist_size, encoder.max_length or "
+            "encoder.dim (or set encoder.gradient_checkpointing=true)",
+            "batch_size": "batch_size",
+        }[what]
+        first = str(error).partition("\n")[0] or "out of memory"
+        raise RunError(f"out of memory: {first} Lower {remedy}.") from error
