@@ -108,6 +108,7 @@ def test_many_lines_are_read_in_blocks(tmp_path):
         ("2 4 5\n0 1:1\n0,,1 1:1\n", "data.txt:3: '0,,1' is not a list of label ids"),
         ("1 4 5\n0 1:nan\n", "data.txt: point 1, column 1 holds nan: a feature value must be fin"),
         ("1 4 5\n0 1:inf\n", "must be finite"),
+        (f"{'9' * 5000} 4 5\n0 1:1\n", "data.txt:1: the first line is '999"),
         ("3 4 5\n", "data.txt: holds no points after its first line"),
         ("1 4 999999999999\n0 1:1\n", "too large to count labels by"),
     ],

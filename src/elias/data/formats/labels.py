@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     Locate = Callable[[int, str], DataError]
     """Makes the error for a row of the table: (row, problem) → the error to raise."""
 
-_WHOLE = re.compile(r"0|[1-9][0-9]*")
+_WHOLE = re.compile(r"0|[1-9][0-9]{0,17}")
 _ID = re.compile(r"0|[1-9][0-9]{0,7}")
 """An id that labels can be counted by, when it comes without a file of names."""
 _STRONG = ("|", ";", "\t")
@@ -131,6 +131,8 @@ def _parse_list(cell: str) -> list[Any] | None:
         return None
     try:
         return list(json.loads(text))
+    except RecursionError:
+        return None
     except ValueError:
         pass
     try:
@@ -184,9 +186,9 @@ def _row_finder(names: list[str]) -> Callable[[str], int | str]:
     last = len(names) - 1
 
     def find(value: str) -> int | str:
-        if len(value) < 19 and int(value) <= last:
+        if int(value) <= last:
             return int(value)
-        return f"label id {value:.30} is out of range; ids go from 0 to {last}"
+        return f"label id {value} is out of range; ids go from 0 to {last}"
 
     return find
 

@@ -80,7 +80,7 @@ def read_matrix(path: Path, what: str) -> csr_matrix:
 def _read(path: Path, n_sizes: int) -> tuple[list[int], list[_Block]]:
     lines = iter_lines(path)
     header = next(lines, "").split()
-    if len(header) != n_sizes or not all(size.isdigit() for size in header):
+    if len(header) != n_sizes or not all(_is_id(size) for size in header):
         sizes = "`points features labels`" if n_sizes == 3 else "`rows columns`"
         raise bad(path, f"the first line is {shown(' '.join(header))}, not {sizes}", 1)
     sizes_found = [int(size) for size in header]
@@ -163,7 +163,7 @@ def _broken_line(path: Path, lines: list[str], first: int, *, with_labels: bool)
 
 
 def _is_id(text: str) -> bool:
-    return text.lstrip("-").isdigit() and len(text) < 19
+    return text.removeprefix("-").isdecimal() and len(text) < 19
 
 
 def _is_number(text: str) -> bool:

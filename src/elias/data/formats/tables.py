@@ -50,7 +50,11 @@ def column_names(path: Path, kind: str) -> list[str]:
         rows = islice(_json_rows(path), _SAMPLE_ROWS)
         return list(dict.fromkeys(key for _, row in rows for key in row))
     with _long_cells():
-        return _header(path, csv.reader(iter_lines(path), delimiter=delimiter_of(path)))
+        reader = csv.reader(iter_lines(path), delimiter=delimiter_of(path))
+        try:
+            return _header(path, reader)
+        except csv.Error as error:
+            raise _not_a_row(path, error, reader.line_num) from None
 
 
 def read_table(path: Path, kind: str, wanted: Sequence[str], required: Sequence[str]) -> Table:
@@ -175,8 +179,12 @@ def _read_cells(path: Path, wanted: Sequence[str], delimiter: str, quoting: Any)
         try:
             return _collect(path, reader, wanted)
         except csv.Error as error:
-            remedy = "quote cells that hold quotation marks or line ends"
-            raise bad(path, f"not a valid table row ({error}); {remedy}", reader.line_num) from None
+            raise _not_a_row(path, error, reader.line_num) from None
+
+
+def _not_a_row(path: Path, error: csv.Error, line: int) -> DataError:
+    remedy = "quote cells that hold quotation marks or line ends"
+    return bad(path, f"not a valid table row ({error}); {remedy}", line)
 
 
 def _collect(path: Path, reader: Any, wanted: Sequence[str]) -> Table:
