@@ -1,0 +1,148 @@
+"""The paper, dense and slow: loops over points, clusters and labels in float64, nothing clever."""
+
+import math
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+
+class Weights(NamedTuple):
+    """Everything behind the embedding φ. ``edge_logits`` None: the fixed graph of stage 1."""
+
+    cluster_weight: Tensor  # ŵ_c, (C, D)
+    cluster_bias: Tensor
+    label_weight: Tensor  # w_ℓ, (L, D)
+    label_bias: Tensor
+    edge_labels: list[list[int]]  # the labels stored under each cluster
+    edge_logits: list[Tensor] | None  # a_{c,ℓ} beside them
+    alpha: float
+    beta: float
+
+
+def cluster_scores(weights, embedding):
+    """ŝ_c = min(1, α · softmax_c(ŵ_c·φ + bias_c)), Eq. 1; (B, C)."""
+    logits = embedding @ weights.cluster_weight.T + weights.cluster_bias
+    exponentials = torch.exp(logits)
+    return (weights.alpha * exponentials / exponentials.sum(dim=1, keepdim=True)).clamp(max=1)
+
+
+def edge_scores(weights):
+    """ŝ_{c,ℓ} = min(1, β · softmax over the stored edges of c), Eq. 5; a dict per cluster."""
+    scores = []
+    for cluster, labels in enumerate(weights.edge_labels):
+        if weights.edge_logits is None:
+            values = torch.ones(len(labels), dtype=torch.float64)
+        else:
+            exponentials = torch.exp(weights.edge_logits[cluster])
+            values = (weights.beta * exponentials / exponentials.sum()).clamp(max=1)
+        scores.append(dict(zip(labels, values, strict=True)))
+    return scores
+
+
+def beam(scores, size, parents=()):
+    """The parents of the positives (training only), then the best clusters; Eq. 2–4."""
+    forced = sorted(set(parents))
+    others = sorted(set(range(len(scores))) - set(forced), key=lambda c: (-scores[c].item(), c))
+    return (forced + others)[:size]
+
+
+def strongest_parent(weights, label):
+    """The cluster with the largest share for the label (before min), the first of equal ones."""
+    best, parent = -math.inf, len(weights.edge_labels)
+    for cluster, labels in enumerate(weights.edge_labels):
+        if label in labels:
+            shares = torch.softmax(weights.edge_logits[cluster], dim=0)
+            share = shares[labels.index(label)].item()
+            if share > best:
+                best, parent = share, cluster
+    return parent
+
+
+def path_scores(scores, edges, clusters):
+    """ŷ_ℓ, the best ŝ_c · ŝ_{c,ℓ} over the beam, for every label reached; Eq. 6."""
+    best = {}
+    for cluster in clusters:
+        for label, edge_score in edges[cluster].items():
+            score = scores[cluster] * edge_score
+            if label not in best or score > best[label]:
+                best[label] = score
+    return best
+
+
+def shortlist(reached, size):
+    """The K labels of highest ŷ, equal ones by id."""
+    return sorted(reached, key=lambda label: (-reached[label].item(), label))[:size]
+
+
+def rank(weights, embedding, beam_size, shortlist_size, top_k):
+    """The k best (label, p = σ(w_ℓ·φ + bias_ℓ)·ŷ_ℓ) of each point, equal ones by id."""
+    edges, answers = edge_scores(weights), []
+    for point, scores in zip(embedding, cluster_scores(weights, embedding), strict=True):
+        reached = path_scores(scores, edges, beam(scores, beam_size))
+        p = {label: probability(weights, point, label, reached[label]) for label in reached}
+        kept = shortlist(reached, shortlist_size)
+        best = sorted(kept, key=lambda label: (-p[label].item(), label))[:top_k]
+        answers.append([(label, p[label].item()) for label in best])
+    return answers
+
+
+def probability(weights, point, label, path_score):
+    """p_ℓ = σ(w_ℓ·φ + bias_ℓ) · ŷ_ℓ."""
+    logit = weights.label_weight[label] @ point + weights.label_bias[label]
+    return path_score / (1 + torch.exp(-logit))
+
+
+def losses(weights, embedding, positives, parents, sizes, *, mean):
+    """(L_c, L_s), Eq. 7 corrected and Eq. 8; sizes = (clusters searched, K), lists per point."""
+    (n_clusters, size), edges = sizes, edge_scores(weights)
+    classification = shortlisted = torch.zeros((), dtype=torch.float64)
+    for i, scores in enumerate(cluster_scores(weights, embedding)):
+        reached = path_scores(scores, edges, beam(scores, n_clusters, parents[i]))
+        for label in shortlist(reached, size):
+            p = probability(weights, embedding[i], label, reached[label])
+            classification = classification + cross_entropy(p, label in positives[i])
+        for label in positives[i]:
+            if label in reached:
+                shortlisted = shortlisted - torch.log(reached[label])
+    slots = (size, max(1, *map(len, positives))) if mean else (1, 1)
+    return classification / len(positives) / slots[0], shortlisted / len(positives) / slots[1]
+
+
+def cross_entropy(p, relevant):
+    """−[y log p + (1−y) log(1−p)]."""
+    return -torch.log(p) if relevant else -torch.log(1 - p)
+
+
+def adamw(weight, gradients, lr, betas, eps, decay):
+    """AdamW over all rows; ``gradients`` holds a {row: gradient} for each step.
+
+    A row that is missing there has a gradient of zero, and momentum does not move it in that step.
+    """
+    weight, mean, variance = weight.clone(), torch.zeros_like(weight), torch.zeros_like(weight)
+    for step, by_row in enumerate(gradients, start=1):
+        for row in range(len(weight)):
+            gradient = by_row.get(row, torch.zeros_like(weight[row]))
+            mean[row] = betas[0] * mean[row] + (1 - betas[0]) * gradient
+            variance[row] = betas[1] * variance[row] + (1 - betas[1]) * gradient**2
+            weight[row] *= 1 - lr * decay
+            if row in by_row:
+                corrected = variance[row] / (1 - betas[1] ** step)
+                weight[row] -= lr * mean[row] / (1 - betas[0] ** step) / (corrected.sqrt() + eps)
+    return weight
+
+
+def edge_counts(beams, scores, labels, n_clusters, n_labels):
+    """A' = MᵀY, Eq. 9: a point gives its cluster's score to each of its labels."""
+    counts = torch.zeros(n_clusters, n_labels, dtype=torch.float64)
+    for clusters, values, own in zip(beams, scores, labels, strict=True):
+        for cluster, score in zip(clusters, values, strict=True):
+            for label in own:
+                counts[cluster, label] += float(score)
+    return counts
+
+
+def is_balanced(assignment, n_clusters):
+    """Whether every label has a cluster and cluster sizes differ by one at most."""
+    sizes = [list(assignment).count(cluster) for cluster in range(n_clusters)]
+    return sum(sizes) == len(assignment) and max(sizes) - min(sizes) <= 1
