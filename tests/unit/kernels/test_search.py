@@ -1,0 +1,68 @@
+import pytest
+import torch
+
+from elias.kernels import expand_beam
+from elias.kernels.search import _expand_torch
+
+EMPTY = -torch.inf
+NO_EDGE = 4
+EDGES = torch.tensor([[0, 1, NO_EDGE], [1, 2, 3]])
+EDGE_LOG = torch.tensor([[-1.0, -2.0, EMPTY], [-1.0, -1.0, -3.0]])
+
+
+def expand_on_torch(*tensors, n_labels, shortlist_size):
+    return _expand_torch(*tensors, n_labels, shortlist_size)
+
+
+@pytest.fixture(params=[expand_beam, expand_on_torch], ids=["compiled", "torch"])
+def expand(request):
+    def run(beam, beam_log, shortlist_size, wanted=()):
+        wanted = torch.tensor([wanted], dtype=torch.int64)
+        found = request.param(
+            torch.tensor([beam]),
+            torch.tensor([beam_log]),
+            EDGES,
+            EDGE_LOG,
+            wanted,
+            n_labels=4,
+            shortlist_size=shortlist_size,
+        )
+        pairs = zip(found.labels[0].tolist(), found.paths[0].tolist(), strict=True)
+        return {label: path for label, path in pairs if label < 4}, found.wanted_paths[0].tolist()
+
+    return run
+
+
+def test_a_label_keeps_its_best_path(expand):
+    kept, _ = expand([0, 1], [0.0, -0.5], shortlist_size=4)
+
+    assert kept == {0: 0, 1: 3, 2: 4, 3: 5}  # label 1: -1.5 under cluster 1 beats -2
+
+
+def test_of_equal_paths_the_first_in_the_beam_is_kept(expand):
+    kept, _ = expand([0, 1], [0.0, -1.0], shortlist_size=4)
+
+    assert kept[1] == 1
+
+
+def test_of_equally_good_labels_the_lower_id_is_kept(expand):
+    kept, _ = expand([1], [0.0], shortlist_size=1)
+
+    assert kept == {1: 0}
+
+
+def test_an_empty_slot_of_the_beam_leads_nowhere(expand):
+    kept, _ = expand([2, 0], [0.0, 0.0], shortlist_size=4)
+
+    assert kept == {0: 3, 1: 4}
+
+
+def test_a_wanted_label_is_found_even_when_it_misses_the_shortlist(expand):
+    kept, wanted = expand([1], [0.0], shortlist_size=1, wanted=(3, 0, 4))
+
+    assert 3 not in kept
+    assert wanted == [2, -1, -1]  # reached, not reached, padding
+
+
+def test_a_beam_of_empty_slots_finds_nothing(expand):
+    assert expand([2, 2], [0.0, 0.0], shortlist_size=3, wanted=(1,)) == ({}, [-1])

@@ -1,0 +1,65 @@
+import math
+
+import pytest
+import torch
+
+from elias.model.losses import classification_loss, shortlist_loss
+
+
+def loss_of(logit, score, relevant, stored=True):
+    """The loss of one slot from z and ŷ."""
+    return classification_loss(
+        torch.tensor([[logit]]),
+        torch.tensor([[score]]).log(),
+        torch.tensor([[relevant]]),
+        torch.tensor([[stored]]),
+    ).item()
+
+
+def test_a_relevant_label_costs_minus_log_p():
+    assert loss_of(0.0, 0.5, True) == pytest.approx(-math.log(0.25))
+
+
+def test_an_irrelevant_label_costs_minus_log_one_minus_p():
+    assert loss_of(0.0, 0.5, False) == pytest.approx(-math.log(0.75))
+
+
+def test_an_empty_slot_costs_nothing():
+    assert loss_of(3.0, 0.5, True, stored=False) == 0
+
+
+@pytest.mark.parametrize("logit", [0.0, 1.0, 40.0, 200.0])
+def test_with_a_path_score_of_one_an_irrelevant_label_costs_what_its_logit_does(logit):
+    expected = math.log1p(math.exp(-logit)) + logit
+
+    assert loss_of(logit, 1.0, False) == pytest.approx(expected, rel=1e-6)
+
+
+def test_a_score_that_underflows_costs_its_logarithm():
+    logs = torch.tensor([[-500.0]], requires_grad=True)
+
+    loss = classification_loss(
+        torch.zeros(1, 1), logs, torch.tensor([[True]]), torch.tensor([[True]])
+    )
+    loss.backward()
+
+    assert loss.item() == pytest.approx(500 + math.log(2))
+    assert logs.grad.item() == -1
+
+
+def test_losses_are_float32_whatever_the_logits_are():
+    logits = torch.zeros(1, 1, dtype=torch.bfloat16, requires_grad=True)
+
+    loss = classification_loss(
+        logits, torch.zeros(1, 1), torch.tensor([[True]]), torch.tensor([[True]])
+    )
+    loss.backward()
+
+    assert loss.dtype == torch.float32
+    assert logits.grad.item() == -0.5
+
+
+def test_a_positive_that_no_path_reached_adds_nothing_to_the_shortlist_loss():
+    logs = torch.tensor([[-2.0, -3.0]])
+
+    assert shortlist_loss(logs, torch.tensor([[True, False]])).item() == 2
