@@ -1,11 +1,12 @@
-"""Writing a corpus folder whole or not at all, and label matrices larger than memory.
+"""Writing a folder whole or not at all, and label matrices larger than memory.
 
-A folder is filled under a hidden name beside its target and renamed when it is complete, so that
-an interrupted build never looks like a corpus.
+A folder is filled under a hidden name beside its target and renamed when it is complete and on
+disk, so that an interrupted build never looks like a corpus or a model.
 """
 
 from __future__ import annotations
 
+import os
 import secrets
 import shutil
 import zipfile
@@ -27,18 +28,20 @@ _INT32_MAX = np.iinfo(np.int32).max
 
 
 @contextmanager
-def staged_folder(target: Path) -> Iterator[Path]:
+def staged_folder(target: Path, *, overwrite: bool = False) -> Iterator[Path]:
     """Yield an empty folder that becomes ``target`` when the block ends without an error.
 
     Args:
         target: A path that does not exist yet, or an empty folder.
+        overwrite: Take the place of a folder that is there, which stays until the new one is
+            whole. Whether it may go is the caller's to know.
 
     Raises:
         DataError: If something else is already there; it is left as it was.
     """
     # resolved, so that "." has a name and a parent to stage beside
     target = target.resolve()
-    if target.exists() and (not target.is_dir() or any(target.iterdir())):
+    if target.exists() and (not target.is_dir() or (any(target.iterdir()) and not overwrite)):
         raise DataError(f"{target}: already exists; remove it or choose another folder")
     staging = target.with_name(f".{target.name}.{secrets.token_hex(4)}.partial")
     try:
@@ -47,11 +50,39 @@ def staged_folder(target: Path) -> Iterator[Path]:
         raise DataError(f"{target}: cannot be created: {error.strerror}") from error
     try:
         yield staging
-        if target.exists():
-            target.rmdir()
-        staging.rename(target)
+        for path in staging.rglob("*"):
+            _sync(path)
+        _sync(staging)
+        _exchange(staging, target)
+        _sync(target.parent)
     finally:
         shutil.rmtree(staging, ignore_errors=True)
+
+
+def _exchange(staging: Path, target: Path) -> None:
+    """Rename ``staging`` to ``target``, and remove what was there."""
+    if not target.exists():
+        staging.rename(target)
+        return
+    old = staging.with_suffix(".old")
+    target.rename(old)
+    try:
+        staging.rename(target)
+    except BaseException:
+        old.rename(target)
+        raise
+    shutil.rmtree(old, ignore_errors=True)
+
+
+def _sync(path: Path) -> None:
+    """Wait until a file, or the names in a folder, are on disk."""
+    if os.name != "posix":  # Windows cannot open a folder
+        return
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
 
 
 class LabelMatrixWriter:
