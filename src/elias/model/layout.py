@@ -1,0 +1,35 @@
+"""What a saved model's folder holds, and what is said of one that does not."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from elias.errors import ModelError
+
+FORMAT_VERSION = 1
+"""Raised when an older elias-xmc could not read what this one writes."""
+
+CONFIG_FILE = "config.json"
+WEIGHTS_FILE = "model.safetensors"
+LABELS_FILE = "labels.txt"
+CARD_FILE = "README.md"
+VOCABULARY_FILE = "vocabulary.txt"
+"""Bag encoder: its words, then its n-grams."""
+ENCODER_FOLDER = "encoder"
+"""Transformer encoder: `CONFIG_FILE` as transformers reads it, and `TOKENIZER_FILE`."""
+TOKENIZER_FILE = "tokenizer.json"
+
+_LONGEST_QUOTE = 160
+
+
+def broken(path: Path, what: str) -> ModelError:
+    """Return the error for a file that is not as it was saved."""
+    return ModelError(f"{path}: {what}; save or download the model again")
+
+
+def quoted(error: BaseException) -> str:
+    """Return what another library's error says, as one short line."""
+    if isinstance(error, OSError) and error.strerror:
+        return error.strerror
+    text = " ".join(str(error).split()) or type(error).__name__
+    return text if len(text) <= _LONGEST_QUOTE else f"{text[: _LONGEST_QUOTE - 1]}…"
