@@ -1,0 +1,138 @@
+"""The model card: the README.md of a saved model, for people and for the hub."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from importlib.metadata import PackageNotFoundError, version
+from typing import Any
+
+import elias
+from elias.config import EliasConfig, EncoderConfig
+
+_PACKAGES = ("torch", "transformers", "numpy")
+_EXAMPLES = 5  # labels named in the card
+
+_TEMPLATE = """\
+---
+library_name: elias
+pipeline_tag: text-classification
+tags:
+- elias
+- text-classification
+- multi-label
+- extreme-classification
+# license: choose one before publishing
+---
+
+# ELIAS model of {n_labels:,} labels
+
+Ranks the few labels that fit a text, out of {n_labels:,}: a text encoder, an index of {clusters}
+over the labels that is learned with it, and one classifier per label.
+
+- Encoder: {encoder}
+- Labels: {n_labels:,}, such as {examples} (`labels.txt` has one per line)
+
+{sections}## Use
+
+```python
+from elias import Elias
+
+model = Elias.from_pretrained("path/to/this/folder")
+for prediction in model.predict(["a text to label"], top_k=5):
+    print(prediction)
+```
+
+Scores rank the labels of one text, best first. The model knows the labels it was trained with and
+no others, and repeats what its training data got wrong.
+
+## Versions
+
+{versions}
+"""
+
+
+def model_card(config: EliasConfig, label_names: Sequence[str], facts: Mapping[str, Any]) -> str:
+    """Return the card of a model as Markdown with YAML front matter.
+
+    Args:
+        config: The resolved configuration.
+        label_names: One name for each label.
+        facts: ``metrics``, named percentages below one or more levels of names such as stage
+            and split, and ``data``, named counts on any level, become tables. Anything else is
+            left out.
+    """
+    n_clusters = config.index.n_clusters
+    sections = [
+        _metrics_section(facts.get("metrics") or {}),
+        _data_section(facts.get("data") or {}),
+    ]
+    return _TEMPLATE.format(
+        n_labels=len(label_names),
+        clusters="clusters" if n_clusters is None else f"{n_clusters:,} clusters",
+        examples=", ".join(_code(name) for name in label_names[:_EXAMPLES]),
+        encoder=_encoder_line(config.encoder),
+        sections="".join(sections),
+        versions=_versions(),
+    )
+
+
+def _encoder_line(encoder: EncoderConfig) -> str:
+    if encoder.kind == "bag":
+        return f"learned word and character n-gram vectors, {encoder.dim} wide"
+    return (
+        f"transformer {_code(encoder.model)}, fine-tuned, {encoder.pooling} pooling, "
+        f"texts up to {encoder.max_length} tokens"
+    )
+
+
+def _metrics_section(metrics: Mapping[str, Any]) -> str:
+    """Return a table with a row for each group of metrics and a column for each metric."""
+    rows: dict[str, dict[str, str]] = {}
+    for path, value in _leaves(metrics):
+        rows.setdefault(", ".join(path[:-1]), {})[path[-1]] = f"{value:.2f}"
+    columns = list(dict.fromkeys(name for row in rows.values() for name in row))
+    if not columns:
+        return ""
+    cells = [[title, *(row.get(name, "") for name in columns)] for title, row in rows.items()]
+    return f"## Results\n\nIn percent.\n\n{_table(['', *columns], cells)}\n"
+
+
+def _data_section(data: Mapping[str, Any]) -> str:
+    rows = [
+        [" ".join(path).replace("_", " "), f"{value:,}" if type(value) is int else f"{value:,.2f}"]
+        for path, value in _leaves(data)
+    ]
+    return f"## Training data\n\n{_table(['', 'count'], rows)}\n" if rows else ""
+
+
+def _leaves(tree: Mapping[str, Any], path: tuple[str, ...] = ()) -> Iterator[tuple[Any, Any]]:
+    """Yield every number of a tree with the keys that lead to it."""
+    for key, value in tree.items():
+        if isinstance(value, Mapping):
+            yield from _leaves(value, (*path, key))
+        elif isinstance(value, int | float) and not isinstance(value, bool):
+            yield (*path, key), value
+
+
+def _table(head: list[str], rows: list[list[str]]) -> str:
+    lines = [head, ["---"] * len(head), *rows]
+    return "".join(f"| {' | '.join(_cell(cell) for cell in line)} |\n" for line in lines)
+
+
+def _cell(text: str) -> str:
+    return " ".join(text.split()).replace("|", "\\|")
+
+
+def _code(text: str) -> str:
+    """Return the text as Markdown that shows it as it is, on one line."""
+    return f"`{' '.join(text.replace('`', chr(39)).split())}`"
+
+
+def _versions() -> str:
+    lines = [f"- elias-xmc {elias.__version__}"]
+    for package in _PACKAGES:
+        try:
+            lines.append(f"- {package} {version(package)}")
+        except PackageNotFoundError:
+            continue
+    return "\n".join(lines)

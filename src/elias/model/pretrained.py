@@ -1,0 +1,288 @@
+"""Saving a trained model as a folder, and reading such a folder strictly.
+
+The folder's files are named in `elias.model.layout`. Nothing in it is code or pickle.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import shutil
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+from torch import Tensor
+
+import elias
+from elias.config import EliasConfig
+from elias.data.staging import staged_folder
+from elias.errors import ConfigError, DataError, ModelError
+from elias.model.building import IDF, rebuild_encoder, save_encoder
+from elias.model.elias import EliasModel
+from elias.model.graph import LabelGraph
+from elias.model.layout import (
+    CARD_FILE,
+    CONFIG_FILE,
+    FORMAT_VERSION,
+    LABELS_FILE,
+    WEIGHTS_FILE,
+    broken,
+    quoted,
+)
+from elias.model.name_lines import read_names, write_names
+
+_EDGE_LABELS = "graph.edge_labels"
+
+
+class LoadedModel(NamedTuple):
+    """A saved model, ready to predict."""
+
+    model: EliasModel
+    config: EliasConfig
+    label_names: tuple[str, ...]
+    facts: dict[str, Any]
+    """What was said of the model when it was saved: metrics, data statistics."""
+
+
+class _Description(NamedTuple):
+    """What `CONFIG_FILE` says, checked."""
+
+    n_labels: int
+    n_clusters: int
+    n_edges: int
+    graph_learned: bool
+    alpha: float
+    beta: float
+    encoder: dict[str, Any]
+    config: EliasConfig
+    facts: dict[str, Any]
+
+
+def save_model(
+    folder: str | Path,
+    model: EliasModel,
+    *,
+    config: EliasConfig,
+    label_names: Sequence[str],
+    facts: Mapping[str, Any],
+    card: str,
+    overwrite: bool = False,
+) -> None:
+    """Save a model so that `load_model` finds it whole, or not at all.
+
+    Args:
+        folder: Where to; it must not exist, or be empty.
+        model: The trained model, on any device.
+        config: The resolved configuration it was trained with.
+        label_names: One name for each label.
+        facts: What is worth keeping beside the model, as JSON can hold it.
+        card: The text of the model card.
+        overwrite: Replace the saved model that is in ``folder``.
+
+    Raises:
+        ModelError: If the folder is taken, or cannot be written.
+    """
+    folder = Path(folder)
+    if overwrite and folder.is_dir() and any(folder.iterdir()) and not is_saved_model(folder):
+        raise ModelError(
+            f"{folder}: holds no saved model, so it is not replaced; choose another folder"
+        )
+    try:
+        with staged_folder(folder, overwrite=overwrite) as staging:
+            write_model(
+                staging, model, config=config, label_names=label_names, facts=facts, card=card
+            )
+    except DataError as error:
+        raise ModelError(str(error)) from error
+    except OSError as error:
+        raise ModelError(f"{folder}: cannot be written: {quoted(error)}") from error
+
+
+def is_saved_model(folder: str | Path) -> bool:
+    """Say whether a folder looks like a saved model, broken or not."""
+    return all((Path(folder) / name).is_file() for name in (CONFIG_FILE, WEIGHTS_FILE))
+
+
+def write_model(
+    folder: Path,
+    model: EliasModel,
+    *,
+    config: EliasConfig,
+    label_names: Sequence[str],
+    facts: Mapping[str, Any],
+    card: str,
+) -> None:
+    """Write a model's files into an empty folder, e.g. one that is staged with more beside them."""
+    assert len(label_names) == model.n_labels, "every label has a name"
+    encoder, tensors = save_encoder(model.encoder, folder)
+    tensors |= {name: _storable(tensor) for name, tensor in model.state_dict().items()}
+    tensors[_EDGE_LABELS] = tensors[_EDGE_LABELS].to(torch.int32)
+    write_names(folder / LABELS_FILE, label_names)
+    save_file(tensors, folder / WEIGHTS_FILE, metadata={"format": "pt"})
+    # safetensors makes a file for its owner alone; the others may read what they may read beside
+    shutil.copymode(folder / LABELS_FILE, folder / WEIGHTS_FILE)
+    description = {
+        "format_version": FORMAT_VERSION,
+        "elias_version": elias.__version__,
+        "n_labels": model.n_labels,
+        "n_clusters": model.graph.n_clusters,
+        "n_edges": model.graph.edge_labels.shape[1],
+        "graph_learned": model.graph.learned,
+        "alpha": model.alpha,
+        "beta": model.graph.beta,
+        "encoder": encoder,
+        "config": config.to_dict(),
+        "facts": _plain(facts),
+    }
+    text = json.dumps(description, indent=2, allow_nan=False) + "\n"
+    (folder / CONFIG_FILE).write_text(text, encoding="utf8")
+    (folder / CARD_FILE).write_bytes(card.encode("utf8", "replace"))
+
+
+def load_model(folder: str | Path, device: torch.device | str = "cpu") -> LoadedModel:
+    """Read a saved model, ready to predict on ``device``.
+
+    Raises:
+        ModelError: If anything is missing, damaged, foreign, or from a newer version.
+    """
+    folder = Path(folder)
+    described = _read_description(folder)
+    label_names = read_names(folder / LABELS_FILE, described.n_labels)
+    tensors = _read_tensors(folder / WEIGHTS_FILE)
+    extra = {IDF: tensors.pop(IDF)} if IDF in tensors else {}
+    encoder = rebuild_encoder(described.encoder, described.config.encoder, folder, extra)
+    # shapes without numbers: the saved ones take their place, and nothing is drawn at random
+    with torch.device("meta"):
+        edges = (described.n_clusters, described.n_edges)
+        graph = LabelGraph(
+            torch.empty(edges, dtype=torch.int64),
+            described.n_labels,
+            described.beta,
+            edge_logits=torch.empty(edges) if described.graph_learned else None,
+        )
+        model = EliasModel(encoder, graph, described.alpha)
+    _check_tensors(folder / WEIGHTS_FILE, tensors, model)
+    tensors[_EDGE_LABELS] = tensors[_EDGE_LABELS].to(torch.int64)
+    model.load_state_dict(tensors, assign=True)
+    return LoadedModel(
+        model.to(torch.device(device)).eval(), described.config, label_names, described.facts
+    )
+
+
+def _storable(tensor: Tensor) -> Tensor:
+    tensor = tensor.detach()
+    if tensor.is_floating_point():
+        tensor = tensor.to(torch.float32)
+    return tensor.cpu().contiguous()
+
+
+def _plain(value: Any) -> Any:
+    """Return a value as JSON can hold it; a number that is not finite becomes null."""
+    if isinstance(value, Mapping):
+        return {str(key): _plain(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(item) for item in value]
+    if isinstance(value, np.generic):
+        value = value.item()
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
+    return value
+
+
+def _read_description(folder: Path) -> _Description:
+    path = folder / CONFIG_FILE
+    tree = _read_json(folder)
+    version = tree.get("format_version")
+    if "elias_version" not in tree or type(version) is not int:
+        raise ModelError(f"{path}: not of a model that ELIAS saved; give the folder of one")
+    if version > FORMAT_VERSION:
+        raise ModelError(
+            f"{path}: format {version}, written by elias-xmc {tree['elias_version']}, is newer "
+            f"than format {FORMAT_VERSION} of this {elias.__version__}; upgrade elias-xmc"
+        )
+    for key, (kind, least) in _NEEDED.items():
+        value: Any = tree.get(key)
+        if not _is_of(kind, value) or (least is not None and not least <= value < math.inf):
+            raise broken(path, f"{key} is {value!r}")
+    try:
+        config = EliasConfig.from_dict(tree["config"])
+    except ConfigError as error:
+        raise broken(path, f"config does not fit this version of elias-xmc ({error})") from error
+    values = {key: tree[key] for key in _NEEDED}
+    return _Description(**{**values, "config": config})
+
+
+_NEEDED: dict[str, tuple[type, int | None]] = {
+    "n_labels": (int, 1),
+    "n_clusters": (int, 1),
+    "n_edges": (int, 1),
+    "graph_learned": (bool, None),
+    "alpha": (float, 1),
+    "beta": (float, 1),
+    "encoder": (dict, None),
+    "config": (dict, None),
+    "facts": (dict, None),
+}
+
+
+def _is_of(kind: type, value: Any) -> bool:
+    return type(value) is kind or (kind is float and type(value) is int)
+
+
+def _read_json(folder: Path) -> dict[str, Any]:
+    path = folder / CONFIG_FILE
+    if not folder.is_dir():
+        raise ModelError(f"{folder}: no such folder; give that of a saved model")
+    if not path.is_file():
+        raise ModelError(f"{folder}: has no {CONFIG_FILE}; give the folder of a saved model")
+    try:
+        tree = json.loads(path.read_text(encoding="utf8"))
+    except (OSError, ValueError, RecursionError) as error:
+        raise broken(path, f"not valid JSON ({quoted(error)})") from error
+    if not isinstance(tree, dict):
+        raise ModelError(f"{path}: not of a model that ELIAS saved; give the folder of one")
+    return tree
+
+
+def _read_tensors(path: Path) -> dict[str, Tensor]:
+    if not path.is_file():
+        raise broken(path, "missing")
+    try:
+        with safe_open(path, framework="pt") as file:
+            return {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+    except (SafetensorError, OSError, ValueError, RuntimeError) as error:
+        raise broken(path, f"truncated or damaged ({quoted(error)})") from error
+
+
+def _check_tensors(path: Path, tensors: Mapping[str, Tensor], model: EliasModel) -> None:
+    """Refuse tensors that are not exactly those of the model, or hold impossible numbers."""
+    wanted = model.state_dict()
+    for name in sorted(wanted.keys() - tensors.keys()):
+        raise broken(path, f"{name} is missing")
+    for name in sorted(tensors.keys() - wanted.keys()):
+        raise broken(path, f"{name} is not a part of this model")
+    for name, tensor in tensors.items():
+        shape, dtype = tuple(wanted[name].shape), wanted[name].dtype
+        if tuple(tensor.shape) != shape:
+            raise broken(path, f"{name} has shape {tuple(tensor.shape)}, not {shape}")
+        allowed = {torch.int32, torch.int64} if name == _EDGE_LABELS else {dtype}
+        if tensor.dtype not in allowed:
+            raise broken(path, f"{name} is {tensor.dtype}, not {dtype}")
+        if tensor.is_floating_point() and not _all_finite(tensor):
+            raise broken(path, f"{name} has a number that is not finite")
+    lowest, highest = tensors[_EDGE_LABELS].aminmax()
+    if lowest < 0 or highest > model.n_labels:
+        raise broken(path, f"{_EDGE_LABELS} has a label outside 0..{model.n_labels}")
+
+
+def _all_finite(tensor: Tensor) -> bool:
+    if not tensor.numel():
+        return True
+    # both are nan if any is: one pass, and no mask as large as the weights
+    lowest, highest = tensor.aminmax()
+    return bool(lowest.isfinite() & highest.isfinite())
