@@ -1,0 +1,5 @@
+"""The command line: parse, delegate, print."""
+
+from elias.cli.app import main
+
+__all__ = ["main"]

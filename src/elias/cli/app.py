@@ -1,0 +1,85 @@
+"""The ``elias`` command: its options for all commands, and the commands it is made of.
+
+No module of this package imports anything heavy at its top: `elias --help` must answer at once.
+"""
+
+from __future__ import annotations
+
+import sys
+from typing import Annotated, Any
+
+import typer
+from typer.core import TyperGroup
+
+import elias
+from elias.cli import data, talk
+from elias.cli.demo import demo
+from elias.cli.evaluate import evaluate
+from elias.cli.failures import explained
+from elias.cli.models import info, presets
+from elias.cli.predict import predict
+from elias.cli.train import train
+
+TALKATIVE = ("demo", "train")
+"""The commands whose progress is told step by step without being asked."""
+
+
+class Commands(TyperGroup):
+    """A group of commands whose failures are explained and turned into exit codes."""
+
+    def invoke(self, ctx: Any) -> Any:
+        """Run the chosen command."""
+        with explained():
+            return super().invoke(ctx)
+
+
+app = typer.Typer(
+    cls=Commands,
+    add_completion=False,
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+    help="Extreme multi-label classification with an index that is learned end to end (ELIAS).",
+)
+
+
+def _version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"elias {elias.__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def options(
+    ctx: typer.Context,
+    verbose: Annotated[
+        bool, typer.Option("--verbose", "-v", help="Tell more, and show tracebacks.")
+    ] = False,
+    quiet: Annotated[
+        bool, typer.Option("--quiet", "-q", help="Tell only warnings and errors.")
+    ] = False,
+    version: Annotated[
+        bool,
+        typer.Option("--version", callback=_version, is_eager=True, help="Print the version."),
+    ] = False,
+) -> None:
+    """Set up what the commands tell on stderr; results go to stdout."""
+    del version
+    talk.set_up(verbose=verbose, quiet=quiet, talkative=ctx.invoked_subcommand in TALKATIVE)
+
+
+app.command()(demo)
+app.add_typer(data.app, name="data")
+app.command()(train)
+app.command()(evaluate)
+app.command()(predict)
+app.command()(info)
+app.command()(presets)
+
+
+def main() -> None:
+    """Run the command line and exit with 0, 1 (our bug), 2 (the user's to mend) or 130 (^C)."""
+    for stream in (sys.stdout, sys.stderr):
+        if hasattr(stream, "reconfigure"):  # JSON is UTF-8, whatever the terminal's language
+            stream.reconfigure(encoding="utf-8", errors="backslashreplace")
+    app(prog_name="elias")

@@ -1,0 +1,104 @@
+"""``elias info`` and ``elias presets``: what a model is, and what there is to start from."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from elias.cli import tables
+from elias.cli.options import AsJson
+
+if TYPE_CHECKING:
+    from elias.config import EliasConfig, EncoderConfig
+    from elias.pipeline import Elias
+
+
+def info(
+    model: Annotated[Path, typer.Argument(metavar="MODEL", help="A saved model, or a run.")],
+    as_json: AsJson = False,
+) -> None:
+    """Describe a saved model: its sizes, its making, its metrics."""
+    from elias.pipeline import Elias
+
+    elias = Elias.from_pretrained(model, device="cpu")
+    facts = {
+        "model": str(model),
+        "labels": elias.n_labels,
+        "parameters": sum(p.numel() for p in elias.model.parameters()),
+        "config": elias.config.to_dict(),
+        **elias.facts,
+    }
+    if as_json:
+        typer.echo(json.dumps(facts, ensure_ascii=False))
+        return
+    metrics = elias.facts.get("metrics", {})
+    tables.print_out(tables.grid([*_first_rows(elias, facts), *config_rows(elias.config)]))
+    for split in dict.fromkeys(split for found in metrics.values() for split in found):
+        tables.print_out("", tables.stage_table(metrics, split))
+
+
+def _first_rows(elias: Elias, facts: dict[str, Any]) -> list[tuple[str, Any]]:
+    train = facts.get("data", {}).get("splits", {}).get("train", {})
+    timings = facts.get("timings", {})
+    names = ", ".join(elias.label_names[:3])
+    return [
+        ("labels", f"{elias.n_labels:,} ({names}, …)"),
+        ("parameters", facts["parameters"]),
+        ("training points", train.get("points")),
+        ("time to train", tables.seconds(sum(timings.values())) if timings else None),
+    ]
+
+
+def config_rows(config: EliasConfig) -> list[tuple[str, Any]]:
+    """Return what a resolved configuration comes to, for a table of names and values."""
+    index = config.index
+    stages = "; ".join(
+        f"{stage.name}: {stage.epochs} epochs of {stage.batch_size}"
+        f"{', learned graph' if stage.learn_graph else ''}"
+        for stage in config.stages
+    )
+    return [
+        ("encoder", encoder_line(config.encoder)),
+        ("clusters C", index.n_clusters),
+        ("edges per cluster κ", index.edges_per_cluster),
+        ("beam b", index.beam_size),
+        ("shortlist K", index.shortlist_size),
+        ("α, β", f"{index.alpha:g}, {index.beta:g}" if index.beta else f"{index.alpha:g}, open"),
+        ("validation points", config.eval.validation_size),
+        ("stages", stages),
+        ("seed", config.seed),
+    ]
+
+
+def encoder_line(encoder: EncoderConfig) -> str:
+    """Return the encoder in a few words."""
+    if encoder.kind == "bag":
+        return f"bag, {encoder.dim} wide"
+    narrowed = f", narrowed to {encoder.bottleneck}" if encoder.bottleneck else ""
+    return f"{encoder.model}, {encoder.max_length} tokens, {encoder.pooling}{narrowed}"
+
+
+def presets(as_json: AsJson = False) -> None:
+    """List the presets: what each is for, its encoder, its stages."""
+    from elias.config import EliasConfig, preset_names, preset_summary
+
+    configs = {name: EliasConfig.preset(name) for name in preset_names()}
+    if as_json:
+        facts = {
+            name: {"summary": preset_summary(name), "config": config.to_dict()}
+            for name, config in configs.items()
+        }
+        typer.echo(json.dumps(facts, ensure_ascii=False))
+        return
+    rows = [
+        [name, preset_summary(name), config.encoder.kind, _epochs(config)]
+        for name, config in configs.items()
+    ]
+    tables.print_out(tables.columns(["preset", "for", "encoder", "epochs"], rows, n_left=4))
+
+
+def _epochs(config: EliasConfig) -> str:
+    return " + ".join(str(stage.epochs) for stage in config.stages)

@@ -1,0 +1,49 @@
+"""Options that several commands share."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+if TYPE_CHECKING:
+    from elias.data.corpus import Corpus
+
+DataPath = Annotated[
+    Path, typer.Argument(metavar="DATA", help="A corpus: a file or folder in any known format.")
+]
+TextColumn = Annotated[
+    str | None,
+    typer.Option(
+        "--text", metavar="COLUMN", help="Text column of a table; several as title,abstract."
+    ),
+]
+LabelsColumn = Annotated[
+    str | None, typer.Option("--labels", metavar="COLUMN", help="Labels column of a table.")
+]
+Separator = Annotated[
+    str | None,
+    typer.Option("--separator", metavar="CHARS", help="What separates labels in one cell."),
+]
+DeviceName = Annotated[
+    str,
+    typer.Option("--device", metavar="auto|cpu|cuda", help="Where to compute; auto: a GPU if any."),
+]
+AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
+Overwrite = Annotated[bool, typer.Option("--overwrite", help="Replace what is there.")]
+
+
+def read_corpus(path: Path, text: str | None, labels: str | None, separator: str | None) -> Corpus:
+    """Read the corpus a command was given."""
+    from elias.data import load_corpus
+    from elias.errors import DataError
+
+    try:
+        return load_corpus(path, text=text, labels=labels, separator=separator)
+    except DataError as error:  # the library names its arguments, the user typed options
+        message = str(error)
+        for name in ("text", "labels", "separator"):
+            message = message.replace(f" {name}=", f" --{name} ")
+            message = message.replace(f"({name}=)", f"(--{name})")
+        raise DataError(message.rstrip()) from error

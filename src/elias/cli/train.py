@@ -1,0 +1,126 @@
+"""``elias train``: from a corpus to a saved model."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from elias.cli import tables, talk
+from elias.cli.models import config_rows
+from elias.cli.options import (
+    DataPath,
+    DeviceName,
+    LabelsColumn,
+    Overwrite,
+    Separator,
+    TextColumn,
+    read_corpus,
+)
+
+if TYPE_CHECKING:
+    from elias.config import EliasConfig
+    from elias.data import Corpus
+    from elias.pipeline import Elias
+
+
+def train(  # noqa: PLR0913 - each is an option of its own
+    data: DataPath,
+    out: Annotated[
+        Path | None, typer.Option("--out", metavar="RUN", help="The run folder to make.")
+    ] = None,
+    preset: Annotated[
+        str | None, typer.Option(metavar="NAME", help="Start from a preset; see elias presets.")
+    ] = None,
+    config: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="A TOML file, or a run's config.json.")
+    ] = None,
+    changes: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--set", metavar="KEY=VALUE", help="Change one key, e.g. index.beta=75; may repeat."
+        ),
+    ] = None,
+    device: DeviceName = "auto",
+    init_from: Annotated[
+        Path | None, typer.Option(metavar="MODEL", help="Start from a saved model's weights.")
+    ] = None,
+    text: TextColumn = None,
+    labels: LabelsColumn = None,
+    separator: Separator = None,
+    overwrite: Overwrite = False,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Print the resolved configuration and stop.")
+    ] = False,
+) -> None:
+    """Train on a corpus; RUN/model appears when all is done."""
+    if out is None and not dry_run:
+        raise typer.BadParameter("a run folder is needed (or --dry-run)", param_hint="--out")
+    chosen = chosen_config(preset, config, changes or [])
+    corpus = read_corpus(data, text, labels, separator)
+    resolved = chosen.resolve(len(corpus.train), corpus.n_labels)
+    show_plan(resolved, corpus)
+
+    from elias.pipeline import Elias
+    from elias.pipeline import train as fit
+
+    start = None if init_from is None else Elias.from_pretrained(init_from, device=device)
+    if dry_run:
+        talk.note(f"parameters: {n_parameters(resolved, corpus, start):,}; nothing was written")
+        typer.echo(json.dumps(resolved.to_dict(), indent=2, ensure_ascii=False))
+        return
+    model = fit(chosen, corpus, out=out, device=device, init_from=start, overwrite=overwrite)
+    show_stages(model)
+    typer.echo(f"{out}/model")
+
+
+def chosen_config(preset: str | None, file: Path | None, changes: list[str]) -> EliasConfig:
+    """Return defaults < preset < file < changes."""
+    from elias.config import EliasConfig, merge, parse_override, preset_tree, read_tree
+
+    if preset is None and file is None:
+        talk.note("no --preset and no --config: the defaults are used")
+    tree = {} if preset is None else preset_tree(preset)
+    if file is not None:
+        tree = merge(tree, read_tree(file))
+    return EliasConfig.from_dict(tree).override(dict(map(parse_override, changes)))
+
+
+def show_plan(config: EliasConfig, corpus: Corpus) -> None:
+    """Tell what is going to be trained, sizes and all, on stderr."""
+    counts = ", ".join(f"{len(split):,} {name}" for name, split in corpus.splits.items())
+    rows = [("points", counts), ("labels", corpus.n_labels), *config_rows(config)]
+    if corpus.validation is not None:
+        rows = [row for row in rows if row[0] != "validation points"]
+    talk.show(tables.grid(rows))
+
+
+def show_stages(model: Elias) -> None:
+    """Print the metrics of each stage on the test split, or on what there was to measure on."""
+    metrics = model.facts.get("metrics", {})
+    splits = {split for found in metrics.values() for split in found}
+    for split in ("test", "validation"):
+        if split in splits:
+            tables.print_out(tables.stage_table(metrics, split))
+            return
+
+
+def n_parameters(config: EliasConfig, corpus: Corpus, init_from: Elias | None) -> int:
+    """Return how many weights the model would have: encoder, Ŵ_C, W_L and the edges of A."""
+    from elias.model.building import build_encoder
+    from elias.pipeline.fitting import validation_split
+
+    if init_from is not None:
+        encoder = init_from.model.encoder
+    else:
+        points, _ = validation_split(corpus, config)  # the vocabulary is that of training points
+        n_features = None if points.features is None else points.features.shape[1]
+        encoder = build_encoder(config.encoder, points.texts, n_features)
+    index = config.index
+    assert index.n_clusters is not None
+    assert index.edges_per_cluster is not None
+    n_rows = index.n_clusters + corpus.n_labels  # each with a weight for every dimension and a bias
+    in_encoder = sum(weight.numel() for weight in encoder.parameters())
+    return in_encoder + n_rows * (encoder.dim + 1) + index.n_clusters * index.edges_per_cluster
