@@ -43,11 +43,11 @@ _SURROGATE = re.compile("[\ud800-\udfff]")
 # Models that take a ready (B, 1, T, T) mask. Given (B, T), transformers asks the device whether
 # anything is masked at all, and the host waits for the answer at every step.
 _TAKES_READY_MASK = {
+    "albert",
     "bert",
     "camembert",
     "distilbert",
     "electra",
-    "mpnet",
     "roberta",
     "xlm-roberta",
 }
@@ -206,7 +206,8 @@ class TransformerEncoder(TextEncoder):
         if len(batch.ids) == inside.numel():
             return None
         settings = self.transformer.config
-        ready = settings._attn_implementation == "sdpa" and not settings.is_decoder
+        decoder = getattr(settings, "is_decoder", False)
+        ready = settings._attn_implementation == "sdpa" and not decoder
         if not ready or settings.model_type not in _TAKES_READY_MASK:
             return inside.long()
         return inside[:, None, None, :].expand(-1, -1, inside.shape[1], -1)
@@ -269,7 +270,8 @@ def _without_pooler(settings: Any) -> dict[str, bool]:
 def _check_fit(config: EncoderConfig, transformer: Any, tokenizer: Tokenizer) -> None:
     """Refuse what would fail only at some text, or inside a GPU kernel."""
     settings = transformer.config
-    if settings.is_encoder_decoder or not hasattr(settings, "hidden_size"):
+    translates = getattr(settings, "is_encoder_decoder", False)
+    if translates or not hasattr(settings, "hidden_size"):
         raise ModelError(
             f"{config.model}: a {settings.model_type} model does not turn text into token "
             "vectors by itself; choose an encoder such as bert, roberta or distilbert"

@@ -4,7 +4,17 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from transformers import BertModel, BertTokenizerFast
+from torch.utils._python_dispatch import TorchDispatchMode
+from transformers import (
+    AlbertConfig,
+    BertModel,
+    BertTokenizerFast,
+    DistilBertConfig,
+    GPT2Config,
+    MPNetConfig,
+    RobertaConfig,
+    T5Config,
+)
 from transformers.utils import logging as transformers_logging
 
 from elias.config import EncoderConfig
@@ -14,7 +24,7 @@ from elias.model import transformer
 from elias.model.building import build_encoder
 from elias.model.encoder import BagEncoder
 from elias.model.transformer import TransformerEncoder
-from tiny_bert import MOST_TOKENS, WIDTH, save_tiny_bert
+from tiny_bert import MOST_TOKENS, SIZES, WIDTH, save_tiny_bert, save_tiny_model
 
 CLS, SEP, UNK = 2, 3, 1
 TEXTS = ["red cod", "", "the herring quota in the north sea", "tape", "red"]
@@ -34,6 +44,11 @@ def make_encoder(folder, **changes):
 def embed(encoder, texts):
     tokens = encoder.tokenise(texts)
     return encoder(collate(tokens, np.arange(len(texts))))
+
+
+def saved(encoder, folder):
+    encoder.save(folder / "saved")
+    return folder / "saved"
 
 
 def last_layer(folder, ids):
@@ -135,6 +150,34 @@ def test_an_embedding_does_not_depend_on_the_texts_beside_it(attention, pooling,
     torch.testing.assert_close(together, alone, rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.parametrize(
+    "config",
+    [
+        AlbertConfig(**SIZES, embedding_size=8),
+        DistilBertConfig(
+            vocab_size=15, dim=16, n_layers=1, n_heads=2, hidden_dim=8, max_position_embeddings=40
+        ),
+        GPT2Config(vocab_size=15, n_embd=16, n_layer=1, n_head=2, n_positions=40),
+        MPNetConfig(**SIZES | {"pad_token_id": 1, "max_position_embeddings": 42}),
+        RobertaConfig(**SIZES | {"pad_token_id": 1, "max_position_embeddings": 42}),
+    ],
+    ids=lambda config: config.model_type,
+)
+def test_padding_does_not_change_the_embeddings_of(config, tmp_path):
+    encoder = make_encoder(save_tiny_model(tmp_path, config), max_length=MOST_TOKENS).eval()
+
+    together = embed(encoder, ["sea " * MOST_TOKENS, *TEXTS])
+
+    alone = torch.cat([embed(encoder, [text]) for text in TEXTS])
+    torch.testing.assert_close(together[1:], alone, rtol=1e-4, atol=1e-5)
+    assert (
+        encoder.fingerprint
+        == TransformerEncoder.from_saved(
+            EncoderConfig(kind="transformer", max_length=MOST_TOKENS), saved(encoder, tmp_path)
+        ).fingerprint
+    )
+
+
 def test_a_text_without_any_token_is_embedded_too(tiny_bert):
     encoder = make_encoder(tiny_bert)
     encoder.tokenizer.post_processor = None  # as of models without special tokens
@@ -189,6 +232,28 @@ def test_precision_auto_is_float32_on_a_cpu(tiny_bert):
     exact = embed(make_encoder(tiny_bert, precision="float32"), TEXTS)
 
     assert torch.equal(embed(make_encoder(tiny_bert), TEXTS), exact)
+
+
+class NoAnswers(TorchDispatchMode):
+    """Fails where the host would have to wait for a value on the device."""
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        assert function.overloadpacket not in (
+            torch.ops.aten._local_scalar_dense,
+            torch.ops.aten.nonzero,
+        )
+        return function(*args, **kwargs or {})
+
+
+@pytest.mark.parametrize("texts", [TEXTS, ["red", "cod"]])
+def test_a_forward_pass_asks_nothing_of_the_device(texts, tiny_bert):
+    encoder = make_encoder(tiny_bert)
+    batch = collate(encoder.tokenise(texts), np.arange(len(texts)))
+
+    with NoAnswers():
+        embedding = encoder(batch)
+
+    assert embedding.isfinite().all()
 
 
 @pytest.mark.gpu
@@ -299,6 +364,12 @@ def test_a_tokenizer_of_more_words_than_the_weights_know_is_refused(tmp_path):
     fast.save_pretrained(folder)
 
     assert "ids up to 15" in refusal(folder)
+
+
+def test_a_model_that_needs_a_decoder_is_refused(tmp_path):
+    config = T5Config(vocab_size=15, d_model=16, d_ff=16, num_layers=1, num_heads=2, d_kv=8)
+
+    assert "a t5 model does not" in refusal(save_tiny_model(tmp_path, config))
 
 
 def test_a_max_length_over_the_models_is_refused(tiny_bert):
