@@ -1,0 +1,98 @@
+import numpy as np
+import pytest
+from scipy.sparse import csr_matrix
+
+from elias.data.features import Featurizer, ngrams_of, unit_rows, words_of
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("Straße STRASSE", ["strasse", "strasse"]),
+        ("ﬁsh", ["fish"]),  # a ligature
+        ("e\u0301te\u0301 ÉTÉ", ["été", "été"]),  # accents written apart
+        ("１２３ ｃｏｄ", ["123", "cod"]),  # full width
+        ("العربية لغة", ["العربية", "لغة"]),
+        ("русский язык", ["русский", "язык"]),
+        ("🐟 fish 🐟", ["fish"]),
+        ("", []),
+        (" \n\t ", []),
+        ("—…!?", []),
+    ],
+)
+def test_words_are_runs_of_letters_and_digits_folded(text, words):
+    assert words_of(text) == words
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("北京", ["北", "京", "北京"]),
+        ("ไทย", ["ไ", "ท", "ย", "ไท", "ทย"]),
+        ("カメラ", ["カ", "メ", "ラ", "カメ", "メラ"]),
+        ("mp3プ", ["mp3", "プ"]),
+    ],
+)
+def test_without_spaces_between_words_characters_and_pairs_are_words(text, words):
+    assert words_of(text) == words
+
+
+def test_ngrams_shorter_than_the_word_with_its_marks_are_taken():
+    assert list(ngrams_of("ab", 3, 5)) == ["<ab", "ab>"]
+    assert list(ngrams_of("a", 3, 5)) == []
+
+
+def test_a_text_of_no_known_word_is_a_row_of_zeros():
+    featurizer = Featurizer.fit(["red cod", "red tape"], min_count=1)
+
+    rows = featurizer.transform(["", "zzz", "🐟"])
+
+    assert rows.shape == (3, featurizer.n_features)
+    assert rows.nnz == 0
+
+
+def test_no_texts_give_no_rows():
+    featurizer = Featurizer.fit(["red cod"], min_count=1)
+
+    assert featurizer.transform([]).shape == (0, featurizer.n_features)
+
+
+@pytest.mark.parametrize("texts", [[], ["", ""], ["🐟"]])
+def test_texts_without_words_give_an_empty_vocabulary(texts):
+    featurizer = Featurizer.fit(texts, min_count=1)
+
+    assert featurizer.n_features == 0
+    assert featurizer.transform(["cod"]).shape == (1, 0)
+
+
+def test_words_and_ngrams_have_length_one_apart():
+    featurizer = Featurizer.fit(["red cod", "red tape", "cod"], min_count=1)
+
+    row = featurizer.transform(["red cod cod"]).toarray()[0]
+
+    n_words = len(featurizer.words)
+    assert np.linalg.norm(row[:n_words]) == pytest.approx(1)
+    assert np.linalg.norm(row[n_words:]) == pytest.approx(1)
+
+
+def test_a_rare_word_weighs_more_than_a_frequent_one():
+    featurizer = Featurizer.fit(["red cod", "red tape"], char_ngrams=(0, 0), min_count=1)
+
+    red, cod = featurizer.transform(["red cod"]).toarray()[0, :2]
+
+    assert featurizer.words[:2] == ("red", "cod")
+    assert cod > red
+
+
+def test_too_large_a_vocabulary_keeps_the_most_frequent():
+    texts = ["a b", "a b", "a c"]
+
+    featurizer = Featurizer.fit(texts, char_ngrams=(0, 0), min_count=1, max_features=2)
+
+    assert featurizer.words == ("a", "b")
+
+
+def test_unit_rows_leave_empty_rows_empty():
+    rows = unit_rows(csr_matrix([[3, 4], [0, 0]]))
+
+    np.testing.assert_allclose(rows.toarray(), [[0.6, 0.8], [0, 0]], rtol=1e-6)

@@ -1,0 +1,161 @@
+import math
+
+import pytest
+import torch
+from torch import nn
+
+from elias.data.batches import TokenBatch
+from elias.model.elias import EliasModel, SearchSizes, is_member
+from elias.model.encoder import TextEncoder
+from elias.model.graph import LabelGraph
+
+
+class Constant(TextEncoder):
+    """φ is the same learned vector for every text."""
+
+    dim = 2
+
+    def __init__(self):
+        super().__init__()
+        self.vector = nn.Parameter(torch.tensor([1.0, 0.0]))
+
+    def forward(self, batch):
+        return self.vector.expand(len(batch), 2)
+
+
+def make_model(edge_labels, n_labels, cluster_logits, label_logits, alpha=1.0):
+    """A model of fixed edges whose logits are given: φ = (1, 0) picks the first weight."""
+    model = EliasModel(Constant(), LabelGraph(torch.tensor(edge_labels), n_labels, 1.0), alpha)
+    for rows, logits in ((model.clusters, cluster_logits), (model.labels, label_logits)):
+        rows.weight.data = torch.tensor([[logit, 0.0] for logit in logits])
+    return model
+
+
+def batch_of(n_texts):
+    return TokenBatch(ids=torch.zeros(0).long(), offsets=torch.zeros(n_texts + 1).long(), longest=0)
+
+
+PHI = torch.tensor([[1.0, 0.0]])
+
+
+def test_cluster_scores_match_equation_1_by_hand():
+    model = make_model([[0], [1]], 2, [0.0, math.log(4)], [0.0, 0.0], alpha=1.5)
+
+    scores = model.cluster_log_scores(PHI).exp()
+
+    torch.testing.assert_close(scores, torch.tensor([[0.3, 1.0]]))
+
+
+def test_the_score_is_the_product_of_classifier_and_path():
+    model = make_model([[0], [1]], 2, [0.0, math.log(4)], [0.0, math.log(3)])
+
+    labels, p = model.rank(PHI, SearchSizes(2, 2), top_k=2)
+
+    assert labels.tolist() == [[1, 0]]
+    torch.testing.assert_close(p, torch.tensor([[0.75 * 0.8, 0.5 * 0.2]]))
+
+
+def test_equal_scores_are_ranked_by_label_id():
+    model = make_model([[3, 1, 0, 2]], 4, [0.0], [0.0, 0.0, 0.0, 0.0])
+
+    labels, _ = model.rank(PHI, SearchSizes(1, 4), top_k=3)
+
+    assert labels.tolist() == [[0, 1, 2]]
+
+
+def test_places_without_a_label_hold_the_number_of_labels_and_zero():
+    model = make_model([[0, 3], [1, 2]], 3, [5.0, 0.0], [0.0, 0.0, 0.0])
+
+    labels, p = model.rank(PHI, SearchSizes(1, 3), top_k=3)
+
+    assert labels.tolist() == [[0, 3, 3]]
+    assert p[0, 1:].tolist() == [0.0, 0.0]
+
+
+def test_a_blocked_label_leaves_its_place_in_the_shortlist_to_the_next():
+    model = make_model([[0, 1, 2]], 3, [0.0], [3.0, 2.0, 1.0])
+    blocked = torch.tensor([True, False, False])
+
+    labels, _ = model.rank(PHI, SearchSizes(1, 2), top_k=2, blocked=blocked)
+
+    assert labels.tolist() == [[1, 2]]
+
+
+def test_parents_of_positives_are_searched_before_better_clusters():
+    model = make_model([[0], [1], [2], [3]], 4, [0.0] * 4, [0.0] * 4)
+    cluster_log = torch.tensor([[-0.1, -0.2, -0.3, -9.0], [-0.1, -0.2, -9.0, -0.3]])
+    parents = torch.tensor([[3, 3], [2, 4]])  # 4: none
+
+    beam = model.training_beam(cluster_log, parents, size=2)
+
+    assert [set(row) for row in beam.tolist()] == [{3, 0}, {2, 0}]
+
+
+def test_a_positive_outside_the_beam_is_learned_from_through_its_parent():
+    model = make_model([[0], [1]], 2, [9.0, 0.0], [0.0, 0.0])
+    positives, parents = torch.tensor([[1]]), torch.tensor([[1]])
+
+    losses = model.losses(
+        batch_of(1), positives, parents, SearchSizes(1, 2), shortlist_weight=1.0, mean=False
+    )
+
+    assert losses.shortlist.item() == pytest.approx(9, abs=1e-3)
+
+
+def test_a_saturated_cluster_passes_no_gradient():
+    model = make_model([[0], [1]], 2, [9.0, 0.0], [0.0, 0.0], alpha=2.0)
+
+    model.cluster_log_scores(PHI)[0, 0].backward()
+
+    assert not model.clusters.weight.grad.any()
+
+
+def test_means_are_over_all_slots_and_sums_over_points():
+    model = make_model([[0, 1], [2, 3]], 4, [1.0, 0.0], [0.5, 0.0, 0.0, 0.0])
+    positives, parents = torch.tensor([[0, 1], [2, 4]]), torch.tensor([[0, 0], [1, 2]])
+
+    def run(mean):
+        sizes = SearchSizes(1, 3)
+        return model.losses(batch_of(2), positives, parents, sizes, shortlist_weight=0.5, mean=mean)
+
+    sums, means = run(mean=False), run(mean=True)
+
+    assert means.classification.item() == pytest.approx(sums.classification.item() / 3)
+    assert means.shortlist.item() == pytest.approx(sums.shortlist.item() / 2)
+    torch.testing.assert_close(sums.total, sums.classification + 0.5 * sums.shortlist)
+
+
+def test_a_batch_without_positives_has_a_finite_loss():
+    model = make_model([[0], [1]], 2, [1.0, 0.0], [0.0, 0.0])
+    nothing = torch.full((3, 1), 2)
+
+    losses = model.losses(
+        batch_of(3), nothing, nothing, SearchSizes(2, 2), shortlist_weight=1.0, mean=True
+    )
+    losses.total.backward()
+
+    assert losses.shortlist.item() == 0
+    assert all(p.grad.to_dense().isfinite().all() for p in model.labels.parameters())
+
+
+def test_a_parent_whose_softmax_underflows_still_gives_finite_gradients():
+    model = make_model([[0], [1]], 2, [200.0, -200.0], [0.0, 0.0])
+    positives, parents = torch.tensor([[1]]), torch.tensor([[1]])
+
+    losses = model.losses(
+        batch_of(1), positives, parents, SearchSizes(2, 2), shortlist_weight=1.0, mean=False
+    )
+    losses.total.backward()
+
+    assert losses.shortlist.item() == pytest.approx(400)
+    assert all(p.grad.to_dense().isfinite().all() for p in model.parameters() if p.requires_grad)
+
+
+def test_members_are_found_among_padded_positives():
+    labels = torch.tensor([[0, 3, 5, 6], [6, 2, 1, 0]])
+    positives = torch.tensor([[0, 5, 6], [6, 6, 6]])  # 6 labels: 6 is padding
+
+    assert is_member(labels, positives, 6).tolist() == [
+        [True, False, True, False],
+        [False, False, False, False],
+    ]

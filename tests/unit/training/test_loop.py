@@ -1,0 +1,136 @@
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from scipy.sparse import csr_matrix
+
+from elias.config import EliasConfig, EncoderConfig, EvalConfig, IndexConfig, StageConfig
+from elias.data.features import Featurizer
+from elias.errors import RunError
+from elias.model.elias import EliasModel
+from elias.model.encoder import BagEncoder
+from elias.model.graph import LabelGraph, partition_edges
+from elias.training.loop import Points, StageLoop
+
+N_LABELS = 6
+TEXTS = [f"{word} {other}" for word in ("cod", "tape", "ship") for other in ("red", "blue", "old")]
+STAGE = StageConfig(epochs=6, batch_size=4, cluster_lr=0.05, label_lr=0.05)
+CONFIG = EliasConfig(
+    index=IndexConfig(
+        n_clusters=3, edges_per_cluster=4, beam_size=2, shortlist_size=4, beta=2.0, alpha=1.5
+    ),
+    stages=(STAGE,),
+)
+
+
+def make_model(learned=True):
+    """A model over words; its weights follow torch's seed."""
+    featurizer = Featurizer.fit(TEXTS, char_ngrams=(0, 0), min_count=1)
+    config = EncoderConfig(dim=8, hidden_dim=8, dropout=0.1, token_dropout=0.1)
+    edges = partition_edges(torch.arange(N_LABELS) % 3, 3)
+    logits = torch.rand(edges.shape) if learned else None
+    graph = LabelGraph(edges, N_LABELS, 2.0, edge_logits=logits)
+    return EliasModel(BagEncoder(config, featurizer, featurizer.n_features), graph, alpha=1.5)
+
+
+def make_loop(model, reports=None, *, validate=None, stage=STAGE, patience=0):
+    rng = np.random.default_rng(0)
+    labels = np.zeros((len(TEXTS), N_LABELS))
+    labels[np.arange(len(TEXTS)), np.arange(len(TEXTS)) // 3] = 1  # the first word decides
+    labels[:, 3:] = rng.random((len(TEXTS), 3)) < 0.2
+    return StageLoop(
+        model=model,
+        stage=stage,
+        config=replace(CONFIG, eval=EvalConfig(select_by="P@1", patience=patience)),
+        points=Points(model.encoder.tokenise(TEXTS), csr_matrix(labels)),
+        rng=np.random.default_rng(1),
+        validate=validate,
+        report=(lambda _: None) if reports is None else reports.append,
+    )
+
+
+def scripted(scores, seen=None):
+    """A validation that answers with the given scores, one after the other."""
+    remaining = iter(scores)
+
+    def validate(model):
+        if seen is not None:
+            seen.append(model.labels.weight.detach().clone())
+        return {"P@1": float(next(remaining))}
+
+    return validate
+
+
+@pytest.mark.parametrize("learned", [True, False])
+def test_training_lowers_the_loss(learned):
+    reports = []
+
+    make_loop(make_model(learned), reports, stage=replace(STAGE, epochs=40)).run()
+
+    assert [report.epoch for report in reports] == list(range(1, 41))
+    assert reports[-1].loss < 0.7 * reports[0].loss
+
+
+def test_one_seed_gives_bit_identical_weights():
+    def train():
+        torch.manual_seed(3)
+        model = make_model()
+        make_loop(model).run()
+        return model.state_dict()
+
+    first, again = train(), train()
+
+    assert all(torch.equal(value, again[name]) for name, value in first.items())
+
+
+def test_the_loss_reported_is_made_of_its_parts():
+    reports = []
+
+    make_loop(make_model(), reports).run()
+
+    for report in reports:
+        parts = report.classification_loss + STAGE.shortlist_loss_weight * report.shortlist_loss
+        assert report.loss == pytest.approx(parts, rel=1e-5)
+
+
+def test_the_best_epochs_weights_are_kept():
+    seen = []
+    model = make_model()
+
+    best = make_loop(model, validate=scripted([1, 5, 4, 3, 2, 0], seen)).run()
+
+    assert best == 2
+    assert torch.equal(model.labels.weight, seen[1])
+
+
+def test_a_stage_stops_when_validation_no_longer_improves():
+    reports = []
+
+    best = make_loop(make_model(), reports, validate=scripted([1, 5, 4, 3, 2, 0]), patience=2).run()
+
+    assert best == 2
+    assert len(reports) == 4
+
+
+def test_validation_sees_the_averaged_weights_and_training_goes_on_with_its_own():
+    seen_averaged, seen_plain = [], []
+    for seen, average_from in ((seen_averaged, 0.5), (seen_plain, 1.0)):
+        torch.manual_seed(0)
+        stage = replace(STAGE, average_from=average_from)
+        make_loop(make_model(), stage=stage, validate=scripted([0] * 6, seen)).run()
+
+    assert all(torch.equal(seen_averaged[i], seen_plain[i]) for i in range(3))
+    assert not torch.equal(seen_averaged[-1], seen_plain[-1])
+
+
+def test_without_validation_the_last_epochs_weights_stay():
+    assert make_loop(make_model()).run() == STAGE.epochs
+
+
+def test_a_loss_that_is_not_finite_stops_the_run_and_says_what_to_lower():
+    model = make_model()
+    model.labels.weight.data.fill_(float("nan"))
+
+    with pytest.raises(RunError, match="lower the learning rates"):
+        make_loop(model).run()

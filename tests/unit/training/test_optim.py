@@ -1,0 +1,168 @@
+import numpy as np
+import pytest
+import torch
+
+from elias.config import EncoderConfig, StageConfig
+from elias.data.batches import collate
+from elias.data.features import Featurizer
+from elias.model.elias import EliasModel, SearchSizes
+from elias.model.encoder import BagEncoder
+from elias.model.graph import LabelGraph
+from elias.training.optim import Optimizer, WeightAverage, schedule
+
+TEXTS = ["red cod", "blue cod", "red tape"]
+
+
+@pytest.fixture
+def model():
+    featurizer = Featurizer.fit(TEXTS, char_ngrams=(0, 0), min_count=1)
+    encoder = BagEncoder(EncoderConfig(dim=4, hidden_dim=4), featurizer, featurizer.n_features)
+    graph = LabelGraph(torch.tensor([[0, 1], [1, 2]]), 3, 1.5, edge_logits=torch.rand(2, 2))
+    return EliasModel(encoder.eval(), graph, 1.5)
+
+
+def backward(model):
+    tokens = model.encoder.tokenise(TEXTS)
+    positives, parents = torch.tensor([[0], [1], [2]]), torch.tensor([[0], [1], [1]])
+    losses = model.losses(
+        collate(tokens, np.arange(3)),
+        positives,
+        parents,
+        SearchSizes(2, 3),
+        shortlist_weight=1.0,
+        mean=False,
+    )
+    losses.total.backward()
+
+
+def all_rows(gradient):
+    """The same gradient as a sparse tensor that holds every row."""
+    rows = torch.arange(len(gradient)).unsqueeze(0)
+    return torch.sparse_coo_tensor(rows, gradient, check_invariants=True)
+
+
+def weights(model):
+    return {name: value.detach().clone() for name, value in model.named_parameters()}
+
+
+@pytest.mark.parametrize("warmup", [0.0, 0.1, 0.33, 1.0])
+def test_learning_rates_rise_over_the_warm_up_and_then_fall(warmup):
+    shares = [schedule(step, 100, warmup) for step in range(100)]
+
+    peak = int(np.argmax(shares))
+    assert all(0 < share <= 1 for share in shares)
+    assert shares[: peak + 1] == sorted(shares[: peak + 1])
+    assert shares[peak:] == sorted(shares[peak:], reverse=True)
+    assert peak == pytest.approx(100 * warmup, abs=1)
+
+
+def test_learning_rates_end_near_zero():
+    assert schedule(99, 100, 0.1) < 0.02
+    assert schedule(100, 100, 0.1) == 0
+
+
+def test_a_stage_of_one_step_moves():
+    assert schedule(0, 1, 0.1) > 0
+
+
+def test_every_parameter_moves_by_its_own_learning_rate(model):
+    rates = {"bag_lr": 1e-1, "encoder_lr": 1e-2, "cluster_lr": 1e-3, "label_lr": 1e-4}
+    stage = StageConfig(**rates, edge_lr=1e-5, weight_decay=0.0)
+    expected = {
+        "encoder.vectors": 1e-1,
+        "encoder.widen.weight": 1e-2,
+        "clusters.weight": 1e-3,
+        "clusters.bias": 1e-3,
+        "labels.weight": 1e-4,
+        "labels.bias": 1e-4,
+        "graph.edge_logits": 1e-5,
+    }
+    before = weights(model)
+
+    backward(model)
+    Optimizer(model, stage).step(1.0)
+
+    for name, rate in expected.items():  # the first step of Adam is the learning rate
+        moved = (weights(model)[name] - before[name]).abs().max().item()
+        assert moved == pytest.approx(rate, rel=0.05), name
+
+
+def test_the_scale_applies_to_every_learning_rate(model):
+    before = weights(model)
+
+    backward(model)
+    Optimizer(model, StageConfig(weight_decay=0.0)).step(0.0)
+
+    assert all(torch.equal(value, before[name]) for name, value in weights(model).items())
+
+
+def test_gains_biases_edges_and_bag_vectors_do_not_decay(model):
+    decaying = {"clusters.weight", "labels.weight", "encoder.widen.weight", "encoder.narrow.weight"}
+    before = weights(model)
+    optimizer = Optimizer(model, StageConfig(weight_decay=1.0))
+    for name, parameter in model.named_parameters():
+        parameter.data += 1
+        before[name] += 1
+        zeros = torch.zeros_like(parameter.data)
+        is_table = name.startswith("labels") or name == "encoder.vectors"
+        parameter.grad = all_rows(zeros) if is_table else zeros
+
+    optimizer.step(1.0)
+
+    moved = {name for name, value in weights(model).items() if not torch.equal(value, before[name])}
+    assert moved == decaying
+
+
+def test_gradients_are_cleared_after_a_step(model):
+    optimizer = Optimizer(model, StageConfig())
+
+    backward(model)
+    optimizer.step(1.0)
+
+    assert all(parameter.grad is None for parameter in model.parameters())
+
+
+def test_clipping_bounds_the_gradient_of_the_dense_parameters(model):
+    seen = []
+    optimizer = Optimizer(model, StageConfig(max_grad_norm=1e-3))
+    optimizer._dense.register_step_pre_hook(
+        lambda *_: seen.extend(
+            p.grad.norm() for g in optimizer._dense.param_groups for p in g["params"]
+        )
+    )
+
+    backward(model)
+    optimizer.step(1.0)
+
+    assert torch.stack(seen).norm().item() <= 1.001e-3
+
+
+def test_swapping_the_average_twice_changes_nothing(model):
+    average = WeightAverage(model)
+    average.update()
+    model.labels.weight.data += 1
+    average.update()
+    before = weights(model)
+
+    average.swap()
+    swapped = weights(model)
+    average.swap()
+
+    assert not torch.equal(swapped["labels.weight"], before["labels.weight"])
+    assert all(torch.equal(value, before[name]) for name, value in weights(model).items())
+
+
+def test_the_average_is_the_mean_of_all_but_the_graph(model):
+    average = WeightAverage(model)
+    start = weights(model)
+    assert not average.started
+
+    for step in range(3):
+        for parameter in model.parameters():
+            parameter.data += step  # 0, then 1, then 3 above the start
+        average.update()
+    average.swap()
+
+    torch.testing.assert_close(model.labels.weight.data, start["labels.weight"] + 4 / 3)
+    torch.testing.assert_close(model.clusters.bias.data, start["clusters.bias"] + 4 / 3)
+    torch.testing.assert_close(model.graph.edge_logits.data, start["graph.edge_logits"] + 3)
