@@ -95,7 +95,7 @@ def show(run: Path, model: Elias, corpus: Corpus, times: dict[str, float]) -> No
     from elias.training.tracking import MODEL_FOLDER
 
     progress.enable(False)
-    tables.print_out("", tables.stage_table(model.facts.get("metrics", {}), "test"), "")
+    tables.print_out("", *tables.stage_table(model.facts.get("metrics", {}), "test"), "")
     tables.print_out(*_examples(model, corpus))
     steps = {**times, **_recorded_times(run)}
     rows = [(f"  {name}", tables.seconds(value)) for name, value in steps.items()]
@@ -125,13 +125,13 @@ def _examples(model: Elias, corpus: Corpus) -> list[Any]:
         true = test.labels.indices[test.labels.indptr[row] : test.labels.indptr[row + 1]]
         names = [corpus.label_names[i] for i in true]
         found = [
-            f"{'✓' if label_id in true else '·'} {label} {score:.2f}"
+            f"{score:.2f} {'✓' if label_id in true else ' '} {label}"
             for label_id, label, score in zip(
                 ranking.ids, ranking.labels, ranking.scores, strict=True
             )
         ]
         rows = [("text", texts[row]), ("true", " | ".join(names))]
-        shown += [tables.grid([*rows, ("predicted", " | ".join(found))]), ""]
+        shown += [tables.grid([*rows, ("predicted", "\n".join(found))]), ""]
     return shown
 
 

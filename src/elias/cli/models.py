@@ -37,7 +37,7 @@ def info(
     metrics = elias.facts.get("metrics", {})
     tables.print_out(tables.grid([*_first_rows(elias, facts), *config_rows(elias.config)]))
     for split in dict.fromkeys(split for found in metrics.values() for split in found):
-        tables.print_out("", tables.stage_table(metrics, split))
+        tables.print_out("", *tables.stage_table(metrics, split))
 
 
 def _first_rows(elias: Elias, facts: dict[str, Any]) -> list[tuple[str, Any]]:

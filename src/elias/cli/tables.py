@@ -68,14 +68,16 @@ def columns(header: Sequence[str], rows: Iterable[Sequence[str]], *, n_left: int
     return table
 
 
-def stage_table(metrics: Mapping[str, Mapping[str, Mapping[str, float]]], split: str) -> Table:
-    """Return the metrics of each stage on a split, a row for each stage."""
+def stage_table(
+    metrics: Mapping[str, Mapping[str, Mapping[str, float]]], split: str
+) -> list[RenderableType]:
+    """Return the metrics of each stage on a split, a row for each stage, under a heading."""
     found = {stage: splits[split] for stage, splits in metrics.items() if split in splits}
     rows = [
         [stage, *(_percent(values.get(name)) for name in STAGE_METRICS)]
         for stage, values in found.items()
     ]
-    return columns([f"{split}, %", *STAGE_METRICS], rows)
+    return [f"On the {split} split, in percent:", columns(["", *STAGE_METRICS], rows)]
 
 
 def metrics_table(metrics: Mapping[str, float]) -> Table:

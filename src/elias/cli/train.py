@@ -59,13 +59,14 @@ def train(  # noqa: PLR0913 - each is an option of its own
     if out is None and not dry_run:
         raise typer.BadParameter("a run folder is needed (or --dry-run)", param_hint="--out")
     chosen = chosen_config(preset, config, changes or [])
+
+    from elias.pipeline import Elias, pick_device
+    from elias.pipeline import train as fit
+
+    pick_device(device)  # a wrong one is better refused before a large corpus is read
     corpus = read_corpus(data, text, labels, separator)
     resolved = chosen.resolve(len(corpus.train), corpus.n_labels)
     show_plan(resolved, corpus)
-
-    from elias.pipeline import Elias
-    from elias.pipeline import train as fit
-
     start = None if init_from is None else Elias.from_pretrained(init_from, device=device)
     if dry_run:
         talk.note(f"parameters: {n_parameters(resolved, corpus, start):,}; nothing was written")
@@ -103,7 +104,7 @@ def show_stages(model: Elias) -> None:
     splits = {split for found in metrics.values() for split in found}
     for split in ("test", "validation"):
         if split in splits:
-            tables.print_out(tables.stage_table(metrics, split))
+            tables.print_out(*tables.stage_table(metrics, split))
             return
 
 

@@ -1,0 +1,63 @@
+"""Calling the command line from tests: in this process, or in one of its own."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+from typer.testing import CliRunner
+
+from elias.cli.app import app
+
+SOURCE = Path(__file__).parents[2] / "src"
+
+SMALL = (
+    *("--device", "cpu", "--set", "encoder.dim=16", "--set", "encoder.hidden_dim=16"),
+    *("--set", "stages.stage1.epochs=1", "--set", "stages.stage2.epochs=3"),
+    *("--set", "stages.stage2.label_lr=0.05"),
+)
+"""Options that make training a matter of a second."""
+
+START = (
+    # a shell that runs in the background lets its children ignore ^C
+    "import signal; signal.signal(signal.SIGINT, signal.default_int_handler); "
+    "from elias.cli import main; main()"
+)
+
+
+@dataclass(frozen=True)
+class Told:
+    """What a command said."""
+
+    code: int
+    out: str
+    err: str
+
+
+def elias(*args, stdin=b""):
+    """Run a command in this process."""
+    result = CliRunner().invoke(app, [str(arg) for arg in args], input=stdin, prog_name="elias")
+    if result.exception is not None and not isinstance(result.exception, SystemExit):
+        raise result.exception
+    return Told(result.exit_code, result.stdout, result.stderr)
+
+
+def start_elias(*args, **options):
+    """Start a command in a process of its own."""
+    environment = {**os.environ, "PYTHONPATH": str(SOURCE), "OMP_WAIT_POLICY": "passive"}
+    return subprocess.Popen(
+        [sys.executable, "-c", START, *map(str, args)],
+        env=environment,
+        stderr=subprocess.PIPE,
+        start_new_session=True,
+        **options,
+    )
+
+
+def interrupt(process):
+    """Press ^C."""
+    process.send_signal(signal.SIGINT)

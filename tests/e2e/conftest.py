@@ -1,0 +1,37 @@
+"""A small corpus, and a run trained on it by the command line."""
+
+from __future__ import annotations
+
+import pytest
+
+from e2e.commands import SMALL, elias
+from elias.data.synthetic import write_synthetic
+
+
+@pytest.fixture(autouse=True, scope="session")
+def own_cache(tmp_path_factory):
+    """Keep tokenised texts out of the user's cache."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
+        yield
+
+
+@pytest.fixture(scope="session")
+def corpus_folder(tmp_path_factory):
+    """A generated corpus of 400 training points, 100 test points and 120 labels."""
+    return write_synthetic(tmp_path_factory.mktemp("data") / "corpus", n_points=400, n_labels=120)
+
+
+@pytest.fixture(scope="session")
+def trained(corpus_folder, tmp_path_factory):
+    """A finished run on the corpus, and what its training said."""
+    run = tmp_path_factory.mktemp("runs") / "run"
+    return run, elias("train", corpus_folder, "--out", run, *SMALL)
+
+
+@pytest.fixture(scope="session")
+def run(trained):
+    """The folder of a finished run."""
+    folder, told = trained
+    assert told.code == 0, told.err
+    return folder

@@ -1,0 +1,475 @@
+"""The command line from a corpus to labelled texts."""
+
+import csv
+import json
+import subprocess
+import time
+
+import pytest
+
+from e2e.commands import SMALL, elias, interrupt, start_elias
+from elias import Elias, EliasConfig, load_corpus, train
+from elias.data import convert
+from elias.data.synthetic import write_synthetic
+
+
+def json_lines(text):
+    return [json.loads(line) for line in text.splitlines()]
+
+
+def records(run, event):
+    lines = json_lines((run / "metrics.jsonl").read_text(encoding="utf8"))
+    return [line for line in lines if line["event"] == event]
+
+
+@pytest.fixture(scope="module")
+def texts(corpus_folder):
+    return load_corpus(corpus_folder).test.texts[:7]
+
+
+# training
+
+
+def test_training_leaves_the_configuration_the_metrics_the_log_and_the_model(run):
+    left = {path.name for path in run.iterdir()}
+
+    assert left == {"config.json", "metrics.jsonl", "train.log", "model"}
+
+
+def test_training_prints_a_row_for_each_stage_and_the_place_of_the_model(trained):
+    run, told = trained
+
+    *_, stage1, stage2, place = told.out.splitlines()
+
+    assert stage1.startswith("stage1")
+    assert stage2.startswith("stage2")
+    assert place == str(run / "model")
+
+
+def test_training_tells_the_derived_sizes_and_that_defaults_are_used_on_stderr(trained):
+    _, told = trained
+
+    assert "the defaults are used" in told.err
+    assert "clusters C" in told.err
+    assert "validation points" in told.err
+
+
+def test_the_configuration_of_a_run_alone_reproduces_it(run, corpus_folder, tmp_path):
+    again = tmp_path / "again"
+
+    told = elias(
+        *("train", corpus_folder, "--out", again, "--config", run / "config.json"),
+        *("--device", "cpu"),
+    )
+
+    weights = "model/model.safetensors"
+    assert told.code == 0
+    assert (again / weights).read_bytes() == (run / weights).read_bytes()
+    assert records(again, "stage") == records(run, "stage")
+
+
+def test_another_seed_gives_another_model(run, corpus_folder, tmp_path):
+    elias("train", corpus_folder, "--out", tmp_path / "other", *SMALL, "--set", "seed=1")
+
+    weights = "model/model.safetensors"
+    assert (tmp_path / "other" / weights).read_bytes() != (run / weights).read_bytes()
+
+
+def test_a_dry_run_prints_a_configuration_that_can_be_used_and_writes_nothing(
+    corpus_folder, tmp_path
+):
+    out = tmp_path / "run"
+
+    told = elias("train", corpus_folder, "--out", out, *SMALL, "--dry-run")
+    config = EliasConfig.from_dict(json.loads(told.out))
+
+    assert told.code == 0
+    assert config == config.resolve(400, 120)
+    assert config.encoder.dim == 16
+    assert "nothing was written" in told.err
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_dry_run_counts_the_parameters_that_the_model_has(run, corpus_folder):
+    told = elias("train", corpus_folder, *SMALL, "--dry-run")
+    model = Elias.from_pretrained(run, device="cpu").model
+
+    n_parameters = sum(weight.numel() for weight in model.parameters())
+    assert f"parameters: {n_parameters:,};" in told.err
+
+
+def test_set_goes_over_config_goes_over_preset_goes_over_defaults(corpus_folder, tmp_path):
+    file = tmp_path / "mine.toml"
+    file.write_text('[index]\nalpha = 4\nbeta = 5\n[encoder]\nkind = "bag"\n')
+
+    told = elias(
+        *("train", corpus_folder, "--dry-run", "--preset", "wordnet-related-minilm"),
+        *("--config", file, "--set", "index.beta=6", "--set", "index.n_clusters=8"),
+        *("--set", "index.edges_per_cluster=50", "--set", "index.beam_size=4"),
+        *("--set", "index.shortlist_size=60"),
+    )
+    tree = json.loads(told.out)
+
+    assert tree["index"]["beta"] == 6
+    assert tree["index"]["alpha"] == 4
+    assert tree["encoder"]["kind"] == "bag"
+    assert tree["stages"][0]["epochs"] == 20
+    assert tree["seed"] == 0
+
+
+def test_training_can_start_from_a_saved_model(run, corpus_folder, tmp_path):
+    out = tmp_path / "more"
+
+    told = elias("train", corpus_folder, "--out", out, "--init-from", run, *SMALL)
+
+    first_loss = records(run, "epoch")[0]["loss"]
+    assert told.code == 0
+    assert records(out, "epoch")[0]["loss"] < first_loss
+
+
+# run folders
+
+
+def test_training_into_a_finished_run_is_refused(run, corpus_folder):
+    told = elias("train", corpus_folder, "--out", run, *SMALL)
+
+    assert told.code == 2
+    assert told.out == ""
+    assert f"error: {run}: holds a finished run; use --overwrite" in told.err
+
+
+def test_training_into_a_run_begun_with_another_configuration_is_refused(
+    run, corpus_folder, tmp_path
+):
+    (tmp_path / "config.json").write_bytes((run / "config.json").read_bytes())
+
+    told = elias("train", corpus_folder, "--out", tmp_path, *SMALL, "--set", "seed=7")
+
+    assert told.code == 2
+    assert "begun here with another configuration" in told.err
+    assert [path.name for path in tmp_path.iterdir()] == ["config.json"]
+
+
+def test_overwrite_replaces_a_run(corpus_folder, tmp_path):
+    options = ["train", corpus_folder, "--out", tmp_path / "run", *SMALL]
+    elias(*options)
+
+    told = elias(*options, "--set", "seed=3", "--overwrite")
+
+    assert told.code == 0
+    assert Elias.from_pretrained(tmp_path / "run", device="cpu").config.seed == 3
+
+
+def test_an_interrupted_run_has_no_model_and_the_same_command_starts_over(corpus_folder, tmp_path):
+    out = tmp_path / "run"
+    command = ["train", corpus_folder, "--out", out, *SMALL, "--set", "stages.stage2.epochs=60"]
+    process = start_elias(*command, stdout=subprocess.PIPE)
+    patience = time.monotonic() + 60
+    while not (out / "metrics.jsonl").exists() or not records(out, "epoch"):
+        assert process.poll() is None, process.stderr.read().decode()
+        assert time.monotonic() < patience
+        time.sleep(0.01)
+
+    interrupt(process)
+    printed, said = process.communicate(timeout=60)
+    left = {path.name for path in out.iterdir()}
+    told = elias(*command)
+
+    assert process.returncode == 130
+    assert printed == b""
+    assert b"Traceback" not in said
+    assert said.decode().splitlines()[-1].startswith("interrupted: nothing half-written is left")
+    assert left == {"config.json", "metrics.jsonl", "train.log"}
+    assert told.code == 0
+    assert (out / "model").is_dir()
+
+
+# evaluating
+
+
+def test_evaluate_prints_one_json_object_in_percent_as_the_python_api_measures(run, corpus_folder):
+    told = elias("evaluate", run, corpus_folder, "--json", "--device", "cpu")
+
+    measured = Elias.from_pretrained(run, device="cpu").evaluate(load_corpus(corpus_folder))
+    assert json.loads(told.out) == measured
+    assert {"P@1", "P@5", "nDCG@5", "PSP@3", "PSnDCG@5", "R@10", "R@100"} <= set(measured)
+    assert measured["P@1"] > 1
+
+
+@pytest.mark.parametrize("split", ["test", "validation"])
+def test_evaluate_finds_what_training_recorded(run, corpus_folder, split):
+    told = elias("evaluate", run / "model", corpus_folder, "--split", split, "--json")
+
+    recorded = records(run, "stage")[-1][split]
+    measured = json.loads(told.out)
+    assert {name: measured[name] for name in recorded} == pytest.approx(recorded, abs=1e-3)
+
+
+def test_evaluate_prints_a_table_for_people(run, corpus_folder):
+    told = elias("evaluate", run, corpus_folder, "-k", 1, "-k", 7)
+
+    header = told.out.splitlines()[0].split()
+    assert header == ["%", "@1", "@7", "@10", "@20", "@100"]
+    assert "100 test points" in told.err
+
+
+def test_evaluate_takes_predictions_from_a_file(run, corpus_folder, tmp_path):
+    corpus = load_corpus(corpus_folder)
+    lines = tmp_path / "texts.txt"
+    lines.write_text("\n".join(corpus.test.texts) + "\n", encoding="utf8")
+    file = tmp_path / "predictions.jsonl"
+    file.write_text(elias("predict", run, lines, "-k", 100).out, encoding="utf8")
+
+    told = elias("evaluate", run, corpus_folder, "--predictions", file, "--json")
+
+    ours = json.loads(elias("evaluate", run, corpus_folder, "--json").out)
+    assert json.loads(told.out) == pytest.approx(ours)
+
+
+def test_evaluate_writes_how_each_label_fared(run, corpus_folder, tmp_path):
+    file = tmp_path / "labels.csv"
+
+    told = elias("evaluate", run, corpus_folder, "--per-label", file, "--json")
+
+    with file.open(encoding="utf8", newline="") as stream:
+        rows = list(csv.DictReader(stream))
+    labels = load_corpus(corpus_folder).test.labels
+    hits = sum(int(row["hits@5"]) for row in rows)
+    assert len(rows) == 120
+    assert sum(int(row["test_count"]) for row in rows) == labels.nnz
+    assert 100 * hits / (5 * 100) == pytest.approx(json.loads(told.out)["P@5"])
+    assert [path.name for path in tmp_path.iterdir()] == ["labels.csv"]
+
+
+def test_the_whole_of_a_model_is_its_component_stage2(run, corpus_folder):
+    narrowed = elias("evaluate", run, corpus_folder, "--json", "--component", "stage2")
+
+    assert narrowed.out == elias("evaluate", run, corpus_folder, "--json").out
+
+
+# predicting
+
+
+def test_predict_writes_a_json_line_for_each_text_as_the_python_api_ranks(run, texts):
+    told = elias("predict", run, "-k", 3, "--device", "cpu", stdin="\n".join(texts).encode())
+
+    expected = Elias.from_pretrained(run, device="cpu").predict(texts, top_k=3).to_dicts()
+    lines = json_lines(told.out)
+    assert [line["text"] for line in lines] == texts
+    assert [line["labels"] for line in lines] == expected
+    assert set(expected[0][0]) == {"id", "label", "score"}
+
+
+@pytest.mark.parametrize("name", ["texts.txt", "texts.jsonl", "texts.csv.gz", "texts.parquet"])
+def test_predict_reads_lines_and_tables(run, corpus_folder, tmp_path, name):
+    corpus = load_corpus(corpus_folder)
+    file = tmp_path / name
+    if name == "texts.txt":
+        file.write_text("\n".join([*corpus.train.texts, *corpus.test.texts]), encoding="utf8")
+    else:
+        convert(corpus, file)
+
+    told = elias("predict", run, file, "-k", 1)
+
+    lines = json_lines(told.out)
+    assert [line["text"] for line in lines] == [*corpus.train.texts, *corpus.test.texts]
+
+
+def test_predict_reads_a_named_column_of_json_lines_on_stdin(run):
+    told = elias("predict", run, "--text", "body", stdin=b'{"body": "roda"}\n{"body": null}\n')
+
+    assert [line["text"] for line in json_lines(told.out)] == ["roda", ""]
+
+
+def test_an_empty_line_is_an_empty_text(run):
+    told = elias("predict", run, "-", "-k", 1, stdin=b"roda\n\nvepi\r\n")
+
+    assert [line["text"] for line in json_lines(told.out)] == ["roda", "", "vepi"]
+
+
+def test_no_texts_give_no_lines(run):
+    told = elias("predict", run, stdin=b"")
+
+    assert (told.code, told.out, told.err) == (0, "", "no texts were given\n")
+
+
+def test_predict_can_be_limited_to_labels_by_name_id_and_file(run, texts, tmp_path):
+    names = Elias.from_pretrained(run, device="cpu").label_names
+    file = tmp_path / "labels.txt"
+    file.write_text(f"{names[4]}\n5\n", encoding="utf8")
+
+    told = elias(
+        *("predict", run, "-k", 50, "--only", names[3], "--only", f"@{file}"),
+        stdin="\n".join(texts).encode(),
+    )
+
+    found = {label["id"] for line in json_lines(told.out) for label in line["labels"]}
+    assert found == {3, 4, 5}
+
+
+def test_predict_can_be_kept_off_labels_and_low_scores(run, texts):
+    stdin = "\n".join(texts).encode()
+    best = json_lines(elias("predict", run, "-k", 1, stdin=stdin).out)[0]["labels"][0]
+
+    told = elias(
+        *("predict", run, "-k", 50, "--without", best["label"], "--threshold", best["score"] / 2),
+        stdin=stdin,
+    )
+
+    labels = [label for line in json_lines(told.out) for label in line["labels"]]
+    assert best["label"] not in {label["label"] for label in labels}
+    assert min(label["score"] for label in labels) >= best["score"] / 2
+
+
+def test_a_closed_pipe_ends_predict_without_a_word(run, tmp_path):
+    file = tmp_path / "many.txt"
+    file.write_text("roda dabuva\n" * 20_000)
+    process = start_elias("predict", run, file, "-k", 100, stdout=subprocess.PIPE)
+
+    first = process.stdout.readline()
+    process.stdout.close()
+    said = process.stderr.read()
+    process.stderr.close()
+
+    assert json.loads(first)["text"] == "roda dabuva"
+    assert said == b""
+    assert process.wait(timeout=60) == 141
+
+
+# describing
+
+
+def test_info_describes_a_run_for_people_and_programs(run):
+    for_people = elias("info", run)
+    facts = json.loads(elias("info", run / "model", "--json").out)
+
+    assert "clusters C" in for_people.out
+    assert "stage2" in for_people.out
+    assert facts["labels"] == 120
+    assert facts["config"]["encoder"]["dim"] == 16
+    assert facts["metrics"]["stage2"]["test"]["P@1"] > 0
+
+
+def test_data_info_counts_a_corpus_for_people_and_programs(corpus_folder):
+    for_people = elias("data", "info", corpus_folder)
+    facts = json.loads(elias("data", "info", corpus_folder, "--json").out)
+
+    assert "labels per point" in for_people.out
+    assert facts["labels"] == 120
+    assert facts["splits"]["train"]["points"] == 400
+
+
+def test_data_convert_prints_where_it_wrote(corpus_folder, tmp_path):
+    told = elias("data", "convert", corpus_folder, tmp_path / "c.jsonl")
+
+    assert told.out == f"{tmp_path / 'c.jsonl'}\n"
+    assert load_corpus(tmp_path / "c.jsonl").n_labels == 120
+
+
+def test_data_synthetic_makes_the_corpus_that_python_makes(corpus_folder, tmp_path):
+    told = elias(
+        *("data", "synthetic", tmp_path / "same", "--points", 400, "--labels", 120, "--seed", 0)
+    )
+
+    names = ("raw/trn_X.txt", "raw/tst_X.txt", "Y.trn.npz", "Y.tst.npz")
+    assert told.code == 0
+    assert [(tmp_path / "same" / name).read_bytes() for name in names] == [
+        (corpus_folder / name).read_bytes() for name in names
+    ]
+
+
+def test_python_trains_the_same_model_as_the_command_line(run, corpus_folder, texts):
+    config = EliasConfig.from_file(run / "config.json")
+
+    model = train(config, load_corpus(corpus_folder), device="cpu")
+
+    saved = Elias.from_pretrained(run, device="cpu").predict(texts)
+    assert model.predict(texts).ids.tolist() == saved.ids.tolist()
+
+
+# mistakes
+
+
+@pytest.fixture
+def broken(tmp_path):
+    """Files and folders with something wrong, by name."""
+    (tmp_path / "latin1.txt").write_bytes(b"fine\ncaf\xe9\n")
+    (tmp_path / "empty.csv").write_bytes(b"")
+    (tmp_path / "table.csv").write_text("title,tags\ncod,fish\n")
+    (tmp_path / "rows.jsonl").write_text('{"title": "cod", "tags": ["fish"]}\n{"title": 1\n')
+    (tmp_path / "bad.toml").write_text("[index\n")
+    (tmp_path / "short.jsonl").write_text('{"labels": [{"id": 1, "score": 1.0}]}\n')
+    write_synthetic(tmp_path / "foreign", n_points=30, n_labels=9)
+    (tmp_path / "empty").mkdir()
+    return tmp_path
+
+
+MISTAKES = {
+    "data info {tmp}/nowhere": "nowhere: no such file or folder",
+    "data info {tmp}/empty.csv": "empty.csv: is empty",
+    "data info {tmp}/rows.jsonl": "rows.jsonl:2: not a JSON object",
+    "data info {tmp}/table.csv --text titel": "no column 'titel'",
+    "data info {tmp}/table.csv --labels tag": "did you mean 'tags'?",
+    "data info {data} --separator ,": "where --separator has no meaning",
+    "data convert {data} {tmp}/x --format jsnl": "did you mean 'jsonl'?",
+    "data convert {data} {tmp}/table.csv": "table.csv: already exists",
+    "data synthetic {tmp}": "already exists",
+    "train {tmp}/nowhere --out {tmp}/run": "nowhere: no such file",
+    "train {data} --out {tmp}/run --preset mesh-title": "did you mean 'mesh-titles'?",
+    "train {data} --out {tmp}/run --set index.bta=3": "did you mean 'index.beta'?",
+    "train {data} --out {tmp}/run --set index.beta": "write it as key=value",
+    "train {data} --out {tmp}/run --set seed=abc": "seed must be a whole number",
+    "train {data} --out {tmp}/run --set index.n_clusters=5000": "more than the number of labels",
+    "train {data} --out {tmp}/run --set eval.select_by=F1": "unknown metric 'F1'",
+    "train {data} --out {tmp}/run --config {tmp}/bad.toml": "bad.toml: not valid TOML",
+    "train {data} --out {tmp}/run --config {tmp}/none.toml": "none.toml: cannot be read",
+    "train {data} --out {tmp}/run --device tpu9": "unknown device 'tpu9'",
+    "train {data} --out {tmp}/table.csv": "table.csv: is a file",
+    "train {data} --out {tmp}/run --init-from {tmp}/empty": "empty: has no config.json",
+    "evaluate {tmp}/nowhere {data}": "nowhere: no such folder",
+    "evaluate {run} {tmp}/foreign": "foreign: has 9 labels, the model 120",
+    "evaluate {run} {data} --split tets": "--split 'tets'",
+    "evaluate {run} {data} --component rerank": "--component 'rerank'",
+    "evaluate {run} {data} --predictions {tmp}/short.jsonl": "short.jsonl: predictions for 1",
+    "evaluate {run} {data} --predictions {tmp}/none": "none: cannot be read",
+    "evaluate {run} {data} --per-label {tmp}/no/dir.csv": "No such file or directory",
+    "predict {tmp}/empty": "empty: has no config.json",
+    "predict {run} {tmp}/nowhere.txt": "nowhere.txt: no such file",
+    "predict {run} {tmp}/empty": "empty: is a folder",
+    "predict {run} {tmp}/latin1.txt": "latin1.txt:2: not UTF-8 (byte 0xe9)",
+    "predict {run} {tmp}/table.csv --text body": "no column 'body'",
+    "predict {run} {tmp}/rows.jsonl": "rows.jsonl:2: not a JSON object",
+    "predict {run} --only nosuchlabel": "no label 'nosuchlabel'",
+    "predict {run} --without 120": "no label 120",
+    "predict {run} --only @{tmp}/none": "none: no such file",
+    "info {tmp}/nowhere": "nowhere: no such folder",
+}
+
+
+@pytest.mark.parametrize("command", MISTAKES)
+def test_a_mistake_gets_one_line_that_names_it_and_exit_code_2(command, broken, run, corpus_folder):
+    before = sorted(broken.rglob("*"))
+    args = command.format(tmp=broken, data=corpus_folder, run=run).split()
+
+    told = elias("-q", *args, stdin=b"roda\n")
+
+    (line,) = told.err.splitlines()
+    assert told.code == 2
+    assert told.out == ""
+    assert line.startswith("error: ")
+    assert MISTAKES[command] in line
+    assert sorted(broken.rglob("*")) == before
+
+
+def test_bytes_on_stdin_that_are_not_utf8_are_named_by_line(run):
+    told = elias("predict", run, stdin=b"fine\n\xff\n")
+
+    assert told.code == 2
+    assert told.err.startswith("error: stdin:2: not UTF-8 (byte 0xff)")
+
+
+def test_training_needs_a_place_for_the_run(corpus_folder):
+    told = elias("train", corpus_folder)
+
+    assert told.code == 2
+    assert "--out" in told.err

@@ -1,0 +1,88 @@
+import logging
+
+import pytest
+import typer
+
+from elias.cli import talk
+from elias.cli.failures import explained
+from elias.errors import DataError
+
+
+@pytest.mark.parametrize(
+    ("error", "code", "line"),
+    [
+        (DataError("file.csv:3: broken"), 2, "error: file.csv:3: broken\n"),
+        (DataError("two\n  lines"), 2, "error: two lines\n"),
+        (FileNotFoundError(2, "No such file", "a.txt"), 2, "error: a.txt: No such file\n"),
+        (BrokenPipeError(), 141, ""),
+    ],
+)
+def test_what_the_user_can_mend_becomes_one_line_and_a_code(error, code, line, capsys):
+    with pytest.raises(typer.Exit) as caught, explained():
+        raise error
+
+    assert caught.value.exit_code == code
+    assert capsys.readouterr() == ("", line)
+
+
+def test_an_interrupt_says_that_nothing_is_left(capsys):
+    with pytest.raises(typer.Exit) as caught, explained():
+        raise KeyboardInterrupt
+
+    assert caught.value.exit_code == 130
+    assert capsys.readouterr().err.startswith("interrupted: nothing half-written is left")
+
+
+@pytest.mark.parametrize("error", [ValueError("boom"), OSError("no file named")])
+def test_a_bug_passes_through(error):
+    with pytest.raises(type(error)), explained():
+        raise error
+
+
+@pytest.fixture
+def told(capsys):
+    """Say something at every level and return what is shown."""
+    yield lambda: (_say_all(), capsys.readouterr().err.split())[1]
+    for handler in list(logging.getLogger("elias").handlers):
+        logging.getLogger("elias").removeHandler(handler)
+    logging.getLogger("elias").setLevel(logging.NOTSET)
+    talk.progress.enable(False)
+
+
+def _say_all():
+    logger = logging.getLogger("elias.model")
+    logger.debug("debug")
+    logger.info("info")
+    talk.note("note")
+    logger.warning("[careful]")
+
+
+@pytest.mark.parametrize(
+    ("options", "shown"),
+    [
+        ({}, ["note", "warning:", "[careful]"]),
+        ({"talkative": True}, ["info", "note", "warning:", "[careful]"]),
+        ({"quiet": True, "talkative": True}, ["warning:", "[careful]"]),
+    ],
+)
+def test_how_much_is_told(options, shown, told):
+    talk.set_up(**{"verbose": False, "quiet": False, "talkative": False, **options})
+
+    assert told() == shown
+
+
+def test_verbose_tells_everything_and_who_says_it(told):
+    talk.set_up(verbose=True, quiet=False, talkative=False)
+
+    words = told()
+
+    assert words[:4] == ["elias.model:", "debug", "elias.model:", "info"]
+
+
+def test_a_long_log_line_stays_a_line(capsys, told):
+    talk.set_up(verbose=False, quiet=False, talkative=False)
+    told()
+
+    talk.note("x" * 500)
+
+    assert capsys.readouterr().err == "x" * 500 + "\n"
