@@ -9,7 +9,6 @@ from elias.data import tokens as module
 from elias.data.tokens import Tokens, cache_folder, cached, content_key
 
 TEXTS = ["red cod", "", "tape"]
-FILES = ["offsets.npy", "ids.npy", "truncated.npy", "weights.npy"]
 
 
 @pytest.fixture(autouse=True)
@@ -93,6 +92,19 @@ def test_a_damaged_cache_is_rebuilt(name, content):
     assert tokenise.calls == 2
     assert_same(again, tokenise(TEXTS))
     assert_same(third, again)
+
+
+@pytest.mark.parametrize("name", ["offsets.npy", "ids.npy", "weights.npy"])
+def test_a_cache_whose_parts_do_not_fit_together_is_rebuilt(name):
+    tokenise = Tokeniser()
+    cached("letters", TEXTS, tokenise)
+    file = cache_folder() / content_key("letters", TEXTS) / name
+    np.save(file, np.load(file)[:-1])
+
+    again = cached("letters", TEXTS, tokenise)
+
+    assert tokenise.calls == 2
+    assert_same(again, tokenise(TEXTS))
 
 
 @pytest.mark.parametrize("name", ["offsets.npy", "ids.npy", "truncated.npy"])
