@@ -71,7 +71,7 @@ def test_the_configuration_of_a_run_alone_reproduces_it(run, corpus_folder, tmp_
 def test_a_seed_gives_one_model_when_threads_share_the_work(tmp_path):
     # torch shares out work of 32,768 items or more: here 256 points x 240 shortlisted labels
     wide = write_synthetic(tmp_path / "wide", n_points=600, n_labels=240)
-    options = [*SMALL, "--set", "index.shortlist_size=240", "--set", "stages.stage2.epochs=6"]
+    options = [*SMALL, "--set", "index.shortlist_size=240", "--set", "stages.stage2.epochs=15"]
 
     for name in ("one", "two"):
         elias("train", wide, "--out", tmp_path / name, *options)
