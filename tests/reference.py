@@ -20,24 +20,24 @@ class Weights(NamedTuple):
     beta: float
 
 
-def cluster_scores(weights, embedding):
-    """ŝ_c = min(1, α · softmax_c(ŵ_c·φ + bias_c)), Eq. 1; (B, C)."""
+def cluster_budgets(weights, embedding):
+    """α · softmax_c(ŵ_c·φ + bias_c), which min(1, ·) makes the scores ŝ_c of Eq. 1; (B, C)."""
     logits = embedding @ weights.cluster_weight.T + weights.cluster_bias
     exponentials = torch.exp(logits)
-    return (weights.alpha * exponentials / exponentials.sum(dim=1, keepdim=True)).clamp(max=1)
+    return weights.alpha * exponentials / exponentials.sum(dim=1, keepdim=True)
 
 
-def edge_scores(weights):
-    """ŝ_{c,ℓ} = min(1, β · softmax over the stored edges of c), Eq. 5; a dict per cluster."""
-    scores = []
+def edge_budgets(weights):
+    """β · softmax over the stored edges of c, before the min(1, ·) of Eq. 5; dicts by label."""
+    budgets = []
     for cluster, labels in enumerate(weights.edge_labels):
         if weights.edge_logits is None:
             values = torch.ones(len(labels), dtype=torch.float64)
         else:
             exponentials = torch.exp(weights.edge_logits[cluster])
-            values = (weights.beta * exponentials / exponentials.sum()).clamp(max=1)
-        scores.append(dict(zip(labels, values, strict=True)))
-    return scores
+            values = weights.beta * exponentials / exponentials.sum()
+        budgets.append(dict(zip(labels, values, strict=True)))
+    return budgets
 
 
 def beam(scores, size, parents=()):
@@ -59,26 +59,30 @@ def strongest_parent(weights, label):
     return parent
 
 
-def path_scores(scores, edges, clusters):
-    """ŷ_ℓ, the best ŝ_c · ŝ_{c,ℓ} over the beam, for every label reached; Eq. 6."""
-    best = {}
+def path_scores(budgets, edges, clusters):
+    """ŷ_ℓ, the best ŝ_c · ŝ_{c,ℓ} over the beam, Eq. 6, and the order of the labels reached.
+
+    Of equal scores the one with the larger product of budgets goes first, then the lower id.
+    """
+    best, order = {}, {}
     for cluster in clusters:
-        for label, edge_score in edges[cluster].items():
-            score = scores[cluster] * edge_score
-            if label not in best or score > best[label]:
-                best[label] = score
-    return best
+        for label, edge in edges[cluster].items():
+            score = budgets[cluster].clamp(max=1) * edge.clamp(max=1)
+            place = (-score.item(), -(budgets[cluster] * edge).item(), label)
+            if label not in best or place < order[label]:
+                best[label], order[label] = score, place
+    return {label: best[label] for label in sorted(best, key=order.get)}
 
 
 def shortlist(reached, size):
-    """The K labels of highest ŷ, equal ones by id."""
-    return sorted(reached, key=lambda label: (-reached[label].item(), label))[:size]
+    """The K labels of highest ŷ."""
+    return list(reached)[:size]
 
 
 def rank(weights, embedding, beam_size, shortlist_size, top_k):
     """The k best (label, p = σ(w_ℓ·φ + bias_ℓ)·ŷ_ℓ) of each point, equal ones by id."""
-    edges, answers = edge_scores(weights), []
-    for point, scores in zip(embedding, cluster_scores(weights, embedding), strict=True):
+    edges, answers = edge_budgets(weights), []
+    for point, scores in zip(embedding, cluster_budgets(weights, embedding), strict=True):
         reached = path_scores(scores, edges, beam(scores, beam_size))
         p = {label: probability(weights, point, label, reached[label]) for label in reached}
         kept = shortlist(reached, shortlist_size)
@@ -95,9 +99,9 @@ def probability(weights, point, label, path_score):
 
 def losses(weights, embedding, positives, parents, sizes, *, mean):
     """(L_c, L_s), Eq. 7 corrected and Eq. 8; sizes = (clusters searched, K), lists per point."""
-    (n_clusters, size), edges = sizes, edge_scores(weights)
+    (n_clusters, size), edges = sizes, edge_budgets(weights)
     classification = shortlisted = torch.zeros((), dtype=torch.float64)
-    for i, scores in enumerate(cluster_scores(weights, embedding)):
+    for i, scores in enumerate(cluster_budgets(weights, embedding)):
         reached = path_scores(scores, edges, beam(scores, n_clusters, parents[i]))
         for label in shortlist(reached, size):
             p = probability(weights, embedding[i], label, reached[label])

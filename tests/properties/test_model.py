@@ -231,12 +231,12 @@ def test_blocked_labels_never_appear_and_their_places_go_to_others(case, shortli
     weights = weights_of(model)
     edges = [
         {label: score for label, score in row.items() if not blocked[label]}
-        for row in reference.edge_scores(weights)
+        for row in reference.edge_budgets(weights)
     ]
     for row, point, scores in zip(
         pairs_of(labels, p, model.n_labels),
         embedding.double(),
-        reference.cluster_scores(weights, embedding.double()),
+        reference.cluster_budgets(weights, embedding.double()),
         strict=True,
     ):
         reached = reference.path_scores(scores, edges, range(len(edges)))

@@ -34,8 +34,8 @@ def make(n_points, n_clusters, n_edges, n_labels, beam_size, n_wanted, levels, s
     def integers(high, *shape):
         return torch.randint(0, high, shape, generator=generator)
 
-    def scores(*shape):
-        return -integers(levels, *shape) / min(levels, 16)
+    def scores(*shape):  # from -1 or less to 1: saturated and not
+        return 1 - 2 * integers(levels, *shape) / min(levels, 16)
 
     edge_labels = integers(n_labels + 1, n_clusters, n_edges)  # n_labels: no edge
     edge_log = scores(n_clusters, n_edges).masked_fill(edge_labels == n_labels, -torch.inf)
@@ -52,13 +52,15 @@ def walk(beam, beam_log, edge_labels, edge_log, wanted, *, n_labels, shortlist_s
         best = {}
         for position, cluster in enumerate(beam[row].tolist()):
             for edge in range(n_edges if cluster < n_clusters else 0):
-                label, score = edge_labels[cluster, edge].item(), edge_log[cluster, edge]
-                score = (beam_log[row, position] + score).item()
-                if label < n_labels and (label not in best or score > best[label][0]):
-                    best[label] = (score, position * n_edges + edge)
-        kept = sorted(best, key=lambda label, best=best: (-best[label][0], label))[:shortlist_size]
+                label, edge_score = edge_labels[cluster, edge].item(), edge_log[cluster, edge]
+                parts = (beam_log[row, position], edge_score)
+                score = (parts[0].clamp(max=0) + parts[1].clamp(max=0)).item()
+                order = (score, (parts[0] + parts[1]).item())
+                if label < n_labels and (label not in best or order > best[label][0]):
+                    best[label] = (order, position * n_edges + edge)
+        ranked = sorted(best, key=lambda label, best=best: (*(-x for x in best[label][0]), label))
         wanted_paths = [best[label][1] if label in best else -1 for label in wanted[row].tolist()]
-        rows.append(({label: best[label][1] for label in kept}, wanted_paths))
+        rows.append(({label: best[label][1] for label in ranked[:shortlist_size]}, wanted_paths))
     return rows
 
 

@@ -132,7 +132,7 @@ class StageConfig:
     learn_graph: bool = False
     """False: the fixed partition, every edge score 1. True: edges from M'Y, then learned."""
     cluster_with_encoder: bool = False
-    """Cluster the labels anew at the start with φ from the stage before beside bag of words."""
+    """Cluster the labels anew at the start, on φ as it stands beside bag of words."""
     keep_labels: bool = False
     """Go on with W_L of the stage before instead of fresh classifiers."""
     keep_encoder: bool = True
@@ -145,6 +145,9 @@ class StageConfig:
     """Learning rate of Ŵ_C."""
     label_lr: float = 4e-3
     """Learning rate of W_L."""
+    label_eps: float = 1e-8
+    """AdamW's ε for W_L. Next to the gradient of a positive (about 1 over the batch size, under the
+    ``sum`` reduction) it says how faint a gradient still moves a label at full rate."""
     edge_lr: float = 5e-2
     """Learning rate of the edge logits a."""
     weight_decay: float = 0.01
@@ -166,7 +169,7 @@ class StageConfig:
         for name in ("encoder_lr", "bag_lr", "cluster_lr", "label_lr", "edge_lr"):
             value = getattr(self, name)
             _need(value >= 0 and math.isfinite(value), f"{where}.{name} must be >= 0, not {value}")
-        for name in ("weight_decay", "shortlist_loss_weight", "max_grad_norm"):
+        for name in ("weight_decay", "shortlist_loss_weight", "max_grad_norm", "label_eps"):
             value = getattr(self, name)
             _need(value >= 0, f"{where}.{name} must be >= 0, not {value}")
         for name in ("warmup", "average_from"):

@@ -25,8 +25,18 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 _CHUNK = 10_000  # texts turned into features at a time, to bound memory
-_UNSPACED = "぀-ヿ㐀-䶿一-鿿豈-﫿฀-๿຀-໿ក-៿က-႟\U00020000-\U0003134f"
-_WORD = re.compile(rf"[{_UNSPACED}]+|[^\W{_UNSPACED}]+")
+# Scripts written without spaces: Thai and Lao, Myanmar, Khmer, kana, Han.
+_UNSPACED = (
+    "\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9fff"
+    "\U00020000-\U0003134f"
+)
+# Accents, points and vowel signs, which Python counts as no word characters: combining accents,
+# Hebrew, Arabic, the scripts of India and Sri Lanka (but their full stops), joiners.
+_MARKS = (
+    "\u0300-\u036f\u0591-\u05bd\u05bf\u05c1-\u05c7\u0610-\u061a\u064b-\u065f\u0670\u06d6-\u06ed"
+    "\u0900-\u0963\u0966-\u0dff\u200c\u200d"
+)
+_WORD = re.compile(rf"[{_UNSPACED}]+|(?:[^\W_{_UNSPACED}]|[{_MARKS}])+")
 _UNSPACED_RUN = re.compile(rf"[{_UNSPACED}]")
 
 

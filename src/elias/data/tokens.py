@@ -7,6 +7,7 @@ import logging
 import os
 import shutil
 import tempfile
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 _CACHE_LIMIT = 20 * 2**30  # bytes of tokenised text kept before the oldest goes
-_FORMAT = "1"
+_FORMAT = "2"
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,16 +109,20 @@ def _load(folder: Path, n_texts: int) -> Tokens | None:
         offsets = np.load(folder / "offsets.npy", allow_pickle=False)
         ids = np.load(folder / "ids.npy", mmap_mode="r", allow_pickle=False)
         truncated = np.load(folder / "truncated.npy", allow_pickle=False)
-        weights = None
-        if (folder / "weights.npy").exists():
-            weights = np.load(folder / "weights.npy", mmap_mode="r", allow_pickle=False)
-        os.utime(folder)
+        weights = np.load(folder / "weights.npy", mmap_mode="r", allow_pickle=False)
     except (OSError, ValueError, EOFError):
         return None
+    with suppress(OSError):  # a read-only cache still serves
+        os.utime(folder)
     whole = len(offsets) == n_texts + 1 and len(ids) == offsets[-1]
-    if not whole or (weights is not None and len(weights) != len(ids)):
+    if not whole or len(weights) not in (0, len(ids)):
         return None
-    return Tokens(offsets=offsets, ids=ids, weights=weights, n_truncated=int(truncated))
+    return Tokens(
+        offsets=offsets,
+        ids=ids,
+        weights=weights if len(weights) == len(ids) else None,
+        n_truncated=int(truncated),
+    )
 
 
 def _store(tokens: Tokens, folder: Path) -> None:
@@ -127,8 +132,8 @@ def _store(tokens: Tokens, folder: Path) -> None:
         np.save(temporary / "offsets.npy", tokens.offsets)
         np.save(temporary / "ids.npy", tokens.ids)
         np.save(temporary / "truncated.npy", np.int64(tokens.n_truncated))
-        if tokens.weights is not None:
-            np.save(temporary / "weights.npy", tokens.weights)
+        no_weights = np.empty(0, dtype=np.float32)
+        np.save(temporary / "weights.npy", no_weights if tokens.weights is None else tokens.weights)
         if folder.exists():  # broken, or another run was quicker
             shutil.rmtree(folder, ignore_errors=True)
         temporary.rename(folder)

@@ -17,29 +17,45 @@ Array: TypeAlias = NDArray[Any]
 # Sums may be reordered so that they vectorise; NaN and infinity keep their meaning.
 _SUMS = {"reassoc", "contract", "nsz"}
 _EMPTY = np.float32(-np.inf)
+_FULL = np.float32(0.0)
 
 
 @njit(cache=True)
-def _keep_best(scores: Array, labels: Array, size: int, keep: int) -> None:
+def _before(
+    scores: Array, frees: Array, labels: Array, i: int, pivot: tuple[float, float, int]
+) -> int:
+    """Say whether entry i ranks before the pivot (1), after it (-1), or is the pivot (0)."""
+    if scores[i] != pivot[0]:
+        return 1 if scores[i] > pivot[0] else -1
+    if frees[i] != pivot[1]:
+        return 1 if frees[i] > pivot[1] else -1
+    if labels[i] != pivot[2]:
+        return 1 if labels[i] < pivot[2] else -1
+    return 0
+
+
+@njit(cache=True)
+def _keep_best(scores: Array, frees: Array, labels: Array, size: int, keep: int) -> None:
     """Move the ``keep`` best of the first ``size`` entries to the front, in no order.
 
-    Quickselect on (score descending, label ascending), a strict order, so the choice is unique.
+    Quickselect on (score, unsaturated score, label ascending), a strict order, so that the choice
+    is unique.
     """
     low = 0
     high = size - 1
     while low < high:
         mid = (low + high) // 2
-        pivot_score = scores[mid]
-        pivot_label = labels[mid]
+        pivot = (scores[mid], frees[mid], labels[mid])
         i = low
         j = high
         while i <= j:
-            while scores[i] > pivot_score or (scores[i] == pivot_score and labels[i] < pivot_label):
+            while _before(scores, frees, labels, i, pivot) > 0:
                 i += 1
-            while scores[j] < pivot_score or (scores[j] == pivot_score and labels[j] > pivot_label):
+            while _before(scores, frees, labels, j, pivot) < 0:
                 j -= 1
             if i <= j:
                 scores[i], scores[j] = scores[j], scores[i]
+                frees[i], frees[j] = frees[j], frees[i]
                 labels[i], labels[j] = labels[j], labels[i]
                 i += 1
                 j -= 1
@@ -53,32 +69,32 @@ def _keep_best(scores: Array, labels: Array, size: int, keep: int) -> None:
 
 @njit(cache=True)
 def _reach(
-    beam: Array,
-    beam_log: Array,
-    edge_labels: Array,
-    edge_log: Array,
-    best_log: Array,
-    best_path: Array,
-    reached: Array,
+    beam: Array, beam_log: Array, edge_labels: Array, edge_log: Array, best: tuple[Array, ...]
 ) -> int:
     """Walk every path of one row, noting the best to each label; return how many were reached."""
+    best_score, best_free, best_path, reached = best
     n_clusters, n_edges = edge_labels.shape
     n_reached = 0
     for position in range(beam.shape[0]):
         cluster = beam[position]
         if cluster >= n_clusters:
             continue
+        cluster_free = beam_log[position]
+        cluster_score = min(cluster_free, _FULL)
         for edge in range(n_edges):
-            if edge_log[cluster, edge] == _EMPTY:
+            edge_free = edge_log[cluster, edge]
+            if edge_free == _EMPTY:
                 continue
             label = edge_labels[cluster, edge]
-            score = beam_log[position] + edge_log[cluster, edge]
-            held = best_log[label]
-            if score > held:
+            score = cluster_score + min(edge_free, _FULL)
+            free = cluster_free + edge_free
+            held = best_score[label]
+            if score > held or (score == held and free > best_free[label]):
                 if held == _EMPTY:
                     reached[n_reached] = label
                     n_reached += 1
-                best_log[label] = score
+                best_score[label] = score
+                best_free[label] = free
                 best_path[label] = position * n_edges + edge
     return n_reached
 
@@ -103,27 +119,29 @@ def expand_beam(  # noqa: PLR0913 - numba wants plain positional arrays
     n_rows = beam.shape[0]
     n_keep = out_labels.shape[1]
     for chunk in prange(n_chunks):
-        best_log = np.full(n_labels, _EMPTY, dtype=np.float32)
+        best_score = np.full(n_labels, _EMPTY, dtype=np.float32)
+        best_free = np.empty(n_labels, dtype=np.float32)
         best_path = np.empty(n_labels, dtype=np.int32)
         reached = np.empty(n_labels, dtype=np.int32)
-        reached_log = np.empty(n_labels, dtype=np.float32)
+        scores = np.empty(n_labels, dtype=np.float32)
+        frees = np.empty(n_labels, dtype=np.float32)
+        best = (best_score, best_free, best_path, reached)
         for row in range(chunk, n_rows, n_chunks):
-            n_reached = _reach(
-                beam[row], beam_log[row], edge_labels, edge_log, best_log, best_path, reached
-            )
+            n_reached = _reach(beam[row], beam_log[row], edge_labels, edge_log, best)
             for i in range(wanted.shape[1]):
                 label = wanted[row, i]
-                seen = label < n_labels and best_log[label] != _EMPTY
+                seen = label < n_labels and best_score[label] != _EMPTY
                 out_wanted[row, i] = best_path[label] if seen else -1
             for i in range(n_reached):
-                reached_log[i] = best_log[reached[i]]
+                scores[i] = best_score[reached[i]]
+                frees[i] = best_free[reached[i]]
+            for i in range(n_reached):
+                best_score[reached[i]] = _EMPTY
             if n_reached > n_keep:
-                _keep_best(reached_log, reached, n_reached, n_keep)
+                _keep_best(scores, frees, reached, n_reached, n_keep)
             for i in range(min(n_reached, n_keep)):
                 out_labels[row, i] = reached[i]
                 out_paths[row, i] = best_path[reached[i]]
-            for i in range(n_reached):
-                best_log[reached[i]] = _EMPTY
 
 
 @njit(parallel=True, cache=True, fastmath=_SUMS)

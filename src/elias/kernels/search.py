@@ -17,7 +17,7 @@ class Expansion(NamedTuple):
     """What a beam reaches. A path is numbered ``position in the beam · E + edge``."""
 
     labels: Int[Tensor, "B K"]
-    """The best labels in no order, padded with ``n_labels``; ties go to the lower label id."""
+    """The best labels in no order, padded with ``n_labels``."""
     paths: Int[Tensor, "B K"]
     """The best path to each (the first of equal ones), 0 in padded slots."""
     wanted_paths: Int[Tensor, "B Y"]
@@ -36,7 +36,9 @@ def expand_beam(
 ) -> Expansion:
     """Score each path log ŝ_c + log ŝ_{c,ℓ}, keep the best per label, then the K best labels.
 
-    An edge whose log score is -inf is no edge; a beam slot of ``C`` is empty.
+    ``beam_log`` and ``edge_log`` come before the min(1, ·) of Eq. 1 and 5, which is taken here:
+    many labels share the highest score there is, and of equal scores the one with more behind it
+    goes first, then the lower label id. An edge of -inf is no edge; a beam slot of C is empty.
     """
     run = _expand_torch if beam.is_cuda else _expand_compiled
     with torch.no_grad():
@@ -80,40 +82,49 @@ def _expand_torch(
     shortlist_size: int,
 ) -> Expansion:
     n_clusters = len(edge_labels)
-    inside = beam < n_clusters
+    inside = (beam < n_clusters).unsqueeze(-1)
     clusters = beam.clamp(max=n_clusters - 1)
-    scores = beam_log.detach().float().unsqueeze(-1) + edge_log.detach().float()[clusters]
-    scores = scores.masked_fill(~inside.unsqueeze(-1), -torch.inf).flatten(1)  # (B, P)
-    labels = edge_labels[clusters].flatten(1)  # (B, P)
-    labels = labels.masked_fill(scores == -torch.inf, n_labels)
-    n_paths = scores.shape[1]
+    parts = beam_log.detach().float().unsqueeze(-1), edge_log.detach().float()[clusters]
+    free = (parts[0] + parts[1]).masked_fill(~inside, -torch.inf).flatten(1)  # (B, P)
+    scores = (parts[0].clamp(max=0) + parts[1].clamp(max=0)).flatten(1)
+    labels = edge_labels[clusters].flatten(1).masked_fill(free == -torch.inf, n_labels)
+    n_paths = free.shape[1]
 
-    # One 64-bit key orders paths by score, then by number, so every maximum is unique.
-    place = torch.arange(n_paths, device=beam.device)
-    key = _sortable(scores) + (n_paths - place)
-    best = torch.full((len(beam), n_labels + 1), _LOWEST, device=beam.device, dtype=torch.int64)
+    # A path wins its label by score, then by unsaturated score (one 64-bit key), then by number.
+    key = (_sortable(scores) << 32) + (_sortable(free) + 2**31)
+    place = torch.arange(n_paths, device=beam.device).expand_as(key)
+    best = torch.full((len(beam), n_labels + 1), _LOWEST, device=beam.device)
     best.scatter_reduce_(1, labels, key, "amax")
-    best[:, n_labels] = _LOWEST
-    wins = (key == best.gather(1, labels)) & (labels < n_labels)
+    first = torch.full_like(best, n_paths)
+    candidates = place.masked_fill(key != best.gather(1, labels), n_paths)
+    first.scatter_reduce_(1, labels, candidates, "amin")
+    first[:, n_labels] = n_paths
+    wins = place == first.gather(1, labels)
 
-    choice = torch.where(wins, _sortable(scores) + (n_labels - labels), _LOWEST)
-    size = min(shortlist_size, n_paths)
-    chosen, paths = choice.topk(size, dim=1, sorted=False)
+    # The K best: all above the K-th key, then those equal to it by label id.
+    size = min(shortlist_size, n_labels, n_paths)
+    choice = key.masked_fill(~wins, _LOWEST)
+    last = choice.topk(size, dim=1, sorted=False).values.amin(dim=1, keepdim=True)
+    tied = torch.where(wins & (choice == last), n_labels - labels, _LOWEST)
+    chosen, paths = torch.where(choice > last, 2**40 + place, tied).topk(size, dim=1, sorted=False)
     empty = chosen == _LOWEST
-    wanted_key = best.gather(1, wanted.clamp(max=n_labels))
-    wanted_path = n_paths - (wanted_key & 0xFFFFFFFF)
+    missing = min(shortlist_size, n_labels) - size
+    wanted_path = first.gather(1, wanted.clamp(max=n_labels))
     return Expansion(
-        labels=labels.gather(1, paths).masked_fill(empty, n_labels),
-        paths=paths.masked_fill(empty, 0),
-        wanted_paths=wanted_path.masked_fill(wanted_key == _LOWEST, -1),
+        labels=_widen(labels.gather(1, paths).masked_fill(empty, n_labels), missing, n_labels),
+        paths=_widen(paths.masked_fill(empty, 0), missing, 0),
+        wanted_paths=wanted_path.masked_fill(wanted_path == n_paths, -1),
     )
 
 
 _LOWEST = -(2**63)
 
 
+def _widen(slots: Tensor, missing: int, value: int) -> Tensor:
+    return torch.nn.functional.pad(slots, (0, missing), value=value)
+
+
 def _sortable(scores: Float[Tensor, "B P"]) -> Int[Tensor, "B P"]:
-    """Map floats to integers of the same order, in the upper 32 bits."""
+    """Map floats to 32-bit integers of the same order."""
     bits = scores.contiguous().view(torch.int32).to(torch.int64)
-    ordered = torch.where(bits < 0, -(bits & 0x7FFFFFFF), bits)
-    return ordered << 32
+    return torch.where(bits < 0, -(bits & 0x7FFFFFFF), bits)

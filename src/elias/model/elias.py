@@ -11,9 +11,9 @@ from torch import Tensor, nn
 
 from elias.data.batches import TokenBatch
 from elias.kernels import expand_beam, label_logits
+from elias.model.encoder import TextEncoder
 from elias.model.graph import LabelGraph
 from elias.model.losses import classification_loss, shortlist_loss
-from elias.model.encoder import TextEncoder
 
 
 class SearchSizes(NamedTuple):
@@ -58,10 +58,7 @@ class LinearRows(nn.Module):
     @torch.no_grad()
     def reset(self, bias: float = 0.0) -> None:
         """Start over with small random weights."""
-        import os
-        sc=float(os.environ.get('WSCALE','1'))
-        nn.init.uniform_(self.weight, -1, 1).mul_(sc / math.sqrt(self.weight.shape[1]))
-        if len(self.bias)>2000: bias=float(os.environ.get('LBIAS','0'))
+        nn.init.uniform_(self.weight, -1, 1).mul_(1 / math.sqrt(self.weight.shape[1]))
         nn.init.constant_(self.bias, bias)
 
 
@@ -87,8 +84,15 @@ class EliasModel(nn.Module):
 
     def cluster_log_scores(self, embedding: Float[Tensor, "B D"]) -> Float[Tensor, "B C"]:
         """Return log ŝ_c = min(0, log α + logsoftmax_c(ŵ_c·φ + bias_c)), Eq. 1."""
+        return self.unsaturated_log(embedding).clamp(max=0)
+
+    def unsaturated_log(self, embedding: Float[Tensor, "B D"]) -> Float[Tensor, "B C"]:
+        """Return log(α · softmax_c(ŵ_c·φ + bias_c)), Eq. 1 before its min(1, ·).
+
+        The order of the clusters is that of their scores, and no two tie at 1.
+        """
         logits = torch.addmm(self.clusters.bias, embedding, self.clusters.weight.T)
-        return (math.log(self.alpha) + logits.log_softmax(dim=-1)).clamp(max=0)
+        return math.log(self.alpha) + logits.log_softmax(dim=-1)
 
     def search(
         self,
@@ -98,8 +102,11 @@ class EliasModel(nn.Module):
         wanted: Int[Tensor, "B Y"] | None = None,
         blocked: Bool[Tensor, " L"] | None = None,
     ) -> Shortlist:
-        """Expand a beam of clusters into the K best labels, Eq. 4–6; no path to blocked ones."""
-        edge_log = self.graph.edge_log_scores()
+        """Expand a beam of clusters into the K best labels, Eq. 4–6; no path to blocked ones.
+
+        ``cluster_log`` is `unsaturated_log`.
+        """
+        edge_log = self.graph.unsaturated_log()
         if blocked is not None:
             known = self.graph.edge_labels.clamp(max=self.n_labels - 1)
             edge_log = edge_log.masked_fill(blocked[known], -math.inf)
@@ -130,9 +137,11 @@ class EliasModel(nn.Module):
         n_edges = edge_log.shape[1]
         paths = paths.clamp(min=0)
         cluster = beam.gather(1, paths // n_edges)
-        edge = edge_log.reshape(-1)[cluster * n_edges + paths % n_edges]
-        zero = torch.zeros((), device=edge.device)
-        return torch.where(valid, cluster_log.gather(1, cluster) + edge, zero)
+        # index_select, since the gradient of plain indexing adds up in no fixed order on a CPU
+        places = (cluster * n_edges + paths % n_edges).reshape(-1)
+        edge = edge_log.reshape(-1).index_select(0, places).view_as(paths)
+        scores = cluster_log.gather(1, cluster).clamp(max=0) + edge.clamp(max=0)
+        return torch.where(valid, scores, torch.zeros((), device=edge.device))
 
     @torch.no_grad()
     def training_beam(
@@ -147,8 +156,7 @@ class EliasModel(nn.Module):
         empty.
         """
         rank = torch.cat([cluster_log, cluster_log.new_zeros(len(cluster_log), 1)], dim=1)
-        # log scores are <= 0, so a parent at 1 goes before every other cluster
-        rank.scatter_(1, parents, 1.0)
+        rank.scatter_(1, parents, math.inf)
         return rank[:, :-1].topk(min(size, cluster_log.shape[1]), dim=1).indices
 
     def losses(
@@ -167,7 +175,7 @@ class EliasModel(nn.Module):
         else both are summed over a point's slots and averaged over points.
         """
         embedding = self.encoder(tokens).float()
-        cluster_log = self.cluster_log_scores(embedding)
+        cluster_log = self.unsaturated_log(embedding)
         beam = self.training_beam(cluster_log, parents, sizes.beam_size)
         found = self.search(cluster_log, beam, sizes.shortlist_size, positives)
         logits = label_logits(embedding, self.labels.weight, self.labels.bias, found.labels)
@@ -192,7 +200,7 @@ class EliasModel(nn.Module):
         Ties go to the lower label id; missing slots hold ``n_labels`` and 0. ``blocked`` labels
         take no place in the shortlist.
         """
-        cluster_log = self.cluster_log_scores(embedding)
+        cluster_log = self.unsaturated_log(embedding)
         beam = cluster_log.topk(min(sizes.beam_size, cluster_log.shape[1]), dim=1).indices
         found = self.search(cluster_log, beam, sizes.shortlist_size, blocked=blocked)
         logits = label_logits(embedding, self.labels.weight, self.labels.bias, found.labels)

@@ -45,12 +45,16 @@ class LabelGraph(nn.Module):
 
     def edge_log_scores(self) -> Float[Tensor, "C E"]:
         """Return log ŝ_{c,ℓ} for every edge, Eq. 5; -inf where no edge is stored."""
+        return self.unsaturated_log().clamp(max=0)
+
+    def unsaturated_log(self) -> Float[Tensor, "C E"]:
+        """Return log(β · softmax_ℓ(a_c)), Eq. 5 before its min(1, ·); -inf where no edge is."""
         empty = self.edge_labels >= self.n_labels
         if not self.learned:
             return torch.zeros(empty.shape, device=empty.device).masked_fill(empty, -math.inf)
         logits = self.edge_logits.float().masked_fill(empty, -math.inf)
-        scores = (math.log(self.beta) + logits.log_softmax(dim=-1)).clamp(max=0)
-        return scores.masked_fill(empty, -math.inf)
+        shares = math.log(self.beta) + logits.log_softmax(dim=-1)
+        return shares.masked_fill(empty, -math.inf)
 
     @torch.no_grad()
     def strongest_parents(self) -> Int[Tensor, " L"]:

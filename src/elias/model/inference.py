@@ -15,11 +15,12 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from numpy.typing import NDArray
-    from torch import Tensor
+    from torch import Tensor, nn
 
     from elias.data.batches import TokenBatch
     from elias.data.tokens import Tokens
     from elias.model.elias import EliasModel, SearchSizes
+    from elias.model.encoder import TextEncoder
 
 BATCH_SIZE = 256
 
@@ -52,12 +53,12 @@ def rank_all(
 
 
 def embed_all(
-    model: EliasModel, tokens: Tokens, *, batch_size: int = BATCH_SIZE
+    encoder: TextEncoder, tokens: Tokens, *, batch_size: int = BATCH_SIZE
 ) -> NDArray[np.float32]:
     """Return φ(x) of every text (N, D)."""
-    embedding = np.zeros((len(tokens), model.encoder.dim), dtype=np.float32)
-    for rows, batch in _batches(model, tokens, batch_size, "Embedding"):
-        embedding[rows] = model.encoder(batch).float().cpu().numpy()
+    embedding = np.zeros((len(tokens), encoder.dim), dtype=np.float32)
+    for rows, batch in _batches(encoder, tokens, batch_size, "Embedding"):
+        embedding[rows] = encoder(batch).float().cpu().numpy()
     return embedding
 
 
@@ -69,14 +70,14 @@ def cluster_all(
     beams = np.zeros((len(tokens), width), dtype=np.int64)
     scores = np.zeros((len(tokens), width), dtype=np.float32)
     for rows, batch in _batches(model, tokens, batch_size, "Finding clusters"):
-        best = model.cluster_log_scores(model.encoder(batch).float()).topk(width, dim=1)
+        best = model.unsaturated_log(model.encoder(batch).float()).topk(width, dim=1)
         beams[rows] = best.indices.cpu().numpy()
-        scores[rows] = best.values.exp().cpu().numpy()
+        scores[rows] = best.values.clamp(max=0).exp().cpu().numpy()
     return beams, scores
 
 
 def _batches(
-    model: EliasModel, tokens: Tokens, batch_size: int, description: str
+    model: nn.Module, tokens: Tokens, batch_size: int, description: str
 ) -> Iterator[tuple[NDArray[np.int64], TokenBatch]]:
     device = next(model.parameters()).device
     total = n_batches(len(tokens), batch_size)
@@ -87,7 +88,7 @@ def _batches(
 
 
 @contextmanager
-def evaluating(model: EliasModel) -> Iterator[None]:
+def evaluating(model: nn.Module) -> Iterator[None]:
     """Turn dropout and gradients off, and back to what they were."""
     was_training = model.training
     model.eval()

@@ -36,16 +36,16 @@ class _ShortlistBCE(torch.autograd.Function):
     ) -> Tensor:
         z = logits.float()
         log_hit = logsigmoid(z)
-        log_miss = log_hit - z  # logσ(−z)
+        log_miss = logsigmoid(-z)
         log_p = log_hit + shortlist_log
         log_rest = torch.log(-torch.expm1(shortlist_log))  # log(1−ŷ), −inf where ŷ = 1
         log_not_p = torch.logaddexp(log_miss, log_hit + log_rest)
         loss = torch.where(relevant, -log_p, -log_not_p)
-        odds = (log_p - log_not_p).clamp(max=_LARGEST_EXPONENT).exp()  # p / (1−p)
-        miss = log_miss.exp()
+        log_odds = log_p - log_not_p  # of p / (1−p)
+        odds = log_odds.clamp(max=_LARGEST_EXPONENT).exp()
         weight = stored.to(z.dtype)
         ctx.save_for_backward(
-            torch.where(relevant, -miss, odds * miss) * weight,
+            torch.where(relevant, -log_miss.exp(), (log_odds + log_miss).exp()) * weight,
             torch.where(relevant, torch.full_like(odds, -1.0), odds) * weight,
         )
         return torch.where(stored, loss, torch.zeros_like(loss)).sum()

@@ -27,6 +27,7 @@ def input_of(split: Split, encoder: TextEncoder) -> Sequence[str] | csr_matrix:
 
 
 def feature_tokens(features: csr_matrix, encoder: TextEncoder) -> Tokens:
+    """Return given features as tokens, each point scaled to length 1."""
     if not encoder.reads_features:
         raise DataError("this model reads text; give it a list of texts")
     if features.shape[1] != encoder.n_features:
@@ -37,6 +38,7 @@ def feature_tokens(features: csr_matrix, encoder: TextEncoder) -> Tokens:
 
 
 def cached_tokens(split: Split, encoder: TextEncoder) -> Tokens:
+    """Return a split's tokens, from the cache where they are there."""
     given = input_of(split, encoder)
     if issparse(given):
         return feature_tokens(given, encoder)

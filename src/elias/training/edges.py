@@ -39,7 +39,7 @@ def strongest_edges(
     kept: list[NDArray[np.int64]] = [np.empty(0, dtype=np.int64)] * n_clusters
     stale = np.ones(n_clusters, dtype=bool)
     while stale.any():
-        for cluster in np.flatnonzero(stale):
+        for cluster in np.flatnonzero(stale).tolist():
             own = np.flatnonzero(must & (partition == cluster))
             kept[cluster] = _keep(counts, cluster, own, edges_per_cluster)
         linked = np.zeros(n_labels, dtype=bool)

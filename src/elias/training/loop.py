@@ -59,12 +59,11 @@ class _Best:
     epoch: int = 0
     weights: dict[str, Tensor] = field(default_factory=dict)
 
-    def offer(self, model: EliasModel, score: float, epoch: int) -> bool:
+    def offer(self, model: EliasModel, score: float, epoch: int) -> None:
         if score <= self.score:
-            return False
+            return
         self.score, self.epoch = score, epoch
         self.weights = {name: t.detach().cpu().clone() for name, t in model.state_dict().items()}
-        return True
 
 
 @dataclass
@@ -88,11 +87,11 @@ class StageLoop:
         for epoch in range(1, self.stage.epochs + 1):
             start = time.monotonic()
             losses = self._epoch(epoch, optimizer, average, device)
-            validation, better = self._validate(epoch, average, best)
+            validation = self._validate(epoch, average, best)
             seconds = time.monotonic() - start
             self.report(EpochReport(self.stage.name, epoch, *losses, seconds, validation))
             waited = epoch - best.epoch
-            if not better and self.config.eval.patience and waited >= self.config.eval.patience:
+            if validation and 0 < self.config.eval.patience <= waited:
                 logger.info("%s: no better epoch for %d, stopping", self.stage.name, waited)
                 break
         if best.weights:
@@ -159,17 +158,15 @@ class StageLoop:
         none = torch.full((1,), self.model.graph.n_clusters, device=device)
         return torch.cat([parents, none])
 
-    def _validate(
-        self, epoch: int, average: WeightAverage, best: _Best
-    ) -> tuple[dict[str, float], bool]:
-        """Return the validation metrics, if they are due, and whether they are the best so far."""
+    def _validate(self, epoch: int, average: WeightAverage, best: _Best) -> dict[str, float]:
+        """Return the validation metrics if they are due, keeping the weights if they are best."""
         due = epoch % self.config.eval.every == 0 or epoch == self.stage.epochs
         if self.validate is None or not due:
-            return {}, False
+            return {}
         if average.started:
             average.swap()
         metrics = self.validate(self.model)
-        better = best.offer(self.model, metrics[self.config.eval.select_by], epoch)
+        best.offer(self.model, metrics[self.config.eval.select_by], epoch)
         if average.started:
             average.swap()
-        return metrics, better
+        return metrics

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -27,13 +27,20 @@ def schedule(step: int, n_steps: int, warmup: float) -> float:
     return max(0.0, (n_steps - step) / max(1.0, n_steps - n_warm))
 
 
+class _Rates(NamedTuple):
+    """How fast a parameter moves."""
+
+    lr: float
+    decay: float
+    eps: float = EPS
+
+
 @dataclass
 class _Table:
     """One large parameter, its rows' moments, and its own learning rate and decay."""
 
     weight: nn.Parameter
-    lr: float
-    decay: float
+    rates: _Rates
     state: RowState = field(init=False)
 
     def __post_init__(self) -> None:
@@ -56,7 +63,7 @@ class _Table:
             gradient.indices()[0],
             gradient.values().view(-1, flat.shape[1]),
             step=step,
-            rates=AdamWRates(self.lr * scale, *BETAS, EPS, self.decay),
+            rates=AdamWRates(self.rates.lr * scale, *BETAS, self.rates.eps, self.rates.decay),
         )
 
 
@@ -67,17 +74,25 @@ class Optimizer:
         self.stage = stage
         self.steps = 0
         self._tables: list[_Table] = []
-        groups: list[dict[str, Any]] = []
+        groups: dict[_Rates, list[Tensor]] = {}
         tables = _table_parameters(model)
         for name, parameter in model.named_parameters():
             if not parameter.requires_grad:
                 continue
-            lr, decay = _rates(name, parameter, stage)
+            rates = _rates(name, parameter, stage)
             if name in tables and not parameter.is_cuda:
-                self._tables.append(_Table(parameter, lr, decay))
+                self._tables.append(_Table(parameter, rates))
             else:
-                groups.append({"params": [parameter], "lr": lr, "weight_decay": decay})
-        self._dense = torch.optim.AdamW(_merged(groups), betas=BETAS, eps=EPS)
+                groups.setdefault(rates, []).append(parameter)
+        on_gpu = next(model.parameters()).is_cuda
+        self._dense = torch.optim.AdamW(
+            [
+                {"params": group, "lr": rates.lr, "weight_decay": rates.decay, "eps": rates.eps}
+                for rates, group in groups.items()
+            ],
+            betas=BETAS,
+            fused=True if on_gpu else None,
+        )
         self._rates = [group["lr"] for group in self._dense.param_groups]
 
     def step(self, scale: float) -> None:
@@ -100,26 +115,18 @@ def _table_parameters(model: EliasModel) -> set[str]:
     return encoder | {"labels.weight", "labels.bias"}
 
 
-def _rates(name: str, parameter: Tensor, stage: StageConfig) -> tuple[float, float]:
-    """Return (learning rate, weight decay) of a parameter."""
+def _rates(name: str, parameter: Tensor, stage: StageConfig) -> _Rates:
+    """Return how fast a stage moves a parameter."""
     decay = stage.weight_decay if parameter.ndim > 1 else 0.0
     if name.startswith("graph."):
-        return stage.edge_lr, 0.0
+        return _Rates(stage.edge_lr, 0.0)
     if name.startswith("clusters."):
-        return stage.cluster_lr, decay
+        return _Rates(stage.cluster_lr, decay)
     if name.startswith("labels."):
-        return stage.label_lr, decay
+        return _Rates(stage.label_lr, decay, stage.label_eps)
     if name == "encoder.vectors":
-        return stage.bag_lr, 0.0
-    return stage.encoder_lr, decay
-
-
-def _merged(groups: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Join groups of equal rates, so that the fused update sees many tensors at once."""
-    merged: dict[tuple[float, float], list[Tensor]] = {}
-    for group in groups:
-        merged.setdefault((group["lr"], group["weight_decay"]), []).extend(group["params"])
-    return [{"params": p, "lr": lr, "weight_decay": wd} for (lr, wd), p in merged.items()]
+        return _Rates(stage.bag_lr, 0.0)
+    return _Rates(stage.encoder_lr, decay)
 
 
 class WeightAverage:

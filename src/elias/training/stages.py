@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -58,7 +59,7 @@ class StageSequence:
                 fresh = partition is None or stage.cluster_with_encoder
                 if partition is None or fresh:
                     with self.timed("clusters"):
-                        partition = self._partition(self._clustered_with(stage, model, init_from))
+                        partition = self._partition(stage.cluster_with_encoder)
                 if not stage.keep_encoder:
                     self.encoder.load_state_dict(first_encoder)
                 model = self._fixed(model, partition, stage, fresh)
@@ -86,13 +87,6 @@ class StageSequence:
         with self.timed("edges"):
             return self._linked(model, partition, stage, position)
 
-    @staticmethod
-    def _clustered_with(
-        stage: StageConfig, model: EliasModel | None, init_from: EliasModel | None
-    ) -> EliasModel | None:
-        """Return the model whose φ joins in the clustering, if the stage wants one."""
-        return model if stage.cluster_with_encoder else init_from
-
     def _loop(self, model: EliasModel, stage: StageConfig, position: int) -> StageLoop:
         return StageLoop(
             model=model,
@@ -104,9 +98,9 @@ class StageSequence:
             report=self.report_epoch,
         )
 
-    def _partition(self, model: EliasModel | None) -> NDArray[np.int64]:
-        """Cluster the labels on bag of words and, given a model, on its φ (Eq. 14–15)."""
-        embedding = None if model is None else embed_all(model, self.points.tokens)
+    def _partition(self, with_encoder: bool) -> NDArray[np.int64]:
+        """Cluster the labels on bag of words and, if wanted, on φ as it stands (Eq. 14–15)."""
+        embedding = embed_all(self.encoder, self.points.tokens) if with_encoder else None
         sparse, dense = label_centroids(self.points.labels, self.bow, embedding)
         n_clusters = self.config.index.n_clusters
         assert n_clusters is not None
@@ -126,6 +120,7 @@ class StageSequence:
         edges = partition_edges(torch.from_numpy(partition), index.n_clusters)
         graph = LabelGraph(edges, len(partition), index.beta)
         model = EliasModel(self.encoder, graph, index.alpha)
+        model.labels.reset(self._prior())
         if before is not None and not fresh_clusters:
             model.clusters = before.clusters
         if before is not None and stage.keep_labels:
@@ -152,5 +147,11 @@ class StageSequence:
         graph = LabelGraph(torch.from_numpy(edges), model.n_labels, index.beta, edge_logits=logits)
         model.graph = graph
         if not stage.keep_labels:
-            model.labels.reset()
+            model.labels.reset(self._prior())
         return model
+
+    def _prior(self) -> float:
+        """Return the logit of a shortlisted label's being relevant: where label biases start."""
+        per_point = max(self.points.labels.nnz / max(len(self.points.tokens), 1), 1e-3)
+        assert self.config.index.shortlist_size is not None
+        return min(0.0, math.log(per_point / self.config.index.shortlist_size))

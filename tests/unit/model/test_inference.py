@@ -95,7 +95,10 @@ def test_blocked_labels_are_not_predicted(model, tokens):
 
 def test_embeddings_do_not_depend_on_the_batch_size(model, tokens):
     np.testing.assert_allclose(
-        embed_all(model, tokens, batch_size=3), embed_all(model, tokens), rtol=1e-5, atol=1e-6
+        embed_all(model.encoder, tokens, batch_size=3),
+        embed_all(model.encoder, tokens),
+        rtol=1e-5,
+        atol=1e-6,
     )
 
 
@@ -103,7 +106,11 @@ def test_the_best_clusters_come_with_their_scores(model, tokens):
     beams, scores = cluster_all(model, tokens, 3, batch_size=4)
 
     with torch.no_grad():
-        dense = model.cluster_log_scores(torch.from_numpy(embed_all(model, tokens))).exp().numpy()
+        dense = (
+            model.cluster_log_scores(torch.from_numpy(embed_all(model.encoder, tokens)))
+            .exp()
+            .numpy()
+        )
     np.testing.assert_allclose(np.take_along_axis(dense, beams, 1), scores, rtol=1e-5)
     np.testing.assert_allclose(scores, -np.sort(-dense, axis=1)[:, :3], rtol=1e-5)
 
