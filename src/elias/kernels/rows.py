@@ -29,7 +29,9 @@ def label_logits(
     """Return w_ℓ·φ + bias_ℓ for the K labels of each point; a padded label (= L) gives 0."""
     if embedding.is_cuda:
         return _logits_torch(embedding, weight, bias, labels)
-    logits: Tensor = _LabelLogits.apply(embedding, weight, bias, labels)
+    logits: Tensor = _LabelLogits.apply(  # type: ignore[no-untyped-call]
+        embedding, weight, bias, labels
+    )
     return logits
 
 
@@ -49,7 +51,9 @@ def bag_sum(
             per_sample_weights=coefficients,
             include_last_offset=True,
         )
-    bags: Tensor = _BagSum.apply(weight, ids, offsets, coefficients)
+    bags: Tensor = _BagSum.apply(  # type: ignore[no-untyped-call]
+        weight, ids, offsets, coefficients
+    )
     return bags
 
 
@@ -69,8 +73,12 @@ def _logits_torch(embedding: Tensor, weight: Tensor, bias: Tensor, labels: Tenso
     return torch.where(real, logits, torch.zeros((), device=logits.device))
 
 
+def _array(tensor: Tensor) -> compiled.Array:
+    return tensor.detach().contiguous().numpy()
+
+
 def _row_gradient(
-    table: Tensor, ids: np.ndarray[Any, Any], offsets: np.ndarray[Any, Any], parts: tuple[Any, Any]
+    table: Tensor, ids: compiled.Array, offsets: compiled.Array, parts: tuple[Any, Any]
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Return (touched rows, their gradients, the sum of their coefficients)."""
     coefficients, vectors = parts
@@ -95,8 +103,7 @@ class _LabelLogits(torch.autograd.Function):
     ) -> Tensor:
         out = torch.empty(labels.shape, dtype=torch.float32)
         compiled.gather_dot(
-            *(part.detach().contiguous().numpy() for part in (embedding, weight, bias, labels)),
-            out.numpy(),
+            _array(embedding), _array(weight), _array(bias), _array(labels), out.numpy()
         )
         ctx.save_for_backward(embedding, weight, bias, labels)
         return out
@@ -106,13 +113,11 @@ class _LabelLogits(torch.autograd.Function):
         embedding, weight, bias, labels = ctx.saved_tensors
         ids = labels.reshape(-1).numpy()
         offsets = np.arange(len(labels) + 1, dtype=np.int64) * labels.shape[1]
-        coefficients = grads[0].contiguous().view(-1).numpy()
+        coefficients = _array(grads[0].reshape(-1))
         grad_embedding = torch.empty(embedding.shape, dtype=torch.float32)
-        compiled.sum_rows(
-            weight.detach().numpy(), ids, offsets, coefficients, grad_embedding.numpy()
-        )
-        vectors = embedding.detach().contiguous().numpy()
-        rows, gradient, sums = _row_gradient(weight, ids, offsets, (coefficients, vectors))
+        compiled.sum_rows(_array(weight), ids, offsets, coefficients, grad_embedding.numpy())
+        parts = (coefficients, _array(embedding))
+        rows, gradient, sums = _row_gradient(weight, ids, offsets, parts)
         return (
             grad_embedding,
             _sparse(rows, gradient, weight.shape),
@@ -127,14 +132,15 @@ class _BagSum(torch.autograd.Function):
         ctx: Any, weight: Tensor, ids: Tensor, offsets: Tensor, coefficients: Tensor
     ) -> Tensor:
         out = torch.empty((len(offsets) - 1, weight.shape[1]), dtype=torch.float32)
-        arrays = (part.detach().numpy() for part in (weight, ids, offsets, coefficients))
-        compiled.sum_rows(*arrays, out.numpy())
+        compiled.sum_rows(
+            _array(weight), _array(ids), _array(offsets), _array(coefficients), out.numpy()
+        )
         ctx.save_for_backward(weight, ids, offsets, coefficients)
         return out
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None, None, None]:
         weight, ids, offsets, coefficients = ctx.saved_tensors
-        parts = (coefficients.numpy(), grads[0].contiguous().numpy())
+        parts = (coefficients.numpy(), _array(grads[0]))
         rows, gradient, _ = _row_gradient(weight, ids.numpy(), offsets.numpy(), parts)
         return _sparse(rows, gradient, weight.shape), None, None, None

@@ -23,7 +23,9 @@ def classification_loss(
     ``logits`` are z, ``shortlist_log`` is log ŷ ≤ 0. With log p = logσ(z) + log ŷ and
     1−p = σ(−z) + σ(z)(1−ŷ), neither logarithm ever meets a rounded probability.
     """
-    loss: Tensor = _ShortlistBCE.apply(logits, shortlist_log, relevant, stored)
+    loss: Tensor = _ShortlistBCE.apply(  # type: ignore[no-untyped-call]
+        logits, shortlist_log, relevant, stored
+    )
     return loss
 
 

@@ -20,12 +20,13 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     import numpy as np
+    from numpy.typing import NDArray
     from scipy.sparse import csr_matrix
     from torch import Tensor
 
     from elias.config import EliasConfig, StageConfig
     from elias.data.tokens import Tokens
-    from elias.model.elias import EliasModel
+    from elias.model.elias import EliasModel, Losses
 
 logger = logging.getLogger(__name__)
 
@@ -130,12 +131,7 @@ class StageLoop:
             )
         return means[0], means[1], means[2]
 
-    def _losses(
-        self,
-        rows: np.ndarray,
-        parents: Tensor,
-        device: torch.device,  # type: ignore[type-arg]
-    ) -> tuple[Tensor, Tensor, Tensor]:
+    def _losses(self, rows: NDArray[np.int64], parents: Tensor, device: torch.device) -> Losses:
         positives = positives_of(self.points.labels, rows)
         index = self.config.index
         assert index.beam_size is not None
