@@ -50,6 +50,17 @@ def test_an_empty_bag_sums_to_zero():
     assert weight.grad.to_dense().tolist() == [[0.0, 0.0], [0.0, 0.0], [1.5, 1.5]]
 
 
+@pytest.mark.parametrize("checked", [True, False])
+def test_the_users_choice_of_checking_sparse_tensors_stands(checked):
+    weight, bias = torch.zeros(3, 2, requires_grad=True), torch.zeros(3, requires_grad=True)
+
+    with torch.sparse.check_sparse_tensor_invariants(checked):
+        label_logits(torch.ones(1, 2), weight, bias, torch.tensor([[1]])).sum().backward()
+        still = torch.sparse.check_sparse_tensor_invariants.is_enabled()
+
+    assert still is checked
+
+
 @pytest.mark.skipif(numba.config.NUMBA_NUM_THREADS < 2, reason="needs two cores")
 def test_results_do_not_depend_on_the_number_of_threads():
     def run(threads):
