@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import os
+
+# Before torch is imported: threads that spin while they wait slow down a machine that is shared.
+os.environ.setdefault("OMP_WAIT_POLICY", "passive")
+
 import random
 import socket
 import sys

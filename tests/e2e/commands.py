@@ -48,7 +48,7 @@ def elias(*args, stdin=b""):
 
 def start_elias(*args, **options):
     """Start a command in a process of its own."""
-    environment = {**os.environ, "PYTHONPATH": str(SOURCE), "OMP_WAIT_POLICY": "passive"}
+    environment = {**os.environ, "PYTHONPATH": str(SOURCE)}
     return subprocess.Popen(
         [sys.executable, "-c", START, *map(str, args)],
         env=environment,

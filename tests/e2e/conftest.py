@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import logging
-
 import pytest
 
 from e2e.commands import SMALL, elias
@@ -16,13 +14,6 @@ def own_cache(tmp_path_factory):
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
         yield
-
-
-@pytest.fixture(autouse=True, scope="session")
-def heard_loggers():
-    """Undo what import-linter does when a test calls it: it turns the loggers it finds off."""
-    for name in [name for name in logging.root.manager.loggerDict if name.startswith("elias")]:
-        logging.getLogger(name).disabled = False
 
 
 @pytest.fixture(scope="session")

@@ -42,7 +42,6 @@ def test_a_bug_passes_through(error):
 @pytest.fixture
 def told(capsys):
     """Say something at every level and return what is shown."""
-    logging.getLogger(talk.__name__).disabled = False  # import-linter's doing, in other tests
     yield lambda: (_say_all(), capsys.readouterr().err.split())[1]
     for handler in list(logging.getLogger("elias").handlers):
         logging.getLogger("elias").removeHandler(handler)
