@@ -6,7 +6,7 @@ import json
 import logging
 import shutil
 import time
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -38,6 +38,11 @@ class Run:
         """Return where the model goes when it is finished."""
         return None if self.folder is None else self.folder / MODEL_FOLDER
 
+    @property
+    def has_trained(self) -> bool:
+        """Say whether an epoch was finished."""
+        return any(record["event"] == "epoch" for record in self.records)
+
     def record(self, event: str, **facts: Any) -> None:
         """Note an event: one line of ``metrics.jsonl``."""
         line = {"event": event, **facts}
@@ -58,26 +63,51 @@ class Run:
 
 @contextmanager
 def open_run(folder: Path | None, config: EliasConfig, *, overwrite: bool) -> Iterator[Run]:
-    """Begin a run in ``folder`` and log to it; refuse to spoil another one there."""
+    """Begin a run in ``folder`` and log to it; refuse to spoil another one there.
+
+    A run that fails before its first epoch leaves nothing behind.
+    """
     if folder is None:
         yield Run()
         return
     _make_room(folder, config, overwrite=overwrite)
-    folder.mkdir(parents=True, exist_ok=True)
-    write_json(folder / CONFIG_FILE, config.to_dict())
-    (folder / METRICS_FILE).unlink(missing_ok=True)
-    handler = logging.FileHandler(folder / LOG_FILE, mode="w", encoding="utf8")
+    made = [place for place in (folder, *folder.parents) if not place.exists()]
+    run = Run(folder)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        write_json(folder / CONFIG_FILE, config.to_dict())
+        with _logged(folder / LOG_FILE):
+            yield run
+    except BaseException:
+        if not run.has_trained:
+            _take_back(folder, made)
+        raise
+
+
+@contextmanager
+def _logged(path: Path) -> Iterator[None]:
+    """Write to a file what the package tells."""
+    handler = logging.FileHandler(path, mode="w", encoding="utf8")
     handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
     ours = logging.getLogger("elias")
     before = ours.level
     ours.addHandler(handler)
     ours.setLevel(min(before or logging.INFO, logging.INFO))
     try:
-        yield Run(folder)
+        yield
     finally:
         ours.setLevel(before)
         ours.removeHandler(handler)
         handler.close()
+
+
+def _take_back(folder: Path, made: list[Path]) -> None:
+    """Remove a run in which nothing was trained: the corrected command may use its folder."""
+    with suppress(OSError):  # what went wrong matters more
+        for name in _OURS:
+            (folder / name).unlink(missing_ok=True)
+        for place in made:
+            place.rmdir()  # refused where something else is in it
 
 
 def _make_room(folder: Path, config: EliasConfig, *, overwrite: bool) -> None:

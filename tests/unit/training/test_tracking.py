@@ -1,0 +1,80 @@
+import json
+import logging
+
+import pytest
+
+from elias.config import EliasConfig
+from elias.errors import RunError
+from elias.training.tracking import open_run
+
+CONFIG = EliasConfig()
+
+
+def begin(folder, *, overwrite=False, epochs=0, error=None):
+    """Begin a run, finish some epochs, and let it fail if it should."""
+    with open_run(folder, CONFIG, overwrite=overwrite) as run:
+        run.record("data", points=3)
+        for epoch in range(epochs):
+            run.record("epoch", epoch=epoch)
+        if error is not None:
+            raise error
+
+
+def names(folder):
+    return {path.name for path in folder.iterdir()}
+
+
+@pytest.mark.parametrize("error", [RunError("no such device"), ValueError(), KeyboardInterrupt()])
+def test_a_start_that_fails_leaves_nothing_behind(tmp_path, error):
+    with pytest.raises(type(error)):
+        begin(tmp_path / "runs" / "first", error=error)
+
+    assert names(tmp_path) == set()
+
+
+def test_a_start_that_fails_leaves_what_others_put_in_the_folder(tmp_path):
+    (tmp_path / "notes.txt").write_text("mine")
+
+    with pytest.raises(RunError):
+        begin(tmp_path, error=RunError("no such device"))
+
+    assert names(tmp_path) == {"notes.txt"}
+
+
+def test_after_a_start_that_failed_another_configuration_may_begin(tmp_path):
+    with pytest.raises(RunError):
+        begin(tmp_path / "run", error=RunError("no such model"))
+
+    with open_run(tmp_path / "run", CONFIG.override({"seed": 1}), overwrite=False):
+        held = names(tmp_path / "run")
+
+    assert held == {"config.json", "train.log"}
+
+
+@pytest.mark.parametrize("error", [RunError("the loss is nan"), KeyboardInterrupt()])
+def test_a_run_that_fails_after_an_epoch_stays(tmp_path, error):
+    with pytest.raises(type(error)):
+        begin(tmp_path / "run", epochs=1, error=error)
+
+    lines = (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()
+    assert names(tmp_path / "run") == {"config.json", "metrics.jsonl", "train.log"}
+    assert [json.loads(line)["event"] for line in lines] == ["data", "epoch"]
+
+
+def test_the_log_is_in_the_folder_and_logging_is_as_it_was_afterwards(tmp_path):
+    ours = logging.getLogger("elias")
+    before = (ours.level, list(ours.handlers))
+
+    with open_run(tmp_path / "run", CONFIG, overwrite=False):
+        logging.getLogger("elias.somewhere").info("a step")
+
+    assert "a step" in (tmp_path / "run" / "train.log").read_text()
+    assert (ours.level, list(ours.handlers)) == before
+
+
+def test_without_a_folder_nothing_is_written(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+
+    begin(None, epochs=1)
+
+    assert names(tmp_path) == set()
