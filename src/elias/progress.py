@@ -1,4 +1,4 @@
-"""Progress of long loops: a bar on a terminal's stderr, a log line now and then elsewhere.
+"""Progress of long work: a passing bar on a terminal's stderr, a log line now and then elsewhere.
 
 A library must not write to its user's terminal, so nothing shows until `enable` was called (the
 command line does).
@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 import sys
+import threading
 import time
 from collections.abc import Sized
 from contextlib import contextmanager
@@ -24,6 +25,7 @@ logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
+SECONDS_BEFORE_LINE = 2.0
 SECONDS_BETWEEN_LINES = 10.0
 
 _state = {"enabled": False}
@@ -57,6 +59,8 @@ def track(iterable: Iterable[T], description: str, total: int | None = None) -> 
 
 def progress(description: str, total: int | None = None) -> AbstractContextManager[Advance]:
     """Show one task while the ``with`` block runs; its target is called to advance it.
+
+    A bar goes away with the block; a log line comes only once the work takes a while.
 
     >>> with progress("reading", total=10) as advance:
     ...     advance(5)
@@ -100,7 +104,7 @@ def _bar(description: str, total: int | None) -> Iterator[Advance]:
         TextColumn("{task.fields[note]}", markup=False),
     )
     # stdout is data: rich must not draw redirected prints on stderr
-    with Progress(*columns, console=console(), redirect_stdout=False) as bar:
+    with Progress(*columns, console=console(), redirect_stdout=False, transient=True) as bar:
         task = bar.add_task(description, total=total, note="")
 
         def advance(steps: int = 1, note: str = "") -> None:
@@ -115,7 +119,10 @@ def _bar(description: str, total: int | None) -> Iterator[Advance]:
 def _lines(description: str, total: int | None) -> Iterator[Advance]:
     start = time.monotonic()
     done, last = 0, start
-    logger.info("%s ...", description if total is None else f"{description} ({total:,})")
+    title = description if total is None else f"{description} ({total:,})"
+    first = threading.Timer(SECONDS_BEFORE_LINE, logger.info, ("%s ...", title))
+    first.daemon = True  # work that hangs must not keep the interpreter from ending
+    first.start()
 
     def advance(steps: int = 1, note: str = "") -> None:
         nonlocal done, last
@@ -127,4 +134,7 @@ def _lines(description: str, total: int | None) -> Iterator[Advance]:
         count = f"{done:,}" if total is None else f"{done:,}/{total:,}"
         logger.info("%s: %s in %.0f s%s", description, count, now - start, note and f", {note}")
 
-    yield advance
+    try:
+        yield advance
+    finally:
+        first.cancel()

@@ -1,6 +1,7 @@
 import io
 import logging
 import sys
+import time
 
 import pytest
 
@@ -32,13 +33,28 @@ def test_nothing_is_shown_unless_enabled(capsys, caplog):
 
 
 @pytest.mark.usefixtures("enabled")
-def test_a_log_line_at_the_start_tells_what_runs_where_there_is_no_terminal(caplog):
+def test_without_a_terminal_a_log_line_tells_what_runs_once_it_takes_a_while(caplog, monkeypatch):
     caplog.set_level(logging.INFO)
+    monkeypatch.setattr(progress, "SECONDS_BEFORE_LINE", 0.0)
+
+    with progress.progress("counting", 2):
+        patience = time.monotonic() + 10
+        while not caplog.records and time.monotonic() < patience:
+            time.sleep(0.001)
+
+    assert [record.message for record in caplog.records] == ["counting (2) ..."]
+
+
+@pytest.mark.usefixtures("enabled")
+def test_without_a_terminal_short_work_is_not_told(caplog, monkeypatch):
+    caplog.set_level(logging.INFO)
+    monkeypatch.setattr(progress, "SECONDS_BEFORE_LINE", 0.2)
 
     items = list(progress.track([1, 2], "counting"))
+    time.sleep(0.4)
 
     assert items == [1, 2]
-    assert [record.message for record in caplog.records] == ["counting (2) ..."]
+    assert caplog.records == []
 
 
 @pytest.mark.usefixtures("enabled")
@@ -60,7 +76,7 @@ def test_log_lines_wait_for_the_interval(caplog):
         for _ in range(1000):
             advance()
 
-    assert len(caplog.records) == 1
+    assert caplog.records == []
 
 
 @pytest.mark.usefixtures("enabled")
@@ -75,6 +91,7 @@ def test_a_terminal_gets_a_bar_on_stderr_and_none_on_stdout(monkeypatch, capsys)
     assert "training" in terminal.getvalue()
     assert "2/2" in terminal.getvalue()
     assert "loss [0.3]" in terminal.getvalue()
+    assert terminal.getvalue().endswith("\x1b[2K")  # the bar is wiped away
     assert capsys.readouterr().out == "data\n"
 
 

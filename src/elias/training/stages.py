@@ -15,6 +15,7 @@ from elias.errors import ConfigError
 from elias.model.elias import EliasModel
 from elias.model.graph import LabelGraph, partition_edges
 from elias.model.inference import cluster_all, embed_all
+from elias.progress import progress
 from elias.training.edges import edge_counts, first_logits, strongest_edges
 from elias.training.loop import EpochReport, Points, StageLoop
 
@@ -139,10 +140,14 @@ class StageSequence:
         assert index.beam_size is not None
         assert index.edges_per_cluster is not None
         beams, scores = cluster_all(model, self.points.tokens, index.beam_size)
-        counts = edge_counts(beams, scores, self.points.labels, model.graph.n_clusters)
-        edges = strongest_edges(counts, partition, index.edges_per_cluster)
         generator = torch.Generator().manual_seed(self.config.seed * 1000 + position)
-        logits = first_logits(edges, counts, index.edge_init, generator)
+        with progress("Choosing edges", 3) as advance:
+            counts = edge_counts(beams, scores, self.points.labels, model.graph.n_clusters)
+            advance()
+            edges = strongest_edges(counts, partition, index.edges_per_cluster)
+            advance()
+            logits = first_logits(edges, counts, index.edge_init, generator)
+            advance()
         assert index.beta is not None
         graph = LabelGraph(torch.from_numpy(edges), model.n_labels, index.beta, edge_logits=logits)
         model.graph = graph
