@@ -7,6 +7,7 @@ Anything else is a bug and keeps its traceback.
 from __future__ import annotations
 
 from difflib import get_close_matches
+from itertools import islice
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -33,7 +34,18 @@ class RunError(EliasError):
     """A run folder that is in the way, or training that cannot go on."""
 
 
+_COMPARED = 5_000  # names: more would take seconds
+
+
 def nearest(name: str, known: Iterable[str]) -> str:
-    """Return ``"; did you mean 'x'?"`` for the closest known name, or an empty string."""
-    close = get_close_matches(name, list(known), n=1)
+    """Return ``"; did you mean 'x'?"`` for the closest known name, or an empty string.
+
+    Of very many names, those that begin alike and are of like length are compared.
+    """
+    names = list(known)
+    if len(names) > _COMPARED:
+        first, size = name[:1].casefold(), len(name)
+        alike = (n for n in names if abs(len(n) - size) <= 2 and n[:1].casefold() == first)
+        names = list(islice(alike, _COMPARED))
+    close = get_close_matches(name, names, n=1)
     return f"; did you mean {close[0]!r}?" if close else ""

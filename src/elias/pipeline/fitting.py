@@ -17,7 +17,7 @@ from elias.metrics import inverse_propensities, metric_names, score
 from elias.model.building import build_encoder
 from elias.pipeline.inputs import bag_of_words, cached_tokens
 from elias.pipeline.predictor import Elias
-from elias.pipeline.resources import memory_explained, pick_device
+from elias.pipeline.resources import memory_explained, pick_device, threads_shared
 from elias.training.loop import EpochReport, Points
 from elias.training.stages import StageSequence
 from elias.training.tracking import Run, open_run
@@ -61,7 +61,11 @@ def train(
     config = config.resolve(len(corpus.train), corpus.n_labels)
     (_,) = metric_names([config.eval.select_by])
     folder = None if out is None else Path(out)
-    with open_run(folder, config, overwrite=overwrite) as run, memory_explained("stages"):
+    with (
+        threads_shared(),
+        open_run(folder, config, overwrite=overwrite) as run,
+        memory_explained("stages"),
+    ):
         model = _Training(config, corpus, run, pick_device(device), init_from).run_all()
         if run.model_folder is not None:
             with run.timed("save"):

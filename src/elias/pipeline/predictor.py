@@ -9,14 +9,14 @@ import numpy as np
 import torch
 from scipy.sparse import csr_matrix, issparse
 
-from elias.errors import DataError
+from elias.errors import DataError, nearest
 from elias.metrics import evaluate
 from elias.model.card import model_card
 from elias.model.elias import EliasModel, SearchSizes
 from elias.model.inference import BATCH_SIZE, rank_all
 from elias.model.pretrained import load_model, save_model
 from elias.pipeline.inputs import cached_tokens, feature_tokens
-from elias.pipeline.resources import memory_explained, pick_device
+from elias.pipeline.resources import memory_explained, pick_device, threads_shared
 from elias.predictions import Predictions
 from elias.training.tracking import MODEL_FOLDER
 
@@ -101,14 +101,15 @@ class Elias:
         batch_size: int = BATCH_SIZE,
         blocked: torch.Tensor | None = None,
     ) -> Predictions:
-        ranked = rank_all(
-            self.model,
-            tokens,
-            sizes or self.sizes,
-            top_k,
-            batch_size=batch_size,
-            blocked=blocked,
-        )
+        with threads_shared():
+            ranked = rank_all(
+                self.model,
+                tokens,
+                sizes or self.sizes,
+                top_k,
+                batch_size=batch_size,
+                blocked=blocked,
+            )
         scores = np.where(ranked.ids < self.n_labels, ranked.scores, -np.inf).astype(np.float32)
         return Predictions(
             ids=ranked.ids, scores=scores, n_labels=self.n_labels, label_names=self.label_names
@@ -207,12 +208,20 @@ class Elias:
         if isinstance(labels, str):
             raise DataError(f"labels must be a list; wrap it: [{labels!r}]")
         wanted = list(labels)
-        names = {label for label in wanted if isinstance(label, str)}
-        found = {name: [i for i, n in enumerate(self.label_names) if n == name] for name in names}
+        by_name: dict[str, list[int]] = {name: [] for name in wanted if isinstance(name, str)}
+        if by_name:
+            for i, name in enumerate(self.label_names):
+                if name in by_name:
+                    by_name[name].append(i)
         ids: list[int] = []
         for label in wanted:
-            known = found[label] if isinstance(label, str) else [int(label)]
-            if not known or not all(0 <= i < self.n_labels for i in known):
-                raise DataError(f"the model has no label {label!r}")
+            if isinstance(label, str):
+                known = by_name[label]
+                hint = "" if known else nearest(label, self.label_names)
+            else:
+                known = [int(label)] if 0 <= label < self.n_labels else []
+                hint = f"; ids go from 0 to {self.n_labels - 1}"
+            if not known:
+                raise DataError(f"the model has no label {label!r}{hint}")
             ids.extend(known)
         return ids

@@ -1,16 +1,21 @@
-"""The machine: which device to use, and what to lower when memory runs out."""
+"""The machine: which device and how many threads to use, what to lower when memory runs out."""
 
 from __future__ import annotations
 
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
+import numba
 import torch
 
 from elias.errors import ConfigError, RunError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+
+
+_TORCH_ON_CPU = "you tried to allocate"
+"""What torch says, on every system, of memory that the CPU does not have."""
 
 
 def pick_device(device: str) -> torch.device:
@@ -27,14 +32,32 @@ def pick_device(device: str) -> torch.device:
 
 
 @contextmanager
+def threads_shared() -> Iterator[None]:
+    """Let the compiled kernels use as many threads as torch does, in this thread of the caller's.
+
+    >>> with threads_shared():
+    ...     numba.get_num_threads() <= torch.get_num_threads()
+    True
+    """
+    count = torch.get_num_threads()
+    before = numba.get_num_threads()
+    numba.set_num_threads(min(numba.config.NUMBA_NUM_THREADS, count))
+    if torch.get_num_threads() != count:  # starting its threads, numba sets OpenMP's for all
+        torch.set_num_threads(count)
+    try:
+        yield
+    finally:
+        numba.set_num_threads(before)
+
+
+@contextmanager
 def memory_explained(what: str) -> Iterator[None]:
     """Turn running out of memory into an error that says what to lower."""
     try:
         yield
     except (MemoryError, RuntimeError) as error:
-        if not isinstance(error, MemoryError | torch.OutOfMemoryError) and (
-            "not enough memory" not in str(error)
-        ):
+        known = isinstance(error, MemoryError | torch.OutOfMemoryError)
+        if not known and _TORCH_ON_CPU not in str(error):
             raise
         remedy = {
             "stages": "stages.*.batch_size, index.shortlist_size, encoder.max_length or "

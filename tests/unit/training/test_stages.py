@@ -1,5 +1,6 @@
 from contextlib import nullcontext
 
+import numba
 import numpy as np
 import pytest
 import torch
@@ -66,6 +67,19 @@ def test_a_run_is_repeatable_bit_for_bit():
     first, again = (run((CLUSTER, FIXED, LEARNED)).state_dict() for _ in range(2))
 
     assert all(torch.equal(value, again[name]) for name, value in first.items())
+
+
+@pytest.mark.skipif(numba.config.NUMBA_NUM_THREADS < 2, reason="needs two cores")
+def test_the_number_of_threads_of_the_kernels_does_not_change_the_model():
+    before = numba.get_num_threads()
+    models = []
+    for threads in (1, 2):
+        numba.set_num_threads(threads)
+        models.append(run((CLUSTER, FIXED, LEARNED)).state_dict())
+    numba.set_num_threads(before)
+
+    one, two = models
+    assert all(torch.equal(value, two[name]) for name, value in one.items())
 
 
 @pytest.mark.parametrize("keep", [True, False])
