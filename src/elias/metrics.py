@@ -73,6 +73,27 @@ def evaluate(  # noqa: PLR0913 - each is a choice of its own, given by name
         a: A of the propensity model.
         b: B of the propensity model.
         empty: Points without a true label count as 0 in P and nDCG, or are dropped.
+
+    Example:
+        How good is it to predict the five most frequent labels, whatever the text?
+
+        >>> import numpy as np
+        >>> from elias import evaluate
+        >>> from elias.data.synthetic import synthetic_corpus
+        >>> from elias.predictions import Predictions
+        >>> corpus = synthetic_corpus(n_points=300, n_labels=30)
+        >>> frequencies = corpus.label_frequencies()
+        >>> most = np.argsort(-frequencies, kind="stable")[:5]
+        >>> shape = (len(corpus.test), 5)
+        >>> predictions = Predictions.from_scores(
+        ...     np.broadcast_to(most, shape), np.broadcast_to(frequencies[most], shape), n_labels=30
+        ... )
+        >>> print(evaluate(predictions, corpus, recall_ks=[5]))
+        P        @1    48.00   @3    35.11   @5    27.47
+        nDCG     @1    48.00   @3    42.78   @5    46.65
+        PSP      @1    30.85   @3    32.60   @5    39.00
+        PSnDCG   @1    30.85   @3    31.78   @5    36.04
+        R        @5    50.76
     """
     points = corpus.split(split)
     _check_shapes(predictions, points.labels)

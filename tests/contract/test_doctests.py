@@ -19,6 +19,7 @@ def modules_with_examples():
 @pytest.mark.parametrize("name", modules_with_examples())
 def test_the_examples_run(name, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
 
     result = doctest.testmod(import_module(name), optionflags=doctest.ELLIPSIS)
 

@@ -57,6 +57,19 @@ def train(
         init_from: A model to start from: its encoder, and its classifiers if the labels are its
             own. Its vocabulary or tokenizer comes with it.
         overwrite: Replace what a former run left in ``out``.
+
+    Example:
+        >>> from elias import EliasConfig, train
+        >>> from elias.data.synthetic import synthetic_corpus
+        >>> corpus = synthetic_corpus(n_points=300, n_labels=30)
+        >>> config = EliasConfig().override(
+        ...     {"encoder.dim": 16, "stages.stage1.epochs": 1, "stages.stage2.epochs": 1}
+        ... )
+        >>> model = train(config, corpus, device="cpu")
+        >>> 1 < model.config.index.n_clusters < 30  # derived from the data
+        True
+        >>> list(model.facts["metrics"])  # of each stage, on the validation and test points
+        ['stage1', 'stage2']
     """
     config = config.resolve(len(corpus.train), corpus.n_labels)
     (_,) = metric_names([config.eval.select_by])

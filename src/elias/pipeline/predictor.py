@@ -34,8 +34,42 @@ EVALUATED = 100  # labels ranked for metrics, as far as R@100 looks
 class Elias:
     """A trained model with its labels' names: text in, ranked labels out.
 
-    >>> model = Elias.from_pretrained(saved_model)                     # doctest: +SKIP
-    >>> model.predict(["cod quotas in the north sea"], top_k=3)[0].labels  # doctest: +SKIP
+    Example:
+        >>> from pathlib import Path
+        >>> from tempfile import TemporaryDirectory
+        >>> from elias import Elias, EliasConfig, train
+        >>> from elias.data.synthetic import synthetic_corpus
+        >>> corpus = synthetic_corpus(n_points=300, n_labels=30)
+        >>> config = EliasConfig().override({"encoder.dim": 16, "stages.stage2.epochs": 3})
+        >>> model = train(config, corpus)
+
+        It is saved as a folder, and read again from there:
+
+        >>> with TemporaryDirectory() as folder:
+        ...     saved = model.save_pretrained(Path(folder) / "model")
+        ...     model = Elias.from_pretrained(saved)
+
+        A batch of texts goes in, and a ranking of labels comes out for each:
+
+        >>> predictions = model.predict(corpus.test.texts, top_k=3)
+        >>> len(predictions), len(predictions[0].labels)
+        (75, 3)
+        >>> best, second, third = predictions[0].scores
+        >>> best >= second >= third
+        np.True_
+
+        The choice can be limited to some labels, or kept off some, by name or by id:
+
+        >>> few = corpus.label_names[:2]
+        >>> sorted(model.predict(corpus.test.texts, only=few)[0].labels) == sorted(few)
+        True
+        >>> 7 in model.predict(corpus.test.texts, without=[7])[0].ids
+        False
+
+        How good it is on the test points, in percent:
+
+        >>> sorted(model.evaluate(corpus))[:3]
+        ['P@1', 'P@3', 'P@5']
     """
 
     def __init__(
@@ -81,6 +115,9 @@ class Elias:
             batch_size: Texts at a time; the answer does not depend on it.
             only: Ids or names of the labels to choose among; all clusters are searched for them.
             without: Ids or names of labels to keep off.
+
+        Raises:
+            DataError: If a text is no string, or a label is not known.
         """
         if top_k < 1:
             raise DataError(f"top_k must be >= 1, not {top_k}")
