@@ -54,6 +54,11 @@ def predict(  # noqa: PLR0913 - each is an option of its own
     from elias.pipeline import Elias
 
     elias = Elias.from_pretrained(model, device=device)
+    if elias.model.encoder.reads_features:
+        raise DataError(
+            f"{model}: was trained on features, and this command reads texts; use elias evaluate, "
+            "or in Python Elias.predict with a CSR matrix"
+        )
     among = wanted_labels(only, elias.label_names)
     kept_off = wanted_labels(without, elias.label_names)
     progress.enable(False)  # a bar for every chunk would flicker; one for all follows below

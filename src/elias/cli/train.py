@@ -62,17 +62,18 @@ def train(  # noqa: PLR0913 - each is an option of its own
 
     from elias.pipeline import Elias, pick_device
     from elias.pipeline import train as fit
+    from elias.pipeline.fitting import starting_config
 
     pick_device(device)  # a wrong one is better refused before a large corpus is read
-    corpus = read_corpus(data, text, labels, separator)
-    resolved = chosen.resolve(len(corpus.train), corpus.n_labels)
-    show_plan(resolved, corpus)
     start = None if init_from is None else Elias.from_pretrained(init_from, device=device)
+    corpus = read_corpus(data, text, labels, separator)
+    resolved = starting_config(chosen, start).resolve(len(corpus.train), corpus.n_labels)
+    show_plan(resolved, corpus)
     if dry_run:
         talk.note(f"parameters: {n_parameters(resolved, corpus, start):,}; nothing was written")
         typer.echo(json.dumps(resolved.to_dict(), indent=2, ensure_ascii=False))
         return
-    model = fit(chosen, corpus, out=out, device=device, init_from=start, overwrite=overwrite)
+    model = fit(resolved, corpus, out=out, device=device, init_from=start, overwrite=overwrite)
     show_stages(model)
     typer.echo(f"{out}/model")
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import logging
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -54,8 +55,8 @@ def train(
         out: The run folder: ``config.json``, ``metrics.jsonl``, ``train.log``, and, when all is
             done, ``model/``.
         device: ``auto`` takes a GPU if there is one.
-        init_from: A model to start from: its encoder, and its classifiers if the labels are its
-            own. Its vocabulary or tokenizer comes with it.
+        init_from: A model to start from; it stays as it is. Its encoder is taken, with its sizes
+            and its vocabulary or tokenizer, and its classifiers if the labels are its own.
         overwrite: Replace what a former run left in ``out``.
 
     Example:
@@ -71,7 +72,7 @@ def train(
         >>> list(model.facts["metrics"])  # of each stage, on the validation and test points
         ['stage1', 'stage2']
     """
-    config = config.resolve(len(corpus.train), corpus.n_labels)
+    config = starting_config(config, init_from).resolve(len(corpus.train), corpus.n_labels)
     (_,) = metric_names([config.eval.select_by])
     folder = None if out is None else Path(out)
     with (
@@ -84,6 +85,14 @@ def train(
             with run.timed("save"):
                 model.save_pretrained(run.model_folder)
         return model
+
+
+def starting_config(config: EliasConfig, init_from: Elias | None) -> EliasConfig:
+    """Return the configuration with the encoder of the model to start from, if there is one."""
+    if init_from is None or init_from.config.encoder == config.encoder:
+        return config
+    logger.info("the encoder and its settings are those of the model to start from")
+    return replace(config, encoder=init_from.config.encoder)
 
 
 class _Training:

@@ -1,0 +1,94 @@
+"""A corpus of ready features without a word of text, in the XMC repository's format."""
+
+import json
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from e2e.commands import SMALL, elias
+from elias import Elias, EliasConfig, load_corpus, train
+from elias.data import convert
+from elias.data.features import Featurizer
+from elias.data.synthetic import synthetic_corpus
+from elias.errors import ConfigError, DataError
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """Features of a generated corpus, as ``N D L`` files."""
+    corpus = synthetic_corpus(n_points=400, n_labels=60)
+    words = Featurizer.fit(corpus.train.texts, char_ngrams=(0, 0), min_count=1)
+    splits = {
+        name: replace(split, texts=None, features=words.transform(split.texts))
+        for name, split in corpus.splits.items()
+    }
+    place = tmp_path_factory.mktemp("features") / "xmc"
+    convert(corpus.with_splits(**splits), place, format="xmc")
+    return place
+
+
+@pytest.fixture(scope="module")
+def run(folder, tmp_path_factory):
+    """A run trained on the features."""
+    place = tmp_path_factory.mktemp("runs") / "features"
+    told = elias("train", folder, "--out", place, *SMALL)
+    assert told.code == 0, told.err
+    return place
+
+
+def test_the_corpus_has_features_and_no_text(folder):
+    corpus = load_corpus(folder)
+
+    assert corpus.train.texts is None
+    assert corpus.train.features is not None
+
+
+def test_the_saved_model_ranks_the_features_as_the_trained_one(folder, run):
+    corpus = load_corpus(folder)
+    config = EliasConfig.from_file(run / "config.json")
+
+    saved = Elias.from_pretrained(run, device="cpu").predict(corpus.test.features)
+    trained = train(config, corpus, device="cpu").predict(corpus.test.features)
+
+    assert saved.ids.tolist() == trained.ids.tolist()
+    np.testing.assert_array_equal(saved.scores, trained.scores)
+
+
+def test_evaluate_finds_what_training_recorded_and_better_than_chance(folder, run):
+    told = elias("evaluate", run, folder, "--json", "--device", "cpu")
+
+    measured = json.loads(told.out)
+    lines = (run / "metrics.jsonl").read_text(encoding="utf8").splitlines()
+    recorded = [json.loads(line) for line in lines if '"stage2"' in line][-1]["test"]
+    assert {name: measured[name] for name in recorded} == pytest.approx(recorded, abs=1e-3)
+    assert measured["R@10"] > 1.5 * 100 * 10 / 60
+
+
+def test_predict_says_that_the_model_reads_features(run):
+    told = elias("predict", run, stdin=b"some text\n")
+
+    (line,) = told.err.splitlines()
+    assert told.code == 2
+    assert told.out == ""
+    assert "trained on features" in line
+    assert "evaluate" in line
+
+
+def test_a_text_is_refused_by_python_too(run):
+    with pytest.raises(DataError, match=r"trained on features; give .* CSR matrix"):
+        Elias.from_pretrained(run, device="cpu").predict(["some text"])
+
+
+def test_features_of_another_width_are_refused(folder, run):
+    features = load_corpus(folder).test.features[:, :-1]
+
+    with pytest.raises(DataError, match="columns, the model reads"):
+        Elias.from_pretrained(run, device="cpu").predict(features)
+
+
+def test_a_transformer_cannot_read_features(folder):
+    config = EliasConfig().override({"encoder.kind": "transformer"})
+
+    with pytest.raises(ConfigError, match="features and no text; only 'bag'"):
+        train(config, load_corpus(folder), device="cpu")

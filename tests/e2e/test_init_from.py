@@ -1,0 +1,119 @@
+"""Training that starts from a model."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from elias import Elias, EliasConfig, train
+from elias.data.synthetic import synthetic_corpus
+from elias.errors import ConfigError
+
+CHANGES = {
+    "encoder.dim": 16,
+    "encoder.hidden_dim": 16,
+    "stages.stage1.epochs": 1,
+    "stages.stage2.epochs": 1,
+}
+CONFIG = EliasConfig().override(CHANGES)
+STILL = dict.fromkeys(("encoder_lr", "bag_lr", "cluster_lr", "label_lr", "edge_lr"), 0.0)
+
+
+@pytest.fixture(scope="module")
+def corpus():
+    return synthetic_corpus(n_points=400, n_labels=60)
+
+
+@pytest.fixture(scope="module")
+def model(corpus):
+    return train(CONFIG, corpus, device="cpu")
+
+
+def weights(model):
+    return {name: value.clone() for name, value in model.model.state_dict().items()}
+
+
+def still(stage):
+    """The stage, with nothing learned in it."""
+    return replace(stage, **STILL, weight_decay=0.0)
+
+
+def only_stage2(stage2):
+    return replace(CONFIG, stages=(stage2,))
+
+
+@pytest.mark.parametrize("stages", [CONFIG.stages, CONFIG.stages[1:]], ids=["both", "second"])
+def test_the_given_model_does_not_change(corpus, model, stages):
+    before, config, names = weights(model), model.config, list(model.label_names)
+
+    train(replace(CONFIG, stages=stages), corpus, device="cpu", init_from=model)
+
+    after = weights(model)
+    assert all(torch.equal(value, after[name]) for name, value in before.items())
+    assert (model.config, list(model.label_names)) == (config, names)
+
+
+def test_a_first_stage_that_learns_the_graph_goes_on_with_the_given_one(corpus, model):
+    again = train(only_stage2(still(CONFIG.stages[1])), corpus, device="cpu", init_from=model)
+
+    after = weights(again)
+    assert all(torch.equal(value, after[name]) for name, value in weights(model).items())
+
+
+def test_more_training_moves_the_given_models_edges_but_keeps_their_places(corpus, model):
+    again = train(only_stage2(CONFIG.stages[1]), corpus, device="cpu", init_from=model)
+
+    before, after = weights(model), weights(again)
+    assert torch.equal(before["graph.edge_labels"], after["graph.edge_labels"])
+    assert not torch.equal(before["graph.edge_logits"], after["graph.edge_logits"])
+
+
+def test_a_saved_model_serves_as_well_as_the_one_in_memory(corpus, model, tmp_path):
+    saved = Elias.from_pretrained(model.save_pretrained(tmp_path / "model"), device="cpu")
+
+    ours, theirs = (
+        weights(train(CONFIG, corpus, device="cpu", init_from=start)) for start in (model, saved)
+    )
+
+    assert all(torch.equal(value, theirs[name]) for name, value in ours.items())
+
+
+def test_the_classifiers_of_the_same_labels_go_on(corpus, model):
+    stage1 = replace(still(CONFIG.stages[0]), keep_labels=True)
+
+    again = train(replace(CONFIG, stages=(stage1,)), corpus, device="cpu", init_from=model)
+
+    assert torch.equal(weights(again)["labels.weight"], weights(model)["labels.weight"])
+
+
+def test_of_a_model_with_other_labels_the_encoder_alone_is_taken(model):
+    other = synthetic_corpus(n_points=300, n_labels=40, seed=1)
+    stages = tuple(replace(still(stage), keep_encoder=True) for stage in CONFIG.stages)
+
+    new = train(replace(CONFIG, stages=stages), other, device="cpu", init_from=model)
+
+    before, after = weights(model), weights(new)
+    encoder = [name for name in before if name.startswith("encoder.")]
+    assert new.n_labels == 40
+    assert encoder
+    assert all(torch.equal(before[name], after[name]) for name in encoder)
+
+
+def test_with_other_labels_there_is_no_graph_to_go_on_with(model):
+    other = synthetic_corpus(n_points=300, n_labels=40, seed=1)
+
+    with pytest.raises(ConfigError, match="learn_graph"):
+        train(only_stage2(CONFIG.stages[1]), other, device="cpu", init_from=model)
+
+
+def test_the_encoder_is_described_as_the_given_models_whatever_was_configured(
+    corpus, model, tmp_path
+):
+    config = CONFIG.override({"encoder.dim": 32, "encoder.hidden_dim": 24})
+
+    again = train(config, corpus, device="cpu", init_from=model, out=tmp_path / "run")
+
+    saved = Elias.from_pretrained(tmp_path / "run", device="cpu")
+    texts = corpus.test.texts
+    assert again.config.encoder == model.config.encoder
+    assert saved.predict(texts).ids.tolist() == again.predict(texts).ids.tolist()
