@@ -9,6 +9,7 @@ import pytest
 
 from e2e.commands import SMALL, elias, interrupt, start_elias
 from elias import Elias, EliasConfig, load_corpus, train
+from elias.config import preset_tree
 from elias.data import convert
 from elias.data.synthetic import write_synthetic
 
@@ -111,11 +112,12 @@ def test_a_dry_run_counts_the_parameters_that_the_model_has(run, corpus_folder):
 
 
 def test_set_goes_over_config_goes_over_preset_goes_over_defaults(corpus_folder, tmp_path):
+    preset = "wordnet-related-minilm"
     file = tmp_path / "mine.toml"
     file.write_text('[index]\nalpha = 4\nbeta = 5\n[encoder]\nkind = "bag"\n')
 
     told = elias(
-        *("train", corpus_folder, "--dry-run", "--preset", "wordnet-related-minilm"),
+        *("train", corpus_folder, "--dry-run", "--preset", preset),
         *("--config", file, "--set", "index.beta=6", "--set", "index.n_clusters=8"),
         *("--set", "index.edges_per_cluster=50", "--set", "index.beam_size=4"),
         *("--set", "index.shortlist_size=60"),
@@ -125,7 +127,7 @@ def test_set_goes_over_config_goes_over_preset_goes_over_defaults(corpus_folder,
     assert tree["index"]["beta"] == 6
     assert tree["index"]["alpha"] == 4
     assert tree["encoder"]["kind"] == "bag"
-    assert tree["stages"][0]["epochs"] == 20
+    assert tree["stages"][0]["epochs"] == preset_tree(preset)["stages"][0]["epochs"]
     assert tree["seed"] == 0
 
 
@@ -410,6 +412,7 @@ def broken(tmp_path):
     (tmp_path / "table.csv").write_text("title,tags\ncod,fish\n")
     (tmp_path / "rows.jsonl").write_text('{"title": "cod", "tags": ["fish"]}\n{"title": 1\n')
     (tmp_path / "bad.toml").write_text("[index\n")
+    (tmp_path / "typo.toml").write_text("[encoder]\ndims = 4\n[[stages]]\nepoch = 3\n")
     (tmp_path / "short.jsonl").write_text('{"labels": [{"id": 1, "score": 1.0}]}\n')
     write_synthetic(tmp_path / "foreign", n_points=30, n_labels=9)
     (tmp_path / "empty").mkdir()
@@ -429,6 +432,17 @@ MISTAKES = {
     "train {tmp}/nowhere --out {tmp}/run": "nowhere: no such file",
     "train {data} --out {tmp}/run --preset mesh-title": "did you mean 'mesh-titles'?",
     "train {data} --out {tmp}/run --set index.bta=3": "did you mean 'index.beta'?",
+    "train {data} --out {tmp}/run --set indx.beta=3": "did you mean 'index'?",
+    "train {data} --out {tmp}/run --set stages.stage2.epoch=3": "mean 'stages.stage2.epochs'?",
+    "train {data} --out {tmp}/run --set stages.stage9.epochs=3": "stages are: stage1, stage2",
+    "train {data} --out {tmp}/run --set encoder.kind=bags": "did you mean 'bag'?",
+    "train {data} --out {tmp}/run --config {tmp}/typo.toml": "did you mean 'encoder.dim'?",
+    "train {data} --dry-run --config {tmp}/typo.toml": "did you mean 'stages.0.epochs'?",
+    "train {data} --dry-run --preset wordnet": "presets: ",
+    "train {data} --out {tmp}/a/run --set encoder.min_count=9999": "lower encoder.min_count",
+    "train {data} --out {tmp}/run --set encoder.kind=transformer --set encoder.model={tmp}/empty": (
+        "empty"
+    ),
     "train {data} --out {tmp}/run --set index.beta": "write it as key=value",
     "train {data} --out {tmp}/run --set seed=abc": "seed must be a whole number",
     "train {data} --out {tmp}/run --set index.n_clusters=5000": "more than the number of labels",
