@@ -93,7 +93,7 @@ class IndexConfig:
     """β in Eq. 5: how many labels of a cluster may saturate at score 1. Derived: about 1.5·L/C."""
     edge_init: Literal["counts", "random"] = "counts"
     """First edge logits: ½·log(A' + 0.1), or the paper's uniform random (Eq. 10)."""
-    forced_clusters: int = 30
+    forced_clusters: int = 5
     """While training, parents of positives and best clusters together fill at most beam_size +
     this many clusters; parents come first."""
 

@@ -38,15 +38,22 @@ class TokenBatch:
     def to(self, device: torch.device) -> TokenBatch:
         """Return the batch on a device."""
         return TokenBatch(
-            ids=self.ids.to(device, non_blocking=True),
-            offsets=self.offsets.to(device, non_blocking=True),
+            ids=send(self.ids, device),
+            offsets=send(self.offsets, device),
             longest=self.longest,
-            weights=None if self.weights is None else self.weights.to(device, non_blocking=True),
+            weights=None if self.weights is None else send(self.weights, device),
         )
 
     def lengths(self) -> Int[Tensor, " B"]:
         """Return the number of tokens of each text."""
         return self.offsets[1:] - self.offsets[:-1]
+
+
+def send(tensor: Tensor, device: torch.device) -> Tensor:
+    """Return the tensor on a device; a GPU gets it from pinned memory, so that no one waits."""
+    if device.type == "cuda":
+        return tensor.pin_memory().to(device, non_blocking=True)
+    return tensor.to(device)
 
 
 def collate(tokens: Tokens, rows: NDArray[np.int64]) -> TokenBatch:

@@ -5,12 +5,14 @@ from __future__ import annotations
 import logging
 import math
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 
-from elias.data.batches import collate, n_batches, positives_of, shuffled_batches
+from elias.data.batches import collate, n_batches, positives_of, send, shuffled_batches
 from elias.errors import RunError
 from elias.model.elias import SearchSizes
 from elias.progress import progress
@@ -67,6 +69,17 @@ class _Best:
         self.weights = {name: t.detach().cpu().clone() for name, t in model.state_dict().items()}
 
 
+@contextmanager
+def tensor_cores() -> Iterator[None]:
+    """Let a GPU multiply float32 matrices in TF32; sums stay in float32."""
+    before = torch.get_float32_matmul_precision()
+    torch.set_float32_matmul_precision("high")
+    try:
+        yield
+    finally:
+        torch.set_float32_matmul_precision(before)
+
+
 @dataclass
 class StageLoop:
     """Trains one stage; `run` does it all."""
@@ -81,7 +94,10 @@ class StageLoop:
 
     def run(self) -> int:
         """Train, leave the best epoch's weights in the model, and return that epoch."""
-        device = next(self.model.parameters()).device
+        with tensor_cores():
+            return self._run(next(self.model.parameters()).device)
+
+    def _run(self, device: torch.device) -> int:
         optimizer = Optimizer(self.model, self.stage)
         average = WeightAverage(self.model)
         best = _Best()
@@ -138,7 +154,7 @@ class StageLoop:
         assert index.shortlist_size is not None
         wide = max(index.beam_size + index.forced_clusters, positives.shape[1])
         tokens = collate(self.points.tokens, rows).to(device)
-        positives = positives.to(device, non_blocking=True)
+        positives = send(positives, device)
         return self.model.losses(
             tokens,
             positives,

@@ -56,12 +56,12 @@ class _Table:
         if gradient is None:
             return
         flat = self.weight.detach().view(len(self.weight), -1)
-        gradient = gradient.coalesce()
+        # A step uses each table once, so its rows are distinct, though autograd forgets to say so.
         adamw_rows(
             flat,
             self.state,
-            gradient.indices()[0],
-            gradient.values().view(-1, flat.shape[1]),
+            gradient._indices()[0],
+            gradient._values().view(-1, flat.shape[1]),
             step=step,
             rates=AdamWRates(self.rates.lr * scale, *BETAS, self.rates.eps, self.rates.decay),
         )
