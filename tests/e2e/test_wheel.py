@@ -24,7 +24,7 @@ def run(*command, **options):
     kept = {name: value for name, value in os.environ.items() if not name.startswith("PYTHON")}
     done = subprocess.run(
         [str(part) for part in command],
-        env={**kept, "OMP_WAIT_POLICY": "passive"},
+        env={**kept, "NUMBA_DISABLE_JIT": "1"},  # compiling takes longer than all else here
         capture_output=True,
         text=True,
         check=False,

@@ -94,7 +94,7 @@ def _sparse(rows: Tensor, values: Tensor, shape: torch.Size) -> Tensor:
     """Return a table's gradient; the rows are ascending and each stands there once."""
     # torch 2.11 and 2.12 warn in spite of check_invariants=False; this is silent in all of them,
     # and leaves the checks on for the user who turned them on
-    with torch.sparse.check_sparse_tensor_invariants(enable=False):
+    with torch.sparse.check_sparse_tensor_invariants(enable=False):  # type: ignore[no-untyped-call]
         return torch.sparse_coo_tensor(rows.unsqueeze(0), values, shape, is_coalesced=True)
 
 

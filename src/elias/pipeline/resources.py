@@ -41,7 +41,8 @@ def threads_shared() -> Iterator[None]:
     """
     count = torch.get_num_threads()
     before = numba.get_num_threads()
-    numba.set_num_threads(min(numba.config.NUMBA_NUM_THREADS, count))
+    most: int = numba.config.NUMBA_NUM_THREADS  # type: ignore[attr-defined]
+    numba.set_num_threads(min(most, count))
     if torch.get_num_threads() != count:  # starting its threads, numba sets OpenMP's for all
         torch.set_num_threads(count)
     try:
