@@ -20,7 +20,7 @@ train() {  # train RUN OPTIONS…: train into $runs/RUN, unless it is there
 # 1. What is in it.
 elias data info "$data"
 
-# 2. The bag encoder on the CPU: a warm-up to have an encoder to cluster with, stage 1, stage 2.
+# 2. The bag encoder on the CPU, both stages.
 train wordnet --preset wordnet-related --device cpu
 elias info "$runs/wordnet"
 elias evaluate "$runs/wordnet" "$data" --device cpu
