@@ -135,6 +135,8 @@ class StageConfig:
     """Cluster the labels anew at the start, on φ as it stands beside bag of words."""
     keep_labels: bool = False
     """Go on with W_L of the stage before instead of fresh classifiers."""
+    first_classifiers: Literal["centroids", "random"] = "centroids"
+    """Fresh classifiers start at the mean φ of their points, or, as in the paper, at random."""
     keep_encoder: bool = True
     """Go on with φ of the stage before instead of the encoder's first weights."""
     encoder_lr: float = 1e-3

@@ -157,7 +157,9 @@ class EliasModel(nn.Module):
         """
         rank = torch.cat([cluster_log, cluster_log.new_zeros(len(cluster_log), 1)], dim=1)
         rank.scatter_(1, parents, math.inf)
-        return rank[:, :-1].topk(min(size, cluster_log.shape[1]), dim=1).indices
+        beam = rank[:, :-1].topk(min(size, cluster_log.shape[1]), dim=1).indices
+        # Best clusters first: the search then seldom finds a better path to a label it has.
+        return beam.gather(1, cluster_log.gather(1, beam).argsort(dim=1, descending=True))
 
     def losses(
         self,

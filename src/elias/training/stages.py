@@ -18,6 +18,7 @@ from elias.model.inference import cluster_all, embed_all
 from elias.progress import progress
 from elias.training.edges import edge_counts, first_logits, strongest_edges
 from elias.training.loop import EpochReport, Points, StageLoop
+from elias.training.starts import cluster_directions, find_centroids, point_at
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -121,12 +122,25 @@ class StageSequence:
         edges = partition_edges(torch.from_numpy(partition), index.n_clusters)
         graph = LabelGraph(edges, len(partition), index.beta)
         model = EliasModel(self.encoder, graph, index.alpha)
-        model.labels.reset(self._prior())
+        self._start(model, stage, partition)
         if before is not None and not fresh_clusters:
             model.clusters = before.clusters
         if before is not None and stage.keep_labels:
             model.labels = before.labels
         return model
+
+    def _start(
+        self, model: EliasModel, stage: StageConfig, partition: NDArray[np.int64] | None
+    ) -> None:
+        """Give fresh classifiers to the labels and, on a new partition, to the clusters."""
+        model.labels.reset(self._prior())
+        if stage.first_classifiers == "random":
+            return
+        found = find_centroids(self.points.labels, embed_all(self.encoder, self.points.tokens))
+        point_at(model.labels, found.directions, found, self._prior())
+        if partition is not None:
+            clusters = cluster_directions(found, partition, model.graph.n_clusters)
+            point_at(model.clusters, clusters, found, 0.0)
 
     def _linked(
         self,
@@ -152,7 +166,7 @@ class StageSequence:
         graph = LabelGraph(torch.from_numpy(edges), model.n_labels, index.beta, edge_logits=logits)
         model.graph = graph
         if not stage.keep_labels:
-            model.labels.reset(self._prior())
+            self._start(model, stage, None)
         return model
 
     def _prior(self) -> float:
