@@ -132,13 +132,17 @@ def test_set_goes_over_config_goes_over_preset_goes_over_defaults(corpus_folder,
 
 
 def test_training_can_start_from_a_saved_model(run, corpus_folder, tmp_path):
-    out = tmp_path / "more"
+    out, more = tmp_path / "more", tmp_path / "more.toml"
+    more.write_text('[[stages]]\nname = "stage2"\nlearn_graph = true\nepochs = 1\n')
 
-    told = elias("train", corpus_folder, "--out", out, "--init-from", run, *SMALL)
+    told = elias(
+        *("train", corpus_folder, "--out", out, "--init-from", run, "--config", more),
+        *("--device", "cpu"),
+    )
 
-    first_loss = records(run, "epoch")[0]["loss"]
-    assert told.code == 0
-    assert records(out, "epoch")[0]["loss"] < first_loss
+    first_of_stage2 = next(line for line in records(run, "epoch") if line["stage"] == "stage2")
+    assert told.code == 0, told.err
+    assert records(out, "epoch")[0]["loss"] < first_of_stage2["loss"]
 
 
 # run folders
