@@ -62,4 +62,5 @@ def cluster_directions(
     sums = np.zeros((n_clusters, found.directions.shape[1]), dtype=np.float32)
     np.add.at(sums, partition, found.directions)
     length = np.linalg.norm(sums, axis=1, keepdims=True)
-    return sums / np.maximum(length, 1e-12)
+    directions: NDArray[np.float32] = sums / np.maximum(length, 1e-12)
+    return directions
