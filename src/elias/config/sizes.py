@@ -20,6 +20,7 @@ FEWEST_CLUSTERS = 32
 FEWEST_LABELS_PER_CLUSTER = 4
 EDGES_PER_LABEL = 10
 USUAL_BEAM = 20
+ROOM_FOR_PARENTS = 5
 LARGEST_SHORTLIST = 2000
 SMALLEST_SHORTLIST = 100
 LARGEST_VALIDATION = 5000
@@ -60,6 +61,11 @@ def beam_size(n_clusters: int) -> int:
     return min(USUAL_BEAM, n_clusters)
 
 
+def train_clusters(beam_size: int) -> int:
+    """Return how many clusters training searches: the beam and some room for parents."""
+    return beam_size + ROOM_FOR_PARENTS
+
+
 def shortlist_size(n_labels: int, n_paths: int) -> int:
     """Return K: the paper's 2000, down to L/8 in whole hundreds, within what b·κ paths reach."""
     eighth = n_labels // 800 * 100
@@ -86,6 +92,7 @@ def _derive_index(index: IndexConfig, n_labels: int) -> IndexConfig:
         n_clusters=clusters,
         edges_per_cluster=edges,
         beam_size=beam,
+        train_clusters=index.train_clusters or train_clusters(beam),
         shortlist_size=index.shortlist_size or shortlist_size(n_labels, beam * edges),
         beta=index.beta or beta(n_labels, clusters),
     )

@@ -93,21 +93,23 @@ class IndexConfig:
     """β in Eq. 5: how many labels of a cluster may saturate at score 1. Derived: about 1.5·L/C."""
     edge_init: Literal["counts", "random"] = "counts"
     """First edge logits: ½·log(A' + 0.1), or the paper's uniform random (Eq. 10)."""
-    forced_clusters: int = 5
-    """While training, parents of positives and best clusters together fill at most beam_size +
-    this many clusters; parents come first."""
+    train_clusters: int | None = None
+    """Clusters searched for a text while training: the strongest parents of its labels, then the
+    best ones. As many as its labels where those are more. Derived: beam_size + 5."""
 
     def __post_init__(self) -> None:
         """Check each value by itself."""
-        for name in ("n_clusters", "edges_per_cluster", "beam_size", "shortlist_size"):
+        for name in (
+            "n_clusters",
+            "edges_per_cluster",
+            "beam_size",
+            "shortlist_size",
+            "train_clusters",
+        ):
             value = getattr(self, name)
             _need(value is None or value >= 1, f"index.{name} must be >= 1, not {value}")
         _need(self.alpha >= 1, f"index.alpha must be >= 1, not {self.alpha}")
         _need(self.beta is None or self.beta >= 1, f"index.beta must be >= 1, not {self.beta}")
-        _need(
-            self.forced_clusters >= 0,
-            f"index.forced_clusters must be >= 0, not {self.forced_clusters}",
-        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

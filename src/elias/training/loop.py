@@ -150,9 +150,9 @@ class StageLoop:
     def _losses(self, rows: NDArray[np.int64], parents: Tensor, device: torch.device) -> Losses:
         positives = positives_of(self.points.labels, rows)
         index = self.config.index
-        assert index.beam_size is not None
+        assert index.train_clusters is not None
         assert index.shortlist_size is not None
-        wide = max(index.beam_size + index.forced_clusters, positives.shape[1])
+        wide = max(index.train_clusters, positives.shape[1])
         tokens = collate(self.points.tokens, rows).to(device)
         positives = send(positives, device)
         return self.model.losses(
