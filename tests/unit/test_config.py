@@ -288,3 +288,10 @@ def test_a_stage_given_in_part_takes_the_other_values_from_the_defaults():
     config = EliasConfig.from_dict({"stages": [{"name": "only", "epochs": 3}]})
 
     assert config.stages == (StageConfig(name="only", epochs=3),)
+
+
+def test_holding_out_more_than_half_of_the_points_is_refused():
+    config = EliasConfig().override({"eval.validation_size": 300})
+
+    with pytest.raises(ConfigError, match=r"eval.validation_size is 300.*400 training points"):
+        config.resolve(n_points=400, n_labels=50)
