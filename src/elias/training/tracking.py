@@ -21,6 +21,7 @@ METRICS_FILE = "metrics.jsonl"
 LOG_FILE = "train.log"
 MODEL_FOLDER = "model"
 _OURS = (CONFIG_FILE, METRICS_FILE, LOG_FILE)
+_REPLACED = ".replaced"
 
 logger = logging.getLogger(__name__)
 
@@ -65,7 +66,8 @@ class Run:
 def open_run(folder: Path | None, config: EliasConfig, *, overwrite: bool) -> Iterator[Run]:
     """Begin a run in ``folder`` and log to it; refuse to spoil another one there.
 
-    A run that fails before its first epoch leaves nothing behind.
+    A run that fails before its first epoch leaves nothing behind, and the one it was to replace
+    comes back.
     """
     if folder is None:
         yield Run()
@@ -81,7 +83,10 @@ def open_run(folder: Path | None, config: EliasConfig, *, overwrite: bool) -> It
     except BaseException:
         if not run.has_trained:
             _take_back(folder, made)
+            _move(folder / _REPLACED, folder)
         raise
+    finally:
+        shutil.rmtree(folder / _REPLACED, ignore_errors=True)
 
 
 @contextmanager
@@ -111,7 +116,7 @@ def _take_back(folder: Path, made: list[Path]) -> None:
 
 
 def _make_room(folder: Path, config: EliasConfig, *, overwrite: bool) -> None:
-    """Check that a run may begin in ``folder``; with ``overwrite``, take the old one away."""
+    """Check that a run may begin in ``folder``; with ``overwrite``, put the old one aside."""
     if folder.exists() and not folder.is_dir():
         raise RunError(f"{folder}: is a file; give another --out")
     held = [name for name in (*_OURS, MODEL_FOLDER) if (folder / name).exists()]
@@ -126,10 +131,16 @@ def _make_room(folder: Path, config: EliasConfig, *, overwrite: bool) -> None:
                 "use --overwrite or another --out"
             )
         logger.info("%s: an unfinished run of this configuration starts over", folder)
-    if (folder / MODEL_FOLDER).exists():
-        shutil.rmtree(folder / MODEL_FOLDER)
-    for name in _OURS:
-        (folder / name).unlink(missing_ok=True)
+    shutil.rmtree(folder / _REPLACED, ignore_errors=True)  # of a run that was killed
+    (folder / _REPLACED).mkdir()
+    _move(folder, folder / _REPLACED)
+
+
+def _move(source: Path, target: Path) -> None:
+    """Move the parts of a run from one folder to another."""
+    for name in (*_OURS, MODEL_FOLDER):
+        if (source / name).exists():
+            (source / name).rename(target / name)
 
 
 def _begun_with(folder: Path) -> dict[str, Any] | None:

@@ -5,7 +5,13 @@ import pytest
 
 from elias.config import EliasConfig
 from elias.errors import RunError
-from elias.training.tracking import open_run
+from elias.training.tracking import (
+    CONFIG_FILE,
+    LOG_FILE,
+    METRICS_FILE,
+    MODEL_FOLDER,
+    open_run,
+)
 
 CONFIG = EliasConfig()
 
@@ -78,3 +84,33 @@ def test_without_a_folder_nothing_is_written(tmp_path, monkeypatch):
     begin(None, epochs=1)
 
     assert names(tmp_path) == set()
+
+
+def test_a_replaced_run_comes_back_when_the_new_one_fails_before_its_first_epoch(tmp_path):
+    with open_run(tmp_path / "run", EliasConfig(), overwrite=False) as run:
+        run.record("epoch", epoch=1)
+    (tmp_path / "run" / MODEL_FOLDER).mkdir()
+    before = (tmp_path / "run" / METRICS_FILE).read_text()
+
+    with (
+        pytest.raises(RuntimeError, match="no encoder"),
+        open_run(tmp_path / "run", EliasConfig(seed=1), overwrite=True),
+    ):
+        raise RuntimeError("no encoder")
+
+    names = sorted(path.name for path in (tmp_path / "run").iterdir())
+    assert names == sorted([CONFIG_FILE, LOG_FILE, METRICS_FILE, MODEL_FOLDER])
+    assert (tmp_path / "run" / METRICS_FILE).read_text() == before
+
+
+def test_a_replaced_run_is_gone_once_the_new_one_has_trained(tmp_path):
+    with open_run(tmp_path / "run", EliasConfig(), overwrite=False) as run:
+        run.record("epoch", epoch=1)
+    (tmp_path / "run" / MODEL_FOLDER).mkdir()
+
+    with open_run(tmp_path / "run", EliasConfig(seed=1), overwrite=True) as run:
+        run.record("epoch", epoch=7)
+
+    assert "7" in (tmp_path / "run" / METRICS_FILE).read_text()
+    assert not (tmp_path / "run" / MODEL_FOLDER).exists()
+    assert not (tmp_path / "run" / ".replaced").exists()
