@@ -76,6 +76,11 @@ def test_a_file_may_be_one_json_list(tmp_path):
         ("b, a", ["a", "b"]),
         ('["b, c", "a"]', ["a", "b, c"]),
         ("['b, c', 'a']", ["a", "b, c"]),
+        ("('b, c', 'a')", ["a", "b, c"]),
+        ("{'b, c', 'a'}", ["a", "b, c"]),
+        ("('b, c',)", ["b, c"]),
+        ("""["b' 'c", "a"]""", ["a", "b' 'c"]),
+        ("(R)-carvone (natural)", ["(R)-carvone (natural)"]),
         ("10 9", ["9", "10"]),
         ("new york", ["new york"]),
     ],
@@ -265,16 +270,49 @@ def test_nuls_and_lone_surrogates_are_replaced_and_noted(tmp_path):
     assert "1 texts" in corpus.notes["mended"]
 
 
-def test_cells_that_are_not_all_lists_are_plain_strings(tmp_path):
-    path = write(tmp_path / "a.csv", "text,labels\na,[1]\nb,[oops\n")
+@pytest.mark.parametrize("cell", ["['a b', 'c']", '["a b", "c"]', "('a b', 'c')"])
+def test_one_list_makes_every_other_cell_a_list_or_one_label(tmp_path, cell):
+    quoted = cell.replace('"', '""')
+    rows = [f't,"{quoted}"'] * 29 + ["t,c", 't,"d, e"', "t,"]
+    path = write(tmp_path / "a.csv", "text,labels\n" + "\n".join(rows) + "\n")
 
-    assert load_all(path).label_names == ["[1]", "[oops"]
+    corpus = load_all(path)
+
+    assert corpus.label_names == ["a b", "c", "d, e"]
+    assert labels_of(corpus)[-3:] == [["c"], ["d, e"], []]
+
+
+@pytest.mark.parametrize(
+    "cell",
+    ["['a b' 'c']", "['a b'\n 'c']", "[1 2 3]", "[a, b]", "(a)", "{a,b}", "{'a': 1}", "('a')"],
+)
+@pytest.mark.parametrize("other", ["c", "['a', 'b']"])
+def test_a_cell_that_only_looks_like_a_list_is_refused(tmp_path, cell, other):
+    path = write(tmp_path / "a.csv", f'text,labels\nt,"{other}"\nt,"{cell}"\n')
+    line = 3 + cell.count("\n")
+
+    with pytest.raises(DataError) as caught:
+        load_all(path)
+
+    message = str(caught.value)
+    assert message.startswith(f"{path}:{line}: ")
+    assert message.endswith("write a JSON list, or pass separator=")
+
+
+def test_a_given_separator_leaves_brackets_alone(tmp_path):
+    path = write(tmp_path / "a.csv", "text,labels\na,[1]\nb,[oops]|(c)\n")
+
+    assert load_all(path, separator="|").label_names == ["(c)", "[1]", "[oops]"]
+    assert load_all(path, separator="").label_names == ["[1]", "[oops]|(c)"]
 
 
 def test_numbers_of_any_length_and_lists_of_any_depth_do_no_harm(tmp_path):
-    path = write(tmp_path / "a.csv", f"text,labels\na,{'9' * 5000}\nb,{'[' * 5000}{']' * 5000}\n")
+    long = write(tmp_path / "long.csv", f"text,labels\na,{'9' * 5000}\nb,x\n")
+    deep = write(tmp_path / "deep.csv", f"text,labels\nb,{'[' * 5000}{']' * 5000}\n")
 
-    assert len(load_all(path).label_names) == 2
+    assert len(load_all(long).label_names) == 2
+    with pytest.raises(DataError, match=r"deep\.csv:2: .* looks like a list"):
+        load_all(deep)
 
 
 BROKEN = {

@@ -33,6 +33,9 @@ if TYPE_CHECKING:
 _WHOLE = re.compile(r"0|[1-9][0-9]{0,17}")
 _ID = re.compile(r"0|[1-9][0-9]{0,7}")
 """An id that labels can be counted by, when it comes without a file of names."""
+_BRACKETS = {"[": "]", "(": ")", "{": "}"}
+_NO_COMMA = re.compile(r"""['"]\s+['"]""")
+_TWO_PAIRS = re.compile(r"\([^()]*\).*\(.*\)", re.DOTALL)
 _STRONG = ("|", ";", "\t")
 _STRONG_SHARE = 0.05
 """A ``|``, ``;`` or tab in this share of the cells separates, whatever the commas do."""
@@ -60,16 +63,17 @@ class LabelIds:
     names: list[str]
 
 
-def detect_separator(cells: Sequence[object]) -> str | None:
-    r"""Return what separates the labels in string cells; None for JSON lists.
+def detect_separator(cells: Sequence[object], locate: Locate) -> str | None:
+    r"""Return what separates the labels in string cells; None where cells hold lists.
 
-    ``|``, ``;`` or tab win where they stand in a fair share of the cells (names often hold
+    One cell that is a list, as JSON or Python write it, makes every cell a list or one label.
+    Else ``|``, ``;`` or tab win where they stand in a fair share of the cells (names often hold
     commas); else a comma; else white space between whole numbers; else nothing (an empty string).
     """
     texts = [cell for cell in cells if isinstance(cell, str) and cell.strip()]
     if not texts:
         return ""
-    if all(_parse_list(text) is not None for text in texts):
+    if _first_is_list(cells, locate):
         return None
     found = {mark: sum(mark in text for text in texts) for mark in (*_STRONG, ",")}
     best = max(_STRONG, key=lambda mark: found[mark])
@@ -83,6 +87,16 @@ def detect_separator(cells: Sequence[object]) -> str | None:
     return " " if numbers and any(" " in text.strip() for text in texts) else ""
 
 
+def _first_is_list(cells: Sequence[object], locate: Locate) -> bool:
+    """Say whether a cell looks like a list; the first that does must be one."""
+    for row, cell in enumerate(cells):
+        if isinstance(cell, str) and _looks_like_list(cell):
+            if _parse_list(cell) is None:
+                raise _not_a_list(row, cell, locate)
+            return True
+    return False
+
+
 def split_cells(
     cells: Sequence[object], separator: str | None, locate: Locate, *, keep_empty: bool = False
 ) -> LabelLists:
@@ -90,7 +104,7 @@ def split_cells(
 
     Args:
         cells: lists, strings, whole numbers, or None for no label.
-        separator: what separates labels in a string; None when strings hold JSON lists.
+        separator: what separates labels in a string; None when strings hold lists, or one label.
         locate: makes the error for a row.
         keep_empty: whether an empty string in a list is a label too.
     """
@@ -118,27 +132,46 @@ def _items(cell: object, row: int, locate: Locate) -> Sequence[object]:
         return []
     if isinstance(cell, str):
         items = _parse_list(cell)
-        if items is None:
-            raise locate(row, f"{cell[:60]!r} is not a JSON list of labels, as the other cells are")
-        return items
+        if items is None and _looks_like_list(cell):
+            raise _not_a_list(row, cell, locate)
+        return [cell.strip()] if items is None else items
     return cell if isinstance(cell, list | tuple) else [cell]
 
 
-def _parse_list(cell: str) -> list[Any] | None:
-    """Return the JSON (or Python) list in a cell, or None."""
+def _looks_like_list(cell: str) -> bool:
     text = cell.strip()
-    if not (text.startswith("[") and text.endswith("]")):
+    if _BRACKETS.get(text[:1]) != text[-1:]:
+        return False
+    # a name may begin and end with parentheses that are no pair: (R)-carvone (natural)
+    return text[0] != "(" or not _TWO_PAIRS.fullmatch(text) or _parse_list(text) is not None
+
+
+def _not_a_list(row: int, cell: str, locate: Locate) -> DataError:
+    remedy = "write a JSON list, or pass separator="
+    return locate(row, f"{cell[:60]!r} looks like a list of labels but is not one; {remedy}")
+
+
+def _parse_list(cell: str) -> list[Any] | None:
+    """Return the JSON list, or the Python list, tuple or set, in a cell; or None."""
+    text = cell.strip()
+    if _BRACKETS.get(text[:1]) != text[-1:]:
         return None
     try:
-        return list(json.loads(text))
+        if text[0] == "[":
+            return list(json.loads(text))
     except RecursionError:
         return None
     except ValueError:
         pass
+    if _NO_COMMA.search(text):  # NumPy's spelling, in which Python would join the strings
+        return None
+    if text[0] == "{":  # as a list, a set keeps its order and a dict is none
+        text = f"[{text[1:-1]}]"
     try:
-        return list(ast.literal_eval(text))  # what pandas writes for a column of lists
+        found = ast.literal_eval(text)  # what pandas writes for a column of lists
     except (ValueError, SyntaxError, TypeError, MemoryError, RecursionError):
         return None
+    return list(found) if isinstance(found, list | tuple) else None
 
 
 def _name_of(item: object, row: int, locate: Locate) -> str:

@@ -140,9 +140,19 @@ def _join(lists: Sequence[list[Any]], *, plain: bool) -> list[str]:
     """Return lists as cells: joined where reading them back gives the same lists, else JSON."""
     if plain:
         joined = [_SEPARATOR.join(row) for row in lists]
-        found = detect_separator(joined)
-        if found == _SEPARATOR or (found == "" and all(len(row) < 2 for row in lists)):
-            back = split_cells(joined, found, lambda _, problem: DataError(problem))
-            if back.values == list(chain.from_iterable(lists)):
-                return joined
+        if _reads_back(joined, lists):
+            return joined
     return [json.dumps(row, ensure_ascii=False) for row in lists]
+
+
+def _reads_back(joined: Sequence[str], lists: Sequence[list[Any]]) -> bool:
+    def refuse(_: int, problem: str) -> DataError:
+        return DataError(problem)
+
+    try:
+        found = detect_separator(joined, refuse)
+        if found != _SEPARATOR and (found != "" or any(len(row) > 1 for row in lists)):
+            return False
+        return split_cells(joined, found, refuse).values == list(chain.from_iterable(lists))
+    except DataError:  # a name that looks like a list
+        return False

@@ -134,7 +134,7 @@ def _labels(
     column = rows.column(picked.labels)
     separator = options.separator
     if separator is None:
-        separator = label_cells.detect_separator(column)
+        separator = label_cells.detect_separator(column, rows.error)
     has_ids = picked.ids is not None
     lists = label_cells.split_cells(column, separator, rows.error, keep_empty=has_ids)
     found = _number(rows, lists, picked, source)
@@ -153,7 +153,7 @@ def _number(
 ) -> label_cells.LabelIds:
     if picked.ids is not None:
         column = rows.column(picked.ids)
-        separator = label_cells.detect_separator(column)
+        separator = label_cells.detect_separator(column, rows.error)
         id_lists = label_cells.split_cells(column, separator, rows.error)
         return label_cells.pair_ids(lists, id_lists, rows.error)
     names_file = find_names(source) if source.is_dir() else None
