@@ -117,3 +117,29 @@ def test_the_encoder_is_described_as_the_given_models_whatever_was_configured(
     texts = corpus.test.texts
     assert again.config.encoder == model.config.encoder
     assert saved.predict(texts).ids.tolist() == again.predict(texts).ids.tolist()
+
+
+def test_all_stages_go_on_with_everything_the_given_model_has_learned(corpus, model):
+    config = replace(CONFIG, stages=tuple(still(stage) for stage in CONFIG.stages))
+
+    again = train(config, corpus, device="cpu", init_from=model)
+
+    after = weights(again)
+    assert all(torch.equal(value, after[name]) for name, value in weights(model).items())
+
+
+def test_a_model_with_the_fixed_graph_keeps_its_clusters_and_classifiers(corpus):
+    config = replace(CONFIG, stages=CONFIG.stages[:1])
+    first = train(config, corpus, device="cpu")
+
+    again = train(
+        replace(config, stages=(still(config.stages[0]),)), corpus, device="cpu", init_from=first
+    )
+
+    after = weights(again)
+    assert all(torch.equal(value, after[name]) for name, value in weights(first).items())
+
+
+def test_holding_out_more_than_half_of_the_points_is_refused(corpus):
+    with pytest.raises(ConfigError, match=r"eval.validation_size is 300.*400 training points"):
+        train(CONFIG.override({"eval.validation_size": 300}), corpus, device="cpu")

@@ -89,11 +89,6 @@ def pairs_of(labels, p, n_labels):
     return [[pair for pair in zip(*row, strict=True) if pair[0] < n_labels] for row in rows]
 
 
-def room_for_saturated(beam_size, model):
-    """At most α clusters score 1; a beam without room for them all cuts between equal ones."""
-    return max(beam_size, int(model.alpha))
-
-
 def assert_same_ranking(found, expected):
     for row, slow in zip(found, expected, strict=True):
         assert [label for label, _ in row] == [label for label, _ in slow]
@@ -106,7 +101,6 @@ def assert_same_ranking(found, expected):
 def test_the_ranking_is_that_of_the_slow_reference(case, beam_size, shortlist_size, k):
     model = make_model(**case)
     embedding = model.encoder.vectors.detach()
-    beam_size = room_for_saturated(beam_size, model)
 
     found = model.rank(embedding, SearchSizes(beam_size, shortlist_size), k)
 
@@ -149,7 +143,7 @@ def test_losses_and_all_gradients_are_those_of_the_slow_reference(
     parents = parents_of(model, positives)
     if not forcing:
         parents = torch.full_like(parents, model.graph.n_clusters)
-    beam_size = room_for_saturated(beam_size, model) + positives.shape[1]
+    beam_size = beam_size + positives.shape[1]
 
     found = model.losses(
         batch_of(len(positives)),
@@ -252,7 +246,7 @@ def test_blocked_labels_never_appear_and_their_places_go_to_others(case, shortli
 def test_permuting_the_labels_permutes_the_predictions(case):
     model = make_model(**case)
     embedding = model.encoder.vectors.detach()
-    sizes = SearchSizes(room_for_saturated(2, model), model.n_labels)
+    sizes = SearchSizes(2, model.n_labels)
     renamed = torch.randperm(
         model.n_labels, generator=torch.Generator().manual_seed(case["seed"])
     )  # old id → new id

@@ -105,7 +105,8 @@ def test_an_unknown_key_near_nothing_lists_the_known_ones():
         ({"seed": "one"}, "seed must be a whole number, not 'one'"),
         ({"seed": True}, "seed must be a whole number, not True"),
         ({"seed": 1.5}, "seed must be a whole number, not 1.5"),
-        ({"seed": -1}, "seed must be >= 0, not -1"),
+        ({"seed": -1}, "seed must be >= 0 and below 2^32, not -1"),
+        ({"seed": 2**32}, "seed must be >= 0 and below 2^32, not 4294967296"),
         ({"index": {"alpha": "x"}}, "index.alpha must be a number, not 'x'"),
         ({"index": {"alpha": 0.5}}, "index.alpha must be >= 1, not 0.5"),
         ({"index": 3}, "index must be a table of keys, not 3"),
@@ -288,10 +289,3 @@ def test_a_stage_given_in_part_takes_the_other_values_from_the_defaults():
     config = EliasConfig.from_dict({"stages": [{"name": "only", "epochs": 3}]})
 
     assert config.stages == (StageConfig(name="only", epochs=3),)
-
-
-def test_holding_out_more_than_half_of_the_points_is_refused():
-    config = EliasConfig().override({"eval.validation_size": 300})
-
-    with pytest.raises(ConfigError, match=r"eval.validation_size is 300.*400 training points"):
-        config.resolve(n_points=400, n_labels=50)

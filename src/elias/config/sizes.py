@@ -41,11 +41,6 @@ def derive(config: EliasConfig, n_points: int, n_labels: int) -> EliasConfig:
     held_out = config.eval.validation_size
     if held_out is None:
         held_out = validation_size(n_points)
-    if 2 * held_out > n_points:
-        raise ConfigError(
-            f"eval.validation_size is {held_out}, more than half of the {n_points} training "
-            "points; lower it, or set it to none to have it derived"
-        )
     return replace(config, index=index, eval=replace(config.eval, validation_size=held_out))
 
 

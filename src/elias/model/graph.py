@@ -56,6 +56,14 @@ class LabelGraph(nn.Module):
         shares = math.log(self.beta) + logits.log_softmax(dim=-1)
         return shares.masked_fill(empty, -math.inf)
 
+    def partition(self) -> Int[Tensor, " L"]:
+        """Return each label's cluster, where the graph is the fixed partition of stage 1."""
+        clusters = torch.arange(self.n_clusters, device=self.edge_labels.device).unsqueeze(1)
+        kept = self.edge_labels < self.n_labels
+        assignment = torch.zeros(self.n_labels, dtype=torch.int64, device=kept.device)
+        assignment[self.edge_labels[kept]] = clusters.expand_as(kept)[kept]
+        return assignment
+
     @torch.no_grad()
     def strongest_parents(self) -> Int[Tensor, " L"]:
         """Return the cluster whose edge to each label scores highest; C for a label without any.

@@ -56,7 +56,8 @@ def train(
             done, ``model/``.
         device: ``auto`` takes a GPU if there is one.
         init_from: A model to start from; it stays as it is. Its encoder is taken, with its sizes
-            and its vocabulary or tokenizer, and its classifiers if the labels are its own.
+            and its vocabulary or tokenizer. If the labels are its own, so are its clusters and
+            classifiers, and a learned graph goes on from the first stage that learns one.
         overwrite: Replace what a former run left in ``out``.
 
     Example:
@@ -78,7 +79,7 @@ def train(
     with (
         threads_shared(),
         open_run(folder, config, overwrite=overwrite) as run,
-        memory_explained("stages"),
+        memory_explained("training"),
     ):
         model = _Training(config, corpus, run, pick_device(device), init_from).run_all()
         if run.model_folder is not None:
@@ -256,7 +257,12 @@ def validation_split(corpus: Corpus, config: EliasConfig) -> tuple[Split, Split 
     if size == 0:
         return corpus.train, None
     train = corpus.train
-    train_rows, held_rows = hold_out(train.labels, min(size, len(train)), config.seed)
+    if 2 * size > len(train):
+        raise ConfigError(
+            f"eval.validation_size is {size}, more than half of the {len(train)} training "
+            "points; lower it, or set it to none to have it derived"
+        )
+    train_rows, held_rows = hold_out(train.labels, size, config.seed)
     if len(held_rows) == 0:
         logger.warning("no point can be held out: each has a label found nowhere else")
         return train, None

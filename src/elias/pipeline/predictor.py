@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -9,16 +10,21 @@ import numpy as np
 import torch
 from scipy.sparse import csr_matrix, issparse
 
-from elias.errors import DataError, nearest
+from elias.errors import DataError, ModelError, nearest
 from elias.metrics import evaluate
 from elias.model.card import model_card
 from elias.model.elias import EliasModel, SearchSizes
-from elias.model.inference import BATCH_SIZE, rank_all
+from elias.model.inference import BATCH_SIZE, Ranked, rank_all
 from elias.model.pretrained import load_model, save_model
 from elias.pipeline.inputs import cached_tokens, feature_tokens
-from elias.pipeline.resources import memory_explained, pick_device, threads_shared
+from elias.pipeline.resources import (
+    is_out_of_memory,
+    memory_explained,
+    pick_device,
+    threads_shared,
+)
 from elias.predictions import Predictions
-from elias.training.tracking import MODEL_FOLDER
+from elias.training.tracking import METRICS_FILE, MODEL_FOLDER
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -27,6 +33,8 @@ if TYPE_CHECKING:
     from elias.data.corpus import Corpus, Split
     from elias.data.tokens import Tokens
     from elias.metrics import Metrics
+
+logger = logging.getLogger(__name__)
 
 EVALUATED = 100  # labels ranked for metrics, as far as R@100 looks
 
@@ -112,22 +120,23 @@ class Elias:
         Args:
             texts: A list of texts; for a model trained on features, their CSR matrix.
             top_k: Labels per text; fewer come back where a search reaches fewer.
-            batch_size: Texts at a time; the answer does not depend on it.
+            batch_size: Texts at a time, fewer where memory runs out; but for rounding, the answer
+                does not depend on it.
             only: Ids or names of the labels to choose among; all clusters are searched for them.
             without: Ids or names of labels to keep off.
 
         Raises:
             DataError: If a text is no string, or a label is not known.
         """
-        if top_k < 1:
-            raise DataError(f"top_k must be >= 1, not {top_k}")
+        for name, value in (("top_k", top_k), ("batch_size", batch_size)):
+            if not isinstance(value, int) or value < 1:
+                raise DataError(f"{name} must be a whole number >= 1, not {value!r}")
         tokens = self._tokens(texts)
         sizes = self.sizes
         blocked = self._blocked(only, without)
         if only is not None:
             sizes = SearchSizes(self.model.graph.n_clusters, sizes.shortlist_size)
-        with memory_explained("batch_size"):
-            return self._rank(tokens, top_k, sizes, batch_size=batch_size, blocked=blocked)
+        return self._rank(tokens, top_k, sizes, batch_size=batch_size, blocked=blocked)
 
     def _rank(
         self,
@@ -138,19 +147,33 @@ class Elias:
         batch_size: int = BATCH_SIZE,
         blocked: torch.Tensor | None = None,
     ) -> Predictions:
-        with threads_shared():
-            ranked = rank_all(
-                self.model,
-                tokens,
-                sizes or self.sizes,
-                top_k,
-                batch_size=batch_size,
-                blocked=blocked,
-            )
+        sizes = sizes or self.sizes
+        with threads_shared(), memory_explained("predicting"):
+            ranked = self._rank_in_halves(tokens, top_k, sizes, batch_size, blocked)
         scores = np.where(ranked.ids < self.n_labels, ranked.scores, -np.inf).astype(np.float32)
         return Predictions(
             ids=ranked.ids, scores=scores, n_labels=self.n_labels, label_names=self.label_names
         )
+
+    def _rank_in_halves(
+        self,
+        tokens: Tokens,
+        top_k: int,
+        sizes: SearchSizes,
+        batch_size: int,
+        blocked: torch.Tensor | None,
+    ) -> Ranked:
+        """Rank, with half the texts at a time whenever memory does not hold them."""
+        while True:
+            try:
+                return rank_all(
+                    self.model, tokens, sizes, top_k, batch_size=batch_size, blocked=blocked
+                )
+            except (MemoryError, RuntimeError) as error:
+                if batch_size == 1 or not is_out_of_memory(error):
+                    raise
+                batch_size //= 2
+                logger.warning("out of memory: going on with %d texts at a time", batch_size)
 
     def predict_split(
         self, split: Split, *, top_k: int = EVALUATED, tokens: Tokens | None = None
@@ -211,6 +234,11 @@ class Elias:
         folder = Path(folder)
         if not (folder / "model.safetensors").exists() and (folder / MODEL_FOLDER).is_dir():
             folder = folder / MODEL_FOLDER
+        elif (folder / METRICS_FILE).exists():
+            raise ModelError(
+                f"{folder}: the run is not finished, so it has no model yet; "
+                "the same `elias train` command trains it again"
+            )
         loaded = load_model(folder, pick_device(device))
         return cls(loaded.model, loaded.config, loaded.label_names, dict(loaded.facts))
 

@@ -18,6 +18,19 @@ _TORCH_ON_CPU = "you tried to allocate"
 """What torch says, on every system, of memory that the CPU does not have."""
 
 
+_REMEDIES = {
+    "training": "Lower stages.*.batch_size, index.shortlist_size, encoder.max_length or "
+    "encoder.dim, or set encoder.gradient_checkpointing=true",
+    "predicting": "Not even one text at a time fits; use device cpu, or free memory",
+}
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Say whether numpy or torch failed for want of memory."""
+    known = isinstance(error, MemoryError | torch.OutOfMemoryError)
+    return known or (isinstance(error, RuntimeError) and _TORCH_ON_CPU in str(error))
+
+
 def pick_device(device: str) -> torch.device:
     """Return the device called so; ``auto`` is a GPU if there is one, else the CPU."""
     if device == "auto":
@@ -57,13 +70,7 @@ def memory_explained(what: str) -> Iterator[None]:
     try:
         yield
     except (MemoryError, RuntimeError) as error:
-        known = isinstance(error, MemoryError | torch.OutOfMemoryError)
-        if not known and _TORCH_ON_CPU not in str(error):
+        if not is_out_of_memory(error):
             raise
-        remedy = {
-            "stages": "stages.*.batch_size, index.shortlist_size, encoder.max_length or "
-            "encoder.dim (or set encoder.gradient_checkpointing=true)",
-            "batch_size": "batch_size",
-        }[what]
-        first = str(error).partition("\n")[0] or "out of memory"
-        raise RunError(f"out of memory: {first} Lower {remedy}.") from error
+        first = str(error).partition("\n")[0].rstrip(".") or "no more is there"
+        raise RunError(f"out of memory: {first}. {_REMEDIES[what]}.") from error

@@ -49,12 +49,17 @@ class StageSequence:
     """Notes how long a step of this name takes."""
 
     def run(self, init_from: EliasModel | None = None) -> EliasModel:
-        """Train all stages in order, from scratch or from a model over the same labels."""
+        """Train all stages in order, from scratch or from a model over the same labels.
+
+        A model to start from goes on where it is: with its classifiers and clusters, and, if it
+        has learned a graph, from the first stage that learns one.
+        """
         first_encoder = {name: t.clone() for name, t in self.encoder.state_dict().items()}
         self.encoder.to(self.device)
         model = init_from
-        partition: NDArray[np.int64] | None = None
-        for position, stage in enumerate(self.config.stages):
+        partition = self._partition_of(init_from)
+        first = self._first_stage(init_from)
+        for position, stage in list(enumerate(self.config.stages))[first:]:
             if stage.learn_graph:
                 model = self._learned(model, partition, stage, position)
             else:
@@ -64,13 +69,33 @@ class StageSequence:
                         partition = self._partition(stage.cluster_with_encoder)
                 if not stage.keep_encoder:
                     self.encoder.load_state_dict(first_encoder)
-                model = self._fixed(model, partition, stage, fresh)
+                keep_labels = stage.keep_labels or model is init_from
+                model = self._fixed(model, partition, stage, fresh, keep_labels=keep_labels)
             model.to(self.device)
             with self.timed(stage.name):
                 best_epoch = self._loop(model, stage, position).run()
             self.report_stage(stage, model, best_epoch)
         assert model is not None
         return model
+
+    def _first_stage(self, init_from: EliasModel | None) -> int:
+        """Return the position of the stage to begin with."""
+        if init_from is None or not init_from.graph.learned:
+            return 0
+        learning = [i for i, stage in enumerate(self.config.stages) if stage.learn_graph]
+        if not learning or learning[0] == 0:
+            return 0
+        left_out = ", ".join(stage.name for stage in self.config.stages[: learning[0]])
+        logger.info("the model to start from has learned its graph: %s is left out", left_out)
+        return learning[0]
+
+    def _partition_of(self, model: EliasModel | None) -> NDArray[np.int64] | None:
+        """Return the fixed partition of a model to start from, if it has one of the right size."""
+        if model is None or model.graph.learned:
+            return None
+        if model.graph.n_clusters != self.config.index.n_clusters:
+            return None
+        return model.graph.partition().cpu().numpy()
 
     def _learned(
         self,
@@ -114,6 +139,8 @@ class StageSequence:
         partition: NDArray[np.int64],
         stage: StageConfig,
         fresh_clusters: bool,
+        *,
+        keep_labels: bool,
     ) -> EliasModel:
         """Return a model on the partition, with what the stage keeps of the one before."""
         index = self.config.index
@@ -125,7 +152,7 @@ class StageSequence:
         self._start(model, stage, partition)
         if before is not None and not fresh_clusters:
             model.clusters = before.clusters
-        if before is not None and stage.keep_labels:
+        if before is not None and keep_labels:
             model.labels = before.labels
         return model
 

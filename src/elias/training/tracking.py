@@ -66,8 +66,8 @@ class Run:
 def open_run(folder: Path | None, config: EliasConfig, *, overwrite: bool) -> Iterator[Run]:
     """Begin a run in ``folder`` and log to it; refuse to spoil another one there.
 
-    A run that fails before its first epoch leaves nothing behind, and the one it was to replace
-    comes back.
+    A run that fails before its first epoch leaves nothing behind. A finished run that was to be
+    replaced comes back unless the new one is finished too.
     """
     if folder is None:
         yield Run()
@@ -81,7 +81,8 @@ def open_run(folder: Path | None, config: EliasConfig, *, overwrite: bool) -> It
         with _logged(folder / LOG_FILE):
             yield run
     except BaseException:
-        if not run.has_trained:
+        replaced = (folder / _REPLACED / MODEL_FOLDER).exists()
+        if replaced or not run.has_trained:
             _take_back(folder, made)
             _move(folder / _REPLACED, folder)
         raise
@@ -119,6 +120,9 @@ def _make_room(folder: Path, config: EliasConfig, *, overwrite: bool) -> None:
     """Check that a run may begin in ``folder``; with ``overwrite``, put the old one aside."""
     if folder.exists() and not folder.is_dir():
         raise RunError(f"{folder}: is a file; give another --out")
+    if (folder / _REPLACED / MODEL_FOLDER).exists() and not (folder / MODEL_FOLDER).exists():
+        _take_back(folder, [])  # a run that was to replace this one was killed
+        _move(folder / _REPLACED, folder)
     held = [name for name in (*_OURS, MODEL_FOLDER) if (folder / name).exists()]
     if not held:
         return
@@ -131,7 +135,7 @@ def _make_room(folder: Path, config: EliasConfig, *, overwrite: bool) -> None:
                 "use --overwrite or another --out"
             )
         logger.info("%s: an unfinished run of this configuration starts over", folder)
-    shutil.rmtree(folder / _REPLACED, ignore_errors=True)  # of a run that was killed
+    shutil.rmtree(folder / _REPLACED, ignore_errors=True)
     (folder / _REPLACED).mkdir()
     _move(folder, folder / _REPLACED)
 

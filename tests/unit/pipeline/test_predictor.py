@@ -9,10 +9,11 @@ import torch
 from elias import Elias, EliasConfig
 from elias.config import EncoderConfig, IndexConfig
 from elias.data.features import Featurizer
-from elias.errors import DataError
+from elias.errors import DataError, ModelError, RunError
 from elias.model.elias import EliasModel
 from elias.model.encoder import BagEncoder
 from elias.model.graph import LabelGraph, partition_edges
+from elias.model.inference import rank_all
 
 TEXTS = ["red cod", "blue cod", "red tape"]
 NAMES = [*(f"label {i}" for i in range(38)), "twin", "twin"]
@@ -126,3 +127,44 @@ def test_what_is_no_list_of_texts_is_refused(model, texts, problem):
 
 def test_no_texts_give_no_rankings(model):
     assert len(model.predict([])) == 0
+
+
+def test_memory_that_runs_out_halves_the_batch(model, monkeypatch):
+    sizes = []
+
+    def scarce(*args, batch_size, **kwargs):
+        sizes.append(batch_size)
+        if batch_size > 2:
+            raise torch.OutOfMemoryError("CUDA out of memory")
+        return rank_all(*args, batch_size=batch_size, **kwargs)
+
+    monkeypatch.setattr("elias.pipeline.predictor.rank_all", scarce)
+
+    predictions = model.predict(["a", "b", "c"], top_k=3, batch_size=8)
+
+    assert sizes == [8, 4, 2]
+    assert len(predictions) == 3
+
+
+def test_memory_that_does_not_hold_one_text_is_an_error_that_says_so(model, monkeypatch):
+    def none_left(*_, **__):
+        raise MemoryError
+
+    monkeypatch.setattr("elias.pipeline.predictor.rank_all", none_left)
+
+    with pytest.raises(RunError, match="Not even one text"):
+        model.predict(["a"])
+
+
+@pytest.mark.parametrize(("name", "value"), [("top_k", 0), ("top_k", 2.5), ("batch_size", 0)])
+def test_sizes_must_be_whole_and_positive(model, name, value):
+    with pytest.raises(DataError, match=f"{name} must be a whole number"):
+        model.predict(["a"], **{name: value})
+
+
+def test_an_unfinished_run_is_called_so(tmp_path):
+    (tmp_path / "config.json").write_text("{}")
+    (tmp_path / "metrics.jsonl").write_text("")
+
+    with pytest.raises(ModelError, match="not finished"):
+        Elias.from_pretrained(tmp_path)

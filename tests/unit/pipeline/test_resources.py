@@ -83,7 +83,7 @@ def test_the_number_of_threads_comes_back_after_an_error(threads):
 )
 @pytest.mark.parametrize(
     ("what", "remedy"),
-    [("stages", "stages.*.batch_size"), ("batch_size", "Lower batch_size.")],
+    [("training", "stages.*.batch_size"), ("predicting", "one text")],
 )
 def test_running_out_of_memory_says_what_to_lower(error, what, remedy):
     with pytest.raises(RunError, match="out of memory") as caught, memory_explained(what):
@@ -95,17 +95,17 @@ def test_running_out_of_memory_says_what_to_lower(error, what, remedy):
 
 
 def test_torch_still_words_a_lack_of_memory_on_the_cpu_as_we_expect():
-    with pytest.raises(RunError, match="out of memory"), memory_explained("stages"):
+    with pytest.raises(RunError, match="out of memory"), memory_explained("training"):
         torch.empty(2**60, dtype=torch.uint8)
 
 
 def test_an_array_too_large_for_numpy_is_explained():
-    with pytest.raises(RunError, match="out of memory"), memory_explained("stages"):
+    with pytest.raises(RunError, match="out of memory"), memory_explained("training"):
         np.empty(2**60, dtype=np.uint8)
 
 
 def test_other_errors_pass_through():
-    with pytest.raises(RuntimeError, match="shapes"), memory_explained("stages"):
+    with pytest.raises(RuntimeError, match="shapes"), memory_explained("training"):
         raise RuntimeError("shapes do not match")
 
 

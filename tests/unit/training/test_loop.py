@@ -18,7 +18,13 @@ TEXTS = [f"{word} {other}" for word in ("cod", "tape", "ship") for other in ("re
 STAGE = StageConfig(epochs=6, batch_size=4, cluster_lr=0.05, label_lr=0.05)
 CONFIG = EliasConfig(
     index=IndexConfig(
-        n_clusters=3, edges_per_cluster=4, beam_size=2, shortlist_size=4, beta=2.0, alpha=1.5
+        n_clusters=3,
+        edges_per_cluster=4,
+        beam_size=2,
+        train_clusters=7,
+        shortlist_size=4,
+        beta=2.0,
+        alpha=1.5,
     ),
     stages=(STAGE,),
 )

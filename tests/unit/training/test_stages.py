@@ -14,7 +14,13 @@ from elias.training.stages import StageSequence
 
 N_LABELS = 12
 INDEX = IndexConfig(
-    n_clusters=4, edges_per_cluster=5, beam_size=2, shortlist_size=6, beta=3.0, alpha=2.0
+    n_clusters=4,
+    edges_per_cluster=5,
+    beam_size=2,
+    train_clusters=7,
+    shortlist_size=6,
+    beta=3.0,
+    alpha=2.0,
 )
 CLUSTER, FIXED, LEARNED = (
     StageConfig(name="clusters", epochs=1, batch_size=8),

@@ -114,3 +114,31 @@ def test_a_replaced_run_is_gone_once_the_new_one_has_trained(tmp_path):
     assert "7" in (tmp_path / "run" / METRICS_FILE).read_text()
     assert not (tmp_path / "run" / MODEL_FOLDER).exists()
     assert not (tmp_path / "run" / ".replaced").exists()
+
+
+def test_a_finished_run_comes_back_when_the_new_one_is_interrupted(tmp_path):
+    with open_run(tmp_path / "run", EliasConfig(), overwrite=False) as run:
+        run.record("epoch", epoch=1)
+    (tmp_path / "run" / MODEL_FOLDER).mkdir()
+
+    with pytest.raises(KeyboardInterrupt):
+        begin(tmp_path / "run", overwrite=True, epochs=8, error=KeyboardInterrupt())
+
+    assert (tmp_path / "run" / MODEL_FOLDER).is_dir()
+    assert "7" not in (tmp_path / "run" / METRICS_FILE).read_text()
+
+
+def test_a_finished_run_comes_back_after_the_new_one_was_killed(tmp_path):
+    run_folder, aside = tmp_path / "run", tmp_path / "run" / ".replaced"
+    (aside / MODEL_FOLDER).mkdir(parents=True)  # what kill -9 leaves
+    (aside / METRICS_FILE).write_text("old")
+    (run_folder / METRICS_FILE).write_text("new, unfinished")
+
+    with (
+        pytest.raises(RunError, match="holds a finished run"),
+        open_run(run_folder, EliasConfig(), overwrite=False),
+    ):
+        pass
+
+    assert (run_folder / MODEL_FOLDER).is_dir()
+    assert (run_folder / METRICS_FILE).read_text() == "old"
