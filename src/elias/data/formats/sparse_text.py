@@ -135,7 +135,7 @@ def _pairs(text: str) -> _Pairs | None:
     columns = numbers[0::2].astype(np.int64) if np.isfinite(numbers[0::2]).all() else None
     if len(numbers) != 2 * n_pairs or columns is None or (columns != numbers[0::2]).any():
         return None
-    return columns, numbers[1::2].astype(np.float32)
+    return columns, _single(numbers[1::2])
 
 
 def _odd_pairs(text: str) -> _Pairs:
@@ -146,7 +146,12 @@ def _odd_pairs(text: str) -> _Pairs:
         raise ValueError("not index:value pairs")
     columns = np.fromiter(map(int, flat[0::2]), np.int64, len(pairs))
     values = np.fromiter(map(float, flat[1::2]), np.float64, len(pairs))
-    return columns, values.astype(np.float32)
+    return columns, _single(values)
+
+
+def _single(values: NDArray[np.float64]) -> NDArray[np.float32]:
+    with np.errstate(over="ignore"):  # what is too large becomes inf, which is refused by its line
+        return values.astype(np.float32)
 
 
 def _broken_line(path: Path, lines: list[str], first: int, *, with_labels: bool) -> Exception:
@@ -183,6 +188,7 @@ def _matrix(path: Path, blocks: list[_Block], n_columns: int, what: str) -> csr_
     columns = np.concatenate([block.columns for block in blocks])
     values = np.concatenate([block.values for block in blocks])
     _check_range(path, columns, counts, n_columns, f"{what} id")
+    _check_finite(path, values, counts, what)
     return from_lists(counts, columns, n_columns, values)
 
 
@@ -191,9 +197,24 @@ def _check_range(
 ) -> None:
     wrong = np.flatnonzero((ids < 0) | (ids >= size))
     if len(wrong):
-        line = 2 + int(np.searchsorted(np.cumsum(counts), wrong[0], side="right"))
         limits = f"the first line allows 0 to {size - 1}"
-        raise bad(path, f"{what} {ids[wrong[0]]} is out of range; {limits}", line)
+        problem = f"{what} {ids[wrong[0]]} is out of range; {limits}"
+        raise bad(path, problem, _line_of(wrong[0], counts))
+
+
+def _check_finite(
+    path: Path, values: NDArray[np.float32], counts: NDArray[np.int64], what: str
+) -> None:
+    wrong = np.flatnonzero(~np.isfinite(values))
+    if len(wrong):
+        kind = "relevance" if what == "label" else what
+        problem = f"{values[wrong[0]]}: a {kind} value must be finite; mend or drop the entry"
+        raise bad(path, problem, _line_of(wrong[0], counts))
+
+
+def _line_of(entry: np.intp, counts: NDArray[np.int64]) -> int:
+    """Return the line that a flattened entry stands on; the first holds the sizes."""
+    return 2 + int(np.searchsorted(np.cumsum(counts), entry, side="right"))
 
 
 def _check_rows(path: Path, said: int, found: int) -> None:
