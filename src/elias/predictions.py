@@ -145,6 +145,11 @@ class Predictions:
         merged = _Entries(keys // first.n_labels, keys % first.n_labels, joined)
         return _from_entries(merged, (len(first), first.n_labels), k, first.label_names)
 
+    def __repr__(self) -> str:
+        """Return the sizes; the arrays may be large."""
+        n_points, k = self.ids.shape
+        return f"Predictions(n={n_points}, k={k}, n_labels={self.n_labels})"
+
     def __len__(self) -> int:
         """Return the number of points."""
         return len(self.ids)

@@ -54,6 +54,10 @@ def test_labels_without_names_go_by_their_ids():
     assert predictions[0].labels == ["3"]
 
 
+def test_predictions_show_their_sizes_only(predictions):
+    assert repr(predictions) == "Predictions(n=2, k=3, n_labels=4)"
+
+
 def test_predictions_have_a_length_and_can_be_walked(predictions):
     assert len(predictions) == 2
     assert [row.labels for row in predictions] == [["ant", "bee", "dog"], ["cat"]]
