@@ -1,8 +1,11 @@
 """What importing the package costs, and which way imports point."""
 
+import ast
+import re
 import subprocess
 import sys
-from importlib.util import find_spec
+import tomllib
+from importlib.metadata import packages_distributions
 from pathlib import Path
 
 import pytest
@@ -33,15 +36,41 @@ def test_the_lower_layers_do_not_import_torch(module):
     assert run(f"import elias.{module}; print('torch' in sys.modules)") == "False"
 
 
+def imported_names(path):
+    """Yield the top-level package of every absolute import in a file, lazy ones too."""
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf8"))):
+        if isinstance(node, ast.Import):
+            yield from (alias.name.partition(".")[0] for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and not node.level and node.module:
+            yield node.module.partition(".")[0]
+
+
+def plain(distribution):
+    return re.sub(r"[-_.]+", "-", distribution).lower()
+
+
+def test_what_is_imported_is_declared():
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf8"))["project"]
+    declared = {plain(re.split(r"[^\w.-]", need)[0]) for need in project["dependencies"]}
+    files = list((ROOT / "src" / "elias").rglob("*.py"))
+    imported = {name for path in files for name in imported_names(path)}
+    foreign = imported - set(sys.stdlib_module_names) - {"elias"}
+    homes = packages_distributions()
+
+    undeclared = {
+        name for name in foreign if not declared & {plain(home) for home in homes.get(name, [])}
+    }
+
+    assert {"torch", "numpy", "huggingface_hub"} <= foreign
+    assert not undeclared
+
+
 def test_public_names_are_listed():
     assert set(elias.__all__) <= set(dir(elias))
 
 
 @pytest.mark.parametrize("name", [name for name in elias.__all__ if name != "__version__"])
 def test_every_public_name_resolves(name):
-    if find_spec(elias._HOMES[name]) is None:
-        pytest.skip(f"{elias._HOMES[name]} is not there yet")
-
     assert getattr(elias, name).__name__ == name
 
 

@@ -4,7 +4,7 @@ import math
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 from scipy import sparse
 
@@ -63,6 +63,13 @@ def slow(points, weights, empty):
     return {name: slow_metric(kind, int(k), points, weights) for name, (kind, k) in parsed.items()}
 
 
+# one row of each kind: a full one, a short one, one without predictions, one without truth
+EVERY_KIND = [([3, 0, 7], [0, 7, 9]), ([5], [5, 2]), ([], [1]), ([4, 6], [])]
+RISING = [float(weight) for weight in range(1, N_LABELS + 1)]
+
+
+@example(points=EVERY_KIND, weights=RISING, empty="zero")
+@example(points=EVERY_KIND, weights=RISING, empty="drop")
 @given(points=POINTS, weights=WEIGHTS, empty=st.sampled_from(["zero", "drop"]))
 def test_fast_metrics_equal_slow_loops(points, weights, empty):
     predictions, truth = make(points)
