@@ -222,7 +222,7 @@ class EliasConfig:
     """
 
     seed: int = 0
-    """The seed of every random choice."""
+    """The seed of every random choice, below 2^32."""
     encoder: EncoderConfig = field(default_factory=EncoderConfig)
     index: IndexConfig = field(default_factory=IndexConfig)
     loss: LossConfig = field(default_factory=LossConfig)
@@ -231,7 +231,7 @@ class EliasConfig:
 
     def __post_init__(self) -> None:
         """Check what needs more than one value."""
-        _need(self.seed >= 0, f"seed must be >= 0, not {self.seed}")
+        _need(0 <= self.seed < 2**32, f"seed must be >= 0 and below 2^32, not {self.seed}")
         _need(bool(self.stages), "stages must not be empty")
         names = [stage.name for stage in self.stages]
         _need(len(set(names)) == len(names), f"stages must have different names, not {names}")
