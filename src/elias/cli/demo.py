@@ -11,6 +11,7 @@ import typer
 
 from elias import progress
 from elias.cli import tables, talk
+from elias.cli.failures import training
 from elias.cli.options import DeviceName, Overwrite, read_corpus
 from elias.cli.train import show_plan
 
@@ -52,7 +53,8 @@ def demo(
         show(out, model, corpus, {})
     else:
         show_plan(resolved, corpus)
-        model = train(config, corpus, out=out, device=device, overwrite=overwrite)
+        with training(out):
+            model = train(config, corpus, out=out, device=device, overwrite=overwrite)
         show(out, model, corpus, {"corpus": making})
         tables.print_out(f"All in {tables.seconds(time.monotonic() - begin)}")
     tables.print_out(_what_next(out, folder, corpus))

@@ -14,6 +14,7 @@ from elias.errors import EliasError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+    from pathlib import Path
 
 USER_MISTAKE = 2
 INTERRUPTED = 130
@@ -38,11 +39,20 @@ def explained() -> Iterator[None]:
             raise
         _tell(f"{error.filename}: {error.strerror}")
         raise typer.Exit(USER_MISTAKE) from error
-    except KeyboardInterrupt:
-        typer.echo(
-            "interrupted: nothing half-written is left; the same command starts over", err=True
-        )
+    except KeyboardInterrupt as interrupt:
+        typer.echo(": ".join(["interrupted", *map(str, interrupt.args)]), err=True)
         raise typer.Exit(INTERRUPTED) from None
+
+
+@contextmanager
+def training(run: Path | None) -> Iterator[None]:
+    """Have an interrupt say what it leaves of a training run."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        raise KeyboardInterrupt(
+            f"{run}/model was not written; the same command starts the run over"
+        ) from None
 
 
 def _tell(problem: str) -> None:

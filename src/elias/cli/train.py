@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from elias.cli import tables, talk
+from elias.cli.failures import training
 from elias.cli.models import config_rows
 from elias.cli.options import (
     DataPath,
@@ -73,7 +74,8 @@ def train(  # noqa: PLR0913 - each is an option of its own
         talk.note(f"parameters: {n_parameters(resolved, corpus, start):,}; nothing was written")
         typer.echo(json.dumps(resolved.to_dict(), indent=2, ensure_ascii=False))
         return
-    model = fit(resolved, corpus, out=out, device=device, init_from=start, overwrite=overwrite)
+    with training(out):
+        model = fit(resolved, corpus, out=out, device=device, init_from=start, overwrite=overwrite)
     show_stages(model)
     typer.echo(f"{out}/model")
 

@@ -1,10 +1,11 @@
 import logging
+from pathlib import Path
 
 import pytest
 import typer
 
 from elias.cli import talk
-from elias.cli.failures import explained
+from elias.cli.failures import explained, training
 from elias.errors import DataError
 
 
@@ -25,12 +26,20 @@ def test_what_the_user_can_mend_becomes_one_line_and_a_code(error, code, line, c
     assert capsys.readouterr() == ("", line)
 
 
-def test_an_interrupt_says_that_nothing_is_left(capsys):
+def test_an_interrupt_has_a_code_of_its_own(capsys):
     with pytest.raises(typer.Exit) as caught, explained():
         raise KeyboardInterrupt
 
     assert caught.value.exit_code == 130
-    assert capsys.readouterr().err.startswith("interrupted: nothing half-written is left")
+    assert capsys.readouterr().err == "interrupted\n"
+
+
+def test_an_interrupt_while_training_says_what_it_leaves(capsys):
+    with pytest.raises(typer.Exit), explained(), training(Path("runs/mine")):
+        raise KeyboardInterrupt
+
+    said = "runs/mine/model was not written; the same command starts the run over"
+    assert capsys.readouterr().err == f"interrupted: {said}\n"
 
 
 @pytest.mark.parametrize("error", [ValueError("boom"), OSError("no file named")])
