@@ -21,6 +21,8 @@ def read_tree(path: str | Path) -> dict[str, Any]:
     path = Path(path)
     try:
         text = path.read_text(encoding="utf8")
+    except FileNotFoundError:
+        raise ConfigError(f"{path}: no such file") from None
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"{path}: cannot be read: {error}") from error
     try:

@@ -237,13 +237,28 @@ def mean_pool(hidden: Float[Tensor, "B T D"], inside: Bool[Tensor, "B T"]) -> Fl
 def _resolve(model: str) -> str:
     """Return the folder or hub id a configured name stands for."""
     if model != MINILM:
-        return model
+        return _existing(model) if _is_path(model) else model
     package = find_spec(MINILM_PACKAGE)
     for place in (package and package.submodule_search_locations) or ():
         folder = Path(place) / "model"
         if (folder / CONFIG_FILE).is_file():
             return str(folder)
     return MINILM_HUB_ID
+
+
+def _is_path(model: str) -> bool:
+    """Say whether a name can only be a folder: a hub id is ``name`` or ``owner/name``."""
+    return model.startswith(("/", ".", "~")) or model.count("/") > 1 or "\\" in model
+
+
+def _existing(model: str) -> str:
+    folder = Path(model).expanduser()
+    if not folder.is_dir():
+        raise ModelError(
+            f"{model}: no such folder; set encoder.model to one that transformers saved, to a hub "
+            f"id, or to {MINILM}"
+        )
+    return str(folder)
 
 
 def _remedy(model: str, local: bool) -> str:

@@ -305,6 +305,18 @@ def test_a_name_that_is_nowhere_is_refused_with_a_remedy():
     assert "set encoder.model to a local folder" in refusal("nobody/nothing-such")
 
 
+@pytest.mark.parametrize("name", ["/nonexistent/folder", "./none", "~/none-such", "a/b/c"])
+def test_a_folder_that_is_not_there_is_refused_as_one(name):
+    assert refusal(name).startswith(f"{name}: no such folder; ")
+
+
+def test_a_folder_in_the_home_folder_is_found(tiny_bert, monkeypatch):
+    folder = Path(tiny_bert)
+    monkeypatch.setenv("HOME", str(folder.parent))
+
+    assert make_encoder(f"~/{folder.name}").dim > 0
+
+
 def test_minilm_without_its_package_names_the_extra(monkeypatch):
     monkeypatch.setattr(transformer, "MINILM_PACKAGE", "no_such_package")
     monkeypatch.setattr(transformer, "MINILM_HUB_ID", "nobody/nothing-such")
