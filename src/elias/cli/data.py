@@ -114,9 +114,13 @@ def convert(
 ) -> None:
     """Write a corpus in another format."""
     from elias.data import convert as write
+    from elias.errors import DataError
 
     corpus = read_corpus(source, text, labels, separator)
-    written = write(corpus, target, to, overwrite=overwrite)
+    try:
+        written = write(corpus, target, to, overwrite=overwrite)
+    except DataError as error:  # the library names its argument, the user typed an option
+        raise DataError(str(error).replace("overwrite=True", "--overwrite")) from error
     talk.note(f"written in {written.format} format")
     typer.echo(written.path)
 

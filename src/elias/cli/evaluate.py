@@ -74,7 +74,7 @@ def evaluate(  # noqa: PLR0913 - each is an option of its own
         write_csv(per_label, judged.by_label())
         talk.note(f"{per_label}: a row for each of {corpus.n_labels:,} labels")
     if as_json:
-        typer.echo(json.dumps(metrics))
+        typer.echo(json.dumps({name: round(value, 4) for name, value in metrics.items()}))
         return
     talk.note(f"{run} on the {len(corpus.split(split)):,} {split} points of {data}")
     tables.print_out(tables.metrics_table(metrics), "", judged.decile_line())
@@ -119,7 +119,8 @@ class Judgement:
         truth, frequencies = self.corpus.split(self.split).labels, self.corpus.label_frequencies()
         shares = recall_by_decile(self._allowed(), truth, frequencies, k=RECALL_KS[-1])
         shown = "  ".join(f"{share:.1f}" for share in shares)
-        return f"R@{RECALL_KS[-1]} by tenth of the labels, most frequent first:\n  {shown}"
+        title = f"share of R@{RECALL_KS[-1]} from each tenth of the labels, most frequent first:"
+        return f"{title}\n  {shown}"
 
     def _allowed(self) -> Predictions:
         filters = self.corpus.split(self.split).filters
@@ -187,5 +188,9 @@ def write_csv(path: Path, table: LabelTable) -> None:
             writer.writerow(first)
             writer.writerows(rows)
         temporary.replace(path)
+    except OSError as error:  # names the temporary file
+        from elias.errors import DataError
+
+        raise DataError(f"{path}: cannot be written ({error.strerror or error})") from None
     finally:
         temporary.unlink(missing_ok=True)

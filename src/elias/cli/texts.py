@@ -51,15 +51,13 @@ def chunks(items: Iterable[T], size: int) -> Iterator[list[T]]:
 
 
 def _stdin_lines() -> Iterator[str]:
+    from elias.data.formats.sources import not_utf8
+
     for number, raw in enumerate(sys.stdin.buffer, start=1):
         try:
             line = raw.decode("utf-8")
         except UnicodeDecodeError as error:
-            byte = raw[error.start]
-            raise DataError(
-                f"stdin:{number}: not UTF-8 (byte 0x{byte:02x}); convert it first, "
-                "e.g. with `iconv -f latin1 -t utf-8`"
-            ) from None
+            raise DataError(f"stdin:{number}: {not_utf8(error)}") from None
         if number == 1:
             line = line.removeprefix("\ufeff")
         yield line.rstrip("\n").rstrip("\r")

@@ -68,7 +68,7 @@ def convert(
     target = Path(dst).expanduser()
     chosen = _format_of(target, format)
     if target.exists() and not overwrite:
-        raise bad(target, "already exists; choose another name, or say overwrite")
+        raise bad(target, "already exists; choose another name, or pass overwrite=True")
     if target.is_dir() == (chosen in KINDS) and target.exists():
         raise bad(target, f"is in the way of the {chosen} format; remove it")
     clean = _encodable(corpus)

@@ -11,7 +11,7 @@ from elias.data.formats import lf, pecos, tabular, xmc
 from elias.data.formats.layout import SHORT, find, find_names, split_files
 from elias.data.formats.options import Reading, ReadOptions
 from elias.data.formats.pecos import looks_pecos
-from elias.data.formats.sources import bad, read_head, shown
+from elias.data.formats.sources import EMPTY, IS_UTF16, UTF16, bad, read_head, shown
 from elias.data.formats.sparse_text import looks_sparse
 from elias.data.formats.tables import column_names
 
@@ -100,7 +100,9 @@ def recognise_file(path: Path) -> str:
     """Return ``jsonl``, ``csv``, ``tsv``, ``parquet``, ``xmc`` or ``pecos``."""
     head = read_head(path)
     if not head.strip():
-        raise bad(path, "is empty")
+        raise bad(path, EMPTY)
+    if head.startswith(UTF16):
+        raise bad(path, IS_UTF16, 1)
     if head.startswith(b"PAR1"):
         return "parquet"
     for magic, what in _FOREIGN.items():

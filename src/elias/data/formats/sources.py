@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 import gzip
 import zlib
 from contextlib import contextmanager
@@ -15,6 +16,10 @@ if TYPE_CHECKING:
 
 _GZIP = b"\x1f\x8b"
 _BOM = "\ufeff"
+UTF16 = (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
+"""What a file in UTF-16 begins with."""
+IS_UTF16 = "save it as UTF-8 (it is UTF-16)"
+EMPTY = "is empty; give a file with a row for each text"
 _HEAD_BYTES = 1 << 16
 _MEND_BLOCK = 4096
 
@@ -76,7 +81,7 @@ def read_lines(path: Path) -> list[str]:
     try:
         text = data.decode("utf-8")
     except UnicodeDecodeError as error:
-        raise _not_utf8(path, error, data.count(b"\n", 0, error.start) + 1) from None
+        raise bad(path, not_utf8(error), data.count(b"\n", 0, error.start) + 1) from None
     del data
     lines = text.removeprefix(_BOM).split("\n")
     if lines[-1] == "":
@@ -91,17 +96,17 @@ def iter_lines(path: Path) -> Iterator[str]:
             try:
                 line = raw.decode("utf-8")
             except UnicodeDecodeError as error:
-                raise _not_utf8(path, error, number) from None
+                raise bad(path, not_utf8(error), number) from None
             yield line.removeprefix(_BOM) if number == 1 else line
 
 
-def _not_utf8(path: Path, error: UnicodeDecodeError, line: int) -> DataError:
-    byte = error.object[error.start]
-    return bad(
-        path,
-        f"not UTF-8 (byte 0x{byte:02x}); convert it first, "
-        "e.g. with `iconv -f latin1 -t utf-8`, or remove the line",
-        line,
+def not_utf8(error: UnicodeDecodeError) -> str:
+    """Return what is wrong with bytes that cannot be decoded, and the remedy."""
+    if error.object.startswith(UTF16):
+        return IS_UTF16
+    return (
+        f"not UTF-8 (byte 0x{error.object[error.start]:02x}); convert it first, "
+        "e.g. with `iconv -f latin1 -t utf-8`, or remove the line"
     )
 
 

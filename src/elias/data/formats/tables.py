@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from itertools import islice
 from typing import TYPE_CHECKING, Any
 
-from elias.data.formats.sources import bad, is_gzip, iter_lines, open_bytes, shown
+from elias.data.formats.sources import EMPTY, bad, is_gzip, iter_lines, open_bytes, shown
 from elias.errors import DataError
 
 if TYPE_CHECKING:
@@ -154,7 +154,7 @@ def _long_cells() -> Iterator[None]:
 def _header(path: Path, rows: Iterator[list[str]]) -> list[str]:
     header = next((row for row in rows if row), None)
     if header is None:
-        raise bad(path, "is empty")
+        raise bad(path, EMPTY)
     return [name.strip() for name in header]
 
 
