@@ -182,6 +182,13 @@ def test_csv_cells_join_names_by_a_bar_where_that_can_be_read_back(tmp_path, cor
     assert load_corpus(tmp_path / "b.csv").label_names == ["a", "b", "c|d"]
 
 
+@pytest.mark.parametrize("names", [["(a)", "b", "c"], ["[1]", "b", "c"], ["b", "c", "{'d'}"]])
+def test_names_that_look_like_lists_come_back_as_names(tmp_path, corpus, names):
+    convert(Corpus(train=corpus.train, label_names=names), tmp_path / "a.csv")
+
+    assert load_corpus(tmp_path / "a.csv").label_names == names
+
+
 def test_lone_surrogates_do_not_stop_a_write(tmp_path, corpus):
     odd = Split(labels=corpus.train.labels, texts=["\ud800", "b"])
 
