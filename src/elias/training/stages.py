@@ -197,7 +197,7 @@ class StageSequence:
         return model
 
     def _prior(self) -> float:
-        """Return the log of the share of relevant labels in a shortlist: where label biases start."""
+        """Return the log of the share of relevant labels in a shortlist: where biases start."""
         per_point = max(self.points.labels.nnz / max(len(self.points.tokens), 1), 1e-3)
         assert self.config.index.shortlist_size is not None
         return min(0.0, math.log(per_point / self.config.index.shortlist_size))
