@@ -51,16 +51,29 @@ def adamw_rows(
 def _adamw_compiled(
     weight: Tensor, state: RowState, touched: Tensor, gradient: Tensor, step: int, rates: AdamWRates
 ) -> None:
+    last_step = state.last_step.numpy()
+    rows = touched.numpy()
+    skipped = step - last_step[rows]
+    powers = np.arange(int(skipped.max(initial=0)) + 1)
+    keeps = (rates.beta1, rates.beta2, 1 - rates.lr * rates.decay)
+    numbers = (
+        rates.lr / (1 - rates.beta1**step),
+        rates.eps,
+        1 - rates.beta1,
+        1 - rates.beta2,
+        1 / (1 - rates.beta2**step),
+    )
     compiled.adamw_rows(
         weight.detach().numpy(),
         state.mean.numpy(),
         state.variance.numpy(),
-        state.last_step.numpy(),
-        touched.numpy(),
+        rows,
         gradient.contiguous().numpy(),
-        step,
-        np.array(rates),
+        skipped,
+        np.stack([keep**powers for keep in keeps]).astype(np.float32),
+        np.array(numbers, dtype=np.float32),
     )
+    last_step[rows] = step
 
 
 def _adamw_torch(
