@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -15,8 +14,6 @@ from elias.progress import progress
 Array: TypeAlias = NDArray[Any]
 Parts: TypeAlias = tuple[Array, Array, Array, Array]
 """The centroids: sparse values, columns and row starts, and the dense part."""
-
-logger = logging.getLogger(__name__)
 
 _MAX_ITERATIONS = 20
 
