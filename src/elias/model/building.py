@@ -12,7 +12,7 @@ from torch import Tensor
 
 from elias.config import EncoderConfig
 from elias.data.features import Featurizer
-from elias.errors import DataError
+from elias.errors import ConfigError, DataError
 from elias.model.encoder import BagEncoder, TextEncoder
 from elias.model.layout import (
     CONFIG_FILE,
@@ -33,14 +33,14 @@ def build_encoder(
     """Return a fresh encoder for a corpus of texts, or of ``n_features`` ready features.
 
     Raises:
-        DataError: If the corpus does not have what this kind of encoder reads.
+        ConfigError: If this kind of encoder cannot read what the corpus has.
+        DataError: If the corpus has nothing to read.
         ModelError: If pretrained weights cannot be loaded.
     """
     if config.kind == "transformer":
         if texts is None:
-            raise DataError(
-                "a transformer reads text, and this corpus has features only; "
-                "set encoder.kind to 'bag'"
+            raise ConfigError(
+                "encoder.kind: the corpus has features and no text; only 'bag' can read them"
             )
         # here, not above: transformers is slow to import, and a bag of words does without
         from elias.model.transformer import TransformerEncoder

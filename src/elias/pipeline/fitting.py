@@ -161,10 +161,6 @@ class _Training:
             encoder: TextEncoder = copy.deepcopy(self.init_from.model.encoder)
             return encoder
         n_features = None if train_split.features is None else train_split.features.shape[1]
-        if train_split.texts is None and self.config.encoder.kind != "bag":
-            raise ConfigError(
-                "encoder.kind: the corpus has features and no text; only 'bag' can read them"
-            )
         return build_encoder(self.config.encoder, train_split.texts, n_features)
 
     def _first_model(self, encoder: TextEncoder) -> EliasModel | None:

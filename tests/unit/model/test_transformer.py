@@ -399,7 +399,6 @@ def test_the_kind_decides_which_encoder_is_built(tiny_bert):
 @pytest.mark.parametrize(
     ("config", "texts", "reason"),
     [
-        (EncoderConfig(kind="transformer"), None, "features only"),
         (EncoderConfig(), None, "neither texts nor features"),
         (EncoderConfig(), ["red", "cod"], "lower encoder.min_count"),
     ],
@@ -407,6 +406,11 @@ def test_the_kind_decides_which_encoder_is_built(tiny_bert):
 def test_a_corpus_the_encoder_cannot_read_is_refused(config, texts, reason):
     with pytest.raises(DataError, match=reason):
         build_encoder(config, texts, None)
+
+
+def test_a_transformer_is_the_wrong_choice_for_features_without_text():
+    with pytest.raises(ConfigError, match=r"encoder\.kind: .* no text; only 'bag' can read them"):
+        build_encoder(EncoderConfig(kind="transformer"), None, 7)
 
 
 @pytest.mark.skipif(not MINILM.is_dir(), reason="the MiniLM weights are not here")
