@@ -59,6 +59,7 @@ class StageSequence:
         model = init_from
         partition = self._partition_of(init_from)
         first = self._first_stage(init_from)
+        self._warn_of_unused(first, init_from)
         for position, stage in list(enumerate(self.config.stages))[first:]:
             if stage.learn_graph:
                 model = self._learned(model, partition, stage, position)
@@ -88,6 +89,33 @@ class StageSequence:
         left_out = ", ".join(stage.name for stage in self.config.stages[: learning[0]])
         logger.info("the model to start from has learned its graph: %s is left out", left_out)
         return learning[0]
+
+    def _warn_of_unused(self, first: int, init_from: EliasModel | None) -> None:
+        """Name the settings that a stage which learns the graph has no use for."""
+        for stage in self.config.stages[first:]:
+            given = {"keep_encoder": not stage.keep_encoder}
+            given["cluster_with_encoder"] = stage.cluster_with_encoder
+            unused = [f"stages.{stage.name}.{key}" for key, is_set in given.items() if is_set]
+            if stage.learn_graph and unused:
+                logger.warning(
+                    "%s: no effect, since a stage that learns the graph goes on with the encoder "
+                    "and the clusters before it",
+                    ", ".join(unused),
+                )
+        if init_from is None or not self.config.stages[first].learn_graph:
+            return
+        kept = {"alpha": init_from.alpha}
+        if init_from.graph.learned:
+            n_clusters, n_edges = init_from.graph.edge_labels.shape
+            kept |= {"n_clusters": n_clusters, "edges_per_cluster": n_edges}
+            kept["beta"] = init_from.graph.beta
+        differ = [key for key, value in kept.items() if getattr(self.config.index, key) != value]
+        if differ:
+            logger.warning(
+                "%s: no effect, since the model to start from goes on with its own index (%s)",
+                ", ".join(f"index.{key}" for key in differ),
+                ", ".join(f"{kept[key]:g}" for key in differ),
+            )
 
     def _partition_of(self, model: EliasModel | None) -> NDArray[np.int64] | None:
         """Return the fixed partition of a model to start from, if it has one of the right size."""

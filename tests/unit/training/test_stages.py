@@ -1,4 +1,5 @@
 from contextlib import nullcontext
+from dataclasses import replace
 
 import numba
 import numpy as np
@@ -29,7 +30,7 @@ CLUSTER, FIXED, LEARNED = (
 )
 
 
-def run(stages, seen=None):
+def run(stages, seen=None, *, index=INDEX, init_from=None):
     """Train on 40 texts whose words name their labels; label 11 has no point."""
     torch.manual_seed(0)
     rng = np.random.default_rng(0)
@@ -39,7 +40,7 @@ def run(stages, seen=None):
     featurizer = Featurizer.fit(texts, char_ngrams=(0, 0), min_count=1)
     encoder = BagEncoder(EncoderConfig(dim=8, hidden_dim=8), featurizer, featurizer.n_features)
     sequence = StageSequence(
-        config=EliasConfig(index=INDEX, stages=stages),
+        config=EliasConfig(index=index, stages=stages),
         encoder=encoder,
         points=Points(encoder.tokenise(texts), csr_matrix(truth.astype(np.float32))),
         bow=featurizer.transform(texts),
@@ -49,7 +50,7 @@ def run(stages, seen=None):
         report_stage=lambda stage, model, _: None if seen is None else seen(stage, model),
         timed=lambda _: nullcontext(),
     )
-    return sequence.run()
+    return sequence.run(init_from)
 
 
 def test_the_first_stage_trains_on_a_partition_and_the_second_learns_the_graph():
@@ -100,3 +101,43 @@ def test_label_classifiers_go_on_only_when_the_stage_keeps_them(keep):
     run(stages, lambda s, model: weights.update({s.name: model.labels.weight.detach().clone()}))
 
     assert torch.equal(weights["stage1"], weights["stage2"]) is keep
+
+
+def test_settings_that_a_stage_which_learns_the_graph_ignores_are_named(caplog):
+    learned = replace(LEARNED, keep_encoder=False, cluster_with_encoder=True)
+
+    run((FIXED, learned))
+
+    (warning,) = (line for line in caplog.messages if "no effect" in line)
+    assert warning.startswith("stages.stage2.keep_encoder, stages.stage2.cluster_with_encoder: ")
+
+
+def test_settings_that_every_stage_uses_are_passed_over_in_silence(caplog):
+    run((CLUSTER, replace(FIXED, keep_encoder=False), LEARNED))
+
+    assert "no effect" not in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("start", "changes", "named"),
+    [
+        ((FIXED, LEARNED), {}, None),
+        ((FIXED, LEARNED), {"beta": 4.0}, "index.beta: no effect"),
+        (
+            (FIXED, LEARNED),
+            {"n_clusters": 3, "edges_per_cluster": 4, "alpha": 3.0},
+            "index.alpha, index.n_clusters, index.edges_per_cluster: no effect",
+        ),
+        ((FIXED,), {"alpha": 3.0, "beta": 4.0, "edges_per_cluster": 4}, "index.alpha: no effect"),
+    ],
+)
+def test_settings_of_the_index_that_a_model_to_start_from_overrules_are_named(
+    caplog, start, changes, named
+):
+    first = run(start)
+
+    run((LEARNED,), index=replace(INDEX, **changes), init_from=first)
+
+    warnings = [line for line in caplog.messages if "no effect" in line]
+    assert len(warnings) == (named is not None)
+    assert all(line.startswith(named) for line in warnings)
