@@ -37,6 +37,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 EVALUATED = 100  # labels ranked for metrics, as far as R@100 looks
+ALL_OF_FEW = 10_000  # labels asked for by `only` that are all scored, whatever the shortlist holds
 
 
 class Elias:
@@ -122,7 +123,8 @@ class Elias:
             top_k: Labels per text; fewer come back where a search reaches fewer.
             batch_size: Texts at a time, fewer where memory runs out; but for rounding, the answer
                 does not depend on it.
-            only: Ids or names of the labels to choose among; all clusters are searched for them.
+            only: Ids or names of the labels to choose among. All clusters are searched for them,
+                and up to 10,000 of them are all ranked.
             without: Ids or names of labels to keep off.
 
         Raises:
@@ -135,7 +137,10 @@ class Elias:
         sizes = self.sizes
         blocked = self._blocked(only, without)
         if only is not None:
-            sizes = SearchSizes(self.model.graph.n_clusters, sizes.shortlist_size)
+            assert blocked is not None
+            n_wanted = min(int((~blocked).sum()), ALL_OF_FEW)
+            shortlist = max(sizes.shortlist_size, n_wanted)
+            sizes = SearchSizes(self.model.graph.n_clusters, shortlist)
         return self._rank(tokens, top_k, sizes, batch_size=batch_size, blocked=blocked)
 
     def _rank(

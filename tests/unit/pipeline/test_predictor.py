@@ -59,7 +59,18 @@ def test_only_ranks_as_an_exhaustive_search_over_those_labels_does(model):
         assert some.ids.tolist() == wanted
 
 
-def test_only_many_more_labels_than_the_shortlist_still_fills_the_ranking(model):
+def test_only_ranks_all_of_the_labels_though_the_shortlist_holds_fewer(model):
+    wanted = set(range(1, 36))
+
+    predictions = model.predict(TEXTS, top_k=40, only=range(1, 40), without=range(36, 40))
+
+    assert model.sizes.shortlist_size < len(wanted)
+    assert found(predictions) == [wanted] * 3
+
+
+def test_only_many_more_labels_than_can_be_scored_still_fills_the_ranking(model, monkeypatch):
+    monkeypatch.setattr("elias.pipeline.predictor.ALL_OF_FEW", 10)
+
     predictions = model.predict(TEXTS, top_k=6, only=range(1, 40))
 
     assert all(len(ranking) == 6 for ranking in predictions)
