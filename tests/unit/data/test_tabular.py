@@ -270,16 +270,42 @@ def test_nuls_and_lone_surrogates_are_replaced_and_noted(tmp_path):
     assert "1 texts" in corpus.notes["mended"]
 
 
-@pytest.mark.parametrize("cell", ["['a b', 'c']", '["a b", "c"]', "('a b', 'c')"])
-def test_one_list_makes_every_other_cell_a_list_or_one_label(tmp_path, cell):
-    quoted = cell.replace('"', '""')
-    rows = [f't,"{quoted}"'] * 29 + ["t,c", 't,"d, e"', "t,"]
-    path = write(tmp_path / "a.csv", "text,labels\n" + "\n".join(rows) + "\n")
+def csv_of(path, *cells):
+    rows = [cell.replace('"', '""') for cell in cells]
+    return write(path, "text,labels\n" + "".join(f't,"{row}"\n' for row in rows))
+
+
+LISTS = ["['a b', 'c']", '["a b", "c"]', "('a b', 'c')"]
+
+
+@pytest.mark.parametrize("cell", LISTS)
+def test_where_most_cells_are_lists_any_other_is_one_label(tmp_path, cell):
+    path = csv_of(tmp_path / "a.csv", *[cell] * 29, "c", "d, e", "f|g", "")
 
     corpus = load_all(path)
 
-    assert corpus.label_names == ["a b", "c", "d, e"]
-    assert labels_of(corpus)[-3:] == [["c"], ["d, e"], []]
+    assert corpus.label_names == ["a b", "c", "d, e", "f|g"]
+    assert labels_of(corpus)[-4:] == [["c"], ["d, e"], ["f|g"], []]
+
+
+@pytest.mark.parametrize("cell", LISTS)
+@pytest.mark.parametrize("mark", ["|", "; ", ", "])
+def test_one_list_does_not_change_how_the_other_cells_are_read(tmp_path, cell, mark):
+    path = csv_of(tmp_path / "a.csv", f"a b{mark}d", "d", cell, f"d{mark}e")
+
+    assert labels_of(load_all(path)) == [["a b", "d"], ["d"], ["a b", "c"], ["d", "e"]]
+
+
+def test_empty_lists_say_nothing_about_the_other_cells(tmp_path):
+    path = csv_of(tmp_path / "a.csv", "[]", "a|b", "[]", "[]", "b")
+
+    assert labels_of(load_all(path)) == [[], ["a", "b"], [], [], ["b"]]
+
+
+def test_a_string_among_json_lists_is_one_label(tmp_path):
+    rows = [{"text": "t", "labels": labels} for labels in (["a"], ["b", "c"], "d, e")]
+
+    assert labels_of(load_all(jsonl(tmp_path / "a.jsonl", *rows))) == [["a"], ["b", "c"], ["d, e"]]
 
 
 @pytest.mark.parametrize(
@@ -327,6 +353,11 @@ BROKEN = {
         ("name,labels\na,x\n", "a.csv: no text column among 'name', 'labels'; name one with text="),
         ("text,foo\na,x\n", "a.csv: no labels column among 'text', 'foo'; name one with labels="),
         ("text,labels\na,\n", "a.csv: no training point has a label"),
+        (
+            "text,labels,text \na,x,b\n",
+            "a.csv:1: 2 columns are called 'text'; rename all but one",
+        ),
+        ("text\tid\tid\tlabels\na\t1\t2\tx\n", "a.csv:1: 2 columns are called 'id'"),
         ("text,labels,split\na,x,train\nb,x,toast\n", "a.csv:3: split 'toast' is unknown"),
         ("text,labels,split\na,x,test\n", "a.csv: no training rows, only: test"),
         ("only prose here\nand more\n", "a.csv: not recognised from 'only prose here'; expected"),
@@ -386,6 +417,21 @@ def test_broken_tables_are_refused_in_one_line_that_names_the_place(
 
     assert message in str(caught.value)
     assert "\n" not in str(caught.value)
+
+
+def test_columns_without_a_name_may_be_several(tmp_path):
+    path = write(tmp_path / "a.csv", "text,labels,,\na,x,,\n")
+
+    assert load_all(path).label_names == ["x"]
+
+
+def test_two_parquet_columns_of_one_name_are_refused(tmp_path):
+    path = tmp_path / "a.parquet"
+    columns = [pa.array(["a"]), pa.array(["x"]), pa.array(["b"])]
+    pq.write_table(pa.Table.from_arrays(columns, names=["text", "labels", "text"]), path)
+
+    with pytest.raises(DataError, match=r"a\.parquet: 2 columns are called 'text'; rename"):
+        load_all(path)
 
 
 def test_a_missing_column_names_the_nearest(tmp_path):

@@ -1,6 +1,7 @@
 """Label cells of a table → ids: lists or separated strings, of names or of numbers.
 
-What the labels are is decided over the whole table, never cell by cell:
+A cell in brackets is a list whatever the others are; what separates labels in the others is decided
+over the whole table. So is what the labels are:
 
 * With a file of label names beside the table, whole numbers are row numbers of that file (from
   0) and anything else must be one of its names.
@@ -63,56 +64,68 @@ class LabelIds:
     names: list[str]
 
 
-def detect_separator(cells: Sequence[object], locate: Locate) -> str | None:
-    r"""Return what separates the labels in string cells; None where cells hold lists.
+def detect_separator(cells: Sequence[object], locate: Locate) -> str:
+    r"""Return what separates the labels in plain string cells, those that are no lists.
 
-    One cell that is a list, as JSON or Python write it, makes every cell a list or one label.
-    Else ``|``, ``;`` or tab win where they stand in a fair share of the cells (names often hold
+    ``|``, ``;`` or tab win where they stand in a fair share of the plain cells (names often hold
     commas); else a comma; else white space between whole numbers; else nothing (an empty string).
+    Nothing either where as many cells are lists as are plain: there a plain cell is one label.
     """
     texts = [cell for cell in cells if isinstance(cell, str) and cell.strip()]
-    if not texts:
+    plain = [text for text in texts if not _looks_like_list(text)]
+    if len(plain) < len(texts):
+        _check_first_list(cells, locate)
+    if len(plain) <= sum(map(_is_filled_list, cells)):
         return ""
-    if _first_is_list(cells, locate):
-        return None
-    found = {mark: sum(mark in text for text in texts) for mark in (*_STRONG, ",")}
+    found = {mark: sum(mark in text for text in plain) for mark in (*_STRONG, ",")}
     best = max(_STRONG, key=lambda mark: found[mark])
-    if found[best] >= max(1, _STRONG_SHARE * len(texts)):
+    if found[best] >= max(1, _STRONG_SHARE * len(plain)):
         return best
     if found[","]:
         return ","
     if found[best]:
         return best
-    numbers = all(_WHOLE.fullmatch(part) for text in texts for part in text.split())
-    return " " if numbers and any(" " in text.strip() for text in texts) else ""
+    numbers = all(_WHOLE.fullmatch(part) for text in plain for part in text.split())
+    return " " if numbers and any(" " in text.strip() for text in plain) else ""
 
 
-def _first_is_list(cells: Sequence[object], locate: Locate) -> bool:
-    """Say whether a cell looks like a list; the first that does must be one."""
+def _check_first_list(cells: Sequence[object], locate: Locate) -> None:
+    """Refuse the first cell that looks like a list if it is none, before anything is made of it."""
     for row, cell in enumerate(cells):
         if isinstance(cell, str) and _looks_like_list(cell):
             if _parse_list(cell) is None:
                 raise _not_a_list(row, cell, locate)
-            return True
-    return False
+            return
+
+
+def _is_filled_list(cell: object) -> bool:
+    if isinstance(cell, str):
+        return _looks_like_list(cell) and bool(cell.strip()[1:-1].strip())
+    return isinstance(cell, list | tuple) and len(cell) > 0
 
 
 def split_cells(
-    cells: Sequence[object], separator: str | None, locate: Locate, *, keep_empty: bool = False
+    cells: Sequence[object],
+    separator: str,
+    locate: Locate,
+    *,
+    lists: bool = True,
+    keep_empty: bool = False,
 ) -> LabelLists:
     """Return the labels of every cell.
 
     Args:
         cells: lists, strings, whole numbers, or None for no label.
-        separator: what separates labels in a string; None when strings hold lists, or one label.
+        separator: what separates labels in a string; an empty string for one label.
         locate: makes the error for a row.
+        lists: whether a string in brackets is a list, as JSON or Python write it.
         keep_empty: whether an empty string in a list is a label too.
     """
     counts = np.zeros(len(cells), dtype=np.int64)
     values: list[str] = []
     for row, cell in enumerate(cells):
         before = len(values)
-        if isinstance(cell, str) and separator is not None:
+        if isinstance(cell, str) and not (lists and _looks_like_list(cell)):
             parts = cell.split(separator) if separator else [cell]
             values += [stripped for part in parts if (stripped := part.strip())]
         else:
@@ -128,13 +141,13 @@ def is_missing(cell: object) -> bool:
 
 
 def _items(cell: object, row: int, locate: Locate) -> Sequence[object]:
-    if is_missing(cell) or (isinstance(cell, str) and not cell.strip()):
+    if is_missing(cell):
         return []
     if isinstance(cell, str):
         items = _parse_list(cell)
-        if items is None and _looks_like_list(cell):
+        if items is None:
             raise _not_a_list(row, cell, locate)
-        return [cell.strip()] if items is None else items
+        return items
     return cell if isinstance(cell, list | tuple) else [cell]
 
 

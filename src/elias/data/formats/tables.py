@@ -7,6 +7,7 @@ import io
 import json
 import re
 import sys
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -151,11 +152,21 @@ def _long_cells() -> Iterator[None]:
         csv.field_size_limit(before)
 
 
-def _header(path: Path, rows: Iterator[list[str]]) -> list[str]:
+def _header(path: Path, rows: Any) -> list[str]:
     header = next((row for row in rows if row), None)
     if header is None:
         raise bad(path, EMPTY)
-    return [name.strip() for name in header]
+    names = [name.strip() for name in header]
+    _must_differ(path, names, line=rows.line_num)
+    return names
+
+
+def _must_differ(path: Path, names: list[str], line: int | None = None) -> None:
+    """Refuse two columns of one name; columns without a name cannot be asked for anyway."""
+    twice = next((name for name, count in Counter(names).items() if name and count > 1), None)
+    if twice is not None:
+        count = names.count(twice)
+        raise bad(path, f"{count} columns are called {twice!r}; rename all but one", line)
 
 
 def _read_delimited(path: Path, wanted: Sequence[str], kind: str) -> Table:
@@ -221,7 +232,9 @@ def _parquet_file(path: Path) -> Any:
 
 
 def _parquet_names(path: Path) -> list[str]:
-    return list(_parquet_file(path).schema_arrow.names)
+    names = list(_parquet_file(path).schema_arrow.names)
+    _must_differ(path, names)
+    return names
 
 
 def _read_parquet(path: Path, wanted: Sequence[str]) -> Table:

@@ -132,11 +132,12 @@ def _labels(
 ) -> tuple[csr_matrix, list[str], str]:
     """Return relevance (N, L), the labels' names, and a note on how they were read."""
     column = rows.column(picked.labels)
-    separator = options.separator
-    if separator is None:
-        separator = label_cells.detect_separator(column, rows.error)
+    given = options.separator
+    separator = label_cells.detect_separator(column, rows.error) if given is None else given
     has_ids = picked.ids is not None
-    lists = label_cells.split_cells(column, separator, rows.error, keep_empty=has_ids)
+    lists = label_cells.split_cells(
+        column, separator, rows.error, lists=given is None, keep_empty=has_ids
+    )
     found = _number(rows, lists, picked, source)
     weights = None
     if picked.weights is not None:
