@@ -8,6 +8,7 @@ import torch
 from elias import Elias, EliasConfig, train
 from elias.data.synthetic import synthetic_corpus
 from elias.errors import ConfigError
+from elias.pipeline.fitting import starting_config
 
 CHANGES = {
     "encoder.dim": 16,
@@ -117,6 +118,16 @@ def test_the_encoder_is_described_as_the_given_models_whatever_was_configured(
     texts = corpus.test.texts
     assert again.config.encoder == model.config.encoder
     assert saved.predict(texts).ids.tolist() == again.predict(texts).ids.tolist()
+
+
+@pytest.mark.parametrize(("changes", "said"), [({}, False), ({"encoder.dim": 32}, True)])
+def test_encoder_settings_that_are_not_used_are_told(model, caplog, changes, said):
+    caplog.set_level("INFO")
+
+    config = starting_config(CONFIG.override(changes), model)
+
+    assert config.encoder == model.config.encoder
+    assert ("the encoder and its settings are those" in caplog.text) is said
 
 
 def test_all_stages_go_on_with_everything_the_given_model_has_learned(corpus, model):

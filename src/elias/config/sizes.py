@@ -24,6 +24,7 @@ ROOM_FOR_PARENTS = 5
 LARGEST_SHORTLIST = 2000
 SMALLEST_SHORTLIST = 100
 LARGEST_VALIDATION = 5000
+FEW_POINTS = 100
 
 
 def derive(config: EliasConfig, n_points: int, n_labels: int) -> EliasConfig:
@@ -41,7 +42,12 @@ def derive(config: EliasConfig, n_points: int, n_labels: int) -> EliasConfig:
     held_out = config.eval.validation_size
     if held_out is None:
         held_out = validation_size(n_points)
-    return replace(config, index=index, eval=replace(config.eval, validation_size=held_out))
+    return replace(
+        config,
+        encoder=replace(config.encoder, min_count=config.encoder.min_count or min_count(n_points)),
+        index=index,
+        eval=replace(config.eval, validation_size=held_out),
+    )
 
 
 def n_clusters(n_labels: int) -> int:
@@ -81,6 +87,11 @@ def beta(n_labels: int, n_clusters: int) -> float:
 def validation_size(n_points: int) -> int:
     """Return how many points to hold out: a tenth up to 1000, then a twentieth up to 5000."""
     return min(max(n_points // 20, min(n_points // 10, 1000)), LARGEST_VALIDATION)
+
+
+def min_count(n_points: int) -> int:
+    """Return in how many texts a word must stand: 2, or 1 where few words stand in two."""
+    return 1 if n_points < FEW_POINTS else 2
 
 
 def _derive_index(index: IndexConfig, n_labels: int) -> IndexConfig:

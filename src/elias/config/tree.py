@@ -46,8 +46,9 @@ class EncoderConfig:
     """bag: the width inside the residual block."""
     char_ngrams: tuple[int, int] = (3, 5)
     """bag: shortest and longest character n-gram; (0, 0) for words alone."""
-    min_count: int = 2
-    """bag: a word or n-gram must stand in this many training texts."""
+    min_count: int | None = None
+    """bag: a word or n-gram must stand in this many training texts. Derived: 2, or 1 where there
+    are fewer than 100."""
     max_features: int = 400_000
     """bag: keep at most this many words and n-grams, the most frequent."""
     token_dropout: float = 0.3
@@ -62,7 +63,7 @@ class EncoderConfig:
         )
         for name in ("max_length", "dim", "hidden_dim", "min_count", "max_features"):
             value = getattr(self, name)
-            _need(value >= 1, f"encoder.{name} must be >= 1, not {value}")
+            _need(value is None or value >= 1, f"encoder.{name} must be >= 1, not {value}")
         _need(self.max_length >= 3, f"encoder.max_length must be >= 3, not {self.max_length}")
         low, high = self.char_ngrams
         _need(

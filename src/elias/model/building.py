@@ -50,6 +50,7 @@ def build_encoder(
         if not n_features:
             raise DataError("the corpus has neither texts nor features; nothing to learn from")
         return BagEncoder(config, None, n_features)
+    assert config.min_count is not None, "open sizes are derived from the corpus first"
     featurizer = Featurizer.fit(
         texts,
         char_ngrams=config.char_ngrams,
@@ -57,6 +58,8 @@ def build_encoder(
         max_features=config.max_features,
     )
     if not featurizer.n_features:
+        if config.min_count == 1:
+            raise DataError(f"no word stands in any of the {len(texts)} training texts")
         raise DataError(
             f"no word stands in {config.min_count} of the {len(texts)} training texts; "
             "lower encoder.min_count or check the texts"

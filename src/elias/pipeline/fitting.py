@@ -90,10 +90,14 @@ def train(
 
 def starting_config(config: EliasConfig, init_from: Elias | None) -> EliasConfig:
     """Return the configuration with the encoder of the model to start from, if there is one."""
-    if init_from is None or init_from.config.encoder == config.encoder:
+    if init_from is None:
         return config
-    logger.info("the encoder and its settings are those of the model to start from")
-    return replace(config, encoder=init_from.config.encoder)
+    theirs, ours = init_from.config.encoder, config.encoder
+    if ours.min_count is None:  # to be derived, or taken from the model
+        ours = replace(ours, min_count=theirs.min_count)
+    if ours != theirs:
+        logger.info("the encoder and its settings are those of the model to start from")
+    return replace(config, encoder=theirs)
 
 
 class _Training:

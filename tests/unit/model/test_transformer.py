@@ -385,7 +385,7 @@ def test_the_longest_text_a_model_reads_is_embedded(tiny_bert):
 
 
 def test_the_kind_decides_which_encoder_is_built(tiny_bert):
-    bag = build_encoder(EncoderConfig(dim=8), ["red cod", "red tape"], None)
+    bag = build_encoder(EncoderConfig(dim=8, min_count=2), ["red cod", "red tape"], None)
     ready = build_encoder(EncoderConfig(dim=8), None, 7)
     pretrained = build_encoder(EncoderConfig(kind="transformer", model=tiny_bert), TEXTS, None)
 
@@ -400,7 +400,8 @@ def test_the_kind_decides_which_encoder_is_built(tiny_bert):
     ("config", "texts", "reason"),
     [
         (EncoderConfig(), None, "neither texts nor features"),
-        (EncoderConfig(), ["red", "cod"], "lower encoder.min_count"),
+        (EncoderConfig(min_count=2), ["red", "cod"], "lower encoder.min_count"),
+        (EncoderConfig(min_count=1), ["?", ""], "no word stands in any of the 2 training texts"),
     ],
 )
 def test_a_corpus_the_encoder_cannot_read_is_refused(config, texts, reason):
