@@ -12,6 +12,7 @@ from elias import Elias, EliasConfig, load_corpus, train
 from elias.config import preset_tree
 from elias.data import convert
 from elias.data.synthetic import write_synthetic
+from elias.errors import ConfigError, RunError
 
 
 def json_lines(text):
@@ -154,6 +155,40 @@ def test_training_into_a_finished_run_is_refused(run, corpus_folder):
     assert told.code == 2
     assert told.out == ""
     assert f"error: {run}: holds a finished run; use --overwrite" in told.err
+
+
+@pytest.mark.parametrize(
+    ("options", "problem"),
+    [([], "holds a finished run"), (["--overwrite", "--set", "eval.select_by=F1"], "'F1'")],
+)
+def test_what_no_corpus_can_mend_is_refused_before_it_is_read(run, options, problem):
+    told = elias("train", "nowhere", "--out", run, *SMALL, *options)
+
+    assert told.code == 2
+    assert problem in told.err
+    assert "no such file" not in told.err
+
+
+def test_a_dry_run_may_name_a_finished_run(run, corpus_folder):
+    told = elias("train", corpus_folder, "--out", run, *SMALL, "--dry-run")
+
+    assert told.code == 0
+
+
+@pytest.mark.parametrize(
+    ("changes", "error"), [({}, RunError), ({"eval.select_by": "F1"}, ConfigError)]
+)
+def test_python_refuses_them_before_a_text_is_read(
+    run, corpus_folder, tmp_path, monkeypatch, changes, error
+):
+    def too_late(*_):
+        raise AssertionError("the encoder was begun")
+
+    monkeypatch.setattr("elias.pipeline.fitting.build_encoder", too_late)
+    out = tmp_path / "new" if changes else run
+
+    with pytest.raises(error):
+        train(EliasConfig().override(changes), load_corpus(corpus_folder), out=out)
 
 
 def test_training_into_a_run_begun_with_another_configuration_is_refused(

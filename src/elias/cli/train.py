@@ -63,9 +63,11 @@ def train(  # noqa: PLR0913 - each is an option of its own
 
     from elias.pipeline import Elias, pick_device
     from elias.pipeline import train as fit
-    from elias.pipeline.fitting import starting_config
+    from elias.pipeline.fitting import check_plan, starting_config
 
-    pick_device(device)  # a wrong one is better refused before a large corpus is read
+    # what is wrong is better refused before a large corpus is read
+    check_plan(chosen, None if dry_run else out, overwrite=overwrite)
+    pick_device(device)
     start = None if init_from is None else Elias.from_pretrained(init_from, device=device)
     corpus = read_corpus(data, text, labels, separator)
     resolved = starting_config(chosen, start).resolve(len(corpus.train), corpus.n_labels)

@@ -21,7 +21,7 @@ from elias.pipeline.predictor import Elias
 from elias.pipeline.resources import memory_explained, pick_device, threads_shared
 from elias.training.loop import EpochReport, Points
 from elias.training.stages import StageSequence
-from elias.training.tracking import Run, open_run
+from elias.training.tracking import Run, check_folder, open_run
 
 if TYPE_CHECKING:
     from elias.config import EliasConfig, StageConfig
@@ -73,9 +73,9 @@ def train(
         >>> list(model.facts["metrics"])  # of each stage, on the validation and test points
         ['stage1', 'stage2']
     """
-    config = starting_config(config, init_from).resolve(len(corpus.train), corpus.n_labels)
-    (_,) = metric_names([config.eval.select_by])
     folder = None if out is None else Path(out)
+    check_plan(config, folder, overwrite=overwrite)
+    config = starting_config(config, init_from).resolve(len(corpus.train), corpus.n_labels)
     with (
         threads_shared(),
         open_run(folder, config, overwrite=overwrite) as run,
@@ -86,6 +86,13 @@ def train(
             with run.timed("save"):
                 model.save_pretrained(run.model_folder)
         return model
+
+
+def check_plan(config: EliasConfig, out: Path | None, *, overwrite: bool = False) -> None:
+    """Refuse what cannot be trained whatever the corpus is, so before a large one is read."""
+    metric_names([config.eval.select_by])
+    if out is not None:
+        check_folder(out, overwrite=overwrite)
 
 
 def starting_config(config: EliasConfig, init_from: Elias | None) -> EliasConfig:

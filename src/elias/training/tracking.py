@@ -116,19 +116,27 @@ def _take_back(folder: Path, made: list[Path]) -> None:
             place.rmdir()  # refused where something else is in it
 
 
-def _make_room(folder: Path, config: EliasConfig, *, overwrite: bool) -> None:
-    """Check that a run may begin in ``folder``; with ``overwrite``, put the old one aside."""
+def check_folder(folder: Path, *, overwrite: bool) -> None:
+    """Refuse a folder where no run may begin, whatever its configuration.
+
+    A finished run comes back first if one that was to replace it was killed.
+    """
     if folder.exists() and not folder.is_dir():
         raise RunError(f"{folder}: is a file; give another --out")
     if (folder / _REPLACED / MODEL_FOLDER).exists() and not (folder / MODEL_FOLDER).exists():
-        _take_back(folder, [])  # a run that was to replace this one was killed
+        _take_back(folder, [])
         _move(folder / _REPLACED, folder)
+    if (folder / MODEL_FOLDER).exists() and not overwrite:
+        raise RunError(f"{folder}: holds a finished run; use --overwrite or another --out")
+
+
+def _make_room(folder: Path, config: EliasConfig, *, overwrite: bool) -> None:
+    """Check that a run may begin in ``folder``; with ``overwrite``, put the old one aside."""
+    check_folder(folder, overwrite=overwrite)
     held = [name for name in (*_OURS, MODEL_FOLDER) if (folder / name).exists()]
     if not held:
         return
     if not overwrite:
-        if (folder / MODEL_FOLDER).exists():
-            raise RunError(f"{folder}: holds a finished run; use --overwrite or another --out")
         if _begun_with(folder) != config.to_dict():
             raise RunError(
                 f"{folder}: a run was begun here with another configuration; "

@@ -10,6 +10,7 @@ from elias.training.tracking import (
     LOG_FILE,
     METRICS_FILE,
     MODEL_FOLDER,
+    check_folder,
     open_run,
 )
 
@@ -126,6 +127,19 @@ def test_a_finished_run_comes_back_when_the_new_one_is_interrupted(tmp_path):
 
     assert (tmp_path / "run" / MODEL_FOLDER).is_dir()
     assert "7" not in (tmp_path / "run" / METRICS_FILE).read_text()
+
+
+def test_a_folder_can_be_checked_before_there_is_a_configuration(tmp_path):
+    (tmp_path / "done" / MODEL_FOLDER).mkdir(parents=True)
+    (tmp_path / "file").write_text("")
+
+    for name, problem in (("done", "holds a finished run"), ("file", "is a file")):
+        with pytest.raises(RunError, match=problem):
+            check_folder(tmp_path / name, overwrite=False)
+
+    check_folder(tmp_path / "done", overwrite=True)
+    check_folder(tmp_path / "new", overwrite=False)
+    assert names(tmp_path) == {"done", "file"}
 
 
 def test_a_finished_run_comes_back_after_the_new_one_was_killed(tmp_path):
