@@ -23,6 +23,7 @@ SECTIONS = {
     "index": tree.IndexConfig,
     "loss": tree.LossConfig,
     "stages": StageConfig,
+    "rerank": tree.RerankConfig,
     "eval": tree.EvalConfig,
 }
 PLAIN = {"int": "whole number", "float": "number", "str": "text", "bool": "true or false"}

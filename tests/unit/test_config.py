@@ -298,3 +298,47 @@ def test_a_stage_given_in_part_takes_the_other_values_from_the_defaults():
     config = EliasConfig.from_dict({"stages": [{"name": "only", "epochs": 3}]})
 
     assert config.stages == (StageConfig(name="only", epochs=3),)
+
+
+@pytest.mark.parametrize(
+    ("n_points", "n_labels", "expected"),
+    [(1_000_000, 200_000, True), (1_000_001, 10, False), (10, 200_001, False)],
+)
+def test_the_ranker_is_trained_unasked_where_a_cpu_is_done_in_minutes(n_points, n_labels, expected):
+    resolved = EliasConfig().resolve(n_points, n_labels)
+
+    assert resolved.rerank.enabled is expected
+
+
+@pytest.mark.parametrize("enabled", [True, False])
+def test_a_ranker_that_was_asked_for_or_refused_stays_so(enabled):
+    config = EliasConfig().override({"rerank.enabled": enabled})
+
+    assert config.resolve(10, 10).rerank.enabled is enabled
+    assert config.resolve(10**7, 10**7).rerank.enabled is enabled
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "message"),
+    [
+        ("candidates", 0, "rerank.candidates must be >= 1, not 0"),
+        ("min_count", 0, "rerank.min_count must be >= 1, not 0"),
+        ("word_ngrams", 6, "rerank.word_ngrams must be in 0..5, not 6"),
+        ("char_ngrams", [5, 3], "rerank.char_ngrams must be .* not \\[5, 3\\]"),
+        ("cost", 0.0, "rerank.cost must be greater than 0 and finite, not 0.0"),
+        ("tolerance", float("inf"), "rerank.tolerance must be greater than 0 and finite, not inf"),
+        ("max_iterations", 0, "rerank.max_iterations must be >= 1, not 0"),
+        ("prune", -0.1, "rerank.prune must be >= 0, not -0.1"),
+        ("prune", float("nan"), "rerank.prune must be >= 0, not nan"),
+        ("tree_depth", 21, "rerank.tree_depth must be <= 20, not 21"),
+        ("mixture", "product", "rerank.mixture must be one of sum, blend, not 'product'"),
+    ],
+)
+def test_a_ranker_setting_that_cannot_be_is_refused(key, value, message):
+    with pytest.raises(ConfigError, match=message):
+        EliasConfig().override({f"rerank.{key}": value})
+
+
+def test_a_ranker_without_any_feature_is_refused():
+    with pytest.raises(ConfigError, match="rerank has no features"):
+        EliasConfig().override({"rerank.word_ngrams": 0, "rerank.char_ngrams": [0, 0]})

@@ -13,6 +13,7 @@ from elias.config.tree import (
     EvalConfig,
     IndexConfig,
     LossConfig,
+    RerankConfig,
     StageConfig,
 )
 
@@ -23,6 +24,7 @@ __all__ = [
     "EvalConfig",
     "IndexConfig",
     "LossConfig",
+    "RerankConfig",
     "StageConfig",
     "merge",
     "parse_override",

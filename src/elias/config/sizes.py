@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from elias.errors import ConfigError
 
 if TYPE_CHECKING:
-    from elias.config.tree import EliasConfig, IndexConfig
+    from elias.config.tree import EliasConfig, IndexConfig, RerankConfig
 
 LABELS_PER_CLUSTER = 100
 FEWEST_CLUSTERS = 32
@@ -25,6 +25,8 @@ LARGEST_SHORTLIST = 2000
 SMALLEST_SHORTLIST = 100
 LARGEST_VALIDATION = 5000
 FEW_POINTS = 100
+MOST_RERANKED_LABELS = 200_000
+MOST_RERANKED_POINTS = 1_000_000
 
 
 def derive(config: EliasConfig, n_points: int, n_labels: int) -> EliasConfig:
@@ -46,6 +48,7 @@ def derive(config: EliasConfig, n_points: int, n_labels: int) -> EliasConfig:
         config,
         encoder=replace(config.encoder, min_count=config.encoder.min_count or min_count(n_points)),
         index=index,
+        rerank=_derive_rerank(config.rerank, n_points, n_labels),
         eval=replace(config.eval, validation_size=held_out),
     )
 
@@ -92,6 +95,20 @@ def validation_size(n_points: int) -> int:
 def min_count(n_points: int) -> int:
     """Return in how many texts a word must stand: 2, or 1 where few words stand in two."""
     return 1 if n_points < FEW_POINTS else 2
+
+
+def rerank_enabled(n_points: int, n_labels: int) -> bool:
+    """Say whether to train the sparse ranker unasked: where a CPU does so in minutes."""
+    return n_labels <= MOST_RERANKED_LABELS and n_points <= MOST_RERANKED_POINTS
+
+
+def _derive_rerank(rerank: RerankConfig, n_points: int, n_labels: int) -> RerankConfig:
+    enabled = rerank.enabled
+    return replace(
+        rerank,
+        enabled=rerank_enabled(n_points, n_labels) if enabled is None else enabled,
+        min_count=rerank.min_count or min_count(n_points),
+    )
 
 
 def _derive_index(index: IndexConfig, n_labels: int) -> IndexConfig:
