@@ -70,6 +70,8 @@ class Corpus:
     """Where it was read from."""
     format: str = ""
     """The name of the format it was read as."""
+    reading: Mapping[str, str] = field(default_factory=dict)
+    """The columns and the separator that `load_corpus` was given, so that it can be read again."""
     notes: Mapping[str, str] = field(default_factory=dict)
     """What the reader did that a person should know, e.g. a split it had to make."""
 

@@ -213,6 +213,8 @@ class _Training:
             labels=self.corpus.n_labels,
             labels_without_points=int((counts == 0).sum()),
             truncated={name: tokens.n_truncated for name, tokens in self.tokens.items()},
+            source=None if self.corpus.source is None else str(self.corpus.source.resolve()),
+            reading=dict(self.corpus.reading),
         )
         if (counts == 0).any():
             logger.warning(
@@ -248,6 +250,8 @@ class _Training:
             if split is not None:
                 found[name] = self._measure(model, name, split, REPORTED)
         self.metrics[stage.name] = found
+        if not model.graph.learned:
+            self.run.keep_partition(model.graph.partition().cpu().numpy())
         self.run.record("stage", stage=stage.name, best_epoch=best_epoch, **found)
 
 

@@ -10,17 +10,25 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from elias.config import EliasConfig, read_tree
 from elias.errors import ConfigError, RunError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from numpy.typing import NDArray
+
 CONFIG_FILE = "config.json"
 METRICS_FILE = "metrics.jsonl"
 LOG_FILE = "train.log"
 MODEL_FOLDER = "model"
-_OURS = (CONFIG_FILE, METRICS_FILE, LOG_FILE)
+PARTITION_FILE = "partition.npy"
+"""(L,) each label's cluster in the last stage with the fixed graph; what Fig. 7 looks back at."""
+REPORT_FILE = "report.html"
+"""Not written by a run, but about one: it goes where the run goes."""
+_OURS = (CONFIG_FILE, METRICS_FILE, LOG_FILE, PARTITION_FILE, REPORT_FILE)
 _REPLACED = ".replaced"
 
 logger = logging.getLogger(__name__)
@@ -51,6 +59,16 @@ class Run:
         if self.folder is not None:
             with (self.folder / METRICS_FILE).open("a", encoding="utf8") as file:
                 file.write(json.dumps(line, ensure_ascii=False) + "\n")
+
+    def keep_partition(self, clusters: NDArray[np.int64]) -> None:
+        """Keep which cluster each label is in, whole or not at all."""
+        if self.folder is None:
+            return
+        path = self.folder / PARTITION_FILE
+        temporary = path.with_name(f".{path.name}.writing")
+        with temporary.open("wb") as file:
+            np.save(file, clusters.astype(np.int32), allow_pickle=False)
+        temporary.replace(path)
 
     @contextmanager
     def timed(self, step: str) -> Iterator[None]:

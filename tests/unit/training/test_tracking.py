@@ -1,6 +1,7 @@
 import json
 import logging
 
+import numpy as np
 import pytest
 
 from elias.config import EliasConfig
@@ -10,6 +11,8 @@ from elias.training.tracking import (
     LOG_FILE,
     METRICS_FILE,
     MODEL_FOLDER,
+    PARTITION_FILE,
+    REPORT_FILE,
     check_folder,
     open_run,
 )
@@ -156,3 +159,20 @@ def test_a_finished_run_comes_back_after_the_new_one_was_killed(tmp_path):
 
     assert (run_folder / MODEL_FOLDER).is_dir()
     assert (run_folder / METRICS_FILE).read_text() == "old"
+
+
+def test_a_run_keeps_the_partition_of_its_labels(tmp_path):
+    with open_run(tmp_path / "run", CONFIG, overwrite=False) as run:
+        run.keep_partition(np.array([2, 0, 1]))
+
+    assert np.load(tmp_path / "run" / PARTITION_FILE).tolist() == [2, 0, 1]
+    assert names(tmp_path / "run") == {CONFIG_FILE, LOG_FILE, PARTITION_FILE}
+
+
+def test_a_report_goes_with_the_run_that_it_is_about(tmp_path):
+    begin(tmp_path / "run", epochs=1)
+    (tmp_path / "run" / REPORT_FILE).write_text("old")
+
+    begin(tmp_path / "run", overwrite=True, epochs=1)
+
+    assert names(tmp_path / "run") == {CONFIG_FILE, LOG_FILE, METRICS_FILE}
