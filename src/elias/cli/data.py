@@ -15,6 +15,7 @@ from elias.cli.options import (
     LabelsColumn,
     Overwrite,
     Separator,
+    TestSize,
     TextColumn,
     read_corpus,
 )
@@ -96,7 +97,7 @@ def _label_rows(stats: CorpusStats) -> list[tuple[str, Any]]:
 
 
 @app.command()
-def convert(
+def convert(  # noqa: PLR0913 - each is an option of its own
     source: Annotated[Path, typer.Argument(metavar="SRC", help="The corpus to read.")],
     target: Annotated[Path, typer.Argument(metavar="DST", help="The file or folder to write.")],
     to: Annotated[
@@ -110,13 +111,14 @@ def convert(
     text: TextColumn = None,
     labels: LabelsColumn = None,
     separator: Separator = None,
+    test_size: TestSize = None,
     overwrite: Overwrite = False,
 ) -> None:
     """Write a corpus in another format."""
     from elias.data import convert as write
     from elias.errors import DataError
 
-    corpus = read_corpus(source, text, labels, separator)
+    corpus = read_corpus(source, text, labels, separator, test_size=test_size)
     try:
         written = write(corpus, target, to, overwrite=overwrite)
     except DataError as error:  # the library names its argument, the user typed an option

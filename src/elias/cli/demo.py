@@ -40,7 +40,7 @@ def demo(
     """
     begin = time.monotonic()
     folder = _make_corpus(out.parent, synthetic)
-    corpus = read_corpus(folder, None, None, None)
+    corpus = read_corpus(folder)
     making = time.monotonic() - begin
     config = _config(synthetic)
     resolved = config.resolve(len(corpus.train), corpus.n_labels)

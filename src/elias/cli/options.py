@@ -26,6 +26,16 @@ Separator = Annotated[
     str | None,
     typer.Option("--separator", metavar="CHARS", help="What separates labels in one cell."),
 ]
+TestSize = Annotated[
+    float | None,
+    typer.Option(
+        "--test-size",
+        metavar="N|SHARE",
+        min=0,
+        help="Points to set aside for testing, or their share; 0: none. "
+        "[a fifth of data without splits]",
+    ),
+]
 DeviceName = Annotated[
     str,
     typer.Option("--device", metavar="auto|cpu|cuda", help="Where to compute; auto: a GPU if any."),
@@ -34,16 +44,25 @@ AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
 Overwrite = Annotated[bool, typer.Option("--overwrite", help="Replace what is there.")]
 
 
-def read_corpus(path: Path, text: str | None, labels: str | None, separator: str | None) -> Corpus:
+def read_corpus(
+    path: Path,
+    text: str | None = None,
+    labels: str | None = None,
+    separator: str | None = None,
+    *,
+    test_size: float | None = None,
+) -> Corpus:
     """Read the corpus a command was given."""
     from elias.data import load_corpus
     from elias.errors import DataError
 
     try:
-        return load_corpus(path, text=text, labels=labels, separator=separator)
+        return load_corpus(path, text=text, labels=labels, separator=separator, test_size=test_size)
     except DataError as error:  # the library names its arguments, the user typed options
         message = str(error)
         for name in ("text", "labels", "separator"):
             message = message.replace(f" {name}=", f" --{name} ")
             message = message.replace(f"({name}=)", f"(--{name})")
+        message = message.replace("leave test_size", "leave --test-size")
+        message = message.replace("test_size must", "--test-size must")
         raise DataError(message.rstrip()) from error

@@ -17,6 +17,7 @@ from elias.cli.options import (
     LabelsColumn,
     Overwrite,
     Separator,
+    TestSize,
     TextColumn,
     read_corpus,
 )
@@ -51,6 +52,7 @@ def train(  # noqa: PLR0913 - each is an option of its own
     text: TextColumn = None,
     labels: LabelsColumn = None,
     separator: Separator = None,
+    test_size: TestSize = None,
     overwrite: Overwrite = False,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Print the resolved configuration and stop.")
@@ -69,7 +71,7 @@ def train(  # noqa: PLR0913 - each is an option of its own
     check_plan(chosen, None if dry_run else out, overwrite=overwrite)
     pick_device(device)
     start = None if init_from is None else Elias.from_pretrained(init_from, device=device)
-    corpus = read_corpus(data, text, labels, separator)
+    corpus = read_corpus(data, text, labels, separator, test_size=test_size)
     resolved = starting_config(chosen, start).resolve(len(corpus.train), corpus.n_labels)
     show_plan(resolved, corpus)
     if dry_run:

@@ -68,7 +68,7 @@ def load_corpus(
     check_corpus(corpus)
     wanted = test_size if reading.has_splits or test_size is not None else DEFAULT_TEST_SHARE
     if wanted is not None:
-        corpus = _with_test(corpus, wanted, seed)
+        corpus = set_test_aside(corpus, wanted, seed)
         _must_have_labels(corpus)
     log.info("%s: %s format, %d labels", place, corpus.format, corpus.n_labels)
     return corpus
@@ -142,8 +142,11 @@ def _must_have_labels(corpus: Corpus) -> None:
         )
 
 
-def _with_test(corpus: Corpus, test_size: float, seed: int) -> Corpus:
-    """Set test points aside, seeded; a corpus of one point keeps it for training."""
+def set_test_aside(corpus: Corpus, test_size: float, seed: int) -> Corpus:
+    """Return the corpus with test points set aside; one of a single point keeps it for training.
+
+    ``test_size`` is a number or a share below 1. The same number and seed give the same points.
+    """
     if test_size == 0:
         return corpus
     if corpus.test is not None:
@@ -162,7 +165,7 @@ def _with_test(corpus: Corpus, test_size: float, seed: int) -> Corpus:
 def _count(test_size: float, n_points: int) -> int:
     if 0 < test_size < 1:
         return min(max(1, round(test_size * n_points)), n_points - 1)
-    if test_size < 0 or test_size != int(test_size) or test_size >= n_points:
+    if not 0 <= test_size < n_points or test_size != int(test_size):  # NaN is in no range
         allowed = f"a share below 1, or a whole number below the {n_points} points"
-        raise DataError(f"test_size must be {allowed}, not {test_size}")
+        raise DataError(f"test_size must be {allowed}, not {test_size:g}")
     return int(test_size)

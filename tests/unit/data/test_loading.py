@@ -45,7 +45,7 @@ def test_the_test_size_is_a_number_or_a_share(table, test_size, expected):
     assert (None if corpus.test is None else len(corpus.test)) == expected
 
 
-@pytest.mark.parametrize("test_size", [-1, 50, 1.5, 1000])
+@pytest.mark.parametrize("test_size", [-1, -0.1, 50, 1.5, 1000, float("nan"), float("inf")])
 def test_an_impossible_test_size_is_refused(table, test_size):
     with pytest.raises(DataError, match="test_size must be"):
         load_corpus(table, test_size=test_size)
