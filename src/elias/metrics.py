@@ -172,8 +172,8 @@ class LabelTable:
 
     k: int
     names: Sequence[str]
-    train_count: NDArray[np.int64]
-    """Training points of the label."""
+    train_count: NDArray[np.int64] | None
+    """Training points of the label, where they are known."""
     test_count: NDArray[np.int64]
     """Evaluated points of the label."""
     predicted: NDArray[np.int64]
@@ -182,11 +182,11 @@ class LabelTable:
     """Those of them where it is right."""
 
     def rows(self) -> Iterator[dict[str, Any]]:
-        """Yield a row for each label; precision and recall are None where nothing is counted."""
-        columns = (self.train_count, self.test_count, self.predicted, self.hits)
-        lists = (column.tolist() for column in columns)
+        """Yield a row for each label, None where a count is not known or nothing is counted."""
+        counts = [None] * len(self.names) if self.train_count is None else self.train_count.tolist()
+        lists = (column.tolist() for column in (self.test_count, self.predicted, self.hits))
         for label_id, (name, train, test, predicted, hits) in enumerate(
-            zip(self.names, *lists, strict=True)
+            zip(self.names, counts, *lists, strict=True)
         ):
             yield {
                 "id": label_id,
@@ -201,7 +201,10 @@ class LabelTable:
 
 
 def per_label(
-    predictions: Predictions, truth: sparse.csr_matrix, frequencies: NDArray[np.int64], k: int = 5
+    predictions: Predictions,
+    truth: sparse.csr_matrix,
+    frequencies: NDArray[np.int64] | None,
+    k: int = 5,
 ) -> LabelTable:
     """Count for each label how often it is predicted among the best ``k``, and rightly so."""
     _check_shapes(predictions, truth)

@@ -176,6 +176,23 @@ class Predictions:
         """Return the best ``k`` labels of each point."""
         return replace(self, ids=self.ids[:, :k], scores=self.scores[:, :k])
 
+    def among(self, label_names: Sequence[str]) -> Predictions:
+        """Return the same predictions among more labels, which come after the present ones.
+
+        >>> Predictions.from_scores([[1]], [[0.9]], n_labels=2).among(["a", "b", "c"])
+        Predictions(n=1, k=1, n_labels=3)
+        """
+        more, width = len(label_names), self.ids.shape[1]
+        if width == self.n_labels:  # all were ranked, so no rank is missing now
+            width = more
+        return replace(
+            self,
+            ids=_widen(np.where(self.ids == self.n_labels, more, self.ids), width, more),
+            scores=_widen(self.scores, width, PADDING_SCORE),
+            n_labels=more,
+            label_names=label_names,
+        )
+
     def threshold(self, lowest: float) -> Predictions:
         """Return the labels that score at least ``lowest``."""
         return self._keep(self.scores >= lowest)

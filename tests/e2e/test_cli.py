@@ -457,7 +457,6 @@ def broken(tmp_path):
     (tmp_path / "bad.toml").write_text("[index\n")
     (tmp_path / "typo.toml").write_text("[encoder]\ndims = 4\n[[stages]]\nepoch = 3\n")
     (tmp_path / "short.jsonl").write_text('{"labels": [{"id": 1, "score": 1.0}]}\n')
-    write_synthetic(tmp_path / "foreign", n_points=30, n_labels=9)
     (tmp_path / "empty").mkdir()
     return tmp_path
 
@@ -499,7 +498,7 @@ MISTAKES = {
     "train {data} --out {tmp}/table.csv": "table.csv: is a file",
     "train {data} --out {tmp}/run --init-from {tmp}/empty": "empty: has no config.json",
     "evaluate {tmp}/nowhere {data}": "nowhere: no such folder",
-    "evaluate {run} {tmp}/foreign": "foreign: has 9 labels, the model 120",
+    "evaluate {run} {tmp}/table.csv": "table.csv: none of its 1 labels, such as 'fish', is one of",
     "evaluate {run} {data} --split tets": "--split 'tets'",
     "evaluate {run} {data} --component rerank": "--component 'rerank'",
     "evaluate {run} {data} --predictions {tmp}/short.jsonl": "short.jsonl: predictions for 1",

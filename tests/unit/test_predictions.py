@@ -74,6 +74,20 @@ def test_top_keeps_the_best_labels(predictions):
     assert predictions.top(9).ids.shape == (2, 3)
 
 
+def test_among_more_labels_the_same_are_predicted(predictions):
+    wider = predictions.among([*NAMES, "eel", "fox"])
+
+    assert as_lists(wider) == as_lists(predictions)
+    assert wider.ids[1].tolist() == [2, 6, 6]
+    assert wider[0].labels == predictions[0].labels
+
+
+def test_a_full_ranking_stays_full_among_more_labels():
+    full = Predictions.from_scores([[1, 0]], [[0.2, 0.9]], n_labels=2)
+
+    assert full.among(["ant", "bee", "cat"]).ids.tolist() == [[0, 1, 3]]
+
+
 def test_a_threshold_keeps_scores_at_or_above_it(predictions):
     assert [row.labels for row in predictions.threshold(0.5)] == [["ant", "bee"], []]
 

@@ -24,7 +24,10 @@ from elias.cli.options import (
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from elias.data import Corpus
+    import numpy as np
+    from numpy.typing import NDArray
+
+    from elias.data import Corpus, Split
     from elias.metrics import LabelTable
     from elias.pipeline import Elias
     from elias.predictions import Predictions
@@ -64,66 +67,90 @@ def evaluate(  # noqa: PLR0913 - each is an option of its own
 
     model = Elias.from_pretrained(run, device=device)
     check_component(model, component)
-    corpus = with_validation(read_corpus(data, text, labels, separator), model, split)
-    model.check_labels(corpus)
+    corpus = read_corpus(data, text, labels, separator, test_size=0)
+    chosen = choose_points(corpus, model, split)
     cuts = tuple(sorted(set(ks or (1, 3, 5))))
-    found = _predictions(model, corpus, split, predictions, max(*cuts, *RECALL_KS))
-    judged = Judgement(model, corpus, split, found, cuts)
+    found = _predictions(model, chosen, predictions, max(*cuts, *RECALL_KS))
+    judged = Judgement(model, chosen, found, cuts)
     metrics = judged.metrics()
     if per_label is not None:
         write_csv(per_label, judged.by_label())
-        talk.note(f"{per_label}: a row for each of {corpus.n_labels:,} labels")
+        talk.note(f"{per_label}: a row for each of {chosen.corpus.n_labels:,} labels")
     if as_json:
         typer.echo(json.dumps({name: round(value, 4) for name, value in metrics.items()}))
         return
-    talk.note(f"{run} on the {len(corpus.split(split)):,} {split} points of {data}")
-    tables.print_out(tables.metrics_table(metrics), "", judged.decile_line())
+    talk.note(f"{run} on the {len(chosen.points):,} {split} points of {data}")
+    tables.print_out(tables.metrics_table(metrics), *judged.decile_lines())
+
+
+@dataclass(frozen=True, slots=True)
+class Chosen:
+    """A corpus over the labels of the model, and which split of it to evaluate."""
+
+    corpus: Corpus
+    split: str
+    has_training: bool = True
+    """Whether the points of its training split are those to count labels in, as PSP does."""
+
+    @property
+    def points(self) -> Split:
+        """Return the points to evaluate."""
+        return self.corpus.split(self.split)
+
+    @property
+    def frequencies(self) -> NDArray[np.int64] | None:
+        """Return how many training points each label has, where that is known."""
+        return self.corpus.label_frequencies() if self.has_training else None
 
 
 @dataclass(frozen=True, slots=True)
 class Judgement:
-    """Predictions for a split beside the truth."""
+    """Predictions for some points beside the truth."""
 
     model: Elias
-    corpus: Corpus
-    split: str
+    chosen: Chosen
     predictions: Predictions
     ks: Sequence[int]
 
     def metrics(self) -> dict[str, float]:
-        """Return every metric by its name, in percent."""
-        from elias.metrics import evaluate as measure
+        """Return every metric that can be measured by its name, in percent."""
+        from elias.metrics import inverse_propensities, score
 
-        settings = self.model.config.eval
-        return measure(
-            self.predictions,
-            self.corpus,
-            split=self.split,
-            ks=self.ks,
-            recall_ks=RECALL_KS,
-            a=settings.propensity_a,
-            b=settings.propensity_b,
-        )
+        settings, frequencies = self.model.config.eval, self.chosen.frequencies
+        weights, kinds = None, ["P", "nDCG"]
+        if frequencies is not None:
+            kinds += ["PSP", "PSnDCG"]
+            weights = inverse_propensities(
+                frequencies,
+                len(self.chosen.corpus.train),
+                settings.propensity_a,
+                settings.propensity_b,
+            )
+        names = [f"{kind}@{k}" for kind in kinds for k in self.ks]
+        names += [f"R@{k}" for k in RECALL_KS]
+        return score(self._allowed(), self.chosen.points.labels, weights, names)
 
     def by_label(self) -> LabelTable:
         """Return how each label fared."""
         from elias.metrics import per_label as count
 
-        truth, frequencies = self.corpus.split(self.split).labels, self.corpus.label_frequencies()
-        return count(self._allowed(), truth, frequencies, k=max(self.ks))
+        truth = self.chosen.points.labels
+        return count(self._allowed(), truth, self.chosen.frequencies, k=max(self.ks))
 
-    def decile_line(self) -> str:
-        """Return what each tenth of the labels contributes to the widest recall."""
+    def decile_lines(self) -> list[str]:
+        """Return what each tenth of the labels contributes to the widest recall, if known."""
         from elias.metrics import recall_by_decile
 
-        truth, frequencies = self.corpus.split(self.split).labels, self.corpus.label_frequencies()
+        truth, frequencies = self.chosen.points.labels, self.chosen.frequencies
+        if frequencies is None:
+            return []
         shares = recall_by_decile(self._allowed(), truth, frequencies, k=RECALL_KS[-1])
         shown = "  ".join(f"{share:.1f}" for share in shares)
         title = f"share of R@{RECALL_KS[-1]} from each tenth of the labels, most frequent first:"
-        return f"{title}\n  {shown}"
+        return ["", f"{title}\n  {shown}"]
 
     def _allowed(self) -> Predictions:
-        filters = self.corpus.split(self.split).filters
+        filters = self.chosen.points.filters
         return self.predictions if filters is None else self.predictions.drop(filters)
 
 
@@ -141,39 +168,71 @@ def check_component(model: Elias, component: str | None) -> None:
         )
 
 
-def with_validation(corpus: Corpus, model: Elias, split: str) -> Corpus:
-    """Return the corpus with the validation split it lacks: the one the model's run held out."""
+def choose_points(corpus: Corpus, model: Elias, split: str) -> Chosen:
+    """Find the points to evaluate: a given split, what the model's run set aside, or all."""
     from elias.errors import DataError
-    from elias.pipeline.fitting import validation_split
+    from elias.pipeline.matching import as_trained, match_labels
 
     if split not in ("test", "validation"):
         raise DataError(f"--split {split!r}: is not one of test, validation")
-    if split == "test" or corpus.validation is not None:
-        return corpus
+    has_training = True
+    if list(corpus.splits) == ["train"]:
+        cut = as_trained(corpus, model.label_names, model.facts)
+        has_training = cut is not None
+        corpus = cut or corpus
+        if split == "test" and corpus.test is None:
+            _tell_of_all(corpus, model, has_training)
+            corpus = corpus.with_splits(test=corpus.train)
+    if split == "validation" and corpus.validation is None:
+        corpus = corpus.with_splits(validation=_held_out(corpus, model, has_training))
+    return Chosen(match_labels(corpus, model.label_names), split, has_training)
+
+
+def _tell_of_all(corpus: Corpus, model: Elias, was_trained_on: bool) -> None:
+    from elias.pipeline.matching import n_points_of
+
+    n_points = len(corpus.train)
+    told = f"{corpus.source}: no test split is given, so all {n_points:,} points are evaluated"
+    if was_trained_on:
+        talk.warn(f"{told}; the model was trained on them")
+        return
+    talk.note(f"{told}, without PSP and PSnDCG, which need the training points")
+    if n_points == n_points_of(model.facts):
+        talk.warn("the run's data had as many points; if these are they, it was trained on most")
+
+
+def _held_out(corpus: Corpus, model: Elias, is_the_runs: bool) -> Split:
+    """Return the validation points that the model's run held out of its training split."""
+    from elias.errors import DataError
+    from elias.pipeline.fitting import validation_split
+
+    if not is_the_runs:
+        raise DataError(
+            f"{corpus.source}: has no validation split, and is not what the run was trained on"
+        )
+    # the training split stays whole: propensities are about all of it
     _, held_out = validation_split(corpus, model.config)
     if held_out is None:
         raise DataError(f"{corpus.source}: has no validation split, and the run held none out")
-    # the training split stays whole: propensities are about all of it
-    return corpus.with_splits(validation=held_out)
+    return held_out
 
 
-def _predictions(
-    model: Elias, corpus: Corpus, split: str, file: Path | None, top_k: int
-) -> Predictions:
+def _predictions(model: Elias, chosen: Chosen, file: Path | None, top_k: int) -> Predictions:
     from elias.predictions import read_predictions
 
-    points = corpus.split(split)
+    points = chosen.points
     if file is None:
-        return model.predict_split(points, top_k=top_k)
-    found = read_predictions(file, corpus.n_labels, corpus.label_names)
+        found = model.predict_split(points, top_k=top_k)
+    else:
+        found = read_predictions(file, model.n_labels, model.label_names)
     if len(found) != len(points):
         from elias.errors import DataError
 
         raise DataError(
-            f"{file}: predictions for {len(found):,} points, but the {split} split has "
+            f"{file}: predictions for {len(found):,} points, but the {chosen.split} split has "
             f"{len(points):,}"
         )
-    return found
+    return found.among(chosen.corpus.label_names)
 
 
 def write_csv(path: Path, table: LabelTable) -> None:

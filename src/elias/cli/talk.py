@@ -69,6 +69,11 @@ def note(text: str) -> None:
     _commands.log(NOTE, "%s", text)
 
 
+def warn(text: str) -> None:
+    """Tell one line that is told even to those who want quiet."""
+    _commands.warning("%s", text)
+
+
 def show(renderable: RenderableType) -> None:
     """Show a table, or anything else rich can draw."""
     if not is_quiet():

@@ -17,6 +17,7 @@ from elias.model.elias import EliasModel, SearchSizes
 from elias.model.inference import BATCH_SIZE, Ranked, rank_all
 from elias.model.pretrained import load_model, save_model
 from elias.pipeline.inputs import cached_tokens, feature_tokens
+from elias.pipeline.matching import match_labels
 from elias.pipeline.resources import (
     is_out_of_memory,
     memory_explained,
@@ -195,28 +196,16 @@ class Elias:
         return (ranked.drop(filters) if most_filtered else ranked).top(top_k)
 
     def evaluate(self, corpus: Corpus, *, split: str = "test") -> Metrics:
-        """Return the metrics on a split of the corpus, with this model's propensity constants."""
-        self.check_labels(corpus)
-        predictions = self.predict_split(corpus.split(split))
+        """Return the metrics on a split of the corpus, with this model's propensity constants.
+
+        Labels are matched by name; those that the model does not know count as missed.
+        """
+        corpus = match_labels(corpus, self.label_names)
+        predictions = self.predict_split(corpus.split(split)).among(corpus.label_names)
         settings = self.config.eval
         return evaluate(
             predictions, corpus, split=split, a=settings.propensity_a, b=settings.propensity_b
         )
-
-    def check_labels(self, corpus: Corpus) -> None:
-        """Refuse a corpus whose labels are not this model's."""
-        if corpus.n_labels != self.n_labels:
-            raise DataError(
-                f"{corpus.source or 'corpus'}: has {corpus.n_labels} labels, the model "
-                f"{self.n_labels}; evaluate on the corpus it was trained on"
-            )
-        pairs = zip(corpus.label_names, self.label_names, strict=True)
-        for i, (theirs, ours) in enumerate(pairs):
-            if theirs != ours:
-                raise DataError(
-                    f"{corpus.source or 'corpus'}: label {i} is {theirs!r}, in the model it is "
-                    f"{ours!r}; evaluate on the corpus it was trained on"
-                )
 
     def save_pretrained(self, folder: str | Path, *, overwrite: bool = False) -> Path:
         """Write the model to a folder that `from_pretrained` reads; it appears whole or not."""

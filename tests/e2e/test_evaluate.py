@@ -1,0 +1,246 @@
+"""Evaluating on data without splits, or with labels of its own."""
+
+import csv
+import json
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from e2e.commands import SMALL, elias
+from elias import Elias, load_corpus
+from elias.data.synthetic import synthetic_corpus
+from elias.errors import DataError
+
+LEFT_OUT = ("PSP@1", "PSnDCG@5")
+
+
+def write_table(path, corpus, rows=None, *, rename=lambda name: name):
+    """Write texts and labels of the training split as a CSV that names no splits."""
+    points = corpus.train if rows is None else corpus.train.take(np.array(rows))
+    with path.open("w", encoding="utf8", newline="") as file:
+        writer = csv.writer(file)
+        writer.writerow(["text", "labels"])
+        for text, row in zip(points.texts, points.labels, strict=True):
+            names = [rename(corpus.label_names[i]) for i in row.indices]
+            writer.writerow([text, "|".join(names)])
+    return path
+
+
+@pytest.fixture(scope="module")
+def corpus():
+    return synthetic_corpus(n_points=300, n_labels=40)
+
+
+@pytest.fixture(scope="module")
+def table(corpus, tmp_path_factory):
+    return write_table(tmp_path_factory.mktemp("tables") / "all.csv", corpus)
+
+
+@pytest.fixture(scope="module")
+def table_run(table, tmp_path_factory):
+    """A run on the table, with 50 of its 300 points set aside."""
+    run = tmp_path_factory.mktemp("runs") / "table"
+    told = elias("train", table, "--out", run, *SMALL, "--test-size", 50)
+    assert told.code == 0, told.err
+    return run
+
+
+def measured(*args):
+    told = elias("evaluate", *args, "--json", "--device", "cpu")
+    assert told.code == 0, told.err
+    return json.loads(told.out), told.err
+
+
+# the size of the test split
+
+
+def recorded(run):
+    lines = (run / "metrics.jsonl").read_text(encoding="utf8").splitlines()
+    return [json.loads(line) for line in lines]
+
+
+def test_training_sets_as_many_points_aside_as_it_is_told(table_run):
+    (data,) = (line for line in recorded(table_run) if line["event"] == "data")
+
+    assert data["points"]["test"] == 50
+    assert data["points"]["train"] + data["points"]["validation"] == 250
+
+
+@pytest.mark.parametrize(("size", "expected"), [("0.1", 30), ("40", 40), ("0", None)])
+def test_converting_sets_as_many_points_aside_as_it_is_told(table, tmp_path, size, expected):
+    told = elias("data", "convert", table, tmp_path / "cut.jsonl", "--test-size", size)
+
+    test = load_corpus(tmp_path / "cut.jsonl").test
+    assert told.code == 0
+    assert (None if test is None else len(test)) == expected
+
+
+@pytest.mark.parametrize(
+    ("size", "problem"),
+    [("300", "--test-size must be a share below 1, or a whole"), ("2.5", "not 2.5")],
+)
+def test_a_test_size_that_cannot_be_is_refused(table, size, problem):
+    told = elias("-q", "train", table, "--dry-run", "--test-size", size)
+
+    assert told.code == 2
+    assert problem in told.err
+    assert len(told.err.splitlines()) == 1
+
+
+def test_a_test_size_is_refused_where_a_test_split_is_given(corpus_folder):
+    told = elias("-q", "train", corpus_folder, "--dry-run", "--test-size", "0.1")
+
+    assert told.code == 2
+    assert "brings its own test split; leave --test-size out" in told.err
+
+
+# data without splits
+
+
+def test_the_data_of_a_run_is_evaluated_on_what_the_run_set_aside(table, table_run):
+    found, said = measured(table_run, table)
+
+    last = [line for line in recorded(table_run) if line["event"] == "stage"][-1]["test"]
+    assert {name: found[name] for name in last} == pytest.approx(last, abs=1e-3)
+    assert "all" not in said
+
+
+def test_the_validation_points_of_a_run_are_found_in_its_data(table, table_run):
+    found, _ = measured(table_run, table, "--split", "validation")
+
+    last = [line for line in recorded(table_run) if line["event"] == "stage"][-1]["validation"]
+    assert {name: found[name] for name in last} == pytest.approx(last, abs=1e-3)
+
+
+def test_all_points_of_other_data_are_evaluated_and_that_is_said(corpus, table_run, tmp_path):
+    path = write_table(tmp_path / "new.csv", corpus, range(60))
+    given = load_corpus(path, test_size=0)
+
+    found, said = measured(table_run, path)
+
+    model = Elias.from_pretrained(table_run, device="cpu")
+    in_python = model.evaluate(given, split="train")
+    assert (
+        f"{path}: no test split is given, so all 60 points are evaluated, without PSP and PSnDCG"
+        in said
+    )
+    assert not set(LEFT_OUT) & set(found)
+    assert found == pytest.approx({name: in_python[name] for name in found}, abs=1e-4)
+
+
+def test_other_data_has_no_deciles_and_no_training_counts(corpus, table_run, tmp_path):
+    path = write_table(tmp_path / "new.csv", corpus, range(60))
+
+    told = elias("evaluate", table_run, path, "--per-label", tmp_path / "labels.csv")
+
+    with (tmp_path / "labels.csv").open(encoding="utf8", newline="") as stream:
+        counts = {row["train_count"] for row in csv.DictReader(stream)}
+    assert told.code == 0
+    assert "tenth of the labels" not in told.out
+    assert "on the 60 test points" in told.err
+    assert counts == {""}
+
+
+def test_other_data_of_the_same_size_is_told_from_the_runs(corpus, table_run, tmp_path):
+    path = write_table(tmp_path / "reversed.csv", corpus, range(299, -1, -1))
+
+    found, said = measured(table_run, path)
+
+    assert not set(LEFT_OUT) & set(found)
+    assert "all 300 points are evaluated" in said
+    assert "warning: the run's data had as many points" in said
+
+
+def test_points_that_were_all_trained_on_are_evaluated_with_a_warning(table, tmp_path):
+    elias("train", table, "--out", tmp_path / "run", *SMALL, "--test-size", 0)
+
+    found, said = measured(tmp_path / "run", table)
+
+    assert "all 300 points are evaluated; the model was trained on them" in said
+    assert set(LEFT_OUT) < set(found)
+
+
+def test_other_data_has_no_validation_points(corpus, table_run, tmp_path):
+    path = write_table(tmp_path / "new.csv", corpus, range(60))
+
+    told = elias("-q", "evaluate", table_run, path, "--split", "validation")
+
+    assert told.code == 2
+    assert "new.csv: has no validation split, and is not what the run was trained on" in told.err
+
+
+# labels
+
+
+def renamed(names):
+    """Return a way to rename some labels, which the order of names follows."""
+    return lambda name: f"new {name}" if name in names else name
+
+
+def test_labels_are_matched_by_name_and_unknown_ones_count_as_missed(corpus, table_run, tmp_path):
+    new = set(corpus.label_names[:3])
+    path = write_table(tmp_path / "new.csv", corpus, range(60), rename=renamed(new))
+    given = load_corpus(path, test_size=0)
+
+    found, said = measured(table_run, path)
+
+    ranked = Elias.from_pretrained(table_run, device="cpu").predict(given.train.texts, top_k=10)
+    true = [{given.label_names[i] for i in row.indices} for row in given.train.labels]
+    recalls = [
+        len(set(r.labels) & names) / len(names) for r, names in zip(ranked, true, strict=True)
+    ]
+    n_new = len({name for names in true for name in names if name.startswith("new ")})
+    assert n_new
+    assert f"warning: {path}: {n_new} of its {given.n_labels} labels are not the model's" in said
+    assert found["R@10"] == pytest.approx(100 * np.mean(recalls), abs=1e-3)
+
+
+def test_a_perfect_prediction_of_the_known_labels_misses_the_unknown(corpus, table_run, tmp_path):
+    names = corpus.label_names
+    path = tmp_path / "new.csv"
+    path.write_text(f"text,labels\na,{names[0]}|unheard of\nb,{names[1]}\n")
+    ids = Elias.from_pretrained(table_run, device="cpu").label_ids(names[:2])
+    lines = [{"labels": [{"id": i, "score": 1.0}]} for i in ids]
+    file = tmp_path / "predictions.jsonl"
+    file.write_text("".join(json.dumps(line) + "\n" for line in lines))
+
+    found, _ = measured(table_run, path, "--predictions", file)
+
+    assert found["P@1"] == 100
+    assert found["R@10"] == pytest.approx(100 * (1 / 2 + 1) / 2)
+
+
+def test_a_corpus_whose_labels_are_all_others_is_refused(corpus, table_run, tmp_path):
+    path = write_table(tmp_path / "new.csv", corpus, range(9), rename=renamed(corpus.label_names))
+
+    told = elias("-q", "evaluate", table_run, path)
+
+    (line,) = told.err.splitlines()
+    assert told.code == 2
+    assert "new.csv: none of its " in line
+    assert "is one of the model's 40, such as" in line
+
+
+def test_python_matches_labels_by_name_too(corpus, table_run):
+    model = Elias.from_pretrained(table_run, device="cpu")
+    turned = replace(
+        corpus.with_splits(
+            train=replace(corpus.train, labels=corpus.train.labels[:, ::-1].tocsr()),
+            test=replace(corpus.test, labels=corpus.test.labels[:, ::-1].tocsr()),
+        ),
+        label_names=corpus.label_names[::-1],
+    )
+
+    assert model.evaluate(turned) == pytest.approx(model.evaluate(corpus))
+
+
+def test_names_that_repeat_are_matched_by_row_or_not_at_all(corpus, table_run):
+    model = Elias.from_pretrained(table_run, device="cpu")
+    twins = ["twin", "twin", *model.label_names[2:]]
+    twice = Elias(model.model, model.config, twins)
+    same = replace(corpus, label_names=twins)
+
+    assert twice.evaluate(same)["R@100"] > 0
+    with pytest.raises(DataError, match=r"label 0 is .*, in the model it is 'twin', and names tha"):
+        twice.evaluate(corpus)
