@@ -27,11 +27,6 @@ ROOT = Path(__file__).parents[2]
 DOCUMENTS = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
 SCRIPTS = sorted((ROOT / "scripts").rglob("*.sh"))
 OURS = [*DOCUMENTS, *SCRIPTS, ROOT / "CHANGELOG.md", *sorted((ROOT / "docs").rglob("*.svg"))]
-BEFORE = {
-    # the README's table is an excerpt: this is one to train on
-    "README.md": "elias data synthetic made --points 300 --labels 40\n"
-    "elias data convert made articles.csv\n"
-}
 
 BLOCK = re.compile(
     r"(?:^<!-- run(?:: (?P<first>[^\n]*))? -->\n)?"
@@ -125,8 +120,6 @@ class Stage:
 @pytest.mark.parametrize("document", PLAYED, ids=lambda path: path.name)
 def test_what_a_document_shows_runs_from_top_to_bottom(document, tmp_path):
     stage = Stage(tmp_path)
-    stage.must_run("bash", "-euo", "pipefail", "-c", BEFORE.get(document.name, ":"))
-
     for block in blocks_of(document):
         stage.play(block)
 
