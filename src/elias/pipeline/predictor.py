@@ -16,6 +16,7 @@ from elias.model.card import model_card
 from elias.model.elias import EliasModel, SearchSizes
 from elias.model.inference import BATCH_SIZE, Ranked, rank_all
 from elias.model.pretrained import load_model, save_model
+from elias.pipeline.explaining import Explanation, explain
 from elias.pipeline.inputs import cached_tokens, feature_tokens
 from elias.pipeline.matching import match_labels
 from elias.pipeline.resources import (
@@ -143,6 +144,39 @@ class Elias:
             shortlist = max(sizes.shortlist_size, n_wanted)
             sizes = SearchSizes(self.model.graph.n_clusters, shortlist)
         return self._rank(tokens, top_k, sizes, batch_size=batch_size, blocked=blocked)
+
+    def explain(
+        self, texts: Sequence[str] | csr_matrix, *, top_k: int = 5, paths: int = 3
+    ) -> list[Explanation]:
+        """Return why each text gets its ``top_k`` best labels: those that `predict` finds.
+
+        Args:
+            texts: What `predict` takes.
+            top_k: Labels per text.
+            paths: Most clusters shown on the way to one label, the best path first.
+
+        Example:
+            >>> from elias import EliasConfig, train
+            >>> from elias.data.synthetic import synthetic_corpus
+            >>> corpus = synthetic_corpus(n_points=300, n_labels=30)
+            >>> config = EliasConfig().override({"encoder.dim": 16, "stages.stage2.epochs": 3})
+            >>> model = train(config, corpus)
+            >>> best = model.explain(corpus.test.texts[:1], top_k=3)[0].labels[0]
+            >>> best.paths[0].won
+            True
+            >>> bool(abs(best.p - best.classifier_score * best.path_score) < 1e-6)
+            True
+        """
+        if not issparse(texts) and not isinstance(texts, str):
+            texts = list(texts)
+        return explain(
+            self.model,
+            self._tokens(texts),
+            self.predict(texts, top_k=top_k),
+            texts=None if issparse(texts) else texts,
+            beam_size=self.sizes.beam_size,
+            paths=paths,
+        )
 
     def _rank(
         self,
