@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -64,7 +64,8 @@ def load_corpus(
     _must_exist(place)
     options = ReadOptions(text=text, labels=labels, separator=separator)
     reading = read_path(place, options)
-    corpus = _mended(reading.corpus)
+    given = {name: value for name, value in asdict(options).items() if value is not None}
+    corpus = replace(_mended(reading.corpus), reading=given)
     check_corpus(corpus)
     wanted = test_size if reading.has_splits or test_size is not None else DEFAULT_TEST_SHARE
     if wanted is not None:

@@ -126,3 +126,13 @@ def test_importing_the_package_imports_neither_numpy_nor_scipy():
 
 def _src():
     return str(Path(__file__).parents[3] / "src")
+
+
+def test_a_corpus_knows_how_it_can_be_read_again(tmp_path):
+    path = tmp_path / "points.csv"
+    path.write_text("body,tags\n" + "".join(f"text {i},a/b\n" for i in range(10)))
+
+    corpus = load_corpus(path, text="body", separator="/")
+
+    assert corpus.reading == {"text": "body", "separator": "/"}
+    assert load_corpus(corpus.source, **corpus.reading).train.texts == corpus.train.texts

@@ -88,7 +88,7 @@ def read(folder: Path, spelling: Spelling, options: ReadOptions) -> Reading:
         source=folder,
         format=spelling.name,
         notes={} if names_file is not None else {"labels": "no file of names: named by number"},
-        **splits,
+        **splits,  # type: ignore[arg-type]  # its keys are the names of splits
     )
     return Reading(corpus, has_splits=True)
 

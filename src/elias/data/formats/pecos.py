@@ -66,7 +66,13 @@ def _read(
         filters = read_filters(folder, split, labels.shape) if has_splits else None
         splits[split] = Split(labels=labels, texts=texts, filters=filters)
     notes = {} if names_file is not None else {"labels": "no file of names: named by number"}
-    corpus = Corpus(label_names=names, source=source, format="pecos", notes=notes, **splits)
+    corpus = Corpus(
+        label_names=names,
+        source=source,
+        format="pecos",
+        notes=notes,
+        **splits,  # type: ignore[arg-type]  # its keys are the names of splits
+    )
     return Reading(corpus, has_splits=has_splits)
 
 

@@ -60,7 +60,13 @@ def _read(files: dict[str, list[Path]], kind: str, options: ReadOptions, source:
     if "train" not in splits:
         raise bad(source, f"no training rows, only: {', '.join(splits)}; name some rows train")
     notes = {"text": f"column {', '.join(map(repr, picked.text))}", "labels": note}
-    corpus = Corpus(label_names=names, source=source, format=kind, notes=notes, **splits)
+    corpus = Corpus(
+        label_names=names,
+        source=source,
+        format=kind,
+        notes=notes,
+        **splits,  # type: ignore[arg-type]  # its keys are the names of splits
+    )
     return Reading(corpus, has_splits="" not in files or picked.split is not None)
 
 
