@@ -122,7 +122,7 @@ def test_the_encoder_is_described_as_the_given_models_whatever_was_configured(
 
 @pytest.mark.parametrize(("changes", "said"), [({}, False), ({"encoder.dim": 32}, True)])
 def test_encoder_settings_that_are_not_used_are_told(model, caplog, changes, said):
-    caplog.set_level("INFO")
+    caplog.set_level("INFO", logger="elias")
 
     config = starting_config(CONFIG.override(changes), model)
 
