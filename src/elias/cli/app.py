@@ -16,6 +16,7 @@ import elias
 from elias.cli import data, talk
 from elias.cli.demo import demo
 from elias.cli.evaluate import evaluate
+from elias.cli.explain import explain
 from elias.cli.failures import explained
 from elias.cli.models import info, presets
 from elias.cli.predict import predict
@@ -74,6 +75,7 @@ app.add_typer(data.app, name="data")
 app.command()(train)
 app.command()(evaluate)
 app.command()(predict)
+app.command()(explain)
 app.command()(info)
 app.command()(presets)
 

@@ -92,19 +92,17 @@ def _edges_to(model: EliasModel, beam: Tensor, labels: Tensor) -> Tensor:
 def strongest_labels(model: EliasModel, clusters: Sequence[int], count: int) -> list[list[int]]:
     """Return the labels with the strongest edges of each cluster: what it is about.
 
-    On a fixed graph all edges are alike, and the labels whose classifier points most along the
-    cluster's own come first.
+    By ŝ_{c,ℓ} (Eq. 5). Many edges share its highest value, 1, and on a fixed graph all do: of
+    equal ones the label goes first whose classifier points most along the cluster's own.
     """
-    edge_log = model.graph.unsaturated_log() if model.graph.learned else None
+    edge_log = model.graph.edge_log_scores()
     found = []
     for cluster in clusters:
         slots = model.graph.edge_labels[cluster]
-        labels = slots[slots < model.n_labels]
-        if edge_log is None:
-            weights = nn.functional.normalize(model.labels.weight[labels].float(), dim=1)
-            strength = weights @ model.clusters.weight[cluster].float()
-        else:
-            strength = edge_log[cluster][slots < model.n_labels]
-        order = strength.argsort(descending=True, stable=True)[:count]
-        found.append(labels[order].tolist())
+        stored = slots < model.n_labels
+        labels = slots[stored]
+        directions = nn.functional.normalize(model.labels.weight[labels].float(), dim=1)
+        order = (directions @ model.clusters.weight[cluster].float()).argsort(descending=True)
+        by_edge = edge_log[cluster][stored][order].argsort(descending=True, stable=True)
+        found.append(labels[order[by_edge][:count]].tolist())
     return found

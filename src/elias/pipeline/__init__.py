@@ -1,7 +1,8 @@
 """The whole: train everything, save and load it, predict with it."""
 
+from elias.pipeline.explaining import ExplainedLabel, Explanation, LabelPath
 from elias.pipeline.fitting import train
 from elias.pipeline.predictor import Elias
 from elias.pipeline.resources import pick_device
 
-__all__ = ["Elias", "pick_device", "train"]
+__all__ = ["Elias", "ExplainedLabel", "Explanation", "LabelPath", "pick_device", "train"]
