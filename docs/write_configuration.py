@@ -14,7 +14,7 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
-from elias.config import DEFAULT_STAGES, EliasConfig, StageConfig, tree
+from elias.config import DEFAULT_STAGES, ONE_VS_ALL_STAGES, EliasConfig, StageConfig, tree
 
 PAGE = Path(__file__).with_name("configuration.md")
 BEGIN, END = "<!-- written by write_configuration.py -->\n", "<!-- end of what is written -->\n"
@@ -43,7 +43,8 @@ def tables() -> str:
         parts.append(f"### {name}\n\n{inspect.getdoc(part)}\n")
         where = "stages.NAME" if name == "stages" else name
         parts.append(_table(f"{where}.", part, [field.name for field in fields(part)]))
-    parts.append(f"Without stages of your own there are two:\n\n{_usual_stages()}")
+    parts.append(f"Without stages of your own there are two:\n\n{_listed(DEFAULT_STAGES)}")
+    parts.append(f"Or, where every label is scored, one:\n\n{_listed(ONE_VS_ALL_STAGES)}")
     return "\n".join(parts)
 
 
@@ -92,10 +93,10 @@ def _shown(value: Any) -> str:
     return f"`{value:g}`" if isinstance(value, float) else f"`{value}`"
 
 
-def _usual_stages() -> str:
+def _listed(stages: tuple[StageConfig, ...]) -> str:
     plain = StageConfig()
     lines = []
-    for stage in DEFAULT_STAGES:
+    for stage in stages:
         names = [field.name for field in fields(stage)]
         changed = [n for n in names if getattr(stage, n) != getattr(plain, n) and n != "name"]
         listed = ", ".join(f"`{n}` {_shown(getattr(stage, n))}" for n in changed)

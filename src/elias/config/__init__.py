@@ -8,6 +8,7 @@ from elias.config.presets import preset_names, preset_summary, preset_tree
 from elias.config.reading import merge, parse_override, read_tree
 from elias.config.tree import (
     DEFAULT_STAGES,
+    ONE_VS_ALL_STAGES,
     EliasConfig,
     EncoderConfig,
     EvalConfig,
@@ -19,6 +20,7 @@ from elias.config.tree import (
 
 __all__ = [
     "DEFAULT_STAGES",
+    "ONE_VS_ALL_STAGES",
     "EliasConfig",
     "EncoderConfig",
     "EvalConfig",

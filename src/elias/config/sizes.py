@@ -112,6 +112,8 @@ def _derive_rerank(rerank: RerankConfig, n_points: int, n_labels: int) -> Rerank
 
 
 def _derive_index(index: IndexConfig, n_labels: int) -> IndexConfig:
+    if index.kind == "all":
+        return _whole(index, n_labels)
     clusters = index.n_clusters or n_clusters(n_labels)
     edges = index.edges_per_cluster or edges_per_cluster(n_labels, clusters)
     beam = index.beam_size or beam_size(clusters)
@@ -123,6 +125,20 @@ def _derive_index(index: IndexConfig, n_labels: int) -> IndexConfig:
         train_clusters=index.train_clusters or train_clusters(beam),
         shortlist_size=index.shortlist_size or shortlist_size(n_labels, beam * edges),
         beta=index.beta or beta(n_labels, clusters),
+    )
+
+
+def _whole(index: IndexConfig, n_labels: int) -> IndexConfig:
+    """Return the sizes of one cluster that holds every label, each with a score of 1."""
+    return replace(
+        index,
+        n_clusters=1,
+        edges_per_cluster=n_labels,
+        beam_size=1,
+        train_clusters=1,
+        shortlist_size=n_labels,
+        alpha=1.0,
+        beta=1.0,
     )
 
 

@@ -78,8 +78,16 @@ class EncoderConfig:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class IndexConfig:
-    """The learned graph from the root over clusters to labels (§3.1, §3.2)."""
+    """The learned graph from the root over clusters to labels (§3.1, §3.2), or none.
 
+    Without one (``kind`` ``all``) the fields that size and start the graph are ignored.
+    """
+
+    kind: Literal["graph", "all"] = "graph"
+    """``graph``: labels are found through clusters; ``all``: every label is scored (one-vs-all)."""
+    label_storage: Literal["full", "compact"] = "full"
+    """all: ``full``: W_L and AdamW's moments in float32, 12 bytes a weight while training;
+    ``compact``: W_L and the first moment in bfloat16, one second moment a label, 4 bytes."""
     n_clusters: int | None = None
     """C; a power of two keeps the clusters equal. Derived: 2^⌈log2(L/100)⌉, more for few labels."""
     edges_per_cluster: int | None = None
@@ -280,6 +288,9 @@ DEFAULT_STAGES = (
     StageConfig(name="stage2", epochs=8, learn_graph=True, cluster_lr=5e-3, label_lr=8e-3),
 )
 
+ONE_VS_ALL_STAGES = (StageConfig(name="one-vs-all", epochs=10, label_eps=1e-4),)
+"""The stages where none are given and every label is scored."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EliasConfig:
@@ -305,6 +316,24 @@ class EliasConfig:
         _need(bool(self.stages), "stages must not be empty")
         names = [stage.name for stage in self.stages]
         _need(len(set(names)) == len(names), f"stages must have different names, not {names}")
+        self._fit_stages_to_index()
+
+    def _fit_stages_to_index(self) -> None:
+        """Take the usual stages of the kind of index where none were given; check given ones."""
+        if self.index.kind == "graph":
+            _need(
+                self.index.label_storage == "full",
+                "index.label_storage is 'compact', which takes index.kind='all'; set it to 'full'",
+            )
+            return
+        if self.stages == DEFAULT_STAGES:
+            object.__setattr__(self, "stages", ONE_VS_ALL_STAGES)  # frozen, and not yet seen
+        for stage in self.stages:
+            _need(
+                not stage.learn_graph,
+                f"stages.{stage.name}.learn_graph: with index.kind='all' there is no graph to "
+                "learn; give stages without it, e.g. in a --config file",
+            )
 
     @classmethod
     def preset(cls, name: str) -> EliasConfig:
@@ -332,6 +361,9 @@ class EliasConfig:
         Stages are named by position or by their name.
         """
         tree = self.to_dict()
+        if "index.kind" in changes:  # first: it decides which stages there are to change
+            set_key(tree, "index.kind", changes["index.kind"])
+            tree = self.from_dict(tree).to_dict()
         for key, value in changes.items():
             set_key(tree, key, value)
         return self.from_dict(tree)

@@ -91,7 +91,7 @@ def _expand_torch(
     n_paths = free.shape[1]
 
     # A path wins its label by score, then by unsaturated score (one 64-bit key), then by number.
-    key = (_sortable(scores) << 32) + (_sortable(free) + 2**31)
+    key = (sortable(scores) << 32) + (sortable(free) + 2**31)
     place = torch.arange(n_paths, device=beam.device).expand_as(key)
     best = torch.full((len(beam), n_labels + 1), _LOWEST, device=beam.device)
     best.scatter_reduce_(1, labels, key, "amax")
@@ -124,7 +124,7 @@ def _widen(slots: Tensor, missing: int, value: int) -> Tensor:
     return torch.nn.functional.pad(slots, (0, missing), value=value)
 
 
-def _sortable(scores: Float[Tensor, "B P"]) -> Int[Tensor, "B P"]:
-    """Map floats to 32-bit integers of the same order."""
+def sortable(scores: Float[Tensor, "B P"]) -> Int[Tensor, "B P"]:
+    """Map floats to 32-bit integers of the same order, held in 64 bits."""
     bits = scores.contiguous().view(torch.int32).to(torch.int64)
     return torch.where(bits < 0, -(bits & 0x7FFFFFFF), bits)

@@ -208,11 +208,15 @@ class EliasModel(nn.Module):
         logits = label_logits(embedding, self.labels.weight, self.labels.bias, found.labels)
         log_p = nn.functional.logsigmoid(logits.float()) + found.log_scores
         dropped = found.labels >= self.n_labels
-        return _best(found.labels, log_p.masked_fill(dropped, -math.inf), top_k, self.n_labels)
+        return best_labels(
+            found.labels, log_p.masked_fill(dropped, -math.inf), top_k, self.n_labels
+        )
 
 
-def _best(labels: Tensor, log_p: Tensor, top_k: int, n_labels: int) -> tuple[Tensor, Tensor]:
-    """Return the k best by score, equal scores by label id."""
+def best_labels(
+    labels: Int[Tensor, "B K"], log_p: Float[Tensor, "B K"], top_k: int, n_labels: int
+) -> tuple[Int[Tensor, "B k"], Float[Tensor, "B k"]]:
+    """Return the k best by log p and their p, equal ones by label id; L and 0 where it is -inf."""
     order = labels.argsort(dim=1)
     labels, log_p = labels.gather(1, order), log_p.gather(1, order)
     order = log_p.argsort(dim=1, descending=True, stable=True)[:, :top_k]

@@ -24,6 +24,7 @@ from elias.data.staging import staged_folder
 from elias.errors import ConfigError, DataError, ModelError
 from elias.model.building import IDF, rebuild_encoder, save_encoder
 from elias.model.elias import EliasModel
+from elias.model.encoder import TextEncoder
 from elias.model.graph import LabelGraph
 from elias.model.layout import (
     CARD_FILE,
@@ -35,8 +36,10 @@ from elias.model.layout import (
     quoted,
 )
 from elias.model.name_lines import read_names, write_names
+from elias.model.one_vs_all import OneVsAll
 
 _EDGE_LABELS = "graph.edge_labels"
+_LABEL_WEIGHT = "labels.weight"
 
 
 class LoadedModel(NamedTuple):
@@ -122,6 +125,8 @@ def write_model(
     encoder, tensors = save_encoder(model.encoder, folder)
     tensors |= {name: _storable(tensor) for name, tensor in model.state_dict().items()}
     tensors[_EDGE_LABELS] = tensors[_EDGE_LABELS].to(torch.int32)
+    if config.index.label_storage == "compact":  # nothing is lost: it was trained in bfloat16
+        tensors[_LABEL_WEIGHT] = tensors[_LABEL_WEIGHT].to(torch.bfloat16)
     write_names(folder / LABELS_FILE, label_names)
     save_file(tensors, folder / WEIGHTS_FILE, metadata={"format": "pt"})
     # safetensors makes a file for its owner alone; the others may read what they may read beside
@@ -158,20 +163,27 @@ def load_model(folder: str | Path, device: torch.device | str = "cpu") -> Loaded
     encoder = rebuild_encoder(described.encoder, described.config.encoder, folder, extra)
     # shapes without numbers: the saved ones take their place, and nothing is drawn at random
     with torch.device("meta"):
-        edges = (described.n_clusters, described.n_edges)
-        graph = LabelGraph(
-            torch.empty(edges, dtype=torch.int64),
-            described.n_labels,
-            described.beta,
-            edge_logits=torch.empty(edges) if described.graph_learned else None,
-        )
-        model = EliasModel(encoder, graph, described.alpha)
+        model = _empty_model(described, encoder)
     _check_tensors(folder / WEIGHTS_FILE, tensors, model)
     tensors[_EDGE_LABELS] = tensors[_EDGE_LABELS].to(torch.int64)
+    tensors[_LABEL_WEIGHT] = tensors[_LABEL_WEIGHT].to(torch.float32)
     model.load_state_dict(tensors, assign=True)
     return LoadedModel(
         model.to(torch.device(device)).eval(), described.config, label_names, described.facts
     )
+
+
+def _empty_model(described: _Description, encoder: TextEncoder) -> EliasModel:
+    if described.config.index.kind == "all":
+        return OneVsAll(encoder, described.n_labels)
+    edges = (described.n_clusters, described.n_edges)
+    graph = LabelGraph(
+        torch.empty(edges, dtype=torch.int64),
+        described.n_labels,
+        described.beta,
+        edge_logits=torch.empty(edges) if described.graph_learned else None,
+    )
+    return EliasModel(encoder, graph, described.alpha)
 
 
 def _storable(tensor: Tensor) -> Tensor:
@@ -270,14 +282,20 @@ def _check_tensors(path: Path, tensors: Mapping[str, Tensor], model: EliasModel)
         shape, dtype = tuple(wanted[name].shape), wanted[name].dtype
         if tuple(tensor.shape) != shape:
             raise broken(path, f"{name} has shape {tuple(tensor.shape)}, not {shape}")
-        allowed = {torch.int32, torch.int64} if name == _EDGE_LABELS else {dtype}
-        if tensor.dtype not in allowed:
+        if tensor.dtype not in _STORED_AS.get(name, {dtype}):
             raise broken(path, f"{name} is {tensor.dtype}, not {dtype}")
         if tensor.is_floating_point() and not _all_finite(tensor):
             raise broken(path, f"{name} has a number that is not finite")
     lowest, highest = tensors[_EDGE_LABELS].aminmax()
     if lowest < 0 or highest > model.n_labels:
         raise broken(path, f"{_EDGE_LABELS} has a label outside 0..{model.n_labels}")
+
+
+_STORED_AS = {
+    _EDGE_LABELS: {torch.int32, torch.int64},
+    _LABEL_WEIGHT: {torch.float32, torch.bfloat16},
+}
+"""Types of tensors that need not be the model's own."""
 
 
 def _all_finite(tensor: Tensor) -> bool:

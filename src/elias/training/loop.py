@@ -15,6 +15,7 @@ import torch
 from elias.data.batches import collate, n_batches, positives_of, send, shuffled_batches
 from elias.errors import RunError
 from elias.model.elias import SearchSizes
+from elias.model.one_vs_all import OneVsAll
 from elias.progress import progress
 from elias.training.optim import Optimizer, WeightAverage, schedule
 
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
 
     from elias.config import EliasConfig, StageConfig
     from elias.data.tokens import Tokens
+    from elias.kernels.every_label import LabelUpdate
     from elias.model.elias import EliasModel, Losses
 
 logger = logging.getLogger(__name__)
@@ -131,9 +133,10 @@ class StageLoop:
         title = f"{self.stage.name} epoch {epoch}/{self.stage.epochs}"
         with progress(title, per_epoch) as advance:
             for rows in shuffled_batches(lengths, self.stage.batch_size, self.rng):
-                losses = self._losses(rows, parents, device)
+                scale = schedule(optimizer.steps, n_steps, self.stage.warmup)
+                losses = self._losses(rows, parents, device, optimizer.label_update(scale))
                 losses[0].backward()  # type: ignore[no-untyped-call]
-                optimizer.step(schedule(optimizer.steps, n_steps, self.stage.warmup))
+                optimizer.step(scale)
                 totals += torch.stack([part.detach() for part in losses])
                 done = optimizer.steps
                 if done > self.stage.average_from * n_steps and done % every == 0:
@@ -147,21 +150,30 @@ class StageLoop:
             )
         return means[0], means[1], means[2]
 
-    def _losses(self, rows: NDArray[np.int64], parents: Tensor, device: torch.device) -> Losses:
+    def _losses(
+        self,
+        rows: NDArray[np.int64],
+        parents: Tensor,
+        device: torch.device,
+        update: LabelUpdate | None,
+    ) -> Losses:
         positives = positives_of(self.points.labels, rows)
         index = self.config.index
+        mean = self.config.loss.reduction == "mean"
         assert index.train_clusters is not None
         assert index.shortlist_size is not None
         wide = max(index.train_clusters, positives.shape[1])
         tokens = collate(self.points.tokens, rows).to(device)
         positives = send(positives, device)
+        if isinstance(self.model, OneVsAll):
+            return self.model.all_losses(tokens, positives, mean=mean, update=update)
         return self.model.losses(
             tokens,
             positives,
             parents[positives],
             SearchSizes(wide, index.shortlist_size),
             shortlist_weight=self.stage.shortlist_loss_weight,
-            mean=self.config.loss.reduction == "mean",
+            mean=mean,
         )
 
     def _parents(self, device: torch.device) -> Tensor:

@@ -10,9 +10,12 @@ from torch import Tensor, nn
 
 from elias.kernels import adamw_rows
 from elias.kernels.update import AdamWRates, RowState
+from elias.model.one_vs_all import OneVsAll
+from elias.training.label_update import LabelMoments
 
 if TYPE_CHECKING:
     from elias.config import StageConfig
+    from elias.kernels.every_label import LabelUpdate
     from elias.model.elias import EliasModel
 
 BETAS = (0.9, 0.999)
@@ -76,8 +79,9 @@ class Optimizer:
         self._tables: list[_Table] = []
         groups: dict[_Rates, list[Tensor]] = {}
         tables = _table_parameters(model)
+        self._moments = _label_moments(model, stage) if isinstance(model, OneVsAll) else None
         for name, parameter in model.named_parameters():
-            if not parameter.requires_grad:
+            if not parameter.requires_grad or (self._moments and name.startswith("labels.")):
                 continue
             rates = _rates(name, parameter, stage)
             if name in tables and not parameter.is_cuda:
@@ -94,6 +98,13 @@ class Optimizer:
             fused=True if on_gpu else None,
         )
         self._rates = [group["lr"] for group in self._dense.param_groups]
+
+    def label_update(self, scale: float) -> LabelUpdate | None:
+        """Return what moves W_L in the step to come, while the loss of one-vs-all is computed.
+
+        None for a model with a graph: its labels move in `step` like all else.
+        """
+        return None if self._moments is None else self._moments.update(self.steps + 1, scale)
 
     def step(self, scale: float) -> None:
         """Update every parameter by its gradient, learning rates times ``scale``; clear both."""
@@ -113,6 +124,18 @@ class Optimizer:
 def _table_parameters(model: EliasModel) -> set[str]:
     encoder = {f"encoder.{name}" for name in model.encoder.table_names()}
     return encoder | {"labels.weight", "labels.bias"}
+
+
+def _label_moments(model: OneVsAll, stage: StageConfig) -> LabelMoments:
+    weight, bias = (
+        _rates(f"labels.{name}", parameter, stage)
+        for name, parameter in (("weight", model.labels.weight), ("bias", model.labels.bias))
+    )
+    return LabelMoments(
+        model.labels,
+        AdamWRates(weight.lr, *BETAS, weight.eps, weight.decay),
+        AdamWRates(bias.lr, *BETAS, bias.eps, bias.decay),
+    )
 
 
 def _rates(name: str, parameter: Tensor, stage: StageConfig) -> _Rates:
@@ -150,15 +173,15 @@ class WeightAverage:
             if name.startswith("graph."):
                 continue
             if name not in self._mean:
-                self._mean[name] = parameter.detach().clone()
+                self._mean[name] = parameter.detach().to(torch.float32, copy=True)
             else:
-                self._mean[name].lerp_(parameter.detach(), 1 / self._count)
+                self._mean[name].lerp_(parameter.detach().float(), 1 / self._count)
 
     @torch.no_grad()
     def swap(self) -> None:
         """Exchange the model's weights with the mean; a second call undoes the first."""
         for name, parameter in self._model.named_parameters():
             if name in self._mean:
-                held = parameter.detach().clone()
+                held = parameter.detach().to(torch.float32, copy=True)
                 parameter.copy_(self._mean[name])
                 self._mean[name] = held

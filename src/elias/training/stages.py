@@ -15,6 +15,7 @@ from elias.errors import ConfigError
 from elias.model.elias import EliasModel
 from elias.model.graph import LabelGraph, partition_edges
 from elias.model.inference import cluster_all, embed_all
+from elias.model.one_vs_all import OneVsAll
 from elias.progress import progress
 from elias.training.edges import edge_counts, first_logits, strongest_edges
 from elias.training.loop import EpochReport, Points, StageLoop
@@ -77,6 +78,7 @@ class StageSequence:
                 best_epoch = self._loop(model, stage, position).run()
             self.report_stage(stage, model, best_epoch)
         assert model is not None
+        model.labels.float()  # whatever it was trained in
         return model
 
     def _first_stage(self, init_from: EliasModel | None) -> int:
@@ -121,6 +123,8 @@ class StageSequence:
         """Return the fixed partition of a model to start from, if it has one of the right size."""
         if model is None or model.graph.learned:
             return None
+        if isinstance(model, OneVsAll) != (self.config.index.kind == "all"):
+            return None
         if model.graph.n_clusters != self.config.index.n_clusters:
             return None
         return model.graph.partition().cpu().numpy()
@@ -155,6 +159,8 @@ class StageSequence:
 
     def _partition(self, with_encoder: bool) -> NDArray[np.int64]:
         """Cluster the labels on bag of words and, if wanted, on φ as it stands (Eq. 14–15)."""
+        if self.config.index.kind == "all":
+            return np.zeros(self.points.labels.shape[1], dtype=np.int64)
         embedding = embed_all(self.encoder, self.points.tokens) if with_encoder else None
         sparse, dense = label_centroids(self.points.labels, self.bow, embedding)
         n_clusters = self.config.index.n_clusters
@@ -171,18 +177,25 @@ class StageSequence:
         keep_labels: bool,
     ) -> EliasModel:
         """Return a model on the partition, with what the stage keeps of the one before."""
-        index = self.config.index
-        assert index.n_clusters is not None
-        assert index.beta is not None
-        edges = partition_edges(torch.from_numpy(partition), index.n_clusters)
-        graph = LabelGraph(edges, len(partition), index.beta)
-        model = EliasModel(self.encoder, graph, index.alpha)
+        model = self._untrained(partition)
         self._start(model, stage, partition)
         if before is not None and not fresh_clusters:
             model.clusters = before.clusters
         if before is not None and keep_labels:
             model.labels = before.labels
+        if isinstance(model, OneVsAll) and self.config.index.label_storage == "compact":
+            model.compact()
         return model
+
+    def _untrained(self, partition: NDArray[np.int64]) -> EliasModel:
+        index = self.config.index
+        if index.kind == "all":
+            return OneVsAll(self.encoder, len(partition))
+        assert index.n_clusters is not None
+        assert index.beta is not None
+        edges = partition_edges(torch.from_numpy(partition), index.n_clusters)
+        graph = LabelGraph(edges, len(partition), index.beta)
+        return EliasModel(self.encoder, graph, index.alpha)
 
     def _start(
         self, model: EliasModel, stage: StageConfig, partition: NDArray[np.int64] | None

@@ -1,0 +1,72 @@
+"""One-vs-all: every label is scored by its own classifier (the paper's BERT-OvA)."""
+
+from __future__ import annotations
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor, nn
+
+from elias.data.batches import TokenBatch
+from elias.kernels.every_label import LabelUpdate, every_label_loss, every_label_top
+from elias.model.elias import EliasModel, Losses, SearchSizes, best_labels
+from elias.model.encoder import TextEncoder
+from elias.model.graph import LabelGraph
+
+
+class OneVsAll(EliasModel):
+    """ELIAS with one cluster that holds every label: p = σ(w·φ + bias), and nothing to search.
+
+    What `EliasModel` computes by searching that graph with K = L is computed here chunk by chunk
+    over the labels.
+    """
+
+    def __init__(self, encoder: TextEncoder, n_labels: int) -> None:
+        edges = torch.arange(n_labels).unsqueeze(0)
+        super().__init__(encoder, LabelGraph(edges, n_labels, beta=1.0), alpha=1.0)
+
+    @torch.no_grad()
+    def compact(self) -> None:
+        """Hold W_L in bfloat16 from here on."""
+        self.labels.weight = nn.Parameter(self.labels.weight.to(torch.bfloat16))
+
+    def all_losses(
+        self,
+        tokens: TokenBatch,
+        positives: Int[Tensor, "B Y"],
+        *,
+        mean: bool,
+        update: LabelUpdate | None = None,
+    ) -> Losses:
+        """Return what `losses` returns, W_L moved by ``update`` as soon as a chunk is known.
+
+        ``mean``: over all B·L slots; else summed over the labels and averaged over points. L_s is
+        0, as every label is reached.
+        """
+        embedding = self.encoder(tokens).float()
+        slots = positives.shape[0] * (self.n_labels if mean else 1)
+        loss = every_label_loss(
+            embedding,
+            self.labels.weight,
+            self.labels.bias,
+            positives,
+            scale=1 / slots,
+            update=update,
+        )
+        return Losses(loss, loss, torch.zeros_like(loss))
+
+    @torch.no_grad()
+    def rank(
+        self,
+        embedding: Float[Tensor, "B D"],
+        sizes: SearchSizes,  # noqa: ARG002 - nothing is searched
+        top_k: int,
+        blocked: Bool[Tensor, " L"] | None = None,
+    ) -> tuple[Int[Tensor, "B k"], Float[Tensor, "B k"]]:
+        """Return the k labels of highest p = σ(w·φ + bias) and their p, descending.
+
+        Ties go to the lower label id; missing slots hold ``n_labels`` and 0.
+        """
+        labels, logits = every_label_top(
+            embedding, self.labels.weight, self.labels.bias, top_k, blocked
+        )
+        return best_labels(labels, nn.functional.logsigmoid(logits), top_k, self.n_labels)
