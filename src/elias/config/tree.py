@@ -163,6 +163,10 @@ class StageConfig:
     ``sum`` reduction) it says how faint a gradient still moves a label at full rate."""
     edge_lr: float = 5e-2
     """Learning rate of the edge logits a."""
+    index_every: int = 1
+    """Move Ŵ_C, A and W_L every this many steps, on the gradient summed since; φ in every step.
+    Classifiers of rare labels then overfit less (the published program does so in stage 2, with
+    10)."""
     weight_decay: float = 0.01
     """AdamW's decay, on all but gains, biases, edges and the bag's vectors."""
     warmup: float = 0.1
@@ -179,6 +183,7 @@ class StageConfig:
         where = f"stages[{self.name}]"
         _need(self.epochs >= 1, f"{where}.epochs must be >= 1, not {self.epochs}")
         _need(self.batch_size >= 1, f"{where}.batch_size must be >= 1, not {self.batch_size}")
+        _need(self.index_every >= 1, f"{where}.index_every must be >= 1, not {self.index_every}")
         for name in ("encoder_lr", "bag_lr", "cluster_lr", "label_lr", "edge_lr"):
             value = getattr(self, name)
             _need(value >= 0 and math.isfinite(value), f"{where}.{name} must be >= 0, not {value}")
@@ -333,6 +338,11 @@ class EliasConfig:
                 not stage.learn_graph,
                 f"stages.{stage.name}.learn_graph: with index.kind='all' there is no graph to "
                 "learn; give stages without it, e.g. in a --config file",
+            )
+            _need(
+                stage.index_every == 1,
+                f"stages.{stage.name}.index_every must be 1 with index.kind='all', not "
+                f"{stage.index_every}: there the labels move in every step",
             )
 
     @classmethod

@@ -54,12 +54,14 @@ class _Table:
             last_step=torch.zeros(len(flat), dtype=torch.int64, device=flat.device),
         )
 
-    def step(self, step: int, scale: float) -> None:
+    def step(self, step: int, scale: float, *, summed: bool) -> None:
         gradient = self.weight.grad
         if gradient is None:
             return
-        flat = self.weight.detach().view(len(self.weight), -1)
+        if summed:
+            gradient = gradient.coalesce()
         # A step uses each table once, so its rows are distinct, though autograd forgets to say so.
+        flat = self.weight.detach().view(len(self.weight), -1)
         adamw_rows(
             flat,
             self.state,
@@ -68,36 +70,79 @@ class _Table:
             step=step,
             rates=AdamWRates(self.rates.lr * scale, *BETAS, self.rates.eps, self.rates.decay),
         )
+        self.weight.grad = None
 
 
-class Optimizer:
-    """All of a model's parameters, each with the learning rate its stage gives it."""
+class _Part:
+    """Parameters that move in the same steps, every so many, by the gradient summed since."""
 
-    def __init__(self, model: EliasModel, stage: StageConfig) -> None:
-        self.stage = stage
-        self.steps = 0
-        self._tables: list[_Table] = []
+    def __init__(
+        self, parameters: dict[nn.Parameter, _Rates], tables: set[nn.Parameter], every: int
+    ) -> None:
+        self._every = every
+        self._waited = 0
+        self._steps = 0
+        self._tables = [_Table(p, rates) for p, rates in parameters.items() if p in tables]
         groups: dict[_Rates, list[Tensor]] = {}
-        tables = _table_parameters(model)
-        self._moments = _label_moments(model, stage) if isinstance(model, OneVsAll) else None
-        for name, parameter in model.named_parameters():
-            if not parameter.requires_grad or (self._moments and name.startswith("labels.")):
-                continue
-            rates = _rates(name, parameter, stage)
-            if name in tables and not parameter.is_cuda:
-                self._tables.append(_Table(parameter, rates))
-            else:
+        for parameter, rates in parameters.items():
+            if parameter not in tables:
                 groups.setdefault(rates, []).append(parameter)
-        on_gpu = next(model.parameters()).is_cuda
+        on_gpu = any(parameter.is_cuda for parameter in parameters)
+        self._rates = list(groups)
         self._dense = torch.optim.AdamW(
             [
                 {"params": group, "lr": rates.lr, "weight_decay": rates.decay, "eps": rates.eps}
                 for rates, group in groups.items()
-            ],
+            ]
+            or [{"params": []}],
             betas=BETAS,
             fused=True if on_gpu else None,
         )
-        self._rates = [group["lr"] for group in self._dense.param_groups]
+
+    @property
+    def due(self) -> bool:
+        """Say whether the next step moves these parameters."""
+        return self._waited + 1 >= self._every
+
+    @property
+    def dense(self) -> list[Tensor]:
+        """Return the parameters that are no tables."""
+        return [p for group in self._dense.param_groups for p in group["params"]]
+
+    def step(self, scale: float) -> None:
+        if not self.due:
+            self._waited += 1
+            return
+        self._waited = 0
+        self._steps += 1
+        for group, rates in zip(self._dense.param_groups, self._rates, strict=False):
+            group["lr"] = rates.lr * scale
+        self._dense.step()
+        self._dense.zero_grad(set_to_none=True)
+        for table in self._tables:
+            table.step(self._steps, scale, summed=self._every > 1)
+
+
+class Optimizer:
+    """All of a model's parameters, each with the learning rate its stage gives it.
+
+    The encoder moves in every step; Ŵ_C, A and W_L every `StageConfig.index_every` steps.
+    """
+
+    def __init__(self, model: EliasModel, stage: StageConfig) -> None:
+        self.stage = stage
+        self.steps = 0
+        tables = _table_parameters(model)
+        self._moments = _label_moments(model, stage) if isinstance(model, OneVsAll) else None
+        parts: dict[bool, dict[nn.Parameter, _Rates]] = {True: {}, False: {}}
+        for name, parameter in model.named_parameters():
+            if not parameter.requires_grad or (self._moments and name.startswith("labels.")):
+                continue
+            parts[name.startswith("encoder.")][parameter] = _rates(name, parameter, stage)
+        self._parts = [
+            _Part(parts[True], tables, 1),
+            _Part(parts[False], tables, stage.index_every),
+        ]
 
     def label_update(self, scale: float) -> LabelUpdate | None:
         """Return what moves W_L in the step to come, while the loss of one-vs-all is computed.
@@ -107,23 +152,20 @@ class Optimizer:
         return None if self._moments is None else self._moments.update(self.steps + 1, scale)
 
     def step(self, scale: float) -> None:
-        """Update every parameter by its gradient, learning rates times ``scale``; clear both."""
+        """Update what is due by its gradient, learning rates times ``scale``; clear that."""
         self.steps += 1
-        for group, lr in zip(self._dense.param_groups, self._rates, strict=True):
-            group["lr"] = lr * scale
         if self.stage.max_grad_norm:
-            dense = [p for group in self._dense.param_groups for p in group["params"]]
+            dense = [p for part in self._parts if part.due for p in part.dense]
             torch.nn.utils.clip_grad_norm_(dense, self.stage.max_grad_norm)
-        self._dense.step()
-        self._dense.zero_grad(set_to_none=True)
-        for table in self._tables:
-            table.step(self.steps, scale)
-            table.weight.grad = None
+        for part in self._parts:
+            part.step(scale)
 
 
-def _table_parameters(model: EliasModel) -> set[str]:
-    encoder = {f"encoder.{name}" for name in model.encoder.table_names()}
-    return encoder | {"labels.weight", "labels.bias"}
+def _table_parameters(model: EliasModel) -> set[nn.Parameter]:
+    """Return the large tables; on a GPU none: there they are updated like all else."""
+    names = {f"encoder.{name}" for name in model.encoder.table_names()}
+    names |= {"labels.weight", "labels.bias"}
+    return {p for name, p in model.named_parameters() if name in names and not p.is_cuda}
 
 
 def _label_moments(model: OneVsAll, stage: StageConfig) -> LabelMoments:

@@ -1,6 +1,9 @@
+import copy
+
 import numpy as np
 import pytest
 import torch
+from torch.testing import assert_close
 
 from elias.config import EncoderConfig, StageConfig
 from elias.data.batches import collate
@@ -125,16 +128,50 @@ def test_gradients_are_cleared_after_a_step(model):
 def test_clipping_bounds_the_gradient_of_the_dense_parameters(model):
     seen = []
     optimizer = Optimizer(model, StageConfig(max_grad_norm=1e-3))
-    optimizer._dense.register_step_pre_hook(
-        lambda *_: seen.extend(
-            p.grad.norm() for g in optimizer._dense.param_groups for p in g["params"]
+    for part in optimizer._parts:
+        part._dense.register_step_pre_hook(
+            lambda *_, part=part: seen.extend(p.grad.norm() for p in part.dense)
         )
-    )
 
     backward(model)
     optimizer.step(1.0)
 
     assert torch.stack(seen).norm().item() <= 1.001e-3
+
+
+def test_the_index_moves_every_so_many_steps_by_the_summed_gradient(model):
+    """Two steps of a gradient each are for W_L, A and Ŵ_C one step of their sum."""
+    rates = {"encoder_lr": 0.0, "bag_lr": 0.0, "weight_decay": 0.0, "label_eps": 1.0}
+    twin = copy.deepcopy(model)
+    backward(twin)
+    backward(twin)
+    sums = {name: p.grad.to_dense().clone() for name, p in twin.named_parameters()}
+    for name, p in twin.named_parameters():
+        p.grad = all_rows(sums[name]) if p.grad.is_sparse else sums[name]
+    Optimizer(twin, StageConfig(**rates)).step(0.5)
+
+    before = weights(model)
+    optimizer = Optimizer(model, StageConfig(**rates, index_every=2))
+    backward(model)
+    optimizer.step(1.0)
+    assert all(torch.equal(value, before[name]) for name, value in weights(model).items())
+    backward(model)
+    optimizer.step(0.5)
+
+    for name, value in weights(model).items():
+        assert_close(value, weights(twin)[name], rtol=1e-5, atol=1e-7, msg=name)
+
+
+def test_the_encoder_moves_in_every_step_though_the_index_waits(model):
+    before = weights(model)
+    optimizer = Optimizer(model, StageConfig(index_every=3))
+
+    backward(model)
+    optimizer.step(1.0)
+
+    moved = {name for name, value in weights(model).items() if not torch.equal(value, before[name])}
+    assert "encoder.vectors" in moved
+    assert all(name.startswith("encoder.") for name in moved)
 
 
 def test_swapping_the_average_twice_changes_nothing(model):
