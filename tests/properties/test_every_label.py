@@ -1,0 +1,177 @@
+"""Every label scored in chunks is every label scored at once: loss, gradients, updates, ranking."""
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch.nn.functional import binary_cross_entropy_with_logits as cross_entropy
+
+from elias.kernels.dense_update import adamw_dense, round_by_chance
+from elias.kernels.every_label import every_label_loss, every_label_top
+from elias.kernels.update import AdamWRates
+from elias.model.elias import LinearRows
+from elias.training.label_update import LabelMoments
+
+SIZES = {
+    "n_points": st.integers(1, 5),
+    "n_labels": st.integers(1, 9),
+    "dim": st.integers(1, 6),
+    "chunk_size": st.integers(1, 10),
+    "seed": st.integers(0, 2**31),
+}
+
+
+class Problem:
+    """Random embeddings, classifiers and relevant labels."""
+
+    def __init__(self, n_points, n_labels, dim, seed):
+        generator = torch.Generator().manual_seed(seed)
+        self.embedding = torch.randn(n_points, dim, generator=generator)
+        self.weight = torch.randn(n_labels, dim, generator=generator)
+        self.bias = torch.randn(n_labels, generator=generator)
+        self.relevant = torch.rand(n_points, n_labels, generator=generator) < 0.4
+        ids = torch.where(self.relevant, torch.arange(n_labels), n_labels)
+        most = max(1, int(self.relevant.sum(dim=1).max()))
+        self.positives = ids.sort(dim=1).values[:, :most]  # padded with n_labels
+
+    def leaves(self, dtype):
+        parts = (self.embedding, self.weight, self.bias)
+        return [part.to(dtype, copy=True).requires_grad_() for part in parts]
+
+    def dense_loss(self, embedding, weight, bias, scale):
+        logits = embedding @ weight.T + bias
+        truth = self.relevant.to(logits.dtype)
+        return scale * cross_entropy(logits, truth, reduction="sum")
+
+
+@given(**SIZES, scale=st.sampled_from([1.0, 0.25]))
+def test_loss_and_gradients_are_those_of_the_dense_loss(
+    n_points, n_labels, dim, chunk_size, seed, scale
+):
+    problem = Problem(n_points, n_labels, dim, seed)
+    chunked, dense = problem.leaves(torch.float32), problem.leaves(torch.float64)
+
+    loss = every_label_loss(*chunked, problem.positives, scale=scale, chunk_size=chunk_size)
+    (3 * loss).backward()  # a multiple, as in any sum of losses
+
+    expected = problem.dense_loss(*dense, scale)
+    (3 * expected).backward()
+    torch.testing.assert_close(loss.double(), expected, rtol=1e-5, atol=1e-5)
+    for ours, theirs in zip(chunked, dense, strict=True):
+        torch.testing.assert_close(ours.grad.double(), theirs.grad, rtol=1e-4, atol=1e-5)
+
+
+@given(**SIZES, decay=st.sampled_from([0.0, 0.3]), eps=st.sampled_from([1e-3, 1e-1]))
+def test_classifiers_updated_in_chunks_end_where_torchs_adamw_puts_them(
+    n_points, n_labels, dim, chunk_size, seed, decay, eps
+):
+    problem = Problem(n_points, n_labels, dim, seed)
+    rows = LinearRows(n_labels, dim)
+    rows.weight.data.copy_(problem.weight)
+    rows.bias.data.copy_(problem.bias)
+    rates = AdamWRates(lr=0.1, beta1=0.9, beta2=0.999, eps=eps, decay=decay)
+    moments = LabelMoments(rows, rates, rates._replace(decay=0.0))
+    _, weight, bias = problem.leaves(torch.float64)
+    groups = [{"params": [weight], "weight_decay": decay}, {"params": [bias], "weight_decay": 0.0}]
+    torchs = torch.optim.AdamW(groups, lr=0.1, eps=eps)
+
+    for step in range(1, 5):
+        scale = 1 / step  # a schedule
+        embedding, twin = (problem.leaves(dtype)[0] for dtype in (torch.float32, torch.float64))
+        every_label_loss(
+            embedding,
+            rows.weight,
+            rows.bias,
+            problem.positives,
+            scale=1 / n_points,
+            update=moments.update(step, scale),
+            chunk_size=chunk_size,
+        ).backward()
+        for group in torchs.param_groups:
+            group["lr"] = 0.1 * scale
+        torchs.zero_grad()
+        problem.dense_loss(twin, weight, bias, 1 / n_points).backward()
+        torchs.step()
+
+        assert rows.weight.grad is None
+        torch.testing.assert_close(embedding.grad.double(), twin.grad, rtol=1e-3, atol=1e-4)
+    torch.testing.assert_close(rows.weight.detach().double(), weight.detach(), rtol=1e-3, atol=1e-3)
+    torch.testing.assert_close(rows.bias.detach().double(), bias.detach(), rtol=1e-3, atol=1e-3)
+
+
+@given(**SIZES, top_k=st.integers(1, 12), n_blocked=st.integers(0, 4))
+def test_the_best_labels_are_those_of_the_dense_logits_and_ties_go_by_id(
+    n_points, n_labels, dim, chunk_size, seed, top_k, n_blocked
+):
+    problem = Problem(n_points, n_labels, dim, seed)
+    # whole numbers: exact sums and many ties
+    embedding, weight, bias = (part.detach().round() for part in problem.leaves(torch.float32))
+    blocked = torch.zeros(n_labels, dtype=torch.bool)
+    blocked[torch.randperm(n_labels)[:n_blocked]] = True
+
+    labels, logits = every_label_top(embedding, weight, bias, top_k, blocked, chunk_size=chunk_size)
+
+    scores = (embedding @ weight.T + bias).masked_fill(blocked, -torch.inf)
+    for row, found, values in zip(scores.tolist(), labels.tolist(), logits.tolist(), strict=True):
+        expected = sorted(range(n_labels), key=lambda label: (-row[label], label))[:top_k]
+        assert found == expected
+        assert values == [row[label] for label in expected]
+
+
+@given(
+    values=st.lists(
+        st.floats(-(2.0**20), 2.0**20, width=32, allow_subnormal=False), min_size=1, max_size=9
+    ),
+    seed=st.integers(0, 2**31),
+)
+def test_a_value_is_rounded_to_one_of_its_neighbours_in_bfloat16(values, seed):
+    torch.manual_seed(seed)
+    exact = torch.tensor(values)
+
+    rounded = round_by_chance(exact)
+
+    below = (exact.view(torch.int32) & -(2**16)).view(torch.float32)  # towards zero
+    above = ((exact.view(torch.int32) & -(2**16)) + 2**16).view(torch.float32)
+    assert rounded.dtype == torch.bfloat16
+    assert ((rounded.float() == below) | ((rounded.float() == above) & (exact != below))).all()
+
+
+@given(value=st.floats(-100, 100, width=32).filter(lambda value: abs(value) > 1e-3))
+def test_rounding_by_chance_is_right_on_average(value):
+    torch.manual_seed(0)
+    n = 20_000
+    exact = torch.full((n,), value)
+
+    mean = round_by_chance(exact).double().mean().item()
+
+    last_digit = 2.0 ** (torch.frexp(exact[:1]).exponent.item() - 8)
+    assert mean == pytest.approx(exact[0].item(), abs=5 * last_digit / 2 / n**0.5)
+
+
+@given(
+    n_rows=st.integers(1, 4),
+    dim=st.integers(1, 6),
+    n_steps=st.integers(1, 6),
+    seed=st.integers(0, 2**31),
+)
+def test_compact_moments_follow_adamw_with_one_second_moment_for_a_row(n_rows, dim, n_steps, seed):
+    generator = torch.Generator().manual_seed(seed)
+    weight = torch.randn(n_rows, dim, generator=generator).bfloat16()
+    mean, variance = torch.zeros_like(weight), torch.zeros(n_rows, 1)
+    rates = AdamWRates(lr=0.1, beta1=0.9, beta2=0.999, eps=1e-8, decay=0.1)
+    twin = weight.double()
+    first, second = torch.zeros(n_rows, dim).double(), torch.zeros(n_rows, 1).double()
+
+    for step in range(1, n_steps + 1):
+        gradient = torch.randn(n_rows, dim, generator=generator)
+        adamw_dense(weight, mean, variance, gradient, step=step, rates=rates)
+        first = 0.9 * first + 0.1 * gradient
+        second = 0.999 * second + 0.001 * (gradient.double() ** 2).mean(dim=1, keepdim=True)
+        size = (second / (1 - 0.999**step)).sqrt() + 1e-8
+        twin = twin * (1 - 0.1 * 0.1) - 0.1 * (first / (1 - 0.9**step)) / size
+
+    # each step may be off by a last digit: 1/128 of the weight
+    assert weight.dtype == mean.dtype == torch.bfloat16
+    torch.testing.assert_close(variance.double(), second, rtol=1e-4, atol=1e-6)
+    largest = max(1.0, twin.abs().max().item())
+    torch.testing.assert_close(weight.double(), twin, rtol=0, atol=n_steps * largest / 64)
