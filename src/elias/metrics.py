@@ -145,6 +145,18 @@ def score(
     return Metrics(zip(names, (100 * values).tolist(), strict=True))
 
 
+def label_deciles(frequencies: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Return each label's tenth, 0 to 9: 0 holds the labels with most training points (L,).
+
+    >>> label_deciles(np.array([1, 9, 5]))
+    array([6, 0, 3])
+    """
+    n_labels = len(frequencies)
+    decile = np.empty(n_labels, dtype=np.int64)
+    decile[np.argsort(-frequencies, kind="stable")] = np.arange(n_labels) * 10 // n_labels
+    return decile
+
+
 def recall_by_decile(
     predictions: Predictions, truth: sparse.csr_matrix, frequencies: NDArray[np.int64], k: int
 ) -> Array:
@@ -153,9 +165,7 @@ def recall_by_decile(
     The first decile holds the labels with most training points. The ten sum to R@k.
     """
     _check_shapes(predictions, truth)
-    n_labels = len(frequencies)
-    decile = np.empty(n_labels, dtype=np.int64)
-    decile[np.argsort(-frequencies, kind="stable")] = np.arange(n_labels) * 10 // n_labels
+    decile = label_deciles(frequencies)
     contribution = np.zeros(10)
     n_points = 0
     for chunk in _chunks(predictions, truth, k, "drop"):

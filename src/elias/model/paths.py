@@ -64,7 +64,8 @@ def trace(
     kept = reached.gather(2, order)
     clusters = best.indices.unsqueeze(1).expand_as(edge_free).gather(2, order)
     in_order = cluster_free.expand_as(edge_free).gather(2, order).clamp(max=0)
-    logits = label_logits(embedding, model.labels.weight, model.labels.bias, labels).float()
+    weight = model.labels.weight.float()  # one-vs-all may hold fewer bits
+    logits = label_logits(embedding, weight, model.labels.bias, labels).float()
     log_p = nn.functional.logsigmoid(logits) + path_log.amax(dim=2)
     return Traced(
         clusters=clusters.masked_fill(~kept, n_clusters),
