@@ -6,6 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from elias.config import (
+    ONE_VS_ALL_STAGES,
     EliasConfig,
     IndexConfig,
     StageConfig,
@@ -342,3 +343,49 @@ def test_a_ranker_setting_that_cannot_be_is_refused(key, value, message):
 def test_a_ranker_without_any_feature_is_refused():
     with pytest.raises(ConfigError, match="rerank has no features"):
         EliasConfig().override({"rerank.word_ngrams": 0, "rerank.char_ngrams": [0, 0]})
+
+
+# one-vs-all
+
+
+def test_without_stages_of_its_own_one_vs_all_has_one_that_learns_no_graph():
+    given, changed = (
+        EliasConfig.from_dict({"index": {"kind": "all"}}),
+        EliasConfig().override({"index.kind": "all"}),
+    )
+
+    assert given.stages == changed.stages == ONE_VS_ALL_STAGES
+    assert not ONE_VS_ALL_STAGES[0].learn_graph
+
+
+def test_its_stage_can_be_changed_in_the_same_breath_in_any_order():
+    changes = {"stages.one-vs-all.epochs": 3, "index.label_storage": "compact"}
+
+    first = EliasConfig().override({**changes, "index.kind": "all"})
+    last = EliasConfig().override({"index.kind": "all", **changes})
+
+    assert first == last
+    assert [stage.epochs for stage in first.stages] == [3]
+
+
+def test_a_stage_that_learns_a_graph_is_refused_where_there_is_none():
+    with pytest.raises(
+        ConfigError, match=r"stages\.stage2\.learn_graph: with index\.kind='all' th"
+    ):
+        EliasConfig.preset("mesh-titles").override({"index.kind": "all"})
+
+
+def test_compact_labels_are_refused_with_a_graph():
+    with pytest.raises(ConfigError, match=r"index\.label_storage is 'compact', which takes index"):
+        EliasConfig().override({"index.label_storage": "compact"})
+
+
+def test_one_vs_all_resolves_to_one_cluster_of_all_labels_whatever_sizes_were_given():
+    config = EliasConfig().override({"index.kind": "all", "index.n_clusters": 64, "index.beta": 9})
+
+    resolved = config.resolve(n_points=100, n_labels=50)
+
+    index = resolved.index
+    assert (index.n_clusters, index.edges_per_cluster, index.shortlist_size) == (1, 50, 50)
+    assert (index.alpha, index.beta, index.beam_size, index.train_clusters) == (1, 1, 1, 1)
+    assert resolved.resolve(n_points=100, n_labels=50) == resolved
