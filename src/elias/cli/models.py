@@ -12,7 +12,7 @@ from elias.cli import tables
 from elias.cli.options import AsJson
 
 if TYPE_CHECKING:
-    from elias.config import EliasConfig, EncoderConfig
+    from elias.config import EliasConfig, EncoderConfig, IndexConfig
     from elias.pipeline import Elias
 
 
@@ -54,7 +54,6 @@ def _first_rows(elias: Elias, facts: dict[str, Any]) -> list[tuple[str, Any]]:
 
 def config_rows(config: EliasConfig) -> list[tuple[str, Any]]:
     """Return what a resolved configuration comes to, for a table of names and values."""
-    index = config.index
     stages = "; ".join(
         f"{stage.name}: {stage.epochs} epochs of {stage.batch_size}"
         f"{', learned graph' if stage.learn_graph else ''}"
@@ -62,14 +61,23 @@ def config_rows(config: EliasConfig) -> list[tuple[str, Any]]:
     )
     return [
         ("encoder", encoder_line(config.encoder)),
+        *_index_rows(config.index),
+        ("validation points", config.eval.validation_size),
+        ("stages", stages),
+        ("seed", config.seed),
+    ]
+
+
+def _index_rows(index: IndexConfig) -> list[tuple[str, Any]]:
+    if index.kind == "all":
+        storage = ", held in bfloat16" if index.label_storage == "compact" else ""
+        return [("index", f"none, every label is scored{storage}")]
+    return [
         ("clusters C", index.n_clusters),
         ("edges per cluster κ", index.edges_per_cluster),
         ("beam b", index.beam_size),
         ("shortlist K", index.shortlist_size),
         ("α, β", f"{index.alpha:g}, {index.beta:g}" if index.beta else f"{index.alpha:g}, open"),
-        ("validation points", config.eval.validation_size),
-        ("stages", stages),
-        ("seed", config.seed),
     ]
 
 

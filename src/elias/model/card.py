@@ -7,7 +7,7 @@ from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
 import elias
-from elias.config import EliasConfig, EncoderConfig
+from elias.config import EliasConfig, EncoderConfig, IndexConfig
 
 _PACKAGES = ("torch", "transformers", "numpy")
 _EXAMPLES = 5  # labels named in the card
@@ -26,8 +26,7 @@ tags:
 
 # ELIAS model of {n_labels:,} labels
 
-Ranks the few labels that fit a text, out of {n_labels:,}: a text encoder, an index of {clusters}
-over the labels that is learned with it, and one classifier per label.
+Ranks the few labels that fit a text, out of {n_labels:,}: {parts}.
 
 - Encoder: {encoder}
 - Labels: {n_labels:,}, such as {examples} (`labels.txt` has one per line)
@@ -61,18 +60,27 @@ def model_card(config: EliasConfig, label_names: Sequence[str], facts: Mapping[s
             and split, and ``data``, named counts on any level, become tables. Anything else is
             left out.
     """
-    n_clusters = config.index.n_clusters
     sections = [
         _metrics_section(facts.get("metrics") or {}),
         _data_section(facts.get("data") or {}),
     ]
     return _TEMPLATE.format(
         n_labels=len(label_names),
-        clusters="clusters" if n_clusters is None else f"{n_clusters:,} clusters",
+        parts=_parts(config.index),
         examples=", ".join(_code(name) for name in label_names[:_EXAMPLES]),
         encoder=_encoder_line(config.encoder),
         sections="".join(sections),
         versions=_versions(),
+    )
+
+
+def _parts(index: IndexConfig) -> str:
+    if index.kind == "all":
+        return "a text encoder and one classifier per\nlabel, all of which are asked (one-vs-all)"
+    clusters = "clusters" if index.n_clusters is None else f"{index.n_clusters:,} clusters"
+    return (
+        f"a text encoder, an index of {clusters}\nover the labels that is learned with it, and one "
+        "classifier per label"
     )
 
 

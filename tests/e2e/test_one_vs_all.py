@@ -1,0 +1,106 @@
+"""One-vs-all by the command line, from training to labelled texts."""
+
+import json
+
+import pytest
+
+from e2e.commands import elias
+from elias import Elias, EliasConfig, load_corpus, train
+
+SMALL = (
+    *("--device", "cpu", "--set", "index.kind=all"),
+    *("--set", "encoder.dim=16", "--set", "encoder.hidden_dim=16"),
+    *("--set", "stages.one-vs-all.epochs=6", "--set", "stages.one-vs-all.batch_size=32"),
+    *("--set", "stages.one-vs-all.label_lr=0.05"),
+)
+
+
+@pytest.fixture(scope="module", params=["full", "compact"])
+def trained(request, corpus_folder, tmp_path_factory):
+    """A finished run, and what its training said."""
+    run = tmp_path_factory.mktemp("runs") / request.param
+    storage = f"index.label_storage={request.param}"
+    return run, elias("train", corpus_folder, "--out", run, *SMALL, "--set", storage)
+
+
+@pytest.fixture(scope="module")
+def run(trained):
+    folder, told = trained
+    assert told.code == 0, told.err
+    return folder
+
+
+def test_training_tells_that_every_label_is_scored_and_prints_its_stage(trained):
+    run, told = trained
+
+    assert "none, every label is scored" in told.err
+    assert any(line.startswith("one-vs-all") for line in told.out.splitlines())
+    assert told.out.splitlines()[-1] == str(run / "model")
+
+
+def test_evaluate_finds_what_training_recorded(run, corpus_folder):
+    measured = json.loads(elias("evaluate", run, corpus_folder, "--json", "--device", "cpu").out)
+
+    recorded = Elias.from_pretrained(run, device="cpu").facts["metrics"]["one-vs-all"]["test"]
+    assert recorded["P@1"] > 35
+    assert {name: measured[name] for name in recorded} == pytest.approx(recorded, abs=1e-3)
+
+
+def test_predict_ranks_every_label_there_is(run, corpus_folder):
+    text = load_corpus(corpus_folder).test.texts[0]
+
+    told = elias("predict", run, "-k", 1000, "--device", "cpu", stdin=text.encode())
+
+    (line,) = (json.loads(line) for line in told.out.splitlines())
+    scores = [label["score"] for label in line["labels"]]
+    assert sorted(label["id"] for label in line["labels"]) == list(range(120))
+    assert scores == sorted(scores, reverse=True)
+
+
+def test_predict_can_be_limited_to_labels_and_kept_off_them(run, corpus_folder):
+    model = Elias.from_pretrained(run, device="cpu")
+    texts = load_corpus(corpus_folder).test.texts[:3]
+
+    only = model.predict(texts, only=[3, 7], top_k=9)
+    without = model.predict(texts, without=[3, 7], top_k=120)
+
+    assert all(sorted(ranking.ids) == [3, 7] for ranking in only)
+    assert all(len(ranking.ids) == 118 and not {3, 7} & set(ranking.ids) for ranking in without)
+
+
+def test_info_and_the_card_say_what_it_is(run):
+    told = elias("info", run)
+
+    assert "every label is scored" in told.out
+    assert "clusters" not in told.out
+    assert "one-vs-all" in (run / "model" / "README.md").read_text(encoding="utf8")
+
+
+def test_a_dry_run_counts_the_parameters_that_the_model_has(run, corpus_folder):
+    told = elias("train", corpus_folder, *SMALL, "--dry-run")
+
+    model = Elias.from_pretrained(run, device="cpu").model
+    n_parameters = sum(weight.numel() for weight in model.parameters())
+    assert f"parameters: {n_parameters:,};" in told.err
+
+
+def test_python_trains_the_same_model_and_it_survives_being_saved(run, corpus_folder, tmp_path):
+    corpus = load_corpus(corpus_folder)
+    saved = Elias.from_pretrained(run, device="cpu")
+
+    model = train(EliasConfig.from_file(run / "config.json"), corpus, device="cpu")
+    again = Elias.from_pretrained(model.save_pretrained(tmp_path / "model"), device="cpu")
+
+    for other in (model, again):
+        ours, theirs = saved.predict(corpus.test.texts), other.predict(corpus.test.texts)
+        assert ours.ids.tolist() == theirs.ids.tolist()
+        assert ours.scores.tolist() == theirs.scores.tolist()
+
+
+def test_a_preset_with_a_learned_graph_is_refused_in_one_line(corpus_folder):
+    told = elias(
+        *("train", corpus_folder, "--preset", "mesh-titles", "--set", "index.kind=all"), "--dry-run"
+    )
+
+    assert told.code == 2
+    assert "error: stages.stage2.learn_graph: with index.kind='all'" in told.err
