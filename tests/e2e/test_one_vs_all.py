@@ -2,10 +2,14 @@
 
 import json
 
+import numpy as np
 import pytest
+from scipy.sparse import csr_matrix
 
 from e2e.commands import elias
 from elias import Elias, EliasConfig, load_corpus, train
+from elias.data.corpus import Corpus, Split
+from tiny_bert import save_tiny_bert
 
 SMALL = (
     *("--device", "cpu", "--set", "index.kind=all"),
@@ -104,3 +108,31 @@ def test_a_preset_with_a_learned_graph_is_refused_in_one_line(corpus_folder):
 
     assert told.code == 2
     assert "error: stages.stage2.learn_graph: with index.kind='all'" in told.err
+
+
+def test_a_transformer_is_trained_one_vs_all_too(tmp_path):
+    rng = np.random.default_rng(0)
+    truth = rng.random((80, 5)) < 0.4
+    words = ["red", "cod", "tape", "sea", "quota"]
+    texts = [" ".join(np.array(words)[row]) for row in truth]
+    split = Split(labels=csr_matrix(truth.astype(np.float32)), texts=texts)
+    config = EliasConfig().override(
+        {
+            "index.kind": "all",
+            "encoder.kind": "transformer",
+            "encoder.model": save_tiny_bert(tmp_path / "bert"),
+            "encoder.dropout": 0.0,
+            "eval.validation_size": 0,
+            "stages.one-vs-all.epochs": 8,
+            "stages.one-vs-all.batch_size": 8,
+            "stages.one-vs-all.encoder_lr": 5e-3,
+            "stages.one-vs-all.label_lr": 5e-2,
+        }
+    )
+
+    model = train(config, Corpus(train=split, test=split, label_names=words), device="cpu")
+    again = Elias.from_pretrained(model.save_pretrained(tmp_path / "model"), device="cpu")
+
+    assert model.facts["metrics"]["one-vs-all"]["test"]["R@10"] == 100
+    assert model.facts["metrics"]["one-vs-all"]["test"]["P@1"] > 80
+    assert sorted(again.predict(["red cod"], top_k=2)[0].labels) == ["cod", "red"]
