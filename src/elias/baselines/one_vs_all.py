@@ -14,9 +14,9 @@ if TYPE_CHECKING:
 def one_vs_all(config: EliasConfig) -> EliasConfig:
     """Return ``config`` with every label scored, in one stage.
 
-    Encoder, seed, ranker and evaluation stay. The loss is summed over the labels: averaged over
-    all of them its gradients fall under AdamW's ε, and nothing is learned. The stage has the batches, the encoder's rates
-    and the starts of the first stage, all stages' epochs, and one-vs-all's own rates for labels.
+    Encoder, seed, ranker and evaluation stay. The stage has the batches, the encoder's rates and
+    the starts of the first stage, the epochs of all of them, and one-vs-all's own rates for labels.
+    The loss is summed over labels: averaged over all of them, its gradients fall under AdamW's ε.
 
     >>> from elias import EliasConfig
     >>> twin = one_vs_all(EliasConfig.preset("mesh-titles"))
