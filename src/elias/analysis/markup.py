@@ -38,7 +38,7 @@ def join(parts: object) -> Markup:
     return Markup("") if parts is None else text(parts)
 
 
-def element(name: str, *children: object, **attributes: object) -> Markup:
+def element(name: str, /, *children: object, **attributes: object) -> Markup:
     """Return an element with its children, which may be lists; None stands for nothing.
 
     A trailing underscore of an attribute is dropped and the others become hyphens, since
