@@ -39,7 +39,8 @@ def run(*args, **options):
 
 def test_the_commands_are_those_of_the_documentation():
     assert set(ALL) == {
-        *("", "demo", "train", "evaluate", "predict", "explain", "info", "presets"),
+        *("", "demo", "train", "evaluate", "predict", "explain", "report"),
+        *("info", "presets"),
         *("data", "data info", "data convert", "data demo", "data synthetic"),
     }
 

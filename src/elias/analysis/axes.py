@@ -189,6 +189,8 @@ def frame(
     ys: Sequence[float],
     legend: Sequence[tuple[str, Markup]] = (),
     categories: Sequence[str] | None = None,
+    *,
+    above: float = 0.0,
 ) -> Frame:
     """Return the frame that all values fit in.
 
@@ -200,9 +202,10 @@ def frame(
         legend: The name of each series, and the mark it is known by, 18 units wide and centred
             on 0, 0; none is drawn for a single series.
         categories: Names of equal parts of the axis below, in place of numbers.
+        above: Room to leave above the inside.
     """
     key, key_height = _legend(legend if len(legend) > 1 else ())
-    top = key_height + 2 * FONT + 4
+    top = key_height + 2 * FONT + 4 + above
     bottom = HEIGHT - (3 * FONT + 4)
     y_low, y_high = nice_range(y, ys, most=6)
     y_values = log_ticks(y_low, y_high, 6) if y.log else ticks(y_low, y_high, 6)
@@ -211,7 +214,7 @@ def frame(
     y_scale = Scale(y_low, y_high, bottom, top, y.log)
     if categories is None:
         x_low, x_high = nice_range(x, xs, most=8)
-        x_scale = Scale(x_low, x_high, left, WIDTH - 12, x.log)
+        x_scale = Scale(x_low, x_high, left, WIDTH - 18, x.log)
         marks = _number_marks(x_scale)
     else:
         x_scale = Scale(0, len(categories), left, WIDTH - 4)
@@ -284,7 +287,7 @@ def _legend(entries: Sequence[tuple[str, Markup]]) -> tuple[Markup, float]:
     drawn = []
     x, y = 0.0, 0.0
     for name, mark in entries:
-        width = 26 + text_width(name) + 14
+        width = 26 + text_width(name) + 20
         if x and x + width > WIDTH:
             x, y = 0.0, y + FONT * 1.5
         moved = element("g", mark, transform=f"translate({x + 10:.1f} {y + FONT * 0.75:.1f})")

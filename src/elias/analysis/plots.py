@@ -70,7 +70,12 @@ def line_plot(
     xs = np.concatenate([part.xs for part in parts])
     ys = np.concatenate([values for part in parts for values in part.heights()])
     space = frame(
-        x, y, xs.tolist(), ys.tolist(), legend=[(part.name, part.key()) for part in parts]
+        x,
+        y,
+        xs.tolist(),
+        ys.tolist(),
+        legend=[(part.name, part.key()) for part in parts],
+        above=FONT if rules else 0.0,
     )
     drawn = [_rule(space, at, name) for at, name in (rules or {}).items()]
     return space.drawn(words.title, words.description, drawn, [p.drawn(space) for p in parts])
@@ -174,9 +179,13 @@ def _swatch(series: int) -> Markup:
 def bar_plot(
     categories: Sequence[str], groups: Mapping[str, ArrayLike], x: Axis, y: Axis, words: Words
 ) -> Markup:
-    """Return bars over categories, side by side where there are several groups of values."""
+    """Return bars over categories, side by side where there are several groups of values.
+
+    A value that is not a number has no bar.
+    """
     values = {name: np.asarray(given, dtype=np.float64) for name, given in groups.items()}
-    heights = [0.0, *(float(v) for of_group in values.values() for v in of_group)]
+    known = np.concatenate([v[np.isfinite(v)] for v in values.values()])
+    heights = [0.0, *known.tolist()]
     legend = [(name, _swatch(i)) for i, name in enumerate(values)]
     space = frame(x, y, [], heights, legend=legend, categories=categories)
     pitch = space.width / len(categories)
@@ -185,6 +194,8 @@ def bar_plot(
     bars = []
     for series, (name, of_group) in enumerate(values.items()):
         for place, value in enumerate(of_group.tolist()):
+            if not np.isfinite(value):
+                continue
             left = space.x.start + pitch * (place + 0.12) + width * series
             told = f"{name}, {categories[place]}: {value:,.4g}"
             bars.append(_bar(space, left, width * 0.94, (0.0, value), series, told))

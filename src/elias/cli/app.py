@@ -20,6 +20,7 @@ from elias.cli.explain import explain
 from elias.cli.failures import explained
 from elias.cli.models import info, presets
 from elias.cli.predict import predict
+from elias.cli.report import report
 from elias.cli.train import train
 
 TALKATIVE = ("demo", "train")
@@ -76,6 +77,7 @@ app.command()(train)
 app.command()(evaluate)
 app.command()(predict)
 app.command()(explain)
+app.command()(report)
 app.command()(info)
 app.command()(presets)
 
