@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -194,9 +193,22 @@ def _in_the_plane(embedding: Floats, seed: int) -> Floats:
     from threadpoolctl import threadpool_limits
 
     perplexity = min(30.0, max(1.0, (len(embedding) - 1) / 3))
+    start = _first_places(embedding, np.random.default_rng(seed))
     # so few points keep one thread busy; several would mostly wait for each other
-    with warnings.catch_warnings(), threadpool_limits(1):
-        # points that are all alike have no principal components to begin with
-        warnings.simplefilter("ignore", RuntimeWarning)
-        flat = TSNE(perplexity=perplexity, init="pca", random_state=seed).fit_transform(embedding)
-    return np.nan_to_num(np.asarray(flat, dtype=np.float32))
+    with threadpool_limits(1):
+        flat = TSNE(perplexity=perplexity, init=start, random_state=seed).fit_transform(embedding)
+    return np.asarray(flat, dtype=np.float32)
+
+
+def _first_places(embedding: Floats, rng: np.random.Generator) -> Floats:
+    """Return where t-SNE begins: the two principal components, made small (n, 2).
+
+    Its own way to do so ends in a crash where all points are alike (scikit-learn 1.9.1).
+    """
+    left, sizes, _ = np.linalg.svd(embedding - embedding.mean(axis=0), full_matrices=False)
+    places = rng.normal(scale=1e-6, size=(len(embedding), 2))
+    width = min(2, len(sizes))
+    if sizes[0] > 0:
+        deviation = sizes[0] / np.sqrt(len(embedding))
+        places[:, :width] += 1e-4 * left[:, :width] * sizes[:width] / deviation
+    return places.astype(np.float32)
