@@ -8,6 +8,7 @@ import pytest
 
 from e2e.commands import SMALL, elias
 from elias import Elias, EliasConfig, load_corpus, train
+from elias.analysis import clouds
 from elias.data import convert
 from elias.data.features import Featurizer
 from elias.data.synthetic import synthetic_corpus
@@ -92,3 +93,12 @@ def test_a_transformer_cannot_read_features(folder):
 
     with pytest.raises(ConfigError, match="features and no text; only 'bag'"):
         train(config, load_corpus(folder), device="cpu")
+
+
+def test_a_report_shows_points_without_text_by_number(run, monkeypatch):
+    monkeypatch.setattr(clouds, "N_PANELS", 1)
+
+    told = elias("report", run)
+
+    assert told.code == 0, told.err
+    assert "<blockquote>Point " in (run / "report.html").read_text(encoding="utf8")

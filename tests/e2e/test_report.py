@@ -1,0 +1,273 @@
+"""``elias report``: one page, whole and harmless, with the numbers of the run."""
+
+import json
+import re
+import shutil
+from xml.etree import ElementTree
+
+import numpy as np
+import pytest
+
+from e2e.commands import SMALL, elias
+from elias import Elias, load_corpus
+from elias.analysis import clouds
+from elias.analysis.figures import (
+    clusters_per_label,
+    edge_weights,
+    recalls,
+    stage1_edges_kept,
+    stored_edges,
+)
+from elias.analysis.report import CONTENTS, write_report
+
+HTML = "{http://www.w3.org/1999/xhtml}"
+SVG = "{http://www.w3.org/2000/svg}"
+FIGURES = {
+    *("learning-loss", "learning-validation", "fig-5-curve", "fig-5-deciles", "fig-5-found"),
+    *("fig-4", "fig-3", "fig-3-histogram", "fig-7a", "fig-7b", "cluster-labels"),
+    "cluster-points",
+}
+NASTY = "<script>alert('x')</script>"
+
+
+@pytest.fixture(autouse=True)
+def few_pictures(monkeypatch):
+    monkeypatch.setattr(clouds, "N_PANELS", 1)
+
+
+def parsed(path):
+    """Read a page as strictly as XML is read."""
+    return ElementTree.fromstring(path.read_text(encoding="utf8").removeprefix("<!DOCTYPE html>"))
+
+
+def ids(tree, tag):
+    return [found.get("id") for found in tree.iter(f"{HTML}{tag}") if found.get("id")]
+
+
+def find(tree, key):
+    return next(found for found in tree.iter() if found.get("id") == key)
+
+
+def cells(tree, key, *, table=0):
+    """The cells of a table within the element of this id, row by row."""
+    found = list(find(tree, key).iter(f"{HTML}table"))[table]
+    rows = found.find(f"{HTML}tbody")
+    return [["".join(cell.itertext()).strip() for cell in row] for row in rows]
+
+
+@pytest.fixture(scope="module")
+def page(run):
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(clouds, "N_PANELS", 1)
+        told = elias("report", run, "--device", "cpu")
+    assert told.code == 0, told.err
+    assert told.out == f"{run / 'report.html'}\n"
+    return parsed(run / "report.html")
+
+
+def test_every_section_and_every_figure_is_there_once(page):
+    assert ids(page, "section") == list(CONTENTS)
+    assert sorted(ids(page, "figure")) == sorted(FIGURES)
+    every = [found.get("id") for found in page.iter() if found.get("id")]
+    assert len(every) == len(set(every))
+    links = [link.get("href") for link in page.iter(f"{HTML}a")]
+    assert links == [f"#{key}" for key in CONTENTS]
+
+
+def test_figures_are_pictures_with_words(page):
+    pictures = list(page.iter(f"{SVG}svg"))
+
+    assert len(pictures) == len(FIGURES) + sum(
+        len(list(find(page, key).iter(f"{SVG}svg"))) for key in ("fig-8", "fig-9")
+    )
+    assert all(picture[0].text and picture[1].text for picture in pictures)
+
+
+def test_the_page_needs_nothing_beside_itself(run, page):
+    content = (run / "report.html").read_text(encoding="utf8")
+
+    addresses = set(re.findall(r"https?://[^\"\s]+", content))
+    assert addresses == {"http://www.w3.org/1999/xhtml", "http://www.w3.org/2000/svg"}
+    assert not [found.tag for found in page.iter() if found.tag.endswith(("script", "link", "img"))]
+    assert "url(" not in content
+    assert "prefers-color-scheme: dark" in content
+
+
+def test_the_metrics_are_those_that_the_run_recorded(run, page):
+    lines = (run / "metrics.jsonl").read_text().splitlines()
+    stages = [r for r in map(json.loads, lines) if r["event"] == "stage"]
+
+    rows = cells(page, "metrics")
+
+    assert rows == [
+        [stage["stage"], *(f"{value:.2f}" for value in stage["test"].values())] for stage in stages
+    ]
+
+
+def test_the_numbers_of_the_figures_are_those_computed(run, corpus_folder, page):
+    model, corpus = Elias.from_pretrained(run, device="cpu"), load_corpus(corpus_folder)
+    frequencies, edges = corpus.label_frequencies(), stored_edges(model.model.graph)
+    partition = np.load(run / "partition.npy")
+
+    found = recalls(model.predict_split(corpus.test), corpus.test.labels, frequencies)
+    means = clusters_per_label(edges, frequencies, (0.1, 0.25, 0.5))
+    kept = stage1_edges_kept(edges, partition)
+    mean = edge_weights(edges).mean
+
+    assert [float(row[1]) for row in cells(page, "fig-5-curve")] == pytest.approx(
+        found.curve.tolist(), abs=0.005
+    )
+    assert [float(row[1]) for row in cells(page, "fig-5-deciles")] == pytest.approx(
+        found.by_decile.tolist(), rel=5e-3
+    )
+    assert np.array(cells(page, "fig-7b"))[:, 1:].astype(float) == pytest.approx(
+        np.stack(list(means.values()), axis=1), rel=5e-3
+    )
+    by_threshold = {row[0]: float(row[1].rstrip("%")) for row in cells(page, "fig-7a")}
+    assert by_threshold["0.25"] == pytest.approx(100 * kept[25], rel=5e-3)
+    assert float(cells(page, "fig-3")[0][1]) == pytest.approx(mean[0], rel=5e-3)
+
+
+def test_twenty_points_are_shown_with_what_predict_says_of_them(run, corpus_folder, page):
+    model, corpus = Elias.from_pretrained(run, device="cpu"), load_corpus(corpus_folder)
+    articles = list(find(page, "examples").iter(f"{HTML}article"))
+
+    assert len(articles) == 20
+    for article in articles:
+        text = article.find(f"{HTML}blockquote").text
+        row = list(corpus.test.texts).index(text)
+        best = model.predict([text], top_k=1)[0]
+        first = next(article.iter(f"{HTML}li"))
+        shown = [span.text for span in first.iter(f"{HTML}span")]
+        true = corpus.test.labels.indices[slice(*corpus.test.labels.indptr[row : row + 2])]
+        assert f"{best.scores[0]:.3f}" in shown
+        assert ("✓" in shown) == (best.ids[0] in true)
+
+
+def test_the_configuration_and_the_times_are_the_runs(run, page):
+    config = json.loads((run / "config.json").read_text())
+    keys = dict(cells(page, "configuration"))
+
+    assert keys["index.n_clusters"] == str(config["index"]["n_clusters"])
+    assert keys["stages.stage2.epochs"] == "3"
+    steps = [row[0] for row in cells(page, "times")]
+    assert {"clusters", "stage1", "stage2", "all"} <= set(steps)
+
+
+@pytest.mark.usefixtures("page")
+def test_the_same_run_gives_the_same_page(run, tmp_path):
+    again = write_report(run, out=tmp_path / "again.html", device="cpu")
+
+    assert again.read_text() == (run / "report.html").read_text()
+    assert [path.name for path in tmp_path.iterdir()] == ["again.html"]
+
+
+@pytest.fixture(scope="module")
+def nasty(tmp_path_factory):
+    """A run on a table whose texts, labels and columns look like markup."""
+    folder = tmp_path_factory.mktemp("nasty")
+    rows = "".join(
+        f'"{NASTY} word{i % 7} ""quoted"" & so on","{NASTY}{i % 6}/b & c {i % 4}"\n'
+        for i in range(120)
+    )
+    (folder / "points.csv").write_text(f"body,marks\n{rows}")
+    told = elias(
+        *("train", folder / "points.csv", "--text", "body", "--labels", "marks"),
+        *("--separator", "/", "--out", folder / "run", *SMALL),
+    )
+    assert told.code == 0, told.err
+    return folder
+
+
+def test_texts_and_labels_that_look_like_markup_are_harmless(nasty):
+    told = elias("report", nasty / "run")  # with the columns that the run remembers
+
+    assert told.code == 0, told.err
+    tree = parsed(nasty / "run" / "report.html")
+    assert not [found for found in tree.iter() if found.tag.endswith("script")]
+    assert not [name for found in tree.iter() for name in found.attrib if name.startswith("on")]
+    texts = [quote.text for quote in tree.iter(f"{HTML}blockquote")]
+    assert all(text.startswith(NASTY) for text in texts)
+
+
+def test_a_corpus_that_was_moved_is_one_line_with_the_remedy(nasty, tmp_path):
+    moved = shutil.copytree(nasty, tmp_path / "there")
+    record = (moved / "run" / "metrics.jsonl").read_text()
+    (moved / "run" / "metrics.jsonl").write_text(
+        record.replace(str(nasty / "points.csv"), str(tmp_path / "gone.csv"))
+    )
+
+    told = elias("report", moved / "run")
+    given = elias("report", moved / "run", moved / "points.csv", "--out", tmp_path / "page.html")
+
+    assert told.code == 2
+    assert told.err.startswith(f"error: {tmp_path / 'gone.csv'}: the corpus of ")
+    assert "elias report RUN DATA" in told.err
+    assert told.err.count("\n") == 1
+    assert given.code == 0, given.err
+
+
+def test_another_corpus_is_refused(nasty, corpus_folder):
+    told = elias("report", nasty / "run", corpus_folder, "--text", "x")
+
+    assert told.code == 2
+    assert told.err.count("\n") == 1
+
+
+def test_a_corpus_with_other_points_is_refused(run, tmp_path):
+    told = elias("data", "synthetic", tmp_path / "other", "--points", 90, "--labels", 120)
+    assert told.code == 0
+
+    told = elias("report", run, tmp_path / "other")
+
+    assert told.code == 2
+    assert "where the run had 400 with" in told.err
+
+
+def test_a_model_alone_needs_its_corpus_and_a_place_to_write(run, corpus_folder, tmp_path):
+    model = shutil.copytree(run / "model", tmp_path / "mine")
+    page = tmp_path / "page.html"
+
+    nowhere = elias("report", model, corpus_folder)
+    without = elias("report", model, "--out", page)
+    written = elias("report", model, corpus_folder, "--out", page)
+
+    assert (nowhere.code, without.code, written.code) == (2, 2, 0), written.err
+    assert "--out" in nowhere.err
+    assert "does not say where its corpus is" in without.err
+    missing = {"learning-loss", "learning-validation", "fig-7a"}
+    assert set(ids(parsed(page), "figure")) == FIGURES - missing
+
+
+@pytest.mark.parametrize("out", ["", "nowhere/page.html"])
+def test_a_place_that_cannot_be_written_is_told_before_the_work(run, tmp_path, out):
+    told = elias("report", run, "--out", tmp_path / out)
+
+    assert told.code == 2
+    assert "--out" in told.err
+
+
+def test_a_fixed_graph_has_a_report_too(corpus_folder, tmp_path):
+    run = tmp_path / "fixed"
+    fixed = ("--set", "stages.stage2.learn_graph=false", "--set", "eval.validation_size=0")
+    assert elias("train", corpus_folder, "--out", run, *SMALL, *fixed).code == 0
+
+    told = elias("report", run)
+
+    assert told.code == 0, told.err
+    tree = parsed(run / "report.html")
+    assert "The graph is fixed" in "".join(find(tree, "index").itertext())
+    assert not {"fig-3", "fig-7a", "fig-7b", "learning-validation"} & set(ids(tree, "figure"))
+
+
+def test_without_test_points_those_held_out_are_looked_at(tmp_path):
+    table = tmp_path / "points.csv"
+    rows = "".join(f"text {i % 17} of {i % 5},label {i % 3}\n" for i in range(200))
+    table.write_text(f"text,labels\n{rows}")
+    assert elias("train", table, "--test-size", 0, "--out", tmp_path / "run", *SMALL).code == 0
+
+    told = elias("report", tmp_path / "run")
+
+    assert told.code == 0, told.err
+    words = "".join(find(parsed(tmp_path / "run" / "report.html"), "recall").itertext())
+    assert "validation points" in words
