@@ -260,6 +260,25 @@ def test_a_fixed_graph_has_a_report_too(corpus_folder, tmp_path):
     assert not {"fig-3", "fig-7a", "fig-7b", "learning-validation"} & set(ids(tree, "figure"))
 
 
+def test_one_vs_all_is_explained_and_reported_as_one_cluster_of_all_labels(corpus_folder, tmp_path):
+    run = tmp_path / "all"
+    told = elias(
+        *("train", corpus_folder, "--out", run, "--device", "cpu", "--set", "index.kind=all"),
+        *("--set", "encoder.dim=16", "--set", "stages.one-vs-all.epochs=2"),
+    )
+    assert told.code == 0, told.err
+
+    explained = elias("explain", run, "some words", "--json", "--device", "cpu")
+    told = elias("report", run, "--device", "cpu")
+
+    labels = json.loads(explained.out)["labels"]
+    assert [[path["cluster"] for path in label["paths"]] for label in labels] == [[0]] * 5
+    assert all(label["path_score"] == 1 for label in labels)
+    assert [label["p"] for label in labels] == pytest.approx([label["score"] for label in labels])
+    assert told.code == 0, told.err
+    assert ids(parsed(run / "report.html"), "section") == list(CONTENTS)
+
+
 def test_without_test_points_those_held_out_are_looked_at(tmp_path):
     table = tmp_path / "points.csv"
     rows = "".join(f"text {i % 17} of {i % 5},label {i % 3}\n" for i in range(200))

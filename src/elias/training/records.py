@@ -25,13 +25,16 @@ class RunRecords:
     events: Sequence[Mapping[str, Any]] = ()
 
     def of(self, event: str) -> list[Mapping[str, Any]]:
-        """Return the events of one kind, in order: data, time, epoch or stage."""
-        return [record for record in self.events if record.get("event") == event]
+        """Return the events of one kind, in order: data, epoch or stage.
+
+        Of an ensemble, those of its first member: the others' lines name theirs.
+        """
+        return [r for r in self.events if r.get("event") == event and "member" not in r]
 
     def times(self) -> dict[str, float]:
-        """Return the seconds of each step; a step that came twice is added up."""
+        """Return the seconds of each step; a step that came twice is added up, as members' are."""
         seconds: dict[str, float] = {}
-        for record in self.of("time"):
+        for record in (r for r in self.events if r.get("event") == "time"):
             seconds[record["step"]] = seconds.get(record["step"], 0.0) + record["seconds"]
         return seconds
 

@@ -34,6 +34,15 @@ def test_times_of_a_step_add_up(records):
     assert records.times() == {"clusters": 2.5}
 
 
+def test_of_an_ensemble_the_first_member_is_told_and_all_take_time(tmp_path):
+    second = [{**event, "member": 1} for event in EVENTS]
+
+    records = read_records(write(tmp_path, map(json.dumps, [*EVENTS, *second])))
+
+    assert len(records.of("epoch")) == 1
+    assert records.times() == {"clusters": 5.0}
+
+
 def test_a_run_knows_its_corpus_and_how_to_read_it(records):
     assert records.source() == Path("/data/fish.csv")
     assert records.reading() == {"text": "title"}
