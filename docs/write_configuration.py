@@ -24,6 +24,7 @@ SECTIONS = {
     "loss": tree.LossConfig,
     "stages": StageConfig,
     "rerank": tree.RerankConfig,
+    "ensemble": tree.EnsembleConfig,
     "eval": tree.EvalConfig,
 }
 PLAIN = {"int": "whole number", "float": "number", "str": "text", "bool": "true or false"}

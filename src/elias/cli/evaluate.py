@@ -47,7 +47,7 @@ def evaluate(  # noqa: PLR0913 - each is an option of its own
     ] = None,
     component: Annotated[
         str | None,
-        typer.Option(metavar="NAME", help="Use only this much of the model, e.g. stage2."),
+        typer.Option(metavar="NAME", help="Use only this much of the model: stage2, rerank, …"),
     ] = None,
     predictions: Annotated[
         Path | None,
@@ -66,11 +66,11 @@ def evaluate(  # noqa: PLR0913 - each is an option of its own
     from elias.pipeline import Elias
 
     model = Elias.from_pretrained(run, device=device)
-    check_component(model, component)
+    component = model.check_component(component)
     corpus = read_corpus(data, text, labels, separator, test_size=0)
     chosen = choose_points(corpus, model, split)
     cuts = tuple(sorted(set(ks or (1, 3, 5))))
-    found = _predictions(model, chosen, predictions, max(*cuts, *RECALL_KS))
+    found = _predictions(model, chosen, predictions, max(*cuts, *RECALL_KS), component)
     judged = Judgement(model, chosen, found, cuts)
     metrics = judged.metrics()
     if per_label is not None:
@@ -154,20 +154,6 @@ class Judgement:
         return self.predictions if filters is None else self.predictions.drop(filters)
 
 
-def check_component(model: Elias, component: str | None) -> None:
-    """Refuse a component that the model does not have."""
-    from elias.errors import ConfigError, nearest
-
-    last = model.config.stages[-1]
-    known = list(dict.fromkeys([last.name, "stage2" if last.learn_graph else "stage1"]))
-    if component is not None and component not in known:
-        hint = nearest(component, known)
-        raise ConfigError(
-            f"--component {component!r}: the model has no such part{hint} (it has: "
-            f"{', '.join(known)}; metrics of earlier stages stand in the run's metrics.jsonl)"
-        )
-
-
 def choose_points(corpus: Corpus, model: Elias, split: str) -> Chosen:
     """Find the points to evaluate: a given split, what the model's run set aside, or all."""
     from elias.errors import DataError
@@ -217,12 +203,14 @@ def _held_out(corpus: Corpus, model: Elias, is_the_runs: bool) -> Split:
     return held_out
 
 
-def _predictions(model: Elias, chosen: Chosen, file: Path | None, top_k: int) -> Predictions:
+def _predictions(
+    model: Elias, chosen: Chosen, file: Path | None, top_k: int, component: str
+) -> Predictions:
     from elias.predictions import read_predictions
 
     points = chosen.points
     if file is None:
-        found = model.predict_split(points, top_k=top_k)
+        found = model.predict_split(points, top_k=top_k, component=component)
     else:
         found = read_predictions(file, model.n_labels, model.label_names)
     if len(found) != len(points):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -264,6 +264,26 @@ class RerankConfig:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class EnsembleConfig:
+    """Several models whose scores are averaged label by label (§4)."""
+
+    members: int = 1
+    """How many models are trained, one after the other, with other clusters, first weights and
+    batches; the points held out are the same for all."""
+    first_member: int = 0
+    """The number of the first of them. A saved member has its own here, so that its configuration
+    trains it again by itself."""
+
+    def __post_init__(self) -> None:
+        """Check each value by itself."""
+        _need(self.members >= 1, f"ensemble.members must be >= 1, not {self.members}")
+        _need(
+            0 <= self.first_member < 2**20,
+            f"ensemble.first_member must be >= 0 and below 2^20, not {self.first_member}",
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class EvalConfig:
     """Validation, metrics and the choice of the best epoch."""
 
@@ -313,6 +333,7 @@ class EliasConfig:
     loss: LossConfig = field(default_factory=LossConfig)
     stages: tuple[StageConfig, ...] = DEFAULT_STAGES
     rerank: RerankConfig = field(default_factory=RerankConfig)
+    ensemble: EnsembleConfig = field(default_factory=EnsembleConfig)
     eval: EvalConfig = field(default_factory=EvalConfig)
 
     def __post_init__(self) -> None:
@@ -364,6 +385,16 @@ class EliasConfig:
         """Return plain nested dicts, ready for JSON."""
         tree: dict[str, Any] = json.loads(json.dumps(asdict(self)))
         return tree
+
+    @property
+    def member_seed(self) -> int:
+        """Return the seed of what differs between the members of an ensemble."""
+        return self.seed + (self.ensemble.first_member << 32)
+
+    def member(self, number: int) -> EliasConfig:
+        """Return the configuration of one member, counted from the first, by itself."""
+        first = self.ensemble.first_member + number
+        return replace(self, ensemble=EnsembleConfig(members=1, first_member=first))
 
     def override(self, changes: Mapping[str, Any]) -> EliasConfig:
         """Return a copy with dotted keys changed, e.g. ``{"stages.stage2.epochs": 3}``.

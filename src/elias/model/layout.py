@@ -6,7 +6,7 @@ from pathlib import Path
 
 from elias.errors import ModelError
 
-FORMAT_VERSION = 1
+FORMAT_VERSION = 2
 """Raised when an older elias-xmc could not read what this one writes."""
 
 CONFIG_FILE = "config.json"

@@ -8,7 +8,8 @@ from __future__ import annotations
 import json
 import math
 import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -50,6 +51,8 @@ class LoadedModel(NamedTuple):
     label_names: tuple[str, ...]
     facts: dict[str, Any]
     """What was said of the model when it was saved: metrics, data statistics."""
+    beside: dict[str, int]
+    """What else was saved in the folder, by its name: whether, or how many."""
 
 
 class _Description(NamedTuple):
@@ -64,6 +67,7 @@ class _Description(NamedTuple):
     encoder: dict[str, Any]
     config: EliasConfig
     facts: dict[str, Any]
+    beside: dict[str, int]
 
 
 def save_model(
@@ -90,6 +94,17 @@ def save_model(
     Raises:
         ModelError: If the folder is taken, or cannot be written.
     """
+    with staged_model(folder, overwrite=overwrite) as staging:
+        write_model(staging, model, config=config, label_names=label_names, facts=facts, card=card)
+
+
+@contextmanager
+def staged_model(folder: str | Path, *, overwrite: bool = False) -> Iterator[Path]:
+    """Yield an empty folder that becomes ``folder`` when the block ends without an error.
+
+    Raises:
+        ModelError: If the folder is taken, or cannot be written.
+    """
     folder = Path(folder)
     if overwrite and folder.is_dir() and any(folder.iterdir()) and not is_saved_model(folder):
         raise ModelError(
@@ -97,9 +112,7 @@ def save_model(
         )
     try:
         with staged_folder(folder, overwrite=overwrite) as staging:
-            write_model(
-                staging, model, config=config, label_names=label_names, facts=facts, card=card
-            )
+            yield staging
     except DataError as error:
         raise ModelError(str(error)) from error
     except OSError as error:
@@ -119,8 +132,12 @@ def write_model(
     label_names: Sequence[str],
     facts: Mapping[str, Any],
     card: str,
+    beside: Mapping[str, int] | None = None,
 ) -> None:
-    """Write a model's files into an empty folder, e.g. one that is staged with more beside them."""
+    """Write a model's files into an empty folder, e.g. one that is staged with more beside them.
+
+    ``beside`` says what more there is, so that it is missed if it is not there.
+    """
     assert len(label_names) == model.n_labels, "every label has a name"
     encoder, tensors = save_encoder(model.encoder, folder)
     tensors |= {name: _storable(tensor) for name, tensor in model.state_dict().items()}
@@ -143,6 +160,7 @@ def write_model(
         "encoder": encoder,
         "config": config.to_dict(),
         "facts": _plain(facts),
+        "beside": {name: int(count) for name, count in (beside or {}).items()},
     }
     text = json.dumps(description, indent=2, allow_nan=False) + "\n"
     (folder / CONFIG_FILE).write_text(text, encoding="utf8")
@@ -169,7 +187,11 @@ def load_model(folder: str | Path, device: torch.device | str = "cpu") -> Loaded
     tensors[_LABEL_WEIGHT] = tensors[_LABEL_WEIGHT].to(torch.float32)
     model.load_state_dict(tensors, assign=True)
     return LoadedModel(
-        model.to(torch.device(device)).eval(), described.config, label_names, described.facts
+        model.to(torch.device(device)).eval(),
+        described.config,
+        label_names,
+        described.facts,
+        described.beside,
     )
 
 
@@ -217,16 +239,25 @@ def _read_description(folder: Path) -> _Description:
             f"{path}: format {version}, written by elias-xmc {tree['elias_version']}, is newer "
             f"than format {FORMAT_VERSION} of this {elias.__version__}; upgrade elias-xmc"
         )
-    for key, (kind, least) in _NEEDED.items():
-        value: Any = tree.get(key)
-        if not _is_of(kind, value) or (least is not None and not least <= value < math.inf):
-            raise broken(path, f"{key} is {value!r}")
+    if version == 1:
+        tree["beside"] = {}
+    _check_values(path, tree)
     try:
         config = EliasConfig.from_dict(tree["config"])
     except ConfigError as error:
         raise broken(path, f"config does not fit this version of elias-xmc ({error})") from error
     values = {key: tree[key] for key in _NEEDED}
     return _Description(**{**values, "config": config})
+
+
+def _check_values(path: Path, tree: dict[str, Any]) -> None:
+    for key, (kind, least) in _NEEDED.items():
+        value: Any = tree.get(key)
+        if not _is_of(kind, value) or (least is not None and not least <= value < math.inf):
+            raise broken(path, f"{key} is {value!r}")
+    for name, count in tree["beside"].items():
+        if type(count) is not int or count < 0:
+            raise broken(path, f"beside.{name} is {count!r}")
 
 
 _NEEDED: dict[str, tuple[type, int | None]] = {
@@ -239,6 +270,7 @@ _NEEDED: dict[str, tuple[type, int | None]] = {
     "encoder": (dict, None),
     "config": (dict, None),
     "facts": (dict, None),
+    "beside": (dict, None),
 }
 
 

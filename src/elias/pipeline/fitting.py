@@ -17,18 +17,21 @@ from elias.errors import ConfigError
 from elias.metrics import inverse_propensities, metric_names, score
 from elias.model.building import build_encoder
 from elias.pipeline.inputs import bag_of_words, cached_tokens
-from elias.pipeline.predictor import Elias
+from elias.pipeline.predictor import ENSEMBLE, Elias
 from elias.pipeline.resources import memory_explained, pick_device, threads_shared
 from elias.training.loop import EpochReport, Points
 from elias.training.stages import StageSequence
 from elias.training.tracking import Run, check_folder, open_run
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
     from elias.config import EliasConfig, StageConfig
     from elias.data.corpus import Corpus, Split
     from elias.data.tokens import Tokens
     from elias.model.elias import EliasModel
     from elias.model.encoder import TextEncoder
+    from elias.predictions import Predictions
 
 logger = logging.getLogger(__name__)
 
@@ -81,11 +84,60 @@ def train(
         open_run(folder, config, overwrite=overwrite) as run,
         memory_explained("training"),
     ):
-        model = _Training(config, corpus, run, pick_device(device), init_from).run_all()
+        where = pick_device(device)
+        first, *others = [
+            _Training(config.member(number), corpus, run.member(number), where, init_from).run_all()
+            for number in range(config.ensemble.members)
+        ]
+        model = _together(config, first, others, corpus, run) if others else first
         if run.model_folder is not None:
             with run.timed("save"):
                 model.save_pretrained(run.model_folder)
         return model
+
+
+def _together(
+    config: EliasConfig, first: Elias, others: Sequence[Elias], corpus: Corpus, run: Run
+) -> Elias:
+    """Return the ensemble of the members, measured."""
+    model = Elias(
+        first.model,
+        config,
+        first.label_names,
+        first.facts,
+        reranker=first.reranker,
+        others=others,
+    )
+    _, held_out = validation_split(corpus, config)
+    with run.timed("ensemble"):
+        found = {
+            name: measure(model, model.predict_split(split), split, corpus, REPORTED)
+            for name, split in (("validation", held_out), ("test", corpus.test))
+            if split is not None
+        }
+    run.record("stage", stage=ENSEMBLE, **found)
+    model.facts["metrics"][ENSEMBLE] = found
+    model.facts["timings"] = _rounded(run.timings)
+    return model
+
+
+def measure(
+    model: Elias, found: Predictions, split: Split, corpus: Corpus, names: list[str]
+) -> dict[str, float]:
+    """Return the metrics of predictions, in percent, with the model's propensity constants."""
+    settings = model.config.eval
+    propensity = inverse_propensities(
+        corpus.label_frequencies(),
+        len(corpus.train),
+        settings.propensity_a,
+        settings.propensity_b,
+    )
+    measured = score(found, split.labels, propensity, names)
+    return {name: round(value, 4) for name, value in measured.items()}
+
+
+def _rounded(timings: Mapping[str, float]) -> dict[str, float]:
+    return {name: round(value, 2) for name, value in timings.items()}
 
 
 def check_plan(config: EliasConfig, out: Path | None, *, overwrite: bool = False) -> None:
@@ -108,7 +160,7 @@ def starting_config(config: EliasConfig, init_from: Elias | None) -> EliasConfig
 
 
 class _Training:
-    """One call of `train`: the corpus made ready, then the stages."""
+    """The training of one model: the corpus made ready, then the stages."""
 
     def __init__(
         self,
@@ -130,7 +182,7 @@ class _Training:
     def run_all(self) -> Elias:
         """Train, and return the model with what is known of its making."""
         with torch.random.fork_rng(devices=_forked(self.device)):
-            torch.manual_seed(self.config.seed)
+            torch.manual_seed(self.config.member_seed)
             train_split, self.held_out = validation_split(self.corpus, self.config)
             with self.run.timed("encoder"):
                 encoder = self._encoder(train_split)
@@ -159,7 +211,7 @@ class _Training:
         facts = {
             "data": corpus_stats(self.corpus).to_dict(),
             "metrics": self.metrics,
-            "timings": {name: round(value, 2) for name, value in self.run.timings.items()},
+            "timings": _rounded(self.run.timings),
         }
         return Elias(model, self.config, self.corpus.label_names, facts)
 
@@ -195,15 +247,7 @@ class _Training:
     ) -> dict[str, float]:
         view = Elias(model, self.config, self.corpus.label_names)
         ranked = view.predict_split(split, tokens=self.tokens[name])
-        settings = self.config.eval
-        propensity = inverse_propensities(
-            self.corpus.label_frequencies(),
-            len(self.corpus.train),
-            settings.propensity_a,
-            settings.propensity_b,
-        )
-        measured = score(ranked, split.labels, propensity, names)
-        return {name: round(value, 4) for name, value in measured.items()}
+        return measure(view, ranked, split, self.corpus, names)
 
     def _report_data(self, train_split: Split) -> None:
         counts = np.bincount(train_split.labels.indices, minlength=self.corpus.n_labels)

@@ -2,44 +2,36 @@
 
 from __future__ import annotations
 
-import logging
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import torch
 from scipy.sparse import csr_matrix, issparse
 
-from elias.errors import DataError, ModelError, nearest
+from elias.errors import ConfigError, DataError, nearest
 from elias.metrics import evaluate
-from elias.model.card import model_card
 from elias.model.elias import EliasModel, SearchSizes
-from elias.model.inference import BATCH_SIZE, Ranked, rank_all
-from elias.model.pretrained import load_model, save_model
+from elias.model.inference import BATCH_SIZE, embed_all
 from elias.pipeline.explaining import Explanation, explain
-from elias.pipeline.inputs import cached_tokens, feature_tokens
+from elias.pipeline.folder import SavedModel, load_all, model_folder, save_all
+from elias.pipeline.inputs import cached_tokens, feature_tokens, input_of
 from elias.pipeline.matching import match_labels
-from elias.pipeline.resources import (
-    is_out_of_memory,
-    memory_explained,
-    pick_device,
-    threads_shared,
-)
+from elias.pipeline.questions import Question, blocked_labels, label_ids, search
+from elias.pipeline.resources import pick_device
 from elias.predictions import Predictions
-from elias.training.tracking import METRICS_FILE, MODEL_FOLDER
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Callable, Iterable, Sequence
 
     from elias.config import EliasConfig
     from elias.data.corpus import Corpus, Split
     from elias.data.tokens import Tokens
     from elias.metrics import Metrics
-
-logger = logging.getLogger(__name__)
+    from elias.rerank import Reranker
 
 EVALUATED = 100  # labels ranked for metrics, as far as R@100 looks
-ALL_OF_FEW = 10_000  # labels asked for by `only` that are all scored, whatever the shortlist holds
+RERANK, CALIBRATE, ENSEMBLE = "rerank", "calibrate", "ensemble"
+"""Components that come after the stages."""
 
 
 class Elias:
@@ -89,12 +81,57 @@ class Elias:
         config: EliasConfig,
         label_names: Sequence[str],
         facts: dict[str, Any] | None = None,
+        *,
+        reranker: Reranker | None = None,
+        others: Sequence[Elias] = (),
     ) -> None:
         self.model = model
         self.config = config
         self.label_names = label_names
         self.facts = facts or {}
         """What is known of its making: data statistics, metrics of each stage, timings."""
+        self.reranker = reranker
+        """The sparse ranker and its calibration (§3.5), where they were trained."""
+        self.others = tuple(others)
+        """The other members of an ensemble."""
+
+    @property
+    def members(self) -> tuple[Elias, ...]:
+        """Return the models whose scores are averaged, each of which works alone."""
+        if not self.others:
+            return (self,)
+        alone = self.config.member(0)
+        first = Elias(self.model, alone, self.label_names, self.facts, reranker=self.reranker)
+        return (first, *self.others)
+
+    @property
+    def components(self) -> tuple[str, ...]:
+        """Return how far a prediction can go, the last being what `predict` does unasked.
+
+        The last stage trained, then, where the model has them, ``rerank``, ``calibrate`` and
+        ``ensemble``.
+        """
+        there = {
+            RERANK: self.reranker is not None,
+            CALIBRATE: self.reranker is not None and self.reranker.calibration is not None,
+            ENSEMBLE: bool(self.others),
+        }
+        return (
+            self.config.stages[-1].name,
+            *(name for name, is_there in there.items() if is_there),
+        )
+
+    def check_component(self, name: str | None) -> str:
+        """Return the component asked for, the last if None; refuse one that is not there."""
+        if name is None:
+            return self.components[-1]
+        if name not in self.components:
+            raise ConfigError(
+                f"component {name!r}: the model has no such part{nearest(name, self.components)} "
+                f"(it has: {', '.join(self.components)}; metrics of earlier stages stand in the "
+                "run's metrics.jsonl)"
+            )
+        return name
 
     @property
     def n_labels(self) -> int:
@@ -117,6 +154,7 @@ class Elias:
         batch_size: int = BATCH_SIZE,
         only: Iterable[int | str] | None = None,
         without: Iterable[int | str] | None = None,
+        component: str | None = None,
     ) -> Predictions:
         """Return the ``top_k`` best labels of each text, best first, ties by label id.
 
@@ -128,27 +166,53 @@ class Elias:
             only: Ids or names of the labels to choose among. All clusters are searched for them,
                 and up to 10,000 of them are all ranked.
             without: Ids or names of labels to keep off.
+            component: How far to go, one of `components`; None uses everything the model has.
 
         Raises:
             DataError: If a text is no string, or a label is not known.
+            ConfigError: If the model has no such component.
         """
         for name, value in (("top_k", top_k), ("batch_size", batch_size)):
             if not isinstance(value, int) or value < 1:
                 raise DataError(f"{name} must be a whole number >= 1, not {value!r}")
-        tokens = self._tokens(texts)
-        sizes = self.sizes
-        blocked = self._blocked(only, without)
-        if only is not None:
-            assert blocked is not None
-            n_wanted = min(int((~blocked).sum()), ALL_OF_FEW)
-            shortlist = max(sizes.shortlist_size, n_wanted)
-            sizes = SearchSizes(self.model.graph.n_clusters, shortlist)
-        return self._rank(tokens, top_k, sizes, batch_size=batch_size, blocked=blocked)
+        component = self.check_component(component)
+        if not issparse(texts) and not isinstance(texts, str):
+            texts = list(texts)
+        blocked = blocked_labels(only, without, self.label_names)
+        asked = Question(texts, top_k, batch_size, blocked, only_some=only is not None)
+        return self._answer(asked, component, lambda member: member._tokens(texts))
+
+    def _answer(
+        self, asked: Question, component: str, tokens_of: Callable[[Elias], Tokens]
+    ) -> Predictions:
+        """Return what one component says, an ensemble being the mean of its members."""
+        if component != ENSEMBLE:
+            return self._answer_alone(asked, component, tokens_of(self))
+        parts = [
+            member._answer_alone(asked.deep(), member.components[-1], tokens_of(member))
+            for member in self.members
+        ]
+        return Predictions.merge(parts, k=asked.top_k)
+
+    def _answer_alone(self, asked: Question, component: str, tokens: Tokens) -> Predictions:
+        """Search, and rank the best of what is found anew as far as the component says."""
+        reranker = self.reranker if component in (RERANK, CALIBRATE) else None
+        depth = asked.top_k if reranker is None else max(asked.top_k, reranker.candidates)
+        ranked = search(self.model, tokens, asked, self.sizes, depth)
+        found = Predictions(ranked.ids, ranked.scores, self.n_labels, self.label_names)
+        if reranker is None:
+            return found
+        embedding = embed_all(self.model.encoder, tokens) if reranker.reads_embedding else None
+        return reranker.rerank(
+            found, asked.given, embedding, calibrated=component == CALIBRATE
+        ).top(asked.top_k)
 
     def explain(
         self, texts: Sequence[str] | csr_matrix, *, top_k: int = 5, paths: int = 3
     ) -> list[Explanation]:
         """Return why each text gets its ``top_k`` best labels: those that `predict` finds.
+
+        Of an ensemble, what its first member finds and why; ask the other `members` likewise.
 
         Args:
             texts: What `predict` takes.
@@ -172,70 +236,46 @@ class Elias:
         return explain(
             self.model,
             self._tokens(texts),
-            self.predict(texts, top_k=top_k),
+            self.members[0].predict(texts, top_k=top_k),
             texts=None if issparse(texts) else texts,
             beam_size=self.sizes.beam_size,
             paths=paths,
         )
 
-    def _rank(
-        self,
-        tokens: Tokens,
-        top_k: int,
-        sizes: SearchSizes | None = None,
-        *,
-        batch_size: int = BATCH_SIZE,
-        blocked: torch.Tensor | None = None,
-    ) -> Predictions:
-        sizes = sizes or self.sizes
-        with threads_shared(), memory_explained("predicting"):
-            ranked = self._rank_in_halves(tokens, top_k, sizes, batch_size, blocked)
-        scores = np.where(ranked.ids < self.n_labels, ranked.scores, -np.inf).astype(np.float32)
-        return Predictions(
-            ids=ranked.ids, scores=scores, n_labels=self.n_labels, label_names=self.label_names
-        )
-
-    def _rank_in_halves(
-        self,
-        tokens: Tokens,
-        top_k: int,
-        sizes: SearchSizes,
-        batch_size: int,
-        blocked: torch.Tensor | None,
-    ) -> Ranked:
-        """Rank, with half the texts at a time whenever memory does not hold them."""
-        while True:
-            try:
-                return rank_all(
-                    self.model, tokens, sizes, top_k, batch_size=batch_size, blocked=blocked
-                )
-            except (MemoryError, RuntimeError) as error:
-                if batch_size == 1 or not is_out_of_memory(error):
-                    raise
-                batch_size //= 2
-                logger.warning("out of memory: going on with %d texts at a time", batch_size)
-
     def predict_split(
-        self, split: Split, *, top_k: int = EVALUATED, tokens: Tokens | None = None
+        self,
+        split: Split,
+        *,
+        top_k: int = EVALUATED,
+        tokens: Tokens | None = None,
+        component: str | None = None,
     ) -> Predictions:
         """Return predictions for a split of a corpus, without the pairs its filters forbid.
 
-        ``tokens`` are the split's, where they are at hand.
+        ``tokens`` are the split's, where they are at hand; ``component`` is that of `predict`.
         """
-        if tokens is None:
-            tokens = cached_tokens(split, self.model.encoder)
         filters = np.empty((0, 2), dtype=np.int64) if split.filters is None else split.filters
         most_filtered = int(np.bincount(filters[:, 0], minlength=1).max())
-        ranked = self._rank(tokens, top_k + most_filtered)
+        component = self.check_component(component)
+        asked = Question(input_of(split, self.model.encoder), top_k + most_filtered)
+
+        def tokens_of(member: Elias) -> Tokens:
+            return cached_tokens(split, member.model.encoder) if tokens is None else tokens
+
+        ranked = self._answer(asked, component, tokens_of)
         return (ranked.drop(filters) if most_filtered else ranked).top(top_k)
 
-    def evaluate(self, corpus: Corpus, *, split: str = "test") -> Metrics:
+    def evaluate(
+        self, corpus: Corpus, *, split: str = "test", component: str | None = None
+    ) -> Metrics:
         """Return the metrics on a split of the corpus, with this model's propensity constants.
 
         Labels are matched by name; those that the model does not know count as missed.
+        ``component`` is that of `predict`.
         """
         corpus = match_labels(corpus, self.label_names)
-        predictions = self.predict_split(corpus.split(split)).among(corpus.label_names)
+        predictions = self.predict_split(corpus.split(split), component=component)
+        predictions = predictions.among(corpus.label_names)
         settings = self.config.eval
         return evaluate(
             predictions, corpus, split=split, a=settings.propensity_a, b=settings.propensity_b
@@ -243,32 +283,35 @@ class Elias:
 
     def save_pretrained(self, folder: str | Path, *, overwrite: bool = False) -> Path:
         """Write the model to a folder that `from_pretrained` reads; it appears whole or not."""
-        folder = Path(folder)
-        card = model_card(self.config, self.label_names, self.facts)
-        save_model(
-            folder,
+        save_all(Path(folder), self._saved(), overwrite=overwrite)
+        return Path(folder)
+
+    def _saved(self) -> SavedModel:
+        return SavedModel(
             self.model,
-            config=self.config,
-            label_names=self.label_names,
-            facts=self.facts,
-            card=card,
-            overwrite=overwrite,
+            self.config,
+            tuple(self.label_names),
+            self.facts,
+            self.reranker,
+            tuple(other._saved() for other in self.others),
         )
-        return folder
 
     @classmethod
     def from_pretrained(cls, folder: str | Path, *, device: str = "auto") -> Elias:
         """Read a saved model; the folder of a finished run will do too."""
-        folder = Path(folder)
-        if not (folder / "model.safetensors").exists() and (folder / MODEL_FOLDER).is_dir():
-            folder = folder / MODEL_FOLDER
-        elif (folder / METRICS_FILE).exists():
-            raise ModelError(
-                f"{folder}: the run is not finished, so it has no model yet; "
-                "the same `elias train` command trains it again"
-            )
-        loaded = load_model(folder, pick_device(device))
-        return cls(loaded.model, loaded.config, loaded.label_names, dict(loaded.facts))
+        return cls._from_saved(load_all(model_folder(Path(folder)), pick_device(device)))
+
+    @classmethod
+    def _from_saved(cls, saved: SavedModel) -> Elias:
+        others = [cls._from_saved(other) for other in saved.others]
+        return cls(
+            saved.model,
+            saved.config,
+            saved.label_names,
+            dict(saved.facts),
+            reranker=saved.reranker,
+            others=others,
+        )
 
     def _tokens(self, texts: Sequence[str] | csr_matrix) -> Tokens:
         if issparse(texts):
@@ -283,38 +326,6 @@ class Elias:
             raise DataError("this model was trained on features; give it their CSR matrix")
         return self.model.encoder.tokenise(texts)
 
-    def _blocked(
-        self, only: Iterable[int | str] | None, without: Iterable[int | str] | None
-    ) -> torch.Tensor | None:
-        if only is None and without is None:
-            return None
-        blocked = np.zeros(self.n_labels, dtype=bool)
-        if only is not None:
-            blocked[:] = True
-            blocked[self.label_ids(only)] = False
-        if without is not None:
-            blocked[self.label_ids(without)] = True
-        return torch.from_numpy(blocked).to(self.model.labels.weight.device)
-
     def label_ids(self, labels: Iterable[int | str]) -> list[int]:
         """Return the ids of labels given as ids or names; a name may stand for several."""
-        if isinstance(labels, str):
-            raise DataError(f"labels must be a list; wrap it: [{labels!r}]")
-        wanted = list(labels)
-        by_name: dict[str, list[int]] = {name: [] for name in wanted if isinstance(name, str)}
-        if by_name:
-            for i, name in enumerate(self.label_names):
-                if name in by_name:
-                    by_name[name].append(i)
-        ids: list[int] = []
-        for label in wanted:
-            if isinstance(label, str):
-                known = by_name[label]
-                hint = "" if known else nearest(label, self.label_names)
-            else:
-                known = [int(label)] if 0 <= label < self.n_labels else []
-                hint = f"; ids go from 0 to {self.n_labels - 1}"
-            if not known:
-                raise DataError(f"the model has no label {label!r}{hint}")
-            ids.extend(known)
-        return ids
+        return label_ids(labels, self.label_names)

@@ -152,7 +152,7 @@ class StageSequence:
             stage=stage,
             config=self.config,
             points=self.points,
-            rng=np.random.default_rng([self.config.seed, position]),
+            rng=np.random.default_rng([self.config.member_seed, position]),
             validate=self.validate,
             report=self.report_epoch,
         )
@@ -165,7 +165,7 @@ class StageSequence:
         sparse, dense = label_centroids(self.points.labels, self.bow, embedding)
         n_clusters = self.config.index.n_clusters
         assert n_clusters is not None
-        return balanced_clusters(sparse, dense, n_clusters, self.config.seed)
+        return balanced_clusters(sparse, dense, n_clusters, self.config.member_seed)
 
     def _fixed(
         self,
@@ -222,7 +222,7 @@ class StageSequence:
         assert index.beam_size is not None
         assert index.edges_per_cluster is not None
         beams, scores = cluster_all(model, self.points.tokens, index.beam_size)
-        generator = torch.Generator().manual_seed(self.config.seed * 1000 + position)
+        generator = torch.Generator().manual_seed(self.config.member_seed * 1000 + position)
         with progress("Choosing edges", 3) as advance:
             counts = edge_counts(beams, scores, self.points.labels, model.graph.n_clusters)
             advance()

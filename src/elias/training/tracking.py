@@ -16,7 +16,7 @@ from elias.config import EliasConfig, read_tree
 from elias.errors import ConfigError, RunError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Mapping
 
     from numpy.typing import NDArray
 
@@ -37,10 +37,24 @@ logger = logging.getLogger(__name__)
 class Run:
     """A training run: records what happens and how long it took, on disk if it has a folder."""
 
-    def __init__(self, folder: Path | None = None) -> None:
+    def __init__(self, folder: Path | None = None, about: Mapping[str, Any] | None = None) -> None:
         self.folder = folder
         self.records: list[dict[str, Any]] = []
         self.timings: dict[str, float] = {}
+        self._about = dict(about or {})
+
+    def member(self, number: int) -> Run:
+        """Return the same run as one member of an ensemble sees it.
+
+        What the first member records is the run's; the others' lines name their member, and only
+        the time they take is the run's too.
+        """
+        if number == 0:
+            return self
+        member = Run(self.folder, {"member": number})
+        member.records = self.records
+        member.timings = self.timings
+        return member
 
     @property
     def model_folder(self) -> Path | None:
@@ -54,15 +68,15 @@ class Run:
 
     def record(self, event: str, **facts: Any) -> None:
         """Note an event: one line of ``metrics.jsonl``."""
-        line = {"event": event, **facts}
+        line = {"event": event, **self._about, **facts}
         self.records.append(line)
         if self.folder is not None:
             with (self.folder / METRICS_FILE).open("a", encoding="utf8") as file:
                 file.write(json.dumps(line, ensure_ascii=False) + "\n")
 
     def keep_partition(self, clusters: NDArray[np.int64]) -> None:
-        """Keep which cluster each label is in, whole or not at all."""
-        if self.folder is None:
+        """Keep which cluster each label is in (of the first member), whole or not at all."""
+        if self.folder is None or self._about:
             return
         path = self.folder / PARTITION_FILE
         temporary = path.with_name(f".{path.name}.writing")

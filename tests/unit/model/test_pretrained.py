@@ -145,7 +145,7 @@ def test_the_folder_holds_what_the_format_says(saved):
     ]
     assert (saved / "README.md").read_text(encoding="utf8") == "# A card\n"
     sizes = tree["format_version"], tree["n_labels"], tree["n_clusters"], tree["n_edges"]
-    assert sizes == (1, N_LABELS, N_CLUSTERS, 4)
+    assert sizes == (2, N_LABELS, N_CLUSTERS, 4)
     assert tensors["graph.edge_labels"].dtype == torch.int32
     assert list(saved.parent.iterdir()) == [saved]
 
@@ -282,8 +282,25 @@ def test_a_foreign_config_is_refused(tree, saved):
     assert "not of a model that ELIAS saved" in refusal(saved)
 
 
+def test_a_model_of_the_first_format_is_read(saved):
+    path = saved / "config.json"
+    tree = json.loads(path.read_text(encoding="utf8"))
+    del tree["beside"]
+    path.write_text(json.dumps(tree | {"format_version": 1}), encoding="utf8")
+
+    assert load_model(saved).beside == {}
+
+
+@pytest.mark.parametrize("beside", [None, [], {"ranker": -1}, {"members": "2"}])
+def test_what_is_beside_the_model_must_be_counted(saved, beside):
+    change_config(saved, beside=beside)
+
+    with pytest.raises(ModelError, match=r"config\.json: beside"):
+        load_model(saved)
+
+
 def test_a_newer_format_asks_for_an_upgrade(saved):
-    change_config(saved, format_version=2, elias_version="9.0")
+    change_config(saved, format_version=3, elias_version="9.0")
 
     message = refusal(saved)
 

@@ -69,7 +69,7 @@ def test_only_ranks_all_of_the_labels_though_the_shortlist_holds_fewer(model):
 
 
 def test_only_many_more_labels_than_can_be_scored_still_fills_the_ranking(model, monkeypatch):
-    monkeypatch.setattr("elias.pipeline.predictor.ALL_OF_FEW", 10)
+    monkeypatch.setattr("elias.pipeline.questions.ALL_OF_FEW", 10)
 
     predictions = model.predict(TEXTS, top_k=6, only=range(1, 40))
 
@@ -149,7 +149,7 @@ def test_memory_that_runs_out_halves_the_batch(model, monkeypatch):
             raise torch.OutOfMemoryError("CUDA out of memory")
         return rank_all(*args, batch_size=batch_size, **kwargs)
 
-    monkeypatch.setattr("elias.pipeline.predictor.rank_all", scarce)
+    monkeypatch.setattr("elias.pipeline.questions.rank_all", scarce)
 
     predictions = model.predict(["a", "b", "c"], top_k=3, batch_size=8)
 
@@ -161,7 +161,7 @@ def test_memory_that_does_not_hold_one_text_is_an_error_that_says_so(model, monk
     def none_left(*_, **__):
         raise MemoryError
 
-    monkeypatch.setattr("elias.pipeline.predictor.rank_all", none_left)
+    monkeypatch.setattr("elias.pipeline.questions.rank_all", none_left)
 
     with pytest.raises(RunError, match="Not even one text"):
         model.predict(["a"])

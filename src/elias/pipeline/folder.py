@@ -1,0 +1,103 @@
+"""A whole model on disk: the searched model, and beside it its ranker and other members."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from elias.errors import ModelError
+from elias.model.card import model_card
+from elias.model.layout import WEIGHTS_FILE, broken
+from elias.model.pretrained import load_model, staged_model, write_model
+from elias.training.tracking import METRICS_FILE, MODEL_FOLDER
+
+if TYPE_CHECKING:
+    import torch
+
+    from elias.config import EliasConfig
+    from elias.model.elias import EliasModel
+    from elias.rerank import Reranker
+
+RANKER_FOLDER = "ranker"
+MEMBERS_FOLDER = "members"
+"""The other members of an ensemble, each a model's folder, named by its number from 1."""
+
+
+@dataclass(frozen=True, slots=True)
+class SavedModel:
+    """The parts of a model."""
+
+    model: EliasModel
+    config: EliasConfig
+    label_names: Sequence[str]
+    facts: Mapping[str, Any]
+    reranker: Reranker | None = None
+    others: tuple[SavedModel, ...] = field(default=())
+
+
+def save_all(folder: Path, saved: SavedModel, *, overwrite: bool = False) -> None:
+    """Write all of a model to a folder, which appears whole or not at all."""
+    with staged_model(folder, overwrite=overwrite) as staging:
+        _write(staging, saved)
+
+
+def _write(folder: Path, saved: SavedModel) -> None:
+    write_model(
+        folder,
+        saved.model,
+        config=saved.config,
+        label_names=saved.label_names,
+        facts=saved.facts,
+        card=model_card(saved.config, saved.label_names, saved.facts),
+        beside={"ranker": saved.reranker is not None, "members": len(saved.others)},
+    )
+    if saved.reranker is not None:
+        saved.reranker.save(folder / RANKER_FOLDER)
+    for number, other in enumerate(saved.others, start=1):
+        place = folder / MEMBERS_FOLDER / str(number)
+        place.mkdir(parents=True)
+        _write(place, other)
+
+
+def model_folder(folder: Path) -> Path:
+    """Return the folder of the model, given that or the folder of its finished run."""
+    if not (folder / WEIGHTS_FILE).exists() and (folder / MODEL_FOLDER).is_dir():
+        return folder / MODEL_FOLDER
+    if (folder / METRICS_FILE).exists():
+        raise ModelError(
+            f"{folder}: the run is not finished, so it has no model yet; "
+            "the same `elias train` command trains it again"
+        )
+    return folder
+
+
+def load_all(folder: Path, device: torch.device) -> SavedModel:
+    """Read all of a model.
+
+    Raises:
+        ModelError: If anything is missing, damaged, foreign, or from a newer version.
+    """
+    loaded = load_model(folder, device)
+    reranker = None
+    if loaded.beside.get("ranker"):
+        from elias.rerank import Reranker
+
+        reranker = Reranker.load(folder / RANKER_FOLDER, loaded.config.rerank)
+        if reranker.n_labels != loaded.model.n_labels:
+            raise broken(folder / RANKER_FOLDER, f"is of {reranker.n_labels} labels")
+    others = tuple(
+        _member(folder / MEMBERS_FOLDER / str(number), device, loaded.label_names)
+        for number in range(1, loaded.beside.get("members", 0) + 1)
+    )
+    return SavedModel(
+        loaded.model, loaded.config, loaded.label_names, loaded.facts, reranker, others
+    )
+
+
+def _member(folder: Path, device: torch.device, label_names: Sequence[str]) -> SavedModel:
+    member = load_all(folder, device)
+    if list(member.label_names) != list(label_names):
+        raise broken(folder, "has other labels than the first member")
+    return member

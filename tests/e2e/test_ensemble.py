@@ -1,0 +1,122 @@
+"""Several members trained with one command, saved and loaded as one model."""
+
+import json
+
+import numpy as np
+import pytest
+
+from elias import Elias, EliasConfig, train
+from elias.data.synthetic import synthetic_corpus
+from elias.errors import ConfigError, ModelError
+
+SMALL = {
+    "encoder.dim": 16,
+    "encoder.hidden_dim": 16,
+    "index.n_clusters": 8,
+    "index.edges_per_cluster": 12,
+    "index.beam_size": 4,
+    "stages.stage1.epochs": 1,
+    "stages.stage2.epochs": 2,
+    "rerank.enabled": False,
+    "eval.validation_size": 30,
+}
+
+
+@pytest.fixture(scope="module")
+def corpus():
+    return synthetic_corpus(n_points=300, n_labels=40, seed=3)
+
+
+@pytest.fixture(scope="module")
+def run(corpus, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("runs") / "ensemble"
+    config = EliasConfig().override(SMALL | {"ensemble.members": 3})
+    train(config, corpus, out=folder, device="cpu")
+    return folder
+
+
+@pytest.fixture(scope="module")
+def ensemble(run):
+    return Elias.from_pretrained(run, device="cpu")
+
+
+def averaged(members, texts, n_labels):
+    """The dense twin: the mean of the members' scores, 0 where a member lacks the label."""
+    total = np.zeros((len(texts), n_labels))
+    for member in members:
+        found = member.predict(texts, top_k=100)
+        for row in range(len(texts)):
+            ranking = found[row]
+            total[row, ranking.ids] += ranking.scores
+    return total / len(members)
+
+
+def test_scores_are_the_mean_over_members(ensemble, corpus):
+    texts = corpus.test.texts[:20]
+    expected = averaged(ensemble.members, texts, corpus.n_labels)
+
+    found = ensemble.predict(texts, top_k=7)
+
+    for row, ranking in enumerate(found):
+        np.testing.assert_allclose(ranking.scores, expected[row, ranking.ids], rtol=1e-5)
+        assert ranking.scores[-1] >= np.sort(expected[row])[-7] - 1e-6
+
+
+def test_members_differ_in_their_clusters_and_work_alone(ensemble, run, corpus):
+    texts = corpus.test.texts[:10]
+    first, second, third = ensemble.members
+    graphs = [member.model.graph.edge_labels for member in ensemble.members]
+
+    assert not graphs[0].equal(graphs[1])
+    assert not graphs[1].equal(graphs[2])
+    alone = Elias.from_pretrained(run / "model" / "members" / "2", device="cpu")
+    np.testing.assert_array_equal(alone.predict(texts).ids, third.predict(texts).ids)
+    assert first.components == second.components == ("stage2",)
+    assert ensemble.components == ("stage2", "ensemble")
+
+
+def test_one_component_of_an_ensemble_is_its_first_member(ensemble, corpus):
+    texts = corpus.test.texts[:10]
+    first = ensemble.members[0].predict(texts)
+
+    np.testing.assert_array_equal(ensemble.predict(texts, component="stage2").ids, first.ids)
+    with pytest.raises(ConfigError, match=r"rerank.*it has: stage2, ensemble"):
+        ensemble.predict(texts, component="rerank")
+
+
+def test_a_members_configuration_trains_it_again_by_itself(ensemble, corpus):
+    second = ensemble.members[1]
+
+    again = train(second.config, corpus, device="cpu")
+
+    assert second.config.ensemble.members == 1
+    texts = corpus.test.texts[:10]
+    np.testing.assert_array_equal(again.predict(texts).scores, second.predict(texts).scores)
+
+
+def test_the_run_records_each_member_and_the_whole(run, ensemble, corpus):
+    lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    stages = [(line.get("member", 0), line["stage"]) for line in lines if line["event"] == "stage"]
+
+    assert stages == [
+        *((member, stage) for member in range(3) for stage in ("stage1", "stage2")),
+        (0, "ensemble"),
+    ]
+    measured = ensemble.evaluate(corpus)
+    recorded = ensemble.facts["metrics"]["ensemble"]["test"]["P@1"]
+    assert measured["P@1"] == pytest.approx(recorded, abs=1e-4)
+
+
+def test_predictions_can_be_limited(ensemble, corpus):
+    few = list(corpus.label_names[:3])
+    found = ensemble.predict(corpus.test.texts[:5], only=few)
+
+    assert all(sorted(ranking.labels) == sorted(few) for ranking in found)
+
+
+def test_a_missing_member_is_missed(ensemble, tmp_path):
+    folder = ensemble.save_pretrained(tmp_path / "model")
+    (folder / "members" / "1" / "model.safetensors").unlink()
+
+    with pytest.raises(ModelError, match=r"members.1.model\.safetensors"):
+        Elias.from_pretrained(folder, device="cpu")
