@@ -1,0 +1,131 @@
+"""Scores of sparse classifiers, for a few candidate labels of each point.
+
+A point's features are laid out in a dense buffer, and each candidate's weights are looked up in
+it. A label with very many weights is searched for the point's features instead.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+import numpy as np
+from numba import njit
+from numpy.typing import NDArray
+
+from elias.kernels.hinge import Rows, as_rows
+from elias.kernels.threads import over_threads
+
+if TYPE_CHECKING:
+    from scipy.sparse import csr_matrix
+
+Array: TypeAlias = NDArray[Any]
+Classifiers: TypeAlias = tuple[Array, Array, Array, Array]
+"""Values, columns (ascending in a label) and label starts of the weights, and the biases."""
+
+_POINTS_AT_A_TIME = 256
+_PADDING = np.float32(-np.inf)
+
+
+def as_classifiers(weights: csr_matrix, biases: NDArray[np.float32]) -> Classifiers:
+    """Return weights (L, F + D) with sorted columns, and biases (L,), as plain arrays."""
+    columns = np.ascontiguousarray(weights.indices).astype(np.uint32, copy=False)
+    return weights.data, columns, weights.indptr.astype(np.int64, copy=False), biases
+
+
+def candidate_margins(
+    features: csr_matrix,
+    dense: NDArray[np.float32],
+    classifiers: Classifiers,
+    candidates: NDArray[np.integer[Any]],
+) -> NDArray[np.float32]:
+    """Return w_ℓ·ψ_i + b_ℓ for the candidate labels of each point (N, k); -inf where padded.
+
+    Args:
+        features: (N, F) sparse features, float32, no column twice in a row.
+        dense: (N, D) dense features; D may be 0.
+        classifiers: Weights over the F + D features, and biases.
+        candidates: (N, k) label ids; L and over are padding.
+    """
+    rows = as_rows(features, dense)
+    width = features.shape[1] + dense.shape[1]
+    out = np.empty(candidates.shape, dtype=np.float32)
+
+    def work(points: range, buffer: NDArray[np.float32]) -> None:
+        _score_points(rows, (points.start, points.stop), classifiers, candidates, buffer, out)
+
+    def memory() -> NDArray[np.float32]:
+        return np.zeros(width, dtype=np.float32)
+
+    n_points = len(candidates)
+    if n_points <= _POINTS_AT_A_TIME:  # one text must not wait for threads to start
+        work(range(n_points), memory())
+        return out
+    starts = range(0, n_points, _POINTS_AT_A_TIME)
+    chunks = [range(start, min(start + _POINTS_AT_A_TIME, n_points)) for start in starts]
+    for _ in over_threads(work, chunks, memory, "Ranking candidates", n_points):
+        pass
+    return out
+
+
+@njit(cache=True, nogil=True)
+def _score_points(
+    rows: Rows,
+    span: tuple[int, int],
+    classifiers: Classifiers,
+    candidates: Array,
+    buffer: Array,
+    out: Array,
+) -> None:
+    data, columns, starts, dense = rows
+    n_labels = classifiers[3].shape[0]
+    for row in range(span[0], span[1]):
+        point = (data[starts[row] : starts[row + 1]], columns[starts[row] : starts[row + 1]])
+        for j in range(point[0].shape[0]):
+            buffer[point[1][j]] = point[0][j]
+        buffer[buffer.shape[0] - dense.shape[1] :] = dense[row]
+        for k in range(candidates.shape[1]):
+            label = candidates[row, k]
+            known = label < n_labels
+            out[row, k] = (
+                _margin(point, dense.shape[1], classifiers, label, buffer) if known else _PADDING
+            )
+        for j in range(point[0].shape[0]):
+            buffer[point[1][j]] = 0.0
+
+
+@njit(cache=True, nogil=True)
+def _margin(
+    point: tuple[Array, Array], n_dense: int, classifiers: Classifiers, label: int, buffer: Array
+) -> np.float32:
+    data, own_columns = point
+    values, columns, starts, biases = classifiers
+    low, high = starts[label], starts[label + 1]
+    total = np.float64(biases[label])
+    if _searching_is_faster(data.shape[0], high - low):
+        first_dense = _find(columns, low, high, buffer.shape[0] - n_dense)
+        for j in range(data.shape[0]):
+            at = _find(columns, low, first_dense, own_columns[j])
+            if at < first_dense and columns[at] == own_columns[j]:
+                total += data[j] * values[at]
+        low = first_dense
+    for at in range(low, high):
+        total += values[at] * buffer[columns[at]]
+    return np.float32(total)
+
+
+@njit(cache=True, nogil=True)
+def _searching_is_faster(n_features: int, n_weights: int) -> bool:
+    """Say whether to look features up among the weights rather than the other way round."""
+    return n_weights > 64 and n_weights > 4 * n_features * np.log2(n_weights)
+
+
+@njit(cache=True, nogil=True)
+def _find(columns: Array, low: int, high: int, wanted: int) -> int:
+    """Return the first place in an ascending stretch whose column is not below the wanted one."""
+    while low < high:
+        middle = (low + high) // 2
+        if columns[middle] < wanted:
+            low = middle + 1
+        else:
+            high = middle
+    return low

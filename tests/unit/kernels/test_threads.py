@@ -1,0 +1,51 @@
+import threading
+
+import numba
+import pytest
+
+from elias.kernels.threads import over_threads
+
+
+def test_results_come_in_the_order_of_the_items():
+    items = [[i] for i in range(50)]
+
+    found = over_threads(lambda item, _: item[0] ** 2, items, dict, "squaring", 50)
+
+    assert list(found) == [i * i for i in range(50)]
+
+
+def test_nothing_to_do_gives_nothing():
+    assert list(over_threads(lambda item, _: item, [], dict, "resting", 0)) == []
+
+
+def test_no_memory_is_used_by_two_at_once_and_no_more_are_made_than_threads():
+    made, clashes = [], []
+
+    def memory():
+        made.append(threading.Lock())
+        return made[-1]
+
+    def work(item, lock):
+        if not lock.acquire(blocking=False):
+            clashes.append(item)
+        threading.Event().wait(0.001)
+        lock.release()
+
+    list(over_threads(work, [[i] for i in range(40)], memory, "working", 40))
+
+    assert not clashes
+    assert 1 <= len(made) <= numba.get_num_threads()
+
+
+def test_an_error_comes_through_and_what_has_not_begun_never_does():
+    begun = []
+
+    def work(item, _):
+        begun.append(item)
+        threading.Event().wait(0.002)
+        raise ValueError("no")
+
+    with pytest.raises(ValueError, match="no"):
+        list(over_threads(work, [[i] for i in range(200)], dict, "failing", 200))
+
+    assert len(begun) < 200
