@@ -257,7 +257,12 @@ def size_figures(labels: NDArray[np.int64], points: NDArray[np.int64]) -> list[M
     """Return how many labels and how many points the clusters have."""
     return [
         _sizes("cluster-labels", "Labels of a cluster", f"labels with ŝ > {ASSIGNED}", labels),
-        _sizes("cluster-points", "Training points of a cluster", "points it is best for", points),
+        _sizes(
+            "cluster-points",
+            "Training points of a cluster",
+            f"of {int(points.sum()):,} points, those it is best for",
+            points,
+        ),
     ]
 
 
