@@ -279,6 +279,23 @@ def test_one_vs_all_is_explained_and_reported_as_one_cluster_of_all_labels(corpu
     assert ids(parsed(run / "report.html"), "section") == list(CONTENTS)
 
 
+def test_an_ensemble_has_a_row_and_a_curve_beside_its_first_member(corpus_folder, tmp_path):
+    run = tmp_path / "several"
+    members = ("--set", "ensemble.members=2", "--set", "rerank.enabled=false")
+    assert elias("train", corpus_folder, "--out", run, *SMALL, *members).code == 0
+
+    told = elias("report", run, "--device", "cpu")
+
+    assert told.code == 0, told.err
+    tree = parsed(run / "report.html")
+    assert [row[0] for row in cells(tree, "metrics")] == ["stage1", "stage2", "ensemble"]
+    measured = dict(zip(("stage2", "ensemble"), cells(tree, "fig-5-curve")[-1][1:], strict=True))
+    recorded = Elias.from_pretrained(run, device="cpu").facts["metrics"]
+    assert measured == {name: f"{recorded[name]['test']['R@100']:.2f}" for name in measured}
+    epochs = [row[0] for row in cells(tree, "learning-loss")]
+    assert epochs == ["1", "2", "3", "4"]
+
+
 def test_without_test_points_those_held_out_are_looked_at(tmp_path):
     table = tmp_path / "points.csv"
     rows = "".join(f"text {i % 17} of {i % 5},label {i % 3}\n" for i in range(200))

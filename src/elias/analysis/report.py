@@ -145,9 +145,13 @@ def _header(subject: Subject) -> Markup:
         facts["time to train"] = seconds(sum(times.values()))
     links = [element("li", element("a", name, href=f"#{key}")) for key, name in CONTENTS.items()]
     where = "" if corpus.source is None else f" on {corpus.source.name}"
+    told = f"A run of ELIAS {elias.__version__}. Metrics are in percent."
+    if model.others:
+        told += f" An ensemble of {len(model.members)}: learning curves, index, points and "
+        told += "examples are of its first member."
     return lines(
         element("h1", f"{subject.name}{where}"),
-        paragraph(f"A run of ELIAS {elias.__version__}. Metrics are in percent.", soft=True),
+        paragraph(told, soft=True),
         cards(facts),
         element("nav", element("ul", links), aria_label="Contents"),
     )

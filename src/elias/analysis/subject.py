@@ -47,7 +47,9 @@ class Subject:
 
     def ranked(self, split: Split) -> dict[str, Predictions]:
         """Return the 100 best labels of each point by every component that the model has."""
-        return {self.model.config.stages[-1].name: self.model.predict_split(split)}
+        return {
+            name: self.model.predict_split(split, component=name) for name in self.model.components
+        }
 
 
 def open_subject(
