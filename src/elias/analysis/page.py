@@ -115,7 +115,7 @@ def number(value: float) -> str:
 def percent(share: float) -> str:
     """Return a share as a percentage.
 
-    >>> percent(0.7515), percent(1.0)
+    >>> percent(0.7516), percent(1.0)
     ('75.2%', '100%')
     """
     return f"{100 * share:.3g}%" if math.isfinite(share) else "–"
@@ -124,7 +124,7 @@ def percent(share: float) -> str:
 def seconds(value: float) -> str:
     """Return a time as people say it.
 
-    >>> seconds(3.21), seconds(75.2), seconds(7300)
+    >>> seconds(3.21), seconds(75.2), seconds(7320)
     ('3.2 s', '1 min 15 s', '2 h 2 min')
     """
     if value < 60:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -94,27 +93,16 @@ def _is_finished(run: Path, config: EliasConfig) -> bool:
 
 def show(run: Path, model: Elias, corpus: Corpus, times: dict[str, float]) -> None:
     """Print the stages' metrics, some predictions, the times and the place of the model."""
+    from elias.training.records import read_records
     from elias.training.tracking import MODEL_FOLDER
 
     progress.enable(False)
     tables.print_out("", *tables.stage_table(model.facts.get("metrics", {}), "test"), "")
     tables.print_out(*_examples(model, corpus))
-    steps = {**times, **_recorded_times(run)}
+    steps = {**times, **read_records(run).times()}
     rows = [(f"  {name}", tables.seconds(value)) for name, value in steps.items()]
     tables.print_out("Time of each step:", tables.grid(rows), "")
     tables.print_out(f"Model saved in {run / MODEL_FOLDER}")
-
-
-def _recorded_times(run: Path) -> dict[str, float]:
-    from elias.training.tracking import METRICS_FILE
-
-    times: dict[str, float] = {}
-    with (run / METRICS_FILE).open(encoding="utf8") as lines:
-        for record in map(json.loads, lines):
-            if record.get("event") == "time":
-                step = record["step"]
-                times[step] = times.get(step, 0.0) + record["seconds"]
-    return times
 
 
 def _examples(model: Elias, corpus: Corpus) -> list[Any]:
@@ -144,6 +132,8 @@ def _what_next(run: Path, data: Path, corpus: Corpus) -> str:
     return (
         "\nWhat to type next:\n"
         f'  echo "{text}" | elias predict {run} -k 5\n'
+        f'  elias explain {run} "{text}"\n'
         f"  elias evaluate {run} {data}\n"
+        f"  elias report {run}\n"
         f"  elias info {run}"
     )

@@ -94,10 +94,9 @@ def seconds(value: float) -> str:
     >>> seconds(3.21), seconds(75.2)
     ('3.2 s', '1 min 15 s')
     """
-    if value < 60:
-        return f"{value:.1f} s"
-    minutes, rest = divmod(round(value), 60)
-    return f"{minutes} min {rest} s"
+    from elias.analysis.page import seconds as said
+
+    return said(value)
 
 
 def _percent(value: float | None) -> str:
