@@ -52,7 +52,7 @@ def learning_figures(curve: LearningCurve) -> list[Markup]:
     )
     caption = "L = L_c + λ·L_s on the training points. A new stage searches another graph, so the "
     caption += "loss may jump where one begins."
-    rows = [[str(e), float(v)] for e, v in zip(epochs, curve.loss, strict=True)]
+    rows = [[str(e), f"{v:.4f}"] for e, v in zip(epochs, curve.loss, strict=True)]
     found = [figure("learning-loss", words.title, plot, caption, table(["epoch", "loss"], rows))]
     if curve.validation:
         found.append(_validation_figure(curve, epochs, axis, rules))
@@ -70,7 +70,8 @@ def _validation_figure(
     words = Words(title="Validation metrics by epoch", description=f"After the last: {last}.")
     plot = line_plot(lines, axis, Axis(label="validation, %"), words, rules=rules)
     rows = [
-        [str(e), *(float(v[i]) for v in curve.validation.values())] for i, e in enumerate(epochs)
+        [str(e), *(_fixed(v[i], 2) for v in curve.validation.values())]
+        for i, e in enumerate(epochs)
     ]
     numbers = table(["epoch", *curve.validation], rows)
     caption = "On points held out of training. Each stage keeps its best epoch (eval.select_by)."
@@ -141,13 +142,18 @@ def _decile_found(found: Mapping[str, TrueScores]) -> Markup:
     axis = Axis(label=f"% among the {RECALL_AT} best", low=0.0, high=100.0)
     plot = bar_plot(DECILES, groups, DECILE_AXIS, axis, words)
     caption = f"Each tenth by itself, however many true labels it has: {words.description}"
-    counts = {"true labels": next(iter(found.values())).pairs.astype(np.float64)}
-    numbers = table(["tenth", *groups, *counts], _by_decile({**groups, **counts}))
+    pairs = next(iter(found.values())).pairs
+    rows = [[*row, f"{n:,}"] for row, n in zip(_by_decile(groups), pairs.tolist(), strict=True)]
+    numbers = table(["tenth", *groups, "true labels"], rows)
     return figure("fig-5-found", words.title, plot, caption, numbers)
 
 
-def _by_decile(groups: Mapping[str, Array]) -> list[list[object]]:
-    return [[name, *(float(v[i]) for v in groups.values())] for i, name in enumerate(DECILES)]
+def _by_decile(groups: Mapping[str, Array]) -> list[list[str]]:
+    return [[name, *(_fixed(v[i], 3) for v in groups.values())] for i, name in enumerate(DECILES)]
+
+
+def _fixed(value: float, decimals: int) -> str:
+    return f"{value:,.{decimals}f}" if np.isfinite(value) else "–"
 
 
 def score_figure(found: Mapping[str, TrueScores]) -> Markup:
@@ -168,7 +174,7 @@ def score_figure(found: Mapping[str, TrueScores]) -> Markup:
     caption += f"the median, the line 10% to 90%. {words.description}"
     header = ["tenth", *(f"{name} {q:.0%}" for name in groups for q in QUANTILES)]
     rows = [
-        [tenth, *(float(v) for values in groups.values() for v in values[i])]
+        [tenth, *(_fixed(v, 4) for values in groups.values() for v in values[i])]
         for i, tenth in enumerate(DECILES)
     ]
     return figure("fig-4", words.title, plot, caption, table(header, rows))
@@ -188,7 +194,7 @@ def edge_figures(weights: EdgeWeights) -> list[Markup]:
     caption = "ŝ = min(1, β·softmax a), Eq. 5, averaged over clusters; the band holds 80% of them. "
     caption += words.description
     shown = sorted({1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, len(ranks)})
-    rows = [[str(r), float(weights.mean[r - 1])] for r in shown if r <= len(ranks)]
+    rows = [[str(r), f"{weights.mean[r - 1]:.4f}"] for r in shown if r <= len(ranks)]
     by_rank = figure("fig-3", words.title, plot, caption, table(["rank", "mean ŝ"], rows))
     return [by_rank, _edge_histogram(weights)]
 
