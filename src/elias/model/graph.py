@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
 
@@ -18,9 +18,13 @@ class LabelGraph(nn.Module):
 
     so a cluster spreads a budget of β over its labels, at most 1 on each. While the graph is
     *fixed* (stage 1) every stored edge scores 1. A slot without an edge holds ``n_labels``.
+
+    Edges that were pruned keep their part of the softmax, so that the others score what they
+    scored: ``removed_log`` holds log Σ exp(a_{c,ℓ}) over those of each cluster.
     """
 
     edge_labels: Tensor
+    removed_log: Tensor | None
 
     def __init__(
         self,
@@ -29,12 +33,14 @@ class LabelGraph(nn.Module):
         beta: float,
         *,
         edge_logits: Float[Tensor, "C E"] | None = None,
+        removed_log: Float[Tensor, " C"] | None = None,
     ) -> None:
         super().__init__()
         self.n_labels = n_labels
         self.beta = beta
         self.learned = edge_logits is not None
         self.register_buffer("edge_labels", edge_labels)
+        self.register_buffer("removed_log", removed_log)
         logits = torch.zeros(edge_labels.shape) if edge_logits is None else edge_logits
         self.edge_logits = nn.Parameter(logits, requires_grad=self.learned)  # a, (C, E)
 
@@ -42,6 +48,11 @@ class LabelGraph(nn.Module):
     def n_clusters(self) -> int:
         """Return C."""
         return len(self.edge_labels)
+
+    @property
+    def n_edges(self) -> int:
+        """Return how many edges are stored."""
+        return int((self.edge_labels < self.n_labels).sum())
 
     def edge_log_scores(self) -> Float[Tensor, "C E"]:
         """Return log ŝ_{c,ℓ} for every edge, Eq. 5; -inf where no edge is stored."""
@@ -52,8 +63,16 @@ class LabelGraph(nn.Module):
         empty = self.edge_labels >= self.n_labels
         if not self.learned:
             return torch.zeros(empty.shape, device=empty.device).masked_fill(empty, -math.inf)
+        return math.log(self.beta) + self._log_shares(empty)
+
+    def _log_shares(self, empty: Bool[Tensor, "C E"]) -> Float[Tensor, "C E"]:
+        """Return log softmax_ℓ(a_c), edges that were pruned counted in; -inf where no edge is."""
         logits = self.edge_logits.float().masked_fill(empty, -math.inf)
-        shares = math.log(self.beta) + logits.log_softmax(dim=-1)
+        shares = logits.log_softmax(dim=-1)
+        if self.removed_log is not None:
+            stored = logits.logsumexp(dim=-1)
+            kept = nn.functional.logsigmoid(stored - self.removed_log)  # of the whole, in logs
+            shares = shares + kept.unsqueeze(-1)
         return shares.masked_fill(empty, -math.inf)
 
     def partition(self) -> Int[Tensor, " L"]:
@@ -72,7 +91,7 @@ class LabelGraph(nn.Module):
         the first cluster.
         """
         empty = self.edge_labels >= self.n_labels
-        shares = self.edge_logits.float().masked_fill(empty, -math.inf).log_softmax(dim=-1)
+        shares = self._log_shares(empty)
         cluster = torch.arange(self.n_clusters, device=shares.device).unsqueeze(1)
         kept = ~empty
         labels, shares, clusters = (

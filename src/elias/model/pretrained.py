@@ -41,6 +41,8 @@ from elias.model.one_vs_all import OneVsAll
 
 _EDGE_LABELS = "graph.edge_labels"
 _LABEL_WEIGHT = "labels.weight"
+_REMOVED = "graph.removed_log"
+"""Saved where edges were pruned."""
 
 
 class LoadedModel(NamedTuple):
@@ -181,7 +183,7 @@ def load_model(folder: str | Path, device: torch.device | str = "cpu") -> Loaded
     encoder = rebuild_encoder(described.encoder, described.config.encoder, folder, extra)
     # shapes without numbers: the saved ones take their place, and nothing is drawn at random
     with torch.device("meta"):
-        model = _empty_model(described, encoder)
+        model = _empty_model(described, encoder, pruned=_REMOVED in tensors)
     _check_tensors(folder / WEIGHTS_FILE, tensors, model)
     tensors[_EDGE_LABELS] = tensors[_EDGE_LABELS].to(torch.int64)
     tensors[_LABEL_WEIGHT] = tensors[_LABEL_WEIGHT].to(torch.float32)
@@ -195,7 +197,7 @@ def load_model(folder: str | Path, device: torch.device | str = "cpu") -> Loaded
     )
 
 
-def _empty_model(described: _Description, encoder: TextEncoder) -> EliasModel:
+def _empty_model(described: _Description, encoder: TextEncoder, *, pruned: bool) -> EliasModel:
     if described.config.index.kind == "all":
         return OneVsAll(encoder, described.n_labels)
     edges = (described.n_clusters, described.n_edges)
@@ -204,6 +206,7 @@ def _empty_model(described: _Description, encoder: TextEncoder) -> EliasModel:
         described.n_labels,
         described.beta,
         edge_logits=torch.empty(edges) if described.graph_learned else None,
+        removed_log=torch.empty(described.n_clusters) if pruned else None,
     )
     return EliasModel(encoder, graph, described.alpha)
 

@@ -3,6 +3,16 @@
 from elias.pipeline.explaining import ExplainedLabel, Explanation, LabelPath
 from elias.pipeline.fitting import train
 from elias.pipeline.predictor import Elias
+from elias.pipeline.pruning import EdgeCount, prune_edges
 from elias.pipeline.resources import pick_device
 
-__all__ = ["Elias", "ExplainedLabel", "Explanation", "LabelPath", "pick_device", "train"]
+__all__ = [
+    "EdgeCount",
+    "Elias",
+    "ExplainedLabel",
+    "Explanation",
+    "LabelPath",
+    "pick_device",
+    "prune_edges",
+    "train",
+]
