@@ -15,14 +15,18 @@ WORDS = st.sampled_from(
 )
 TEXTS = st.lists(st.lists(WORDS, max_size=6).map(" ".join), min_size=1, max_size=6)
 SPANS = st.sampled_from([(0, 0), (1, 2), (3, 5)])
+RUNS = st.integers(0, 3)
 
 
-def terms_of(text, span):
-    """(words, n-grams) of a text, repeats included."""
+def terms_of(text, span, longest):
+    """(words and runs of them, n-grams) of a text, repeats included."""
     words = words_of(text)
+    starts = range(len(words))
+    runs = [tuple(words[i:j]) for i in starts for j in range(i + 1, len(words) + 1)]
+    terms = [" ".join(run) for run in runs if len(run) <= longest]
     if span[1] == 0:
-        return words, []
-    return words, [ngram for word in words for ngram in ngrams_of(word, *span)]
+        return terms, []
+    return terms, [ngram for word in words for ngram in ngrams_of(word, *span)]
 
 
 def slow_row(text, featurizer):
@@ -34,7 +38,10 @@ def slow_row(text, featurizer):
         dict(zip(featurizer.ngrams, featurizer.idf[n_words:], strict=True)),
     )
     for kind, terms, idf in zip(
-        (0, 1), terms_of(text, featurizer.char_ngrams), vocabularies, strict=True
+        (0, 1),
+        terms_of(text, featurizer.char_ngrams, featurizer.word_ngrams),
+        vocabularies,
+        strict=True,
     ):
         counts = Counter(term for term in terms if term in idf)
         weights = {term: (1 + math.log(count)) * idf[term] for term, count in counts.items()}
@@ -43,12 +50,14 @@ def slow_row(text, featurizer):
     return row
 
 
-@given(texts=TEXTS, span=SPANS, min_count=st.integers(1, 3))
-def test_the_vocabulary_holds_what_enough_texts_hold(texts, span, min_count):
-    featurizer = Featurizer.fit(texts, char_ngrams=span, min_count=min_count)
+@given(texts=TEXTS, span=SPANS, longest=RUNS, min_count=st.integers(1, 3))
+def test_the_vocabulary_holds_what_enough_texts_hold(texts, span, longest, min_count):
+    featurizer = Featurizer.fit(texts, char_ngrams=span, word_ngrams=longest, min_count=min_count)
 
     for kind, found in enumerate((featurizer.words, featurizer.ngrams)):
-        frequency = Counter(term for text in texts for term in set(terms_of(text, span)[kind]))
+        frequency = Counter(
+            term for text in texts for term in set(terms_of(text, span, longest)[kind])
+        )
         expected = {term: n for term, n in frequency.items() if n >= min_count}
         assert sorted(found) == sorted(expected)
         start = len(featurizer.words) * kind
@@ -72,10 +81,10 @@ def test_a_limited_vocabulary_holds_the_most_frequent(texts, span, limit):
             assert everything.idf[i] >= rarest_kept - 1e-6
 
 
-@given(texts=TEXTS, others=TEXTS, span=SPANS)
-@example(texts=["cod"], others=["", "unknown words"], span=(3, 5))
-def test_features_are_those_of_a_program_over_dictionaries(texts, others, span):
-    featurizer = Featurizer.fit(texts, char_ngrams=span, min_count=1)
+@given(texts=TEXTS, others=TEXTS, span=SPANS, longest=RUNS)
+@example(texts=["cod"], others=["", "unknown words"], span=(3, 5), longest=2)
+def test_features_are_those_of_a_program_over_dictionaries(texts, others, span, longest):
+    featurizer = Featurizer.fit(texts, char_ngrams=span, word_ngrams=longest, min_count=1)
 
     found = featurizer.transform([*texts, *others])
 

@@ -1,9 +1,10 @@
 """Text as weighted words and character n-grams: the bag encoder's input and ψ's bag of words.
 
 Words are runs of letters and digits, case-folded. In scripts written without spaces every
-character, and every pair of neighbours, counts as a word. Character n-grams are taken inside a
-word between boundary marks. Each text is tf-idf weighted, and its words and its n-grams are
-scaled to length 1 apart, so that the many n-grams do not drown the few words.
+character, and every pair of neighbours, counts as a word. Where asked for, so do a few words in a
+row, with spaces between. Character n-grams are taken inside a word between boundary marks. Each
+text is tf-idf weighted, and its words and its n-grams are scaled to length 1 apart, so that the
+many n-grams do not drown the few words.
 """
 
 from __future__ import annotations
@@ -25,6 +26,8 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 _CHUNK = 10_000  # texts turned into features at a time, to bound memory
+_MOST_RUNS = 4_000_000  # runs of words counted at a time, likewise
+_GAP = "\0"  # stands for a word that is too rare; no word has it
 # Scripts written without spaces: Thai and Lao, Myanmar, Khmer, kana, Han.
 _UNSPACED = (
     "\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9fff"
@@ -58,6 +61,18 @@ def words_of(text: str) -> list[str]:
     return words
 
 
+def word_runs(words: Sequence[str], longest: int) -> list[str]:
+    """Return the words, then all runs of two to ``longest`` of them, a space between.
+
+    >>> word_runs(["cod", "liver", "oil"], 2)
+    ['cod', 'liver', 'oil', 'cod liver', 'liver oil']
+    """
+    runs = list(words)
+    for size in range(2, longest + 1):
+        runs.extend(" ".join(words[i : i + size]) for i in range(len(words) - size + 1))
+    return runs
+
+
 def ngrams_of(word: str, shortest: int, longest: int) -> Iterator[str]:
     """Yield the character n-grams of ``<word>``, but for the whole of it.
 
@@ -86,6 +101,8 @@ class Featurizer:
     idf: NDArray[np.float32]
     """(words + n-grams,) inverse document frequencies."""
     char_ngrams: tuple[int, int]
+    word_ngrams: int = 1
+    """How many words in a row may be one of ``words``."""
 
     @property
     def n_features(self) -> int:
@@ -98,18 +115,34 @@ class Featurizer:
         texts: Sequence[str],
         *,
         char_ngrams: tuple[int, int] = (3, 5),
+        word_ngrams: int = 1,
         min_count: int = 2,
         max_features: int = 400_000,
     ) -> Featurizer:
-        """Learn the vocabulary and its document frequencies from training texts."""
+        """Learn the vocabulary and its document frequencies from training texts.
+
+        Args:
+            texts: The training texts.
+            char_ngrams: Shortest and longest character n-gram; (0, 0) for none.
+            word_ngrams: Longest run of words that counts as one; 1 for words alone, 0 for none.
+            min_count: Keep what stands in this many texts.
+            max_features: Keep at most so many, the most frequent.
+        """
         types, counts = _count_words(texts)
-        words, ngrams, to_ngram = _candidates(types, char_ngrams)
-        frequency = np.zeros(len(words) + len(ngrams), dtype=np.int64)
+        ngrams, to_ngram = _candidates(types, char_ngrams)
+        in_texts = np.zeros(len(types), dtype=np.int64)
+        ngram_in_texts = np.zeros(len(ngrams), dtype=np.int64)
         for start in range(0, counts.shape[0], _CHUNK):
             chunk = counts[start : start + _CHUNK]
-            inside = chunk @ to_ngram
-            frequency += np.concatenate([chunk.getnnz(axis=0), inside.getnnz(axis=0)])
-        keep = _most_frequent(frequency, min_count, max_features)
+            in_texts += chunk.getnnz(axis=0)
+            ngram_in_texts += (chunk @ to_ngram).getnnz(axis=0)
+        frequent = {word for word, n in zip(types, in_texts, strict=True) if n >= min_count}
+        runs = _count_runs(texts, word_ngrams, frequent) if word_ngrams > 1 else {}
+        words = [*types, *runs]
+        if word_ngrams == 0:
+            in_texts[:] = 0
+        frequency = np.concatenate([in_texts, list(runs.values()), ngram_in_texts]).astype(np.int64)
+        keep = _most_frequent(frequency, max(1, min_count), max_features)
         idf = np.log((1 + len(texts)) / (1 + frequency[keep])) + 1
         names = [*words, *ngrams]
         return cls(
@@ -117,6 +150,7 @@ class Featurizer:
             ngrams=tuple(names[i] for i in keep if i >= len(words)),
             idf=idf.astype(np.float32),
             char_ngrams=char_ngrams,
+            word_ngrams=word_ngrams,
         )
 
     def transform(self, texts: Sequence[str]) -> csr_matrix:
@@ -150,6 +184,7 @@ class _Lookup:
         self._word_id = {word: i for i, word in enumerate(featurizer.words)}
         self._ngram_id = {ngram: i for i, ngram in enumerate(featurizer.ngrams)}
         self._span = featurizer.char_ngrams
+        self._longest_run = featurizer.word_ngrams
         self._ngrams_of_word: dict[str, list[int]] = {}
 
     def count(self, texts: Sequence[str]) -> tuple[csr_matrix, csr_matrix]:
@@ -158,7 +193,8 @@ class _Lookup:
         ngram_rows: list[list[int]] = []
         for text in texts:
             words = words_of(text)
-            ids = [i for i in map(self._word_id.get, words) if i is not None]
+            runs = word_runs(words, self._longest_run)
+            ids = [i for i in map(self._word_id.get, runs) if i is not None]
             word_rows.append(ids)
             ngram_rows.append([i for word in words for i in self._ngrams(word)])
         return (
@@ -197,17 +233,39 @@ def _count_words(texts: Sequence[str]) -> tuple[list[str], csr_matrix]:
     return list(ids), _counts(rows, len(ids))
 
 
-def _candidates(
-    types: list[str], char_ngrams: tuple[int, int]
-) -> tuple[list[str], list[str], csr_matrix]:
-    """Return the words, the n-grams, and the matrix that takes word counts to n-gram counts."""
+def _count_runs(texts: Sequence[str], longest: int, words: set[str]) -> dict[str, int]:
+    """Return in how many texts each run of two or more of these words stands.
+
+    When there are very many, those seen least so far are forgotten, to bound memory.
+    """
+    counts: dict[str, int] = {}
+    for text in track(texts, "Counting runs of words"):
+        own = words_of(text)
+        known = own if words.issuperset(own) else [w if w in words else _GAP for w in own]
+        # a dict, not a set: its order is the same in every process
+        for run in dict.fromkeys(word_runs(known, longest)[len(own) :]):
+            if _GAP not in run:
+                counts[run] = counts.get(run, 0) + 1
+        if len(counts) > _MOST_RUNS:
+            counts = _without_rare(counts)
+    return counts
+
+
+def _without_rare(counts: dict[str, int]) -> dict[str, int]:
+    """Return the more frequent half at most, those of equal count together."""
+    border = sorted(counts.values())[len(counts) // 2]
+    return {run: count for run, count in counts.items() if count > border}
+
+
+def _candidates(types: list[str], char_ngrams: tuple[int, int]) -> tuple[list[str], csr_matrix]:
+    """Return the n-grams, and the matrix that takes word counts to n-gram counts."""
     ids: dict[str, int] = {}
     shortest, longest = char_ngrams
     rows: list[list[int]] = []
     for word in types:
         ngrams = ngrams_of(word, shortest, longest) if longest else iter(())
         rows.append([ids.setdefault(ngram, len(ids)) for ngram in ngrams])
-    return types, list(ids), _counts(rows, len(ids))
+    return list(ids), _counts(rows, len(ids))
 
 
 def _most_frequent(

@@ -2,6 +2,7 @@ import numpy as np
 import pytest
 from scipy.sparse import csr_matrix
 
+from elias.data import features
 from elias.data.features import Featurizer, ngrams_of, unit_rows, words_of
 
 
@@ -96,3 +97,24 @@ def test_unit_rows_leave_empty_rows_empty():
     rows = unit_rows(csr_matrix([[3, 4], [0, 0]]))
 
     np.testing.assert_allclose(rows.toarray(), [[0.6, 0.8], [0, 0]], rtol=1e-6)
+
+
+def test_runs_of_words_are_counted_only_where_each_word_is_frequent_enough():
+    texts = ["red cod pie", "red cod soup", "soup"]
+
+    featurizer = Featurizer.fit(texts, char_ngrams=(0, 0), word_ngrams=2, min_count=2)
+
+    assert featurizer.words == ("red", "cod", "soup", "red cod")
+
+
+def test_of_very_many_runs_the_rarest_are_forgotten(monkeypatch):
+    monkeypatch.setattr(features, "_MOST_RUNS", 6)
+    texts = ["red cod"] * 3 + [f"a{i} b{i}" for i in range(20)] + ["red cod"] * 3
+
+    featurizer = Featurizer.fit(texts, char_ngrams=(0, 0), word_ngrams=2, min_count=1)
+
+    runs = [word for word in featurizer.words if " " in word]
+    assert "red cod" in runs
+    assert len(runs) <= 7
+    (place,) = (i for i, word in enumerate(featurizer.words) if word == "red cod")
+    assert featurizer.idf[place] == pytest.approx(np.log(27 / 7) + 1)
