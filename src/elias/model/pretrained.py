@@ -20,7 +20,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 import elias
-from elias.config import EliasConfig
+from elias.config import EliasConfig, EncoderConfig
 from elias.data.staging import staged_folder
 from elias.errors import ConfigError, DataError, ModelError
 from elias.model.building import IDF, rebuild_encoder, save_encoder
@@ -195,6 +195,34 @@ def load_model(folder: str | Path, device: torch.device | str = "cpu") -> Loaded
         described.facts,
         described.beside,
     )
+
+
+def write_encoder(folder: Path, encoder: TextEncoder) -> None:
+    """Write a transformer encoder by itself, to a folder that is not there yet."""
+    folder.mkdir()
+    _, extra = save_encoder(encoder, folder)
+    assert not extra, "a transformer has no more tensors than its own"
+    tensors = {name: _storable(tensor) for name, tensor in encoder.state_dict().items()}
+    save_file(tensors, folder / WEIGHTS_FILE, metadata={"format": "pt"})
+
+
+def read_encoder(folder: Path, config: EncoderConfig, device: torch.device | str) -> TextEncoder:
+    """Read what `write_encoder` wrote, ready to embed on ``device``.
+
+    Raises:
+        ModelError: If anything is missing or damaged.
+    """
+    tensors = _read_tensors(folder / WEIGHTS_FILE)
+    encoder = rebuild_encoder({"kind": "transformer"}, config, folder, {})
+    wanted = encoder.state_dict()
+    for name in sorted(wanted.keys() ^ tensors.keys()):
+        there = "is not a part of this encoder" if name in tensors else "is missing"
+        raise broken(folder / WEIGHTS_FILE, f"{name} {there}")
+    for name, tensor in tensors.items():
+        if tensor.shape != wanted[name].shape or not _all_finite(tensor):
+            raise broken(folder / WEIGHTS_FILE, f"{name} is not as it was saved")
+    encoder.load_state_dict(tensors)
+    return encoder.to(torch.device(device)).eval()
 
 
 def _empty_model(described: _Description, encoder: TextEncoder, *, pruned: bool) -> EliasModel:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 import torch
@@ -14,12 +14,17 @@ from elias.model.paths import Traced, strongest_labels, trace
 from elias.pipeline.resources import memory_explained, threads_shared
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
+
+    from numpy.typing import NDArray
 
     from elias.data.tokens import Tokens
     from elias.model.elias import EliasModel
     from elias.predictions import Predictions
+    from elias.rerank.reranker import RankedScores
 
+Judge: TypeAlias = "Callable[[NDArray[np.int64], NDArray[np.float32]], RankedScores]"
+"""Tells what a ranker says of labels (N, k), given them and the model's p of each."""
 N_DESCRIBING = 5
 """Labels that describe a cluster."""
 
@@ -90,11 +95,16 @@ def explain(
     texts: Sequence[str] | None,
     beam_size: int,
     paths: int,
+    judge: Judge | None = None,
 ) -> list[Explanation]:
-    """Return how a search of this beam comes to the labels that were predicted for each text."""
+    """Return how a search of this beam comes to the labels that were predicted for each text.
+
+    ``judge`` says what the ranker makes of them, where the model has one.
+    """
     if not isinstance(paths, int) or paths < 1:
         raise DataError(f"paths must be a whole number >= 1, not {paths!r}")
     traced = _trace(model, tokens, predictions, beam_size, paths)
+    said = None if judge is None else judge(predictions.ids, traced.p.numpy())
     used = [c for c in torch.unique(traced.clusters).tolist() if c < model.graph.n_clusters]
     strongest = strongest_labels(model, used, N_DESCRIBING)
     about = {
@@ -102,7 +112,14 @@ def explain(
         for cluster, labels in zip(used, strongest, strict=True)
     }
     return [
-        _explanation(predictions, traced, row, None if texts is None else texts[row], about)
+        _explanation(
+            predictions,
+            Traced(*(part[row] for part in traced)),
+            row,
+            None if texts is None else texts[row],
+            about,
+            None if said is None else _of_row(said, row),
+        )
         for row in range(len(predictions))
     ]
 
@@ -122,13 +139,14 @@ def _trace(
 
 def _explanation(
     predictions: Predictions,
-    traced: Traced,
+    of_row: Traced,
     row: int,
     text: str | None,
     about: Mapping[int, tuple[str, ...]],
+    said: tuple[list[float], list[float] | None] | None,
 ) -> Explanation:
     ranking = predictions[row]
-    of_row = Traced(*(part[row] for part in traced))
+    relevances, probabilities = said or (None, None)
     labels = tuple(
         ExplainedLabel(
             id=int(label_id),
@@ -137,6 +155,8 @@ def _explanation(
             p=float(of_row.p[i]),
             classifier_score=float(of_row.classifier[i]),
             path_score=float(of_row.path_scores[i, 0]),
+            ranker_score=None if relevances is None else relevances[i],
+            calibrated_score=None if probabilities is None else probabilities[i],
             paths=_paths(of_row, i),
             n_paths=int(of_row.n_paths[i]),
         )
@@ -146,6 +166,11 @@ def _explanation(
     )
     used = dict.fromkeys(path.cluster for label in labels for path in label.paths)
     return Explanation(text=text, labels=labels, clusters={c: about[c] for c in used})
+
+
+def _of_row(said: RankedScores, row: int) -> tuple[list[float], list[float] | None]:
+    probability = None if said.probability is None else said.probability[row].tolist()
+    return said.relevance[row].tolist(), probability
 
 
 def _paths(traced: Traced, label: int) -> tuple[LabelPath, ...]:

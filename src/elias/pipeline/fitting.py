@@ -16,9 +16,11 @@ from elias.data.stats import corpus_stats
 from elias.errors import ConfigError
 from elias.metrics import inverse_propensities, metric_names, score
 from elias.model.building import build_encoder
-from elias.pipeline.inputs import bag_of_words, cached_tokens
-from elias.pipeline.predictor import ENSEMBLE, Elias
+from elias.pipeline.inputs import bag_of_words, cached_tokens, input_of
+from elias.pipeline.predictor import ENSEMBLE, RERANK, Elias
+from elias.pipeline.reranking import check_rerank
 from elias.pipeline.resources import memory_explained, pick_device, threads_shared
+from elias.rerank.reranker import Candidates, Reranker
 from elias.training.loop import EpochReport, Points
 from elias.training.stages import StageSequence
 from elias.training.tracking import Run, check_folder, open_run
@@ -106,6 +108,7 @@ def _together(
         first.label_names,
         first.facts,
         reranker=first.reranker,
+        first_encoder=first.first_encoder,
         others=others,
     )
     _, held_out = validation_split(corpus, config)
@@ -143,6 +146,7 @@ def _rounded(timings: Mapping[str, float]) -> dict[str, float]:
 def check_plan(config: EliasConfig, out: Path | None, *, overwrite: bool = False) -> None:
     """Refuse what cannot be trained whatever the corpus is, so before a large one is read."""
     metric_names([config.eval.select_by])
+    check_rerank(config)
     if out is not None:
         check_folder(out, overwrite=overwrite)
 
@@ -204,14 +208,61 @@ class _Training:
                 report_stage=self._report_stage,
                 timed=self.run.timed,
             )
-            model = stages.run(self._first_model(encoder))
-        return self._elias(model)
+            first_encoder = self._first_encoder(encoder)
+            model = self._elias(stages.run(self._first_model(encoder)))
+        model.first_encoder = first_encoder
+        if self.config.rerank.enabled:
+            self._add_reranker(model, train_split)
+        model.facts["timings"] = _rounded(self.run.timings)
+        return model
+
+    def _first_encoder(self, encoder: TextEncoder) -> TextEncoder | None:
+        """Return a copy of the encoder as it is before training, where the ranker reads that."""
+        rerank = self.config.rerank
+        if not rerank.enabled or rerank.embedding != "first":
+            return None
+        first: TextEncoder = copy.deepcopy(encoder)
+        return first.to(self.device)
+
+    def _add_reranker(self, model: Elias, train_split: Split) -> None:
+        """Train the ranker on the training points, and its calibration on those held out."""
+        with self.run.timed(RERANK):
+            validation = None
+            if self.held_out is not None:
+                held_out = self._candidates(model, "validation", self.held_out)
+                validation = (held_out, self.held_out.labels)
+            model.reranker = Reranker.fit(
+                self._candidates(model, "train", train_split),
+                train_split.labels,
+                self.config.rerank,
+                validation=validation,
+                seed=self.config.member_seed % 2**32,
+            )
+        for component in model.components[1:]:
+            self._report_component(model, component)
+
+    def _candidates(self, model: Elias, name: str, split: Split) -> Candidates:
+        config = self.config.rerank
+        tokens = self.tokens[name]
+        ranked = model.predict_split(
+            split, top_k=config.candidates, tokens=tokens, component=model.components[0]
+        )
+        found = model.found(ranked, input_of(split, model.model.encoder), tokens)
+        return found.candidates(config.candidates)
+
+    def _report_component(self, model: Elias, component: str) -> None:
+        found: dict[str, dict[str, float]] = {}
+        for name, split in (("validation", self.held_out), ("test", self.corpus.test)):
+            if split is not None:
+                ranked = model.predict_split(split, tokens=self.tokens[name], component=component)
+                found[name] = measure(model, ranked, split, self.corpus, REPORTED)
+        self.metrics[component] = found
+        self.run.record("stage", stage=component, **found)
 
     def _elias(self, model: EliasModel) -> Elias:
         facts = {
             "data": corpus_stats(self.corpus).to_dict(),
             "metrics": self.metrics,
-            "timings": _rounded(self.run.timings),
         }
         return Elias(model, self.config, self.corpus.label_names, facts)
 

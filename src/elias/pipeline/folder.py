@@ -10,7 +10,14 @@ from typing import TYPE_CHECKING, Any
 from elias.errors import ModelError
 from elias.model.card import model_card
 from elias.model.layout import WEIGHTS_FILE, broken
-from elias.model.pretrained import load_model, staged_model, write_model
+from elias.model.pretrained import (
+    load_model,
+    read_encoder,
+    staged_model,
+    write_encoder,
+    write_model,
+)
+from elias.rerank.storage import load_reranker, save_reranker
 from elias.training.tracking import METRICS_FILE, MODEL_FOLDER
 
 if TYPE_CHECKING:
@@ -18,9 +25,12 @@ if TYPE_CHECKING:
 
     from elias.config import EliasConfig
     from elias.model.elias import EliasModel
-    from elias.rerank import Reranker
+    from elias.model.encoder import TextEncoder
+    from elias.rerank.reranker import Reranker
 
 RANKER_FOLDER = "ranker"
+FIRST_ENCODER_FOLDER = "first_encoder"
+"""φ before training, where the ranker reads that."""
 MEMBERS_FOLDER = "members"
 """The other members of an ensemble, each a model's folder, named by its number from 1."""
 
@@ -34,6 +44,7 @@ class SavedModel:
     label_names: Sequence[str]
     facts: Mapping[str, Any]
     reranker: Reranker | None = None
+    first_encoder: TextEncoder | None = None
     others: tuple[SavedModel, ...] = field(default=())
 
 
@@ -51,10 +62,16 @@ def _write(folder: Path, saved: SavedModel) -> None:
         label_names=saved.label_names,
         facts=saved.facts,
         card=model_card(saved.config, saved.label_names, saved.facts),
-        beside={"ranker": saved.reranker is not None, "members": len(saved.others)},
+        beside={
+            "ranker": saved.reranker is not None,
+            "first_encoder": saved.first_encoder is not None,
+            "members": len(saved.others),
+        },
     )
     if saved.reranker is not None:
-        saved.reranker.save(folder / RANKER_FOLDER)
+        save_reranker(saved.reranker, folder / RANKER_FOLDER)
+    if saved.first_encoder is not None:
+        write_encoder(folder / FIRST_ENCODER_FOLDER, saved.first_encoder)
     for number, other in enumerate(saved.others, start=1):
         place = folder / MEMBERS_FOLDER / str(number)
         place.mkdir(parents=True)
@@ -80,19 +97,23 @@ def load_all(folder: Path, device: torch.device) -> SavedModel:
         ModelError: If anything is missing, damaged, foreign, or from a newer version.
     """
     loaded = load_model(folder, device)
-    reranker = None
+    reranker = first_encoder = None
     if loaded.beside.get("ranker"):
-        from elias.rerank import Reranker
-
-        reranker = Reranker.load(folder / RANKER_FOLDER, loaded.config.rerank)
-        if reranker.n_labels != loaded.model.n_labels:
-            raise broken(folder / RANKER_FOLDER, f"is of {reranker.n_labels} labels")
+        reranker = load_reranker(folder / RANKER_FOLDER, n_labels=loaded.model.n_labels)
+    if loaded.beside.get("first_encoder"):
+        first_encoder = read_encoder(folder / FIRST_ENCODER_FOLDER, loaded.config.encoder, device)
     others = tuple(
         _member(folder / MEMBERS_FOLDER / str(number), device, loaded.label_names)
         for number in range(1, loaded.beside.get("members", 0) + 1)
     )
     return SavedModel(
-        loaded.model, loaded.config, loaded.label_names, loaded.facts, reranker, others
+        loaded.model,
+        loaded.config,
+        loaded.label_names,
+        loaded.facts,
+        reranker,
+        first_encoder,
+        others,
     )
 
 

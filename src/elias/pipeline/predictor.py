@@ -12,22 +12,26 @@ from elias.errors import ConfigError, DataError, nearest
 from elias.metrics import evaluate
 from elias.model.elias import EliasModel, SearchSizes
 from elias.model.inference import BATCH_SIZE, embed_all
-from elias.pipeline.explaining import Explanation, explain
+from elias.pipeline.explaining import Explanation, Judge, explain
 from elias.pipeline.folder import SavedModel, load_all, model_folder, save_all
 from elias.pipeline.inputs import cached_tokens, feature_tokens, input_of
 from elias.pipeline.matching import match_labels
 from elias.pipeline.questions import Question, blocked_labels, label_ids, search
+from elias.pipeline.reranking import Found, rerank
 from elias.pipeline.resources import pick_device
 from elias.predictions import Predictions
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
+    from numpy.typing import NDArray
+
     from elias.config import EliasConfig
     from elias.data.corpus import Corpus, Split
     from elias.data.tokens import Tokens
     from elias.metrics import Metrics
-    from elias.rerank import Reranker
+    from elias.model.encoder import TextEncoder
+    from elias.rerank.reranker import RankedScores, Reranker
 
 EVALUATED = 100  # labels ranked for metrics, as far as R@100 looks
 RERANK, CALIBRATE, ENSEMBLE = "rerank", "calibrate", "ensemble"
@@ -83,6 +87,7 @@ class Elias:
         facts: dict[str, Any] | None = None,
         *,
         reranker: Reranker | None = None,
+        first_encoder: TextEncoder | None = None,
         others: Sequence[Elias] = (),
     ) -> None:
         self.model = model
@@ -92,6 +97,8 @@ class Elias:
         """What is known of its making: data statistics, metrics of each stage, timings."""
         self.reranker = reranker
         """The sparse ranker and its calibration (§3.5), where they were trained."""
+        self.first_encoder = first_encoder
+        """φ as it was before training, where the ranker reads that."""
         self.others = tuple(others)
         """The other members of an ensemble."""
 
@@ -101,7 +108,14 @@ class Elias:
         if not self.others:
             return (self,)
         alone = self.config.member(0)
-        first = Elias(self.model, alone, self.label_names, self.facts, reranker=self.reranker)
+        first = Elias(
+            self.model,
+            alone,
+            self.label_names,
+            self.facts,
+            reranker=self.reranker,
+            first_encoder=self.first_encoder,
+        )
         return (first, *self.others)
 
     @property
@@ -197,15 +211,23 @@ class Elias:
     def _answer_alone(self, asked: Question, component: str, tokens: Tokens) -> Predictions:
         """Search, and rank the best of what is found anew as far as the component says."""
         reranker = self.reranker if component in (RERANK, CALIBRATE) else None
-        depth = asked.top_k if reranker is None else max(asked.top_k, reranker.candidates)
+        count = self.config.rerank.candidates
+        depth = asked.top_k if reranker is None else max(asked.top_k, count)
         ranked = search(self.model, tokens, asked, self.sizes, depth)
-        found = Predictions(ranked.ids, ranked.scores, self.n_labels, self.label_names)
+        predictions = Predictions(ranked.ids, ranked.scores, self.n_labels, self.label_names)
         if reranker is None:
-            return found
-        embedding = embed_all(self.model.encoder, tokens) if reranker.reads_embedding else None
-        return reranker.rerank(
-            found, asked.given, embedding, calibrated=component == CALIBRATE
-        ).top(asked.top_k)
+            return predictions
+        found = self.found(predictions, asked.given, tokens)
+        return rerank(reranker, found, count, calibrated=component == CALIBRATE).top(asked.top_k)
+
+    def found(
+        self, ranked: Predictions, given: Sequence[str] | csr_matrix, tokens: Tokens
+    ) -> Found:
+        """Return what was found with all that a ranker of this configuration reads."""
+        embedding = None
+        if self.config.rerank.embedding != "none":
+            embedding = embed_all(self.first_encoder or self.model.encoder, tokens)
+        return Found(ranked, given, embedding)
 
     def explain(
         self, texts: Sequence[str] | csr_matrix, *, top_k: int = 5, paths: int = 3
@@ -233,14 +255,28 @@ class Elias:
         """
         if not issparse(texts) and not isinstance(texts, str):
             texts = list(texts)
+        tokens = self._tokens(texts)
         return explain(
             self.model,
-            self._tokens(texts),
+            tokens,
             self.members[0].predict(texts, top_k=top_k),
             texts=None if issparse(texts) else texts,
             beam_size=self.sizes.beam_size,
             paths=paths,
+            judge=self._judge(texts, tokens),
         )
+
+    def _judge(self, texts: Sequence[str] | csr_matrix, tokens: Tokens) -> Judge | None:
+        """Return what asks the ranker about labels of these texts."""
+        reranker = self.reranker
+        if reranker is None:
+            return None
+
+        def judge(ids: NDArray[np.int64], p: NDArray[np.float32]) -> RankedScores:
+            ranked = Predictions(ids, p, self.n_labels)
+            return reranker.score(self.found(ranked, texts, tokens).candidates(ids.shape[1]))
+
+        return judge
 
     def predict_split(
         self,
@@ -293,6 +329,7 @@ class Elias:
             tuple(self.label_names),
             self.facts,
             self.reranker,
+            self.first_encoder,
             tuple(other._saved() for other in self.others),
         )
 
@@ -310,6 +347,7 @@ class Elias:
             saved.label_names,
             dict(saved.facts),
             reranker=saved.reranker,
+            first_encoder=saved.first_encoder,
             others=others,
         )
 
