@@ -13,6 +13,7 @@ import typer
 from elias.cli import tables, talk
 from elias.cli.options import (
     AsJson,
+    Component,
     DataPath,
     DeviceName,
     LabelsColumn,
@@ -45,10 +46,7 @@ def evaluate(  # noqa: PLR0913 - each is an option of its own
         list[int] | None,
         typer.Option("-k", min=1, help="Where to cut P, nDCG, PSP, PSnDCG; may repeat [1 3 5]."),
     ] = None,
-    component: Annotated[
-        str | None,
-        typer.Option(metavar="NAME", help="Use only this much of the model: stage2, rerank, …"),
-    ] = None,
+    component: Component = None,
     predictions: Annotated[
         Path | None,
         typer.Option(metavar="FILE", help="Evaluate these predictions instead of the model's."),

@@ -40,6 +40,12 @@ DeviceName = Annotated[
     str,
     typer.Option("--device", metavar="auto|cpu|cuda", help="Where to compute; auto: a GPU if any."),
 ]
+Component = Annotated[
+    str | None,
+    typer.Option(
+        metavar="NAME", help="Go only this far: stage2, rerank, calibrate. [all that there is]"
+    ),
+]
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
 Overwrite = Annotated[bool, typer.Option("--overwrite", help="Replace what is there.")]
 

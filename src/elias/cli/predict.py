@@ -12,7 +12,7 @@ import typer
 
 from elias import progress
 from elias.cli import talk
-from elias.cli.options import DeviceName, TextColumn
+from elias.cli.options import Component, DeviceName, TextColumn
 from elias.cli.texts import STDIN, chunks, read_texts
 from elias.errors import DataError
 
@@ -44,6 +44,7 @@ def predict(  # noqa: PLR0913 - each is an option of its own
     without: Annotated[
         Labels, typer.Option(metavar="LABEL", help="Keep off these names or ids, likewise.")
     ] = None,
+    component: Component = None,
     text: TextColumn = None,
     device: DeviceName = "auto",
 ) -> None:
@@ -59,6 +60,7 @@ def predict(  # noqa: PLR0913 - each is an option of its own
             f"{model}: was trained on features, and this command reads texts; use elias evaluate, "
             "or in Python Elias.predict with a CSR matrix"
         )
+    component = elias.check_component(component)
     among = wanted_labels(only, elias.label_names)
     kept_off = wanted_labels(without, elias.label_names)
     progress.enable(False)  # a bar for every chunk would flicker; one for all follows below
@@ -66,7 +68,9 @@ def predict(  # noqa: PLR0913 - each is an option of its own
     with _Counter() as counter:
         for raw in chunks(lines, size):
             chunk, _ = mend(raw)
-            predictions = elias.predict(chunk, top_k=top_k, only=among, without=kept_off)
+            predictions = elias.predict(
+                chunk, top_k=top_k, only=among, without=kept_off, component=component
+            )
             if threshold is not None:
                 predictions = predictions.threshold(threshold)
             _write(chunk, predictions.to_dicts())

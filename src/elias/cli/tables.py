@@ -16,6 +16,8 @@ STAGE_METRICS = (
 )
 """What a stage is judged by."""
 
+_TITLES = {"rerank": "+ ranker", "calibrate": "+ calibration"}
+"""What components are called where they stand below what they are added to."""
 _UNWRAPPED = 10_000
 
 
@@ -71,10 +73,10 @@ def columns(header: Sequence[str], rows: Iterable[Sequence[str]], *, n_left: int
 def stage_table(
     metrics: Mapping[str, Mapping[str, Mapping[str, float]]], split: str
 ) -> list[RenderableType]:
-    """Return the metrics of each stage on a split, a row for each stage, under a heading."""
+    """Return the metrics on a split, a row for each stage and component, under a heading."""
     found = {stage: splits[split] for stage, splits in metrics.items() if split in splits}
     rows = [
-        [stage, *(_percent(values.get(name)) for name in STAGE_METRICS)]
+        [_TITLES.get(stage, stage), *(_percent(values.get(name)) for name in STAGE_METRICS)]
         for stage, values in found.items()
     ]
     return [f"On the {split} split, in percent:", columns(["", *STAGE_METRICS], rows)]
