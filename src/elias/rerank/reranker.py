@@ -1,0 +1,147 @@
+"""Features, ranker and calibration as one: the model's candidates in, better scores out."""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+from scipy.sparse import csr_matrix
+
+from elias.rerank.calibration import Calibration, Mixture, mixed
+from elias.rerank.features import RankerFeatures
+from elias.rerank.ranker import SparseRanker, Transform, relevance
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from numpy.typing import NDArray
+
+    from elias.config import RerankConfig
+
+logger = logging.getLogger(__name__)
+
+
+class Candidates(NamedTuple):
+    """Points, and the labels that the model ranks best for each."""
+
+    given: Sequence[str] | csr_matrix
+    """N texts, or their given features."""
+    ids: NDArray[np.integer[Any]]
+    """(N, k) labels; L is padding."""
+    scores: NDArray[np.float32]
+    """(N, k) p of each; those of padding do not matter."""
+    embedding: NDArray[np.float32] | None = None
+    """(N, D) φ(x), where the ranker is to have it (`RerankConfig.embedding`)."""
+
+
+class RankedScores(NamedTuple):
+    """What each part says of the candidates; padding scores -inf in ``final``, 0 in the others."""
+
+    margin: NDArray[np.float32]
+    """s, the ranker's margin (N, k)."""
+    relevance: NDArray[np.float32]
+    """q."""
+    product: NDArray[np.float32]
+    """p·q."""
+    probability: NDArray[np.float32] | None
+    """T, where there is a calibration."""
+    final: NDArray[np.float32]
+    """p·q, or its mixture with T."""
+
+
+@dataclass(frozen=True)
+class Reranker:
+    """All that ELIAS++ adds to a trained model (§3.5, appendix C.2)."""
+
+    features: RankerFeatures
+    ranker: SparseRanker
+    frequencies: NDArray[np.int64]
+    """(L,) n_ℓ, the training points of each label."""
+    calibration: Calibration | None
+    transform: Transform
+    mixture: Mixture
+
+    @classmethod
+    def fit(
+        cls,
+        train: Candidates,
+        labels: csr_matrix,
+        config: RerankConfig,
+        *,
+        validation: tuple[Candidates, csr_matrix] | None = None,
+        seed: int = 0,
+    ) -> Reranker:
+        """Train the ranker and, on held-out points, the calibration.
+
+        Args:
+            train: Training points with the candidates of the trained model.
+            labels: (N, L) their relevant labels.
+            config: The resolved settings.
+            validation: Points that neither model nor ranker has seen, and their relevant labels;
+                without them there is no calibration.
+            seed: Of the order in which the ranker visits points.
+        """
+        features = RankerFeatures.fit(train.given, config)
+        sparse = features.transform(train.given)
+        ranker = SparseRanker.fit(sparse, train.embedding, train.ids, labels, config, seed=seed)
+        frequencies = np.bincount(labels.indices, minlength=labels.shape[1]).astype(np.int64)
+        plain = cls(features, ranker, frequencies, None, config.transform, config.mixture)
+        if not config.calibrate or validation is None:
+            return plain
+        return replace(plain, calibration=plain._calibrated(*validation, config.tree_depth))
+
+    def score(self, points: Candidates) -> RankedScores:
+        """Score the candidates of points anew; they stay in their order."""
+        known = points.ids < self.ranker.n_labels
+        sparse = self.features.transform(points.given)
+        margin = self.ranker.score(sparse, points.embedding, points.ids)
+        q = relevance(margin, self.transform)
+        p = np.where(known, points.scores, 0).astype(np.float32)
+        product = p * q
+        probability, final = None, product
+        if self.calibration is not None:
+            frequencies = self._frequencies(points.ids)
+            exact = self.calibration.probability(p, q, frequencies)
+            final = mixed(exact, product, self.mixture)
+            probability = np.where(known, exact, 0).astype(np.float32)
+        return RankedScores(
+            margin=np.where(known, margin, 0).astype(np.float32),
+            relevance=q,
+            product=product,
+            probability=probability,
+            final=np.where(known, final, -np.inf).astype(np.float32),
+        )
+
+    def _calibrated(self, points: Candidates, labels: csr_matrix, depth: int) -> Calibration | None:
+        known = points.ids < self.ranker.n_labels
+        if not known.any():
+            logger.warning("no held-out point has a candidate: scores are not calibrated")
+            return None
+        q = self.score(points).relevance
+        return Calibration.fit(
+            points.scores[known],
+            q[known],
+            self._frequencies(points.ids)[known],
+            relevant_candidates(points.ids, labels)[known],
+            depth=depth,
+        )
+
+    def _frequencies(self, ids: NDArray[np.integer[Any]]) -> NDArray[np.int64]:
+        found: NDArray[np.int64] = np.append(self.frequencies, 0)[ids]
+        return found
+
+
+def relevant_candidates(ids: NDArray[np.integer[Any]], labels: csr_matrix) -> NDArray[np.bool_]:
+    """Return which candidates (N, k) are relevant; L and over are padding.
+
+    >>> relevant_candidates(np.array([[1, 2], [0, 2]]), csr_matrix([[0, 1], [0, 1]])).tolist()
+    [[True, False], [False, False]]
+    """
+    n_labels = labels.shape[1]
+    rows = np.repeat(np.arange(len(ids)), np.diff(labels.indptr))
+    own = np.unique(rows * n_labels + labels.indices.astype(np.int64))
+    asked = np.arange(len(ids))[:, None] * n_labels + np.minimum(ids, n_labels - 1)
+    found: NDArray[np.bool_] = np.isin(asked, own) & (ids < n_labels)
+    return found

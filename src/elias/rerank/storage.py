@@ -1,0 +1,199 @@
+"""Saving a reranker as a folder, and reading such a folder strictly. No pickle, no code."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, get_args
+
+import numpy as np
+from scipy.sparse import csr_matrix
+
+from elias.data.features import Featurizer
+from elias.errors import ModelError
+from elias.model.layout import broken
+from elias.rerank.calibration import Calibration, Mixture
+from elias.rerank.features import RankerFeatures
+from elias.rerank.folder import (
+    ARRAYS_FILE,
+    DESCRIPTION_FILE,
+    Parts,
+    read_arrays,
+    read_description,
+    read_vocabulary,
+    write_parts,
+)
+from elias.rerank.ranker import SparseRanker, Transform
+from elias.rerank.reranker import Reranker
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from numpy.typing import NDArray
+
+_TREE = "calibration."
+_NEEDED = {
+    "n_labels": int,
+    "n_features": int,
+    "n_dense": int,
+    "reads_text": bool,
+    "n_words": int,
+    "word_ngrams": int,
+    "char_ngrams": list,
+    "calibrated": bool,
+    "transform": str,
+    "mixture": str,
+}
+
+
+def save_reranker(reranker: Reranker, folder: str | Path) -> None:
+    """Write a folder that `load_reranker` reads; it appears whole or not at all.
+
+    Args:
+        reranker: What to save.
+        folder: Where to; it must not exist, or be empty.
+
+    Raises:
+        ModelError: If the folder is taken, or cannot be written.
+    """
+    weights, featurizer = reranker.ranker.weights, reranker.features.featurizer
+    arrays: dict[str, NDArray[Any]] = {
+        "weights.values": weights.data,
+        "weights.columns": weights.indices.astype(np.int32, copy=False),
+        "weights.starts": weights.indptr.astype(np.int64, copy=False),
+        "biases": reranker.ranker.biases,
+        "frequencies": reranker.frequencies,
+    }
+    description = {
+        "n_labels": reranker.ranker.n_labels,
+        "n_features": reranker.features.n_features,
+        "n_dense": reranker.ranker.n_dense,
+        "reads_text": featurizer is not None,
+        "n_words": len(featurizer.words) if featurizer else 0,
+        "word_ngrams": featurizer.word_ngrams if featurizer else 0,
+        "char_ngrams": list(featurizer.char_ngrams) if featurizer else [0, 0],
+        "calibrated": reranker.calibration is not None,
+        "transform": reranker.transform,
+        "mixture": reranker.mixture,
+    }
+    if featurizer is not None:
+        arrays["idf"] = featurizer.idf
+    if reranker.calibration is not None:
+        tree = reranker.calibration.to_arrays()
+        arrays |= {_TREE + name: array for name, array in tree.items()}
+    names = [*featurizer.words, *featurizer.ngrams] if featurizer else []
+    write_parts(Path(folder), Parts(description, arrays, names))
+
+
+def load_reranker(folder: str | Path, *, n_labels: int | None = None) -> Reranker:
+    """Read a folder that `save_reranker` wrote.
+
+    Args:
+        folder: Where it is.
+        n_labels: L of the model it belongs to, where that is known.
+
+    Raises:
+        ModelError: If anything is missing, damaged, foreign, or from a newer version.
+    """
+    folder = Path(folder)
+    described = read_description(folder, _NEEDED)
+    _check_description(folder / DESCRIPTION_FILE, described)
+    if n_labels not in (None, described["n_labels"]):
+        raise ModelError(
+            f"{folder}: ranks {described['n_labels']} labels where the model has {n_labels}; "
+            "put the ranker there that was saved with the model"
+        )
+    arrays = read_arrays(folder, _wanted(described))
+    _check_weights(folder / ARRAYS_FILE, arrays, described["n_features"] + described["n_dense"])
+    return Reranker(
+        features=_read_features(folder, described, arrays),
+        ranker=_read_ranker(described, arrays),
+        frequencies=arrays["frequencies"],
+        calibration=_read_calibration(folder / ARRAYS_FILE, described, arrays),
+        transform=described["transform"],
+        mixture=described["mixture"],
+    )
+
+
+def _check_description(path: Path, described: Mapping[str, Any]) -> None:
+    for key, choices in (("transform", get_args(Transform)), ("mixture", get_args(Mixture))):
+        if described[key] not in choices:
+            raise broken(path, f"{key} is {described[key]!r}, which is not known")
+    span = described["char_ngrams"]
+    if [type(size) for size in span] != [int, int] or not 0 <= span[0] <= span[1]:
+        raise broken(path, f"char_ngrams is {span!r}")
+    if described["n_words"] > described["n_features"]:
+        raise broken(path, "n_words is more than n_features")
+
+
+def _wanted(described: Mapping[str, Any]) -> dict[str, tuple[type, tuple[int | None, ...]]]:
+    """Return type and shape of each array that a ranker so described has."""
+    n_labels = described["n_labels"]
+    wanted: dict[str, tuple[type, tuple[int | None, ...]]] = {
+        "weights.values": (np.float32, (None,)),
+        "weights.columns": (np.int32, (None,)),
+        "weights.starts": (np.int64, (n_labels + 1,)),
+        "biases": (np.float32, (n_labels,)),
+        "frequencies": (np.int64, (n_labels,)),
+    }
+    if described["reads_text"]:
+        wanted["idf"] = (np.float32, (described["n_features"],))
+    if described["calibrated"]:
+        wanted |= {_TREE + name: (kind, (None,)) for name, kind in Calibration.kinds().items()}
+    return wanted
+
+
+def _check_weights(path: Path, arrays: Mapping[str, NDArray[Any]], width: int) -> None:
+    """Refuse weights that no label or feature could have."""
+    starts, columns = arrays["weights.starts"], arrays["weights.columns"]
+    n_weights = len(columns)
+    if starts[0] != 0 or starts[-1] != n_weights or (np.diff(starts) < 0).any():
+        raise broken(path, "weights.starts does not divide the weights among the labels")
+    if len(arrays["weights.values"]) != n_weights:
+        raise broken(path, f"weights.values are not {n_weights}, one for each column")
+    if n_weights and (columns.min() < 0 or columns.max() >= width):
+        raise broken(path, f"weights.columns has a feature outside 0..{width - 1}")
+    first = np.zeros(n_weights, dtype=bool)
+    first[starts[:-1][starts[:-1] < n_weights]] = True
+    if not (first[1:] | (np.diff(columns) > 0)).all():
+        raise broken(path, "weights.columns are not ascending within a label")
+    if (arrays["frequencies"] < 0).any():
+        raise broken(path, "frequencies has a negative count")
+
+
+def _read_features(
+    folder: Path, described: Mapping[str, Any], arrays: Mapping[str, NDArray[Any]]
+) -> RankerFeatures:
+    n_features, n_words = described["n_features"], described["n_words"]
+    if not described["reads_text"]:
+        return RankerFeatures(n_features, None)
+    names = read_vocabulary(folder, n_features)
+    shortest, longest = described["char_ngrams"]
+    featurizer = Featurizer(
+        words=names[:n_words],
+        ngrams=names[n_words:],
+        idf=arrays["idf"],
+        char_ngrams=(shortest, longest),
+        word_ngrams=described["word_ngrams"],
+    )
+    return RankerFeatures(n_features, featurizer)
+
+
+def _read_ranker(described: Mapping[str, Any], arrays: Mapping[str, NDArray[Any]]) -> SparseRanker:
+    width = described["n_features"] + described["n_dense"]
+    weights = csr_matrix(
+        (arrays["weights.values"], arrays["weights.columns"], arrays["weights.starts"]),
+        shape=(described["n_labels"], width),
+    )
+    return SparseRanker(weights, arrays["biases"], described["n_dense"])
+
+
+def _read_calibration(
+    path: Path, described: Mapping[str, Any], arrays: Mapping[str, NDArray[Any]]
+) -> Calibration | None:
+    if not described["calibrated"]:
+        return None
+    tree = {name: arrays[_TREE + name] for name in Calibration.kinds()}
+    try:
+        return Calibration.from_arrays(tree)
+    except ModelError as error:
+        raise broken(path, str(error)) from error

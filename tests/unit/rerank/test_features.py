@@ -1,0 +1,76 @@
+import numpy as np
+import pytest
+from scipy.sparse import csr_matrix
+
+from elias.config import RerankConfig
+from elias.errors import DataError
+from elias.rerank.features import RankerFeatures, unit_embedding
+
+TEXTS = ["red cod pie", "red cod soup", "green tea"]
+
+
+def lengths(matrix):
+    return np.sqrt(matrix.multiply(matrix).sum(axis=1)).A1
+
+
+def test_rows_have_length_one_and_words_weigh_as_much_as_ngrams():
+    features = RankerFeatures.fit(TEXTS, RerankConfig(min_count=1))
+
+    found = features.transform(TEXTS)
+
+    np.testing.assert_allclose(lengths(found), 1, rtol=1e-6)
+    n_words = len(features.featurizer.words)
+    np.testing.assert_allclose(lengths(found[:, :n_words]), np.sqrt(0.5), rtol=1e-6)
+    assert found.dtype == np.float32
+
+
+def test_the_vocabulary_holds_the_configured_terms():
+    config = RerankConfig(word_ngrams=3, char_ngrams=(2, 3), min_count=2, max_features=9)
+
+    features = RankerFeatures.fit(TEXTS, config)
+
+    assert features.featurizer.words == ("red", "cod", "red cod")
+    assert {len(ngram) for ngram in features.featurizer.ngrams} == {2, 3}
+    assert features.n_features == 9
+
+
+def test_given_features_pass_through_at_length_one():
+    given = csr_matrix(np.float32([[3, 4, 0], [0, 0, 0]]))
+
+    features = RankerFeatures.fit(given, RerankConfig(min_count=1))
+
+    assert features.featurizer is None
+    np.testing.assert_allclose(features.transform(given).toarray(), [[0.6, 0.8, 0], [0, 0, 0]])
+
+
+def test_a_ranker_of_the_embedding_alone_has_no_sparse_features():
+    config = RerankConfig(word_ngrams=0, char_ngrams=(0, 0), embedding="encoder", min_count=1)
+
+    features = RankerFeatures.fit(TEXTS, config)
+
+    assert features.transform(TEXTS).shape == (3, 0)
+
+
+def test_texts_without_a_frequent_word_are_refused():
+    with pytest.raises(DataError, match=r"stands in 2 of the 2 training texts; lower rerank"):
+        RankerFeatures.fit(["ab", "cd"], RerankConfig(min_count=2))
+
+
+def test_texts_for_a_ranker_of_features_are_refused_and_the_other_way_round():
+    given = csr_matrix(np.eye(2, dtype=np.float32))
+    of_features = RankerFeatures.fit(given, RerankConfig(min_count=1))
+    of_texts = RankerFeatures.fit(TEXTS, RerankConfig(min_count=1))
+
+    with pytest.raises(DataError, match="trained on features"):
+        of_features.transform(["red"])
+    with pytest.raises(DataError, match="reads text"):
+        of_texts.transform(given)
+    with pytest.raises(DataError, match="have 3 columns, the ranker reads 2"):
+        of_features.transform(csr_matrix((1, 3), dtype=np.float32))
+
+
+def test_an_embedding_is_scaled_to_length_one_and_none_has_no_width():
+    found = unit_embedding(np.float32([[3, 4], [0, 0]]), 2)
+
+    np.testing.assert_allclose(found, [[0.6, 0.8], [0, 0]])
+    assert unit_embedding(None, 5).shape == (5, 0)
