@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from copy import copy
 from dataclasses import asdict, dataclass
 
 from elias.errors import ConfigError
@@ -64,14 +65,10 @@ def prune_edges(
         for_labels=sum(count.for_labels for _, count in pruned),
     )
     first, *others = (member for member, _ in pruned)
-    whole = Elias(
-        first.model,
-        model.config,
-        model.label_names,
-        first.facts | {PRUNED: first.facts[PRUNED] | asdict(edges)},
-        reranker=model.reranker,
-        others=others,
-    )
+    whole = copy(model)
+    whole.model = first.model
+    whole.facts = first.facts | {PRUNED: first.facts[PRUNED] | asdict(edges)}
+    whole.others = tuple(others)
     return whole, edges
 
 
@@ -86,12 +83,8 @@ def _pruned(member: Elias, threshold: float | None, top_k: int | None) -> tuple[
     edges = EdgeCount(
         before=graph.n_edges, after=left.n_edges, for_labels=left.n_edges - int(strong.sum())
     )
-    facts = {name: fact for name, fact in member.facts.items() if name != "metrics"}
-    pruned = Elias(
-        with_graph(member.model, left),
-        member.config,
-        member.label_names,
-        facts | {PRUNED: by | asdict(edges)},
-        reranker=member.reranker,
-    )
+    pruned = copy(member)
+    pruned.model = with_graph(member.model, left)
+    pruned.facts = {name: fact for name, fact in member.facts.items() if name != "metrics"}
+    pruned.facts[PRUNED] = by | asdict(edges)
     return pruned, edges
