@@ -28,9 +28,11 @@ PAPER_LABELS = {
 OUR_LABELS = {
     "eurlex-mini": 3_341,
     "mesh-titles": 8_484,
+    "mesh-titles-one-vs-all": 8_484,
     "tate-subjects": 14_672,
     "wordnet-related": 101_909,
     "wordnet-related-minilm": 101_909,
+    "wordnet-related-minilm-one-vs-all": 101_909,
 }
 
 

@@ -14,9 +14,9 @@ if TYPE_CHECKING:
 def one_vs_all(config: EliasConfig) -> EliasConfig:
     """Return ``config`` with every label scored, in one stage.
 
-    Encoder, seed, ranker and evaluation stay. The stage has the batches, the encoder's rates and
-    the starts of the first stage, the epochs of all of them, and one-vs-all's own rates for labels.
-    The loss is summed over labels: averaged over all of them, its gradients fall under AdamW's ε.
+    Encoder, seed, ranker and evaluation stay. The stage is one-vs-all's own, with the batches, the
+    encoder's rate and the starts of the first stage, and the epochs of all of them. The loss is
+    summed over labels: averaged over all of them, its gradients fall under AdamW's ε.
 
     >>> from elias import EliasConfig
     >>> twin = one_vs_all(EliasConfig.preset("mesh-titles"))
@@ -25,13 +25,11 @@ def one_vs_all(config: EliasConfig) -> EliasConfig:
     """
     first, (usual,) = config.stages[0], ONE_VS_ALL_STAGES
     stage = replace(
-        first,
-        name=usual.name,
+        usual,
         epochs=sum(stage.epochs for stage in config.stages),
-        learn_graph=False,
-        cluster_with_encoder=False,
-        label_lr=usual.label_lr,
-        label_eps=usual.label_eps,
+        batch_size=first.batch_size,
+        encoder_lr=first.encoder_lr,
+        first_classifiers=first.first_classifiers,
     )
     return replace(
         config, index=IndexConfig(kind="all"), loss=LossConfig(reduction="sum"), stages=(stage,)

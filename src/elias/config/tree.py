@@ -313,7 +313,16 @@ DEFAULT_STAGES = (
     StageConfig(name="stage2", epochs=8, learn_graph=True, cluster_lr=5e-3, label_lr=8e-3),
 )
 
-ONE_VS_ALL_STAGES = (StageConfig(name="one-vs-all", epochs=10, label_eps=1e-4),)
+ONE_VS_ALL_STAGES = (
+    StageConfig(
+        name="one-vs-all",
+        epochs=15,
+        bag_lr=2e-2,
+        label_lr=2e-3,
+        label_eps=1e-3,
+        average_from=0.5,
+    ),
+)
 """The stages where none are given and every label is scored."""
 
 
