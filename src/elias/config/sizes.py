@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from elias.errors import ConfigError
 
 if TYPE_CHECKING:
-    from elias.config.tree import EliasConfig, IndexConfig, RerankConfig
+    from elias.config.tree import EliasConfig, IndexConfig
 
 LABELS_PER_CLUSTER = 100
 FEWEST_CLUSTERS = 32
@@ -44,11 +44,14 @@ def derive(config: EliasConfig, n_points: int, n_labels: int) -> EliasConfig:
     held_out = config.eval.validation_size
     if held_out is None:
         held_out = validation_size(n_points)
+    enabled = config.rerank.enabled
+    if enabled is None:
+        enabled = rerank_enabled(n_points, n_labels)
     return replace(
         config,
         encoder=replace(config.encoder, min_count=config.encoder.min_count or min_count(n_points)),
         index=index,
-        rerank=_derive_rerank(config.rerank, n_points, n_labels),
+        rerank=replace(config.rerank, enabled=enabled),
         eval=replace(config.eval, validation_size=held_out),
     )
 
@@ -100,15 +103,6 @@ def min_count(n_points: int) -> int:
 def rerank_enabled(n_points: int, n_labels: int) -> bool:
     """Say whether to train the sparse ranker unasked: where a CPU does so in minutes."""
     return n_labels <= MOST_RERANKED_LABELS and n_points <= MOST_RERANKED_POINTS
-
-
-def _derive_rerank(rerank: RerankConfig, n_points: int, n_labels: int) -> RerankConfig:
-    enabled = rerank.enabled
-    return replace(
-        rerank,
-        enabled=rerank_enabled(n_points, n_labels) if enabled is None else enabled,
-        min_count=rerank.min_count or min_count(n_points),
-    )
 
 
 def _derive_index(index: IndexConfig, n_labels: int) -> IndexConfig:

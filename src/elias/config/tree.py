@@ -208,9 +208,8 @@ class RerankConfig:
     """Longest run of words that is a feature: 1 words, 2 pairs of neighbours too; 0 none."""
     char_ngrams: tuple[int, int] = (3, 5)
     """Shortest and longest character n-gram that is a feature; (0, 0) for none."""
-    min_count: int | None = None
-    """A feature must stand in this many training texts. Derived: 2, or 1 where there are fewer
-    than 100."""
+    min_count: int = 1
+    """A feature must stand in this many training texts."""
     max_features: int = 1_000_000
     """Keep at most this many words and n-grams, the most frequent."""
     embedding: Literal["none", "encoder", "first"] = "none"
@@ -238,7 +237,7 @@ class RerankConfig:
         """Check each value by itself."""
         for name in ("candidates", "min_count", "max_features", "max_iterations", "tree_depth"):
             value = getattr(self, name)
-            _need(value is None or value >= 1, f"rerank.{name} must be >= 1, not {value}")
+            _need(value >= 1, f"rerank.{name} must be >= 1, not {value}")
         _need(
             0 <= self.word_ngrams <= 5,
             f"rerank.word_ngrams must be in 0..5, not {self.word_ngrams}",

@@ -49,7 +49,6 @@ class RankerFeatures:
         """
         if issparse(given):
             return cls(csr_matrix(given).shape[1], None)
-        assert config.min_count is not None, "open sizes are derived from the corpus first"
         if config.word_ngrams == 0 and config.char_ngrams[1] == 0:
             return cls(0, None)
         featurizer = Featurizer.fit(

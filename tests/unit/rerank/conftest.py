@@ -41,7 +41,7 @@ def points(n_points, seed):
 @pytest.fixture(scope="session")
 def problem():
     train, labels = points(300, seed=0)
-    return Problem(train, labels, points(100, seed=1), RerankConfig(min_count=1))
+    return Problem(train, labels, points(100, seed=1), RerankConfig())
 
 
 @pytest.fixture(scope="session")

@@ -14,7 +14,7 @@ def lengths(matrix):
 
 
 def test_rows_have_length_one_and_words_weigh_as_much_as_ngrams():
-    features = RankerFeatures.fit(TEXTS, RerankConfig(min_count=1))
+    features = RankerFeatures.fit(TEXTS, RerankConfig())
 
     found = features.transform(TEXTS)
 
@@ -37,14 +37,14 @@ def test_the_vocabulary_holds_the_configured_terms():
 def test_given_features_pass_through_at_length_one():
     given = csr_matrix(np.float32([[3, 4, 0], [0, 0, 0]]))
 
-    features = RankerFeatures.fit(given, RerankConfig(min_count=1))
+    features = RankerFeatures.fit(given, RerankConfig())
 
     assert features.featurizer is None
     np.testing.assert_allclose(features.transform(given).toarray(), [[0.6, 0.8, 0], [0, 0, 0]])
 
 
 def test_a_ranker_of_the_embedding_alone_has_no_sparse_features():
-    config = RerankConfig(word_ngrams=0, char_ngrams=(0, 0), embedding="encoder", min_count=1)
+    config = RerankConfig(word_ngrams=0, char_ngrams=(0, 0), embedding="encoder")
 
     features = RankerFeatures.fit(TEXTS, config)
 
@@ -58,8 +58,8 @@ def test_texts_without_a_frequent_word_are_refused():
 
 def test_texts_for_a_ranker_of_features_are_refused_and_the_other_way_round():
     given = csr_matrix(np.eye(2, dtype=np.float32))
-    of_features = RankerFeatures.fit(given, RerankConfig(min_count=1))
-    of_texts = RankerFeatures.fit(TEXTS, RerankConfig(min_count=1))
+    of_features = RankerFeatures.fit(given, RerankConfig())
+    of_texts = RankerFeatures.fit(TEXTS, RerankConfig())
 
     with pytest.raises(DataError, match="trained on features"):
         of_features.transform(["red"])
