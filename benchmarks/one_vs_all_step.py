@@ -1,0 +1,86 @@
+"""Time and memory of one-vs-all's labels alone: random φ and positives, no encoder.
+
+python benchmarks/one_vs_all_step.py --labels 2812281 --dim 768 --batch 128 --storage compact
+"""
+
+import argparse
+import resource
+import time
+
+import torch
+from torch import nn
+
+from elias.config import StageConfig
+from elias.data.batches import TokenBatch
+from elias.model.elias import SearchSizes
+from elias.model.encoder import TextEncoder
+from elias.model.one_vs_all import OneVsAll
+from elias.training.loop import tensor_cores
+from elias.training.optim import Optimizer
+
+
+class Rows(TextEncoder):
+    """φ is a row of a parameter."""
+
+    def __init__(self, n_points, dim):
+        super().__init__()
+        self.dim = dim
+        self.vectors = nn.Parameter(torch.randn(n_points, dim))
+
+    def table_names(self):
+        return set()
+
+    def forward(self, batch):
+        return self.vectors[batch.ids]
+
+
+def timed(repeat, device, work):
+    work()  # warm
+    seconds = []
+    for _ in range(repeat):
+        start = time.perf_counter()
+        work()
+        if device.type == "cuda":
+            torch.cuda.synchronize()
+        seconds.append(time.perf_counter() - start)
+    return 1000 * sorted(seconds)[repeat // 2]
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__)
+    for name, default in (("labels", 100_000), ("dim", 768), ("batch", 128), ("repeat", 5)):
+        parser.add_argument(f"--{name}", type=int, default=default)
+    parser.add_argument("--storage", choices=["full", "compact"], default="compact")
+    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
+    given = parser.parse_args()
+    device = torch.device(given.device)
+    model = OneVsAll(Rows(given.batch, given.dim), given.labels)
+    if given.storage == "compact":
+        model.compact()
+    model.to(device)
+    optimizer = Optimizer(model, StageConfig())
+    ids = torch.arange(given.batch, device=device)
+    tokens = TokenBatch(ids=ids, offsets=torch.arange(given.batch + 1, device=device), longest=1)
+    positives = torch.randint(given.labels, (given.batch, 20), device=device).sort(dim=1).values
+
+    def step():
+        update = optimizer.label_update(1.0)
+        model.all_losses(tokens, positives, mean=False, update=update).total.backward()
+        optimizer.step(1.0)
+
+    with tensor_cores():
+        training = timed(given.repeat, device, step)
+    embedding = model.encoder.vectors.detach()
+    sizes = SearchSizes(1, given.labels)
+    ranking = timed(given.repeat, device, lambda: model.rank(embedding, sizes, 100))
+    peak = (
+        torch.cuda.max_memory_allocated()
+        if device.type == "cuda"
+        else resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+    )
+    print(f"training {training:.1f} ms/step, ranking {ranking:.1f} ms for {given.batch} points")
+    print(f"peak {peak / 2**30:.2f} GiB")
+
+
+if __name__ == "__main__":
+    main()
