@@ -35,16 +35,18 @@ def texts(corpus_folder):
 def test_training_leaves_the_configuration_the_metrics_the_log_and_the_model(run):
     left = {path.name for path in run.iterdir()}
 
-    assert left == {"config.json", "metrics.jsonl", "train.log", "model"}
+    assert left == {"config.json", "metrics.jsonl", "train.log", "partition.npy", "model"}
 
 
 def test_training_prints_a_row_for_each_stage_and_the_place_of_the_model(trained):
     run, told = trained
 
-    *_, stage1, stage2, place = told.out.splitlines()
+    *_, stage1, stage2, ranker, calibration, place = told.out.splitlines()
 
     assert stage1.startswith("stage1")
     assert stage2.startswith("stage2")
+    assert ranker.startswith("+ ranker")
+    assert calibration.startswith("+ calibration")
     assert place == str(run / "model")
 
 
@@ -297,8 +299,17 @@ def test_evaluate_writes_how_each_label_fared(run, corpus_folder, tmp_path):
     assert [path.name for path in tmp_path.iterdir()] == ["labels.csv"]
 
 
-def test_the_whole_of_a_model_is_its_component_stage2(run, corpus_folder):
-    narrowed = elias("evaluate", run, corpus_folder, "--json", "--component", "stage2")
+@pytest.mark.parametrize("component", ["stage2", "rerank", "calibrate"])
+def test_a_component_is_measured_as_training_recorded_it(run, corpus_folder, component):
+    told = elias("evaluate", run, corpus_folder, "--json", "--component", component)
+
+    recorded = Elias.from_pretrained(run, device="cpu").facts["metrics"][component]["test"]
+    measured = json.loads(told.out)
+    assert {name: measured[name] for name in recorded} == pytest.approx(recorded, abs=1e-3)
+
+
+def test_the_whole_of_a_model_is_its_last_component(run, corpus_folder):
+    narrowed = elias("evaluate", run, corpus_folder, "--json", "--component", "calibrate")
 
     assert narrowed.out == elias("evaluate", run, corpus_folder, "--json").out
 
@@ -500,7 +511,8 @@ MISTAKES = {
     "evaluate {tmp}/nowhere {data}": "nowhere: no such folder",
     "evaluate {run} {tmp}/table.csv": "table.csv: none of its 1 labels, such as 'fish', is one of",
     "evaluate {run} {data} --split tets": "--split 'tets'",
-    "evaluate {run} {data} --component rerank": "--component 'rerank'",
+    "evaluate {run} {data} --component ensemble": "component 'ensemble'",
+    "predict {run} --component stage3": "did you mean 'stage2'?",
     "evaluate {run} {data} --predictions {tmp}/short.jsonl": "short.jsonl: predictions for 1",
     "evaluate {run} {data} --predictions {tmp}/none": "none: cannot be read",
     "evaluate {run} {data} --per-label {tmp}/no/dir.csv": "/no/dir.csv: cannot be written",

@@ -61,7 +61,7 @@ def test_evaluate_finds_what_training_recorded_and_better_than_chance(folder, ru
 
     measured = json.loads(told.out)
     lines = (run / "metrics.jsonl").read_text(encoding="utf8").splitlines()
-    recorded = [json.loads(line) for line in lines if '"stage2"' in line][-1]["test"]
+    recorded = [json.loads(line) for line in lines if '"calibrate"' in line][-1]["test"]
     assert {name: measured[name] for name in recorded} == pytest.approx(recorded, abs=1e-3)
     assert measured["R@10"] > 1.5 * 100 * 10 / 60
 

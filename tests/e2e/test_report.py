@@ -11,6 +11,7 @@ import pytest
 from e2e.commands import SMALL, elias
 from elias import Elias, load_corpus
 from elias.analysis import clouds
+from elias.analysis.facts import COMPONENTS
 from elias.analysis.figures import (
     clusters_per_label,
     edge_weights,
@@ -100,7 +101,11 @@ def test_the_metrics_are_those_that_the_run_recorded(run, page):
     rows = cells(page, "metrics")
 
     assert rows == [
-        [stage["stage"], *(f"{value:.2f}" for value in stage["test"].values())] for stage in stages
+        [
+            COMPONENTS.get(stage["stage"], stage["stage"]),
+            *(f"{v:.2f}" for v in stage["test"].values()),
+        ]
+        for stage in stages
     ]
 
 
@@ -109,17 +114,21 @@ def test_the_numbers_of_the_figures_are_those_computed(run, corpus_folder, page)
     frequencies, edges = corpus.label_frequencies(), stored_edges(model.model.graph)
     partition = np.load(run / "partition.npy")
 
-    found = recalls(model.predict_split(corpus.test), corpus.test.labels, frequencies)
+    of_stage2, *_, of_all = (
+        recalls(model.predict_split(corpus.test, component=name), corpus.test.labels, frequencies)
+        for name in model.components
+    )
     means = clusters_per_label(edges, frequencies, (0.1, 0.25, 0.5))
     kept = stage1_edges_kept(edges, partition)
     mean = edge_weights(edges).mean
 
-    assert [float(row[1]) for row in cells(page, "fig-5-curve")] == pytest.approx(
-        found.curve.tolist(), abs=0.005
-    )
-    assert [float(row[1]) for row in cells(page, "fig-5-deciles")] == pytest.approx(
-        found.by_decile.tolist(), rel=5e-3
-    )
+    for column, found in ((1, of_stage2), (-1, of_all)):
+        assert [float(row[column]) for row in cells(page, "fig-5-curve")] == pytest.approx(
+            found.curve.tolist(), abs=0.005
+        )
+        assert [float(row[column]) for row in cells(page, "fig-5-deciles")] == pytest.approx(
+            found.by_decile.tolist(), rel=5e-3
+        )
     assert np.array(cells(page, "fig-7b"))[:, 1:].astype(float) == pytest.approx(
         np.stack(list(means.values()), axis=1), rel=5e-3
     )
@@ -274,7 +283,9 @@ def test_one_vs_all_is_explained_and_reported_as_one_cluster_of_all_labels(corpu
     labels = json.loads(explained.out)["labels"]
     assert [[path["cluster"] for path in label["paths"]] for label in labels] == [[0]] * 5
     assert all(label["path_score"] == 1 for label in labels)
-    assert [label["p"] for label in labels] == pytest.approx([label["score"] for label in labels])
+    assert [label["p"] for label in labels] == pytest.approx(
+        [label["classifier_score"] for label in labels]
+    )
     assert told.code == 0, told.err
     assert ids(parsed(run / "report.html"), "section") == list(CONTENTS)
 

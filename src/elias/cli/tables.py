@@ -16,8 +16,6 @@ STAGE_METRICS = (
 )
 """What a stage is judged by."""
 
-_TITLES = {"rerank": "+ ranker", "calibrate": "+ calibration"}
-"""What components are called where they stand below what they are added to."""
 _UNWRAPPED = 10_000
 
 
@@ -74,9 +72,11 @@ def stage_table(
     metrics: Mapping[str, Mapping[str, Mapping[str, float]]], split: str
 ) -> list[RenderableType]:
     """Return the metrics on a split, a row for each stage and component, under a heading."""
+    from elias.analysis.facts import COMPONENTS
+
     found = {stage: splits[split] for stage, splits in metrics.items() if split in splits}
     rows = [
-        [_TITLES.get(stage, stage), *(_percent(values.get(name)) for name in STAGE_METRICS)]
+        [COMPONENTS.get(stage, stage), *(_percent(values.get(name)) for name in STAGE_METRICS)]
         for stage, values in found.items()
     ]
     return [f"On the {split} split, in percent:", columns(["", *STAGE_METRICS], rows)]
