@@ -42,6 +42,8 @@ def test_the_commands_are_those_of_the_documentation():
         *("", "demo", "train", "evaluate", "predict", "explain", "report"),
         *("info", "presets"),
         *("data", "data info", "data convert", "data demo", "data synthetic"),
+        *("experiment", "experiment ablation", "experiment compare", "experiment sweep"),
+        "experiment prune",
     }
 
 

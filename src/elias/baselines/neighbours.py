@@ -61,6 +61,12 @@ class NearestNeighbours:
         ones = np.ones(labels.nnz, dtype=np.float32)
         self._labels = csr_matrix((ones, labels.indices, labels.indptr), shape=labels.shape)
 
+    @property
+    def n_bytes(self) -> int:
+        """Return how much memory the points and their labels take."""
+        parts = (self._points_by_word, self._labels)
+        return sum(m.data.nbytes + m.indices.nbytes + m.indptr.nbytes for m in parts)
+
     def predict(self, texts: Sequence[str] | csr_matrix, *, top_k: int = 100) -> Predictions:
         """Return the ``top_k`` best labels of each text, best first, ties by label id.
 

@@ -13,7 +13,7 @@ import typer
 from typer.core import TyperGroup
 
 import elias
-from elias.cli import data, talk
+from elias.cli import data, experiment, talk
 from elias.cli.demo import demo
 from elias.cli.evaluate import evaluate
 from elias.cli.explain import explain
@@ -23,7 +23,7 @@ from elias.cli.predict import predict
 from elias.cli.report import report
 from elias.cli.train import train
 
-TALKATIVE = ("demo", "train")
+TALKATIVE = ("demo", "experiment", "train")
 """The commands whose progress is told step by step without being asked."""
 
 
@@ -78,6 +78,7 @@ app.command()(evaluate)
 app.command()(predict)
 app.command()(explain)
 app.command()(report)
+app.add_typer(experiment.app, name="experiment")
 app.command()(info)
 app.command()(presets)
 

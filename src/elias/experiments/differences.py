@@ -1,0 +1,36 @@
+"""How two configurations differ, in a few words."""
+
+from __future__ import annotations
+
+from typing import Any
+
+
+def first_difference(ours: Any, theirs: Any, path: str = "") -> str:
+    """Return the first key in which two trees differ with both values; empty where none does.
+
+    >>> first_difference({"a": {"b": 1}}, {"a": {"b": 2}})
+    'a.b is 1, there it is 2'
+    """
+    if ours == theirs:
+        return ""
+    if isinstance(ours, dict) and isinstance(theirs, dict):
+        keys = [*ours, *(key for key in theirs if key not in ours)]
+        pairs = [(key, ours.get(key), theirs.get(key)) for key in keys]
+    elif isinstance(ours, list) and isinstance(theirs, list) and len(ours) == len(theirs):
+        pairs = [
+            (own.get("name", place) if isinstance(own, dict) else place, own, their)
+            for place, (own, their) in enumerate(zip(ours, theirs, strict=True))
+        ]
+    else:
+        return f"{path} is {_shown(ours)}, there it is {_shown(theirs)}"
+    return next(
+        found
+        for key, own, their in pairs
+        if (found := first_difference(own, their, f"{path}.{key}" if path else str(key)))
+    )
+
+
+def _shown(value: Any) -> str:
+    if isinstance(value, list) and value and isinstance(value[0], dict):
+        return ", ".join(str(item.get("name")) for item in value)
+    return str(value)

@@ -1,0 +1,212 @@
+"""Carrying out an experiment: after every task its files are whole, and it can go on from there."""
+
+from __future__ import annotations
+
+import json
+import logging
+import platform
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+import elias
+from elias.analysis.axes import standalone
+from elias.errors import RunError
+from elias.experiments.differences import first_difference
+from elias.experiments.rows import Line, Row, summarise
+from elias.pipeline import pick_device
+from elias.training.tracking import write_json
+
+if TYPE_CHECKING:
+    from elias.experiments.plan import Plan, Task
+
+FORMAT_VERSION = 1
+_PACKAGES = ("torch", "numpy", "scipy", "numba", "scikit-learn", "transformers")
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """An experiment that was carried out."""
+
+    lines: list[Line]
+    document: dict[str, Any]
+    """What stands in its JSON file."""
+    files: tuple[Path, Path, Path]
+    """The JSON, the Markdown table and the plot."""
+
+
+def carry_out(plan: Plan) -> Result:
+    """Do every task that was not done before, and write the results after each.
+
+    Raises:
+        RunError: If the folder holds results of another configuration or of other data.
+    """
+    ledger = _Ledger(plan)
+    for number, task in enumerate(plan.tasks, start=1):
+        where = f"{plan.name} {number}/{len(plan.tasks)}: {task.title}"
+        if ledger.has(task):
+            logger.info("%s (finished before)", where)
+            continue
+        logger.info("%s", where)
+        begin = time.monotonic()
+        rows = task.measure()
+        ledger.add(task, rows, time.monotonic() - begin)
+        ledger.write()
+    return ledger.write()
+
+
+class _Ledger:
+    """The tasks that are done, with their rows, and the files that hold them."""
+
+    def __init__(self, plan: Plan) -> None:
+        self.plan = plan
+        self.done: dict[str, dict[str, Any]] = {}
+        self.started = _now()
+        folder = plan.setting.folder
+        self.path = folder / f"{plan.name}.json"
+        if folder.exists() and not folder.is_dir():
+            raise RunError(f"{folder}: is a file; give another --out")
+        if self.path.exists():
+            self._take_up(_read(self.path))
+        folder.mkdir(parents=True, exist_ok=True)
+
+    def _take_up(self, before: Mapping[str, Any]) -> None:
+        """Go on with the results of an earlier command, where they are of this experiment."""
+        differs = self._difference(before)
+        if differs and not self.plan.setting.overwrite:
+            raise RunError(f"{self.path}: {differs}; use --overwrite or another --out")
+        if not differs:
+            self.started = before["started"]
+            entries = [*before["tasks"], *before["set_aside"]]
+            self.done = {entry["name"]: entry for entry in entries}
+
+    def _difference(self, before: Mapping[str, Any]) -> str:
+        config = self.plan.setting.config.to_dict()
+        changed = first_difference(
+            {**config, "seed": None},
+            {**before["config"], "seed": None},  # seeds are told apart
+        )
+        if changed:
+            return f"was made with another configuration ({changed})"
+        same = before["data"].get("splits") == self.plan.setting.data["splits"]
+        return "" if same else "was made of other data"
+
+    def has(self, task: Task) -> bool:
+        """Say whether a task is done as it is asked for, and every row of it has its numbers."""
+        return self._is_current(task) and all(row["metrics"] for row in self._rows(task))
+
+    def _is_current(self, task: Task) -> bool:
+        entry = self.done.get(task.name, {})
+        return entry.get("digest") == task.digest(self.plan.setting.data)
+
+    def _rows(self, task: Task) -> list[dict[str, Any]]:
+        rows: list[dict[str, Any]] = self.done[task.name]["rows"]
+        return rows
+
+    def add(self, task: Task, rows: list[Row], seconds: float) -> None:
+        """Note the rows of a task."""
+        self.done[task.name] = {
+            "name": task.name,
+            "digest": task.digest(self.plan.setting.data),
+            "seconds": round(seconds, 3),
+            "rows": [row.to_dict() for row in rows],
+        }
+
+    def write(self) -> Result:
+        """Write what is known, each file whole, and return it."""
+        tasks = [task for task in self.plan.tasks if self._is_current(task)]
+        lines = summarise(Row(**row) for task in tasks for row in self._rows(task))
+        document = self._document(tasks, lines)
+        table, plot = self.path.with_suffix(".md"), self.path.with_suffix(".svg")
+        write_json(self.path, document)
+        _write_text(table, self._markdown(lines, finished=document["finished"]))
+        if any(line.mean for line in lines):
+            _write_text(plot, standalone(self.plan.plot(lines)))
+        return Result(lines, document, (self.path, table, plot))
+
+    def _document(self, tasks: list[Task], lines: list[Line]) -> dict[str, Any]:
+        plan, setting = self.plan, self.plan.setting
+        current = [self.done[task.name] for task in tasks]
+        names = {task.name for task in plan.tasks}
+        return {
+            "experiment": plan.name,
+            "title": plan.title,
+            "format_version": FORMAT_VERSION,
+            "finished": len(tasks) == len(plan.tasks),
+            "started": self.started,
+            "updated": _now(),
+            "seconds": round(sum(entry["seconds"] for entry in current), 3),
+            "versions": _versions(),
+            "device": _device_name(setting.device),
+            "threads": torch.get_num_threads(),
+            "seeds": list(setting.seeds),
+            "options": dict(plan.options),
+            "source": None if setting.corpus.source is None else str(setting.corpus.source),
+            "data": setting.data,
+            "config": setting.config.to_dict(),
+            "remarks": list(plan.remarks),
+            "table": [line.to_dict() for line in lines],
+            "tasks": current,
+            "set_aside": [entry for entry in self.done.values() if entry["name"] not in names],
+        }
+
+    def _markdown(self, lines: list[Line], *, finished: bool) -> str:
+        plan, setting = self.plan, self.plan.setting
+        seeds = ", ".join(map(str, setting.seeds))
+        over = f"Mean ± standard deviation over the seeds {seeds}." if setting.seeds[1:] else ""
+        said = [
+            f"On the {len(setting.corpus.split('test')):,} test points, in percent. {over}".strip(),
+            *plan.remarks,
+            *([] if finished else ["Not finished: the same command goes on from here."]),
+        ]
+        return f"# {plan.title}\n\n{plan.table.markdown(lines)}\n{' '.join(said)}\n"
+
+
+def _read(path: Path) -> dict[str, Any]:
+    """Read the results that an earlier command wrote."""
+    try:
+        found = json.loads(path.read_text(encoding="utf8"))
+    except (OSError, ValueError):
+        found = None
+    known = isinstance(found, dict) and found.get("format_version") == FORMAT_VERSION
+    needed = {"config", "data", "tasks", "set_aside", "started"}
+    if not known or not needed <= found.keys():
+        raise RunError(
+            f"{path}: is not what this version's experiments write; remove it, or give another "
+            "--out"
+        )
+    document: dict[str, Any] = found
+    return document
+
+
+def _write_text(path: Path, text: str) -> None:
+    temporary = path.with_name(f".{path.name}.writing")
+    temporary.write_text(text, encoding="utf8", newline="\n")
+    temporary.replace(path)
+
+
+def _now() -> str:
+    return datetime.now(UTC).isoformat(timespec="seconds")
+
+
+def _versions() -> dict[str, str]:
+    found = {"elias-xmc": elias.__version__, "python": platform.python_version()}
+    for package in _PACKAGES:
+        try:
+            found[package] = version(package)
+        except PackageNotFoundError:
+            continue
+    return found
+
+
+def _device_name(device: str) -> str:
+    picked = pick_device(device)
+    return torch.cuda.get_device_name(picked) if picked.type == "cuda" else str(picked)

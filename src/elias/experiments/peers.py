@@ -1,0 +1,183 @@
+"""Other programs on the same data, each run for real by an interpreter that has its package."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import subprocess
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import TYPE_CHECKING, Any
+
+from scipy.sparse import csr_matrix, load_npz, save_npz
+
+from elias.errors import ConfigError, nearest
+from elias.predictions import Predictions
+from elias.progress import progress
+
+if TYPE_CHECKING:
+    from elias.data.corpus import Corpus
+
+PACKAGES = {"omikuji": "omikuji", "pecos": "libpecos"}
+"""Peers by the name their interpreter is given under, and what pip calls them."""
+METHODS = {"parabel": "omikuji", "bonsai": "omikuji", "xr-linear": "pecos"}
+"""What is run, and by which peer."""
+TITLES = {"parabel": "Parabel", "bonsai": "Bonsai", "xr-linear": "XR-Linear"}
+_SCRIPT = Path(__file__).parent / "peer_scripts" / "run_peer.py"
+_LAST_LINE = 160
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Peer:
+    """A peer's package, and the interpreter that has it."""
+
+    package: str
+    python: Path
+    version: str | None
+    """None where it cannot be imported."""
+
+    @property
+    def why_missing(self) -> str:
+        """Return what is said in the place of its numbers."""
+        return (
+            f"{PACKAGES[self.package]} not found; name an interpreter that has it: "
+            f"--peer-python {self.package}=PATH"
+        )
+
+
+class PeerFailedError(Exception):
+    """A peer that did not come to its end; the text is the last thing it said."""
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """What a peer predicted for the test points, and at what cost."""
+
+    name: str
+    """Which of several answers of one method, e.g. ``x3``; empty for the plain one."""
+    found: Predictions
+    train_seconds: float
+    predict_seconds: float
+    megabytes: float
+
+
+def parse_interpreters(given: list[str]) -> dict[str, Path]:
+    """Read ``package=PATH`` pairs.
+
+    Raises:
+        ConfigError: If the package is no peer, or there is no such interpreter.
+    """
+    found = {}
+    for text in given:
+        package, equals, path = text.partition("=")
+        if not equals or package not in PACKAGES:
+            raise ConfigError(
+                f"--peer-python {text!r}: write it as PACKAGE=PATH, the package one of "
+                f"{', '.join(PACKAGES)}{nearest(package, PACKAGES)}"
+            )
+        python = Path(path).expanduser()
+        if not python.is_file() or not os.access(python, os.X_OK):
+            raise ConfigError(f"--peer-python {text!r}: {path} is no program; give a python")
+        found[package] = python
+    return found
+
+
+def find_peers(interpreters: Mapping[str, Path]) -> dict[str, Peer]:
+    """Look for each peer's package in its interpreter, or in our own where none is named."""
+    peers = {}
+    for package in PACKAGES:
+        python = interpreters.get(package, Path(sys.executable))
+        with TemporaryDirectory() as folder:
+            result = Path(folder) / "result.json"
+            try:
+                version = _call(python, "probe", package, result)["version"]
+            except PeerFailedError as failure:
+                logger.debug("%s: %s", python, failure)
+                version = None
+        peers[package] = Peer(package, python, version)
+    return peers
+
+
+@dataclass(frozen=True, slots=True)
+class PeerData:
+    """The matrices that peers read, written once for all of them."""
+
+    corpus: Corpus
+    folder: Path
+    top_k: int
+
+    @classmethod
+    def write(
+        cls, corpus: Corpus, features: tuple[csr_matrix, csr_matrix], folder: Path, top_k: int
+    ) -> PeerData:
+        """Write the features of training and test points, and the training labels."""
+        train, test = features
+        for name, matrix in (
+            ("train_x", train),
+            ("train_y", corpus.train.labels),
+            ("test_x", test),
+        ):
+            plain = csr_matrix(matrix, copy=True)
+            plain.sort_indices()
+            save_npz(folder / f"{name}.npz", plain, compressed=False)
+        return cls(corpus, folder, top_k)
+
+    def ask(self, method: str, peer: Peer, seeds: list[int]) -> list[Answer]:
+        """Run a method and return its answers.
+
+        Raises:
+            PeerFailedError: If the peer does not come to its end.
+        """
+        with TemporaryDirectory(dir=self.folder) as out, progress(f"Running {TITLES[method]}"):
+            job = {
+                name: str(self.folder / f"{name}.npz") for name in ("train_x", "train_y", "test_x")
+            }
+            path = Path(out) / "job.json"
+            path.write_text(
+                json.dumps(
+                    {**job, "method": method, "seeds": seeds, "top_k": self.top_k, "out": out}
+                ),
+                encoding="utf8",
+            )
+            done = _call(peer.python, "run", str(path), Path(out) / "result.json")
+            return [self._answer(part) for part in done["parts"]]
+
+    def _answer(self, part: Mapping[str, Any]) -> Answer:
+        matrix = load_npz(part["found"])
+        return Answer(
+            name=part["name"],
+            found=Predictions.from_csr(matrix, self.top_k, self.corpus.label_names),
+            train_seconds=part["train_seconds"],
+            predict_seconds=part["predict_seconds"],
+            megabytes=part["megabytes"],
+        )
+
+
+def _call(python: Path, verb: str, given: str, result: Path) -> dict[str, Any]:
+    """Have an interpreter run the script, and return what it wrote."""
+    # what our own interpreter was told to import is not the peer's
+    environment = {k: v for k, v in os.environ.items() if k not in ("PYTHONPATH", "PYTHONHOME")}
+    try:
+        done = subprocess.run(
+            [str(python), str(_SCRIPT), verb, given, str(result)],
+            env=environment,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            stdin=subprocess.DEVNULL,
+            text=True,
+            errors="replace",
+            check=False,
+        )
+    except OSError as error:
+        raise PeerFailedError(f"{python}: {error.strerror}") from error
+    if done.returncode != 0 or not result.exists():
+        last = (done.stdout.strip().splitlines() or [f"exit code {done.returncode}"])[-1]
+        raise PeerFailedError(last[:_LAST_LINE])
+    answer: dict[str, Any] = json.loads(result.read_text(encoding="utf8"))
+    return answer
