@@ -1,0 +1,256 @@
+"""The comparison by the command line: our models, neighbours, and peers run for real."""
+
+import json
+import sys
+
+import numpy as np
+import pytest
+from scipy.sparse import csr_matrix
+
+from e2e.commands import elias
+from elias import evaluate, load_corpus
+from elias.baselines import NearestNeighbours
+from elias.data.synthetic import write_synthetic
+from elias.predictions import Predictions
+
+SMALL = (
+    *("--device", "cpu", "--set", "encoder.dim=16", "--set", "encoder.hidden_dim=16"),
+    *("--set", "stages.stage1.epochs=1", "--set", "stages.stage2.epochs=1"),
+    *("--set", "eval.validation_size=20"),
+)
+
+OMIKUJI = '''
+class Parameters:
+    n_trees, cluster_balanced, cluster_k, max_depth = 1, True, 2, 20
+
+class Model:
+    """Ranks the labels of the training text by how often they stand there."""
+
+    default_hyper_param = staticmethod(Parameters)
+
+    @classmethod
+    def train_on_data(cls, path, parameters):
+        print("a peer talks on stdout")
+        assert parameters.n_trees == 3
+        model = cls()
+        model.reverse = not parameters.cluster_balanced
+        with open(path, encoding="utf8") as file:
+            n_points, n_features, model.n_labels = map(int, file.readline().split())
+            lines = file.read().splitlines()
+        assert len(lines) == n_points
+        model.counts = [0] * model.n_labels
+        for line in lines:
+            labels, *features = line.split(" ")
+            assert all(int(f.split(":")[0]) < n_features for f in features)
+            for label in labels.split(","):
+                model.counts[int(label)] += 1
+        return model
+
+    def save(self, path):
+        import os
+        os.makedirs(path)
+        with open(path + "/weights", "wb") as file:
+            file.write(bytes(2_000_000))
+
+    def predict(self, pairs, top_k):
+        assert all(value > 0 for _, value in pairs)
+        order = sorted(range(self.n_labels), key=lambda i: (-self.counts[i], i))
+        if self.reverse:
+            order.reverse()
+        return [(label, 1.0 / (1 + rank)) for rank, label in enumerate(order[:top_k])]
+'''
+
+PECOS = """
+class LabelEmbeddingFactory:
+    @staticmethod
+    def create(y, x, method):
+        assert method == "pifa" and y.shape[0] == x.shape[0]
+        return y
+
+class Indexer:
+    @staticmethod
+    def gen(centroids, seed):
+        return seed
+"""
+
+XLINEAR = '''
+import numpy as np
+from scipy.sparse import csr_matrix
+
+class XLinearModel:
+    """Finds one label for every point: that of its clustering seed."""
+
+    @classmethod
+    def train(cls, x, y, C):
+        model = cls()
+        model.seed, model.n_labels = C, y.shape[1]
+        return model
+
+    def save(self, path):
+        import os
+        os.makedirs(path)
+
+    def predict(self, x, only_topk):
+        n = x.shape[0]
+        parts = (np.ones(n, np.float32), np.full(n, self.seed), np.arange(n + 1))
+        return csr_matrix(parts, shape=(n, self.n_labels))
+'''
+
+
+def interpreter(folder, files, distribution, version="9.9"):
+    """A python with packages of its own."""
+    packages = folder / "packages"
+    for name, text in files.items():
+        path = packages / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text, encoding="utf8")
+    about = packages / f"{distribution}-{version}.dist-info" / "METADATA"
+    about.parent.mkdir(parents=True)
+    about.write_text(f"Metadata-Version: 2.1\nName: {distribution}\nVersion: {version}\n")
+    python = folder / "python"
+    python.write_text(f'#!/bin/sh\nPYTHONPATH="{packages}" exec "{sys.executable}" "$@"\n')
+    python.chmod(0o755)
+    return python
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory):
+    return write_synthetic(tmp_path_factory.mktemp("data") / "tiny", n_points=150, n_labels=30)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """Where all comparisons of this module keep their models."""
+    return tmp_path_factory.mktemp("experiments") / "compare"
+
+
+def compare(data, folder, *options):
+    told = elias("experiment", "compare", data, "--out", folder, *SMALL, *options)
+    assert told.code == 0, told.err
+    document = json.loads((folder / "compare.json").read_text(encoding="utf8"))
+    return told, {line["name"]: line for line in document["table"]}
+
+
+@pytest.fixture(scope="module")
+def alone(data, folder):
+    """A comparison for which no peer is found."""
+    return compare(data, folder)
+
+
+@pytest.fixture(scope="module")
+def with_peers(alone, data, folder, tmp_path_factory):
+    """The same comparison once both peers are there."""
+    del alone
+    home = tmp_path_factory.mktemp("omikuji"), tmp_path_factory.mktemp("pecos")
+    omikuji = interpreter(home[0], {"omikuji.py": OMIKUJI}, "omikuji")
+    modules = {
+        "pecos/__init__.py": "",
+        "pecos/xmc/__init__.py": PECOS,
+        "pecos/xmc/xlinear/__init__.py": "",
+        "pecos/xmc/xlinear/model.py": XLINEAR,
+    }
+    pecos = interpreter(home[1], modules, "libpecos")
+    return compare(
+        *(data, folder, "--ranker-features", "--members", 2),
+        *("--peer-python", f"omikuji={omikuji}", "--peer-python", f"pecos={pecos}"),
+    )
+
+
+def close(line, predictions, data):
+    expected = evaluate(predictions, load_corpus(data))
+    assert {"P@1", "PSP@3", "R@100"} <= line["mean"].keys()
+    for name in ("P@1", "P@5", "PSP@3", "R@10", "R@100"):
+        assert line["mean"][name] == pytest.approx(expected[name], abs=1e-3), name
+
+
+def test_every_component_stands_beside_one_vs_all_and_neighbours(alone):
+    _, lines = alone
+
+    measured = [name for name, line in lines.items() if line["mean"]]
+    assert measured == [
+        *("elias/stage2", "elias/rerank", "elias/calibrate"),
+        *("one-vs-all/one-vs-all", "one-vs-all/rerank", "one-vs-all/calibrate"),
+        "knn",
+    ]
+    for name in measured:
+        costs = lines[name]["mean"]
+        assert all(costs[key] > 0 for key in ("train_seconds", "ms_per_point", "megabytes"))
+    assert lines["elias/stage2"]["mean"]["megabytes"] < lines["elias/rerank"]["mean"]["megabytes"]
+
+
+def test_a_peer_that_is_not_there_is_a_line_without_numbers(alone, folder):
+    told, lines = alone
+
+    for name, package in (("parabel/words", "omikuji"), ("xr-linear/words", "pecos")):
+        assert lines[name]["mean"] == {}
+        assert f"--peer-python {package}=PATH" in lines[name]["note"]
+        assert lines[name]["note"] in told.out
+    assert json.loads((folder / "compare.json").read_text(encoding="utf8"))["finished"]
+
+
+def test_neighbours_are_measured_as_evaluate_does(alone, data):
+    corpus = load_corpus(data)
+
+    close(alone[1]["knn"], NearestNeighbours(corpus).predict(corpus.test.texts, top_k=100), data)
+
+
+def test_peers_are_run_by_their_own_interpreters(with_peers, data):
+    told, lines = with_peers
+    corpus = load_corpus(data)
+    counts = corpus.label_frequencies()
+    often = np.lexsort((np.arange(30), -counts))
+    shape = (len(corpus.test), 30)
+    scores = np.broadcast_to(1 / (1 + np.arange(30)), shape)
+
+    for kind in ("words", "ranker"):
+        for name, order in (("parabel", often), ("bonsai", often[::-1])):
+            found = Predictions.from_scores(np.broadcast_to(order, shape), scores, 30)
+            close(lines[f"{name}/{kind}"], found, data)
+            assert lines[f"{name}/{kind}"]["mean"]["megabytes"] == 2.0
+            assert lines[f"{name}/{kind}"]["settings"]["version"] == "9.9"
+    assert "a peer talks" not in told.out
+
+
+def test_the_ensemble_of_xr_linear_averages_its_clusterings(with_peers, data):
+    _, lines = with_peers
+    n = len(load_corpus(data).test)
+    one = csr_matrix((np.ones(n), np.zeros(n, int), np.arange(n + 1)), shape=(n, 30))
+    three = csr_matrix(
+        (np.full(3 * n, 1 / 3), np.tile(np.arange(3), n), np.arange(0, 3 * n + 1, 3)),
+        shape=(n, 30),
+    )
+
+    close(lines["xr-linear/words"], Predictions.from_csr(one, 100), data)
+    close(lines["xr-linear-x3/words"], Predictions.from_csr(three, 100), data)
+    assert lines["xr-linear-x3/words"]["title"] == "XR-Linear ×3"
+    assert lines["xr-linear-x3/ranker"]["title"] == "XR-Linear ×3, our features"
+
+
+def test_what_was_finished_before_peers_were_found_is_not_done_again(with_peers):
+    told, lines = with_peers
+
+    assert told.err.count("(finished before)") == 3  # the model, one-vs-all, the neighbours
+    assert "the model, seed 0 (finished before)" in told.err
+    assert lines["elias/ensemble"]["title"] == "ELIAS++ ×2"
+
+
+def test_a_peer_that_fails_says_so_in_its_line(alone, data, folder, tmp_path):
+    del alone
+    broken = OMIKUJI.replace("assert parameters.n_trees == 3", "raise RuntimeError('no such tree')")
+    python = interpreter(tmp_path, {"omikuji.py": broken}, "omikuji", version="9.8")
+
+    told, lines = compare(data, folder, "--peer-python", f"omikuji={python}")
+
+    assert lines["bonsai/words"]["note"] == "failed: RuntimeError: no such tree"
+    assert lines["bonsai/words"]["mean"] == {}
+    assert "Bonsai: failed: RuntimeError: no such tree" in told.out
+    assert not list(folder.glob(".peer-*"))
+
+
+def test_an_interpreter_without_the_package_is_a_peer_that_is_not_there(alone, data, folder):
+    del alone
+
+    _, lines = compare(data, folder, "--peer-python", f"pecos={sys.executable}")
+
+    assert lines["xr-linear/words"]["mean"] == {}
+    assert "libpecos not found" in lines["xr-linear/words"]["note"]

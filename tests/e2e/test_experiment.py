@@ -1,0 +1,388 @@
+"""The paper's experiments by the command line: numbers, resuming, refusals."""
+
+import json
+from pathlib import Path
+from xml.etree import ElementTree
+
+import pytest
+
+from e2e.commands import elias
+from elias import Elias, EliasConfig, load_corpus, train
+from elias.data.synthetic import write_synthetic
+from elias.experiments import models
+
+SMALL = (
+    *("--device", "cpu", "--set", "encoder.dim=16", "--set", "encoder.hidden_dim=16"),
+    *("--set", "index.n_clusters=8", "--set", "index.edges_per_cluster=16"),
+    *("--set", "index.beam_size=4", "--set", "index.shortlist_size=30"),
+    *("--set", "stages.stage1.epochs=1", "--set", "stages.stage2.epochs=2"),
+    *("--set", "stages.stage2.label_lr=0.05", "--set", "eval.validation_size=30"),
+)
+QUICK = (*SMALL, "--set", "rerank.enabled=false")
+"""Without the ranker, for what does not need one."""
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory):
+    """A generated corpus of 200 training points, 50 test points and 40 labels."""
+    return write_synthetic(tmp_path_factory.mktemp("data") / "tiny", n_points=200, n_labels=40)
+
+
+@pytest.fixture(scope="module")
+def ablation(data, tmp_path_factory):
+    """The folder of an ablation, and what the command said."""
+    folder = tmp_path_factory.mktemp("experiments") / "ablation"
+    told = elias(
+        *("experiment", "ablation", data, "--out", folder, *SMALL),
+        *("--members", 2, "--one-vs-all", "--seeds", "0,1"),
+    )
+    assert told.code == 0, told.err
+    return folder, told
+
+
+def results(folder, name):
+    return json.loads((folder / f"{name}.json").read_text(encoding="utf8"))
+
+
+def rows_of(folder, name):
+    return {
+        (row["name"], row["seed"]): row
+        for task in results(folder, name)["tasks"]
+        for row in task["rows"]
+    }
+
+
+def evaluated(run, data, component=None):
+    part = () if component is None else ("--component", component)
+    return json.loads(elias("evaluate", run, data, "--json", "--device", "cpu", *part).out)
+
+
+def same(row, measured):
+    assert row["metrics"]
+    assert row["metrics"] == pytest.approx(
+        {name: measured[name] for name in row["metrics"]}, abs=1e-3
+    )
+
+
+@pytest.fixture
+def trained(monkeypatch):
+    """The runs that are trained, in order."""
+    seen = []
+
+    def counted(config, corpus, *, out, **options):
+        seen.append(Path(out).name)
+        return train(config, corpus, out=out, **options)
+
+    monkeypatch.setattr(models, "train", counted)
+    return seen
+
+
+def test_an_ablation_has_a_line_for_each_component_and_control(ablation):
+    folder, told = ablation
+
+    table = results(folder, "ablation")["table"]
+    assert [line["title"] for line in table] == [
+        *("stage1", "+ stage2 (learned index)", "+ ranker", "+ calibration", "+ ensemble of 2"),
+        "fixed index throughout",
+        *("one-vs-all", "one-vs-all + ranker", "one-vs-all + calibration"),
+    ]
+    shown = [line for line in told.out.splitlines() if "±" in line]
+    assert len(shown) == len(table)
+    assert f"{table[1]['mean']['P@1']:.2f}±{table[1]['std']['P@1']:.2f}" in shown[1]
+
+
+def test_the_numbers_of_an_ablation_are_those_of_evaluate(ablation, data):
+    folder, _ = ablation
+    rows = rows_of(folder, "ablation")
+
+    for name, component in (("stage2", "stage2"), ("rerank", "rerank"), ("calibrate", None)):
+        row = rows[f"elias/{name}", 1]
+        same(row, evaluated(folder / row["run"], data, component))
+    for name in ("fixed/stage2", "one-vs-all/calibrate"):
+        row = rows[name, 0]
+        same(row, evaluated(folder / row["run"], data))
+
+
+def test_the_ensemble_is_the_one_that_training_makes(ablation, data):
+    folder, _ = ablation
+    config = EliasConfig.from_file(folder / "runs" / "elias-seed1" / "config.json")
+
+    together = train(config.override({"ensemble.members": 2}), load_corpus(data), device="cpu")
+
+    same(
+        rows_of(folder, "ablation")["elias/ensemble", 1],
+        together.facts["metrics"]["ensemble"]["test"],
+    )
+    same(
+        rows_of(folder, "ablation")["elias/stage1", 1], together.facts["metrics"]["stage1"]["test"]
+    )
+
+
+def test_the_table_has_means_and_deviations_over_seeds(ablation):
+    folder, _ = ablation
+    rows = rows_of(folder, "ablation")
+    line = next(
+        line for line in results(folder, "ablation")["table"] if line["name"] == "elias/rerank"
+    )
+
+    first, second = (rows["elias/rerank", seed]["metrics"]["P@5"] for seed in (0, 1))
+
+    assert line["mean"]["P@5"] == pytest.approx((first + second) / 2)
+    assert line["std"]["P@5"] == pytest.approx(abs(first - second) / 2**0.5)
+    markdown = (folder / "ablation.md").read_text(encoding="utf8")
+    assert f"| {line['mean']['P@5']:.2f} ± {line['std']['P@5']:.2f} |" in markdown
+
+
+def test_the_files_are_whole_and_say_what_they_are_of(ablation):
+    folder, _ = ablation
+
+    document = results(folder, "ablation")
+
+    assert document["finished"]
+    assert document["seeds"] == [0, 1]
+    assert document["config"]["encoder"]["dim"] == 16
+    assert document["data"]["splits"]["test"]["points"] == 50
+    assert {"elias-xmc", "python", "torch"} <= document["versions"].keys()
+    assert all(task["seconds"] > 0 for task in document["tasks"])
+    plot = ElementTree.fromstring((folder / "ablation.svg").read_text(encoding="utf8"))
+    assert "one-vs-all + ranker" in [text.text for text in plot.iter() if text.tag.endswith("text")]
+    assert not list(folder.glob(".*"))
+
+
+def test_a_second_command_trains_nothing_and_says_the_same(ablation, data, trained):
+    folder, told = ablation
+
+    again = elias(
+        *("experiment", "ablation", data, "--out", folder, *SMALL),
+        *("--members", 2, "--one-vs-all", "--seeds", "0,1"),
+    )
+
+    assert again.code == 0, again.err
+    assert again.out == told.out
+    assert trained == []
+
+
+def test_other_experiments_use_the_models_that_are_there(ablation, data, trained):
+    folder, _ = ablation
+
+    told = elias("experiment", "sweep", "beam", data, "--out", folder, *SMALL, "--values", "1,4")
+
+    assert told.code == 0, told.err
+    assert trained == []
+    same(
+        rows_of(folder, "sweep-beam")["beam=4", 0],
+        rows_of(folder, "ablation")["elias/stage2", 0]["metrics"],
+    )
+
+
+def test_an_interrupted_experiment_goes_on_where_it_stopped(data, tmp_path, monkeypatch):
+    command = ("experiment", "ablation", data, "--out", tmp_path, *QUICK, "--members", 2)
+    seen = []
+
+    def interrupted(config, corpus, *, out, **options):
+        if len(seen) == 1:
+            raise KeyboardInterrupt
+        seen.append(Path(out).name)
+        return train(config, corpus, out=out, **options)
+
+    monkeypatch.setattr(models, "train", interrupted)
+    first = elias(*command)
+    left = results(tmp_path, "ablation")
+    monkeypatch.setattr(
+        models, "train", lambda *a, out, **k: (seen.append(out.name), train(*a, out=out, **k))[1]
+    )
+    second = elias(*command)
+
+    assert first.code == 130
+    assert "the same command goes on from there" in first.err
+    assert [line["name"] for line in left["table"]] == ["elias/stage1", "elias/stage2"]
+    assert not left["finished"]
+    assert second.code == 0, second.err
+    assert seen == ["elias-seed0", "elias-seed0-member1", "fixed-seed0"]
+    done = results(tmp_path, "ablation")
+    assert done["finished"]
+    assert done["tasks"][0] == left["tasks"][0]
+
+
+def test_more_seeds_can_be_added_to_an_experiment(data, tmp_path, trained):
+    command = ("experiment", "sweep", "shortlist", data, "--out", tmp_path, *QUICK, "--values", 9)
+
+    first = elias(*command, "--seeds", "3")
+    second = elias(*command, "--seeds", "3,4")
+
+    assert (first.code, second.code) == (0, 0), second.err
+    assert trained == ["elias-seed3", "elias-seed4"]
+    assert results(tmp_path, "sweep-shortlist")["table"][0]["n_seeds"] == 2
+
+
+def test_another_configuration_is_refused_unless_it_may_overwrite(data, tmp_path, trained):
+    command = ("experiment", "sweep", "beam", data, "--out", tmp_path, "--values", "2", *QUICK)
+    other = ("--set", "index.beta=3")
+
+    assert elias(*command).code == 0
+    by_its_run = elias(*command, *other)
+    (tmp_path / "runs").rename(tmp_path / "away")
+    by_its_results = elias(*command, *other)
+    (tmp_path / "away").rename(tmp_path / "runs")
+    replaced = elias(*command, *other, "--overwrite")
+
+    for told, place in ((by_its_run, "runs/elias-seed0"), (by_its_results, "sweep-beam.json")):
+        (line,) = (line for line in told.err.splitlines() if line.startswith("error: "))
+        assert told.code == 2
+        assert str(tmp_path / place) in line
+        assert "(index.beta is 3.0, there it is 8.0); use --overwrite or another --out" in line
+    assert replaced.code == 0, replaced.err
+    assert trained == ["elias-seed0", "elias-seed0"]
+    assert results(tmp_path, "sweep-beam")["config"]["index"]["beta"] == 3.0
+
+
+def test_other_data_is_refused(data, tmp_path):
+    other = write_synthetic(tmp_path / "other", n_points=150, n_labels=40)
+    command = ("--out", tmp_path / "out", *QUICK, "--values", "2")
+    assert elias("experiment", "sweep", "beam", data, *command).code == 0
+
+    same_file = elias("experiment", "sweep", "beam", other, *command)
+    (tmp_path / "out" / "sweep-beam.json").unlink()
+    same_run = elias("experiment", "sweep", "beam", other, *command)
+
+    assert same_file.code == same_run.code == 2
+    assert "was made of other data; use --overwrite or another --out" in same_file.err
+    assert "was trained on other data; use --overwrite or another --out" in same_run.err
+
+
+def test_a_sweep_of_what_training_needs_trains_each_value(data, tmp_path, trained):
+    told = elias(
+        "experiment", "sweep", "lambda", data, "--out", tmp_path, *QUICK, "--values", "1,0"
+    )
+
+    assert told.code == 0, told.err
+    assert trained == ["lambda-0-seed0", "elias-seed0"]
+    for value, name in ((0, "lambda-0-seed0"), (1, "elias-seed0")):
+        row = rows_of(tmp_path, "sweep-lambda")[f"lambda={value}", 0]
+        same(row, evaluated(tmp_path / "runs" / name, data))
+    config = EliasConfig.from_file(tmp_path / "runs" / "lambda-0-seed0" / "config.json")
+    assert [stage.shortlist_loss_weight for stage in config.stages] == [0.0, 0.0]
+    assert (tmp_path / "sweep-lambda.svg").exists()
+
+
+def test_fewer_edges_than_the_shortlist_needs_shorten_it(data, tmp_path):
+    told = elias(
+        "experiment",
+        "sweep",
+        "kappa",
+        data,
+        "--out",
+        tmp_path,
+        *QUICK,
+        "--values",
+        "5,16",
+        "--json",
+    )
+
+    assert told.code == 0, told.err
+    assert [line["settings"] for line in json.loads(told.out)["table"]] == [
+        {"kappa": 5.0},
+        {"kappa": 16.0},
+    ]
+    index = EliasConfig.from_file(tmp_path / "runs" / "kappa-5-seed0" / "config.json").index
+    assert (index.edges_per_cluster, index.shortlist_size) == (5, 20)
+
+
+def test_pruning_measures_each_cut_and_saves_one(ablation, data, tmp_path, trained):
+    folder, _ = ablation
+    kept = tmp_path / "kept"
+
+    told = elias(
+        *("experiment", "prune", data, "--out", folder, *SMALL),
+        *("--thresholds", "0.55,1", "--top-k", "2", "--save", kept, "--keep", "threshold=0.55"),
+    )
+
+    assert told.code == 0, told.err
+    assert trained == []
+    table = results(folder, "prune")["table"]
+    assert [line["title"] for line in table] == [
+        "all",
+        "ŝ ≥ 0.55",
+        "ŝ ≥ 1",
+        "the 2 best of a cluster",
+    ]
+    assert table[0]["mean"]["edges_removed"] == 0
+    assert 0 < table[1]["mean"]["edges_removed"] <= table[2]["mean"]["edges_removed"] < 100
+    rows = rows_of(folder, "prune")
+    same(rows["threshold=0", 0], rows_of(folder, "ablation")["elias/stage2", 0]["metrics"])
+    same(rows["threshold=0.55", 0], evaluated(kept, data, "stage2"))
+    saved = Elias.from_pretrained(kept, device="cpu")
+    assert saved.model.graph.n_edges == rows["threshold=0.55", 0]["costs"]["edges"]
+    assert list(saved.facts["metrics"]) == list(saved.components)
+    same({"metrics": saved.facts["metrics"]["calibrate"]["test"]}, evaluated(kept, data))
+
+
+def test_a_given_model_is_pruned_without_training(ablation, data, tmp_path, trained):
+    folder, _ = ablation
+    run = folder / "runs" / "elias-seed1"
+
+    told = elias(
+        *("experiment", "prune", data, "--out", tmp_path, "--model", run, "--device", "cpu"),
+        *("--thresholds", "0.5", "--top-k", "3", "--component", "rerank"),
+    )
+
+    assert told.code == 0, told.err
+    assert trained == []
+    assert not (tmp_path / "runs").exists()
+    same(rows_of(tmp_path, "prune")["threshold=0", 1], evaluated(run, data, "rerank"))
+
+
+BAD = [
+    (("ablation",), ("--seeds", "0,x"), "--seeds '0,x': write whole numbers"),
+    (("ablation",), ("--seeds", "1,1"), "seeds must be different"),
+    (("ablation",), ("--members", "0"), "--members must be >= 1, not 0"),
+    (("ablation",), ("--preset", "mesh-title"), "did you mean 'mesh-titles'?"),
+    (("compare",), ("--peer-python", "omikuji"), "write it as PACKAGE=PATH"),
+    (("compare",), ("--peer-python", "annif=/bin/sh"), "the package one of omikuji, pecos"),
+    (("compare",), ("--peer-python", "pecos=/no/python"), "/no/python is no program"),
+    (("sweep", "lamda"), (), "cannot sweep 'lamda'; did you mean 'lambda'?"),
+    (("sweep", "beam"), ("--values", "1.5"), "b must be a whole number, not 1.5"),
+    (("sweep", "beam"), ("--values", "9"), "b must be at least 1 and at most 8 here, not 9"),
+    (("sweep", "kappa"), ("--values", "1"), "κ must be at least 5 and at most 40 here, not 1"),
+    (("sweep", "alpha"), ("--values", "few"), "--values 'few': write numbers"),
+    (("sweep", "beam"), ("--component", "rerank"), "no such part (it has: stage2)"),
+    (("sweep", "beam"), ("--set", "index.kind=all"), "stages"),
+    (("prune",), ("--thresholds", "2"), "a threshold must be in [0, 1]"),
+    (("prune",), ("--top-k", "0"), "must be a whole number >= 1, not 0"),
+    (("prune",), ("--keep", "top=3"), "--save FOLDER and --keep RULE go together"),
+    (("prune",), ("--save", "there", "--keep", "best=3"), "write threshold=0.25, or top=100"),
+    (("prune",), ("--save", "there", "--keep", "top=0"), "must be a whole number >= 1, not 0"),
+    (("prune",), ("--model", "nowhere"), "--set trains a model, and --model gives one"),
+]
+
+
+@pytest.mark.parametrize(("command", "options", "said"), BAD)
+def test_a_mistake_is_one_line_and_trains_nothing(command, options, said, data, tmp_path, trained):
+    told = elias("experiment", *command, data, "--out", tmp_path / "out", *QUICK, *options)
+
+    (line,) = (line for line in told.err.splitlines() if line.startswith("error: "))
+    assert told.code == 2
+    assert told.out == ""
+    assert said in line
+    assert trained == []
+    assert not (tmp_path / "out" / "runs").exists()
+
+
+def test_a_corpus_without_test_points_has_nothing_to_measure_on(tmp_path):
+    table = tmp_path / "table.csv"
+    table.write_text("text,labels\n" + "red cod,fish\nred tape,office\n" * 20, encoding="utf8")
+
+    told = elias("experiment", "ablation", table, "--out", tmp_path / "out", "--test-size", 0)
+
+    assert told.code == 2
+    assert "table.csv: has no test points to measure on; set some aside" in told.err
+
+
+def test_what_is_no_result_of_ours_is_left_alone(data, tmp_path):
+    (tmp_path / "sweep-beam.json").write_text("[1, 2]", encoding="utf8")
+
+    told = elias("experiment", "sweep", "beam", data, "--out", tmp_path, *QUICK, "--overwrite")
+
+    assert told.code == 2
+    assert "is not what this version's experiments write; remove it" in told.err
+    assert (tmp_path / "sweep-beam.json").read_text(encoding="utf8") == "[1, 2]"
