@@ -6,6 +6,7 @@ derived from the data by `EliasConfig.resolve`, and the resolved tree is what a 
 
 from elias.config.presets import preset_names, preset_summary, preset_tree
 from elias.config.reading import merge, parse_override, read_tree
+from elias.config.rerank import RerankConfig
 from elias.config.tree import (
     DEFAULT_STAGES,
     ONE_VS_ALL_STAGES,
@@ -15,7 +16,6 @@ from elias.config.tree import (
     EvalConfig,
     IndexConfig,
     LossConfig,
-    RerankConfig,
     StageConfig,
 )
 

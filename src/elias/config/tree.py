@@ -9,15 +9,11 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
+from elias.config.checks import need
 from elias.config.presets import preset_tree
 from elias.config.reading import build, read_tree, set_key
+from elias.config.rerank import RerankConfig
 from elias.config.sizes import derive
-from elias.errors import ConfigError
-
-
-def _need(condition: bool, message: str) -> None:
-    if not condition:
-        raise ConfigError(message)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,21 +52,21 @@ class EncoderConfig:
 
     def __post_init__(self) -> None:
         """Check each value by itself."""
-        _need(0 <= self.dropout < 1, f"encoder.dropout must be in [0, 1), not {self.dropout}")
-        _need(
+        need(0 <= self.dropout < 1, f"encoder.dropout must be in [0, 1), not {self.dropout}")
+        need(
             0 <= self.token_dropout < 1,
             f"encoder.token_dropout must be in [0, 1), not {self.token_dropout}",
         )
         for name in ("max_length", "dim", "hidden_dim", "min_count", "max_features"):
             value = getattr(self, name)
-            _need(value is None or value >= 1, f"encoder.{name} must be >= 1, not {value}")
-        _need(self.max_length >= 3, f"encoder.max_length must be >= 3, not {self.max_length}")
+            need(value is None or value >= 1, f"encoder.{name} must be >= 1, not {value}")
+        need(self.max_length >= 3, f"encoder.max_length must be >= 3, not {self.max_length}")
         low, high = self.char_ngrams
-        _need(
+        need(
             0 <= low <= high <= 16,
             f"encoder.char_ngrams must be [shortest, longest] within 0..16, not {[low, high]}",
         )
-        _need(
+        need(
             self.bottleneck is None or self.bottleneck >= 1,
             f"encoder.bottleneck must be >= 1, not {self.bottleneck}",
         )
@@ -116,9 +112,9 @@ class IndexConfig:
             "train_clusters",
         ):
             value = getattr(self, name)
-            _need(value is None or value >= 1, f"index.{name} must be >= 1, not {value}")
-        _need(self.alpha >= 1, f"index.alpha must be >= 1, not {self.alpha}")
-        _need(self.beta is None or self.beta >= 1, f"index.beta must be >= 1, not {self.beta}")
+            need(value is None or value >= 1, f"index.{name} must be >= 1, not {value}")
+        need(self.alpha >= 1, f"index.alpha must be >= 1, not {self.alpha}")
+        need(self.beta is None or self.beta >= 1, f"index.beta must be >= 1, not {self.beta}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -181,85 +177,18 @@ class StageConfig:
     def __post_init__(self) -> None:
         """Check each value by itself."""
         where = f"stages[{self.name}]"
-        _need(self.epochs >= 1, f"{where}.epochs must be >= 1, not {self.epochs}")
-        _need(self.batch_size >= 1, f"{where}.batch_size must be >= 1, not {self.batch_size}")
-        _need(self.index_every >= 1, f"{where}.index_every must be >= 1, not {self.index_every}")
+        need(self.epochs >= 1, f"{where}.epochs must be >= 1, not {self.epochs}")
+        need(self.batch_size >= 1, f"{where}.batch_size must be >= 1, not {self.batch_size}")
+        need(self.index_every >= 1, f"{where}.index_every must be >= 1, not {self.index_every}")
         for name in ("encoder_lr", "bag_lr", "cluster_lr", "label_lr", "edge_lr"):
             value = getattr(self, name)
-            _need(value >= 0 and math.isfinite(value), f"{where}.{name} must be >= 0, not {value}")
+            need(value >= 0 and math.isfinite(value), f"{where}.{name} must be >= 0, not {value}")
         for name in ("weight_decay", "shortlist_loss_weight", "max_grad_norm", "label_eps"):
             value = getattr(self, name)
-            _need(value >= 0, f"{where}.{name} must be >= 0, not {value}")
+            need(value >= 0, f"{where}.{name} must be >= 0, not {value}")
         for name in ("warmup", "average_from"):
             value = getattr(self, name)
-            _need(0 <= value <= 1, f"{where}.{name} must be in [0, 1], not {value}")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RerankConfig:
-    """The sparse ranker over the model's best labels, and the calibration of scores (§3.5)."""
-
-    enabled: bool | None = None
-    """Train the ranker after the last stage. Derived: where a CPU is done in minutes, up to
-    200,000 labels and 1,000,000 points."""
-    candidates: int = 100
-    """Labels of each text that are ranked anew, the best of the model."""
-    word_ngrams: int = 2
-    """Longest run of words that is a feature: 1 words, 2 pairs of neighbours too; 0 none."""
-    char_ngrams: tuple[int, int] = (3, 5)
-    """Shortest and longest character n-gram that is a feature; (0, 0) for none."""
-    min_count: int = 1
-    """A feature must stand in this many training texts."""
-    max_features: int = 1_000_000
-    """Keep at most this many words and n-grams, the most frequent."""
-    embedding: Literal["none", "encoder", "first"] = "none"
-    """Dense features beside them: φ as trained (the paper's, but overfit on the points that the
-    ranker trains on), or φ as it was before training, for a pretrained encoder."""
-    cost: float = 1.0
-    """C of the squared hinge loss: what an error costs beside the length of the weights."""
-    tolerance: float = 0.1
-    """ε: a classifier is done when no step would change its gradient by more."""
-    max_iterations: int = 100
-    """Passes over the points of a label, at most."""
-    prune: float = 0.1
-    """Weights that are smaller are dropped."""
-    transform: Literal["l3-hinge", "sigmoid"] = "l3-hinge"
-    """How a margin s becomes q: exp(−max(1−s, 0)³), or σ(s)."""
-    calibrate: bool = True
-    """Fit the decision tree T (appendix C.2) on the validation points, where there are any."""
-    tree_depth: int = 5
-    """How many questions the tree may ask."""
-    mixture: Literal["sum", "blend"] = "sum"
-    """Final score: ``sum``, T + p·q as in the paper; ``blend``, 0.3·T + 0.7·p·q as in its
-    program."""
-
-    def __post_init__(self) -> None:
-        """Check each value by itself."""
-        for name in ("candidates", "min_count", "max_features", "max_iterations", "tree_depth"):
-            value = getattr(self, name)
-            _need(value >= 1, f"rerank.{name} must be >= 1, not {value}")
-        _need(
-            0 <= self.word_ngrams <= 5,
-            f"rerank.word_ngrams must be in 0..5, not {self.word_ngrams}",
-        )
-        low, high = self.char_ngrams
-        _need(
-            0 <= low <= high <= 16,
-            f"rerank.char_ngrams must be [shortest, longest] within 0..16, not {[low, high]}",
-        )
-        _need(
-            self.word_ngrams > 0 or high > 0 or self.embedding != "none",
-            "rerank has no features: set rerank.word_ngrams, rerank.char_ngrams or "
-            "rerank.embedding",
-        )
-        for name in ("cost", "tolerance"):
-            value = getattr(self, name)
-            _need(
-                0 < value < math.inf,
-                f"rerank.{name} must be greater than 0 and finite, not {value}",
-            )
-        _need(0 <= self.prune < math.inf, f"rerank.prune must be >= 0, not {self.prune}")
-        _need(self.tree_depth <= 20, f"rerank.tree_depth must be <= 20, not {self.tree_depth}")
+            need(0 <= value <= 1, f"{where}.{name} must be in [0, 1], not {value}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -275,8 +204,8 @@ class EnsembleConfig:
 
     def __post_init__(self) -> None:
         """Check each value by itself."""
-        _need(self.members >= 1, f"ensemble.members must be >= 1, not {self.members}")
-        _need(
+        need(self.members >= 1, f"ensemble.members must be >= 1, not {self.members}")
+        need(
             0 <= self.first_member < 2**20,
             f"ensemble.first_member must be >= 0 and below 2^20, not {self.first_member}",
         )
@@ -302,9 +231,9 @@ class EvalConfig:
     def __post_init__(self) -> None:
         """Check each value by itself."""
         size = self.validation_size
-        _need(size is None or size >= 0, f"eval.validation_size must be >= 0, not {size}")
-        _need(self.every >= 1, f"eval.every must be >= 1, not {self.every}")
-        _need(self.patience >= 0, f"eval.patience must be >= 0, not {self.patience}")
+        need(size is None or size >= 0, f"eval.validation_size must be >= 0, not {size}")
+        need(self.every >= 1, f"eval.every must be >= 1, not {self.every}")
+        need(self.patience >= 0, f"eval.patience must be >= 0, not {self.patience}")
 
 
 DEFAULT_STAGES = (
@@ -346,16 +275,16 @@ class EliasConfig:
 
     def __post_init__(self) -> None:
         """Check what needs more than one value."""
-        _need(0 <= self.seed < 2**32, f"seed must be >= 0 and below 2^32, not {self.seed}")
-        _need(bool(self.stages), "stages must not be empty")
+        need(0 <= self.seed < 2**32, f"seed must be >= 0 and below 2^32, not {self.seed}")
+        need(bool(self.stages), "stages must not be empty")
         names = [stage.name for stage in self.stages]
-        _need(len(set(names)) == len(names), f"stages must have different names, not {names}")
+        need(len(set(names)) == len(names), f"stages must have different names, not {names}")
         self._fit_stages_to_index()
 
     def _fit_stages_to_index(self) -> None:
         """Take the usual stages of the kind of index where none were given; check given ones."""
         if self.index.kind == "graph":
-            _need(
+            need(
                 self.index.label_storage == "full",
                 "index.label_storage is 'compact', which takes index.kind='all'; set it to 'full'",
             )
@@ -363,12 +292,12 @@ class EliasConfig:
         if self.stages == DEFAULT_STAGES:
             object.__setattr__(self, "stages", ONE_VS_ALL_STAGES)  # frozen, and not yet seen
         for stage in self.stages:
-            _need(
+            need(
                 not stage.learn_graph,
                 f"stages.{stage.name}.learn_graph: with index.kind='all' there is no graph to "
                 "learn; give stages without it, e.g. in a --config file",
             )
-            _need(
+            need(
                 stage.index_every == 1,
                 f"stages.{stage.name}.index_every must be 1 with index.kind='all', not "
                 f"{stage.index_every}: there the labels move in every step",

@@ -12,7 +12,7 @@ import numpy as np
 from numba import njit
 from numpy.typing import NDArray
 
-from elias.kernels.hinge import Rows, as_rows
+from elias.kernels.hinge import Rows, as_rows, sparse_dot
 from elias.kernels.threads import over_threads
 
 if TYPE_CHECKING:
@@ -46,6 +46,8 @@ def candidate_margins(
         classifiers: Weights over the F + D features, and biases.
         candidates: (N, k) label ids; L and over are padding.
     """
+    if not features.has_sorted_indices:  # searching takes them in order
+        features = features.sorted_indices()
     rows = as_rows(features, dense)
     width = features.shape[1] + dense.shape[1]
     out = np.empty(candidates.shape, dtype=np.float32)
@@ -103,20 +105,19 @@ def _margin(
     total = np.float64(biases[label])
     if _searching_is_faster(data.shape[0], high - low):
         first_dense = _find(columns, low, high, buffer.shape[0] - n_dense)
+        at = low
         for j in range(data.shape[0]):
-            at = _find(columns, low, first_dense, own_columns[j])
+            at = _find(columns, at, first_dense, own_columns[j])
             if at < first_dense and columns[at] == own_columns[j]:
                 total += data[j] * values[at]
         low = first_dense
-    for at in range(low, high):
-        total += values[at] * buffer[columns[at]]
-    return np.float32(total)
+    return np.float32(total + sparse_dot(values, columns, low, high, buffer))
 
 
 @njit(cache=True, nogil=True)
 def _searching_is_faster(n_features: int, n_weights: int) -> bool:
     """Say whether to look features up among the weights rather than the other way round."""
-    return n_weights > 64 and n_weights > 4 * n_features * np.log2(n_weights)
+    return n_weights > 64 and n_weights > 2 * n_features * np.log2(n_weights)
 
 
 @njit(cache=True, nogil=True)

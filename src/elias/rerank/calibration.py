@@ -51,7 +51,7 @@ class Calibration:
 
     >>> p = np.linspace(0, 1, 100, dtype=np.float32)
     >>> ones = np.ones(100)
-    >>> tree = Calibration.fit(p, p, ones, p > 0.5, depth=1)
+    >>> tree = Calibration.fit(p, p, ones, p > 0.5, depth=1, leaf=1)
     >>> tree.probability(np.float32([0.2, 0.9]), np.float32([0.2, 0.9]), ones[:2]).tolist()
     [0.0, 1.0]
     """
@@ -73,6 +73,7 @@ class Calibration:
         relevant: NDArray[np.bool_],
         *,
         depth: int,
+        leaf: int,
     ) -> Calibration:
         """Grow the tree on pairs of held-out points and their candidates, padding left out.
 
@@ -82,11 +83,12 @@ class Calibration:
             frequencies: n_ℓ of each pair's label, its number of training points.
             relevant: Whether the label is relevant to the point.
             depth: How many questions may be asked.
+            leaf: How many pairs each answer must rest on.
         """
         from sklearn.tree import DecisionTreeClassifier  # here: only training needs it
 
         questions = _questions(scores, relevances, frequencies)
-        grown = DecisionTreeClassifier(max_depth=depth, random_state=0)
+        grown = DecisionTreeClassifier(max_depth=depth, min_samples_leaf=leaf, random_state=0)
         grown.fit(questions, np.ravel(relevant).astype(bool))
         tree = grown.tree_
         classes = grown.classes_.tolist()

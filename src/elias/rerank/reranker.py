@@ -90,7 +90,7 @@ class Reranker:
         plain = cls(features, ranker, frequencies, None, config.transform, config.mixture)
         if not config.calibrate or validation is None:
             return plain
-        return replace(plain, calibration=plain._calibrated(*validation, config.tree_depth))
+        return replace(plain, calibration=plain._calibrated(*validation, config))
 
     def score(self, points: Candidates) -> RankedScores:
         """Score the candidates of points anew; they stay in their order."""
@@ -114,7 +114,9 @@ class Reranker:
             final=np.where(known, final, -np.inf).astype(np.float32),
         )
 
-    def _calibrated(self, points: Candidates, labels: csr_matrix, depth: int) -> Calibration | None:
+    def _calibrated(
+        self, points: Candidates, labels: csr_matrix, config: RerankConfig
+    ) -> Calibration | None:
         known = points.ids < self.ranker.n_labels
         if not known.any():
             logger.warning("no held-out point has a candidate: scores are not calibrated")
@@ -125,7 +127,8 @@ class Reranker:
             q[known],
             self._frequencies(points.ids)[known],
             relevant_candidates(points.ids, labels)[known],
-            depth=depth,
+            depth=config.tree_depth,
+            leaf=config.tree_leaf,
         )
 
     def _frequencies(self, ids: NDArray[np.integer[Any]]) -> NDArray[np.int64]:

@@ -17,14 +17,14 @@ def pairs(seed, size=400):
     return p, q, frequency, relevant
 
 
-@given(seed=st.integers(0, 2**31), depth=st.integers(1, 7))
-def test_the_tree_says_exactly_what_scikit_learn_s_says(seed, depth):
+@given(seed=st.integers(0, 2**31), depth=st.integers(1, 7), leaf=st.sampled_from([1, 20]))
+def test_the_tree_says_exactly_what_scikit_learn_s_says(seed, depth, leaf):
     p, q, frequency, relevant = pairs(seed)
     other_p, other_q, other_frequency, _ = pairs(seed + 1)
-    grown = DecisionTreeClassifier(max_depth=depth, random_state=0)
+    grown = DecisionTreeClassifier(max_depth=depth, min_samples_leaf=leaf, random_state=0)
     grown.fit(np.stack([p, q, p * q, frequency.astype(np.float32)], axis=1), relevant)
 
-    tree = Calibration.fit(p, q, frequency, relevant, depth=depth)
+    tree = Calibration.fit(p, q, frequency, relevant, depth=depth, leaf=leaf)
     found = tree.probability(other_p, other_q, other_frequency)
 
     asked = np.stack([other_p, other_q, other_p * other_q, other_frequency], axis=1)
@@ -33,7 +33,7 @@ def test_the_tree_says_exactly_what_scikit_learn_s_says(seed, depth):
 
 def test_a_value_on_the_threshold_goes_left_as_in_scikit_learn():
     p = np.array([0.25, 0.25, 0.75, 0.75], dtype=np.float32)
-    tree = Calibration.fit(p, p, np.ones(4), p > 0.5, depth=1)
+    tree = Calibration.fit(p, p, np.ones(4), p > 0.5, depth=1, leaf=1)
     asked = int(tree.feature[0])
     border = np.float32(tree.threshold[0])
 
@@ -48,7 +48,7 @@ def test_a_value_on_the_threshold_goes_left_as_in_scikit_learn():
 def test_pairs_that_are_all_alike_give_a_constant(answer, expected):
     p, q, frequency, _ = pairs(0)
 
-    tree = Calibration.fit(p, q, frequency, np.full(len(p), answer), depth=5)
+    tree = Calibration.fit(p, q, frequency, np.full(len(p), answer), depth=5, leaf=1)
 
     assert tree.feature.tolist() == [LEAF]
     assert (tree.probability(p, q, frequency) == expected).all()
@@ -56,7 +56,7 @@ def test_pairs_that_are_all_alike_give_a_constant(answer, expected):
 
 def test_probabilities_come_in_the_shape_of_the_scores():
     p, q, frequency, relevant = pairs(1)
-    tree = Calibration.fit(p, q, frequency, relevant, depth=3)
+    tree = Calibration.fit(p, q, frequency, relevant, depth=3, leaf=1)
 
     found = tree.probability(p.reshape(40, 10), q.reshape(40, 10), frequency.reshape(40, 10))
 
@@ -74,7 +74,7 @@ def test_the_mixtures_are_a_sum_and_a_blend():
 
 def test_a_tree_comes_back_from_its_arrays():
     p, q, frequency, relevant = pairs(2)
-    tree = Calibration.fit(p, q, frequency, relevant, depth=4)
+    tree = Calibration.fit(p, q, frequency, relevant, depth=4, leaf=1)
 
     again = Calibration.from_arrays(tree.to_arrays())
 
@@ -98,7 +98,7 @@ def test_a_tree_comes_back_from_its_arrays():
 )
 def test_arrays_that_are_no_tree_are_refused(name, change):
     p, q, frequency, relevant = pairs(3)
-    arrays = Calibration.fit(p, q, frequency, relevant, depth=3).to_arrays()
+    arrays = Calibration.fit(p, q, frequency, relevant, depth=3, leaf=1).to_arrays()
     arrays[name] = change(arrays[name])
 
     with pytest.raises(ModelError, match="calibration"):
@@ -107,7 +107,7 @@ def test_arrays_that_are_no_tree_are_refused(name, change):
 
 def test_a_missing_array_is_named():
     p, q, frequency, relevant = pairs(4)
-    arrays = Calibration.fit(p, q, frequency, relevant, depth=2).to_arrays()
+    arrays = Calibration.fit(p, q, frequency, relevant, depth=2, leaf=1).to_arrays()
     del arrays["left"]
 
     with pytest.raises(ModelError, match=r"calibration\.left is missing"):

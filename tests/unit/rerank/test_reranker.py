@@ -84,6 +84,7 @@ def test_the_calibration_sees_held_out_points_only(problem, reranker):
         np.bincount(problem.labels.indices)[points.ids[known]],
         relevant_candidates(points.ids, labels)[known],
         depth=problem.config.tree_depth,
+        leaf=problem.config.tree_leaf,
     )
 
     for name, array in expected.to_arrays().items():
