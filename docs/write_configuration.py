@@ -14,7 +14,14 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
-from elias.config import DEFAULT_STAGES, ONE_VS_ALL_STAGES, EliasConfig, RerankConfig, StageConfig, tree
+from elias.config import (
+    DEFAULT_STAGES,
+    ONE_VS_ALL_STAGES,
+    EliasConfig,
+    RerankConfig,
+    StageConfig,
+    tree,
+)
 
 PAGE = Path(__file__).with_name("configuration.md")
 BEGIN, END = "<!-- written by write_configuration.py -->\n", "<!-- end of what is written -->\n"
