@@ -2,15 +2,19 @@
 
 import json
 import sys
+from dataclasses import replace
 
 import numpy as np
 import pytest
 from scipy.sparse import csr_matrix
 
 from e2e.commands import elias
-from elias import evaluate, load_corpus
+from elias import EliasConfig, evaluate, load_corpus
 from elias.baselines import NearestNeighbours
+from elias.data.corpus import Corpus, Split
 from elias.data.synthetic import write_synthetic
+from elias.experiments import Setting, carry_out
+from elias.experiments import compare as plan_of
 from elias.predictions import Predictions
 
 SMALL = (
@@ -254,3 +258,47 @@ def test_an_interpreter_without_the_package_is_a_peer_that_is_not_there(alone, d
 
     assert lines["xr-linear/words"]["mean"] == {}
     assert "libpecos not found" in lines["xr-linear/words"]["note"]
+
+
+def test_peers_read_given_features_and_honour_filters(tmp_path):
+    rng = np.random.default_rng(0)
+    corpus = featured(rng, rng.random((90, 12)) < 0.3)
+    home = tmp_path / "omikuji"
+    python = interpreter(home, {"omikuji.py": OMIKUJI}, "omikuji")
+    config = EliasConfig().override(
+        {"encoder.dim": 8, "stages.stage1.epochs": 1, "stages.stage2.epochs": 1}
+    )
+    setting = Setting.of(config, corpus, tmp_path / "out", device="cpu")
+
+    result = carry_out(plan_of(setting, interpreters={"omikuji": python}))
+
+    counts = corpus.label_frequencies()
+    often = np.lexsort((np.arange(12), -counts))
+    shape = (len(corpus.test), 12)
+    scores = np.broadcast_to(1 / (1 + np.arange(12)), shape)
+    found = Predictions.from_scores(np.broadcast_to(often, shape), scores, 12)
+    expected = evaluate(found, corpus)  # drops the filtered pairs
+    (parabel,) = (line for line in result.lines if line.name == "parabel/words")
+    assert parabel.mean["P@5"] == pytest.approx(expected["P@5"], abs=1e-3)
+    assert expected["P@5"] != evaluate(found, unfiltered(corpus))["P@5"]
+
+
+def featured(rng, truth):
+    """A corpus of features alone, the most frequent label forbidden for some test points."""
+    words = (truth @ (rng.random((12, 20)) < 0.2)).astype(np.float32) + 0.1
+
+    def split(rows, filters=None):
+        labels = csr_matrix(truth[rows].astype(np.float32))
+        return Split(labels=labels, features=csr_matrix(words[rows]), filters=filters)
+
+    most = int(truth[:60].sum(axis=0).argmax())
+    forbidden = np.array([[row, most] for row in np.flatnonzero(truth[60:, most])])
+    return Corpus(
+        train=split(slice(0, 60)),
+        test=split(slice(60, 90), forbidden),
+        label_names=[str(label) for label in range(12)],
+    )
+
+
+def unfiltered(corpus):
+    return corpus.with_splits(test=replace(corpus.test, filters=None))
