@@ -4,13 +4,27 @@ from __future__ import annotations
 
 import json
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from elias.cli import tables, talk
+from elias.cli.experiment_options import (
+    AsJson,
+    Changes,
+    Component,
+    ConfigFile,
+    Given,
+    Out,
+    Preset,
+    Reading,
+    Seeds,
+    kept_edges,
+    numbers,
+    whole_numbers,
+)
 from elias.cli.options import (
     DataPath,
     DeviceName,
@@ -19,48 +33,17 @@ from elias.cli.options import (
     Separator,
     TestSize,
     TextColumn,
-    read_corpus,
 )
-from elias.cli.train import chosen_config, show_plan
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from elias.data import Corpus
-    from elias.experiments import Plan, Result, Setting
-    from elias.experiments.prune import Cut
-    from elias.pipeline import Elias
+    from elias.experiments import Plan, Result
 
 app = typer.Typer(
     no_args_is_help=True,
     help="Run the paper's experiments on a corpus: ablation, comparison, sweeps, pruning.",
 )
-
-Out = Annotated[
-    Path,
-    typer.Option("--out", metavar="DIR", help="Where results go; models go below DIR/runs."),
-]
-Preset = Annotated[
-    str | None, typer.Option(metavar="NAME", help="Start from a preset; see elias presets.")
-]
-ConfigFile = Annotated[
-    Path | None, typer.Option("--config", metavar="FILE", help="A TOML file, or a config.json.")
-]
-Changes = Annotated[
-    list[str] | None,
-    typer.Option("--set", metavar="KEY=VALUE", help="Change one key; may repeat."),
-]
-Seeds = Annotated[
-    str | None,
-    typer.Option(
-        metavar="S,S,…", help="Seeds to average over. (default: that of the configuration)"
-    ),
-]
-Component = Annotated[
-    str | None,
-    typer.Option(metavar="NAME", help="What to measure, e.g. rerank. (default: the last stage)"),
-]
-AsJson = Annotated[bool, typer.Option("--json", help="Print the results as JSON.")]
 
 
 @app.command()
@@ -86,9 +69,8 @@ def ablation(  # noqa: PLR0913 - each is an option of its own
     as_json: AsJson = False,
 ) -> None:
     """Add component by component: stages, ranker, calibration, ensemble (Tables 3 and 8)."""
-    reading = _Reading(data, text, labels, separator, test_size)
-    place = _Place(out, device, overwrite)
-    setting = _setting(reading, place, (preset, config, changes), seeds)
+    given = Given(data, out, preset, config, changes or [], seeds, device, overwrite)
+    setting = given.setting(Reading(text, labels, separator, test_size))
 
     from elias.experiments import ablation as planned
 
@@ -131,9 +113,8 @@ def compare(  # noqa: PLR0913 - each is an option of its own
     from elias.experiments.peers import parse_interpreters
 
     interpreters = parse_interpreters(peer_python or [])
-    reading = _Reading(data, text, labels, separator, test_size)
-    place = _Place(out, device, overwrite)
-    setting = _setting(reading, place, (preset, config, changes), seeds)
+    given = Given(data, out, preset, config, changes or [], seeds, device, overwrite)
+    setting = given.setting(Reading(text, labels, separator, test_size))
 
     from elias.experiments import compare as planned
 
@@ -174,10 +155,9 @@ def sweep(  # noqa: PLR0913 - each is an option of its own
     from elias.experiments.parameters import parameter_called
 
     parameter_called(parameter)
-    chosen = None if values is None else _numbers("--values", values)
-    reading = _Reading(data, text, labels, separator, test_size)
-    place = _Place(out, device, overwrite)
-    setting = _setting(reading, place, (preset, config, changes), seeds)
+    chosen = None if values is None else numbers("--values", values)
+    given = Given(data, out, preset, config, changes or [], seeds, device, overwrite)
+    setting = given.setting(Reading(text, labels, separator, test_size))
 
     from elias.experiments import sweep as planned
 
@@ -223,16 +203,13 @@ def prune(  # noqa: PLR0913 - each is an option of its own
     as_json: AsJson = False,
 ) -> None:
     """Prune the edges of a trained model by threshold and by rank (Table 9)."""
-    cut = _cut(save, keep, overwrite=overwrite)
-    by_threshold = None if thresholds is None else _numbers("--thresholds", thresholds)
-    by_rank = None if tops is None else _whole("--top-k", tops)
-    reading = _Reading(data, text, labels, separator, test_size)
-    place = _Place(out, device, overwrite)
-    given = (preset, config, changes)
+    cut = kept_edges(save, keep, overwrite=overwrite)
+    by_threshold = None if thresholds is None else numbers("--thresholds", thresholds)
+    by_rank = None if tops is None else whole_numbers("--top-k", tops)
+    given = Given(data, out, preset, config, changes or [], seeds, device, overwrite)
+    reading = Reading(text, labels, separator, test_size)
     trained, setting = (
-        (None, _setting(reading, place, given, seeds))
-        if model is None
-        else _setting_of(model, reading, place, given, seeds)
+        (None, given.setting(reading)) if model is None else given.setting_of(model, reading)
     )
 
     from elias.experiments import prune as planned
@@ -247,85 +224,6 @@ def prune(  # noqa: PLR0913 - each is an option of its own
         talk.note(
             f"{save}: {edges.after:,} of {edges.before:,} edges, {100 * edges.removed:.1f}% less"
         )
-
-
-@dataclass(frozen=True, slots=True)
-class _Reading:
-    """How the corpus is read."""
-
-    data: Path
-    text: str | None
-    labels: str | None
-    separator: str | None
-    test_size: float | None
-
-    def corpus(self) -> Corpus:
-        return read_corpus(
-            self.data, self.text, self.labels, self.separator, test_size=self.test_size
-        )
-
-
-@dataclass(frozen=True, slots=True)
-class _Place:
-    """Where an experiment computes, and where its results go."""
-
-    out: Path
-    device: str
-    overwrite: bool
-
-    def options(self) -> dict[str, Any]:
-        return {"device": self.device, "overwrite": self.overwrite}
-
-
-def _setting(
-    reading: _Reading,
-    place: _Place,
-    given: tuple[str | None, Path | None, list[str] | None],
-    seeds: str | None,
-) -> Setting:
-    """Check the options, read the corpus, and tell what is going to be trained."""
-    preset, file, changes = given
-    chosen = chosen_config(preset, file, changes or [])
-    numbers = None if seeds is None else _whole("--seeds", seeds)
-
-    from elias.experiments import Setting
-    from elias.pipeline import pick_device
-    from elias.pipeline.fitting import check_plan
-
-    # what is wrong is better refused before a large corpus is read
-    check_plan(chosen, None)
-    pick_device(place.device)
-    corpus = reading.corpus()
-    setting = Setting.of(chosen, corpus, place.out, seeds=numbers, **place.options())
-    show_plan(setting.config, corpus)
-    return setting
-
-
-def _setting_of(
-    model: Path,
-    reading: _Reading,
-    place: _Place,
-    given: tuple[str | None, Path | None, list[str] | None],
-    seeds: str | None,
-) -> tuple[Elias, Setting]:
-    """Read a trained model and its corpus."""
-    from elias.errors import ConfigError, DataError
-    from elias.experiments import Setting
-    from elias.pipeline import Elias
-
-    named = zip(("--preset", "--config", "--set", "--seeds"), (*given, seeds), strict=True)
-    useless = [name for name, value in named if value]
-    if useless:
-        raise ConfigError(f"{useless[0]} trains a model, and --model gives one; leave one out")
-    trained = Elias.from_pretrained(model, device=place.device)
-    corpus = reading.corpus()
-    if list(corpus.label_names) != list(trained.label_names):
-        raise DataError(f"{reading.data}: its labels are not those of {model}; give its own corpus")
-    setting = Setting.of(trained.config, corpus, place.out, **place.options())
-    recorded = trained.facts.get("data", {}).get("splits")
-    if recorded != setting.data["splits"]:
-        talk.warn(f"{model} was trained on other points; these may be among them")
-    return trained, setting
 
 
 def _run(plan: Plan, as_json: bool) -> None:
@@ -361,46 +259,3 @@ def _show(plan: Plan, result: Result) -> None:
     for line in result.lines:
         if line.note:
             tables.print_out(f"{line.title}: {line.note}")
-
-
-def _numbers(option: str, text: str) -> list[float]:
-    """Read numbers separated by commas."""
-    from elias.errors import ConfigError
-
-    try:
-        return [float(part) for part in text.split(",")]
-    except ValueError:
-        raise ConfigError(f"{option} {text!r}: write numbers with commas between them") from None
-
-
-def _whole(option: str, text: str) -> list[int]:
-    """Read whole numbers separated by commas."""
-    from elias.errors import ConfigError
-
-    try:
-        return [int(part) for part in text.split(",")]
-    except ValueError:
-        raise ConfigError(
-            f"{option} {text!r}: write whole numbers with commas between them, e.g. 0,1,2"
-        ) from None
-
-
-def _cut(save: Path | None, keep: str | None, *, overwrite: bool) -> Cut | None:
-    """Read which edges the saved model keeps; refuse a folder that is taken before any work."""
-    from elias.errors import ConfigError
-    from elias.experiments.prune import THRESHOLD, TOP_K, Cut
-
-    if save is None and keep is None:
-        return None
-    if save is None or keep is None:
-        raise ConfigError("--save FOLDER and --keep RULE go together, e.g. --keep threshold=0.25")
-    if save.exists() and not overwrite and (not save.is_dir() or any(save.iterdir())):
-        raise ConfigError(f"--save {save}: already exists; use --overwrite or another folder")
-    by, _, limit = keep.partition("=")
-    ways = {"threshold": THRESHOLD, "top": TOP_K}
-    try:
-        return Cut(ways[by], float(limit))
-    except (KeyError, ValueError):
-        raise ConfigError(
-            f"--keep {keep!r}: write threshold=0.25, or top=100 for so many of each cluster"
-        ) from None
