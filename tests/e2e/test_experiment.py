@@ -315,6 +315,8 @@ def test_pruning_measures_each_cut_and_saves_one(ablation, data, tmp_path, train
     assert saved.model.graph.n_edges == rows["threshold=0.55", 0]["costs"]["edges"]
     assert list(saved.facts["metrics"]) == list(saved.components)
     same({"metrics": saved.facts["metrics"]["calibrate"]["test"]}, evaluated(kept, data))
+    n_left, n_edges = (rows[f"threshold={t}", 0]["costs"]["edges"] for t in ("0.55", "0"))
+    assert f"{n_left:,} of {n_edges:,}, pruned at 0.55" in elias("info", kept).out
 
 
 def test_a_given_model_is_pruned_without_training(ablation, data, tmp_path, trained):

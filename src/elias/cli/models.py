@@ -49,7 +49,16 @@ def _first_rows(elias: Elias, facts: dict[str, Any]) -> list[tuple[str, Any]]:
         ("parameters", facts["parameters"]),
         ("training points", train.get("points")),
         ("time to train", tables.seconds(sum(timings.values())) if timings else None),
+        ("edges", _pruned_line(facts.get("pruned"))),
     ]
+
+
+def _pruned_line(pruned: dict[str, Any] | None) -> str | None:
+    """Return how many edges pruning left, where a model was pruned."""
+    if pruned is None:
+        return None
+    by = f"at {pruned['threshold']:g}" if "threshold" in pruned else f"to {pruned['top_k']} each"
+    return f"{pruned['after']:,} of {pruned['before']:,}, pruned {by}"
 
 
 def config_rows(config: EliasConfig) -> list[tuple[str, Any]]:
