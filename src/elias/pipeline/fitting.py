@@ -75,8 +75,8 @@ def train(
         >>> model = train(config, corpus, device="cpu")
         >>> 1 < model.config.index.n_clusters < 30  # derived from the data
         True
-        >>> list(model.facts["metrics"])  # of each stage, on the validation and test points
-        ['stage1', 'stage2']
+        >>> list(model.facts["metrics"])  # of each component, on validation and test points
+        ['stage1', 'stage2', 'rerank', 'calibrate']
     """
     folder = None if out is None else Path(out)
     check_plan(config, folder, overwrite=overwrite)
