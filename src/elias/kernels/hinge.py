@@ -176,7 +176,7 @@ def _shuffle(order: Array, size: int, state: np.uint64) -> np.uint64:
         state ^= state << np.uint64(13)
         state ^= state >> np.uint64(7)
         state ^= state << np.uint64(17)
-        j = np.int64((state >> np.uint64(11)) % np.uint64(i + 1))
+        j = np.int64(((state >> np.uint64(32)) * np.uint64(i + 1)) >> np.uint64(32))
         order[i], order[j] = order[j], order[i]
     return state
 
@@ -240,7 +240,7 @@ def _solve(
     cost, tolerance, most = limits
     size = pairs[0].shape[0]
     duals = (np.zeros(size), np.zeros(size, dtype=np.bool_))
-    order = np.arange(size)
+    order = np.arange(size).astype(np.int32)
     active, bias, highest_before = size, 0.0, np.inf
     for _ in range(most):
         state = _shuffle(order, active, state)
