@@ -9,6 +9,7 @@ from elias import Elias, EliasConfig, train
 from elias.data.synthetic import synthetic_corpus
 from elias.errors import ConfigError, ModelError
 
+STAGES = ("stage1", "stage2", "rerank", "calibrate")
 SMALL = {
     "encoder.dim": 16,
     "encoder.hidden_dim": 16,
@@ -17,7 +18,8 @@ SMALL = {
     "index.beam_size": 4,
     "stages.stage1.epochs": 1,
     "stages.stage2.epochs": 2,
-    "rerank.enabled": False,
+    "rerank.candidates": 20,
+    "rerank.char_ngrams": [0, 0],
     "eval.validation_size": 30,
 }
 
@@ -71,17 +73,29 @@ def test_members_differ_in_their_clusters_and_work_alone(ensemble, run, corpus):
     assert not graphs[1].equal(graphs[2])
     alone = Elias.from_pretrained(run / "model" / "members" / "2", device="cpu")
     np.testing.assert_array_equal(alone.predict(texts).ids, third.predict(texts).ids)
-    assert first.components == second.components == ("stage2",)
-    assert ensemble.components == ("stage2", "ensemble")
+    assert first.components == second.components == ("stage2", "rerank", "calibrate")
+    assert ensemble.components == ("stage2", "rerank", "calibrate", "ensemble")
 
 
-def test_one_component_of_an_ensemble_is_its_first_member(ensemble, corpus):
+@pytest.mark.parametrize("component", ["stage2", "rerank", "calibrate"])
+def test_one_component_of_an_ensemble_is_its_first_member(ensemble, corpus, component):
     texts = corpus.test.texts[:10]
+    first = ensemble.members[0].predict(texts, component=component)
+
+    np.testing.assert_array_equal(ensemble.predict(texts, component=component).ids, first.ids)
+
+
+def test_a_component_that_is_not_there_is_refused(ensemble, corpus):
+    with pytest.raises(ConfigError, match=r"'rerankk'.*did you mean 'rerank'"):
+        ensemble.predict(corpus.test.texts[:1], component="rerankk")
+
+
+def test_what_is_explained_is_the_first_member(ensemble, corpus):
+    texts = list(corpus.test.texts[:5])
     first = ensemble.members[0].predict(texts)
 
-    np.testing.assert_array_equal(ensemble.predict(texts, component="stage2").ids, first.ids)
-    with pytest.raises(ConfigError, match=r"rerank.*it has: stage2, ensemble"):
-        ensemble.predict(texts, component="rerank")
+    for row, explained in enumerate(ensemble.explain(texts)):
+        assert [label.id for label in explained.labels] == first[row].ids.tolist()
 
 
 def test_a_members_configuration_trains_it_again_by_itself(ensemble, corpus):
@@ -99,7 +113,7 @@ def test_the_run_records_each_member_and_the_whole(run, ensemble, corpus):
     stages = [(line.get("member", 0), line["stage"]) for line in lines if line["event"] == "stage"]
 
     assert stages == [
-        *((member, stage) for member in range(3) for stage in ("stage1", "stage2")),
+        *((member, stage) for member in range(3) for stage in STAGES),
         (0, "ensemble"),
     ]
     measured = ensemble.evaluate(corpus)

@@ -238,8 +238,9 @@ def _examples_section(subject: Subject, judged: tuple[str, Split] | None) -> Mar
     name, split = judged
     articles = example_articles(subject.model, split, subject.model.config.seed)
     told = paragraph(
-        "✓ marks a true label. A score is classifier × cluster × edge along the best path (Eq. 1, "
-        "5, 6); a cluster is described by its strongest labels."
+        "✓ marks a true label. p is classifier × cluster × edge along the best path (Eq. 1, 5, 6); "
+        "with a ranker the score is p times what the ranker says, and after calibration that and T "
+        "together, which can exceed 1. A cluster is described by its strongest labels."
     )
     title = f"{len(articles)} {name} points and their predictions"
     return section("examples", title, told, element("div", articles, class_="examples"))

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     from rich.table import Table
 
-    from elias.pipeline import ExplainedLabel, Explanation
+    from elias.pipeline import Elias, ExplainedLabel, Explanation
 
 CHUNK = 64
 
@@ -27,10 +27,15 @@ LEGEND = (
     "p = classifier · path, and path = cluster · edge on the best way (▸) to the label.\n"
     "A cluster is described by its strongest labels."
 )
+RANKER_SCORE = "score = p · ranker."
+SCORES = {
+    "sum": "score = T + p · ranker, T being what the calibration makes of p and ranker.",
+    "blend": "score = 0.3·T + 0.7·p · ranker, T being what the calibration makes of p and ranker.",
+}
 
 _EXTRA: dict[str, Callable[[ExplainedLabel], float | None]] = {
     "ranker": lambda label: label.ranker_score,
-    "calibrated": lambda label: label.calibrated_score,
+    "T": lambda label: label.calibrated_score,
 }
 """Columns that are there if the model has the component."""
 
@@ -60,24 +65,39 @@ def explain(
             "Elias.explain takes a CSR matrix"
         )
     progress.enable(False)  # a bar for every chunk would flicker
+    legend = _legend(elias)
     count = 0
     for raw in chunks(lines, CHUNK):
         chunk, _ = mend(raw)
         for explanation in elias.explain(chunk, top_k=top_k, paths=paths):
-            _show(explanation, as_json=as_json, first=count == 0)
+            _show(explanation, as_json=as_json, legend=None if count else legend)
             count += 1
     if not count:
         talk.note("no texts were given")
 
 
-def _show(explanation: Explanation, *, as_json: bool, first: bool) -> None:
+def _legend(model: Elias) -> str:
+    """Return what the columns are, and what is explained of an ensemble."""
+    lines = [LEGEND]
+    if model.reranker is not None:
+        calibrated = model.reranker.calibration is not None
+        lines.insert(0, SCORES[model.reranker.mixture] if calibrated else RANKER_SCORE)
+    if model.others:
+        lines.append(
+            f"Of the {len(model.members)} members the first is explained: its scores are not yet "
+            "the mean that elias predict ranks by."
+        )
+    return "\n".join(lines)
+
+
+def _show(explanation: Explanation, *, as_json: bool, legend: str | None) -> None:
     if as_json:
         typer.echo(json.dumps(explanation.to_dict(), ensure_ascii=False))
         return
-    if first:
-        talk.note(LEGEND)
+    if legend is not None:
+        talk.note(legend)
     tables.print_out(
-        *([] if first else [""]), explanation.text or "(an empty text)", "", explained(explanation)
+        *([] if legend else [""]), explanation.text or "(an empty text)", "", explained(explanation)
     )
 
 

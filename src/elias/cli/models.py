@@ -12,7 +12,7 @@ from elias.cli import tables
 from elias.cli.options import AsJson
 
 if TYPE_CHECKING:
-    from elias.config import EliasConfig, EncoderConfig, IndexConfig, RerankConfig
+    from elias.config import EliasConfig, EncoderConfig, IndexConfig
     from elias.pipeline import Elias
 
 
@@ -73,17 +73,18 @@ def config_rows(config: EliasConfig) -> list[tuple[str, Any]]:
         *_index_rows(config.index),
         ("validation points", config.eval.validation_size),
         ("stages", stages),
-        ("ranker", ranker_line(config.rerank)),
+        ("ranker", ranker_line(config)),
         ("members", config.ensemble.members if config.ensemble.members > 1 else None),
         ("seed", config.seed),
     ]
 
 
-def ranker_line(rerank: RerankConfig) -> str:
+def ranker_line(config: EliasConfig) -> str:
     """Return what comes after the stages, in a few words."""
+    rerank = config.rerank
     if not rerank.enabled:
         return "none (rerank.enabled=true trains one)"
-    calibrated = ", then calibrated" if rerank.calibrate else ""
+    calibrated = ", then calibrated" if rerank.calibrate and config.eval.validation_size else ""
     return f"over the best {rerank.candidates} labels{calibrated} (rerank.enabled=false: none)"
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
@@ -93,6 +94,26 @@ class Corpus:
             raise DataError(f"{self.source or 'corpus'}: no {name} split; it has: {there}")
         return self.splits[name]
 
+    def fingerprint(self) -> str:
+        """Return a name for the content: labels, texts or features, filters, names of labels.
+
+        Two corpora that differ in any of these have different ones; reading the same data from
+        elsewhere, or as another format, changes nothing.
+        """
+        digest = hashlib.sha256()
+        for name in self.label_names:
+            digest.update(name.encode("utf8", "surrogatepass") + b"\0")
+        for name, split in self.splits.items():
+            digest.update(f"{name} {split.labels.shape}".encode())
+            _add_matrix(digest, split.labels)
+            for text in split.texts or ():
+                digest.update(text.encode("utf8", "surrogatepass") + b"\0")
+            if split.features is not None:
+                _add_matrix(digest, split.features)
+            if split.filters is not None:
+                digest.update(np.ascontiguousarray(split.filters).data)
+        return digest.hexdigest()
+
     def label_frequencies(self) -> NDArray[np.int64]:
         """Return n_ℓ, how many points of the full training split each label has (L,)."""
         counts = np.bincount(self.train.labels.indices, minlength=self.n_labels)
@@ -101,3 +122,10 @@ class Corpus:
     def with_splits(self, **splits: Split | None) -> Corpus:
         """Return the same corpus with other splits."""
         return replace(self, **splits)  # type: ignore[arg-type]
+
+
+def _add_matrix(digest: hashlib._Hash, matrix: csr_matrix) -> None:
+    """Add what a matrix holds, in an order that does not depend on how it was made."""
+    matrix = matrix.sorted_indices()
+    for part, kind in ((matrix.indptr, "<i8"), (matrix.indices, "<i8"), (matrix.data, "<f4")):
+        digest.update(np.ascontiguousarray(part, dtype=kind).data)

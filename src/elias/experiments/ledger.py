@@ -96,7 +96,7 @@ class _Ledger:
         )
         if changed:
             return f"was made with another configuration ({changed})"
-        same = before["data"].get("splits") == self.plan.setting.data["splits"]
+        same = before["data"].get("fingerprint") == self.plan.setting.data["fingerprint"]
         return "" if same else "was made of other data"
 
     def has(self, task: Task) -> bool:

@@ -129,5 +129,5 @@ class Models:
         return there and self._held(name) == config.to_dict()
 
     def _is_of_this_corpus(self, facts: Mapping[str, Any]) -> bool:
-        same: bool = facts.get("data", {}).get("splits") == self.setting.data["splits"]
+        same: bool = facts.get("corpus") == self.setting.data["fingerprint"]
         return same

@@ -72,9 +72,9 @@ class Setting:
 
     @cached_property
     def data(self) -> dict[str, Any]:
-        """Return the corpus in numbers, as JSON gives them back."""
+        """Return the corpus in numbers, as JSON gives them back, and its fingerprint."""
         stats: dict[str, Any] = json.loads(json.dumps(corpus_stats(self.corpus).to_dict()))
-        return stats
+        return {**stats, "fingerprint": self.corpus.fingerprint()}
 
     def seeded(self, seed: int) -> EliasConfig:
         """Return the configuration of one model with a seed."""

@@ -17,7 +17,7 @@ from elias.errors import ConfigError
 from elias.metrics import inverse_propensities, metric_names, score
 from elias.model.building import build_encoder
 from elias.pipeline.inputs import bag_of_words, cached_tokens, input_of
-from elias.pipeline.predictor import ENSEMBLE, RERANK, Elias
+from elias.pipeline.predictor import CALIBRATE, ENSEMBLE, RERANK, Elias
 from elias.pipeline.reranking import check_rerank
 from elias.pipeline.resources import memory_explained, pick_device, threads_shared
 from elias.rerank.reranker import Candidates, Reranker
@@ -238,6 +238,8 @@ class _Training:
                 validation=validation,
                 seed=self.config.member_seed % 2**32,
             )
+        if self.config.rerank.calibrate and CALIBRATE not in model.components:
+            logger.warning("no points are held out, so scores are not calibrated")
         for component in model.components[1:]:
             self._report_component(model, component)
 
@@ -262,6 +264,7 @@ class _Training:
     def _elias(self, model: EliasModel) -> Elias:
         facts = {
             "data": corpus_stats(self.corpus).to_dict(),
+            "corpus": self.corpus.fingerprint(),
             "metrics": self.metrics,
         }
         return Elias(model, self.config, self.corpus.label_names, facts)

@@ -11,6 +11,7 @@ import torch
 
 from elias.errors import DataError, nearest
 from elias.model.elias import SearchSizes
+from elias.model.encoder import BagEncoder
 from elias.model.inference import BATCH_SIZE, Ranked, rank_all
 from elias.pipeline.resources import is_out_of_memory, memory_explained, threads_shared
 
@@ -26,6 +27,8 @@ logger = logging.getLogger(__name__)
 
 ALL_OF_FEW = 10_000
 """Labels chosen among that are all scored, whatever the shortlist holds."""
+FEW_TEXTS = 16
+"""Texts that a bag encoder and its search are done with before other threads have started."""
 AVERAGED = 100
 """Labels of each member that are averaged in an ensemble, if no more are asked for."""
 
@@ -57,7 +60,8 @@ def search(
         n_wanted = min(int((~asked.blocked).sum()), ALL_OF_FEW)
         shortlist = max(sizes.shortlist_size, n_wanted)
         sizes = SearchSizes(model.graph.n_clusters, shortlist)
-    with threads_shared(), memory_explained("predicting"):
+    few = len(tokens) <= FEW_TEXTS and isinstance(model.encoder, BagEncoder)
+    with threads_shared(1 if few else None), memory_explained("predicting"):
         ranked = _rank_in_halves(model, tokens, asked, sizes, depth)
     scores = np.where(ranked.ids < model.n_labels, ranked.scores, -np.inf).astype(np.float32)
     return Ranked(ranked.ids, scores)

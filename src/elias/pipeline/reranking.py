@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
@@ -11,7 +12,7 @@ from elias.predictions import PADDING_SCORE, Predictions
 from elias.rerank.reranker import Candidates, Reranker
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
 
     from numpy.typing import NDArray
     from scipy.sparse import csr_matrix
@@ -22,6 +23,9 @@ _FAINT = np.float32(1e-20)  # far below any score that says something, far above
 _FAINTER = np.float32(1e-25)
 
 
+_AT_A_TIME = 8192  # points whose features are held at once
+
+
 class Found(NamedTuple):
     """What a search found for points, and what a ranker reads of them."""
 
@@ -30,6 +34,16 @@ class Found(NamedTuple):
     """Texts, or the features they came as."""
     embedding: NDArray[np.float32] | None = None
     """φ(x) of each, for a ranker that reads it."""
+
+    def parts(self, size: int) -> Iterator[Found]:
+        """Yield the points so many at a time."""
+        for start in range(0, len(self.ranked), size):
+            rows = slice(start, start + size)
+            embedding = None if self.embedding is None else self.embedding[rows]
+            ranked = replace(
+                self.ranked, ids=self.ranked.ids[rows], scores=self.ranked.scores[rows]
+            )
+            yield Found(ranked, self.given[rows], embedding)
 
     def candidates(self, count: int) -> Candidates:
         """Return the best labels of each point, so many, for the ranker."""
@@ -52,10 +66,15 @@ def rerank(reranker: Reranker, found: Found, count: int, *, calibrated: bool) ->
     Labels past the ``count`` best stay below them, in the order they had.
     """
     ranked = found.ranked
-    said = reranker.score(found.candidates(count))
     best = ranked.scores[:, :count]
+    parts = [_scores(reranker, part, count, calibrated) for part in found.parts(_AT_A_TIME)]
     # Where nothing is left of the score, p decides; the rest follows, fainter still.
-    scores = (said.final if calibrated else said.product) + _FAINT * (1 + best)
+    scores = np.concatenate([best[:0], *parts]) + _FAINT * (1 + best)
     joined = np.concatenate([scores, _FAINTER * ranked.scores[:, count:]], axis=1)
     joined[ranked.ids >= ranked.n_labels] = PADDING_SCORE
     return Predictions.from_scores(ranked.ids, joined, ranked.n_labels, ranked.label_names)
+
+
+def _scores(reranker: Reranker, found: Found, count: int, calibrated: bool) -> NDArray[np.float32]:
+    said = reranker.score(found.candidates(count))
+    return said.final if calibrated else said.product

@@ -45,23 +45,28 @@ def pick_device(device: str) -> torch.device:
 
 
 @contextmanager
-def threads_shared() -> Iterator[None]:
+def threads_shared(most: int | None = None) -> Iterator[None]:
     """Let the compiled kernels use as many threads as torch does, in this thread of the caller's.
+
+    With ``most``, neither uses more than that.
 
     >>> with threads_shared():
     ...     numba.get_num_threads() <= torch.get_num_threads()
     True
     """
-    count = torch.get_num_threads()
+    torch_before = torch.get_num_threads()
+    count = torch_before if most is None else min(most, torch_before)
     before = numba.get_num_threads()
-    most: int = numba.config.NUMBA_NUM_THREADS  # type: ignore[attr-defined]
-    numba.set_num_threads(min(most, count))
+    there: int = numba.config.NUMBA_NUM_THREADS  # type: ignore[attr-defined]
+    numba.set_num_threads(min(there, count))
     if torch.get_num_threads() != count:  # starting its threads, numba sets OpenMP's for all
         torch.set_num_threads(count)
     try:
         yield
     finally:
         numba.set_num_threads(before)
+        if torch.get_num_threads() != torch_before:
+            torch.set_num_threads(torch_before)
 
 
 @contextmanager

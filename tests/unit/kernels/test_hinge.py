@@ -10,6 +10,7 @@ import pytest
 from scipy.sparse import csr_matrix, hstack
 from sklearn.svm import LinearSVC
 
+from elias.kernels import hinge
 from elias.kernels.hinge import HingeSettings, fit_masked
 from elias.kernels.pairs import group_pairs
 
@@ -76,9 +77,11 @@ def test_the_usual_tolerance_ends_near_the_minimum(problem):
         assert least * (1 - 1e-6) <= reached <= least * 1.02
 
 
-def test_the_number_of_threads_changes_no_bit(problem):
+def test_the_number_of_threads_changes_no_bit(problem, monkeypatch):
     sparse, dense, candidates, labels = problem
     groups = group_pairs(candidates, labels)
+    monkeypatch.setattr(hinge, "_PAIRS_AT_A_TIME", 50)  # so that threads have something to share
+    assert len(list(hinge._chunks(groups[0]))) > 3
     found = []
 
     before = numba.get_num_threads()
