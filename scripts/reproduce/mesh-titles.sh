@@ -20,21 +20,26 @@ train() {  # train RUN OPTIONS…: train the preset into $runs/RUN, unless it is
 elias data demo "$data"
 elias data info "$data"
 
-# 2. Stage 1 and stage 2, as `make demo` trains them.
+# 2. Stages, ranker and calibration, as `make demo` trains them.
 train mesh
 
 # 3. The control: the same stages, epochs and rates, but the graph is never learned.
-train mesh-fixed --set stages.stage2.learn_graph=false
+train mesh-fixed --set stages.stage2.learn_graph=false --set rerank.enabled=false
 
 # 4. Two more seeds, to see how much of a difference is chance.
 train mesh-seed1 --set seed=1
 train mesh-seed2 --set seed=2
 
-# 5. The table: each stage's test metrics, as they were measured when it ended.
-for run in mesh mesh-fixed mesh-seed1 mesh-seed2; do
+# 5. The ensemble of three, and one-vs-all with the same encoder.
+train mesh-three --set ensemble.members=3
+[ -d "$runs/mesh-all/model" ] ||
+    elias train "$data" --preset mesh-titles-one-vs-all --device cpu --out "$runs/mesh-all"
+
+# 6. The table: the test metrics of each stage and component, as they were measured when it ended.
+for run in mesh mesh-fixed mesh-seed1 mesh-seed2 mesh-three mesh-all; do
     echo "== $run"
     elias info "$runs/$run"
 done
 
-# 6. The saved model, measured again on the whole test split.
+# 7. The saved model, measured again on the whole test split.
 elias evaluate "$runs/mesh" "$data" --device cpu
