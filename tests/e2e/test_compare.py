@@ -242,6 +242,7 @@ def test_a_peer_that_fails_says_so_in_its_line(alone, data, folder, tmp_path):
     del alone
     broken = OMIKUJI.replace("assert parameters.n_trees == 3", "raise RuntimeError('no such tree')")
     python = interpreter(tmp_path, {"omikuji.py": broken}, "omikuji", version="9.8")
+    (folder / ".peer-killed").mkdir()  # what a killed command leaves
 
     told, lines = compare(data, folder, "--peer-python", f"omikuji={python}")
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import time
 from collections.abc import Mapping
 from dataclasses import replace
@@ -47,6 +48,7 @@ COLUMNS = (
 SHOWN = ("P@1", "P@5", "R@100", *COSTS)
 PEER_SEEDS = 3
 """Clusterings of XR-Linear that are averaged in its ensemble."""
+_EXCHANGE = ".peer-"  # how the folders begin in which peers find their data
 
 
 def compare(
@@ -208,7 +210,9 @@ class _Peers:
         filters = corpus.split("test").filters
         most = 0 if filters is None else int(np.bincount(filters[:, 0], minlength=1).max())
         seeds = [PEER_SEEDS * seed + i for i in range(PEER_SEEDS)]
-        with TemporaryDirectory(prefix=".peer-", dir=self.setting.folder) as folder:
+        for left in self.setting.folder.glob(f"{_EXCHANGE}*"):
+            shutil.rmtree(left, ignore_errors=True)  # of a command that was killed
+        with TemporaryDirectory(prefix=_EXCHANGE, dir=self.setting.folder) as folder:
             data = PeerData.write(corpus, (made.train, made.test), Path(folder), EVALUATED + most)
             return data.ask(method, peer, seeds)
 
