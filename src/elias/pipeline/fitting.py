@@ -239,7 +239,7 @@ class _Training:
                 seed=self.config.member_seed % 2**32,
             )
         if self.config.rerank.calibrate and CALIBRATE not in model.components:
-            logger.warning("no points are held out, so scores are not calibrated")
+            logger.info("no points are held out, so scores are not calibrated")
         for component in model.components[1:]:
             self._report_component(model, component)
 
