@@ -236,6 +236,7 @@ def test_an_interrupted_run_has_no_model_and_the_same_command_starts_over(corpus
     assert said.decode().splitlines()[-1] == (
         f"interrupted: {out}/model was not written; the same command starts the run over"
     )
+    left.discard("partition.npy")  # there if stage 1 was over when the signal came
     assert left == {"config.json", "metrics.jsonl", "train.log"}
     assert told.code == 0
     assert (out / "model").is_dir()

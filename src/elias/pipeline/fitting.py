@@ -102,15 +102,7 @@ def _together(
     config: EliasConfig, first: Elias, others: Sequence[Elias], corpus: Corpus, run: Run
 ) -> Elias:
     """Return the ensemble of the members, measured."""
-    model = Elias(
-        first.model,
-        config,
-        first.label_names,
-        first.facts,
-        reranker=first.reranker,
-        first_encoder=first.first_encoder,
-        others=others,
-    )
+    model = first.joined_by(others, config)
     _, held_out = validation_split(corpus, config)
     with run.timed("ensemble"):
         found = {
@@ -241,7 +233,7 @@ class _Training:
         if self.config.rerank.calibrate and CALIBRATE not in model.components:
             logger.info("no points are held out, so scores are not calibrated")
         for component in model.components[1:]:
-            self._report_component(model, component)
+            self._report(model, component, component)
 
     def _candidates(self, model: Elias, name: str, split: Split) -> Candidates:
         config = self.config.rerank
@@ -252,14 +244,15 @@ class _Training:
         found = model.found(ranked, input_of(split, model.model.encoder), tokens)
         return found.candidates(config.candidates)
 
-    def _report_component(self, model: Elias, component: str) -> None:
+    def _report(self, model: Elias, title: str, component: str | None = None, **facts: int) -> None:
+        """Measure what there is of a model, and record it with what else is known of it."""
         found: dict[str, dict[str, float]] = {}
         for name, split in (("validation", self.held_out), ("test", self.corpus.test)):
             if split is not None:
                 ranked = model.predict_split(split, tokens=self.tokens[name], component=component)
                 found[name] = measure(model, ranked, split, self.corpus, REPORTED)
-        self.metrics[component] = found
-        self.run.record("stage", stage=component, **found)
+        self.metrics[title] = found
+        self.run.record("stage", stage=title, **facts, **found)
 
     def _elias(self, model: EliasModel) -> Elias:
         facts = {
@@ -294,14 +287,9 @@ class _Training:
     def _validate(self, model: EliasModel) -> dict[str, float]:
         assert self.held_out is not None
         names = list(dict.fromkeys(["P@1", "P@5", "nDCG@5", "R@100", self.config.eval.select_by]))
-        return self._measure(model, "validation", self.held_out, names)
-
-    def _measure(
-        self, model: EliasModel, name: str, split: Split, names: list[str]
-    ) -> dict[str, float]:
         view = Elias(model, self.config, self.corpus.label_names)
-        ranked = view.predict_split(split, tokens=self.tokens[name])
-        return measure(view, ranked, split, self.corpus, names)
+        ranked = view.predict_split(self.held_out, tokens=self.tokens["validation"])
+        return measure(view, ranked, self.held_out, self.corpus, names)
 
     def _report_data(self, train_split: Split) -> None:
         counts = np.bincount(train_split.labels.indices, minlength=self.corpus.n_labels)
@@ -343,14 +331,10 @@ class _Training:
         )
 
     def _report_stage(self, stage: StageConfig, model: EliasModel, best_epoch: int) -> None:
-        found: dict[str, dict[str, float]] = {}
-        for name, split in (("validation", self.held_out), ("test", self.corpus.test)):
-            if split is not None:
-                found[name] = self._measure(model, name, split, REPORTED)
-        self.metrics[stage.name] = found
+        view = Elias(model, self.config, self.corpus.label_names)
+        self._report(view, stage.name, best_epoch=best_epoch)
         if not model.graph.learned:
             self.run.keep_partition(model.graph.partition().cpu().numpy())
-        self.run.record("stage", stage=stage.name, best_epoch=best_epoch, **found)
 
 
 def validation_split(corpus: Corpus, config: EliasConfig) -> tuple[Split, Split | None]:

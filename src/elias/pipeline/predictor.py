@@ -107,16 +107,19 @@ class Elias:
         """Return the models whose scores are averaged, each of which works alone."""
         if not self.others:
             return (self,)
-        alone = self.config.member(0)
-        first = Elias(
+        return (self.joined_by((), self.config.member(0)), *self.others)
+
+    def joined_by(self, others: Sequence[Elias], config: EliasConfig) -> Elias:
+        """Return this model as the first member of an ensemble with others, or with none."""
+        return Elias(
             self.model,
-            alone,
+            config,
             self.label_names,
             self.facts,
             reranker=self.reranker,
             first_encoder=self.first_encoder,
+            others=others,
         )
-        return (first, *self.others)
 
     @property
     def components(self) -> tuple[str, ...]:
