@@ -16,7 +16,7 @@ from elias.cli.app import app
 from elias.config import preset_names
 
 SOURCE = Path(__file__).parents[2] / "src"
-HEAVY = ("torch", "numpy", "scipy", "numba", "transformers", "pyarrow")
+HEAVY = ("torch", "numpy", "scipy", "numba", "transformers", "pyarrow", "fastapi", "pydantic")
 CPU_SECONDS = 0.5
 
 
@@ -39,7 +39,7 @@ def run(*args, **options):
 
 def test_the_commands_are_those_of_the_documentation():
     assert set(ALL) == {
-        *("", "demo", "train", "evaluate", "predict", "explain", "report"),
+        *("", "demo", "train", "evaluate", "predict", "explain", "report", "serve"),
         *("info", "presets"),
         *("data", "data info", "data convert", "data demo", "data synthetic"),
         *("experiment", "experiment ablation", "experiment compare", "experiment sweep"),

@@ -51,7 +51,8 @@ def plain(distribution):
 
 def test_what_is_imported_is_declared():
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf8"))["project"]
-    declared = {plain(re.split(r"[^\w.-]", need)[0]) for need in project["dependencies"]}
+    needs = [*project["dependencies"], *project["optional-dependencies"]["serve"]]
+    declared = {plain(re.split(r"[^\w.-]", need)[0]) for need in needs}
     files = list((ROOT / "src" / "elias").rglob("*.py"))
     imported = {name for path in files for name in imported_names(path)}
     foreign = imported - set(sys.stdlib_module_names) - {"elias"}

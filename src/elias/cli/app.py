@@ -21,9 +21,10 @@ from elias.cli.failures import explained
 from elias.cli.models import info, presets
 from elias.cli.predict import predict
 from elias.cli.report import report
+from elias.cli.serve import serve
 from elias.cli.train import train
 
-TALKATIVE = ("demo", "experiment", "train")
+TALKATIVE = ("demo", "experiment", "serve", "train")
 """The commands whose progress is told step by step without being asked."""
 
 
@@ -78,6 +79,7 @@ app.command()(evaluate)
 app.command()(predict)
 app.command()(explain)
 app.command()(report)
+app.command()(serve)
 app.add_typer(experiment.app, name="experiment")
 app.command()(info)
 app.command()(presets)

@@ -1,0 +1,43 @@
+"""The page at ``/`` and the one at ``/docs``: files of this folder, and nothing from elsewhere."""
+
+from __future__ import annotations
+
+from importlib.resources import files
+from typing import TYPE_CHECKING
+
+from fastapi import Response
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
+
+    from fastapi import FastAPI
+
+_FILES = {
+    "/": ("index.html", "text/html"),
+    "/page.css": ("page.css", "text/css"),
+    "/page.js": ("page.js", "text/javascript"),
+    "/docs": ("docs.html", "text/html"),
+    "/docs.js": ("docs.js", "text/javascript"),
+}
+_HEADERS = {
+    # nothing but what this server gives may be loaded, and nothing may frame the page
+    "Content-Security-Policy": "default-src 'none'; script-src 'self'; style-src 'self'; "
+    "connect-src 'self'; img-src 'self' data:; base-uri 'none'; form-action 'none'; "
+    "frame-ancestors 'none'",
+    "Referrer-Policy": "no-referrer",
+    "Cache-Control": "no-cache",
+}
+
+
+def page_routes(api: FastAPI) -> None:
+    """Serve the files, which are read once."""
+    for path, (name, kind) in _FILES.items():
+        content = (files("elias.serve.page") / name).read_bytes()
+        api.add_api_route(path, _giver(content, kind), include_in_schema=False)
+
+
+def _giver(content: bytes, kind: str) -> Callable[[], Awaitable[Response]]:
+    async def give() -> Response:
+        return Response(content, media_type=kind, headers=_HEADERS)
+
+    return give

@@ -1,0 +1,190 @@
+"""What goes into the routes and what comes out, as OpenAPI shows it."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from elias.serve.settings import MOST_LABELS
+
+
+class _Request(BaseModel):
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+
+class _Answer(BaseModel):
+    model_config = ConfigDict(extra="forbid")
+
+
+Inputs = Annotated[list[str], Field(min_length=1, description="Texts; a list even for one.")]
+TopK = Annotated[int, Field(ge=1, le=MOST_LABELS, description="Labels per text, at most.")]
+
+
+class PredictRequest(_Request):
+    """Texts to label."""
+
+    inputs: Inputs
+    top_k: TopK = 5
+    threshold: Annotated[
+        float | None, Field(description="Leave out labels that score less than this.")
+    ] = None
+
+    model_config = ConfigDict(
+        json_schema_extra={
+            "examples": [{"inputs": ["cod quotas in the north sea"], "top_k": 5, "threshold": 0.3}]
+        }
+    )
+
+
+class ExplainRequest(_Request):
+    """Texts whose labels are to be explained."""
+
+    inputs: Inputs
+    top_k: TopK = 5
+    paths: Annotated[int, Field(ge=1, le=20, description="Clusters shown for a label.")] = 3
+    label: Annotated[
+        int | None, Field(ge=0, description="Explain this label alone, by its id.")
+    ] = None
+
+    model_config = ConfigDict(
+        json_schema_extra={"examples": [{"inputs": ["cod quotas in the north sea"], "paths": 3}]}
+    )
+
+
+class ScoredLabel(_Answer):
+    """A label and how well it fits."""
+
+    id: int
+    label: str
+    score: float
+
+
+class PathStep(_Answer):
+    """A way from the root over a cluster to a label: its score is the product of both parts."""
+
+    cluster: int
+    cluster_score: float
+    edge_score: float
+    score: float
+    won: bool
+
+
+class WhyLabel(_Answer):
+    """A predicted label, and what its score is made of."""
+
+    id: int
+    label: str
+    score: float
+    p: float
+    classifier_score: float
+    path_score: float
+    ranker_score: float | None
+    calibrated_score: float | None
+    paths: list[PathStep]
+    n_paths: int
+
+
+class NamedCluster(_Answer):
+    """A cluster, described by the labels that hang under it most firmly."""
+
+    id: int
+    labels: list[str]
+
+
+class Why(_Answer):
+    """The labels of a text with the clusters that led to them, in one member of an ensemble."""
+
+    member: int
+    labels: list[WhyLabel]
+    clusters: list[NamedCluster]
+
+
+class LabelHit(_Answer):
+    """A label found by its name."""
+
+    id: int
+    label: str
+    frequency: int | None
+
+
+class LabelList(_Answer):
+    """Labels found by name."""
+
+    labels: list[LabelHit]
+
+
+class LabelEdge(_Answer):
+    """An edge of a cluster to a label."""
+
+    id: int
+    label: str
+    edge_score: float
+
+
+class ClusterEdge(_Answer):
+    """An edge of a label to a cluster, which is described by its strongest labels."""
+
+    id: int
+    labels: list[str]
+    edge_score: float
+
+
+class LabelPage(LabelHit):
+    """A label and the clusters it hangs under, strongest first."""
+
+    member: int
+    n_clusters: int
+    clusters: list[ClusterEdge]
+
+
+class ClusterPage(_Answer):
+    """A cluster and the labels that hang under it, strongest first."""
+
+    id: int
+    member: int
+    n_labels: int
+    labels: list[LabelEdge]
+
+
+class ServedLimits(_Answer):
+    """How much a request may ask for."""
+
+    max_inputs: int
+    max_text: int
+    max_body: int
+    max_top_k: int
+
+
+class Info(_Answer):
+    """What is served."""
+
+    version: str
+    model: str
+    loaded_at: float
+    n_labels: int
+    n_clusters: int
+    n_members: int
+    encoder: str
+    components: list[str]
+    metrics: dict[str, float]
+    limits: ServedLimits
+
+
+class Examples(_Answer):
+    """Texts to try."""
+
+    examples: list[str]
+
+
+class Status(_Answer):
+    """How the server is."""
+
+    status: Literal["ok", "ready"]
+
+
+class Failure(_Answer):
+    """Why there is no answer."""
+
+    error: str
+    error_type: str

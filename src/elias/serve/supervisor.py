@@ -1,0 +1,214 @@
+"""Serving as a process, or as several that are looked after by a parent without a model."""
+
+from __future__ import annotations
+
+import logging
+import multiprocessing
+import os
+import shutil
+import signal
+import socket
+import sys
+import tempfile
+import time
+from dataclasses import dataclass, field, replace
+from multiprocessing.connection import Connection, wait
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from elias.errors import ConfigError, EliasError, RunError
+from elias.serve.settings import ServeSettings, check_installed
+
+if TYPE_CHECKING:
+    from multiprocessing.context import SpawnProcess
+    from types import FrameType
+
+logger = logging.getLogger(__name__)
+
+_MISTAKE = 2
+"""A worker's exit code when its model cannot be read."""
+_SHORT_LIFE = 10.0
+_MOST_SHORT_LIVES = 5
+_SECONDS_TO_END = 5.0
+_TICK = 0.2
+_FOLDER_VARIABLE = "PROMETHEUS_MULTIPROC_DIR"
+"""By it prometheus_client knows, when it is first imported, that it is one of several."""
+
+
+def serve(settings: ServeSettings) -> None:
+    """Serve until SIGTERM or SIGINT, finishing what was accepted; SIGHUP reads the model again.
+
+    Raises:
+        ConfigError: If the address cannot be had, or a package is missing.
+        ModelError: If the model cannot be read.
+    """
+    check_installed()
+    if not settings.model.exists():
+        raise ConfigError(f"{settings.model}: no such folder; give that of a saved model or a run")
+    with bound(settings.host, settings.port) as sock:
+        logger.info("serving %s on %s (^C ends it)", settings.model, url_of(sock))
+        if not settings.is_local and not settings.keys:
+            logger.warning(
+                "whoever reaches %s can use it; --api-key-file asks for a key", settings.host
+            )
+        if settings.workers == 1:
+            from elias.serve.worker import serve_on  # here: it imports torch
+
+            serve_on(sock, settings)
+        else:
+            _Supervisor(sock, settings).run()
+
+
+def bound(host: str, port: int) -> socket.socket:
+    """Return a socket bound to an address.
+
+    Raises:
+        ConfigError: If the address is taken, not allowed, or not of this machine.
+    """
+    try:
+        family, _, _, _, address = socket.getaddrinfo(
+            host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+        )[0]
+        sock = socket.socket(family, socket.SOCK_STREAM)
+    except OSError as error:
+        raise ConfigError(f"--host {host}: is no address ({error.strerror or error})") from error
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        sock.bind(address)
+    except OSError as error:
+        sock.close()
+        raise ConfigError(
+            f"cannot serve on {host} port {port} ({error.strerror}); choose another with --host "
+            "and --port"
+        ) from error
+    sock.set_inheritable(True)
+    return sock
+
+
+def url_of(sock: socket.socket) -> str:
+    """Return where a browser finds what listens on a socket."""
+    host, port = sock.getsockname()[:2]
+    if host in ("0.0.0.0", "::"):
+        host = "localhost"
+    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+
+
+@dataclass(eq=False)
+class _Worker:
+    process: SpawnProcess
+    failure: Connection
+    """Where it says why its model cannot be read."""
+    born: float = field(default_factory=time.monotonic)
+
+
+class _Supervisor:
+    """Keeps as many workers as wanted, and hands signals on to them."""
+
+    def __init__(self, sock: socket.socket, settings: ServeSettings) -> None:
+        self._sock = sock
+        self._folder = Path(tempfile.mkdtemp(prefix="elias-metrics-"))
+        self._settings = replace(settings, metrics_folder=self._folder)
+        self._context = multiprocessing.get_context("spawn")
+        self._workers: list[_Worker] = []
+        self._ending = False
+        self._short_lives = 0
+        self._not_before = 0.0
+        self._signals: list[int] = []
+        self._deadline = float("inf")
+
+    def run(self) -> None:
+        """Start the workers, and look after them until the end."""
+        before = {
+            number: signal.signal(number, self._note)
+            for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+        }
+        os.environ[_FOLDER_VARIABLE] = str(self._folder)  # read by prometheus_client
+        try:
+            while not self._ending or self._workers:
+                self._heed_signals()
+                self._start_missing()
+                wait([worker.process.sentinel for worker in self._workers], timeout=_TICK)
+                self._bury_dead()
+        finally:
+            self._end_all(signal.SIGKILL)
+            del os.environ[_FOLDER_VARIABLE]
+            shutil.rmtree(self._folder, ignore_errors=True)
+            for number, handler in before.items():
+                signal.signal(number, handler)
+
+    def _note(self, number: int, _: FrameType | None) -> None:
+        self._signals.append(number)
+
+    def _heed_signals(self) -> None:
+        while self._signals:
+            number = self._signals.pop(0)
+            if number == signal.SIGHUP:
+                for worker in self._workers:
+                    _send(worker.process, signal.SIGHUP)
+                continue
+            again, self._ending = self._ending, True
+            self._end_all(signal.SIGKILL if again else signal.SIGTERM)
+            self._deadline = time.monotonic() + self._settings.limits.timeout + _SECONDS_TO_END
+        if self._ending and time.monotonic() > self._deadline:
+            self._end_all(signal.SIGKILL)
+
+    def _end_all(self, number: int) -> None:
+        for worker in self._workers:
+            _send(worker.process, number)
+
+    def _start_missing(self) -> None:
+        if self._ending or time.monotonic() < self._not_before:
+            return
+        while len(self._workers) < self._settings.workers:
+            listening, telling = self._context.Pipe(duplex=False)
+            process = self._context.Process(
+                target=_work, args=(self._sock, self._settings, telling), name="elias-worker"
+            )
+            process.start()
+            telling.close()
+            self._workers.append(_Worker(process, listening))
+
+    def _bury_dead(self) -> None:
+        for worker in [worker for worker in self._workers if not worker.process.is_alive()]:
+            self._workers.remove(worker)
+            self._forget(worker)
+            if not self._ending:
+                self._consider(worker)
+
+    def _forget(self, worker: _Worker) -> None:
+        """Take what is true of living workers alone out of the metrics."""
+        from prometheus_client.multiprocess import mark_process_dead
+
+        mark_process_dead(worker.process.pid, str(self._folder))  # type: ignore[no-untyped-call]
+
+    def _consider(self, worker: _Worker) -> None:
+        """Have a dead worker replaced, soon or later, or give up."""
+        code, pid = worker.process.exitcode, worker.process.pid
+        if code == _MISTAKE:
+            self._ending = True
+            self._deadline = time.monotonic() + _SECONDS_TO_END
+            self._end_all(signal.SIGKILL)
+            raise RunError(worker.failure.recv() if worker.failure.poll() else "no model")
+        lived = time.monotonic() - worker.born
+        self._short_lives = 0 if lived > _SHORT_LIFE else self._short_lives + 1
+        if self._short_lives > _MOST_SHORT_LIVES:
+            raise RunError(f"workers die as soon as they are started, the last with code {code}")
+        delay = 0.0 if self._short_lives < 2 else 2.0**self._short_lives / 4
+        self._not_before = time.monotonic() + delay
+        logger.warning("worker %d died (code %s); another takes its place", pid, code)
+
+
+def _send(process: SpawnProcess, number: int) -> None:
+    if process.pid is not None and process.is_alive():
+        os.kill(process.pid, number)
+
+
+def _work(sock: socket.socket, settings: ServeSettings, telling: Connection) -> None:
+    """Be a worker."""
+    from elias.serve.worker import serve_on
+
+    try:
+        serve_on(sock, settings)
+    except EliasError as error:
+        telling.send(" ".join(str(error).split()))
+        sys.exit(_MISTAKE)

@@ -1,0 +1,387 @@
+"""The routes of a server: what they answer, what they refuse, what they tell."""
+
+import asyncio
+import json
+import logging
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+
+import httpx
+import pytest
+
+pytest.importorskip("fastapi")
+
+from e2e.serving import live
+from elias import Elias
+from elias.serve.settings import Limits
+
+KEY = "a-key-of-sixteen-characters"
+SMALL = Limits(max_inputs=4, max_text=200, max_body=2000, max_batch=4, max_queue=4, timeout=5)
+
+
+@pytest.fixture(scope="module")
+def server(run):
+    with live(run, limits=Limits(max_inputs=8, max_text=500, max_body=20_000)) as served:
+        yield served
+
+
+@pytest.fixture(scope="module")
+def client(server):
+    with server.client() as client:
+        yield client
+
+
+@pytest.fixture(scope="module")
+def model(run):
+    return Elias.from_pretrained(run, device="cpu")
+
+
+@pytest.fixture
+def texts(corpus_folder):
+    return (corpus_folder / "raw" / "tst_X.txt").read_text(encoding="utf8").splitlines()[:3]
+
+
+class Slow:
+    """Holds up every batch of a server until it is let go."""
+
+    def __init__(self, served, monkeypatch):
+        self.may_go = threading.Event()
+        self.begun = threading.Event()
+        self.texts = []
+        backend = served.application.backend
+        true = backend.served.compute
+
+        def compute(questions):
+            self.texts += [text for question in questions for text in question.texts]
+            self.begun.set()
+            self.may_go.wait(20)
+            return true(questions)
+
+        monkeypatch.setattr(backend.served, "compute", compute)
+
+
+def test_predict_answers_what_the_model_predicts(client, model, texts):
+    answer = client.post("/predict", json={"inputs": texts, "top_k": 3})
+
+    assert answer.status_code == 200
+    expected = model.predict(texts, top_k=3).to_dicts()
+    assert [[label["id"] for label in row] for row in answer.json()] == [
+        [label["id"] for label in row] for row in expected
+    ]
+    assert answer.json()[0][0]["score"] == pytest.approx(expected[0][0]["score"], rel=1e-4)
+
+
+def test_requests_for_different_depths_get_their_own(client, texts):
+    with ThreadPoolExecutor(8) as pool:
+        answers = list(
+            pool.map(
+                lambda k: client.post("/predict", json={"inputs": texts[:1], "top_k": k}).json(),
+                [1, 20, 5, 3, 20, 2, 1, 7],
+            )
+        )
+
+    assert [len(answer[0]) for answer in answers] == [1, 20, 5, 3, 20, 2, 1, 7]
+    longest = [label["id"] for label in answers[1][0]]
+    assert all(longest[: len(a[0])] == [label["id"] for label in a[0]] for a in answers)
+
+
+def test_a_threshold_leaves_out_what_scores_less(client, texts):
+    every = client.post("/predict", json={"inputs": texts[:1], "top_k": 10}).json()[0]
+    lowest = every[3]["score"]
+
+    kept = client.post(
+        "/predict", json={"inputs": texts[:1], "top_k": 10, "threshold": lowest - 1e-9}
+    ).json()[0]
+
+    assert kept == [label for label in every if label["score"] >= lowest]
+
+
+def test_explain_tells_the_paths_to_each_label(client, model, texts):
+    (why,) = client.post("/explain", json={"inputs": texts[:1], "top_k": 2}).json()
+
+    expected = model.explain(texts[:1], top_k=2)[0].to_dict()
+    assert [label["id"] for label in why["labels"]] == [one["id"] for one in expected["labels"]]
+    assert why["labels"][0]["paths"][0]["won"]
+    known = {cluster["id"] for cluster in why["clusters"]}
+    assert known == {path["cluster"] for label in why["labels"] for path in label["paths"]}
+    assert "text" not in why
+
+
+def test_explain_of_one_label_tells_of_that_alone(client, texts):
+    (every,) = client.post("/predict", json={"inputs": texts[:1], "top_k": 9}).json()
+
+    (why,) = client.post("/explain", json={"inputs": texts[:1], "label": every[8]["id"]}).json()
+
+    assert [label["id"] for label in why["labels"]] == [every[8]["id"]]
+
+
+def test_a_label_is_found_by_name_and_leads_to_its_clusters_and_back(client, model):
+    name = model.label_names[7]
+
+    (hit, *_) = client.get("/labels", params={"q": name.upper()}).json()["labels"]
+    label = client.get(f"/labels/{hit['id']}").json()
+    cluster = client.get(f"/clusters/{label['clusters'][0]['id']}", params={"limit": 200}).json()
+
+    assert hit["label"] == label["label"] == name
+    assert 7 in [edge["id"] for edge in cluster["labels"]]
+    strengths = [edge["edge_score"] for edge in cluster["labels"]]
+    assert strengths == sorted(strengths, reverse=True)
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "body", "status", "told"),
+    [
+        ("POST", "/predict", {"inputs": []}, 422, "inputs: List should have at least 1 item"),
+        ("POST", "/predict", {"inputs": "a text"}, 422, "inputs: Input should be a valid list"),
+        ("POST", "/predict", {"inputs": ["a"], "top_k": 0}, 422, "top_k"),
+        ("POST", "/predict", {"inputs": ["a"], "top_k": 101}, 422, "top_k"),
+        ("POST", "/predict", {"inputs": ["a"], "topk": 3}, 422, "topk: Extra inputs"),
+        ("POST", "/predict", {"inputs": [1]}, 422, "inputs.0: Input should be a valid string"),
+        ("POST", "/predict", {"inputs": ["a"] * 9}, 413, "9 texts, where 8 are the most"),
+        ("POST", "/predict", {"inputs": ["a" * 501]}, 413, "501 characters, where 500"),
+        ("POST", "/predict", {"inputs": ["a" * 30_000]}, 413, "larger than 20,000 bytes"),
+        ("POST", "/explain", {"inputs": ["a"], "label": 10**6}, 404, "no label 1000000"),
+        ("GET", "/labels/1000000", None, 404, "no label 1000000"),
+        ("GET", "/labels/1?member=3", None, 404, "no member 3"),
+        ("GET", "/clusters/1000000", None, 404, "no cluster 1000000"),
+        ("GET", "/labels/fish", None, 422, "label_id"),
+        ("GET", "/nothing", None, 404, "Not Found"),
+        ("GET", "/predict", None, 405, "Method Not Allowed"),
+    ],
+)
+def test_what_cannot_be_answered_is_refused_in_one_shape(client, method, path, body, status, told):
+    answer = client.request(method, path, json=body)
+
+    assert answer.status_code == status
+    assert set(answer.json()) == {"error", "error_type"}
+    assert told in answer.json()["error"]
+
+
+def test_a_body_that_is_not_json_is_refused_without_quoting_it(client):
+    answer = client.post(
+        "/predict", content=b'{"inputs": ["sec', headers={"content-type": "application/json"}
+    )
+
+    assert answer.status_code == 422
+    assert answer.json()["error"] == "the body is not JSON"
+
+
+def test_a_body_without_a_length_is_cut_off_where_it_gets_too_large(client):
+    def endless():
+        for _ in range(30):
+            yield b"x" * 1000
+
+    answer = client.post("/predict", content=endless())
+
+    assert answer.status_code == 413
+
+
+@pytest.mark.parametrize("text", ["", " ", "\x00", "\U0001f41f fish", "עברית"])
+def test_any_text_is_answered(client, text):
+    answer = client.post("/predict", json={"inputs": [text]})
+
+    assert answer.status_code == 200
+    assert len(answer.json()) == 1
+
+
+def test_a_lone_surrogate_is_answered_or_refused_but_no_error_of_ours(client):
+    answer = client.post(
+        "/predict",
+        content=b'{"inputs": ["\\ud800 fish"]}',
+        headers={"content-type": "application/json"},
+    )
+
+    assert answer.status_code in (200, 422)
+    assert answer.json()
+
+
+def test_state_is_told(client, model):
+    info = client.get("/info").json()
+
+    assert client.get("/health").json() == {"status": "ok"}
+    assert client.get("/ready").json() == {"status": "ready"}
+    assert info["n_labels"] == model.n_labels
+    assert info["components"] == list(model.components)
+    assert info["limits"]["max_inputs"] == 8
+    assert info["model"] == "run"  # a name, no path of the server's
+
+
+def test_metrics_count_requests_texts_and_what_waits(client, texts):
+    def number(line):
+        found = [ln for ln in client.get("/metrics").text.splitlines() if ln.startswith(line)]
+        return float(found[0].rpartition(" ")[2]) if found else 0.0
+
+    before = number("elias_batch_size_sum")
+    asked = 'elias_requests_total{route="/predict",status="200"}'
+    requests = number(asked)
+    client.post("/predict", json={"inputs": texts})
+
+    assert number("elias_batch_size_sum") == before + 3
+    assert number(asked) == requests + 1
+    assert number("elias_queue_depth") == 0
+    assert number('elias_request_duration_seconds_count{route="/predict"}') >= 1
+
+
+def test_every_answer_has_an_id_and_keeps_one_that_was_sent(client):
+    assert client.get("/health", headers={"x-request-id": "abc-1"}).headers["x-request-id"] == (
+        "abc-1"
+    )
+    assert len(client.get("/health", headers={"x-request-id": "a b"}).headers["x-request-id"]) == 16
+
+
+def test_the_log_has_a_line_of_json_for_each_request_without_its_text(client, caplog):
+    with caplog.at_level(logging.INFO, logger="elias.access"):
+        client.post("/predict", json={"inputs": ["a very secret text"]})
+        client.get("/labels", params={"q": "secret too"})
+
+    lines = [json.loads(record.getMessage()) for record in caplog.records]
+    assert [line["route"] for line in lines] == ["/predict", "/labels"]
+    assert lines[0]["status"] == 200
+    assert lines[0]["inputs"] == 1
+    assert lines[0]["ms"] > 0
+    assert "secret" not in caplog.text
+
+
+def test_the_log_has_the_texts_where_that_was_asked_for(run, caplog):
+    caplog.set_level(logging.INFO, logger="elias.access")
+    with live(run, log_texts=True) as served, served.client() as client:
+        client.post("/predict", json={"inputs": ["a text to log"]})
+
+    assert "a text to log" in caplog.text
+
+
+def test_without_its_key_a_server_tells_nothing_of_its_model(run):
+    with live(run, keys=(f"{KEY}-other", KEY)) as served, served.client() as client:
+        closed = ["/info", "/labels", "/labels/1", "/clusters/1", "/metrics", "/examples"]
+        assert {client.get(path).status_code for path in [*closed, "/openapi.json"]} == {401}
+        assert client.post("/predict", json={"inputs": ["a"]}).status_code == 401
+        for path in ("/", "/page.js", "/page.css", "/docs", "/health", "/ready"):
+            assert client.get(path).status_code == 200
+        for header in ({"authorization": f"Bearer {KEY}"}, {"x-api-key": KEY}):
+            assert client.get("/info", headers=header).status_code == 200
+        for header in ({"authorization": f"Basic {KEY}"}, {"x-api-key": KEY[:-1]}):
+            answer = client.get("/info", headers=header)
+            assert answer.status_code == 401
+            assert answer.json()["error_type"] == "Unauthorized"
+            assert KEY not in answer.text
+
+
+def test_overload_is_answered_429_with_a_time_to_come_back(run, monkeypatch):
+    with live(run, limits=SMALL) as served, served.client() as client:
+        slow = Slow(served, monkeypatch)
+        with ThreadPoolExecutor(12) as pool:
+            sent = [
+                pool.submit(client.post, "/predict", json={"inputs": [f"text {i}"]})
+                for i in range(12)
+            ]
+            assert slow.begun.wait(10)
+            deadline = time.monotonic() + 10
+            while sum(one.done() for one in sent) < 4 and time.monotonic() < deadline:
+                time.sleep(0.01)
+            slow.may_go.set()
+            answers = [one.result() for one in sent]
+
+    statuses = [answer.status_code for answer in answers]
+    assert set(statuses) == {200, 429}
+    assert statuses.count(200) >= 5  # one computed, four in the queue
+    refused = next(answer for answer in answers if answer.status_code == 429)
+    assert int(refused.headers["retry-after"]) >= 1
+    assert refused.json()["error_type"] == "Overloaded"
+
+
+def test_what_takes_too_long_is_answered_503_and_the_server_lives_on(run, monkeypatch):
+    limits = Limits(timeout=0.3)
+    with live(run, limits=limits) as served, served.client() as client:
+        slow = Slow(served, monkeypatch)
+        late = client.post("/predict", json={"inputs": ["a"]})
+        waiting = client.post("/predict", json={"inputs": ["was waiting, not computed"]})
+        slow.may_go.set()
+        time.sleep(0.05)
+        after = client.post("/predict", json={"inputs": ["b"]})
+
+    assert late.status_code == waiting.status_code == 503
+    assert int(late.headers["retry-after"]) >= 1
+    assert after.status_code == 200
+    assert slow.texts == ["a", "b"]
+
+
+def test_a_client_that_has_gone_is_not_computed_for(run, monkeypatch):
+    with live(run) as served, served.client() as client:
+        slow = Slow(served, monkeypatch)
+        with ThreadPoolExecutor(2) as pool:
+            first = pool.submit(client.post, "/predict", json={"inputs": ["first"]})
+            assert slow.begun.wait(10)
+            with pytest.raises(httpx.TimeoutException), served.client() as hasty:
+                hasty.post("/predict", json={"inputs": ["given up"]}, timeout=0.2)
+            time.sleep(0.1)
+            slow.may_go.set()
+            assert first.result().status_code == 200
+
+    assert slow.texts == ["first"]
+
+
+def test_a_body_that_does_not_arrive_is_given_up(run):
+    with live(run, limits=Limits(timeout=0.3), load=False) as served:
+
+        async def trickle():
+            host, port = served.url.removeprefix("http://").split(":")
+            reader, writer = await asyncio.open_connection(host, int(port))
+            writer.write(b"POST /predict HTTP/1.1\r\nhost: x\r\ncontent-length: 100\r\n\r\n{")
+            await writer.drain()
+            status = await asyncio.wait_for(reader.readline(), 10)
+            writer.close()
+            return status
+
+        assert b"408" in asyncio.run(trickle())
+
+
+def test_without_a_model_a_server_is_healthy_but_not_ready(run):
+    with live(run, load=False) as served, served.client() as client:
+        assert client.get("/health").status_code == 200
+        for answer in (client.get("/ready"), client.post("/predict", json={"inputs": ["a"]})):
+            assert answer.status_code == 503
+            assert answer.json()["error_type"] == "Unhealthy"
+            assert answer.headers["retry-after"] == "1"
+
+
+def test_a_bug_of_ours_is_answered_500_and_logged_without_the_text(run, monkeypatch, caplog):
+    def broken(questions):
+        raise ValueError(f"cannot do {questions[0].texts}")
+
+    with live(run) as served, served.client() as client:
+        monkeypatch.setattr(served.application.backend.served, "compute", broken)
+        with caplog.at_level(logging.INFO, logger="elias.access"):
+            answer = client.post("/predict", json={"inputs": ["secret"]})
+
+    assert answer.status_code == 500
+    assert answer.json()["error_type"] == "Backend"
+    assert "ValueError" in caplog.text
+    assert "secret" not in caplog.text
+
+
+def test_a_reload_takes_the_new_model_and_a_broken_one_is_left(run, tmp_path):
+    model = Elias.from_pretrained(run, device="cpu")
+    place = tmp_path / "model"
+    model.save_pretrained(place)
+    with live(place) as served, served.client() as client:
+        reload = served.application.backend.reload
+        before = client.get("/info").json()["loaded_at"]
+        done = asyncio.run_coroutine_threadsafe(reload(), served.loop).result(30)
+        after = client.get("/info").json()["loaded_at"]
+        (place / "labels.txt").unlink()
+        broken = asyncio.run_coroutine_threadsafe(reload(), served.loop).result(30)
+
+        assert done
+        assert not broken
+        assert after > before
+        assert client.get("/info").json()["loaded_at"] == after
+        assert client.post("/predict", json={"inputs": ["a"]}).status_code == 200
+        assert 'elias_reloads_total{outcome="failure"} 1.0' in client.get("/metrics").text
+
+
+def test_examples_are_those_given_or_else_names_of_labels(run, client, model):
+    with live(run, examples=("one", "two")) as served, served.client() as other:
+        assert other.get("/examples").json() == {"examples": ["one", "two"]}
+
+    assert set(client.get("/examples").json()["examples"]) <= set(model.label_names)

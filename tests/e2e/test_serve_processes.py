@@ -1,0 +1,119 @@
+"""``elias serve`` as operators run it: signals, several workers, a death, a reload under load."""
+
+import os
+import re
+import signal
+import threading
+import time
+
+import httpx
+import pytest
+
+pytest.importorskip("fastapi")
+
+from e2e.commands import start_elias
+from e2e.serving import Process
+from elias import Elias
+
+LOCAL = ("--port", "0", "--device", "cpu")
+
+
+class Load:
+    """Asks without a pause from several threads, and keeps what it was answered."""
+
+    def __init__(self, url, threads=3):
+        self.statuses = []
+        self.errors = []
+        self._end = threading.Event()
+        self._threads = [threading.Thread(target=self._ask, args=(url,)) for _ in range(threads)]
+
+    def _ask(self, url):
+        with httpx.Client(base_url=url, timeout=30) as client:
+            while not self._end.is_set():
+                try:
+                    answer = client.post("/predict", json={"inputs": ["a text", "another"]})
+                    self.statuses.append(answer.status_code)
+                except httpx.HTTPError as error:
+                    self.errors.append(error)
+                    time.sleep(0.05)
+
+    def __enter__(self):
+        for thread in self._threads:
+            thread.start()
+        return self
+
+    def __exit__(self, *_):
+        self._end.set()
+        for thread in self._threads:
+            thread.join(40)
+
+    def wait_for(self, count):
+        """Wait for so many more answers."""
+        wanted, end = len(self.statuses) + count, time.monotonic() + 60
+        while len(self.statuses) < wanted:
+            assert time.monotonic() < end
+            time.sleep(0.01)
+
+
+@pytest.fixture(scope="module")
+def saved(run, tmp_path_factory):
+    """A model in a folder of its own, to be replaced."""
+    place = tmp_path_factory.mktemp("served") / "model"
+    Elias.from_pretrained(run, device="cpu").save_pretrained(place)
+    return place
+
+
+def test_a_worker_alone_reloads_under_load_and_ends_with_all_answered(saved):
+    with Process(saved, *LOCAL) as server:
+        server.wait_until_ready()
+        with Load(server.url) as load:
+            load.wait_for(20)
+            Elias.from_pretrained(saved, device="cpu").save_pretrained(saved, overwrite=True)
+            server.process.send_signal(signal.SIGHUP)
+            server.wait_for(lambda: server.metric('elias_reloads_total{outcome="success"}') == 1)
+            load.wait_for(20)
+            assert not load.errors
+            assert set(load.statuses) == {200}
+            answered = len(load.statuses)
+            code = server.end()
+        logged = [line for line in server.requests() if line["route"] == "/predict"]
+
+    assert code == 0
+    assert set(load.statuses) <= {200, 503}
+    # whatever was accepted was answered: the client saw every line of the log
+    assert len(logged) == len(load.statuses) >= answered
+    assert all(isinstance(error, httpx.TransportError) for error in load.errors)
+
+
+def test_several_workers_count_together_and_one_that_is_killed_is_replaced(saved):
+    with Process(saved, *LOCAL, "--workers", "2") as server:
+        server.wait_until_ready(workers=2)
+        with Load(server.url, threads=4) as load:
+            load.wait_for(30)
+            os.kill(server.requests()[-1]["pid"], signal.SIGKILL)
+            server.find("died .code -9.; another takes its place")
+            server.wait_until_ready(workers=2)
+            load.wait_for(30)
+        counted = server.metric('elias_requests_total{route="/predict",status="200"}')
+        text = httpx.get(f"{server.url}/metrics").text
+        code = server.end()
+
+    assert set(load.statuses) == {200}
+    # only connections of the worker that was killed may break, each of them once
+    assert len(load.errors) <= 4
+    assert counted == pytest.approx(len(load.statuses), abs=len(load.errors))
+    depth = re.findall(r"^elias_queue_depth.*$", text, re.MULTILINE)
+    assert depth == ["elias_queue_depth 0.0"]
+    assert code == 0
+
+
+def test_a_model_that_cannot_be_read_is_one_line_and_exit_code_2(tmp_path):
+    folder = tmp_path / "broken"
+    folder.mkdir()
+    process = start_elias("serve", folder, *LOCAL, "--workers", "2")
+
+    _, told = process.communicate(timeout=60)
+
+    assert process.returncode == 2
+    errors = [line for line in told.decode().splitlines() if line.startswith("error: ")]
+    assert errors == [f"error: {folder}: has no config.json; give the folder of a saved model"]

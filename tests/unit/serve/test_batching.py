@@ -1,0 +1,176 @@
+"""What waits is computed together, in order, and never more than the queue may hold."""
+
+import asyncio
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+
+import pytest
+
+pytest.importorskip("prometheus_client")
+
+from elias.serve.batching import Batcher, Overloaded
+from elias.serve.measures import Measures
+
+
+@dataclass(frozen=True)
+class Ask:
+    texts: tuple[str, ...]
+    kind: str = "predict"
+
+    @property
+    def size(self):
+        return len(self.texts)
+
+
+class Machine:
+    """Computes when it is let; keeps what it was given together."""
+
+    def __init__(self):
+        self.batches = []
+        self.may_go = threading.Event()
+        self.may_go.set()
+
+    def __call__(self, questions):
+        self.may_go.wait(10)
+        self.batches.append([question.texts for question in questions])
+        if any("poison" in question.texts for question in questions):
+            raise ValueError("poison")
+        return [[text.upper() for text in question.texts] for question in questions]
+
+
+def run(scenario, *, max_batch=4, max_queue=6):
+    """Run a scenario with a batcher that was started, and return its machine."""
+    machine = Machine()
+
+    async def whole():
+        with ThreadPoolExecutor(1) as thread:
+            batcher = Batcher(
+                machine, thread, max_batch=max_batch, max_queue=max_queue, measures=Measures()
+            )
+            batcher.start()
+            try:
+                await scenario(batcher, machine)
+            finally:
+                machine.may_go.set()
+                await batcher.close()
+
+    asyncio.run(whole())
+    return machine
+
+
+async def held(batcher, machine):
+    """Have one question computed that does not come to an end yet."""
+    machine.may_go.clear()
+    first = asyncio.create_task(batcher.ask(Ask(("first",))))
+    while batcher.depth or not first.done():
+        await asyncio.sleep(0.001)
+        if batcher.depth == 0:
+            break
+    return first
+
+
+def test_what_comes_in_while_a_batch_is_computed_is_the_next_batch():
+    async def scenario(batcher, machine):
+        first = await held(batcher, machine)
+        others = [asyncio.create_task(batcher.ask(Ask((str(i),)))) for i in range(3)]
+        await asyncio.sleep(0)
+        machine.may_go.set()
+        assert await first == ["FIRST"]
+        assert [await other for other in others] == [["0"], ["1"], ["2"]]
+
+    machine = run(scenario)
+
+    assert machine.batches == [[("first",)], [("0",), ("1",), ("2",)]]
+
+
+def test_a_batch_holds_no_more_than_it_may_unless_one_question_does():
+    async def scenario(batcher, machine):
+        first = await held(batcher, machine)
+        asks = [Ask(("a", "b", "c")), Ask(("d", "e")), Ask(("f",))]
+        others = [asyncio.create_task(batcher.ask(ask)) for ask in asks]
+        await asyncio.sleep(0)
+        machine.may_go.set()
+        await asyncio.gather(first, *others)
+
+    machine = run(scenario, max_batch=2)
+
+    assert machine.batches[1:] == [[("a", "b", "c")], [("d", "e")], [("f",)]]
+
+
+def test_questions_of_two_kinds_are_not_computed_together():
+    async def scenario(batcher, machine):
+        first = await held(batcher, machine)
+        asks = [Ask(("a",)), Ask(("b",), "explain"), Ask(("c",))]
+        others = [asyncio.create_task(batcher.ask(ask)) for ask in asks]
+        await asyncio.sleep(0)
+        machine.may_go.set()
+        await asyncio.gather(first, *others)
+
+    machine = run(scenario)
+
+    assert machine.batches[1:] == [[("a",)], [("b",)], [("c",)]]
+
+
+def test_what_would_exceed_the_queue_is_refused_with_a_time_to_come_back():
+    async def scenario(batcher, machine):
+        first = await held(batcher, machine)
+        waiting = asyncio.create_task(batcher.ask(Ask(("a",) * 5)))
+        await asyncio.sleep(0)
+        with pytest.raises(Overloaded) as refused:
+            await batcher.ask(Ask(("b", "c")))
+        assert refused.value.retry_after >= 1
+        last = asyncio.create_task(batcher.ask(Ask(("d",))))
+        await asyncio.sleep(0)
+        machine.may_go.set()
+        await asyncio.gather(first, waiting, last)
+
+    run(scenario)
+
+
+def test_what_nobody_waits_for_any_more_is_not_computed():
+    async def scenario(batcher, machine):
+        first = await held(batcher, machine)
+        gone = asyncio.create_task(batcher.ask(Ask(("gone",))))
+        stays = asyncio.create_task(batcher.ask(Ask(("stays",))))
+        await asyncio.sleep(0)
+        gone.cancel()
+        await asyncio.sleep(0)
+        machine.may_go.set()
+        await asyncio.gather(first, stays)
+        assert batcher.depth == 0
+
+    machine = run(scenario)
+
+    assert machine.batches == [[("first",)], [("stays",)]]
+
+
+def test_one_question_that_fails_does_not_spoil_the_others():
+    async def scenario(batcher, machine):
+        first = await held(batcher, machine)
+        asks = [Ask(("a",)), Ask(("poison",)), Ask(("b",))]
+        others = [asyncio.create_task(batcher.ask(ask)) for ask in asks]
+        await asyncio.sleep(0)
+        machine.may_go.set()
+        await first
+        a, poison, b = await asyncio.gather(*others, return_exceptions=True)
+        assert (a, b) == (["A"], ["B"])
+        assert isinstance(poison, ValueError)
+
+    run(scenario)
+
+
+def test_closing_computes_what_was_accepted():
+    answers = []
+
+    async def scenario(batcher, machine):
+        first = await held(batcher, machine)
+        second = asyncio.create_task(batcher.ask(Ask(("second",))))
+        await asyncio.sleep(0)
+        threading.Timer(0.05, machine.may_go.set).start()
+        await batcher.close()
+        answers.extend([await first, await second])
+
+    run(scenario)
+
+    assert answers == [["FIRST"], ["SECOND"]]

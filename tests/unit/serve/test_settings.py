@@ -1,0 +1,74 @@
+"""A server's settings are refused before anything starts, and a key never shows."""
+
+import socket
+
+import pytest
+
+from elias.errors import ConfigError
+from elias.serve import settings
+from elias.serve.settings import Limits, ServeSettings, check_installed, read_keys
+from elias.serve.supervisor import bound, url_of
+
+KEY = "a-key-of-sixteen-characters"
+
+
+def test_keys_are_lines_that_are_no_comments(tmp_path):
+    file = tmp_path / "keys"
+    file.write_text(f"# for the website\n{KEY}\n\n  {KEY}-2  \n")
+
+    assert read_keys(file) == (KEY, f"{KEY}-2")
+
+
+@pytest.mark.parametrize(
+    ("content", "told"),
+    [("", "holds no key"), ("short", ":1: a key is at least"), ("# a\nwith a space in it", ":2:")],
+)
+def test_a_file_without_a_good_key_is_refused_without_telling_the_key(content, told, tmp_path):
+    file = tmp_path / "keys"
+    file.write_text(content)
+
+    with pytest.raises(ConfigError, match=told) as refused:
+        read_keys(file)
+
+    assert "space in it" not in str(refused.value)
+
+
+def test_a_file_of_keys_that_is_not_there_is_named(tmp_path):
+    with pytest.raises(ConfigError, match=r"nokeys: cannot be read \(No such file"):
+        read_keys(tmp_path / "nokeys")
+
+
+@pytest.mark.parametrize("name", ["max_inputs", "max_text", "max_batch", "timeout"])
+def test_a_limit_of_nothing_is_refused(name):
+    with pytest.raises(ConfigError, match=f"{name} must be more than 0"):
+        Limits(**{name: 0})
+
+
+def test_a_queue_that_no_request_fits_into_is_refused():
+    with pytest.raises(ConfigError, match="max_queue 8 is less than max_inputs 64"):
+        Limits(max_queue=8)
+
+
+def test_a_server_is_local_unless_told_otherwise(tmp_path):
+    assert ServeSettings(model=tmp_path).is_local
+    assert not ServeSettings(model=tmp_path, host="0.0.0.0").is_local
+
+
+def test_a_missing_package_is_named_with_the_remedy(monkeypatch):
+    monkeypatch.setattr(settings, "_NEEDED", ("fastapi_that_nobody_has",))
+
+    with pytest.raises(ConfigError, match=r"fastapi_that_nobody_has.*elias-xmc\[serve\]"):
+        check_installed()
+
+
+def test_an_address_that_is_taken_is_one_line_with_a_remedy():
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+
+        with pytest.raises(ConfigError, match=f"127.0.0.1 port {port} .*--port"):
+            bound("127.0.0.1", port)
+
+
+def test_the_url_is_one_that_a_browser_opens():
+    with bound("0.0.0.0", 0) as sock:
+        assert url_of(sock) == f"http://localhost:{sock.getsockname()[1]}"
