@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from elias.serve.failures import OUR_BUG, failure
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Container, Mapping
 
     from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
@@ -31,8 +31,10 @@ _QUIET = frozenset({"/health", "/ready", "/metrics"})
 class Observed:
     """Counts, times and logs what passes; answers for a bug, whose traceback goes to the log."""
 
-    def __init__(self, app: ASGIApp, measures: Measures) -> None:
+    def __init__(self, app: ASGIApp, measures: Measures, paths: Container[str]) -> None:
+        """Observe an application with these paths."""
         self._app = app
+        self._paths = paths
         self._measures = measures
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -61,12 +63,17 @@ class Observed:
             if not status:
                 await failure(500, OUR_BUG)(scope, receive, noted)
         seconds = time.perf_counter() - start
-        route = _route(scope)
+        route = self._route(scope)
         self._measures.requests.labels(route, str(status)).inc()
         self._measures.seconds.labels(route).observe(seconds)
         if route in _QUIET and status in (200, 503):
             return
         _tell(scope, route, status, seconds, request_id, told)
+
+    def _route(self, scope: Scope) -> str:
+        """Return the route's pattern, since paths are without number; also of what is refused."""
+        path = str(scope["path"])
+        return getattr(scope.get("route"), "path", path if path in self._paths else "other")
 
 
 def note(scope: Mapping[str, Any], **facts: Any) -> None:
@@ -77,11 +84,6 @@ def note(scope: Mapping[str, Any], **facts: Any) -> None:
 def _request_id(scope: Scope) -> bytes:
     given = bytes(dict(scope["headers"]).get(b"x-request-id", b""))
     return given if _SANE_ID.fullmatch(given) else secrets.token_hex(8).encode()
-
-
-def _route(scope: Scope) -> str:
-    """Return the route's pattern: paths themselves are without number."""
-    return getattr(scope.get("route"), "path", "other")
 
 
 def _tell(

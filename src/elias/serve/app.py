@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from fastapi import FastAPI, Request, Response
+from fastapi.routing import APIRoute
 
 import elias
 from elias.serve.access_log import Observed, note
@@ -80,7 +81,9 @@ def create_app(settings: ServeSettings, *, load: bool = True) -> Application:
     browsing_routes(api, backend)
     page_routes(api)
     _tell_limits(api, settings)
-    return Application(Observed(Guard(api, settings), measures), backend, api)
+    paths = frozenset(route.path for route in api.routes if isinstance(route, APIRoute))
+    guarded = Guard(api, settings, backend.full_for)
+    return Application(Observed(guarded, measures, paths), backend, api)
 
 
 def _model_routes(api: FastAPI, backend: Backend) -> None:

@@ -38,6 +38,10 @@ class NotReady(Exception):  # noqa: N818 - it is a state of the server, and says
     """There is no model to ask, not yet or no longer."""
 
 
+class NotRanked(Exception):  # noqa: N818 - an answer, if not the one hoped for
+    """A label to be explained that the model does not rank high enough."""
+
+
 @dataclass(frozen=True, slots=True)
 class PredictQuestion:
     """Texts to label."""
@@ -146,7 +150,7 @@ class Served:
             (found,) = member.explain([text], top_k=MOST_LABELS, paths=paths)
             if any(one.id == label for one in found.labels):
                 return _explained(found, number, only=label)
-        raise DataError(f"label {label} is not among the {MOST_LABELS} best of this text")
+        raise NotRanked(f"label {label} is not among the {MOST_LABELS} best of this text")
 
 
 def _explained(found: Explanation, member: int, only: int | None = None) -> dict[str, Any]:
@@ -200,6 +204,11 @@ class Backend:
     def retry_after(self) -> int:
         """Return the seconds after which what waits now should be done."""
         return self._batcher.retry_after
+
+    def full_for(self) -> int | None:
+        """Return the seconds until there is room in the queue, or None if there is some."""
+        full = self._batcher.depth >= self.settings.limits.max_queue
+        return self.retry_after if full else None
 
     def start(self) -> None:
         """Begin to compute what is asked."""

@@ -9,7 +9,7 @@ from fastapi.responses import JSONResponse
 from starlette.exceptions import HTTPException
 
 from elias.errors import EliasError
-from elias.serve.backend import NotReady
+from elias.serve.backend import NotRanked, NotReady
 from elias.serve.batching import Overloaded
 from elias.serve.schemas import Failure
 
@@ -31,6 +31,7 @@ KINDS = {
 }
 """The ``error_type`` of a status; names of Text Embeddings Inference where it has one."""
 
+NOT_JSON = "the body is not JSON"
 OUR_BUG = "an error of the server's own; its log says more"
 
 _LONGEST = 400
@@ -74,6 +75,8 @@ def answer_failures(app: FastAPI) -> None:
 
     async def refused(_: Request, error: Exception) -> JSONResponse:
         assert isinstance(error, HTTPException)
+        if error.status_code == 400:  # FastAPI's for a body that is not even text
+            return failure(422, NOT_JSON)
         return failure(error.status_code, str(error.detail), error.headers)
 
     async def invalid(_: Request, error: Exception) -> JSONResponse:
@@ -87,6 +90,9 @@ def answer_failures(app: FastAPI) -> None:
     async def not_ready(_: Request, error: Exception) -> JSONResponse:
         return failure(503, str(error), {"Retry-After": "1"})
 
+    async def not_ranked(_: Request, error: Exception) -> JSONResponse:
+        return failure(404, str(error))
+
     async def mistaken(_: Request, error: Exception) -> JSONResponse:
         return failure(422, str(error))
 
@@ -99,6 +105,7 @@ def answer_failures(app: FastAPI) -> None:
     app.add_exception_handler(RequestValidationError, invalid)
     app.add_exception_handler(Overloaded, overloaded)
     app.add_exception_handler(NotReady, not_ready)
+    app.add_exception_handler(NotRanked, not_ranked)
     app.add_exception_handler(EliasError, mistaken)
 
 
@@ -107,5 +114,5 @@ def _told(error: Mapping[str, Any]) -> str:
     place = [str(part) for part in error["loc"] if part not in ("body", "query", "path")]
     message = str(error["msg"])
     if error["type"] == "json_invalid":
-        return "the body is not JSON"
+        return NOT_JSON
     return f"{'.'.join(place)}: {message}" if place else message

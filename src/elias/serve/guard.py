@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from elias.serve.failures import failure
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
@@ -19,6 +19,8 @@ if TYPE_CHECKING:
 
 OPEN = frozenset({"/", "/page.css", "/page.js", "/docs", "/docs.js", "/health", "/ready"})
 """Paths that need no key: they tell nothing of the model."""
+COMPUTED = frozenset({"/predict", "/explain"})
+"""Paths whose answers are waited for in the queue."""
 _SECONDS_TO_DISCARD = 1.0
 
 
@@ -54,8 +56,12 @@ def given_key(scope: Scope) -> bytes:
 class Guard:
     """Lets a request through once it is known to be allowed, and its body to be small enough."""
 
-    def __init__(self, app: ASGIApp, settings: ServeSettings) -> None:
+    def __init__(
+        self, app: ASGIApp, settings: ServeSettings, is_full: Callable[[], int | None]
+    ) -> None:
+        """Guard an application; ``is_full`` says after how many seconds there is room again."""
         self._app = app
+        self._is_full = is_full
         self._keys = Keys(settings.keys) if settings.keys else None
         self._max_body = settings.limits.max_body
         self._timeout = settings.limits.timeout
@@ -69,6 +75,11 @@ class Guard:
             told = "a key is needed: Authorization: Bearer KEY, or X-API-Key: KEY"
             refused = failure(401, told, {"WWW-Authenticate": "Bearer"})
             await refused(scope, receive, send)
+            return
+        if scope["path"] in COMPUTED and (seconds := self._is_full()) is not None:
+            # before anything is read: refusing must cost next to nothing
+            told = f"the queue is full; try again in {seconds} s"
+            await failure(429, told, {"Retry-After": str(seconds)})(scope, receive, send)
             return
         try:
             async with asyncio.timeout(self._timeout):

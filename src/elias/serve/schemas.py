@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 
 from elias.serve.settings import MOST_LABELS
 
@@ -17,8 +17,15 @@ class _Answer(BaseModel):
     model_config = ConfigDict(extra="forbid")
 
 
+def _whole(value: Any) -> Any:
+    """Return 5.0 as 5: to JSON they are one number."""
+    return int(value) if isinstance(value, float) and value.is_integer() else value
+
+
+# after the bounds in an annotation: then these stay in the specification
+Whole = BeforeValidator(_whole)
 Inputs = Annotated[list[str], Field(min_length=1, description="Texts; a list even for one.")]
-TopK = Annotated[int, Field(ge=1, le=MOST_LABELS, description="Labels per text, at most.")]
+TopK = Annotated[int, Field(ge=1, le=MOST_LABELS, description="Labels per text, at most."), Whole]
 
 
 class PredictRequest(_Request):
@@ -42,9 +49,9 @@ class ExplainRequest(_Request):
 
     inputs: Inputs
     top_k: TopK = 5
-    paths: Annotated[int, Field(ge=1, le=20, description="Clusters shown for a label.")] = 3
+    paths: Annotated[int, Field(ge=1, le=20, description="Clusters shown for a label."), Whole] = 3
     label: Annotated[
-        int | None, Field(ge=0, description="Explain this label alone, by its id.")
+        int | None, Field(ge=0, description="Explain this label alone, by its id."), Whole
     ] = None
 
     model_config = ConfigDict(

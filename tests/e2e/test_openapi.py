@@ -1,0 +1,80 @@
+"""The specification is true: what it allows is answered, what it forbids is refused, as it says."""
+
+import os
+
+import pytest
+
+pytest.importorskip("fastapi")
+schemathesis = pytest.importorskip("schemathesis")
+
+from hypothesis import HealthCheck, given, settings
+from schemathesis import GenerationMode
+
+from e2e.serving import live
+from elias.serve.settings import Limits
+
+EXAMPLES = int(os.environ.get("ELIAS_FUZZ_EXAMPLES", "15"))
+
+
+@pytest.fixture(scope="module")
+def base_url(run):
+    with live(run, limits=Limits(max_text=2000)) as served:
+        yield served.url
+
+
+@pytest.fixture(scope="module")
+def api(base_url):
+    found = schemathesis.openapi.from_url(f"{base_url}/openapi.json")
+    refusals = found.config.checks.negative_data_rejection
+    refusals.expected_statuses = [*refusals.expected_statuses, "413"]
+    return found
+
+
+ROUTES = [
+    *("POST /predict", "POST /explain", "GET /labels", "GET /labels/{label_id}"),
+    *("GET /clusters/{cluster_id}", "GET /health", "GET /ready", "GET /info", "GET /examples"),
+    "GET /metrics",
+]
+
+
+@pytest.fixture(scope="module")
+def operations(api):
+    return {found.ok().label: found.ok() for found in api.get_all_operations()}
+
+
+def test_the_routes_are_those_of_the_documentation(operations):
+    assert set(operations) == set(ROUTES)
+
+
+# by hand, not by its pytest plug-in: that of 4.32 does not know pytest 9.2
+@pytest.mark.parametrize("mode", [GenerationMode.POSITIVE, GenerationMode.NEGATIVE])
+@pytest.mark.parametrize("route", ROUTES)
+def test_every_route_keeps_to_its_specification(route, mode, operations):
+    operation = operations[route]
+    if mode is GenerationMode.NEGATIVE and not (operation.body or operation.query):
+        pytest.skip("nothing can be asked wrongly")
+
+    @settings(
+        max_examples=EXAMPLES,
+        derandomize=True,
+        deadline=None,
+        database=None,
+        suppress_health_check=list(HealthCheck),
+    )
+    @given(case=operation.as_strategy(generation_mode=mode))
+    def fuzz(case):
+        case.call_and_validate()
+
+    fuzz()
+
+
+def test_every_route_is_documented_with_what_it_does_and_how_it_fails(api):
+    for path, methods in api.raw_schema["paths"].items():
+        for method, operation in methods.items():
+            told = f"{method} {path}"
+            assert operation["description"], told
+            assert operation["tags"], told
+            for status, answer in operation["responses"].items():
+                if status.startswith(("4", "5")):
+                    shown = answer["content"]["application/json"]["schema"]["$ref"]
+                    assert shown.endswith("/Failure"), told
