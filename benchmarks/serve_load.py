@@ -4,8 +4,8 @@
     python benchmarks/serve_load.py http://127.0.0.1:8000 --texts FILE --seconds 10 --out load.json
 
 Its own few lines of HTTP/1.1, since a general client costs more than the server it measures. Each
-client keeps a connection and asks again as soon as it is answered. A client that is told 429 waits for no Retry-After
-here, only a tenth of a second, so that overload stays overload.
+client keeps a connection and asks again as soon as it is answered. One that is told 429 does not
+wait for Retry-After, only a tenth of a second, so that overload stays overload.
 """
 
 from __future__ import annotations

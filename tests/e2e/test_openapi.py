@@ -3,10 +3,7 @@
 import os
 
 import pytest
-
-pytest.importorskip("fastapi")
-schemathesis = pytest.importorskip("schemathesis")
-
+import schemathesis
 from hypothesis import HealthCheck, given, settings
 from schemathesis import GenerationMode
 

@@ -256,7 +256,7 @@ def test_without_its_key_a_server_tells_nothing_of_its_model(run):
         closed = ["/info", "/labels", "/labels/1", "/clusters/1", "/metrics", "/examples"]
         assert {client.get(path).status_code for path in [*closed, "/openapi.json"]} == {401}
         assert client.post("/predict", json={"inputs": ["a"]}).status_code == 401
-        for path in ("/", "/page.js", "/page.css", "/docs", "/health", "/ready"):
+        for path in ("/", "/page/page.js", "/page/page.css", "/docs", "/health", "/ready"):
             assert client.get(path).status_code == 200
         for header in ({"authorization": f"Bearer {KEY}"}, {"x-api-key": KEY}):
             assert client.get("/info", headers=header).status_code == 200

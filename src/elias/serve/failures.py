@@ -72,41 +72,53 @@ def failure(status: int, message: str, headers: Mapping[str, str] | None = None)
 
 def answer_failures(app: FastAPI) -> None:
     """Have every failure answered in the same shape."""
+    for kind, handler in _HANDLERS.items():
+        app.add_exception_handler(kind, handler)
 
-    async def refused(_: Request, error: Exception) -> JSONResponse:
-        assert isinstance(error, HTTPException)
-        if error.status_code == 400:  # FastAPI's for a body that is not even text
-            return failure(422, NOT_JSON)
-        return failure(error.status_code, str(error.detail), error.headers)
 
-    async def invalid(_: Request, error: Exception) -> JSONResponse:
-        assert isinstance(error, RequestValidationError)
-        return failure(422, "; ".join(map(_told, error.errors())))
+async def _refused(_: Request, error: Exception) -> JSONResponse:
+    assert isinstance(error, HTTPException)
+    if error.status_code == 400:  # FastAPI's for a body that is not even text
+        return failure(422, NOT_JSON)
+    return failure(error.status_code, str(error.detail), error.headers)
 
-    async def overloaded(_: Request, error: Exception) -> JSONResponse:
-        assert isinstance(error, Overloaded)
-        return failure(429, str(error), {"Retry-After": str(error.retry_after)})
 
-    async def not_ready(_: Request, error: Exception) -> JSONResponse:
-        return failure(503, str(error), {"Retry-After": "1"})
+async def _invalid(_: Request, error: Exception) -> JSONResponse:
+    assert isinstance(error, RequestValidationError)
+    return failure(422, "; ".join(map(_told, error.errors())))
 
-    async def not_ranked(_: Request, error: Exception) -> JSONResponse:
-        return failure(404, str(error))
 
-    async def mistaken(_: Request, error: Exception) -> JSONResponse:
-        return failure(422, str(error))
+async def _overloaded(_: Request, error: Exception) -> JSONResponse:
+    assert isinstance(error, Overloaded)
+    return failure(429, str(error), {"Retry-After": str(error.retry_after)})
 
-    async def broken(_: Request, error: Exception) -> JSONResponse:
-        del error  # raised again once this is sent, and logged then
-        return failure(500, OUR_BUG)
 
-    app.add_exception_handler(Exception, broken)
-    app.add_exception_handler(HTTPException, refused)
-    app.add_exception_handler(RequestValidationError, invalid)
-    app.add_exception_handler(Overloaded, overloaded)
-    app.add_exception_handler(NotReady, not_ready)
-    app.add_exception_handler(NotRanked, not_ranked)
-    app.add_exception_handler(EliasError, mistaken)
+async def _not_ready(_: Request, error: Exception) -> JSONResponse:
+    return failure(503, str(error), {"Retry-After": "1"})
+
+
+async def _not_ranked(_: Request, error: Exception) -> JSONResponse:
+    return failure(404, str(error))
+
+
+async def _mistaken(_: Request, error: Exception) -> JSONResponse:
+    return failure(422, str(error))
+
+
+async def _broken(_: Request, error: Exception) -> JSONResponse:
+    del error  # raised again once this is sent, and logged then
+    return failure(500, OUR_BUG)
+
+
+_HANDLERS = {
+    HTTPException: _refused,
+    RequestValidationError: _invalid,
+    Overloaded: _overloaded,
+    NotReady: _not_ready,
+    NotRanked: _not_ranked,
+    EliasError: _mistaken,
+    Exception: _broken,
+}
 
 
 def _told(error: Mapping[str, Any]) -> str:

@@ -9,6 +9,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from elias.serve.failures import failure
+from elias.serve.page import PATHS
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -17,7 +18,7 @@ if TYPE_CHECKING:
 
     from elias.serve.settings import ServeSettings
 
-OPEN = frozenset({"/", "/page.css", "/page.js", "/docs", "/docs.js", "/health", "/ready"})
+OPEN = PATHS | {"/health", "/ready"}
 """Paths that need no key: they tell nothing of the model."""
 COMPUTED = frozenset({"/predict", "/explain"})
 """Paths whose answers are waited for in the queue."""

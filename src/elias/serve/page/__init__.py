@@ -12,13 +12,14 @@ if TYPE_CHECKING:
 
     from fastapi import FastAPI
 
-_FILES = {
-    "/": ("index.html", "text/html"),
-    "/page.css": ("page.css", "text/css"),
-    "/page.js": ("page.js", "text/javascript"),
-    "/docs": ("docs.html", "text/html"),
-    "/docs.js": ("docs.js", "text/javascript"),
+_NAMES = {"/": "index.html", "/docs": "docs.html"} | {
+    f"/page/{name}": name
+    for name in (*("page.css", "page.js", "docs.js", "api.js", "dom.js", "graph.js", "panel.js"),)
 }
+PATHS = frozenset(_NAMES)
+"""Where the files are found; none tells anything of a model."""
+
+_KINDS = {"html": "text/html", "css": "text/css", "js": "text/javascript"}
 _HEADERS = {
     # nothing but what this server gives may be loaded, and nothing may frame the page
     "Content-Security-Policy": "default-src 'none'; script-src 'self'; style-src 'self'; "
@@ -31,9 +32,10 @@ _HEADERS = {
 
 def page_routes(api: FastAPI) -> None:
     """Serve the files, which are read once."""
-    for path, (name, kind) in _FILES.items():
+    for path, name in _NAMES.items():
         content = (files("elias.serve.page") / name).read_bytes()
-        api.add_api_route(path, _giver(content, kind), include_in_schema=False)
+        giver = _giver(content, _KINDS[name.rpartition(".")[2]])
+        api.add_api_route(path, giver, include_in_schema=False)
 
 
 def _giver(content: bytes, kind: str) -> Callable[[], Awaitable[Response]]:

@@ -1,0 +1,34 @@
+// Elements by one call. Text is always set as text, so nothing from the server can become markup.
+
+const SVG = "http://www.w3.org/2000/svg";
+
+function fill(element, properties, children) {
+  for (const [name, value] of Object.entries(properties ?? {})) {
+    if (value === null || value === undefined || value === false) continue;
+    if (name.startsWith("on")) element.addEventListener(name.slice(2), value);
+    else element.setAttribute(name, value === true ? "" : value);
+  }
+  element.append(...children.flat(Infinity).filter((child) => child !== null && child !== undefined));
+  return element;
+}
+
+export const h = (name, properties, ...children) =>
+  fill(document.createElement(name), properties, children);
+
+export const s = (name, properties, ...children) =>
+  fill(document.createElementNS(SVG, name), properties, children);
+
+export const byId = (id) => document.getElementById(id);
+
+// A share as a bar. Its width is set by script: the page's policy forbids style attributes.
+export function meter(share) {
+  const inner = h("span");
+  inner.style.width = `${100 * Math.min(Math.max(share, 0), 1)}%`;
+  return h("span", { class: "meter", "aria-hidden": "true" }, inner);
+}
+
+// A score with two decimals, or as many as it takes to see one that is tiny.
+export const number = (value) =>
+  value === 0 || value >= 0.005 ? value.toFixed(2) : value.toExponential(0);
+
+export const count = (value) => value.toLocaleString("en");
