@@ -8,9 +8,7 @@ import threading
 import time
 
 import pytest
-
-pytest.importorskip("fastapi")
-playwright = pytest.importorskip("playwright.sync_api")
+from playwright import sync_api as playwright
 
 from e2e.serving import live
 from elias import Elias

@@ -10,8 +10,6 @@ from concurrent.futures import ThreadPoolExecutor
 import httpx
 import pytest
 
-pytest.importorskip("fastapi")
-
 from e2e.serving import live
 from elias import Elias
 from elias.serve.settings import Limits

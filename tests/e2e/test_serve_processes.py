@@ -9,8 +9,6 @@ import time
 import httpx
 import pytest
 
-pytest.importorskip("fastapi")
-
 from e2e.commands import start_elias
 from e2e.serving import Process
 from elias import Elias

@@ -7,8 +7,6 @@ from dataclasses import dataclass
 
 import pytest
 
-pytest.importorskip("prometheus_client")
-
 from elias.serve.batching import Batcher, Overloaded
 from elias.serve.measures import Measures
 
