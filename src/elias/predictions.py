@@ -31,6 +31,8 @@ class Ranking:
     scores: NDArray[np.float32]
     labels: list[str]
     """The labels' names; their ids as strings where names are not known."""
+    probabilities: NDArray[np.float32] | None = None
+    """How probable it is that each is relevant, where that is known."""
 
     def __len__(self) -> int:
         """Return how many labels are predicted."""
@@ -57,6 +59,8 @@ class Predictions:
     """L, which is also the id of a padded slot."""
     label_names: Sequence[str] | None = None
     """L names, or None."""
+    probabilities: NDArray[np.float32] | None = None
+    """(n, k) how probable it is that each is relevant, never rising in a row; or None."""
 
     def __post_init__(self) -> None:
         """Check that the parts belong together."""
@@ -64,6 +68,10 @@ class Predictions:
             raise DataError(
                 f"predictions: ids {self.ids.shape} and scores {self.scores.shape} must be two "
                 "arrays of the same shape (points, labels per point)"
+            )
+        if self.probabilities is not None and self.probabilities.shape != self.ids.shape:
+            raise DataError(
+                f"predictions: probabilities {self.probabilities.shape} for ids {self.ids.shape}"
             )
         if self.label_names is not None and len(self.label_names) != self.n_labels:
             raise DataError(
@@ -110,8 +118,12 @@ class Predictions:
         """Put the points of several predictions, batches say, one below the other."""
         first = _common(parts)
         width = max(part.ids.shape[1] for part in parts)
+        probabilities = [part.probabilities for part in parts if part.probabilities is not None]
         return replace(
             first,
+            probabilities=np.concatenate([_widen(part, width, 0) for part in probabilities])
+            if len(probabilities) == len(parts)
+            else None,
             ids=np.concatenate([_widen(part.ids, width, first.n_labels) for part in parts]),
             scores=np.concatenate([_widen(part.scores, width, PADDING_SCORE) for part in parts]),
         )
@@ -157,8 +169,13 @@ class Predictions:
     def __getitem__(self, row: int) -> Ranking:
         """Return the labels of one point."""
         count = int((self.ids[row] < self.n_labels).sum())
-        ids = self.ids[row, :count]
-        return Ranking(ids, self.scores[row, :count], [self.name(i) for i in ids.tolist()])
+        ids, probabilities = self.ids[row, :count], self.probabilities
+        return Ranking(
+            ids,
+            self.scores[row, :count],
+            [self.name(i) for i in ids.tolist()],
+            None if probabilities is None else probabilities[row, :count],
+        )
 
     def __iter__(self) -> Iterator[Ranking]:
         """Yield the labels of each point."""
@@ -170,11 +187,11 @@ class Predictions:
 
     def take(self, rows: NDArray[np.int64]) -> Predictions:
         """Return the predictions of some points."""
-        return replace(self, ids=self.ids[rows], scores=self.scores[rows])
+        return self._slots(rows, slice(None))
 
     def top(self, k: int) -> Predictions:
         """Return the best ``k`` labels of each point."""
-        return replace(self, ids=self.ids[:, :k], scores=self.scores[:, :k])
+        return self._slots(slice(None), slice(k))
 
     def among(self, label_names: Sequence[str]) -> Predictions:
         """Return the same predictions among more labels, which come after the present ones.
@@ -191,11 +208,20 @@ class Predictions:
             scores=_widen(self.scores, width, PADDING_SCORE),
             n_labels=more,
             label_names=label_names,
+            probabilities=None
+            if self.probabilities is None
+            else _widen(self.probabilities, width, 0),
         )
 
     def threshold(self, lowest: float) -> Predictions:
-        """Return the labels that score at least ``lowest``."""
-        return self._keep(self.scores >= lowest)
+        """Return the labels whose probability is at least ``lowest``; where none is known, score.
+
+        >>> Predictions.from_scores([[1, 0]], [[0.9, 0.2]], n_labels=2).threshold(0.5)[0].ids
+        array([1])
+        """
+        return self._keep(
+            (self.scores if self.probabilities is None else self.probabilities) >= lowest
+        )
 
     def drop(self, pairs: NDArray[np.int64]) -> Predictions:
         """Return all but the given (M, 2) pairs (point, label), as filter files name them."""
@@ -221,26 +247,42 @@ class Predictions:
         return matrix
 
     def to_dicts(self) -> list[list[dict[str, Any]]]:
-        """Return one list of ``{"id", "label", "score"}`` for each point, ready for JSON."""
-        return [
-            [
-                {"id": label_id, "label": label, "score": score}
-                for label_id, label, score in zip(
-                    row.ids.tolist(), row.labels, row.scores.tolist(), strict=True
-                )
-            ]
-            for row in self
-        ]
+        """Return one list of ``{"id", "label", "score"}`` for each point, ready for JSON.
+
+        Where it is known, ``"probability"`` comes with them.
+        """
+        found: list[list[dict[str, Any]]] = []
+        for row in self:
+            columns = {"id": row.ids.tolist(), "label": row.labels, "score": row.scores.tolist()}
+            if row.probabilities is not None:
+                columns["probability"] = row.probabilities.tolist()
+            values = zip(*columns.values(), strict=True)
+            found.append([dict(zip(columns, value, strict=True)) for value in values])
+        return found
 
     def _keep(self, kept: NDArray[np.bool_]) -> Predictions:
         """Return the slots where ``kept`` holds, moved up over those where it does not."""
         ids = np.where(kept, self.ids, self.n_labels)
         scores = np.where(kept, self.scores, np.float32(PADDING_SCORE))
         order = np.argsort(ids == self.n_labels, axis=1, kind="stable")
+        probabilities = self.probabilities
+        if probabilities is not None:
+            probabilities = np.take_along_axis(np.where(kept, probabilities, 0), order, axis=1)
         return replace(
             self,
             ids=np.take_along_axis(ids, order, axis=1),
             scores=np.take_along_axis(scores, order, axis=1),
+            probabilities=probabilities,
+        )
+
+    def _slots(self, rows: NDArray[np.int64] | slice, columns: slice) -> Predictions:
+        """Return some points, and some of their slots."""
+        probabilities = self.probabilities
+        return replace(
+            self,
+            ids=self.ids[rows, columns],
+            scores=self.scores[rows, columns],
+            probabilities=None if probabilities is None else probabilities[rows, columns],
         )
 
     def _entries(self) -> _Entries:

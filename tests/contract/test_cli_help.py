@@ -39,7 +39,7 @@ def run(*args, **options):
 
 def test_the_commands_are_those_of_the_documentation():
     assert set(ALL) == {
-        *("", "demo", "train", "evaluate", "predict", "explain", "report", "serve"),
+        *("", "demo", "train", "evaluate", "predict", "explain", "report", "serve", "calibrate"),
         *("info", "presets"),
         *("data", "data info", "data convert", "data demo", "data synthetic"),
         *("experiment", "experiment ablation", "experiment compare", "experiment sweep"),

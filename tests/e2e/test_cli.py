@@ -325,7 +325,7 @@ def test_predict_writes_a_json_line_for_each_text_as_the_python_api_ranks(run, t
     lines = json_lines(told.out)
     assert [line["text"] for line in lines] == texts
     assert [line["labels"] for line in lines] == expected
-    assert set(expected[0][0]) == {"id", "label", "score"}
+    assert set(expected[0][0]) == {"id", "label", "score", "probability"}
 
 
 @pytest.mark.parametrize("name", ["texts.txt", "texts.jsonl", "texts.csv.gz", "texts.parquet"])

@@ -84,15 +84,29 @@ def test_requests_for_different_depths_get_their_own(client, texts):
     assert all(longest[: len(a[0])] == [label["id"] for label in a[0]] for a in answers)
 
 
-def test_a_threshold_leaves_out_what_scores_less(client, texts):
-    every = client.post("/predict", json={"inputs": texts[:1], "top_k": 10}).json()[0]
-    lowest = every[3]["score"]
+def test_a_threshold_leaves_out_what_is_less_probable(client, texts):
+    every = client.post("/predict", json={"inputs": texts[:1], "top_k": 100}).json()[0]
+    lowest = every[3]["probability"]
 
-    kept = client.post(
-        "/predict", json={"inputs": texts[:1], "top_k": 10, "threshold": lowest - 1e-9}
-    ).json()[0]
+    body = {"inputs": texts[:1], "threshold": lowest - 1e-6}
+    kept = client.post("/predict", json=body).json()[0]
 
-    assert kept == [label for label in every if label["score"] >= lowest]
+    assert kept == [label for label in every if label["probability"] >= lowest]
+
+
+@pytest.mark.parametrize("target", ["f1", "precision=0.3", "recall=0.2"])
+def test_a_threshold_may_be_what_is_to_be_reached(client, model, texts, target):
+    (kept, *_) = client.post("/predict", json={"inputs": texts, "threshold": target}).json()
+
+    expected = model.predict(texts, threshold=target)[0]
+    assert [label["id"] for label in kept] == expected.ids.tolist()
+
+
+def test_info_tells_what_decisions_were_worth(client, model):
+    decisions = client.get("/info").json()["decisions"]
+
+    assert decisions["f1"] == model.threshold("f1")
+    assert len(decisions["thresholds"]) == len(decisions["precision"]) == len(decisions["recall"])
 
 
 def test_explain_tells_the_paths_to_each_label(client, model, texts):

@@ -14,6 +14,7 @@ from typer.core import TyperGroup
 
 import elias
 from elias.cli import data, experiment, talk
+from elias.cli.calibrate import calibrate
 from elias.cli.demo import demo
 from elias.cli.evaluate import evaluate
 from elias.cli.explain import explain
@@ -76,6 +77,7 @@ app.command()(demo)
 app.add_typer(data.app, name="data")
 app.command()(train)
 app.command()(evaluate)
+app.command()(calibrate)
 app.command()(predict)
 app.command()(explain)
 app.command()(report)

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from elias.cli import tables
+from elias.cli.calibrate import probability_rows
 from elias.cli.options import AsJson
 
 if TYPE_CHECKING:
@@ -50,6 +51,7 @@ def _first_rows(elias: Elias, facts: dict[str, Any]) -> list[tuple[str, Any]]:
         ("training points", train.get("points")),
         ("time to train", tables.seconds(sum(timings.values())) if timings else None),
         ("edges", _pruned_line(facts.get("pruned"))),
+        *probability_rows(facts.get("probabilities", {})),
     ]
 
 

@@ -33,9 +33,18 @@ def predict(  # noqa: PLR0913 - each is an option of its own
             metavar="[FILE|-]", help="One text per line, or a table; - (or nothing): stdin."
         ),
     ] = STDIN,
-    top_k: Annotated[int, typer.Option("-k", "--top-k", min=1, help="Labels per text.")] = 5,
+    top_k: Annotated[
+        int | None,
+        typer.Option(
+            "-k", "--top-k", min=1, help="Labels per text. [5; with a threshold at most 100]"
+        ),
+    ] = None,
     threshold: Annotated[
-        float | None, typer.Option(help="Leave out labels that score less than this.")
+        str | None,
+        typer.Option(
+            metavar="P|TARGET",
+            help="Leave out less probable labels: 0.3, f1, precision=0.8 or recall=0.6.",
+        ),
     ] = None,
     only: Annotated[
         Labels,
@@ -61,6 +70,7 @@ def predict(  # noqa: PLR0913 - each is an option of its own
             "or in Python Elias.predict with a CSR matrix"
         )
     component = elias.check_component(component)
+    lowest = None if threshold is None else elias.threshold(threshold, component)
     among = wanted_labels(only, elias.label_names)
     kept_off = wanted_labels(without, elias.label_names)
     progress.enable(False)  # a bar for every chunk would flicker; one for all follows below
@@ -69,10 +79,13 @@ def predict(  # noqa: PLR0913 - each is an option of its own
         for raw in chunks(lines, size):
             chunk, _ = mend(raw)
             predictions = elias.predict(
-                chunk, top_k=top_k, only=among, without=kept_off, component=component
+                chunk,
+                top_k=top_k,
+                threshold=lowest,
+                only=among,
+                without=kept_off,
+                component=component,
             )
-            if threshold is not None:
-                predictions = predictions.threshold(threshold)
             _write(chunk, predictions.to_dicts())
             counter.add(len(chunk))
     if not counter.count:

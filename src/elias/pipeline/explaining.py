@@ -54,6 +54,8 @@ class ExplainedLabel:
     """Its name."""
     score: float
     """What `Elias.predict` ranks it by."""
+    probability: float | None = None
+    """How probable it is that the label is relevant; None where the model does not know."""
     p: float
     """σ(w_ℓ·φ + bias_ℓ)·ŷ_ℓ, the score of the searched model."""
     classifier_score: float
@@ -152,6 +154,7 @@ def _explanation(
             id=int(label_id),
             label=name,
             score=float(score),
+            probability=None if ranking.probabilities is None else float(ranking.probabilities[i]),
             p=float(of_row.p[i]),
             classifier_score=float(of_row.classifier[i]),
             path_score=float(of_row.path_scores[i, 0]),

@@ -16,6 +16,7 @@ from elias.data.stats import corpus_stats
 from elias.errors import ConfigError
 from elias.metrics import inverse_propensities, metric_names, score
 from elias.model.building import build_encoder
+from elias.pipeline.deciding import PROBABILITIES, add_probabilities
 from elias.pipeline.inputs import bag_of_words, cached_tokens, input_of
 from elias.pipeline.predictor import CALIBRATE, ENSEMBLE, RERANK, Elias
 from elias.pipeline.reranking import check_rerank
@@ -92,6 +93,7 @@ def train(
             for number in range(config.ensemble.members)
         ]
         model = _together(config, first, others, corpus, run) if others else first
+        _learn_probabilities(model, corpus, run)
         if run.model_folder is not None:
             with run.timed("save"):
                 model.save_pretrained(run.model_folder)
@@ -114,6 +116,16 @@ def _together(
     model.facts["metrics"][ENSEMBLE] = found
     model.facts["timings"] = _rounded(run.timings)
     return model
+
+
+def _learn_probabilities(model: Elias, corpus: Corpus, run: Run) -> None:
+    """Learn what the scores say of relevance from the points that were held out."""
+    with run.timed(PROBABILITIES):
+        _, held_out = validation_split(corpus, model.config)
+        tests = {} if corpus.test is None else {"test": corpus.test}
+        told = add_probabilities(model, held_out, tests)
+    run.record(PROBABILITIES, **told)
+    model.facts["timings"] = _rounded(run.timings)
 
 
 def measure(

@@ -17,6 +17,7 @@ from elias.model.pretrained import (
     write_encoder,
     write_model,
 )
+from elias.rerank.probabilities import PROBABILITIES_FILE, Probabilities
 from elias.rerank.storage import load_reranker, save_reranker
 from elias.training.tracking import METRICS_FILE, MODEL_FOLDER
 
@@ -46,6 +47,7 @@ class SavedModel:
     reranker: Reranker | None = None
     first_encoder: TextEncoder | None = None
     others: tuple[SavedModel, ...] = field(default=())
+    probabilities: Probabilities | None = None
 
 
 def save_all(folder: Path, saved: SavedModel, *, overwrite: bool = False) -> None:
@@ -66,8 +68,11 @@ def _write(folder: Path, saved: SavedModel) -> None:
             "ranker": saved.reranker is not None,
             "first_encoder": saved.first_encoder is not None,
             "members": len(saved.others),
+            "probabilities": saved.probabilities is not None,
         },
     )
+    if saved.probabilities is not None:
+        saved.probabilities.save(folder / PROBABILITIES_FILE)
     if saved.reranker is not None:
         save_reranker(saved.reranker, folder / RANKER_FOLDER)
     if saved.first_encoder is not None:
@@ -106,6 +111,9 @@ def load_all(folder: Path, device: torch.device) -> SavedModel:
         _member(folder / MEMBERS_FOLDER / str(number), device, loaded.label_names)
         for number in range(1, loaded.beside.get("members", 0) + 1)
     )
+    probabilities = None
+    if loaded.beside.get("probabilities"):
+        probabilities = Probabilities.load(folder / PROBABILITIES_FILE)
     return SavedModel(
         loaded.model,
         loaded.config,
@@ -114,6 +122,7 @@ def load_all(folder: Path, device: torch.device) -> SavedModel:
         reranker,
         first_encoder,
         others,
+        probabilities,
     )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -20,6 +21,7 @@ from elias.pipeline.questions import Question, blocked_labels, label_ids, search
 from elias.pipeline.reranking import Found, rerank
 from elias.pipeline.resources import pick_device
 from elias.predictions import Predictions
+from elias.rerank.probabilities import check_target
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
@@ -31,8 +33,10 @@ if TYPE_CHECKING:
     from elias.data.tokens import Tokens
     from elias.metrics import Metrics
     from elias.model.encoder import TextEncoder
+    from elias.rerank.probabilities import Probabilities
     from elias.rerank.reranker import RankedScores, Reranker
 
+TOP_K = 5
 EVALUATED = 100  # labels ranked for metrics, as far as R@100 looks
 RERANK, CALIBRATE, ENSEMBLE = "rerank", "calibrate", "ensemble"
 """Components that come after the stages."""
@@ -101,6 +105,8 @@ class Elias:
         """φ as it was before training, where the ranker reads that."""
         self.others = tuple(others)
         """The other members of an ensemble."""
+        self.probabilities: Probabilities | None = None
+        """What its last scores say of relevance, and thresholds, where points were held out."""
 
     @property
     def members(self) -> tuple[Elias, ...]:
@@ -167,7 +173,8 @@ class Elias:
         self,
         texts: Sequence[str] | csr_matrix,
         *,
-        top_k: int = 5,
+        top_k: int | None = None,
+        threshold: float | str | None = None,
         batch_size: int = BATCH_SIZE,
         only: Iterable[int | str] | None = None,
         without: Iterable[int | str] | None = None,
@@ -177,7 +184,11 @@ class Elias:
 
         Args:
             texts: A list of texts; for a model trained on features, their CSR matrix.
-            top_k: Labels per text; fewer come back where a search reaches fewer.
+            top_k: Labels per text; fewer come back where a search reaches fewer. Unless given, 5,
+                or with a threshold up to 100.
+            threshold: Only labels at least so probable; ``"f1"``, ``"precision=0.8"`` or
+                ``"recall=0.6"`` chooses it as `Probabilities.threshold` does. Of a model without
+                probabilities, a number is compared with the scores.
             batch_size: Texts at a time, fewer where memory runs out; but for rounding, the answer
                 does not depend on it.
             only: Ids or names of the labels to choose among. All clusters are searched for them,
@@ -189,17 +200,51 @@ class Elias:
             DataError: If a text is no string, or a label is not known.
             ConfigError: If the model has no such component.
         """
+        if top_k is None:
+            top_k = TOP_K if threshold is None else EVALUATED
         for name, value in (("top_k", top_k), ("batch_size", batch_size)):
             if not isinstance(value, int) or value < 1:
                 raise DataError(f"{name} must be a whole number >= 1, not {value!r}")
         component = self.check_component(component)
+        lowest = None if threshold is None else self.threshold(threshold, component)
         if not issparse(texts) and not isinstance(texts, str):
             texts = list(texts)
         blocked = blocked_labels(only, without, self.label_names)
         asked = Question(texts, top_k, batch_size, blocked, only_some=only is not None)
-        return self._answer(asked, component, lambda member: member._tokens(texts))
+        found = self._answer(asked, component, lambda member: member._tokens(texts))
+        return found if lowest is None else found.threshold(lowest)
+
+    def threshold(self, target: float | str, component: str | None = None) -> float:
+        """Return the threshold that a target stands for, see `Probabilities.threshold`.
+
+        Raises:
+            ConfigError: If it stands for none, or the model's scores say nothing of probabilities.
+        """
+        check_target(target)
+        probabilities = self._probabilities(self.check_component(component))
+        if probabilities is not None:
+            return probabilities.threshold(target)
+        try:
+            return float(target)
+        except ValueError:
+            raise ConfigError(
+                f"threshold {target!r}: the model knows no probabilities of these scores, so give "
+                "a number; elias calibrate adds them to a whole model"
+            ) from None
+
+    def _probabilities(self, component: str) -> Probabilities | None:
+        """Return what is known of the scores of a component: of those of the last one."""
+        return self.probabilities if component == self.components[-1] else None
 
     def _answer(
+        self, asked: Question, component: str, tokens_of: Callable[[Elias], Tokens]
+    ) -> Predictions:
+        """Return what one component says, with probabilities where they are known."""
+        found = self._scored(asked, component, tokens_of)
+        known = self._probabilities(component)
+        return found if known is None else replace(found, probabilities=known.of(found.scores))
+
+    def _scored(
         self, asked: Question, component: str, tokens_of: Callable[[Elias], Tokens]
     ) -> Predictions:
         """Return what one component says, an ensemble being the mean of its members."""
@@ -334,6 +379,7 @@ class Elias:
             self.reranker,
             self.first_encoder,
             tuple(other._saved() for other in self.others),
+            self.probabilities,
         )
 
     @classmethod
@@ -344,7 +390,7 @@ class Elias:
     @classmethod
     def _from_saved(cls, saved: SavedModel) -> Elias:
         others = [cls._from_saved(other) for other in saved.others]
-        return cls(
+        model = cls(
             saved.model,
             saved.config,
             saved.label_names,
@@ -353,6 +399,8 @@ class Elias:
             first_encoder=saved.first_encoder,
             others=others,
         )
+        model.probabilities = saved.probabilities
+        return model
 
     def _tokens(self, texts: Sequence[str] | csr_matrix) -> Tokens:
         if issparse(texts):

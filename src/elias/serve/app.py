@@ -11,6 +11,7 @@ from fastapi import FastAPI, Request, Response
 from fastapi.routing import APIRoute
 
 import elias
+from elias.pipeline.predictor import TOP_K
 from elias.serve.access_log import Observed, note
 from elias.serve.backend import Backend, ExplainQuestion, PredictQuestion
 from elias.serve.browsing import browsing_routes
@@ -19,6 +20,7 @@ from elias.serve.guard import Guard
 from elias.serve.measures import CONTENT_TYPE, Measures
 from elias.serve.page import page_routes
 from elias.serve.schemas import (
+    Decisions,
     Examples,
     ExplainRequest,
     Info,
@@ -35,6 +37,7 @@ if TYPE_CHECKING:
 
     from starlette.types import ASGIApp
 
+    from elias.rerank.probabilities import Probabilities
     from elias.serve.backend import Answer, Question
     from elias.serve.settings import Limits, ServeSettings
 
@@ -90,12 +93,18 @@ def _model_routes(api: FastAPI, backend: Backend) -> None:
     limits = backend.settings.limits
     failures = documented(401, 408, 413, 422, 429, 503)
 
-    @api.post("/predict", responses=failures, tags=["labels of texts"])
+    @api.post(
+        "/predict",
+        responses=failures,
+        response_model_exclude_none=True,
+        tags=["labels of texts"],
+    )
     async def predict(asked: PredictRequest, request: Request) -> list[list[ScoredLabel]]:
         """Rank the labels that fit each text, best first."""
         _check(asked.inputs, limits, limits.max_inputs)
         _note_texts(request, asked.inputs, backend.settings)
-        question = PredictQuestion(asked.inputs, asked.top_k, asked.threshold)
+        usual = TOP_K if asked.threshold is None else MOST_LABELS
+        question = PredictQuestion(asked.inputs, asked.top_k or usual, asked.threshold)
         return await _answered(backend, question, request)
 
     @api.post("/explain", responses=failures | documented(404), tags=["labels of texts"])
@@ -200,12 +209,24 @@ def _info(backend: Backend) -> Info:
         encoder=model.config.encoder.kind,
         components=list(model.components),
         metrics={name: value for name, value in measured.items() if value is not None},
+        decisions=_decisions(model.probabilities),
         limits=ServedLimits(
             max_inputs=limits.max_inputs,
             max_text=limits.max_text,
             max_body=limits.max_body,
             max_top_k=MOST_LABELS,
         ),
+    )
+
+
+def _decisions(probabilities: Probabilities | None) -> Decisions | None:
+    if probabilities is None:
+        return None
+    return Decisions(
+        thresholds=probabilities.thresholds.tolist(),
+        precision=probabilities.precision.round(4).tolist(),
+        recall=probabilities.recall.round(4).tolist(),
+        f1=probabilities.threshold("f1"),
     )
 
 

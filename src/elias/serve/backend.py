@@ -48,7 +48,7 @@ class PredictQuestion:
 
     texts: Sequence[str]
     top_k: int
-    threshold: float | None = None
+    threshold: float | str | None = None
 
     @property
     def size(self) -> int:
@@ -132,7 +132,7 @@ class Served:
             rows = np.arange(start, start + question.size)
             own = found.take(rows).top(question.top_k)
             if question.threshold is not None:
-                own = own.threshold(question.threshold)
+                own = own.threshold(self.model.threshold(question.threshold))
             answers.append(own.to_dicts())
             start += question.size
         return answers

@@ -24,6 +24,7 @@ def _whole(value: Any) -> Any:
 
 # after the bounds in an annotation: then these stay in the specification
 Whole = BeforeValidator(_whole)
+Target = Annotated[str, Field(pattern=r"^(f1|(precision|recall)=(0(\.[0-9]{1,9})?|1(\.0{1,9})?))$")]
 Inputs = Annotated[list[str], Field(min_length=1, description="Texts; a list even for one.")]
 TopK = Annotated[int, Field(ge=1, le=MOST_LABELS, description="Labels per text, at most."), Whole]
 
@@ -32,9 +33,22 @@ class PredictRequest(_Request):
     """Texts to label."""
 
     inputs: Inputs
-    top_k: TopK = 5
+    top_k: Annotated[
+        int | None,
+        Field(
+            ge=1,
+            le=MOST_LABELS,
+            description="Labels per text, at most; 5, or with a threshold 100, unless given.",
+        ),
+        Whole,
+    ] = None
     threshold: Annotated[
-        float | None, Field(description="Leave out labels that score less than this.")
+        float | Target | None,
+        Field(
+            description="Leave out labels that are less probable (of a model without "
+            "probabilities: that score less). Or what the threshold is to reach on the points "
+            "held out of training: f1, precision=0.8, recall=0.6."
+        ),
     ] = None
 
     model_config = ConfigDict(
@@ -65,6 +79,9 @@ class ScoredLabel(_Answer):
     id: int
     label: str
     score: float
+    probability: Annotated[
+        float | None, Field(description="How probable it is that the label is right, if known.")
+    ] = None
 
 
 class PathStep(_Answer):
@@ -83,6 +100,7 @@ class WhyLabel(_Answer):
     id: int
     label: str
     score: float
+    probability: float | None
     p: float
     classifier_score: float
     path_score: float
@@ -154,6 +172,15 @@ class ClusterPage(_Answer):
     labels: list[LabelEdge]
 
 
+class Decisions(_Answer):
+    """How good decisions at each threshold were, on points held out of training."""
+
+    thresholds: list[float]
+    precision: list[float]
+    recall: list[float]
+    f1: Annotated[float, Field(description="The threshold with the best F1.")]
+
+
 class ServedLimits(_Answer):
     """How much a request may ask for."""
 
@@ -175,6 +202,7 @@ class Info(_Answer):
     encoder: str
     components: list[str]
     metrics: dict[str, float]
+    decisions: Decisions | None
     limits: ServedLimits
 
 

@@ -31,4 +31,9 @@ export function meter(share) {
 export const number = (value) =>
   value === 0 || value >= 0.005 ? value.toFixed(2) : value.toExponential(0);
 
+export const percent = (share) => {
+  const points = 100 * share;
+  return points > 0 && points < 1 ? "<1%" : `${Math.round(points)}%`;
+};
+
 export const count = (value) => value.toLocaleString("en");

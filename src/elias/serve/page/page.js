@@ -1,7 +1,7 @@
 // A text is typed, its labels appear; a label is chosen, the side says why.
 
 import { ask, Failure, setKey } from "./api.js";
-import { byId, count, h, number } from "./dom.js";
+import { byId, count, h, number, percent } from "./dom.js";
 import * as side from "./panel.js";
 
 const TOP_K = 20;
@@ -44,17 +44,30 @@ const tell = (text) => { byId("status").textContent = text; };
 // ---- labels of the text
 
 const threshold = () => Number(byId("threshold").value);
+const worth = (label) => label.probability ?? label.score;
+const shown = (label) =>
+  label.probability === undefined ? number(label.score) : percent(label.probability);
+
+// What decisions at this threshold were worth on texts held out of training, if that is known.
+function odds(lowest) {
+  const known = state.info?.decisions;
+  if (!known) return "";
+  const place = known.thresholds.findIndex((value) => value >= lowest - 1e-9);
+  const [right, found] = [known.precision[place], known.recall[place]];
+  if (place < 0 || !found) return "No label of the held-out texts was so probable.";
+  return `Of held-out texts: ${percent(right)} of the labels shown were right, ${percent(found)} of the right ones were shown.`;
+}
 
 function showLabels() {
-  const best = Math.max(1, ...state.found.map((label) => label.score));
+  const best = Math.max(1, ...state.found.map(worth));
   const chosen = location.hash.match(/^#why\/(\d+)$/)?.[1];
   const lowest = threshold();
-  const kept = state.found.filter((label) => label.score >= lowest).length;
+  const kept = state.found.filter((label) => worth(label) >= lowest).length;
   const rows = state.found.map((label, i) => {
     const row = side.row({
       title: label.label,
-      score: number(label.score),
-      share: label.score / best,
+      score: shown(label),
+      share: worth(label) / best,
       href: side.hrefs.why(label.id),
       "data-id": label.id,
       "aria-current": String(label.id) === chosen ? "true" : null,
@@ -67,13 +80,14 @@ function showLabels() {
     rows.splice(kept, 0, h("li", { class: "rule" }, told));
   }
   byId("labels").replaceChildren(...rows);
-  byId("threshold-value").textContent = lowest.toFixed(2);
+  byId("threshold-value").textContent = state.info?.decisions ? percent(lowest) : lowest.toFixed(2);
+  byId("odds").textContent = odds(lowest);
   return kept;
 }
 
 function scale() {
   // scores that are no probabilities may exceed 1
-  const best = state.found[0]?.score ?? 1;
+  const best = state.found.length ? worth(state.found[0]) : 1;
   const slider = byId("threshold");
   if (best > Number(slider.max)) slider.max = Math.ceil(best);
 }
@@ -259,6 +273,8 @@ async function start() {
     byId("about").textContent =
       `${info.model} · ${count(info.n_labels)} labels in ${count(info.n_clusters)} clusters${members}`;
     document.title = `${info.model} · ELIAS`;
+    if (info.decisions) byId("threshold").value = info.decisions.f1;
+    showLabels();
     offer(examples);
     if (byId("text").value.trim()) predict();
     look();

@@ -53,11 +53,13 @@ export function fail(error) {
 // ---- why
 
 const FACTORS = [
+  ["probability", "probability", "how often labels with such a score are right"],
+  ["score", "score", "what labels are ranked by"],
   ["classifier_score", "classifier", "what the label's own classifier says of the text"],
   ["path_score", "path", "the best way to the label: cluster × edge"],
   ["p", "p", "classifier × path, the score of the search"],
   ["ranker_score", "ranker", "what the sparse ranker says of the words"],
-  ["calibrated_score", "calibrated", "how often labels with such scores were right"],
+  ["calibrated_score", "calibrated", "what a decision tree makes of the above"],
 ];
 
 const factors = (label) =>

@@ -1,0 +1,78 @@
+"""``elias calibrate``: probabilities for a model that has none, or for other data."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from elias.cli import tables, talk
+from elias.cli.options import (
+    AsJson,
+    DataPath,
+    DeviceName,
+    LabelsColumn,
+    Separator,
+    TextColumn,
+    read_corpus,
+)
+
+
+def calibrate(  # noqa: PLR0913 - each is an option of its own
+    run: Annotated[Path, typer.Argument(metavar="RUN", help="A run, or a saved model.")],
+    data: DataPath,
+    split: Annotated[
+        str, typer.Option(metavar="validation|test", help="Which points to learn from.")
+    ] = "validation",
+    out: Annotated[
+        Path | None,
+        typer.Option(metavar="FOLDER", help="Write the model there. [in the old one's place]"),
+    ] = None,
+    device: DeviceName = "auto",
+    text: TextColumn = None,
+    labels: LabelsColumn = None,
+    separator: Separator = None,
+    as_json: AsJson = False,
+) -> None:
+    """Learn what a model's scores say of relevance, from points that it was not trained on."""
+    from elias.cli.evaluate import choose_points
+    from elias.errors import DataError
+    from elias.pipeline import Elias
+    from elias.pipeline.deciding import add_probabilities
+    from elias.pipeline.folder import model_folder
+
+    model = Elias.from_pretrained(run, device=device)
+    corpus = read_corpus(data, text, labels, separator, test_size=0)
+    chosen = choose_points(corpus, model, split)
+    if chosen.corpus.n_labels > model.n_labels:
+        raise DataError(
+            f"{data}: has labels that the model does not know; calibrate on a corpus with its own"
+        )
+    tests = {} if split == "test" or corpus.test is None else {"test": chosen.corpus.split("test")}
+    told = add_probabilities(model, chosen.points, tests)
+    if not told:
+        raise DataError(f"{data}: its {split} points are too few to learn from")
+    written = model.save_pretrained(out or model_folder(run), overwrite=out is None)
+    if as_json:
+        typer.echo(json.dumps(told))
+        return
+    talk.note(f"{written}: learned from {len(chosen.points):,} {split} points")
+    tables.print_out(tables.grid(probability_rows(told)))
+
+
+def probability_rows(told: dict[str, dict[str, dict[str, float]]]) -> list[tuple[str, str]]:
+    """Return what is known of a model's probabilities, for a table of names and values."""
+    rows = [
+        (
+            f"ECE@5 {name}",
+            f"{error['after']:.2f}% ({error['before']:.2f}% of the scores as they are)",
+        )
+        for name, error in told.get("errors", {}).items()
+    ]
+    best: dict[str, float] | None = told.get("f1")  # type: ignore[assignment]
+    if best:
+        numbers = f"precision {best['precision']:.1f}%, recall {best['recall']:.1f}%"
+        rows.append(("threshold of best F1", f"{best['threshold']:g} ({numbers})"))
+    return rows

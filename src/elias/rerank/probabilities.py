@@ -1,0 +1,230 @@
+"""Scores as probabilities, and thresholds for decisions: isotonic regression on held-out points.
+
+The map never falls, so it changes no ranking. Beside it stands how precise and how complete
+decisions at each threshold were on the held-out points, from which a threshold is chosen.
+scikit-learn fits the map. It is kept as arrays, so that a saved model holds no pickle.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from elias.errors import ConfigError, ModelError
+from elias.model.layout import broken, quoted
+from elias.rerank.reranker import relevant_candidates
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from numpy.typing import NDArray
+    from scipy.sparse import csr_matrix
+
+    from elias.predictions import Predictions
+
+PROBABILITIES_FILE = "probabilities.json"
+_FORMAT_VERSION = 1
+_STEPS = 200
+"""Thresholds at which decisions were judged: 0, 1/200 … 1."""
+_N_BINS = 15
+_TARGET = re.compile(r"(precision|recall)\s*=\s*([0-9.]+)")
+_ARRAYS = ("scores", "values", "precision", "recall")
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Probabilities:
+    """How probable it is that a label with such a score is relevant.
+
+    >>> import numpy as np
+    >>> from scipy.sparse import csr_matrix
+    >>> from elias.predictions import Predictions
+    >>> found = Predictions.from_scores([[0, 1]] * 8, [[3.0, 1.0]] * 8, n_labels=2)
+    >>> truth = csr_matrix([[1, 0]] * 7 + [[0, 1]])
+    >>> probabilities = Probabilities.fit(found, truth)
+    >>> probabilities.of(np.float32([1.0, 2.0, 9.0])).round(2).tolist()
+    [0.12, 0.45, 0.78]
+    >>> probabilities.threshold("precision=0.8")
+    0.13
+    """
+
+    scores: NDArray[np.float64]
+    """Knots of the map, ascending."""
+    values: NDArray[np.float64]
+    """The probability at each knot, never falling; straight lines in between."""
+    precision: NDArray[np.float64]
+    """Of the labels decided for at each threshold, the share that was relevant."""
+    recall: NDArray[np.float64]
+    """Of the relevant labels, the share that was decided for at each threshold."""
+
+    @classmethod
+    def fit(cls, found: Predictions, labels: csr_matrix) -> Probabilities | None:
+        """Fit the map to predictions for held-out points and their relevant labels (N, L).
+
+        None where they tell nothing: no label found is relevant, or every one is.
+        """
+        from sklearn.isotonic import IsotonicRegression  # here: only training needs it
+
+        known = found.ids < found.n_labels
+        scores = found.scores[known].astype(np.float64)
+        relevant = relevant_candidates(found.ids, labels)[known]
+        if not relevant.any() or relevant.all():
+            return None
+        isotonic = IsotonicRegression(y_min=0, y_max=1)
+        # one wrong label at the top: whatever scores highest is not yet a certainty
+        isotonic.fit(np.append(scores, scores.max()), np.append(relevant, False))
+        knots = np.asarray(isotonic.X_thresholds_, dtype=np.float64)
+        values = np.asarray(isotonic.y_thresholds_, dtype=np.float64)
+        probability = np.interp(scores, knots, values)
+        precision, recall = _judged(probability, relevant, int(labels.nnz))
+        return cls(knots, values, precision, recall)
+
+    def of(self, scores: NDArray[np.floating[Any]]) -> NDArray[np.float32]:
+        """Return the probability of each score; 0 for padding."""
+        found = np.interp(np.asarray(scores, dtype=np.float64), self.scores, self.values)
+        return np.where(np.isneginf(scores), 0, found).astype(np.float32)
+
+    def threshold(self, target: float | str) -> float:
+        """Return the lowest probability that a label is decided for at.
+
+        Args:
+            target: A probability; or ``"f1"``, for the best F1 on the held-out points; or
+                ``"precision=0.8"``, for the most labels at that precision; or ``"recall=0.6"``,
+                for the fewest wrong ones at that recall. All are over all pairs of point and label.
+
+        Raises:
+            ConfigError: If it is none of these, or was not reached at any threshold.
+        """
+        if not isinstance(target, str):
+            return float(target)
+        name, least = _parsed(target)
+        if name == "f1":
+            return float(np.argmax(self.f1)) / _STEPS
+        if name is None:
+            return least
+        reached = (getattr(self, name) >= least) & (self.recall > 0)
+        if not reached.any():
+            best = float(getattr(self, name)[self.recall > 0].max(initial=0))
+            raise ConfigError(
+                f"threshold {target!r}: no threshold reached that on the held-out points; the "
+                f"highest {name} was {best:.3f}"
+            )
+        # lower thresholds only add labels: the last with the recall, the first with the precision
+        places = np.flatnonzero(reached)
+        return float(places[-1] if name == "recall" else places[0]) / _STEPS
+
+    @property
+    def f1(self) -> NDArray[np.float64]:
+        """Return F1 at each threshold: the harmonic mean of precision and recall."""
+        total = self.precision + self.recall
+        product = 2 * self.precision * self.recall
+        return np.divide(product, total, out=np.zeros_like(total), where=total > 0)
+
+    @property
+    def thresholds(self) -> NDArray[np.float64]:
+        """Return the thresholds that precision and recall belong to."""
+        return np.arange(_STEPS + 1) / _STEPS
+
+    def save(self, path: Path) -> None:
+        """Write a file that `load` reads."""
+        tree: dict[str, Any] = {"format_version": _FORMAT_VERSION}
+        tree |= {name: getattr(self, name).tolist() for name in _ARRAYS}
+        path.write_text(json.dumps(tree, allow_nan=False) + "\n", encoding="utf8")
+
+    @classmethod
+    def load(cls, path: Path) -> Probabilities:
+        """Read what `save` wrote.
+
+        Raises:
+            ModelError: If it is missing, damaged, or from a newer version.
+        """
+        try:
+            tree = json.loads(path.read_text(encoding="utf8"))
+            if tree["format_version"] > _FORMAT_VERSION:
+                raise ModelError(f"{path}: is of a newer version; upgrade elias-xmc")
+            arrays = {name: np.array(tree[name], dtype=np.float64) for name in _ARRAYS}
+        except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
+            raise broken(path, f"missing or damaged ({quoted(error)})") from error
+        found = cls(**arrays)
+        if not found._is_sound():
+            raise broken(path, "is not a map that never falls, from scores to probabilities")
+        return found
+
+    def _is_sound(self) -> bool:
+        arrays = [getattr(self, name) for name in _ARRAYS]
+        if any(array.ndim != 1 or not np.isfinite(array).all() for array in arrays):
+            return False
+        shares = np.concatenate([self.values, self.precision, self.recall])
+        return bool(
+            len(self.scores) == len(self.values) > 0
+            and len(self.precision) == len(self.recall) == _STEPS + 1
+            and (np.diff(self.scores) >= 0).all()
+            and (np.diff(self.values) >= 0).all()
+            and ((shares >= 0) & (shares <= 1)).all()
+        )
+
+
+def check_target(target: float | str) -> None:
+    """Refuse a threshold that is none, before a model is read.
+
+    >>> check_target("f1"), check_target("0.3"), check_target("precision=0.8")
+    (None, None, None)
+    """
+    if isinstance(target, str):
+        _parsed(target)
+
+
+def calibration_error(
+    found: Predictions, labels: csr_matrix, k: int, *, calibrated: bool = True
+) -> float:
+    """Return ECE@k in percent: how far probabilities are from how often labels are relevant.
+
+    The best ``k`` labels of each point fall into fifteen bins of like probability; the error of a
+    bin is the difference between its mean probability and its share of relevant labels, weighted by
+    how many it holds. Without ``calibrated``, scores cut off at 1 are taken for probabilities.
+    """
+    best = found.top(k)
+    known = best.ids < best.n_labels
+    relevant = relevant_candidates(best.ids, labels)[known]
+    if calibrated and best.probabilities is not None:
+        probability = best.probabilities[known].astype(np.float64)
+    else:
+        probability = np.clip(best.scores[known].astype(np.float64), 0, 1)
+    if not len(probability):
+        return 0.0
+    bins = np.minimum((probability * _N_BINS).astype(int), _N_BINS - 1)
+    excess = np.bincount(bins, weights=probability - relevant, minlength=_N_BINS)
+    return float(100 * np.abs(excess).sum() / len(probability))
+
+
+def _parsed(target: str) -> tuple[str | None, float]:
+    """Return what is aimed at, and at how much of it; None and a number for a plain threshold."""
+    text = target.strip().lower()
+    if text == "f1":
+        return "f1", 0.0
+    try:
+        match = _TARGET.fullmatch(text)
+        name, least = (match[1], float(match[2])) if match else (None, float(text))
+    except ValueError:
+        name, least = None, float("nan")
+    if not 0 <= least <= 1 and (name is not None or np.isnan(least)):
+        raise ConfigError(
+            f"threshold {target!r}: give a number, f1, precision=0.8 or recall=0.6 (with what is "
+            "wanted between 0 and 1)"
+        )
+    return name, least
+
+
+def _judged(
+    probability: NDArray[np.float64], relevant: NDArray[np.bool_], n_relevant: int
+) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """Return precision and recall of the decisions at each threshold."""
+    # a probability p is decided for at the thresholds 0, 1/200 … that are at most p
+    place = np.floor(probability.astype(np.float32).astype(np.float64) * _STEPS + 1e-9).astype(int)
+    decided = np.bincount(place, minlength=_STEPS + 1)[::-1].cumsum()[::-1]
+    right = np.bincount(place, weights=relevant, minlength=_STEPS + 1)[::-1].cumsum()[::-1]
+    precision = np.divide(right, decided, out=np.ones_like(right), where=decided > 0)
+    return precision, right / max(n_relevant, 1)

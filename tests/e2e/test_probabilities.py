@@ -1,0 +1,98 @@
+"""A trained model knows probabilities: saved with it, used by Python and the command line."""
+
+import json
+
+import numpy as np
+import pytest
+
+from e2e.commands import elias
+from elias import Elias, load_corpus
+from elias.errors import ConfigError, ModelError
+
+
+@pytest.fixture(scope="module")
+def model(run):
+    return Elias.from_pretrained(run, device="cpu")
+
+
+@pytest.fixture(scope="module")
+def texts(corpus_folder):
+    return load_corpus(corpus_folder).test.texts
+
+
+def test_probabilities_come_with_the_labels_and_leave_their_order(model, texts):
+    found = model.predict(texts, top_k=20)
+
+    assert found.probabilities.shape == found.ids.shape
+    assert (np.diff(found.probabilities, axis=1) <= 0).all()
+    assert (np.diff(found.scores, axis=1) <= 0).all()
+
+
+def test_a_part_of_a_model_has_no_probabilities(model, texts):
+    found = model.predict(texts, component=model.components[0])
+
+    assert found.probabilities is None
+    with pytest.raises(ConfigError, match="knows no probabilities of these scores"):
+        model.predict(texts, component=model.components[0], threshold="f1")
+
+
+def test_a_threshold_makes_decisions_of_any_number_of_labels(model, texts):
+    decided = model.predict(texts, threshold="f1")
+
+    counts = [len(row) for row in decided]
+    assert min(counts) < max(counts)
+    assert all((row.probabilities >= model.threshold("f1")).all() for row in decided)
+
+
+def test_the_facts_say_how_good_they_are(model):
+    told = model.facts["probabilities"]
+
+    assert set(told["errors"]) == {"validation", "test"}
+    errors = told["errors"]["validation"]
+    assert errors["after"] < errors["before"]
+    assert told["f1"]["threshold"] == model.threshold("f1")
+
+
+def test_a_model_whose_probabilities_are_gone_says_so(model, tmp_path):
+    folder = model.save_pretrained(tmp_path / "model")
+    (folder / "probabilities.json").unlink()
+
+    with pytest.raises(ModelError, match=r"probabilities\.json: missing or damaged"):
+        Elias.from_pretrained(folder, device="cpu")
+
+
+def test_the_command_line_decides_by_a_target(run, model, texts):
+    told = elias(
+        *("predict", run, "--threshold", "recall=0.3", "--device", "cpu"),
+        stdin="\n".join(texts[:5]).encode(),
+    )
+
+    assert told.code == 0, told.err
+    lines = [json.loads(line) for line in told.out.splitlines()]
+    expected = model.predict(texts[:5], threshold="recall=0.3").to_dicts()
+    assert [[label["id"] for label in line["labels"]] for line in lines] == [
+        [label["id"] for label in row] for row in expected
+    ]
+
+
+def test_a_model_without_probabilities_is_read_and_can_be_given_some(
+    run, model, corpus_folder, tmp_path
+):
+    without = Elias.from_pretrained(run, device="cpu")
+    without.probabilities = None
+    place = without.save_pretrained(tmp_path / "model")
+    config = place / "config.json"
+    tree = json.loads(config.read_text())
+    del tree["beside"]["probabilities"]  # as it was before there were any
+    config.write_text(json.dumps(tree))
+    refused = elias("predict", place, "--threshold", "f1", "--device", "cpu", stdin=b"a text")
+
+    told = elias("calibrate", place, corpus_folder, "--device", "cpu")
+
+    assert refused.code == 2
+    assert "elias calibrate" in refused.err
+    assert told.code == 0, told.err
+    assert "threshold of best F1" in told.out
+    again = Elias.from_pretrained(place, device="cpu")
+    np.testing.assert_array_equal(again.probabilities.values, model.probabilities.values)
+    assert "ECE@5 test" in elias("info", place).out

@@ -1,0 +1,156 @@
+"""Probabilities never change a ranking, mean what they say, and choose thresholds that keep it."""
+
+import json
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from scipy.sparse import csr_matrix
+
+from elias.errors import ConfigError, ModelError
+from elias.predictions import Predictions
+from elias.rerank.probabilities import Probabilities, calibration_error, check_target
+
+
+def drawn(seed=0, n_points=400, n_labels=30, k=10):
+    """Predictions whose labels are relevant with probability score squared, and the truth."""
+    random = np.random.default_rng(seed)
+    ids = np.array([random.choice(n_labels, k, replace=False) for _ in range(n_points)])
+    scores = random.random((n_points, k)).astype(np.float32)
+    relevant = random.random((n_points, k)) < scores**2
+    rows = np.repeat(np.arange(n_points), k)[relevant.ravel()]
+    truth = csr_matrix(
+        (np.ones(len(rows)), (rows, ids[relevant])), shape=(n_points, n_labels), dtype=np.float32
+    )
+    return Predictions.from_scores(ids, scores, n_labels), truth
+
+
+def with_probabilities(found, probabilities):
+    return Predictions(
+        found.ids,
+        found.scores,
+        found.n_labels,
+        probabilities=probabilities.of(found.scores),
+    )
+
+
+@pytest.fixture(scope="module")
+def fitted():
+    return Probabilities.fit(*drawn())
+
+
+def test_probabilities_are_close_to_the_true_ones_on_other_points(fitted):
+    assert np.abs(fitted.of(np.linspace(0.1, 0.9, 9)) - np.linspace(0.1, 0.9, 9) ** 2).max() < 0.1
+
+
+def test_the_calibration_error_falls_on_other_points(fitted):
+    found, truth = drawn(seed=1)
+    found = with_probabilities(found, fitted)
+
+    before = calibration_error(found, truth, 5, calibrated=False)
+
+    assert calibration_error(found, truth, 5) < before / 3
+
+
+def test_the_calibration_error_by_hand():
+    found = Predictions.from_scores([[0, 1], [0, 1]], [[0.9, 0.1], [0.9, 0.1]], n_labels=2)
+    truth = csr_matrix([[1, 0], [0, 0]])
+
+    # two pairs of 0.9 with one hit, two of 0.1 with none: (|1.8 - 1| + |0.2 - 0|) / 4
+    assert calibration_error(found, truth, 2) == pytest.approx(25.0)
+    assert calibration_error(found, truth, 1) == pytest.approx(40.0)
+
+
+@given(seed=st.integers(0, 2**31), n_points=st.integers(3, 40))
+def test_probabilities_never_fall_as_scores_rise_and_lie_between_0_and_1(seed, n_points):
+    found, truth = drawn(seed, n_points)
+    fitted = Probabilities.fit(found, truth)
+    if fitted is None:
+        return
+
+    values = fitted.of(np.linspace(-2, 3, 500, dtype=np.float32))
+
+    assert (np.diff(values) >= 0).all()
+    assert values.min() >= 0
+    assert values.max() < 1  # nothing is certain
+
+
+@given(seed=st.integers(0, 2**31), threshold=st.floats(0, 1))
+def test_precision_and_recall_of_a_threshold_are_those_of_the_decisions(seed, threshold):
+    found, truth = drawn(seed, 30)
+    fitted = Probabilities.fit(found, truth)
+    threshold = round(threshold * 200) / 200
+
+    kept = with_probabilities(found, fitted).threshold(threshold).to_csr()
+
+    right = kept.astype(bool).multiply(truth.astype(bool)).nnz
+    place = round(threshold * 200)
+    assert fitted.recall[place] == pytest.approx(right / truth.nnz)
+    assert fitted.precision[place] == pytest.approx(right / kept.nnz if kept.nnz else 1.0)
+
+
+@pytest.mark.parametrize("least", [0.3, 0.6, 0.8])
+def test_a_target_is_reached_by_as_little_as_it_takes(fitted, least):
+    place = round(200 * fitted.threshold(f"precision={least}"))
+    assert fitted.precision[place] >= least
+    assert place == 0 or fitted.precision[place - 1] < least
+
+    place = round(200 * fitted.threshold(f"recall={least}"))
+    assert fitted.recall[place] >= least > fitted.recall[place + 1]
+
+    best = round(200 * fitted.threshold("f1"))
+    assert fitted.f1[best] == fitted.f1.max()
+
+
+def test_a_number_is_its_own_threshold(fitted):
+    assert fitted.threshold(0.25) == fitted.threshold("0.25") == 0.25
+
+
+@pytest.mark.parametrize("target", ["f2", "precision", "precision=2", "recall=.", "nan", ""])
+def test_a_target_that_is_none_is_refused_with_those_there_are(target):
+    with pytest.raises(ConfigError, match=r"f1, precision=0.8 or recall=0.6"):
+        check_target(target)
+
+
+def test_a_target_out_of_reach_is_refused_with_the_best_there_was(fitted):
+    with pytest.raises(ConfigError, match=r"the highest recall was 1\.000|no threshold reached"):
+        Probabilities(
+            fitted.scores, fitted.values, 0 * fitted.precision + 0.5, fitted.recall
+        ).threshold("precision=0.9")
+
+
+def test_without_a_relevant_label_there_is_nothing_to_learn():
+    found, truth = drawn(n_points=5)
+
+    assert Probabilities.fit(found, csr_matrix(truth.shape)) is None
+
+
+def test_what_is_saved_is_read_again(fitted, tmp_path):
+    fitted.save(tmp_path / "p.json")
+    read = Probabilities.load(tmp_path / "p.json")
+
+    scores = np.linspace(0, 1, 100)
+    np.testing.assert_array_equal(read.of(scores), fitted.of(scores))
+    assert read.threshold("f1") == fitted.threshold("f1")
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        lambda tree: tree.pop("values"),
+        lambda tree: tree["values"].reverse(),
+        lambda tree: tree.update(format_version=99),
+        lambda tree: tree["precision"].append(0.5),
+        lambda tree: tree.update(scores="none"),
+    ],
+)
+def test_a_damaged_file_is_refused(fitted, tmp_path, damage):
+    path = tmp_path / "p.json"
+    fitted.save(path)
+    tree = json.loads(path.read_text())
+    damage(tree)
+    path.write_text(json.dumps(tree))
+
+    with pytest.raises(ModelError, match=r"p\.json"):
+        Probabilities.load(path)
