@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from elias.config import EliasConfig
     from elias.data import load_corpus
+    from elias.estimator import EliasClassifier
     from elias.metrics import evaluate
     from elias.pipeline import Elias, train
     from elias.predictions import Predictions
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
 
 _HOMES = {
     "Elias": "elias.pipeline",
+    "EliasClassifier": "elias.estimator",
     "EliasConfig": "elias.config",
     "Predictions": "elias.predictions",
     "evaluate": "elias.metrics",
@@ -28,6 +30,7 @@ _HOMES = {
 
 __all__ = [
     "Elias",
+    "EliasClassifier",
     "EliasConfig",
     "Predictions",
     "__version__",
