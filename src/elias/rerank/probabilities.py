@@ -45,8 +45,8 @@ class Probabilities:
     >>> found = Predictions.from_scores([[0, 1]] * 8, [[3.0, 1.0]] * 8, n_labels=2)
     >>> truth = csr_matrix([[1, 0]] * 7 + [[0, 1]])
     >>> probabilities = Probabilities.fit(found, truth)
-    >>> probabilities.of(np.float32([1.0, 2.0, 9.0])).round(2).tolist()
-    [0.12, 0.45, 0.78]
+    >>> print(probabilities.of(np.float32([1.0, 2.0, 9.0])).round(2))
+    [0.12 0.45 0.78]
     >>> probabilities.threshold("precision=0.8")
     0.13
     """
