@@ -2,12 +2,7 @@
 
 from __future__ import annotations
 
-import gzip
-import io
-import json
-import zipfile
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
@@ -16,7 +11,7 @@ from scipy import sparse
 from elias.errors import DataError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
+    from collections.abc import Iterator, Sequence
 
     from numpy.typing import ArrayLike, NDArray
 
@@ -109,8 +104,8 @@ class Predictions:
         """Take the stored entries of an (n, L) matrix as predictions, the best ``k`` of a row."""
         entries = sparse.coo_matrix(sparse.csr_matrix(matrix))  # duplicates stay, to be refused
         n_points, n_labels = entries.shape
-        return _from_entries(
-            _Entries(entries.row, entries.col, entries.data), (n_points, n_labels), k, label_names
+        return from_entries(
+            Entries(entries.row, entries.col, entries.data), (n_points, n_labels), k, label_names
         )
 
     @classmethod
@@ -154,8 +149,8 @@ class Predictions:
         else:
             joined = np.full(len(keys), -np.inf)
             np.maximum.at(joined, place, scores)
-        merged = _Entries(keys // first.n_labels, keys % first.n_labels, joined)
-        return _from_entries(merged, (len(first), first.n_labels), k, first.label_names)
+        merged = Entries(keys // first.n_labels, keys % first.n_labels, joined)
+        return from_entries(merged, (len(first), first.n_labels), k, first.label_names)
 
     def __repr__(self) -> str:
         """Return the sizes; the arrays may be large."""
@@ -285,48 +280,13 @@ class Predictions:
             probabilities=None if probabilities is None else probabilities[rows, columns],
         )
 
-    def _entries(self) -> _Entries:
+    def _entries(self) -> Entries:
         rows, columns = np.nonzero(self.ids < self.n_labels)
-        return _Entries(rows, self.ids[rows, columns], self.scores[rows, columns])
-
-
-def read_predictions(
-    path: str | Path, n_labels: int, label_names: Sequence[str] | None = None
-) -> Predictions:
-    """Read a file of predictions, ours or another tool's, one point per line or row.
-
-    Recognised by content, gzipped or not: JSON lines as ``elias predict`` writes them, a scipy
-    CSR matrix (.npz), and text lines ``id:score id:score`` (after an optional ``N L`` line).
-    """
-    path = Path(path)
-    try:
-        content = path.read_bytes()
-        if content[:2] == b"\x1f\x8b":
-            content = gzip.decompress(content)
-        if content[:2] == b"PK":
-            return _read_npz(content, str(path), n_labels, label_names)
-        text = content.decode("utf8")
-    except (OSError, EOFError, UnicodeDecodeError) as error:
-        raise DataError(f"{path}: cannot be read: {error}") from error
-    if not text.strip():
-        raise DataError(f"{path}: empty; expected one line of predictions for each point")
-    lines = _json_lines if text.lstrip().startswith("{") else _text_lines
-    rows: list[int] = []
-    pairs: list[tuple[int, float]] = []
-    n_points = 0
-    for place, found in lines(text.removesuffix("\n").split("\n"), str(path)):
-        _check_line(found, n_labels, place)
-        rows.extend([n_points] * len(found))
-        pairs.extend(found)
-        n_points += 1
-    ids = np.array([label_id for label_id, _ in pairs], dtype=np.int64)
-    scores = np.array([score for _, score in pairs], dtype=np.float32)
-    entries = _Entries(np.array(rows, dtype=np.int64), ids, scores)
-    return _from_entries(entries, (n_points, n_labels), None, label_names)
+        return Entries(rows, self.ids[rows, columns], self.scores[rows, columns])
 
 
 @dataclass(frozen=True, slots=True)
-class _Entries:
+class Entries:
     """Predictions as triplets: the point, label and score of each."""
 
     rows: NDArray[np.int64]
@@ -334,8 +294,8 @@ class _Entries:
     scores: NDArray[np.floating[Any]]
 
 
-def _from_entries(
-    entries: _Entries, shape: tuple[int, int], k: int | None, label_names: Sequence[str] | None
+def from_entries(
+    entries: Entries, shape: tuple[int, int], k: int | None, label_names: Sequence[str] | None
 ) -> Predictions:
     """Rank triplets in any order into the best ``k`` of each row."""
     n_points, n_labels = shape
@@ -384,61 +344,3 @@ def _common(parts: Sequence[Predictions]) -> Predictions:
 def _widen(array: NDArray[Any], width: int, fill: float) -> NDArray[Any]:
     missing = width - array.shape[1]
     return np.pad(array, ((0, 0), (0, missing)), constant_values=fill) if missing else array
-
-
-def _read_npz(
-    content: bytes, path: str, n_labels: int, label_names: Sequence[str] | None
-) -> Predictions:
-    try:
-        matrix = sparse.load_npz(io.BytesIO(content))
-    except (ValueError, KeyError, OSError, zipfile.BadZipFile) as error:
-        raise DataError(f"{path}: not a scipy sparse matrix: {error}") from error
-    if matrix.shape[1] != n_labels:
-        raise DataError(f"{path}: {matrix.shape[1]} columns, but the corpus has {n_labels} labels")
-    try:
-        return Predictions.from_csr(matrix, label_names=label_names)
-    except DataError as error:
-        raise DataError(f"{path}: {error}") from error
-
-
-def _json_lines(lines: Iterable[str], path: str) -> Iterator[tuple[str, list[tuple[int, float]]]]:
-    for number, line in enumerate(lines, start=1):
-        place = f"{path}:{number}"
-        if not line.strip():
-            continue
-        try:
-            row = json.loads(line)
-            yield place, [(int(label["id"]), float(label["score"])) for label in row["labels"]]
-        except (ValueError, KeyError, TypeError) as error:
-            raise DataError(
-                f'{place}: expected {{"labels": [{{"id": 3, "score": 0.5}}, ...]}}: {error!r}'
-            ) from error
-
-
-def _text_lines(lines: Sequence[str], path: str) -> Iterator[tuple[str, list[tuple[int, float]]]]:
-    header = lines[0].split()
-    has_header = len(header) >= 2 and all(part.isdecimal() for part in header)
-    if has_header and int(header[0]) != len(lines) - 1:
-        raise DataError(f"{path}:1: says {header[0]} points, but {len(lines) - 1} lines follow")
-    for number, line in enumerate(lines[has_header:], start=1 + has_header):
-        place = f"{path}:{number}"
-        found = []
-        for pair in line.split():
-            label_id, _, score = pair.partition(":")
-            try:
-                found.append((int(label_id), float(score)))
-            except ValueError as error:
-                raise DataError(f"{place}: expected id:score, not {pair!r}") from error
-        yield place, found
-
-
-def _check_line(found: Sequence[tuple[int, float]], n_labels: int, place: str) -> None:
-    ids = [label_id for label_id, _ in found]
-    for label_id, score in found:
-        if not 0 <= label_id < n_labels:
-            raise DataError(f"{place}: label id {label_id} is outside 0..{n_labels - 1}")
-        if np.isnan(score):
-            raise DataError(f"{place}: the score of label {label_id} is not a number")
-    if len(set(ids)) < len(ids):
-        twice = next(i for i in ids if ids.count(i) > 1)
-        raise DataError(f"{place}: label {twice} stands there more than once")

@@ -16,7 +16,7 @@ from elias.cli.app import app
 from elias.config import preset_names
 
 SOURCE = Path(__file__).parents[2] / "src"
-HEAVY = ("torch", "numpy", "scipy", "numba", "transformers", "pyarrow", "fastapi", "pydantic")
+HEAVY = ("torch", "numpy", "scipy", "numba", "transformers", "pyarrow", "fastapi")
 CPU_SECONDS = 0.5
 
 

@@ -6,7 +6,8 @@ import pytest
 from scipy import sparse
 
 from elias.errors import DataError
-from elias.predictions import Predictions, read_predictions
+from elias.prediction_files import read_predictions
+from elias.predictions import Predictions
 
 NAMES = ["ant", "bee", "cat", "dog"]
 

@@ -204,7 +204,7 @@ def _held_out(corpus: Corpus, model: Elias, is_the_runs: bool) -> Split:
 def _predictions(
     model: Elias, chosen: Chosen, file: Path | None, top_k: int, component: str
 ) -> Predictions:
-    from elias.predictions import read_predictions
+    from elias.prediction_files import read_predictions
 
     points = chosen.points
     if file is None:
