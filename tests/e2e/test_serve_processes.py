@@ -17,7 +17,10 @@ LOCAL = ("--port", "0", "--device", "cpu")
 
 
 class Load:
-    """Asks without a pause from several threads, and keeps what it was answered."""
+    """Asks again and again from several threads, and keeps what it was answered.
+
+    With a little rest in between: a new worker has to start on the same cores.
+    """
 
     def __init__(self, url, threads=3):
         self.statuses = []
@@ -33,7 +36,7 @@ class Load:
                     self.statuses.append(answer.status_code)
                 except httpx.HTTPError as error:
                     self.errors.append(error)
-                    time.sleep(0.05)
+                time.sleep(0.03)
 
     def __enter__(self):
         for thread in self._threads:

@@ -41,7 +41,8 @@ for prediction in model.predict(["a text to label"], top_k=5):
     print(prediction)
 ```
 
-Scores rank the labels of one text, best first. The model knows the labels it was trained with and
+Scores rank the labels of one text, best first; where the model learned probabilities, they say how
+often such labels are right. The model knows the labels it was trained with and
 no others, and repeats what its training data got wrong.
 
 ## Versions
@@ -57,11 +58,12 @@ def model_card(config: EliasConfig, label_names: Sequence[str], facts: Mapping[s
         config: The resolved configuration.
         label_names: One name for each label.
         facts: ``metrics``, named percentages below one or more levels of names such as stage
-            and split, and ``data``, named counts on any level, become tables. Anything else is
-            left out.
+            and split, ``probabilities``, errors and a threshold, and ``data``, named counts on any
+            level, become tables. Anything else is left out.
     """
     sections = [
         _metrics_section(facts.get("metrics") or {}),
+        _decisions_section(facts.get("probabilities") or {}),
         _data_section(facts.get("data") or {}),
     ]
     return _TEMPLATE.format(
@@ -103,6 +105,15 @@ def _metrics_section(metrics: Mapping[str, Any]) -> str:
         return ""
     cells = [[title, *(row.get(name, "") for name in columns)] for title, row in rows.items()]
     return f"## Results\n\nIn percent.\n\n{_table(['', *columns], cells)}\n"
+
+
+def _decisions_section(told: Mapping[str, Any]) -> str:
+    """Return how good probabilities are, and decisions at the threshold of the best F1."""
+    rows = [[" ".join(path), f"{value:,.2f}"] for path, value in _leaves(told)]
+    if not rows:
+        return ""
+    about = "Expected calibration error of the best five labels, and the best F1, in percent."
+    return f"## Probabilities\n\n{about}\n\n{_table(['', ''], rows)}\n"
 
 
 def _data_section(data: Mapping[str, Any]) -> str:

@@ -7,6 +7,7 @@ from dataclasses import asdict, dataclass
 
 from elias.errors import ConfigError
 from elias.model.pruning import edges_above, pruned_graph, strongest_edges_of, with_graph
+from elias.pipeline.deciding import PROBABILITIES
 from elias.pipeline.predictor import Elias
 
 PRUNED = "pruned"
@@ -85,6 +86,7 @@ def _pruned(member: Elias, threshold: float | None, top_k: int | None) -> tuple[
     )
     pruned = copy(member)
     pruned.model = with_graph(member.model, left)
-    pruned.facts = {name: fact for name, fact in member.facts.items() if name != "metrics"}
+    measured = ("metrics", PROBABILITIES)
+    pruned.facts = {name: fact for name, fact in member.facts.items() if name not in measured}
     pruned.facts[PRUNED] = by | asdict(edges)
     return pruned, edges

@@ -52,6 +52,7 @@ def serve(settings: ServeSettings) -> None:
                 "whoever reaches %s can use it; --api-key-file asks for a key", settings.host
             )
         if settings.workers == 1:
+            _ignore_reload()
             from elias.serve.worker import serve_on  # here: it imports torch
 
             serve_on(sock, settings)
@@ -198,6 +199,11 @@ class _Supervisor:
         logger.warning("worker %d died (code %s); another takes its place", pid, code)
 
 
+def _ignore_reload() -> None:
+    """Ignore SIGHUP until it can be heeded: the model is read after that, so nothing is missed."""
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)
+
+
 def _send(process: SpawnProcess, number: int) -> None:
     if process.pid is not None and process.is_alive():
         os.kill(process.pid, number)
@@ -205,6 +211,7 @@ def _send(process: SpawnProcess, number: int) -> None:
 
 def _work(sock: socket.socket, settings: ServeSettings, telling: Connection) -> None:
     """Be a worker."""
+    _ignore_reload()
     from elias.serve.worker import serve_on
 
     try:
