@@ -254,6 +254,21 @@ def test_a_server_that_has_gone_is_told_of_until_it_is_back(tab, text):
     expect(tab.locator("#trouble")).to_be_hidden()
 
 
+def test_an_answer_that_breaks_off_is_told_of(tab, text):
+    tab.wait_for_selector("#examples button")
+    tab.route("**/predict", lambda r: r.fulfill(body='[[{"id"', content_type="application/json"))
+    tab.fill(TEXT, text)
+
+    expect(tab.locator("#trouble")).to_contain_text("answer broke off")
+
+
+def test_looking_at_one_thing_after_the_other_in_haste_ends_at_the_last(tab):
+    tab.wait_for_selector("#examples button")
+    tab.evaluate("for (let i = 0; i < 30; i++) location.hash = `#label/${i % 7}/0`")
+
+    expect(tab.locator("#panel")).to_contain_text("Label 1 ")
+
+
 def test_a_slow_server_is_waited_for_and_only_the_last_text_counts(tab, server, text, monkeypatch):
     may_go = threading.Event()
     served = server.application.backend.served

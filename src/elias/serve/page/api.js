@@ -29,7 +29,12 @@ export async function ask(path, { body, signal } = {}) {
     if (error.name === "AbortError") throw error;
     throw new Failure("The server does not answer.", 0);
   }
-  const told = await answer.json().catch(() => ({}));
+  // may be given up, or break off, while it is read
+  const told = await answer.json().catch((error) => {
+    if (error.name === "AbortError") throw error;
+    if (answer.ok) throw new Failure("The server's answer broke off.", 0);
+    return {};
+  });
   if (answer.ok) return told;
   const seconds = Number(answer.headers.get("retry-after")) || undefined;
   throw new Failure(told.error ?? `The server answered ${answer.status}.`, answer.status, seconds);
