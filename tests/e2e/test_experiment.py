@@ -2,6 +2,7 @@
 
 import json
 import shutil
+import statistics
 from pathlib import Path
 from xml.etree import ElementTree
 
@@ -52,6 +53,7 @@ def rows_of(folder, name):
         (row["name"], row["seed"]): row
         for task in results(folder, name)["tasks"]
         for row in task["rows"]
+        if row["settings"].get("member", 0) == 0
     }
 
 
@@ -121,17 +123,22 @@ def test_the_ensemble_is_the_one_that_training_makes(ablation, data):
     )
 
 
-def test_the_table_has_means_and_deviations_over_seeds(ablation):
+def test_the_table_has_means_and_deviations_over_seeds_and_members(ablation):
     folder, _ = ablation
-    rows = rows_of(folder, "ablation")
-    line = next(
-        line for line in results(folder, "ablation")["table"] if line["name"] == "elias/rerank"
-    )
+    found = results(folder, "ablation")
+    rows = [row for task in found["tasks"] for row in task["rows"]]
+    line = next(line for line in found["table"] if line["name"] == "elias/rerank")
 
-    first, second = (rows["elias/rerank", seed]["metrics"]["P@5"] for seed in (0, 1))
+    values = {
+        (row["seed"], row["settings"]["member"]): row["metrics"]["P@5"]
+        for row in rows
+        if row["name"] == "elias/rerank"
+    }
 
-    assert line["mean"]["P@5"] == pytest.approx((first + second) / 2)
-    assert line["std"]["P@5"] == pytest.approx(abs(first - second) / 2**0.5)
+    assert set(values) == {(0, 0), (0, 1), (1, 0), (1, 1)}
+    assert line["mean"]["P@5"] == pytest.approx(statistics.fmean(values.values()))
+    assert line["std"]["P@5"] == pytest.approx(statistics.stdev(values.values()))
+    assert line["n_seeds"] == 4
     markdown = (folder / "ablation.md").read_text(encoding="utf8")
     assert f"| {line['mean']['P@5']:.2f} ± {line['std']['P@5']:.2f} |" in markdown
 

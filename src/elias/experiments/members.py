@@ -62,30 +62,37 @@ class OwnModel:
         return {run_name(OURS, seed, i): first.member(i) for i in range(self.members)}
 
     def tasks(self, seed: int) -> list[Task]:
-        """Return the tasks of one seed: the first member, then the ensemble."""
+        """Return the tasks of one seed: each member by itself, then the ensemble."""
         runs = self.runs(seed)
-        (name, config), *others = runs.items()
-        single = Task(
-            name=name,
-            title=f"the model, seed {seed}",
-            decided_by={"config": config.to_dict(), "timed": self.timed, "stages": self.stages},
-            measure=lambda: self._single(name, config),
-        )
-        if not others:
-            return [single]
+        alone = [
+            self._alone(seed, member, name, config)
+            for member, (name, config) in enumerate(runs.items())
+        ]
+        if self.members == 1:
+            return alone
         together = Task(
             name=run_name(ENSEMBLE, seed),
             title=f"the ensemble of {self.members}, seed {seed}",
             decided_by={"members": [c.to_dict() for c in runs.values()], "timed": self.timed},
             measure=lambda: self._ensemble(seed),
         )
-        return [single, together]
+        return [*alone, together]
 
-    def _single(self, name: str, config: EliasConfig) -> list[Row]:
+    def _alone(self, seed: int, member: int, name: str, config: EliasConfig) -> Task:
+        which = f"member {member + 1} of {self.members}" if member else "the model"
+        return Task(
+            name=name,
+            title=f"{which}, seed {seed}",
+            decided_by={"config": config.to_dict(), "timed": self.timed, "stages": self.stages},
+            measure=lambda: self._single(name, config, member),
+        )
+
+    def _single(self, name: str, config: EliasConfig, member: int) -> list[Row]:
         kept = self.models.get(name, config)
         components = kept.model.facts["metrics"] if self.stages else kept.model.components
         timed = self.setting if self.timed else None
-        return component_rows(kept, components, OURS, self.title, timed)
+        rows = component_rows(kept, components, OURS, self.title, timed)
+        return [replace(row, settings={**row.settings, "member": member}) for row in rows]
 
     def _ensemble(self, seed: int) -> list[Row]:
         kept = []
