@@ -29,7 +29,6 @@ if TYPE_CHECKING:
 
     from elias.config import EliasConfig, StageConfig
     from elias.data.tokens import Tokens
-    from elias.kernels.every_label import LabelUpdate
     from elias.model.elias import EliasModel, Losses
 
 logger = logging.getLogger(__name__)
@@ -134,7 +133,7 @@ class StageLoop:
         with progress(title, per_epoch) as advance:
             for rows in shuffled_batches(lengths, self.stage.batch_size, self.rng):
                 scale = schedule(optimizer.steps, n_steps, self.stage.warmup)
-                losses = self._losses(rows, parents, device, optimizer.label_update(scale))
+                losses = self._losses(rows, parents, device, optimizer, scale)
                 losses[0].backward()  # type: ignore[no-untyped-call]
                 optimizer.step(scale)
                 totals += torch.stack([part.detach() for part in losses])
@@ -155,7 +154,8 @@ class StageLoop:
         rows: NDArray[np.int64],
         parents: Tensor,
         device: torch.device,
-        update: LabelUpdate | None,
+        optimizer: Optimizer,
+        scale: float,
     ) -> Losses:
         positives = positives_of(self.points.labels, rows)
         index = self.config.index
@@ -166,6 +166,7 @@ class StageLoop:
         tokens = collate(self.points.tokens, rows).to(device)
         positives = send(positives, device)
         if isinstance(self.model, OneVsAll):
+            update = optimizer.label_update(scale)
             return self.model.all_losses(tokens, positives, mean=mean, update=update)
         return self.model.losses(
             tokens,
@@ -174,6 +175,7 @@ class StageLoop:
             SearchSizes(wide, index.shortlist_size),
             shortlist_weight=self.stage.shortlist_loss_weight,
             mean=mean,
+            gradients=optimizer.gradients,
         )
 
     def _parents(self, device: torch.device) -> Tensor:
