@@ -87,10 +87,14 @@ class Rows(TextEncoder):
         return self.vectors[: len(batch)]
 
 
-def bert_base(n_tokens, *, layers=12, width=DIM):
+def bert_base(n_tokens, device, compiled="off", *, layers=12, width=DIM):
     """The encoder in the shape of BERT-base, weights random."""
     config = EncoderConfig(
-        kind="transformer", model="bert-base", max_length=n_tokens, pooling="cls"
+        kind="transformer",
+        model="bert-base",
+        max_length=n_tokens,
+        pooling="cls",
+        compile=compiled,
     )
     settings = BertConfig(
         num_hidden_layers=layers,
@@ -99,7 +103,10 @@ def bert_base(n_tokens, *, layers=12, width=DIM):
         intermediate_size=4 * width,
     )
     transformer = BertModel(settings, add_pooling_layer=False)
-    return TransformerEncoder(config, transformer, Tokenizer(WordLevel({"a": 0}, unk_token="a")))
+    tokenizer = Tokenizer(WordLevel({"a": 0}, unk_token="a"))
+    encoder = TransformerEncoder(config, transformer, tokenizer).to(device)
+    encoder.prepare(torch.device(device))
+    return encoder
 
 
 def make_model(shape, encoder, device, *, compact):

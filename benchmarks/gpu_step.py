@@ -6,6 +6,7 @@ PYTHONPATH=src python3 benchmarks/gpu_step.py --out results --quick
 import argparse
 import gc
 import traceback
+from functools import partial
 
 import torch
 from gpu_setup import (
@@ -115,11 +116,12 @@ def our_side(shape, device, given, encoder, compact):
     answer["peak_gib"] = gib()
     answer["parts_ms"] = step_by_parts(shape, model, optimizer, batches, given.repeat)
     if not with_encoder:
-        answer["kernels_ms"] = kernel_times(shape, model, batches, given.repeat)
+        state = optimizer._index._label_state
+        answer["kernels_ms"] = kernel_times(shape, model, batches, given.repeat, state)
     return answer
 
 
-def kernel_times(shape, model, batches, repeat):
+def kernel_times(shape, model, batches, repeat, label_state):
     """Return the time of each kernel alone, on the data of a step."""
     sizes, device = sizes_of(shape), model.labels.weight.device
     weight, bias, graph = model.labels.weight.detach(), model.labels.bias.detach(), model.graph
@@ -144,15 +146,7 @@ def kernel_times(shape, model, batches, repeat):
             cases.append((embedding, batch, cluster_log, given, found, coefficients, pairs))
     by_edge = torch.zeros_like(edge_log)
     touched = torch.zeros(shape.n_clusters, dtype=torch.int32, device=device)
-    # moments of two gigabytes less: one set for both tables, as only time is measured
-    width = 1 if weight.dtype == torch.bfloat16 else DIM
-    state = LinearState(
-        torch.zeros_like(weight),
-        torch.zeros(len(weight), width, device=device),
-        torch.zeros_like(bias),
-        torch.zeros_like(bias),
-        torch.zeros(len(bias), dtype=torch.int32, device=device),
-    )
+    state = LinearState(*label_state)
     edge_state = (
         torch.zeros_like(edge_log),
         torch.zeros_like(edge_log),
@@ -321,44 +315,41 @@ def measure(shape, device, given, results):
         if head_bytes > 110 * 2**30:
             continue
         keep(f"head {storage}", lambda c=compact: our_side(shape, device, given, None, c))
-    keep(
-        "encoder",
-        lambda: {
-            "ms": encoder_alone(shape, bert_base(shape.n_tokens).to(device), device, given.repeat)
-        },
-    )
-    for storage in given.storage[:1]:
-        compact = storage == "compact"
+    for compiled in given.compile:
+        suffix = "" if compiled == "off" else f" {compiled}"
+        encoder = partial(bert_base, shape.n_tokens, device, compiled)
         keep(
-            f"whole {storage}",
-            lambda c=compact: our_side(
-                shape, device, given, bert_base(shape.n_tokens).to(device), c
-            ),
+            f"encoder{suffix}",
+            lambda e=encoder: {"ms": encoder_alone(shape, e(), device, given.repeat)},
         )
+        keep(
+            f"whole {given.storage[0]}{suffix}",
+            lambda e=encoder: our_side(shape, device, given, e(), given.storage[0] == "compact"),
+        )
+        torch._dynamo.reset()
     if not given.no_naive and shape.n_labels * DIM * 16 < 100 * 2**30:
         keep("naive head", lambda: naive_side(shape, device, given, None))
         if not given.quick:
-            keep(
-                "naive whole",
-                lambda: naive_side(shape, device, given, bert_base(shape.n_tokens).to(device)),
-            )
+            encoder = partial(bert_base, shape.n_tokens, device)
+            keep("naive whole", lambda: naive_side(shape, device, given, encoder()))
 
 
 def report(shapes, results):
     rows = []
     for shape in shapes:
-        for name, theirs in (
-            ("head full", shape.head_ms),
-            ("head compact", shape.head_ms),
-            ("encoder", shape.encoder_ms),
-            ("whole compact", shape.step_ms),
-            ("whole full", shape.step_ms),
-            ("naive head", shape.head_ms),
-            ("naive whole", shape.step_ms),
-        ):
-            entry = results.entries.get(f"{shape.name} {name}")
-            if not entry:
+        published = {
+            "head": shape.head_ms,
+            "encoder": shape.encoder_ms,
+            "whole": shape.step_ms,
+            "naive head": shape.head_ms,
+            "naive whole": shape.step_ms,
+        }
+        for key, entry in results.entries.items():
+            if not key.startswith(f"{shape.name} "):
                 continue
+            name = key.removeprefix(f"{shape.name} ")
+            kind = name if name.startswith("naive") else name.split()[0]
+            theirs = published[kind]
             ours = entry.get("step_ms", entry.get("ms"))
             naive = results.entries.get(f"{shape.name} naive {name.split()[0]}", {})
             peak = entry.get("peak_gib")
@@ -377,13 +368,13 @@ def report(shapes, results):
     header = ("shape", "what", "ms", "SPEC ms", "SPEC/it", "naive/it", "peak GiB", "SPEC/peak")
     table("training step", header, rows)
     for shape in shapes:
-        for name in ("head compact", "head full", "whole compact"):
-            entry = results.entries.get(f"{shape.name} {name}") or {}
+        entries = {k: v for k, v in results.entries.items() if k.startswith(f"{shape.name} ")}
+        for name, entry in entries.items():
             for kind in ("parts_ms", "kernels_ms"):
                 parts = entry.get(kind) or {}
                 line = ", ".join(f"{part} {ms(value)}" for part, value in parts.items())
                 if line:
-                    print(f"{shape.name} {name} {kind}: {line}")
+                    print(f"{name} {kind}: {line}")
 
 
 def main():
@@ -394,6 +385,13 @@ def main():
     parser.add_argument("--repeat", type=int, default=20)
     parser.add_argument("--quick", action="store_true", help="fewer repeats, one storage")
     parser.add_argument("--no-naive", action="store_true")
+    parser.add_argument(
+        "--compile",
+        nargs="+",
+        default=["off"],
+        choices=["off", "on", "graphs"],
+        help="of the encoder; each but off compiles for a minute or so per shape",
+    )
     given = parser.parse_args()
     if given.quick:
         given.repeat = min(given.repeat, 10)

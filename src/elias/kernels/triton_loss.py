@@ -87,7 +87,7 @@ def _is_positive(
     return tl.load(positives + low, mask=low < n_positives, other=-1) == label
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["n_positives"])
 def _shortlist_bce(
     logits: tl.tensor,
     shortlist_log: tl.tensor,

@@ -126,7 +126,7 @@ def _edge_log(
     tl.store(out + at, tl.where(stored, scores, -float("inf")), mask=e < n_edges)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["n_beam", "n_slots"])
 def _path_log(
     cluster_log: tl.tensor,
     edge_scores: tl.tensor,
@@ -152,7 +152,7 @@ def _path_log(
     tl.store(out + row * n_slots + slot, tl.where(valid, score, 0.0), mask=slot < n_slots)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["n_beam", "n_slots"])
 def _path_log_backward(
     gradient: tl.tensor,
     cluster_log: tl.tensor,

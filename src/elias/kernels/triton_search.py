@@ -305,7 +305,7 @@ def _write_kept(
         tl.store(out_paths + slot, slot.to(tl.int64) * 0, mask=empty)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["n_rows", "n_beam", "n_wanted"])
 def _expand(
     beam: tl.tensor,
     beam_log: tl.tensor,
