@@ -6,17 +6,24 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import reference
+from elias.config import StageConfig
+from elias.data.batches import TokenBatch
 from elias.kernels.gradients import IndexGradients
 from elias.kernels.paths import path_log
 from elias.kernels.rows import label_logits
 from elias.kernels.search import _expand_torch
 from elias.kernels.update import AdamWRates
+from elias.model.elias import EliasModel, SearchSizes
+from elias.model.encoder import TextEncoder
 from elias.model.graph import LabelGraph
 from elias.model.losses import classification_loss, fused_classification_loss
 
-pytest.importorskip("triton", reason="Triton is not installed")
+# the interpreter of older versions fails with numpy 2.4
+pytest.importorskip("triton", minversion="3.7", reason="Triton is not installed, or too old")
 
 from elias.kernels import triton_paths, triton_rows, triton_search, triton_update
+from elias.training import optim
+from elias.training.optim import Optimizer
 
 # the interpreter is numpy, which warns of the infinities that are meant here
 pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")
@@ -318,3 +325,72 @@ def slow_path_log(cluster_log, edge_log, beam, paths):
             both = cluster_log[point, cluster].clamp(max=0), edge_log[cluster, path % n_edges]
             rows.append(both[0] + both[1].clamp(max=0) if path >= 0 else torch.zeros(()))
     return torch.stack(rows).view(paths.shape)
+
+
+class Lookup(TextEncoder):
+    """φ is a row of a parameter."""
+
+    def __init__(self, vectors):
+        super().__init__()
+        self.dim = vectors.shape[1]
+        self.vectors = torch.nn.Parameter(vectors)
+
+    def tokenise(self, texts):
+        raise NotImplementedError
+
+    fingerprint = ""
+
+    def table_names(self):
+        return set()
+
+    def forward(self, batch):
+        return self.vectors[batch.ids]
+
+
+def make_model(seed, *, learned):
+    generator, n_labels = generator_of(seed), 12
+    rows = [torch.randperm(n_labels, generator=generator)[:5] for _ in range(4)]
+    edges = torch.stack(rows)
+    edges[integers(generator, 5, *edges.shape) == 0] = n_labels
+    logits = normal(generator, 4, 5) * 2 if learned else None
+    graph = LabelGraph(edges, n_labels, 2.5, edge_logits=logits)
+    torch.manual_seed(seed)
+    return EliasModel(Lookup(normal(generator, 3, 6)), graph, 2.0)
+
+
+def make_batch(seed, model):
+    rows = [torch.randperm(12, generator=generator_of(seed + i))[:3] for i in range(3)]
+    positives = torch.stack(rows).sort(dim=1).values
+    none = torch.tensor([model.graph.n_clusters])
+    parents = torch.cat([model.graph.strongest_parents(), none])[positives]
+    tokens = TokenBatch(ids=torch.arange(3), offsets=torch.arange(4), longest=1)
+    return tokens, positives, parents, SearchSizes(3, 6)
+
+
+@pytest.mark.parametrize("learned", [True, False])
+@settings(max_examples=4)
+@given(index_every=st.integers(1, 3), seed=SEEDS)
+def test_a_model_trained_by_the_kernels_is_the_one_trained_without(learned, index_every, seed):
+    stage = StageConfig(index_every=index_every, learn_graph=learned, label_eps=1e-3, edge_lr=0.01)
+    slow, fast = (make_model(seed, learned=learned) for _ in range(2))
+    losses = []
+
+    for model in (slow, fast):
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(optim, "runs_triton", lambda _, by_kernels=model is fast: by_kernels)
+            optimizer = Optimizer(model, stage)
+        for step in range(index_every):
+            found = model.losses(
+                *make_batch(seed + 10 * step, model),
+                shortlist_weight=0.3,
+                mean=False,
+                gradients=optimizer.gradients,
+            )
+            found.total.backward()
+            optimizer.step(1.0)
+            losses.append(found.total.detach())
+
+    assert optimizer.gradients is not None
+    torch.testing.assert_close(losses[:index_every], losses[index_every:], rtol=1e-4, atol=1e-5)
+    for (name, one), other in zip(fast.named_parameters(), slow.parameters(), strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-3, atol=1e-4, msg=lambda m, n=name: n + m)
