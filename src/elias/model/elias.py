@@ -14,9 +14,12 @@ from elias.kernels import expand_beam, label_logits
 from elias.kernels.device import runs_triton
 from elias.kernels.gradients import IndexGradients
 from elias.kernels.paths import path_log
+from elias.kernels.search import sortable
 from elias.model.encoder import TextEncoder
 from elias.model.graph import LabelGraph
 from elias.model.losses import classification_loss, fused_classification_loss, shortlist_loss
+
+_LAST_ID = 2**31 - 1
 
 
 class SearchSizes(NamedTuple):
@@ -241,11 +244,22 @@ def best_labels(
     labels: Int[Tensor, "B K"], log_p: Float[Tensor, "B K"], top_k: int, n_labels: int
 ) -> tuple[Int[Tensor, "B k"], Float[Tensor, "B k"]]:
     """Return the k best by log p and their p, equal ones by label id; L and 0 where it is -inf."""
-    order = labels.argsort(dim=1)
-    labels, log_p = labels.gather(1, order), log_p.gather(1, order)
-    order = log_p.argsort(dim=1, descending=True, stable=True)[:, :top_k]
+    if log_p.is_cuda:
+        order = _top_of(labels, log_p, min(top_k, labels.shape[1]))
+    else:
+        order = labels.argsort(dim=1)
+        labels, log_p = labels.gather(1, order), log_p.gather(1, order)
+        order = log_p.argsort(dim=1, descending=True, stable=True)[:, :top_k]
     labels, log_p = labels.gather(1, order), log_p.gather(1, order)
     return labels.masked_fill(log_p == -math.inf, n_labels), log_p.exp()
+
+
+def _top_of(
+    labels: Int[Tensor, "B K"], log_p: Float[Tensor, "B K"], top_k: int
+) -> Int[Tensor, "B k"]:
+    """Return the places of the k best, descending, equal ones by label id, without a full sort."""
+    keys = (sortable(log_p) << 32) + (_LAST_ID - labels)
+    return keys.topk(top_k, dim=1).indices
 
 
 def is_member(
