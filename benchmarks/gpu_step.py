@@ -156,7 +156,7 @@ def kernel_times(shape, model, batches, repeat, label_state):
     def on(function):
         return lambda i: function(*cases[i % len(cases)])
 
-    def expand(block, programs):
+    def expand(block, programs, warps=8):
         return on(
             lambda e, b, c, given, *_: triton_search.expand_beam(
                 *given,
@@ -165,6 +165,7 @@ def kernel_times(shape, model, batches, repeat, label_state):
                 sizes.shortlist_size,
                 block=block,
                 n_programs=programs,
+                n_warps=warps,
             )
         )
 
@@ -200,6 +201,8 @@ def kernel_times(shape, model, batches, repeat, label_state):
         "expand 2048x528": expand(2048, 528),
         "expand 1024x528": expand(1024, 528),
         "expand 4096x264": expand(4096, 264),
+        "expand 4096x264 16 warps": expand(4096, 264, 16),
+        "expand 8192x132 32 warps": expand(8192, 132, 32),
         "path log": on(
             lambda e, b, c, given, found, *_: triton_paths.path_log(
                 c, edge_log, given[0], found.paths

@@ -17,8 +17,8 @@ import triton.language as tl
 from torch import Tensor
 
 _TABLE_ENTRIES = 2**29  # of label tables in all: 2 GiB
-_PROGRAMS = 264  # points in work at a time: two for each multiprocessor of an H200
-_BLOCK = 2048
+_MULTIPROCESSORS = 132  # of an H200; a GPU with fewer has programs wait
+_BLOCK, _WARPS = 2048, 8
 
 
 def expand_beam(
@@ -30,8 +30,9 @@ def expand_beam(
     n_labels: int,
     shortlist_size: int,
     *,
-    block: int = _BLOCK,
-    n_programs: int = _PROGRAMS,
+    block: int | None = None,
+    n_programs: int = 2 * _MULTIPROCESSORS,
+    n_warps: int | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Return labels and paths (B, K) and wanted paths (B, Y) as `elias.kernels.Expansion` does."""
     n_rows, n_beam = beam.shape
@@ -43,6 +44,8 @@ def expand_beam(
     wanted_paths = torch.empty(wanted.shape, dtype=torch.int64, device=beam.device)
     if n_rows == 0:
         return labels, paths, wanted_paths
+    # a point that has a multiprocessor to itself takes more of it
+    room = 2 if n_rows <= _MULTIPROCESSORS else 1
     n_programs = max(1, min(n_rows, n_programs, _TABLE_ENTRIES // n_labels))
 
     def scratch(width: int, dtype: torch.dtype = torch.int32) -> Tensor:
@@ -70,9 +73,9 @@ def expand_beam(
         n_labels,
         wanted.shape[1],
         n_keep,
-        BLOCK=block,
+        BLOCK=block or room * _BLOCK,
         LABEL_DIGITS=max(1, -(-n_labels.bit_length() // 8)),
-        num_warps=8,
+        num_warps=n_warps or room * _WARPS,
         num_stages=1,
     )
     return labels, paths, wanted_paths
@@ -134,13 +137,17 @@ def _digit_counts(
 def _choose_digit(
     counts: tl.tensor, prefix: tl.tensor, needed: tl.tensor, SHIFT: tl.constexpr
 ) -> tl.tensor:
-    """Return the limit, one digit longer, and how many are still needed of those level with it."""
+    """Return the limit, one digit longer, how many are level with it, and how many of them to keep.
+
+    A key at the limit so far ranks by its next digit.
+    """
     digits = tl.arange(0, 256)
     not_below = tl.sum(counts, axis=0) - tl.cumsum(counts, axis=0) + counts
     digit = tl.maximum(tl.sum((not_below >= needed).to(tl.int32), axis=0) - 1, 0)
     above = tl.sum(tl.where(digits > digit, counts, 0), axis=0)
+    level = tl.sum(tl.where(digits == digit, counts, 0), axis=0)
     prefix = digit - 128 if SHIFT == 24 else prefix * 256 + digit
-    return prefix, needed - above
+    return prefix, level, needed - above
 
 
 @triton.jit
@@ -155,14 +162,15 @@ def _limit(
     DIGITS: tl.constexpr,
     BLOCK: tl.constexpr,
 ) -> tl.tensor:
-    """Return the key of the last label to keep at this level, and how many of its equals to."""
+    """Return the key of the last label to keep, how many share it, and how many of them to keep."""
     prefix = needed * 0
+    level = needed
     for i in tl.static_range(DIGITS):
         counts = _digit_counts(
             labels, scores, frees, sizes, limits, prefix, LEVEL, 8 * (DIGITS - 1 - i), BLOCK
         )
-        prefix, needed = _choose_digit(counts, prefix, needed, 8 * (DIGITS - 1 - i))
-    return prefix, needed
+        prefix, level, needed = _choose_digit(counts, prefix, needed, 8 * (DIGITS - 1 - i))
+    return prefix, level, needed
 
 
 @triton.jit
@@ -375,11 +383,17 @@ def _expand(
         tl.debug_barrier()
 
         needed = tl.minimum(n_found, n_keep)
-        score, needed = _limit(labels, scores, frees, sizes, (0, 0), needed, 0, 4, BLOCK)
-        free, needed = _limit(labels, scores, frees, sizes, (score, 0), needed, 1, 4, BLOCK)
-        turned, _ = _limit(
-            labels, scores, frees, sizes, (score, free), needed, 2, LABEL_DIGITS, BLOCK
-        )
+        score, level, needed = _limit(labels, scores, frees, sizes, (0, 0), needed, 0, 4, BLOCK)
+        free = needed * 0 - 2147483647  # below all: keep whatever has the last score
+        turned = needed * 0
+        if level > needed:
+            free, level, needed = _limit(
+                labels, scores, frees, sizes, (score, 0), needed, 1, 4, BLOCK
+            )
+            if level > needed:
+                turned, level, needed = _limit(
+                    labels, scores, frees, sizes, (score, free), needed, 2, LABEL_DIGITS, BLOCK
+                )
         _write_kept(
             scratch,
             (out_labels + at * n_keep, out_paths + at * n_keep),
