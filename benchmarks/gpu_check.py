@@ -247,6 +247,28 @@ class Checks:
         errors = error_of(loss, total), error_of(by_z, z.grad), error_of(by_log, logs.grad)
         return max(errors), 2e-5
 
+    def _label_loss(self, dtype):
+        """Logits, loss and gradients in one pass, against the separate kernels."""
+        size = self.size
+        embedding, weight, bias, labels = self._rows(dtype)
+        weight, bias = weight / 20, bias / 3
+        positives = torch.cat([labels[:, :3], self.ints(size.labels + 1, size.points, 6)], dim=1)
+        positives = positives.sort(dim=1).values
+        logs = -self.normal(*labels.shape).abs()
+        poison(self.device)
+        found = triton_loss.label_loss(embedding, weight, bias, logs, labels, positives)
+        z = triton_rows.gather_dot(embedding, weight, bias, labels)
+        loss, by_z, by_log = triton_loss.shortlist_bce(z, logs, labels, positives, size.labels)
+        by_embedding = triton_rows.gather_sum(by_z, weight, labels)
+        expected = (loss, by_embedding, by_z, by_log)
+        return max(error_of(one, other) for one, other in zip(found, expected, strict=True)), 1e-5
+
+    def label_loss(self):
+        return self._label_loss(torch.float32)
+
+    def label_loss_bf16(self):
+        return self._label_loss(torch.bfloat16)
+
     def loss_stays_finite(self):
         z = torch.tensor([-200.0, -90, -1e-8, 0, 1e-8, 90, 200], device=self.device)
         logs = torch.tensor([0.0, -1e-8, -1e-3, -200], device=self.device)

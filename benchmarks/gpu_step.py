@@ -31,7 +31,7 @@ from elias.kernels import expand_beam, triton_loss, triton_paths, triton_rows, t
 from elias.kernels.triton_update import LinearState, adamw_edges, adamw_pairs
 from elias.kernels.update import AdamWRates
 from elias.model.elias import SearchSizes
-from elias.model.losses import fused_classification_loss, shortlist_loss
+from elias.model.losses import label_loss, shortlist_loss
 from elias.training.loop import tensor_cores
 from elias.training.optim import Optimizer
 
@@ -64,11 +64,16 @@ def step_by_parts(shape, model, optimizer, batches, repeat):
             cluster_log, beam, sizes.shortlist_size, batch.positives, gradients=held
         )
         marks("search")
-        logits = model_logits(model, leaf, found.labels, held)
-        marks("classifier")
-        loss = fused_classification_loss(
-            logits, found.log_scores, found.labels, batch.positives, model.n_labels
+        loss = label_loss(
+            leaf,
+            found.log_scores,
+            model.labels.weight,
+            model.labels.bias,
+            found.labels,
+            batch.positives,
+            held,
         )
+        marks("classifier and its gradients")
         loss = loss + 0.05 * shortlist_loss(found.positive_log, found.reached)
         marks("loss")
         loss.backward()
@@ -80,12 +85,6 @@ def step_by_parts(shape, model, optimizer, batches, repeat):
         optimizer._parts[0].step(1.0)
         marks("encoder update")
     return marks.medians()
-
-
-def model_logits(model, embedding, labels, held):
-    from elias.kernels import label_logits
-
-    return label_logits(embedding, model.labels.weight, model.labels.bias, labels, held)
 
 
 def whole_step(shape, model, optimizer, batches, repeat):
@@ -169,6 +168,20 @@ def kernel_times(shape, model, batches, repeat, label_state):
             )
         )
 
+    def in_one(block_k, warps):
+        return on(
+            lambda e, b, c, given, found, g, p: triton_loss.label_loss(
+                e,
+                weight,
+                bias,
+                -g.abs(),
+                found.labels,
+                b.positives,
+                block_k=block_k,
+                n_warps=warps,
+            )
+        )
+
     step = [0]
 
     def move_labels(*case):
@@ -221,6 +234,10 @@ def kernel_times(shape, model, batches, repeat, label_state):
                 g, -g.abs(), found.labels, b.positives, shape.n_labels
             )
         ),
+        "dot, loss and sum 8x4": in_one(8, 4),
+        "dot, loss and sum 8x8": in_one(8, 8),
+        "dot, loss and sum 16x8": in_one(16, 8),
+        "dot, loss and sum 4x4": in_one(4, 4),
         "gather sum": on(
             lambda e, b, c, given, found, g, p: triton_rows.gather_sum(g, weight, found.labels)
         ),

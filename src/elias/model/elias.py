@@ -17,7 +17,7 @@ from elias.kernels.paths import path_log
 from elias.kernels.search import sortable
 from elias.model.encoder import TextEncoder
 from elias.model.graph import LabelGraph
-from elias.model.losses import classification_loss, fused_classification_loss, shortlist_loss
+from elias.model.losses import classification_loss, label_loss, shortlist_loss
 
 _LAST_ID = 2**31 - 1
 
@@ -200,14 +200,13 @@ class EliasModel(nn.Module):
         cluster_log = self.unsaturated_log(embedding)
         beam = self.training_beam(cluster_log, parents, sizes.beam_size)
         found = self.search(cluster_log, beam, sizes.shortlist_size, positives, gradients=gradients)
-        logits = label_logits(
-            embedding, self.labels.weight, self.labels.bias, found.labels, gradients
-        )
+        weight, bias = self.labels.weight, self.labels.bias
         if gradients is not None:
-            classification = fused_classification_loss(
-                logits, found.log_scores, found.labels, positives, self.n_labels
+            classification = label_loss(
+                embedding, found.log_scores, weight, bias, found.labels, positives, gradients
             )
         else:
+            logits = label_logits(embedding, weight, bias, found.labels)
             relevant = is_member(found.labels, positives, self.n_labels)
             stored = found.labels < self.n_labels
             classification = classification_loss(logits, found.log_scores, relevant, stored)
