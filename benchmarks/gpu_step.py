@@ -247,16 +247,22 @@ def kernel_times(shape, model, batches, repeat, label_state):
         "adamw labels": on(move_labels),
         "adamw edges": on(move_edges),
     }
+    times = each(works, repeat)
+    labels = cases[0][4].labels
+    times["touched labels"] = float(labels.unique().numel())
+    return times
+
+
+def each(works, repeat):
+    """Return the median time of each, None for one that fails: it must not hide the others."""
     times = {}
     for name, work in works.items():
         try:
             with torch.no_grad():
                 times[name] = median_ms(work, repeat)
-        except Exception as error:  # one kernel must not hide the others
+        except Exception as error:
             times[name] = None
             print(f"# {name}: {type(error).__name__}: {error}", flush=True)
-    labels = cases[0][4].labels
-    times["touched labels"] = float(labels.unique().numel())
     return times
 
 
