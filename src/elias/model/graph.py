@@ -8,6 +8,9 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
+from elias.kernels.device import runs_triton
+from elias.kernels.paths import edge_log
+
 
 class LabelGraph(nn.Module):
     """Row-sparse adjacency A from C clusters to L labels, as two tensors of C×E.
@@ -63,6 +66,11 @@ class LabelGraph(nn.Module):
         empty = self.edge_labels >= self.n_labels
         if not self.learned:
             return torch.zeros(empty.shape, device=empty.device).masked_fill(empty, -math.inf)
+        no_gradient = not torch.is_grad_enabled() and self.removed_log is None
+        if no_gradient and runs_triton(self.edge_logits):
+            return edge_log(
+                self.edge_logits, self.edge_labels, n_labels=self.n_labels, beta=self.beta
+            )
         return math.log(self.beta) + self._log_shares(empty)
 
     def _log_shares(self, empty: Bool[Tensor, "C E"]) -> Float[Tensor, "C E"]:
