@@ -1,5 +1,6 @@
 """The paper's experiments by the command line: numbers, resuming, refusals."""
 
+import dataclasses
 import json
 import shutil
 import statistics
@@ -87,7 +88,8 @@ def test_an_ablation_has_a_line_for_each_component_and_control(ablation):
 
     table = results(folder, "ablation")["table"]
     assert [line["title"] for line in table] == [
-        *("stage1", "+ stage2 (learned index)", "+ ranker", "+ calibration", "+ ensemble of 2"),
+        *("stage1", "+ stage2 (learned index)", "+ ranker", "+ calibration"),
+        *("+ calibration, mixed as 0.3·T + 0.7·p·q", "+ ensemble of 2"),
         "fixed index throughout",
         *("one-vs-all", "one-vs-all + ranker", "one-vs-all + calibration"),
     ]
@@ -106,6 +108,16 @@ def test_the_numbers_of_an_ablation_are_those_of_evaluate(ablation, data):
     for name in ("fixed/stage2", "one-vs-all/calibrate"):
         row = rows[name, 0]
         same(row, evaluated(folder / row["run"], data))
+
+
+def test_the_other_mixture_is_that_of_a_model_told_to_use_it(ablation, data):
+    folder, _ = ablation
+    row = rows_of(folder, "ablation")["elias/calibrate-blend", 0]
+    model = Elias.from_pretrained(folder / row["run"], device="cpu")
+
+    model.reranker = dataclasses.replace(model.reranker, mixture="blend")
+
+    same(row, model.evaluate(load_corpus(data)))
 
 
 def test_the_ensemble_is_the_one_that_training_makes(ablation, data):

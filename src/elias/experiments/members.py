@@ -13,12 +13,14 @@ from elias.experiments.measuring import component_rows, judged, model_ms
 from elias.experiments.models import Models
 from elias.experiments.plan import Task
 from elias.experiments.rows import MEGABYTES, MS_PER_POINT, TRAIN_SECONDS, Row
-from elias.pipeline.predictor import ENSEMBLE
+from elias.pipeline.predictor import CALIBRATE, ENSEMBLE
+from elias.rerank.calibration import MIXTURES
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from elias.config import EliasConfig
+    from elias.experiments.models import Kept
     from elias.experiments.plan import Setting
 
 OURS = "elias"
@@ -92,7 +94,25 @@ class OwnModel:
         components = kept.model.facts["metrics"] if self.stages else kept.model.components
         timed = self.setting if self.timed else None
         rows = component_rows(kept, components, OURS, self.title, timed)
+        if self.stages and CALIBRATE in kept.model.components:
+            rows.append(self._other_mixture(kept, rows[-1]))
         return [replace(row, settings={**row.settings, "member": member}) for row in rows]
+
+    def _other_mixture(self, kept: Kept, calibrated: Row) -> Row:
+        """Return the row of the calibrated model as the mixture would rank that it does not use."""
+        reranker = kept.model.reranker
+        assert reranker is not None
+        other = next(name for name in MIXTURES if name != reranker.mixture)
+        model = kept.model.joined_by((), kept.model.config)
+        model.reranker = replace(reranker, mixture=other)
+        found = model.predict_split(self.setting.corpus.split("test"))
+        return replace(
+            calibrated,
+            name=f"{OURS}/{CALIBRATE}-{other}",
+            title=f"{calibrated.title}, mixed as {MIXTURES[other]}",
+            metrics=judged(found, self.setting),
+            settings={**calibrated.settings, "mixture": other},
+        )
 
     def _ensemble(self, seed: int) -> list[Row]:
         kept = []

@@ -22,6 +22,8 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 Mixture: TypeAlias = Literal["sum", "blend"]
+MIXTURES: dict[Mixture, str] = {"sum": "T + p·q", "blend": "0.3·T + 0.7·p·q"}
+"""How T and p·q make the final score: as in the paper, and as in its program."""
 
 _N_QUESTIONS = 4  # p, q, p·q and the label's frequency
 _KINDS: dict[str, type] = {
