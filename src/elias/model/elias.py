@@ -243,12 +243,7 @@ def best_labels(
     labels: Int[Tensor, "B K"], log_p: Float[Tensor, "B K"], top_k: int, n_labels: int
 ) -> tuple[Int[Tensor, "B k"], Float[Tensor, "B k"]]:
     """Return the k best by log p and their p, equal ones by label id; L and 0 where it is -inf."""
-    if log_p.is_cuda:
-        order = _top_of(labels, log_p, min(top_k, labels.shape[1]))
-    else:
-        order = labels.argsort(dim=1)
-        labels, log_p = labels.gather(1, order), log_p.gather(1, order)
-        order = log_p.argsort(dim=1, descending=True, stable=True)[:, :top_k]
+    order = _top_of(labels, log_p, min(top_k, labels.shape[1]))
     labels, log_p = labels.gather(1, order), log_p.gather(1, order)
     return labels.masked_fill(log_p == -math.inf, n_labels), log_p.exp()
 

@@ -46,6 +46,13 @@ class LabelGraph(nn.Module):
         self.register_buffer("removed_log", removed_log)
         logits = torch.zeros(edge_labels.shape) if edge_logits is None else edge_logits
         self.edge_logits = nn.Parameter(logits, requires_grad=self.learned)  # a, (C, E)
+        self._kept: tuple[tuple[object, ...], Tensor] | None = None
+
+    def train(self, mode: bool = True) -> LabelGraph:
+        """Begin or end training; what was kept for searching is forgotten when it begins."""
+        if mode:
+            self._kept = None
+        return super().train(mode)
 
     @property
     def n_clusters(self) -> int:
@@ -62,7 +69,19 @@ class LabelGraph(nn.Module):
         return self.unsaturated_log().clamp(max=0)
 
     def unsaturated_log(self) -> Float[Tensor, "C E"]:
-        """Return log(β · softmax_ℓ(a_c)), Eq. 5 before its min(1, ·); -inf where no edge is."""
+        """Return log(β · softmax_ℓ(a_c)), Eq. 5 before its min(1, ·); -inf where no edge is.
+
+        A model that only searches computes it once: for one text it would be most of the work.
+        """
+        if self.training or torch.is_grad_enabled():
+            return self._unsaturated_log()
+        tensors = (self.edge_logits, self.edge_labels, self.removed_log)
+        now = (self.beta, *((t.data_ptr(), t._version, t.device) for t in tensors if t is not None))
+        if self._kept is None or self._kept[0] != now:
+            self._kept = (now, self._unsaturated_log())
+        return self._kept[1]
+
+    def _unsaturated_log(self) -> Float[Tensor, "C E"]:
         empty = self.edge_labels >= self.n_labels
         if not self.learned:
             return torch.zeros(empty.shape, device=empty.device).masked_fill(empty, -math.inf)
