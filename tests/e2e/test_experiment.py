@@ -290,6 +290,18 @@ def test_a_sweep_of_what_training_needs_trains_each_value(data, tmp_path, traine
     assert (tmp_path / "sweep-lambda.svg").exists()
 
 
+@pytest.mark.parametrize(("component", "ranked"), [("stage2", False), ("rerank", True)])
+def test_a_sweep_trains_a_ranker_only_where_it_is_measured(data, tmp_path, component, ranked):
+    told = elias(
+        *("experiment", "sweep", "lambda", data, "--out", tmp_path, *SMALL, "--values", "0"),
+        *("--component", component),
+    )
+
+    assert told.code == 0, told.err
+    config = EliasConfig.from_file(tmp_path / "runs" / "lambda-0-seed0" / "config.json")
+    assert config.rerank.enabled is ranked
+
+
 def test_fewer_edges_than_the_shortlist_needs_shorten_it(data, tmp_path):
     told = elias(
         "experiment",
