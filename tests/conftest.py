@@ -6,6 +6,8 @@ import os
 
 # Before torch is imported: threads that spin while they wait slow down a machine that is shared.
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")
+# Before triton is imported: its kernels run in its interpreter, on the CPU.
+os.environ.setdefault("TRITON_INTERPRET", "1")
 
 import random
 import socket

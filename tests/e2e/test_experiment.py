@@ -1,7 +1,9 @@
 """The paper's experiments by the command line: numbers, resuming, refusals."""
 
+import dataclasses
 import json
 import shutil
+import statistics
 from pathlib import Path
 from xml.etree import ElementTree
 
@@ -52,6 +54,7 @@ def rows_of(folder, name):
         (row["name"], row["seed"]): row
         for task in results(folder, name)["tasks"]
         for row in task["rows"]
+        if row["settings"].get("member", 0) == 0
     }
 
 
@@ -85,7 +88,8 @@ def test_an_ablation_has_a_line_for_each_component_and_control(ablation):
 
     table = results(folder, "ablation")["table"]
     assert [line["title"] for line in table] == [
-        *("stage1", "+ stage2 (learned index)", "+ ranker", "+ calibration", "+ ensemble of 2"),
+        *("stage1", "+ stage2 (learned index)", "+ ranker", "+ calibration"),
+        *("+ calibration, mixed as 0.3·T + 0.7·p·q", "+ ensemble of 2"),
         "fixed index throughout",
         *("one-vs-all", "one-vs-all + ranker", "one-vs-all + calibration"),
     ]
@@ -106,6 +110,16 @@ def test_the_numbers_of_an_ablation_are_those_of_evaluate(ablation, data):
         same(row, evaluated(folder / row["run"], data))
 
 
+def test_the_other_mixture_is_that_of_a_model_told_to_use_it(ablation, data):
+    folder, _ = ablation
+    row = rows_of(folder, "ablation")["elias/calibrate-blend", 0]
+    model = Elias.from_pretrained(folder / row["run"], device="cpu")
+
+    model.reranker = dataclasses.replace(model.reranker, mixture="blend")
+
+    same(row, model.evaluate(load_corpus(data)))
+
+
 def test_the_ensemble_is_the_one_that_training_makes(ablation, data):
     folder, _ = ablation
     config = EliasConfig.from_file(folder / "runs" / "elias-seed1" / "config.json")
@@ -121,17 +135,22 @@ def test_the_ensemble_is_the_one_that_training_makes(ablation, data):
     )
 
 
-def test_the_table_has_means_and_deviations_over_seeds(ablation):
+def test_the_table_has_means_and_deviations_over_seeds_and_members(ablation):
     folder, _ = ablation
-    rows = rows_of(folder, "ablation")
-    line = next(
-        line for line in results(folder, "ablation")["table"] if line["name"] == "elias/rerank"
-    )
+    found = results(folder, "ablation")
+    rows = [row for task in found["tasks"] for row in task["rows"]]
+    line = next(line for line in found["table"] if line["name"] == "elias/rerank")
 
-    first, second = (rows["elias/rerank", seed]["metrics"]["P@5"] for seed in (0, 1))
+    values = {
+        (row["seed"], row["settings"]["member"]): row["metrics"]["P@5"]
+        for row in rows
+        if row["name"] == "elias/rerank"
+    }
 
-    assert line["mean"]["P@5"] == pytest.approx((first + second) / 2)
-    assert line["std"]["P@5"] == pytest.approx(abs(first - second) / 2**0.5)
+    assert set(values) == {(0, 0), (0, 1), (1, 0), (1, 1)}
+    assert line["mean"]["P@5"] == pytest.approx(statistics.fmean(values.values()))
+    assert line["std"]["P@5"] == pytest.approx(statistics.stdev(values.values()))
+    assert line["n_seeds"] == 4
     markdown = (folder / "ablation.md").read_text(encoding="utf8")
     assert f"| {line['mean']['P@5']:.2f} ± {line['std']['P@5']:.2f} |" in markdown
 
@@ -269,6 +288,18 @@ def test_a_sweep_of_what_training_needs_trains_each_value(data, tmp_path, traine
     config = EliasConfig.from_file(tmp_path / "runs" / "lambda-0-seed0" / "config.json")
     assert [stage.shortlist_loss_weight for stage in config.stages] == [0.0, 0.0]
     assert (tmp_path / "sweep-lambda.svg").exists()
+
+
+@pytest.mark.parametrize(("component", "ranked"), [("stage2", False), ("rerank", True)])
+def test_a_sweep_trains_a_ranker_only_where_it_is_measured(data, tmp_path, component, ranked):
+    told = elias(
+        *("experiment", "sweep", "lambda", data, "--out", tmp_path, *SMALL, "--values", "0"),
+        *("--component", component),
+    )
+
+    assert told.code == 0, told.err
+    config = EliasConfig.from_file(tmp_path / "runs" / "lambda-0-seed0" / "config.json")
+    assert config.rerank.enabled is ranked
 
 
 def test_fewer_edges_than_the_shortlist_needs_shorten_it(data, tmp_path):

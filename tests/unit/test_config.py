@@ -377,11 +377,6 @@ def test_a_stage_that_learns_a_graph_is_refused_where_there_is_none():
         EliasConfig.preset("mesh-titles").override({"index.kind": "all"})
 
 
-def test_compact_labels_are_refused_with_a_graph():
-    with pytest.raises(ConfigError, match=r"index\.label_storage is 'compact', which takes index"):
-        EliasConfig().override({"index.label_storage": "compact"})
-
-
 def test_one_vs_all_resolves_to_one_cluster_of_all_labels_whatever_sizes_were_given():
     config = EliasConfig().override({"index.kind": "all", "index.n_clusters": 64, "index.beta": 9})
 

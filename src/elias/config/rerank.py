@@ -40,11 +40,14 @@ class RerankConfig:
     transform: Literal["l3-hinge", "sigmoid"] = "l3-hinge"
     """How a margin s becomes q: exp(−max(1−s, 0)³), or σ(s)."""
     calibrate: bool = True
-    """Fit the decision tree T (appendix C.2) on the validation points, where there are any."""
+    """Fit the decision trees T (appendix C.2) on the validation points, where there are any."""
+    trees: int = 20
+    """How many trees T is the mean of, each grown on its own draw of the pairs of a point and a
+    label; 1 in the paper, grown on all of them."""
     tree_depth: int = 5
-    """How many questions the tree may ask."""
-    tree_leaf: int = 100
-    """Pairs of a point and a label that each answer of the tree must rest on; 1 in the paper."""
+    """How many questions a tree may ask."""
+    tree_leaf: int = 20
+    """Pairs that each answer of a tree must rest on; 1 in the paper."""
     mixture: Literal["sum", "blend"] = "sum"
     """Final score: ``sum``, T + p·q as in the paper; ``blend``, 0.3·T + 0.7·p·q as in its
     program."""
@@ -56,6 +59,7 @@ class RerankConfig:
             "min_count",
             "max_features",
             "max_iterations",
+            "trees",
             "tree_depth",
             "tree_leaf",
         ):

@@ -36,6 +36,9 @@ class EncoderConfig:
     """transformer: trade time for memory."""
     precision: Literal["auto", "float32", "bfloat16"] = "auto"
     """transformer: ``auto`` is bfloat16 autocast on a GPU and float32 on a CPU."""
+    compile: Literal["off", "on", "graphs"] = "off"
+    """transformer, on a GPU: ``on`` compiles it with torch.compile, a minute or two at the start;
+    ``graphs`` captures it in CUDA graphs as well, which pays for batches of few tokens."""
     dim: int = 256
     """bag: D, the width of φ."""
     hidden_dim: int = 512
@@ -82,8 +85,9 @@ class IndexConfig:
     kind: Literal["graph", "all"] = "graph"
     """``graph``: labels are found through clusters; ``all``: every label is scored (one-vs-all)."""
     label_storage: Literal["full", "compact"] = "full"
-    """all: ``full``: W_L and AdamW's moments in float32, 12 bytes a weight while training;
-    ``compact``: W_L and the first moment in bfloat16, one second moment a label, 4 bytes."""
+    """``full``: W_L and AdamW's moments in float32, 12 bytes a weight while training; ``compact``:
+    W_L and the first moment in bfloat16, one second moment a label, 4 bytes. With a graph it takes
+    a GPU."""
     n_clusters: int | None = None
     """C; a power of two keeps the clusters equal. Derived: 2^⌈log2(L/100)⌉, more for few labels."""
     edges_per_cluster: int | None = None
@@ -284,10 +288,6 @@ class EliasConfig:
     def _fit_stages_to_index(self) -> None:
         """Take the usual stages of the kind of index where none were given; check given ones."""
         if self.index.kind == "graph":
-            need(
-                self.index.label_storage == "full",
-                "index.label_storage is 'compact', which takes index.kind='all'; set it to 'full'",
-            )
             return
         if self.stages == DEFAULT_STAGES:
             object.__setattr__(self, "stages", ONE_VS_ALL_STAGES)  # frozen, and not yet seen

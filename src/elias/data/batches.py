@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import threading
+from contextlib import suppress
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from queue import Full, Queue
+from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar
 
 import numpy as np
 import torch
@@ -11,13 +14,16 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterable, Iterator
 
     from numpy.typing import NDArray
     from scipy.sparse import csr_matrix
 
     from elias.data.tokens import Tokens
 
+T = TypeVar("T")
+
+_WAIT_SECONDS = 0.1
 _LIKE_LENGTH_BATCHES = 50  # texts are sorted by length within this many batches
 
 
@@ -44,6 +50,15 @@ class TokenBatch:
             weights=None if self.weights is None else send(self.weights, device),
         )
 
+    def pinned(self) -> TokenBatch:
+        """Return the batch in memory that a GPU reads without help."""
+        return TokenBatch(
+            ids=self.ids.pin_memory(),
+            offsets=self.offsets.pin_memory(),
+            longest=self.longest,
+            weights=None if self.weights is None else self.weights.pin_memory(),
+        )
+
     def lengths(self) -> Int[Tensor, " B"]:
         """Return the number of tokens of each text."""
         return self.offsets[1:] - self.offsets[:-1]
@@ -54,6 +69,80 @@ def send(tensor: Tensor, device: torch.device) -> Tensor:
     if device.type == "cuda":
         return tensor.pin_memory().to(device, non_blocking=True)
     return tensor.to(device)
+
+
+class Received(NamedTuple):
+    """A tensor on its way to the host."""
+
+    tensor: Tensor
+    arrival: torch.cuda.Event | None
+
+    def wait(self) -> Tensor:
+        """Return the tensor once it has arrived."""
+        if self.arrival is not None:
+            self.arrival.synchronize()
+        return self.tensor
+
+
+def receive(tensor: Tensor) -> Received:
+    """Send a tensor from its device to the host without waiting for it."""
+    if not tensor.is_cuda:
+        return Received(tensor, None)
+    copy = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)
+    copy.copy_(tensor, non_blocking=True)
+    make_event: Any = torch.cuda.Event
+    arrival: torch.cuda.Event = make_event()
+    arrival.record(torch.cuda.current_stream(tensor.device))
+    return Received(copy, arrival)
+
+
+def ahead(items: Iterable[T], depth: int = 3) -> Iterator[T]:
+    """Yield the items, made by a thread of their own and up to ``depth`` in advance.
+
+    What goes wrong there is raised here. The thread ends with the iterator, used up or not.
+    """
+    maker = _Maker(items, depth)
+    maker.start()
+    try:
+        yield from maker.taken()
+    finally:
+        maker.stopped.set()
+        maker.join()
+
+
+class _Maker(threading.Thread, Generic[T]):
+    """Puts items into a queue until they end, fail, or nobody wants them."""
+
+    def __init__(self, items: Iterable[T], depth: int) -> None:
+        super().__init__(name="elias-batches", daemon=True)
+        self._items = items
+        self._made: Queue[tuple[T] | None] = Queue(depth)
+        self._failure: BaseException | None = None
+        self.stopped = threading.Event()
+
+    def run(self) -> None:
+        """Make the items."""
+        try:
+            for item in self._items:
+                self._put((item,))
+                if self.stopped.is_set():
+                    return
+        except BaseException as error:  # whatever it is, the consumer must hear of it
+            self._failure = error
+        self._put(None)
+
+    def _put(self, made: tuple[T] | None) -> None:
+        while not self.stopped.is_set():
+            with suppress(Full):
+                self._made.put(made, timeout=_WAIT_SECONDS)
+                return
+
+    def taken(self) -> Iterator[T]:
+        """Yield what was made; raise what went wrong."""
+        while (made := self._made.get()) is not None:
+            yield made[0]
+        if self._failure is not None:
+            raise self._failure
 
 
 def collate(tokens: Tokens, rows: NDArray[np.int64]) -> TokenBatch:

@@ -16,8 +16,9 @@ from functools import cached_property
 from typing import TYPE_CHECKING
 
 import numpy as np
-from scipy.sparse import csr_matrix, hstack, vstack
+from scipy.sparse import csr_matrix, vstack
 
+from elias.data.weighing import weigh_terms
 from elias.progress import track
 
 if TYPE_CHECKING:
@@ -157,7 +158,7 @@ class Featurizer:
         """Return the texts' features (N, words + n-grams), float32; unknown ones are left out."""
         starts = range(0, len(texts), _CHUNK)
         chunks = [
-            self._weigh(*self._lookup.count(texts[start : start + _CHUNK]))
+            self._weigh(*self._lookup.terms(texts[start : start + _CHUNK]))
             for start in (track(starts, "Reading words") if len(starts) > 1 else starts)
         ]
         if not chunks:
@@ -168,13 +169,9 @@ class Featurizer:
     def _lookup(self) -> _Lookup:
         return _Lookup(self)
 
-    def _weigh(self, words: csr_matrix, ngrams: csr_matrix) -> csr_matrix:
-        idf = self.idf
-        blocks = [
-            _unit_rows(words, idf[: len(self.words)]),
-            _unit_rows(ngrams, idf[len(self.words) :]),
-        ]
-        return hstack(blocks, format="csr", dtype=np.float32)
+    def _weigh(self, starts: NDArray[np.int64], terms: NDArray[np.int32]) -> csr_matrix:
+        indptr, indices, data = weigh_terms(starts, terms, self.idf, len(self.words))
+        return csr_matrix((data, indices, indptr), shape=(len(starts) - 1, self.n_features))
 
 
 class _Lookup:
@@ -182,25 +179,23 @@ class _Lookup:
 
     def __init__(self, featurizer: Featurizer) -> None:
         self._word_id = {word: i for i, word in enumerate(featurizer.words)}
-        self._ngram_id = {ngram: i for i, ngram in enumerate(featurizer.ngrams)}
+        first = len(featurizer.words)
+        self._ngram_id = {ngram: i for i, ngram in enumerate(featurizer.ngrams, start=first)}
         self._span = featurizer.char_ngrams
         self._longest_run = featurizer.word_ngrams
         self._ngrams_of_word: dict[str, list[int]] = {}
 
-    def count(self, texts: Sequence[str]) -> tuple[csr_matrix, csr_matrix]:
-        """Return how often each word and each n-gram stands in each text."""
-        word_rows: list[list[int]] = []
-        ngram_rows: list[list[int]] = []
+    def terms(self, texts: Sequence[str]) -> tuple[NDArray[np.int64], NDArray[np.int32]]:
+        """Return where each text starts, and the ids of its words and n-grams in no order."""
+        rows: list[list[int]] = []
         for text in texts:
             words = words_of(text)
             runs = word_runs(words, self._longest_run)
             ids = [i for i in map(self._word_id.get, runs) if i is not None]
-            word_rows.append(ids)
-            ngram_rows.append([i for word in words for i in self._ngrams(word)])
-        return (
-            _counts(word_rows, len(self._word_id)),
-            _counts(ngram_rows, len(self._ngram_id)),
-        )
+            for word in words:
+                ids.extend(self._ngrams(word))
+            rows.append(ids)
+        return _joined(rows)
 
     def _ngrams(self, word: str) -> list[int]:
         found = self._ngrams_of_word.get(word)
@@ -213,10 +208,15 @@ class _Lookup:
         return found
 
 
+def _joined(rows: list[list[int]]) -> tuple[NDArray[np.int64], NDArray[np.int32]]:
+    starts = np.zeros(len(rows) + 1, dtype=np.int64)
+    np.cumsum([len(row) for row in rows], out=starts[1:])
+    ids = np.fromiter((i for row in rows for i in row), dtype=np.int32, count=int(starts[-1]))
+    return starts, ids
+
+
 def _counts(rows: list[list[int]], n_columns: int) -> csr_matrix:
-    indptr = np.zeros(len(rows) + 1, dtype=np.int64)
-    np.cumsum([len(row) for row in rows], out=indptr[1:])
-    indices = np.fromiter((i for row in rows for i in row), dtype=np.int32, count=int(indptr[-1]))
+    indptr, indices = _joined(rows)
     data = np.ones(len(indices), dtype=np.float32)
     counts = csr_matrix((data, indices, indptr), shape=(len(rows), n_columns))
     counts.sum_duplicates()
@@ -277,13 +277,6 @@ def _most_frequent(
         order = np.argsort(-frequency[enough], kind="stable")
         enough = np.sort(enough[order[:max_features]])
     return enough.astype(np.int64)
-
-
-def _unit_rows(counts: csr_matrix, idf: NDArray[np.float32]) -> csr_matrix:
-    """Weigh counts by (1 + log tf)·idf and scale every row to length 1."""
-    weighed = counts.copy()
-    weighed.data = (1 + np.log(weighed.data)) * idf[weighed.indices]
-    return unit_rows(weighed)
 
 
 def unit_rows(matrix: csr_matrix) -> csr_matrix:

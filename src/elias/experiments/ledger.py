@@ -161,7 +161,9 @@ class _Ledger:
     def _markdown(self, lines: list[Line], *, finished: bool) -> str:
         plan, setting = self.plan, self.plan.setting
         seeds = ", ".join(map(str, setting.seeds))
-        over = f"Mean ± standard deviation over the seeds {seeds}." if setting.seeds[1:] else ""
+        models = [f"the seeds {seeds}"] if setting.seeds[1:] else []
+        models += ["the members of the ensemble"] if plan.options.get("members", 1) > 1 else []
+        over = f"Mean ± standard deviation over {' and '.join(models)}." if models else ""
         said = [
             f"On the {len(setting.corpus.split('test')):,} test points, in percent. {over}".strip(),
             *plan.remarks,

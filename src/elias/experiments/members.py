@@ -13,12 +13,14 @@ from elias.experiments.measuring import component_rows, judged, model_ms
 from elias.experiments.models import Models
 from elias.experiments.plan import Task
 from elias.experiments.rows import MEGABYTES, MS_PER_POINT, TRAIN_SECONDS, Row
-from elias.pipeline.predictor import ENSEMBLE
+from elias.pipeline.predictor import CALIBRATE, ENSEMBLE
+from elias.rerank.calibration import MIXTURES
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from elias.config import EliasConfig
+    from elias.experiments.models import Kept
     from elias.experiments.plan import Setting
 
 OURS = "elias"
@@ -62,30 +64,55 @@ class OwnModel:
         return {run_name(OURS, seed, i): first.member(i) for i in range(self.members)}
 
     def tasks(self, seed: int) -> list[Task]:
-        """Return the tasks of one seed: the first member, then the ensemble."""
+        """Return the tasks of one seed: each member by itself, then the ensemble."""
         runs = self.runs(seed)
-        (name, config), *others = runs.items()
-        single = Task(
-            name=name,
-            title=f"the model, seed {seed}",
-            decided_by={"config": config.to_dict(), "timed": self.timed, "stages": self.stages},
-            measure=lambda: self._single(name, config),
-        )
-        if not others:
-            return [single]
+        alone = [
+            self._alone(seed, member, name, config)
+            for member, (name, config) in enumerate(runs.items())
+        ]
+        if self.members == 1:
+            return alone
         together = Task(
             name=run_name(ENSEMBLE, seed),
             title=f"the ensemble of {self.members}, seed {seed}",
             decided_by={"members": [c.to_dict() for c in runs.values()], "timed": self.timed},
             measure=lambda: self._ensemble(seed),
         )
-        return [single, together]
+        return [*alone, together]
 
-    def _single(self, name: str, config: EliasConfig) -> list[Row]:
+    def _alone(self, seed: int, member: int, name: str, config: EliasConfig) -> Task:
+        which = f"member {member + 1} of {self.members}" if member else "the model"
+        return Task(
+            name=name,
+            title=f"{which}, seed {seed}",
+            decided_by={"config": config.to_dict(), "timed": self.timed, "stages": self.stages},
+            measure=lambda: self._single(name, config, member),
+        )
+
+    def _single(self, name: str, config: EliasConfig, member: int) -> list[Row]:
         kept = self.models.get(name, config)
         components = kept.model.facts["metrics"] if self.stages else kept.model.components
         timed = self.setting if self.timed else None
-        return component_rows(kept, components, OURS, self.title, timed)
+        rows = component_rows(kept, components, OURS, self.title, timed)
+        if self.stages and CALIBRATE in kept.model.components:
+            rows.append(self._other_mixture(kept, rows[-1]))
+        return [replace(row, settings={**row.settings, "member": member}) for row in rows]
+
+    def _other_mixture(self, kept: Kept, calibrated: Row) -> Row:
+        """Return the row of the calibrated model as the mixture would rank that it does not use."""
+        reranker = kept.model.reranker
+        assert reranker is not None
+        other = next(name for name in MIXTURES if name != reranker.mixture)
+        model = kept.model.joined_by((), kept.model.config)
+        model.reranker = replace(reranker, mixture=other)
+        found = model.predict_split(self.setting.corpus.split("test"))
+        return replace(
+            calibrated,
+            name=f"{OURS}/{CALIBRATE}-{other}",
+            title=f"{calibrated.title}, mixed as {MIXTURES[other]}",
+            metrics=judged(found, self.setting),
+            settings={**calibrated.settings, "mixture": other},
+        )
 
     def _ensemble(self, seed: int) -> list[Row]:
         kept = []

@@ -41,15 +41,16 @@ class Row:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Line:
-    """A line of the table: the mean over seeds."""
+    """A line of the table: the mean over seeds, and over members where each has a row."""
 
     name: str
     title: str
     n_seeds: int
+    """How many rows it is the mean of."""
     mean: Mapping[str, float]
     """Of every metric and cost."""
     std: Mapping[str, float]
-    """The standard deviation over seeds (of a sample); empty where there is one seed."""
+    """The standard deviation over rows (of a sample); empty where there is one."""
     settings: Mapping[str, Any]
     note: str
 

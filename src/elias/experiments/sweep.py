@@ -7,7 +7,7 @@ varied when predicting, with one model.
 from __future__ import annotations
 
 from copy import copy
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import TYPE_CHECKING
 
@@ -20,6 +20,7 @@ from elias.experiments.parameters import parameter_called
 from elias.experiments.plan import Plan, Task
 from elias.experiments.rows import MS_PER_POINT, TRAIN_SECONDS, Row
 from elias.experiments.tables import Table
+from elias.pipeline.predictor import CALIBRATE, RERANK
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -97,8 +98,11 @@ class _Sweep:
         config = self.parameter.change(base, value).resolve(
             len(self.setting.corpus.train), self.setting.corpus.n_labels
         )
-        name = OURS if config == base else f"{self.name}-{value:.12g}"
-        return run_name(name, seed), config
+        if config == base:
+            return run_name(OURS, seed), base
+        if self.component not in (RERANK, CALIBRATE):  # what is not measured need not be trained
+            config = replace(config, rerank=replace(config.rerank, enabled=False))
+        return run_name(f"{self.name}-{value:.12g}", seed), config
 
     def task(self, value: float, seed: int) -> Task:
         """Return the task of one value and one seed."""

@@ -1,8 +1,9 @@
 """Products with a few rows of a large table, and gradients that touch those rows only.
 
 On the CPU a table's gradient comes as a sparse tensor holding one row per row touched, which
-`elias.training.optim` updates in place. On a GPU the logits of a shortlist are taken out of one
-dense product while that fits, else gathered in pieces.
+`elias.training.optim` updates in place. On a GPU Triton kernels do the same, or leave what the
+gradient is made of to the optimiser (`IndexGradients`); without Triton the logits of a shortlist
+are taken out of one dense product while that fits, else gathered in pieces.
 """
 
 from __future__ import annotations
@@ -15,6 +16,8 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from elias.kernels import compiled
+from elias.kernels.device import runs_triton
+from elias.kernels.gradients import IndexGradients
 
 _DENSE_LOGITS = 2**30  # up to this many B·L logits a GPU computes them all: faster than gathering
 _GATHERED = 2**27  # else at most this many gathered weights at a time
@@ -25,13 +28,24 @@ def label_logits(
     weight: Float[Tensor, "L D"],
     bias: Float[Tensor, " L"],
     labels: Int[Tensor, "B K"],
+    gradients: IndexGradients | None = None,
 ) -> Float[Tensor, "B K"]:
-    """Return w_ℓ·φ + bias_ℓ for the K labels of each point; a padded label (= L) gives 0."""
-    if embedding.is_cuda:
-        return _logits_torch(embedding, weight, bias, labels)
-    logits: Tensor = _LabelLogits.apply(  # type: ignore[no-untyped-call]
-        embedding, weight, bias, labels
-    )
+    """Return w_ℓ·φ + bias_ℓ for the K labels of each point; a padded label (= L) gives 0.
+
+    With ``gradients`` weights and biases get no gradient themselves: the backward pass leaves
+    there what it is made of. That takes Triton.
+    """
+    logits: Tensor
+    if gradients is not None or runs_triton(embedding):
+        logits = _LabelLogitsTriton.apply(  # type: ignore[no-untyped-call]
+            embedding, weight, bias, labels, gradients
+        )
+    elif embedding.is_cuda:
+        logits = _logits_torch(embedding, weight, bias, labels)
+    else:
+        logits = _LabelLogits.apply(  # type: ignore[no-untyped-call]
+            embedding, weight, bias, labels
+        )
     return logits
 
 
@@ -126,6 +140,39 @@ class _LabelLogits(torch.autograd.Function):
             _sparse(rows, sums, bias.shape),
             None,
         )
+
+
+class _LabelLogitsTriton(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any,
+        embedding: Tensor,
+        weight: Tensor,
+        bias: Tensor,
+        labels: Tensor,
+        gradients: IndexGradients | None,
+    ) -> Tensor:
+        from elias.kernels import triton_rows
+
+        ctx.save_for_backward(embedding, weight, bias, labels)
+        ctx.gradients = gradients
+        return triton_rows.gather_dot(embedding, weight, bias, labels)
+
+    @staticmethod
+    def backward(
+        ctx: Any, *grads: Tensor
+    ) -> tuple[Tensor, Tensor | None, Tensor | None, None, None]:
+        from elias.kernels import triton_rows
+
+        embedding, weight, bias, labels = ctx.saved_tensors
+        by_embedding = triton_rows.gather_sum(grads[0], weight, labels)
+        if ctx.gradients is not None:
+            ctx.gradients.add_pairs(labels, grads[0], embedding)
+            return by_embedding, None, None, None, None
+        pairs = triton_rows.pair_rows(labels, grads[0], embedding)
+        rows, gradient, sums = triton_rows.summed_rows(pairs, len(weight))
+        by_weight = _sparse(rows, gradient.to(weight.dtype), weight.shape)
+        return by_embedding, by_weight, _sparse(rows, sums, bias.shape), None, None
 
 
 class _BagSum(torch.autograd.Function):

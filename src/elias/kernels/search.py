@@ -11,6 +11,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from elias.kernels import compiled
+from elias.kernels.device import runs_triton
 
 
 class Expansion(NamedTuple):
@@ -40,7 +41,9 @@ def expand_beam(
     many labels share the highest score there is, and of equal scores the one with more behind it
     goes first, then the lower label id. An edge of -inf is no edge; a beam slot of C is empty.
     """
-    run = _expand_torch if beam.is_cuda else _expand_compiled
+    run = _expand_compiled
+    if beam.is_cuda:
+        run = _expand_triton if runs_triton(beam) else _expand_torch
     with torch.no_grad():
         return run(beam, beam_log, edge_labels, edge_log, wanted, n_labels, shortlist_size)
 
@@ -70,6 +73,24 @@ def _expand_compiled(
         (labels, paths, wanted_paths),
     )
     return Expansion(*(torch.from_numpy(part) for part in (labels, paths, wanted_paths)))
+
+
+def _expand_triton(
+    beam: Tensor,
+    beam_log: Tensor,
+    edge_labels: Tensor,
+    edge_log: Tensor,
+    wanted: Tensor,
+    n_labels: int,
+    shortlist_size: int,
+) -> Expansion:
+    from elias.kernels import triton_search
+
+    return Expansion(
+        *triton_search.expand_beam(
+            beam, beam_log, edge_labels, edge_log, wanted, n_labels, shortlist_size
+        )
+    )
 
 
 def _expand_torch(

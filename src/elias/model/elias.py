@@ -11,9 +11,15 @@ from torch import Tensor, nn
 
 from elias.data.batches import TokenBatch
 from elias.kernels import expand_beam, label_logits
+from elias.kernels.device import runs_triton
+from elias.kernels.gradients import IndexGradients
+from elias.kernels.paths import path_log
+from elias.kernels.search import sortable
 from elias.model.encoder import TextEncoder
 from elias.model.graph import LabelGraph
-from elias.model.losses import classification_loss, shortlist_loss
+from elias.model.losses import classification_loss, label_loss, shortlist_loss
+
+_LAST_ID = 2**31 - 1
 
 
 class SearchSizes(NamedTuple):
@@ -82,6 +88,11 @@ class EliasModel(nn.Module):
         """Return L."""
         return self.graph.n_labels
 
+    @torch.no_grad()
+    def compact(self) -> None:
+        """Hold W_L in bfloat16 from here on."""
+        self.labels.weight = nn.Parameter(self.labels.weight.to(torch.bfloat16))
+
     def cluster_log_scores(self, embedding: Float[Tensor, "B D"]) -> Float[Tensor, "B C"]:
         """Return log ŝ_c = min(0, log α + logsoftmax_c(ŵ_c·φ + bias_c)), Eq. 1."""
         return self.unsaturated_log(embedding).clamp(max=0)
@@ -101,12 +112,14 @@ class EliasModel(nn.Module):
         shortlist_size: int,
         wanted: Int[Tensor, "B Y"] | None = None,
         blocked: Bool[Tensor, " L"] | None = None,
+        gradients: IndexGradients | None = None,
     ) -> Shortlist:
         """Expand a beam of clusters into the K best labels, Eq. 4–6; no path to blocked ones.
 
-        ``cluster_log`` is `unsaturated_log`.
+        ``cluster_log`` is `unsaturated_log`. With ``gradients`` the edges' gradient goes there.
         """
-        edge_log = self.graph.unsaturated_log()
+        with torch.set_grad_enabled(torch.is_grad_enabled() and gradients is None):
+            edge_log = self.graph.unsaturated_log()
         if blocked is not None:
             known = self.graph.edge_labels.clamp(max=self.n_labels - 1)
             edge_log = edge_log.masked_fill(blocked[known], -math.inf)
@@ -123,6 +136,11 @@ class EliasModel(nn.Module):
         )
         reached = found.wanted_paths >= 0
         stored = found.labels < self.n_labels
+        if gradients is not None or (runs_triton(beam) and not torch.is_grad_enabled()):
+            paths = torch.cat([found.paths.masked_fill(~stored, -1), found.wanted_paths], dim=1)
+            scores = path_log(cluster_log, edge_log, beam, paths, gradients)
+            width = stored.shape[1]
+            return Shortlist(found.labels, scores[:, :width], scores[:, width:], reached)
         return Shortlist(
             labels=found.labels,
             log_scores=self._path_log(cluster_log, edge_log, beam, found.paths, stored),
@@ -170,20 +188,28 @@ class EliasModel(nn.Module):
         *,
         shortlist_weight: float,
         mean: bool,
+        gradients: IndexGradients | None = None,
     ) -> Losses:
         """Return L = L_c + λ·L_s for a batch.
 
         ``mean``: L_c over all B·K slots and L_s over all B·Y slots, as the paper's λ wants it;
-        else both are summed over a point's slots and averaged over points.
+        else both are summed over a point's slots and averaged over points. With ``gradients``
+        Triton kernels compute it, and W_L and A get theirs there instead of in ``.grad``.
         """
         embedding = self.encoder(tokens).float()
         cluster_log = self.unsaturated_log(embedding)
         beam = self.training_beam(cluster_log, parents, sizes.beam_size)
-        found = self.search(cluster_log, beam, sizes.shortlist_size, positives)
-        logits = label_logits(embedding, self.labels.weight, self.labels.bias, found.labels)
-        relevant = is_member(found.labels, positives, self.n_labels)
-        stored = found.labels < self.n_labels
-        classification = classification_loss(logits, found.log_scores, relevant, stored)
+        found = self.search(cluster_log, beam, sizes.shortlist_size, positives, gradients=gradients)
+        weight, bias = self.labels.weight, self.labels.bias
+        if gradients is not None:
+            classification = label_loss(
+                embedding, found.log_scores, weight, bias, found.labels, positives, gradients
+            )
+        else:
+            logits = label_logits(embedding, weight, bias, found.labels)
+            relevant = is_member(found.labels, positives, self.n_labels)
+            stored = found.labels < self.n_labels
+            classification = classification_loss(logits, found.log_scores, relevant, stored)
         shortlist = shortlist_loss(found.positive_log, found.reached)
         classification = classification / (found.labels.numel() if mean else len(positives))
         shortlist = shortlist / (positives.numel() if mean else len(positives))
@@ -217,11 +243,17 @@ def best_labels(
     labels: Int[Tensor, "B K"], log_p: Float[Tensor, "B K"], top_k: int, n_labels: int
 ) -> tuple[Int[Tensor, "B k"], Float[Tensor, "B k"]]:
     """Return the k best by log p and their p, equal ones by label id; L and 0 where it is -inf."""
-    order = labels.argsort(dim=1)
-    labels, log_p = labels.gather(1, order), log_p.gather(1, order)
-    order = log_p.argsort(dim=1, descending=True, stable=True)[:, :top_k]
+    order = _top_of(labels, log_p, min(top_k, labels.shape[1]))
     labels, log_p = labels.gather(1, order), log_p.gather(1, order)
     return labels.masked_fill(log_p == -math.inf, n_labels), log_p.exp()
+
+
+def _top_of(
+    labels: Int[Tensor, "B K"], log_p: Float[Tensor, "B K"], top_k: int
+) -> Int[Tensor, "B k"]:
+    """Return the places of the k best, descending, equal ones by label id, without a full sort."""
+    keys = (sortable(log_p) << 32) + (_LAST_ID - labels)
+    return keys.topk(top_k, dim=1).indices
 
 
 def is_member(

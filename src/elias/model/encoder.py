@@ -42,6 +42,9 @@ class TextEncoder(nn.Module):
     def table_names(self) -> set[str]:
         """Names of the parameters that are large tables, of which a step touches few rows."""
 
+    def prepare(self, device: torch.device) -> None:
+        """Get ready for long work on a device."""
+
     @abstractmethod
     def forward(self, batch: TokenBatch) -> Float[Tensor, "B D"]:
         """Return φ(x) for each text, with dropout while training."""

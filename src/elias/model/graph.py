@@ -8,6 +8,9 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
+from elias.kernels.device import runs_triton
+from elias.kernels.paths import edge_log
+
 
 class LabelGraph(nn.Module):
     """Row-sparse adjacency A from C clusters to L labels, as two tensors of C×E.
@@ -43,6 +46,13 @@ class LabelGraph(nn.Module):
         self.register_buffer("removed_log", removed_log)
         logits = torch.zeros(edge_labels.shape) if edge_logits is None else edge_logits
         self.edge_logits = nn.Parameter(logits, requires_grad=self.learned)  # a, (C, E)
+        self._kept: tuple[tuple[object, ...], Tensor] | None = None
+
+    def train(self, mode: bool = True) -> LabelGraph:
+        """Begin or end training; what was kept for searching is forgotten when it begins."""
+        if mode:
+            self._kept = None
+        return super().train(mode)
 
     @property
     def n_clusters(self) -> int:
@@ -59,10 +69,27 @@ class LabelGraph(nn.Module):
         return self.unsaturated_log().clamp(max=0)
 
     def unsaturated_log(self) -> Float[Tensor, "C E"]:
-        """Return log(β · softmax_ℓ(a_c)), Eq. 5 before its min(1, ·); -inf where no edge is."""
+        """Return log(β · softmax_ℓ(a_c)), Eq. 5 before its min(1, ·); -inf where no edge is.
+
+        A model that only searches computes it once: for one text it would be most of the work.
+        """
+        if self.training or torch.is_grad_enabled():
+            return self._unsaturated_log()
+        tensors = (self.edge_logits, self.edge_labels, self.removed_log)
+        now = (self.beta, *((t.data_ptr(), t._version, t.device) for t in tensors if t is not None))
+        if self._kept is None or self._kept[0] != now:
+            self._kept = (now, self._unsaturated_log())
+        return self._kept[1]
+
+    def _unsaturated_log(self) -> Float[Tensor, "C E"]:
         empty = self.edge_labels >= self.n_labels
         if not self.learned:
             return torch.zeros(empty.shape, device=empty.device).masked_fill(empty, -math.inf)
+        no_gradient = not torch.is_grad_enabled() and self.removed_log is None
+        if no_gradient and runs_triton(self.edge_logits):
+            return edge_log(
+                self.edge_logits, self.edge_labels, n_labels=self.n_labels, beta=self.beta
+            )
         return math.log(self.beta) + self._log_shares(empty)
 
     def _log_shares(self, empty: Bool[Tensor, "C E"]) -> Float[Tensor, "C E"]:

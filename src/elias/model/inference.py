@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections import deque
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 import torch
 
-from elias.data.batches import collate, n_batches, ordered_batches
+from elias.data.batches import Received, ahead, collate, n_batches, ordered_batches, receive
 from elias.progress import progress
 
 if TYPE_CHECKING:
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
     from elias.model.encoder import TextEncoder
 
 BATCH_SIZE = 256
+_IN_FLIGHT = 2  # batches whose results may still be on their way from a GPU
 
 
 class Ranked(NamedTuple):
@@ -45,10 +47,20 @@ def rank_all(
     width = min(top_k, sizes.shortlist_size, model.n_labels)
     ids = np.full((len(tokens), width), model.n_labels, dtype=np.int64)
     scores = np.zeros((len(tokens), width), dtype=np.float32)
+    kept: deque[tuple[NDArray[np.int64], Received, Received]] = deque()
+
+    def write(rows: NDArray[np.int64], labels: Received, p: Received) -> None:
+        found = labels.wait()
+        ids[rows, : found.shape[1]] = found.numpy()
+        scores[rows, : found.shape[1]] = p.wait().numpy()
+
     for rows, batch in _batches(model, tokens, batch_size, "Searching"):
         labels, p = model.rank(model.encoder(batch).float(), sizes, width, blocked)
-        ids[rows, : labels.shape[1]] = labels.cpu().numpy()
-        scores[rows, : labels.shape[1]] = p.cpu().numpy()
+        kept.append((rows, receive(labels), receive(p)))
+        if len(kept) > _IN_FLIGHT:
+            write(*kept.popleft())
+    while kept:
+        write(*kept.popleft())
     return Ranked(ids, scores)
 
 
@@ -81,9 +93,16 @@ def _batches(
 ) -> Iterator[tuple[NDArray[np.int64], TokenBatch]]:
     device = next(model.parameters()).device
     total = n_batches(len(tokens), batch_size)
+    on_gpu = device.type == "cuda"
+
+    def make(rows: NDArray[np.int64]) -> tuple[NDArray[np.int64], TokenBatch]:
+        batch = collate(tokens, rows)
+        return rows, batch.pinned() if on_gpu else batch
+
     with evaluating(model), progress(description, total) as advance:
-        for rows in ordered_batches(tokens.lengths, batch_size):
-            yield rows, collate(tokens, rows).to(device)
+        made = map(make, ordered_batches(tokens.lengths, batch_size))
+        for rows, batch in ahead(made) if on_gpu and total > 1 else made:
+            yield rows, batch.to(device)
             advance()
 
 

@@ -5,9 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from jaxtyping import Bool, Float
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
 from torch.nn.functional import logsigmoid
+
+from elias.kernels.gradients import IndexGradients
 
 _LARGEST_EXPONENT = 80.0  # keeps exp finite in float32
 
@@ -56,6 +58,93 @@ class _ShortlistBCE(torch.autograd.Function):
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, Tensor, None, None]:
         by_logits, by_shortlist = ctx.saved_tensors
         return grads[0] * by_logits, grads[0] * by_shortlist, None, None
+
+
+def fused_classification_loss(
+    logits: Float[Tensor, "B K"],
+    shortlist_log: Float[Tensor, "B K"],
+    labels: Int[Tensor, "B K"],
+    positives: Int[Tensor, "B Y"],
+    n_labels: int,
+) -> Float[Tensor, ""]:
+    """Return `classification_loss` by a Triton kernel that finds the relevant slots as well.
+
+    ``positives`` are ascending in each row; both they and ``labels`` are padded with L.
+    """
+    loss: Tensor = _FusedBCE.apply(  # type: ignore[no-untyped-call]
+        logits, shortlist_log, labels, positives, n_labels
+    )
+    return loss
+
+
+class _FusedBCE(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any,
+        logits: Tensor,
+        shortlist_log: Tensor,
+        labels: Tensor,
+        positives: Tensor,
+        n_labels: int,
+    ) -> Tensor:
+        from elias.kernels import triton_loss
+
+        loss, *gradients = triton_loss.shortlist_bce(
+            logits, shortlist_log, labels, positives, n_labels
+        )
+        ctx.save_for_backward(*gradients)
+        return loss
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, Tensor, None, None, None]:
+        by_logits, by_shortlist = ctx.saved_tensors
+        return grads[0] * by_logits, grads[0] * by_shortlist, None, None, None
+
+
+def label_loss(
+    embedding: Float[Tensor, "B D"],
+    shortlist_log: Float[Tensor, "B K"],
+    weight: Float[Tensor, "L D"],
+    bias: Float[Tensor, " L"],
+    labels: Int[Tensor, "B K"],
+    positives: Int[Tensor, "B Y"],
+    gradients: IndexGradients,
+) -> Float[Tensor, ""]:
+    """Return `classification_loss` of the shortlist, its rows read once, by a Triton kernel.
+
+    φ and log ŷ get their gradients; that of the classifiers is left in ``gradients``.
+    """
+    loss: Tensor = _LabelLoss.apply(  # type: ignore[no-untyped-call]
+        embedding, shortlist_log, weight, bias, labels, positives, gradients
+    )
+    return loss
+
+
+class _LabelLoss(torch.autograd.Function):
+    @staticmethod
+    def forward(  # noqa: PLR0913 - what the loss takes, by position
+        ctx: Any,
+        embedding: Tensor,
+        shortlist_log: Tensor,
+        weight: Tensor,
+        bias: Tensor,
+        labels: Tensor,
+        positives: Tensor,
+        gradients: IndexGradients,
+    ) -> Tensor:
+        from elias.kernels import triton_loss
+
+        found = triton_loss.label_loss(embedding, weight, bias, shortlist_log, labels, positives)
+        by_embedding, by_logits, by_shortlist = found[1:]
+        ctx.save_for_backward(by_embedding, by_logits, by_shortlist, embedding, labels)
+        ctx.gradients = gradients
+        return found.loss
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        by_embedding, by_logits, by_shortlist, embedding, labels = ctx.saved_tensors
+        ctx.gradients.add_pairs(labels, grads[0] * by_logits, embedding)
+        return grads[0] * by_embedding, grads[0] * by_shortlist, None, None, None, None, None
 
 
 def shortlist_loss(

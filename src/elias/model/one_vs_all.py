@@ -24,11 +24,6 @@ class OneVsAll(EliasModel):
         edges = torch.arange(n_labels).unsqueeze(0)
         super().__init__(encoder, LabelGraph(edges, n_labels, beta=1.0), alpha=1.0)
 
-    @torch.no_grad()
-    def compact(self) -> None:
-        """Hold W_L in bfloat16 from here on."""
-        self.labels.weight = nn.Parameter(self.labels.weight.to(torch.bfloat16))
-
     def all_losses(
         self,
         tokens: TokenBatch,

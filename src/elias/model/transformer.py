@@ -78,6 +78,8 @@ class TransformerEncoder(TextEncoder):
         settings.use_cache = settings.output_attentions = settings.output_hidden_states = False
         self.pooling = config.pooling
         self.precision = config.precision
+        self._compile = config.compile
+        self._compiled: Any = None
         self.transformer = transformer
         self.tokenizer = tokenizer
         self.tokenizer.no_padding()
@@ -190,13 +192,29 @@ class TransformerEncoder(TextEncoder):
         ids, inside = pad(batch, self.pad_id)
         device = ids.device.type
         with torch.autocast(device, torch.bfloat16, enabled=self._autocasts(device)):
-            output = self.transformer(
+            output = self._layers()(
                 input_ids=ids, attention_mask=self._attention_mask(batch, inside)
             )
         hidden = output.last_hidden_state.float()  # (B, T, width)
-        pooled = hidden[:, 0] if self.pooling == "cls" else mean_pool(hidden, inside)
+        pooled = hidden[:, 0].clone() if self.pooling == "cls" else mean_pool(hidden, inside)
         embedding: Tensor = self.dropout(self.bottleneck(pooled))
         return embedding
+
+    def prepare(self, device: torch.device) -> None:
+        """Compile the transformer on a GPU where the configuration wants it."""
+        if self._compile == "off" or device.type != "cuda":
+            return
+        mode = "reduce-overhead" if self._compile == "graphs" else None
+        # kept out of the module's children: it would appear twice in the saved weights
+        object.__setattr__(self, "_compiled", torch.compile(self.transformer, mode=mode))
+
+    def _layers(self) -> Any:
+        if self._compiled is None:
+            return self.transformer
+        if self._compile == "graphs":
+            begin: Any = torch.compiler.cudagraph_mark_step_begin
+            begin()
+        return self._compiled
 
     def _autocasts(self, device: str) -> bool:
         return self.precision == "bfloat16" or (self.precision == "auto" and device == "cuda")

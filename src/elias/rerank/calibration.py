@@ -1,17 +1,20 @@
-"""Score calibration: a small decision tree over what model and ranker say (appendix C.2).
+"""Score calibration: small decision trees over what model and ranker say (appendix C.2).
 
-scikit-learn grows the tree. It is kept as arrays and walked by numpy, so that a saved model holds
-no pickle and needs no scikit-learn.
+scikit-learn grows the trees. They are kept as arrays and walked by a compiled loop, so that a saved
+model holds no pickle and needs no scikit-learn.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 import numpy as np
 
 from elias.errors import ModelError
+from elias.kernels.threads import over_threads
+from elias.kernels.trees import LEAF, mean_value
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -19,8 +22,9 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 Mixture: TypeAlias = Literal["sum", "blend"]
+MIXTURES: dict[Mixture, str] = {"sum": "T + p·q", "blend": "0.3·T + 0.7·p·q"}
+"""How T and p·q make the final score: as in the paper, and as in its program."""
 
-LEAF = -1
 _N_QUESTIONS = 4  # p, q, p·q and the label's frequency
 _KINDS: dict[str, type] = {
     "feature": np.int32,
@@ -45,9 +49,10 @@ def mixed(
 
 @dataclass(frozen=True)
 class Calibration:
-    """T(p, q, p·q, n_ℓ), the probability that a candidate label is relevant.
+    """T(p, q, p·q, n_ℓ), the probability that a candidate label is relevant: the mean of trees.
 
-    A node asks whether one of the four is at most a threshold, and goes left if so.
+    A node asks whether one of the four is at most a threshold, and goes left if so. The trees stand
+    one after the other in the same arrays; a node that is nobody's child is the root of one.
 
     >>> p = np.linspace(0, 1, 100, dtype=np.float32)
     >>> ones = np.ones(100)
@@ -74,8 +79,9 @@ class Calibration:
         *,
         depth: int,
         leaf: int,
+        n_trees: int = 1,
     ) -> Calibration:
-        """Grow the tree on pairs of held-out points and their candidates, padding left out.
+        """Grow the trees on pairs of held-out points and their candidates, padding left out.
 
         Args:
             scores: p of each pair, any shape.
@@ -84,23 +90,41 @@ class Calibration:
             relevant: Whether the label is relevant to the point.
             depth: How many questions may be asked.
             leaf: How many pairs each answer must rest on.
+            n_trees: One tree is grown on all pairs, as in the paper; each of several on as many
+                pairs drawn with replacement (bagging).
         """
-        from sklearn.tree import DecisionTreeClassifier  # here: only training needs it
-
         questions = _questions(scores, relevances, frequencies)
-        grown = DecisionTreeClassifier(max_depth=depth, min_samples_leaf=leaf, random_state=0)
-        grown.fit(questions, np.ravel(relevant).astype(bool))
-        tree = grown.tree_
-        classes = grown.classes_.tolist()
-        shares = tree.value[:, 0, classes.index(True)] if True in classes else 0 * tree.threshold
-        leaf = tree.children_left < 0
+        answers = np.ravel(relevant).astype(bool)
+
+        def grow(which: range, _: None) -> dict[str, NDArray[Any]]:
+            pairs: NDArray[np.int64] | slice = slice(None)
+            if n_trees > 1:
+                rng = np.random.default_rng(which.start)
+                pairs = rng.integers(0, len(answers), len(answers))
+            return _grown(questions[pairs], answers[pairs], depth, leaf)
+
+        each = [range(tree, tree + 1) for tree in range(n_trees)]
+        trees = list(over_threads(grow, each, lambda: None, "Growing trees", n_trees))
+        starts = np.cumsum([0] + [len(tree["feature"]) for tree in trees])
+        for tree, start in zip(trees, starts[:-1], strict=True):
+            inner = tree["feature"] != LEAF
+            for side in ("left", "right"):
+                tree[side] = np.where(inner, tree[side] + start, 0)
         return cls(
-            feature=np.where(leaf, LEAF, tree.feature).astype(np.int32),
-            threshold=np.where(leaf, 0.0, tree.threshold),
-            left=np.where(leaf, 0, tree.children_left).astype(np.int32),
-            right=np.where(leaf, 0, tree.children_right).astype(np.int32),
-            value=np.array(shares, dtype=np.float64),
+            **{
+                name: np.concatenate([tree[name] for tree in trees]).astype(kind)
+                for name, kind in _KINDS.items()
+            }
         )
+
+    @cached_property
+    def roots(self) -> NDArray[np.int64]:
+        """The first node of each tree."""
+        inner = self.feature != LEAF
+        is_child = np.zeros(len(self.feature), dtype=bool)
+        is_child[self.left[inner]] = True
+        is_child[self.right[inner]] = True
+        return np.flatnonzero(~is_child)
 
     def probability(
         self,
@@ -110,29 +134,25 @@ class Calibration:
     ) -> NDArray[np.float64]:
         """Return T of each pair, in the shape of ``scores``."""
         questions = _questions(scores, relevances, frequencies)
-        node = np.zeros(len(questions), dtype=np.int32)
-        pairs = np.arange(len(questions))
-        while len(pairs := pairs[self.feature[node[pairs]] != LEAF]):
-            at = node[pairs]
-            goes_left = questions[pairs, self.feature[at]] <= self.threshold[at]
-            node[pairs] = np.where(goes_left, self.left[at], self.right[at])
-        return self.value[node].reshape(np.shape(scores))
+        nodes = (self.feature, self.threshold, self.left, self.right, self.value)
+        found: NDArray[np.float64] = mean_value(questions, self.roots, *nodes)
+        return found.reshape(np.shape(scores))
 
     @staticmethod
     def kinds() -> dict[str, type]:
-        """Return the names and the types of the arrays that make a tree."""
+        """Return the names and the types of the arrays that make the trees."""
         return dict(_KINDS)
 
     def to_arrays(self) -> dict[str, NDArray[Any]]:
-        """Return the tree as named arrays, to be saved."""
+        """Return the trees as named arrays, to be saved."""
         return {name: getattr(self, name) for name in _KINDS}
 
     @classmethod
     def from_arrays(cls, arrays: Mapping[str, NDArray[Any]]) -> Calibration:
-        """Return the tree that `to_arrays` gave.
+        """Return the trees that `to_arrays` gave.
 
         Raises:
-            ModelError: If the arrays are not those of a tree.
+            ModelError: If the arrays are not those of trees.
         """
         for name, kind in _KINDS.items():
             if name not in arrays:
@@ -159,7 +179,27 @@ class Calibration:
             and bool(((self.value >= 0) & (self.value <= 1)).all())
         )
         if not sound:
-            raise ModelError("calibration is not a tree")
+            raise ModelError("calibration is not made of trees")
+
+
+def _grown(
+    questions: NDArray[np.float32], answers: NDArray[np.bool_], depth: int, leaf: int
+) -> dict[str, NDArray[Any]]:
+    """Return the arrays of one tree."""
+    from sklearn.tree import DecisionTreeClassifier  # here: only training needs it
+
+    grown = DecisionTreeClassifier(max_depth=depth, min_samples_leaf=leaf, random_state=0)
+    tree = grown.fit(questions, answers).tree_
+    classes = grown.classes_.tolist()
+    shares = tree.value[:, 0, classes.index(True)] if True in classes else 0 * tree.threshold
+    ends = tree.children_left < 0
+    return {
+        "feature": np.where(ends, LEAF, tree.feature),
+        "threshold": np.where(ends, 0.0, tree.threshold),
+        "left": tree.children_left,
+        "right": tree.children_right,
+        "value": shares,
+    }
 
 
 def _questions(

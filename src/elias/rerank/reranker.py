@@ -129,6 +129,7 @@ class Reranker:
             relevant_candidates(points.ids, labels)[known],
             depth=config.tree_depth,
             leaf=config.tree_leaf,
+            n_trees=config.trees,
         )
 
     def _frequencies(self, ids: NDArray[np.integer[Any]]) -> NDArray[np.int64]:

@@ -12,7 +12,15 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 
-from elias.data.batches import collate, n_batches, positives_of, send, shuffled_batches
+from elias.data.batches import (
+    TokenBatch,
+    ahead,
+    collate,
+    n_batches,
+    positives_of,
+    send,
+    shuffled_batches,
+)
 from elias.errors import RunError
 from elias.model.elias import SearchSizes
 from elias.model.one_vs_all import OneVsAll
@@ -29,7 +37,6 @@ if TYPE_CHECKING:
 
     from elias.config import EliasConfig, StageConfig
     from elias.data.tokens import Tokens
-    from elias.kernels.every_label import LabelUpdate
     from elias.model.elias import EliasModel, Losses
 
 logger = logging.getLogger(__name__)
@@ -132,9 +139,9 @@ class StageLoop:
         self.model.train()
         title = f"{self.stage.name} epoch {epoch}/{self.stage.epochs}"
         with progress(title, per_epoch) as advance:
-            for rows in shuffled_batches(lengths, self.stage.batch_size, self.rng):
+            for tokens, positives in self._batches(device):
                 scale = schedule(optimizer.steps, n_steps, self.stage.warmup)
-                losses = self._losses(rows, parents, device, optimizer.label_update(scale))
+                losses = self._losses(tokens, positives, parents, optimizer, scale)
                 losses[0].backward()  # type: ignore[no-untyped-call]
                 optimizer.step(scale)
                 totals += torch.stack([part.detach() for part in losses])
@@ -150,22 +157,37 @@ class StageLoop:
             )
         return means[0], means[1], means[2]
 
+    def _batches(self, device: torch.device) -> Iterator[tuple[TokenBatch, Tensor]]:
+        """Yield the tokens and positives of an epoch's batches, on the device.
+
+        For a GPU a thread collates them while the batch before is computed.
+        """
+        lengths, on_gpu = self.points.tokens.lengths, device.type == "cuda"
+
+        def make(rows: NDArray[np.int64]) -> tuple[TokenBatch, Tensor]:
+            tokens = collate(self.points.tokens, rows)
+            positives = positives_of(self.points.labels, rows)
+            return (tokens.pinned(), positives.pin_memory()) if on_gpu else (tokens, positives)
+
+        made = map(make, shuffled_batches(lengths, self.stage.batch_size, self.rng))
+        for tokens, positives in ahead(made) if on_gpu else made:
+            yield tokens.to(device), send(positives, device)
+
     def _losses(
         self,
-        rows: NDArray[np.int64],
+        tokens: TokenBatch,
+        positives: Tensor,
         parents: Tensor,
-        device: torch.device,
-        update: LabelUpdate | None,
+        optimizer: Optimizer,
+        scale: float,
     ) -> Losses:
-        positives = positives_of(self.points.labels, rows)
         index = self.config.index
         mean = self.config.loss.reduction == "mean"
         assert index.train_clusters is not None
         assert index.shortlist_size is not None
         wide = max(index.train_clusters, positives.shape[1])
-        tokens = collate(self.points.tokens, rows).to(device)
-        positives = send(positives, device)
         if isinstance(self.model, OneVsAll):
+            update = optimizer.label_update(scale)
             return self.model.all_losses(tokens, positives, mean=mean, update=update)
         return self.model.losses(
             tokens,
@@ -174,6 +196,7 @@ class StageLoop:
             SearchSizes(wide, index.shortlist_size),
             shortlist_weight=self.stage.shortlist_loss_weight,
             mean=mean,
+            gradients=optimizer.gradients,
         )
 
     def _parents(self, device: torch.device) -> Tensor:

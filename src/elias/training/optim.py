@@ -9,13 +9,16 @@ import torch
 from torch import Tensor, nn
 
 from elias.kernels import adamw_rows
+from elias.kernels.device import runs_triton
 from elias.kernels.update import AdamWRates, RowState
 from elias.model.one_vs_all import OneVsAll
+from elias.training.index_update import IndexUpdate
 from elias.training.label_update import LabelMoments
 
 if TYPE_CHECKING:
     from elias.config import StageConfig
     from elias.kernels.every_label import LabelUpdate
+    from elias.kernels.gradients import IndexGradients
     from elias.model.elias import EliasModel
 
 BETAS = (0.9, 0.999)
@@ -77,9 +80,14 @@ class _Part:
     """Parameters that move in the same steps, every so many, by the gradient summed since."""
 
     def __init__(
-        self, parameters: dict[nn.Parameter, _Rates], tables: set[nn.Parameter], every: int
+        self,
+        parameters: dict[nn.Parameter, _Rates],
+        tables: set[nn.Parameter],
+        every: int,
+        index: IndexUpdate | None = None,
     ) -> None:
         self._every = every
+        self._index = index
         self._waited = 0
         self._steps = 0
         self._tables = [_Table(p, rates) for p, rates in parameters.items() if p in tables]
@@ -121,6 +129,8 @@ class _Part:
         self._dense.zero_grad(set_to_none=True)
         for table in self._tables:
             table.step(self._steps, scale, summed=self._every > 1)
+        if self._index is not None:
+            self._index.step(self._steps, scale)
 
 
 class Optimizer:
@@ -134,15 +144,23 @@ class Optimizer:
         self.steps = 0
         tables = _table_parameters(model)
         self._moments = _label_moments(model, stage) if isinstance(model, OneVsAll) else None
+        self._index = _index_update(model, stage) if _uses_kernels(model) else None
         parts: dict[bool, dict[nn.Parameter, _Rates]] = {True: {}, False: {}}
         for name, parameter in model.named_parameters():
-            if not parameter.requires_grad or (self._moments and name.startswith("labels.")):
+            by_chunk = self._moments and name.startswith("labels.")
+            by_row = self._index and name.startswith(("labels.", "graph."))
+            if by_chunk or by_row or not parameter.requires_grad:
                 continue
             parts[name.startswith("encoder.")][parameter] = _rates(name, parameter, stage)
         self._parts = [
             _Part(parts[True], tables, 1),
-            _Part(parts[False], tables, stage.index_every),
+            _Part(parts[False], tables, stage.index_every, self._index),
         ]
+
+    @property
+    def gradients(self) -> IndexGradients | None:
+        """Return where a loss leaves the gradients of W_L and A; None: in ``.grad``, as usual."""
+        return None if self._index is None else self._index.gradients
 
     def label_update(self, scale: float) -> LabelUpdate | None:
         """Return what moves W_L in the step to come, while the loss of one-vs-all is computed.
@@ -162,10 +180,22 @@ class Optimizer:
 
 
 def _table_parameters(model: EliasModel) -> set[nn.Parameter]:
-    """Return the large tables; on a GPU none: there they are updated like all else."""
+    """Return the tables whose gradient comes as rows; on a GPU W_L at most, and that by Triton."""
     names = {f"encoder.{name}" for name in model.encoder.table_names()}
-    names |= {"labels.weight", "labels.bias"}
-    return {p for name, p in model.named_parameters() if name in names and not p.is_cuda}
+    labels = {"labels.weight", "labels.bias"}
+    return {
+        p
+        for name, p in model.named_parameters()
+        if (name in names and not p.is_cuda)
+        or (name in labels and (not p.is_cuda or runs_triton(p)))
+    }
+
+
+def _uses_kernels(model: EliasModel) -> bool:
+    """Say whether W_L and A are moved by Triton kernels; they know nothing of pruned edges."""
+    if isinstance(model, OneVsAll) or model.graph.removed_log is not None:
+        return False
+    return runs_triton(model.labels.weight)
 
 
 def _label_moments(model: OneVsAll, stage: StageConfig) -> LabelMoments:
@@ -178,6 +208,17 @@ def _label_moments(model: OneVsAll, stage: StageConfig) -> LabelMoments:
         AdamWRates(weight.lr, *BETAS, weight.eps, weight.decay),
         AdamWRates(bias.lr, *BETAS, bias.eps, bias.decay),
     )
+
+
+def _index_update(model: EliasModel, stage: StageConfig) -> IndexUpdate:
+    labels, edges = (
+        AdamWRates(found.lr, *BETAS, found.eps, found.decay)
+        for found in (
+            _rates("labels.weight", model.labels.weight, stage),
+            _rates("graph.edge_logits", model.graph.edge_logits, stage),
+        )
+    )
+    return IndexUpdate(model, labels, edges)
 
 
 def _rates(name: str, parameter: Tensor, stage: StageConfig) -> _Rates:

@@ -12,6 +12,7 @@ import torch
 
 from elias.clustering import balanced_clusters, label_centroids
 from elias.errors import ConfigError
+from elias.kernels.device import has_triton
 from elias.model.elias import EliasModel
 from elias.model.graph import LabelGraph, partition_edges
 from elias.model.inference import cluster_all, embed_all
@@ -55,8 +56,10 @@ class StageSequence:
         A model to start from goes on where it is: with its classifiers and clusters, and, if it
         has learned a graph, from the first stage that learns one.
         """
+        self._check_storage()
         first_encoder = {name: t.clone() for name, t in self.encoder.state_dict().items()}
         self.encoder.to(self.device)
+        self.encoder.prepare(self.device)
         model = init_from
         partition = self._partition_of(init_from)
         first = self._first_stage(init_from)
@@ -73,6 +76,8 @@ class StageSequence:
                     self.encoder.load_state_dict(first_encoder)
                 keep_labels = stage.keep_labels or model is init_from
                 model = self._fixed(model, partition, stage, fresh, keep_labels=keep_labels)
+            if self.config.index.label_storage == "compact":
+                model.compact()
             model.to(self.device)
             with self.timed(stage.name):
                 best_epoch = self._loop(model, stage, position).run()
@@ -80,6 +85,15 @@ class StageSequence:
         assert model is not None
         model.labels.float()  # whatever it was trained in
         return model
+
+    def _check_storage(self) -> None:
+        index = self.config.index
+        by_kernels = self.device.type == "cuda" and has_triton()
+        if index.label_storage == "compact" and index.kind == "graph" and not by_kernels:
+            raise ConfigError(
+                "index.label_storage is 'compact', which with a graph takes a GPU and Triton; set "
+                "it to 'full', or train with --device cuda"
+            )
 
     def _first_stage(self, init_from: EliasModel | None) -> int:
         """Return the position of the stage to begin with."""
@@ -183,8 +197,6 @@ class StageSequence:
             model.clusters = before.clusters
         if before is not None and keep_labels:
             model.labels = before.labels
-        if isinstance(model, OneVsAll) and self.config.index.label_storage == "compact":
-            model.compact()
         return model
 
     def _untrained(self, partition: NDArray[np.int64]) -> EliasModel:

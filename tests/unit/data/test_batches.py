@@ -1,10 +1,20 @@
+import threading
+
 import numpy as np
+import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from scipy.sparse import csr_matrix
 
-from elias.data.batches import collate, n_batches, ordered_batches, positives_of, shuffled_batches
+from elias.data.batches import (
+    ahead,
+    collate,
+    n_batches,
+    ordered_batches,
+    positives_of,
+    shuffled_batches,
+)
 from elias.data.tokens import Tokens
 
 LENGTHS = st.lists(st.integers(0, 30), max_size=200).map(np.array)
@@ -79,3 +89,28 @@ def test_tokens_without_weights_make_batches_without():
 
     assert batch.weights is None
     assert batch.to(torch.device("cpu")).ids.tolist() == [7, 7]
+
+
+def test_items_made_ahead_come_in_order_and_once():
+    assert list(ahead(iter(range(20)), depth=2)) == list(range(20))
+
+
+def test_what_goes_wrong_while_making_ahead_is_raised_where_the_items_are_used():
+    def make():
+        yield 1
+        raise ValueError("no more")
+
+    taken = ahead(make())
+
+    assert next(taken) == 1
+    with pytest.raises(ValueError, match="no more"):
+        next(taken)
+
+
+def test_the_thread_ends_when_nobody_wants_the_rest():
+    taken = ahead(iter(range(10**9)), depth=1)
+    next(taken)
+
+    taken.close()
+
+    assert all(thread.name != "elias-batches" for thread in threading.enumerate())

@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 from elias.data.batches import TokenBatch
-from elias.model.elias import EliasModel, SearchSizes, is_member
+from elias.model.elias import EliasModel, SearchSizes, _top_of, best_labels, is_member
 from elias.model.encoder import TextEncoder
 from elias.model.graph import LabelGraph
 
@@ -159,3 +159,17 @@ def test_members_are_found_among_padded_positives():
         [True, False, True, False],
         [False, False, False, False],
     ]
+
+
+def test_the_places_of_the_best_are_those_of_a_full_sort():
+    generator = torch.Generator().manual_seed(0)
+    labels = torch.stack([torch.randperm(40, generator=generator)[:30] for _ in range(8)])
+    log_p = -torch.randint(0, 4, (8, 30), generator=generator).float()  # with ties
+    log_p[log_p == -3] = -torch.inf
+
+    places = _top_of(labels, log_p, 10)
+
+    sorted_labels, p = best_labels(labels, log_p, 10, n_labels=40)
+    found = labels.gather(1, places).masked_fill(log_p.gather(1, places) == -torch.inf, 40)
+    assert torch.equal(found, sorted_labels)
+    assert torch.equal(log_p.gather(1, places).exp(), p)

@@ -85,3 +85,39 @@ def test_a_partition_becomes_rows_of_labels():
     edges = partition_edges(torch.tensor([1, 0, 1, 1]), 3)
 
     assert edges.tolist() == [[1, 4, 4], [0, 2, 3], [4, 4, 4]]
+
+
+def test_a_graph_that_only_searches_computes_its_scores_once_until_they_change():
+    graph = make_graph([[0, 1], [1, 2]], 3, logits=[[0.0, 1.0], [2.0, 0.0]]).eval()
+
+    with torch.no_grad():
+        first = graph.unsaturated_log()
+        assert graph.unsaturated_log() is first
+        graph.edge_logits[0, 0] = 3.0
+        changed = graph.unsaturated_log()
+
+    assert changed is not first
+    torch.testing.assert_close(changed, graph.unsaturated_log())
+    assert changed[0, 0] > first[0, 0]
+
+
+def test_what_was_kept_for_searching_is_forgotten_when_training_begins():
+    graph = make_graph([[0, 1]], 2, logits=[[0.0, 1.0]]).eval()
+    with torch.no_grad():
+        before = graph.unsaturated_log()
+        graph.train()
+        # a kernel that writes in place leaves torch's count of changes as it was
+        torch.from_numpy(graph.edge_logits.detach().numpy())[0, 0] = 3.0
+        after = graph.eval().unsaturated_log()
+
+    assert after[0, 0] > before[0, 0]
+
+
+def test_gradients_still_flow_after_a_search():
+    graph = make_graph([[0, 1]], 2, logits=[[0.0, 1.0]]).eval()
+    with torch.no_grad():
+        graph.unsaturated_log()
+
+    graph.unsaturated_log()[0, 0].backward()
+
+    assert graph.edge_logits.grad is not None

@@ -31,6 +31,27 @@ def test_the_tree_says_exactly_what_scikit_learn_s_says(seed, depth, leaf):
     np.testing.assert_array_equal(found, grown.predict_proba(asked.astype(np.float32))[:, 1])
 
 
+@given(seed=st.integers(0, 2**31), n_trees=st.integers(2, 5))
+def test_several_trees_are_the_mean_of_trees_grown_on_draws(seed, n_trees):
+    p, q, frequency, relevant = pairs(seed)
+    asked = np.stack([p, q, p * q, frequency], axis=1).astype(np.float32)
+
+    found = Calibration.fit(p, q, frequency, relevant, depth=4, leaf=5, n_trees=n_trees)
+
+    expected = np.zeros(len(p))
+    for tree in range(n_trees):
+        drawn = np.random.default_rng(tree).integers(0, len(p), len(p))
+        grown = DecisionTreeClassifier(max_depth=4, min_samples_leaf=5, random_state=0)
+        grown.fit(asked[drawn], relevant[drawn])
+        expected += grown.predict_proba(asked)[:, 1]
+    np.testing.assert_allclose(found.probability(p, q, frequency), expected / n_trees, rtol=1e-12)
+    assert len(found.roots) == n_trees
+    again = Calibration.from_arrays(found.to_arrays())
+    np.testing.assert_array_equal(
+        again.probability(p, q, frequency), found.probability(p, q, frequency)
+    )
+
+
 def test_a_value_on_the_threshold_goes_left_as_in_scikit_learn():
     p = np.array([0.25, 0.25, 0.75, 0.75], dtype=np.float32)
     tree = Calibration.fit(p, p, np.ones(4), p > 0.5, depth=1, leaf=1)

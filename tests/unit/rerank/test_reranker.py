@@ -85,6 +85,7 @@ def test_the_calibration_sees_held_out_points_only(problem, reranker):
         relevant_candidates(points.ids, labels)[known],
         depth=problem.config.tree_depth,
         leaf=problem.config.tree_leaf,
+        n_trees=problem.config.trees,
     )
 
     for name, array in expected.to_arrays().items():

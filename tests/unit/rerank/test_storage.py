@@ -126,7 +126,7 @@ def swapped(columns):
         (lambda a: a | {"weights.values": a["weights.values"][1:]}, "weights.values are not"),
         (lambda a: a | {"weights.starts": a["weights.starts"][::-1]}, "does not divide"),
         (lambda a: a | {"frequencies": a["frequencies"] - 10**6}, "negative count"),
-        (lambda a: a | {"calibration.left": 0 * a["calibration.left"]}, "is not a tree"),
+        (lambda a: a | {"calibration.left": 0 * a["calibration.left"]}, "is not made of trees"),
     ],
 )
 def test_arrays_that_do_not_fit_are_refused(saved, change, message):

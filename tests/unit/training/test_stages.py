@@ -9,6 +9,7 @@ from scipy.sparse import csr_matrix
 
 from elias.config import EliasConfig, EncoderConfig, IndexConfig, StageConfig
 from elias.data.features import Featurizer
+from elias.errors import ConfigError
 from elias.model.encoder import BagEncoder
 from elias.training.loop import Points
 from elias.training.stages import StageSequence
@@ -62,6 +63,11 @@ def test_the_first_stage_trains_on_a_partition_and_the_second_learns_the_graph()
     assert sorted(graphs["stage1"].edge_labels.flatten().tolist()) == list(range(N_LABELS))
     assert graphs["stage2"].learned
     assert graphs["stage2"].edge_labels.shape == (4, 5)
+
+
+def test_compact_labels_with_a_graph_are_refused_without_a_gpu():
+    with pytest.raises(ConfigError, match=r"index\.label_storage is 'compact', which with a graph"):
+        run((FIXED,), index=replace(INDEX, label_storage="compact"))
 
 
 def test_every_label_can_be_reached_after_all_stages():

@@ -1,0 +1,564 @@
+"""Every Triton kernel against plain torch in float64, on fresh random inputs, on the device.
+
+PYTHONPATH=src python3 benchmarks/gpu_check.py --out results
+TRITON_INTERPRET=1 PYTHONPATH=src python3 benchmarks/gpu_check.py --device cpu   # small, slow
+"""
+
+import argparse
+import copy
+import math
+import time
+import traceback
+from typing import NamedTuple
+
+import torch
+from gpu_setup import STAGE, Results, Rows, Shape, make_batches, make_model, table
+
+from elias.kernels import triton_loss, triton_paths, triton_rows, triton_search
+from elias.kernels.gradients import IndexGradients
+from elias.kernels.paths import path_log
+from elias.kernels.rows import label_logits
+from elias.kernels.search import _expand_torch
+from elias.kernels.triton_update import EdgeState, LinearState, adamw_edges, adamw_pairs
+from elias.kernels.update import AdamWRates
+from elias.model.elias import SearchSizes
+from elias.training.optim import Optimizer
+
+RATES = AdamWRates(lr=0.01, beta1=0.9, beta2=0.999, eps=1e-8, decay=0.1)
+
+
+class Size(NamedTuple):
+    """How large the checks are."""
+
+    points: int
+    labels: int
+    clusters: int
+    edges: int
+    beam: int
+    keep: int
+    dim: int
+
+
+DEVICE_SIZE = Size(48, 60_000, 700, 500, 25, 2000, 768)
+CPU_SIZE = Size(6, 2000, 50, 100, 8, 200, 64)  # numba may be missing there, so not too much
+SMALL_SIZE = Size(3, 90, 7, 12, 4, 20, 24)
+
+
+def error_of(found, expected):
+    """Return ‖found − expected‖ / ‖expected‖; infinite where a number is missing."""
+    found, expected = found.detach().double().cpu(), expected.detach().double().cpu()
+    if found.shape != expected.shape or not found.isfinite().all():
+        return math.inf
+    return ((found - expected).norm() / expected.norm().clamp(min=1e-30)).item()
+
+
+def poison(device):
+    """Fill memory that is handed out next with numbers that would show."""
+    blocks = [torch.full((2**22,), torch.nan, device=device) for _ in range(8)]
+    del blocks
+
+
+class NotHereError(Exception):
+    """A check that this device cannot make."""
+
+
+class Checks:
+    def __init__(self, device, size):
+        self.device, self.size = device, size
+
+    def _needs_cuda(self):
+        if self.device.type != "cuda":
+            raise NotHereError
+
+    def ints(self, high, *shape):
+        return torch.randint(high, shape, device=self.device)
+
+    def normal(self, *shape):
+        return torch.randn(shape, device=self.device)
+
+    # search
+
+    def _beam(self, size, *, ties):
+        edge_labels = self.ints(size.labels + size.labels // 20 + 1, size.clusters, size.edges)
+        edge_labels.clamp_(max=size.labels)
+        edge_log = self.normal(size.clusters, size.edges)
+        beam_log = self.normal(size.points, size.beam) - 1
+        if ties == "all":  # the fixed graph of stage 1
+            edge_log, beam_log = edge_log * 0, beam_log.clamp(min=0.5)
+        elif ties:
+            edge_log, beam_log = edge_log.mul(2).round().div(2), beam_log.round()
+        edge_log.masked_fill_(edge_labels == size.labels, -math.inf)
+        rank = torch.rand(size.points, size.clusters + 1, device=self.device)
+        beam = rank.topk(min(size.beam, size.clusters), dim=1).indices  # C: an empty slot
+        beam_log = beam_log[:, : beam.shape[1]].contiguous()
+        wanted = self.ints(size.labels + 1, size.points, 7)
+        return beam, beam_log, edge_labels, edge_log, wanted
+
+    def _expand(self, size, **options):
+        given = self._beam(size, **options)
+        poison(self.device)
+        found = triton_search.expand_beam(*given, size.labels, size.keep)
+        expected = _expand_torch(*given, size.labels, size.keep)
+        n_paths = given[0].shape[1] * size.edges + 1
+        keys = [(labels * n_paths + paths).sort(dim=1).values for labels, paths in
+                (found[:2], expected[:2])]  # fmt: skip
+        wrong = (keys[0] != keys[1]).sum() + (found[2] != expected.wanted_paths).sum()
+        return wrong.item(), 0
+
+    def expand(self):
+        return self._expand(self.size, ties=False)
+
+    def expand_with_ties(self):
+        return self._expand(self.size, ties=True)
+
+    def expand_fixed_graph(self):
+        return self._expand(self.size, ties="all")
+
+    def expand_few_labels(self):
+        return self._expand(self.size._replace(labels=self.size.keep + 3), ties=True)
+
+    def expand_keep_all(self):
+        return self._expand(self.size._replace(beam=2), ties=True)
+
+    def expand_one_point(self):
+        return self._expand(self.size._replace(points=1), ties=True)
+
+    def expand_wide_beam(self):
+        return self._expand(self.size._replace(points=3, beam=5 * self.size.beam), ties=True)
+
+    def expand_many_labels(self):
+        return self._expand(self.size._replace(labels=100 * self.size.labels), ties=True)
+
+    # rows
+
+    def _rows(self, dtype, n_labels=None):
+        size = self.size
+        n_labels = n_labels or size.labels
+        weight = torch.empty(n_labels, size.dim, device=self.device, dtype=dtype).normal_()
+        labels = self.ints(n_labels + n_labels // 20 + 1, size.points, size.keep)
+        labels.clamp_(max=n_labels)
+        return self.normal(size.points, size.dim), weight, self.normal(n_labels), labels
+
+    def _gather_dot(self, dtype, n_labels=None):
+        embedding, weight, bias, labels = self._rows(dtype, n_labels)
+        poison(self.device)
+        found = triton_rows.gather_dot(embedding, weight, bias, labels)
+        safe = labels.clamp(max=len(weight) - 1)
+        expected = torch.stack(
+            [
+                weight[safe[i]].double() @ embedding[i].double() + bias[safe[i]]
+                for i in range(len(labels))
+            ]
+        ).masked_fill(labels >= len(weight), 0)
+        return error_of(found, expected), 1e-5
+
+    def gather_dot(self):
+        return self._gather_dot(torch.float32)
+
+    def gather_dot_bf16(self):
+        return self._gather_dot(torch.bfloat16)
+
+    def gather_dot_beyond_2_31(self):
+        n_labels = 3_000_000 if self.device.type == "cuda" else self.size.labels
+        return self._gather_dot(torch.bfloat16, n_labels)
+
+    def _gather_sum(self, dtype):
+        _, weight, _, labels = self._rows(dtype)
+        g = self.normal(*labels.shape)
+        poison(self.device)
+        found = triton_rows.gather_sum(g, weight, labels)
+        real = labels < len(weight)
+        safe = labels.clamp(max=len(weight) - 1)
+        expected = torch.stack(
+            [
+                (g[i] * real[i]).double() @ weight[safe[i]].double()
+                for i in range(len(labels))
+            ]
+        )  # fmt: skip
+        return error_of(found, expected), 1e-5
+
+    def gather_sum(self):
+        return self._gather_sum(torch.float32)
+
+    def gather_sum_bf16(self):
+        return self._gather_sum(torch.bfloat16)
+
+    def _dense_gradient(self, labels, g, embedding, n_labels):
+        rows = embedding.double().repeat_interleave(labels.shape[1], dim=0)
+        rows = torch.cat([rows, torch.ones_like(rows[:, :1])], dim=1)  # the last: the bias
+        rows = rows * g.double().reshape(-1, 1)
+        total = torch.zeros(n_labels + 1, rows.shape[1], dtype=torch.float64, device=self.device)
+        return total.index_add_(0, labels.reshape(-1), rows)[:-1]
+
+    def row_gradient(self):
+        embedding, weight, _, labels = self._rows(torch.float32)
+        labels[:, 0] = 5  # one row that every point touches
+        g = self.normal(*labels.shape)
+        poison(self.device)
+        pairs = triton_rows.pair_rows(labels, g, embedding)
+        rows, gradient, sums = triton_rows.summed_rows(pairs, len(weight))
+        found = torch.zeros(len(weight), self.size.dim + 1, device=self.device)
+        found[rows] = torch.cat([gradient, sums.unsqueeze(1)], dim=1)
+        return error_of(found, self._dense_gradient(labels, g, embedding, len(weight))), 1e-5
+
+    def autograd_of_logits(self):
+        embedding, weight, bias, labels = self._rows(torch.float32)
+        parts = [part.requires_grad_() for part in (embedding, weight, bias)]
+        upstream = self.normal(*labels.shape)
+        held = IndexGradients(None)
+        (label_logits(*parts, labels, held) * upstream).sum().backward()
+        kept, g, points = held.take_pairs()
+        real = labels < len(weight)
+        expected = torch.einsum(
+            "bk,bkd->bd",
+            upstream.double() * real,
+            weight.detach().double()[labels.clamp(max=len(weight) - 1)],
+        )
+        same = torch.equal(kept, labels) and torch.equal(points, embedding.detach())
+        same = same and torch.equal(g, upstream) and weight.grad is None
+        return error_of(embedding.grad, expected) if same else math.inf, 1e-5
+
+    # loss
+
+    def loss(self):
+        size = self.size
+        labels = torch.stack(
+            [
+                torch.randperm(size.labels, device=self.device)[: size.keep]
+                for _ in range(size.points)
+            ]
+        )
+        labels.masked_fill_(torch.rand(labels.shape, device=self.device) < 0.05, size.labels)
+        positives = torch.cat([labels[:, :3], self.ints(size.labels + 1, size.points, 6)], dim=1)
+        positives = positives.sort(dim=1).values
+        z = self.normal(*labels.shape) * 5
+        logs = -self.normal(*labels.shape).abs() * 3
+        logs.masked_fill_(torch.rand(labels.shape, device=self.device) < 0.3, 0.0)
+        poison(self.device)
+        loss, by_z, by_log = triton_loss.shortlist_bce(z, logs, labels, positives, size.labels)
+        z, logs = (part.double().requires_grad_() for part in (z, logs))
+        p = torch.sigmoid(z) * logs.exp()
+        not_p = torch.sigmoid(-z) + torch.sigmoid(z) * -torch.expm1(logs)
+        relevant = (labels.unsqueeze(-1) == positives.unsqueeze(1)).any(dim=-1)
+        stored = labels < size.labels
+        each = torch.where(relevant, -p.log(), -not_p.log())
+        each.masked_fill(~stored, 0).sum().backward()
+        total = each.masked_fill(~stored, 0).sum()
+        errors = error_of(loss, total), error_of(by_z, z.grad), error_of(by_log, logs.grad)
+        return max(errors), 2e-5
+
+    def _label_loss(self, dtype):
+        """Logits, loss and gradients in one pass, against the separate kernels."""
+        size = self.size
+        embedding, weight, bias, labels = self._rows(dtype)
+        weight, bias = weight / 20, bias / 3
+        positives = torch.cat([labels[:, :3], self.ints(size.labels + 1, size.points, 6)], dim=1)
+        positives = positives.sort(dim=1).values
+        logs = -self.normal(*labels.shape).abs()
+        poison(self.device)
+        found = triton_loss.label_loss(embedding, weight, bias, logs, labels, positives)
+        z = triton_rows.gather_dot(embedding, weight, bias, labels)
+        loss, by_z, by_log = triton_loss.shortlist_bce(z, logs, labels, positives, size.labels)
+        by_embedding = triton_rows.gather_sum(by_z, weight, labels)
+        expected = (loss, by_embedding, by_z, by_log)
+        return max(error_of(one, other) for one, other in zip(found, expected, strict=True)), 1e-5
+
+    def label_loss(self):
+        return self._label_loss(torch.float32)
+
+    def label_loss_bf16(self):
+        return self._label_loss(torch.bfloat16)
+
+    def loss_stays_finite(self):
+        z = torch.tensor([-200.0, -90, -1e-8, 0, 1e-8, 90, 200], device=self.device)
+        logs = torch.tensor([0.0, -1e-8, -1e-3, -200], device=self.device)
+        z, logs = (part.flatten()[None] for part in torch.meshgrid(z, logs, indexing="ij"))
+        labels = torch.arange(z.shape[1], device=self.device)[None]
+        worst = 0
+        for positives in (labels[:, ::2].contiguous(), labels):
+            for part in triton_loss.shortlist_bce(z, logs, labels, positives, z.shape[1]):
+                worst += (~part.isfinite()).sum().item()
+        return worst, 0
+
+    # updates
+
+    def _pairs(self, n_rows, dim):
+        ids = self.ints(n_rows + n_rows // 10 + 1, self.size.points, 30).clamp(max=n_rows)
+        g = self.normal(*ids.shape) * 1e-2
+        return ids, g, self.normal(self.size.points, dim)
+
+    def _linear_state(self, weight, width):
+        zeros = torch.zeros(len(weight), device=self.device)
+        return LinearState(
+            torch.zeros_like(weight),
+            torch.zeros(len(weight), width, device=self.device),
+            zeros.clone(),
+            zeros.clone(),
+            torch.zeros(len(weight), dtype=torch.int32, device=self.device),
+        )
+
+    def _adamw(self, dtype, n_steps=7):
+        n_rows, dim = 4 * self.size.points * 10, self.size.dim
+        weight, bias = self.normal(n_rows, dim).to(dtype), self.normal(n_rows)
+        compact = dtype == torch.bfloat16
+        state = self._linear_state(weight, 1 if compact else dim)
+        twin = torch.cat([weight.double(), bias.double().unsqueeze(1)], dim=1)
+        mean, variance = torch.zeros_like(twin), torch.zeros_like(twin)
+        last = torch.zeros(n_rows, dtype=torch.float64, device=self.device)
+        decay = torch.full((dim + 1,), RATES.decay, dtype=torch.float64, device=self.device)
+        decay[-1] = 0
+        for step in range(1, n_steps + 1):
+            ids, g, vectors = self._pairs(n_rows, dim)
+            pairs = triton_rows.pair_rows(ids, g, vectors)
+            adamw_pairs(weight, bias, state, pairs, step=step, rates=RATES)
+            gradient = self._dense_gradient(ids, g, vectors, n_rows)
+            squares = gradient.square()
+            if compact:
+                squares[:, :-1] = squares[:, :-1].mean(dim=1, keepdim=True)
+            rows = ids.unique()
+            rows = rows[rows < n_rows]
+            skipped = (step - last[rows]).unsqueeze(1)
+            mean[rows] = mean[rows] * 0.9**skipped + 0.1 * gradient[rows]
+            variance[rows] = variance[rows] * 0.999**skipped + 0.001 * squares[rows]
+            twin[rows] *= (1 - RATES.lr * decay) ** skipped
+            size = (variance[rows] / (1 - 0.999**step)).sqrt() + RATES.eps
+            twin[rows] -= RATES.lr / (1 - 0.9**step) * mean[rows] / size
+            last[rows] = step
+        found = torch.cat([weight.double(), bias.double().unsqueeze(1)], dim=1)
+        errors = [error_of(found, twin), error_of(bias, twin[:, -1])]
+        if not torch.equal(state.last_step.double(), last):
+            errors.append(math.inf)
+        return max(errors), (1e-2 if compact else 1e-5)
+
+    def adamw_rows(self):
+        return self._adamw(torch.float32)
+
+    def adamw_rows_compact(self):
+        return self._adamw(torch.bfloat16)
+
+    def rounding_on_average(self):
+        n_rows, dim = 64, 256
+        weight = torch.ones(n_rows, dim, device=self.device).bfloat16()
+        state = self._linear_state(weight, 1)
+        ids = torch.arange(n_rows, device=self.device).view(1, -1)
+        ones = torch.ones(1, n_rows, device=self.device), torch.ones(1, dim, device=self.device)
+        rates = AdamWRates(lr=-0.001, beta1=0.0, beta2=0.0, eps=0.0, decay=0.0)
+        bias = torch.zeros(n_rows, device=self.device)
+        adamw_pairs(weight, bias, state, triton_rows.pair_rows(ids, *ones), step=1, rates=rates)
+        spread = 2.0**-7 / 2 / weight.numel() ** 0.5
+        return abs(weight.double().mean().item() - 1.001), 5 * spread
+
+    def _graph(self):
+        size = self.size
+        edge_labels = self.ints(size.labels + size.labels // 20 + 1, size.clusters, size.edges)
+        return self.normal(size.clusters, size.edges), edge_labels.clamp_(max=size.labels)
+
+    def edge_scores(self):
+        logits, labels = self._graph()
+        poison(self.device)
+        found = triton_paths.edge_log(logits, labels, n_labels=self.size.labels, beta=20.0)
+        stored = labels < self.size.labels
+        free = logits.double().masked_fill(~stored, -math.inf).log_softmax(dim=1) + math.log(20.0)
+        wrong = 0.0 if torch.equal(found == -math.inf, ~stored) else math.inf
+        return error_of(found[stored], free[stored]) + wrong, 1e-5
+
+    def _paths(self, labels):
+        size = self.size
+        rank = torch.rand(size.points, size.clusters, device=self.device)
+        beam = rank.topk(min(size.beam, size.clusters), dim=1).indices
+        paths = self.ints(beam.shape[1] * size.edges, size.points, size.keep)
+        stored = labels[beam.gather(1, paths // size.edges), paths % size.edges] < size.labels
+        return beam, paths.masked_fill(~stored, -1)
+
+    def paths_and_edges(self):
+        """Scores of paths, both gradients, and three updates of the edges."""
+        size = self.size
+        logits, labels = self._graph()
+        stored = labels < size.labels
+        twin = logits.double().requires_grad_()
+        held = IndexGradients(logits)
+        steps = torch.zeros(size.clusters, dtype=torch.int32, device=self.device)
+        state = EdgeState(torch.zeros_like(logits), torch.zeros_like(logits), steps)
+        mean, variance = torch.zeros_like(twin), torch.zeros_like(twin)
+        last = torch.zeros(size.clusters, dtype=torch.float64, device=self.device)
+        rates, errors = RATES._replace(decay=0.0, eps=1e-3), []
+        for step in range(1, 4):
+            beam, paths = self._paths(labels)
+            upstream = self.normal(*paths.shape)
+            clusters = (self.normal(size.points, size.clusters) * 2).requires_grad_()
+            other = clusters.detach().double().requires_grad_()
+            scores = triton_paths.edge_log(logits, labels, n_labels=size.labels, beta=20.0)
+            poison(self.device)
+            found = path_log(clusters, scores, beam, paths, held)
+            (found * upstream).sum().backward()
+            touched = held.touched.bool().clone()
+            adamw_edges(
+                logits, labels, state, held.by_edge, held.touched,
+                n_labels=size.labels, step=step, rates=rates,
+            )  # fmt: skip
+
+            free = twin.masked_fill(~stored, -math.inf).log_softmax(dim=1) + math.log(20.0)
+            safe = paths.clamp(min=0)
+            own = beam.gather(1, safe // size.edges)
+            both = other.gather(1, own).clamp(max=0) + free[own, safe % size.edges].clamp(max=0)
+            expected = torch.where(paths >= 0, both, 0.0)
+            (g,) = torch.autograd.grad((expected * upstream).sum(), twin, retain_graph=True)
+            (by_cluster,) = torch.autograd.grad((expected * upstream).sum(), other)
+            errors += [error_of(found, expected), error_of(clusters.grad, by_cluster)]
+            skipped = (step - last[touched]).unsqueeze(1)
+            with torch.no_grad():
+                mean[touched] = mean[touched] * 0.9**skipped + 0.1 * g[touched]
+                variance[touched] = variance[touched] * 0.999**skipped + 0.001 * g[touched] ** 2
+                size_ = (variance[touched] / (1 - 0.999**step)).sqrt() + rates.eps
+                twin[touched] -= rates.lr / (1 - 0.9**step) * mean[touched] / size_
+            last[touched] = step
+        errors += [error_of(logits, twin)]
+        errors += [0.0 if not held.by_edge.any() and not held.touched.any() else math.inf]
+        return max(errors), 1e-4
+
+    # the whole
+
+    def _model(self, size=None):
+        size = size or self.size
+        shape = Shape(
+            "check", size.labels, size.clusters, size.points, 4,
+            n_edges=size.edges, shortlist_size=size.keep, beam_size=size.beam,
+            train_clusters=size.beam, beta=20.0,
+        )  # fmt: skip
+        model = make_model(shape, Rows(shape.batch, 64), self.device, compact=False)
+        return shape, model, make_batches(shape, model, self.device)
+
+    def model_gradients(self):
+        """The loss and gradients with kernels are those without, by torch on the device."""
+        shape, model, batches = self._model()
+        sizes = SearchSizes(shape.train_clusters, shape.shortlist_size)
+        twin = copy.deepcopy(model)
+        held = IndexGradients(model.graph.edge_logits.detach())
+        options = {"shortlist_weight": 0.3, "mean": False}
+        found = model.losses(*batches[0], sizes, **options, gradients=held)
+        found.total.backward()
+        expected = twin.losses(*batches[0], sizes, **options)
+        expected.total.backward()
+        errors = [error_of(one, other) for one, other in zip(found, expected, strict=True)]
+        errors += [
+            error_of(one.grad, other.grad)
+            for one, other in (
+                (model.encoder.vectors, twin.encoder.vectors),
+                (model.clusters.weight, twin.clusters.weight),
+            )
+        ]
+        pairs = triton_rows.pair_rows(*held.take_pairs())
+        rows, gradient, _ = triton_rows.summed_rows(pairs, shape.n_labels)
+        dense = torch.zeros_like(model.labels.weight).index_copy(0, rows, gradient)
+        slow = twin.labels.weight.grad
+        errors.append(error_of(dense, slow.to_dense() if slow.is_sparse else slow))
+        stored = model.graph.edge_labels < shape.n_labels
+        logits = model.graph.edge_logits.detach().masked_fill(~stored, -math.inf)
+        by_logits = held.by_edge - logits.softmax(1) * held.by_edge.sum(1, keepdim=True)
+        errors.append(error_of(by_logits, twin.graph.edge_logits.grad))
+        return max(errors), 1e-3
+
+    def training_as_on_the_cpu(self):
+        """Three steps of the optimiser, the index moved at the third: GPU against CPU."""
+        from dataclasses import replace
+
+        self._needs_cuda()
+        shape, model, batches = self._model(CPU_SIZE)
+        twin = copy.deepcopy(model).cpu()
+        stage = replace(STAGE, index_every=3, label_eps=1e-4)
+        sizes = SearchSizes(shape.train_clusters, shape.shortlist_size)
+        before = [p.detach().cpu().clone() for p in twin.parameters()]
+        for one in (model, twin):
+            optimizer = Optimizer(one, stage)
+            device = one.labels.weight.device
+            for batch in batches[:3]:
+                moved = batch._replace(
+                    tokens=batch.tokens.to(device),
+                    positives=batch.positives.to(device),
+                    parents=batch.parents.to(device),
+                )
+                losses = one.losses(
+                    *moved, sizes, shortlist_weight=0.3, mean=False, gradients=optimizer.gradients
+                )
+                losses.total.backward()
+                optimizer.step(1.0)
+        names = [name for name, _ in model.named_parameters()]
+        both = zip(model.parameters(), twin.parameters(), before, strict=True)
+        errors = [error_of(one.cpu() - first, other - first) for one, other, first in both]
+        print(f"# moved: {dict(zip(names, errors, strict=True))}")
+        return max(errors), 2e-2
+
+    def predictions_as_on_the_cpu(self):
+        self._needs_cuda()
+        shape, model, _ = self._model(CPU_SIZE)
+        embedding = model.encoder.vectors.detach()
+        sizes = SearchSizes(shape.beam_size, shape.shortlist_size)
+        labels, p = model.rank(embedding, sizes, 100)
+        other_labels, other_p = copy.deepcopy(model).cpu().rank(embedding.cpu(), sizes, 100)
+        share = (labels.cpu() != other_labels).double().mean().item()
+        return error_of(p, other_p) + (math.inf if share > 0.01 else 0.0), 1e-4
+
+    def no_synchronisation(self):
+        """A step of training asks the device nothing."""
+        self._needs_cuda()
+        shape, model, batches = self._model()
+        optimizer = Optimizer(model, STAGE)
+        sizes = SearchSizes(shape.train_clusters, shape.shortlist_size)
+
+        def step(batch):
+            losses = model.losses(
+                *batch, sizes, shortlist_weight=0.3, mean=False, gradients=optimizer.gradients
+            )
+            losses.total.backward()
+            optimizer.step(1.0)
+
+        step(batches[0])
+        torch.cuda.set_sync_debug_mode("error")
+        try:
+            step(batches[1])
+        finally:
+            torch.cuda.set_sync_debug_mode("default")
+        return 0, 0
+
+
+NAMES = [name for name in vars(Checks) if not name.startswith("_") and name != "ints"]
+NAMES.remove("normal")
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--out", default="benchmarks/results")
+    parser.add_argument("--device", default="cuda")
+    parser.add_argument("--only", nargs="+", default=NAMES, choices=NAMES)
+    parser.add_argument("--quick", action="store_true", help="the same: it takes a minute")
+    given = parser.parse_args()
+    device = torch.device(given.device)
+    torch.manual_seed(time.time_ns() % 2**31)
+    size = DEVICE_SIZE if device.type == "cuda" else SMALL_SIZE
+    checks, results, rows = Checks(device, size), Results(given.out, "gpu_check"), []
+    for name in given.only:
+        start = time.monotonic()
+        try:
+            error, limit = getattr(checks, name)()
+            if device.type == "cuda":
+                torch.cuda.synchronize()
+            verdict = "PASS" if error <= limit else "FAIL"
+            note = ""
+        except NotHereError:
+            verdict, error, limit, note = "SKIP", math.nan, math.nan, "needs a GPU"
+        except Exception as problem:  # one kernel must not hide the others
+            verdict, error, limit = "FAIL", math.nan, math.nan
+            note = f"{type(problem).__name__}: {str(problem)[:300]}"
+            traceback.print_exc()
+        seconds = time.monotonic() - start
+        results(name, {"verdict": verdict, "error": error, "limit": limit, "note": note})
+        rows.append((verdict, name, f"{error:.2e}", f"{limit:.0e}", f"{seconds:.1f} s"))
+    table("kernels against float64", ("", "check", "error", "limit", "took"), rows)
+    failed = sum(row[0] == "FAIL" for row in rows)
+    skipped = sum(row[0] == "SKIP" for row in rows)
+    print(f"{len(rows) - failed - skipped} passed, {failed} failed, {skipped} skipped")
+    raise SystemExit(1 if failed else 0)
+
+
+if __name__ == "__main__":
+    main()

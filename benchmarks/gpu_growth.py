@@ -1,0 +1,100 @@
+"""How a training step and a search grow with L at a fixed batch, encoder left out.
+
+PYTHONPATH=src python3 benchmarks/gpu_growth.py --out results --quick
+"""
+
+import argparse
+import gc
+import math
+import traceback
+
+import torch
+from gpu_setup import (
+    DIM,
+    STAGE,
+    Results,
+    Rows,
+    Shape,
+    gib,
+    make_batches,
+    make_model,
+    median_ms,
+    ms,
+    table,
+)
+
+from elias.model.elias import SearchSizes
+from elias.training.loop import tensor_cores
+from elias.training.optim import Optimizer
+
+SIZES = [10**4, 10**5, 10**6, 10**7]
+
+
+def shape_of(n_labels, batch):
+    """C = 2^⌈log2(L/100)⌉, κ = 1000 but no more than half the labels."""
+    n_clusters = 2 ** math.ceil(math.log2(n_labels / 100))
+    return Shape(str(n_labels), n_labels, n_clusters, batch, 1, n_edges=min(1000, n_labels // 2))
+
+
+def measure(n_labels, device, given):
+    gc.collect()
+    torch.cuda.empty_cache()
+    shape = shape_of(n_labels, given.batch)
+    model = make_model(shape, Rows(given.batch, DIM), device, compact=given.storage == "compact")
+    batches = make_batches(shape, model, device)
+    gc.collect()
+    torch.cuda.empty_cache()
+    torch.cuda.reset_peak_memory_stats()
+    optimizer = Optimizer(model, STAGE)
+    sizes = SearchSizes(shape.train_clusters, shape.shortlist_size)
+
+    def step(i):
+        losses = model.losses(
+            *batches[i % len(batches)],
+            sizes,
+            shortlist_weight=0.05,
+            mean=False,
+            gradients=optimizer.gradients,
+        )
+        losses.total.backward()
+        optimizer.step(1.0)
+
+    answer = {"step_ms": median_ms(step, given.repeat), "peak_gib": gib()}
+    embedding = torch.randn(given.batch, DIM, device=device)
+    searched = SearchSizes(shape.beam_size, shape.shortlist_size)
+    answer["rank_ms"] = median_ms(lambda i: model.rank(embedding, searched, 100), given.repeat)
+    return answer
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--out", default="benchmarks/results")
+    parser.add_argument("--batch", type=int, default=128)
+    parser.add_argument("--labels", nargs="+", type=int, default=SIZES)
+    parser.add_argument("--storage", choices=["full", "compact"], default="compact")
+    parser.add_argument("--repeat", type=int, default=20)
+    parser.add_argument("--quick", action="store_true", help="10 repeats")
+    given = parser.parse_args()
+    if given.quick:
+        given.repeat = 10
+    device = torch.device("cuda")
+    results, rows = Results(given.out, "gpu_growth"), []
+    with tensor_cores():
+        for n_labels in given.labels:
+            try:
+                entry = measure(n_labels, device, given)
+            except Exception as error:
+                entry = {"error": f"{type(error).__name__}: {error}"}
+                traceback.print_exc()
+            results(str(n_labels), entry)
+            first = results.entries[str(given.labels[0])].get("step_ms") or math.nan
+            own = entry.get("step_ms")
+            grown = "-" if own is None else f"{own / first:.2f}x"
+            peak = ms(entry.get("peak_gib"))
+            rows.append((f"{n_labels:,}", ms(own), grown, ms(entry.get("rank_ms")), peak))
+    header = ("labels", "step ms", "of the first", "rank ms", "peak GiB")
+    table(f"growth at batch {given.batch}, {given.storage} storage, no encoder", header, rows)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,104 @@
+"""Prediction on a GPU: ms per point at several batch sizes, beside the figures of SPEC §8.
+
+PYTHONPATH=src python3 benchmarks/gpu_predict.py --out results --quick
+"""
+
+import argparse
+import traceback
+
+import torch
+from gpu_setup import (
+    DIM,
+    SHAPES,
+    Results,
+    Rows,
+    bert_base,
+    gib,
+    make_batches,
+    make_model,
+    median_ms,
+    ms,
+    ratio,
+    table,
+)
+
+from elias.model.elias import SearchSizes
+from elias.training.loop import tensor_cores
+
+TOP_K = 100
+
+
+def predict(shape, encoder, device, given, batch_size):
+    """Return ms per batch of the whole, of the encoder alone, and of the search alone."""
+    sized = shape._replace(batch=batch_size)
+    model = make_model(sized, encoder, device, compact=True)
+    batches = make_batches(sized, model, device)
+    model.eval()
+    sizes = SearchSizes(shape.beam_size, shape.shortlist_size)
+    rows = torch.randn(batch_size, DIM, device=device)
+    torch.cuda.reset_peak_memory_stats()
+
+    def whole(i):
+        return model.rank(model.encoder(batches[i % len(batches)].tokens).float(), sizes, TOP_K)
+
+    with torch.inference_mode():
+        answer = {
+            "ms": median_ms(whole, given.repeat),
+            "encoder_ms": median_ms(lambda i: encoder(batches[i % 4].tokens), given.repeat),
+            "search_ms": median_ms(lambda i: model.rank(rows, sizes, TOP_K), given.repeat),
+        }
+    return answer | {"peak_gib": gib(), "ms_per_point": answer["ms"] / batch_size}
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--out", default="benchmarks/results")
+    parser.add_argument("--shapes", nargs="+", default=list(SHAPES), choices=list(SHAPES))
+    parser.add_argument("--batches", nargs="+", type=int, default=[1, 32, 512])
+    parser.add_argument("--repeat", type=int, default=30)
+    parser.add_argument("--quick", action="store_true", help="10 repeats, encoder not compiled")
+    parser.add_argument("--compile", default=None, choices=["off", "on", "graphs"])
+    parser.add_argument("--no-encoder", action="store_true")
+    given = parser.parse_args()
+    if given.quick:
+        given.repeat = 10
+    given.compile = given.compile or ("off" if given.quick else "graphs")
+    device = torch.device("cuda")
+    results, rows = Results(given.out, "gpu_predict"), []
+    with tensor_cores():
+        for name in given.shapes:
+            shape = SHAPES[name]
+            for batch_size in sorted({*given.batches, shape.batch}):
+                try:
+                    encoder = (
+                        Rows(batch_size, DIM).to(device)
+                        if given.no_encoder
+                        else bert_base(shape.n_tokens, device, given.compile)
+                    )
+                    entry = predict(shape, encoder, device, given, batch_size)
+                except Exception as error:
+                    entry = {"error": f"{type(error).__name__}: {error}"}
+                    traceback.print_exc()
+                results(f"{name} batch {batch_size}", entry)
+                same = batch_size == shape.batch
+                theirs = shape.predict_ms if same else None
+                rows.append(
+                    (
+                        name,
+                        batch_size,
+                        *(ms(entry.get(key)) for key in ("ms", "encoder_ms", "search_ms")),
+                        f"{entry.get('ms_per_point', 0):.4f}",
+                        theirs or "-",
+                        ratio(theirs, entry.get("ms_per_point")),
+                        ms(entry.get("peak_gib")),
+                    )
+                )
+                encoder = None
+                torch._dynamo.reset()
+                torch.cuda.empty_cache()
+    header = ("shape", "batch", "ms", "encoder", "search", "ms/point", "SPEC", "SPEC/it", "GiB")
+    table(f"prediction, top {TOP_K}, encoder compile={given.compile}", header, rows)
+
+
+if __name__ == "__main__":
+    main()

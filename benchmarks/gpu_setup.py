@@ -1,0 +1,230 @@
+"""What the GPU benchmarks share: shapes, models of random weights, timing, and results on disk."""
+
+import json
+import statistics
+import sys
+import types
+from itertools import pairwise
+from pathlib import Path
+from typing import NamedTuple
+
+
+def stand_in_for_numba():
+    """Let elias be imported where numba is missing; nothing compiled by it is called on a GPU."""
+    try:
+        import numba  # noqa: F401
+    except ImportError:
+        fake = types.ModuleType("numba")
+        fake.njit = lambda *args, **_: args[0] if args else lambda function: function
+        fake.prange = range
+        fake.get_num_threads = lambda: 1
+        sys.modules["numba"] = fake
+
+
+stand_in_for_numba()
+
+import torch
+from tokenizers import Tokenizer
+from tokenizers.models import WordLevel
+from torch import nn
+from transformers import BertConfig, BertModel
+
+from elias.config import EncoderConfig, StageConfig
+from elias.data.batches import TokenBatch
+from elias.model.elias import EliasModel
+from elias.model.encoder import TextEncoder
+from elias.model.graph import LabelGraph
+from elias.model.transformer import TransformerEncoder
+
+
+class Shape(NamedTuple):
+    """A training problem, and what SPEC §8 gives for the published program (ms, GiB)."""
+
+    name: str
+    n_labels: int
+    n_clusters: int
+    batch: int
+    n_tokens: int
+    alpha: float = 10.0
+    step_ms: float | None = None
+    encoder_ms: float | None = None
+    head_ms: float | None = None
+    peak_gib: float | None = None
+    predict_ms: float | None = None
+    n_edges: int = 1000
+    shortlist_size: int = 2000
+    beam_size: int = 20
+    train_clusters: int = 25
+    n_positives: int = 5
+    beta: float = 150.0
+
+
+SHAPES = {
+    shape.name: shape
+    for shape in (
+        Shape("131K", 131_073, 2048, 512, 32, 10.0, 68.9, 38.1, 23.8, 15.2, 0.0455),
+        Shape("670K", 670_091, 8192, 256, 128, 10.0, 89.8, 60.9, 17.5, 25.0, 0.0859),
+        Shape("2.8M", 2_812_281, 32_768, 64, 128, 20.0, 56.1, 38.1, 31.9, 46.7, 0.165),
+        Shape("10M", 10_000_000, 131_072, 64, 128, 20.0),
+    )
+}
+TINY = Shape("tiny", 500, 16, 4, 8, n_edges=40, shortlist_size=32, beam_size=3, train_clusters=5)
+DIM = 768
+
+
+class Rows(TextEncoder):
+    """φ is a row of a parameter: no encoder to speak of."""
+
+    def __init__(self, n_points, dim):
+        super().__init__()
+        self.dim = dim
+        self.vectors = nn.Parameter(torch.randn(n_points, dim))
+
+    def table_names(self):
+        return set()
+
+    def forward(self, batch):
+        return self.vectors[: len(batch)]
+
+
+def bert_base(n_tokens, device, compiled="off", *, layers=12, width=DIM):
+    """The encoder in the shape of BERT-base, weights random."""
+    config = EncoderConfig(
+        kind="transformer",
+        model="bert-base",
+        max_length=n_tokens,
+        pooling="cls",
+        compile=compiled,
+    )
+    settings = BertConfig(
+        num_hidden_layers=layers,
+        hidden_size=width,
+        num_attention_heads=width // 64,
+        intermediate_size=4 * width,
+    )
+    transformer = BertModel(settings, add_pooling_layer=False)
+    tokenizer = Tokenizer(WordLevel({"a": 0}, unk_token="a"))
+    encoder = TransformerEncoder(config, transformer, tokenizer).to(device)
+    encoder.prepare(torch.device(device))
+    return encoder
+
+
+def make_model(shape, encoder, device, *, compact):
+    """Return a model with a learned graph of random edges."""
+    with torch.device(device):
+        edges = torch.randint(shape.n_labels, (shape.n_clusters, shape.n_edges))
+        logits = torch.randn(shape.n_clusters, shape.n_edges)
+        graph = LabelGraph(edges, shape.n_labels, shape.beta, edge_logits=logits)
+        model = EliasModel(encoder, graph, shape.alpha)
+    if compact:
+        model.compact()
+    return model.to(device)
+
+
+class Batch(NamedTuple):
+    tokens: TokenBatch
+    positives: torch.Tensor
+    parents: torch.Tensor
+
+
+def make_batches(shape, model, device, n=4):
+    """Return different batches of full-length texts, so that no cache is warm by chance."""
+    parents = torch.cat(
+        [model.graph.strongest_parents(), torch.tensor([shape.n_clusters], device=device)]
+    )
+    vocabulary = 30_522
+    batches = []
+    for _ in range(n):
+        n_tokens = shape.batch * shape.n_tokens
+        tokens = TokenBatch(
+            ids=torch.randint(1000, vocabulary, (n_tokens,), device=device),
+            offsets=torch.arange(shape.batch + 1, device=device) * shape.n_tokens,
+            longest=shape.n_tokens,
+        )
+        size = (shape.batch, shape.n_positives)
+        positives = torch.randint(shape.n_labels, size, device=device).sort(dim=1).values
+        batches.append(Batch(tokens, positives, parents[positives]))
+    return batches
+
+
+STAGE = StageConfig(
+    name="stage2", learn_graph=True, encoder_lr=1e-5, cluster_lr=1e-4, label_lr=1e-3, edge_lr=1e-2
+)
+
+
+def median_ms(work, repeat=20, warm=3):
+    """Return the median time of ``work(i)`` on the device."""
+    for i in range(warm):
+        work(i)
+    torch.cuda.synchronize()
+    marks = [[torch.cuda.Event(enable_timing=True) for _ in range(2)] for _ in range(repeat)]
+    for i, (start, end) in enumerate(marks):
+        start.record()
+        work(i)
+        end.record()
+    torch.cuda.synchronize()
+    return statistics.median(start.elapsed_time(end) for start, end in marks)
+
+
+class Marks:
+    """Events between the parts of a step, and the median time of each part."""
+
+    def __init__(self):
+        self._steps = []
+
+    def begin(self):
+        self._steps.append([])
+        self("")
+
+    def __call__(self, part):
+        event = torch.cuda.Event(enable_timing=True)
+        event.record()
+        self._steps[-1].append((part, event))
+
+    def medians(self, skip=3):
+        torch.cuda.synchronize()
+        times = {}
+        for step in self._steps[skip:]:
+            for (_, before), (part, after) in pairwise(step):
+                times.setdefault(part, []).append(before.elapsed_time(after))
+        return {part: statistics.median(all_) for part, all_ in times.items()}
+
+
+class Results:
+    """A JSON file that is whole after every entry."""
+
+    def __init__(self, folder, name):
+        self._path = Path(folder) / f"{name}.json"
+        self._path.parent.mkdir(parents=True, exist_ok=True)
+        self.entries = {
+            "torch": torch.__version__,
+            "device": torch.cuda.get_device_name() if torch.cuda.is_available() else "cpu",
+        }
+
+    def __call__(self, key, value):
+        self.entries[key] = value
+        text = json.dumps(self.entries, indent=1, default=float)
+        self._path.write_text(text + "\n", encoding="utf8")
+        print(f"# {key}: {json.dumps(value, default=lambda x: round(float(x), 4))}", flush=True)
+
+
+def table(title, header, rows):
+    """Print one table."""
+    cells = [[str(cell) for cell in row] for row in [header, *rows]]
+    widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
+    print(f"\n{title}")
+    for row in cells:
+        print("  ".join(cell.rjust(width) for cell, width in zip(row, widths, strict=True)))
+    sys.stdout.flush()
+
+
+def ms(value):
+    return "-" if value is None else f"{value:.3f}" if value < 10 else f"{value:.1f}"
+
+
+def ratio(theirs, ours):
+    return "-" if theirs is None or not ours else f"{theirs / ours:.2f}x"
+
+
+def gib():
+    return torch.cuda.max_memory_allocated() / 2**30

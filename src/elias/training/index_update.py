@@ -1,0 +1,89 @@
+"""AdamW on a GPU for W_L and A: only the rows and clusters that the steps touched."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+
+from elias.kernels.gradients import IndexGradients
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from elias.kernels.update import AdamWRates
+    from elias.model.elias import EliasModel
+
+
+class IndexUpdate:
+    """W_L with its biases and A, their moments, and the gradients that wait for an update.
+
+    The moments are held as W_L is (see `elias.training.label_update`): whole in float32, or beside
+    a W_L in bfloat16 the first in bfloat16 and one second moment a label.
+    """
+
+    def __init__(self, model: EliasModel, labels: AdamWRates, edges: AdamWRates) -> None:
+        self._model = model
+        self._rates = (labels, edges)
+        learned = model.graph.edge_logits.detach() if model.graph.learned else None
+        self.gradients = IndexGradients(learned)
+        self._label_state = _label_state(model)
+        self._edge_state = () if learned is None else _edge_state(learned)
+
+    def step(self, step: int, scale: float) -> None:
+        """Apply the gradients collected since the last call; ``step`` counts from 1."""
+        labels, edges = (rates._replace(lr=rates.lr * scale) for rates in self._rates)
+        self._move_labels(step, labels)
+        if self._model.graph.learned:
+            self._move_edges(step, edges)
+
+    @torch.no_grad()
+    def _move_labels(self, step: int, rates: AdamWRates) -> None:
+        from elias.kernels.triton_rows import pair_rows
+        from elias.kernels.triton_update import LinearState, adamw_pairs
+
+        pairs = self.gradients.take_pairs()
+        if pairs is not None:
+            adamw_pairs(
+                self._model.labels.weight,
+                self._model.labels.bias,
+                LinearState(*self._label_state),
+                pair_rows(*pairs),
+                step=step,
+                rates=rates,
+            )
+
+    @torch.no_grad()
+    def _move_edges(self, step: int, rates: AdamWRates) -> None:
+        from elias.kernels.triton_update import EdgeState, adamw_edges
+
+        graph, gradients = self._model.graph, self.gradients
+        assert gradients.by_edge is not None
+        assert gradients.touched is not None
+        adamw_edges(
+            graph.edge_logits,
+            graph.edge_labels,
+            EdgeState(*self._edge_state),
+            gradients.by_edge,
+            gradients.touched,
+            n_labels=graph.n_labels,
+            step=step,
+            rates=rates,
+        )
+
+
+def _label_state(model: EliasModel) -> tuple[Tensor, ...]:
+    weight, bias = model.labels.weight.detach(), model.labels.bias.detach()
+    width = 1 if weight.dtype == torch.bfloat16 else weight.shape[1]
+    return (
+        torch.zeros_like(weight),
+        torch.zeros(len(weight), width, device=weight.device),
+        torch.zeros_like(bias),
+        torch.zeros_like(bias),
+        torch.zeros(len(bias), dtype=torch.int32, device=bias.device),
+    )
+
+
+def _edge_state(logits: Tensor) -> tuple[Tensor, ...]:
+    steps = torch.zeros(len(logits), dtype=torch.int32, device=logits.device)
+    return torch.zeros_like(logits), torch.zeros_like(logits), steps

@@ -1,0 +1,396 @@
+"""The Triton kernels, run by Triton's interpreter, compute what the slow versions compute."""
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import reference
+from elias.config import StageConfig
+from elias.data.batches import TokenBatch
+from elias.kernels.gradients import IndexGradients
+from elias.kernels.paths import path_log
+from elias.kernels.rows import label_logits
+from elias.kernels.search import _expand_torch
+from elias.kernels.update import AdamWRates
+from elias.model.elias import EliasModel, SearchSizes
+from elias.model.encoder import TextEncoder
+from elias.model.graph import LabelGraph
+from elias.model.losses import classification_loss, fused_classification_loss
+
+# the interpreter of older versions fails with numpy 2.4
+pytest.importorskip("triton", minversion="3.7", reason="Triton is not installed, or too old")
+
+from elias.kernels import triton_paths, triton_rows, triton_search, triton_update
+from elias.training import optim
+from elias.training.optim import Optimizer
+
+# the interpreter is numpy, which warns of the infinities that are meant here
+pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")
+FEW = settings(max_examples=15)
+SEEDS = st.integers(0, 2**31)
+
+
+def generator_of(seed):
+    return torch.Generator().manual_seed(seed)
+
+
+def integers(generator, high, *shape):
+    return torch.randint(0, high, shape, generator=generator)
+
+
+def normal(generator, *shape):
+    return torch.randn(shape, generator=generator)
+
+
+@FEW
+@given(
+    shape=st.tuples(*[st.integers(1, 6)] * 4),
+    n_labels=st.sampled_from([1, 3, 12, 300]),
+    n_wanted=st.integers(0, 4),
+    shortlist_size=st.integers(1, 14),
+    levels=st.sampled_from([1, 3, 10**6]),
+    cut=st.sampled_from([(8, 1), (16, 2), (64, 8)]),
+    seed=SEEDS,
+)
+def test_the_expansion_is_that_of_plain_torch(
+    shape, n_labels, n_wanted, shortlist_size, levels, cut, seed
+):
+    generator = generator_of(seed)
+    n_points, n_clusters, n_edges, n_beam = shape
+
+    def scores(*shape):  # from -1 or less to 1: saturated and not, with ties
+        return 1 - 2 * integers(generator, levels, *shape) / min(levels, 16)
+
+    edge_labels = integers(generator, n_labels + 1, n_clusters, n_edges)
+    edge_log = scores(n_clusters, n_edges).masked_fill(edge_labels == n_labels, -torch.inf)
+    beam = integers(generator, n_clusters + 1, n_points, n_beam)
+    wanted = integers(generator, n_labels + 1, n_points, n_wanted)
+    given_ = (beam, scores(n_points, n_beam), edge_labels, edge_log, wanted)
+
+    labels, paths, wanted_paths = triton_search.expand_beam(
+        *given_, n_labels, shortlist_size, block=cut[0], n_programs=cut[1]
+    )
+
+    expected = _expand_torch(*given_, n_labels, shortlist_size)
+    found = (labels * n_beam * n_edges + paths).sort(dim=1).values
+    assert torch.equal(
+        found, (expected.labels * n_beam * n_edges + expected.paths).sort(dim=1).values
+    )
+    assert torch.equal(wanted_paths, expected.wanted_paths)
+
+
+def pairs_problem(seed, n_points, n_rows, n_labels, dim):
+    generator = generator_of(seed)
+    return (
+        normal(generator, n_points, dim),
+        normal(generator, n_rows, dim),
+        normal(generator, n_rows),
+        integers(generator, n_rows + 1, n_points, n_labels),
+        normal(generator, n_points, n_labels),
+    )
+
+
+def dense_logits(embedding, weight, bias, labels):
+    table = torch.cat([embedding @ weight.T + bias, embedding.new_zeros(len(embedding), 1)], dim=1)
+    return table.gather(1, labels)
+
+
+SIZES = {
+    "n_points": st.integers(1, 5),
+    "n_rows": st.integers(1, 9),
+    "n_labels": st.integers(1, 20),
+    "dim": st.sampled_from([1, 5, 32, 300]),
+    "seed": SEEDS,
+}
+
+
+@FEW
+@given(**SIZES)
+def test_logits_and_all_gradients_are_those_of_the_dense_product(**sizes):
+    *given_, labels, upstream = pairs_problem(**sizes)
+    given_ = [part.requires_grad_() for part in given_]
+    twins = [part.detach().double().requires_grad_() for part in given_]
+    held = IndexGradients(None)
+
+    logits = label_logits(*given_, labels, held)
+    (logits * upstream).sum().backward()
+    pairs = triton_rows.pair_rows(*held.take_pairs())
+    rows, gradient, sums = triton_rows.summed_rows(pairs, sizes["n_rows"])
+
+    expected = dense_logits(*twins, labels)
+    (expected * upstream).sum().backward()
+    by_weight = torch.zeros(sizes["n_rows"], sizes["dim"]).index_copy(0, rows, gradient)
+    by_bias = torch.zeros(sizes["n_rows"]).index_copy(0, rows, sums)
+    found = [logits.detach(), given_[0].grad, by_weight, by_bias]
+    for one, other in zip(found, [expected.detach(), *(t.grad for t in twins)], strict=True):
+        torch.testing.assert_close(one.double(), other, rtol=1e-4, atol=1e-4)
+    assert rows.tolist() == sorted(set(labels.flatten().tolist()) - {sizes["n_rows"]})
+    assert given_[1].grad is None
+
+
+@FEW
+@given(
+    n_points=st.integers(1, 4),
+    n_keep=st.integers(1, 12),
+    n_positives=st.integers(1, 6),
+    scale=st.sampled_from([1.0, 10.0, 200.0]),
+    seed=SEEDS,
+)
+def test_the_fused_loss_is_the_plain_one(n_points, n_keep, n_positives, scale, seed):
+    generator, n_labels = generator_of(seed), 15
+    rows = [torch.randperm(n_labels, generator=generator) for _ in range(2 * n_points)]
+    labels = torch.stack([row[:n_keep] for row in rows[:n_points]])
+    positives = torch.stack([row[:n_positives] for row in rows[n_points:]])
+    labels[torch.rand(labels.shape, generator=generator) < 0.2] = n_labels
+    positives[torch.rand(positives.shape, generator=generator) < 0.3] = n_labels
+    positives = positives.sort(dim=1).values
+    logits = normal(generator, n_points, n_keep) * scale
+    logs = -normal(generator, n_points, n_keep).abs() * scale
+    logs[torch.rand(logs.shape, generator=generator) < 0.3] = 0.0
+    logs[torch.rand(logs.shape, generator=generator) < 0.1] = -1e-7
+    fast = [part.clone().requires_grad_() for part in (logits, logs)]
+    slow = [part.clone().requires_grad_() for part in (logits, logs)]
+    relevant = (labels.unsqueeze(-1) == positives.unsqueeze(1)).any(dim=-1) & (labels < n_labels)
+
+    loss = fused_classification_loss(*fast, labels, positives, n_labels)
+    (3 * loss).backward()
+
+    expected = classification_loss(*slow, relevant, labels < n_labels)
+    (3 * expected).backward()
+    torch.testing.assert_close(loss, expected, rtol=1e-5, atol=1e-5)
+    for one, other in zip(fast, slow, strict=True):
+        torch.testing.assert_close(one.grad, other.grad, rtol=1e-4, atol=1e-6)
+
+
+RATES = AdamWRates(lr=0.1, beta1=0.9, beta2=0.99, eps=1e-8, decay=0.1)
+
+
+def label_state(weight, bias, *, one_variance):
+    width = 1 if one_variance else weight.shape[1]
+    return triton_update.LinearState(
+        torch.zeros_like(weight),
+        torch.zeros(len(weight), width),
+        torch.zeros_like(bias),
+        torch.zeros_like(bias),
+        torch.zeros(len(bias), dtype=torch.int32),
+    )
+
+
+@FEW
+@given(n_steps=st.integers(1, 5), dim=st.sampled_from([1, 3, 40]), seed=SEEDS)
+def test_rows_moved_by_their_pairs_end_where_dense_adamw_puts_them(n_steps, dim, seed):
+    generator, n_rows = generator_of(seed), 6
+    weight, bias = normal(generator, n_rows, dim), normal(generator, n_rows)
+    first = (weight.double(), bias.double().unsqueeze(1))
+    state = label_state(weight, bias, one_variance=False)
+    steps = []
+    for step in range(1, n_steps + 1):
+        ids = integers(generator, n_rows + 1, 2, 7)
+        coefficients, vectors = normal(generator, 2, 7), normal(generator, 2, dim)
+        pairs = triton_rows.pair_rows(ids, coefficients, vectors)
+        triton_update.adamw_pairs(weight, bias, state, pairs, step=step, rates=RATES)
+        steps.append(row_gradients(ids, coefficients.double(), vectors.double(), n_rows))
+
+    for row in range(n_rows):
+        last = max((i for i, (by_row, _) in enumerate(steps, 1) if row in by_row), default=0)
+        for i, (found, decay) in enumerate(((weight, 0.1), (bias.unsqueeze(1), 0.0))):
+            seen = [both[i] for both in steps[:last]]
+            expected = reference.adamw(first[i], seen, 0.1, (0.9, 0.99), 1e-8, decay)[row]
+            torch.testing.assert_close(found[row].double(), expected, rtol=1e-4, atol=1e-5)
+        assert state.last_step[row] == last
+
+
+def row_gradients(ids, coefficients, vectors, n_rows):
+    """{row: Σ coefficient·vector} and {row: Σ coefficient}."""
+    by_row, sums = {}, {}
+    for point in range(len(ids)):
+        for row, coefficient in zip(ids[point].tolist(), coefficients[point], strict=True):
+            if row < n_rows:
+                by_row[row] = by_row.get(row, 0) + coefficient * vectors[point]
+                sums[row] = sums.get(row, 0) + coefficient.reshape(1)
+    return by_row, sums
+
+
+@FEW
+@given(n_steps=st.integers(1, 4), seed=SEEDS)
+def test_compact_rows_keep_one_second_moment_and_stay_within_their_last_digit(n_steps, seed):
+    generator, n_rows, dim = generator_of(seed), 4, 6
+    weight, bias = normal(generator, n_rows, dim).bfloat16(), torch.zeros(n_rows)
+    twin = weight.double()
+    mean, variance = torch.zeros(n_rows, dim).double(), torch.zeros(n_rows, 1).double()
+    state = label_state(weight, bias, one_variance=True)
+    every_row = torch.arange(n_rows).repeat(3, 1)
+
+    for step in range(1, n_steps + 1):
+        coefficients, vectors = normal(generator, 3, n_rows), normal(generator, 3, dim)
+        pairs = triton_rows.pair_rows(every_row, coefficients, vectors)
+        triton_update.adamw_pairs(weight, bias, state, pairs, step=step, rates=RATES)
+        gradient = coefficients.double().T @ vectors.double()
+        mean = 0.9 * mean + 0.1 * gradient
+        variance = 0.99 * variance + 0.01 * (gradient**2).mean(dim=1, keepdim=True)
+        size = (variance / (1 - 0.99**step)).sqrt() + 1e-8
+        twin = twin * (1 - 0.1 * 0.1) - 0.1 * (mean / (1 - 0.9**step)) / size
+
+    torch.testing.assert_close(state.variance.double(), variance, rtol=1e-4, atol=1e-6)
+    largest = max(1.0, twin.abs().max().item())
+    torch.testing.assert_close(weight.double(), twin, rtol=0, atol=n_steps * largest / 64)
+
+
+def test_rounding_a_compact_weight_is_right_on_average():
+    n_rows, value = 64, 1.0 + 1 / 1000
+    weight, bias = torch.ones(n_rows, 64).bfloat16(), torch.zeros(n_rows)
+    state = label_state(weight, bias, one_variance=True)
+    rates = AdamWRates(lr=1 - value, beta1=0.0, beta2=0.0, eps=0.0, decay=0.0)
+    pairs = triton_rows.pair_rows(torch.arange(n_rows).view(1, -1), *ones(n_rows))
+
+    triton_update.adamw_pairs(weight, bias, state, pairs, step=1, rates=rates)
+
+    spread = 2.0**-7 / 2 / weight.numel() ** 0.5
+    assert weight.double().mean().item() == pytest.approx(value, abs=5 * spread)
+    assert set(weight.flatten().tolist()) == {1.0, 1.0 + 2.0**-7}
+
+
+def ones(n_rows):
+    return torch.ones(1, n_rows), torch.ones(1, 64)
+
+
+@FEW
+@given(
+    n_steps=st.integers(1, 4),
+    n_edges=st.integers(1, 7),
+    n_beam=st.integers(1, 3),
+    beta=st.sampled_from([1.0, 3.0]),
+    seed=SEEDS,
+)
+def test_edges_move_as_dense_adamw_moves_them_by_the_gradient_of_the_paths(
+    n_steps, n_edges, n_beam, beta, seed
+):
+    generator, n_clusters, n_labels = generator_of(seed), 4, 9
+    edge_labels = integers(generator, n_labels + 2, n_clusters, n_edges).clamp(max=n_labels)
+    graph = LabelGraph(
+        edge_labels, n_labels, beta, edge_logits=normal(generator, n_clusters, n_edges)
+    )
+    logits = graph.edge_logits.detach()
+    held, first = IndexGradients(logits), logits.double()
+    moments = torch.zeros_like(logits), torch.zeros_like(logits)
+    state = triton_update.EdgeState(*moments, torch.zeros(n_clusters, dtype=torch.int32))
+    rates, seen = RATES._replace(decay=0.0), []
+    for step in range(1, n_steps + 1):
+        beam = torch.stack([torch.randperm(n_clusters, generator=generator) for _ in range(3)])
+        beam = beam[:, :n_beam]
+        paths = stored_paths(generator, beam, edge_labels, n_labels)
+        upstream = normal(generator, *paths.shape)
+        clusters = normal(generator, 3, n_clusters).requires_grad_()
+        twin = clusters.detach().clone().requires_grad_()
+        graph.edge_logits.grad = None
+
+        scores = triton_paths.edge_log(logits, edge_labels, n_labels=n_labels, beta=beta)
+        found = path_log(clusters, scores, beam, paths, held)
+        (found * upstream).sum().backward()
+        plain = graph.unsaturated_log()
+        expected = slow_path_log(twin, plain, beam, paths)
+        (expected * upstream).sum().backward()
+        torch.testing.assert_close(scores, plain.detach(), rtol=1e-5, atol=1e-5)
+        torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-5)
+        torch.testing.assert_close(clusters.grad, twin.grad, rtol=1e-4, atol=1e-5)
+        touched = held.touched.nonzero().flatten().tolist()
+        seen.append({row: graph.edge_logits.grad[row].double() for row in touched})
+        triton_update.adamw_edges(
+            logits, edge_labels, state, held.by_edge, held.touched,
+            n_labels=n_labels, step=step, rates=rates,
+        )  # fmt: skip
+
+    assert not held.by_edge.any()
+    assert not held.touched.any()
+    for row in range(n_clusters):
+        last = int(state.last_step[row])
+        expected = reference.adamw(first, seen[:last], 0.1, (0.9, 0.99), 1e-8, 0.0)[row]
+        torch.testing.assert_close(logits[row].double(), expected, rtol=2e-3, atol=2e-3)
+
+
+def stored_paths(generator, beam, edge_labels, n_labels):
+    """Some paths of each point, -1 in the place of those without an edge."""
+    n_edges = edge_labels.shape[1]
+    paths = integers(generator, beam.shape[1] * n_edges, len(beam), 6)
+    stored = edge_labels[beam.gather(1, paths // n_edges), paths % n_edges] < n_labels
+    return paths.masked_fill(~stored, -1)
+
+
+def slow_path_log(cluster_log, edge_log, beam, paths):
+    n_edges, rows = edge_log.shape[1], []
+    for point in range(len(beam)):
+        for path in paths[point].tolist():
+            cluster = beam[point, path // n_edges]
+            both = cluster_log[point, cluster].clamp(max=0), edge_log[cluster, path % n_edges]
+            rows.append(both[0] + both[1].clamp(max=0) if path >= 0 else torch.zeros(()))
+    return torch.stack(rows).view(paths.shape)
+
+
+class Lookup(TextEncoder):
+    """φ is a row of a parameter."""
+
+    def __init__(self, vectors):
+        super().__init__()
+        self.dim = vectors.shape[1]
+        self.vectors = torch.nn.Parameter(vectors)
+
+    def tokenise(self, texts):
+        raise NotImplementedError
+
+    fingerprint = ""
+
+    def table_names(self):
+        return set()
+
+    def forward(self, batch):
+        return self.vectors[batch.ids]
+
+
+def make_model(seed, *, learned):
+    generator, n_labels = generator_of(seed), 12
+    rows = [torch.randperm(n_labels, generator=generator)[:5] for _ in range(4)]
+    edges = torch.stack(rows)
+    edges[integers(generator, 5, *edges.shape) == 0] = n_labels
+    logits = normal(generator, 4, 5) * 2 if learned else None
+    graph = LabelGraph(edges, n_labels, 2.5, edge_logits=logits)
+    torch.manual_seed(seed)
+    return EliasModel(Lookup(normal(generator, 3, 6)), graph, 2.0)
+
+
+def make_batch(seed, model):
+    rows = [torch.randperm(12, generator=generator_of(seed + i))[:3] for i in range(3)]
+    positives = torch.stack(rows).sort(dim=1).values
+    none = torch.tensor([model.graph.n_clusters])
+    parents = torch.cat([model.graph.strongest_parents(), none])[positives]
+    tokens = TokenBatch(ids=torch.arange(3), offsets=torch.arange(4), longest=1)
+    return tokens, positives, parents, SearchSizes(3, 6)
+
+
+@pytest.mark.parametrize("learned", [True, False])
+@settings(max_examples=4)
+@given(index_every=st.integers(1, 3), seed=SEEDS)
+def test_a_model_trained_by_the_kernels_is_the_one_trained_without(learned, index_every, seed):
+    stage = StageConfig(index_every=index_every, learn_graph=learned, label_eps=1e-3, edge_lr=0.01)
+    slow, fast = (make_model(seed, learned=learned) for _ in range(2))
+    losses = []
+
+    for model in (slow, fast):
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(optim, "runs_triton", lambda _, by_kernels=model is fast: by_kernels)
+            optimizer = Optimizer(model, stage)
+        for step in range(index_every):
+            found = model.losses(
+                *make_batch(seed + 10 * step, model),
+                shortlist_weight=0.3,
+                mean=False,
+                gradients=optimizer.gradients,
+            )
+            found.total.backward()
+            optimizer.step(1.0)
+            losses.append(found.total.detach())
+
+    assert optimizer.gradients is not None
+    torch.testing.assert_close(losses[:index_every], losses[index_every:], rtol=1e-4, atol=1e-5)
+    for (name, one), other in zip(fast.named_parameters(), slow.parameters(), strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-3, atol=1e-4, msg=lambda m, n=name: n + m)
