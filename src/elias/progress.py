@@ -43,6 +43,17 @@ def enable(on: bool = True) -> None:
     _state["enabled"] = on
 
 
+@contextmanager
+def hushed() -> Iterator[None]:
+    """Show nothing of what begins inside, as under a bar that counts the whole."""
+    before = _state["enabled"]
+    enable(False)
+    try:
+        yield
+    finally:
+        enable(before)
+
+
 def track(iterable: Iterable[T], description: str, total: int | None = None) -> Iterator[T]:
     """Yield the items of ``iterable``, showing how many are done.
 

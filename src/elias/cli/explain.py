@@ -11,7 +11,7 @@ import typer
 from elias import progress
 from elias.cli import tables, talk
 from elias.cli.options import DeviceName
-from elias.cli.texts import STDIN, chunks, read_texts
+from elias.cli.texts import STDIN, chunks, read_rows
 from elias.errors import DataError
 
 if TYPE_CHECKING:
@@ -53,7 +53,9 @@ def explain(
     device: DeviceName = "auto",
 ) -> None:
     """Show how a model comes to its labels: clusters, edges and every factor of a score."""
-    lines: Iterable[str] = read_texts(STDIN, None) if text == str(STDIN) else [text]
+    lines: Iterable[str] = (
+        (row.text for row in read_rows(STDIN, None)) if text == str(STDIN) else [text]
+    )
 
     from elias.data.formats.sources import mend
     from elias.pipeline import Elias

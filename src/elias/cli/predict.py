@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import sys
 import time
 from pathlib import Path
@@ -12,12 +11,15 @@ import typer
 
 from elias import progress
 from elias.cli import talk
-from elias.cli.options import Component, DeviceName, TextColumn
-from elias.cli.texts import STDIN, chunks, read_texts
+from elias.cli.options import Component, DeviceName, Overwrite, TextColumn
+from elias.cli.texts import STDIN, chunks, find_file, read_rows
 from elias.errors import DataError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterable, Iterator, Sequence
+
+    from elias.data.text_rows import TextFile, TextRow
+    from elias.pipeline import Elias, FileTask
 
 CHUNK = 1024
 SECONDS_BEFORE_BAR = 2.0
@@ -55,14 +57,49 @@ def predict(  # noqa: PLR0913 - each is an option of its own
     ] = None,
     component: Component = None,
     text: TextColumn = None,
+    keep: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="COLUMN", help="Write this column of a table, not the text; may repeat."
+        ),
+    ] = None,
+    out: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="OUTPUT",
+            help="A file: .jsonl, .csv, .tsv, .parquet, .txt (id:score); .gz packs. Resumes.",
+        ),
+    ] = None,
+    file_format: Annotated[
+        str | None,
+        typer.Option("--format", metavar="NAME", help="What to write there. [by its name]"),
+    ] = None,
+    chunk_size: Annotated[
+        int | None,
+        typer.Option(min=1, help="Texts in memory at a time with --out."),
+    ] = None,
+    overwrite: Overwrite = False,
     device: DeviceName = "auto",
 ) -> None:
-    """Label texts: one JSON object per line, with text and labels (id, label, score)."""
-    lines = read_texts(texts, text)
+    """Label texts: one JSON object per line, with text and labels (id, label, score).
 
-    from elias.data.formats.sources import mend
-    from elias.pipeline import Elias
+    With --out the labels go to a file, whole or not at all; after an interruption the same command
+    goes on.
+    """
+    if out is None:
+        if file_format or chunk_size or overwrite:
+            raise DataError("--format, --chunk-size and --overwrite need a file; name it by --out")
+        rows = read_rows(texts, text, keep or [])
+    else:
+        source = _file_of_texts(texts, text, keep or [])
 
+    from elias.pipeline import Elias, FileTask
+
+    task = None
+    if out is not None:
+        task = FileTask.plan(
+            source, out, format=file_format, chunk_size=chunk_size, overwrite=overwrite
+        )
     elias = Elias.from_pretrained(model, device=device)
     if elias.model.encoder.reads_features:
         raise DataError(
@@ -70,23 +107,60 @@ def predict(  # noqa: PLR0913 - each is an option of its own
             "or in Python Elias.predict with a CSR matrix"
         )
     component = elias.check_component(component)
-    lowest = None if threshold is None else elias.threshold(threshold, component)
-    among = wanted_labels(only, elias.label_names)
-    kept_off = wanted_labels(without, elias.label_names)
+    options = {
+        "top_k": top_k,
+        "threshold": None if threshold is None else elias.threshold(threshold, component),
+        "only": wanted_labels(only, elias.label_names),
+        "without": wanted_labels(without, elias.label_names),
+        "component": component,
+    }
+    if task is None:
+        _to_stdout(elias, rows, keep, options, size=_stdout_chunk(texts))
+    else:
+        _to_file(elias, task, options)
+
+
+def _file_of_texts(source: Path, column: str | None, keep: Sequence[str]) -> TextFile:
+    if source == STDIN:
+        raise DataError("--out: stdin cannot be read again after an interruption; give a file")
+    return find_file(source, column, keep)
+
+
+def _stdout_chunk(source: Path) -> int:
+    return 1 if source == STDIN and sys.stdin.isatty() else CHUNK
+
+
+def _to_file(elias: Elias, task: FileTask, options: dict[str, Any]) -> None:
+    from elias.pipeline import predict_file
+
+    start = time.monotonic()
+    done = predict_file(elias, task, **options)
+    seconds = max(time.monotonic() - start, 1e-9)
+    before = f", {done.resumed:,} of them before" if done.resumed else ""
+    speed = (done.texts - done.resumed) / seconds
+    talk.note(f"{task.out}: {done.texts:,} texts{before}, {speed:,.0f} per second")
+
+
+def _to_stdout(
+    elias: Elias,
+    rows: Iterable[TextRow],
+    keep: Sequence[str] | None,
+    options: dict[str, Any],
+    *,
+    size: int,
+) -> None:
+    from elias.data.formats.sources import mend
+    from elias.prediction_writing import json_line
+
     progress.enable(False)  # a bar for every chunk would flicker; one for all follows below
-    size = 1 if texts == STDIN and sys.stdin.isatty() else CHUNK
     with _Counter() as counter:
-        for raw in chunks(lines, size):
-            chunk, _ = mend(raw)
-            predictions = elias.predict(
-                chunk,
-                top_k=top_k,
-                threshold=lowest,
-                only=among,
-                without=kept_off,
-                component=component,
-            )
-            _write(chunk, predictions.to_dicts())
+        for chunk in chunks(rows, size):
+            texts, _ = mend([row.text for row in chunk])
+            found = elias.predict(texts, **options).to_dicts()
+            for row, text, labels in zip(chunk, texts, found, strict=True):
+                kept = dict(zip(keep, row.kept, strict=True)) if keep else {"text": text}
+                sys.stdout.write(json_line(kept, labels))
+            sys.stdout.flush()
             counter.add(len(chunk))
     if not counter.count:
         talk.note("no texts were given")
@@ -122,13 +196,6 @@ def _lines_of(path: Path) -> list[str]:
     if not lines:
         raise DataError(f"{path}: is empty; it should hold one label per line")
     return lines
-
-
-def _write(texts: Sequence[str], labels: Sequence[list[dict[str, Any]]]) -> None:
-    for text, found in zip(texts, labels, strict=True):
-        line = json.dumps({"text": text, "labels": found}, ensure_ascii=False)
-        sys.stdout.write(line + "\n")
-    sys.stdout.flush()
 
 
 class _Counter:

@@ -1,42 +1,54 @@
-"""The texts to predict labels for: lines of a file or of stdin, or a column of a table."""
+"""The texts to predict labels for: rows of a file, or of stdin."""
 
 from __future__ import annotations
 
-import json
 import sys
 from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 from elias.errors import DataError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Iterable, Iterator, Sequence
+
+    from elias.data.text_rows import TextFile, TextRow
 
 T = TypeVar("T")
 
 STDIN = Path("-")
-_TABLES = {".jsonl", ".ndjson", ".json", ".csv", ".tsv", ".parquet"}
 
 
-def read_texts(source: Path, column: str | None) -> Iterator[str]:
+def read_rows(source: Path, column: str | None, keep: Sequence[str] = ()) -> Iterator[TextRow]:
     """Yield the texts one at a time; an empty line is an empty text.
 
     Args:
         source: A file, or ``-`` for stdin.
         column: The text column: then a file is a table, and stdin JSON lines. Without it a file
             is a table if its name ends like one's, and any other has one text per line.
+        keep: Columns whose cells go along.
     """
-    if source == STDIN:
-        lines = _stdin_lines()
-        return lines if column is None else _json_texts(lines, Path("stdin"), column)
-    if source.is_dir():
-        raise DataError(f"{source}: is a folder; give a file of texts, or - for stdin")
-    if column is None and Path(source.name.removesuffix(".gz")).suffix.lower() not in _TABLES:
-        from elias.data.formats.sources import iter_lines
+    if source != STDIN:
+        return find_file(source, column, keep).rows()
 
-        return (line.rstrip("\n").rstrip("\r") for line in iter_lines(source))
-    return _table_texts(source, column)
+    from elias.data.text_rows import TextRow, json_text_rows
+
+    lines = _stdin_lines()
+    if column is not None:
+        return json_text_rows(lines, "stdin", column, keep)
+    if keep:
+        raise DataError("--keep: lines of stdin have no columns; name the text's with --text")
+    return (TextRow(number, line) for number, line in enumerate(lines, start=1))
+
+
+def find_file(source: Path, column: str | None, keep: Sequence[str]) -> TextFile:
+    """Find the columns of a file."""
+    from elias.data.text_rows import TextFile
+
+    try:
+        return TextFile.find(source, text=column, keep=keep)
+    except DataError as error:  # the library names its arguments, the user typed options
+        raise DataError(str(error).replace("with text=", "with --text")) from error
 
 
 def chunks(items: Iterable[T], size: int) -> Iterator[list[T]]:
@@ -61,61 +73,3 @@ def _stdin_lines() -> Iterator[str]:
         if number == 1:
             line = line.removeprefix("\ufeff")
         yield line.rstrip("\n").rstrip("\r")
-
-
-def _table_texts(path: Path, column: str | None) -> Iterator[str]:
-    from elias.data.formats.columns import TEXT, no_column
-    from elias.data.formats.recognise import recognise_file
-    from elias.data.formats.sources import bad, iter_lines
-    from elias.data.formats.tables import column_names, read_table
-
-    kind = recognise_file(path)
-    if kind not in ("jsonl", "csv", "tsv", "parquet"):
-        raise bad(path, "is not a table; write one text per line in a .txt file")
-    names = column_names(path, kind)
-    plain = {name.lower(): name for name in reversed(names)}
-    if column is None:
-        column = next((plain[name] for name in TEXT if name in plain), None)
-        if column is None:
-            there = ", ".join(map(repr, names))
-            raise bad(path, f"no text column among {there}; name one with --text")
-    wanted = [column] if column in names else [part.strip() for part in column.split(",")]
-    for name in wanted:
-        if name not in names:
-            raise no_column(path, name, names)
-    if kind == "jsonl" and len(wanted) == 1 and not _is_list(path):
-        return _json_texts(iter_lines(path), path, wanted[0])
-    table = read_table(path, kind, wanted, wanted)
-    rows = zip(*(table.columns[name] for name in wanted), strict=True)
-    return (
-        " ".join(filter(None, (_text(cell, path, line) for cell in row)))
-        for row, line in zip(rows, table.lines, strict=True)
-    )
-
-
-def _is_list(path: Path) -> bool:
-    """Say whether a JSON file is one list instead of an object per line."""
-    from elias.data.formats.sources import read_head
-
-    return read_head(path).lstrip(b"\xef\xbb\xbf \t\r\n").startswith(b"[")
-
-
-def _json_texts(lines: Iterable[str], path: Path, column: str) -> Iterator[str]:
-    for number, line in enumerate(lines, start=1):
-        if not line.strip():
-            continue
-        try:
-            row = json.loads(line)
-        except ValueError as error:
-            raise DataError(f"{path}:{number}: not a JSON object ({error})") from None
-        if not isinstance(row, dict) or column not in row:
-            raise DataError(f"{path}:{number}: no {column!r} in this row")
-        yield _text(row[column], path, number)
-
-
-def _text(value: Any, path: Path, line: int) -> str:
-    if value is None:
-        return ""
-    if not isinstance(value, str | int | float):
-        raise DataError(f"{path}:{line}: holds {type(value).__name__}, which is not a text")
-    return str(value)

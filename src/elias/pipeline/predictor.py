@@ -107,6 +107,8 @@ class Elias:
         """The other members of an ensemble."""
         self.probabilities: Probabilities | None = None
         """What its last scores say of relevance, and thresholds, where points were held out."""
+        self.folder: Path | None = None
+        """Where it was read from, if it was."""
 
     @property
     def members(self) -> tuple[Elias, ...]:
@@ -385,7 +387,10 @@ class Elias:
     @classmethod
     def from_pretrained(cls, folder: str | Path, *, device: str = "auto") -> Elias:
         """Read a saved model; the folder of a finished run will do too."""
-        return cls._from_saved(load_all(model_folder(Path(folder)), pick_device(device)))
+        place = model_folder(Path(folder))
+        model = cls._from_saved(load_all(place, pick_device(device)))
+        model.folder = place
+        return model
 
     @classmethod
     def _from_saved(cls, saved: SavedModel) -> Elias:

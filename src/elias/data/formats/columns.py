@@ -55,7 +55,7 @@ def pick_columns(path: Path, names: Sequence[str], options: ReadOptions) -> Pick
     they are left alone when another column was asked for.
     """
     plain = _by_plain_name(names)
-    text = _named(path, options.text, names) or (_common(path, "text", TEXT, names),)
+    text = pick_text(path, names, options.text)
     if options.labels is not None:
         labels = _existing(path, options.labels, names)
         return Picked(text=text, labels=labels, split=plain.get(SPLIT))
@@ -68,6 +68,11 @@ def pick_columns(path: Path, names: Sequence[str], options: ReadOptions) -> Pick
         weights=plain.get(WEIGHTS),
         split=plain.get(SPLIT),
     )
+
+
+def pick_text(path: Path, names: Sequence[str], given: str | None) -> tuple[str, ...]:
+    """Return the text column called ``given``, or the several that it lists, else a common one."""
+    return _named(path, given, names) or (_common(path, "text", TEXT, names),)
 
 
 def _by_plain_name(names: Sequence[str]) -> dict[str, str]:

@@ -23,6 +23,11 @@ if TYPE_CHECKING:
 _SAMPLE_ROWS = 100
 _SPACE = re.compile(r"\s*")
 _DELIMITERS = ("\t", ",", ";")
+_PARQUET_ROWS = 1024  # rows read at a time
+_NO_ROWS = "holds no rows; it should have one for each text"
+
+Rows = Iterator[tuple[int, list[Any]]]
+"""The line of each row, as in `Table.lines`, and some of its cells."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,22 +79,51 @@ def read_table(path: Path, kind: str, wanted: Sequence[str], required: Sequence[
     else:
         table = _read_delimited(path, wanted, kind)
     if not len(table):
-        raise bad(path, "holds no rows; it should have one for each text")
+        raise bad(path, _NO_ROWS)
     return table
 
 
-def _read_json(path: Path, wanted: Sequence[str], required: Sequence[str]) -> Table:
-    columns: dict[str, list[Any]] = {name: [] for name in wanted}
+def iter_rows(path: Path, kind: str, wanted: Sequence[str], required: Sequence[str]) -> Rows:
+    """Yield the line and the wanted cells of each row, as `read_table` reads them.
+
+    Few rows are in memory at a time, but for two kinds of file that cannot be read in parts: JSON
+    that is one list, and Parquet inside gzip.
+    """
+    if kind == "parquet":
+        rows = _parquet_rows(path, wanted)
+    elif kind == "jsonl":
+        rows = _json_cells(path, wanted, required)
+    else:
+        quoting = csv.QUOTE_MINIMAL if kind == "csv" or _is_quoted(path) else csv.QUOTE_NONE
+        rows = _delimited_rows(path, wanted, delimiter_of(path), quoting)
+    count = 0
+    for count, row in enumerate(rows, start=1):  # noqa: B007 - the count is read below
+        yield row
+    if not count:
+        raise bad(path, _NO_ROWS)
+
+
+def _gather(path: Path, wanted: Sequence[str], rows: Rows) -> Table:
+    columns: list[list[Any]] = [[] for _ in wanted]
     lines = []
+    for line, cells in rows:
+        for values, cell in zip(columns, cells, strict=True):
+            values.append(cell)
+        lines.append(line)
+    return Table(path, dict(zip(wanted, columns, strict=True)), lines)
+
+
+def _read_json(path: Path, wanted: Sequence[str], required: Sequence[str]) -> Table:
+    return _gather(path, wanted, _json_cells(path, wanted, required))
+
+
+def _json_cells(path: Path, wanted: Sequence[str], required: Sequence[str]) -> Rows:
     for number, row in _json_rows(path):
         for name in required:
             if name not in row:
                 there = ", ".join(row)
                 raise bad(path, f"no {name!r} in this row; it has: {there}", number)
-        for name, values in columns.items():
-            values.append(row.get(name))
-        lines.append(number)
-    return Table(path, columns, lines)
+        yield number, [row.get(name) for name in wanted]
 
 
 def _json_rows(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
@@ -185,10 +219,24 @@ def _read_delimited(path: Path, wanted: Sequence[str], kind: str) -> Table:
 
 
 def _read_cells(path: Path, wanted: Sequence[str], delimiter: str, quoting: Any) -> Table:
+    return _gather(path, wanted, _delimited_rows(path, wanted, delimiter, quoting))
+
+
+def _is_quoted(path: Path) -> bool:
+    """Say whether all rows of a TSV file can be read with quotation marks around cells."""
+    try:
+        for _ in _delimited_rows(path, (), delimiter_of(path), csv.QUOTE_MINIMAL):
+            pass
+    except DataError:
+        return False
+    return True
+
+
+def _delimited_rows(path: Path, wanted: Sequence[str], delimiter: str, quoting: Any) -> Rows:
     with _long_cells():
         reader = csv.reader(iter_lines(path), delimiter=delimiter, quoting=quoting, strict=True)
         try:
-            return _collect(path, reader, wanted)
+            yield from _cells(path, reader, wanted)
         except csv.Error as error:
             raise _not_a_row(path, error, reader.line_num) from None
 
@@ -198,21 +246,16 @@ def _not_a_row(path: Path, error: csv.Error, line: int) -> DataError:
     return bad(path, f"not a valid table row ({error}); {remedy}", line)
 
 
-def _collect(path: Path, reader: Any, wanted: Sequence[str]) -> Table:
+def _cells(path: Path, reader: Any, wanted: Sequence[str]) -> Rows:
     header = _header(path, reader)
-    places = [(header.index(name), []) for name in wanted]  # type: list[tuple[int, list[str]]]
-    lines = []
+    places = [header.index(name) for name in wanted]
     for row in reader:
         if not row:
             continue
         if len(row) != len(header):
             counts = f"{len(row)} cells in this row but {len(header)} columns in the header"
             raise bad(path, f"{counts}; quote cells that hold the delimiter", reader.line_num)
-        for place, values in places:
-            values.append(row[place])
-        lines.append(reader.line_num)
-    columns = {name: values for name, (_, values) in zip(wanted, places, strict=True)}
-    return Table(path, columns, lines)
+        yield reader.line_num, [row[place] for place in places]
 
 
 def _parquet_file(path: Path) -> Any:
@@ -237,14 +280,34 @@ def _parquet_names(path: Path) -> list[str]:
     return names
 
 
+def parquet_schema(path: Path) -> Any:
+    """Return the Arrow schema of a Parquet file."""
+    return _parquet_file(path).schema_arrow
+
+
 def _read_parquet(path: Path, wanted: Sequence[str]) -> Table:
     file = _parquet_file(path)
-    try:
+    with _broken_parquet(path):
         arrow = file.read(columns=list(wanted))
-    except (OSError, ValueError) as error:
-        raise bad(path, f"the Parquet data is broken ({error}); copy it again") from None
-    try:
         columns = {name: arrow.column(name).to_pylist() for name in wanted}
+    return Table(path, columns, range(1, arrow.num_rows + 1))
+
+
+def _parquet_rows(path: Path, wanted: Sequence[str]) -> Rows:
+    file, line = _parquet_file(path), 0
+    with _broken_parquet(path):
+        for batch in file.iter_batches(batch_size=_PARQUET_ROWS, columns=list(wanted)):
+            columns = [batch.column(name).to_pylist() for name in wanted]
+            for cells in zip(*columns, strict=True):
+                line += 1
+                yield line, list(cells)
+
+
+@contextmanager
+def _broken_parquet(path: Path) -> Iterator[None]:
+    try:
+        yield
     except UnicodeDecodeError:
         raise bad(path, "a string column is not UTF-8; write it again as UTF-8") from None
-    return Table(path, columns, range(1, arrow.num_rows + 1))
+    except (OSError, ValueError) as error:
+        raise bad(path, f"the Parquet data is broken ({error}); copy it again") from None
