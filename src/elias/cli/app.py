@@ -21,6 +21,7 @@ from elias.cli.explain import explain
 from elias.cli.failures import explained
 from elias.cli.models import info, presets
 from elias.cli.predict import predict
+from elias.cli.push import push
 from elias.cli.report import report
 from elias.cli.serve import serve
 from elias.cli.train import train
@@ -82,6 +83,7 @@ app.command()(predict)
 app.command()(explain)
 app.command()(report)
 app.command()(serve)
+app.command()(push)
 app.add_typer(experiment.app, name="experiment")
 app.command()(info)
 app.command()(presets)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator, Mapping, Sequence
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
@@ -11,6 +12,10 @@ from elias.config import EliasConfig, EncoderConfig, IndexConfig
 
 _PACKAGES = ("torch", "transformers", "numpy")
 _EXAMPLES = 5  # labels named in the card
+_NO_LICENSE = "# license: choose one before publishing"
+
+_TYPES = {"P": "precision", "R": "recall", "nDCG": "ndcg"}
+"""How the hub calls metrics; the others have no name there and go by their own."""
 
 _TEMPLATE = """\
 ---
@@ -21,8 +26,8 @@ tags:
 - text-classification
 - multi-label
 - extreme-classification
-# license: choose one before publishing
----
+{license}
+{results}---
 
 # ELIAS model of {n_labels:,} labels
 
@@ -36,7 +41,7 @@ Ranks the few labels that fit a text, out of {n_labels:,}: {parts}.
 ```python
 from elias import Elias
 
-model = Elias.from_pretrained("path/to/this/folder")
+model = Elias.from_pretrained("{name}")
 for prediction in model.predict(["a text to label"], top_k=5):
     print(prediction)
 ```
@@ -51,7 +56,14 @@ no others, and repeats what its training data got wrong.
 """
 
 
-def model_card(config: EliasConfig, label_names: Sequence[str], facts: Mapping[str, Any]) -> str:
+def model_card(
+    config: EliasConfig,
+    label_names: Sequence[str],
+    facts: Mapping[str, Any],
+    *,
+    name: str = "path/to/this/folder",
+    license: str | None = None,
+) -> str:
     """Return the card of a model as Markdown with YAML front matter.
 
     Args:
@@ -60,6 +72,8 @@ def model_card(config: EliasConfig, label_names: Sequence[str], facts: Mapping[s
         facts: ``metrics``, named percentages below one or more levels of names such as stage
             and split, ``probabilities``, errors and a threshold, and ``data``, named counts on any
             level, become tables. Anything else is left out.
+        name: What the model is read by in the example.
+        license: As the hub spells it, such as ``mit``.
     """
     sections = [
         _metrics_section(facts.get("metrics") or {}),
@@ -73,6 +87,36 @@ def model_card(config: EliasConfig, label_names: Sequence[str], facts: Mapping[s
         encoder=_encoder_line(config.encoder),
         sections="".join(sections),
         versions=_versions(),
+        name=name,
+        license=f"license: {json.dumps(license)}" if license else _NO_LICENSE,
+        results=_front_results(facts.get("metrics") or {}, len(label_names)),
+    )
+
+
+def _front_results(metrics: Mapping[str, Any], n_labels: int) -> str:
+    """Return the metrics of the last component on the test split, as the hub's front matter."""
+    tested = [
+        found["test"]
+        for found in metrics.values()
+        if isinstance(found, Mapping) and "test" in found
+    ]
+    found = list(_leaves(tested[-1])) if tested and isinstance(tested[-1], Mapping) else []
+    if not found:
+        return ""
+    types = {path[-1]: _TYPES.get(path[-1].partition("@")[0], path[-1]) for path, _ in found}
+    named = [name for name in dict.fromkeys(types.values()) if name in _TYPES.values()]
+    results = {
+        "task": {"type": "text-classification", "name": "Extreme multi-label classification"},
+        "dataset": {"type": "custom", "name": f"{n_labels:,} labels", "split": "test"},
+        "metrics": [
+            {"type": types[path[-1]], "name": path[-1], "value": value} for path, value in found
+        ],
+    }
+    index = [{"name": f"ELIAS model of {n_labels:,} labels", "results": [results]}]
+    # JSON is YAML, and quotes what must be quoted
+    lines = {"metrics": named, "model-index": index}
+    return "".join(
+        f"{key}: {json.dumps(value, ensure_ascii=False)}\n" for key, value in lines.items()
     )
 
 

@@ -4,17 +4,21 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from scipy.sparse import csr_matrix, issparse
 
-from elias.errors import ConfigError, DataError, nearest
+from elias.errors import ConfigError, DataError, ModelError, nearest
 from elias.metrics import evaluate
+from elias.model.card import model_card
 from elias.model.elias import EliasModel, SearchSizes
 from elias.model.inference import BATCH_SIZE, embed_all
+from elias.model.layout import CARD_FILE
 from elias.pipeline.explaining import Explanation, Judge, explain
 from elias.pipeline.folder import SavedModel, load_all, model_folder, save_all
+from elias.pipeline.hub import fetch, is_hub_id, push
 from elias.pipeline.inputs import cached_tokens, feature_tokens, input_of
 from elias.pipeline.matching import match_labels
 from elias.pipeline.questions import Question, blocked_labels, label_ids, search
@@ -384,10 +388,67 @@ class Elias:
             self.probabilities,
         )
 
+    def push_to_hub(
+        self,
+        repo_id: str,
+        *,
+        private: bool | None = None,
+        revision: str | None = None,
+        license: str | None = None,
+        message: str | None = None,
+        token: str | None = None,
+    ) -> str:
+        """Upload the model and its card to the Hugging Face hub, and return its address.
+
+        Args:
+            repo_id: ``user/name``; made if it is not there.
+            private: Whether a new repository is seen by its owner alone; None: as the hub has it.
+            revision: The branch, made if it is not there; None: the main one.
+            license: What the card says, as the hub spells it (``mit``); None: it says nothing.
+            message: What the commit says.
+            token: In place of the one that was logged in with.
+
+        Raises:
+            ModelError: If there is no token, no right to write, or no network.
+        """
+        with TemporaryDirectory(prefix="elias-push-") as place:
+            folder = self.save_pretrained(Path(place) / "model")
+            card = model_card(
+                self.config, self.label_names, self.facts, name=repo_id, license=license
+            )
+            (folder / CARD_FILE).write_bytes(card.encode("utf8", "replace"))
+            return push(
+                folder, repo_id, private=private, revision=revision, message=message, token=token
+            )
+
     @classmethod
-    def from_pretrained(cls, folder: str | Path, *, device: str = "auto") -> Elias:
-        """Read a saved model; the folder of a finished run will do too."""
-        place = model_folder(Path(folder))
+    def from_pretrained(
+        cls,
+        folder: str | Path,
+        *,
+        revision: str | None = None,
+        token: str | None = None,
+        device: str = "auto",
+    ) -> Elias:
+        """Read a saved model: its folder, that of a finished run, or a name of the hub.
+
+        Args:
+            folder: A folder; where there is none, ``user/model`` or ``user/model@revision`` on the
+                Hugging Face hub, which keeps what it downloads.
+            revision: A branch, tag or commit of the hub.
+            token: For a private repository, in place of the one that was logged in with.
+            device: ``auto``, ``cpu`` or ``cuda``.
+
+        Raises:
+            ModelError: If anything is missing, damaged, foreign, or from a newer version.
+        """
+        name = str(folder)
+        if not Path(name).exists() and is_hub_id(name):
+            place = fetch(name, revision=revision, token=token)
+        elif revision is not None:
+            raise ModelError(f"{name}: revision={revision!r} is for a name of the hub, user/model")
+        else:
+            place = model_folder(Path(folder))
         model = cls._from_saved(load_all(place, pick_device(device)))
         model.folder = place
         return model

@@ -1,0 +1,173 @@
+"""Models on the hub: pushed to and fetched from a stand-in of it on this machine."""
+
+from __future__ import annotations
+
+import pytest
+from huggingface_hub import ModelCard, constants
+
+from e2e.commands import elias
+from e2e.hub import TOKEN, stand_in
+from elias.errors import ModelError
+from elias.pipeline import Elias, hub
+
+
+@pytest.fixture
+def online(monkeypatch, tmp_path):
+    """A hub to talk to, an empty cache, and nobody logged in."""
+    with stand_in() as (there, address):
+        monkeypatch.setattr(constants, "ENDPOINT", address)
+        monkeypatch.setattr(
+            constants,
+            "HUGGINGFACE_CO_URL_TEMPLATE",
+            address + "/{repo_id}/resolve/{revision}/{filename}",
+        )
+        monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
+        monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "hub-cache"))
+        monkeypatch.setattr(constants, "HF_HUB_DISABLE_PROGRESS_BARS", True)
+        monkeypatch.setattr(hub, "HfApi", lambda token: hub_api(address, token))
+        monkeypatch.setattr(hub, "get_token", lambda: None)
+        yield there
+
+
+def hub_api(address, token):
+    from huggingface_hub import HfApi
+
+    return HfApi(endpoint=address, token=token)
+
+
+@pytest.fixture
+def logged_in(online, monkeypatch):
+    monkeypatch.setattr(hub, "get_token", lambda: TOKEN)
+    monkeypatch.setattr(hub, "HfApi", lambda token: hub_api(constants.ENDPOINT, token or TOKEN))
+    return online
+
+
+@pytest.fixture(scope="module")
+def model(run):
+    return Elias.from_pretrained(run, device="cpu")
+
+
+def test_a_model_comes_back_from_the_hub_as_it_was_pushed(model, online):
+    address = model.push_to_hub("user/fish", token=TOKEN, message="First")
+
+    again = Elias.from_pretrained("user/fish", device="cpu")
+    assert address.endswith("/user/fish")
+    assert online.messages == ["First"]
+    assert again.predict(["roda"]).to_dicts() == model.predict(["roda"]).to_dicts()
+    assert again.components == model.components
+
+
+def test_a_revision_is_a_branch_of_its_own(model, online):
+    model.push_to_hub("user/fish", token=TOKEN)
+    model.push_to_hub("user/fish", token=TOKEN, revision="v2")
+    online.repos["user/fish"]["main"].clear()
+
+    by_name = Elias.from_pretrained("user/fish@v2", device="cpu")
+    by_argument = Elias.from_pretrained("user/fish", revision="v2", device="cpu")
+
+    assert by_name.folder == by_argument.folder
+    assert by_name.n_labels == model.n_labels
+
+
+def test_what_a_newer_model_lacks_goes_from_the_repository(model, online):
+    online.repos["user/fish"] = {"main": {"members/1/config.json": b"{}", "notes.md": b"mine"}}
+
+    model.push_to_hub("user/fish", token=TOKEN)
+
+    there = online.repos["user/fish"]["main"]
+    assert "members/1/config.json" not in there
+    assert there["notes.md"] == b"mine"
+
+
+def test_the_card_says_how_good_the_model_is_as_the_hub_reads_it(model, online):
+    model.push_to_hub("user/fish", token=TOKEN, license="mit")
+
+    card = ModelCard(online.repos["user/fish"]["main"]["README.md"].decode())
+    told = {result.metric_name: result.metric_value for result in card.data.eval_results}
+    assert card.data.library_name == "elias"
+    assert card.data.license == "mit"
+    assert card.data.metrics == ["precision", "ndcg", "recall"]
+    assert "extreme-classification" in card.data.tags
+    assert told == model.facts["metrics"][model.components[-1]]["test"]
+    assert 'Elias.from_pretrained("user/fish")' in card.content
+
+
+def test_a_card_that_was_never_pushed_is_a_valid_card_too(run):
+    card = ModelCard((run / "model" / "README.md").read_text(encoding="utf8"))
+
+    assert card.data.license is None
+    assert card.data.eval_results
+
+
+def test_the_command_pushes_and_every_command_reads_from_the_hub(run, logged_in):
+    pushed = elias("push", run, "user/fish", "--license", "mit", "-m", "New")
+    read = elias("predict", "user/fish", "--device", "cpu", "-k", 1, stdin=b"roda\n")
+
+    assert pushed.code == 0, pushed.err
+    assert pushed.out.endswith("/user/fish\n")
+    assert logged_in.messages == ["New"]
+    assert read.code == 0, read.err
+    assert '"text": "roda"' in read.out
+
+
+# what can go wrong
+
+
+@pytest.mark.usefixtures("online")
+def test_pushing_without_a_token_says_how_to_get_one(model):
+    with pytest.raises(ModelError, match="user/fish: pushing needs a token; log in with `hf auth"):
+        model.push_to_hub("user/fish")
+
+
+@pytest.mark.usefixtures("online")
+def test_a_token_without_the_right_to_write_is_refused(model):
+    with pytest.raises(ModelError, match=r"user/fish: the hub refuses \(401\)"):
+        model.push_to_hub("user/fish", token="hf_other")
+
+
+@pytest.mark.usefixtures("online")
+def test_a_repository_that_is_not_there_may_be_a_mistyped_folder():
+    with pytest.raises(
+        ModelError, match="runs/mine: there is no such folder here, and the hub sho"
+    ):
+        Elias.from_pretrained("runs/mine")
+
+
+@pytest.mark.usefixtures("online")
+def test_a_revision_that_is_not_there_is_named(model):
+    model.push_to_hub("user/fish", token=TOKEN)
+
+    with pytest.raises(ModelError, match="user/fish@v9: the repository has no revision 'v9'"):
+        Elias.from_pretrained("user/fish@v9")
+
+
+def test_without_a_network_a_model_that_was_never_fetched_is_one_line(tmp_path, monkeypatch):
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path))
+
+    told = elias("info", "user/fish")
+
+    assert told.code == 2
+    assert told.err.startswith("error: user/fish: there is no such folder here, and the hub cannot")
+    assert len(told.err.splitlines()) == 1
+
+
+def test_without_a_network_a_model_that_was_fetched_is_still_there(model, online, monkeypatch):
+    model.push_to_hub("user/fish", token=TOKEN)
+    first = Elias.from_pretrained("user/fish", device="cpu")
+    online.repos.clear()
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
+
+    again = Elias.from_pretrained("user/fish", device="cpu")
+
+    assert again.folder == first.folder
+
+
+@pytest.mark.usefixtures("online")
+def test_a_name_that_the_hub_does_not_allow_is_refused(model):
+    with pytest.raises(ModelError, match="not a name of the hub"):
+        model.push_to_hub("user/two--fish", token=TOKEN)
+
+
+def test_a_revision_of_a_folder_is_refused(run):
+    with pytest.raises(ModelError, match="revision='v1' is for a name of the hub"):
+        Elias.from_pretrained(run, revision="v1")
