@@ -49,5 +49,5 @@ $(VENV)/.installed: pyproject.toml constraints.txt | $(BIN)/python
 
 $(VENV)/.installed-dev: pyproject.toml constraints.txt | $(BIN)/python
 	@echo "Installing ELIAS and its development tools into $(VENV) ..."
-	$(PIP_INSTALL) -e '.[dev,serve]'
+	$(PIP_INSTALL) -e '.[dev,serve,export]'
 	@touch $(VENV)/.installed $@

@@ -18,6 +18,7 @@ from elias.cli.calibrate import calibrate
 from elias.cli.demo import demo
 from elias.cli.evaluate import evaluate
 from elias.cli.explain import explain
+from elias.cli.export import export
 from elias.cli.failures import explained
 from elias.cli.models import info, presets
 from elias.cli.predict import predict
@@ -84,6 +85,7 @@ app.command()(explain)
 app.command()(report)
 app.command()(serve)
 app.command()(push)
+app.command()(export)
 app.add_typer(experiment.app, name="experiment")
 app.command()(info)
 app.command()(presets)

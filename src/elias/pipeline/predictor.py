@@ -388,6 +388,42 @@ class Elias:
             self.probabilities,
         )
 
+    def export_onnx(
+        self,
+        path: str | Path,
+        *,
+        top_k: int | None = None,
+        int8: bool = False,
+        overwrite: bool = False,
+    ) -> Path:
+        """Write encoder and search as one ONNX file, which `elias.onnx_model.OnnxModel` reads.
+
+        It ranks as the last stage does (``component="stage2"``): a ranker, calibration and
+        probabilities are not exported.
+
+        Args:
+            path: The file; it appears whole or not at all.
+            top_k: Most labels that it ranks; None: 100.
+            int8: Hold matrices in 8 bits: a smaller file, a little less exact.
+            overwrite: Replace a file that is there.
+
+        Raises:
+            ModelError: If the file is in the way, the model cannot be exported, or the packages of
+                the extra ``export`` are not installed.
+        """
+        from elias.pipeline.onnx_export import TOP_K as MOST
+        from elias.pipeline.onnx_export import export_onnx
+
+        path = Path(path)
+        if self.others:
+            raise ModelError("an ensemble is not one graph; export each of its members instead")
+        if path.is_dir() or not path.resolve().parent.is_dir():
+            raise ModelError(f"{path}: not a place for a file; name one in a folder that is there")
+        if path.exists() and not overwrite:
+            raise ModelError(f"{path}: already exists; choose another file, or add --overwrite")
+        export_onnx(path, self.model, self.sizes, self.label_names, top_k=top_k or MOST, int8=int8)
+        return path
+
     def push_to_hub(
         self,
         repo_id: str,
