@@ -14,6 +14,7 @@ from typing import NamedTuple
 import torch
 from gpu_setup import STAGE, Results, Rows, Shape, make_batches, make_model, table
 
+from elias.data.batches import TokenBatch
 from elias.kernels import triton_loss, triton_paths, triton_rows, triton_search
 from elias.kernels.gradients import IndexGradients
 from elias.kernels.paths import path_log
@@ -91,13 +92,13 @@ class Checks:
         rank = torch.rand(size.points, size.clusters + 1, device=self.device)
         beam = rank.topk(min(size.beam, size.clusters), dim=1).indices  # C: an empty slot
         beam_log = beam_log[:, : beam.shape[1]].contiguous()
-        wanted = self.ints(size.labels + 1, size.points, 7)
+        wanted = self.ints(size.labels + 1, size.points, 7).sort(dim=1).values
         return beam, beam_log, edge_labels, edge_log, wanted
 
-    def _expand(self, size, **options):
+    def _expand(self, size, n_listed=None, **options):
         given = self._beam(size, **options)
         poison(self.device)
-        found = triton_search.expand_beam(*given, size.labels, size.keep)
+        found = triton_search.expand_beam(*given, size.labels, size.keep, n_listed=n_listed)
         expected = _expand_torch(*given, size.labels, size.keep)
         n_paths = given[0].shape[1] * size.edges + 1
         keys = [(labels * n_paths + paths).sort(dim=1).values for labels, paths in
@@ -110,6 +111,21 @@ class Checks:
 
     def expand_with_ties(self):
         return self._expand(self.size, ties=True)
+
+    def expand_short_list(self):
+        """The list holds too few labels: the kernel starts over with all paths."""
+        return self._expand(self.size, n_listed=self.size.keep + 10, ties=False)
+
+    def expand_long_list(self):
+        return self._expand(self.size, n_listed=3 * self.size.keep, ties=False)
+
+    def expand_without_list(self):
+        return self._expand(self.size, n_listed=0, ties=True)
+
+    def expand_wanted_often(self):
+        """Labels so few that many paths lead to a wanted one."""
+        few = self.size._replace(labels=max(8, self.size.keep // 2))
+        return self._expand(few, n_listed=self.size.keep, ties=True)
 
     def expand_fixed_graph(self):
         return self._expand(self.size, ties="all")
@@ -248,7 +264,7 @@ class Checks:
         return max(errors), 2e-5
 
     def _label_loss(self, dtype):
-        """Logits, loss and gradients in one pass, against the separate kernels."""
+        """Logits, loss and all gradients together."""
         size = self.size
         embedding, weight, bias, labels = self._rows(dtype)
         weight, bias = weight / 20, bias / 3
@@ -257,11 +273,19 @@ class Checks:
         logs = -self.normal(*labels.shape).abs()
         poison(self.device)
         found = triton_loss.label_loss(embedding, weight, bias, logs, labels, positives)
-        z = triton_rows.gather_dot(embedding, weight, bias, labels)
-        loss, by_z, by_log = triton_loss.shortlist_bce(z, logs, labels, positives, size.labels)
-        by_embedding = triton_rows.gather_sum(by_z, weight, labels)
-        expected = (loss, by_embedding, by_z, by_log)
-        return max(error_of(one, other) for one, other in zip(found, expected, strict=True)), 1e-5
+        stored = labels < size.labels
+        safe = labels.clamp(max=size.labels - 1)
+        points, logs = (part.double().requires_grad_() for part in (embedding, logs))
+        z = [weight[safe[i]].double() @ points[i] + bias[safe[i]] for i in range(len(labels))]
+        z = torch.stack(z)
+        z.retain_grad()
+        p = torch.sigmoid(z) * logs.exp()
+        not_p = torch.sigmoid(-z) + torch.sigmoid(z) * -torch.expm1(logs)
+        relevant = (labels.unsqueeze(-1) == positives.unsqueeze(1)).any(dim=-1)
+        each = torch.where(relevant, -p.log(), -not_p.log()).masked_fill(~stored, 0)
+        each.sum().backward()
+        expected = (each.sum(), points.grad, z.grad, logs.grad)
+        return max(error_of(one, other) for one, other in zip(found, expected, strict=True)), 2e-5
 
     def label_loss(self):
         return self._label_loss(torch.float32)
@@ -472,8 +496,11 @@ class Checks:
             optimizer = Optimizer(one, stage)
             device = one.labels.weight.device
             for batch in batches[:3]:
+                tokens = batch.tokens
                 moved = batch._replace(
-                    tokens=batch.tokens.to(device),
+                    tokens=TokenBatch(  # its own `to` wants to come from the host
+                        tokens.ids.to(device), tokens.offsets.to(device), tokens.longest
+                    ),
                     positives=batch.positives.to(device),
                     parents=batch.parents.to(device),
                 )

@@ -51,10 +51,11 @@ def normal(generator, *shape):
     shortlist_size=st.integers(1, 14),
     levels=st.sampled_from([1, 3, 10**6]),
     cut=st.sampled_from([(8, 1), (16, 2), (64, 8)]),
+    n_listed=st.sampled_from([0, 1, 4, 16, None]),
     seed=SEEDS,
 )
 def test_the_expansion_is_that_of_plain_torch(
-    shape, n_labels, n_wanted, shortlist_size, levels, cut, seed
+    shape, n_labels, n_wanted, shortlist_size, levels, cut, n_listed, seed
 ):
     generator = generator_of(seed)
     n_points, n_clusters, n_edges, n_beam = shape
@@ -65,11 +66,16 @@ def test_the_expansion_is_that_of_plain_torch(
     edge_labels = integers(generator, n_labels + 1, n_clusters, n_edges)
     edge_log = scores(n_clusters, n_edges).masked_fill(edge_labels == n_labels, -torch.inf)
     beam = integers(generator, n_clusters + 1, n_points, n_beam)
-    wanted = integers(generator, n_labels + 1, n_points, n_wanted)
+    wanted = integers(generator, n_labels + 1, n_points, n_wanted).sort(dim=1).values
     given_ = (beam, scores(n_points, n_beam), edge_labels, edge_log, wanted)
 
     labels, paths, wanted_paths = triton_search.expand_beam(
-        *given_, n_labels, shortlist_size, block=cut[0], n_programs=cut[1]
+        *given_,
+        n_labels,
+        shortlist_size,
+        block=cut[0],
+        n_programs=cut[1],
+        n_listed=n_listed,
     )
 
     expected = _expand_torch(*given_, n_labels, shortlist_size)

@@ -184,7 +184,7 @@ def _path_log_backward(
         place = cluster * n_edges + (path - position * n_edges)
         if LEARNED:
             free = tl.load(edge_scores + place, mask=valid, other=1.0)
-            tl.atomic_add(by_edge + place, g, mask=valid & (free <= 0.0))
+            tl.atomic_add(by_edge + place, g, mask=valid & (free <= 0.0), sem="relaxed")
         here = valid[:, None] & (position[:, None] == spot[None, :])
         sums += tl.sum(tl.where(here, g[:, None], 0.0), axis=0)
         hits += tl.sum(here.to(tl.int32), axis=0)
@@ -192,6 +192,6 @@ def _path_log_backward(
     known = cluster < n_clusters
     at = row * n_clusters + cluster
     own = tl.load(cluster_log + at, mask=known, other=1.0)
-    tl.atomic_add(by_cluster + at, sums, mask=known & (own <= 0.0))
+    tl.atomic_add(by_cluster + at, sums, mask=known & (own <= 0.0), sem="relaxed")
     if LEARNED:
         tl.store(touched + cluster, hits * 0 + 1, mask=known & (hits > 0))
