@@ -384,6 +384,12 @@ class Checks:
         stored = labels < self.size.labels
         free = logits.double().masked_fill(~stored, -math.inf).log_softmax(dim=1) + math.log(20.0)
         wrong = 0.0 if torch.equal(found == -math.inf, ~stored) else math.inf
+        beam = self.ints(len(logits) + 1, 2, 3)  # C: an empty slot
+        some = triton_paths.edge_log(
+            logits, labels, n_labels=self.size.labels, beta=20.0, beam=beam
+        )
+        rows = beam[beam < len(logits)]
+        wrong += 0.0 if torch.equal(some[rows], found[rows]) else math.inf
         return error_of(found[stored], free[stored]) + wrong, 1e-5
 
     def _paths(self, labels):

@@ -50,12 +50,11 @@ def normal(generator, *shape):
     n_wanted=st.integers(0, 4),
     shortlist_size=st.integers(1, 14),
     levels=st.sampled_from([1, 3, 10**6]),
-    cut=st.sampled_from([(8, 1), (16, 2), (64, 8)]),
-    n_listed=st.sampled_from([0, 1, 4, 16, None]),
+    cut=st.sampled_from([(8, 1, 0), (8, 2, 4), (16, 2, 1), (64, 8, 16), (64, 8, None)]),
     seed=SEEDS,
 )
 def test_the_expansion_is_that_of_plain_torch(
-    shape, n_labels, n_wanted, shortlist_size, levels, cut, n_listed, seed
+    shape, n_labels, n_wanted, shortlist_size, levels, cut, seed
 ):
     generator = generator_of(seed)
     n_points, n_clusters, n_edges, n_beam = shape
@@ -75,7 +74,7 @@ def test_the_expansion_is_that_of_plain_torch(
         shortlist_size,
         block=cut[0],
         n_programs=cut[1],
-        n_listed=n_listed,
+        n_listed=cut[2],
     )
 
     expected = _expand_torch(*given_, n_labels, shortlist_size)

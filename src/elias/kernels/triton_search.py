@@ -100,7 +100,6 @@ def expand_beam(
         n_keep,
         n_listed,
         BLOCK=block or room * _BLOCK,
-        LABEL_DIGITS=max(1, -(-n_labels.bit_length() // 8)),
         LISTED=n_listed > 0,
         num_warps=n_warps or room * _WARPS,
         num_stages=1,
@@ -250,52 +249,32 @@ def _digit_counts(
     sizes: tl.tensor,
     limits: tl.tensor,
     prefix: tl.tensor,
+    shift: tl.tensor,
     LEVEL: tl.constexpr,
-    SHIFT: tl.constexpr,
     BLOCK: tl.constexpr,
 ) -> tl.tensor:
-    """Count, by its digit at SHIFT, the key of the labels that are level with the limits so far.
+    """Count, by its digit at ``shift``, the key of the labels level with the limits so far.
 
     Level 0 is the score, 1 the unsaturated score, 2 the label id turned around.
     """
-    n_paths, n_labels = sizes
+    n_slots, n_labels = sizes
     score, free = limits
     counts = tl.zeros([256], tl.int32)
-    for start in range(0, n_paths, BLOCK):
-        path = start + tl.arange(0, BLOCK)
-        label = tl.load(labels + path, mask=path < n_paths, other=n_labels)
+    sign = tl.where(shift == 24, 128, 0)  # negative keys come first
+    for start in range(0, n_slots, BLOCK):
+        slot = start + tl.arange(0, BLOCK)
+        label = tl.load(labels + slot, mask=slot < n_slots, other=n_labels)
         level = label < n_labels
-        key = tl.load(scores + path, mask=level, other=0)
+        key = tl.load(scores + slot, mask=level, other=0)
         if LEVEL > 0:
             level = level & (key == score)
-            key = tl.load(frees + path, mask=level, other=0)
+            key = tl.load(frees + slot, mask=level, other=0)
         if LEVEL > 1:
             level = level & (key == free)
             key = n_labels - label
-        digit = (key >> SHIFT) & 255
-        if SHIFT == 24:
-            digit = digit ^ 128  # the sign: negative keys come first
-        else:
-            level = level & ((key >> (SHIFT + 8)) == prefix)
-        counts += tl.histogram(digit, 256, mask=level)
+        level = level & ((shift == 24) | ((key >> tl.minimum(shift + 8, 31)) == prefix))
+        counts += tl.histogram(((key >> shift) & 255) ^ sign, 256, mask=level)
     return counts
-
-
-@triton.jit
-def _choose_digit(
-    counts: tl.tensor, prefix: tl.tensor, needed: tl.tensor, SHIFT: tl.constexpr
-) -> tl.tensor:
-    """Return the limit, one digit longer, how many are level with it, and how many of them to keep.
-
-    A key at the limit so far ranks by its next digit.
-    """
-    digits = tl.arange(0, 256)
-    not_below = tl.sum(counts, axis=0) - tl.cumsum(counts, axis=0) + counts
-    digit = tl.maximum(tl.sum((not_below >= needed).to(tl.int32), axis=0) - 1, 0)
-    above = tl.sum(tl.where(digits > digit, counts, 0), axis=0)
-    level = tl.sum(tl.where(digits == digit, counts, 0), axis=0)
-    prefix = digit - 128 if SHIFT == 24 else prefix * 256 + digit
-    return prefix, level, needed - above
 
 
 @triton.jit
@@ -307,17 +286,24 @@ def _limit(
     limits: tl.tensor,
     needed: tl.tensor,
     LEVEL: tl.constexpr,
-    DIGITS: tl.constexpr,
     BLOCK: tl.constexpr,
 ) -> tl.tensor:
-    """Return the key of the last label to keep, how many share it, and how many of them to keep."""
+    """Return the key of the last label to keep, how many share it, and how many of them to keep.
+
+    A digit at a time: a key at the limit so far ranks by its next digit.
+    """
+    digits = tl.arange(0, 256)
     prefix = needed * 0
     level = needed
-    for i in tl.static_range(DIGITS):
-        counts = _digit_counts(
-            labels, scores, frees, sizes, limits, prefix, LEVEL, 8 * (DIGITS - 1 - i), BLOCK
-        )
-        prefix, level, needed = _choose_digit(counts, prefix, needed, 8 * (DIGITS - 1 - i))
+    for i in range(4):
+        shift = 24 - 8 * i
+        counts = _digit_counts(labels, scores, frees, sizes, limits, prefix, shift, LEVEL, BLOCK)
+        not_below = tl.sum(counts, axis=0) - tl.cumsum(counts, axis=0) + counts
+        digit = tl.maximum(tl.sum((not_below >= needed).to(tl.int32), axis=0) - 1, 0)
+        above = tl.sum(tl.where(digits > digit, counts, 0), axis=0)
+        level = tl.sum(tl.where(digits == digit, counts, 0), axis=0)
+        prefix = tl.where(shift == 24, digit - 128, prefix * 256 + digit)
+        needed -= above
     return prefix, level, needed
 
 
@@ -499,7 +485,6 @@ def _select(
     out: tl.tensor,
     sizes: tl.tensor,
     n_found: tl.tensor,
-    LABEL_DIGITS: tl.constexpr,
     BLOCK: tl.constexpr,
 ) -> None:
     """Write the K best of the labels that are left."""
@@ -507,19 +492,30 @@ def _select(
     n_slots, n_labels, n_keep = sizes
     both = (n_slots, n_labels)
     needed = tl.minimum(n_found, n_keep)
-    score, level, needed = _limit(labels, scores, frees, both, (0, 0), needed, 0, 4, BLOCK)
+    score, level, needed = _limit(labels, scores, frees, both, (0, 0), needed, 0, BLOCK)
     free = needed * 0 - 2147483647  # below all: keep whatever has the last score
     turned = needed * 0
     if level > needed:
-        free, level, needed = _limit(labels, scores, frees, both, (score, 0), needed, 1, 4, BLOCK)
+        free, level, needed = _limit(labels, scores, frees, both, (score, 0), needed, 1, BLOCK)
         if level > needed:
             turned, level, needed = _limit(
-                labels, scores, frees, both, (score, free), needed, 2, LABEL_DIGITS, BLOCK
+                labels, scores, frees, both, (score, free), needed, 2, BLOCK
             )
     _write_kept(scratch, out, sizes, (score, free, turned), BLOCK)
 
 
-@triton.jit(do_not_specialize=["n_rows", "n_beam", "n_wanted"])
+@triton.jit(
+    do_not_specialize=[
+        "n_rows",
+        "n_beam",
+        "n_clusters",
+        "n_edges",
+        "n_labels",
+        "n_wanted",
+        "n_keep",
+        "n_listed",
+    ]
+)
 def _expand(
     beam: tl.tensor,
     beam_log: tl.tensor,
@@ -549,7 +545,6 @@ def _expand(
     n_keep: tl.tensor,
     n_listed: tl.tensor,
     BLOCK: tl.constexpr,
-    LABEL_DIGITS: tl.constexpr,
     LISTED: tl.constexpr,
 ) -> None:
     own = tl.program_id(0).to(tl.int64)
@@ -614,7 +609,6 @@ def _expand(
                     (out_labels + at * n_keep, out_paths + at * n_keep),
                     (n_slots, n_labels, n_keep),
                     n_found,
-                    LABEL_DIGITS,
                     BLOCK,
                 )
             tl.debug_barrier()

@@ -179,6 +179,25 @@ def _move_block(
         tl.store(weight + d, w, mask=inside)
 
 
+@triton.jit
+def _move_bias(
+    bias: tl.tensor,
+    bias_mean: tl.tensor,
+    bias_variance: tl.tensor,
+    loaded: tl.tensor,
+    g: tl.tensor,
+    numbers: tl.tensor,
+) -> None:
+    """Apply AdamW to a row's bias, which does not decay."""
+    fade1, fade2, _, rate, eps, new1, new2, correction, _ = numbers
+    w, m, v = loaded
+    m = fade1 * m + new1 * g
+    v = fade2 * v + new2 * g * g
+    tl.store(bias_mean, m)
+    tl.store(bias_variance, v)
+    tl.store(bias, w - rate * m / (tl.sqrt(v * correction) + eps))
+
+
 @triton.jit(do_not_specialize=["step"])
 def _adamw_pairs(
     weight: tl.tensor,
@@ -229,14 +248,13 @@ def _adamw_pairs(
             m_a = tl.load(own_mean + a, mask=in_a, other=0.0)
             m_b = tl.load(own_mean + b, mask=in_b, other=0.0)
             before = tl.load(last_step + row)
-            bm = tl.load(bias_mean + row)
-            bv = tl.load(bias_variance + row)
-            bias_w = tl.load(bias + row)
-            own_variance = variance + row * dim
-            v = bv
-            if ONE_VARIANCE:
-                own_variance = variance + row
-                v = tl.load(own_variance)
+            of_bias = (
+                tl.load(bias + row),
+                tl.load(bias_mean + row),
+                tl.load(bias_variance + row),
+            )
+            own_variance = variance + row * (1 if ONE_VARIANCE else dim)
+            v = tl.load(own_variance)
 
             g_a, g_b, bias_g = sum_of_row(
                 ids,
@@ -292,11 +310,7 @@ def _adamw_pairs(
                 ROUND,
             )
 
-            bm = fade1 * bm + new1 * bias_g
-            bv = fade2 * bv + new2 * bias_g * bias_g
-            tl.store(bias_mean + row, bm)
-            tl.store(bias_variance + row, bv)
-            tl.store(bias + row, bias_w - rate * bm / (tl.sqrt(bv * correction) + eps))
+            _move_bias(bias + row, bias_mean + row, bias_variance + row, of_bias, bias_g, numbers)
             tl.store(last_step + row, step)
 
 

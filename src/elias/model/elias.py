@@ -119,7 +119,7 @@ class EliasModel(nn.Module):
         ``cluster_log`` is `unsaturated_log`. With ``gradients`` the edges' gradient goes there.
         """
         with torch.set_grad_enabled(torch.is_grad_enabled() and gradients is None):
-            edge_log = self.graph.unsaturated_log()
+            edge_log = self.graph.unsaturated_log(beam)
         if blocked is not None:
             known = self.graph.edge_labels.clamp(max=self.n_labels - 1)
             edge_log = edge_log.masked_fill(blocked[known], -math.inf)

@@ -61,15 +61,22 @@ class LabelGraph(nn.Module):
         """Return log ŝ_{c,ℓ} for every edge, Eq. 5; -inf where no edge is stored."""
         return self.unsaturated_log().clamp(max=0)
 
-    def unsaturated_log(self) -> Float[Tensor, "C E"]:
-        """Return log(β · softmax_ℓ(a_c)), Eq. 5 before its min(1, ·); -inf where no edge is."""
+    def unsaturated_log(self, beam: Int[Tensor, "B b"] | None = None) -> Float[Tensor, "C E"]:
+        """Return log(β · softmax_ℓ(a_c)), Eq. 5 before its min(1, ·); -inf where no edge is.
+
+        With a ``beam`` the scores of clusters outside it may be left undefined.
+        """
         empty = self.edge_labels >= self.n_labels
         if not self.learned:
             return torch.zeros(empty.shape, device=empty.device).masked_fill(empty, -math.inf)
         no_gradient = not torch.is_grad_enabled() and self.removed_log is None
         if no_gradient and runs_triton(self.edge_logits):
             return edge_log(
-                self.edge_logits, self.edge_labels, n_labels=self.n_labels, beta=self.beta
+                self.edge_logits,
+                self.edge_labels,
+                n_labels=self.n_labels,
+                beta=self.beta,
+                beam=beam,
             )
         return math.log(self.beta) + self._log_shares(empty)
 
