@@ -119,6 +119,11 @@ class Checks:
     def expand_long_list(self):
         return self._expand(self.size, n_listed=3 * self.size.keep, ties=False)
 
+    def expand_many_points(self):
+        """More points than multiprocessors: each program gets less of one, and several points."""
+        many = self.size._replace(points=6 * self.size.points)
+        return self._expand(many, n_listed=3 * self.size.keep, ties=False)
+
     def expand_without_list(self):
         return self._expand(self.size, n_listed=0, ties=True)
 
@@ -321,7 +326,7 @@ class Checks:
             torch.zeros(len(weight), dtype=torch.int32, device=self.device),
         )
 
-    def _adamw(self, dtype, n_steps=7):
+    def _adamw(self, dtype, n_steps=7, n_warps=None):
         n_rows, dim = 4 * self.size.points * 10, self.size.dim
         weight, bias = self.normal(n_rows, dim).to(dtype), self.normal(n_rows)
         compact = dtype == torch.bfloat16
@@ -334,7 +339,7 @@ class Checks:
         for step in range(1, n_steps + 1):
             ids, g, vectors = self._pairs(n_rows, dim)
             pairs = triton_rows.pair_rows(ids, g, vectors)
-            adamw_pairs(weight, bias, state, pairs, step=step, rates=RATES)
+            adamw_pairs(weight, bias, state, pairs, step=step, rates=RATES, n_warps=n_warps)
             gradient = self._dense_gradient(ids, g, vectors, n_rows)
             squares = gradient.square()
             if compact:
@@ -359,6 +364,9 @@ class Checks:
 
     def adamw_rows_compact(self):
         return self._adamw(torch.bfloat16)
+
+    def adamw_rows_compact_2_warps(self):
+        return self._adamw(torch.bfloat16, n_warps=2)
 
     def rounding_on_average(self):
         n_rows, dim = 64, 256

@@ -1,31 +1,39 @@
 #!/bin/bash
-# All that is to be measured on a GPU in one call of two to three minutes, the most telling first.
-#   bash benchmarks/gpu_final.sh OUT
-# Every part has a limit of its own and writes its JSON as it goes: what ends early leaves the rest.
+# All that is to be measured on a GPU in one call, the most telling first.
+#   bash benchmarks/gpu_final.sh OUT SECONDS
+# No part begins within 10 s of the end, and none outlasts it. Each writes its JSON as it goes, so
+# that one that is stopped leaves what it had.
 out=${1:-benchmarks/results}
+budget=${2:-150}
 mkdir -p "$out"
 cd "$(dirname "$0")/.." || exit 1
 export PYTHONPATH=src PYTHONUNBUFFERED=1
 python=${PYTHON:-python3}
-begin=$SECONDS
 
 part() { # limit, command
-    local limit=$1
+    local left=$((budget - SECONDS)) limit=$1
     shift
+    if ((left < 10)); then
+        echo "== left out: $*"
+        return
+    fi
     echo "== $*"
-    timeout "$limit" "$python" "$@" --out "$out" 2>&1
-    echo "== exit $?, at $((SECONDS - begin)) s"
+    timeout $((limit < left ? limit : left)) "$python" "$@" --out "$out" 2>&1
+    echo "== exit $?, at $SECONDS s"
+}
+
+step() { # limit, name of the JSON, options
+    local limit=$1 name=$2
+    shift 2
+    part "$limit" benchmarks/gpu_step.py --storage compact --no-naive --no-encoder --repeat 10 \
+        --name "$name" "$@"
 }
 
 {
     part 50 benchmarks/gpu_check.py --quick
-    part 45 benchmarks/gpu_step.py --shapes 131K 670K 2.8M --storage compact --repeat 10 \
-        --no-naive --no-whole
-    part 70 benchmarks/gpu_step.py --shapes 131K 2.8M 670K --storage compact --repeat 10 \
-        --no-naive --no-encoder --no-head --compile on --name gpu_step_on
-    part 25 benchmarks/gpu_predict.py --quick --batches --shapes 131K 670K 2.8M
-    part 25 benchmarks/gpu_step.py --shapes 131K 670K 2.8M --storage compact --repeat 5 \
-        --no-naive --no-encoder --no-head --name gpu_step_off
-    part 75 benchmarks/gpu_step.py --shapes 2.8M --storage compact --repeat 10 \
-        --no-naive --no-encoder --no-head --compile graphs --name gpu_step_graphs
+    step 45 gpu_step --no-whole --shapes 131K 670K 2.8M
+    step 60 gpu_step_on --no-head --compile on --shapes 131K 2.8M 670K
+    part 45 benchmarks/gpu_predict.py --quick --compile on --batches 512 --shapes 131K 2.8M 670K
+    step 75 gpu_step_graphs --no-head --compile graphs --shapes 2.8M
+    step 25 gpu_step_off --no-head --shapes 131K 670K 2.8M
 } | tee "$out/final.log"

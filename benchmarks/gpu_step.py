@@ -205,7 +205,7 @@ def kernel_times(shape, model, batches, repeat, label_state):
         ),
         "expand": expand(),
         "expand, its list of paths": on(list_paths),
-        "expand 8192, 32 warps": expand(block=8192, n_warps=32),
+        "expand 2048": expand(block=2048, n_warps=16),
         "expand all paths": expand(n_listed=0),
         "path log": on(
             lambda e, b, c, given, found, *_: triton_paths.path_log(
