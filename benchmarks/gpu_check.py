@@ -9,6 +9,7 @@ import copy
 import math
 import time
 import traceback
+from dataclasses import replace
 from typing import NamedTuple
 
 import torch
@@ -23,6 +24,7 @@ from elias.kernels.search import _expand_torch
 from elias.kernels.triton_update import EdgeState, LinearState, adamw_edges, adamw_pairs
 from elias.kernels.update import AdamWRates
 from elias.model.elias import SearchSizes
+from elias.training.captured import CapturedHead
 from elias.training.optim import Optimizer
 
 RATES = AdamWRates(lr=0.01, beta1=0.9, beta2=0.999, eps=1e-8, decay=0.1)
@@ -498,8 +500,6 @@ class Checks:
 
     def training_as_on_the_cpu(self):
         """Three steps of the optimiser, the index moved at the third: GPU against CPU."""
-        from dataclasses import replace
-
         self._needs_cuda()
         shape, model, batches = self._model(CPU_SIZE)
         twin = copy.deepcopy(model).cpu()
@@ -527,6 +527,30 @@ class Checks:
         both = zip(model.parameters(), twin.parameters(), before, strict=True)
         errors = [error_of(one.cpu() - first, other - first) for one, other, first in both]
         print(f"# moved: {dict(zip(names, errors, strict=True))}")
+        return max(errors), 2e-2
+
+    def captured_head(self):
+        """Three steps with all behind the encoder captured, and three without."""
+        self._needs_cuda()
+        shape, model, batches = self._model()
+        sizes = SearchSizes(shape.train_clusters, shape.shortlist_size)
+        twin = copy.deepcopy(model)
+        stage = replace(STAGE, label_eps=1e-4)
+        optimizers = [Optimizer(one, stage) for one in (model, twin)]
+        options = {"shortlist_weight": 0.3, "mean": False}
+        held = [optimizer.gradients for optimizer in optimizers]
+        captured = CapturedHead(model, sizes, held[0], **options, waits=False)
+        before = [p.detach().clone() for p in twin.parameters()]
+        errors = []
+        for batch in batches[:3]:
+            found = captured.losses(*batch)
+            expected = twin.losses(*batch, sizes, **options, gradients=held[1])
+            errors.append(error_of(found.total, expected.total))
+            for losses, optimizer in zip((found, expected), optimizers, strict=True):
+                losses.total.backward()
+                optimizer.step(1.0)
+        both = zip(model.parameters(), twin.parameters(), before, strict=True)
+        errors += [error_of(one - first, other - first) for one, other, first in both]
         return max(errors), 2e-2
 
     def predictions_as_on_the_cpu(self):

@@ -32,8 +32,9 @@ step() { # limit, name of the JSON, options
 {
     part 50 benchmarks/gpu_check.py --quick
     step 45 gpu_step --no-whole --shapes 131K 670K 2.8M
+    step 30 gpu_step_captured --captured --no-whole --no-kernels --shapes 2.8M 131K 670K
     step 60 gpu_step_on --no-head --compile on --shapes 131K 2.8M 670K
     part 45 benchmarks/gpu_predict.py --quick --compile on --batches 512 --shapes 131K 2.8M 670K
+    step 30 gpu_step_on_captured --captured --no-head --compile on --shapes 2.8M 131K
     step 75 gpu_step_graphs --no-head --compile graphs --shapes 2.8M
-    step 25 gpu_step_off --no-head --shapes 131K 670K 2.8M
 } | tee "$out/final.log"
