@@ -48,6 +48,8 @@ def adamw_pairs(
     if not len(pairs.ids):
         return
     compact = weight.element_size() == 2
+    # of few pairs a row, the more there are to skip for those that are not there
+    block_j = 4 if len(pairs.ids) > 2 * len(weight) else 2
     block_a, block_b = two_blocks(weight.shape[1])
     _adamw_pairs[(row_programs(pairs),)](
         weight.detach(),
@@ -67,7 +69,7 @@ def adamw_pairs(
         *_numbers(rates, step),
         ONE_VARIANCE=state.variance.shape[1] == 1 < weight.shape[1],
         ROUND=compact,
-        BLOCK_J=4,
+        BLOCK_J=block_j,
         BLOCK_A=block_a,
         BLOCK_B=block_b,
         num_warps=n_warps or (1 if compact else 2),
@@ -140,8 +142,8 @@ def _round_by_chance(values: tl.tensor, luck: tl.tensor, places: tl.tensor) -> t
 
     A row's luck is one number; a weight's is drawn from that and its place, with few operations.
     """
-    noise = ((luck + places.to(tl.uint32) * 2654435769) ^ (luck >> 7)) * 1414213563
-    noise = (noise ^ (noise >> 13)) * 1732050807
+    noise = luck + places.to(tl.uint32) * 2654435769
+    noise = (noise ^ (noise >> 15)) * 1414213563
     bits = (values.to(tl.uint32, bitcast=True) + (noise >> 16)) & 4294901760
     return bits.to(tl.float32, bitcast=True).to(tl.bfloat16)
 
@@ -236,9 +238,15 @@ def _adamw_pairs(
     b = BLOCK_A + tl.arange(0, BLOCK_B)
     in_a = a < dim
     in_b = b < dim
-    for i in range(tl.program_id(0), tl.load(n_heads), tl.num_programs(0)):
-        head = tl.load(heads + i)
-        row = tl.load(ids + head).to(tl.int64)
+    own = tl.program_id(0)
+    n_own = tl.load(n_heads)
+    head = tl.load(heads + own, mask=own < n_own, other=0)
+    row = tl.load(ids + head).to(tl.int64)
+    for i in range(own, n_own, tl.num_programs(0)):
+        # which row is next is known before this one is done
+        follows = i + tl.num_programs(0)
+        next_head = tl.load(heads + follows, mask=follows < n_own, other=0)
+        next_row = tl.load(ids + next_head).to(tl.int64)
         if row < n_rows:
             # asked for before the gradient, so that they arrive while that is summed
             own_weight = weight + row * dim
@@ -270,8 +278,7 @@ def _adamw_pairs(
                 BLOCK_B,
             )
             skipped = (step - before).to(tl.float32)
-            fade1 = tl.exp2(skipped * log_fade1)
-            fade2 = tl.exp2(skipped * log_fade2)
+            fade1, fade2 = tl.exp2(skipped * log_fade1), tl.exp2(skipped * log_fade2)
             shrink = tl.exp2(skipped * log_shrink)
             pace = rate
             if ONE_VARIANCE:
@@ -312,6 +319,8 @@ def _adamw_pairs(
 
             _move_bias(bias + row, bias_mean + row, bias_variance + row, of_bias, bias_g, numbers)
             tl.store(last_step + row, step)
+        head = next_head
+        row = next_row
 
 
 @triton.jit(do_not_specialize=["step"])
