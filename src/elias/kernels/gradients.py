@@ -44,3 +44,7 @@ class IndexGradients:
             return pairs[0]
         labels, coefficients, embeddings = (torch.cat(parts) for parts in zip(*pairs, strict=True))
         return labels, coefficients, embeddings
+
+    def take_last_pairs(self) -> tuple[Tensor, Tensor, Tensor]:
+        """Return what was noted last, and forget it."""
+        return self._pairs.pop()
