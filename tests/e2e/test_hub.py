@@ -113,6 +113,13 @@ def test_the_command_pushes_and_every_command_reads_from_the_hub(run, logged_in)
 # what can go wrong
 
 
+def test_a_model_of_the_hub_is_not_calibrated_in_its_place(corpus_folder):
+    told = elias("calibrate", "user/fish", corpus_folder)
+
+    assert told.code == 2
+    assert "user/fish: a model of the hub stays as it is; name a folder with --out" in told.err
+
+
 @pytest.mark.usefixtures("online")
 def test_pushing_without_a_token_says_how_to_get_one(model):
     with pytest.raises(ModelError, match="user/fish: pushing needs a token; log in with `hf auth"):

@@ -42,7 +42,10 @@ def calibrate(  # noqa: PLR0913 - each is an option of its own
     from elias.pipeline import Elias
     from elias.pipeline.deciding import add_probabilities
     from elias.pipeline.folder import model_folder
+    from elias.pipeline.hub import is_hub_id
 
+    if out is None and not run.exists() and is_hub_id(str(run)):
+        raise DataError(f"{run}: a model of the hub stays as it is; name a folder with --out")
     model = Elias.from_pretrained(run, device=device)
     corpus = read_corpus(data, text, labels, separator, test_size=0)
     chosen = choose_points(corpus, model, split)

@@ -133,6 +133,8 @@ def _stdout_chunk(source: Path) -> int:
 def _to_file(elias: Elias, task: FileTask, options: dict[str, Any]) -> None:
     from elias.pipeline import predict_file
 
+    # nothing is seen on stdout, so without a terminal for the bar lines tell how far it is
+    talk.set_up(verbose=talk.is_verbose(), quiet=talk.is_quiet(), talkative=True)
     start = time.monotonic()
     done = predict_file(elias, task, **options)
     seconds = max(time.monotonic() - start, 1e-9)
