@@ -51,7 +51,8 @@ def plain(distribution):
 
 def test_what_is_imported_is_declared():
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf8"))["project"]
-    needs = [*project["dependencies"], *project["optional-dependencies"]["serve"]]
+    extras = project["optional-dependencies"]
+    needs = [*project["dependencies"], *extras["serve"], *extras["export"]]
     declared = {plain(re.split(r"[^\w.-]", need)[0]) for need in needs}
     files = list((ROOT / "src" / "elias").rglob("*.py"))
     imported = {name for path in files for name in imported_names(path)}
@@ -60,7 +61,7 @@ def test_what_is_imported_is_declared():
     homes = packages_distributions()
 
     undeclared = {
-        name for name in foreign if not declared & {plain(home) for home in homes.get(name, [])}
+        name for name in foreign if not declared & {plain(home) for home in homes.get(name, [name])}
     }
 
     assert {"torch", "numpy", "huggingface_hub"} <= foreign
