@@ -6,6 +6,7 @@ import pytest
 
 from elias.config import EliasConfig
 from elias.errors import RunError
+from elias.training.lock import LOCK_FILE
 from elias.training.tracking import (
     CONFIG_FILE,
     LOG_FILE,
@@ -58,7 +59,7 @@ def test_after_a_start_that_failed_another_configuration_may_begin(tmp_path):
     with open_run(tmp_path / "run", CONFIG.override({"seed": 1}), overwrite=False):
         held = names(tmp_path / "run")
 
-    assert held == {"config.json", "train.log"}
+    assert held == {"config.json", "train.log", LOCK_FILE}
 
 
 @pytest.mark.parametrize("error", [RunError("the loss is nan"), KeyboardInterrupt()])
