@@ -12,6 +12,7 @@ import importlib
 import os
 import signal
 import sys
+import traceback
 
 from elias import EliasConfig, train
 from elias.data.synthetic import synthetic_corpus
@@ -69,6 +70,8 @@ def attempt(run, point):
             call_before(point, kill)
         train(EliasConfig().override(CONFIG), synthetic_corpus(**CORPUS), out=run, device="cpu")
         code = 0
+    except BaseException:
+        traceback.print_exc()
     finally:
         os._exit(code)
 

@@ -4,6 +4,7 @@ import contextlib
 import json
 import logging
 import os
+import resource
 import signal
 import subprocess
 import sys
@@ -299,6 +300,20 @@ def test_a_full_disk_while_the_model_is_saved_is_one_line_and_leaves_nothing_hal
 
     assert left == {"config.json", "metrics.jsonl", "train.log", "partition.npy", "checkpoints"}
     assert content(tmp_path / "run") == content(finished(SMALL))
+
+
+def test_a_model_that_finds_no_room_leaves_nothing(finished, tmp_path):
+    model = Elias.from_pretrained(finished(SMALL), device="cpu")
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+
+    resource.setrlimit(resource.RLIMIT_FSIZE, (4_096, before[1]))
+    try:
+        with pytest.raises(ModelError, match="copy: cannot be written"):
+            model.save_pretrained(tmp_path / "copy")
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_a_full_disk_while_checkpoints_are_written_does_not_stop_training(

@@ -86,13 +86,14 @@ def train(
     folder = None if out is None else Path(out)
     check_plan(config, folder, overwrite=overwrite)
     config = starting_config(config, init_from).resolve(len(corpus.train), corpus.n_labels)
-    made_of = {} if folder is None else parts_of(corpus, init_from)
+    where = pick_device(device)
+    made_of = {} if folder is None else parts_of(corpus, init_from, where)
     with (
         threads_shared(),
         open_run(folder, config, overwrite=overwrite, made_of=made_of) as run,
         memory_explained("training"),
     ):
-        first, *others = _members(config, corpus, run, pick_device(device), init_from)
+        first, *others = _members(config, corpus, run, where, init_from)
         model = _together(config, first, others, corpus, run) if others else first
         _learn_probabilities(model, corpus, run)
         if run.model_folder is not None:

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from elias.data.staging import staged_folder
 from elias.errors import DataError, ModelError
+from elias.kernels.device import has_triton
 from elias.pipeline.predictor import Elias
 from elias.training.checkpoints import FACTS_FILE, Checkpoint, damage, seal, write_facts
 from elias.training.keeping import Keeper
@@ -39,9 +40,14 @@ class Left(NamedTuple):
     """Where the next one goes on."""
 
 
-def parts_of(corpus: Corpus, init_from: Elias | None) -> dict[str, str | None]:
-    """Return names for the content of what a run is made of, beside its configuration."""
+def parts_of(corpus: Corpus, init_from: Elias | None, device: torch.device) -> dict[str, Any]:
+    """Return names for what a run is made of beside its configuration, and made on.
+
+    The kind of device decides which moments the optimizer keeps, and so what a checkpoint holds.
+    """
+    by_kernels = device.type == "cuda" and has_triton()
     return {
+        "device": f"{device.type} with Triton" if by_kernels else device.type,
         "corpus": corpus.fingerprint()[:16],
         "model to start from": None if init_from is None else _fingerprint(init_from),
     }

@@ -7,7 +7,6 @@ flushed and renamed. What a checkpoint says is no business of this module.
 
 from __future__ import annotations
 
-import errno
 import hashlib
 import json
 import logging
@@ -224,11 +223,6 @@ def damage(folder: Path) -> str:
     except (OSError, ValueError, LookupError, TypeError, AttributeError) as error:
         return f"{MANIFEST_FILE} cannot be read ({error})"
     return ""
-
-
-def is_full(error: OSError) -> bool:
-    """Say whether a disk, or a quota, has no room."""
-    return error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
 def _files(folder: Path) -> Iterator[Path]:

@@ -37,14 +37,14 @@ class Keeper:
 
     def after_stage(self, where: str, make: Callable[[], Checkpoint]) -> None:
         """Write a checkpoint; stop after a signal."""
-        if not self.checkpoints.enabled:
-            return
         stop = self.interruption.signal
         kept = self._save(make(), wait=stop is not None)
         if stop is not None:
             self._stop(where, kept, stop)
 
     def _save(self, checkpoint: Checkpoint, *, wait: bool) -> bool:
+        if not self.checkpoints.enabled:
+            return False
         copies = {name: _copied(tensor) for name, tensor in checkpoint.tensors.items()}
         facts = {**checkpoint.facts, **self.about()}
         return self.checkpoints.save(Checkpoint(facts, copies), wait=wait)

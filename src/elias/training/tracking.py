@@ -103,13 +103,8 @@ class Run:
         if self.folder is None:
             return
         path = self.folder / METRICS_FILE
-        try:
-            with path.open("a", encoding="utf8") as file:
-                file.write(_as_line(line))
-        except OSError as error:
-            raise RunError(
-                f"{path}: cannot be written: {error.strerror}; mend that, and run the same command"
-            ) from error
+        with _written(path), path.open("a", encoding="utf8") as file:
+            file.write(_as_line(line))
 
     @contextmanager
     def redoing(self, on: bool) -> Iterator[None]:
@@ -154,9 +149,10 @@ class Run:
             return
         path = self.folder / PARTITION_FILE
         temporary = path.with_name(f".{path.name}.writing")
-        with temporary.open("wb") as file:
-            np.save(file, clusters.astype(np.int32), allow_pickle=False)
-        temporary.replace(path)
+        with _written(path):
+            with temporary.open("wb") as file:
+                np.save(file, clusters.astype(np.int32), allow_pickle=False)
+            temporary.replace(path)
 
     @contextmanager
     def timed(self, step: str) -> Iterator[None]:
@@ -353,7 +349,7 @@ def refuse_other_parts(folder: Path, ours: Mapping[str, Any], theirs: Mapping[st
         if ours[name] != theirs.get(name):
             raise RunError(
                 f"{folder}: a run was begun here with another {name} ({theirs.get(name)}, not "
-                f"{ours[name]}); use --overwrite or another --out"
+                f"{ours[name]}); go on with that one, or use --overwrite or another --out"
             )
 
 
@@ -371,8 +367,20 @@ def write_json(path: Path, tree: Any) -> None:
 
 def _write_whole(path: Path, text: str) -> None:
     temporary = path.with_name(f".{path.name}.writing")
-    with temporary.open("w", encoding="utf8") as file:
-        file.write(text)
-        file.flush()
-        os.fsync(file.fileno())
-    temporary.replace(path)
+    with _written(path):
+        with temporary.open("w", encoding="utf8") as file:
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
+        temporary.replace(path)
+
+
+@contextmanager
+def _written(path: Path) -> Iterator[None]:
+    """Turn a disk that is full or gone into one line."""
+    try:
+        yield
+    except OSError as error:
+        raise RunError(
+            f"{path}: cannot be written: {error.strerror}; mend that, and run the same command"
+        ) from error

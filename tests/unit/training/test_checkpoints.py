@@ -3,6 +3,7 @@
 import errno
 import json
 import logging
+import resource
 import threading
 
 import pytest
@@ -98,6 +99,21 @@ def test_a_full_disk_is_a_warning_and_leaves_the_former_ones(kept, monkeypatch, 
     assert not kept.save(some(4), wait=True)
     assert newest(kept).facts == {"number": 3}
     assert "No space left on device" in caplog.text
+    assert "training goes on" in caplog.text
+    assert sorted(path.name for path in kept.folder.iterdir()) == ["00000002", "00000003"]
+
+
+def test_a_file_that_finds_no_room_is_a_warning_too(kept, caplog):
+    large = Checkpoint({}, {"model.weight": torch.zeros(10_000)})
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+
+    resource.setrlimit(resource.RLIMIT_FSIZE, (4_096, before[1]))
+    try:
+        written = kept.save(large, wait=True)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+
+    assert not written
     assert "training goes on" in caplog.text
     assert sorted(path.name for path in kept.folder.iterdir()) == ["00000002", "00000003"]
 
