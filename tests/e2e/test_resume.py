@@ -1,10 +1,10 @@
 """A run that is stopped, killed or damaged goes on and ends where it would have ended."""
 
-import contextlib
 import json
 import logging
 import os
 import resource
+import shutil
 import signal
 import subprocess
 import sys
@@ -84,7 +84,7 @@ def content(run):
     return found
 
 
-def stop(config, corpus, out, step, number=signal.SIGTERM):
+def stop(config, corpus, out, step, number=signal.SIGTERM, **options):
     """Train until a signal comes in a step; return what is said."""
     with pytest.MonkeyPatch.context() as patch:
         from elias.training.optim import Optimizer
@@ -92,7 +92,7 @@ def stop(config, corpus, out, step, number=signal.SIGTERM):
         patch.setattr(Optimizer, "step", Optimizer.step)  # taken back with the patch
         call_before(f"{STEP}:{step}", lambda: os.kill(os.getpid(), number))
         with pytest.raises(Interrupted) as caught:
-            train(config, corpus, out=out, device="cpu")
+            train(config, corpus, out=out, device="cpu", **options)
     assert caught.value.signal_number == number
     return str(caught.value)
 
@@ -208,6 +208,47 @@ def test_overwrite_starts_over(stopped, corpus, finished, caplog):
 
     assert "resumed" not in caplog.text
     assert content(stopped) == content(finished(SMALL))
+
+
+def test_a_run_that_replaces_another_goes_on_without_overwrite(corpus, finished, tmp_path):
+    out, other = tmp_path / "run", SMALL.override({"seed": 1})
+    shutil.copytree(finished(SMALL), out)
+
+    stop(other, corpus, out, 7, overwrite=True)
+    aside = (out / ".replaced" / "model").is_dir()
+    train(other, corpus, out=out, device="cpu")
+
+    assert aside
+    assert not (out / ".replaced").exists()
+    assert content(out) == content(finished(other))
+
+
+def test_a_run_that_replaces_another_and_is_given_up_brings_it_back(corpus, finished, tmp_path):
+    out = tmp_path / "run"
+    shutil.copytree(finished(SMALL), out)
+
+    stop(SMALL.override({"seed": 1}), corpus, out, 7, overwrite=True)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("elias.pipeline.fitting.build_encoder", lambda *_: 1 / 0)
+        with pytest.raises(ZeroDivisionError):
+            train(SMALL, corpus, out=out, device="cpu", overwrite=True)
+
+    assert content(out) == content(finished(SMALL))
+
+
+def test_a_run_goes_on_with_the_model_it_started_from_and_no_other(corpus, finished, tmp_path):
+    start = Elias.from_pretrained(finished(SMALL), device="cpu")
+    other = Elias.from_pretrained(finished(SMALL.override({"seed": 1})), device="cpu")
+    whole, out = tmp_path / "whole", tmp_path / "run"
+    train(SMALL, corpus, out=whole, device="cpu", init_from=start)
+
+    stop(SMALL, corpus, out, 7, init_from=start)
+    for wrong in (other, None):
+        with pytest.raises(RunError, match="another model to start from"):
+            train(SMALL, corpus, out=out, device="cpu", init_from=wrong)
+    train(SMALL, corpus, out=out, device="cpu", init_from=start)
+
+    assert content(out) == content(whole)
 
 
 def test_a_second_run_in_the_folder_is_refused(corpus, tmp_path, monkeypatch):
@@ -404,7 +445,6 @@ def test_torch_goes_on_with_its_own_random_numbers_after_training(corpus):
     expected = torch.rand(1)
     torch.manual_seed(5)
 
-    with contextlib.suppress(RunError):
-        train(SMALL, corpus, device="cpu")
+    train(SMALL, corpus, device="cpu")
 
     assert torch.rand(1) == expected
