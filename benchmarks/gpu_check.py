@@ -9,11 +9,13 @@ import copy
 import math
 import time
 import traceback
+from dataclasses import replace
 from typing import NamedTuple
 
 import torch
 from gpu_setup import STAGE, Results, Rows, Shape, make_batches, make_model, table
 
+from elias.data.batches import TokenBatch
 from elias.kernels import triton_loss, triton_paths, triton_rows, triton_search
 from elias.kernels.gradients import IndexGradients
 from elias.kernels.paths import path_log
@@ -22,6 +24,7 @@ from elias.kernels.search import _expand_torch
 from elias.kernels.triton_update import EdgeState, LinearState, adamw_edges, adamw_pairs
 from elias.kernels.update import AdamWRates
 from elias.model.elias import SearchSizes
+from elias.training.captured import CapturedHead
 from elias.training.optim import Optimizer
 
 RATES = AdamWRates(lr=0.01, beta1=0.9, beta2=0.999, eps=1e-8, decay=0.1)
@@ -91,13 +94,13 @@ class Checks:
         rank = torch.rand(size.points, size.clusters + 1, device=self.device)
         beam = rank.topk(min(size.beam, size.clusters), dim=1).indices  # C: an empty slot
         beam_log = beam_log[:, : beam.shape[1]].contiguous()
-        wanted = self.ints(size.labels + 1, size.points, 7)
+        wanted = self.ints(size.labels + 1, size.points, 7).sort(dim=1).values
         return beam, beam_log, edge_labels, edge_log, wanted
 
-    def _expand(self, size, **options):
+    def _expand(self, size, n_listed=None, **options):
         given = self._beam(size, **options)
         poison(self.device)
-        found = triton_search.expand_beam(*given, size.labels, size.keep)
+        found = triton_search.expand_beam(*given, size.labels, size.keep, n_listed=n_listed)
         expected = _expand_torch(*given, size.labels, size.keep)
         n_paths = given[0].shape[1] * size.edges + 1
         keys = [(labels * n_paths + paths).sort(dim=1).values for labels, paths in
@@ -110,6 +113,26 @@ class Checks:
 
     def expand_with_ties(self):
         return self._expand(self.size, ties=True)
+
+    def expand_short_list(self):
+        """The list holds too few labels: the kernel starts over with all paths."""
+        return self._expand(self.size, n_listed=self.size.keep + 10, ties=False)
+
+    def expand_long_list(self):
+        return self._expand(self.size, n_listed=3 * self.size.keep, ties=False)
+
+    def expand_many_points(self):
+        """More points than multiprocessors: each program gets less of one, and several points."""
+        many = self.size._replace(points=6 * self.size.points)
+        return self._expand(many, n_listed=3 * self.size.keep, ties=False)
+
+    def expand_without_list(self):
+        return self._expand(self.size, n_listed=0, ties=True)
+
+    def expand_wanted_often(self):
+        """Labels so few that many paths lead to a wanted one."""
+        few = self.size._replace(labels=max(8, self.size.keep // 2))
+        return self._expand(few, n_listed=self.size.keep, ties=True)
 
     def expand_fixed_graph(self):
         return self._expand(self.size, ties="all")
@@ -248,7 +271,7 @@ class Checks:
         return max(errors), 2e-5
 
     def _label_loss(self, dtype):
-        """Logits, loss and gradients in one pass, against the separate kernels."""
+        """Logits, loss and all gradients together."""
         size = self.size
         embedding, weight, bias, labels = self._rows(dtype)
         weight, bias = weight / 20, bias / 3
@@ -257,11 +280,19 @@ class Checks:
         logs = -self.normal(*labels.shape).abs()
         poison(self.device)
         found = triton_loss.label_loss(embedding, weight, bias, logs, labels, positives)
-        z = triton_rows.gather_dot(embedding, weight, bias, labels)
-        loss, by_z, by_log = triton_loss.shortlist_bce(z, logs, labels, positives, size.labels)
-        by_embedding = triton_rows.gather_sum(by_z, weight, labels)
-        expected = (loss, by_embedding, by_z, by_log)
-        return max(error_of(one, other) for one, other in zip(found, expected, strict=True)), 1e-5
+        stored = labels < size.labels
+        safe = labels.clamp(max=size.labels - 1)
+        points, logs = (part.double().requires_grad_() for part in (embedding, logs))
+        z = [weight[safe[i]].double() @ points[i] + bias[safe[i]] for i in range(len(labels))]
+        z = torch.stack(z)
+        z.retain_grad()
+        p = torch.sigmoid(z) * logs.exp()
+        not_p = torch.sigmoid(-z) + torch.sigmoid(z) * -torch.expm1(logs)
+        relevant = (labels.unsqueeze(-1) == positives.unsqueeze(1)).any(dim=-1)
+        each = torch.where(relevant, -p.log(), -not_p.log()).masked_fill(~stored, 0)
+        each.sum().backward()
+        expected = (each.sum(), points.grad, z.grad, logs.grad)
+        return max(error_of(one, other) for one, other in zip(found, expected, strict=True)), 2e-5
 
     def label_loss(self):
         return self._label_loss(torch.float32)
@@ -297,7 +328,7 @@ class Checks:
             torch.zeros(len(weight), dtype=torch.int32, device=self.device),
         )
 
-    def _adamw(self, dtype, n_steps=7):
+    def _adamw(self, dtype, n_steps=7, n_warps=None):
         n_rows, dim = 4 * self.size.points * 10, self.size.dim
         weight, bias = self.normal(n_rows, dim).to(dtype), self.normal(n_rows)
         compact = dtype == torch.bfloat16
@@ -310,7 +341,7 @@ class Checks:
         for step in range(1, n_steps + 1):
             ids, g, vectors = self._pairs(n_rows, dim)
             pairs = triton_rows.pair_rows(ids, g, vectors)
-            adamw_pairs(weight, bias, state, pairs, step=step, rates=RATES)
+            adamw_pairs(weight, bias, state, pairs, step=step, rates=RATES, n_warps=n_warps)
             gradient = self._dense_gradient(ids, g, vectors, n_rows)
             squares = gradient.square()
             if compact:
@@ -336,6 +367,9 @@ class Checks:
     def adamw_rows_compact(self):
         return self._adamw(torch.bfloat16)
 
+    def adamw_rows_compact_2_warps(self):
+        return self._adamw(torch.bfloat16, n_warps=2)
+
     def rounding_on_average(self):
         n_rows, dim = 64, 256
         weight = torch.ones(n_rows, dim, device=self.device).bfloat16()
@@ -360,6 +394,12 @@ class Checks:
         stored = labels < self.size.labels
         free = logits.double().masked_fill(~stored, -math.inf).log_softmax(dim=1) + math.log(20.0)
         wrong = 0.0 if torch.equal(found == -math.inf, ~stored) else math.inf
+        beam = self.ints(len(logits) + 1, 2, 3)  # C: an empty slot
+        some = triton_paths.edge_log(
+            logits, labels, n_labels=self.size.labels, beta=20.0, beam=beam
+        )
+        rows = beam[beam < len(logits)]
+        wrong += 0.0 if torch.equal(some[rows], found[rows]) else math.inf
         return error_of(found[stored], free[stored]) + wrong, 1e-5
 
     def _paths(self, labels):
@@ -460,8 +500,6 @@ class Checks:
 
     def training_as_on_the_cpu(self):
         """Three steps of the optimiser, the index moved at the third: GPU against CPU."""
-        from dataclasses import replace
-
         self._needs_cuda()
         shape, model, batches = self._model(CPU_SIZE)
         twin = copy.deepcopy(model).cpu()
@@ -472,8 +510,11 @@ class Checks:
             optimizer = Optimizer(one, stage)
             device = one.labels.weight.device
             for batch in batches[:3]:
+                tokens = batch.tokens
                 moved = batch._replace(
-                    tokens=batch.tokens.to(device),
+                    tokens=TokenBatch(  # its own `to` wants to come from the host
+                        tokens.ids.to(device), tokens.offsets.to(device), tokens.longest
+                    ),
                     positives=batch.positives.to(device),
                     parents=batch.parents.to(device),
                 )
@@ -486,6 +527,30 @@ class Checks:
         both = zip(model.parameters(), twin.parameters(), before, strict=True)
         errors = [error_of(one.cpu() - first, other - first) for one, other, first in both]
         print(f"# moved: {dict(zip(names, errors, strict=True))}")
+        return max(errors), 2e-2
+
+    def captured_head(self):
+        """Three steps with all behind the encoder captured, and three without."""
+        self._needs_cuda()
+        shape, model, batches = self._model()
+        sizes = SearchSizes(shape.train_clusters, shape.shortlist_size)
+        twin = copy.deepcopy(model)
+        stage = replace(STAGE, label_eps=1e-4)
+        optimizers = [Optimizer(one, stage) for one in (model, twin)]
+        options = {"shortlist_weight": 0.3, "mean": False}
+        held = [optimizer.gradients for optimizer in optimizers]
+        captured = CapturedHead(model, sizes, held[0], **options, waits=False)
+        before = [p.detach().clone() for p in twin.parameters()]
+        errors = []
+        for batch in batches[:3]:
+            found = captured.losses(*batch)
+            expected = twin.losses(*batch, sizes, **options, gradients=held[1])
+            errors.append(error_of(found.total, expected.total))
+            for losses, optimizer in zip((found, expected), optimizers, strict=True):
+                losses.total.backward()
+                optimizer.step(1.0)
+        both = zip(model.parameters(), twin.parameters(), before, strict=True)
+        errors += [error_of(one - first, other - first) for one, other, first in both]
         return max(errors), 2e-2
 
     def predictions_as_on_the_cpu(self):
@@ -523,6 +588,13 @@ class Checks:
 
 NAMES = [name for name in vars(Checks) if not name.startswith("_") and name != "ints"]
 NAMES.remove("normal")
+NOT_IF_QUICK = {  # slow, or near another
+    "predictions_as_on_the_cpu",
+    "expand_keep_all",
+    "gather_dot",
+    "gather_sum",
+    "label_loss",
+}
 
 
 def main():
@@ -530,13 +602,15 @@ def main():
     parser.add_argument("--out", default="benchmarks/results")
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--only", nargs="+", default=NAMES, choices=NAMES)
-    parser.add_argument("--quick", action="store_true", help="the same: it takes a minute")
+    parser.add_argument("--quick", action="store_true", help="leave some out: half a minute")
     given = parser.parse_args()
     device = torch.device(given.device)
     torch.manual_seed(time.time_ns() % 2**31)
     size = DEVICE_SIZE if device.type == "cuda" else SMALL_SIZE
     checks, results, rows = Checks(device, size), Results(given.out, "gpu_check"), []
     for name in given.only:
+        if given.quick and name in NOT_IF_QUICK:
+            continue
         start = time.monotonic()
         try:
             error, limit = getattr(checks, name)()

@@ -54,7 +54,7 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--out", default="benchmarks/results")
     parser.add_argument("--shapes", nargs="+", default=list(SHAPES), choices=list(SHAPES))
-    parser.add_argument("--batches", nargs="+", type=int, default=[1, 32, 512])
+    parser.add_argument("--batches", nargs="*", type=int, default=[1, 32, 512])
     parser.add_argument("--repeat", type=int, default=30)
     parser.add_argument("--quick", action="store_true", help="10 repeats, encoder not compiled")
     parser.add_argument("--compile", default=None, choices=["off", "on", "graphs"])
@@ -80,8 +80,8 @@ def main():
                     entry = {"error": f"{type(error).__name__}: {error}"}
                     traceback.print_exc()
                 results(f"{name} batch {batch_size}", entry)
-                same = batch_size == shape.batch
-                theirs = shape.predict_ms if same else None
+                # the published batch, or a larger one
+                theirs = shape.predict_ms if batch_size >= shape.batch else None
                 rows.append(
                     (
                         name,

@@ -32,6 +32,7 @@ from elias.kernels.triton_update import LinearState, adamw_edges, adamw_pairs
 from elias.kernels.update import AdamWRates
 from elias.model.elias import SearchSizes
 from elias.model.losses import label_loss, shortlist_loss
+from elias.training.captured import CapturedHead
 from elias.training.loop import tensor_cores
 from elias.training.optim import Optimizer
 
@@ -87,18 +88,22 @@ def step_by_parts(shape, model, optimizer, batches, repeat):
     return marks.medians()
 
 
-def whole_step(shape, model, optimizer, batches, repeat):
+def whole_step(shape, model, optimizer, batches, given):
     sizes = sizes_of(shape)
+    options = {"shortlist_weight": 0.05, "mean": False}
+    captured = CapturedHead(model, sizes, optimizer.gradients, **options, waits=False)
 
     def step(i):
         batch = batches[i % len(batches)]
-        losses = model.losses(
-            *batch, sizes, shortlist_weight=0.05, mean=False, gradients=optimizer.gradients
+        losses = (
+            captured.losses(*batch)
+            if given.captured
+            else model.losses(*batch, sizes, **options, gradients=optimizer.gradients)
         )
         losses.total.backward()
         optimizer.step(1.0)
 
-    return median_ms(step, repeat)
+    return median_ms(step, given.repeat)
 
 
 def our_side(shape, device, given, encoder, compact):
@@ -111,10 +116,18 @@ def our_side(shape, device, given, encoder, compact):
     free()
     model.train()
     optimizer = Optimizer(model, STAGE)
-    answer = {"step_ms": whole_step(shape, model, optimizer, batches, given.repeat)}
+    answer = {"step_ms": whole_step(shape, model, optimizer, batches, given)}
     answer["peak_gib"] = gib()
-    answer["parts_ms"] = step_by_parts(shape, model, optimizer, batches, given.repeat)
-    if not with_encoder:
+    if not given.captured:
+        parts = step_by_parts(shape, model, optimizer, batches, given.repeat)
+        answer["parts_ms"] = parts
+        # in a step that keeps the GPU busy this is free of the host's time
+        answer["all_but_encoder_ms"] = sum(
+            value for part, value in parts.items() if not part.startswith("encoder")
+        )
+    if with_encoder:
+        answer["compiled"] = encoder._compiled is not None  # it gives up where that fails
+    elif not given.no_kernels:
         state = optimizer._index._label_state
         answer["kernels_ms"] = kernel_times(shape, model, batches, given.repeat, state)
     return answer
@@ -141,7 +154,7 @@ def kernel_times(shape, model, batches, repeat, label_state):
                 shortlist_size=sizes.shortlist_size,
             )
             coefficients = torch.randn(found.labels.shape, device=device) * 1e-3
-            pairs = triton_rows.pair_rows(found.labels, coefficients, embedding)
+            pairs = triton_rows.pair_rows(found.labels, coefficients, embedding.to(weight.dtype))
             cases.append((embedding, batch, cluster_log, given, found, coefficients, pairs))
     by_edge = torch.zeros_like(edge_log)
     touched = torch.zeros(shape.n_clusters, dtype=torch.int32, device=device)
@@ -155,38 +168,25 @@ def kernel_times(shape, model, batches, repeat, label_state):
     def on(function):
         return lambda i: function(*cases[i % len(cases)])
 
-    def expand(block, programs, warps=8):
+    def expand(**options):
         return on(
             lambda e, b, c, given, *_: triton_search.expand_beam(
-                *given,
-                b.positives,
-                shape.n_labels,
-                sizes.shortlist_size,
-                block=block,
-                n_programs=programs,
-                n_warps=warps,
+                *given, b.positives, shape.n_labels, sizes.shortlist_size, **options
             )
         )
 
-    def in_one(block_k, warps):
-        return on(
-            lambda e, b, c, given, found, g, p: triton_loss.label_loss(
-                e,
-                weight,
-                bias,
-                -g.abs(),
-                found.labels,
-                b.positives,
-                block_k=block_k,
-                n_warps=warps,
-            )
-        )
+    def list_paths(e, b, c, given, *_):
+        n_listed = triton_search._LISTED * sizes.shortlist_size
+        triton_search._list_paths((*given, b.positives), shape.n_labels, n_listed)
 
     step = [0]
 
-    def move_labels(*case):
-        step[0] += 1
-        adamw_pairs(weight, bias, state, case[-1], step=step[0], rates=RATES)
+    def move_labels(warps):
+        def move(*case):
+            step[0] += 1
+            adamw_pairs(weight, bias, state, case[-1], step=step[0], rates=RATES, n_warps=warps)
+
+        return on(move)
 
     def move_edges(e, b, cluster_log, given, found, g, pairs):
         step[0] += 1
@@ -206,16 +206,18 @@ def kernel_times(shape, model, batches, repeat, label_state):
         "cluster scores": on(lambda e, *_: model.unsaturated_log(e)),
         "training beam": on(lambda e, b, c, *_: model.training_beam(c, b.parents, sizes.beam_size)),
         "edge log": on(
-            lambda *_: triton_paths.edge_log(
-                graph.edge_logits, graph.edge_labels, n_labels=shape.n_labels, beta=shape.beta
+            lambda e, b, c, given, *_: triton_paths.edge_log(
+                graph.edge_logits,
+                graph.edge_labels,
+                n_labels=shape.n_labels,
+                beta=shape.beta,
+                beam=given[0],
             )
         ),
-        "expand 2048x264": expand(2048, 264),
-        "expand 2048x528": expand(2048, 528),
-        "expand 1024x528": expand(1024, 528),
-        "expand 4096x264": expand(4096, 264),
-        "expand 4096x264 16 warps": expand(4096, 264, 16),
-        "expand 8192x132 32 warps": expand(8192, 132, 32),
+        "expand": expand(),
+        "expand, its list of paths": on(list_paths),
+        "expand 2048": expand(block=2048, n_warps=16),
+        "expand all paths": expand(n_listed=0),
         "path log": on(
             lambda e, b, c, given, found, *_: triton_paths.path_log(
                 c, edge_log, given[0], found.paths
@@ -234,17 +236,19 @@ def kernel_times(shape, model, batches, repeat, label_state):
                 g, -g.abs(), found.labels, b.positives, shape.n_labels
             )
         ),
-        "dot, loss and sum 8x4": in_one(8, 4),
-        "dot, loss and sum 8x8": in_one(8, 8),
-        "dot, loss and sum 16x8": in_one(16, 8),
-        "dot, loss and sum 4x4": in_one(4, 4),
+        "dot, loss and sum": on(
+            lambda e, b, c, given, found, g, p: triton_loss.label_loss(
+                e, weight, bias, -g.abs(), found.labels, b.positives
+            )
+        ),
         "gather sum": on(
             lambda e, b, c, given, found, g, p: triton_rows.gather_sum(g, weight, found.labels)
         ),
         "sort pairs": on(
             lambda e, b, c, given, found, g, p: triton_rows.pair_rows(found.labels, g, e)
         ),
-        "adamw labels": on(move_labels),
+        "adamw labels, 1 warp": move_labels(1),
+        "adamw labels, 2 warps": move_labels(2),
         "adamw edges": on(move_edges),
     }
     times = each(works, repeat)
@@ -326,6 +330,22 @@ def encoder_alone(shape, encoder, device, repeat):
     return median_ms(both, repeat)
 
 
+def measure_whole(shape, device, given, keep):
+    for compiled in [] if given.no_whole else given.compile:
+        suffix = "" if compiled == "off" else f" {compiled}"
+        encoder = partial(bert_base, shape.n_tokens, device, compiled)
+        if not given.no_encoder:
+            keep(
+                f"encoder{suffix}",
+                lambda e=encoder: {"ms": encoder_alone(shape, e(), device, given.repeat)},
+            )
+        keep(
+            f"whole {given.storage[0]}{suffix}",
+            lambda e=encoder: our_side(shape, device, given, e(), given.storage[0] == "compact"),
+        )
+        torch._dynamo.reset()
+
+
 def measure(shape, device, given, results):
     def keep(name, work):
         try:
@@ -335,24 +355,13 @@ def measure(shape, device, given, results):
             traceback.print_exc()
         free()
 
-    for storage in given.storage:
+    for storage in [] if given.no_head else given.storage:
         compact = storage == "compact"
         head_bytes = shape.n_labels * DIM * (4 if compact else 12)
         if head_bytes > 110 * 2**30:
             continue
         keep(f"head {storage}", lambda c=compact: our_side(shape, device, given, None, c))
-    for compiled in given.compile:
-        suffix = "" if compiled == "off" else f" {compiled}"
-        encoder = partial(bert_base, shape.n_tokens, device, compiled)
-        keep(
-            f"encoder{suffix}",
-            lambda e=encoder: {"ms": encoder_alone(shape, e(), device, given.repeat)},
-        )
-        keep(
-            f"whole {given.storage[0]}{suffix}",
-            lambda e=encoder: our_side(shape, device, given, e(), given.storage[0] == "compact"),
-        )
-        torch._dynamo.reset()
+    measure_whole(shape, device, given, keep)
     if not given.no_naive and shape.n_labels * DIM * 16 < 100 * 2**30:
         keep("naive head", lambda: naive_side(shape, device, given, None))
         if not given.quick:
@@ -411,6 +420,12 @@ def main():
     parser.add_argument("--repeat", type=int, default=20)
     parser.add_argument("--quick", action="store_true", help="fewer repeats, one storage")
     parser.add_argument("--no-naive", action="store_true")
+    parser.add_argument("--captured", action="store_true", help="all but the encoder as a graph")
+    parser.add_argument("--no-head", action="store_true")
+    parser.add_argument("--no-whole", action="store_true")
+    parser.add_argument("--no-kernels", action="store_true", help="no times of single kernels")
+    parser.add_argument("--no-encoder", action="store_true", help="no times of the encoder alone")
+    parser.add_argument("--name", default="gpu_step", help="of the JSON file")
     parser.add_argument(
         "--compile",
         nargs="+",
@@ -423,7 +438,7 @@ def main():
         given.repeat = min(given.repeat, 10)
     given.storage = given.storage or (["compact"] if given.quick else ["compact", "full"])
     device = torch.device("cuda")
-    results = Results(given.out, "gpu_step")
+    results = Results(given.out, given.name)
     shapes = [SHAPES[name] for name in given.shapes]
     with tensor_cores():
         for shape in shapes:

@@ -37,8 +37,9 @@ class EncoderConfig:
     precision: Literal["auto", "float32", "bfloat16"] = "auto"
     """transformer: ``auto`` is bfloat16 autocast on a GPU and float32 on a CPU."""
     compile: Literal["off", "on", "graphs"] = "off"
-    """transformer, on a GPU: ``on`` compiles it with torch.compile, a minute or two at the start;
-    ``graphs`` captures it in CUDA graphs as well, which pays for batches of few tokens."""
+    """transformer, on a GPU: ``on`` compiles a layer with torch.compile, for some seconds at the
+    start; ``graphs`` compiles the whole, for a minute or two, and captures it in CUDA graphs, which
+    pays for batches of few tokens, all of one length."""
     dim: int = 256
     """bag: D, the width of φ."""
     hidden_dim: int = 512

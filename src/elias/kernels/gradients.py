@@ -70,3 +70,7 @@ class IndexGradients:
                 state[f"pairs.{number}.{part}"].to(device) for part in range(3)
             )
             self._pairs.append((labels, coefficients, embedding))
+
+    def take_last_pairs(self) -> tuple[Tensor, Tensor, Tensor]:
+        """Return what was noted last, and forget it."""
+        return self._pairs.pop()

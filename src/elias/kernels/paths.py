@@ -17,11 +17,15 @@ def edge_log(
     *,
     n_labels: int,
     beta: float,
+    beam: Int[Tensor, "B b"] | None = None,
 ) -> Float[Tensor, "C E"]:
-    """Return log(β · softmax_ℓ(a_c)), -inf where no edge is stored; without gradient, by Triton."""
+    """Return log(β · softmax_ℓ(a_c)), -inf where no edge is stored; without gradient, by Triton.
+
+    With a ``beam`` the scores of clusters outside it may be left undefined.
+    """
     from elias.kernels import triton_paths
 
-    return triton_paths.edge_log(edge_logits, edge_labels, n_labels=n_labels, beta=beta)
+    return triton_paths.edge_log(edge_logits, edge_labels, n_labels=n_labels, beta=beta, beam=beam)
 
 
 def path_log(

@@ -40,6 +40,7 @@ def expand_beam(
     ``beam_log`` and ``edge_log`` come before the min(1, ·) of Eq. 1 and 5, which is taken here:
     many labels share the highest score there is, and of equal scores the one with more behind it
     goes first, then the lower label id. An edge of -inf is no edge; a beam slot of C is empty.
+    ``wanted`` labels are ascending in each row, L is none.
     """
     run = _expand_compiled
     if beam.is_cuda:

@@ -1,8 +1,7 @@
 """The classification loss over a shortlist as one Triton kernel: value and all gradients.
 
 Whether a slot is a positive is found by halving the row's few ascending positives, in the kernel.
-The gradient of a slot depends on nothing but the slot, so one pass over the label rows gives the
-logits, the loss, and the embedding's gradient: each row is read once.
+The gradient of a slot depends on nothing but the slot, so it comes with the loss, in one pass.
 """
 
 from __future__ import annotations
@@ -15,9 +14,10 @@ import triton.language as tl
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from elias.kernels.triton_rows import gather_dot, gather_sum
+from elias.kernels.triton_search import is_among
+
 _BLOCK = 1024
-_BLOCK_K, _WARPS = 8, 4
-_ENOUGH_PROGRAMS = 2048  # to keep a large GPU busy
 
 
 class LabelLoss(NamedTuple):
@@ -36,46 +36,19 @@ def label_loss(
     shortlist_log: Float[Tensor, "B K"],
     labels: Int[Tensor, "B K"],
     positives: Int[Tensor, "B Y"],
-    *,
-    block_k: int = _BLOCK_K,
-    n_warps: int = _WARPS,
 ) -> LabelLoss:
-    """Return `shortlist_bce` of the labels' logits w·φ + bias, in one pass over their rows."""
-    n_rows, n_keep = labels.shape
-    dim, device = weight.shape[1], embedding.device
-    n_parts = max(1, min(_ENOUGH_PROGRAMS // max(1, n_rows), triton.cdiv(n_keep, block_k)))
-    per_part = triton.cdiv(triton.cdiv(n_keep, n_parts), block_k) * block_k
-    n_parts = triton.cdiv(n_keep, per_part)
-    partial = torch.empty((n_rows, n_parts), dtype=torch.float32, device=device)
-    by_embedding = torch.empty((n_parts, n_rows, dim), dtype=torch.float32, device=device)
-    by_logits = torch.empty((n_rows, n_keep), dtype=torch.float32, device=device)
-    by_shortlist = torch.empty_like(by_logits)
-    if n_rows:
-        _label_loss[(n_rows, n_parts)](
-            embedding.contiguous(),
-            weight.detach(),
-            bias.detach(),
-            shortlist_log.contiguous(),
-            labels.contiguous(),
-            positives.contiguous(),
-            partial,
-            by_embedding,
-            by_logits,
-            by_shortlist,
-            n_rows,
-            n_keep,
-            per_part,
-            positives.shape[1],
-            len(weight),
-            dim,
-            HALVINGS=positives.shape[1].bit_length(),
-            BLOCK_K=block_k,
-            BLOCK_D=triton.next_power_of_2(dim),
-            num_warps=n_warps,
-            num_stages=1,
-        )
-    summed = by_embedding[0] if n_parts == 1 else by_embedding.sum(dim=0)
-    return LabelLoss(partial.sum(), summed, by_logits, by_shortlist)
+    """Return `shortlist_bce` of the labels' logits w·φ + bias, with the embedding's gradient.
+
+    The rows are read twice. One pass would do, but a warp that holds a row computes its loss in
+    every lane: reading again costs less.
+    """
+    weight, bias = weight.detach(), bias.detach()
+    logits = gather_dot(embedding.detach(), weight, bias, labels)
+    loss, by_logits, by_shortlist = shortlist_bce(
+        logits, shortlist_log, labels, positives, len(weight)
+    )
+    by_embedding = gather_sum(by_logits, weight, labels)
+    return LabelLoss(loss, by_embedding, by_logits, by_shortlist)
 
 
 def shortlist_bce(
@@ -133,25 +106,6 @@ def _one_minus_exp(s: tl.tensor) -> tl.tensor:
 
 
 @triton.jit
-def _is_positive(
-    label: tl.tensor,
-    positives: tl.tensor,
-    n_positives: tl.tensor,
-    HALVINGS: tl.constexpr,
-) -> tl.tensor:
-    """Say which labels are among the ascending positives."""
-    low = tl.zeros_like(label).to(tl.int32)
-    high = low + n_positives
-    for _ in tl.static_range(HALVINGS):
-        middle = (low + high) // 2
-        open_ = low < high
-        below = tl.load(positives + middle, mask=open_, other=0) < label
-        low = tl.where(open_ & below, middle + 1, low)
-        high = tl.where(open_ & (below == 0), middle, high)
-    return tl.load(positives + low, mask=low < n_positives, other=-1) == label
-
-
-@triton.jit
 def _cross_entropy(z: tl.tensor, shortlist: tl.tensor, relevant: tl.tensor) -> tl.tensor:
     """Return −[y log p + (1−y) log(1−p)], and its derivatives by z and by log ŷ."""
     log_hit = _log_sigmoid(z)
@@ -190,63 +144,10 @@ def _shortlist_bce(
     stored = label < n_labels
     z = tl.load(logits + at, mask=stored, other=0.0).to(tl.float32)
     shortlist = tl.load(shortlist_log + at, mask=stored, other=0.0).to(tl.float32)
-    relevant = _is_positive(label, positives + row * n_positives, n_positives, HALVINGS)
+    relevant = is_among(label, positives + row * n_positives, n_positives, HALVINGS)
 
     loss, by_z, by_log = _cross_entropy(z, shortlist, relevant)
     tl.store(by_logits + at, tl.where(stored, by_z, 0.0), mask=k < n_keep)
     tl.store(by_shortlist + at, tl.where(stored, by_log, 0.0), mask=k < n_keep)
     own = row * tl.num_programs(1) + tl.program_id(1)
     tl.store(partial + own, tl.sum(tl.where(stored, loss, 0.0), axis=0))
-
-
-@triton.jit(do_not_specialize=["n_rows", "n_positives"])
-def _label_loss(
-    embedding: tl.tensor,
-    weight: tl.tensor,
-    bias: tl.tensor,
-    shortlist_log: tl.tensor,
-    labels: tl.tensor,
-    positives: tl.tensor,
-    partial: tl.tensor,
-    by_embedding: tl.tensor,
-    by_logits: tl.tensor,
-    by_shortlist: tl.tensor,
-    n_rows: tl.tensor,
-    n_keep: tl.tensor,
-    per_part: tl.tensor,
-    n_positives: tl.tensor,
-    n_labels: tl.tensor,
-    dim: tl.tensor,
-    HALVINGS: tl.constexpr,
-    BLOCK_K: tl.constexpr,
-    BLOCK_D: tl.constexpr,
-) -> None:
-    row = tl.program_id(0).to(tl.int64)
-    d = tl.arange(0, BLOCK_D)
-    inside = d < dim
-    point = tl.load(embedding + row * dim + d, mask=inside, other=0.0).to(tl.float32)
-    first = tl.program_id(1) * per_part
-    last = tl.minimum(first + per_part, n_keep)
-    total = tl.zeros([BLOCK_D], tl.float32)
-    losses = tl.zeros([BLOCK_K], tl.float32)
-    for start in range(first, last, BLOCK_K):
-        k = start + tl.arange(0, BLOCK_K)
-        at = row * n_keep + k
-        label = tl.load(labels + at, mask=k < last, other=n_labels)
-        stored = label < n_labels
-        shortlist = tl.load(shortlist_log + at, mask=stored, other=0.0)
-        places = label[:, None].to(tl.int64) * dim + d[None, :]
-        rows = tl.load(weight + places, mask=stored[:, None] & inside[None, :], other=0.0)
-        rows = rows.to(tl.float32)
-        z = tl.sum(rows * point[None, :], axis=1)
-        z += tl.load(bias + label, mask=stored, other=0.0)
-        relevant = _is_positive(label, positives + row * n_positives, n_positives, HALVINGS)
-        loss, by_z, by_log = _cross_entropy(z, shortlist, relevant)
-        by_z = tl.where(stored, by_z, 0.0)
-        tl.store(by_logits + at, by_z, mask=k < last)
-        tl.store(by_shortlist + at, tl.where(stored, by_log, 0.0), mask=k < last)
-        losses += tl.where(stored, loss, 0.0)
-        total += tl.sum(rows * by_z[:, None], axis=0)
-    part = tl.program_id(1)
-    tl.store(by_embedding + (part * n_rows + row) * dim + d, total, mask=inside)
-    tl.store(partial + row * tl.num_programs(1) + part, tl.sum(losses, axis=0))

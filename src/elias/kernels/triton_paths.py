@@ -19,18 +19,29 @@ def edge_log(
     *,
     n_labels: int,
     beta: float,
+    beam: Int[Tensor, "B b"] | None = None,
 ) -> Float[Tensor, "C E"]:
-    """Return log(β · softmax_ℓ(a_c)), -inf where no edge is stored; no gradient."""
+    """Return log(β · softmax_ℓ(a_c)), -inf where no edge is stored; no gradient.
+
+    With a ``beam`` the scores of clusters outside it may be left undefined.
+    """
     n_clusters, n_edges = edge_logits.shape
+    picked = beam is not None and beam.numel() < n_clusters
     out = torch.empty((n_clusters, n_edges), dtype=torch.float32, device=edge_logits.device)
     block = triton.next_power_of_2(n_edges)
-    _edge_log[(n_clusters,)](
+    n_programs = beam.numel() if beam is not None and picked else n_clusters
+    if not n_programs:
+        return out
+    _edge_log[(n_programs,)](
         edge_logits.detach(),
         edge_labels,
+        beam.contiguous() if beam is not None and picked else edge_labels,
         out,
+        n_clusters,
         n_edges,
         n_labels,
         math.log(beta),
+        PICKED=picked,
         BLOCK_E=block,
         num_warps=8 if block > 2048 else 4,
     )
@@ -107,23 +118,29 @@ def path_log_backward(
 def _edge_log(
     edge_logits: tl.tensor,
     edge_labels: tl.tensor,
+    beam: tl.tensor,
     out: tl.tensor,
+    n_clusters: tl.tensor,
     n_edges: tl.tensor,
     n_labels: tl.tensor,
     log_beta: tl.tensor,
+    PICKED: tl.constexpr,
     BLOCK_E: tl.constexpr,
 ) -> None:
     cluster = tl.program_id(0).to(tl.int64)
+    if PICKED:  # a cluster in several rows is written as often, with the same scores
+        cluster = tl.load(beam + cluster).to(tl.int64)
     e = tl.arange(0, BLOCK_E)
+    inside = (e < n_edges) & (cluster < n_clusters)  # an empty slot of the beam is C
     at = cluster * n_edges + e
-    label = tl.load(edge_labels + at, mask=e < n_edges, other=n_labels)
+    label = tl.load(edge_labels + at, mask=inside, other=n_labels)
     stored = label < n_labels
     logits = tl.load(edge_logits + at, mask=stored, other=-float("inf"))
     highest = tl.max(logits, axis=0)
     highest = tl.where(highest == -float("inf"), 0.0, highest)  # a cluster without any edge
     total = tl.sum(tl.exp(logits - highest), axis=0)
     scores = log_beta + (logits - highest - tl.log(total))
-    tl.store(out + at, tl.where(stored, scores, -float("inf")), mask=e < n_edges)
+    tl.store(out + at, tl.where(stored, scores, -float("inf")), mask=inside)
 
 
 @triton.jit(do_not_specialize=["n_beam", "n_slots"])
@@ -184,7 +201,7 @@ def _path_log_backward(
         place = cluster * n_edges + (path - position * n_edges)
         if LEARNED:
             free = tl.load(edge_scores + place, mask=valid, other=1.0)
-            tl.atomic_add(by_edge + place, g, mask=valid & (free <= 0.0))
+            tl.atomic_add(by_edge + place, g, mask=valid & (free <= 0.0), sem="relaxed")
         here = valid[:, None] & (position[:, None] == spot[None, :])
         sums += tl.sum(tl.where(here, g[:, None], 0.0), axis=0)
         hits += tl.sum(here.to(tl.int32), axis=0)
@@ -192,6 +209,6 @@ def _path_log_backward(
     known = cluster < n_clusters
     at = row * n_clusters + cluster
     own = tl.load(cluster_log + at, mask=known, other=1.0)
-    tl.atomic_add(by_cluster + at, sums, mask=known & (own <= 0.0))
+    tl.atomic_add(by_cluster + at, sums, mask=known & (own <= 0.0), sem="relaxed")
     if LEARNED:
         tl.store(touched + cluster, hits * 0 + 1, mask=known & (hits > 0))

@@ -16,7 +16,8 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 _BLOCK_K = 16
-_ENOUGH_PROGRAMS = 2048  # to keep a large GPU busy
+_SUM_BLOCK_K = 8
+_SUM_PROGRAMS = 8192  # of one warp each, to keep a large GPU busy
 _ROW_PROGRAMS = 2112  # rows of a table in work at a time: 16 for each multiprocessor of an H200
 _HEADS_BLOCK = 1024
 
@@ -55,13 +56,11 @@ def gather_sum(
     """Return Σ_k coefficient_k · w_ℓ of each point: the embedding's gradient."""
     n_rows, n_keep = labels.shape
     dim = weight.shape[1]
-    block_d = _part_of_width(weight)
-    columns = triton.cdiv(dim, block_d)
-    n_parts = min(16, max(1, _ENOUGH_PROGRAMS // max(1, n_rows * columns)))
-    per_part = triton.cdiv(triton.cdiv(n_keep, n_parts), _BLOCK_K) * _BLOCK_K
+    n_parts, per_part = parts_of_shortlist(n_rows, n_keep, _SUM_BLOCK_K)
     out = torch.empty((n_parts, n_rows, dim), dtype=torch.float32, device=weight.device)
+    block_a, block_b = two_blocks(dim)
     if out.numel():
-        _gather_sum[(n_rows, columns, n_parts)](
+        _gather_sum[(n_rows, n_parts)](
             coefficients.contiguous(),
             weight,
             labels.contiguous(),
@@ -71,11 +70,29 @@ def gather_sum(
             len(weight),
             dim,
             per_part,
-            BLOCK_K=_BLOCK_K,
-            BLOCK_D=block_d,
-            num_warps=4,
+            BLOCK_K=_SUM_BLOCK_K,
+            BLOCK_A=block_a,
+            BLOCK_B=block_b,
+            num_warps=1,
         )
     return out[0] if n_parts == 1 else out.sum(dim=0)
+
+
+def parts_of_shortlist(n_rows: int, n_keep: int, block_k: int) -> tuple[int, int]:
+    """Return into how many parts a point's shortlist is cut, each a program's, and their size."""
+    most = triton.cdiv(n_keep, 2 * block_k)
+    n_parts = max(1, min(_SUM_PROGRAMS // max(1, n_rows), most))
+    per_part = triton.cdiv(triton.cdiv(max(1, n_keep), n_parts), block_k) * block_k
+    return max(1, triton.cdiv(n_keep, per_part)), per_part
+
+
+def two_blocks(dim: int) -> tuple[int, int]:
+    """Return two powers of two that cover a row: 768 is 512 and 256, and no lane idles."""
+    largest = 1 << (dim.bit_length() - 1)
+    if largest == dim:
+        half = max(1, dim // 2)
+        return half, half
+    return largest, int(triton.next_power_of_2(dim - largest))
 
 
 class RowPairs(NamedTuple):
@@ -129,6 +146,7 @@ def summed_rows(
     dim = pairs.vectors.shape[1]
     gradient = torch.empty((len(heads), dim), dtype=torch.float32, device=heads.device)
     sums = torch.empty(len(heads), dtype=torch.float32, device=heads.device)
+    block_a, block_b = two_blocks(dim)
     if len(heads):
         _sum_pairs[(len(heads),)](
             pairs.ids,
@@ -142,8 +160,9 @@ def summed_rows(
             pairs.per_vector,
             dim,
             BLOCK_J=4,
-            BLOCK_D=triton.next_power_of_2(dim),
-            num_warps=4,
+            BLOCK_A=block_a,
+            BLOCK_B=block_b,
+            num_warps=2,
         )
     return pairs.ids[heads.long()].long(), gradient, sums
 
@@ -180,7 +199,7 @@ def _gather_dot(
     tl.store(out + row * n_keep + k, tl.where(real, total, 0.0), mask=k < n_keep)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["n_rows"])
 def _gather_sum(
     coefficients: tl.tensor,
     weight: tl.tensor,
@@ -192,23 +211,29 @@ def _gather_sum(
     dim: tl.tensor,
     per_part: tl.tensor,
     BLOCK_K: tl.constexpr,
-    BLOCK_D: tl.constexpr,
+    BLOCK_A: tl.constexpr,
+    BLOCK_B: tl.constexpr,
 ) -> None:
     row = tl.program_id(0).to(tl.int64)
-    d = tl.program_id(1) * BLOCK_D + tl.arange(0, BLOCK_D)
-    first = tl.program_id(2) * per_part
-    last = tl.minimum(first + per_part, n_keep)
-    total = tl.zeros([BLOCK_D], tl.float32)
-    for start in range(first, last, BLOCK_K):
+    part = tl.program_id(1)
+    a = tl.arange(0, BLOCK_A)
+    b = BLOCK_A + tl.arange(0, BLOCK_B)
+    last = tl.minimum((part + 1) * per_part, n_keep)
+    total_a = tl.zeros([BLOCK_A], tl.float32)
+    total_b = tl.zeros([BLOCK_B], tl.float32)
+    for start in range(part * per_part, last, BLOCK_K):
         k = start + tl.arange(0, BLOCK_K)
         label = tl.load(labels + row * n_keep + k, mask=k < last, other=n_labels).to(tl.int64)
         real = label < n_labels
         coefficient = tl.load(coefficients + row * n_keep + k, mask=real, other=0.0)
-        places = label[:, None] * dim + d[None, :]
-        rows = tl.load(weight + places, mask=real[:, None] & (d < dim)[None, :], other=0.0)
-        total += tl.sum(rows.to(tl.float32) * coefficient[:, None], axis=0)
-    at = (tl.program_id(2) * n_rows + row) * dim
-    tl.store(out + at + d, total, mask=d < dim)
+        places = weight + (label * dim)[:, None]
+        rows_a = tl.load(places + a[None, :], mask=real[:, None] & (a < dim)[None, :], other=0.0)
+        rows_b = tl.load(places + b[None, :], mask=real[:, None] & (b < dim)[None, :], other=0.0)
+        total_a += tl.sum(rows_a.to(tl.float32) * coefficient[:, None], axis=0)
+        total_b += tl.sum(rows_b.to(tl.float32) * coefficient[:, None], axis=0)
+    at = out + (part * n_rows + row) * dim
+    tl.store(at + a, total_a, mask=a < dim)
+    tl.store(at + b, total_b, mask=b < dim)
 
 
 @triton.jit
@@ -225,7 +250,8 @@ def _find_heads(
     before = tl.load(ids + place - 1, mask=(place > 0) & (place < n_pairs), other=-1)
     begins = (place < n_pairs) & (own != before)
     counts = begins.to(tl.int32)
-    slot = tl.atomic_add(n_heads, tl.sum(counts, axis=0)) + tl.cumsum(counts, axis=0) - 1
+    first = tl.atomic_add(n_heads, tl.sum(counts, axis=0), sem="relaxed")
+    slot = first + tl.cumsum(counts, axis=0) - 1
     tl.store(heads + slot, place, mask=begins)
 
 
@@ -240,27 +266,35 @@ def sum_of_row(
     per_vector: tl.tensor,
     dim: tl.tensor,
     BLOCK_J: tl.constexpr,
-    BLOCK_D: tl.constexpr,
+    BLOCK_A: tl.constexpr,
+    BLOCK_B: tl.constexpr,
 ) -> tl.tensor:
-    """Return Σ coefficient · vector over the pairs of the row that begins at ``head``, and Σ."""
+    """Return Σ coefficient · vector over the pairs of the row that begins at ``head``, and Σ.
+
+    The sum of vectors comes in the two blocks of `two_blocks`.
+    """
     row = tl.load(ids + head)
-    d = tl.arange(0, BLOCK_D)
-    total = tl.zeros([BLOCK_D], tl.float32)
+    a = tl.arange(0, BLOCK_A)
+    b = BLOCK_A + tl.arange(0, BLOCK_B)
+    total_a = tl.zeros([BLOCK_A], tl.float32)
+    total_b = tl.zeros([BLOCK_B], tl.float32)
     sums = tl.zeros([BLOCK_J], tl.float32)
     start = head
     going = head < n_pairs
     while going:
         j = start + tl.arange(0, BLOCK_J)
         same = tl.load(ids + j, mask=j < n_pairs, other=-1) == row
-        place = tl.load(order + j, mask=same, other=0)
+        place = tl.load(order + j, mask=j < n_pairs, other=0).to(tl.int32)
         coefficient = tl.load(coefficients + place, mask=same, other=0.0)
-        places = (place // per_vector)[:, None] * dim + d[None, :]
-        rows = tl.load(vectors + places, mask=same[:, None] & (d < dim)[None, :], other=0.0)
-        total += tl.sum(rows.to(tl.float32) * coefficient[:, None], axis=0)
+        places = vectors + ((place // per_vector) * dim)[:, None]
+        rows_a = tl.load(places + a[None, :], mask=same[:, None] & (a < dim)[None, :], other=0.0)
+        rows_b = tl.load(places + b[None, :], mask=same[:, None] & (b < dim)[None, :], other=0.0)
+        total_a += tl.sum(rows_a.to(tl.float32) * coefficient[:, None], axis=0)
+        total_b += tl.sum(rows_b.to(tl.float32) * coefficient[:, None], axis=0)
         sums += coefficient
         start += BLOCK_J
         going = tl.sum(same.to(tl.int32), axis=0) == BLOCK_J
-    return total, tl.sum(sums, axis=0)
+    return total_a, total_b, tl.sum(sums, axis=0)
 
 
 @triton.jit
@@ -276,13 +310,26 @@ def _sum_pairs(
     per_vector: tl.tensor,
     dim: tl.tensor,
     BLOCK_J: tl.constexpr,
-    BLOCK_D: tl.constexpr,
+    BLOCK_A: tl.constexpr,
+    BLOCK_B: tl.constexpr,
 ) -> None:
     i = tl.program_id(0).to(tl.int64)
-    d = tl.arange(0, BLOCK_D)
+    a = tl.arange(0, BLOCK_A)
+    b = BLOCK_A + tl.arange(0, BLOCK_B)
     head = tl.load(heads + i)
-    total, own_sum = sum_of_row(
-        ids, order, coefficients, vectors, head, n_pairs, per_vector, dim, BLOCK_J, BLOCK_D
+    total_a, total_b, own_sum = sum_of_row(
+        ids,
+        order,
+        coefficients,
+        vectors,
+        head,
+        n_pairs,
+        per_vector,
+        dim,
+        BLOCK_J,
+        BLOCK_A,
+        BLOCK_B,
     )
-    tl.store(gradient + i * dim + d, total, mask=d < dim)
+    tl.store(gradient + i * dim + a, total_a, mask=a < dim)
+    tl.store(gradient + i * dim + b, total_b, mask=b < dim)
     tl.store(sums + i, own_sum)

@@ -1,4 +1,8 @@
-"""The beam's expansion as one Triton kernel: a program walks all paths of one point.
+"""The beam's expansion by Triton kernels and one `torch.topk`.
+
+A kernel scores all paths, and `torch.topk` lists some times K of the best. Then one program per
+point takes the list, and with it all paths to wanted labels. Where the labels that score above the
+list's last path are fewer than K, the program starts over with all paths: the answer is the same.
 
 The best path per label is found without a sort. Each path writes its number into a table of one
 entry per label; whichever write survives names the label's *representative*, and all paths to that
@@ -18,7 +22,9 @@ from torch import Tensor
 
 _TABLE_ENTRIES = 2**29  # of label tables in all: 2 GiB
 _MULTIPROCESSORS = 132  # of an H200; a GPU with fewer has programs wait
-_BLOCK, _WARPS = 2048, 8
+_BLOCK, _WARPS = 4096, 16
+_SCORE_BLOCK = 1024
+_LISTED = 4  # times K paths are looked at first
 
 
 def expand_beam(
@@ -33,8 +39,12 @@ def expand_beam(
     block: int | None = None,
     n_programs: int = 2 * _MULTIPROCESSORS,
     n_warps: int | None = None,
+    n_listed: int | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Return labels and paths (B, K) and wanted paths (B, Y) as `elias.kernels.Expansion` does."""
+    """Return labels and paths (B, K) and wanted paths (B, Y) as `elias.kernels.Expansion` does.
+
+    ``n_listed`` paths are looked at first, 0: all; by default that is decided here.
+    """
     n_rows, n_beam = beam.shape
     n_clusters, n_edges = edge_labels.shape
     n_paths = n_beam * n_edges
@@ -47,22 +57,37 @@ def expand_beam(
     # a point that has a multiprocessor to itself takes more of it
     room = 2 if n_rows <= _MULTIPROCESSORS else 1
     n_programs = max(1, min(n_rows, n_programs, _TABLE_ENTRIES // n_labels))
+    if n_listed is None:
+        n_listed = _LISTED * n_keep if 2 * _LISTED * n_keep <= n_paths else 0
 
     def scratch(width: int, dtype: torch.dtype = torch.int32) -> Tensor:
         return torch.empty((n_programs, width), dtype=dtype, device=beam.device)
 
-    _expand[(n_programs,)](
+    given = (
         beam.contiguous(),
         beam_log.detach().float().contiguous(),
         edge_labels.contiguous(),
         edge_log.detach().float().contiguous(),
         wanted.contiguous(),
+    )
+    listed = tops = matches = n_matches = beam  # not read where nothing is listed
+    if n_listed:
+        n_listed = min(n_listed, n_paths)
+        listed, tops, matches, n_matches = _list_paths(given, n_labels, n_listed)
+    n_slots = n_paths + n_listed
+    _expand[(n_programs,)](
+        *given,
+        listed,
+        tops,
+        matches,
+        n_matches,
         scratch(n_labels),
-        scratch(n_paths),
-        scratch(n_paths),
-        scratch(n_paths),
-        scratch(n_paths, torch.int64),
-        scratch(n_paths),
+        scratch(n_slots),
+        scratch(n_slots),
+        scratch(n_slots),
+        scratch(n_slots),
+        scratch(n_slots, torch.int64),
+        scratch(n_slots),
         labels,
         paths,
         wanted_paths,
@@ -73,12 +98,134 @@ def expand_beam(
         n_labels,
         wanted.shape[1],
         n_keep,
+        n_listed,
         BLOCK=block or room * _BLOCK,
-        LABEL_DIGITS=max(1, -(-n_labels.bit_length() // 8)),
+        LISTED=n_listed > 0,
         num_warps=n_warps or room * _WARPS,
         num_stages=1,
+        maxnreg=64,  # so that two programs of 16 warps share a multiprocessor
     )
     return labels, paths, wanted_paths
+
+
+def _list_paths(
+    given: tuple[Tensor, ...], n_labels: int, n_listed: int
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Return the paths of highest score with that score, those to wanted labels, and their number.
+
+    The former are without the latter, -inf in their place; the latter come first in their row.
+    """
+    beam, _, edge_labels, _, wanted = given
+    (n_rows, n_beam), (n_clusters, n_edges) = beam.shape, edge_labels.shape
+    n_paths = n_beam * n_edges
+    scores = torch.empty((n_rows, n_paths), dtype=torch.float32, device=beam.device)
+    n_matches = torch.zeros(n_rows, dtype=torch.int32, device=beam.device)
+    matches = n_matches
+    if wanted.numel():
+        matches = torch.empty((n_rows, n_paths), dtype=torch.int32, device=beam.device)
+    _score_paths[(n_rows, triton.cdiv(n_paths, _SCORE_BLOCK))](
+        *given,
+        scores,
+        matches,
+        n_matches,
+        n_beam,
+        n_clusters,
+        n_edges,
+        n_labels,
+        wanted.shape[1],
+        HALVINGS=wanted.shape[1].bit_length(),
+        BLOCK=_SCORE_BLOCK,
+        num_warps=4,
+    )
+    tops, listed = scores.topk(n_listed, dim=1, sorted=False)
+    return listed, tops, matches, n_matches
+
+
+@triton.jit
+def is_among(
+    label: tl.tensor,
+    ascending: tl.tensor,
+    n_ascending: tl.tensor,
+    HALVINGS: tl.constexpr,
+) -> tl.tensor:
+    """Say which labels are among the ascending ones."""
+    low = tl.zeros_like(label).to(tl.int32)
+    high = low + n_ascending
+    for _ in tl.static_range(HALVINGS):
+        middle = (low + high) // 2
+        open_ = low < high
+        below = tl.load(ascending + middle, mask=open_, other=0) < label
+        low = tl.where(open_ & below, middle + 1, low)
+        high = tl.where(open_ & (below == 0), middle, high)
+    return tl.load(ascending + low, mask=low < n_ascending, other=-1) == label
+
+
+@triton.jit(do_not_specialize=["n_wanted"])
+def _score_paths(
+    beam: tl.tensor,
+    beam_log: tl.tensor,
+    edge_labels: tl.tensor,
+    edge_log: tl.tensor,
+    wanted: tl.tensor,
+    scores: tl.tensor,
+    matches: tl.tensor,
+    n_matches: tl.tensor,
+    n_beam: tl.tensor,
+    n_clusters: tl.tensor,
+    n_edges: tl.tensor,
+    n_labels: tl.tensor,
+    n_wanted: tl.tensor,
+    HALVINGS: tl.constexpr,
+    BLOCK: tl.constexpr,
+) -> None:
+    """Write each path's score, -inf for no path; note paths to wanted labels apart, as -inf."""
+    row = tl.program_id(0).to(tl.int64)
+    path = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    n_paths = n_beam * n_edges
+    label, score, _, inside = _score_of(
+        beam + row * n_beam,
+        beam_log + row * n_beam,
+        edge_labels,
+        edge_log,
+        path,
+        path < n_paths,
+        (n_clusters, n_edges, n_labels),
+    )
+    if HALVINGS > 0:
+        match = inside & is_among(label, wanted + row * n_wanted, n_wanted, HALVINGS)
+        slot = tl.atomic_add(n_matches + row + path * 0, 1, mask=match, sem="relaxed")
+        tl.store(matches + row * n_paths + slot, path, mask=match)
+        inside = inside & (match == 0)
+    tl.store(
+        scores + row * n_paths + path,
+        tl.where(inside, score, -float("inf")),
+        mask=path < n_paths,
+    )
+
+
+@triton.jit
+def _score_of(
+    beam: tl.tensor,
+    beam_log: tl.tensor,
+    edge_labels: tl.tensor,
+    edge_log: tl.tensor,
+    path: tl.tensor,
+    inside: tl.tensor,
+    sizes: tl.tensor,
+) -> tl.tensor:
+    """Return label, score and unsaturated score of a point's paths, and which of them are any."""
+    n_clusters, n_edges, n_labels = sizes
+    position = path // n_edges
+    cluster = tl.load(beam + position, mask=inside, other=n_clusters)
+    inside = inside & (cluster < n_clusters)
+    place = cluster.to(tl.int64) * n_edges + (path - position * n_edges)
+    cluster_free = tl.load(beam_log + position, mask=inside, other=0.0)
+    edge_free = tl.load(edge_log + place, mask=inside, other=-float("inf"))
+    label = tl.load(edge_labels + place, mask=inside, other=n_labels).to(tl.int32)
+    free = cluster_free + edge_free
+    inside = inside & (free != -float("inf")) & (label < n_labels)
+    score = tl.minimum(cluster_free, 0.0) + tl.minimum(edge_free, 0.0)
+    return label, score, free, inside
 
 
 @triton.jit
@@ -102,52 +249,32 @@ def _digit_counts(
     sizes: tl.tensor,
     limits: tl.tensor,
     prefix: tl.tensor,
+    shift: tl.tensor,
     LEVEL: tl.constexpr,
-    SHIFT: tl.constexpr,
     BLOCK: tl.constexpr,
 ) -> tl.tensor:
-    """Count, by its digit at SHIFT, the key of the labels that are level with the limits so far.
+    """Count, by its digit at ``shift``, the key of the labels level with the limits so far.
 
     Level 0 is the score, 1 the unsaturated score, 2 the label id turned around.
     """
-    n_paths, n_labels = sizes
+    n_slots, n_labels = sizes
     score, free = limits
     counts = tl.zeros([256], tl.int32)
-    for start in range(0, n_paths, BLOCK):
-        path = start + tl.arange(0, BLOCK)
-        label = tl.load(labels + path, mask=path < n_paths, other=n_labels)
+    sign = tl.where(shift == 24, 128, 0)  # negative keys come first
+    for start in range(0, n_slots, BLOCK):
+        slot = start + tl.arange(0, BLOCK)
+        label = tl.load(labels + slot, mask=slot < n_slots, other=n_labels)
         level = label < n_labels
-        key = tl.load(scores + path, mask=level, other=0)
+        key = tl.load(scores + slot, mask=level, other=0)
         if LEVEL > 0:
             level = level & (key == score)
-            key = tl.load(frees + path, mask=level, other=0)
+            key = tl.load(frees + slot, mask=level, other=0)
         if LEVEL > 1:
             level = level & (key == free)
             key = n_labels - label
-        digit = (key >> SHIFT) & 255
-        if SHIFT == 24:
-            digit = digit ^ 128  # the sign: negative keys come first
-        else:
-            level = level & ((key >> (SHIFT + 8)) == prefix)
-        counts += tl.histogram(digit, 256, mask=level)
+        level = level & ((shift == 24) | ((key >> tl.minimum(shift + 8, 31)) == prefix))
+        counts += tl.histogram(((key >> shift) & 255) ^ sign, 256, mask=level)
     return counts
-
-
-@triton.jit
-def _choose_digit(
-    counts: tl.tensor, prefix: tl.tensor, needed: tl.tensor, SHIFT: tl.constexpr
-) -> tl.tensor:
-    """Return the limit, one digit longer, how many are level with it, and how many of them to keep.
-
-    A key at the limit so far ranks by its next digit.
-    """
-    digits = tl.arange(0, 256)
-    not_below = tl.sum(counts, axis=0) - tl.cumsum(counts, axis=0) + counts
-    digit = tl.maximum(tl.sum((not_below >= needed).to(tl.int32), axis=0) - 1, 0)
-    above = tl.sum(tl.where(digits > digit, counts, 0), axis=0)
-    level = tl.sum(tl.where(digits == digit, counts, 0), axis=0)
-    prefix = digit - 128 if SHIFT == 24 else prefix * 256 + digit
-    return prefix, level, needed - above
 
 
 @triton.jit
@@ -159,17 +286,24 @@ def _limit(
     limits: tl.tensor,
     needed: tl.tensor,
     LEVEL: tl.constexpr,
-    DIGITS: tl.constexpr,
     BLOCK: tl.constexpr,
 ) -> tl.tensor:
-    """Return the key of the last label to keep, how many share it, and how many of them to keep."""
+    """Return the key of the last label to keep, how many share it, and how many of them to keep.
+
+    A digit at a time: a key at the limit so far ranks by its next digit.
+    """
+    digits = tl.arange(0, 256)
     prefix = needed * 0
     level = needed
-    for i in tl.static_range(DIGITS):
-        counts = _digit_counts(
-            labels, scores, frees, sizes, limits, prefix, LEVEL, 8 * (DIGITS - 1 - i), BLOCK
-        )
-        prefix, level, needed = _choose_digit(counts, prefix, needed, 8 * (DIGITS - 1 - i))
+    for i in range(4):
+        shift = 24 - 8 * i
+        counts = _digit_counts(labels, scores, frees, sizes, limits, prefix, shift, LEVEL, BLOCK)
+        not_below = tl.sum(counts, axis=0) - tl.cumsum(counts, axis=0) + counts
+        digit = tl.maximum(tl.sum((not_below >= needed).to(tl.int32), axis=0) - 1, 0)
+        above = tl.sum(tl.where(digits > digit, counts, 0), axis=0)
+        level = tl.sum(tl.where(digits == digit, counts, 0), axis=0)
+        prefix = tl.where(shift == 24, digit - 128, prefix * 256 + digit)
+        needed -= above
     return prefix, level, needed
 
 
@@ -179,60 +313,82 @@ def _walk_paths(
     beam_log: tl.tensor,
     edge_labels: tl.tensor,
     edge_log: tl.tensor,
+    given: tl.tensor,
     scratch: tl.tensor,
     sizes: tl.tensor,
+    listing: tl.tensor,
+    LISTED: tl.constexpr,
     BLOCK: tl.constexpr,
-) -> None:
-    """Note label, scores and key of every path of a point, and a representative per label."""
-    table, labels, scores, frees, best, first = scratch
-    n_beam, n_clusters, n_edges, n_labels = sizes
-    n_paths = n_beam * n_edges
-    for start in range(0, n_paths, BLOCK):
-        path = start + tl.arange(0, BLOCK)
-        inside = path < n_paths
-        position = path // n_edges
-        cluster = tl.load(beam + position, mask=inside, other=n_clusters)
-        inside = inside & (cluster < n_clusters)
-        place = cluster.to(tl.int64) * n_edges + (path - position * n_edges)
-        cluster_free = tl.load(beam_log + position, mask=inside, other=0.0)
-        edge_free = tl.load(edge_log + place, mask=inside, other=-float("inf"))
-        label = tl.load(edge_labels + place, mask=inside, other=n_labels).to(tl.int32)
-        free = cluster_free + edge_free
-        inside = inside & (free != -float("inf")) & (label < n_labels)
-        score = _sortable(tl.minimum(cluster_free, 0.0) + tl.minimum(edge_free, 0.0))
+) -> tl.tensor:
+    """Note label, scores and key of a point's paths, and a representative per label.
+
+    Return the lowest score among the listed paths, of all integers the lowest if they are all
+    there are. ``listing`` 0: all paths are taken, by number.
+    """
+    table, labels, scores, frees, numbers, best, first = scratch
+    listed, tops, matches, n_listed = given
+    n_slots, n_paths, n_clusters, n_edges, n_labels = sizes
+    lowest = tl.zeros([BLOCK], tl.int32) + 2147483647
+    for start in range(0, n_slots, BLOCK):
+        slot = start + tl.arange(0, BLOCK)
+        known = slot < n_slots
+        path = slot
+        if LISTED:
+            is_listed = known & (slot < n_listed) & (listing != 0)
+            is_match = known & (slot >= n_listed) & (listing != 0)
+            top = tl.load(tops + slot, mask=is_listed, other=0.0)
+            path = tl.load(listed + slot, mask=is_listed, other=0).to(tl.int32)
+            path += tl.load(matches + slot - n_listed, mask=is_match, other=0).to(tl.int32)
+            path = tl.where(listing != 0, path, slot)
+            path = tl.where(top == -float("inf"), n_paths, path)  # none, or one of the matches
+        label, score, free, inside = _score_of(
+            beam,
+            beam_log,
+            edge_labels,
+            edge_log,
+            path,
+            known & (path < n_paths),
+            (n_clusters, n_edges, n_labels),
+        )
+        score = _sortable(score)
         free = _sortable(free)
-        known = path < n_paths
-        tl.store(labels + path, tl.where(inside, label, n_labels), mask=known)
-        tl.store(scores + path, score, mask=known)
-        tl.store(frees + path, free, mask=known)
-        tl.store(best + path, _one_key(score, free), mask=known)
-        tl.store(first + path, tl.zeros([BLOCK], tl.int32) + n_paths, mask=known)
-        tl.store(table + label, path, mask=inside)
+        if LISTED:
+            floor = tl.where(inside, score, -2147483647)
+            lowest = tl.minimum(lowest, tl.where(is_listed, floor, 2147483647))
+        tl.store(labels + slot, tl.where(inside, label, n_labels), mask=known)
+        tl.store(scores + slot, score, mask=known)
+        tl.store(frees + slot, free, mask=known)
+        tl.store(numbers + slot, path, mask=known)
+        tl.store(best + slot, _one_key(score, free), mask=known)
+        tl.store(first + slot, tl.zeros([BLOCK], tl.int32) + 2147483647, mask=known)
+        tl.store(table + label, slot, mask=inside)
+    return tl.min(lowest, axis=0)
 
 
 @triton.jit
 def _compete(
     scratch: tl.tensor,
-    n_paths: tl.tensor,
+    n_slots: tl.tensor,
     n_labels: tl.tensor,
     BY_NUMBER: tl.constexpr,
     BLOCK: tl.constexpr,
 ) -> None:
     """Bring the best key to each representative; then the first path that has it (BY_NUMBER)."""
-    table, labels, scores, frees, best, first = scratch
-    for start in range(0, n_paths, BLOCK):
-        path = start + tl.arange(0, BLOCK)
-        label = tl.load(labels + path, mask=path < n_paths, other=n_labels)
+    table, labels, scores, frees, numbers, best, first = scratch
+    for start in range(0, n_slots, BLOCK):
+        slot = start + tl.arange(0, BLOCK)
+        label = tl.load(labels + slot, mask=slot < n_slots, other=n_labels)
         inside = label < n_labels
         chief = tl.load(table + label, mask=inside, other=0, cache_modifier=".cg")
-        score = tl.load(scores + path, mask=inside, other=0)
-        free = tl.load(frees + path, mask=inside, other=0)
+        score = tl.load(scores + slot, mask=inside, other=0)
+        free = tl.load(frees + slot, mask=inside, other=0)
         key = _one_key(score, free)
         if BY_NUMBER:
             top = tl.load(best + chief, mask=inside, other=0, cache_modifier=".cg")
-            tl.atomic_min(first + chief, path, mask=inside & (key == top))
+            number = tl.load(numbers + slot, mask=inside, other=0)
+            tl.atomic_min(first + chief, number, mask=inside & (key == top), sem="relaxed")
         else:
-            tl.atomic_max(best + chief, key, mask=inside & (chief != path))
+            tl.atomic_max(best + chief, key, mask=inside & (chief != slot), sem="relaxed")
 
 
 @triton.jit
@@ -241,17 +397,17 @@ def _find_wanted(
     wanted: tl.tensor,
     out: tl.tensor,
     n_wanted: tl.tensor,
-    n_paths: tl.tensor,
+    n_slots: tl.tensor,
     n_labels: tl.tensor,
     BLOCK: tl.constexpr,
 ) -> None:
     """Look the wanted labels up in the table; an entry that no path has just written is void."""
-    table, labels, _, _, _, first = scratch
+    table, labels, _, _, _, _, first = scratch
     for start in range(0, n_wanted, BLOCK):
         i = start + tl.arange(0, BLOCK)
         label = tl.load(wanted + i, mask=i < n_wanted, other=n_labels)
         chief = tl.load(table + label, mask=label < n_labels, other=-1, cache_modifier=".cg")
-        named = (chief >= 0) & (chief < n_paths)
+        named = (chief >= 0) & (chief < n_slots)
         chief = tl.where(named, chief, 0)
         found = tl.load(labels + chief, mask=named, other=n_labels)
         named = named & (found == label) & (label < n_labels)
@@ -262,22 +418,31 @@ def _find_wanted(
 @triton.jit
 def _drop_losers(
     scratch: tl.tensor,
-    n_paths: tl.tensor,
+    n_slots: tl.tensor,
     n_labels: tl.tensor,
+    lowest: tl.tensor,
     BLOCK: tl.constexpr,
 ) -> tl.tensor:
-    """Take the label from every path that is not the best to it; return how many labels stay."""
-    table, labels, _, _, _, first = scratch
-    n_found = n_paths * 0
-    for start in range(0, n_paths, BLOCK):
-        path = start + tl.arange(0, BLOCK)
-        label = tl.load(labels + path, mask=path < n_paths, other=n_labels)
+    """Take the label from every path that is not the best to it.
+
+    Return how many labels stay, and how many of them score above ``lowest``.
+    """
+    table, labels, scores, _, numbers, _, first = scratch
+    n_found = tl.zeros([BLOCK], tl.int32)
+    n_above = tl.zeros([BLOCK], tl.int32)
+    for start in range(0, n_slots, BLOCK):
+        slot = start + tl.arange(0, BLOCK)
+        label = tl.load(labels + slot, mask=slot < n_slots, other=n_labels)
         inside = label < n_labels
         chief = tl.load(table + label, mask=inside, other=0, cache_modifier=".cg")
         winner = tl.load(first + chief, mask=inside, other=-1, cache_modifier=".cg")
-        n_found += tl.sum((inside & (winner == path)).to(tl.int32), axis=0)
-        tl.store(labels + path, path * 0 + n_labels, mask=inside & (winner != path))
-    return n_found
+        number = tl.load(numbers + slot, mask=inside, other=0)
+        score = tl.load(scores + slot, mask=inside, other=0)
+        wins = inside & (winner == number)
+        n_found += wins.to(tl.int32)
+        n_above += (wins & (score > lowest)).to(tl.int32)
+        tl.store(labels + slot, slot * 0 + n_labels, mask=inside & (wins == 0))
+    return tl.sum(n_found, axis=0), tl.sum(n_above, axis=0)
 
 
 @triton.jit
@@ -289,41 +454,83 @@ def _write_kept(
     BLOCK: tl.constexpr,
 ) -> None:
     """Write the labels at or above the limits with their paths, then padding."""
-    _, labels, scores, frees, _, _ = scratch
+    _, labels, scores, frees, numbers, _, _ = scratch
     out_labels, out_paths = out
-    n_paths, n_labels, n_keep = sizes
+    n_slots, n_labels, n_keep = sizes
     last_score, last_free, last_turned = limits
-    n_written = n_paths * 0
-    for start in range(0, n_paths, BLOCK):
-        path = start + tl.arange(0, BLOCK)
-        label = tl.load(labels + path, mask=path < n_paths, other=n_labels)
+    n_written = n_slots * 0
+    for start in range(0, n_slots, BLOCK):
+        slot = start + tl.arange(0, BLOCK)
+        label = tl.load(labels + slot, mask=slot < n_slots, other=n_labels)
         inside = label < n_labels
-        score = tl.load(scores + path, mask=inside, other=0)
-        free = tl.load(frees + path, mask=inside, other=0)
+        score = tl.load(scores + slot, mask=inside, other=0)
+        free = tl.load(frees + slot, mask=inside, other=0)
+        number = tl.load(numbers + slot, mask=inside, other=0)
         equal = (free > last_free) | ((free == last_free) & (n_labels - label >= last_turned))
         kept = inside & ((score > last_score) | ((score == last_score) & equal))
-        slot = n_written + tl.cumsum(kept.to(tl.int32), axis=0) - 1
-        tl.store(out_labels + slot, label.to(tl.int64), mask=kept & (slot < n_keep))
-        tl.store(out_paths + slot, path.to(tl.int64), mask=kept & (slot < n_keep))
+        place = n_written + tl.cumsum(kept.to(tl.int32), axis=0) - 1
+        tl.store(out_labels + place, label.to(tl.int64), mask=kept & (place < n_keep))
+        tl.store(out_paths + place, number.to(tl.int64), mask=kept & (place < n_keep))
         n_written += tl.sum(kept.to(tl.int32), axis=0)
     for start in range(0, n_keep, BLOCK):
-        slot = start + tl.arange(0, BLOCK)
-        empty = (slot >= n_written) & (slot < n_keep)
-        tl.store(out_labels + slot, slot.to(tl.int64) * 0 + n_labels, mask=empty)
-        tl.store(out_paths + slot, slot.to(tl.int64) * 0, mask=empty)
+        place = start + tl.arange(0, BLOCK)
+        empty = (place >= n_written) & (place < n_keep)
+        tl.store(out_labels + place, place.to(tl.int64) * 0 + n_labels, mask=empty)
+        tl.store(out_paths + place, place.to(tl.int64) * 0, mask=empty)
 
 
-@triton.jit(do_not_specialize=["n_rows", "n_beam", "n_wanted"])
+@triton.jit
+def _select(
+    scratch: tl.tensor,
+    out: tl.tensor,
+    sizes: tl.tensor,
+    n_found: tl.tensor,
+    BLOCK: tl.constexpr,
+) -> None:
+    """Write the K best of the labels that are left."""
+    _, labels, scores, frees, _, _, _ = scratch
+    n_slots, n_labels, n_keep = sizes
+    both = (n_slots, n_labels)
+    needed = tl.minimum(n_found, n_keep)
+    score, level, needed = _limit(labels, scores, frees, both, (0, 0), needed, 0, BLOCK)
+    free = needed * 0 - 2147483647  # below all: keep whatever has the last score
+    turned = needed * 0
+    if level > needed:
+        free, level, needed = _limit(labels, scores, frees, both, (score, 0), needed, 1, BLOCK)
+        if level > needed:
+            turned, level, needed = _limit(
+                labels, scores, frees, both, (score, free), needed, 2, BLOCK
+            )
+    _write_kept(scratch, out, sizes, (score, free, turned), BLOCK)
+
+
+@triton.jit(
+    do_not_specialize=[
+        "n_rows",
+        "n_beam",
+        "n_clusters",
+        "n_edges",
+        "n_labels",
+        "n_wanted",
+        "n_keep",
+        "n_listed",
+    ]
+)
 def _expand(
     beam: tl.tensor,
     beam_log: tl.tensor,
     edge_labels: tl.tensor,
     edge_log: tl.tensor,
     wanted: tl.tensor,
+    listed: tl.tensor,
+    tops: tl.tensor,
+    matches: tl.tensor,
+    n_matches: tl.tensor,
     table: tl.tensor,
     labels: tl.tensor,
     scores: tl.tensor,
     frees: tl.tensor,
+    numbers: tl.tensor,
     best: tl.tensor,
     first: tl.tensor,
     out_labels: tl.tensor,
@@ -336,69 +543,75 @@ def _expand(
     n_labels: tl.tensor,
     n_wanted: tl.tensor,
     n_keep: tl.tensor,
+    n_listed: tl.tensor,
     BLOCK: tl.constexpr,
-    LABEL_DIGITS: tl.constexpr,
+    LISTED: tl.constexpr,
 ) -> None:
     own = tl.program_id(0).to(tl.int64)
     n_paths = n_beam * n_edges
-    labels += own * n_paths
-    scores += own * n_paths
-    frees += own * n_paths
+    room = own * (n_paths + n_listed)
     scratch = (
         table + own * n_labels,
-        labels,
-        scores,
-        frees,
-        best + own * n_paths,
-        first + own * n_paths,
+        labels + room,
+        scores + room,
+        frees + room,
+        numbers + room,
+        best + room,
+        first + room,
     )
-    sizes = (n_paths, n_labels)
     for row in range(tl.program_id(0), n_rows, tl.num_programs(0)):
         at = own * 0 + row  # of 64 bits, and also where the interpreter gives a plain number
-        _walk_paths(
-            beam + at * n_beam,
-            beam_log + at * n_beam,
-            edge_labels,
-            edge_log,
-            scratch,
-            (n_beam, n_clusters, n_edges, n_labels),
-            BLOCK,
-        )
-        tl.debug_barrier()
-        _compete(scratch, n_paths, n_labels, False, BLOCK)
-        tl.debug_barrier()
-        _compete(scratch, n_paths, n_labels, True, BLOCK)
-        tl.debug_barrier()
-        _find_wanted(
-            scratch,
-            wanted + at * n_wanted,
-            out_wanted + at * n_wanted,
-            n_wanted,
-            n_paths,
-            n_labels,
-            128,
-        )
-        tl.debug_barrier()
-        n_found = _drop_losers(scratch, n_paths, n_labels, BLOCK)
-        tl.debug_barrier()
-
-        needed = tl.minimum(n_found, n_keep)
-        score, level, needed = _limit(labels, scores, frees, sizes, (0, 0), needed, 0, 4, BLOCK)
-        free = needed * 0 - 2147483647  # below all: keep whatever has the last score
-        turned = needed * 0
-        if level > needed:
-            free, level, needed = _limit(
-                labels, scores, frees, sizes, (score, 0), needed, 1, 4, BLOCK
+        listing = n_paths * 0
+        n_slots = n_paths
+        if LISTED:
+            listing += 1
+            n_slots = n_listed + tl.load(n_matches + at)
+        going = n_paths > 0
+        while going:
+            lowest = _walk_paths(
+                beam + at * n_beam,
+                beam_log + at * n_beam,
+                edge_labels,
+                edge_log,
+                (
+                    listed + at * n_listed,
+                    tops + at * n_listed,
+                    matches + at * n_paths,
+                    n_listed,
+                ),
+                scratch,
+                (n_slots, n_paths, n_clusters, n_edges, n_labels),
+                listing,
+                LISTED,
+                BLOCK,
             )
-            if level > needed:
-                turned, level, needed = _limit(
-                    labels, scores, frees, sizes, (score, free), needed, 2, LABEL_DIGITS, BLOCK
+            tl.debug_barrier()
+            _compete(scratch, n_slots, n_labels, False, BLOCK)
+            tl.debug_barrier()
+            _compete(scratch, n_slots, n_labels, True, BLOCK)
+            tl.debug_barrier()
+            _find_wanted(
+                scratch,
+                wanted + at * n_wanted,
+                out_wanted + at * n_wanted,
+                n_wanted,
+                n_slots,
+                n_labels,
+                128,
+            )
+            tl.debug_barrier()
+            n_found, n_above = _drop_losers(scratch, n_slots, n_labels, lowest, BLOCK)
+            tl.debug_barrier()
+            enough = (n_above >= n_keep) | (lowest == -2147483647) | (listing == 0)
+            if enough:
+                _select(
+                    scratch,
+                    (out_labels + at * n_keep, out_paths + at * n_keep),
+                    (n_slots, n_labels, n_keep),
+                    n_found,
+                    BLOCK,
                 )
-        _write_kept(
-            scratch,
-            (out_labels + at * n_keep, out_paths + at * n_keep),
-            (n_paths, n_labels, n_keep),
-            (score, free, turned),
-            BLOCK,
-        )
-        tl.debug_barrier()
+            tl.debug_barrier()
+            going = enough == 0  # a list too short: once more, with all paths
+            listing = listing * 0
+            n_slots = n_paths

@@ -14,7 +14,7 @@ import triton.language as tl
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from elias.kernels.triton_rows import RowPairs, row_programs, sum_of_row
+from elias.kernels.triton_rows import RowPairs, row_programs, sum_of_row, two_blocks
 from elias.kernels.update import AdamWRates
 
 
@@ -39,6 +39,7 @@ def adamw_pairs(
     *,
     step: int,
     rates: AdamWRates,
+    n_warps: int | None = None,
 ) -> None:
     """Sum each touched row's gradient over its pairs and update the row, all in place.
 
@@ -46,6 +47,10 @@ def adamw_pairs(
     """
     if not len(pairs.ids):
         return
+    compact = weight.element_size() == 2
+    # of few pairs a row, the more there are to skip for those that are not there
+    block_j = 4 if len(pairs.ids) > 2 * len(weight) else 2
+    block_a, block_b = two_blocks(weight.shape[1])
     _adamw_pairs[(row_programs(pairs),)](
         weight.detach(),
         bias.detach(),
@@ -63,10 +68,11 @@ def adamw_pairs(
         step,
         *_numbers(rates, step),
         ONE_VARIANCE=state.variance.shape[1] == 1 < weight.shape[1],
-        ROUND=weight.element_size() == 2,
-        BLOCK_J=4,
-        BLOCK_D=triton.next_power_of_2(weight.shape[1]),
-        num_warps=4,
+        ROUND=compact,
+        BLOCK_J=block_j,
+        BLOCK_A=block_a,
+        BLOCK_B=block_b,
+        num_warps=n_warps or (1 if compact else 2),
     )
 
 
@@ -124,11 +130,74 @@ def _numbers(rates: AdamWRates, step: int) -> tuple[float, ...]:
 
 
 @triton.jit
-def _round_by_chance(values: tl.tensor, seed: tl.tensor, places: tl.tensor) -> tl.tensor:
-    """Return float32 values in bfloat16: the neighbour above or below, on average the value."""
-    noise = tl.randint(seed, places).to(tl.int32) & 0xFFFF
-    bits = (values.to(tl.int32, bitcast=True) + noise) & -65536
+def _mixed(bits: tl.tensor) -> tl.tensor:
+    """Return 32 bits that depend on all of the given ones."""
+    bits = (bits ^ (bits >> 15)) * 3141592653
+    return (bits ^ (bits >> 12)) * 2718281829
+
+
+@triton.jit
+def _round_by_chance(values: tl.tensor, luck: tl.tensor, places: tl.tensor) -> tl.tensor:
+    """Return float32 values in bfloat16: the neighbour above or below, on average the value.
+
+    A row's luck is one number; a weight's is drawn from that and its place, with few operations.
+    """
+    noise = luck + places.to(tl.uint32) * 2654435769
+    noise = (noise ^ (noise >> 15)) * 1414213563
+    bits = (values.to(tl.uint32, bitcast=True) + (noise >> 16)) & 4294901760
     return bits.to(tl.float32, bitcast=True).to(tl.bfloat16)
+
+
+@triton.jit
+def _move_block(
+    weight: tl.tensor,
+    mean: tl.tensor,
+    variance: tl.tensor,
+    w: tl.tensor,
+    m: tl.tensor,
+    g: tl.tensor,
+    d: tl.tensor,
+    inside: tl.tensor,
+    numbers: tl.tensor,
+    luck: tl.tensor,
+    ONE_VARIANCE: tl.constexpr,
+    ROUND: tl.constexpr,
+) -> None:
+    """Apply AdamW to one block of a row whose gradient is ``g``; all pointers are the row's."""
+    fade1, fade2, shrink, rate, eps, new1, new2, correction, pace = numbers
+    m = fade1 * m.to(tl.float32) + new1 * g
+    w = shrink * w.to(tl.float32)
+    if ONE_VARIANCE:
+        w -= pace * m
+    else:
+        v = fade2 * tl.load(variance + d, mask=inside, other=0.0) + new2 * g * g
+        tl.store(variance + d, v, mask=inside)
+        w -= rate * m / (tl.sqrt(v * correction) + eps)
+    if ROUND:
+        tl.store(mean + d, m.to(tl.bfloat16), mask=inside)
+        tl.store(weight + d, _round_by_chance(w, luck, d), mask=inside)
+    else:
+        tl.store(mean + d, m, mask=inside)
+        tl.store(weight + d, w, mask=inside)
+
+
+@triton.jit
+def _move_bias(
+    bias: tl.tensor,
+    bias_mean: tl.tensor,
+    bias_variance: tl.tensor,
+    loaded: tl.tensor,
+    g: tl.tensor,
+    numbers: tl.tensor,
+) -> None:
+    """Apply AdamW to a row's bias, which does not decay."""
+    fade1, fade2, _, rate, eps, new1, new2, correction, _ = numbers
+    w, m, v = loaded
+    m = fade1 * m + new1 * g
+    v = fade2 * v + new2 * g * g
+    tl.store(bias_mean, m)
+    tl.store(bias_variance, v)
+    tl.store(bias, w - rate * m / (tl.sqrt(v * correction) + eps))
 
 
 @triton.jit(do_not_specialize=["step"])
@@ -162,47 +231,96 @@ def _adamw_pairs(
     ONE_VARIANCE: tl.constexpr,
     ROUND: tl.constexpr,
     BLOCK_J: tl.constexpr,
-    BLOCK_D: tl.constexpr,
+    BLOCK_A: tl.constexpr,
+    BLOCK_B: tl.constexpr,
 ) -> None:
-    d = tl.arange(0, BLOCK_D)
-    inside = d < dim
-    for i in range(tl.program_id(0), tl.load(n_heads), tl.num_programs(0)):
-        head = tl.load(heads + i)
-        row = tl.load(ids + head).to(tl.int64)
+    a = tl.arange(0, BLOCK_A)
+    b = BLOCK_A + tl.arange(0, BLOCK_B)
+    in_a = a < dim
+    in_b = b < dim
+    own = tl.program_id(0)
+    n_own = tl.load(n_heads)
+    head = tl.load(heads + own, mask=own < n_own, other=0)
+    row = tl.load(ids + head).to(tl.int64)
+    for i in range(own, n_own, tl.num_programs(0)):
+        # which row is next is known before this one is done
+        follows = i + tl.num_programs(0)
+        next_head = tl.load(heads + follows, mask=follows < n_own, other=0)
+        next_row = tl.load(ids + next_head).to(tl.int64)
         if row < n_rows:
-            g, bias_g = sum_of_row(
-                ids, order, coefficients, vectors, head, n_pairs, per_vector, dim, BLOCK_J, BLOCK_D
+            # asked for before the gradient, so that they arrive while that is summed
+            own_weight = weight + row * dim
+            own_mean = mean + row * dim
+            w_a = tl.load(own_weight + a, mask=in_a, other=0.0)
+            w_b = tl.load(own_weight + b, mask=in_b, other=0.0)
+            m_a = tl.load(own_mean + a, mask=in_a, other=0.0)
+            m_b = tl.load(own_mean + b, mask=in_b, other=0.0)
+            before = tl.load(last_step + row)
+            of_bias = (
+                tl.load(bias + row),
+                tl.load(bias_mean + row),
+                tl.load(bias_variance + row),
             )
-            skipped = (step - tl.load(last_step + row)).to(tl.float32)
-            fade1 = tl.exp2(skipped * log_fade1)
-            fade2 = tl.exp2(skipped * log_fade2)
-            at = row * dim + d
-            m = tl.load(mean + at, mask=inside, other=0.0).to(tl.float32)
-            m = fade1 * m + new1 * g
-            if ONE_VARIANCE:
-                v = fade2 * tl.load(variance + row) + new2 * (tl.sum(g * g, axis=0) / dim)
-                tl.store(variance + row, v)
-            else:
-                v = fade2 * tl.load(variance + at, mask=inside, other=0.0) + new2 * g * g
-                tl.store(variance + at, v, mask=inside)
-            w = tl.load(weight + at, mask=inside, other=0.0).to(tl.float32)
-            w = tl.exp2(skipped * log_shrink) * w
-            w = w - rate * m / (tl.sqrt(v * correction) + eps)
-            if ROUND:
-                tl.store(mean + at, m.to(tl.bfloat16), mask=inside)
-                places = row.to(tl.int32) * BLOCK_D + d  # may wrap: two rows then share their luck
-                tl.store(weight + at, _round_by_chance(w, step, places), mask=inside)
-            else:
-                tl.store(mean + at, m, mask=inside)
-                tl.store(weight + at, w, mask=inside)
+            own_variance = variance + row * (1 if ONE_VARIANCE else dim)
+            v = tl.load(own_variance)
 
-            bm = fade1 * tl.load(bias_mean + row) + new1 * bias_g
-            bv = fade2 * tl.load(bias_variance + row) + new2 * bias_g * bias_g
-            b = tl.load(bias + row) - rate * bm / (tl.sqrt(bv * correction) + eps)
-            tl.store(bias_mean + row, bm)
-            tl.store(bias_variance + row, bv)
-            tl.store(bias + row, b)
+            g_a, g_b, bias_g = sum_of_row(
+                ids,
+                order,
+                coefficients,
+                vectors,
+                head,
+                n_pairs,
+                per_vector,
+                dim,
+                BLOCK_J,
+                BLOCK_A,
+                BLOCK_B,
+            )
+            skipped = (step - before).to(tl.float32)
+            fade1, fade2 = tl.exp2(skipped * log_fade1), tl.exp2(skipped * log_fade2)
+            shrink = tl.exp2(skipped * log_shrink)
+            pace = rate
+            if ONE_VARIANCE:
+                square = tl.sum(g_a * g_a, axis=0) + tl.sum(g_b * g_b, axis=0)
+                v = fade2 * v + new2 * (square / dim)
+                tl.store(own_variance, v)
+                pace = rate / (tl.sqrt(v * correction) + eps)
+            luck = _mixed(row.to(tl.uint32) * 2654435769 + _mixed(step.to(tl.uint32)))
+            numbers = (fade1, fade2, shrink, rate, eps, new1, new2, correction, pace)
+            _move_block(
+                own_weight,
+                own_mean,
+                own_variance,
+                w_a,
+                m_a,
+                g_a,
+                a,
+                in_a,
+                numbers,
+                luck,
+                ONE_VARIANCE,
+                ROUND,
+            )
+            _move_block(
+                own_weight,
+                own_mean,
+                own_variance,
+                w_b,
+                m_b,
+                g_b,
+                b,
+                in_b,
+                numbers,
+                luck,
+                ONE_VARIANCE,
+                ROUND,
+            )
+
+            _move_bias(bias + row, bias_mean + row, bias_variance + row, of_bias, bias_g, numbers)
             tl.store(last_step + row, step)
+        head = next_head
+        row = next_row
 
 
 @triton.jit(do_not_specialize=["step"])

