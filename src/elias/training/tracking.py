@@ -222,17 +222,22 @@ def _room(folder: Path, config: EliasConfig, run: Run, *, overwrite: bool) -> It
     except BaseException:
         with suppress(Exception):  # what went wrong first matters more
             checkpoints.join()
-        replaced = (folder / _REPLACED / MODEL_FOLDER).exists()
-        if run.can_go_on:
-            if not replaced:
-                shutil.rmtree(folder / _REPLACED, ignore_errors=True)
-            raise
-        if replaced or not run.has_trained:
-            _take_back(folder)
-            _move(folder / _REPLACED, folder)
-        shutil.rmtree(folder / _REPLACED, ignore_errors=True)
+        _clear_up(folder, run)
         raise
     shutil.rmtree(folder / _REPLACED, ignore_errors=True)
+
+
+def _clear_up(folder: Path, run: Run) -> None:
+    """Leave of a run that failed what can go on, or is worth a look, and what it was to replace."""
+    aside = folder / _REPLACED
+    replaces_finished = (aside / MODEL_FOLDER).exists()
+    if not (folder / MODEL_FOLDER).exists():
+        if run.can_go_on and replaces_finished:
+            return
+        if not run.can_go_on and (replaces_finished or not run.has_trained):
+            _take_back(folder)
+            _move(aside, folder)
+    shutil.rmtree(aside, ignore_errors=True)
 
 
 class _LogFile(logging.FileHandler):
