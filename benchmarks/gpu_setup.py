@@ -84,7 +84,8 @@ class Rows(TextEncoder):
         return set()
 
     def forward(self, batch):
-        return self.vectors[: len(batch)]
+        # a copy, as any encoder's φ is: gradients may wait for it while the vectors move
+        return self.vectors[: len(batch)].clone()
 
 
 def bert_base(n_tokens, device, compiled="off", *, layers=12, width=DIM):
