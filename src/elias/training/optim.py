@@ -260,6 +260,7 @@ def _gradient_of(held: Mapping[str, Tensor], parameter: nn.Parameter) -> Tensor:
         parameter.shape,
         device=parameter.device,
         is_coalesced=bool(held["coalesced"]),
+        check_invariants=True,
     )
 
 
