@@ -33,6 +33,7 @@ SECTIONS = {
     "rerank": RerankConfig,
     "ensemble": tree.EnsembleConfig,
     "eval": tree.EvalConfig,
+    "checkpoint": tree.CheckpointConfig,
 }
 PLAIN = {"int": "whole number", "float": "number", "str": "text", "bool": "true or false"}
 

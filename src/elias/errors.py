@@ -34,6 +34,14 @@ class RunError(EliasError):
     """A run folder that is in the way, or training that cannot go on."""
 
 
+class Interrupted(KeyboardInterrupt):
+    """A run that was asked to stop, by Ctrl-C or SIGTERM; its text says what is left of it."""
+
+    def __init__(self, message: str = "", *, signal_number: int = 2) -> None:
+        super().__init__(*([message] if message else []))
+        self.signal_number = signal_number
+
+
 _COMPARED = 5_000  # names: more would take seconds
 
 

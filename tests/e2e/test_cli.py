@@ -215,7 +215,7 @@ def test_overwrite_replaces_a_run(corpus_folder, tmp_path):
     assert Elias.from_pretrained(tmp_path / "run", device="cpu").config.seed == 3
 
 
-def test_an_interrupted_run_has_no_model_and_the_same_command_starts_over(corpus_folder, tmp_path):
+def test_an_interrupted_run_has_no_model_and_the_same_command_goes_on(corpus_folder, tmp_path):
     out = tmp_path / "run"
     command = ["train", corpus_folder, "--out", out, *SMALL, "--set", "stages.stage2.epochs=60"]
     process = start_elias(*command, stdout=subprocess.PIPE)
@@ -233,11 +233,12 @@ def test_an_interrupted_run_has_no_model_and_the_same_command_starts_over(corpus
     assert process.returncode == 130
     assert printed == b""
     assert b"Traceback" not in said
-    assert said.decode().splitlines()[-1] == (
-        f"interrupted: {out}/model was not written; the same command starts the run over"
-    )
+    last = said.decode().splitlines()[-1]
+    assert last.startswith(f"interrupted: {out}/model was not written: stopped after stage")
+    assert last.endswith("; the same command goes on from the last checkpoint")
+    assert last.split("stopped after ")[1].split(";")[0] in told.err
     left.discard("partition.npy")  # there if stage 1 was over when the signal came
-    assert left == {"config.json", "metrics.jsonl", "train.log"}
+    assert left == {"checkpoints", "config.json", "metrics.jsonl", "train.log"}
     assert told.code == 0
     assert (out / "model").is_dir()
 

@@ -402,6 +402,37 @@ def test_a_model_trained_by_the_kernels_is_the_one_trained_without(learned, inde
         torch.testing.assert_close(one, other, rtol=1e-3, atol=1e-4, msg=lambda m, n=name: n + m)
 
 
+@pytest.mark.parametrize(("learned", "stop"), [(True, 3), (False, 2)])
+def test_an_optimizer_by_the_kernels_goes_on_from_its_state(learned, stop, monkeypatch):
+    monkeypatch.setattr(optim, "runs_triton", lambda _: True)
+    stage = StageConfig(index_every=2, learn_graph=learned, label_eps=1e-3, edge_lr=0.01)
+
+    def train(model, optimizer, steps):
+        for step in steps:
+            found = model.losses(
+                *make_batch(10 * step, model),
+                shortlist_weight=0.3,
+                mean=False,
+                gradients=optimizer.gradients,
+            )
+            found.total.backward()
+            optimizer.step(1.0)
+
+    whole, first, second = (make_model(7, learned=learned) for _ in range(3))
+    train(whole, Optimizer(whole, stage), range(4))
+    optimizer = Optimizer(first, stage)
+    train(first, optimizer, range(stop))
+    state = {name: tensor.clone() for name, tensor in optimizer.state().items()}
+    second.load_state_dict(first.state_dict())
+    optimizer = Optimizer(second, stage)
+
+    optimizer.restore(state)
+    train(second, optimizer, range(stop, 4))
+
+    for (name, one), other in zip(whole.named_parameters(), second.parameters(), strict=True):
+        assert torch.equal(one, other), name
+
+
 def rerun(work):
     """Stand in for a CUDA graph: do the work again, and leave the results in the same memory."""
     found = work()

@@ -79,14 +79,14 @@ def _config(synthetic: bool) -> EliasConfig:
 
 def _is_finished(run: Path, config: EliasConfig) -> bool:
     """Say whether the run folder has a model of just this configuration."""
-    from elias.config import read_tree
+    from elias.config import decisive, read_tree
     from elias.errors import ConfigError
     from elias.training.tracking import CONFIG_FILE, MODEL_FOLDER
 
     if not (run / MODEL_FOLDER).is_dir():
         return False
     try:
-        return read_tree(run / CONFIG_FILE) == config.to_dict()
+        return decisive(read_tree(run / CONFIG_FILE)) == decisive(config.to_dict())
     except ConfigError:
         return False
 

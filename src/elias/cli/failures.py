@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import sys
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
@@ -10,14 +11,15 @@ from typing import TYPE_CHECKING
 import typer
 
 from elias.cli import talk
-from elias.errors import EliasError
+from elias.errors import EliasError, Interrupted
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
 USER_MISTAKE = 2
-INTERRUPTED = 130
+SIGNALLED = 128
+"""What a shell adds to the number of the signal that ended a program: 130 is ^C."""
 CLOSED_PIPE = 141
 """What a shell gives a program that a closed pipe ended (128 + SIGPIPE)."""
 
@@ -41,18 +43,25 @@ def explained() -> Iterator[None]:
         raise typer.Exit(USER_MISTAKE) from error
     except KeyboardInterrupt as interrupt:
         typer.echo(": ".join(["interrupted", *map(str, interrupt.args)]), err=True)
-        raise typer.Exit(INTERRUPTED) from None
+        number = getattr(interrupt, "signal_number", signal.SIGINT)
+        raise typer.Exit(SIGNALLED + number) from None
 
 
 @contextmanager
-def training(run: Path | None) -> Iterator[None]:
-    """Have an interrupt say what it leaves of a training run."""
+def training(run: Path | None, *, overwrite: bool = False) -> Iterator[None]:
+    """Have an interrupt say what it leaves of a training run, and how to go on."""
     try:
         yield
-    except KeyboardInterrupt:
-        raise KeyboardInterrupt(
-            f"{run}/model was not written; the same command starts the run over"
-        ) from None
+    except KeyboardInterrupt as interrupt:
+        from elias.training.tracking import can_go_on
+
+        left = ": ".join([f"{run}/model was not written", *map(str, interrupt.args)])
+        again = "the same command" + (" without --overwrite" if overwrite else "")
+        how = f"{again} goes on from the last checkpoint"
+        if run is None or not can_go_on(run):
+            how = "the same command starts the run over"
+        number = getattr(interrupt, "signal_number", signal.SIGINT)
+        raise Interrupted(f"{left}; {how}", signal_number=number) from None
 
 
 def _tell(problem: str) -> None:

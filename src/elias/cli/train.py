@@ -58,7 +58,10 @@ def train(  # noqa: PLR0913 - each is an option of its own
         bool, typer.Option("--dry-run", help="Print the resolved configuration and stop.")
     ] = False,
 ) -> None:
-    """Train on a corpus; RUN/model appears when all is done."""
+    """Train on a corpus; RUN/model appears when all is done.
+
+    A run that was stopped goes on from its last checkpoint when the same command is run again.
+    """
     if out is None and not dry_run:
         raise typer.BadParameter("a run folder is needed (or --dry-run)", param_hint="--out")
     chosen = chosen_config(preset, config, changes or [])
@@ -78,7 +81,7 @@ def train(  # noqa: PLR0913 - each is an option of its own
         talk.note(f"parameters: {n_parameters(resolved, corpus, start):,}; nothing was written")
         typer.echo(json.dumps(resolved.to_dict(), indent=2, ensure_ascii=False))
         return
-    with training(out):
+    with training(out, overwrite=overwrite):
         model = fit(resolved, corpus, out=out, device=device, init_from=start, overwrite=overwrite)
     show_stages(model)
     typer.echo(f"{out}/model")

@@ -4,12 +4,14 @@ Precedence: defaults < preset < ``--config FILE`` < ``--set key=value``. A size 
 derived from the data by `EliasConfig.resolve`, and the resolved tree is what a run writes down.
 """
 
+from elias.config.differences import decisive, first_difference
 from elias.config.presets import preset_names, preset_summary, preset_tree
 from elias.config.reading import merge, parse_override, read_tree
 from elias.config.rerank import RerankConfig
 from elias.config.tree import (
     DEFAULT_STAGES,
     ONE_VS_ALL_STAGES,
+    CheckpointConfig,
     EliasConfig,
     EncoderConfig,
     EnsembleConfig,
@@ -22,6 +24,7 @@ from elias.config.tree import (
 __all__ = [
     "DEFAULT_STAGES",
     "ONE_VS_ALL_STAGES",
+    "CheckpointConfig",
     "EliasConfig",
     "EncoderConfig",
     "EnsembleConfig",
@@ -30,6 +33,8 @@ __all__ = [
     "LossConfig",
     "RerankConfig",
     "StageConfig",
+    "decisive",
+    "first_difference",
     "merge",
     "parse_override",
     "preset_names",

@@ -241,6 +241,32 @@ class EvalConfig:
         need(self.patience >= 0, f"eval.patience must be >= 0, not {self.patience}")
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CheckpointConfig:
+    """What is kept of a run while it trains, so that it goes on after a stop.
+
+    None of it changes the model. Whatever is set here, a checkpoint is written at the end of each
+    stage and when a run is interrupted.
+    """
+
+    minutes: float = 10.0
+    """Write a checkpoint after this many minutes; 0: not by time."""
+    steps: int | None = None
+    """Write a checkpoint after this many steps too."""
+    keep: int = 2
+    """How many checkpoints are kept, the newest; 0: none is written."""
+
+    def __post_init__(self) -> None:
+        """Check each value by itself."""
+        need(
+            self.minutes >= 0 and math.isfinite(self.minutes),
+            f"checkpoint.minutes must be >= 0, not {self.minutes}",
+        )
+        steps = self.steps
+        need(steps is None or steps >= 1, f"checkpoint.steps must be >= 1 or none, not {steps}")
+        need(self.keep >= 0, f"checkpoint.keep must be >= 0, not {self.keep}")
+
+
 DEFAULT_STAGES = (
     StageConfig(name="stage1", epochs=4),
     StageConfig(name="stage2", epochs=8, learn_graph=True, cluster_lr=5e-3, label_lr=8e-3),
@@ -277,6 +303,7 @@ class EliasConfig:
     rerank: RerankConfig = field(default_factory=RerankConfig)
     ensemble: EnsembleConfig = field(default_factory=EnsembleConfig)
     eval: EvalConfig = field(default_factory=EvalConfig)
+    checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
 
     def __post_init__(self) -> None:
         """Check what needs more than one value."""

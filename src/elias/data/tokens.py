@@ -6,13 +6,15 @@ import hashlib
 import logging
 import os
 import shutil
-import tempfile
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
+
+from elias.data.staging import staged_folder
+from elias.errors import DataError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -98,7 +100,7 @@ def cached(
     try:
         _store(tokens, folder)
         _forget_oldest(folder.parent)
-    except OSError as error:  # a full or read-only disk must not stop the run
+    except (OSError, DataError) as error:  # a full or read-only disk must not stop the run
         logger.warning("tokenised texts not kept in %s: %s", folder, error)
         return tokens
     return _load(folder, len(texts)) or tokens
@@ -126,19 +128,13 @@ def _load(folder: Path, n_texts: int) -> Tokens | None:
 
 
 def _store(tokens: Tokens, folder: Path) -> None:
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    temporary = Path(tempfile.mkdtemp(prefix=".writing-", dir=folder.parent))
-    try:
-        np.save(temporary / "offsets.npy", tokens.offsets)
-        np.save(temporary / "ids.npy", tokens.ids)
-        np.save(temporary / "truncated.npy", np.int64(tokens.n_truncated))
+    # one that is there is broken, or another run was quicker
+    with staged_folder(folder, overwrite=True) as staging:
+        np.save(staging / "offsets.npy", tokens.offsets)
+        np.save(staging / "ids.npy", tokens.ids)
+        np.save(staging / "truncated.npy", np.int64(tokens.n_truncated))
         no_weights = np.empty(0, dtype=np.float32)
-        np.save(temporary / "weights.npy", no_weights if tokens.weights is None else tokens.weights)
-        if folder.exists():  # broken, or another run was quicker
-            shutil.rmtree(folder, ignore_errors=True)
-        temporary.rename(folder)
-    finally:
-        shutil.rmtree(temporary, ignore_errors=True)
+        np.save(staging / "weights.npy", no_weights if tokens.weights is None else tokens.weights)
 
 
 def _forget_oldest(root: Path) -> None:

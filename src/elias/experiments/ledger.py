@@ -17,8 +17,8 @@ import torch
 
 import elias
 from elias.analysis.axes import standalone
+from elias.config import decisive, first_difference
 from elias.errors import RunError
-from elias.experiments.differences import first_difference
 from elias.experiments.rows import Line, Row, summarise
 from elias.pipeline import pick_device
 from elias.training.tracking import write_json
@@ -89,10 +89,10 @@ class _Ledger:
             self.done = {entry["name"]: entry for entry in entries}
 
     def _difference(self, before: Mapping[str, Any]) -> str:
-        config = self.plan.setting.config.to_dict()
+        config = decisive(self.plan.setting.config.to_dict())
         changed = first_difference(
             {**config, "seed": None},
-            {**before["config"], "seed": None},  # seeds are told apart
+            {**decisive(before["config"]), "seed": None},  # seeds are told apart
         )
         if changed:
             return f"was made with another configuration ({changed})"

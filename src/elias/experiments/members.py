@@ -7,7 +7,7 @@ from copy import copy
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from elias.config import EnsembleConfig
+from elias.config import EnsembleConfig, decisive
 from elias.errors import ConfigError
 from elias.experiments.measuring import component_rows, judged, model_ms
 from elias.experiments.models import Models
@@ -75,7 +75,10 @@ class OwnModel:
         together = Task(
             name=run_name(ENSEMBLE, seed),
             title=f"the ensemble of {self.members}, seed {seed}",
-            decided_by={"members": [c.to_dict() for c in runs.values()], "timed": self.timed},
+            decided_by={
+                "members": [decisive(c.to_dict()) for c in runs.values()],
+                "timed": self.timed,
+            },
             measure=lambda: self._ensemble(seed),
         )
         return [*alone, together]
@@ -85,7 +88,11 @@ class OwnModel:
         return Task(
             name=name,
             title=f"{which}, seed {seed}",
-            decided_by={"config": config.to_dict(), "timed": self.timed, "stages": self.stages},
+            decided_by={
+                "config": decisive(config.to_dict()),
+                "timed": self.timed,
+                "stages": self.stages,
+            },
             measure=lambda: self._single(name, config, member),
         )
 

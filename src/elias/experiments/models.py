@@ -8,9 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from elias.config import read_tree
+from elias.config import decisive, first_difference, read_tree
 from elias.errors import ConfigError, RunError
-from elias.experiments.differences import first_difference
 from elias.pipeline import Elias, train
 from elias.pipeline.folder import MEMBERS_FOLDER, RANKER_FOLDER
 from elias.pipeline.predictor import ENSEMBLE
@@ -81,7 +80,7 @@ class Models:
             held = self._held(name)
             if held is None:
                 continue
-            changed = first_difference(config.to_dict(), held)
+            changed = first_difference(decisive(config.to_dict()), held)
             if changed:
                 raise RunError(
                     f"{self._folder(name)}: was trained with another configuration ({changed}); "
@@ -120,13 +119,13 @@ class Models:
     def _held(self, name: str) -> dict[str, Any] | None:
         """Return the configuration of the run that has this name; None where there is none."""
         try:
-            return read_tree(self._folder(name) / CONFIG_FILE)
+            return decisive(read_tree(self._folder(name) / CONFIG_FILE))
         except ConfigError:
             return None
 
     def _is_finished(self, name: str, config: EliasConfig) -> bool:
         there = (self._folder(name) / MODEL_FOLDER).is_dir()
-        return there and self._held(name) == config.to_dict()
+        return there and self._held(name) == decisive(config.to_dict())
 
     def _is_of_this_corpus(self, facts: Mapping[str, Any]) -> bool:
         same: bool = facts.get("corpus") == self.setting.data["fingerprint"]

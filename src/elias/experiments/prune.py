@@ -8,6 +8,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from elias.config import decisive
 from elias.errors import ConfigError
 from elias.experiments.drawing import losses
 from elias.experiments.measuring import judged, model_ms, single_component
@@ -145,7 +146,7 @@ class _Source:
             name=f"{cut.name}-seed{seed}",
             title=f"edges kept: {cut.title}, seed {seed}",
             decided_by={
-                "config": self.setting.seeded(seed).to_dict(),
+                "config": decisive(self.setting.seeded(seed).to_dict()),
                 "model": facts,
                 "cut": cut.name,
                 "component": component,

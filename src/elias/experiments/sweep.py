@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import TYPE_CHECKING
 
+from elias.config import decisive
 from elias.errors import ConfigError
 from elias.experiments.drawing import curves
 from elias.experiments.measuring import judged, model_ms, single_component
@@ -111,7 +112,7 @@ class _Sweep:
             name=f"{self.name}={value:.12g}-seed{seed}",
             title=f"{self.parameter.symbol} = {value:g}, seed {seed}",
             decided_by={
-                "config": config.to_dict(),
+                "config": decisive(config.to_dict()),
                 "component": self.component,
                 self.name: value,
             },

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from elias.analysis.facts import COMPONENTS
 from elias.baselines import one_vs_all
+from elias.config import decisive
 from elias.experiments.measuring import component_rows
 from elias.experiments.members import run_name
 from elias.experiments.plan import Task
@@ -45,7 +46,7 @@ class Twin:
             Task(
                 name=name,
                 title=f"{self.title}, seed {seed}",
-                decided_by={"config": config.to_dict(), "timed": self.timed},
+                decided_by={"config": decisive(config.to_dict()), "timed": self.timed},
                 measure=lambda: self._measure(name, config),
             )
         ]

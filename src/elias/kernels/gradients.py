@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
@@ -44,6 +46,30 @@ class IndexGradients:
             return pairs[0]
         labels, coefficients, embeddings = (torch.cat(parts) for parts in zip(*pairs, strict=True))
         return labels, coefficients, embeddings
+
+    def state(self) -> dict[str, Tensor]:
+        """Return what was noted since the last update, by name."""
+        found = {
+            f"pairs.{number}.{part}": tensor
+            for number, pair in enumerate(self._pairs)
+            for part, tensor in enumerate(pair)
+        }
+        if self.by_edge is not None and self.touched is not None:
+            found |= {"by_edge": self.by_edge, "touched": self.touched}
+        return found
+
+    def restore(self, state: Mapping[str, Tensor], device: torch.device) -> None:
+        """Go on from what `state` returned."""
+        if self.by_edge is not None and self.touched is not None:
+            self.by_edge.copy_(state["by_edge"])
+            self.touched.copy_(state["touched"])
+        n_pairs = sum(name.startswith("pairs.") for name in state) // 3
+        self._pairs = []
+        for number in range(n_pairs):
+            labels, coefficients, embedding = (
+                state[f"pairs.{number}.{part}"].to(device) for part in range(3)
+            )
+            self._pairs.append((labels, coefficients, embedding))
 
     def take_last_pairs(self) -> tuple[Tensor, Tensor, Tensor]:
         """Return what was noted last, and forget it."""

@@ -117,7 +117,7 @@ def staged_model(folder: str | Path, *, overwrite: bool = False) -> Iterator[Pat
             yield staging
     except DataError as error:
         raise ModelError(str(error)) from error
-    except OSError as error:
+    except (OSError, SafetensorError) as error:
         raise ModelError(f"{folder}: cannot be written: {quoted(error)}") from error
 
 

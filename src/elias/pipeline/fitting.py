@@ -21,6 +21,7 @@ from elias.pipeline.inputs import bag_of_words, cached_tokens, input_of
 from elias.pipeline.predictor import CALIBRATE, ENSEMBLE, RERANK, Elias
 from elias.pipeline.reranking import check_rerank
 from elias.pipeline.resources import memory_explained, pick_device, threads_shared
+from elias.pipeline.resuming import keep_member, keeper_of, parts_of, take_up
 from elias.rerank.reranker import Candidates, Reranker
 from elias.training.loop import EpochReport, Points
 from elias.training.stages import StageSequence
@@ -29,12 +30,15 @@ from elias.training.tracking import Run, check_folder, open_run
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
+    from scipy.sparse import csr_matrix
+
     from elias.config import EliasConfig, StageConfig
     from elias.data.corpus import Corpus, Split
     from elias.data.tokens import Tokens
     from elias.model.elias import EliasModel
     from elias.model.encoder import TextEncoder
     from elias.predictions import Predictions
+    from elias.training.checkpoints import Checkpoint
 
 logger = logging.getLogger(__name__)
 
@@ -59,7 +63,7 @@ def train(
         config: What to train; sizes left open are derived from the corpus.
         corpus: The points; without a validation split one is held out of the training split.
         out: The run folder: ``config.json``, ``metrics.jsonl``, ``train.log``, and, when all is
-            done, ``model/``.
+            done, ``model/``. A run that was stopped there goes on from its last checkpoint.
         device: ``auto`` takes a GPU if there is one.
         init_from: A model to start from; it stays as it is. Its encoder is taken, with its sizes
             and its vocabulary or tokenizer. If the labels are its own, so are its clusters and
@@ -82,22 +86,36 @@ def train(
     folder = None if out is None else Path(out)
     check_plan(config, folder, overwrite=overwrite)
     config = starting_config(config, init_from).resolve(len(corpus.train), corpus.n_labels)
+    where = pick_device(device)
+    made_of = {} if folder is None else parts_of(corpus, init_from, where)
     with (
         threads_shared(),
-        open_run(folder, config, overwrite=overwrite) as run,
+        open_run(folder, config, overwrite=overwrite, made_of=made_of) as run,
         memory_explained("training"),
     ):
-        where = pick_device(device)
-        first, *others = [
-            _Training(config.member(number), corpus, run.member(number), where, init_from).run_all()
-            for number in range(config.ensemble.members)
-        ]
+        first, *others = _members(config, corpus, run, where, init_from)
         model = _together(config, first, others, corpus, run) if others else first
         _learn_probabilities(model, corpus, run)
         if run.model_folder is not None:
             with run.timed("save"):
                 model.save_pretrained(run.model_folder)
         return model
+
+
+def _members(
+    config: EliasConfig, corpus: Corpus, run: Run, device: torch.device, init_from: Elias | None
+) -> list[Elias]:
+    """Return all members, those of a run that was stopped as they are, the others trained."""
+    n_members = config.ensemble.members
+    members, checkpoint = take_up(run, n_members, device)
+    for number in range(len(members), n_members):
+        own = run.member(number)
+        training = _Training(config.member(number), corpus, own, device, init_from)
+        members.append(training.run_all(checkpoint))
+        checkpoint = None
+        if n_members > 1:
+            keep_member(own, members[-1])
+    return members
 
 
 def _together(
@@ -187,20 +205,16 @@ class _Training:
         self.held_out: Split | None = None
         self.metrics: dict[str, dict[str, dict[str, float]]] = {}
 
-    def run_all(self) -> Elias:
-        """Train, and return the model with what is known of its making."""
+    def run_all(self, resumed: Checkpoint | None = None) -> Elias:
+        """Train, and return the model with what is known of its making.
+
+        From a checkpoint too, the corpus is made ready from the start: that gives the same again.
+        """
+        self.metrics = self.run.metrics()
         with torch.random.fork_rng(devices=_forked(self.device)):
             torch.manual_seed(self.config.member_seed)
-            train_split, self.held_out = validation_split(self.corpus, self.config)
-            with self.run.timed("encoder"):
-                encoder = self._encoder(train_split)
-            with self.run.timed("tokens"):
-                self.tokens = {
-                    name: cached_tokens(split, encoder)
-                    for name, split in self._split_by_name(train_split).items()
-                }
-                bow = bag_of_words(train_split)
-            self._report_data(train_split)
+            with self.run.redoing(resumed is not None):
+                train_split, encoder, bow = self._made_ready()
             stages = StageSequence(
                 config=self.config,
                 encoder=encoder,
@@ -211,14 +225,29 @@ class _Training:
                 report_epoch=self._report_epoch,
                 report_stage=self._report_stage,
                 timed=self.run.timed,
+                keeper=keeper_of(self.run),
             )
             first_encoder = self._first_encoder(encoder)
-            model = self._elias(stages.run(self._first_model(encoder)))
+            model = self._elias(stages.run(self._first_model(encoder), resumed))
         model.first_encoder = first_encoder
         if self.config.rerank.enabled:
             self._add_reranker(model, train_split)
         model.facts["timings"] = _rounded(self.run.timings)
         return model
+
+    def _made_ready(self) -> tuple[Split, TextEncoder, csr_matrix]:
+        """Return the points to train on, the encoder and bags of words; tokenise all points."""
+        train_split, self.held_out = validation_split(self.corpus, self.config)
+        with self.run.timed("encoder"):
+            encoder = self._encoder(train_split)
+        with self.run.timed("tokens"):
+            self.tokens = {
+                name: cached_tokens(split, encoder)
+                for name, split in self._split_by_name(train_split).items()
+            }
+            bow = bag_of_words(train_split)
+        self._report_data(train_split)
+        return train_split, encoder, bow
 
     def _first_encoder(self, encoder: TextEncoder) -> TextEncoder | None:
         """Return a copy of the encoder as it is before training, where the ranker reads that."""

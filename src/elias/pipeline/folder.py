@@ -90,7 +90,7 @@ def model_folder(folder: Path) -> Path:
     if (folder / METRICS_FILE).exists():
         raise ModelError(
             f"{folder}: the run is not finished, so it has no model yet; "
-            "the same `elias train` command trains it again"
+            "the same `elias train` command goes on with it"
         )
     return folder
 

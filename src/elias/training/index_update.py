@@ -7,8 +7,11 @@ from typing import TYPE_CHECKING
 import torch
 
 from elias.kernels.gradients import IndexGradients
+from elias.training.checkpoints import prefixed, under
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from torch import Tensor
 
     from elias.kernels.update import AdamWRates
@@ -36,6 +39,21 @@ class IndexUpdate:
         self._move_labels(step, labels)
         if self._model.graph.learned:
             self._move_edges(step, edges)
+
+    def state(self) -> dict[str, Tensor]:
+        """Return the moments and the gradients that wait, by name."""
+        found = prefixed("gradients.", self.gradients.state())
+        for name, tensors in (("labels", self._label_state), ("edges", self._edge_state)):
+            found |= {f"{name}.{i}": tensor for i, tensor in enumerate(tensors)}
+        return found
+
+    def restore(self, state: Mapping[str, Tensor]) -> None:
+        """Go on from what `state` returned."""
+        device = self._model.labels.weight.device
+        self.gradients.restore(under("gradients.", state), device)
+        for name, tensors in (("labels", self._label_state), ("edges", self._edge_state)):
+            for i, tensor in enumerate(tensors):
+                tensor.copy_(state[f"{name}.{i}"])
 
     @torch.no_grad()
     def _move_labels(self, step: int, rates: AdamWRates) -> None:

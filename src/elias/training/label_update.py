@@ -9,6 +9,8 @@ import torch
 from elias.kernels.dense_update import adamw_dense
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from torch import Tensor
 
     from elias.kernels.every_label import LabelUpdate
@@ -39,6 +41,20 @@ class LabelMoments:
                 part.apply(first, gradient, step, scale)
 
         return apply
+
+    def state(self) -> dict[str, Tensor]:
+        """Return the moments, by name."""
+        return {
+            f"{i}.{name}": moment
+            for i, part in enumerate(self._parts)
+            for name, moment in (("mean", part.mean), ("variance", part.variance))
+        }
+
+    def restore(self, state: Mapping[str, Tensor]) -> None:
+        """Go on from what `state` returned."""
+        for i, part in enumerate(self._parts):
+            part.mean.copy_(state[f"{i}.mean"])
+            part.variance.copy_(state[f"{i}.variance"])
 
 
 class _Part:

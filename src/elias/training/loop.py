@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import copy
 import logging
 import math
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, NamedTuple
+from itertools import islice
+from typing import TYPE_CHECKING, Any, NamedTuple
 
+import numpy as np
 import torch
 
 from elias.data.batches import (
@@ -25,12 +28,12 @@ from elias.errors import RunError
 from elias.model.elias import SearchSizes
 from elias.model.one_vs_all import OneVsAll
 from elias.progress import progress
+from elias.training.checkpoints import Checkpoint, prefixed, under
 from elias.training.optim import Optimizer, WeightAverage, schedule
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    import numpy as np
     from numpy.typing import NDArray
     from scipy.sparse import csr_matrix
     from torch import Tensor
@@ -42,6 +45,8 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 _AVERAGES_PER_EPOCH = 10
+_STEPS_PER_CHECK = 50  # of the losses on a GPU, which waits for each check
+_ROWS_NAMED = 10
 
 
 class Points(NamedTuple):
@@ -78,6 +83,38 @@ class _Best:
         self.weights = {name: t.detach().cpu().clone() for name, t in model.state_dict().items()}
 
 
+@dataclass
+class _Epoch:
+    """How far an epoch is."""
+
+    number: int
+    order: dict[str, Any]
+    """The state of the random generator that its batches are drawn with."""
+    parents: Tensor
+    """(L + 1,) each label's strongest parent when it began; C for padding."""
+    totals: Tensor
+    """(3,) the sums of the losses so far."""
+    step: int = 0
+    """Steps done."""
+    seconds: float = 0.0
+    """What it took before it was taken up again."""
+    began: float = field(default_factory=time.monotonic)
+    unchecked: list[Tensor] = field(default_factory=list)
+    """The losses of the last steps, not yet known to be finite."""
+
+    def elapsed(self) -> float:
+        return self.seconds + time.monotonic() - self.began
+
+
+class _Course(NamedTuple):
+    """What goes through all epochs of a stage, beside the model."""
+
+    optimizer: Optimizer
+    average: WeightAverage
+    best: _Best
+    device: torch.device
+
+
 @contextmanager
 def tensor_cores() -> Iterator[None]:
     """Let a GPU multiply float32 matrices in TF32; sums stay in float32."""
@@ -100,6 +137,10 @@ class StageLoop:
     rng: np.random.Generator
     validate: Callable[[EliasModel], dict[str, float]] | None
     report: Callable[[EpochReport], None]
+    keep: Callable[[str, Callable[[], Checkpoint]], None] | None = None
+    """Called after each step with where that is and what makes a checkpoint of it."""
+    resumed: Checkpoint | None = None
+    """Where to go on; the model has its weights already."""
 
     def run(self) -> int:
         """Train, leave the best epoch's weights in the model, and return that epoch."""
@@ -107,58 +148,130 @@ class StageLoop:
             return self._run(next(self.model.parameters()).device)
 
     def _run(self, device: torch.device) -> int:
-        optimizer = Optimizer(self.model, self.stage)
         average = WeightAverage(self.model)
-        best = _Best()
-        for epoch in range(1, self.stage.epochs + 1):
-            start = time.monotonic()
-            losses = self._epoch(epoch, optimizer, average, device)
-            validation = self._validate(epoch, average, best)
-            seconds = time.monotonic() - start
-            self.report(EpochReport(self.stage.name, epoch, *losses, seconds, validation))
-            waited = epoch - best.epoch
+        course = _Course(Optimizer(self.model, self.stage), average, _Best(), device)
+        best = course.best
+        epoch = self._begin(1, device) if self.resumed is None else self._take_up(course)
+        while True:
+            losses = self._epoch(epoch, course)
+            validation = self._validate(epoch.number, average, best)
+            seconds = epoch.elapsed()
+            self.report(EpochReport(self.stage.name, epoch.number, *losses, seconds, validation))
+            waited = epoch.number - best.epoch
             if validation and 0 < self.config.eval.patience <= waited:
                 logger.info("%s: no better epoch for %d, stopping", self.stage.name, waited)
                 break
+            if epoch.number == self.stage.epochs:
+                break
+            epoch = self._begin(epoch.number + 1, device)
+            self._keep(epoch, course)
         if best.weights:
             self.model.load_state_dict(best.weights)
             return best.epoch
         if average.started:
             average.swap()
-        return epoch
+        return epoch.number
 
-    def _epoch(
-        self, epoch: int, optimizer: Optimizer, average: WeightAverage, device: torch.device
-    ) -> tuple[float, float, float]:
-        lengths = self.points.tokens.lengths
-        per_epoch = n_batches(len(lengths), self.stage.batch_size)
+    def _begin(self, number: int, device: torch.device) -> _Epoch:
+        order = dict(self.rng.bit_generator.state)
+        return _Epoch(number, order, self._parents(device), torch.zeros(3, device=device))
+
+    def _epoch(self, epoch: _Epoch, course: _Course) -> tuple[float, float, float]:
+        optimizer = course.optimizer
+        per_epoch = n_batches(len(self.points.tokens.lengths), self.stage.batch_size)
         n_steps = per_epoch * self.stage.epochs
         every = max(1, per_epoch // _AVERAGES_PER_EPOCH)
-        parents = self._parents(device)
-        totals = torch.zeros(3, device=device)
         self.model.train()
-        title = f"{self.stage.name} epoch {epoch}/{self.stage.epochs}"
+        title = f"{self.stage.name} epoch {epoch.number}/{self.stage.epochs}"
         with progress(title, per_epoch) as advance:
-            for tokens, positives in self._batches(device):
+            advance(epoch.step)
+            for tokens, positives in self._batches(epoch, course.device):
                 scale = schedule(optimizer.steps, n_steps, self.stage.warmup)
-                losses = self._losses(tokens, positives, parents, optimizer, scale)
+                losses = self._losses(tokens, positives, epoch.parents, optimizer, scale)
                 losses[0].backward()  # type: ignore[no-untyped-call]
                 optimizer.step(scale)
-                totals += torch.stack([part.detach() for part in losses])
+                epoch.totals += torch.stack([part.detach() for part in losses])
+                epoch.unchecked.append(losses[0].detach())
+                epoch.step += 1
                 done = optimizer.steps
                 if done > self.stage.average_from * n_steps and done % every == 0:
-                    average.update()
+                    course.average.update()
+                if course.device.type == "cpu" or len(epoch.unchecked) >= _STEPS_PER_CHECK:
+                    self._check(epoch)
                 advance()
-        means: list[float] = (totals / per_epoch).tolist()
-        if not all(map(math.isfinite, means)):
-            raise RunError(
-                f"{self.stage.name} epoch {epoch}: the loss is {means[0]}; "
-                f"lower the learning rates (stages.{self.stage.name}.encoder_lr, .label_lr)"
-            )
+                self._keep(epoch, course)
+        self._check(epoch)
+        means: list[float] = (epoch.totals / per_epoch).tolist()
         return means[0], means[1], means[2]
 
-    def _batches(self, device: torch.device) -> Iterator[tuple[TokenBatch, Tensor]]:
-        """Yield the tokens and positives of an epoch's batches, on the device.
+    def _check(self, epoch: _Epoch) -> None:
+        """Refuse to go on after a step whose loss is not finite; say which points it was of."""
+        losses = torch.stack(epoch.unchecked).tolist() if epoch.unchecked else []
+        first = epoch.step - len(losses) + 1
+        epoch.unchecked.clear()
+        for step, loss in enumerate(losses, start=first):
+            if math.isfinite(loss):
+                continue
+            rows = next(islice(self._rows(epoch.order), step - 1, None)).tolist()
+            where = f"{self.stage.name} epoch {epoch.number} step {step}"
+            logger.error("%s: the loss is %s for the training points %s", where, loss, rows)
+            named = ", ".join(map(str, rows[:_ROWS_NAMED]))
+            more = f" and {len(rows) - _ROWS_NAMED} more" if len(rows) > _ROWS_NAMED else ""
+            raise RunError(
+                f"{where}: the loss is {loss} for the training points {named}{more} (counted from "
+                "0, without those held out); look at them, or lower the learning rates "
+                f"(stages.{self.stage.name}.encoder_lr, .bag_lr, .label_lr)"
+            )
+
+    def _keep(self, epoch: _Epoch, course: _Course) -> None:
+        if self.keep is None:
+            return
+        where = f"{self.stage.name} epoch {epoch.number} step {epoch.step}"
+        self.keep(where, lambda: self._checkpoint(epoch, course))
+
+    def _checkpoint(self, epoch: _Epoch, course: _Course) -> Checkpoint:
+        """Return all that the rest of the stage depends on, beside the weights."""
+        self._check(epoch)
+        best = course.best
+        facts = {
+            "epoch": epoch.number,
+            "step": epoch.step,
+            "order": epoch.order,
+            "seconds": epoch.elapsed(),
+            "best": {"score": best.score, "epoch": best.epoch} if best.weights else None,
+        }
+        tensors = {
+            "parents": epoch.parents,
+            "totals": epoch.totals,
+            **prefixed("best.", best.weights),
+            **prefixed("average.", course.average.state()),
+            **prefixed("optimizer.", course.optimizer.state()),
+        }
+        return Checkpoint(facts, tensors)
+
+    def _take_up(self, course: _Course) -> _Epoch:
+        """Go on from a checkpoint: set all but the weights, return how far its epoch is."""
+        assert self.resumed is not None
+        facts, tensors = self.resumed
+        course.optimizer.restore(under("optimizer.", tensors))
+        course.average.restore(under("average.", tensors))
+        if facts["best"] is not None:
+            course.best.score, course.best.epoch = facts["best"]["score"], facts["best"]["epoch"]
+            course.best.weights = under("best.", tensors)
+        self.rng.bit_generator.state = facts["order"]
+        parents, totals = (tensors[name].to(course.device) for name in ("parents", "totals"))
+        return _Epoch(
+            facts["epoch"], facts["order"], parents, totals, facts["step"], facts["seconds"]
+        )
+
+    def _rows(self, order: dict[str, Any]) -> Iterator[NDArray[np.int64]]:
+        """Yield the points of an epoch's batches, drawn by a generator in the state ``order``."""
+        rng = copy.deepcopy(self.rng)
+        rng.bit_generator.state = order
+        return shuffled_batches(self.points.tokens.lengths, self.stage.batch_size, rng)
+
+    def _batches(self, epoch: _Epoch, device: torch.device) -> Iterator[tuple[TokenBatch, Tensor]]:
+        """Yield the tokens and positives of an epoch's batches to come, on the device.
 
         For a GPU a thread collates them while the batch before is computed.
         """
@@ -169,7 +282,8 @@ class StageLoop:
             positives = positives_of(self.points.labels, rows)
             return (tokens.pinned(), positives.pin_memory()) if on_gpu else (tokens, positives)
 
-        made = map(make, shuffled_batches(lengths, self.stage.batch_size, self.rng))
+        rows = shuffled_batches(lengths, self.stage.batch_size, self.rng)
+        made = map(make, islice(rows, epoch.step, None))
         for tokens, positives in ahead(made) if on_gpu else made:
             yield tokens.to(device), send(positives, device)
 

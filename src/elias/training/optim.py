@@ -12,10 +12,13 @@ from elias.kernels import adamw_rows
 from elias.kernels.device import runs_triton
 from elias.kernels.update import AdamWRates, RowState
 from elias.model.one_vs_all import OneVsAll
+from elias.training.checkpoints import prefixed, under
 from elias.training.index_update import IndexUpdate
 from elias.training.label_update import LabelMoments
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from elias.config import StageConfig
     from elias.kernels.every_label import LabelUpdate
     from elias.kernels.gradients import IndexGradients
@@ -75,6 +78,13 @@ class _Table:
         )
         self.weight.grad = None
 
+    def state_tensors(self) -> dict[str, Tensor]:
+        return self.state._asdict()
+
+    def restore(self, state: Mapping[str, Tensor]) -> None:
+        for name, tensor in self.state._asdict().items():
+            tensor.copy_(state[name])
+
 
 class _Part:
     """Parameters that move in the same steps, every so many, by the gradient summed since."""
@@ -132,6 +142,29 @@ class _Part:
         if self._index is not None:
             self._index.step(self._steps, scale)
 
+    def state(self) -> dict[str, Tensor]:
+        found = {"waited": torch.tensor(self._waited), "steps": torch.tensor(self._steps)}
+        for i, moments in self._dense.state_dict()["state"].items():
+            found |= prefixed(f"dense.{i}.", moments)
+        for i, table in enumerate(self._tables):
+            found |= prefixed(f"table.{i}.", table.state_tensors())
+        if self._index is not None:
+            found |= prefixed("index.", self._index.state())
+        return found
+
+    def restore(self, state: Mapping[str, Tensor]) -> None:
+        self._waited, self._steps = int(state["waited"]), int(state["steps"])
+        dense: dict[int, dict[str, Tensor]] = {}
+        for name, tensor in under("dense.", state).items():
+            number, _, moment = name.partition(".")
+            dense.setdefault(int(number), {})[moment] = tensor
+        groups = self._dense.state_dict()["param_groups"]
+        self._dense.load_state_dict({"state": dense, "param_groups": groups})
+        for i, table in enumerate(self._tables):
+            table.restore(under(f"table.{i}.", state))
+        if self._index is not None:
+            self._index.restore(under("index.", state))
+
 
 class Optimizer:
     """All of a model's parameters, each with the learning rate its stage gives it.
@@ -142,6 +175,7 @@ class Optimizer:
     def __init__(self, model: EliasModel, stage: StageConfig) -> None:
         self.stage = stage
         self.steps = 0
+        self._model = model
         tables = _table_parameters(model)
         self._moments = _label_moments(model, stage) if isinstance(model, OneVsAll) else None
         self._index = _index_update(model, stage) if _uses_kernels(model) else None
@@ -177,6 +211,57 @@ class Optimizer:
             torch.nn.utils.clip_grad_norm_(dense, self.stage.max_grad_norm)
         for part in self._parts:
             part.step(scale)
+
+    def state(self) -> dict[str, Tensor]:
+        """Return all that the next steps depend on beside the weights, by name.
+
+        These are the tensors themselves: who keeps them copies them.
+        """
+        found = {"steps": torch.tensor(self.steps)}
+        for i, part in enumerate(self._parts):
+            found |= prefixed(f"part.{i}.", part.state())
+        if self._moments is not None:
+            found |= prefixed("labels.", self._moments.state())
+        for name, parameter in self._model.named_parameters():
+            if parameter.grad is not None:  # summed since the last move (`index_every`)
+                found |= prefixed(f"gradient.{name}.", _gradient_state(parameter.grad))
+        return found
+
+    @torch.no_grad()
+    def restore(self, state: Mapping[str, Tensor]) -> None:
+        """Go on from what `state` returned, on whatever device it was."""
+        self.steps = int(state["steps"])
+        for i, part in enumerate(self._parts):
+            part.restore(under(f"part.{i}.", state))
+        if self._moments is not None:
+            self._moments.restore(under("labels.", state))
+        for name, parameter in self._model.named_parameters():
+            held = under(f"gradient.{name}.", state)
+            parameter.grad = _gradient_of(held, parameter) if held else None
+
+
+def _gradient_state(gradient: Tensor) -> dict[str, Tensor]:
+    """Return a gradient's parts; the rows of a sparse one as they are, since they add up so."""
+    if not gradient.is_sparse:
+        return {"dense": gradient}
+    return {
+        "indices": gradient._indices(),
+        "values": gradient._values(),
+        "coalesced": torch.tensor(gradient.is_coalesced()),
+    }
+
+
+def _gradient_of(held: Mapping[str, Tensor], parameter: nn.Parameter) -> Tensor:
+    if "dense" in held:
+        return held["dense"].to(parameter.device)
+    return torch.sparse_coo_tensor(
+        held["indices"],
+        held["values"],
+        parameter.shape,
+        device=parameter.device,
+        is_coalesced=bool(held["coalesced"]),
+        check_invariants=True,
+    )
 
 
 def _table_parameters(model: EliasModel) -> set[nn.Parameter]:
@@ -259,6 +344,16 @@ class WeightAverage:
                 self._mean[name] = parameter.detach().to(torch.float32, copy=True)
             else:
                 self._mean[name].lerp_(parameter.detach().float(), 1 / self._count)
+
+    def state(self) -> dict[str, Tensor]:
+        """Return the mean and what it is of, by name; the tensors themselves."""
+        return {"count": torch.tensor(self._count), **prefixed("mean.", self._mean)}
+
+    def restore(self, state: Mapping[str, Tensor]) -> None:
+        """Go on from what `state` returned."""
+        self._count = int(state["count"])
+        devices = {name: parameter.device for name, parameter in self._model.named_parameters()}
+        self._mean = {name: mean.to(devices[name]) for name, mean in under("mean.", state).items()}
 
     @torch.no_grad()
     def swap(self) -> None:

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import logging
 import math
+from contextlib import nullcontext
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from functools import partial
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 import torch
@@ -18,7 +20,9 @@ from elias.model.graph import LabelGraph, partition_edges
 from elias.model.inference import cluster_all, embed_all
 from elias.model.one_vs_all import OneVsAll
 from elias.progress import progress
+from elias.training.checkpoints import WEIGHTS, Checkpoint, prefixed, under
 from elias.training.edges import edge_counts, first_logits, strongest_edges
+from elias.training.keeping import random_state, restore_random_state
 from elias.training.loop import EpochReport, Points, StageLoop
 from elias.training.starts import cluster_directions, find_centroids, point_at
 
@@ -31,8 +35,17 @@ if TYPE_CHECKING:
 
     from elias.config import EliasConfig, StageConfig
     from elias.model.encoder import TextEncoder
+    from elias.training.keeping import Keeper
 
 logger = logging.getLogger(__name__)
+
+
+class _Place(NamedTuple):
+    """A stage, and what it goes on from."""
+
+    stage: StageConfig
+    position: int
+    partition: NDArray[np.int64] | None
 
 
 @dataclass
@@ -49,12 +62,17 @@ class StageSequence:
     report_stage: Callable[[StageConfig, EliasModel, int], None]
     timed: Callable[[str], AbstractContextManager[None]]
     """Notes how long a step of this name takes."""
+    keeper: Keeper | None = None
+    """Writes checkpoints."""
 
-    def run(self, init_from: EliasModel | None = None) -> EliasModel:
+    def run(
+        self, init_from: EliasModel | None = None, resumed: Checkpoint | None = None
+    ) -> EliasModel:
         """Train all stages in order, from scratch or from a model over the same labels.
 
         A model to start from goes on where it is: with its classifiers and clusters, and, if it
-        has learned a graph, from the first stage that learns one.
+        has learned a graph, from the first stage that learns one. A checkpoint goes on in the
+        stage it was written in, or after it.
         """
         self._check_storage()
         first_encoder = {name: t.clone() for name, t in self.encoder.state_dict().items()}
@@ -62,16 +80,23 @@ class StageSequence:
         self.encoder.prepare(self.device)
         model = init_from
         partition = self._partition_of(init_from)
-        first = self._first_stage(init_from)
-        self._warn_of_unused(first, init_from)
+        if resumed is None:
+            first = self._first_stage(init_from)
+            self._warn_of_unused(first, init_from)
+        else:
+            first = resumed.facts["position"]
+            model, partition = self._take_up(resumed)
         for position, stage in list(enumerate(self.config.stages))[first:]:
+            if resumed is not None and position == first:
+                assert model is not None
+                if "epoch" in resumed.facts:
+                    self._train(model, _Place(stage, position, partition), resumed)
+                continue
             if stage.learn_graph:
                 model = self._learned(model, partition, stage, position)
             else:
                 fresh = partition is None or stage.cluster_with_encoder
-                if partition is None or fresh:
-                    with self.timed("clusters"):
-                        partition = self._partition(stage.cluster_with_encoder)
+                partition = self._clusters(partition, stage)
                 if not stage.keep_encoder:
                     self.encoder.load_state_dict(first_encoder)
                 keep_labels = stage.keep_labels or model is init_from
@@ -79,9 +104,7 @@ class StageSequence:
             if self.config.index.label_storage == "compact":
                 model.compact()
             model.to(self.device)
-            with self.timed(stage.name):
-                best_epoch = self._loop(model, stage, position).run()
-            self.report_stage(stage, model, best_epoch)
+            self._train(model, _Place(stage, position, partition))
         assert model is not None
         model.labels.float()  # whatever it was trained in
         return model
@@ -160,16 +183,84 @@ class StageSequence:
         with self.timed("edges"):
             return self._linked(model, partition, stage, position)
 
-    def _loop(self, model: EliasModel, stage: StageConfig, position: int) -> StageLoop:
+    def _train(self, model: EliasModel, place: _Place, resumed: Checkpoint | None = None) -> None:
+        """Train one stage, and keep what came of it."""
+        with nullcontext() if self.keeper is None else self.keeper.interruption.deferred():
+            with self.timed(place.stage.name):
+                best_epoch = self._loop(model, place, resumed).run()
+            self.report_stage(place.stage, model, best_epoch)
+            if self.keeper is not None:
+                done = Checkpoint({}, {})
+                make = partial(self._checkpoint, model, place, lambda: done)
+                self.keeper.after_stage(place.stage.name, make)
+
+    def _loop(self, model: EliasModel, place: _Place, resumed: Checkpoint | None) -> StageLoop:
+        keeper = self.keeper
+
+        def keep(where: str, make: Callable[[], Checkpoint]) -> None:
+            assert keeper is not None
+            keeper.after_step(where, partial(self._checkpoint, model, place, make))
+
         return StageLoop(
             model=model,
-            stage=stage,
+            stage=place.stage,
             config=self.config,
             points=self.points,
-            rng=np.random.default_rng([self.config.member_seed, position]),
+            rng=np.random.default_rng([self.config.member_seed, place.position]),
             validate=self.validate,
             report=self.report_epoch,
+            keep=None if keeper is None else keep,
+            resumed=resumed,
         )
+
+    def _checkpoint(
+        self, model: EliasModel, place: _Place, progress: Callable[[], Checkpoint]
+    ) -> Checkpoint:
+        """Return the model, where it is, and how far its stage is; no epoch: it is done."""
+        done = progress()
+        graph = model.graph
+        facts = {"alpha": model.alpha, "beta": graph.beta, "learned": graph.learned}
+        tensors = prefixed(WEIGHTS, model.state_dict()) | random_state(self.device)
+        if place.partition is not None:
+            tensors["partition"] = torch.from_numpy(place.partition)
+        return Checkpoint(
+            {"position": place.position, "stage": place.stage.name, "model": facts, **done.facts},
+            tensors | done.tensors,
+        )
+
+    def _take_up(self, kept: Checkpoint) -> tuple[EliasModel, NDArray[np.int64] | None]:
+        """Return the model of a checkpoint and its partition; random numbers go on from there."""
+        facts, tensors = kept.facts["model"], under(WEIGHTS, kept.tensors)
+        n_labels = self.points.labels.shape[1]
+        model: EliasModel
+        if self.config.index.kind == "all":
+            model = OneVsAll(self.encoder, n_labels)
+        else:
+            graph = LabelGraph(
+                tensors["graph.edge_labels"],
+                n_labels,
+                facts["beta"],
+                edge_logits=tensors["graph.edge_logits"] if facts["learned"] else None,
+                removed_log=tensors.get("graph.removed_log"),
+            )
+            model = EliasModel(self.encoder, graph, facts["alpha"])
+        if tensors["labels.weight"].dtype == torch.bfloat16:
+            model.compact()
+        model.load_state_dict(tensors)
+        restore_random_state(kept.tensors, self.device)
+        where = (
+            "after {stage}" if "epoch" not in kept.facts else "{stage} epoch {epoch} step {step}"
+        )
+        logger.info("resumed %s", where.format_map(kept.facts))
+        partition = kept.tensors.get("partition")
+        return model.to(self.device), None if partition is None else partition.numpy()
+
+    def _clusters(self, before: NDArray[np.int64] | None, stage: StageConfig) -> NDArray[np.int64]:
+        """Return the partition that a stage with the fixed graph trains on."""
+        if before is not None and not stage.cluster_with_encoder:
+            return before
+        with self.timed("clusters"):
+            return self._partition(stage.cluster_with_encoder)
 
     def _partition(self, with_encoder: bool) -> NDArray[np.int64]:
         """Cluster the labels on bag of words and, if wanted, on φ as it stands (Eq. 14–15)."""

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import logging
+import os
 import shutil
+import sys
 import time
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -12,8 +14,11 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from elias.config import EliasConfig, read_tree
+from elias.config import EliasConfig, decisive, first_difference, read_tree
 from elias.errors import ConfigError, RunError
+from elias.training.checkpoints import Checkpoints
+from elias.training.interruption import Interruption
+from elias.training.lock import locked, refuse_if_locked
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -28,7 +33,10 @@ PARTITION_FILE = "partition.npy"
 """(L,) each label's cluster in the last stage with the fixed graph; what Fig. 7 looks back at."""
 REPORT_FILE = "report.html"
 """Not written by a run, but about one: it goes where the run goes."""
+CHECKPOINTS_FOLDER = "checkpoints"
+"""What an unfinished run goes on from; gone when it is finished."""
 _OURS = (CONFIG_FILE, METRICS_FILE, LOG_FILE, PARTITION_FILE, REPORT_FILE)
+_PARTS = (*_OURS, CHECKPOINTS_FOLDER, MODEL_FOLDER)
 _REPLACED = ".replaced"
 
 logger = logging.getLogger(__name__)
@@ -41,7 +49,14 @@ class Run:
         self.folder = folder
         self.records: list[dict[str, Any]] = []
         self.timings: dict[str, float] = {}
+        self.interruption = Interruption()
+        self.checkpoints: Checkpoints | None = None
+        self.made_of: Mapping[str, Any] = {}
+        """What the model is made of beside its configuration: a run goes on with just that."""
         self._about = dict(about or {})
+        self._redoing = False
+        self._began: dict[str, float] = {}
+        self._earlier: dict[str, float] = {}
 
     def member(self, number: int) -> Run:
         """Return the same run as one member of an ensemble sees it.
@@ -54,6 +69,9 @@ class Run:
         member = Run(self.folder, {"member": number})
         member.records = self.records
         member.timings = self.timings
+        member.interruption, member.checkpoints = self.interruption, self.checkpoints
+        member.made_of = self.made_of
+        member._began, member._earlier = self._began, self._earlier
         return member
 
     @property
@@ -62,17 +80,68 @@ class Run:
         return None if self.folder is None else self.folder / MODEL_FOLDER
 
     @property
+    def number(self) -> int:
+        """Return which member of an ensemble this is the run of; 0 for the first."""
+        return int(self._about.get("member", 0))
+
+    @property
+    def can_go_on(self) -> bool:
+        """Say whether anything was kept from which the same command goes on."""
+        return self.checkpoints is not None and self.checkpoints.any()
+
+    @property
     def has_trained(self) -> bool:
         """Say whether an epoch was finished."""
         return any(record["event"] == "epoch" for record in self.records)
 
     def record(self, event: str, **facts: Any) -> None:
         """Note an event: one line of ``metrics.jsonl``."""
+        if self._redoing:
+            return
         line = {"event": event, **self._about, **facts}
         self.records.append(line)
+        if self.folder is None:
+            return
+        path = self.folder / METRICS_FILE
+        with _written(path), path.open("a", encoding="utf8") as file:
+            file.write(_as_line(line))
+
+    @contextmanager
+    def redoing(self, on: bool) -> Iterator[None]:
+        """Record nothing in this block: it was done, and recorded, before the run went on."""
+        self._redoing = on
+        try:
+            yield
+        finally:
+            self._redoing = False
+
+    def metrics(self) -> dict[str, dict[str, dict[str, float]]]:
+        """Return what was recorded of each stage of this member on each split."""
+        return {
+            record["stage"]: {k: v for k, v in record.items() if isinstance(v, dict)}
+            for record in self.records
+            if record["event"] == "stage" and int(record.get("member", 0)) == self.number
+        }
+
+    def state(self) -> dict[str, Any]:
+        """Return what was recorded so far, for a checkpoint."""
+        now = time.monotonic()
+        return {
+            "member": self.number,
+            "made_of": dict(self.made_of),
+            "records": list(self.records),
+            "timings": dict(self.timings),
+            "under_way": {step: now - began for step, began in self._began.items()},
+        }
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Go on from what `state` returned; what was recorded after it is forgotten."""
+        self.records[:] = state["records"]
+        self.timings.clear()
+        self.timings.update(state["timings"])
+        self._earlier.update(state["under_way"])
         if self.folder is not None:
-            with (self.folder / METRICS_FILE).open("a", encoding="utf8") as file:
-                file.write(json.dumps(line, ensure_ascii=False) + "\n")
+            _write_whole(self.folder / METRICS_FILE, "".join(map(_as_line, self.records)))
 
     def keep_partition(self, clusters: NDArray[np.int64]) -> None:
         """Keep which cluster each label is in (of the first member), whole or not at all."""
@@ -80,52 +149,109 @@ class Run:
             return
         path = self.folder / PARTITION_FILE
         temporary = path.with_name(f".{path.name}.writing")
-        with temporary.open("wb") as file:
-            np.save(file, clusters.astype(np.int32), allow_pickle=False)
-        temporary.replace(path)
+        with _written(path):
+            with temporary.open("wb") as file:
+                np.save(file, clusters.astype(np.int32), allow_pickle=False)
+            temporary.replace(path)
 
     @contextmanager
     def timed(self, step: str) -> Iterator[None]:
         """Note how long the block takes, under the name ``step``."""
-        start = time.monotonic()
-        yield
+        if self._redoing:
+            yield
+            return
+        start = time.monotonic() - self._earlier.pop(step, 0.0)
+        self._began[step] = start
+        try:
+            yield
+        finally:
+            del self._began[step]
         seconds = time.monotonic() - start
         self.timings[step] = self.timings.get(step, 0.0) + seconds
         self.record("time", step=step, seconds=round(seconds, 3))
 
 
-@contextmanager
-def open_run(folder: Path | None, config: EliasConfig, *, overwrite: bool) -> Iterator[Run]:
-    """Begin a run in ``folder`` and log to it; refuse to spoil another one there.
+def _as_line(record: Mapping[str, Any]) -> str:
+    return json.dumps(record, ensure_ascii=False) + "\n"
 
-    A run that fails before its first epoch leaves nothing behind. A finished run that was to be
-    replaced comes back unless the new one is finished too.
+
+@contextmanager
+def open_run(
+    folder: Path | None,
+    config: EliasConfig,
+    *,
+    overwrite: bool,
+    made_of: Mapping[str, Any] | None = None,
+) -> Iterator[Run]:
+    """Begin a run in ``folder``, or go on with it, and log to it; refuse to spoil another one.
+
+    A run that fails before its first epoch or checkpoint leaves nothing behind. A finished run
+    that was to be replaced comes back unless the new one is finished, or can go on.
     """
     if folder is None:
         yield Run()
         return
-    _make_room(folder, config, overwrite=overwrite)
+    if folder.exists() and not folder.is_dir():
+        raise RunError(f"{folder}: is a file; give another --out")
     made = [place for place in (folder, *folder.parents) if not place.exists()]
     run = Run(folder)
+    run.made_of = dict(made_of or {})
+    run.checkpoints = Checkpoints(folder / CHECKPOINTS_FOLDER, config.checkpoint)
+    folder.mkdir(parents=True, exist_ok=True)
     try:
-        folder.mkdir(parents=True, exist_ok=True)
-        write_json(folder / CONFIG_FILE, config.to_dict())
-        with _logged(folder / LOG_FILE):
-            yield run
-    except BaseException:
-        replaced = (folder / _REPLACED / MODEL_FOLDER).exists()
-        if replaced or not run.has_trained:
-            _take_back(folder, made)
-            _move(folder / _REPLACED, folder)
-        raise
+        with locked(folder), _room(folder, config, run, overwrite=overwrite):
+            write_json(folder / CONFIG_FILE, config.to_dict())
+            with _logged(folder / LOG_FILE), run.interruption.listening():
+                yield run
     finally:
-        shutil.rmtree(folder / _REPLACED, ignore_errors=True)
+        with suppress(OSError):
+            for place in made:
+                place.rmdir()  # refused where something is in it
+
+
+@contextmanager
+def _room(folder: Path, config: EliasConfig, run: Run, *, overwrite: bool) -> Iterator[None]:
+    """Make room for a run, then clear up after it, whether it is finished, failed or stopped."""
+    _make_room(folder, config, overwrite=overwrite)
+    checkpoints = run.checkpoints
+    assert checkpoints is not None
+    try:
+        yield
+        checkpoints.join()
+        shutil.rmtree(checkpoints.folder, ignore_errors=True)
+    except BaseException:
+        with suppress(Exception):  # what went wrong first matters more
+            checkpoints.join()
+        _clear_up(folder, run)
+        raise
+    shutil.rmtree(folder / _REPLACED, ignore_errors=True)
+
+
+def _clear_up(folder: Path, run: Run) -> None:
+    """Leave of a run that failed what can go on, or is worth a look, and what it was to replace."""
+    aside = folder / _REPLACED
+    replaces_finished = (aside / MODEL_FOLDER).exists()
+    if not (folder / MODEL_FOLDER).exists():
+        if run.can_go_on and replaces_finished:
+            return
+        if not run.can_go_on and (replaces_finished or not run.has_trained):
+            _take_back(folder)
+            _move(aside, folder)
+    shutil.rmtree(aside, ignore_errors=True)
+
+
+class _LogFile(logging.FileHandler):
+    """A log that a full disk ends without a word: who needs the room tells it."""
+
+    def handleError(self, record: logging.LogRecord) -> None:  # noqa: N802 - logging's name
+        if not isinstance(sys.exc_info()[1], OSError):
+            super().handleError(record)
 
 
 @contextmanager
 def _logged(path: Path) -> Iterator[None]:
-    """Write to a file what the package tells."""
-    handler = logging.FileHandler(path, mode="w", encoding="utf8")
+    """Write to a file what the package tells; a run that goes on adds to it."""
+    handler = _LogFile(path, encoding="utf8")
     handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
     ours = logging.getLogger("elias")
     before = ours.level
@@ -136,66 +262,130 @@ def _logged(path: Path) -> Iterator[None]:
     finally:
         ours.setLevel(before)
         ours.removeHandler(handler)
-        handler.close()
+        with suppress(OSError):
+            handler.close()
 
 
-def _take_back(folder: Path, made: list[Path]) -> None:
+def _take_back(folder: Path) -> None:
     """Remove a run in which nothing was trained: the corrected command may use its folder."""
     with suppress(OSError):  # what went wrong matters more
+        shutil.rmtree(folder / CHECKPOINTS_FOLDER, ignore_errors=True)
         for name in _OURS:
             (folder / name).unlink(missing_ok=True)
-        for place in made:
-            place.rmdir()  # refused where something else is in it
 
 
 def check_folder(folder: Path, *, overwrite: bool) -> None:
-    """Refuse a folder where no run may begin, whatever its configuration.
-
-    A finished run comes back first if one that was to replace it was killed.
-    """
+    """Refuse a folder where no run may begin, whatever its configuration; change nothing."""
     if folder.exists() and not folder.is_dir():
         raise RunError(f"{folder}: is a file; give another --out")
-    if (folder / _REPLACED / MODEL_FOLDER).exists() and not (folder / MODEL_FOLDER).exists():
-        _take_back(folder, [])
-        _move(folder / _REPLACED, folder)
-    if (folder / MODEL_FOLDER).exists() and not overwrite:
+    refuse_if_locked(folder)
+    if not overwrite and _is_finished(folder):
         raise RunError(f"{folder}: holds a finished run; use --overwrite or another --out")
 
 
+def can_go_on(folder: Path) -> bool:
+    """Say whether a folder has an unfinished run with a checkpoint."""
+    there = next((folder / CHECKPOINTS_FOLDER).glob("[!.]*"), None) is not None
+    return there and not (folder / MODEL_FOLDER).exists()
+
+
+def _is_finished(folder: Path) -> bool:
+    """Say whether a folder has a finished run, or one that comes back (see `_bring_back`)."""
+    if (folder / MODEL_FOLDER).exists():
+        return True
+    return (folder / _REPLACED / MODEL_FOLDER).exists() and not can_go_on(folder)
+
+
+def _bring_back(folder: Path, *, overwrite: bool) -> None:
+    """Bring back a finished run if one that was to replace it was killed, and cannot go on.
+
+    One that could is given up where it is to be overwritten: the finished run is worth more.
+    """
+    aside = folder / _REPLACED
+    if not (aside / MODEL_FOLDER).exists() or (folder / MODEL_FOLDER).exists():
+        return
+    if overwrite or not can_go_on(folder):
+        _take_back(folder)
+        _move(aside, folder)
+
+
 def _make_room(folder: Path, config: EliasConfig, *, overwrite: bool) -> None:
-    """Check that a run may begin in ``folder``; with ``overwrite``, put the old one aside."""
-    check_folder(folder, overwrite=overwrite)
-    held = [name for name in (*_OURS, MODEL_FOLDER) if (folder / name).exists()]
+    """Check that a run may begin, or go on, in ``folder``; put aside what must make room."""
+    _bring_back(folder, overwrite=overwrite)
+    if not overwrite and _is_finished(folder):
+        raise RunError(f"{folder}: holds a finished run; use --overwrite or another --out")
+    for left in folder.glob(f".{MODEL_FOLDER}.*.partial"):  # of a run killed while it saved
+        shutil.rmtree(left, ignore_errors=True)
+    held = [name for name in _PARTS if (folder / name).exists()]
     if not held:
         return
     if not overwrite:
-        if _begun_with(folder) != config.to_dict():
-            raise RunError(
-                f"{folder}: a run was begun here with another configuration; "
-                "use --overwrite or another --out"
-            )
+        _refuse_another(folder, config)
+        if can_go_on(folder):
+            return
         logger.info("%s: an unfinished run of this configuration starts over", folder)
+    _put_aside(folder)
+
+
+def _put_aside(folder: Path) -> None:
+    """Make room for a run to begin; what is there comes back if that fails at once."""
     shutil.rmtree(folder / _REPLACED, ignore_errors=True)
     (folder / _REPLACED).mkdir()
     _move(folder, folder / _REPLACED)
 
 
+def _refuse_another(folder: Path, config: EliasConfig) -> None:
+    """Refuse to go on with a run of another configuration, naming the first difference."""
+    try:
+        begun = decisive(read_tree(folder / CONFIG_FILE))
+        differs = first_difference(decisive(config.to_dict()), begun)
+    except ConfigError as error:
+        differs = str(error)
+    if differs:
+        raise RunError(
+            f"{folder}: a run was begun here with another configuration ({differs}); "
+            "use --overwrite or another --out"
+        )
+
+
+def refuse_other_parts(folder: Path, ours: Mapping[str, Any], theirs: Mapping[str, Any]) -> None:
+    """Refuse to go on with a run that is made of something else, naming what."""
+    for name in ours:
+        if ours[name] != theirs.get(name):
+            raise RunError(
+                f"{folder}: a run was begun here with another {name} ({theirs.get(name)}, not "
+                f"{ours[name]}); go on with that one, or use --overwrite or another --out"
+            )
+
+
 def _move(source: Path, target: Path) -> None:
     """Move the parts of a run from one folder to another."""
-    for name in (*_OURS, MODEL_FOLDER):
+    for name in _PARTS:
         if (source / name).exists():
             (source / name).rename(target / name)
 
 
-def _begun_with(folder: Path) -> dict[str, Any] | None:
-    try:
-        return read_tree(folder / CONFIG_FILE)
-    except ConfigError:
-        return None
-
-
 def write_json(path: Path, tree: Any) -> None:
     """Write JSON whole: to a temporary file, then renamed."""
+    _write_whole(path, json.dumps(tree, indent=2, ensure_ascii=False) + "\n")
+
+
+def _write_whole(path: Path, text: str) -> None:
     temporary = path.with_name(f".{path.name}.writing")
-    temporary.write_text(json.dumps(tree, indent=2, ensure_ascii=False) + "\n", encoding="utf8")
-    temporary.replace(path)
+    with _written(path):
+        with temporary.open("w", encoding="utf8") as file:
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
+        temporary.replace(path)
+
+
+@contextmanager
+def _written(path: Path) -> Iterator[None]:
+    """Turn a disk that is full or gone into one line."""
+    try:
+        yield
+    except OSError as error:
+        raise RunError(
+            f"{path}: cannot be written: {error.strerror}; mend that, and run the same command"
+        ) from error

@@ -3,8 +3,8 @@
 import pytest
 
 from elias import EliasConfig
+from elias.config import first_difference
 from elias.errors import ConfigError
-from elias.experiments.differences import first_difference
 from elias.experiments.parameters import PARAMETERS, parameter_called
 
 N_LABELS = 8_484

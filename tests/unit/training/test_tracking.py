@@ -6,6 +6,7 @@ import pytest
 
 from elias.config import EliasConfig
 from elias.errors import RunError
+from elias.training.lock import LOCK_FILE
 from elias.training.tracking import (
     CONFIG_FILE,
     LOG_FILE,
@@ -13,6 +14,7 @@ from elias.training.tracking import (
     MODEL_FOLDER,
     PARTITION_FILE,
     REPORT_FILE,
+    Run,
     check_folder,
     open_run,
 )
@@ -58,7 +60,7 @@ def test_after_a_start_that_failed_another_configuration_may_begin(tmp_path):
     with open_run(tmp_path / "run", CONFIG.override({"seed": 1}), overwrite=False):
         held = names(tmp_path / "run")
 
-    assert held == {"config.json", "train.log"}
+    assert held == {"config.json", "train.log", LOCK_FILE}
 
 
 @pytest.mark.parametrize("error", [RunError("the loss is nan"), KeyboardInterrupt()])
@@ -174,5 +176,60 @@ def test_a_report_goes_with_the_run_that_it_is_about(tmp_path):
     (tmp_path / "run" / REPORT_FILE).write_text("old")
 
     begin(tmp_path / "run", overwrite=True, epochs=1)
+
+    assert names(tmp_path / "run") == {CONFIG_FILE, LOG_FILE, METRICS_FILE}
+
+
+def test_a_run_that_goes_on_forgets_what_was_recorded_after_its_checkpoint(tmp_path):
+    with open_run(tmp_path / "run", CONFIG, overwrite=False) as run:
+        run.record("epoch", epoch=1)
+        state = json.loads(json.dumps(run.state()))
+        run.record("epoch", epoch=2)
+
+        run.restore(state)
+        run.record("epoch", epoch=2)
+
+    lines = (tmp_path / "run" / METRICS_FILE).read_text().splitlines()
+    assert [json.loads(line)["epoch"] for line in lines] == [1, 2]
+
+
+def test_what_is_done_again_is_not_recorded_again():
+    run = Run()
+
+    with run.redoing(True), run.timed("tokens"):
+        run.record("data", points=3)
+
+    assert (run.records, run.timings) == ([], {})
+
+
+def test_a_step_that_was_stopped_takes_what_both_parts_took(monkeypatch):
+    now = iter([10.0, 13.0, 14.0, 100.0, 102.0])
+    monkeypatch.setattr("elias.training.tracking.time.monotonic", lambda: next(now))
+    first, second = Run(), Run()
+
+    with first.timed("stage1"):  # at 10
+        state = first.state()  # at 13
+    second.restore(state)
+    with second.timed("stage1"):  # from 100 to 102
+        pass
+
+    assert second.timings == {"stage1": 5.0}
+
+
+def test_a_run_that_is_at_work_is_not_disturbed(tmp_path):
+    with open_run(tmp_path / "run", CONFIG, overwrite=False):
+        for overwrite in (False, True):
+            with pytest.raises(RunError, match="a run is at work here"):
+                check_folder(tmp_path / "run", overwrite=overwrite)
+            with pytest.raises(RunError, match="a run is at work here"):
+                begin(tmp_path / "run", overwrite=overwrite)
+
+        assert CONFIG_FILE in names(tmp_path / "run")
+
+
+def test_what_a_killed_save_left_goes_when_the_run_begins_again(tmp_path):
+    (tmp_path / "run" / ".model.abcd.partial").mkdir(parents=True)
+
+    begin(tmp_path / "run", epochs=1)
 
     assert names(tmp_path / "run") == {CONFIG_FILE, LOG_FILE, METRICS_FILE}

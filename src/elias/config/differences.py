@@ -1,8 +1,20 @@
-"""How two configurations differ, in a few words."""
+"""What of a configuration decides the result, and how two configurations differ, in a few words."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
+
+_WITHOUT_EFFECT = ("checkpoint",)
+
+
+def decisive(tree: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a configuration's tree without what changes nothing in the trained model.
+
+    >>> decisive({"seed": 1, "checkpoint": {"minutes": 5}})
+    {'seed': 1}
+    """
+    return {key: value for key, value in tree.items() if key not in _WITHOUT_EFFECT}
 
 
 def first_difference(ours: Any, theirs: Any, path: str = "") -> str:
