@@ -14,6 +14,7 @@ from elias.cli.options import (
     DataPath,
     DeviceName,
     LabelsColumn,
+    RunPath,
     Separator,
     TextColumn,
     read_corpus,
@@ -21,7 +22,7 @@ from elias.cli.options import (
 
 
 def calibrate(  # noqa: PLR0913 - each is an option of its own
-    run: Annotated[Path, typer.Argument(metavar="RUN", help="A run, or a saved model.")],
+    run: RunPath,
     data: DataPath,
     split: Annotated[
         str, typer.Option(metavar="validation|test", help="Which points to learn from.")

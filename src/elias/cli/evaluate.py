@@ -17,6 +17,7 @@ from elias.cli.options import (
     DataPath,
     DeviceName,
     LabelsColumn,
+    RunPath,
     Separator,
     TextColumn,
     read_corpus,
@@ -37,7 +38,7 @@ RECALL_KS = (10, 20, 100)
 
 
 def evaluate(  # noqa: PLR0913 - each is an option of its own
-    run: Annotated[Path, typer.Argument(metavar="RUN", help="A run, or a saved model.")],
+    run: RunPath,
     data: DataPath,
     split: Annotated[
         str, typer.Option(metavar="test|validation", help="Which points to evaluate on.")

@@ -13,6 +13,7 @@ if TYPE_CHECKING:
 DataPath = Annotated[
     Path, typer.Argument(metavar="DATA", help="A corpus: a file or folder in any known format.")
 ]
+RunPath = Annotated[Path, typer.Argument(metavar="RUN", help="A run, or a saved model.")]
 TextColumn = Annotated[
     str | None,
     typer.Option(
