@@ -34,5 +34,5 @@ step() { # limit, name of the JSON, options
     step 100 gpu_step --compile on --shapes 131K 2.8M 670K
     part 50 benchmarks/gpu_predict.py --quick --compile on --batches 512 --shapes 131K 2.8M 670K
     step 60 gpu_step_captured --captured --no-kernels --compile on --shapes 2.8M 131K 670K
-    step 75 gpu_step_graphs --no-head --compile graphs --shapes 2.8M
+    step 75 gpu_step_captured --no-head --captured --compile on --shapes 2.8M
 } | tee "$out/final.log"

@@ -22,7 +22,9 @@ from gpu_setup import (
     table,
 )
 
+from elias.data.batches import Rectangle
 from elias.model.elias import SearchSizes
+from elias.model.inference import Ranking
 from elias.training.loop import tensor_cores
 
 TOP_K = 100
@@ -38,8 +40,16 @@ def predict(shape, encoder, device, given, batch_size):
     rows = torch.randn(batch_size, DIM, device=device)
     torch.cuda.reset_peak_memory_stats()
 
+    ranking = Ranking(model, sizes, TOP_K)
+    given_as = [batch.tokens for batch in batches]
+    if given.captured and ranking.recorded is not None:
+        given_as = [
+            Rectangle(tokens.ids.view(batch_size, -1), tokens.lengths(), full=True)
+            for tokens in given_as
+        ]
+
     def whole(i):
-        return model.rank(model.encoder(batches[i % len(batches)].tokens).float(), sizes, TOP_K)
+        return ranking(given_as[i % len(batches)])
 
     with torch.inference_mode():
         answer = {
@@ -57,12 +67,13 @@ def main():
     parser.add_argument("--batches", nargs="*", type=int, default=[1, 32, 512])
     parser.add_argument("--repeat", type=int, default=30)
     parser.add_argument("--quick", action="store_true", help="10 repeats, encoder not compiled")
-    parser.add_argument("--compile", default=None, choices=["off", "on", "graphs"])
+    parser.add_argument("--compile", default=None, choices=["off", "on"])
+    parser.add_argument("--captured", action="store_true", help="as CUDA graphs")
     parser.add_argument("--no-encoder", action="store_true")
     given = parser.parse_args()
     if given.quick:
         given.repeat = 10
-    given.compile = given.compile or ("off" if given.quick else "graphs")
+    given.compile = given.compile or ("off" if given.quick else "on")
     device = torch.device("cuda")
     results, rows = Results(given.out, "gpu_predict"), []
     with tensor_cores():

@@ -88,7 +88,7 @@ class Rows(TextEncoder):
         return self.vectors[: len(batch)].clone()
 
 
-def bert_base(n_tokens, device, compiled="off", *, layers=12, width=DIM):
+def bert_base(n_tokens, device, compiled="off", *, layers=12, width=DIM, dropout=0.1):
     """The encoder in the shape of BERT-base, weights random."""
     config = EncoderConfig(
         kind="transformer",
@@ -96,8 +96,11 @@ def bert_base(n_tokens, device, compiled="off", *, layers=12, width=DIM):
         max_length=n_tokens,
         pooling="cls",
         compile=compiled,
+        dropout=0.5 if dropout else 0.0,
     )
     settings = BertConfig(
+        hidden_dropout_prob=dropout,
+        attention_probs_dropout_prob=dropout,
         num_hidden_layers=layers,
         hidden_size=width,
         num_attention_heads=width // 64,

@@ -27,12 +27,13 @@ from gpu_setup import (
 )
 from naive_step import NaiveStep
 
+from elias.data.batches import Rectangle
 from elias.kernels import expand_beam, triton_loss, triton_paths, triton_rows, triton_search
 from elias.kernels.triton_update import LinearState, adamw_edges, adamw_pairs
 from elias.kernels.update import AdamWRates
 from elias.model.elias import SearchSizes
 from elias.model.losses import label_loss, shortlist_loss
-from elias.training.captured import CapturedHead
+from elias.training.captured import CapturedStep
 from elias.training.loop import tensor_cores
 from elias.training.optim import Optimizer
 
@@ -90,17 +91,27 @@ def step_by_parts(shape, model, optimizer, batches, repeat):
 
 def whole_step(shape, model, optimizer, batches, given):
     sizes = sizes_of(shape)
-    options = {"shortlist_weight": 0.05, "mean": False}
-    captured = CapturedHead(model, sizes, optimizer.gradients, **options, waits=False)
+    options = {"shortlist_weight": 0.05, "mean": False, "gradients": optimizer.gradients}
+    encoder = model.encoder
+    captured = CapturedStep(
+        model,
+        optimizer.gradients,
+        lambda *batch: model.losses_of(*batch, sizes, **options),
+        waits=False,
+        batch_size=shape.batch,
+    )
+    squares = [
+        Rectangle(batch.tokens.ids.view(shape.batch, -1), batch.tokens.lengths(), full=True)
+        for batch in batches
+    ]
 
     def step(i):
-        batch = batches[i % len(batches)]
-        losses = (
-            captured.losses(*batch)
-            if given.captured
-            else model.losses(*batch, sizes, **options, gradients=optimizer.gradients)
-        )
-        losses.total.backward()
+        i %= len(batches)
+        batch = batches[i]
+        if given.captured and encoder.takes_rectangles:
+            captured(squares[i], batch.positives, batch.parents)
+        else:
+            model.losses(*batch, sizes, **options).total.backward()
         optimizer.step(1.0)
 
     return median_ms(step, given.repeat)
@@ -118,7 +129,7 @@ def our_side(shape, device, given, encoder, compact):
     optimizer = Optimizer(model, STAGE)
     answer = {"step_ms": whole_step(shape, model, optimizer, batches, given)}
     answer["peak_gib"] = gib()
-    if not given.captured:
+    if not given.captured or not encoder.takes_rectangles:
         parts = step_by_parts(shape, model, optimizer, batches, given.repeat)
         answer["parts_ms"] = parts
         # in a step that keeps the GPU busy this is free of the host's time
@@ -420,7 +431,9 @@ def main():
     parser.add_argument("--repeat", type=int, default=20)
     parser.add_argument("--quick", action="store_true", help="fewer repeats, one storage")
     parser.add_argument("--no-naive", action="store_true")
-    parser.add_argument("--captured", action="store_true", help="all but the encoder as a graph")
+    parser.add_argument(
+        "--captured", action="store_true", help="losses and gradients as a CUDA graph"
+    )
     parser.add_argument("--no-head", action="store_true")
     parser.add_argument("--no-whole", action="store_true")
     parser.add_argument("--no-kernels", action="store_true", help="no times of single kernels")
@@ -430,7 +443,7 @@ def main():
         "--compile",
         nargs="+",
         default=["off"],
-        choices=["off", "on", "graphs"],
+        choices=["off", "on"],
         help="of the encoder; each but off compiles for a minute or so per shape",
     )
     given = parser.parse_args()

@@ -36,10 +36,12 @@ class EncoderConfig:
     """transformer: trade time for memory."""
     precision: Literal["auto", "float32", "bfloat16"] = "auto"
     """transformer: ``auto`` is bfloat16 autocast on a GPU and float32 on a CPU."""
-    compile: Literal["off", "on", "graphs"] = "off"
+    compile: Literal["off", "on"] = "off"
     """transformer, on a GPU: ``on`` compiles a layer with torch.compile, for some seconds at the
-    start; ``graphs`` compiles the whole, for a minute or two, and captures it in CUDA graphs, which
-    pays for batches of few tokens, all of one length."""
+    start."""
+    capture: bool = True
+    """transformer, on a GPU: record training steps and long predictions as CUDA graphs, each one
+    launch; texts are padded to a multiple of 8 tokens for it."""
     dim: int = 256
     """bag: D, the width of φ."""
     hidden_dim: int = 512

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar
 
 import numpy as np
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 if TYPE_CHECKING:
@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 _WAIT_SECONDS = 0.1
+_LENGTH_MULTIPLE = 8
 _LIKE_LENGTH_BATCHES = 50  # texts are sorted by length within this many batches
 
 
@@ -62,6 +63,33 @@ class TokenBatch:
     def lengths(self) -> Int[Tensor, " B"]:
         """Return the number of tokens of each text."""
         return self.offsets[1:] - self.offsets[:-1]
+
+
+@dataclass(frozen=True, slots=True)
+class Rectangle:
+    """The tokens of B texts, each padded to the same length."""
+
+    ids: Int[Tensor, "B T"]
+    lengths: Int[Tensor, " B"]
+    full: bool
+    """Whether no text has padding."""
+
+    def __len__(self) -> int:
+        """Return B."""
+        return len(self.lengths)
+
+    def to(self, device: torch.device) -> Rectangle:
+        """Return the batch on a device."""
+        return Rectangle(send(self.ids, device), send(self.lengths, device), self.full)
+
+    def pinned(self) -> Rectangle:
+        """Return the batch in memory that a GPU reads without help."""
+        return Rectangle(self.ids.pin_memory(), self.lengths.pin_memory(), self.full)
+
+    def inside(self) -> Bool[Tensor, "B T"]:
+        """Return which of the ids are the texts'; of an empty text the first, all padding."""
+        position = torch.arange(self.ids.shape[1], device=self.ids.device)
+        return position < self.lengths.clamp(min=1).unsqueeze(1)
 
 
 def send(tensor: Tensor, device: torch.device) -> Tensor:
@@ -155,6 +183,26 @@ def collate(tokens: Tokens, rows: NDArray[np.int64]) -> TokenBatch:
         longest=int(taken.lengths.max(initial=0)),
         weights=weights,
     )
+
+
+def rectangle(tokens: Tokens, rows: NDArray[np.int64], *, pad_id: int, longest: int) -> Rectangle:
+    """Gather the tokens of ``rows``, padded to the next multiple of 8 or to ``longest``.
+
+    So few lengths occur.
+
+    >>> from elias.data.tokens import Tokens
+    >>> texts = Tokens(offsets=np.array([0, 2, 3]), ids=np.array([5, 6, 7], dtype=np.int32))
+    >>> rectangle(texts, np.array([1, 0]), pad_id=0, longest=32).ids[:, :3].tolist()
+    [[7, 0, 0], [5, 6, 0]]
+    """
+    taken = tokens.take(rows)
+    lengths = taken.lengths
+    eighths = max(1, -(-int(lengths.max(initial=0)) // _LENGTH_MULTIPLE))
+    width = min(eighths * _LENGTH_MULTIPLE, longest)
+    ids = np.full((len(rows), width), pad_id, dtype=np.int64)
+    ids[np.arange(width) < lengths[:, None]] = taken.ids
+    full = bool((lengths == width).all())
+    return Rectangle(torch.from_numpy(ids), torch.from_numpy(lengths), full)
 
 
 def positives_of(labels: csr_matrix, rows: NDArray[np.int64]) -> Int[Tensor, "B Y"]:

@@ -11,7 +11,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from elias.config import EncoderConfig
-from elias.data.batches import TokenBatch
+from elias.data.batches import Rectangle, TokenBatch
 from elias.data.features import Featurizer
 from elias.data.tokens import Tokens
 from elias.kernels import bag_sum
@@ -44,6 +44,17 @@ class TextEncoder(nn.Module):
 
     def prepare(self, device: torch.device) -> None:
         """Get ready for long work on a device."""
+
+    takes_rectangles: bool = False
+    """Whether it reads padded texts as well (`embed`), so that its work can be recorded."""
+    pad_id: int = 0
+    """What pads them."""
+    longest: int = 0
+    """The most tokens they can have."""
+
+    def embed(self, batch: Rectangle) -> Float[Tensor, "B D"]:
+        """Return φ(x) for each of the padded texts, as `forward` does."""
+        raise NotImplementedError
 
     @abstractmethod
     def forward(self, batch: TokenBatch) -> Float[Tensor, "B D"]:

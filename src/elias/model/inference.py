@@ -4,26 +4,42 @@ from __future__ import annotations
 
 from collections import deque
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, NamedTuple
+from functools import partial
+from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 import numpy as np
 import torch
 
-from elias.data.batches import Received, ahead, collate, n_batches, ordered_batches, receive
+from elias.data.batches import (
+    Received,
+    Rectangle,
+    TokenBatch,
+    ahead,
+    collate,
+    n_batches,
+    ordered_batches,
+    receive,
+    rectangle,
+)
+from elias.kernels.device import runs_triton
+from elias.kernels.graphs import Recorded, Recorder
 from elias.progress import progress
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
     from numpy.typing import NDArray
     from torch import Tensor, nn
 
-    from elias.data.batches import TokenBatch
     from elias.data.tokens import Tokens
+    from elias.kernels.graphs import Record
     from elias.model.elias import EliasModel, SearchSizes
     from elias.model.encoder import TextEncoder
 
+Batch = TypeVar("Batch", TokenBatch, Rectangle, TokenBatch | Rectangle)
+
 BATCH_SIZE = 256
+_MANY = 64  # batches that pay for recording CUDA graphs
 _IN_FLIGHT = 2  # batches whose results may still be on their way from a GPU
 
 
@@ -54,8 +70,11 @@ def rank_all(
         ids[rows, : found.shape[1]] = found.numpy()
         scores[rows, : found.shape[1]] = p.wait().numpy()
 
-    for rows, batch in _batches(model, tokens, batch_size, "Searching"):
-        labels, p = model.rank(model.encoder(batch).float(), sizes, width, blocked)
+    rank = Ranking(model, sizes, width, blocked)
+    many = len(tokens) >= _MANY * batch_size
+    gather = _gather(model.encoder, tokens, padded=rank.recorded is not None and many)
+    for rows, batch in _batches(model, tokens, batch_size, "Searching", gather):
+        labels, p = rank(batch)
         kept.append((rows, receive(labels), receive(p)))
         if len(kept) > _IN_FLIGHT:
             write(*kept.popleft())
@@ -64,12 +83,43 @@ def rank_all(
     return Ranked(ids, scores)
 
 
+class Ranking:
+    """`EliasModel.rank` of batches; of rectangles recorded, once for each shape."""
+
+    def __init__(
+        self,
+        model: EliasModel,
+        sizes: SearchSizes,
+        top_k: int,
+        blocked: Tensor | None = None,
+        record: Record[tuple[Tensor, Tensor]] | None = None,
+    ) -> None:
+        self._model = model
+        self._asked = sizes, top_k, blocked
+        weight = model.labels.weight
+        if record is None and model.encoder.takes_rectangles and runs_triton(weight):
+            record = Recorder(weight.device)
+        self.recorded = None if record is None else Recorded(self._rank, record)
+        """What ranks rectangles by one launch, where that can be done."""
+
+    def __call__(self, batch: TokenBatch | Rectangle) -> tuple[Tensor, Tensor]:
+        """Return the labels and their p; of a rectangle, until the next call."""
+        if isinstance(batch, Rectangle):
+            assert self.recorded is not None
+            return self.recorded(batch.ids, batch.lengths, full=batch.full)
+        return self._model.rank(self._model.encoder(batch).float(), *self._asked)
+
+    def _rank(self, ids: Tensor, lengths: Tensor, *, full: bool) -> tuple[Tensor, Tensor]:
+        embedding = self._model.encoder.embed(Rectangle(ids, lengths, full)).float()
+        return self._model.rank(embedding, *self._asked)
+
+
 def embed_all(
     encoder: TextEncoder, tokens: Tokens, *, batch_size: int = BATCH_SIZE
 ) -> NDArray[np.float32]:
     """Return φ(x) of every text (N, D)."""
     embedding = np.zeros((len(tokens), encoder.dim), dtype=np.float32)
-    for rows, batch in _batches(encoder, tokens, batch_size, "Embedding"):
+    for rows, batch in _batches(encoder, tokens, batch_size, "Embedding", partial(collate, tokens)):
         embedding[rows] = encoder(batch).float().cpu().numpy()
     return embedding
 
@@ -81,22 +131,36 @@ def cluster_all(
     width = min(beam_size, model.graph.n_clusters)
     beams = np.zeros((len(tokens), width), dtype=np.int64)
     scores = np.zeros((len(tokens), width), dtype=np.float32)
-    for rows, batch in _batches(model, tokens, batch_size, "Finding clusters"):
+    gather = partial(collate, tokens)
+    for rows, batch in _batches(model, tokens, batch_size, "Finding clusters", gather):
         best = model.unsaturated_log(model.encoder(batch).float()).topk(width, dim=1)
         beams[rows] = best.indices.cpu().numpy()
         scores[rows] = best.values.clamp(max=0).exp().cpu().numpy()
     return beams, scores
 
 
+def _gather(
+    encoder: TextEncoder, tokens: Tokens, *, padded: bool
+) -> Callable[[NDArray[np.int64]], TokenBatch | Rectangle]:
+    """Return what makes a batch of rows."""
+    if not padded:
+        return partial(collate, tokens)
+    return partial(rectangle, tokens, pad_id=encoder.pad_id, longest=encoder.longest)
+
+
 def _batches(
-    model: nn.Module, tokens: Tokens, batch_size: int, description: str
-) -> Iterator[tuple[NDArray[np.int64], TokenBatch]]:
+    model: nn.Module,
+    tokens: Tokens,
+    batch_size: int,
+    description: str,
+    gather: Callable[[NDArray[np.int64]], Batch],
+) -> Iterator[tuple[NDArray[np.int64], Batch]]:
     device = next(model.parameters()).device
     total = n_batches(len(tokens), batch_size)
     on_gpu = device.type == "cuda"
 
-    def make(rows: NDArray[np.int64]) -> tuple[NDArray[np.int64], TokenBatch]:
-        batch = collate(tokens, rows)
+    def make(rows: NDArray[np.int64]) -> tuple[NDArray[np.int64], Batch]:
+        batch = gather(rows)
         return rows, batch.pinned() if on_gpu else batch
 
     with evaluating(model), progress(description, total) as advance:

@@ -27,7 +27,7 @@ from transformers.initialization import no_init_weights
 from transformers.utils import logging as transformers_logging
 
 from elias.config import EncoderConfig
-from elias.data.batches import TokenBatch
+from elias.data.batches import Rectangle, TokenBatch
 from elias.data.tokens import Tokens
 from elias.errors import ConfigError, ModelError
 from elias.model.encoder import TextEncoder
@@ -86,7 +86,10 @@ class TransformerEncoder(TextEncoder):
         self.tokenizer = tokenizer
         self.tokenizer.no_padding()
         self.tokenizer.enable_truncation(config.max_length)
-        self.pad_id: int = getattr(settings, "pad_token_id", None) or 0
+        self.longest = config.max_length
+        # recomputing asks for the state of chance, which a graph cannot be asked
+        self.takes_rectangles = config.capture and not config.gradient_checkpointing
+        self.pad_id = getattr(settings, "pad_token_id", None) or 0
         width: int = settings.hidden_size
         self.dim = config.bottleneck or width
         self.bottleneck = nn.Linear(width, self.dim) if config.bottleneck else nn.Identity()
@@ -192,9 +195,19 @@ class TransformerEncoder(TextEncoder):
     def forward(self, batch: TokenBatch) -> Float[Tensor, "B D"]:
         """Return φ(x) for each text."""
         ids, inside = pad(batch, self.pad_id)
+        return self._embed(ids, inside, full=len(batch.ids) == inside.numel())
+
+    def embed(self, batch: Rectangle) -> Float[Tensor, "B D"]:
+        """Return φ(x) for each of the padded texts, as `forward` does."""
+        return self._embed(batch.ids, batch.inside(), full=batch.full)
+
+    def _embed(
+        self, ids: Int[Tensor, "B T"], inside: Bool[Tensor, "B T"], *, full: bool
+    ) -> Float[Tensor, "B D"]:
         device = ids.device.type
+        mask = None if full else self._attention_mask(inside)
         with torch.autocast(device, torch.bfloat16, enabled=self._autocasts(device)):
-            output = self._run(ids, self._attention_mask(batch, inside))
+            output = self._run(ids, mask)
         hidden = output.last_hidden_state.float()  # (B, T, width)
         pooled = hidden[:, 0].clone() if self.pooling == "cls" else mean_pool(hidden, inside)
         embedding: Tensor = self.dropout(self.bottleneck(pooled))
@@ -203,28 +216,24 @@ class TransformerEncoder(TextEncoder):
     def prepare(self, device: torch.device) -> None:
         """Compile the transformer on a GPU where the configuration wants it.
 
-        ``on`` compiles one layer for all: they are alike, so the code of one serves the others, and
-        that takes seconds. ``graphs`` compiles the whole and captures it, which takes a minute.
+        One layer is compiled for all: they are alike, so the code of one serves the others, and
+        that takes seconds. A transformer built otherwise is compiled as a whole.
         """
         if self._compile == "off" or device.type != "cuda":
             return
         layers = _like_layers(self.transformer)
-        if self._compile == "on" and layers:
+        if layers:
             for layer in layers:
                 layer.compile()
             object.__setattr__(self, "_compiled", self.transformer)
             return
-        mode = "reduce-overhead" if self._compile == "graphs" else None
         # kept out of the module's children: it would appear twice in the saved weights
-        object.__setattr__(self, "_compiled", torch.compile(self.transformer, mode=mode))
+        object.__setattr__(self, "_compiled", torch.compile(self.transformer))
 
     def _run(self, ids: Int[Tensor, "B T"], mask: Tensor | None) -> Any:
         """Run the transformer, compiled if it is; as it is from the time that fails."""
         if self._compiled is None:
             return self.transformer(input_ids=ids, attention_mask=mask)
-        if self._compile == "graphs":
-            begin: Any = torch.compiler.cudagraph_mark_step_begin
-            begin()
         try:
             return self._compiled(input_ids=ids, attention_mask=mask)
         except torch.OutOfMemoryError:
@@ -246,10 +255,8 @@ class TransformerEncoder(TextEncoder):
     def _autocasts(self, device: str) -> bool:
         return self.precision == "bfloat16" or (self.precision == "auto" and device == "cuda")
 
-    def _attention_mask(self, batch: TokenBatch, inside: Bool[Tensor, "B T"]) -> Tensor | None:
-        """Return which tokens may be looked at, in the form that costs least; None: all."""
-        if len(batch.ids) == inside.numel():
-            return None
+    def _attention_mask(self, inside: Bool[Tensor, "B T"]) -> Tensor:
+        """Return which tokens may be looked at, in the form that costs least."""
         settings = self.transformer.config
         decoder = getattr(settings, "is_decoder", False)
         ready = settings._attn_implementation == "sdpa" and not decoder

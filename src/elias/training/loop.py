@@ -16,11 +16,13 @@ import numpy as np
 import torch
 
 from elias.data.batches import (
+    Rectangle,
     TokenBatch,
     ahead,
     collate,
     n_batches,
     positives_of,
+    rectangle,
     send,
     shuffled_batches,
 )
@@ -28,6 +30,7 @@ from elias.errors import RunError
 from elias.model.elias import SearchSizes
 from elias.model.one_vs_all import OneVsAll
 from elias.progress import progress
+from elias.training.captured import CapturedStep, pad_positives
 from elias.training.checkpoints import Checkpoint, prefixed, under
 from elias.training.optim import Optimizer, WeightAverage, schedule
 
@@ -113,6 +116,8 @@ class _Course(NamedTuple):
     average: WeightAverage
     best: _Best
     device: torch.device
+    captured: CapturedStep | None = None
+    """What computes a step's gradients, where a GPU can repeat it by one launch."""
 
 
 @contextmanager
@@ -149,7 +154,9 @@ class StageLoop:
 
     def _run(self, device: torch.device) -> int:
         average = WeightAverage(self.model)
-        course = _Course(Optimizer(self.model, self.stage), average, _Best(), device)
+        optimizer = Optimizer(self.model, self.stage)
+        captured = self._captured(optimizer)
+        course = _Course(optimizer, average, _Best(), device, captured)
         best = course.best
         epoch = self._begin(1, device) if self.resumed is None else self._take_up(course)
         while True:
@@ -185,10 +192,9 @@ class StageLoop:
         title = f"{self.stage.name} epoch {epoch.number}/{self.stage.epochs}"
         with progress(title, per_epoch) as advance:
             advance(epoch.step)
-            for tokens, positives in self._batches(epoch, course.device):
+            for tokens, positives in self._batches(epoch, course):
                 scale = schedule(optimizer.steps, n_steps, self.stage.warmup)
-                losses = self._losses(tokens, positives, epoch.parents, optimizer, scale)
-                losses[0].backward()  # type: ignore[no-untyped-call]
+                losses = self._gradients(tokens, positives, epoch.parents, course, scale)
                 optimizer.step(scale)
                 epoch.totals += torch.stack([part.detach() for part in losses])
                 epoch.unchecked.append(losses[0].detach())
@@ -270,22 +276,82 @@ class StageLoop:
         rng.bit_generator.state = order
         return shuffled_batches(self.points.tokens.lengths, self.stage.batch_size, rng)
 
-    def _batches(self, epoch: _Epoch, device: torch.device) -> Iterator[tuple[TokenBatch, Tensor]]:
+    def _batches(
+        self, epoch: _Epoch, course: _Course
+    ) -> Iterator[tuple[TokenBatch | Rectangle, Tensor]]:
         """Yield the tokens and positives of an epoch's batches to come, on the device.
 
         For a GPU a thread collates them while the batch before is computed.
         """
-        lengths, on_gpu = self.points.tokens.lengths, device.type == "cuda"
+        lengths, device = self.points.tokens.lengths, course.device
+        encoder, on_gpu = self.model.encoder, device.type == "cuda"
 
-        def make(rows: NDArray[np.int64]) -> tuple[TokenBatch, Tensor]:
-            tokens = collate(self.points.tokens, rows)
+        def make(rows: NDArray[np.int64]) -> tuple[TokenBatch | Rectangle, Tensor]:
+            tokens: TokenBatch | Rectangle
             positives = positives_of(self.points.labels, rows)
+            if course.captured is None:
+                tokens = collate(self.points.tokens, rows)
+            else:
+                tokens = rectangle(
+                    self.points.tokens, rows, pad_id=encoder.pad_id, longest=encoder.longest
+                )
+                positives = pad_positives(positives, self._beam_size, self.model.n_labels)
             return (tokens.pinned(), positives.pin_memory()) if on_gpu else (tokens, positives)
 
         rows = shuffled_batches(lengths, self.stage.batch_size, self.rng)
         made = map(make, islice(rows, epoch.step, None))
         for tokens, positives in ahead(made) if on_gpu else made:
             yield tokens.to(device), send(positives, device)
+
+    @property
+    def _beam_size(self) -> int:
+        assert self.config.index.train_clusters is not None
+        return self.config.index.train_clusters
+
+    def _sizes_for(self, positives: Tensor) -> SearchSizes:
+        """Return how wide a step searches: a parent of every positive has its place."""
+        shortlist_size = self.config.index.shortlist_size
+        assert shortlist_size is not None
+        return SearchSizes(max(self._beam_size, positives.shape[1]), shortlist_size)
+
+    def _captured(self, optimizer: Optimizer) -> CapturedStep | None:
+        if optimizer.gradients is None or not self.model.encoder.takes_rectangles:
+            return None
+
+        def losses(embedding: Tensor, positives: Tensor, parents: Tensor) -> Losses:
+            return self.model.losses_of(
+                embedding,
+                positives,
+                parents,
+                self._sizes_for(positives),
+                shortlist_weight=self.stage.shortlist_loss_weight,
+                mean=self.config.loss.reduction == "mean",
+                gradients=optimizer.gradients,
+            )
+
+        return CapturedStep(
+            self.model,
+            optimizer.gradients,
+            losses,
+            waits=self.stage.index_every > 1,
+            batch_size=self.stage.batch_size,
+        )
+
+    def _gradients(
+        self,
+        tokens: TokenBatch | Rectangle,
+        positives: Tensor,
+        parents: Tensor,
+        course: _Course,
+        scale: float,
+    ) -> Losses:
+        """Return the losses of a batch, their gradients left for the optimizer."""
+        if isinstance(tokens, Rectangle):
+            assert course.captured is not None
+            return course.captured(tokens, positives, parents[positives])
+        losses = self._losses(tokens, positives, parents, course.optimizer, scale)
+        losses[0].backward()  # type: ignore[no-untyped-call]
+        return losses
 
     def _losses(
         self,
@@ -295,11 +361,7 @@ class StageLoop:
         optimizer: Optimizer,
         scale: float,
     ) -> Losses:
-        index = self.config.index
         mean = self.config.loss.reduction == "mean"
-        assert index.train_clusters is not None
-        assert index.shortlist_size is not None
-        wide = max(index.train_clusters, positives.shape[1])
         if isinstance(self.model, OneVsAll):
             update = optimizer.label_update(scale)
             return self.model.all_losses(tokens, positives, mean=mean, update=update)
@@ -307,7 +369,7 @@ class StageLoop:
             tokens,
             positives,
             parents[positives],
-            SearchSizes(wide, index.shortlist_size),
+            self._sizes_for(positives),
             shortlist_weight=self.stage.shortlist_loss_weight,
             mean=mean,
             gradients=optimizer.gradients,

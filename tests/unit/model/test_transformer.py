@@ -424,14 +424,12 @@ def test_minilm_finds_a_paraphrase_closer_than_another_sentence():
     assert close > 0.5 > far
 
 
-@pytest.mark.parametrize("how", ["on", "graphs"])
-def test_where_compiling_fails_the_encoder_goes_on_without(how, tiny_bert, monkeypatch, caplog):
+def test_where_compiling_fails_the_encoder_goes_on_without(tiny_bert, monkeypatch, caplog):
     def broken(*_, **__):
         raise RuntimeError("no compiler")
 
     monkeypatch.setattr(torch, "compile", lambda *_, **__: broken)
-    monkeypatch.setattr(torch.compiler, "cudagraph_mark_step_begin", lambda: None)
-    plain, encoder = make_encoder(tiny_bert), make_encoder(tiny_bert, compile=how)
+    plain, encoder = make_encoder(tiny_bert), make_encoder(tiny_bert, compile="on")
     names = list(encoder.state_dict())
 
     encoder.prepare(torch.device("cuda"))

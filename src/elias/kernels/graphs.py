@@ -1,0 +1,95 @@
+"""CUDA graphs: work recorded once and repeated by one launch.
+
+A GPU finishes the kernels of a small batch sooner than the host can launch them one by one.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from typing import Any, Generic, TypeAlias, TypeVar
+
+import torch
+from torch import Tensor
+
+logger = logging.getLogger(__name__)
+
+_MOST_GRAPHS = 16  # other shapes run as they are
+
+Found = TypeVar("Found")
+Record: TypeAlias = Callable[[Callable[[], Found]], tuple[Callable[[], object], Found]]
+"""Does some work; returns what repeats it, and what it found, always in the same memory."""
+
+
+class Recorder:
+    """Records work as CUDA graphs that share their memory.
+
+    So what one of them found is gone when the next is repeated. What the work reads must stay where
+    it is, and shapes as they are.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        make_stream: Any = torch.cuda.Stream
+        self._stream = make_stream(device)
+        self._pool: Any = None
+
+    def __call__(self, work: Callable[[], Found]) -> tuple[Callable[[], object], Found]:
+        """Do the work, record it, and return what repeats it and where it leaves its results."""
+        if self._pool is None:
+            pool: Any = torch.cuda.graph_pool_handle
+            self._pool = pool()
+        current = torch.cuda.current_stream()
+        self._stream.wait_stream(current)
+        graph: Any = torch.cuda.CUDAGraph()
+        with torch.cuda.stream(self._stream):
+            work()  # kernels are compiled and loaded before, not while it is recorded
+            torch.cuda.synchronize()
+            # thread_local: the thread that makes the next batches may go on pinning memory
+            graph.capture_begin(pool=self._pool, capture_error_mode="thread_local")
+            try:
+                found = work()
+            finally:
+                graph.capture_end()
+        current.wait_stream(self._stream)
+        return graph.replay, found
+
+
+class Recorded(Generic[Found]):
+    """Work on tensors, recorded once for each of their shapes.
+
+    Where recording fails it goes on without, and says so.
+    """
+
+    def __init__(self, work: Callable[..., Found], record: Record[Found]) -> None:
+        self._work, self._record = work, record
+        self._runs: dict[object, tuple[list[Tensor], Callable[[], object], Found]] = {}
+        self._failed = False
+
+    def __call__(self, *inputs: Tensor, **options: bool) -> Found:
+        """Return what the work finds; the next call may overwrite it."""
+        key = (*(part.shape for part in inputs), *options.items())
+        if key not in self._runs and not self._new(key, inputs, options):
+            return self._work(*inputs, **options)
+        own, repeat, found = self._runs[key]
+        for part, given in zip(own, inputs, strict=True):
+            part.copy_(given, non_blocking=True)
+        repeat()
+        return found
+
+    def _new(self, key: object, inputs: tuple[Tensor, ...], options: dict[str, bool]) -> bool:
+        """Record the work for one more shape; say whether that was done."""
+        if self._failed or len(self._runs) == _MOST_GRAPHS:
+            return False
+        own = [part.clone() for part in inputs]
+        try:
+            self._runs[key] = own, *self._record(lambda: self._work(*own, **options))
+        except torch.OutOfMemoryError:
+            raise
+        except Exception as error:  # whatever a driver may say
+            reason = str(error).strip().split("\n")[0]
+            name = type(error).__name__
+            logger.warning(
+                "encoder.capture: no CUDA graph (%s: %s); going on without", name, reason
+            )
+            self._failed = True
+        return not self._failed
