@@ -78,10 +78,14 @@ def main():
     parser.add_argument("--words", type=int, default=15, help="per text")
     parser.add_argument("--repeat", type=int, default=200)
     parser.add_argument("--out", type=Path, help="folder for cpu_predict.json")
+    parser.add_argument("--save", type=Path, help="only write the model there, for serve_load.py")
     given = parser.parse_args()
     rng = np.random.default_rng(0)
     texts = texts_of(2_000, rng, given.words)
     model = make_model(given, texts, rng)
+    if given.save:
+        print(model.save_pretrained(given.save))
+        return
     weight = model.model.labels.weight
 
     def every_label(batch):

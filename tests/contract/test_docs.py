@@ -1,8 +1,6 @@
 """What the documentation shows is true: code runs, commands exist, links lead somewhere.
 
-A document is played from top to bottom in an empty folder. A block with a ``title`` is a file of
-that name; Python runs as it stands; a ``console`` block is commands after ``$`` and what they say,
-``…`` standing for anything; a ``sh`` block runs below ``<!-- run -->``, and elsewhere is parsed.
+`playing.py` says how a document is played.
 """
 
 import os
@@ -10,123 +8,65 @@ import re
 import runpy
 import shlex
 import subprocess
-import sys
-from dataclasses import dataclass, fields, is_dataclass
-from pathlib import Path
+from dataclasses import fields, is_dataclass
 from typing import get_args, get_type_hints
 
 import pytest
 from typer.main import get_command
 
+from contract.playing import ROOT, Stage, blocks_of, warm_interpreter
 from elias.cli.app import app
 from elias.cli.train import chosen_config
 from elias.config import EliasConfig
 from elias.data.formats.columns import LABELS, TEXT
 
-ROOT = Path(__file__).parents[2]
-DOCUMENTS = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
+DOCUMENTS = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
 SCRIPTS = sorted((ROOT / "scripts").rglob("*.sh"))
 OURS = [*DOCUMENTS, *SCRIPTS, ROOT / "CHANGELOG.md", *sorted((ROOT / "docs").rglob("*.svg"))]
 
-BLOCK = re.compile(
-    r"(?:^<!-- run(?:: (?P<first>[^\n]*))? -->\n)?"
-    r'^```(?P<language>\w+)(?: title="(?P<title>[^"]+)")?\n(?P<body>.*?)^```$',
-    re.MULTILINE | re.DOTALL,
-)
 INDENTED = re.compile(r"^    (?P<line>elias .*)$", re.MULTILINE)
 LINK = re.compile(r"\]\((?P<target>[^)\s]+)\)")
 
 
-@dataclass(frozen=True)
-class Block:
-    """A fenced block, and whether a mark above it asks to run it."""
-
-    language: str
-    body: str
-    title: str | None
-    marked: bool
-    first: str | None
-    """A command to run before it."""
+PLAYED = [path for path in DOCUMENTS if any(block.runs for block in blocks_of(path))]
 
 
-def blocks_of(document):
-    for found in BLOCK.finditer(document.read_text(encoding="utf8")):
-        marked = found[0].startswith("<!-- run")
-        yield Block(found["language"], found["body"], found["title"], marked, found["first"])
-
-
-def runs(block):
-    return block.language in ("python", "console") or block.marked
-
-
-PLAYED = [path for path in DOCUMENTS if any(map(runs, blocks_of(path)))]
-
-
-NEEDS = {"exchange.md": "onnxscript"}
+NEEDS = {"exchange.md": "onnxscript", "serving.md": "uvicorn"}
 """Packages of an extra that a document shows the use of."""
 
 
-class Stage:
-    """A folder to play a document in, where ``elias`` is this source tree's."""
-
-    def __init__(self, folder):
-        self.folder = folder / "here"
-        self.folder.mkdir()
-        tools = folder / "tools"
-        tools.mkdir()
-        (tools / "elias").write_text(f'#!/bin/sh\nexec "{sys.executable}" -m elias "$@"\n')
-        (tools / "elias").chmod(0o755)
-        self.environment = {
-            **os.environ,
-            "PATH": f"{tools}{os.pathsep}{os.environ['PATH']}",
-            "PYTHONPATH": str(ROOT / "src"),
-            "XDG_CACHE_HOME": str(folder / "cache"),
-        }
-
-    def run(self, *command):
-        return subprocess.run(
-            command,
-            cwd=self.folder,
-            env=self.environment,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            encoding="utf8",
-            check=False,
-        )
-
-    def must_run(self, *command):
-        done = self.run(*command)
-        assert done.returncode == 0, done.stdout
-
-    def play(self, block):
-        if block.first:
-            self.must_run("bash", "-euo", "pipefail", "-c", block.first)
-        if block.title is not None:
-            path = self.folder / block.title
-            path.parent.mkdir(parents=True, exist_ok=True)
-            path.write_text(block.body, encoding="utf8", newline="\n")
-        elif block.language == "python":
-            self.must_run(sys.executable, "-W", "error", "-c", block.body)
-        elif block.language == "console":
-            self.converse(block.body)
-        elif block.marked:
-            self.must_run("bash", "-euo", "pipefail", "-c", block.body)
-
-    def converse(self, body):
-        for exchange in re.split(r"^\$ ", body, flags=re.MULTILINE)[1:]:
-            command, _, answer = exchange.partition("\n")
-            said = self.run("bash", "-c", command).stdout
-            expected = ".*".join(map(re.escape, answer.split("…")))
-            assert re.fullmatch(expected, said), f"$ {command}\n{said}\ninstead of\n{answer}"
+@pytest.fixture(scope="module")
+def interpreter():
+    with warm_interpreter() as address:
+        yield address
 
 
 @pytest.mark.parametrize("document", PLAYED, ids=lambda path: path.name)
-def test_what_a_document_shows_runs_from_top_to_bottom(document, tmp_path):
+def test_what_a_document_shows_runs_from_top_to_bottom(document, tmp_path, interpreter):
     if document.name in NEEDS:
         pytest.importorskip(NEEDS[document.name])
-    stage = Stage(tmp_path)
-    for block in blocks_of(document):
+    with Stage(tmp_path, interpreter) as stage:
+        for block in blocks_of(document):
+            stage.play(block)
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        "```python\nassert 1 == 2\n```",
+        "```python\nimport warnings; warnings.warn('old')\n```",
+        "```sh\nelias presets | grep nothing\n```",
+        "```sh\npip install 'elias-xmc[nothing]'\n```",
+        "```console\n$ elias data info none.csv\nerror: …; did you mean 'one.csv'?\n```",
+        "<!-- run: false -->\n```sh\ntrue\n```",
+    ],
+)
+def test_a_document_that_shows_what_is_not_so_fails(wrong, tmp_path, interpreter):
+    document = tmp_path / "wrong.md"
+    document.write_text(wrong + "\n", encoding="utf8")
+    (block,) = blocks_of(document)
+
+    with Stage(tmp_path, interpreter) as stage, pytest.raises(AssertionError):
         stage.play(block)
 
 

@@ -1,0 +1,81 @@
+"""What a shell finds as ``elias``, ``python`` and ``pip`` while a document is played.
+
+Few imports, so that it starts at once; `playing.py` says what it is for.
+"""
+
+import os
+import socket
+import sys
+
+TINY_DEMO = ["--points", "600", "--labels", "60"]
+
+
+def ask(request):
+    """Have the warm interpreter do something with the streams of this process."""
+    here = os.getcwd()  # noqa: PTH109 - pathlib is slow to import
+    request |= {"folder": here, "environment": dict(os.environ)}
+    data = repr(request).encode()
+    with socket.socket(socket.AF_UNIX) as there:
+        there.connect(os.environ["ASK_ADDRESS"])
+        socket.send_fds(there, [len(data).to_bytes(8, "big")], [0, 1, 2])
+        there.sendall(data)
+        answer = there.recv(16)
+    return int(answer) if answer else 1
+
+
+def serve(arguments):
+    """Start a server in the background and wait until it answers."""
+    import subprocess
+    import time
+    import urllib.error
+    import urllib.request
+    from pathlib import Path
+
+    port, note = os.environ["ASK_PORT"], Path(os.environ["ASK_SERVER"])
+    command = [sys.executable, "-m", "elias", *arguments, "--port", port]
+    with Path(f"{note}.log").open("wb") as log:
+        process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=log, stderr=log)
+    note.write_text(str(process.pid))
+    while process.poll() is None:
+        try:
+            urllib.request.urlopen(f"http://127.0.0.1:{port}/ready", timeout=5).close()
+        except (urllib.error.URLError, OSError):
+            time.sleep(0.1)
+        else:
+            return 0
+    sys.stderr.write(Path(f"{note}.log").read_text())
+    return process.returncode
+
+
+def install(arguments):
+    """Install nothing, but see that what is asked for is something this project has."""
+    import re
+    import tomllib
+    from pathlib import Path
+
+    project = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text())["project"]
+    for argument in arguments[1:]:
+        found = re.fullmatch(rf"(?:\.|{project['name']})(?:\[([\w,]+)\])?", argument)
+        if found is None:
+            sys.exit(f"pip {argument}: not this project")
+        for extra in filter(None, (found[1] or "").split(",")):
+            if extra not in project["optional-dependencies"]:
+                sys.exit(f"pip {argument}: pyproject.toml has no extra {extra}")
+    return 0
+
+
+def main(name, arguments):
+    if name == "pip":
+        return install(arguments)
+    if name == "python":
+        assert arguments == ["-"], "documents give Python as blocks"
+        return ask({"code": sys.stdin.read()})
+    if arguments[:1] == ["serve"]:
+        return serve(arguments)
+    if arguments[:2] == ["data", "demo"]:  # fetches the corpus, and tests have no network
+        arguments = ["data", "synthetic", *arguments[2:], *TINY_DEMO]
+    return ask({"arguments": arguments})
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1], sys.argv[2:]))
