@@ -548,6 +548,7 @@ class Checks:
         )  # fmt: skip
         model = make_model(shape, encoder, self.device, compact=False)
         twin = copy.deepcopy(model)
+        twin.encoder.prepare(self.device)
         batches = make_batches(shape, model, self.device, n=6)
         sizes = SearchSizes(shape.train_clusters, shape.shortlist_size)
         optimizers = [Optimizer(one, replace(STAGE, label_eps=1e-4)) for one in (model, twin)]

@@ -20,6 +20,7 @@ from gpu_setup import (
     make_model,
     median_ms,
     ms,
+    stepper,
     table,
 )
 
@@ -48,16 +49,7 @@ def measure(n_labels, device, given):
     optimizer = Optimizer(model, STAGE)
     sizes = SearchSizes(shape.train_clusters, shape.shortlist_size)
 
-    def step(i):
-        losses = model.losses(
-            *batches[i % len(batches)],
-            sizes,
-            shortlist_weight=0.05,
-            mean=False,
-            gradients=optimizer.gradients,
-        )
-        losses.total.backward()
-        optimizer.step(1.0)
+    step = stepper(shape, model, optimizer, batches, captured=True)
 
     answer = {"step_ms": median_ms(step, given.repeat), "peak_gib": gib()}
     embedding = torch.randn(given.batch, DIM, device=device)

@@ -19,10 +19,10 @@ from gpu_setup import (
     median_ms,
     ms,
     ratio,
+    rectangle_of,
     table,
 )
 
-from elias.data.batches import Rectangle
 from elias.model.elias import SearchSizes
 from elias.model.inference import Ranking
 from elias.training.loop import tensor_cores
@@ -43,10 +43,7 @@ def predict(shape, encoder, device, given, batch_size):
     ranking = Ranking(model, sizes, TOP_K)
     given_as = [batch.tokens for batch in batches]
     if given.captured and ranking.recorded is not None:
-        given_as = [
-            Rectangle(tokens.ids.view(batch_size, -1), tokens.lengths(), full=True)
-            for tokens in given_as
-        ]
+        given_as = [rectangle_of(tokens) for tokens in given_as]
 
     def whole(i):
         return ranking(given_as[i % len(batches)])

@@ -30,11 +30,12 @@ from torch import nn
 from transformers import BertConfig, BertModel
 
 from elias.config import EncoderConfig, StageConfig
-from elias.data.batches import TokenBatch
-from elias.model.elias import EliasModel
+from elias.data.batches import Rectangle, TokenBatch
+from elias.model.elias import EliasModel, SearchSizes
 from elias.model.encoder import TextEncoder
 from elias.model.graph import LabelGraph
 from elias.model.transformer import TransformerEncoder
+from elias.training.captured import CapturedStep
 
 
 class Shape(NamedTuple):
@@ -86,6 +87,9 @@ class Rows(TextEncoder):
     def forward(self, batch):
         # a copy, as any encoder's φ is: gradients may wait for it while the vectors move
         return self.vectors[: len(batch)].clone()
+
+    takes_rectangles = True
+    embed = forward
 
 
 def bert_base(n_tokens, device, compiled="off", *, layers=12, width=DIM, dropout=0.1):
@@ -149,6 +153,35 @@ def make_batches(shape, model, device, n=4):
         positives = torch.randint(shape.n_labels, size, device=device).sort(dim=1).values
         batches.append(Batch(tokens, positives, parents[positives]))
     return batches
+
+
+def stepper(shape, model, optimizer, batches, *, captured):
+    """Return what does step i, its losses and gradients by a CUDA graph or by single launches."""
+    sizes = SearchSizes(shape.train_clusters, shape.shortlist_size)
+    options = {"shortlist_weight": 0.05, "mean": False, "gradients": optimizer.gradients}
+    graphs = CapturedStep(
+        model,
+        optimizer.gradients,
+        lambda *batch: model.losses_of(*batch, sizes, **options),
+        waits=False,
+        batch_size=shape.batch,
+    )
+    squares = [rectangle_of(batch.tokens) for batch in batches]
+
+    def step(i):
+        batch = batches[i % len(batches)]
+        if captured:
+            graphs(squares[i % len(batches)], batch.positives, batch.parents)
+        else:
+            model.losses(*batch, sizes, **options).total.backward()
+        optimizer.step(1.0)
+
+    return step
+
+
+def rectangle_of(tokens):
+    """Full-length texts as a rectangle."""
+    return Rectangle(tokens.ids.view(len(tokens), -1), tokens.lengths(), full=True)
 
 
 STAGE = StageConfig(

@@ -23,17 +23,16 @@ from gpu_setup import (
     median_ms,
     ms,
     ratio,
+    stepper,
     table,
 )
 from naive_step import NaiveStep
 
-from elias.data.batches import Rectangle
 from elias.kernels import expand_beam, triton_loss, triton_paths, triton_rows, triton_search
 from elias.kernels.triton_update import LinearState, adamw_edges, adamw_pairs
 from elias.kernels.update import AdamWRates
 from elias.model.elias import SearchSizes
 from elias.model.losses import label_loss, shortlist_loss
-from elias.training.captured import CapturedStep
 from elias.training.loop import tensor_cores
 from elias.training.optim import Optimizer
 
@@ -89,34 +88,6 @@ def step_by_parts(shape, model, optimizer, batches, repeat):
     return marks.medians()
 
 
-def whole_step(shape, model, optimizer, batches, given):
-    sizes = sizes_of(shape)
-    options = {"shortlist_weight": 0.05, "mean": False, "gradients": optimizer.gradients}
-    encoder = model.encoder
-    captured = CapturedStep(
-        model,
-        optimizer.gradients,
-        lambda *batch: model.losses_of(*batch, sizes, **options),
-        waits=False,
-        batch_size=shape.batch,
-    )
-    squares = [
-        Rectangle(batch.tokens.ids.view(shape.batch, -1), batch.tokens.lengths(), full=True)
-        for batch in batches
-    ]
-
-    def step(i):
-        i %= len(batches)
-        batch = batches[i]
-        if given.captured and encoder.takes_rectangles:
-            captured(squares[i], batch.positives, batch.parents)
-        else:
-            model.losses(*batch, sizes, **options).total.backward()
-        optimizer.step(1.0)
-
-    return median_ms(step, given.repeat)
-
-
 def our_side(shape, device, given, encoder, compact):
     """Return the times and the peak of our step; ``encoder`` None: all but the encoder."""
     free()
@@ -127,9 +98,13 @@ def our_side(shape, device, given, encoder, compact):
     free()
     model.train()
     optimizer = Optimizer(model, STAGE)
-    answer = {"step_ms": whole_step(shape, model, optimizer, batches, given)}
+    answer = {
+        "step_ms": median_ms(
+            stepper(shape, model, optimizer, batches, captured=given.captured), given.repeat
+        )
+    }
     answer["peak_gib"] = gib()
-    if not given.captured or not encoder.takes_rectangles:
+    if not given.captured:
         parts = step_by_parts(shape, model, optimizer, batches, given.repeat)
         answer["parts_ms"] = parts
         # in a step that keeps the GPU busy this is free of the host's time

@@ -224,6 +224,10 @@ class EvalConfig:
 
     validation_size: int | None = None
     """Points held out of the training split where none are given. Derived; 0: none."""
+    hold_out: Literal["covered", "random"] = "covered"
+    """Which: ``covered`` takes only points whose labels all have another point, so that no label
+    is lost to training; ``random`` takes any. Where many labels have a single point, the first are
+    easier than new texts, and scores calibrated on them suit new texts less."""
     select_by: str = "nDCG@5"
     """The validation metric by which the best epoch is kept."""
     patience: int = 0

@@ -19,17 +19,18 @@ _CHUNK = 1 << 16
 
 
 def hold_out(
-    labels: csr_matrix, size: int, seed: int
+    labels: csr_matrix, size: int, seed: int, *, covered: bool = True
 ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Choose validation points whose labels all keep another training point.
+    """Choose validation points, if ``covered`` such whose labels all keep another training point.
 
     Points are tried in a seeded random order and taken while every label of theirs is still on
-    a point that stays. Points without labels are never taken.
+    a point that stays; all alike if not ``covered``. Points without labels are never taken.
 
     Args:
         labels: (N, L) relevance; a stored entry is a relevant label.
         size: How many points to take. Fewer are taken when no more can be spared.
         seed: Decides the order; the same seed takes the same points.
+        covered: Whether no label may lose its last training point.
 
     Returns:
         The rows that stay for training and the rows held out, each sorted; together all N.
@@ -43,6 +44,9 @@ def hold_out(
         labels = labels.copy()
         labels.sum_duplicates()
     order = np.random.default_rng(seed).permutation(n_points)
+    if not covered:
+        labelled = order[np.diff(labels.indptr)[order] > 0]
+        return _cut(n_points, labelled[:size])
     remaining = np.bincount(labels.indices, minlength=labels.shape[1])
     taken: list[int] = []
     for start in range(0, n_points, _CHUNK):

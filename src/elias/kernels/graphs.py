@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any, Generic, TypeAlias, TypeVar
 
 import torch
@@ -14,6 +15,7 @@ from torch import Tensor
 
 logger = logging.getLogger(__name__)
 
+_RUNS_BEFORE = 3  # kernels are compiled and loaded then, not while they are recorded
 _MOST_GRAPHS = 16  # other shapes run as they are
 
 Found = TypeVar("Found")
@@ -42,16 +44,27 @@ class Recorder:
         self._stream.wait_stream(current)
         graph: Any = torch.cuda.CUDAGraph()
         with torch.cuda.stream(self._stream):
-            work()  # kernels are compiled and loaded before, not while it is recorded
+            for _ in range(_RUNS_BEFORE):
+                work()
             torch.cuda.synchronize()
             # thread_local: the thread that makes the next batches may go on pinning memory
             graph.capture_begin(pool=self._pool, capture_error_mode="thread_local")
             try:
                 found = work()
-            finally:
-                graph.capture_end()
+            except BaseException:
+                with suppress(RuntimeError):
+                    graph.capture_end()
+                _forget_capture(self._stream.device)
+                raise
+            graph.capture_end()
         current.wait_stream(self._stream)
         return graph.replay, found
+
+
+def _forget_capture(device: torch.device) -> None:
+    """Let random numbers be drawn again after a recording that failed."""
+    generator: Any = torch.cuda.default_generators[device.index or 0]
+    generator.graphsafe_set_state(generator.clone_state())
 
 
 class Recorded(Generic[Found]):

@@ -396,7 +396,9 @@ def validation_split(corpus: Corpus, config: EliasConfig) -> tuple[Split, Split 
             f"eval.validation_size is {size}, more than half of the {len(train)} training "
             "points; lower it, or set it to none to have it derived"
         )
-    train_rows, held_rows = hold_out(train.labels, size, config.seed)
+    train_rows, held_rows = hold_out(
+        train.labels, size, config.seed, covered=config.eval.hold_out == "covered"
+    )
     if len(held_rows) == 0:
         logger.warning("no point can be held out: each has a label found nowhere else")
         return train, None

@@ -73,3 +73,20 @@ def test_a_size_out_of_range_is_refused(size):
         hold_out(csr_matrix(np.ones((2, 1))), size=size, seed=0)
     with pytest.raises(DataError, match="between 0 and the 2 points"):
         random_split(2, size, seed=0)
+
+
+def test_points_held_out_at_random_may_have_the_only_point_of_a_label():
+    labels = csr_matrix(np.eye(6)[[0, 1, 2, 3, 4, 5]])
+
+    train, validation = hold_out(labels, size=2, seed=0, covered=False)
+
+    assert len(validation) == 2
+    assert sorted([*train, *validation]) == list(range(6))
+
+
+def test_points_without_labels_are_not_held_out_at_random_either():
+    labels = csr_matrix(np.array([[0, 0], [1, 0], [0, 0], [0, 1]]))
+
+    _, validation = hold_out(labels, size=4, seed=0, covered=False)
+
+    assert validation.tolist() == [1, 3]
