@@ -47,10 +47,7 @@ def measure(n_labels, device, given):
     torch.cuda.empty_cache()
     torch.cuda.reset_peak_memory_stats()
     optimizer = Optimizer(model, STAGE)
-    sizes = SearchSizes(shape.train_clusters, shape.shortlist_size)
-
     step = stepper(shape, model, optimizer, batches, captured=True)
-
     answer = {"step_ms": median_ms(step, given.repeat), "peak_gib": gib()}
     embedding = torch.randn(given.batch, DIM, device=device)
     searched = SearchSizes(shape.beam_size, shape.shortlist_size)
