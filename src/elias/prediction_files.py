@@ -2,21 +2,26 @@
 
 from __future__ import annotations
 
-import gzip
 import io
 import json
 import zipfile
+import zlib
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
-from scipy import sparse
 
+from elias.bounded import load_sparse, unpacked
 from elias.errors import DataError
 from elias.predictions import Entries, Predictions, from_entries
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
+
+_BROKEN = (
+    *(ValueError, LookupError, TypeError, EOFError, OSError, OverflowError, MemoryError),
+    *(NotImplementedError, RuntimeError, SyntaxError, zipfile.BadZipFile, zlib.error),
+)
 
 
 def read_predictions(
@@ -31,11 +36,12 @@ def read_predictions(
     try:
         content = path.read_bytes()
         if content[:2] == b"\x1f\x8b":
-            content = gzip.decompress(content)
+            with unpacked(io.BytesIO(content)) as stream:
+                content = stream.read()
         if content[:2] == b"PK":
             return _read_npz(content, str(path), n_labels, label_names)
         text = content.decode("utf8")
-    except (OSError, EOFError, UnicodeDecodeError) as error:
+    except (OSError, EOFError, ValueError, zlib.error) as error:
         raise DataError(f"{path}: cannot be read: {error}") from error
     if not text.strip():
         raise DataError(f"{path}: empty; expected one line of predictions for each point")
@@ -58,8 +64,8 @@ def _read_npz(
     content: bytes, path: str, n_labels: int, label_names: Sequence[str] | None
 ) -> Predictions:
     try:
-        matrix = sparse.load_npz(io.BytesIO(content))
-    except (ValueError, KeyError, OSError, zipfile.BadZipFile) as error:
+        matrix = load_sparse(io.BytesIO(content))
+    except _BROKEN as error:
         raise DataError(f"{path}: not a scipy sparse matrix: {error}") from error
     if matrix.shape[1] != n_labels:
         raise DataError(f"{path}: {matrix.shape[1]} columns, but the corpus has {n_labels} labels")
@@ -77,9 +83,9 @@ def _json_lines(lines: Iterable[str], path: str) -> Iterator[tuple[str, list[tup
         try:
             row = json.loads(line)
             yield place, [(int(label["id"]), float(label["score"])) for label in row["labels"]]
-        except (ValueError, KeyError, TypeError) as error:
+        except (ValueError, LookupError, TypeError, OverflowError, RecursionError) as error:
             raise DataError(
-                f'{place}: expected {{"labels": [{{"id": 3, "score": 0.5}}, ...]}}: {error!r}'
+                f'{place}: expected {{"labels": [{{"id": 3, "score": 0.5}}, ...]}}: {error!r:.200}'
             ) from error
 
 
@@ -96,7 +102,7 @@ def _text_lines(lines: Sequence[str], path: str) -> Iterator[tuple[str, list[tup
             try:
                 found.append((int(label_id), float(score)))
             except ValueError as error:
-                raise DataError(f"{place}: expected id:score, not {pair!r}") from error
+                raise DataError(f"{place}: expected id:score, not {pair!r:.60}") from error
         yield place, found
 
 
@@ -104,7 +110,7 @@ def _check_line(found: Sequence[tuple[int, float]], n_labels: int, place: str) -
     ids = [label_id for label_id, _ in found]
     for label_id, score in found:
         if not 0 <= label_id < n_labels:
-            raise DataError(f"{place}: label id {label_id} is outside 0..{n_labels - 1}")
+            raise DataError(f"{place}: label id {label_id!r:.40} is outside 0..{n_labels - 1}")
         if np.isnan(score):
             raise DataError(f"{place}: the score of label {label_id} is not a number")
     if len(set(ids)) < len(ids):

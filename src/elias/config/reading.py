@@ -27,7 +27,7 @@ def read_tree(path: str | Path) -> dict[str, Any]:
         raise ConfigError(f"{path}: cannot be read: {error}") from error
     try:
         tree = json.loads(text) if path.suffix == ".json" else tomllib.loads(text)
-    except (tomllib.TOMLDecodeError, json.JSONDecodeError) as error:
+    except (ValueError, RecursionError) as error:  # also of numbers with too many digits
         language = "JSON" if path.suffix == ".json" else "TOML"
         raise ConfigError(f"{path}: not valid {language}: {error}") from error
     if not isinstance(tree, dict):
@@ -52,7 +52,7 @@ def parse_override(text: str) -> tuple[str, Any]:
         raise ConfigError(f"--set {text!r}: write it as key=value, e.g. index.beta=75")
     try:
         return key.strip(), tomllib.loads(f"x = {value}")["x"]
-    except tomllib.TOMLDecodeError:
+    except (ValueError, RecursionError):
         return key.strip(), None if value.strip() in ("none", "null") else value.strip()
 
 

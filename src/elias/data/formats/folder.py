@@ -75,7 +75,10 @@ def read(folder: Path, spelling: Spelling, options: ReadOptions) -> Reading:
             splits[split] = _read_split(folder, spelling, split)
     n_labels = splits["train"].labels.shape[1]
     names_file = find_names(folder)
-    names = numbered(folder, n_labels) if names_file is None else read_names(names_file)
+    if names_file is None:
+        names = numbered(folder, n_labels, sum(split.labels.nnz for split in splits.values()))
+    else:
+        names = read_names(names_file)
     if names_file is not None and len(names) != n_labels:
         raise bad(
             names_file,

@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from elias.data.formats.layout import too_many_labels
 from elias.errors import DataError, nearest
 
 if TYPE_CHECKING:
@@ -262,6 +263,9 @@ def pair_ids(lists: LabelLists, id_lists: LabelLists, locate: Locate) -> LabelId
         value = id_lists.values[wrong]
         raise locate(id_lists.row_of(wrong), f"label id {value[:60]!r} is not a small whole number")
     ids = np.array([int(value) for value in id_lists.values], dtype=np.int64)
+    if len(ids) and too_many_labels(int(ids.max()) + 1, len(ids)):
+        row = id_lists.row_of(int(ids.argmax()))
+        raise locate(row, f"label id {ids.max()} is too large to count labels by; count from 0")
     names = [str(label) for label in range(int(ids.max()) + 1 if len(ids) else 0)]
     named = [False] * len(names)
     for entry, (label, name) in enumerate(zip(ids.tolist(), lists.values, strict=True)):

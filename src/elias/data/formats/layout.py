@@ -38,7 +38,10 @@ LABEL_FILES = (
 """Files of label names, one per line, in the order in which they are looked for."""
 
 _MOST_LABELS = 100_000_000
-"""More labels than this, without a name for any, is a slip in the ids."""
+_LABELS_PER_USE = 100
+_FEW_LABELS = 5_000_000
+"""Labels without names are counted up to the highest id. More than five million of them, of which
+not one in a hundred is ever used, is a slip in the ids, and would fill the memory with names."""
 _SHARD = r"(?:-\d+-of-\d+)?"
 
 
@@ -78,11 +81,26 @@ def split_files(folder: Path) -> dict[str, list[Path]]:
     return {split: paths for split, paths in found.items() if paths}
 
 
-def numbered(path: Path, n_labels: int) -> list[str]:
-    """Return the names of labels that have none: their numbers."""
-    if n_labels > _MOST_LABELS:
-        raise bad(path, f"label ids up to {n_labels - 1} are too large to count labels by")
+def numbered(path: Path, n_labels: int, n_uses: int) -> list[str]:
+    """Return the names of labels that have none: their numbers.
+
+    Args:
+        path: what the ids come from, for the error.
+        n_labels: one more than the highest id.
+        n_uses: how many labels the points have in all.
+    """
+    if too_many_labels(n_labels, n_uses):
+        raise bad(
+            path,
+            f"label ids up to {n_labels - 1} are too large to count labels by; number the labels "
+            "from 0, or give a file of label names",
+        )
     return [str(label) for label in range(n_labels)]
+
+
+def too_many_labels(n_labels: int, n_uses: int) -> bool:
+    """Say whether there are more labels, or more unused ones, than ids are a sensible count of."""
+    return n_labels > min(_MOST_LABELS, max(_FEW_LABELS, _LABELS_PER_USE * n_uses))
 
 
 def the_only_file(split: str, paths: Iterable[Path]) -> Path:

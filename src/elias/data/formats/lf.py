@@ -94,9 +94,9 @@ def _read_label_names(folder: Path, tables: Iterable[Table]) -> list[str]:
     names_file = find_names(folder)
     if names_file is not None:
         return read_names(names_file)
-    cells = (cell for table in tables for cell in table.columns[_INDEX] if isinstance(cell, list))
+    cells = [cell for table in tables for cell in table.columns[_INDEX] if isinstance(cell, list)]
     largest = max((label for cell in cells for label in cell if isinstance(label, int)), default=-1)
-    return numbered(folder, largest + 1)
+    return numbered(folder, largest + 1, sum(map(len, cells)))
 
 
 def _split(folder: Path, split: str, table: Table, n_labels: int) -> Split:

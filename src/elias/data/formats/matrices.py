@@ -4,30 +4,31 @@ from __future__ import annotations
 
 import zipfile
 import zlib
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
-from scipy.sparse import csr_matrix, issparse, load_npz, save_npz
+from scipy.sparse import csr_matrix, save_npz
 
-from elias.data.formats.sources import bad
+from elias.bounded import load_sparse
+from elias.data.formats.sources import bad, must_be_file
 
 if TYPE_CHECKING:
     from pathlib import Path
 
     from numpy.typing import NDArray
 
-_BROKEN = (ValueError, KeyError, TypeError, EOFError, zipfile.BadZipFile, zlib.error, IndexError)
+_BROKEN = (
+    *(ValueError, KeyError, TypeError, EOFError, IndexError, OverflowError, MemoryError),
+    *(NotImplementedError, RuntimeError, SyntaxError, zipfile.BadZipFile, zlib.error),
+)
 
 
 def read_npz(path: Path) -> csr_matrix:
     """Return the sparse matrix of a SciPy npz file as CSR; nothing is ever unpickled."""
+    must_be_file(path)
     try:
         with path.open("rb") as stream:  # NumPy leaves open a file that it cannot read
-            loaded: Any = load_npz(stream)  # SciPy passes allow_pickle=False
-        if not issparse(loaded) or loaded.ndim != 2:
-            raise ValueError("not a sparse matrix")
-        matrix = csr_matrix(loaded)
-        matrix.check_format(full_check=True)
+            matrix = load_sparse(stream)
     except FileNotFoundError:
         raise bad(path, "no such file") from None
     except OSError as error:

@@ -58,7 +58,8 @@ def _read(
     if names_file is not None:
         names = read_names(names_file)
     else:
-        names = numbered(source, _n_labels([ids for _, _, ids in points.values()]))
+        all_ids = [ids for _, _, ids in points.values()]
+        names = numbered(source, _n_labels(all_ids), sum(map(len, all_ids)))
     splits = {}
     for split, (texts, counts, ids) in points.items():
         _check_range(files[split], counts, ids, len(names))

@@ -118,7 +118,11 @@ def recognise_file(path: Path) -> str:
 def _recognise_text(head: str) -> str | None:
     lines = head.split("\n")
     whole = lines[:-1] if len(lines) > 1 else lines  # the last one may be cut
-    first = next(line for line in whole if line.strip())
+    if not any(line.strip() for line in whole):
+        whole = lines
+    first = next((line for line in whole if line.strip()), None)
+    if first is None:  # nothing but separators that only Unicode counts as white space
+        return None
     if _starts_json(first):
         return "jsonl"
     if looks_sparse(whole, n_sizes=3):
@@ -138,5 +142,5 @@ def _starts_json(line: str) -> bool:
         return True
     try:
         return isinstance(json.loads(text), list)
-    except ValueError:
+    except (ValueError, RecursionError):
         return False

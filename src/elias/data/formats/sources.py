@@ -6,8 +6,10 @@ import codecs
 import gzip
 import zlib
 from contextlib import contextmanager
-from typing import IO, TYPE_CHECKING, cast
+from itertools import count
+from typing import IO, TYPE_CHECKING
 
+from elias.bounded import TooTightError, unpacked
 from elias.errors import DataError
 
 if TYPE_CHECKING:
@@ -20,6 +22,9 @@ UTF16 = (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
 """What a file in UTF-16 begins with."""
 IS_UTF16 = "save it as UTF-8 (it is UTF-16)"
 EMPTY = "is empty; give a file with a row for each text"
+LONGEST_LINE = 256 << 20
+"""Bytes of the longest line, and characters of the longest cell of a table, that are read."""
+_LONGEST_PROBLEM = 800
 _HEAD_BYTES = 1 << 16
 _MEND_BLOCK = 4096
 
@@ -27,7 +32,10 @@ _MEND_BLOCK = 4096
 def bad(path: Path, problem: str, line: int | None = None) -> DataError:
     """Return the error for ``path`` (at a 1-based ``line``), on one line."""
     place = f"{path}:{line}" if line is not None else f"{path}"
-    return DataError(f"{place}: {' '.join(problem.split())}")
+    told = " ".join(problem.split())
+    if len(told) > _LONGEST_PROBLEM:  # a header of a million columns, say
+        told = f"{told[: _LONGEST_PROBLEM - 200]} … {told[-200:]}"
+    return DataError(f"{place}: {told}")
 
 
 def shown(value: object, limit: int = 60) -> str:
@@ -42,21 +50,30 @@ def open_bytes(path: Path) -> Iterator[IO[bytes]]:
 
     Whatever goes wrong while the file is being read leaves here as a `DataError`.
     """
+    must_be_file(path)
     try:
         with path.open("rb") as raw:
             packed = raw.read(2) == _GZIP
             raw.seek(0)
             if packed:
-                with gzip.open(raw, "rb") as unpacked:
-                    yield cast("IO[bytes]", unpacked)
+                with unpacked(raw) as stream:
+                    yield stream
             else:
                 yield raw
     except FileNotFoundError:
         raise bad(path, "no such file") from None
+    except TooTightError as error:
+        raise bad(path, str(error)) from None
     except (EOFError, zlib.error, gzip.BadGzipFile) as error:
         raise bad(path, f"the gzip data is cut short or broken ({error}); copy it again") from None
     except OSError as error:
         raise bad(path, f"cannot be read ({error.strerror or error})") from None
+
+
+def must_be_file(path: Path) -> None:
+    """Refuse a pipe or a device: to open one may wait for ever, and none can be read twice."""
+    if path.exists() and not path.is_file() and not path.is_dir():
+        raise bad(path, "is not a file; write what it gives to one first")
 
 
 def is_gzip(path: Path) -> bool:
@@ -78,6 +95,7 @@ def read_lines(path: Path) -> list[str]:
     """
     with open_bytes(path) as stream:
         data = stream.read()
+    _check_lines(path, data)
     try:
         text = data.decode("utf-8")
     except UnicodeDecodeError as error:
@@ -92,12 +110,32 @@ def read_lines(path: Path) -> list[str]:
 def iter_lines(path: Path) -> Iterator[str]:
     """Yield the lines of a UTF-8 file with their line ends, one at a time."""
     with open_bytes(path) as stream:
-        for number, raw in enumerate(stream, start=1):
+        for number in count(1):
+            raw = stream.readline(LONGEST_LINE + 1)
+            if not raw:
+                return
+            if len(raw) > LONGEST_LINE:
+                raise _too_long(path, number)
             try:
                 line = raw.decode("utf-8")
             except UnicodeDecodeError as error:
                 raise bad(path, not_utf8(error), number) from None
             yield line.removeprefix(_BOM) if number == 1 else line
+
+
+def _check_lines(path: Path, data: bytes) -> None:
+    """Refuse a line that is too long, hopping from line end to line end."""
+    place = 0
+    while len(data) - place > LONGEST_LINE:
+        end = data.rfind(b"\n", place, place + LONGEST_LINE)
+        if end < 0:
+            raise _too_long(path, data.count(b"\n", 0, place) + 1)
+        place = end + 1
+
+
+def _too_long(path: Path, line: int) -> DataError:
+    most = LONGEST_LINE >> 20
+    return bad(path, f"the line is longer than {most} MiB; give each text its own line", line)
 
 
 def not_utf8(error: UnicodeDecodeError) -> str:

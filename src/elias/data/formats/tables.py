@@ -6,7 +6,6 @@ import csv
 import io
 import json
 import re
-import sys
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -14,6 +13,8 @@ from dataclasses import dataclass
 from itertools import islice
 from typing import TYPE_CHECKING, Any
 
+from elias.bounded import TooTightError, check_tightness
+from elias.data.formats import sources
 from elias.data.formats.sources import EMPTY, bad, is_gzip, iter_lines, open_bytes, shown
 from elias.errors import DataError
 
@@ -178,8 +179,11 @@ def delimiter_of(path: Path) -> str:
 
 @contextmanager
 def _long_cells() -> Iterator[None]:
-    """Let cells be longer than the 131,072 characters the csv module allows by itself."""
-    before = csv.field_size_limit(sys.maxsize)
+    """Let cells be longer than the 131,072 characters the csv module allows by itself.
+
+    Not without bound: a quotation mark that is never closed makes one cell of the whole file.
+    """
+    before = csv.field_size_limit(sources.LONGEST_LINE)
     try:
         yield
     finally:
@@ -248,6 +252,9 @@ def _not_a_row(path: Path, error: csv.Error, line: int) -> DataError:
 
 def _cells(path: Path, reader: Any, wanted: Sequence[str]) -> Rows:
     header = _header(path, reader)
+    missing = next((name for name in wanted if name not in header), None)
+    if missing is not None:  # they were found with another idea of quotation marks
+        raise bad(path, f"no column {missing!r} in the header; quote every cell, or none", 1)
     places = [header.index(name) for name in wanted]
     for row in reader:
         if not row:
@@ -286,17 +293,16 @@ def parquet_schema(path: Path) -> Any:
 
 
 def _read_parquet(path: Path, wanted: Sequence[str]) -> Table:
-    file = _parquet_file(path)
-    with _broken_parquet(path):
-        arrow = file.read(columns=list(wanted))
-        columns = {name: arrow.column(name).to_pylist() for name in wanted}
-    return Table(path, columns, range(1, arrow.num_rows + 1))
+    return _gather(path, wanted, _parquet_rows(path, wanted))
 
 
 def _parquet_rows(path: Path, wanted: Sequence[str]) -> Rows:
-    file, line = _parquet_file(path), 0
+    file, line, unpacked = _parquet_file(path), 0, 0
+    packed = path.stat().st_size
     with _broken_parquet(path):
         for batch in file.iter_batches(batch_size=_PARQUET_ROWS, columns=list(wanted)):
+            unpacked += batch.nbytes  # a value that repeats is stored once in the file
+            check_tightness("the Parquet data", packed, unpacked)
             columns = [batch.column(name).to_pylist() for name in wanted]
             for cells in zip(*columns, strict=True):
                 line += 1
@@ -309,5 +315,7 @@ def _broken_parquet(path: Path) -> Iterator[None]:
         yield
     except UnicodeDecodeError:
         raise bad(path, "a string column is not UTF-8; write it again as UTF-8") from None
+    except TooTightError as error:
+        raise bad(path, str(error)) from None
     except (OSError, ValueError) as error:
         raise bad(path, f"the Parquet data is broken ({error}); copy it again") from None

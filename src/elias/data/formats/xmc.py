@@ -50,7 +50,7 @@ def read_file(path: Path, options: ReadOptions) -> Reading:
     """Read one ``N D L`` file."""
     options.refuse(path, "XMC")
     labels, features = read_labelled(path)
-    names = numbered(path, labels.shape[1])
+    names = numbered(path, labels.shape[1], labels.nnz)
     train = Split(labels=labels, features=features)
     corpus = Corpus(train=train, label_names=names, source=path, format="xmc")
     return Reading(corpus, has_splits=False)
@@ -104,8 +104,9 @@ def _assemble(
             filters=read_filters(folder, split, labels.shape),
         )
     n_labels = splits["train"].labels.shape[1]
+    n_uses = sum(split.labels.nnz for split in splits.values())
     corpus = Corpus(
-        label_names=_read_label_names(folder, n_labels),
+        label_names=_read_label_names(folder, n_labels, n_uses),
         label_features=read_label_features(folder),
         source=folder,
         format="xmc",
@@ -125,10 +126,10 @@ def _read_texts(folder: Path, split: str, n_points: int) -> list[str] | None:
     return texts
 
 
-def _read_label_names(folder: Path, n_labels: int) -> list[str]:
+def _read_label_names(folder: Path, n_labels: int, n_uses: int) -> list[str]:
     path = find_names(folder)
     if path is None:
-        return numbered(folder, n_labels)
+        return numbered(folder, n_labels, n_uses)
     names = read_names(path)
     if len(names) != n_labels:
         raise bad(path, f"holds {len(names)} names for {n_labels} labels; give one line for each")

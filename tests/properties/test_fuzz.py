@@ -1,0 +1,118 @@
+"""Whatever bytes a reader is given, it reads them or refuses them in one line."""
+
+from __future__ import annotations
+
+import gzip
+import io
+import json
+import tempfile
+from functools import cache
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from scipy.sparse import csr_matrix
+
+from elias import EliasConfig
+from elias.data import Corpus, Split, convert, load_corpus
+from elias.data.text_rows import TextFile, json_text_rows
+from elias.errors import EliasError
+from elias.prediction_files import read_predictions
+
+ODD = [
+    *(b"\0", b"\xff", b"\xed\xa0\x80", b"\xef\xbb\xbf", b'"', b"\\", b"\r", b"\n", b"\t", b","),
+    *(b"-1", b"99999999999999999999", b"1e999", b"NaN", b"[" * 3000, b"{}", b"null", b"'", b"]"),
+    *(b"\xe2\x80\xa8", b"__class__", b"|", b";", b":", b"../", b"\x1f\x8b", b"PK\x03\x04", b"PAR1"),
+]
+KINDS = ("jsonl", "csv", "tsv", "parquet", "folder", "pecos", "lf", "xmc")
+
+
+@st.composite
+def damage(draw):
+    """Say how to change some bytes: where (as a share), how many go, and what comes."""
+    wounds = st.tuples(
+        st.floats(0, 1), st.integers(0, 8), st.sampled_from(ODD) | st.binary(max_size=6)
+    )
+    return draw(st.lists(wounds, min_size=1, max_size=4))
+
+
+def damaged(content, wounds):
+    for share, gone, new in wounds:
+        place = int(share * len(content))
+        content = content[:place] + new + content[place + gone :]
+    return content
+
+
+def refused_or_done(work):
+    """Do something that may be refused, in one line of bounded length."""
+    message = ""
+    try:
+        work()
+    except EliasError as error:
+        message = str(error)
+    assert "\n" not in message
+    assert len(message) < 1500
+
+
+@cache
+def files_of(kind):
+    """Return the files of a small corpus in a format, by name."""
+    labels = csr_matrix(np.array([[1, 0, 1], [0, 1, 0], [1, 0, 0]], dtype=np.float32))
+    split = Split(labels=labels, texts=["cod quota", "red, wine", "sea\n"], features=labels)
+    corpus = Corpus(train=split, test=split, label_names=["fish", "drink; all", "law"])
+    with tempfile.TemporaryDirectory() as folder:
+        target = Path(folder) / "corpus"
+        convert(corpus, target, kind)
+        found = [target] if target.is_file() else sorted(target.rglob("*"))
+        root = target.parent if target.is_file() else target
+        return {str(p.relative_to(root)): p.read_bytes() for p in found if p.is_file()}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@settings(max_examples=40)
+@given(wounds=damage(), data=st.data(), packed=st.booleans())
+def test_a_damaged_corpus_is_read_or_refused_in_one_line(kind, wounds, data, packed):
+    files = files_of(kind)
+    name = data.draw(st.sampled_from(sorted(files)))
+    with tempfile.TemporaryDirectory() as folder:
+        for other, content in files.items():
+            path = Path(folder) / other
+            path.parent.mkdir(exist_ok=True)
+            if other == name and content[:2] == b"\x1f\x8b" and packed:  # inside the compression
+                content = gzip.compress(damaged(gzip.decompress(content), wounds))
+            elif other == name:
+                content = damaged(content, wounds)
+            path.write_bytes(content)
+
+        refused_or_done(lambda: load_corpus(folder))
+
+
+@settings(max_examples=150)
+@given(content=st.binary(max_size=40) | st.lists(st.sampled_from(ODD), max_size=8).map(b"".join))
+def test_any_bytes_are_read_or_refused_in_one_line(content):
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "file"
+        path.write_bytes(content)
+
+        refused_or_done(lambda: load_corpus(path))
+        refused_or_done(lambda: list(TextFile.find(path).rows()))
+        refused_or_done(lambda: list(TextFile.find(path, text="text").rows()))
+        refused_or_done(lambda: read_predictions(path, n_labels=3))
+
+
+@given(text=st.text(max_size=60))
+def test_any_lines_from_standard_input_are_read_or_refused(text):
+    refused_or_done(lambda: list(json_text_rows(io.StringIO(text), "stdin", "text")))
+
+
+@given(wounds=damage(), suffix=st.sampled_from([".json", ".toml"]))
+def test_a_damaged_configuration_is_read_or_refused_in_one_line(wounds, suffix):
+    toml = b'seed = 3\n[index]\nbeta = 75.0\n[[stages]]\nname = "one"\nepochs = 2\n'
+    whole = json.dumps(EliasConfig().to_dict()).encode() if suffix == ".json" else toml
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / f"config{suffix}"
+        path.write_bytes(damaged(whole, wounds))
+
+        refused_or_done(lambda: EliasConfig.from_file(path))
