@@ -22,8 +22,15 @@ from jaxtyping import Bool, Float, Int
 from safetensors import SafetensorError
 from tokenizers import Tokenizer
 from torch import Tensor, nn
-from transformers import MODEL_MAPPING, AutoConfig, AutoModel, AutoTokenizer
+from transformers import (
+    MODEL_MAPPING,
+    AttentionInterface,
+    AutoConfig,
+    AutoModel,
+    AutoTokenizer,
+)
 from transformers.initialization import no_init_weights
+from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.utils import logging as transformers_logging
 
 from elias.config import EncoderConfig
@@ -45,7 +52,10 @@ _MOST_LAYERS = 1 << 10
 _MOST_OF_ANYTHING = 1 << 24  # words, positions, dimensions
 _SURROGATE = re.compile("[\ud800-\udfff]")
 # Models that take a ready (B, 1, T, T) mask. Given (B, T), transformers asks the device whether
-# anything is masked at all, and the host waits for the answer at every step.
+# anything is masked at all, and the host waits for the answer at every step; given none, it makes
+# one while a CUDA graph is captured. Under an attention of our own name it leaves masks alone.
+_OWN_ATTENTION = "elias"
+AttentionInterface.register(_OWN_ATTENTION, sdpa_attention_forward)
 _TAKES_READY_MASK = {
     "albert",
     "bert",
@@ -84,6 +94,7 @@ class TransformerEncoder(TextEncoder):
         self.precision = config.precision
         self._compile = config.compile
         self._compiled: Any = None
+        _leave_masks_alone(transformer)
         self.transformer = transformer
         self.tokenizer = tokenizer
         self.tokenizer.no_padding()
@@ -269,10 +280,7 @@ class TransformerEncoder(TextEncoder):
 
     def _attention_mask(self, inside: Bool[Tensor, "B T"]) -> Tensor:
         """Return which tokens may be looked at, in the form that costs least."""
-        settings = self.transformer.config
-        decoder = getattr(settings, "is_decoder", False)
-        ready = settings._attn_implementation == "sdpa" and not decoder
-        if not ready or settings.model_type not in _TAKES_READY_MASK:
+        if self.transformer.config._attn_implementation != _OWN_ATTENTION:
             return inside.long()
         return inside[:, None, None, :].expand(-1, -1, inside.shape[1], -1)
 
@@ -393,6 +401,14 @@ def _like_layers(transformer: nn.Module) -> list[nn.Module]:
     stacks = [list(part) for part in transformer.modules() if isinstance(part, nn.ModuleList)]
     alike = [stack for stack in stacks if len({type(layer) for layer in stack}) == 1]
     return max(alike, key=len, default=[])
+
+
+def _leave_masks_alone(transformer: Any) -> None:
+    """Have a model take masks as they come, where it can."""
+    settings = transformer.config
+    plain = settings._attn_implementation == "sdpa" and not getattr(settings, "is_decoder", False)
+    if plain and settings.model_type in _TAKES_READY_MASK:
+        transformer.set_attn_implementation(_OWN_ATTENTION)
 
 
 def _checkpoint_gradients(config: EncoderConfig, transformer: Any) -> None:

@@ -18,7 +18,7 @@ from transformers import (
 from transformers.utils import logging as transformers_logging
 
 from elias.config import EncoderConfig
-from elias.data.batches import collate
+from elias.data.batches import Rectangle, collate, rectangle
 from elias.errors import ConfigError, DataError, ModelError
 from elias.model import transformer
 from elias.model.building import build_encoder
@@ -453,3 +453,26 @@ def test_one_layer_is_compiled_for_all(tiny_bert, monkeypatch):
     layers = list(encoder.transformer.encoder.layer)
     assert [call.__self__ for call in compiled] == layers
     assert torch.equal(embed(encoder, ["one two"]), embed(make_encoder(tiny_bert), ["one two"]))
+
+
+def test_padded_texts_get_the_embeddings_of_ragged_ones(tiny_bert):
+    encoder = make_encoder(tiny_bert, max_length=10).eval()
+    tokens = encoder.tokenise(["red cod", "", "her in the north sea red cod her in the north sea"])
+    rows = np.array([2, 0, 1])
+
+    padded = rectangle(tokens, rows, pad_id=encoder.pad_id, longest=encoder.longest)
+
+    assert padded.ids.shape == (3, 10)  # no further than the longest text there can be
+    torch.testing.assert_close(encoder.embed(padded), encoder(collate(tokens, rows)))
+
+
+def test_texts_of_one_length_need_no_mask(tiny_bert):
+    encoder = make_encoder(tiny_bert, max_length=8).eval()
+    tokens = encoder.tokenise(["red cod her in the north sea"] * 2)
+    rows = np.arange(2)
+
+    full = rectangle(tokens, rows, pad_id=encoder.pad_id, longest=encoder.longest)
+
+    assert full.full
+    masked = Rectangle(full.ids, full.lengths, full=False)
+    torch.testing.assert_close(encoder.embed(full), encoder.embed(masked))
