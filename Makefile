@@ -6,7 +6,7 @@ BIN := $(VENV)/bin
 PIP_INSTALL := $(BIN)/python -m pip install --disable-pip-version-check -c constraints.txt
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test check lint format build clean
+.PHONY: help demo test check lint format docs build clean
 
 help:  ## List the commands
 	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  make %-8s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -29,6 +29,9 @@ format: $(VENV)/.installed-dev  ## Format the code and mend what ruff can mend
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
 
+docs: $(VENV)/.installed-dev  ## Build the documentation as a site into build/site/
+	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict
+
 build: $(VENV)/.installed-dev  ## Build the wheel and the source archive into dist/
 	$(BIN)/python -m build --no-isolation
 
@@ -49,5 +52,5 @@ $(VENV)/.installed: pyproject.toml constraints.txt | $(BIN)/python
 
 $(VENV)/.installed-dev: pyproject.toml constraints.txt | $(BIN)/python
 	@echo "Installing ELIAS and its development tools into $(VENV) ..."
-	$(PIP_INSTALL) -e '.[dev,serve,export]'
+	$(PIP_INSTALL) -e '.[dev,serve,export,docs]'
 	@touch $(VENV)/.installed $@

@@ -7,7 +7,13 @@ import os
 import socket
 import sys
 
-TINY_DEMO = ["--points", "600", "--labels", "60"]
+TINY_DEMO = ["--points", "300", "--labels", "60"]
+"""What is generated in place of the demo corpus, which has to be fetched."""
+DERIVED = [
+    *("index.n_clusters", "index.edges_per_cluster", "index.beam_size", "index.shortlist_size"),
+    *("index.beta", "eval.validation_size"),
+]
+"""Sizes in the preset of the demo corpus that the small one is too small for."""
 
 
 def ask(request):
@@ -67,13 +73,20 @@ def install(arguments):
 def main(name, arguments):
     if name == "pip":
         return install(arguments)
+    if name == "tiny-encoder":
+        return ask(
+            {"code": f"from tiny_bert import save_tiny_bert; save_tiny_bert({arguments[0]!r})"}
+        )
     if name == "python":
         assert arguments == ["-"], "documents give Python as blocks"
         return ask({"code": sys.stdin.read()})
     if arguments[:1] == ["serve"]:
         return serve(arguments)
-    if arguments[:2] == ["data", "demo"]:  # fetches the corpus, and tests have no network
+    if arguments[:2] == ["data", "demo"]:
         arguments = ["data", "synthetic", *arguments[2:], *TINY_DEMO]
+    if arguments[:1] == ["train"] and "mesh-titles" in arguments and "--dry-run" not in arguments:
+        smaller = [f"--set={key}=none" for key in DERIVED]
+        arguments = [*arguments, *smaller, "--set=encoder.dim=32"]
     return ask({"arguments": arguments})
 
 

@@ -11,6 +11,7 @@ import sys
 import traceback
 import warnings
 from contextlib import suppress
+from pathlib import Path
 
 import sklearn.tree  # noqa: F401 - here and below: slow to import, so once for all
 import torch._dynamo  # noqa: F401
@@ -18,6 +19,7 @@ import torch._dynamo  # noqa: F401
 import elias.pipeline  # noqa: F401
 from elias.cli.app import main as elias_command
 
+sys.path.append(str(Path(__file__).parents[1]))  # for the encoder of the tests, tiny_bert
 STREAMS = (("stdin", "r"), ("stdout", "w"), ("stderr", "w"))
 
 
