@@ -1,0 +1,35 @@
+# The server on a CPU; docs/containers.md says how to build and run it.
+FROM python:3.11-slim-bookworm AS build
+
+# Where to take torch from: an index of CPU wheels makes the image several GB smaller.
+ARG TORCH_INDEX=""
+
+WORKDIR /source
+RUN python -m venv /venv
+COPY constraints.txt ./
+RUN /venv/bin/pip install --no-cache-dir -c constraints.txt \
+        ${TORCH_INDEX:+--index-url "$TORCH_INDEX"} torch
+COPY pyproject.toml README.md LICENSE ./
+COPY src src
+RUN /venv/bin/pip install --no-cache-dir -c constraints.txt '.[serve]'
+
+
+FROM python:3.11-slim-bookworm
+
+RUN useradd --uid 10001 --no-create-home --shell /usr/sbin/nologin elias
+COPY --from=build /venv /venv
+
+# Caches go where a container whose root is read-only can have a tmpfs.
+ENV PATH=/venv/bin:$PATH \
+    PYTHONUNBUFFERED=1 \
+    HOME=/tmp \
+    NUMBA_CACHE_DIR=/tmp/numba \
+    XDG_CACHE_HOME=/tmp/cache
+
+USER 10001
+EXPOSE 8000
+HEALTHCHECK --interval=10s --timeout=5s --start-period=120s --retries=3 \
+    CMD ["python", "-c", "import urllib.request as web; web.urlopen('http://127.0.0.1:8000/ready', timeout=4)"]
+
+ENTRYPOINT ["elias", "serve"]
+CMD ["/model", "--host", "0.0.0.0", "--port", "8000"]
