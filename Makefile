@@ -3,6 +3,8 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
+# One file of tests is one worker's; more workers than this need more memory than they save time.
+TEST_WORKERS := -n auto --maxprocesses 8 --dist loadfile
 PIP_INSTALL := $(BIN)/python -m pip install --disable-pip-version-check -c constraints.txt
 
 .DEFAULT_GOAL := help
@@ -15,7 +17,7 @@ demo: $(VENV)/.installed  ## Train and query ELIAS on a real corpus, on the CPU
 	$(BIN)/elias demo
 
 test: lint  ## Run lint, types and all tests
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest $(TEST_WORKERS)
 
 check: test build  ## Run everything that must pass before a release
 

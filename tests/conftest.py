@@ -6,6 +6,9 @@ import os
 
 # Before torch is imported: threads that spin while they wait slow down a machine that is shared.
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")
+if "PYTEST_XDIST_WORKER" in os.environ:
+    # a worker has a core of its own: more threads would only wait for those of other workers
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
 # Before triton is imported: its kernels run in its interpreter, on the CPU.
 os.environ.setdefault("TRITON_INTERPRET", "1")
 

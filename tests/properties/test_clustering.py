@@ -1,12 +1,13 @@
 """Clusters of labels: equal in size whatever the numbers, repeatable, and near to each other."""
 
 import numpy as np
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from scipy.sparse import csr_matrix, random_array
 
 import reference
-from elias.clustering import balanced_clusters, label_centroids
+from elias.clustering import balanced_clusters, halving, label_centroids
 
 
 def random_centroids(n_labels, n_words, dim, known, seed):
@@ -80,3 +81,34 @@ def test_a_centroid_is_the_unit_length_sum_of_its_points(n_points, with_embeddin
         expected = total / (np.linalg.norm(total) or 1)
         found = np.concatenate([sparse.toarray()[label], dense[label]])
         np.testing.assert_allclose(found, expected, atol=1e-5)
+
+
+@given(power=st.integers(2, 6), dim=st.sampled_from([0, 3]), seed=st.integers(0, 2**31))
+def test_a_node_shared_among_threads_is_halved_as_one_thread_does(power, dim, seed):
+    rng = np.random.default_rng(seed)
+    # small whole numbers and halves of equal size: sums are exact in whatever order
+    sparse = csr_matrix(rng.integers(0, 3, (2**power, 9)), dtype=np.float32)
+    dense = rng.integers(-2, 3, (2**power, dim)).astype(np.float32)
+
+    alone = balanced_clusters(sparse, dense, 4, seed)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(halving, "_WIDE", 2)
+        patch.setattr(halving, "_BLOCKS", 3)
+        shared = balanced_clusters(sparse, dense, 4, seed)
+
+    np.testing.assert_array_equal(shared, alone)
+
+
+@given(scores=st.lists(st.integers(-3, 3), min_size=1, max_size=40), data=st.data())
+def test_the_lowest_scores_are_the_first_of_a_stable_sort(scores, data):
+    count = data.draw(st.integers(1, len(scores)))
+    chosen = np.array(
+        data.draw(st.lists(st.booleans(), min_size=len(scores), max_size=len(scores)))
+    )
+    values = np.array(scores, dtype=np.float32)
+    wanted = np.zeros(len(scores), dtype=bool)
+    wanted[np.argsort(values, kind="stable")[:count]] = True
+    n_changed = (wanted != chosen).sum()
+
+    assert halving._choose_lowest(values, count, chosen) == n_changed
+    np.testing.assert_array_equal(chosen, wanted)

@@ -38,11 +38,39 @@ def test_edge_counts_are_those_of_a_loop_over_points(width, n_points, n_labels, 
     scores = rng.random((n_points, width), dtype=np.float32)
     labels = rng.random((n_points, n_labels)) < 0.3
 
-    counts = edge_counts(beams, scores, csr_matrix(labels), n_clusters)
+    partition = rng.permutation(np.arange(n_labels) % n_clusters)
+
+    counts = edge_counts(beams, scores, csr_matrix(labels), partition, n_clusters, n_labels)
 
     own = [np.flatnonzero(row) for row in labels]
     expected = reference.edge_counts(beams, scores, own, n_clusters, n_labels)
     np.testing.assert_allclose(counts.toarray(), expected.numpy(), rtol=1e-5)
+
+
+@given(n_points=st.integers(1, 20), most=st.integers(1, 6), **SIZES)
+def test_counts_that_are_let_go_change_neither_edges_nor_their_first_logits(
+    n_points, most, n_labels, n_clusters, seed
+):
+    rng = np.random.default_rng(seed)
+    width = min(2, n_clusters)
+    beams = np.stack([rng.permutation(n_clusters)[:width] for _ in range(n_points)])
+    scores = rng.integers(1, 3, (n_points, width)).astype(np.float32)  # many counts are equal
+    labels = csr_matrix(rng.random((n_points, n_labels)) < 0.5)
+    partition = rng.permutation(np.arange(n_labels) % n_clusters)
+    most += -(-n_labels // n_clusters)
+
+    few, many = (
+        edge_counts(beams, scores, labels, partition, n_clusters, most) for most in (most, n_labels)
+    )
+
+    edges = strongest_edges(few, partition, most)
+    np.testing.assert_array_equal(edges, strongest_edges(many, partition, most))
+    few_logits, many_logits = (
+        first_logits(edges, counts, "counts", torch.Generator()) for counts in (few, many)
+    )
+    assert torch.equal(few_logits, many_logits)
+    n_own = np.bincount(partition, minlength=n_clusters)
+    assert (np.diff(few.indptr) <= most + n_own).all()
 
 
 @given(spare=st.integers(0, 5), **SIZES)

@@ -13,29 +13,29 @@ from elias.progress import progress
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence, Sized
 
-Item = TypeVar("Item", bound="Sized")
+Item = TypeVar("Item")
+Countable = TypeVar("Countable", bound="Sized")
 Memory = TypeVar("Memory")
 Result = TypeVar("Result")
 
 
-def over_threads(
-    work: Callable[[Item, Memory], Result],
-    items: Sequence[Item],
-    memory: Callable[[], Memory],
-    description: str,
-    total: int,
+def on_threads(
+    work: Callable[[Item, Memory], Result], items: Sequence[Item], memory: Callable[[], Memory]
 ) -> Iterator[Result]:
     """Yield ``work(item, memory)`` of each item in order, with as many threads as kernels use.
 
     An idle thread takes the next item, so items of uneven size do no harm. Each thread has the
-    memory that one call of ``memory`` made. ``description`` and ``total`` are for the progress
-    shown, which counts what is in an item.
+    memory that one call of ``memory`` made.
 
-    >>> doubled = over_threads(lambda some, _: [2 * i for i in some], [[1, 2], [3]], dict, "...", 3)
-    >>> list(doubled)
-    [[2, 4], [6]]
+    >>> list(on_threads(lambda some, _: 2 * some, [1, 2, 3], dict))
+    [2, 4, 6]
     """
-    n_threads = max(1, min(numba.get_num_threads(), len(items)))
+    n_threads = min(numba.get_num_threads(), len(items))
+    if n_threads <= 1:
+        own = memory() if items else None
+        for item in items:
+            yield work(item, own)  # type: ignore[arg-type]
+        return
     free: SimpleQueue[Memory] = SimpleQueue()
     for _ in range(n_threads):
         free.put(memory())
@@ -49,10 +49,26 @@ def over_threads(
 
     pool = ThreadPoolExecutor(n_threads)
     try:
-        with progress(description, total) as advance:
-            for item, result in zip(items, pool.map(run, items), strict=True):
-                advance(len(item))
-                yield result
+        yield from pool.map(run, items)
     finally:
         # after an error or an interrupt, what has not begun never does
         pool.shutdown(cancel_futures=True)
+
+
+def over_threads(
+    work: Callable[[Countable, Memory], Result],
+    items: Sequence[Countable],
+    memory: Callable[[], Memory],
+    description: str,
+    total: int,
+) -> Iterator[Result]:
+    """Yield what `on_threads` yields, and show the progress, which counts what is in an item.
+
+    >>> doubled = over_threads(lambda some, _: [2 * i for i in some], [[1, 2], [3]], dict, "...", 3)
+    >>> list(doubled)
+    [[2, 4], [6]]
+    """
+    with progress(description, total) as advance:
+        for item, result in zip(items, on_threads(work, items, memory), strict=True):
+            advance(len(item))
+            yield result

@@ -8,22 +8,41 @@ import numpy as np
 import torch
 from scipy.sparse import csr_matrix
 
+from elias.kernels.counts import Members, strongest_counts
+
 if TYPE_CHECKING:
     from numpy.typing import NDArray
     from torch import Tensor
 
 
 def edge_counts(
-    beams: NDArray[np.int64], scores: NDArray[np.float32], labels: csr_matrix, n_clusters: int
+    beams: NDArray[np.int64],
+    scores: NDArray[np.float32],
+    labels: csr_matrix,
+    partition: NDArray[np.int64],
+    n_clusters: int,
+    most: int,
 ) -> csr_matrix:
-    """Return A' = MᵀY (C, L), M the top-b cluster scores of each training point, Eq. 9."""
+    """Return A' = MᵀY (C, L), M the top-b cluster scores of each training point, Eq. 9.
+
+    The whole of it would not fit in memory where there are millions of labels. Of each cluster
+    only the ``most`` strongest labels stay, and those of its part of the ``partition``: all that
+    `strongest_edges` can ask for.
+    """
     n_points, width = beams.shape
     offsets = np.arange(n_points + 1, dtype=np.int64) * width
-    matrix = csr_matrix((scores.ravel(), beams.ravel(), offsets), shape=(n_points, n_clusters))
-    ones = csr_matrix(
-        (np.ones(labels.nnz, dtype=np.float32), labels.indices, labels.indptr), shape=labels.shape
+    to_clusters = csr_matrix((scores.ravel(), beams.ravel(), offsets), shape=(n_points, n_clusters))
+    of_cluster = to_clusters.T.tocsr()
+    counts = strongest_counts(
+        Members(of_cluster.indptr, of_cluster.indices),
+        of_cluster.data,
+        Members(labels.indptr, labels.indices),
+        partition,
+        most,
     )
-    return (matrix.T.tocsr() @ ones).tocsr()
+    kept = csr_matrix(counts, shape=(n_clusters, labels.shape[1]))
+    kept.sort_indices()
+    return kept
 
 
 def strongest_edges(
@@ -35,21 +54,22 @@ def strongest_edges(
     of the weakest edge, so that every label stays within reach.
     """
     n_clusters, n_labels = counts.shape
+    order = np.argsort(partition, kind="stable")
+    borders = np.searchsorted(partition[order], np.arange(n_clusters + 1))
     must = np.zeros(n_labels, dtype=bool)
-    kept: list[NDArray[np.int64]] = [np.empty(0, dtype=np.int64)] * n_clusters
+    edges = np.full((n_clusters, edges_per_cluster), n_labels, dtype=np.int64)
     stale = np.ones(n_clusters, dtype=bool)
     while stale.any():
         for cluster in np.flatnonzero(stale).tolist():
-            own = np.flatnonzero(must & (partition == cluster))
-            kept[cluster] = _keep(counts, cluster, own, edges_per_cluster)
-        linked = np.zeros(n_labels, dtype=bool)
-        linked[np.concatenate(kept)] = True
+            mine = order[borders[cluster] : borders[cluster + 1]]
+            kept = _keep(counts, cluster, mine[must[mine]], edges_per_cluster)
+            edges[cluster] = n_labels
+            edges[cluster, : len(kept)] = kept
+        linked = np.zeros(n_labels + 1, dtype=bool)  # the last stands for slots without an edge
+        linked[edges] = True
         stale[:] = False
-        stale[partition[~linked]] = True
-        must |= ~linked
-    edges = np.full((n_clusters, edges_per_cluster), n_labels, dtype=np.int64)
-    for cluster, labels in enumerate(kept):
-        edges[cluster, : len(labels)] = labels
+        stale[partition[~linked[:-1]]] = True
+        must |= ~linked[:-1]
     return edges
 
 
@@ -59,8 +79,9 @@ def _keep(
     begin, end = counts.indptr[cluster], counts.indptr[cluster + 1]
     labels = counts.indices[begin:end].astype(np.int64)
     strength = counts.data[begin:end].astype(np.float64)
-    free = ~np.isin(labels, own)
-    labels, strength = labels[free], strength[free]
+    if len(own):
+        free = ~np.isin(labels, own)
+        labels, strength = labels[free], strength[free]
     order = np.lexsort((labels, -strength))[: max(0, edges_per_cluster - len(own))]
     return np.sort(np.concatenate([own, labels[order]]))
 

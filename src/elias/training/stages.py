@@ -327,7 +327,14 @@ class StageSequence:
         beams, scores = cluster_all(model, self.points.tokens, index.beam_size)
         generator = torch.Generator().manual_seed(self.config.member_seed * 1000 + position)
         with progress("Choosing edges", 3) as advance:
-            counts = edge_counts(beams, scores, self.points.labels, model.graph.n_clusters)
+            counts = edge_counts(
+                beams,
+                scores,
+                self.points.labels,
+                partition,
+                model.graph.n_clusters,
+                index.edges_per_cluster,
+            )
             advance()
             edges = strongest_edges(counts, partition, index.edges_per_cluster)
             advance()

@@ -1,0 +1,186 @@
+"""Centroids of labels: sums over their points, counted first so that they are stored only once."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+import numpy as np
+from numba import njit
+from numpy.typing import NDArray
+from scipy.sparse import csr_matrix
+
+from elias.kernels.threads import on_threads
+from elias.progress import progress
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+
+Array: TypeAlias = NDArray[Any]
+Rows: TypeAlias = tuple[Array, Array, Array]
+"""The values, columns and row starts of a sparse matrix."""
+
+_LABELS_AT_A_TIME = 2_000  # summed by a thread before it shows that it is there
+_ROWS_AT_A_TIME = 100_000  # of vectors, copied at once
+
+
+def label_centroids(
+    labels: csr_matrix, bow: csr_matrix, embedding: NDArray[np.float32] | None = None
+) -> tuple[csr_matrix, NDArray[np.float32]]:
+    """Return μ_ℓ, the unit-length sum of ψ(x) over each label's points, Eq. 14–15.
+
+    ψ = [bow/‖·‖, φ/‖·‖]; the sparse and the dense part come apart, scaled by their common length.
+    A label without points has a centroid of zero. Memory beyond the result does not grow with the
+    number of labels.
+    """
+    to_points = _transposed(labels)
+    n_labels, n_columns = labels.shape[1], bow.shape[1]
+    dense = np.zeros((n_labels, 0 if embedding is None else embedding.shape[1]), dtype=np.float32)
+    rows = (bow.data.astype(np.float32, copy=False), bow.indices, bow.indptr)
+    starts = np.zeros(n_labels + 1, dtype=np.int64)
+    spans = list(_ranges(n_labels, _LABELS_AT_A_TIME))
+
+    def count_some(span: range, memory: Array) -> int:
+        _count_columns(to_points, rows, memory, starts[1:], (span.start, span.stop))
+        return len(span)
+
+    def sum_some(span: range, memory: Array) -> int:
+        borders = (span.start, span.stop)
+        _sum_rows(to_points, rows, memory, (data, columns, starts), borders)
+        square = _squares(data, starts[span.start : span.stop + 1])
+        if embedding is not None:
+            _sum_vectors(to_points, embedding, lengths, dense, borders)
+            square += (dense[span.start : span.stop] ** 2).sum(axis=1)
+        scale = 1 / np.sqrt(np.maximum(square, 1e-24))
+        scale[square == 0] = 0
+        _scale(data, starts, dense, scale, span.start)
+        return len(span)
+
+    def memory() -> Array:
+        return np.full(n_columns, -1, dtype=np.int64)
+
+    with progress("Centroids of labels", 2 * n_labels) as advance:
+        for done in on_threads(count_some, spans, memory):
+            advance(done)
+        np.cumsum(starts, out=starts)
+        data = np.empty(starts[-1], dtype=np.float32)
+        columns = np.empty(starts[-1], dtype=_index_type(int(starts[-1]), n_columns))
+        lengths = np.ones(0, np.float32) if embedding is None else _lengths(embedding)
+        for done in on_threads(sum_some, spans, memory):
+            advance(done)
+    indptr = starts.astype(columns.dtype)
+    return csr_matrix((data, columns, indptr), shape=(n_labels, n_columns)), dense
+
+
+def _transposed(labels: csr_matrix) -> tuple[Array, Array]:
+    """Return the points of each label, ascending, and where each label's begin."""
+    # scipy's own transpose carries values along, and would copy them
+    ones = np.ones(labels.nnz, dtype=np.bool_)
+    by_label = csr_matrix((ones, labels.indices, labels.indptr), shape=labels.shape).T.tocsr()
+    return by_label.indices, by_label.indptr
+
+
+def _index_type(n_values: int, n_columns: int) -> type[np.int32] | type[np.int64]:
+    return np.int32 if max(n_values, n_columns) <= np.iinfo(np.int32).max else np.int64
+
+
+def _ranges(n_rows: int, size: int) -> Iterator[range]:
+    for begin in range(0, n_rows, size):
+        yield range(begin, min(begin + size, n_rows))
+
+
+def _lengths(embedding: NDArray[np.float32]) -> NDArray[np.float32]:
+    """Return the length of each vector, at least a tiny one, without a second copy of them all."""
+    lengths = np.empty(len(embedding), dtype=np.float32)
+    for span in _ranges(len(embedding), _ROWS_AT_A_TIME):
+        some = slice(span.start, span.stop)
+        lengths[some] = np.linalg.norm(embedding[some], axis=1)
+    return np.maximum(lengths, np.float32(1e-12))
+
+
+def _squares(data: NDArray[np.float32], starts: NDArray[np.int64]) -> NDArray[np.float32]:
+    """Return the squared length of each of these rows, added up from its last value."""
+    square = np.zeros(len(starts) - 1, dtype=np.float32)
+    filled = np.flatnonzero(np.diff(starts))
+    if len(filled):
+        values = data[starts[0] : starts[-1]][::-1]
+        begins = starts[-1] - starts[filled + 1]
+        square[filled[::-1]] = np.add.reduceat(values * values, begins[::-1])
+    return square
+
+
+@njit(cache=True, nogil=True)
+def _count_columns(
+    to_points: tuple[Array, Array],
+    rows: Rows,
+    seen_by: Array,
+    counts: Array,
+    span: tuple[int, int],
+) -> None:
+    """Count the columns that each label's points have among them."""
+    points, starts = to_points
+    _, columns, row_starts = rows
+    for label in range(span[0], span[1]):
+        count = 0
+        for i in range(starts[label], starts[label + 1]):
+            for j in range(row_starts[points[i]], row_starts[points[i] + 1]):
+                if seen_by[columns[j]] != label:
+                    seen_by[columns[j]] = label
+                    count += 1
+        counts[label] = count
+
+
+@njit(cache=True, nogil=True)
+def _sum_rows(
+    to_points: tuple[Array, Array],
+    rows: Rows,
+    place_of: Array,
+    out: Rows,
+    span: tuple[int, int],
+) -> None:
+    """Write each label's sum, the column seen last first, as scipy's product has them.
+
+    ``place_of`` says where a column's sum stands, if that lies within the label's own places.
+    """
+    points, starts = to_points
+    data, columns, row_starts = rows
+    out_data, out_columns, out_starts = out
+    for label in range(span[0], span[1]):
+        begin, end = out_starts[label], out_starts[label + 1]
+        place = end
+        for i in range(starts[label], starts[label + 1]):
+            for j in range(row_starts[points[i]], row_starts[points[i] + 1]):
+                column = columns[j]
+                known = place_of[column]
+                if begin <= known < end:
+                    out_data[known] += data[j]
+                else:
+                    place -= 1
+                    place_of[column] = place
+                    out_columns[place] = column
+                    out_data[place] = data[j]
+
+
+@njit(cache=True, nogil=True)
+def _sum_vectors(
+    to_points: tuple[Array, Array],
+    embedding: Array,
+    lengths: Array,
+    out: Array,
+    span: tuple[int, int],
+) -> None:
+    points, starts = to_points
+    for label in range(span[0], span[1]):
+        for i in range(starts[label], starts[label + 1]):
+            length = lengths[points[i]]
+            for d in range(out.shape[1]):
+                out[label, d] += embedding[points[i], d] / length
+
+
+@njit(cache=True, nogil=True)
+def _scale(data: Array, starts: Array, dense: Array, scale: Array, first: int) -> None:
+    for i in range(scale.shape[0]):
+        for place in range(starts[first + i], starts[first + i + 1]):
+            data[place] *= scale[i]
+        for d in range(dense.shape[1]):
+            dense[first + i, d] *= scale[i]
