@@ -26,6 +26,7 @@ from elias.config import (
 PAGE = Path(__file__).with_name("configuration.md")
 BEGIN, END = "<!-- written by write_configuration.py -->\n", "<!-- end of what is written -->\n"
 SECTIONS = {
+    "data": tree.DataConfig,
     "encoder": tree.EncoderConfig,
     "index": tree.IndexConfig,
     "loss": tree.LossConfig,

@@ -9,6 +9,7 @@ import typer
 
 if TYPE_CHECKING:
     from elias.data.corpus import Corpus
+    from elias.data.large import OnDisk
 
 DataPath = Annotated[
     Path, typer.Argument(metavar="DATA", help="A corpus: a file or folder in any known format.")
@@ -58,13 +59,21 @@ def read_corpus(
     separator: str | None = None,
     *,
     test_size: float | None = None,
+    on_disk: OnDisk = "auto",
 ) -> Corpus:
     """Read the corpus a command was given."""
     from elias.data import load_corpus
     from elias.errors import DataError
 
     try:
-        return load_corpus(path, text=text, labels=labels, separator=separator, test_size=test_size)
+        return load_corpus(
+            path,
+            text=text,
+            labels=labels,
+            separator=separator,
+            test_size=test_size,
+            on_disk=on_disk,
+        )
     except DataError as error:  # the library names its arguments, the user typed options
         message = str(error)
         for name in ("text", "labels", "separator"):

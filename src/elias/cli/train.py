@@ -74,7 +74,8 @@ def train(  # noqa: PLR0913 - each is an option of its own
     check_plan(chosen, None if dry_run else out, overwrite=overwrite)
     pick_device(device)
     start = None if init_from is None else Elias.from_pretrained(init_from, device=device)
-    corpus = read_corpus(data, text, labels, separator, test_size=test_size)
+    on_disk = chosen.data.on_disk
+    corpus = read_corpus(data, text, labels, separator, test_size=test_size, on_disk=on_disk)
     resolved = starting_config(chosen, start).resolve(len(corpus.train), corpus.n_labels)
     show_plan(resolved, corpus)
     if dry_run:

@@ -17,6 +17,24 @@ from elias.config.sizes import derive
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class DataConfig:
+    """Where the corpus lies while it is trained on."""
+
+    on_disk: Literal["auto", "on", "off"] = "auto"
+    """``on``: texts, labels and tokens stay on disk, memory-mapped; ``off``: in memory; ``auto``:
+    on disk where the files are larger than 1 GiB."""
+    setup_points: int | None = None
+    """Compute what comes before training (the bag's vocabulary, clusters, first classifiers, edges)
+    from so many points chosen at random, at least one of each label. None: from all of them, or
+    from a million where the corpus is on disk."""
+
+    def __post_init__(self) -> None:
+        """Check each value by itself."""
+        points = self.setup_points
+        need(points is None or points >= 1, f"data.setup_points must be >= 1, not {points}")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class EncoderConfig:
     """The text encoder φ (§3.1). Fields of the other kind are ignored."""
 
@@ -302,6 +320,7 @@ class EliasConfig:
 
     seed: int = 0
     """The seed of every random choice, below 2^32."""
+    data: DataConfig = field(default_factory=DataConfig)
     encoder: EncoderConfig = field(default_factory=EncoderConfig)
     index: IndexConfig = field(default_factory=IndexConfig)
     loss: LossConfig = field(default_factory=LossConfig)

@@ -208,7 +208,7 @@ def rectangle(tokens: Tokens, rows: NDArray[np.int64], *, pad_id: int, longest: 
 def positives_of(labels: csr_matrix, rows: NDArray[np.int64]) -> Int[Tensor, "B Y"]:
     """Return each row's label ids, ascending, padded with ``n_labels``; Y is at least 1."""
     n_labels = labels.shape[1]
-    counts = np.diff(labels.indptr)[rows]
+    counts = labels.indptr[rows + 1] - labels.indptr[rows]
     padded = np.full((len(rows), max(1, int(counts.max(initial=0)))), n_labels, dtype=np.int64)
     inside = np.arange(padded.shape[1]) < counts[:, None]
     places = (labels.indptr[rows].astype(np.int64)[:, None] + np.arange(padded.shape[1]))[inside]

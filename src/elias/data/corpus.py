@@ -9,14 +9,16 @@ from typing import TYPE_CHECKING
 import numpy as np
 from scipy.sparse import csr_matrix
 
+from elias.data.disk import DiskTexts, take_rows
 from elias.errors import DataError
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
     from pathlib import Path
 
     from numpy.typing import NDArray
 
+_HASHED = 1 << 20  # numbers hashed at a time
 SPLITS = ("train", "validation", "test")
 
 
@@ -40,6 +42,11 @@ class Split:
         """Return N."""
         return int(self.labels.shape[0])
 
+    @property
+    def on_disk(self) -> bool:
+        """Say whether texts and labels stay on disk."""
+        return isinstance(self.texts, DiskTexts)
+
     def take(self, rows: NDArray[np.int64]) -> Split:
         """Return the given rows as a split of their own, filters following their points."""
         filters = self.filters
@@ -49,8 +56,8 @@ class Split:
             kept = filters[new_row[filters[:, 0]] >= 0]
             filters = np.stack([new_row[kept[:, 0]], kept[:, 1]], axis=1)
         return Split(
-            labels=self.labels[rows],
-            texts=None if self.texts is None else [self.texts[i] for i in rows],
+            labels=take_rows(self.labels, rows) if self.on_disk else self.labels[rows],
+            texts=_take_texts(self.texts, rows),
             features=None if self.features is None else self.features[rows],
             filters=filters,
         )
@@ -106,8 +113,8 @@ class Corpus:
         for name, split in self.splits.items():
             digest.update(f"{name} {split.labels.shape}".encode())
             _add_matrix(digest, split.labels)
-            for text in split.texts or ():
-                digest.update(text.encode("utf8", "surrogatepass") + b"\0")
+            for encoded in _encoded(split.texts):
+                digest.update(encoded + b"\0")
             if split.features is not None:
                 _add_matrix(digest, split.features)
             if split.filters is not None:
@@ -126,6 +133,21 @@ class Corpus:
 
 def _add_matrix(digest: hashlib._Hash, matrix: csr_matrix) -> None:
     """Add what a matrix holds, in an order that does not depend on how it was made."""
-    matrix = matrix.sorted_indices()
+    if not matrix.has_sorted_indices:
+        matrix = matrix.sorted_indices()
     for part, kind in ((matrix.indptr, "<i8"), (matrix.indices, "<i8"), (matrix.data, "<f4")):
-        digest.update(np.ascontiguousarray(part, dtype=kind).data)
+        for start in range(0, len(part), _HASHED):
+            digest.update(np.ascontiguousarray(part[start : start + _HASHED], dtype=kind).data)
+
+
+def _take_texts(texts: Sequence[str] | None, rows: NDArray[np.int64]) -> Sequence[str] | None:
+    if isinstance(texts, DiskTexts):
+        return texts.take(rows)
+    return None if texts is None else [texts[i] for i in rows]
+
+
+def _encoded(texts: Sequence[str] | None) -> Iterator[bytes]:
+    """Yield the UTF-8 of each text."""
+    if isinstance(texts, DiskTexts):
+        return texts.encoded()
+    return (text.encode("utf8", "surrogatepass") for text in texts or ())

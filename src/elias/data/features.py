@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 
 _CHUNK = 10_000  # texts turned into features at a time, to bound memory
 _MOST_RUNS = 4_000_000  # runs of words counted at a time, likewise
+_MOST_EXPANDED = 1_000_000  # words whose n-grams are kept, likewise
 _GAP = "\0"  # stands for a word that is too rare; no word has it
 # Scripts written without spaces: Thai and Lao, Myanmar, Khmer, kana, Han.
 _UNSPACED = (
@@ -204,6 +205,8 @@ class _Lookup:
                 return []
             known = map(self._ngram_id.get, ngrams_of(word, *self._span))
             found = [i for i in known if i is not None]
+            if len(self._ngrams_of_word) >= _MOST_EXPANDED:
+                self._ngrams_of_word.clear()
             self._ngrams_of_word[word] = found
         return found
 

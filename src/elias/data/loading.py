@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from elias.data.formats.options import ReadOptions
 from elias.data.formats.recognise import read_path
 from elias.data.formats.sources import mend
+from elias.data.large import OnDisk, belongs_on_disk, read_to_disk
 from elias.data.splits import random_split
 from elias.errors import DataError, nearest
 
@@ -30,6 +31,7 @@ def load_corpus(
     separator: str | None = None,
     seed: int = 0,
     test_size: float | None = None,
+    on_disk: OnDisk = "auto",
 ) -> Corpus:
     r"""Read a corpus in any of the formats of `elias.data.formats`, recognised by content.
 
@@ -43,6 +45,8 @@ def load_corpus(
         seed: decides the test points, where a test split has to be made.
         test_size: how many points to test on: a number, or a share below 1; 0 for none. Without
             it, a source that names no splits gives a fifth of its points.
+        on_disk: whether texts and labels are left on disk, in the cache folder, instead of in
+            memory; ``auto``: where the files are large (see `elias.data.large`).
 
     Returns:
         The corpus; its ``notes`` say what the reader decided.
@@ -63,9 +67,12 @@ def load_corpus(
     place = Path(path).expanduser()
     _must_exist(place)
     options = ReadOptions(text=text, labels=labels, separator=separator)
-    reading = read_path(place, options)
+    reading = read_to_disk(place, options) if belongs_on_disk(place, on_disk) else None
+    if reading is None:
+        reading = read_path(place, options)
+        reading = reading._replace(corpus=_mended(reading.corpus))
     given = {name: value for name, value in asdict(options).items() if value is not None}
-    corpus = replace(_mended(reading.corpus), reading=given)
+    corpus = replace(reading.corpus, reading=given)
     check_corpus(corpus)
     wanted = test_size if reading.has_splits or test_size is not None else DEFAULT_TEST_SHARE
     if wanted is not None:

@@ -12,7 +12,7 @@ import shutil
 import zipfile
 from contextlib import contextmanager
 from pathlib import Path
-from typing import IO, TYPE_CHECKING
+from typing import IO, TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -24,7 +24,27 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 _COPY_ITEMS = 1 << 20
+_HEADER_BYTES = 128
 _INT32_MAX = np.iinfo(np.int32).max
+
+
+def cache_root() -> Path:
+    """Return where what can be made again is kept: the user's cache folder."""
+    root = os.environ.get("XDG_CACHE_HOME") or str(Path.home() / ".cache")
+    return Path(root) / "elias"
+
+
+def forget_oldest(root: Path, limit: int) -> None:
+    """Drop the entries of a cache used longest ago until it is within so many bytes.
+
+    The newest one stays, however large it is.
+    """
+    entries = sorted(root.iterdir(), key=lambda entry: entry.stat().st_mtime, reverse=True)
+    total = 0
+    for number, entry in enumerate(entries):
+        total += sum(file.stat().st_size for file in entry.rglob("*") if file.is_file())
+        if total > limit and number > 0:
+            shutil.rmtree(entry, ignore_errors=True)
 
 
 @contextmanager
@@ -83,6 +103,48 @@ def _sync(path: Path) -> None:
         os.fsync(handle)
     finally:
         os.close(handle)
+
+
+class ArrayWriter:
+    """Writes an npy file of one axis, a few numbers at a time; its length is known at the end.
+
+    >>> from tempfile import TemporaryDirectory
+    >>> with TemporaryDirectory() as folder:
+    ...     with ArrayWriter(Path(folder) / "ids.npy", "<i4") as writer:
+    ...         writer.append(np.array([3, 1]))
+    ...         writer.append(np.array([2]))
+    ...     np.load(Path(folder) / "ids.npy").tolist()
+    [3, 1, 2]
+    """
+
+    def __init__(self, path: Path, kind: str) -> None:
+        self._path = path
+        self._kind = kind
+        self._count = 0
+
+    def __enter__(self) -> ArrayWriter:
+        self._file = self._path.open("wb")
+        self._file.write(b"\0" * _HEADER_BYTES)
+        return self
+
+    def append(self, numbers: NDArray[Any]) -> None:
+        """Add numbers to the end."""
+        self._count += len(numbers)
+        self._file.write(np.ascontiguousarray(numbers, dtype=self._kind).data)
+
+    def append_file(self, path: Path) -> None:
+        """Add the numbers of a file without a header."""
+        with path.open("rb") as source:
+            shutil.copyfileobj(source, self._file, 4 * _COPY_ITEMS)
+        self._count += path.stat().st_size // np.dtype(self._kind).itemsize
+
+    def __exit__(self, *_: object) -> None:
+        told = f"{{'descr': '{self._kind}', 'fortran_order': False, 'shape': ({self._count},), }}"
+        padded = told.ljust(_HEADER_BYTES - 11) + "\n"
+        with self._file as file:
+            file.seek(0)
+            file.write(b"\x93NUMPY\x01\x00" + (_HEADER_BYTES - 10).to_bytes(2, "little"))
+            file.write(padded.encode("latin1"))
 
 
 class LabelMatrixWriter:

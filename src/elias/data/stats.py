@@ -69,7 +69,7 @@ class CorpusStats:
 
 def corpus_stats(corpus: Corpus) -> CorpusStats:
     """Count a corpus."""
-    in_train = _normalised(corpus.train.texts)
+    in_train = _hashes(corpus.train.texts)
     frequencies = corpus.label_frequencies()
     features = corpus.train.features
     return CorpusStats(
@@ -89,11 +89,10 @@ def corpus_stats(corpus: Corpus) -> CorpusStats:
     )
 
 
-def _split_stats(split: Split, in_train: list[str] | None) -> SplitStats:
+def _split_stats(split: Split, in_train: NDArray[np.int64] | None) -> SplitStats:
     n_labels_of = np.diff(split.labels.indptr)
     words = _word_counts(split.texts)
-    texts = _normalised(split.texts)
-    known = None if in_train is None else set(in_train)
+    texts = _hashes(split.texts)
     return SplitStats(
         points=len(split),
         pairs=int(split.labels.nnz),
@@ -103,16 +102,12 @@ def _split_stats(split: Split, in_train: list[str] | None) -> SplitStats:
         words_mean=None if words is None else float(words.mean()),
         words_percentiles=None if words is None else _percentiles(words, PERCENTILES),
         empty_texts=None if words is None else int((words == 0).sum()),
-        duplicate_texts=None if texts is None else len(texts) - len(set(texts)),
-        texts_in_train=_n_known(texts, known),
+        duplicate_texts=None if texts is None else len(texts) - len(np.unique(texts)),
+        texts_in_train=None
+        if texts is None or in_train is None
+        else int(np.isin(texts, in_train).sum()),
         filter_pairs=0 if split.filters is None else len(split.filters),
     )
-
-
-def _n_known(texts: list[str] | None, known: set[str] | None) -> int | None:
-    if texts is None or known is None:
-        return None
-    return sum(text in known for text in texts)
 
 
 def _word_counts(texts: Sequence[str] | None) -> NDArray[np.int64] | None:
@@ -121,11 +116,17 @@ def _word_counts(texts: Sequence[str] | None) -> NDArray[np.int64] | None:
     return np.fromiter((len(text.split()) for text in texts), np.int64, len(texts))
 
 
-def _normalised(texts: Sequence[str] | None) -> list[str] | None:
-    """Return the texts without case and punctuation; a text of punctuation alone as it is."""
+def _hashes(texts: Sequence[str] | None) -> NDArray[np.int64] | None:
+    """Return a number for each text without case and punctuation, equal for equal ones.
+
+    64 bits each, so that many texts need not be in memory; that two of ten
+    million different texts share one has a chance of one in 370,000. A text of punctuation alone
+    counts as it is.
+    """
     if texts is None:
         return None
-    return [" ".join(_WORD.findall(text.lower())) or text for text in texts]
+    plain = (" ".join(_WORD.findall(text.lower())) or text for text in texts)
+    return np.fromiter(map(hash, plain), np.int64, len(texts))
 
 
 def _percentiles(values: NDArray[np.int64], at: Sequence[int]) -> tuple[int, ...]:

@@ -5,19 +5,19 @@ from __future__ import annotations
 import hashlib
 import logging
 import os
-import shutil
 from contextlib import suppress
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from elias.data.staging import staged_folder
+from elias.data.disk import DiskTexts
+from elias.data.staging import cache_root, forget_oldest, staged_folder
 from elias.errors import DataError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
+    from pathlib import Path
 
     from numpy.typing import NDArray
     from scipy.sparse import csr_matrix
@@ -73,13 +73,15 @@ class Tokens:
 
 def cache_folder() -> Path:
     """Return where tokenised texts are kept: the user's cache folder."""
-    root = os.environ.get("XDG_CACHE_HOME") or str(Path.home() / ".cache")
-    return Path(root) / "elias" / "tokens"
+    return cache_root() / "tokens"
 
 
 def content_key(fingerprint: str, texts: Sequence[str]) -> str:
     """Return a hash of how the texts are tokenised and of every text."""
     digest = hashlib.sha256(f"{_FORMAT}\n{fingerprint}\n{len(texts)}\n".encode())
+    if isinstance(texts, DiskTexts):
+        digest.update(f"on disk {texts.digest}".encode())
+        return digest.hexdigest()[:40]
     for text in texts:
         encoded = text.encode("utf8", "surrogatepass")
         digest.update(len(encoded).to_bytes(8, "little"))
@@ -88,22 +90,47 @@ def content_key(fingerprint: str, texts: Sequence[str]) -> str:
 
 
 def cached(
-    fingerprint: str, texts: Sequence[str], tokenise: Callable[[Sequence[str]], Tokens]
+    fingerprint: str,
+    texts: Sequence[str],
+    tokenise: Callable[[Sequence[str]], Tokens],
+    write: Callable[[DiskTexts, Path], None] | None = None,
 ) -> Tokens:
-    """Return the tokens of ``texts``, memory-mapped from disk when they are there already."""
+    """Return the tokens of ``texts``, memory-mapped from disk when they are there already.
+
+    Those of texts on disk are written by ``write``, and never are in memory all at once.
+    """
     folder = cache_folder() / content_key(fingerprint, texts)
     found = _load(folder, len(texts))
     if found is not None:
         logger.info("tokens of %d texts found in the cache", len(texts))
         return found
+    if isinstance(texts, DiskTexts):
+        assert write is not None
+        return _written(texts, folder, write)
     tokens = tokenise(texts)
     try:
         _store(tokens, folder)
-        _forget_oldest(folder.parent)
+        forget_oldest(folder.parent, _CACHE_LIMIT)
     except (OSError, DataError) as error:  # a full or read-only disk must not stop the run
         logger.warning("tokenised texts not kept in %s: %s", folder, error)
         return tokens
     return _load(folder, len(texts)) or tokens
+
+
+def _written(texts: DiskTexts, folder: Path, write: Callable[[DiskTexts, Path], None]) -> Tokens:
+    try:
+        with staged_folder(folder, overwrite=True) as staging:
+            write(texts, staging)
+        forget_oldest(folder.parent, _CACHE_LIMIT)
+    except OSError as error:
+        raise DataError(
+            f"{folder.parent}: no room for the tokens of {len(texts):,} texts ({error.strerror}); "
+            "free some, or set XDG_CACHE_HOME to a folder on another disk"
+        ) from error
+    found = _load(folder, len(texts))
+    if found is None:
+        raise DataError(f"{folder}: the tokens just written are gone; run the same command again")
+    return found
 
 
 def _load(folder: Path, n_texts: int) -> Tokens | None:
@@ -135,13 +162,3 @@ def _store(tokens: Tokens, folder: Path) -> None:
         np.save(staging / "truncated.npy", np.int64(tokens.n_truncated))
         no_weights = np.empty(0, dtype=np.float32)
         np.save(staging / "weights.npy", no_weights if tokens.weights is None else tokens.weights)
-
-
-def _forget_oldest(root: Path) -> None:
-    """Drop the entries used longest ago until the cache is within its limit."""
-    entries = sorted(root.iterdir(), key=lambda entry: entry.stat().st_mtime, reverse=True)
-    total = 0
-    for entry in entries:
-        total += sum(file.stat().st_size for file in entry.glob("*.npy"))
-        if total > _CACHE_LIMIT:
-            shutil.rmtree(entry, ignore_errors=True)

@@ -17,7 +17,7 @@ from elias.errors import ConfigError
 from elias.metrics import inverse_propensities, metric_names, score
 from elias.model.building import build_encoder
 from elias.pipeline.deciding import PROBABILITIES, add_probabilities
-from elias.pipeline.inputs import bag_of_words, cached_tokens, input_of
+from elias.pipeline.inputs import bag_of_words, cached_tokens, input_of, setup_rows
 from elias.pipeline.predictor import CALIBRATE, ENSEMBLE, RERANK, Elias
 from elias.pipeline.reranking import check_rerank
 from elias.pipeline.resources import memory_explained, pick_device, threads_shared
@@ -30,6 +30,7 @@ from elias.training.tracking import Run, check_folder, open_run
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
+    from numpy.typing import NDArray
     from scipy.sparse import csr_matrix
 
     from elias.config import EliasConfig, StageConfig
@@ -203,6 +204,8 @@ class _Training:
         self.init_from = init_from
         self.tokens: dict[str, Tokens] = {}
         self.held_out: Split | None = None
+        self.setup: NDArray[np.int64] | None = None
+        """The points that the encoder, clusters and edges begin from; None: all."""
         self.metrics: dict[str, dict[str, dict[str, float]]] = {}
 
     def run_all(self, resumed: Checkpoint | None = None) -> Elias:
@@ -215,10 +218,11 @@ class _Training:
             torch.manual_seed(self.config.member_seed)
             with self.run.redoing(resumed is not None):
                 train_split, encoder, bow = self._made_ready()
+            points = Points(self.tokens["train"], train_split.labels)
             stages = StageSequence(
                 config=self.config,
                 encoder=encoder,
-                points=Points(self.tokens["train"], train_split.labels),
+                points=points,
                 bow=bow,
                 device=self.device,
                 validate=self._validate if self.held_out is not None else None,
@@ -226,6 +230,7 @@ class _Training:
                 report_stage=self._report_stage,
                 timed=self.run.timed,
                 keeper=keeper_of(self.run),
+                setup_from=None if self.setup is None else points.take(self.setup),
             )
             first_encoder = self._first_encoder(encoder)
             model = self._elias(stages.run(self._first_model(encoder), resumed))
@@ -238,14 +243,16 @@ class _Training:
     def _made_ready(self) -> tuple[Split, TextEncoder, csr_matrix]:
         """Return the points to train on, the encoder and bags of words; tokenise all points."""
         train_split, self.held_out = validation_split(self.corpus, self.config)
+        self.setup = setup_rows(train_split, self.config)
+        chosen = train_split if self.setup is None else train_split.take(self.setup)
         with self.run.timed("encoder"):
-            encoder = self._encoder(train_split)
+            encoder = self._encoder(chosen)
         with self.run.timed("tokens"):
             self.tokens = {
                 name: cached_tokens(split, encoder)
                 for name, split in self._split_by_name(train_split).items()
             }
-            bow = bag_of_words(train_split)
+            bow = bag_of_words(chosen)
         self._report_data(train_split)
         return train_split, encoder, bow
 
@@ -339,6 +346,7 @@ class _Training:
             points={name: len(tokens) for name, tokens in self.tokens.items()},
             labels=self.corpus.n_labels,
             labels_without_points=int((counts == 0).sum()),
+            setup_points=len(train_split) if self.setup is None else len(self.setup),
             truncated={name: tokens.n_truncated for name, tokens in self.tokens.items()},
             source=None if self.corpus.source is None else str(self.corpus.source.resolve()),
             reading=dict(self.corpus.reading),

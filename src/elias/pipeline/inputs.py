@@ -7,14 +7,27 @@ from typing import TYPE_CHECKING
 from scipy.sparse import csr_matrix, issparse
 
 from elias.data.features import Featurizer, unit_rows
+from elias.data.sampling import sample_points
+from elias.data.tokenising import write_tokens
 from elias.data.tokens import Tokens, cached
 from elias.errors import DataError
+from elias.model.encoder import BagEncoder
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+    from pathlib import Path
 
+    import numpy as np
+    from numpy.typing import NDArray
+
+    from elias.config import EliasConfig
     from elias.data.corpus import Split
+    from elias.data.disk import DiskTexts
     from elias.model.encoder import TextEncoder
+
+
+SETUP_POINTS = 1_000_000
+"""How many points that is where the corpus is on disk and the configuration does not say."""
 
 
 def input_of(split: Split, encoder: TextEncoder) -> Sequence[str] | csr_matrix:
@@ -42,7 +55,20 @@ def cached_tokens(split: Split, encoder: TextEncoder) -> Tokens:
     given = input_of(split, encoder)
     if issparse(given):
         return feature_tokens(given, encoder)
-    return cached(encoder.fingerprint, given, encoder.tokenise)
+    featurizer = encoder.featurizer if isinstance(encoder, BagEncoder) else None
+
+    def write(texts: DiskTexts, folder: Path) -> None:
+        write_tokens(texts, folder, encoder.tokenise, featurizer)
+
+    return cached(encoder.fingerprint, given, encoder.tokenise, write)
+
+
+def setup_rows(split: Split, config: EliasConfig) -> NDArray[np.int64] | None:
+    """Return the points that what comes before training is computed from; None: all of them."""
+    size = config.data.setup_points or (SETUP_POINTS if split.on_disk else len(split))
+    if size >= len(split):
+        return None
+    return sample_points(split.labels, size, config.seed)
 
 
 def bag_of_words(split: Split) -> csr_matrix:

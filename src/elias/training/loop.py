@@ -58,6 +58,10 @@ class Points(NamedTuple):
     tokens: Tokens
     labels: csr_matrix
 
+    def take(self, rows: NDArray[np.int64]) -> Points:
+        """Return the points of ``rows``, in memory."""
+        return Points(self.tokens.take(rows), self.labels[rows])
+
 
 class EpochReport(NamedTuple):
     """What one epoch came to."""

@@ -56,6 +56,7 @@ class StageSequence:
     encoder: TextEncoder
     points: Points
     bow: csr_matrix
+    """Of the points to set up from."""
     device: torch.device
     validate: Callable[[EliasModel], dict[str, float]] | None
     report_epoch: Callable[[EpochReport], None]
@@ -64,6 +65,13 @@ class StageSequence:
     """Notes how long a step of this name takes."""
     keeper: Keeper | None = None
     """Writes checkpoints."""
+    setup_from: Points | None = None
+    """Points that clusters, first classifiers and edges are computed from; None: all."""
+
+    @property
+    def setup(self) -> Points:
+        """Return the points that what comes before training is computed from."""
+        return self.points if self.setup_from is None else self.setup_from
 
     def run(
         self, init_from: EliasModel | None = None, resumed: Checkpoint | None = None
@@ -266,8 +274,8 @@ class StageSequence:
         """Cluster the labels on bag of words and, if wanted, on φ as it stands (Eq. 14–15)."""
         if self.config.index.kind == "all":
             return np.zeros(self.points.labels.shape[1], dtype=np.int64)
-        embedding = embed_all(self.encoder, self.points.tokens) if with_encoder else None
-        sparse, dense = label_centroids(self.points.labels, self.bow, embedding)
+        embedding = embed_all(self.encoder, self.setup.tokens) if with_encoder else None
+        sparse, dense = label_centroids(self.setup.labels, self.bow, embedding)
         n_clusters = self.config.index.n_clusters
         assert n_clusters is not None
         return balanced_clusters(sparse, dense, n_clusters, self.config.member_seed)
@@ -307,7 +315,7 @@ class StageSequence:
         model.labels.reset(self._prior())
         if stage.first_classifiers == "random":
             return
-        found = find_centroids(self.points.labels, embed_all(self.encoder, self.points.tokens))
+        found = find_centroids(self.setup.labels, embed_all(self.encoder, self.setup.tokens))
         point_at(model.labels, found.directions, found, self._prior())
         if partition is not None:
             clusters = cluster_directions(found, partition, model.graph.n_clusters)
@@ -324,13 +332,13 @@ class StageSequence:
         index = self.config.index
         assert index.beam_size is not None
         assert index.edges_per_cluster is not None
-        beams, scores = cluster_all(model, self.points.tokens, index.beam_size)
+        beams, scores = cluster_all(model, self.setup.tokens, index.beam_size)
         generator = torch.Generator().manual_seed(self.config.member_seed * 1000 + position)
         with progress("Choosing edges", 3) as advance:
             counts = edge_counts(
                 beams,
                 scores,
-                self.points.labels,
+                self.setup.labels,
                 partition,
                 model.graph.n_clusters,
                 index.edges_per_cluster,

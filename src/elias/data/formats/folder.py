@@ -63,7 +63,7 @@ def spelling_of(folder: Path) -> Spelling | None:
     """Return how the folder's files are called, or None when it holds no ``Y.trn.npz``."""
     if not (folder / "Y.trn.npz").is_file():
         return None
-    return RAW if _find_texts(folder, RAW, "train") else PECOS
+    return RAW if find_texts(folder, RAW, "train") else PECOS
 
 
 def read(folder: Path, spelling: Spelling, options: ReadOptions) -> Reading:
@@ -73,33 +73,54 @@ def read(folder: Path, spelling: Spelling, options: ReadOptions) -> Reading:
     for split in SHORT:
         if (folder / f"Y.{SHORT[split]}.npz").is_file():
             splits[split] = _read_split(folder, spelling, split)
-    n_labels = splits["train"].labels.shape[1]
-    names_file = find_names(folder)
-    if names_file is None:
-        names = numbered(folder, n_labels, sum(split.labels.nnz for split in splits.values()))
-    else:
-        names = read_names(names_file)
-    if names_file is not None and len(names) != n_labels:
-        raise bad(
-            names_file,
-            f"holds {len(names)} names, but Y.trn.npz has {n_labels} columns; "
-            "give one name for each column",
-        )
+    n_uses = sum(split.labels.nnz for split in splits.values())
+    names, notes = label_names(folder, splits["train"].labels.shape[1], n_uses)
     corpus = Corpus(
         label_names=names,
         label_features=_features(folder / "X.lbl.npz"),
         source=folder,
         format=spelling.name,
-        notes={} if names_file is not None else {"labels": "no file of names: named by number"},
+        notes=notes,
         **splits,  # type: ignore[arg-type]  # its keys are the names of splits
     )
     return Reading(corpus, has_splits=True)
 
 
+def label_names(folder: Path, n_labels: int, n_uses: int) -> tuple[list[str], dict[str, str]]:
+    """Return the names of a folder's labels, and what is to be said of them."""
+    names_file = find_names(folder)
+    if names_file is None:
+        note = "no file of names: named by number"
+        return numbered(folder, n_labels, n_uses), {"labels": note}
+    names = read_names(names_file)
+    if len(names) != n_labels:
+        raise bad(
+            names_file,
+            f"holds {len(names)} names, but Y.trn.npz has {n_labels} columns; "
+            "give one name for each column",
+        )
+    return names, {}
+
+
+def read_split_labels(folder: Path, split: str) -> csr_matrix | None:
+    """Return the labels of a split, or None where there is no such split."""
+    path = folder / f"Y.{SHORT[split]}.npz"
+    return tidy_labels(read_npz(path), path) if path.is_file() else None
+
+
+def has_texts_alone(folder: Path, spelling: Spelling) -> bool:
+    """Say whether all points of a folder have texts, and none has features."""
+    for split in (name for name in SHORT if (folder / f"Y.{SHORT[name]}.npz").is_file()):
+        names = (name.format(SHORT[split]) for name in spelling.features)
+        if find_texts(folder, spelling, split) is None or find(folder, *names) is not None:
+            return False
+    return not (folder / "X.lbl.npz").is_file()
+
+
 def _read_split(folder: Path, spelling: Spelling, split: str) -> Split:
     path = folder / f"Y.{SHORT[split]}.npz"
     labels = tidy_labels(read_npz(path), path)
-    text_file = _find_texts(folder, spelling, split)
+    text_file = find_texts(folder, spelling, split)
     feature_file = find(folder, *(name.format(SHORT[split]) for name in spelling.features))
     if text_file is None and feature_file is None:
         expected = spelling.texts[0].format(SHORT[split])
@@ -117,7 +138,8 @@ def _read_split(folder: Path, spelling: Spelling, split: str) -> Split:
     )
 
 
-def _find_texts(folder: Path, spelling: Spelling, split: str) -> Path | None:
+def find_texts(folder: Path, spelling: Spelling, split: str) -> Path | None:
+    """Return the file of a split's texts, or None."""
     return find(folder, *(name.format(SHORT[split], long=split) for name in spelling.texts))
 
 

@@ -72,37 +72,55 @@ def detect_separator(cells: Sequence[object], locate: Locate) -> str:
     commas); else a comma; else white space between whole numbers; else nothing (an empty string).
     Nothing either where as many cells are lists as are plain: there a plain cell is one label.
     """
-    texts = [cell for cell in cells if isinstance(cell, str) and cell.strip()]
-    plain = [text for text in texts if not _looks_like_list(text)]
-    if len(plain) < len(texts):
-        _check_first_list(cells, locate)
-    if len(plain) <= sum(map(_is_filled_list, cells)):
-        return ""
-    found = {mark: sum(mark in text for text in plain) for mark in (*_STRONG, ",")}
-    best = max(_STRONG, key=lambda mark: found[mark])
-    if found[best] >= max(1, _STRONG_SHARE * len(plain)):
-        return best
-    if found[","]:
-        return ","
-    if found[best]:
-        return best
-    numbers = all(_WHOLE.fullmatch(part) for text in plain for part in text.split())
-    return " " if numbers and any(" " in text.strip() for text in plain) else ""
+    votes = SeparatorVotes()
+    votes.add(cells, locate)
+    return votes.winner()
 
 
-def _check_first_list(cells: Sequence[object], locate: Locate) -> None:
-    """Refuse the first cell that looks like a list if it is none, before anything is made of it."""
-    for row, cell in enumerate(cells):
-        if isinstance(cell, str) and _looks_like_list(cell):
-            if _parse_list(cell) is None:
-                raise _not_a_list(row, cell, locate)
-            return
+class SeparatorVotes:
+    """What the cells of a column say about the separator, a few at a time; see above."""
 
+    def __init__(self) -> None:
+        self._found = dict.fromkeys((*_STRONG, ","), 0)
+        self._n_plain = 0
+        self._n_lists = 0
+        self._any_listed = False
+        self._all_numbers = True
+        self._any_spaced = False
 
-def _is_filled_list(cell: object) -> bool:
-    if isinstance(cell, str):
-        return _looks_like_list(cell) and bool(cell.strip()[1:-1].strip())
-    return isinstance(cell, list | tuple) and len(cell) > 0
+    def add(self, cells: Sequence[object], locate: Locate) -> None:
+        """Count some cells; refuse the first of all that looks like a list if it is none."""
+        for row, cell in enumerate(cells):
+            if not isinstance(cell, str):
+                self._n_lists += isinstance(cell, list | tuple) and len(cell) > 0
+            elif _looks_like_list(cell):
+                if not self._any_listed and _parse_list(cell) is None:
+                    raise _not_a_list(row, cell, locate)
+                self._any_listed = True
+                self._n_lists += bool(cell.strip()[1:-1].strip())
+            elif cell.strip():
+                self._add_plain(cell)
+
+    def _add_plain(self, cell: str) -> None:
+        self._n_plain += 1
+        for mark in self._found:
+            self._found[mark] += mark in cell
+        self._all_numbers = self._all_numbers and all(map(_WHOLE.fullmatch, cell.split()))
+        self._any_spaced = self._any_spaced or " " in cell.strip()
+
+    def winner(self) -> str:
+        """Return the separator."""
+        if self._n_plain <= self._n_lists:
+            return ""
+        found = self._found
+        best = max(_STRONG, key=lambda mark: found[mark])
+        if found[best] >= max(1, _STRONG_SHARE * self._n_plain):
+            return best
+        if found[","]:
+            return ","
+        if found[best]:
+            return best
+        return " " if self._all_numbers and self._any_spaced else ""
 
 
 def split_cells(
@@ -208,25 +226,39 @@ def order_names(names: Sequence[str]) -> list[str]:
 def number_names(lists: LabelLists) -> LabelIds:
     """Give each distinct value an id, in the order of `order_names`."""
     codes, distinct = _codes(lists.values)
+    found = number_distinct(distinct)
+    return LabelIds(found.ids[codes], found.names)
+
+
+def number_distinct(distinct: Sequence[str]) -> LabelIds:
+    """Return the id of each distinct value, and the values in the order of their ids."""
     names = order_names(distinct)
     id_of = {name: position for position, name in enumerate(names)}
     new = np.fromiter((id_of[name] for name in distinct), np.int64, len(distinct))
-    return LabelIds(new[codes], names)
+    return LabelIds(new, names)
 
 
 def look_up(lists: LabelLists, names: list[str], locate: Locate) -> LabelIds:
     """Find every value among the given names: as a row number, or as a name."""
     codes, distinct = _codes(lists.values)
+
+    def refuse(code: int, problem: str) -> DataError:
+        return locate(lists.row_of(int(np.flatnonzero(codes == code)[0])), problem)
+
+    return LabelIds(find_distinct(distinct, names, refuse)[codes], names)
+
+
+def find_distinct(distinct: Sequence[str], names: list[str], refuse: Locate) -> NDArray[np.int64]:
+    """Return the id of each distinct value; ``refuse`` makes the error for the n-th of them."""
     are_rows = all(_WHOLE.fullmatch(value) for value in distinct)
     find = _row_finder(names) if are_rows else _name_finder(names)
     new = np.zeros(len(distinct), dtype=np.int64)
     for code, value in enumerate(distinct):
         found = find(value)
         if isinstance(found, str):
-            entry = int(np.flatnonzero(codes == code)[0])
-            raise locate(lists.row_of(entry), found)
+            raise refuse(code, found)
         new[code] = found
-    return LabelIds(new[codes], names)
+    return new
 
 
 def _row_finder(names: list[str]) -> Callable[[str], int | str]:
@@ -257,12 +289,7 @@ def _name_finder(names: list[str]) -> Callable[[str], int | str]:
 
 def pair_ids(lists: LabelLists, id_lists: LabelLists, locate: Locate) -> LabelIds:
     """Take ids from one column and their names from another; unnamed ids are named by number."""
-    same_length(lists.counts, id_lists.counts, "label ids", locate)
-    wrong = next((i for i, v in enumerate(id_lists.values) if not _ID.fullmatch(v)), None)
-    if wrong is not None:
-        value = id_lists.values[wrong]
-        raise locate(id_lists.row_of(wrong), f"label id {value[:60]!r} is not a small whole number")
-    ids = np.array([int(value) for value in id_lists.values], dtype=np.int64)
+    ids = checked_ids(lists, id_lists, locate)
     if len(ids) and too_many_labels(int(ids.max()) + 1, len(ids)):
         row = id_lists.row_of(int(ids.argmax()))
         raise locate(row, f"label id {ids.max()} is too large to count labels by; count from 0")
@@ -270,10 +297,24 @@ def pair_ids(lists: LabelLists, id_lists: LabelLists, locate: Locate) -> LabelId
     named = [False] * len(names)
     for entry, (label, name) in enumerate(zip(ids.tolist(), lists.values, strict=True)):
         if named[label] and names[label] != name:
-            both = f"{names[label][:40]!r} and {name[:40]!r}"
-            raise locate(lists.row_of(entry), f"label id {label} has two names, {both}")
+            raise locate(lists.row_of(entry), two_names(label, names[label], name))
         names[label], named[label] = name, True
     return LabelIds(ids, names)
+
+
+def two_names(label: int, one: str, other: str) -> str:
+    """Say that one id has two names."""
+    return f"label id {label} has two names, {one[:40]!r} and {other[:40]!r}"
+
+
+def checked_ids(lists: LabelLists, id_lists: LabelLists, locate: Locate) -> NDArray[np.int64]:
+    """Return the ids beside the labels as numbers, one for each."""
+    same_length(lists.counts, id_lists.counts, "label ids", locate)
+    wrong = next((i for i, v in enumerate(id_lists.values) if not _ID.fullmatch(v)), None)
+    if wrong is not None:
+        value = id_lists.values[wrong]
+        raise locate(id_lists.row_of(wrong), f"label id {value[:60]!r} is not a small whole number")
+    return np.array([int(value) for value in id_lists.values], dtype=np.int64)
 
 
 def parse_weights(

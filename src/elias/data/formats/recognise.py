@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from elias.data.formats import folder as npz_folder
 from elias.data.formats import lf, pecos, tabular, xmc
@@ -33,29 +33,53 @@ _FOREIGN = {
 _DELIMITED = re.compile(r"[\t,;]")
 
 
+class Files(NamedTuple):
+    """The files of a corpus that is made of tables, or of lines of text."""
+
+    by_split: dict[str, list[Path]]
+    """Under an empty name where one file holds all."""
+    kind: str
+    source: Path
+    """That file, or the folder."""
+
+
 def read_path(path: Path, options: ReadOptions) -> Reading:
     """Read a file or folder in whichever format it is."""
-    return _read_folder(path, options) if path.is_dir() else _read_file(path, options, path)
+    if path.is_dir():
+        spelling = npz_folder.spelling_of(path)
+        if spelling is not None:
+            return npz_folder.read(path, spelling, options)
+        if _is_lf(path):
+            return lf.read(path, options)
+        if find(path, xmc.LABEL_MATRIX.format(SHORT["train"])):
+            return xmc.read_folder(path, options)
+    return _read_files(find_files(path), options)
 
 
-def _read_file(path: Path, options: ReadOptions, source: Path) -> Reading:
-    kind = recognise_file(path)
+def find_tables(path: Path) -> Files | None:
+    """Return the tables that a corpus is made of; None where it is in another format."""
+    if path.is_dir() and (
+        npz_folder.spelling_of(path) is not None
+        or _is_lf(path)
+        or find(path, xmc.LABEL_MATRIX.format(SHORT["train"]))
+    ):
+        return None
+    found = find_files(path)
+    return found if found.kind in tabular.KINDS else None
+
+
+def _read_files(found: Files, options: ReadOptions) -> Reading:
+    files, kind = found.by_split, found.kind
+    alone = files[""][0] if "" in files else None
     if kind == "xmc":
-        return xmc.read_file(path, options)
+        return xmc.read_files(files, options) if alone is None else xmc.read_file(alone, options)
     if kind == "pecos":
-        return pecos.read_file(path, options)
-    return tabular.read_file(path, kind, options, source)
-
-
-def _read_folder(folder: Path, options: ReadOptions) -> Reading:
-    spelling = npz_folder.spelling_of(folder)
-    if spelling is not None:
-        return npz_folder.read(folder, spelling, options)
-    if _is_lf(folder):
-        return lf.read(folder, options)
-    if find(folder, xmc.LABEL_MATRIX.format(SHORT["train"])):
-        return xmc.read_folder(folder, options)
-    return _read_split_files(folder, options)
+        if alone is None:
+            return pecos.read_files(files, options)
+        return pecos.read_file(alone, options)
+    if alone is None:
+        return tabular.read_files(files, kind, options)
+    return tabular.read_file(alone, kind, options, found.source)
 
 
 def _is_lf(folder: Path) -> bool:
@@ -65,35 +89,39 @@ def _is_lf(folder: Path) -> bool:
     return "target_ind" in column_names(path, "jsonl")
 
 
-def _read_split_files(folder: Path, options: ReadOptions) -> Reading:
-    files = split_files(folder)
-    if not files and (folder / "data").is_dir():  # as data sets lie on the Hugging Face hub
-        files = split_files(folder / "data")
+def find_files(path: Path) -> Files:
+    """Return a corpus's files: the one given, those named after splits, or a folder's only one.
+
+    Raises:
+        DataError: If none is there, or they are of several kinds.
+    """
+    if not path.is_dir():
+        return Files({"": [path]}, recognise_file(path), path)
+    files = split_files(path)
+    if not files and (path / "data").is_dir():  # as data sets lie on the Hugging Face hub
+        files = split_files(path / "data")
     if not files:
-        return _read_single_file(folder, options)
+        alone = _single_file(path)
+        return Files({"": [alone]}, recognise_file(alone), path)
     if "train" not in files:
         there = ", ".join(path.name for paths in files.values() for path in paths)
-        raise bad(folder, f"no training file beside {there}; add train.*")
+        raise bad(path, f"no training file beside {there}; add train.*")
     kinds = {path: recognise_file(path) for paths in files.values() for path in paths}
     kind = kinds[files["train"][0]]
     odd = next((path for path, other in kinds.items() if other != kind), None)
     if odd is not None:
         raise bad(odd, f"is {kinds[odd]}, but the training file is {kind}; use one format")
-    if kind == "xmc":
-        return xmc.read_files(files, options)
-    if kind == "pecos":
-        return pecos.read_files(files, options)
-    return tabular.read_files(files, kind, options)
+    return Files(files, kind, files["train"][0].parent)
 
 
-def _read_single_file(folder: Path, options: ReadOptions) -> Reading:
+def _single_file(folder: Path) -> Path:
     names_file = find_names(folder)
     files = [path for path in sorted(folder.iterdir()) if path.is_file() and path != names_file]
     data = [path for path in files if not path.name.lower().startswith((".", "readme", "license"))]
     if len(data) != 1:
         there = ", ".join(path.name for path in sorted(folder.iterdir())[:8]) or "nothing"
         raise bad(folder, f"no corpus recognised in: {there}; expected {ACCEPTED}")
-    return _read_file(data[0], options, folder)
+    return data[0]
 
 
 def recognise_file(path: Path) -> str:

@@ -49,17 +49,14 @@ def read_files(files: dict[str, list[Path]], kind: str, options: ReadOptions) ->
 
 
 def _read(files: dict[str, list[Path]], kind: str, options: ReadOptions, source: Path) -> Reading:
-    first = next(iter(files.values()))[0]
-    picked = pick_columns(first, column_names(first, kind), options)
-    if "" not in files:  # the files' names say what a column might
-        picked = replace(picked, split=None)
+    picked = picked_columns(files, kind, options)
     rows = _read_rows(files, kind, picked)
     log.info("%s: read %d rows", source, sum(map(len, rows.tables)))
     matrix, names, note = _labels(rows, picked, options, source)
-    splits = _cut(rows.split_names(picked.split), matrix, _texts(rows, picked.text))
+    splits = _cut(rows.split_names(picked.split), matrix, rows.texts(picked.text))
     if "train" not in splits:
         raise bad(source, f"no training rows, only: {', '.join(splits)}; name some rows train")
-    notes = {"text": f"column {', '.join(map(repr, picked.text))}", "labels": note}
+    notes = {"text": text_note(picked), "labels": note}
     corpus = Corpus(
         label_names=names,
         source=source,
@@ -70,8 +67,16 @@ def _read(files: dict[str, list[Path]], kind: str, options: ReadOptions, source:
     return Reading(corpus, has_splits="" not in files or picked.split is not None)
 
 
+def picked_columns(files: dict[str, list[Path]], kind: str, options: ReadOptions) -> Picked:
+    """Return the columns to read of all files, by the first of them."""
+    first = next(iter(files.values()))[0]
+    picked = pick_columns(first, column_names(first, kind), options)
+    # the files' names say what a column might
+    return picked if "" in files else replace(picked, split=None)
+
+
 @dataclass(frozen=True, slots=True)
-class _Rows:
+class Rows:
     """The rows of several files, one file after the other."""
 
     tables: list[Table]
@@ -79,9 +84,11 @@ class _Rows:
     """The split of each table; empty for a table of all."""
 
     def column(self, name: str) -> list[Any]:
+        """Return the cells of a column."""
         return list(chain.from_iterable(table.columns[name] for table in self.tables))
 
     def error(self, row: int, problem: str) -> DataError:
+        """Return the error for a row."""
         for table in self.tables:
             if row < len(table):
                 return table.error(row, problem)
@@ -101,40 +108,44 @@ class _Rows:
                 raise self.error(row, f"split {shown(value)} is unknown; {remedy}")
         return np.array([known[value] for value in values])
 
+    def texts(self, names: tuple[str, ...]) -> list[str]:
+        """Return the text of every row, of several columns joined by spaces."""
+        columns = [self._strings(name) for name in names]
+        if len(columns) == 1:
+            return columns[0]
+        return [" ".join(filter(None, parts)) for parts in zip(*columns, strict=True)]
 
-def _read_rows(files: dict[str, list[Path]], kind: str, picked: Picked) -> _Rows:
+    def _strings(self, name: str) -> list[str]:
+        values = self.column(name)
+        for row, value in enumerate(values):
+            if not isinstance(value, str):
+                if isinstance(value, list | dict | bytes):
+                    problem = f"column {name!r} holds {shown(value)}, which is not a text"
+                    raise self.error(row, problem)
+                values[row] = "" if label_cells.is_missing(value) else str(value)
+        return values
+
+
+def _read_rows(files: dict[str, list[Path]], kind: str, picked: Picked) -> Rows:
     pairs = [(split, path) for split, paths in files.items() for path in paths]
     tables = []
     for _, path in pairs:
-        known = column_names(path, kind)
-        # JSON lines may leave out what is empty, all but the text
-        required = picked.text if kind == "jsonl" else picked.all
-        missing = next((name for name in required if name not in known), None)
-        if missing is not None:
-            raise no_column(path, missing, known)
+        check_columns(path, kind, picked)
         tables.append(read_table(path, kind, picked.all, picked.text))
-    return _Rows(tables, [split for split, _ in pairs])
+    return Rows(tables, [split for split, _ in pairs])
 
 
-def _texts(rows: _Rows, names: tuple[str, ...]) -> list[str]:
-    columns = [_strings(rows, name) for name in names]
-    if len(columns) == 1:
-        return columns[0]
-    return [" ".join(filter(None, parts)) for parts in zip(*columns, strict=True)]
-
-
-def _strings(rows: _Rows, name: str) -> list[str]:
-    values = rows.column(name)
-    for row, value in enumerate(values):
-        if not isinstance(value, str):
-            if isinstance(value, list | dict | bytes):
-                raise rows.error(row, f"column {name!r} holds {shown(value)}, which is not a text")
-            values[row] = "" if label_cells.is_missing(value) else str(value)
-    return values
+def check_columns(path: Path, kind: str, picked: Picked) -> None:
+    """Refuse a file that lacks a column; JSON lines may leave out what is empty, but the text."""
+    known = column_names(path, kind)
+    required = picked.text if kind == "jsonl" else picked.all
+    missing = next((name for name in required if name not in known), None)
+    if missing is not None:
+        raise no_column(path, missing, known)
 
 
 def _labels(
-    rows: _Rows, picked: Picked, options: ReadOptions, source: Path
+    rows: Rows, picked: Picked, options: ReadOptions, source: Path
 ) -> tuple[csr_matrix, list[str], str]:
     """Return relevance (N, L), the labels' names, and a note on how they were read."""
     column = rows.column(picked.labels)
@@ -151,12 +162,22 @@ def _labels(
         weights = label_cells.parse_weights(cells, lists.counts, rows.error)
     matrix = from_lists(lists.counts, found.ids, len(found.names), weights)
     matrix.eliminate_zeros()
+    return matrix, found.names, labels_note(picked, separator)
+
+
+def text_note(picked: Picked) -> str:
+    """Say where the texts were read."""
+    return f"column {', '.join(map(repr, picked.text))}"
+
+
+def labels_note(picked: Picked, separator: str) -> str:
+    """Say how the labels were read."""
     how = f", separated by {separator!r}" if separator else ""
-    return matrix, found.names, f"column {picked.labels!r}{how}"
+    return f"column {picked.labels!r}{how}"
 
 
 def _number(
-    rows: _Rows, lists: label_cells.LabelLists, picked: Picked, source: Path
+    rows: Rows, lists: label_cells.LabelLists, picked: Picked, source: Path
 ) -> label_cells.LabelIds:
     if picked.ids is not None:
         column = rows.column(picked.ids)

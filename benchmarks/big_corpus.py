@@ -1,0 +1,186 @@
+"""Train on a corpus larger than the memory it may use, and tell the most that was used.
+
+    python benchmarks/big_corpus.py --points 10000000 --labels 100000 --steps 300 --work FOLDER
+
+Texts are generated to a JSONL file in a stream, read to disk, tokenised by worker processes and
+trained on for some steps (the bag encoder, both stages). What is printed per step of the work: its
+seconds, and the peak resident memory so far of this process and of the largest worker (as
+getrusage counts it: mapped pages of files included, which the system may take back).
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import resource
+import sys
+import time
+from contextlib import contextmanager
+from pathlib import Path
+
+import numpy as np
+
+WORDS_PER_TEXT = 8
+CHUNK = 50_000
+
+
+def generate(path: Path, n_points: int, n_labels: int, seed: int = 0) -> None:
+    """Write rows whose words tell their labels: each label has its own, others are noise."""
+    rng = np.random.default_rng(seed)
+    n_words = max(1000, n_labels // 2)
+    temporary = path.with_suffix(".part")
+    with temporary.open("w", encoding="ascii") as out:
+        for start in range(0, n_points, CHUNK):
+            size = min(CHUNK, n_points - start)
+            # a long tail: the square of a uniform number favours low ids
+            labels = (n_labels * rng.random((size, 3)) ** 2).astype(np.int64)
+            own = (labels * 7919 + rng.integers(0, 3, (size, 3))) % n_words
+            noise = (n_words * rng.random((size, WORDS_PER_TEXT - 3)) ** 3).astype(np.int64)
+            words = np.concatenate([own, noise], axis=1).tolist()
+            rows = [
+                '{"text": "'
+                + " ".join(f"w{word:x}" for word in text)
+                + '", "labels": ["'
+                + '", "'.join(f"l{label:x}" for label in named)
+                + '"]}\n'
+                for text, named in zip(words, labels.tolist(), strict=True)
+            ]
+            out.writelines(rows)
+    temporary.rename(path)
+
+
+def peak_mib() -> tuple[int, int]:
+    """Return the peak resident memory of this process and of its largest child."""
+    own = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    child = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss
+    return own // 1024, child // 1024
+
+
+def anonymous_mib() -> int:
+    """Return the resident memory that is no file's, now."""
+    for line in Path("/proc/self/status").read_text().splitlines():
+        if line.startswith("RssAnon"):
+            return int(line.split()[1]) // 1024
+    return 0
+
+
+@contextmanager
+def told(step: str, table: list[dict]):
+    start = time.monotonic()
+    yield
+    own, child = peak_mib()
+    row = {
+        "step": step,
+        "seconds": round(time.monotonic() - start, 1),
+        "peak_mib": own,
+        "worker_peak_mib": child,
+        "anonymous_mib": anonymous_mib(),
+    }
+    table.append(row)
+    print(json.dumps(row), flush=True)
+
+
+def config_for(args):
+    from elias import EliasConfig
+
+    return EliasConfig().override(
+        {
+            "data.on_disk": "on",
+            "data.setup_points": args.setup_points,
+            "encoder.dim": args.dim,
+            "encoder.hidden_dim": args.dim,
+            "encoder.char_ngrams": [0, 0],
+            "stages.stage1.epochs": 1,
+            "stages.stage2.epochs": 1,
+            "stages.stage1.batch_size": args.batch_size,
+            "stages.stage2.batch_size": args.batch_size,
+            "eval.validation_size": 2000,
+            "rerank.enabled": False,
+        }
+    )
+
+
+def stop_after(n_steps: int) -> None:
+    """Cut each epoch after so many steps."""
+    from itertools import islice
+
+    from elias.training import loop
+
+    whole = loop.StageLoop._batches
+    loop.n_batches = lambda *_: n_steps
+    loop.StageLoop._batches = lambda self, *args: islice(whole(self, *args), n_steps)
+
+
+def reading_speed(tokens, labels, batch_size: int, n_batches: int) -> float:
+    """Return how many batches a second are read from disk, by the thread that reads ahead."""
+    from elias.data.batches import ahead, collate, positives_of, shuffled_batches
+
+    rows = shuffled_batches(tokens.lengths, batch_size, np.random.default_rng(1))
+    made = ((collate(tokens, batch), positives_of(labels, batch)) for batch in rows)
+    start = time.monotonic()
+    for count, _ in enumerate(ahead(made), start=1):
+        if count == n_batches:
+            break
+    return n_batches / (time.monotonic() - start)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--points", type=int, default=10_000_000)
+    parser.add_argument("--labels", type=int, default=100_000)
+    parser.add_argument("--steps", type=int, default=300)
+    parser.add_argument("--batch-size", type=int, default=256)
+    parser.add_argument("--dim", type=int, default=64)
+    parser.add_argument("--setup-points", type=int, default=500_000)
+    parser.add_argument("--limit-mib", type=int, default=4096)
+    parser.add_argument("--work", type=Path, required=True, help="A folder for data and cache.")
+    args = parser.parse_args()
+    args.work.mkdir(parents=True, exist_ok=True)
+    os.environ["XDG_CACHE_HOME"] = str(args.work / "cache")
+    table: list[dict] = []
+    data = args.work / f"texts-{args.points}-{args.labels}.jsonl"
+    with told("generate", table):
+        if not data.exists():
+            generate(data, args.points, args.labels)
+
+    from elias import load_corpus, progress, train
+    from elias.pipeline import fitting
+
+    progress.enable(sys.stderr.isatty())
+    with told("read to disk", table):
+        corpus = load_corpus(data, on_disk="on", test_size=5000)
+    stop_after(args.steps)
+    kept = {}
+    tokenise = fitting.cached_tokens
+
+    def watched(split, encoder):
+        with told(f"tokenise {len(split):,} texts", table):
+            tokens = tokenise(split, encoder)
+        if len(split) > kept.get("n", 0):
+            kept.update(n=len(split), tokens=tokens, labels=split.labels)
+        return tokens
+
+    fitting.cached_tokens = watched
+    with told("train, all of it", table):
+        model = train(config_for(args), corpus, device="cpu")
+    with told("read batches alone", table):
+        speed = reading_speed(kept["tokens"], kept["labels"], args.batch_size, 1000)
+    own, child = peak_mib()
+    summary = {
+        "points": args.points,
+        "labels": corpus.n_labels,
+        "data_mib": data.stat().st_size >> 20,
+        "steps": 2 * args.steps,
+        "timings": model.facts["timings"],
+        "metrics": {k: v["test"]["P@1"] for k, v in model.facts["metrics"].items()},
+        "batches_read_per_second": round(speed),
+        "peak_mib": own,
+        "worker_peak_mib": child,
+        "within_limit": max(own, child) <= args.limit_mib,
+    }
+    print(json.dumps(summary), flush=True)
+
+
+if __name__ == "__main__":
+    main()

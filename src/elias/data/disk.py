@@ -1,0 +1,173 @@
+"""Texts and labels that stay on disk: memory-mapped, so that a corpus may be larger than memory.
+
+All texts of a split are one file of UTF-8 and where each begins; its labels are the three arrays of
+a CSR matrix. What was read lately is in the system's page cache, which it takes back when memory is
+wanted elsewhere.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, overload
+
+import numpy as np
+from scipy.sparse import csr_matrix
+
+from elias.data.staging import cache_root
+from elias.errors import DataError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from numpy.typing import NDArray
+
+TEXTS, OFFSETS = "texts.bin", "offsets.bin"
+INDPTR, INDICES, VALUES = "indptr.bin", "indices.bin", "values.bin"
+_ROWS = 1 << 16  # rows copied at a time
+_INT32_MAX = np.iinfo(np.int32).max
+
+
+class DiskTexts(Sequence[str]):
+    """N texts of a folder; a choice of them costs a row number each.
+
+    A slice is a list: it is meant for a few texts at a time.
+    """
+
+    def __init__(self, folder: Path, digest: str, rows: NDArray[np.int64] | None = None) -> None:
+        self.folder = folder
+        self.rows = rows
+        """Which texts of the folder these are; None: all."""
+        self._digest = digest
+        self._offsets = mapped(folder / OFFSETS, "<i8")
+        self._blob = memoryview(mapped(folder / TEXTS, "u1").data)
+        if not len(self._offsets) or len(self._blob) != int(self._offsets[-1]):
+            raise DataError(f"{folder}: {TEXTS} and {OFFSETS} do not fit; remove the folder")
+
+    def __len__(self) -> int:
+        """Return N."""
+        return len(self._offsets) - 1 if self.rows is None else len(self.rows)
+
+    @overload
+    def __getitem__(self, place: int) -> str: ...
+    @overload
+    def __getitem__(self, place: slice) -> list[str]: ...
+    def __getitem__(self, place: int | slice) -> str | list[str]:
+        """Return one text, or a list of some."""
+        if isinstance(place, slice):
+            return [str(part, "utf-8") for part in self._parts(range(len(self))[place])]
+        row = range(len(self))[place]  # refuses one that is out of range
+        return str(next(self._parts(range(row, row + 1))), "utf-8")
+
+    def __iter__(self) -> Iterator[str]:
+        """Yield all texts, read a few at a time."""
+        for start in range(0, len(self), _ROWS):
+            yield from self[start : start + _ROWS]
+
+    def __eq__(self, other: object) -> bool:
+        """Say whether the other is a sequence of the same texts, on disk or not."""
+        if not isinstance(other, Sequence) or isinstance(other, str):
+            return NotImplemented
+        return len(self) == len(other) and all(a == b for a, b in zip(self, other, strict=True))
+
+    __hash__ = None  # type: ignore[assignment]  # equal to a list, which has none
+
+    def _parts(self, places: range) -> Iterator[memoryview]:
+        chosen = np.arange(places.start, places.stop, places.step, dtype=np.int64)
+        if self.rows is not None:
+            chosen = self.rows[chosen]
+        begins, ends = self._offsets[chosen].tolist(), self._offsets[chosen + 1].tolist()
+        for begin, end in zip(begins, ends, strict=True):
+            yield self._blob[begin:end]
+
+    def encoded(self) -> Iterator[bytes]:
+        """Yield the UTF-8 of each text."""
+        for start in range(0, len(self), _ROWS):
+            for part in self._parts(range(start, min(start + _ROWS, len(self)))):
+                yield bytes(part)
+
+    def take(self, rows: NDArray[np.int64]) -> DiskTexts:
+        """Return the texts of ``rows``, in that order; nothing is copied."""
+        rows = np.asarray(rows, dtype=np.int64)
+        return DiskTexts(self.folder, self._digest, rows if self.rows is None else self.rows[rows])
+
+    @property
+    def digest(self) -> str:
+        """Return a name for the texts, known without reading them."""
+        if self.rows is None:
+            return self._digest
+        rows = hashlib.sha256(np.ascontiguousarray(self.rows, dtype="<i8").data)
+        return f"{self._digest} {rows.hexdigest()}"
+
+
+def mapped(path: Path, kind: str) -> NDArray[Any]:
+    """Return the numbers of a file, memory-mapped."""
+    try:
+        if path.stat().st_size == 0:  # which cannot be mapped
+            return np.empty(0, dtype=kind)
+        return np.asarray(np.memmap(path, kind, mode="r"))
+    except (OSError, ValueError) as error:
+        raise DataError(f"{path}: is missing or damaged ({error}); remove its folder") from error
+
+
+def mapped_csr(
+    values: NDArray[np.float32],
+    indices: NDArray[Any],
+    indptr: NDArray[Any],
+    shape: tuple[int, int],
+) -> csr_matrix:
+    """Return a CSR matrix over arrays as they lie on disk, sorted and without duplicates.
+
+    Both index arrays have one type, int32 where that suffices: SciPy copies them otherwise.
+    """
+    matrix = csr_matrix((values, indices, indptr), shape=shape, copy=False)
+    matrix.has_canonical_format = True
+    return matrix
+
+
+def index_type(n_entries: int, n_columns: int) -> str:
+    """Return the type of both index arrays of a CSR matrix, by its sizes."""
+    return "<i4" if max(n_entries, n_columns) <= _INT32_MAX else "<i8"
+
+
+def read_labels(folder: Path, n_points: int, n_entries: int, n_labels: int) -> csr_matrix:
+    """Return the labels of a split, memory-mapped."""
+    kind = index_type(n_entries, n_labels)
+    indptr, indices = mapped(folder / INDPTR, kind), mapped(folder / INDICES, kind)
+    values = mapped(folder / VALUES, "<f4")
+    if (len(indptr), len(indices), len(values)) != (n_points + 1, n_entries, n_entries):
+        raise DataError(f"{folder}: its labels are not whole; remove the folder")
+    return mapped_csr(values, indices, indptr, (len(indptr) - 1, n_labels))
+
+
+def take_rows(labels: csr_matrix, rows: NDArray[np.int64]) -> csr_matrix:
+    """Return some rows of labels in a file of their own that goes with the matrix."""
+    counts = labels.indptr[rows + 1] - labels.indptr[rows]
+    kind = labels.indptr.dtype
+    indptr = np.zeros(len(rows) + 1, dtype=kind)
+    np.cumsum(counts, out=indptr[1:])
+    indices = _scratch(int(indptr[-1]), labels.indices.dtype)
+    values = _scratch(int(indptr[-1]), labels.data.dtype)
+    for start in range(0, len(rows), _ROWS):
+        part = labels[rows[start : start + _ROWS]]
+        place = slice(int(indptr[start]), int(indptr[min(start + _ROWS, len(rows))]))
+        indices[place], values[place] = part.indices, part.data
+    return mapped_csr(values, indices, indptr, (len(rows), labels.shape[1]))
+
+
+def _scratch(size: int, kind: np.dtype[Any]) -> NDArray[Any]:
+    """Return an array in a file without a name: it goes when the array does."""
+    if size == 0:
+        return np.empty(0, dtype=kind)
+    root = cache_root()
+    try:
+        root.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=root) as file:
+            return np.asarray(np.memmap(file, kind, mode="w+", shape=(size,)))
+    except OSError as error:
+        raise DataError(
+            f"{root}: no room for a scratch file ({error.strerror}); free some, or set "
+            "XDG_CACHE_HOME to a folder on another disk"
+        ) from error

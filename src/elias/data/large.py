@@ -1,0 +1,105 @@
+"""Corpora too large for memory: read to disk once, and found there again while unchanged."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+import os
+from contextlib import suppress
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Literal, TypeAlias
+
+from elias.data.formats import folder as npz_folder
+from elias.data.formats.recognise import find_tables
+from elias.data.formats.sources import is_gzip
+from elias.data.formats.streaming import store_folder, store_tables
+from elias.data.staging import cache_root, forget_oldest, staged_folder
+from elias.data.storing import open_corpus
+from elias.errors import DataError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    from elias.data.formats.options import Reading, ReadOptions
+
+log = logging.getLogger(__name__)
+
+OnDisk: TypeAlias = Literal["auto", "on", "off"]
+LARGE = 1 << 30
+"""Bytes of the files, gzipped ones counted four times, from which ``auto`` leaves them on disk. In
+memory, a table takes about five times the size of its file while it is read."""
+_GZIPPED = 4
+_CACHE_LIMIT = 100 * 2**30  # bytes of corpora kept before the oldest goes
+_FORMAT = 1
+
+
+def belongs_on_disk(path: Path, on_disk: OnDisk) -> bool:
+    """Say whether a corpus is to be left on disk."""
+    if on_disk != "auto":
+        return on_disk == "on"
+    return sum(size * (_GZIPPED if packed else 1) for size, packed in _sizes(path)) > LARGE
+
+
+def read_to_disk(path: Path, options: ReadOptions) -> Reading | None:
+    """Read a corpus into the cache folder, or find it there; None for formats read in memory only.
+
+    It is found again as long as its files have the same names, sizes and times.
+
+    Raises:
+        DataError: If it cannot be read, or there is no room for it.
+    """
+    spelling = npz_folder.spelling_of(path) if path.is_dir() else None
+    tables = None if spelling is not None else find_tables(path)
+    if tables is None and (spelling is None or not npz_folder.has_texts_alone(path, spelling)):
+        log.warning("%s: only tables and folders of texts are left on disk; read to memory", path)
+        return None
+    kept = cache_root() / "corpora" / _key(path, options)
+    with suppress(DataError):
+        found = open_corpus(kept, path)
+        os.utime(kept)
+        log.info("%s: found on disk, as it was read before", path)
+        return found
+    try:
+        with staged_folder(kept, overwrite=True) as staging:
+            if tables is not None:
+                store_tables(tables, options, staging)
+            else:
+                assert spelling is not None
+                options.refuse(path, spelling.name)
+                store_folder(path, spelling, staging)
+        forget_oldest(kept.parent, _CACHE_LIMIT)
+    except OSError as error:
+        raise DataError(
+            f"{kept.parent}: the corpus cannot be kept there ({error.strerror}); free some, or "
+            "set XDG_CACHE_HOME to a folder on another disk"
+        ) from error
+    return open_corpus(kept, path)
+
+
+def _files(path: Path) -> Iterator[Path]:
+    """Yield the file, or the files of a folder and of the folders in it."""
+    if path.is_dir():
+        for pattern in ("*", "*/*"):
+            yield from sorted(file for file in path.glob(pattern) if file.is_file())
+    elif path.is_file():
+        yield path
+
+
+def _sizes(path: Path) -> Iterator[tuple[int, bool]]:
+    for file in _files(path):
+        size = file.stat().st_size
+        yield size, size > LARGE // _GZIPPED and is_gzip(file)
+
+
+def _key(path: Path, options: ReadOptions) -> str:
+    """Return a name for the files as they are now, and for how they are read."""
+    stats = [(str(file.resolve()), file.stat()) for file in _files(path)]
+    told = [
+        _FORMAT,
+        str(path.resolve()),
+        asdict(options),
+        [(name, stat.st_size, stat.st_mtime_ns) for name, stat in stats],
+    ]
+    return hashlib.sha256(json.dumps(told).encode()).hexdigest()[:40]
