@@ -54,6 +54,14 @@ def set_up(*, verbose: bool, quiet: bool, talkative: bool) -> None:
     progress.enable(not quiet)
 
 
+def hush() -> None:
+    """Show errors only from now on: another process tells the same."""
+    for handler in _ours.handlers:
+        if isinstance(handler, _OnConsole):
+            handler.setLevel(logging.ERROR)
+    progress.enable(False)
+
+
 def is_verbose() -> bool:
     """Say whether everything is shown."""
     return any(h.level <= logging.DEBUG for h in _ours.handlers if isinstance(h, _OnConsole))

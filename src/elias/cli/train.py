@@ -64,6 +64,7 @@ def train(  # noqa: PLR0913 - each is an option of its own
     """
     if out is None and not dry_run:
         raise typer.BadParameter("a run folder is needed (or --dry-run)", param_hint="--out")
+    alone = first_of_several() is None
     chosen = chosen_config(preset, config, changes or [])
 
     from elias.pipeline import Elias, pick_device
@@ -71,21 +72,60 @@ def train(  # noqa: PLR0913 - each is an option of its own
     from elias.pipeline.fitting import check_plan, starting_config
 
     # what is wrong is better refused before a large corpus is read
-    check_plan(chosen, None if dry_run else out, overwrite=overwrite)
+    check_plan(chosen, out if alone and not dry_run else None, overwrite=overwrite)
     pick_device(device)
     start = None if init_from is None else Elias.from_pretrained(init_from, device=device)
     on_disk = chosen.data.on_disk
     corpus = read_corpus(data, text, labels, separator, test_size=test_size, on_disk=on_disk)
     resolved = starting_config(chosen, start).resolve(len(corpus.train), corpus.n_labels)
     show_plan(resolved, corpus)
+    if dry_run and first_of_several() is False:
+        return
     if dry_run:
         talk.note(f"parameters: {n_parameters(resolved, corpus, start):,}; nothing was written")
         typer.echo(json.dumps(resolved.to_dict(), indent=2, ensure_ascii=False))
         return
+    model: Elias | None
     with training(out, overwrite=overwrite):
-        model = fit(resolved, corpus, out=out, device=device, init_from=start, overwrite=overwrite)
-    show_stages(model)
-    typer.echo(f"{out}/model")
+        if alone:
+            model = fit(
+                resolved, corpus, out=out, device=device, init_from=start, overwrite=overwrite
+            )
+        else:
+            model = fit_together(resolved, corpus, out, device, start, overwrite=overwrite)
+    if model is not None:
+        show_stages(model)
+        typer.echo(f"{out}/model")
+
+
+def first_of_several() -> bool | None:
+    """Say whether `torchrun` started this as the first process, None where nothing did.
+
+    The others tell errors alone: what they do, the first one tells.
+    """
+    from elias.distributed import launched
+
+    rank = launched()
+    if rank:
+        talk.hush()
+    return None if rank is None else rank == 0
+
+
+def fit_together(
+    config: EliasConfig,
+    corpus: Corpus,
+    out: Path | None,
+    device: str,
+    start: Elias | None,
+    *,
+    overwrite: bool,
+) -> Elias | None:
+    """Train with the other processes that `torchrun` started."""
+    from elias.distributed import joined
+    from elias.pipeline.fitting import train_together
+
+    with joined(device) as world:
+        return train_together(world, config, corpus, out=out, init_from=start, overwrite=overwrite)
 
 
 def chosen_config(preset: str | None, file: Path | None, changes: list[str]) -> EliasConfig:

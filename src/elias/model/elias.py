@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from elias.data.batches import TokenBatch
 from elias.kernels import expand_beam, label_logits
 from elias.kernels.device import runs_triton
+from elias.kernels.every_label import LabelUpdate, every_label_loss, every_label_top
 from elias.kernels.gradients import IndexGradients
 from elias.kernels.paths import path_log
 from elias.kernels.search import sortable
@@ -61,6 +62,40 @@ class LinearRows(nn.Module):
         self.bias = nn.Parameter(torch.zeros(n_rows))
         self.reset()
 
+    whole = True
+    """Whether all rows are here, not in other processes too (`elias.distributed`)."""
+
+    def logits(
+        self,
+        embedding: Float[Tensor, "B D"],
+        labels: Int[Tensor, "B K"],
+        gradients: IndexGradients | None = None,
+    ) -> Float[Tensor, "B K"]:
+        """Return w·φ + bias of K rows for each point; a row past the last gives 0."""
+        return label_logits(embedding, self.weight, self.bias, labels, gradients)
+
+    def every_loss(
+        self,
+        embedding: Float[Tensor, "B D"],
+        positives: Int[Tensor, "B Y"],
+        scale: float,
+        update: LabelUpdate | None,
+    ) -> Float[Tensor, ""]:
+        """Return the loss of all rows, see `elias.kernels.every_label`."""
+        return every_label_loss(
+            embedding, self.weight, self.bias, positives, scale=scale, update=update
+        )
+
+    def every_top(
+        self, embedding: Float[Tensor, "B D"], top_k: int, blocked: Bool[Tensor, " L"] | None
+    ) -> tuple[Int[Tensor, "B k"], Float[Tensor, "B k"]]:
+        """Return the k rows of highest logit among all, and the logits."""
+        return every_label_top(embedding, self.weight, self.bias, top_k, blocked)
+
+    def batch_size(self, n_points: int) -> int:
+        """Return how many points the whole batch has, of which ``n_points`` are at hand."""
+        return n_points
+
     @torch.no_grad()
     def reset(self, bias: float = 0.0) -> None:
         """Start over with small random weights."""
@@ -75,13 +110,19 @@ class EliasModel(nn.Module):
     L labels, Y positives of the row that has most.
     """
 
-    def __init__(self, encoder: TextEncoder, graph: LabelGraph, alpha: float) -> None:
+    def __init__(
+        self,
+        encoder: TextEncoder,
+        graph: LabelGraph,
+        alpha: float,
+        labels: LinearRows | None = None,
+    ) -> None:
         super().__init__()
         self.alpha = alpha
         self.encoder = encoder
         self.graph = graph
         self.clusters = LinearRows(graph.n_clusters, encoder.dim)  # Ŵ_C
-        self.labels = LinearRows(graph.n_labels, encoder.dim)  # W_L
+        self.labels = labels or LinearRows(graph.n_labels, encoder.dim)  # W_L
 
     @property
     def n_labels(self) -> int:
@@ -195,6 +236,9 @@ class EliasModel(nn.Module):
         ``mean``: L_c over all B·K slots and L_s over all B·Y slots, as the paper's λ wants it;
         else both are summed over a point's slots and averaged over points. With ``gradients``
         Triton kernels compute it, and W_L and A get theirs there instead of in ``.grad``.
+
+        Where these points are one process's share of a batch, the shares' losses add up to the
+        batch's: they are averaged over all of its points.
         """
         return self.losses_of(
             self.encoder(tokens).float(),
@@ -222,18 +266,19 @@ class EliasModel(nn.Module):
         beam = self.training_beam(cluster_log, parents, sizes.beam_size)
         found = self.search(cluster_log, beam, sizes.shortlist_size, positives, gradients=gradients)
         weight, bias = self.labels.weight, self.labels.bias
-        if gradients is not None:
+        if gradients is not None and self.labels.whole:
             classification = label_loss(
                 embedding, found.log_scores, weight, bias, found.labels, positives, gradients
             )
         else:
-            logits = label_logits(embedding, weight, bias, found.labels)
+            logits = self.labels.logits(embedding, found.labels, gradients)
             relevant = is_member(found.labels, positives, self.n_labels)
             stored = found.labels < self.n_labels
             classification = classification_loss(logits, found.log_scores, relevant, stored)
         shortlist = shortlist_loss(found.positive_log, found.reached)
-        classification = classification / (found.labels.numel() if mean else len(positives))
-        shortlist = shortlist / (positives.numel() if mean else len(positives))
+        count = self.labels.batch_size(len(positives))
+        classification = classification / (count * found.labels.shape[1] if mean else count)
+        shortlist = shortlist / (count * positives.shape[1] if mean else count)
         return Losses(classification + shortlist_weight * shortlist, classification, shortlist)
 
     @torch.no_grad()
@@ -252,7 +297,7 @@ class EliasModel(nn.Module):
         cluster_log = self.unsaturated_log(embedding)
         beam = cluster_log.topk(min(sizes.beam_size, cluster_log.shape[1]), dim=1).indices
         found = self.search(cluster_log, beam, sizes.shortlist_size, blocked=blocked)
-        logits = label_logits(embedding, self.labels.weight, self.labels.bias, found.labels)
+        logits = self.labels.logits(embedding, found.labels)
         log_p = nn.functional.logsigmoid(logits.float()) + found.log_scores
         dropped = found.labels >= self.n_labels
         return best_labels(

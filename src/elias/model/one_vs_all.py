@@ -7,8 +7,8 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
 from elias.data.batches import TokenBatch
-from elias.kernels.every_label import LabelUpdate, every_label_loss, every_label_top
-from elias.model.elias import EliasModel, Losses, SearchSizes, best_labels
+from elias.kernels.every_label import LabelUpdate
+from elias.model.elias import EliasModel, LinearRows, Losses, SearchSizes, best_labels
 from elias.model.encoder import TextEncoder
 from elias.model.graph import LabelGraph
 
@@ -20,9 +20,11 @@ class OneVsAll(EliasModel):
     over the labels.
     """
 
-    def __init__(self, encoder: TextEncoder, n_labels: int) -> None:
+    def __init__(
+        self, encoder: TextEncoder, n_labels: int, labels: LinearRows | None = None
+    ) -> None:
         edges = torch.arange(n_labels).unsqueeze(0)
-        super().__init__(encoder, LabelGraph(edges, n_labels, beta=1.0), alpha=1.0)
+        super().__init__(encoder, LabelGraph(edges, n_labels, beta=1.0), alpha=1.0, labels=labels)
 
     def all_losses(
         self,
@@ -38,15 +40,8 @@ class OneVsAll(EliasModel):
         0, as every label is reached.
         """
         embedding = self.encoder(tokens).float()
-        slots = positives.shape[0] * (self.n_labels if mean else 1)
-        loss = every_label_loss(
-            embedding,
-            self.labels.weight,
-            self.labels.bias,
-            positives,
-            scale=1 / slots,
-            update=update,
-        )
+        slots = self.labels.batch_size(len(positives)) * (self.n_labels if mean else 1)
+        loss = self.labels.every_loss(embedding, positives, 1 / slots, update)
         return Losses(loss, loss, torch.zeros_like(loss))
 
     @torch.no_grad()
@@ -61,7 +56,5 @@ class OneVsAll(EliasModel):
 
         Ties go to the lower label id; missing slots hold ``n_labels`` and 0.
         """
-        labels, logits = every_label_top(
-            embedding, self.labels.weight, self.labels.bias, top_k, blocked
-        )
+        labels, logits = self.labels.every_top(embedding, top_k, blocked)
         return best_labels(labels, nn.functional.logsigmoid(logits), top_k, self.n_labels)

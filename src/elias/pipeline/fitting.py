@@ -6,26 +6,34 @@ import copy
 import logging
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import torch
 
+from elias.config import decisive
 from elias.data.splits import hold_out
 from elias.data.stats import corpus_stats
+from elias.distributed.world import same_everywhere
 from elias.errors import ConfigError
 from elias.metrics import inverse_propensities, metric_names, score
-from elias.model.building import build_encoder
 from elias.pipeline.deciding import PROBABILITIES, add_probabilities
 from elias.pipeline.inputs import bag_of_words, cached_tokens, input_of, setup_rows
 from elias.pipeline.predictor import CALIBRATE, ENSEMBLE, RERANK, Elias
 from elias.pipeline.reranking import check_rerank
 from elias.pipeline.resources import memory_explained, pick_device, threads_shared
 from elias.pipeline.resuming import keep_member, keeper_of, parts_of, take_up
+from elias.pipeline.together import (
+    check_together,
+    in_turn,
+    open_shared_run,
+    shared_encoder,
+    told,
+)
 from elias.rerank.reranker import Candidates, Reranker
 from elias.training.loop import EpochReport, Points
 from elias.training.stages import StageSequence
-from elias.training.tracking import Run, check_folder, open_run
+from elias.training.tracking import Run, check_folder
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -36,6 +44,7 @@ if TYPE_CHECKING:
     from elias.config import EliasConfig, StageConfig
     from elias.data.corpus import Corpus, Split
     from elias.data.tokens import Tokens
+    from elias.distributed import World
     from elias.model.elias import EliasModel
     from elias.model.encoder import TextEncoder
     from elias.predictions import Predictions
@@ -86,36 +95,100 @@ def train(
     """
     folder = None if out is None else Path(out)
     check_plan(config, folder, overwrite=overwrite)
+    place = _Place(folder, pick_device(device), overwrite)
+    model = _train(config, corpus, place, init_from)
+    assert model is not None
+    return model
+
+
+def train_together(
+    world: World,
+    config: EliasConfig,
+    corpus: Corpus,
+    *,
+    out: str | Path | None = None,
+    init_from: Elias | None = None,
+    overwrite: bool = False,
+) -> Elias | None:
+    """Do what `train` does with all processes of ``world``, each of which calls this.
+
+    The points of a batch and the rows of W_L are shared out; the model is the same but for
+    rounding, whatever the number of processes. ``out`` is on a file system that all of them see.
+
+    Returns:
+        The model to the first process, None to the others.
+    """
+    folder = None if out is None else Path(out)
+    check_plan(config, folder if world.is_first else None, overwrite=overwrite)
+    check_together(config)
+    return _train(config, corpus, _Place(folder, world.device, overwrite), init_from, world)
+
+
+class _Place(NamedTuple):
+    """Where a run is computed and kept."""
+
+    folder: Path | None
+    device: torch.device
+    overwrite: bool
+
+
+def _train(
+    config: EliasConfig,
+    corpus: Corpus,
+    place: _Place,
+    init_from: Elias | None,
+    world: World | None = None,
+) -> Elias | None:
     config = starting_config(config, init_from).resolve(len(corpus.train), corpus.n_labels)
-    where = pick_device(device)
-    made_of = {} if folder is None else parts_of(corpus, init_from, where)
+    made_of: dict[str, Any] = {}
+    if place.folder is not None or world is not None:
+        made_of = parts_of(corpus, init_from, place.device)
+    if world is not None:
+        same_everywhere(world, {**made_of, "configuration": decisive(config.to_dict())})
     with (
         threads_shared(),
-        open_run(folder, config, overwrite=overwrite, made_of=made_of) as run,
+        open_shared_run(
+            world, place.folder, config, overwrite=place.overwrite, made_of=made_of
+        ) as run,
         memory_explained("training"),
     ):
-        first, *others = _members(config, corpus, run, where, init_from)
-        model = _together(config, first, others, corpus, run) if others else first
-        _learn_probabilities(model, corpus, run)
-        if run.model_folder is not None:
-            with run.timed("save"):
-                model.save_pretrained(run.model_folder)
-        return model
+        members = _members(config, corpus, run, place.device, init_from, world)
+
+        def finished() -> Elias:
+            first, *others = members
+            model = _together(config, first, others, corpus, run) if others else first
+            _learn_probabilities(model, corpus, run)
+            if run.model_folder is not None:
+                with run.timed("save"):
+                    model.save_pretrained(run.model_folder)
+            return model
+
+        return finished() if world is None else world.first(finished)
 
 
 def _members(
-    config: EliasConfig, corpus: Corpus, run: Run, device: torch.device, init_from: Elias | None
+    config: EliasConfig,
+    corpus: Corpus,
+    run: Run,
+    device: torch.device,
+    init_from: Elias | None,
+    world: World | None,
 ) -> list[Elias]:
-    """Return all members, those of a run that was stopped as they are, the others trained."""
+    """Return all members, those of a run that was stopped as they are, the others trained.
+
+    The processes beside the first only help, and return none.
+    """
     n_members = config.ensemble.members
-    members, checkpoint = take_up(run, n_members, device)
-    for number in range(len(members), n_members):
+    members, n_done, checkpoint = take_up(run, n_members, device, world)
+    for number in range(n_done, n_members):
         own = run.member(number)
-        training = _Training(config.member(number), corpus, own, device, init_from)
-        members.append(training.run_all(checkpoint))
+        training = _Training(config.member(number), corpus, own, device, init_from, world)
+        model = training.run_all(checkpoint)
         checkpoint = None
-        if n_members > 1:
-            keep_member(own, members[-1])
+        if model is not None:
+            members.append(model)
+            if n_members > 1:
+                keep_member(own, model)
     return members
 
 
@@ -196,8 +269,10 @@ class _Training:
         run: Run,
         device: torch.device,
         init_from: Elias | None,
+        world: World | None = None,
     ) -> None:
         self.config = config
+        self.world = world
         self.corpus = corpus
         self.run = run
         self.device = device
@@ -208,8 +283,8 @@ class _Training:
         """The points that the encoder, clusters and edges begin from; None: all."""
         self.metrics: dict[str, dict[str, dict[str, float]]] = {}
 
-    def run_all(self, resumed: Checkpoint | None = None) -> Elias:
-        """Train, and return the model with what is known of its making.
+    def run_all(self, resumed: Checkpoint | None = None) -> Elias | None:
+        """Train, and return the model with what is known of its making; to the first process.
 
         From a checkpoint too, the corpus is made ready from the start: that gives the same again.
         """
@@ -229,18 +304,24 @@ class _Training:
                 report_epoch=self._report_epoch,
                 report_stage=self._report_stage,
                 timed=self.run.timed,
-                keeper=keeper_of(self.run),
+                keeper=keeper_of(self.run, self.world),
+                world=self.world,
                 setup_from=None if self.setup is None else points.take(self.setup),
             )
             first_encoder = self._first_encoder(encoder)
-            model = self._elias(stages.run(self._first_model(encoder), resumed))
-        model.first_encoder = first_encoder
-        if self.config.rerank.enabled:
-            self._add_reranker(model, train_split)
-        model.facts["timings"] = _rounded(self.run.timings)
-        return model
+            trained = stages.run(self._first_model(encoder), resumed)
 
-    def _made_ready(self) -> tuple[Split, TextEncoder, csr_matrix]:
+        def finished() -> Elias:
+            model = self._elias(trained)
+            model.first_encoder = first_encoder
+            if self.config.rerank.enabled:
+                self._add_reranker(model, train_split)
+            model.facts["timings"] = _rounded(self.run.timings)
+            return model
+
+        return finished() if self.world is None else self.world.first(finished)
+
+    def _made_ready(self) -> tuple[Split, TextEncoder, csr_matrix | None]:
         """Return the points to train on, the encoder and bags of words; tokenise all points."""
         train_split, self.held_out = validation_split(self.corpus, self.config)
         self.setup = setup_rows(train_split, self.config)
@@ -248,11 +329,13 @@ class _Training:
         with self.run.timed("encoder"):
             encoder = self._encoder(chosen)
         with self.run.timed("tokens"):
-            self.tokens = {
-                name: cached_tokens(split, encoder)
-                for name, split in self._split_by_name(train_split).items()
-            }
-            bow = bag_of_words(chosen)
+            splits = self._split_by_name(train_split)
+            self.tokens = in_turn(
+                self.world,
+                lambda: {name: cached_tokens(split, encoder) for name, split in splits.items()},
+            )
+            clusters = self.world is None or self.world.is_first
+            bow = bag_of_words(chosen) if clusters else None
         self._report_data(train_split)
         return train_split, encoder, bow
 
@@ -298,7 +381,7 @@ class _Training:
         for name, split in (("validation", self.held_out), ("test", self.corpus.test)):
             if split is not None:
                 ranked = model.predict_split(split, tokens=self.tokens[name], component=component)
-                found[name] = measure(model, ranked, split, self.corpus, REPORTED)
+                found[name] = self._measured(model, ranked, split, REPORTED)
         self.metrics[title] = found
         self.run.record("stage", stage=title, **facts, **found)
 
@@ -319,7 +402,7 @@ class _Training:
             encoder: TextEncoder = copy.deepcopy(self.init_from.model.encoder)
             return encoder
         n_features = None if train_split.features is None else train_split.features.shape[1]
-        return build_encoder(self.config.encoder, train_split.texts, n_features)
+        return shared_encoder(self.world, self.config.encoder, train_split.texts, n_features)
 
     def _first_model(self, encoder: TextEncoder) -> EliasModel | None:
         """Return a copy of the model to start from, if its labels are the corpus's."""
@@ -337,7 +420,14 @@ class _Training:
         names = list(dict.fromkeys(["P@1", "P@5", "nDCG@5", "R@100", self.config.eval.select_by]))
         view = Elias(model, self.config, self.corpus.label_names)
         ranked = view.predict_split(self.held_out, tokens=self.tokens["validation"])
-        return measure(view, ranked, self.held_out, self.corpus, names)
+        return self._measured(view, ranked, self.held_out, names)
+
+    def _measured(
+        self, model: Elias, ranked: Predictions, split: Split, names: list[str]
+    ) -> dict[str, float]:
+        """Return the metrics; where W_L is shared out all processes search, and one measures."""
+        world = None if model.model.labels.whole else self.world
+        return told(world, lambda: measure(model, ranked, split, self.corpus, names))
 
     def _report_data(self, train_split: Split) -> None:
         counts = np.bincount(train_split.labels.indices, minlength=self.corpus.n_labels)

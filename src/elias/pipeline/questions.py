@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import torch
 
+from elias.distributed.sharing import rank_shared
 from elias.errors import DataError, nearest
 from elias.model.elias import SearchSizes
 from elias.model.encoder import BagEncoder
@@ -77,6 +78,8 @@ def _rank_in_halves(
         blocked = blocked.to(model.labels.weight.device)
     while True:
         try:
+            if not model.labels.whole:
+                return rank_shared(model, tokens, sizes, depth, batch_size=batch_size)
             return rank_all(model, tokens, sizes, depth, batch_size=batch_size, blocked=blocked)
         except (MemoryError, RuntimeError) as error:
             if batch_size == 1 or not is_out_of_memory(error):

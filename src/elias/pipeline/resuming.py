@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     import torch
 
     from elias.data.corpus import Corpus
+    from elias.distributed import World
     from elias.training.tracking import Run
 
 logger = logging.getLogger(__name__)
@@ -35,7 +36,9 @@ class Left(NamedTuple):
     """What a run that was stopped has left."""
 
     members: list[Elias]
-    """Those that are finished."""
+    """Those that are finished; the first process has them."""
+    n_members: int
+    """How many are finished."""
     checkpoint: Checkpoint | None
     """Where the next one goes on."""
 
@@ -53,14 +56,31 @@ def parts_of(corpus: Corpus, init_from: Elias | None, device: torch.device) -> d
     }
 
 
-def take_up(run: Run, n_members: int, device: torch.device) -> Left:
+def take_up(run: Run, n_members: int, device: torch.device, world: World | None = None) -> Left:
     """Return what there is to go on from, and set the run's records back to that.
+
+    Of several processes the first looks, and tells the others.
 
     Raises:
         RunError: If the run was begun with another corpus or another model to start from.
     """
+    checkpoints = run.checkpoints
+    if world is None:
+        members, place = _look(run, n_members, device)
+        n_done = len(members)
+    else:
+        members, place = world.first(lambda: _look(run, n_members, device)) or ([], None)
+        n_done, name = world.tell((len(members), None if place is None else place.name))
+        place = None if checkpoints is None or name is None else checkpoints.folder / name
+    if checkpoints is None or place is None:
+        return Left(members, n_done, None)
+    return Left(members, n_done, checkpoints.read(place))
+
+
+def _look(run: Run, n_members: int, device: torch.device) -> tuple[list[Elias], Path | None]:
+    """Return the members that are finished, and the checkpoint to go on from."""
     if run.folder is None or run.checkpoints is None or not run.can_go_on:
-        return Left([], None)
+        return [], None
     run.checkpoints.sweep()
     members: list[Elias] = []
     state: dict[str, Any] | None = None
@@ -77,7 +97,7 @@ def take_up(run: Run, n_members: int, device: torch.device) -> Left:
         members.append(Elias.from_pretrained(place / MODEL_FOLDER, device=str(device)))
     found = run.checkpoints.newest(lambda facts: facts["run"]["member"] == len(members))
     if found is not None:
-        state = found.facts["run"]
+        state = json.loads((found / FACTS_FILE).read_text(encoding="utf8"))["run"]
         refuse_other_parts(run.folder, run.made_of, state["made_of"])
     if state is None:
         logger.warning("%s: no checkpoint can be used, the run starts over", run.folder)
@@ -85,7 +105,7 @@ def take_up(run: Run, n_members: int, device: torch.device) -> Left:
     if members:
         logger.info("resumed after member %d of %d", len(members), n_members)
     run.restore(state)
-    return Left(members, found)
+    return members, found
 
 
 def keep_member(run: Run, model: Elias) -> None:
@@ -103,11 +123,11 @@ def keep_member(run: Run, model: Elias) -> None:
     run.checkpoints.clear()
 
 
-def keeper_of(run: Run) -> Keeper | None:
+def keeper_of(run: Run, world: World | None = None) -> Keeper | None:
     """Return what writes the checkpoints of a member's run; None where it has no folder."""
     if run.checkpoints is None:
         return None
-    return Keeper(run.checkpoints, run.interruption, lambda: {"run": run.state()})
+    return Keeper(run.checkpoints, run.interruption, lambda: {"run": run.state()}, world)
 
 
 def _place(run: Run, number: int) -> Path:

@@ -18,11 +18,12 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
+from safetensors.torch import save_file
 
 import elias
 from elias.data.staging import staged_folder
 from elias.errors import DataError
+from elias.training.shards import Share, is_row, read_share, take_shards, write_shard
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
@@ -36,7 +37,7 @@ logger = logging.getLogger(__name__)
 MANIFEST_FILE = "manifest.json"
 FACTS_FILE = "state.json"
 TENSORS_FILE = "state.safetensors"
-FORMAT_VERSION = 1
+FORMAT_VERSION = 2
 WEIGHTS = "model."
 """What the names of the model's own weights begin with: these must be finite."""
 
@@ -71,9 +72,10 @@ def under(prefix: str, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
 class Checkpoints:
     """The checkpoints of one run: when the next is due, the last few on disk."""
 
-    def __init__(self, folder: Path, config: CheckpointConfig) -> None:
+    def __init__(self, folder: Path, config: CheckpointConfig, share: Share | None = None) -> None:
         self.folder = folder
         self.config = config
+        self.share = share or Share()
         self._steps = 0
         self._saved_at = time.monotonic()
         self._writer: threading.Thread | None = None
@@ -99,23 +101,34 @@ class Checkpoints:
         waited = time.monotonic() - self._saved_at
         return 0 < self.config.minutes * 60 <= waited
 
-    def save(self, checkpoint: Checkpoint, *, wait: bool = False) -> bool:
+    def next_number(self) -> int:
+        """Return what the next one is called."""
+        places = self._places()
+        return int(places[-1].name) + 1 if places else 1
+
+    def save(
+        self, checkpoint: Checkpoint, *, wait: bool = False, number: int | None = None
+    ) -> bool:
         """Write a checkpoint in a thread; its tensors must be nobody else's.
 
         One under way is waited for. A disk that is full, or gone, is told and no more: training
-        goes on. With ``wait``, says whether it was written; else whether that was begun.
+        goes on. With ``wait``, says whether it was written; else whether that was begun. Several
+        processes agree on its ``number``.
         """
         if not self.enabled:
             return False
         self.join()
         self._written = False
         self._steps, self._saved_at = 0, time.monotonic()
+        number = self.next_number() if number is None else number
         self._writer = threading.Thread(
-            target=self._write, args=(checkpoint,), name="elias-checkpoint", daemon=True
+            target=self._write, args=(checkpoint, number), name="elias-checkpoint", daemon=True
         )
         self._writer.start()
-        if not wait:
-            return True
+        return self.written() if wait else True
+
+    def written(self) -> bool:
+        """Wait for the checkpoint that was begun last, and say whether it was written."""
         self.join()
         return self._written
 
@@ -128,8 +141,8 @@ class Checkpoints:
             failure, self._failure = self._failure, None
             raise failure
 
-    def newest(self, wanted: Callable[[Mapping[str, Any]], bool]) -> Checkpoint | None:
-        """Return the newest checkpoint that is whole and whose facts are wanted.
+    def newest(self, wanted: Callable[[Mapping[str, Any]], bool]) -> Path | None:
+        """Return the place of the newest checkpoint that is whole and whose facts are wanted.
 
         One that is damaged is told, and the one before it is taken.
         """
@@ -139,10 +152,13 @@ class Checkpoints:
                 logger.warning("checkpoint %s: %s; the one before it is used", place, problem)
                 _remove(place)
                 continue
-            facts = json.loads((place / FACTS_FILE).read_text(encoding="utf8"))
-            if wanted(facts):
-                return Checkpoint(facts, load_file(place / TENSORS_FILE))
+            if wanted(_facts(place)):
+                return place
         return None
+
+    def read(self, place: Path) -> Checkpoint:
+        """Return the checkpoint at a place, of the rows of W_L this process's."""
+        return Checkpoint(_facts(place), read_share(place, TENSORS_FILE, self.share))
 
     def clear(self) -> None:
         """Remove the checkpoints; what else is in the folder stays."""
@@ -161,18 +177,30 @@ class Checkpoints:
     def _places(self) -> list[Path]:
         return sorted(place for place in self.folder.glob("[0-9]*") if place.is_dir())
 
-    def _write(self, checkpoint: Checkpoint) -> None:
+    def _write(self, checkpoint: Checkpoint, number: int) -> None:
         try:
+            problem = ""
             if not _all_finite(under(WEIGHTS, checkpoint.tensors)):
-                logger.warning("no checkpoint is written: a weight is not finite")
+                problem = "a weight is not finite"
+                logger.warning("no checkpoint is written: %s", problem)
+            place, tensors = self.folder / f"{number:08d}", checkpoint.tensors
+            shards = self.folder / f".{place.name}.shards"
+            if self.share.size > 1:
+                rows = {name: tensor for name, tensor in tensors.items() if is_row(name)}
+                tensors = {name: t for name, t in tensors.items() if name not in rows}
+                write_shard(shards, self.share, rows, problem)
+            if problem or self.share.rank > 0:
+                self._written = not problem
                 return
             places = self._places()
-            number = int(places[-1].name) + 1 if places else 1
-            place = self.folder / f"{number:08d}"
             with staged_folder(place) as staging:
-                save_file(checkpoint.tensors, staging / TENSORS_FILE)
+                notes = {}
+                if self.share.size > 1:
+                    notes = take_shards(shards, self.share, staging)
+                    shutil.rmtree(shards, ignore_errors=True)
+                save_file(tensors, staging / TENSORS_FILE)
                 write_facts(staging / FACTS_FILE, checkpoint.facts)
-                seal(staging)
+                seal(staging, notes)
             self._written = True
             for old in [*places, place][: -self.config.keep]:
                 _remove(old)
@@ -190,15 +218,17 @@ def write_facts(path: Path, facts: Mapping[str, Any]) -> None:
     path.write_text(json.dumps(facts, ensure_ascii=False), encoding="utf8")
 
 
-def seal(folder: Path) -> None:
-    """Write the manifest of a folder that is otherwise complete."""
-    files = {
-        path.relative_to(folder).as_posix(): {
-            "bytes": path.stat().st_size,
-            "sha256": _digest(path),
-        }
-        for path in _files(folder)
-    }
+def seal(folder: Path, known: Mapping[str, Mapping[str, Any]] | None = None) -> None:
+    """Write the manifest of a folder that is otherwise complete.
+
+    ``known`` are what it says of files that others wrote, and need not be read again for it.
+    """
+    names = [path.relative_to(folder).as_posix() for path in _files(folder)]
+    files = dict(known or {})
+    for name in names:
+        if name not in files:
+            path = folder / name
+            files[name] = {"bytes": path.stat().st_size, "sha256": _digest(path)}
     about = {"format_version": FORMAT_VERSION, "elias_version": elias.__version__}
     write_facts(folder / MANIFEST_FILE, {**about, "files": files})
 
@@ -223,6 +253,11 @@ def damage(folder: Path) -> str:
     except (OSError, ValueError, LookupError, TypeError, AttributeError) as error:
         return f"{MANIFEST_FILE} cannot be read ({error})"
     return ""
+
+
+def _facts(place: Path) -> dict[str, Any]:
+    facts: dict[str, Any] = json.loads((place / FACTS_FILE).read_text(encoding="utf8"))
+    return facts
 
 
 def _files(folder: Path) -> Iterator[Path]:

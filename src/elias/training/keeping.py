@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 from elias.errors import Interrupted
 from elias.training.checkpoints import Checkpoint, Checkpoints
+from elias.training.shards import is_row
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
     from torch import Tensor
 
+    from elias.distributed import World
     from elias.training.interruption import Interruption
 
 
@@ -26,28 +28,62 @@ class Keeper:
     interruption: Interruption
     about: Callable[[], Mapping[str, Any]]
     """Returns what the run adds to each: which member it is of, what was recorded so far."""
+    world: World | None = None
+    """The processes that stop together and each write a part; None: this one alone."""
+    _asked: Callable[[], list[int]] | None = field(default=None, init=False)
 
     def after_step(self, where: str, make: Callable[[], Checkpoint]) -> None:
-        """Write a checkpoint if one is due; after a signal write one in any case, and stop."""
-        stop = self.interruption.signal
+        """Write a checkpoint if one is due; after a signal write one in any case, and stop.
+
+        Several processes do so a step later, when each has heard what the others want: so none
+        waits for an answer.
+        """
+        stop, due = self.interruption.signal, self.checkpoints.due()
+        if self.world is not None:
+            stop, due = self._agreed(stop, due)
         if stop is not None:
             self._stop(where, self._save(make(), wait=True), stop)
-        if self.checkpoints.due():
+        if due:
             self._save(make(), wait=False)
 
     def after_stage(self, where: str, make: Callable[[], Checkpoint]) -> None:
         """Write a checkpoint; stop after a signal."""
         stop = self.interruption.signal
+        if self.world is not None:
+            self._agreed(stop, False)  # as of a step ago
+            stop, _ = self._agreed(stop, False)
+            self._agreed(None, False)
+            self._asked = None
         kept = self._save(make(), wait=stop is not None)
         if stop is not None:
             self._stop(where, kept, stop)
 
+    def _agreed(self, stop: int | None, due: bool) -> tuple[int | None, bool]:
+        """Say what this process wants; return what any of them wanted a step ago."""
+        assert self.world is not None
+        due = due and self.world.is_first
+        asked, self._asked = self._asked, self.world.begin_highest([stop or 0, int(due)])
+        if asked is None:
+            return None, False
+        signal_number, wanted = asked()
+        return signal_number or None, bool(wanted)
+
     def _save(self, checkpoint: Checkpoint, *, wait: bool) -> bool:
         if not self.checkpoints.enabled:
             return False
-        copies = {name: _copied(tensor) for name, tensor in checkpoint.tensors.items()}
-        facts = {**checkpoint.facts, **self.about()}
-        return self.checkpoints.save(Checkpoint(facts, copies), wait=wait)
+        world = self.world
+        copies = {
+            name: _copied(tensor)
+            for name, tensor in checkpoint.tensors.items()
+            if world is None or world.is_first or is_row(name)
+        }
+        kept = Checkpoint({**checkpoint.facts, **self.about()}, copies)
+        if world is None:
+            return self.checkpoints.save(kept, wait=wait)
+        self.checkpoints.join()  # the one before has its name
+        number = world.tell(self.checkpoints.next_number())
+        begun = self.checkpoints.save(kept, number=number)
+        return world.tell(bool(world.first(self.checkpoints.written))) if wait else begun
 
     def _stop(self, where: str, kept: bool, number: int) -> None:
         left = f"stopped after {where}"

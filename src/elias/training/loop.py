@@ -9,7 +9,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from itertools import islice
+from itertools import count, islice
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -26,6 +26,7 @@ from elias.data.batches import (
     send,
     shuffled_batches,
 )
+from elias.distributed.sharing import SharedBatch, share_of
 from elias.errors import RunError
 from elias.model.elias import SearchSizes
 from elias.model.one_vs_all import OneVsAll
@@ -43,6 +44,7 @@ if TYPE_CHECKING:
 
     from elias.config import EliasConfig, StageConfig
     from elias.data.tokens import Tokens
+    from elias.distributed import World
     from elias.model.elias import EliasModel, Losses
 
 logger = logging.getLogger(__name__)
@@ -150,6 +152,10 @@ class StageLoop:
     """Called after each step with where that is and what makes a checkpoint of it."""
     resumed: Checkpoint | None = None
     """Where to go on; the model has its weights already."""
+    world: World | None = None
+    """The processes that share each batch; None: this one alone."""
+    position: int = 0
+    """Which stage this is: part of what dropout is keyed by with several processes."""
 
     def run(self) -> int:
         """Train, leave the best epoch's weights in the model, and return that epoch."""
@@ -158,7 +164,7 @@ class StageLoop:
 
     def _run(self, device: torch.device) -> int:
         average = WeightAverage(self.model)
-        optimizer = Optimizer(self.model, self.stage)
+        optimizer = Optimizer(self.model, self.stage, self.world)
         captured = self._captured(optimizer)
         course = _Course(optimizer, average, _Best(), device, captured)
         best = course.best
@@ -200,8 +206,11 @@ class StageLoop:
                 scale = schedule(optimizer.steps, n_steps, self.stage.warmup)
                 losses = self._gradients(tokens, positives, epoch.parents, course, scale)
                 optimizer.step(scale)
-                epoch.totals += torch.stack([part.detach() for part in losses])
-                epoch.unchecked.append(losses[0].detach())
+                parts = torch.stack([part.detach() for part in losses])
+                if self.world is not None:
+                    self.world.sum_(parts, "losses")
+                epoch.totals += parts
+                epoch.unchecked.append(parts[0])
                 epoch.step += 1
                 done = optimizer.steps
                 if done > self.stage.average_from * n_steps and done % every == 0:
@@ -236,6 +245,8 @@ class StageLoop:
     def _keep(self, epoch: _Epoch, course: _Course) -> None:
         if self.keep is None:
             return
+        if self.world is not None and not course.optimizer.settled:
+            return  # a gradient waits, a part of it in each process: none of them could keep it
         where = f"{self.stage.name} epoch {epoch.number} step {epoch.step}"
         self.keep(where, lambda: self._checkpoint(epoch, course))
 
@@ -282,7 +293,7 @@ class StageLoop:
 
     def _batches(
         self, epoch: _Epoch, course: _Course
-    ) -> Iterator[tuple[TokenBatch | Rectangle, Tensor]]:
+    ) -> Iterator[tuple[TokenBatch | Rectangle | SharedBatch, Tensor]]:
         """Yield the tokens and positives of an epoch's batches to come, on the device.
 
         For a GPU a thread collates them while the batch before is computed.
@@ -290,10 +301,16 @@ class StageLoop:
         lengths, device = self.points.tokens.lengths, course.device
         encoder, on_gpu = self.model.encoder, device.type == "cuda"
 
-        def make(rows: NDArray[np.int64]) -> tuple[TokenBatch | Rectangle, Tensor]:
-            tokens: TokenBatch | Rectangle
+        def make(
+            step: int, rows: NDArray[np.int64]
+        ) -> tuple[TokenBatch | Rectangle | SharedBatch, Tensor]:
+            tokens: TokenBatch | Rectangle | SharedBatch
             positives = positives_of(self.points.labels, rows)
-            if course.captured is None:
+            if self.world is not None:
+                seed = (self.config.member_seed, self.position, step)
+                tokens = share_of(self.world, self.points.tokens, rows, seed)
+                positives = positives[self.world.share(len(rows))].contiguous()
+            elif course.captured is None:
                 tokens = collate(self.points.tokens, rows)
             else:
                 tokens = rectangle(
@@ -303,7 +320,7 @@ class StageLoop:
             return (tokens.pinned(), positives.pin_memory()) if on_gpu else (tokens, positives)
 
         rows = shuffled_batches(lengths, self.stage.batch_size, self.rng)
-        made = map(make, islice(rows, epoch.step, None))
+        made = map(make, count(course.optimizer.steps), islice(rows, epoch.step, None))
         for tokens, positives in ahead(made) if on_gpu else made:
             yield tokens.to(device), send(positives, device)
 
@@ -319,7 +336,8 @@ class StageLoop:
         return SearchSizes(max(self._beam_size, positives.shape[1]), shortlist_size)
 
     def _captured(self, optimizer: Optimizer) -> CapturedStep | None:
-        if optimizer.gradients is None or not self.model.encoder.takes_rectangles:
+        recordable = self.model.encoder.takes_rectangles and self.world is None
+        if optimizer.gradients is None or not recordable:
             return None
 
         def losses(embedding: Tensor, positives: Tensor, parents: Tensor) -> Losses:
@@ -343,13 +361,16 @@ class StageLoop:
 
     def _gradients(
         self,
-        tokens: TokenBatch | Rectangle,
+        tokens: TokenBatch | Rectangle | SharedBatch,
         positives: Tensor,
         parents: Tensor,
         course: _Course,
         scale: float,
     ) -> Losses:
         """Return the losses of a batch, their gradients left for the optimizer."""
+        if isinstance(tokens, SharedBatch):
+            with tokens.ready(self.model):
+                return self._gradients(tokens.own, positives, parents, course, scale)
         if isinstance(tokens, Rectangle):
             assert course.captured is not None
             return course.captured(tokens, positives, parents[positives])

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import torch
 from torch import Tensor, nn
 
+from elias.distributed.gradients import sum_gradients
 from elias.kernels import adamw_rows
 from elias.kernels.device import runs_triton
 from elias.kernels.update import AdamWRates, RowState
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from elias.config import StageConfig
+    from elias.distributed import World
     from elias.kernels.every_label import LabelUpdate
     from elias.kernels.gradients import IndexGradients
     from elias.model.elias import EliasModel
@@ -48,6 +50,7 @@ class _Rates(NamedTuple):
 class _Table:
     """One large parameter, its rows' moments, and its own learning rate and decay."""
 
+    name: str
     weight: nn.Parameter
     rates: _Rates
     state: RowState = field(init=False)
@@ -92,7 +95,7 @@ class _Part:
     def __init__(
         self,
         parameters: dict[nn.Parameter, _Rates],
-        tables: set[nn.Parameter],
+        tables: dict[nn.Parameter, str],
         every: int,
         index: IndexUpdate | None = None,
     ) -> None:
@@ -100,7 +103,9 @@ class _Part:
         self._index = index
         self._waited = 0
         self._steps = 0
-        self._tables = [_Table(p, rates) for p, rates in parameters.items() if p in tables]
+        self._tables = [
+            _Table(tables[p], p, rates) for p, rates in parameters.items() if p in tables
+        ]
         groups: dict[_Rates, list[Tensor]] = {}
         for parameter, rates in parameters.items():
             if parameter not in tables:
@@ -123,9 +128,22 @@ class _Part:
         return self._waited + 1 >= self._every
 
     @property
+    def settled(self) -> bool:
+        """Say whether no gradient waits."""
+        return self._waited == 0
+
+    @property
     def dense(self) -> list[Tensor]:
         """Return the parameters that are no tables."""
         return [p for group in self._dense.param_groups for p in group["params"]]
+
+    def sum_gradients(self, world: World) -> None:
+        """Add up over processes what all of them hold; the labels' rows have one owner each."""
+        rows = [table.weight for table in self._tables if not table.name.startswith("labels.")]
+        sum_gradients(world, self.dense, rows)
+        if self._index is not None:
+            for part in self._index.gradients.by_cluster():
+                world.sum_(part, "gradients of shared parameters")
 
     def step(self, scale: float) -> None:
         if not self.due:
@@ -146,8 +164,8 @@ class _Part:
         found = {"waited": torch.tensor(self._waited), "steps": torch.tensor(self._steps)}
         for i, moments in self._dense.state_dict()["state"].items():
             found |= prefixed(f"dense.{i}.", moments)
-        for i, table in enumerate(self._tables):
-            found |= prefixed(f"table.{i}.", table.state_tensors())
+        for table in self._tables:
+            found |= prefixed(f"table.{table.name}.", table.state_tensors())
         if self._index is not None:
             found |= prefixed("index.", self._index.state())
         return found
@@ -160,8 +178,8 @@ class _Part:
             dense.setdefault(int(number), {})[moment] = tensor
         groups = self._dense.state_dict()["param_groups"]
         self._dense.load_state_dict({"state": dense, "param_groups": groups})
-        for i, table in enumerate(self._tables):
-            table.restore(under(f"table.{i}.", state))
+        for table in self._tables:
+            table.restore(under(f"table.{table.name}.", state))
         if self._index is not None:
             self._index.restore(under("index.", state))
 
@@ -172,8 +190,9 @@ class Optimizer:
     The encoder moves in every step; Ŵ_C, A and W_L every `StageConfig.index_every` steps.
     """
 
-    def __init__(self, model: EliasModel, stage: StageConfig) -> None:
+    def __init__(self, model: EliasModel, stage: StageConfig, world: World | None = None) -> None:
         self.stage = stage
+        self._world = world
         self.steps = 0
         self._model = model
         tables = _table_parameters(model)
@@ -192,6 +211,11 @@ class Optimizer:
         ]
 
     @property
+    def settled(self) -> bool:
+        """Say whether no gradient waits for a later step (`StageConfig.index_every`)."""
+        return all(part.settled for part in self._parts)
+
+    @property
     def gradients(self) -> IndexGradients | None:
         """Return where a loss leaves the gradients of W_L and A; None: in ``.grad``, as usual."""
         return None if self._index is None else self._index.gradients
@@ -206,8 +230,12 @@ class Optimizer:
     def step(self, scale: float) -> None:
         """Update what is due by its gradient, learning rates times ``scale``; clear that."""
         self.steps += 1
+        due = [part for part in self._parts if part.due]
+        if self._world is not None:
+            for part in due:
+                part.sum_gradients(self._world)
         if self.stage.max_grad_norm:
-            dense = [p for part in self._parts if part.due for p in part.dense]
+            dense = [p for part in due for p in part.dense]
             torch.nn.utils.clip_grad_norm_(dense, self.stage.max_grad_norm)
         for part in self._parts:
             part.step(scale)
@@ -264,12 +292,12 @@ def _gradient_of(held: Mapping[str, Tensor], parameter: nn.Parameter) -> Tensor:
     )
 
 
-def _table_parameters(model: EliasModel) -> set[nn.Parameter]:
+def _table_parameters(model: EliasModel) -> dict[nn.Parameter, str]:
     """Return the tables whose gradient comes as rows; on a GPU W_L at most, and that by Triton."""
     names = {f"encoder.{name}" for name in model.encoder.table_names()}
     labels = {"labels.weight", "labels.bias"}
     return {
-        p
+        p: name
         for name, p in model.named_parameters()
         if (name in names and not p.is_cuda)
         or (name in labels and (not p.is_cuda or runs_triton(p)))

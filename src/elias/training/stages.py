@@ -13,6 +13,8 @@ import numpy as np
 import torch
 
 from elias.clustering import balanced_clusters, label_centroids
+from elias.distributed.rows import SharedRows
+from elias.distributed.sharing import cluster_shared, embed_shared
 from elias.errors import ConfigError
 from elias.kernels.device import has_triton
 from elias.model.elias import EliasModel
@@ -24,7 +26,12 @@ from elias.training.checkpoints import WEIGHTS, Checkpoint, prefixed, under
 from elias.training.edges import edge_counts, first_logits, strongest_edges
 from elias.training.keeping import random_state, restore_random_state
 from elias.training.loop import EpochReport, Points, StageLoop
-from elias.training.starts import cluster_directions, find_centroids, point_at
+from elias.training.starts import (
+    cluster_directions,
+    find_centroids,
+    find_shared_centroids,
+    point_at,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -34,6 +41,8 @@ if TYPE_CHECKING:
     from scipy.sparse import csr_matrix
 
     from elias.config import EliasConfig, StageConfig
+    from elias.distributed import World
+    from elias.model.elias import LinearRows
     from elias.model.encoder import TextEncoder
     from elias.training.keeping import Keeper
 
@@ -55,8 +64,8 @@ class StageSequence:
     config: EliasConfig
     encoder: TextEncoder
     points: Points
-    bow: csr_matrix
-    """Of the points to set up from."""
+    bow: csr_matrix | None
+    """Of the points to set up from, for the process that clusters."""
     device: torch.device
     validate: Callable[[EliasModel], dict[str, float]] | None
     report_epoch: Callable[[EpochReport], None]
@@ -65,6 +74,8 @@ class StageSequence:
     """Notes how long a step of this name takes."""
     keeper: Keeper | None = None
     """Writes checkpoints."""
+    world: World | None = None
+    """The processes that train together; None: this one alone."""
     setup_from: Points | None = None
     """Points that clusters, first classifiers and edges are computed from; None: all."""
 
@@ -80,9 +91,11 @@ class StageSequence:
 
         A model to start from goes on where it is: with its classifiers and clusters, and, if it
         has learned a graph, from the first stage that learns one. A checkpoint goes on in the
-        stage it was written in, or after it.
+        stage it was written in, or after it. With several processes, all return the model, the
+        first one whole, the others with their share of W_L.
         """
         self._check_storage()
+        self._begin_alike(init_from)
         first_encoder = {name: t.clone() for name, t in self.encoder.state_dict().items()}
         self.encoder.to(self.device)
         self.encoder.prepare(self.device)
@@ -115,6 +128,22 @@ class StageSequence:
             self._train(model, _Place(stage, position, partition))
         assert model is not None
         model.labels.float()  # whatever it was trained in
+        return self._whole(model)
+
+    def _begin_alike(self, init_from: EliasModel | None) -> None:
+        """Have all processes begin with the first one's encoder, W_L shared out."""
+        if self.world is None:
+            return
+        self.world.copy_from_first(list(self.encoder.state_dict().values()))
+        if init_from is not None:
+            init_from.labels = SharedRows.of(self.world, init_from.labels)
+
+    def _whole(self, model: EliasModel) -> EliasModel:
+        """Give the first process the rows of all."""
+        if isinstance(model.labels, SharedRows):
+            whole = model.labels.gathered()
+            if whole is not None:
+                model.labels = whole.to(self.device)
         return model
 
     def _check_storage(self) -> None:
@@ -124,6 +153,10 @@ class StageSequence:
             raise ConfigError(
                 "index.label_storage is 'compact', which with a graph takes a GPU and Triton; set "
                 "it to 'full', or train with --device cuda"
+            )
+        if self.world is not None and self.device.type == "cuda" and not by_kernels:
+            raise ConfigError(
+                "several processes on GPUs take Triton, which is not installed; use --device cpu"
             )
 
     def _first_stage(self, init_from: EliasModel | None) -> int:
@@ -219,6 +252,8 @@ class StageSequence:
             report=self.report_epoch,
             keep=None if keeper is None else keep,
             resumed=resumed,
+            world=self.world,
+            position=place.position,
         )
 
     def _checkpoint(
@@ -242,7 +277,7 @@ class StageSequence:
         n_labels = self.points.labels.shape[1]
         model: EliasModel
         if self.config.index.kind == "all":
-            model = OneVsAll(self.encoder, n_labels)
+            model = OneVsAll(self.encoder, n_labels, self._rows(n_labels))
         else:
             graph = LabelGraph(
                 tensors["graph.edge_labels"],
@@ -251,7 +286,7 @@ class StageSequence:
                 edge_logits=tensors["graph.edge_logits"] if facts["learned"] else None,
                 removed_log=tensors.get("graph.removed_log"),
             )
-            model = EliasModel(self.encoder, graph, facts["alpha"])
+            model = EliasModel(self.encoder, graph, facts["alpha"], self._rows(n_labels))
         if tensors["labels.weight"].dtype == torch.bfloat16:
             model.compact()
         model.load_state_dict(tensors)
@@ -268,13 +303,27 @@ class StageSequence:
         if before is not None and not stage.cluster_with_encoder:
             return before
         with self.timed("clusters"):
-            return self._partition(stage.cluster_with_encoder)
+            return self._shared_partition(stage.cluster_with_encoder)
 
-    def _partition(self, with_encoder: bool) -> NDArray[np.int64]:
-        """Cluster the labels on bag of words and, if wanted, on φ as it stands (Eq. 14–15)."""
+    def _shared_partition(self, with_encoder: bool) -> NDArray[np.int64]:
+        """Have the first process cluster the labels, and all know it."""
+        embedding: NDArray[np.float32] | None = None
+        world, tokens = self.world, self.setup.tokens
+        if world is None:
+            embedding = embed_all(self.encoder, tokens) if with_encoder else None
+            return self._partition(embedding)
+        if with_encoder:
+            embedding = world.collect(*embed_shared(world, self.encoder, tokens))
+        partition: NDArray[np.int64] = world.tell_array(
+            world.first(lambda: self._partition(embedding))
+        )
+        return partition
+
+    def _partition(self, embedding: NDArray[np.float32] | None) -> NDArray[np.int64]:
+        """Cluster the labels on bag of words and, if given, on φ as it stands (Eq. 14–15)."""
         if self.config.index.kind == "all":
             return np.zeros(self.points.labels.shape[1], dtype=np.int64)
-        embedding = embed_all(self.encoder, self.setup.tokens) if with_encoder else None
+        assert self.bow is not None
         sparse, dense = label_centroids(self.setup.labels, self.bow, embedding)
         n_clusters = self.config.index.n_clusters
         assert n_clusters is not None
@@ -300,25 +349,38 @@ class StageSequence:
 
     def _untrained(self, partition: NDArray[np.int64]) -> EliasModel:
         index = self.config.index
+        rows = self._rows(len(partition))
         if index.kind == "all":
-            return OneVsAll(self.encoder, len(partition))
+            return OneVsAll(self.encoder, len(partition), rows)
         assert index.n_clusters is not None
         assert index.beta is not None
         edges = partition_edges(torch.from_numpy(partition), index.n_clusters)
         graph = LabelGraph(edges, len(partition), index.beta)
-        return EliasModel(self.encoder, graph, index.alpha)
+        return EliasModel(self.encoder, graph, index.alpha, rows)
+
+    def _rows(self, n_labels: int) -> LinearRows | None:
+        """Return classifiers that are shared out, where there are processes to share with."""
+        return None if self.world is None else SharedRows(self.world, n_labels, self.encoder.dim)
 
     def _start(
         self, model: EliasModel, stage: StageConfig, partition: NDArray[np.int64] | None
     ) -> None:
         """Give fresh classifiers to the labels and, on a new partition, to the clusters."""
-        model.labels.reset(self._prior())
+        tokens = self.setup.tokens
         if stage.first_classifiers == "random":
+            if self.world is not None and partition is not None:
+                model.labels.reset()  # as one process does when it makes them
+            model.labels.reset(self._prior())
             return
-        found = find_centroids(self.setup.labels, embed_all(self.encoder, self.setup.tokens))
+        if self.world is None:
+            model.labels.reset(self._prior())
+            found = find_centroids(self.setup.labels, embed_all(self.encoder, tokens))
+        else:
+            found = find_shared_centroids(self.world, self.setup.labels, self.encoder, tokens)
         point_at(model.labels, found.directions, found, self._prior())
         if partition is not None:
-            clusters = cluster_directions(found, partition, model.graph.n_clusters)
+            n_clusters = model.graph.n_clusters
+            clusters = cluster_directions(found, partition, n_clusters, self.world)
             point_at(model.clusters, clusters, found, 0.0)
 
     def _linked(
@@ -331,13 +393,40 @@ class StageSequence:
         """Return the model with a learned graph, its edges from where the points go (Eq. 9–10)."""
         index = self.config.index
         assert index.beam_size is not None
+        assert index.beta is not None
+        tokens, world = self.setup.tokens, self.world
+        if world is None:
+            walked = cluster_all(model, tokens, index.beam_size)
+            edges, logits = self._edges(model, walked, partition, position)
+        else:
+            gone = cluster_shared(world, model, tokens, index.beam_size)
+            found = world.first(lambda: self._edges(model, gone, partition, position))
+            edges, logits = (world.tell_array(part) for part in found or (None, None))
+        model.graph = LabelGraph(
+            torch.from_numpy(edges),
+            model.n_labels,
+            index.beta,
+            edge_logits=torch.from_numpy(logits),
+        )
+        if not stage.keep_labels:
+            self._start(model, stage, None)
+        return model
+
+    def _edges(
+        self,
+        model: EliasModel,
+        walked: tuple[NDArray[np.int64], NDArray[np.float32]] | None,
+        partition: NDArray[np.int64],
+        position: int,
+    ) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
+        """Return the edges of the learned graph and their first logits (C, κ each)."""
+        index = self.config.index
+        assert walked is not None
         assert index.edges_per_cluster is not None
-        beams, scores = cluster_all(model, self.setup.tokens, index.beam_size)
         generator = torch.Generator().manual_seed(self.config.member_seed * 1000 + position)
         with progress("Choosing edges", 3) as advance:
             counts = edge_counts(
-                beams,
-                scores,
+                *walked,
                 self.setup.labels,
                 partition,
                 model.graph.n_clusters,
@@ -348,12 +437,7 @@ class StageSequence:
             advance()
             logits = first_logits(edges, counts, index.edge_init, generator)
             advance()
-        assert index.beta is not None
-        graph = LabelGraph(torch.from_numpy(edges), model.n_labels, index.beta, edge_logits=logits)
-        model.graph = graph
-        if not stage.keep_labels:
-            self._start(model, stage, None)
-        return model
+        return edges, logits.numpy()
 
     def _prior(self) -> float:
         """Return the log of the share of relevant labels in a shortlist: where biases start."""

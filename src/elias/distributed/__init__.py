@@ -1,0 +1,5 @@
+"""Several processes that train one model: points are shared out, and so are the rows of W_L."""
+
+from elias.distributed.world import World, joined, launched
+
+__all__ = ["World", "joined", "launched"]

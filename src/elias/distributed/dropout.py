@@ -1,0 +1,129 @@
+"""Dropout that depends on the point and the step alone, not on the process that has the point.
+
+A plain dropout draws the next numbers of a generator, so what a point loses depends on the points
+before it in its process. Here each number is a hash of the seed, the step, the point, which dropout
+of the encoder it is, and the place in it. The number of processes then changes nothing.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.overrides import TorchFunctionMode
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+
+    from numpy.typing import NDArray
+
+    from elias.data.batches import TokenBatch
+
+_WORD = 0xFFFFFFFF
+_STRIDE = 0x9E3779B1  # odd, so that no two places of a point share a number
+
+
+def point_keys(seed: Sequence[int], rows: NDArray[np.int64]) -> Tensor:
+    """Return a key below 2^32 for each point, mixed from the seed, the stage and the step.
+
+    >>> one, other = (point_keys([0, 1], np.array(rows)) for rows in ([3, 4], [4, 3]))
+    >>> bool((one == other.flip(0)).all())
+    True
+    """
+    state = np.random.SeedSequence([part & _WORD for part in seed]).generate_state(1, np.uint64)
+    mixed = rows.astype(np.uint64) * np.uint64(0xD6E8FEB86659FD93) + state
+    mixed = (mixed ^ (mixed >> np.uint64(32))) * np.uint64(0xD6E8FEB86659FD93)
+    return torch.from_numpy((mixed >> np.uint64(32)).astype(np.int64))
+
+
+class KeyedDropout(TorchFunctionMode):
+    """Replaces every dropout inside the block by one that is keyed by the point.
+
+    The first axis of what is dropped from is that of the points; with one axis alone, that of the
+    batch's tokens. Attention with dropout inside is computed step by step.
+    """
+
+    def __init__(self, keys: Tensor, batch: TokenBatch) -> None:
+        super().__init__()
+        self._keys = keys.to(batch.offsets.device)
+        self._batch = batch
+        self._calls = 0
+
+    def __torch_function__(
+        self,
+        func: Callable[..., Any],
+        types: Any,
+        args: tuple[Any, ...] = (),
+        kwargs: Mapping[str, Any] | None = None,
+    ) -> Any:
+        """Do what was called, or its keyed twin."""
+        del types
+        options = dict(kwargs or {})
+        if func is torch.nn.functional.dropout:
+            return self._dropout(*args, **options)
+        if func is torch.nn.functional.scaled_dot_product_attention:
+            return self._attention(*args, **options)
+        return func(*args, **options)
+
+    def _dropout(
+        self, given: Tensor, p: float = 0.5, training: bool = True, inplace: bool = False
+    ) -> Tensor:
+        del inplace
+        if not training or p == 0:
+            return given
+        self._calls += 1
+        if given.dim() == 1:
+            lengths = self._batch.lengths()
+            keys = self._keys.repeat_interleave(lengths, output_size=len(given))
+            place = torch.arange(len(given), device=given.device)
+            place = place - self._batch.offsets[:-1].repeat_interleave(
+                lengths, output_size=len(given)
+            )
+            numbers = _hashed(_hashed(keys + self._calls) + place * _STRIDE)
+        else:
+            keys = _hashed(self._keys + self._calls)
+            place = torch.arange(given[0].numel() if len(given) else 0, device=given.device)
+            numbers = _hashed(keys.unsqueeze(1) + place * _STRIDE).view(given.shape)
+        kept = numbers >= round(p * 2**32)
+        return given * kept * (1 / (1 - p))
+
+    def _attention(
+        self,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        attn_mask: Tensor | None = None,
+        dropout_p: float = 0.0,
+        is_causal: bool = False,
+        scale: float | None = None,
+        **options: Any,
+    ) -> Tensor:
+        plain = torch.nn.functional.scaled_dot_product_attention
+        if dropout_p == 0 or is_causal or options:
+            return plain(
+                query,
+                key,
+                value,
+                attn_mask=attn_mask,
+                dropout_p=dropout_p,
+                is_causal=is_causal,
+                scale=scale,
+                **options,
+            )
+        scores = query @ key.transpose(-2, -1) * (scale or 1 / math.sqrt(query.shape[-1]))
+        if attn_mask is not None and attn_mask.dtype == torch.bool:
+            scores = scores.masked_fill(~attn_mask, -math.inf)
+        elif attn_mask is not None:
+            scores = scores + attn_mask
+        return self._dropout(scores.softmax(dim=-1), dropout_p) @ value
+
+
+def _hashed(numbers: Tensor) -> Tensor:
+    """Mix integers into integers below 2^32 that look random; only the low 32 bits count."""
+    mixed = numbers & _WORD
+    for shift, factor in ((16, 0x7FEB352D), (15, 0x846CA68B)):
+        mixed = ((mixed ^ (mixed >> shift)) * factor) & _WORD
+    return mixed ^ (mixed >> 16)

@@ -1,0 +1,122 @@
+"""What the processes that train together do in turn, and what the first one does for all."""
+
+from __future__ import annotations
+
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import numpy as np
+
+from elias.data.features import Featurizer
+from elias.errors import ConfigError
+from elias.model.building import build_encoder
+from elias.model.encoder import BagEncoder
+from elias.training.checkpoints import Checkpoints
+from elias.training.shards import Share
+from elias.training.tracking import CHECKPOINTS_FOLDER, Run, open_run
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping, Sequence
+    from pathlib import Path
+
+    from elias.config import EliasConfig, EncoderConfig
+    from elias.distributed import World
+    from elias.model.encoder import TextEncoder
+
+T = TypeVar("T")
+
+
+def check_together(config: EliasConfig) -> None:
+    """Refuse what one process can do and several cannot."""
+    encoder = config.encoder
+    drops = encoder.kind == "transformer"
+    if drops and encoder.gradient_checkpointing:
+        raise ConfigError(
+            "encoder.gradient_checkpointing: with several processes dropout is keyed by point, "
+            "which cannot be computed again in the backward pass; set it to false"
+        )
+    if drops and encoder.compile != "off":
+        raise ConfigError(
+            "encoder.compile: with several processes dropout is keyed by point, and torch.compile "
+            "would fix it at its first value; set it to 'off'"
+        )
+
+
+def told(world: World | None, work: Callable[[], T]) -> T:
+    """Return what the first process finds out, and JSON can hold, to all."""
+    if world is None:
+        return work()
+    return world.tell(world.first(work))  # type: ignore[return-value]
+
+
+def in_turn(world: World | None, work: Callable[[], T]) -> T:
+    """Have the first process do something, then the others: they find in a cache what it left."""
+    if world is None:
+        return work()
+    done = world.first(work)
+    return done if world.is_first else work()  # type: ignore[return-value]
+
+
+def shared_encoder(
+    world: World | None,
+    config: EncoderConfig,
+    texts: Sequence[str] | None,
+    n_features: int | None,
+) -> TextEncoder:
+    """Return a fresh encoder; the vocabulary of a bag is counted by the first process for all."""
+    if world is None or config.kind != "bag" or texts is None:
+        return in_turn(world, lambda: build_encoder(config, texts, n_features))
+    encoder = world.first(lambda: build_encoder(config, texts, n_features))
+    said: dict[str, Any] = {}
+    idf = None
+    if encoder is not None:
+        assert isinstance(encoder, BagEncoder)
+        assert encoder.featurizer is not None
+        found = encoder.featurizer
+        idf, span = found.idf, list(found.char_ngrams)
+        said = {"words": list(found.words), "ngrams": list(found.ngrams), "char_ngrams": span}
+    said, idf = world.tell(said), world.tell_array(idf)
+    if encoder is not None:
+        return encoder
+    low, high = said["char_ngrams"]
+    featurizer = Featurizer(
+        words=said["words"],
+        ngrams=said["ngrams"],
+        idf=idf.astype(np.float32),
+        char_ngrams=(low, high),
+    )
+    return BagEncoder(config, featurizer, featurizer.n_features)
+
+
+@contextmanager
+def open_shared_run(
+    world: World | None,
+    folder: Path | None,
+    config: EliasConfig,
+    *,
+    overwrite: bool,
+    made_of: Mapping[str, Any],
+) -> Iterator[Run]:
+    """Open a run, see `open_run`; the processes beside the first only write their checkpoints."""
+    if world is None:
+        with open_run(folder, config, overwrite=overwrite, made_of=made_of) as run:
+            yield run
+        return
+    share = Share(world.rank, world.size, world.has_lost)
+    if world.is_first:
+        with open_run(folder, config, overwrite=overwrite, made_of=made_of) as run:
+            if run.checkpoints is not None:
+                run.checkpoints.share = share
+            world.tell(None)  # the folder is made and locked
+            yield run
+        return
+    world.tell(None)
+    run = Run()
+    if folder is not None:
+        run.checkpoints = Checkpoints(folder / CHECKPOINTS_FOLDER, config.checkpoint, share)
+    with run.interruption.listening():
+        try:
+            yield run
+        finally:
+            if run.checkpoints is not None:
+                run.checkpoints.join()

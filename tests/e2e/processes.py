@@ -1,0 +1,202 @@
+"""Train in several processes, forked from one that has imported all, and note what came of it.
+
+    python processes.py FOLDER
+
+What the tests ask about is in ``FOLDER/found.json``: `tests/e2e/test_processes.py` reads it. Every
+process is forked from one that has loaded the compiled kernels. Started by torchrun it is one of
+the processes of a run that is killed once.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import sys
+import traceback
+from pathlib import Path
+
+# Before numba is imported: of its thread pools this one survives a fork.
+os.environ["NUMBA_THREADING_LAYER"] = "workqueue"
+
+import numpy as np
+import torch
+
+from e2e.killing import CONFIG, CORPUS, call_before
+from elias import EliasConfig, train
+from elias.data.synthetic import synthetic_corpus
+from elias.distributed import joined
+from elias.distributed.rows import SharedRows
+from elias.errors import EliasError, Interrupted
+from elias.kernels import label_logits
+from elias.model.elias import LinearRows
+from elias.pipeline.fitting import train_together
+
+STEP = "elias.training.optim:Optimizer.step"
+NO_DROPOUT = {"encoder.dropout": 0.0, "encoder.token_dropout": 0.0, "rerank.enabled": False}
+BASE = EliasConfig().override(CONFIG | NO_DROPOUT | {"checkpoint.steps": None})
+DROPPING = BASE.override(
+    {"encoder.dropout": 0.3, "encoder.token_dropout": 0.3, "stages.stage1.batch_size": 3}
+).override({"stages.stage1.epochs": 1, "stages.stage2.epochs": 1})
+ALL = EliasConfig().override(
+    {key: value for key, value in CONFIG.items() if not key.startswith("stages")}
+    | NO_DROPOUT
+    | {"index.kind": "all", "stages.one-vs-all.epochs": 2, "stages.one-vs-all.batch_size": 64}
+)
+N_LABELS = 41  # no multiple of the processes
+
+
+def corpus():
+    return synthetic_corpus(**{**CORPUS, "n_labels": N_LABELS})
+
+
+def free_port():
+    with socket.socket() as found:
+        found.bind(("127.0.0.1", 0))
+        return found.getsockname()[1]
+
+
+def spawn(size, work):
+    """Do ``work(rank)`` in processes that meet; return what each said, or what ended it."""
+    port, readers = free_port(), []
+    for rank in range(size):
+        reader, writer = os.pipe()
+        if os.fork() == 0:
+            os.close(reader)
+            told = {"failed": "?"}
+            try:
+                torch.set_num_threads(1)
+                os.environ.update(
+                    RANK=str(rank),
+                    WORLD_SIZE=str(size),
+                    MASTER_ADDR="127.0.0.1",
+                    MASTER_PORT=str(port),
+                )
+                told = work(rank)
+            except (EliasError, Interrupted) as error:
+                told = {"failed": str(error)}
+            except BaseException:
+                told = {"failed": traceback.format_exc()}
+            finally:
+                os.write(writer, json.dumps(told).encode())
+                os._exit(0)
+        os.close(writer)
+        readers.append(os.fdopen(reader, "rb"))
+    said = [reader.read() for reader in readers]
+    for _ in range(size):
+        os.wait()
+    return [json.loads(text) if text else {"killed": True} for text in said]
+
+
+def stopping_at(step):
+    """Have a SIGTERM come in a step."""
+    if step is not None:
+        call_before(f"{STEP}:{step}", lambda: os.kill(os.getpid(), signal.SIGTERM))
+
+
+def alone(config, out, step=None):
+    def work(_):
+        stopping_at(step)
+        train(config, corpus(), out=out, device="cpu")
+        return {}
+
+    return spawn(1, work)
+
+
+def together(size, config, out, step=None, of=0):
+    """Train in ``size`` processes; one of them, if any, gets a SIGTERM in a step."""
+
+    def work(rank):
+        if rank == of:
+            stopping_at(step)
+        with joined("cpu") as world:
+            train_together(world, config, corpus(), out=out)
+            return {"received": dict(world.received)}
+
+    return spawn(size, work)
+
+
+def checked_scores(world, n_labels):
+    """How far scores and gradients of shared rows are from those of rows in one place."""
+    torch.manual_seed(7)
+    whole = LinearRows(n_labels, 8)
+    rows = SharedRows.of(world, whole)
+    n_points, share = 5, world.share(5)
+    points = torch.randn(n_points, 8)
+    labels = torch.stack([torch.randperm(n_labels + 2)[:3] for _ in range(n_points)])
+    labels = labels.clamp(max=n_labels)  # some of them padding
+    by_score = torch.randn(n_points, 3)
+
+    own = points[share].clone().requires_grad_()
+    rows.n_points = n_points
+    scores = rows.logits(own, labels[share])
+    (scores * by_score[share]).sum().backward()
+    every = points.clone().requires_grad_()
+    wanted = label_logits(every, whole.weight, whole.bias, labels)
+    (wanted * by_score).sum().backward()
+
+    gradient = whole.weight.grad.to_dense()[world.rank :: world.size]
+    found = rows.weight.grad
+    found = torch.zeros_like(gradient) if found is None else found.to_dense()
+    pairs = [(scores, wanted[share]), (own.grad, every.grad[share]), (found, gradient)]
+    gathered = rows.gathered()
+    same = gathered is None or torch.equal(gathered.weight, whole.weight)
+    return same, [float((a - b).detach().abs().max()) if a.numel() else 0.0 for a, b in pairs]
+
+
+def scores_of_shared_rows(size):
+    def work(_):
+        with joined("cpu") as world:
+            found = {n_labels: checked_scores(world, n_labels) for n_labels in (11, 3)}
+            array = np.arange(6, dtype=np.int32).reshape(2, 3) if world.is_first else None
+            told = world.tell_array(array)
+        return {"scores": found, "told": [str(told.dtype), told.tolist()]}
+
+    return spawn(size, work)
+
+
+def killed(rank, folder):
+    """Train; process 1 is killed in a step of stage 2."""
+    if rank == 1:
+        call_before(f"{STEP}:13", lambda: os.kill(os.getpid(), signal.SIGKILL))
+    with joined("cpu") as world:
+        train_together(world, BASE.override({"checkpoint.steps": 2}), corpus(), out=folder)
+    return {}
+
+
+def launched(folder):
+    """Be one of the processes that torchrun started: one is killed the first time."""
+    torch.set_num_threads(1)
+    first = os.environ["TORCHELASTIC_RESTART_COUNT"] == "0"
+    killed(int(os.environ["RANK"]) if first else 0, folder)
+
+
+def main(folder):
+    torch.set_num_threads(1)
+    train(BASE, corpus(), out=folder / "plain", device="cpu")  # and all kernels are loaded
+    found = {"scores": scores_of_shared_rows(4)}
+    found["several"] = {
+        size: together(size, BASE, folder / f"several-{size}") for size in (1, 2, 4)
+    }
+    found["dropping"] = {
+        size: together(size, DROPPING, folder / f"dropping-{size}") for size in (1, 4)
+    }
+    found["all"] = [alone(ALL, folder / "all-plain"), together(2, ALL, folder / "all-2")]
+    chain = folder / "chain"
+    found["chain"] = [
+        alone(BASE, chain, 12),  # a gradient waits there
+        together(2, BASE, chain, 4, of=1),
+        together(4, BASE, chain, 2),
+        alone(BASE, chain),
+    ]
+    lost = folder / "lost"
+    found["lost"] = [spawn(3, lambda rank: killed(rank, lost)), together(2, BASE, lost)]
+    (folder / "found.json").write_text(json.dumps(found))
+
+
+if __name__ == "__main__":
+    if "TORCHELASTIC_RESTART_COUNT" in os.environ:
+        launched(Path(sys.argv[1]) / "run")
+    else:
+        main(Path(sys.argv[1]))

@@ -1,0 +1,151 @@
+"""Several processes train what one does, stop together, and go on in any number."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from safetensors.torch import load_file
+
+from e2e.commands import SOURCE
+
+TESTS = Path(__file__).parents[1]
+ENVIRONMENT = {
+    **os.environ,
+    "PYTHONPATH": f"{SOURCE}{os.pathsep}{TESTS}",
+    "OMP_NUM_THREADS": "1",
+    "PYTHONWARNINGS": "error::UserWarning",
+}
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """All runs that the tests ask about, made by one interpreter."""
+    place = tmp_path_factory.mktemp("processes")
+    script = Path(__file__).with_name("processes.py")
+    done = subprocess.run(
+        [sys.executable, str(script), str(place)], env=ENVIRONMENT, capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr
+    return place
+
+
+@pytest.fixture(scope="module")
+def found(folder):
+    return json.loads((folder / "found.json").read_text())
+
+
+def records(run, event):
+    """The events of one kind without what they took, one level deep."""
+    lines = map(json.loads, (run / "metrics.jsonl").read_text().splitlines())
+    return [flat(line) for line in lines if line["event"] == event]
+
+
+def flat(tree):
+    found = {}
+    for key, value in tree.items():
+        nested = value if isinstance(value, dict) else {"": value}
+        found |= {f"{key} {name}": number for name, number in nested.items()}
+    for name in ("seconds ", "event "):
+        found.pop(name, None)
+    return found
+
+
+def assert_same_run(run, other, tolerance=1e-5, weights=1e-4):
+    """The same losses, metrics and model, but for rounding."""
+    for event in ("epoch", "stage"):
+        for ours, theirs in zip(records(run, event), records(other, event), strict=True):
+            assert ours.pop("stage ") == theirs.pop("stage ")
+            assert ours == pytest.approx(theirs, rel=tolerance), event
+    ours, theirs = (load_file(place / "model" / "model.safetensors") for place in (run, other))
+    assert ours.keys() == theirs.keys()
+    for name, tensor in ours.items():
+        assert (tensor.float() - theirs[name].float()).abs().max() < weights, name
+    assert files(run) == files(other)
+
+
+def files(run):
+    return sorted(p.relative_to(run).as_posix() for p in run.rglob("*") if p.is_file())
+
+
+@pytest.mark.parametrize("n_labels", ["11", "3"], ids=["uneven", "empty shard"])
+def test_shared_rows_score_and_learn_as_rows_in_one_place_do(found, n_labels):
+    for told in found["scores"]:
+        same, differences = told["scores"][n_labels]
+        assert same
+        assert max(differences) < 1e-6
+
+
+def test_an_array_reaches_all_processes_as_it_is(found):
+    assert [told["told"] for told in found["scores"]] == [["int32", [[0, 1, 2], [3, 4, 5]]]] * 4
+
+
+@pytest.mark.parametrize("size", [1, 2, 4])
+def test_the_number_of_processes_changes_nothing(folder, found, size):
+    assert not any("failed" in told for told in found["several"][str(size)])
+
+    assert_same_run(folder / f"several-{size}", folder / "plain")
+
+
+def test_one_vs_all_is_shared_out_too(folder):
+    assert_same_run(folder / "all-2", folder / "all-plain")
+
+
+def test_dropout_is_keyed_by_point_even_where_a_batch_is_smaller_than_the_world(folder, found):
+    assert not any("failed" in told for told in found["dropping"]["4"])
+
+    # AdamW enlarges rounding where gradients are tiny, over 95 steps
+    assert_same_run(folder / "dropping-4", folder / "dropping-1", 1e-4, weights=1e-3)
+
+
+def test_no_row_of_the_labels_travels_in_training(found):
+    received = found["several"]["2"][0]["received"]
+
+    assert set(received) >= {"embeddings and labels", "scores", "gradients by embedding"}
+    # 25 steps of up to 64 points, D = 16 and K = 41, four bytes each, half of them here already
+    most = 25 * 64 * 4 / 2
+    assert received["gradients by score"] <= most * 41
+    assert received["gradients by embedding"] <= most * 16
+    assert received["scores"] < 4 * most * (16 + 41)  # searches of held-out points among them
+
+
+def test_a_run_goes_on_with_any_number_of_processes(folder, found):
+    stops = [{told["failed"] for told in step} for step in found["chain"][:-1]]
+
+    assert stops == [
+        {"stopped after stage2 epoch 1 step 2"},
+        {"stopped after stage2 epoch 2 step 4"},  # where no gradient waits, a step after the signal
+        {"stopped after stage2 epoch 3 step 5"},
+    ]
+    assert_same_run(folder / "chain", folder / "plain")
+
+
+def test_a_process_that_is_killed_is_named_by_the_others_and_the_run_goes_on(folder, found):
+    first, killed, other = found["lost"][0]
+
+    assert killed == {"killed": True}
+    for told in (first, other):
+        assert told["failed"].startswith("rank 1 (process ")
+        assert "is gone" in told["failed"]
+        assert "goes on from the last checkpoint" in told["failed"]
+    assert ": resumed " in (folder / "lost" / "train.log").read_text()
+    assert_same_run(folder / "lost", folder / "plain")
+
+
+def test_torchrun_starts_a_run_again_that_goes_on(folder, tmp_path):
+    """`torchrun --max-restarts`: a process is killed in the first attempt, not in the second."""
+    script = Path(__file__).with_name("processes.py")
+    options = ("--nproc-per-node", "2", "--max-restarts", "1", "--monitor-interval", "0.2")
+    ended = subprocess.run(
+        [sys.executable, "-m", "torch.distributed.run", *options, str(script), str(tmp_path)],
+        env=ENVIRONMENT,
+        capture_output=True,
+        text=True,
+    )
+
+    assert ended.returncode == 0, ended.stderr
+    log = (tmp_path / "run" / "train.log").read_text()
+    assert ": resumed " in log
+    assert_same_run(tmp_path / "run", folder / "plain")
