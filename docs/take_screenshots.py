@@ -1,7 +1,8 @@
-"""Takes the pictures of the page in docs/images, of a server that serves mesh-titles.
+"""Takes the pictures in docs/images: of a server's page and of a report, both of mesh-titles.
 
-elias serve runs/demo --examples FILE &
-python docs/take_screenshots.py http://127.0.0.1:8000
+elias serve runs/mesh --examples FILE &
+elias report runs/mesh
+python docs/take_screenshots.py http://127.0.0.1:8000 runs/mesh/report.html
 """
 
 from __future__ import annotations
@@ -24,8 +25,8 @@ PICTURES = {
 }
 
 
-def main(url: str) -> None:
-    """Type a text, choose its second label, take the picture."""
+def main(url: str, report: str) -> None:
+    """Type a text, choose its second label, take the picture; then the head of a report."""
     with sync_playwright() as started:
         browser = started.chromium.launch(
             executable_path=shutil.which("chromium"), args=["--no-sandbox"]
@@ -42,8 +43,11 @@ def main(url: str) -> None:
                 page.mouse.move(5, 5)
             page.wait_for_timeout(500)
             page.screenshot(path=IMAGES / f"{name}.png")
+        page = browser.new_page(viewport={"width": 1280, "height": 1000}, color_scheme="light")
+        page.goto(Path(report).resolve().as_uri())
+        page.screenshot(path=IMAGES / "report.png")
         browser.close()
 
 
 if __name__ == "__main__":
-    main(sys.argv[1])
+    main(*sys.argv[1:])

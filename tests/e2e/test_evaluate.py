@@ -126,7 +126,8 @@ def test_all_points_of_other_data_are_evaluated_and_that_is_said(corpus, table_r
         in said
     )
     assert not set(LEFT_OUT) & set(found)
-    assert found == pytest.approx({name: in_python[name] for name in found}, abs=1e-4)
+    ranked = {name: value for name, value in found.items() if not name.startswith("ECE")}
+    assert ranked == pytest.approx({name: in_python[name] for name in ranked}, abs=1e-4)
 
 
 def test_other_data_has_no_deciles_and_no_training_counts(corpus, table_run, tmp_path):

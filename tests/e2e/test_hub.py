@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+
 import pytest
 from huggingface_hub import ModelCard, constants
 
@@ -110,7 +112,40 @@ def test_the_command_pushes_and_every_command_reads_from_the_hub(run, logged_in)
     assert '"text": "roda"' in read.out
 
 
+def test_a_model_of_the_hub_is_served_and_read_again_when_it_was_pushed_anew(model, online):
+    pytest.importorskip("uvicorn")
+    from pathlib import Path
+
+    from e2e.serving import live
+
+    model.push_to_hub("user/fish", token=TOKEN, revision="v2")
+    with live(Path("user/fish@v2")) as served, served.client() as client:
+        first = client.get("/info").json()
+        online.repos["user/fish"]["v2"]["config.json"] += b"\n"  # a commit of its own
+        reloading = asyncio.run_coroutine_threadsafe(
+            served.application.backend.reload(), served.loop
+        )
+        again = reloading.result(30) and client.get("/info").json()
+        found = client.post("/predict", json={"inputs": ["roda"], "top_k": 2}).json()
+
+    assert first["model"] == again["model"] == "user/fish@v2"
+    assert again["loaded_at"] > first["loaded_at"]
+    assert [label["id"] for label in found[0]] == list(model.predict(["roda"], top_k=2)[0].ids)
+
+
 # what can go wrong
+
+
+@pytest.mark.usefixtures("online")
+def test_serving_what_is_neither_a_folder_nor_on_the_hub_is_refused():
+    pytest.importorskip("uvicorn")
+
+    slip = elias("serve", "./none", "--port", 0)
+    missing = elias("serve", "user/none", "--port", 0)
+
+    assert slip.code == missing.code == 2
+    assert "none: no such folder; give that of a saved model" in slip.err
+    assert "user/none: there is no such folder here, and the hub shows no such" in missing.err
 
 
 def test_a_model_of_the_hub_is_not_calibrated_in_its_place(corpus_folder):

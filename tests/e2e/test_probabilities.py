@@ -53,6 +53,19 @@ def test_the_facts_say_how_good_they_are(model):
     assert told["f1"]["threshold"] == model.threshold("f1")
 
 
+def test_an_evaluation_says_how_far_probabilities_are_off(run, model, corpus_folder):
+    told = elias("evaluate", run, corpus_folder, "--json", "--device", "cpu")
+    shown = elias("evaluate", run, corpus_folder, "--device", "cpu")
+    part = elias("evaluate", run, corpus_folder, "--json", "--component", "stage2")
+
+    measured = json.loads(told.out)
+    known = model.facts["probabilities"]["errors"]["test"]
+    assert measured["ECE@5"] == pytest.approx(known["after"], abs=1e-3)
+    assert measured["ECE@5 of scores"] == pytest.approx(known["before"], abs=1e-3)
+    assert f"ECE@5 {known['after']:.2f}%" in shown.out
+    assert not any(name.startswith("ECE") for name in json.loads(part.out))
+
+
 def test_a_model_whose_probabilities_are_gone_says_so(model, tmp_path):
     folder = model.save_pretrained(tmp_path / "model")
     (folder / "probabilities.json").unlink()

@@ -25,6 +25,7 @@ HTML = "{http://www.w3.org/1999/xhtml}"
 SVG = "{http://www.w3.org/2000/svg}"
 FIGURES = {
     *("learning-loss", "learning-validation", "fig-5-curve", "fig-5-deciles", "fig-5-found"),
+    *("reliability", "thresholds"),
     *("fig-4", "fig-3", "fig-3-histogram", "fig-7a", "fig-7b", "cluster-labels"),
     "cluster-points",
 }
@@ -288,6 +289,32 @@ def test_one_vs_all_is_explained_and_reported_as_one_cluster_of_all_labels(corpu
     )
     assert told.code == 0, told.err
     assert ids(parsed(run / "report.html"), "section") == list(CONTENTS)
+
+
+def test_probabilities_are_shown_beside_what_was_true(run, page):
+    model = Elias.from_pretrained(run, device="cpu")
+    errors = model.facts["probabilities"]["errors"]
+    rows = cells(page, "decisions")
+
+    assert rows[:2] == [
+        [name, f"{one['before']:.2f}", f"{one['after']:.2f}"] for name, one in errors.items()
+    ]
+    by_threshold = {row[0]: row[1:] for row in cells(page, "thresholds")}
+    assert by_threshold["0.50"][0] == f"{100 * model.probabilities.precision[100]:.1f}"
+    assert sum(int(row[3]) for row in cells(page, "reliability")) == 2 * 5 * 100
+
+
+def test_a_model_without_probabilities_has_a_section_that_says_so(run, corpus_folder, tmp_path):
+    model = Elias.from_pretrained(run, device="cpu")
+    model.probabilities = None
+    folder = model.save_pretrained(tmp_path / "model")
+
+    told = elias("report", folder, corpus_folder, "--out", tmp_path / "r.html", "--device", "cpu")
+
+    assert told.code == 0, told.err
+    tree = parsed(tmp_path / "r.html")
+    assert ids(tree, "section") == list(CONTENTS)
+    assert not {"reliability", "thresholds"} & set(ids(tree, "figure"))
 
 
 def test_an_ensemble_has_a_row_and_a_curve_beside_its_first_member(corpus_folder, tmp_path):

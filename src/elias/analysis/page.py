@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 def page(title: str, header: object, sections: Sequence[Markup]) -> str:
     """Return a page that needs nothing beside itself: no script, no font, no picture."""
-    style = (files("elias.analysis") / "report.css").read_text(encoding="utf8")
+    style = palette() + (files("elias.analysis") / "report.css").read_text(encoding="utf8")
     head = element(
         "head",
         element("meta", charset="utf-8"),
@@ -26,6 +26,11 @@ def page(title: str, header: object, sections: Sequence[Markup]) -> str:
     body = element("body", element("header", header), element("main", list(sections)))
     whole = element("html", head, "\n", body, lang="en", xmlns="http://www.w3.org/1999/xhtml")
     return f"<!DOCTYPE html>\n{whole}\n"
+
+
+def palette() -> str:
+    """Return the colours, which a server's page has too."""
+    return (files("elias.analysis") / "palette.css").read_text(encoding="utf8")
 
 
 def section(key: str, title: str, *content: object) -> Markup:
@@ -40,6 +45,11 @@ def figure(
     """Return a plot with what it says; its numbers can be unfolded."""
     below = element("figcaption", caption, "" if numbers is None else details("Numbers", numbers))
     return element("figure", element("h3", title), plot, below, "\n", id=key)
+
+
+def grid(figures: Sequence[Markup]) -> Markup:
+    """Return figures side by side, as many as there is room for."""
+    return element("div", list(figures), class_="figures")
 
 
 def details(summary: str, *content: object) -> Markup:

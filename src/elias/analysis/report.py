@@ -10,6 +10,7 @@ import numpy as np
 import elias
 from elias.analysis import charts
 from elias.analysis.clouds import PointSample, clouds, sample_points
+from elias.analysis.decisions import decisions_section
 from elias.analysis.examples import example_articles
 from elias.analysis.facts import (
     component_name,
@@ -30,7 +31,7 @@ from elias.analysis.figures import (
     true_scores,
 )
 from elias.analysis.markup import Markup, element
-from elias.analysis.page import cards, lines, page, paragraph, seconds, section
+from elias.analysis.page import cards, grid, lines, page, paragraph, seconds, section
 from elias.analysis.panels import cloud_figures
 from elias.analysis.subject import Subject, open_subject, run_of
 from elias.errors import RunError
@@ -40,6 +41,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from elias.data.corpus import Split
+    from elias.predictions import Predictions
 
 THRESHOLDS = (0.1, ASSIGNED, 0.5)
 HEADLINES = ("P@1", "P@5", "PSP@5", "R@100")
@@ -47,6 +49,7 @@ CONTENTS = {
     "metrics": "Metrics",
     "learning": "Learning",
     "recall": "Recall and scores",
+    "decisions": "Decisions",
     "index": "Index",
     "clouds": "Points",
     "examples": "Examples",
@@ -112,6 +115,7 @@ def _target(run: Path, out: Path | None) -> Path:
 def build_report(subject: Subject) -> str:
     """Return the report of a model, its corpus and its run as HTML."""
     judged = subject.judged()
+    ranked = {} if judged is None else subject.ranked(judged[1])
     edges = stored_edges(subject.model.model.graph)
     sample = sample_points(
         subject.model.model, subject.corpus.train, seed=subject.model.config.seed
@@ -119,7 +123,8 @@ def build_report(subject: Subject) -> str:
     sections = [
         metrics_section(subject),
         _learning_section(subject),
-        _recall_section(subject, judged),
+        _recall_section(subject, judged, ranked),
+        decisions_section(subject, judged, ranked.get(subject.model.components[-1])),
         _index_section(subject, edges, sample),
         _clouds_section(subject, edges, sample),
         _examples_section(subject, judged),
@@ -163,15 +168,17 @@ def _learning_section(subject: Subject) -> Markup:
         told = paragraph("A saved model alone does not know how it was trained.", soft=True)
         return section("learning", "Learning curves", told)
     figures = charts.learning_figures(learning_curve(epochs))
-    return section("learning", "Learning curves", _grid(figures))
+    return section("learning", "Learning curves", grid(figures))
 
 
-def _recall_section(subject: Subject, judged: tuple[str, Split] | None) -> Markup:
+def _recall_section(
+    subject: Subject, judged: tuple[str, Split] | None, by_key: Mapping[str, Predictions]
+) -> Markup:
     if judged is None:
         return section("recall", "Recall and scores", _NO_POINTS)
     name, split = judged
     frequencies = subject.corpus.label_frequencies()
-    ranked = {component_name(key): one for key, one in subject.ranked(split).items()}
+    ranked = {component_name(key): one for key, one in by_key.items()}
     found = {key: true_scores(one, split.labels, frequencies) for key, one in ranked.items()}
     curves = {key: recalls(one, split.labels, frequencies) for key, one in ranked.items()}
     recorded = {
@@ -179,7 +186,7 @@ def _recall_section(subject: Subject, judged: tuple[str, Split] | None) -> Marku
     }
     figures = [*charts.recall_figures(curves, found, recorded, name), charts.score_figure(found)]
     told = paragraph(f"On the {len(split):,} {name} points.", soft=True)
-    return section("recall", "Recall and scores", told, _grid(figures))
+    return section("recall", "Recall and scores", told, grid(figures))
 
 
 def _recorded_recall(subject: Subject, split: str) -> dict[str, dict[int, float]]:
@@ -219,7 +226,7 @@ def _index_section(subject: Subject, edges: Edges, sample: PointSample) -> Marku
         )
     points = np.bincount(sample.best, minlength=edges.n_clusters)
     figures += charts.size_figures(edges.above(ASSIGNED).per_cluster(), points)
-    return section("index", "The index", told, _grid(figures))
+    return section("index", "The index", told, grid(figures))
 
 
 def _clouds_section(subject: Subject, edges: Edges, sample: PointSample) -> Markup:
@@ -244,7 +251,3 @@ def _examples_section(subject: Subject, judged: tuple[str, Split] | None) -> Mar
     )
     title = f"{len(articles)} {name} points and their predictions"
     return section("examples", title, told, element("div", articles, class_="examples"))
-
-
-def _grid(figures: list[Markup]) -> Markup:
-    return element("div", figures, class_="figures")

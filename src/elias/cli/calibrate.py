@@ -17,8 +17,8 @@ from elias.cli.options import (
     RunPath,
     Separator,
     TextColumn,
-    read_corpus,
 )
+from elias.cli.points import open_points
 
 
 def calibrate(  # noqa: PLR0913 - each is an option of its own
@@ -38,23 +38,20 @@ def calibrate(  # noqa: PLR0913 - each is an option of its own
     as_json: AsJson = False,
 ) -> None:
     """Learn what a model's scores say of relevance, from points that it was not trained on."""
-    from elias.cli.evaluate import choose_points
     from elias.errors import DataError
-    from elias.pipeline import Elias
     from elias.pipeline.deciding import add_probabilities
     from elias.pipeline.folder import model_folder
     from elias.pipeline.hub import is_hub_id
 
     if out is None and not run.exists() and is_hub_id(str(run)):
         raise DataError(f"{run}: a model of the hub stays as it is; name a folder with --out")
-    model = Elias.from_pretrained(run, device=device)
-    corpus = read_corpus(data, text, labels, separator, test_size=0)
-    chosen = choose_points(corpus, model, split)
+    model, chosen = open_points(run, data, split, device, text, labels, separator)
     if chosen.corpus.n_labels > model.n_labels:
         raise DataError(
             f"{data}: has labels that the model does not know; calibrate on a corpus with its own"
         )
-    tests = {} if split == "test" or corpus.test is None else {"test": chosen.corpus.split("test")}
+    test = None if split == "test" else chosen.corpus.test
+    tests = {} if test is None else {"test": test}
     told = add_probabilities(model, chosen.points, tests)
     if not told:
         raise DataError(f"{data}: its {split} points are too few to learn from")

@@ -20,16 +20,13 @@ from elias.cli.options import (
     RunPath,
     Separator,
     TextColumn,
-    read_corpus,
 )
+from elias.cli.points import open_points
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    import numpy as np
-    from numpy.typing import NDArray
-
-    from elias.data import Corpus, Split
+    from elias.cli.points import Chosen
     from elias.metrics import LabelTable
     from elias.pipeline import Elias
     from elias.predictions import Predictions
@@ -61,13 +58,9 @@ def evaluate(  # noqa: PLR0913 - each is an option of its own
     separator: Separator = None,
     as_json: AsJson = False,
 ) -> None:
-    """Measure a model on a corpus: P, nDCG, PSP, PSnDCG and recall, in percent."""
-    from elias.pipeline import Elias
-
-    model = Elias.from_pretrained(run, device=device)
+    """Measure a model on a corpus: P, nDCG, PSP, PSnDCG, recall and ECE, in percent."""
+    model, chosen = open_points(run, data, split, device, text, labels, separator)
     component = model.check_component(component)
-    corpus = read_corpus(data, text, labels, separator, test_size=0)
-    chosen = choose_points(corpus, model, split)
     cuts = tuple(sorted(set(ks or (1, 3, 5))))
     found = _predictions(model, chosen, predictions, max(*cuts, *RECALL_KS), component)
     judged = Judgement(model, chosen, found, cuts)
@@ -76,30 +69,13 @@ def evaluate(  # noqa: PLR0913 - each is an option of its own
         write_csv(per_label, judged.by_label())
         talk.note(f"{per_label}: a row for each of {chosen.corpus.n_labels:,} labels")
     if as_json:
+        metrics |= judged.calibration()
         typer.echo(json.dumps({name: round(value, 4) for name, value in metrics.items()}))
         return
     talk.note(f"{run} on the {len(chosen.points):,} {split} points of {data}")
-    tables.print_out(tables.metrics_table(metrics), *judged.decile_lines())
-
-
-@dataclass(frozen=True, slots=True)
-class Chosen:
-    """A corpus over the labels of the model, and which split of it to evaluate."""
-
-    corpus: Corpus
-    split: str
-    has_training: bool = True
-    """Whether the points of its training split are those to count labels in, as PSP does."""
-
-    @property
-    def points(self) -> Split:
-        """Return the points to evaluate."""
-        return self.corpus.split(self.split)
-
-    @property
-    def frequencies(self) -> NDArray[np.int64] | None:
-        """Return how many training points each label has, where that is known."""
-        return self.corpus.label_frequencies() if self.has_training else None
+    tables.print_out(
+        tables.metrics_table(metrics), *judged.decile_lines(), *judged.calibration_lines()
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,6 +105,24 @@ class Judgement:
         names += [f"R@{k}" for k in RECALL_KS]
         return score(self._allowed(), self.chosen.points.labels, weights, names)
 
+    def calibration(self) -> dict[str, float]:
+        """Return ECE@5 of the probabilities and of the scores as they are, where both are known."""
+        from elias.pipeline.deciding import ECE_AT
+        from elias.rerank.probabilities import calibration_error
+
+        found, truth = self._allowed(), self.chosen.points.labels
+        if found.probabilities is None:
+            return {}
+        return {
+            f"ECE@{ECE_AT}": calibration_error(found, truth, ECE_AT),
+            f"ECE@{ECE_AT} of scores": calibration_error(found, truth, ECE_AT, calibrated=False),
+        }
+
+    def calibration_lines(self) -> list[str]:
+        """Return the same in words."""
+        told = [f"{name} {value:.2f}%" for name, value in self.calibration().items()]
+        return ["", "how far probabilities are off: " + ", ".join(told)] if told else []
+
     def by_label(self) -> LabelTable:
         """Return how each label fared."""
         from elias.metrics import per_label as count
@@ -151,55 +145,6 @@ class Judgement:
     def _allowed(self) -> Predictions:
         filters = self.chosen.points.filters
         return self.predictions if filters is None else self.predictions.drop(filters)
-
-
-def choose_points(corpus: Corpus, model: Elias, split: str) -> Chosen:
-    """Find the points to evaluate: a given split, what the model's run set aside, or all."""
-    from elias.errors import DataError
-    from elias.pipeline.matching import as_trained, match_labels
-
-    if split not in ("test", "validation"):
-        raise DataError(f"--split {split!r}: is not one of test, validation")
-    has_training = True
-    if list(corpus.splits) == ["train"]:
-        cut = as_trained(corpus, model.label_names, model.facts)
-        has_training = cut is not None
-        corpus = cut or corpus
-        if split == "test" and corpus.test is None:
-            _tell_of_all(corpus, model, has_training)
-            corpus = corpus.with_splits(test=corpus.train)
-    if split == "validation" and corpus.validation is None:
-        corpus = corpus.with_splits(validation=_held_out(corpus, model, has_training))
-    return Chosen(match_labels(corpus, model.label_names), split, has_training)
-
-
-def _tell_of_all(corpus: Corpus, model: Elias, was_trained_on: bool) -> None:
-    from elias.pipeline.matching import n_points_of
-
-    n_points = len(corpus.train)
-    told = f"{corpus.source}: no test split is given, so all {n_points:,} points are evaluated"
-    if was_trained_on:
-        talk.warn(f"{told}; the model was trained on them")
-        return
-    talk.note(f"{told}, without PSP and PSnDCG, which need the training points")
-    if n_points == n_points_of(model.facts):
-        talk.warn("the run's data had as many points; if these are they, it was trained on most")
-
-
-def _held_out(corpus: Corpus, model: Elias, is_the_runs: bool) -> Split:
-    """Return the validation points that the model's run held out of its training split."""
-    from elias.errors import DataError
-    from elias.pipeline.fitting import validation_split
-
-    if not is_the_runs:
-        raise DataError(
-            f"{corpus.source}: has no validation split, and is not what the run was trained on"
-        )
-    # the training split stays whole: propensities are about all of it
-    _, held_out = validation_split(corpus, model.config)
-    if held_out is None:
-        raise DataError(f"{corpus.source}: has no validation split, and the run held none out")
-    return held_out
 
 
 def _predictions(

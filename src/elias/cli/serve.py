@@ -14,7 +14,10 @@ _USUAL = Limits()
 
 
 def serve(  # noqa: PLR0913 - each is an option of its own
-    model: Annotated[Path, typer.Argument(metavar="MODEL", help="A saved model, or a run.")],
+    model: Annotated[
+        Path,
+        typer.Argument(metavar="MODEL", help="A saved model, a run, or user/model@revision."),
+    ],
     port: Annotated[
         int, typer.Option(min=0, max=65535, help="Where to listen; 0: any that is free.")
     ] = 8000,

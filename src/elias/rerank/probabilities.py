@@ -177,6 +177,44 @@ def check_target(target: float | str) -> None:
         _parsed(target)
 
 
+@dataclass(frozen=True, slots=True)
+class Reliability:
+    """What was said of labels, and what was true of them, in bins of like probability."""
+
+    said: NDArray[np.float64]
+    """The mean probability of each bin; not a number where the bin is empty."""
+    true: NDArray[np.float64]
+    """The share of its labels that are relevant."""
+    counts: NDArray[np.int64]
+
+    @property
+    def error(self) -> float:
+        """Return the expected calibration error in percent."""
+        off = np.nansum(self.counts * np.abs(self.said - self.true))
+        return float(100 * off / max(self.counts.sum(), 1))
+
+
+def reliability(
+    found: Predictions, labels: csr_matrix, k: int, *, calibrated: bool = True
+) -> Reliability:
+    """Return how far probabilities can be relied on, over the best ``k`` labels of each point.
+
+    Without ``calibrated``, scores cut off at 1 are taken for probabilities.
+    """
+    best = found.top(k)
+    known = best.ids < best.n_labels
+    relevant = relevant_candidates(best.ids, labels)[known]
+    if calibrated and best.probabilities is not None:
+        probability = best.probabilities[known].astype(np.float64)
+    else:
+        probability = np.clip(best.scores[known].astype(np.float64), 0, 1)
+    bins = np.minimum((probability * _N_BINS).astype(int), _N_BINS - 1)
+    counts = np.bincount(bins, minlength=_N_BINS)
+    sums = [np.bincount(bins, weights=of, minlength=_N_BINS) for of in (probability, relevant)]
+    said, true = (np.where(counts > 0, one / np.maximum(counts, 1), np.nan) for one in sums)
+    return Reliability(said, true, counts)
+
+
 def calibration_error(
     found: Predictions, labels: csr_matrix, k: int, *, calibrated: bool = True
 ) -> float:
@@ -186,18 +224,7 @@ def calibration_error(
     bin is the difference between its mean probability and its share of relevant labels, weighted by
     how many it holds. Without ``calibrated``, scores cut off at 1 are taken for probabilities.
     """
-    best = found.top(k)
-    known = best.ids < best.n_labels
-    relevant = relevant_candidates(best.ids, labels)[known]
-    if calibrated and best.probabilities is not None:
-        probability = best.probabilities[known].astype(np.float64)
-    else:
-        probability = np.clip(best.scores[known].astype(np.float64), 0, 1)
-    if not len(probability):
-        return 0.0
-    bins = np.minimum((probability * _N_BINS).astype(int), _N_BINS - 1)
-    excess = np.bincount(bins, weights=probability - relevant, minlength=_N_BINS)
-    return float(100 * np.abs(excess).sum() / len(probability))
+    return reliability(found, labels, k, calibrated=calibrated).error
 
 
 def _parsed(target: str) -> tuple[str | None, float]:

@@ -201,7 +201,7 @@ def _info(backend: Backend) -> Info:
     measured = last.get("test") or last.get("validation") or {}
     return Info(
         version=elias.__version__,
-        model=backend.settings.model.resolve().name,
+        model=backend.settings.name,
         loaded_at=served.loaded_at,
         n_labels=model.n_labels,
         n_clusters=model.model.graph.n_clusters,

@@ -51,7 +51,7 @@ class ServeSettings:
     """A server: what it serves, where, and to whom."""
 
     model: Path
-    """A saved model's folder, or a run's; read again on every reload."""
+    """A saved model's folder, a run's, or a name of the hub; read again on every reload."""
     host: str = "127.0.0.1"
     port: int = 8000
     """0 takes any that is free."""
@@ -66,6 +66,11 @@ class ServeSettings:
     """Whether the access log holds the texts."""
     metrics_folder: Path | None = None
     """Where the workers keep their metrics to be added up; None for a worker alone."""
+
+    @property
+    def name(self) -> str:
+        """Return what to call the model: its folder's name, or that on the hub."""
+        return self.model.resolve().name if self.model.exists() else str(self.model)
 
     @property
     def is_local(self) -> bool:

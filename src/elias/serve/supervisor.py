@@ -43,8 +43,7 @@ def serve(settings: ServeSettings) -> None:
         ModelError: If the model cannot be read.
     """
     check_installed()
-    if not settings.model.exists():
-        raise ConfigError(f"{settings.model}: no such folder; give that of a saved model or a run")
+    _check_name(settings.model)
     with bound(settings.host, settings.port) as sock:
         logger.info("serving %s on %s (^C ends it)", settings.model, url_of(sock))
         if not settings.is_local and not settings.keys:
@@ -58,6 +57,18 @@ def serve(settings: ServeSettings) -> None:
             serve_on(sock, settings)
         else:
             _Supervisor(sock, settings).run()
+
+
+def _check_name(model: Path) -> None:
+    """Refuse what is neither a folder nor a name of the hub, before anything is started."""
+    if model.exists():
+        return
+    from elias.pipeline.hub import is_hub_id  # here: it imports torch, and the parent has no model
+
+    if not is_hub_id(str(model)):
+        raise ConfigError(
+            f"{model}: no such folder; give that of a saved model or a run, or a name of the hub"
+        )
 
 
 def bound(host: str, port: int) -> socket.socket:

@@ -10,7 +10,12 @@ from scipy.sparse import csr_matrix
 
 from elias.errors import ConfigError, ModelError
 from elias.predictions import Predictions
-from elias.rerank.probabilities import Probabilities, calibration_error, check_target
+from elias.rerank.probabilities import (
+    Probabilities,
+    calibration_error,
+    check_target,
+    reliability,
+)
 
 
 def drawn(seed=0, n_points=400, n_labels=30, k=10):
@@ -60,6 +65,34 @@ def test_the_calibration_error_by_hand():
     # two pairs of 0.9 with one hit, two of 0.1 with none: (|1.8 - 1| + |0.2 - 0|) / 4
     assert calibration_error(found, truth, 2) == pytest.approx(25.0)
     assert calibration_error(found, truth, 1) == pytest.approx(40.0)
+
+
+@given(seed=st.integers(0, 2**31), k=st.integers(1, 10), calibrated=st.booleans())
+def test_reliability_is_what_counting_pair_by_pair_gives(fitted, seed, k, calibrated):
+    found, truth = drawn(seed, n_points=12)
+    found, dense = with_probabilities(found, fitted), truth.toarray()
+    pairs = {number: [] for number in range(15)}
+    for point, ranking in enumerate(found.top(k)):
+        numbers = ranking.probabilities if calibrated else ranking.scores
+        for label, probability in zip(ranking.ids, numbers, strict=True):
+            place = min(int(float(probability) * 15), 14)
+            pairs[place].append((float(probability), dense[point, label]))
+
+    measured = reliability(found, truth, k, calibrated=calibrated)
+
+    assert measured.counts.tolist() == [len(own) for own in pairs.values()]
+    for place, own in pairs.items():
+        if own:
+            means = np.mean(own, axis=0)
+            assert (measured.said[place], measured.true[place]) == pytest.approx(tuple(means))
+    apart = [len(own) * abs(np.subtract(*np.mean(own, axis=0))) for own in pairs.values() if own]
+    assert measured.error == pytest.approx(100 * sum(apart) / (12 * k))
+
+
+def test_where_nothing_was_found_there_is_no_error():
+    found = Predictions.from_scores(np.zeros((0, 3), int), np.zeros((0, 3)), n_labels=4)
+
+    assert calibration_error(found, csr_matrix((0, 4)), 3) == 0
 
 
 @given(seed=st.integers(0, 2**31), n_points=st.integers(3, 40))

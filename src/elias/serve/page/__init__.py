@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING
 
 from fastapi import Response
 
+from elias.analysis.page import palette
+
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
@@ -34,6 +36,8 @@ def page_routes(api: FastAPI) -> None:
     """Serve the files, which are read once."""
     for path, name in _NAMES.items():
         content = (files("elias.serve.page") / name).read_bytes()
+        if name.endswith(".css"):
+            content = palette().encode() + content
         giver = _giver(content, _KINDS[name.rpartition(".")[2]])
         api.add_api_route(path, giver, include_in_schema=False)
 

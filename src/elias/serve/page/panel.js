@@ -59,7 +59,7 @@ const FACTORS = [
   ["path_score", "path", "the best way to the label: cluster × edge"],
   ["p", "p", "classifier × path, the score of the search"],
   ["ranker_score", "ranker", "what the sparse ranker says of the words"],
-  ["calibrated_score", "calibrated", "what a decision tree makes of the above"],
+  ["calibrated_score", "calibrated", "what decision trees make of the above"],
 ];
 
 const factors = (label) =>
