@@ -386,3 +386,18 @@ def test_one_vs_all_resolves_to_one_cluster_of_all_labels_whatever_sizes_were_gi
     assert (index.n_clusters, index.edges_per_cluster, index.shortlist_size) == (1, 50, 50)
     assert (index.alpha, index.beta, index.beam_size, index.train_clusters) == (1, 1, 1, 1)
     assert resolved.resolve(n_points=100, n_labels=50) == resolved
+
+
+def test_a_shorter_shortlist_while_training_is_kept_and_else_it_is_the_same():
+    given = EliasConfig().override({"index.train_shortlist": 120, "index.shortlist_size": 300})
+
+    assert given.resolve(20_000, 8_000).index.train_shortlist == 120
+    index = EliasConfig().resolve(20_000, 8_000).index
+    assert index.train_shortlist == index.shortlist_size
+
+
+def test_a_shortlist_while_training_of_more_labels_than_there_are_is_refused():
+    config = EliasConfig().override({"index.train_shortlist": 9_000})
+
+    with pytest.raises(ConfigError, match="train_shortlist is 9000, more than the number of labels"):
+        config.resolve(20_000, 8_000)

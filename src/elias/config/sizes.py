@@ -111,13 +111,15 @@ def _derive_index(index: IndexConfig, n_labels: int) -> IndexConfig:
     clusters = index.n_clusters or n_clusters(n_labels)
     edges = index.edges_per_cluster or edges_per_cluster(n_labels, clusters)
     beam = index.beam_size or beam_size(clusters)
+    shortlist = index.shortlist_size or shortlist_size(n_labels, beam * edges)
     return replace(
         index,
         n_clusters=clusters,
         edges_per_cluster=edges,
         beam_size=beam,
         train_clusters=index.train_clusters or train_clusters(beam),
-        shortlist_size=index.shortlist_size or shortlist_size(n_labels, beam * edges),
+        shortlist_size=shortlist,
+        train_shortlist=index.train_shortlist or shortlist,
         beta=index.beta or beta(n_labels, clusters),
     )
 
@@ -131,6 +133,7 @@ def _whole(index: IndexConfig, n_labels: int) -> IndexConfig:
         beam_size=1,
         train_clusters=1,
         shortlist_size=n_labels,
+        train_shortlist=n_labels,
         alpha=1.0,
         beta=1.0,
     )
@@ -145,6 +148,7 @@ def _check(index: IndexConfig, n_labels: int) -> None:
         ("edges_per_cluster", edges, n_labels, "the number of labels"),
         ("beam_size", beam, clusters, "index.n_clusters"),
         ("shortlist_size", shortlist, n_labels, "the number of labels"),
+        ("train_shortlist", index.train_shortlist or 0, n_labels, "the number of labels"),
         ("shortlist_size", shortlist, beam * edges, "index.beam_size * index.edges_per_cluster"),
     ]
     for name, value, limit, meaning in limits:

@@ -126,6 +126,9 @@ class IndexConfig:
     train_clusters: int | None = None
     """Clusters searched for a text while training: the strongest parents of its labels, then the
     best ones. As many as its labels where those are more. Derived: beam_size + 5."""
+    train_shortlist: int | None = None
+    """Labels scored by their own classifier while training. Derived: shortlist_size; less trains
+    faster, and a larger shortlist_size finds more afterwards."""
 
     def __post_init__(self) -> None:
         """Check each value by itself."""
@@ -135,6 +138,7 @@ class IndexConfig:
             "beam_size",
             "shortlist_size",
             "train_clusters",
+            "train_shortlist",
         ):
             value = getattr(self, name)
             need(value is None or value >= 1, f"index.{name} must be >= 1, not {value}")

@@ -71,7 +71,9 @@ def _kappa(config: EliasConfig, value: float) -> EliasConfig:
     """Change κ; a beam with fewer edges than the shortlist has places takes a shorter one."""
     reached = (config.index.beam_size or 1) * int(value)
     shortlist = min(config.index.shortlist_size or reached, reached)
-    return _index(config, edges_per_cluster=int(value), shortlist_size=shortlist)
+    return _index(
+        config, edges_per_cluster=int(value), shortlist_size=shortlist, train_shortlist=None
+    )
 
 
 def _budget(config: EliasConfig, n_labels: int) -> tuple[float, float]:
@@ -124,7 +126,9 @@ PARAMETERS = {
         symbol="K",
         factors=(0.1, 0.25, 0.5, 1.0, 2.0, 4.0),
         read=lambda config: config.index.shortlist_size or 1,
-        change=lambda config, value: _index(config, shortlist_size=int(value)),
+        change=lambda config, value: _index(
+            config, shortlist_size=int(value), train_shortlist=None
+        ),
         limits=lambda _config, n: (1.0, n),
         whole=True,
         trained=False,

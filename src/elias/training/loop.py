@@ -331,7 +331,7 @@ class StageLoop:
 
     def _sizes_for(self, positives: Tensor) -> SearchSizes:
         """Return how wide a step searches: a parent of every positive has its place."""
-        shortlist_size = self.config.index.shortlist_size
+        shortlist_size = self.config.index.train_shortlist
         assert shortlist_size is not None
         return SearchSizes(max(self._beam_size, positives.shape[1]), shortlist_size)
 

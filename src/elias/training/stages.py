@@ -442,5 +442,5 @@ class StageSequence:
     def _prior(self) -> float:
         """Return the log of the share of relevant labels in a shortlist: where biases start."""
         per_point = max(self.points.labels.nnz / max(len(self.points.tokens), 1), 1e-3)
-        assert self.config.index.shortlist_size is not None
-        return min(0.0, math.log(per_point / self.config.index.shortlist_size))
+        assert self.config.index.train_shortlist is not None
+        return min(0.0, math.log(per_point / self.config.index.train_shortlist))

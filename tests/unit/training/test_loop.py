@@ -23,6 +23,7 @@ CONFIG = EliasConfig(
         beam_size=2,
         train_clusters=7,
         shortlist_size=4,
+        train_shortlist=4,
         beta=2.0,
         alpha=1.5,
     ),

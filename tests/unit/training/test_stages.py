@@ -21,6 +21,7 @@ INDEX = IndexConfig(
     beam_size=2,
     train_clusters=7,
     shortlist_size=6,
+    train_shortlist=6,
     beta=3.0,
     alpha=2.0,
 )
