@@ -32,6 +32,7 @@ OUR_LABELS = {
     "tate-subjects": 14_672,
     "wordnet-related": 101_909,
     "wordnet-related-minilm": 101_909,
+    "wordnet-related-minilm-plus": 101_909,
     "wordnet-related-minilm-one-vs-all": 101_909,
 }
 
