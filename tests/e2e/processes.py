@@ -19,6 +19,7 @@ from pathlib import Path
 
 # Before numba is imported: of its thread pools this one survives a fork.
 os.environ["NUMBA_THREADING_LAYER"] = "workqueue"
+os.environ["TRITON_INTERPRET"] = "1"
 
 import numpy as np
 import torch
@@ -27,9 +28,11 @@ from e2e.killing import CONFIG, CORPUS, call_before
 from elias import EliasConfig, train
 from elias.data.synthetic import synthetic_corpus
 from elias.distributed import joined
+from elias.distributed.gradients import sum_touched
 from elias.distributed.rows import SharedRows
 from elias.errors import EliasError, Interrupted
 from elias.kernels import label_logits
+from elias.kernels.gradients import IndexGradients
 from elias.model.elias import LinearRows
 from elias.pipeline.fitting import train_together
 
@@ -57,12 +60,16 @@ def free_port():
         return found.getsockname()[1]
 
 
-def spawn(size, work):
-    """Do ``work(rank)`` in processes that meet; return what each said, or what ended it."""
-    port, readers = free_port(), []
+def spawn(size, work, stopped=None):
+    """Do ``work(rank)`` in processes that meet; return what each said, or what ended it.
+
+    One that is ``stopped`` is ended when the others are done.
+    """
+    port, readers, ids = free_port(), [], []
     for rank in range(size):
         reader, writer = os.pipe()
-        if os.fork() == 0:
+        ids.append(os.fork())
+        if ids[-1] == 0:
             os.close(reader)
             told = {"failed": "?"}
             try:
@@ -83,7 +90,9 @@ def spawn(size, work):
                 os._exit(0)
         os.close(writer)
         readers.append(os.fdopen(reader, "rb"))
-    said = [reader.read() for reader in readers]
+    said = [b"" if rank == stopped else readers[rank].read() for rank in range(size)]
+    if stopped is not None:
+        os.kill(ids[stopped], signal.SIGKILL)
     for _ in range(size):
         os.wait()
     return [json.loads(text) if text else {"killed": True} for text in said]
@@ -145,13 +154,52 @@ def checked_scores(world, n_labels):
     return same, [float((a - b).detach().abs().max()) if a.numel() else 0.0 for a, b in pairs]
 
 
+def checked_pairs(world):
+    """How far pairs left for a Triton update are from the gradient of rows in one place."""
+    torch.manual_seed(7)
+    whole, points = LinearRows(11, 8), torch.randn(5, 8)
+    rows, share = SharedRows.of(world, whole), world.share(5)
+    labels = torch.stack([torch.randperm(12)[:3] for _ in range(5)])
+    gradients = IndexGradients(None)
+
+    rows.n_points = 5
+    own = points[share].clone().requires_grad_()
+    rows.logits(own, labels[share], gradients).sum().backward()
+    every = points.clone().requires_grad_()
+    label_logits(every, whole.weight, whole.bias, labels).sum().backward()
+
+    found = torch.zeros(len(rows.weight) + 1, 8)
+    ids, coefficients, embedding = gradients.take_pairs()
+    by_pair = coefficients.unsqueeze(2) * embedding.unsqueeze(1)
+    found.index_add_(0, ids.reshape(-1), by_pair.reshape(-1, 8))
+    wanted = whole.weight.grad.to_dense()[world.rank :: world.size]
+    by_point = (own.grad - every.grad[share]).abs().max() if len(own) else torch.zeros(())
+    return rows.weight.grad is None, [float((found[:-1] - wanted).abs().max()), float(by_point)]
+
+
+def checked_sums(world):
+    """Whether few rows of a large gradient, and many, are added up as a whole one is."""
+    found = []
+    for n_rows in (30, 700):
+        torch.manual_seed(n_rows)
+        parts = torch.zeros(world.size, 1000, 5000)
+        for part in parts:
+            part[torch.randperm(1000)[: n_rows // world.size]] = 1.0
+        gradient = parts[world.rank].clone()
+        sum_touched(world, gradient)
+        found.append(bool(torch.equal(gradient, parts.sum(dim=0))))
+    return found, world.received["gradients of shared parameters"]
+
+
 def scores_of_shared_rows(size):
     def work(_):
         with joined("cpu") as world:
             found = {n_labels: checked_scores(world, n_labels) for n_labels in (11, 3)}
+            found["pairs"] = checked_pairs(world)
+            sums = checked_sums(world)
             array = np.arange(6, dtype=np.int32).reshape(2, 3) if world.is_first else None
             told = world.tell_array(array)
-        return {"scores": found, "told": [str(told.dtype), told.tolist()]}
+        return {"scores": found, "sums": sums, "told": [str(told.dtype), told.tolist()]}
 
     return spawn(size, work)
 
@@ -162,6 +210,15 @@ def killed(rank, folder):
         call_before(f"{STEP}:13", lambda: os.kill(os.getpid(), signal.SIGKILL))
     with joined("cpu") as world:
         train_together(world, BASE.override({"checkpoint.steps": 2}), corpus(), out=folder)
+    return {}
+
+
+def hanging(rank, folder):
+    """Train; process 1 hangs in a step."""
+    if rank == 1:
+        call_before(f"{STEP}:3", lambda: os.kill(os.getpid(), signal.SIGSTOP))
+    with joined("cpu", timeout=2) as world:
+        train_together(world, BASE, corpus(), out=folder)
     return {}
 
 
@@ -192,6 +249,7 @@ def main(folder):
     ]
     lost = folder / "lost"
     found["lost"] = [spawn(3, lambda rank: killed(rank, lost)), together(2, BASE, lost)]
+    found["hanging"] = spawn(3, lambda rank: hanging(rank, folder / "hanging"), stopped=1)
     (folder / "found.json").write_text(json.dumps(found))
 
 

@@ -70,12 +70,21 @@ def files(run):
     return sorted(p.relative_to(run).as_posix() for p in run.rglob("*") if p.is_file())
 
 
-@pytest.mark.parametrize("n_labels", ["11", "3"], ids=["uneven", "empty shard"])
+@pytest.mark.parametrize("n_labels", ["11", "3", "pairs"], ids=["uneven", "empty shard", "Triton"])
 def test_shared_rows_score_and_learn_as_rows_in_one_place_do(found, n_labels):
     for told in found["scores"]:
         same, differences = told["scores"][n_labels]
         assert same
         assert max(differences) < 1e-6
+
+
+def test_of_a_large_gradient_only_the_rows_that_were_touched_travel(found):
+    whole = 1000 * 5000 * 4
+
+    for told in found["scores"]:
+        same, received = told["sums"]
+        assert same == [True, True]
+        assert 1.5 * whole < received < 1.6 * whole  # the one with many rows, there and back
 
 
 def test_an_array_reaches_all_processes_as_it_is(found):
@@ -132,6 +141,14 @@ def test_a_process_that_is_killed_is_named_by_the_others_and_the_run_goes_on(fol
         assert "goes on from the last checkpoint" in told["failed"]
     assert ": resumed " in (folder / "lost" / "train.log").read_text()
     assert_same_run(folder / "lost", folder / "plain")
+
+
+def test_a_process_that_hangs_is_named_after_a_time(found):
+    first, _, other = found["hanging"]
+
+    for told in (first, other):
+        assert told["failed"].startswith("rank 1 (process "), told["failed"]
+        assert "did not answer in 2 s" in told["failed"]
 
 
 def test_torchrun_starts_a_run_again_that_goes_on(folder, tmp_path):

@@ -23,7 +23,9 @@ if TYPE_CHECKING:
     from elias.data.batches import TokenBatch
 
 _WORD = 0xFFFFFFFF
-_STRIDE = 0x9E3779B1  # odd, so that no two places of a point share a number
+# One for each axis, odd, so that places on an axis differ; not an axis's length times that of the
+# next, since how far texts are padded must not matter.
+_STRIDES = (0x9E3779B1, 0x85EBCA6B, 0xC2B2AE35, 0x27D4EB2F)
 
 
 def point_keys(seed: Sequence[int], rows: NDArray[np.int64]) -> Tensor:
@@ -48,7 +50,7 @@ class KeyedDropout(TorchFunctionMode):
 
     def __init__(self, keys: Tensor, batch: TokenBatch) -> None:
         super().__init__()
-        self._keys = keys.to(batch.offsets.device)
+        self._keys = keys
         self._batch = batch
         self._calls = 0
 
@@ -72,7 +74,7 @@ class KeyedDropout(TorchFunctionMode):
         self, given: Tensor, p: float = 0.5, training: bool = True, inplace: bool = False
     ) -> Tensor:
         del inplace
-        if not training or p == 0:
+        if not training or p == 0 or len(self._keys) == 0:
             return given
         self._calls += 1
         if given.dim() == 1:
@@ -82,11 +84,13 @@ class KeyedDropout(TorchFunctionMode):
             place = place - self._batch.offsets[:-1].repeat_interleave(
                 lengths, output_size=len(given)
             )
-            numbers = _hashed(_hashed(keys + self._calls) + place * _STRIDE)
+            numbers = _hashed(_hashed(keys + self._calls) + place * _STRIDES[0])
         else:
-            keys = _hashed(self._keys + self._calls)
-            place = torch.arange(given[0].numel() if len(given) else 0, device=given.device)
-            numbers = _hashed(keys.unsqueeze(1) + place * _STRIDE).view(given.shape)
+            numbers = _hashed(self._keys + self._calls)
+            for length, stride in zip(given.shape[1:], _STRIDES, strict=False):
+                place = torch.arange(length, device=given.device) * stride
+                numbers = numbers.unsqueeze(-1) + place
+            numbers = _hashed(numbers)
         kept = numbers >= round(p * 2**32)
         return given * kept * (1 / (1 - p))
 

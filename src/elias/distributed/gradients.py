@@ -28,7 +28,7 @@ def sum_gradients(world: World, parameters: Iterable[Tensor], rows: Iterable[Ten
         if parameter.grad is None:
             continue
         if parameter.numel() > _TOGETHER:
-            world.sum_(parameter.grad, "gradients of shared parameters")
+            sum_touched(world, parameter.grad)
         else:
             together.append(parameter.grad)
     if together:
@@ -40,6 +40,28 @@ def sum_gradients(world: World, parameters: Iterable[Tensor], rows: Iterable[Ten
             first += gradient.numel()
     for table in rows:
         table.grad = _sum_of_rows(world, table)
+
+
+@torch.no_grad()
+def sum_touched(world: World, gradient: Tensor, touched: Tensor | None = None) -> None:
+    """Add up a large gradient over processes, in place, of which most rows may be zero.
+
+    Of A a batch touches the edges of B·b clusters at most: where that is little of the whole, those
+    rows alone travel. ``touched`` says which are not zero here; it is added up as well.
+    """
+    what = "gradients of shared parameters"
+    if gradient.dim() < 2 or gradient.numel() <= _TOGETHER:
+        world.sum_(gradient, what)
+        if touched is not None:
+            world.sum_(touched, what)
+        return
+    if touched is None:
+        touched = (gradient != 0).flatten(1).any(dim=1).to(torch.int32)
+    rows = world.sum_(touched, what).nonzero()[:, 0]
+    if 2 * len(rows) > len(gradient):
+        world.sum_(gradient, what)
+    else:
+        gradient[rows] = world.sum_(gradient[rows], what)
 
 
 def _sum_of_rows(world: World, table: Tensor) -> Tensor:

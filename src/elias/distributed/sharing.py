@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from elias.data.batches import collate, n_batches, ordered_batches
+from elias.data.batches import collate, n_batches, ordered_batches, send
 from elias.distributed.dropout import KeyedDropout, point_keys
 from elias.distributed.rows import SharedRows
 from elias.model.inference import BATCH_SIZE, Ranked, cluster_all, embed_all, evaluating
@@ -40,11 +40,11 @@ class SharedBatch:
 
     def to(self, device: torch.device) -> SharedBatch:
         """Return the batch on a device."""
-        return replace(self, own=self.own.to(device))
+        return replace(self, own=self.own.to(device), keys=send(self.keys, device))
 
     def pinned(self) -> SharedBatch:
         """Return the batch in memory that a GPU reads without help."""
-        return replace(self, own=self.own.pinned())
+        return replace(self, own=self.own.pinned(), keys=self.keys.pin_memory())
 
     @contextmanager
     def ready(self, model: EliasModel) -> Iterator[None]:

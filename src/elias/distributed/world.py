@@ -8,6 +8,7 @@ is waited for.
 from __future__ import annotations
 
 import json
+import logging
 import os
 import socket
 import time
@@ -30,11 +31,15 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
     from torch import Tensor
 
+logger = logging.getLogger(__name__)
+
 T = TypeVar("T")
 
 TIMEOUT_SECONDS = 600.0
 """How long one exchange of tensors may take before a process counts as stuck."""
 _POLL_SECONDS = 0.05
+_STAY_SECONDS = 1.0
+_NOTICE_SECONDS = 5.0  # within which all that can, notice that an exchange has failed
 _NEEDED = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 
 
@@ -69,7 +74,6 @@ def joined(device: str = "auto", *, timeout: float = TIMEOUT_SECONDS) -> Iterato
         rank=rank,
         world_size=size,
         timeout=limit,
-        device_id=where if where.type == "cuda" else None,
     )
     world = World(rank, size, where, prefixed("elias-talk", store), limit)
     try:
@@ -116,7 +120,9 @@ class World:
         self._control: Any = dist.new_group(backend="gloo", timeout=limit)
         me = f"process {os.getpid()} on {socket.gethostname()}"
         self._watch: Watch | None = None
-        self._watch = Watch(store, rank, self._all_say(me))
+        self._limit = limit
+        self._names = self._all_say(me)
+        self._watch = Watch(store, rank, self._names)
 
     @property
     def is_first(self) -> bool:
@@ -296,17 +302,33 @@ class World:
         self.received[what] += n_bytes
 
     def _checked(self, exchange: Callable[[], T]) -> T:
-        """Make an exchange; if it fails, name the process that is gone."""
+        """Make an exchange; if it fails, name the process that is gone, or that does not answer."""
         try:
             return exchange()
         except RuntimeError as error:
             self._refuse_lost(None)
-            if "timed out" in str(error).lower() or "timeout" in str(error).lower():
+            silent = self._silent()
+            if silent:
                 raise RunError(
-                    f"rank {self.rank} has waited too long for the other processes; one of them "
-                    "hangs: look at their machines, and run the same command to go on"
+                    f"{', '.join(silent)} did not answer in {self._limit.total_seconds():.0f} s; "
+                    "look what it hangs in, and run the same command to go on"
                 ) from error
             raise
+
+    def _silent(self) -> list[str]:
+        """Return the names of the processes that have not noticed that an exchange failed."""
+        if self._watch is None:
+            return []
+        self._store.set(f"noticed/{self.rank}", "")
+        time.sleep(min(_NOTICE_SECONDS, self._limit.total_seconds()))
+        silent = [
+            f"rank {rank} ({name})"
+            for rank, name in enumerate(self._names)
+            if not self._store.check([f"noticed/{rank}"])
+        ]
+        if self.is_first:
+            time.sleep(_STAY_SECONDS)  # the others may read this in its memory
+        return silent
 
     def _refuse_lost(self, seconds: float | None) -> None:
         """Refuse to go on if a process is gone; wait some time to hear of it."""
@@ -314,6 +336,7 @@ class World:
             return
         who = self._watch.wait() if seconds is None else self._watch.wait(seconds)
         if who:
+            logger.info("%s", who)  # for the run's log
             raise RunError(f"{who}; the same command goes on from the last checkpoint")
 
 

@@ -47,10 +47,6 @@ class IndexGradients:
         labels, coefficients, embeddings = (torch.cat(parts) for parts in zip(*pairs, strict=True))
         return labels, coefficients, embeddings
 
-    def by_cluster(self) -> list[Tensor]:
-        """Return the gradient of A and which clusters it is of; nothing where A is fixed."""
-        return [part for part in (self.by_edge, self.touched) if part is not None]
-
     def state(self) -> dict[str, Tensor]:
         """Return what was noted since the last update, by name."""
         found = {

@@ -217,6 +217,9 @@ class TransformerEncoder(TextEncoder):
 
     def forward(self, batch: TokenBatch) -> Float[Tensor, "B D"]:
         """Return φ(x) for each text."""
+        if len(batch) == 0:  # transformers cannot; one of padding alone has gradients, of zeros
+            nothing = batch.ids.new_full((1, 1), self.pad_id)
+            return self._embed(nothing, nothing == self.pad_id, full=True)[:0]
         ids, inside = pad(batch, self.pad_id)
         return self._embed(ids, inside, full=len(batch.ids) == inside.numel())
 

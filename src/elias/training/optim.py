@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from elias.distributed.gradients import sum_gradients
+from elias.distributed.gradients import sum_gradients, sum_touched
 from elias.kernels import adamw_rows
 from elias.kernels.device import runs_triton
 from elias.kernels.update import AdamWRates, RowState
@@ -141,9 +141,8 @@ class _Part:
         """Add up over processes what all of them hold; the labels' rows have one owner each."""
         rows = [table.weight for table in self._tables if not table.name.startswith("labels.")]
         sum_gradients(world, self.dense, rows)
-        if self._index is not None:
-            for part in self._index.gradients.by_cluster():
-                world.sum_(part, "gradients of shared parameters")
+        if self._index is not None and self._index.gradients.by_edge is not None:
+            sum_touched(world, self._index.gradients.by_edge, self._index.gradients.touched)
 
     def step(self, scale: float) -> None:
         if not self.due:

@@ -1,0 +1,64 @@
+#!/bin/sh
+# Several processes by NCCL on one machine: sh benchmarks/distributed_nccl.sh [PROCESSES] [OTHER OPTIONS OF elias train]
+#
+# Makes a corpus, trains on it with torchrun on as many GPUs (one unless told), stops the run in the
+# middle, goes on, and trains once more in one plain process. The metrics of the two, and the last
+# lines of the log, are for a person to look at. Dropout is off, so that they should agree.
+# DEVICE=cpu tries gloo instead; POINTS and LABELS are the corpus's sizes.
+set -eu
+processes=${1:-1}
+[ $# -eq 0 ] || shift
+place=$(mktemp -d)
+trap 'rm -rf "$place"' EXIT
+export PYTHONPATH="${PYTHONPATH:-src}"
+python=${PYTHON:-python3}
+
+"$python" - "$place/corpus" "${POINTS:-20000}" "${LABELS:-5000}" <<'PYTHON'
+import sys
+
+from elias.data.synthetic import write_synthetic
+
+write_synthetic(sys.argv[1], n_points=int(sys.argv[2]), n_labels=int(sys.argv[3]), seed=1)
+PYTHON
+
+set -- "$place/corpus" --device "${DEVICE:-cuda}" --set rerank.enabled=false \
+    --set encoder.dropout=0 --set encoder.token_dropout=0 \
+    --set stages.stage1.epochs=3 --set stages.stage2.epochs=3 --set checkpoint.steps=20 "$@"
+
+echo "== torchrun, $processes process(es), stopped after a while"
+"$python" -m torch.distributed.run --nproc-per-node "$processes" \
+    -m elias train "$@" --out "$place/together" > "$place/first.log" 2>&1 &
+started=$!
+waited=0
+while [ ! -d "$place/together/checkpoints/00000002" ] && kill -0 "$started" 2> /dev/null; do
+    sleep 0.2
+    waited=$((waited + 1))
+    [ "$waited" -lt 1500 ] || break
+done
+kill -TERM "$started" 2> /dev/null || true
+wait "$started" || echo "ended with $?"
+tail -n 3 "$place/first.log"
+ls "$place/together/checkpoints/"* 2> /dev/null || true
+
+echo "== the same command again"
+"$python" -m torch.distributed.run --nproc-per-node "$processes" \
+    -m elias train "$@" --out "$place/together" 2>&1 | grep -v "^no --" | tail -n 12
+grep resumed "$place/together/train.log" || echo "it was not resumed"
+
+echo "== one plain process"
+"$python" -m elias train "$@" --out "$place/alone" 2>&1 | tail -n 8
+
+echo "== losses and times, epoch by epoch: together, alone"
+for run in together alone; do
+    "$python" - "$place/$run/metrics.jsonl" <<'PYTHON'
+import json
+import sys
+
+for line in open(sys.argv[1]):
+    found = json.loads(line)
+    if found["event"] == "epoch":
+        print(found["stage"], found["epoch"], round(found["loss"], 5), round(found["seconds"], 2))
+    elif found["event"] == "stage":
+        print(found["stage"], found.get("test"))
+PYTHON
+done

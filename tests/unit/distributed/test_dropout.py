@@ -1,0 +1,97 @@
+"""Dropout keyed by point: what a point loses does not depend on who else is in its batch."""
+
+import numpy as np
+import pytest
+import torch
+from transformers import BertConfig
+
+from elias.config import EncoderConfig
+from elias.data.batches import TokenBatch, collate
+from elias.data.features import Featurizer
+from elias.distributed.dropout import KeyedDropout, point_keys
+from elias.model.encoder import BagEncoder
+from elias.model.transformer import TransformerEncoder
+from tiny_bert import SIZES, save_tiny_model
+
+TEXTS = ["red cod", "the north sea", "tape", "herring quota in the sea", "cod cod", ""]
+SEED = (5, 1, 77)
+
+
+@pytest.fixture(scope="module")
+def bert(tmp_path_factory):
+    """A transformer with dropout everywhere: in attention, between layers, on φ."""
+    folder = tmp_path_factory.mktemp("bert")
+    settings = BertConfig(**SIZES, hidden_dropout_prob=0.2, attention_probs_dropout_prob=0.2)
+    save_tiny_model(folder, settings)
+    config = EncoderConfig(kind="transformer", model=str(folder), dropout=0.3, max_length=12)
+    return TransformerEncoder.from_config(config).train()
+
+
+@pytest.fixture(scope="module")
+def bag():
+    featurizer = Featurizer.fit(TEXTS, char_ngrams=(0, 0), min_count=1)
+    config = EncoderConfig(dim=8, hidden_dim=8, dropout=0.3, token_dropout=0.4)
+    torch.manual_seed(0)
+    return BagEncoder(config, featurizer, featurizer.n_features).train()
+
+
+def embedded(encoder, rows, seed=SEED):
+    rows = np.array(rows, dtype=np.int64)
+    batch = collate(encoder.tokenise(TEXTS), rows)
+    with KeyedDropout(point_keys(seed, rows), batch):
+        return encoder(batch)
+
+
+@pytest.mark.parametrize("kind", ["bag", "bert"])
+def test_a_point_loses_the_same_in_any_batch(kind, request):
+    encoder = request.getfixturevalue(kind)
+    whole = embedded(encoder, [0, 1, 2, 3, 4, 5])
+
+    parts = torch.cat([embedded(encoder, rows) for rows in ([0, 1], [2, 3, 4], [5])])
+    turned = embedded(encoder, [5, 4, 3, 2, 1, 0])
+
+    assert torch.allclose(parts, whole, atol=1e-5)
+    assert torch.allclose(turned.flip(0), whole, atol=1e-5)
+
+
+@pytest.mark.parametrize("kind", ["bag", "bert"])
+def test_it_loses_something_else_in_another_step_than_before_and_nothing_in_use(kind, request):
+    encoder = request.getfixturevalue(kind)
+    first, other = embedded(encoder, [0, 3]), embedded(encoder, [0, 3], (5, 1, 78))
+
+    assert (first == 0).any()
+    assert ((first == 0) != (other == 0)).any()
+    encoder.eval()
+    assert torch.equal(embedded(encoder, [0, 3]), embedded(encoder, [0, 3], (5, 1, 78)))
+    encoder.train()
+
+
+@pytest.mark.parametrize("kind", ["bag", "bert"])
+def test_a_process_without_points_has_no_embedding_and_no_gradient(kind, request):
+    encoder = request.getfixturevalue(kind)
+    encoder.zero_grad()
+
+    found = embedded(encoder, [])
+    found.sum().backward()
+
+    assert found.shape == (0, encoder.dim)
+    for parameter in encoder.parameters():
+        if parameter.grad is not None:
+            assert not parameter.grad.to_dense().any()
+
+
+def test_as_many_are_dropped_as_asked_for_and_the_rest_is_scaled():
+    rows = np.arange(400)
+    batch = TokenBatch(torch.zeros(0, dtype=torch.int64), torch.zeros(401, dtype=torch.int64), 0)
+
+    with KeyedDropout(point_keys(SEED, rows), batch):
+        first, second = (torch.nn.functional.dropout(torch.ones(400, 500), 0.3) for _ in range(2))
+
+    for kept in (first, second):
+        assert kept.unique().tolist() == pytest.approx([0.0, 1 / 0.7])
+        assert (kept > 0).float().mean() == pytest.approx(0.7, abs=5e-3)
+    both = ((first > 0) & (second > 0)).float().mean()
+    assert both == pytest.approx(0.49, abs=5e-3)  # two dropouts of a step are independent
+    by_point, by_place = (first > 0).float().mean(1).std(), (first > 0).float().mean(0).std()
+    assert by_point == pytest.approx((0.21 / 500) ** 0.5, rel=0.2)
+    assert by_place == pytest.approx((0.21 / 400) ** 0.5, rel=0.2)

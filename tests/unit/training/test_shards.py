@@ -1,0 +1,126 @@
+"""Rows of labels in checkpoints: written by some processes, read by as many as there are then."""
+
+import json
+import threading
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from elias.config import CheckpointConfig
+from elias.errors import DataError
+from elias.training.checkpoints import TENSORS_FILE, Checkpoint, Checkpoints, damage
+from elias.training.shards import Share, read_share, take_shards, write_shard
+
+ROWS = (
+    "model.labels.weight",
+    "model.labels.bias",
+    "best.labels.bias",
+    "optimizer.part.1.table.labels.weight.last_step",
+)
+
+
+def tables(n_labels):
+    values = torch.arange(n_labels * 3.0).view(n_labels, 3)
+    found = (values, *(values[:, i].clone() for i in range(3)))
+    return dict(zip(ROWS, found, strict=True))
+
+
+def save_all(folder, size, tensors):
+    """Have ``size`` processes write a checkpoint; return its place."""
+    kept = [Checkpoints(folder, CheckpointConfig(), Share(rank, size)) for rank in range(size)]
+    for rank in reversed(range(size)):
+        own = {name: t[rank::size].clone() for name, t in tensors.items()}
+        shared = {"model.encoder.x": torch.tensor(4.0)} if rank == 0 else {}
+        assert kept[rank].save(Checkpoint({"step": 3}, own | shared), number=1)
+    assert all(each.written() for each in kept)
+    return kept[0].newest(lambda facts: facts["step"] == 3)
+
+
+@given(st.integers(1, 9), st.integers(1, 4), st.integers(1, 4))
+def test_any_number_of_processes_reads_what_any_other_wrote(n_labels, size, readers):
+    with TemporaryDirectory() as folder:
+        wanted = tables(n_labels)
+        place = save_all(Path(folder), size, wanted)
+        assert damage(place) == ""
+
+        for rank in range(readers):
+            found = read_share(place, TENSORS_FILE, Share(rank, readers))
+
+            assert found.pop("model.encoder.x") == 4
+            assert found.keys() == wanted.keys()
+            for name, tensor in found.items():
+                assert torch.equal(tensor, wanted[name][rank::readers]), name
+
+
+def test_a_checkpoint_is_whole_only_with_the_rows_of_all(tmp_path):
+    place = save_all(tmp_path, 3, tables(7))
+
+    (place / "rows-00001-of-00003.safetensors").write_bytes(b"")
+
+    assert "rows-00001-of-00003.safetensors has 0 bytes" in damage(place)
+
+
+def test_gradients_that_wait_go_to_the_owners_of_rows_and_else_to_the_first(tmp_path):
+    tensors = tables(5) | {
+        "optimizer.gradient.labels.weight.indices": torch.tensor([[1, 2, 4]]),
+        "optimizer.gradient.labels.weight.values": torch.tensor([[10.0], [20.0], [40.0]]),
+        "optimizer.gradient.labels.weight.coalesced": torch.tensor(True),
+        "optimizer.gradient.clusters.bias.dense": torch.ones(2),
+        "optimizer.part.1.index.gradients.by_edge": torch.ones(2, 2),
+        "optimizer.part.1.index.gradients.pairs.0.0": torch.tensor([[0, 3, 5]]),
+        "optimizer.part.1.index.gradients.pairs.0.1": torch.ones(1, 3),
+    }
+    kept = Checkpoints(tmp_path, CheckpointConfig())
+    assert kept.save(Checkpoint({}, tensors), wait=True)
+    place = kept.newest(lambda _: True)
+
+    first, second = (read_share(place, TENSORS_FILE, Share(rank, 2)) for rank in range(2))
+
+    key = "optimizer.gradient.labels.weight"
+    assert first[f"{key}.indices"].tolist() == [[1, 2]]  # labels 2 and 4
+    assert first[f"{key}.values"].tolist() == [[20.0], [40.0]]
+    assert second[f"{key}.indices"].tolist() == [[0]]  # label 1
+    assert second[f"{key}.values"].tolist() == [[10.0]]
+    assert "optimizer.gradient.clusters.bias.dense" in first
+    assert "optimizer.gradient.clusters.bias.dense" not in second
+    assert first["optimizer.part.1.index.gradients.by_edge"].sum() == 4
+    assert second["optimizer.part.1.index.gradients.by_edge"].sum() == 0
+    pairs = "optimizer.part.1.index.gradients.pairs.0.0"
+    assert first[pairs].tolist() == [[0, 3, 3]]  # 3 and 5 are padding here: rows are 0, 2, 4
+    assert second[pairs].tolist() == [[2, 1, 2]]  # rows are 1, 3
+
+
+def test_rows_that_are_missing_or_refused_make_no_checkpoint(tmp_path):
+    rows = {"model.labels.bias": torch.zeros(2)}
+    write_shard(tmp_path / "shards", Share(0, 3), rows, "")
+    write_shard(tmp_path / "shards", Share(1, 3), {}, "a weight is not finite")
+    (tmp_path / "into").mkdir()
+
+    with pytest.raises(DataError, match="rank 1: a weight is not finite"):
+        take_shards(tmp_path / "shards", Share(0, 3), tmp_path / "into")
+    (tmp_path / "shards" / "rows-00001-of-00003.safetensors.json").unlink()
+    write_shard(tmp_path / "shards", Share(0, 3), rows, "")
+    with pytest.raises(DataError, match="the rows of rank 1 are missing"):
+        take_shards(tmp_path / "shards", Share(0, 3, lambda: True), tmp_path / "into")
+
+
+def test_the_first_process_waits_for_the_others_rows(tmp_path):
+    for rank in (0, 1):
+        write_shard(tmp_path / "shards", Share(rank, 3), {"model.labels.bias": torch.ones(1)}, "")
+    (tmp_path / "into").mkdir()
+    late = threading.Timer(
+        0.2,
+        write_shard,
+        (tmp_path / "shards", Share(2, 3), {"model.labels.bias": torch.ones(1)}, ""),
+    )
+    late.start()
+
+    notes = take_shards(tmp_path / "shards", Share(0, 3), tmp_path / "into")
+
+    late.join()
+    assert len(notes) == len(list((tmp_path / "into").iterdir())) == 3
+    assert json.dumps(notes)
