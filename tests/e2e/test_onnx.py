@@ -18,7 +18,7 @@ from elias.model.encoder import BagEncoder
 from elias.model.graph import LabelGraph
 from elias.model.one_vs_all import OneVsAll
 from elias.onnx_model import OnnxModel
-from elias.pipeline import Elias
+from elias.pipeline import Elias, prune_edges
 from tiny_bert import save_tiny_bert
 
 onnx = pytest.importorskip("onnx")
@@ -81,6 +81,7 @@ CASES = {
     "bag, fixed graph": lambda _: whole(bag(), graph_of(learned=False)),
     "bag, everything saturated": lambda _: whole(bag(), graph_of(beta=500.0), alpha=500.0),
     "bag, few of many": lambda _: whole(bag(), graph_of(), shortlist=2),
+    "bag, pruned": lambda _: prune_edges(whole(bag(), graph_of()), threshold=0.25)[0],
     "bag, one-vs-all": lambda _: whole(bag(), shortlist=40),
     "transformer": lambda folder: whole(bert(folder), graph_of()),
     "transformer, first token, narrowed": lambda folder: whole(

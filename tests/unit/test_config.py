@@ -400,5 +400,7 @@ def test_a_shorter_shortlist_while_training_is_kept_and_else_it_is_the_same():
 def test_a_shortlist_while_training_of_more_labels_than_there_are_is_refused():
     config = EliasConfig().override({"index.train_shortlist": 9_000})
 
-    with pytest.raises(ConfigError, match="train_shortlist is 9000, more than the number of labels"):
+    with pytest.raises(
+        ConfigError, match="train_shortlist is 9000, more than the number of labels"
+    ):
         config.resolve(20_000, 8_000)

@@ -12,7 +12,7 @@ from elias.experiments.plan import Plan
 from elias.experiments.rows import TRAIN_SECONDS
 from elias.experiments.tables import Table
 from elias.experiments.twins import Twin, fixed_twin, learns_graph, one_vs_all_twin
-from elias.pipeline.predictor import ENSEMBLE
+from elias.pipeline.answering import ENSEMBLE
 
 if TYPE_CHECKING:
     from elias.config import EliasConfig

@@ -33,7 +33,8 @@ from elias.experiments.plan import Plan, Task
 from elias.experiments.rows import MEGABYTES, MS_PER_POINT, TRAIN_SECONDS, Row
 from elias.experiments.tables import Table
 from elias.experiments.twins import Twin, one_vs_all_twin
-from elias.pipeline.predictor import CALIBRATE, ENSEMBLE, EVALUATED, RERANK
+from elias.pipeline.answering import CALIBRATE, ENSEMBLE, RERANK
+from elias.pipeline.predictor import EVALUATED
 
 if TYPE_CHECKING:
     from elias.config import EliasConfig

@@ -9,9 +9,10 @@ from typing import TYPE_CHECKING
 from elias.errors import ConfigError, nearest
 from elias.experiments.rows import MEGABYTES, MS_PER_POINT, TRAIN_SECONDS, Row
 from elias.metrics import inverse_propensities, score
+from elias.pipeline.answering import CALIBRATE, RERANK
 from elias.pipeline.fitting import REPORTED
 from elias.pipeline.inputs import input_of
-from elias.pipeline.predictor import CALIBRATE, EVALUATED, RERANK
+from elias.pipeline.predictor import EVALUATED
 
 if TYPE_CHECKING:
     from elias.config import EliasConfig

@@ -13,7 +13,7 @@ from elias.experiments.measuring import component_rows, judged, model_ms
 from elias.experiments.models import Models
 from elias.experiments.plan import Task
 from elias.experiments.rows import MEGABYTES, MS_PER_POINT, TRAIN_SECONDS, Row
-from elias.pipeline.predictor import CALIBRATE, ENSEMBLE
+from elias.pipeline.answering import CALIBRATE, ENSEMBLE
 from elias.rerank.calibration import MIXTURES
 
 if TYPE_CHECKING:

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 from elias.config import decisive, first_difference, read_tree
 from elias.errors import ConfigError, RunError
 from elias.pipeline import Elias, train
+from elias.pipeline.answering import ENSEMBLE
 from elias.pipeline.folder import MEMBERS_FOLDER, RANKER_FOLDER
-from elias.pipeline.predictor import ENSEMBLE
 from elias.training.records import RunRecords, read_records
 from elias.training.tracking import CONFIG_FILE, MODEL_FOLDER
 

@@ -21,7 +21,7 @@ from elias.experiments.parameters import parameter_called
 from elias.experiments.plan import Plan, Task
 from elias.experiments.rows import MS_PER_POINT, TRAIN_SECONDS, Row
 from elias.experiments.tables import Table
-from elias.pipeline.predictor import CALIBRATE, RERANK
+from elias.pipeline.answering import CALIBRATE, RERANK
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

@@ -231,7 +231,7 @@ class TransformerEncoder(TextEncoder):
         self, ids: Int[Tensor, "B T"], inside: Bool[Tensor, "B T"], *, full: bool
     ) -> Float[Tensor, "B D"]:
         device = ids.device.type
-        mask = None if full else self._attention_mask(inside)
+        mask = None if full else self.attention_mask(inside)
         with torch.autocast(device, torch.bfloat16, enabled=self._autocasts(device)):
             output = self._run(ids, mask)
         hidden = output.last_hidden_state.float()  # (B, T, width)
@@ -281,7 +281,7 @@ class TransformerEncoder(TextEncoder):
     def _autocasts(self, device: str) -> bool:
         return self.precision == "bfloat16" or (self.precision == "auto" and device == "cuda")
 
-    def _attention_mask(self, inside: Bool[Tensor, "B T"]) -> Tensor:
+    def attention_mask(self, inside: Bool[Tensor, "B T"]) -> Tensor:
         """Return which tokens may be looked at, in the form that costs least."""
         if self.transformer.config._attn_implementation != _OWN_ATTENTION:
             return inside.long()

@@ -17,9 +17,10 @@ from elias.data.stats import corpus_stats
 from elias.distributed.world import same_everywhere
 from elias.errors import ConfigError
 from elias.metrics import inverse_propensities, metric_names, score
+from elias.pipeline.answering import CALIBRATE, ENSEMBLE, RERANK, found_by
 from elias.pipeline.deciding import PROBABILITIES, add_probabilities
 from elias.pipeline.inputs import bag_of_words, cached_tokens, input_of, setup_rows
-from elias.pipeline.predictor import CALIBRATE, ENSEMBLE, RERANK, Elias
+from elias.pipeline.predictor import Elias
 from elias.pipeline.reranking import check_rerank
 from elias.pipeline.resources import memory_explained, pick_device, threads_shared
 from elias.pipeline.resuming import keep_member, keeper_of, parts_of, take_up
@@ -372,7 +373,7 @@ class _Training:
         ranked = model.predict_split(
             split, top_k=config.candidates, tokens=tokens, component=model.components[0]
         )
-        found = model.found(ranked, input_of(split, model.model.encoder), tokens)
+        found = found_by(model, ranked, input_of(split, model.model.encoder), tokens)
         return found.candidates(config.candidates)
 
     def _report(self, model: Elias, title: str, component: str | None = None, **facts: int) -> None:

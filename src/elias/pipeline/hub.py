@@ -17,6 +17,7 @@ from huggingface_hub.errors import (
 
 from elias.errors import ModelError
 from elias.model.layout import quoted
+from elias.pipeline.folder import model_folder
 
 _HUB_ID = re.compile(r"(?P<repo>[\w-][\w.-]*/[\w-][\w.-]*)(?:@(?P<revision>[\w./-]+))?")
 _LOG_IN = "log in with `hf auth login`, or set HF_TOKEN"
@@ -34,6 +35,20 @@ def is_hub_id(name: str) -> bool:
     (True, False, False)
     """
     return _HUB_ID.fullmatch(name) is not None
+
+
+def place_of(name: str | Path, *, revision: str | None = None, token: str | None = None) -> Path:
+    """Return the folder of a saved model: that given, its run's, or what the hub has of it.
+
+    Raises:
+        ModelError: If there is none, or a revision is asked for of a folder.
+    """
+    folder = Path(name)
+    if not folder.exists() and is_hub_id(str(name)):
+        return fetch(str(name), revision=revision, token=token)
+    if revision is not None:
+        raise ModelError(f"{name}: revision={revision!r} is for a name of the hub, user/model")
+    return model_folder(folder)
 
 
 def fetch(name: str, *, revision: str | None = None, token: str | None = None) -> Path:

@@ -24,6 +24,7 @@ from elias.onnx_model import FORMAT, METADATA, describe_bag, describe_tokens, ne
 
 if TYPE_CHECKING:
     from elias.model.transformer import TransformerEncoder
+    from elias.pipeline.predictor import Elias
 
 OPSET = 18
 """The first in which scattering takes a maximum."""
@@ -87,6 +88,21 @@ def export_onnx(
         partial.replace(path)
     finally:
         partial.unlink(missing_ok=True)
+
+
+def export_file(
+    model: Elias, path: Path, *, top_k: int | None, int8: bool, overwrite: bool
+) -> Path:
+    """Write a whole model's last stage; `Elias.export_onnx` says more."""
+    if model.others:
+        raise ModelError("an ensemble is not one graph; export each of its members instead")
+    if path.is_dir() or not path.resolve().parent.is_dir():
+        raise ModelError(f"{path}: not a place for a file; name one in a folder that is there")
+    if path.exists() and not overwrite:
+        raise ModelError(f"{path}: already exists; choose another file, or add --overwrite")
+    names, count = model.label_names, top_k or TOP_K
+    export_onnx(path, model.model, model.sizes, names, top_k=count, int8=int8)
+    return path
 
 
 def quantise(path: Path) -> None:
@@ -174,6 +190,7 @@ class _Tokens(nn.Module):
         super().__init__()
         parts: TransformerEncoder = encoder  # type: ignore[assignment]
         self.transformer, self.bottleneck = parts.transformer, parts.bottleneck
+        self.attention_mask = parts.attention_mask
         self.first_alone = parts.pooling == "cls"
 
     @staticmethod
@@ -182,7 +199,8 @@ class _Tokens(nn.Module):
 
     def forward(self, ids: Tensor, mask: Tensor) -> Tensor:
         """Return φ(x)."""
-        hidden = self.transformer(input_ids=ids, attention_mask=mask).last_hidden_state
+        ready = self.attention_mask(mask > 0)
+        hidden = self.transformer(input_ids=ids, attention_mask=ready).last_hidden_state
         if self.first_alone:
             pooled = hidden[:, 0]
         else:

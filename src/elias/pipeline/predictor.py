@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
@@ -10,27 +9,33 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from scipy.sparse import csr_matrix, issparse
 
-from elias.errors import ConfigError, DataError, ModelError, nearest
+from elias.errors import ConfigError, DataError, nearest
 from elias.metrics import evaluate
 from elias.model.card import model_card
 from elias.model.elias import EliasModel, SearchSizes
-from elias.model.inference import BATCH_SIZE, embed_all
+from elias.model.inference import BATCH_SIZE
 from elias.model.layout import CARD_FILE
-from elias.pipeline.explaining import Explanation, Judge, explain
-from elias.pipeline.folder import SavedModel, load_all, model_folder, save_all
-from elias.pipeline.hub import fetch, is_hub_id, push
-from elias.pipeline.inputs import cached_tokens, feature_tokens, input_of
+from elias.pipeline.answering import (
+    CALIBRATE,
+    ENSEMBLE,
+    RERANK,
+    answer,
+    judge_of,
+    known_probabilities,
+    tokens_of,
+)
+from elias.pipeline.explaining import Explanation, explain
+from elias.pipeline.folder import SavedModel, load_all, save_all
+from elias.pipeline.hub import place_of, push
+from elias.pipeline.inputs import cached_tokens, input_of
 from elias.pipeline.matching import match_labels
-from elias.pipeline.questions import Question, blocked_labels, label_ids, search
-from elias.pipeline.reranking import Found, rerank
+from elias.pipeline.questions import Question, blocked_labels, label_ids
 from elias.pipeline.resources import pick_device
 from elias.predictions import Predictions
 from elias.rerank.probabilities import check_target
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
-
-    from numpy.typing import NDArray
+    from collections.abc import Iterable, Sequence
 
     from elias.config import EliasConfig
     from elias.data.corpus import Corpus, Split
@@ -38,12 +43,10 @@ if TYPE_CHECKING:
     from elias.metrics import Metrics
     from elias.model.encoder import TextEncoder
     from elias.rerank.probabilities import Probabilities
-    from elias.rerank.reranker import RankedScores, Reranker
+    from elias.rerank.reranker import Reranker
 
 TOP_K = 5
 EVALUATED = 100  # labels ranked for metrics, as far as R@100 looks
-RERANK, CALIBRATE, ENSEMBLE = "rerank", "calibrate", "ensemble"
-"""Components that come after the stages."""
 
 
 class Elias:
@@ -217,7 +220,7 @@ class Elias:
             texts = list(texts)
         blocked = blocked_labels(only, without, self.label_names)
         asked = Question(texts, top_k, batch_size, blocked, only_some=only is not None)
-        found = self._answer(asked, component, lambda member: member._tokens(texts))
+        found = answer(self, asked, component, lambda member: tokens_of(texts, member))
         return found if lowest is None else found.threshold(lowest)
 
     def threshold(self, target: float | str, component: str | None = None) -> float:
@@ -227,7 +230,7 @@ class Elias:
             ConfigError: If it stands for none, or the model's scores say nothing of probabilities.
         """
         check_target(target)
-        probabilities = self._probabilities(self.check_component(component))
+        probabilities = known_probabilities(self, self.check_component(component))
         if probabilities is not None:
             return probabilities.threshold(target)
         try:
@@ -237,51 +240,6 @@ class Elias:
                 f"threshold {target!r}: the model knows no probabilities of these scores, so give "
                 "a number; elias calibrate adds them to a whole model"
             ) from None
-
-    def _probabilities(self, component: str) -> Probabilities | None:
-        """Return what is known of the scores of a component: of those of the last one."""
-        return self.probabilities if component == self.components[-1] else None
-
-    def _answer(
-        self, asked: Question, component: str, tokens_of: Callable[[Elias], Tokens]
-    ) -> Predictions:
-        """Return what one component says, with probabilities where they are known."""
-        found = self._scored(asked, component, tokens_of)
-        known = self._probabilities(component)
-        return found if known is None else replace(found, probabilities=known.of(found.scores))
-
-    def _scored(
-        self, asked: Question, component: str, tokens_of: Callable[[Elias], Tokens]
-    ) -> Predictions:
-        """Return what one component says, an ensemble being the mean of its members."""
-        if component != ENSEMBLE:
-            return self._answer_alone(asked, component, tokens_of(self))
-        parts = [
-            member._answer_alone(asked.deep(), member.components[-1], tokens_of(member))
-            for member in self.members
-        ]
-        return Predictions.merge(parts, k=asked.top_k)
-
-    def _answer_alone(self, asked: Question, component: str, tokens: Tokens) -> Predictions:
-        """Search, and rank the best of what is found anew as far as the component says."""
-        reranker = self.reranker if component in (RERANK, CALIBRATE) else None
-        count = self.config.rerank.candidates
-        depth = asked.top_k if reranker is None else max(asked.top_k, count)
-        ranked = search(self.model, tokens, asked, self.sizes, depth)
-        predictions = Predictions(ranked.ids, ranked.scores, self.n_labels, self.label_names)
-        if reranker is None:
-            return predictions
-        found = self.found(predictions, asked.given, tokens)
-        return rerank(reranker, found, count, calibrated=component == CALIBRATE).top(asked.top_k)
-
-    def found(
-        self, ranked: Predictions, given: Sequence[str] | csr_matrix, tokens: Tokens
-    ) -> Found:
-        """Return what was found with all that a ranker of this configuration reads."""
-        embedding = None
-        if self.config.rerank.embedding != "none":
-            embedding = embed_all(self.first_encoder or self.model.encoder, tokens)
-        return Found(ranked, given, embedding)
 
     def explain(
         self, texts: Sequence[str] | csr_matrix, *, top_k: int = 5, paths: int = 3
@@ -309,7 +267,7 @@ class Elias:
         """
         if not issparse(texts) and not isinstance(texts, str):
             texts = list(texts)
-        tokens = self._tokens(texts)
+        tokens = tokens_of(texts, self)
         return explain(
             self.model,
             tokens,
@@ -317,20 +275,8 @@ class Elias:
             texts=None if issparse(texts) else texts,
             beam_size=self.sizes.beam_size,
             paths=paths,
-            judge=self._judge(texts, tokens),
+            judge=judge_of(self, texts, tokens),
         )
-
-    def _judge(self, texts: Sequence[str] | csr_matrix, tokens: Tokens) -> Judge | None:
-        """Return what asks the ranker about labels of these texts."""
-        reranker = self.reranker
-        if reranker is None:
-            return None
-
-        def judge(ids: NDArray[np.int64], p: NDArray[np.float32]) -> RankedScores:
-            ranked = Predictions(ids, p, self.n_labels)
-            return reranker.score(self.found(ranked, texts, tokens).candidates(ids.shape[1]))
-
-        return judge
 
     def predict_split(
         self,
@@ -349,10 +295,10 @@ class Elias:
         component = self.check_component(component)
         asked = Question(input_of(split, self.model.encoder), top_k + most_filtered)
 
-        def tokens_of(member: Elias) -> Tokens:
+        def own_tokens(member: Elias) -> Tokens:
             return cached_tokens(split, member.model.encoder) if tokens is None else tokens
 
-        ranked = self._answer(asked, component, tokens_of)
+        ranked = answer(self, asked, component, own_tokens)
         return (ranked.drop(filters) if most_filtered else ranked).top(top_k)
 
     def evaluate(
@@ -411,18 +357,9 @@ class Elias:
             ModelError: If the file is in the way, the model cannot be exported, or the packages of
                 the extra ``export`` are not installed.
         """
-        from elias.pipeline.onnx_export import TOP_K as MOST
-        from elias.pipeline.onnx_export import export_onnx
+        from elias.pipeline.onnx_export import export_file  # here: onnx is an extra
 
-        path = Path(path)
-        if self.others:
-            raise ModelError("an ensemble is not one graph; export each of its members instead")
-        if path.is_dir() or not path.resolve().parent.is_dir():
-            raise ModelError(f"{path}: not a place for a file; name one in a folder that is there")
-        if path.exists() and not overwrite:
-            raise ModelError(f"{path}: already exists; choose another file, or add --overwrite")
-        export_onnx(path, self.model, self.sizes, self.label_names, top_k=top_k or MOST, int8=int8)
-        return path
+        return export_file(self, Path(path), top_k=top_k, int8=int8, overwrite=overwrite)
 
     def push_to_hub(
         self,
@@ -447,11 +384,9 @@ class Elias:
         Raises:
             ModelError: If there is no token, no right to write, or no network.
         """
+        card = model_card(self.config, self.label_names, self.facts, name=repo_id, license=license)
         with TemporaryDirectory(prefix="elias-push-") as place:
             folder = self.save_pretrained(Path(place) / "model")
-            card = model_card(
-                self.config, self.label_names, self.facts, name=repo_id, license=license
-            )
             (folder / CARD_FILE).write_bytes(card.encode("utf8", "replace"))
             return push(
                 folder, repo_id, private=private, revision=revision, message=message, token=token
@@ -478,13 +413,7 @@ class Elias:
         Raises:
             ModelError: If anything is missing, damaged, foreign, or from a newer version.
         """
-        name = str(folder)
-        if not Path(name).exists() and is_hub_id(name):
-            place = fetch(name, revision=revision, token=token)
-        elif revision is not None:
-            raise ModelError(f"{name}: revision={revision!r} is for a name of the hub, user/model")
-        else:
-            place = model_folder(Path(folder))
+        place = place_of(folder, revision=revision, token=token)
         model = cls._from_saved(load_all(place, pick_device(device)))
         model.folder = place
         return model
@@ -503,19 +432,6 @@ class Elias:
         )
         model.probabilities = saved.probabilities
         return model
-
-    def _tokens(self, texts: Sequence[str] | csr_matrix) -> Tokens:
-        if issparse(texts):
-            return feature_tokens(csr_matrix(texts), self.model.encoder)
-        if isinstance(texts, str):
-            raise DataError("predict takes a list of texts; wrap the text in a list: [text]")
-        texts = list(texts)
-        for i, text in enumerate(texts):
-            if not isinstance(text, str):
-                raise DataError(f"texts[{i}] is {type(text).__name__}, not a string")
-        if self.model.encoder.reads_features:
-            raise DataError("this model was trained on features; give it their CSR matrix")
-        return self.model.encoder.tokenise(texts)
 
     def label_ids(self, labels: Iterable[int | str]) -> list[int]:
         """Return the ids of labels given as ids or names; a name may stand for several."""
