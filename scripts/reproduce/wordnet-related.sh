@@ -30,4 +30,5 @@ if python -c 'import sys, torch; sys.exit(not torch.cuda.is_available())'; then
     train wordnet-minilm --preset wordnet-related-minilm --device cuda
     elias info "$runs/wordnet-minilm"
     elias evaluate "$runs/wordnet-minilm" "$data" --device cuda
+    train wordnet-plus --preset wordnet-related-minilm-plus --device cuda
 fi
