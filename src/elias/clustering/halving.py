@@ -215,6 +215,12 @@ def _add_all(
 @njit(cache=True, nogil=True)
 def _clear(parts: Parts, members: Array, center: Array) -> None:
     _, indices, indptr, _ = parts
+    n_values = 0
+    for member in members:
+        n_values += indptr[member + 1] - indptr[member]
+    if n_values > center.shape[0] // 8:  # one stretch of memory is faster than places in it
+        center[:] = 0.0
+        return
     for member in members:
         for j in range(indptr[member], indptr[member + 1]):
             center[indices[j]] = 0.0

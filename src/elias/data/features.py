@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import re
 import unicodedata
+from array import array
 from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING
@@ -18,7 +19,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from scipy.sparse import csr_matrix, vstack
 
-from elias.data.weighing import weigh_terms
+from elias.data.weighing import count_texts, weigh_terms
 from elias.progress import track
 
 if TYPE_CHECKING:
@@ -26,9 +27,11 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
+    from elias.data.weighing import Ids
+
 _CHUNK = 10_000  # texts turned into features at a time, to bound memory
 _MOST_RUNS = 4_000_000  # runs of words counted at a time, likewise
-_MOST_EXPANDED = 1_000_000  # words whose n-grams are kept, likewise
+_MOST_EXPANDED = 500_000  # words whose ids are kept for the next text, likewise
 _GAP = "\0"  # stands for a word that is too rare; no word has it
 # Scripts written without spaces: Thai and Lao, Myanmar, Khmer, kana, Han.
 _UNSPACED = (
@@ -130,14 +133,11 @@ class Featurizer:
             min_count: Keep what stands in this many texts.
             max_features: Keep at most so many, the most frequent.
         """
-        types, counts = _count_words(texts)
-        ngrams, to_ngram = _candidates(types, char_ngrams)
+        types, of_text = _number_words(texts)
+        ngrams, of_word = _candidates(types, char_ngrams)
         in_texts = np.zeros(len(types), dtype=np.int64)
         ngram_in_texts = np.zeros(len(ngrams), dtype=np.int64)
-        for start in range(0, counts.shape[0], _CHUNK):
-            chunk = counts[start : start + _CHUNK]
-            in_texts += chunk.getnnz(axis=0)
-            ngram_in_texts += (chunk @ to_ngram).getnnz(axis=0)
+        count_texts(of_text, of_word, in_texts, ngram_in_texts)
         frequent = {word for word, n in zip(types, in_texts, strict=True) if n >= min_count}
         runs = _count_runs(texts, word_ngrams, frequent) if word_ngrams > 1 else {}
         words = [*types, *runs]
@@ -184,56 +184,42 @@ class _Lookup:
         self._ngram_id = {ngram: i for i, ngram in enumerate(featurizer.ngrams, start=first)}
         self._span = featurizer.char_ngrams
         self._longest_run = featurizer.word_ngrams
-        self._ngrams_of_word: dict[str, list[int]] = {}
+        self._ids_of_word: dict[str, array[int]] = {}
 
     def terms(self, texts: Sequence[str]) -> tuple[NDArray[np.int64], NDArray[np.int32]]:
         """Return where each text starts, and the ids of its words and n-grams in no order."""
-        rows: list[list[int]] = []
+        ids, ends = array("i"), [0]
+        if len(self._ids_of_word) > _MOST_EXPANDED:
+            self._ids_of_word.clear()
+        known = self._ids_of_word
         for text in texts:
             words = words_of(text)
-            runs = word_runs(words, self._longest_run)
-            ids = [i for i in map(self._word_id.get, runs) if i is not None]
             for word in words:
-                ids.extend(self._ngrams(word))
-            rows.append(ids)
-        return _joined(rows)
+                # one array after the other is a copy of memory, not a loop over numbers
+                ids.extend(known[word] if word in known else self._expand(word))
+            if self._longest_run > 1:
+                runs = map(self._word_id.get, word_runs(words, self._longest_run)[len(words) :])
+                ids.extend(i for i in runs if i is not None)
+            ends.append(len(ids))
+        return np.array(ends, dtype=np.int64), np.array(ids, dtype=np.int32)
 
-    def _ngrams(self, word: str) -> list[int]:
-        found = self._ngrams_of_word.get(word)
-        if found is None:
-            if not self._ngram_id:
-                return []
-            known = map(self._ngram_id.get, ngrams_of(word, *self._span))
-            found = [i for i in known if i is not None]
-            if len(self._ngrams_of_word) >= _MOST_EXPANDED:
-                self._ngrams_of_word.clear()
-            self._ngrams_of_word[word] = found
+    def _expand(self, word: str) -> array[int]:
+        """Find the ids of a word and its n-grams, and keep them for the next time."""
+        own = (self._word_id.get(word),) if self._longest_run else ()
+        ngrams = map(self._ngram_id.get, ngrams_of(word, *self._span)) if self._ngram_id else ()
+        found = array("i", [i for i in (*own, *ngrams) if i is not None])
+        self._ids_of_word[word] = found
         return found
 
 
-def _joined(rows: list[list[int]]) -> tuple[NDArray[np.int64], NDArray[np.int32]]:
-    starts = np.zeros(len(rows) + 1, dtype=np.int64)
-    np.cumsum([len(row) for row in rows], out=starts[1:])
-    ids = np.fromiter((i for row in rows for i in row), dtype=np.int32, count=int(starts[-1]))
-    return starts, ids
-
-
-def _counts(rows: list[list[int]], n_columns: int) -> csr_matrix:
-    indptr, indices = _joined(rows)
-    data = np.ones(len(indices), dtype=np.float32)
-    counts = csr_matrix((data, indices, indptr), shape=(len(rows), n_columns))
-    counts.sum_duplicates()
-    return counts
-
-
-def _count_words(texts: Sequence[str]) -> tuple[list[str], csr_matrix]:
-    """Return the distinct words and an (N, words) matrix of their counts."""
+def _number_words(texts: Sequence[str]) -> tuple[list[str], Ids]:
+    """Return the distinct words, and which of them each text has, repeats included."""
     ids: dict[str, int] = {}
-    rows = [
-        [ids.setdefault(word, len(ids)) for word in words_of(text)]
-        for text in track(texts, "Counting words")
-    ]
-    return list(ids), _counts(rows, len(ids))
+    numbers, ends = array("i"), [0]
+    for text in track(texts, "Counting words"):
+        numbers.extend([ids.setdefault(word, len(ids)) for word in words_of(text)])
+        ends.append(len(numbers))
+    return list(ids), (np.array(ends, dtype=np.int64), np.array(numbers, dtype=np.int32))
 
 
 def _count_runs(texts: Sequence[str], longest: int, words: set[str]) -> dict[str, int]:
@@ -260,15 +246,17 @@ def _without_rare(counts: dict[str, int]) -> dict[str, int]:
     return {run: count for run, count in counts.items() if count > border}
 
 
-def _candidates(types: list[str], char_ngrams: tuple[int, int]) -> tuple[list[str], csr_matrix]:
-    """Return the n-grams, and the matrix that takes word counts to n-gram counts."""
+def _candidates(types: list[str], char_ngrams: tuple[int, int]) -> tuple[list[str], Ids]:
+    """Return the n-grams, and which of them each word has."""
     ids: dict[str, int] = {}
+    numbers, ends = array("i"), [0]
     shortest, longest = char_ngrams
-    rows: list[list[int]] = []
     for word in types:
-        ngrams = ngrams_of(word, shortest, longest) if longest else iter(())
-        rows.append([ids.setdefault(ngram, len(ids)) for ngram in ngrams])
-    return list(ids), _counts(rows, len(ids))
+        if longest:
+            ngrams = ngrams_of(word, shortest, longest)
+            numbers.extend([ids.setdefault(ngram, len(ids)) for ngram in ngrams])
+        ends.append(len(numbers))
+    return list(ids), (np.array(ends, dtype=np.int64), np.array(numbers, dtype=np.int32))
 
 
 def _most_frequent(

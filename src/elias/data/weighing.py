@@ -8,8 +8,39 @@ import numpy as np
 from numba import njit
 from numpy.typing import NDArray
 
+Ids: TypeAlias = tuple[NDArray[np.int64], NDArray[np.int32]]
+"""Row starts and ids."""
 Rows: TypeAlias = tuple[NDArray[np.int64], NDArray[np.int32], NDArray[np.float32]]
 """Row starts, ids and weights."""
+
+
+@njit(cache=True, nogil=True)
+def count_texts(
+    of_text: Ids, of_word: Ids, in_texts: NDArray[np.int64], ngram_in_texts: NDArray[np.int64]
+) -> None:
+    """Count in how many texts each word and each n-gram stands.
+
+    Args:
+        of_text: The words of each text, repeats included.
+        of_word: The n-grams of each word, likewise.
+        in_texts: Of each word; added to.
+        ngram_in_texts: Of each n-gram; added to.
+    """
+    starts, words = of_text
+    ngram_starts, ngrams = of_word
+    last_text = np.full(in_texts.shape[0], -1, np.int64)
+    ngram_last_text = np.full(ngram_in_texts.shape[0], -1, np.int64)
+    for text in range(starts.shape[0] - 1):
+        for i in range(starts[text], starts[text + 1]):
+            word = words[i]
+            if last_text[word] == text:
+                continue
+            last_text[word] = text
+            in_texts[word] += 1
+            for j in range(ngram_starts[word], ngram_starts[word + 1]):
+                if ngram_last_text[ngrams[j]] != text:
+                    ngram_last_text[ngrams[j]] = text
+                    ngram_in_texts[ngrams[j]] += 1
 
 
 @njit(cache=True, nogil=True)

@@ -118,3 +118,14 @@ def test_of_very_many_runs_the_rarest_are_forgotten(monkeypatch):
     assert len(runs) <= 7
     (place,) = (i for i, word in enumerate(featurizer.words) if word == "red cod")
     assert featurizer.idf[place] == pytest.approx(np.log(27 / 7) + 1)
+
+
+def test_words_that_were_forgotten_are_looked_up_again(monkeypatch):
+    featurizer = Featurizer.fit(["red cod", "red tape"], min_count=1)
+    before = featurizer.transform(["red cod", "red tape"])
+    monkeypatch.setattr(features, "_MOST_EXPANDED", 1)
+
+    again = featurizer.transform(["red cod", "red tape"])
+
+    assert len(featurizer._lookup._ids_of_word) == 3
+    assert (again != before).nnz == 0
