@@ -8,6 +8,7 @@ from torch import nn
 
 import reference
 from elias.data.batches import TokenBatch
+from elias.kernels import ranking
 from elias.model.elias import EliasModel, SearchSizes
 from elias.model.encoder import TextEncoder
 from elias.model.graph import LabelGraph
@@ -96,16 +97,43 @@ def assert_same_ranking(found, expected):
 
 
 @given(
-    case=MODEL, beam_size=st.integers(1, 7), shortlist_size=st.integers(1, 14), k=st.integers(1, 9)
+    case=MODEL,
+    beam_size=st.integers(1, 7),
+    shortlist_size=st.integers(1, 14),
+    k=st.integers(1, 9),
+    first=st.sampled_from([1, 64]),
 )
-def test_the_ranking_is_that_of_the_slow_reference(case, beam_size, shortlist_size, k):
+def test_the_ranking_is_that_of_the_slow_reference(case, beam_size, shortlist_size, k, first):
     model = make_model(**case)
     embedding = model.encoder.vectors.detach()
 
-    found = model.rank(embedding, SearchSizes(beam_size, shortlist_size), k)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(ranking, "_FIRST", first)  # labels looked at before the search may end
+        found = model.rank(embedding, SearchSizes(beam_size, shortlist_size), k)
 
     expected = reference.rank(weights_of(model), embedding.double(), beam_size, shortlist_size, k)
     assert_same_ranking(pairs_of(*found, model.n_labels), expected)
+
+
+@given(k=st.integers(1, 7), shift=st.sampled_from([-3.0, 0.0, 8.0]), seed=st.integers(0, 2**31))
+def test_a_search_that_ends_early_finds_what_one_over_all_labels_finds(k, shift, seed):
+    case = {"learned": True, "alpha": 10.0, "beta": 20.0, "seed": seed, "n_points": 3}
+    model = make_model(n_labels=300, n_clusters=8, n_edges=90, **case)
+    model.labels.bias.data += shift
+    embedding = model.encoder.vectors.detach()
+    sizes = SearchSizes(5, 200)
+
+    many = model.rank(embedding, sizes, k)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(ranking, "_FIRST", 300)
+        whole = model.rank(embedding, sizes, k)
+        patch.setattr(ranking, "_FIRST", 2)
+        early = model.rank(embedding, sizes, k)
+    alone = [model.rank(point.unsqueeze(0), sizes, k) for point in embedding]
+
+    for found in (many, early, [torch.cat(parts) for parts in zip(*alone, strict=True)]):
+        assert torch.equal(found[0], whole[0])
+        torch.testing.assert_close(found[1], whole[1], rtol=1e-5, atol=0)  # products of one row
 
 
 @given(case=MODEL)

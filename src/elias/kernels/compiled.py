@@ -15,12 +15,12 @@ from numpy.typing import NDArray
 Array: TypeAlias = NDArray[Any]
 
 # Sums may be reordered so that they vectorise; NaN and infinity keep their meaning.
-_SUMS = {"reassoc", "contract", "nsz"}
+SUMS = {"reassoc", "contract", "nsz"}
 _EMPTY = np.float32(-np.inf)
 _FULL = np.float32(0.0)
 
 
-@njit(cache=True)
+@njit(cache=True, nogil=True)
 def _before(
     scores: Array, frees: Array, labels: Array, i: int, pivot: tuple[float, float, int]
 ) -> int:
@@ -34,8 +34,8 @@ def _before(
     return 0
 
 
-@njit(cache=True)
-def _keep_best(scores: Array, frees: Array, labels: Array, size: int, keep: int) -> None:
+@njit(cache=True, nogil=True)
+def keep_best(scores: Array, frees: Array, labels: Array, size: int, keep: int) -> None:
     """Move the ``keep`` best of the first ``size`` entries to the front, in no order.
 
     Quickselect on (score, unsaturated score, label ascending), a strict order, so that the choice
@@ -138,13 +138,13 @@ def expand_beam(  # noqa: PLR0913 - numba wants plain positional arrays
             for i in range(n_reached):
                 best_score[reached[i]] = _EMPTY
             if n_reached > n_keep:
-                _keep_best(scores, frees, reached, n_reached, n_keep)
+                keep_best(scores, frees, reached, n_reached, n_keep)
             for i in range(min(n_reached, n_keep)):
                 out_labels[row, i] = reached[i]
                 out_paths[row, i] = best_path[reached[i]]
 
 
-@njit(parallel=True, cache=True, fastmath=_SUMS)
+@njit(parallel=True, cache=True, fastmath=SUMS)
 def gather_dot(embedding: Array, weight: Array, bias: Array, labels: Array, out: Array) -> None:
     """Fill ``out[i, k] = weight[labels[i, k]]·embedding[i] + bias``; a padded label gives 0."""
     n_rows, n_keep = labels.shape
@@ -162,7 +162,7 @@ def gather_dot(embedding: Array, weight: Array, bias: Array, labels: Array, out:
             out[row, k] = total + bias[label]
 
 
-@njit(parallel=True, cache=True, fastmath=_SUMS)
+@njit(parallel=True, cache=True, fastmath=SUMS)
 def sum_rows(weight: Array, ids: Array, offsets: Array, coefficients: Array, out: Array) -> None:
     """Fill ``out[i] = Σ_j coefficients[j]·weight[ids[j]]`` over j in offsets[i]:offsets[i+1]."""
     n_rows, dim = out.shape

@@ -15,6 +15,7 @@ from elias.kernels.device import runs_triton
 from elias.kernels.every_label import LabelUpdate, every_label_loss, every_label_top
 from elias.kernels.gradients import IndexGradients
 from elias.kernels.paths import path_log
+from elias.kernels.ranking import Index, log_probabilities, rank_beams
 from elias.kernels.search import sortable
 from elias.model.encoder import TextEncoder
 from elias.model.graph import LabelGraph
@@ -160,10 +161,7 @@ class EliasModel(nn.Module):
         ``cluster_log`` is `unsaturated_log`. With ``gradients`` the edges' gradient goes there.
         """
         with torch.set_grad_enabled(torch.is_grad_enabled() and gradients is None):
-            edge_log = self.graph.unsaturated_log(beam)
-        if blocked is not None:
-            known = self.graph.edge_labels.clamp(max=self.n_labels - 1)
-            edge_log = edge_log.masked_fill(blocked[known], -math.inf)
+            edge_log = self._unblocked(self.graph.unsaturated_log(beam), blocked)
         if wanted is None:
             wanted = beam.new_empty((len(beam), 0))
         found = expand_beam(
@@ -296,13 +294,45 @@ class EliasModel(nn.Module):
         """
         cluster_log = self.unsaturated_log(embedding)
         beam = cluster_log.topk(min(sizes.beam_size, cluster_log.shape[1]), dim=1).indices
+        if self.labels.whole and not embedding.is_cuda:
+            return self._rank_compiled(embedding, cluster_log, beam, sizes, top_k, blocked)
         found = self.search(cluster_log, beam, sizes.shortlist_size, blocked=blocked)
         logits = self.labels.logits(embedding, found.labels)
-        log_p = nn.functional.logsigmoid(logits.float()) + found.log_scores
+        log_p = log_probabilities(logits.float(), found.log_scores)
         dropped = found.labels >= self.n_labels
         return best_labels(
             found.labels, log_p.masked_fill(dropped, -math.inf), top_k, self.n_labels
         )
+
+    def _rank_compiled(
+        self,
+        embedding: Float[Tensor, "B D"],
+        cluster_log: Float[Tensor, "B C"],
+        beam: Int[Tensor, "B b"],
+        sizes: SearchSizes,
+        top_k: int,
+        blocked: Bool[Tensor, " L"] | None,
+    ) -> tuple[Int[Tensor, "B k"], Float[Tensor, "B k"]]:
+        tables = (
+            self.graph.edge_labels,
+            self._unblocked(self.graph.unsaturated_log(beam), blocked),
+            self.labels.weight,
+            self.labels.bias,
+        )
+        index = Index(*(table.detach().numpy() for table in tables))
+        beam_log = cluster_log.gather(1, beam)
+        return rank_beams(
+            embedding.contiguous(), beam, beam_log, index, sizes.shortlist_size, top_k
+        )
+
+    def _unblocked(
+        self, edge_log: Float[Tensor, "C E"], blocked: Bool[Tensor, " L"] | None
+    ) -> Float[Tensor, "C E"]:
+        """Return the edges' scores without a path to blocked labels."""
+        if blocked is None:
+            return edge_log
+        known = self.graph.edge_labels.clamp(max=self.n_labels - 1)
+        return edge_log.masked_fill(blocked[known], -math.inf)
 
 
 def best_labels(

@@ -174,9 +174,13 @@ def _batches(
 def evaluating(model: nn.Module) -> Iterator[None]:
     """Turn dropout and gradients off, and back to what they were."""
     was_training = model.training
-    model.eval()
+    # telling every part of a large encoder would take as long as a short text
+    is_off = not was_training and not any(part.training for part in model.children())
+    if not is_off:
+        model.eval()
     try:
         with torch.inference_mode():
             yield
     finally:
-        model.train(was_training)
+        if not is_off:
+            model.train(was_training)

@@ -11,6 +11,7 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from elias.kernels import label_logits
+from elias.kernels.ranking import log_probabilities
 from elias.model.elias import EliasModel
 
 
@@ -66,7 +67,7 @@ def trace(
     in_order = cluster_free.expand_as(edge_free).gather(2, order).clamp(max=0)
     weight = model.labels.weight.float()  # one-vs-all may hold fewer bits
     logits = label_logits(embedding, weight, model.labels.bias, labels).float()
-    log_p = nn.functional.logsigmoid(logits) + path_log.amax(dim=2)
+    log_p = log_probabilities(logits, path_log.amax(dim=2))
     return Traced(
         clusters=clusters.masked_fill(~kept, n_clusters),
         cluster_scores=in_order.exp().masked_fill(~kept, 0),
