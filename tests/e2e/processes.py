@@ -50,8 +50,8 @@ ALL = EliasConfig().override(
 N_LABELS = 41  # no multiple of the processes
 
 
-def corpus():
-    return synthetic_corpus(**{**CORPUS, "n_labels": N_LABELS})
+def corpus(n_points=CORPUS["n_points"]):
+    return synthetic_corpus(**{**CORPUS, "n_points": n_points, "n_labels": N_LABELS})
 
 
 def free_port():
@@ -113,14 +113,15 @@ def alone(config, out, step=None):
     return spawn(1, work)
 
 
-def together(size, config, out, step=None, of=0):
+def together(size, config, out, step=None, of=0, points=None):
     """Train in ``size`` processes; one of them, if any, gets a SIGTERM in a step."""
+    points = points or corpus()
 
     def work(rank):
         if rank == of:
             stopping_at(step)
         with joined("cpu") as world:
-            train_together(world, config, corpus(), out=out)
+            train_together(world, config, points, out=out)
             return {"received": dict(world.received)}
 
     return spawn(size, work)
@@ -217,7 +218,7 @@ def hanging(rank, folder):
     """Train; process 1 hangs in a step."""
     if rank == 1:
         call_before(f"{STEP}:3", lambda: os.kill(os.getpid(), signal.SIGSTOP))
-    with joined("cpu", timeout=2) as world:
+    with joined("cpu", timeout=3) as world:
         train_together(world, BASE, corpus(), out=folder)
     return {}
 
@@ -237,7 +238,8 @@ def main(folder):
         size: together(size, BASE, folder / f"several-{size}") for size in (1, 2, 4)
     }
     found["dropping"] = {
-        size: together(size, DROPPING, folder / f"dropping-{size}") for size in (1, 4)
+        size: together(size, DROPPING, folder / f"dropping-{size}", points=corpus(120))
+        for size in (1, 4)
     }
     found["all"] = [alone(ALL, folder / "all-plain"), together(2, ALL, folder / "all-2")]
     chain = folder / "chain"

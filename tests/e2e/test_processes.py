@@ -105,7 +105,7 @@ def test_one_vs_all_is_shared_out_too(folder):
 def test_dropout_is_keyed_by_point_even_where_a_batch_is_smaller_than_the_world(folder, found):
     assert not any("failed" in told for told in found["dropping"]["4"])
 
-    # AdamW enlarges rounding where gradients are tiny, over 95 steps
+    # AdamW enlarges rounding where gradients are tiny
     assert_same_run(folder / "dropping-4", folder / "dropping-1", 1e-4, weights=1e-3)
 
 
@@ -148,7 +148,7 @@ def test_a_process_that_hangs_is_named_after_a_time(found):
 
     for told in (first, other):
         assert told["failed"].startswith("rank 1 (process "), told["failed"]
-        assert "did not answer in 2 s" in told["failed"]
+        assert "did not answer in 3 s" in told["failed"]
 
 
 def test_torchrun_starts_a_run_again_that_goes_on(folder, tmp_path):
