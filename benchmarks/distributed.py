@@ -67,6 +67,7 @@ def configuration(chosen):
         beam_size=20,
         train_clusters=25,
         shortlist_size=chosen.shortlist,
+        train_shortlist=chosen.shortlist,
         beta=10.0,
     )
     stage = StageConfig(name="step", epochs=1, batch_size=chosen.batch, learn_graph=True)

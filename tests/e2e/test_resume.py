@@ -402,9 +402,9 @@ def test_sigterm_saves_and_the_same_command_goes_on(tmp_path):
 
 POINTS = {
     "tokenising": "elias.data.tokens:_store:2",
-    "clustering": "elias.training.stages:balanced_clusters:1",
+    "clustering": "elias.training.setup:balanced_clusters:1",
     "stage 1": f"{STEP}:7",
-    "edges": "elias.training.stages:strongest_edges:1",
+    "edges": "elias.training.setup:strongest_edges:1",
     "stage 2": f"{STEP}:8",
     "a checkpoint": "elias.training.checkpoints:seal:2",
     "ranker": "elias.rerank.reranker:SparseRanker.fit:1",

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import math
 from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import partial
@@ -12,26 +11,16 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 import torch
 
-from elias.clustering import balanced_clusters, label_centroids
 from elias.distributed.rows import SharedRows
-from elias.distributed.sharing import cluster_shared, embed_shared
 from elias.errors import ConfigError
 from elias.kernels.device import has_triton
 from elias.model.elias import EliasModel
-from elias.model.graph import LabelGraph, partition_edges
-from elias.model.inference import cluster_all, embed_all
+from elias.model.graph import LabelGraph
 from elias.model.one_vs_all import OneVsAll
-from elias.progress import progress
 from elias.training.checkpoints import WEIGHTS, Checkpoint, prefixed, under
-from elias.training.edges import edge_counts, first_logits, strongest_edges
 from elias.training.keeping import random_state, restore_random_state
 from elias.training.loop import EpochReport, Points, StageLoop
-from elias.training.starts import (
-    cluster_directions,
-    find_centroids,
-    find_shared_centroids,
-    point_at,
-)
+from elias.training.setup import Setup
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -42,11 +31,12 @@ if TYPE_CHECKING:
 
     from elias.config import EliasConfig, StageConfig
     from elias.distributed import World
-    from elias.model.elias import LinearRows
     from elias.model.encoder import TextEncoder
     from elias.training.keeping import Keeper
 
 logger = logging.getLogger(__name__)
+
+_FILLED = 0.7  # of a GPU's free memory, by W_L: searching takes some too
 
 
 class _Place(NamedTuple):
@@ -80,9 +70,16 @@ class StageSequence:
     """Points that clusters, first classifiers and edges are computed from; None: all."""
 
     @property
-    def setup(self) -> Points:
-        """Return the points that what comes before training is computed from."""
-        return self.points if self.setup_from is None else self.setup_from
+    def setup(self) -> Setup:
+        """Return what makes that which a stage begins with."""
+        return Setup(
+            self.config,
+            self.encoder,
+            self.points if self.setup_from is None else self.setup_from,
+            self.bow,
+            self.points.labels.nnz / max(len(self.points.tokens), 1),
+            self.world,
+        )
 
     def run(
         self, init_from: EliasModel | None = None, resumed: Checkpoint | None = None
@@ -139,12 +136,19 @@ class StageSequence:
             init_from.labels = SharedRows.of(self.world, init_from.labels)
 
     def _whole(self, model: EliasModel) -> EliasModel:
-        """Give the first process the rows of all."""
-        if isinstance(model.labels, SharedRows):
-            whole = model.labels.gathered()
-            if whole is not None:
-                model.labels = whole.to(self.device)
-        return model
+        """Give the first process the rows of all; on the CPU where they do not fit its GPU."""
+        if not isinstance(model.labels, SharedRows):
+            return model
+        whole = model.labels.gathered()
+        if whole is None:
+            return model
+        model.labels = whole
+        if self.device.type == "cuda":
+            free, _ = torch.cuda.mem_get_info(self.device)
+            if whole.weight.nbytes > _FILLED * free:
+                logger.warning("W_L does not fit one GPU: what follows is computed on the CPU")
+                return model.to("cpu")
+        return model.to(self.device)
 
     def _check_storage(self) -> None:
         index = self.config.index
@@ -222,7 +226,7 @@ class StageSequence:
                 "model with a learned one to start from"
             )
         with self.timed("edges"):
-            return self._linked(model, partition, stage, position)
+            return self.setup.link(model, partition, stage, position)
 
     def _train(self, model: EliasModel, place: _Place, resumed: Checkpoint | None = None) -> None:
         """Train one stage, and keep what came of it."""
@@ -277,7 +281,7 @@ class StageSequence:
         n_labels = self.points.labels.shape[1]
         model: EliasModel
         if self.config.index.kind == "all":
-            model = OneVsAll(self.encoder, n_labels, self._rows(n_labels))
+            model = OneVsAll(self.encoder, n_labels, self.setup.rows(n_labels))
         else:
             graph = LabelGraph(
                 tensors["graph.edge_labels"],
@@ -286,7 +290,7 @@ class StageSequence:
                 edge_logits=tensors["graph.edge_logits"] if facts["learned"] else None,
                 removed_log=tensors.get("graph.removed_log"),
             )
-            model = EliasModel(self.encoder, graph, facts["alpha"], self._rows(n_labels))
+            model = EliasModel(self.encoder, graph, facts["alpha"], self.setup.rows(n_labels))
         if tensors["labels.weight"].dtype == torch.bfloat16:
             model.compact()
         model.load_state_dict(tensors)
@@ -303,31 +307,7 @@ class StageSequence:
         if before is not None and not stage.cluster_with_encoder:
             return before
         with self.timed("clusters"):
-            return self._shared_partition(stage.cluster_with_encoder)
-
-    def _shared_partition(self, with_encoder: bool) -> NDArray[np.int64]:
-        """Have the first process cluster the labels, and all know it."""
-        embedding: NDArray[np.float32] | None = None
-        world, tokens = self.world, self.setup.tokens
-        if world is None:
-            embedding = embed_all(self.encoder, tokens) if with_encoder else None
-            return self._partition(embedding)
-        if with_encoder:
-            embedding = world.collect(*embed_shared(world, self.encoder, tokens))
-        partition: NDArray[np.int64] = world.tell_array(
-            world.first(lambda: self._partition(embedding))
-        )
-        return partition
-
-    def _partition(self, embedding: NDArray[np.float32] | None) -> NDArray[np.int64]:
-        """Cluster the labels on bag of words and, if given, on φ as it stands (Eq. 14–15)."""
-        if self.config.index.kind == "all":
-            return np.zeros(self.points.labels.shape[1], dtype=np.int64)
-        assert self.bow is not None
-        sparse, dense = label_centroids(self.setup.labels, self.bow, embedding)
-        n_clusters = self.config.index.n_clusters
-        assert n_clusters is not None
-        return balanced_clusters(sparse, dense, n_clusters, self.config.member_seed)
+            return self.setup.partition(stage.cluster_with_encoder)
 
     def _fixed(
         self,
@@ -339,108 +319,10 @@ class StageSequence:
         keep_labels: bool,
     ) -> EliasModel:
         """Return a model on the partition, with what the stage keeps of the one before."""
-        model = self._untrained(partition)
-        self._start(model, stage, partition)
+        model = self.setup.model(partition)
+        self.setup.start(model, stage, partition)
         if before is not None and not fresh_clusters:
             model.clusters = before.clusters
         if before is not None and keep_labels:
             model.labels = before.labels
         return model
-
-    def _untrained(self, partition: NDArray[np.int64]) -> EliasModel:
-        index = self.config.index
-        rows = self._rows(len(partition))
-        if index.kind == "all":
-            return OneVsAll(self.encoder, len(partition), rows)
-        assert index.n_clusters is not None
-        assert index.beta is not None
-        edges = partition_edges(torch.from_numpy(partition), index.n_clusters)
-        graph = LabelGraph(edges, len(partition), index.beta)
-        return EliasModel(self.encoder, graph, index.alpha, rows)
-
-    def _rows(self, n_labels: int) -> LinearRows | None:
-        """Return classifiers that are shared out, where there are processes to share with."""
-        return None if self.world is None else SharedRows(self.world, n_labels, self.encoder.dim)
-
-    def _start(
-        self, model: EliasModel, stage: StageConfig, partition: NDArray[np.int64] | None
-    ) -> None:
-        """Give fresh classifiers to the labels and, on a new partition, to the clusters."""
-        tokens = self.setup.tokens
-        if stage.first_classifiers == "random":
-            if self.world is not None and partition is not None:
-                model.labels.reset()  # as one process does when it makes them
-            model.labels.reset(self._prior())
-            return
-        if self.world is None:
-            model.labels.reset(self._prior())
-            found = find_centroids(self.setup.labels, embed_all(self.encoder, tokens))
-        else:
-            found = find_shared_centroids(self.world, self.setup.labels, self.encoder, tokens)
-        point_at(model.labels, found.directions, found, self._prior())
-        if partition is not None:
-            n_clusters = model.graph.n_clusters
-            clusters = cluster_directions(found, partition, n_clusters, self.world)
-            point_at(model.clusters, clusters, found, 0.0)
-
-    def _linked(
-        self,
-        model: EliasModel,
-        partition: NDArray[np.int64],
-        stage: StageConfig,
-        position: int,
-    ) -> EliasModel:
-        """Return the model with a learned graph, its edges from where the points go (Eq. 9–10)."""
-        index = self.config.index
-        assert index.beam_size is not None
-        assert index.beta is not None
-        tokens, world = self.setup.tokens, self.world
-        if world is None:
-            walked = cluster_all(model, tokens, index.beam_size)
-            edges, logits = self._edges(model, walked, partition, position)
-        else:
-            gone = cluster_shared(world, model, tokens, index.beam_size)
-            found = world.first(lambda: self._edges(model, gone, partition, position))
-            edges, logits = (world.tell_array(part) for part in found or (None, None))
-        model.graph = LabelGraph(
-            torch.from_numpy(edges),
-            model.n_labels,
-            index.beta,
-            edge_logits=torch.from_numpy(logits),
-        )
-        if not stage.keep_labels:
-            self._start(model, stage, None)
-        return model
-
-    def _edges(
-        self,
-        model: EliasModel,
-        walked: tuple[NDArray[np.int64], NDArray[np.float32]] | None,
-        partition: NDArray[np.int64],
-        position: int,
-    ) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
-        """Return the edges of the learned graph and their first logits (C, κ each)."""
-        index = self.config.index
-        assert walked is not None
-        assert index.edges_per_cluster is not None
-        generator = torch.Generator().manual_seed(self.config.member_seed * 1000 + position)
-        with progress("Choosing edges", 3) as advance:
-            counts = edge_counts(
-                *walked,
-                self.setup.labels,
-                partition,
-                model.graph.n_clusters,
-                index.edges_per_cluster,
-            )
-            advance()
-            edges = strongest_edges(counts, partition, index.edges_per_cluster)
-            advance()
-            logits = first_logits(edges, counts, index.edge_init, generator)
-            advance()
-        return edges, logits.numpy()
-
-    def _prior(self) -> float:
-        """Return the log of the share of relevant labels in a shortlist: where biases start."""
-        per_point = max(self.points.labels.nnz / max(len(self.points.tokens), 1), 1e-3)
-        assert self.config.index.train_shortlist is not None
-        return min(0.0, math.log(per_point / self.config.index.train_shortlist))
