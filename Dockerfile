@@ -16,7 +16,12 @@ RUN /venv/bin/pip install --no-cache-dir -c constraints.txt '.[serve]'
 
 FROM python:3.11-slim-bookworm
 
-RUN useradd --uid 10001 --no-create-home --shell /usr/sbin/nologin elias
+# numba's threads are OpenMP's; without it they fall back to a kind that is not safe to share.
+# hadolint ignore=DL3008
+RUN apt-get update \
+    && apt-get install -y --no-install-recommends libgomp1 \
+    && rm -rf /var/lib/apt/lists/* \
+    && useradd --uid 10001 --no-create-home --shell /usr/sbin/nologin elias
 COPY --from=build /venv /venv
 
 # Caches go where a container whose root is read-only can have a tmpfs.

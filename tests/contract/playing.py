@@ -9,7 +9,8 @@ An interpreter costs seconds to start, so there is one for all documents (`warm.
 that a shell finds hands its arguments, streams and folder over to it. Only ``elias serve`` gets a
 process of its own, in the background and on a free port, until the document ends. There is no
 network, so ``elias data demo`` gives a small generated corpus, ``pip`` only looks whether there is
-such an extra, and ``tiny-encoder FOLDER`` makes a transformer of a few hundred weights.
+such an extra, ``tiny-encoder FOLDER`` makes a transformer of a few hundred weights, and after
+``hub-stand-in`` the hub is a server of the tests.
 """
 
 from __future__ import annotations
@@ -97,7 +98,7 @@ class Stage:
         self.folder.mkdir()
         tools = folder / "tools"
         tools.mkdir()
-        for name in ("elias", "python", "pip", "tiny-encoder"):
+        for name in ("elias", "python", "pip", "tiny-encoder", "hub-stand-in"):
             tool = tools / name
             ask = f'exec "{sys.executable}" -SE "{HERE / "ask.py"}" {name} "$@"'
             tool.write_text(f"#!/bin/sh\n{ask}\n")

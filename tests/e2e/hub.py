@@ -11,6 +11,9 @@ from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import yaml
+from huggingface_hub import HfApi, constants
+
+from elias.pipeline import hub
 
 TOKEN = "hf_good"
 
@@ -170,3 +173,23 @@ def stand_in():
         server.shutdown()
         thread.join()
         server.server_close()
+
+
+def go_online(patch, address, cache):
+    """Have everything that asks the hub ask at an address, with nobody logged in."""
+    patch.setattr(constants, "ENDPOINT", address)
+    template = address + "/{repo_id}/resolve/{revision}/{filename}"
+    patch.setattr(constants, "HUGGINGFACE_CO_URL_TEMPLATE", template)
+    patch.setattr(constants, "HF_HUB_OFFLINE", False)
+    patch.setattr(constants, "HF_HUB_CACHE", str(cache))
+    patch.setattr(constants, "HF_HUB_DISABLE_PROGRESS_BARS", True)
+    patch.setattr(hub, "HfApi", lambda token: HfApi(endpoint=address, token=token))
+    patch.setattr(hub, "get_token", lambda: None)
+
+
+def log_in(patch):
+    """Be somebody who may push."""
+    patch.setattr(hub, "get_token", lambda: TOKEN)
+    patch.setattr(
+        hub, "HfApi", lambda token: HfApi(endpoint=constants.ENDPOINT, token=token or TOKEN)
+    )

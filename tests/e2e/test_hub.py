@@ -8,39 +8,22 @@ import pytest
 from huggingface_hub import ModelCard, constants
 
 from e2e.commands import elias
-from e2e.hub import TOKEN, stand_in
+from e2e.hub import TOKEN, go_online, log_in, stand_in
 from elias.errors import ModelError
-from elias.pipeline import Elias, hub
+from elias.pipeline import Elias
 
 
 @pytest.fixture
 def online(monkeypatch, tmp_path):
     """A hub to talk to, an empty cache, and nobody logged in."""
     with stand_in() as (there, address):
-        monkeypatch.setattr(constants, "ENDPOINT", address)
-        monkeypatch.setattr(
-            constants,
-            "HUGGINGFACE_CO_URL_TEMPLATE",
-            address + "/{repo_id}/resolve/{revision}/{filename}",
-        )
-        monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
-        monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "hub-cache"))
-        monkeypatch.setattr(constants, "HF_HUB_DISABLE_PROGRESS_BARS", True)
-        monkeypatch.setattr(hub, "HfApi", lambda token: hub_api(address, token))
-        monkeypatch.setattr(hub, "get_token", lambda: None)
+        go_online(monkeypatch, address, tmp_path / "hub-cache")
         yield there
-
-
-def hub_api(address, token):
-    from huggingface_hub import HfApi
-
-    return HfApi(endpoint=address, token=token)
 
 
 @pytest.fixture
 def logged_in(online, monkeypatch):
-    monkeypatch.setattr(hub, "get_token", lambda: TOKEN)
-    monkeypatch.setattr(hub, "HfApi", lambda token: hub_api(constants.ENDPOINT, token or TOKEN))
+    log_in(monkeypatch)
     return online
 
 
