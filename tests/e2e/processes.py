@@ -14,6 +14,7 @@ import os
 import signal
 import socket
 import sys
+import time
 import traceback
 from pathlib import Path
 
@@ -27,9 +28,10 @@ import torch
 from e2e.killing import CONFIG, CORPUS, call_before
 from elias import EliasConfig, train
 from elias.data.synthetic import synthetic_corpus
-from elias.distributed import joined
+from elias.distributed import joined, watching
 from elias.distributed.gradients import sum_touched
 from elias.distributed.rows import SharedRows
+from elias.distributed.world import same_everywhere
 from elias.errors import EliasError, Interrupted
 from elias.kernels import label_logits
 from elias.kernels.gradients import IndexGradients
@@ -93,9 +95,9 @@ def spawn(size, work, stopped=None):
     said = [b"" if rank == stopped else readers[rank].read() for rank in range(size)]
     if stopped is not None:
         os.kill(ids[stopped], signal.SIGKILL)
-    for _ in range(size):
-        os.wait()
-    return [json.loads(text) if text else {"killed": True} for text in said]
+    codes = [os.waitstatus_to_exitcode(os.waitpid(number, 0)[1]) for number in ids]
+    found = zip(said, codes, strict=True)
+    return [json.loads(text) if text else {"killed": code} for text, code in found]
 
 
 def stopping_at(step):
@@ -223,6 +225,33 @@ def hanging(rank, folder):
     return {}
 
 
+def asleep(rank):
+    """Be in something that does not end, while the other process is killed."""
+    watching.GRACE_SECONDS = 0.5
+    with joined("cpu") as world:
+        world.tell(None)
+        if rank == 1:
+            os.kill(os.getpid(), signal.SIGKILL)
+        time.sleep(60)
+    return {}
+
+
+def different(rank, folder):
+    """Give each process a folder of its own."""
+    with joined("cpu") as world:
+        train_together(world, BASE, corpus(), out=folder / str(rank))
+    return {}
+
+
+def reading(rank):
+    """Read something else than the first process."""
+    watching.GRACE_SECONDS = 0.5
+    with joined("cpu") as world:
+        same_everywhere(world, {"corpus": f"of {rank}"})
+        time.sleep(60)
+    return {}
+
+
 def launched(folder):
     """Be one of the processes that torchrun started: one is killed the first time."""
     torch.set_num_threads(1)
@@ -252,6 +281,9 @@ def main(folder):
     lost = folder / "lost"
     found["lost"] = [spawn(3, lambda rank: killed(rank, lost)), together(2, BASE, lost)]
     found["hanging"] = spawn(3, lambda rank: hanging(rank, folder / "hanging"), stopped=1)
+    found["asleep"] = spawn(2, asleep)
+    found["different"] = spawn(2, lambda rank: different(rank, folder / "different"))
+    found["reading"] = spawn(2, reading)
     (folder / "found.json").write_text(json.dumps(found))
 
 

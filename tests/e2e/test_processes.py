@@ -2,6 +2,7 @@
 
 import json
 import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -10,6 +11,7 @@ import pytest
 from safetensors.torch import load_file
 
 from e2e.commands import SOURCE
+from elias.distributed.watching import EXIT_CODE
 
 TESTS = Path(__file__).parents[1]
 ENVIRONMENT = {
@@ -134,7 +136,7 @@ def test_a_run_goes_on_with_any_number_of_processes(folder, found):
 def test_a_process_that_is_killed_is_named_by_the_others_and_the_run_goes_on(folder, found):
     first, killed, other = found["lost"][0]
 
-    assert killed == {"killed": True}
+    assert killed == {"killed": -signal.SIGKILL}
     for told in (first, other):
         assert told["failed"].startswith("rank 1 (process ")
         assert "is gone" in told["failed"]
@@ -149,6 +151,24 @@ def test_a_process_that_hangs_is_named_after_a_time(found):
     for told in (first, other):
         assert told["failed"].startswith("rank 1 (process "), told["failed"]
         assert "did not answer in 3 s" in told["failed"]
+
+
+def test_a_process_that_waits_inside_something_for_one_that_is_gone_is_ended(found):
+    assert found["asleep"] == [{"killed": EXIT_CODE}, {"killed": -signal.SIGKILL}]
+
+
+def test_a_folder_that_not_all_processes_see_is_refused(found):
+    first, other = found["different"]
+
+    assert "rank 1 does not see what rank 0 has written there" in other["failed"]
+    assert first["failed"].startswith("rank 1 (process ")
+
+
+def test_processes_that_read_different_files_are_refused(found):
+    first, other = found["reading"]
+
+    assert "its corpus is of 1, that of rank 0 of 0" in other["failed"]
+    assert first == {"killed": EXIT_CODE}  # it had gone on, and was ended
 
 
 def test_torchrun_starts_a_run_again_that_goes_on(folder, tmp_path):

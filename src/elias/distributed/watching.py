@@ -93,8 +93,11 @@ class Watch:
             if self._store.check([key]):
                 return f"{name} failed: {self._store.get(key).decode()}"
         except RuntimeError:
-            return f"{name} is gone, and with it what the processes met by"
-        return f"{name} is gone without a word (killed, or out of memory?)"
+            pass  # what the processes met by is gone too
+        return (
+            f"{name} is gone without a word (killed, or out of memory?); the same command goes on "
+            "from the last checkpoint"
+        )
 
     def _end(self) -> None:
         """End a process that waits, perhaps inside a library, for what will never come."""

@@ -292,6 +292,8 @@ class World:
             self._watch.fail(why)
         except RuntimeError:  # where the processes met is gone too
             return
+        if self.is_first and self.size > 1 and not isinstance(error, Interrupted):
+            time.sleep(_STAY_SECONDS)  # where they met may be in its memory
 
     def _all_say(self, text: str) -> list[str]:
         """Return what each process says of itself."""
@@ -327,7 +329,7 @@ class World:
             if not self._store.check([f"noticed/{rank}"])
         ]
         if self.is_first:
-            time.sleep(_STAY_SECONDS)  # the others may read this in its memory
+            time.sleep(_STAY_SECONDS)  # where the others look may be in its memory
         return silent
 
     def _refuse_lost(self, seconds: float | None) -> None:
@@ -337,7 +339,7 @@ class World:
         who = self._watch.wait() if seconds is None else self._watch.wait(seconds)
         if who:
             logger.info("%s", who)  # for the run's log
-            raise RunError(f"{who}; the same command goes on from the last checkpoint")
+            raise RunError(who)
 
 
 def _all_gather(found: Tensor, tensor: Tensor) -> None:

@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import numpy as np
 
 from elias.data.features import Featurizer
-from elias.errors import ConfigError
+from elias.errors import ConfigError, RunError
 from elias.model.building import build_encoder
 from elias.model.encoder import BagEncoder
 from elias.training.checkpoints import Checkpoints
 from elias.training.shards import Share
-from elias.training.tracking import CHECKPOINTS_FOLDER, Run, open_run
+from elias.training.tracking import CHECKPOINTS_FOLDER, CONFIG_FILE, Run, open_run
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -113,6 +113,11 @@ def open_shared_run(
     world.tell(None)
     run = Run()
     if folder is not None:
+        if not (folder / CONFIG_FILE).exists():
+            raise RunError(
+                f"{folder}: rank {world.rank} does not see what rank 0 has written there; give an "
+                "--out on a file system that all machines share"
+            )
         run.checkpoints = Checkpoints(folder / CHECKPOINTS_FOLDER, config.checkpoint, share)
     with run.interruption.listening():
         try:

@@ -13,7 +13,7 @@ import time
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
-from safetensors import safe_open
+from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 
 from elias.errors import DataError
@@ -29,7 +29,7 @@ logger = logging.getLogger(__name__)
 SHARDS = "rows-*.safetensors"
 _PIECE_ROWS = 2**16
 _POLL_SECONDS = 0.05
-_LONGEST_WAIT = 3600.0  # seconds, for the slowest disk
+_LONGEST_WAIT = 1800.0  # seconds, for the slowest disk
 
 
 def _nobody() -> bool:
@@ -64,18 +64,30 @@ def is_row(name: str) -> bool:
 
 
 def write_shard(folder: Path, share: Share, tensors: Mapping[str, Tensor], problem: str) -> None:
-    """Write this process's rows, then a note of what was written, or of what is wrong with it."""
+    """Write this process's rows, then a note of what was written, or of what is wrong with it.
+
+    A note is small enough for a disk that has no room for rows.
+    """
     folder.mkdir(parents=True, exist_ok=True)
-    note: dict[str, Any] = {"problem": problem}
-    if not problem:
-        path = folder / share.file
+    path = folder / share.file
+    if problem:
+        _write_note(path, {"problem": problem})
+        return
+    try:
         save_file(dict(tensors), path)
         with path.open("rb") as file:
             digest = hashlib.file_digest(file, "sha256").hexdigest()
-        note = {"bytes": path.stat().st_size, "sha256": digest}
-    hidden = folder / f".{share.file}.json"
+    except (OSError, SafetensorError) as error:
+        path.unlink(missing_ok=True)
+        _write_note(path, {"problem": str(error)})
+        raise
+    _write_note(path, {"bytes": path.stat().st_size, "sha256": digest})
+
+
+def _write_note(path: Path, note: Mapping[str, Any]) -> None:
+    hidden = path.with_name(f".{path.name}.json")
     hidden.write_text(json.dumps(note), encoding="utf8")
-    hidden.rename(folder / f"{share.file}.json")
+    hidden.rename(path.with_name(f"{path.name}.json"))
 
 
 def take_shards(folder: Path, share: Share, into: Path) -> dict[str, dict[str, Any]]:

@@ -108,6 +108,25 @@ def test_rows_that_are_missing_or_refused_make_no_checkpoint(tmp_path):
         take_shards(tmp_path / "shards", Share(0, 3, lambda: True), tmp_path / "into")
 
 
+def test_rows_for_which_there_is_no_room_are_told_and_leave_nothing(tmp_path, monkeypatch, caplog):
+    def full(_, path):
+        path.write_bytes(b"half")
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("elias.training.shards.save_file", full)
+    first, second = (Checkpoints(tmp_path, CheckpointConfig(), Share(r, 2)) for r in (0, 1))
+
+    second.save(Checkpoint({}, tables(4)), number=1)
+    assert not second.written()
+    monkeypatch.undo()
+    first.save(Checkpoint({}, tables(4)), number=1)
+
+    assert not first.written()
+    assert "rank 1: [Errno 28] No space left on device" in caplog.text
+    assert first.newest(lambda _: True) is None
+    assert not list(tmp_path.glob("*/rows-00001*safetensors"))
+
+
 def test_the_first_process_waits_for_the_others_rows(tmp_path):
     for rank in (0, 1):
         write_shard(tmp_path / "shards", Share(rank, 3), {"model.labels.bias": torch.ones(1)}, "")
