@@ -1,7 +1,7 @@
 """The whole: train everything, save and load it, predict with it."""
 
 from elias.pipeline.explaining import ExplainedLabel, Explanation, LabelPath
-from elias.pipeline.fitting import train
+from elias.pipeline.fitting import train, train_together
 from elias.pipeline.predictor import Elias
 from elias.pipeline.pruning import EdgeCount, prune_edges
 from elias.pipeline.resources import pick_device
@@ -19,4 +19,5 @@ __all__ = [
     "predict_file",
     "prune_edges",
     "train",
+    "train_together",
 ]

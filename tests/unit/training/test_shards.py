@@ -7,7 +7,7 @@ from tempfile import TemporaryDirectory
 
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from elias.config import CheckpointConfig
@@ -40,6 +40,7 @@ def save_all(folder, size, tensors):
     return kept[0].newest(lambda facts: facts["step"] == 3)
 
 
+@settings(max_examples=15)
 @given(st.integers(1, 9), st.integers(1, 4), st.integers(1, 4))
 def test_any_number_of_processes_reads_what_any_other_wrote(n_labels, size, readers):
     with TemporaryDirectory() as folder:
