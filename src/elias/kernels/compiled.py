@@ -71,8 +71,11 @@ def keep_best(scores: Array, frees: Array, labels: Array, size: int, keep: int) 
 def _reach(
     beam: Array, beam_log: Array, edge_labels: Array, edge_log: Array, best: tuple[Array, ...]
 ) -> int:
-    """Walk every path of one row, noting the best to each label; return how many were reached."""
-    best_score, best_free, best_path, reached = best
+    """Walk every path of one row, noting the best to each label; return how many were reached.
+
+    A label's score and unsaturated score lie side by side: a path looks at one place in memory.
+    """
+    held, best_path, reached = best
     n_clusters, n_edges = edge_labels.shape
     n_reached = 0
     for position in range(beam.shape[0]):
@@ -88,13 +91,13 @@ def _reach(
             label = edge_labels[cluster, edge]
             score = cluster_score + min(edge_free, _FULL)
             free = cluster_free + edge_free
-            held = best_score[label]
-            if score > held or (score == held and free > best_free[label]):
-                if held == _EMPTY:
+            before = held[label, 0]
+            if score > before or (score == before and free > held[label, 1]):
+                if before == _EMPTY:
                     reached[n_reached] = label
                     n_reached += 1
-                best_score[label] = score
-                best_free[label] = free
+                held[label, 0] = score
+                held[label, 1] = free
                 best_path[label] = position * n_edges + edge
     return n_reached
 
@@ -119,24 +122,22 @@ def expand_beam(  # noqa: PLR0913 - numba wants plain positional arrays
     n_rows = beam.shape[0]
     n_keep = out_labels.shape[1]
     for chunk in prange(n_chunks):
-        best_score = np.full(n_labels, _EMPTY, dtype=np.float32)
-        best_free = np.empty(n_labels, dtype=np.float32)
+        held = np.full((n_labels, 2), _EMPTY, dtype=np.float32)
         best_path = np.empty(n_labels, dtype=np.int32)
         reached = np.empty(n_labels, dtype=np.int32)
         scores = np.empty(n_labels, dtype=np.float32)
         frees = np.empty(n_labels, dtype=np.float32)
-        best = (best_score, best_free, best_path, reached)
+        best = (held, best_path, reached)
         for row in range(chunk, n_rows, n_chunks):
             n_reached = _reach(beam[row], beam_log[row], edge_labels, edge_log, best)
             for i in range(wanted.shape[1]):
                 label = wanted[row, i]
-                seen = label < n_labels and best_score[label] != _EMPTY
+                seen = label < n_labels and held[label, 0] != _EMPTY
                 out_wanted[row, i] = best_path[label] if seen else -1
             for i in range(n_reached):
-                scores[i] = best_score[reached[i]]
-                frees[i] = best_free[reached[i]]
-            for i in range(n_reached):
-                best_score[reached[i]] = _EMPTY
+                scores[i] = held[reached[i], 0]
+                frees[i] = held[reached[i], 1]
+                held[reached[i], 0] = _EMPTY
             if n_reached > n_keep:
                 keep_best(scores, frees, reached, n_reached, n_keep)
             for i in range(min(n_reached, n_keep)):
@@ -162,22 +163,58 @@ def gather_dot(embedding: Array, weight: Array, bias: Array, labels: Array, out:
             out[row, k] = total + bias[label]
 
 
+@njit(cache=True, fastmath=SUMS)
+def _add_four(weight: Array, ids: Array, coefficients: Array, j: int, total: Array) -> None:
+    """Add four rows at once: the total is read and written once for them."""
+    c0, c1, c2, c3 = coefficients[j], coefficients[j + 1], coefficients[j + 2], coefficients[j + 3]
+    s0, s1, s2, s3 = weight[ids[j]], weight[ids[j + 1]], weight[ids[j + 2]], weight[ids[j + 3]]
+    for d in range(total.shape[0]):
+        total[d] += (c0 * s0[d] + c1 * s1[d]) + (c2 * s2[d] + c3 * s3[d])
+
+
 @njit(parallel=True, cache=True, fastmath=SUMS)
 def sum_rows(weight: Array, ids: Array, offsets: Array, coefficients: Array, out: Array) -> None:
-    """Fill ``out[i] = Σ_j coefficients[j]·weight[ids[j]]`` over j in offsets[i]:offsets[i+1]."""
+    """Fill ``out[i] = Σ_j coefficients[j]·weight[ids[j]]`` over j in offsets[i]:offsets[i+1].
+
+    Ids past the last row of weights count for nothing.
+    """
     n_rows, dim = out.shape
     n_weights = weight.shape[0]
     for row in prange(n_rows):
         total = out[row]
         for d in range(dim):
             total[d] = 0.0
-        for j in range(offsets[row], offsets[row + 1]):
-            if ids[j] >= n_weights:
+        j, end = offsets[row], offsets[row + 1]
+        while j < end:
+            if j + 4 <= end and max(ids[j], ids[j + 1], ids[j + 2], ids[j + 3]) < n_weights:
+                _add_four(weight, ids, coefficients, j, total)
+                j += 4
                 continue
-            coefficient = coefficients[j]
-            source = weight[ids[j]]
+            if ids[j] < n_weights:
+                source = weight[ids[j]]
+                for d in range(dim):
+                    total[d] += coefficients[j] * source[d]
+            j += 1
+
+
+@njit(parallel=True, cache=True, fastmath=SUMS)
+def grouped_dot(
+    embedding: Array, weight: Array, bias: Array, groups: tuple[Array, ...], out: Array
+) -> None:
+    """Do what `gather_dot` does, label by label: each row of weights is read once.
+
+    ``groups`` is from `group_by_id`; ``out`` has a place for each slot, 0 in padded ones.
+    """
+    touched, starts, points, places = groups
+    dim = weight.shape[1]
+    for i in prange(touched.shape[0]):
+        row = weight[touched[i]]
+        for j in range(starts[i], starts[i + 1]):
+            point = embedding[points[j]]
+            total = np.float32(0.0)
             for d in range(dim):
-                total[d] += coefficient * source[d]
+                total += row[d] * point[d]
+            out[places[j]] = total + bias[touched[i]]
 
 
 @njit(cache=True)

@@ -1,13 +1,14 @@
-"""The scores of edges and of paths where the index's gradients are collected (on a GPU)."""
+"""The scores of edges and of paths: by Triton on a GPU, by compiled loops on a CPU."""
 
 from __future__ import annotations
 
 from typing import Any
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
+from elias.kernels import compiled_paths
 from elias.kernels.gradients import IndexGradients
 
 
@@ -35,15 +36,60 @@ def path_log(
     paths: Int[Tensor, "B S"],
     gradients: IndexGradients | None = None,
 ) -> Float[Tensor, "B S"]:
-    """Return log ŝ_c + log ŝ_{c,ℓ} of paths, 0 for a path of -1; by Triton.
+    """Return log ŝ_c + log ŝ_{c,ℓ} of paths, 0 for a path of -1; by Triton, or on a CPU compiled.
 
-    Scores come before their min(1, ·), which is taken here. The clusters get their gradient, the
-    edges theirs in ``gradients`` if there is one to keep it.
+    Scores come before their min(1, ·), which is taken here. The clusters get their gradient. On a
+    CPU the edges get theirs too, on a GPU in ``gradients`` if there is one to keep it.
     """
+    if not cluster_log.is_cuda and gradients is None:
+        found: Tensor = _PathLogCompiled.apply(  # type: ignore[no-untyped-call]
+            cluster_log, edge_scores, beam, paths
+        )
+        return found
     scores: Tensor = _PathLog.apply(  # type: ignore[no-untyped-call]
         cluster_log, edge_scores, beam, paths, gradients
     )
     return scores
+
+
+def is_member(
+    labels: Int[Tensor, "B K"], wanted: Int[Tensor, "B Y"], n_labels: int
+) -> Bool[Tensor, "B K"]:
+    """Say which of the labels are among the row's wanted ones (ascending, padded with L)."""
+    if not labels.is_cuda:
+        found = torch.empty(labels.shape, dtype=torch.bool)
+        compiled_paths.is_member(labels.numpy(), wanted.numpy(), n_labels, found.numpy())
+        return found
+    place = torch.searchsorted(wanted, labels).clamp(max=wanted.shape[1] - 1)
+    return (wanted.gather(1, place) == labels) & (labels < n_labels)
+
+
+class _PathLogCompiled(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any, cluster_log: Tensor, edge_scores: Tensor, beam: Tensor, paths: Tensor
+    ) -> Tensor:
+        out = torch.empty(paths.shape)
+        arrays = (cluster_log.numpy(), edge_scores.numpy(), beam.numpy(), paths.numpy())
+        compiled_paths.path_log(*arrays, out.numpy())
+        ctx.save_for_backward(cluster_log, edge_scores, beam, paths)
+        return out
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, Tensor | None, None, None]:
+        cluster_log, edge_scores, beam, paths = ctx.saved_tensors
+        by_cluster = torch.zeros_like(cluster_log)
+        with_edges = ctx.needs_input_grad[1]
+        by_edge = torch.zeros_like(edge_scores if with_edges else edge_scores[:0])
+        compiled_paths.path_log_backward(
+            (cluster_log.numpy(), edge_scores.numpy()),
+            beam.numpy(),
+            paths.numpy(),
+            grads[0].contiguous().numpy(),
+            by_cluster.numpy(),
+            by_edge.numpy(),
+        )
+        return by_cluster, by_edge if with_edges else None, None, None
 
 
 class _PathLog(torch.autograd.Function):

@@ -91,14 +91,17 @@ def _array(tensor: Tensor) -> compiled.Array:
     return tensor.detach().contiguous().numpy()
 
 
+def _offsets(labels: Tensor) -> compiled.Array:
+    return np.arange(len(labels) + 1, dtype=np.int64) * labels.shape[1]
+
+
 def _row_gradient(
-    table: Tensor, ids: compiled.Array, offsets: compiled.Array, parts: tuple[Any, Any]
+    groups: tuple[compiled.Array, ...], coefficients: compiled.Array, vectors: compiled.Array
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Return (touched rows, their gradients, the sum of their coefficients)."""
-    coefficients, vectors = parts
-    touched, starts, points, places = compiled.group_by_id(ids, offsets, len(table))
+    touched, starts, points, places = groups
     grouped = coefficients[places]
-    gradient = np.empty((len(touched), table.shape[1]), dtype=np.float32)
+    gradient = np.empty((len(touched), vectors.shape[1]), dtype=np.float32)
     compiled.sum_rows(vectors, points, starts, grouped, gradient)
     sums = np.add.reduceat(grouped, starts[:-1]) if len(touched) else grouped[:0]
     return torch.from_numpy(touched), torch.from_numpy(gradient), torch.from_numpy(sums)
@@ -117,23 +120,28 @@ class _LabelLogits(torch.autograd.Function):
     def forward(
         ctx: Any, embedding: Tensor, weight: Tensor, bias: Tensor, labels: Tensor
     ) -> Tensor:
-        out = torch.empty(labels.shape, dtype=torch.float32)
-        compiled.gather_dot(
-            _array(embedding), _array(weight), _array(bias), _array(labels), out.numpy()
-        )
+        if not any(ctx.needs_input_grad):
+            out = torch.empty(labels.shape, dtype=torch.float32)
+            compiled.gather_dot(
+                _array(embedding), _array(weight), _array(bias), _array(labels), out.numpy()
+            )
+            return out
+        out = torch.zeros(labels.shape, dtype=torch.float32)
+        groups = compiled.group_by_id(labels.reshape(-1).numpy(), _offsets(labels), len(weight))
+        arrays = (_array(embedding), _array(weight), _array(bias))
+        compiled.grouped_dot(*arrays, groups, out.view(-1).numpy())
         ctx.save_for_backward(embedding, weight, bias, labels)
+        ctx.groups = groups
         return out
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, Tensor, Tensor, None]:
         embedding, weight, bias, labels = ctx.saved_tensors
-        ids = labels.reshape(-1).numpy()
-        offsets = np.arange(len(labels) + 1, dtype=np.int64) * labels.shape[1]
         coefficients = _array(grads[0].reshape(-1))
         grad_embedding = torch.empty(embedding.shape, dtype=torch.float32)
+        ids, offsets = labels.reshape(-1).numpy(), _offsets(labels)
         compiled.sum_rows(_array(weight), ids, offsets, coefficients, grad_embedding.numpy())
-        parts = (coefficients, _array(embedding))
-        rows, gradient, sums = _row_gradient(weight, ids, offsets, parts)
+        rows, gradient, sums = _row_gradient(ctx.groups, coefficients, _array(embedding))
         return (
             grad_embedding,
             _sparse(rows, gradient, weight.shape),
@@ -190,6 +198,6 @@ class _BagSum(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None, None, None]:
         weight, ids, offsets, coefficients = ctx.saved_tensors
-        parts = (coefficients.numpy(), _array(grads[0]))
-        rows, gradient, _ = _row_gradient(weight, ids.numpy(), offsets.numpy(), parts)
+        groups = compiled.group_by_id(ids.numpy(), offsets.numpy(), len(weight))
+        rows, gradient, _ = _row_gradient(groups, coefficients.numpy(), _array(grads[0]))
         return _sparse(rows, gradient, weight.shape), None, None, None

@@ -14,7 +14,7 @@ from elias.kernels import expand_beam, label_logits
 from elias.kernels.device import runs_triton
 from elias.kernels.every_label import LabelUpdate, every_label_loss, every_label_top
 from elias.kernels.gradients import IndexGradients
-from elias.kernels.paths import path_log
+from elias.kernels.paths import is_member, path_log
 from elias.kernels.ranking import Index, log_probabilities, rank_beams
 from elias.kernels.search import sortable
 from elias.model.encoder import TextEncoder
@@ -175,8 +175,10 @@ class EliasModel(nn.Module):
         )
         reached = found.wanted_paths >= 0
         stored = found.labels < self.n_labels
-        if gradients is not None or (runs_triton(beam) and not torch.is_grad_enabled()):
-            paths = torch.cat([found.paths.masked_fill(~stored, -1), found.wanted_paths], dim=1)
+        paths = found.paths.masked_fill(~stored, -1)
+        without_gradient = runs_triton(beam) and not torch.is_grad_enabled()
+        if gradients is not None or without_gradient or not beam.is_cuda:
+            paths = torch.cat([paths, found.wanted_paths], dim=1)
             scores = path_log(cluster_log, edge_log, beam, paths, gradients)
             width = stored.shape[1]
             return Shortlist(found.labels, scores[:, :width], scores[:, width:], reached)
@@ -194,9 +196,7 @@ class EliasModel(nn.Module):
         n_edges = edge_log.shape[1]
         paths = paths.clamp(min=0)
         cluster = beam.gather(1, paths // n_edges)
-        # index_select, since the gradient of plain indexing adds up in no fixed order on a CPU
-        places = (cluster * n_edges + paths % n_edges).reshape(-1)
-        edge = edge_log.reshape(-1).index_select(0, places).view_as(paths)
+        edge = edge_log[cluster, paths % n_edges]
         scores = cluster_log.gather(1, cluster).clamp(max=0) + edge.clamp(max=0)
         return torch.where(valid, scores, torch.zeros((), device=edge.device))
 
@@ -350,11 +350,3 @@ def _top_of(
     """Return the places of the k best, descending, equal ones by label id, without a full sort."""
     keys = (sortable(log_p) << 32) + (_LAST_ID - labels)
     return keys.topk(top_k, dim=1).indices
-
-
-def is_member(
-    labels: Int[Tensor, "B K"], positives: Int[Tensor, "B Y"], n_labels: int
-) -> Bool[Tensor, "B K"]:
-    """Say which of the labels are among the row's positives (ascending, padded with L)."""
-    place = torch.searchsorted(positives, labels).clamp(max=positives.shape[1] - 1)
-    return (positives.gather(1, place) == labels) & (labels < n_labels)

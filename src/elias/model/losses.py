@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -12,6 +12,8 @@ from torch.nn.functional import logsigmoid
 from elias.kernels.gradients import IndexGradients
 
 _LARGEST_EXPONENT = 80.0  # keeps exp finite in float32
+_LARGEST_EXACT = 15.0  # up to here 1−p loses nothing without logarithms
+_SLOTS_AT_A_TIME = 2**17  # so that what is in work stays in a CPU's cache
 
 
 def classification_loss(
@@ -39,25 +41,64 @@ class _ShortlistBCE(torch.autograd.Function):
         ctx: Any, logits: Tensor, shortlist_log: Tensor, relevant: Tensor, stored: Tensor
     ) -> Tensor:
         z = logits.float()
-        log_hit = logsigmoid(z)
-        log_miss = logsigmoid(-z)
-        log_p = log_hit + shortlist_log
-        log_rest = torch.log(-torch.expm1(shortlist_log))  # log(1−ŷ), −inf where ŷ = 1
-        log_not_p = torch.logaddexp(log_miss, log_hit + log_rest)
-        loss = torch.where(relevant, -log_p, -log_not_p)
-        log_odds = log_p - log_not_p  # of p / (1−p)
-        odds = log_odds.clamp(max=_LARGEST_EXPONENT).exp()
-        weight = stored.to(z.dtype)
-        ctx.save_for_backward(
-            torch.where(relevant, -log_miss.exp(), (log_odds + log_miss).exp()) * weight,
-            torch.where(relevant, torch.full_like(odds, -1.0), odds) * weight,
-        )
-        return torch.where(stored, loss, torch.zeros_like(loss)).sum()
+        by_logits, by_shortlist = torch.empty_like(z), torch.empty_like(z)
+        loss = z.new_zeros(())
+        rows = max(1, _SLOTS_AT_A_TIME // max(1, z.shape[1]))
+        for i in range(0, len(z), rows):
+            some = slice(i, i + rows)
+            parts = _negative_slots(z[some], shortlist_log[some])
+            _mend(parts, z[some], shortlist_log[some], relevant[some])
+            kept = stored[some]
+            by_logits[some] = parts.by_logits.mul_(kept)
+            by_shortlist[some] = parts.by_shortlist.mul_(kept)
+            loss += parts.loss.mul_(kept).sum()
+        ctx.save_for_backward(by_logits, by_shortlist)
+        return loss
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, Tensor, None, None]:
         by_logits, by_shortlist = ctx.saved_tensors
         return grads[0] * by_logits, grads[0] * by_shortlist, None, None
+
+
+class _Slots(NamedTuple):
+    """The loss of slots and its gradients."""
+
+    loss: Tensor
+    by_logits: Tensor
+    by_shortlist: Tensor
+
+
+def _negative_slots(z: Tensor, shortlist_log: Tensor) -> _Slots:
+    """Return −log(1−p) and its gradients, for z up to `_LARGEST_EXACT`."""
+    small = torch.exp(-z.abs())
+    larger = 1 / (1 + small)
+    smaller = small.mul_(larger)
+    above = z >= 0
+    hit = torch.where(above, larger, smaller)  # σ(z)
+    miss = torch.where(above, smaller, larger)  # σ(−z)
+    rest = torch.expm1(shortlist_log).neg_()  # 1−ŷ
+    not_p = torch.addcmul(miss, hit, rest)
+    odds = hit.mul_(shortlist_log.exp()).div_(not_p)
+    return _Slots(not_p.log().neg_(), miss.mul_(odds), odds)
+
+
+def _mend(slots: _Slots, z: Tensor, shortlist_log: Tensor, relevant: Tensor) -> None:
+    """Put in place the few slots that are positive, or whose z is too large for `_negative_slots`.
+
+    These are computed from logarithms throughout.
+    """
+    few = relevant | (z > _LARGEST_EXACT)
+    z, shortlist_log, relevant = z[few], shortlist_log[few], relevant[few]
+    log_hit, log_miss = logsigmoid(z), logsigmoid(-z)
+    log_p = log_hit + shortlist_log
+    log_rest = torch.log(-torch.expm1(shortlist_log))  # log(1−ŷ), −inf where ŷ = 1
+    log_not_p = torch.logaddexp(log_miss, log_hit + log_rest)
+    log_odds = log_p - log_not_p  # of p / (1−p)
+    odds = log_odds.clamp(max=_LARGEST_EXPONENT).exp()
+    slots.loss[few] = torch.where(relevant, -log_p, -log_not_p)
+    slots.by_logits[few] = torch.where(relevant, -log_miss.exp(), (log_odds + log_miss).exp())
+    slots.by_shortlist[few] = torch.where(relevant, torch.full_like(odds, -1.0), odds)
 
 
 def fused_classification_loss(

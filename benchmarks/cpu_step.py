@@ -1,0 +1,203 @@
+"""A training step on a CPU, part by part, beside a naive one in plain torch on the same data.
+
+    python benchmarks/cpu_step.py --out RESULTS            # 8,484 and 100,000 labels
+
+Random weights and data, bag encoder. The naive step is `naive_step.py`: what SPEC §8 says that the
+published program does. Times are CPU time of the process, which others on the machine disturb less
+than wall-clock time; of several steps in turn the median is taken.
+"""
+
+import argparse
+import statistics
+import time
+from collections import defaultdict
+from contextlib import contextmanager
+from pathlib import Path
+from types import SimpleNamespace
+from typing import NamedTuple
+
+import numba
+import numpy as np
+import torch
+from cpu_setup import write_json
+from naive_step import NaiveStep
+
+from elias.config import EncoderConfig, StageConfig
+from elias.data.batches import TokenBatch
+from elias.model.elias import EliasModel, is_member
+from elias.model.encoder import BagEncoder
+from elias.model.graph import LabelGraph
+from elias.model.losses import classification_loss, shortlist_loss
+from elias.training.optim import Optimizer
+
+DIM = 256
+WORDS = 20_000
+PARTS = ("encoder", "search", "classifier", "loss", "backward", "update")
+
+
+class Shape(NamedTuple):
+    """A training problem."""
+
+    name: str
+    n_labels: int
+    n_clusters: int
+    n_edges: int
+    shortlist_size: int
+    train_clusters: int
+    batch: int
+    alpha: float = 10.0
+    beta: float = 120.0
+    n_positives: int = 10
+    n_tokens: int = 90
+
+
+SHAPES = (
+    Shape("8K", 8_484, 256, 400, 3000, 45, 256, alpha=40.0),
+    Shape("100K", 100_000, 1024, 1000, 2000, 25, 256),
+)
+TINY = Shape("tiny", 300, 16, 40, 50, 5, 8)
+
+
+class Batch(NamedTuple):
+    tokens: TokenBatch
+    positives: torch.Tensor
+    parents: torch.Tensor
+
+
+def make_model(shape, rng):
+    config = EncoderConfig(dim=DIM)
+    encoder = BagEncoder(config, None, WORDS)
+    edges = np.stack(
+        [rng.choice(shape.n_labels, shape.n_edges, replace=False) for _ in range(shape.n_clusters)]
+    )
+    logits = torch.randn(edges.shape)
+    graph = LabelGraph(torch.from_numpy(edges), shape.n_labels, shape.beta, edge_logits=logits)
+    return EliasModel(encoder, graph, shape.alpha)
+
+
+def make_batch(shape, rng, parent_of):
+    n = shape.batch * shape.n_tokens
+    # frequent words more often, as in text; the words of a text are ascending and stand once
+    ids = np.sort((WORDS * rng.random((shape.batch, shape.n_tokens)) ** 3).astype(np.int64), axis=1)
+    tokens = TokenBatch(
+        ids=torch.from_numpy(ids.reshape(-1)),
+        offsets=torch.arange(shape.batch + 1) * shape.n_tokens,
+        longest=shape.n_tokens,
+        weights=torch.rand(n),
+    )
+    positives = np.sort(rng.integers(0, shape.n_labels, (shape.batch, shape.n_positives)), axis=1)
+    positives = torch.from_numpy(positives)
+    return Batch(tokens, positives, parent_of[positives])
+
+
+class Clock:
+    """CPU time by part."""
+
+    def __init__(self):
+        self.spent = defaultdict(list)
+
+    @contextmanager
+    def part(self, name):
+        start = time.process_time()
+        yield
+        self.spent[name].append(1000 * (time.process_time() - start))
+
+    def medians(self):
+        return {name: statistics.median(times[2:]) for name, times in self.spent.items()}
+
+
+def our_step(model, optimizer, shape, batch, clock):
+    model.train()
+    with clock.part("encoder"):
+        embedding = model.encoder(batch.tokens).float()
+    with clock.part("search"):
+        cluster_log = model.unsaturated_log(embedding)
+        beam = model.training_beam(cluster_log, batch.parents, shape.train_clusters)
+        found = model.search(cluster_log, beam, shape.shortlist_size, batch.positives)
+    with clock.part("classifier"):
+        logits = model.labels.logits(embedding, found.labels)
+    with clock.part("loss"):
+        relevant = is_member(found.labels, batch.positives, model.n_labels)
+        stored = found.labels < model.n_labels
+        loss = classification_loss(logits, found.log_scores, relevant, stored) / shape.batch
+        loss = loss + shortlist_loss(found.positive_log, found.reached) / shape.batch
+    with clock.part("backward"):
+        loss.backward()
+    with clock.part("update"):
+        optimizer.step(1.0)
+
+
+def naive_step(model, naive, encoder_optimizer, batch, clock):
+    with clock.part("encoder"):
+        embedding = model.encoder(batch.tokens).float()
+    with clock.part("search"):
+        found = naive.search(embedding, batch.parents)
+    with clock.part("classifier"):
+        logits = naive.classify(embedding, found[2])
+    with clock.part("loss"):
+        loss = naive.loss(found, logits, batch.positives)
+    with clock.part("backward"):
+        loss.backward()
+    with clock.part("update"):
+        naive.update()
+        encoder_optimizer.step()
+        encoder_optimizer.zero_grad(set_to_none=True)
+
+
+def measure(shape, repeat, with_naive):
+    rng = np.random.default_rng(0)
+    torch.manual_seed(0)
+    model = make_model(shape, rng)
+    parents = torch.cat([model.graph.strongest_parents(), torch.tensor([shape.n_clusters])])
+    batches = [make_batch(shape, rng, parents) for _ in range(4)]
+    optimizer = Optimizer(model, StageConfig(name="stage2", learn_graph=True))
+    ours, theirs = Clock(), Clock()
+    for i in range(repeat + 2):
+        our_step(model, optimizer, shape, batches[i % 4], ours)
+    found = {"ours": ours.medians()}
+    if with_naive:
+        naive = NaiveStep(shape, SimpleNamespace(graph=model.graph), DIM, "cpu")
+        dense = {n: p for n, p in model.encoder.named_parameters() if n != "vectors"}
+        encoder_optimizer = torch.optim.AdamW(dense.values(), lr=1e-3)
+        model.encoder.vectors.requires_grad_(False)
+        for i in range(max(1, repeat // 4) + 2):
+            naive_step(model, naive, encoder_optimizer, batches[i % 4], theirs)
+        found["naive"] = theirs.medians()
+    return found
+
+
+def show(shape, found):
+    print(f"\n{shape.name}: {shape.n_labels:,} labels, batch {shape.batch}, ms of CPU time a step")
+    for part in (*PARTS, "all"):
+        times = {
+            who: sum(spent.values()) if part == "all" else spent[part]
+            for who, spent in found.items()
+        }
+        line = f"  {part:12s}" + "".join(f"  {who} {ms:9.1f}" for who, ms in times.items())
+        if "naive" in times:
+            line += f"  ({times['naive'] / max(times['ours'], 1e-3):.1f}x)"
+        print(line, flush=True)
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--repeat", type=int, default=12)
+    parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--no-naive", action="store_true")
+    parser.add_argument("--shapes", nargs="*", default=[shape.name for shape in SHAPES])
+    parser.add_argument("--out", type=Path, help="folder for cpu_step.json")
+    given = parser.parse_args()
+    torch.set_num_threads(given.threads)
+    numba.set_num_threads(given.threads)
+    measure(TINY, 2, with_naive=False)  # compiles
+    results = {}
+    for shape in SHAPES:
+        if shape.name in given.shapes:
+            results[shape.name] = measure(shape, given.repeat, not given.no_naive)
+            show(shape, results[shape.name])
+            found = {"threads": given.threads, "cpu_ms_a_step": results}
+            write_json(given.out, "cpu_step.json", found)
+
+
+if __name__ == "__main__":
+    main()
