@@ -7,6 +7,7 @@ import os
 import re
 import runpy
 import shlex
+import shutil
 import subprocess
 from dataclasses import fields, is_dataclass
 from typing import get_args, get_type_hints
@@ -31,7 +32,7 @@ LINK = re.compile(r"\]\((?P<target>[^)\s]+)\)")
 PLAYED = [path for path in DOCUMENTS if any(block.runs for block in blocks_of(path))]
 
 
-NEEDS = {"exchange.md": "onnxscript", "serving.md": "uvicorn"}
+NEEDS = {"exchange.md": "onnxscript", "serving.md": "uvicorn", "tutorial.md": "uvicorn"}
 """Packages of an extra that a document shows the use of."""
 
 
@@ -45,6 +46,8 @@ def interpreter():
 def test_what_a_document_shows_runs_from_top_to_bottom(document, tmp_path, interpreter):
     if document.name in NEEDS:
         pytest.importorskip(NEEDS[document.name])
+    if "\ncurl " in document.read_text(encoding="utf8") and shutil.which("curl") is None:
+        pytest.skip("curl is not installed")
     with Stage(tmp_path, interpreter) as stage:
         for block in blocks_of(document):
             stage.play(block)
