@@ -22,7 +22,7 @@ import socket
 import subprocess
 import sys
 import tempfile
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -122,7 +122,8 @@ class Stage:
 
     def __exit__(self, *_):
         if self.server.exists():
-            os.kill(int(self.server.read_text()), signal.SIGTERM)
+            with suppress(ProcessLookupError):
+                os.kill(int(self.server.read_text()), signal.SIGTERM)
 
     def run(self, *command, stdin=""):
         return subprocess.run(
@@ -135,6 +136,7 @@ class Stage:
             text=True,
             encoding="utf8",
             check=False,
+            timeout=600,  # rather than wait for ever for something that waits for input
         )
 
     def must_run(self, *command, stdin=""):
