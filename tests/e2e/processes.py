@@ -25,9 +25,10 @@ os.environ["TRITON_INTERPRET"] = "1"
 import numpy as np
 import torch
 
+from e2e.commands import SMALL, elias
 from e2e.killing import CONFIG, CORPUS, call_before
 from elias import EliasConfig, train
-from elias.data.synthetic import synthetic_corpus
+from elias.data.synthetic import synthetic_corpus, write_synthetic
 from elias.distributed import joined, watching
 from elias.distributed.gradients import sum_touched
 from elias.distributed.rows import SharedRows
@@ -252,6 +253,13 @@ def reading(rank):
     return {}
 
 
+def commanded(folder, data):
+    """Run `elias train` as torchrun would."""
+    options = ("--set", "rerank.enabled=false", "--set", "stages.stage2.epochs=1")
+    told = elias("train", data, "--out", folder, *SMALL, *options)
+    return {"code": told.code, "out": told.out, "err": told.err}
+
+
 def launched(folder):
     """Be one of the processes that torchrun started: one is killed the first time."""
     torch.set_num_threads(1)
@@ -284,6 +292,11 @@ def main(folder):
     found["asleep"] = spawn(2, asleep)
     found["different"] = spawn(2, lambda rank: different(rank, folder / "different"))
     found["reading"] = spawn(2, reading)
+    write_synthetic(folder / "corpus", n_points=120, n_labels=20)
+    found["commands"] = [
+        spawn(2, lambda _, data=data: commanded(folder / f"trained on {data}", folder / data))
+        for data in ("corpus", "nothing")
+    ]
     (folder / "found.json").write_text(json.dumps(found))
 
 

@@ -171,6 +171,24 @@ def test_processes_that_read_different_files_are_refused(found):
     assert first == {"killed": EXIT_CODE}  # it had gone on, and was ended
 
 
+def test_the_command_trains_and_only_the_first_process_tells(found):
+    (first, other), _ = found["commands"]
+
+    assert first["code"] == other["code"] == 0
+    assert first["out"].rstrip().endswith("trained on corpus/model")
+    assert "stage2" in first["err"]
+    assert other["out"] == other["err"] == ""
+
+
+def test_a_mistake_is_one_line_of_each_process(found):
+    _, (first, other) = found["commands"]
+
+    assert first["code"] == other["code"] == 2
+    assert first["err"].splitlines()[-1].endswith("nothing: no such file or folder")
+    assert other["err"].startswith("error: rank 0 (process ")
+    assert other["err"].endswith("nothing: no such file or folder\n")
+
+
 def test_torchrun_starts_a_run_again_that_goes_on(folder, tmp_path):
     """`torchrun --max-restarts`: a process is killed in the first attempt, not in the second."""
     script = Path(__file__).with_name("processes.py")

@@ -25,6 +25,7 @@ from elias.cli.options import (
 if TYPE_CHECKING:
     from elias.config import EliasConfig
     from elias.data import Corpus
+    from elias.distributed import World
     from elias.pipeline import Elias
 
 
@@ -64,35 +65,42 @@ def train(  # noqa: PLR0913 - each is an option of its own
     """
     if out is None and not dry_run:
         raise typer.BadParameter("a run folder is needed (or --dry-run)", param_hint="--out")
-    alone = first_of_several() is None
+    helps = first_of_several() is False
+    if dry_run and helps:
+        return
     chosen = chosen_config(preset, config, changes or [])
 
     from elias.pipeline import Elias, pick_device
     from elias.pipeline import train as fit
     from elias.pipeline.fitting import check_plan, starting_config
+    from elias.pipeline.together import in_turn
 
     # what is wrong is better refused before a large corpus is read
-    check_plan(chosen, out if alone and not dry_run else None, overwrite=overwrite)
+    check_plan(chosen, None if dry_run or helps else out, overwrite=overwrite)
     pick_device(device)
-    start = None if init_from is None else Elias.from_pretrained(init_from, device=device)
+    world = None if dry_run else met(device)
+    # each of several processes moves its own part to its own GPU
+    place = device if world is None else "cpu"
+    start = None if init_from is None else Elias.from_pretrained(init_from, device=place)
     on_disk = chosen.data.on_disk
-    corpus = read_corpus(data, text, labels, separator, test_size=test_size, on_disk=on_disk)
+    corpus = in_turn(
+        world,
+        lambda: read_corpus(data, text, labels, separator, test_size=test_size, on_disk=on_disk),
+    )
     resolved = starting_config(chosen, start).resolve(len(corpus.train), corpus.n_labels)
     show_plan(resolved, corpus)
-    if dry_run and first_of_several() is False:
-        return
     if dry_run:
         talk.note(f"parameters: {n_parameters(resolved, corpus, start):,}; nothing was written")
         typer.echo(json.dumps(resolved.to_dict(), indent=2, ensure_ascii=False))
         return
     model: Elias | None
     with training(out, overwrite=overwrite):
-        if alone:
+        if world is None:
             model = fit(
                 resolved, corpus, out=out, device=device, init_from=start, overwrite=overwrite
             )
         else:
-            model = fit_together(resolved, corpus, out, device, start, overwrite=overwrite)
+            model = fit_together(world, resolved, corpus, out, start, overwrite=overwrite)
     if model is not None:
         show_stages(model)
         typer.echo(f"{out}/model")
@@ -111,20 +119,27 @@ def first_of_several() -> bool | None:
     return None if rank is None else rank == 0
 
 
+def met(device: str) -> World | None:
+    """Meet the other processes that `torchrun` started; None where it did not start this one."""
+    from elias.distributed import join
+
+    return None if first_of_several() is None else join(device)
+
+
 def fit_together(
+    world: World,
     config: EliasConfig,
     corpus: Corpus,
     out: Path | None,
-    device: str,
     start: Elias | None,
     *,
     overwrite: bool,
 ) -> Elias | None:
     """Train with the other processes that `torchrun` started."""
-    from elias.distributed import joined
+    from elias.distributed import staying
     from elias.pipeline.fitting import train_together
 
-    with joined(device) as world:
+    with staying(world):
         return train_together(world, config, corpus, out=out, init_from=start, overwrite=overwrite)
 
 

@@ -86,17 +86,21 @@ class Watch:
         if not self._left.wait(GRACE_SECONDS):
             self._end()
 
-    def _said_of(self, peer: int) -> str:
-        name = f"rank {peer} ({self._names[peer]})"
+    def failure_of(self, peer: int) -> str:
+        """Return what a process said that ends it; empty where it said nothing."""
         key = f"failed/{peer}"
+        if not self._store.check([key]):
+            return ""
+        return f"rank {peer} ({self._names[peer]}) failed: {self._store.get(key).decode()}"
+
+    def _said_of(self, peer: int) -> str:
         try:
-            if self._store.check([key]):
-                return f"{name} failed: {self._store.get(key).decode()}"
-        except RuntimeError:
-            pass  # what the processes met by is gone too
-        return (
-            f"{name} is gone without a word (killed, or out of memory?); the same command goes on "
-            "from the last checkpoint"
+            said = self.failure_of(peer)
+        except RuntimeError:  # what the processes met by is gone too
+            said = ""
+        return said or (
+            f"rank {peer} ({self._names[peer]}) is gone without a word (killed, or out of memory?)"
+            "; the same command goes on from the last checkpoint"
         )
 
     def _end(self) -> None:

@@ -60,6 +60,12 @@ def joined(device: str = "auto", *, timeout: float = TIMEOUT_SECONDS) -> Iterato
         ConfigError: If there are too few GPUs for the processes of this machine.
         RunError: If the block cannot end because another process is gone; that one is named.
     """
+    with staying(join(device, timeout=timeout)) as world:
+        yield world
+
+
+def join(device: str = "auto", *, timeout: float = TIMEOUT_SECONDS) -> World:
+    """Meet the other processes, see `joined`, with a block of `staying` still to come."""
     where = _device(device)
     limit = timedelta(seconds=timeout)
     meet: Any = dist.rendezvous  # type: ignore[attr-defined]
@@ -67,15 +73,19 @@ def joined(device: str = "auto", *, timeout: float = TIMEOUT_SECONDS) -> Iterato
     store, rank, size = next(iter(meet("env://", timeout=limit)))
     # torchrun's store outlives its processes: those it starts again must not meet the dead
     store = prefixed(f"attempt {os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}", store)
-    backend = "nccl" if where.type == "cuda" else "gloo"
     dist.init_process_group(
-        backend,
+        "nccl" if where.type == "cuda" else "gloo",
         store=prefixed("elias", store),
         rank=rank,
         world_size=size,
         timeout=limit,
     )
-    world = World(rank, size, where, prefixed("elias-talk", store), limit)
+    return World(rank, size, where, prefixed("elias-talk", store), limit)
+
+
+@contextmanager
+def staying(world: World) -> Iterator[World]:
+    """Part from the other processes at the end of the block, or tell them what has gone wrong."""
     try:
         yield world
         world.farewell()
@@ -117,6 +127,7 @@ class World:
         """Bytes that this process has received, by what for."""
         self._store = store
         self._rounds = 0
+        self._failed = False
         self._control: Any = dist.new_group(backend="gloo", timeout=limit)
         me = f"process {os.getpid()} on {socket.gethostname()}"
         self._watch: Watch | None = None
@@ -264,10 +275,18 @@ class World:
         self._rounds += 1
         key = f"done/{self._rounds}"
         if self.is_first:
-            done = work()
+            try:
+                done = work()
+            except BaseException as error:
+                self.fail(error)
+                raise
             self._store.set(key, "")
             return done
+        assert self._watch is not None
         while not self._checked(lambda: self._store.check([key])):
+            why = self._checked(partial(self._watch.failure_of, 0))
+            if why:
+                raise RunError(why)
             self._refuse_lost(0.0)
             time.sleep(_POLL_SECONDS)
         return None
@@ -281,8 +300,11 @@ class World:
         self._watch.farewell()
 
     def fail(self, error: BaseException) -> None:
-        """Tell the others what ends this process."""
+        """Tell the others what ends this process; the first time, what comes of it is no news."""
         assert self._watch is not None
+        if self._failed:
+            return
+        self._failed = True
         if isinstance(error, Interrupted):
             why = f"was asked to stop (signal {error.signal_number})"
         else:
