@@ -98,9 +98,17 @@ def _index_rows(index: IndexConfig) -> list[tuple[str, Any]]:
         ("clusters C", index.n_clusters),
         ("edges per cluster κ", index.edges_per_cluster),
         ("beam b", index.beam_size),
-        ("shortlist K", index.shortlist_size),
+        ("shortlist K", _shortlist(index)),
         ("α, β", f"{index.alpha:g}, {index.beta:g}" if index.beta else f"{index.alpha:g}, open"),
     ]
+
+
+def _shortlist(index: IndexConfig) -> str | None:
+    if index.shortlist_size is None:
+        return None
+    shorter = index.train_shortlist
+    differs = shorter is not None and shorter != index.shortlist_size
+    return f"{index.shortlist_size:,}" + (f", {shorter:,} while training" if differs else "")
 
 
 def encoder_line(encoder: EncoderConfig) -> str:

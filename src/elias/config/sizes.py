@@ -150,6 +150,12 @@ def _check(index: IndexConfig, n_labels: int) -> None:
         ("shortlist_size", shortlist, n_labels, "the number of labels"),
         ("train_shortlist", index.train_shortlist or 0, n_labels, "the number of labels"),
         ("shortlist_size", shortlist, beam * edges, "index.beam_size * index.edges_per_cluster"),
+        (
+            "train_shortlist",
+            index.train_shortlist or 0,
+            (index.train_clusters or 0) * edges,
+            "index.train_clusters * index.edges_per_cluster",
+        ),
     ]
     for name, value, limit, meaning in limits:
         if value > limit:

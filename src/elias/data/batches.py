@@ -186,9 +186,9 @@ def collate(tokens: Tokens, rows: NDArray[np.int64]) -> TokenBatch:
 
 
 def rectangle(tokens: Tokens, rows: NDArray[np.int64], *, pad_id: int, longest: int) -> Rectangle:
-    """Gather the tokens of ``rows``, padded to the next multiple of 8 or to ``longest``.
+    """Gather the tokens of ``rows``, padded to one of few lengths, or to ``longest``.
 
-    So few lengths occur.
+    These are multiples of 8, or of a quarter of the next power of two.
 
     >>> from elias.data.tokens import Tokens
     >>> texts = Tokens(offsets=np.array([0, 2, 3]), ids=np.array([5, 6, 7], dtype=np.int32))
@@ -197,8 +197,9 @@ def rectangle(tokens: Tokens, rows: NDArray[np.int64], *, pad_id: int, longest: 
     """
     taken = tokens.take(rows)
     lengths = taken.lengths
-    eighths = max(1, -(-int(lengths.max(initial=0)) // _LENGTH_MULTIPLE))
-    width = min(eighths * _LENGTH_MULTIPLE, longest)
+    most = max(1, int(lengths.max(initial=0)))
+    multiple = max(_LENGTH_MULTIPLE, 1 << (most - 1).bit_length() >> 2)
+    width = min(-(-most // multiple) * multiple, longest)
     ids = np.full((len(rows), width), pad_id, dtype=np.int64)
     ids[np.arange(width) < lengths[:, None]] = taken.ids
     full = bool((lengths == width).all())

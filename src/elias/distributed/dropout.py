@@ -35,7 +35,7 @@ def point_keys(seed: Sequence[int], rows: NDArray[np.int64]) -> Tensor:
     >>> bool((one == other.flip(0)).all())
     True
     """
-    state = np.random.SeedSequence([part & _WORD for part in seed]).generate_state(1, np.uint64)
+    state = np.random.SeedSequence(list(seed)).generate_state(1, np.uint64)
     mixed = rows.astype(np.uint64) * np.uint64(0xD6E8FEB86659FD93) + state
     mixed = (mixed ^ (mixed >> np.uint64(32))) * np.uint64(0xD6E8FEB86659FD93)
     return torch.from_numpy((mixed >> np.uint64(32)).astype(np.int64))

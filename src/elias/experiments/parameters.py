@@ -69,10 +69,12 @@ def _index(config: EliasConfig, **changes: Any) -> EliasConfig:
 
 def _kappa(config: EliasConfig, value: float) -> EliasConfig:
     """Change κ; a beam with fewer edges than the shortlist has places takes a shorter one."""
-    reached = (config.index.beam_size or 1) * int(value)
-    shortlist = min(config.index.shortlist_size or reached, reached)
+    index = config.index
+    reached = (index.beam_size or 1) * int(value)
+    shortlist = min(index.shortlist_size or reached, reached)
+    training = min(index.train_shortlist or shortlist, reached)
     return _index(
-        config, edges_per_cluster=int(value), shortlist_size=shortlist, train_shortlist=None
+        config, edges_per_cluster=int(value), shortlist_size=shortlist, train_shortlist=training
     )
 
 
@@ -126,9 +128,7 @@ PARAMETERS = {
         symbol="K",
         factors=(0.1, 0.25, 0.5, 1.0, 2.0, 4.0),
         read=lambda config: config.index.shortlist_size or 1,
-        change=lambda config, value: _index(
-            config, shortlist_size=int(value), train_shortlist=None
-        ),
+        change=lambda config, value: _index(config, shortlist_size=int(value)),
         limits=lambda _config, n: (1.0, n),
         whole=True,
         trained=False,

@@ -71,6 +71,15 @@ class IndexGradients:
             )
             self._pairs.append((labels, coefficients, embedding))
 
+    @property
+    def n_pairs(self) -> int:
+        """How many times pairs were noted since the last update."""
+        return len(self._pairs)
+
+    def drop_pairs_after(self, count: int) -> None:
+        """Forget all but the first ``count`` of them."""
+        del self._pairs[count:]
+
     def take_last_pairs(self) -> tuple[Tensor, Tensor, Tensor]:
         """Return what was noted last, and forget it."""
         return self._pairs.pop()

@@ -16,7 +16,7 @@ from torch import Tensor
 logger = logging.getLogger(__name__)
 
 _RUNS_BEFORE = 3  # kernels are compiled and loaded then, not while they are recorded
-_MOST_GRAPHS = 16  # other shapes run as they are
+_MOST_GRAPHS = 32  # other shapes run as they are
 
 Found = TypeVar("Found")
 Record: TypeAlias = Callable[[Callable[[], Found]], tuple[Callable[[], object], Found]]
@@ -40,25 +40,32 @@ class Recorder:
         if self._pool is None:
             pool: Any = torch.cuda.graph_pool_handle
             self._pool = pool()
-        current = torch.cuda.current_stream()
+        current = torch.cuda.current_stream(self._stream.device)
         self._stream.wait_stream(current)
         graph: Any = torch.cuda.CUDAGraph()
-        with torch.cuda.stream(self._stream):
-            for _ in range(_RUNS_BEFORE):
-                work()
-            torch.cuda.synchronize()
-            # thread_local: the thread that makes the next batches may go on pinning memory
-            graph.capture_begin(pool=self._pool, capture_error_mode="thread_local")
-            try:
-                found = work()
-            except BaseException:
-                with suppress(RuntimeError):
-                    graph.capture_end()
-                _forget_capture(self._stream.device)
-                raise
-            graph.capture_end()
-        current.wait_stream(self._stream)
+        try:
+            with torch.cuda.stream(self._stream):
+                found = self._record(graph, work)
+        finally:
+            current.wait_stream(self._stream)
         return graph.replay, found
+
+    def _record(self, graph: Any, work: Callable[[], Found]) -> Found:
+        for _ in range(_RUNS_BEFORE):
+            work()
+        torch.cuda.synchronize()
+        torch.cuda.empty_cache()  # what those runs leave cached, a graph cannot use
+        # thread_local: the thread that makes the next batches may go on pinning memory
+        graph.capture_begin(pool=self._pool, capture_error_mode="thread_local")
+        try:
+            found = work()
+        except BaseException:
+            with suppress(RuntimeError):
+                graph.capture_end()
+            _forget_capture(self._stream.device)
+            raise
+        graph.capture_end()
+        return found
 
 
 def _forget_capture(device: torch.device) -> None:
@@ -68,15 +75,16 @@ def _forget_capture(device: torch.device) -> None:
 
 
 class Recorded(Generic[Found]):
-    """Work on tensors, recorded once for each of their shapes.
+    """Work on tensors, recorded for each of their shapes when it is met for the second time.
 
-    Where recording fails it goes on without, and says so.
+    Where recording fails, memory included, it goes on without, and says so.
     """
 
     def __init__(self, work: Callable[..., Found], record: Record[Found]) -> None:
         self._work, self._record = work, record
         self._runs: dict[object, tuple[list[Tensor], Callable[[], object], Found]] = {}
-        self._failed = False
+        self._met: set[object] = set()
+        self._stopped = False
 
     def __call__(self, *inputs: Tensor, **options: bool) -> Found:
         """Return what the work finds; the next call may overwrite it."""
@@ -89,20 +97,29 @@ class Recorded(Generic[Found]):
         repeat()
         return found
 
+    def forget(self) -> None:
+        """Give the memory of all that was recorded back."""
+        self._runs.clear()
+        self._stopped = True
+
     def _new(self, key: object, inputs: tuple[Tensor, ...], options: dict[str, bool]) -> bool:
         """Record the work for one more shape; say whether that was done."""
-        if self._failed or len(self._runs) == _MOST_GRAPHS:
+        if self._stopped or key not in self._met:
+            self._met.add(key)
+            return False
+        if len(self._runs) == _MOST_GRAPHS:
+            logger.info("encoder.capture: texts of more than %d shapes", _MOST_GRAPHS)
+            self._stopped = True
             return False
         own = [part.clone() for part in inputs]
         try:
             self._runs[key] = own, *self._record(lambda: self._work(*own, **options))
-        except torch.OutOfMemoryError:
-            raise
         except Exception as error:  # whatever a driver may say
             reason = str(error).strip().split("\n")[0]
             name = type(error).__name__
             logger.warning(
                 "encoder.capture: no CUDA graph (%s: %s); going on without", name, reason
             )
-            self._failed = True
-        return not self._failed
+            self._stopped = True
+            return False
+        return True

@@ -248,7 +248,7 @@ class EliasModel(nn.Module):
             gradients=gradients,
         )
 
-    def losses_of(
+    def losses_of(  # noqa: PLR0913 - the batch, and how its losses are made up
         self,
         embedding: Float[Tensor, "B D"],
         positives: Int[Tensor, "B Y"],
@@ -258,8 +258,12 @@ class EliasModel(nn.Module):
         shortlist_weight: float,
         mean: bool,
         gradients: IndexGradients | None = None,
+        widest: Int[Tensor, ""] | None = None,
     ) -> Losses:
-        """Return `losses` of texts that the encoder has read: all but the encoder."""
+        """Return `losses` of texts that the encoder has read: all but the encoder.
+
+        ``widest`` is Y, where the positives are padded further than the row that has most.
+        """
         cluster_log = self.unsaturated_log(embedding)
         beam = self.training_beam(cluster_log, parents, sizes.beam_size)
         found = self.search(cluster_log, beam, sizes.shortlist_size, positives, gradients=gradients)
@@ -276,7 +280,8 @@ class EliasModel(nn.Module):
         shortlist = shortlist_loss(found.positive_log, found.reached)
         count = self.labels.batch_size(len(positives))
         classification = classification / (count * found.labels.shape[1] if mean else count)
-        shortlist = shortlist / (count * positives.shape[1] if mean else count)
+        width = positives.shape[1] if widest is None else widest
+        shortlist = shortlist / (count * width if mean else count)
         return Losses(classification + shortlist_weight * shortlist, classification, shortlist)
 
     @torch.no_grad()

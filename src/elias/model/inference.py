@@ -73,11 +73,14 @@ def rank_all(
     rank = Ranking(model, sizes, width, blocked)
     many = len(tokens) >= _MANY * batch_size
     gather = _gather(model.encoder, tokens, padded=rank.recorded is not None and many)
-    for rows, batch in _batches(model, tokens, batch_size, "Searching", gather):
-        labels, p = rank(batch)
-        kept.append((rows, receive(labels), receive(p)))
-        if len(kept) > _IN_FLIGHT:
-            write(*kept.popleft())
+    try:
+        for rows, batch in _batches(model, tokens, batch_size, "Searching", gather):
+            labels, p = rank(batch)
+            kept.append((rows, receive(labels), receive(p)))
+            if len(kept) > _IN_FLIGHT:
+                write(*kept.popleft())
+    finally:
+        rank.close()
     while kept:
         write(*kept.popleft())
     return Ranked(ids, scores)
@@ -108,6 +111,11 @@ class Ranking:
             assert self.recorded is not None
             return self.recorded(batch.ids, batch.lengths, full=batch.full)
         return self._model.rank(self._model.encoder(batch).float(), *self._asked)
+
+    def close(self) -> None:
+        """Give the memory of what was recorded back."""
+        if self.recorded is not None:
+            self.recorded.forget()
 
     def _rank(self, ids: Tensor, lengths: Tensor, *, full: bool) -> tuple[Tensor, Tensor]:
         embedding = self._model.encoder.embed(Rectangle(ids, lengths, full)).float()

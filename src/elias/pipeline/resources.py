@@ -19,8 +19,8 @@ _TORCH_ON_CPU = "you tried to allocate"
 
 
 _REMEDIES = {
-    "training": "Lower stages.*.batch_size, index.shortlist_size, encoder.max_length or "
-    "encoder.dim, or set encoder.gradient_checkpointing=true",
+    "training": "Lower stages.*.batch_size, index.train_shortlist, encoder.max_length or "
+    "encoder.dim, or set encoder.gradient_checkpointing=true or encoder.capture=false",
     "predicting": "Not even one text at a time fits; use device cpu, or free memory",
 }
 
@@ -39,9 +39,26 @@ def pick_device(device: str) -> torch.device:
         picked = torch.device(device)
     except RuntimeError as error:
         raise ConfigError(f"unknown device {device!r}; use auto, cpu or cuda") from error
-    if picked.type == "cuda" and not torch.cuda.is_available():
-        raise ConfigError(f"device {device!r}: no CUDA GPU can be used here; use cpu or auto")
+    if picked.type not in ("cpu", "cuda"):
+        raise ConfigError(f"device {device!r} is not supported; use auto, cpu or cuda")
+    if picked.type == "cuda":
+        _take_gpu(device, picked)
     return picked
+
+
+def _take_gpu(name: str, device: torch.device) -> None:
+    """Make a GPU the current one, where kernels are launched; refuse one that is not there."""
+    if not torch.cuda.is_available():
+        raise ConfigError(f"device {name!r}: no CUDA GPU can be used here; use cpu or auto")
+    if ":" not in name:
+        return
+    n_gpus = torch.cuda.device_count()
+    if device.index >= n_gpus:
+        raise ConfigError(
+            f"device {name!r}: there are {n_gpus} GPUs here, counted from 0; use cuda:{n_gpus - 1} "
+            "or lower"
+        )
+    torch.cuda.set_device(device)
 
 
 @contextmanager

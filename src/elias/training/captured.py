@@ -18,8 +18,6 @@ if TYPE_CHECKING:
     from elias.kernels.graphs import Record
     from elias.model.elias import EliasModel
 
-_POSITIVES_MULTIPLE = 16
-
 
 class _Found(NamedTuple):
     """What a run leaves, until the next; the dense gradients are where `CapturedStep` has them."""
@@ -60,7 +58,12 @@ class CapturedStep:
         self._clusters = list(model.clusters.parameters())
         self._dense = [torch.zeros_like(p) for p in (*self._encoder, *self._clusters)]
         self._record = record or Recorder(self._dense[-1].device)
+        self._used: list[bool] = []
         self._recorded = Recorded(self._run, self._record_for_nothing)
+
+    def close(self) -> None:
+        """Give the memory of what was recorded back."""
+        self._recorded.forget()
 
     def __call__(self, batch: Rectangle, positives: Tensor, parents: Tensor) -> Losses:
         """Return the losses of a batch, leaving the gradients where an optimizer finds them."""
@@ -72,7 +75,11 @@ class CapturedStep:
     def _record_for_nothing(
         self, work: Callable[[], _Found]
     ) -> tuple[Callable[[], object], _Found]:
-        """Record work; what the runs before add to A's gradients is taken back."""
+        """Record work; what the runs before add to A's gradients is taken back.
+
+        Where recording fails between two backward passes, so are the pairs that are left of it.
+        """
+        n_pairs = self._held.n_pairs
         buffers = [part for part in (self._held.by_edge, self._held.touched) if part is not None]
         before = [part.clone() for part in buffers]
         try:
@@ -80,6 +87,7 @@ class CapturedStep:
         finally:
             for part, earlier in zip(buffers, before, strict=True):
                 part.copy_(earlier)
+            self._held.drop_pairs_after(n_pairs)
 
     def _run(
         self, ids: Tensor, lengths: Tensor, positives: Tensor, parents: Tensor, *, full: bool
@@ -88,18 +96,22 @@ class CapturedStep:
             embedding = self._model.encoder.embed(Rectangle(ids, lengths, full)).float()
             losses = self._losses(embedding, positives, parents)
             dense = torch.autograd.grad(
-                losses.total, [*self._encoder, *self._clusters], materialize_grads=True
+                losses.total, [*self._encoder, *self._clusters], allow_unused=True
             )
+        self._used = [gradient is not None for gradient in dense]
         with torch.no_grad():
-            torch._foreach_copy_(self._dense, dense)
+            own = [buffer for buffer, used in zip(self._dense, self._used, strict=True) if used]
+            torch._foreach_copy_(own, [gradient for gradient in dense if gradient is not None])
         pairs = self._held.take_last_pairs()
         return _Found(torch.stack([part.detach() for part in losses]), pairs)
 
     def _give(self, found: _Found) -> None:
         """Leave the gradients where an update finds them."""
         n_encoder = len(self._encoder)
-        for parameter, gradient in zip(self._encoder, self._dense[:n_encoder], strict=True):
-            parameter.grad = gradient  # moves in every step
+        each = zip(self._encoder, self._dense[:n_encoder], self._used[:n_encoder], strict=True)
+        for parameter, gradient, used in each:
+            if used:
+                parameter.grad = gradient  # moves in every step
         for parameter, gradient in zip(self._clusters, self._dense[n_encoder:], strict=True):
             if parameter.grad is None:
                 parameter.grad = self._own(gradient)
@@ -113,12 +125,11 @@ class CapturedStep:
 
 
 def pad_positives(positives: Tensor, beam_size: int, n_labels: int) -> Tensor:
-    """Widen padded positives (B, Y) to one of few widths: the beam's, or a multiple of 16 above.
+    """Widen padded positives (B, Y) to one of few widths: the beam's, or a power of two above.
 
     >>> pad_positives(torch.tensor([[3]]), 2, 9).tolist()
     [[3, 9]]
     """
     width = positives.shape[1]
-    above = -(-width // _POSITIVES_MULTIPLE) * _POSITIVES_MULTIPLE
-    wanted = beam_size if width <= beam_size else above
+    wanted = beam_size if width <= beam_size else 1 << (width - 1).bit_length()
     return torch.nn.functional.pad(positives, (0, wanted - width), value=n_labels)

@@ -167,6 +167,14 @@ class StageLoop:
         optimizer = Optimizer(self.model, self.stage, self.world)
         captured = self._captured(optimizer)
         course = _Course(optimizer, average, _Best(), device, captured)
+        try:
+            return self._run_epochs(course)
+        finally:
+            if captured is not None:
+                captured.close()
+
+    def _run_epochs(self, course: _Course) -> int:
+        device, average = course.device, course.average
         best = course.best
         epoch = self._begin(1, device) if self.resumed is None else self._take_up(course)
         while True:
@@ -341,6 +349,7 @@ class StageLoop:
             return None
 
         def losses(embedding: Tensor, positives: Tensor, parents: Tensor) -> Losses:
+            widest = (positives < self.model.n_labels).any(dim=0).sum().clamp(min=1)
             return self.model.losses_of(
                 embedding,
                 positives,
@@ -349,6 +358,7 @@ class StageLoop:
                 shortlist_weight=self.stage.shortlist_loss_weight,
                 mean=self.config.loss.reduction == "mean",
                 gradients=optimizer.gradients,
+                widest=widest,
             )
 
         return CapturedStep(

@@ -120,3 +120,27 @@ def test_without_a_gpu_cuda_is_refused_and_auto_is_the_cpu():
     with pytest.raises(ConfigError, match="use cpu or auto"):
         pick_device("cuda")
     assert pick_device("auto") == torch.device("cpu")
+
+
+@pytest.mark.parametrize("name", ["mps", "meta", "xpu"])
+def test_a_device_that_nothing_here_runs_on_is_refused(name):
+    with pytest.raises(ConfigError, match="is not supported; use auto, cpu or cuda"):
+        pick_device(name)
+
+
+def test_a_gpu_past_the_last_is_refused(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+
+    with pytest.raises(ConfigError, match="there are 2 GPUs here, counted from 0; use cuda:1"):
+        pick_device("cuda:2")
+
+
+def test_the_gpu_asked_for_is_where_kernels_are_launched(monkeypatch):
+    chosen = []
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    monkeypatch.setattr(torch.cuda, "set_device", chosen.append)
+
+    assert pick_device("cuda:1") == torch.device("cuda", 1)
+    assert chosen == [torch.device("cuda", 1)]
