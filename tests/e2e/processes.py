@@ -260,6 +260,11 @@ def commanded(folder, data):
     return {"code": told.code, "out": told.out, "err": told.err}
 
 
+def evaluated(run, data):
+    """Run `elias evaluate` as torchrun would."""
+    return {"out": elias("evaluate", run, data, "--json", "--device", "cpu").out}
+
+
 def launched(folder):
     """Be one of the processes that torchrun started: one is killed the first time."""
     torch.set_num_threads(1)
@@ -297,6 +302,8 @@ def main(folder):
         spawn(2, lambda _, data=data: commanded(folder / f"trained on {data}", folder / data))
         for data in ("corpus", "nothing")
     ]
+    run, data = folder / "trained on corpus", folder / "corpus"
+    found["evaluate"] = [evaluated(run, data), *spawn(2, lambda _: evaluated(run, data))]
     (folder / "found.json").write_text(json.dumps(found))
 
 

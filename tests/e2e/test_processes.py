@@ -180,6 +180,13 @@ def test_the_command_trains_and_only_the_first_process_tells(found):
     assert other["out"] == other["err"] == ""
 
 
+def test_a_model_is_evaluated_by_several_processes_as_by_one(found):
+    alone, first, other = (told["out"] for told in found["evaluate"])
+
+    assert json.loads(first) == pytest.approx(json.loads(alone), abs=1e-3)
+    assert other == ""
+
+
 def test_a_mistake_is_one_line_of_each_process(found):
     _, (first, other) = found["commands"]
 

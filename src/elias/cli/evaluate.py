@@ -22,6 +22,7 @@ from elias.cli.options import (
     TextColumn,
 )
 from elias.cli.points import open_points
+from elias.cli.processes import several
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -59,10 +60,18 @@ def evaluate(  # noqa: PLR0913 - each is an option of its own
     as_json: AsJson = False,
 ) -> None:
     """Measure a model on a corpus: P, nDCG, PSP, PSnDCG, recall and ECE, in percent."""
-    model, chosen = open_points(run, data, split, device, text, labels, separator)
-    component = model.check_component(component)
     cuts = tuple(sorted(set(ks or (1, 3, 5))))
-    found = _predictions(model, chosen, predictions, max(*cuts, *RECALL_KS), component)
+    with several(device) as world:
+        place = device if world is None else "cpu"
+        model, chosen = open_points(run, data, split, place, text, labels, separator)
+        component = model.check_component(component)
+        if world is not None:
+            from elias.pipeline.together import share_out
+
+            share_out(world, model)
+        found = _predictions(model, chosen, predictions, max(*cuts, *RECALL_KS), component)
+    if world is not None and not world.is_first:
+        return
     judged = Judgement(model, chosen, found, cuts)
     metrics = judged.metrics()
     if per_label is not None:

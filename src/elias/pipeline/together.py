@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import numpy as np
 
 from elias.data.features import Featurizer
+from elias.distributed.rows import SharedRows
 from elias.errors import ConfigError, RunError
 from elias.model.building import build_encoder
 from elias.model.encoder import BagEncoder
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
     from elias.config import EliasConfig, EncoderConfig
     from elias.distributed import World
     from elias.model.encoder import TextEncoder
+    from elias.pipeline.predictor import Elias
 
 T = TypeVar("T")
 
@@ -86,6 +88,18 @@ def shared_encoder(
         char_ngrams=(low, high),
     )
     return BagEncoder(config, featurizer, featurizer.n_features)
+
+
+def share_out(world: World, model: Elias) -> None:
+    """Leave a model that all processes have read its own rows of W_L in each, on its device.
+
+    All processes must then ask it for the same predictions, which all of them get.
+    """
+    for member in (model, *model.others):
+        member.model.labels = SharedRows.of(world, member.model.labels)
+        member.model.to(world.device)
+        if member.first_encoder is not None:
+            member.first_encoder.to(world.device)
 
 
 @contextmanager
