@@ -79,7 +79,9 @@ def stage_table(
         [COMPONENTS.get(stage, stage), *(_percent(values.get(name)) for name in STAGE_METRICS)]
         for stage, values in found.items()
     ]
-    return [f"On the {split} split, in percent:", columns(["", *STAGE_METRICS], rows)]
+    # an ensemble's rows before the last are those of its first member
+    whose = "; up to the ensemble, of its first member" if "ensemble" in found else ""
+    return [f"On the {split} split, in percent{whose}:", columns(["", *STAGE_METRICS], rows)]
 
 
 def metrics_table(metrics: Mapping[str, float]) -> Table:

@@ -15,6 +15,13 @@ def printed(capsys, *renderables):
     return capsys.readouterr().out.splitlines()
 
 
+def test_an_ensembles_table_says_whose_the_other_rows_are(capsys):
+    metrics = {**METRICS, "ensemble": METRICS["stage1"]}
+
+    assert "of its first member" in printed(capsys, *tables.stage_table(metrics, "test"))[0]
+    assert "member" not in printed(capsys, *tables.stage_table(METRICS, "test"))[0]
+
+
 def test_the_stage_table_fits_80_columns(capsys):
     lines = printed(capsys, *tables.stage_table(METRICS, "test"))
 
