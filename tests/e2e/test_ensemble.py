@@ -90,12 +90,24 @@ def test_a_component_that_is_not_there_is_refused(ensemble, corpus):
         ensemble.predict(corpus.test.texts[:1], component="rerankk")
 
 
-def test_what_is_explained_is_the_first_member(ensemble, corpus):
-    texts = list(corpus.test.texts[:5])
-    first = ensemble.members[0].predict(texts)
+@pytest.mark.parametrize("member", [0, 2])
+def test_the_labels_of_all_members_are_explained_by_one(ensemble, corpus, member):
+    texts = corpus.test.texts[:5]
+    ranked = ensemble.predict(texts)
+    own = ensemble.members[member].predict(texts, component="stage2", top_k=ensemble.n_labels)
 
-    for row, explained in enumerate(ensemble.explain(texts)):
-        assert [label.id for label in explained.labels] == first[row].ids.tolist()
+    for row, explained in enumerate(ensemble.explain(texts, member=member)):
+        assert [label.id for label in explained.labels] == ranked[row].ids.tolist()
+        scores = [label.score for label in explained.labels]
+        assert scores == pytest.approx(ranked[row].scores.tolist())
+        known = dict(zip(own[row].ids.tolist(), own[row].scores.tolist(), strict=True))
+        for label in explained.labels:
+            assert label.p == pytest.approx(known.get(label.id, 0.0), abs=1e-5)
+
+
+def test_a_member_that_is_not_there_explains_nothing(ensemble, corpus):
+    with pytest.raises(ConfigError, match="there is no member 7; the model has 3"):
+        ensemble.explain(corpus.test.texts[:1], member=7)
 
 
 def test_a_members_configuration_trains_it_again_by_itself(ensemble, corpus):

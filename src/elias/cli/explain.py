@@ -47,6 +47,9 @@ def explain(
     ] = str(STDIN),
     top_k: Annotated[int, typer.Option("-k", "--top-k", min=1, help="Labels per text.")] = 5,
     paths: Annotated[int, typer.Option(min=1, help="Clusters shown for a label, at most.")] = 3,
+    member: Annotated[
+        int, typer.Option(min=0, help="Of an ensemble: whose clusters, counted from 0.")
+    ] = 0,
     as_json: Annotated[
         bool, typer.Option("--json", help="Print one JSON object for each text.")
     ] = False,
@@ -67,28 +70,29 @@ def explain(
             "Elias.explain takes a CSR matrix"
         )
     progress.enable(False)  # a bar for every chunk would flicker
-    legend = _legend(elias)
+    legend = _legend(elias, member)
     count = 0
     for raw in chunks(lines, CHUNK):
         chunk, _ = mend(raw)
-        for explanation in elias.explain(chunk, top_k=top_k, paths=paths):
+        for explanation in elias.explain(chunk, top_k=top_k, paths=paths, member=member):
             _show(explanation, as_json=as_json, legend=None if count else legend)
             count += 1
     if not count:
         talk.note("no texts were given")
 
 
-def _legend(model: Elias) -> str:
+def _legend(model: Elias, member: int) -> str:
     """Return what the columns are, and what is explained of an ensemble."""
     lines = [LEGEND]
-    if model.reranker is not None:
+    if model.others:
+        lines.insert(
+            0,
+            f"score is the mean of {len(model.members)} members, by which elias predict ranks; "
+            f"the rest is what member {member} makes of the label (--member).",
+        )
+    elif model.reranker is not None:
         calibrated = model.reranker.calibration is not None
         lines.insert(0, SCORES[model.reranker.mixture] if calibrated else RANKER_SCORE)
-    if model.others:
-        lines.append(
-            f"Of the {len(model.members)} members the first is explained: its scores are not yet "
-            "the mean that elias predict ranks by."
-        )
     return "\n".join(lines)
 
 

@@ -242,16 +242,23 @@ class Elias:
             ) from None
 
     def explain(
-        self, texts: Sequence[str] | csr_matrix, *, top_k: int = 5, paths: int = 3
+        self,
+        texts: Sequence[str] | csr_matrix,
+        *,
+        top_k: int = 5,
+        paths: int = 3,
+        member: int = 0,
     ) -> list[Explanation]:
         """Return why each text gets its ``top_k`` best labels: those that `predict` finds.
 
-        Of an ensemble, what its first member finds and why; ask the other `members` likewise.
+        Of an ensemble, labels and scores are the mean's; the rest is what one member makes of them.
 
         Args:
             texts: What `predict` takes.
             top_k: Labels per text.
             paths: Most clusters shown on the way to one label, the best path first.
+            member: Whose clusters and factors to show, of an ensemble, counted from 0. It may have
+                no path to a label that others brought in.
 
         Example:
             >>> from elias import EliasConfig, train
@@ -267,15 +274,20 @@ class Elias:
         """
         if not issparse(texts) and not isinstance(texts, str):
             texts = list(texts)
-        tokens = tokens_of(texts, self)
+        if not 0 <= member < len(self.members):
+            raise ConfigError(
+                f"there is no member {member}; the model has {len(self.members)}, counted from 0"
+            )
+        own = self.members[member]
+        tokens = tokens_of(texts, own)
         return explain(
-            self.model,
+            own.model,
             tokens,
-            self.members[0].predict(texts, top_k=top_k),
+            self.predict(texts, top_k=top_k),
             texts=None if issparse(texts) else texts,
-            beam_size=self.sizes.beam_size,
+            beam_size=own.sizes.beam_size,
             paths=paths,
-            judge=judge_of(self, texts, tokens),
+            judge=judge_of(own, texts, tokens),
         )
 
     def predict_split(
