@@ -8,7 +8,7 @@ TEST_WORKERS := -n auto --maxprocesses 8 --dist loadfile
 PIP_INSTALL := $(BIN)/python -m pip install --disable-pip-version-check -c constraints.txt
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test check lint format docs build clean
+.PHONY: help demo test check lint format docs bench build clean
 
 help:  ## List the commands
 	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  make %-8s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -33,6 +33,9 @@ format: $(VENV)/.installed-dev  ## Format the code and mend what ruff can mend
 
 docs: $(VENV)/.installed-dev  ## Build the documentation as a site into build/site/
 	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict
+
+bench: $(VENV)/.installed  ## Time the hot parts on the CPU beside plain ways to do them
+	$(BIN)/python benchmarks/cpu_bench.py --out runs/bench
 
 build: $(VENV)/.installed-dev  ## Build the wheel and the source archive into dist/
 	$(BIN)/python -m build --no-isolation

@@ -9,8 +9,10 @@ before it have left. Compiling is done on a small problem first and not counted.
 """
 
 import argparse
+import logging
 import os
 import time
+from contextlib import nullcontext
 from pathlib import Path
 
 import numba
@@ -112,9 +114,13 @@ def measure_metrics(given, parts, labels, rng):
         score(predictions, labels, weights, names)
 
 
-def measure_texts(given, parts, rng):
+def make_texts(given, rng):
     words = np.array(pseudowords(0, min(given.vocabulary, 200_000)))
-    texts = [" ".join(row) for row in words[draw(rng, len(words), (given.texts, 12))]]
+    return [" ".join(row) for row in words[draw(rng, len(words), (given.texts, 12))]]
+
+
+def measure_texts(given, parts, rng):
+    texts = make_texts(given, rng)
     with parts.timed("tf-idf: vocabulary", texts=len(texts)):
         featurizer = Featurizer.fit(texts)
     with parts.timed("tf-idf: features") as facts:
@@ -129,8 +135,7 @@ def measure(given, parts):
     measure_texts(given, parts, rng)
 
 
-def main():
-    parser = argparse.ArgumentParser(description=__doc__)
+def arguments(parser):
     parser.add_argument("--labels", type=int, default=3_000_000)
     parser.add_argument("--points", type=int, default=2_000_000)
     parser.add_argument("--texts", type=int, help="for tf-idf; as many as points")
@@ -141,28 +146,39 @@ def main():
     parser.add_argument("--beam", type=int, default=20)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--threads", type=int, default=numba.config.NUMBA_NUM_THREADS)
-    parser.add_argument("--out", type=Path, help="folder for scale_cpu.json")
-    given = parser.parse_args()
+
+
+def run(given):
+    """Compile on a small problem, then measure; return the parts."""
     given.texts = given.texts or given.points
     numba.set_num_threads(given.threads)
     small = {"labels": 2000, "points": 1000, "texts": 1000, "vocabulary": 500}
     start = time.perf_counter()
     measure(argparse.Namespace(**{**vars(given), **small}), Quiet())
     print(f"compiled in {time.perf_counter() - start:.1f} s; {given.threads} threads", flush=True)
-    progress.enable()
     parts = Parts()
     measure(given, parts)
+    return parts.rows
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__)
+    arguments(parser)
+    parser.add_argument("--out", type=Path, help="folder for scale_cpu.json")
+    given = parser.parse_args()
+    logging.basicConfig(level=logging.INFO, format="%(message)s")
+    progress.enable()
+    rows = run(given)
     sizes = {name: value for name, value in vars(given).items() if name != "out"}
-    found = {"sizes": sizes, "cores": os.cpu_count(), "parts": parts.rows}
-    write_json(given.out, "scale_cpu.json", found)
+    write_json(
+        given.out, "scale_cpu.json", {"sizes": sizes, "cores": os.cpu_count(), "parts": rows}
+    )
 
 
 class Quiet(Parts):
     """Measures without a word."""
 
     def timed(self, name, **facts):
-        from contextlib import nullcontext
-
         return nullcontext(facts)
 
 
