@@ -136,3 +136,15 @@ def test_a_transformer_is_trained_one_vs_all_too(tmp_path):
     assert model.facts["metrics"]["one-vs-all"]["test"]["R@10"] == 100
     assert model.facts["metrics"]["one-vs-all"]["test"]["P@1"] > 80
     assert sorted(again.predict(["red cod"], top_k=2)[0].labels) == ["cod", "red"]
+
+
+def test_a_label_that_no_path_leads_to_is_explained_by_its_classifier(run, corpus_folder, tmp_path):
+    told = elias("explain", run, "some text", "--json")
+    (label, *_) = json.loads(told.out)["labels"]
+    reported = elias("report", run, corpus_folder, "--out", tmp_path / "report.html")
+
+    assert label["paths"] == []
+    assert label["n_paths"] == 0
+    assert label["p"] == pytest.approx(label["classifier_score"])
+    assert reported.code == 0, reported.err
+    assert "every label is scored" in (tmp_path / "report.html").read_text(encoding="utf8")

@@ -58,6 +58,7 @@ CONTENTS = {
     "configuration": "Configuration",
 }
 """Every section, in order: its key, and what a link to it says."""
+_NO_INDEX = paragraph("There is none: every label is scored (one-vs-all).", soft=True)
 _NO_POINTS = paragraph("There are neither test nor validation points to look at.", soft=True)
 
 
@@ -204,6 +205,8 @@ def _recorded_recall(subject: Subject, split: str) -> dict[str, dict[int, float]
 
 
 def _index_section(subject: Subject, edges: Edges, sample: PointSample) -> Markup:
+    if subject.model.config.index.kind == "all":
+        return section("index", "The index", _NO_INDEX)
     figures: list[Markup] = []
     told = None
     if subject.model.model.graph.learned:
@@ -230,6 +233,8 @@ def _index_section(subject: Subject, edges: Edges, sample: PointSample) -> Marku
 
 
 def _clouds_section(subject: Subject, edges: Edges, sample: PointSample) -> Markup:
+    if subject.model.config.index.kind == "all":
+        return section("clouds", "Labels of several clusters and of one", _NO_INDEX)
     told = paragraph(
         "φ of training points, brought into the plane by t-SNE. A label is assigned to the "
         f"clusters whose edge to it weighs more than {ASSIGNED}."

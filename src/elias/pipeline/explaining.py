@@ -10,6 +10,7 @@ import torch
 
 from elias.errors import DataError
 from elias.model.inference import embed_all
+from elias.model.one_vs_all import OneVsAll
 from elias.model.paths import Traced, strongest_labels, trace
 from elias.pipeline.resources import memory_explained, threads_shared
 
@@ -106,6 +107,8 @@ def explain(
     if not isinstance(paths, int) or paths < 1:
         raise DataError(f"paths must be a whole number >= 1, not {paths!r}")
     traced = _trace(model, tokens, predictions, beam_size, paths)
+    if isinstance(model, OneVsAll):  # no way leads to a label: all are scored
+        traced = traced._replace(n_paths=torch.zeros_like(traced.n_paths))
     said = None if judge is None else judge(predictions.ids, traced.p.numpy())
     used = [c for c in torch.unique(traced.clusters).tolist() if c < model.graph.n_clusters]
     strongest = strongest_labels(model, used, N_DESCRIBING)
