@@ -43,6 +43,11 @@ def enable(on: bool = True) -> None:
     _state["enabled"] = on
 
 
+def is_enabled() -> bool:
+    """Say whether progress is shown."""
+    return _state["enabled"]
+
+
 @contextmanager
 def hushed() -> Iterator[None]:
     """Show nothing of what begins inside, as under a bar that counts the whole."""

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 import uvicorn
 
+from elias import progress
 from elias.serve.access_log import PlainLines
 from elias.serve.app import create_app
 
@@ -45,7 +46,8 @@ def serve_on(sock: socket.socket, settings: ServeSettings) -> None:
     _set_up_logs()
     if settings.workers > 1:
         _share_cores(settings.workers)
-    with asyncio.Runner(loop_factory=_loop_factory()) as runner:
+    # a batch that takes long is no news: bars and their lines would stand between those of the log
+    with progress.hushed(), asyncio.Runner(loop_factory=_loop_factory()) as runner:
         runner.run(_serve(sock, settings))
 
 

@@ -1,0 +1,33 @@
+"""A process that serves."""
+
+import socket
+
+import pytest
+
+pytest.importorskip("uvicorn")
+
+from elias import progress
+from elias.serve import worker
+from elias.serve.settings import ServeSettings
+
+
+def test_no_bar_of_a_batch_stands_between_the_lines_of_the_log(tmp_path, monkeypatch):
+    shown = []
+
+    async def serve(*_):
+        with progress.progress("Searching", 3) as advance:
+            advance()
+        shown.append(progress.is_enabled())
+
+    monkeypatch.setattr(worker, "_serve", serve)
+    monkeypatch.setattr(worker, "_set_up_logs", lambda: None)
+    progress.enable()
+    try:
+        with socket.socket() as sock:
+            worker.serve_on(sock, ServeSettings(model=tmp_path))
+        after = progress.is_enabled()
+    finally:
+        progress.enable(False)
+
+    assert shown == [False]
+    assert after
