@@ -35,6 +35,7 @@ SECTIONS = {
     "ensemble": tree.EnsembleConfig,
     "eval": tree.EvalConfig,
     "checkpoint": tree.CheckpointConfig,
+    "tracking": tree.TrackingConfig,
 }
 PLAIN = {"int": "whole number", "float": "number", "str": "text", "bool": "true or false"}
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from elias.data import Corpus
     from elias.distributed import World
     from elias.pipeline import Elias
+    from elias.pipeline.rehearsal import Rehearsal
 
 
 def train(  # noqa: PLR0913 - each is an option of its own
@@ -56,7 +57,16 @@ def train(  # noqa: PLR0913 - each is an option of its own
     test_size: TestSize = None,
     overwrite: Overwrite = False,
     dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Print the resolved configuration and stop.")
+        bool,
+        typer.Option(
+            "--dry-run",
+            help="Tell the memory and the time it would take, print the resolved configuration "
+            "and stop.",
+        ),
+    ] = False,
+    ignore_memory: Annotated[
+        bool,
+        typer.Option("--ignore-memory", help="Begin even if the memory is expected to run out."),
     ] = False,
 ) -> None:
     """Train on a corpus; RUN/model appears when all is done.
@@ -77,7 +87,7 @@ def train(  # noqa: PLR0913 - each is an option of its own
 
     # what is wrong is better refused before a large corpus is read
     check_plan(chosen, None if dry_run or helps else out, overwrite=overwrite)
-    pick_device(device)
+    where = pick_device(device)
     world = None if dry_run else met(device)
     # each of several processes moves its own part to its own GPU
     place = device if world is None else "cpu"
@@ -90,17 +100,30 @@ def train(  # noqa: PLR0913 - each is an option of its own
     resolved = starting_config(chosen, start).resolve(len(corpus.train), corpus.n_labels)
     show_plan(resolved, corpus)
     if dry_run:
-        talk.note(f"parameters: {n_parameters(resolved, corpus, start):,}; nothing was written")
+        from elias.pipeline.rehearsal import rehearse
+
+        found = rehearse(
+            resolved, corpus, where, init_from=start, keeps_checkpoints=out is not None
+        )
+        show_rehearsal(found)
+        talk.note(f"parameters: {found.n_parameters:,}; nothing was written")
         typer.echo(json.dumps(resolved.to_dict(), indent=2, ensure_ascii=False))
         return
     model: Elias | None
     with training(out, overwrite=overwrite):
         if world is None:
             model = fit(
-                resolved, corpus, out=out, device=device, init_from=start, overwrite=overwrite
+                resolved,
+                corpus,
+                out=out,
+                device=device,
+                init_from=start,
+                overwrite=overwrite,
+                ignore_memory=ignore_memory,
             )
         else:
-            model = fit_together(world, resolved, corpus, out, start, overwrite=overwrite)
+            how = {"overwrite": overwrite, "ignore_memory": ignore_memory}
+            model = fit_together(world, resolved, corpus, out, start, how)
     if model is not None:
         show_stages(model)
         typer.echo(f"{out}/model")
@@ -132,15 +155,14 @@ def fit_together(
     corpus: Corpus,
     out: Path | None,
     start: Elias | None,
-    *,
-    overwrite: bool,
+    how: dict[str, bool],
 ) -> Elias | None:
     """Train with the other processes that `torchrun` started."""
     from elias.distributed import staying
     from elias.pipeline.fitting import train_together
 
     with staying(world):
-        return train_together(world, config, corpus, out=out, init_from=start, overwrite=overwrite)
+        return train_together(world, config, corpus, out=out, init_from=start, **how)
 
 
 def chosen_config(preset: str | None, file: Path | None, changes: list[str]) -> EliasConfig:
@@ -174,20 +196,20 @@ def show_stages(model: Elias) -> None:
             return
 
 
-def n_parameters(config: EliasConfig, corpus: Corpus, init_from: Elias | None) -> int:
-    """Return how many weights the model would have: encoder, Ŵ_C, W_L and the edges of A."""
-    from elias.model.building import build_encoder
-    from elias.pipeline.fitting import validation_split
+def show_rehearsal(found: Rehearsal) -> None:
+    """Tell what a run would take, on stderr."""
+    from elias.pipeline.fitting_in import gib
 
-    if init_from is not None:
-        encoder = init_from.model.encoder
-    else:
-        points, _ = validation_split(corpus, config)  # the vocabulary is that of training points
-        n_features = None if points.features is None else points.features.shape[1]
-        encoder = build_encoder(config.encoder, points.texts, n_features)
-    index = config.index
-    assert index.n_clusters is not None
-    assert index.edges_per_cluster is not None
-    n_rows = index.n_clusters + corpus.n_labels  # each with a weight for every dimension and a bias
-    in_encoder = sum(weight.numel() for weight in encoder.parameters())
-    return in_encoder + n_rows * (encoder.dim + 1) + index.n_clusters * index.edges_per_cluster
+    rows: list[tuple[str, Any]] = []
+    for title, parts in (("GPU", found.expected.device), ("host", found.expected.host)):
+        rows += [(f"{title}: {name}", gib(size)) for name, size in parts.items() if size]
+    for fit in found.fits:
+        room = f"{gib(fit.needed)} of {gib(fit.room.total)}, {gib(fit.room.free)} free"
+        rows.append((f"{fit.where} per process", room))
+    for stage, seconds in found.epoch_seconds.items():
+        rows.append((f"{stage}, an epoch", f"{seconds:,.1f} s ({found.n_steps[stage]:,} steps)"))
+    talk.show(tables.grid(rows))
+    if found.remedies:
+        whole = all(fit.possible for fit in found.fits)
+        problem = "memory is short while others use it" if whole else "the run does not fit"
+        talk.warn(f"{problem}: {'; '.join(found.remedies)}")

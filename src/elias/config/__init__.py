@@ -20,6 +20,7 @@ from elias.config.tree import (
     IndexConfig,
     LossConfig,
     StageConfig,
+    TrackingConfig,
 )
 
 __all__ = [
@@ -35,6 +36,7 @@ __all__ = [
     "LossConfig",
     "RerankConfig",
     "StageConfig",
+    "TrackingConfig",
     "decisive",
     "first_difference",
     "merge",

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-_WITHOUT_EFFECT = ("checkpoint",)
+_WITHOUT_EFFECT = ("checkpoint", "tracking")
 
 
 def decisive(tree: Mapping[str, Any]) -> dict[str, Any]:

@@ -295,6 +295,25 @@ class CheckpointConfig:
         need(self.keep >= 0, f"checkpoint.keep must be >= 0, not {self.keep}")
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrackingConfig:
+    """Where the numbers of ``metrics.jsonl`` go besides, while a run trains.
+
+    None of it changes the model.
+    """
+
+    tensorboard: bool = False
+    """Write them for TensorBoard too, to the folder ``tensorboard`` of the run; takes the extra
+    ``tensorboard``."""
+    wandb: str | None = None
+    """Send them to this project of Weights & Biases too; takes the extra ``wandb``. Its own
+    settings decide the rest, e.g. WANDB_MODE=offline."""
+
+    def __post_init__(self) -> None:
+        """Check each value by itself."""
+        need(self.wandb is None or bool(self.wandb.strip()), "tracking.wandb must name a project")
+
+
 DEFAULT_STAGES = (
     StageConfig(name="stage1", epochs=4),
     StageConfig(name="stage2", epochs=8, learn_graph=True, cluster_lr=5e-3, label_lr=8e-3),
@@ -333,6 +352,7 @@ class EliasConfig:
     ensemble: EnsembleConfig = field(default_factory=EnsembleConfig)
     eval: EvalConfig = field(default_factory=EvalConfig)
     checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
+    tracking: TrackingConfig = field(default_factory=TrackingConfig)
 
     def __post_init__(self) -> None:
         """Check what needs more than one value."""

@@ -19,7 +19,10 @@ from elias.errors import ConfigError
 from elias.metrics import inverse_propensities, metric_names, score
 from elias.pipeline.answering import CALIBRATE, ENSEMBLE, RERANK, found_by
 from elias.pipeline.deciding import PROBABILITIES, add_probabilities
+from elias.pipeline.fitting_in import refuse_what_cannot_fit
 from elias.pipeline.inputs import bag_of_words, cached_tokens, input_of, setup_rows
+from elias.pipeline.machine import resident
+from elias.pipeline.memory import expected_memory, sizes_of
 from elias.pipeline.predictor import Elias
 from elias.pipeline.reranking import check_rerank
 from elias.pipeline.resources import memory_explained, pick_device, threads_shared
@@ -34,6 +37,7 @@ from elias.pipeline.together import (
 from elias.rerank.reranker import Candidates, Reranker
 from elias.training.loop import EpochReport, Points
 from elias.training.stages import StageSequence
+from elias.training.trackers import check_trackers
 from elias.training.tracking import Run, check_folder
 
 if TYPE_CHECKING:
@@ -67,6 +71,7 @@ def train(
     device: str = "auto",
     init_from: Elias | None = None,
     overwrite: bool = False,
+    ignore_memory: bool = False,
 ) -> Elias:
     """Train ELIAS on a corpus and return the model; with ``out``, keep the run there.
 
@@ -80,6 +85,7 @@ def train(
             and its vocabulary or tokenizer. If the labels are its own, so are its clusters and
             classifiers, and a learned graph goes on from the first stage that learns one.
         overwrite: Replace what a former run left in ``out``.
+        ignore_memory: Begin a run even if it is expected to need more memory than there is.
 
     Example:
         >>> from elias import EliasConfig, train
@@ -96,7 +102,7 @@ def train(
     """
     folder = None if out is None else Path(out)
     check_plan(config, folder, overwrite=overwrite)
-    place = _Place(folder, pick_device(device), overwrite)
+    place = _Place(folder, pick_device(device), overwrite, ignore_memory)
     model = _train(config, corpus, place, init_from)
     assert model is not None
     return model
@@ -110,6 +116,7 @@ def train_together(
     out: str | Path | None = None,
     init_from: Elias | None = None,
     overwrite: bool = False,
+    ignore_memory: bool = False,
 ) -> Elias | None:
     """Do what `train` does with all processes of ``world``, each of which calls this.
 
@@ -122,7 +129,8 @@ def train_together(
     folder = None if out is None else Path(out)
     check_plan(config, folder if world.is_first else None, overwrite=overwrite)
     check_together(config)
-    return _train(config, corpus, _Place(folder, world.device, overwrite), init_from, world)
+    place = _Place(folder, world.device, overwrite, ignore_memory)
+    return _train(config, corpus, place, init_from, world)
 
 
 class _Place(NamedTuple):
@@ -131,6 +139,7 @@ class _Place(NamedTuple):
     folder: Path | None
     device: torch.device
     overwrite: bool
+    ignore_memory: bool
 
 
 def _train(
@@ -153,7 +162,7 @@ def _train(
         ) as run,
         memory_explained("training"),
     ):
-        members = _members(config, corpus, run, place.device, init_from, world)
+        members = _members(config, corpus, run, place, init_from, world)
 
         def finished() -> Elias:
             first, *others = members
@@ -171,7 +180,7 @@ def _members(
     config: EliasConfig,
     corpus: Corpus,
     run: Run,
-    device: torch.device,
+    place: _Place,
     init_from: Elias | None,
     world: World | None,
 ) -> list[Elias]:
@@ -180,10 +189,11 @@ def _members(
     The processes beside the first only help, and return none.
     """
     n_members = config.ensemble.members
-    members, n_done, checkpoint = take_up(run, n_members, device, world)
+    members, n_done, checkpoint = take_up(run, n_members, place.device, world)
     for number in range(n_done, n_members):
         own = run.member(number)
-        training = _Training(config.member(number), corpus, own, device, init_from, world)
+        training = _Training(config.member(number), corpus, own, place.device, init_from, world)
+        training.ignore_memory = place.ignore_memory
         model = training.run_all(checkpoint)
         checkpoint = None
         if model is not None:
@@ -244,6 +254,7 @@ def check_plan(config: EliasConfig, out: Path | None, *, overwrite: bool = False
     """Refuse what cannot be trained whatever the corpus is, so before a large one is read."""
     metric_names([config.eval.select_by])
     check_rerank(config)
+    check_trackers(config.tracking)
     if out is not None:
         check_folder(out, overwrite=overwrite)
 
@@ -280,6 +291,7 @@ class _Training:
         self.init_from = init_from
         self.tokens: dict[str, Tokens] = {}
         self.held_out: Split | None = None
+        self.ignore_memory = False
         self.setup: NDArray[np.int64] | None = None
         """The points that the encoder, clusters and edges begin from; None: all."""
         self.metrics: dict[str, dict[str, dict[str, float]]] = {}
@@ -338,7 +350,28 @@ class _Training:
             clusters = self.world is None or self.world.is_first
             bow = bag_of_words(chosen) if clusters else None
         self._report_data(train_split)
+        self._check_memory(train_split, encoder, bow)
         return train_split, encoder, bow
+
+    def _check_memory(self, train_split: Split, encoder: TextEncoder, bow: csr_matrix) -> None:
+        """Note what the run is going to take, and refuse it where the machine has less."""
+        held, n_setup = resident(), bow.shape[0]
+        words = bow.nnz / max(1, n_setup)
+        tokens, labels = self.tokens["train"], train_split.labels
+        world = 1 if self.world is None else self.world.size
+        sizes = sizes_of(encoder, labels, tokens, n_setup, words, self.config, world)
+        expected = expected_memory(
+            sizes,
+            self.config,
+            self.device,
+            resident=held,
+            keeps_checkpoints=self.run.folder is not None,
+            validates=self.held_out is not None,
+        )
+        self.run.record("memory", **expected.to_dict())
+        refuse_what_cannot_fit(
+            expected, sizes, self.config, self.device, resident=held, ignore=self.ignore_memory
+        )
 
     def _first_encoder(self, encoder: TextEncoder) -> TextEncoder | None:
         """Return a copy of the encoder as it is before training, where the ranker reads that."""

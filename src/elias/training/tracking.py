@@ -6,7 +6,6 @@ import json
 import logging
 import os
 import shutil
-import sys
 import time
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -19,6 +18,8 @@ from elias.errors import ConfigError, RunError
 from elias.training.checkpoints import Checkpoints
 from elias.training.interruption import Interruption
 from elias.training.lock import locked, refuse_if_locked
+from elias.training.run_log import logged
+from elias.training.trackers import TRACKER_FOLDERS, Trackers, open_trackers
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -36,7 +37,7 @@ REPORT_FILE = "report.html"
 CHECKPOINTS_FOLDER = "checkpoints"
 """What an unfinished run goes on from; gone when it is finished."""
 _OURS = (CONFIG_FILE, METRICS_FILE, LOG_FILE, PARTITION_FILE, REPORT_FILE)
-_PARTS = (*_OURS, CHECKPOINTS_FOLDER, MODEL_FOLDER)
+_PARTS = (*_OURS, *TRACKER_FOLDERS, CHECKPOINTS_FOLDER, MODEL_FOLDER)
 _REPLACED = ".replaced"
 
 logger = logging.getLogger(__name__)
@@ -51,6 +52,7 @@ class Run:
         self.timings: dict[str, float] = {}
         self.interruption = Interruption()
         self.checkpoints: Checkpoints | None = None
+        self.trackers = Trackers([])
         self.made_of: Mapping[str, Any] = {}
         """What the model is made of beside its configuration: a run goes on with just that."""
         self._about = dict(about or {})
@@ -70,7 +72,7 @@ class Run:
         member.records = self.records
         member.timings = self.timings
         member.interruption, member.checkpoints = self.interruption, self.checkpoints
-        member.made_of = self.made_of
+        member.made_of, member.trackers = self.made_of, self.trackers
         member._began, member._earlier = self._began, self._earlier
         return member
 
@@ -100,6 +102,7 @@ class Run:
             return
         line = {"event": event, **self._about, **facts}
         self.records.append(line)
+        self.trackers.record(line)
         if self.folder is None:
             return
         path = self.folder / METRICS_FILE
@@ -201,12 +204,23 @@ def open_run(
     try:
         with locked(folder), _room(folder, config, run, overwrite=overwrite):
             write_json(folder / CONFIG_FILE, config.to_dict())
-            with _logged(folder / LOG_FILE), run.interruption.listening():
+            with logged(folder / LOG_FILE), _tracked(run, config), run.interruption.listening():
                 yield run
     finally:
         with suppress(OSError):
             for place in made:
                 place.rmdir()  # refused where something is in it
+
+
+@contextmanager
+def _tracked(run: Run, config: EliasConfig) -> Iterator[None]:
+    """Hand what is recorded on to the trackers that the configuration asks for."""
+    assert run.folder is not None
+    run.trackers = open_trackers(config, run.folder)
+    try:
+        yield
+    finally:
+        run.trackers.close()
 
 
 @contextmanager
@@ -240,36 +254,11 @@ def _clear_up(folder: Path, run: Run) -> None:
     shutil.rmtree(aside, ignore_errors=True)
 
 
-class _LogFile(logging.FileHandler):
-    """A log that a full disk ends without a word: who needs the room tells it."""
-
-    def handleError(self, record: logging.LogRecord) -> None:  # noqa: N802 - logging's name
-        if not isinstance(sys.exc_info()[1], OSError):
-            super().handleError(record)
-
-
-@contextmanager
-def _logged(path: Path) -> Iterator[None]:
-    """Write to a file what the package tells; a run that goes on adds to it."""
-    handler = _LogFile(path, encoding="utf8")
-    handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
-    ours = logging.getLogger("elias")
-    before = ours.level
-    ours.addHandler(handler)
-    ours.setLevel(min(before or logging.INFO, logging.INFO))
-    try:
-        yield
-    finally:
-        ours.setLevel(before)
-        ours.removeHandler(handler)
-        with suppress(OSError):
-            handler.close()
-
-
 def _take_back(folder: Path) -> None:
     """Remove a run in which nothing was trained: the corrected command may use its folder."""
     with suppress(OSError):  # what went wrong matters more
-        shutil.rmtree(folder / CHECKPOINTS_FOLDER, ignore_errors=True)
+        for name in (CHECKPOINTS_FOLDER, *TRACKER_FOLDERS):
+            shutil.rmtree(folder / name, ignore_errors=True)
         for name in _OURS:
             (folder / name).unlink(missing_ok=True)
 

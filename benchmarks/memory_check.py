@@ -1,0 +1,190 @@
+"""Memory predicted beside memory measured.
+
+    python benchmarks/memory_check.py                    # the CPU: whole runs, each in a process
+    PYTHONPATH=src python3 benchmarks/memory_check.py --device cuda    # steps of BERT-base's shape
+
+On a CPU a generated corpus is trained on, checkpoints and all, and the peak of the process
+(getrusage) compared with what `elias.pipeline.memory` expected when training began. On a GPU some
+steps run with random weights, and torch.cuda.max_memory_allocated is compared. It needs no network.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import resource
+import subprocess
+import sys
+from pathlib import Path
+
+CPU_SHAPES = {
+    # name: points, labels, changes to the configuration
+    "wide labels": (3_000, 100_000, {"encoder.dim": 256}),
+    "narrow labels": (4_000, 300_000, {"encoder.dim": 64}),
+    "many edges": (3_000, 50_000, {"encoder.dim": 64, "index.edges_per_cluster": 12_000}),
+    "large batch": (6_000, 20_000, {"encoder.dim": 128, "batch_size": 2048}),
+    "long vocabulary": (20_000, 2_000, {"encoder.dim": 256, "encoder.char_ngrams": [3, 5]}),
+    "one-vs-all": (2_000, 100_000, {"encoder.dim": 256, "index.kind": "all"}),
+}
+
+
+def generated(n_points: int, n_labels: int):
+    """Return a corpus whose points have three labels each."""
+    import numpy as np
+    from scipy.sparse import csr_matrix
+
+    from elias.data.corpus import Corpus, Split
+
+    rng = np.random.default_rng(0)
+    ids = np.sort(rng.integers(0, n_labels, (n_points, 3)), axis=1)
+    ids[:, 0] = np.arange(n_points) % n_labels
+    labels = csr_matrix(
+        (np.ones(3 * n_points, np.float32), ids.ravel(), np.arange(n_points + 1) * 3),
+        shape=(n_points, n_labels),
+    )
+    labels.sum_duplicates()
+    labels.data[:] = 1
+    words = rng.integers(0, 30_000, (n_points, 10))
+    texts = [" ".join(f"word{word:x}" for word in row) for row in words.tolist()]
+    names = [str(i) for i in range(n_labels)]
+    return Corpus(train=Split(labels=labels, texts=texts), label_names=names)
+
+
+def run_on_cpu(name: str, out: str) -> None:
+    """Train one shape in this process, and print what was expected and what was used."""
+    from elias import EliasConfig, train
+
+    n_points, n_labels, given = CPU_SHAPES[name]
+    changes = {"encoder.char_ngrams": [0, 0], "encoder.hidden_dim": 256, **given}
+    batch_size = changes.pop("batch_size", 256)
+    config = EliasConfig().override({"index.kind": changes.pop("index.kind", "graph")})
+    for stage in config.stages:
+        changes[f"stages.{stage.name}.epochs"] = 1
+        changes[f"stages.{stage.name}.batch_size"] = batch_size
+    config = config.override(
+        {
+            **changes,
+            "eval.validation_size": 200,
+            "eval.hold_out": "random",
+            "rerank.enabled": False,
+            "checkpoint.steps": 3,
+        }
+    )
+    train(config, generated(n_points, n_labels), out=out, device="cpu")
+    events = [json.loads(line) for line in (Path(out) / "metrics.jsonl").open()]
+    expected = next(event["host"] for event in events if event["event"] == "memory")
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss << 10
+    print(json.dumps({"expected": expected, "peak": peak}))
+
+
+def check_cpu(chosen: list[str]) -> list[dict]:
+    """Run each shape in a process of its own."""
+    import tempfile
+
+    rows = []
+    for name in chosen or CPU_SHAPES:
+        with tempfile.TemporaryDirectory() as folder:
+            command = [sys.executable, __file__, "--child", name, "--out", f"{folder}/run"]
+            done = subprocess.run(command, capture_output=True, text=True)
+        if done.returncode:
+            print(done.stderr[-2000:], file=sys.stderr)
+            raise SystemExit(1)
+        found = json.loads(done.stdout.splitlines()[-1])
+        parts = {key: value for key, value in found["expected"].items() if value}
+        rows.append(row := told(name, sum(parts.values()), found["peak"]))
+        print(json.dumps({**row, "parts": {k: v >> 20 for k, v in parts.items()}}), flush=True)
+    return rows
+
+
+def told(name: str, expected: int, peak: int) -> dict:
+    return {
+        "shape": name,
+        "expected_mib": expected >> 20,
+        "peak_mib": peak >> 20,
+        "error": f"{100 * (expected / peak - 1):+.1f}%",
+    }
+
+
+def check_gpu(chosen: list[str], compiled: str, storages: list[str]) -> list[dict]:
+    """Run some steps of each shape of SPEC §8 and compare the peak on the GPU."""
+    import gc
+
+    from gpu_setup import SHAPES, STAGE, bert_base, make_batches, make_model, stepper  # isort: skip
+    import torch
+
+    from elias.config import EliasConfig
+    from elias.pipeline.memory import Sizes, _stage
+    from elias.training.optim import Optimizer
+
+    device, rows = torch.device("cuda"), []
+    for name in chosen or ["131K", "670K", "2.8M"]:
+        shape = SHAPES[name]
+        for storage in storages:
+            gc.collect()
+            torch.cuda.empty_cache()
+            encoder = bert_base(shape.n_tokens, device, compiled)
+            model = make_model(shape, encoder, device, compact=storage == "compact")
+            batches = make_batches(shape, model, device)
+            torch.cuda.reset_peak_memory_stats()
+            model.train()
+            step = stepper(shape, model, Optimizer(model, STAGE), batches)
+            for i in range(4):
+                step(i)
+            torch.cuda.synchronize()
+            peak = torch.cuda.max_memory_allocated()
+            sizes = Sizes(
+                n_points=1,
+                n_setup=1,
+                n_labels=shape.n_labels,
+                n_entries=shape.n_positives,
+                most_labels=shape.n_positives,
+                dim=encoder.dim,
+                dense_weights=sum(p.numel() for p in encoder.parameters()),
+                longest_text=shape.n_tokens,
+                layers=12,
+                width=768,
+            )
+            config = EliasConfig().override(
+                {
+                    "encoder.kind": "transformer",
+                    "encoder.compile": compiled,
+                    "index.n_clusters": shape.n_clusters,
+                    "index.edges_per_cluster": shape.n_edges,
+                    "index.shortlist_size": shape.shortlist_size,
+                    "index.train_shortlist": shape.shortlist_size,
+                    "index.beam_size": shape.beam_size,
+                    "index.train_clusters": shape.train_clusters,
+                    "index.label_storage": storage,
+                    "stages.stage2.batch_size": shape.batch,
+                }
+            )
+            parts = _stage(sizes, config, config.stages[1], device, True)
+            rows.append(row := told(f"{name} {storage}", sum(parts.values()), peak))
+            print(json.dumps({**row, "parts": {k: v >> 20 for k, v in parts.items()}}), flush=True)
+            del encoder, model, batches, step
+    return rows
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu")
+    parser.add_argument("--shape", action="append", default=[])
+    parser.add_argument("--compile", default="off", choices=["off", "on"])
+    parser.add_argument("--storage", action="append", default=[], choices=["full", "compact"])
+    parser.add_argument("--child", help="(used by itself)")
+    parser.add_argument("--out")
+    args = parser.parse_args()
+    if args.child:
+        run_on_cpu(args.child, args.out)
+        return
+    if args.device == "cuda":
+        rows = check_gpu(args.shape, args.compile, args.storage or ["compact"])
+    else:
+        rows = check_cpu(args.shape)
+    print("\n| shape | expected, MiB | peak, MiB | error |\n| --- | --- | --- | --- |")
+    for row in rows:
+        print("| " + " | ".join(str(value) for value in row.values()) + " |")
+
+
+if __name__ == "__main__":
+    main()
