@@ -30,7 +30,7 @@ _MOMENTS = 2 * FLOAT
 _LAYER_BYTES = {"float32": 66, "bfloat16": 36}
 """Bytes kept for backward by a transformer's layer, a token and dimension."""
 _LAYER_BYTES_COMPILED = {"float32": 50, "bfloat16": 34}
-_SLOT_BYTES = 92
+_SLOT_BYTES = 180
 """Bytes in work for each slot of the shortlists: labels, paths, logits, scores, gradients."""
 _SLOT_BYTES_KERNELS = 40
 _PATH_BYTES_KERNELS = 24
