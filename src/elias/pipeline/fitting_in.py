@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from elias.errors import RunError
 from elias.pipeline.machine import device_room, host_room
+from elias.pipeline.memory import SO_FAR
 
 if TYPE_CHECKING:
     import torch
@@ -112,7 +113,7 @@ def remedies(
             found.append("set encoder.precision=bfloat16")
     if large & {"activations of the encoder", "activations of the index"} and batch > 1:
         found.append(f"lower stages.*.batch_size from {batch} to {max(1, batch // 2)}")
-    if large & {"program and corpus, so far", "setting up"} and config.data.on_disk != "on":
+    if large & {SO_FAR, "setting up"} and config.data.on_disk != "on":
         found.append("set data.on_disk=on and data.setup_points")
     return found
 

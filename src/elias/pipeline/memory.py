@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from elias.data.tokens import Tokens
     from elias.model.encoder import TextEncoder
 
+SO_FAR = "program and corpus, so far"
 FLOAT, INT = 4, 8
 _MOMENTS = 2 * FLOAT
 _LAYER_BYTES = {"float32": 66, "bfloat16": 36}
@@ -35,6 +36,8 @@ _SLOT_BYTES = 180
 _SLOT_BYTES_KERNELS = 40
 _PATH_BYTES_KERNELS = 24
 """Bytes the search kernels hold for each path listed."""
+_SEARCH_TABLES = 2 << 30
+"""The most that the search kernels take for the place of each label, a point in work."""
 _CLUSTER_BYTES = 5 * FLOAT
 """Bytes for each cluster's score of a point: logits, scores, ranks, gradients."""
 _POSITIVE_BYTES = 12 * INT
@@ -124,8 +127,9 @@ class Expected:
         return sum(self.host.values())
 
     def to_dict(self) -> dict[str, Any]:
-        """Return plain values, as JSON takes them."""
-        return {"device": dict(self.device), "host": dict(self.host)}
+        """Return plain values, as JSON takes them: those that are the same whenever it is run."""
+        host = {name: size for name, size in self.host.items() if name != SO_FAR}
+        return {"device": dict(self.device), "host": host}
 
 
 def expected_memory(
@@ -155,7 +159,7 @@ def expected_memory(
     state = weights + steps["optimizer"] + steps["averaged weights"] + kept
     copy = state if keeps_checkpoints and config.checkpoint.keep > 0 else 0
     host = {
-        "program and corpus, so far": resident,
+        SO_FAR: resident,
         "words of the points to set up from": round(sizes.n_setup * sizes.bow_per_text * 8),
         "the encoder's first weights": _encoder_bytes(sizes),
     }
@@ -268,7 +272,9 @@ def _index_activations(
     if by_kernels:
         width = edges // index.n_clusters
         paths = batch * beam * width
-        return work + slots * _SLOT_BYTES_KERNELS + paths * _PATH_BYTES_KERNELS + edges * FLOAT
+        tables = min(_SEARCH_TABLES, batch * sizes.n_labels * FLOAT)
+        listed = slots * _SLOT_BYTES_KERNELS + paths * _PATH_BYTES_KERNELS
+        return work + listed + tables + edges * FLOAT
     touched = min(sizes.n_labels, slots) * dim * FLOAT
     searched = sizes.n_labels * (sizes.n_threads * _SEARCH_BYTES + INT)
     edge_work = edges * (_EDGE_BYTES if stage.learn_graph else FLOAT + 1)
