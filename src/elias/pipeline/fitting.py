@@ -354,7 +354,7 @@ class _Training:
         return train_split, encoder, bow
 
     def _check_memory(self, train_split: Split, encoder: TextEncoder, bow: csr_matrix) -> None:
-        """Note what the run is going to take, and refuse it where the machine has less."""
+        """Refuse a run that is going to take more memory than the machine has."""
         held, n_setup = resident(), bow.shape[0]
         words = bow.nnz / max(1, n_setup)
         tokens, labels = self.tokens["train"], train_split.labels
@@ -368,7 +368,6 @@ class _Training:
             keeps_checkpoints=self.run.folder is not None,
             validates=self.held_out is not None,
         )
-        self.run.record("memory", **expected.to_dict())
         refuse_what_cannot_fit(
             expected, sizes, self.config, self.device, resident=held, ignore=self.ignore_memory
         )

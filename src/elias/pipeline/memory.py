@@ -10,7 +10,7 @@ points a step, K shortlist, Y labels of the point that has most, T tokens a text
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 
@@ -125,11 +125,6 @@ class Expected:
     def host_total(self) -> int:
         """Return the peak of the process's own memory."""
         return sum(self.host.values())
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return plain values, as JSON takes them: those that are the same whenever it is run."""
-        host = {name: size for name, size in self.host.items() if name != SO_FAR}
-        return {"device": dict(self.device), "host": host}
 
 
 def expected_memory(

@@ -101,7 +101,7 @@ def numbers_of(event: Mapping[str, Any]) -> dict[str, float]:
     member = f"member {event['member']}/" if "member" in event else ""
     if kind == "time":
         return {f"{member}seconds/{event['step']}": float(event["seconds"])}
-    if kind not in ("epoch", "stage", "data", "memory"):
+    if kind not in ("epoch", "stage", "data"):
         return {}
     root = str(event.get("stage", kind))
     facts = {k: v for k, v in event.items() if k not in ("event", "stage", "epoch", "member")}
