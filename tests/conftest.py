@@ -12,6 +12,7 @@ if "PYTEST_XDIST_WORKER" in os.environ:
 # Before triton is imported: its kernels run in its interpreter, on the CPU.
 os.environ.setdefault("TRITON_INTERPRET", "1")
 
+import logging
 import random
 import socket
 import sys
@@ -52,6 +53,16 @@ def closed_sockets():
         patch.setattr(socket.socket, "connect", guarded_connect)
         patch.setattr(socket, "getaddrinfo", guarded_getaddrinfo)
         yield
+
+
+@pytest.fixture(autouse=True)
+def own_logging():
+    """Leave the loggers as they were: a command sets them up, and tests come in any order."""
+    ours = logging.getLogger("elias")
+    level, handlers = ours.level, list(ours.handlers)
+    yield
+    ours.setLevel(level)
+    ours.handlers[:] = handlers
 
 
 @pytest.fixture(autouse=True)
