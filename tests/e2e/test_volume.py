@@ -94,7 +94,7 @@ def test_lines_of_id_and_score_are_read_back_as_predictions(run, model, table, t
 def test_every_input_gives_the_same_labels(run, model, tmp_path, name):
     source = tmp_path / name
     if name == "in.txt.gz":
-        source.write_bytes(gzip.compress("\n".join(TEXTS).encode()))
+        source.write_bytes(gzip.compress("\n".join(TEXTS).encode(), mtime=0))
     elif name == "in.parquet":
         pq.write_table(pa.table({"id": range(len(TEXTS)), "text": TEXTS}), source)
     else:

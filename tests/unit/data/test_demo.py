@@ -32,7 +32,7 @@ def make_wheel(path, prologue=""):
     articles.append(article("Growing bread", ["Yeasts"]))
     xml = f"<?xml version='1.0'?>{prologue}<Set>{''.join(articles)}</Set>"
     with zipfile.ZipFile(path, "w") as archive:
-        archive.writestr(demo.ARTICLES, gzip.compress(xml.encode()))
+        archive.writestr(demo.ARTICLES, gzip.compress(xml.encode(), mtime=0))
     return path
 
 

@@ -171,7 +171,7 @@ def test_large_files_go_to_disk_by_themselves(tmp_path, monkeypatch):
     rows = [{"text": "t", "labels": ["x"]}] * 20
     path = write_jsonl(tmp_path / "rows.jsonl", rows)
     packed = tmp_path / "rows.jsonl.gz"
-    packed.write_bytes(gzip.compress(path.read_bytes()))
+    packed.write_bytes(gzip.compress(path.read_bytes(), mtime=0))
     assert not load_corpus(path).train.on_disk
 
     monkeypatch.setattr(large, "LARGE", 100)

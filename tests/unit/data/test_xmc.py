@@ -66,7 +66,7 @@ def test_a_folder_has_train_and_test_files(tmp_path, stem):
 
 
 def test_a_folder_may_have_a_matrix_for_each_thing(tmp_path):
-    (tmp_path / "trn_X_Y.txt.gz").write_bytes(gzip.compress(b"2 3\n0:1 2:0.5\n1:0\n"))
+    (tmp_path / "trn_X_Y.txt.gz").write_bytes(gzip.compress(b"2 3\n0:1 2:0.5\n1:0\n", mtime=0))
     write(tmp_path / "trn_X_Xf.txt", "2 2\n0:1\n1:-1\n")
     write(tmp_path / "lbl_X_Xf.txt", "3 2\n0:1\n1:1\n\n")
     write(tmp_path / "tst_X_Y.txt", "1 3\n2:1\n")
