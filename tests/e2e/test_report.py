@@ -270,7 +270,7 @@ def test_a_fixed_graph_has_a_report_too(corpus_folder, tmp_path):
     assert not {"fig-3", "fig-7a", "fig-7b", "learning-validation"} & set(ids(tree, "figure"))
 
 
-def test_one_vs_all_is_explained_and_reported_as_one_cluster_of_all_labels(corpus_folder, tmp_path):
+def test_one_vs_all_is_explained_and_reported_without_an_index(corpus_folder, tmp_path):
     run = tmp_path / "all"
     told = elias(
         *("train", corpus_folder, "--out", run, "--device", "cpu", "--set", "index.kind=all"),
@@ -282,7 +282,7 @@ def test_one_vs_all_is_explained_and_reported_as_one_cluster_of_all_labels(corpu
     told = elias("report", run, "--device", "cpu")
 
     labels = json.loads(explained.out)["labels"]
-    assert [[path["cluster"] for path in label["paths"]] for label in labels] == [[0]] * 5
+    assert [label["paths"] for label in labels] == [[]] * 5  # there is no index
     assert all(label["path_score"] == 1 for label in labels)
     assert [label["p"] for label in labels] == pytest.approx(
         [label["classifier_score"] for label in labels]
