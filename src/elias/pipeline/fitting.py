@@ -353,8 +353,15 @@ class _Training:
         self._check_memory(train_split, encoder, bow)
         return train_split, encoder, bow
 
-    def _check_memory(self, train_split: Split, encoder: TextEncoder, bow: csr_matrix) -> None:
-        """Refuse a run that is going to take more memory than the machine has."""
+    def _check_memory(
+        self, train_split: Split, encoder: TextEncoder, bow: csr_matrix | None
+    ) -> None:
+        """Refuse a run that is going to take more memory than the machine has.
+
+        Of several processes the first one asks, which takes most.
+        """
+        if bow is None:
+            return
         held, n_setup = resident(), bow.shape[0]
         words = bow.nnz / max(1, n_setup)
         tokens, labels = self.tokens["train"], train_split.labels
