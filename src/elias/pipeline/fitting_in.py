@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import logging
+from dataclasses import replace
 from typing import TYPE_CHECKING, NamedTuple
 
 from elias.errors import RunError
 from elias.pipeline.machine import device_room, host_room
-from elias.pipeline.memory import SO_FAR
+from elias.pipeline.memory import SO_FAR, expected_memory
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     import torch
 
     from elias.config import EliasConfig
@@ -18,6 +21,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
+_DEVICE, _HOST = "GPU memory", "memory"
 _LARGE_SHARE = 0.15
 """Of the whole; what is less is not worth a remedy."""
 
@@ -48,10 +52,10 @@ def fits(expected: Expected, device: torch.device, resident: int) -> list[Fit]:
     found = []
     on_host, on_device = host_room(), device_room(device)
     if on_device is not None:
-        found.append(Fit("GPU memory", expected.device_total, on_device))
+        found.append(Fit(_DEVICE, expected.device_total, on_device))
     if on_host is not None:
         own = on_host._replace(free=on_host.free + resident)
-        found.append(Fit("memory", expected.host_total, own))
+        found.append(Fit(_HOST, expected.host_total, own))
     return found
 
 
@@ -69,11 +73,13 @@ def refuse_what_cannot_fit(
     Raises:
         RunError: On one line, with what to change; unless it is to be ignored.
     """
-    for fit in fits(expected, device, resident):
+    found = fits(expected, device, resident)
+    for fit in found:
         needed, total = gib(fit.needed), gib(fit.room.total)
         if fit.possible and fit.free_now:
             continue
-        advice = "; ".join(remedies(expected, sizes, config, device)) or "use a larger machine"
+        told = remedies(expected, sizes, config, device, found)
+        advice = "; ".join(told) or "use a larger machine"
         if fit.possible:
             logger.warning(
                 "the run is going to take about %s of %s, of which %s is free now",
@@ -91,9 +97,13 @@ def refuse_what_cannot_fit(
 
 
 def remedies(
-    expected: Expected, sizes: Sizes, config: EliasConfig, device: torch.device
+    expected: Expected,
+    sizes: Sizes,
+    config: EliasConfig,
+    device: torch.device,
+    found_room: Sequence[Fit] = (),
 ) -> list[str]:
-    """Return what to change, what helps most first."""
+    """Return what to change, what helps most first; a batch is to fit into ``found_room``."""
     parts = dict(expected.device or expected.host)
     total = sum(parts.values())
     large = {name for name, size in parts.items() if size > _LARGE_SHARE * total}
@@ -112,10 +122,39 @@ def remedies(
         if config.encoder.precision == "float32":
             found.append("set encoder.precision=bfloat16")
     if large & {"activations of the encoder", "activations of the index"} and batch > 1:
-        found.append(f"lower stages.*.batch_size from {batch} to {max(1, batch // 2)}")
+        smaller = _batch_that_fits(expected, sizes, config, device, found_room)
+        found.append(f"lower stages.*.batch_size from {batch} to {smaller}")
     if large & {SO_FAR, "setting up"} and config.data.on_disk != "on":
         found.append("set data.on_disk=on and data.setup_points")
     return found
+
+
+def _batch_that_fits(
+    expected: Expected,
+    sizes: Sizes,
+    config: EliasConfig,
+    device: torch.device,
+    found: Sequence[Fit],
+) -> int:
+    """Return the largest batch, by halves, with which the run fits; half if none is enough."""
+    rooms = {fit.where: min(fit.room) for fit in found}
+    largest = max(stage.batch_size for stage in config.stages)
+    half = batch = max(1, min(largest, sizes.n_points) // 2)
+    while rooms and batch >= 1:
+        stages = tuple(replace(s, batch_size=min(s.batch_size, batch)) for s in config.stages)
+        smaller = expected_memory(
+            sizes,
+            replace(config, stages=stages),
+            device,
+            resident=expected.host.get(SO_FAR, 0),
+            keeps_checkpoints=expected.host.get("checkpoint on its way", 0) > 0,
+            validates=expected.host.get("best epoch", 0) > 0,
+        )
+        needed = {_DEVICE: smaller.device_total, _HOST: smaller.host_total}
+        if all(needed[where] <= room for where, room in rooms.items()):
+            return batch
+        batch //= 2
+    return half
 
 
 def _narrower(sizes: Sizes, config: EliasConfig, device: torch.device) -> list[str]:

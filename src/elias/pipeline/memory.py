@@ -228,7 +228,7 @@ def _stage(
 def _encoder_activations(
     sizes: Sizes, config: EliasConfig, stage: StageConfig, device: torch.device
 ) -> int:
-    batch = stage.batch_size
+    batch = min(stage.batch_size, sizes.n_points)
     if not sizes.layers:
         hidden = config.encoder.hidden_dim
         tokens = round(batch * sizes.tokens_per_text)
@@ -255,7 +255,8 @@ def _encoder_activations(
 def _index_activations(
     sizes: Sizes, config: EliasConfig, stage: StageConfig, edges: int, by_kernels: bool
 ) -> int:
-    index, batch, dim = config.index, stage.batch_size, sizes.dim
+    index, dim = config.index, sizes.dim
+    batch = min(stage.batch_size, sizes.n_points)
     assert index.n_clusters is not None
     assert index.train_clusters is not None
     assert index.train_shortlist is not None

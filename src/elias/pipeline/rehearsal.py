@@ -37,7 +37,7 @@ logger = logging.getLogger(__name__)
 
 _WARM_STEPS, _TIMED_STEPS = 2, 4
 _LONG = 20.0  # seconds of warming up that are told as they are
-_FEWEST_TEXTS = 1000
+_FEWEST_TEXTS, _MOST_TEXTS = 1000, 10_000
 
 
 class Rehearsal(NamedTuple):
@@ -75,7 +75,8 @@ def rehearse(
     rows = setup_rows(points, config)
     encoder = _encoder(config, points if rows is None else points.take(rows), init_from)
     batch = max(stage.batch_size for stage in config.stages)
-    sample = _sample(points, max(_FEWEST_TEXTS, (_WARM_STEPS + _TIMED_STEPS) * batch), config.seed)
+    wanted = max(_FEWEST_TEXTS, (_WARM_STEPS + _TIMED_STEPS) * batch)
+    sample = _sample(points, min(_MOST_TEXTS, wanted), config.seed)
     tokens = _tokens(sample, encoder)
     held = resident()
     n_setup = len(points) if rows is None else len(rows)
@@ -94,7 +95,7 @@ def rehearse(
         n_parameters=n_parameters(config, corpus.n_labels, encoder),
         expected=expected,
         fits=found,
-        remedies=[] if fitting else remedies(expected, sizes, config, device),
+        remedies=[] if fitting else remedies(expected, sizes, config, device, found),
         epoch_seconds=_timed(config, encoder, Points(tokens, sample.labels), len(points), device)
         if fitting
         else {},
@@ -121,10 +122,9 @@ def _encoder(config: EliasConfig, points: Split, init_from: Elias | None) -> Tex
 
 
 def _sample(points: Split, size: int, seed: int) -> Split:
-    """Return random points; the corpus may be small, and then some stand there again."""
-    rng = np.random.default_rng(seed)
-    order = rng.permutation(len(points))[:size]
-    return points.take(np.sort(np.resize(order, size)))
+    """Return random points, so many or all; batches that are larger have some of them again."""
+    order = np.random.default_rng(seed).permutation(len(points))[:size]
+    return points.take(np.sort(order))
 
 
 def _tokens(sample: Split, encoder: TextEncoder) -> Tokens:
@@ -154,7 +154,8 @@ def _timed(
     with threads_shared(), hushed(), torch.random.fork_rng(devices=[]):
         encoder.to(device)
         encoder.prepare(device)
-        for stage in config.stages:
+        for each in config.stages:
+            stage = replace(each, batch_size=min(each.batch_size, n_points))
             model = _model(config, stage, encoder, points.labels.shape[1]).to(device)
             seconds = _step_seconds(config, stage, model, points)
             found[stage.name] = seconds * n_batches(n_points, stage.batch_size)

@@ -11,11 +11,11 @@ from elias import EliasConfig, train
 from elias.data.synthetic import synthetic_corpus
 from elias.data.tokens import Tokens
 from elias.errors import RunError
-from elias.pipeline import fitting_in, machine
+from elias.pipeline import fitting_in, machine, rehearsal
 from elias.pipeline.fitting_in import gib, refuse_what_cannot_fit, remedies
 from elias.pipeline.machine import Room, host_room, resident
 from elias.pipeline.memory import Expected, Sizes, expected_memory, sizes_of
-from elias.pipeline.rehearsal import _model, rehearse
+from elias.pipeline.rehearsal import _model, _words, rehearse
 from elias.training.optim import Optimizer
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda")
@@ -233,6 +233,39 @@ def test_a_rehearsal_of_what_does_not_fit_times_nothing(monkeypatch):
     assert found.epoch_seconds == {}
     assert found.remedies
     assert not found.fits[0].possible
+
+
+def test_a_batch_larger_than_the_corpus_is_the_corpus(monkeypatch):
+    corpus = synthetic_corpus(n_points=200, n_labels=20)
+    names = ("stage1", "stage2")
+    huge = config(**{f"stages.{name}.batch_size": 100_000_000 for name in names})
+    whole = config(**{f"stages.{name}.batch_size": 10_000 for name in names})
+    seen = []
+    monkeypatch.setattr(
+        rehearsal, "_words", lambda sample: seen.append(len(sample)) or _words(sample)
+    )
+
+    found = rehearse(huge.resolve(len(corpus.train), 20), corpus, CPU)
+
+    assert found.n_steps == {"stage1": 1, "stage2": 1}
+    assert set(found.epoch_seconds) == set(names)
+    assert seen[0] <= len(corpus.train)
+    assert expected_memory(sizes(), huge.resolve(10_000, 5_000), CPU) == expected_memory(
+        sizes(), whole.resolve(10_000, 5_000), CPU
+    )
+
+
+def test_the_batch_that_is_advised_fits():
+    names = ("stage1", "stage2")
+    given = config(**{f"stages.{name}.batch_size": 8192 for name in names}).resolve(10_000, 5_000)
+    smaller = config(**{f"stages.{name}.batch_size": 64 for name in names}).resolve(10_000, 5_000)
+    room = expected_memory(sizes(), smaller, CPU).host_total
+    expected = expected_memory(sizes(), given, CPU)
+    there = [fitting_in.Fit("memory", expected.host_total, Room(2 * room, room))]
+
+    told = remedies(expected, sizes(), given, CPU, there)
+
+    assert "lower stages.*.batch_size from 8192 to 64" in told
 
 
 def test_a_container_has_what_it_is_allowed(monkeypatch):
