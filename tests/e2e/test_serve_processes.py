@@ -108,6 +108,27 @@ def test_several_workers_count_together_and_one_that_is_killed_is_replaced(saved
     assert code == 0
 
 
+def test_a_replacement_that_cannot_read_the_model_leaves_the_others_alone(saved):
+    away = saved.with_name("away")
+    with Process(saved, *LOCAL, "--workers", "2") as server:
+        server.wait_until_ready(workers=2)
+        victim = int(server.find(r"worker (\d+) is ready")[1])
+        saved.rename(away)
+        try:
+            os.kill(victim, signal.SIGKILL)
+            server.find("could not be started, the others go on; again in 2 s")
+            failed = server.metric('elias_reloads_total{outcome="failure"}')
+            answer = httpx.post(f"{server.url}/predict", json={"inputs": ["a text"]}, timeout=30)
+        finally:
+            away.rename(saved)
+        server.wait_until_ready(workers=2)
+        code = server.end()
+
+    assert answer.status_code == 200
+    assert failed >= 2
+    assert code == 0
+
+
 def test_a_model_that_cannot_be_read_is_one_line_and_exit_code_2(tmp_path):
     folder = tmp_path / "broken"
     folder.mkdir()

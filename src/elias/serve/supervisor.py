@@ -11,6 +11,7 @@ import socket
 import sys
 import tempfile
 import time
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
@@ -27,6 +28,8 @@ logger = logging.getLogger(__name__)
 
 _MISTAKE = 2
 """A worker's exit code when its model cannot be read."""
+_LONGEST_WAIT = 30.0
+"""Seconds between two attempts to start a worker while the model cannot be read."""
 _SHORT_LIFE = 10.0
 _MOST_SHORT_LIVES = 5
 _SECONDS_TO_END = 5.0
@@ -108,8 +111,9 @@ def url_of(sock: socket.socket) -> str:
 @dataclass(eq=False)
 class _Worker:
     process: SpawnProcess
-    failure: Connection
-    """Where it says why its model cannot be read."""
+    news: Connection
+    """Where it says None when it is ready, or why its model cannot be read."""
+    failure: str = "no model"
     born: float = field(default_factory=time.monotonic)
 
 
@@ -123,6 +127,8 @@ class _Supervisor:
         self._context = multiprocessing.get_context("spawn")
         self._workers: list[_Worker] = []
         self._ending = False
+        self._was_ready = False
+        self._misread = 0
         self._short_lives = 0
         self._not_before = 0.0
         self._signals: list[int] = []
@@ -155,6 +161,7 @@ class _Supervisor:
         while self._signals:
             number = self._signals.pop(0)
             if number == signal.SIGHUP:
+                self._not_before = 0.0  # what could not be read may have been mended
                 for worker in self._workers:
                     _send(worker.process, signal.SIGHUP)
                 continue
@@ -174,14 +181,31 @@ class _Supervisor:
         while len(self._workers) < self._settings.workers:
             listening, telling = self._context.Pipe(duplex=False)
             process = self._context.Process(
-                target=_work, args=(self._sock, self._settings, telling), name="elias-worker"
+                target=_work,
+                args=(self._sock, self._settings, telling, self._was_ready),
+                name="elias-worker",
             )
             process.start()
             telling.close()
             self._workers.append(_Worker(process, listening))
 
+    def _hear(self, worker: _Worker) -> None:
+        """Take in what a worker has said."""
+        try:
+            while worker.news.poll():
+                said = worker.news.recv()
+                if said is None:
+                    self._was_ready, self._misread = True, 0
+                else:
+                    worker.failure = said
+        except (EOFError, OSError):
+            pass  # it is dead, and has said all it will
+
     def _bury_dead(self) -> None:
-        for worker in [worker for worker in self._workers if not worker.process.is_alive()]:
+        dead = [worker for worker in self._workers if not worker.process.is_alive()]
+        for worker in self._workers:  # all, first: whether one was ever ready decides below
+            self._hear(worker)
+        for worker in dead:
             self._workers.remove(worker)
             self._forget(worker)
             if not self._ending:
@@ -196,11 +220,21 @@ class _Supervisor:
     def _consider(self, worker: _Worker) -> None:
         """Have a dead worker replaced, soon or later, or give up."""
         code, pid = worker.process.exitcode, worker.process.pid
+        if code == _MISTAKE and self._was_ready:
+            # the folder was fine once, and those that serve what it held are not to suffer
+            delay = min(2.0**self._misread, _LONGEST_WAIT)
+            self._misread += 1
+            self._not_before = time.monotonic() + delay
+            logger.warning(
+                "worker %d could not be started, the others go on; again in %g s, or on SIGHUP: %s",
+                *(pid, delay, worker.failure),
+            )
+            return
         if code == _MISTAKE:
             self._ending = True
             self._deadline = time.monotonic() + _SECONDS_TO_END
             self._end_all(signal.SIGKILL)
-            raise RunError(worker.failure.recv() if worker.failure.poll() else "no model")
+            raise RunError(worker.failure)
         lived = time.monotonic() - worker.born
         self._short_lives = 0 if lived > _SHORT_LIFE else self._short_lives + 1
         if self._short_lives > _MOST_SHORT_LIVES:
@@ -220,13 +254,20 @@ def _send(process: SpawnProcess, number: int) -> None:
         os.kill(process.pid, number)
 
 
-def _work(sock: socket.socket, settings: ServeSettings, telling: Connection) -> None:
-    """Be a worker."""
+def _work(
+    sock: socket.socket, settings: ServeSettings, telling: Connection, replaces: bool
+) -> None:
+    """Be a worker; one that ``replaces`` another counts a model it cannot read as no reload."""
     _ignore_reload()
     from elias.serve.worker import serve_on
 
     try:
-        serve_on(sock, settings)
+        serve_on(sock, settings, on_ready=lambda: _tell(telling, None), replaces=replaces)
     except EliasError as error:
-        telling.send(" ".join(str(error).split()))
+        _tell(telling, " ".join(str(error).split()))
         sys.exit(_MISTAKE)
+
+
+def _tell(telling: Connection, said: str | None) -> None:
+    with suppress(OSError):  # a parent that is gone hears nothing
+        telling.send(said)

@@ -37,8 +37,21 @@ class _Server(uvicorn.Server):
         yield
 
 
-def serve_on(sock: socket.socket, settings: ServeSettings) -> None:
+def _nothing() -> None:
+    pass
+
+
+def serve_on(
+    sock: socket.socket,
+    settings: ServeSettings,
+    *,
+    on_ready: Callable[[], None] = _nothing,
+    replaces: bool = False,
+) -> None:
     """Serve until SIGTERM or SIGINT; SIGHUP reads the model again.
+
+    ``on_ready`` is called once the model is read. A worker that ``replaces`` another reads a model
+    that was served before: if it cannot, that counts as a reload that failed.
 
     Raises:
         EliasError: If the model cannot be read at the start.
@@ -48,10 +61,12 @@ def serve_on(sock: socket.socket, settings: ServeSettings) -> None:
         _share_cores(settings.workers)
     # a batch that takes long is no news: bars and their lines would stand between those of the log
     with progress.hushed(), asyncio.Runner(loop_factory=_loop_factory()) as runner:
-        runner.run(_serve(sock, settings))
+        runner.run(_serve(sock, settings, on_ready, replaces))
 
 
-async def _serve(sock: socket.socket, settings: ServeSettings) -> None:
+async def _serve(
+    sock: socket.socket, settings: ServeSettings, on_ready: Callable[[], None], replaces: bool
+) -> None:
     application = create_app(settings, load=False)
     config = uvicorn.Config(
         application.asgi,
@@ -68,9 +83,11 @@ async def _serve(sock: socket.socket, settings: ServeSettings) -> None:
     server = _Server(config)
     _handle_signals(server, application.backend, alone=settings.workers == 1)
     reading = asyncio.create_task(application.backend.load())
-    reading.add_done_callback(lambda task: _loaded(task, server))
+    reading.add_done_callback(lambda task: _loaded(task, server, on_ready))
     await server.serve(sockets=[sock])
     if reading.done():
+        if replaces and reading.exception() is not None:
+            application.backend.measures.reloads.labels("failure").inc()
         reading.result()  # why it could not be read, if so
     reading.cancel()
 
@@ -103,13 +120,14 @@ def _handle_signals(server: uvicorn.Server, backend: Backend, *, alone: bool) ->
         loop.add_reader(parent.sentinel, orphaned, parent.sentinel)
 
 
-def _loaded(task: asyncio.Task[None], server: uvicorn.Server) -> None:
+def _loaded(task: asyncio.Task[None], server: uvicorn.Server, on_ready: Callable[[], None]) -> None:
     if task.cancelled():
         return
     if task.exception() is not None:
         server.should_exit = True
     else:
         logger.info("worker %d is ready", os.getpid())
+        on_ready()
 
 
 def _set_up_logs() -> None:
