@@ -6,15 +6,15 @@ what goes wrong is told once, and the run goes on without.
 
 from __future__ import annotations
 
-import hashlib
 import logging
+import secrets
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 from elias.errors import ConfigError
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
     from pathlib import Path
 
     from elias.config import EliasConfig, TrackingConfig
@@ -23,6 +23,7 @@ logger = logging.getLogger(__name__)
 
 TRACKER_FOLDERS = ("tensorboard", "wandb")
 """What trackers leave in the folder of a run."""
+_RUN_ID_FILE = "elias-run-id"
 _PACKAGES = {"tensorboard": "tensorboard", "wandb": "wandb"}
 
 
@@ -50,11 +51,17 @@ def check_trackers(config: TrackingConfig) -> None:
 def open_trackers(config: EliasConfig, folder: Path) -> Trackers:
     """Begin what the configuration asks for, in a run's folder."""
     check_trackers(config.tracking)
-    found: list[Tracker] = []
+    wanted: list[tuple[str, Callable[[], Tracker]]] = []
     if config.tracking.tensorboard:
-        found.append(_TensorBoard(folder / TRACKER_FOLDERS[0]))
+        wanted.append(("TensorBoard", lambda: _TensorBoard(folder / TRACKER_FOLDERS[0])))
     if config.tracking.wandb is not None:
-        found.append(_Wandb(config, folder))
+        wanted.append(("Wandb", lambda: _Wandb(config, folder)))
+    found = []
+    for name, begin in wanted:
+        try:
+            found.append(begin())
+        except Exception as error:  # no key, no network, no room: not the run's trouble
+            logger.warning("%s is left out: %s", name, _in_a_line(error))
     return Trackers(found)
 
 
@@ -85,8 +92,12 @@ class Trackers:
                 work(tracker)
             except Exception as error:  # a tracker's trouble is not the run's
                 name = type(tracker).__name__.lstrip("_")
-                logger.warning("%s is left out from here on: %s", name, error)
+                logger.warning("%s is left out from here on: %s", name, _in_a_line(error))
                 self._trackers.remove(tracker)
+
+
+def _in_a_line(error: Exception) -> str:
+    return " ".join(str(error).split()) or type(error).__name__
 
 
 def numbers_of(event: Mapping[str, Any]) -> dict[str, float]:
@@ -133,6 +144,24 @@ class _TensorBoard:
         self._writer.close()
 
 
+def _run_id(path: Path) -> str:
+    """Return the id kept with a run, so that one that goes on goes on there too, or a new one.
+
+    A path would not do: an overwritten run, or one in a folder of the same name elsewhere, is
+    another run.
+    """
+    if path.exists():
+        kept = path.read_text(encoding="utf8").strip()
+        if kept:
+            return kept
+    made = secrets.token_hex(8)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = path.with_name(f".{path.name}.writing")
+    temporary.write_text(f"{made}\n", encoding="utf8")
+    temporary.replace(path)
+    return made
+
+
 class _Wandb:
     def __init__(self, config: EliasConfig, folder: Path) -> None:
         import wandb
@@ -142,8 +171,7 @@ class _Wandb:
         self._run = library.init(
             project=config.tracking.wandb,
             name=folder.name,
-            # a run that goes on goes on there too
-            id=hashlib.sha256(place.encode()).hexdigest()[:16],
+            id=_run_id(folder / TRACKER_FOLDERS[1] / _RUN_ID_FILE),
             resume="allow",
             dir=place,
             config=config.to_dict(),

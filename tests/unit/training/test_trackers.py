@@ -8,7 +8,7 @@ import pytest
 from elias.config import EliasConfig
 from elias.errors import ConfigError, RunError
 from elias.training import trackers
-from elias.training.trackers import check_trackers, numbers_of
+from elias.training.trackers import check_trackers, numbers_of, open_trackers
 from elias.training.tracking import LOG_FILE, open_run
 
 EPOCH = {
@@ -90,13 +90,39 @@ def test_wandb_gets_the_configuration_and_the_numbers(tmp_path, wandb):
 
 def test_a_run_that_goes_on_goes_on_in_the_same_place(tmp_path, wandb):
     ids = []
-    for _ in range(2):
-        with open_run(tmp_path / "run", configured(wandb="labels"), overwrite=True) as run:
-            run.record("epoch", **EPOCH)
+    for folder in ("run", "run", "other"):
+        open_trackers(configured(wandb="labels"), tmp_path / folder).close()
         ids.append((wandb.begun["id"], wandb.begun["resume"]))
 
     assert ids[0] == ids[1]
     assert ids[0][1] == "allow"
+    assert ids[2] != ids[0]
+
+
+def test_a_run_that_is_overwritten_is_another_run_there(tmp_path, wandb):
+    ids = []
+    for _ in range(2):
+        with open_run(tmp_path / "run", configured(wandb="labels"), overwrite=True) as run:
+            run.record("epoch", **EPOCH)
+        ids.append(wandb.begun["id"])
+
+    assert ids[0] != ids[1]
+
+
+def test_a_tracker_that_cannot_begin_is_left_out_and_the_run_goes_on(
+    tmp_path, wandb, monkeypatch, caplog
+):
+    def refuse(**_):
+        raise OSError("no api key\nrun wandb login")
+
+    monkeypatch.setattr(wandb, "init", refuse)
+
+    with open_run(tmp_path / "run", configured(wandb="labels"), overwrite=False) as run:
+        run.record("epoch", **EPOCH)
+
+    told = [line.getMessage() for line in caplog.records if "left out" in line.getMessage()]
+    assert told == ["Wandb is left out: no api key run wandb login"]
+    assert len((tmp_path / "run" / "metrics.jsonl").read_text().splitlines()) == 1
 
 
 def test_a_tracker_that_fails_is_left_out_and_the_run_goes_on(tmp_path, wandb, caplog):
