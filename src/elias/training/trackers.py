@@ -72,6 +72,10 @@ class Trackers:
         self._trackers = trackers
         self._epochs = 0
 
+    def go_on(self, n_epochs: int) -> None:
+        """Count on from the epochs that were recorded before the run was stopped."""
+        self._epochs = n_epochs
+
     def record(self, event: Mapping[str, Any]) -> None:
         """Hand the numbers of an event on."""
         if not self._trackers:

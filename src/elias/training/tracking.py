@@ -143,6 +143,7 @@ class Run:
         self.timings.clear()
         self.timings.update(state["timings"])
         self._earlier.update(state["under_way"])
+        self.trackers.go_on(sum(record["event"] == "epoch" for record in self.records))
         if self.folder is not None:
             _write_whole(self.folder / METRICS_FILE, "".join(map(_as_line, self.records)))
 

@@ -99,6 +99,19 @@ def test_a_run_that_goes_on_goes_on_in_the_same_place(tmp_path, wandb):
     assert ids[2] != ids[0]
 
 
+def test_steps_count_on_where_a_run_goes_on(tmp_path, wandb):
+    with open_run(tmp_path / "first", configured(), overwrite=False) as run:
+        run.record("epoch", **EPOCH)
+        run.record("epoch", **EPOCH | {"epoch": 2})
+        state = run.state()
+
+    with open_run(tmp_path / "run", configured(wandb="labels"), overwrite=False) as run:
+        run.restore(state)
+        run.record("epoch", **EPOCH | {"epoch": 3})
+
+    assert [numbers["epoch"] for numbers in wandb.logged] == [3]
+
+
 def test_a_run_that_is_overwritten_is_another_run_there(tmp_path, wandb):
     ids = []
     for _ in range(2):
