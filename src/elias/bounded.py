@@ -22,7 +22,9 @@ ALWAYS_ALLOWED = 256 << 20
 TIGHTEST = 400
 """How many times its packed size anything larger may be."""
 _ROWS_ALLOWED = 1_000_000  # rows without an entry, in a matrix that does not store where rows begin
-_COLUMNS_OF_A_BOMB = ("indices", "indptr", "row", "col", "offsets")
+_PLACES = ("indices", "indptr", "row", "col")
+_FORMATS = ("csr", "csc", "coo")  # those that store a place for each value
+_LARGEST_FACT = 4096  # bytes of the member that names the format, or the shape
 
 
 class TooTightError(ValueError):
@@ -80,7 +82,12 @@ def load_sparse(stream: IO[bytes]) -> csr_matrix:
             BadZipFile, NotImplementedError, zlib.error.
     """
     with zipfile.ZipFile(stream) as archive:
-        shapes = dict(_members(archive))
+        shapes: dict[str, tuple[int, ...]] = {}
+        for name, shape in _members(archive):
+            if name in shapes:
+                raise ValueError(f"holds {name} twice")
+            shapes[name] = shape
+        _check_format(archive)
         rows = _rows(archive)
     _check_rows(rows, shapes)
     stream.seek(0)
@@ -104,12 +111,28 @@ def _members(archive: zipfile.ZipFile) -> Iterator[tuple[str, tuple[int, ...]]]:
             count *= size
         if count < 0 or begin + count * dtype.itemsize != info.file_size:
             raise ValueError(f"{name} is not as large as it says")
-        if name in _COLUMNS_OF_A_BOMB:  # the values of a label matrix are all 1, and pack so
-            check_tightness(name, info.compress_size, info.file_size)
+        _check_member(name, info, dtype)
         yield name, shape
     packed = sum(info.compress_size for info in archive.infolist())
     if packed > _size(archive):
         raise ValueError("the members are larger than the file")
+
+
+def _check_member(name: str, info: zipfile.ZipInfo, dtype: np.dtype[Any]) -> None:
+    """Refuse an array of the wrong kind, or too tight.
+
+    The values of a label matrix are all 1 and pack tighter than anything else, so they are not
+    held to that: plain numbers, as many as there are indices, they are bounded by these.
+    """
+    if name == "data":
+        if dtype.kind not in "biuf" or dtype.itemsize > 8:
+            raise ValueError(f"holds {dtype} values, not plain numbers of 8 bytes at most")
+        return
+    if name in _PLACES and dtype.kind not in "iu":
+        raise ValueError(f"{name} holds {dtype} values, not whole numbers")
+    if name in ("format", "shape") and info.file_size > _LARGEST_FACT:
+        raise ValueError(f"{name} is {info.file_size:,} bytes long")
+    check_tightness(name, info.compress_size, info.file_size)
 
 
 def _size(archive: zipfile.ZipFile) -> int:
@@ -131,6 +154,16 @@ def _header(member: IO[bytes]) -> tuple[tuple[int, ...], np.dtype[Any]]:
     return shape, dtype
 
 
+def _check_format(archive: zipfile.ZipFile) -> None:
+    with archive.open("format.npy") as member:
+        named = np.lib.format.read_array(member, allow_pickle=False)
+    if named.shape != () or named.dtype.kind not in "SU":
+        raise ValueError("does not name its format")
+    found = named.astype("U").item()
+    if found not in _FORMATS:
+        raise ValueError(f"stored as {found!r}, where {', '.join(_FORMATS)} are read; use tocsr()")
+
+
 def _rows(archive: zipfile.ZipFile) -> int:
     with archive.open("shape.npy") as member:
         shape = np.lib.format.read_array(member, allow_pickle=False)
@@ -143,9 +176,9 @@ def _check_rows(rows: int, shapes: dict[str, tuple[int, ...]]) -> None:
     """Refuse more rows than the members bear out, and values that are not those of the indices."""
     stored = {name: shape[0] for name, shape in shapes.items() if len(shape) == 1}
     n_entries = stored.get("indices", stored.get("row"))
-    values = shapes.get("data", ())
-    if n_entries is not None and values != () and len(values) == 1 and values[0] != n_entries:
-        raise ValueError(f"{values[0]} values for {n_entries} indices")
-    known = stored.get("indptr", 0), n_entries or 0, *values
+    values = shapes["data"]
+    if n_entries is None or values != (n_entries,):
+        raise ValueError(f"values of shape {values} for {n_entries} indices")
+    known = stored.get("indptr", 0), n_entries
     if rows > max(_ROWS_ALLOWED, 10 * max(known)):
         raise ValueError(f"says {rows} rows, but stores nothing of most of them")

@@ -259,6 +259,42 @@ def test_an_npz_bomb_is_refused_before_it_is_unpacked(tmp_path, peak, member):
     assert peak() < 48 * MEBIBYTE  # the bytes of the archive of this test are among them
 
 
+@pytest.mark.parametrize(
+    ("changes", "why"),
+    [
+        ({"data": array_header((2,), "|S4194304") + bytes(8 * MEBIBYTE)}, "holds |S4194304 values"),
+        ({"data": array_header((2,), "<c16") + bytes(32)}, "holds complex128 values"),
+        ({"data": array_header((2,), "<f16") + bytes(32)}, "not plain numbers of 8 bytes"),
+        ({"data": array_header((2, MEBIBYTE)) + bytes(8 * MEBIBYTE)}, "values of shape"),
+        ({"data": array_header((2 * MEBIBYTE,)) + bytes(8 * MEBIBYTE)}, "values of shape"),
+        ({"indices": array_header((2,), "|V0")}, "not whole numbers"),
+        ({"format": np.array(b"csr".ljust(5000))}, "format is 5,"),
+        ({"data": array_header((1, 1024, 2048)) + bytes(8 * MEBIBYTE), "format": b"bsr"}, "'bsr'"),
+        ({"data": array_header((2, MEBIBYTE)) + bytes(8 * MEBIBYTE), "format": b"dia"}, "'dia'"),
+    ],
+    ids=["text", "complex", "long", "wide", "many", "nothing", "format", "bsr", "dia"],
+)
+def test_values_that_no_index_bears_out_are_refused_before_they_are_unpacked(
+    tmp_path, monkeypatch, changes, why
+):
+    changes = dict(changes)
+    if isinstance(changes.get("format"), bytes):
+        changes["format"] = np.array(changes["format"])
+    content = npz(**csr_parts(**changes))
+    assert len(content) < MEBIBYTE // 16
+    monkeypatch.setattr(bounded, "load_npz", lambda _: pytest.fail("it was unpacked"))
+
+    assert why in refusal(folder_with(tmp_path, content))
+
+
+def test_an_array_that_is_there_twice_is_refused(tmp_path):
+    out = io.BytesIO(npz(**csr_parts()))
+    with zipfile.ZipFile(out, "a") as archive:
+        archive.writestr("data", array_header((2, MEBIBYTE)) + bytes(8 * MEBIBYTE))
+
+    assert "holds data twice" in refusal(folder_with(tmp_path, out.getvalue()))
+
+
 def test_an_archive_member_that_is_declared_too_small_is_refused(tmp_path):
     content = bytearray(npz(**csr_parts()))
     place = content.index(b"PK\x01\x02")  # the first record of the directory: its sizes
