@@ -14,7 +14,7 @@ from elias.data.formats import folder as npz_folder
 from elias.data.formats.recognise import find_tables
 from elias.data.formats.sources import is_gzip
 from elias.data.formats.streaming import store_folder, store_tables
-from elias.data.staging import cache_root, forget_oldest, staged_folder
+from elias.data.staging import cache_root, forget_oldest, in_use, staged_folder
 from elias.data.storing import open_corpus
 from elias.errors import DataError
 
@@ -58,6 +58,7 @@ def read_to_disk(path: Path, options: ReadOptions) -> Reading | None:
     kept = cache_root() / "corpora" / _key(path, options)
     with suppress(DataError):
         found = open_corpus(kept, path)
+        in_use(kept)
         os.utime(kept)
         log.info("%s: found on disk, as it was read before", path)
         return found
@@ -69,6 +70,7 @@ def read_to_disk(path: Path, options: ReadOptions) -> Reading | None:
                 assert spelling is not None
                 options.refuse(path, spelling.name)
                 store_folder(path, spelling, staging)
+        in_use(kept)
         forget_oldest(kept.parent, _CACHE_LIMIT)
     except OSError as error:
         raise DataError(

@@ -9,8 +9,9 @@ from __future__ import annotations
 import os
 import secrets
 import shutil
+import time
 import zipfile
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
@@ -26,6 +27,9 @@ if TYPE_CHECKING:
 _COPY_ITEMS = 1 << 20
 _HEADER_BYTES = 128
 _INT32_MAX = np.iinfo(np.int32).max
+_ABANDONED = 24 * 3600
+"""Seconds after which a folder that is not finished is taken for one of a process that died."""
+_used: set[Path] = set()
 
 
 def cache_root() -> Path:
@@ -34,17 +38,41 @@ def cache_root() -> Path:
     return Path(root) / "elias"
 
 
+def in_use(entry: Path) -> None:
+    """Note that this process reads an entry of a cache: it may be mapped as long as it runs."""
+    _used.add(entry.resolve())
+
+
 def forget_oldest(root: Path, limit: int) -> None:
     """Drop the entries of a cache used longest ago until it is within so many bytes.
 
-    The newest one stays, however large it is.
+    The newest one stays, however large it is, and so do those that this process uses and those that
+    another process may be writing. What another process removes meanwhile is passed over.
     """
-    entries = sorted(root.iterdir(), key=lambda entry: entry.stat().st_mtime, reverse=True)
+    found = []
+    for entry in root.iterdir():
+        with suppress(FileNotFoundError):
+            found.append((entry.stat().st_mtime, entry))
     total = 0
-    for number, entry in enumerate(entries):
-        total += sum(file.stat().st_size for file in entry.rglob("*") if file.is_file())
-        if total > limit and number > 0:
+    for number, (_, entry) in enumerate(sorted(found, reverse=True)):
+        size, changed = _extent(entry)
+        total += size
+        at_work = entry.name.startswith(".") and changed > time.time() - _ABANDONED
+        if total > limit and number > 0 and not at_work and entry.resolve() not in _used:
             shutil.rmtree(entry, ignore_errors=True)
+
+
+def _extent(entry: Path) -> tuple[int, float]:
+    """Return the bytes of a folder's files, and when it or one of them was last changed."""
+    size, changed = 0, 0.0
+    with suppress(FileNotFoundError):
+        changed = entry.stat().st_mtime
+        for file in entry.rglob("*"):
+            with suppress(FileNotFoundError):
+                told = file.stat()
+                size += told.st_size if file.is_file() else 0
+                changed = max(changed, told.st_mtime)
+    return size, changed
 
 
 @contextmanager

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from elias.data.disk import DiskTexts
-from elias.data.staging import cache_root, forget_oldest, staged_folder
+from elias.data.staging import cache_root, forget_oldest, in_use, staged_folder
 from elias.errors import DataError
 
 if TYPE_CHECKING:
@@ -110,6 +110,7 @@ def cached(
     tokens = tokenise(texts)
     try:
         _store(tokens, folder)
+        in_use(folder)
         forget_oldest(folder.parent, _CACHE_LIMIT)
     except (OSError, DataError) as error:  # a full or read-only disk must not stop the run
         logger.warning("tokenised texts not kept in %s: %s", folder, error)
@@ -121,6 +122,7 @@ def _written(texts: DiskTexts, folder: Path, write: Callable[[DiskTexts, Path], 
     try:
         with staged_folder(folder, overwrite=True) as staging:
             write(texts, staging)
+        in_use(folder)
         forget_oldest(folder.parent, _CACHE_LIMIT)
     except OSError as error:
         raise DataError(
@@ -141,6 +143,7 @@ def _load(folder: Path, n_texts: int) -> Tokens | None:
         weights = np.load(folder / "weights.npy", mmap_mode="r", allow_pickle=False)
     except (OSError, ValueError, EOFError):
         return None
+    in_use(folder)
     with suppress(OSError):  # a read-only cache still serves
         os.utime(folder)
     whole = len(offsets) == n_texts + 1 and len(ids) == offsets[-1]

@@ -1,8 +1,12 @@
+import os
+import time
+from pathlib import Path
+
 import numpy as np
 import pytest
 from scipy.sparse import load_npz
 
-from elias.data.staging import LabelMatrixWriter, staged_folder
+from elias.data.staging import LabelMatrixWriter, forget_oldest, staged_folder
 from elias.errors import DataError
 
 
@@ -29,6 +33,42 @@ def test_an_empty_folder_may_be_filled(tmp_path):
         (staging / "file").touch()
 
     assert (tmp_path / "corpus" / "file").exists()
+
+
+def aged(folder, seconds, size=10):
+    """Make an entry of a cache that was last changed so long ago."""
+    folder.mkdir()
+    (folder / "file").write_bytes(b"x" * size)
+    then = time.time() - seconds
+    for path in (folder / "file", folder):
+        os.utime(path, (then, then))
+    return folder
+
+
+def test_a_folder_that_may_be_in_work_is_not_forgotten(tmp_path):
+    new = aged(tmp_path / "new", 0)
+    old = aged(tmp_path / "old", 3600)
+    in_work = aged(tmp_path / ".a.0123.partial", 7200)
+    long_work = aged(tmp_path / ".b.0123.partial", 200_000)
+    os.utime(long_work / "file")  # begun days ago, and still written
+    abandoned = aged(tmp_path / ".c.0123.partial", 200_000)
+
+    forget_oldest(tmp_path, 5)
+
+    assert set(tmp_path.iterdir()) == {new, in_work, long_work}
+    assert not old.exists()
+    assert not abandoned.exists()
+
+
+def test_entries_that_another_process_removes_meanwhile_are_passed_over(tmp_path, monkeypatch):
+    new, old = aged(tmp_path / "new", 0), aged(tmp_path / "old", 3600)
+    gone = [tmp_path / "gone", new, old]
+    monkeypatch.setattr(Path, "iterdir", lambda _: iter(gone))
+
+    forget_oldest(tmp_path, 5)
+
+    assert new.exists()
+    assert not old.exists()
 
 
 @pytest.mark.parametrize("name", ["file", "full"])

@@ -5,6 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from elias.data import staging
 from elias.data import tokens as module
 from elias.data.tokens import Tokens, cache_folder, cached, content_key
 
@@ -175,7 +176,18 @@ def test_the_entries_used_longest_ago_go_first(monkeypatch):
         module.os.utime(entries[name], (1000 + age, 1000 + age))
     size = sum(file.stat().st_size for file in entries["a"].iterdir())
     monkeypatch.setattr(module, "_CACHE_LIMIT", 3 * size)
+    monkeypatch.setattr(staging, "_used", set())  # as in another process
 
     cached("d", TEXTS, tokenise)
 
     assert [name for name in "abcd" if entries[name].exists()] == ["a", "c", "d"]
+
+
+def test_what_this_process_uses_is_not_forgotten(monkeypatch):
+    monkeypatch.setattr(module, "_CACHE_LIMIT", 1)
+
+    first = cached("a", TEXTS, Tokeniser())
+    cached("b", TEXTS, Tokeniser())
+
+    assert_same(first, Tokeniser()(TEXTS))
+    assert all((cache_folder() / content_key(name, TEXTS)).exists() for name in "ab")
