@@ -7,7 +7,9 @@ wanted elsewhere.
 
 from __future__ import annotations
 
+import errno
 import hashlib
+import os
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
@@ -165,9 +167,24 @@ def _scratch(size: int, kind: np.dtype[Any]) -> NDArray[Any]:
     try:
         root.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryFile(dir=root) as file:
+            _reserve(file.fileno(), size * kind.itemsize)
             return np.asarray(np.memmap(file, kind, mode="w+", shape=(size,)))
     except OSError as error:
         raise DataError(
             f"{root}: no room for a scratch file ({error.strerror}); free some, or set "
             "XDG_CACHE_HOME to a folder on another disk"
         ) from error
+
+
+def _reserve(handle: int, n_bytes: int) -> None:
+    """Take the room on disk at once, where the system can.
+
+    A mapped file with holes would end the process by a signal when the disk is full.
+    """
+    if not hasattr(os, "posix_fallocate"):  # macOS, Windows
+        return
+    try:
+        os.posix_fallocate(handle, 0, n_bytes)
+    except OSError as error:
+        if error.errno not in (errno.EOPNOTSUPP, errno.EINVAL):  # a file system without it
+            raise

@@ -1,5 +1,6 @@
 """A corpus on disk is the corpus in memory, row for row, and takes little memory."""
 
+import errno
 import gzip
 import json
 import os
@@ -15,7 +16,7 @@ from scipy.sparse import csr_matrix, random
 
 import elias
 from elias.data import convert, large, load_corpus, tokenising
-from elias.data.disk import DiskTexts, take_rows
+from elias.data.disk import DiskTexts, _scratch, take_rows
 from elias.data.features import Featurizer
 from elias.data.formats import streaming
 from elias.data.sampling import sample_points
@@ -315,3 +316,46 @@ def test_reading_to_disk_takes_a_fraction_of_the_memory(tmp_path):
 
     size = path.stat().st_size
     assert peak("on") < size // 2 < size < peak("off")
+
+
+def reserving(monkeypatch, code):
+    """Let the disk answer with an error where room is asked for."""
+
+    def refuse(*_):
+        raise OSError(code, os.strerror(code))
+
+    monkeypatch.setattr(os, "posix_fallocate", refuse, raising=False)
+
+
+def test_scratch_on_a_full_disk_is_an_error_not_a_signal(monkeypatch):
+    reserving(monkeypatch, errno.ENOSPC)
+
+    with pytest.raises(DataError, match=r"no room for a scratch file .*XDG_CACHE_HOME"):
+        _scratch(1000, np.dtype(np.int32))
+
+
+def test_scratch_needs_no_file_system_that_reserves(monkeypatch):
+    reserving(monkeypatch, errno.EOPNOTSUPP)
+
+    found = _scratch(1000, np.dtype(np.int32))
+    found[:] = 3
+
+    assert found.sum() == 3000
+
+
+@pytest.mark.skipif(not hasattr(os, "posix_fallocate"), reason="this system reserves nothing")
+def test_scratch_has_its_room_before_it_is_written(monkeypatch):
+    taken = []
+    reserve = os.posix_fallocate
+
+    def noted(handle, start, size):
+        reserve(handle, start, size)
+        taken.append((size, os.fstat(handle).st_blocks * 512))
+
+    monkeypatch.setattr(os, "posix_fallocate", noted)
+
+    found = _scratch(100_000, np.dtype(np.float32))
+
+    assert not found.any()
+    assert taken[0][0] == 400_000
+    assert taken[0][1] >= 400_000
