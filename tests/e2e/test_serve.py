@@ -179,6 +179,28 @@ def test_a_body_that_is_not_json_is_refused_without_quoting_it(client):
     assert answer.json()["error"] == "the body is not JSON"
 
 
+@pytest.mark.parametrize("number", ["NaN", "Infinity", "-Infinity", "1e999", "-1e999"])
+@pytest.mark.parametrize(
+    ("path", "name"),
+    [
+        ("/predict", "threshold"),
+        ("/predict", "top_k"),
+        ("/explain", "top_k"),
+        ("/explain", "paths"),
+        ("/explain", "label"),
+    ],
+)
+def test_a_number_that_is_not_finite_is_refused(client, path, name, number):
+    answer = client.post(
+        path,
+        content=f'{{"inputs": ["a text"], "{name}": {number}}}',
+        headers={"content-type": "application/json"},
+    )
+
+    assert answer.status_code == 422
+    assert name in answer.json()["error"]
+
+
 def test_a_body_without_a_length_is_cut_off_where_it_gets_too_large(client):
     def endless():
         for _ in range(30):

@@ -10,7 +10,8 @@ from elias.serve.settings import MOST_LABELS
 
 
 class _Request(BaseModel):
-    model_config = ConfigDict(extra="forbid", strict=True)
+    # JSON as Python reads it knows NaN, and 1e999 is infinite: neither is a number to ask with
+    model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
 
 
 class _Answer(BaseModel):
