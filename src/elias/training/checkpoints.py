@@ -10,6 +10,7 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
+import secrets
 import shutil
 import threading
 import time
@@ -40,6 +41,7 @@ TENSORS_FILE = "state.safetensors"
 FORMAT_VERSION = 2
 WEIGHTS = "model."
 """What the names of the model's own weights begin with: these must be finite."""
+_SHARDS = ".shards"
 
 
 class Checkpoint(NamedTuple):
@@ -49,6 +51,15 @@ class Checkpoint(NamedTuple):
     """What JSON can hold."""
     tensors: dict[str, Tensor]
     """On the CPU."""
+
+
+class Attempt(NamedTuple):
+    """One try at writing a checkpoint, which all processes that write its parts must know."""
+
+    number: int
+    """What the checkpoint is called."""
+    token: str
+    """Its own: the next try may have the same number, and must not take what this one left."""
 
 
 def prefixed(prefix: str, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -101,28 +112,28 @@ class Checkpoints:
         waited = time.monotonic() - self._saved_at
         return 0 < self.config.minutes * 60 <= waited
 
-    def next_number(self) -> int:
-        """Return what the next one is called."""
+    def next_attempt(self) -> Attempt:
+        """Return what the next one is called, and what the parts of it are known by."""
         places = self._places()
-        return int(places[-1].name) + 1 if places else 1
+        return Attempt(int(places[-1].name) + 1 if places else 1, secrets.token_hex(4))
 
     def save(
-        self, checkpoint: Checkpoint, *, wait: bool = False, number: int | None = None
+        self, checkpoint: Checkpoint, *, wait: bool = False, attempt: Attempt | None = None
     ) -> bool:
         """Write a checkpoint in a thread; its tensors must be nobody else's.
 
         One under way is waited for. A disk that is full, or gone, is told and no more: training
         goes on. With ``wait``, says whether it was written; else whether that was begun. Several
-        processes agree on its ``number``.
+        processes agree on the ``attempt``.
         """
         if not self.enabled:
             return False
         self.join()
         self._written = False
         self._steps, self._saved_at = 0, time.monotonic()
-        number = self.next_number() if number is None else number
+        attempt = attempt or self.next_attempt()
         self._writer = threading.Thread(
-            target=self._write, args=(checkpoint, number), name="elias-checkpoint", daemon=True
+            target=self._write, args=(checkpoint, attempt), name="elias-checkpoint", daemon=True
         )
         self._writer.start()
         return self.written() if wait else True
@@ -177,40 +188,53 @@ class Checkpoints:
     def _places(self) -> list[Path]:
         return sorted(place for place in self.folder.glob("[0-9]*") if place.is_dir())
 
-    def _write(self, checkpoint: Checkpoint, number: int) -> None:
+    def _write(self, checkpoint: Checkpoint, attempt: Attempt) -> None:
+        place = self.folder / f"{attempt.number:08d}"
+        shards = self.folder / f".{place.name}.{attempt.token}{_SHARDS}"
         try:
-            problem = ""
-            if not _all_finite(under(WEIGHTS, checkpoint.tensors)):
-                problem = "a weight is not finite"
-                logger.warning("no checkpoint is written: %s", problem)
-            place, tensors = self.folder / f"{number:08d}", checkpoint.tensors
-            shards = self.folder / f".{place.name}.shards"
-            if self.share.size > 1:
-                rows = {name: tensor for name, tensor in tensors.items() if is_row(name)}
-                tensors = {name: t for name, t in tensors.items() if name not in rows}
-                write_shard(shards, self.share, rows, problem)
-            if problem or self.share.rank > 0:
-                self._written = not problem
-                return
-            places = self._places()
-            with staged_folder(place) as staging:
-                notes = {}
-                if self.share.size > 1:
-                    notes = take_shards(shards, self.share, staging)
-                    shutil.rmtree(shards, ignore_errors=True)
-                save_file(tensors, staging / TENSORS_FILE)
-                write_facts(staging / FACTS_FILE, checkpoint.facts)
-                seal(staging, notes)
-            self._written = True
-            for old in [*places, place][: -self.config.keep]:
-                _remove(old)
-            logger.debug("checkpoint %s written", place)
+            self._written = self._write_parts(checkpoint, place, shards)
         except (OSError, SafetensorError, DataError) as error:
             logger.warning(
                 "no checkpoint could be written to %s (%s); training goes on", self.folder, error
             )
         except BaseException as error:  # a bug of ours: raised where it is seen
             self._failure = error
+        finally:
+            if self.share.rank == 0 and self.share.size > 1:
+                shutil.rmtree(shards, ignore_errors=True)
+
+    def _write_parts(self, checkpoint: Checkpoint, place: Path, shards: Path) -> bool:
+        """Write what is this process's to write, and say whether it could be."""
+        problem, tensors = "", checkpoint.tensors
+        if not _all_finite(under(WEIGHTS, tensors)):
+            problem = "a weight is not finite"
+            logger.warning("no checkpoint is written: %s", problem)
+        if self.share.size > 1:
+            if self.share.rank == 0:
+                self._remove_shards(but=shards)
+            rows = {name: tensor for name, tensor in tensors.items() if is_row(name)}
+            tensors = {name: t for name, t in tensors.items() if name not in rows}
+            write_shard(shards, self.share, rows, problem)
+        if problem or self.share.rank > 0:
+            return not problem
+        places = self._places()
+        with staged_folder(place) as staging:
+            notes = {}
+            if self.share.size > 1:
+                notes = take_shards(shards, self.share, staging)
+            save_file(tensors, staging / TENSORS_FILE)
+            write_facts(staging / FACTS_FILE, checkpoint.facts)
+            seal(staging, notes)
+        for old in [*places, place][: -self.config.keep]:
+            _remove(old)
+        logger.debug("checkpoint %s written", place)
+        return True
+
+    def _remove_shards(self, but: Path) -> None:
+        """Remove what processes have written after the first one gave an attempt up."""
+        for shards in self.folder.glob(f".*{_SHARDS}"):
+            if shards != but:
+                shutil.rmtree(shards, ignore_errors=True)
 
 
 def write_facts(path: Path, facts: Mapping[str, Any]) -> None:

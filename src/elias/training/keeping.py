@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from elias.errors import Interrupted
-from elias.training.checkpoints import Checkpoint, Checkpoints
+from elias.training.checkpoints import Attempt, Checkpoint, Checkpoints
 from elias.training.shards import is_row
 
 if TYPE_CHECKING:
@@ -81,8 +81,8 @@ class Keeper:
         if world is None:
             return self.checkpoints.save(kept, wait=wait)
         self.checkpoints.join()  # the one before has its name
-        number = world.tell(self.checkpoints.next_number())
-        begun = self.checkpoints.save(kept, number=number)
+        attempt = Attempt(*world.tell(self.checkpoints.next_attempt()))
+        begun = self.checkpoints.save(kept, attempt=attempt)
         return world.tell(bool(world.first(self.checkpoints.written))) if wait else begun
 
     def _stop(self, where: str, kept: bool, number: int) -> None:

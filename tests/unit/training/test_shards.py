@@ -9,10 +9,11 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from safetensors.torch import save_file
 
 from elias.config import CheckpointConfig
 from elias.errors import DataError
-from elias.training.checkpoints import TENSORS_FILE, Checkpoint, Checkpoints, damage
+from elias.training.checkpoints import TENSORS_FILE, Attempt, Checkpoint, Checkpoints, damage
 from elias.training.shards import Share, read_share, take_shards, write_shard
 
 ROWS = (
@@ -21,6 +22,7 @@ ROWS = (
     "best.labels.bias",
     "optimizer.part.1.table.labels.weight.last_step",
 )
+ONCE = Attempt(1, "once")
 
 
 def tables(n_labels):
@@ -29,13 +31,17 @@ def tables(n_labels):
     return dict(zip(ROWS, found, strict=True))
 
 
+def of_step(step):
+    return Checkpoint({"step": step}, {name: torch.full((2,), step) for name in ROWS})
+
+
 def save_all(folder, size, tensors):
     """Have ``size`` processes write a checkpoint; return its place."""
     kept = [Checkpoints(folder, CheckpointConfig(), Share(rank, size)) for rank in range(size)]
     for rank in reversed(range(size)):
         own = {name: t[rank::size].clone() for name, t in tensors.items()}
         shared = {"model.encoder.x": torch.tensor(4.0)} if rank == 0 else {}
-        assert kept[rank].save(Checkpoint({"step": 3}, own | shared), number=1)
+        assert kept[rank].save(Checkpoint({"step": 3}, own | shared), attempt=ONCE)
     assert all(each.written() for each in kept)
     return kept[0].newest(lambda facts: facts["step"] == 3)
 
@@ -117,15 +123,55 @@ def test_rows_for_which_there_is_no_room_are_told_and_leave_nothing(tmp_path, mo
     monkeypatch.setattr("elias.training.shards.save_file", full)
     first, second = (Checkpoints(tmp_path, CheckpointConfig(), Share(r, 2)) for r in (0, 1))
 
-    second.save(Checkpoint({}, tables(4)), number=1)
+    second.save(Checkpoint({}, tables(4)), attempt=ONCE)
     assert not second.written()
     monkeypatch.undo()
-    first.save(Checkpoint({}, tables(4)), number=1)
+    first.save(Checkpoint({}, tables(4)), attempt=ONCE)
 
     assert not first.written()
     assert "rank 1: [Errno 28] No space left on device" in caplog.text
     assert first.newest(lambda _: True) is None
     assert not list(tmp_path.glob("*/rows-00001*safetensors"))
+
+
+@pytest.mark.parametrize("late", [False, True], ids=["before the failure", "after the failure"])
+def test_rows_of_an_attempt_that_failed_are_in_no_later_checkpoint(tmp_path, monkeypatch, late):
+    def full(tensors, path):
+        if "rows-00000" in path.name:
+            raise OSError(28, "No space left on device")
+        save_file(tensors, path)
+
+    def slow(tensors, path):
+        if "rows-00001" in path.name:
+            first_waits.wait(10)
+        save_file(tensors, path)
+
+    def is_waiting():
+        first_waits.set()
+        return False
+
+    first_waits = threading.Event()
+    first = Checkpoints(tmp_path, CheckpointConfig(), Share(0, 2, is_waiting))
+    second = Checkpoints(tmp_path, CheckpointConfig(), Share(1, 2))
+    monkeypatch.setattr("elias.training.shards.save_file", full)
+    failing = first.next_attempt()
+    for each in (first, second) if late else (second, first):
+        each.save(of_step(1.0), attempt=failing, wait=True)
+    assert not first.written()
+    assert bool(list(tmp_path.iterdir())) == late
+    monkeypatch.setattr("elias.training.shards.save_file", slow)
+
+    attempt = first.next_attempt()
+    second.save(of_step(2.0), attempt=attempt)
+    assert first.save(of_step(2.0), attempt=attempt, wait=True)
+    assert second.written()
+
+    assert attempt.number == failing.number
+    assert [path.name for path in tmp_path.iterdir()] == ["00000001"]
+    place = first.newest(lambda facts: facts["step"] == 2)
+    assert damage(place) == ""
+    for tensor in read_share(place, TENSORS_FILE, Share()).values():
+        assert tensor.tolist() == [2.0] * 4
 
 
 def test_the_first_process_waits_for_the_others_rows(tmp_path):
