@@ -22,6 +22,7 @@ from elias.cli.export import export
 from elias.cli.failures import explained
 from elias.cli.models import info, presets
 from elias.cli.predict import predict
+from elias.cli.processes import refuse_several
 from elias.cli.push import push
 from elias.cli.report import report
 from elias.cli.serve import serve
@@ -73,6 +74,7 @@ def options(
     """Set up what the commands tell on stderr; results go to stdout."""
     del version
     talk.set_up(verbose=verbose, quiet=quiet, talkative=ctx.invoked_subcommand in TALKATIVE)
+    refuse_several(ctx.invoked_subcommand)
 
 
 app.command()(demo)

@@ -2,15 +2,37 @@
 
 from __future__ import annotations
 
+import os
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from elias.cli import talk
+from elias.errors import ConfigError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from elias.distributed import World
+
+TOGETHER = ("evaluate", "train")
+"""The commands that several processes share out; any other, each would do whole."""
+
+
+def refuse_several(command: str | None) -> None:
+    """Refuse a command that the processes `torchrun` started would each do, to the same files.
+
+    Raises:
+        ConfigError: If there are several, and it is such a command.
+    """
+    size = os.environ.get("WORLD_SIZE", "1")
+    # looked up here as in `elias.distributed.launched`, which would import torch for --help
+    if command in TOGETHER or "RANK" not in os.environ or "MASTER_ADDR" not in os.environ:
+        return
+    if size.isdigit() and int(size) > 1:
+        raise ConfigError(
+            f"elias {command}: each of the {size} processes that torchrun started would do the "
+            f"same; run it without torchrun ({' and '.join(TOGETHER)} are shared out)"
+        )
 
 
 @contextmanager

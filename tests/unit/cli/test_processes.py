@@ -1,0 +1,29 @@
+"""Commands that torchrun starts, and that several processes cannot share out."""
+
+import pytest
+from typer.testing import CliRunner
+
+from elias.cli.app import app
+
+
+def told(monkeypatch, size, *command):
+    where = {"RANK": "0", "WORLD_SIZE": size, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "1"}
+    for name, value in where.items():
+        monkeypatch.setenv(name, value)
+    return CliRunner().invoke(app, list(command), prog_name="elias")
+
+
+@pytest.mark.parametrize(
+    "command", ["predict", "calibrate", "report", "experiment", "serve", "export", "push", "demo"]
+)
+def test_what_each_process_would_do_again_is_refused(monkeypatch, command):
+    found = told(monkeypatch, "2", command, "x")
+
+    assert found.exit_code == 2
+    assert found.stderr.startswith(f"error: elias {command}: each of the 2 processes")
+    assert "run it without torchrun (evaluate and train are shared out)" in found.stderr
+    assert len(found.stderr.splitlines()) == 1
+
+
+def test_one_process_of_torchrun_does_anything(monkeypatch):
+    assert told(monkeypatch, "1", "presets").exit_code == 0
