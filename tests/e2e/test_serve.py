@@ -230,6 +230,32 @@ def test_a_lone_surrogate_is_answered_or_refused_but_no_error_of_ours(client):
     assert answer.json()
 
 
+@pytest.mark.parametrize(
+    "path", ["/", "/docs", "/health", "/ready", "/info", "/metrics", "/labels/1", "/openapi.json"]
+)
+def test_head_tells_what_get_would_without_its_body(client, path):
+    head, get = client.head(path), client.get(path)
+
+    assert head.status_code == get.status_code == 200
+    assert head.content == b""
+    assert head.headers["content-type"] == get.headers["content-type"]
+
+
+def test_head_is_logged_by_its_route_and_refused_where_get_is(client, caplog):
+    with caplog.at_level(logging.INFO, logger="elias.access"):
+        found = client.head("/labels/1")
+        refused = client.head("/predict")
+        client.get("/health")  # answered once the line above is written, and not logged itself
+    told = [json.loads(record.getMessage()) for record in caplog.records]
+    lines = [line for line in told if line["method"] == "HEAD"]
+
+    assert [found.status_code, refused.status_code] == [200, 405]
+    assert [(line["method"], line["route"]) for line in lines] == [
+        ("HEAD", "/labels/{label_id}"),
+        ("HEAD", "/predict"),
+    ]
+
+
 def test_state_is_told(client, model):
     info = client.get("/info").json()
 

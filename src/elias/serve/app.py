@@ -35,7 +35,7 @@ from elias.serve.settings import MOST_EXPLAINED, MOST_LABELS
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Sequence
 
-    from starlette.types import ASGIApp
+    from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
     from elias.rerank.probabilities import Probabilities
     from elias.serve.backend import Answer, Question
@@ -55,6 +55,33 @@ class Application:
     asgi: ASGIApp
     backend: Backend
     api: FastAPI
+
+
+class _Headed:
+    """Answers HEAD like GET without a body, on every route, and none of them in the specification.
+
+    FastAPI does not, and probes of uptime monitors and load balancers often ask so.
+    """
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http" or scope["method"] != "HEAD":
+            await self._app(scope, receive, send)
+            return
+
+        async def without_body(message: Message) -> None:
+            if message["type"] == "http.response.body":
+                message = {**message, "body": b""}
+            await send(message)
+
+        asked = {**scope, "method": "GET"}  # a copy: the server below must know it is HEAD
+        try:
+            await self._app(asked, receive, without_body)
+        finally:
+            if "route" in asked:
+                scope["route"] = asked["route"]  # for the log
 
 
 def create_app(settings: ServeSettings, *, load: bool = True) -> Application:
@@ -85,7 +112,7 @@ def create_app(settings: ServeSettings, *, load: bool = True) -> Application:
     page_routes(api)
     _tell_limits(api, settings)
     paths = frozenset(route.path for route in api.routes if isinstance(route, APIRoute))
-    guarded = Guard(api, settings, backend.full_for)
+    guarded = Guard(_Headed(api), settings, backend.full_for)
     return Application(Observed(guarded, measures, paths), backend, api)
 
 

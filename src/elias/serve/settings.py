@@ -37,7 +37,7 @@ class Limits:
     def __post_init__(self) -> None:
         """Check that each can be kept."""
         for name in ("max_inputs", "max_text", "max_body", "max_batch", "max_queue", "timeout"):
-            if getattr(self, name) <= 0:
+            if not 0 < getattr(self, name) < float("inf"):  # nor NaN, which is neither
                 raise ConfigError(f"{name} must be more than 0, not {getattr(self, name)}")
         if self.max_queue < self.max_inputs:
             raise ConfigError(

@@ -144,9 +144,19 @@ def _set_up_logs() -> None:
 
 
 def _share_cores(workers: int) -> None:
+    """Compute on a share of the cores that this process may use, which can be fewer than there are.
+
+    A thread per core that others use too makes all of them wait.
+    """
     import torch
 
-    torch.set_num_threads(max(1, (os.cpu_count() or 1) // workers))
+    torch.set_num_threads(max(1, _n_cores() // workers))
+
+
+def _n_cores() -> int:
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
 
 
 def _loop_factory() -> Callable[[], asyncio.AbstractEventLoop]:

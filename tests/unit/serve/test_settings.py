@@ -44,6 +44,12 @@ def test_a_limit_of_nothing_is_refused(name):
         Limits(**{name: 0})
 
 
+@pytest.mark.parametrize("seconds", [float("nan"), float("inf")])
+def test_a_time_that_is_not_finite_is_refused(seconds):
+    with pytest.raises(ConfigError, match=f"timeout must be more than 0, not {seconds}"):
+        Limits(timeout=seconds)
+
+
 def test_a_queue_that_no_request_fits_into_is_refused():
     with pytest.raises(ConfigError, match="max_queue 8 is less than max_inputs 64"):
         Limits(max_queue=8)

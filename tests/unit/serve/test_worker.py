@@ -31,3 +31,17 @@ def test_no_bar_of_a_batch_stands_between_the_lines_of_the_log(tmp_path, monkeyp
 
     assert shown == [False]
     assert after
+
+
+@pytest.mark.parametrize(("workers", "threads"), [(2, 3), (4, 1), (9, 1)])
+def test_workers_share_the_cores_they_may_use(monkeypatch, workers, threads):
+    import torch
+
+    taken = []
+    monkeypatch.setattr(worker.os, "cpu_count", lambda: 64)
+    monkeypatch.setattr(worker.os, "sched_getaffinity", lambda _: set(range(6)), raising=False)
+    monkeypatch.setattr(torch, "set_num_threads", taken.append)
+
+    worker._share_cores(workers)
+
+    assert taken == [threads]
