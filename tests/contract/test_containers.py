@@ -1,6 +1,7 @@
 """Dockerfile, compose.yaml and dashboard refer to what there is; no daemon here to build them."""
 
 import fnmatch
+import functools
 import json
 import re
 import shlex
@@ -105,6 +106,20 @@ def test_every_file_that_a_service_mounts_is_there():
                 assert (ROOT / volume.split(":")[0]).exists(), volume
             elif not volume.startswith("$"):
                 assert volume.split(":")[0] in COMPOSE["volumes"], volume
+
+
+def test_the_service_sees_a_model_that_is_renamed_into_place_and_starts_as_the_image_does():
+    given = {"ELIAS_MODELS": "./runs", "ELIAS_MODEL": "articles"}
+    service = SERVICES["elias"]
+    fill = functools.partial(re.sub, r"\$\{(\w+):\?[^}]*\}", lambda found: given[found[1]])
+    model, *options = map(fill, service["command"])
+    ((source, target, mode),) = (fill(volume).split(":") for volume in service["volumes"])
+
+    # what is mounted is the folder around the model, whose entries may be exchanged
+    assert (source, str(Path(model).parent), mode) == ("./runs", target, "ro")
+    assert options == json.loads(dict(last_stage())["CMD"])[1:]
+    for name, value in given.items():
+        assert f"{name}={value}" in (ROOT / "docs/containers.md").read_text(encoding="utf8")
 
 
 def test_services_wait_for_services_and_listen_on_this_machine_alone():
