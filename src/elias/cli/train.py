@@ -205,7 +205,8 @@ def show_rehearsal(found: Rehearsal) -> None:
         rows += [(f"{title}: {name}", gib(size)) for name, size in parts.items() if size]
     for fit in found.fits:
         room = f"{gib(fit.needed)} of {gib(fit.room.total)}, {gib(fit.room.free)} free"
-        rows.append((f"{fit.where} per process", room))
+        whose = "per process" if fit.n_processes == 1 else f"of {fit.n_processes} processes"
+        rows.append((f"{fit.where} {whose}", room))
     for stage, seconds in found.epoch_seconds.items():
         rows.append((f"{stage}, an epoch", f"{seconds:,.1f} s ({found.n_steps[stage]:,} steps)"))
     talk.show(tables.grid(rows))

@@ -1,5 +1,5 @@
 """Several processes that train one model: points are shared out, and so are the rows of W_L."""
 
-from elias.distributed.world import World, join, joined, launched, staying
+from elias.distributed.world import World, join, joined, launched, n_launched, staying
 
-__all__ = ["World", "join", "joined", "launched", "staying"]
+__all__ = ["World", "join", "joined", "launched", "n_launched", "staying"]

@@ -48,6 +48,13 @@ def launched() -> int | None:
     return int(os.environ["RANK"]) if all(name in os.environ for name in _NEEDED) else None
 
 
+def n_launched() -> tuple[int, int]:
+    """Return how many processes were launched, and how many of them on this machine; 1 if none."""
+    if launched() is None:
+        return 1, 1
+    return int(os.environ["WORLD_SIZE"]), int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
+
+
 @contextmanager
 def joined(device: str = "auto", *, timeout: float = TIMEOUT_SECONDS) -> Iterator[World]:
     """Meet the other processes that were launched, for the time of the block.

@@ -6,8 +6,9 @@ import logging
 from dataclasses import replace
 from typing import TYPE_CHECKING, NamedTuple
 
+from elias.distributed import n_launched
 from elias.errors import RunError
-from elias.pipeline.machine import device_room, host_room
+from elias.pipeline.machine import device_room, host_room, shared
 from elias.pipeline.memory import SO_FAR, expected_memory
 
 if TYPE_CHECKING:
@@ -32,6 +33,8 @@ class Fit(NamedTuple):
     where: str
     needed: int
     room: Room
+    n_processes: int = 1
+    """That take it together: those of this machine share its memory, and each has its own GPU."""
 
     @property
     def possible(self) -> bool:
@@ -44,19 +47,25 @@ class Fit(NamedTuple):
         return self.needed <= self.room.free
 
 
-def fits(expected: Expected, device: torch.device, resident: int) -> list[Fit]:
+def fits(expected: Expected, device: torch.device, held: int) -> list[Fit]:
     """Return how the run fits into the host's memory and the GPU's.
 
-    What the process holds already is not free any more, but its own.
+    What the processes of the run hold already is not free any more, but its own.
     """
     found = []
     on_host, on_device = host_room(), device_room(device)
     if on_device is not None:
         found.append(Fit(_DEVICE, expected.device_total, on_device))
     if on_host is not None:
-        own = on_host._replace(free=on_host.free + resident)
-        found.append(Fit(_HOST, expected.host_total, own))
+        own = on_host._replace(free=on_host.free + held)
+        found.append(Fit(_HOST, _on_host(expected), own, n_launched()[1]))
     return found
+
+
+def _on_host(expected: Expected) -> int:
+    """Return what all processes of this machine take; files they have mapped are there once."""
+    more = n_launched()[1] - 1
+    return expected.host_total + more * max(0, expected.host_total - shared())
 
 
 def refuse_what_cannot_fit(
@@ -73,7 +82,8 @@ def refuse_what_cannot_fit(
     Raises:
         RunError: On one line, with what to change; unless it is to be ignored.
     """
-    found = fits(expected, device, resident)
+    others = (n_launched()[1] - 1) * max(0, resident - shared())
+    found = fits(expected, device, resident + others)
     for fit in found:
         needed, total = gib(fit.needed), gib(fit.room.total)
         if fit.possible and fit.free_now:
@@ -150,7 +160,7 @@ def _batch_that_fits(
             keeps_checkpoints=expected.host.get("checkpoint on its way", 0) > 0,
             validates=expected.host.get("best epoch", 0) > 0,
         )
-        needed = {_DEVICE: smaller.device_total, _HOST: smaller.host_total}
+        needed = {_DEVICE: smaller.device_total, _HOST: _on_host(smaller)}
         if all(needed[where] <= room for where, room in rooms.items()):
             return batch
         batch //= 2

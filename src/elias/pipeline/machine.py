@@ -44,6 +44,12 @@ def resident() -> int:
     return _table(Path("/proc/self/status")).get("VmRSS", 0)
 
 
+def shared() -> int:
+    """Return the bytes of those that other processes can share: mapped files; 0 if not told."""
+    found = _table(Path("/proc/self/status"))
+    return found.get("RssFile", 0) + found.get("RssShmem", 0)
+
+
 def _meminfo() -> dict[str, int]:
     return _table(Path("/proc/meminfo"))
 

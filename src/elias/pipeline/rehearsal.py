@@ -13,6 +13,7 @@ import torch
 
 from elias.data.batches import n_batches
 from elias.data.features import words_of
+from elias.distributed import n_launched
 from elias.model.building import build_encoder
 from elias.model.elias import EliasModel
 from elias.model.graph import LabelGraph, partition_edges
@@ -64,6 +65,8 @@ def rehearse(
 ) -> Rehearsal:
     """Return what a run takes; a few steps of each stage are timed if it fits.
 
+    Under `torchrun` it is what each process takes with its share of W_L; no step is timed then.
+
     Args:
         config: Resolved.
         corpus: The points.
@@ -80,7 +83,8 @@ def rehearse(
     tokens = _tokens(sample, encoder)
     held = resident()
     n_setup = len(points) if rows is None else len(rows)
-    sizes = sizes_of(encoder, points.labels, tokens, n_setup, _words(sample), config)
+    n_processes, _ = n_launched()
+    sizes = sizes_of(encoder, points.labels, tokens, n_setup, _words(sample), config, n_processes)
     expected = expected_memory(
         sizes,
         config,
@@ -97,7 +101,7 @@ def rehearse(
         fits=found,
         remedies=[] if fitting else remedies(expected, sizes, config, device, found),
         epoch_seconds=_timed(config, encoder, Points(tokens, sample.labels), len(points), device)
-        if fitting
+        if fitting and n_processes == 1  # the others' rows of W_L may not fit here
         else {},
         n_steps={stage.name: n_batches(len(points), stage.batch_size) for stage in config.stages},
     )

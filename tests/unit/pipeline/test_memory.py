@@ -268,6 +268,39 @@ def test_the_batch_that_is_advised_fits():
     assert "lower stages.*.batch_size from 8192 to 64" in told
 
 
+def launched(monkeypatch, size, here):
+    told = {"RANK": "0", "WORLD_SIZE": size, "LOCAL_WORLD_SIZE": here}
+    for name, value in (told | {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "1"}).items():
+        monkeypatch.setenv(name, str(value))
+
+
+def test_the_processes_of_a_machine_share_its_memory(monkeypatch, caplog):
+    room = Room(16 << 30, 16 << 30)
+    monkeypatch.setattr(fitting_in, "shared", lambda: 1 << 30)
+    refuse(expecting(5 << 30), monkeypatch, room)
+    launched(monkeypatch, size=8, here=4)
+
+    with pytest.raises(RunError, match=r"needs about 17\.0 GiB of memory"):  # 5 + 3 · (5 - 1)
+        refuse(expecting(5 << 30), monkeypatch, room)
+
+    refuse(expecting(4 << 30), monkeypatch, Room(16 << 30, 4 << 30), resident=4 << 30)
+    assert not caplog.text  # all that is not free is theirs
+
+
+def test_a_rehearsal_under_torchrun_tells_the_share_of_a_process(monkeypatch):
+    corpus = synthetic_corpus(n_points=200, n_labels=20)
+    given = config().resolve(len(corpus.train), 20)
+    alone = rehearse(given, corpus, CPU)
+    launched(monkeypatch, size=4, here=2)
+
+    found = rehearse(given, corpus, CPU)
+
+    assert found.expected.host["label weights"] * 4 == alone.expected.host["label weights"]
+    assert found.fits[0].n_processes == 2
+    assert found.fits[0].needed > found.expected.host_total
+    assert found.epoch_seconds == {}
+
+
 def test_a_container_has_what_it_is_allowed(monkeypatch):
     found = {"MemTotal": 64 << 30, "MemAvailable": 32 << 30}
     monkeypatch.setattr(machine, "_meminfo", lambda: found)
