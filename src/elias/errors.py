@@ -17,6 +17,9 @@ if TYPE_CHECKING:
 class EliasError(Exception):
     """The base of every error the toolkit raises on purpose; its text is one line."""
 
+    told = False
+    """Whether the user has read it already."""
+
 
 class ConfigError(EliasError):
     """A configuration key or value that cannot be used."""

@@ -3,6 +3,7 @@
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -20,6 +21,12 @@ ENVIRONMENT = {
     "OMP_NUM_THREADS": "1",
     "PYTHONWARNINGS": "error::UserWarning",
 }
+
+
+def free_port():
+    with socket.socket() as found:
+        found.bind(("127.0.0.1", 0))
+        return found.getsockname()[1]
 
 
 @pytest.fixture(scope="module")
@@ -194,6 +201,29 @@ def test_a_mistake_is_one_line_of_each_process(found):
     assert first["err"].splitlines()[-1].endswith("nothing: no such file or folder")
     assert other["err"].startswith("error: rank 0 (process ")
     assert other["err"].endswith("nothing: no such file or folder\n")
+
+
+def test_a_mistake_ends_each_process_with_its_exit_code(tmp_path):
+    """Not with a signal, from what still waits for the other one."""
+    where = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
+    command = ("train", tmp_path / "nothing", "--out", tmp_path / "run", "--device", "cpu")
+    processes = [
+        subprocess.Popen(
+            [sys.executable, "-m", "elias", *map(str, command)],
+            env={**ENVIRONMENT, **where, "RANK": str(rank)},
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for rank in range(2)
+    ]
+    told = [process.communicate()[1].splitlines() for process in processes]
+
+    assert [process.returncode for process in processes] == [2, 2], told
+    for lines in told:
+        errors = [line for line in lines if line.startswith("error: ")]
+        assert len(errors) == 1
+        assert errors[0].endswith("nothing: no such file or folder")
+        assert lines[-1] == errors[0]
 
 
 def test_torchrun_starts_a_run_again_that_goes_on(folder, tmp_path):

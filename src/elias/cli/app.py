@@ -22,7 +22,7 @@ from elias.cli.export import export
 from elias.cli.failures import explained
 from elias.cli.models import info, presets
 from elias.cli.predict import predict
-from elias.cli.processes import refuse_several
+from elias.cli.processes import leaving, refuse_several
 from elias.cli.push import push
 from elias.cli.report import report
 from elias.cli.serve import serve
@@ -101,4 +101,5 @@ def main() -> None:
     for stream in (sys.stdout, sys.stderr):
         if hasattr(stream, "reconfigure"):  # JSON is UTF-8, whatever the terminal's language
             stream.reconfigure(encoding="utf-8", errors="backslashreplace")
-    app(prog_name="elias")
+    with leaving():
+        app(prog_name="elias")

@@ -34,7 +34,7 @@ def explained() -> Iterator[None]:
         _forget_stdout()
         raise typer.Exit(CLOSED_PIPE) from None
     except EliasError as error:
-        _tell(str(error))
+        tell_at_once(error)
         raise typer.Exit(USER_MISTAKE) from error
     except OSError as error:
         if error.filename is None:  # not about a file of the user's
@@ -62,6 +62,16 @@ def training(run: Path | None, *, overwrite: bool = False) -> Iterator[None]:
             how = "the same command starts the run over"
         number = getattr(interrupt, "signal_number", signal.SIGINT)
         raise Interrupted(f"{left}; {how}", signal_number=number) from None
+
+
+def tell_at_once(error: BaseException) -> None:
+    """Tell what the user can mend, unless that is done: among several processes it cannot wait.
+
+    `torchrun` ends the others as soon as one has ended.
+    """
+    if isinstance(error, EliasError) and not error.told:
+        error.told = True
+        _tell(str(error))
 
 
 def _tell(problem: str) -> None:

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import os
-from contextlib import contextmanager
+import sys
+import traceback
+from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING
 
 from elias.cli import talk
+from elias.cli.failures import tell_at_once
 from elias.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -50,4 +53,30 @@ def several(device: str) -> Iterator[World | None]:
     if rank > 0:
         talk.hush()
     with joined(device) as world:
+        world.last_words = tell_at_once
         yield world
+
+
+@contextmanager
+def leaving() -> Iterator[None]:
+    """End this process at once where it is not parted from the others, which are gone or fail.
+
+    Taken apart, what still waits for them ends a process with SIGABRT, whatever its exit code.
+    """
+    try:
+        yield
+    except BaseException as end:
+        if not _is_joined():
+            raise
+        code = end.code if isinstance(end, SystemExit) else 1
+        if not isinstance(end, SystemExit):
+            traceback.print_exc()
+        for stream in (sys.stdout, sys.stderr):
+            with suppress(OSError):
+                stream.flush()
+        os._exit(code if isinstance(code, int) else int(code is not None))
+
+
+def _is_joined() -> bool:
+    dist = sys.modules.get("torch.distributed")
+    return dist is not None and dist.is_available() and dist.is_initialized()

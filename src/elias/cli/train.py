@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -21,11 +22,11 @@ from elias.cli.options import (
     TextColumn,
     read_corpus,
 )
+from elias.cli.processes import several
 
 if TYPE_CHECKING:
     from elias.config import EliasConfig
     from elias.data import Corpus
-    from elias.distributed import World
     from elias.pipeline import Elias
     from elias.pipeline.rehearsal import Rehearsal
 
@@ -82,48 +83,50 @@ def train(  # noqa: PLR0913 - each is an option of its own
 
     from elias.pipeline import Elias, pick_device
     from elias.pipeline import train as fit
-    from elias.pipeline.fitting import check_plan, starting_config
+    from elias.pipeline.fitting import check_plan, starting_config, train_together
     from elias.pipeline.together import in_turn
 
     # what is wrong is better refused before a large corpus is read
     check_plan(chosen, None if dry_run or helps else out, overwrite=overwrite)
     where = pick_device(device)
-    world = None if dry_run else met(device)
-    # each of several processes moves its own part to its own GPU
-    place = device if world is None else "cpu"
-    start = None if init_from is None else Elias.from_pretrained(init_from, device=place)
-    on_disk = chosen.data.on_disk
-    corpus = in_turn(
-        world,
-        lambda: read_corpus(data, text, labels, separator, test_size=test_size, on_disk=on_disk),
-    )
-    resolved = starting_config(chosen, start).resolve(len(corpus.train), corpus.n_labels)
-    show_plan(resolved, corpus)
-    if dry_run:
-        from elias.pipeline.rehearsal import rehearse
-
-        found = rehearse(
-            resolved, corpus, where, init_from=start, keeps_checkpoints=out is not None
-        )
-        show_rehearsal(found)
-        talk.note(f"parameters: {found.n_parameters:,}; nothing was written")
-        typer.echo(json.dumps(resolved.to_dict(), indent=2, ensure_ascii=False))
-        return
     model: Elias | None
-    with training(out, overwrite=overwrite):
-        if world is None:
-            model = fit(
-                resolved,
-                corpus,
-                out=out,
-                device=device,
-                init_from=start,
-                overwrite=overwrite,
-                ignore_memory=ignore_memory,
+    with nullcontext() if dry_run else several(device) as world:
+        # each of several processes moves its own part to its own GPU
+        place = device if world is None else "cpu"
+        start = None if init_from is None else Elias.from_pretrained(init_from, device=place)
+        on_disk = chosen.data.on_disk
+        corpus = in_turn(
+            world,
+            lambda: read_corpus(
+                data, text, labels, separator, test_size=test_size, on_disk=on_disk
+            ),
+        )
+        resolved = starting_config(chosen, start).resolve(len(corpus.train), corpus.n_labels)
+        show_plan(resolved, corpus)
+        if dry_run:
+            from elias.pipeline.rehearsal import rehearse
+
+            found = rehearse(
+                resolved, corpus, where, init_from=start, keeps_checkpoints=out is not None
             )
-        else:
-            how = {"overwrite": overwrite, "ignore_memory": ignore_memory}
-            model = fit_together(world, resolved, corpus, out, start, how)
+            show_rehearsal(found)
+            talk.note(f"parameters: {found.n_parameters:,}; nothing was written")
+            typer.echo(json.dumps(resolved.to_dict(), indent=2, ensure_ascii=False))
+            return
+        with training(out, overwrite=overwrite):
+            if world is None:
+                model = fit(
+                    resolved,
+                    corpus,
+                    out=out,
+                    device=device,
+                    init_from=start,
+                    overwrite=overwrite,
+                    ignore_memory=ignore_memory,
+                )
+            else:
+                how = {"overwrite": overwrite, "ignore_memory": ignore_memory}
+                model = train_together(world, resolved, corpus, out=out, init_from=start, **how)
     if model is not None:
         show_stages(model)
         typer.echo(f"{out}/model")
@@ -140,29 +143,6 @@ def first_of_several() -> bool | None:
     if rank:
         talk.hush()
     return None if rank is None else rank == 0
-
-
-def met(device: str) -> World | None:
-    """Meet the other processes that `torchrun` started; None where it did not start this one."""
-    from elias.distributed import join
-
-    return None if first_of_several() is None else join(device)
-
-
-def fit_together(
-    world: World,
-    config: EliasConfig,
-    corpus: Corpus,
-    out: Path | None,
-    start: Elias | None,
-    how: dict[str, bool],
-) -> Elias | None:
-    """Train with the other processes that `torchrun` started."""
-    from elias.distributed import staying
-    from elias.pipeline.fitting import train_together
-
-    with staying(world):
-        return train_together(world, config, corpus, out=out, init_from=start, **how)
 
 
 def chosen_config(preset: str | None, file: Path | None, changes: list[str]) -> EliasConfig:

@@ -132,6 +132,8 @@ class World:
         self.device = device
         self.received: Counter[str] = Counter()
         """Bytes that this process has received, by what for."""
+        self.last_words: Callable[[BaseException], None] | None = None
+        """Tells the user what ends this process, before the others hear of it and end too."""
         self._store = store
         self._rounds = 0
         self._failed = False
@@ -312,6 +314,8 @@ class World:
         if self._failed:
             return
         self._failed = True
+        if self.last_words is not None:
+            self.last_words(error)
         if isinstance(error, Interrupted):
             why = f"was asked to stop (signal {error.signal_number})"
         else:

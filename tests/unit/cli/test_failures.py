@@ -5,7 +5,7 @@ import pytest
 import typer
 
 from elias.cli import talk
-from elias.cli.failures import explained, training
+from elias.cli.failures import explained, tell_at_once, training
 from elias.errors import DataError
 
 
@@ -24,6 +24,18 @@ def test_what_the_user_can_mend_becomes_one_line_and_a_code(error, code, line, c
 
     assert caught.value.exit_code == code
     assert capsys.readouterr() == ("", line)
+
+
+def test_what_was_told_at_once_is_not_told_again(capsys):
+    error = DataError("broken")
+    tell_at_once(error)
+    assert capsys.readouterr().err == "error: broken\n"
+
+    with pytest.raises(typer.Exit) as caught, explained():
+        raise error
+
+    assert caught.value.exit_code == 2
+    assert capsys.readouterr().err == ""
 
 
 def test_an_interrupt_has_a_code_of_its_own(capsys):
