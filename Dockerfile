@@ -7,8 +7,7 @@ ARG TORCH_INDEX=""
 WORKDIR /source
 RUN python -m venv /venv
 COPY constraints.txt ./
-RUN /venv/bin/pip install --no-cache-dir -c constraints.txt \
-        ${TORCH_INDEX:+--index-url "$TORCH_INDEX"} torch
+RUN PIP_INDEX_URL="$TORCH_INDEX" /venv/bin/pip install --no-cache-dir -c constraints.txt torch
 COPY pyproject.toml README.md LICENSE ./
 COPY src src
 RUN /venv/bin/pip install --no-cache-dir -c constraints.txt '.[serve]'
