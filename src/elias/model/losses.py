@@ -101,47 +101,6 @@ def _mend(slots: _Slots, z: Tensor, shortlist_log: Tensor, relevant: Tensor) -> 
     slots.by_shortlist[few] = torch.where(relevant, torch.full_like(odds, -1.0), odds)
 
 
-def fused_classification_loss(
-    logits: Float[Tensor, "B K"],
-    shortlist_log: Float[Tensor, "B K"],
-    labels: Int[Tensor, "B K"],
-    positives: Int[Tensor, "B Y"],
-    n_labels: int,
-) -> Float[Tensor, ""]:
-    """Return `classification_loss` by a Triton kernel that finds the relevant slots as well.
-
-    ``positives`` are ascending in each row; both they and ``labels`` are padded with L.
-    """
-    loss: Tensor = _FusedBCE.apply(  # type: ignore[no-untyped-call]
-        logits, shortlist_log, labels, positives, n_labels
-    )
-    return loss
-
-
-class _FusedBCE(torch.autograd.Function):
-    @staticmethod
-    def forward(
-        ctx: Any,
-        logits: Tensor,
-        shortlist_log: Tensor,
-        labels: Tensor,
-        positives: Tensor,
-        n_labels: int,
-    ) -> Tensor:
-        from elias.kernels import triton_loss
-
-        loss, *gradients = triton_loss.shortlist_bce(
-            logits, shortlist_log, labels, positives, n_labels
-        )
-        ctx.save_for_backward(*gradients)
-        return loss
-
-    @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, Tensor, None, None, None]:
-        by_logits, by_shortlist = ctx.saved_tensors
-        return grads[0] * by_logits, grads[0] * by_shortlist, None, None, None
-
-
 def label_loss(
     embedding: Float[Tensor, "B D"],
     shortlist_log: Float[Tensor, "B K"],
