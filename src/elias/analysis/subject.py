@@ -10,7 +10,7 @@ from elias.data import load_corpus
 from elias.data.loading import set_test_aside
 from elias.errors import DataError
 from elias.pipeline import Elias
-from elias.pipeline.fitting import validation_split
+from elias.pipeline.holding_out import validation_split
 from elias.pipeline.matching import match_labels
 from elias.training.records import RunRecords, read_partition, read_records
 from elias.training.tracking import METRICS_FILE, MODEL_FOLDER

@@ -91,7 +91,7 @@ def _tell_of_all(corpus: Corpus, model: Elias, was_trained_on: bool) -> None:
 def _held_out(corpus: Corpus, model: Elias, is_the_runs: bool) -> Split:
     """Return the validation points that the model's run held out of its training split."""
     from elias.errors import DataError
-    from elias.pipeline.fitting import validation_split
+    from elias.pipeline.holding_out import validation_split
 
     if not is_the_runs:
         raise DataError(

@@ -12,14 +12,13 @@ import numpy as np
 import torch
 
 from elias.config import decisive
-from elias.data.splits import hold_out
 from elias.data.stats import corpus_stats
 from elias.distributed.world import same_everywhere
-from elias.errors import ConfigError
 from elias.metrics import inverse_propensities, metric_names, score
 from elias.pipeline.answering import CALIBRATE, ENSEMBLE, RERANK, found_by
 from elias.pipeline.deciding import PROBABILITIES, add_probabilities
 from elias.pipeline.fitting_in import refuse_what_cannot_fit
+from elias.pipeline.holding_out import validation_split
 from elias.pipeline.inputs import bag_of_words, cached_tokens, input_of, setup_rows
 from elias.pipeline.machine import resident
 from elias.pipeline.memory import expected_memory, sizes_of
@@ -514,40 +513,6 @@ class _Training:
         self._report(view, stage.name, best_epoch=best_epoch)
         if not model.graph.learned:
             self.run.keep_partition(model.graph.partition().cpu().numpy())
-
-
-def validation_split(corpus: Corpus, config: EliasConfig) -> tuple[Split, Split | None]:
-    """Return the points to train on and those to validate on, as `train` takes them.
-
-    The corpus's own splits where it has a validation split; else points held out of the training
-    split, the same for the same (resolved) configuration; None where none are held out.
-    """
-    if corpus.validation is not None:
-        return corpus.train, corpus.validation
-    size = config.eval.validation_size
-    assert size is not None
-    if size == 0:
-        return corpus.train, None
-    train = corpus.train
-    if 2 * size > len(train):
-        raise ConfigError(
-            f"eval.validation_size is {size}, more than half of the {len(train)} training "
-            "points; lower it, or set it to none to have it derived"
-        )
-    train_rows, held_rows = hold_out(
-        train.labels, size, config.seed, covered=config.eval.hold_out == "covered"
-    )
-    if len(held_rows) == 0:
-        logger.warning("no point can be held out: each has a label found nowhere else")
-        return train, None
-    if len(held_rows) < size:
-        logger.warning(
-            "%d points held out for validation instead of %d: the others have a label found "
-            "nowhere else",
-            len(held_rows),
-            size,
-        )
-    return train.take(train_rows), train.take(held_rows)
 
 
 def _forked(device: torch.device) -> list[int]:

@@ -18,8 +18,8 @@ from elias.model.building import build_encoder
 from elias.model.elias import EliasModel
 from elias.model.graph import LabelGraph, partition_edges
 from elias.model.one_vs_all import OneVsAll
-from elias.pipeline.fitting import validation_split
 from elias.pipeline.fitting_in import Fit, fits, remedies
+from elias.pipeline.holding_out import validation_split
 from elias.pipeline.inputs import feature_tokens, input_of, setup_rows
 from elias.pipeline.machine import resident
 from elias.pipeline.memory import Expected, expected_memory, sizes_of
