@@ -4,12 +4,14 @@
 # Makes a corpus, trains on it with torchrun on as many GPUs (one unless told), stops the run in the
 # middle, goes on, and trains once more in one plain process. The metrics of the two, and the last
 # lines of the log, are for a person to look at. Dropout is off, so that they should agree.
-# DEVICE=cpu tries gloo instead; POINTS and LABELS are the corpus's sizes.
+# DEVICE=cpu tries gloo instead; POINTS and LABELS are the corpus's sizes; logs stay in a folder LOGS.
 set -eu
 processes=${1:-1}
 [ $# -eq 0 ] || shift
 place=$(mktemp -d)
 trap 'rm -rf "$place"' EXIT
+logs=${LOGS:-$place}
+mkdir -p "$logs"
 export PYTHONPATH="${PYTHONPATH:-src}"
 python=${PYTHON:-python3}
 
@@ -27,7 +29,7 @@ set -- "$place/corpus" --device "${DEVICE:-cuda}" --set rerank.enabled=false \
 
 echo "== torchrun, $processes process(es), stopped after a while"
 "$python" -m torch.distributed.run --nproc-per-node "$processes" \
-    -m elias train "$@" --out "$place/together" > "$place/first.log" 2>&1 &
+    -m elias train "$@" --out "$place/together" > "$logs/first.log" 2>&1 &
 started=$!
 waited=0
 while [ ! -d "$place/together/checkpoints/00000002" ] && kill -0 "$started" 2> /dev/null; do
@@ -37,16 +39,18 @@ while [ ! -d "$place/together/checkpoints/00000002" ] && kill -0 "$started" 2> /
 done
 kill -TERM "$started" 2> /dev/null || true
 wait "$started" || echo "ended with $?"
-tail -n 3 "$place/first.log"
+tail -n 3 "$logs/first.log"
 ls "$place/together/checkpoints/"* 2> /dev/null || true
 
 echo "== the same command again"
 "$python" -m torch.distributed.run --nproc-per-node "$processes" \
-    -m elias train "$@" --out "$place/together" 2>&1 | grep -v "^no --" | tail -n 12
+    -m elias train "$@" --out "$place/together" > "$logs/again.log" 2>&1 || echo "ended with $?"
+grep -v "^no --" "$logs/again.log" | tail -n 12
 grep resumed "$place/together/train.log" || echo "it was not resumed"
 
 echo "== one plain process"
-"$python" -m elias train "$@" --out "$place/alone" 2>&1 | tail -n 8
+"$python" -m elias train "$@" --out "$place/alone" > "$logs/alone.log" 2>&1 || echo "ended with $?"
+tail -n 8 "$logs/alone.log"
 
 echo "== losses and times, epoch by epoch: together, alone"
 for run in together alone; do

@@ -111,9 +111,10 @@ def told(name: str, expected: int, peak: int) -> dict:
     }
 
 
-def check_gpu(chosen: list[str], compiled: str, storages: list[str]) -> list[dict]:
+def check_gpu(args: argparse.Namespace) -> list[dict]:
     """Run some steps of each shape of SPEC §8 and compare the peak on the GPU."""
     import gc
+    from itertools import product
 
     from gpu_setup import SHAPES, STAGE, bert_base, make_batches, make_model, stepper  # isort: skip
     import torch
@@ -122,52 +123,55 @@ def check_gpu(chosen: list[str], compiled: str, storages: list[str]) -> list[dic
     from elias.pipeline.memory import Sizes, _stage
     from elias.training.optim import Optimizer
 
-    device, rows = torch.device("cuda"), []
-    for name in chosen or ["131K", "670K", "2.8M"]:
+    device, compiled, rows = torch.device("cuda"), args.compile, []
+    for name, storage in product(args.shape or ["131K", "670K", "2.8M"], args.storage):
         shape = SHAPES[name]
-        for storage in storages:
-            gc.collect()
-            torch.cuda.empty_cache()
-            encoder = bert_base(shape.n_tokens, device, compiled)
-            model = make_model(shape, encoder, device, compact=storage == "compact")
-            batches = make_batches(shape, model, device)
-            torch.cuda.reset_peak_memory_stats()
-            model.train()
-            step = stepper(shape, model, Optimizer(model, STAGE), batches)
-            for i in range(4):
-                step(i)
-            torch.cuda.synchronize()
-            peak = torch.cuda.max_memory_allocated()
-            sizes = Sizes(
-                n_points=1,
-                n_setup=1,
-                n_labels=shape.n_labels,
-                n_entries=shape.n_positives,
-                most_labels=shape.n_positives,
-                dim=encoder.dim,
-                dense_weights=sum(p.numel() for p in encoder.parameters()),
-                longest_text=shape.n_tokens,
-                layers=12,
-                width=768,
-            )
-            config = EliasConfig().override(
-                {
-                    "encoder.kind": "transformer",
-                    "encoder.compile": compiled,
-                    "index.n_clusters": shape.n_clusters,
-                    "index.edges_per_cluster": shape.n_edges,
-                    "index.shortlist_size": shape.shortlist_size,
-                    "index.train_shortlist": shape.shortlist_size,
-                    "index.beam_size": shape.beam_size,
-                    "index.train_clusters": shape.train_clusters,
-                    "index.label_storage": storage,
-                    "stages.stage2.batch_size": shape.batch,
-                }
-            )
-            parts = _stage(sizes, config, config.stages[1], device, True)
-            rows.append(row := told(f"{name} {storage}", sum(parts.values()), peak))
-            print(json.dumps({**row, "parts": {k: v >> 20 for k, v in parts.items()}}), flush=True)
-            del encoder, model, batches, step
+        gc.collect()
+        torch.cuda.empty_cache()
+        encoder = bert_base(shape.n_tokens, device, compiled)
+        model = make_model(shape, encoder, device, compact=storage == "compact")
+        batches = make_batches(shape, model, device)
+        torch.cuda.empty_cache()
+        torch.cuda.reset_peak_memory_stats()
+        model.train()
+        optimizer = Optimizer(model, STAGE)
+        step = stepper(shape, model, optimizer, batches, captured=args.captured)
+        for i in range(4):
+            step(i)
+        torch.cuda.synchronize()
+        peak, reserved = torch.cuda.max_memory_allocated(), torch.cuda.max_memory_reserved()
+        sizes = Sizes(
+            n_points=shape.batch,
+            n_setup=1,
+            n_labels=shape.n_labels,
+            n_entries=shape.n_positives,
+            most_labels=shape.n_positives,
+            dim=encoder.dim,
+            dense_weights=sum(p.numel() for p in encoder.parameters()),
+            longest_text=shape.n_tokens,
+            layers=12,
+            width=768,
+        )
+        config = EliasConfig().override(
+            {
+                "encoder.kind": "transformer",
+                "encoder.compile": compiled,
+                "index.n_clusters": shape.n_clusters,
+                "index.edges_per_cluster": shape.n_edges,
+                "index.shortlist_size": shape.shortlist_size,
+                "index.train_shortlist": shape.shortlist_size,
+                "index.beam_size": shape.beam_size,
+                "index.train_clusters": shape.train_clusters,
+                "index.label_storage": storage,
+                "stages.stage2.batch_size": shape.batch,
+                "stages.stage2.average_from": STAGE.average_from,
+            }
+        )
+        parts = _stage(sizes, config, config.stages[1], device, True)
+        row = told(f"{name} {storage}", sum(parts.values()), peak)
+        rows.append(row | {"reserved_mib": reserved >> 20})
+        print(json.dumps({**rows[-1], "parts": {k: v >> 20 for k, v in parts.items()}}), flush=True)
+        del encoder, model, batches, optimizer, step
     return rows
 
 
@@ -176,18 +180,17 @@ def main() -> None:
     parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu")
     parser.add_argument("--shape", action="append", default=[])
     parser.add_argument("--compile", default="off", choices=["off", "on"])
-    parser.add_argument("--storage", action="append", default=[], choices=["full", "compact"])
+    parser.add_argument("--storage", nargs="+", default=["compact"], choices=["full", "compact"])
+    parser.add_argument("--captured", action="store_true", help="steps as CUDA graphs")
     parser.add_argument("--child", help="(used by itself)")
     parser.add_argument("--out")
     args = parser.parse_args()
     if args.child:
         run_on_cpu(args.child, args.out)
         return
-    if args.device == "cuda":
-        rows = check_gpu(args.shape, args.compile, args.storage or ["compact"])
-    else:
-        rows = check_cpu(args.shape)
-    print("\n| shape | expected, MiB | peak, MiB | error |\n| --- | --- | --- | --- |")
+    rows = check_gpu(args) if args.device == "cuda" else check_cpu(args.shape)
+    header = ["shape", "expected, MiB", "peak, MiB", "error", "held by torch, MiB"][: len(rows[0])]
+    print(f"\n| {' | '.join(header)} |\n|{' --- |' * len(header)}")
     for row in rows:
         print("| " + " | ".join(str(value) for value in row.values()) + " |")
 

@@ -129,10 +129,10 @@ def measure_texts(given, parts, rng):
 
 def measure(given, parts):
     rng = np.random.default_rng(given.seed)
-    labels = cluster_and_link(given, parts, rng)
-    measure_metrics(given, parts, labels, rng)
-    del labels
-    measure_texts(given, parts, rng)
+    if "labels" in given.only:
+        measure_metrics(given, parts, cluster_and_link(given, parts, rng), rng)
+    if "texts" in given.only:
+        measure_texts(given, parts, rng)
 
 
 def arguments(parser):
@@ -145,6 +145,13 @@ def arguments(parser):
     parser.add_argument("--dim", type=int, default=128, help="of φ in the centroids; 0 without")
     parser.add_argument("--beam", type=int, default=20)
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument(
+        "--only",
+        nargs="+",
+        default=["labels", "texts"],
+        choices=["labels", "texts"],
+        help="clustering, edges and metrics; tf-idf",
+    )
     parser.add_argument("--threads", type=int, default=numba.config.NUMBA_NUM_THREADS)
 
 
