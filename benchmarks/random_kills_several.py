@@ -33,7 +33,6 @@ LONGER = {
     "stages.stage1.epochs": 4,
     "stages.stage2.epochs": 6,
     "stages.stage2.average_from": 1.0,
-    "rerank.enabled": False,
 }
 FAILED = 3
 MEETING = 20.0  # seconds; torchrun would not wait for one that is gone before all have met

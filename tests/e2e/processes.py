@@ -28,12 +28,13 @@ import torch
 from e2e.commands import SMALL, elias
 from e2e.killing import CONFIG, CORPUS, call_before
 from elias import EliasConfig, train
+from elias.data import tokens
 from elias.data.synthetic import synthetic_corpus, write_synthetic
 from elias.distributed import joined, watching
 from elias.distributed.gradients import sum_touched
 from elias.distributed.rows import SharedRows
 from elias.distributed.world import same_everywhere
-from elias.errors import EliasError, Interrupted
+from elias.errors import DataError, EliasError, Interrupted
 from elias.kernels import label_logits
 from elias.kernels.gradients import IndexGradients
 from elias.model.elias import LinearRows
@@ -42,6 +43,9 @@ from elias.pipeline.fitting import train_together
 STEP = "elias.training.optim:Optimizer.step"
 NO_DROPOUT = {"encoder.dropout": 0.0, "encoder.token_dropout": 0.0, "rerank.enabled": False}
 BASE = EliasConfig().override(CONFIG | NO_DROPOUT | {"checkpoint.steps": None})
+RANKED = BASE.override(
+    {"rerank.enabled": True, "stages.stage1.epochs": 1, "stages.stage2.epochs": 1}
+)
 DROPPING = BASE.override(
     {"encoder.dropout": 0.3, "encoder.token_dropout": 0.3, "stages.stage1.batch_size": 3}
 ).override({"stages.stage1.epochs": 1, "stages.stage2.epochs": 1})
@@ -265,6 +269,65 @@ def evaluated(run, data):
     return {"out": elias("evaluate", run, data, "--json", "--device", "cpu").out}
 
 
+def on_two_machines(rank, folder, n_first=2):
+    """Pretend that the first processes are on one machine and the others on another."""
+    machine = int(rank >= n_first)
+    os.environ["LOCAL_RANK"] = str(rank - n_first * machine)
+    os.environ["XDG_CACHE_HOME"] = str(folder / f"cache of {machine}")
+
+
+def preparing(rank, folder, sleeps=0.0, dies=None):
+    """Train on two machines; count the splits whose tokens this process has written."""
+    on_two_machines(rank, folder)
+    written = []
+    real = tokens._store
+
+    def noted(*args):
+        if rank == dies:
+            os.kill(os.getpid(), signal.SIGKILL)
+        written.append(1)
+        if rank == 2 and len(written) == 1:
+            time.sleep(sleeps)
+        real(*args)
+
+    tokens._store = noted
+    with joined("cpu", timeout=1.0 if sleeps else 600.0) as world:
+        train_together(world, BASE, corpus(), out=folder / "run")
+    return {"written": len(written)}
+
+
+def ranking(rank, folder, then):
+    """Train on two machines, where ``then`` happens to the last process in the ranker."""
+    on_two_machines(rank, folder)
+    watching.GRACE_SECONDS = 0.2
+    told = folder / f"process {rank}"
+    told.parent.mkdir(exist_ok=True)
+    told.write_text(str(os.getpid()))
+
+    def begin():
+        ended = folder / "ended 1"
+        while not ended.exists():  # its help is done, and it does not wait
+            time.sleep(0.02)
+        then(int((folder / "process 2").read_text()))
+
+    if rank == 0:
+        call_before("elias.rerank.reranker:Reranker.fit:1", begin)
+    with joined("cpu") as world:
+        train_together(world, RANKED, corpus(), out=folder / "run")
+    (folder / f"ended {rank}").touch()
+    return {"saved": (folder / "run" / "model").is_dir()}
+
+
+def kill(waiting):
+    """Kill the process that stays, and give time to notice."""
+    os.kill(waiting, signal.SIGKILL)
+    time.sleep(1.0)
+
+
+def fail(_):
+    raise DataError("the ranker has failed")
+
+
 def launched(folder):
     """Be one of the processes that torchrun started: one is killed the first time."""
     torch.set_num_threads(1)
@@ -297,6 +360,14 @@ def main(folder):
     found["asleep"] = spawn(2, asleep)
     found["different"] = spawn(2, lambda rank: different(rank, folder / "different"))
     found["reading"] = spawn(2, reading)
+    found["machines"] = spawn(4, lambda rank: preparing(rank, folder / "machines", sleeps=2.0))
+    found["machine lost"] = spawn(4, lambda rank: preparing(rank, folder / "less", dies=2))
+    train(RANKED, corpus(), out=folder / "ranked", device="cpu")
+    after = {"left alone": lambda _: None, "killed": kill, "failing": fail}
+    found["ranking"] = {
+        name: spawn(3, lambda rank, name=name, then=then: ranking(rank, folder / name, then))
+        for name, then in after.items()
+    }
     write_synthetic(folder / "corpus", n_points=120, n_labels=20)
     found["commands"] = [
         spawn(2, lambda _, data=data: commanded(folder / f"trained on {data}", folder / data))

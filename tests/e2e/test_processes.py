@@ -178,6 +178,46 @@ def test_processes_that_read_different_files_are_refused(found):
     assert first == {"killed": EXIT_CODE}  # it had gone on, and was ended
 
 
+def test_one_process_of_each_machine_prepares_what_the_others_find(folder, found):
+    """However long that takes the other machine: here, longer than an exchange may."""
+    assert found["machines"] == [{"written": 3}, {"written": 0}] * 2
+    assert_same_run(folder / "machines" / "run", folder / "plain")
+
+
+def test_a_process_that_dies_while_it_prepares_for_its_machine_is_named(found):
+    first, other, killed, last = found["machine lost"]
+
+    assert killed == {"killed": -signal.SIGKILL}
+    for told in (first, other, last):
+        assert told["failed"].startswith("rank 2 (process ")
+        assert "is gone" in told["failed"]
+
+
+def test_processes_whose_help_is_done_end_before_the_ranker(folder, found):
+    """But for one of each other machine, which `torchrun` would not outlive."""
+    saved = [told["saved"] for told in found["ranking"]["left alone"]]
+
+    assert saved == [True, False, True]
+    assert_same_run(folder / "left alone" / "run", folder / "ranked")
+
+
+def test_the_model_is_saved_though_another_process_is_killed_in_the_ranker(folder, found):
+    first, ended, killed = found["ranking"]["killed"]
+
+    assert (first, ended) == ({"saved": True}, {"saved": False})
+    assert killed == {"killed": -signal.SIGKILL}
+    assert_same_run(folder / "killed" / "run", folder / "ranked")
+
+
+def test_what_fails_in_the_ranker_is_heard_by_the_process_that_waits(found):
+    first, ended, waiting = found["ranking"]["failing"]
+
+    assert first == {"failed": "the ranker has failed"}
+    assert ended == {"saved": False}
+    assert waiting["failed"].startswith("rank 0 (process ")
+    assert waiting["failed"].endswith("failed: the ranker has failed")
+
+
 def test_the_command_trains_and_only_the_first_process_tells(found):
     (first, other), _ = found["commands"]
 

@@ -39,13 +39,15 @@ def calibrate(  # noqa: PLR0913 - each is an option of its own
 ) -> None:
     """Learn what a model's scores say of relevance, from points that it was not trained on."""
     from elias.errors import DataError
+    from elias.pipeline import Elias
     from elias.pipeline.deciding import add_probabilities
     from elias.pipeline.folder import model_folder
     from elias.pipeline.hub import is_hub_id
 
     if out is None and not run.exists() and is_hub_id(str(run)):
         raise DataError(f"{run}: a model of the hub stays as it is; name a folder with --out")
-    model, chosen = open_points(run, data, split, device, text, labels, separator)
+    model = Elias.from_pretrained(run, device=device)
+    chosen = open_points(model, data, split, text, labels, separator)
     if chosen.corpus.n_labels > model.n_labels:
         raise DataError(
             f"{data}: has labels that the model does not know; calibrate on a corpus with its own"

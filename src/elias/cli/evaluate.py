@@ -62,13 +62,11 @@ def evaluate(  # noqa: PLR0913 - each is an option of its own
     """Measure a model on a corpus: P, nDCG, PSP, PSnDCG, recall and ECE, in percent."""
     cuts = tuple(sorted(set(ks or (1, 3, 5))))
     with several(device) as world:
-        place = device if world is None else "cpu"
-        model, chosen = open_points(run, data, split, place, text, labels, separator)
-        component = model.check_component(component)
-        if world is not None:
-            from elias.pipeline.together import share_out
+        from elias.pipeline import Elias
 
-            share_out(world, model)
+        model = Elias.from_pretrained(run, device=device, world=world)
+        chosen = open_points(model, data, split, text, labels, separator, world=world)
+        component = model.check_component(component)
         found = _predictions(model, chosen, predictions, max(*cuts, *RECALL_KS), component)
     if world is not None and not world.is_first:
         return

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from elias.data import Corpus, Split
+    from elias.distributed import World
     from elias.pipeline import Elias
 
 
@@ -39,20 +40,20 @@ class Chosen:
 
 
 def open_points(
-    run: Path,
+    model: Elias,
     data: Path,
     split: str,
-    device: str,
     text: str | None,
     labels: str | None,
     separator: str | None,
-) -> tuple[Elias, Chosen]:
-    """Read a model and a corpus, and find the points of the corpus that are asked about."""
-    from elias.pipeline import Elias
+    *,
+    world: World | None = None,
+) -> Chosen:
+    """Read a corpus, several processes in turn, and find the points that are asked about."""
+    from elias.pipeline.together import in_turn
 
-    model = Elias.from_pretrained(run, device=device)
-    corpus = read_corpus(data, text, labels, separator, test_size=0)
-    return model, choose_points(corpus, model, split)
+    corpus = in_turn(world, lambda: read_corpus(data, text, labels, separator, test_size=0))
+    return choose_points(corpus, model, split)
 
 
 def choose_points(corpus: Corpus, model: Elias, split: str) -> Chosen:

@@ -12,14 +12,17 @@ import typer
 from elias import progress
 from elias.cli import talk
 from elias.cli.options import Component, DeviceName, Overwrite, TextColumn
+from elias.cli.processes import several
 from elias.cli.texts import STDIN, chunks, find_file, read_rows
 from elias.errors import DataError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Sequence
 
     from elias.data.text_rows import TextFile, TextRow
+    from elias.distributed import World
     from elias.pipeline import Elias, FileTask
+    from elias.predictions import Predictions
 
 CHUNK = 1024
 SECONDS_BEFORE_BAR = 2.0
@@ -84,40 +87,59 @@ def predict(  # noqa: PLR0913 - each is an option of its own
     """Label texts: one JSON object per line, with text and labels (id, label, score).
 
     With --out the labels go to a file, whole or not at all; after an interruption the same command
-    goes on.
+    goes on. Processes that torchrun starts share the texts and the model's labels out.
     """
-    if out is None:
-        if file_format or chunk_size or overwrite:
-            raise DataError("--format, --chunk-size and --overwrite need a file; name it by --out")
-        rows = read_rows(texts, text, keep or [])
-    else:
+    if out is None and (file_format or chunk_size or overwrite):
+        raise DataError("--format, --chunk-size and --overwrite need a file; name it by --out")
+
+    def plan() -> Iterator[TextRow] | FileTask:
+        if out is None:
+            return read_rows(texts, text, keep or [])
         source = _file_of_texts(texts, text, keep or [])
+        from elias.pipeline import FileTask
 
-    from elias.pipeline import Elias, FileTask
-
-    task = None
-    if out is not None:
-        task = FileTask.plan(
+        return FileTask.plan(
             source, out, format=file_format, chunk_size=chunk_size, overwrite=overwrite
         )
-    elias = Elias.from_pretrained(model, device=device)
+
+    with several(device) as world:
+        # what is wrong with the texts or the output is better refused before a model is read
+        planned = plan() if world is None else world.first(plan)
+        elias = _reader_of_texts(model, device, world)
+        component = elias.check_component(component)
+        options = {
+            "top_k": top_k,
+            "threshold": None if threshold is None else elias.threshold(threshold, component),
+            "only": wanted_labels(only, elias.label_names),
+            "without": wanted_labels(without, elias.label_names),
+            "component": component,
+        }
+        if planned is None:  # one of several processes, and not the first
+            from elias.pipeline.together import follow
+
+            assert world is not None
+            follow(world, elias, options)
+            return
+        from elias.pipeline import FileTask
+        from elias.pipeline.together import leading
+
+        with leading(world, elias) as ask:
+            if isinstance(planned, FileTask):
+                _to_file(elias, planned, options, ask)
+            else:
+                _to_stdout(ask, planned, keep, options, size=_stdout_chunk(texts))
+
+
+def _reader_of_texts(folder: Path, device: str, world: World | None) -> Elias:
+    from elias.pipeline import Elias
+
+    elias = Elias.from_pretrained(folder, device=device, world=world)
     if elias.model.encoder.reads_features:
         raise DataError(
-            f"{model}: was trained on features, and this command reads texts; use elias evaluate, "
+            f"{folder}: was trained on features, and this command reads texts; use elias evaluate, "
             "or in Python Elias.predict with a CSR matrix"
         )
-    component = elias.check_component(component)
-    options = {
-        "top_k": top_k,
-        "threshold": None if threshold is None else elias.threshold(threshold, component),
-        "only": wanted_labels(only, elias.label_names),
-        "without": wanted_labels(without, elias.label_names),
-        "component": component,
-    }
-    if task is None:
-        _to_stdout(elias, rows, keep, options, size=_stdout_chunk(texts))
-    else:
-        _to_file(elias, task, options)
+    return elias
 
 
 def _file_of_texts(source: Path, column: str | None, keep: Sequence[str]) -> TextFile:
@@ -130,13 +152,15 @@ def _stdout_chunk(source: Path) -> int:
     return 1 if source == STDIN and sys.stdin.isatty() else CHUNK
 
 
-def _to_file(elias: Elias, task: FileTask, options: dict[str, Any]) -> None:
+def _to_file(
+    elias: Elias, task: FileTask, options: dict[str, Any], ask: Callable[..., Predictions]
+) -> None:
     from elias.pipeline import predict_file
 
     # nothing is seen on stdout, so without a terminal for the bar lines tell how far it is
     talk.set_up(verbose=talk.is_verbose(), quiet=talk.is_quiet(), talkative=True)
     start = time.monotonic()
-    done = predict_file(elias, task, **options)
+    done = predict_file(elias, task, ask=ask, **options)
     seconds = max(time.monotonic() - start, 1e-9)
     before = f", {done.resumed:,} of them before" if done.resumed else ""
     speed = (done.texts - done.resumed) / seconds
@@ -144,7 +168,7 @@ def _to_file(elias: Elias, task: FileTask, options: dict[str, Any]) -> None:
 
 
 def _to_stdout(
-    elias: Elias,
+    ask: Callable[..., Predictions],
     rows: Iterable[TextRow],
     keep: Sequence[str] | None,
     options: dict[str, Any],
@@ -158,7 +182,7 @@ def _to_stdout(
     with _Counter() as counter:
         for chunk in chunks(rows, size):
             texts, _ = mend([row.text for row in chunk])
-            found = elias.predict(texts, **options).to_dicts()
+            found = ask(texts, **options).to_dicts()
             for row, text, labels in zip(chunk, texts, found, strict=True):
                 kept = dict(zip(keep, row.kept, strict=True)) if keep else {"text": text}
                 sys.stdout.write(json_line(kept, labels))

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
     from elias.distributed import World
 
-TOGETHER = ("evaluate", "train")
+TOGETHER = ("evaluate", "predict", "train")
 """The commands that several processes share out; any other, each would do whole."""
 
 
@@ -34,7 +34,7 @@ def refuse_several(command: str | None) -> None:
     if size.isdigit() and int(size) > 1:
         raise ConfigError(
             f"elias {command}: each of the {size} processes that torchrun started would do the "
-            f"same; run it without torchrun ({' and '.join(TOGETHER)} are shared out)"
+            f"same; run it without torchrun ({', '.join(TOGETHER)} are shared out)"
         )
 
 

@@ -57,6 +57,16 @@ class Tokens:
             weights=features.data.astype(np.float32),
         )
 
+    def part(self, rows: slice) -> Tokens:
+        """Return a run of texts, over the same arrays."""
+        start, end, _ = rows.indices(len(self))
+        inside = slice(int(self.offsets[start]), int(self.offsets[max(start, end)]))
+        return Tokens(
+            offsets=self.offsets[start : max(start, end) + 1] - inside.start,
+            ids=self.ids[inside],
+            weights=None if self.weights is None else self.weights[inside],
+        )
+
     def take(self, rows: NDArray[np.int64]) -> Tokens:
         """Return the texts of ``rows``, in that order."""
         starts = self.offsets[rows]

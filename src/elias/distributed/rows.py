@@ -54,11 +54,12 @@ class SharedRows(LinearRows):
 
     @classmethod
     def of(cls, world: World, rows: LinearRows) -> SharedRows:
-        """Return this process's part of rows that all processes have."""
+        """Return this process's part, in float32, of rows that all processes have."""
         shared = cls(world, len(rows.weight), rows.weight.shape[1])
         with torch.no_grad():
-            shared.weight = nn.Parameter(rows.weight[world.rank :: world.size].clone())
-            shared.bias = nn.Parameter(rows.bias[world.rank :: world.size].clone())
+            for name in ("weight", "bias"):
+                own = getattr(rows, name)[world.rank :: world.size]
+                setattr(shared, name, nn.Parameter(own.to(torch.float32, copy=True)))
         return shared
 
     @torch.no_grad()

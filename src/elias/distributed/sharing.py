@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import torch
 
-from elias.data.batches import collate, n_batches, ordered_batches, send
+from elias.data.batches import collate, send
 from elias.distributed.dropout import KeyedDropout, point_keys
 from elias.distributed.rows import SharedRows
 from elias.model.inference import BATCH_SIZE, Ranked, cluster_all, embed_all, evaluating
@@ -17,7 +18,6 @@ from elias.progress import progress
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    import torch
     from numpy.typing import NDArray
     from torch import Tensor
 
@@ -71,10 +71,12 @@ def rank_shared(
     top_k: int,
     *,
     batch_size: int = BATCH_SIZE,
+    blocked: Tensor | None = None,
 ) -> Ranked:
-    """Return what `rank_all` does, of a model whose labels are shared out, to all processes.
+    """Return what `rank_all` does for this process's texts, of a model whose labels are shared out.
 
-    Each process searches its share of every batch, and scores its labels for the points of all.
+    All processes call it, each with texts of its own: as many, fewer, or none. In each step each
+    searches a batch of its own, and scores its labels for the points of all.
     """
     rows = model.labels
     assert isinstance(rows, SharedRows)
@@ -82,27 +84,32 @@ def rank_shared(
     width = min(top_k, sizes.shortlist_size, model.n_labels)
     ids = np.full((len(tokens), width), model.n_labels, dtype=np.int64)
     scores = np.zeros((len(tokens), width), dtype=np.float32)
-    whole = batch_size * world.size
-    with evaluating(model), progress("Searching", n_batches(len(tokens), whole)) as advance:
-        for batch in ordered_batches(tokens.lengths, whole):
-            own = batch[world.share(len(batch))]
-            rows.n_points = len(batch)
+    most = world.begin_highest([len(tokens)])()[0]
+    order = np.argsort(tokens.lengths, kind="stable")  # shortest first: the least padding
+    with evaluating(model), progress("Searching", -(-most // batch_size)) as advance:
+        for start in range(0, most, batch_size):
+            own = order[start : start + batch_size]
+            rows.n_points = min(batch_size, most - start) * world.size
             embedding = model.encoder(collate(tokens, own).to(device)).float()
-            labels, p = model.rank(embedding, sizes, width)
-            ids[batch], scores[batch] = (
-                _of_all(world, part, len(batch), width, empty)
-                for part, empty in ((labels, model.n_labels), (p, 0))
-            )
+            labels, p = model.rank(embedding, sizes, width, blocked)
+            ids[own, : labels.shape[1]] = labels.cpu().numpy()
+            scores[own, : labels.shape[1]] = p.cpu().numpy()
             advance()
     return Ranked(ids, scores)
 
 
-def _of_all(world: World, own: Tensor, count: int, width: int, empty: float) -> NDArray[np.float32]:
-    """Return the rows that all processes found for a batch, in its order."""
-    padded = own.new_full((world.most(count), width), empty)
+def rows_of_all(world: World, own: NDArray[Any], n_rows: int, empty: float) -> NDArray[Any]:
+    """Return the rows (n, k) that all processes have for their shares, in order, to all.
+
+    Where a process has fewer columns than another, ``empty`` is put.
+    """
+    width = world.begin_highest([own.shape[1]])()[0]
+    padded = np.full((world.most(n_rows), width), empty, dtype=own.dtype)
     padded[: len(own), : own.shape[1]] = own
-    found: NDArray[np.float32] = world.gather(padded, "predictions")[:count].cpu().numpy()
-    return found
+    found: NDArray[Any] = (
+        world.gather(torch.from_numpy(padded).to(world.device), "predictions").cpu().numpy()
+    )
+    return found[:n_rows]
 
 
 def embed_shared(

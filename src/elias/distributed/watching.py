@@ -91,7 +91,10 @@ class Watch:
         key = f"failed/{peer}"
         if not self._store.check([key]):
             return ""
-        return f"rank {peer} ({self._names[peer]}) failed: {self._store.get(key).decode()}"
+        said: str = self._store.get(key).decode()
+        if said.startswith("rank "):  # it ends because of another one
+            return said
+        return f"rank {peer} ({self._names[peer]}) failed: {said}"
 
     def _said_of(self, peer: int) -> str:
         try:

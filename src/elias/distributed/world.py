@@ -13,7 +13,6 @@ import os
 import socket
 import time
 from collections import Counter
-from contextlib import contextmanager
 from datetime import timedelta
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -23,10 +22,10 @@ import torch
 import torch.distributed as dist
 
 from elias.distributed.watching import Watch
-from elias.errors import ConfigError, EliasError, Interrupted, RunError
+from elias.errors import EliasError, Interrupted, RunError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from numpy.typing import NDArray
     from torch import Tensor
@@ -35,87 +34,10 @@ logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
-TIMEOUT_SECONDS = 600.0
-"""How long one exchange of tensors may take before a process counts as stuck."""
-_POLL_SECONDS = 0.05
+_SHORTEST_POLL_SECONDS, _POLL_SECONDS, _LONG_POLL_SECONDS = 0.001, 0.05, 0.5
+_OVER = "over"
 _STAY_SECONDS = 1.0
 _NOTICE_SECONDS = 5.0  # within which all that can, notice that an exchange has failed
-_NEEDED = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
-
-
-def launched() -> int | None:
-    """Return the rank that `torchrun`, or what sets the same variables, gave; None if none did."""
-    return int(os.environ["RANK"]) if all(name in os.environ for name in _NEEDED) else None
-
-
-def n_launched() -> tuple[int, int]:
-    """Return how many processes were launched, and how many of them on this machine; 1 if none."""
-    if launched() is None:
-        return 1, 1
-    return int(os.environ["WORLD_SIZE"]), int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
-
-
-@contextmanager
-def joined(device: str = "auto", *, timeout: float = TIMEOUT_SECONDS) -> Iterator[World]:
-    """Meet the other processes that were launched, for the time of the block.
-
-    Args:
-        device: ``cpu``, ``cuda``, or ``auto``: a GPU for each process if there are any.
-        timeout: Seconds that one exchange may take.
-
-    Raises:
-        ConfigError: If there are too few GPUs for the processes of this machine.
-        RunError: If the block cannot end because another process is gone; that one is named.
-    """
-    with staying(join(device, timeout=timeout)) as world:
-        yield world
-
-
-def join(device: str = "auto", *, timeout: float = TIMEOUT_SECONDS) -> World:
-    """Meet the other processes, see `joined`, with a block of `staying` still to come."""
-    where = _device(device)
-    limit = timedelta(seconds=timeout)
-    meet: Any = dist.rendezvous  # type: ignore[attr-defined]
-    prefixed: Any = dist.PrefixStore  # type: ignore[attr-defined]
-    store, rank, size = next(iter(meet("env://", timeout=limit)))
-    # torchrun's store outlives its processes: those it starts again must not meet the dead
-    store = prefixed(f"attempt {os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}", store)
-    dist.init_process_group(
-        "nccl" if where.type == "cuda" else "gloo",
-        store=prefixed("elias", store),
-        rank=rank,
-        world_size=size,
-        timeout=limit,
-    )
-    return World(rank, size, where, prefixed("elias-talk", store), limit)
-
-
-@contextmanager
-def staying(world: World) -> Iterator[World]:
-    """Part from the other processes at the end of the block, or tell them what has gone wrong."""
-    try:
-        yield world
-        world.farewell()
-    except BaseException as error:
-        world.fail(error)
-        raise
-    dist.destroy_process_group()
-
-
-def _device(name: str) -> torch.device:
-    local = int(os.environ.get("LOCAL_RANK", "0"))
-    there = torch.cuda.device_count() if torch.cuda.is_available() else 0
-    if name == "cpu" or (name == "auto" and not there):
-        return torch.device("cpu")
-    if name not in ("auto", "cuda"):
-        raise ConfigError(f"device {name!r}: several processes take auto, cpu or cuda")
-    if local >= there:
-        raise ConfigError(
-            f"device {name!r}: this machine has {there} GPUs and more processes than that; lower "
-            "torchrun's --nproc-per-node, or use --device cpu"
-        )
-    torch.cuda.set_device(local)
-    return torch.device("cuda", local)
 
 
 class World:
@@ -132,6 +54,8 @@ class World:
         self.device = device
         self.received: Counter[str] = Counter()
         """Bytes that this process has received, by what for."""
+        self.parted = False
+        """Whether the processes have parted for good, see `part`."""
         self.last_words: Callable[[BaseException], None] | None = None
         """Tells the user what ends this process, before the others hear of it and end too."""
         self._store = store
@@ -141,7 +65,9 @@ class World:
         me = f"process {os.getpid()} on {socket.gethostname()}"
         self._watch: Watch | None = None
         self._limit = limit
-        self._names = self._all_say(me)
+        self._names = self._all_say("name", me)
+        local = os.environ.get("LOCAL_RANK", str(rank))
+        self._leaders = [i for i, said in enumerate(self._all_say("local", local)) if said == "0"]
         self._watch = Watch(store, rank, self._names)
 
     @property
@@ -279,26 +205,50 @@ class World:
     def first(self, work: Callable[[], T]) -> T | None:
         """Have the first process do something, and return that to it; the others wait.
 
-        They wait as long as it takes, unlike in an exchange, and stop if it is gone.
+        They wait as long as it takes, unlike in an exchange, and stop if it is gone. Where the
+        processes have parted, it does so alone.
         """
+        if self.parted:
+            return work() if self.is_first else None
+        return self._then([0], work)
+
+    def in_turn(self, work: Callable[[], T]) -> T:
+        """Have the first process of each machine do something, then the others there.
+
+        So what one of them leaves in a cache of its machine, the others find. All wait for all, as
+        long as it takes.
+        """
+        done = self._then(self._leaders, work)
+        rest = [rank for rank in range(self.size) if rank not in self._leaders]
+        later = self._then(rest, work)
+        return done if self.rank in self._leaders else later  # type: ignore[return-value]
+
+    def _then(self, ranks: Sequence[int], work: Callable[[], T]) -> T | None:
+        """Have some processes do something; all go on when it is done."""
         self._rounds += 1
-        key = f"done/{self._rounds}"
-        if self.is_first:
+        done = None
+        if self.rank in ranks:
             try:
                 done = work()
             except BaseException as error:
                 self.fail(error)
                 raise
-            self._store.set(key, "")
-            return done
+            self._store.set(f"done/{self._rounds}/{self.rank}", "")
+        if list(ranks) != [self.rank]:
+            self._await([f"done/{self._rounds}/{rank}" for rank in ranks])
+        return done
+
+    def _await(self, keys: list[str]) -> None:
+        """Wait until all keys are there, or a process is gone."""
         assert self._watch is not None
-        while not self._checked(lambda: self._store.check([key])):
+        pause = _SHORTEST_POLL_SECONDS
+        while keys and not self._checked(partial(self._store.check, keys)):
             why = self._checked(partial(self._watch.failure_of, 0))
-            if why:
+            if why and not self.is_first:
                 raise RunError(why)
             self._refuse_lost(0.0)
-            time.sleep(_POLL_SECONDS)
-        return None
+            time.sleep(pause)
+            pause = min(2 * pause, _POLL_SECONDS)
 
     # the end
 
@@ -307,6 +257,40 @@ class World:
         self.tell(None)
         assert self._watch is not None
         self._watch.farewell()
+
+    def part(self) -> None:
+        """Part from the others for good: they end, and the first goes on alone.
+
+        A process that has ended cannot die. But `torchrun` ends five minutes after the last process
+        of its machine, and may be what others meet by; so one process of each other machine stays.
+        """
+        self._then(range(self.size), lambda: None)
+        self.farewell()
+        self.parted = True
+        dist.destroy_process_group()
+
+    def stay(self) -> None:
+        """Wait, after parting, for the first process to be done, where this one has to.
+
+        Raises:
+            RunError: If that has failed, and has said so.
+        """
+        if self.is_first:
+            self._store.set(_OVER, "")
+            return
+        if self.rank not in self._leaders:
+            return
+        if self.device.type == "cuda":
+            torch.cuda.empty_cache()
+        assert self._watch is not None
+        try:
+            while not self._store.check([_OVER]):
+                why = self._watch.failure_of(0)
+                if why:
+                    raise RunError(why)
+                time.sleep(_LONG_POLL_SECONDS)
+        except RuntimeError:  # where the processes met is gone, and so is the first
+            return
 
     def fail(self, error: BaseException) -> None:
         """Tell the others what ends this process; the first time, what comes of it is no news."""
@@ -328,10 +312,10 @@ class World:
         if self.is_first and self.size > 1 and not isinstance(error, Interrupted):
             time.sleep(_STAY_SECONDS)  # where they met may be in its memory
 
-    def _all_say(self, text: str) -> list[str]:
+    def _all_say(self, what: str, text: str) -> list[str]:
         """Return what each process says of itself."""
-        self._store.set(f"name/{self.rank}", text)
-        return [self._store.get(f"name/{rank}").decode() for rank in range(self.size)]
+        self._store.set(f"{what}/{self.rank}", text)
+        return [self._store.get(f"{what}/{rank}").decode() for rank in range(self.size)]
 
     def _count(self, what: str, n_bytes: int) -> None:
         self.received[what] += n_bytes

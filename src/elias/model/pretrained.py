@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import math
 import shutil
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -24,7 +24,7 @@ from elias.config import EliasConfig, EncoderConfig
 from elias.data.staging import staged_folder
 from elias.errors import ConfigError, DataError, ModelError
 from elias.model.building import IDF, rebuild_encoder, save_encoder
-from elias.model.elias import EliasModel
+from elias.model.elias import EliasModel, LinearRows
 from elias.model.encoder import TextEncoder
 from elias.model.graph import LabelGraph
 from elias.model.layout import (
@@ -169,8 +169,14 @@ def write_model(
     (folder / CARD_FILE).write_bytes(card.encode("utf8", "replace"))
 
 
-def load_model(folder: str | Path, device: torch.device | str = "cpu") -> LoadedModel:
+def load_model(
+    folder: str | Path,
+    device: torch.device | str = "cpu",
+    share: Callable[[LinearRows], LinearRows] | None = None,
+) -> LoadedModel:
     """Read a saved model, ready to predict on ``device``.
+
+    ``share`` takes a part of the rows of W_L, as they lie in the file, where not all are wanted.
 
     Raises:
         ModelError: If anything is missing, damaged, foreign, or from a newer version.
@@ -189,8 +195,11 @@ def load_model(folder: str | Path, device: torch.device | str = "cpu") -> Loaded
         raise broken(folder / CONFIG_FILE, f"its sizes make no model ({quoted(error)})") from error
     _check_tensors(folder / WEIGHTS_FILE, tensors, model)
     tensors[_EDGE_LABELS] = tensors[_EDGE_LABELS].to(torch.int64)
-    tensors[_LABEL_WEIGHT] = tensors[_LABEL_WEIGHT].to(torch.float32)
+    if share is None:
+        tensors[_LABEL_WEIGHT] = tensors[_LABEL_WEIGHT].to(torch.float32)
     model.load_state_dict(tensors, assign=True)
+    if share is not None:
+        model.labels = share(model.labels)
     return LoadedModel(
         model.to(torch.device(device)).eval(),
         described.config,

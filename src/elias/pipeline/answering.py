@@ -7,12 +7,14 @@ from typing import TYPE_CHECKING
 
 from scipy.sparse import csr_matrix, issparse
 
+from elias.distributed.rows import SharedRows
+from elias.distributed.sharing import rows_of_all
 from elias.errors import DataError
 from elias.model.inference import embed_all
 from elias.pipeline.inputs import feature_tokens
 from elias.pipeline.questions import search
 from elias.pipeline.reranking import Found, rerank
-from elias.predictions import Predictions
+from elias.predictions import PADDING_SCORE, Predictions
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -32,13 +34,26 @@ RERANK, CALIBRATE, ENSEMBLE = "rerank", "calibrate", "ensemble"
 
 
 def answer(
-    model: Elias, asked: Question, component: str, tokens_of: Callable[[Elias], Tokens]
+    model: Elias, asked: Question, component: str, tokens_of: Callable[[Elias, slice], Tokens]
 ) -> Predictions:
     """Return what one component says, with probabilities where they are known.
 
-    ``tokens_of`` gives the tokens of what is asked about as a member's encoder reads them.
+    ``tokens_of`` gives the tokens of some of the texts asked about as a member's encoder reads
+    them. Where W_L is shared out all processes ask, each answers for its share of the texts, and
+    all get the answers of all.
     """
-    found = _scored(model, asked, component, tokens_of)
+    rows = model.model.labels
+    if isinstance(rows, SharedRows):
+        world, n_points = rows.world, asked.n_points
+        own = world.share(n_points)
+        found = _scored(model, asked.part(own), component, lambda member: tokens_of(member, own))
+        found = replace(
+            found,
+            ids=rows_of_all(world, found.ids, n_points, model.n_labels),
+            scores=rows_of_all(world, found.scores, n_points, PADDING_SCORE),
+        )
+    else:
+        found = _scored(model, asked, component, lambda member: tokens_of(member, slice(None)))
     known = known_probabilities(model, component)
     return found if known is None else replace(found, probabilities=known.of(found.scores))
 
@@ -68,8 +83,8 @@ def _alone(model: Elias, asked: Question, component: str, tokens: Tokens) -> Pre
     depth = asked.top_k if reranker is None else max(asked.top_k, count)
     ranked = search(model.model, tokens, asked, model.sizes, depth)
     predictions = Predictions(ranked.ids, ranked.scores, model.n_labels, model.label_names)
-    if reranker is None:
-        return predictions
+    if reranker is None or not len(predictions):
+        return predictions.top(asked.top_k)
     found = found_by(model, predictions, asked.given, tokens)
     return rerank(reranker, found, count, calibrated=component == CALIBRATE).top(asked.top_k)
 

@@ -29,6 +29,7 @@ from elias.pipeline.resuming import keep_member, keeper_of, parts_of, take_up
 from elias.pipeline.together import (
     check_together,
     in_turn,
+    let_go,
     open_shared_run,
     shared_encoder,
     told,
@@ -193,6 +194,7 @@ def _members(
         own = run.member(number)
         training = _Training(config.member(number), corpus, own, place.device, init_from, world)
         training.ignore_memory = place.ignore_memory
+        training.is_last = number == n_members - 1
         model = training.run_all(checkpoint)
         checkpoint = None
         if model is not None:
@@ -291,6 +293,8 @@ class _Training:
         self.tokens: dict[str, Tokens] = {}
         self.held_out: Split | None = None
         self.ignore_memory = False
+        self.is_last = True
+        """Whether no other member is trained after this one."""
         self.setup: NDArray[np.int64] | None = None
         """The points that the encoder, clusters and edges begin from; None: all."""
         self.metrics: dict[str, dict[str, dict[str, float]]] = {}
@@ -322,6 +326,8 @@ class _Training:
             )
             first_encoder = self._first_encoder(encoder)
             trained = stages.run(self._first_model(encoder), resumed)
+        if self.is_last:
+            let_go(self.world, self.run)
 
         def finished() -> Elias:
             model = self._elias(trained)

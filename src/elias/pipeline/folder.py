@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -25,9 +25,11 @@ if TYPE_CHECKING:
     import torch
 
     from elias.config import EliasConfig
-    from elias.model.elias import EliasModel
+    from elias.model.elias import EliasModel, LinearRows
     from elias.model.encoder import TextEncoder
     from elias.rerank.reranker import Reranker
+
+    _Share = Callable[[LinearRows], LinearRows]
 
 RANKER_FOLDER = "ranker"
 FIRST_ENCODER_FOLDER = "first_encoder"
@@ -95,20 +97,20 @@ def model_folder(folder: Path) -> Path:
     return folder
 
 
-def load_all(folder: Path, device: torch.device) -> SavedModel:
-    """Read all of a model.
+def load_all(folder: Path, device: torch.device, share: _Share | None = None) -> SavedModel:
+    """Read all of a model; ``share`` is that of `load_model`.
 
     Raises:
         ModelError: If anything is missing, damaged, foreign, or from a newer version.
     """
-    loaded = load_model(folder, device)
+    loaded = load_model(folder, device, share)
     reranker = first_encoder = None
     if loaded.beside.get("ranker"):
         reranker = load_reranker(folder / RANKER_FOLDER, n_labels=loaded.model.n_labels)
     if loaded.beside.get("first_encoder"):
         first_encoder = read_encoder(folder / FIRST_ENCODER_FOLDER, loaded.config.encoder, device)
     others = tuple(
-        _member(folder / MEMBERS_FOLDER / str(number), device, loaded.label_names)
+        _member(folder / MEMBERS_FOLDER / str(number), device, loaded.label_names, share)
         for number in range(1, loaded.beside.get("members", 0) + 1)
     )
     probabilities = None
@@ -126,8 +128,10 @@ def load_all(folder: Path, device: torch.device) -> SavedModel:
     )
 
 
-def _member(folder: Path, device: torch.device, label_names: Sequence[str]) -> SavedModel:
-    member = load_all(folder, device)
+def _member(
+    folder: Path, device: torch.device, label_names: Sequence[str], share: _Share | None
+) -> SavedModel:
+    member = load_all(folder, device, share)
     if list(member.label_names) != list(label_names):
         raise broken(folder, "has other labels than the first member")
     return member

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
@@ -9,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from scipy.sparse import csr_matrix, issparse
 
+from elias.distributed.rows import SharedRows
 from elias.errors import ConfigError, DataError, nearest
 from elias.metrics import evaluate
 from elias.model.card import model_card
@@ -31,6 +33,7 @@ from elias.pipeline.inputs import cached_tokens, input_of
 from elias.pipeline.matching import match_labels
 from elias.pipeline.questions import Question, blocked_labels, label_ids
 from elias.pipeline.resources import pick_device
+from elias.pipeline.together import in_turn
 from elias.predictions import Predictions
 from elias.rerank.probabilities import check_target
 
@@ -40,6 +43,7 @@ if TYPE_CHECKING:
     from elias.config import EliasConfig
     from elias.data.corpus import Corpus, Split
     from elias.data.tokens import Tokens
+    from elias.distributed import World
     from elias.metrics import Metrics
     from elias.model.encoder import TextEncoder
     from elias.rerank.probabilities import Probabilities
@@ -220,7 +224,7 @@ class Elias:
             texts = list(texts)
         blocked = blocked_labels(only, without, self.label_names)
         asked = Question(texts, top_k, batch_size, blocked, only_some=only is not None)
-        found = answer(self, asked, component, lambda member: tokens_of(texts, member))
+        found = answer(self, asked, component, lambda own, rows: tokens_of(texts[rows], own))
         return found if lowest is None else found.threshold(lowest)
 
     def threshold(self, target: float | str, component: str | None = None) -> float:
@@ -307,8 +311,13 @@ class Elias:
         component = self.check_component(component)
         asked = Question(input_of(split, self.model.encoder), top_k + most_filtered)
 
-        def own_tokens(member: Elias) -> Tokens:
-            return cached_tokens(split, member.model.encoder) if tokens is None else tokens
+        def own_tokens(member: Elias, rows: slice) -> Tokens:
+            known = tokens
+            if known is None:
+                encoder, labels = member.model.encoder, member.model.labels
+                world = labels.world if isinstance(labels, SharedRows) else None
+                known = in_turn(world, lambda: cached_tokens(split, encoder))
+            return known if rows == slice(None) else known.part(rows)
 
         ranked = answer(self, asked, component, own_tokens)
         return (ranked.drop(filters) if most_filtered else ranked).top(top_k)
@@ -412,6 +421,7 @@ class Elias:
         revision: str | None = None,
         token: str | None = None,
         device: str = "auto",
+        world: World | None = None,
     ) -> Elias:
         """Read a saved model: its folder, that of a finished run, or a name of the hub.
 
@@ -421,12 +431,19 @@ class Elias:
             revision: A branch, tag or commit of the hub.
             token: For a private repository, in place of the one that was logged in with.
             device: ``auto``, ``cpu`` or ``cuda``.
+            world: Processes that `elias.distributed.joined` has brought together, in place of a
+                device: each keeps its own rows of the classifiers, on its own. All of them must
+                then ask for the same predictions, which all get.
 
         Raises:
             ModelError: If anything is missing, damaged, foreign, or from a newer version.
         """
         place = place_of(folder, revision=revision, token=token)
-        model = cls._from_saved(load_all(place, pick_device(device)))
+        if world is None:
+            saved = load_all(place, pick_device(device))
+        else:
+            saved = load_all(place, world.device, partial(SharedRows.of, world))
+        model = cls._from_saved(saved)
         model.folder = place
         return model
 

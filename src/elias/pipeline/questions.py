@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
 
+from elias.data.disk import DiskTexts
 from elias.distributed.sharing import rank_shared
 from elias.errors import DataError, nearest
 from elias.model.elias import SearchSizes
@@ -17,7 +19,7 @@ from elias.model.inference import BATCH_SIZE, Ranked, rank_all
 from elias.pipeline.resources import is_out_of_memory, memory_explained, threads_shared
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Iterable
 
     from scipy.sparse import csr_matrix
 
@@ -46,6 +48,17 @@ class Question:
     """(L,) labels that must not be found."""
     only_some: bool = False
     """Whether ``blocked`` leaves a choice of labels, for which every cluster is searched."""
+
+    @property
+    def n_points(self) -> int:
+        """Return how many texts there are."""
+        return len(self.given) if isinstance(self.given, Sequence) else int(self.given.shape[0])
+
+    def part(self, rows: slice) -> Question:
+        """Return the question about some of the texts; those on disk stay there."""
+        if isinstance(self.given, DiskTexts):
+            return replace(self, given=self.given.take(np.arange(len(self.given))[rows]))
+        return replace(self, given=self.given[rows])
 
     def deep(self) -> Question:
         """Return the question as the members of an ensemble are asked it."""
@@ -76,10 +89,10 @@ def _rank_in_halves(
     blocked = asked.blocked
     if blocked is not None:
         blocked = blocked.to(model.labels.weight.device)
+    if not model.labels.whole:  # one process cannot take fewer texts at a time than the others
+        return rank_shared(model, tokens, sizes, depth, batch_size=batch_size, blocked=blocked)
     while True:
         try:
-            if not model.labels.whole:
-                return rank_shared(model, tokens, sizes, depth, batch_size=batch_size)
             return rank_all(model, tokens, sizes, depth, batch_size=batch_size, blocked=blocked)
         except (MemoryError, RuntimeError) as error:
             if batch_size == 1 or not is_out_of_memory(error):

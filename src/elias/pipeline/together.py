@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import numpy as np
 
 from elias.data.features import Featurizer
-from elias.distributed.rows import SharedRows
 from elias.errors import ConfigError, RunError
 from elias.model.building import build_encoder
 from elias.model.encoder import BagEncoder
@@ -24,6 +23,7 @@ if TYPE_CHECKING:
     from elias.distributed import World
     from elias.model.encoder import TextEncoder
     from elias.pipeline.predictor import Elias
+    from elias.predictions import Predictions
 
 T = TypeVar("T")
 
@@ -52,11 +52,47 @@ def told(world: World | None, work: Callable[[], T]) -> T:
 
 
 def in_turn(world: World | None, work: Callable[[], T]) -> T:
-    """Have the first process do something, then the others: they find in a cache what it left."""
+    """Have the first process of each machine do something, then the others, see `World.in_turn`."""
+    return work() if world is None else world.in_turn(work)
+
+
+def let_go(world: World | None, run: Run) -> None:
+    """Have the processes beside the first end, whose help is done; their rows are written first."""
     if world is None:
-        return work()
-    done = world.first(work)
-    return done if world.is_first else work()  # type: ignore[return-value]
+        return
+    if run.checkpoints is not None and not world.is_first:
+        run.checkpoints.join()
+    world.part()
+
+
+@contextmanager
+def leading(world: World | None, model: Elias) -> Iterator[Callable[..., Predictions]]:
+    """Yield what does `Elias.predict` in the first process with the help of the others.
+
+    These do `follow` meanwhile, so that they need not read what the first one reads.
+    """
+    if world is None:
+        yield model.predict
+        return
+
+    def ask(texts: Sequence[str], **options: Any) -> Predictions:
+        _hand_on(world, list(texts))
+        return model.predict(texts, **options)
+
+    yield ask
+    _hand_on(world, None)
+
+
+def follow(world: World, model: Elias, options: Mapping[str, Any]) -> None:
+    """Help with all predictions that the first process makes in `leading`."""
+    while (texts := _hand_on(world, None)) is not None:
+        model.predict(texts, **options)
+
+
+def _hand_on(world: World, texts: list[str] | None) -> list[str] | None:
+    """Return the texts that the first process gives, however long that takes it."""
+    world.first(lambda: None)
+    return world.tell(texts)
 
 
 def shared_encoder(
@@ -88,18 +124,6 @@ def shared_encoder(
         char_ngrams=(low, high),
     )
     return BagEncoder(config, featurizer, featurizer.n_features)
-
-
-def share_out(world: World, model: Elias) -> None:
-    """Leave a model that all processes have read its own rows of W_L in each, on its device.
-
-    All processes must then ask it for the same predictions, which all of them get.
-    """
-    for member in (model, *model.others):
-        member.model.labels = SharedRows.of(world, member.model.labels)
-        member.model.to(world.device)
-        if member.first_encoder is not None:
-            member.first_encoder.to(world.device)
 
 
 @contextmanager

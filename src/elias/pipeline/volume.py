@@ -10,7 +10,7 @@ import hashlib
 import json
 import os
 import shutil
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from itertools import islice
@@ -26,6 +26,7 @@ from elias.progress import hushed, progress
 
 if TYPE_CHECKING:
     from elias.pipeline.predictor import Elias
+    from elias.predictions import Predictions
 
 CHUNK = 4096
 """Texts in memory at a time, and at most lost to an interruption."""
@@ -117,7 +118,13 @@ class _Survey:
     """For each kept column that is not typed by its file: the Arrow type that holds it."""
 
 
-def predict_file(model: Elias, task: FileTask, **options: Any) -> FileDone:
+def predict_file(
+    model: Elias,
+    task: FileTask,
+    *,
+    ask: Callable[..., Predictions] | None = None,
+    **options: Any,
+) -> FileDone:
     """Write the labels of a file's texts to another file, in the order of the input.
 
     After an interruption the same call goes on. The output appears under its name only when it is
@@ -127,6 +134,7 @@ def predict_file(model: Elias, task: FileTask, **options: Any) -> FileDone:
     Args:
         model: A model that was read from a folder, so that it can be told from others.
         task: What to read and write.
+        ask: What answers in place of `Elias.predict`, with the help of other processes.
         options: Those of `Elias.predict`: ``top_k``, ``threshold``, ``only``, ``without``,
             ``component``, ``batch_size``.
 
@@ -142,7 +150,7 @@ def predict_file(model: Elias, task: FileTask, **options: Any) -> FileDone:
         resumed = _count_done(task, survey)
         writer = PredictionWriter(task.format, task.kept, _arrow_types(task, survey))
         try:
-            _predict_rest(model, task, writer, survey.texts, options)
+            _predict_rest(ask or model.predict, task, writer, survey.texts, options)
         except KeyboardInterrupt:
             done = f"{_count_done(task, survey):,} of {survey.texts:,} texts are done"
             raise KeyboardInterrupt(f"{done}; the same command goes on") from None
@@ -153,7 +161,11 @@ def predict_file(model: Elias, task: FileTask, **options: Any) -> FileDone:
 
 
 def _predict_rest(
-    model: Elias, task: FileTask, writer: PredictionWriter, total: int, options: dict[str, Any]
+    ask: Callable[..., Predictions],
+    task: FileTask,
+    writer: PredictionWriter,
+    total: int,
+    options: dict[str, Any],
 ) -> None:
     """Write the chunks that are not there yet."""
     done = _complete_parts(task.folder)
@@ -162,7 +174,7 @@ def _predict_rest(
         advance(min(done * task.chunk_size, total))
         for number, chunk in enumerate(_chunks(rows, task.chunk_size), start=done):
             texts, _ = mend([row.text for row in chunk])
-            found = model.predict(texts, **options)
+            found = ask(texts, **options)
             kept = [row.kept for row in chunk] if task.source.keep else [(text,) for text in texts]
             _write(_part(task.folder, number), writer.encode(kept, found, first=number == 0))
             advance(len(chunk))

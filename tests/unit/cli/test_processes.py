@@ -14,14 +14,14 @@ def told(monkeypatch, size, *command):
 
 
 @pytest.mark.parametrize(
-    "command", ["predict", "calibrate", "report", "experiment", "serve", "export", "push", "demo"]
+    "command", ["calibrate", "report", "experiment", "serve", "export", "push", "demo"]
 )
 def test_what_each_process_would_do_again_is_refused(monkeypatch, command):
     found = told(monkeypatch, "2", command, "x")
 
     assert found.exit_code == 2
     assert found.stderr.startswith(f"error: elias {command}: each of the 2 processes")
-    assert "run it without torchrun (evaluate and train are shared out)" in found.stderr
+    assert "run it without torchrun (evaluate, predict, train are shared out)" in found.stderr
     assert len(found.stderr.splitlines()) == 1
 
 

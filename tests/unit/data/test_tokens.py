@@ -43,6 +43,25 @@ def assert_same(found, expected):
 
 
 @given(
+    texts=st.lists(st.lists(st.integers(0, 9), max_size=4), max_size=8),
+    start=st.integers(0, 9),
+    end=st.integers(0, 9),
+)
+def test_a_part_is_what_taking_its_rows_gives_over_the_same_arrays(texts, start, end):
+    offsets = np.cumsum([0, *map(len, texts)])
+    ids = np.array([token for text in texts for token in text], dtype=np.int32)
+    tokens = Tokens(offsets=offsets, ids=ids, weights=ids / np.float32(10))
+
+    part = tokens.part(slice(start, end))
+
+    taken = tokens.take(np.arange(len(texts))[start:end])
+    assert part.offsets.tolist() == taken.offsets.tolist()
+    assert part.ids.tolist() == taken.ids.tolist()
+    assert part.weights.tolist() == taken.weights.tolist()
+    assert part.ids.base is ids
+
+
+@given(
     texts=st.lists(st.lists(st.integers(0, 9), max_size=4), min_size=1, max_size=6), data=st.data()
 )
 def test_taking_rows_takes_their_tokens_in_that_order(texts, data):

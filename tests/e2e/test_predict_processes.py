@@ -1,0 +1,180 @@
+"""Several processes predict what one does, into the same file."""
+
+import csv
+import gzip
+import json
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pyarrow.parquet as pq
+import pytest
+
+from e2e.test_processes import ENVIRONMENT
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """All predictions that the tests ask about, made by one interpreter."""
+    place = tmp_path_factory.mktemp("predicting")
+    script = Path(__file__).with_name("predicting.py")
+    done = subprocess.run(
+        [sys.executable, str(script), str(place)], env=ENVIRONMENT, capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr
+    return place
+
+
+@pytest.fixture(scope="module")
+def found(folder):
+    return json.loads((folder / "found.json").read_text())
+
+
+def assert_same_rows(ours, theirs):
+    """The same texts, and the same labels in the same order, scores but for rounding."""
+    assert len(ours) == len(theirs)
+    for row, other in zip(ours, theirs, strict=True):
+        assert row.keys() == other.keys()
+        assert [name for name in row if name != "labels" and row[name] != other[name]] == []
+        labels, others = (list(map(parts, one["labels"])) for one in (row, other))
+        assert [names for names, _ in labels] == [names for names, _ in others]
+        for (_, numbers), (_, twins) in zip(labels, others, strict=True):
+            assert numbers == pytest.approx(twins, rel=1e-4, abs=1e-6)
+
+
+def parts(label):
+    """What must be the same of a label, and what may differ by rounding."""
+    numbers = {name: value for name, value in label.items() if isinstance(value, float)}
+    return {name: value for name, value in label.items() if name not in numbers}, numbers
+
+
+def rows(told):
+    return [json.loads(line) for line in told["out"].splitlines()]
+
+
+def assert_same_told(alone, several):
+    """The first process says what one alone does, the others nothing."""
+    first, *others = several
+    assert first["code"] == alone["code"] == 0, first["err"]
+    assert_same_rows(rows(first), rows(alone))
+    for told in others:
+        assert told == {"code": 0, "out": "", "err": ""}
+
+
+@pytest.mark.parametrize("place", [0, 1, 2], ids=["1", "2", "4"])
+def test_the_number_of_processes_changes_no_prediction(found, place):
+    alone, *several = found["sizes"]
+
+    assert len(rows(alone)) == 11
+    assert_same_told(alone, several[place])
+
+
+@pytest.mark.parametrize(
+    "asked",
+    ["ensemble", "all", "only", "all only", "without", "component", "stdin", "few", "nothing"],
+)
+def test_all_models_options_and_inputs_are_shared_out(found, asked):
+    alone, several = found[asked]
+
+    assert_same_told(alone, several)
+
+
+def test_only_some_labels_are_those_alone(found):
+    _, several = found["only"]
+
+    assert {label["id"] for row in rows(several[0]) for label in row["labels"]} == {4, 9}
+
+
+def test_no_texts_are_told_of_once(found):
+    _, (first, other) = found["nothing"]
+
+    assert first["err"] == "no texts were given\n"
+    assert other["err"] == ""
+
+
+def read_back(path):
+    """The rows of a file of predictions, in one shape for all forms."""
+    name = path.name
+    if name.endswith("jsonl"):
+        return [json.loads(line) for line in path.read_text().splitlines()]
+    if name.endswith("txt"):
+        lines = [line.split() for line in path.read_text().splitlines()]
+        pairs = [[pair.split(":") for pair in line] for line in lines]
+        return [{"labels": [{"id": int(i), "score": float(s)} for i, s in row]} for row in pairs]
+    if name.endswith("parquet"):
+        table = pq.read_table(path).to_pylist()
+    else:
+        opened = gzip.open if name.endswith(".gz") else open
+        with opened(path, "rt", newline="") as file:
+            given = list(csv.DictReader(file, delimiter="\t" if ".tsv" in name else ","))
+        lists = ("labels", "label_ids", "scores", "probabilities")
+        table = [row | {key: json.loads(row[key]) for key in lists if key in row} for row in given]
+    return [
+        {
+            "key": row["key"],
+            "labels": [
+                {"id": number, "label": label, "score": score}
+                for number, label, score in zip(
+                    row["label_ids"], row["labels"], row["scores"], strict=True
+                )
+            ],
+        }
+        for row in table
+    ]
+
+
+@pytest.mark.parametrize("form", ["jsonl", "csv", "tsv.gz", "parquet", "txt"])
+def test_a_file_is_written_by_one_process_in_the_order_of_the_input(folder, found, form):
+    alone, first, *others = found["files"][form]
+
+    assert alone["code"] == first["code"] == 0, first["err"]
+    assert "11 texts" in first["err"]
+    assert all(told == {"code": 0, "out": "", "err": ""} for told in others)
+    ours, theirs = (read_back(folder / f"{name}.{form}") for name in ("several", "alone"))
+    assert len(ours) == 11
+    assert_same_rows(ours, theirs)
+    assert not list(folder.glob(".several*"))
+
+
+@pytest.mark.parametrize(
+    ("asked", "problem"), [("empty", "empty.txt: is empty"), ("taken", "already exists")]
+)
+def test_a_mistake_ends_all_with_code_2_and_the_others_name_the_first(found, asked, problem):
+    first, other = found[asked]
+
+    assert first["code"] == other["code"] == 2
+    assert problem in first["err"].splitlines()[-1]
+    assert other["err"].startswith("error: rank 0 (process ")
+    assert problem in other["err"]
+
+
+def test_a_mistake_of_another_process_is_named_by_the_first(found):
+    first, other = found["missing"]
+
+    assert first["code"] == other["code"] == 2
+    assert "only-1" in other["err"]
+    assert "error: rank 1 (process " in first["err"]
+    assert "only-1" in first["err"]
+    assert first["out"] == ""
+
+
+def test_a_file_goes_on_after_a_process_was_killed(folder, found):
+    (first, killed, _), again = found["killed"]
+
+    assert killed == {"killed": -signal.SIGKILL}
+    assert first["code"] == 2
+    assert "rank 1 (process " in first["err"]
+    assert "is gone" in first["err"]
+    assert again[0]["code"] == 0
+    assert "8 of them before" in again[0]["err"]
+    ours, theirs = (read_back(folder / f"{name}.jsonl") for name in ("killed", "alone"))
+    assert_same_rows(
+        [{"labels": row["labels"]} for row in ours], [{"labels": row["labels"]} for row in theirs]
+    )
+
+
+def test_each_process_searches_for_its_texts_with_its_rows_of_the_classifiers(found):
+    seen = [told["seen"] for told in found["shares"]]
+
+    assert seen == [[[3, 11]], [[3, 10]], [[3, 10]], [[2, 10]]]
