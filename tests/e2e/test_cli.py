@@ -41,12 +41,13 @@ def test_training_leaves_the_configuration_the_metrics_the_log_and_the_model(run
 def test_training_prints_a_row_for_each_stage_and_the_place_of_the_model(trained):
     run, told = trained
 
-    *_, stage1, stage2, ranker, calibration, place = told.out.splitlines()
+    *_, stage1, stage2, ranker, calibration, names, place = told.out.splitlines()
 
     assert stage1.startswith("stage1")
     assert stage2.startswith("stage2")
     assert ranker.startswith("+ ranker")
     assert calibration.startswith("+ calibration")
+    assert names.startswith("+ label names")
     assert place == str(run / "model")
 
 
@@ -310,7 +311,7 @@ def test_evaluate_writes_how_each_label_fared(run, corpus_folder, tmp_path):
     assert [path.name for path in tmp_path.iterdir()] == ["labels.csv"]
 
 
-@pytest.mark.parametrize("component", ["stage2", "rerank", "calibrate"])
+@pytest.mark.parametrize("component", ["stage2", "rerank", "calibrate", "names"])
 def test_a_component_is_measured_as_training_recorded_it(run, corpus_folder, component):
     told = elias("evaluate", run, corpus_folder, "--json", "--component", component)
 
@@ -320,7 +321,7 @@ def test_a_component_is_measured_as_training_recorded_it(run, corpus_folder, com
 
 
 def test_the_whole_of_a_model_is_its_last_component(run, corpus_folder):
-    narrowed = elias("evaluate", run, corpus_folder, "--json", "--component", "calibrate")
+    narrowed = elias("evaluate", run, corpus_folder, "--json", "--component", "names")
 
     assert narrowed.out == elias("evaluate", run, corpus_folder, "--json").out
 

@@ -172,8 +172,9 @@ def test_every_component_stands_beside_one_vs_all_and_neighbours(alone):
 
     measured = [name for name, line in lines.items() if line["mean"]]
     assert measured == [
-        *("elias/stage2", "elias/rerank", "elias/calibrate"),
+        *("elias/stage2", "elias/rerank", "elias/calibrate", "elias/names"),
         *("one-vs-all/one-vs-all", "one-vs-all/rerank", "one-vs-all/calibrate"),
+        "one-vs-all/names",
         "knn",
     ]
     for name in measured:

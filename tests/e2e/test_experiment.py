@@ -89,9 +89,11 @@ def test_an_ablation_has_a_line_for_each_component_and_control(ablation):
     table = results(folder, "ablation")["table"]
     assert [line["title"] for line in table] == [
         *("stage1", "+ stage2 (learned index)", "+ ranker", "+ calibration"),
-        *("+ calibration, mixed as 0.3·T + 0.7·p·q", "+ ensemble of 2"),
+        *("+ calibration, mixed as 0.3·T + 0.7·p·q", "+ label names"),
+        *("+ ensemble of 2, without label names", "+ ensemble of 2"),
         "fixed index throughout",
         *("one-vs-all", "one-vs-all + ranker", "one-vs-all + calibration"),
+        "one-vs-all + label names",
     ]
     shown = [line for line in told.out.splitlines() if "±" in line]
     assert len(shown) == len(table)
@@ -102,10 +104,10 @@ def test_the_numbers_of_an_ablation_are_those_of_evaluate(ablation, data):
     folder, _ = ablation
     rows = rows_of(folder, "ablation")
 
-    for name, component in (("stage2", "stage2"), ("rerank", "rerank"), ("calibrate", None)):
+    for name, component in (("stage2", "stage2"), ("rerank", "rerank"), ("names", None)):
         row = rows[f"elias/{name}", 1]
         same(row, evaluated(folder / row["run"], data, component))
-    for name in ("fixed/stage2", "one-vs-all/calibrate"):
+    for name in ("fixed/stage2", "one-vs-all/names"):
         row = rows[name, 0]
         same(row, evaluated(folder / row["run"], data))
 
@@ -117,7 +119,23 @@ def test_the_other_mixture_is_that_of_a_model_told_to_use_it(ablation, data):
 
     model.reranker = dataclasses.replace(model.reranker, mixture="blend")
 
-    same(row, model.evaluate(load_corpus(data)))
+    same(row, model.evaluate(load_corpus(data), component="calibrate"))
+
+
+def test_the_ensemble_without_names_is_that_of_models_without_them(ablation, data):
+    folder, _ = ablation
+    rows = rows_of(folder, "ablation")
+    members = []
+    for run in ("elias-seed0", "elias-seed0-member1"):
+        model = Elias.from_pretrained(folder / "runs" / run, device="cpu")
+        model.reranker = dataclasses.replace(model.reranker, names=None, by_name=None)
+        members.append(model)
+    first, other = members
+
+    together = first.joined_by((other,), first.config.override({"ensemble.members": 2}))
+
+    assert other.components[-1] == "calibrate"
+    same(rows["elias/ensemble-unnamed", 0], together.evaluate(load_corpus(data)))
 
 
 def test_the_ensemble_is_the_one_that_training_makes(ablation, data):
@@ -351,7 +369,7 @@ def test_pruning_measures_each_cut_and_saves_one(ablation, data, tmp_path, train
     saved = Elias.from_pretrained(kept, device="cpu")
     assert saved.model.graph.n_edges == rows["threshold=0.55", 0]["costs"]["edges"]
     assert list(saved.facts["metrics"]) == list(saved.components)
-    same({"metrics": saved.facts["metrics"]["calibrate"]["test"]}, evaluated(kept, data))
+    same({"metrics": saved.facts["metrics"]["names"]["test"]}, evaluated(kept, data))
     n_left, n_edges = (rows[f"threshold={t}", 0]["costs"]["edges"] for t in ("0.55", "0"))
     assert f"{n_left:,} of {n_edges:,}, pruned at 0.55" in elias("info", kept).out
 

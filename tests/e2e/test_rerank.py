@@ -105,8 +105,8 @@ def test_each_component_is_measured_and_recorded(run, model, corpus):
     lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
     recorded = {line["stage"]: line for line in lines if line["event"] == "stage"}
 
-    assert list(recorded) == ["stage1", "stage2", "rerank", "calibrate"]
-    for component in ("stage2", "rerank", "calibrate"):
+    assert list(recorded) == ["stage1", "stage2", "rerank", "calibrate", "names"]
+    for component in ("stage2", "rerank", "calibrate", "names"):
         measured = model.evaluate(corpus, component=component)
         for metric in ("P@1", "P@5", "R@10"):
             assert recorded[component]["test"][metric] == pytest.approx(measured[metric], abs=1e-4)

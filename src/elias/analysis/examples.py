@@ -109,7 +109,12 @@ def _path(path: LabelPath, clusters: Mapping[int, Sequence[str]]) -> Markup:
 
 def _beside(label: ExplainedLabel) -> Markup | None:
     """Return what the ranker and the calibration say, where the model has them."""
-    scores = {"p": label.p, "ranker q": label.ranker_score, "calibrated": label.calibrated_score}
+    scores = {
+        "p": label.p,
+        "ranker q": label.ranker_score,
+        "name": label.name_likeness,
+        "calibrated": label.calibrated_score,
+    }
     known = {name: value for name, value in scores.items() if value is not None}
     if len(known) == 1:
         return None

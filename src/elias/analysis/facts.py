@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
     from elias.analysis.subject import Subject
 
-COMPONENTS = {"rerank": "+ ranker", "calibrate": "+ calibration"}
+COMPONENTS = {"rerank": "+ ranker", "calibrate": "+ calibration", "names": "+ label names"}
 """What components that are no stages are called."""
 
 _SPLIT_ROWS = {

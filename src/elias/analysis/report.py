@@ -252,7 +252,8 @@ def _examples_section(subject: Subject, judged: tuple[str, Split] | None) -> Mar
     told = paragraph(
         "✓ marks a true label. p is classifier × cluster × edge along the best path (Eq. 1, 5, 6); "
         "with a ranker the score is p times what the ranker says, and after calibration that and T "
-        "together, which can exceed 1. A cluster is described by its strongest labels."
+        "together, which can exceed 1; name is how alike text and name are, "
+        "where T was told. A cluster is described by its strongest labels."
     )
     title = f"{len(articles)} {name} points and their predictions"
     return section("examples", title, told, element("div", articles, class_="examples"))

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from rich.table import Table
 
     from elias.pipeline import Elias, ExplainedLabel, Explanation
+    from elias.rerank import Reranker
 
 CHUNK = 64
 
@@ -28,13 +29,16 @@ LEGEND = (
     "A cluster is described by its strongest labels."
 )
 RANKER_SCORE = "score = p · ranker."
-SCORES = {
-    "sum": "score = T + p · ranker, T being what the calibration makes of p and ranker.",
-    "blend": "score = 0.3·T + 0.7·p · ranker, T being what the calibration makes of p and ranker.",
-}
+SCORES = {"sum": "score = T + p · ranker", "blend": "score = 0.3·T + 0.7·p · ranker"}
+CALIBRATED = ", T being what the calibration makes of p and ranker."
+NAMED = (
+    ", T being what the calibration makes of p, ranker and name, which is how alike the label's "
+    "name and the text are."
+)
 
 _EXTRA: dict[str, Callable[[ExplainedLabel], float | None]] = {
     "ranker": lambda label: label.ranker_score,
+    "name": lambda label: label.name_likeness,
     "T": lambda label: label.calibrated_score,
 }
 """Columns that are there if the model has the component."""
@@ -91,9 +95,15 @@ def _legend(model: Elias, member: int) -> str:
             f"the rest is what member {member} makes of the label (--member).",
         )
     elif model.reranker is not None:
-        calibrated = model.reranker.calibration is not None
-        lines.insert(0, SCORES[model.reranker.mixture] if calibrated else RANKER_SCORE)
+        lines.insert(0, _score(model.reranker))
     return "\n".join(lines)
+
+
+def _score(reranker: Reranker) -> str:
+    if reranker.calibration is None:
+        return RANKER_SCORE
+    told = CALIBRATED if reranker.by_name is None else NAMED
+    return SCORES[reranker.mixture] + told
 
 
 def _show(explanation: Explanation, *, as_json: bool, legend: str | None) -> None:

@@ -86,7 +86,9 @@ def ranker_line(config: EliasConfig) -> str:
     rerank = config.rerank
     if not rerank.enabled:
         return "none (rerank.enabled=true trains one)"
-    calibrated = ", then calibrated" if rerank.calibrate and config.eval.validation_size else ""
+    named = ", names of labels beside" if rerank.names else ""
+    held_out = rerank.calibrate and config.eval.validation_size
+    calibrated = f", then calibrated{named}" if held_out else ""
     return f"over the best {rerank.candidates} labels{calibrated} (rerank.enabled=false: none)"
 
 

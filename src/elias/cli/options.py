@@ -45,7 +45,8 @@ DeviceName = Annotated[
 Component = Annotated[
     str | None,
     typer.Option(
-        metavar="NAME", help="Go only this far: stage2, rerank, calibrate. [all that there is]"
+        metavar="NAME",
+        help="Go only this far: stage2, rerank, calibrate, names. [all that there is]",
     ),
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]

@@ -41,6 +41,10 @@ class RerankConfig:
     """How a margin s becomes q: exp(−max(1−s, 0)³), or σ(s)."""
     calibrate: bool = True
     """Fit the decision trees T (appendix C.2) on the validation points, where there are any."""
+    names: bool = True
+    """Fit a second T beside the paper's that is also told how near the label's name is to the text
+    (their likeness, and how much of the name stands in it), and rank by that. Beyond the paper; it
+    takes texts, and names that are words."""
     trees: int = 20
     """How many trees T is the mean of, each grown on its own draw of the pairs of a point and a
     label; 1 in the paper, grown on all of them."""

@@ -33,8 +33,9 @@ from elias.experiments.plan import Plan, Task
 from elias.experiments.rows import MEGABYTES, MS_PER_POINT, TRAIN_SECONDS, Row
 from elias.experiments.tables import Table
 from elias.experiments.twins import Twin, one_vs_all_twin
-from elias.pipeline.answering import CALIBRATE, ENSEMBLE, RERANK
+from elias.pipeline.answering import ENSEMBLE
 from elias.pipeline.predictor import EVALUATED
+from elias.pipeline.reranking import CALIBRATE, NAMES, RERANK
 
 if TYPE_CHECKING:
     from elias.config import EliasConfig
@@ -130,6 +131,7 @@ def _titles(config: EliasConfig, members: int) -> dict[str, str]:
         config.stages[-1].name: name,
         RERANK: f"{name} + ranker",
         CALIBRATE: f"{name}++ (+ calibration)",
+        NAMES: f"{name}++ with label names",
         ENSEMBLE: f"{whole} ×{members}",
     }
 

@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING
 from elias.errors import ConfigError, nearest
 from elias.experiments.rows import MEGABYTES, MS_PER_POINT, TRAIN_SECONDS, Row
 from elias.metrics import inverse_propensities, score
-from elias.pipeline.answering import CALIBRATE, RERANK
 from elias.pipeline.fitting import REPORTED
 from elias.pipeline.inputs import input_of
 from elias.pipeline.predictor import EVALUATED
+from elias.pipeline.reranking import CALIBRATE, NAMES, RERANK
 
 if TYPE_CHECKING:
     from elias.config import EliasConfig
@@ -95,6 +95,7 @@ def single_component(config: EliasConfig, name: str | None) -> str:
         config.stages[-1].name: True,
         RERANK: bool(config.rerank.enabled),
         CALIBRATE: bool(config.rerank.enabled) and config.rerank.calibrate,
+        NAMES: bool(config.rerank.enabled) and config.rerank.calibrate and config.rerank.names,
     }
     known = [component for component, is_there in there.items() if is_there]
     if name is None:

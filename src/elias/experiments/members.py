@@ -13,7 +13,8 @@ from elias.experiments.measuring import component_rows, judged, model_ms
 from elias.experiments.models import Models
 from elias.experiments.plan import Task
 from elias.experiments.rows import MEGABYTES, MS_PER_POINT, TRAIN_SECONDS, Row
-from elias.pipeline.answering import CALIBRATE, ENSEMBLE
+from elias.pipeline.answering import ENSEMBLE
+from elias.pipeline.reranking import CALIBRATE, NAMES
 from elias.rerank.calibration import MIXTURES
 
 if TYPE_CHECKING:
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
     from elias.config import EliasConfig
     from elias.experiments.models import Kept
     from elias.experiments.plan import Setting
+    from elias.pipeline import Elias
 
 OURS = "elias"
 """What the model is called in rows and runs."""
@@ -101,8 +103,10 @@ class OwnModel:
         components = kept.model.facts["metrics"] if self.stages else kept.model.components
         timed = self.setting if self.timed else None
         rows = component_rows(kept, components, OURS, self.title, timed)
-        if self.stages and CALIBRATE in kept.model.components:
-            rows.append(self._other_mixture(kept, rows[-1]))
+        calibrated = [row for row in rows if row.settings["component"] == CALIBRATE]
+        if self.stages and calibrated:
+            after = rows.index(calibrated[0]) + 1
+            rows.insert(after, self._other_mixture(kept, calibrated[0]))
         return [replace(row, settings={**row.settings, "member": member}) for row in rows]
 
     def _other_mixture(self, kept: Kept, calibrated: Row) -> Row:
@@ -112,7 +116,7 @@ class OwnModel:
         other = next(name for name in MIXTURES if name != reranker.mixture)
         model = kept.model.joined_by((), kept.model.config)
         model.reranker = replace(reranker, mixture=other)
-        found = model.predict_split(self.setting.corpus.split("test"))
+        found = model.predict_split(self.setting.corpus.split("test"), component=CALIBRATE)
         return replace(
             calibrated,
             name=f"{OURS}/{CALIBRATE}-{other}",
@@ -136,15 +140,38 @@ class OwnModel:
         if self.timed:
             costs[MS_PER_POINT] = model_ms(model, self.setting, ENSEMBLE)
             costs[MEGABYTES] = round(sum(one.megabytes() for one in kept), 3)
-        found = model.predict_split(self.setting.corpus.split("test"))
+        row = Row(
+            name=f"{OURS}/{ENSEMBLE}",
+            title=self.title(ENSEMBLE),
+            seed=seed,
+            metrics=self._judged(model),
+            costs=costs,
+            settings={"component": ENSEMBLE, "members": self.members},
+            run=kept[0].run,
+        )
+        if NAMES not in first.components:
+            return [row]
+        unnamed, *others = map(_without_names, model.members)
+        unnamed.config, unnamed.others = model.config, tuple(others)
         return [
-            Row(
-                name=f"{OURS}/{ENSEMBLE}",
-                title=self.title(ENSEMBLE),
-                seed=seed,
-                metrics=judged(found, self.setting),
-                costs=costs,
-                settings={"component": ENSEMBLE, "members": self.members},
-                run=kept[0].run,
-            )
+            replace(
+                row,
+                name=f"{OURS}/{ENSEMBLE}-unnamed",
+                title=f"{row.title}, without label names",
+                metrics=self._judged(unnamed),
+                costs={TRAIN_SECONDS: costs[TRAIN_SECONDS]},
+                settings={**row.settings, "names": False},
+            ),
+            row,
         ]
+
+    def _judged(self, model: Elias) -> dict[str, float]:
+        return judged(model.predict_split(self.setting.corpus.split("test")), self.setting)
+
+
+def _without_names(model: Elias) -> Elias:
+    """Return the same model, ending where the paper's does."""
+    other = copy(model)
+    assert model.reranker is not None
+    other.reranker = replace(model.reranker, names=None, by_name=None)
+    return other

@@ -21,7 +21,7 @@ from elias.experiments.parameters import parameter_called
 from elias.experiments.plan import Plan, Task
 from elias.experiments.rows import MS_PER_POINT, TRAIN_SECONDS, Row
 from elias.experiments.tables import Table
-from elias.pipeline.answering import CALIBRATE, RERANK
+from elias.pipeline.reranking import CALIBRATE, NAMES, RERANK
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -101,7 +101,11 @@ class _Sweep:
         )
         if config == base:
             return run_name(OURS, seed), base
-        if self.component not in (RERANK, CALIBRATE):  # what is not measured need not be trained
+        if self.component not in (
+            RERANK,
+            CALIBRATE,
+            NAMES,
+        ):  # what is not measured need not be trained
             config = replace(config, rerank=replace(config.rerank, enabled=False))
         return run_name(f"{self.name}-{value:.12g}", seed), config
 

@@ -13,7 +13,7 @@ from elias.errors import DataError
 from elias.model.inference import embed_all
 from elias.pipeline.inputs import feature_tokens
 from elias.pipeline.questions import search
-from elias.pipeline.reranking import Found, rerank
+from elias.pipeline.reranking import CALIBRATE, NAMES, RERANK, Found, rerank
 from elias.predictions import PADDING_SCORE, Predictions
 
 if TYPE_CHECKING:
@@ -29,8 +29,8 @@ if TYPE_CHECKING:
     from elias.rerank.probabilities import Probabilities
     from elias.rerank.reranker import RankedScores
 
-RERANK, CALIBRATE, ENSEMBLE = "rerank", "calibrate", "ensemble"
-"""Components that come after the stages."""
+ENSEMBLE = "ensemble"
+"""The component that is the mean of several models."""
 
 
 def answer(
@@ -78,7 +78,7 @@ def _scored(
 
 def _alone(model: Elias, asked: Question, component: str, tokens: Tokens) -> Predictions:
     """Search, and rank the best of what is found anew as far as the component says."""
-    reranker = model.reranker if component in (RERANK, CALIBRATE) else None
+    reranker = model.reranker if component in (RERANK, CALIBRATE, NAMES) else None
     count = model.config.rerank.candidates
     depth = asked.top_k if reranker is None else max(asked.top_k, count)
     ranked = search(model.model, tokens, asked, model.sizes, depth)
@@ -86,7 +86,7 @@ def _alone(model: Elias, asked: Question, component: str, tokens: Tokens) -> Pre
     if reranker is None or not len(predictions):
         return predictions.top(asked.top_k)
     found = found_by(model, predictions, asked.given, tokens)
-    return rerank(reranker, found, count, calibrated=component == CALIBRATE).top(asked.top_k)
+    return rerank(reranker, found, count, component).top(asked.top_k)
 
 
 def found_by(

@@ -67,6 +67,10 @@ class ExplainedLabel:
     """q, what the sparse ranker says (§3.5); None where the model has none."""
     calibrated_score: float | None = None
     """T, what the calibration makes of p and q; None where the model has none."""
+    name_likeness: float | None = None
+    """How alike text and name are, which T was told too; None where it was not."""
+    name_coverage: float | None = None
+    """How much of the name stands in the text, likewise."""
     paths: tuple[LabelPath, ...]
     """The best paths, best first."""
     n_paths: int
@@ -123,7 +127,7 @@ def explain(
             row,
             None if texts is None else texts[row],
             about,
-            None if said is None else _of_row(said, row),
+            {} if said is None else _of_row(said, row),
         )
         for row in range(len(predictions))
     ]
@@ -148,10 +152,9 @@ def _explanation(
     row: int,
     text: str | None,
     about: Mapping[int, tuple[str, ...]],
-    said: tuple[list[float], list[float] | None] | None,
+    said: Mapping[str, list[float]],
 ) -> Explanation:
     ranking = predictions[row]
-    relevances, probabilities = said or (None, None)
     labels = tuple(
         ExplainedLabel(
             id=int(label_id),
@@ -161,8 +164,7 @@ def _explanation(
             p=float(of_row.p[i]),
             classifier_score=float(of_row.classifier[i]),
             path_score=float(of_row.path_scores[i, 0]),
-            ranker_score=None if relevances is None else relevances[i],
-            calibrated_score=None if probabilities is None else probabilities[i],
+            **{name: values[i] for name, values in said.items()},
             paths=_paths(of_row, i),
             n_paths=int(of_row.n_paths[i]),
         )
@@ -174,9 +176,15 @@ def _explanation(
     return Explanation(text=text, labels=labels, clusters={c: about[c] for c in used})
 
 
-def _of_row(said: RankedScores, row: int) -> tuple[list[float], list[float] | None]:
-    probability = None if said.probability is None else said.probability[row].tolist()
-    return said.relevance[row].tolist(), probability
+def _of_row(said: RankedScores, row: int) -> dict[str, list[float]]:
+    """Return what the ranker says of one text's labels, by fields of `ExplainedLabel`."""
+    found = {"ranker_score": said.relevance}
+    if said.probability is not None:
+        found["calibrated_score"] = said.probability
+    if said.nearness is not None:
+        found["name_likeness"] = said.nearness.likeness
+        found["name_coverage"] = said.nearness.coverage
+    return {name: values[row].tolist() for name, values in found.items()}
 
 
 def _paths(traced: Traced, label: int) -> tuple[LabelPath, ...]:

@@ -15,7 +15,7 @@ from elias.config import decisive
 from elias.data.stats import corpus_stats
 from elias.distributed.world import same_everywhere
 from elias.metrics import inverse_propensities, metric_names, score
-from elias.pipeline.answering import CALIBRATE, ENSEMBLE, RERANK, found_by
+from elias.pipeline.answering import ENSEMBLE, found_by
 from elias.pipeline.deciding import PROBABILITIES, add_probabilities
 from elias.pipeline.fitting_in import refuse_what_cannot_fit
 from elias.pipeline.holding_out import validation_split
@@ -23,7 +23,7 @@ from elias.pipeline.inputs import bag_of_words, cached_tokens, input_of, setup_r
 from elias.pipeline.machine import resident
 from elias.pipeline.memory import expected_memory, sizes_of
 from elias.pipeline.predictor import Elias
-from elias.pipeline.reranking import check_rerank
+from elias.pipeline.reranking import CALIBRATE, RERANK, check_rerank
 from elias.pipeline.resources import memory_explained, pick_device, threads_shared
 from elias.pipeline.resuming import keep_member, keeper_of, parts_of, take_up
 from elias.pipeline.together import (
@@ -98,7 +98,7 @@ def train(
         >>> 1 < model.config.index.n_clusters < 30  # derived from the data
         True
         >>> list(model.facts["metrics"])  # of each component, on validation and test points
-        ['stage1', 'stage2', 'rerank', 'calibrate']
+        ['stage1', 'stage2', 'rerank', 'calibrate', 'names']
     """
     folder = None if out is None else Path(out)
     check_plan(config, folder, overwrite=overwrite)
@@ -404,6 +404,7 @@ class _Training:
                 train_split.labels,
                 self.config.rerank,
                 validation=validation,
+                label_names=self.corpus.label_names,
                 seed=self.config.member_seed % 2**32,
             )
         if self.config.rerank.calibrate and CALIBRATE not in model.components:

@@ -18,9 +18,7 @@ from elias.model.elias import EliasModel, SearchSizes
 from elias.model.inference import BATCH_SIZE
 from elias.model.layout import CARD_FILE
 from elias.pipeline.answering import (
-    CALIBRATE,
     ENSEMBLE,
-    RERANK,
     answer,
     judge_of,
     known_probabilities,
@@ -32,6 +30,7 @@ from elias.pipeline.hub import place_of, push
 from elias.pipeline.inputs import cached_tokens, input_of
 from elias.pipeline.matching import match_labels
 from elias.pipeline.questions import Question, blocked_labels, label_ids
+from elias.pipeline.reranking import CALIBRATE, NAMES, RERANK
 from elias.pipeline.resources import pick_device
 from elias.pipeline.together import in_turn
 from elias.predictions import Predictions
@@ -144,12 +143,14 @@ class Elias:
     def components(self) -> tuple[str, ...]:
         """Return how far a prediction can go, the last being what `predict` does unasked.
 
-        The last stage trained, then, where the model has them, ``rerank``, ``calibrate`` and
-        ``ensemble``.
+        The last stage trained, then, where the model has them, ``rerank``, ``calibrate``,
+        ``names`` and ``ensemble``.
         """
+        ranker = self.reranker
         there = {
-            RERANK: self.reranker is not None,
-            CALIBRATE: self.reranker is not None and self.reranker.calibration is not None,
+            RERANK: ranker is not None,
+            CALIBRATE: ranker is not None and ranker.calibration is not None,
+            NAMES: ranker is not None and ranker.by_name is not None,
             ENSEMBLE: bool(self.others),
         }
         return (

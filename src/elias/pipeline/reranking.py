@@ -19,6 +19,9 @@ if TYPE_CHECKING:
 
     from elias.config import EliasConfig
 
+RERANK, CALIBRATE, NAMES = "rerank", "calibrate", "names"
+"""Components of a ranker: p·q, its mixture with T, and with a T that is told about names."""
+
 _FAINT = np.float32(1e-20)  # far below any score that says something, far above the next
 _FAINTER = np.float32(1e-25)
 
@@ -60,14 +63,14 @@ def check_rerank(config: EliasConfig) -> None:
         )
 
 
-def rerank(reranker: Reranker, found: Found, count: int, *, calibrated: bool) -> Predictions:
-    """Return the labels found in the order that p·q, or the calibrated score, gives the best.
+def rerank(reranker: Reranker, found: Found, count: int, component: str) -> Predictions:
+    """Return the labels found in the order that a component of the ranker gives the best.
 
     Labels past the ``count`` best stay below them, in the order they had.
     """
     ranked = found.ranked
     best = ranked.scores[:, :count]
-    parts = [_scores(reranker, part, count, calibrated) for part in found.parts(_AT_A_TIME)]
+    parts = [_scores(reranker, part, count, component) for part in found.parts(_AT_A_TIME)]
     # Where nothing is left of the score, p decides; the rest follows, fainter still.
     scores = np.concatenate([best[:0], *parts]) + _FAINT * (1 + best)
     joined = np.concatenate([scores, _FAINTER * ranked.scores[:, count:]], axis=1)
@@ -75,6 +78,6 @@ def rerank(reranker: Reranker, found: Found, count: int, *, calibrated: bool) ->
     return Predictions.from_scores(ranked.ids, joined, ranked.n_labels, ranked.label_names)
 
 
-def _scores(reranker: Reranker, found: Found, count: int, calibrated: bool) -> NDArray[np.float32]:
-    said = reranker.score(found.candidates(count))
-    return said.final if calibrated else said.product
+def _scores(reranker: Reranker, found: Found, count: int, component: str) -> NDArray[np.float32]:
+    said = reranker.score(found.candidates(count), named=component == NAMES)
+    return said.product if component == RERANK else said.final

@@ -2,6 +2,7 @@
 
 from elias.rerank.calibration import Calibration, mixed
 from elias.rerank.features import RankerFeatures
+from elias.rerank.names import LabelNames
 from elias.rerank.ranker import SparseRanker, relevance
 from elias.rerank.reranker import Candidates, RankedScores, Reranker, relevant_candidates
 from elias.rerank.storage import load_reranker, save_reranker
@@ -9,6 +10,7 @@ from elias.rerank.storage import load_reranker, save_reranker
 __all__ = [
     "Calibration",
     "Candidates",
+    "LabelNames",
     "RankedScores",
     "RankerFeatures",
     "Reranker",

@@ -17,7 +17,7 @@ from elias.kernels.threads import over_threads
 from elias.kernels.trees import LEAF, mean_value
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
     from numpy.typing import NDArray
 
@@ -25,7 +25,8 @@ Mixture: TypeAlias = Literal["sum", "blend"]
 MIXTURES: dict[Mixture, str] = {"sum": "T + p·q", "blend": "0.3·T + 0.7·p·q"}
 """How T and p·q make the final score: as in the paper, and as in its program."""
 
-_N_QUESTIONS = 4  # p, q, p·q and the label's frequency
+N_QUESTIONS = 4
+"""What the paper's T is asked about: p, q, p·q and the label's frequency."""
 _KINDS: dict[str, type] = {
     "feature": np.int32,
     "threshold": np.float64,
@@ -51,7 +52,8 @@ def mixed(
 class Calibration:
     """T(p, q, p·q, n_ℓ), the probability that a candidate label is relevant: the mean of trees.
 
-    A node asks whether one of the four is at most a threshold, and goes left if so. The trees stand
+    A node asks whether one of the four, or of what else it was told when it was fitted
+    (``more``), is at most a threshold, and goes left if so. The trees stand
     one after the other in the same arrays; a node that is nobody's child is the root of one.
 
     >>> p = np.linspace(0, 1, 100, dtype=np.float32)
@@ -62,15 +64,17 @@ class Calibration:
     """
 
     feature: NDArray[np.int32]
-    """What each node asks about, 0 to 3; `LEAF` where it asks nothing."""
+    """What each node asks about, counted from 0; `LEAF` where it asks nothing."""
     threshold: NDArray[np.float64]
     left: NDArray[np.int32]
     right: NDArray[np.int32]
     value: NDArray[np.float64]
     """The share of relevant pairs among those of the training pairs that came to a node."""
+    n_questions: int = N_QUESTIONS
+    """How much can be asked about."""
 
     @classmethod
-    def fit(
+    def fit(  # noqa: PLR0913 - what is known of a pair, and how trees are grown
         cls,
         scores: NDArray[np.floating[Any]],
         relevances: NDArray[np.floating[Any]],
@@ -80,6 +84,7 @@ class Calibration:
         depth: int,
         leaf: int,
         n_trees: int = 1,
+        more: Sequence[NDArray[np.floating[Any]]] = (),
     ) -> Calibration:
         """Grow the trees on pairs of held-out points and their candidates, padding left out.
 
@@ -92,8 +97,9 @@ class Calibration:
             leaf: How many pairs each answer must rest on.
             n_trees: One tree is grown on all pairs, as in the paper; each of several on as many
                 pairs drawn with replacement (bagging).
+            more: What else is known of each pair.
         """
-        questions = _questions(scores, relevances, frequencies)
+        questions = _questions(scores, relevances, frequencies, more)
         answers = np.ravel(relevant).astype(bool)
 
         def grow(which: range, _: None) -> dict[str, NDArray[Any]]:
@@ -114,7 +120,8 @@ class Calibration:
             **{
                 name: np.concatenate([tree[name] for tree in trees]).astype(kind)
                 for name, kind in _KINDS.items()
-            }
+            },
+            n_questions=questions.shape[1],
         )
 
     @cached_property
@@ -131,9 +138,12 @@ class Calibration:
         scores: NDArray[np.floating[Any]],
         relevances: NDArray[np.floating[Any]],
         frequencies: NDArray[Any],
+        more: Sequence[NDArray[np.floating[Any]]] = (),
     ) -> NDArray[np.float64]:
-        """Return T of each pair, in the shape of ``scores``."""
-        questions = _questions(scores, relevances, frequencies)
+        """Return T of each pair, in the shape of ``scores``; ``more`` is as `fit` had it."""
+        questions = _questions(scores, relevances, frequencies, more)
+        if questions.shape[1] != self.n_questions:
+            raise ValueError(f"T asks about {self.n_questions} values, not {questions.shape[1]}")
         nodes = (self.feature, self.threshold, self.left, self.right, self.value)
         found: NDArray[np.float64] = mean_value(questions, self.roots, *nodes)
         return found.reshape(np.shape(scores))
@@ -148,7 +158,9 @@ class Calibration:
         return {name: getattr(self, name) for name in _KINDS}
 
     @classmethod
-    def from_arrays(cls, arrays: Mapping[str, NDArray[Any]]) -> Calibration:
+    def from_arrays(
+        cls, arrays: Mapping[str, NDArray[Any]], n_questions: int = N_QUESTIONS
+    ) -> Calibration:
         """Return the trees that `to_arrays` gave.
 
         Raises:
@@ -159,7 +171,7 @@ class Calibration:
                 raise ModelError(f"calibration.{name} is missing")
             if arrays[name].dtype != kind or arrays[name].shape != arrays["feature"].shape:
                 raise ModelError(f"calibration.{name} is not as it was saved")
-        tree = cls(**{name: arrays[name] for name in _KINDS})
+        tree = cls(**{name: arrays[name] for name in _KINDS}, n_questions=n_questions)
         tree._check()
         return tree
 
@@ -172,7 +184,7 @@ class Calibration:
             self.feature.ndim == 1
             and n_nodes > 0
             and self.feature.min() >= LEAF
-            and self.feature.max() < _N_QUESTIONS
+            and self.feature.max() < self.n_questions
             # children come after their parent, so that every walk ends
             and bool(((children > after) & (children < n_nodes)).all())
             and np.isfinite(self.threshold).all()
@@ -206,8 +218,10 @@ def _questions(
     scores: NDArray[np.floating[Any]],
     relevances: NDArray[np.floating[Any]],
     frequencies: NDArray[Any],
+    more: Sequence[NDArray[np.floating[Any]]],
 ) -> NDArray[np.float32]:
-    """Return (p, q, p·q, n_ℓ) of each pair, float32 as scikit-learn's trees see them."""
+    """Return (p, q, p·q, n_ℓ, …) of each pair, float32 as scikit-learn's trees see them."""
     p = np.ravel(scores).astype(np.float32)
     q = np.ravel(relevances).astype(np.float32)
-    return np.stack([p, q, p * q, np.ravel(frequencies).astype(np.float32)], axis=1)
+    others = (np.ravel(each).astype(np.float32) for each in (frequencies, *more))
+    return np.stack([p, q, p * q, *others], axis=1)

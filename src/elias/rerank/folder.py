@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-FORMAT_VERSION = 1
+FORMAT_VERSION = 2
 """Raised when an older elias-xmc could not read what this one writes."""
 
 DESCRIPTION_FILE = "ranker.json"
@@ -59,8 +59,15 @@ def write_parts(folder: Path, parts: Parts) -> None:
         raise ModelError(f"{folder}: cannot be written: {quoted(error)}") from error
 
 
-def read_description(folder: Path, needed: Mapping[str, type]) -> dict[str, Any]:
+def read_description(
+    folder: Path, needed: Mapping[str, type], *, since_version_2: Mapping[str, Any]
+) -> dict[str, Any]:
     """Return what is said of the reranker in a folder, having checked that all of it is there.
+
+    Args:
+        folder: Where it is.
+        needed: What must be said, and of which type.
+        since_version_2: What older folders do not say, and what holds for them.
 
     Raises:
         ModelError: If it is missing, damaged, foreign, or from a newer version.
@@ -81,6 +88,8 @@ def read_description(folder: Path, needed: Mapping[str, type]) -> dict[str, Any]
             f"than format {FORMAT_VERSION} of this {elias.__version__}; upgrade elias-xmc"
         )
     described: dict[str, Any] = tree
+    if version < 2:
+        described |= since_version_2
     for key, kind in needed.items():
         value = described.get(key)
         if type(value) is not kind or (isinstance(value, int) and value < 0):

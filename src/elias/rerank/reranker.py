@@ -1,4 +1,4 @@
-"""Features, ranker and calibration as one: the model's candidates in, better scores out."""
+"""Features, ranker and calibrations as one: the model's candidates in, better scores out."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from scipy.sparse import csr_matrix
 
 from elias.rerank.calibration import Calibration, Mixture, mixed
 from elias.rerank.features import RankerFeatures
+from elias.rerank.names import LabelNames
 from elias.rerank.ranker import SparseRanker, Transform, relevance
 
 if TYPE_CHECKING:
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from elias.config import RerankConfig
+    from elias.kernels.nearness import Nearness
 
 logger = logging.getLogger(__name__)
 
@@ -49,6 +51,8 @@ class RankedScores(NamedTuple):
     """T, where there is a calibration."""
     final: NDArray[np.float32]
     """p·q, or its mixture with T."""
+    nearness: Nearness | None = None
+    """What T was told about the names of labels, if it was."""
 
 
 @dataclass(frozen=True)
@@ -62,6 +66,10 @@ class Reranker:
     calibration: Calibration | None
     transform: Transform
     mixture: Mixture
+    names: LabelNames | None = None
+    """The names of labels, where a calibration is told about them."""
+    by_name: Calibration | None = None
+    """T that is also told how near a label's name is to the text; there is one of both or none."""
 
     @classmethod
     def fit(
@@ -71,9 +79,10 @@ class Reranker:
         config: RerankConfig,
         *,
         validation: tuple[Candidates, csr_matrix] | None = None,
+        label_names: Sequence[str] | None = None,
         seed: int = 0,
     ) -> Reranker:
-        """Train the ranker and, on held-out points, the calibration.
+        """Train the ranker and, on held-out points, the calibration, without and with names.
 
         Args:
             train: Training points with the candidates of the trained model.
@@ -81,6 +90,7 @@ class Reranker:
             config: The resolved settings.
             validation: Points that neither model nor ranker has seen, and their relevant labels;
                 without them there is no calibration.
+            label_names: The names of the labels, where they are to be told (`RerankConfig.names`).
             seed: Of the order in which the ranker visits points.
         """
         features = RankerFeatures.fit(train.given, config)
@@ -90,20 +100,37 @@ class Reranker:
         plain = cls(features, ranker, frequencies, None, config.transform, config.mixture)
         if not config.calibrate or validation is None:
             return plain
-        return replace(plain, calibration=plain._calibrated(*validation, config))
+        known = validation[0].ids < ranker.n_labels
+        if not known.any():
+            logger.warning("no held-out point has a candidate: scores are not calibrated")
+            return plain
+        named = LabelNames.read(features, label_names or ()) if config.names else None
+        return replace(
+            plain,
+            calibration=plain._calibrated(*validation, config, None),
+            names=named,
+            by_name=None if named is None else plain._calibrated(*validation, config, named),
+        )
 
-    def score(self, points: Candidates) -> RankedScores:
-        """Score the candidates of points anew; they stay in their order."""
+    def score(self, points: Candidates, *, named: bool = True) -> RankedScores:
+        """Score the candidates of points anew; they stay in their order.
+
+        Args:
+            points: Points with their candidates.
+            named: Whether T is told about names, where there is one that is.
+        """
         known = points.ids < self.ranker.n_labels
         sparse = self.features.transform(points.given)
         margin = self.ranker.score(sparse, points.embedding, points.ids)
         q = relevance(margin, self.transform)
         p = np.where(known, points.scores, 0).astype(np.float32)
         product = p * q
-        probability, final = None, product
-        if self.calibration is not None:
-            frequencies = self._frequencies(points.ids)
-            exact = self.calibration.probability(p, q, frequencies)
+        probability, final, nearness = None, product, None
+        trees, told = self.calibration, self.names if named else None
+        if told is not None:
+            trees, nearness = self.by_name, told.beside(sparse, points.ids)
+        if trees is not None:
+            exact = trees.probability(p, q, self._frequencies(points.ids), nearness or ())
             final = mixed(exact, product, self.mixture)
             probability = np.where(known, exact, 0).astype(np.float32)
         return RankedScores(
@@ -112,24 +139,28 @@ class Reranker:
             product=product,
             probability=probability,
             final=np.where(known, final, -np.inf).astype(np.float32),
+            nearness=nearness,
         )
 
     def _calibrated(
-        self, points: Candidates, labels: csr_matrix, config: RerankConfig
-    ) -> Calibration | None:
+        self,
+        points: Candidates,
+        labels: csr_matrix,
+        config: RerankConfig,
+        names: LabelNames | None,
+    ) -> Calibration:
         known = points.ids < self.ranker.n_labels
-        if not known.any():
-            logger.warning("no held-out point has a candidate: scores are not calibrated")
-            return None
-        q = self.score(points).relevance
+        sparse = self.features.transform(points.given)
+        nearness = () if names is None else names.beside(sparse, points.ids)
         return Calibration.fit(
             points.scores[known],
-            q[known],
+            self.score(points).relevance[known],
             self._frequencies(points.ids)[known],
             relevant_candidates(points.ids, labels)[known],
             depth=config.tree_depth,
             leaf=config.tree_leaf,
             n_trees=config.trees,
+            more=[each[known] for each in nearness],
         )
 
     def _frequencies(self, ids: NDArray[np.integer[Any]]) -> NDArray[np.int64]:

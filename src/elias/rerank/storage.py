@@ -11,7 +11,7 @@ from scipy.sparse import csr_matrix
 from elias.data.features import Featurizer
 from elias.errors import ModelError
 from elias.model.layout import broken
-from elias.rerank.calibration import Calibration, Mixture
+from elias.rerank.calibration import N_QUESTIONS, Calibration, Mixture
 from elias.rerank.features import RankerFeatures
 from elias.rerank.folder import (
     ARRAYS_FILE,
@@ -22,6 +22,7 @@ from elias.rerank.folder import (
     read_vocabulary,
     write_parts,
 )
+from elias.rerank.names import N_NAME_QUESTIONS, LabelNames
 from elias.rerank.ranker import SparseRanker, Transform
 from elias.rerank.reranker import Reranker
 
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 _TREE = "calibration."
+_NAMED_TREE = "by_name."
 _NEEDED = {
     "n_labels": int,
     "n_features": int,
@@ -40,6 +42,7 @@ _NEEDED = {
     "word_ngrams": int,
     "char_ngrams": list,
     "calibrated": bool,
+    "named": bool,
     "transform": str,
     "mixture": str,
 }
@@ -72,14 +75,17 @@ def save_reranker(reranker: Reranker, folder: str | Path) -> None:
         "word_ngrams": featurizer.word_ngrams if featurizer else 0,
         "char_ngrams": list(featurizer.char_ngrams) if featurizer else [0, 0],
         "calibrated": reranker.calibration is not None,
+        "named": reranker.by_name is not None,
         "transform": reranker.transform,
         "mixture": reranker.mixture,
     }
     if featurizer is not None:
         arrays["idf"] = featurizer.idf
-    if reranker.calibration is not None:
-        tree = reranker.calibration.to_arrays()
-        arrays |= {_TREE + name: array for name, array in tree.items()}
+    for prefix, trees in ((_TREE, reranker.calibration), (_NAMED_TREE, reranker.by_name)):
+        if trees is not None:
+            arrays |= {prefix + name: array for name, array in trees.to_arrays().items()}
+    if reranker.names is not None:
+        arrays |= {"names.starts": reranker.names.starts, "names.columns": reranker.names.columns}
     names = [*featurizer.words, *featurizer.ngrams] if featurizer else []
     write_parts(Path(folder), Parts(description, arrays, names))
 
@@ -95,7 +101,7 @@ def load_reranker(folder: str | Path, *, n_labels: int | None = None) -> Reranke
         ModelError: If anything is missing, damaged, foreign, or from a newer version.
     """
     folder = Path(folder)
-    described = read_description(folder, _NEEDED)
+    described = read_description(folder, _NEEDED, since_version_2={"named": False})
     _check_description(folder / DESCRIPTION_FILE, described)
     if n_labels not in (None, described["n_labels"]):
         raise ModelError(
@@ -103,14 +109,17 @@ def load_reranker(folder: str | Path, *, n_labels: int | None = None) -> Reranke
             "put the ranker there that was saved with the model"
         )
     arrays = read_arrays(folder, _wanted(described))
-    _check_weights(folder / ARRAYS_FILE, arrays, described["n_features"] + described["n_dense"])
+    path = folder / ARRAYS_FILE
+    _check_weights(path, arrays, described["n_features"] + described["n_dense"])
     return Reranker(
         features=_read_features(folder, described, arrays),
         ranker=_read_ranker(described, arrays),
         frequencies=arrays["frequencies"],
-        calibration=_read_calibration(folder / ARRAYS_FILE, described, arrays),
+        calibration=_read_trees(path, arrays, _TREE) if described["calibrated"] else None,
         transform=described["transform"],
         mixture=described["mixture"],
+        names=_read_names(path, described, arrays) if described["named"] else None,
+        by_name=_read_trees(path, arrays, _NAMED_TREE) if described["named"] else None,
     )
 
 
@@ -123,6 +132,8 @@ def _check_description(path: Path, described: Mapping[str, Any]) -> None:
         raise broken(path, f"char_ngrams is {span!r}")
     if described["n_words"] > described["n_features"]:
         raise broken(path, "n_words is more than n_features")
+    if described["named"] and not (described["calibrated"] and described["reads_text"]):
+        raise broken(path, "named is true of a ranker that has no calibration, or reads no text")
 
 
 def _wanted(described: Mapping[str, Any]) -> dict[str, tuple[type, tuple[int | None, ...]]]:
@@ -137,8 +148,13 @@ def _wanted(described: Mapping[str, Any]) -> dict[str, tuple[type, tuple[int | N
     }
     if described["reads_text"]:
         wanted["idf"] = (np.float32, (described["n_features"],))
-    if described["calibrated"]:
-        wanted |= {_TREE + name: (kind, (None,)) for name, kind in Calibration.kinds().items()}
+    for prefix, is_there in ((_TREE, "calibrated"), (_NAMED_TREE, "named")):
+        if described[is_there]:
+            kinds = Calibration.kinds()
+            wanted |= {prefix + name: (kind, (None,)) for name, kind in kinds.items()}
+    if described["named"]:
+        wanted["names.starts"] = (np.int64, (n_labels + 1,))
+        wanted["names.columns"] = (np.uint32, (None,))
     return wanted
 
 
@@ -187,13 +203,21 @@ def _read_ranker(described: Mapping[str, Any], arrays: Mapping[str, NDArray[Any]
     return SparseRanker(weights, arrays["biases"], described["n_dense"])
 
 
-def _read_calibration(
-    path: Path, described: Mapping[str, Any], arrays: Mapping[str, NDArray[Any]]
-) -> Calibration | None:
-    if not described["calibrated"]:
-        return None
-    tree = {name: arrays[_TREE + name] for name in Calibration.kinds()}
+def _read_trees(path: Path, arrays: Mapping[str, NDArray[Any]], prefix: str) -> Calibration:
+    trees = {name: arrays[prefix + name] for name in Calibration.kinds()}
+    more = N_NAME_QUESTIONS if prefix == _NAMED_TREE else 0
     try:
-        return Calibration.from_arrays(tree)
+        return Calibration.from_arrays(trees, N_QUESTIONS + more)
     except ModelError as error:
         raise broken(path, str(error)) from error
+
+
+def _read_names(
+    path: Path, described: Mapping[str, Any], arrays: Mapping[str, NDArray[Any]]
+) -> LabelNames:
+    starts, columns = arrays["names.starts"], arrays["names.columns"]
+    if starts[0] != 0 or starts[-1] != len(columns) or (np.diff(starts) < 0).any():
+        raise broken(path, "names.starts does not divide the features among the labels")
+    if len(columns) and columns.max() >= described["n_features"]:
+        raise broken(path, f"names.columns has a feature outside 0..{described['n_features'] - 1}")
+    return LabelNames(starts, columns, arrays["idf"])

@@ -107,6 +107,8 @@ class WhyLabel(_Answer):
     path_score: float
     ranker_score: float | None
     calibrated_score: float | None
+    name_likeness: float | None
+    name_coverage: float | None
     paths: list[PathStep]
     n_paths: int
 

@@ -59,6 +59,7 @@ const FACTORS = [
   ["path_score", "path", "the best way to the label: cluster × edge"],
   ["p", "p", "classifier × path, the score of the search"],
   ["ranker_score", "ranker", "what the sparse ranker says of the words"],
+  ["name_likeness", "name", "how alike the text and the label's name are"],
   ["calibrated_score", "calibrated", "what decision trees make of the above"],
 ];
 
