@@ -24,6 +24,12 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
+POWERS = (1.0, 0.5, 2.0, 0.25, 0.125)
+"""What the power of q is chosen from, the first of equals."""
+JUDGED = 5
+"""k of the nDCG@k it is chosen by."""
+_DISCOUNTS = 1 / np.log2(np.arange(2, JUDGED + 2))
+
 
 class Candidates(NamedTuple):
     """Points, and the labels that the model ranks best for each."""
@@ -66,6 +72,8 @@ class Reranker:
     calibration: Calibration | None
     transform: Transform
     mixture: Mixture
+    sharpness: float = 1.0
+    """γ, the power of q."""
     names: LabelNames | None = None
     """The names of labels, where a calibration is told about them."""
     by_name: Calibration | None = None
@@ -98,11 +106,16 @@ class Reranker:
         ranker = SparseRanker.fit(sparse, train.embedding, train.ids, labels, config, seed=seed)
         frequencies = np.bincount(labels.indices, minlength=labels.shape[1]).astype(np.int64)
         plain = cls(features, ranker, frequencies, None, config.transform, config.mixture)
-        if not config.calibrate or validation is None:
+        if config.sharpness is not None:
+            plain = replace(plain, sharpness=config.sharpness)
+        if validation is None:
             return plain
-        known = validation[0].ids < ranker.n_labels
-        if not known.any():
+        if not (validation[0].ids < ranker.n_labels).any():
             logger.warning("no held-out point has a candidate: scores are not calibrated")
+            return plain
+        if config.sharpness is None:
+            plain = replace(plain, sharpness=plain._best_sharpness(*validation))
+        if not config.calibrate:
             return plain
         named = LabelNames.read(features, label_names or ()) if config.names else None
         return replace(
@@ -122,7 +135,7 @@ class Reranker:
         known = points.ids < self.ranker.n_labels
         sparse = self.features.transform(points.given)
         margin = self.ranker.score(sparse, points.embedding, points.ids)
-        q = relevance(margin, self.transform)
+        q = relevance(margin, self.transform) ** np.float32(self.sharpness)
         p = np.where(known, points.scores, 0).astype(np.float32)
         product = p * q
         probability, final, nearness = None, product, None
@@ -162,6 +175,23 @@ class Reranker:
             n_trees=config.trees,
             more=[each[known] for each in nearness],
         )
+
+    def _best_sharpness(self, points: Candidates, labels: csr_matrix) -> float:
+        """Return the power of q with which p·q ranks points best, nearest to 1 of equals."""
+        said = self.score(points)
+        relevant = relevant_candidates(points.ids, labels)
+        ideal = np.cumsum(_DISCOUNTS)[np.clip(np.diff(labels.indptr), 1, JUDGED) - 1]
+        p = np.where(points.ids < self.ranker.n_labels, points.scores, 0)
+
+        def quality(power: float) -> float:
+            order = np.argsort(-p * said.relevance**power, axis=1, kind="stable")[:, :JUDGED]
+            gains = np.take_along_axis(relevant, order, axis=1) * _DISCOUNTS[: order.shape[1]]
+            return float((gains.sum(axis=1) / ideal).mean())
+
+        best = max(POWERS, key=quality)
+        if best != 1:
+            logger.info("q is taken to the power of %g, which ranks held-out points best", best)
+        return best
 
     def _frequencies(self, ids: NDArray[np.integer[Any]]) -> NDArray[np.int64]:
         found: NDArray[np.int64] = np.append(self.frequencies, 0)[ids]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_args
 
@@ -45,7 +46,9 @@ _NEEDED = {
     "named": bool,
     "transform": str,
     "mixture": str,
+    "sharpness": float,
 }
+_OF_VERSION_1 = {"named": False, "sharpness": 1.0}
 
 
 def save_reranker(reranker: Reranker, folder: str | Path) -> None:
@@ -78,6 +81,7 @@ def save_reranker(reranker: Reranker, folder: str | Path) -> None:
         "named": reranker.by_name is not None,
         "transform": reranker.transform,
         "mixture": reranker.mixture,
+        "sharpness": float(reranker.sharpness),
     }
     if featurizer is not None:
         arrays["idf"] = featurizer.idf
@@ -101,7 +105,7 @@ def load_reranker(folder: str | Path, *, n_labels: int | None = None) -> Reranke
         ModelError: If anything is missing, damaged, foreign, or from a newer version.
     """
     folder = Path(folder)
-    described = read_description(folder, _NEEDED, since_version_2={"named": False})
+    described = read_description(folder, _NEEDED, since_version_2=_OF_VERSION_1)
     _check_description(folder / DESCRIPTION_FILE, described)
     if n_labels not in (None, described["n_labels"]):
         raise ModelError(
@@ -118,6 +122,7 @@ def load_reranker(folder: str | Path, *, n_labels: int | None = None) -> Reranke
         calibration=_read_trees(path, arrays, _TREE) if described["calibrated"] else None,
         transform=described["transform"],
         mixture=described["mixture"],
+        sharpness=described["sharpness"],
         names=_read_names(path, described, arrays) if described["named"] else None,
         by_name=_read_trees(path, arrays, _NAMED_TREE) if described["named"] else None,
     )
@@ -127,6 +132,8 @@ def _check_description(path: Path, described: Mapping[str, Any]) -> None:
     for key, choices in (("transform", get_args(Transform)), ("mixture", get_args(Mixture))):
         if described[key] not in choices:
             raise broken(path, f"{key} is {described[key]!r}, which is not known")
+    if not 0 < described["sharpness"] < math.inf:
+        raise broken(path, f"sharpness is {described['sharpness']!r}")
     span = described["char_ngrams"]
     if [type(size) for size in span] != [int, int] or not 0 <= span[0] <= span[1]:
         raise broken(path, f"char_ngrams is {span!r}")

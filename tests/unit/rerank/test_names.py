@@ -163,11 +163,12 @@ def test_names_come_back_as_they_were(problem, named, saved):
     np.testing.assert_array_equal(found.nearness, expected.nearness)
 
 
-def test_a_ranker_of_format_1_has_no_names(reranker, problem, tmp_path):
+def test_a_ranker_of_format_1_has_no_names_and_the_paper_s_power(reranker, problem, tmp_path):
+    reranker = replace(reranker, sharpness=1.0)
     save_reranker(reranker, tmp_path / "ranker")
     path = tmp_path / "ranker" / DESCRIPTION_FILE
     tree = json.loads(path.read_text(encoding="utf8")) | {"format_version": 1}
-    del tree["named"]
+    del tree["named"], tree["sharpness"]
     path.write_text(json.dumps(tree), encoding="utf8")
 
     again = load_reranker(tmp_path / "ranker")

@@ -6,8 +6,11 @@ from scipy.sparse import csr_matrix
 
 from elias.config import RerankConfig
 from elias.errors import DataError
+from elias.metrics import score
+from elias.predictions import Predictions
 from elias.rerank import Calibration, Reranker, SparseRanker, relevance, relevant_candidates
 from elias.rerank.ranker import NEVER_SEEN
+from elias.rerank.reranker import POWERS
 
 
 def precision_at_1(scores, points, labels):
@@ -33,7 +36,8 @@ def test_the_parts_fit_together(problem, reranker):
     found = reranker.score(points)
 
     np.testing.assert_array_equal(
-        found.relevance[known], relevance(found.margin, "l3-hinge")[known]
+        found.relevance[known],
+        (relevance(found.margin, "l3-hinge") ** np.float32(reranker.sharpness))[known],
     )
     np.testing.assert_array_equal(found.product[known], (points.scores * found.relevance)[known])
     np.testing.assert_allclose(
@@ -90,6 +94,46 @@ def test_the_calibration_sees_held_out_points_only(problem, reranker):
 
     for name, array in expected.to_arrays().items():
         np.testing.assert_array_equal(reranker.calibration.to_arrays()[name], array)
+
+
+@pytest.mark.parametrize("scale", [0.1, 1.0, 30.0])
+def test_the_power_of_q_is_the_one_that_ranks_held_out_points_best(problem, scale):
+    """A ranker whose margins say too much or too little is weighed by what held-out points say."""
+    points, labels = problem.validation
+    config = replace(problem.config, sharpness=1.0, calibrate=False)
+    plain = Reranker.fit(problem.train, problem.labels, config)
+    weights, biases = plain.ranker.weights * np.float32(scale), plain.ranker.biases * scale
+    plain = replace(plain, ranker=replace(plain.ranker, weights=weights, biases=biases))
+
+    def quality(power):
+        said = replace(plain, sharpness=power).score(points)
+        ranked = Predictions.from_scores(points.ids, said.final, labels.shape[1])
+        return score(ranked, labels, np.ones(labels.shape[1]), ["nDCG@5"])["nDCG@5"]
+
+    chosen = plain._best_sharpness(points, labels)
+
+    qualities = {power: quality(power) for power in POWERS}
+    assert len(set(qualities.values())) > 1
+    assert qualities[chosen] == max(qualities.values())
+
+
+def test_held_out_points_choose_the_power_and_a_given_one_is_kept(problem, reranker):
+    points, labels = problem.validation
+    plain = replace(reranker, calibration=None, sharpness=1.0)
+
+    given = Reranker.fit(
+        problem.train,
+        problem.labels,
+        replace(problem.config, sharpness=0.3),
+        validation=problem.validation,
+    )
+
+    assert reranker.sharpness == plain._best_sharpness(points, labels)
+    assert given.sharpness == 0.3
+    known = points.ids < labels.shape[1]
+    np.testing.assert_allclose(
+        given.score(points).relevance[known], plain.score(points).relevance[known] ** 0.3, rtol=1e-5
+    )
 
 
 @pytest.mark.parametrize("why", ["no points", "not wanted"])

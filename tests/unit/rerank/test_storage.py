@@ -92,6 +92,8 @@ def test_a_folder_that_is_not_there_is_said_to_have_no_ranker(tmp_path):
         ("calibrated", False, "is not a part of this ranker"),
         ("transform", "cube", "transform is 'cube', which is not known"),
         ("mixture", None, "mixture is None"),
+        ("sharpness", 0.0, "sharpness is 0.0"),
+        ("sharpness", 1, "sharpness is 1"),
         ("char_ngrams", [3], r"char_ngrams is \[3\]"),
         ("char_ngrams", [5, 3], r"char_ngrams is \[5, 3\]"),
     ],
