@@ -23,12 +23,12 @@ import numpy as np
 from scipy import sparse as sp
 
 from elias.data.features import unit_rows
-from elias.kernels.hinge import HingeSettings, fit_masked
+from elias.kernels.masked import FitSettings, fit_masked
 from elias.kernels.pairs import group_pairs
 
 PEER = Path(__file__).with_name("ranker_pecos.py")
 NEEDS = ["libpecos", "numpy<2", "scipy<1.14"]
-SETTINGS = HingeSettings(cost=1.0, tolerance=0.1, max_iterations=100, prune=0.1)
+SETTINGS = FitSettings(cost=1.0, tolerance=0.1, max_iterations=100, prune=0.1)
 KEY_WORDS = 8
 COMMON_WORDS = 44
 

@@ -29,8 +29,11 @@ class RerankConfig:
     embedding: Literal["none", "encoder", "first"] = "none"
     """Dense features beside them: φ as trained (the paper's, but overfit on the points that the
     ranker trains on), or φ as it was before training, for a pretrained encoder."""
+    loss: Literal["squared-hinge", "logistic"] = "squared-hinge"
+    """What an error of the ranker is: that of the paper's program, or that of its Eq. 17, beside
+    which q is best ``sigmoid`` (`transform`)."""
     cost: float = 1.0
-    """C of the squared hinge loss: what an error costs beside the length of the weights."""
+    """C: what an error costs beside the length of the weights."""
     tolerance: float = 0.1
     """ε: a classifier is done when no step would change its gradient by more."""
     max_iterations: int = 100

@@ -12,7 +12,7 @@ import numpy as np
 from numba import njit
 from numpy.typing import NDArray
 
-from elias.kernels.hinge import Rows, as_rows, sparse_dot
+from elias.kernels.masked_rows import Rows, as_rows, sparse_dot
 from elias.kernels.threads import over_threads
 
 if TYPE_CHECKING:

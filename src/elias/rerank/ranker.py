@@ -10,8 +10,8 @@ import numpy as np
 from scipy.sparse import csr_matrix
 
 from elias.errors import DataError
-from elias.kernels.hinge import HingeSettings, fit_masked
 from elias.kernels.margins import as_classifiers, candidate_margins
+from elias.kernels.masked import FitSettings, fit_masked
 from elias.kernels.pairs import group_pairs
 from elias.rerank.features import unit_embedding
 
@@ -85,7 +85,8 @@ class SparseRanker:
     ) -> SparseRanker:
         """Train on the candidates of training points, to which missing positives are added.
 
-        Minimises Eq. 17 with a squared hinge in place of the logistic loss, for each label apart.
+        Minimises Eq. 17 for each label apart, with the logistic loss, or a squared hinge in its
+        place as the published program has.
 
         Args:
             features: (N, F) sparse part of ψ(x), rows of length 1.
@@ -97,12 +98,13 @@ class SparseRanker:
         """
         dense = unit_embedding(embedding, features.shape[0])
         groups = group_pairs(candidates, labels)
-        settings = HingeSettings(
+        settings = FitSettings(
             cost=config.cost,
             tolerance=config.tolerance,
             max_iterations=config.max_iterations,
             prune=config.prune,
             seed=seed,
+            loss=config.loss,
         )
         weights, biases = fit_masked(features, dense, groups, settings)
         biases[np.diff(groups[0]) == 0] = NEVER_SEEN

@@ -8,10 +8,11 @@ import numba
 import numpy as np
 import pytest
 from scipy.sparse import csr_matrix, hstack
+from sklearn.linear_model import LogisticRegression
 from sklearn.svm import LinearSVC
 
-from elias.kernels import hinge
-from elias.kernels.hinge import HingeSettings, fit_masked
+from elias.kernels import masked
+from elias.kernels.masked import FitSettings, fit_masked
 from elias.kernels.pairs import group_pairs
 
 N_POINTS, N_WORDS, N_DENSE, N_LABELS = 300, 80, 12, 15
@@ -47,7 +48,7 @@ def by_label(problem):
 def test_each_classifier_is_that_of_scikit_learn_on_the_same_rows(problem, cost):
     sparse, dense, candidates, labels = problem
     points = hstack([sparse, csr_matrix(dense)], format="csr", dtype=np.float64)
-    settings = HingeSettings(cost=cost, tolerance=1e-8, max_iterations=100_000)
+    settings = FitSettings(cost=cost, tolerance=1e-8, max_iterations=100_000)
 
     weights, biases = fit_masked(sparse, dense, group_pairs(candidates, labels), settings)
 
@@ -61,14 +62,30 @@ def test_each_classifier_is_that_of_scikit_learn_on_the_same_rows(problem, cost)
         assert primal(mine, biases[label], points[rows], signs, cost) <= theirs * (1 + 1e-6)
 
 
+@pytest.mark.parametrize("cost", [0.3, 1.0])
+def test_the_logistic_loss_is_that_of_scikit_learn_on_the_same_rows(problem, cost):
+    sparse, dense, candidates, labels = problem
+    points = hstack([sparse, csr_matrix(dense)], format="csr", dtype=np.float64)
+    settings = FitSettings(cost=cost, tolerance=1e-8, max_iterations=100_000, loss="logistic")
+
+    weights, biases = fit_masked(sparse, dense, group_pairs(candidates, labels), settings)
+
+    for label, rows, signs in by_label(problem):
+        theirs = LogisticRegression(C=cost, tol=1e-10, solver="liblinear", max_iter=1_000_000)
+        theirs.fit(points[rows], signs)
+        mine = weights[label].toarray().ravel().astype(np.float64)
+        np.testing.assert_allclose(mine, theirs.coef_.ravel(), atol=1e-5)
+        np.testing.assert_allclose(biases[label], theirs.intercept_[0], atol=1e-5)
+
+
 def test_the_usual_tolerance_ends_near_the_minimum(problem):
     sparse, dense, candidates, labels = problem
     points = hstack([sparse, csr_matrix(dense)], format="csr", dtype=np.float64)
     groups = group_pairs(candidates, labels)
 
-    rough, rough_biases = fit_masked(sparse, dense, groups, HingeSettings())
+    rough, rough_biases = fit_masked(sparse, dense, groups, FitSettings())
     exact, biases = fit_masked(
-        sparse, dense, groups, HingeSettings(tolerance=1e-8, max_iterations=100_000)
+        sparse, dense, groups, FitSettings(tolerance=1e-8, max_iterations=100_000)
     )
 
     for label, rows, signs in by_label(problem):
@@ -80,14 +97,14 @@ def test_the_usual_tolerance_ends_near_the_minimum(problem):
 def test_the_number_of_threads_changes_no_bit(problem, monkeypatch):
     sparse, dense, candidates, labels = problem
     groups = group_pairs(candidates, labels)
-    monkeypatch.setattr(hinge, "_PAIRS_AT_A_TIME", 50)  # so that threads have something to share
-    assert len(list(hinge._chunks(groups[0]))) > 3
+    monkeypatch.setattr(masked, "_PAIRS_AT_A_TIME", 50)  # so that threads have something to share
+    assert len(list(masked._chunks(groups[0]))) > 3
     found = []
 
     before = numba.get_num_threads()
     for n_threads in (1, numba.config.NUMBA_NUM_THREADS):
         numba.set_num_threads(n_threads)
-        found.append(fit_masked(sparse, dense, groups, HingeSettings(prune=0.1)))
+        found.append(fit_masked(sparse, dense, groups, FitSettings(prune=0.1)))
     numba.set_num_threads(before)
 
     (one, one_biases), (other, other_biases) = found
@@ -101,8 +118,8 @@ def test_a_label_s_classifier_does_not_depend_on_the_other_labels(problem):
     kept = 3  # the rows of later labels go
     alone = np.minimum(starts, starts[kept]), rows[: starts[kept]], signs[: starts[kept]]
 
-    weights, _ = fit_masked(sparse, dense, (starts, rows, signs), HingeSettings())
-    few_weights, _ = fit_masked(sparse, dense, alone, HingeSettings())
+    weights, _ = fit_masked(sparse, dense, (starts, rows, signs), FitSettings())
+    few_weights, _ = fit_masked(sparse, dense, alone, FitSettings())
 
     assert (weights[:kept] != few_weights[:kept]).nnz == 0
     assert few_weights[kept:].nnz == 0
@@ -112,8 +129,8 @@ def test_another_seed_visits_points_in_another_order(problem):
     sparse, dense, candidates, labels = problem
     groups = group_pairs(candidates, labels)
 
-    one, _ = fit_masked(sparse, dense, groups, HingeSettings(seed=0))
-    other, _ = fit_masked(sparse, dense, groups, HingeSettings(seed=1))
+    one, _ = fit_masked(sparse, dense, groups, FitSettings(seed=0))
+    other, _ = fit_masked(sparse, dense, groups, FitSettings(seed=1))
 
     assert (one != other).nnz > 0
     np.testing.assert_allclose(one.toarray(), other.toarray(), atol=0.2)
@@ -123,8 +140,8 @@ def test_one_pass_stops_after_one_pass(problem):
     sparse, dense, candidates, labels = problem
     groups = group_pairs(candidates, labels)
 
-    one, _ = fit_masked(sparse, dense, groups, HingeSettings(tolerance=1e-9, max_iterations=1))
-    many, _ = fit_masked(sparse, dense, groups, HingeSettings(tolerance=1e-9))
+    one, _ = fit_masked(sparse, dense, groups, FitSettings(tolerance=1e-9, max_iterations=1))
+    many, _ = fit_masked(sparse, dense, groups, FitSettings(tolerance=1e-9))
 
     assert np.abs(one - many).max() > 0.05
 
@@ -138,7 +155,7 @@ def fit_one(signs):
         sparse,
         np.zeros((sparse.shape[0], 0), dtype=np.float32),
         group_pairs(candidates, labels),
-        HingeSettings(tolerance=1e-9, max_iterations=1000),
+        FitSettings(tolerance=1e-9, max_iterations=1000),
     )
     return weights.toarray()[0], biases[0]
 
@@ -169,7 +186,7 @@ def test_a_positive_that_is_no_candidate_is_learned_from():
         sparse,
         np.zeros((3, 0), dtype=np.float32),
         group_pairs(candidates, labels),
-        HingeSettings(),
+        FitSettings(),
     )
 
     positive, negative, untouched = weights.toarray()[0]
@@ -181,7 +198,7 @@ BITS = """
 import hashlib
 import numpy as np
 from scipy.sparse import csr_matrix
-from elias.kernels.hinge import HingeSettings, fit_masked
+from elias.kernels.masked import FitSettings, fit_masked
 from elias.kernels.pairs import group_pairs
 
 rng = np.random.default_rng(0)
@@ -189,7 +206,7 @@ sparse = csr_matrix(rng.random((200, 50)) * (rng.random((200, 50)) < 0.3), dtype
 dense = rng.standard_normal((200, 37)).astype(np.float32)
 candidates = rng.permuted(np.tile(np.arange(20), (200, 1)), axis=1)[:, :8]
 labels = csr_matrix(rng.random((200, 20)) < 0.1, dtype=np.float32)
-weights, biases = fit_masked(sparse, dense, group_pairs(candidates, labels), HingeSettings())
+weights, biases = fit_masked(sparse, dense, group_pairs(candidates, labels), FitSettings())
 print(hashlib.sha256(weights.data.tobytes() + biases.tobytes()).hexdigest())
 """
 
