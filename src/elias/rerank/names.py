@@ -48,11 +48,15 @@ class LabelNames:
 
     @classmethod
     def read(cls, features: RankerFeatures, names: Sequence[str]) -> LabelNames | None:
-        """Return the features of names; None where the ranker reads no text, or knows no name."""
+        """Return the features of names; None where the ranker reads no text, or knows no name.
+
+        What has no letter in it is a number that stands for a label, and counts as no name.
+        """
         featurizer = features.featurizer
         if featurizer is None:
             return None
-        found = featurizer.transform(list(names)).sorted_indices()
+        words = [name if any(map(str.isalpha, name)) else "" for name in names]
+        found = featurizer.transform(words).sorted_indices()
         if not found.nnz:
             return None
         return cls(found.indptr.astype(np.int64), found.indices.astype(np.uint32), featurizer.idf)

@@ -10,10 +10,13 @@ from hypothesis import strategies as st
 from safetensors.numpy import load_file, save_file
 from scipy.sparse import csr_matrix
 
+from elias.config import RerankConfig
 from elias.errors import ModelError
 from elias.kernels.nearness import name_nearness
 from elias.rerank import (
     Calibration,
+    LabelNames,
+    RankerFeatures,
     Reranker,
     load_reranker,
     relevant_candidates,
@@ -120,6 +123,13 @@ def test_without_names_the_paper_s_calibration_is_left(problem, named, reranker)
     for one, other in zip(found[:-1], plain[:-1], strict=True):
         np.testing.assert_array_equal(one, other)
     assert (named.score(points).final != plain.final).any()
+
+
+def test_a_number_is_no_name():
+    features = RankerFeatures.fit(["channel 4 of 1984", "room 101"], RerankConfig())
+
+    assert LabelNames.read(features, ["4", "1984", "101"]) is None
+    assert np.diff(LabelNames.read(features, ["101", "Room 101"]).starts).tolist()[0] == 0
 
 
 @pytest.mark.parametrize("why", ["not wanted", "unknown words", "features", "no calibration"])
