@@ -43,7 +43,7 @@ class RerankConfig:
     transform: Literal["l3-hinge", "sigmoid"] = "l3-hinge"
     """How a margin s becomes q: exp(−max(1−s, 0)³), or σ(s)."""
     sharpness: float | None = None
-    """γ: q is taken to this power, so that a small one lets p decide more. None: of 2, 1, ½, ¼ and
+    """γ: q is taken to this power, so that a small one lets p decide more. None: of 1, ½, ¼ and
     ⅛ the one that ranks the validation points best (nDCG@5 of p·q); 1, the paper's, without any."""
     calibrate: bool = True
     """Fit the decision trees T (appendix C.2) on the validation points, where there are any."""

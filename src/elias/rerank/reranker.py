@@ -24,8 +24,8 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-POWERS = (1.0, 0.5, 2.0, 0.25, 0.125)
-"""What the power of q is chosen from, the first of equals."""
+POWERS = (1.0, 0.5, 0.25, 0.125)
+"""What the power of q is chosen from, the first of equals. More than 1 was never clearly better."""
 JUDGED = 5
 """k of the nDCG@k it is chosen by."""
 _DISCOUNTS = 1 / np.log2(np.arange(2, JUDGED + 2))
