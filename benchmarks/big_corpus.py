@@ -15,6 +15,7 @@ import json
 import os
 import resource
 import sys
+import threading
 import time
 from contextlib import contextmanager
 from pathlib import Path
@@ -57,28 +58,79 @@ def peak_mib() -> tuple[int, int]:
     return own // 1024, child // 1024
 
 
-def anonymous_mib() -> int:
-    """Return the resident memory that is no file's, now."""
+def resident_mib() -> tuple[int, int]:
+    """Return the resident memory that is no file's, and that of mapped files, now."""
+    found = {}
     for line in Path("/proc/self/status").read_text().splitlines():
-        if line.startswith("RssAnon"):
-            return int(line.split()[1]) // 1024
-    return 0
+        name, _, value = line.partition(":")
+        if name in ("RssAnon", "RssFile", "RssShmem"):
+            found[name] = int(value.split()[0]) // 1024
+    return found["RssAnon"], found["RssFile"] + found["RssShmem"]
+
+
+class Watch(threading.Thread):
+    """Looks at the memory ten times a second; getrusage cannot say what a peak was made of."""
+
+    def __init__(self) -> None:
+        super().__init__(daemon=True)
+        self.steps: list[dict[str, int]] = []
+        """The most that was seen in each step that is under way."""
+
+    def run(self) -> None:
+        while True:
+            anonymous, files = resident_mib()
+            for most in self.steps:
+                most["anonymous"] = max(most["anonymous"], anonymous)
+                most["files"] = max(most["files"], files)
+                most["both"] = max(most["both"], anonymous + files)
+            time.sleep(0.1)
+
+
+WATCH = Watch()
 
 
 @contextmanager
 def told(step: str, table: list[dict]):
     start = time.monotonic()
+    most = {"anonymous": 0, "files": 0, "both": 0}
+    WATCH.steps.append(most)
     yield
+    WATCH.steps.remove(most)
     own, child = peak_mib()
     row = {
         "step": step,
         "seconds": round(time.monotonic() - start, 1),
         "peak_mib": own,
         "worker_peak_mib": child,
-        "anonymous_mib": anonymous_mib(),
+        "most_mib": most,
+        "anonymous_mib": resident_mib()[0],
     }
     table.append(row)
     print(json.dumps(row), flush=True)
+
+
+def tell_parts(table: list[dict]) -> dict:
+    """Tell what each part of the training takes; return where the largest split's tokens go."""
+    from elias.pipeline import fitting
+    from elias.training.tracking import Run
+
+    kept: dict = {}
+    tokenise, timed = fitting.cached_tokens, Run.timed
+
+    def watched(split, encoder):
+        with told(f"tokenise {len(split):,} texts", table):
+            tokens = tokenise(split, encoder)
+        if len(split) > kept.get("n", 0):
+            kept.update(n=len(split), tokens=tokens, labels=split.labels)
+        return tokens
+
+    @contextmanager
+    def told_too(self, name):
+        with told(name, table), timed(self, name):
+            yield
+
+    fitting.cached_tokens, Run.timed = watched, told_too
+    return kept
 
 
 def config_for(args):
@@ -139,29 +191,19 @@ def main() -> None:
     args.work.mkdir(parents=True, exist_ok=True)
     os.environ["XDG_CACHE_HOME"] = str(args.work / "cache")
     table: list[dict] = []
+    WATCH.start()
     data = args.work / f"texts-{args.points}-{args.labels}.jsonl"
     with told("generate", table):
         if not data.exists():
             generate(data, args.points, args.labels)
 
     from elias import load_corpus, progress, train
-    from elias.pipeline import fitting
 
     progress.enable(sys.stderr.isatty())
     with told("read to disk", table):
         corpus = load_corpus(data, on_disk="on", test_size=5000)
     stop_after(args.steps)
-    kept = {}
-    tokenise = fitting.cached_tokens
-
-    def watched(split, encoder):
-        with told(f"tokenise {len(split):,} texts", table):
-            tokens = tokenise(split, encoder)
-        if len(split) > kept.get("n", 0):
-            kept.update(n=len(split), tokens=tokens, labels=split.labels)
-        return tokens
-
-    fitting.cached_tokens = watched
+    kept = tell_parts(table)
     with told("train, all of it", table):
         model = train(config_for(args), corpus, device="cpu")
     with told("read batches alone", table):

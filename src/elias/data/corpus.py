@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 from scipy.sparse import csr_matrix
 
-from elias.data.disk import DiskTexts, take_rows
+from elias.data.disk import DiskTexts, is_mapped, take_rows
+from elias.data.pages import ease
 from elias.errors import DataError
 
 if TYPE_CHECKING:
@@ -44,8 +45,8 @@ class Split:
 
     @property
     def on_disk(self) -> bool:
-        """Say whether texts and labels stay on disk."""
-        return isinstance(self.texts, DiskTexts)
+        """Say whether texts, features and labels stay on disk."""
+        return isinstance(self.texts, DiskTexts) or is_mapped(self.features)
 
     def take(self, rows: NDArray[np.int64]) -> Split:
         """Return the given rows as a split of their own, filters following their points."""
@@ -55,10 +56,13 @@ class Split:
             new_row[rows] = np.arange(len(rows))
             kept = filters[new_row[filters[:, 0]] >= 0]
             filters = np.stack([new_row[kept[:, 0]], kept[:, 1]], axis=1)
+        features = self.features
+        if features is not None:
+            features = take_rows(features, rows) if is_mapped(features) else features[rows]
         return Split(
             labels=take_rows(self.labels, rows) if self.on_disk else self.labels[rows],
             texts=_take_texts(self.texts, rows),
-            features=None if self.features is None else self.features[rows],
+            features=features,
             filters=filters,
         )
 
@@ -138,6 +142,7 @@ def _add_matrix(digest: hashlib._Hash, matrix: csr_matrix) -> None:
     for part, kind in ((matrix.indptr, "<i8"), (matrix.indices, "<i8"), (matrix.data, "<f4")):
         for start in range(0, len(part), _HASHED):
             digest.update(np.ascontiguousarray(part[start : start + _HASHED], dtype=kind).data)
+            ease()
 
 
 def _take_texts(texts: Sequence[str] | None, rows: NDArray[np.int64]) -> Sequence[str] | None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import errno
 import hashlib
+import mmap
 import os
 import tempfile
 from collections.abc import Sequence
@@ -18,6 +19,7 @@ from typing import TYPE_CHECKING, Any, overload
 import numpy as np
 from scipy.sparse import csr_matrix
 
+from elias.data.pages import ease, watch
 from elias.data.staging import cache_root
 from elias.errors import DataError
 
@@ -28,7 +30,10 @@ if TYPE_CHECKING:
 
 TEXTS, OFFSETS = "texts.bin", "offsets.bin"
 INDPTR, INDICES, VALUES = "indptr.bin", "indices.bin", "values.bin"
+FEATURES = "features-"
+"""What the names of the files begin with that are a split's features, in place of its labels."""
 _ROWS = 1 << 16  # rows copied at a time
+_READ = 1 << 13  # texts read at a time
 _INT32_MAX = np.iinfo(np.int32).max
 
 
@@ -65,8 +70,8 @@ class DiskTexts(Sequence[str]):
 
     def __iter__(self) -> Iterator[str]:
         """Yield all texts, read a few at a time."""
-        for start in range(0, len(self), _ROWS):
-            yield from self[start : start + _ROWS]
+        for start in range(0, len(self), _READ):
+            yield from self[start : start + _READ]
 
     def __eq__(self, other: object) -> bool:
         """Say whether the other is a sequence of the same texts, on disk or not."""
@@ -80,14 +85,16 @@ class DiskTexts(Sequence[str]):
         chosen = np.arange(places.start, places.stop, places.step, dtype=np.int64)
         if self.rows is not None:
             chosen = self.rows[chosen]
+        if len(chosen) > 1:
+            ease()
         begins, ends = self._offsets[chosen].tolist(), self._offsets[chosen + 1].tolist()
         for begin, end in zip(begins, ends, strict=True):
             yield self._blob[begin:end]
 
     def encoded(self) -> Iterator[bytes]:
         """Yield the UTF-8 of each text."""
-        for start in range(0, len(self), _ROWS):
-            for part in self._parts(range(start, min(start + _ROWS, len(self)))):
+        for start in range(0, len(self), _READ):
+            for part in self._parts(range(start, min(start + _READ, len(self)))):
                 yield bytes(part)
 
     def take(self, rows: NDArray[np.int64]) -> DiskTexts:
@@ -109,9 +116,11 @@ def mapped(path: Path, kind: str) -> NDArray[Any]:
     try:
         if path.stat().st_size == 0:  # which cannot be mapped
             return np.empty(0, dtype=kind)
-        return np.asarray(np.memmap(path, kind, mode="r"))
+        found = np.memmap(path, kind, mode="r")
     except (OSError, ValueError) as error:
         raise DataError(f"{path}: is missing or damaged ({error}); remove its folder") from error
+    watch(found)
+    return np.asarray(found)
 
 
 def mapped_csr(
@@ -134,32 +143,41 @@ def index_type(n_entries: int, n_columns: int) -> str:
     return "<i4" if max(n_entries, n_columns) <= _INT32_MAX else "<i8"
 
 
-def read_labels(folder: Path, n_points: int, n_entries: int, n_labels: int) -> csr_matrix:
-    """Return the labels of a split, memory-mapped."""
-    kind = index_type(n_entries, n_labels)
-    indptr, indices = mapped(folder / INDPTR, kind), mapped(folder / INDICES, kind)
-    values = mapped(folder / VALUES, "<f4")
-    if (len(indptr), len(indices), len(values)) != (n_points + 1, n_entries, n_entries):
-        raise DataError(f"{folder}: its labels are not whole; remove the folder")
-    return mapped_csr(values, indices, indptr, (len(indptr) - 1, n_labels))
+def read_csr(folder: Path, shape: tuple[int, int], n_entries: int, prefix: str = "") -> csr_matrix:
+    """Return the labels of a split, or what is stored beside them, memory-mapped."""
+    kind = index_type(n_entries, shape[1])
+    indptr, indices = (mapped(folder / f"{prefix}{name}", kind) for name in (INDPTR, INDICES))
+    values = mapped(folder / f"{prefix}{VALUES}", "<f4")
+    if (len(indptr), len(indices), len(values)) != (shape[0] + 1, n_entries, n_entries):
+        raise DataError(f"{folder}: its {prefix or 'labels'} files are not whole; remove it")
+    return mapped_csr(values, indices, indptr, shape)
+
+
+def is_mapped(matrix: csr_matrix | None) -> bool:
+    """Say whether the values of a matrix are in a file."""
+    owner = None if matrix is None else matrix.data
+    while isinstance(owner, np.ndarray) and not isinstance(owner, np.memmap):
+        owner = owner.base
+    return isinstance(owner, np.memmap | mmap.mmap)
 
 
 def take_rows(labels: csr_matrix, rows: NDArray[np.int64]) -> csr_matrix:
-    """Return some rows of labels in a file of their own that goes with the matrix."""
+    """Return some rows of a mapped matrix in a file of their own that goes with the matrix."""
     counts = labels.indptr[rows + 1] - labels.indptr[rows]
     kind = labels.indptr.dtype
     indptr = np.zeros(len(rows) + 1, dtype=kind)
     np.cumsum(counts, out=indptr[1:])
-    indices = _scratch(int(indptr[-1]), labels.indices.dtype)
-    values = _scratch(int(indptr[-1]), labels.data.dtype)
+    indices = scratch(int(indptr[-1]), labels.indices.dtype)
+    values = scratch(int(indptr[-1]), labels.data.dtype)
     for start in range(0, len(rows), _ROWS):
         part = labels[rows[start : start + _ROWS]]
         place = slice(int(indptr[start]), int(indptr[min(start + _ROWS, len(rows))]))
         indices[place], values[place] = part.indices, part.data
+        ease()
     return mapped_csr(values, indices, indptr, (len(rows), labels.shape[1]))
 
 
-def _scratch(size: int, kind: np.dtype[Any]) -> NDArray[Any]:
+def scratch(size: int, kind: np.dtype[Any]) -> NDArray[Any]:
     """Return an array in a file without a name: it goes when the array does."""
     if size == 0:
         return np.empty(0, dtype=kind)
@@ -168,12 +186,14 @@ def _scratch(size: int, kind: np.dtype[Any]) -> NDArray[Any]:
         root.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryFile(dir=root) as file:
             _reserve(file.fileno(), size * kind.itemsize)
-            return np.asarray(np.memmap(file, kind, mode="w+", shape=(size,)))
+            found = np.memmap(file, kind, mode="w+", shape=(size,))
     except OSError as error:
         raise DataError(
             f"{root}: no room for a scratch file ({error.strerror}); free some, or set "
             "XDG_CACHE_HOME to a folder on another disk"
         ) from error
+    watch(found)
+    return np.asarray(found)
 
 
 def _reserve(handle: int, n_bytes: int) -> None:

@@ -11,9 +11,16 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING, Literal, TypeAlias
 
 from elias.data.formats import folder as npz_folder
-from elias.data.formats.recognise import find_tables
+from elias.data.formats.recognise import recognise
 from elias.data.formats.sources import is_gzip
-from elias.data.formats.streaming import store_folder, store_tables
+from elias.data.formats.spooling import (
+    store_folder,
+    store_lf,
+    store_pecos,
+    store_xmc,
+    store_xmc_folder,
+)
+from elias.data.formats.streaming import store_tables
 from elias.data.staging import cache_root, forget_oldest, in_use, staged_folder
 from elias.data.storing import open_corpus
 from elias.errors import DataError
@@ -42,19 +49,14 @@ def belongs_on_disk(path: Path, on_disk: OnDisk) -> bool:
     return sum(size * (_GZIPPED if packed else 1) for size, packed in _sizes(path)) > LARGE
 
 
-def read_to_disk(path: Path, options: ReadOptions) -> Reading | None:
-    """Read a corpus into the cache folder, or find it there; None for formats read in memory only.
+def read_to_disk(path: Path, options: ReadOptions) -> Reading:
+    """Read a corpus into the cache folder, or find it there.
 
     It is found again as long as its files have the same names, sizes and times.
 
     Raises:
         DataError: If it cannot be read, or there is no room for it.
     """
-    spelling = npz_folder.spelling_of(path) if path.is_dir() else None
-    tables = None if spelling is not None else find_tables(path)
-    if tables is None and (spelling is None or not npz_folder.has_texts_alone(path, spelling)):
-        log.warning("%s: only tables and folders of texts are left on disk; read to memory", path)
-        return None
     kept = cache_root() / "corpora" / _key(path, options)
     with suppress(DataError):
         found = open_corpus(kept, path)
@@ -64,12 +66,7 @@ def read_to_disk(path: Path, options: ReadOptions) -> Reading | None:
         return found
     try:
         with staged_folder(kept, overwrite=True) as staging:
-            if tables is not None:
-                store_tables(tables, options, staging)
-            else:
-                assert spelling is not None
-                options.refuse(path, spelling.name)
-                store_folder(path, spelling, staging)
+            _store(path, options, staging)
         in_use(kept)
         forget_oldest(kept.parent, _CACHE_LIMIT)
     except OSError as error:
@@ -78,6 +75,24 @@ def read_to_disk(path: Path, options: ReadOptions) -> Reading | None:
             "set XDG_CACHE_HOME to a folder on another disk"
         ) from error
     return open_corpus(kept, path)
+
+
+def _store(path: Path, options: ReadOptions, folder: Path) -> None:
+    """Write a corpus in whichever format into an empty folder."""
+    kind, files = recognise(path)
+    if files is None and kind == "npz":
+        spelling = npz_folder.spelling_of(path)
+        assert spelling is not None
+        options.refuse(path, spelling.name)
+        store_folder(path, spelling, folder)
+    elif files is None:
+        (store_lf if kind == "lf" else store_xmc_folder)(path, options, folder)
+    elif kind == "xmc":
+        store_xmc(files.by_split, options, files.source, folder)
+    elif kind == "pecos":
+        store_pecos(files.by_split, options, files.source, folder)
+    else:
+        store_tables(files, options, folder)
 
 
 def _files(path: Path) -> Iterator[Path]:

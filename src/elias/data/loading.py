@@ -67,8 +67,9 @@ def load_corpus(
     place = Path(path).expanduser()
     _must_exist(place)
     options = ReadOptions(text=text, labels=labels, separator=separator)
-    reading = read_to_disk(place, options) if belongs_on_disk(place, on_disk) else None
-    if reading is None:
+    if belongs_on_disk(place, on_disk):
+        reading = read_to_disk(place, options)
+    else:
         reading = read_path(place, options)
         reading = reading._replace(corpus=_mended(reading.corpus))
     given = {name: value for name, value in asdict(options).items() if value is not None}

@@ -11,6 +11,7 @@ import numpy as np
 
 from elias.data.corpus import Corpus, Split
 from elias.data.disk import (
+    FEATURES,
     INDICES,
     INDPTR,
     OFFSETS,
@@ -19,7 +20,7 @@ from elias.data.disk import (
     DiskTexts,
     index_type,
     mapped,
-    read_labels,
+    read_csr,
 )
 from elias.data.formats.matrices import from_lists
 from elias.data.formats.options import Reading
@@ -27,16 +28,79 @@ from elias.data.formats.sources import mend
 from elias.errors import DataError
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterable, Iterator, Sequence
 
     from numpy.typing import NDArray
+    from scipy.sparse import csr_matrix
 
 DESCRIPTION = "corpus.json"
 NAMES = "names.json"
-_CODES, _WEIGHTS = "codes.spool", "weights.spool"
+LABELS = "labels"
+"""The folder of the labels' own features."""
+_CODES, _WEIGHTS, _WIDE = "codes.spool", "weights.spool", "{}wide.spool"
 _FORMAT = 1
 _ROWS = 1 << 16
 _WIDENED = 1 << 20
+
+
+class MatrixWriter:
+    """Writes a CSR matrix a few rows at a time."""
+
+    def __init__(self, folder: Path, n_columns: int, prefix: str = "") -> None:
+        folder.mkdir(exist_ok=True)
+        self._folder = folder
+        self._prefix = prefix
+        self._n_columns = n_columns
+        self._lengths: list[NDArray[np.int32]] = []
+        self._indices = (folder / _WIDE.format(prefix)).open("wb")
+        self._values = (folder / f"{prefix}{VALUES}").open("wb")
+
+    def append(self, rows: csr_matrix) -> None:
+        """Add rows in canonical form."""
+        self._indices.write(rows.indices.astype("<i4").data)
+        self._values.write(rows.data.astype("<f4").data)
+        self._lengths.append(np.diff(rows.indptr).astype(np.int32))
+
+    def close(self) -> None:
+        """Close the files."""
+        self._indices.close()
+        self._values.close()
+
+    def finish(self) -> dict[str, int]:
+        """Write where each row begins, and return the sizes."""
+        self.close()
+        lengths = np.concatenate([np.zeros(1, np.int32), *self._lengths])
+        indptr = np.cumsum(lengths, dtype=np.int64)
+        # SciPy wants one type for both arrays: the wider one, where there are so many entries
+        kind = index_type(int(indptr[-1]), self._n_columns)
+        wide, target = (
+            self._folder / name for name in (_WIDE.format(self._prefix), f"{self._prefix}{INDICES}")
+        )
+        if kind == "<i4":
+            wide.rename(target)
+        else:
+            _widen(wide, target)
+        (self._folder / f"{self._prefix}{INDPTR}").write_bytes(indptr.astype(kind).data)
+        return {
+            "rows": len(indptr) - 1,
+            "columns": self._n_columns,
+            "entries": int(indptr[-1]),
+        }
+
+
+def store_matrix(parts: Iterable[csr_matrix], folder: Path, prefix: str = "") -> dict[str, int]:
+    """Write a matrix that comes a few rows at a time, and return its sizes."""
+    writer = None
+    try:
+        for rows in parts:
+            if writer is None:
+                writer = MatrixWriter(folder, rows.shape[1], prefix)
+            writer.append(rows)
+    finally:
+        if writer is not None:
+            writer.close()
+    assert writer is not None, "a reader refuses a matrix without rows"
+    return writer.finish()
 
 
 class SplitWriter:
@@ -46,6 +110,8 @@ class SplitWriter:
         folder.mkdir()
         self.folder = folder
         self.n_mended = 0
+        self.weighted = True
+        """Whether weights that were given count."""
         self._files: dict[str, IO[bytes]] = {}
         self._digest = hashlib.sha256()
         self._sizes: list[NDArray[np.int32]] = []
@@ -53,7 +119,7 @@ class SplitWriter:
 
     def __len__(self) -> int:
         """Return how many rows there are."""
-        return sum(map(len, self._sizes))
+        return sum(map(len, self._counts))
 
     @property
     def n_entries(self) -> int:
@@ -62,7 +128,7 @@ class SplitWriter:
 
     def add(
         self,
-        texts: Sequence[str],
+        texts: Sequence[str] | None,
         counts: NDArray[np.int64],
         codes: NDArray[np.int64],
         weights: NDArray[np.float32] | None = None,
@@ -70,11 +136,20 @@ class SplitWriter:
         """Add rows: their texts, how many labels each has, and all their labels.
 
         Args:
-            texts: NULs and lone surrogates are mended.
+            texts: NULs and lone surrogates are mended; None where there are features alone, in all
+                calls or in none.
             counts: (rows,) labels of each row.
             codes: numbers that stand for the labels until `finish` is told which are which.
             weights: relevance; in all calls or in none.
         """
+        if texts is not None:
+            self._add_texts(texts)
+        self._counts.append(counts.astype(np.int32))
+        self._write(_CODES, codes.astype("<i4").tobytes())
+        if weights is not None:
+            self._write(_WEIGHTS, weights.astype("<f4").tobytes())
+
+    def _add_texts(self, texts: Sequence[str]) -> None:
         whole, changed = mend(texts)
         self.n_mended += changed
         encoded = [text.encode("utf-8") for text in whole]
@@ -83,11 +158,7 @@ class SplitWriter:
         self._digest.update(sizes.tobytes())
         self._digest.update(joined)
         self._sizes.append(sizes)
-        self._counts.append(counts.astype(np.int32))
         self._write(TEXTS, joined)
-        self._write(_CODES, codes.astype("<i4").tobytes())
-        if weights is not None:
-            self._write(_WEIGHTS, weights.astype("<f4").tobytes())
 
     def _write(self, name: str, content: bytes) -> None:
         if name not in self._files:
@@ -101,55 +172,45 @@ class SplitWriter:
 
     def finish(self, new_ids: NDArray[np.int64] | None, n_labels: int) -> dict[str, Any]:
         """Write the labels, ``new_ids[code]`` each, sorted and once; return what describes all."""
-        weighted = _WEIGHTS in self._files
+        weighted = _WEIGHTS in self._files and self.weighted
         self.close()
         counts = np.concatenate([np.zeros(0, np.int32), *self._counts])
-        indptr = self._write_entries(counts, new_ids, n_labels, weighted=weighted)
-        (self.folder / INDPTR).write_bytes(indptr.tobytes())
-        sizes = np.concatenate([np.zeros(1, np.int32), *self._sizes])
-        (self.folder / OFFSETS).write_bytes(np.cumsum(sizes, dtype="<i8").tobytes())
+        sizes = store_matrix(
+            self._entries(counts, new_ids, n_labels, weighted=weighted), self.folder
+        )
         for name in (_CODES, _WEIGHTS):
             (self.folder / name).unlink(missing_ok=True)
+        if self._sizes:
+            lengths = np.concatenate([np.zeros(1, np.int32), *self._sizes])
+            (self.folder / OFFSETS).write_bytes(np.cumsum(lengths, dtype="<i8").data)
         return {
             "points": len(counts),
-            "entries": int(indptr[-1]),
+            "entries": sizes["entries"],
+            "texts": bool(self._sizes),
             "digest": self._digest.hexdigest(),
         }
 
-    def _write_entries(
+    def _entries(
         self,
         counts: NDArray[np.int32],
         new_ids: NDArray[np.int64] | None,
         n_labels: int,
         *,
         weighted: bool,
-    ) -> NDArray[Any]:
-        """Write the ids and values of all rows, and return where each row begins."""
+    ) -> Iterator[csr_matrix]:
+        """Yield the labels of all rows."""
         bounds = np.concatenate([[0], np.cumsum(counts, dtype=np.int64)])
         codes = mapped(self.folder / _CODES, "<i4")
         weights = mapped(self.folder / _WEIGHTS, "<f4") if weighted else None
-        lengths: list[NDArray[np.int64]] = [np.zeros(1, np.int64)]
-        wide = self.folder / "wide.spool"
-        with wide.open("wb") as indices, (self.folder / VALUES).open("wb") as values:
-            for start in range(0, len(counts), _ROWS):
-                part = counts[start : start + _ROWS].astype(np.int64)
-                entries = slice(bounds[start], bounds[start + len(part)])
-                ids = codes[entries].astype(np.int64)
-                ids = ids if new_ids is None else new_ids[ids]
-                own = None if weights is None else np.array(weights[entries])
-                matrix = from_lists(part, ids, n_labels, own)
-                matrix.eliminate_zeros()
-                indices.write(matrix.indices.astype("<i4").tobytes())
-                values.write(matrix.data.astype("<f4").tobytes())
-                lengths.append(np.diff(matrix.indptr).astype(np.int64))
-        indptr = np.cumsum(np.concatenate(lengths))
-        # SciPy wants one type for both arrays: the wider one, where there are so many entries
-        kind = index_type(int(indptr[-1]), n_labels)
-        if kind == "<i4":
-            wide.rename(self.folder / INDICES)
-        else:
-            _widen(wide, self.folder / INDICES)
-        return indptr.astype(kind)
+        for start in range(0, len(counts), _ROWS):
+            part = counts[start : start + _ROWS].astype(np.int64)
+            entries = slice(bounds[start], bounds[start + len(part)])
+            ids = codes[entries].astype(np.int64)
+            ids = ids if new_ids is None else new_ids[ids]
+            own = None if weights is None else np.array(weights[entries])
+            matrix = from_lists(part, ids, n_labels, own)
+            matrix.eliminate_zeros()
+            yield matrix
 
 
 def _widen(source: Path, target: Path) -> None:
@@ -184,6 +245,7 @@ def open_corpus(folder: Path, source: Path) -> Reading:
         }
         corpus = Corpus(
             label_names=names,
+            label_features=_open_matrix(folder / LABELS, described.get("label_features"), FEATURES),
             source=source,
             format=described["format"],
             notes=described["notes"],
@@ -195,11 +257,21 @@ def open_corpus(folder: Path, source: Path) -> Reading:
 
 
 def _open_split(folder: Path, about: dict[str, Any], n_labels: int) -> Split:
-    texts = DiskTexts(folder, about["digest"])
-    if len(texts) != about["points"]:
+    texts = DiskTexts(folder, about["digest"]) if about.get("texts", True) else None
+    if texts is not None and len(texts) != about["points"]:
         raise DataError(f"{folder}: has {len(texts)} texts where {about['points']} are told of")
-    labels = read_labels(folder, about["points"], about["entries"], n_labels)
     filters = None
     if (folder / "filters.npy").exists():
         filters = np.load(folder / "filters.npy", allow_pickle=False)
-    return Split(labels=labels, texts=texts, filters=filters)
+    return Split(
+        labels=read_csr(folder, (about["points"], n_labels), about["entries"]),
+        texts=texts,
+        features=_open_matrix(folder, about.get("features"), FEATURES),
+        filters=filters,
+    )
+
+
+def _open_matrix(folder: Path, about: dict[str, int] | None, prefix: str) -> csr_matrix | None:
+    if about is None:
+        return None
+    return read_csr(folder, (about["rows"], about["columns"]), about["entries"], prefix)

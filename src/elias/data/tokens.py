@@ -11,7 +11,9 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from elias.data.disk import DiskTexts
+from elias.data.disk import DiskTexts, scratch
+from elias.data.features import unit_rows
+from elias.data.pages import ease, watch
 from elias.data.staging import cache_root, forget_oldest, in_use, staged_folder
 from elias.errors import DataError
 
@@ -26,6 +28,7 @@ logger = logging.getLogger(__name__)
 
 _CACHE_LIMIT = 20 * 2**30  # bytes of tokenised text kept before the oldest goes
 _FORMAT = "3"
+_ROWS = 1 << 16  # of features, at a time
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,6 +72,7 @@ class Tokens:
 
     def take(self, rows: NDArray[np.int64]) -> Tokens:
         """Return the texts of ``rows``, in that order."""
+        ease()
         starts = self.offsets[rows]
         lengths = self.offsets[rows + 1] - starts
         offsets = np.zeros(len(rows) + 1, dtype=np.int64)
@@ -79,6 +83,20 @@ class Tokens:
             ids=self.ids[places],
             weights=None if self.weights is None else self.weights[places],
         )
+
+
+def unit_tokens(features: csr_matrix) -> Tokens:
+    """Return mapped features as tokens, each point scaled to length 1, in a scratch file."""
+    weights = scratch(features.nnz, np.dtype(np.float32))
+    for start in range(0, features.shape[0], _ROWS):
+        part = unit_rows(features[start : start + _ROWS])
+        first = int(features.indptr[start])
+        weights[first : first + part.nnz] = part.data
+    return Tokens(
+        offsets=features.indptr.astype(np.int64),
+        ids=features.indices.astype(np.int32, copy=False),
+        weights=weights,
+    )
 
 
 def cache_folder() -> Path:
@@ -154,6 +172,9 @@ def _load(folder: Path, n_texts: int) -> Tokens | None:
     except (OSError, ValueError, EOFError):
         return None
     in_use(folder)
+    for array in (ids, weights):
+        if isinstance(array, np.memmap):  # an empty one is not
+            watch(array)
     with suppress(OSError):  # a read-only cache still serves
         os.utime(folder)
     whole = len(offsets) == n_texts + 1 and len(ids) == offsets[-1]

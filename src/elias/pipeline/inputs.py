@@ -6,10 +6,11 @@ from typing import TYPE_CHECKING
 
 from scipy.sparse import csr_matrix, issparse
 
+from elias.data.disk import is_mapped
 from elias.data.features import Featurizer, unit_rows
 from elias.data.sampling import sample_points
 from elias.data.tokenising import write_tokens
-from elias.data.tokens import Tokens, cached
+from elias.data.tokens import Tokens, cached, unit_tokens
 from elias.errors import DataError
 from elias.model.encoder import BagEncoder
 
@@ -47,7 +48,7 @@ def feature_tokens(features: csr_matrix, encoder: TextEncoder) -> Tokens:
         raise DataError(
             f"the features have {features.shape[1]} columns, the model reads {encoder.n_features}"
         )
-    return Tokens.from_csr(unit_rows(features))
+    return unit_tokens(features) if is_mapped(features) else Tokens.from_csr(unit_rows(features))
 
 
 def cached_tokens(split: Split, encoder: TextEncoder) -> Tokens:

@@ -40,6 +40,20 @@ def test_a_corpus_on_disk_trains_the_same_model(table):
         assert torch.equal(weights[name], weight), name
 
 
+def test_features_on_disk_train_the_same_model(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    path = tmp_path / "data.txt"
+    rows = [f"{i % 9} {i % 9}:1 {9 + i % 5}:0.5 {14 + i % 4}:0.2" for i in range(200)]
+    path.write_text("\n".join(["200 18 9", *rows]) + "\n")
+    read = {how: load_corpus(path, on_disk=how) for how in ("off", "on")}
+    models = {how: train(config(), corpus, device="cpu") for how, corpus in read.items()}
+
+    assert read["on"].train.on_disk
+    weights = models["on"].model.state_dict()
+    for name, weight in models["off"].model.state_dict().items():
+        assert torch.equal(weights[name], weight), name
+
+
 def test_what_comes_before_training_can_be_computed_from_a_sample(table):
     corpus = load_corpus(table, on_disk="on")
     some = config(**{"data.setup_points": 50})

@@ -35,6 +35,8 @@ if TYPE_CHECKING:
 
     from scipy.sparse import csr_matrix
 
+    from elias.errors import DataError
+
 log = logging.getLogger(__name__)
 
 
@@ -108,23 +110,13 @@ def read_split_labels(folder: Path, split: str) -> csr_matrix | None:
     return tidy_labels(read_npz(path), path) if path.is_file() else None
 
 
-def has_texts_alone(folder: Path, spelling: Spelling) -> bool:
-    """Say whether all points of a folder have texts, and none has features."""
-    for split in (name for name in SHORT if (folder / f"Y.{SHORT[name]}.npz").is_file()):
-        names = (name.format(SHORT[split]) for name in spelling.features)
-        if find_texts(folder, spelling, split) is None or find(folder, *names) is not None:
-            return False
-    return not (folder / "X.lbl.npz").is_file()
-
-
 def _read_split(folder: Path, spelling: Spelling, split: str) -> Split:
     path = folder / f"Y.{SHORT[split]}.npz"
     labels = tidy_labels(read_npz(path), path)
     text_file = find_texts(folder, spelling, split)
-    feature_file = find(folder, *(name.format(SHORT[split]) for name in spelling.features))
+    feature_file = find_features(folder, spelling, split)
     if text_file is None and feature_file is None:
-        expected = spelling.texts[0].format(SHORT[split])
-        raise bad(path, f"the {split} points have neither texts nor features; add {expected}")
+        raise neither(folder, spelling, split)
     texts = None if text_file is None else read_lines(text_file)
     if text_file is not None and texts is not None and len(texts) != labels.shape[0]:
         counts = f"holds {len(texts)} texts, but {path.name} has {labels.shape[0]} rows"
@@ -141,6 +133,17 @@ def _read_split(folder: Path, spelling: Spelling, split: str) -> Split:
 def find_texts(folder: Path, spelling: Spelling, split: str) -> Path | None:
     """Return the file of a split's texts, or None."""
     return find(folder, *(name.format(SHORT[split], long=split) for name in spelling.texts))
+
+
+def find_features(folder: Path, spelling: Spelling, split: str) -> Path | None:
+    """Return the file of a split's features, or None."""
+    return find(folder, *(name.format(SHORT[split]) for name in spelling.features))
+
+
+def neither(folder: Path, spelling: Spelling, split: str) -> DataError:
+    """Return the error for points without texts and features."""
+    path, expected = folder / f"Y.{SHORT[split]}.npz", spelling.texts[0].format(SHORT[split])
+    return bad(path, f"the {split} points have neither texts nor features; add {expected}")
 
 
 def _features(path: Path) -> csr_matrix | None:

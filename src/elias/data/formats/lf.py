@@ -12,7 +12,7 @@ import gzip
 import json
 import logging
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
@@ -40,11 +40,12 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
     from pathlib import Path
 
-    from scipy.sparse import csr_matrix
+    from numpy.typing import NDArray
 
 log = logging.getLogger(__name__)
 
 _INDEX, _WEIGHT = "target_ind", "target_rel"
+_MOST = 2**31 - 1
 
 
 def points_file(folder: Path, split: str) -> Path | None:
@@ -70,7 +71,8 @@ def read(folder: Path, options: ReadOptions) -> Reading:
     return Reading(corpus, has_splits=True)
 
 
-def _read_points(path: Path, text: str | None) -> Table:
+def points_columns(path: Path, text: str | None) -> tuple[list[str], list[str]]:
+    """Return the columns to read of a file of points, and those that each row must have."""
     known = column_names(path, "jsonl")
     wanted = [part.strip() for part in text.split(",")] if text else ["title", "content"]
     missing = next((name for name in wanted if name not in known), None)
@@ -81,33 +83,81 @@ def _read_points(path: Path, text: str | None) -> Table:
     columns = [name for name in wanted if name in known]
     if not columns:
         raise no_column(path, "title", known)
-    table = read_table(path, "jsonl", [*columns, _INDEX, _WEIGHT], [columns[0], _INDEX])
+    return [*columns, _INDEX, _WEIGHT], [columns[0], _INDEX]
+
+
+def _read_points(path: Path, text: str | None) -> Table:
+    table = read_table(path, "jsonl", *points_columns(path, text))
     log.info("%s: read %d points", path, len(table))
     return table
 
 
-def _read_label_names(folder: Path, tables: Iterable[Table]) -> list[str]:
+def known_names(folder: Path) -> list[str] | None:
+    """Return the names of the labels, or None where no file has them."""
     path = find(folder, "lbl.json", "lbl.raw.json", "lbl.jsonl")
     if path is not None:
         titles = read_table(path, "jsonl", ["title"], ["title"]).columns["title"]
         return [str(title or "") for title in titles]
     names_file = find_names(folder)
-    if names_file is not None:
-        return read_names(names_file)
+    return None if names_file is None else read_names(names_file)
+
+
+def _read_label_names(folder: Path, tables: Iterable[Table]) -> list[str]:
+    names = known_names(folder)
+    if names is not None:
+        return names
     cells = [cell for table in tables for cell in table.columns[_INDEX] if isinstance(cell, list)]
     largest = max((label for cell in cells for label in cell if isinstance(label, int)), default=-1)
     return numbered(folder, largest + 1, sum(map(len, cells)))
 
 
 def _split(folder: Path, split: str, table: Table, n_labels: int) -> Split:
-    labels = _labels(table, n_labels)
-    texts = _texts(table)
+    points = read_rows(table, n_labels)
+    weighted = any(cell is not None for cell in table.columns[_WEIGHT])
+    labels = from_lists(points.counts, points.ids, n_labels, points.weights if weighted else None)
+    labels.eliminate_zeros()
     return Split(
         labels=labels,
-        texts=texts,
+        texts=points.texts,
         features=xmc.read_features(folder, split),
         filters=read_filters(folder, split, labels.shape),
     )
+
+
+class Points(NamedTuple):
+    """Texts, and their labels one after the other."""
+
+    texts: list[str]
+    counts: NDArray[np.int64]
+    ids: NDArray[np.int64]
+    weights: NDArray[np.float32]
+    """Ones where no row has any."""
+    weighted: bool
+
+
+def read_rows(table: Table, n_labels: int | None, *, weighted: bool = False) -> Points:
+    """Return the points of some rows.
+
+    Args:
+        table: The rows.
+        n_labels: How many labels there are; None where only the highest id tells.
+        weighted: Whether rows before these have had relevance, so that these must have it.
+    """
+    cells = [cell or [] for cell in table.columns[_INDEX]]
+    for row, cell in enumerate(cells):
+        wrong = _wrong_id(cell, _MOST if n_labels is None else n_labels)
+        if wrong is not None:
+            limits = f"there are {n_labels} labels, counted from 0"
+            if n_labels is None:
+                limits = "labels are counted from 0"
+            raise table.error(row, f"{_INDEX} {shown(wrong)} is out of range; {limits}")
+    counts = np.array([len(cell) for cell in cells], dtype=np.int64)
+    ids = np.fromiter((label for cell in cells for label in cell), np.int64, int(counts.sum()))
+    weights = np.ones(len(ids), dtype=np.float32)
+    weighted = weighted or any(cell is not None for cell in table.columns[_WEIGHT])
+    if weighted:
+        weights = parse_weights(table.columns[_WEIGHT], counts, table.error)
+    return Points(_texts(table), counts, ids, weights, weighted)
 
 
 def _texts(table: Table) -> list[str]:
@@ -120,23 +170,6 @@ def _texts(table: Table) -> list[str]:
             raise table.error(row, f"{shown(wrong)} is not a text")
         texts.append(" ".join(filter(None, parts)))
     return texts
-
-
-def _labels(table: Table, n_labels: int) -> csr_matrix:
-    cells = [cell or [] for cell in table.columns[_INDEX]]
-    for row, cell in enumerate(cells):
-        wrong = _wrong_id(cell, n_labels)
-        if wrong is not None:
-            limits = f"there are {n_labels} labels, counted from 0"
-            raise table.error(row, f"{_INDEX} {shown(wrong)} is out of range; {limits}")
-    counts = np.array([len(cell) for cell in cells], dtype=np.int64)
-    ids = np.fromiter((label for cell in cells for label in cell), np.int64, int(counts.sum()))
-    weights = None
-    if any(cell is not None for cell in table.columns[_WEIGHT]):
-        weights = parse_weights(table.columns[_WEIGHT], counts, table.error)
-    matrix = from_lists(counts, ids, n_labels, weights)
-    matrix.eliminate_zeros()
-    return matrix
 
 
 def _wrong_id(cell: Any, n_labels: int) -> object:

@@ -44,39 +44,42 @@ def write_npz(path: Path, matrix: csr_matrix) -> None:
     save_npz(path, matrix)
 
 
-def tidy_labels(matrix: csr_matrix, path: Path) -> csr_matrix:
+def tidy_labels(matrix: csr_matrix, path: Path, first: int = 0) -> csr_matrix:
     """Return relevance as float32 CSR, sorted, without duplicates or zeros.
 
     Args:
         matrix: (N, L), any numeric type; left as it is.
         path: the file it came from, for errors.
+        first: how many points come before these.
     """
-    tidy = _canonical(matrix, path, "relevance")
+    tidy = _canonical(matrix, path, "relevance", first)
     if tidy.nnz and tidy.data.min() < 0:
-        _refuse_value(tidy, tidy.data < 0, path, "a relevance must not be negative")
+        _refuse_value(tidy, tidy.data < 0, path, "a relevance must not be negative", first)
     tidy.eliminate_zeros()
     return tidy
 
 
-def tidy_features(matrix: csr_matrix, path: Path) -> csr_matrix:
+def tidy_features(matrix: csr_matrix, path: Path, first: int = 0) -> csr_matrix:
     """Return features as float32 CSR, sorted, without duplicates; negative values may stay."""
-    return _canonical(matrix, path, "feature")
+    return _canonical(matrix, path, "feature", first)
 
 
-def _canonical(matrix: csr_matrix, path: Path, what: str) -> csr_matrix:
+def _canonical(matrix: csr_matrix, path: Path, what: str, first: int) -> csr_matrix:
     if matrix.dtype.kind not in "biuf":
         raise bad(path, f"holds {matrix.dtype} values; {what} values are numbers")
     tidy = matrix.astype(np.float32)  # a copy: the caller's matrix stays as it is
     tidy.sum_duplicates()
     wrong = ~np.isfinite(tidy.data)
     if wrong.any():
-        _refuse_value(tidy, wrong, path, f"a {what} value must be finite")
+        _refuse_value(tidy, wrong, path, f"a {what} value must be finite", first)
     return tidy
 
 
-def _refuse_value(matrix: csr_matrix, wrong: NDArray[np.bool_], path: Path, rule: str) -> None:
+def _refuse_value(
+    matrix: csr_matrix, wrong: NDArray[np.bool_], path: Path, rule: str, first: int
+) -> None:
     entry = int(np.flatnonzero(wrong)[0])
-    row = int(np.searchsorted(matrix.indptr, entry, side="right"))
+    row = first + int(np.searchsorted(matrix.indptr, entry, side="right"))
     column, value = int(matrix.indices[entry]), float(matrix.data[entry])
     raise bad(path, f"point {row}, column {column} holds {value}: {rule}; mend or drop the entry")
 

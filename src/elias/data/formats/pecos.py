@@ -8,7 +8,7 @@ The names are looked for beside the file (``output-labels.txt``, ``output-items.
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
@@ -53,19 +53,19 @@ def _read(
 ) -> Reading:
     options.refuse(source, "PECOS text")
     folder = files["train"].parent
-    points = {split: _parse(path) for split, path in files.items()}
+    points = {split: parse(path, read_lines(path)) for split, path in files.items()}
     names_file = find_names(folder)
     if names_file is not None:
         names = read_names(names_file)
     else:
-        all_ids = [ids for _, _, ids in points.values()]
+        all_ids = [found.ids for found in points.values()]
         names = numbered(source, _n_labels(all_ids), sum(map(len, all_ids)))
     splits = {}
-    for split, (texts, counts, ids) in points.items():
-        _check_range(files[split], counts, ids, len(names))
-        labels = from_lists(counts, ids, len(names))
+    for split, found in points.items():
+        check_range(files[split], found, len(names))
+        labels = from_lists(found.counts, found.ids, len(names))
         filters = read_filters(folder, split, labels.shape) if has_splits else None
-        splits[split] = Split(labels=labels, texts=texts, filters=filters)
+        splits[split] = Split(labels=labels, texts=found.texts, filters=filters)
     notes = {} if names_file is not None else {"labels": "no file of names: named by number"}
     corpus = Corpus(
         label_names=names,
@@ -77,10 +77,18 @@ def _read(
     return Reading(corpus, has_splits=has_splits)
 
 
-def _parse(path: Path) -> tuple[list[str], NDArray[np.int64], NDArray[np.int64]]:
-    """Return the texts, how many labels each has, and all label ids."""
+class Points(NamedTuple):
+    """Texts, how many labels each has, and all label ids."""
+
+    texts: list[str]
+    counts: NDArray[np.int64]
+    ids: NDArray[np.int64]
+
+
+def parse(path: Path, lines: Sequence[str], first: int = 0) -> Points:
+    """Return the points of some lines, of which ``first`` come before."""
     texts, heads = [], []
-    for number, line in enumerate(read_lines(path), start=1):
+    for number, line in enumerate(lines, start=first + 1):
         head, tab, text = line.partition("\t")
         if not tab or not _IDS.fullmatch(head):
             raise bad(path, f"{shown(line)} is not `id,id,…<tab>text`", number)
@@ -89,18 +97,18 @@ def _parse(path: Path) -> tuple[list[str], NDArray[np.int64], NDArray[np.int64]]
     counts = np.array([head.count(",") + 1 if head else 0 for head in heads], dtype=np.int64)
     flat = ",".join(filter(None, heads))
     ids = np.array([int(label) for label in flat.split(",")] if flat else [], dtype=np.int64)
-    return texts, counts, ids
+    return Points(texts, counts, ids)
 
 
 def _n_labels(ids: Sequence[NDArray[np.int64]]) -> int:
     return 1 + max((int(part.max()) for part in ids if len(part)), default=-1)
 
 
-def _check_range(
-    path: Path, counts: NDArray[np.int64], ids: NDArray[np.int64], n_labels: int
-) -> None:
-    wrong = np.flatnonzero(ids >= n_labels)
+def check_range(path: Path, points: Points, n_labels: int, first: int = 0) -> None:
+    """Refuse label ids that have no name; ``first`` points come before these."""
+    wrong = np.flatnonzero(points.ids >= n_labels)
     if len(wrong):
-        line = 1 + int(np.searchsorted(np.cumsum(counts), wrong[0], side="right"))
+        row = int(np.searchsorted(np.cumsum(points.counts), wrong[0], side="right"))
         limits = f"there are {n_labels} label names, counted from 0"
-        raise bad(path, f"label id {ids[wrong[0]]} is out of range; {limits}", line)
+        problem = f"label id {points.ids[wrong[0]]} is out of range; {limits}"
+        raise bad(path, problem, first + 1 + row)

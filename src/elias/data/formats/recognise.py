@@ -43,29 +43,38 @@ class Files(NamedTuple):
     """That file, or the folder."""
 
 
+class Found(NamedTuple):
+    """What a path holds."""
+
+    kind: str
+    """``npz``, ``lf``, ``xmc folder``, or the kind of its files."""
+    files: Files | None = None
+    """Those files, where the kind is theirs."""
+
+
+def recognise(path: Path) -> Found:
+    """Return which format a file or folder is in."""
+    if path.is_dir():
+        if npz_folder.spelling_of(path) is not None:
+            return Found("npz")
+        if _is_lf(path):
+            return Found("lf")
+        if find(path, xmc.LABEL_MATRIX.format(SHORT["train"])):
+            return Found("xmc folder")
+    files = find_files(path)
+    return Found(files.kind, files)
+
+
 def read_path(path: Path, options: ReadOptions) -> Reading:
     """Read a file or folder in whichever format it is."""
-    if path.is_dir():
+    found = recognise(path)
+    if found.files is not None:
+        return _read_files(found.files, options)
+    if found.kind == "npz":
         spelling = npz_folder.spelling_of(path)
-        if spelling is not None:
-            return npz_folder.read(path, spelling, options)
-        if _is_lf(path):
-            return lf.read(path, options)
-        if find(path, xmc.LABEL_MATRIX.format(SHORT["train"])):
-            return xmc.read_folder(path, options)
-    return _read_files(find_files(path), options)
-
-
-def find_tables(path: Path) -> Files | None:
-    """Return the tables that a corpus is made of; None where it is in another format."""
-    if path.is_dir() and (
-        npz_folder.spelling_of(path) is not None
-        or _is_lf(path)
-        or find(path, xmc.LABEL_MATRIX.format(SHORT["train"]))
-    ):
-        return None
-    found = find_files(path)
-    return found if found.kind in tabular.KINDS else None
+        assert spelling is not None
+        return npz_folder.read(path, spelling, options)
+    return lf.read(path, options) if found.kind == "lf" else xmc.read_folder(path, options)
 
 
 def _read_files(found: Files, options: ReadOptions) -> Reading:

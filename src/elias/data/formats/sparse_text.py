@@ -5,11 +5,13 @@ from __future__ import annotations
 import re
 import warnings
 from dataclasses import dataclass
-from itertools import islice, pairwise
-from typing import TYPE_CHECKING
+from itertools import pairwise
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
+from scipy.sparse import csr_matrix, vstack
 
+from elias.data.formats.chunks import few
 from elias.data.formats.matrices import from_lists, tidy_features, tidy_labels
 from elias.data.formats.sources import bad, iter_lines, shown
 
@@ -18,12 +20,10 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from numpy.typing import NDArray
-    from scipy.sparse import csr_matrix
 
     _Pairs = tuple[NDArray[np.int64], NDArray[np.float32]]
 
 _COLON, _SPACE = ord(":"), ord(" ")
-_CHUNK = 1 << 14
 _HEADER = re.compile(r"\s*\d+(?:\s+\d+){1,2}\s*")
 
 
@@ -45,6 +45,8 @@ def looks_sparse(lines: Sequence[str], n_sizes: int) -> bool:
 class _Block:
     """Some rows, flattened: their label ids, then their ``index:value`` pairs."""
 
+    first: int
+    """How many rows come before."""
     label_counts: list[int]
     labels: NDArray[np.int64]
     pair_counts: list[int]
@@ -52,16 +54,28 @@ class _Block:
     values: NDArray[np.float32]
 
 
-def read_labelled(path: Path) -> tuple[csr_matrix, csr_matrix]:
+class Labelled(NamedTuple):
+    """Some points of an ``N D L`` file."""
+
+    labels: csr_matrix
+    features: csr_matrix
+
+
+def read_labelled(path: Path) -> Labelled:
     """Read an ``N D L`` file: labels (N, L) and features (N, D)."""
-    (n_points, n_features, n_labels), blocks = _read(path, 3)
-    label_counts = _counts([block.label_counts for block in blocks])
-    ids = np.concatenate([block.labels for block in blocks])
-    _check_range(path, ids, label_counts, n_labels, "label id")
-    labels = from_lists(label_counts, ids, n_labels)
-    features = _matrix(path, blocks, n_features, "feature")
-    _check_rows(path, n_points, len(label_counts))
-    return labels, tidy_features(features, path)
+    parts = list(stream_labelled(path))
+    return Labelled(*(vstack(part, format="csr") for part in zip(*parts, strict=True)))
+
+
+def stream_labelled(path: Path) -> Iterator[Labelled]:
+    """Yield the points of an ``N D L`` file, a few at a time."""
+    (_, n_features, n_labels), blocks = _read(path, 3)
+    for block in blocks:
+        counts = np.array(block.label_counts, dtype=np.int64)
+        _check_range(path, block.labels, counts, n_labels, "label id", block.first)
+        labels = from_lists(counts, block.labels, n_labels)
+        features = _matrix(path, block, n_features, "feature")
+        yield Labelled(labels, tidy_features(features, path, block.first))
 
 
 def read_matrix(path: Path, what: str) -> csr_matrix:
@@ -71,26 +85,39 @@ def read_matrix(path: Path, what: str) -> csr_matrix:
         path: the file.
         what: ``label`` for relevance, which must not be negative, or ``feature``.
     """
-    (n_rows, n_columns), blocks = _read(path, 2)
-    matrix = _matrix(path, blocks, n_columns, what)
-    _check_rows(path, n_rows, matrix.shape[0])
-    return tidy_labels(matrix, path) if what == "label" else tidy_features(matrix, path)
+    return vstack(list(stream_matrix(path, what)), format="csr")
 
 
-def _read(path: Path, n_sizes: int) -> tuple[list[int], list[_Block]]:
+def stream_matrix(path: Path, what: str) -> Iterator[csr_matrix]:
+    """Yield what `read_matrix` reads, a few rows at a time."""
+    (_, n_columns), blocks = _read(path, 2)
+    tidy = tidy_labels if what == "label" else tidy_features
+    for block in blocks:
+        yield tidy(_matrix(path, block, n_columns, what), path, block.first)
+
+
+def _read(path: Path, n_sizes: int) -> tuple[list[int], Iterator[_Block]]:
     lines = iter_lines(path)
     header = next(lines, "").split()
     if len(header) != n_sizes or not all(_is_id(size) for size in header):
         sizes = "`points features labels`" if n_sizes == 3 else "`rows columns`"
         raise bad(path, f"the first line is {shown(' '.join(header))}, not {sizes}", 1)
     sizes_found = [int(size) for size in header]
-    rows = _at_most(lines, sizes_found[0])
-    blocks: list[_Block] = []
-    while chunk := list(islice(rows, _CHUNK)):
-        blocks.append(_parse(path, chunk, 2 + len(blocks) * _CHUNK, with_labels=n_sizes == 3))
-    if not blocks:
+    return sizes_found, _blocks(path, lines, sizes_found[0], with_labels=n_sizes == 3)
+
+
+def _blocks(
+    path: Path, lines: Iterator[str], n_rows: int, *, with_labels: bool
+) -> Iterator[_Block]:
+    done = 0
+    for chunk in few(_at_most(lines, n_rows), len):
+        yield _parse(path, chunk, done, with_labels=with_labels)
+        done += len(chunk)
+    if not done:
         raise bad(path, "holds no points after its first line")
-    return sizes_found, blocks
+    if done != n_rows:
+        remedy = "mend the first line, or the file is cut short"
+        raise bad(path, f"the first line says {n_rows} points, but {done} follow; {remedy}")
 
 
 def _at_most(lines: Iterator[str], n_rows: int) -> Iterator[str]:
@@ -108,9 +135,10 @@ def _parse(path: Path, lines: list[str], first: int, *, with_labels: bool) -> _B
         labels = np.array([int(i) for i in ",".join(heads).split(",")] if heads else [], np.int64)
         columns, values = _pairs(text) or _odd_pairs(text)
     except (ValueError, OverflowError):
-        raise _broken_line(path, lines, first, with_labels=with_labels) from None
+        raise _broken_line(path, lines, first + 2, with_labels=with_labels) from None
     label_counts = [head.count(",") + 1 if head else 0 for head, _ in cut]
-    return _Block(label_counts, labels, [rest.count(":") for _, rest in cut], columns, values)
+    pair_counts = [rest.count(":") for _, rest in cut]
+    return _Block(first, label_counts, labels, pair_counts, columns, values)
 
 
 def _cut(line: str) -> tuple[str, str]:
@@ -179,48 +207,40 @@ def _is_number(text: str) -> bool:
     return True
 
 
-def _counts(parts: list[list[int]]) -> NDArray[np.int64]:
-    return np.concatenate([np.array(part, dtype=np.int64) for part in parts])
-
-
-def _matrix(path: Path, blocks: list[_Block], n_columns: int, what: str) -> csr_matrix:
-    counts = _counts([block.pair_counts for block in blocks])
-    columns = np.concatenate([block.columns for block in blocks])
-    values = np.concatenate([block.values for block in blocks])
-    _check_range(path, columns, counts, n_columns, f"{what} id")
-    _check_finite(path, values, counts, what)
-    return from_lists(counts, columns, n_columns, values)
+def _matrix(path: Path, block: _Block, n_columns: int, what: str) -> csr_matrix:
+    counts = np.array(block.pair_counts, dtype=np.int64)
+    _check_range(path, block.columns, counts, n_columns, f"{what} id", block.first)
+    _check_finite(path, block, counts, what)
+    return from_lists(counts, block.columns, n_columns, block.values)
 
 
 def _check_range(
-    path: Path, ids: NDArray[np.int64], counts: NDArray[np.int64], size: int, what: str
+    path: Path,
+    ids: NDArray[np.int64],
+    counts: NDArray[np.int64],
+    size: int,
+    what: str,
+    first: int,
 ) -> None:
     wrong = np.flatnonzero((ids < 0) | (ids >= size))
     if len(wrong):
         limits = f"the first line allows 0 to {size - 1}"
         problem = f"{what} {ids[wrong[0]]} is out of range; {limits}"
-        raise bad(path, problem, _line_of(wrong[0], counts))
+        raise bad(path, problem, first + _line_of(wrong[0], counts))
 
 
-def _check_finite(
-    path: Path, values: NDArray[np.float32], counts: NDArray[np.int64], what: str
-) -> None:
-    wrong = np.flatnonzero(~np.isfinite(values))
+def _check_finite(path: Path, block: _Block, counts: NDArray[np.int64], what: str) -> None:
+    wrong = np.flatnonzero(~np.isfinite(block.values))
     if len(wrong):
         kind = "relevance" if what == "label" else what
-        problem = f"{values[wrong[0]]}: a {kind} value must be finite; mend or drop the entry"
-        raise bad(path, problem, _line_of(wrong[0], counts))
+        value = block.values[wrong[0]]
+        problem = f"{value}: a {kind} value must be finite; mend or drop the entry"
+        raise bad(path, problem, block.first + _line_of(wrong[0], counts))
 
 
 def _line_of(entry: np.intp, counts: NDArray[np.int64]) -> int:
     """Return the line that a flattened entry stands on; the first holds the sizes."""
     return 2 + int(np.searchsorted(np.cumsum(counts), entry, side="right"))
-
-
-def _check_rows(path: Path, said: int, found: int) -> None:
-    if said != found:
-        remedy = "mend the first line, or the file is cut short"
-        raise bad(path, f"the first line says {said} points, but {found} follow; {remedy}")
 
 
 def labelled_lines(labels: csr_matrix, features: csr_matrix) -> Iterator[str]:

@@ -1,21 +1,21 @@
-"""Reading a corpus to disk a few rows at a time: tables, and folders of text lines and matrices.
+"""Reading a corpus of tables to disk a few rows at a time.
 
-The rules are those of `tabular` and `folder`, whose functions do the work chunk by chunk. In memory
-stay the distinct names of labels and one number for each point; of a folder, its label matrix too.
-A table's labels column is read twice, since what separates labels is decided over all of it.
+The rules are those of `tabular`, whose functions do the work chunk by chunk. In memory stay the
+distinct names of labels and one number for each point. The labels column is read twice, since what
+separates labels is decided over all of it.
 """
 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
 from elias.data.formats import labels as label_cells
-from elias.data.formats.folder import find_texts, label_names, read_split_labels
-from elias.data.formats.layout import SHORT, find_names, read_filters, too_many_labels
-from elias.data.formats.sources import bad, iter_lines, mend, read_names
+from elias.data.formats.chunks import few
+from elias.data.formats.layout import SHORT, find_names, too_many_labels
+from elias.data.formats.sources import bad, mend, read_names
 from elias.data.formats.tables import Table, iter_rows
 from elias.data.formats.tabular import (
     Rows,
@@ -28,20 +28,14 @@ from elias.data.storing import SplitWriter, write_description
 from elias.progress import progress
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
     from numpy.typing import NDArray
 
     from elias.data.formats.columns import Picked
-    from elias.data.formats.folder import Spelling
     from elias.data.formats.options import ReadOptions
     from elias.data.formats.recognise import Files
     from elias.errors import DataError
-
-T = TypeVar("T")
-
-_CHUNK = 1 << 14  # rows at a time
-_LARGE_CHUNK = 1 << 22  # characters at a time
 
 
 class _Place(NamedTuple):
@@ -73,7 +67,7 @@ def store_tables(files: Files, options: ReadOptions, folder: Path) -> None:
     notes = {"text": text_note(picked), "labels": labels_note(picked, reader.separator)}
     has_splits = "" not in files.by_split or picked.split is not None
     about = {"format": files.kind, "notes": notes, "has_splits": has_splits}
-    _finish(folder, about, writers, new_ids, names)
+    finish(folder, about, writers, new_ids, names)
 
 
 class _Labels(NamedTuple):
@@ -120,16 +114,23 @@ class _LabelReader:
         return _Labels(lists.counts, codes, weights)
 
 
-def _finish(
+def finish(
     folder: Path,
     about: dict[str, Any],
     writers: dict[str, SplitWriter],
     new_ids: NDArray[np.int64] | None,
     names: list[str],
+    features: Mapping[str, dict[str, int]] | None = None,
 ) -> None:
+    """Put the labels of all splits into order, and write what the corpus is.
+
+    ``features`` are the sizes of those that were written beside splits.
+    """
     mended_names, n_mended = mend(names)
     order = [name for name in SHORT if name in writers]
     splits = {name: writers[name].finish(new_ids, len(names)) for name in order}
+    for name, sizes in (features or {}).items():
+        splits[name]["features"] = sizes
     n_mended += sum(writer.n_mended for writer in writers.values())
     if n_mended:
         about["notes"]["mended"] = f"NULs or lone surrogates replaced in {n_mended} texts or names"
@@ -178,27 +179,14 @@ def _chunks(
 ) -> Iterator[Rows]:
     for split, path in pairs:
         rows = iter_rows(path, kind, wanted, required)
-        for chunk in _few(rows, lambda row: sum(map(_size, row[1]))):
+        for chunk in few(rows, row_size):
             columns = {name: [cells[i] for _, cells in chunk] for i, name in enumerate(wanted)}
             yield Rows([Table(path, columns, [line for line, _ in chunk])], [split])
 
 
-def _size(cell: object) -> int:
-    return len(cell) if isinstance(cell, str | list) else 1
-
-
-def _few(items: Iterable[T], size: Callable[[T], int]) -> Iterator[list[T]]:
-    """Yield the items in lists that are neither long nor, by the sum of their sizes, large."""
-    chunk: list[T] = []
-    total = 0
-    for item in items:
-        chunk.append(item)
-        total += size(item)
-        if len(chunk) >= _CHUNK or total >= _LARGE_CHUNK:
-            yield chunk
-            chunk, total = [], 0
-    if chunk:
-        yield chunk
+def row_size(row: tuple[int, list[Any]]) -> int:
+    """Return about how many characters a row of a table has."""
+    return sum(len(cell) if isinstance(cell, str | list) else 1 for cell in row[1])
 
 
 def _numbering(picked: Picked, source: Path) -> _Names | _Ids:
@@ -275,41 +263,3 @@ class _Ids:
                 self._source, f"label id {n_labels - 1} is too large to count labels by; from 0"
             )
         return None, [self._names.get(label, str(label)) for label in range(n_labels)]
-
-
-def store_folder(source: Path, spelling: Spelling, folder: Path) -> None:
-    """Write a corpus of text lines and npz matrices into an empty folder."""
-    writers: dict[str, SplitWriter] = {}
-    n_labels = n_uses = 0
-    for split in SHORT:
-        labels = read_split_labels(source, split)
-        if labels is None:
-            continue
-        text_file = find_texts(source, spelling, split)
-        assert text_file is not None, "a folder without texts is read into memory"
-        writers[split] = writer = SplitWriter(folder / split)
-        _store_lines(text_file, labels, writer)
-        n_labels = n_labels or labels.shape[1]
-        n_uses += labels.nnz
-        filters = read_filters(source, split, labels.shape)
-        if filters is not None:
-            np.save(folder / split / "filters.npy", filters)
-    names, note = label_names(source, n_labels, n_uses)
-    about = {"format": spelling.name, "notes": note, "has_splits": True}
-    _finish(folder, about, writers, None, names)
-
-
-def _store_lines(path: Path, labels: Any, writer: SplitWriter) -> None:
-    lines, done = iter_lines(path), 0
-    with progress(f"Reading {path.name} to disk", labels.shape[0]) as advance:
-        for raw in _few(lines, len):
-            chunk = [line.rstrip("\n").removesuffix("\r") for line in raw]
-            part = labels[done : done + len(chunk)]
-            done += len(chunk)
-            if part.shape[0] == len(chunk):
-                counts = np.diff(part.indptr).astype(np.int64)
-                writer.add(chunk, counts, part.indices, part.data)
-            advance(len(chunk))
-    if done != labels.shape[0]:
-        counts = f"holds {done} texts, but its label matrix has {labels.shape[0]} rows"
-        raise bad(path, f"{counts}; give one line for each point")

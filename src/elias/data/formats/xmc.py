@@ -36,6 +36,7 @@ from elias.data.formats.text_lines import write_lines
 from elias.errors import DataError
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
     from pathlib import Path
 
     from scipy.sparse import csr_matrix
@@ -90,7 +91,7 @@ def read_label_features(folder: Path) -> csr_matrix | None:
 def _assemble(
     folder: Path,
     options: ReadOptions,
-    matrices: dict[str, tuple[csr_matrix, csr_matrix | None]],
+    matrices: Mapping[str, tuple[csr_matrix, csr_matrix | None]],
     files: dict[str, Path],
 ) -> Reading:
     options.refuse(folder, "XMC")
@@ -106,7 +107,7 @@ def _assemble(
     n_labels = splits["train"].labels.shape[1]
     n_uses = sum(split.labels.nnz for split in splits.values())
     corpus = Corpus(
-        label_names=_read_label_names(folder, n_labels, n_uses),
+        label_names=label_names(folder, n_labels, n_uses),
         label_features=read_label_features(folder),
         source=folder,
         format="xmc",
@@ -115,9 +116,14 @@ def _assemble(
     return Reading(corpus, has_splits=True)
 
 
-def _read_texts(folder: Path, split: str, n_points: int) -> list[str] | None:
+def find_texts(folder: Path, split: str) -> Path | None:
+    """Return the file of a split's texts, or None."""
     stem = f"{SHORT[split]}_X.txt"
-    path = find(folder, stem, f"raw/{stem}", f"{split}_raw_texts.txt")
+    return find(folder, stem, f"raw/{stem}", f"{split}_raw_texts.txt")
+
+
+def _read_texts(folder: Path, split: str, n_points: int) -> list[str] | None:
+    path = find_texts(folder, split)
     if path is None:
         return None
     texts = read_lines(path)
@@ -126,7 +132,8 @@ def _read_texts(folder: Path, split: str, n_points: int) -> list[str] | None:
     return texts
 
 
-def _read_label_names(folder: Path, n_labels: int, n_uses: int) -> list[str]:
+def label_names(folder: Path, n_labels: int, n_uses: int) -> list[str]:
+    """Return the names of a folder's labels, their numbers where there are none."""
     path = find_names(folder)
     if path is None:
         return numbered(folder, n_labels, n_uses)
