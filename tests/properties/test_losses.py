@@ -5,8 +5,11 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from elias.model import losses
 from elias.model.losses import classification_loss, shortlist_loss
 from reference import cross_entropy
+
+VERSIONS = pytest.mark.parametrize("version", [losses._bce_compiled, losses._bce_torch])
 
 LOGITS = st.floats(-8, 8, width=32)
 LOG_SCORES = st.floats(-6, 0, width=32)
@@ -44,18 +47,40 @@ def test_the_classification_loss_and_its_gradients_match_the_naive_formula(slots
     torch.testing.assert_close(logs.grad.double(), gradients[1], rtol=2e-4, atol=1e-6)
 
 
+@VERSIONS
 @pytest.mark.parametrize("relevant", [True, False])
 @pytest.mark.parametrize("log_score", [0.0, -1e-8, -1e-3, -200.0])
 @pytest.mark.parametrize("logit", EXTREME)
-def test_loss_and_gradients_are_finite_for_extreme_scores(logit, log_score, relevant):
-    logits, logs, *rest = tensors([(logit, log_score, relevant, True)])
+def test_loss_and_gradients_are_finite_for_extreme_scores(version, logit, log_score, relevant):
+    slots = (part.detach() for part in tensors([(logit, log_score, relevant, True)]))
 
-    loss = classification_loss(logits, logs, *rest)
-    loss.backward()
+    for found in version(*slots):
+        assert found.isfinite().all()
 
-    assert loss.isfinite()
-    assert logits.grad.isfinite().all()
-    assert logs.grad.isfinite().all()
+
+@given(n_slots=st.integers(1, 70), seed=st.integers(0, 2**31))
+def test_the_compiled_loss_and_its_gradients_are_those_of_torch(n_slots, seed):
+    generator = torch.Generator().manual_seed(seed)
+    z = 12 * torch.randn(3, n_slots, generator=generator)
+    logs = -(10 ** (6 * torch.rand(3, n_slots, generator=generator) - 4))
+    relevant, stored = (torch.rand(3, n_slots, generator=generator) < p for p in (0.2, 0.9))
+    logs = logs.masked_fill(torch.rand(3, n_slots, generator=generator) < 0.2, 0.0)
+
+    fast, slow = (
+        run(z, logs, relevant, stored) for run in (losses._bce_compiled, losses._bce_torch)
+    )
+
+    for ours, theirs in zip(fast, slow, strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-6)
+
+
+@VERSIONS
+def test_a_logit_that_is_not_a_number_makes_the_loss_so(version):
+    logits = torch.tensor([[1.0, float("nan"), 2.0]])
+
+    loss, *_ = version(logits, torch.zeros(1, 3), torch.zeros(1, 3).bool(), torch.ones(1, 3).bool())
+
+    assert loss.isnan()
 
 
 @given(

@@ -9,140 +9,14 @@ from __future__ import annotations
 from typing import Any, TypeAlias
 
 import numpy as np
-from numba import njit, prange
+from numba import get_num_threads, njit, prange
 from numpy.typing import NDArray
 
 Array: TypeAlias = NDArray[Any]
 
 # Sums may be reordered so that they vectorise; NaN and infinity keep their meaning.
 SUMS = {"reassoc", "contract", "nsz"}
-_EMPTY = np.float32(-np.inf)
-_FULL = np.float32(0.0)
-
-
-@njit(cache=True, nogil=True)
-def _before(
-    scores: Array, frees: Array, labels: Array, i: int, pivot: tuple[float, float, int]
-) -> int:
-    """Say whether entry i ranks before the pivot (1), after it (-1), or is the pivot (0)."""
-    if scores[i] != pivot[0]:
-        return 1 if scores[i] > pivot[0] else -1
-    if frees[i] != pivot[1]:
-        return 1 if frees[i] > pivot[1] else -1
-    if labels[i] != pivot[2]:
-        return 1 if labels[i] < pivot[2] else -1
-    return 0
-
-
-@njit(cache=True, nogil=True)
-def keep_best(scores: Array, frees: Array, labels: Array, size: int, keep: int) -> None:
-    """Move the ``keep`` best of the first ``size`` entries to the front, in no order.
-
-    Quickselect on (score, unsaturated score, label ascending), a strict order, so that the choice
-    is unique.
-    """
-    low = 0
-    high = size - 1
-    while low < high:
-        mid = (low + high) // 2
-        pivot = (scores[mid], frees[mid], labels[mid])
-        i = low
-        j = high
-        while i <= j:
-            while _before(scores, frees, labels, i, pivot) > 0:
-                i += 1
-            while _before(scores, frees, labels, j, pivot) < 0:
-                j -= 1
-            if i <= j:
-                scores[i], scores[j] = scores[j], scores[i]
-                frees[i], frees[j] = frees[j], frees[i]
-                labels[i], labels[j] = labels[j], labels[i]
-                i += 1
-                j -= 1
-        if keep - 1 <= j:
-            high = j
-        elif keep - 1 >= i:
-            low = i
-        else:
-            return
-
-
-@njit(cache=True)
-def _reach(
-    beam: Array, beam_log: Array, edge_labels: Array, edge_log: Array, best: tuple[Array, ...]
-) -> int:
-    """Walk every path of one row, noting the best to each label; return how many were reached.
-
-    A label's score and unsaturated score lie side by side: a path looks at one place in memory.
-    """
-    held, best_path, reached = best
-    n_clusters, n_edges = edge_labels.shape
-    n_reached = 0
-    for position in range(beam.shape[0]):
-        cluster = beam[position]
-        if cluster >= n_clusters:
-            continue
-        cluster_free = beam_log[position]
-        cluster_score = min(cluster_free, _FULL)
-        for edge in range(n_edges):
-            edge_free = edge_log[cluster, edge]
-            if edge_free == _EMPTY:
-                continue
-            label = edge_labels[cluster, edge]
-            score = cluster_score + min(edge_free, _FULL)
-            free = cluster_free + edge_free
-            before = held[label, 0]
-            if score > before or (score == before and free > held[label, 1]):
-                if before == _EMPTY:
-                    reached[n_reached] = label
-                    n_reached += 1
-                held[label, 0] = score
-                held[label, 1] = free
-                best_path[label] = position * n_edges + edge
-    return n_reached
-
-
-@njit(parallel=True, cache=True)
-def expand_beam(  # noqa: PLR0913 - numba wants plain positional arrays
-    beam: Array,
-    beam_log: Array,
-    edge_labels: Array,
-    edge_log: Array,
-    wanted: Array,
-    n_labels: int,
-    n_chunks: int,
-    outs: tuple[Array, Array, Array],
-) -> None:
-    """Follow all edges of each row's beam, keep the best path per label, then the best labels.
-
-    A path is numbered ``position in the beam · E + edge``; of equal paths the first is kept. The
-    rows are dealt to ``n_chunks`` workers, each with its own memory of L entries.
-    """
-    out_labels, out_paths, out_wanted = outs
-    n_rows = beam.shape[0]
-    n_keep = out_labels.shape[1]
-    for chunk in prange(n_chunks):
-        held = np.full((n_labels, 2), _EMPTY, dtype=np.float32)
-        best_path = np.empty(n_labels, dtype=np.int32)
-        reached = np.empty(n_labels, dtype=np.int32)
-        scores = np.empty(n_labels, dtype=np.float32)
-        frees = np.empty(n_labels, dtype=np.float32)
-        best = (held, best_path, reached)
-        for row in range(chunk, n_rows, n_chunks):
-            n_reached = _reach(beam[row], beam_log[row], edge_labels, edge_log, best)
-            for i in range(wanted.shape[1]):
-                label = wanted[row, i]
-                seen = label < n_labels and held[label, 0] != _EMPTY
-                out_wanted[row, i] = best_path[label] if seen else -1
-            for i in range(n_reached):
-                scores[i] = held[reached[i], 0]
-                frees[i] = held[reached[i], 1]
-                held[reached[i], 0] = _EMPTY
-            if n_reached > n_keep:
-                keep_best(scores, frees, reached, n_reached, n_keep)
-            for i in range(min(n_reached, n_keep)):
-                out_labels[row, i] = reached[i]
-                out_paths[row, i] = best_path[reached[i]]
+_SLOTS = 64  # of a shortlist in work at a time
 
 
 @njit(parallel=True, cache=True, fastmath=SUMS)
@@ -164,12 +38,11 @@ def gather_dot(embedding: Array, weight: Array, bias: Array, labels: Array, out:
 
 
 @njit(cache=True, fastmath=SUMS)
-def _add_four(weight: Array, ids: Array, coefficients: Array, j: int, total: Array) -> None:
+def _add_four(rows: tuple[Array, ...], c: tuple[float, ...], total: Array) -> None:
     """Add four rows at once: the total is read and written once for them."""
-    c0, c1, c2, c3 = coefficients[j], coefficients[j + 1], coefficients[j + 2], coefficients[j + 3]
-    s0, s1, s2, s3 = weight[ids[j]], weight[ids[j + 1]], weight[ids[j + 2]], weight[ids[j + 3]]
+    r0, r1, r2, r3 = rows
     for d in range(total.shape[0]):
-        total[d] += (c0 * s0[d] + c1 * s1[d]) + (c2 * s2[d] + c3 * s3[d])
+        total[d] += (c[0] * r0[d] + c[1] * r1[d]) + (c[2] * r2[d] + c[3] * r3[d])
 
 
 @njit(parallel=True, cache=True, fastmath=SUMS)
@@ -178,77 +51,202 @@ def sum_rows(weight: Array, ids: Array, offsets: Array, coefficients: Array, out
 
     Ids past the last row of weights count for nothing.
     """
-    n_rows, dim = out.shape
-    n_weights = weight.shape[0]
+    n_rows = out.shape[0]
     for row in prange(n_rows):
         total = out[row]
-        for d in range(dim):
-            total[d] = 0.0
-        j, end = offsets[row], offsets[row + 1]
-        while j < end:
-            if j + 4 <= end and max(ids[j], ids[j + 1], ids[j + 2], ids[j + 3]) < n_weights:
-                _add_four(weight, ids, coefficients, j, total)
-                j += 4
-                continue
-            if ids[j] < n_weights:
-                source = weight[ids[j]]
-                for d in range(dim):
-                    total[d] += coefficients[j] * source[d]
-            j += 1
+        total[:] = 0.0
+        _add_rows(weight, ids[offsets[row] : offsets[row + 1]], coefficients[offsets[row] :], total)
+
+
+@njit(cache=True, fastmath=SUMS)
+def _add_rows(weight: Array, ids: Array, coefficients: Array, total: Array) -> None:
+    n_weights = weight.shape[0]
+    j, end = 0, ids.shape[0]
+    c = coefficients
+    while j < end:
+        if j + 4 <= end and max(ids[j], ids[j + 1], ids[j + 2], ids[j + 3]) < n_weights:
+            rows = (weight[ids[j]], weight[ids[j + 1]], weight[ids[j + 2]], weight[ids[j + 3]])
+            _add_four(rows, (c[j], c[j + 1], c[j + 2], c[j + 3]), total)
+            j += 4
+            continue
+        if ids[j] < n_weights:
+            source = weight[ids[j]]
+            for d in range(total.shape[0]):
+                total[d] += c[j] * source[d]
+        j += 1
 
 
 @njit(parallel=True, cache=True, fastmath=SUMS)
-def grouped_dot(
-    embedding: Array, weight: Array, bias: Array, groups: tuple[Array, ...], out: Array
+def sum_shortlists(
+    weight: Array, labels: Array, coefficients: Array, n_chunks: int, out: Array
 ) -> None:
-    """Do what `gather_dot` does, label by label: each row of weights is read once.
+    """Do what `sum_rows` does for rows of as many labels each, some slots of all rows at a time.
 
-    ``groups`` is from `group_by_id`; ``out`` has a place for each slot, 0 in padded ones.
+    Where the labels of a row are ascending, those of all rows are much the same meanwhile, and
+    their weights stay in the cache. The rows are dealt to ``n_chunks`` workers.
     """
-    touched, starts, points, places = groups
-    dim = weight.shape[1]
-    for i in prange(touched.shape[0]):
-        row = weight[touched[i]]
-        for j in range(starts[i], starts[i + 1]):
-            point = embedding[points[j]]
+    n_rows, n_slots = labels.shape
+    for chunk in prange(n_chunks):
+        begin, end = chunk * n_rows // n_chunks, (chunk + 1) * n_rows // n_chunks
+        out[begin:end] = 0.0
+        for first in range(0, n_slots, _SLOTS):
+            some = slice(first, min(first + _SLOTS, n_slots))
+            for row in range(begin, end):
+                _add_rows(weight, labels[row, some], coefficients[row, some], out[row])
+
+
+@njit(parallel=True, cache=True, fastmath=SUMS)
+def sum_groups(
+    vectors: Array, groups: tuple[Array, ...], coefficients: Array, out: Array, sums: Array
+) -> None:
+    """Fill in the weighted sum of each group's vectors, and the sum of its coefficients.
+
+    ``groups`` is from `group_by_id`; a coefficient stands at the place that a row came from.
+    """
+    _, starts, rows, places = groups
+    c = coefficients
+    for i in prange(out.shape[0]):
+        total = out[i]
+        total[:] = 0.0
+        whole = np.float32(0.0)
+        j, end = starts[i], starts[i + 1]
+        while j + 4 <= end:
+            p0, p1, p2, p3 = places[j], places[j + 1], places[j + 2], places[j + 3]
+            four = (
+                vectors[rows[j]],
+                vectors[rows[j + 1]],
+                vectors[rows[j + 2]],
+                vectors[rows[j + 3]],
+            )
+            _add_four(four, (c[p0], c[p1], c[p2], c[p3]), total)
+            whole += (c[p0] + c[p1]) + (c[p2] + c[p3])
+            j += 4
+        while j < end:
+            source = vectors[rows[j]]
+            for d in range(total.shape[0]):
+                total[d] += c[places[j]] * source[d]
+            whole += c[places[j]]
+            j += 1
+        sums[i] = whole
+
+
+@njit(cache=True, fastmath=SUMS)
+def _dot_four(point: Array, rows: tuple[Array, ...]) -> tuple[np.float32, ...]:
+    """Return the products of a point with four rows; it is read once for them."""
+    r0, r1, r2, r3 = rows
+    t0, t1, t2, t3 = np.float32(0.0), np.float32(0.0), np.float32(0.0), np.float32(0.0)
+    for d in range(point.shape[0]):
+        value = point[d]
+        t0 += r0[d] * value
+        t1 += r1[d] * value
+        t2 += r2[d] * value
+        t3 += r3[d] * value
+    return t0, t1, t2, t3
+
+
+@njit(cache=True, fastmath=SUMS)
+def _dots(point: Array, weight: Array, bias: Array, labels: Array, out: Array) -> None:
+    n_labels = weight.shape[0]
+    k, end = 0, labels.shape[0]
+    while k < end:
+        if k + 4 <= end and max(labels[k], labels[k + 1], labels[k + 2], labels[k + 3]) < n_labels:
+            l0, l1, l2, l3 = labels[k], labels[k + 1], labels[k + 2], labels[k + 3]
+            found = _dot_four(point, (weight[l0], weight[l1], weight[l2], weight[l3]))
+            out[k] = found[0] + bias[l0]
+            out[k + 1] = found[1] + bias[l1]
+            out[k + 2] = found[2] + bias[l2]
+            out[k + 3] = found[3] + bias[l3]
+            k += 4
+            continue
+        out[k] = 0.0
+        if labels[k] < n_labels:
+            row = weight[labels[k]]
             total = np.float32(0.0)
-            for d in range(dim):
+            for d in range(point.shape[0]):
                 total += row[d] * point[d]
-            out[places[j]] = total + bias[touched[i]]
+            out[k] = total + bias[labels[k]]
+        k += 1
+
+
+@njit(parallel=True, cache=True, fastmath=SUMS)
+def shortlist_dots(
+    embedding: Array, weight: Array, bias: Array, labels: Array, n_chunks: int, out: Array
+) -> None:
+    """Do what `gather_dot` does, some slots of all rows at a time, as in `sum_shortlists`."""
+    n_rows, n_slots = labels.shape
+    for chunk in prange(n_chunks):
+        begin, end = chunk * n_rows // n_chunks, (chunk + 1) * n_rows // n_chunks
+        for first in range(0, n_slots, _SLOTS):
+            some = slice(first, min(first + _SLOTS, n_slots))
+            for row in range(begin, end):
+                _dots(embedding[row], weight, bias, labels[row, some], out[row, some])
+
+
+@njit(parallel=True, cache=True)
+def _counts(ids: Array, bounds: Array, n_ids: int) -> Array:
+    """Return how often each id occurs in each chunk of the list, (chunks, ids)."""
+    n_chunks = bounds.shape[0] - 1
+    counts = np.zeros((n_chunks, n_ids), dtype=np.int32)
+    for chunk in prange(n_chunks):
+        for j in range(bounds[chunk], bounds[chunk + 1]):
+            if ids[j] < n_ids:
+                counts[chunk, ids[j]] += 1
+    return counts
 
 
 @njit(cache=True)
-def _first_places(ids: Array, n_ids: int) -> tuple[Array, Array, Array]:
-    """Return (touched ids ascending, start of each in a grouped list, start by id)."""
-    counts = np.zeros(n_ids, dtype=np.int64)
-    for j in range(ids.shape[0]):
-        if ids[j] < n_ids:
-            counts[ids[j]] += 1
-    touched = np.flatnonzero(counts)
-    starts = np.zeros(touched.shape[0] + 1, dtype=np.int64)
-    for i in range(touched.shape[0]):
-        starts[i + 1] = starts[i] + counts[touched[i]]
-        counts[touched[i]] = starts[i]
-    return touched, starts, counts
+def _first_places(counts: Array) -> tuple[Array, Array]:
+    """Return (touched ids ascending, start of each in a grouped list).
+
+    ``counts`` turn into the place at which each chunk begins to write each id.
+    """
+    n_chunks, n_ids = counts.shape
+    touched = np.empty(n_ids, dtype=np.int64)
+    starts = np.zeros(n_ids + 1, dtype=np.int64)
+    n_touched, place = 0, 0
+    for i in range(n_ids):
+        before = place
+        for chunk in range(n_chunks):
+            count = counts[chunk, i]
+            counts[chunk, i] = place
+            place += count
+        if place > before:
+            touched[n_touched] = i
+            n_touched += 1
+            starts[n_touched] = place
+    return touched[:n_touched].copy(), starts[: n_touched + 1].copy()
 
 
-@njit(cache=True)
+@njit(parallel=True, cache=True)
+def _place(
+    ids: Array, offsets: Array, first: Array, slots: Array, rows: Array, places: Array
+) -> None:
+    n_chunks, n_ids = slots.shape
+    for chunk in prange(n_chunks):
+        for row in range(first[chunk], first[chunk + 1]):
+            for j in range(offsets[row], offsets[row + 1]):
+                if ids[j] < n_ids:
+                    slot = slots[chunk, ids[j]]
+                    rows[slot] = row
+                    places[slot] = j
+                    slots[chunk, ids[j]] = slot + 1
+
+
 def group_by_id(ids: Array, offsets: Array, n_ids: int) -> tuple[Array, Array, Array, Array]:
     """Turn rows of ids around: for each id that occurs, the rows and places it occurs in.
 
-    Returns (touched ids ascending, start of each in the next two, row, place); ids of ``n_ids``
-    and over are padding.
+    Returns (touched ids ascending, start of each in the next two, row, place), rows ascending for
+    each id; ids of ``n_ids`` and over are padding. Up to 2^31 ids. Chunks of rows are counted, then
+    written side by side.
     """
-    touched, starts, slot_of = _first_places(ids, n_ids)
+    n_rows = len(offsets) - 1
+    n_chunks = max(1, min(get_num_threads(), n_rows, len(ids) // max(1, n_ids)))
+    first = np.arange(n_chunks + 1) * n_rows // n_chunks
+    counts = _counts(ids, offsets[first], n_ids)
+    touched, starts = _first_places(counts)
     rows = np.empty(starts[-1], dtype=np.int32)
-    places = np.empty(starts[-1], dtype=np.int64)
-    for row in range(offsets.shape[0] - 1):
-        for j in range(offsets[row], offsets[row + 1]):
-            if ids[j] < n_ids:
-                slot = slot_of[ids[j]]
-                rows[slot] = row
-                places[slot] = j
-                slot_of[ids[j]] = slot + 1
+    places = np.empty(starts[-1], dtype=np.int32)
+    _place(ids, offsets, first, counts, rows, places)
     return touched, starts, rows, places
 
 

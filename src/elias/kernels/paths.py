@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import numba
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
@@ -58,7 +59,8 @@ def is_member(
     """Say which of the labels are among the row's wanted ones (ascending, padded with L)."""
     if not labels.is_cuda:
         found = torch.empty(labels.shape, dtype=torch.bool)
-        compiled_paths.is_member(labels.numpy(), wanted.numpy(), n_labels, found.numpy())
+        n_chunks = min(numba.get_num_threads(), max(1, len(labels)))
+        compiled_paths.is_member(labels.numpy(), wanted.numpy(), n_labels, n_chunks, found.numpy())
         return found
     place = torch.searchsorted(wanted, labels).clamp(max=wanted.shape[1] - 1)
     return (wanted.gather(1, place) == labels) & (labels < n_labels)
@@ -80,16 +82,21 @@ class _PathLogCompiled(torch.autograd.Function):
         cluster_log, edge_scores, beam, paths = ctx.saved_tensors
         by_cluster = torch.zeros_like(cluster_log)
         with_edges = ctx.needs_input_grad[1]
-        by_edge = torch.zeros_like(edge_scores if with_edges else edge_scores[:0])
+        n_blocks = compiled_paths.n_blocks(paths.numel(), edge_scores.numel())
+        blocks = torch.zeros((n_blocks, *(edge_scores if with_edges else edge_scores[:0]).shape))
         compiled_paths.path_log_backward(
             (cluster_log.numpy(), edge_scores.numpy()),
             beam.numpy(),
             paths.numpy(),
             grads[0].contiguous().numpy(),
             by_cluster.numpy(),
-            by_edge.numpy(),
+            blocks.numpy(),
         )
-        return by_cluster, by_edge if with_edges else None, None, None
+        if not with_edges:
+            return by_cluster, None, None, None
+        by_edge = torch.empty_like(edge_scores)
+        compiled_paths.add_blocks(blocks.numpy(), by_edge.numpy())
+        return by_cluster, by_edge, None, None
 
 
 class _PathLog(torch.autograd.Function):

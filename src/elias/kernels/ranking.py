@@ -1,8 +1,8 @@
 """From the beam of a text to its best labels in one compiled pass, for a CPU.
 
-p = σ(w·φ + bias)·ŷ is never above ŷ. So labels are scored in the order of their paths, the best
-few first, twice as many each time, until no label that is left can come before the k found: mostly
-long before the whole shortlist has been read.
+p = σ(w·φ + bias)·ŷ is never above ŷ. So paths are walked and their labels scored from the best
+down, the best few first, twice as many each time, until no label that is left can come before the k
+found: mostly long before all paths have been walked.
 """
 
 from __future__ import annotations
@@ -18,30 +18,37 @@ from numba import njit
 from numpy.typing import NDArray
 from torch import Tensor
 
-from elias.kernels.compiled import SUMS, keep_best
+from elias.kernels.compiled import SUMS
+from elias.kernels.compiled_search import (
+    Best,
+    OrderedEdges,
+    bar_of,
+    keep_best,
+    n_sampled,
+    walk,
+)
 from elias.kernels.threads import on_threads
 
 Array: TypeAlias = NDArray[Any]
 
 _EMPTY = np.float32(-np.inf)
-_FULL = np.float32(0.0)
-_FIRST = 64  # labels scored at first
+_FIRST = 64  # paths walked at first, or as many as labels are wanted
 
 
 class Index(NamedTuple):
     """What a search reads, as arrays."""
 
-    edge_labels: Array
-    edge_log: Array
+    edges: OrderedEdges
     weight: Array
     bias: Array
+    blocked: Array
+    """(L,) which labels no path leads to; without entries: none."""
 
 
 class _Scratch(NamedTuple):
     """Memory of one thread, an entry a label. Nothing is ``held`` between two texts."""
 
-    held: Array
-    reached: Array
+    best: Best
     scores: Array
     frees: Array
 
@@ -99,15 +106,16 @@ def log_probabilities(
 
 
 def _own_scratch(n_labels: int) -> _Scratch:
-    if _kept.scratch is None or len(_kept.scratch.reached) != n_labels:
+    if _kept.scratch is None or len(_kept.scratch.scores) != n_labels:
         _kept.scratch = _new_scratch(n_labels)
     return _kept.scratch
 
 
 def _new_scratch(n_labels: int) -> _Scratch:
     held = np.full((n_labels, 2), _EMPTY, dtype=np.float32)
-    parts = (np.empty(n_labels, dtype) for dtype in (np.int32, np.float32, np.float32))
-    return _Scratch(held, *parts)
+    path, reached = (np.empty(n_labels, dtype=np.int32) for _ in range(2))
+    scores, frees = (np.empty(n_labels, dtype=np.float32) for _ in range(2))
+    return _Scratch(Best(held, path, reached), scores, frees)
 
 
 @njit(cache=True, nogil=True)
@@ -121,75 +129,66 @@ def _rank_rows(  # noqa: PLR0913 - numba wants plain positional arrays
     scratch: _Scratch,
     outs: tuple[Array, Array],
 ) -> None:
+    n_beam = beam.shape[1]
+    sample = np.empty(n_sampled(n_beam, index.edges.logs.shape[1]), dtype=np.float32)
+    walked = np.empty(n_beam, dtype=np.int64)
     for row in range(span[0], span[1]):
-        n_reached = _reach(beam[row], beam_log[row], index, scratch)
+        walked[:] = 0
         top = (outs[0][row], outs[1][row])
-        _choose(embedding[row], index, scratch, n_reached, sizes, top)
-
-
-@njit(cache=True, nogil=True)
-def _reach(beam: Array, beam_log: Array, index: Index, scratch: _Scratch) -> int:
-    """Walk every path, and list the labels reached with the score of their best path."""
-    edge_labels, edge_log = index.edge_labels, index.edge_log
-    held, reached = scratch.held, scratch.reached
-    n_reached = 0
-    for position in range(beam.shape[0]):
-        cluster = beam[position]
-        cluster_free = beam_log[position]
-        cluster_score = min(cluster_free, _FULL)
-        for edge in range(edge_labels.shape[1]):
-            edge_free = edge_log[cluster, edge]
-            if edge_free == _EMPTY:
-                continue
-            label = edge_labels[cluster, edge]
-            score = cluster_score + min(edge_free, _FULL)
-            free = cluster_free + edge_free
-            before = held[label, 0]
-            if score > before or (score == before and free > held[label, 1]):
-                if before == _EMPTY:
-                    reached[n_reached] = label
-                    n_reached += 1
-                held[label, 0] = score
-                held[label, 1] = free
-    for i in range(n_reached):
-        label = reached[i]
-        scratch.scores[i] = held[label, 0]
-        scratch.frees[i] = held[label, 1]
-        held[label, 0] = _EMPTY
-    return n_reached
+        place = (beam[row], beam_log[row])
+        n_reached = _choose(embedding[row], place, index, scratch, sizes, (sample, walked), top)
+        for i in range(n_reached):
+            scratch.best.held[scratch.best.reached[i], 0] = _EMPTY
 
 
 @njit(cache=True, nogil=True)
 def _choose(
     point: Array,
+    beam: tuple[Array, Array],
     index: Index,
     scratch: _Scratch,
-    n_reached: int,
     sizes: tuple[int, int],
+    spare: tuple[Array, Array],
     out: tuple[Array, Array],
-) -> None:
-    """Score labels, those of the best paths first, while one of them may still be among the top."""
+) -> int:
+    """Score labels, those of the best paths first, while one of them may still be among the top.
+
+    Returns how many were reached. Those that a round reaches score less than all before them.
+    """
     shortlist_size, first = sizes
+    sample, walked = spare
+    best = scratch.best
     top, top_log = out
-    n_left = min(n_reached, shortlist_size)
     n_top = top.shape[0]
-    done, block = 0, max(first, n_top)
-    while done < n_left:
-        take = min(block, n_left - done)
-        labels = scratch.reached[done:n_reached]
-        scores = scratch.scores[done:n_reached]
+    done, n_reached = 0, 0
+    n_paths = max(first, n_top)
+    bar = np.float32(np.inf)
+    while done < shortlist_size and bar != _EMPTY:
+        bar = bar_of(beam[0], beam[1], index.edges, n_paths, sample)
+        n_reached = walk(beam[0], beam[1], index.edges, bar, walked, best, n_reached, index.blocked)
+        take = min(n_reached, shortlist_size) - done
         if take < n_reached - done:
-            keep_best(scores, scratch.frees[done:n_reached], labels, n_reached - done, take)
-        lowest = _FULL
-        for i in range(take):
-            label = labels[i]
+            _keep_some(scratch, done, n_reached, take)
+        for i in range(done, done + take):
+            label = best.reached[i]
             logit = _dot(index.weight[label], point) + index.bias[label]
-            _insert(top, top_log, label, _log_sigmoid(logit) + scores[i])
-            lowest = min(lowest, scores[i])
-        if top_log[n_top - 1] > lowest:
-            return
+            _insert(top, top_log, label, _log_sigmoid(logit) + best.held[label, 0])
         done += take
-        block *= 2
+        if top_log[n_top - 1] >= bar:
+            break
+        n_paths *= 2
+    return n_reached
+
+
+@njit(cache=True, nogil=True)
+def _keep_some(scratch: _Scratch, begin: int, end: int, keep: int) -> None:
+    """Move the best of the labels reached from ``begin`` on to the front of them."""
+    for i in range(begin, end):
+        label = scratch.best.reached[i]
+        scratch.scores[i - begin] = scratch.best.held[label, 0]
+        scratch.frees[i - begin] = scratch.best.held[label, 1]
+    labels = scratch.best.reached[begin:end]
+    keep_best(scratch.scores, scratch.frees, labels, end - begin, keep)
 
 
 @njit(cache=True, nogil=True, fastmath=SUMS)

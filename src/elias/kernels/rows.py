@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import numba
 import numpy as np
 import torch
 from jaxtyping import Float, Int
@@ -91,6 +92,10 @@ def _array(tensor: Tensor) -> compiled.Array:
     return tensor.detach().contiguous().numpy()
 
 
+def _n_chunks(labels: Tensor) -> int:
+    return min(numba.get_num_threads(), max(1, len(labels)))
+
+
 def _offsets(labels: Tensor) -> compiled.Array:
     return np.arange(len(labels) + 1, dtype=np.int64) * labels.shape[1]
 
@@ -99,12 +104,11 @@ def _row_gradient(
     groups: tuple[compiled.Array, ...], coefficients: compiled.Array, vectors: compiled.Array
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Return (touched rows, their gradients, the sum of their coefficients)."""
-    touched, starts, points, places = groups
-    grouped = coefficients[places]
-    gradient = np.empty((len(touched), vectors.shape[1]), dtype=np.float32)
-    compiled.sum_rows(vectors, points, starts, grouped, gradient)
-    sums = np.add.reduceat(grouped, starts[:-1]) if len(touched) else grouped[:0]
-    return torch.from_numpy(touched), torch.from_numpy(gradient), torch.from_numpy(sums)
+    touched = torch.from_numpy(groups[0])
+    gradient = torch.empty((len(touched), vectors.shape[1]))
+    sums = torch.empty(len(touched))
+    compiled.sum_groups(vectors, groups, coefficients, gradient.numpy(), sums.numpy())
+    return touched, gradient, sums
 
 
 def _sparse(rows: Tensor, values: Tensor, shape: torch.Size) -> Tensor:
@@ -126,22 +130,21 @@ class _LabelLogits(torch.autograd.Function):
                 _array(embedding), _array(weight), _array(bias), _array(labels), out.numpy()
             )
             return out
-        out = torch.zeros(labels.shape, dtype=torch.float32)
-        groups = compiled.group_by_id(labels.reshape(-1).numpy(), _offsets(labels), len(weight))
-        arrays = (_array(embedding), _array(weight), _array(bias))
-        compiled.grouped_dot(*arrays, groups, out.view(-1).numpy())
+        out = torch.empty(labels.shape, dtype=torch.float32)
+        arrays = (_array(embedding), _array(weight), _array(bias), _array(labels))
+        compiled.shortlist_dots(*arrays, _n_chunks(labels), out.numpy())
         ctx.save_for_backward(embedding, weight, bias, labels)
-        ctx.groups = groups
         return out
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, Tensor, Tensor, None]:
         embedding, weight, bias, labels = ctx.saved_tensors
-        coefficients = _array(grads[0].reshape(-1))
+        slots = (_array(labels), _array(grads[0]))
         grad_embedding = torch.empty(embedding.shape, dtype=torch.float32)
-        ids, offsets = labels.reshape(-1).numpy(), _offsets(labels)
-        compiled.sum_rows(_array(weight), ids, offsets, coefficients, grad_embedding.numpy())
-        rows, gradient, sums = _row_gradient(ctx.groups, coefficients, _array(embedding))
+        chunks = _n_chunks(labels)
+        compiled.sum_shortlists(_array(weight), *slots, chunks, grad_embedding.numpy())
+        groups = compiled.group_by_id(slots[0].reshape(-1), _offsets(labels), len(weight))
+        rows, gradient, sums = _row_gradient(groups, slots[1].reshape(-1), _array(embedding))
         return (
             grad_embedding,
             _sparse(rows, gradient, weight.shape),

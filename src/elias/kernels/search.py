@@ -10,7 +10,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from elias.kernels import compiled
+from elias.kernels import compiled_search
 from elias.kernels.device import runs_triton
 
 
@@ -63,17 +63,30 @@ def _expand_compiled(
     labels = np.full((n_rows, size), n_labels, dtype=np.int64)
     paths = np.zeros((n_rows, size), dtype=np.int64)
     wanted_paths = np.full(wanted.shape, -1, dtype=np.int64)
-    compiled.expand_beam(
-        beam.numpy(),
-        beam_log.detach().float().numpy(),
-        edge_labels.numpy(),
-        edge_log.detach().float().numpy(),
+    compiled_search.expand_beam(
+        (beam.numpy(), beam_log.detach().float().numpy()),
+        ordered_edges(edge_labels, edge_log),
         wanted.numpy(),
         n_labels,
         min(numba.get_num_threads(), max(1, n_rows)),
         (labels, paths, wanted_paths),
     )
     return Expansion(*(torch.from_numpy(part) for part in (labels, paths, wanted_paths)))
+
+
+def ordered_edges(
+    edge_labels: Int[Tensor, "C E"], edge_log: Float[Tensor, "C E"]
+) -> compiled_search.OrderedEdges:
+    """Return the edges of each cluster, best first, as the compiled search wants them."""
+    shape = tuple(edge_labels.shape)
+    ordered = compiled_search.OrderedEdges(
+        edges=np.empty(shape, dtype=np.int32),
+        logs=np.empty(shape, dtype=np.float32),
+        labels=np.empty(shape, dtype=np.int32),
+        sizes=np.empty(shape[0], dtype=np.int64),
+    )
+    compiled_search.order_edges(edge_labels.numpy(), edge_log.detach().float().numpy(), *ordered)
+    return ordered
 
 
 def _expand_triton(

@@ -318,13 +318,10 @@ class EliasModel(nn.Module):
         top_k: int,
         blocked: Bool[Tensor, " L"] | None,
     ) -> tuple[Int[Tensor, "B k"], Float[Tensor, "B k"]]:
-        tables = (
-            self.graph.edge_labels,
-            self._unblocked(self.graph.unsaturated_log(beam), blocked),
-            self.labels.weight,
-            self.labels.bias,
-        )
-        index = Index(*(table.detach().numpy() for table in tables))
+        edges = self.graph.ordered_edges()
+        none = torch.zeros(0, dtype=torch.bool)
+        tables = (self.labels.weight, self.labels.bias, none if blocked is None else blocked)
+        index = Index(edges, *(table.detach().numpy() for table in tables))
         beam_log = cluster_log.gather(1, beam)
         return rank_beams(
             embedding.contiguous(), beam, beam_log, index, sizes.shortlist_size, top_k

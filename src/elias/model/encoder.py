@@ -42,6 +42,9 @@ class TextEncoder(nn.Module):
     def table_names(self) -> set[str]:
         """Names of the parameters that are large tables, of which a step touches few rows."""
 
+    compiled_loops: bool = False
+    """Whether on a CPU most of its work is done by the loops of `elias.kernels`, not by torch."""
+
     def prepare(self, device: torch.device) -> None:
         """Get ready for long work on a device."""
 
@@ -67,6 +70,8 @@ class BagEncoder(TextEncoder):
     Learned from scratch; a text with no known word becomes the same neutral vector as an empty
     one. Without a featurizer the tokens are a corpus's own sparse features.
     """
+
+    compiled_loops = True
 
     def __init__(
         self, config: EncoderConfig, featurizer: Featurizer | None, n_features: int

@@ -8,8 +8,10 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
+from elias.kernels.compiled_search import OrderedEdges
 from elias.kernels.device import runs_triton
 from elias.kernels.paths import edge_log
+from elias.kernels.search import ordered_edges
 
 
 class LabelGraph(nn.Module):
@@ -47,11 +49,12 @@ class LabelGraph(nn.Module):
         logits = torch.zeros(edge_labels.shape) if edge_logits is None else edge_logits
         self.edge_logits = nn.Parameter(logits, requires_grad=self.learned)  # a, (C, E)
         self._kept: tuple[tuple[object, ...], Tensor] | None = None
+        self._ordered: tuple[Tensor, OrderedEdges] | None = None
 
     def train(self, mode: bool = True) -> LabelGraph:
         """Begin or end training; what was kept for searching is forgotten when it begins."""
         if mode:
-            self._kept = None
+            self._kept = self._ordered = None
         return super().train(mode)
 
     @property
@@ -81,6 +84,13 @@ class LabelGraph(nn.Module):
         if self._kept is None or self._kept[0] != now:
             self._kept = (now, self._unsaturated_log())
         return self._kept[1]
+
+    def ordered_edges(self) -> OrderedEdges:
+        """Return the edges of each cluster, best first; computed once, like what they score."""
+        scores = self.unsaturated_log()
+        if self._ordered is None or self._ordered[0] is not scores:
+            self._ordered = (scores, ordered_edges(self.edge_labels, scores))
+        return self._ordered[1]
 
     def _unsaturated_log(self, beam: Int[Tensor, "B b"] | None = None) -> Float[Tensor, "C E"]:
         empty = self.edge_labels >= self.n_labels

@@ -9,11 +9,12 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 from torch.nn.functional import logsigmoid
 
+from elias.kernels import compiled_loss
 from elias.kernels.gradients import IndexGradients
 
 _LARGEST_EXPONENT = 80.0  # keeps exp finite in float32
 _LARGEST_EXACT = 15.0  # up to here 1−p loses nothing without logarithms
-_SLOTS_AT_A_TIME = 2**17  # so that what is in work stays in a CPU's cache
+_SLOTS_AT_A_TIME = 2**17  # of which a dozen temporaries are made
 
 
 def classification_loss(
@@ -40,18 +41,8 @@ class _ShortlistBCE(torch.autograd.Function):
     def forward(
         ctx: Any, logits: Tensor, shortlist_log: Tensor, relevant: Tensor, stored: Tensor
     ) -> Tensor:
-        z = logits.float()
-        by_logits, by_shortlist = torch.empty_like(z), torch.empty_like(z)
-        loss = z.new_zeros(())
-        rows = max(1, _SLOTS_AT_A_TIME // max(1, z.shape[1]))
-        for i in range(0, len(z), rows):
-            some = slice(i, i + rows)
-            parts = _negative_slots(z[some], shortlist_log[some])
-            _mend(parts, z[some], shortlist_log[some], relevant[some])
-            kept = stored[some]
-            by_logits[some] = parts.by_logits.mul_(kept)
-            by_shortlist[some] = parts.by_shortlist.mul_(kept)
-            loss += parts.loss.mul_(kept).sum()
+        run = _bce_torch if logits.is_cuda else _bce_compiled
+        loss, by_logits, by_shortlist = run(logits.float(), shortlist_log, relevant, stored)
         ctx.save_for_backward(by_logits, by_shortlist)
         return loss
 
@@ -59,6 +50,32 @@ class _ShortlistBCE(torch.autograd.Function):
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, Tensor, None, None]:
         by_logits, by_shortlist = ctx.saved_tensors
         return grads[0] * by_logits, grads[0] * by_shortlist, None, None
+
+
+def _bce_compiled(
+    z: Tensor, shortlist_log: Tensor, relevant: Tensor, stored: Tensor
+) -> tuple[Tensor, Tensor, Tensor]:
+    gradients = torch.empty((2, *z.shape))
+    slots = (part.detach().contiguous().numpy() for part in (z, shortlist_log, relevant, stored))
+    loss = compiled_loss.shortlist_bce(*slots, *gradients.numpy())
+    return torch.tensor(loss, dtype=torch.float32), gradients[0], gradients[1]
+
+
+def _bce_torch(
+    z: Tensor, shortlist_log: Tensor, relevant: Tensor, stored: Tensor
+) -> tuple[Tensor, Tensor, Tensor]:
+    by_logits, by_shortlist = torch.empty_like(z), torch.empty_like(z)
+    loss = z.new_zeros(())
+    rows = max(1, _SLOTS_AT_A_TIME // max(1, z.shape[1]))
+    for i in range(0, len(z), rows):
+        some = slice(i, i + rows)
+        parts = _negative_slots(z[some], shortlist_log[some])
+        _mend(parts, z[some], shortlist_log[some], relevant[some])
+        kept = stored[some]
+        by_logits[some] = parts.by_logits.mul_(kept)
+        by_shortlist[some] = parts.by_shortlist.mul_(kept)
+        loss += parts.loss.mul_(kept).sum()
+    return loss, by_logits, by_shortlist
 
 
 class _Slots(NamedTuple):

@@ -110,7 +110,6 @@ class _Part:
         for parameter, rates in parameters.items():
             if parameter not in tables:
                 groups.setdefault(rates, []).append(parameter)
-        on_gpu = any(parameter.is_cuda for parameter in parameters)
         self._rates = list(groups)
         self._dense = torch.optim.AdamW(
             [
@@ -119,7 +118,7 @@ class _Part:
             ]
             or [{"params": []}],
             betas=BETAS,
-            fused=True if on_gpu else None,
+            fused=True,
         )
 
     @property
