@@ -131,12 +131,15 @@ def check_gpu(args: argparse.Namespace) -> list[dict]:
         encoder = bert_base(shape.n_tokens, device, compiled)
         model = make_model(shape, encoder, device, compact=storage == "compact")
         batches = make_batches(shape, model, device)
+        if args.captured:  # graphs of two shapes
+            shorter = shape._replace(n_tokens=shape.n_tokens - 8)
+            batches += make_batches(shorter, model, device)
         torch.cuda.empty_cache()
         torch.cuda.reset_peak_memory_stats()
         model.train()
         optimizer = Optimizer(model, STAGE)
         step = stepper(shape, model, optimizer, batches, captured=args.captured)
-        for i in range(4):
+        for i in range(len(batches)):
             step(i)
         torch.cuda.synchronize()
         peak, reserved = torch.cuda.max_memory_allocated(), torch.cuda.max_memory_reserved()

@@ -143,6 +143,36 @@ def test_a_recording_that_fails_half_way_leaves_nothing_behind(folder, monkeypat
     np.testing.assert_allclose(losses, expected, rtol=1e-4)
 
 
+def test_a_step_short_of_memory_beside_graphs_is_done_once_more_without_them(
+    folder, monkeypatch, caplog
+):
+    stage = StageConfig(epochs=3, batch_size=2, learn_graph=True, index_every=2, label_eps=1e-4)
+    model = make_model(folder)
+    plain = copy.deepcopy(model)
+    plain.encoder.takes_rectangles = False
+    whole, failed = CapturedStep._run_whole, []
+
+    def none_left(_):
+        failed.append(1)
+        raise torch.OutOfMemoryError("the graphs have it all")
+
+    def short(*args, **options):
+        with monkeypatch.context() as patch:  # gradients are summed by then
+            patch.setattr(IndexGradients, "take_last_pairs", none_left)
+            return whole(*args, **options)
+
+    monkeypatch.setattr(CapturedStep, "_run_whole", short)
+    expected, _ = train(plain, stage, "sum", monkeypatch, rerun)
+    losses, recorded = train(model, stage, "sum", monkeypatch, rerun)
+
+    assert recorded > 0
+    assert len(failed) == 1
+    assert "going on without them" in caplog.text
+    np.testing.assert_allclose(losses, expected, rtol=1e-4)
+    edges, theirs = model.graph.edge_logits, plain.graph.edge_logits
+    torch.testing.assert_close(edges, theirs, rtol=1e-3, atol=1e-4)
+
+
 def test_parameters_without_a_part_in_the_loss_do_not_move(folder, monkeypatch):
     stage = StageConfig(epochs=2, batch_size=2, learn_graph=True, weight_decay=0.1)
     model = make_model(folder)

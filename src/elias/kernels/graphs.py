@@ -51,10 +51,10 @@ class Recorder:
         return graph.replay, found
 
     def _record(self, graph: Any, work: Callable[[], Found]) -> Found:
+        _free_cached()  # what other streams keep cached, these runs cannot use
         for _ in range(_RUNS_BEFORE):
             work()
-        torch.cuda.synchronize()
-        torch.cuda.empty_cache()  # what those runs leave cached, a graph cannot use
+        _free_cached()  # nor a graph what they leave
         # thread_local: the thread that makes the next batches may go on pinning memory
         graph.capture_begin(pool=self._pool, capture_error_mode="thread_local")
         try:
@@ -68,6 +68,13 @@ class Recorder:
         return found
 
 
+def _free_cached() -> None:
+    in_use: Any = torch.cuda.is_initialized
+    if in_use():
+        torch.cuda.synchronize()
+        torch.cuda.empty_cache()
+
+
 def _forget_capture(device: torch.device) -> None:
     """Let random numbers be drawn again after a recording that failed."""
     generator: Any = torch.cuda.default_generators[device.index or 0]
@@ -77,11 +84,24 @@ def _forget_capture(device: torch.device) -> None:
 class Recorded(Generic[Found]):
     """Work on tensors, recorded for each of their shapes when it is met for the second time.
 
-    Where recording fails, memory included, it goes on without, and says so.
+    Where recording fails, memory included, it goes on without, and says so. So it does where other
+    work finds too little memory beside the graphs.
     """
 
-    def __init__(self, work: Callable[..., Found], record: Record[Found]) -> None:
-        self._work, self._record = work, record
+    def __init__(
+        self,
+        work: Callable[..., Found],
+        record: Record[Found],
+        whole: Callable[..., Found] | None = None,
+    ) -> None:
+        """Prepare; nothing is recorded yet.
+
+        Args:
+            work: On tensors.
+            record: Records work, and does it.
+            whole: The same work, if ``work`` leaves something behind where it fails half-way.
+        """
+        self._work, self._record, self._whole = work, record, whole or work
         self._runs: dict[object, tuple[list[Tensor], Callable[[], object], Found]] = {}
         self._met: set[object] = set()
         self._stopped = False
@@ -90,12 +110,26 @@ class Recorded(Generic[Found]):
         """Return what the work finds; the next call may overwrite it."""
         key = (*(part.shape for part in inputs), *options.items())
         if key not in self._runs and not self._new(key, inputs, options):
-            return self._work(*inputs, **options)
+            return self.once(*inputs, **options)
         own, repeat, found = self._runs[key]
         for part, given in zip(own, inputs, strict=True):
             part.copy_(given, non_blocking=True)
         repeat()
         return found
+
+    def once(self, *inputs: Tensor, **options: bool) -> Found:
+        """Do the work without recording it."""
+        if not self._runs:
+            return self._work(*inputs, **options)
+        try:
+            return self._whole(*inputs, **options)
+        except torch.OutOfMemoryError:
+            logger.warning(
+                "encoder.capture: too little memory beside the CUDA graphs; going on without them"
+            )
+            self.forget()
+        _free_cached()
+        return self._work(*inputs, **options)
 
     def forget(self) -> None:
         """Give the memory of all that was recorded back."""

@@ -28,9 +28,9 @@ if TYPE_CHECKING:
 SO_FAR = "program and corpus, so far"
 FLOAT, INT = 4, 8
 _MOMENTS = 2 * FLOAT
-_LAYER_BYTES = {"float32": 66, "bfloat16": 36}
+_LAYER_BYTES = {"float32": 66, "bfloat16": 41}
 """Bytes kept for backward by a transformer's layer, a token and dimension."""
-_LAYER_BYTES_COMPILED = {"float32": 50, "bfloat16": 34}
+_LAYER_BYTES_COMPILED = {"float32": 50, "bfloat16": 37}
 _SLOT_BYTES = 180
 """Bytes in work for each slot of the shortlists: labels, paths, logits, scores, gradients."""
 _SLOT_BYTES_KERNELS = 40
@@ -210,6 +210,8 @@ def _stage(
     if stage.learn_graph:
         moments += edges * (_MOMENTS + (FLOAT if by_kernels else 0))
     gradients = FLOAT * (dense if on_cpu else dense + sizes.table_rows * dim)
+    if sizes.layers and not on_cpu:
+        gradients += FLOAT * sizes.dense_weights  # of a step, and where CUDA graphs leave them
     if stage.learn_graph and not by_kernels:
         gradients += FLOAT * edges
     averaged = others * FLOAT + labels * (dim + 1) * FLOAT if stage.average_from < 1 else 0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, NamedTuple
 
 import torch
@@ -12,7 +13,7 @@ from elias.kernels.graphs import Recorded, Recorder
 from elias.model.elias import Losses
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
     from elias.kernels.gradients import IndexGradients
     from elias.kernels.graphs import Record
@@ -59,7 +60,7 @@ class CapturedStep:
         self._dense = [torch.zeros_like(p) for p in (*self._encoder, *self._clusters)]
         self._record = record or Recorder(self._dense[-1].device)
         self._used: list[bool] = []
-        self._recorded = Recorded(self._run, self._record_for_nothing)
+        self._recorded = Recorded(self._run, self._record_for_nothing, self._run_whole)
 
     def close(self) -> None:
         """Give the memory of what was recorded back."""
@@ -67,7 +68,7 @@ class CapturedStep:
 
     def __call__(self, batch: Rectangle, positives: Tensor, parents: Tensor) -> Losses:
         """Return the losses of a batch, leaving the gradients where an optimizer finds them."""
-        run = self._recorded if len(batch) == self._batch_size else self._run
+        run = self._recorded if len(batch) == self._batch_size else self._recorded.once
         found = run(batch.ids, batch.lengths, positives, parents, full=batch.full)
         self._give(found)
         return Losses(*found.losses.clone().unbind())
@@ -75,19 +76,32 @@ class CapturedStep:
     def _record_for_nothing(
         self, work: Callable[[], _Found]
     ) -> tuple[Callable[[], object], _Found]:
-        """Record work; what the runs before add to A's gradients is taken back.
+        """Record work; what the runs before add to the gradients is taken back."""
+        with self._taken_back(always=True):
+            return self._record(work)
 
-        Where recording fails between two backward passes, so are the pairs that are left of it.
-        """
+    def _run_whole(
+        self, ids: Tensor, lengths: Tensor, positives: Tensor, parents: Tensor, *, full: bool
+    ) -> _Found:
+        """Run; where that fails, memory included, the gradients are those from before."""
+        with self._taken_back(always=False):
+            return self._run(ids, lengths, positives, parents, full=full)
+
+    @contextmanager
+    def _taken_back(self, *, always: bool) -> Iterator[None]:
+        """Take what runs add to A's gradients back, and pairs that one which fails leaves."""
         n_pairs = self._held.n_pairs
         buffers = [part for part in (self._held.by_edge, self._held.touched) if part is not None]
         before = [part.clone() for part in buffers]
+        done = False
         try:
-            return self._record(work)
+            yield
+            done = True
         finally:
-            for part, earlier in zip(buffers, before, strict=True):
-                part.copy_(earlier)
-            self._held.drop_pairs_after(n_pairs)
+            if always or not done:
+                for part, earlier in zip(buffers, before, strict=True):
+                    part.copy_(earlier)
+                self._held.drop_pairs_after(n_pairs)
 
     def _run(
         self, ids: Tensor, lengths: Tensor, positives: Tensor, parents: Tensor, *, full: bool

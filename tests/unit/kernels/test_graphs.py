@@ -1,5 +1,6 @@
 import weakref
 
+import pytest
 import torch
 
 from elias.kernels import graphs
@@ -86,3 +87,32 @@ def test_too_little_memory_for_a_graph_ends_nothing(caplog):
     for _ in range(2):
         assert recorded(torch.ones(1), negated=False).tolist() == [2.0]
     assert "too much" in caplog.text
+
+
+def test_graphs_are_given_up_where_other_work_has_too_little_memory_beside_them(caplog):
+    asked = []
+
+    def scarce(values, *, negated):
+        asked.append(len(recorded._runs))
+        if recorded._runs and len(values) > 1:
+            raise torch.OutOfMemoryError("the graphs have it all")
+        return doubled(values, negated=negated)
+
+    recorded = Recorded(scarce, record)
+    for _ in range(2):
+        recorded(torch.ones(1), negated=False)
+
+    for _ in range(3):
+        assert recorded(torch.ones(2), negated=False).tolist() == [2.0, 2.0]
+        assert recorded.once(torch.ones(3), negated=True).tolist() == [-2.0] * 3
+
+    assert asked[3:] == [1, 0, 0, 0, 0, 0, 0]
+    assert caplog.text.count("going on without them") == 1
+
+
+def test_too_little_memory_without_graphs_is_an_error():
+    def greedy(_, **__):
+        raise torch.OutOfMemoryError("too much")
+
+    with pytest.raises(torch.OutOfMemoryError):
+        Recorded(greedy, record)(torch.ones(1), negated=False)
