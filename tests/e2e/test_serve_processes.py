@@ -14,6 +14,7 @@ from e2e.serving import Process
 from elias import Elias
 
 LOCAL = ("--port", "0", "--device", "cpu")
+READY = re.compile(r"worker (\d+) is ready")
 
 
 class Load:
@@ -106,6 +107,34 @@ def test_several_workers_count_together_and_one_that_is_killed_is_replaced(saved
     depth = re.findall(r"^elias_queue_depth.*$", text, re.MULTILINE)
     assert depth == ["elias_queue_depth 0.0"]
     assert code == 0
+
+
+def test_workers_that_keep_dying_are_told_by_health_until_all_are_back(saved):
+    with Process(saved, *LOCAL, "--workers", "2") as server:
+        server.wait_until_ready(workers=2)
+        steady = int(server.find(r"worker (\d+) is ready")[1])
+        for place in range(1, 4):
+            server.wait_for(lambda place=place: len(ready(server)) > place)
+            os.kill(next(pid for pid in reversed(ready(server)) if pid != steady), signal.SIGKILL)
+            server.wait_for(lambda place=place: deaths(server) == place)
+        server.find("another takes its place in 2 s")
+        server.wait_for(lambda: httpx.get(f"{server.url}/health").status_code == 503)
+        told, is_ready = (httpx.get(f"{server.url}{path}") for path in ("/health", "/ready"))
+        server.wait_until_ready(workers=2)
+        server.wait_for(lambda: httpx.get(f"{server.url}/health").status_code == 200)
+        code = server.end()
+
+    assert "3 workers have died within 5 minutes" in told.json()["error"]
+    assert is_ready.status_code == 200
+    assert code == 0
+
+
+def ready(server):
+    return [int(found[1]) for line in server.lines if (found := READY.search(line))]
+
+
+def deaths(server):
+    return sum("died (code -9)" in line for line in server.lines)
 
 
 def test_a_replacement_that_cannot_read_the_model_leaves_the_others_alone(saved):

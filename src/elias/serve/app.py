@@ -187,9 +187,12 @@ async def _disconnected(request: Request) -> None:
 
 
 def _state_routes(api: FastAPI, backend: Backend) -> None:
-    @api.get("/health", tags=["state"])
+    @api.get("/health", responses=documented(503), tags=["state"])
     async def health() -> Status:
-        """Say that the process is alive."""
+        """Say that the process is alive, and that no workers beside it keep dying."""
+        ailment = backend.settings.ailment()
+        if ailment is not None:
+            raise Refused(503, ailment, {"Retry-After": "30"})
         return Status(status="ok")
 
     @api.get("/ready", responses=documented(503), tags=["state"])

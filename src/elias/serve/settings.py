@@ -17,6 +17,10 @@ _NEEDED = ("fastapi", "uvicorn", "prometheus_client")
 _SHORTEST_KEY = 16
 
 
+UNHEALTHY_FILE = "unhealthy"
+"""Beside the workers' metrics, while workers keep dying: what ``/health`` then says."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limits:
     """How much a server takes on."""
@@ -66,6 +70,15 @@ class ServeSettings:
     """Whether the access log holds the texts."""
     metrics_folder: Path | None = None
     """Where the workers keep their metrics to be added up; None for a worker alone."""
+
+    def ailment(self) -> str | None:
+        """Return what is wrong with the workers together; None if nothing is."""
+        if self.metrics_folder is None:
+            return None
+        try:
+            return (self.metrics_folder / UNHEALTHY_FILE).read_text(encoding="utf8")
+        except OSError:  # it is not there
+            return None
 
     @property
     def name(self) -> str:

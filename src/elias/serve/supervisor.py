@@ -11,14 +11,15 @@ import socket
 import sys
 import tempfile
 import time
+from collections import deque
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from elias.errors import ConfigError, EliasError, RunError
-from elias.serve.settings import ServeSettings, check_installed
+from elias.serve.settings import UNHEALTHY_FILE, ServeSettings, check_installed
 
 if TYPE_CHECKING:
     from multiprocessing.context import SpawnProcess
@@ -29,9 +30,12 @@ logger = logging.getLogger(__name__)
 _MISTAKE = 2
 """A worker's exit code when its model cannot be read."""
 _LONGEST_WAIT = 30.0
-"""Seconds between two attempts to start a worker while the model cannot be read."""
-_SHORT_LIFE = 10.0
-_MOST_SHORT_LIVES = 5
+"""Seconds at most between two attempts to start a worker."""
+_MOST_DEATHS = 10
+_SPAN = 300.0
+"""So many deaths of workers in so many seconds end the server, unless one of them serves."""
+_UNHEALTHY_DEATHS = 3
+"""So many of them, and workers missing, are told by ``/health``."""
 _SECONDS_TO_END = 5.0
 _TICK = 0.2
 _FOLDER_VARIABLE = "PROMETHEUS_MULTIPROC_DIR"
@@ -114,7 +118,7 @@ class _Worker:
     news: Connection
     """Where it says None when it is ready, or why its model cannot be read."""
     failure: str = "no model"
-    born: float = field(default_factory=time.monotonic)
+    is_ready: bool = False
 
 
 class _Supervisor:
@@ -129,7 +133,7 @@ class _Supervisor:
         self._ending = False
         self._was_ready = False
         self._misread = 0
-        self._short_lives = 0
+        self._deaths: deque[float] = deque()
         self._not_before = 0.0
         self._signals: list[int] = []
         self._deadline = float("inf")
@@ -147,6 +151,7 @@ class _Supervisor:
                 self._start_missing()
                 wait([worker.process.sentinel for worker in self._workers], timeout=_TICK)
                 self._bury_dead()
+                self._recover()
         finally:
             self._end_all(signal.SIGKILL)
             del os.environ[_FOLDER_VARIABLE]
@@ -195,7 +200,8 @@ class _Supervisor:
             while worker.news.poll():
                 said = worker.news.recv()
                 if said is None:
-                    self._was_ready, self._misread = True, 0
+                    worker.is_ready = self._was_ready = True
+                    self._misread = 0
                 else:
                     worker.failure = said
         except (EOFError, OSError):
@@ -235,13 +241,34 @@ class _Supervisor:
             self._deadline = time.monotonic() + _SECONDS_TO_END
             self._end_all(signal.SIGKILL)
             raise RunError(worker.failure)
-        lived = time.monotonic() - worker.born
-        self._short_lives = 0 if lived > _SHORT_LIFE else self._short_lives + 1
-        if self._short_lives > _MOST_SHORT_LIVES:
-            raise RunError(f"workers die as soon as they are started, the last with code {code}")
-        delay = 0.0 if self._short_lives < 2 else 2.0**self._short_lives / 4
+        self._note_death()
+        count = len(self._deaths)
+        if count >= _MOST_DEATHS and not any(other.is_ready for other in self._workers):
+            raise RunError(
+                f"{count} workers have died within {_SPAN / 60:g} minutes and none serves, the "
+                f"last with code {code}; the log says why, or too little memory is the reason"
+            )
+        delay = 0.0 if count == 1 else min(2.0 ** (count - 2), _LONGEST_WAIT)
         self._not_before = time.monotonic() + delay
-        logger.warning("worker %d died (code %s); another takes its place", pid, code)
+        soon = "" if count == 1 else f" in {delay:g} s"
+        logger.warning("worker %d died (code %s); another takes its place%s", pid, code, soon)
+
+    def _note_death(self) -> None:
+        """Count a death, forget those of long ago, and have the workers tell of many."""
+        now = time.monotonic()
+        self._deaths.append(now)
+        while self._deaths[0] < now - _SPAN:
+            self._deaths.popleft()
+        if len(self._deaths) >= _UNHEALTHY_DEATHS:
+            told = f"{len(self._deaths)} workers have died within {_SPAN / 60:g} minutes"
+            new = self._folder / f"{UNHEALTHY_FILE}.new"
+            new.write_text(f"{told}; others are being started", encoding="utf8")
+            new.replace(self._folder / UNHEALTHY_FILE)
+
+    def _recover(self) -> None:
+        """Be healthy again once as many workers as wanted are ready."""
+        if sum(worker.is_ready for worker in self._workers) == self._settings.workers:
+            (self._folder / UNHEALTHY_FILE).unlink(missing_ok=True)
 
 
 def _ignore_reload() -> None:
