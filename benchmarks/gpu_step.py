@@ -28,7 +28,14 @@ from gpu_setup import (
 )
 from naive_step import NaiveStep
 
-from elias.kernels import expand_beam, triton_loss, triton_paths, triton_rows, triton_search
+from elias.kernels import (
+    expand_beam,
+    triton_listing,
+    triton_loss,
+    triton_paths,
+    triton_rows,
+    triton_search,
+)
 from elias.kernels.triton_update import LinearState, adamw_edges, adamw_pairs
 from elias.kernels.update import AdamWRates
 from elias.model.elias import SearchSizes
@@ -162,8 +169,8 @@ def kernel_times(shape, model, batches, repeat, label_state):
         )
 
     def list_paths(e, b, c, given, *_):
-        n_listed = triton_search._LISTED * sizes.shortlist_size
-        triton_search._list_paths((*given, b.positives), shape.n_labels, n_listed)
+        n_listed = triton_search.LISTED_A_LABEL * sizes.shortlist_size
+        triton_listing.list_paths((*given, b.positives), shape.n_labels, n_listed)
 
     step = [0]
 

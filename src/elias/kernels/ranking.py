@@ -33,6 +33,7 @@ Array: TypeAlias = NDArray[Any]
 
 _EMPTY = np.float32(-np.inf)
 _FIRST = 64  # paths walked at first, or as many as labels are wanted
+_FEW = 64  # texts that are ranked sooner than threads are started, while those of torch still spin
 
 
 class Index(NamedTuple):
@@ -84,7 +85,7 @@ def rank_beams(
         span = (rows.start, rows.stop)
         _rank_rows(*arrays, index, (shortlist_size, _FIRST), span, scratch, (labels, log_p))
 
-    if n_rows == 1 or numba.get_num_threads() == 1:
+    if n_rows <= _FEW or numba.get_num_threads() == 1:
         rank_some(range(n_rows), _own_scratch(n_labels))
     else:
         step = max(1, -(-n_rows // (4 * numba.get_num_threads())))

@@ -14,8 +14,8 @@ import triton.language as tl
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from elias.kernels.triton_listing import is_among
 from elias.kernels.triton_rows import gather_dot, gather_sum
-from elias.kernels.triton_search import is_among
 
 _BLOCK = 1024
 

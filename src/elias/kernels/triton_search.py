@@ -1,16 +1,10 @@
 """The beam's expansion by Triton kernels and one `torch.topk`.
 
-A kernel scores all paths, and `torch.topk` lists some times K of the best. Then one program per
-point takes the list, and with it all paths to wanted labels. Where the labels that score above the
-list's last path are fewer than K, the program starts over with all paths: the answer is the same.
-
-The best path per label is found without a sort. Each path writes its number into a table of one
-entry per label; whichever write survives names the label's *representative*, and all paths to that
-label compete at the representative's place. The table needs no clearing: an entry is read only
-where a path of this point has just written it, or checked against the path it names.
-
-The K best labels are then found by radix selection, a digit of eight bits at a time, on the score,
-the unsaturated score and the label id, in that order. Nothing is sorted.
+A kernel scores all paths, and `torch.topk` lists some times K of the best (`triton_listing`). Then
+one program per point takes the list, and with it all paths to wanted labels. It keeps the best path
+to each label (`triton_best_paths`), and of these the K best (`triton_selection`). Where the labels
+that score above the list's last path are fewer than K, the program starts over with all paths: the
+answer is the same.
 """
 
 from __future__ import annotations
@@ -20,11 +14,15 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from elias.kernels.triton_best_paths import compete, drop_losers, find_wanted, walk_paths
+from elias.kernels.triton_listing import list_paths
+from elias.kernels.triton_selection import select
+
 _TABLE_ENTRIES = 2**29  # of label tables in all: 2 GiB
 _MULTIPROCESSORS = 132  # of an H200; a GPU with fewer has programs wait
 _BLOCK, _WARPS = 4096, 16
-_SCORE_BLOCK = 1024
-_LISTED = 4  # times K paths are looked at first
+LISTED_A_LABEL = 4
+"""So many times K paths are looked at first."""
 
 
 def expand_beam(
@@ -58,7 +56,7 @@ def expand_beam(
     room = 2 if n_rows <= _MULTIPROCESSORS else 1
     n_programs = max(1, min(n_rows, n_programs, _TABLE_ENTRIES // n_labels))
     if n_listed is None:
-        n_listed = _LISTED * n_keep if 2 * _LISTED * n_keep <= n_paths else 0
+        n_listed = LISTED_A_LABEL * n_keep if 2 * LISTED_A_LABEL * n_keep <= n_paths else 0
 
     def scratch(width: int, dtype: torch.dtype = torch.int32) -> Tensor:
         return torch.empty((n_programs, width), dtype=dtype, device=beam.device)
@@ -73,7 +71,7 @@ def expand_beam(
     listed = tops = matches = n_matches = beam  # not read where nothing is listed
     if n_listed:
         n_listed = min(n_listed, n_paths)
-        listed, tops, matches, n_matches = _list_paths(given, n_labels, n_listed)
+        listed, tops, matches, n_matches = list_paths(given, n_labels, n_listed)
     n_slots = n_paths + n_listed
     _expand[(n_programs,)](
         *given,
@@ -106,402 +104,6 @@ def expand_beam(
         maxnreg=64,  # so that two programs of 16 warps share a multiprocessor
     )
     return labels, paths, wanted_paths
-
-
-def _list_paths(
-    given: tuple[Tensor, ...], n_labels: int, n_listed: int
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Return the paths of highest score with that score, those to wanted labels, and their number.
-
-    The former are without the latter, -inf in their place; the latter come first in their row.
-    """
-    beam, _, edge_labels, _, wanted = given
-    (n_rows, n_beam), (n_clusters, n_edges) = beam.shape, edge_labels.shape
-    n_paths = n_beam * n_edges
-    scores = torch.empty((n_rows, n_paths), dtype=torch.float32, device=beam.device)
-    n_matches = torch.zeros(n_rows, dtype=torch.int32, device=beam.device)
-    matches = n_matches
-    if wanted.numel():
-        matches = torch.empty((n_rows, n_paths), dtype=torch.int32, device=beam.device)
-    _score_paths[(n_rows, triton.cdiv(n_paths, _SCORE_BLOCK))](
-        *given,
-        scores,
-        matches,
-        n_matches,
-        n_beam,
-        n_clusters,
-        n_edges,
-        n_labels,
-        wanted.shape[1],
-        HALVINGS=wanted.shape[1].bit_length(),
-        BLOCK=_SCORE_BLOCK,
-        num_warps=4,
-    )
-    tops, listed = scores.topk(n_listed, dim=1, sorted=False)
-    return listed, tops, matches, n_matches
-
-
-@triton.jit
-def is_among(
-    label: tl.tensor,
-    ascending: tl.tensor,
-    n_ascending: tl.tensor,
-    HALVINGS: tl.constexpr,
-) -> tl.tensor:
-    """Say which labels are among the ascending ones."""
-    low = tl.zeros_like(label).to(tl.int32)
-    high = low + n_ascending
-    for _ in tl.static_range(HALVINGS):
-        middle = (low + high) // 2
-        open_ = low < high
-        below = tl.load(ascending + middle, mask=open_, other=0) < label
-        low = tl.where(open_ & below, middle + 1, low)
-        high = tl.where(open_ & (below == 0), middle, high)
-    return tl.load(ascending + low, mask=low < n_ascending, other=-1) == label
-
-
-@triton.jit(do_not_specialize=["n_wanted"])
-def _score_paths(
-    beam: tl.tensor,
-    beam_log: tl.tensor,
-    edge_labels: tl.tensor,
-    edge_log: tl.tensor,
-    wanted: tl.tensor,
-    scores: tl.tensor,
-    matches: tl.tensor,
-    n_matches: tl.tensor,
-    n_beam: tl.tensor,
-    n_clusters: tl.tensor,
-    n_edges: tl.tensor,
-    n_labels: tl.tensor,
-    n_wanted: tl.tensor,
-    HALVINGS: tl.constexpr,
-    BLOCK: tl.constexpr,
-) -> None:
-    """Write each path's score, -inf for no path; note paths to wanted labels apart, as -inf."""
-    row = tl.program_id(0).to(tl.int64)
-    path = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
-    n_paths = n_beam * n_edges
-    label, score, _, inside = _score_of(
-        beam + row * n_beam,
-        beam_log + row * n_beam,
-        edge_labels,
-        edge_log,
-        path,
-        path < n_paths,
-        (n_clusters, n_edges, n_labels),
-    )
-    if HALVINGS > 0:
-        match = inside & is_among(label, wanted + row * n_wanted, n_wanted, HALVINGS)
-        slot = tl.atomic_add(n_matches + row + path * 0, 1, mask=match, sem="relaxed")
-        tl.store(matches + row * n_paths + slot, path, mask=match)
-        inside = inside & (match == 0)
-    tl.store(
-        scores + row * n_paths + path,
-        tl.where(inside, score, -float("inf")),
-        mask=path < n_paths,
-    )
-
-
-@triton.jit
-def _score_of(
-    beam: tl.tensor,
-    beam_log: tl.tensor,
-    edge_labels: tl.tensor,
-    edge_log: tl.tensor,
-    path: tl.tensor,
-    inside: tl.tensor,
-    sizes: tl.tensor,
-) -> tl.tensor:
-    """Return label, score and unsaturated score of a point's paths, and which of them are any."""
-    n_clusters, n_edges, n_labels = sizes
-    position = path // n_edges
-    cluster = tl.load(beam + position, mask=inside, other=n_clusters)
-    inside = inside & (cluster < n_clusters)
-    place = cluster.to(tl.int64) * n_edges + (path - position * n_edges)
-    cluster_free = tl.load(beam_log + position, mask=inside, other=0.0)
-    edge_free = tl.load(edge_log + place, mask=inside, other=-float("inf"))
-    label = tl.load(edge_labels + place, mask=inside, other=n_labels).to(tl.int32)
-    free = cluster_free + edge_free
-    inside = inside & (free != -float("inf")) & (label < n_labels)
-    score = tl.minimum(cluster_free, 0.0) + tl.minimum(edge_free, 0.0)
-    return label, score, free, inside
-
-
-@triton.jit
-def _sortable(scores: tl.tensor) -> tl.tensor:
-    """Map floats to integers of the same order."""
-    bits = scores.to(tl.int32, bitcast=True)
-    return tl.where(bits < 0, -(bits & 0x7FFFFFFF), bits)
-
-
-@triton.jit
-def _one_key(score: tl.tensor, free: tl.tensor) -> tl.tensor:
-    """Return one integer that orders by score, then by unsaturated score."""
-    return score.to(tl.int64) * 4294967296 + (free.to(tl.int64) + 2147483648)
-
-
-@triton.jit
-def _digit_counts(
-    labels: tl.tensor,
-    scores: tl.tensor,
-    frees: tl.tensor,
-    sizes: tl.tensor,
-    limits: tl.tensor,
-    prefix: tl.tensor,
-    shift: tl.tensor,
-    LEVEL: tl.constexpr,
-    BLOCK: tl.constexpr,
-) -> tl.tensor:
-    """Count, by its digit at ``shift``, the key of the labels level with the limits so far.
-
-    Level 0 is the score, 1 the unsaturated score, 2 the label id turned around.
-    """
-    n_slots, n_labels = sizes
-    score, free = limits
-    counts = tl.zeros([256], tl.int32)
-    sign = tl.where(shift == 24, 128, 0)  # negative keys come first
-    for start in range(0, n_slots, BLOCK):
-        slot = start + tl.arange(0, BLOCK)
-        label = tl.load(labels + slot, mask=slot < n_slots, other=n_labels)
-        level = label < n_labels
-        key = tl.load(scores + slot, mask=level, other=0)
-        if LEVEL > 0:
-            level = level & (key == score)
-            key = tl.load(frees + slot, mask=level, other=0)
-        if LEVEL > 1:
-            level = level & (key == free)
-            key = n_labels - label
-        level = level & ((shift == 24) | ((key >> tl.minimum(shift + 8, 31)) == prefix))
-        counts += tl.histogram(((key >> shift) & 255) ^ sign, 256, mask=level)
-    return counts
-
-
-@triton.jit
-def _limit(
-    labels: tl.tensor,
-    scores: tl.tensor,
-    frees: tl.tensor,
-    sizes: tl.tensor,
-    limits: tl.tensor,
-    needed: tl.tensor,
-    LEVEL: tl.constexpr,
-    BLOCK: tl.constexpr,
-) -> tl.tensor:
-    """Return the key of the last label to keep, how many share it, and how many of them to keep.
-
-    A digit at a time: a key at the limit so far ranks by its next digit.
-    """
-    digits = tl.arange(0, 256)
-    prefix = needed * 0
-    level = needed
-    for i in range(4):
-        shift = 24 - 8 * i
-        counts = _digit_counts(labels, scores, frees, sizes, limits, prefix, shift, LEVEL, BLOCK)
-        not_below = tl.sum(counts, axis=0) - tl.cumsum(counts, axis=0) + counts
-        digit = tl.maximum(tl.sum((not_below >= needed).to(tl.int32), axis=0) - 1, 0)
-        above = tl.sum(tl.where(digits > digit, counts, 0), axis=0)
-        level = tl.sum(tl.where(digits == digit, counts, 0), axis=0)
-        prefix = tl.where(shift == 24, digit - 128, prefix * 256 + digit)
-        needed -= above
-    return prefix, level, needed
-
-
-@triton.jit
-def _walk_paths(
-    beam: tl.tensor,
-    beam_log: tl.tensor,
-    edge_labels: tl.tensor,
-    edge_log: tl.tensor,
-    given: tl.tensor,
-    scratch: tl.tensor,
-    sizes: tl.tensor,
-    listing: tl.tensor,
-    LISTED: tl.constexpr,
-    BLOCK: tl.constexpr,
-) -> tl.tensor:
-    """Note label, scores and key of a point's paths, and a representative per label.
-
-    Return the lowest score among the listed paths, of all integers the lowest if they are all
-    there are. ``listing`` 0: all paths are taken, by number.
-    """
-    table, labels, scores, frees, numbers, best, first = scratch
-    listed, tops, matches, n_listed = given
-    n_slots, n_paths, n_clusters, n_edges, n_labels = sizes
-    lowest = tl.zeros([BLOCK], tl.int32) + 2147483647
-    for start in range(0, n_slots, BLOCK):
-        slot = start + tl.arange(0, BLOCK)
-        known = slot < n_slots
-        path = slot
-        if LISTED:
-            is_listed = known & (slot < n_listed) & (listing != 0)
-            is_match = known & (slot >= n_listed) & (listing != 0)
-            top = tl.load(tops + slot, mask=is_listed, other=0.0)
-            path = tl.load(listed + slot, mask=is_listed, other=0).to(tl.int32)
-            path += tl.load(matches + slot - n_listed, mask=is_match, other=0).to(tl.int32)
-            path = tl.where(listing != 0, path, slot)
-            path = tl.where(top == -float("inf"), n_paths, path)  # none, or one of the matches
-        label, score, free, inside = _score_of(
-            beam,
-            beam_log,
-            edge_labels,
-            edge_log,
-            path,
-            known & (path < n_paths),
-            (n_clusters, n_edges, n_labels),
-        )
-        score = _sortable(score)
-        free = _sortable(free)
-        if LISTED:
-            floor = tl.where(inside, score, -2147483647)
-            lowest = tl.minimum(lowest, tl.where(is_listed, floor, 2147483647))
-        tl.store(labels + slot, tl.where(inside, label, n_labels), mask=known)
-        tl.store(scores + slot, score, mask=known)
-        tl.store(frees + slot, free, mask=known)
-        tl.store(numbers + slot, path, mask=known)
-        tl.store(best + slot, _one_key(score, free), mask=known)
-        tl.store(first + slot, tl.zeros([BLOCK], tl.int32) + 2147483647, mask=known)
-        tl.store(table + label, slot, mask=inside)
-    return tl.min(lowest, axis=0)
-
-
-@triton.jit
-def _compete(
-    scratch: tl.tensor,
-    n_slots: tl.tensor,
-    n_labels: tl.tensor,
-    BY_NUMBER: tl.constexpr,
-    BLOCK: tl.constexpr,
-) -> None:
-    """Bring the best key to each representative; then the first path that has it (BY_NUMBER)."""
-    table, labels, scores, frees, numbers, best, first = scratch
-    for start in range(0, n_slots, BLOCK):
-        slot = start + tl.arange(0, BLOCK)
-        label = tl.load(labels + slot, mask=slot < n_slots, other=n_labels)
-        inside = label < n_labels
-        chief = tl.load(table + label, mask=inside, other=0, cache_modifier=".cg")
-        score = tl.load(scores + slot, mask=inside, other=0)
-        free = tl.load(frees + slot, mask=inside, other=0)
-        key = _one_key(score, free)
-        if BY_NUMBER:
-            top = tl.load(best + chief, mask=inside, other=0, cache_modifier=".cg")
-            number = tl.load(numbers + slot, mask=inside, other=0)
-            tl.atomic_min(first + chief, number, mask=inside & (key == top), sem="relaxed")
-        else:
-            tl.atomic_max(best + chief, key, mask=inside & (chief != slot), sem="relaxed")
-
-
-@triton.jit
-def _find_wanted(
-    scratch: tl.tensor,
-    wanted: tl.tensor,
-    out: tl.tensor,
-    n_wanted: tl.tensor,
-    n_slots: tl.tensor,
-    n_labels: tl.tensor,
-    BLOCK: tl.constexpr,
-) -> None:
-    """Look the wanted labels up in the table; an entry that no path has just written is void."""
-    table, labels, _, _, _, _, first = scratch
-    for start in range(0, n_wanted, BLOCK):
-        i = start + tl.arange(0, BLOCK)
-        label = tl.load(wanted + i, mask=i < n_wanted, other=n_labels)
-        chief = tl.load(table + label, mask=label < n_labels, other=-1, cache_modifier=".cg")
-        named = (chief >= 0) & (chief < n_slots)
-        chief = tl.where(named, chief, 0)
-        found = tl.load(labels + chief, mask=named, other=n_labels)
-        named = named & (found == label) & (label < n_labels)
-        path = tl.load(first + chief, mask=named, other=-1, cache_modifier=".cg")
-        tl.store(out + i, path.to(tl.int64), mask=i < n_wanted)
-
-
-@triton.jit
-def _drop_losers(
-    scratch: tl.tensor,
-    n_slots: tl.tensor,
-    n_labels: tl.tensor,
-    lowest: tl.tensor,
-    BLOCK: tl.constexpr,
-) -> tl.tensor:
-    """Take the label from every path that is not the best to it.
-
-    Return how many labels stay, and how many of them score above ``lowest``.
-    """
-    table, labels, scores, _, numbers, _, first = scratch
-    n_found = tl.zeros([BLOCK], tl.int32)
-    n_above = tl.zeros([BLOCK], tl.int32)
-    for start in range(0, n_slots, BLOCK):
-        slot = start + tl.arange(0, BLOCK)
-        label = tl.load(labels + slot, mask=slot < n_slots, other=n_labels)
-        inside = label < n_labels
-        chief = tl.load(table + label, mask=inside, other=0, cache_modifier=".cg")
-        winner = tl.load(first + chief, mask=inside, other=-1, cache_modifier=".cg")
-        number = tl.load(numbers + slot, mask=inside, other=0)
-        score = tl.load(scores + slot, mask=inside, other=0)
-        wins = inside & (winner == number)
-        n_found += wins.to(tl.int32)
-        n_above += (wins & (score > lowest)).to(tl.int32)
-        tl.store(labels + slot, slot * 0 + n_labels, mask=inside & (wins == 0))
-    return tl.sum(n_found, axis=0), tl.sum(n_above, axis=0)
-
-
-@triton.jit
-def _write_kept(
-    scratch: tl.tensor,
-    out: tl.tensor,
-    sizes: tl.tensor,
-    limits: tl.tensor,
-    BLOCK: tl.constexpr,
-) -> None:
-    """Write the labels at or above the limits with their paths, then padding."""
-    _, labels, scores, frees, numbers, _, _ = scratch
-    out_labels, out_paths = out
-    n_slots, n_labels, n_keep = sizes
-    last_score, last_free, last_turned = limits
-    n_written = n_slots * 0
-    for start in range(0, n_slots, BLOCK):
-        slot = start + tl.arange(0, BLOCK)
-        label = tl.load(labels + slot, mask=slot < n_slots, other=n_labels)
-        inside = label < n_labels
-        score = tl.load(scores + slot, mask=inside, other=0)
-        free = tl.load(frees + slot, mask=inside, other=0)
-        number = tl.load(numbers + slot, mask=inside, other=0)
-        equal = (free > last_free) | ((free == last_free) & (n_labels - label >= last_turned))
-        kept = inside & ((score > last_score) | ((score == last_score) & equal))
-        place = n_written + tl.cumsum(kept.to(tl.int32), axis=0) - 1
-        tl.store(out_labels + place, label.to(tl.int64), mask=kept & (place < n_keep))
-        tl.store(out_paths + place, number.to(tl.int64), mask=kept & (place < n_keep))
-        n_written += tl.sum(kept.to(tl.int32), axis=0)
-    for start in range(0, n_keep, BLOCK):
-        place = start + tl.arange(0, BLOCK)
-        empty = (place >= n_written) & (place < n_keep)
-        tl.store(out_labels + place, place.to(tl.int64) * 0 + n_labels, mask=empty)
-        tl.store(out_paths + place, place.to(tl.int64) * 0, mask=empty)
-
-
-@triton.jit
-def _select(
-    scratch: tl.tensor,
-    out: tl.tensor,
-    sizes: tl.tensor,
-    n_found: tl.tensor,
-    BLOCK: tl.constexpr,
-) -> None:
-    """Write the K best of the labels that are left."""
-    _, labels, scores, frees, _, _, _ = scratch
-    n_slots, n_labels, n_keep = sizes
-    both = (n_slots, n_labels)
-    needed = tl.minimum(n_found, n_keep)
-    score, level, needed = _limit(labels, scores, frees, both, (0, 0), needed, 0, BLOCK)
-    free = needed * 0 - 2147483647  # below all: keep whatever has the last score
-    turned = needed * 0
-    if level > needed:
-        free, level, needed = _limit(labels, scores, frees, both, (score, 0), needed, 1, BLOCK)
-        if level > needed:
-            turned, level, needed = _limit(
-                labels, scores, frees, both, (score, free), needed, 2, BLOCK
-            )
-    _write_kept(scratch, out, sizes, (score, free, turned), BLOCK)
 
 
 @triton.jit(
@@ -568,7 +170,7 @@ def _expand(
             n_slots = n_listed + tl.load(n_matches + at)
         going = n_paths > 0
         while going:
-            lowest = _walk_paths(
+            lowest = walk_paths(
                 beam + at * n_beam,
                 beam_log + at * n_beam,
                 edge_labels,
@@ -586,11 +188,11 @@ def _expand(
                 BLOCK,
             )
             tl.debug_barrier()
-            _compete(scratch, n_slots, n_labels, False, BLOCK)
+            compete(scratch, n_slots, n_labels, False, BLOCK)
             tl.debug_barrier()
-            _compete(scratch, n_slots, n_labels, True, BLOCK)
+            compete(scratch, n_slots, n_labels, True, BLOCK)
             tl.debug_barrier()
-            _find_wanted(
+            find_wanted(
                 scratch,
                 wanted + at * n_wanted,
                 out_wanted + at * n_wanted,
@@ -600,11 +202,11 @@ def _expand(
                 128,
             )
             tl.debug_barrier()
-            n_found, n_above = _drop_losers(scratch, n_slots, n_labels, lowest, BLOCK)
+            n_found, n_above = drop_losers(scratch, n_slots, n_labels, lowest, BLOCK)
             tl.debug_barrier()
             enough = (n_above >= n_keep) | (lowest == -2147483647) | (listing == 0)
             if enough:
-                _select(
+                select(
                     scratch,
                     (out_labels + at * n_keep, out_paths + at * n_keep),
                     (n_slots, n_labels, n_keep),
