@@ -111,11 +111,11 @@ def told(step: str, table: list[dict]):
 
 def tell_parts(table: list[dict]) -> dict:
     """Tell what each part of the training takes; return where the largest split's tokens go."""
-    from elias.pipeline import fitting
+    from elias.pipeline import one_model
     from elias.training.tracking import Run
 
     kept: dict = {}
-    tokenise, timed = fitting.cached_tokens, Run.timed
+    tokenise, timed = one_model.cached_tokens, Run.timed
 
     def watched(split, encoder):
         with told(f"tokenise {len(split):,} texts", table):
@@ -129,7 +129,7 @@ def tell_parts(table: list[dict]) -> dict:
         with told(name, table), timed(self, name):
             yield
 
-    fitting.cached_tokens, Run.timed = watched, told_too
+    one_model.cached_tokens, Run.timed = watched, told_too
     return kept
 
 

@@ -52,7 +52,7 @@ def generated(n_points: int, n_labels: int):
 def run_on_cpu(name: str, out: str) -> None:
     """Train one shape in this process, and print what was expected and what was used."""
     from elias import EliasConfig, train
-    from elias.pipeline import fitting
+    from elias.pipeline import one_model
 
     n_points, n_labels, given = CPU_SHAPES[name]
     changes = {"encoder.char_ngrams": [0, 0], "encoder.hidden_dim": 256, **given}
@@ -76,7 +76,7 @@ def run_on_cpu(name: str, out: str) -> None:
         found.append(whole(*args, **options))
         return found[-1]
 
-    whole, fitting.expected_memory = fitting.expected_memory, watched
+    whole, one_model.expected_memory = one_model.expected_memory, watched
     train(config, generated(n_points, n_labels), out=out, device="cpu")
     expected = dict(found[0].host)
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss << 10

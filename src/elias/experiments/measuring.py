@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 from elias.errors import ConfigError, nearest
 from elias.experiments.rows import MEGABYTES, MS_PER_POINT, TRAIN_SECONDS, Row
 from elias.metrics import inverse_propensities, score
-from elias.pipeline.fitting import REPORTED
 from elias.pipeline.inputs import input_of
+from elias.pipeline.measuring import REPORTED
 from elias.pipeline.predictor import EVALUATED
 from elias.pipeline.reranking import CALIBRATE, NAMES, RERANK
 
