@@ -73,13 +73,13 @@ class Watch(threading.Thread):
 
     def __init__(self) -> None:
         super().__init__(daemon=True)
-        self.steps: list[dict[str, int]] = []
+        self.steps: dict[int, dict[str, int]] = {}
         """The most that was seen in each step that is under way."""
 
     def run(self) -> None:
         while True:
             anonymous, files = resident_mib()
-            for most in self.steps:
+            for most in list(self.steps.values()):
                 most["anonymous"] = max(most["anonymous"], anonymous)
                 most["files"] = max(most["files"], files)
                 most["both"] = max(most["both"], anonymous + files)
@@ -93,9 +93,9 @@ WATCH = Watch()
 def told(step: str, table: list[dict]):
     start = time.monotonic()
     most = {"anonymous": 0, "files": 0, "both": 0}
-    WATCH.steps.append(most)
+    WATCH.steps[id(most)] = most
     yield
-    WATCH.steps.remove(most)
+    del WATCH.steps[id(most)]
     own, child = peak_mib()
     row = {
         "step": step,

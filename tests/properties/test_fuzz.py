@@ -17,6 +17,7 @@ from scipy.sparse import csr_matrix
 
 from elias import EliasConfig
 from elias.data import Corpus, Split, convert, load_corpus
+from elias.data.formats import chunks
 from elias.data.text_rows import TextFile, json_text_rows
 from elias.errors import EliasError
 from elias.prediction_files import read_predictions
@@ -86,7 +87,21 @@ def test_a_damaged_corpus_is_read_or_refused_in_one_line(kind, wounds, data, pac
                 content = damaged(content, wounds)
             path.write_bytes(content)
 
-        refused_or_done(lambda: load_corpus(folder))
+        found = []
+        for on_disk in ("off", "on"):
+            refused_or_done(lambda how=on_disk: found.append(read(folder, how)))
+
+    # what is refused in memory is refused on the way to disk, and what is read is the same
+    assert len(set(found)) <= 1
+    assert len(found) != 1
+
+
+def read(folder, on_disk):
+    """Read a corpus with a cache of its own."""
+    with tempfile.TemporaryDirectory() as cache, pytest.MonkeyPatch.context() as patch:
+        patch.setenv("XDG_CACHE_HOME", cache)
+        patch.setattr(chunks, "CHUNK", 2)
+        return load_corpus(folder, on_disk=on_disk).fingerprint()
 
 
 @settings(max_examples=150)

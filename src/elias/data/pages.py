@@ -1,14 +1,15 @@
 """Pages of mapped files, which count as a process's memory once it has looked at them.
 
-The system takes them back when memory is wanted, but not before; what is measured, and what a
-container's limit is held against, has them all in it. So they are given back from time to time. The
-files stay in the system's page cache, from where they are mapped again at little cost.
+The system takes them back when memory is wanted, but not before: what is told as resident memory
+has them all in it, however large the files. So they are given back from time to time. They stay in
+the system's page cache, from where they are mapped again at little cost.
 """
 
 from __future__ import annotations
 
 import mmap
 import os
+import threading
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from weakref import WeakSet
@@ -20,6 +21,7 @@ LIMIT = 512 << 20
 """Bytes of mapped pages that may gather before they are given back."""
 _STATM = Path("/proc/self/statm")  # Linux; elsewhere nothing is given back
 
+_lock = threading.Lock()  # batches are read by a thread of their own
 _maps: WeakSet[mmap.mmap] = WeakSet()
 _remaining = 0
 """Bytes of pages that were there after the last time: the program's own files, mostly."""
@@ -27,7 +29,8 @@ _remaining = 0
 
 def watch(array: memmap[Any, Any]) -> None:
     """Have the pages of a mapped array given back when there are many."""
-    _maps.add(array._mmap)  # type: ignore[attr-defined]
+    with _lock:
+        _maps.add(array._mmap)  # type: ignore[attr-defined]
 
 
 def ease() -> None:
@@ -35,9 +38,10 @@ def ease() -> None:
     global _remaining
     if not _maps or not hasattr(mmap, "MADV_DONTNEED") or mapped_bytes() < _remaining + LIMIT:
         return
-    for each in list(_maps):
-        each.madvise(mmap.MADV_DONTNEED)
-    _remaining = mapped_bytes()
+    with _lock:
+        for each in _maps:
+            each.madvise(mmap.MADV_DONTNEED)
+        _remaining = mapped_bytes()
 
 
 def mapped_bytes() -> int:
