@@ -15,7 +15,7 @@ data=$runs/mesh-titles
 elias data demo "$data"
 elias data info "$data"
 
-# 2. Stages, ranker, calibration, ensemble; the control with a fixed graph; one-vs-all.
+# 2. Stages, ranker, calibration, label names, ensemble; the control with a fixed graph; one-vs-all.
 elias experiment ablation "$data" --preset mesh-titles --device cpu --out "$runs/mesh" \
     --seeds 0,1,2 --one-vs-all
 

@@ -236,7 +236,7 @@ def test_what_was_finished_before_peers_were_found_is_not_done_again(with_peers)
 
     assert told.err.count("(finished before)") == 3  # the model, one-vs-all, the neighbours
     assert "the model, seed 0 (finished before)" in told.err
-    assert lines["elias/ensemble"]["title"] == "ELIAS++ ×2"
+    assert lines["elias/ensemble"]["title"] == "ELIAS++ with label names ×2"
 
 
 def test_a_peer_that_fails_says_so_in_its_line(alone, data, folder, tmp_path):

@@ -54,7 +54,7 @@ def calibrate(  # noqa: PLR0913 - each is an option of its own
         )
     test = None if split == "test" else chosen.corpus.test
     tests = {} if test is None else {"test": test}
-    told = add_probabilities(model, chosen.points, tests)
+    told = add_probabilities(model, chosen.points, tests, name=split)
     if not told:
         raise DataError(f"{data}: its {split} points are too few to learn from")
     written = model.save_pretrained(out or model_folder(run), overwrite=out is None)

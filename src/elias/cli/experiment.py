@@ -68,7 +68,7 @@ def ablation(  # noqa: PLR0913 - each is an option of its own
     overwrite: Overwrite = False,
     as_json: AsJson = False,
 ) -> None:
-    """Add component by component: stages, ranker, calibration, ensemble (Tables 3 and 8)."""
+    """Add component by component: stages, ranker, calibration, names, ensemble (Tables 3, 8)."""
     given = Given(data, out, preset, config, changes or [], seeds, device, overwrite)
     setting = given.setting(Reading(text, labels, separator, test_size))
 

@@ -32,8 +32,8 @@ RANKER_SCORE = "score = p · ranker."
 SCORES = {"sum": "score = T + p · ranker", "blend": "score = 0.3·T + 0.7·p · ranker"}
 CALIBRATED = ", T being what the calibration makes of p and ranker."
 NAMED = (
-    ", T being what the calibration makes of p, ranker and name, which is how alike the label's "
-    "name and the text are."
+    ", T being what the calibration makes of p, ranker and name: how alike the label's name and "
+    "the text are, and (in --json) how much of it the text covers."
 )
 
 _EXTRA: dict[str, Callable[[ExplainedLabel], float | None]] = {
@@ -94,8 +94,9 @@ def _legend(model: Elias, member: int) -> str:
             f"score is the mean of {len(model.members)} members, by which elias predict ranks; "
             f"the rest is what member {member} makes of the label (--member).",
         )
-    elif model.reranker is not None:
-        lines.insert(0, _score(model.reranker))
+    reranker = model.members[member].reranker if member < len(model.members) else None
+    if reranker is not None:
+        lines.insert(len(lines) - 1, ("its own " if model.others else "") + _score(reranker))
     return "\n".join(lines)
 
 

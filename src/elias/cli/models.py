@@ -15,6 +15,7 @@ from elias.cli.options import AsJson
 if TYPE_CHECKING:
     from elias.config import EliasConfig, EncoderConfig, IndexConfig
     from elias.pipeline import Elias
+    from elias.rerank import Reranker
 
 
 def info(
@@ -36,7 +37,8 @@ def info(
         typer.echo(json.dumps(facts, ensure_ascii=False))
         return
     metrics = elias.facts.get("metrics", {})
-    tables.print_out(tables.grid([*_first_rows(elias, facts), *config_rows(elias.config)]))
+    rows = dict(config_rows(elias.config)) | {"ranker": _ranker_of(elias.reranker)}
+    tables.print_out(tables.grid([*_first_rows(elias, facts), *rows.items()]))
     for split in dict.fromkeys(split for found in metrics.values() for split in found):
         tables.print_out("", *tables.stage_table(metrics, split))
 
@@ -81,12 +83,24 @@ def config_rows(config: EliasConfig) -> list[tuple[str, Any]]:
     ]
 
 
+def _ranker_of(reranker: Reranker | None) -> str:
+    """Return what a model has after its stages."""
+    if reranker is None:
+        return "none"
+    parts = [
+        "p·q" if reranker.sharpness == 1 else f"p·q^{reranker.sharpness:g}",
+        *(["calibrated"] if reranker.calibration is not None else []),
+        *(["with the names of labels"] if reranker.by_name is not None else []),
+    ]
+    return ", ".join(parts)
+
+
 def ranker_line(config: EliasConfig) -> str:
     """Return what comes after the stages, in a few words."""
     rerank = config.rerank
     if not rerank.enabled:
         return "none (rerank.enabled=true trains one)"
-    named = ", names of labels beside" if rerank.names else ""
+    named = ", with names of labels that are words" if rerank.names else ""
     held_out = rerank.calibrate and config.eval.validation_size
     calibrated = f", then calibrated{named}" if held_out else ""
     return f"over the best {rerank.candidates} labels{calibrated} (rerank.enabled=false: none)"

@@ -6,15 +6,26 @@ from collections.abc import Mapping
 from typing import Any
 
 _WITHOUT_EFFECT = ("checkpoint", "tracking")
+_RERANK_BEFORE = {"loss": "squared-hinge", "sharpness": 1.0, "names": False}
+_ABSENT = "not set"
 
 
 def decisive(tree: Mapping[str, Any]) -> dict[str, Any]:
     """Return a configuration's tree without what changes nothing in the trained model.
 
+    What was written before a key of the ranker came to be is told what held then.
+
     >>> decisive({"seed": 1, "checkpoint": {"minutes": 5}})
     {'seed': 1}
+    >>> decisive({"rerank": {"enabled": False, "cost": 2.0}})
+    {'rerank': {'enabled': False}}
     """
-    return {key: value for key, value in tree.items() if key not in _WITHOUT_EFFECT}
+    kept = {key: value for key, value in tree.items() if key not in _WITHOUT_EFFECT}
+    rerank = kept.get("rerank")
+    if isinstance(rerank, dict):
+        off = rerank.get("enabled") is False
+        kept["rerank"] = {"enabled": False} if off else {**_RERANK_BEFORE, **rerank}
+    return kept
 
 
 def first_difference(ours: Any, theirs: Any, path: str = "") -> str:
@@ -22,12 +33,14 @@ def first_difference(ours: Any, theirs: Any, path: str = "") -> str:
 
     >>> first_difference({"a": {"b": 1}}, {"a": {"b": 2}})
     'a.b is 1, there it is 2'
+    >>> first_difference({"a": {"b": None}}, {"a": {}})
+    'a.b is None, there it is not set'
     """
     if ours == theirs:
         return ""
     if isinstance(ours, dict) and isinstance(theirs, dict):
         keys = [*ours, *(key for key in theirs if key not in ours)]
-        pairs = [(key, ours.get(key), theirs.get(key)) for key in keys]
+        pairs = [(key, ours.get(key, _ABSENT), theirs.get(key, _ABSENT)) for key in keys]
     elif isinstance(ours, list) and isinstance(theirs, list) and len(ours) == len(theirs):
         pairs = [
             (own.get("name", place) if isinstance(own, dict) else place, own, their)

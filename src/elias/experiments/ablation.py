@@ -28,7 +28,7 @@ SHOWN = ("P@1", "P@5", "R@10", "R@100", TRAIN_SECONDS)
 def ablation(
     setting: Setting, *, members: int | None = None, with_one_vs_all: bool = False
 ) -> Plan:
-    """Plan the ablation: stages, ranker, calibration and ensemble; the fixed index beside them.
+    """Plan the ablation: stages, ranker, calibration, names, ensemble; beside them the fixed index.
 
     Args:
         setting: What to train on what.

@@ -127,13 +127,18 @@ def _remarks(peers: Mapping[str, Peer]) -> list[str]:
 def _titles(config: EliasConfig, members: int) -> dict[str, str]:
     name = "one-vs-all" if config.index.kind == "all" else "ELIAS"
     whole = f"{name}++" if config.rerank.enabled else name
+    named = " with label names" if _names_labels(config) else ""
     return {
         config.stages[-1].name: name,
         RERANK: f"{name} + ranker",
         CALIBRATE: f"{name}++ (+ calibration)",
         NAMES: f"{name}++ with label names",
-        ENSEMBLE: f"{whole} ×{members}",
+        ENSEMBLE: f"{whole}{named} ×{members}",
     }
+
+
+def _names_labels(config: EliasConfig) -> bool:
+    return bool(config.rerank.enabled) and config.rerank.calibrate and config.rerank.names
 
 
 def _neighbours(setting: Setting) -> Task:

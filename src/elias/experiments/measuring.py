@@ -9,13 +9,15 @@ from typing import TYPE_CHECKING
 from elias.errors import ConfigError, nearest
 from elias.experiments.rows import MEGABYTES, MS_PER_POINT, TRAIN_SECONDS, Row
 from elias.metrics import inverse_propensities, score
+from elias.pipeline.holding_out import validation_split
 from elias.pipeline.inputs import input_of
 from elias.pipeline.measuring import REPORTED
 from elias.pipeline.predictor import EVALUATED
 from elias.pipeline.reranking import CALIBRATE, NAMES, RERANK
+from elias.rerank.calibration import FEWEST_POINTS
+from elias.rerank.names import is_word
 
 if TYPE_CHECKING:
-    from elias.config import EliasConfig
     from elias.experiments.models import Kept
     from elias.experiments.plan import Setting
     from elias.pipeline import Elias
@@ -89,13 +91,18 @@ def component_rows(
     return rows
 
 
-def single_component(config: EliasConfig, name: str | None) -> str:
+def single_component(setting: Setting, name: str | None) -> str:
     """Return the component of one model that is measured: the last stage where none is named."""
+    config, corpus = setting.config, setting.corpus
+    ranked = bool(config.rerank.enabled)
+    _, held_out = validation_split(corpus, config)
+    calibrated = ranked and config.rerank.calibrate and len(held_out or ()) >= FEWEST_POINTS
+    has_names = corpus.train.features is None and any(map(is_word, corpus.label_names))
     there = {
         config.stages[-1].name: True,
-        RERANK: bool(config.rerank.enabled),
-        CALIBRATE: bool(config.rerank.enabled) and config.rerank.calibrate,
-        NAMES: bool(config.rerank.enabled) and config.rerank.calibrate and config.rerank.names,
+        RERANK: ranked,
+        CALIBRATE: calibrated,
+        NAMES: calibrated and config.rerank.names and has_names,
     }
     known = [component for component, is_there in there.items() if is_there]
     if name is None:

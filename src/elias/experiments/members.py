@@ -153,13 +153,16 @@ class OwnModel:
             return [row]
         unnamed, *others = map(_without_names, model.members)
         unnamed.config, unnamed.others = model.config, tuple(others)
+        title = row.title.replace(" with label names", "")
+        if self.timed:
+            costs = {**costs, MS_PER_POINT: model_ms(unnamed, self.setting, ENSEMBLE)}
         return [
             replace(
                 row,
                 name=f"{OURS}/{ENSEMBLE}-unnamed",
-                title=f"{row.title}, without label names",
+                title=f"{title}, without label names",
                 metrics=self._judged(unnamed),
-                costs={TRAIN_SECONDS: costs[TRAIN_SECONDS]},
+                costs=costs,
                 settings={**row.settings, "names": False},
             ),
             row,

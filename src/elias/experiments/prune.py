@@ -94,7 +94,7 @@ def prune(
         raise ConfigError("no stage learns a graph, so there are no edges to prune")
     source = _Source(setting, Models(setting), model)
     cuts = _cuts(thresholds, tops, setting.config.index.edges_per_cluster or 1)
-    part = single_component(setting.config, component) if model is None else component
+    part = single_component(setting, component) if model is None else component
     if model is not None:
         part = model.check_component(component or setting.config.stages[-1].name)
     assert part is not None

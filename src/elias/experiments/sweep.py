@@ -64,9 +64,7 @@ def sweep(
     shared = lru_cache(maxsize=1)(
         lambda seed: models.get(run_name(OURS, seed), setting.seeded(seed))
     )
-    whole = _Sweep(
-        setting, models, parameter, swept, single_component(setting.config, component), shared
-    )
+    whole = _Sweep(setting, models, parameter, swept, single_component(setting, component), shared)
     for seed in setting.seeds:
         models.check(dict(whole.run(value, seed) for value in chosen))
     return Plan(

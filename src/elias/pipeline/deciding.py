@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from elias.rerank.calibration import FEWEST_POINTS
 from elias.rerank.probabilities import Probabilities, calibration_error
 
 if TYPE_CHECKING:
@@ -20,11 +21,14 @@ logger = logging.getLogger(__name__)
 PROBABILITIES = "probabilities"
 """The key of a model's facts that says how good its probabilities are."""
 ECE_AT = 5
-_FEWEST_POINTS = 20
 
 
 def add_probabilities(
-    model: Elias, held_out: Split | None, others: Mapping[str, Split] | None = None
+    model: Elias,
+    held_out: Split | None,
+    others: Mapping[str, Split] | None = None,
+    *,
+    name: str = "validation",
 ) -> dict[str, Any]:
     """Give a model probabilities for its last scores, and return what is to be said of them.
 
@@ -32,14 +36,15 @@ def add_probabilities(
         model: A trained model; what it knew of probabilities is forgotten.
         held_out: Points that it was not trained on, to learn from.
         others: More points to measure on, by their name, which nothing was learned from.
+        name: What the points to learn from are called.
 
     Returns:
-        ECE@5 in percent, before and after, of ``validation`` and the others, and the threshold
+        ECE@5 in percent, before and after, of those points and the others, and the threshold
         for the best F1; empty where there was nothing to learn from.
     """
     model.probabilities = None
     model.facts.pop(PROBABILITIES, None)
-    if held_out is None or len(held_out) < _FEWEST_POINTS:
+    if held_out is None or len(held_out) < FEWEST_POINTS:
         count = 0 if held_out is None else len(held_out)
         logger.info("%d points are held out: too few to learn probabilities from", count)
         return {}
@@ -48,9 +53,9 @@ def add_probabilities(
     if model.probabilities is None:
         logger.info("no label of the held-out points was found: there are no probabilities")
         return {}
-    measured = {"validation": held_out, **(others or {})}
+    measured = {name: held_out, **(others or {})}
     told = {
-        "errors": {name: _errors(model, split) for name, split in measured.items()},
+        "errors": {key: _errors(model, split) for key, split in measured.items()},
         "f1": _at(model.probabilities, model.probabilities.threshold("f1")),
     }
     model.facts[PROBABILITIES] = told

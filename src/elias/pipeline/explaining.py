@@ -64,7 +64,7 @@ class ExplainedLabel:
     path_score: float
     """ŷ_ℓ, the score of the best path (Eq. 6)."""
     ranker_score: float | None = None
-    """q, what the sparse ranker says (§3.5); None where the model has none."""
+    """q, what the sparse ranker says (§3.5), to its power γ; None where the model has none."""
     calibrated_score: float | None = None
     """T, what the calibration makes of p and q; None where the model has none."""
     name_likeness: float | None = None

@@ -18,7 +18,7 @@ from elias.pipeline.machine import resident
 from elias.pipeline.measuring import REPORTED, measure, rounded
 from elias.pipeline.memory import expected_memory, sizes_of
 from elias.pipeline.predictor import Elias
-from elias.pipeline.reranking import CALIBRATE, RERANK
+from elias.pipeline.reranking import RERANK
 from elias.pipeline.resuming import keeper_of
 from elias.pipeline.together import in_turn, let_go, shared_encoder, told
 from elias.rerank.reranker import Candidates, Reranker
@@ -177,10 +177,19 @@ class ModelTraining:
                 label_names=self.corpus.label_names,
                 seed=self.config.member_seed % 2**32,
             )
-        if self.config.rerank.calibrate and CALIBRATE not in model.components:
-            logger.info("no points are held out, so scores are not calibrated")
+        self._tell_ranker(model.reranker)
         for component in model.components[1:]:
             self._report(model, component, component)
+
+    def _tell_ranker(self, ranker: Reranker) -> None:
+        """Say what was made of the ranker, and what was wanted and could not be."""
+        calibrated, named = ranker.calibration is not None, ranker.by_name is not None
+        self.run.record("ranker", sharpness=ranker.sharpness, calibrated=calibrated, names=named)
+        wanted = self.config.rerank
+        if wanted.calibrate and self.held_out is None:
+            logger.info("no points are held out, so scores are not calibrated")
+        elif wanted.names and calibrated and not named:
+            logger.info("the names of labels have no words of the texts, and are left out")
 
     def _candidates(self, model: Elias, name: str, split: Split) -> Candidates:
         config = self.config.rerank

@@ -25,6 +25,8 @@ Mixture: TypeAlias = Literal["sum", "blend"]
 MIXTURES: dict[Mixture, str] = {"sum": "T + p·q", "blend": "0.3·T + 0.7·p·q"}
 """How T and p·q make the final score: as in the paper, and as in its program."""
 
+FEWEST_POINTS = 20
+"""Held-out points with fewer of which nothing is learned about scores: chance would be."""
 N_QUESTIONS = 4
 """What the paper's T is asked about: p, q, p·q and the label's frequency."""
 _KINDS: dict[str, type] = {

@@ -25,6 +25,15 @@ N_NAME_QUESTIONS = len(Nearness._fields)
 """What a calibration that knows names asks about besides."""
 
 
+def is_word(name: str) -> bool:
+    """Say whether a label is called something, rather than numbered.
+
+    >>> is_word("Room 101"), is_word("101")
+    (True, False)
+    """
+    return any(map(str.isalpha, name))
+
+
 @dataclass(frozen=True)
 class LabelNames:
     """The words and n-grams of each label's name, as numbers of the ranker's features.
@@ -55,7 +64,7 @@ class LabelNames:
         featurizer = features.featurizer
         if featurizer is None:
             return None
-        words = [name if any(map(str.isalpha, name)) else "" for name in names]
+        words = [name if is_word(name) else "" for name in names]
         found = featurizer.transform(words).sorted_indices()
         if not found.nnz:
             return None

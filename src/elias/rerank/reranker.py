@@ -9,9 +9,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 from scipy.sparse import csr_matrix
 
-from elias.rerank.calibration import Calibration, Mixture, mixed
+from elias.rerank.calibration import FEWEST_POINTS, Calibration, Mixture, mixed
 from elias.rerank.features import RankerFeatures
 from elias.rerank.names import LabelNames
+from elias.rerank.power import best_power
 from elias.rerank.ranker import SparseRanker, Transform, relevance
 
 if TYPE_CHECKING:
@@ -23,12 +24,6 @@ if TYPE_CHECKING:
     from elias.kernels.nearness import Nearness
 
 logger = logging.getLogger(__name__)
-
-POWERS = (1.0, 0.5, 0.25, 0.125)
-"""What the power of q is chosen from, the first of equals. More than 1 was never clearly better."""
-JUDGED = 5
-"""k of the nDCG@k it is chosen by."""
-_DISCOUNTS = 1 / np.log2(np.arange(2, JUDGED + 2))
 
 
 class Candidates(NamedTuple):
@@ -59,6 +54,27 @@ class RankedScores(NamedTuple):
     """p·q, or its mixture with T."""
     nearness: Nearness | None = None
     """What T was told about the names of labels, if it was."""
+
+
+class _HeldOut(NamedTuple):
+    """Points that nothing was trained on, and what is known of their candidates (N, k)."""
+
+    points: Candidates
+    known: NDArray[np.bool_]
+    """Which candidates are no padding."""
+    sparse: csr_matrix
+    relevance: NDArray[np.float32]
+    """q as the margins alone have it, γ being 1."""
+    relevant: NDArray[np.bool_]
+    n_relevant: NDArray[np.integer[Any]]
+
+    def best_power(self) -> float:
+        """Return the γ with which p·q^γ ranks the points best."""
+        p = np.where(self.known, self.points.scores, 0)
+        best = best_power(p, self.relevance, self.relevant, self.n_relevant)
+        if best != 1:
+            logger.info("q is taken to the power of %g, which ranks held-out points best", best)
+        return best
 
 
 @dataclass(frozen=True)
@@ -108,22 +124,20 @@ class Reranker:
         plain = cls(features, ranker, frequencies, None, config.transform, config.mixture)
         if config.sharpness is not None:
             plain = replace(plain, sharpness=config.sharpness)
-        if validation is None:
-            return plain
-        if not (validation[0].ids < ranker.n_labels).any():
-            logger.warning("no held-out point has a candidate: scores are not calibrated")
+        held_out = None if validation is None else plain._judged(*validation)
+        if held_out is None:
             return plain
         if config.sharpness is None:
-            plain = replace(plain, sharpness=plain._best_sharpness(*validation))
+            plain = replace(plain, sharpness=held_out.best_power())
         if not config.calibrate:
             return plain
         named = LabelNames.read(features, label_names or ()) if config.names else None
-        return replace(
-            plain,
-            calibration=plain._calibrated(*validation, config, None),
-            names=named,
-            by_name=None if named is None else plain._calibrated(*validation, config, named),
-        )
+        calibration = plain._calibrated(held_out, config)
+        if named is None:
+            return replace(plain, calibration=calibration)
+        nearness = named.beside(held_out.sparse, held_out.points.ids)
+        by_name = plain._calibrated(held_out, config, nearness)
+        return replace(plain, calibration=calibration, names=named, by_name=by_name)
 
     def score(self, points: Candidates, *, named: bool = True) -> RankedScores:
         """Score the candidates of points anew; they stay in their order.
@@ -155,43 +169,46 @@ class Reranker:
             nearness=nearness,
         )
 
+    def _judged(self, points: Candidates, labels: csr_matrix) -> _HeldOut | None:
+        """Return what ranker and truth say of held-out points; None where that is too little."""
+        if len(points.ids) < FEWEST_POINTS:
+            logger.info(
+                "%d points are held out, fewer than %d: scores are not calibrated",
+                len(points.ids),
+                FEWEST_POINTS,
+            )
+            return None
+        if not (points.ids < self.ranker.n_labels).any():
+            logger.warning("no held-out point has a candidate: scores are not calibrated")
+            return None
+        sparse = self.features.transform(points.given)
+        margin = self.ranker.score(sparse, points.embedding, points.ids)
+        return _HeldOut(
+            points=points,
+            known=points.ids < self.ranker.n_labels,
+            sparse=sparse,
+            relevance=relevance(margin, self.transform),
+            relevant=relevant_candidates(points.ids, labels),
+            n_relevant=np.diff(labels.indptr),
+        )
+
     def _calibrated(
         self,
-        points: Candidates,
-        labels: csr_matrix,
+        held_out: _HeldOut,
         config: RerankConfig,
-        names: LabelNames | None,
+        nearness: Sequence[NDArray[np.float32]] = (),
     ) -> Calibration:
-        known = points.ids < self.ranker.n_labels
-        sparse = self.features.transform(points.given)
-        nearness = () if names is None else names.beside(sparse, points.ids)
+        known, ids = held_out.known, held_out.points.ids
         return Calibration.fit(
-            points.scores[known],
-            self.score(points).relevance[known],
-            self._frequencies(points.ids)[known],
-            relevant_candidates(points.ids, labels)[known],
+            held_out.points.scores[known],
+            held_out.relevance[known] ** np.float32(self.sharpness),
+            self._frequencies(ids)[known],
+            held_out.relevant[known],
             depth=config.tree_depth,
             leaf=config.tree_leaf,
             n_trees=config.trees,
             more=[each[known] for each in nearness],
         )
-
-    def _best_sharpness(self, points: Candidates, labels: csr_matrix) -> float:
-        """Return the power of q with which p·q ranks points best, nearest to 1 of equals."""
-        said = self.score(points)
-        relevant = relevant_candidates(points.ids, labels)
-        ideal = np.cumsum(_DISCOUNTS)[np.clip(np.diff(labels.indptr), 1, JUDGED) - 1]
-        p = np.where(points.ids < self.ranker.n_labels, points.scores, 0)
-
-        def quality(power: float) -> float:
-            order = np.argsort(-p * said.relevance**power, axis=1, kind="stable")[:, :JUDGED]
-            gains = np.take_along_axis(relevant, order, axis=1) * _DISCOUNTS[: order.shape[1]]
-            return float((gains.sum(axis=1) / ideal).mean())
-
-        best = max(POWERS, key=quality)
-        if best != 1:
-            logger.info("q is taken to the power of %g, which ranks held-out points best", best)
-        return best
 
     def _frequencies(self, ids: NDArray[np.integer[Any]]) -> NDArray[np.int64]:
         found: NDArray[np.int64] = np.append(self.frequencies, 0)[ids]

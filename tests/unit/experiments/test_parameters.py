@@ -1,9 +1,11 @@
 """What can be swept, and around which values."""
 
+import copy
+
 import pytest
 
 from elias import EliasConfig
-from elias.config import first_difference
+from elias.config import decisive, first_difference
 from elias.errors import ConfigError
 from elias.experiments.parameters import PARAMETERS, parameter_called
 
@@ -71,4 +73,20 @@ def test_the_first_difference_names_stages_and_missing_keys():
     assert first_difference(ours, ours) == ""
     assert first_difference(ours, theirs) == "stages.stage2.epochs is 8, there it is 99"
     assert first_difference(ours, shorter) == "stages is stage1, stage2, there it is stage1"
-    assert first_difference({"a": 1, "b": 2}, {"a": 1}) == "b is 2, there it is None"
+    assert first_difference({"a": 1, "b": 2}, {"a": 1}) == "b is 2, there it is not set"
+
+
+def test_a_configuration_of_before_is_told_what_held_then():
+    ours = EliasConfig().to_dict()
+    before = copy.deepcopy(ours)
+    for key in ("loss", "sharpness", "names"):
+        del before["rerank"][key]
+    as_then = EliasConfig().override({"rerank.sharpness": 1.0, "rerank.names": False}).to_dict()
+
+    differs = first_difference(decisive(ours), decisive(before))
+
+    assert differs == "rerank.sharpness is None, there it is 1.0"
+    assert first_difference(decisive(as_then), decisive(before)) == ""
+    for tree in (ours, before):
+        tree["rerank"]["enabled"] = False
+    assert decisive(ours) == decisive(before)

@@ -9,8 +9,8 @@ from elias.errors import DataError
 from elias.metrics import score
 from elias.predictions import Predictions
 from elias.rerank import Calibration, Reranker, SparseRanker, relevance, relevant_candidates
+from elias.rerank.power import POWERS
 from elias.rerank.ranker import NEVER_SEEN
-from elias.rerank.reranker import POWERS
 
 
 def precision_at_1(scores, points, labels):
@@ -96,6 +96,18 @@ def test_the_calibration_sees_held_out_points_only(problem, reranker):
         np.testing.assert_array_equal(reranker.calibration.to_arrays()[name], array)
 
 
+def ndcg_of_each(points, labels, scores):
+    """nDCG@5 of each point by itself."""
+    ranked = Predictions.from_scores(points.ids, scores, labels.shape[1])
+    weights = np.ones(labels.shape[1])
+    return np.array(
+        [
+            score(replace(ranked, ids=ids[None], scores=own[None]), labels[i], weights, ["nDCG@5"])
+            for i, (ids, own) in enumerate(zip(ranked.ids, ranked.scores, strict=True))
+        ],
+    )
+
+
 @pytest.mark.parametrize("scale", [0.1, 1.0, 3.0])
 def test_the_power_of_q_is_the_one_that_ranks_held_out_points_best(problem, scale):
     """A ranker whose margins say too much or too little is weighed by what held-out points say."""
@@ -104,17 +116,18 @@ def test_the_power_of_q_is_the_one_that_ranks_held_out_points_best(problem, scal
     plain = Reranker.fit(problem.train, problem.labels, config)
     weights, biases = plain.ranker.weights * np.float32(scale), plain.ranker.biases * scale
     plain = replace(plain, ranker=replace(plain.ranker, weights=weights, biases=biases))
-
-    def quality(power):
+    qualities = {}
+    for power in POWERS:
         said = replace(plain, sharpness=power).score(points)
-        ranked = Predictions.from_scores(points.ids, said.final, labels.shape[1])
-        return score(ranked, labels, np.ones(labels.shape[1]), ["nDCG@5"])["nDCG@5"]
+        each = ndcg_of_each(points, labels, said.final)
+        qualities[power] = np.array([found["nDCG@5"] for found in each])
+    gains = {power: found - qualities[1] for power, found in qualities.items()}
+    clear = [p for p, gain in gains.items() if gain.mean() > gain.std() / len(gain) ** 0.5]
 
-    chosen = plain._best_sharpness(points, labels)
+    chosen = plain._judged(points, labels).best_power()
 
-    qualities = {power: quality(power) for power in POWERS}
-    assert len(set(qualities.values())) > 1
-    assert qualities[chosen] == max(qualities.values())
+    assert len({found.mean() for found in qualities.values()}) > 1
+    assert chosen == max(clear, key=lambda power: gains[power].mean(), default=1)
 
 
 def test_held_out_points_choose_the_power_and_a_given_one_is_kept(problem, reranker):
@@ -128,12 +141,29 @@ def test_held_out_points_choose_the_power_and_a_given_one_is_kept(problem, reran
         validation=problem.validation,
     )
 
-    assert reranker.sharpness == plain._best_sharpness(points, labels)
+    assert reranker.sharpness == plain._judged(points, labels).best_power()
     assert given.sharpness == 0.3
     known = points.ids < labels.shape[1]
     np.testing.assert_allclose(
         given.score(points).relevance[known], plain.score(points).relevance[known] ** 0.3, rtol=1e-5
     )
+
+
+def test_nothing_is_learned_from_a_handful_of_points(problem, caplog):
+    points, labels = problem.validation
+    few = type(points)(*(part[:19] for part in points))
+
+    with caplog.at_level("INFO"):
+        reranker = Reranker.fit(
+            problem.train,
+            problem.labels,
+            problem.config,
+            validation=(few, labels[:19]),
+            label_names=[f"label{i}" for i in range(12)],
+        )
+
+    assert (reranker.sharpness, reranker.calibration, reranker.by_name) == (1.0, None, None)
+    assert "19 points are held out, fewer than 20" in caplog.text
 
 
 @pytest.mark.parametrize("why", ["no points", "not wanted"])
