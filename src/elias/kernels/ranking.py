@@ -33,7 +33,7 @@ Array: TypeAlias = NDArray[Any]
 
 _EMPTY = np.float32(-np.inf)
 _FIRST = 64  # paths walked at first, or as many as labels are wanted
-_FEW = 64  # texts that are ranked sooner than threads are started, while those of torch still spin
+_FEW = 64  # texts that are ranked sooner than threads are started
 
 
 class Index(NamedTuple):

@@ -34,7 +34,7 @@ from elias.progress import progress
 from elias.training.captured import CapturedStep, pad_positives
 from elias.training.checkpoints import Checkpoint, prefixed, under
 from elias.training.optim import Optimizer, WeightAverage, schedule
-from elias.training.threads import one_pool_of_threads
+from elias.training.threads import torch_on_one_thread
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -209,7 +209,7 @@ class StageLoop:
         every = max(1, per_epoch // _AVERAGES_PER_EPOCH)
         self.model.train()
         title = f"{self.stage.name} epoch {epoch.number}/{self.stage.epochs}"
-        with progress(title, per_epoch) as advance, one_pool_of_threads(self.model):
+        with progress(title, per_epoch) as advance, torch_on_one_thread(self.model):
             advance(epoch.step)
             for tokens, positives in self._batches(epoch, course):
                 scale = schedule(optimizer.steps, n_steps, self.stage.warmup)

@@ -15,15 +15,15 @@ if TYPE_CHECKING:
 
 
 @contextmanager
-def one_pool_of_threads(model: EliasModel) -> Iterator[None]:
+def torch_on_one_thread(model: EliasModel) -> Iterator[None]:
     """Keep torch to the calling thread while compiled loops do most of a model's work.
 
-    torch and numba have threads of their own, and both let them spin for milliseconds after each
-    piece of work, in case there is more: with as many cores as threads, each pool would take the
-    cores from the other. A transformer or one-vs-all works in torch, and keeps its threads.
+    What torch is left with are many small operations, which wait for threads longer than these
+    save; and its sums would depend on how many there are. A transformer or one-vs-all works in
+    torch, and keeps its threads.
 
     >>> from types import SimpleNamespace
-    >>> with one_pool_of_threads(SimpleNamespace(encoder=SimpleNamespace(compiled_loops=True))):
+    >>> with torch_on_one_thread(SimpleNamespace(encoder=SimpleNamespace(compiled_loops=True))):
     ...     torch.get_num_threads()
     1
     """
