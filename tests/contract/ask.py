@@ -11,6 +11,7 @@ TINY_DEMO = ["--points", "300", "--labels", "60"]
 """What is generated in place of the demo corpus, which has to be fetched."""
 DERIVED = [
     *("index.n_clusters", "index.edges_per_cluster", "index.beam_size", "index.shortlist_size"),
+    "index.train_shortlist",
     *("index.beta", "eval.validation_size"),
 ]
 """Sizes in the preset of the demo corpus that the small one is too small for."""

@@ -21,7 +21,7 @@ def one_vs_all(config: EliasConfig) -> EliasConfig:
     >>> from elias import EliasConfig
     >>> twin = one_vs_all(EliasConfig.preset("mesh-titles"))
     >>> twin.index.kind, [(stage.name, stage.epochs) for stage in twin.stages]
-    ('all', [('one-vs-all', 17)])
+    ('all', [('one-vs-all', 13)])
     """
     first, (usual,) = config.stages[0], ONE_VS_ALL_STAGES
     stage = replace(
