@@ -4,26 +4,16 @@ import csv
 import gzip
 import json
 import signal
-import subprocess
-import sys
-from pathlib import Path
 
 import pyarrow.parquet as pq
 import pytest
 
-from e2e.test_processes import ENVIRONMENT
+from e2e.test_processes import made_by
 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
-    """All predictions that the tests ask about, made by one interpreter."""
-    place = tmp_path_factory.mktemp("predicting")
-    script = Path(__file__).with_name("predicting.py")
-    done = subprocess.run(
-        [sys.executable, str(script), str(place)], env=ENVIRONMENT, capture_output=True, text=True
-    )
-    assert done.returncode == 0, done.stderr
-    return place
+    return made_by("predicting.py", tmp_path_factory.mktemp("predicting"))
 
 
 @pytest.fixture(scope="module")

@@ -29,16 +29,17 @@ def free_port():
         return found.getsockname()[1]
 
 
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory):
-    """All runs that the tests ask about, made by one interpreter."""
-    place = tmp_path_factory.mktemp("processes")
-    script = Path(__file__).with_name("processes.py")
-    done = subprocess.run(
-        [sys.executable, str(script), str(place)], env=ENVIRONMENT, capture_output=True, text=True
-    )
+def made_by(script, place):
+    """The folder that one interpreter filled with all that tests ask about."""
+    command = [sys.executable, str(Path(__file__).with_name(script)), str(place)]
+    done = subprocess.run(command, env=ENVIRONMENT, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     return place
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    return made_by("processes.py", tmp_path_factory.mktemp("processes"))
 
 
 @pytest.fixture(scope="module")

@@ -13,7 +13,7 @@ from numba import njit
 from numpy.typing import NDArray
 
 from elias.kernels.masked_rows import Rows, as_rows, sparse_dot
-from elias.kernels.threads import over_threads
+from elias.kernels.threads import over_rows
 
 if TYPE_CHECKING:
     from scipy.sparse import csr_matrix
@@ -22,7 +22,6 @@ Array: TypeAlias = NDArray[Any]
 Classifiers: TypeAlias = tuple[Array, Array, Array, Array]
 """Values, columns (ascending in a label) and label starts of the weights, and the biases."""
 
-_POINTS_AT_A_TIME = 256
 _PADDING = np.float32(-np.inf)
 
 
@@ -58,14 +57,7 @@ def candidate_margins(
     def memory() -> NDArray[np.float32]:
         return np.zeros(width, dtype=np.float32)
 
-    n_points = len(candidates)
-    if n_points <= _POINTS_AT_A_TIME:  # one text must not wait for threads to start
-        work(range(n_points), memory())
-        return out
-    starts = range(0, n_points, _POINTS_AT_A_TIME)
-    chunks = [range(start, min(start + _POINTS_AT_A_TIME, n_points)) for start in starts]
-    for _ in over_threads(work, chunks, memory, "Ranking candidates", n_points):
-        pass
+    over_rows(work, len(candidates), memory, "Ranking candidates")
     return out
 
 

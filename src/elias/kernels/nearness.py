@@ -8,14 +8,12 @@ import numpy as np
 from numba import njit
 from numpy.typing import NDArray
 
-from elias.kernels.threads import over_threads
+from elias.kernels.threads import over_rows
 
 if TYPE_CHECKING:
     from scipy.sparse import csr_matrix
 
 Array: TypeAlias = NDArray[Any]
-
-_POINTS_AT_A_TIME = 256
 
 
 class Nearness(NamedTuple):
@@ -54,14 +52,7 @@ def name_nearness(
     def memory() -> NDArray[np.float32]:
         return np.zeros(len(idf), dtype=np.float32)
 
-    n_points = len(candidates)
-    if n_points <= _POINTS_AT_A_TIME:  # one text must not wait for threads to start
-        work(range(n_points), memory())
-        return out
-    starts = range(0, n_points, _POINTS_AT_A_TIME)
-    chunks = [range(start, min(start + _POINTS_AT_A_TIME, n_points)) for start in starts]
-    for _ in over_threads(work, chunks, memory, "Comparing names", n_points):
-        pass
+    over_rows(work, len(candidates), memory, "Comparing names")
     return out
 
 

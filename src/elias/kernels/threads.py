@@ -18,6 +18,8 @@ Countable = TypeVar("Countable", bound="Sized")
 Memory = TypeVar("Memory")
 Result = TypeVar("Result")
 
+_ROWS_AT_A_TIME = 256
+
 
 def on_threads(
     work: Callable[[Item, Memory], Result], items: Sequence[Item], memory: Callable[[], Memory]
@@ -72,3 +74,25 @@ def over_threads(
         for item, result in zip(items, on_threads(work, items, memory), strict=True):
             advance(len(item))
             yield result
+
+
+def over_rows(
+    work: Callable[[range, Memory], None],
+    n_rows: int,
+    memory: Callable[[], Memory],
+    description: str,
+) -> None:
+    """Have all rows worked on, a range of them at a time; few of them by the calling thread.
+
+    >>> seen = []
+    >>> over_rows(lambda rows, _: seen.extend(rows), 3, dict, "...")
+    >>> seen
+    [0, 1, 2]
+    """
+    if n_rows <= _ROWS_AT_A_TIME:  # one text must not wait for threads to start
+        work(range(n_rows), memory())
+        return
+    starts = range(0, n_rows, _ROWS_AT_A_TIME)
+    chunks = [range(start, min(start + _ROWS_AT_A_TIME, n_rows)) for start in starts]
+    for _ in over_threads(work, chunks, memory, description, n_rows):
+        pass
