@@ -51,9 +51,9 @@ class RerankConfig:
     """Fit a second T beside the paper's that is also told how near the label's name is to the text
     (their likeness, and how much of the name stands in it), and rank by that. Beyond the paper; it
     takes texts, and names that are words."""
-    trees: int = 20
-    """How many trees T is the mean of, each grown on its own draw of the pairs of a point and a
-    label; 1 in the paper, grown on all of them."""
+    trees: int = 40
+    """How many trees T is the mean of, each grown on its own draw of the points, with half of the
+    questions open to each node; 1 in the paper, grown on all points and free to ask anything."""
     tree_depth: int = 5
     """How many questions a tree may ask."""
     tree_leaf: int = 20

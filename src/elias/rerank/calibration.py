@@ -29,6 +29,8 @@ FEWEST_POINTS = 20
 """Held-out points with fewer of which nothing is learned about scores: chance would be."""
 N_QUESTIONS = 4
 """What the paper's T is asked about: p, q, p·q and the label's frequency."""
+SHARE_ASKED = 0.5
+"""Of several trees, each node chooses among this share of the questions, drawn anew."""
 _KINDS: dict[str, type] = {
     "feature": np.int32,
     "threshold": np.float64,
@@ -87,6 +89,7 @@ class Calibration:
         leaf: int,
         n_trees: int = 1,
         more: Sequence[NDArray[np.floating[Any]]] = (),
+        points: NDArray[np.integer[Any]] | None = None,
     ) -> Calibration:
         """Grow the trees on pairs of held-out points and their candidates, padding left out.
 
@@ -97,24 +100,27 @@ class Calibration:
             relevant: Whether the label is relevant to the point.
             depth: How many questions may be asked.
             leaf: How many pairs each answer must rest on.
-            n_trees: One tree is grown on all pairs, as in the paper; each of several on as many
-                pairs drawn with replacement (bagging).
+            n_trees: One tree is grown on all pairs, as in the paper; each of several on all pairs
+                of as many points drawn with replacement, and each of its nodes may ask about
+                half of what there is (a random forest).
             more: What else is known of each pair.
+            points: Which point each pair is of, ascending; without them each is a point.
         """
         questions = _questions(scores, relevances, frequencies, more)
         answers = np.ravel(relevant).astype(bool)
+        of = np.arange(len(answers)) if points is None else np.ravel(points)
+        starts = np.append(np.flatnonzero(np.diff(of, prepend=-1)), len(of))
 
         def grow(which: range, _: None) -> dict[str, NDArray[Any]]:
-            pairs: NDArray[np.int64] | slice = slice(None)
-            if n_trees > 1:
-                rng = np.random.default_rng(which.start)
-                pairs = rng.integers(0, len(answers), len(answers))
-            return _grown(questions[pairs], answers[pairs], depth, leaf)
+            if n_trees == 1:
+                return _grown(questions, answers, depth, leaf)
+            pairs, seed = _drawn(starts, which.start), which.start
+            return _grown(questions[pairs], answers[pairs], depth, leaf, SHARE_ASKED, seed)
 
         each = [range(tree, tree + 1) for tree in range(n_trees)]
         trees = list(over_threads(grow, each, lambda: None, "Growing trees", n_trees))
-        starts = np.cumsum([0] + [len(tree["feature"]) for tree in trees])
-        for tree, start in zip(trees, starts[:-1], strict=True):
+        firsts = np.cumsum([0] + [len(tree["feature"]) for tree in trees])
+        for tree, start in zip(trees, firsts[:-1], strict=True):
             inner = tree["feature"] != LEAF
             for side in ("left", "right"):
                 tree[side] = np.where(inner, tree[side] + start, 0)
@@ -196,13 +202,36 @@ class Calibration:
             raise ModelError("calibration is not made of trees")
 
 
+def _drawn(starts: NDArray[np.int64], seed: int) -> NDArray[np.int64]:
+    """Return all pairs of as many points as there are, drawn with replacement.
+
+    Args:
+        starts: Where the pairs of each point begin, and where the last ones end.
+        seed: Of the draw.
+    """
+    n_points = len(starts) - 1
+    drawn = np.random.default_rng(seed).integers(0, n_points, n_points)
+    sizes = np.diff(starts)[drawn]
+    # of each pair: where its point begins, and how far into the point it is
+    into = np.arange(sizes.sum()) - np.repeat(np.cumsum(sizes) - sizes, sizes)
+    found: NDArray[np.int64] = np.repeat(starts[drawn], sizes) + into
+    return found
+
+
 def _grown(
-    questions: NDArray[np.float32], answers: NDArray[np.bool_], depth: int, leaf: int
+    questions: NDArray[np.float32],
+    answers: NDArray[np.bool_],
+    depth: int,
+    leaf: int,
+    share: float = 1.0,
+    seed: int = 0,
 ) -> dict[str, NDArray[Any]]:
     """Return the arrays of one tree."""
     from sklearn.tree import DecisionTreeClassifier  # here: only training needs it
 
-    grown = DecisionTreeClassifier(max_depth=depth, min_samples_leaf=leaf, random_state=0)
+    grown = DecisionTreeClassifier(
+        max_depth=depth, min_samples_leaf=leaf, max_features=share, random_state=seed
+    )
     tree = grown.fit(questions, answers).tree_
     classes = grown.classes_.tolist()
     shares = tree.value[:, 0, classes.index(True)] if True in classes else 0 * tree.threshold

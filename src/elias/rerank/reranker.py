@@ -208,6 +208,7 @@ class Reranker:
             leaf=config.tree_leaf,
             n_trees=config.trees,
             more=[each[known] for each in nearness],
+            points=np.nonzero(known)[0],
         )
 
     def _frequencies(self, ids: NDArray[np.integer[Any]]) -> NDArray[np.int64]:

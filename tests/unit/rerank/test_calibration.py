@@ -31,18 +31,27 @@ def test_the_tree_says_exactly_what_scikit_learn_s_says(seed, depth, leaf):
     np.testing.assert_array_equal(found, grown.predict_proba(asked.astype(np.float32))[:, 1])
 
 
-@given(seed=st.integers(0, 2**31), n_trees=st.integers(2, 5))
-def test_several_trees_are_the_mean_of_trees_grown_on_draws(seed, n_trees):
+@given(seed=st.integers(0, 2**31), n_trees=st.integers(2, 5), known=st.booleans())
+def test_several_trees_are_the_mean_of_trees_grown_on_points_drawn(seed, n_trees, known):
     p, q, frequency, relevant = pairs(seed)
     asked = np.stack([p, q, p * q, frequency], axis=1).astype(np.float32)
+    # points of one to a dozen pairs, some numbers of points having none
+    points = np.sort(np.random.default_rng(seed).integers(0, 80, len(p))) if known else None
 
-    found = Calibration.fit(p, q, frequency, relevant, depth=4, leaf=5, n_trees=n_trees)
+    found = Calibration.fit(
+        p, q, frequency, relevant, depth=4, leaf=5, n_trees=n_trees, points=points
+    )
 
+    of = np.arange(len(p)) if points is None else points
+    present = np.unique(of)
     expected = np.zeros(len(p))
     for tree in range(n_trees):
-        drawn = np.random.default_rng(tree).integers(0, len(p), len(p))
-        grown = DecisionTreeClassifier(max_depth=4, min_samples_leaf=5, random_state=0)
-        grown.fit(asked[drawn], relevant[drawn])
+        drawn = np.random.default_rng(tree).integers(0, len(present), len(present))
+        rows = np.concatenate([np.flatnonzero(of == point) for point in present[drawn]])
+        grown = DecisionTreeClassifier(
+            max_depth=4, min_samples_leaf=5, max_features=2, random_state=tree
+        )
+        grown.fit(asked[rows], relevant[rows])
         expected += grown.predict_proba(asked)[:, 1]
     np.testing.assert_allclose(found.probability(p, q, frequency), expected / n_trees, rtol=1e-12)
     assert len(found.roots) == n_trees

@@ -106,6 +106,7 @@ def test_t_is_asked_about_names_beside_what_the_paper_asks(problem, named):
         leaf=problem.config.tree_leaf,
         n_trees=problem.config.trees,
         more=[said.nearness.likeness[known], said.nearness.coverage[known]],
+        points=np.nonzero(known)[0],
     )
 
     for name, array in expected.to_arrays().items():

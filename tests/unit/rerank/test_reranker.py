@@ -90,6 +90,7 @@ def test_the_calibration_sees_held_out_points_only(problem, reranker):
         depth=problem.config.tree_depth,
         leaf=problem.config.tree_leaf,
         n_trees=problem.config.trees,
+        points=np.nonzero(known)[0],
     )
 
     for name, array in expected.to_arrays().items():
