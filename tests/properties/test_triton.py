@@ -51,7 +51,10 @@ def normal(generator, *shape):
     n_wanted=st.integers(0, 4),
     shortlist_size=st.integers(1, 14),
     levels=st.sampled_from([1, 3, 10**6]),
-    cut=st.sampled_from([(8, 1, 0), (8, 2, 4), (16, 2, 1), (64, 8, 16), (64, 8, None)]),
+    cut=st.tuples(
+        st.sampled_from([(8, 1, 0), (8, 2, 4), (16, 2, 1), (64, 8, 16), (64, 8, None)]),
+        st.sampled_from([None, torch.int32]),  # None: 16 bits, as there are few paths
+    ),
     seed=SEEDS,
 )
 def test_the_expansion_is_that_of_plain_torch(
@@ -59,6 +62,7 @@ def test_the_expansion_is_that_of_plain_torch(
 ):
     generator = generator_of(seed)
     n_points, n_clusters, n_edges, n_beam = shape
+    (block, n_programs, n_listed), entry = cut
 
     def scores(*shape):  # from -1 or less to 1: saturated and not, with ties
         return 1 - 2 * integers(generator, levels, *shape) / min(levels, 16)
@@ -73,9 +77,10 @@ def test_the_expansion_is_that_of_plain_torch(
         *given_,
         n_labels,
         shortlist_size,
-        block=cut[0],
-        n_programs=cut[1],
-        n_listed=cut[2],
+        block=block,
+        n_programs=n_programs,
+        n_listed=n_listed,
+        entry=entry,
     )
 
     expected = _expand_torch(*given_, n_labels, shortlist_size)

@@ -3,7 +3,7 @@
 Each path writes its number into a table of one entry per label; whichever write survives names the
 label's *representative*, and all paths to that label compete at the representative's place. The
 table needs no clearing: an entry is read only where a path of this point has just written it, or
-checked against the path it names.
+checked against the path it names. Its entries have 16 bits where those can number all paths.
 """
 
 from __future__ import annotations
@@ -81,8 +81,14 @@ def walk_paths(
         tl.store(numbers + slot, path, mask=known)
         tl.store(best + slot, one_key(score, free), mask=known)
         tl.store(first + slot, tl.zeros([BLOCK], tl.int32) + 2147483647, mask=known)
-        tl.store(table + label, slot, mask=inside)
+        tl.store(table + label, slot.to(table.dtype.element_ty), mask=inside)
     return tl.min(lowest, axis=0)
+
+
+@triton.jit
+def representative(table: tl.tensor, label: tl.tensor, inside: tl.tensor) -> tl.tensor:
+    """Return the place that the table has for each label; what others wrote is seen."""
+    return tl.load(table + label, mask=inside, other=0, cache_modifier=".cg").to(tl.int32)
 
 
 @triton.jit
@@ -99,7 +105,7 @@ def compete(
         slot = start + tl.arange(0, BLOCK)
         label = tl.load(labels + slot, mask=slot < n_slots, other=n_labels)
         inside = label < n_labels
-        chief = tl.load(table + label, mask=inside, other=0, cache_modifier=".cg")
+        chief = representative(table, label, inside)
         score = tl.load(scores + slot, mask=inside, other=0)
         free = tl.load(frees + slot, mask=inside, other=0)
         key = one_key(score, free)
@@ -126,7 +132,7 @@ def find_wanted(
     for start in range(0, n_wanted, BLOCK):
         i = start + tl.arange(0, BLOCK)
         label = tl.load(wanted + i, mask=i < n_wanted, other=n_labels)
-        chief = tl.load(table + label, mask=label < n_labels, other=-1, cache_modifier=".cg")
+        chief = representative(table, label, label < n_labels)
         named = (chief >= 0) & (chief < n_slots)
         chief = tl.where(named, chief, 0)
         found = tl.load(labels + chief, mask=named, other=n_labels)
@@ -154,7 +160,7 @@ def drop_losers(
         slot = start + tl.arange(0, BLOCK)
         label = tl.load(labels + slot, mask=slot < n_slots, other=n_labels)
         inside = label < n_labels
-        chief = tl.load(table + label, mask=inside, other=0, cache_modifier=".cg")
+        chief = representative(table, label, inside)
         winner = tl.load(first + chief, mask=inside, other=-1, cache_modifier=".cg")
         number = tl.load(numbers + slot, mask=inside, other=0)
         score = tl.load(scores + slot, mask=inside, other=0)

@@ -18,7 +18,7 @@ from elias.kernels.triton_best_paths import compete, drop_losers, find_wanted, w
 from elias.kernels.triton_listing import list_paths
 from elias.kernels.triton_selection import select
 
-_TABLE_ENTRIES = 2**29  # of label tables in all: 2 GiB
+_TABLE_BYTES = 2**31  # of label tables in all
 _MULTIPROCESSORS = 132  # of an H200; a GPU with fewer has programs wait
 _BLOCK, _WARPS = 4096, 16
 LISTED_A_LABEL = 4
@@ -38,10 +38,12 @@ def expand_beam(
     n_programs: int = 2 * _MULTIPROCESSORS,
     n_warps: int | None = None,
     n_listed: int | None = None,
+    entry: torch.dtype | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Return labels and paths (B, K) and wanted paths (B, Y) as `elias.kernels.Expansion` does.
 
-    ``n_listed`` paths are looked at first, 0: all; by default that is decided here.
+    ``n_listed`` paths are looked at first, 0: all; ``entry`` is what a table of labels is made of;
+    by default both are decided here.
     """
     n_rows, n_beam = beam.shape
     n_clusters, n_edges = edge_labels.shape
@@ -54,9 +56,12 @@ def expand_beam(
         return labels, paths, wanted_paths
     # a point that has a multiprocessor to itself takes more of it
     room = 2 if n_rows <= _MULTIPROCESSORS else 1
-    n_programs = max(1, min(n_rows, n_programs, _TABLE_ENTRIES // n_labels))
     if n_listed is None:
         n_listed = LISTED_A_LABEL * n_keep if 2 * LISTED_A_LABEL * n_keep <= n_paths else 0
+    n_listed = min(n_listed, n_paths)
+    n_slots = n_paths + n_listed
+    entry = entry or (torch.uint16 if n_slots <= 2**16 else torch.int32)
+    n_programs = max(1, min(n_rows, n_programs, _TABLE_BYTES // (n_labels * entry.itemsize)))
 
     def scratch(width: int, dtype: torch.dtype = torch.int32) -> Tensor:
         return torch.empty((n_programs, width), dtype=dtype, device=beam.device)
@@ -70,16 +75,14 @@ def expand_beam(
     )
     listed = tops = matches = n_matches = beam  # not read where nothing is listed
     if n_listed:
-        n_listed = min(n_listed, n_paths)
         listed, tops, matches, n_matches = list_paths(given, n_labels, n_listed)
-    n_slots = n_paths + n_listed
     _expand[(n_programs,)](
         *given,
         listed,
         tops,
         matches,
         n_matches,
-        scratch(n_labels),
+        scratch(n_labels, entry),
         scratch(n_slots),
         scratch(n_slots),
         scratch(n_slots),
