@@ -37,6 +37,7 @@ _SLOT_BYTES_KERNELS = 40
 _PATH_BYTES_KERNELS = 24
 """Bytes the search kernels hold for each path listed."""
 _SEARCH_TABLES = 2 << 30
+_SEARCHED_AT_ONCE = 264
 """The most that the search kernels take for the place of each label, a point in work."""
 _CLUSTER_BYTES = 5 * FLOAT
 """Bytes for each cluster's score of a point: logits, scores, ranks, gradients."""
@@ -270,7 +271,9 @@ def _index_activations(
     if by_kernels:
         width = edges // index.n_clusters
         paths = batch * beam * width
-        tables = min(_SEARCH_TABLES, batch * sizes.n_labels * FLOAT)
+        numbered = beam * width + 4 * index.train_shortlist  # as `triton_search.expand_beam` has it
+        entry = 2 if numbered <= 1 << 16 else 4
+        tables = min(_SEARCH_TABLES, min(batch, _SEARCHED_AT_ONCE) * sizes.n_labels * entry)
         listed = slots * _SLOT_BYTES_KERNELS + paths * _PATH_BYTES_KERNELS
         return work + listed + tables + edges * FLOAT
     touched = min(sizes.n_labels, slots) * dim * FLOAT
