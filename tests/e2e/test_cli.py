@@ -125,6 +125,7 @@ def test_set_goes_over_config_goes_over_preset_goes_over_defaults(corpus_folder,
         *("--config", file, "--set", "index.beta=6", "--set", "index.n_clusters=8"),
         *("--set", "index.edges_per_cluster=50", "--set", "index.beam_size=4"),
         *("--set", "index.shortlist_size=60", "--set", "eval.validation_size=none"),
+        *("--set", "index.label_storage=full"),
     )
     tree = json.loads(told.out)
 

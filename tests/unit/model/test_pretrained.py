@@ -81,6 +81,19 @@ def test_a_bag_model_predicts_the_same_after_loading(learned, tmp_path):
     assert (loaded.config, loaded.label_names) == (config, tuple(NAMES))
 
 
+def test_labels_kept_in_bfloat16_take_half_the_room_and_predict_the_same_on_a_cpu(tmp_path):
+    config = make_config(min_count=1)
+    model = make_model(config)
+    model.labels.weight.data = model.labels.weight.data.bfloat16().float()  # as a GPU leaves them
+    compact = config.override({"index.label_storage": "compact"})
+
+    folders = [save(tmp_path / name, model, one) for name, one in (("a", config), ("b", compact))]
+    weights = [load_file(folder / "model.safetensors")["labels.weight"] for folder in folders]
+
+    assert [one.dtype for one in weights] == [torch.float32, torch.bfloat16]
+    assert_predicts_alike(model, load_model(folders[1], "cpu").model, model.encoder.tokenise(TEXTS))
+
+
 def test_a_model_of_given_features_predicts_the_same_after_loading(tmp_path):
     config = make_config()
     model = make_model(config, texts=None, n_features=9)
