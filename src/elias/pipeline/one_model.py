@@ -23,7 +23,7 @@ from elias.pipeline.resuming import keeper_of
 from elias.pipeline.together import in_turn, let_go, shared_encoder, told
 from elias.rerank.reranker import Candidates, Reranker
 from elias.training.loop import EpochReport, Points
-from elias.training.stages import StageSequence
+from elias.training.stages import StageSequence, check_storage
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -74,6 +74,7 @@ class ModelTraining:
 
         From a checkpoint too, the corpus is made ready from the start: that gives the same again.
         """
+        check_storage(self.config, self.device, self.world)
         self.metrics = self.run.metrics()
         with torch.random.fork_rng(devices=_forked(self.device)):
             torch.manual_seed(self.config.member_seed)

@@ -47,6 +47,25 @@ class _Place(NamedTuple):
     partition: NDArray[np.int64] | None
 
 
+def check_storage(config: EliasConfig, device: torch.device, world: World | None = None) -> None:
+    """Refuse to train on a device for which a configuration takes kernels that it does not have.
+
+    Raises:
+        ConfigError: Says what to change.
+    """
+    index = config.index
+    by_kernels = device.type == "cuda" and has_triton()
+    if index.label_storage == "compact" and index.kind == "graph" and not by_kernels:
+        raise ConfigError(
+            "index.label_storage is 'compact', which with a graph takes a GPU and Triton; set "
+            "it to 'full', or train with --device cuda"
+        )
+    if world is not None and device.type == "cuda" and not by_kernels:
+        raise ConfigError(
+            "several processes on GPUs take Triton, which is not installed; use --device cpu"
+        )
+
+
 @dataclass
 class StageSequence:
     """Everything the stages share; `run` goes through them and returns the model."""
@@ -91,7 +110,7 @@ class StageSequence:
         stage it was written in, or after it. With several processes, all return the model, the
         first one whole, the others with their share of W_L.
         """
-        self._check_storage()
+        check_storage(self.config, self.device, self.world)
         self._begin_alike(init_from)
         first_encoder = {name: t.clone() for name, t in self.encoder.state_dict().items()}
         self.encoder.to(self.device)
@@ -149,19 +168,6 @@ class StageSequence:
                 logger.warning("W_L does not fit one GPU: what follows is computed on the CPU")
                 return model.to("cpu")
         return model.to(self.device)
-
-    def _check_storage(self) -> None:
-        index = self.config.index
-        by_kernels = self.device.type == "cuda" and has_triton()
-        if index.label_storage == "compact" and index.kind == "graph" and not by_kernels:
-            raise ConfigError(
-                "index.label_storage is 'compact', which with a graph takes a GPU and Triton; set "
-                "it to 'full', or train with --device cuda"
-            )
-        if self.world is not None and self.device.type == "cuda" and not by_kernels:
-            raise ConfigError(
-                "several processes on GPUs take Triton, which is not installed; use --device cpu"
-            )
 
     def _first_stage(self, init_from: EliasModel | None) -> int:
         """Return the position of the stage to begin with."""
