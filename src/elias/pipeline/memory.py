@@ -37,8 +37,9 @@ _SLOT_BYTES_KERNELS = 40
 _PATH_BYTES_KERNELS = 24
 """Bytes the search kernels hold for each path listed."""
 _SEARCH_TABLES = 2 << 30
-_SEARCHED_AT_ONCE = 264
 """The most that the search kernels take for the place of each label, a point in work."""
+_SEARCHED_AT_ONCE = 264
+"""Points in work on a GPU, at most, as `triton_search.expand_beam` has it."""
 _CLUSTER_BYTES = 5 * FLOAT
 """Bytes for each cluster's score of a point: logits, scores, ranks, gradients."""
 _POSITIVE_BYTES = 12 * INT
