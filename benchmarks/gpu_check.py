@@ -18,16 +18,17 @@ from gpu_setup import STAGE, Results, Rows, Shape, bert_base, make_batches, make
 
 from elias.data.batches import Rectangle, TokenBatch
 from elias.kernels import triton_loss, triton_paths, triton_rows, triton_search
+from elias.kernels.catch_up import catch_up
 from elias.kernels.gradients import IndexGradients
 from elias.kernels.paths import path_log
 from elias.kernels.rows import label_logits
 from elias.kernels.search import _expand_torch
 from elias.kernels.triton_update import EdgeState, LinearState, adamw_edges, adamw_pairs
-from elias.kernels.update import AdamWRates
+from elias.kernels.update import AdamWRates, History
 from elias.model.elias import SearchSizes
 from elias.model.inference import Ranking
 from elias.training.captured import CapturedStep
-from elias.training.optim import Optimizer
+from elias.training.optim import Optimizer, schedule
 
 RATES = AdamWRates(lr=0.01, beta1=0.9, beta2=0.999, eps=1e-8, decay=0.1)
 
@@ -55,6 +56,11 @@ def error_of(found, expected):
     if found.shape != expected.shape or not found.isfinite().all():
         return math.inf
     return ((found - expected).norm() / expected.norm().clamp(min=1e-30)).item()
+
+
+def falling(step, n_steps):
+    """Return the share of the learning rate in a step (from 1) of a schedule."""
+    return schedule(step - 1, n_steps, 0.3)
 
 
 def poison(device):
@@ -340,10 +346,13 @@ class Checks:
         last = torch.zeros(n_rows, dtype=torch.float64, device=self.device)
         decay = torch.full((dim + 1,), RATES.decay, dtype=torch.float64, device=self.device)
         decay[-1] = 0
+        history, kept = History(self.device), torch.ones_like(twin)
         for step in range(1, n_steps + 1):
             ids, g, vectors = self._pairs(n_rows, dim)
             pairs = triton_rows.pair_rows(ids, g, vectors)
-            adamw_pairs(weight, bias, state, pairs, step=step, rates=RATES, n_warps=n_warps)
+            lr = RATES.lr * falling(step, n_steps)
+            history.add(RATES._replace(lr=lr))
+            adamw_pairs(weight, bias, state, pairs, history, n_warps=n_warps)
             gradient = self._dense_gradient(ids, g, vectors, n_rows)
             squares = gradient.square()
             if compact:
@@ -353,14 +362,19 @@ class Checks:
             skipped = (step - last[rows]).unsqueeze(1)
             mean[rows] = mean[rows] * 0.9**skipped + 0.1 * gradient[rows]
             variance[rows] = variance[rows] * 0.999**skipped + 0.001 * squares[rows]
-            twin[rows] *= (1 - RATES.lr * decay) ** skipped
+            kept *= 1 - lr * decay  # what the steps since a row's last one leave of it
+            twin[rows] *= kept[rows]
+            kept[rows] = 1
             size = (variance[rows] / (1 - 0.999**step)).sqrt() + RATES.eps
-            twin[rows] -= RATES.lr / (1 - 0.9**step) * mean[rows] / size
+            twin[rows] -= lr / (1 - 0.9**step) * mean[rows] / size
             last[rows] = step
         found = torch.cat([weight.double(), bias.double().unsqueeze(1)], dim=1)
         errors = [error_of(found, twin), error_of(bias, twin[:, -1])]
         if not torch.equal(state.last_step.double(), last):
             errors.append(math.inf)
+        means, variances = (state.mean, state.bias_mean), (state.variance, state.bias_variance)
+        catch_up(weight, means, variances, state.last_step, history)
+        errors.append(error_of(weight, (twin * kept)[:, :-1]))
         return max(errors), (1e-2 if compact else 1e-5)
 
     def adamw_rows(self):
@@ -378,9 +392,10 @@ class Checks:
         state = self._linear_state(weight, 1)
         ids = torch.arange(n_rows, device=self.device).view(1, -1)
         ones = torch.ones(1, n_rows, device=self.device), torch.ones(1, dim, device=self.device)
-        rates = AdamWRates(lr=-0.001, beta1=0.0, beta2=0.0, eps=0.0, decay=0.0)
+        history = History(self.device)
+        history.add(AdamWRates(lr=-0.001, beta1=0.0, beta2=0.0, eps=0.0, decay=0.0))
         bias = torch.zeros(n_rows, device=self.device)
-        adamw_pairs(weight, bias, state, triton_rows.pair_rows(ids, *ones), step=1, rates=rates)
+        adamw_pairs(weight, bias, state, triton_rows.pair_rows(ids, *ones), history)
         spread = 2.0**-7 / 2 / weight.numel() ** 0.5
         return abs(weight.double().mean().item() - 1.001), 5 * spread
 
@@ -423,8 +438,10 @@ class Checks:
         state = EdgeState(torch.zeros_like(logits), torch.zeros_like(logits), steps)
         mean, variance = torch.zeros_like(twin), torch.zeros_like(twin)
         last = torch.zeros(size.clusters, dtype=torch.float64, device=self.device)
-        rates, errors = RATES._replace(decay=0.0, eps=1e-3), []
+        history, errors = History(self.device), []
         for step in range(1, 4):
+            rates = RATES._replace(lr=RATES.lr * falling(step, 3), decay=0.0, eps=1e-3)
+            history.add(rates)
             beam, paths = self._paths(labels)
             upstream = self.normal(*paths.shape)
             clusters = (self.normal(size.points, size.clusters) * 2).requires_grad_()
@@ -435,9 +452,8 @@ class Checks:
             (found * upstream).sum().backward()
             touched = held.touched.bool().clone()
             adamw_edges(
-                logits, labels, state, held.by_edge, held.touched,
-                n_labels=size.labels, step=step, rates=rates,
-            )  # fmt: skip
+                logits, labels, state, held.by_edge, held.touched, history, n_labels=size.labels
+            )
 
             free = twin.masked_fill(~stored, -math.inf).log_softmax(dim=1) + math.log(20.0)
             safe = paths.clamp(min=0)

@@ -37,7 +37,7 @@ from elias.kernels import (
     triton_search,
 )
 from elias.kernels.triton_update import LinearState, adamw_edges, adamw_pairs
-from elias.kernels.update import AdamWRates
+from elias.kernels.update import AdamWRates, History
 from elias.model.elias import SearchSizes
 from elias.model.losses import label_loss, shortlist_loss
 from elias.training.loop import tensor_cores
@@ -172,17 +172,17 @@ def kernel_times(shape, model, batches, repeat, label_state):
         n_listed = triton_search.LISTED_A_LABEL * sizes.shortlist_size
         triton_listing.list_paths((*given, b.positives), shape.n_labels, n_listed)
 
-    step = [0]
+    history = History(device)
 
     def move_labels(warps):
         def move(*case):
-            step[0] += 1
-            adamw_pairs(weight, bias, state, case[-1], step=step[0], rates=RATES, n_warps=warps)
+            history.add(RATES)
+            adamw_pairs(weight, bias, state, case[-1], history, n_warps=warps)
 
         return on(move)
 
     def move_edges(e, b, cluster_log, given, found, g, pairs):
-        step[0] += 1
+        history.add(RATES)
         touched.scatter_(0, given[0].flatten(), 1)
         adamw_edges(
             graph.edge_logits,
@@ -190,9 +190,8 @@ def kernel_times(shape, model, batches, repeat, label_state):
             edge_state,
             by_edge,
             touched,
+            history,
             n_labels=shape.n_labels,
-            step=step[0],
-            rates=RATES,
         )
 
     works = {

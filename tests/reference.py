@@ -118,13 +118,13 @@ def cross_entropy(p, relevant):
     return -torch.log(p) if relevant else -torch.log(1 - p)
 
 
-def adamw(weight, gradients, lr, betas, eps, decay):
-    """AdamW over all rows; ``gradients`` holds a {row: gradient} for each step.
+def adamw(weight, gradients, lrs, betas, eps, decay):
+    """AdamW over all rows; a {row: gradient} and a learning rate for each step.
 
-    A row that is missing there has a gradient of zero, and momentum does not move it in that step.
+    A row that is missing has a gradient of zero, and momentum does not move it in that step.
     """
     weight, mean, variance = weight.clone(), torch.zeros_like(weight), torch.zeros_like(weight)
-    for step, by_row in enumerate(gradients, start=1):
+    for step, (by_row, lr) in enumerate(zip(gradients, lrs, strict=True), start=1):
         for row in range(len(weight)):
             gradient = by_row.get(row, torch.zeros_like(weight[row]))
             mean[row] = betas[0] * mean[row] + (1 - betas[0]) * gradient

@@ -12,7 +12,7 @@ from elias.kernels.gradients import IndexGradients
 from elias.kernels.paths import path_log
 from elias.kernels.rows import label_logits
 from elias.kernels.search import _expand_torch
-from elias.kernels.update import AdamWRates
+from elias.kernels.update import AdamWRates, History
 from elias.model.elias import EliasModel, SearchSizes
 from elias.model.encoder import TextEncoder
 from elias.model.graph import LabelGraph
@@ -173,6 +173,7 @@ def test_the_fused_loss_is_the_plain_one(n_points, n_keep, n_positives, scale, s
 
 
 RATES = AdamWRates(lr=0.1, beta1=0.9, beta2=0.99, eps=1e-8, decay=0.1)
+LRS = [0.15, 0.3, 0.2, 0.1, 0.05]  # up, then down
 
 
 def label_state(weight, bias, *, one_variance):
@@ -188,24 +189,26 @@ def label_state(weight, bias, *, one_variance):
 
 @FEW
 @given(n_steps=st.integers(1, 5), dim=st.sampled_from([1, 3, 40]), seed=SEEDS)
-def test_rows_moved_by_their_pairs_end_where_dense_adamw_puts_them(n_steps, dim, seed):
+def test_rows_moved_by_their_pairs_fade_and_decay_for_the_steps_they_skipped(n_steps, dim, seed):
     generator, n_rows = generator_of(seed), 6
     weight, bias = normal(generator, n_rows, dim), normal(generator, n_rows)
     first = (weight.double(), bias.double().unsqueeze(1))
     state = label_state(weight, bias, one_variance=False)
-    steps = []
-    for step in range(1, n_steps + 1):
+    steps, history = [], History()
+    for lr in LRS[:n_steps]:
         ids = integers(generator, n_rows + 1, 2, 7)
         coefficients, vectors = normal(generator, 2, 7), normal(generator, 2, dim)
         pairs = triton_rows.pair_rows(ids, coefficients, vectors)
-        triton_update.adamw_pairs(weight, bias, state, pairs, step=step, rates=RATES)
+        history.add(RATES._replace(lr=lr))
+        triton_update.adamw_pairs(weight, bias, state, pairs, history)
         steps.append(row_gradients(ids, coefficients.double(), vectors.double(), n_rows))
 
     for row in range(n_rows):
         last = max((i for i, (by_row, _) in enumerate(steps, 1) if row in by_row), default=0)
         for i, (found, decay) in enumerate(((weight, 0.1), (bias.unsqueeze(1), 0.0))):
             seen = [both[i] for both in steps[:last]]
-            expected = reference.adamw(first[i], seen, 0.1, (0.9, 0.99), 1e-8, decay)[row]
+            rest = LRS[:last], (0.9, 0.99), 1e-8, decay
+            expected = reference.adamw(first[i], seen, *rest)[row]
             torch.testing.assert_close(found[row].double(), expected, rtol=1e-4, atol=1e-5)
         assert state.last_step[row] == last
 
@@ -230,16 +233,18 @@ def test_compact_rows_keep_one_second_moment_and_stay_within_their_last_digit(n_
     mean, variance = torch.zeros(n_rows, dim).double(), torch.zeros(n_rows, 1).double()
     state = label_state(weight, bias, one_variance=True)
     every_row = torch.arange(n_rows).repeat(3, 1)
+    history = History()
 
-    for step in range(1, n_steps + 1):
+    for step, lr in enumerate(LRS[:n_steps], start=1):
         coefficients, vectors = normal(generator, 3, n_rows), normal(generator, 3, dim)
         pairs = triton_rows.pair_rows(every_row, coefficients, vectors)
-        triton_update.adamw_pairs(weight, bias, state, pairs, step=step, rates=RATES)
+        history.add(RATES._replace(lr=lr))
+        triton_update.adamw_pairs(weight, bias, state, pairs, history)
         gradient = coefficients.double().T @ vectors.double()
         mean = 0.9 * mean + 0.1 * gradient
         variance = 0.99 * variance + 0.01 * (gradient**2).mean(dim=1, keepdim=True)
         size = (variance / (1 - 0.99**step)).sqrt() + 1e-8
-        twin = twin * (1 - 0.1 * 0.1) - 0.1 * (mean / (1 - 0.9**step)) / size
+        twin = twin * (1 - lr * 0.1) - lr * (mean / (1 - 0.9**step)) / size
 
     torch.testing.assert_close(state.variance.double(), variance, rtol=1e-4, atol=1e-6)
     largest = max(1.0, twin.abs().max().item())
@@ -250,10 +255,11 @@ def test_rounding_a_compact_weight_is_right_on_average():
     n_rows, value = 64, 1.0 + 1 / 1000
     weight, bias = torch.ones(n_rows, 64).bfloat16(), torch.zeros(n_rows)
     state = label_state(weight, bias, one_variance=True)
-    rates = AdamWRates(lr=1 - value, beta1=0.0, beta2=0.0, eps=0.0, decay=0.0)
+    history = History()
+    history.add(AdamWRates(lr=1 - value, beta1=0.0, beta2=0.0, eps=0.0, decay=0.0))
     pairs = triton_rows.pair_rows(torch.arange(n_rows).view(1, -1), *ones(n_rows))
 
-    triton_update.adamw_pairs(weight, bias, state, pairs, step=1, rates=rates)
+    triton_update.adamw_pairs(weight, bias, state, pairs, history)
 
     spread = 2.0**-7 / 2 / weight.numel() ** 0.5
     assert weight.double().mean().item() == pytest.approx(value, abs=5 * spread)
@@ -270,10 +276,11 @@ def ones(n_rows):
     n_edges=st.integers(1, 7),
     n_beam=st.integers(1, 3),
     beta=st.sampled_from([1.0, 3.0]),
+    decay=st.sampled_from([0.0, 0.1]),
     seed=SEEDS,
 )
-def test_edges_move_as_dense_adamw_moves_them_by_the_gradient_of_the_paths(
-    n_steps, n_edges, n_beam, beta, seed
+def test_edges_of_touched_clusters_move_by_the_gradient_of_the_paths(
+    n_steps, n_edges, n_beam, beta, decay, seed
 ):
     generator, n_clusters, n_labels = generator_of(seed), 4, 9
     edge_labels = integers(generator, n_labels + 2, n_clusters, n_edges).clamp(max=n_labels)
@@ -284,8 +291,8 @@ def test_edges_move_as_dense_adamw_moves_them_by_the_gradient_of_the_paths(
     held, first = IndexGradients(logits), logits.double()
     moments = torch.zeros_like(logits), torch.zeros_like(logits)
     state = triton_update.EdgeState(*moments, torch.zeros(n_clusters, dtype=torch.int32))
-    rates, seen = RATES._replace(decay=0.0), []
-    for step in range(1, n_steps + 1):
+    history, seen = History(), []
+    for lr in LRS[:n_steps]:
         beam = torch.stack([torch.randperm(n_clusters, generator=generator) for _ in range(3)])
         beam = beam[:, :n_beam]
         paths = stored_paths(generator, beam, edge_labels, n_labels)
@@ -305,16 +312,18 @@ def test_edges_move_as_dense_adamw_moves_them_by_the_gradient_of_the_paths(
         torch.testing.assert_close(clusters.grad, twin.grad, rtol=1e-4, atol=1e-5)
         touched = held.touched.nonzero().flatten().tolist()
         seen.append({row: graph.edge_logits.grad[row].double() for row in touched})
+        history.add(RATES._replace(lr=lr, decay=decay))
         triton_update.adamw_edges(
-            logits, edge_labels, state, held.by_edge, held.touched,
-            n_labels=n_labels, step=step, rates=rates,
-        )  # fmt: skip
+            logits, edge_labels, state, held.by_edge, held.touched, history, n_labels=n_labels
+        )
 
     assert not held.by_edge.any()
     assert not held.touched.any()
     for row in range(n_clusters):
         last = int(state.last_step[row])
-        expected = reference.adamw(first, seen[:last], 0.1, (0.9, 0.99), 1e-8, 0.0)[row]
+        rest = LRS[:last], (0.9, 0.99), 1e-8, decay
+        expected = reference.adamw(first, seen[:last], *rest)[row]
+        expected = torch.where(edge_labels[row] < n_labels, expected, first[row])  # no edge: stays
         torch.testing.assert_close(logits[row].double(), expected, rtol=2e-3, atol=2e-3)
 
 
@@ -399,7 +408,7 @@ def test_a_model_trained_by_the_kernels_is_the_one_trained_without(learned, inde
                 gradients=optimizer.gradients,
             )
             found.total.backward()
-            optimizer.step(1.0)
+            optimizer.step(1.0 - 0.3 * step)
             losses.append(found.total.detach())
 
     assert optimizer.gradients is not None
@@ -422,7 +431,7 @@ def test_an_optimizer_by_the_kernels_goes_on_from_its_state(learned, stop, monke
                 gradients=optimizer.gradients,
             )
             found.total.backward()
-            optimizer.step(1.0)
+            optimizer.step(1.0 - 0.2 * step)
 
     whole, first, second = (make_model(7, learned=learned) for _ in range(3))
     train(whole, Optimizer(whole, stage), range(4))

@@ -1,7 +1,7 @@
 """AdamW in place on the rows a step touched, the gradient summed in the same Triton kernel.
 
-A row that skipped steps had a gradient of zero in them: its moments fade and its weights decay
-accordingly before the new gradient enters, as in `elias.kernels.update`.
+For the steps a row skipped, its moments fade and its weights decay before the new gradient enters,
+at the rate each of those steps had; its old momentum does not move it (`elias.kernels.update`).
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from elias.kernels.triton_rows import RowPairs, row_programs, sum_of_row, two_blocks
-from elias.kernels.update import AdamWRates
+from elias.kernels.update import History
 
 
 class LinearState(NamedTuple):
@@ -36,14 +36,14 @@ def adamw_pairs(
     bias: Float[Tensor, " R"],
     state: LinearState,
     pairs: RowPairs,
+    history: History,
     *,
-    step: int,
-    rates: AdamWRates,
     n_warps: int | None = None,
 ) -> None:
     """Sum each touched row's gradient over its pairs and update the row, all in place.
 
-    The bias does not decay. A weight in bfloat16 is rounded stochastically, drawn from ``step``.
+    The step is the last of ``history``. The bias does not decay. A weight in bfloat16 is rounded
+    stochastically, drawn from the step.
     """
     if not len(pairs.ids):
         return
@@ -65,8 +65,9 @@ def adamw_pairs(
         pairs.per_vector,
         len(weight),
         weight.shape[1],
-        step,
-        *_numbers(rates, step),
+        history.step,
+        history.kept_log,
+        *_numbers(history),
         ONE_VARIANCE=state.variance.shape[1] == 1 < weight.shape[1],
         ROUND=compact,
         BLOCK_J=block_j,
@@ -90,10 +91,9 @@ def adamw_edges(
     state: EdgeState,
     by_log: Float[Tensor, "C E"],
     touched: Int[Tensor, " C"],
+    history: History,
     *,
     n_labels: int,
-    step: int,
-    rates: AdamWRates,
 ) -> None:
     """Turn the gradient by log softmax into that by the logits, and update the touched clusters.
 
@@ -109,18 +109,19 @@ def adamw_edges(
         touched,
         n_edges,
         n_labels,
-        step,
-        *_numbers(rates, step),
+        history.step,
+        history.kept_log,
+        *_numbers(history),
         BLOCK_E=block,
         num_warps=8 if block > 2048 else 4,
     )
 
 
-def _numbers(rates: AdamWRates, step: int) -> tuple[float, ...]:
+def _numbers(history: History) -> tuple[float, ...]:
     """Return what the kernels need of the rates, the fades of one step as powers of two."""
-    fades = (rates.beta1, rates.beta2, 1 - rates.lr * rates.decay)
+    rates, step = history.rates, history.step
     return (
-        *(math.log2(max(fade, 1e-38)) for fade in fades),
+        *(math.log2(max(fade, 1e-38)) for fade in (rates.beta1, rates.beta2)),
         rates.lr / (1 - rates.beta1**step),
         rates.eps,
         1 - rates.beta1,
@@ -220,9 +221,9 @@ def _adamw_pairs(
     n_rows: tl.tensor,
     dim: tl.tensor,
     step: tl.tensor,
+    kept_log: tl.tensor,
     log_fade1: tl.tensor,
     log_fade2: tl.tensor,
-    log_shrink: tl.tensor,
     rate: tl.tensor,
     eps: tl.tensor,
     new1: tl.tensor,
@@ -236,8 +237,7 @@ def _adamw_pairs(
 ) -> None:
     a = tl.arange(0, BLOCK_A)
     b = BLOCK_A + tl.arange(0, BLOCK_B)
-    in_a = a < dim
-    in_b = b < dim
+    in_a, in_b = a < dim, b < dim
     own = tl.program_id(0)
     n_own = tl.load(n_heads)
     head = tl.load(heads + own, mask=own < n_own, other=0)
@@ -256,6 +256,8 @@ def _adamw_pairs(
             m_a = tl.load(own_mean + a, mask=in_a, other=0.0)
             m_b = tl.load(own_mean + b, mask=in_b, other=0.0)
             before = tl.load(last_step + row)
+            # in float64: of many steps, the few between are a small difference of large sums
+            log_kept = tl.load(kept_log + step) - tl.load(kept_log + before)
             of_bias = (
                 tl.load(bias + row),
                 tl.load(bias_mean + row),
@@ -279,7 +281,7 @@ def _adamw_pairs(
             )
             skipped = (step - before).to(tl.float32)
             fade1, fade2 = tl.exp2(skipped * log_fade1), tl.exp2(skipped * log_fade2)
-            shrink = tl.exp2(skipped * log_shrink)
+            shrink = tl.exp2(log_kept.to(tl.float32))
             pace = rate
             if ONE_VARIANCE:
                 square = tl.sum(g_a * g_a, axis=0) + tl.sum(g_b * g_b, axis=0)
@@ -335,9 +337,9 @@ def _adamw_edges(
     n_edges: tl.tensor,
     n_labels: tl.tensor,
     step: tl.tensor,
+    kept_log: tl.tensor,
     log_fade1: tl.tensor,
     log_fade2: tl.tensor,
-    log_shrink: tl.tensor,
     rate: tl.tensor,
     eps: tl.tensor,
     new1: tl.tensor,
@@ -356,12 +358,15 @@ def _adamw_edges(
         shares = tl.exp(logits - tl.max(logits, axis=0))
         shares = shares / tl.sum(shares, axis=0)
         g = g - shares * tl.sum(g, axis=0)
-        skipped = (step - tl.load(last_step + cluster)).to(tl.float32)
+        before = tl.load(last_step + cluster)
+        log_kept = tl.load(kept_log + step) - tl.load(kept_log + before)
+        skipped = (step - before).to(tl.float32)
         m = tl.load(mean + at, mask=stored, other=0.0)
         m = tl.exp2(skipped * log_fade1) * m + new1 * g
         v = tl.load(variance + at, mask=stored, other=0.0)
         v = tl.exp2(skipped * log_fade2) * v + new2 * g * g
-        a = tl.exp2(skipped * log_shrink) * logits - rate * m / (tl.sqrt(v * correction) + eps)
+        a = tl.exp2(log_kept.to(tl.float32)) * logits
+        a -= rate * m / (tl.sqrt(v * correction) + eps)
         tl.store(mean + at, m, mask=stored)
         tl.store(variance + at, v, mask=stored)
         tl.store(edge_logits + at, a, mask=stored)

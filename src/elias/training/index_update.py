@@ -6,11 +6,13 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from elias.kernels.catch_up import catch_up
 from elias.kernels.gradients import IndexGradients
+from elias.kernels.update import History
 from elias.training.checkpoints import prefixed, under
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
     from torch import Tensor
 
@@ -28,17 +30,29 @@ class IndexUpdate:
     def __init__(self, model: EliasModel, labels: AdamWRates, edges: AdamWRates) -> None:
         self._model = model
         self._rates = (labels, edges)
+        device = model.labels.weight.device
+        self._histories = (History(device), History(device))
         learned = model.graph.edge_logits.detach() if model.graph.learned else None
         self.gradients = IndexGradients(learned)
         self._label_state = _label_state(model)
         self._edge_state = () if learned is None else _edge_state(learned)
 
-    def step(self, step: int, scale: float) -> None:
-        """Apply the gradients collected since the last call; ``step`` counts from 1."""
-        labels, edges = (rates._replace(lr=rates.lr * scale) for rates in self._rates)
-        self._move_labels(step, labels)
+    def step(self, scale: float) -> None:
+        """Apply the gradients collected since the last call, rates times ``scale``."""
+        for history, rates in zip(self._histories, self._rates, strict=True):
+            history.add(rates._replace(lr=rates.lr * scale))
+        labels, edges = self._histories
+        self._move_labels(labels)
         if self._model.graph.learned:
-            self._move_edges(step, edges)
+            self._move_edges(edges)
+
+    def catch_up(self) -> None:
+        """Decay the labels that were not touched in the last steps; A does not decay."""
+        if self._rates[0].decay:
+            mean, variance, bias_mean, bias_variance, last_step = self._label_state
+            weight = self._model.labels.weight.detach()
+            moments = (mean, bias_mean), (variance, bias_variance)
+            catch_up(weight, *moments, last_step, self._histories[0])
 
     def state(self) -> dict[str, Tensor]:
         """Return the moments and the gradients that wait, by name."""
@@ -47,8 +61,10 @@ class IndexUpdate:
             found |= {f"{name}.{i}": tensor for i, tensor in enumerate(tensors)}
         return found
 
-    def restore(self, state: Mapping[str, Tensor]) -> None:
-        """Go on from what `state` returned."""
+    def restore(self, state: Mapping[str, Tensor], scales: Sequence[float]) -> None:
+        """Go on from what `state` returned, after steps with these scales."""
+        for history, rates in zip(self._histories, self._rates, strict=True):
+            history.replay(rates._replace(lr=rates.lr * scale) for scale in scales)
         device = self._model.labels.weight.device
         self.gradients.restore(under("gradients.", state), device)
         for name, tensors in (("labels", self._label_state), ("edges", self._edge_state)):
@@ -56,7 +72,7 @@ class IndexUpdate:
                 tensor.copy_(state[f"{name}.{i}"])
 
     @torch.no_grad()
-    def _move_labels(self, step: int, rates: AdamWRates) -> None:
+    def _move_labels(self, history: History) -> None:
         from elias.kernels.triton_rows import pair_rows
         from elias.kernels.triton_update import LinearState, adamw_pairs
 
@@ -70,12 +86,11 @@ class IndexUpdate:
                 LinearState(*self._label_state),
                 # the embeddings are read once a pair, so beside compact weights in bfloat16 too
                 pair_rows(labels, coefficients, embeddings.to(weight.dtype)),
-                step=step,
-                rates=rates,
+                history,
             )
 
     @torch.no_grad()
-    def _move_edges(self, step: int, rates: AdamWRates) -> None:
+    def _move_edges(self, history: History) -> None:
         from elias.kernels.triton_update import EdgeState, adamw_edges
 
         graph, gradients = self._model.graph, self.gradients
@@ -87,9 +102,8 @@ class IndexUpdate:
             EdgeState(*self._edge_state),
             gradients.by_edge,
             gradients.touched,
+            history,
             n_labels=graph.n_labels,
-            step=step,
-            rates=rates,
         )
 
 

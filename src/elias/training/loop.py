@@ -31,9 +31,10 @@ from elias.errors import RunError
 from elias.model.elias import SearchSizes
 from elias.model.one_vs_all import OneVsAll
 from elias.progress import progress
+from elias.training.average import WeightAverage
 from elias.training.captured import CapturedStep, pad_positives
 from elias.training.checkpoints import Checkpoint, prefixed, under
-from elias.training.optim import Optimizer, WeightAverage, schedule
+from elias.training.optim import Optimizer, schedule
 from elias.training.threads import torch_on_one_thread
 
 if TYPE_CHECKING:
@@ -180,7 +181,7 @@ class StageLoop:
         epoch = self._begin(1, device) if self.resumed is None else self._take_up(course)
         while True:
             losses = self._epoch(epoch, course)
-            validation = self._validate(epoch.number, average, best)
+            validation = self._validate(epoch.number, course)
             seconds = epoch.elapsed()
             self.report(EpochReport(self.stage.name, epoch.number, *losses, seconds, validation))
             waited = epoch.number - best.epoch
@@ -194,6 +195,7 @@ class StageLoop:
         if best.weights:
             self.model.load_state_dict(best.weights)
             return best.epoch
+        course.optimizer.catch_up()
         if average.started:
             average.swap()
         return epoch.number
@@ -205,14 +207,14 @@ class StageLoop:
     def _epoch(self, epoch: _Epoch, course: _Course) -> tuple[float, float, float]:
         optimizer = course.optimizer
         per_epoch = n_batches(len(self.points.tokens.lengths), self.stage.batch_size)
-        n_steps = per_epoch * self.stage.epochs
+        n_steps = self._n_steps
         every = max(1, per_epoch // _AVERAGES_PER_EPOCH)
         self.model.train()
         title = f"{self.stage.name} epoch {epoch.number}/{self.stage.epochs}"
         with progress(title, per_epoch) as advance, torch_on_one_thread(self.model):
             advance(epoch.step)
             for tokens, positives in self._batches(epoch, course):
-                scale = schedule(optimizer.steps, n_steps, self.stage.warmup)
+                scale = self._scale(optimizer.steps)
                 losses = self._gradients(tokens, positives, epoch.parents, course, scale)
                 optimizer.step(scale)
                 parts = torch.stack([part.detach() for part in losses])
@@ -223,6 +225,7 @@ class StageLoop:
                 epoch.step += 1
                 done = optimizer.steps
                 if done > self.stage.average_from * n_steps and done % every == 0:
+                    optimizer.catch_up()
                     course.average.update()
                 if course.device.type == "cpu" or len(epoch.unchecked) >= _STEPS_PER_CHECK:
                     self._check(epoch)
@@ -283,7 +286,7 @@ class StageLoop:
         """Go on from a checkpoint: set all but the weights, return how far its epoch is."""
         assert self.resumed is not None
         facts, tensors = self.resumed
-        course.optimizer.restore(under("optimizer.", tensors))
+        course.optimizer.restore(under("optimizer.", tensors), self._scale)
         course.average.restore(under("average.", tensors))
         if facts["best"] is not None:
             course.best.score, course.best.epoch = facts["best"]["score"], facts["best"]["epoch"]
@@ -417,15 +420,26 @@ class StageLoop:
         none = torch.full((1,), self.model.graph.n_clusters, device=device)
         return torch.cat([parents, none])
 
-    def _validate(self, epoch: int, average: WeightAverage, best: _Best) -> dict[str, float]:
+    @property
+    def _n_steps(self) -> int:
+        per_epoch = n_batches(len(self.points.tokens.lengths), self.stage.batch_size)
+        return per_epoch * self.stage.epochs
+
+    def _scale(self, step: int) -> float:
+        """Return what a step (from 0) multiplies the learning rates by."""
+        return schedule(step, self._n_steps, self.stage.warmup)
+
+    def _validate(self, epoch: int, course: _Course) -> dict[str, float]:
         """Return the validation metrics if they are due, keeping the weights if they are best."""
         due = epoch % self.config.eval.every == 0 or epoch == self.stage.epochs
         if self.validate is None or not due:
             return {}
+        average = course.average
+        course.optimizer.catch_up()
         if average.started:
             average.swap()
         metrics = self.validate(self.model)
-        best.offer(self.model, metrics[self.config.eval.select_by], epoch)
+        course.best.offer(self.model, metrics[self.config.eval.select_by], epoch)
         if average.started:
             average.swap()
         return metrics

@@ -10,15 +10,16 @@ from torch import Tensor, nn
 
 from elias.distributed.gradients import sum_gradients, sum_touched
 from elias.kernels import adamw_rows
+from elias.kernels.catch_up import catch_up
 from elias.kernels.device import runs_triton
-from elias.kernels.update import AdamWRates, RowState
+from elias.kernels.update import AdamWRates, History, RowState
 from elias.model.one_vs_all import OneVsAll
 from elias.training.checkpoints import prefixed, under
 from elias.training.index_update import IndexUpdate
 from elias.training.label_update import LabelMoments
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping, Sequence
 
     from elias.config import StageConfig
     from elias.distributed import World
@@ -54,6 +55,7 @@ class _Table:
     weight: nn.Parameter
     rates: _Rates
     state: RowState = field(init=False)
+    history: History = field(init=False)
 
     def __post_init__(self) -> None:
         flat = self.weight.detach().view(len(self.weight), -1)
@@ -62,8 +64,10 @@ class _Table:
             variance=torch.zeros_like(flat),
             last_step=torch.zeros(len(flat), dtype=torch.int64, device=flat.device),
         )
+        self.history = History(flat.device)
 
-    def step(self, step: int, scale: float, *, summed: bool) -> None:
+    def step(self, scale: float, *, summed: bool) -> None:
+        self.history.add(self._rates_at(scale))
         gradient = self.weight.grad
         if gradient is None:
             return
@@ -76,17 +80,26 @@ class _Table:
             self.state,
             gradient._indices()[0],
             gradient._values().view(-1, flat.shape[1]),
-            step=step,
-            rates=AdamWRates(self.rates.lr * scale, *BETAS, self.rates.eps, self.rates.decay),
+            self.history,
         )
         self.weight.grad = None
+
+    def catch_up(self) -> None:
+        if self.rates.decay:
+            mean, variance, last_step = self.state
+            flat = self.weight.detach().view(len(self.weight), -1)
+            catch_up(flat, (mean,), (variance,), last_step, self.history)
+
+    def _rates_at(self, scale: float) -> AdamWRates:
+        return AdamWRates(self.rates.lr * scale, *BETAS, self.rates.eps, self.rates.decay)
 
     def state_tensors(self) -> dict[str, Tensor]:
         return self.state._asdict()
 
-    def restore(self, state: Mapping[str, Tensor]) -> None:
+    def restore(self, state: Mapping[str, Tensor], scales: Sequence[float]) -> None:
         for name, tensor in self.state._asdict().items():
             tensor.copy_(state[name])
+        self.history.replay(map(self._rates_at, scales))
 
 
 class _Part:
@@ -102,7 +115,8 @@ class _Part:
         self._every = every
         self._index = index
         self._waited = 0
-        self._steps = 0
+        self._scales: list[float] = []
+        """What the rates were multiplied by, in each step that moved these parameters."""
         self._tables = [
             _Table(tables[p], p, rates) for p, rates in parameters.items() if p in tables
         ]
@@ -148,18 +162,25 @@ class _Part:
             self._waited += 1
             return
         self._waited = 0
-        self._steps += 1
+        self._scales.append(scale)
         for group, rates in zip(self._dense.param_groups, self._rates, strict=False):
             group["lr"] = rates.lr * scale
         self._dense.step()
         self._dense.zero_grad(set_to_none=True)
         for table in self._tables:
-            table.step(self._steps, scale, summed=self._every > 1)
+            table.step(scale, summed=self._every > 1)
         if self._index is not None:
-            self._index.step(self._steps, scale)
+            self._index.step(scale)
+
+    def catch_up(self) -> None:
+        for table in self._tables:
+            table.catch_up()
+        if self._index is not None:
+            self._index.catch_up()
 
     def state(self) -> dict[str, Tensor]:
-        found = {"waited": torch.tensor(self._waited), "steps": torch.tensor(self._steps)}
+        scales = torch.tensor(self._scales, dtype=torch.float64)
+        found = {"waited": torch.tensor(self._waited), "scales": scales}
         for i, moments in self._dense.state_dict()["state"].items():
             found |= prefixed(f"dense.{i}.", moments)
         for table in self._tables:
@@ -168,8 +189,14 @@ class _Part:
             found |= prefixed("index.", self._index.state())
         return found
 
-    def restore(self, state: Mapping[str, Tensor]) -> None:
-        self._waited, self._steps = int(state["waited"]), int(state["steps"])
+    def restore(self, state: Mapping[str, Tensor], scale_at: Callable[[int], float] | None) -> None:
+        self._waited = int(state["waited"])
+        if "scales" in state:
+            self._scales = state["scales"].tolist()
+        else:  # a checkpoint of before they were kept
+            assert scale_at is not None
+            moves = range(1, int(state["steps"]) + 1)
+            self._scales = [scale_at(move * self._every - 1) for move in moves]
         dense: dict[int, dict[str, Tensor]] = {}
         for name, tensor in under("dense.", state).items():
             number, _, moment = name.partition(".")
@@ -177,9 +204,9 @@ class _Part:
         groups = self._dense.state_dict()["param_groups"]
         self._dense.load_state_dict({"state": dense, "param_groups": groups})
         for table in self._tables:
-            table.restore(under(f"table.{table.name}.", state))
+            table.restore(under(f"table.{table.name}.", state), self._scales)
         if self._index is not None:
-            self._index.restore(under("index.", state))
+            self._index.restore(under("index.", state), self._scales)
 
 
 class Optimizer:
@@ -238,6 +265,11 @@ class Optimizer:
         for part in self._parts:
             part.step(scale)
 
+    def catch_up(self) -> None:
+        """Decay the rows that the last steps did not touch, before weights are used as they are."""
+        for part in self._parts:
+            part.catch_up()
+
     def state(self) -> dict[str, Tensor]:
         """Return all that the next steps depend on beside the weights, by name.
 
@@ -254,11 +286,16 @@ class Optimizer:
         return found
 
     @torch.no_grad()
-    def restore(self, state: Mapping[str, Tensor]) -> None:
-        """Go on from what `state` returned, on whatever device it was."""
+    def restore(
+        self, state: Mapping[str, Tensor], scale_at: Callable[[int], float] | None = None
+    ) -> None:
+        """Go on from what `state` returned, on whatever device it was.
+
+        ``scale_at`` says the scale of a step (from 0) where an old state does not.
+        """
         self.steps = int(state["steps"])
         for i, part in enumerate(self._parts):
-            part.restore(under(f"part.{i}.", state))
+            part.restore(under(f"part.{i}.", state), scale_at)
         if self._moments is not None:
             self._moments.restore(under("labels.", state))
         for name, parameter in self._model.named_parameters():
@@ -344,48 +381,3 @@ def _rates(name: str, parameter: Tensor, stage: StageConfig) -> _Rates:
     if name == "encoder.vectors":
         return _Rates(stage.bag_lr, 0.0)
     return _Rates(stage.encoder_lr, decay)
-
-
-class WeightAverage:
-    """The running mean of a model's weights, A excepted (SWA)."""
-
-    def __init__(self, model: EliasModel) -> None:
-        self._model = model
-        self._mean: dict[str, Tensor] = {}
-        self._count = 0
-
-    @property
-    def started(self) -> bool:
-        """Say whether anything has been averaged."""
-        return self._count > 0
-
-    @torch.no_grad()
-    def update(self) -> None:
-        """Take the present weights into the mean."""
-        self._count += 1
-        for name, parameter in self._model.named_parameters():
-            if name.startswith("graph."):
-                continue
-            if name not in self._mean:
-                self._mean[name] = parameter.detach().to(torch.float32, copy=True)
-            else:
-                self._mean[name].lerp_(parameter.detach().float(), 1 / self._count)
-
-    def state(self) -> dict[str, Tensor]:
-        """Return the mean and what it is of, by name; the tensors themselves."""
-        return {"count": torch.tensor(self._count), **prefixed("mean.", self._mean)}
-
-    def restore(self, state: Mapping[str, Tensor]) -> None:
-        """Go on from what `state` returned."""
-        self._count = int(state["count"])
-        devices = {name: parameter.device for name, parameter in self._model.named_parameters()}
-        self._mean = {name: mean.to(devices[name]) for name, mean in under("mean.", state).items()}
-
-    @torch.no_grad()
-    def swap(self) -> None:
-        """Exchange the model's weights with the mean; a second call undoes the first."""
-        for name, parameter in self._model.named_parameters():
-            if name in self._mean:
-                held = parameter.detach().to(torch.float32, copy=True)
-                parameter.copy_(self._mean[name])
-                self._mean[name] = held

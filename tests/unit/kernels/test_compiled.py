@@ -7,16 +7,19 @@ import sys
 SCRIPT = """
 import hashlib
 import torch
-from elias.kernels.update import AdamWRates, RowState, adamw_rows
+from elias.kernels.update import AdamWRates, History, RowState, adamw_rows
 
 torch.manual_seed(0)
 weight = torch.randn(50, 64)
 state = RowState(torch.zeros(50, 64), torch.zeros(50, 64), torch.zeros(50, dtype=torch.int64))
-for step in (1, 2, 5):
+history = History()
+for step in range(1, 6):
+    history.add(AdamWRates(1e-3 / step, 0.9, 0.999, 1e-8, 0.01))
+    if step in (3, 4):
+        continue
     rows = torch.arange(step % 2, 50, 2)
     gradient = torch.randn(len(rows), 64)
-    rates = AdamWRates(1e-3, 0.9, 0.999, 1e-8, 0.01)
-    adamw_rows(weight, state, rows, gradient, step=step, rates=rates)
+    adamw_rows(weight, state, rows, gradient, history)
 print(hashlib.sha256(weight.numpy().tobytes()).hexdigest())
 """
 

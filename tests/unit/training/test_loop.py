@@ -12,6 +12,7 @@ from elias.model.elias import EliasModel
 from elias.model.encoder import BagEncoder
 from elias.model.graph import LabelGraph, partition_edges
 from elias.training.loop import Points, StageLoop
+from elias.training.optim import schedule
 
 N_LABELS = 6
 TEXTS = [f"{word} {other}" for word in ("cod", "tape", "ship") for other in ("red", "blue", "old")]
@@ -133,6 +134,32 @@ def test_validation_sees_the_averaged_weights_and_training_goes_on_with_its_own(
 
 def test_without_validation_the_last_epochs_weights_stay():
     assert make_loop(make_model()).run() == STAGE.epochs
+
+
+@pytest.mark.parametrize("validated", [True, False])
+@pytest.mark.parametrize("average_from", [0.5, 1.0])
+def test_a_label_that_no_step_touches_decays_with_the_schedule(validated, average_from):
+    model, seen, stage = make_model(), [], replace(STAGE, average_from=average_from)
+    stage = replace(stage, weight_decay=2.0)
+    edges = torch.tensor([[0, 3], [1, 4], [2, N_LABELS]])  # none leads to label 5
+    model.graph = LabelGraph(edges, N_LABELS, 2.0, edge_logits=torch.rand(edges.shape))
+    loop = make_loop(model, validate=scripted(range(6), seen) if validated else None, stage=stage)
+    labels = loop.points.labels.toarray()
+    labels[:, 5] = 0
+    loop.points = loop.points._replace(labels=csr_matrix(labels))
+    start = model.labels.weight.detach()[5].clone()
+
+    loop.run()
+
+    n_steps = 3 * stage.epochs
+    factors = [1 - 2.0 * 0.05 * schedule(step, n_steps, stage.warmup) for step in range(n_steps)]
+    kept = np.cumprod(factors)  # with three steps an epoch, the average takes all of them in
+    first = int(average_from * n_steps)
+    expected = kept[-1] if average_from == 1 else kept[first:].mean()
+    torch.testing.assert_close(model.labels.weight.detach()[5], float(expected) * start)
+    if validated and average_from == 1:
+        for epoch, weight in enumerate(seen, start=1):
+            torch.testing.assert_close(weight[5], float(kept[3 * epoch - 1]) * start)
 
 
 def test_a_loss_that_is_not_finite_stops_the_run_and_says_what_to_lower():

@@ -16,8 +16,9 @@ from elias.model.elias import SearchSizes
 from elias.model.encoder import BagEncoder
 from elias.model.inference import rank_all
 from elias.model.one_vs_all import OneVsAll
+from elias.training.average import WeightAverage
 from elias.training.loop import Points
-from elias.training.optim import Optimizer, WeightAverage
+from elias.training.optim import Optimizer
 from elias.training.stages import StageSequence
 
 N_LABELS, N_POINTS = 12, 60

@@ -1,4 +1,5 @@
 import copy
+import math
 
 import numpy as np
 import pytest
@@ -11,7 +12,8 @@ from elias.data.features import Featurizer
 from elias.model.elias import EliasModel, SearchSizes
 from elias.model.encoder import BagEncoder
 from elias.model.graph import LabelGraph
-from elias.training.optim import Optimizer, WeightAverage, schedule
+from elias.training.average import WeightAverage
+from elias.training.optim import Optimizer, schedule
 
 TEXTS = ["red cod", "blue cod", "red tape"]
 
@@ -172,6 +174,65 @@ def test_the_encoder_moves_in_every_step_though_the_index_waits(model):
     moved = {name for name, value in weights(model).items() if not torch.equal(value, before[name])}
     assert "encoder.vectors" in moved
     assert all(name.startswith("encoder.") for name in moved)
+
+
+SCALES = [0.5, 1.0, 0.75, 0.5, 0.25, 0.1]
+
+
+def move_first_label(model, optimizer, scales):
+    """Steps in which only label 0 has a gradient."""
+    for scale in scales:
+        for name, parameter in model.named_parameters():
+            if name.startswith("labels."):
+                ones = torch.ones_like(parameter.data[:1])
+                rows = torch.zeros(1, 1, dtype=torch.int64)
+                gradient = torch.sparse_coo_tensor(
+                    rows, ones, parameter.shape, check_invariants=True
+                )
+                parameter.grad = gradient if parameter.grad is None else parameter.grad + gradient
+        optimizer.step(scale)
+
+
+@pytest.mark.parametrize("index_every", [1, 2])
+def test_labels_that_no_step_touched_catch_up_with_the_decay_of_every_move(model, index_every):
+    stage = StageConfig(weight_decay=2.0, label_lr=0.1, index_every=index_every)
+    before = weights(model)
+    optimizer = Optimizer(model, stage)
+
+    move_first_label(model, optimizer, SCALES)
+    waiting = weights(model)
+    optimizer.catch_up()
+
+    kept = math.prod(1 - 0.2 * scale for scale in SCALES[index_every - 1 :: index_every])
+    after = weights(model)
+    assert torch.equal(waiting["labels.weight"][1:], before["labels.weight"][1:])
+    assert_close(after["labels.weight"][1:], kept * before["labels.weight"][1:])
+    assert torch.equal(after["labels.weight"][0], waiting["labels.weight"][0])
+    assert torch.equal(after["labels.bias"], waiting["labels.bias"])
+    assert torch.equal(after["encoder.vectors"], before["encoder.vectors"])
+
+
+@pytest.mark.parametrize("kept", [True, False], ids=["its state has them", "it is of before"])
+@pytest.mark.parametrize("index_every", [1, 2])
+def test_an_optimizer_goes_on_with_the_scales_there_were(model, index_every, kept):
+    stage = StageConfig(weight_decay=2.0, label_lr=0.1, index_every=index_every)
+    twin = copy.deepcopy(model)
+    whole = Optimizer(twin, stage)
+    move_first_label(twin, whole, SCALES)
+    whole.catch_up()
+    first = Optimizer(model, stage)
+    move_first_label(model, first, SCALES[:4])
+    state = {name: tensor.clone() for name, tensor in first.state().items()}
+    if not kept:
+        for part in ("part.0.", "part.1."):
+            state[f"{part}steps"] = torch.tensor(len(state.pop(f"{part}scales")))
+
+    second = Optimizer(model, stage)
+    second.restore(state, SCALES.__getitem__)
+    move_first_label(model, second, SCALES[4:])
+    second.catch_up()
+
+    assert all(torch.equal(value, weights(twin)[name]) for name, value in weights(model).items())
 
 
 def test_swapping_the_average_twice_changes_nothing(model):
