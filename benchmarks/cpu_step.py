@@ -13,7 +13,6 @@ import time
 from collections import defaultdict
 from contextlib import contextmanager
 from pathlib import Path
-from types import SimpleNamespace
 from typing import NamedTuple
 
 import numba
@@ -156,7 +155,7 @@ def measure(shape, repeat, with_naive):
         our_step(model, optimizer, shape, batches[i % 4], ours)
     found = {"ours": ours.medians()}
     if with_naive:
-        naive = NaiveStep(shape, SimpleNamespace(graph=model.graph), DIM, "cpu")
+        naive = NaiveStep(shape, model)
         dense = {n: p for n, p in model.encoder.named_parameters() if n != "vectors"}
         encoder_optimizer = torch.optim.AdamW(dense.values(), lr=1e-3)
         model.encoder.vectors.requires_grad_(False)

@@ -4,7 +4,6 @@ PYTHONPATH=src python3 benchmarks/gpu_growth.py --out results --quick
 """
 
 import argparse
-import gc
 import math
 import traceback
 
@@ -15,14 +14,16 @@ from gpu_setup import (
     Results,
     Rows,
     Shape,
+    free,
     gib,
-    make_batches,
-    make_model,
+    make_problem,
     median_ms,
     ms,
+    ratio,
     stepper,
     table,
 )
+from naive_step import NaiveStep, naive_stepper
 
 from elias.model.elias import SearchSizes
 from elias.training.loop import tensor_cores
@@ -38,21 +39,31 @@ def shape_of(n_labels, batch):
 
 
 def measure(n_labels, device, given):
-    gc.collect()
-    torch.cuda.empty_cache()
+    free()
     shape = shape_of(n_labels, given.batch)
-    model = make_model(shape, Rows(given.batch, DIM), device, compact=given.storage == "compact")
-    batches = make_batches(shape, model, device)
-    gc.collect()
-    torch.cuda.empty_cache()
-    torch.cuda.reset_peak_memory_stats()
+    encoder = Rows(given.batch, DIM).to(device)
+    compact = given.storage == "compact" and device.type == "cuda"
+    model, batches = make_problem(shape, encoder, device, compact=compact)
+    free()
     optimizer = Optimizer(model, STAGE)
-    step = stepper(shape, model, optimizer, batches, captured=True)
+    step = stepper(shape, model, optimizer, batches, captured=device.type == "cuda")
     answer = {"step_ms": median_ms(step, given.repeat), "peak_gib": gib()}
     embedding = torch.randn(given.batch, DIM, device=device)
     searched = SearchSizes(shape.beam_size, shape.shortlist_size)
     answer["rank_ms"] = median_ms(lambda i: model.rank(embedding, searched, 100), given.repeat)
     return answer
+
+
+def naive_ms(n_labels, device, given):
+    """Return ms of the naive step on the same data; None where it does not fit."""
+    if given.no_naive or n_labels * DIM * 16 > 100 * 2**30:
+        return None
+    free()
+    shape = shape_of(n_labels, given.batch)
+    encoder = Rows(given.batch, DIM).to(device)
+    model, batches = make_problem(shape, encoder, device, compact=False)
+    step = naive_stepper(NaiveStep(shape, model), encoder, batches)
+    return median_ms(step, max(5, given.repeat // 2))
 
 
 def main():
@@ -63,15 +74,18 @@ def main():
     parser.add_argument("--storage", choices=["full", "compact"], default="compact")
     parser.add_argument("--repeat", type=int, default=20)
     parser.add_argument("--quick", action="store_true", help="10 repeats")
+    parser.add_argument("--no-naive", action="store_true")
+    parser.add_argument("--device", default="cuda", help="cpu: to try the script, few labels")
     given = parser.parse_args()
     if given.quick:
         given.repeat = 10
-    device = torch.device("cuda")
+    device = torch.device(given.device)
     results, rows = Results(given.out, "gpu_growth"), []
     with tensor_cores():
         for n_labels in given.labels:
             try:
                 entry = measure(n_labels, device, given)
+                entry["naive_ms"] = naive_ms(n_labels, device, given)
             except Exception as error:
                 entry = {"error": f"{type(error).__name__}: {error}"}
                 traceback.print_exc()
@@ -80,8 +94,10 @@ def main():
             own = entry.get("step_ms")
             grown = "-" if own is None else f"{own / first:.2f}x"
             peak = ms(entry.get("peak_gib"))
-            rows.append((f"{n_labels:,}", ms(own), grown, ms(entry.get("rank_ms")), peak))
-    header = ("labels", "step ms", "of the first", "rank ms", "peak GiB")
+            naive = entry.get("naive_ms")
+            beside = (ms(naive), ratio(naive, own))
+            rows.append((f"{n_labels:,}", ms(own), grown, ms(entry.get("rank_ms")), peak, *beside))
+    header = ("labels", "step ms", "of the first", "rank ms", "peak GiB", "naive ms", "naive/it")
     table(f"growth at batch {given.batch}, {given.storage} storage, no encoder", header, rows)
 
 

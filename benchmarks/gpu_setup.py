@@ -1,8 +1,13 @@
-"""What the GPU benchmarks share: shapes, models of random weights, timing, and results on disk."""
+"""What the GPU benchmarks share: shapes, models of random weights, timing, and results on disk.
 
+Where there is no GPU they run too, at the shape `TINY`, by the wall clock: so that tests can.
+"""
+
+import gc
 import json
 import statistics
 import sys
+import time
 import types
 from itertools import pairwise
 from pathlib import Path
@@ -37,6 +42,9 @@ from elias.model.graph import LabelGraph
 from elias.model.transformer import TransformerEncoder
 from elias.training.captured import CapturedStep
 
+SEED = 0  # of all that is random here, so that two sides, or two runs, have the same data
+DIM = 768
+
 
 class Shape(NamedTuple):
     """A training problem, and what SPEC §8 gives for the published program (ms, GiB)."""
@@ -58,6 +66,8 @@ class Shape(NamedTuple):
     train_clusters: int = 25
     n_positives: int = 5
     beta: float = 150.0
+    dim: int = DIM
+    layers: int = 12
 
 
 SHAPES = {
@@ -69,8 +79,23 @@ SHAPES = {
         Shape("10M", 10_000_000, 131_072, 64, 128, 20.0),
     )
 }
-TINY = Shape("tiny", 500, 16, 4, 8, n_edges=40, shortlist_size=32, beam_size=3, train_clusters=5)
-DIM = 768
+TINY = Shape(
+    "tiny",
+    500,
+    16,
+    4,
+    8,
+    n_edges=100,
+    shortlist_size=32,
+    beam_size=3,
+    train_clusters=5,
+    alpha=1.0,
+    beta=10.0,
+    dim=64,
+    layers=1,
+)
+KNOWN = SHAPES | {TINY.name: TINY}
+"""All that may be asked for; the tiny one only by name."""
 
 
 class Rows(TextEncoder):
@@ -117,6 +142,27 @@ def bert_base(n_tokens, device, compiled="off", *, layers=12, width=DIM, dropout
     return encoder
 
 
+def text_encoder(shape, device, compiled="off"):
+    """Return the encoder of a shape, the same weights each time."""
+    torch.manual_seed(SEED)
+    return bert_base(shape.n_tokens, device, compiled, layers=shape.layers, width=shape.dim)
+
+
+def make_problem(shape, encoder, device, *, compact):
+    """Return a model and its batches, the same each time but for how W_L is stored."""
+    torch.manual_seed(SEED)
+    model = make_model(shape, encoder, device, compact=compact)
+    return model, make_batches(shape, model, device)
+
+
+def fingerprint(model, batches):
+    """Return numbers that differ where graph, clusters or batches do."""
+    parts = [model.graph.edge_labels, model.graph.edge_logits, model.clusters.weight]
+    for batch in batches:
+        parts += [batch.tokens.ids, batch.positives, batch.parents]
+    return [part.detach().sum().item() for part in parts]
+
+
 def make_model(shape, encoder, device, *, compact):
     """Return a model with a learned graph of random edges."""
     with torch.device(device):
@@ -159,6 +205,13 @@ def stepper(shape, model, optimizer, batches, *, captured):
     """Return what does step i, its losses and gradients by a CUDA graph or by single launches."""
     sizes = SearchSizes(shape.train_clusters, shape.shortlist_size)
     options = {"shortlist_weight": 0.05, "mean": False, "gradients": optimizer.gradients}
+
+    def launched(i):
+        model.losses(*batches[i % len(batches)], sizes, **options).total.backward()
+        optimizer.step(1.0)
+
+    if not captured:
+        return launched
     graphs = CapturedStep(
         model,
         optimizer.gradients,
@@ -168,15 +221,12 @@ def stepper(shape, model, optimizer, batches, *, captured):
     )
     squares = [rectangle_of(batch.tokens) for batch in batches]
 
-    def step(i):
+    def replayed(i):
         batch = batches[i % len(batches)]
-        if captured:
-            graphs(squares[i % len(batches)], batch.positives, batch.parents)
-        else:
-            model.losses(*batch, sizes, **options).total.backward()
+        graphs(squares[i % len(batches)], batch.positives, batch.parents)
         optimizer.step(1.0)
 
-    return step
+    return replayed
 
 
 def rectangle_of(tokens):
@@ -189,22 +239,47 @@ STAGE = StageConfig(
 )
 
 
+class WallClock:
+    """What a CUDA event is on a GPU."""
+
+    def __init__(self):
+        self._seconds = time.perf_counter()
+
+    def elapsed_time(self, later):
+        return 1000 * (later._seconds - self._seconds)
+
+
+def instant():
+    """Return now, as the device has it."""
+    if not torch.cuda.is_available():
+        return WallClock()
+    event = torch.cuda.Event(enable_timing=True)
+    event.record()
+    return event
+
+
+def wait():
+    """Wait until the device has done what it was given."""
+    if torch.cuda.is_available():
+        torch.cuda.synchronize()
+
+
 def median_ms(work, repeat=20, warm=3):
     """Return the median time of ``work(i)`` on the device."""
     for i in range(warm):
         work(i)
-    torch.cuda.synchronize()
-    marks = [[torch.cuda.Event(enable_timing=True) for _ in range(2)] for _ in range(repeat)]
-    for i, (start, end) in enumerate(marks):
-        start.record()
+    wait()
+    spans = []
+    for i in range(repeat):
+        start = instant()
         work(i)
-        end.record()
-    torch.cuda.synchronize()
-    return statistics.median(start.elapsed_time(end) for start, end in marks)
+        spans.append((start, instant()))
+    wait()
+    return statistics.median(start.elapsed_time(end) for start, end in spans)
 
 
 class Marks:
-    """Events between the parts of a step, and the median time of each part."""
+    """Instants between the parts of a step, and the median time of each part."""
 
     def __init__(self):
         self._steps = []
@@ -214,12 +289,10 @@ class Marks:
         self("")
 
     def __call__(self, part):
-        event = torch.cuda.Event(enable_timing=True)
-        event.record()
-        self._steps[-1].append((part, event))
+        self._steps[-1].append((part, instant()))
 
     def medians(self, skip=3):
-        torch.cuda.synchronize()
+        wait()
         times = {}
         for step in self._steps[skip:]:
             for (_, before), (part, after) in pairwise(step):
@@ -264,4 +337,13 @@ def ratio(theirs, ours):
 
 
 def gib():
-    return torch.cuda.max_memory_allocated() / 2**30
+    """Return the peak of the GPU's memory since `free`; None without a GPU."""
+    return torch.cuda.max_memory_allocated() / 2**30 if torch.cuda.is_available() else None
+
+
+def free():
+    """Give unused memory back and begin a new peak."""
+    gc.collect()
+    if torch.cuda.is_available():
+        torch.cuda.empty_cache()
+        torch.cuda.reset_peak_memory_stats()

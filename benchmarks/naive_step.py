@@ -13,29 +13,38 @@ from torch.nn.functional import logsigmoid
 
 
 class NaiveStep:
-    """The parts behind the encoder, with their own weights of the same shapes."""
+    """The parts behind the encoder, beginning with the weights of a model, and taking them over.
 
-    def __init__(self, shape, model, dim, device):
+    So both sides search the same graph with the same weights, and no table is held twice: what is
+    float32 in the model is trained where it is.
+    """
+
+    def __init__(self, shape, model):
         self.shape = shape
-        labels, clusters, edges = shape.n_labels, shape.n_clusters, shape.n_edges
         self.edge_labels = model.graph.edge_labels
 
-        def parameter(*size):
-            return nn.Parameter(torch.empty(size, device=device).uniform_(-0.03, 0.03))
+        def parameter(weight):
+            return nn.Parameter(weight.detach().float())
 
-        self.clusters, self.cluster_bias = parameter(clusters, dim), parameter(clusters)
-        self.labels, self.label_bias = parameter(labels, dim), parameter(labels)
-        self.edges = parameter(clusters, edges)
+        self.clusters, self.cluster_bias = map(parameter, model.clusters.parameters())
+        self.labels, self.label_bias = map(parameter, model.labels.parameters())
+        self.edges = parameter(model.graph.edge_logits)
         parameters = [self.clusters, self.cluster_bias, self.labels, self.label_bias, self.edges]
         self.optimizer = torch.optim.AdamW(parameters, lr=1e-3)
 
     def search(self, embedding, parents):
-        """Return the shortlist's labels and log scores, by two full sorts of all paths."""
-        shape = self.shape
-        clusters = torch.addmm(self.cluster_bias, embedding, self.clusters.T).softmax(dim=1)
-        clusters = (shape.alpha * clusters).clamp(max=1)
+        """Return all paths and the shortlist, labels and scores, by two full sorts of all paths."""
+        clusters = self.cluster_scores(embedding)
         rank = torch.cat([clusters.detach(), clusters.new_zeros(len(clusters), 1)], dim=1)
-        beam = rank.scatter(1, parents, math.inf)[:, :-1].topk(shape.train_clusters).indices
+        beam = rank.scatter(1, parents, math.inf)[:, :-1].topk(self.shape.train_clusters).indices
+        return self.expand(clusters, beam)
+
+    def cluster_scores(self, embedding):
+        clusters = torch.addmm(self.cluster_bias, embedding, self.clusters.T).softmax(dim=1)
+        return (self.shape.alpha * clusters).clamp(max=1)
+
+    def expand(self, clusters, beam):
+        shape = self.shape
         edge_scores = (shape.beta * self.edges[beam].softmax(dim=-1)).clamp(max=1)
         scores = (clusters.gather(1, beam).unsqueeze(-1) * edge_scores).flatten(1)  # (B, P)
         labels = self.edge_labels[beam].flatten(1)
@@ -69,8 +78,43 @@ class NaiveStep:
         self.optimizer.step()
         self.optimizer.zero_grad(set_to_none=True)
 
-    def head(self, embedding, batch):
-        """Return the loss of a batch behind the encoder."""
-        found = self.search(embedding, batch.parents)
-        logits = self.classify(embedding, found[2])
-        return self.loss(found, logits, batch.positives)
+    @torch.no_grad()
+    def rank(self, embedding, top_k):
+        """Return the k best labels and their p: the same search and gather, in prediction."""
+        clusters = self.cluster_scores(embedding)
+        beam = clusters.topk(self.shape.beam_size).indices
+        _, _, labels, scores = self.expand(clusters, beam)
+        p = self.classify(embedding, labels).sigmoid() * scores
+        best = p.topk(min(top_k, p.shape[1]))
+        return labels.gather(1, best.indices), best.values
+
+
+def naive_stepper(naive, encoder, batches, optimizer=None):
+    """Return what does step i of the naive program, telling ``mark`` where each part ends.
+
+    ``optimizer`` moves the encoder; None: nothing does.
+    """
+
+    def step(i, mark=lambda part: None):
+        batch = batches[i % len(batches)]
+        embedding = encoder(batch.tokens).float()
+        mark("encoder forward")
+        leaf = embedding.detach().requires_grad_()
+        found = naive.search(leaf, batch.parents)
+        mark("search")
+        logits = naive.classify(leaf, found[2])
+        mark("classifier")
+        loss = naive.loss(found, logits, batch.positives)
+        mark("loss")
+        loss.backward()
+        mark("backward")
+        embedding.backward(leaf.grad)
+        mark("encoder backward")
+        naive.update()
+        mark("update")
+        if optimizer is not None:
+            optimizer.step()
+        encoder.zero_grad(set_to_none=True)
+        mark("encoder update")
+
+    return step

@@ -53,6 +53,7 @@ def main():
     parser.add_argument("--storage", choices=["full", "compact"], default="compact")
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     given = parser.parse_args()
+    torch.manual_seed(0)
     device = torch.device(given.device)
     model = OneVsAll(Rows(given.batch, given.dim), given.labels)
     if given.storage == "compact":

@@ -62,7 +62,8 @@ def check_storage(config: EliasConfig, device: torch.device, world: World | None
         )
     if world is not None and device.type == "cuda" and not by_kernels:
         raise ConfigError(
-            "several processes on GPUs take Triton, which is not installed; use --device cpu"
+            "several processes on GPUs take Triton, which is missing, or turned off by "
+            "ELIAS_KERNELS; use --device cpu"
         )
 
 
