@@ -14,6 +14,7 @@ from gpu_setup import (
     Results,
     Rows,
     Shape,
+    attempt,
     free,
     gib,
     make_problem,
@@ -42,8 +43,7 @@ def measure(n_labels, device, given):
     free()
     shape = shape_of(n_labels, given.batch)
     encoder = Rows(given.batch, DIM).to(device)
-    compact = given.storage == "compact" and device.type == "cuda"
-    model, batches = make_problem(shape, encoder, device, compact=compact)
+    model, batches = make_problem(shape, encoder, device, compact=given.storage == "compact")
     free()
     optimizer = Optimizer(model, STAGE)
     step = stepper(shape, model, optimizer, batches, captured=device.type == "cuda")
@@ -80,12 +80,14 @@ def main():
     if given.quick:
         given.repeat = 10
     device = torch.device(given.device)
+    if device.type == "cpu":  # which cannot train compact labels
+        given.storage = "full"
     results, rows = Results(given.out, "gpu_growth"), []
     with tensor_cores():
         for n_labels in given.labels:
             try:
                 entry = measure(n_labels, device, given)
-                entry["naive_ms"] = naive_ms(n_labels, device, given)
+                entry["naive_ms"] = attempt(lambda n=n_labels: naive_ms(n, device, given))
             except Exception as error:
                 entry = {"error": f"{type(error).__name__}: {error}"}
                 traceback.print_exc()

@@ -12,6 +12,7 @@ from gpu_setup import (
     SHAPES,
     Results,
     Rows,
+    attempt,
     free,
     gib,
     make_problem,
@@ -57,7 +58,7 @@ def predict(shape, encoder, device, given, batch_size):
     answer |= {"peak_gib": gib(), "ms_per_point": answer["ms"] / batch_size}
     ranking.close()
     if not given.no_naive:
-        answer["naive_ms"] = naive_predict(sized, model, batches, given)
+        answer["naive_ms"] = attempt(lambda: naive_predict(sized, model, batches, given))
     return answer
 
 

@@ -8,6 +8,7 @@ import json
 import statistics
 import sys
 import time
+import traceback
 import types
 from itertools import pairwise
 from pathlib import Path
@@ -298,6 +299,15 @@ class Marks:
             for (_, before), (part, after) in pairwise(step):
                 times.setdefault(part, []).append(before.elapsed_time(after))
         return {part: statistics.median(all_) for part, all_ in times.items()}
+
+
+def attempt(work):
+    """Return what ``work()`` returns, None where it fails: that must not hide the rest."""
+    try:
+        return work()
+    except Exception:
+        traceback.print_exc()
+        return None
 
 
 class Results:

@@ -36,7 +36,8 @@ class NaiveStep:
         """Return all paths and the shortlist, labels and scores, by two full sorts of all paths."""
         clusters = self.cluster_scores(embedding)
         rank = torch.cat([clusters.detach(), clusters.new_zeros(len(clusters), 1)], dim=1)
-        beam = rank.scatter(1, parents, math.inf)[:, :-1].topk(self.shape.train_clusters).indices
+        size = min(self.shape.train_clusters, clusters.shape[1])
+        beam = rank.scatter(1, parents, math.inf)[:, :-1].topk(size).indices
         return self.expand(clusters, beam)
 
     def cluster_scores(self, embedding):

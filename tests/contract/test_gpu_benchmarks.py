@@ -1,4 +1,4 @@
-"""The GPU benchmarks run from a checkout, here at a tiny shape on the CPU, and write what they say."""
+"""The GPU benchmarks run from a checkout, here at a tiny shape on a CPU, and print what is due."""
 
 import json
 import os
