@@ -51,11 +51,13 @@ def kernel_times(shape, model, batches, repeat, label_state):
         cases = [make_case(shape, model, batch, edge_log) for batch in batches]
     by_edge = torch.zeros_like(edge_log)
     touched = torch.zeros(shape.n_clusters, dtype=torch.int32, device=edge_log.device)
+    state = LinearState(*label_state)
+    state = state._replace(last_step=torch.zeros_like(state.last_step))  # steps begin anew
     works = {
         **searches(shape, model),
         **paths(edge_log, by_edge, touched),
         **classifiers(shape, model),
-        **updates(shape, model, LinearState(*label_state), by_edge, touched),
+        **updates(shape, model, state, by_edge, touched),
     }
     times = each(works, cases, repeat)
     times["touched labels"] = float(cases[0].found.labels.unique().numel())
