@@ -32,7 +32,7 @@ step() { # limit, name of the JSON, options
 {
     part 55 benchmarks/gpu_check.py --quick
     step 100 gpu_step --compile on --shapes 131K 2.8M 670K
-    part 50 benchmarks/gpu_predict.py --quick --compile on --batches 512 --shapes 131K 2.8M 670K
+    part 50 benchmarks/gpu_predict.py --quick --no-naive --compile on --batches 512 --shapes 131K 2.8M 670K
     step 60 gpu_step_captured --captured --no-kernels --compile on --shapes 2.8M 131K 670K
     step 75 gpu_step_captured --no-head --captured --compile on --shapes 2.8M
 } | tee "$out/final.log"
