@@ -13,10 +13,12 @@ from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import replace
 from typing import NamedTuple
 
+import numpy as np
 import torch
 from gpu_setup import STAGE, Results, Rows, Shape, bert_base, make_batches, make_model, table
 
 from elias.data.batches import Rectangle, TokenBatch
+from elias.data.tokens import Tokens
 from elias.kernels import triton_loss, triton_paths, triton_rows, triton_search
 from elias.kernels.catch_up import catch_up
 from elias.kernels.gradients import IndexGradients
@@ -25,8 +27,10 @@ from elias.kernels.rows import label_logits
 from elias.kernels.search import _expand_torch
 from elias.kernels.triton_update import EdgeState, LinearState, adamw_edges, adamw_pairs
 from elias.kernels.update import AdamWRates, History
+from elias.model import ranking
 from elias.model.elias import SearchSizes
-from elias.model.inference import Ranking
+from elias.model.inference import rank_all
+from elias.model.ranking import Ranking
 from elias.training.captured import CapturedStep
 from elias.training.optim import Optimizer, schedule
 
@@ -67,6 +71,27 @@ def poison(device):
     """Fill memory that is handed out next with numbers that would show."""
     blocks = [torch.full((2**22,), torch.nan, device=device) for _ in range(8)]
     del blocks
+
+
+def random_tokens(rng, n_texts, longest):
+    """Texts of random words and lengths, one of them empty now and then."""
+    offsets = np.append(0, rng.integers(0, longest + 1, n_texts).cumsum())
+    return Tokens(offsets, rng.integers(1000, 30_522, offsets[-1]).astype(np.int32))
+
+
+@contextmanager
+def kept_early():
+    """Have shapes recorded when they come for the third time."""
+    before, ranking._TIMES_BEFORE = ranking._TIMES_BEFORE, 2
+    try:
+        yield
+    finally:
+        ranking._TIMES_BEFORE = before
+
+
+def kept_graphs(model):
+    """What was recorded of a model's searches, by shape."""
+    return ranking._KEPT[model]._rank.recorded._runs
 
 
 class NotHereError(Exception):
@@ -637,14 +662,43 @@ class Checks:
         sizes = SearchSizes(shape.beam_size, shape.shortlist_size)
         errors = []
         with torch.inference_mode():
-            ranking = Ranking(model, sizes, 20)
+            rank = Ranking(model, sizes, 20)
             for batch in batches:
                 square = Rectangle(batch.tokens.ids.view(32, 24), batch.tokens.lengths(), full=True)
-                found = ranking(square)
-                expected = ranking(batch.tokens)
+                found = rank(square)
+                expected = rank(batch.tokens)
                 errors.append(error_of(found[1], expected[1]))
                 errors.append((found[0] != expected[0]).double().mean().item())
         return max(errors), 1e-2
+
+    def kept_ranking(self):
+        """Texts ranked call by call with the graphs of earlier calls, and one by one without."""
+        self._needs_cuda()
+        shape = Shape("check", 5000, 50, 32, 64, n_edges=200, shortlist_size=500)
+        encoder = bert_base(64, self.device, layers=2, width=128)
+        encoder.precision = "float32"  # padding changes what bfloat16 rounds
+        model = make_model(shape, encoder, self.device, compact=False).eval()
+        sizes = SearchSizes(shape.beam_size, shape.shortlist_size)
+        rng = np.random.default_rng(time.time_ns())
+        errors, differing, n_ids = [], 0, 0
+        with kept_early():
+            for i in range(80):
+                if i == 40:
+                    assert len(kept_graphs(model)) > 1, "hardly anything was recorded"
+                    with torch.no_grad():
+                        model.graph.edge_logits.neg_()
+                        model.labels.weight.neg_()
+                tokens = random_tokens(rng, int(rng.choice([1, 2, 3, 32, 70])), 64)
+                asked = tokens, sizes, int(rng.choice([5, 20, 100]))
+                found = rank_all(model, *asked, batch_size=32)
+                encoder.takes_rectangles = False
+                expected = rank_all(copy.deepcopy(model), *asked, batch_size=32)
+                encoder.takes_rectangles = True
+                scores = (torch.from_numpy(part.scores) for part in (found, expected))
+                errors.append(error_of(*scores))
+                differing += (found.ids != expected.ids).sum()
+                n_ids += found.ids.size
+        return max(*errors, differing / n_ids), 1e-2
 
     def predictions_as_on_the_cpu(self):
         self._needs_cuda()

@@ -56,10 +56,10 @@ class EncoderConfig:
     """transformer: ``auto`` is bfloat16 autocast on a GPU and float32 on a CPU."""
     compile: Literal["off", "on"] = "off"
     """transformer, on a GPU: ``on`` compiles a layer with torch.compile, for some seconds at the
-    start."""
+    start of training, or once a saved model was asked about many texts."""
     capture: bool = True
-    """transformer, on a GPU: record training steps and long predictions as CUDA graphs, each one
-    launch; texts are padded to a multiple of 8 tokens for it."""
+    """transformer, on a GPU: record training steps and predictions that recur as CUDA graphs, each
+    one launch; texts are padded to a multiple of 8 tokens for it."""
     dim: int = 256
     """bag: D, the width of φ."""
     hidden_dim: int = 512

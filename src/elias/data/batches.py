@@ -185,10 +185,30 @@ def collate(tokens: Tokens, rows: NDArray[np.int64]) -> TokenBatch:
     )
 
 
-def rectangle(tokens: Tokens, rows: NDArray[np.int64], *, pad_id: int, longest: int) -> Rectangle:
-    """Gather the tokens of ``rows``, padded to one of few lengths, or to ``longest``.
+def padded_length(most: int, longest: int) -> int:
+    """Return one of few lengths that holds ``most`` tokens, ``longest`` at most.
 
     These are multiples of 8, or of a quarter of the next power of two.
+
+    >>> [padded_length(most, 512) for most in (0, 8, 9, 60, 65, 300)]
+    [8, 8, 16, 64, 96, 384]
+    """
+    most = max(1, most)
+    multiple = max(_LENGTH_MULTIPLE, 1 << (most - 1).bit_length() >> 2)
+    return min(-(-most // multiple) * multiple, longest)
+
+
+def rectangle(
+    tokens: Tokens,
+    rows: NDArray[np.int64],
+    *,
+    pad_id: int,
+    longest: int,
+    n_rows: int | None = None,
+) -> Rectangle:
+    """Gather the tokens of ``rows``, padded to one of few lengths; see `padded_length`.
+
+    With ``n_rows``, empty texts come after them, so that there are as many.
 
     >>> from elias.data.tokens import Tokens
     >>> texts = Tokens(offsets=np.array([0, 2, 3]), ids=np.array([5, 6, 7], dtype=np.int32))
@@ -197,10 +217,10 @@ def rectangle(tokens: Tokens, rows: NDArray[np.int64], *, pad_id: int, longest: 
     """
     taken = tokens.take(rows)
     lengths = taken.lengths
-    most = max(1, int(lengths.max(initial=0)))
-    multiple = max(_LENGTH_MULTIPLE, 1 << (most - 1).bit_length() >> 2)
-    width = min(-(-most // multiple) * multiple, longest)
-    ids = np.full((len(rows), width), pad_id, dtype=np.int64)
+    if n_rows is not None:
+        lengths = np.pad(lengths, (0, n_rows - len(rows)))
+    width = padded_length(int(lengths.max(initial=0)), longest)
+    ids = np.full((len(lengths), width), pad_id, dtype=np.int64)
     ids[np.arange(width) < lengths[:, None]] = taken.ids
     full = bool((lengths == width).all())
     return Rectangle(torch.from_numpy(ids), torch.from_numpy(lengths), full)

@@ -6,6 +6,7 @@ A GPU finishes the kernels of a small batch sooner than the host can launch them
 from __future__ import annotations
 
 import logging
+from collections import Counter
 from collections.abc import Callable
 from contextlib import suppress
 from typing import Any, Generic, TypeAlias, TypeVar
@@ -82,7 +83,7 @@ def _forget_capture(device: torch.device) -> None:
 
 
 class Recorded(Generic[Found]):
-    """Work on tensors, recorded for each of their shapes when it is met for the second time.
+    """Work on tensors, recorded for each of their shapes once that has come often enough.
 
     Where recording fails, memory included, it goes on without, and says so. So it does where other
     work finds too little memory beside the graphs.
@@ -93,6 +94,9 @@ class Recorded(Generic[Found]):
         work: Callable[..., Found],
         record: Record[Found],
         whole: Callable[..., Found] | None = None,
+        *,
+        times_before: int = 1,
+        most: int = _MOST_GRAPHS,
     ) -> None:
         """Prepare; nothing is recorded yet.
 
@@ -100,11 +104,24 @@ class Recorded(Generic[Found]):
             work: On tensors.
             record: Records work, and does it.
             whole: The same work, if ``work`` leaves something behind where it fails half-way.
+            times_before: How often a shape runs as it is before it is recorded.
+            most: How many shapes are recorded.
         """
         self._work, self._record, self._whole = work, record, whole or work
+        self._times_before, self._most = times_before, most
         self._runs: dict[object, tuple[list[Tensor], Callable[[], object], Found]] = {}
-        self._met: set[object] = set()
+        self._met: Counter[object] = Counter()
         self._stopped = False
+
+    @property
+    def has_graphs(self) -> bool:
+        """Whether anything is recorded."""
+        return bool(self._runs)
+
+    @property
+    def given_up(self) -> bool:
+        """Whether there is nothing recorded, nor will be."""
+        return self._stopped and not self._runs
 
     def __call__(self, *inputs: Tensor, **options: bool) -> Found:
         """Return what the work finds; the next call may overwrite it."""
@@ -138,11 +155,11 @@ class Recorded(Generic[Found]):
 
     def _new(self, key: object, inputs: tuple[Tensor, ...], options: dict[str, bool]) -> bool:
         """Record the work for one more shape; say whether that was done."""
-        if self._stopped or key not in self._met:
-            self._met.add(key)
+        if self._stopped or self._met[key] < self._times_before:
+            self._met[key] += 1
             return False
-        if len(self._runs) == _MOST_GRAPHS:
-            logger.info("encoder.capture: texts of more than %d shapes", _MOST_GRAPHS)
+        if len(self._runs) == self._most:
+            logger.info("encoder.capture: texts of more than %d shapes", self._most)
             self._stopped = True
             return False
         own = [part.clone() for part in inputs]

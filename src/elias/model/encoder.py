@@ -45,8 +45,9 @@ class TextEncoder(nn.Module):
     compiled_loops: bool = False
     """Whether on a CPU most of its work is done by the loops of `elias.kernels`, not by torch."""
 
-    def prepare(self, device: torch.device) -> None:
-        """Get ready for long work on a device."""
+    def prepare(self, device: torch.device) -> bool:  # noqa: ARG002 - most need not
+        """Get ready for long work on a device; say whether it runs otherwise from here on."""
+        return False
 
     takes_rectangles: bool = False
     """Whether it reads padded texts as well (`embed`), so that its work can be recorded."""

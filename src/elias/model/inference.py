@@ -19,10 +19,8 @@ from elias.data.batches import (
     n_batches,
     ordered_batches,
     receive,
-    rectangle,
 )
-from elias.kernels.device import runs_triton
-from elias.kernels.graphs import Recorded, Recorder
+from elias.model.ranking import ranking_for
 from elias.progress import progress
 
 if TYPE_CHECKING:
@@ -32,14 +30,12 @@ if TYPE_CHECKING:
     from torch import Tensor, nn
 
     from elias.data.tokens import Tokens
-    from elias.kernels.graphs import Record
     from elias.model.elias import EliasModel, SearchSizes
     from elias.model.encoder import TextEncoder
 
 Batch = TypeVar("Batch", TokenBatch, Rectangle, TokenBatch | Rectangle)
 
 BATCH_SIZE = 256
-_MANY = 64  # batches that pay for recording CUDA graphs
 _IN_FLIGHT = 2  # batches whose results may still be on their way from a GPU
 
 
@@ -70,56 +66,17 @@ def rank_all(
         ids[rows, : found.shape[1]] = found.numpy()
         scores[rows, : found.shape[1]] = p.wait().numpy()
 
-    rank = Ranking(model, sizes, width, blocked)
-    many = len(tokens) >= _MANY * batch_size
-    gather = _gather(model.encoder, tokens, padded=rank.recorded is not None and many)
-    try:
+    with ranking_for(model, sizes, width, blocked, len(tokens)) as turn:
+        gather = partial(turn.gather, model.encoder, tokens, batch_size)
         for rows, batch in _batches(model, tokens, batch_size, "Searching", gather):
-            labels, p = rank(batch)
+            # a graph may rank more texts, and find more of each
+            labels, p = (found[: len(rows), :width] for found in turn.rank(batch))
             kept.append((rows, receive(labels), receive(p)))
             if len(kept) > _IN_FLIGHT:
                 write(*kept.popleft())
-    finally:
-        rank.close()
-    while kept:
-        write(*kept.popleft())
+        while kept:
+            write(*kept.popleft())
     return Ranked(ids, scores)
-
-
-class Ranking:
-    """`EliasModel.rank` of batches; of rectangles recorded, once for each shape."""
-
-    def __init__(
-        self,
-        model: EliasModel,
-        sizes: SearchSizes,
-        top_k: int,
-        blocked: Tensor | None = None,
-        record: Record[tuple[Tensor, Tensor]] | None = None,
-    ) -> None:
-        self._model = model
-        self._asked = sizes, top_k, blocked
-        weight = model.labels.weight
-        if record is None and model.encoder.takes_rectangles and runs_triton(weight):
-            record = Recorder(weight.device)
-        self.recorded = None if record is None else Recorded(self._rank, record)
-        """What ranks rectangles by one launch, where that can be done."""
-
-    def __call__(self, batch: TokenBatch | Rectangle) -> tuple[Tensor, Tensor]:
-        """Return the labels and their p; of a rectangle, until the next call."""
-        if isinstance(batch, Rectangle):
-            assert self.recorded is not None
-            return self.recorded(batch.ids, batch.lengths, full=batch.full)
-        return self._model.rank(self._model.encoder(batch).float(), *self._asked)
-
-    def close(self) -> None:
-        """Give the memory of what was recorded back."""
-        if self.recorded is not None:
-            self.recorded.forget()
-
-    def _rank(self, ids: Tensor, lengths: Tensor, *, full: bool) -> tuple[Tensor, Tensor]:
-        embedding = self._model.encoder.embed(Rectangle(ids, lengths, full)).float()
-        return self._model.rank(embedding, *self._asked)
 
 
 def embed_all(
@@ -145,15 +102,6 @@ def cluster_all(
         beams[rows] = best.indices.cpu().numpy()
         scores[rows] = best.values.clamp(max=0).exp().cpu().numpy()
     return beams, scores
-
-
-def _gather(
-    encoder: TextEncoder, tokens: Tokens, *, padded: bool
-) -> Callable[[NDArray[np.int64]], TokenBatch | Rectangle]:
-    """Return what makes a batch of rows."""
-    if not padded:
-        return partial(collate, tokens)
-    return partial(rectangle, tokens, pad_id=encoder.pad_id, longest=encoder.longest)
 
 
 def _batches(

@@ -239,22 +239,25 @@ class TransformerEncoder(TextEncoder):
         embedding: Tensor = self.dropout(self.bottleneck(pooled))
         return embedding
 
-    def prepare(self, device: torch.device) -> None:
-        """Compile the transformer on a GPU where the configuration wants it.
+    def prepare(self, device: torch.device) -> bool:
+        """Compile the transformer on a GPU where the configuration wants it; say if that was done.
 
         One layer is compiled for all: they are alike, so the code of one serves the others, and
         that takes seconds. A transformer built otherwise is compiled as a whole.
         """
-        if self._compile == "off" or device.type != "cuda":
-            return
         layers = _like_layers(self.transformer)
+        # a copy of a compiled encoder has layers that are not
+        done = self._compiled is not None and all(layer._compiled_call_impl for layer in layers)
+        if self._compile == "off" or device.type != "cuda" or done:
+            return False
         if layers:
             for layer in layers:
                 layer.compile()
             object.__setattr__(self, "_compiled", self.transformer)
-            return
+            return True
         # kept out of the module's children: it would appear twice in the saved weights
         object.__setattr__(self, "_compiled", torch.compile(self.transformer))
+        return True
 
     def _run(self, ids: Int[Tensor, "B T"], mask: Tensor | None) -> Any:
         """Run the transformer, compiled if it is; as it is from the time that fails."""

@@ -101,7 +101,7 @@ class ModelTraining:
             let_go(self.world, self.run)
 
         def finished() -> Elias:
-            model = self._elias(trained)
+            model = self._elias(trained.eval())
             model.first_encoder = first_encoder
             if self.config.rerank.enabled:
                 self._add_reranker(model, train_split)

@@ -16,6 +16,7 @@ from elias.errors import DataError, nearest
 from elias.model.elias import SearchSizes
 from elias.model.encoder import BagEncoder
 from elias.model.inference import BATCH_SIZE, Ranked, rank_all
+from elias.model.ranking import give_up_graphs
 from elias.pipeline.resources import is_out_of_memory, memory_explained, threads_shared
 
 if TYPE_CHECKING:
@@ -84,7 +85,7 @@ def search(
 def _rank_in_halves(
     model: EliasModel, tokens: Tokens, asked: Question, sizes: SearchSizes, depth: int
 ) -> Ranked:
-    """Rank, with half the texts at a time whenever memory does not hold them."""
+    """Rank; where memory is short without CUDA graphs, then with half the texts at a time."""
     batch_size = asked.batch_size
     blocked = asked.blocked
     if blocked is not None:
@@ -95,7 +96,12 @@ def _rank_in_halves(
         try:
             return rank_all(model, tokens, sizes, depth, batch_size=batch_size, blocked=blocked)
         except (MemoryError, RuntimeError) as error:
-            if batch_size == 1 or not is_out_of_memory(error):
+            if not is_out_of_memory(error):
+                raise
+            if give_up_graphs():
+                logger.warning("out of memory: going on without the CUDA graphs of predictions")
+                continue
+            if batch_size == 1:
                 raise
             batch_size //= 2
             logger.warning("out of memory: going on with %d texts at a time", batch_size)

@@ -17,6 +17,7 @@ from elias.kernels.device import has_triton
 from elias.model.elias import EliasModel
 from elias.model.graph import LabelGraph
 from elias.model.one_vs_all import OneVsAll
+from elias.model.ranking import forget_graphs
 from elias.training.checkpoints import WEIGHTS, Checkpoint, prefixed, under
 from elias.training.keeping import random_state, restore_random_state
 from elias.training.loop import EpochReport, Points, StageLoop
@@ -114,6 +115,7 @@ class StageSequence:
         check_storage(self.config, self.device, self.world)
         self._begin_alike(init_from)
         first_encoder = {name: t.clone() for name, t in self.encoder.state_dict().items()}
+        forget_graphs()  # of models that answered, an ensemble's first member say
         self.encoder.to(self.device)
         self.encoder.prepare(self.device)
         model = init_from

@@ -3,7 +3,6 @@ import weakref
 import pytest
 import torch
 
-from elias.kernels import graphs
 from elias.kernels.graphs import Recorded
 
 
@@ -29,6 +28,18 @@ def test_work_is_recorded_when_a_shape_and_option_come_again():
     assert len(recordings) == 2
 
 
+def test_a_shape_runs_as_it_is_as_often_as_was_said_before_it_is_recorded():
+    recordings = []
+    recorded = Recorded(doubled, lambda work: recordings.append(1) or record(work), times_before=3)
+
+    counts = []
+    for width in (1, 2, 1, 1, 1, 2, 1):
+        recorded(torch.ones(width), negated=False)
+        counts.append(len(recordings))
+
+    assert counts == [0, 0, 0, 0, 1, 1, 1]
+
+
 def test_what_was_found_is_overwritten_by_the_next_call():
     recorded = Recorded(doubled, record)
     recorded(torch.ones(2), negated=False)
@@ -39,11 +50,10 @@ def test_what_was_found_is_overwritten_by_the_next_call():
     assert first.tolist() == [8.0, 8.0]
 
 
-def test_shapes_past_the_limit_run_as_they_are(monkeypatch, caplog):
-    monkeypatch.setattr(graphs, "_MOST_GRAPHS", 2)
+def test_shapes_past_the_limit_run_as_they_are(caplog):
     caplog.set_level("INFO")
     recordings = []
-    recorded = Recorded(doubled, lambda work: recordings.append(1) or record(work))
+    recorded = Recorded(doubled, lambda work: recordings.append(1) or record(work), most=2)
 
     for width in [1, 1, 2, 2, 3, 3, 3, 1]:
         found = recorded(torch.full((width,), 3.0), negated=False)
@@ -59,10 +69,13 @@ def test_what_was_recorded_can_be_given_up():
         found = recorded(torch.ones(1), negated=False)
     kept = weakref.ref(found)
 
+    assert recorded.has_graphs
     recorded.forget()
     del found
 
     assert kept() is None
+    assert recorded.given_up
+    assert not recorded.has_graphs
     assert recorded(torch.ones(1), negated=False).tolist() == [2.0]
 
 

@@ -1,3 +1,4 @@
+import copy
 import json
 from pathlib import Path
 
@@ -453,6 +454,17 @@ def test_one_layer_is_compiled_for_all(tiny_bert, monkeypatch):
     layers = list(encoder.transformer.encoder.layer)
     assert [call.__self__ for call in compiled] == layers
     assert torch.equal(embed(encoder, ["one two"]), embed(make_encoder(tiny_bert), ["one two"]))
+
+
+def test_an_encoder_is_compiled_once_and_its_copy_anew(tiny_bert, monkeypatch):
+    monkeypatch.setattr(torch, "compile", lambda call, **_: call)
+    encoder = make_encoder(tiny_bert, compile="on")
+
+    found = [encoder.prepare(torch.device(name)) for name in ("cpu", "cuda", "cuda")]
+
+    assert found == [False, True, False]
+    assert copy.deepcopy(encoder).prepare(torch.device("cuda"))
+    assert not make_encoder(tiny_bert, compile="off").prepare(torch.device("cuda"))
 
 
 def test_padded_texts_get_the_embeddings_of_ragged_ones(tiny_bert):

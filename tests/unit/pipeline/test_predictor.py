@@ -157,6 +157,24 @@ def test_memory_that_runs_out_halves_the_batch(model, monkeypatch):
     assert len(predictions) == 3
 
 
+def test_memory_that_runs_out_takes_the_graphs_before_the_batch_is_halved(model, monkeypatch):
+    sizes, graphs = [], [True, False]
+
+    def scarce(*args, batch_size, **kwargs):
+        sizes.append(batch_size)
+        if len(sizes) < 3:
+            raise torch.OutOfMemoryError("CUDA out of memory")
+        return rank_all(*args, batch_size=batch_size, **kwargs)
+
+    monkeypatch.setattr("elias.pipeline.questions.rank_all", scarce)
+    monkeypatch.setattr("elias.pipeline.questions.give_up_graphs", lambda: graphs.pop(0))
+
+    predictions = model.predict(["a", "b", "c"], top_k=3, batch_size=8)
+
+    assert sizes == [8, 8, 4]
+    assert len(predictions) == 3
+
+
 def test_memory_that_does_not_hold_one_text_is_an_error_that_says_so(model, monkeypatch):
     def none_left(*_, **__):
         raise MemoryError
