@@ -13,7 +13,7 @@ ROOT = Path(__file__).parents[2]
 PARTS = ["encoder", "search", "classifier", "loss", "backward", "update"]
 
 
-def run(script, out, *options):
+def run(script, out, *options, written=None):
     """Run a script at the tiny shape and return the lines it prints and the JSON it writes."""
     command = [sys.executable, ROOT / "benchmarks" / f"{script}.py", "--device", "cpu"]
     done = subprocess.run(
@@ -29,7 +29,7 @@ def run(script, out, *options):
         },
     )
     assert done.returncode == 0, done.stderr
-    entries = json.loads((out / f"{script}.json").read_text(encoding="utf8"))
+    entries = json.loads((out / f"{written or script}.json").read_text(encoding="utf8"))
     assert not [key for key, entry in entries.items() if "error" in entry], done.stdout
     return [line.split() for line in done.stdout.splitlines()], entries
 
@@ -76,6 +76,16 @@ def test_prediction_has_a_row_for_each_batch_beside_the_naive_one(tmp_path):
         assert min(entry[key] for key in ("ms", "encoder_ms", "search_ms", "naive_ms")) > 0
         row = next(line for line in lines if line[:2] == ["tiny", batch])
         assert row[-1].endswith("x")
+
+
+def test_what_users_call_has_a_row_for_each_batch(tmp_path):
+    options = ("--as-users", "--shapes", "tiny", "--batches", "1")
+    lines, entries = run("gpu_predict", tmp_path, *options, written="gpu_predict_as_users")
+
+    for batch in ("1", "4"):
+        entry = entries[f"tiny batch {batch}"]
+        assert min(entry[key] for key in ("ms", "ms_per_point", "bulk_ms_per_point")) > 0
+        assert any(line[:2] == ["tiny", batch] for line in lines)
 
 
 @pytest.fixture
