@@ -206,8 +206,7 @@ class StageLoop:
 
     def _epoch(self, epoch: _Epoch, course: _Course) -> tuple[float, float, float]:
         optimizer = course.optimizer
-        per_epoch = n_batches(len(self.points.tokens.lengths), self.stage.batch_size)
-        n_steps = self._n_steps
+        per_epoch, n_steps = self._per_epoch, self._n_steps
         every = max(1, per_epoch // _AVERAGES_PER_EPOCH)
         self.model.train()
         title = f"{self.stage.name} epoch {epoch.number}/{self.stage.epochs}"
@@ -421,9 +420,12 @@ class StageLoop:
         return torch.cat([parents, none])
 
     @property
+    def _per_epoch(self) -> int:
+        return n_batches(len(self.points.tokens.lengths), self.stage.batch_size)
+
+    @property
     def _n_steps(self) -> int:
-        per_epoch = n_batches(len(self.points.tokens.lengths), self.stage.batch_size)
-        return per_epoch * self.stage.epochs
+        return self._per_epoch * self.stage.epochs
 
     def _scale(self, step: int) -> float:
         """Return what a step (from 0) multiplies the learning rates by."""

@@ -96,6 +96,18 @@ def assert_alike(found, expected):
     np.testing.assert_allclose(found.scores, expected.scores, rtol=1e-4)
 
 
+def record_one(model):
+    """Ask about a text often enough for its shape to be recorded."""
+    for _ in range(2):
+        rank(model, 3)
+
+
+def assert_right_again_and_again(model):
+    """Ask about that text often enough for its shape to be recorded anew, checking the answers."""
+    for _ in range(3):
+        assert_alike(rank(model, 3), plain(model, 3))
+
+
 def test_one_text_is_recorded_when_its_shape_comes_again_and_found_in_later_calls(model, graphs):
     for _ in range(5):
         assert_alike(rank(model, 3), plain(model, 3))
@@ -182,20 +194,17 @@ def set_beta(model):
     "change", [move, change_in_place, replace_tensor, replace_part, set_beta, lambda m: m.double()]
 )
 def test_graphs_are_recorded_anew_when_the_weights_are_others(model, graphs, change):
-    for _ in range(2):
-        rank(model, 3)
+    record_one(model)
     change(model)
     model.float()
 
-    for _ in range(3):
-        assert_alike(rank(model, 3), plain(model, 3))
+    assert_right_again_and_again(model)
 
     assert graphs.recorded == 2
 
 
 def test_a_model_in_training_keeps_none(model, graphs):
-    for _ in range(2):
-        rank(model, 3)
+    record_one(model)
     model.train()
 
     for _ in range(3):
@@ -243,8 +252,7 @@ def test_members_of_an_ensemble_have_their_own(tiny_bert, graphs):
 
 def test_copies_and_saved_weights_know_nothing_of_graphs(model, graphs):
     names = list(model.state_dict())
-    for _ in range(2):
-        rank(model, 3)
+    record_one(model)
 
     other = copy.deepcopy(model)
 
@@ -255,8 +263,7 @@ def test_copies_and_saved_weights_know_nothing_of_graphs(model, graphs):
 
 def test_graphs_go_with_their_model(tiny_bert, graphs):
     model = make_model(tiny_bert)
-    for _ in range(2):
-        rank(model, 3)
+    record_one(model)
     kept = weakref.ref(ranking._KEPT[model])
 
     del model
@@ -267,8 +274,7 @@ def test_graphs_go_with_their_model(tiny_bert, graphs):
 
 
 def test_two_threads_never_share_a_graph(model, graphs):
-    for _ in range(2):
-        rank(model, 3)
+    record_one(model)
     expected = plain(model, 3)
     found = []
 
@@ -283,20 +289,17 @@ def test_two_threads_never_share_a_graph(model, graphs):
 
 
 def test_graphs_are_given_up_for_good_where_memory_is_short(model, graphs):
-    for _ in range(2):
-        rank(model, 3)
+    record_one(model)
 
     assert give_up_graphs()
     assert not give_up_graphs()
 
-    for _ in range(3):
-        assert_alike(rank(model, 3), plain(model, 3))
+    assert_right_again_and_again(model)
     assert graphs.recorded == 1
 
 
 def test_a_call_that_fails_begins_anew(model, graphs):
-    for _ in range(2):
-        rank(model, 3)
+    record_one(model)
 
     def interrupted():
         with ranking_for(model, SIZES, 5, None, 1):
