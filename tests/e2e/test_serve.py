@@ -170,6 +170,34 @@ def test_what_cannot_be_answered_is_refused_in_one_shape(client, method, path, b
     assert told in answer.json()["error"]
 
 
+@pytest.mark.parametrize("path", ["/predict", "/explain"])
+@pytest.mark.parametrize(
+    ("content", "status", "told"),
+    [
+        (b'{"inputs": [' + b"1," * 9000 + b"1]}", 413, "bytes outside of strings"),
+        (b'{"inputs": [' + b"1," * 3000 + b"1]}", 422, "inputs.0: Input should be a valid string"),
+        (b'{"inputs": [' + b'"",' * 5000 + b'""]}', 413, "more than 80 strings, where 8 texts"),
+        (b"{" + b",".join(b'"%d": 1' % i for i in range(2000)) + b"}", 413, "more than 80 strings"),
+        (
+            b"{" + b",".join(b'"%d": 1' % i for i in range(70)) + b"}",
+            422,
+            "unknown keys; the known",
+        ),
+        (b'{"inputs": ' + b"[" * 15_000, 413, "bytes outside of strings"),
+        (b'{"inputs": ' + b"[" * 4000 + b"]" * 4000 + b"}", 422, "the body is not JSON"),
+        ('{"inputs": ["a"]}'.encode("utf-16"), 422, "the body is not JSON"),
+    ],
+)
+def test_a_body_with_very_many_values_is_refused(client, path, content, status, told):
+    headers = {"content-type": "application/json"}
+
+    answer = client.post(path, content=content, headers=headers)
+
+    assert answer.status_code == status
+    assert told in answer.json()["error"]
+    assert answer.json()["error"].count("Input should be") <= 1
+
+
 def test_a_body_that_is_not_json_is_refused_without_quoting_it(client):
     answer = client.post(
         "/predict", content=b'{"inputs": ["sec', headers={"content-type": "application/json"}

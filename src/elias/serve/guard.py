@@ -8,21 +8,30 @@ import hmac
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
-from elias.serve.failures import failure
+from elias.serve.failures import NOT_JSON, failure
 from elias.serve.page import PATHS
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
+    from fastapi.responses import JSONResponse
     from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-    from elias.serve.settings import ServeSettings
+    from elias.serve.settings import Limits, ServeSettings
 
 OPEN = PATHS | {"/health", "/ready"}
 """Paths that need no key: they tell nothing of the model."""
 COMPUTED = frozenset({"/predict", "/explain"})
 """Paths whose answers are waited for in the queue."""
 _SECONDS_TO_DISCARD = 1.0
+_LARGE = 64 * 2**10
+"""Bytes of a body from which on it is checked on a thread, so that other requests go on."""
+_MORE_STRINGS = 64
+_BYTES_OUTSIDE = 8 * 2**10
+_BYTES_PER_STRING = 16
+"""Bytes outside of strings (punctuation, numbers, indentation): so many, and more per string."""
+_BYTES_PER_CHARACTER = 12
+"""The most that JSON takes: two escapes, as in ``\\ud83d\\ude00``."""
 
 
 class Keys:
@@ -64,6 +73,7 @@ class Guard:
         self._app = app
         self._is_full = is_full
         self._keys = Keys(settings.keys) if settings.keys else None
+        self._limits = settings.limits
         self._max_body = settings.limits.max_body
         self._timeout = settings.limits.timeout
 
@@ -93,6 +103,13 @@ class Guard:
             await self._discard(receive)
             told = f"the body is larger than {self._max_body:,} bytes; send fewer texts at a time"
             await failure(413, told, {"Connection": "close"})(scope, receive, send)
+            return
+        if len(body) < _LARGE:
+            problem = check_structure(body, self._limits)
+        else:
+            problem = await asyncio.to_thread(check_structure, body, self._limits)
+        if problem is not None:
+            await problem(scope, receive, send)
             return
         await self._app(scope, _again(body, receive), send)
 
@@ -124,6 +141,33 @@ class Guard:
                     size += len(message.get("body", b""))
                     if not message.get("more_body", False):
                         return
+
+
+def check_structure(body: bytes, limits: Limits) -> JSONResponse | None:
+    """Return the failure of a body that has too many JSON values to parse, or None.
+
+    A valid request is a flat object: a few keys and numbers, and a limited number of texts.
+    Parsing millions of values holds the interpreter for seconds, so this check counts strings and
+    the bytes between them first. It takes time linear in the body, whatever the body holds.
+    """
+    if b"\0" in body:  # UTF-16 or UTF-32, in which the bytes below mean something else
+        return failure(422, NOT_JSON)
+    # the routes have a better message for somewhat too many texts
+    most = 2 * limits.max_inputs + _MORE_STRINGS
+    if b"\\" in body:
+        body = body.replace(b"\\\\", b"__").replace(b'\\"', b"__")
+    parts = body.split(b'"', 2 * most + 1)  # outside a string, inside one, outside again, ...
+    if len(parts) > 2 * most + 1:
+        told = f"more than {most:,} strings, where {limits.max_inputs:,} texts are the most"
+        return failure(413, f"{told} at a time")
+    if max(map(len, parts[1::2]), default=0) > _BYTES_PER_CHARACTER * limits.max_text:
+        told = f"a text of more than {limits.max_text:,} characters, which are the most"
+        return failure(413, f"{told}; shorten the text, its beginning says most")
+    outside = _BYTES_OUTSIDE + most * _BYTES_PER_STRING
+    if sum(map(len, parts[::2])) > outside:
+        told = f'more than {outside:,} bytes outside of strings; send {{"inputs": ["a text"]}}'
+        return failure(413, told)
+    return None
 
 
 def _again(body: bytes, receive: Receive) -> Receive:

@@ -4,7 +4,15 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    FailFast,
+    Field,
+    model_validator,
+)
+from pydantic_core import PydanticCustomError
 
 from elias.serve.settings import MOST_LABELS
 
@@ -12,6 +20,15 @@ from elias.serve.settings import MOST_LABELS
 class _Request(BaseModel):
     # JSON as Python reads it knows NaN, and 1e999 is infinite: neither is a number to ask with
     model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _check_keys(cls, body: Any) -> Any:
+        """Refuse a body with many unknown keys at once, not with an error for each."""
+        if isinstance(body, dict) and len(body) > len(cls.model_fields):
+            known = ", ".join(cls.model_fields)
+            raise PydanticCustomError("too_many_keys", f"unknown keys; the known ones are: {known}")
+        return body
 
 
 class _Answer(BaseModel):
@@ -26,7 +43,9 @@ def _whole(value: Any) -> Any:
 # after the bounds in an annotation: then these stay in the specification
 Whole = BeforeValidator(_whole)
 Target = Annotated[str, Field(pattern=r"^(f1|(precision|recall)=(0(\.[0-9]{1,9})?|1(\.0{1,9})?))$")]
-Inputs = Annotated[list[str], Field(min_length=1, description="Texts; a list even for one.")]
+Inputs = Annotated[
+    list[str], FailFast(), Field(min_length=1, description="Texts; a list even for one.")
+]
 TopK = Annotated[int, Field(ge=1, le=MOST_LABELS, description="Labels per text, at most."), Whole]
 
 

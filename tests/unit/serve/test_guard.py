@@ -1,0 +1,128 @@
+"""A body is checked before it is parsed: too many values are refused, and valid requests pass."""
+
+import asyncio
+import json
+import threading
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from pydantic import ValidationError
+
+from elias.serve import guard
+from elias.serve.guard import Guard, check_structure
+from elias.serve.schemas import ExplainRequest, PredictRequest
+from elias.serve.settings import Limits, ServeSettings
+
+LIMITS = Limits(max_inputs=8)
+HOSTILE = {
+    "numbers": b'{"inputs": [' + b"1," * 100_000 + b"1]}",
+    "empty strings": b'{"inputs": [' + b'"",' * 100_000 + b'""]}',
+    "empty lists": b'{"inputs": [' + b"[]," * 100_000 + b"[]]}",
+    "unknown keys": b"{" + b",".join(b'"%d": 1' % i for i in range(50_000)) + b"}",
+    "nesting": b'{"inputs": ' + b"[" * 100_000,
+    "a long text": b'{"inputs": ["' + b"a" * 240_001 + b'"]}',
+    "digits": b'{"inputs": ["a"], "threshold": 0.' + b"1" * 100_000 + b"}",
+    "numbers after an escaped quote": b'{"inputs": ["\\""' + b",1" * 100_000 + b"]}",
+    "numbers after an escaped backslash": b'{"inputs": ["\\\\"' + b",1" * 100_000 + b"]}",
+}
+
+
+@pytest.mark.parametrize("name", HOSTILE)
+def test_a_body_with_too_many_values_is_refused_before_it_is_parsed(name):
+    refused = check_structure(HOSTILE[name], LIMITS)
+
+    assert refused is not None
+    assert refused.status_code == 413
+
+
+@pytest.mark.parametrize("encoding", ["utf-16", "utf-16-le", "utf-32"])
+def test_numbers_cannot_hide_in_another_encoding(encoding):
+    body = ('{"inputs": [' + "1," * 20_000 + "1]}").encode(encoding)
+
+    refused = check_structure(body, LIMITS)
+
+    assert refused is not None
+    assert refused.status_code == 422
+
+
+@given(
+    texts=st.lists(st.text() | st.text(alphabet='"\\,[]{}/n '), max_size=LIMITS.max_inputs),
+    is_ascii=st.booleans(),
+    indent=st.sampled_from([None, 0, 2, 8]),
+)
+def test_every_valid_request_passes(texts, is_ascii, indent):
+    request = {"inputs": texts, "top_k": 5, "threshold": "precision=0.8"}
+    body = json.dumps(request, ensure_ascii=is_ascii, indent=indent)
+
+    assert check_structure(body.encode("utf8", "surrogatepass"), LIMITS) is None
+
+
+@pytest.mark.parametrize("character", ["\U0001f41f", "a", '"', "\\", "\n"])
+def test_a_text_of_the_greatest_length_passes(character):
+    request = {"inputs": [character * LIMITS.max_text]}
+
+    assert check_structure(json.dumps(request).encode(), LIMITS) is None
+
+
+class Recorder:
+    """An application that counts the requests that reach it."""
+
+    def __init__(self):
+        self.n_requests = 0
+
+    async def __call__(self, scope, receive, send):
+        del scope, receive, send
+        self.n_requests += 1
+
+
+def send_body(body, tmp_path):
+    """Return the status of a body that is sent through the guard, and whether it passed."""
+    app, sent = Recorder(), []
+    guarded = Guard(
+        app,
+        ServeSettings(model=tmp_path, limits=LIMITS),
+        lambda: None,
+    )
+
+    async def receive():
+        return {"type": "http.request", "body": body, "more_body": False}
+
+    async def send(message):
+        sent.append(message)
+
+    scope = {"type": "http", "method": "POST", "path": "/predict", "headers": []}
+    asyncio.run(guarded(scope, receive, send))
+    return (sent[0]["status"] if sent else None), app.n_requests
+
+
+@pytest.mark.parametrize("name", HOSTILE)
+def test_a_refused_body_never_reaches_the_parser(name, tmp_path):
+    assert send_body(HOSTILE[name], tmp_path) == (413, 0)
+
+
+def test_a_large_body_is_checked_off_the_event_loop(tmp_path, monkeypatch):
+    threads = []
+
+    def check(body, limits):
+        threads.append(threading.current_thread())
+        return check_structure(body, limits)
+
+    monkeypatch.setattr(guard, "check_structure", check)
+    small = send_body(b'{"inputs": ["a"]}', tmp_path)
+    large = send_body(b'{"inputs": ["' + b"a" * 200_000 + b'"]}', tmp_path)
+
+    assert small == large == (None, 1)
+    assert threads[0] is threading.main_thread()
+    assert threads[1] is not threading.main_thread()
+
+
+@pytest.mark.parametrize("kind", [PredictRequest, ExplainRequest])
+@pytest.mark.parametrize(
+    "body", [{"inputs": [1] * 5000}, {str(i): 1 for i in range(5000)}, {"inputs": ["a", *[1] * 50]}]
+)
+def test_validation_stops_at_the_first_error(kind, body):
+    with pytest.raises(ValidationError) as refused:
+        kind.model_validate(body)
+
+    assert refused.value.error_count() == 1
