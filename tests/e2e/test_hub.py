@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from pathlib import Path
 
 import pytest
 from huggingface_hub import ModelCard, constants
@@ -10,7 +11,7 @@ from huggingface_hub import ModelCard, constants
 from e2e.commands import elias
 from e2e.hub import TOKEN, go_online, log_in, stand_in
 from elias.errors import ModelError
-from elias.pipeline import Elias
+from elias.pipeline import Elias, hub
 
 
 @pytest.fixture
@@ -86,7 +87,7 @@ def test_a_card_that_was_never_pushed_is_a_valid_card_too(run):
 
 def test_the_command_pushes_and_every_command_reads_from_the_hub(run, logged_in):
     pushed = elias("push", run, "user/fish", "--license", "mit", "-m", "New")
-    read = elias("predict", "user/fish", "--device", "cpu", "-k", 1, stdin=b"roda\n")
+    read = elias("predict", "hf://user/fish", "--device", "cpu", "-k", 1, stdin=b"roda\n")
 
     assert pushed.code == 0, pushed.err
     assert pushed.out.endswith("/user/fish\n")
@@ -97,12 +98,10 @@ def test_the_command_pushes_and_every_command_reads_from_the_hub(run, logged_in)
 
 def test_a_model_of_the_hub_is_served_and_read_again_when_it_was_pushed_anew(model, online):
     pytest.importorskip("uvicorn")
-    from pathlib import Path
-
     from e2e.serving import live
 
     model.push_to_hub("user/fish", token=TOKEN, revision="v2")
-    with live(Path("user/fish@v2")) as served, served.client() as client:
+    with live("hf://user/fish@v2") as served, served.client() as client:
         first = client.get("/info").json()
         online.repos["user/fish"]["v2"]["config.json"] += b"\n"  # a commit of its own
         reloading = asyncio.run_coroutine_threadsafe(
@@ -124,15 +123,78 @@ def test_serving_what_is_neither_a_folder_nor_on_the_hub_is_refused():
     pytest.importorskip("uvicorn")
 
     slip = elias("serve", "./none", "--port", 0)
-    missing = elias("serve", "user/none", "--port", 0)
+    missing = elias("serve", "hf://user/none", "--port", 0)
 
     assert slip.code == missing.code == 2
     assert "none: no such folder; give that of a saved model" in slip.err
-    assert "user/none: there is no such folder here, and the hub shows no such" in missing.err
+    assert "user/none: it cannot be downloaded, and the hub shows no such repos" in missing.err
+
+
+@pytest.fixture
+def unasked(monkeypatch):
+    """A hub that must not be asked."""
+
+    def fail(*_args, **_options):
+        raise AssertionError("the hub was asked")
+
+    monkeypatch.setattr(hub, "snapshot_download", fail)
+
+
+@pytest.mark.usefixtures("unasked")
+@pytest.mark.parametrize("command", ["predict", "info", "serve"])
+@pytest.mark.parametrize("name", ["runs/smal", "user/fish@v2"])
+def test_a_path_on_the_command_line_is_never_looked_up_on_the_hub(command, name):
+    told = elias(command, name)
+
+    assert told.code == 2
+    assert told.err.startswith(f"error: {name}: no such folder; ")
+    assert "hf://" in told.err
+    assert len(told.err.splitlines()) == 1
+
+
+@pytest.mark.usefixtures("unasked")
+def test_a_served_folder_that_was_moved_away_is_not_looked_up_on_the_hub(
+    run, tmp_path, monkeypatch, caplog
+):
+    pytest.importorskip("uvicorn")
+    from e2e.serving import live
+
+    monkeypatch.chdir(tmp_path)
+    Path("runs").mkdir()
+    served_folder = Path("runs/small")
+    served_folder.symlink_to(run)
+    with live(served_folder) as served, served.client() as client:
+        served_folder.unlink()
+        reloading = asyncio.run_coroutine_threadsafe(
+            served.application.backend.reload(), served.loop
+        )
+        was_reloaded = reloading.result(30)
+        name = client.get("/info").json()["model"]
+
+    assert not was_reloaded
+    assert name == "small"
+    assert "runs/small: no such folder" in caplog.text
+
+
+@pytest.mark.usefixtures("unasked")
+@pytest.mark.parametrize("name", ["./fish", "/none/fish", "~/none-such", "a/b/c", "runs/smal"])
+def test_a_string_that_looks_like_a_path_is_a_folder(name, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    Path("runs").mkdir()
+
+    with pytest.raises(ModelError, match=f"^{name}: no such folder"):
+        Elias.from_pretrained(name)
+
+
+@pytest.mark.usefixtures("unasked")
+@pytest.mark.parametrize("name", ["hf://fish", "hf://a/b/c", "hf://"])
+def test_a_prefix_without_a_name_of_the_hub_is_refused(name):
+    with pytest.raises(ModelError, match=f"^{name}: not a name of the hub; write hf://user/model"):
+        Elias.from_pretrained(name)
 
 
 def test_a_model_of_the_hub_is_not_calibrated_in_its_place(corpus_folder):
-    told = elias("calibrate", "user/fish", corpus_folder)
+    told = elias("calibrate", "hf://user/fish", corpus_folder)
 
     assert told.code == 2
     assert "user/fish: a model of the hub stays as it is; name a folder with --out" in told.err
@@ -169,10 +231,10 @@ def test_a_revision_that_is_not_there_is_named(model):
 def test_without_a_network_a_model_that_was_never_fetched_is_one_line(tmp_path, monkeypatch):
     monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path))
 
-    told = elias("info", "user/fish")
+    told = elias("info", "hf://user/fish")
 
     assert told.code == 2
-    assert told.err.startswith("error: user/fish: there is no such folder here, and the hub cannot")
+    assert told.err.startswith("error: user/fish: it cannot be downloaded, and the hub cannot")
     assert len(told.err.splitlines()) == 1
 
 

@@ -42,10 +42,10 @@ def calibrate(  # noqa: PLR0913 - each is an option of its own
     from elias.pipeline import Elias
     from elias.pipeline.deciding import add_probabilities
     from elias.pipeline.folder import model_folder
-    from elias.pipeline.hub import is_hub_id
+    from elias.pipeline.hub import hub_id
 
-    if out is None and not run.exists() and is_hub_id(str(run)):
-        raise DataError(f"{run}: a model of the hub stays as it is; name a folder with --out")
+    if out is None and (name := hub_id(run)) is not None:
+        raise DataError(f"{name}: a model of the hub stays as it is; name a folder with --out")
     model = Elias.from_pretrained(run, device=device)
     chosen = open_points(model, data, split, text, labels, separator)
     if chosen.corpus.n_labels > model.n_labels:

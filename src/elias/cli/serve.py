@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from elias.cli.options import DeviceName
+from elias.model.layout import HUB_PREFIX
 from elias.serve.settings import Limits, ServeSettings, check_installed, read_examples, read_keys
 
 _USUAL = Limits()
@@ -15,8 +16,8 @@ _USUAL = Limits()
 
 def serve(  # noqa: PLR0913 - each is an option of its own
     model: Annotated[
-        Path,
-        typer.Argument(metavar="MODEL", help="A saved model, a run, or user/model@revision."),
+        str,
+        typer.Argument(metavar="MODEL", help="A saved model, a run, or hf://user/model@revision."),
     ],
     port: Annotated[
         int, typer.Option(min=0, max=65535, help="Where to listen; 0: any that is free.")
@@ -56,7 +57,7 @@ def serve(  # noqa: PLR0913 - each is an option of its own
     """Serve a model over HTTP, with a page at / to try it on. SIGHUP reads the model again."""
     check_installed()
     settings = ServeSettings(
-        model=model,
+        model=model if model.startswith(HUB_PREFIX) else Path(model),
         host=host,
         port=port,
         workers=workers,

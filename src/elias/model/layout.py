@@ -19,7 +19,24 @@ ENCODER_FOLDER = "encoder"
 """Transformer encoder: `CONFIG_FILE` as transformers reads it, and `TOKENIZER_FILE`."""
 TOKENIZER_FILE = "tokenizer.json"
 
+HUB_PREFIX = "hf://"
+"""Marks the name of a model on the Hugging Face hub: ``hf://user/model@revision``."""
+
 _LONGEST_QUOTE = 160
+
+
+def looks_like_path(name: str) -> bool:
+    """Return whether a name is a path, and not ``user/model`` on the hub.
+
+    >>> [looks_like_path(name) for name in ("./model", "~/model", "a/b/c", "user/model", "model")]
+    [True, True, True, False, False]
+    """
+    return (
+        name.startswith(("/", ".", "~"))
+        or "\\" in name
+        or name.count("/") > 1
+        or ("/" in name and Path(name).parent.is_dir())
+    )
 
 
 def broken(path: Path, what: str) -> ModelError:

@@ -38,7 +38,7 @@ from elias.data.batches import Rectangle, TokenBatch
 from elias.data.tokens import Tokens
 from elias.errors import ConfigError, ModelError
 from elias.model.encoder import TextEncoder
-from elias.model.layout import CONFIG_FILE, TOKENIZER_FILE, broken, quoted
+from elias.model.layout import CONFIG_FILE, TOKENIZER_FILE, broken, looks_like_path, quoted
 from elias.progress import progress
 
 logger = logging.getLogger(__name__)
@@ -315,18 +315,13 @@ def mean_pool(hidden: Float[Tensor, "B T D"], inside: Bool[Tensor, "B T"]) -> Fl
 def _resolve(model: str) -> str:
     """Return the folder or hub id a configured name stands for."""
     if model != MINILM:
-        return _existing(model) if _is_path(model) else model
+        return _existing(model) if looks_like_path(model) else model
     package = find_spec(MINILM_PACKAGE)
     for place in (package and package.submodule_search_locations) or ():
         folder = Path(place) / "model"
         if (folder / CONFIG_FILE).is_file():
             return str(folder)
     return MINILM_HUB_ID
-
-
-def _is_path(model: str) -> bool:
-    """Say whether a name can only be a folder: a hub id is ``name`` or ``owner/name``."""
-    return model.startswith(("/", ".", "~")) or model.count("/") > 1 or "\\" in model
 
 
 def _existing(model: str) -> str:

@@ -16,10 +16,11 @@ from huggingface_hub.errors import (
 )
 
 from elias.errors import ModelError
-from elias.model.layout import quoted
+from elias.model.layout import HUB_PREFIX, looks_like_path, quoted
 from elias.pipeline.folder import model_folder
 
 _HUB_ID = re.compile(r"(?P<repo>[\w-][\w.-]*/[\w-][\w.-]*)(?:@(?P<revision>[\w./-]+))?")
+_WRITTEN_PREFIX = re.compile("hf:/{1,2}")  # pathlib drops one of two slashes
 _LOG_IN = "log in with `hf auth login`, or set HF_TOKEN"
 _STALE = [
     *("*.safetensors", "config.json", "labels.txt", "vocabulary.txt", "probabilities.json"),
@@ -28,44 +29,70 @@ _STALE = [
 """What an older model in the repository may have that this one has not."""
 
 
-def is_hub_id(name: str) -> bool:
-    """Say whether a name can be one of the hub: ``user/model``, or ``user/model@revision``.
+def hub_id(name: str | Path) -> str | None:
+    """Return ``user/model`` or ``user/model@revision`` if a name is on the hub, None for a folder.
 
-    >>> is_hub_id("user/model@v1"), is_hub_id("./model"), is_hub_id("a/b/c")
-    (True, False, False)
+    ``hf://user/model`` always is a name on the hub. A `Path` is a folder, and so is a string that
+    looks like a path; of other strings, ``user/model`` is a name on the hub.
+
+    >>> hub_id("hf://user/model@v1"), hub_id("user/model@v1")
+    ('user/model@v1', 'user/model@v1')
+    >>> hub_id(Path("user/model")), hub_id("./model"), hub_id("a/b/c")
+    (None, None, None)
+
+    Raises:
+        ModelError: If ``hf://`` is followed by something else.
     """
-    return _HUB_ID.fullmatch(name) is not None
+    text = str(name)
+    if prefix := _WRITTEN_PREFIX.match(text):
+        text = text[prefix.end() :]
+        if not _HUB_ID.fullmatch(text):
+            raise ModelError(
+                f"{HUB_PREFIX}{text}: not a name of the hub; write {HUB_PREFIX}user/model or "
+                f"{HUB_PREFIX}user/model@revision"
+            )
+        return text
+    if isinstance(name, Path) or looks_like_path(text.partition("@")[0]):
+        return None
+    return text if _HUB_ID.fullmatch(text) else None
 
 
 def place_of(name: str | Path, *, revision: str | None = None, token: str | None = None) -> Path:
-    """Return the folder of a saved model: that given, its run's, or what the hub has of it.
+    """Return the folder of a saved model, given that folder, its run's or a name of the hub.
 
     Raises:
-        ModelError: If there is none, or a revision is asked for of a folder.
+        ModelError: If there is no such folder, or a revision is asked for of a folder.
     """
-    folder = Path(name)
-    if not folder.exists() and is_hub_id(str(name)):
-        return fetch(str(name), revision=revision, token=token)
+    if hub_id(name) is not None:
+        return fetch(name, revision=revision, token=token)
     if revision is not None:
         raise ModelError(f"{name}: revision={revision!r} is for a name of the hub, user/model")
+    folder = Path(name)
+    if not folder.exists():
+        hint = ""
+        if _HUB_ID.fullmatch(str(name)):
+            hint = f"; for a model of the hub write {HUB_PREFIX}{name}"
+        raise ModelError(f"{name}: no such folder; give that of a saved model or a run{hint}")
     return model_folder(folder)
 
 
-def fetch(name: str, *, revision: str | None = None, token: str | None = None) -> Path:
+def fetch(name: str | Path, *, revision: str | None = None, token: str | None = None) -> Path:
     """Return the folder of a model of the hub, downloaded unless it is in the hub's cache.
 
     Args:
-        name: ``user/model``, or ``user/model@revision``.
+        name: ``user/model`` or ``user/model@revision``, with or without ``hf://``.
         revision: A branch, tag or commit, in place of one in the name.
         token: In place of the one that was logged in with.
 
     Raises:
         ModelError: If there is no such repository or revision, or the hub cannot be reached.
     """
-    found = _HUB_ID.fullmatch(name)
+    found = _HUB_ID.fullmatch(hub_id(name) or "")
     assert found is not None, "only names of the hub are fetched"
     repo, revision = found["repo"], revision or found["revision"]
-    with _explained(name, revision, "there is no such folder here"):
+    is_explicit = _WRITTEN_PREFIX.match(str(name)) is not None
+    otherwise = "it cannot be downloaded" if is_explicit else "there is no such folder here"
+    with _explained(found[0], revision, otherwise):
         return Path(snapshot_download(repo, revision=revision, token=token))
 
 

@@ -427,8 +427,10 @@ class Elias:
         """Read a saved model: its folder, that of a finished run, or a name of the hub.
 
         Args:
-            folder: A folder; where there is none, ``user/model`` or ``user/model@revision`` on the
-                Hugging Face hub, which keeps what it downloads.
+            folder: A folder, or ``hf://user/model@revision`` on the Hugging Face hub. A string
+                ``user/model`` is a name of the hub too, unless it looks like a path: it starts
+                with ``.``, ``/`` or ``~``, has several ``/``, or its parent folder exists. A
+                `Path` is a folder.
             revision: A branch, tag or commit of the hub.
             token: For a private repository, in place of the one that was logged in with.
             device: ``auto``, ``cpu`` or ``cuda``.

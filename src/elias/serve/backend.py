@@ -268,7 +268,7 @@ class Backend:
             )
         return Served(model, self.settings.examples)
 
-    def _described(self, served: Served) -> tuple[Path, int]:
+    def _described(self, served: Served) -> tuple[Path | str, int]:
         return self.settings.model, served.model.n_labels
 
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from elias.errors import ConfigError
+from elias.model.layout import HUB_PREFIX
 
 MOST_LABELS = 100
 """The largest ``top_k``: as deep as the members of an ensemble are averaged."""
@@ -54,8 +55,8 @@ class Limits:
 class ServeSettings:
     """A server: what it serves, where, and to whom."""
 
-    model: Path
-    """A saved model's folder, a run's, or a name of the hub; read again on every reload."""
+    model: Path | str
+    """The folder of a saved model or a run, or ``hf://user/model@revision``; a reload reads it."""
     host: str = "127.0.0.1"
     port: int = 8000
     """0 takes any that is free."""
@@ -82,8 +83,10 @@ class ServeSettings:
 
     @property
     def name(self) -> str:
-        """Return what to call the model: its folder's name, or that on the hub."""
-        return self.model.resolve().name if self.model.exists() else str(self.model)
+        """Return the name of the model's folder, or ``user/model@revision``."""
+        if isinstance(self.model, str):
+            return self.model.removeprefix(HUB_PREFIX)
+        return self.model.resolve().name  # even if it has moved away: /info shows no path
 
     @property
     def is_local(self) -> bool:

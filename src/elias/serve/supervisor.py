@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from elias.errors import ConfigError, EliasError, RunError
+from elias.model.layout import HUB_PREFIX
 from elias.serve.settings import UNHEALTHY_FILE, ServeSettings, check_installed
 
 if TYPE_CHECKING:
@@ -50,7 +51,7 @@ def serve(settings: ServeSettings) -> None:
         ModelError: If the model cannot be read.
     """
     check_installed()
-    _check_name(settings.model)
+    _check_folder(settings.model)
     with bound(settings.host, settings.port) as sock:
         logger.info("serving %s on %s (^C ends it)", settings.model, url_of(sock))
         if not settings.is_local and not settings.keys:
@@ -66,15 +67,12 @@ def serve(settings: ServeSettings) -> None:
             _Supervisor(sock, settings).run()
 
 
-def _check_name(model: Path) -> None:
-    """Refuse what is neither a folder nor a name of the hub, before anything is started."""
-    if model.exists():
-        return
-    from elias.pipeline.hub import is_hub_id  # here: it imports torch, and the parent has no model
-
-    if not is_hub_id(str(model)):
+def _check_folder(model: Path | str) -> None:
+    """Refuse a folder that does not exist, before any process is started."""
+    if isinstance(model, Path) and not model.exists():
         raise ConfigError(
-            f"{model}: no such folder; give that of a saved model or a run, or a name of the hub"
+            f"{model}: no such folder; give that of a saved model or a run, or for a model of the "
+            f"hub write {HUB_PREFIX}user/model@revision"
         )
 
 

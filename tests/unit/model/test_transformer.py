@@ -311,6 +311,13 @@ def test_a_folder_that_is_not_there_is_refused_as_one(name):
     assert refusal(name).startswith(f"{name}: no such folder; ")
 
 
+def test_a_name_below_a_folder_that_exists_is_a_folder(tmp_path, monkeypatch):
+    (tmp_path / "encoders").mkdir()
+    monkeypatch.chdir(tmp_path)
+
+    assert refusal("encoders/none").startswith("encoders/none: no such folder; ")
+
+
 def test_a_folder_in_the_home_folder_is_found(tiny_bert, monkeypatch):
     folder = Path(tiny_bert)
     monkeypatch.setenv("HOME", str(folder.parent))

@@ -60,6 +60,11 @@ def test_a_server_is_local_unless_told_otherwise(tmp_path):
     assert not ServeSettings(model=tmp_path, host="0.0.0.0").is_local
 
 
+def test_the_name_of_a_model_never_shows_the_path_to_it(tmp_path):
+    assert ServeSettings(model=tmp_path / "moved").name == "moved"
+    assert ServeSettings(model="hf://user/fish@v2").name == "user/fish@v2"
+
+
 def test_a_missing_package_is_named_with_the_remedy(monkeypatch):
     monkeypatch.setattr(settings, "_NEEDED", ("fastapi_that_nobody_has",))
 
