@@ -103,7 +103,7 @@ def test_the_data_of_a_run_is_evaluated_on_what_the_run_set_aside(table, table_r
 
     last = [line for line in recorded(table_run) if line["event"] == "stage"][-1]["test"]
     assert {name: found[name] for name in last} == pytest.approx(last, abs=1e-3)
-    assert "all" not in said
+    assert "points are evaluated" not in said
 
 
 def test_the_validation_points_of_a_run_are_found_in_its_data(table, table_run):
@@ -153,13 +153,25 @@ def test_other_data_of_the_same_size_is_told_from_the_runs(corpus, table_run, tm
     assert "warning: the run's data had as many points" in said
 
 
-def test_points_that_were_all_trained_on_are_evaluated_with_a_warning(table, tmp_path):
+def test_points_that_were_all_trained_on_are_scored_only_on_request(table, tmp_path):
     elias("train", table, "--out", tmp_path / "run", *SMALL, "--test-size", 0)
 
-    found, said = measured(tmp_path / "run", table)
+    told = elias("-q", "evaluate", tmp_path / "run", table)
+    found, _ = measured(tmp_path / "run", table, "--split", "train")
 
-    assert "all 300 points are evaluated; the model was trained on them" in said
+    (line,) = told.err.splitlines()
+    assert told.code == 2
+    assert "the model was trained on all 300 points" in line
+    assert "--split train" in line
     assert set(LEFT_OUT) < set(found)
+
+
+def test_calibration_refuses_training_points(table, table_run, tmp_path):
+    told = elias("-q", "calibrate", table_run, table, "--split", "train", "--out", tmp_path / "new")
+
+    assert told.code == 2
+    assert "--split train" in told.err
+    assert not (tmp_path / "new").exists()
 
 
 def test_other_data_has_no_validation_points(corpus, table_run, tmp_path):

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from elias.data import load_corpus
 from elias.data.loading import set_test_aside
+from elias.data.settings import reading_options
 from elias.errors import DataError
 from elias.pipeline import Elias
 from elias.pipeline.holding_out import validation_split
@@ -64,7 +65,7 @@ def open_subject(
     Args:
         run: The run's folder, or a saved model's.
         data: The corpus; where the run read it, when None.
-        reading: The options to read it with (see `load_corpus`); those of the run, when None.
+        reading: Options to read it with (see `load_corpus`), in place of the run's own.
         device: Where to compute.
 
     Raises:
@@ -74,7 +75,9 @@ def open_subject(
     home = run_of(run) or run
     records = read_records(home)
     place = _place(home, data, records)
-    given = records.reading() if reading is None else dict(reading)
+    settings = model.data_settings or records.reading()
+    asked = {"text": None, "labels": None, "separator": None, **(reading or {})}
+    given = reading_options(place, settings, asked)
     graph = model.model.graph
     return Subject(
         name=home.resolve().name,
@@ -108,7 +111,7 @@ def _place(run: Path, data: Path | None, records: RunRecords) -> Path:
     return known
 
 
-def _as_trained(place: Path, reading: Mapping[str, str], model: Elias) -> Corpus:
+def _as_trained(place: Path, reading: Mapping[str, Any], model: Elias) -> Corpus:
     """Read a corpus, cut as the run had it, over the labels of the model."""
     recorded = model.facts.get("data", {}).get("splits", {})
     corpus = load_corpus(
@@ -120,7 +123,7 @@ def _as_trained(place: Path, reading: Mapping[str, str], model: Elias) -> Corpus
     )
     n_test = recorded.get("test", {}).get("points", 0)
     if corpus.test is None and 0 < n_test < len(corpus.train):
-        corpus = set_test_aside(corpus, n_test, seed=0)
+        corpus = set_test_aside(corpus, n_test, seed=model.data_settings.get("seed", 0))
     for name, split in recorded.items():
         found = corpus.splits.get(name)
         n_points = 0 if found is None else len(found)

@@ -46,6 +46,8 @@ def calibrate(  # noqa: PLR0913 - each is an option of its own
 
     if out is None and (name := hub_id(run)) is not None:
         raise DataError(f"{name}: a model of the hub stays as it is; name a folder with --out")
+    if split == "train":
+        raise DataError("--split train: scores of training points are not calibrated; use others")
     model = Elias.from_pretrained(run, device=device)
     chosen = open_points(model, data, split, text, labels, separator)
     if chosen.corpus.n_labels > model.n_labels:

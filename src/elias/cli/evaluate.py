@@ -39,7 +39,7 @@ def evaluate(  # noqa: PLR0913 - each is an option of its own
     run: RunPath,
     data: DataPath,
     split: Annotated[
-        str, typer.Option(metavar="test|validation", help="Which points to evaluate on.")
+        str, typer.Option(metavar="test|validation|train", help="Which points to evaluate on.")
     ] = "test",
     ks: Annotated[
         list[int] | None,

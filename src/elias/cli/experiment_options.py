@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from elias.cli import talk
-from elias.cli.options import read_corpus
+from elias.cli.options import read_corpus, reread_corpus
 from elias.cli.train import chosen_config, show_plan
 
 if TYPE_CHECKING:
@@ -58,6 +58,18 @@ class Reading:
         """Read it."""
         return read_corpus(data, self.text, self.labels, self.separator, test_size=self.test_size)
 
+    def corpus_of(self, model: Elias, data: Path) -> Corpus:
+        """Read it as the model's training read it, with the same test points."""
+        from elias.data.loading import DEFAULT_TEST_SHARE, set_test_aside
+        from elias.pipeline.matching import as_trained
+
+        given = {"text": self.text, "labels": self.labels, "separator": self.separator}
+        corpus = reread_corpus(data, model, given, test_size=self.test_size or 0)
+        if self.test_size is not None or list(corpus.splits) != ["train"]:
+            return corpus
+        cut = as_trained(corpus, model.label_names, model.facts)
+        return cut or set_test_aside(corpus, DEFAULT_TEST_SHARE, seed=0)
+
 
 @dataclass(frozen=True, slots=True)
 class Given:
@@ -105,7 +117,7 @@ class Given:
         if useless:
             raise ConfigError(f"{useless[0]} trains a model, and --model gives one; leave one out")
         trained = Elias.from_pretrained(model, device=self.device)
-        corpus = reading.corpus(self.data)
+        corpus = reading.corpus_of(trained, self.data)
         if list(corpus.label_names) != list(trained.label_names):
             raise DataError(f"{self.data}: its labels are not those of {model}; give its corpus")
         setting = Setting.of(trained.config, corpus, self.out, **self._place())

@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
+from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from shlex import quote
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from elias.cli import talk
+
 if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
     from elias.data.corpus import Corpus
     from elias.data.large import OnDisk
+    from elias.pipeline import Elias
 
 DataPath = Annotated[
     Path, typer.Argument(metavar="DATA", help="A corpus: a file or folder in any known format.")
@@ -64,9 +71,8 @@ def read_corpus(
 ) -> Corpus:
     """Read the corpus a command was given."""
     from elias.data import load_corpus
-    from elias.errors import DataError
 
-    try:
+    with _options_named():
         return load_corpus(
             path,
             text=text,
@@ -75,7 +81,37 @@ def read_corpus(
             test_size=test_size,
             on_disk=on_disk,
         )
-    except DataError as error:  # the library names its arguments, the user typed options
+
+
+def as_in_training(path: Path, settings: Mapping[str, Any], **given: str | None) -> dict[str, str]:
+    """Return the options to read a file with: those given, else those of the training data."""
+    from elias.data.settings import reading_options
+
+    with _options_named():
+        options = reading_options(path, settings, given)
+    used = [f"--{key} {quote(options[key])}" for key in options if given[key] is None]
+    if used:
+        talk.note(f"{path}: read as in training: {' '.join(used)}")
+    return options
+
+
+def reread_corpus(
+    path: Path, model: Elias, given: Mapping[str, str | None], *, test_size: float = 0
+) -> Corpus:
+    """Read a corpus as the model's training data was read, but for the options given."""
+    options = as_in_training(path, model.data_settings, **given)
+    columns = (options.get(name) for name in ("text", "labels", "separator"))
+    return read_corpus(path, *columns, test_size=test_size)
+
+
+@contextmanager
+def _options_named() -> Iterator[None]:
+    """Name the command's options in errors, in place of the library's arguments."""
+    from elias.errors import DataError
+
+    try:
+        yield
+    except DataError as error:
         message = str(error)
         for name in ("text", "labels", "separator"):
             message = message.replace(f" {name}=", f" --{name} ")

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from elias.cli import talk
-from elias.cli.options import read_corpus
+from elias.cli.options import reread_corpus
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -49,41 +49,50 @@ def open_points(
     *,
     world: World | None = None,
 ) -> Chosen:
-    """Read a corpus, several processes in turn, and find the points that are asked about."""
+    """Read a corpus as in training, several processes in turn, and choose the points."""
     from elias.pipeline.together import in_turn
 
-    corpus = in_turn(world, lambda: read_corpus(data, text, labels, separator, test_size=0))
+    given = {"text": text, "labels": labels, "separator": separator}
+    corpus = in_turn(world, lambda: reread_corpus(data, model, given))
     return choose_points(corpus, model, split)
 
 
 def choose_points(corpus: Corpus, model: Elias, split: str) -> Chosen:
-    """Find the points to evaluate: a given split, what the model's run set aside, or all."""
+    """Choose the points to evaluate: a split of the corpus or of the run, or all of new data.
+
+    Raises:
+        DataError: If there is no such split, or the model was trained on all points and the
+            training split is not asked for.
+    """
+    from elias.data.corpus import SPLITS
     from elias.errors import DataError
     from elias.pipeline.matching import as_trained, match_labels
 
-    if split not in ("test", "validation"):
-        raise DataError(f"--split {split!r}: is not one of test, validation")
+    if split not in SPLITS:
+        raise DataError(f"--split {split!r}: is not one of {', '.join(SPLITS)}")
     has_training = True
     if list(corpus.splits) == ["train"]:
         cut = as_trained(corpus, model.label_names, model.facts)
         has_training = cut is not None
         corpus = cut or corpus
         if split == "test" and corpus.test is None:
-            _tell_of_all(corpus, model, has_training)
+            if has_training:
+                raise DataError(
+                    f"{corpus.source}: the model was trained on all {len(corpus.train):,} points, "
+                    "so none is left to test on; give other data, or evaluate with --split train"
+                )
+            _tell_of_all(corpus, model)
             corpus = corpus.with_splits(test=corpus.train)
     if split == "validation" and corpus.validation is None:
         corpus = corpus.with_splits(validation=_held_out(corpus, model, has_training))
     return Chosen(match_labels(corpus, model.label_names), split, has_training)
 
 
-def _tell_of_all(corpus: Corpus, model: Elias, was_trained_on: bool) -> None:
+def _tell_of_all(corpus: Corpus, model: Elias) -> None:
     from elias.pipeline.matching import n_points_of
 
     n_points = len(corpus.train)
     told = f"{corpus.source}: no test split is given, so all {n_points:,} points are evaluated"
-    if was_trained_on:
-        talk.warn(f"{told}; the model was trained on them")
-        return
     talk.note(f"{told}, without PSP and PSnDCG, which need the training points")
     if n_points == n_points_of(model.facts):
         talk.warn("the run's data had as many points; if these are they, it was trained on most")

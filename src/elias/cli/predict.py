@@ -93,9 +93,10 @@ def predict(  # noqa: PLR0913 - each is an option of its own
         raise DataError("--format, --chunk-size and --overwrite need a file; name it by --out")
 
     def plan() -> Iterator[TextRow] | FileTask:
+        settings = _data_settings(model)
         if out is None:
-            return read_rows(texts, text, keep or [])
-        source = _file_of_texts(texts, text, keep or [])
+            return read_rows(texts, text, keep or [], settings)
+        source = _file_of_texts(texts, text, keep or [], settings)
         from elias.pipeline import FileTask
 
         return FileTask.plan(
@@ -142,10 +143,20 @@ def _reader_of_texts(folder: Path, device: str, world: World | None) -> Elias:
     return elias
 
 
-def _file_of_texts(source: Path, column: str | None, keep: Sequence[str]) -> TextFile:
+def _data_settings(folder: Path) -> dict[str, Any]:
+    """Return how the model's training data was read, without loading the model."""
+    from elias.model.pretrained import read_data_settings
+    from elias.pipeline.hub import place_of
+
+    return read_data_settings(place_of(folder))
+
+
+def _file_of_texts(
+    source: Path, column: str | None, keep: Sequence[str], settings: dict[str, Any]
+) -> TextFile:
     if source == STDIN:
         raise DataError("--out: stdin cannot be read again after an interruption; give a file")
-    return find_file(source, column, keep)
+    return find_file(source, column, keep, settings)
 
 
 def _stdout_chunk(source: Path) -> int:

@@ -5,12 +5,13 @@ from __future__ import annotations
 import sys
 from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
+from elias.cli.options import as_in_training
 from elias.errors import DataError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
 
     from elias.data.text_rows import TextFile, TextRow
 
@@ -19,7 +20,12 @@ T = TypeVar("T")
 STDIN = Path("-")
 
 
-def read_rows(source: Path, column: str | None, keep: Sequence[str] = ()) -> Iterator[TextRow]:
+def read_rows(
+    source: Path,
+    column: str | None,
+    keep: Sequence[str] = (),
+    settings: Mapping[str, Any] | None = None,
+) -> Iterator[TextRow]:
     """Yield the texts one at a time; an empty line is an empty text.
 
     Args:
@@ -27,9 +33,10 @@ def read_rows(source: Path, column: str | None, keep: Sequence[str] = ()) -> Ite
         column: The text column: then a file is a table, and stdin JSON lines. Without it a file
             is a table if its name ends like one's, and any other has one text per line.
         keep: Columns whose cells go along.
+        settings: How the model's training data was read; used where no column is given.
     """
     if source != STDIN:
-        return find_file(source, column, keep).rows()
+        return find_file(source, column, keep, settings).rows()
 
     from elias.data.text_rows import TextRow, json_text_rows
 
@@ -41,10 +48,17 @@ def read_rows(source: Path, column: str | None, keep: Sequence[str] = ()) -> Ite
     return (TextRow(number, line) for number, line in enumerate(lines, start=1))
 
 
-def find_file(source: Path, column: str | None, keep: Sequence[str]) -> TextFile:
+def find_file(
+    source: Path,
+    column: str | None,
+    keep: Sequence[str],
+    settings: Mapping[str, Any] | None = None,
+) -> TextFile:
     """Find the columns of a file."""
-    from elias.data.text_rows import TextFile
+    from elias.data.text_rows import TextFile, is_table
 
+    if settings and source.is_file() and is_table(source, column, keep):
+        column = as_in_training(source, settings, text=column).get("text")
     try:
         return TextFile.find(source, text=column, keep=keep)
     except DataError as error:  # the library names its arguments, the user typed options

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from scipy.sparse import csr_matrix
@@ -82,8 +82,8 @@ class Corpus:
     """Where it was read from."""
     format: str = ""
     """The name of the format it was read as."""
-    reading: Mapping[str, str] = field(default_factory=dict)
-    """The columns and the separator that `load_corpus` was given, so that it can be read again."""
+    reading: Mapping[str, Any] = field(default_factory=dict)
+    """The arguments with which `load_corpus` reads the same corpus again."""
     notes: Mapping[str, str] = field(default_factory=dict)
     """What the reader did that a person should know, e.g. a split it had to make."""
 

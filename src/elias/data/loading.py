@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from elias.data.formats.options import ReadOptions
-from elias.data.formats.recognise import read_path
+from elias.data.formats.recognise import read_path, text_columns
 from elias.data.formats.sources import mend
 from elias.data.large import OnDisk, belongs_on_disk, read_to_disk
 from elias.data.splits import random_split
@@ -72,10 +72,13 @@ def load_corpus(
     else:
         reading = read_path(place, options)
         reading = reading._replace(corpus=_mended(reading.corpus))
-    given = {name: value for name, value in asdict(options).items() if value is not None}
-    corpus = replace(reading.corpus, reading=given)
+    corpus = reading.corpus
     check_corpus(corpus)
     wanted = test_size if reading.has_splits or test_size is not None else DEFAULT_TEST_SHARE
+    used = {**asdict(options), "text": text_columns(place, text), "test_size": wanted}
+    used["seed"] = seed if wanted else None
+    settings = {name: value for name, value in used.items() if value is not None}
+    corpus = replace(corpus, reading=settings)
     if wanted is not None:
         corpus = set_test_aside(corpus, wanted, seed)
         _must_have_labels(corpus)

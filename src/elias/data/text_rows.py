@@ -61,8 +61,7 @@ class TextFile:
         path = Path(path)
         if path.is_dir():
             raise bad(path, "is a folder; give a file of texts, or - for stdin")
-        suffix = Path(path.name.removesuffix(".gz")).suffix.lower()
-        if text is None and not keep and suffix not in _TABLE_SUFFIXES:
+        if not is_table(path, text, keep):
             return cls(path, LINES)
         kind = recognise_file(path)
         if kind not in _TABLES:
@@ -93,6 +92,12 @@ class TextFile:
             return {}
         schema = parquet_schema(self.path)
         return {name: schema.field(name).type for name in self.keep}
+
+
+def is_table(path: Path, text: str | None, keep: Sequence[str]) -> bool:
+    """Return whether a file is read as a table: by its suffix, or since columns are asked for."""
+    suffix = Path(path.name.removesuffix(".gz")).suffix.lower()
+    return text is not None or bool(keep) or suffix in _TABLE_SUFFIXES
 
 
 def json_text_rows(

@@ -19,6 +19,9 @@ ENCODER_FOLDER = "encoder"
 """Transformer encoder: `CONFIG_FILE` as transformers reads it, and `TOKENIZER_FILE`."""
 TOKENIZER_FILE = "tokenizer.json"
 
+DATA_SETTINGS = "data_settings"
+"""Key of the facts in `CONFIG_FILE`: how the training data was read. Older models lack it."""
+
 HUB_PREFIX = "hf://"
 """Marks the name of a model on the Hugging Face hub: ``hf://user/model@revision``."""
 

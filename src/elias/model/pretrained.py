@@ -30,6 +30,7 @@ from elias.model.graph import LabelGraph
 from elias.model.layout import (
     CARD_FILE,
     CONFIG_FILE,
+    DATA_SETTINGS,
     FORMAT_VERSION,
     LABELS_FILE,
     WEIGHTS_FILE,
@@ -209,6 +210,15 @@ def load_model(
     )
 
 
+def read_data_settings(folder: Path) -> dict[str, Any]:
+    """Return how a saved model's training data was read, without loading its weights.
+
+    Raises:
+        ModelError: If the folder does not describe a saved model.
+    """
+    return dict(_read_description(folder).facts.get(DATA_SETTINGS, {}))
+
+
 def write_encoder(folder: Path, encoder: TextEncoder) -> None:
     """Write a transformer encoder by itself, to a folder that is not there yet."""
     folder.mkdir()
@@ -301,6 +311,13 @@ def _check_values(path: Path, tree: dict[str, Any]) -> None:
     for name, count in tree["beside"].items():
         if type(count) is not int or count < 0:
             raise broken(path, f"beside.{name} is {count!r}")
+    settings: Any = tree["facts"].get(DATA_SETTINGS, {})
+    if not isinstance(settings, dict) or not (
+        all(isinstance(settings.get(key, ""), str) for key in ("text", "labels", "separator"))
+        and isinstance(seed := settings.get("seed", 0), int)
+        and seed >= 0
+    ):
+        raise broken(path, f"facts.{DATA_SETTINGS} is {settings!r}")
 
 
 _NEEDED: dict[str, tuple[type, int | None]] = {

@@ -13,6 +13,7 @@ from scipy.sparse import csr_matrix
 from elias.data.loading import set_test_aside
 from elias.data.stats import corpus_stats
 from elias.errors import DataError
+from elias.model.layout import DATA_SETTINGS
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -106,9 +107,23 @@ def as_trained(corpus: Corpus, names: Sequence[str], facts: Mapping[str, Any]) -
     if not same or list(corpus.label_names) != list(names):
         return None
     n_test = recorded["test"]["points"] if "test" in recorded else 0
-    cut = set_test_aside(corpus, n_test, seed=0)
-    found = corpus_stats(cut).to_dict()["splits"]
-    return cut if json.loads(json.dumps(found)) == recorded else None
+    settings = facts.get(DATA_SETTINGS, {})
+    cut = set_test_aside(corpus, n_test, seed=settings.get("seed", 0))
+    found = json.loads(json.dumps(corpus_stats(cut).to_dict()["splits"]))
+    columns, trained_on = corpus.reading.get("text"), settings.get("text")
+    if columns and trained_on and columns != trained_on:  # the texts differ, the points do not
+        found, recorded = _without_texts(found), _without_texts(recorded)
+    return cut if found == recorded else None
+
+
+def _without_texts(splits: dict[str, Any]) -> dict[str, Any]:
+    """Return the statistics of splits that do not depend on their texts."""
+    return {
+        name: {
+            key: value for key, value in stats.items() if "text" not in key and "word" not in key
+        }
+        for name, stats in splits.items()
+    }
 
 
 def _recorded(facts: Mapping[str, Any]) -> dict[str, Any]:

@@ -10,6 +10,7 @@ import numpy as np
 import torch
 
 from elias.data.stats import corpus_stats
+from elias.model.layout import DATA_SETTINGS
 from elias.pipeline.answering import found_by
 from elias.pipeline.fitting_in import refuse_what_cannot_fit
 from elias.pipeline.holding_out import validation_split
@@ -215,6 +216,7 @@ class ModelTraining:
         facts = {
             "data": corpus_stats(self.corpus).to_dict(),
             "corpus": self.corpus.fingerprint(),
+            DATA_SETTINGS: dict(self.corpus.reading),
             "metrics": self.metrics,
         }
         return Elias(model, self.config, self.corpus.label_names, facts)

@@ -16,7 +16,7 @@ from elias.metrics import evaluate
 from elias.model.card import model_card
 from elias.model.elias import EliasModel, SearchSizes
 from elias.model.inference import BATCH_SIZE
-from elias.model.layout import CARD_FILE
+from elias.model.layout import CARD_FILE, DATA_SETTINGS
 from elias.pipeline.answering import (
     ENSEMBLE,
     answer,
@@ -174,6 +174,15 @@ class Elias:
     def n_labels(self) -> int:
         """Return L."""
         return self.model.n_labels
+
+    @property
+    def data_settings(self) -> dict[str, Any]:
+        """Return how the training data was read, as arguments of `load_corpus`.
+
+        ``load_corpus(path, **model.data_settings)`` reads it again, with the same test points.
+        Empty for a model that was not trained on a file, or that an older version saved.
+        """
+        return dict(self.facts.get(DATA_SETTINGS, {}))
 
     @property
     def sizes(self) -> SearchSizes:

@@ -43,7 +43,7 @@ class RunRecords:
         places = [record.get("source") for record in self.of("data")]
         return Path(places[-1]) if places and places[-1] else None
 
-    def reading(self) -> dict[str, str]:
+    def reading(self) -> dict[str, Any]:
         """Return the options that the corpus was read with."""
         given = [record.get("reading") for record in self.of("data")]
         return dict(given[-1]) if given and given[-1] else {}

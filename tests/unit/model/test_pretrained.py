@@ -304,6 +304,19 @@ def test_a_model_of_the_first_format_is_read(saved):
     assert load_model(saved).beside == {}
 
 
+@pytest.mark.parametrize(
+    "settings", [[], "title", {"text": 1}, {"labels": None}, {"seed": -1}, {"seed": "0"}]
+)
+def test_data_settings_of_another_type_are_refused(saved, settings):
+    path = saved / "config.json"
+    tree = json.loads(path.read_text())
+    tree["facts"]["data_settings"] = settings
+    path.write_text(json.dumps(tree))
+
+    with pytest.raises(ModelError, match=r"config\.json: facts\.data_settings is "):
+        load_model(saved)
+
+
 @pytest.mark.parametrize("beside", [None, [], {"ranker": -1}, {"members": "2"}])
 def test_what_is_beside_the_model_must_be_counted(saved, beside):
     change_config(saved, beside=beside)

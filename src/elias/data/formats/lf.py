@@ -44,6 +44,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
+_TEXT = ("title", "content")
 _INDEX, _WEIGHT = "target_ind", "target_rel"
 _MOST = 2**31 - 1
 
@@ -71,10 +72,15 @@ def read(folder: Path, options: ReadOptions) -> Reading:
     return Reading(corpus, has_splits=True)
 
 
+def text_columns(known: Sequence[str]) -> list[str]:
+    """Return the columns that texts are read from by default."""
+    return [name for name in _TEXT if name in known]
+
+
 def points_columns(path: Path, text: str | None) -> tuple[list[str], list[str]]:
     """Return the columns to read of a file of points, and those that each row must have."""
     known = column_names(path, "jsonl")
-    wanted = [part.strip() for part in text.split(",")] if text else ["title", "content"]
+    wanted = [part.strip() for part in text.split(",")] if text else list(_TEXT)
     missing = next((name for name in wanted if name not in known), None)
     if text is not None and missing is not None:
         raise no_column(path, missing, known)

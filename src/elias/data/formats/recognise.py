@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from elias.data.formats import folder as npz_folder
 from elias.data.formats import lf, pecos, tabular, xmc
+from elias.data.formats.columns import pick_text
 from elias.data.formats.layout import SHORT, find, find_names, split_files
 from elias.data.formats.options import Reading, ReadOptions
 from elias.data.formats.pecos import looks_pecos
@@ -63,6 +64,27 @@ def recognise(path: Path) -> Found:
             return Found("xmc folder")
     files = find_files(path)
     return Found(files.kind, files)
+
+
+def named_columns(path: Path) -> tuple[str, list[str]]:
+    """Return the kind of a corpus and its column names; no names where columns have none."""
+    kind, files = recognise(path)
+    if kind == "lf":
+        points = lf.points_file(path, "train")
+        assert points is not None
+        return kind, column_names(points, "jsonl")
+    if files is None or kind not in tabular.KINDS:
+        return kind, []
+    return kind, column_names(next(iter(files.by_split.values()))[0], kind)
+
+
+def text_columns(path: Path, text: str | None) -> str | None:
+    """Return the text columns that are read, as ``title,abstract``; None if there are none."""
+    kind, names = named_columns(path)
+    if not names:
+        return None
+    columns = lf.text_columns(names) if kind == "lf" and text is None else None
+    return ",".join(columns or pick_text(path, names, text))
 
 
 def read_path(path: Path, options: ReadOptions) -> Reading:
