@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from safetensors.torch import load_file
 
-from e2e.commands import SOURCE
+from e2e.commands import SMALL, SOURCE
 from elias.distributed.watching import EXIT_CODE
 
 TESTS = Path(__file__).parents[1]
@@ -265,6 +265,28 @@ def test_a_mistake_ends_each_process_with_its_exit_code(tmp_path):
         assert len(errors) == 1
         assert errors[0].endswith("nothing: no such file or folder")
         assert lines[-1] == errors[0]
+
+
+def test_processes_that_diverge_stop_with_the_same_error(corpus_folder, tmp_path):
+    where = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
+    command = ("train", corpus_folder, "--out", tmp_path / "run", "--device", "cpu", *SMALL)
+    processes = [
+        subprocess.Popen(
+            [sys.executable, "-m", "elias", *map(str, command), "--set=stages.stage1.bag_lr=1e20"],
+            env={**ENVIRONMENT, **where, "RANK": str(rank)},
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for rank in range(2)
+    ]
+    told = [process.communicate()[1].splitlines() for process in processes]
+
+    assert [process.returncode for process in processes] == [2, 2], told
+    for lines in told:
+        errors = [line for line in lines if line.startswith("error: ")]
+        assert len(errors) == 1, lines
+        assert "stage1 epoch 1 step 2: the loss is nan" in errors[0]
+        assert "lower stages.stage1.bag_lr (now 1e+20)" in errors[0]
 
 
 def test_torchrun_starts_a_run_again_that_goes_on(folder, tmp_path):

@@ -323,6 +323,29 @@ def test_a_loss_that_is_not_finite_names_the_batch_and_keeps_the_checkpoint_befo
     assert content(run) == content(finished(SMALL))
 
 
+def test_a_diverged_run_exits_2_and_resumes_with_a_lower_learning_rate(tmp_path):
+    data = write_synthetic(tmp_path / "data", n_points=200, n_labels=40)
+    settings = ("encoder.dim=16", "encoder.hidden_dim=16", "rerank.enabled=false")
+    options = [f"--set={setting}" for setting in settings]
+    command = ["train", data, "--out", tmp_path / "run", "--device", "cpu", *options]
+
+    diverged = elias(*command, "--set=stages.stage2.bag_lr=1e20")
+    left = sorted(path.name for path in (tmp_path / "run").iterdir())
+    resumed = elias(*command, "--set=stages.stage2.bag_lr=1e-3")
+
+    errors = [line for line in diverged.err.splitlines() if line.startswith("error: ")]
+    assert diverged.code == 2
+    assert diverged.out == ""
+    assert len(errors) == 1
+    assert errors[0].startswith("error: stage2 epoch 2 step 1: the loss is nan ")
+    assert "lower stages.stage2.bag_lr (now 1e+20)" in errors[0]
+    assert "model" not in left
+    assert resumed.code == 0, resumed.err
+    assert "run: resumes with other learning rates (stages.stage2.bag_lr is 0.001" in resumed.err
+    assert "resumed after stage1" in resumed.err
+    Elias.from_pretrained(tmp_path / "run" / "model")
+
+
 def test_a_full_disk_while_the_model_is_saved_is_one_line_and_leaves_nothing_half(
     corpus, finished, tmp_path, monkeypatch
 ):

@@ -4,7 +4,7 @@ Precedence: defaults < preset < ``--config FILE`` < ``--set key=value``. A size 
 derived from the data by `EliasConfig.resolve`, and the resolved tree is what a run writes down.
 """
 
-from elias.config.differences import decisive, first_difference
+from elias.config.differences import decisive, first_difference, without_rates
 from elias.config.presets import preset_names, preset_summary, preset_tree
 from elias.config.reading import merge, parse_override, read_tree
 from elias.config.rerank import RerankConfig
@@ -45,4 +45,5 @@ __all__ = [
     "preset_summary",
     "preset_tree",
     "read_tree",
+    "without_rates",
 ]

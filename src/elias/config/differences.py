@@ -28,6 +28,19 @@ def decisive(tree: Mapping[str, Any]) -> dict[str, Any]:
     return kept
 
 
+def without_rates(tree: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a configuration's tree without the stages' learning rates.
+
+    >>> without_rates({"seed": 1, "stages": [{"name": "stage1", "label_lr": 0.1}]})
+    {'seed': 1, 'stages': [{'name': 'stage1'}]}
+    """
+    stages = tree.get("stages")
+    if not isinstance(stages, list) or not all(isinstance(stage, dict) for stage in stages):
+        return dict(tree)
+    kept = [{k: v for k, v in stage.items() if not k.endswith("_lr")} for stage in stages]
+    return {**tree, "stages": kept}
+
+
 def first_difference(ours: Any, theirs: Any, path: str = "") -> str:
     """Return the first key in which two trees differ with both values; empty where none does.
 

@@ -20,6 +20,7 @@ import numpy as np
 from scipy.sparse import csr_matrix, vstack
 
 from elias.data.weighing import count_texts, weigh_terms
+from elias.errors import DataError
 from elias.progress import track
 
 if TYPE_CHECKING:
@@ -270,10 +271,25 @@ def _most_frequent(
     return enough.astype(np.int64)
 
 
-def unit_rows(matrix: csr_matrix) -> csr_matrix:
-    """Return the matrix with every row that is not zero scaled to length 1."""
-    matrix = csr_matrix(matrix, dtype=np.float32, copy=True)
-    length = np.sqrt(np.asarray(matrix.multiply(matrix).sum(axis=1)).ravel())
+def unit_rows(matrix: csr_matrix, first_row: int = 0) -> csr_matrix:
+    """Return the matrix with every row that is not zero scaled to length 1.
+
+    ``first_row`` is the number of its first row in the corpus, for errors.
+
+    Raises:
+        DataError: If a value is not finite, or its square is not in float32.
+    """
+    with np.errstate(over="ignore"):
+        matrix = csr_matrix(matrix, dtype=np.float32, copy=True)
+        length = np.sqrt(np.asarray(matrix.multiply(matrix).sum(axis=1)).ravel())
+    if not np.isfinite(length).all():
+        row = int(np.flatnonzero(~np.isfinite(length))[0])
+        values = matrix[row]
+        worst = int(np.argmax(np.nan_to_num(abs(values.data), nan=np.inf)))
+        raise DataError(
+            f"features: point {first_row + row + 1}, column {values.indices[worst]} holds "
+            f"{values.data[worst]:g}; give finite values below 1e18"
+        )
     scale = np.divide(1.0, length, out=np.zeros_like(length), where=length > 0)
     matrix.data *= np.repeat(scale, np.diff(matrix.indptr)).astype(np.float32)
     return matrix

@@ -89,7 +89,7 @@ def unit_tokens(features: csr_matrix) -> Tokens:
     """Return mapped features as tokens, each point scaled to length 1, in a scratch file."""
     weights = scratch(features.nnz, np.dtype(np.float32))
     for start in range(0, features.shape[0], _ROWS):
-        part = unit_rows(features[start : start + _ROWS])
+        part = unit_rows(features[start : start + _ROWS], first_row=start)
         first = int(features.indptr[start])
         weights[first : first + part.nnz] = part.data
     return Tokens(

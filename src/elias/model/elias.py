@@ -278,6 +278,9 @@ class EliasModel(nn.Module):
             stored = found.labels < self.n_labels
             classification = classification_loss(logits, found.log_scores, relevant, stored)
         shortlist = shortlist_loss(found.positive_log, found.reached)
+        # A search finds no path of score NaN, so its loss would be 0. Softmax spreads a NaN over
+        # its row: one column shows it, and adds 0 otherwise.
+        shortlist = shortlist + 0 * cluster_log[:, 0].detach().sum()
         count = self.labels.batch_size(len(positives))
         classification = classification / (count * found.labels.shape[1] if mean else count)
         width = positives.shape[1] if widest is None else widest

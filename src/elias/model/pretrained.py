@@ -147,6 +147,7 @@ def write_model(
     tensors[_EDGE_LABELS] = tensors[_EDGE_LABELS].to(torch.int32)
     if config.index.label_storage == "compact":  # nothing is lost: it was trained in bfloat16
         tensors[_LABEL_WEIGHT] = tensors[_LABEL_WEIGHT].to(torch.bfloat16)
+    _refuse_non_finite(tensors)
     write_names(folder / LABELS_FILE, label_names)
     save_file(tensors, folder / WEIGHTS_FILE, metadata={"format": "pt"})
     # safetensors makes a file for its owner alone; the others may read what they may read beside
@@ -225,6 +226,7 @@ def write_encoder(folder: Path, encoder: TextEncoder) -> None:
     _, extra = save_encoder(encoder, folder)
     assert not extra, "a transformer has no more tensors than its own"
     tensors = {name: _storable(tensor) for name, tensor in encoder.state_dict().items()}
+    _refuse_non_finite(tensors)
     save_file(tensors, folder / WEIGHTS_FILE, metadata={"format": "pt"})
 
 
@@ -241,7 +243,7 @@ def read_encoder(folder: Path, config: EncoderConfig, device: torch.device | str
         there = "is not a part of this encoder" if name in tensors else "is missing"
         raise broken(folder / WEIGHTS_FILE, f"{name} {there}")
     for name, tensor in tensors.items():
-        if tensor.shape != wanted[name].shape or not _all_finite(tensor):
+        if tensor.shape != wanted[name].shape or not all_finite(tensor):
             raise broken(folder / WEIGHTS_FILE, f"{name} is not as it was saved")
     encoder.load_state_dict(tensors)
     return encoder.to(torch.device(device)).eval()
@@ -266,6 +268,16 @@ def _storable(tensor: Tensor) -> Tensor:
     if tensor.is_floating_point():
         tensor = tensor.to(torch.float32)
     return tensor.cpu().contiguous()
+
+
+def _refuse_non_finite(tensors: Mapping[str, Tensor]) -> None:
+    """Refuse to save what `load_model` would refuse to load."""
+    for name, tensor in tensors.items():
+        if not all_finite(tensor):
+            raise ModelError(
+                f"the model is not saved: {name} has a number that is not finite; "
+                "lower the learning rates (stages.NAME.*_lr) and train again"
+            )
 
 
 def _plain(value: Any) -> Any:
@@ -376,7 +388,7 @@ def _check_tensors(path: Path, tensors: Mapping[str, Tensor], model: EliasModel)
             raise broken(path, f"{name} has shape {tuple(tensor.shape)}, not {shape}")
         if tensor.dtype not in _STORED_AS.get(name, {dtype}):
             raise broken(path, f"{name} is {tensor.dtype}, not {dtype}")
-        if tensor.is_floating_point() and not _all_finite(tensor):
+        if not all_finite(tensor):
             raise broken(path, f"{name} has a number that is not finite")
     lowest, highest = tensors[_EDGE_LABELS].aminmax()
     if lowest < 0 or highest > model.n_labels:
@@ -390,8 +402,9 @@ _STORED_AS = {
 """Types of tensors that need not be the model's own."""
 
 
-def _all_finite(tensor: Tensor) -> bool:
-    if not tensor.numel():
+def all_finite(tensor: Tensor) -> bool:
+    """Return whether every number of a tensor is finite; integers always are."""
+    if not tensor.is_floating_point() or not tensor.numel():
         return True
     # both are nan if any is: one pass, and no mask as large as the weights
     lowest, highest = tensor.aminmax()

@@ -41,11 +41,17 @@ def write_parts(folder: Path, parts: Parts) -> None:
     """Write a folder that does not exist yet; it appears whole or not at all.
 
     Raises:
-        ModelError: If the folder is taken, or cannot be written.
+        ModelError: If the folder is taken, cannot be written, or a number is not finite.
     """
     described = {"format_version": FORMAT_VERSION, "elias_version": elias.__version__}
     text = json.dumps(described | parts.description, indent=2, allow_nan=False) + "\n"
     arrays = {name: np.ascontiguousarray(array) for name, array in parts.arrays.items()}
+    for name, array in arrays.items():
+        if array.dtype.kind == "f" and not np.isfinite(array).all():
+            raise ModelError(
+                f"{folder}: the ranker is not saved: {name} has a number that is not finite; "
+                "check the input features, or lower rerank.cost"
+            )
     try:
         with staged_folder(folder) as staging:
             (staging / DESCRIPTION_FILE).write_text(text, encoding="utf8")

@@ -17,13 +17,13 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-import torch
 from safetensors import SafetensorError
 from safetensors.torch import save_file
 
 import elias
 from elias.data.staging import staged_folder
 from elias.errors import DataError
+from elias.model.pretrained import all_finite
 from elias.training.shards import Share, is_row, read_share, take_shards, write_shard
 
 if TYPE_CHECKING:
@@ -65,7 +65,8 @@ class Attempt(NamedTuple):
 def prefixed(prefix: str, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Return the tensors with their names put under a prefix.
 
-    >>> list(prefixed("model.", {"bias": torch.zeros(1)}))
+    >>> from torch import zeros
+    >>> list(prefixed("model.", {"bias": zeros(1)}))
     ['model.bias']
     """
     return {prefix + name: tensor for name, tensor in tensors.items()}
@@ -206,7 +207,7 @@ class Checkpoints:
     def _write_parts(self, checkpoint: Checkpoint, place: Path, shards: Path) -> bool:
         """Write what is this process's to write, and say whether it could be."""
         problem, tensors = "", checkpoint.tensors
-        if not _all_finite(under(WEIGHTS, tensors)):
+        if not all(map(all_finite, under(WEIGHTS, tensors).values())):
             problem = "a weight is not finite"
             logger.warning("no checkpoint is written: %s", problem)
         if self.share.size > 1:
@@ -301,13 +302,3 @@ def _remove(place: Path) -> None:
     except OSError as error:
         logger.warning("checkpoint %s could not be removed: %s", place, error)
     shutil.rmtree(hidden, ignore_errors=True)
-
-
-def _all_finite(tensors: Mapping[str, Tensor]) -> bool:
-    """Say whether all numbers are; a sum would overflow, and a mask be as large as the weights."""
-    for tensor in tensors.values():
-        if tensor.is_floating_point() and tensor.numel():
-            lowest, highest = tensor.aminmax()
-            if not bool(torch.isfinite(lowest) & torch.isfinite(highest)):
-                return False
-    return True

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 import torch
 
+from elias.config import StageConfig
 from elias.data.batches import (
     Rectangle,
     TokenBatch,
@@ -29,7 +30,9 @@ from elias.data.batches import (
 from elias.distributed.sharing import SharedBatch, share_of
 from elias.errors import RunError
 from elias.model.elias import SearchSizes
+from elias.model.encoder import BagEncoder
 from elias.model.one_vs_all import OneVsAll
+from elias.model.pretrained import all_finite
 from elias.progress import progress
 from elias.training.average import WeightAverage
 from elias.training.captured import CapturedStep, pad_positives
@@ -44,7 +47,7 @@ if TYPE_CHECKING:
     from scipy.sparse import csr_matrix
     from torch import Tensor
 
-    from elias.config import EliasConfig, StageConfig
+    from elias.config import EliasConfig
     from elias.data.tokens import Tokens
     from elias.distributed import World
     from elias.model.elias import EliasModel, Losses
@@ -126,6 +129,16 @@ class _Course(NamedTuple):
     device: torch.device
     captured: CapturedStep | None = None
     """What computes a step's gradients, where a GPU can repeat it by one launch."""
+
+
+def first_non_finite(model: EliasModel, world: World | None = None) -> str:
+    """Return the name of a weight that is not finite in any process; empty if all are finite."""
+    weights = model.state_dict()
+    wrong = [i for i, tensor in enumerate(weights.values(), start=1) if not all_finite(tensor)]
+    number = max(wrong, default=0)
+    if world is not None:
+        (number,) = world.begin_highest([number])()
+    return list(weights)[number - 1] if number else ""
 
 
 @contextmanager
@@ -231,6 +244,7 @@ class StageLoop:
                 advance()
                 self._keep(epoch, course)
         self._check(epoch)
+        self._check_weights(epoch)
         means: list[float] = (epoch.totals / per_epoch).tolist()
         return means[0], means[1], means[2]
 
@@ -243,15 +257,48 @@ class StageLoop:
             if math.isfinite(loss):
                 continue
             rows = next(islice(self._rows(epoch.order), step - 1, None)).tolist()
-            where = f"{self.stage.name} epoch {epoch.number} step {step}"
-            logger.error("%s: the loss is %s for the training points %s", where, loss, rows)
+            weights = [self.points.tokens.take(np.array([row])).weights for row in rows]
+            wrong = [
+                row
+                for row, its in zip(rows, weights, strict=True)
+                if its is not None and not np.isfinite(its).all()
+            ]
+            rows = wrong or rows
             named = ", ".join(map(str, rows[:_ROWS_NAMED]))
             more = f" and {len(rows) - _ROWS_NAMED} more" if len(rows) > _ROWS_NAMED else ""
-            raise RunError(
-                f"{where}: the loss is {loss} for the training points {named}{more} (counted from "
-                "0, without those held out); look at them, or lower the learning rates "
-                f"(stages.{self.stage.name}.encoder_lr, .bag_lr, .label_lr)"
+            what = f"the loss is {loss} for the training points {named}{more} (counted from 0, "
+            where = f"{self.stage.name} epoch {epoch.number} step {step}"
+            logger.info("%s: the loss is %s for the training points %s", where, loss, rows)
+            raise self._diverged(where, f"{what}without those held out)", in_input=bool(wrong))
+
+    def _check_weights(self, epoch: _Epoch) -> None:
+        """Refuse to go on if a weight is not finite: a loss need not show it."""
+        name = first_non_finite(self.model, self.world)
+        if name:
+            where = f"{self.stage.name} epoch {epoch.number} step {epoch.step}"
+            raise self._diverged(where, f"{name} is not finite")
+
+    def _diverged(self, where: str, what: str, *, in_input: bool = False) -> RunError:
+        """Return the error that names the likely cause: the rate furthest above its default."""
+        if in_input:
+            return RunError(
+                f"{where}: {what}; their input features hold a value that is not finite: "
+                "correct it, and run again with --overwrite"
             )
+        used = {
+            "encoder_lr": True,
+            "bag_lr": isinstance(self.model.encoder, BagEncoder),
+            "cluster_lr": not isinstance(self.model, OneVsAll),
+            "label_lr": True,
+            "edge_lr": self.model.graph.learned,
+        }
+        usual, keys = StageConfig(), [key for key, is_used in used.items() if is_used]
+        key = max(keys, key=lambda key: getattr(self.stage, key) / getattr(usual, key))
+        return RunError(
+            f"{where}: {what}; the likely cause is a learning rate that is too high: lower "
+            f"stages.{self.stage.name}.{key} (now {getattr(self.stage, key):g}), and run again to "
+            "resume from the last good checkpoint, or with --overwrite to start over"
+        )
 
     def _keep(self, epoch: _Epoch, course: _Course) -> None:
         if self.keep is None:
@@ -264,6 +311,7 @@ class StageLoop:
     def _checkpoint(self, epoch: _Epoch, course: _Course) -> Checkpoint:
         """Return all that the rest of the stage depends on, beside the weights."""
         self._check(epoch)
+        self._check_weights(epoch)
         best = course.best
         facts = {
             "epoch": epoch.number,

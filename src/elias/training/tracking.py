@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from elias.config import EliasConfig, decisive, first_difference, read_tree
+from elias.config import EliasConfig, decisive, first_difference, read_tree, without_rates
 from elias.errors import ConfigError, RunError
 from elias.training.checkpoints import Checkpoints
 from elias.training.interruption import Interruption
@@ -325,10 +325,15 @@ def _put_aside(folder: Path) -> None:
 
 
 def _refuse_another(folder: Path, config: EliasConfig) -> None:
-    """Refuse to go on with a run of another configuration, naming the first difference."""
+    """Refuse to go on with a run of another configuration, naming the first difference.
+
+    Learning rates may change: a run that diverged resumes with lower ones.
+    """
+    rates = ""
     try:
-        begun = decisive(read_tree(folder / CONFIG_FILE))
-        differs = first_difference(decisive(config.to_dict()), begun)
+        ours, begun = decisive(config.to_dict()), decisive(read_tree(folder / CONFIG_FILE))
+        differs = first_difference(without_rates(ours), without_rates(begun))
+        rates = first_difference(ours, begun)
     except ConfigError as error:
         differs = str(error)
     if differs:
@@ -336,6 +341,8 @@ def _refuse_another(folder: Path, config: EliasConfig) -> None:
             f"{folder}: a run was begun here with another configuration ({differs}); "
             "use --overwrite or another --out"
         )
+    if rates:
+        logger.warning("%s: resumes with other learning rates (%s)", folder, rates)
 
 
 def refuse_other_parts(folder: Path, ours: Mapping[str, Any], theirs: Mapping[str, Any]) -> None:

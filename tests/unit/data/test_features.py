@@ -4,6 +4,7 @@ from scipy.sparse import csr_matrix
 
 from elias.data import features
 from elias.data.features import Featurizer, ngrams_of, unit_rows, words_of
+from elias.errors import DataError
 
 
 @pytest.mark.parametrize(
@@ -129,3 +130,11 @@ def test_words_that_were_forgotten_are_looked_up_again(monkeypatch):
 
     assert len(featurizer._lookup._ids_of_word) == 3
     assert (again != before).nnz == 0
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), 1e300, 1e30])
+def test_unit_rows_refuse_a_value_that_float32_cannot_square(value):
+    matrix = csr_matrix([[1.0, 0.0], [2.0, value]])
+
+    with pytest.raises(DataError, match=r"features: point 9, column 1 holds (nan|inf|1e\+30)[;,]"):
+        unit_rows(matrix, first_row=7)

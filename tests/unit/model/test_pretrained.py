@@ -123,6 +123,18 @@ def test_a_transformer_model_is_whole_without_the_weights_it_began_with(changes,
     assert str(tmp_path) not in (folder / "encoder" / "config.json").read_text(encoding="utf8")
 
 
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), 3.4e38])
+def test_a_model_that_could_not_be_loaded_is_not_saved(value, tmp_path):
+    config = make_config().override({"index.label_storage": "compact"})  # 3.4e38: inf in bfloat16
+    model = make_model(config)
+    model.labels.weight.data[2, 0] = value
+
+    with pytest.raises(ModelError, match=r"labels\.weight has a number that is not finite; lower"):
+        save(tmp_path / "model", model, config)
+
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_every_tensor_is_as_it_was(tmp_path):
     config = make_config()
     model = make_model(config)

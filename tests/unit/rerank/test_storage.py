@@ -148,3 +148,12 @@ def test_a_save_that_fails_leaves_nothing(reranker, tmp_path, monkeypatch):
         save_reranker(reranker, tmp_path / "ranker")
 
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_ranker_that_could_not_be_loaded_is_not_saved(reranker, tmp_path):
+    reranker.ranker.biases[3] = float("nan")
+
+    with pytest.raises(ModelError, match="biases has a number that is not finite"):
+        save_reranker(reranker, tmp_path / "ranker")
+
+    assert list(tmp_path.iterdir()) == []

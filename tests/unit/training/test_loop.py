@@ -11,7 +11,8 @@ from elias.errors import RunError
 from elias.model.elias import EliasModel
 from elias.model.encoder import BagEncoder
 from elias.model.graph import LabelGraph, partition_edges
-from elias.training.loop import Points, StageLoop
+from elias.model.one_vs_all import OneVsAll
+from elias.training.loop import Points, StageLoop, first_non_finite
 from elias.training.optim import schedule
 
 N_LABELS = 6
@@ -162,9 +163,93 @@ def test_a_label_that_no_step_touches_decays_with_the_schedule(validated, averag
             torch.testing.assert_close(weight[5], float(kept[3 * epoch - 1]) * start)
 
 
-def test_a_loss_that_is_not_finite_stops_the_run_and_says_what_to_lower():
+@pytest.mark.parametrize("part", ["labels", "clusters", "encoder.norm"])
+@pytest.mark.parametrize("kind", ["graph", "one-vs-all"])
+def test_weights_that_are_not_finite_stop_the_run_in_the_first_epoch(part, kind):
     model = make_model()
+    if kind == "one-vs-all":
+        model = OneVsAll(model.encoder, N_LABELS)
+    model.get_submodule(part).weight.data.fill_(float("nan"))
+    reports = []
+
+    with pytest.raises(RunError, match="stage1 epoch 1 step "):
+        make_loop(model, reports).run()
+
+    assert reports == []
+
+
+@pytest.mark.parametrize("key", ["bag_lr", "encoder_lr", "cluster_lr"])
+def test_a_run_that_diverges_names_the_learning_rate_to_lower(key):
+    stage = replace(STAGE, **{key: 1e30}, epochs=20)
+
+    with pytest.raises(RunError, match=rf"lower stages\.stage1\.{key} \(now 1e\+30\)"):
+        make_loop(make_model(), stage=stage).run()
+
+
+def test_the_learning_rate_to_lower_is_one_that_the_stage_uses():
+    stage = replace(STAGE, edge_lr=1e30, encoder_lr=1e-4, bag_lr=1e-4, label_lr=1e-4)
+    model = make_model(learned=False)
     model.labels.weight.data.fill_(float("nan"))
 
-    with pytest.raises(RunError, match="lower the learning rates"):
-        make_loop(model).run()
+    with pytest.raises(RunError, match=r"lower stages\.stage1\.cluster_lr \(now 0\.05\)"):
+        make_loop(model, stage=stage).run()
+
+
+def test_a_point_whose_token_weight_is_not_finite_is_named():
+    loop = make_loop(make_model())
+    tokens = loop.points.tokens
+    weights = tokens.weights.copy()
+    weights[tokens.offsets[5]] = float("nan")
+    loop.points = loop.points._replace(tokens=replace(tokens, weights=weights))
+
+    with pytest.raises(RunError, match=r"training points 5 .*input features hold a value that is"):
+        loop.run()
+
+
+def spoil_unreached_label(model):
+    """Spoil the classifier of a label that no edge leads to: no loss shows it."""
+    edges = torch.tensor([[0, 3], [1, 4], [2, N_LABELS]])
+    model.graph = LabelGraph(edges, N_LABELS, 2.0, edge_logits=torch.rand(edges.shape))
+    model.labels.weight.data[5, 0] = float("inf")
+
+
+def test_a_weight_that_no_loss_shows_stops_the_run_before_validation():
+    model, seen = make_model(), []
+    spoil_unreached_label(model)
+
+    with pytest.raises(RunError, match=r"stage1 epoch 1 step 3: labels\.weight is not finite; "):
+        make_loop(model, validate=scripted(range(6), seen)).run()
+
+    assert seen == []
+
+
+def test_no_checkpoint_is_made_of_weights_that_are_not_finite():
+    model, made = make_model(), []
+    spoil_unreached_label(model)
+    loop = make_loop(model)
+    loop.keep = lambda _, make: made.append(make())
+
+    with pytest.raises(RunError, match=r"stage1 epoch 1 step 1: labels\.weight is not finite; "):
+        loop.run()
+
+    assert made == []
+
+
+class OtherProcess:
+    """Another process that finds what it finds."""
+
+    def __init__(self, found):
+        self.found = found
+
+    def begin_highest(self, values):
+        return lambda: [max(pair) for pair in zip(values, [self.found], strict=True)]
+
+
+def test_processes_agree_on_the_weight_that_is_not_finite():
+    model = make_model()
+    names = list(model.state_dict())
+
+    assert first_non_finite(model, OtherProcess(0)) == ""
+    assert first_non_finite(model, OtherProcess(len(names))) == names[-1]
+    model.labels.weight.data[0] = float("nan")
+    assert first_non_finite(model, OtherProcess(0)) == "labels.weight"
