@@ -111,11 +111,11 @@ def told(step: str, table: list[dict]):
 
 def tell_parts(table: list[dict]) -> dict:
     """Tell what each part of the training takes; return where the largest split's tokens go."""
-    from elias.pipeline import one_model
-    from elias.training.tracking import Run
+    from elias.training import trainer
+    from elias.training.run import Run
 
     kept: dict = {}
-    tokenise, timed = one_model.cached_tokens, Run.timed
+    tokenise, timed = trainer.cached_tokens, Run.timed
 
     def watched(split, encoder):
         with told(f"tokenise {len(split):,} texts", table):
@@ -129,7 +129,7 @@ def tell_parts(table: list[dict]) -> dict:
         with told(name, table), timed(self, name):
             yield
 
-    one_model.cached_tokens, Run.timed = watched, told_too
+    trainer.cached_tokens, Run.timed = watched, told_too
     return kept
 
 
@@ -157,16 +157,16 @@ def stop_after(n_steps: int) -> None:
     """Cut each epoch after so many steps."""
     from itertools import islice
 
-    from elias.training import loop
+    from elias.training import stage
 
-    whole = loop.StageLoop._batches
-    loop.n_batches = lambda *_: n_steps
-    loop.StageLoop._batches = lambda self, *args: islice(whole(self, *args), n_steps)
+    whole = stage.StageLoop._batches
+    stage.n_batches = lambda *_: n_steps
+    stage.StageLoop._batches = lambda self, *args: islice(whole(self, *args), n_steps)
 
 
 def reading_speed(tokens, labels, batch_size: int, n_batches: int) -> float:
     """Return how many batches a second are read from disk, by the thread that reads ahead."""
-    from elias.data.batches import ahead, collate, positives_of, shuffled_batches
+    from elias.text.batches import ahead, collate, positives_of, shuffled_batches
 
     rows = shuffled_batches(tokens.lengths, batch_size, np.random.default_rng(1))
     made = ((collate(tokens, batch), positives_of(labels, batch)) for batch in rows)

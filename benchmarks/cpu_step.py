@@ -22,12 +22,12 @@ from cpu_setup import write_json
 from naive_step import NaiveStep
 
 from elias.config import EncoderConfig, StageConfig
-from elias.data.batches import TokenBatch
 from elias.model.elias import EliasModel, is_member
 from elias.model.encoder import BagEncoder
 from elias.model.graph import LabelGraph
 from elias.model.losses import classification_loss, shortlist_loss
-from elias.training.optim import Optimizer
+from elias.text.batches import TokenBatch
+from elias.training.optimizer import Optimizer
 
 DIM = 256
 WORDS = 20_000

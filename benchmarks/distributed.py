@@ -21,13 +21,13 @@ import torch
 from scipy.sparse import csr_matrix
 
 from elias.config import EliasConfig, EncoderConfig, IndexConfig, StageConfig
-from elias.data.tokens import Tokens
 from elias.distributed import joined
-from elias.distributed.rows import SharedRows
+from elias.distributed.sharded_linear import SharedRows
 from elias.model.elias import EliasModel
 from elias.model.encoder import BagEncoder
 from elias.model.graph import LabelGraph, partition_edges
-from elias.training.loop import Points, StageLoop
+from elias.text.tokens import Tokens
+from elias.training.stage import Points, StageLoop
 
 N_FEATURES, WORDS, POSITIVES, WARM = 20_000, 20, 4, 3
 KINDS = {

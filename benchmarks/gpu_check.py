@@ -17,22 +17,23 @@ import numpy as np
 import torch
 from gpu_setup import STAGE, Results, Rows, Shape, bert_base, make_batches, make_model, table
 
-from elias.data.batches import Rectangle, TokenBatch
-from elias.data.tokens import Tokens
-from elias.kernels import triton_loss, triton_paths, triton_rows, triton_search
-from elias.kernels.catch_up import catch_up
-from elias.kernels.gradients import IndexGradients
+from elias.kernels.adamw import AdamWRates, History, catch_up
+from elias.kernels.gpu import loss as gpu_loss
+from elias.kernels.gpu import paths as gpu_paths
+from elias.kernels.gpu import rows as gpu_rows
+from elias.kernels.gpu import search as gpu_search
+from elias.kernels.gpu.adamw import EdgeState, LinearState, adamw_edges, adamw_pairs
 from elias.kernels.paths import path_log
-from elias.kernels.rows import label_logits
+from elias.kernels.rows import IndexGradients, label_logits
 from elias.kernels.search import _expand_torch
-from elias.kernels.triton_update import EdgeState, LinearState, adamw_edges, adamw_pairs
-from elias.kernels.update import AdamWRates, History
-from elias.model import ranking
+from elias.model import recorded_search
+from elias.model.batch_inference import rank_all
 from elias.model.elias import SearchSizes
-from elias.model.inference import rank_all
-from elias.model.ranking import Ranking
-from elias.training.captured import CapturedStep
-from elias.training.optim import Optimizer, schedule
+from elias.model.recorded_search import Ranking
+from elias.text.batches import Rectangle, TokenBatch
+from elias.text.tokens import Tokens
+from elias.training.cuda_graph_step import CapturedStep
+from elias.training.optimizer import Optimizer, schedule
 
 RATES = AdamWRates(lr=0.01, beta1=0.9, beta2=0.999, eps=1e-8, decay=0.1)
 
@@ -82,16 +83,16 @@ def random_tokens(rng, n_texts, longest):
 @contextmanager
 def kept_early():
     """Have shapes recorded when they come for the third time."""
-    before, ranking._TIMES_BEFORE = ranking._TIMES_BEFORE, 2
+    before, recorded_search._TIMES_BEFORE = recorded_search._TIMES_BEFORE, 2
     try:
         yield
     finally:
-        ranking._TIMES_BEFORE = before
+        recorded_search._TIMES_BEFORE = before
 
 
 def kept_graphs(model):
     """What was recorded of a model's searches, by shape."""
-    return ranking._KEPT[model]._rank.recorded._runs
+    return recorded_search._KEPT[model]._rank.recorded._runs
 
 
 class NotHereError(Exception):
@@ -133,7 +134,7 @@ class Checks:
     def _expand(self, size, n_listed=None, **options):
         given = self._beam(size, **options)
         poison(self.device)
-        found = triton_search.expand_beam(*given, size.labels, size.keep, n_listed=n_listed)
+        found = gpu_search.expand_beam(*given, size.labels, size.keep, n_listed=n_listed)
         expected = _expand_torch(*given, size.labels, size.keep)
         n_paths = given[0].shape[1] * size.edges + 1
         keys = [(labels * n_paths + paths).sort(dim=1).values for labels, paths in
@@ -198,7 +199,7 @@ class Checks:
     def _gather_dot(self, dtype, n_labels=None):
         embedding, weight, bias, labels = self._rows(dtype, n_labels)
         poison(self.device)
-        found = triton_rows.gather_dot(embedding, weight, bias, labels)
+        found = gpu_rows.gather_dot(embedding, weight, bias, labels)
         safe = labels.clamp(max=len(weight) - 1)
         expected = torch.stack(
             [
@@ -222,7 +223,7 @@ class Checks:
         _, weight, _, labels = self._rows(dtype)
         g = self.normal(*labels.shape)
         poison(self.device)
-        found = triton_rows.gather_sum(g, weight, labels)
+        found = gpu_rows.gather_sum(g, weight, labels)
         real = labels < len(weight)
         safe = labels.clamp(max=len(weight) - 1)
         expected = torch.stack(
@@ -251,8 +252,8 @@ class Checks:
         labels[:, 0] = 5  # one row that every point touches
         g = self.normal(*labels.shape)
         poison(self.device)
-        pairs = triton_rows.pair_rows(labels, g, embedding)
-        rows, gradient, sums = triton_rows.summed_rows(pairs, len(weight))
+        pairs = gpu_rows.pair_rows(labels, g, embedding)
+        rows, gradient, sums = gpu_rows.summed_rows(pairs, len(weight))
         found = torch.zeros(len(weight), self.size.dim + 1, device=self.device)
         found[rows] = torch.cat([gradient, sums.unsqueeze(1)], dim=1)
         return error_of(found, self._dense_gradient(labels, g, embedding, len(weight))), 1e-5
@@ -291,7 +292,7 @@ class Checks:
         logs = -self.normal(*labels.shape).abs() * 3
         logs.masked_fill_(torch.rand(labels.shape, device=self.device) < 0.3, 0.0)
         poison(self.device)
-        loss, by_z, by_log = triton_loss.shortlist_bce(z, logs, labels, positives, size.labels)
+        loss, by_z, by_log = gpu_loss.shortlist_bce(z, logs, labels, positives, size.labels)
         z, logs = (part.double().requires_grad_() for part in (z, logs))
         p = torch.sigmoid(z) * logs.exp()
         not_p = torch.sigmoid(-z) + torch.sigmoid(z) * -torch.expm1(logs)
@@ -312,7 +313,7 @@ class Checks:
         positives = positives.sort(dim=1).values
         logs = -self.normal(*labels.shape).abs()
         poison(self.device)
-        found = triton_loss.label_loss(embedding, weight, bias, logs, labels, positives)
+        found = gpu_loss.label_loss(embedding, weight, bias, logs, labels, positives)
         stored = labels < size.labels
         safe = labels.clamp(max=size.labels - 1)
         points, logs = (part.double().requires_grad_() for part in (embedding, logs))
@@ -340,7 +341,7 @@ class Checks:
         labels = torch.arange(z.shape[1], device=self.device)[None]
         worst = 0
         for positives in (labels[:, ::2].contiguous(), labels):
-            for part in triton_loss.shortlist_bce(z, logs, labels, positives, z.shape[1]):
+            for part in gpu_loss.shortlist_bce(z, logs, labels, positives, z.shape[1]):
                 worst += (~part.isfinite()).sum().item()
         return worst, 0
 
@@ -374,7 +375,7 @@ class Checks:
         history, kept = History(self.device), torch.ones_like(twin)
         for step in range(1, n_steps + 1):
             ids, g, vectors = self._pairs(n_rows, dim)
-            pairs = triton_rows.pair_rows(ids, g, vectors)
+            pairs = gpu_rows.pair_rows(ids, g, vectors)
             lr = RATES.lr * falling(step, n_steps)
             history.add(RATES._replace(lr=lr))
             adamw_pairs(weight, bias, state, pairs, history, n_warps=n_warps)
@@ -420,7 +421,7 @@ class Checks:
         history = History(self.device)
         history.add(AdamWRates(lr=-0.001, beta1=0.0, beta2=0.0, eps=0.0, decay=0.0))
         bias = torch.zeros(n_rows, device=self.device)
-        adamw_pairs(weight, bias, state, triton_rows.pair_rows(ids, *ones), history)
+        adamw_pairs(weight, bias, state, gpu_rows.pair_rows(ids, *ones), history)
         spread = 2.0**-7 / 2 / weight.numel() ** 0.5
         return abs(weight.double().mean().item() - 1.001), 5 * spread
 
@@ -432,14 +433,12 @@ class Checks:
     def edge_scores(self):
         logits, labels = self._graph()
         poison(self.device)
-        found = triton_paths.edge_log(logits, labels, n_labels=self.size.labels, beta=20.0)
+        found = gpu_paths.edge_log(logits, labels, n_labels=self.size.labels, beta=20.0)
         stored = labels < self.size.labels
         free = logits.double().masked_fill(~stored, -math.inf).log_softmax(dim=1) + math.log(20.0)
         wrong = 0.0 if torch.equal(found == -math.inf, ~stored) else math.inf
         beam = self.ints(len(logits) + 1, 2, 3)  # C: an empty slot
-        some = triton_paths.edge_log(
-            logits, labels, n_labels=self.size.labels, beta=20.0, beam=beam
-        )
+        some = gpu_paths.edge_log(logits, labels, n_labels=self.size.labels, beta=20.0, beam=beam)
         rows = beam[beam < len(logits)]
         wrong += 0.0 if torch.equal(some[rows], found[rows]) else math.inf
         return error_of(found[stored], free[stored]) + wrong, 1e-5
@@ -471,7 +470,7 @@ class Checks:
             upstream = self.normal(*paths.shape)
             clusters = (self.normal(size.points, size.clusters) * 2).requires_grad_()
             other = clusters.detach().double().requires_grad_()
-            scores = triton_paths.edge_log(logits, labels, n_labels=size.labels, beta=20.0)
+            scores = gpu_paths.edge_log(logits, labels, n_labels=size.labels, beta=20.0)
             poison(self.device)
             found = path_log(clusters, scores, beam, paths, held)
             (found * upstream).sum().backward()
@@ -530,8 +529,8 @@ class Checks:
                 (model.clusters.weight, twin.clusters.weight),
             )
         ]
-        pairs = triton_rows.pair_rows(*held.take_pairs())
-        rows, gradient, _ = triton_rows.summed_rows(pairs, shape.n_labels)
+        pairs = gpu_rows.pair_rows(*held.take_pairs())
+        rows, gradient, _ = gpu_rows.summed_rows(pairs, shape.n_labels)
         dense = torch.zeros_like(model.labels.weight).index_copy(0, rows, gradient)
         slow = twin.labels.weight.grad
         errors.append(error_of(dense, slow.to_dense() if slow.is_sparse else slow))

@@ -27,8 +27,8 @@ from gpu_setup import (
 from naive_step import NaiveStep, naive_stepper
 
 from elias.model.elias import SearchSizes
-from elias.training.loop import tensor_cores
-from elias.training.optim import Optimizer
+from elias.training.optimizer import Optimizer
+from elias.training.stage import tensor_cores
 
 SIZES = [10**4, 10**5, 10**6, 10**7]
 

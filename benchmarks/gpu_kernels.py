@@ -5,16 +5,13 @@ from typing import NamedTuple
 import torch
 from gpu_setup import median_ms
 
-from elias.kernels import (
-    expand_beam,
-    triton_listing,
-    triton_loss,
-    triton_paths,
-    triton_rows,
-    triton_search,
-)
-from elias.kernels.triton_update import LinearState, adamw_edges, adamw_pairs
-from elias.kernels.update import AdamWRates, History
+from elias.kernels import expand_beam
+from elias.kernels.adamw import AdamWRates, History
+from elias.kernels.gpu import loss as gpu_loss
+from elias.kernels.gpu import paths as gpu_paths
+from elias.kernels.gpu import rows as gpu_rows
+from elias.kernels.gpu import search as gpu_search
+from elias.kernels.gpu.adamw import LinearState, adamw_edges, adamw_pairs
 from elias.model.elias import SearchSizes
 
 RATES = AdamWRates(1e-3, 0.9, 0.999, 1e-8, 0.01)
@@ -42,7 +39,7 @@ class Case(NamedTuple):
 def kernel_times(shape, model, batches, repeat, label_state):
     """Return the time of each kernel."""
     with torch.no_grad():
-        edge_log = triton_paths.edge_log(
+        edge_log = gpu_paths.edge_log(
             model.graph.edge_logits,
             model.graph.edge_labels,
             n_labels=shape.n_labels,
@@ -74,7 +71,7 @@ def make_case(shape, model, batch, edge_log):
         *given, batch.positives, n_labels=shape.n_labels, shortlist_size=shape.shortlist_size
     )
     coefficients = torch.randn(found.labels.shape, device=weight.device) * 1e-3
-    pairs = triton_rows.pair_rows(found.labels, coefficients, embedding.to(weight.dtype))
+    pairs = gpu_rows.pair_rows(found.labels, coefficients, embedding.to(weight.dtype))
     return Case(
         embedding, batch.positives, batch.parents, cluster_log, given, found, coefficients, pairs
     )
@@ -85,16 +82,16 @@ def searches(shape, model):
     sizes, graph = SearchSizes(shape.train_clusters, shape.shortlist_size), model.graph
 
     def expand(**options):
-        return lambda case: triton_search.expand_beam(
+        return lambda case: gpu_search.expand_beam(
             *case.paths, case.positives, shape.n_labels, sizes.shortlist_size, **options
         )
 
     def list_paths(case):
-        n_listed = triton_search.LISTED_A_LABEL * sizes.shortlist_size
-        triton_listing.list_paths((*case.paths, case.positives), shape.n_labels, n_listed)
+        n_listed = gpu_search.LISTED_A_LABEL * sizes.shortlist_size
+        gpu_search.list_paths((*case.paths, case.positives), shape.n_labels, n_listed)
 
     def edge_log(case):
-        triton_paths.edge_log(
+        gpu_paths.edge_log(
             graph.edge_logits,
             graph.edge_labels,
             n_labels=shape.n_labels,
@@ -118,10 +115,10 @@ def searches(shape, model):
 def paths(edge_log, by_edge, touched):
     """Return the works on the scores of paths, each of a case."""
     return {
-        "path log": lambda case: triton_paths.path_log(
+        "path log": lambda case: gpu_paths.path_log(
             case.cluster_log, edge_log, case.beam, case.found.paths
         ),
-        "path log backward": lambda case: triton_paths.path_log_backward(
+        "path log backward": lambda case: gpu_paths.path_log_backward(
             case.coefficients,
             case.cluster_log,
             edge_log,
@@ -139,24 +136,24 @@ def classifiers(shape, model):
 
     def loss(case):
         z = case.coefficients
-        triton_loss.shortlist_bce(z, -z.abs(), case.found.labels, case.positives, shape.n_labels)
+        gpu_loss.shortlist_bce(z, -z.abs(), case.found.labels, case.positives, shape.n_labels)
 
     def whole_loss(case):
         log_scores = -case.coefficients.abs()
-        triton_loss.label_loss(
+        gpu_loss.label_loss(
             case.embedding, weight, bias, log_scores, case.found.labels, case.positives
         )
 
     return {
-        "gather dot": lambda case: triton_rows.gather_dot(
+        "gather dot": lambda case: gpu_rows.gather_dot(
             case.embedding, weight, bias, case.found.labels
         ),
         "loss": loss,
         "dot, loss and sum": whole_loss,
-        "gather sum": lambda case: triton_rows.gather_sum(
+        "gather sum": lambda case: gpu_rows.gather_sum(
             case.coefficients, weight, case.found.labels
         ),
-        "sort pairs": lambda case: triton_rows.pair_rows(
+        "sort pairs": lambda case: gpu_rows.pair_rows(
             case.found.labels, case.coefficients, case.embedding
         ),
     }

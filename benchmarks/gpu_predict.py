@@ -33,11 +33,11 @@ from gpu_setup import (
 )
 from naive_step import NaiveStep
 
-from elias.data.tokens import Tokens
+from elias.model.batch_inference import rank_all
 from elias.model.elias import SearchSizes
-from elias.model.inference import rank_all
-from elias.model.ranking import Ranking
-from elias.training.loop import tensor_cores
+from elias.model.recorded_search import Ranking
+from elias.text.tokens import Tokens
+from elias.training.stage import tensor_cores
 
 TOP_K = 100
 BULK = 16  # batches of a long call

@@ -36,12 +36,12 @@ from torch import nn
 from transformers import BertConfig, BertModel
 
 from elias.config import EncoderConfig, StageConfig
-from elias.data.batches import Rectangle, TokenBatch
 from elias.model.elias import EliasModel, SearchSizes
 from elias.model.encoder import TextEncoder
 from elias.model.graph import LabelGraph
 from elias.model.transformer import TransformerEncoder
-from elias.training.captured import CapturedStep
+from elias.text.batches import Rectangle, TokenBatch
+from elias.training.cuda_graph_step import CapturedStep
 
 SEED = 0  # of all that is random here, so that two sides, or two runs, have the same data
 DIM = 768

@@ -35,8 +35,8 @@ from elias.kernels.device import runs_triton
 from elias.kernels.paths import is_member
 from elias.model.elias import SearchSizes
 from elias.model.losses import classification_loss, label_loss, shortlist_loss
-from elias.training.loop import tensor_cores
-from elias.training.optim import Optimizer
+from elias.training.optimizer import Optimizer
+from elias.training.stage import tensor_cores
 
 PARTS = {
     "encoder": ("encoder forward",),

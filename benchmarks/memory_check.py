@@ -4,7 +4,7 @@
     PYTHONPATH=src python3 benchmarks/memory_check.py --device cuda    # steps of BERT-base's shape
 
 On a CPU a generated corpus is trained on, checkpoints and all, and the peak of the process
-(getrusage) compared with what `elias.pipeline.memory` expected when training began. On a GPU some
+(getrusage) compared with what `elias.training.memory` expected when training began. On a GPU some
 steps run with random weights, and torch.cuda.max_memory_allocated is compared. It needs no network.
 """
 
@@ -52,7 +52,7 @@ def generated(n_points: int, n_labels: int):
 def run_on_cpu(name: str, out: str) -> None:
     """Train one shape in this process, and print what was expected and what was used."""
     from elias import EliasConfig, train
-    from elias.pipeline import one_model
+    from elias.training import trainer
 
     n_points, n_labels, given = CPU_SHAPES[name]
     changes = {"encoder.char_ngrams": [0, 0], "encoder.hidden_dim": 256, **given}
@@ -76,7 +76,7 @@ def run_on_cpu(name: str, out: str) -> None:
         found.append(whole(*args, **options))
         return found[-1]
 
-    whole, one_model.expected_memory = one_model.expected_memory, watched
+    whole, trainer.expected_memory = trainer.expected_memory, watched
     train(config, generated(n_points, n_labels), out=out, device="cpu")
     expected = dict(found[0].host)
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss << 10
@@ -120,8 +120,8 @@ def check_gpu(args: argparse.Namespace) -> list[dict]:
     import torch
 
     from elias.config import EliasConfig
-    from elias.pipeline.memory import Sizes, _stage
-    from elias.training.optim import Optimizer
+    from elias.training.memory import Sizes, _stage
+    from elias.training.optimizer import Optimizer
 
     device, compiled, rows = torch.device("cuda"), args.compile, []
     for name, storage in product(args.shape or ["131K", "670K", "2.8M"], args.storage):

@@ -11,12 +11,12 @@ import torch
 from torch import nn
 
 from elias.config import StageConfig
-from elias.data.batches import TokenBatch
 from elias.model.elias import SearchSizes
 from elias.model.encoder import TextEncoder
 from elias.model.one_vs_all import OneVsAll
-from elias.training.loop import tensor_cores
-from elias.training.optim import Optimizer
+from elias.text.batches import TokenBatch
+from elias.training.optimizer import Optimizer
+from elias.training.stage import tensor_cores
 
 
 class Rows(TextEncoder):

@@ -16,7 +16,7 @@ import numpy as np
 from cpu_predict import texts_of
 
 from elias import Elias
-from elias.onnx_model import OnnxModel
+from elias.persistence.onnx_runtime import OnnxModel
 
 
 def timed(work):

@@ -17,10 +17,10 @@ import torch
 
 from elias import Elias, EliasConfig, load_corpus
 from elias.metrics import score
-from elias.model.building import build_encoder
-from elias.model.inference import embed_all
+from elias.model.batch_inference import embed_all
+from elias.model.build import build_encoder
 from elias.model.one_vs_all import OneVsAll
-from elias.onnx_model import OnnxModel
+from elias.persistence.onnx_runtime import OnnxModel
 
 SHARPNESS = 20.0
 METRICS = ("P@1", "P@3", "P@5", "R@10", "R@100")

@@ -26,7 +26,7 @@ from e2e.processes import free_port
 from elias import EliasConfig
 from elias.data.synthetic import synthetic_corpus
 from elias.distributed import joined
-from elias.pipeline.fitting import train_together
+from elias.training.trainer import train_together
 
 MOST_KILLS = 5  # of one run; then it is left alone
 LONGER = {

@@ -22,9 +22,8 @@ import numba
 import numpy as np
 from scipy import sparse as sp
 
-from elias.data.features import unit_rows
-from elias.kernels.masked import FitSettings, fit_masked
-from elias.kernels.pairs import group_pairs
+from elias.rerank.solver import FitSettings, fit_masked, group_pairs
+from elias.text.vectorizer import unit_rows
 
 PEER = Path(__file__).with_name("ranker_pecos.py")
 NEEDS = ["libpecos", "numpy<2", "scipy<1.14"]

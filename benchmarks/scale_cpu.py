@@ -23,10 +23,10 @@ from scipy.sparse import csr_matrix
 
 from elias import progress
 from elias.clustering import balanced_clusters, label_centroids
-from elias.data.features import Featurizer
-from elias.data.pseudowords import pseudowords
+from elias.data.synthetic import pseudowords
 from elias.metrics import inverse_propensities, score
 from elias.predictions import Predictions
+from elias.text.vectorizer import Featurizer
 from elias.training.edges import edge_counts, first_logits, strongest_edges
 
 LABELS_PER_TOPIC = 50

@@ -20,22 +20,22 @@ from elias.config import (
     EliasConfig,
     RerankConfig,
     StageConfig,
-    tree,
+    schema,
 )
 
 PAGE = Path(__file__).with_name("configuration.md")
 BEGIN, END = "<!-- written by write_configuration.py -->\n", "<!-- end of what is written -->\n"
 SECTIONS = {
-    "data": tree.DataConfig,
-    "encoder": tree.EncoderConfig,
-    "index": tree.IndexConfig,
-    "loss": tree.LossConfig,
+    "data": schema.DataConfig,
+    "encoder": schema.EncoderConfig,
+    "index": schema.IndexConfig,
+    "loss": schema.LossConfig,
     "stages": StageConfig,
     "rerank": RerankConfig,
-    "ensemble": tree.EnsembleConfig,
-    "eval": tree.EvalConfig,
-    "checkpoint": tree.CheckpointConfig,
-    "tracking": tree.TrackingConfig,
+    "ensemble": schema.EnsembleConfig,
+    "eval": schema.EvalConfig,
+    "checkpoint": schema.CheckpointConfig,
+    "tracking": schema.TrackingConfig,
 }
 PLAIN = {"int": "whole number", "float": "number", "str": "text", "bool": "true or false"}
 

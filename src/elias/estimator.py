@@ -11,18 +11,19 @@ from sklearn.utils.validation import check_is_fitted
 
 from elias.config import EliasConfig
 from elias.data.corpus import Corpus, Split
-from elias.data.formats.sources import mend
+from elias.data.readers.files import mend
 from elias.errors import DataError
-from elias.pipeline import train
-from elias.pipeline.predictor import EVALUATED
+from elias.inference.predictor import EVALUATED
+from elias.training.trainer import train
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from numpy.typing import NDArray
 
-    from elias.pipeline import Elias
+    from elias.inference.predictor import Elias
     from elias.predictions import Predictions
+
 
 _SETTINGS = {
     "dim": "encoder.dim",
@@ -77,7 +78,7 @@ class EliasClassifier(BaseEstimator):  # type: ignore[misc]  # scikit-learn has 
     classes_: NDArray[Any]
     model_: Elias
 
-    def __init__(  # noqa: PLR0913 - hyperparameters are flat in scikit-learn
+    def __init__(
         self,
         encoder: str = "bag",
         *,

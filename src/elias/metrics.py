@@ -17,11 +17,12 @@ from scipy import sparse
 from elias.errors import ConfigError, DataError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
     from numpy.typing import NDArray
 
-    from elias.data.corpus import Corpus
+    from elias.data.corpus import Corpus, Split
+    from elias.inference.predictor import Elias
     from elias.predictions import Predictions
 
     Array = NDArray[np.float64]
@@ -51,7 +52,7 @@ class Metrics(dict[str, float]):
         return "\n".join(f"{kind:<{width}}   {'   '.join(row)}" for kind, row in lines.items())
 
 
-def evaluate(  # noqa: PLR0913 - each is a choice of its own, given by name
+def evaluate(
     predictions: Predictions,
     corpus: Corpus,
     *,
@@ -367,3 +368,29 @@ def _warn_if_short(predictions: Predictions, width: int) -> None:
             have,
             width,
         )
+
+
+REPORTED = [
+    *(f"{name}@{k}" for name in ("P", "nDCG", "PSP") for k in (1, 3, 5)),
+    *(f"R@{k}" for k in (10, 20, 100)),
+]
+
+
+def measure(
+    model: Elias, found: Predictions, split: Split, corpus: Corpus, names: list[str]
+) -> dict[str, float]:
+    """Return the metrics of predictions, in percent, with the model's propensity constants."""
+    settings = model.config.eval
+    propensity = inverse_propensities(
+        corpus.label_frequencies(),
+        len(corpus.train),
+        settings.propensity_a,
+        settings.propensity_b,
+    )
+    measured = score(found, split.labels, propensity, names)
+    return {name: round(value, 4) for name, value in measured.items()}
+
+
+def rounded(timings: Mapping[str, float]) -> dict[str, float]:
+    """Return times as they are kept with a model."""
+    return {name: round(value, 2) for name, value in timings.items()}

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
     from rich.console import Console
 
+
 logger = logging.getLogger(__name__)
 
 T = TypeVar("T")

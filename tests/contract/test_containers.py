@@ -44,7 +44,7 @@ def exposed():
     """Return each sample the server tells Prometheus, with the labels it has."""
     from prometheus_client.parser import text_string_to_metric_families
 
-    from elias.serve.measures import Measures
+    from elias.serve.metrics import Measures
 
     measures = Measures()
     measures.requests.labels("/predict", "200").inc()

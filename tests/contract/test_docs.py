@@ -19,7 +19,7 @@ from contract.playing import ROOT, Stage, blocks_of, warm_interpreter
 from elias.cli.app import app
 from elias.cli.train import chosen_config
 from elias.config import EliasConfig
-from elias.data.formats.columns import LABELS, TEXT
+from elias.data.readers.columns import LABELS, TEXT
 
 DOCUMENTS = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
 SCRIPTS = sorted((ROOT / "scripts").rglob("*.sh"))

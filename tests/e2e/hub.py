@@ -13,7 +13,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 import yaml
 from huggingface_hub import HfApi, constants
 
-from elias.pipeline import hub
+from elias.persistence import hub
 
 TOKEN = "hf_good"
 

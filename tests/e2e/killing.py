@@ -17,7 +17,7 @@ import traceback
 from elias import EliasConfig, train
 from elias.data.synthetic import synthetic_corpus
 from elias.model.elias import EliasModel  # noqa: F401 - imported before the fork
-from elias.pipeline import fitting  # noqa: F401
+from elias.training import trainer  # noqa: F401
 
 CORPUS = {"n_points": 300, "n_labels": 40, "seed": 3}
 CONFIG = {

@@ -25,7 +25,7 @@ from e2e.commands import elias
 from e2e.killing import call_before
 from elias import train
 from elias.data.synthetic import synthetic_corpus
-from elias.pipeline import questions
+from elias.inference import predict
 
 N_LABELS = 41  # no multiple of the processes
 SHORT = {"stages.stage1.epochs": 1, "stages.stage2.epochs": 1}
@@ -72,7 +72,7 @@ def interrupted(folder, table):
 
     def work(rank):
         if rank == 1:
-            point = "elias.pipeline.predictor:Elias.predict:3"
+            point = "elias.inference.predictor:Elias.predict:3"
             call_before(point, lambda: os.kill(os.getpid(), signal.SIGKILL))
         return command(*common)
 
@@ -90,13 +90,13 @@ def shares(folder, lines):
 
     def work(_):
         seen = []
-        real = questions.rank_shared
+        real = predict.rank_shared
 
         def noted(model, tokens, *args, **options):
             seen.append([len(tokens), len(model.labels.weight)])
             return real(model, tokens, *args, **options)
 
-        questions.rank_shared = noted
+        predict.rank_shared = noted
         return {**command(folder / "ranked", lines), "seen": seen}
 
     return spawn(4, work)

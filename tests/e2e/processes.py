@@ -28,19 +28,19 @@ import torch
 from e2e.commands import SMALL, elias
 from e2e.killing import CONFIG, CORPUS, call_before
 from elias import EliasConfig, train
-from elias.data import tokens
 from elias.data.synthetic import synthetic_corpus, write_synthetic
-from elias.distributed import joined, watching
-from elias.distributed.gradients import sum_touched
-from elias.distributed.rows import SharedRows
+from elias.distributed import joined, watchdog
+from elias.distributed.data_parallel import sum_touched
+from elias.distributed.sharded_linear import SharedRows
 from elias.distributed.world import same_everywhere
 from elias.errors import DataError, EliasError, Interrupted
 from elias.kernels import label_logits
-from elias.kernels.gradients import IndexGradients
+from elias.kernels.rows import IndexGradients
 from elias.model.elias import LinearRows
-from elias.pipeline.fitting import train_together
+from elias.text import tokens
+from elias.training.trainer import train_together
 
-STEP = "elias.training.optim:Optimizer.step"
+STEP = "elias.training.optimizer:Optimizer.step"
 NO_DROPOUT = {"encoder.dropout": 0.0, "encoder.token_dropout": 0.0, "rerank.enabled": False}
 BASE = EliasConfig().override(CONFIG | NO_DROPOUT | {"checkpoint.steps": None})
 RANKED = BASE.override(
@@ -232,7 +232,7 @@ def hanging(rank, folder):
 
 def asleep(rank):
     """Be in something that does not end, while the other process is killed."""
-    watching.GRACE_SECONDS = 0.5
+    watchdog.GRACE_SECONDS = 0.5
     with joined("cpu") as world:
         world.tell(None)
         if rank == 1:
@@ -250,7 +250,7 @@ def different(rank, folder):
 
 def reading(rank):
     """Read something else than the first process."""
-    watching.GRACE_SECONDS = 0.5
+    watchdog.GRACE_SECONDS = 0.5
     with joined("cpu") as world:
         same_everywhere(world, {"corpus": f"of {rank}"})
         time.sleep(60)
@@ -299,7 +299,7 @@ def preparing(rank, folder, sleeps=0.0, dies=None):
 def ranking(rank, folder, then):
     """Train on two machines, where ``then`` happens to the last process in the ranker."""
     on_two_machines(rank, folder)
-    watching.GRACE_SECONDS = 0.2
+    watchdog.GRACE_SECONDS = 0.2
     told = folder / f"process {rank}"
     told.parent.mkdir(exist_ok=True)
     told.write_text(str(os.getpid()))

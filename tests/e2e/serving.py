@@ -17,7 +17,7 @@ import httpx
 from e2e.commands import start_elias
 from elias.serve.app import Application, create_app
 from elias.serve.settings import Limits, ServeSettings
-from elias.serve.supervisor import bound, url_of
+from elias.serve.workers import bound, url_of
 
 
 @dataclass

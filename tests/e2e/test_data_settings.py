@@ -78,7 +78,7 @@ def test_evaluation_scores_the_test_points_of_training_and_says_how_it_reads(fil
 
 def test_the_test_points_of_another_seed_are_found_again(films):
     from elias import EliasConfig, train
-    from elias.cli.points import choose_points
+    from elias.cli.eval_data import choose_points
 
     options = {"text": "heading,description", "labels": "genre", "separator": ";"}
     corpus = load_corpus(films, **options, seed=7, test_size=0.1)

@@ -8,11 +8,11 @@ import pytest
 
 from e2e.commands import SMALL, elias
 from elias import Elias, EliasConfig, load_corpus, train
-from elias.analysis import clouds
 from elias.data import convert
-from elias.data.features import Featurizer
 from elias.data.synthetic import synthetic_corpus
 from elias.errors import ConfigError, DataError
+from elias.report import statistics
+from elias.text.vectorizer import Featurizer
 
 
 @pytest.fixture(scope="module")
@@ -96,7 +96,7 @@ def test_a_transformer_cannot_read_features(folder):
 
 
 def test_a_report_shows_points_without_text_by_number(run, monkeypatch):
-    monkeypatch.setattr(clouds, "N_PANELS", 1)
+    monkeypatch.setattr(statistics, "N_PANELS", 1)
 
     told = elias("report", run)
 

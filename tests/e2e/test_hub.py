@@ -11,7 +11,8 @@ from huggingface_hub import ModelCard, constants
 from e2e.commands import elias
 from e2e.hub import TOKEN, go_online, log_in, stand_in
 from elias.errors import ModelError
-from elias.pipeline import Elias, hub
+from elias.inference.predictor import Elias
+from elias.persistence import hub
 
 
 @pytest.fixture

@@ -11,14 +11,15 @@ import torch
 
 from e2e.commands import SOURCE, elias
 from elias.config import EliasConfig, EncoderConfig
-from elias.data.features import Featurizer
 from elias.errors import DataError, ModelError
+from elias.inference.predictor import Elias
+from elias.inference.prune import prune_edges
 from elias.model.elias import EliasModel
 from elias.model.encoder import BagEncoder
 from elias.model.graph import LabelGraph
 from elias.model.one_vs_all import OneVsAll
-from elias.onnx_model import OnnxModel
-from elias.pipeline import Elias, prune_edges
+from elias.persistence.onnx_runtime import OnnxModel
+from elias.text.vectorizer import Featurizer
 from tiny_bert import save_tiny_bert
 
 onnx = pytest.importorskip("onnx")
@@ -142,7 +143,7 @@ def exported(tmp_path_factory):
 
 def test_a_file_is_run_without_torch(exported):
     code = (
-        "import sys; from elias.onnx_model import OnnxModel; "
+        "import sys; from elias.persistence.onnx_runtime import OnnxModel; "
         f"print(OnnxModel({str(exported)!r}).predict(['red cod'], top_k=1)[0].labels); "
         "assert 'torch' not in sys.modules"
     )

@@ -10,16 +10,16 @@ import pytest
 
 from e2e.commands import SMALL, elias
 from elias import Elias, load_corpus
-from elias.analysis import clouds
-from elias.analysis.facts import COMPONENTS
-from elias.analysis.figures import (
+from elias.report import statistics
+from elias.report.report import CONTENTS, write_report
+from elias.report.sections import COMPONENTS
+from elias.report.statistics import (
     clusters_per_label,
     edge_weights,
     recalls,
     stage1_edges_kept,
     stored_edges,
 )
-from elias.analysis.report import CONTENTS, write_report
 
 HTML = "{http://www.w3.org/1999/xhtml}"
 SVG = "{http://www.w3.org/2000/svg}"
@@ -34,7 +34,7 @@ NASTY = "<script>alert('x')</script>"
 
 @pytest.fixture(autouse=True)
 def few_pictures(monkeypatch):
-    monkeypatch.setattr(clouds, "N_PANELS", 1)
+    monkeypatch.setattr(statistics, "N_PANELS", 1)
 
 
 def parsed(path):
@@ -60,7 +60,7 @@ def cells(tree, key, *, table=0):
 @pytest.fixture(scope="module")
 def page(run):
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(clouds, "N_PANELS", 1)
+        patch.setattr(statistics, "N_PANELS", 1)
         told = elias("report", run, "--device", "cpu")
     assert told.code == 0, told.err
     assert told.out == f"{run / 'report.html'}\n"

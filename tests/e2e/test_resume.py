@@ -19,7 +19,7 @@ from elias import Elias, EliasConfig, train
 from elias.data.synthetic import synthetic_corpus, write_synthetic
 from elias.errors import Interrupted, ModelError, RunError
 
-STEP = "elias.training.optim:Optimizer.step"
+STEP = "elias.training.optimizer:Optimizer.step"
 SMALL = EliasConfig().override(CONFIG | {"checkpoint.steps": None})
 ENSEMBLE = SMALL.override({"ensemble.members": 2, "stages.stage1.epochs": 1})
 ALL = EliasConfig().override(
@@ -88,7 +88,7 @@ def content(run):
 def stop(config, corpus, out, step, number=signal.SIGTERM, **options):
     """Train until a signal comes in a step; return what is said."""
     with pytest.MonkeyPatch.context() as patch:
-        from elias.training.optim import Optimizer
+        from elias.training.optimizer import Optimizer
 
         patch.setattr(Optimizer, "step", Optimizer.step)  # taken back with the patch
         call_before(f"{STEP}:{step}", lambda: os.kill(os.getpid(), number))
@@ -138,7 +138,7 @@ def test_a_run_that_was_stopped_ends_where_it_would_have_ended(
 def test_a_finished_member_is_not_trained_again(corpus, tmp_path, monkeypatch):
     stop(ENSEMBLE, corpus, tmp_path / "run", 25)
     stages = []
-    from elias.training.loop import StageLoop
+    from elias.training.stage import StageLoop
 
     real = StageLoop.run
     monkeypatch.setattr(
@@ -230,7 +230,7 @@ def test_a_run_that_replaces_another_and_is_given_up_brings_it_back(corpus, fini
 
     stop(SMALL.override({"seed": 1}), corpus, out, 7, overwrite=True)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("elias.pipeline.together.build_encoder", lambda *_: 1 / 0)
+        patch.setattr("elias.distributed.coordination.build_encoder", lambda *_: 1 / 0)
         with pytest.raises(ZeroDivisionError):
             train(SMALL, corpus, out=out, device="cpu", overwrite=True)
 
@@ -260,7 +260,7 @@ def test_a_second_run_in_the_folder_is_refused(corpus, tmp_path, monkeypatch):
             train(SMALL, corpus, out=tmp_path / "run", device="cpu", overwrite=True)
         refused.append(caught)
 
-    from elias.training.optim import Optimizer
+    from elias.training.optimizer import Optimizer
 
     monkeypatch.setattr(Optimizer, "step", Optimizer.step)
     call_before(f"{STEP}:3", second)
@@ -351,13 +351,13 @@ def test_a_full_disk_while_the_model_is_saved_is_one_line_and_leaves_nothing_hal
 ):
     from safetensors import SafetensorError
 
-    from elias.model import pretrained
+    from elias.persistence import manifest
 
     def full(*_, **__):
         raise SafetensorError("I/O error: No space left on device (os error 28)")
 
     with monkeypatch.context() as patch:
-        patch.setattr(pretrained, "save_file", full)
+        patch.setattr(manifest, "save_file", full)
         with pytest.raises(ModelError, match=r"model: cannot be written: .*No space left"):
             train(SMALL, corpus, out=tmp_path / "run", device="cpu")
     left = {path.name for path in (tmp_path / "run").iterdir()}
@@ -384,12 +384,12 @@ def test_a_model_that_finds_no_room_leaves_nothing(finished, tmp_path):
 def test_a_full_disk_while_checkpoints_are_written_does_not_stop_training(
     corpus, finished, tmp_path, monkeypatch, caplog
 ):
-    from elias.training import checkpoints
+    from elias.training import checkpoint
 
     def full(*_, **__):
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(checkpoints, "save_file", full)
+    monkeypatch.setattr(checkpoint, "save_file", full)
 
     train(SMALL, corpus, out=tmp_path / "run", device="cpu")
 
@@ -425,15 +425,15 @@ def test_sigterm_saves_and_the_same_command_goes_on(tmp_path):
 
 
 POINTS = {
-    "tokenising": "elias.data.tokens:_store:2",
-    "clustering": "elias.training.setup:balanced_clusters:1",
+    "tokenising": "elias.text.tokens:_store:2",
+    "clustering": "elias.training.initialization:balanced_clusters:1",
     "stage 1": f"{STEP}:7",
-    "edges": "elias.training.setup:strongest_edges:1",
+    "edges": "elias.training.initialization:strongest_edges:1",
     "stage 2": f"{STEP}:8",
-    "a checkpoint": "elias.training.checkpoints:seal:2",
+    "a checkpoint": "elias.training.checkpoint:seal:2",
     "ranker": "elias.rerank.reranker:SparseRanker.fit:1",
-    "saving": "elias.model.pretrained:write_names:1",
-    "the last rename": "elias.data.staging:_exchange:1",
+    "saving": "elias.persistence.manifest:write_names:1",
+    "the last rename": "elias.data.atomic:_exchange:1",
 }
 
 

@@ -14,11 +14,11 @@ import pyarrow.parquet as pq
 import pytest
 
 from e2e.commands import elias, start_elias
-from elias.data.text_rows import TextFile
+from elias.data.readers.text_rows import TextFile
 from elias.errors import DataError
-from elias.pipeline import Elias, FileTask, predict_file
-from elias.prediction_files import read_predictions
-from elias.prediction_writing import FORMATS
+from elias.inference.batch_predict import FileTask, predict_file
+from elias.inference.prediction_io import FORMATS, read_predictions
+from elias.inference.predictor import Elias
 
 TEXTS = [f"roda vepi {word}" for word in ("dabuva", "roda", "", "mi", "vepi,\tx", 'a "q"', "zz")]
 

@@ -17,10 +17,10 @@ from tiny_bert import save_tiny_bert
 # the interpreter of older versions fails with numpy 2.4
 pytest.importorskip("triton", minversion="3.7", reason="Triton is not installed, or too old")
 
-from elias.kernels.gradients import IndexGradients
-from elias.training import captured, optim
-from elias.training.captured import CapturedStep
-from elias.training.loop import Points, StageLoop
+from elias.kernels.rows import IndexGradients
+from elias.training import cuda_graph_step, optimizer
+from elias.training.cuda_graph_step import CapturedStep
+from elias.training.stage import Points, StageLoop
 
 pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")
 TEXTS = [
@@ -64,8 +64,8 @@ def train(model, stage, reduction, monkeypatch, record):
     def recorder(_device):
         return lambda work: recordings.append(1) or record(work)
 
-    monkeypatch.setattr(optim, "runs_triton", lambda _: True)
-    monkeypatch.setattr(captured, "Recorder", recorder)
+    monkeypatch.setattr(optimizer, "runs_triton", lambda _: True)
+    monkeypatch.setattr(cuda_graph_step, "Recorder", recorder)
     labels = np.random.default_rng(0).random((len(TEXTS), N_LABELS)) < 0.25
     labels[:, 0] = True  # rows of one to three positives, fewer than the beam
     reports = []

@@ -6,11 +6,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch.nn.functional import binary_cross_entropy_with_logits as cross_entropy
 
-from elias.kernels.dense_update import adamw_dense, round_by_chance
-from elias.kernels.every_label import every_label_loss, every_label_top
-from elias.kernels.update import AdamWRates
+from elias.kernels.adamw import AdamWRates, adamw_dense, round_by_chance
+from elias.kernels.one_vs_all import every_label_loss, every_label_top
 from elias.model.elias import LinearRows
-from elias.training.label_update import LabelMoments
+from elias.training.optimizer import LabelMoments
 
 SIZES = {
     "n_points": st.integers(1, 5),

@@ -7,8 +7,8 @@ import numpy as np
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from elias.data import features
-from elias.data.features import Featurizer, ngrams_of, words_of
+from elias.text import vectorizer
+from elias.text.vectorizer import Featurizer, ngrams_of, words_of
 
 WORDS = st.sampled_from(
     ["cod", "Cod", "liver", "oil", "ab", "é", "東京都", "ไทย", "لغة", "🐟", "x1"]
@@ -100,12 +100,12 @@ def test_features_are_those_of_a_program_over_dictionaries(texts, others, span, 
 def test_the_size_of_a_chunk_changes_nothing(texts, chunk):
     whole = Featurizer.fit(texts, min_count=1)
 
-    was, features._CHUNK = features._CHUNK, chunk
+    was, vectorizer._CHUNK = vectorizer._CHUNK, chunk
     try:
         pieces = Featurizer.fit(texts, min_count=1)
         rows = pieces.transform(texts)
     finally:
-        features._CHUNK = was
+        vectorizer._CHUNK = was
 
     assert (pieces.words, pieces.ngrams) == (whole.words, whole.ngrams)
     np.testing.assert_array_equal(rows.toarray(), whole.transform(texts).toarray())

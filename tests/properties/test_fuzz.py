@@ -17,10 +17,10 @@ from scipy.sparse import csr_matrix
 
 from elias import EliasConfig
 from elias.data import Corpus, Split, convert, load_corpus
-from elias.data.formats import chunks
-from elias.data.text_rows import TextFile, json_text_rows
+from elias.data.readers import base
+from elias.data.readers.text_rows import TextFile, json_text_rows
 from elias.errors import EliasError
-from elias.prediction_files import read_predictions
+from elias.inference.prediction_io import read_predictions
 
 ODD = [
     *(b"\0", b"\xff", b"\xed\xa0\x80", b"\xef\xbb\xbf", b'"', b"\\", b"\r", b"\n", b"\t", b","),
@@ -100,7 +100,7 @@ def read(folder, on_disk):
     """Read a corpus with a cache of its own."""
     with tempfile.TemporaryDirectory() as cache, pytest.MonkeyPatch.context() as patch:
         patch.setenv("XDG_CACHE_HOME", cache)
-        patch.setattr(chunks, "CHUNK", 2)
+        patch.setattr(base, "CHUNK", 2)
         return load_corpus(folder, on_disk=on_disk).fingerprint()
 
 

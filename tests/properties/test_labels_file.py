@@ -4,7 +4,7 @@ from pathlib import Path
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from elias.model.name_lines import escape, read_names, unescape, write_names
+from elias.persistence.labels_file import escape, read_names, unescape, write_names
 
 # every code point, lone surrogates and line breaks of all kinds included
 ANY_TEXT = st.text(st.characters(exclude_categories=[]), max_size=20)

@@ -7,11 +7,11 @@ from hypothesis import strategies as st
 from torch import nn
 
 import reference
-from elias.data.batches import TokenBatch
-from elias.kernels import ranking
+from elias.kernels.cpu import rank
 from elias.model.elias import EliasModel, SearchSizes
 from elias.model.encoder import TextEncoder
 from elias.model.graph import LabelGraph
+from elias.text.batches import TokenBatch
 
 MODELS = {
     "n_labels": st.integers(2, 12),
@@ -58,7 +58,7 @@ def make_edges(n_clusters, n_edges, n_labels, generator):
     return edges
 
 
-def make_model(n_labels, n_clusters, n_edges, learned, alpha, beta, seed, n_points=4):  # noqa: PLR0913
+def make_model(n_labels, n_clusters, n_edges, learned, alpha, beta, seed, n_points=4):
     generator = torch.Generator().manual_seed(seed)
     edges = make_edges(n_clusters, n_edges, n_labels, generator)
     logits = torch.randn(edges.shape, generator=generator) * 2 if learned else None
@@ -108,7 +108,7 @@ def test_the_ranking_is_that_of_the_slow_reference(case, beam_size, shortlist_si
     embedding = model.encoder.vectors.detach()
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(ranking, "_FIRST", first)  # labels looked at before the search may end
+        patch.setattr(rank, "_FIRST", first)  # labels looked at before the search may end
         found = model.rank(embedding, SearchSizes(beam_size, shortlist_size), k)
 
     expected = reference.rank(weights_of(model), embedding.double(), beam_size, shortlist_size, k)
@@ -125,9 +125,9 @@ def test_a_search_that_ends_early_finds_what_one_over_all_labels_finds(k, shift,
 
     many = model.rank(embedding, sizes, k)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(ranking, "_FIRST", 300)
+        patch.setattr(rank, "_FIRST", 300)
         whole = model.rank(embedding, sizes, k)
-        patch.setattr(ranking, "_FIRST", 2)
+        patch.setattr(rank, "_FIRST", 2)
         early = model.rank(embedding, sizes, k)
     alone = [model.rank(point.unsqueeze(0), sizes, k) for point in embedding]
 

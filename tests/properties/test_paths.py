@@ -6,9 +6,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import reference
+from elias.inference.explain import trace
 from elias.kernels import expand_beam
 from elias.model.elias import SearchSizes
-from elias.model.paths import trace
 from properties.test_model import MODEL, make_model, weights_of
 
 BEAM = st.integers(1, 7)

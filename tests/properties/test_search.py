@@ -28,7 +28,7 @@ CASES = st.fixed_dictionaries(
 )
 
 
-def make(n_points, n_clusters, n_edges, n_labels, beam_size, n_wanted, levels, seed):  # noqa: PLR0913
+def make(n_points, n_clusters, n_edges, n_labels, beam_size, n_wanted, levels, seed):
     generator = torch.Generator().manual_seed(seed)
 
     def integers(high, *shape):

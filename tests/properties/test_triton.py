@@ -7,24 +7,27 @@ from hypothesis import strategies as st
 
 import reference
 from elias.config import StageConfig
-from elias.data.batches import Rectangle, TokenBatch
-from elias.kernels.gradients import IndexGradients
+from elias.kernels.adamw import AdamWRates, History
 from elias.kernels.paths import path_log
-from elias.kernels.rows import label_logits
+from elias.kernels.rows import IndexGradients, label_logits
 from elias.kernels.search import _expand_torch
-from elias.kernels.update import AdamWRates, History
 from elias.model.elias import EliasModel, SearchSizes
 from elias.model.encoder import TextEncoder
 from elias.model.graph import LabelGraph
 from elias.model.losses import classification_loss
+from elias.text.batches import Rectangle, TokenBatch
 
 # the interpreter of older versions fails with numpy 2.4
 pytest.importorskip("triton", minversion="3.7", reason="Triton is not installed, or too old")
 
-from elias.kernels import triton_loss, triton_paths, triton_rows, triton_search, triton_update
-from elias.training import optim
-from elias.training.captured import CapturedStep
-from elias.training.optim import Optimizer
+from elias.kernels.gpu import adamw as gpu_adamw
+from elias.kernels.gpu import loss as gpu_loss
+from elias.kernels.gpu import paths as gpu_paths
+from elias.kernels.gpu import rows as gpu_rows
+from elias.kernels.gpu import search as gpu_search
+from elias.training import optimizer as optim
+from elias.training.cuda_graph_step import CapturedStep
+from elias.training.optimizer import Optimizer
 
 # the interpreter is numpy, which warns of the infinities that are meant here
 pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")
@@ -73,7 +76,7 @@ def test_the_expansion_is_that_of_plain_torch(
     wanted = integers(generator, n_labels + 1, n_points, n_wanted).sort(dim=1).values
     given_ = (beam, scores(n_points, n_beam), edge_labels, edge_log, wanted)
 
-    labels, paths, wanted_paths = triton_search.expand_beam(
+    labels, paths, wanted_paths = gpu_search.expand_beam(
         *given_,
         n_labels,
         shortlist_size,
@@ -126,8 +129,8 @@ def test_logits_and_all_gradients_are_those_of_the_dense_product(**sizes):
 
     logits = label_logits(*given_, labels, held)
     (logits * upstream).sum().backward()
-    pairs = triton_rows.pair_rows(*held.take_pairs())
-    rows, gradient, sums = triton_rows.summed_rows(pairs, sizes["n_rows"])
+    pairs = gpu_rows.pair_rows(*held.take_pairs())
+    rows, gradient, sums = gpu_rows.summed_rows(pairs, sizes["n_rows"])
 
     expected = dense_logits(*twins, labels)
     (expected * upstream).sum().backward()
@@ -163,7 +166,7 @@ def test_the_fused_loss_is_the_plain_one(n_points, n_keep, n_positives, scale, s
     slow = [part.clone().requires_grad_() for part in (logits, logs)]
     relevant = (labels.unsqueeze(-1) == positives.unsqueeze(1)).any(dim=-1) & (labels < n_labels)
 
-    loss, *gradients = triton_loss.shortlist_bce(logits, logs, labels, positives, n_labels)
+    loss, *gradients = gpu_loss.shortlist_bce(logits, logs, labels, positives, n_labels)
 
     expected = classification_loss(*slow, relevant, labels < n_labels)
     expected.backward()
@@ -178,7 +181,7 @@ LRS = [0.15, 0.3, 0.2, 0.1, 0.05]  # up, then down
 
 def label_state(weight, bias, *, one_variance):
     width = 1 if one_variance else weight.shape[1]
-    return triton_update.LinearState(
+    return gpu_adamw.LinearState(
         torch.zeros_like(weight),
         torch.zeros(len(weight), width),
         torch.zeros_like(bias),
@@ -198,9 +201,9 @@ def test_rows_moved_by_their_pairs_fade_and_decay_for_the_steps_they_skipped(n_s
     for lr in LRS[:n_steps]:
         ids = integers(generator, n_rows + 1, 2, 7)
         coefficients, vectors = normal(generator, 2, 7), normal(generator, 2, dim)
-        pairs = triton_rows.pair_rows(ids, coefficients, vectors)
+        pairs = gpu_rows.pair_rows(ids, coefficients, vectors)
         history.add(RATES._replace(lr=lr))
-        triton_update.adamw_pairs(weight, bias, state, pairs, history)
+        gpu_adamw.adamw_pairs(weight, bias, state, pairs, history)
         steps.append(row_gradients(ids, coefficients.double(), vectors.double(), n_rows))
 
     for row in range(n_rows):
@@ -237,9 +240,9 @@ def test_compact_rows_keep_one_second_moment_and_stay_within_their_last_digit(n_
 
     for step, lr in enumerate(LRS[:n_steps], start=1):
         coefficients, vectors = normal(generator, 3, n_rows), normal(generator, 3, dim)
-        pairs = triton_rows.pair_rows(every_row, coefficients, vectors)
+        pairs = gpu_rows.pair_rows(every_row, coefficients, vectors)
         history.add(RATES._replace(lr=lr))
-        triton_update.adamw_pairs(weight, bias, state, pairs, history)
+        gpu_adamw.adamw_pairs(weight, bias, state, pairs, history)
         gradient = coefficients.double().T @ vectors.double()
         mean = 0.9 * mean + 0.1 * gradient
         variance = 0.99 * variance + 0.01 * (gradient**2).mean(dim=1, keepdim=True)
@@ -257,9 +260,9 @@ def test_rounding_a_compact_weight_is_right_on_average():
     state = label_state(weight, bias, one_variance=True)
     history = History()
     history.add(AdamWRates(lr=1 - value, beta1=0.0, beta2=0.0, eps=0.0, decay=0.0))
-    pairs = triton_rows.pair_rows(torch.arange(n_rows).view(1, -1), *ones(n_rows))
+    pairs = gpu_rows.pair_rows(torch.arange(n_rows).view(1, -1), *ones(n_rows))
 
-    triton_update.adamw_pairs(weight, bias, state, pairs, history)
+    gpu_adamw.adamw_pairs(weight, bias, state, pairs, history)
 
     spread = 2.0**-7 / 2 / weight.numel() ** 0.5
     assert weight.double().mean().item() == pytest.approx(value, abs=5 * spread)
@@ -290,7 +293,7 @@ def test_edges_of_touched_clusters_move_by_the_gradient_of_the_paths(
     logits = graph.edge_logits.detach()
     held, first = IndexGradients(logits), logits.double()
     moments = torch.zeros_like(logits), torch.zeros_like(logits)
-    state = triton_update.EdgeState(*moments, torch.zeros(n_clusters, dtype=torch.int32))
+    state = gpu_adamw.EdgeState(*moments, torch.zeros(n_clusters, dtype=torch.int32))
     history, seen = History(), []
     for lr in LRS[:n_steps]:
         beam = torch.stack([torch.randperm(n_clusters, generator=generator) for _ in range(3)])
@@ -301,7 +304,7 @@ def test_edges_of_touched_clusters_move_by_the_gradient_of_the_paths(
         twin = clusters.detach().clone().requires_grad_()
         graph.edge_logits.grad = None
 
-        scores = triton_paths.edge_log(logits, edge_labels, n_labels=n_labels, beta=beta)
+        scores = gpu_paths.edge_log(logits, edge_labels, n_labels=n_labels, beta=beta)
         found = path_log(clusters, scores, beam, paths, held)
         (found * upstream).sum().backward()
         plain = graph.unsaturated_log()
@@ -313,7 +316,7 @@ def test_edges_of_touched_clusters_move_by_the_gradient_of_the_paths(
         touched = held.touched.nonzero().flatten().tolist()
         seen.append({row: graph.edge_logits.grad[row].double() for row in touched})
         history.add(RATES._replace(lr=lr, decay=decay))
-        triton_update.adamw_edges(
+        gpu_adamw.adamw_edges(
             logits, edge_labels, state, held.by_edge, held.touched, history, n_labels=n_labels
         )
 

@@ -5,9 +5,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from elias.kernels.catch_up import catch_up
-from elias.kernels.update import AdamWRates, History, RowState, _adamw_torch, adamw_rows
-from elias.training.optim import schedule
+from elias.kernels.adamw import AdamWRates, History, RowState, _adamw_torch, adamw_rows, catch_up
+from elias.training.optimizer import schedule
 from reference import adamw
 
 

@@ -6,7 +6,7 @@ import pytest
 from scipy import sparse
 
 from elias.errors import DataError
-from elias.prediction_files import read_predictions
+from elias.inference.prediction_io import read_predictions
 from elias.predictions import Predictions
 
 NAMES = ["ant", "bee", "cat", "dog"]

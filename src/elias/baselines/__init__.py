@@ -1,6 +1,5 @@
-"""What ELIAS is measured against: one-vs-all with the same encoder, and nearest neighbours."""
+"""Baselines that ELIAS is compared with."""
 
-from elias.baselines.neighbours import NearestNeighbours
-from elias.baselines.one_vs_all import one_vs_all
+from elias.baselines.knn import NearestNeighbours
 
-__all__ = ["NearestNeighbours", "one_vs_all"]
+__all__ = ["NearestNeighbours"]

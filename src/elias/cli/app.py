@@ -13,19 +13,19 @@ import typer
 from typer.core import TyperGroup
 
 import elias
-from elias.cli import data, experiment, talk
+from elias.cli import console, data, experiment
 from elias.cli.calibrate import calibrate
 from elias.cli.demo import demo
+from elias.cli.errors import explained
 from elias.cli.evaluate import evaluate
 from elias.cli.explain import explain
 from elias.cli.export import export
-from elias.cli.failures import explained
-from elias.cli.models import info, presets
+from elias.cli.info import info, presets
 from elias.cli.predict import predict
-from elias.cli.processes import leaving, refuse_several
 from elias.cli.push import push
 from elias.cli.report import report
 from elias.cli.serve import serve
+from elias.cli.torchrun import leaving, refuse_several
 from elias.cli.train import train
 
 TALKATIVE = ("demo", "experiment", "serve", "train")
@@ -75,7 +75,7 @@ def options(
 ) -> None:
     """Set up what the commands tell on stderr; results go to stdout."""
     del version
-    talk.set_up(verbose=verbose, quiet=quiet, talkative=ctx.invoked_subcommand in TALKATIVE)
+    console.set_up(verbose=verbose, quiet=quiet, talkative=ctx.invoked_subcommand in TALKATIVE)
     refuse_several(ctx.invoked_subcommand)
     if ctx.invoked_subcommand in TRAINING:
         let_threads_sleep()

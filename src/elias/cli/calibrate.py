@@ -8,7 +8,8 @@ from typing import Annotated
 
 import typer
 
-from elias.cli import tables, talk
+from elias.cli import console
+from elias.cli.eval_data import open_points
 from elias.cli.options import (
     AsJson,
     DataPath,
@@ -18,10 +19,9 @@ from elias.cli.options import (
     Separator,
     TextColumn,
 )
-from elias.cli.points import open_points
 
 
-def calibrate(  # noqa: PLR0913 - each is an option of its own
+def calibrate(
     run: RunPath,
     data: DataPath,
     split: Annotated[
@@ -39,10 +39,10 @@ def calibrate(  # noqa: PLR0913 - each is an option of its own
 ) -> None:
     """Learn what a model's scores say of relevance, from points that it was not trained on."""
     from elias.errors import DataError
-    from elias.pipeline import Elias
-    from elias.pipeline.deciding import add_probabilities
-    from elias.pipeline.folder import model_folder
-    from elias.pipeline.hub import hub_id
+    from elias.inference.predictor import Elias
+    from elias.persistence.hub import hub_id
+    from elias.persistence.manifest import model_folder
+    from elias.rerank.probabilities import add_probabilities
 
     if out is None and (name := hub_id(run)) is not None:
         raise DataError(f"{name}: a model of the hub stays as it is; name a folder with --out")
@@ -63,8 +63,8 @@ def calibrate(  # noqa: PLR0913 - each is an option of its own
     if as_json:
         typer.echo(json.dumps(told))
         return
-    talk.note(f"{written}: learned from {len(chosen.points):,} {split} points")
-    tables.print_out(tables.grid(probability_rows(told)))
+    console.note(f"{written}: learned from {len(chosen.points):,} {split} points")
+    console.print_out(console.grid(probability_rows(told)))
 
 
 def probability_rows(told: dict[str, dict[str, dict[str, float]]]) -> list[tuple[str, str]]:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from elias.cli import tables, talk
+from elias.cli import console
 from elias.cli.options import (
     AsJson,
     DataPath,
@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from rich.table import Table
 
     from elias.data import CorpusStats, SplitStats
+
 
 app = typer.Typer(no_args_is_help=True, help="Look at corpora, convert them, make them.")
 
@@ -48,15 +49,15 @@ def info(
         typer.echo(json.dumps(facts, ensure_ascii=False))
         return
     notes = [("format", corpus.format), *corpus.notes.items()]
-    tables.print_out(_split_table(stats), "", tables.grid(_label_rows(stats)))
-    tables.print_out("", tables.grid(notes))
+    console.print_out(_split_table(stats), "", console.grid(_label_rows(stats)))
+    console.print_out("", console.grid(notes))
 
 
 def _split_table(stats: CorpusStats) -> Table:
     named = {name: _split_column(split) for name, split in stats.splits.items()}
     properties = next(iter(named.values()))
     rows = [[key, *(column[key] for column in named.values())] for key in properties]
-    return tables.columns(["", *named], [row for row in rows if any(row[1:])])
+    return console.columns(["", *named], [row for row in rows if any(row[1:])])
 
 
 def _split_column(split: SplitStats) -> dict[str, str]:
@@ -97,7 +98,7 @@ def _label_rows(stats: CorpusStats) -> list[tuple[str, Any]]:
 
 
 @app.command()
-def convert(  # noqa: PLR0913 - each is an option of its own
+def convert(
     source: Annotated[Path, typer.Argument(metavar="SRC", help="The corpus to read.")],
     target: Annotated[Path, typer.Argument(metavar="DST", help="The file or folder to write.")],
     to: Annotated[
@@ -123,7 +124,7 @@ def convert(  # noqa: PLR0913 - each is an option of its own
         written = write(corpus, target, to, overwrite=overwrite)
     except DataError as error:  # the library names its argument, the user typed an option
         raise DataError(str(error).replace("overwrite=True", "--overwrite")) from error
-    talk.note(f"written in {written.format} format")
+    console.note(f"written in {written.format} format")
     typer.echo(written.path)
 
 
@@ -136,7 +137,7 @@ def demo(directory: NewFolder) -> None:
 
 
 @app.command()
-def synthetic(  # noqa: PLR0913 - each is an option of its own
+def synthetic(
     directory: NewFolder,
     points: Annotated[int, typer.Option(min=1, help="Training points.")] = 10_000,
     labels: Annotated[int, typer.Option(min=1, help="Labels.")] = 1_000,

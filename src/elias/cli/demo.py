@@ -9,15 +9,16 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from elias import progress
-from elias.cli import tables, talk
-from elias.cli.failures import training
+from elias.cli import console
+from elias.cli.errors import training
 from elias.cli.options import DeviceName, Overwrite, read_corpus
 from elias.cli.train import show_plan
 
 if TYPE_CHECKING:
     from elias.config import EliasConfig
     from elias.data import Corpus
-    from elias.pipeline import Elias
+    from elias.inference.predictor import Elias
+
 
 PRESET = "mesh-titles"
 SYNTHETIC = {"n_points": 8_000, "n_labels": 2_000}
@@ -44,10 +45,11 @@ def demo(
     config = _config(synthetic)
     resolved = config.resolve(len(corpus.train), corpus.n_labels)
 
-    from elias.pipeline import Elias, train
+    from elias.inference.predictor import Elias
+    from elias.training.trainer import train
 
     if not overwrite and _is_finished(out, resolved):
-        talk.note(f"{out} is finished: showing what it recorded (--overwrite trains again)")
+        console.note(f"{out} is finished: showing what it recorded (--overwrite trains again)")
         model = Elias.from_pretrained(out, device=device)
         show(out, model, corpus, {})
     else:
@@ -55,8 +57,8 @@ def demo(
         with training(out):
             model = train(config, corpus, out=out, device=device, overwrite=overwrite)
         show(out, model, corpus, {"corpus": making})
-        tables.print_out(f"All in {tables.seconds(time.monotonic() - begin)}")
-    tables.print_out(_what_next(out, folder, corpus))
+        console.print_out(f"All in {console.seconds(time.monotonic() - begin)}")
+    console.print_out(_what_next(out, folder, corpus))
 
 
 def _make_corpus(parent: Path, synthetic: bool) -> Path:
@@ -81,7 +83,8 @@ def _is_finished(run: Path, config: EliasConfig) -> bool:
     """Say whether the run folder has a model of just this configuration."""
     from elias.config import decisive, read_tree
     from elias.errors import ConfigError
-    from elias.training.tracking import CONFIG_FILE, MODEL_FOLDER
+    from elias.persistence.manifest import MODEL_FOLDER
+    from elias.training.run import CONFIG_FILE
 
     if not (run / MODEL_FOLDER).is_dir():
         return False
@@ -93,16 +96,16 @@ def _is_finished(run: Path, config: EliasConfig) -> bool:
 
 def show(run: Path, model: Elias, corpus: Corpus, times: dict[str, float]) -> None:
     """Print the stages' metrics, some predictions, the times and the place of the model."""
-    from elias.training.records import read_records
-    from elias.training.tracking import MODEL_FOLDER
+    from elias.persistence.manifest import MODEL_FOLDER
+    from elias.training.run import read_records
 
     progress.enable(False)
-    tables.print_out("", *tables.stage_table(model.facts.get("metrics", {}), "test"), "")
-    tables.print_out(*_examples(model, corpus))
+    console.print_out("", *console.stage_table(model.facts.get("metrics", {}), "test"), "")
+    console.print_out(*_examples(model, corpus))
     steps = {**times, **read_records(run).times()}
-    rows = [(f"  {name}", tables.seconds(value)) for name, value in steps.items()]
-    tables.print_out("Time of each step:", tables.grid(rows), "")
-    tables.print_out(f"Model saved in {run / MODEL_FOLDER}")
+    rows = [(f"  {name}", console.seconds(value)) for name, value in steps.items()]
+    console.print_out("Time of each step:", console.grid(rows), "")
+    console.print_out(f"Model saved in {run / MODEL_FOLDER}")
 
 
 def _examples(model: Elias, corpus: Corpus) -> list[Any]:
@@ -121,7 +124,7 @@ def _examples(model: Elias, corpus: Corpus) -> list[Any]:
             )
         ]
         rows = [("text", texts[row]), ("true", " | ".join(names))]
-        shown += [tables.grid([*rows, ("predicted", "\n".join(found))]), ""]
+        shown += [console.grid([*rows, ("predicted", "\n".join(found))]), ""]
     return shown
 
 

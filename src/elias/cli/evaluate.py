@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from elias.cli import tables, talk
+from elias.cli import console
+from elias.cli.eval_data import open_points
 from elias.cli.options import (
     AsJson,
     Component,
@@ -21,21 +22,21 @@ from elias.cli.options import (
     Separator,
     TextColumn,
 )
-from elias.cli.points import open_points
-from elias.cli.processes import several
+from elias.cli.torchrun import several
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from elias.cli.points import Chosen
+    from elias.cli.eval_data import Chosen
+    from elias.inference.predictor import Elias
     from elias.metrics import LabelTable
-    from elias.pipeline import Elias
     from elias.predictions import Predictions
+
 
 RECALL_KS = (10, 20, 100)
 
 
-def evaluate(  # noqa: PLR0913 - each is an option of its own
+def evaluate(
     run: RunPath,
     data: DataPath,
     split: Annotated[
@@ -62,7 +63,7 @@ def evaluate(  # noqa: PLR0913 - each is an option of its own
     """Measure a model on a corpus: P, nDCG, PSP, PSnDCG, recall and ECE, in percent."""
     cuts = tuple(sorted(set(ks or (1, 3, 5))))
     with several(device) as world:
-        from elias.pipeline import Elias
+        from elias.inference.predictor import Elias
 
         model = Elias.from_pretrained(run, device=device, world=world)
         chosen = open_points(model, data, split, text, labels, separator, world=world)
@@ -74,14 +75,14 @@ def evaluate(  # noqa: PLR0913 - each is an option of its own
     metrics = judged.metrics()
     if per_label is not None:
         write_csv(per_label, judged.by_label())
-        talk.note(f"{per_label}: a row for each of {chosen.corpus.n_labels:,} labels")
+        console.note(f"{per_label}: a row for each of {chosen.corpus.n_labels:,} labels")
     if as_json:
         metrics |= judged.calibration()
         typer.echo(json.dumps({name: round(value, 4) for name, value in metrics.items()}))
         return
-    talk.note(f"{run} on the {len(chosen.points):,} {split} points of {data}")
-    tables.print_out(
-        tables.metrics_table(metrics), *judged.decile_lines(), *judged.calibration_lines()
+    console.note(f"{run} on the {len(chosen.points):,} {split} points of {data}")
+    console.print_out(
+        console.metrics_table(metrics), *judged.decile_lines(), *judged.calibration_lines()
     )
 
 
@@ -114,8 +115,7 @@ class Judgement:
 
     def calibration(self) -> dict[str, float]:
         """Return ECE@5 of the probabilities and of the scores as they are, where both are known."""
-        from elias.pipeline.deciding import ECE_AT
-        from elias.rerank.probabilities import calibration_error
+        from elias.rerank.probabilities import ECE_AT, calibration_error
 
         found, truth = self._allowed(), self.chosen.points.labels
         if found.probabilities is None:
@@ -157,7 +157,7 @@ class Judgement:
 def _predictions(
     model: Elias, chosen: Chosen, file: Path | None, top_k: int, component: str
 ) -> Predictions:
-    from elias.prediction_files import read_predictions
+    from elias.inference.prediction_io import read_predictions
 
     points = chosen.points
     if file is None:

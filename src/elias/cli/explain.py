@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from elias import progress
-from elias.cli import tables, talk
+from elias.cli import console
+from elias.cli.inputs import STDIN, chunks, read_rows
 from elias.cli.options import DeviceName
-from elias.cli.texts import STDIN, chunks, read_rows
 from elias.errors import DataError
 
 if TYPE_CHECKING:
@@ -19,8 +19,10 @@ if TYPE_CHECKING:
 
     from rich.table import Table
 
-    from elias.pipeline import Elias, ExplainedLabel, Explanation
+    from elias.inference.explain import ExplainedLabel, Explanation
+    from elias.inference.predictor import Elias
     from elias.rerank import Reranker
+
 
 CHUNK = 64
 
@@ -64,8 +66,8 @@ def explain(
         (row.text for row in read_rows(STDIN, None)) if text == str(STDIN) else [text]
     )
 
-    from elias.data.formats.sources import mend
-    from elias.pipeline import Elias
+    from elias.data.readers.files import mend
+    from elias.inference.predictor import Elias
 
     elias = Elias.from_pretrained(model, device=device)
     if elias.model.encoder.reads_features:
@@ -82,7 +84,7 @@ def explain(
             _show(explanation, as_json=as_json, legend=None if count else legend)
             count += 1
     if not count:
-        talk.note("no texts were given")
+        console.note("no texts were given")
 
 
 def _legend(model: Elias, member: int) -> str:
@@ -112,8 +114,8 @@ def _show(explanation: Explanation, *, as_json: bool, legend: str | None) -> Non
         typer.echo(json.dumps(explanation.to_dict(), ensure_ascii=False))
         return
     if legend is not None:
-        talk.note(legend)
-    tables.print_out(
+        console.note(legend)
+    console.print_out(
         *([] if legend else [""]), explanation.text or "(an empty text)", "", explained(explanation)
     )
 

@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from elias.cli import talk
+from elias.cli import console
 from elias.cli.options import Overwrite
 
 
@@ -27,14 +27,14 @@ def export(
 
     A ranker, calibration and probabilities are not exported: the file ranks as the last stage.
     """
-    from elias.pipeline import Elias
+    from elias.inference.predictor import Elias
 
     elias = Elias.from_pretrained(model, device="cpu")
     start = time.monotonic()
     elias.export_onnx(out, top_k=top_k, int8=int8, overwrite=overwrite)
     size = out.stat().st_size / 1e6
-    talk.note(f"{out}: {size:,.1f} MB, written in {time.monotonic() - start:.0f} s")
+    console.note(f"{out}: {size:,.1f} MB, written in {time.monotonic() - start:.0f} s")
     left_out = ", ".join(elias.components[1:])
     if left_out:
         stage = elias.components[0]
-        talk.note(f"it ranks as --component {stage} does; not exported: {left_out}")
+        console.note(f"it ranks as --component {stage} does; not exported: {left_out}")

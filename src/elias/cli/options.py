@@ -9,14 +9,15 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from elias.cli import talk
+from elias.cli import console
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
     from elias.data.corpus import Corpus
-    from elias.data.large import OnDisk
-    from elias.pipeline import Elias
+    from elias.data.load import OnDisk
+    from elias.inference.predictor import Elias
+
 
 DataPath = Annotated[
     Path, typer.Argument(metavar="DATA", help="A corpus: a file or folder in any known format.")
@@ -91,7 +92,7 @@ def as_in_training(path: Path, settings: Mapping[str, Any], **given: str | None)
         options = reading_options(path, settings, given)
     used = [f"--{key} {quote(options[key])}" for key in options if given[key] is None]
     if used:
-        talk.note(f"{path}: read as in training: {' '.join(used)}")
+        console.note(f"{path}: read as in training: {' '.join(used)}")
     return options
 
 

@@ -10,19 +10,21 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from elias import progress
-from elias.cli import talk
+from elias.cli import console
+from elias.cli.inputs import STDIN, chunks, find_file, read_rows
 from elias.cli.options import Component, DeviceName, Overwrite, TextColumn
-from elias.cli.processes import several
-from elias.cli.texts import STDIN, chunks, find_file, read_rows
+from elias.cli.torchrun import several
 from elias.errors import DataError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
 
-    from elias.data.text_rows import TextFile, TextRow
+    from elias.data.readers.text_rows import TextFile, TextRow
     from elias.distributed import World
-    from elias.pipeline import Elias, FileTask
+    from elias.inference.batch_predict import FileTask
+    from elias.inference.predictor import Elias
     from elias.predictions import Predictions
+
 
 CHUNK = 1024
 SECONDS_BEFORE_BAR = 2.0
@@ -30,7 +32,7 @@ SECONDS_BEFORE_BAR = 2.0
 Labels = list[str] | None
 
 
-def predict(  # noqa: PLR0913 - each is an option of its own
+def predict(
     model: Annotated[Path, typer.Argument(metavar="MODEL", help="A saved model, or a run.")],
     texts: Annotated[
         Path,
@@ -97,7 +99,7 @@ def predict(  # noqa: PLR0913 - each is an option of its own
         if out is None:
             return read_rows(texts, text, keep or [], settings)
         source = _file_of_texts(texts, text, keep or [], settings)
-        from elias.pipeline import FileTask
+        from elias.inference.batch_predict import FileTask
 
         return FileTask.plan(
             source, out, format=file_format, chunk_size=chunk_size, overwrite=overwrite
@@ -116,13 +118,13 @@ def predict(  # noqa: PLR0913 - each is an option of its own
             "component": component,
         }
         if planned is None:  # one of several processes, and not the first
-            from elias.pipeline.together import follow
+            from elias.distributed.coordination import follow
 
             assert world is not None
             follow(world, elias, options)
             return
-        from elias.pipeline import FileTask
-        from elias.pipeline.together import leading
+        from elias.distributed.coordination import leading
+        from elias.inference.batch_predict import FileTask
 
         with leading(world, elias) as ask:
             if isinstance(planned, FileTask):
@@ -132,7 +134,7 @@ def predict(  # noqa: PLR0913 - each is an option of its own
 
 
 def _reader_of_texts(folder: Path, device: str, world: World | None) -> Elias:
-    from elias.pipeline import Elias
+    from elias.inference.predictor import Elias
 
     elias = Elias.from_pretrained(folder, device=device, world=world)
     if elias.model.encoder.reads_features:
@@ -145,8 +147,8 @@ def _reader_of_texts(folder: Path, device: str, world: World | None) -> Elias:
 
 def _data_settings(folder: Path) -> dict[str, Any]:
     """Return how the model's training data was read, without loading the model."""
-    from elias.model.pretrained import read_data_settings
-    from elias.pipeline.hub import place_of
+    from elias.persistence.hub import place_of
+    from elias.persistence.manifest import read_data_settings
 
     return read_data_settings(place_of(folder))
 
@@ -166,16 +168,16 @@ def _stdout_chunk(source: Path) -> int:
 def _to_file(
     elias: Elias, task: FileTask, options: dict[str, Any], ask: Callable[..., Predictions]
 ) -> None:
-    from elias.pipeline import predict_file
+    from elias.inference.batch_predict import predict_file
 
     # nothing is seen on stdout, so without a terminal for the bar lines tell how far it is
-    talk.set_up(verbose=talk.is_verbose(), quiet=talk.is_quiet(), talkative=True)
+    console.set_up(verbose=console.is_verbose(), quiet=console.is_quiet(), talkative=True)
     start = time.monotonic()
     done = predict_file(elias, task, ask=ask, **options)
     seconds = max(time.monotonic() - start, 1e-9)
     before = f", {done.resumed:,} of them before" if done.resumed else ""
     speed = (done.texts - done.resumed) / seconds
-    talk.note(f"{task.out}: {done.texts:,} texts{before}, {speed:,.0f} per second")
+    console.note(f"{task.out}: {done.texts:,} texts{before}, {speed:,.0f} per second")
 
 
 def _to_stdout(
@@ -186,8 +188,8 @@ def _to_stdout(
     *,
     size: int,
 ) -> None:
-    from elias.data.formats.sources import mend
-    from elias.prediction_writing import json_line
+    from elias.data.readers.files import mend
+    from elias.inference.prediction_io import json_line
 
     progress.enable(False)  # a bar for every chunk would flicker; one for all follows below
     with _Counter() as counter:
@@ -200,7 +202,7 @@ def _to_stdout(
             sys.stdout.flush()
             counter.add(len(chunk))
     if not counter.count:
-        talk.note("no texts were given")
+        console.note("no texts were given")
 
 
 def wanted_labels(given: Sequence[str] | None, names: Sequence[str]) -> list[str | int] | None:
@@ -227,7 +229,7 @@ def _spelled_out(given: Sequence[str]) -> Iterator[str]:
 
 
 def _lines_of(path: Path) -> list[str]:
-    from elias.data.formats.sources import read_lines
+    from elias.data.readers.files import read_lines
 
     lines = [line.strip() for line in read_lines(path) if line.strip()]
     if not lines:
@@ -241,7 +243,7 @@ class _Counter:
     def __init__(self) -> None:
         self.count = 0
         self._start = time.monotonic()
-        self._shown = sys.stderr.isatty() and not sys.stdout.isatty() and not talk.is_quiet()
+        self._shown = sys.stderr.isatty() and not sys.stdout.isatty() and not console.is_quiet()
         self._status: Any = None
 
     def __enter__(self) -> _Counter:

@@ -26,7 +26,7 @@ def push(
     ] = None,
 ) -> None:
     """Push a model and its card to the Hugging Face hub, and print its address."""
-    from elias.pipeline import Elias
+    from elias.inference.predictor import Elias
 
     elias = Elias.from_pretrained(model, device="cpu")
     typer.echo(

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from elias.cli import talk
+from elias.cli import console
 from elias.cli.options import DeviceName, LabelsColumn, Separator, TextColumn
 
 
@@ -27,10 +27,10 @@ def report(
     device: DeviceName = "auto",
 ) -> None:
     """Write a page about a run: metrics, the paper's figures, examples, settings, times."""
-    from elias.analysis.report import write_report
+    from elias.report.report import write_report
 
     given = {"text": text, "labels": labels, "separator": separator}
     reading = {name: value for name, value in given.items() if value is not None}
     written = write_report(run, data, out=out, reading=reading or None, device=device)
-    talk.note("open it in a browser; it needs no network")
+    console.note("open it in a browser; it needs no network")
     typer.echo(written)

@@ -8,13 +8,13 @@ from typing import Annotated
 import typer
 
 from elias.cli.options import DeviceName
-from elias.model.layout import HUB_PREFIX
+from elias.errors import HUB_PREFIX
 from elias.serve.settings import Limits, ServeSettings, check_installed, read_examples, read_keys
 
 _USUAL = Limits()
 
 
-def serve(  # noqa: PLR0913 - each is an option of its own
+def serve(
     model: Annotated[
         str,
         typer.Argument(metavar="MODEL", help="A saved model, a run, or hf://user/model@revision."),
@@ -75,6 +75,6 @@ def serve(  # noqa: PLR0913 - each is an option of its own
         ),
     )
 
-    from elias.serve.supervisor import serve as run
+    from elias.serve.workers import serve as run
 
     run(settings)

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from elias.cli import tables, talk
-from elias.cli.failures import training
-from elias.cli.models import config_rows
+from elias.cli import console
+from elias.cli.errors import training
+from elias.cli.info import config_rows
 from elias.cli.options import (
     DataPath,
     DeviceName,
@@ -22,16 +22,16 @@ from elias.cli.options import (
     TextColumn,
     read_corpus,
 )
-from elias.cli.processes import several
+from elias.cli.torchrun import several
 
 if TYPE_CHECKING:
     from elias.config import EliasConfig
     from elias.data import Corpus
-    from elias.pipeline import Elias
-    from elias.pipeline.rehearsal import Rehearsal
+    from elias.inference.predictor import Elias
+    from elias.training.dry_run import Rehearsal
 
 
-def train(  # noqa: PLR0913 - each is an option of its own
+def train(
     data: DataPath,
     out: Annotated[
         Path | None, typer.Option("--out", metavar="RUN", help="The run folder to make.")
@@ -81,10 +81,11 @@ def train(  # noqa: PLR0913 - each is an option of its own
         return
     chosen = chosen_config(preset, config, changes or [])
 
-    from elias.pipeline import Elias, pick_device
-    from elias.pipeline import train as fit
-    from elias.pipeline.fitting import check_plan, starting_config, train_together
-    from elias.pipeline.together import in_turn
+    from elias.distributed.coordination import in_turn
+    from elias.inference.predictor import Elias
+    from elias.kernels.device import pick_device
+    from elias.training.trainer import check_plan, starting_config, train_together
+    from elias.training.trainer import train as fit
 
     # what is wrong is better refused before a large corpus is read
     check_plan(chosen, None if dry_run or helps else out, overwrite=overwrite)
@@ -104,13 +105,13 @@ def train(  # noqa: PLR0913 - each is an option of its own
         resolved = starting_config(chosen, start).resolve(len(corpus.train), corpus.n_labels)
         show_plan(resolved, corpus)
         if dry_run:
-            from elias.pipeline.rehearsal import rehearse
+            from elias.training.dry_run import rehearse
 
             found = rehearse(
                 resolved, corpus, where, init_from=start, keeps_checkpoints=out is not None
             )
             show_rehearsal(found)
-            talk.note(f"parameters: {found.n_parameters:,}; nothing was written")
+            console.note(f"parameters: {found.n_parameters:,}; nothing was written")
             typer.echo(json.dumps(resolved.to_dict(), indent=2, ensure_ascii=False))
             return
         with training(out, overwrite=overwrite):
@@ -141,7 +142,7 @@ def first_of_several() -> bool | None:
 
     rank = launched()
     if rank:
-        talk.hush()
+        console.hush()
     return None if rank is None else rank == 0
 
 
@@ -150,7 +151,7 @@ def chosen_config(preset: str | None, file: Path | None, changes: list[str]) -> 
     from elias.config import EliasConfig, merge, parse_override, preset_tree, read_tree
 
     if preset is None and file is None:
-        talk.note("no --preset and no --config: the defaults are used")
+        console.note("no --preset and no --config: the defaults are used")
     tree = {} if preset is None else preset_tree(preset)
     if file is not None:
         tree = merge(tree, read_tree(file))
@@ -163,7 +164,7 @@ def show_plan(config: EliasConfig, corpus: Corpus) -> None:
     rows = [("points", counts), ("labels", corpus.n_labels), *config_rows(config)]
     if corpus.validation is not None:
         rows = [row for row in rows if row[0] != "validation points"]
-    talk.show(tables.grid(rows))
+    console.show(console.grid(rows))
 
 
 def show_stages(model: Elias) -> None:
@@ -172,13 +173,13 @@ def show_stages(model: Elias) -> None:
     splits = {split for found in metrics.values() for split in found}
     for split in ("test", "validation"):
         if split in splits:
-            tables.print_out(*tables.stage_table(metrics, split))
+            console.print_out(*console.stage_table(metrics, split))
             return
 
 
 def show_rehearsal(found: Rehearsal) -> None:
     """Tell what a run would take, on stderr."""
-    from elias.pipeline.fitting_in import gib
+    from elias.training.memory import gib
 
     rows: list[tuple[str, Any]] = []
     for title, parts in (("GPU", found.expected.device), ("host", found.expected.host)):
@@ -189,8 +190,8 @@ def show_rehearsal(found: Rehearsal) -> None:
         rows.append((f"{fit.where} {whose}", room))
     for stage, seconds in found.epoch_seconds.items():
         rows.append((f"{stage}, an epoch", f"{seconds:,.1f} s ({found.n_steps[stage]:,} steps)"))
-    talk.show(tables.grid(rows))
+    console.show(console.grid(rows))
     if found.remedies:
         whole = all(fit.possible for fit in found.fits)
         problem = "memory is short while others use it" if whole else "the run does not fit"
-        talk.warn(f"{problem}: {'; '.join(found.remedies)}")
+        console.warn(f"{problem}: {'; '.join(found.remedies)}")

@@ -4,11 +4,18 @@ Precedence: defaults < preset < ``--config FILE`` < ``--set key=value``. A size 
 derived from the data by `EliasConfig.resolve`, and the resolved tree is what a run writes down.
 """
 
-from elias.config.differences import decisive, first_difference, without_rates
-from elias.config.presets import preset_names, preset_summary, preset_tree
-from elias.config.reading import merge, parse_override, read_tree
-from elias.config.rerank import RerankConfig
-from elias.config.tree import (
+from elias.config.io import (
+    decisive,
+    first_difference,
+    merge,
+    parse_override,
+    preset_names,
+    preset_summary,
+    preset_tree,
+    read_tree,
+    without_rates,
+)
+from elias.config.schema import (
     DEFAULT_STAGES,
     ONE_VS_ALL_STAGES,
     CheckpointConfig,
@@ -19,6 +26,7 @@ from elias.config.tree import (
     EvalConfig,
     IndexConfig,
     LossConfig,
+    RerankConfig,
     StageConfig,
     TrackingConfig,
 )

@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from elias.data.corpus import SPLITS, Corpus, Split
-    from elias.data.loading import load_corpus
+    from elias.data.load import load_corpus
     from elias.data.stats import CorpusStats, SplitStats, corpus_stats
-    from elias.data.writing import Written, convert
+    from elias.data.writers import Written, convert
 
 __all__ = [
     "SPLITS",
@@ -32,10 +32,10 @@ _HOME = {
     "CorpusStats": "stats",
     "Split": "corpus",
     "SplitStats": "stats",
-    "Written": "writing",
-    "convert": "writing",
+    "Written": "writers",
+    "convert": "writers",
     "corpus_stats": "stats",
-    "load_corpus": "loading",
+    "load_corpus": "load",
 }
 
 

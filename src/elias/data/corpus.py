@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from scipy.sparse import csr_matrix
 
-from elias.data.disk import DiskTexts, is_mapped, take_rows
-from elias.data.pages import ease
+from elias.data.mapped import DiskTexts, ease, is_mapped, take_rows
 from elias.errors import DataError
 
 if TYPE_CHECKING:
@@ -18,6 +17,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from numpy.typing import NDArray
+
 
 _HASHED = 1 << 20  # numbers hashed at a time
 SPLITS = ("train", "validation", "test")

@@ -24,12 +24,13 @@ from xml.etree import ElementTree
 import numpy as np
 from scipy.sparse import csr_matrix, save_npz
 
-from elias.data.staging import staged_folder
+from elias.data.atomic import staged_folder
 from elias.errors import DataError
 from elias.progress import track
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
+
 
 logger = logging.getLogger(__name__)
 

@@ -6,7 +6,7 @@ import logging
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from elias.data.formats.recognise import named_columns
+from elias.data.readers.detect import named_columns
 from elias.errors import DataError
 
 if TYPE_CHECKING:

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 
     from elias.data.corpus import Corpus, Split
 
+
 PERCENTILES = (10, 50, 90, 99)
 _WORD = re.compile(r"\w+")
 

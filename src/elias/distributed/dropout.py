@@ -20,7 +20,8 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from elias.data.batches import TokenBatch
+    from elias.text.batches import TokenBatch
+
 
 _WORD = 0xFFFFFFFF
 # One for each axis, odd, so that places on an axis differ; not an axis's length times that of the

@@ -21,7 +21,7 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
-from elias.distributed.watching import Watch
+from elias.distributed.watchdog import Watch
 from elias.errors import EliasError, Interrupted, RunError
 
 if TYPE_CHECKING:
@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
     from torch import Tensor
+
 
 logger = logging.getLogger(__name__)
 

@@ -4,19 +4,18 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from elias.analysis.facts import COMPONENTS
-from elias.experiments.drawing import beside
-from elias.experiments.members import USUAL_MEMBERS, OwnModel
-from elias.experiments.models import Models
-from elias.experiments.plan import Plan
-from elias.experiments.rows import TRAIN_SECONDS
-from elias.experiments.tables import Table
-from elias.experiments.twins import Twin, fixed_twin, learns_graph, one_vs_all_twin
-from elias.pipeline.answering import ENSEMBLE
+from elias.experiments.models import USUAL_MEMBERS, Models, OwnModel
+from elias.experiments.plots import beside
+from elias.experiments.runner import Plan
+from elias.experiments.tables import TRAIN_SECONDS, Table
+from elias.experiments.variants import Twin, fixed_twin, learns_graph, one_vs_all_twin
+from elias.inference.predict import ENSEMBLE
+from elias.report.sections import COMPONENTS
 
 if TYPE_CHECKING:
     from elias.config import EliasConfig
-    from elias.experiments.plan import Setting
+    from elias.experiments.runner import Setting
+
 
 COLUMNS = (
     *("P@1", "P@3", "P@5", "nDCG@3", "nDCG@5", "PSP@1", "PSP@3", "PSP@5"),

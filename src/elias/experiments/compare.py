@@ -14,33 +14,30 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from elias.baselines import NearestNeighbours
-from elias.baselines.neighbours import NEIGHBOURS
-from elias.experiments import features as features_of
-from elias.experiments.drawing import beside
-from elias.experiments.measuring import judged
-from elias.experiments.members import OwnModel
-from elias.experiments.models import Models
+from elias.baselines.knn import NEIGHBOURS
+from elias.experiments import peers as features_of
+from elias.experiments.models import Models, OwnModel, judged
 from elias.experiments.peers import (
     METHODS,
-    TITLES,
+    PEER_TITLES,
     Answer,
     Peer,
     PeerData,
     PeerFailedError,
     find_peers,
 )
-from elias.experiments.plan import Plan, Task
-from elias.experiments.rows import MEGABYTES, MS_PER_POINT, TRAIN_SECONDS, Row
-from elias.experiments.tables import Table
-from elias.experiments.twins import Twin, one_vs_all_twin
-from elias.pipeline.answering import ENSEMBLE
-from elias.pipeline.predictor import EVALUATED
-from elias.pipeline.reranking import CALIBRATE, NAMES, RERANK
+from elias.experiments.plots import beside
+from elias.experiments.runner import Plan, Task
+from elias.experiments.tables import MEGABYTES, MS_PER_POINT, TRAIN_SECONDS, Row, Table
+from elias.experiments.variants import Twin, one_vs_all_twin
+from elias.inference.predict import CALIBRATE, ENSEMBLE, NAMES, RERANK
+from elias.inference.predictor import EVALUATED
 
 if TYPE_CHECKING:
     from elias.config import EliasConfig
-    from elias.experiments.features import PointFeatures
-    from elias.experiments.plan import Setting
+    from elias.experiments.peers import PointFeatures
+    from elias.experiments.runner import Setting
+
 
 COSTS = (TRAIN_SECONDS, MS_PER_POINT, MEGABYTES)
 COLUMNS = (
@@ -192,7 +189,7 @@ class _Peers:
         peer = self.peers[METHODS[method]]
         return Task(
             name=f"{method}-{kind}-seed{seed}",
-            title=f"{TITLES[method]}{features_of.TITLES[kind]}, seed {seed}",
+            title=f"{PEER_TITLES[method]}{features_of.TITLES[kind]}, seed {seed}",
             decided_by={
                 "peer": [peer.package, peer.version],
                 "method": method,
@@ -242,7 +239,7 @@ class _Peers:
         times = f" {part.replace('x', '×')}" if part else ""
         return Row(
             name=name,
-            title=f"{TITLES[method]}{times}{features_of.TITLES[kind]}",
+            title=f"{PEER_TITLES[method]}{times}{features_of.TITLES[kind]}",
             seed=seed,
             settings={"peer": peer.package, "version": peer.version, "features": kind},
             note=note,

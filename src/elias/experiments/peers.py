@@ -1,4 +1,4 @@
-"""Other programs on the same data, each run for real by an interpreter that has its package."""
+"""Run other programs on the same data."""
 
 from __future__ import annotations
 
@@ -7,30 +7,78 @@ import logging
 import os
 import subprocess
 import sys
-from collections.abc import Mapping
+import time
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
-from scipy.sparse import csr_matrix, load_npz, save_npz
+from scipy.sparse import csr_matrix, issparse, load_npz, save_npz
 
 from elias.errors import ConfigError, nearest
 from elias.predictions import Predictions
 from elias.progress import progress
+from elias.rerank.features import RankerFeatures
+from elias.text.vectorizer import Featurizer, unit_rows
 
 if TYPE_CHECKING:
-    from elias.data.corpus import Corpus
+    from elias.data.corpus import Corpus, Split
+    from elias.experiments.runner import Setting
+
+
+logger = logging.getLogger(__name__)
+
+WORDS, RANKER = "words", "ranker"
+TITLES = {WORDS: "", RANKER: ", our features"}
+"""What is said of a peer that reads them."""
+
+
+@dataclass(frozen=True, slots=True)
+class PointFeatures:
+    """Features of the training and the test points, and how long making them took."""
+
+    train: csr_matrix
+    test: csr_matrix
+    train_seconds: float
+    test_seconds: float
+
+
+def point_features(setting: Setting, kind: str) -> PointFeatures:
+    """Return tf-idf of words, or what our ranker reads but for φ; given features stay."""
+    train, test = (_given(setting.corpus.split(name)) for name in ("train", "test"))
+    begin = time.perf_counter()
+    transform = _fitted(train, kind, setting)
+    of_train = transform(train)
+    middle = time.perf_counter()
+    of_test = transform(test)
+    return PointFeatures(of_train, of_test, middle - begin, time.perf_counter() - middle)
+
+
+def _fitted(
+    train: Sequence[str] | csr_matrix, kind: str, setting: Setting
+) -> Callable[[Any], csr_matrix]:
+    if issparse(train):
+        return unit_rows
+    if kind == WORDS:
+        return Featurizer.fit(train, char_ngrams=(0, 0), min_count=1).transform
+    return RankerFeatures.fit(train, setting.config.rerank).transform
+
+
+def _given(split: Split) -> Sequence[str] | csr_matrix:
+    if split.texts is not None:
+        return split.texts
+    assert split.features is not None, "a split has texts or features"
+    return split.features
+
 
 PACKAGES = {"omikuji": "omikuji", "pecos": "libpecos"}
 """Peers by the name their interpreter is given under, and what pip calls them."""
 METHODS = {"parabel": "omikuji", "bonsai": "omikuji", "xr-linear": "pecos"}
 """What is run, and by which peer."""
-TITLES = {"parabel": "Parabel", "bonsai": "Bonsai", "xr-linear": "XR-Linear"}
+PEER_TITLES = {"parabel": "Parabel", "bonsai": "Bonsai", "xr-linear": "XR-Linear"}
 _SCRIPT = Path(__file__).parent / "peer_scripts" / "run_peer.py"
 _LAST_LINE = 160
-
-logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,7 +182,7 @@ class PeerData:
         Raises:
             PeerFailedError: If the peer does not come to its end.
         """
-        with TemporaryDirectory(dir=self.folder) as out, progress(f"Running {TITLES[method]}"):
+        with TemporaryDirectory(dir=self.folder) as out, progress(f"Running {PEER_TITLES[method]}"):
             job = {
                 name: str(self.folder / f"{name}.npz") for name in ("train_x", "train_y", "test_x")
             }

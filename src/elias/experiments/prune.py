@@ -10,18 +10,17 @@ from typing import TYPE_CHECKING
 
 from elias.config import decisive
 from elias.errors import ConfigError
-from elias.experiments.drawing import losses
-from elias.experiments.measuring import judged, model_ms, single_component
-from elias.experiments.members import OURS, run_name
-from elias.experiments.models import Models
-from elias.experiments.plan import Plan, Task
-from elias.experiments.rows import MS_PER_POINT, REMOVED, Row
-from elias.experiments.tables import Table
-from elias.experiments.twins import learns_graph
-from elias.pipeline import EdgeCount, Elias, prune_edges
+from elias.experiments.models import OURS, Models, judged, model_ms, run_name, single_component
+from elias.experiments.plots import losses
+from elias.experiments.runner import Plan, Task
+from elias.experiments.tables import MS_PER_POINT, REMOVED, Row, Table
+from elias.experiments.variants import learns_graph
+from elias.inference.predictor import Elias
+from elias.inference.prune import EdgeCount, prune_edges
 
 if TYPE_CHECKING:
-    from elias.experiments.plan import Setting
+    from elias.experiments.runner import Setting
+
 
 THRESHOLD, TOP_K = "threshold", "top_k"
 WAYS = {THRESHOLD: "by threshold", TOP_K: "by rank"}

@@ -9,8 +9,8 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from elias.kernels import compiled_paths
-from elias.kernels.gradients import IndexGradients
+from elias.kernels.cpu import paths as cpu_paths
+from elias.kernels.rows import IndexGradients
 
 
 def edge_log(
@@ -25,9 +25,9 @@ def edge_log(
 
     With a ``beam`` the scores of clusters outside it may be left undefined.
     """
-    from elias.kernels import triton_paths
+    from elias.kernels.gpu import paths as gpu_paths
 
-    return triton_paths.edge_log(edge_logits, edge_labels, n_labels=n_labels, beta=beta, beam=beam)
+    return gpu_paths.edge_log(edge_logits, edge_labels, n_labels=n_labels, beta=beta, beam=beam)
 
 
 def path_log(
@@ -60,7 +60,7 @@ def is_member(
     if not labels.is_cuda:
         found = torch.empty(labels.shape, dtype=torch.bool)
         n_chunks = min(numba.get_num_threads(), max(1, len(labels)))
-        compiled_paths.is_member(labels.numpy(), wanted.numpy(), n_labels, n_chunks, found.numpy())
+        cpu_paths.is_member(labels.numpy(), wanted.numpy(), n_labels, n_chunks, found.numpy())
         return found
     place = torch.searchsorted(wanted, labels).clamp(max=wanted.shape[1] - 1)
     return (wanted.gather(1, place) == labels) & (labels < n_labels)
@@ -73,7 +73,7 @@ class _PathLogCompiled(torch.autograd.Function):
     ) -> Tensor:
         out = torch.empty(paths.shape)
         arrays = (cluster_log.numpy(), edge_scores.numpy(), beam.numpy(), paths.numpy())
-        compiled_paths.path_log(*arrays, out.numpy())
+        cpu_paths.path_log(*arrays, out.numpy())
         ctx.save_for_backward(cluster_log, edge_scores, beam, paths)
         return out
 
@@ -82,9 +82,9 @@ class _PathLogCompiled(torch.autograd.Function):
         cluster_log, edge_scores, beam, paths = ctx.saved_tensors
         by_cluster = torch.zeros_like(cluster_log)
         with_edges = ctx.needs_input_grad[1]
-        n_blocks = compiled_paths.n_blocks(paths.numel(), edge_scores.numel())
+        n_blocks = cpu_paths.n_blocks(paths.numel(), edge_scores.numel())
         blocks = torch.zeros((n_blocks, *(edge_scores if with_edges else edge_scores[:0]).shape))
-        compiled_paths.path_log_backward(
+        cpu_paths.path_log_backward(
             (cluster_log.numpy(), edge_scores.numpy()),
             beam.numpy(),
             paths.numpy(),
@@ -95,7 +95,7 @@ class _PathLogCompiled(torch.autograd.Function):
         if not with_edges:
             return by_cluster, None, None, None
         by_edge = torch.empty_like(edge_scores)
-        compiled_paths.add_blocks(blocks.numpy(), by_edge.numpy())
+        cpu_paths.add_blocks(blocks.numpy(), by_edge.numpy())
         return by_cluster, by_edge, None, None
 
 
@@ -109,21 +109,21 @@ class _PathLog(torch.autograd.Function):
         paths: Tensor,
         gradients: IndexGradients | None,
     ) -> Tensor:
-        from elias.kernels import triton_paths
+        from elias.kernels.gpu import paths as gpu_paths
 
         ctx.save_for_backward(cluster_log, edge_scores, beam, paths)
         ctx.gradients = gradients
-        return triton_paths.path_log(cluster_log, edge_scores, beam, paths)
+        return gpu_paths.path_log(cluster_log, edge_scores, beam, paths)
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None, None, None, None]:
-        from elias.kernels import triton_paths
+        from elias.kernels.gpu import paths as gpu_paths
 
         cluster_log, edge_scores, beam, paths = ctx.saved_tensors
         held: IndexGradients | None = ctx.gradients
         by_edge = None if held is None else held.by_edge
         touched = None if held is None else held.touched
-        by_cluster = triton_paths.path_log_backward(
+        by_cluster = gpu_paths.path_log_backward(
             grads[0], cluster_log, edge_scores, beam, paths, by_edge, touched
         )
         return by_cluster, None, None, None, None

@@ -10,7 +10,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from elias.kernels import compiled_search
+from elias.kernels.cpu import search as cpu_search
 from elias.kernels.device import runs_triton
 
 
@@ -63,7 +63,7 @@ def _expand_compiled(
     labels = np.full((n_rows, size), n_labels, dtype=np.int64)
     paths = np.zeros((n_rows, size), dtype=np.int64)
     wanted_paths = np.full(wanted.shape, -1, dtype=np.int64)
-    compiled_search.expand_beam(
+    cpu_search.expand_beam(
         (beam.numpy(), beam_log.detach().float().numpy()),
         ordered_edges(edge_labels, edge_log),
         wanted.numpy(),
@@ -76,16 +76,16 @@ def _expand_compiled(
 
 def ordered_edges(
     edge_labels: Int[Tensor, "C E"], edge_log: Float[Tensor, "C E"]
-) -> compiled_search.OrderedEdges:
+) -> cpu_search.OrderedEdges:
     """Return the edges of each cluster, best first, as the compiled search wants them."""
     shape = tuple(edge_labels.shape)
-    ordered = compiled_search.OrderedEdges(
+    ordered = cpu_search.OrderedEdges(
         edges=np.empty(shape, dtype=np.int32),
         logs=np.empty(shape, dtype=np.float32),
         labels=np.empty(shape, dtype=np.int32),
         sizes=np.empty(shape[0], dtype=np.int64),
     )
-    compiled_search.order_edges(edge_labels.numpy(), edge_log.detach().float().numpy(), *ordered)
+    cpu_search.order_edges(edge_labels.numpy(), edge_log.detach().float().numpy(), *ordered)
     return ordered
 
 
@@ -98,10 +98,10 @@ def _expand_triton(
     n_labels: int,
     shortlist_size: int,
 ) -> Expansion:
-    from elias.kernels import triton_search
+    from elias.kernels.gpu import search as gpu_search
 
     return Expansion(
-        *triton_search.expand_beam(
+        *gpu_search.expand_beam(
             beam, beam_log, edge_labels, edge_log, wanted, n_labels, shortlist_size
         )
     )

@@ -13,6 +13,7 @@ from elias.progress import progress
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence, Sized
 
+
 Item = TypeVar("Item")
 Countable = TypeVar("Countable", bound="Sized")
 Memory = TypeVar("Memory")

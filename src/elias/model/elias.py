@@ -9,17 +9,17 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
-from elias.data.batches import TokenBatch
 from elias.kernels import expand_beam, label_logits
+from elias.kernels.cpu.rank import Index, log_probabilities, rank_beams
 from elias.kernels.device import runs_triton
-from elias.kernels.every_label import LabelUpdate, every_label_loss, every_label_top
-from elias.kernels.gradients import IndexGradients
+from elias.kernels.one_vs_all import LabelUpdate, every_label_loss, every_label_top
 from elias.kernels.paths import is_member, path_log
-from elias.kernels.ranking import Index, log_probabilities, rank_beams
+from elias.kernels.rows import IndexGradients
 from elias.kernels.search import sortable
 from elias.model.encoder import TextEncoder
 from elias.model.graph import LabelGraph
 from elias.model.losses import classification_loss, label_loss, shortlist_loss
+from elias.text.batches import TokenBatch
 
 _LAST_ID = 2**31 - 1
 
@@ -82,7 +82,7 @@ class LinearRows(nn.Module):
         scale: float,
         update: LabelUpdate | None,
     ) -> Float[Tensor, ""]:
-        """Return the loss of all rows, see `elias.kernels.every_label`."""
+        """Return the loss of all rows, see `elias.kernels.one_vs_all`."""
         return every_label_loss(
             embedding, self.weight, self.bias, positives, scale=scale, update=update
         )
@@ -248,7 +248,7 @@ class EliasModel(nn.Module):
             gradients=gradients,
         )
 
-    def losses_of(  # noqa: PLR0913 - the batch, and how its losses are made up
+    def losses_of(
         self,
         embedding: Float[Tensor, "B D"],
         positives: Int[Tensor, "B Y"],

@@ -11,10 +11,10 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from elias.config import EncoderConfig
-from elias.data.batches import Rectangle, TokenBatch
-from elias.data.features import Featurizer
-from elias.data.tokens import Tokens
 from elias.kernels import bag_sum
+from elias.text.batches import Rectangle, TokenBatch
+from elias.text.tokens import Tokens
+from elias.text.vectorizer import Featurizer
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -8,7 +8,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
-from elias.kernels.compiled_search import OrderedEdges
+from elias.kernels.cpu.search import OrderedEdges
 from elias.kernels.device import runs_triton
 from elias.kernels.paths import edge_log
 from elias.kernels.search import ordered_edges

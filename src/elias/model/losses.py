@@ -9,8 +9,8 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 from torch.nn.functional import logsigmoid
 
-from elias.kernels import compiled_loss
-from elias.kernels.gradients import IndexGradients
+from elias.kernels.cpu import loss as cpu_loss
+from elias.kernels.rows import IndexGradients
 
 _LARGEST_EXPONENT = 80.0  # keeps exp finite in float32
 _LARGEST_EXACT = 15.0  # up to here 1−p loses nothing without logarithms
@@ -57,7 +57,7 @@ def _bce_compiled(
 ) -> tuple[Tensor, Tensor, Tensor]:
     gradients = torch.empty((2, *z.shape))
     slots = (part.detach().contiguous().numpy() for part in (z, shortlist_log, relevant, stored))
-    loss = compiled_loss.shortlist_bce(*slots, *gradients.numpy())
+    loss = cpu_loss.shortlist_bce(*slots, *gradients.numpy())
     return torch.tensor(loss, dtype=torch.float32), gradients[0], gradients[1]
 
 
@@ -139,7 +139,7 @@ def label_loss(
 
 class _LabelLoss(torch.autograd.Function):
     @staticmethod
-    def forward(  # noqa: PLR0913 - what the loss takes, by position
+    def forward(
         ctx: Any,
         embedding: Tensor,
         shortlist_log: Tensor,
@@ -149,9 +149,9 @@ class _LabelLoss(torch.autograd.Function):
         positives: Tensor,
         gradients: IndexGradients,
     ) -> Tensor:
-        from elias.kernels import triton_loss
+        from elias.kernels.gpu import loss as gpu_loss
 
-        found = triton_loss.label_loss(embedding, weight, bias, shortlist_log, labels, positives)
+        found = gpu_loss.label_loss(embedding, weight, bias, shortlist_log, labels, positives)
         by_embedding, by_logits, by_shortlist = found[1:]
         ctx.save_for_backward(by_embedding, by_logits, by_shortlist, embedding, labels)
         ctx.gradients = gradients

@@ -6,11 +6,11 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
-from elias.data.batches import TokenBatch
-from elias.kernels.every_label import LabelUpdate
+from elias.kernels.one_vs_all import LabelUpdate
 from elias.model.elias import EliasModel, LinearRows, Losses, SearchSizes, best_labels
 from elias.model.encoder import TextEncoder
 from elias.model.graph import LabelGraph
+from elias.text.batches import TokenBatch
 
 
 class OneVsAll(EliasModel):

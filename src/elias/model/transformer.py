@@ -22,24 +22,25 @@ from jaxtyping import Bool, Float, Int
 from safetensors import SafetensorError
 from tokenizers import Tokenizer
 from torch import Tensor, nn
-from transformers import (
-    MODEL_MAPPING,
-    AttentionInterface,
-    AutoConfig,
-    AutoModel,
-    AutoTokenizer,
-)
+from transformers import MODEL_MAPPING, AttentionInterface, AutoConfig, AutoModel, AutoTokenizer
 from transformers.initialization import no_init_weights
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.utils import logging as transformers_logging
 
 from elias.config import EncoderConfig
-from elias.data.batches import Rectangle, TokenBatch
-from elias.data.tokens import Tokens
-from elias.errors import ConfigError, ModelError
+from elias.errors import (
+    CONFIG_FILE,
+    TOKENIZER_FILE,
+    ConfigError,
+    ModelError,
+    broken,
+    looks_like_path,
+    quoted,
+)
 from elias.model.encoder import TextEncoder
-from elias.model.layout import CONFIG_FILE, TOKENIZER_FILE, broken, looks_like_path, quoted
 from elias.progress import progress
+from elias.text.batches import Rectangle, TokenBatch
+from elias.text.tokens import Tokens
 
 logger = logging.getLogger(__name__)
 

@@ -2,10 +2,9 @@
 
 from elias.rerank.calibration import Calibration, mixed
 from elias.rerank.features import RankerFeatures
-from elias.rerank.names import LabelNames
-from elias.rerank.ranker import SparseRanker, relevance
+from elias.rerank.label_names import LabelNames
 from elias.rerank.reranker import Candidates, RankedScores, Reranker, relevant_candidates
-from elias.rerank.storage import load_reranker, save_reranker
+from elias.rerank.sparse_ranker import SparseRanker, relevance
 
 __all__ = [
     "Calibration",
@@ -15,9 +14,7 @@ __all__ = [
     "RankerFeatures",
     "Reranker",
     "SparseRanker",
-    "load_reranker",
     "mixed",
     "relevance",
     "relevant_candidates",
-    "save_reranker",
 ]

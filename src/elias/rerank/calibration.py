@@ -14,12 +14,13 @@ import numpy as np
 
 from elias.errors import ModelError
 from elias.kernels.threads import over_threads
-from elias.kernels.trees import LEAF, mean_value
+from elias.rerank.scoring import LEAF, mean_value
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from numpy.typing import NDArray
+
 
 Mixture: TypeAlias = Literal["sum", "blend"]
 MIXTURES: dict[Mixture, str] = {"sum": "T + p·q", "blend": "0.3·T + 0.7·p·q"}
@@ -78,7 +79,7 @@ class Calibration:
     """How much can be asked about."""
 
     @classmethod
-    def fit(  # noqa: PLR0913 - what is known of a pair, and how trees are grown
+    def fit(
         cls,
         scores: NDArray[np.floating[Any]],
         relevances: NDArray[np.floating[Any]],

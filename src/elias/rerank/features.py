@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 from scipy.sparse import csr_matrix, issparse
 
-from elias.data.features import Featurizer, unit_rows
 from elias.errors import DataError
+from elias.text.vectorizer import Featurizer, unit_rows
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

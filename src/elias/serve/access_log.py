@@ -13,14 +13,15 @@ import traceback
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
-from elias.serve.failures import OUR_BUG, failure
+from elias.serve.errors import OUR_BUG, failure
 
 if TYPE_CHECKING:
     from collections.abc import Container, Mapping
 
     from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-    from elias.serve.measures import Measures
+    from elias.serve.metrics import Measures
+
 
 access = logging.getLogger("elias.access")
 _SANE_ID = re.compile(rb"[A-Za-z0-9._-]{1,64}")

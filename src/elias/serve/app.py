@@ -11,14 +11,14 @@ from fastapi import FastAPI, Request, Response
 from fastapi.routing import APIRoute
 
 import elias
-from elias.pipeline.predictor import TOP_K
+from elias.inference.predictor import TOP_K
 from elias.serve.access_log import Observed, note
 from elias.serve.backend import Backend, ExplainQuestion, PredictQuestion
-from elias.serve.browsing import browsing_routes
-from elias.serve.failures import Refused, answer_failures, documented
-from elias.serve.guard import Guard
-from elias.serve.measures import CONTENT_TYPE, Measures
+from elias.serve.errors import Refused, answer_failures, documented
+from elias.serve.metrics import CONTENT_TYPE, Measures
+from elias.serve.middleware import Guard
 from elias.serve.page import page_routes
+from elias.serve.routes import browsing_routes
 from elias.serve.schemas import (
     Decisions,
     Examples,
@@ -40,6 +40,7 @@ if TYPE_CHECKING:
     from elias.rerank.probabilities import Probabilities
     from elias.serve.backend import Answer, Question
     from elias.serve.settings import Limits, ServeSettings
+
 
 _DESCRIPTION = (
     "Ranked labels for texts, and why they were found. Every failure is "

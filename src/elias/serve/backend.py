@@ -14,19 +14,20 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from elias.data.formats.sources import mend
+from elias.data.readers.files import mend
 from elias.errors import DataError, EliasError
-from elias.pipeline import Elias
-from elias.pipeline.browsing import GraphView, LabelSearch
+from elias.inference.graph_view import GraphView, LabelSearch
+from elias.inference.predictor import Elias
 from elias.serve.batching import Batcher
 from elias.serve.settings import MOST_LABELS
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from elias.pipeline import Explanation
-    from elias.serve.measures import Measures
+    from elias.inference.explain import Explanation
+    from elias.serve.metrics import Measures
     from elias.serve.settings import ServeSettings
+
 
 logger = logging.getLogger(__name__)
 

@@ -13,7 +13,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Hashable, Sequence
     from concurrent.futures import Executor
 
-    from elias.serve.measures import Measures
+    from elias.serve.metrics import Measures
+
 
 _SMOOTHING = 0.2
 _LONGEST_RETRY = 60

@@ -6,8 +6,7 @@ import importlib.util
 from dataclasses import dataclass
 from pathlib import Path
 
-from elias.errors import ConfigError
-from elias.model.layout import HUB_PREFIX
+from elias.errors import HUB_PREFIX, ConfigError
 
 MOST_LABELS = 100
 """The largest ``top_k``: as deep as the members of an ensemble are averaged."""
@@ -131,7 +130,7 @@ def read_keys(path: Path) -> tuple[str, ...]:
 
 def read_examples(path: Path) -> tuple[str, ...]:
     """Return the texts in a file, one per line, without empty ones."""
-    from elias.data.formats.sources import read_lines
+    from elias.data.readers.files import read_lines
 
     found = tuple(line.strip() for line in read_lines(path) if line.strip())
     if not found:

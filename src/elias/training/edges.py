@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from scipy.sparse import csr_matrix
 
-from elias.kernels.counts import Members, strongest_counts
+from elias.kernels.cpu.cooccurrence import Members, strongest_counts
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

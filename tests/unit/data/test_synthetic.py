@@ -4,8 +4,7 @@ import numpy as np
 import pytest
 from scipy.sparse import load_npz
 
-from elias.data.synthetic import synthetic_corpus, write_synthetic
-from elias.data.synthetic_world import SyntheticSpec, World
+from elias.data.synthetic import SyntheticSpec, World, synthetic_corpus, write_synthetic
 from elias.errors import DataError
 
 

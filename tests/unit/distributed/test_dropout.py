@@ -6,11 +6,11 @@ import torch
 from transformers import BertConfig
 
 from elias.config import EncoderConfig
-from elias.data.batches import TokenBatch, collate
-from elias.data.features import Featurizer
 from elias.distributed.dropout import KeyedDropout, point_keys
 from elias.model.encoder import BagEncoder
 from elias.model.transformer import TransformerEncoder
+from elias.text.batches import TokenBatch, collate
+from elias.text.vectorizer import Featurizer
 from tiny_bert import SIZES, save_tiny_model
 
 TEXTS = ["red cod", "the north sea", "tape", "herring quota in the sea", "cod cod", ""]

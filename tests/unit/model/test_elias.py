@@ -4,10 +4,10 @@ import pytest
 import torch
 from torch import nn
 
-from elias.data.batches import TokenBatch
 from elias.model.elias import EliasModel, SearchSizes, _top_of, best_labels, is_member
 from elias.model.encoder import TextEncoder
 from elias.model.graph import LabelGraph
+from elias.text.batches import TokenBatch
 
 
 class Constant(TextEncoder):

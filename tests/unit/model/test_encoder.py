@@ -3,9 +3,9 @@ import pytest
 import torch
 
 from elias.config import EncoderConfig
-from elias.data.batches import collate
-from elias.data.features import Featurizer
 from elias.model.encoder import BagEncoder
+from elias.text.batches import collate
+from elias.text.vectorizer import Featurizer
 
 TEXTS = ["red cod", "blue cod liver", "red tape"]
 

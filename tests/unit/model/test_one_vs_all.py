@@ -8,14 +8,14 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from elias.config import EliasConfig, EncoderConfig
-from elias.data.batches import collate
-from elias.data.features import Featurizer
 from elias.errors import ModelError
-from elias.kernels.every_label import every_label_loss
+from elias.kernels.one_vs_all import every_label_loss
 from elias.model.elias import EliasModel, SearchSizes
 from elias.model.encoder import BagEncoder
 from elias.model.one_vs_all import OneVsAll
-from elias.model.pretrained import load_model, save_model
+from elias.persistence.manifest import load_model, save_model
+from elias.text.batches import collate
+from elias.text.vectorizer import Featurizer
 
 N_LABELS = 11
 TEXTS = ["red cod", "blue cod", "red tape", "cod in the blue sea", ""]

@@ -19,12 +19,12 @@ from transformers import (
 from transformers.utils import logging as transformers_logging
 
 from elias.config import EncoderConfig
-from elias.data.batches import Rectangle, collate, rectangle
 from elias.errors import ConfigError, DataError, ModelError
 from elias.model import transformer
-from elias.model.building import build_encoder
+from elias.model.build import build_encoder
 from elias.model.encoder import BagEncoder
 from elias.model.transformer import TransformerEncoder
+from elias.text.batches import Rectangle, collate, rectangle
 from tiny_bert import MOST_TOKENS, SIZES, WIDTH, save_tiny_bert, save_tiny_model
 
 CLS, SEP, UNK = 2, 3, 1

@@ -9,8 +9,8 @@ from elias.errors import DataError
 from elias.metrics import score
 from elias.predictions import Predictions
 from elias.rerank import Calibration, Reranker, SparseRanker, relevance, relevant_candidates
-from elias.rerank.power import POWERS
-from elias.rerank.ranker import NEVER_SEEN
+from elias.rerank.reranker import POWERS
+from elias.rerank.sparse_ranker import NEVER_SEEN
 
 
 def precision_at_1(scores, points, labels):

@@ -6,10 +6,14 @@ import pytest
 from safetensors.numpy import load_file, save_file
 from scipy.sparse import csr_matrix
 
-from elias.errors import ModelError
-from elias.model.layout import VOCABULARY_FILE
-from elias.rerank import Reranker, load_reranker, save_reranker
-from elias.rerank.folder import ARRAYS_FILE, DESCRIPTION_FILE
+from elias.errors import VOCABULARY_FILE, ModelError
+from elias.persistence.reranker_files import (
+    ARRAYS_FILE,
+    DESCRIPTION_FILE,
+    load_reranker,
+    save_reranker,
+)
+from elias.rerank import Reranker
 
 
 @pytest.fixture

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import pytest
 
 from elias.serve.batching import Batcher, Overloaded
-from elias.serve.measures import Measures
+from elias.serve.metrics import Measures
 
 
 @dataclass(frozen=True)

@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from elias.serve import guard
-from elias.serve.guard import Guard, check_structure
+from elias.serve import middleware
+from elias.serve.middleware import Guard, check_structure
 from elias.serve.schemas import ExplainRequest, PredictRequest
 from elias.serve.settings import Limits, ServeSettings
 
@@ -108,7 +108,7 @@ def test_a_large_body_is_checked_off_the_event_loop(tmp_path, monkeypatch):
         threads.append(threading.current_thread())
         return check_structure(body, limits)
 
-    monkeypatch.setattr(guard, "check_structure", check)
+    monkeypatch.setattr(middleware, "check_structure", check)
     small = send_body(b'{"inputs": ["a"]}', tmp_path)
     large = send_body(b'{"inputs": ["' + b"a" * 200_000 + b'"]}', tmp_path)
 

@@ -7,7 +7,7 @@ import pytest
 from elias.errors import ConfigError
 from elias.serve import settings
 from elias.serve.settings import Limits, ServeSettings, check_installed, read_keys
-from elias.serve.supervisor import bound, url_of
+from elias.serve.workers import bound, url_of
 
 KEY = "a-key-of-sixteen-characters"
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from fastapi import Response
 
-from elias.analysis.page import palette
+from elias.report.page import palette
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable

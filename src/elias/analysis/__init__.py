@@ -1,1 +1,0 @@
-"""The paper's figures from a run, and the report that shows them; on top of the pipeline."""

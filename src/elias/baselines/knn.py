@@ -1,0 +1,137 @@
+"""Nearest neighbours in tf-idf: labels of like texts. Nothing is learned, so it is the floor."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+from typing import TYPE_CHECKING
+
+import numpy as np
+from scipy.sparse import csr_matrix, issparse
+
+from elias.errors import DataError
+from elias.predictions import Predictions
+from elias.progress import track
+from elias.text.vectorizer import Featurizer, unit_rows
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from numpy.typing import NDArray
+
+    from elias.data.corpus import Corpus, Split
+
+
+NEIGHBOURS = 30
+_ENTRIES = 2**23  # similarities held at a time: 64 MB
+
+
+class NearestNeighbours:
+    """Scores a label by the summed cosine similarity of those of the k nearest points that have it.
+
+    Points are compared by the tf-idf of their words, or by their given features. Those without a
+    word in common are no neighbours, so a text may have fewer than k, or none.
+
+    Example:
+        >>> from elias import evaluate
+        >>> from elias.baselines import NearestNeighbours
+        >>> from elias.data.synthetic import synthetic_corpus
+        >>> corpus = synthetic_corpus(n_points=300, n_labels=30)
+        >>> neighbours = NearestNeighbours(corpus, k=30)
+        >>> predictions = neighbours.predict(corpus.test.texts, top_k=10)
+        >>> evaluate(predictions, corpus, recall_ks=[10])["P@1"] > 50
+        True
+    """
+
+    def __init__(self, corpus: Corpus, *, k: int = NEIGHBOURS) -> None:
+        if not isinstance(k, int) or k < 1:
+            raise DataError(f"k must be a whole number >= 1, not {k!r}")
+        self.k = k
+        self.label_names = corpus.label_names
+        points = corpus.train
+        if points.texts is not None:
+            self._featurizer: Featurizer | None = Featurizer.fit(
+                points.texts, char_ngrams=(0, 0), min_count=1
+            )
+            features = self._featurizer.transform(points.texts)
+        else:
+            assert points.features is not None, "a split has texts or features"
+            self._featurizer = None
+            features = unit_rows(points.features)
+        self._points_by_word = features.T.tocsr()  # (words, N)
+        labels = points.labels
+        ones = np.ones(labels.nnz, dtype=np.float32)
+        self._labels = csr_matrix((ones, labels.indices, labels.indptr), shape=labels.shape)
+
+    @property
+    def n_bytes(self) -> int:
+        """Return how much memory the points and their labels take."""
+        parts = (self._points_by_word, self._labels)
+        return sum(m.data.nbytes + m.indices.nbytes + m.indptr.nbytes for m in parts)
+
+    def predict(self, texts: Sequence[str] | csr_matrix, *, top_k: int = 100) -> Predictions:
+        """Return the ``top_k`` best labels of each text, best first, ties by label id.
+
+        Args:
+            texts: A list of texts; for a corpus without texts, a CSR matrix of features.
+            top_k: Labels per text; fewer where the neighbours have fewer.
+        """
+        features = self._features(texts)
+        parts = [
+            Predictions.from_csr(self._scores(features[begin:end]), top_k, self.label_names)
+            for begin, end in track(list(self._batches(features)), "Finding neighbours")
+        ]
+        return Predictions.stack(parts)
+
+    def predict_split(self, split: Split, *, top_k: int = 100) -> Predictions:
+        """Return predictions for a split of a corpus, without the pairs its filters forbid."""
+        given = split.features if self._featurizer is None else split.texts
+        if given is None:
+            wanted = "features" if self._featurizer is None else "texts"
+            raise DataError(f"the neighbours are compared by {wanted}, and the split has none")
+        filters = np.empty((0, 2), dtype=np.int64) if split.filters is None else split.filters
+        most_filtered = int(np.bincount(filters[:, 0], minlength=1).max())
+        found = self.predict(given, top_k=top_k + most_filtered)
+        return (found.drop(filters) if most_filtered else found).top(top_k)
+
+    def _features(self, texts: Sequence[str] | csr_matrix) -> csr_matrix:
+        if self._featurizer is not None:
+            if issparse(texts) or isinstance(texts, str):
+                raise DataError("the neighbours are texts; give a list of texts")
+            return self._featurizer.transform(texts)
+        n_features = self._points_by_word.shape[0]
+        if not issparse(texts) or texts.shape[1] != n_features:  # type: ignore[union-attr]
+            raise DataError(f"the neighbours are features; give a CSR matrix of {n_features}")
+        return unit_rows(texts)
+
+    def _batches(self, features: csr_matrix) -> Iterator[tuple[int, int]]:
+        """Yield ranges of rows whose similarities to all points fit into memory together."""
+        n_points_of_word = np.diff(self._points_by_word.indptr)
+        reached = csr_matrix(
+            (np.ones(features.nnz), features.indices, features.indptr), shape=features.shape
+        )
+        most = np.minimum(reached @ n_points_of_word, self._points_by_word.shape[1])
+        batch = (np.cumsum(most) // _ENTRIES).astype(np.int64)
+        starts = [0, *(np.flatnonzero(np.diff(batch)) + 1).tolist(), len(batch)]
+        yield from pairwise(starts)
+
+    def _scores(self, features: csr_matrix) -> csr_matrix:
+        nearest = strongest(features @ self._points_by_word, self.k)
+        return (nearest @ self._labels).tocsr()
+
+
+def strongest(matrix: csr_matrix, k: int) -> csr_matrix:
+    """Return the matrix with the ``k`` largest entries of each row, of equal ones the first."""
+    kept = [_largest(matrix, begin, end, k) for begin, end in pairwise(matrix.indptr.tolist())]
+    indptr = np.concatenate([[0], np.cumsum([len(places) for places in kept])]).astype(np.int64)
+    places = np.concatenate([np.empty(0, dtype=np.int64), *kept])
+    return csr_matrix((matrix.data[places], matrix.indices[places], indptr), shape=matrix.shape)
+
+
+def _largest(matrix: csr_matrix, begin: int, end: int, k: int) -> NDArray[np.int64]:
+    values = matrix.data[begin:end]
+    if len(values) <= k:
+        return np.arange(begin, end, dtype=np.int64)
+    least = np.partition(values, len(values) - k)[len(values) - k]
+    above, equal = np.flatnonzero(values > least), np.flatnonzero(values == least)
+    first = equal[np.argsort(matrix.indices[begin + equal], kind="stable")]
+    return begin + np.sort(np.concatenate([above, first[: k - len(above)]]))

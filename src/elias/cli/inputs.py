@@ -1,0 +1,90 @@
+"""The texts to predict labels for: rows of a file, or of stdin."""
+
+from __future__ import annotations
+
+import sys
+from itertools import islice
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from elias.cli.options import as_in_training
+from elias.errors import DataError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
+
+    from elias.data.readers.text_rows import TextFile, TextRow
+
+
+T = TypeVar("T")
+
+STDIN = Path("-")
+
+
+def read_rows(
+    source: Path,
+    column: str | None,
+    keep: Sequence[str] = (),
+    settings: Mapping[str, Any] | None = None,
+) -> Iterator[TextRow]:
+    """Yield the texts one at a time; an empty line is an empty text.
+
+    Args:
+        source: A file, or ``-`` for stdin.
+        column: The text column: then a file is a table, and stdin JSON lines. Without it a file
+            is a table if its name ends like one's, and any other has one text per line.
+        keep: Columns whose cells go along.
+        settings: How the model's training data was read; used where no column is given.
+    """
+    if source != STDIN:
+        return find_file(source, column, keep, settings).rows()
+
+    from elias.data.readers.text_rows import TextRow, json_text_rows
+
+    lines = _stdin_lines()
+    if column is not None:
+        return json_text_rows(lines, "stdin", column, keep)
+    if keep:
+        raise DataError("--keep: lines of stdin have no columns; name the text's with --text")
+    return (TextRow(number, line) for number, line in enumerate(lines, start=1))
+
+
+def find_file(
+    source: Path,
+    column: str | None,
+    keep: Sequence[str],
+    settings: Mapping[str, Any] | None = None,
+) -> TextFile:
+    """Find the columns of a file."""
+    from elias.data.readers.text_rows import TextFile, is_table
+
+    if settings and source.is_file() and is_table(source, column, keep):
+        column = as_in_training(source, settings, text=column).get("text")
+    try:
+        return TextFile.find(source, text=column, keep=keep)
+    except DataError as error:  # the library names its arguments, the user typed options
+        raise DataError(str(error).replace("with text=", "with --text")) from error
+
+
+def chunks(items: Iterable[T], size: int) -> Iterator[list[T]]:
+    """Yield the items as lists of ``size``, the last one shorter.
+
+    >>> list(chunks("abc", 2))
+    [['a', 'b'], ['c']]
+    """
+    iterator = iter(items)
+    while chunk := list(islice(iterator, size)):
+        yield chunk
+
+
+def _stdin_lines() -> Iterator[str]:
+    from elias.data.readers.files import not_utf8
+
+    for number, raw in enumerate(sys.stdin.buffer, start=1):
+        try:
+            line = raw.decode("utf-8")
+        except UnicodeDecodeError as error:
+            raise DataError(f"stdin:{number}: {not_utf8(error)}") from None
+        if number == 1:
+            line = line.removeprefix("\ufeff")
+        yield line.rstrip("\n").rstrip("\r")

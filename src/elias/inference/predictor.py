@@ -1,0 +1,484 @@
+"""A trained model as its users meet it: text in, ranked label names out."""
+
+from __future__ import annotations
+
+from functools import partial
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from scipy.sparse import csr_matrix, issparse
+
+from elias.data.load import match_labels
+from elias.distributed.coordination import in_turn
+from elias.distributed.sharded_linear import SharedRows
+from elias.errors import CARD_FILE, DATA_SETTINGS, ConfigError, DataError, nearest
+from elias.inference.explain import Explanation, explain
+from elias.inference.predict import (
+    CALIBRATE,
+    ENSEMBLE,
+    NAMES,
+    RERANK,
+    Question,
+    answer,
+    blocked_labels,
+    cached_tokens,
+    input_of,
+    judge_of,
+    known_probabilities,
+    label_ids,
+    tokens_of,
+)
+from elias.kernels.device import pick_device
+from elias.metrics import evaluate
+from elias.model.batch_inference import BATCH_SIZE
+from elias.model.elias import EliasModel, SearchSizes
+from elias.persistence.card import model_card
+from elias.persistence.hub import place_of, push
+from elias.persistence.manifest import SavedModel, load_all, save_all
+from elias.predictions import Predictions
+from elias.rerank.probabilities import check_target
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    from elias.config import EliasConfig
+    from elias.data.corpus import Corpus, Split
+    from elias.distributed import World
+    from elias.metrics import Metrics
+    from elias.model.encoder import TextEncoder
+    from elias.rerank.probabilities import Probabilities
+    from elias.rerank.reranker import Reranker
+    from elias.text.tokens import Tokens
+
+
+TOP_K = 5
+EVALUATED = 100  # labels ranked for metrics, as far as R@100 looks
+
+
+class Elias:
+    """A trained model with its labels' names: text in, ranked labels out.
+
+    Example:
+        >>> from pathlib import Path
+        >>> from tempfile import TemporaryDirectory
+        >>> from elias import Elias, EliasConfig, train
+        >>> from elias.data.synthetic import synthetic_corpus
+        >>> corpus = synthetic_corpus(n_points=300, n_labels=30)
+        >>> config = EliasConfig().override({"encoder.dim": 16, "stages.stage2.epochs": 3})
+        >>> model = train(config, corpus)
+
+        It is saved as a folder, and read again from there:
+
+        >>> with TemporaryDirectory() as folder:
+        ...     saved = model.save_pretrained(Path(folder) / "model")
+        ...     model = Elias.from_pretrained(saved)
+
+        A batch of texts goes in, and a ranking of labels comes out for each:
+
+        >>> predictions = model.predict(corpus.test.texts, top_k=3)
+        >>> len(predictions), len(predictions[0].labels)
+        (75, 3)
+        >>> best, second, third = predictions[0].scores
+        >>> best >= second >= third
+        np.True_
+
+        The choice can be limited to some labels, or kept off some, by name or by id:
+
+        >>> few = corpus.label_names[:2]
+        >>> sorted(model.predict(corpus.test.texts, only=few)[0].labels) == sorted(few)
+        True
+        >>> 7 in model.predict(corpus.test.texts, without=[7])[0].ids
+        False
+
+        How good it is on the test points, in percent:
+
+        >>> sorted(model.evaluate(corpus))[:3]
+        ['P@1', 'P@3', 'P@5']
+    """
+
+    def __init__(
+        self,
+        model: EliasModel,
+        config: EliasConfig,
+        label_names: Sequence[str],
+        facts: dict[str, Any] | None = None,
+        *,
+        reranker: Reranker | None = None,
+        first_encoder: TextEncoder | None = None,
+        others: Sequence[Elias] = (),
+    ) -> None:
+        self.model = model
+        self.config = config
+        self.label_names = label_names
+        self.facts = facts or {}
+        """What is known of its making: data statistics, metrics of each stage, timings."""
+        self.reranker = reranker
+        """The sparse ranker and its calibration (§3.5), where they were trained."""
+        self.first_encoder = first_encoder
+        """φ as it was before training, where the ranker reads that."""
+        self.others = tuple(others)
+        """The other members of an ensemble."""
+        self.probabilities: Probabilities | None = None
+        """What its last scores say of relevance, and thresholds, where points were held out."""
+        self.folder: Path | None = None
+        """Where it was read from, if it was."""
+
+    @property
+    def members(self) -> tuple[Elias, ...]:
+        """Return the models whose scores are averaged, each of which works alone."""
+        if not self.others:
+            return (self,)
+        return (self.joined_by((), self.config.member(0)), *self.others)
+
+    def joined_by(self, others: Sequence[Elias], config: EliasConfig) -> Elias:
+        """Return this model as the first member of an ensemble with others, or with none."""
+        return Elias(
+            self.model,
+            config,
+            self.label_names,
+            self.facts,
+            reranker=self.reranker,
+            first_encoder=self.first_encoder,
+            others=others,
+        )
+
+    @property
+    def components(self) -> tuple[str, ...]:
+        """Return how far a prediction can go, the last being what `predict` does unasked.
+
+        The last stage trained, then, where the model has them, ``rerank``, ``calibrate``,
+        ``names`` and ``ensemble``.
+        """
+        ranker = self.reranker
+        there = {
+            RERANK: ranker is not None,
+            CALIBRATE: ranker is not None and ranker.calibration is not None,
+            NAMES: ranker is not None and ranker.by_name is not None,
+            ENSEMBLE: bool(self.others),
+        }
+        return (
+            self.config.stages[-1].name,
+            *(name for name, is_there in there.items() if is_there),
+        )
+
+    def check_component(self, name: str | None) -> str:
+        """Return the component asked for, the last if None; refuse one that is not there."""
+        if name is None:
+            return self.components[-1]
+        if name not in self.components:
+            raise ConfigError(
+                f"component {name!r}: the model has no such part{nearest(name, self.components)} "
+                f"(it has: {', '.join(self.components)}; metrics of earlier stages stand in the "
+                "run's metrics.jsonl)"
+            )
+        return name
+
+    @property
+    def n_labels(self) -> int:
+        """Return L."""
+        return self.model.n_labels
+
+    @property
+    def data_settings(self) -> dict[str, Any]:
+        """Return how the training data was read, as arguments of `load_corpus`.
+
+        ``load_corpus(path, **model.data_settings)`` reads it again, with the same test points.
+        Empty for a model that was not trained on a file, or that an older version saved.
+        """
+        return dict(self.facts.get(DATA_SETTINGS, {}))
+
+    @property
+    def sizes(self) -> SearchSizes:
+        """Return how wide the model searches."""
+        index = self.config.index
+        assert index.beam_size is not None
+        assert index.shortlist_size is not None
+        return SearchSizes(index.beam_size, index.shortlist_size)
+
+    def predict(
+        self,
+        texts: Sequence[str] | csr_matrix,
+        *,
+        top_k: int | None = None,
+        threshold: float | str | None = None,
+        batch_size: int = BATCH_SIZE,
+        only: Iterable[int | str] | None = None,
+        without: Iterable[int | str] | None = None,
+        component: str | None = None,
+    ) -> Predictions:
+        """Return the ``top_k`` best labels of each text, best first, ties by label id.
+
+        Args:
+            texts: A list of texts; for a model trained on features, their CSR matrix.
+            top_k: Labels per text; fewer come back where a search reaches fewer. Unless given, 5,
+                or with a threshold up to 100.
+            threshold: Only labels at least so probable; ``"f1"``, ``"precision=0.8"`` or
+                ``"recall=0.6"`` chooses it as `Probabilities.threshold` does. Of a model without
+                probabilities, a number is compared with the scores.
+            batch_size: Texts at a time, fewer where memory runs out; but for rounding, the answer
+                does not depend on it.
+            only: Ids or names of the labels to choose among. All clusters are searched for them,
+                and up to 10,000 of them are all ranked.
+            without: Ids or names of labels to keep off.
+            component: How far to go, one of `components`; None uses everything the model has.
+
+        Raises:
+            DataError: If a text is no string, or a label is not known.
+            ConfigError: If the model has no such component.
+        """
+        if top_k is None:
+            top_k = TOP_K if threshold is None else EVALUATED
+        for name, value in (("top_k", top_k), ("batch_size", batch_size)):
+            if not isinstance(value, int) or value < 1:
+                raise DataError(f"{name} must be a whole number >= 1, not {value!r}")
+        component = self.check_component(component)
+        lowest = None if threshold is None else self.threshold(threshold, component)
+        if not issparse(texts) and not isinstance(texts, str):
+            texts = list(texts)
+        blocked = blocked_labels(only, without, self.label_names)
+        asked = Question(texts, top_k, batch_size, blocked, only_some=only is not None)
+        found = answer(self, asked, component, lambda own, rows: tokens_of(texts[rows], own))
+        return found if lowest is None else found.threshold(lowest)
+
+    def threshold(self, target: float | str, component: str | None = None) -> float:
+        """Return the threshold that a target stands for, see `Probabilities.threshold`.
+
+        Raises:
+            ConfigError: If it stands for none, or the model's scores say nothing of probabilities.
+        """
+        check_target(target)
+        probabilities = known_probabilities(self, self.check_component(component))
+        if probabilities is not None:
+            return probabilities.threshold(target)
+        try:
+            return float(target)
+        except ValueError:
+            raise ConfigError(
+                f"threshold {target!r}: the model knows no probabilities of these scores, so give "
+                "a number; elias calibrate adds them to a whole model"
+            ) from None
+
+    def explain(
+        self,
+        texts: Sequence[str] | csr_matrix,
+        *,
+        top_k: int = 5,
+        paths: int = 3,
+        member: int = 0,
+    ) -> list[Explanation]:
+        """Return why each text gets its ``top_k`` best labels: those that `predict` finds.
+
+        Of an ensemble, labels and scores are the mean's; the rest is what one member makes of them.
+
+        Args:
+            texts: What `predict` takes.
+            top_k: Labels per text.
+            paths: Most clusters shown on the way to one label, the best path first.
+            member: Whose clusters and factors to show, of an ensemble, counted from 0. It may have
+                no path to a label that others brought in.
+
+        Example:
+            >>> from elias import EliasConfig, train
+            >>> from elias.data.synthetic import synthetic_corpus
+            >>> corpus = synthetic_corpus(n_points=300, n_labels=30)
+            >>> config = EliasConfig().override({"encoder.dim": 16, "stages.stage2.epochs": 3})
+            >>> model = train(config, corpus)
+            >>> best = model.explain(corpus.test.texts[:1], top_k=3)[0].labels[0]
+            >>> best.paths[0].won
+            True
+            >>> bool(abs(best.p - best.classifier_score * best.path_score) < 1e-6)
+            True
+        """
+        if not issparse(texts) and not isinstance(texts, str):
+            texts = list(texts)
+        if not 0 <= member < len(self.members):
+            raise ConfigError(
+                f"there is no member {member}; the model has {len(self.members)}, counted from 0"
+            )
+        own = self.members[member]
+        tokens = tokens_of(texts, own)
+        return explain(
+            own.model,
+            tokens,
+            self.predict(texts, top_k=top_k),
+            texts=None if issparse(texts) else texts,
+            beam_size=own.sizes.beam_size,
+            paths=paths,
+            judge=judge_of(own, texts, tokens),
+        )
+
+    def predict_split(
+        self,
+        split: Split,
+        *,
+        top_k: int = EVALUATED,
+        tokens: Tokens | None = None,
+        component: str | None = None,
+    ) -> Predictions:
+        """Return predictions for a split of a corpus, without the pairs its filters forbid.
+
+        ``tokens`` are the split's, where they are at hand; ``component`` is that of `predict`.
+        """
+        filters = np.empty((0, 2), dtype=np.int64) if split.filters is None else split.filters
+        most_filtered = int(np.bincount(filters[:, 0], minlength=1).max())
+        component = self.check_component(component)
+        asked = Question(input_of(split, self.model.encoder), top_k + most_filtered)
+
+        def own_tokens(member: Elias, rows: slice) -> Tokens:
+            known = tokens
+            if known is None:
+                encoder, labels = member.model.encoder, member.model.labels
+                world = labels.world if isinstance(labels, SharedRows) else None
+                known = in_turn(world, lambda: cached_tokens(split, encoder))
+            return known if rows == slice(None) else known.part(rows)
+
+        ranked = answer(self, asked, component, own_tokens)
+        return (ranked.drop(filters) if most_filtered else ranked).top(top_k)
+
+    def evaluate(
+        self, corpus: Corpus, *, split: str = "test", component: str | None = None
+    ) -> Metrics:
+        """Return the metrics on a split of the corpus, with this model's propensity constants.
+
+        Labels are matched by name; those that the model does not know count as missed.
+        ``component`` is that of `predict`.
+        """
+        corpus = match_labels(corpus, self.label_names)
+        predictions = self.predict_split(corpus.split(split), component=component)
+        predictions = predictions.among(corpus.label_names)
+        settings = self.config.eval
+        return evaluate(
+            predictions, corpus, split=split, a=settings.propensity_a, b=settings.propensity_b
+        )
+
+    def save_pretrained(self, folder: str | Path, *, overwrite: bool = False) -> Path:
+        """Write the model to a folder that `from_pretrained` reads; it appears whole or not."""
+        save_all(Path(folder), self._saved(), overwrite=overwrite)
+        return Path(folder)
+
+    def _saved(self) -> SavedModel:
+        return SavedModel(
+            self.model,
+            self.config,
+            tuple(self.label_names),
+            self.facts,
+            self.reranker,
+            self.first_encoder,
+            tuple(other._saved() for other in self.others),
+            self.probabilities,
+        )
+
+    def export_onnx(
+        self,
+        path: str | Path,
+        *,
+        top_k: int | None = None,
+        int8: bool = False,
+        overwrite: bool = False,
+    ) -> Path:
+        """Write encoder and search as one ONNX file, for `elias.OnnxModel`.
+
+        It ranks as the last stage does (``component="stage2"``): a ranker, calibration and
+        probabilities are not exported.
+
+        Args:
+            path: The file; it appears whole or not at all.
+            top_k: Most labels that it ranks; None: 100.
+            int8: Hold matrices in 8 bits: a smaller file, a little less exact.
+            overwrite: Replace a file that is there.
+
+        Raises:
+            ModelError: If the file is in the way, the model cannot be exported, or the packages of
+                the extra ``export`` are not installed.
+        """
+        from elias.persistence.onnx_export import export_file  # here: onnx is an extra
+
+        return export_file(self, Path(path), top_k=top_k, int8=int8, overwrite=overwrite)
+
+    def push_to_hub(
+        self,
+        repo_id: str,
+        *,
+        private: bool | None = None,
+        revision: str | None = None,
+        license: str | None = None,
+        message: str | None = None,
+        token: str | None = None,
+    ) -> str:
+        """Upload the model and its card to the Hugging Face hub, and return its address.
+
+        Args:
+            repo_id: ``user/name``; made if it is not there.
+            private: Whether a new repository is seen by its owner alone; None: as the hub has it.
+            revision: The branch, made if it is not there; None: the main one.
+            license: What the card says, as the hub spells it (``mit``); None: it says nothing.
+            message: What the commit says.
+            token: In place of the one that was logged in with.
+
+        Raises:
+            ModelError: If there is no token, no right to write, or no network.
+        """
+        card = model_card(self.config, self.label_names, self.facts, name=repo_id, license=license)
+        with TemporaryDirectory(prefix="elias-push-") as place:
+            folder = self.save_pretrained(Path(place) / "model")
+            (folder / CARD_FILE).write_bytes(card.encode("utf8", "replace"))
+            return push(
+                folder, repo_id, private=private, revision=revision, message=message, token=token
+            )
+
+    @classmethod
+    def from_pretrained(
+        cls,
+        folder: str | Path,
+        *,
+        revision: str | None = None,
+        token: str | None = None,
+        device: str = "auto",
+        world: World | None = None,
+    ) -> Elias:
+        """Read a saved model: its folder, that of a finished run, or a name of the hub.
+
+        Args:
+            folder: A folder, or ``hf://user/model@revision`` on the Hugging Face hub. A string
+                ``user/model`` is a name of the hub too, unless it looks like a path: it starts
+                with ``.``, ``/`` or ``~``, has several ``/``, or its parent folder exists. A
+                `Path` is a folder.
+            revision: A branch, tag or commit of the hub.
+            token: For a private repository, in place of the one that was logged in with.
+            device: ``auto``, ``cpu`` or ``cuda``.
+            world: Processes that `elias.distributed.joined` has brought together, in place of a
+                device: each keeps its own rows of the classifiers, on its own. All of them must
+                then ask for the same predictions, which all get.
+
+        Raises:
+            ModelError: If anything is missing, damaged, foreign, or from a newer version.
+        """
+        place = place_of(folder, revision=revision, token=token)
+        if world is None:
+            saved = load_all(place, pick_device(device))
+        else:
+            saved = load_all(place, world.device, partial(SharedRows.of, world))
+        model = cls._from_saved(saved)
+        model.folder = place
+        return model
+
+    @classmethod
+    def _from_saved(cls, saved: SavedModel) -> Elias:
+        others = [cls._from_saved(other) for other in saved.others]
+        model = cls(
+            saved.model,
+            saved.config,
+            saved.label_names,
+            dict(saved.facts),
+            reranker=saved.reranker,
+            first_encoder=saved.first_encoder,
+            others=others,
+        )
+        model.probabilities = saved.probabilities
+        return model
+
+    def label_ids(self, labels: Iterable[int | str]) -> list[int]:
+        """Return the ids of labels given as ids or names; a name may stand for several."""
+        return label_ids(labels, self.label_names)

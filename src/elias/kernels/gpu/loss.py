@@ -1,0 +1,153 @@
+"""The classification loss over a shortlist as one Triton kernel: value and all gradients.
+
+Whether a slot is a positive is found by halving the row's few ascending positives, in the kernel.
+The gradient of a slot depends on nothing but the slot, so it comes with the loss, in one pass.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+import triton
+import triton.language as tl
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from elias.kernels.gpu.rows import gather_dot, gather_sum
+from elias.kernels.gpu.search import is_among
+
+_BLOCK = 1024
+
+
+class LabelLoss(NamedTuple):
+    """The loss over a shortlist and its gradients."""
+
+    loss: Float[Tensor, ""]
+    by_embedding: Float[Tensor, "B D"]
+    by_logits: Float[Tensor, "B K"]
+    by_shortlist: Float[Tensor, "B K"]
+
+
+def label_loss(
+    embedding: Float[Tensor, "B D"],
+    weight: Float[Tensor, "L D"],
+    bias: Float[Tensor, " L"],
+    shortlist_log: Float[Tensor, "B K"],
+    labels: Int[Tensor, "B K"],
+    positives: Int[Tensor, "B Y"],
+) -> LabelLoss:
+    """Return `shortlist_bce` of the labels' logits w·φ + bias, with the embedding's gradient.
+
+    The rows are read twice. One pass would do, but a warp that holds a row computes its loss in
+    every lane: reading again costs less.
+    """
+    weight, bias = weight.detach(), bias.detach()
+    logits = gather_dot(embedding.detach(), weight, bias, labels)
+    loss, by_logits, by_shortlist = shortlist_bce(
+        logits, shortlist_log, labels, positives, len(weight)
+    )
+    by_embedding = gather_sum(by_logits, weight, labels)
+    return LabelLoss(loss, by_embedding, by_logits, by_shortlist)
+
+
+def shortlist_bce(
+    logits: Float[Tensor, "B K"],
+    shortlist_log: Float[Tensor, "B K"],
+    labels: Int[Tensor, "B K"],
+    positives: Int[Tensor, "B Y"],
+    n_labels: int,
+) -> tuple[Float[Tensor, ""], Float[Tensor, "B K"], Float[Tensor, "B K"]]:
+    """Return Σ −[y log p + (1−y) log(1−p)], p = σ(z)·ŷ, and its gradients by z and by log ŷ.
+
+    ``positives`` are ascending in each row and padded with L; slots of label L count for nothing.
+    """
+    n_rows, n_keep = labels.shape
+    blocks = triton.cdiv(n_keep, _BLOCK)
+    partial = torch.empty((n_rows, blocks), dtype=torch.float32, device=logits.device)
+    by_logits = torch.empty((n_rows, n_keep), dtype=torch.float32, device=logits.device)
+    by_shortlist = torch.empty_like(by_logits)
+    if by_logits.numel():
+        _shortlist_bce[(n_rows, blocks)](
+            logits.contiguous(),
+            shortlist_log.contiguous(),
+            labels.contiguous(),
+            positives.contiguous(),
+            partial,
+            by_logits,
+            by_shortlist,
+            n_keep,
+            positives.shape[1],
+            n_labels,
+            HALVINGS=positives.shape[1].bit_length(),
+            BLOCK=_BLOCK,
+            num_warps=4,
+        )
+    return partial.sum(), by_logits, by_shortlist
+
+
+@triton.jit
+def _log1p(x: tl.tensor) -> tl.tensor:
+    """Return log(1 + x) for 0 ≤ x ≤ 1, exact for tiny x too."""
+    rounded = 1.0 + x
+    return tl.where(rounded == 1.0, x, tl.log(rounded) * (x / (rounded - 1.0)))
+
+
+@triton.jit
+def _log_sigmoid(z: tl.tensor) -> tl.tensor:
+    return tl.minimum(z, 0.0) - _log1p(tl.exp(-tl.abs(z)))
+
+
+@triton.jit
+def _one_minus_exp(s: tl.tensor) -> tl.tensor:
+    """Return 1 − exp(s) for s ≤ 0, exact for tiny s too."""
+    near = 1.0 + s / 2 * (1.0 + s / 3 * (1.0 + s / 4 * (1.0 + s / 5 * (1.0 + s / 6))))
+    return tl.where(s > -0.25, -s * near, 1.0 - tl.exp(s))
+
+
+@triton.jit
+def _cross_entropy(z: tl.tensor, shortlist: tl.tensor, relevant: tl.tensor) -> tl.tensor:
+    """Return −[y log p + (1−y) log(1−p)], and its derivatives by z and by log ŷ."""
+    log_hit = _log_sigmoid(z)
+    log_miss = _log_sigmoid(-z)
+    log_p = log_hit + shortlist
+    log_second = log_hit + tl.log(_one_minus_exp(shortlist))  # of σ(z)(1−ŷ), −inf where ŷ = 1
+    larger = tl.maximum(log_miss, log_second)
+    smaller = tl.minimum(log_miss, log_second)
+    log_not_p = larger + _log1p(tl.exp(smaller - larger))
+    log_odds = log_p - log_not_p
+    loss = tl.where(relevant, -log_p, -log_not_p)
+    by_z = tl.where(relevant, -tl.exp(log_miss), tl.exp(log_odds + log_miss))
+    by_log = tl.where(relevant, -1.0, tl.exp(tl.minimum(log_odds, 80.0)))
+    return loss, by_z, by_log
+
+
+@triton.jit(do_not_specialize=["n_positives"])
+def _shortlist_bce(
+    logits: tl.tensor,
+    shortlist_log: tl.tensor,
+    labels: tl.tensor,
+    positives: tl.tensor,
+    partial: tl.tensor,
+    by_logits: tl.tensor,
+    by_shortlist: tl.tensor,
+    n_keep: tl.tensor,
+    n_positives: tl.tensor,
+    n_labels: tl.tensor,
+    HALVINGS: tl.constexpr,
+    BLOCK: tl.constexpr,
+) -> None:
+    row = tl.program_id(0).to(tl.int64)
+    k = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    at = row * n_keep + k
+    label = tl.load(labels + at, mask=k < n_keep, other=n_labels)
+    stored = label < n_labels
+    z = tl.load(logits + at, mask=stored, other=0.0).to(tl.float32)
+    shortlist = tl.load(shortlist_log + at, mask=stored, other=0.0).to(tl.float32)
+    relevant = is_among(label, positives + row * n_positives, n_positives, HALVINGS)
+
+    loss, by_z, by_log = _cross_entropy(z, shortlist, relevant)
+    tl.store(by_logits + at, tl.where(stored, by_z, 0.0), mask=k < n_keep)
+    tl.store(by_shortlist + at, tl.where(stored, by_log, 0.0), mask=k < n_keep)
+    own = row * tl.num_programs(1) + tl.program_id(1)
+    tl.store(partial + own, tl.sum(tl.where(stored, loss, 0.0), axis=0))

@@ -1,0 +1,1 @@
+"""Save, load, export and share models."""

@@ -1,0 +1,28 @@
+"""Former home of names that ``elias`` exports now; to be removed in 0.3."""
+
+from __future__ import annotations
+
+import warnings
+from typing import Any
+
+import elias
+
+_MOVED = [
+    "Elias",
+    "EdgeCount",
+    "FileDone",
+    "FileTask",
+    "predict_file",
+    "prune_edges",
+    "train",
+    "train_together",
+    "OnnxModel",
+]
+
+
+def __getattr__(name: str) -> Any:
+    """Return a name that moved, with a warning."""
+    if name not in _MOVED:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    warnings.warn(f"{name} has moved: import it from elias", DeprecationWarning, stacklevel=2)
+    return getattr(elias, name)

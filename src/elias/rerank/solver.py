@@ -1,0 +1,534 @@
+"""Fit one linear classifier per label by dual coordinate descent.
+
+A label's sub-problem is a list of row numbers of one matrix ψ that all labels share, so nothing is
+copied. The loops let go of the interpreter's lock, and threads take the next few labels as they
+get free. Each thread has its own weights in memory, and a label's random order is its own, so no
+result depends on which thread a label fell to.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias
+
+import numpy as np
+from numba import njit
+from numpy.typing import NDArray
+from scipy.sparse import csr_matrix
+
+from elias.kernels.threads import over_threads
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+
+Array: TypeAlias = NDArray[Any]
+Groups: TypeAlias = tuple[Array, Array, Array]
+"""Sub-problems: where each label's begins, the row of each pair, and its y, +1 or -1."""
+
+
+def group_pairs(candidates: NDArray[np.integer[Any]], labels: csr_matrix) -> Groups:
+    """Return each label's sub-problem: the points that have it as a candidate or are relevant.
+
+    Its rows come in ascending order, with +1 where the label is relevant and -1 elsewhere.
+
+    Args:
+        candidates: (N, k) label ids; L and over are padding.
+        labels: (N, L) relevance; a stored entry is a relevant label.
+    """
+    relevant = (labels.indptr, labels.indices)
+    counts = np.zeros(labels.shape[1], dtype=np.int64)
+    _visit_pairs(candidates, relevant, counts, (np.empty(0, np.int32), np.empty(0, np.int8)))
+    starts = np.concatenate([[0], np.cumsum(counts)])
+    pairs = (np.empty(starts[-1], dtype=np.int32), np.empty(starts[-1], dtype=np.int8))
+    _visit_pairs(candidates, relevant, starts[:-1].copy(), pairs)
+    return starts, *pairs
+
+
+@njit(cache=True)
+def _visit_pairs(
+    candidates: Array, relevant: tuple[Array, Array], slots: Array, pairs: tuple[Array, Array]
+) -> None:
+    """Write each pair to the next slot of its label; with no room for pairs, only count them."""
+    label_starts, label_ids = relevant
+    n_labels = slots.shape[0]
+    last_row = np.full(n_labels, -1, dtype=np.int64)
+    for row in range(candidates.shape[0]):
+        for j in range(label_starts[row], label_starts[row + 1]):
+            _note_pair(label_ids[j], row, 1, last_row, slots, pairs)
+        for j in range(candidates.shape[1]):
+            if candidates[row, j] < n_labels:
+                _note_pair(candidates[row, j], row, -1, last_row, slots, pairs)
+
+
+@njit(cache=True)
+def _note_pair(
+    label: int, row: int, sign: int, last_row: Array, slots: Array, pairs: tuple[Array, Array]
+) -> None:
+    rows, signs = pairs
+    if last_row[label] == row:
+        return
+    last_row[label] = row
+    if rows.shape[0]:
+        rows[slots[label]] = row
+        signs[slots[label]] = sign
+    slots[label] += 1
+
+
+Rows: TypeAlias = tuple[Array, Array, Array, Array]
+"""ψ: values, columns (uint32) and row starts of its sparse part, and its dense part (N, D)."""
+Buffers: TypeAlias = tuple[Array, Array]
+"""A thread's own weights of the sparse and the dense part, float64; zero between labels."""
+
+# Sums may be reordered so that they vectorise; NaN and infinity keep their meaning.
+_SUMS = {"reassoc", "contract", "nsz"}
+
+
+def as_rows(features: csr_matrix, dense: NDArray[np.float32]) -> Rows:
+    """Return ψ as plain arrays. Columns are unsigned, for which numba tests no negative index."""
+    return (
+        np.ascontiguousarray(features.data, dtype=np.float32),
+        np.ascontiguousarray(features.indices).astype(np.uint32, copy=False),
+        features.indptr.astype(np.int64),
+        np.ascontiguousarray(dense, dtype=np.float32),
+    )
+
+
+def squares_of(rows: Rows) -> NDArray[np.float64]:
+    """Return ‖ψ‖² + 1 of each row, the bias being a feature of 1."""
+    data, _, starts, dense = rows
+    total = np.concatenate([[0.0], np.cumsum(data.astype(np.float64) ** 2)])
+    dense_squares = np.einsum("nd,nd->n", dense, dense, dtype=np.float64)
+    squares: NDArray[np.float64] = 1 + np.diff(total[starts]) + dense_squares
+    return squares
+
+
+@njit(cache=True, nogil=True)
+def sparse_dot(data: Array, columns: Array, begin: int, end: int, weight: Array) -> float:
+    """Return Σ data·weight[columns] in four sums, so that none waits for the one before."""
+    first, second, third, fourth = 0.0, 0.0, 0.0, 0.0
+    j = begin
+    while j + 3 < end:
+        first += data[j] * weight[columns[j]]
+        second += data[j + 1] * weight[columns[j + 1]]
+        third += data[j + 2] * weight[columns[j + 2]]
+        fourth += data[j + 3] * weight[columns[j + 3]]
+        j += 4
+    while j < end:
+        first += data[j] * weight[columns[j]]
+        j += 1
+    return (first + second) + (third + fourth)
+
+
+@njit(cache=True, nogil=True, fastmath=_SUMS)
+def _dense_dot(dense: Array, row: int, weight: Array) -> float:
+    total = 0.0
+    for d in range(dense.shape[1]):
+        total += dense[row, d] * weight[d]
+    return total
+
+
+@njit(cache=True, nogil=True)
+def dot(rows: Rows, row: int, buffers: Buffers) -> float:
+    """Return w·ψ of one row."""
+    data, columns, starts, dense = rows
+    total = sparse_dot(data, columns, starts[row], starts[row + 1], buffers[0])
+    return total + _dense_dot(dense, row, buffers[1])
+
+
+@njit(cache=True, nogil=True)
+def add(rows: Rows, row: int, scale: float, buffers: Buffers) -> None:
+    """Add so much of one row to w."""
+    data, columns, starts, dense = rows
+    weight, dense_weight = buffers
+    for j in range(starts[row], starts[row + 1]):
+        weight[columns[j]] += scale * data[j]
+    for d in range(dense.shape[1]):
+        dense_weight[d] += scale * dense[row, d]
+
+
+@njit(cache=True, nogil=True)
+def first_state(seed: int, label: int) -> np.uint64:
+    """Return where a label's random numbers begin: never 0, and far apart for neighbours."""
+    mixed = np.uint64(seed) * np.uint64(0x9E3779B97F4A7C15) + np.uint64(label) + np.uint64(1)
+    mixed = (mixed ^ (mixed >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    mixed = (mixed ^ (mixed >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return (mixed ^ (mixed >> np.uint64(31))) | np.uint64(1)
+
+
+@njit(cache=True, nogil=True)
+def shuffle(order: Array, size: int, state: np.uint64) -> np.uint64:
+    """Shuffle the first ``size`` entries in place; return the generator's next state."""
+    for i in range(size - 1, 0, -1):
+        state ^= state << np.uint64(13)
+        state ^= state >> np.uint64(7)
+        state ^= state << np.uint64(17)
+        j = np.int64(((state >> np.uint64(32)) * np.uint64(i + 1)) >> np.uint64(32))
+        order[i], order[j] = order[j], order[i]
+    return state
+
+
+_STILL = 1e-12  # a projected gradient that is as good as none
+
+
+@njit(cache=True, nogil=True)
+def _sweep(
+    rows: Rows,
+    squares: Array,
+    pairs: tuple[Array, Array],
+    duals: tuple[Array, Array],
+    order: Array,
+    active: int,
+    bounds: tuple[float, float, float],
+    buffers: Buffers,
+) -> tuple[int, float, float, float]:
+    """Move each active α_i once to its best value.
+
+    Returns how many stay active, the bias, and the highest and lowest projected gradient. One that
+    is at 0 with a gradient above the highest of the sweep before goes behind the active ones.
+    """
+    members, signs = pairs
+    dual, moved = duals
+    bias, diagonal, highest_before = bounds
+    highest, lowest = -np.inf, np.inf
+    at = 0
+    while at < active:
+        i = order[at]
+        row, sign, old = members[i], np.float64(signs[i]), dual[i]
+        slope = sign * (dot(rows, row, buffers) + bias) - 1.0 + diagonal * old
+        if old == 0.0 and slope > highest_before:
+            active -= 1
+            order[at], order[active] = order[active], order[at]
+            continue
+        at += 1
+        projected = min(slope, 0.0) if old == 0.0 else slope
+        highest, lowest = max(highest, projected), min(lowest, projected)
+        if abs(projected) > _STILL:
+            dual[i] = max(old - slope / (squares[row] + diagonal), 0.0)
+            step = (dual[i] - old) * sign
+            moved[i] = True
+            bias += step
+            add(rows, row, step, buffers)
+    return active, bias, highest, lowest
+
+
+@njit(cache=True, nogil=True)
+def solve_hinge(
+    rows: Rows,
+    squares: Array,
+    pairs: tuple[Array, Array],
+    buffers: Buffers,
+    limits: tuple[float, float, int],
+    state: np.uint64,
+) -> tuple[float, Array]:
+    """Fit one classifier into ``buffers``; return its bias and which rows have a part in it.
+
+    The dual is min ½αᵀ(Q + 1/(2C))α − Σα over α ≥ 0, with Q_ij = y_i·y_j·(ψ_i·ψ_j + 1) and
+    w = Σ α_i·y_i·ψ_i. It is swept in a new random order each time, until the projected gradients
+    of all points span no more than the tolerance.
+    """
+    cost, tolerance, most = limits
+    size = pairs[0].shape[0]
+    duals = (np.zeros(size), np.zeros(size, dtype=np.bool_))
+    order = np.arange(size).astype(np.int32)
+    active, bias, highest_before = size, 0.0, np.inf
+    for _ in range(most):
+        state = shuffle(order, active, state)
+        bounds = (bias, 0.5 / cost, highest_before)
+        active, bias, highest, lowest = _sweep(
+            rows, squares, pairs, duals, order, active, bounds, buffers
+        )
+        highest_before = highest if highest > 0.0 else np.inf
+        if highest - lowest <= tolerance:
+            if active == size:
+                break
+            active, highest_before = size, np.inf  # look at all of them again
+    return bias, duals[1]
+
+
+_STEPS = 50  # of Newton's method for one coordinate; three or four are usual
+_FIRST = -4.0  # where the logits of α/C begin: each point has a small part in w
+
+
+@njit(cache=True, nogil=True)
+def _share(logit: float) -> float:
+    """Return σ(u), which never overflows."""
+    faint = math.exp(-abs(logit))
+    return (1.0 if logit >= 0 else faint) / (1.0 + faint)
+
+
+@njit(cache=True, nogil=True)
+def _best_logit(logit: float, curvature: float, slope: float, precision: float) -> float:
+    """Return the root of u + A·σ(u) + B, which rises by 1 at least, so that there is just one.
+
+    Newton's steps are kept between −B − A and −B, where the root must lie.
+    """
+    low, high = -slope - curvature, -slope
+    for _ in range(_STEPS):
+        share = _share(logit)
+        value = logit + curvature * share + slope
+        if abs(value) <= precision:
+            break
+        if value > 0:
+            high = min(high, logit)
+        else:
+            low = max(low, logit)
+        step = logit - value / (1.0 + curvature * share * (1.0 - share))
+        logit = step if low < step < high else 0.5 * (low + high)
+    return logit
+
+
+@njit(cache=True, nogil=True)
+def solve_logistic(
+    rows: Rows,
+    squares: Array,
+    pairs: tuple[Array, Array],
+    buffers: Buffers,
+    limits: tuple[float, float, int],
+    state: np.uint64,
+) -> tuple[float, Array]:
+    """Fit one classifier into ``buffers``; return its bias and which rows have a part in it.
+
+    The dual of ½‖w‖² + C·Σ log(1 + exp(−y_i·w·ψ_i)) is the least of ½αᵀQα + Σ α_i·log α_i +
+    (C − α_i)·log(C − α_i) over 0 < α < C, with Q_ij = y_i·y_j·(ψ_i·ψ_j + 1) and w = Σ α_i·y_i·ψ_i.
+    Its slope in α_i is y_i·w·ψ_i + u_i, u_i being the logit of α_i/C; in u_i the best value of one
+    coordinate is the root of a function that rises by 1 at least, and no α comes to its bounds.
+    Swept in a new random order each time, until no slope that was met is over the tolerance.
+    """
+    cost, tolerance, most = limits
+    members, signs = pairs
+    size = members.shape[0]
+    logits = np.full(size, _FIRST)
+    order = np.arange(size).astype(np.int32)
+    bias = 0.0
+    for i in range(size):
+        part = cost * _share(_FIRST) * signs[i]
+        bias += part
+        add(rows, members[i], part, buffers)
+    for _ in range(most):
+        state = shuffle(order, size, state)
+        steepest = 0.0
+        for at in range(size):
+            i = order[at]
+            row, sign, old = members[i], np.float64(signs[i]), cost * _share(logits[i])
+            margin = sign * (dot(rows, row, buffers) + bias)
+            slope = margin + logits[i]
+            steepest = max(steepest, abs(slope))
+            if abs(slope) <= 0.01 * tolerance:
+                continue
+            square = squares[row]
+            logits[i] = _best_logit(
+                logits[i], square * cost, margin - square * old, 0.001 * tolerance
+            )
+            step = (cost * _share(logits[i]) - old) * sign
+            bias += step
+            add(rows, row, step, buffers)
+        if steepest <= tolerance:
+            break
+    return bias, np.ones(size, dtype=np.bool_)
+
+
+Loss: TypeAlias = Literal["squared-hinge", "logistic"]
+Kept: TypeAlias = tuple[Array, Array]
+"""Room for the columns and the values of one label's weights."""
+Fitted: TypeAlias = tuple[Array, Array, Array, Array]
+"""Of some labels: how many weights each has, their biases, all columns and values."""
+
+_SCAN_IS_FASTER = 4  # than picking, where that would touch one in so many columns
+_PAIRS_AT_A_TIME = 20_000  # given to a thread: some 10 ms of work
+
+
+class FitSettings(NamedTuple):
+    """What decides a fit, given the points."""
+
+    cost: float = 1.0
+    """C: what an error costs beside ½‖w‖²."""
+    tolerance: float = 0.1
+    """A classifier is done when its gradients span no more."""
+    max_iterations: int = 100
+    """Passes over the points of a label, at most."""
+    prune: float = 0.0
+    """Weights that are smaller are dropped."""
+    seed: int = 0
+    """Of the order in which points are visited."""
+    loss: Loss = "squared-hinge"
+    """What an error is."""
+
+
+def fit_masked(
+    features: csr_matrix, dense: NDArray[np.float32], groups: Groups, settings: FitSettings
+) -> tuple[csr_matrix, NDArray[np.float32]]:
+    """Fit one classifier for each label on its own rows; return weights (L, F + D) and biases (L,).
+
+    Minimises ½(‖w‖² + b²) + C·Σ_i loss(y_i·(w·ψ_i + b)) over the label's rows, ψ being the sparse
+    and the dense features side by side: the masked loss of Eq. 17, log(1 + exp(−s)), or a squared
+    hinge max(0, 1 − s)² in its place.
+
+    Args:
+        features: (N, F) sparse features, float32.
+        dense: (N, D) dense features; D may be 0.
+        groups: The rows of each label and their signs; see `group_pairs`.
+        settings: The cost, when to stop, what to drop.
+    """
+    rows = as_rows(features, dense)
+    widths = features.shape[1], dense.shape[1]
+    squares = squares_of(rows)
+    chunks = list(_chunks(groups[0]))
+    limits = (settings.cost, settings.tolerance, settings.max_iterations)
+
+    def work(labels: NDArray[np.int64], memory: tuple[Buffers, Kept]) -> Fitted:
+        rest = (limits, settings.prune, settings.seed, settings.loss == "logistic")
+        fitted: Fitted = _fit_labels(rows, squares, groups, labels, memory, rest)
+        return fitted
+
+    def memory() -> tuple[Buffers, Kept]:
+        kept = np.empty(sum(widths), dtype=np.int32), np.empty(sum(widths), dtype=np.float32)
+        return (np.zeros(widths[0]), np.zeros(widths[1])), kept
+
+    n_labels = len(groups[0]) - 1
+    fitted = list(over_threads(work, chunks, memory, "Fitting the ranker", n_labels))
+    return _assemble(chunks, fitted, (n_labels, sum(widths)))
+
+
+def _chunks(starts: NDArray[np.int64]) -> Iterator[NDArray[np.int64]]:
+    """Yield the labels, those of most rows first, a few at a time.
+
+    The largest first: else a thread may be left alone with one of them at the end.
+    """
+    sizes = np.diff(starts)
+    order = np.argsort(-sizes, kind="stable")
+    before = np.cumsum(sizes[order] + 1) - (sizes[order] + 1)
+    borders = np.flatnonzero(np.diff(before // _PAIRS_AT_A_TIME)) + 1
+    yield from np.split(order, borders)
+
+
+@njit(cache=True, nogil=True)
+def _take(
+    rows: Rows, members: Array, moved: Array, buffers: Buffers, kept: Kept, prune: float
+) -> int:
+    """Move the weights worth keeping into ``kept``, columns ascending; set all weights to 0.
+
+    Returns how many there are. Only columns of rows that had a part can have a weight; where those
+    are many, walking through all columns is faster.
+    """
+    _, columns, starts, _ = rows
+    n_touched = 0
+    for i in range(members.shape[0]):
+        if moved[i]:
+            n_touched += starts[members[i] + 1] - starts[members[i]]
+    weight, dense_weight = buffers
+    if n_touched >= weight.shape[0] // _SCAN_IS_FASTER:
+        size = _scan(weight, 0, kept, 0, prune)
+    else:
+        size = 0
+        for i in range(members.shape[0]):
+            if moved[i]:
+                row = members[i]
+                size = _pick(weight, columns[starts[row] : starts[row + 1]], kept, size, prune)
+        order = np.argsort(kept[0][:size])
+        kept[0][:size] = kept[0][:size][order]
+        kept[1][:size] = kept[1][:size][order]
+    return _scan(dense_weight, weight.shape[0], kept, size, prune)
+
+
+@njit(cache=True, nogil=True)
+def _scan(weight: Array, offset: int, kept: Kept, size: int, prune: float) -> int:
+    """Keep what is worth it of all weights."""
+    for column in range(weight.shape[0]):
+        value = weight[column]
+        if value != 0.0 and abs(value) >= prune:
+            kept[0][size] = offset + column
+            kept[1][size] = value
+            size += 1
+    weight[:] = 0.0
+    return size
+
+
+@njit(cache=True, nogil=True)
+def _pick(weight: Array, columns: Array, kept: Kept, size: int, prune: float) -> int:
+    """Keep what is worth it of the weights of some columns."""
+    for column in columns:
+        value = weight[column]
+        if value != 0.0:
+            weight[column] = 0.0  # in another row again, it is not taken twice
+            if abs(value) >= prune:
+                kept[0][size] = column
+                kept[1][size] = value
+                size += 1
+    return size
+
+
+@njit(cache=True, nogil=True)
+def _fit_labels(
+    rows: Rows,
+    squares: Array,
+    groups: Groups,
+    labels: Array,
+    memory: tuple[Buffers, Kept],
+    settings: tuple[tuple[float, float, int], float, int, bool],
+) -> Fitted:
+    """Fit some labels; return the number of weights and the bias of each, columns and values."""
+    starts, members, signs = groups
+    buffers, kept = memory
+    limits, prune, seed, logistic = settings
+    counts = np.zeros(labels.shape[0], dtype=np.int64)
+    biases = np.zeros(labels.shape[0], dtype=np.float32)
+    columns = np.empty(0, dtype=np.int32)
+    values = np.empty(0, dtype=np.float32)
+    size = 0
+    for i in range(labels.shape[0]):
+        begin, end = starts[labels[i]], starts[labels[i] + 1]
+        pairs = (members[begin:end], signs[begin:end])
+        state = first_state(seed, labels[i])
+        if logistic:
+            biases[i], moved = solve_logistic(rows, squares, pairs, buffers, limits, state)
+        else:
+            biases[i], moved = solve_hinge(rows, squares, pairs, buffers, limits, state)
+        count = _take(rows, pairs[0], moved, buffers, kept, prune)
+        counts[i] = count
+        missing = size + count - columns.shape[0]
+        if missing > 0:
+            more = max(columns.shape[0], missing)
+            columns = np.concatenate((columns, np.empty(more, dtype=np.int32)))
+            values = np.concatenate((values, np.empty(more, dtype=np.float32)))
+        columns[size : size + count] = kept[0][:count]
+        values[size : size + count] = kept[1][:count]
+        size += count
+    return counts, biases, columns[:size].copy(), values[:size].copy()
+
+
+def _assemble(
+    chunks: list[NDArray[np.int64]],
+    fitted: list[Fitted],
+    shape: tuple[int, int],
+) -> tuple[csr_matrix, NDArray[np.float32]]:
+    """Put what was fitted in the order of size back into that of the labels."""
+    counts = np.zeros(shape[0], dtype=np.int64)
+    biases = np.zeros(shape[0], dtype=np.float32)
+    for labels, (count, bias, _, _) in zip(chunks, fitted, strict=True):
+        counts[labels], biases[labels] = count, bias
+    starts = np.concatenate([[0], np.cumsum(counts)])
+    columns = np.empty(starts[-1], dtype=np.int32)
+    values = np.empty(starts[-1], dtype=np.float32)
+    while fitted:  # give the memory of each back as soon as it is placed
+        count, _, own_columns, own_values = fitted.pop()
+        _place(chunks[len(fitted)], count, (own_columns, own_values), starts, (columns, values))
+    weights = csr_matrix(shape, dtype=np.float32)
+    weights.data, weights.indices, weights.indptr = values, columns, starts
+    return weights, biases
+
+
+@njit(cache=True, nogil=True)
+def _place(
+    labels: Array,
+    counts: Array,
+    own: tuple[Array, Array],
+    starts: Array,
+    outs: tuple[Array, Array],
+) -> None:
+    at = 0
+    for i in range(labels.shape[0]):
+        begin = starts[labels[i]]
+        outs[0][begin : begin + counts[i]] = own[0][at : at + counts[i]]
+        outs[1][begin : begin + counts[i]] = own[1][at : at + counts[i]]
+        at += counts[i]

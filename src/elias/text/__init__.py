@@ -1,0 +1,1 @@
+"""Texts as tokens, tf-idf features and batches."""

@@ -1,0 +1,444 @@
+"""Files made to do harm, or merely very odd: refused in one line, or read within bounds."""
+
+import gzip
+import io
+import json
+import os
+import struct
+import tracemalloc
+import zipfile
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from scipy.sparse import coo_matrix, csr_matrix, save_npz
+
+from elias.data import load_corpus
+from elias.data.readers import files
+from elias.data.readers.text_rows import TextFile
+from elias.errors import DataError
+from elias.inference.prediction_io import read_predictions
+from elias.text.batches import positives_of
+
+MEBIBYTE = 1 << 20
+
+
+def refusal(path, read=load_corpus):
+    """Return the one line with which a path is refused."""
+    with pytest.raises(DataError) as caught:
+        read(path)
+    message = str(caught.value)
+    assert "\n" not in message
+    assert len(message) < 1000
+    return message
+
+
+@pytest.fixture
+def peak():
+    """Measure the most memory that Python objects and arrays took since the test began."""
+    tracemalloc.start()
+    yield lambda: tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+
+
+@pytest.fixture
+def small_limits(monkeypatch):
+    """Lower the bounds, so that a test need not write hundreds of megabytes."""
+    monkeypatch.setattr(files, "ALWAYS_ALLOWED", MEBIBYTE)
+    monkeypatch.setattr(files, "LONGEST_LINE", MEBIBYTE)
+
+
+def gzip_bomb(path, first, n_bytes):
+    with gzip.open(path, "wb") as out:
+        out.write(first)
+        for _ in range(n_bytes // MEBIBYTE):
+            out.write(b"a" * MEBIBYTE)
+    return path
+
+
+@pytest.mark.parametrize("first", [b"text,labels\ncod,fish\n", b'{"text": "', b"0\tcod\n1\t"])
+@pytest.mark.usefixtures("small_limits")
+def test_a_gzip_bomb_is_refused_before_it_fills_the_memory(tmp_path, peak, first):
+    path = gzip_bomb(tmp_path / "bomb.gz", first, 64 * MEBIBYTE)
+
+    assert "unpacks from" in refusal(path) or "longer than" in refusal(path)
+    assert peak() < 16 * MEBIBYTE
+
+
+@pytest.mark.usefixtures("small_limits")
+def test_a_gzip_bomb_of_many_short_lines_is_refused(tmp_path, peak, monkeypatch):
+    path = tmp_path / "bomb.csv.gz"
+    with gzip.open(path, "wb") as out:
+        out.write(b"text,labels\n")
+        for _ in range(64):
+            out.write(b"cod,fish\n" * (MEBIBYTE // 9))
+
+    monkeypatch.setattr(files, "TIGHTEST", 100)  # lines pack less tightly than a single byte
+
+    assert "as no real data does" in refusal(path)
+    assert peak() < 32 * MEBIBYTE
+
+
+@pytest.mark.parametrize(
+    ("name", "head"),
+    [
+        ("long.csv", b"text,labels\ncod,"),
+        ("quoted.csv", b'text,labels\ncod,"'),
+        ("long.tsv", b"text\tlabels\ncod\t"),
+        ("long.jsonl", b'{"text": "cod", "labels": ["fish"]}\n{"text": "'),
+        ("long.txt", b"1 3 2\n0 0:1 1:"),
+        ("pecos.txt", b"0\tcod\n1\t"),
+    ],
+)
+@pytest.mark.usefixtures("small_limits")
+def test_a_line_without_end_is_refused_by_its_number(tmp_path, peak, name, head):
+    path = tmp_path / name
+    with path.open("wb") as out:
+        out.write(head)
+        out.truncate(8 * MEBIBYTE)  # sparse: NULs to the end, hardly a block on disk
+
+    assert f"{name}:2: the line is longer than 1 MiB" in refusal(path)
+    assert peak() < (24 if name == "pecos.txt" else 8) * MEBIBYTE
+
+
+@pytest.mark.usefixtures("small_limits")
+def test_a_quotation_mark_that_is_never_closed_does_not_swallow_the_file(tmp_path, peak):
+    path = tmp_path / "open.csv"
+    path.write_bytes(b'text,labels\ncod,"fish\n' + b"wine,drink\n" * 400_000)
+
+    assert "field larger than field limit" in refusal(path)
+    assert peak() < 32 * MEBIBYTE
+
+
+@pytest.mark.usefixtures("small_limits")
+def test_a_text_to_predict_may_not_be_endless_either(tmp_path):
+    path = tmp_path / "texts.txt"
+    with path.open("wb") as out:
+        out.write(b"cod\n")
+        out.truncate(4 * MEBIBYTE)
+
+    message = refusal(path, lambda place: list(TextFile.find(place).rows()))
+
+    assert "texts.txt:2: the line is longer" in message
+
+
+@pytest.mark.usefixtures("small_limits")
+def test_a_parquet_file_of_one_repeated_value_is_refused(tmp_path):
+    path = tmp_path / "bomb.parquet"
+    text = pa.DictionaryArray.from_arrays(np.zeros(300_000, np.int32), ["cod " * 500])
+    table = pa.table({"text": text, "labels": pa.array(["fish"] * 300_000)})
+    pq.write_table(table, path, store_schema=False)
+    del text, table
+    assert path.stat().st_size < 200_000  # and 600 MB of texts inside
+
+    assert "as no real data does" in refusal(path)
+
+
+def folder_with(tmp_path, matrix_bytes):
+    (tmp_path / "raw").mkdir()
+    (tmp_path / "raw" / "trn_X.txt").write_text("cod\nwine\n")
+    (tmp_path / "raw" / "Y.txt").write_text("fish\ndrink\n")
+    (tmp_path / "Y.trn.npz").write_bytes(matrix_bytes)
+    return tmp_path
+
+
+def npz(**arrays):
+    """Return the bytes of an archive of arrays; bytes stand as they are."""
+    out = io.BytesIO()
+    with zipfile.ZipFile(out, "w", zipfile.ZIP_DEFLATED) as archive:
+        for name, array in arrays.items():
+            content = array
+            if not isinstance(array, bytes):
+                buffer = io.BytesIO()
+                np.save(buffer, array)
+                content = buffer.getvalue()
+            archive.writestr(f"{name}.npy", content)
+    return out.getvalue()
+
+
+def csr_parts(**changes):
+    parts = {
+        "indices": np.array([0, 1], np.int32),
+        "indptr": np.array([0, 1, 2], np.int32),
+        "format": np.array(b"csr"),
+        "shape": np.array([2, 2]),
+        "data": np.ones(2, np.float32),
+    }
+    return parts | changes
+
+
+def array_header(shape, dtype="<i4"):
+    out = io.BytesIO()
+    header = {"descr": dtype, "fortran_order": False, "shape": shape}
+    np.lib.format.write_array_header_1_0(out, header)
+    return out.getvalue()
+
+
+@pytest.mark.parametrize("kind", [np.int32, np.int64])
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"indices": [0, 2]},
+        {"indices": [0, -1]},
+        {"indices": [0, 2**31 - 1]},
+        {"indptr": [0, 1, 3]},
+        {"indptr": [0, 1, 2**31 - 1]},
+        {"indptr": [0, -5, 2]},
+        {"indptr": [1, 1, 2]},
+        {"indptr": [0, 2, 1]},
+        {"indptr": [0, 1]},
+        {"indptr": [[0, 1, 2]]},
+        {"indices": []},
+        {"data": [1.0]},
+        {"shape": [2, 2, 2]},
+        {"shape": [-2, 2]},
+        {"shape": [2**40, 2]},
+        {"shape": 7},
+    ],
+)
+def test_a_csr_matrix_that_lies_is_refused(tmp_path, changes, kind):
+    changed = {
+        name: np.array(value, np.int64 if name == "shape" else kind)
+        for name, value in changes.items()
+    }
+    content = npz(**csr_parts(**changed))
+
+    assert "Y.trn.npz: not a whole sparse npz file" in refusal(folder_with(tmp_path, content))
+
+
+@pytest.mark.parametrize("kind", ["csc", "coo"])
+def test_rows_that_nothing_bears_out_are_refused(tmp_path, kind, peak):
+    out = io.BytesIO()
+    matrix = coo_matrix((np.ones(1, np.float32), ([0], [0])), shape=(2**33, 2))
+    if kind == "csc":
+        content = npz(
+            **csr_parts(format=np.array(b"csc"), shape=np.array([2**33, 2], dtype=np.int64))
+        )
+    else:
+        save_npz(out, matrix)
+        content = out.getvalue()
+
+    assert "stores nothing of most of them" in refusal(folder_with(tmp_path, content))
+    assert peak() < 16 * MEBIBYTE
+
+
+@pytest.mark.parametrize(
+    "member",
+    [
+        array_header((10**15,)),
+        array_header((10**15, 10**15)),
+        array_header((4,)) + b"\0" * 8,
+        array_header((-4,)),
+        array_header((2,), "|O") + b"\x80\x04N.",
+        b"\x93NUMPY\x01\x00\xff\xff" + b"[" * 65535,
+        b"\x93NUMPY\x01\x00\x76\x00" + b"__import__('os').abort()".ljust(118),
+        b"\x93NUMPY\x09\x00",
+        b"",
+    ],
+    ids=["long", "wide", "short", "negative", "pickle", "deep", "code", "version", "empty"],
+)
+def test_an_array_whose_header_lies_is_refused_before_it_is_made(tmp_path, member, peak):
+    content = npz(**csr_parts(indices=member))
+
+    assert "Y.trn.npz: not a whole sparse npz file" in refusal(folder_with(tmp_path, content))
+    assert peak() < 16 * MEBIBYTE
+
+
+@pytest.mark.parametrize("member", ["indices", "indptr"])
+@pytest.mark.usefixtures("small_limits")
+def test_an_npz_bomb_is_refused_before_it_is_unpacked(tmp_path, peak, member):
+    count = 8 * MEBIBYTE
+    content = npz(**csr_parts(**{member: array_header((count,)) + b"\0" * (4 * count)}))
+    assert len(content) < MEBIBYTE
+    folder = folder_with(tmp_path, content)
+    tracemalloc.reset_peak()
+
+    assert "as no real data does" in refusal(folder)
+    assert peak() < 48 * MEBIBYTE  # the bytes of the archive of this test are among them
+
+
+@pytest.mark.parametrize(
+    ("changes", "why"),
+    [
+        ({"data": array_header((2,), "|S4194304") + bytes(8 * MEBIBYTE)}, "holds |S4194304 values"),
+        ({"data": array_header((2,), "<c16") + bytes(32)}, "holds complex128 values"),
+        ({"data": array_header((2,), "<f16") + bytes(32)}, "not plain numbers of 8 bytes"),
+        ({"data": array_header((2, MEBIBYTE)) + bytes(8 * MEBIBYTE)}, "values of shape"),
+        ({"data": array_header((2 * MEBIBYTE,)) + bytes(8 * MEBIBYTE)}, "values of shape"),
+        ({"indices": array_header((2,), "|V0")}, "not whole numbers"),
+        ({"format": np.array(b"csr".ljust(5000))}, "format is 5,"),
+        ({"data": array_header((1, 1024, 2048)) + bytes(8 * MEBIBYTE), "format": b"bsr"}, "'bsr'"),
+        ({"data": array_header((2, MEBIBYTE)) + bytes(8 * MEBIBYTE), "format": b"dia"}, "'dia'"),
+    ],
+    ids=["text", "complex", "long", "wide", "many", "nothing", "format", "bsr", "dia"],
+)
+def test_values_that_no_index_bears_out_are_refused_before_they_are_unpacked(
+    tmp_path, monkeypatch, changes, why
+):
+    changes = dict(changes)
+    if isinstance(changes.get("format"), bytes):
+        changes["format"] = np.array(changes["format"])
+    content = npz(**csr_parts(**changes))
+    assert len(content) < MEBIBYTE // 16
+    monkeypatch.setattr(files, "load_npz", lambda _: pytest.fail("it was unpacked"))
+
+    assert why in refusal(folder_with(tmp_path, content))
+
+
+def test_an_array_that_is_there_twice_is_refused(tmp_path):
+    out = io.BytesIO(npz(**csr_parts()))
+    with zipfile.ZipFile(out, "a") as archive:
+        archive.writestr("data", array_header((2, MEBIBYTE)) + bytes(8 * MEBIBYTE))
+
+    assert "holds data twice" in refusal(folder_with(tmp_path, out.getvalue()))
+
+
+def test_an_archive_member_that_is_declared_too_small_is_refused(tmp_path):
+    content = bytearray(npz(**csr_parts()))
+    place = content.index(b"PK\x01\x02")  # the first record of the directory: its sizes
+    content[place + 20 : place + 28] = struct.pack("<II", 4, 4)
+
+    assert "Y.trn.npz: not a whole" in refusal(folder_with(tmp_path, bytes(content)))
+
+
+def test_names_in_an_archive_lead_nowhere(tmp_path):
+    outside = tmp_path / "outside.npy"
+    folder = tmp_path / "corpus"
+    folder.mkdir()
+    content = npz(**csr_parts(), **{"../../outside": np.ones(1), "/etc/passwd": np.ones(1)})
+
+    corpus = load_corpus(folder_with(folder, content))
+
+    assert len(corpus.train) == 2
+    assert not outside.exists()
+
+
+def test_a_corpus_may_be_reached_by_links_but_a_loop_is_refused(tmp_path):
+    (tmp_path / "real.csv").write_text("text,labels\ncod,fish\nwine,drink\n")
+    (tmp_path / "link.csv").symlink_to("real.csv")
+    (tmp_path / "loop.csv").symlink_to("loop.csv")
+    (tmp_path / "gone.csv").symlink_to("nowhere.csv")
+
+    assert load_corpus(tmp_path / "link.csv", test_size=0).train.texts == ["cod", "wine"]
+    for name in ("loop.csv", "gone.csv"):
+        assert "no such file" in refusal(tmp_path / name)
+
+
+def test_a_pipe_or_a_device_is_no_corpus(tmp_path):
+    folder = tmp_path / "corpus"
+    folder.mkdir()
+    os.mkfifo(folder / "train.csv")
+
+    assert "no corpus recognised" in refusal(folder)
+    assert "is not a file" in refusal(folder / "train.csv")
+
+
+@pytest.mark.parametrize("name", ["many.jsonl", "many.txt"])
+def test_a_million_labels_on_one_point_are_read(tmp_path, name):
+    n_labels = 1_000_000
+    ids = [str(i) for i in range(n_labels)]
+    path = tmp_path / name
+    if name.endswith("jsonl"):
+        path.write_text(json.dumps({"text": "all", "labels": ids}) + "\n")
+    else:
+        path.write_text("0\tone\n" + ",".join(ids) + "\tall\n")
+
+    corpus = load_corpus(path, test_size=0)
+
+    last = len(corpus.train) - 1
+    assert corpus.n_labels == n_labels
+    assert positives_of(corpus.train.labels, np.array([last])).shape == (1, n_labels)
+
+
+def test_a_row_of_very_many_columns_is_refused_in_a_short_line(tmp_path):
+    path = tmp_path / "wide.csv"
+    path.write_text(",".join(map(str, range(100_000))) + "\n")
+
+    assert "no text column" in refusal(path)
+
+
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [
+        ("ids.jsonl", '{"text": "cod", "labels": ["fish"], "label_ids": [99999999]}\n'),
+        ("ids.jsonl", '{"text": "cod", "labels": ["fish"], "label_ids": [-1]}\n'),
+        ("ids.jsonl", '{"text": "cod", "labels": ["fish"], "label_ids": [1e30]}\n'),
+        ("pecos.txt", "99999999\tcod\n"),
+        ("pecos.txt", "999999999999999999\tcod\n"),
+        ("pecos.txt", "9" * 40 + "\tcod\n"),
+        ("xmc.txt", "1 4 99999999\n0 0:1\n"),
+        ("xmc.txt", "1 4 3\n9223372036854775808 0:1\n"),
+        ("xmc.txt", "1 4 3\n-1 0:1\n"),
+        ("xmc.txt", "99999999999999999999 4 3\n0 0:1\n"),
+        ("trn.json", '{"title": "cod", "target_ind": [99999999]}\n'),
+        ("trn.json", '{"title": "cod", "target_ind": [-1]}\n'),
+        ("trn.json", '{"title": "cod", "target_ind": [1e400]}\n'),
+    ],
+)
+def test_ids_that_cannot_count_labels_are_refused_at_once(tmp_path, name, content, peak):
+    path = tmp_path / name
+    path.write_text(content)
+
+    refusal(tmp_path if name == "trn.json" else path)
+    assert peak() < 16 * MEBIBYTE
+
+
+@pytest.mark.parametrize("form", ["csv", "jsonl", "pecos"])
+def test_nuls_and_lone_surrogates_are_read_and_mended(tmp_path, form):
+    path = tmp_path / "odd"
+    if form == "csv":
+        path.write_bytes(b"text,labels\nco\0d,fi\0sh\nwine,drink\n")
+    elif form == "jsonl":
+        path.write_text('{"text": "co\\u0000d\\ud800", "labels": ["\\udfff"]}\n')
+    else:
+        path.write_bytes(b"0\tco\0d\n1\twine\n")
+
+    corpus = load_corpus(path, test_size=0)
+
+    assert "mended" in corpus.notes
+    assert "\0" not in "".join(corpus.train.texts)
+    "".join([*corpus.train.texts, *corpus.label_names]).encode("utf8")
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        b"\x1f\x8b\x08" + b"\0" * 40,
+        gzip.compress(b"0:1\n", mtime=0)[:-6],
+        b"PK\x03\x04" + b"\0" * 40,
+        b'{"labels": [{"id": 1e999, "score": 1}]}\n',
+        b'{"labels": ' + b"[" * 100_000 + b"\n",
+        b'{"labels": [{"id": 99999999999999999999, "score": 1}]}\n',
+        b"\xff\xfe\x00",
+        npz(**csr_parts(indptr=np.array([0, 9, 2], np.int32))),
+        npz(**csr_parts(indices=array_header((10**15,)))),
+    ],
+)
+def test_broken_predictions_are_refused_in_one_line(tmp_path, content):
+    path = tmp_path / "predictions"
+    path.write_bytes(content)
+
+    refusal(path, lambda place: read_predictions(place, n_labels=2))
+
+
+@pytest.mark.usefixtures("small_limits")
+def test_a_bomb_of_predictions_is_refused(tmp_path, peak):
+    path = gzip_bomb(tmp_path / "predictions.gz", b"0:1 ", 64 * MEBIBYTE)
+
+    assert "unpacks from" in refusal(path, lambda place: read_predictions(place, n_labels=2))
+    assert peak() < 16 * MEBIBYTE
+
+
+@pytest.mark.usefixtures("small_limits")
+def test_a_matrix_of_ones_packs_tightly_and_is_read(tmp_path):
+    n_points = 200_000
+    labels = csr_matrix(
+        (np.ones(n_points, np.float32), np.arange(n_points) % 997, np.arange(n_points + 1)),
+        shape=(n_points, 1000),
+    )
+    path = tmp_path / "Y.npz"
+    save_npz(path, labels)
+
+    with path.open("rb") as stream:
+        assert (files.load_sparse(stream) != labels).nnz == 0

@@ -1,0 +1,105 @@
+import os
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+from scipy.sparse import load_npz
+
+from elias.data.atomic import LabelMatrixWriter, forget_oldest, staged_folder
+from elias.errors import DataError
+
+
+def test_the_folder_appears_when_the_block_ends(tmp_path):
+    with staged_folder(tmp_path / "new" / "corpus") as staging:
+        (staging / "file").touch()
+        assert not (tmp_path / "new" / "corpus").exists()
+
+    assert [path.name for path in (tmp_path / "new").iterdir()] == ["corpus"]
+    assert (tmp_path / "new" / "corpus" / "file").exists()
+
+
+def test_an_interrupted_block_leaves_nothing(tmp_path):
+    with pytest.raises(KeyboardInterrupt), staged_folder(tmp_path / "corpus"):
+        raise KeyboardInterrupt
+
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_an_empty_folder_may_be_filled(tmp_path):
+    (tmp_path / "corpus").mkdir()
+
+    with staged_folder(tmp_path / "corpus") as staging:
+        (staging / "file").touch()
+
+    assert (tmp_path / "corpus" / "file").exists()
+
+
+def aged(folder, seconds, size=10):
+    """Make an entry of a cache that was last changed so long ago."""
+    folder.mkdir()
+    (folder / "file").write_bytes(b"x" * size)
+    then = time.time() - seconds
+    for path in (folder / "file", folder):
+        os.utime(path, (then, then))
+    return folder
+
+
+def test_a_folder_that_may_be_in_work_is_not_forgotten(tmp_path):
+    new = aged(tmp_path / "new", 0)
+    old = aged(tmp_path / "old", 3600)
+    in_work = aged(tmp_path / ".a.0123.partial", 7200)
+    long_work = aged(tmp_path / ".b.0123.partial", 200_000)
+    os.utime(long_work / "file")  # begun days ago, and still written
+    abandoned = aged(tmp_path / ".c.0123.partial", 200_000)
+
+    forget_oldest(tmp_path, 5)
+
+    assert set(tmp_path.iterdir()) == {new, in_work, long_work}
+    assert not old.exists()
+    assert not abandoned.exists()
+
+
+def test_entries_that_another_process_removes_meanwhile_are_passed_over(tmp_path, monkeypatch):
+    new, old = aged(tmp_path / "new", 0), aged(tmp_path / "old", 3600)
+    gone = [tmp_path / "gone", new, old]
+    monkeypatch.setattr(Path, "iterdir", lambda _: iter(gone))
+
+    forget_oldest(tmp_path, 5)
+
+    assert new.exists()
+    assert not old.exists()
+
+
+@pytest.mark.parametrize("name", ["file", "full"])
+def test_what_is_already_there_is_left_alone(name, tmp_path):
+    (tmp_path / "full").mkdir()
+    (tmp_path / "full" / "kept").touch()
+    (tmp_path / "file").touch()
+
+    with pytest.raises(DataError, match="already exists"), staged_folder(tmp_path / name):
+        pass
+
+    assert (tmp_path / "full" / "kept").exists()
+
+
+def test_rows_appended_in_pieces_are_read_back_as_one_csr_of_ones(tmp_path):
+    with LabelMatrixWriter(tmp_path / "Y.npz", n_labels=5) as writer:
+        writer.append(np.array([2, 0]), np.array([1, 4]))
+        writer.append(np.array([1]), np.array([0]))
+
+    labels = load_npz(tmp_path / "Y.npz")
+    expected = [[0, 1, 0, 0, 1], [0, 0, 0, 0, 0], [1, 0, 0, 0, 0]]
+    np.testing.assert_array_equal(labels.toarray(), np.array(expected, dtype=np.float32))
+    assert (labels.dtype, labels.indices.dtype) == (np.float32, np.int32)
+    assert [path.name for path in tmp_path.iterdir()] == ["Y.npz"]
+
+
+def test_a_matrix_cut_short_by_an_error_is_not_written(tmp_path):
+    with (
+        pytest.raises(ZeroDivisionError),
+        LabelMatrixWriter(tmp_path / "Y.npz", n_labels=5) as writer,
+    ):
+        writer.append(np.array([1]), np.array([2 // 0]))
+
+    assert list(tmp_path.iterdir()) == []

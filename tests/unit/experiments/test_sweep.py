@@ -1,0 +1,92 @@
+"""What can be swept, and around which values."""
+
+import copy
+
+import pytest
+
+from elias import EliasConfig
+from elias.config import decisive, first_difference
+from elias.errors import ConfigError
+from elias.experiments.sweep import PARAMETERS, parameter_called
+
+N_LABELS = 8_484
+
+
+@pytest.fixture
+def config():
+    return EliasConfig().resolve(20_000, N_LABELS)  # C 128, κ 663, b 20, K 1000, α 10, β 99, λ 1
+
+
+@pytest.mark.parametrize(
+    ("name", "values"),
+    [
+        ("lambda", [0, 0.2, 0.5, 1, 2, 5]),
+        ("kappa", [67, 133, 332, 663, 1326]),  # a tenth of 663 would not reach every label
+        ("alpha", [1, 3, 10, 30, 100]),
+        ("beta", [9.9, 29.7, 99, 297, 990]),
+        ("beam", [1, 2, 5, 10, 20, 40, 80]),
+        ("shortlist", [100, 250, 500, 1000, 2000, 4000]),
+    ],
+)
+def test_default_values_lie_around_that_of_the_configuration(name, values, config):
+    parameter = PARAMETERS[name]
+
+    found = parameter.defaults(config, N_LABELS)
+
+    assert found == values
+    assert parameter.read(config) in found
+    assert parameter.check(found, config, N_LABELS) == found
+
+
+@pytest.mark.parametrize("name", list(PARAMETERS))
+def test_a_changed_configuration_has_the_value_and_fits_the_data(name, config):
+    parameter = PARAMETERS[name]
+
+    for value in parameter.defaults(config, N_LABELS):
+        changed = parameter.change(config, value)
+
+        assert parameter.read(changed) == value
+        if parameter.trained:
+            assert parameter.read(changed.resolve(20_000, N_LABELS)) == value
+
+
+def test_without_a_shortlist_loss_its_weight_is_swept_around_one(config):
+    without = PARAMETERS["lambda"].change(config, 0.0)
+
+    assert PARAMETERS["lambda"].defaults(without, N_LABELS) == [0, 0.2, 0.5, 1, 2, 5]
+
+
+def test_values_are_sorted_and_each_comes_once(config):
+    assert PARAMETERS["beam"].check([5, 2, 5], config, N_LABELS) == [2, 5]
+
+
+def test_an_unknown_parameter_is_named_with_those_there_are():
+    with pytest.raises(ConfigError, match=r"'gamma' .*lambda, kappa, alpha, beta, beam, shortlist"):
+        parameter_called("gamma")
+
+
+def test_the_first_difference_names_stages_and_missing_keys():
+    ours, theirs = EliasConfig().to_dict(), EliasConfig().to_dict()
+    theirs["stages"][1]["epochs"] = 99
+    shorter = {**ours, "stages": ours["stages"][:1]}
+
+    assert first_difference(ours, ours) == ""
+    assert first_difference(ours, theirs) == "stages.stage2.epochs is 8, there it is 99"
+    assert first_difference(ours, shorter) == "stages is stage1, stage2, there it is stage1"
+    assert first_difference({"a": 1, "b": 2}, {"a": 1}) == "b is 2, there it is not set"
+
+
+def test_a_configuration_of_before_is_told_what_held_then():
+    ours = EliasConfig().to_dict()
+    before = copy.deepcopy(ours)
+    for key in ("loss", "sharpness", "names"):
+        del before["rerank"][key]
+    as_then = EliasConfig().override({"rerank.sharpness": 1.0, "rerank.names": False}).to_dict()
+
+    differs = first_difference(decisive(ours), decisive(before))
+
+    assert differs == "rerank.sharpness is None, there it is 1.0"
+    assert first_difference(decisive(as_then), decisive(before)) == ""
+    for tree in (ours, before):
+        tree["rerank"]["enabled"] = False
+    assert decisive(ours) == decisive(before)

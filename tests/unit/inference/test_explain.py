@@ -1,0 +1,113 @@
+"""Explanations of a model that was not trained: it still has paths."""
+
+import json
+
+import pytest
+import torch
+from scipy.sparse import csr_matrix
+
+from elias import Elias, EliasConfig
+from elias.config import EncoderConfig, IndexConfig
+from elias.errors import DataError
+from elias.model.elias import EliasModel
+from elias.model.encoder import BagEncoder
+from elias.model.graph import LabelGraph
+from elias.text.vectorizer import Featurizer
+
+TEXTS = ["red cod", "blue cod", "red tape"]
+N_LABELS, N_CLUSTERS, N_EDGES = 12, 4, 6
+
+
+def make(n_clusters=N_CLUSTERS, *, learned=True, beta=2.0, features=False):
+    torch.manual_seed(0)
+    featurizer = None if features else Featurizer.fit(TEXTS, char_ngrams=(0, 0), min_count=1)
+    width = 5 if featurizer is None else featurizer.n_features
+    encoder = BagEncoder(EncoderConfig(dim=8, hidden_dim=8), featurizer, width)
+    n_edges = N_LABELS if n_clusters == 1 else N_EDGES
+    edges = torch.stack([torch.randperm(N_LABELS)[:n_edges] for _ in range(n_clusters)])
+    logits = torch.randn(edges.shape) if learned else None
+    graph = LabelGraph(edges, N_LABELS, beta, edge_logits=logits)
+    index = IndexConfig(
+        n_clusters=n_clusters,
+        edges_per_cluster=n_edges,
+        beam_size=min(3, n_clusters),
+        shortlist_size=N_LABELS,
+        alpha=1.5,
+        beta=beta,
+    )
+    names = [f"label {i}" for i in range(N_LABELS)]
+    return Elias(EliasModel(encoder, graph, alpha=1.5), EliasConfig(index=index), names)
+
+
+@pytest.mark.parametrize("n_clusters", [1, N_CLUSTERS])
+@pytest.mark.parametrize("learned", [False, True])
+def test_the_labels_explained_are_those_predicted_with_their_scores(n_clusters, learned):
+    model = make(n_clusters, learned=learned)
+    predicted = model.predict(TEXTS, top_k=4)
+
+    explained = model.explain(TEXTS, top_k=4)
+
+    for ranking, explanation in zip(predicted, explained, strict=True):
+        assert [label.id for label in explanation.labels] == ranking.ids.tolist()
+        assert [label.label for label in explanation.labels] == ranking.labels
+        assert [label.score for label in explanation.labels] == ranking.scores.tolist()
+        assert [label.p for label in explanation.labels] == ranking.scores.tolist()
+
+
+def test_only_the_best_path_of_a_label_has_won():
+    labels = [label for one in make().explain(TEXTS, paths=5) for label in one.labels]
+
+    assert all([path.won for path in label.paths].index(True) == 0 for label in labels)
+    assert all(sum(path.won for path in label.paths) == 1 for label in labels)
+    assert max(label.n_paths for label in labels) > 1
+
+
+def test_fewer_paths_are_shown_than_were_found_where_fewer_are_wanted():
+    labels = [label for one in make().explain(TEXTS, paths=1) for label in one.labels]
+
+    assert {len(label.paths) for label in labels} == {1}
+    assert max(label.n_paths for label in labels) > 1
+
+
+def test_every_cluster_on_a_path_is_described():
+    for explanation in make().explain(TEXTS):
+        used = {path.cluster for label in explanation.labels for path in label.paths}
+
+        assert set(explanation.clusters) == used
+        assert all(len(names) == 5 for names in explanation.clusters.values())
+
+
+def test_an_explanation_is_plain_json():
+    explanation = make().explain(TEXTS[:1], top_k=2)[0]
+
+    tree = json.loads(json.dumps(explanation.to_dict()))
+
+    assert tree["text"] == TEXTS[0]
+    assert [label["id"] for label in tree["labels"]] == [one.id for one in explanation.labels]
+    assert tree["labels"][0]["paths"][0]["won"] is True
+    assert tree["labels"][0]["ranker_score"] is None
+    assert {one["id"] for one in tree["clusters"]} == set(explanation.clusters)
+
+
+def test_features_are_explained_without_a_text():
+    points = csr_matrix([[1.0, 0, 0, 2, 0], [0, 1, 0, 0, 0]])
+
+    explained = make(features=True).explain(points, top_k=2)
+
+    assert [one.text for one in explained] == [None, None]
+    assert all(len(one.labels) == 2 for one in explained)
+
+
+def test_no_texts_give_no_explanations():
+    assert make().explain([]) == []
+
+
+@pytest.mark.parametrize("paths", [0, -1, 1.5])
+def test_a_number_of_paths_that_makes_no_sense_is_refused(paths):
+    with pytest.raises(DataError, match=r"^paths must be a whole number >= 1"):
+        make().explain(TEXTS, paths=paths)
+
+
+def test_a_bare_text_is_refused():
+    with pytest.raises(DataError, match=r"wrap the text in a list"):
+        make().explain("red cod")

@@ -1,0 +1,199 @@
+"""What predictions can be limited to, on a model that was not trained: it still ranks."""
+
+import time
+
+import numpy as np
+import pytest
+import torch
+
+from elias import Elias, EliasConfig
+from elias.config import EncoderConfig, IndexConfig
+from elias.errors import DataError, ModelError, RunError
+from elias.model.batch_inference import rank_all
+from elias.model.elias import EliasModel
+from elias.model.encoder import BagEncoder
+from elias.model.graph import LabelGraph, partition_edges
+from elias.text.vectorizer import Featurizer
+
+TEXTS = ["red cod", "blue cod", "red tape"]
+NAMES = [*(f"label {i}" for i in range(38)), "twin", "twin"]
+
+
+@pytest.fixture(scope="module")
+def model():
+    torch.manual_seed(0)
+    featurizer = Featurizer.fit(TEXTS, char_ngrams=(0, 0), min_count=1)
+    encoder = BagEncoder(EncoderConfig(dim=8, hidden_dim=8), featurizer, featurizer.n_features)
+    edges = partition_edges(torch.arange(40) % 8, 8)
+    graph = LabelGraph(edges, 40, 2.0, edge_logits=torch.rand(edges.shape))
+    index = IndexConfig(
+        n_clusters=8, edges_per_cluster=5, beam_size=2, shortlist_size=6, beta=2.0, alpha=1.5
+    )
+    return Elias(EliasModel(encoder, graph, alpha=1.5), EliasConfig(index=index), NAMES)
+
+
+def found(predictions):
+    return [set(ranking.ids.tolist()) for ranking in predictions]
+
+
+@pytest.mark.parametrize(
+    "few", [["label 3", "label 30"], [3, 30], ["label 3", 30], np.array([3, 30])]
+)
+def test_only_ranks_just_the_labels_named_wherever_they_are(model, few):
+    predictions = model.predict(TEXTS, top_k=10, only=few)
+
+    assert found(predictions) == [{3, 30}] * 3
+
+
+def test_only_ranks_as_an_exhaustive_search_over_those_labels_does(model):
+    everything = Elias(
+        model.model,
+        model.config.override({"index.beam_size": 8, "index.shortlist_size": 40}),
+        NAMES,
+    ).predict(TEXTS, top_k=40)
+
+    few = model.predict(TEXTS, top_k=3, only=range(10))
+
+    for all_of_them, some in zip(everything, few, strict=True):
+        wanted = [i for i in all_of_them.ids.tolist() if i < 10][:3]
+        assert some.ids.tolist() == wanted
+
+
+def test_only_ranks_all_of_the_labels_though_the_shortlist_holds_fewer(model):
+    wanted = set(range(1, 36))
+
+    predictions = model.predict(TEXTS, top_k=40, only=range(1, 40), without=range(36, 40))
+
+    assert model.sizes.shortlist_size < len(wanted)
+    assert found(predictions) == [wanted] * 3
+
+
+def test_only_many_more_labels_than_can_be_scored_still_fills_the_ranking(model, monkeypatch):
+    monkeypatch.setattr("elias.inference.predict.ALL_OF_FEW", 10)
+
+    predictions = model.predict(TEXTS, top_k=6, only=range(1, 40))
+
+    assert all(len(ranking) == 6 for ranking in predictions)
+    assert all(0 not in ranking for ranking in found(predictions))
+
+
+@pytest.mark.parametrize("by", ["name", "id"])
+def test_without_keeps_off_labels_and_others_take_their_place(model, by):
+    best = {int(ranking.ids[0]) for ranking in model.predict(TEXTS, top_k=1)}
+    kept_off = [NAMES[i] for i in best] if by == "name" else best
+
+    predictions = model.predict(TEXTS, top_k=3, without=kept_off)
+
+    assert all(not best & ranking and len(ranking) == 3 for ranking in found(predictions))
+
+
+def test_only_and_without_together_leave_the_difference(model):
+    predictions = model.predict(TEXTS, top_k=5, only=["label 3", 4, 5], without=[4])
+
+    assert found(predictions) == [{3, 5}] * 3
+
+
+def test_a_name_that_two_labels_share_stands_for_both(model):
+    assert model.label_ids(["twin", 0]) == [38, 39, 0]
+
+
+@pytest.mark.parametrize(
+    ("label", "problem"),
+    [
+        ("lable 7", "no label 'lable 7'; did you mean 'label 7'"),
+        ("zzz", "no label 'zzz'$"),
+        (40, "no label 40; ids go from 0 to 39"),
+        (-1, "no label -1"),
+    ],
+)
+def test_an_unknown_label_is_refused_with_the_nearest_name(model, label, problem):
+    with pytest.raises(DataError, match=problem):
+        model.predict(TEXTS, only=[label])
+
+
+def test_a_bare_label_is_refused(model):
+    with pytest.raises(DataError, match="wrap it"):
+        model.predict(TEXTS, only="label 3")
+
+
+def test_many_labels_are_found_in_one_pass(model):
+    names = [f"label {i}" for i in range(300_000)]
+    large = Elias(model.model, model.config, names)
+
+    begin = time.process_time()
+    found = large.label_ids(names[:40])
+
+    assert found == list(range(40))
+    assert time.process_time() - begin < 1
+
+
+@pytest.mark.parametrize(
+    ("texts", "problem"),
+    [("red cod", "wrap the text in a list"), (["cod", 3], r"texts\[1\] is int, not a string")],
+)
+def test_what_is_no_list_of_texts_is_refused(model, texts, problem):
+    with pytest.raises(DataError, match=problem):
+        model.predict(texts)
+
+
+def test_no_texts_give_no_rankings(model):
+    assert len(model.predict([])) == 0
+
+
+def test_memory_that_runs_out_halves_the_batch(model, monkeypatch):
+    sizes = []
+
+    def scarce(*args, batch_size, **kwargs):
+        sizes.append(batch_size)
+        if batch_size > 2:
+            raise torch.OutOfMemoryError("CUDA out of memory")
+        return rank_all(*args, batch_size=batch_size, **kwargs)
+
+    monkeypatch.setattr("elias.inference.predict.rank_all", scarce)
+
+    predictions = model.predict(["a", "b", "c"], top_k=3, batch_size=8)
+
+    assert sizes == [8, 4, 2]
+    assert len(predictions) == 3
+
+
+def test_memory_that_runs_out_takes_the_graphs_before_the_batch_is_halved(model, monkeypatch):
+    sizes, graphs = [], [True, False]
+
+    def scarce(*args, batch_size, **kwargs):
+        sizes.append(batch_size)
+        if len(sizes) < 3:
+            raise torch.OutOfMemoryError("CUDA out of memory")
+        return rank_all(*args, batch_size=batch_size, **kwargs)
+
+    monkeypatch.setattr("elias.inference.predict.rank_all", scarce)
+    monkeypatch.setattr("elias.inference.predict.give_up_graphs", lambda: graphs.pop(0))
+
+    predictions = model.predict(["a", "b", "c"], top_k=3, batch_size=8)
+
+    assert sizes == [8, 8, 4]
+    assert len(predictions) == 3
+
+
+def test_memory_that_does_not_hold_one_text_is_an_error_that_says_so(model, monkeypatch):
+    def none_left(*_, **__):
+        raise MemoryError
+
+    monkeypatch.setattr("elias.inference.predict.rank_all", none_left)
+
+    with pytest.raises(RunError, match="Not even one text"):
+        model.predict(["a"])
+
+
+@pytest.mark.parametrize(("name", "value"), [("top_k", 0), ("top_k", 2.5), ("batch_size", 0)])
+def test_sizes_must_be_whole_and_positive(model, name, value):
+    with pytest.raises(DataError, match=f"{name} must be a whole number"):
+        model.predict(["a"], **{name: value})
+
+
+def test_an_unfinished_run_is_called_so(tmp_path):
+    (tmp_path / "config.json").write_text("{}")
+    (tmp_path / "metrics.jsonl").write_text("")
+
+    with pytest.raises(ModelError, match="not finished"):
+        Elias.from_pretrained(tmp_path)

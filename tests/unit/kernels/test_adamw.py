@@ -1,0 +1,102 @@
+import pytest
+import torch
+
+from elias.kernels.adamw import AdamWRates, History, RowState, _adamw_torch, adamw_rows, catch_up
+
+
+def after(*lrs, **changed):
+    history = History()
+    for lr in lrs:
+        history.add(RATES._replace(lr=lr, **changed))
+    return history
+
+
+@pytest.fixture(params=[adamw_rows, _adamw_torch], ids=["compiled", "torch"])
+def update(request):
+    return request.param
+
+
+@pytest.fixture
+def table():
+    state = RowState(torch.zeros(3, 2), torch.zeros(3, 2), torch.zeros(3, dtype=torch.int64))
+    return torch.ones(3, 2), state
+
+
+RATES = AdamWRates(lr=0.1, beta1=0.9, beta2=0.999, eps=0.0, decay=0.5)
+
+
+def test_rows_that_are_not_touched_stay_as_they_are(update, table):
+    weight, state = table
+
+    update(weight, state, torch.tensor([1]), torch.ones(1, 2), after(0.1))
+
+    assert torch.equal(weight[[0, 2]], torch.ones(2, 2))
+    assert state.last_step.tolist() == [0, 1, 0]
+    assert not state.mean[[0, 2]].any()
+
+
+def test_the_first_step_moves_by_the_learning_rate_after_the_decay(update, table):
+    weight, state = table
+    gradient = torch.tensor([[3.0, -0.2]])
+
+    update(weight, state, torch.tensor([0]), gradient, after(0.1))
+
+    torch.testing.assert_close(weight[0], torch.tensor([0.95 - 0.1, 0.95 + 0.1]))
+
+
+def test_a_row_that_skipped_steps_decays_for_each_of_them_at_its_own_rate(update, table):
+    weight, state = table
+    history = after(0.2, 0.1, 0.4, eps=1.0)  # the gradient is zero: nothing else to divide by
+
+    update(weight, state, torch.tensor([2]), torch.zeros(1, 2), history)
+
+    torch.testing.assert_close(weight[2], torch.full((2,), 0.9 * 0.95 * 0.8))
+
+
+def test_touching_no_row_changes_nothing(update, table):
+    weight, state = table
+
+    update(weight, state, torch.zeros(0).long(), torch.zeros(0, 2), after(0.1))
+
+    assert torch.equal(weight, torch.ones(3, 2))
+
+
+def test_a_history_replayed_has_the_bits_of_one_lived_through():
+    lrs = [0.1 / (step + 3) for step in range(2500)]  # more than there is room for at first
+
+    lived = after(*lrs)
+    replayed = History()
+    replayed.replay(RATES._replace(lr=lr) for lr in lrs)
+
+    n_steps = len(lrs)
+    assert torch.equal(lived.kept_log[: n_steps + 1], replayed.kept_log[: n_steps + 1])
+    assert (lived.step, lived.rates) == (replayed.step, replayed.rates)
+    for history in (lived, replayed):
+        for lr in lrs:
+            history.add(RATES._replace(lr=lr))
+    assert torch.equal(lived.kept_log[: 2 * n_steps + 1], replayed.kept_log[: 2 * n_steps + 1])
+
+
+def test_a_weight_in_bfloat16_catches_up_on_average():
+    weight = torch.ones(500, 200).bfloat16()
+    means, variances = (torch.ones(500, 200).bfloat16(),), (torch.ones(500, 1), torch.ones(500))
+    last_step = torch.zeros(500, dtype=torch.int32)
+    last_step[250:] = 2
+    torch.manual_seed(0)
+
+    catch_up(weight, means, variances, last_step, after(0.001, 0.001, decay=1.0))
+
+    assert weight[:250].double().mean().item() == pytest.approx(0.999**2, abs=1e-4)
+    assert (weight[250:] == 1).all()  # these had skipped nothing
+    assert means[0][0, 0].item() == pytest.approx(0.81, abs=2e-3)
+    assert [v[0].item() for v in variances] == pytest.approx([0.999**2] * 2)
+    assert all((moment[250:] == 1).all() for moment in (*means, *variances))
+    assert (last_step == 2).all()
+
+
+def test_no_step_leaves_nothing_to_catch_up_with(table):
+    weight, state = table
+
+    catch_up(weight, (state.mean,), (state.variance,), state.last_step, History())
+
+    assert torch.equal(weight, torch.ones(3, 2))

@@ -1,0 +1,367 @@
+import copy
+import gc
+import threading
+import weakref
+
+import numpy as np
+import pytest
+import torch
+
+from elias.config import EncoderConfig
+from elias.model import batch_inference, recorded_search
+from elias.model.batch_inference import rank_all
+from elias.model.elias import EliasModel, SearchSizes
+from elias.model.graph import LabelGraph
+from elias.model.recorded_search import forget_graphs, give_up_graphs, ranking_for
+from elias.model.transformer import TransformerEncoder
+from elias.text.batches import Rectangle, TokenBatch
+from tiny_bert import WORDS, save_tiny_bert
+
+N_LABELS = 30
+SIZES = SearchSizes(beam_size=4, shortlist_size=12)
+
+
+class Graphs:
+    """Stands in for CUDA graphs: does the work again, and leaves the results in the same memory.
+
+    Counts what was recorded and repeated.
+    """
+
+    def __init__(self):
+        self.recorded = self.repeated = 0
+
+    def __call__(self, _device):
+        def record(work):
+            found = tuple(part.clone() for part in work())
+            self.recorded += 1
+
+            def replay():
+                self.repeated += 1
+                for own, again in zip(found, work(), strict=True):
+                    own.copy_(again)
+
+            return replay, found
+
+        return record
+
+
+@pytest.fixture
+def graphs(monkeypatch):
+    """Have a CPU record as a GPU does, from the second time on."""
+    graphs = Graphs()
+    monkeypatch.setattr(recorded_search, "runs_triton", lambda _: True)
+    monkeypatch.setattr(recorded_search, "Recorder", graphs)
+    monkeypatch.setattr(recorded_search, "_TIMES_BEFORE", 1)
+    monkeypatch.setattr(batch_inference, "_IN_FLIGHT", 0)  # a CPU hands results over without a copy
+    forget_graphs()
+    yield graphs
+    forget_graphs()
+
+
+@pytest.fixture(scope="module")
+def tiny_bert(tmp_path_factory):
+    return save_tiny_bert(tmp_path_factory.mktemp("bert") / "bert")
+
+
+def make_model(folder, seed=0):
+    torch.manual_seed(seed)
+    encoder = TransformerEncoder.from_config(EncoderConfig(kind="transformer", model=folder))
+    edges = torch.arange(32).view(8, 4) % N_LABELS
+    graph = LabelGraph(edges, N_LABELS, 2.0, edge_logits=edges / 9)
+    return EliasModel(encoder, graph, 2.0).eval()
+
+
+@pytest.fixture
+def model(tiny_bert):
+    return make_model(tiny_bert)
+
+
+def texts_of(*sizes):
+    rng = np.random.default_rng(len(sizes))
+    return [" ".join(rng.choice(WORDS, size)) for size in sizes]
+
+
+def rank(model, *sizes, top_k=5, **options):
+    return rank_all(model, model.encoder.tokenise(texts_of(*sizes)), SIZES, top_k, **options)
+
+
+def plain(model, *sizes, **options):
+    """What a model that is in training, and so keeps nothing, finds."""
+    own = copy.deepcopy(model).train()
+    return rank(own, *sizes, **options)
+
+
+def assert_alike(found, expected):
+    assert np.array_equal(found.ids, expected.ids)
+    np.testing.assert_allclose(found.scores, expected.scores, rtol=1e-4)
+
+
+def record_one(model):
+    """Ask about a text often enough for its shape to be recorded."""
+    for _ in range(2):
+        rank(model, 3)
+
+
+def assert_right_again_and_again(model):
+    """Ask about that text often enough for its shape to be recorded anew, checking the answers."""
+    for _ in range(3):
+        assert_alike(rank(model, 3), plain(model, 3))
+
+
+def test_one_text_is_recorded_when_its_shape_comes_again_and_found_in_later_calls(model, graphs):
+    for _ in range(5):
+        assert_alike(rank(model, 3), plain(model, 3))
+
+    assert (graphs.recorded, graphs.repeated) == (1, 4)
+
+
+def test_a_shape_comes_often_before_it_is_recorded(model, graphs, monkeypatch):
+    monkeypatch.setattr(recorded_search, "_TIMES_BEFORE", 3)
+
+    recorded = []
+    for _ in range(5):
+        rank(model, 3)
+        recorded.append(graphs.recorded)
+
+    assert recorded == [0, 0, 0, 1, 1]
+
+
+@pytest.mark.parametrize("batch_size", [1, 3, 4, 100])
+def test_recorded_searches_rank_as_single_ones_do(model, graphs, batch_size):
+    calls = [(0, 1, 9, 3, 2, 30, 1, 5), (7, 4, 0), (1,), (3, 3), (2, 30, 9, 1, 4, 8, 9)]
+
+    for sizes in calls * 3:
+        found = rank(model, *sizes, batch_size=batch_size)
+        assert_alike(found, plain(model, *sizes, batch_size=batch_size))
+
+    assert graphs.repeated > len(calls)
+
+
+def test_another_number_of_labels_uses_the_same_graphs(model, graphs):
+    for top_k in (5, 5, 1, 3, 12, 100):
+        assert_alike(rank(model, 3, top_k=top_k), plain(model, 3, top_k=top_k))
+
+    assert graphs.recorded == 1
+
+
+def test_more_labels_than_before_are_recorded_anew_and_serve_those_who_want_fewer(
+    model, graphs, monkeypatch
+):
+    monkeypatch.setattr(recorded_search, "_LEAST_WIDTH", 2)
+
+    for top_k in (2, 2, 6, 6, 2, 6):
+        assert_alike(rank(model, 3, top_k=top_k), plain(model, 3, top_k=top_k))
+
+    assert graphs.recorded == 2
+
+
+def test_other_sizes_of_the_search_are_recorded_anew(model, graphs):
+    tokens = model.encoder.tokenise(texts_of(3))
+    for sizes in (SIZES, SIZES, SearchSizes(2, 12), SearchSizes(2, 12)):
+        found = rank_all(model, tokens, sizes, 5)
+        assert_alike(found, rank_all(copy.deepcopy(model).train(), tokens, sizes, 5))
+
+    assert graphs.recorded == 2
+
+
+def move(model):
+    for parameter in model.encoder.parameters():
+        parameter.data = parameter.data.clone()
+
+
+def change_in_place(model):
+    with torch.no_grad():
+        model.graph.edge_logits.neg_()
+        model.labels.weight.neg_()
+
+
+def replace_tensor(model):
+    state = {name: -tensor for name, tensor in model.labels.state_dict().items()}
+    model.labels.load_state_dict(state, assign=True)
+
+
+def replace_part(model):
+    model.encoder = copy.deepcopy(model.encoder)
+    model.encoder.bottleneck = torch.nn.Linear(model.encoder.dim, model.encoder.dim)
+    model.eval()
+
+
+def set_beta(model):
+    model.graph.beta = 1.3
+
+
+@pytest.mark.parametrize(
+    "change", [move, change_in_place, replace_tensor, replace_part, set_beta, lambda m: m.double()]
+)
+def test_graphs_are_recorded_anew_when_the_weights_are_others(model, graphs, change):
+    record_one(model)
+    change(model)
+    model.float()
+
+    assert_right_again_and_again(model)
+
+    assert graphs.recorded == 2
+
+
+def test_a_model_in_training_keeps_none(model, graphs):
+    record_one(model)
+    model.train()
+
+    for _ in range(3):
+        rank(model, 3)
+
+    assert graphs.repeated == 1
+    assert model not in recorded_search._KEPT
+
+
+def test_many_texts_of_a_model_in_training_are_recorded_for_the_call(model, graphs, monkeypatch):
+    monkeypatch.setattr(recorded_search, "_MANY", 8)
+    expected = plain(model, *[3] * 7, batch_size=2)
+    model.train()
+
+    found = rank(model, *[3] * 8, batch_size=2)
+
+    assert (graphs.recorded, graphs.repeated) == (1, 3)
+    assert found.ids.shape == (8, 5)
+    assert expected.ids.shape == (7, 5)
+    assert model not in recorded_search._KEPT
+
+
+def test_blocked_labels_do_not_use_what_is_kept(model, graphs):
+    for _ in range(2):
+        best = rank(model, 3).ids[0, 0]
+    before = graphs.repeated
+
+    for _ in range(3):
+        found = rank(model, 3, blocked=torch.arange(N_LABELS) == best)
+        assert best not in found.ids
+
+    assert graphs.repeated == before
+    assert rank(model, 3).ids[0, 0] == best
+
+
+def test_members_of_an_ensemble_have_their_own(tiny_bert, graphs):
+    members = [make_model(tiny_bert, seed) for seed in (1, 2)]
+
+    for _ in range(3):
+        for member in members:
+            assert_alike(rank(member, 3), plain(member, 3))
+
+    assert graphs.recorded == 2
+
+
+def test_copies_and_saved_weights_know_nothing_of_graphs(model, graphs):
+    names = list(model.state_dict())
+    record_one(model)
+
+    other = copy.deepcopy(model)
+
+    assert list(model.state_dict()) == names
+    assert other not in recorded_search._KEPT
+    assert graphs.recorded == 1
+
+
+def test_graphs_go_with_their_model(tiny_bert, graphs):
+    model = make_model(tiny_bert)
+    record_one(model)
+    kept = weakref.ref(recorded_search._KEPT[model])
+
+    del model
+    gc.collect()
+
+    assert kept() is None
+    assert graphs.recorded == 1
+
+
+def test_two_threads_never_share_a_graph(model, graphs):
+    record_one(model)
+    expected = plain(model, 3)
+    found = []
+
+    with ranking_for(model, SIZES, 5, None, 1) as turn:
+        other = threading.Thread(target=lambda: found.append(rank(model, 3)))
+        other.start()
+        other.join()
+
+    assert turn.padded
+    assert graphs.repeated == 1
+    assert_alike(found[0], expected)
+
+
+def test_graphs_are_given_up_for_good_where_memory_is_short(model, graphs):
+    record_one(model)
+
+    assert give_up_graphs()
+    assert not give_up_graphs()
+
+    assert_right_again_and_again(model)
+    assert graphs.recorded == 1
+
+
+def test_a_call_that_fails_begins_anew(model, graphs):
+    record_one(model)
+
+    def interrupted():
+        with ranking_for(model, SIZES, 5, None, 1):
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        interrupted()
+
+    for _ in range(2):
+        assert_alike(rank(model, 3), plain(model, 3))
+    assert graphs.recorded == 2
+
+
+@pytest.mark.parametrize(
+    ("n_texts", "batch_size", "kind", "n_rows"),
+    [(1, 8, Rectangle, 1), (3, 8, Rectangle, 4), (8, 8, Rectangle, 8), (5, 6, Rectangle, 6)],
+)
+def test_the_number_of_texts_is_padded_to_a_power_of_two(
+    model, graphs, n_texts, batch_size, kind, n_rows
+):
+    tokens = model.encoder.tokenise(texts_of(*[3] * n_texts))
+    with ranking_for(model, SIZES, 5, None, n_texts) as turn:
+        batch = turn.gather(model.encoder, tokens, batch_size, np.arange(n_texts))
+
+    assert isinstance(batch, kind)
+    assert len(batch) == n_rows
+    assert graphs.recorded == 0
+
+
+def test_texts_that_are_not_few_are_not_padded_with_others(model, graphs, monkeypatch):
+    monkeypatch.setattr(recorded_search, "_FEW_TOKENS", 16)
+    tokens = model.encoder.tokenise(texts_of(3, 3, 3, 3))
+    with ranking_for(model, SIZES, 5, None, 3) as turn:
+        three, four = (
+            turn.gather(model.encoder, tokens, 8, np.arange(n_rows)) for n_rows in (3, 4)
+        )
+
+    assert isinstance(three, TokenBatch)
+    assert isinstance(four, Rectangle)
+    assert graphs.recorded == 0
+
+
+def test_where_nothing_is_recorded_texts_are_not_padded(model):
+    with ranking_for(model, SIZES, 5, None, 10**6) as turn:
+        assert not turn.padded
+
+    assert model not in recorded_search._KEPT
+
+
+def test_an_encoder_is_compiled_once_after_large_calls_alone(model, graphs, monkeypatch):
+    prepared = []
+    monkeypatch.setattr(recorded_search, "_MANY", 6)
+    monkeypatch.setattr(recorded_search, "_LARGE", 3)
+    monkeypatch.setattr(recorded_search, "_on_gpu", lambda _: True)
+    model.encoder.prepare = lambda device: prepared.append(device.type) or True
+
+    for sizes in [(3,)] * 6 + [(3, 3, 3)]:
+        rank(model, *sizes)
+    before = graphs.recorded, len(prepared)
+    for sizes in [(3, 3, 3), (3, 3, 3), (3, 3, 3, 3), (3,), (3,)]:
+        rank(model, *sizes)
+
+    assert before == (1, 0)
+    assert prepared == ["cpu"]
+    assert graphs.recorded == 3  # of one text and of three or four, anew

@@ -1,0 +1,505 @@
+import json
+import shutil
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from scipy.sparse import random as random_csr
+
+from elias.config import EliasConfig
+from elias.errors import ModelError
+from elias.model.batch_inference import rank_all
+from elias.model.build import build_encoder
+from elias.model.elias import EliasModel, SearchSizes
+from elias.model.graph import LabelGraph, partition_edges
+from elias.persistence.card import model_card
+from elias.persistence.manifest import load_model, save_model
+from elias.text.tokens import Tokens
+from tiny_bert import save_tiny_bert
+
+N_LABELS, N_CLUSTERS = 12, 4
+TEXTS = ["red cod", "red herring in the north sea", "", "cod quota in the sea", "red tape"]
+NAMES = [f"label {i}" for i in range(N_LABELS - 2)] + ["two\nlines\\", ""]
+FACTS = {
+    "metrics": {"stage2": {"test": {"P@1": 71.5, "PSP@1": np.float64(3), "R@10": float("nan")}}},
+    "data": {"labels": np.int64(12), "splits": {"train": {"points": 1000, "words_mean": 7.25}}},
+}
+SIZES = SearchSizes(beam_size=2, shortlist_size=6)
+
+
+def make_config(**encoder):
+    changes = {f"encoder.{key}": value for key, value in encoder.items()}
+    config = EliasConfig().override({"encoder.dim": 8, "encoder.hidden_dim": 8, **changes})
+    return config.resolve(1000, N_LABELS).override({"index.n_clusters": N_CLUSTERS})
+
+
+def make_model(config, *, texts=TEXTS, n_features=None, learned=True):
+    encoder = build_encoder(config.encoder, texts, n_features)
+    edges = partition_edges(torch.arange(N_LABELS) % N_CLUSTERS, N_CLUSTERS)
+    edges = torch.cat([edges, torch.full((N_CLUSTERS, 1), N_LABELS)], dim=1)
+    logits = torch.randn(edges.shape) if learned else None
+    return EliasModel(encoder, LabelGraph(edges, N_LABELS, 2.5, edge_logits=logits), 3.0)
+
+
+def save(folder, model, config, **changes):
+    given = {"config": config, "label_names": NAMES, "facts": FACTS, "card": "# A card\n"}
+    save_model(folder, model, **given | changes)
+    return folder
+
+
+def assert_predicts_alike(model, again, tokens):
+    before = rank_all(model, tokens, SIZES, 5)
+    after = rank_all(again, tokens, SIZES, 5)
+    np.testing.assert_array_equal(after.ids, before.ids)
+    np.testing.assert_array_equal(after.scores, before.scores)
+
+
+@pytest.fixture
+def saved(tmp_path):
+    """A saved bag model that a test may damage."""
+    config = make_config()
+    return save(tmp_path / "model", make_model(config), config)
+
+
+@pytest.mark.parametrize("learned", [True, False])
+def test_a_bag_model_predicts_the_same_after_loading(learned, tmp_path):
+    config = make_config(min_count=1)
+    model = make_model(config, learned=learned)
+
+    loaded = load_model(save(tmp_path / "model", model, config), "cpu")
+
+    again = loaded.model
+    tokens = model.encoder.tokenise(TEXTS)
+    assert_predicts_alike(model, again, again.encoder.tokenise(TEXTS))
+    assert again.encoder.fingerprint == model.encoder.fingerprint
+    np.testing.assert_array_equal(again.encoder.tokenise(TEXTS).weights, tokens.weights)
+    assert again.graph.learned == learned == again.graph.edge_logits.requires_grad
+    assert again.graph.edge_labels.dtype == torch.int64
+    assert (loaded.config, loaded.label_names) == (config, tuple(NAMES))
+
+
+def test_labels_kept_in_bfloat16_take_half_the_room_and_predict_the_same_on_a_cpu(tmp_path):
+    config = make_config(min_count=1)
+    model = make_model(config)
+    model.labels.weight.data = model.labels.weight.data.bfloat16().float()  # as a GPU leaves them
+    compact = config.override({"index.label_storage": "compact"})
+
+    folders = [save(tmp_path / name, model, one) for name, one in (("a", config), ("b", compact))]
+    weights = [load_file(folder / "model.safetensors")["labels.weight"] for folder in folders]
+
+    assert [one.dtype for one in weights] == [torch.float32, torch.bfloat16]
+    assert_predicts_alike(model, load_model(folders[1], "cpu").model, model.encoder.tokenise(TEXTS))
+
+
+def test_a_model_of_given_features_predicts_the_same_after_loading(tmp_path):
+    config = make_config()
+    model = make_model(config, texts=None, n_features=9)
+    tokens = Tokens.from_csr(random_csr(6, 9, density=0.4, format="csr", rng=0))
+
+    loaded = load_model(save(tmp_path / "model", model, config))
+
+    assert_predicts_alike(model, loaded.model, tokens)
+    assert not (tmp_path / "model" / "vocabulary.txt").exists()
+
+
+@pytest.mark.parametrize("changes", [{}, {"bottleneck": 5, "pooling": "cls", "max_length": 6}])
+def test_a_transformer_model_is_whole_without_the_weights_it_began_with(changes, tmp_path):
+    config = make_config(kind="transformer", model=save_tiny_bert(tmp_path / "bert"), **changes)
+    model = make_model(config)
+    folder = save(tmp_path / "model", model, config)
+    shutil.rmtree(tmp_path / "bert")
+
+    again = load_model(folder).model
+
+    assert_predicts_alike(model, again, again.encoder.tokenise(TEXTS))
+    assert again.encoder.fingerprint == model.encoder.fingerprint
+    assert {path.name for path in (folder / "encoder").iterdir()} == {
+        "config.json",
+        "tokenizer.json",
+    }
+    assert str(tmp_path) not in (folder / "encoder" / "config.json").read_text(encoding="utf8")
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), 3.4e38])
+def test_a_model_that_could_not_be_loaded_is_not_saved(value, tmp_path):
+    config = make_config().override({"index.label_storage": "compact"})  # 3.4e38: inf in bfloat16
+    model = make_model(config)
+    model.labels.weight.data[2, 0] = value
+
+    with pytest.raises(ModelError, match=r"labels\.weight has a number that is not finite; lower"):
+        save(tmp_path / "model", model, config)
+
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_every_tensor_is_as_it_was(tmp_path):
+    config = make_config()
+    model = make_model(config)
+
+    again = load_model(save(tmp_path / "model", model, config)).model
+
+    for name, tensor in model.state_dict().items():
+        assert torch.equal(again.state_dict()[name], tensor), name
+    assert (again.alpha, again.graph.beta, again.training) == (3.0, 2.5, False)
+
+
+def test_the_loaded_model_can_be_trained_on(saved):
+    model = load_model(saved).model
+
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(1)
+
+    assert load_model(saved).model.labels.bias.sum() == 0  # the file is not what was changed
+
+
+def test_the_folder_holds_what_the_format_says(saved):
+    names = sorted(path.name for path in saved.iterdir())
+    tree = json.loads((saved / "config.json").read_text(encoding="utf8"))
+    tensors = load_file(saved / "model.safetensors")
+
+    assert names == [
+        "README.md",
+        "config.json",
+        "labels.txt",
+        "model.safetensors",
+        "vocabulary.txt",
+    ]
+    assert (saved / "README.md").read_text(encoding="utf8") == "# A card\n"
+    sizes = tree["format_version"], tree["n_labels"], tree["n_clusters"], tree["n_edges"]
+    assert sizes == (2, N_LABELS, N_CLUSTERS, 4)
+    assert tensors["graph.edge_labels"].dtype == torch.int32
+    assert list(saved.parent.iterdir()) == [saved]
+
+
+def test_who_may_read_one_file_may_read_all(saved):
+    modes = {path.stat().st_mode for path in saved.iterdir()}
+
+    assert len(modes) == 1
+
+
+def test_facts_come_back_as_json_holds_them(saved):
+    facts = load_model(saved).facts
+
+    assert facts["metrics"]["stage2"]["test"] == {"P@1": 71.5, "PSP@1": 3.0, "R@10": None}
+    assert facts["data"] == {
+        "labels": 12,
+        "splits": {"train": {"points": 1000, "words_mean": 7.25}},
+    }
+
+
+def test_saving_and_loading_draw_no_random_numbers(tmp_path):
+    config = make_config(kind="transformer", model=save_tiny_bert(tmp_path / "bert"))
+    model = make_model(config)
+    before = torch.get_rng_state()
+
+    load_model(save(tmp_path / "model", model, config))
+
+    assert torch.equal(torch.get_rng_state(), before)
+
+
+def test_a_model_of_many_labels_loads_at_once(tmp_path):
+    config = make_config()
+    n_labels = 200_000
+    encoder = build_encoder(config.encoder, TEXTS, None)
+    graph = LabelGraph(torch.arange(n_labels).reshape(2000, 100), n_labels, 2.0)
+    model = EliasModel(encoder, graph, 3.0)
+    names = [f"name {i}" for i in range(n_labels)]
+    save(tmp_path / "model", model, config, label_names=names)
+    start = time.perf_counter()
+
+    loaded = load_model(tmp_path / "model")
+
+    assert time.perf_counter() - start < 5
+    assert loaded.label_names[-1] == names[-1]
+
+
+def test_a_taken_folder_is_left_alone(saved):
+    config = make_config()
+    before = (saved / "model.safetensors").read_bytes()
+
+    with pytest.raises(ModelError, match="already exists"):
+        save(saved, make_model(config), config)
+
+    assert (saved / "model.safetensors").read_bytes() == before
+
+
+def test_a_saved_model_is_replaced_when_asked(saved):
+    config = make_config()
+    model = make_model(config)
+
+    save(saved, model, config, card="# Another\n", overwrite=True)
+
+    assert torch.equal(load_model(saved).model.labels.weight, model.labels.weight)
+    assert (saved / "README.md").read_text(encoding="utf8") == "# Another\n"
+    assert list(saved.parent.iterdir()) == [saved]
+
+
+def test_a_folder_that_is_no_model_is_never_replaced(tmp_path):
+    (tmp_path / "thesis").mkdir()
+    (tmp_path / "thesis" / "chapter").touch()
+    config = make_config()
+
+    with pytest.raises(ModelError, match="holds no saved model, so it is not replaced"):
+        save(tmp_path / "thesis", make_model(config), config, overwrite=True)
+
+    assert (tmp_path / "thesis" / "chapter").exists()
+
+
+def test_a_failed_save_leaves_nothing_and_the_old_model_in_place(saved):
+    config = make_config()
+    before = (saved / "model.safetensors").read_bytes()
+
+    with pytest.raises(TypeError):
+        save(saved, make_model(config), config, facts={"no JSON": object()}, overwrite=True)
+
+    assert (saved / "model.safetensors").read_bytes() == before
+    assert list(saved.parent.iterdir()) == [saved]
+
+
+def refusal(folder):
+    """Return the one line with which the folder is refused."""
+    with pytest.raises(ModelError) as caught:
+        load_model(folder)
+    message = str(caught.value)
+    assert "\n" not in message
+    return message
+
+
+def change_config(folder, **changes):
+    path = folder / "config.json"
+    tree = json.loads(path.read_text(encoding="utf8")) | changes
+    path.write_text(json.dumps(tree), encoding="utf8")
+
+
+def change_tensors(folder, **changes):
+    path = folder / "model.safetensors"
+    tensors = load_file(path) | {name.replace("__", "."): value for name, value in changes.items()}
+    tensors = {name: value for name, value in tensors.items() if value is not None}
+    path.unlink()
+    save_file(tensors, path)
+
+
+def test_a_folder_that_is_not_there_is_refused(tmp_path):
+    assert "no such folder" in refusal(tmp_path / "nowhere")
+
+
+def test_a_folder_without_a_config_is_refused(tmp_path):
+    assert "has no config.json" in refusal(tmp_path)
+
+
+@pytest.mark.parametrize(
+    "text", ['{"format_version": 1', "", "[" * 100_000, b"\xff\xfe".decode("latin1")]
+)
+def test_a_config_that_is_not_json_is_refused(text, saved):
+    (saved / "config.json").write_bytes(text.encode("latin1"))
+
+    assert "config.json: not valid JSON" in refusal(saved)
+
+
+@pytest.mark.parametrize("tree", [[], {}, {"model_type": "bert"}, {"format_version": 1}])
+def test_a_foreign_config_is_refused(tree, saved):
+    (saved / "config.json").write_text(json.dumps(tree), encoding="utf8")
+
+    assert "not of a model that ELIAS saved" in refusal(saved)
+
+
+def test_a_model_of_the_first_format_is_read(saved):
+    path = saved / "config.json"
+    tree = json.loads(path.read_text(encoding="utf8"))
+    del tree["beside"]
+    path.write_text(json.dumps(tree | {"format_version": 1}), encoding="utf8")
+
+    assert load_model(saved).beside == {}
+
+
+@pytest.mark.parametrize(
+    "settings", [[], "title", {"text": 1}, {"labels": None}, {"seed": -1}, {"seed": "0"}]
+)
+def test_data_settings_of_another_type_are_refused(saved, settings):
+    path = saved / "config.json"
+    tree = json.loads(path.read_text())
+    tree["facts"]["data_settings"] = settings
+    path.write_text(json.dumps(tree))
+
+    with pytest.raises(ModelError, match=r"config\.json: facts\.data_settings is "):
+        load_model(saved)
+
+
+@pytest.mark.parametrize("beside", [None, [], {"ranker": -1}, {"members": "2"}])
+def test_what_is_beside_the_model_must_be_counted(saved, beside):
+    change_config(saved, beside=beside)
+
+    with pytest.raises(ModelError, match=r"config\.json: beside"):
+        load_model(saved)
+
+
+def test_a_newer_format_asks_for_an_upgrade(saved):
+    change_config(saved, format_version=3, elias_version="9.0")
+
+    message = refusal(saved)
+
+    assert "elias-xmc 9.0" in message
+    assert message.endswith("upgrade elias-xmc")
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("n_labels", 0),
+        ("n_labels", "12"),
+        ("n_clusters", None),
+        ("n_edges", True),
+        ("graph_learned", 1),
+        ("alpha", float("inf")),
+        ("beta", float("nan")),
+        ("encoder", []),
+        ("facts", None),
+    ],
+)
+def test_a_value_that_cannot_be_is_refused(key, value, saved):
+    change_config(saved, **{key: value})
+
+    assert f"config.json: {key} is {value!r}" in refusal(saved)
+
+
+def test_a_config_with_unknown_keys_is_refused(saved):
+    change_config(saved, config={"enkoder": {}})
+
+    assert "unknown key 'enkoder'" in refusal(saved)
+
+
+@pytest.mark.parametrize(
+    ("encoder", "reason"),
+    [
+        ({"kind": "magic"}, "encoder.kind is 'magic'"),
+        ({"kind": "features", "n_features": -1}, "encoder.n_features must be a count"),
+        ({"kind": "bag", "n_words": 1, "n_ngrams": 0}, "encoder.char_ngrams must be two"),
+        (
+            {"kind": "bag", "n_words": 1, "n_ngrams": 0, "char_ngrams": [3, 5]},
+            "vocabulary.txt: has",
+        ),
+        ({"kind": "transformer"}, "tokenizer.json: cannot be read"),
+    ],
+)
+def test_an_encoder_that_cannot_be_rebuilt_is_refused(encoder, reason, saved):
+    change_config(saved, encoder=encoder)
+
+    assert reason in refusal(saved)
+
+
+@pytest.mark.parametrize("kept", [0, 5, 100, -1])
+def test_weights_cut_short_are_refused(kept, saved):
+    path = saved / "model.safetensors"
+    path.write_bytes(path.read_bytes()[:kept])
+
+    assert "model.safetensors: truncated or damaged" in refusal(saved)
+
+
+def test_weights_with_a_damaged_header_are_refused(saved):
+    path = saved / "model.safetensors"
+    content = bytearray(path.read_bytes())
+    content[8:40] = b"#" * 32
+    path.write_bytes(content)
+
+    assert "model.safetensors: truncated or damaged" in refusal(saved)
+
+
+@pytest.mark.parametrize("name", ["model.safetensors", "labels.txt", "vocabulary.txt"])
+def test_a_missing_file_is_named(name, saved):
+    (saved / name).unlink()
+
+    assert name in refusal(saved)
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({"labels__bias": None}, "labels.bias is missing"),
+        ({"vocabulary__idf": None}, "vocabulary.idf must be"),
+        ({"vocabulary__idf": torch.zeros(3)}, "vocabulary.idf must be"),
+        ({"surprise": torch.zeros(1)}, "surprise is not a part of this model"),
+        ({"labels__weight": torch.zeros(3, 8)}, "labels.weight has shape (3, 8), not (12, 8)"),
+        ({"labels__bias": torch.zeros(12, dtype=torch.float16)}, "labels.bias is torch.float16"),
+        ({"clusters__bias": torch.tensor([0, torch.nan, 0, 0])}, "clusters.bias has a number"),
+        ({"clusters__bias": torch.tensor([0, torch.inf, 0, 0])}, "clusters.bias has a number"),
+        ({"graph__edge_labels": torch.full((4, 4), 13, dtype=torch.int32)}, "outside 0..12"),
+        ({"graph__edge_labels": torch.full((4, 4), -1)}, "outside 0..12"),
+        ({"graph__edge_labels": torch.zeros(4, 4)}, "graph.edge_labels is torch.float32"),
+    ],
+)
+def test_tensors_that_are_not_the_models_are_refused(changes, reason, saved):
+    change_tensors(saved, **changes)
+
+    assert reason in refusal(saved)
+
+
+def test_document_frequencies_that_are_not_finite_are_refused(saved):
+    idf = load_file(saved / "model.safetensors")["vocabulary.idf"]
+    change_tensors(saved, vocabulary__idf=idf * torch.nan)
+
+    assert f"vocabulary.idf must be {len(idf)} finite" in refusal(saved)
+
+
+def test_edges_may_be_stored_as_int64(saved):
+    edges = load_file(saved / "model.safetensors")["graph.edge_labels"]
+    change_tensors(saved, graph__edge_labels=edges.long())
+
+    assert torch.equal(load_model(saved).model.graph.edge_labels, edges.long())
+
+
+@pytest.mark.parametrize(
+    ("content", "reason"),
+    [
+        (b"only one\n", "has 1 whole lines where the model has 12 names"),
+        (b"a\n" * 13, "has 13 whole lines"),
+        (b"a\n" * 11 + b"cut", "has 11 whole lines"),
+        (b"a\n" * 11 + b"\xff\n", "cannot be read"),
+        (b"a\n" * 11 + b"\\q\n", "labels.txt:12: a backslash"),
+    ],
+)
+def test_label_names_that_do_not_fit_are_refused(content, reason, saved):
+    (saved / "labels.txt").write_bytes(content)
+
+    assert reason in refusal(saved)
+
+
+@pytest.mark.parametrize("name", ["tokenizer.json", "config.json"])
+@pytest.mark.parametrize("content", [None, "{"])
+def test_a_transformer_without_a_readable_tokenizer_or_config_is_refused(name, content, tmp_path):
+    config = make_config(kind="transformer", model=save_tiny_bert(tmp_path / "bert"))
+    folder = save(tmp_path / "model", make_model(config), config)
+    path = folder / "encoder" / name
+    path.unlink() if content is None else path.write_text(content)
+
+    assert f"encoder/{name}: cannot be" in refusal(folder)
+
+
+def test_the_card_shows_metrics_data_and_how_to_use_the_model():
+    card = model_card(make_config(), ["cod", "a `tick`|", "x"], FACTS)
+
+    front = card.split("---\n")[1]
+    assert "library_name: elias" in front
+    assert "out of 3:" in card
+    assert "such as `cod`, `a 'tick'|`, `x`" in card
+    assert "|  | P@1 | PSP@1 |" in card
+    assert "| stage2, test | 71.50 | 3.00 |" in card
+    assert "| splits train points | 1,000 |" in card
+    assert "Elias.from_pretrained" in card
+    assert "- torch 2." in card
+
+
+def test_a_card_without_facts_has_no_empty_tables():
+    card = model_card(EliasConfig(), ["cod"], {})
+
+    assert "Results" not in card
+    assert "Training data" not in card
+
+
+def test_the_card_names_the_transformer_it_was_fine_tuned_from():
+    config = make_config(kind="transformer", model=str(Path("some") / "bert"))
+
+    assert "transformer `some/bert`, fine-tuned, mean pooling" in model_card(config, ["cod"], {})

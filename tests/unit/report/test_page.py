@@ -1,0 +1,41 @@
+from xml.etree import ElementTree
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from elias.report.page import Markup, element, join, text
+
+
+@given(content=st.text(), attribute=st.text())
+def test_any_text_stays_text(content, attribute):
+    tree = ElementTree.fromstring(element("p", content, title=attribute))
+
+    assert list(tree) == []
+    assert set(tree.attrib) <= {"title"}
+
+
+@pytest.mark.parametrize("nasty", ["<script>alert(1)</script>", '" onload="x', "a & b", "'"])
+def test_what_looks_like_markup_comes_back_as_it_was(nasty):
+    tree = ElementTree.fromstring(element("p", nasty, title=nasty))
+
+    assert (tree.text, tree.get("title"), list(tree)) == (nasty, nasty, [])
+
+
+def test_characters_that_no_document_may_hold_are_replaced():
+    assert text("a\x00b\ud800c\x1bd") == "a\ufffdb\ufffdc\ufffdd"
+
+
+def test_lists_are_unfolded_and_none_is_nothing():
+    assert element("ul", [element("li", "a"), None, ["b"]]) == "<ul><li>a</li>b</ul>"
+    assert join(None) == ""
+
+
+def test_attributes_that_are_none_are_left_out():
+    assert element("p", class_="a", id=None, stroke_width=2.0) == (
+        '<p class="a" stroke-width="2"></p>'
+    )
+
+
+def test_markup_and_text_joined_are_not_markup_by_accident():
+    assert not isinstance(Markup("<b>") + "<i>", Markup)

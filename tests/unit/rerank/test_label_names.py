@@ -1,0 +1,212 @@
+"""The names of labels beside texts: nearness, the T that is told of it, and saving it."""
+
+import json
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from safetensors.numpy import load_file, save_file
+from scipy.sparse import csr_matrix
+
+from elias.config import RerankConfig
+from elias.errors import ModelError
+from elias.persistence.reranker_files import (
+    ARRAYS_FILE,
+    DESCRIPTION_FILE,
+    load_reranker,
+    save_reranker,
+)
+from elias.rerank import Calibration, LabelNames, RankerFeatures, Reranker, relevant_candidates
+from elias.rerank.scoring import name_nearness
+
+NAMES = [f"Label{i}" for i in range(12)]
+
+
+def dense_nearness(texts, names, idf, candidates):
+    """Cosine and covered share, pair by pair; ``names`` says which features stand in a name."""
+    likeness, coverage = np.zeros(candidates.shape), np.zeros(candidates.shape)
+    for row, column in np.ndindex(candidates.shape):
+        label = candidates[row, column]
+        if label >= len(names) or not names[label].any():
+            continue
+        name = names[label] * idf
+        likeness[row, column] = texts[row] @ name / np.sqrt(name @ name)
+        coverage[row, column] = (name**2)[texts[row] > 0].sum() / (name @ name)
+    return likeness, coverage
+
+
+@given(
+    seed=st.integers(0, 2**31),
+    n_points=st.sampled_from([0, 1, 3, 300]),
+    width=st.integers(1, 8),
+    density=st.sampled_from([0.0, 0.2, 0.9]),
+)
+def test_nearness_is_that_of_plain_matrices(seed, n_points, width, density):
+    rng = np.random.default_rng(seed)
+    n_labels, n_features = 6, 9
+    texts = rng.random((n_points, n_features)) * (rng.random((n_points, n_features)) < density)
+    texts /= np.maximum(np.linalg.norm(texts, axis=1, keepdims=True), 1e-12)
+    names = rng.random((n_labels, n_features)) < density
+    idf = 1 + rng.random(n_features)
+    candidates = rng.integers(0, n_labels + 1, (n_points, width))
+    starts = np.concatenate([[0], np.cumsum(names.sum(axis=1))])
+
+    found = name_nearness(
+        csr_matrix(texts.astype(np.float32)),
+        (starts, np.nonzero(names)[1].astype(np.uint32)),
+        idf.astype(np.float32),
+        candidates,
+    )
+
+    likeness, coverage = dense_nearness(texts, names, idf, candidates)
+    np.testing.assert_allclose(found.likeness, likeness, atol=1e-5)
+    np.testing.assert_allclose(found.coverage, coverage, atol=1e-5)
+
+
+@pytest.fixture(scope="module")
+def named(problem):
+    """A ranker of texts that are told apart by names, some of whose words it has never seen."""
+    return Reranker.fit(
+        problem.train,
+        problem.labels,
+        problem.config,
+        validation=problem.validation,
+        label_names=NAMES,
+    )
+
+
+def test_a_text_that_holds_a_name_covers_it(problem, named):
+    points, labels = problem.validation
+    relevant = relevant_candidates(points.ids, labels)
+    known = points.ids < labels.shape[1]
+
+    near = named.score(points).nearness
+
+    np.testing.assert_allclose(near.coverage[relevant], 1, rtol=1e-6)
+    assert (near.likeness[relevant] > 0.2).all()
+    assert (near.likeness[~relevant & known] < near.likeness[relevant].mean()).all()
+    assert (near.coverage[~known] == 0).all()
+
+
+def test_t_is_asked_about_names_beside_what_the_paper_asks(problem, named):
+    points, labels = problem.validation
+    known = points.ids < labels.shape[1]
+    said = named.score(points)
+    expected = Calibration.fit(
+        points.scores[known],
+        said.relevance[known],
+        named.frequencies[points.ids[known]],
+        relevant_candidates(points.ids, labels)[known],
+        depth=problem.config.tree_depth,
+        leaf=problem.config.tree_leaf,
+        n_trees=problem.config.trees,
+        more=[said.nearness.likeness[known], said.nearness.coverage[known]],
+        points=np.nonzero(known)[0],
+    )
+
+    for name, array in expected.to_arrays().items():
+        np.testing.assert_array_equal(named.by_name.to_arrays()[name], array)
+    assert set(named.by_name.feature.tolist()) & {4, 5}, "no tree asks about a name"
+
+
+def test_without_names_the_paper_s_calibration_is_left(problem, named, reranker):
+    points, _ = problem.validation
+
+    found, plain = named.score(points, named=False), reranker.score(points)
+
+    assert reranker.by_name is None
+    assert found.nearness is None
+    for one, other in zip(found[:-1], plain[:-1], strict=True):
+        np.testing.assert_array_equal(one, other)
+    assert (named.score(points).final != plain.final).any()
+
+
+def test_a_number_is_no_name():
+    features = RankerFeatures.fit(["channel 4 of 1984", "room 101"], RerankConfig())
+
+    assert LabelNames.read(features, ["4", "1984", "101"]) is None
+    assert np.diff(LabelNames.read(features, ["101", "Room 101"]).starts).tolist()[0] == 0
+
+
+@pytest.mark.parametrize("why", ["not wanted", "unknown words", "features", "no calibration"])
+def test_names_that_cannot_help_are_left_out(problem, why):
+    config, names, train, validation = problem.config, NAMES, problem.train, problem.validation
+    if why == "not wanted":
+        config = replace(config, names=False)
+    elif why == "unknown words":
+        names = ["日本"] * 12
+    elif why == "features":
+        train = train._replace(given=csr_matrix(np.eye(300, 7, dtype=np.float32)))
+        given = csr_matrix(np.eye(100, 7, dtype=np.float32))
+        validation = (validation[0]._replace(given=given), validation[1])
+    else:
+        validation = None
+
+    reranker = Reranker.fit(train, problem.labels, config, validation=validation, label_names=names)
+
+    assert (reranker.names, reranker.by_name) == (None, None)
+    assert (reranker.calibration is None) == (why == "no calibration")
+
+
+def test_trees_are_refused_an_answer_that_is_not_there(named):
+    one = np.ones(3, dtype=np.float32)
+
+    with pytest.raises(ValueError, match="T asks about 6 values, not 4"):
+        named.by_name.probability(one, one, one)
+
+
+@pytest.fixture
+def saved(named, tmp_path):
+    save_reranker(named, tmp_path / "ranker")
+    return tmp_path / "ranker"
+
+
+def test_names_come_back_as_they_were(problem, named, saved):
+    again = load_reranker(saved)
+
+    found, expected = again.score(problem.validation[0]), named.score(problem.validation[0])
+    np.testing.assert_array_equal(found.final, expected.final)
+    np.testing.assert_array_equal(found.nearness, expected.nearness)
+
+
+def test_a_ranker_of_format_1_has_no_names_and_the_paper_s_power(reranker, problem, tmp_path):
+    reranker = replace(reranker, sharpness=1.0)
+    save_reranker(reranker, tmp_path / "ranker")
+    path = tmp_path / "ranker" / DESCRIPTION_FILE
+    tree = json.loads(path.read_text(encoding="utf8")) | {"format_version": 1}
+    del tree["named"], tree["sharpness"]
+    path.write_text(json.dumps(tree), encoding="utf8")
+
+    again = load_reranker(tmp_path / "ranker")
+
+    assert again.by_name is None
+    points, _ = problem.validation
+    np.testing.assert_array_equal(again.score(points).final, reranker.score(points).final)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda a: {"names.starts": a["names.starts"][::-1].copy()}, "names.starts does not"),
+        (lambda a: {"names.columns": a["names.columns"] + 10**6}, "a feature outside 0.."),
+        (lambda a: {"names.columns": a["names.columns"].astype(np.int32)}, "is int32, not uint32"),
+        (lambda a: {"by_name.feature": a["by_name.feature"] + 6}, "not made of trees"),
+    ],
+)
+def test_damaged_names_are_refused(saved, change, message):
+    arrays = load_file(saved / ARRAYS_FILE)
+    save_file(arrays | change(arrays), saved / ARRAYS_FILE)
+
+    with pytest.raises(ModelError, match=message):
+        load_reranker(saved)
+
+
+def test_names_without_a_calibration_are_refused(saved):
+    path = saved / DESCRIPTION_FILE
+    tree = json.loads(path.read_text(encoding="utf8"))
+    path.write_text(json.dumps(tree | {"calibrated": False}), encoding="utf8")
+
+    with pytest.raises(ModelError, match="named is true of a ranker that has no calibration"):
+        load_reranker(saved)

@@ -1,0 +1,212 @@
+import logging
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from elias.data import atomic
+from elias.text import tokens as module
+from elias.text.tokens import Tokens, cache_folder, cached, content_key
+
+TEXTS = ["red cod", "", "tape"]
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    return tmp_path
+
+
+class Tokeniser:
+    """Letters as tokens; counts how often it was called."""
+
+    def __init__(self, weights=True):
+        self.calls = 0
+        self.weights = weights
+
+    def __call__(self, texts):
+        self.calls += 1
+        ids = np.array([ord(letter) for text in texts for letter in text], dtype=np.int32)
+        offsets = np.cumsum([0, *map(len, texts)]).astype(np.int64)
+        weights = ids.astype(np.float32) / 7 if self.weights else None
+        return Tokens(offsets, ids, weights, n_truncated=2)
+
+
+def assert_same(found, expected):
+    assert np.array_equal(found.offsets, expected.offsets)
+    assert np.array_equal(found.ids, expected.ids)
+    assert found.n_truncated == expected.n_truncated
+    assert (found.weights is None) == (expected.weights is None)
+    if expected.weights is not None:
+        assert np.array_equal(found.weights, expected.weights)
+
+
+@given(
+    texts=st.lists(st.lists(st.integers(0, 9), max_size=4), max_size=8),
+    start=st.integers(0, 9),
+    end=st.integers(0, 9),
+)
+def test_a_part_is_what_taking_its_rows_gives_over_the_same_arrays(texts, start, end):
+    offsets = np.cumsum([0, *map(len, texts)])
+    ids = np.array([token for text in texts for token in text], dtype=np.int32)
+    tokens = Tokens(offsets=offsets, ids=ids, weights=ids / np.float32(10))
+
+    part = tokens.part(slice(start, end))
+
+    taken = tokens.take(np.arange(len(texts))[start:end])
+    assert part.offsets.tolist() == taken.offsets.tolist()
+    assert part.ids.tolist() == taken.ids.tolist()
+    assert part.weights.tolist() == taken.weights.tolist()
+    assert part.ids.base is ids
+
+
+@given(
+    texts=st.lists(st.lists(st.integers(0, 9), max_size=4), min_size=1, max_size=6), data=st.data()
+)
+def test_taking_rows_takes_their_tokens_in_that_order(texts, data):
+    tokens = Tokens(
+        offsets=np.cumsum([0, *map(len, texts)]),
+        ids=np.array([i for text in texts for i in text], dtype=np.int32),
+        weights=np.array([i / 3 for text in texts for i in text], dtype=np.float32),
+    )
+    rows = data.draw(st.lists(st.integers(0, len(texts) - 1), max_size=8))
+
+    taken = tokens.take(np.array(rows, dtype=np.int64))
+
+    assert len(taken) == len(rows)
+    for place, row in enumerate(rows):
+        part = slice(taken.offsets[place], taken.offsets[place + 1])
+        assert taken.ids[part].tolist() == texts[row]
+        assert taken.weights[part].tolist() == pytest.approx([i / 3 for i in texts[row]])
+
+
+@pytest.mark.parametrize("weights", [True, False])
+def test_a_second_call_reads_the_cache_instead_of_tokenising(weights):
+    tokenise = Tokeniser(weights)
+    first = cached("letters", TEXTS, tokenise)
+
+    again = cached("letters", TEXTS, tokenise)
+
+    assert tokenise.calls == 1
+    assert_same(again, Tokeniser(weights)(TEXTS))
+    assert_same(first, again)
+
+
+def test_tokens_come_memory_mapped():
+    assert isinstance(cached("letters", TEXTS, Tokeniser()).ids, np.memmap)
+
+
+@pytest.mark.parametrize("name", ["offsets.npy", "ids.npy", "truncated.npy", "weights.npy"])
+@pytest.mark.parametrize("content", [b"", b"garbage", "half"])
+def test_a_damaged_cache_is_rebuilt(name, content):
+    tokenise = Tokeniser()
+    cached("letters", TEXTS, tokenise)
+    file = cache_folder() / content_key("letters", TEXTS) / name
+    whole = file.read_bytes()
+    file.write_bytes(whole[: len(whole) - 3] if content == "half" else content)
+
+    again = cached("letters", TEXTS, tokenise)
+    third = cached("letters", TEXTS, tokenise)
+
+    assert tokenise.calls == 2
+    assert_same(again, tokenise(TEXTS))
+    assert_same(third, again)
+
+
+@pytest.mark.parametrize(
+    ("name", "weights"), [("offsets.npy", True), ("ids.npy", False), ("weights.npy", True)]
+)
+def test_a_cache_whose_parts_do_not_fit_together_is_rebuilt(name, weights):
+    tokenise = Tokeniser(weights)
+    cached("letters", TEXTS, tokenise)
+    file = cache_folder() / content_key("letters", TEXTS) / name
+    np.save(file, np.load(file)[:-1])
+
+    again = cached("letters", TEXTS, tokenise)
+
+    assert tokenise.calls == 2
+    assert_same(again, tokenise(TEXTS))
+
+
+@pytest.mark.parametrize("name", ["offsets.npy", "ids.npy", "truncated.npy"])
+def test_a_cache_that_lost_a_file_is_rebuilt(name):
+    tokenise = Tokeniser()
+    cached("letters", TEXTS, tokenise)
+    (cache_folder() / content_key("letters", TEXTS) / name).unlink()
+
+    cached("letters", TEXTS, tokenise)
+
+    assert tokenise.calls == 2
+
+
+@pytest.mark.parametrize(
+    ("fingerprint", "texts"),
+    [
+        ("letters", ["red cod", "", "Tape"]),
+        ("letters", ["red cod", "tape", ""]),
+        ("letters", ["red cod", "tape"]),
+        ("letters", ["red co", "d", "tape"]),
+        ("other letters", TEXTS),
+    ],
+)
+def test_other_texts_or_another_tokeniser_miss_the_cache(fingerprint, texts):
+    tokenise = Tokeniser()
+    cached("letters", TEXTS, tokenise)
+
+    found = cached(fingerprint, texts, tokenise)
+
+    assert tokenise.calls == 2
+    assert len(found) == len(texts)
+
+
+def test_a_lone_surrogate_can_be_cached():
+    assert len(cached("letters", ["\ud800"], Tokeniser())) == 1
+
+
+def test_a_cache_that_cannot_be_written_does_not_stop_the_run(cache, caplog):
+    (cache / "elias").write_text("a file where a folder should be")
+
+    with caplog.at_level(logging.WARNING):
+        found = cached("letters", TEXTS, Tokeniser())
+
+    assert_same(found, Tokeniser()(TEXTS))
+    assert "not kept" in caplog.text
+
+
+def test_no_half_written_entry_stays_behind(monkeypatch):
+    def fail(*_):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(module.np, "save", fail)
+
+    with pytest.raises(KeyboardInterrupt):
+        cached("letters", TEXTS, Tokeniser())
+
+    assert list(cache_folder().iterdir()) == []
+
+
+def test_the_entries_used_longest_ago_go_first(monkeypatch):
+    tokenise = Tokeniser()
+    for name in "abc":
+        cached(name, TEXTS, tokenise)
+    entries = {name: cache_folder() / content_key(name, TEXTS) for name in "abcd"}
+    for age, name in enumerate("bca"):  # b used longest ago
+        module.os.utime(entries[name], (1000 + age, 1000 + age))
+    size = sum(file.stat().st_size for file in entries["a"].iterdir())
+    monkeypatch.setattr(module, "_CACHE_LIMIT", 3 * size)
+    monkeypatch.setattr(atomic, "_used", set())  # as in another process
+
+    cached("d", TEXTS, tokenise)
+
+    assert [name for name in "abcd" if entries[name].exists()] == ["a", "c", "d"]
+
+
+def test_what_this_process_uses_is_not_forgotten(monkeypatch):
+    monkeypatch.setattr(module, "_CACHE_LIMIT", 1)
+
+    first = cached("a", TEXTS, Tokeniser())
+    cached("b", TEXTS, Tokeniser())
+
+    assert_same(first, Tokeniser()(TEXTS))
+    assert all((cache_folder() / content_key(name, TEXTS)).exists() for name in "ab")

@@ -1,0 +1,140 @@
+import numpy as np
+import pytest
+from scipy.sparse import csr_matrix
+
+from elias.errors import DataError
+from elias.text import vectorizer
+from elias.text.vectorizer import Featurizer, ngrams_of, unit_rows, words_of
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("Straße STRASSE", ["strasse", "strasse"]),
+        ("ﬁsh", ["fish"]),  # a ligature
+        ("e\u0301te\u0301 ÉTÉ", ["été", "été"]),  # accents written apart
+        ("１２３ ｃｏｄ", ["123", "cod"]),  # full width
+        ("العربية لغة", ["العربية", "لغة"]),
+        ("русский язык", ["русский", "язык"]),
+        ("🐟 fish 🐟", ["fish"]),
+        ("", []),
+        (" \n\t ", []),
+        ("—…!?", []),
+    ],
+)
+def test_words_are_runs_of_letters_and_digits_folded(text, words):
+    assert words_of(text) == words
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("北京", ["北", "京", "北京"]),
+        ("ไทย", ["ไ", "ท", "ย", "ไท", "ทย"]),
+        ("カメラ", ["カ", "メ", "ラ", "カメ", "メラ"]),
+        ("mp3プ", ["mp3", "プ"]),
+    ],
+)
+def test_without_spaces_between_words_characters_and_pairs_are_words(text, words):
+    assert words_of(text) == words
+
+
+def test_ngrams_shorter_than_the_word_with_its_marks_are_taken():
+    assert list(ngrams_of("ab", 3, 5)) == ["<ab", "ab>"]
+    assert list(ngrams_of("a", 3, 5)) == []
+
+
+def test_a_text_of_no_known_word_is_a_row_of_zeros():
+    featurizer = Featurizer.fit(["red cod", "red tape"], min_count=1)
+
+    rows = featurizer.transform(["", "zzz", "🐟"])
+
+    assert rows.shape == (3, featurizer.n_features)
+    assert rows.nnz == 0
+
+
+def test_no_texts_give_no_rows():
+    featurizer = Featurizer.fit(["red cod"], min_count=1)
+
+    assert featurizer.transform([]).shape == (0, featurizer.n_features)
+
+
+@pytest.mark.parametrize("texts", [[], ["", ""], ["🐟"]])
+def test_texts_without_words_give_an_empty_vocabulary(texts):
+    featurizer = Featurizer.fit(texts, min_count=1)
+
+    assert featurizer.n_features == 0
+    assert featurizer.transform(["cod"]).shape == (1, 0)
+
+
+def test_words_and_ngrams_have_length_one_apart():
+    featurizer = Featurizer.fit(["red cod", "red tape", "cod"], min_count=1)
+
+    row = featurizer.transform(["red cod cod"]).toarray()[0]
+
+    n_words = len(featurizer.words)
+    assert np.linalg.norm(row[:n_words]) == pytest.approx(1)
+    assert np.linalg.norm(row[n_words:]) == pytest.approx(1)
+
+
+def test_a_rare_word_weighs_more_than_a_frequent_one():
+    featurizer = Featurizer.fit(["red cod", "red tape"], char_ngrams=(0, 0), min_count=1)
+
+    red, cod = featurizer.transform(["red cod"]).toarray()[0, :2]
+
+    assert featurizer.words[:2] == ("red", "cod")
+    assert cod > red
+
+
+def test_too_large_a_vocabulary_keeps_the_most_frequent():
+    texts = ["a b", "a b", "a c"]
+
+    featurizer = Featurizer.fit(texts, char_ngrams=(0, 0), min_count=1, max_features=2)
+
+    assert featurizer.words == ("a", "b")
+
+
+def test_unit_rows_leave_empty_rows_empty():
+    rows = unit_rows(csr_matrix([[3, 4], [0, 0]]))
+
+    np.testing.assert_allclose(rows.toarray(), [[0.6, 0.8], [0, 0]], rtol=1e-6)
+
+
+def test_runs_of_words_are_counted_only_where_each_word_is_frequent_enough():
+    texts = ["red cod pie", "red cod soup", "soup"]
+
+    featurizer = Featurizer.fit(texts, char_ngrams=(0, 0), word_ngrams=2, min_count=2)
+
+    assert featurizer.words == ("red", "cod", "soup", "red cod")
+
+
+def test_of_very_many_runs_the_rarest_are_forgotten(monkeypatch):
+    monkeypatch.setattr(vectorizer, "_MOST_RUNS", 6)
+    texts = ["red cod"] * 3 + [f"a{i} b{i}" for i in range(20)] + ["red cod"] * 3
+
+    featurizer = Featurizer.fit(texts, char_ngrams=(0, 0), word_ngrams=2, min_count=1)
+
+    runs = [word for word in featurizer.words if " " in word]
+    assert "red cod" in runs
+    assert len(runs) <= 7
+    (place,) = (i for i, word in enumerate(featurizer.words) if word == "red cod")
+    assert featurizer.idf[place] == pytest.approx(np.log(27 / 7) + 1)
+
+
+def test_words_that_were_forgotten_are_looked_up_again(monkeypatch):
+    featurizer = Featurizer.fit(["red cod", "red tape"], min_count=1)
+    before = featurizer.transform(["red cod", "red tape"])
+    monkeypatch.setattr(vectorizer, "_MOST_EXPANDED", 1)
+
+    again = featurizer.transform(["red cod", "red tape"])
+
+    assert len(featurizer._lookup._ids_of_word) == 3
+    assert (again != before).nnz == 0
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), 1e300, 1e30])
+def test_unit_rows_refuse_a_value_that_float32_cannot_square(value):
+    matrix = csr_matrix([[1.0, 0.0], [2.0, value]])
+
+    with pytest.raises(DataError, match=r"features: point 9, column 1 holds (nan|inf|1e\+30)[;,]"):
+        unit_rows(matrix, first_row=7)

@@ -1,0 +1,185 @@
+"""Checkpoints on disk: whole or not there, checked when read, the last few kept."""
+
+import errno
+import json
+import logging
+import resource
+import threading
+
+import pytest
+import torch
+
+from elias.config import CheckpointConfig
+from elias.training import checkpoint as module
+from elias.training.checkpoint import FORMAT_VERSION, Checkpoint, Checkpoints, damage
+
+
+def some(number):
+    weights = torch.arange(4.0) + number
+    return Checkpoint({"number": number}, {"model.weight": weights, "step": torch.tensor(number)})
+
+
+@pytest.fixture
+def kept(tmp_path):
+    """Three checkpoints written, two of them kept."""
+    found = Checkpoints(tmp_path / "checkpoints", CheckpointConfig())
+    for number in (1, 2, 3):
+        assert found.save(some(number), wait=True)
+    return found
+
+
+def newest(checkpoints):
+    place = checkpoints.newest(lambda _: True)
+    return None if place is None else checkpoints.read(place)
+
+
+def flip(path):
+    content = bytearray(path.read_bytes())
+    content[-3] ^= 4
+    path.write_bytes(content)
+
+
+def cut(path):
+    path.write_bytes(path.read_bytes()[:-1])
+
+
+def test_the_newest_comes_back_as_it_was(kept):
+    facts, tensors = newest(kept)
+
+    assert facts == {"number": 3}
+    assert tensors["model.weight"].tolist() == [3, 4, 5, 6]
+    assert int(tensors["step"]) == 3
+
+
+def test_the_last_few_are_kept_and_nothing_else(kept):
+    assert sorted(path.name for path in kept.folder.iterdir()) == ["00000002", "00000003"]
+
+
+def test_the_manifest_names_the_sum_of_every_other_file(kept):
+    place = kept.folder / "00000003"
+
+    files = json.loads((place / "manifest.json").read_text())["files"]
+
+    assert {*files, "manifest.json"} == {path.name for path in place.iterdir()}
+    assert all(len(file["sha256"]) == 64 for file in files.values())
+
+
+@pytest.mark.parametrize("name", ["state.safetensors", "state.json", "manifest.json"])
+@pytest.mark.parametrize("harm", [flip, cut, lambda path: path.unlink()])
+def test_a_damaged_one_is_told_and_the_one_before_it_used(kept, caplog, name, harm):
+    harm(kept.folder / "00000003" / name)
+
+    found = newest(kept)
+
+    assert found.facts == {"number": 2}
+    assert "00000003" in caplog.text
+    assert "the one before it is used" in caplog.text
+
+
+def test_without_a_whole_one_there_is_none(kept):
+    for place in kept.folder.iterdir():
+        cut(place / "state.json")
+
+    assert newest(kept) is None
+
+
+def test_a_writer_that_was_killed_leaves_nothing_that_counts(kept):
+    (kept.folder / ".00000004.abcd.partial").mkdir()
+
+    assert newest(kept).facts == {"number": 3}
+    kept.sweep()
+    assert sorted(path.name for path in kept.folder.iterdir()) == ["00000002", "00000003"]
+
+
+def test_a_full_disk_is_a_warning_and_leaves_the_former_ones(kept, monkeypatch, caplog):
+    def full(*_, **__):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(module, "save_file", full)
+
+    assert not kept.save(some(4), wait=True)
+    assert newest(kept).facts == {"number": 3}
+    assert "No space left on device" in caplog.text
+    assert "training goes on" in caplog.text
+    assert sorted(path.name for path in kept.folder.iterdir()) == ["00000002", "00000003"]
+
+
+def test_a_file_that_finds_no_room_is_a_warning_too(kept, caplog):
+    large = Checkpoint({}, {"model.weight": torch.zeros(10_000)})
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+
+    resource.setrlimit(resource.RLIMIT_FSIZE, (4_096, before[1]))
+    try:
+        written = kept.save(large, wait=True)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+
+    assert not written
+    assert "training goes on" in caplog.text
+    assert sorted(path.name for path in kept.folder.iterdir()) == ["00000002", "00000003"]
+
+
+def test_weights_that_are_not_finite_are_never_kept(kept, caplog):
+    broken = some(4)
+    broken.tensors["model.weight"][2] = float("nan")
+
+    assert not kept.save(broken, wait=True)
+    assert newest(kept).facts == {"number": 3}
+    assert "not finite" in caplog.text
+
+
+def test_a_bug_while_writing_is_raised(kept, monkeypatch):
+    def wrong(*_, **__):
+        raise ZeroDivisionError
+
+    monkeypatch.setattr(module, "save_file", wrong)
+
+    with pytest.raises(ZeroDivisionError):
+        kept.save(some(4), wait=True)
+
+
+def test_none_is_due_while_one_is_written(tmp_path, monkeypatch):
+    held, real = threading.Event(), module.save_file
+
+    def slow(*args, **options):
+        held.wait(10)
+        real(*args, **options)
+
+    monkeypatch.setattr(module, "save_file", slow)
+    found = Checkpoints(tmp_path, CheckpointConfig(steps=1))
+
+    assert found.due()
+    found.save(some(1))
+    assert not found.due()
+    held.set()
+    found.join()
+    assert found.due()
+
+
+@pytest.mark.parametrize(
+    ("config", "expected"),
+    [
+        (CheckpointConfig(steps=3), [False, False, True]),
+        (CheckpointConfig(minutes=1e-9), [True, True, True]),
+        (CheckpointConfig(minutes=0), [False, False, False]),
+        (CheckpointConfig(minutes=1e-9, steps=1, keep=0), [False, False, False]),
+    ],
+)
+def test_one_is_due_after_minutes_or_steps(tmp_path, config, expected):
+    found = Checkpoints(tmp_path, config)
+
+    assert [found.due() for _ in range(3)] == expected
+
+
+def test_one_of_another_format_is_not_read(kept):
+    manifest = kept.folder / "00000003" / "manifest.json"
+    manifest.write_text(json.dumps({"format_version": 99, "files": {}}))
+
+    assert damage(kept.folder / "00000003") == f"is of format 99, not {FORMAT_VERSION}"
+
+
+def test_checkpoints_write_nothing_to_the_log_of_a_user_who_did_not_ask(kept, caplog):
+    with caplog.at_level(logging.INFO):
+        kept.save(some(4), wait=True)
+
+    assert caplog.text == ""

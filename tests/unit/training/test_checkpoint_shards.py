@@ -1,0 +1,192 @@
+"""Rows of labels in checkpoints: written by some processes, read by as many as there are then."""
+
+import json
+import threading
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from safetensors.torch import save_file
+
+from elias.config import CheckpointConfig
+from elias.errors import DataError
+from elias.training.checkpoint import TENSORS_FILE, Attempt, Checkpoint, Checkpoints, damage
+from elias.training.checkpoint_shards import Share, read_share, take_shards, write_shard
+
+ROWS = (
+    "model.labels.weight",
+    "model.labels.bias",
+    "best.labels.bias",
+    "optimizer.part.1.table.labels.weight.last_step",
+)
+ONCE = Attempt(1, "once")
+
+
+def tables(n_labels):
+    values = torch.arange(n_labels * 3.0).view(n_labels, 3)
+    found = (values, *(values[:, i].clone() for i in range(3)))
+    return dict(zip(ROWS, found, strict=True))
+
+
+def of_step(step):
+    return Checkpoint({"step": step}, {name: torch.full((2,), step) for name in ROWS})
+
+
+def save_all(folder, size, tensors):
+    """Have ``size`` processes write a checkpoint; return its place."""
+    kept = [Checkpoints(folder, CheckpointConfig(), Share(rank, size)) for rank in range(size)]
+    for rank in reversed(range(size)):
+        own = {name: t[rank::size].clone() for name, t in tensors.items()}
+        shared = {"model.encoder.x": torch.tensor(4.0)} if rank == 0 else {}
+        assert kept[rank].save(Checkpoint({"step": 3}, own | shared), attempt=ONCE)
+    assert all(each.written() for each in kept)
+    return kept[0].newest(lambda facts: facts["step"] == 3)
+
+
+@settings(max_examples=15)
+@given(st.integers(1, 9), st.integers(1, 4), st.integers(1, 4))
+def test_any_number_of_processes_reads_what_any_other_wrote(n_labels, size, readers):
+    with TemporaryDirectory() as folder:
+        wanted = tables(n_labels)
+        place = save_all(Path(folder), size, wanted)
+        assert damage(place) == ""
+
+        for rank in range(readers):
+            found = read_share(place, TENSORS_FILE, Share(rank, readers))
+
+            assert found.pop("model.encoder.x") == 4
+            assert found.keys() == wanted.keys()
+            for name, tensor in found.items():
+                assert torch.equal(tensor, wanted[name][rank::readers]), name
+
+
+def test_a_checkpoint_is_whole_only_with_the_rows_of_all(tmp_path):
+    place = save_all(tmp_path, 3, tables(7))
+
+    (place / "rows-00001-of-00003.safetensors").write_bytes(b"")
+
+    assert "rows-00001-of-00003.safetensors has 0 bytes" in damage(place)
+
+
+def test_gradients_that_wait_go_to_the_owners_of_rows_and_else_to_the_first(tmp_path):
+    tensors = tables(5) | {
+        "optimizer.gradient.labels.weight.indices": torch.tensor([[1, 2, 4]]),
+        "optimizer.gradient.labels.weight.values": torch.tensor([[10.0], [20.0], [40.0]]),
+        "optimizer.gradient.labels.weight.coalesced": torch.tensor(True),
+        "optimizer.gradient.clusters.bias.dense": torch.ones(2),
+        "optimizer.part.1.index.gradients.by_edge": torch.ones(2, 2),
+        "optimizer.part.1.index.gradients.pairs.0.0": torch.tensor([[0, 3, 5]]),
+        "optimizer.part.1.index.gradients.pairs.0.1": torch.ones(1, 3),
+    }
+    kept = Checkpoints(tmp_path, CheckpointConfig())
+    assert kept.save(Checkpoint({}, tensors), wait=True)
+    place = kept.newest(lambda _: True)
+
+    first, second = (read_share(place, TENSORS_FILE, Share(rank, 2)) for rank in range(2))
+
+    key = "optimizer.gradient.labels.weight"
+    assert first[f"{key}.indices"].tolist() == [[1, 2]]  # labels 2 and 4
+    assert first[f"{key}.values"].tolist() == [[20.0], [40.0]]
+    assert second[f"{key}.indices"].tolist() == [[0]]  # label 1
+    assert second[f"{key}.values"].tolist() == [[10.0]]
+    assert "optimizer.gradient.clusters.bias.dense" in first
+    assert "optimizer.gradient.clusters.bias.dense" not in second
+    assert first["optimizer.part.1.index.gradients.by_edge"].sum() == 4
+    assert second["optimizer.part.1.index.gradients.by_edge"].sum() == 0
+    pairs = "optimizer.part.1.index.gradients.pairs.0.0"
+    assert first[pairs].tolist() == [[0, 3, 3]]  # 3 and 5 are padding here: rows are 0, 2, 4
+    assert second[pairs].tolist() == [[2, 1, 2]]  # rows are 1, 3
+
+
+def test_rows_that_are_missing_or_refused_make_no_checkpoint(tmp_path):
+    rows = {"model.labels.bias": torch.zeros(2)}
+    write_shard(tmp_path / "shards", Share(0, 3), rows, "")
+    write_shard(tmp_path / "shards", Share(1, 3), {}, "a weight is not finite")
+    (tmp_path / "into").mkdir()
+
+    with pytest.raises(DataError, match="rank 1: a weight is not finite"):
+        take_shards(tmp_path / "shards", Share(0, 3), tmp_path / "into")
+    (tmp_path / "shards" / "rows-00001-of-00003.safetensors.json").unlink()
+    write_shard(tmp_path / "shards", Share(0, 3), rows, "")
+    with pytest.raises(DataError, match="the rows of rank 1 are missing"):
+        take_shards(tmp_path / "shards", Share(0, 3, lambda: True), tmp_path / "into")
+
+
+def test_rows_for_which_there_is_no_room_are_told_and_leave_nothing(tmp_path, monkeypatch, caplog):
+    def full(_, path):
+        path.write_bytes(b"half")
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("elias.training.checkpoint_shards.save_file", full)
+    first, second = (Checkpoints(tmp_path, CheckpointConfig(), Share(r, 2)) for r in (0, 1))
+
+    second.save(Checkpoint({}, tables(4)), attempt=ONCE)
+    assert not second.written()
+    monkeypatch.undo()
+    first.save(Checkpoint({}, tables(4)), attempt=ONCE)
+
+    assert not first.written()
+    assert "rank 1: [Errno 28] No space left on device" in caplog.text
+    assert first.newest(lambda _: True) is None
+    assert not list(tmp_path.glob("*/rows-00001*safetensors"))
+
+
+@pytest.mark.parametrize("late", [False, True], ids=["before the failure", "after the failure"])
+def test_rows_of_an_attempt_that_failed_are_in_no_later_checkpoint(tmp_path, monkeypatch, late):
+    def full(tensors, path):
+        if "rows-00000" in path.name:
+            raise OSError(28, "No space left on device")
+        save_file(tensors, path)
+
+    def slow(tensors, path):
+        if "rows-00001" in path.name:
+            first_waits.wait(10)
+        save_file(tensors, path)
+
+    def is_waiting():
+        first_waits.set()
+        return False
+
+    first_waits = threading.Event()
+    first = Checkpoints(tmp_path, CheckpointConfig(), Share(0, 2, is_waiting))
+    second = Checkpoints(tmp_path, CheckpointConfig(), Share(1, 2))
+    monkeypatch.setattr("elias.training.checkpoint_shards.save_file", full)
+    failing = first.next_attempt()
+    for each in (first, second) if late else (second, first):
+        each.save(of_step(1.0), attempt=failing, wait=True)
+    assert not first.written()
+    assert bool(list(tmp_path.iterdir())) == late
+    monkeypatch.setattr("elias.training.checkpoint_shards.save_file", slow)
+
+    attempt = first.next_attempt()
+    second.save(of_step(2.0), attempt=attempt)
+    assert first.save(of_step(2.0), attempt=attempt, wait=True)
+    assert second.written()
+
+    assert attempt.number == failing.number
+    assert [path.name for path in tmp_path.iterdir()] == ["00000001"]
+    place = first.newest(lambda facts: facts["step"] == 2)
+    assert damage(place) == ""
+    for tensor in read_share(place, TENSORS_FILE, Share()).values():
+        assert tensor.tolist() == [2.0] * 4
+
+
+def test_the_first_process_waits_for_the_others_rows(tmp_path):
+    for rank in (0, 1):
+        write_shard(tmp_path / "shards", Share(rank, 3), {"model.labels.bias": torch.ones(1)}, "")
+    (tmp_path / "into").mkdir()
+    late = threading.Timer(
+        0.2,
+        write_shard,
+        (tmp_path / "shards", Share(2, 3), {"model.labels.bias": torch.ones(1)}, ""),
+    )
+    late.start()
+
+    notes = take_shards(tmp_path / "shards", Share(0, 3), tmp_path / "into")
+
+    late.join()
+    assert len(notes) == len(list((tmp_path / "into").iterdir())) == 3
+    assert json.dumps(notes)

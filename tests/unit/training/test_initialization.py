@@ -1,0 +1,51 @@
+"""Classifiers start at the centroids of their points."""
+
+import numpy as np
+import pytest
+import torch
+from scipy.sparse import csr_matrix
+
+from elias.model.elias import LinearRows
+from elias.training.initialization import SCALE, cluster_directions, find_centroids, point_at
+
+LABELS = csr_matrix(np.array([[1, 0, 0], [1, 0, 0], [0, 1, 0], [0, 1, 0]], dtype=np.float32))
+EMBEDDING = np.array([[5, 1], [7, 1], [6, 3], [6, 5]], dtype=np.float32)  # mean (6, 2.5)
+
+
+def test_a_label_points_to_its_points_from_the_middle_of_all():
+    found = find_centroids(LABELS, EMBEDDING)
+
+    np.testing.assert_allclose(found.center, [6, 2.5])
+    np.testing.assert_allclose(found.directions[0], [0, -1], atol=1e-6)
+    np.testing.assert_allclose(found.directions[1], [0, 1], atol=1e-6)
+
+
+def test_a_label_without_points_points_nowhere():
+    found = find_centroids(LABELS, EMBEDDING)
+
+    assert found.directions[2].tolist() == [0, 0]
+
+
+@pytest.mark.parametrize(("direction", "cosine"), [((0, 1), 1), ((0, -1), -1), ((1, 0), 0)])
+def test_the_first_logit_is_the_scaled_cosine_plus_the_bias(direction, cosine):
+    found = find_centroids(LABELS, EMBEDDING)
+    rows = LinearRows(3, 2)
+
+    point_at(rows, found.directions, found, bias=-4.0)
+
+    typical = found.center + found.spread * np.array(direction, dtype=np.float32)
+    logit = rows.weight[1] @ torch.from_numpy(typical) + rows.bias[1]
+    assert logit.item() == pytest.approx(SCALE * cosine - 4, abs=1e-4)
+
+
+def test_a_cluster_points_to_the_mean_of_its_labels_with_length_one():
+    found = find_centroids(LABELS, EMBEDDING)
+
+    directions = cluster_directions(found, np.array([1, 1, 0]), n_clusters=3)
+
+    np.testing.assert_allclose(directions[1], [0, 0], atol=1e-6)  # its two labels are opposite
+    np.testing.assert_allclose(
+        cluster_directions(found, np.array([0, 1, 1]), n_clusters=2),
+        [[0, -1], [0, 1]],
+        atol=1e-6,
+    )

@@ -1,0 +1,72 @@
+import os
+import signal
+import threading
+
+import pytest
+
+from elias.errors import Interrupted
+from elias.training.run import Interruption
+
+
+def send(*numbers):
+    for number in numbers:
+        os.kill(os.getpid(), number)
+
+
+@pytest.fixture(autouse=True)
+def usual_handlers():
+    """Begin with Python's own handlers, whatever the shell gave us."""
+    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    yield
+    for number, handler in before.items():
+        signal.signal(number, handler)
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_stops_at_once_where_nothing_would_be_lost(number):
+    with pytest.raises(Interrupted) as caught, Interruption().listening():
+        send(number)
+
+    assert caught.value.signal_number == number
+    assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
+
+
+def test_a_signal_is_noted_where_work_must_end_first():
+    interruption = Interruption()
+
+    with interruption.listening(), interruption.deferred():
+        send(signal.SIGTERM)
+
+    assert interruption.signal == signal.SIGTERM
+
+
+def test_a_second_signal_does_not_wait():
+    interruption = Interruption()
+
+    with pytest.raises(Interrupted), interruption.listening(), interruption.deferred():
+        send(signal.SIGINT, signal.SIGINT)
+
+
+def test_a_program_that_listens_itself_is_left_alone():
+    heard = []
+    signal.signal(signal.SIGTERM, lambda number, _: heard.append(number))
+
+    with Interruption().listening():
+        send(signal.SIGTERM)
+
+    assert heard == [signal.SIGTERM]
+
+
+def test_a_thread_other_than_the_main_one_can_train_too():
+    def listen():
+        with Interruption().listening():
+            worked.append(True)
+
+    worked = []
+    thread = threading.Thread(target=listen)
+    thread.start()
+    thread.join()
+
+    assert worked == [True]

@@ -1,0 +1,203 @@
+"""Training one-vs-all: the update inside the loss, its schedule, averaging, storage, and starts."""
+
+from contextlib import nullcontext
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from scipy.sparse import csr_matrix
+from torch.nn.functional import binary_cross_entropy_with_logits as cross_entropy
+
+from elias.config import EliasConfig, EncoderConfig, StageConfig
+from elias.model.batch_inference import rank_all
+from elias.model.elias import SearchSizes
+from elias.model.encoder import BagEncoder
+from elias.model.one_vs_all import OneVsAll
+from elias.text.batches import collate, positives_of
+from elias.text.vectorizer import Featurizer
+from elias.training.averaging import WeightAverage
+from elias.training.optimizer import Optimizer
+from elias.training.stage import Points
+from elias.training.trainer import StageSequence
+
+N_LABELS, N_POINTS = 12, 60
+STAGE = StageConfig(name="one-vs-all", epochs=6, batch_size=16, label_lr=0.02)
+CONFIG = replace(EliasConfig().override({"index.kind": "all"}), stages=(STAGE,))
+
+
+def make_points():
+    """Texts whose words name their labels."""
+    truth = np.random.default_rng(0).random((N_POINTS, N_LABELS)) < 0.25
+    texts = [" ".join(f"word{label}" for label in np.flatnonzero(row)) for row in truth]
+    featurizer = Featurizer.fit(texts, char_ngrams=(0, 0), min_count=1)
+    config = EncoderConfig(dim=16, hidden_dim=16)
+    encoder = BagEncoder(config, featurizer, featurizer.n_features)
+    points = Points(encoder.tokenise(texts), csr_matrix(truth.astype(np.float32)))
+    return encoder, points, featurizer.transform(texts)
+
+
+def run(config, *, init_from=None, seen=None):
+    torch.manual_seed(0)
+    encoder, points, bow = make_points()
+    if init_from is not None:
+        encoder = init_from.encoder
+    sequence = StageSequence(
+        config=config.resolve(N_POINTS, N_LABELS),
+        encoder=encoder,
+        points=points,
+        bow=bow,
+        device=torch.device("cpu"),
+        validate=None,
+        report_epoch=lambda _: None,
+        report_stage=lambda _, model, __: None if seen is None else seen(model),
+        timed=lambda _: nullcontext(),
+    )
+    return sequence.run(init_from)
+
+
+def precision_at_1(model):
+    _, points, _ = make_points()
+    sizes = SearchSizes(model.graph.n_clusters, model.n_labels)
+    best = rank_all(model, points.tokens, sizes, 1).ids[:, 0]
+    return points.labels.toarray()[np.arange(N_POINTS), best].mean()
+
+
+@pytest.fixture
+def model():
+    encoder, _, _ = make_points()
+    return OneVsAll(encoder.eval(), N_LABELS)
+
+
+def step(model, optimizer, scale):
+    _, points, _ = make_points()
+    rows = np.arange(N_POINTS)
+    losses = model.all_losses(
+        collate(points.tokens, rows),
+        positives_of(points.labels, rows),
+        mean=False,
+        update=optimizer.label_update(scale),
+    )
+    losses.total.backward()
+    optimizer.step(scale)
+
+
+def test_steps_through_the_optimiser_are_torchs_adamw_on_the_dense_loss(model):
+    _, points, _ = make_points()
+    stage = StageConfig(label_lr=0.05, label_eps=1e-3, weight_decay=0.1, bag_lr=0.0, encoder_lr=0.0)
+    weight, bias = (p.detach().double().requires_grad_() for p in model.labels.parameters())
+    torchs = torch.optim.AdamW(
+        [{"params": [weight], "weight_decay": 0.1}, {"params": [bias], "weight_decay": 0.0}],
+        eps=1e-3,
+    )
+    with torch.no_grad():
+        embedding = model.encoder(collate(points.tokens, np.arange(N_POINTS))).double()
+    truth = torch.from_numpy(points.labels.toarray()).double()
+    optimizer = Optimizer(model, stage)
+
+    for scale in (0.5, 1.0, 0.25):
+        step(model, optimizer, scale)
+        for group in torchs.param_groups:
+            group["lr"] = 0.05 * scale
+        torchs.zero_grad()
+        loss = cross_entropy(embedding @ weight.T + bias, truth, reduction="sum") / N_POINTS
+        loss.backward()
+        torchs.step()
+
+    torch.testing.assert_close(model.labels.weight.double(), weight, rtol=1e-3, atol=1e-4)
+    torch.testing.assert_close(model.labels.bias.double(), bias, rtol=1e-3, atol=1e-4)
+
+
+def test_every_part_but_the_unused_cluster_moves(model):
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+
+    step(model, Optimizer(model, StageConfig()), 1.0)
+
+    still = {name for name, value in model.state_dict().items() if torch.equal(value, before[name])}
+    assert still == {"clusters.weight", "clusters.bias", "graph.edge_logits", "graph.edge_labels"}
+
+
+def test_a_rate_scaled_to_nothing_moves_no_label(model):
+    before = model.labels.weight.detach().clone()
+
+    step(model, Optimizer(model, StageConfig()), 0.0)
+
+    assert torch.equal(model.labels.weight, before)
+
+
+@pytest.mark.parametrize("storage", ["full", "compact"])
+def test_one_vs_all_learns_a_toy_problem(storage):
+    dtypes = []
+
+    model = run(
+        CONFIG.override({"index.label_storage": storage, "stages.0.epochs": 40}),
+        seen=lambda model: dtypes.append(model.labels.weight.dtype),
+    )
+
+    assert dtypes == [torch.bfloat16 if storage == "compact" else torch.float32]
+    assert model.labels.weight.dtype == torch.float32  # ready for whatever comes after
+    assert precision_at_1(model) > 0.9
+
+
+def test_steps_too_small_for_bfloat16_still_add_up():
+    encoder, _, _ = make_points()
+    model = OneVsAll(encoder, 400)
+    model.labels.weight.data.fill_(1.0)
+    model.compact()
+    optimizer = Optimizer(model, StageConfig(label_lr=1e-4, weight_decay=0.0))
+
+    for _ in range(100):  # to nearest, none of these would move a weight of 1
+        optimizer.label_update(1.0)(0, torch.ones(400, 16), torch.ones(400))
+        optimizer.step(1.0)
+
+    assert model.labels.weight.float().mean().item() == pytest.approx(0.99, abs=0.001)
+
+
+def test_classifiers_start_at_centroids_with_biases_at_the_prior():
+    still = replace(STAGE, epochs=1, label_lr=0.0, encoder_lr=0.0, bag_lr=0.0)
+    _, points, _ = make_points()
+    per_point = points.labels.nnz / N_POINTS
+
+    centroids = run(replace(CONFIG, stages=(still,)))
+    random = run(replace(CONFIG, stages=(replace(still, first_classifiers="random"),)))
+
+    assert precision_at_1(centroids) > 0.6 > precision_at_1(random)
+    prior = np.log(per_point / N_LABELS)
+    assert random.labels.bias.tolist() == pytest.approx([prior] * N_LABELS, rel=1e-5)
+
+
+def test_weights_in_bfloat16_are_averaged_in_float32(model):
+    model.compact()
+    average = WeightAverage(model)
+    for value in (1.0, 1.0078125, 1.0):  # neighbours in bfloat16: the mean lies between them
+        model.labels.weight.data.fill_(value)
+        average.update()
+
+    mean = average._mean["labels.weight"]
+    average.swap()
+
+    assert mean.dtype == torch.float32
+    assert mean[0, 0].item() == pytest.approx(1 + 0.0078125 / 3)
+    assert model.labels.weight.dtype == torch.bfloat16
+
+
+def test_a_run_is_repeatable_bit_for_bit():
+    config = CONFIG.override({"index.label_storage": "compact"})
+
+    first, again = (run(config).state_dict() for _ in range(2))
+
+    assert all(torch.equal(value, again[name]) for name, value in first.items())
+
+
+def test_the_graph_can_go_on_from_one_vs_all_and_back():
+    graph = EliasConfig().override({"index.n_clusters": 3, "stages.stage1.epochs": 2})
+    graph = replace(graph, stages=graph.stages[:1])
+    first = run(CONFIG.override({"index.label_storage": "compact"}))
+
+    searched = run(graph, init_from=first)
+    again = run(CONFIG, init_from=searched)
+
+    assert not isinstance(searched, OneVsAll)
+    assert searched.graph.n_clusters == 3
+    assert isinstance(again, OneVsAll)
+    assert precision_at_1(again) > 0.9

@@ -1,0 +1,150 @@
+from contextlib import nullcontext
+from dataclasses import replace
+
+import numba
+import numpy as np
+import pytest
+import torch
+from scipy.sparse import csr_matrix
+
+from elias.config import EliasConfig, EncoderConfig, IndexConfig, StageConfig
+from elias.errors import ConfigError
+from elias.model.encoder import BagEncoder
+from elias.text.vectorizer import Featurizer
+from elias.training.stage import Points
+from elias.training.trainer import StageSequence
+
+N_LABELS = 12
+INDEX = IndexConfig(
+    n_clusters=4,
+    edges_per_cluster=5,
+    beam_size=2,
+    train_clusters=7,
+    shortlist_size=6,
+    train_shortlist=6,
+    beta=3.0,
+    alpha=2.0,
+)
+CLUSTER, FIXED, LEARNED = (
+    StageConfig(name="clusters", epochs=1, batch_size=8),
+    StageConfig(name="stage1", epochs=1, batch_size=8, cluster_with_encoder=True),
+    StageConfig(name="stage2", epochs=2, batch_size=8, learn_graph=True),
+)
+
+
+def run(stages, seen=None, *, index=INDEX, init_from=None):
+    """Train on 40 texts whose words name their labels; label 11 has no point."""
+    torch.manual_seed(0)
+    rng = np.random.default_rng(0)
+    truth = rng.random((40, N_LABELS)) < 0.2
+    truth[:, 11] = False
+    texts = [" ".join(f"word{label}" for label in np.flatnonzero(row)) for row in truth]
+    featurizer = Featurizer.fit(texts, char_ngrams=(0, 0), min_count=1)
+    encoder = BagEncoder(EncoderConfig(dim=8, hidden_dim=8), featurizer, featurizer.n_features)
+    sequence = StageSequence(
+        config=EliasConfig(index=index, stages=stages),
+        encoder=encoder,
+        points=Points(encoder.tokenise(texts), csr_matrix(truth.astype(np.float32))),
+        bow=featurizer.transform(texts),
+        device=torch.device("cpu"),
+        validate=None,
+        report_epoch=lambda _: None,
+        report_stage=lambda stage, model, _: None if seen is None else seen(stage, model),
+        timed=lambda _: nullcontext(),
+    )
+    return sequence.run(init_from)
+
+
+def test_the_first_stage_trains_on_a_partition_and_the_second_learns_the_graph():
+    graphs = {}
+
+    run((FIXED, LEARNED), lambda stage, model: graphs.update({stage.name: model.graph}))
+
+    assert not graphs["stage1"].learned
+    assert sorted(graphs["stage1"].edge_labels.flatten().tolist()) == list(range(N_LABELS))
+    assert graphs["stage2"].learned
+    assert graphs["stage2"].edge_labels.shape == (4, 5)
+
+
+def test_compact_labels_with_a_graph_are_refused_without_a_gpu():
+    with pytest.raises(ConfigError, match=r"index\.label_storage is 'compact', which with a graph"):
+        run((FIXED,), index=replace(INDEX, label_storage="compact"))
+
+
+def test_every_label_can_be_reached_after_all_stages():
+    model = run((CLUSTER, FIXED, LEARNED))
+
+    assert (model.graph.strongest_parents() < 4).all()
+
+
+def test_a_run_is_repeatable_bit_for_bit():
+    first, again = (run((CLUSTER, FIXED, LEARNED)).state_dict() for _ in range(2))
+
+    assert all(torch.equal(value, again[name]) for name, value in first.items())
+
+
+@pytest.mark.skipif(numba.config.NUMBA_NUM_THREADS < 2, reason="needs two cores")
+def test_the_number_of_threads_of_the_kernels_does_not_change_the_model():
+    before = numba.get_num_threads()
+    models = []
+    for threads in (1, 2):
+        numba.set_num_threads(threads)
+        models.append(run((CLUSTER, FIXED, LEARNED)).state_dict())
+    numba.set_num_threads(before)
+
+    one, two = models
+    assert all(torch.equal(value, two[name]) for name, value in one.items())
+
+
+@pytest.mark.parametrize("keep", [True, False])
+def test_label_classifiers_go_on_only_when_the_stage_keeps_them(keep):
+    still = {"label_lr": 0.0, "weight_decay": 0.0}
+    stages = (
+        StageConfig(name="stage1", epochs=1, **still),
+        StageConfig(name="stage2", epochs=1, learn_graph=True, keep_labels=keep, **still),
+    )
+    weights = {}
+
+    run(stages, lambda s, model: weights.update({s.name: model.labels.weight.detach().clone()}))
+
+    assert torch.equal(weights["stage1"], weights["stage2"]) is keep
+
+
+def test_settings_that_a_stage_which_learns_the_graph_ignores_are_named(caplog):
+    learned = replace(LEARNED, keep_encoder=False, cluster_with_encoder=True)
+
+    run((FIXED, learned))
+
+    (warning,) = (line for line in caplog.messages if "no effect" in line)
+    assert warning.startswith("stages.stage2.keep_encoder, stages.stage2.cluster_with_encoder: ")
+
+
+def test_settings_that_every_stage_uses_are_passed_over_in_silence(caplog):
+    run((CLUSTER, replace(FIXED, keep_encoder=False), LEARNED))
+
+    assert "no effect" not in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("start", "changes", "named"),
+    [
+        ((FIXED, LEARNED), {}, None),
+        ((FIXED, LEARNED), {"beta": 4.0}, "index.beta: no effect"),
+        (
+            (FIXED, LEARNED),
+            {"n_clusters": 3, "edges_per_cluster": 4, "alpha": 3.0},
+            "index.alpha, index.n_clusters, index.edges_per_cluster: no effect",
+        ),
+        ((FIXED,), {"alpha": 3.0, "beta": 4.0, "edges_per_cluster": 4}, "index.alpha: no effect"),
+    ],
+)
+def test_settings_of_the_index_that_a_model_to_start_from_overrules_are_named(
+    caplog, start, changes, named
+):
+    first = run(start)
+
+    run((LEARNED,), index=replace(INDEX, **changes), init_from=first)
+
+    warnings = [line for line in caplog.messages if "no effect" in line]
+    assert len(warnings) == (named is not None)
+    assert all(line.startswith(named) for line in warnings)

@@ -1,0 +1,75 @@
+"""Training from disk: the same model, and what is set up from a sample of the points."""
+
+import numpy as np
+import pytest
+import torch
+
+from elias import EliasConfig, load_corpus, train
+from elias.data import convert
+from elias.data.synthetic import synthetic_corpus
+from elias.inference.predict import setup_rows
+
+
+@pytest.fixture
+def table(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    path = tmp_path / "corpus.jsonl"
+    convert(synthetic_corpus(n_points=300, n_labels=30), path, "jsonl")
+    return path
+
+
+def config(**changes):
+    tiny = {
+        "encoder.dim": 16,
+        "encoder.hidden_dim": 16,
+        "stages.stage1.epochs": 1,
+        "stages.stage2.epochs": 1,
+        "rerank.enabled": False,
+    }
+    return EliasConfig().override(tiny | changes)
+
+
+def test_a_corpus_on_disk_trains_the_same_model(table):
+    memory = train(config(), load_corpus(table, on_disk="off"), device="cpu")
+    disk = train(config(), load_corpus(table, on_disk="on"), device="cpu")
+
+    assert disk.facts["corpus"] == memory.facts["corpus"]
+    assert disk.facts["data"] == memory.facts["data"]
+    weights = disk.model.state_dict()
+    for name, weight in memory.model.state_dict().items():
+        assert torch.equal(weights[name], weight), name
+
+
+def test_features_on_disk_train_the_same_model(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    path = tmp_path / "data.txt"
+    rows = [f"{i % 9} {i % 9}:1 {9 + i % 5}:0.5 {14 + i % 4}:0.2" for i in range(200)]
+    path.write_text("\n".join(["200 18 9", *rows]) + "\n")
+    read = {how: load_corpus(path, on_disk=how) for how in ("off", "on")}
+    models = {how: train(config(), corpus, device="cpu") for how, corpus in read.items()}
+
+    assert read["on"].train.on_disk
+    weights = models["on"].model.state_dict()
+    for name, weight in models["off"].model.state_dict().items():
+        assert torch.equal(weights[name], weight), name
+
+
+def test_what_comes_before_training_can_be_computed_from_a_sample(table):
+    corpus = load_corpus(table, on_disk="on")
+    some = config(**{"data.setup_points": 50})
+
+    chosen = setup_rows(corpus.train, some)
+    model = train(some, corpus, device="cpu")
+
+    assert 50 <= len(chosen) < 100
+    assert set(corpus.train.labels[chosen].indices) == set(corpus.train.labels.indices)
+    whole = train(config(), corpus, device="cpu")
+    assert len(model.model.encoder.vectors) < len(whole.model.encoder.vectors)
+    assert np.isfinite(model.facts["metrics"]["stage2"]["test"]["P@1"])
+
+
+def test_a_corpus_in_memory_is_set_up_from_all_points(table):
+    corpus = load_corpus(table, on_disk="off")
+
+    assert setup_rows(corpus.train, config()) is None
+    assert setup_rows(corpus.train, config(**{"data.setup_points": 10**9})) is None
