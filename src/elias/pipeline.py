@@ -7,17 +7,8 @@ from typing import Any
 
 import elias
 
-_MOVED = [
-    "Elias",
-    "EdgeCount",
-    "FileDone",
-    "FileTask",
-    "predict_file",
-    "prune_edges",
-    "train",
-    "train_together",
-    "OnnxModel",
-]
+_MOVED = {"Elias", "EdgeCount", "FileDone", "FileTask", "OnnxModel"}
+_MOVED |= {"predict_file", "prune_edges", "train", "train_together"}
 
 
 def __getattr__(name: str) -> Any:

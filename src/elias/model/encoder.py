@@ -105,7 +105,7 @@ class BagEncoder(TextEncoder):
         return f"bag {digest.hexdigest()}"
 
     def table_names(self) -> set[str]:
-        """The word and n-gram vectors."""
+        """Return the word and n-gram vectors."""
         return {"vectors"}
 
     def forward(self, batch: TokenBatch) -> Float[Tensor, "B D"]:
