@@ -73,7 +73,7 @@ def _shown(value: object) -> object:
 
 def page(title: str, header: object, sections: Sequence[Markup]) -> str:
     """Return a page that needs nothing beside itself: no script, no font, no picture."""
-    style = palette() + (files("elias.analysis") / "report.css").read_text(encoding="utf8")
+    style = palette() + (files("elias.report") / "report.css").read_text(encoding="utf8")
     head = element(
         "head",
         element("meta", charset="utf-8"),
@@ -89,7 +89,7 @@ def page(title: str, header: object, sections: Sequence[Markup]) -> str:
 
 def palette() -> str:
     """Return the colours, which a server's page has too."""
-    return (files("elias.analysis") / "palette.css").read_text(encoding="utf8")
+    return (files("elias.report") / "palette.css").read_text(encoding="utf8")
 
 
 def section(key: str, title: str, *content: object) -> Markup:
