@@ -140,12 +140,11 @@ found = model.predict_proba(corpus.test.texts[:9]).toarray()
 print(json.dumps([found.tolist(), model.predict_topk(corpus.test.texts[:9], k=3)]))
 """
 ONNX_TEXTS = """
-import json
-try:
-    from elias import OnnxModel
-except ImportError:
-    from elias.onnx_model import OnnxModel
-model = OnnxModel("{0}.onnx", threads=1)
+import importlib, json, pkgutil, elias
+modules = [m.name for m in pkgutil.walk_packages(elias.__path__, "elias.") if "onnx" in m.name]
+places = map(importlib.import_module, ["elias", *modules])
+found = next(place.OnnxModel for place in places if hasattr(place, "OnnxModel"))
+model = found("{0}.onnx", threads=1)
 texts = open("inputs/texts.txt", encoding="utf8").read().splitlines()
 found = model.predict(texts, top_k=5)
 print(json.dumps([[r.ids.tolist(), r.scores.tolist(), r.labels] for r in found]))

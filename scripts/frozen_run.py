@@ -42,6 +42,7 @@ ENVIRONMENT = {
     **{"CUDA_VISIBLE_DEVICES": "", "HF_HUB_OFFLINE": "1", "PYTHONHASHSEED": "0"},
     **{"COLUMNS": "100", "TERM": "dumb", "NO_COLOR": "1", "PYTHONUTF8": "1", "FROZEN_RUN": "1"},
 }
+TIME = re.compile(r"\d[\d.,]* (h|min|s)\b( \d+ (min|s)\b)*")
 
 
 class Recorder:
@@ -102,7 +103,7 @@ class Recorder:
         """Return a text without paths of this machine, times and spaces at the end of lines."""
         for tree in os.environ["PYTHONPATH"].split(os.pathsep):
             text = text.replace(tree, "TREE")
-        text = re.sub(r"\d+(\.\d+)? (s|min)\b", "N s", text.replace(str(self.work), "WORK"))
+        text = re.sub(TIME, "N s", text.replace(str(self.work), "WORK"))
         return "\n".join(line.rstrip() for line in text.splitlines())
 
     def train(self, name: str, changes: dict[str, Any]) -> str:
@@ -285,7 +286,7 @@ def report_and_experiment(recorder: Recorder) -> None:
     recorder.keep("report", "report", bag_run(recorder), "--out", "report.html", "--device", "cpu")
     page = (recorder.work / "report.html").read_text(encoding="utf8")
     recorder.values["headings"] = re.findall(r"<h[1-4][^>]*>(.*?)</h[1-4]>", page)
-    recorder.values["size without digits"] = len(re.sub(r"[\d.,]+", "", page))
+    recorder.values["size without digits"] = len(re.sub(r"[\d.,]+", "", recorder.plain(page)))
     tiny = cases.SMALL | {"stages.stage2.epochs": 1, "rerank.char_ngrams": [0, 0]}
     changed = [word for key, value in tiny.items() for word in ("--set", f"{key}={value}")]
     folder = ("inputs/corpus", "--out", "ablation", "--device", "cpu", "--members", 1)
@@ -336,6 +337,8 @@ SECTIONS: dict[str, Callable[[Recorder], None]] = {
 
 def record(folder: Path, inputs: Path | None, letters: list[str]) -> None:
     """Record the chosen sections below a folder, which must not hold a record of them yet."""
+    if done := [letter for letter in letters if (folder / f"{letter}.json").exists()]:
+        raise SystemExit(f"{folder} holds {', '.join(done)} already; choose another folder")
     (folder / "work").mkdir(parents=True, exist_ok=True)
     given = folder / "work/inputs"
     if not given.exists():
