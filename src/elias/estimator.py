@@ -60,7 +60,7 @@ class EliasClassifier(BaseEstimator):  # type: ignore[misc]  # scikit-learn has 
 
     Attributes:
         classes_: The labels, in the order of the columns that `predict` returns.
-        model_: The trained `Elias`: ``model_.explain``, ``model_.facts`` and all the rest.
+        model_: The trained `Elias`: ``model_.explain``, ``model_.metadata`` and all the rest.
 
     Example:
         >>> from elias import EliasClassifier

@@ -316,7 +316,7 @@ def test_evaluate_writes_how_each_label_fared(run, corpus_folder, tmp_path):
 def test_a_component_is_measured_as_training_recorded_it(run, corpus_folder, component):
     told = elias("evaluate", run, corpus_folder, "--json", "--component", component)
 
-    recorded = Elias.from_pretrained(run, device="cpu").facts["metrics"][component]["test"]
+    recorded = Elias.from_pretrained(run, device="cpu").metadata["metrics"][component]["test"]
     measured = json.loads(told.out)
     assert {name: measured[name] for name in recorded} == pytest.approx(recorded, abs=1e-3)
 

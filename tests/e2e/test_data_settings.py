@@ -63,7 +63,7 @@ def test_a_saved_model_knows_how_its_data_was_read(film_run, films):
         "seed": 0,
     }
     again = load_corpus(films, **model.data_settings)
-    assert again.fingerprint() == model.facts["corpus"]
+    assert again.fingerprint() == model.metadata["corpus"]
 
 
 def test_evaluation_scores_the_test_points_of_training_and_says_how_it_reads(film_run, films):
@@ -175,7 +175,7 @@ def test_a_report_reads_the_data_of_a_model_alone_with_one_option_given(film_run
 
 def test_a_model_without_settings_reads_a_table_by_its_common_names(film_run, films, tmp_path):
     model = Elias.from_pretrained(film_run, device="cpu")
-    del model.facts["data_settings"]
+    del model.metadata["data_settings"]
     model.save_pretrained(tmp_path / "old")
 
     told = elias("predict", tmp_path / "old", films, "--device", "cpu")

@@ -129,7 +129,7 @@ def test_the_run_records_each_member_and_the_whole(run, ensemble, corpus):
         (0, "ensemble"),
     ]
     measured = ensemble.evaluate(corpus)
-    recorded = ensemble.facts["metrics"]["ensemble"]["test"]["P@1"]
+    recorded = ensemble.metadata["metrics"]["ensemble"]["test"]["P@1"]
     assert measured["P@1"] == pytest.approx(recorded, abs=1e-4)
 
 

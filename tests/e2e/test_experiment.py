@@ -146,10 +146,11 @@ def test_the_ensemble_is_the_one_that_training_makes(ablation, data):
 
     same(
         rows_of(folder, "ablation")["elias/ensemble", 1],
-        together.facts["metrics"]["ensemble"]["test"],
+        together.metadata["metrics"]["ensemble"]["test"],
     )
     same(
-        rows_of(folder, "ablation")["elias/stage1", 1], together.facts["metrics"]["stage1"]["test"]
+        rows_of(folder, "ablation")["elias/stage1", 1],
+        together.metadata["metrics"]["stage1"]["test"],
     )
 
 
@@ -368,8 +369,8 @@ def test_pruning_measures_each_cut_and_saves_one(ablation, data, tmp_path, train
     same(rows["threshold=0.55", 0], evaluated(kept, data, "stage2"))
     saved = Elias.from_pretrained(kept, device="cpu")
     assert saved.model.graph.n_edges == rows["threshold=0.55", 0]["costs"]["edges"]
-    assert list(saved.facts["metrics"]) == list(saved.components)
-    same({"metrics": saved.facts["metrics"]["names"]["test"]}, evaluated(kept, data))
+    assert list(saved.metadata["metrics"]) == list(saved.components)
+    same({"metrics": saved.metadata["metrics"]["names"]["test"]}, evaluated(kept, data))
     n_left, n_edges = (rows[f"threshold={t}", 0]["costs"]["edges"] for t in ("0.55", "0"))
     assert f"{n_left:,} of {n_edges:,}, pruned at 0.55" in elias("info", kept).out
 

@@ -75,7 +75,7 @@ def test_the_card_says_how_good_the_model_is_as_the_hub_reads_it(model, online):
     assert card.data.license == "mit"
     assert card.data.metrics == ["precision", "ndcg", "recall"]
     assert "extreme-classification" in card.data.tags
-    assert told == model.facts["metrics"][model.components[-1]]["test"]
+    assert told == model.metadata["metrics"][model.components[-1]]["test"]
     assert 'Elias.from_pretrained("user/fish")' in card.content
 
 

@@ -45,7 +45,7 @@ def test_training_tells_that_every_label_is_scored_and_prints_its_stage(trained)
 def test_evaluate_finds_what_training_recorded(run, corpus_folder):
     measured = json.loads(elias("evaluate", run, corpus_folder, "--json", "--device", "cpu").out)
 
-    recorded = Elias.from_pretrained(run, device="cpu").facts["metrics"]["names"]["test"]
+    recorded = Elias.from_pretrained(run, device="cpu").metadata["metrics"]["names"]["test"]
     assert recorded["P@1"] > 35
     assert {name: measured[name] for name in recorded} == pytest.approx(recorded, abs=1e-3)
 
@@ -133,8 +133,8 @@ def test_a_transformer_is_trained_one_vs_all_too(tmp_path):
     model = train(config, Corpus(train=split, test=split, label_names=words), device="cpu")
     again = Elias.from_pretrained(model.save_pretrained(tmp_path / "model"), device="cpu")
 
-    assert model.facts["metrics"]["one-vs-all"]["test"]["R@10"] == 100
-    assert model.facts["metrics"]["one-vs-all"]["test"]["P@1"] > 80
+    assert model.metadata["metrics"]["one-vs-all"]["test"]["R@10"] == 100
+    assert model.metadata["metrics"]["one-vs-all"]["test"]["P@1"] > 80
     assert sorted(again.predict(["red cod"], top_k=2)[0].labels) == ["cod", "red"]
 
 

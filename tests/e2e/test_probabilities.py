@@ -45,7 +45,7 @@ def test_a_threshold_makes_decisions_of_any_number_of_labels(model, texts):
 
 
 def test_the_facts_say_how_good_they_are(model):
-    told = model.facts["probabilities"]
+    told = model.metadata["probabilities"]
 
     assert set(told["errors"]) == {"validation", "test"}
     errors = told["errors"]["validation"]
@@ -59,7 +59,7 @@ def test_an_evaluation_says_how_far_probabilities_are_off(run, model, corpus_fol
     part = elias("evaluate", run, corpus_folder, "--json", "--component", "stage2")
 
     measured = json.loads(told.out)
-    known = model.facts["probabilities"]["errors"]["test"]
+    known = model.metadata["probabilities"]["errors"]["test"]
     assert measured["ECE@5"] == pytest.approx(known["after"], abs=1e-3)
     assert measured["ECE@5 of scores"] == pytest.approx(known["before"], abs=1e-3)
     assert f"ECE@5 {known['after']:.2f}%" in shown.out

@@ -79,7 +79,7 @@ def test_a_pruned_model_is_saved_and_read_again(model, corpus, tmp_path):
     np.testing.assert_array_equal(ours.ids, theirs.ids)
     np.testing.assert_array_equal(ours.scores, theirs.scores)
     assert again.model.graph.n_edges == edges.after == pruned.model.graph.n_edges
-    assert again.facts["pruned"] == {
+    assert again.metadata["pruned"] == {
         "top_k": 3,
         "before": edges.before,
         "after": edges.after,
@@ -96,8 +96,8 @@ def test_pruning_leaves_the_given_model_as_it_was(model, corpus):
     after = model.predict(corpus.test.texts)
     assert model.model.graph.n_edges == n_edges == edges.before
     np.testing.assert_array_equal(before.scores, after.scores)
-    assert "metrics" in model.facts
-    assert "metrics" not in pruned.facts
+    assert "metrics" in model.metadata
+    assert "metrics" not in pruned.metadata
     assert pruned.model.encoder is model.model.encoder
 
 

@@ -293,7 +293,7 @@ def test_one_vs_all_is_explained_and_reported_without_an_index(corpus_folder, tm
 
 def test_probabilities_are_shown_beside_what_was_true(run, page):
     model = Elias.from_pretrained(run, device="cpu")
-    errors = model.facts["probabilities"]["errors"]
+    errors = model.metadata["probabilities"]["errors"]
     rows = cells(page, "decisions")
 
     assert rows[:2] == [
@@ -328,7 +328,7 @@ def test_an_ensemble_has_a_row_and_a_curve_beside_its_first_member(corpus_folder
     tree = parsed(run / "report.html")
     assert [row[0] for row in cells(tree, "metrics")] == ["stage1", "stage2", "ensemble"]
     measured = dict(zip(("stage2", "ensemble"), cells(tree, "fig-5-curve")[-1][1:], strict=True))
-    recorded = Elias.from_pretrained(run, device="cpu").facts["metrics"]
+    recorded = Elias.from_pretrained(run, device="cpu").metadata["metrics"]
     assert measured == {name: f"{recorded[name]['test']['R@100']:.2f}" for name in measured}
     epochs = [row[0] for row in cells(tree, "learning-loss")]
     assert epochs == ["1", "2", "3", "4"]

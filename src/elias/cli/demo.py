@@ -100,7 +100,7 @@ def show(run: Path, model: Elias, corpus: Corpus, times: dict[str, float]) -> No
     from elias.training.run import read_records
 
     progress.enable(False)
-    console.print_out("", *console.stage_table(model.facts.get("metrics", {}), "test"), "")
+    console.print_out("", *console.stage_table(model.metadata.get("metrics", {}), "test"), "")
     console.print_out(*_examples(model, corpus))
     steps = {**times, **read_records(run).times()}
     rows = [(f"  {name}", console.seconds(value)) for name, value in steps.items()]

@@ -72,7 +72,7 @@ def choose_points(corpus: Corpus, model: Elias, split: str) -> Chosen:
         raise DataError(f"--split {split!r}: is not one of {', '.join(SPLITS)}")
     has_training = True
     if list(corpus.splits) == ["train"]:
-        cut = as_trained(corpus, model.label_names, model.facts)
+        cut = as_trained(corpus, model.label_names, model.metadata)
         has_training = cut is not None
         corpus = cut or corpus
         if split == "test" and corpus.test is None:
@@ -94,7 +94,7 @@ def _tell_of_all(corpus: Corpus, model: Elias) -> None:
     n_points = len(corpus.train)
     told = f"{corpus.source}: no test split is given, so all {n_points:,} points are evaluated"
     console.note(f"{told}, without PSP and PSnDCG, which need the training points")
-    if n_points == n_points_of(model.facts):
+    if n_points == n_points_of(model.metadata):
         console.warn("the run's data had as many points; if these are they, it was trained on most")
 
 

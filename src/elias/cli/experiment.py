@@ -81,7 +81,7 @@ class Reading:
         corpus = reread_corpus(data, model, given, test_size=self.test_size or 0)
         if self.test_size is not None or list(corpus.splits) != ["train"]:
             return corpus
-        cut = as_trained(corpus, model.label_names, model.facts)
+        cut = as_trained(corpus, model.label_names, model.metadata)
         return cut or set_test_aside(corpus, DEFAULT_TEST_SHARE, seed=0)
 
 
@@ -135,7 +135,7 @@ class Given:
         if list(corpus.label_names) != list(trained.label_names):
             raise DataError(f"{self.data}: its labels are not those of {model}; give its corpus")
         setting = Setting.of(trained.config, corpus, self.out, **self._place())
-        if trained.facts.get("data", {}).get("splits") != setting.data["splits"]:
+        if trained.metadata.get("data", {}).get("splits") != setting.data["splits"]:
             console.warn(f"{model} was trained on other points; these may be among them")
         return trained, setting
 

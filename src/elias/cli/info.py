@@ -31,12 +31,12 @@ def info(
         "labels": elias.n_labels,
         "parameters": sum(p.numel() for p in elias.model.parameters()),
         "config": elias.config.to_dict(),
-        **elias.facts,
+        **elias.metadata,
     }
     if as_json:
         typer.echo(json.dumps(facts, ensure_ascii=False))
         return
-    metrics = elias.facts.get("metrics", {})
+    metrics = elias.metadata.get("metrics", {})
     rows = dict(config_rows(elias.config)) | {"ranker": _ranker_of(elias.reranker)}
     console.print_out(console.grid([*_first_rows(elias, facts), *rows.items()]))
     for split in dict.fromkeys(split for found in metrics.values() for split in found):

@@ -169,7 +169,7 @@ def show_plan(config: EliasConfig, corpus: Corpus) -> None:
 
 def show_stages(model: Elias) -> None:
     """Print the metrics of each stage on the test split, or on what there was to measure on."""
-    metrics = model.facts.get("metrics", {})
+    metrics = model.metadata.get("metrics", {})
     splits = {split for found in metrics.values() for split in found}
     for split in ("test", "validation"):
         if split in splits:

@@ -47,7 +47,7 @@ class Kept:
 
     def metrics(self, component: str) -> dict[str, float]:
         """Return what training measured on the test points after a stage or another component."""
-        found: dict[str, float] = self.model.facts["metrics"][component]["test"]
+        found: dict[str, float] = self.model.metadata["metrics"][component]["test"]
         return found
 
     def train_seconds(self, component: str | None = None) -> float:
@@ -106,7 +106,7 @@ class Models:
         folder = self._folder(name)
         if self._is_finished(name, config):
             model = Elias.from_pretrained(folder, device=self.setting.device)
-            if self._is_of_this_corpus(model.facts):
+            if self._is_of_this_corpus(model.metadata):
                 logger.info("%s: finished before, and used again", folder)
                 return Kept(model, f"{RUNS}/{name}", folder, read_records(folder))
             if not self.setting.overwrite:
@@ -137,8 +137,8 @@ class Models:
         there = (self._folder(name) / MODEL_FOLDER).is_dir()
         return there and self._held(name) == decisive(config.to_dict())
 
-    def _is_of_this_corpus(self, facts: Mapping[str, Any]) -> bool:
-        same: bool = facts.get("corpus") == self.setting.data["fingerprint"]
+    def _is_of_this_corpus(self, metadata: Mapping[str, Any]) -> bool:
+        same: bool = metadata.get("corpus") == self.setting.data["fingerprint"]
         return same
 
 
@@ -307,7 +307,7 @@ class OwnModel:
 
     def _single(self, name: str, config: EliasConfig, member: int) -> list[Row]:
         kept = self.models.get(name, config)
-        components = kept.model.facts["metrics"] if self.stages else kept.model.components
+        components = kept.model.metadata["metrics"] if self.stages else kept.model.components
         timed = self.setting if self.timed else None
         rows = component_rows(kept, components, OURS, self.title, timed)
         calibrated = [row for row in rows if row.settings["component"] == CALIBRATE]

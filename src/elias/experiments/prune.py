@@ -140,13 +140,13 @@ class _Source:
 
     def task(self, seed: int, cut: Cut, component: str) -> Task:
         """Return the task of one way to prune."""
-        facts = None if self.given is None else self.given.facts
+        metadata = None if self.given is None else self.given.metadata
         return Task(
             name=f"{cut.name}-seed{seed}",
             title=f"edges kept: {cut.title}, seed {seed}",
             decided_by={
                 "config": decisive(self.setting.seeded(seed).to_dict()),
-                "model": facts,
+                "model": metadata,
                 "cut": cut.name,
                 "component": component,
             },
@@ -183,7 +183,7 @@ def save_pruned(
     source = _Source(setting, Models(setting), model)
     pruned, edges = cut.of(source.model(setting.seeds[0]))
     test = setting.corpus.split("test")
-    pruned.facts["metrics"] = {
+    pruned.metadata["metrics"] = {
         component: {"test": judged(pruned.predict_split(test, component=component), setting)}
         for component in pruned.components
     }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -103,7 +104,7 @@ class Elias:
         model: EliasModel,
         config: EliasConfig,
         label_names: Sequence[str],
-        facts: dict[str, Any] | None = None,
+        metadata: dict[str, Any] | None = None,
         *,
         reranker: Reranker | None = None,
         first_encoder: TextEncoder | None = None,
@@ -112,8 +113,8 @@ class Elias:
         self.model = model
         self.config = config
         self.label_names = label_names
-        self.facts = facts or {}
-        """What is known of its making: data statistics, metrics of each stage, timings."""
+        self.metadata = metadata or {}
+        """Data statistics, metrics of each stage, timings and the like, as JSON can hold them."""
         self.reranker = reranker
         """The sparse ranker and its calibration (§3.5), where they were trained."""
         self.first_encoder = first_encoder
@@ -124,6 +125,12 @@ class Elias:
         """What its last scores say of relevance, and thresholds, where points were held out."""
         self.folder: Path | None = None
         """Where it was read from, if it was."""
+
+    @property
+    def facts(self) -> dict[str, Any]:
+        """Return `metadata` by its old name, which goes with the next release."""
+        warnings.warn("Elias.facts is now Elias.metadata", DeprecationWarning, stacklevel=2)
+        return self.metadata
 
     @property
     def members(self) -> tuple[Elias, ...]:
@@ -138,7 +145,7 @@ class Elias:
             self.model,
             config,
             self.label_names,
-            self.facts,
+            self.metadata,
             reranker=self.reranker,
             first_encoder=self.first_encoder,
             others=others,
@@ -187,7 +194,7 @@ class Elias:
         ``load_corpus(path, **model.data_settings)`` reads it again, with the same test points.
         Empty for a model that was not trained on a file, or that an older version saved.
         """
-        return dict(self.facts.get(DATA_SETTINGS, {}))
+        return dict(self.metadata.get(DATA_SETTINGS, {}))
 
     @property
     def sizes(self) -> SearchSizes:
@@ -363,7 +370,7 @@ class Elias:
             self.model,
             self.config,
             tuple(self.label_names),
-            self.facts,
+            self.metadata,
             self.reranker,
             self.first_encoder,
             tuple(other._saved() for other in self.others),
@@ -420,7 +427,9 @@ class Elias:
         Raises:
             ModelError: If there is no token, no right to write, or no network.
         """
-        card = model_card(self.config, self.label_names, self.facts, name=repo_id, license=license)
+        card = model_card(
+            self.config, self.label_names, self.metadata, name=repo_id, license=license
+        )
         with TemporaryDirectory(prefix="elias-push-") as place:
             folder = self.save_pretrained(Path(place) / "model")
             (folder / CARD_FILE).write_bytes(card.encode("utf8", "replace"))
@@ -471,7 +480,7 @@ class Elias:
             saved.model,
             saved.config,
             saved.label_names,
-            dict(saved.facts),
+            dict(saved.metadata),
             reranker=saved.reranker,
             first_encoder=saved.first_encoder,
             others=others,

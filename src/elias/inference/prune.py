@@ -93,7 +93,7 @@ def _stored(graph: LabelGraph) -> Bool[Tensor, "C E"]:
 
 
 PRUNED = "pruned"
-"""The key of a model's facts that says how it was pruned."""
+"""The key of a model's metadata that says how it was pruned."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -117,7 +117,7 @@ def prune_edges(
     """Return the model without its weak edges, and how many went; the given one stays as it is.
 
     What is left scores what it scored, and every label keeps its strongest edge. Of an ensemble,
-    all members are pruned. Metrics of the given model are not those of the new one, so ``facts``
+    all members are pruned. Metrics of the given model are not those of the new one, so ``metadata``
     goes without them.
 
     Args:
@@ -150,7 +150,7 @@ def prune_edges(
     first, *others = (member for member, _ in pruned)
     whole = copy(model)
     whole.model = first.model
-    whole.facts = first.facts | {PRUNED: first.facts[PRUNED] | asdict(edges)}
+    whole.metadata = first.metadata | {PRUNED: first.metadata[PRUNED] | asdict(edges)}
     whole.others = tuple(others)
     return whole, edges
 
@@ -169,6 +169,6 @@ def _pruned(member: Elias, threshold: float | None, top_k: int | None) -> tuple[
     pruned = copy(member)
     pruned.model = with_graph(member.model, left)
     measured = ("metrics", PROBABILITIES)
-    pruned.facts = {name: fact for name, fact in member.facts.items() if name not in measured}
-    pruned.facts[PRUNED] = by | asdict(edges)
+    pruned.metadata = {name: fact for name, fact in member.metadata.items() if name not in measured}
+    pruned.metadata[PRUNED] = by | asdict(edges)
     return pruned, edges

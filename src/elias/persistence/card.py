@@ -59,7 +59,7 @@ no others, and repeats what its training data got wrong.
 def model_card(
     config: EliasConfig,
     label_names: Sequence[str],
-    facts: Mapping[str, Any],
+    metadata: Mapping[str, Any],
     *,
     name: str = "path/to/this/folder",
     license: str | None = None,
@@ -69,16 +69,16 @@ def model_card(
     Args:
         config: The resolved configuration.
         label_names: One name for each label.
-        facts: ``metrics``, named percentages below one or more levels of names such as stage
+        metadata: ``metrics``, named percentages below one or more levels of names such as stage
             and split, ``probabilities``, errors and a threshold, and ``data``, named counts on any
             level, become tables. Anything else is left out.
         name: What the model is read by in the example.
         license: As the hub spells it, such as ``mit``.
     """
     sections = [
-        _metrics_section(facts.get("metrics") or {}),
-        _decisions_section(facts.get("probabilities") or {}),
-        _data_section(facts.get("data") or {}),
+        _metrics_section(metadata.get("metrics") or {}),
+        _decisions_section(metadata.get("probabilities") or {}),
+        _data_section(metadata.get("data") or {}),
     ]
     return _TEMPLATE.format(
         n_labels=len(label_names),
@@ -89,7 +89,7 @@ def model_card(
         versions=_versions(),
         name=name,
         license=f"license: {json.dumps(license)}" if license else _NO_LICENSE,
-        results=_front_results(facts.get("metrics") or {}, len(label_names)),
+        results=_front_results(metadata.get("metrics") or {}, len(label_names)),
     )
 
 

@@ -65,7 +65,7 @@ class LoadedModel(NamedTuple):
     model: EliasModel
     config: EliasConfig
     label_names: tuple[str, ...]
-    facts: dict[str, Any]
+    metadata: dict[str, Any]
     """What was said of the model when it was saved: metrics, data statistics."""
     beside: dict[str, int]
     """What else was saved in the folder, by its name: whether, or how many."""
@@ -82,7 +82,7 @@ class _Description(NamedTuple):
     beta: float
     encoder: dict[str, Any]
     config: EliasConfig
-    facts: dict[str, Any]
+    metadata: dict[str, Any]
     beside: dict[str, int]
 
 
@@ -92,7 +92,7 @@ def save_model(
     *,
     config: EliasConfig,
     label_names: Sequence[str],
-    facts: Mapping[str, Any],
+    metadata: Mapping[str, Any],
     card: str,
     overwrite: bool = False,
 ) -> None:
@@ -103,7 +103,7 @@ def save_model(
         model: The trained model, on any device.
         config: The resolved configuration it was trained with.
         label_names: One name for each label.
-        facts: What is worth keeping beside the model, as JSON can hold it.
+        metadata: What is worth keeping beside the model, as JSON can hold it.
         card: The text of the model card.
         overwrite: Replace the saved model that is in ``folder``.
 
@@ -111,7 +111,9 @@ def save_model(
         ModelError: If the folder is taken, or cannot be written.
     """
     with staged_model(folder, overwrite=overwrite) as staging:
-        write_model(staging, model, config=config, label_names=label_names, facts=facts, card=card)
+        write_model(
+            staging, model, config=config, label_names=label_names, metadata=metadata, card=card
+        )
 
 
 @contextmanager
@@ -146,7 +148,7 @@ def write_model(
     *,
     config: EliasConfig,
     label_names: Sequence[str],
-    facts: Mapping[str, Any],
+    metadata: Mapping[str, Any],
     card: str,
     beside: Mapping[str, int] | None = None,
 ) -> None:
@@ -176,7 +178,7 @@ def write_model(
         "beta": model.graph.beta,
         "encoder": encoder,
         "config": config.to_dict(),
-        "facts": _plain(facts),
+        "facts": _plain(metadata),
         "beside": {name: int(count) for name, count in (beside or {}).items()},
     }
     text = json.dumps(description, indent=2, allow_nan=False) + "\n"
@@ -219,7 +221,7 @@ def load_model(
         model.to(torch.device(device)).eval(),
         described.config,
         label_names,
-        described.facts,
+        described.metadata,
         described.beside,
     )
 
@@ -230,7 +232,7 @@ def read_data_settings(folder: Path) -> dict[str, Any]:
     Raises:
         ModelError: If the folder does not describe a saved model.
     """
-    return dict(_read_description(folder).facts.get(DATA_SETTINGS, {}))
+    return dict(_read_description(folder).metadata.get(DATA_SETTINGS, {}))
 
 
 def write_encoder(folder: Path, encoder: TextEncoder) -> None:
@@ -325,7 +327,7 @@ def _read_description(folder: Path) -> _Description:
     except ConfigError as error:
         raise broken(path, f"config does not fit this version of elias-xmc ({error})") from error
     values = {key: tree[key] for key in _NEEDED}
-    return _Description(**{**values, "config": config})
+    return _Description(**values | {"config": config, "metadata": values.pop("facts")})
 
 
 def _check_values(path: Path, tree: dict[str, Any]) -> None:
@@ -342,7 +344,7 @@ def _check_values(path: Path, tree: dict[str, Any]) -> None:
         and isinstance(seed := settings.get("seed", 0), int)
         and seed >= 0
     ):
-        raise broken(path, f"facts.{DATA_SETTINGS} is {settings!r}")
+        raise broken(path, f"metadata.{DATA_SETTINGS} is {settings!r}")
 
 
 _NEEDED: dict[str, tuple[type, int | None]] = {
@@ -438,7 +440,7 @@ class SavedModel:
     model: EliasModel
     config: EliasConfig
     label_names: Sequence[str]
-    facts: Mapping[str, Any]
+    metadata: Mapping[str, Any]
     reranker: Reranker | None = None
     first_encoder: TextEncoder | None = None
     others: tuple[SavedModel, ...] = field(default=())
@@ -457,8 +459,8 @@ def _write(folder: Path, saved: SavedModel) -> None:
         saved.model,
         config=saved.config,
         label_names=saved.label_names,
-        facts=saved.facts,
-        card=model_card(saved.config, saved.label_names, saved.facts),
+        metadata=saved.metadata,
+        card=model_card(saved.config, saved.label_names, saved.metadata),
         beside={
             "ranker": saved.reranker is not None,
             "first_encoder": saved.first_encoder is not None,
@@ -513,7 +515,7 @@ def load_all(folder: Path, device: torch.device, share: _Share | None = None) ->
         loaded.model,
         loaded.config,
         loaded.label_names,
-        loaded.facts,
+        loaded.metadata,
         reranker,
         first_encoder,
         others,

@@ -405,7 +405,7 @@ def decisions_section(
 
 def _errors(subject: Subject) -> Markup | None:
     """Return ECE@5 of each split as it was measured when the probabilities were learned."""
-    told = subject.model.facts.get(PROBABILITIES, {}).get("errors", {})
+    told = subject.model.metadata.get(PROBABILITIES, {}).get("errors", {})
     if not told:
         return None
     rows = [[name, f"{one['before']:.2f}", f"{one['after']:.2f}"] for name, one in told.items()]

@@ -139,7 +139,7 @@ def build_report(subject: Subject) -> str:
 
 def _header(subject: Subject) -> Markup:
     model, corpus = subject.model, subject.corpus
-    metrics = list(model.facts.get("metrics", {}).values())
+    metrics = list(model.metadata.get("metrics", {}).values())
     last = metrics[-1] if metrics else {}
     best = last.get("test") or last.get("validation") or {}
     facts = {name: f"{best[name]:.2f}" for name in HEADLINES if name in best}
@@ -194,7 +194,7 @@ def _recall_section(
 def _recorded_recall(subject: Subject, split: str) -> dict[str, dict[int, float]]:
     """Return R@k of each component as the run noted it, since earlier stages are gone."""
     found: dict[str, dict[int, float]] = {}
-    for key, metrics in subject.model.facts.get("metrics", {}).items():
+    for key, metrics in subject.model.metadata.get("metrics", {}).items():
         known = {
             int(name.removeprefix("R@")): value
             for name, value in metrics.get(split, {}).items()

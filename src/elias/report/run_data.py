@@ -113,7 +113,7 @@ def _place(run: Path, data: Path | None, records: RunRecords) -> Path:
 
 def _as_trained(place: Path, reading: Mapping[str, Any], model: Elias) -> Corpus:
     """Read a corpus, cut as the run had it, over the labels of the model."""
-    recorded = model.facts.get("data", {}).get("splits", {})
+    recorded = model.metadata.get("data", {}).get("splits", {})
     corpus = load_corpus(
         place,
         text=reading.get("text"),

@@ -64,7 +64,7 @@ def component_name(key: str) -> str:
 
 def metrics_section(subject: Subject) -> Markup:
     """Return the metrics of every component on every split that was measured."""
-    metrics = subject.model.facts.get("metrics", {})
+    metrics = subject.model.metadata.get("metrics", {})
     splits = dict.fromkeys(split for found in metrics.values() for split in found)
     tables = [_metrics_table(metrics, name) for name in sorted(splits, key=lambda n: n != "test")]
     told = "A row for each component, each added to those above it; the best of a column is bold."
@@ -86,7 +86,7 @@ def _metrics_table(metrics: Mapping[str, Mapping[str, Any]], split: str) -> Mark
 
 def data_section(subject: Subject) -> Markup:
     """Return the corpus in numbers (Table 5)."""
-    data = subject.model.facts.get("data") or corpus_stats(subject.corpus).to_dict()
+    data = subject.model.metadata.get("data") or corpus_stats(subject.corpus).to_dict()
     splits = data["splits"]
     rows = [
         [title, *(_shown(split.get(key)) for split in splits.values())]

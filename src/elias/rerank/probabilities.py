@@ -265,7 +265,7 @@ def _judged(
 
 
 PROBABILITIES = "probabilities"
-"""The key of a model's facts that says how good its probabilities are."""
+"""The key of a model's metadata that says how good its probabilities are."""
 ECE_AT = 5
 
 
@@ -289,7 +289,7 @@ def add_probabilities(
         for the best F1; empty where there was nothing to learn from.
     """
     model.probabilities = None
-    model.facts.pop(PROBABILITIES, None)
+    model.metadata.pop(PROBABILITIES, None)
     if held_out is None or len(held_out) < FEWEST_POINTS:
         count = 0 if held_out is None else len(held_out)
         logger.info("%d points are held out: too few to learn probabilities from", count)
@@ -304,7 +304,7 @@ def add_probabilities(
         "errors": {key: _errors(model, split) for key, split in measured.items()},
         "f1": _at(model.probabilities, model.probabilities.threshold("f1")),
     }
-    model.facts[PROBABILITIES] = told
+    model.metadata[PROBABILITIES] = told
     return told
 
 

@@ -227,7 +227,7 @@ def _state_routes(api: FastAPI, backend: Backend) -> None:
 def _info(backend: Backend) -> Info:
     served, limits = backend.served, backend.settings.limits
     model = served.model
-    metrics = model.facts.get("metrics", {})
+    metrics = model.metadata.get("metrics", {})
     last: dict[str, Any] = list(metrics.values())[-1] if metrics else {}
     measured = last.get("test") or last.get("validation") or {}
     return Info(

@@ -442,7 +442,7 @@ class ModelTraining:
             model.first_encoder = first_encoder
             if self.config.rerank.enabled:
                 self._add_reranker(model, train_split)
-            model.facts["timings"] = rounded(self.run.timings)
+            model.metadata["timings"] = rounded(self.run.timings)
             return model
 
         return finished() if self.world is None else self.world.first(finished)
@@ -549,13 +549,13 @@ class ModelTraining:
         self.run.record("stage", stage=title, **facts, **found)
 
     def _elias(self, model: EliasModel) -> Elias:
-        facts = {
+        metadata = {
             "data": corpus_stats(self.corpus).to_dict(),
             "corpus": self.corpus.fingerprint(),
             DATA_SETTINGS: dict(self.corpus.reading),
             "metrics": self.metrics,
         }
-        return Elias(model, self.config, self.corpus.label_names, facts)
+        return Elias(model, self.config, self.corpus.label_names, metadata)
 
     def _split_by_name(self, train_split: Split) -> dict[str, Split]:
         named = {"train": train_split, "validation": self.held_out, "test": self.corpus.test}
@@ -678,7 +678,7 @@ def train(
         >>> model = train(config, corpus, device="cpu")
         >>> 1 < model.config.index.n_clusters < 30  # derived from the data
         True
-        >>> list(model.facts["metrics"])  # of each component, on validation and test points
+        >>> list(model.metadata["metrics"])  # of each component, on validation and test points
         ['stage1', 'stage2', 'rerank', 'calibrate', 'names']
     """
     folder = None if out is None else Path(out)
@@ -798,8 +798,8 @@ def _together(
             if split is not None
         }
     run.record("stage", stage=ENSEMBLE, **found)
-    model.facts["metrics"][ENSEMBLE] = found
-    model.facts["timings"] = rounded(run.timings)
+    model.metadata["metrics"][ENSEMBLE] = found
+    model.metadata["timings"] = rounded(run.timings)
     return model
 
 
@@ -810,7 +810,7 @@ def _learn_probabilities(model: Elias, corpus: Corpus, run: Run) -> None:
         tests = {} if corpus.test is None else {"test": corpus.test}
         told = add_probabilities(model, held_out, tests)
     run.record(PROBABILITIES, **told)
-    model.facts["timings"] = rounded(run.timings)
+    model.metadata["timings"] = rounded(run.timings)
 
 
 def check_plan(config: EliasConfig, out: Path | None, *, overwrite: bool = False) -> None:

@@ -148,7 +148,7 @@ def test_a_saved_model_is_one_vs_all_again_and_ranks_the_same(model, storage, tm
     names = [f"label {i}" for i in range(N_LABELS)]
     folder = tmp_path / "model"
 
-    save_model(folder, model, config=config, label_names=names, facts={}, card="")
+    save_model(folder, model, config=config, label_names=names, metadata={}, card="")
     again = load_model(folder).model
 
     embedding = model.encoder(batch(model)).detach()
@@ -166,7 +166,7 @@ def test_a_graph_that_does_not_hold_every_label_is_refused(model, tmp_path):
     config = CONFIG.resolve(10, N_LABELS)
     names = [f"label {i}" for i in range(N_LABELS)]
     model.graph.edge_labels = model.graph.edge_labels[:, :-1]
-    save_model(tmp_path / "model", model, config=config, label_names=names, facts={}, card="")
+    save_model(tmp_path / "model", model, config=config, label_names=names, metadata={}, card="")
 
     with pytest.raises(ModelError, match=r"graph.edge_labels has shape \(1, 10\), not \(1, 11\)"):
         load_model(tmp_path / "model")

@@ -23,7 +23,7 @@ from tiny_bert import save_tiny_bert
 N_LABELS, N_CLUSTERS = 12, 4
 TEXTS = ["red cod", "red herring in the north sea", "", "cod quota in the sea", "red tape"]
 NAMES = [f"label {i}" for i in range(N_LABELS - 2)] + ["two\nlines\\", ""]
-FACTS = {
+METADATA = {
     "metrics": {"stage2": {"test": {"P@1": 71.5, "PSP@1": np.float64(3), "R@10": float("nan")}}},
     "data": {"labels": np.int64(12), "splits": {"train": {"points": 1000, "words_mean": 7.25}}},
 }
@@ -45,7 +45,7 @@ def make_model(config, *, texts=TEXTS, n_features=None, learned=True):
 
 
 def save(folder, model, config, **changes):
-    given = {"config": config, "label_names": NAMES, "facts": FACTS, "card": "# A card\n"}
+    given = {"config": config, "label_names": NAMES, "metadata": METADATA, "card": "# A card\n"}
     save_model(folder, model, **given | changes)
     return folder
 
@@ -182,10 +182,10 @@ def test_who_may_read_one_file_may_read_all(saved):
 
 
 def test_facts_come_back_as_json_holds_them(saved):
-    facts = load_model(saved).facts
+    metadata = load_model(saved).metadata
 
-    assert facts["metrics"]["stage2"]["test"] == {"P@1": 71.5, "PSP@1": 3.0, "R@10": None}
-    assert facts["data"] == {
+    assert metadata["metrics"]["stage2"]["test"] == {"P@1": 71.5, "PSP@1": 3.0, "R@10": None}
+    assert metadata["data"] == {
         "labels": 12,
         "splits": {"train": {"points": 1000, "words_mean": 7.25}},
     }
@@ -254,7 +254,7 @@ def test_a_failed_save_leaves_nothing_and_the_old_model_in_place(saved):
     before = (saved / "model.safetensors").read_bytes()
 
     with pytest.raises(TypeError):
-        save(saved, make_model(config), config, facts={"no JSON": object()}, overwrite=True)
+        save(saved, make_model(config), config, metadata={"no JSON": object()}, overwrite=True)
 
     assert (saved / "model.safetensors").read_bytes() == before
     assert list(saved.parent.iterdir()) == [saved]
@@ -325,7 +325,7 @@ def test_data_settings_of_another_type_are_refused(saved, settings):
     tree["facts"]["data_settings"] = settings
     path.write_text(json.dumps(tree))
 
-    with pytest.raises(ModelError, match=r"config\.json: facts\.data_settings is "):
+    with pytest.raises(ModelError, match=r"config\.json: metadata\.data_settings is "):
         load_model(saved)
 
 
@@ -479,7 +479,7 @@ def test_a_transformer_without_a_readable_tokenizer_or_config_is_refused(name, c
 
 
 def test_the_card_shows_metrics_data_and_how_to_use_the_model():
-    card = model_card(make_config(), ["cod", "a `tick`|", "x"], FACTS)
+    card = model_card(make_config(), ["cod", "a `tick`|", "x"], METADATA)
 
     front = card.split("---\n")[1]
     assert "library_name: elias" in front

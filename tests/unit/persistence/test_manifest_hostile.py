@@ -33,7 +33,7 @@ def saved_model(folder, **encoder):
         3.0,
     )
     names = [f"label {i}" for i in range(N_LABELS)]
-    save_model(folder, model, config=config, label_names=names, facts={}, card="# A card\n")
+    save_model(folder, model, config=config, label_names=names, metadata={}, card="# A card\n")
     return folder
 
 

@@ -217,7 +217,7 @@ def test_a_run_that_is_too_large_leaves_nothing(tmp_path, monkeypatch):
 
     assert not (tmp_path / "run").exists()
     model = train(config(), corpus, out=tmp_path / "run", device="cpu", ignore_memory=True)
-    assert model.facts["metrics"]
+    assert model.metadata["metrics"]
 
 
 def test_a_rehearsal_tells_memory_and_time_and_writes_nothing(tmp_path, monkeypatch):

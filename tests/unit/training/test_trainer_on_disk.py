@@ -33,8 +33,8 @@ def test_a_corpus_on_disk_trains_the_same_model(table):
     memory = train(config(), load_corpus(table, on_disk="off"), device="cpu")
     disk = train(config(), load_corpus(table, on_disk="on"), device="cpu")
 
-    assert disk.facts["corpus"] == memory.facts["corpus"]
-    assert disk.facts["data"] == memory.facts["data"]
+    assert disk.metadata["corpus"] == memory.metadata["corpus"]
+    assert disk.metadata["data"] == memory.metadata["data"]
     weights = disk.model.state_dict()
     for name, weight in memory.model.state_dict().items():
         assert torch.equal(weights[name], weight), name
@@ -65,7 +65,7 @@ def test_what_comes_before_training_can_be_computed_from_a_sample(table):
     assert set(corpus.train.labels[chosen].indices) == set(corpus.train.labels.indices)
     whole = train(config(), corpus, device="cpu")
     assert len(model.model.encoder.vectors) < len(whole.model.encoder.vectors)
-    assert np.isfinite(model.facts["metrics"]["stage2"]["test"]["P@1"])
+    assert np.isfinite(model.metadata["metrics"]["stage2"]["test"]["P@1"])
 
 
 def test_a_corpus_in_memory_is_set_up_from_all_points(table):
