@@ -17,7 +17,7 @@ import numpy as np
 import torch
 from gpu_setup import STAGE, Results, Rows, Shape, bert_base, make_batches, make_model, table
 
-from elias.kernels.adamw import AdamWRates, History, catch_up
+from elias.kernels.adamw import AdamWRates, History, apply_pending_decay
 from elias.kernels.gpu import loss as gpu_loss
 from elias.kernels.gpu import paths as gpu_paths
 from elias.kernels.gpu import rows as gpu_rows
@@ -92,7 +92,7 @@ def kept_early():
 
 def kept_graphs(model):
     """What was recorded of a model's searches, by shape."""
-    return recorded_search._KEPT[model]._rank.recorded._runs
+    return recorded_search._KEPT[model]._rank.recorded._graphs
 
 
 class NotHereError(Exception):
@@ -399,7 +399,7 @@ class Checks:
         if not torch.equal(state.last_step.double(), last):
             errors.append(math.inf)
         means, variances = (state.mean, state.bias_mean), (state.variance, state.bias_variance)
-        catch_up(weight, means, variances, state.last_step, history)
+        apply_pending_decay(weight, means, variances, state.last_step, history)
         errors.append(error_of(weight, (twin * kept)[:, :-1]))
         return max(errors), (1e-2 if compact else 1e-5)
 
@@ -641,7 +641,7 @@ class Checks:
             errors.append(error_of(found.total, expected.total))
             for optimizer in optimizers:
                 optimizer.step(1.0)
-        assert len(captured._recorded._runs) == n_graphs, "other graphs than were expected"
+        assert len(captured._recorded._graphs) == n_graphs, "other graphs than were expected"
         names = [name for name, _ in model.named_parameters()]
         both = zip(names, model.parameters(), twin.parameters(), before, strict=True)
         moved = {name: error_of(one - first, other - first) for name, one, other, first in both}

@@ -65,7 +65,7 @@ def train(model, stage, reduction, monkeypatch, record):
         return lambda work: recordings.append(1) or record(work)
 
     monkeypatch.setattr(optimizer, "runs_triton", lambda _: True)
-    monkeypatch.setattr(cuda_graph_step, "Recorder", recorder)
+    monkeypatch.setattr(cuda_graph_step, "GraphRecorder", recorder)
     labels = np.random.default_rng(0).random((len(TEXTS), N_LABELS)) < 0.25
     labels[:, 0] = True  # rows of one to three positives, fewer than the beam
     reports = []
@@ -167,7 +167,7 @@ def test_a_step_short_of_memory_beside_graphs_is_done_once_more_without_them(
 
     assert recorded > 0
     assert len(failed) == 1
-    assert "going on without them" in caplog.text
+    assert "continuing without them" in caplog.text
     np.testing.assert_allclose(losses, expected, rtol=1e-4)
     edges, theirs = model.graph.edge_logits, plain.graph.edge_logits
     torch.testing.assert_close(edges, theirs, rtol=1e-3, atol=1e-4)

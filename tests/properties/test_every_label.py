@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch.nn.functional import binary_cross_entropy_with_logits as cross_entropy
 
-from elias.kernels.adamw import AdamWRates, adamw_dense, round_by_chance
+from elias.kernels.adamw import AdamWRates, adamw_dense, stochastic_round
 from elias.kernels.one_vs_all import every_label_loss, every_label_top
 from elias.model.elias import LinearRows
 from elias.training.optimizer import LabelMoments
@@ -127,7 +127,7 @@ def test_a_value_is_rounded_to_one_of_its_neighbours_in_bfloat16(values, seed):
     torch.manual_seed(seed)
     exact = torch.tensor(values)
 
-    rounded = round_by_chance(exact)
+    rounded = stochastic_round(exact)
 
     below = (exact.view(torch.int32) & -(2**16)).view(torch.float32)  # towards zero
     above = ((exact.view(torch.int32) & -(2**16)) + 2**16).view(torch.float32)
@@ -141,7 +141,7 @@ def test_rounding_by_chance_is_right_on_average(value):
     n = 20_000
     exact = torch.full((n,), value)
 
-    mean = round_by_chance(exact).double().mean().item()
+    mean = stochastic_round(exact).double().mean().item()
 
     last_digit = 2.0 ** (torch.frexp(exact[:1]).exponent.item() - 8)
     assert mean == pytest.approx(exact[0].item(), abs=5 * last_digit / 2 / n**0.5)

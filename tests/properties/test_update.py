@@ -5,7 +5,14 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from elias.kernels.adamw import AdamWRates, History, RowState, _adamw_torch, adamw_rows, catch_up
+from elias.kernels.adamw import (
+    AdamWRates,
+    History,
+    RowState,
+    _adamw_torch,
+    adamw_rows,
+    apply_pending_decay,
+)
 from elias.training.optimizer import schedule
 from reference import adamw
 
@@ -17,7 +24,7 @@ def zero_state(weight):
 
 
 def bring_up_to_date(weight, state, history):
-    catch_up(weight, (state.mean,), (state.variance,), state.last_step, history)
+    apply_pending_decay(weight, (state.mean,), (state.variance,), state.last_step, history)
 
 
 @pytest.mark.parametrize("update", [adamw_rows, _adamw_torch])

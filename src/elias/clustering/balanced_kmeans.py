@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from scipy.sparse import csr_matrix
 
 from elias.kernels.cpu.select import nth_lowest
-from elias.kernels.threads import on_threads
+from elias.kernels.threads import thread_map
 from elias.progress import progress
 
 if TYPE_CHECKING:
@@ -119,7 +119,7 @@ def _halve_level(
         _halve_some(parts, members, (starts, cuts), seeds, nodes, center)
         return int(sizes[nodes].sum())
 
-    yield from on_threads(
+    yield from thread_map(
         halve_some,
         [narrow[chunk::n_chunks] for chunk in range(n_chunks)],
         lambda: np.zeros(n_columns, dtype=np.float32),
@@ -168,7 +168,7 @@ def _halve_wide(parts: Parts, n_columns: int, members: Array, n_first: int, seed
 
 def _for_each(work: Callable[[int, None], None]) -> None:
     """Run the work for each block."""
-    for _ in on_threads(work, range(_BLOCKS), lambda: None):
+    for _ in thread_map(work, range(_BLOCKS), lambda: None):
         pass
 
 

@@ -9,7 +9,7 @@ from numba import njit
 from numpy.typing import NDArray
 from scipy.sparse import csr_matrix
 
-from elias.kernels.threads import on_threads
+from elias.kernels.threads import thread_map
 from elias.progress import progress
 
 if TYPE_CHECKING:
@@ -60,13 +60,13 @@ def label_centroids(
         return np.full(n_columns, -1, dtype=np.int64)
 
     with progress("Centroids of labels", 2 * n_labels) as advance:
-        for done in on_threads(count_some, spans, memory):
+        for done in thread_map(count_some, spans, memory):
             advance(done)
         np.cumsum(starts, out=starts)
         data = np.empty(starts[-1], dtype=np.float32)
         columns = np.empty(starts[-1], dtype=_index_type(int(starts[-1]), n_columns))
         lengths = np.ones(0, np.float32) if embedding is None else _lengths(embedding)
-        for done in on_threads(sum_some, spans, memory):
+        for done in thread_map(sum_some, spans, memory):
             advance(done)
     indptr = starts.astype(columns.dtype)
     return csr_matrix((data, columns, indptr), shape=(n_labels, n_columns)), dense

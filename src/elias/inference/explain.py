@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from elias.errors import DataError
 from elias.kernels import label_logits
 from elias.kernels.cpu.rank import log_probabilities
-from elias.kernels.device import memory_explained, threads_shared
+from elias.kernels.device import explain_out_of_memory, limit_threads
 from elias.model.batch_inference import embed_all
 from elias.model.elias import EliasModel
 from elias.model.one_vs_all import OneVsAll
@@ -237,7 +237,7 @@ def explain(
 def _trace(
     model: EliasModel, tokens: Tokens, predictions: Predictions, beam_size: int, n_paths: int
 ) -> Traced:
-    with threads_shared(), memory_explained("predicting"):
+    with limit_threads(), explain_out_of_memory("predicting"):
         embedding = torch.from_numpy(embed_all(model.encoder, tokens))
         labels = torch.from_numpy(np.ascontiguousarray(predictions.ids))
         device = model.labels.weight.device

@@ -16,7 +16,7 @@ from elias.data.splits import sample_points
 from elias.distributed.data_parallel import rank_shared, rows_of_all
 from elias.distributed.sharded_linear import SharedRows
 from elias.errors import ConfigError, DataError, nearest
-from elias.kernels.device import is_out_of_memory, memory_explained, threads_shared
+from elias.kernels.device import explain_out_of_memory, is_out_of_memory, limit_threads
 from elias.model.batch_inference import BATCH_SIZE, Ranked, embed_all, rank_all
 from elias.model.elias import SearchSizes
 from elias.model.encoder import BagEncoder
@@ -146,7 +146,7 @@ def search(
         shortlist = max(sizes.shortlist_size, n_wanted)
         sizes = SearchSizes(model.graph.n_clusters, shortlist)
     few = len(tokens) <= FEW_TEXTS and isinstance(model.encoder, BagEncoder)
-    with threads_shared(1 if few else None), memory_explained("predicting"):
+    with limit_threads(1 if few else None), explain_out_of_memory("predicting"):
         ranked = _rank_in_halves(model, tokens, asked, sizes, depth)
     scores = np.where(ranked.ids < model.n_labels, ranked.scores, -np.inf).astype(np.float32)
     return Ranked(ranked.ids, scores)

@@ -186,10 +186,10 @@ def adamw_dense(
     exact.addcdiv_(exact_mean, size, value=-rates.lr / (1 - rates.beta1**step))
     if weight.dtype == torch.bfloat16:
         mean.copy_(exact_mean)
-        weight.copy_(round_by_chance(exact))
+        weight.copy_(stochastic_round(exact))
 
 
-def round_by_chance(values: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
+def stochastic_round(values: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
     """Return float32 values in bfloat16: the neighbour above or below, on average the value."""
     noise = torch.randint(0, 2**16, values.shape, dtype=torch.int32, device=values.device)
     # bfloat16 is the upper half of float32: what lies below carries over as often as it should
@@ -201,7 +201,7 @@ _PIECE = 2**22  # weights at a time: what is computed beside the table stays sma
 
 
 @torch.no_grad()
-def catch_up(
+def apply_pending_decay(
     weight: Float[Tensor, "R D"],
     means: Sequence[Tensor],
     variances: Sequence[Tensor],
@@ -225,7 +225,7 @@ def catch_up(
         skipped = (history.step - before).double()
         kept = (logs[history.step] - logs[before]).exp2_().float().unsqueeze(1)
         if weight.dtype == torch.bfloat16:
-            weight[rows] = round_by_chance(weight[rows].float().mul_(kept))
+            weight[rows] = stochastic_round(weight[rows].float().mul_(kept))
         else:
             weight[rows].mul_(kept)
         for moments, beta in ((means, rates.beta1), (variances, rates.beta2)):

@@ -1,6 +1,6 @@
-"""CUDA graphs: work recorded once and repeated by one launch.
+"""CUDA graphs: capture a function once per input shape, then replay it with one launch.
 
-A GPU finishes the kernels of a small batch sooner than the host can launch them one by one.
+For a small batch a GPU finishes its kernels faster than the host can launch them one by one.
 """
 
 from __future__ import annotations
@@ -16,19 +16,19 @@ from torch import Tensor
 
 logger = logging.getLogger(__name__)
 
-_RUNS_BEFORE = 3  # kernels are compiled and loaded then, not while they are recorded
-_MOST_GRAPHS = 32  # other shapes run as they are
+_WARMUP_RUNS = 3  # kernels are compiled and loaded here, which a capture does not allow
+_MAX_GRAPHS = 32  # further shapes run eagerly
 
-Found = TypeVar("Found")
-Record: TypeAlias = Callable[[Callable[[], Found]], tuple[Callable[[], object], Found]]
-"""Does some work; returns what repeats it, and what it found, always in the same memory."""
+Result = TypeVar("Result")
+Capture: TypeAlias = Callable[[Callable[[], Result]], tuple[Callable[[], object], Result]]
+"""Runs a function; returns a callable that repeats it, and the result in its fixed memory."""
 
 
-class Recorder:
-    """Records work as CUDA graphs that share their memory.
+class GraphRecorder:
+    """Captures functions as CUDA graphs that share one memory pool.
 
-    So what one of them found is gone when the next is repeated. What the work reads must stay where
-    it is, and shapes as they are.
+    Replaying one graph overwrites the results of the others. The tensors that a function reads
+    must keep their addresses and shapes.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -36,8 +36,8 @@ class Recorder:
         self._stream = make_stream(device)
         self._pool: Any = None
 
-    def __call__(self, work: Callable[[], Found]) -> tuple[Callable[[], object], Found]:
-        """Do the work, record it, and return what repeats it and where it leaves its results."""
+    def __call__(self, function: Callable[[], Result]) -> tuple[Callable[[], object], Result]:
+        """Run and capture the function; return its replay and the tensors it writes."""
         if self._pool is None:
             pool: Any = torch.cuda.graph_pool_handle
             self._pool = pool()
@@ -46,27 +46,29 @@ class Recorder:
         graph: Any = torch.cuda.CUDAGraph()
         try:
             with torch.cuda.stream(self._stream):
-                found = self._record(graph, work)
+                result = self._capture(graph, function)
         finally:
             current.wait_stream(self._stream)
-        return graph.replay, found
+        return graph.replay, result
 
-    def _record(self, graph: Any, work: Callable[[], Found]) -> Found:
-        _free_cached()  # what other streams keep cached, these runs cannot use
-        for _ in range(_RUNS_BEFORE):
-            work()
-        _free_cached()  # nor a graph what they leave
-        # thread_local: the thread that makes the next batches may go on pinning memory
+    def _capture(self, graph: Any, function: Callable[[], Result]) -> Result:
+        _free_cached()  # the warm-up cannot use what other streams hold in their cache
+        for _ in range(_WARMUP_RUNS):
+            function()
+        _free_cached()  # nor can the graph use the cache of the warm-up
+        # thread_local: the prefetch thread may go on pinning memory
         graph.capture_begin(pool=self._pool, capture_error_mode="thread_local")
         try:
-            found = work()
+            result = function()
         except BaseException:
             with suppress(RuntimeError):
                 graph.capture_end()
-            _forget_capture(self._stream.device)
+            # leave capture mode, so that random numbers can be drawn again
+            generator: Any = torch.cuda.default_generators[self._stream.device.index or 0]
+            generator.graphsafe_set_state(generator.clone_state())
             raise
         graph.capture_end()
-        return found
+        return result
 
 
 def _free_cached() -> None:
@@ -76,101 +78,99 @@ def _free_cached() -> None:
         torch.cuda.empty_cache()
 
 
-def _forget_capture(device: torch.device) -> None:
-    """Let random numbers be drawn again after a recording that failed."""
-    generator: Any = torch.cuda.default_generators[device.index or 0]
-    generator.graphsafe_set_state(generator.clone_state())
+class CapturedFunction(Generic[Result]):
+    """A function of tensors, captured for each input shape that comes often enough.
 
-
-class Recorded(Generic[Found]):
-    """Work on tensors, recorded for each of their shapes once that has come often enough.
-
-    Where recording fails, memory included, it goes on without, and says so. So it does where other
-    work finds too little memory beside the graphs.
+    Where capturing fails, for want of memory too, it logs a warning and runs eagerly. It also
+    releases its graphs where an eager call runs out of memory beside them.
     """
 
     def __init__(
         self,
-        work: Callable[..., Found],
-        record: Record[Found],
-        whole: Callable[..., Found] | None = None,
+        function: Callable[..., Result],
+        capture: Capture[Result],
+        fallback: Callable[..., Result] | None = None,
         *,
-        times_before: int = 1,
-        most: int = _MOST_GRAPHS,
+        min_calls: int = 1,
+        max_graphs: int = _MAX_GRAPHS,
     ) -> None:
-        """Prepare; nothing is recorded yet.
+        """Store the settings; nothing is captured yet.
 
         Args:
-            work: On tensors.
-            record: Records work, and does it.
-            whole: The same work, if ``work`` leaves something behind where it fails half-way.
-            times_before: How often a shape runs as it is before it is recorded.
-            most: How many shapes are recorded.
+            function: Takes tensors and boolean options.
+            capture: Runs a function and captures it.
+            fallback: The same function with clean-up after a failure, if ``function`` leaves
+                partial results behind.
+            min_calls: Eager calls of a shape before it is captured.
+            max_graphs: Number of shapes captured.
         """
-        self._work, self._record, self._whole = work, record, whole or work
-        self._times_before, self._most = times_before, most
-        self._runs: dict[object, tuple[list[Tensor], Callable[[], object], Found]] = {}
-        self._met: Counter[object] = Counter()
+        self._function, self._capture = function, capture
+        self._fallback = fallback or function
+        self._min_calls, self._max_graphs = min_calls, max_graphs
+        self._graphs: dict[object, tuple[list[Tensor], Callable[[], object], Result]] = {}
+        self._calls: Counter[object] = Counter()
         self._stopped = False
 
     @property
     def has_graphs(self) -> bool:
-        """Whether anything is recorded."""
-        return bool(self._runs)
+        """Return whether anything is captured."""
+        return bool(self._graphs)
 
     @property
-    def given_up(self) -> bool:
-        """Whether there is nothing recorded, nor will be."""
-        return self._stopped and not self._runs
+    def disabled(self) -> bool:
+        """Return whether nothing is captured and nothing will be."""
+        return self._stopped and not self._graphs
 
-    def __call__(self, *inputs: Tensor, **options: bool) -> Found:
-        """Return what the work finds; the next call may overwrite it."""
-        key = (*(part.shape for part in inputs), *options.items())
-        if key not in self._runs and not self._new(key, inputs, options):
-            return self.once(*inputs, **options)
-        own, repeat, found = self._runs[key]
-        for part, given in zip(own, inputs, strict=True):
-            part.copy_(given, non_blocking=True)
-        repeat()
-        return found
+    def __call__(self, *inputs: Tensor, **options: bool) -> Result:
+        """Return the function's result; the next call may overwrite it."""
+        key = (*(tensor.shape for tensor in inputs), *options.items())
+        if key not in self._graphs and not self._add_graph(key, inputs, options):
+            return self.run_eagerly(*inputs, **options)
+        buffers, replay, result = self._graphs[key]
+        for buffer, tensor in zip(buffers, inputs, strict=True):
+            buffer.copy_(tensor, non_blocking=True)
+        replay()
+        return result
 
-    def once(self, *inputs: Tensor, **options: bool) -> Found:
-        """Do the work without recording it."""
-        if not self._runs:
-            return self._work(*inputs, **options)
+    def run_eagerly(self, *inputs: Tensor, **options: bool) -> Result:
+        """Run the function without capturing it."""
+        if not self._graphs:
+            return self._function(*inputs, **options)
         try:
-            return self._whole(*inputs, **options)
+            return self._fallback(*inputs, **options)
         except torch.OutOfMemoryError:
             logger.warning(
-                "encoder.capture: too little memory beside the CUDA graphs; going on without them"
+                "encoder.capture: not enough memory beside the CUDA graphs; continuing without them"
             )
-            self.forget()
+            self.release()
         _free_cached()
-        return self._work(*inputs, **options)
+        return self._function(*inputs, **options)
 
-    def forget(self) -> None:
-        """Give the memory of all that was recorded back."""
-        self._runs.clear()
+    def release(self) -> None:
+        """Free the memory of all graphs and capture no more."""
+        self._graphs.clear()
         self._stopped = True
 
-    def _new(self, key: object, inputs: tuple[Tensor, ...], options: dict[str, bool]) -> bool:
-        """Record the work for one more shape; say whether that was done."""
-        if self._stopped or self._met[key] < self._times_before:
-            self._met[key] += 1
+    def _add_graph(self, key: object, inputs: tuple[Tensor, ...], options: dict[str, bool]) -> bool:
+        """Capture the function for one more shape; return whether that was done."""
+        if self._stopped or self._calls[key] < self._min_calls:
+            self._calls[key] += 1
             return False
-        if len(self._runs) == self._most:
-            logger.info("encoder.capture: texts of more than %d shapes", self._most)
+        if len(self._graphs) == self._max_graphs:
+            logger.info("encoder.capture: texts of more than %d shapes", self._max_graphs)
             self._stopped = True
             return False
-        own = [part.clone() for part in inputs]
+        buffers = [tensor.clone() for tensor in inputs]
         try:
-            self._runs[key] = own, *self._record(lambda: self._work(*own, **options))
-        except Exception as error:  # whatever a driver may say
+            captured = self._capture(lambda: self._function(*buffers, **options))
+        except Exception as error:  # drivers raise many types
             reason = str(error).strip().split("\n")[0]
-            name = type(error).__name__
             logger.warning(
-                "encoder.capture: no CUDA graph (%s: %s); going on without", name, reason
+                "encoder.capture: cannot capture a CUDA graph (%s: %s); continuing without",
+                type(error).__name__,
+                reason,
             )
             self._stopped = True
             return False
+        self._graphs[key] = buffers, *captured
         return True

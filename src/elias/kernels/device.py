@@ -28,30 +28,30 @@ _CHOICES = ("auto", "torch")
 
 @cache
 def has_triton() -> bool:
-    """Say whether a GPU is to run Triton kernels; asked only where there is one.
+    """Return whether GPUs run Triton kernels; call it only where there is a GPU.
 
-    They are left out where Triton is missing (it comes with the CUDA builds of torch), or where
-    ``ELIAS_KERNELS=torch`` is in the environment: a variable, not a part of the configuration,
-    since a run must train the same model either way. It is read once.
+    False where Triton is not installed (it comes with the CUDA builds of torch) or where the
+    environment has ``ELIAS_KERNELS=torch``. This is a variable and not part of the configuration
+    because both must train the same model. It is read once.
 
     Raises:
-        ConfigError: The variable holds something else.
+        ConfigError: The variable has another value.
     """
-    wanted = os.environ.get(KERNELS_VARIABLE, "auto")
-    if wanted not in _CHOICES:
+    choice = os.environ.get(KERNELS_VARIABLE, "auto")
+    if choice not in _CHOICES:
         known = " or ".join(_CHOICES)
         raise ConfigError(
-            f"{KERNELS_VARIABLE} is {wanted!r} in the environment; set it to {known}, or unset it"
+            f"{KERNELS_VARIABLE} is {choice!r} in the environment; set it to {known}, or unset it"
         )
-    if wanted == "torch":
+    if choice == "torch":
         logger.warning(
-            "%s is torch: the GPU runs plain torch in place of Triton kernels, which is slower",
+            "%s is torch: the GPU runs plain torch instead of Triton kernels, which is slower",
             KERNELS_VARIABLE,
         )
         return False
     if find_spec("triton") is None:
         logger.warning(
-            "Triton is not installed: the GPU runs plain torch in place of its kernels, which is "
+            "Triton is not installed: the GPU runs plain torch instead of its kernels, which is "
             "slower; install a CUDA build of torch, or the package triton"
         )
         return False
@@ -59,12 +59,12 @@ def has_triton() -> bool:
 
 
 def runs_triton(tensor: Tensor) -> bool:
-    """Say whether operations on this tensor run as Triton kernels; else as plain torch or numba."""
+    """Return whether operations on this tensor run as Triton kernels."""
     return tensor.is_cuda and has_triton()
 
 
 _TORCH_ON_CPU = "you tried to allocate"
-"""What torch says, on every system, of memory that the CPU does not have."""
+"""Part of torch's message, on every system, when the CPU has no more memory."""
 
 
 _REMEDIES = {
@@ -75,73 +75,79 @@ _REMEDIES = {
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """Say whether numpy or torch failed for want of memory."""
+    """Return whether numpy or torch ran out of memory."""
     known = isinstance(error, MemoryError | torch.OutOfMemoryError)
     return known or (isinstance(error, RuntimeError) and _TORCH_ON_CPU in str(error))
 
 
 def pick_device(device: str) -> torch.device:
-    """Return the device called so; ``auto`` is a GPU if there is one, else the CPU."""
+    """Return the named device; ``auto`` is a GPU if there is one, else the CPU.
+
+    A GPU named with its number becomes the current one, since kernels launch there.
+
+    Raises:
+        ConfigError: There is no such device.
+    """
     if device == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     try:
         picked = torch.device(device)
     except RuntimeError as error:
         raise ConfigError(f"unknown device {device!r}; use auto, cpu or cuda") from error
-    if picked.type not in ("cpu", "cuda"):
+    if picked.type == "cpu":
+        return picked
+    if picked.type != "cuda":
         raise ConfigError(f"device {device!r} is not supported; use auto, cpu or cuda")
-    if picked.type == "cuda":
-        _take_gpu(device, picked)
+    if not torch.cuda.is_available():
+        raise ConfigError(f"device {device!r}: no CUDA GPU is available; use cpu or auto")
+    if picked.index is not None:
+        n_gpus = torch.cuda.device_count()
+        if picked.index >= n_gpus:
+            raise ConfigError(
+                f"device {device!r}: this machine has {n_gpus} GPUs, counted from 0; "
+                f"use cuda:{n_gpus - 1} or lower"
+            )
+        torch.cuda.set_device(picked)
     return picked
 
 
-def _take_gpu(name: str, device: torch.device) -> None:
-    """Make a GPU the current one, where kernels are launched; refuse one that is not there."""
-    if not torch.cuda.is_available():
-        raise ConfigError(f"device {name!r}: no CUDA GPU can be used here; use cpu or auto")
-    if ":" not in name:
-        return
-    n_gpus = torch.cuda.device_count()
-    if device.index >= n_gpus:
-        raise ConfigError(
-            f"device {name!r}: there are {n_gpus} GPUs here, counted from 0; use cuda:{n_gpus - 1} "
-            "or lower"
-        )
-    torch.cuda.set_device(device)
-
-
 @contextmanager
-def threads_shared(most: int | None = None) -> Iterator[None]:
-    """Let the compiled kernels use as many threads as torch does, in this thread of the caller's.
+def limit_threads(limit: int | None = None) -> Iterator[None]:
+    """Limit the compiled kernels to torch's number of threads, and both to ``limit``.
 
-    With ``most``, neither uses more than that.
+    It applies to the calling thread.
 
-    >>> with threads_shared():
+    >>> with limit_threads():
     ...     numba.get_num_threads() <= torch.get_num_threads()
     True
     """
-    torch_before = torch.get_num_threads()
-    count = torch_before if most is None else min(most, torch_before)
-    before = numba.get_num_threads()
-    there: int = numba.config.NUMBA_NUM_THREADS  # type: ignore[attr-defined]
-    numba.set_num_threads(min(there, count))
-    if torch.get_num_threads() != count:  # starting its threads, numba sets OpenMP's for all
+    torch_before, numba_before = torch.get_num_threads(), numba.get_num_threads()
+    count = torch_before if limit is None else min(limit, torch_before)
+    available: int = numba.config.NUMBA_NUM_THREADS  # type: ignore[attr-defined]
+    numba.set_num_threads(min(available, count))
+    if torch.get_num_threads() != count:  # when its threads start, numba sets OpenMP's for all
         torch.set_num_threads(count)
     try:
         yield
     finally:
-        numba.set_num_threads(before)
+        numba.set_num_threads(numba_before)
         if torch.get_num_threads() != torch_before:
             torch.set_num_threads(torch_before)
 
 
 @contextmanager
-def memory_explained(what: str) -> Iterator[None]:
-    """Turn running out of memory into an error that says what to lower."""
+def explain_out_of_memory(task: str) -> Iterator[None]:
+    """Turn an out-of-memory error into one that names the settings to lower.
+
+    ``task`` is "training" or "predicting".
+
+    Raises:
+        RunError: The block ran out of memory.
+    """
     try:
         yield
     except (MemoryError, RuntimeError) as error:
         if not is_out_of_memory(error):
             raise
-        first = str(error).partition("\n")[0].rstrip(".") or "no more is there"
-        raise RunError(f"out of memory: {first}. {_REMEDIES[what]}.") from error
+        first = str(error).partition("\n")[0].rstrip(".") or "allocation failed"
+        raise RunError(f"out of memory: {first}. {_REMEDIES[task]}.") from error

@@ -1,4 +1,4 @@
-"""Work on several threads at once, for compiled loops that let go of the interpreter's lock."""
+"""Run compiled loops that release the interpreter lock on several threads."""
 
 from __future__ import annotations
 
@@ -15,85 +15,85 @@ if TYPE_CHECKING:
 
 
 Item = TypeVar("Item")
-Countable = TypeVar("Countable", bound="Sized")
-Memory = TypeVar("Memory")
+SizedItem = TypeVar("SizedItem", bound="Sized")
+Scratch = TypeVar("Scratch")
 Result = TypeVar("Result")
 
-_ROWS_AT_A_TIME = 256
+_ROWS_PER_CHUNK = 256
 
 
-def on_threads(
-    work: Callable[[Item, Memory], Result], items: Sequence[Item], memory: Callable[[], Memory]
+def thread_map(
+    work: Callable[[Item, Scratch], Result], items: Sequence[Item], scratch: Callable[[], Scratch]
 ) -> Iterator[Result]:
-    """Yield ``work(item, memory)`` of each item in order, with as many threads as kernels use.
+    """Yield ``work(item, scratch)`` for each item in order, on as many threads as kernels use.
 
-    An idle thread takes the next item, so items of uneven size do no harm. Each thread has the
-    memory that one call of ``memory`` made.
+    An idle thread takes the next item, so items may differ in size. ``scratch()`` is called once
+    per thread and makes the memory that the thread passes to ``work``.
 
-    >>> list(on_threads(lambda some, _: 2 * some, [1, 2, 3], dict))
+    >>> list(thread_map(lambda item, _: 2 * item, [1, 2, 3], dict))
     [2, 4, 6]
     """
     n_threads = min(numba.get_num_threads(), len(items))
     if n_threads <= 1:
-        own = memory() if items else None
+        memory = scratch() if items else None
         for item in items:
-            yield work(item, own)  # type: ignore[arg-type]
+            yield work(item, memory)  # type: ignore[arg-type]
         return
-    free: SimpleQueue[Memory] = SimpleQueue()
+    free: SimpleQueue[Scratch] = SimpleQueue()
     for _ in range(n_threads):
-        free.put(memory())
+        free.put(scratch())
 
     def run(item: Item) -> Result:
-        mine = free.get()
+        memory = free.get()
         try:
-            return work(item, mine)
+            return work(item, memory)
         finally:
-            free.put(mine)
+            free.put(memory)
 
     pool = ThreadPoolExecutor(n_threads)
     try:
         yield from pool.map(run, items)
     finally:
-        # after an error or an interrupt, what has not begun never does
+        # after an error or an interrupt, items that have not started are dropped
         pool.shutdown(cancel_futures=True)
 
 
-def over_threads(
-    work: Callable[[Countable, Memory], Result],
-    items: Sequence[Countable],
-    memory: Callable[[], Memory],
+def thread_map_progress(
+    work: Callable[[SizedItem, Scratch], Result],
+    items: Sequence[SizedItem],
+    scratch: Callable[[], Scratch],
     description: str,
     total: int,
 ) -> Iterator[Result]:
-    """Yield what `on_threads` yields, and show the progress, which counts what is in an item.
+    """Run `thread_map` with a progress bar that advances by the length of each item.
 
-    >>> doubled = over_threads(lambda some, _: [2 * i for i in some], [[1, 2], [3]], dict, "...", 3)
-    >>> list(doubled)
+    >>> items = [[1, 2], [3]]
+    >>> list(thread_map_progress(lambda item, _: [2 * i for i in item], items, dict, "...", 3))
     [[2, 4], [6]]
     """
     with progress(description, total) as advance:
-        for item, result in zip(items, on_threads(work, items, memory), strict=True):
+        for item, result in zip(items, thread_map(work, items, scratch), strict=True):
             advance(len(item))
             yield result
 
 
-def over_rows(
-    work: Callable[[range, Memory], None],
+def thread_map_rows(
+    work: Callable[[range, Scratch], None],
     n_rows: int,
-    memory: Callable[[], Memory],
+    scratch: Callable[[], Scratch],
     description: str,
 ) -> None:
-    """Have all rows worked on, a range of them at a time; few of them by the calling thread.
+    """Call ``work`` on ranges that cover all rows; a few rows run on the calling thread.
 
     >>> seen = []
-    >>> over_rows(lambda rows, _: seen.extend(rows), 3, dict, "...")
+    >>> thread_map_rows(lambda rows, _: seen.extend(rows), 3, dict, "...")
     >>> seen
     [0, 1, 2]
     """
-    if n_rows <= _ROWS_AT_A_TIME:  # one text must not wait for threads to start
-        work(range(n_rows), memory())
+    if n_rows <= _ROWS_PER_CHUNK:  # one text must not wait for threads to start
+        work(range(n_rows), scratch())
         return
-    starts = range(0, n_rows, _ROWS_AT_A_TIME)
-    chunks = [range(start, min(start + _ROWS_AT_A_TIME, n_rows)) for start in starts]
-    for _ in over_threads(work, chunks, memory, description, n_rows):
+    starts = range(0, n_rows, _ROWS_PER_CHUNK)
+    chunks = [range(start, min(start + _ROWS_PER_CHUNK, n_rows)) for start in starts]
+    for _ in thread_map_progress(work, chunks, scratch, description, n_rows):
         pass

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 import torch
 
-from elias.kernels.cuda_graphs import Recorded, Recorder
+from elias.kernels.cuda_graphs import CapturedFunction, GraphRecorder
 from elias.kernels.device import runs_triton
 from elias.text.batches import Rectangle, TokenBatch, collate, padded_length, rectangle
 
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
     from torch import Tensor
 
-    from elias.kernels.cuda_graphs import Record
+    from elias.kernels.cuda_graphs import Capture
     from elias.model.elias import EliasModel, SearchSizes
     from elias.model.encoder import TextEncoder
     from elias.text.tokens import Tokens
@@ -54,21 +54,23 @@ class Ranking:
         sizes: SearchSizes,
         top_k: int,
         blocked: Tensor | None = None,
-        record: Record[tuple[Tensor, Tensor]] | None = None,
+        record: Capture[tuple[Tensor, Tensor]] | None = None,
         *,
         kept: bool = False,
     ) -> None:
         self._model = weakref.ref(model)
         self._asked = sizes, top_k, blocked
         if record is None and can_record(model):
-            record = Recorder(model.labels.weight.device)
-        self.recorded: Recorded[tuple[Tensor, Tensor]] | None = None
+            record = GraphRecorder(model.labels.weight.device)
+        self.recorded: CapturedFunction[tuple[Tensor, Tensor]] | None = None
         """What ranks rectangles by one launch, where that can be done."""
         work = _rank_of(self._model, *self._asked)
         if record is not None and kept:
-            self.recorded = Recorded(work, record, times_before=_TIMES_BEFORE, most=_MOST_KEPT)
+            self.recorded = CapturedFunction(
+                work, record, min_calls=_TIMES_BEFORE, max_graphs=_MOST_KEPT
+            )
         elif record is not None:
-            self.recorded = Recorded(work, record)
+            self.recorded = CapturedFunction(work, record)
 
     def __call__(self, batch: TokenBatch | Rectangle) -> tuple[Tensor, Tensor]:
         """Return the labels and their p; of a rectangle, until the next call."""
@@ -82,7 +84,7 @@ class Ranking:
     def close(self) -> None:
         """Give the memory of what was recorded back, and record no more."""
         if self.recorded is not None:
-            self.recorded.forget()
+            self.recorded.release()
 
 
 def _on_gpu(model: EliasModel) -> bool:
@@ -170,7 +172,7 @@ def ranking_for(
     try:
         rank = kept.ranking(model, sizes, top_k)
         assert rank.recorded is not None
-        yield Turn(rank, padded=not rank.recorded.given_up)
+        yield Turn(rank, padded=not rank.recorded.disabled)
     except (MemoryError, torch.OutOfMemoryError):
         raise  # who knows of other memory may give it up instead
     except BaseException:
@@ -239,7 +241,7 @@ class _Kept:
         recorded = None if self._rank is None else self._rank.recorded
         if recorded is None or not recorded.has_graphs:
             return False
-        recorded.forget()
+        recorded.release()
         return True
 
 

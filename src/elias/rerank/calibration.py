@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 import numpy as np
 
 from elias.errors import ModelError
-from elias.kernels.threads import over_threads
+from elias.kernels.threads import thread_map_progress
 from elias.rerank.scoring import LEAF, mean_value
 
 if TYPE_CHECKING:
@@ -119,7 +119,7 @@ class Calibration:
             return _grown(questions[pairs], answers[pairs], depth, leaf, SHARE_ASKED, seed)
 
         each = [range(tree, tree + 1) for tree in range(n_trees)]
-        trees = list(over_threads(grow, each, lambda: None, "Growing trees", n_trees))
+        trees = list(thread_map_progress(grow, each, lambda: None, "Growing trees", n_trees))
         firsts = np.cumsum([0] + [len(tree["feature"]) for tree in trees])
         for tree, start in zip(trees, firsts[:-1], strict=True):
             inner = tree["feature"] != LEAF

@@ -12,7 +12,7 @@ import numpy as np
 from numba import njit
 from numpy.typing import NDArray
 
-from elias.kernels.threads import over_rows
+from elias.kernels.threads import thread_map_rows
 from elias.rerank.solver import Rows, as_rows, sparse_dot
 
 if TYPE_CHECKING:
@@ -58,7 +58,7 @@ def candidate_margins(
     def memory() -> NDArray[np.float32]:
         return np.zeros(width, dtype=np.float32)
 
-    over_rows(work, len(candidates), memory, "Ranking candidates")
+    thread_map_rows(work, len(candidates), memory, "Ranking candidates")
     return out
 
 
@@ -161,7 +161,7 @@ def name_nearness(
     def memory() -> NDArray[np.float32]:
         return np.zeros(len(idf), dtype=np.float32)
 
-    over_rows(work, len(candidates), memory, "Comparing names")
+    thread_map_rows(work, len(candidates), memory, "Comparing names")
     return out
 
 

@@ -16,7 +16,7 @@ from numba import njit
 from numpy.typing import NDArray
 from scipy.sparse import csr_matrix
 
-from elias.kernels.threads import over_threads
+from elias.kernels.threads import thread_map_progress
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -386,7 +386,7 @@ def fit_masked(
         return (np.zeros(widths[0]), np.zeros(widths[1])), kept
 
     n_labels = len(groups[0]) - 1
-    fitted = list(over_threads(work, chunks, memory, "Fitting the ranker", n_labels))
+    fitted = list(thread_map_progress(work, chunks, memory, "Fitting the ranker", n_labels))
     return _assemble(chunks, fitted, (n_labels, sum(widths)))
 
 

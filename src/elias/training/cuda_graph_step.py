@@ -8,14 +8,14 @@ from typing import TYPE_CHECKING, NamedTuple
 import torch
 from torch import Tensor
 
-from elias.kernels.cuda_graphs import Recorded, Recorder
+from elias.kernels.cuda_graphs import CapturedFunction, GraphRecorder
 from elias.model.elias import Losses
 from elias.text.batches import Rectangle
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from elias.kernels.cuda_graphs import Record
+    from elias.kernels.cuda_graphs import Capture
     from elias.kernels.rows import IndexGradients
     from elias.model.elias import EliasModel
 
@@ -41,7 +41,7 @@ class CapturedStep:
         *,
         waits: bool,
         batch_size: int,
-        record: Record[_Found] | None = None,
+        record: Capture[_Found] | None = None,
     ) -> None:
         """Prepare; nothing is recorded yet.
 
@@ -58,17 +58,17 @@ class CapturedStep:
         self._encoder = [p for p in model.encoder.parameters() if p.requires_grad]
         self._clusters = list(model.clusters.parameters())
         self._dense = [torch.zeros_like(p) for p in (*self._encoder, *self._clusters)]
-        self._record = record or Recorder(self._dense[-1].device)
+        self._record = record or GraphRecorder(self._dense[-1].device)
         self._used: list[bool] = []
-        self._recorded = Recorded(self._run, self._record_for_nothing, self._run_whole)
+        self._recorded = CapturedFunction(self._run, self._record_for_nothing, self._run_whole)
 
     def close(self) -> None:
         """Give the memory of what was recorded back."""
-        self._recorded.forget()
+        self._recorded.release()
 
     def __call__(self, batch: Rectangle, positives: Tensor, parents: Tensor) -> Losses:
         """Return the losses of a batch, leaving the gradients where an optimizer finds them."""
-        run = self._recorded if len(batch) == self._batch_size else self._recorded.once
+        run = self._recorded if len(batch) == self._batch_size else self._recorded.run_eagerly
         found = run(batch.ids, batch.lengths, positives, parents, full=batch.full)
         self._give(found)
         return Losses(*found.losses.clone().unbind())
@@ -76,7 +76,7 @@ class CapturedStep:
     def _record_for_nothing(
         self, work: Callable[[], _Found]
     ) -> tuple[Callable[[], object], _Found]:
-        """Record work; what the runs before add to the gradients is taken back."""
+        """Capture work; what the runs before add to the gradients is taken back."""
         with self._taken_back(always=True):
             return self._record(work)
 

@@ -14,7 +14,7 @@ import torch
 from elias.data.splits import validation_split
 from elias.distributed import n_launched
 from elias.inference.predict import feature_tokens, input_of, setup_rows
-from elias.kernels.device import threads_shared
+from elias.kernels.device import limit_threads
 from elias.model.build import build_encoder
 from elias.model.elias import EliasModel
 from elias.model.graph import LabelGraph, partition_edges
@@ -154,7 +154,7 @@ def _timed(
 ) -> dict[str, float]:
     """Return the seconds that an epoch of each stage is going to take."""
     found = {}
-    with threads_shared(), hushed(), torch.random.fork_rng(devices=[]):
+    with limit_threads(), hushed(), torch.random.fork_rng(devices=[]):
         encoder.to(device)
         encoder.prepare(device)
         for each in config.stages:

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from elias.distributed.data_parallel import sum_gradients, sum_touched
 from elias.kernels import adamw_rows
-from elias.kernels.adamw import AdamWRates, History, RowState, adamw_dense, catch_up
+from elias.kernels.adamw import AdamWRates, History, RowState, adamw_dense, apply_pending_decay
 from elias.kernels.device import runs_triton
 from elias.kernels.rows import IndexGradients
 from elias.model.one_vs_all import OneVsAll
@@ -119,7 +119,7 @@ class IndexUpdate:
             mean, variance, bias_mean, bias_variance, last_step = self._label_state
             weight = self._model.labels.weight.detach()
             moments = (mean, bias_mean), (variance, bias_variance)
-            catch_up(weight, *moments, last_step, self._histories[0])
+            apply_pending_decay(weight, *moments, last_step, self._histories[0])
 
     def state(self) -> dict[str, Tensor]:
         """Return the moments and the gradients that wait, by name."""
@@ -252,7 +252,7 @@ class _Table:
         if self.rates.decay:
             mean, variance, last_step = self.state
             flat = self.weight.detach().view(len(self.weight), -1)
-            catch_up(flat, (mean,), (variance,), last_step, self.history)
+            apply_pending_decay(flat, (mean,), (variance,), last_step, self.history)
 
     def _rates_at(self, scale: float) -> AdamWRates:
         return AdamWRates(self.rates.lr * scale, *BETAS, self.rates.eps, self.rates.decay)

@@ -38,7 +38,7 @@ from elias.inference.predict import (
     setup_rows,
 )
 from elias.inference.predictor import Elias
-from elias.kernels.device import has_triton, memory_explained, pick_device, threads_shared
+from elias.kernels.device import explain_out_of_memory, has_triton, limit_threads, pick_device
 from elias.metrics import REPORTED, measure, metric_names, rounded
 from elias.model.elias import EliasModel
 from elias.model.graph import LabelGraph
@@ -737,11 +737,11 @@ def _train(
     if world is not None:
         same_everywhere(world, {**made_of, "configuration": decisive(config.to_dict())})
     with (
-        threads_shared(),
+        limit_threads(),
         open_shared_run(
             world, place.folder, config, overwrite=place.overwrite, made_of=made_of
         ) as run,
-        memory_explained("training"),
+        explain_out_of_memory("training"),
     ):
         members = _members(config, corpus, run, place, init_from, world)
 

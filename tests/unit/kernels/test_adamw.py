@@ -1,7 +1,14 @@
 import pytest
 import torch
 
-from elias.kernels.adamw import AdamWRates, History, RowState, _adamw_torch, adamw_rows, catch_up
+from elias.kernels.adamw import (
+    AdamWRates,
+    History,
+    RowState,
+    _adamw_torch,
+    adamw_rows,
+    apply_pending_decay,
+)
 
 
 def after(*lrs, **changed):
@@ -84,7 +91,7 @@ def test_a_weight_in_bfloat16_catches_up_on_average():
     last_step[250:] = 2
     torch.manual_seed(0)
 
-    catch_up(weight, means, variances, last_step, after(0.001, 0.001, decay=1.0))
+    apply_pending_decay(weight, means, variances, last_step, after(0.001, 0.001, decay=1.0))
 
     assert weight[:250].double().mean().item() == pytest.approx(0.999**2, abs=1e-4)
     assert (weight[250:] == 1).all()  # these had skipped nothing
@@ -97,6 +104,6 @@ def test_a_weight_in_bfloat16_catches_up_on_average():
 def test_no_step_leaves_nothing_to_catch_up_with(table):
     weight, state = table
 
-    catch_up(weight, (state.mean,), (state.variance,), state.last_step, History())
+    apply_pending_decay(weight, (state.mean,), (state.variance,), state.last_step, History())
 
     assert torch.equal(weight, torch.ones(3, 2))

@@ -3,7 +3,7 @@ import weakref
 import pytest
 import torch
 
-from elias.kernels.cuda_graphs import Recorded
+from elias.kernels.cuda_graphs import CapturedFunction
 
 
 def record(work):
@@ -18,7 +18,7 @@ def doubled(values, *, negated):
 
 def test_work_is_recorded_when_a_shape_and_option_come_again():
     recordings = []
-    recorded = Recorded(doubled, lambda work: recordings.append(1) or record(work))
+    recorded = CapturedFunction(doubled, lambda work: recordings.append(1) or record(work))
     calls = [([1.0], False), ([5.0], True), ([1.0, 2.0], False)]
 
     for values, negated in [*calls, *calls[:2], *calls[:2]]:
@@ -28,9 +28,11 @@ def test_work_is_recorded_when_a_shape_and_option_come_again():
     assert len(recordings) == 2
 
 
-def test_a_shape_runs_as_it_is_as_often_as_was_said_before_it_is_recorded():
+def test_a_shape_graphs_as_it_is_eagerly_min_calls_times_before_it_is_captured():
     recordings = []
-    recorded = Recorded(doubled, lambda work: recordings.append(1) or record(work), times_before=3)
+    recorded = CapturedFunction(
+        doubled, lambda work: recordings.append(1) or record(work), min_calls=3
+    )
 
     counts = []
     for width in (1, 2, 1, 1, 1, 2, 1):
@@ -41,7 +43,7 @@ def test_a_shape_runs_as_it_is_as_often_as_was_said_before_it_is_recorded():
 
 
 def test_what_was_found_is_overwritten_by_the_next_call():
-    recorded = Recorded(doubled, record)
+    recorded = CapturedFunction(doubled, record)
     recorded(torch.ones(2), negated=False)
 
     first = recorded(torch.ones(2), negated=False)
@@ -53,7 +55,9 @@ def test_what_was_found_is_overwritten_by_the_next_call():
 def test_shapes_past_the_limit_run_as_they_are(caplog):
     caplog.set_level("INFO")
     recordings = []
-    recorded = Recorded(doubled, lambda work: recordings.append(1) or record(work), most=2)
+    recorded = CapturedFunction(
+        doubled, lambda work: recordings.append(1) or record(work), max_graphs=2
+    )
 
     for width in [1, 1, 2, 2, 3, 3, 3, 1]:
         found = recorded(torch.full((width,), 3.0), negated=False)
@@ -64,17 +68,17 @@ def test_shapes_past_the_limit_run_as_they_are(caplog):
 
 
 def test_what_was_recorded_can_be_given_up():
-    recorded = Recorded(doubled, record)
+    recorded = CapturedFunction(doubled, record)
     for _ in range(2):
         found = recorded(torch.ones(1), negated=False)
     kept = weakref.ref(found)
 
     assert recorded.has_graphs
-    recorded.forget()
+    recorded.release()
     del found
 
     assert kept() is None
-    assert recorded.given_up
+    assert recorded.disabled
     assert not recorded.has_graphs
     assert recorded(torch.ones(1), negated=False).tolist() == [2.0]
 
@@ -83,7 +87,7 @@ def test_where_nothing_can_be_recorded_the_work_is_done_all_the_same(caplog):
     def broken(_):
         raise RuntimeError("no graphs here\nstack of the driver")
 
-    recorded = Recorded(doubled, broken)
+    recorded = CapturedFunction(doubled, broken)
 
     for _ in range(3):
         assert recorded(torch.ones(1), negated=True).tolist() == [-2.0]
@@ -95,7 +99,7 @@ def test_too_little_memory_for_a_graph_ends_nothing(caplog):
     def greedy(_):
         raise torch.OutOfMemoryError("too much")
 
-    recorded = Recorded(doubled, greedy)
+    recorded = CapturedFunction(doubled, greedy)
 
     for _ in range(2):
         assert recorded(torch.ones(1), negated=False).tolist() == [2.0]
@@ -106,21 +110,21 @@ def test_graphs_are_given_up_where_other_work_has_too_little_memory_beside_them(
     asked = []
 
     def scarce(values, *, negated):
-        asked.append(len(recorded._runs))
-        if recorded._runs and len(values) > 1:
+        asked.append(len(recorded._graphs))
+        if recorded._graphs and len(values) > 1:
             raise torch.OutOfMemoryError("the graphs have it all")
         return doubled(values, negated=negated)
 
-    recorded = Recorded(scarce, record)
+    recorded = CapturedFunction(scarce, record)
     for _ in range(2):
         recorded(torch.ones(1), negated=False)
 
     for _ in range(3):
         assert recorded(torch.ones(2), negated=False).tolist() == [2.0, 2.0]
-        assert recorded.once(torch.ones(3), negated=True).tolist() == [-2.0] * 3
+        assert recorded.run_eagerly(torch.ones(3), negated=True).tolist() == [-2.0] * 3
 
     assert asked[3:] == [1, 0, 0, 0, 0, 0, 0]
-    assert caplog.text.count("going on without them") == 1
+    assert caplog.text.count("continuing without them") == 1
 
 
 def test_too_little_memory_without_graphs_is_an_error():
@@ -128,4 +132,4 @@ def test_too_little_memory_without_graphs_is_an_error():
         raise torch.OutOfMemoryError("too much")
 
     with pytest.raises(torch.OutOfMemoryError):
-        Recorded(greedy, record)(torch.ones(1), negated=False)
+        CapturedFunction(greedy, record)(torch.ones(1), negated=False)

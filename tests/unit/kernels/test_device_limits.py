@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from elias.errors import ConfigError, RunError
-from elias.kernels.device import memory_explained, pick_device, threads_shared
+from elias.kernels.device import explain_out_of_memory, limit_threads, pick_device
 
 ON_LINUX = "DefaultCPUAllocator: can't allocate memory: you tried to allocate 40000000 bytes. Error"
 ON_WINDOWS = "DefaultCPUAllocator: not enough memory: you tried to allocate 40000000 bytes."
@@ -26,7 +26,7 @@ def test_the_kernels_get_as_many_threads_as_torch_has(threads, count):
     before = numba.get_num_threads()
     threads(count)
 
-    with threads_shared():
+    with limit_threads():
         inside = numba.get_num_threads()
 
     assert inside == min(count, numba.config.NUMBA_NUM_THREADS)
@@ -38,9 +38,9 @@ def test_torch_keeps_its_number_of_threads_when_numba_starts():
     # in a new interpreter: numba starts once, and sets the threads of OpenMP, which torch uses too
     code = """
 import torch
-from elias.kernels.device import threads_shared
+from elias.kernels.device import limit_threads
 torch.set_num_threads(1)
-with threads_shared():
+with limit_threads():
     print(torch.get_num_threads())
 print(torch.get_num_threads())
 """
@@ -53,7 +53,7 @@ print(torch.get_num_threads())
 def test_no_more_threads_are_asked_for_than_numba_has(threads):
     threads(numba.config.NUMBA_NUM_THREADS + 3)
 
-    with threads_shared():
+    with limit_threads():
         inside = numba.get_num_threads()
 
     assert inside == numba.config.NUMBA_NUM_THREADS
@@ -64,7 +64,7 @@ def test_the_number_of_threads_comes_back_after_an_error(threads):
     before = numba.get_num_threads()
     threads(1)
 
-    with pytest.raises(ValueError, match="boom"), threads_shared():
+    with pytest.raises(ValueError, match="boom"), limit_threads():
         raise ValueError("boom")
 
     assert numba.get_num_threads() == before
@@ -86,7 +86,7 @@ def test_the_number_of_threads_comes_back_after_an_error(threads):
     [("training", "stages.*.batch_size"), ("predicting", "one text")],
 )
 def test_running_out_of_memory_says_what_to_lower(error, what, remedy):
-    with pytest.raises(RunError, match="out of memory") as caught, memory_explained(what):
+    with pytest.raises(RunError, match="out of memory") as caught, explain_out_of_memory(what):
         raise error
 
     assert remedy in str(caught.value)
@@ -95,17 +95,17 @@ def test_running_out_of_memory_says_what_to_lower(error, what, remedy):
 
 
 def test_torch_still_words_a_lack_of_memory_on_the_cpu_as_we_expect():
-    with pytest.raises(RunError, match="out of memory"), memory_explained("training"):
+    with pytest.raises(RunError, match="out of memory"), explain_out_of_memory("training"):
         torch.empty(2**60, dtype=torch.uint8)
 
 
 def test_an_array_too_large_for_numpy_is_explained():
-    with pytest.raises(RunError, match="out of memory"), memory_explained("training"):
+    with pytest.raises(RunError, match="out of memory"), explain_out_of_memory("training"):
         np.empty(2**60, dtype=np.uint8)
 
 
 def test_other_errors_pass_through():
-    with pytest.raises(RuntimeError, match="shapes"), memory_explained("training"):
+    with pytest.raises(RuntimeError, match="shapes"), explain_out_of_memory("training"):
         raise RuntimeError("shapes do not match")
 
 
@@ -132,7 +132,7 @@ def test_a_gpu_past_the_last_is_refused(monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
 
-    with pytest.raises(ConfigError, match="there are 2 GPUs here, counted from 0; use cuda:1"):
+    with pytest.raises(ConfigError, match="this machine has 2 GPUs, counted from 0; use cuda:1"):
         pick_device("cuda:2")
 
 

@@ -3,19 +3,19 @@ import threading
 import numba
 import pytest
 
-from elias.kernels.threads import over_threads
+from elias.kernels.threads import thread_map_progress
 
 
 def test_results_come_in_the_order_of_the_items():
     items = [[i] for i in range(50)]
 
-    found = over_threads(lambda item, _: item[0] ** 2, items, dict, "squaring", 50)
+    found = thread_map_progress(lambda item, _: item[0] ** 2, items, dict, "squaring", 50)
 
     assert list(found) == [i * i for i in range(50)]
 
 
 def test_nothing_to_do_gives_nothing():
-    assert list(over_threads(lambda item, _: item, [], dict, "resting", 0)) == []
+    assert list(thread_map_progress(lambda item, _: item, [], dict, "resting", 0)) == []
 
 
 def test_no_memory_is_used_by_two_at_once_and_no_more_are_made_than_threads():
@@ -31,7 +31,7 @@ def test_no_memory_is_used_by_two_at_once_and_no_more_are_made_than_threads():
         threading.Event().wait(0.001)
         lock.release()
 
-    list(over_threads(work, [[i] for i in range(40)], memory, "working", 40))
+    list(thread_map_progress(work, [[i] for i in range(40)], memory, "working", 40))
 
     assert not clashes
     assert 1 <= len(made) <= numba.get_num_threads()
@@ -46,6 +46,6 @@ def test_an_error_comes_through_and_what_has_not_begun_never_does():
         raise ValueError("no")
 
     with pytest.raises(ValueError, match="no"):
-        list(over_threads(work, [[i] for i in range(200)], dict, "failing", 200))
+        list(thread_map_progress(work, [[i] for i in range(200)], dict, "failing", 200))
 
     assert len(begun) < 200

@@ -50,7 +50,7 @@ def graphs(monkeypatch):
     """Have a CPU record as a GPU does, from the second time on."""
     graphs = Graphs()
     monkeypatch.setattr(recorded_search, "runs_triton", lambda _: True)
-    monkeypatch.setattr(recorded_search, "Recorder", graphs)
+    monkeypatch.setattr(recorded_search, "GraphRecorder", graphs)
     monkeypatch.setattr(recorded_search, "_TIMES_BEFORE", 1)
     monkeypatch.setattr(batch_inference, "_IN_FLIGHT", 0)  # a CPU hands results over without a copy
     forget_graphs()

@@ -9,7 +9,7 @@ from numba import njit
 from numpy.typing import NDArray
 
 from elias.kernels.cpu.select import nth_lowest
-from elias.kernels.threads import over_threads
+from elias.kernels.threads import thread_map_progress
 
 Array: TypeAlias = NDArray[Any]
 
@@ -65,7 +65,7 @@ def strongest_counts(
             np.empty(n_labels, np.int32),
         )
 
-    parts = list(over_threads(count, spans, memory, "Counting edges", n_clusters))
+    parts = list(thread_map_progress(count, spans, memory, "Counting edges", n_clusters))
     values, ids, sizes = (np.concatenate(column) for column in zip(*parts, strict=True))
     return values, ids, np.concatenate([[0], np.cumsum(sizes)])
 

@@ -20,7 +20,7 @@ from torch import Tensor
 
 from elias.kernels.cpu.rows import SUMS
 from elias.kernels.cpu.search import Best, OrderedEdges, bar_of, keep_best, n_sampled, walk
-from elias.kernels.threads import on_threads
+from elias.kernels.threads import thread_map
 
 Array: TypeAlias = NDArray[Any]
 
@@ -83,7 +83,7 @@ def rank_beams(
     else:
         step = max(1, -(-n_rows // (4 * numba.get_num_threads())))
         spans = [range(i, min(i + step, n_rows)) for i in range(0, n_rows, step)]
-        for _ in on_threads(rank_some, spans, lambda: _new_scratch(n_labels)):
+        for _ in thread_map(rank_some, spans, lambda: _new_scratch(n_labels)):
             pass
     return torch.from_numpy(labels), torch.from_numpy(log_p).exp()
 

@@ -138,7 +138,7 @@ def _mixed(bits: tl.tensor) -> tl.tensor:
 
 
 @triton.jit
-def _round_by_chance(values: tl.tensor, luck: tl.tensor, places: tl.tensor) -> tl.tensor:
+def _stochastic_round(values: tl.tensor, luck: tl.tensor, places: tl.tensor) -> tl.tensor:
     """Return float32 values in bfloat16: the neighbour above or below, on average the value.
 
     A row's luck is one number; a weight's is drawn from that and its place, with few operations.
@@ -176,7 +176,7 @@ def _move_block(
         w -= rate * m / (tl.sqrt(v * correction) + eps)
     if ROUND:
         tl.store(mean + d, m.to(tl.bfloat16), mask=inside)
-        tl.store(weight + d, _round_by_chance(w, luck, d), mask=inside)
+        tl.store(weight + d, _stochastic_round(w, luck, d), mask=inside)
     else:
         tl.store(mean + d, m, mask=inside)
         tl.store(weight + d, w, mask=inside)
