@@ -11,7 +11,7 @@ from sklearn.utils.validation import check_is_fitted
 
 from elias.config import EliasConfig
 from elias.data.corpus import Corpus, Split
-from elias.data.readers.files import mend
+from elias.data.readers.files import sanitize
 from elias.errors import DataError
 from elias.inference.predictor import EVALUATED
 from elias.training.trainer import train
@@ -205,7 +205,7 @@ class EliasClassifier(BaseEstimator):  # type: ignore[misc]  # scikit-learn has 
 
 
 def _given(texts: Any) -> list[str] | csr_matrix:
-    """Return texts as a list, mended as files are; or features as a CSR matrix."""
+    """Return texts as a list, sanitized like the texts of files; or features as a CSR matrix."""
     if isinstance(texts, str):
         raise DataError("a list of texts is needed; wrap the text in a list: [text]")
     if issparse(texts):
@@ -218,8 +218,8 @@ def _given(texts: Any) -> list[str] | csr_matrix:
     for i, text in enumerate(listed):
         if not isinstance(text, str):
             raise DataError(f"X[{i}] is {type(text).__name__}, not a text")
-    mended, _ = mend([str(text) for text in listed])
-    return mended
+    clean, _ = sanitize([str(text) for text in listed])
+    return clean
 
 
 def _is_indicator(labels: Any) -> bool:

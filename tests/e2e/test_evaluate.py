@@ -92,7 +92,7 @@ def test_a_test_size_is_refused_where_a_test_split_is_given(corpus_folder):
     told = elias("-q", "train", corpus_folder, "--dry-run", "--test-size", "0.1")
 
     assert told.code == 2
-    assert "brings its own test split; leave --test-size out" in told.err
+    assert "has its own test split; leave --test-size out" in told.err
 
 
 # data without splits

@@ -65,14 +65,14 @@ def choose_points(corpus: Corpus, model: Elias, split: str) -> Chosen:
             training split is not asked for.
     """
     from elias.data.corpus import SPLITS
-    from elias.data.load import as_trained, match_labels
+    from elias.data.splits import restore_splits
     from elias.errors import DataError
 
     if split not in SPLITS:
         raise DataError(f"--split {split!r}: is not one of {', '.join(SPLITS)}")
     has_training = True
     if list(corpus.splits) == ["train"]:
-        cut = as_trained(corpus, model.label_names, model.metadata)
+        cut = restore_splits(corpus, model.label_names, model.metadata)
         has_training = cut is not None
         corpus = cut or corpus
         if split == "test" and corpus.test is None:
@@ -85,16 +85,16 @@ def choose_points(corpus: Corpus, model: Elias, split: str) -> Chosen:
             corpus = corpus.with_splits(test=corpus.train)
     if split == "validation" and corpus.validation is None:
         corpus = corpus.with_splits(validation=_held_out(corpus, model, has_training))
-    return Chosen(match_labels(corpus, model.label_names), split, has_training)
+    return Chosen(corpus.align_labels(model.label_names), split, has_training)
 
 
 def _tell_of_all(corpus: Corpus, model: Elias) -> None:
-    from elias.data.load import n_points_of
+    from elias.data.splits import recorded_size
 
     n_points = len(corpus.train)
     told = f"{corpus.source}: no test split is given, so all {n_points:,} points are evaluated"
     console.note(f"{told}, without PSP and PSnDCG, which need the training points")
-    if n_points == n_points_of(model.metadata):
+    if n_points == recorded_size(model.metadata):
         console.warn("the run's data had as many points; if these are they, it was trained on most")
 
 

@@ -75,14 +75,14 @@ class Reading:
 
     def corpus_of(self, model: Elias, data: Path) -> Corpus:
         """Read it as the model's training read it, with the same test points."""
-        from elias.data.load import DEFAULT_TEST_SHARE, as_trained, set_test_aside
+        from elias.data.splits import DEFAULT_TEST_SHARE, hold_out_test, restore_splits
 
         given = {"text": self.text, "labels": self.labels, "separator": self.separator}
         corpus = reread_corpus(data, model, given, test_size=self.test_size or 0)
         if self.test_size is not None or list(corpus.splits) != ["train"]:
             return corpus
-        cut = as_trained(corpus, model.label_names, model.metadata)
-        return cut or set_test_aside(corpus, DEFAULT_TEST_SHARE, seed=0)
+        cut = restore_splits(corpus, model.label_names, model.metadata)
+        return cut or hold_out_test(corpus, DEFAULT_TEST_SHARE, seed=0)
 
 
 @dataclass(frozen=True, slots=True)

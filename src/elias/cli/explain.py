@@ -66,7 +66,7 @@ def explain(
         (row.text for row in read_rows(STDIN, None)) if text == str(STDIN) else [text]
     )
 
-    from elias.data.readers.files import mend
+    from elias.data.readers.files import sanitize
     from elias.inference.predictor import Elias
 
     elias = Elias.from_pretrained(model, device=device)
@@ -79,7 +79,7 @@ def explain(
     legend = _legend(elias, member)
     count = 0
     for raw in chunks(lines, CHUNK):
-        chunk, _ = mend(raw)
+        chunk, _ = sanitize(raw)
         for explanation in elias.explain(chunk, top_k=top_k, paths=paths, member=member):
             _show(explanation, as_json=as_json, legend=None if count else legend)
             count += 1

@@ -86,7 +86,7 @@ def read_corpus(
 
 def as_in_training(path: Path, settings: Mapping[str, Any], **given: str | None) -> dict[str, str]:
     """Return the options to read a file with: those given, else those of the training data."""
-    from elias.data.settings import reading_options
+    from elias.data.load import reading_options
 
     with _options_named():
         options = reading_options(path, settings, given)

@@ -188,13 +188,13 @@ def _to_stdout(
     *,
     size: int,
 ) -> None:
-    from elias.data.readers.files import mend
+    from elias.data.readers.files import sanitize
     from elias.inference.prediction_io import json_line
 
     progress.enable(False)  # a bar for every chunk would flicker; one for all follows below
     with _Counter() as counter:
         for chunk in chunks(rows, size):
-            texts, _ = mend([row.text for row in chunk])
+            texts, _ = sanitize([row.text for row in chunk])
             found = ask(texts, **options).to_dicts()
             for row, text, labels in zip(chunk, texts, found, strict=True):
                 kept = dict(zip(keep, row.kept, strict=True)) if keep else {"text": text}

@@ -39,12 +39,12 @@ def cache_root() -> Path:
     return Path(root) / "elias"
 
 
-def in_use(entry: Path) -> None:
+def mark_in_use(entry: Path) -> None:
     """Note that this process reads an entry of a cache: it may be mapped as long as it runs."""
     _used.add(entry.resolve())
 
 
-def forget_oldest(root: Path, limit: int) -> None:
+def evict_oldest(root: Path, limit: int) -> None:
     """Drop the entries of a cache used longest ago until it is within so many bytes.
 
     The newest one stays, however large it is, and so do those that this process uses and those that

@@ -1,41 +1,44 @@
-"""A corpus: texts (or sparse features), their labels as CSR, and the labels' names."""
+"""A corpus: texts or sparse features, their labels as CSR, and the label names."""
 
 from __future__ import annotations
 
 import hashlib
+import logging
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from scipy.sparse import csr_matrix
 
-from elias.data.mapped import DiskTexts, ease, is_mapped, take_rows
+from elias.data.storage import DiskTexts, is_mapped, release_pages, take_rows
 from elias.errors import DataError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Mapping, Sequence
     from pathlib import Path
 
     from numpy.typing import NDArray
 
 
-_HASHED = 1 << 20  # numbers hashed at a time
+logger = logging.getLogger(__name__)
+
 SPLITS = ("train", "validation", "test")
+_HASH_ITEMS = 1 << 20  # numbers hashed at a time
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Split:
-    """Some points of a corpus, row by row.
+    """Points of a corpus, one per row.
 
-    At least one of ``texts`` and ``features`` is there; both have as many rows as ``labels``.
+    At least one of ``texts`` and ``features`` is set; both have as many rows as ``labels``.
     """
 
     labels: csr_matrix
     """(N, L) relevance, float32; a stored entry is a relevant label."""
     texts: Sequence[str] | None = None
-    """N texts, or None for a corpus that came as features only."""
+    """N texts, or None for a corpus of features only."""
     features: csr_matrix | None = None
-    """(N, D_bow) given sparse features, or None."""
+    """(N, D_bow) sparse features from the source, or None."""
     filters: NDArray[np.int64] | None = None
     """(M, 2) pairs (point, label) that must not be predicted, e.g. a product for itself."""
 
@@ -45,47 +48,48 @@ class Split:
 
     @property
     def on_disk(self) -> bool:
-        """Say whether texts, features and labels stay on disk."""
+        """Return True if texts, features and labels are memory-mapped."""
         return isinstance(self.texts, DiskTexts) or is_mapped(self.features)
 
     def take(self, rows: NDArray[np.int64]) -> Split:
-        """Return the given rows as a split of their own, filters following their points."""
+        """Return a new split of the given rows; filter pairs move with their points."""
         filters = self.filters
         if filters is not None:
             new_row = np.full(len(self), -1, dtype=np.int64)
             new_row[rows] = np.arange(len(rows))
-            kept = filters[new_row[filters[:, 0]] >= 0]
-            filters = np.stack([new_row[kept[:, 0]], kept[:, 1]], axis=1)
+            pairs = filters[new_row[filters[:, 0]] >= 0]
+            filters = np.stack([new_row[pairs[:, 0]], pairs[:, 1]], axis=1)
         features = self.features
         if features is not None:
             features = take_rows(features, rows) if is_mapped(features) else features[rows]
-        return Split(
-            labels=take_rows(self.labels, rows) if self.on_disk else self.labels[rows],
-            texts=_take_texts(self.texts, rows),
-            features=features,
-            filters=filters,
-        )
+        texts = self.texts
+        if isinstance(texts, DiskTexts):
+            texts = texts.take(rows)
+        elif texts is not None:
+            texts = [texts[row] for row in rows]
+        labels = take_rows(self.labels, rows) if self.on_disk else self.labels[rows]
+        return Split(labels=labels, texts=texts, features=features, filters=filters)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Corpus:
-    """Training points and, where there are any, validation and test points over L labels."""
+    """Training points, and optionally validation and test points, over L labels."""
 
     train: Split
     label_names: Sequence[str]
-    """L names; names may repeat, the position is the label's id."""
+    """L names; names may repeat, the position is the label id."""
     validation: Split | None = None
     test: Split | None = None
     label_features: csr_matrix | None = None
-    """(L, D_bow) given features of the labels ("LF" data sets), or None; not used by the model."""
+    """(L, D_bow) features of the labels ("LF" data sets), or None; the model does not use them."""
     source: Path | None = None
-    """Where it was read from."""
+    """The file or folder it was read from."""
     format: str = ""
     """The name of the format it was read as."""
     reading: Mapping[str, Any] = field(default_factory=dict)
     """The arguments with which `load_corpus` reads the same corpus again."""
     notes: Mapping[str, str] = field(default_factory=dict)
-    """What the reader did that a person should know, e.g. a split it had to make."""
+    """Decisions of the reader that a user should know, e.g. a test split drawn at random."""
 
     @property
     def n_labels(self) -> int:
@@ -94,65 +98,121 @@ class Corpus:
 
     @property
     def splits(self) -> dict[str, Split]:
-        """Return the splits that are there, by name, in the order train, validation, test."""
-        found = {name: getattr(self, name) for name in SPLITS}
-        return {name: split for name, split in found.items() if split is not None}
+        """Return the existing splits by name, in the order train, validation, test."""
+        splits = {name: getattr(self, name) for name in SPLITS}
+        return {name: split for name, split in splits.items() if split is not None}
 
     def split(self, name: str) -> Split:
-        """Return the split called ``name``, or say which there are."""
+        """Return one split by name.
+
+        Raises:
+            DataError: If the corpus has no such split.
+        """
         if name not in self.splits:
-            there = ", ".join(self.splits)
-            raise DataError(f"{self.source or 'corpus'}: no {name} split; it has: {there}")
+            names = ", ".join(self.splits)
+            raise DataError(f"{self.source or 'corpus'}: no {name} split; it has: {names}")
         return self.splits[name]
 
-    def fingerprint(self) -> str:
-        """Return a name for the content: labels, texts or features, filters, names of labels.
+    def with_splits(self, **splits: Split | None) -> Corpus:
+        """Return the same corpus with other splits."""
+        return replace(self, **splits)  # type: ignore[arg-type]
 
-        Two corpora that differ in any of these have different ones; reading the same data from
-        elsewhere, or as another format, changes nothing.
+    def label_frequencies(self) -> NDArray[np.int64]:
+        """Return n_ℓ, the number of training points of each label (L,)."""
+        counts = np.bincount(self.train.labels.indices, minlength=self.n_labels)
+        return counts.astype(np.int64)
+
+    def fingerprint(self) -> str:
+        """Return a hash of the content: labels, texts or features, filters, label names.
+
+        The source, the format and the way the corpus is stored do not change it.
         """
         digest = hashlib.sha256()
         for name in self.label_names:
             digest.update(name.encode("utf8", "surrogatepass") + b"\0")
         for name, split in self.splits.items():
             digest.update(f"{name} {split.labels.shape}".encode())
-            _add_matrix(digest, split.labels)
-            for encoded in _encoded(split.texts):
-                digest.update(encoded + b"\0")
+            _hash_matrix(digest, split.labels)
+            texts = split.texts or ()
+            if isinstance(texts, DiskTexts):
+                encoded = texts.encoded()
+            else:
+                encoded = (text.encode("utf8", "surrogatepass") for text in texts)
+            for text in encoded:
+                digest.update(text + b"\0")
             if split.features is not None:
-                _add_matrix(digest, split.features)
+                _hash_matrix(digest, split.features)
             if split.filters is not None:
                 digest.update(np.ascontiguousarray(split.filters).data)
         return digest.hexdigest()
 
-    def label_frequencies(self) -> NDArray[np.int64]:
-        """Return n_ℓ, how many points of the full training split each label has (L,)."""
-        counts = np.bincount(self.train.labels.indices, minlength=self.n_labels)
-        return counts.astype(np.int64)
+    def align_labels(self, names: Sequence[str]) -> Corpus:
+        """Return the corpus over the labels of a model, matched by name.
 
-    def with_splits(self, **splits: Split | None) -> Corpus:
-        """Return the same corpus with other splits."""
-        return replace(self, **splits)  # type: ignore[arg-type]
+        Labels that the model does not know are appended after the model's, so that they stay in
+        the truth and count as missed. Repeated names cannot be matched: there both label lists
+        must be equal.
+
+        Raises:
+            DataError: If the labels cannot be matched, or no label is known to the model.
+        """
+        own_names = list(self.label_names)
+        if own_names == list(names):
+            return self
+        source = self.source or "corpus"
+        remedy = "evaluate on the corpus that the model was trained on"
+        if len(set(own_names)) < len(own_names) or len(set(names)) < len(names):
+            difference = _first_difference(own_names, names)
+            raise DataError(
+                f"{source}: {difference}; repeated label names cannot be matched; {remedy}"
+            )
+        known = set(names)
+        unknown = [name for name in own_names if name not in known]
+        if len(unknown) == len(own_names):
+            raise DataError(
+                f"{source}: none of its {len(own_names)} labels, such as {own_names[0]!r}, is "
+                f"one of the model's {len(names)}, such as {names[0]!r}; {remedy}"
+            )
+        if unknown:
+            logger.warning(
+                "%s: %d of its %d labels are not the model's, such as %r; they count as missed",
+                *(source, len(unknown), len(own_names), unknown[0]),
+            )
+        all_names = [*names, *unknown]
+        id_of = {name: label for label, name in enumerate(all_names)}
+        new_ids = np.array([id_of[name] for name in own_names], dtype=np.int64)
+        splits: dict[str, Split | None] = {
+            name: _renumber(split, new_ids, len(names), len(all_names))
+            for name, split in self.splits.items()
+        }
+        return replace(self.with_splits(**splits), label_names=all_names, label_features=None)
 
 
-def _add_matrix(digest: hashlib._Hash, matrix: csr_matrix) -> None:
-    """Add what a matrix holds, in an order that does not depend on how it was made."""
+def _hash_matrix(digest: hashlib._Hash, matrix: csr_matrix) -> None:
+    """Add the content of a matrix, independent of index types and of the order within rows."""
     if not matrix.has_sorted_indices:
         matrix = matrix.sorted_indices()
-    for part, kind in ((matrix.indptr, "<i8"), (matrix.indices, "<i8"), (matrix.data, "<f4")):
-        for start in range(0, len(part), _HASHED):
-            digest.update(np.ascontiguousarray(part[start : start + _HASHED], dtype=kind).data)
-            ease()
+    for array, dtype in ((matrix.indptr, "<i8"), (matrix.indices, "<i8"), (matrix.data, "<f4")):
+        for start in range(0, len(array), _HASH_ITEMS):
+            chunk = array[start : start + _HASH_ITEMS]
+            digest.update(np.ascontiguousarray(chunk, dtype=dtype).data)
+            release_pages()
 
 
-def _take_texts(texts: Sequence[str] | None, rows: NDArray[np.int64]) -> Sequence[str] | None:
-    if isinstance(texts, DiskTexts):
-        return texts.take(rows)
-    return None if texts is None else [texts[i] for i in rows]
+def _first_difference(own_names: Sequence[str], model_names: Sequence[str]) -> str:
+    if len(own_names) != len(model_names):
+        return f"has {len(own_names)} labels, the model {len(model_names)}"
+    pairs = enumerate(zip(own_names, model_names, strict=True))
+    label, (own, other) = next(pair for pair in pairs if pair[1][0] != pair[1][1])
+    return f"label {label} is {own!r}, in the model it is {other!r}"
 
 
-def _encoded(texts: Sequence[str] | None) -> Iterator[bytes]:
-    """Yield the UTF-8 of each text."""
-    if isinstance(texts, DiskTexts):
-        return texts.encoded()
-    return (text.encode("utf8", "surrogatepass") for text in texts or ())
+def _renumber(split: Split, new_ids: NDArray[np.int64], n_known: int, n_labels: int) -> Split:
+    old = split.labels
+    labels = csr_matrix((old.data, new_ids[old.indices], old.indptr), shape=(len(split), n_labels))
+    labels.sort_indices()
+    filters = split.filters
+    if filters is not None:
+        filters = np.stack([filters[:, 0], new_ids[filters[:, 1]]], axis=1)
+        filters = filters[filters[:, 1] < n_known]  # the model never predicts the others
+    return replace(split, labels=labels, filters=filters)

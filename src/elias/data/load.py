@@ -12,13 +12,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 import numpy as np
-from scipy.sparse import csr_matrix
 
-from elias.data.atomic import cache_root, forget_oldest, in_use, staged_folder
+from elias.data.atomic import cache_root, evict_oldest, mark_in_use, staged_folder
+from elias.data.corpus import Corpus, Split
 from elias.data.readers import npz as npz_folder
-from elias.data.readers.base import ReadOptions
-from elias.data.readers.detect import read_path, recognise, text_columns
-from elias.data.readers.files import is_gzip, mend
+from elias.data.readers.base import Reading, ReadOptions
+from elias.data.readers.detect import named_columns, read_path, recognise, text_columns
+from elias.data.readers.files import is_gzip, sanitize
 from elias.data.readers.to_disk import (
     store_folder,
     store_lf,
@@ -27,18 +27,15 @@ from elias.data.readers.to_disk import (
     store_xmc,
     store_xmc_folder,
 )
-from elias.data.splits import random_split
-from elias.data.stats import corpus_stats
-from elias.data.storage import open_corpus
-from elias.errors import DATA_SETTINGS, DataError, nearest
+from elias.data.splits import DEFAULT_TEST_SHARE, hold_out_test
+from elias.data.storage import _FORMAT as STORE_FORMAT
+from elias.data.storage import DESCRIPTION, FEATURES, LABELS, NAMES, DiskTexts, read_csr
+from elias.errors import DataError, nearest
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Iterator, Mapping
 
-    from numpy.typing import NDArray
-
-    from elias.data.corpus import Corpus, Split
-    from elias.data.readers.base import Reading
+    from scipy.sparse import csr_matrix
 
 
 logger = logging.getLogger(__name__)
@@ -72,15 +69,15 @@ def read_to_disk(path: Path, options: ReadOptions) -> Reading:
     kept = cache_root() / "corpora" / _key(path, options)
     with suppress(DataError):
         found = open_corpus(kept, path)
-        in_use(kept)
+        mark_in_use(kept)
         os.utime(kept)
         log.info("%s: found on disk, as it was read before", path)
         return found
     try:
         with staged_folder(kept, overwrite=True) as staging:
             _store(path, options, staging)
-        in_use(kept)
-        forget_oldest(kept.parent, _CACHE_LIMIT)
+        mark_in_use(kept)
+        evict_oldest(kept.parent, _CACHE_LIMIT)
     except OSError as error:
         raise DataError(
             f"{kept.parent}: the corpus cannot be kept there ({error.strerror}); free some, or "
@@ -135,9 +132,6 @@ def _key(path: Path, options: ReadOptions) -> str:
 
 
 log = logging.getLogger(__name__)
-
-DEFAULT_TEST_SHARE = 0.2
-"""How much of a source without splits is set aside for testing."""
 
 
 def load_corpus(
@@ -197,7 +191,7 @@ def load_corpus(
     settings = {name: value for name, value in used.items() if value is not None}
     corpus = replace(corpus, reading=settings)
     if wanted is not None:
-        corpus = set_test_aside(corpus, wanted, seed)
+        corpus = hold_out_test(corpus, wanted, seed)
         _must_have_labels(corpus)
     log.info("%s: %s format, %d labels", place, corpus.format, corpus.n_labels)
     return corpus
@@ -211,12 +205,12 @@ def _must_exist(path: Path) -> None:
 
 
 def _mended(corpus: Corpus) -> Corpus:
-    names, n_names = mend(corpus.label_names)
+    names, n_names = sanitize(corpus.label_names)
     splits: dict[str, Split | None] = {}
     n_texts = 0
     for name, split in corpus.splits.items():
         if split.texts is not None:
-            texts, changed = mend(split.texts)
+            texts, changed = sanitize(split.texts)
             n_texts += changed
             splits[name] = replace(split, texts=texts)
     notes = dict(corpus.notes)
@@ -271,137 +265,96 @@ def _must_have_labels(corpus: Corpus) -> None:
         )
 
 
-def set_test_aside(corpus: Corpus, test_size: float, seed: int) -> Corpus:
-    """Return the corpus with test points set aside; one of a single point keeps it for training.
-
-    ``test_size`` is a number or a share below 1. The same number and seed give the same points.
-    """
-    if test_size == 0:
-        return corpus
-    if corpus.test is not None:
-        raise DataError(f"{corpus.source}: brings its own test split; leave test_size out")
-    n_points = len(corpus.train)
-    count = _count(test_size, n_points)
-    if n_points == 1 and test_size < 1:
-        return corpus
-    train, test = random_split(n_points, count, seed)
-    note = f"{count} of {n_points} points set aside at random (seed {seed})"
-    log.info("%s: %s", corpus.source, note)
-    cut = corpus.with_splits(train=corpus.train.take(train), test=corpus.train.take(test))
-    return replace(cut, notes={**corpus.notes, "test": note})
-
-
-def _count(test_size: float, n_points: int) -> int:
-    if 0 < test_size < 1:
-        return min(max(1, round(test_size * n_points)), n_points - 1)
-    if not 0 <= test_size < n_points or test_size != int(test_size):  # NaN is in no range
-        allowed = f"a share below 1, or a whole number below the {n_points} points"
-        raise DataError(f"test_size must be {allowed}, not {test_size:g}")
-    return int(test_size)
-
-
-_REMEDY = "evaluate on the corpus that the model was trained on"
-
-
-def match_labels(corpus: Corpus, names: Sequence[str]) -> Corpus:
-    """Return the corpus over the labels of a model, matched by name.
-
-    Labels that the model does not know follow its own, so that they stay in the truth and count
-    as missed. Where names repeat, the row is the id, and the labels must be the same.
+def open_corpus(folder: Path, source: Path) -> Reading:
+    """Return the corpus that was stored in a folder, memory-mapped.
 
     Raises:
-        DataError: If the labels cannot be matched, or none is the model's.
+        DataError: If it is not there, or not whole.
     """
-    theirs = list(corpus.label_names)
-    if theirs == list(names):
-        return corpus
-    source = corpus.source or "corpus"
-    if len(set(theirs)) < len(theirs) or len(set(names)) < len(names):
-        difference = _first_difference(theirs, names)
-        raise DataError(f"{source}: {difference}, and names that repeat match nothing; {_REMEDY}")
-    known = set(names)
-    unknown = [name for name in theirs if name not in known]
-    if len(unknown) == len(theirs):
-        raise DataError(
-            f"{source}: none of its {len(theirs)} labels, such as {theirs[0]!r}, is one of the "
-            f"model's {len(names)}, such as {names[0]!r}; {_REMEDY}"
+    try:
+        described = json.loads((folder / DESCRIPTION).read_text(encoding="utf-8"))
+        names = json.loads((folder / NAMES).read_text(encoding="utf-8"))
+        if described["format_version"] != STORE_FORMAT:
+            raise DataError(f"{folder}: is of another version")
+        splits = {
+            name: _open_split(folder / name, about, len(names))
+            for name, about in described["splits"].items()
+        }
+        corpus = Corpus(
+            label_names=names,
+            label_features=_open_matrix(folder / LABELS, described.get("label_features"), FEATURES),
+            source=source,
+            format=described["format"],
+            notes=described["notes"],
+            **splits,  # type: ignore[arg-type]  # its keys are the names of splits
         )
-    if unknown:
-        logger.warning(
-            "%s: %d of its %d labels are not the model's, such as %r; they count as missed",
-            *(source, len(unknown), len(theirs), unknown[0]),
-        )
-    together = [*names, *unknown]
-    id_of = {name: position for position, name in enumerate(together)}
-    new_ids = np.array([id_of[name] for name in theirs], dtype=np.int64)
-    splits: dict[str, Split | None] = {
-        name: _renumbered(split, new_ids, len(names), len(together))
-        for name, split in corpus.splits.items()
-    }
-    return replace(corpus.with_splits(**splits), label_names=together, label_features=None)
+        return Reading(corpus, has_splits=bool(described["has_splits"]))
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise DataError(f"{folder}: is not a whole stored corpus ({error})") from error
 
 
-def _first_difference(theirs: Sequence[str], ours: Sequence[str]) -> str:
-    if len(theirs) != len(ours):
-        return f"has {len(theirs)} labels, the model {len(ours)}"
-    pairs = enumerate(zip(theirs, ours, strict=True))
-    place, (their, our) = next(pair for pair in pairs if pair[1][0] != pair[1][1])
-    return f"label {place} is {their!r}, in the model it is {our!r}"
+def _open_split(folder: Path, about: dict[str, Any], n_labels: int) -> Split:
+    texts = DiskTexts(folder, about["digest"]) if about.get("texts", True) else None
+    if texts is not None and len(texts) != about["points"]:
+        raise DataError(f"{folder}: has {len(texts)} texts where {about['points']} are told of")
+    filters = None
+    if (folder / "filters.npy").exists():
+        filters = np.load(folder / "filters.npy", allow_pickle=False)
+    return Split(
+        labels=read_csr(folder, (about["points"], n_labels), about["entries"]),
+        texts=texts,
+        features=_open_matrix(folder, about.get("features"), FEATURES),
+        filters=filters,
+    )
 
 
-def _renumbered(split: Split, new_ids: NDArray[np.int64], n_known: int, n_labels: int) -> Split:
-    old = split.labels
-    labels = csr_matrix((old.data, new_ids[old.indices], old.indptr), shape=(len(split), n_labels))
-    labels.sort_indices()
-    filters = split.filters
-    if filters is not None:
-        filters = np.stack([filters[:, 0], new_ids[filters[:, 1]]], axis=1)
-        filters = filters[filters[:, 1] < n_known]  # others are never predicted
-    return replace(split, labels=labels, filters=filters)
+def _open_matrix(folder: Path, about: dict[str, int] | None, prefix: str) -> csr_matrix | None:
+    if about is None:
+        return None
+    return read_csr(folder, (about["rows"], about["columns"]), about["entries"], prefix)
 
 
-def n_points_of(facts: Mapping[str, Any]) -> int:
-    """Return how many points the corpus of a run had, by what its model knows; 0 if nothing."""
-    return sum(split["points"] for split in _recorded(facts).values())
-
-
-def as_trained(corpus: Corpus, names: Sequence[str], facts: Mapping[str, Any]) -> Corpus | None:
-    """Return a corpus without splits as the run that it was the data of had cut it.
+def reading_options(
+    path: str | Path, settings: Mapping[str, Any], given: Mapping[str, str | None]
+) -> dict[str, str]:
+    """Return the options to read a file or folder with: those given, else those recorded.
 
     Args:
-        corpus: All points, as training split.
-        names: The model's labels.
-        facts: What the model knows of its making.
+        path: The file or folder to read.
+        settings: How the training data was read, see `Elias.data_settings`.
+        given: Values for ``text``, ``labels`` and ``separator`` that win; None: use the recorded
+            one. Keys that are missing here are not looked up.
 
     Returns:
-        The corpus with the test points that the run set aside, if any; None where the run had other
-        data, or data with splits.
+        Arguments of `load_corpus`. Nothing recorded applies to a format without named columns.
+        A single recorded column that the file lacks is left out, with a warning, so that the
+        reader looks for a column by its common names.
+
+    Raises:
+        DataError: If the file lacks one of several text columns.
     """
-    recorded = _recorded(facts)
-    splits = {"train", "test"} if "test" in recorded else {"train"}
-    same = set(recorded) == splits and n_points_of(facts) == len(corpus.train)
-    if not same or list(corpus.label_names) != list(names):
-        return None
-    n_test = recorded["test"]["points"] if "test" in recorded else 0
-    settings = facts.get(DATA_SETTINGS, {})
-    cut = set_test_aside(corpus, n_test, seed=settings.get("seed", 0))
-    found = json.loads(json.dumps(corpus_stats(cut).to_dict()["splits"]))
-    columns, trained_on = corpus.reading.get("text"), settings.get("text")
-    if columns and trained_on and columns != trained_on:  # the texts differ, the points do not
-        found, recorded = _without_texts(found), _without_texts(recorded)
-    return cut if found == recorded else None
-
-
-def _without_texts(splits: dict[str, Any]) -> dict[str, Any]:
-    """Return the statistics of splits that do not depend on their texts."""
-    return {
-        name: {
-            key: value for key, value in stats.items() if "text" not in key and "word" not in key
-        }
-        for name, stats in splits.items()
-    }
-
-
-def _recorded(facts: Mapping[str, Any]) -> dict[str, Any]:
-    splits: dict[str, Any] = json.loads(json.dumps(facts.get("data", {}).get("splits", {})))
-    return splits
+    place = Path(path).expanduser()
+    options = {key: value for key, value in given.items() if value is not None}
+    keys = [key for key in given if key not in options and settings.get(key) is not None]
+    if not keys or not place.exists():  # the reader reports a missing file
+        return options
+    kind, names = named_columns(place)
+    if kind == "lf":  # its labels are always in the same column
+        keys = [key for key in keys if key == "text"]
+    for key in keys if names else []:
+        value: str = settings[key]
+        parts = [value] if key != "text" or value in names else value.split(",")
+        missing = [part.strip() for part in parts if part.strip() not in names]
+        if key == "separator" or not missing:
+            options[key] = value
+        elif len(parts) > 1:
+            raise DataError(
+                f"{place}: no column {missing[0]!r}, and the model was trained on the columns "
+                f"{value}; name those to read with {key}="
+            )
+        else:
+            log.warning(
+                "%s: no column %r, which the model was trained on; looking for a %s column by name",
+                *(place, value, key),
+            )
+    return options

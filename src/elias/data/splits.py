@@ -1,46 +1,57 @@
 """Split points into training, validation and test sets.
 
-Most labels of an extreme corpus have a handful of points; a careless hold-out takes the only one.
+Most labels of an extreme corpus have only a few points. A validation split drawn without care
+would take the only training point of some labels.
 """
 
 from __future__ import annotations
 
+import json
 import logging
-from typing import TYPE_CHECKING
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from elias.errors import ConfigError, DataError
+from elias.data.stats import corpus_stats
+from elias.errors import DATA_SETTINGS, ConfigError, DataError
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
     from numpy.typing import NDArray
     from scipy.sparse import csr_matrix
 
     from elias.config import EliasConfig
     from elias.data.corpus import Corpus, Split
 
+    Rows = NDArray[np.int64]
+
 
 logger = logging.getLogger(__name__)
 
+DEFAULT_TEST_SHARE = 0.2
+"""Share of the points used for testing where the source has no splits."""
 _CHUNK = 1 << 16
+_SAMPLE_CHUNK = 1 << 20
 
 
 def hold_out(
     labels: csr_matrix, size: int, seed: int, *, covered: bool = True
-) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Choose validation points, if ``covered`` such whose labels all keep another training point.
+) -> tuple[Rows, Rows]:
+    """Choose validation points; with ``covered``, every label keeps a training point.
 
-    Points are tried in a seeded random order and taken while every label of theirs is still on
-    a point that stays; all alike if not ``covered``. Points without labels are never taken.
+    Points are tried in a seeded random order. With ``covered``, a point is taken only if each of
+    its labels is on another point that stays. Points without labels are never taken.
 
     Args:
         labels: (N, L) relevance; a stored entry is a relevant label.
-        size: How many points to take. Fewer are taken when no more can be spared.
-        seed: Decides the order; the same seed takes the same points.
-        covered: Whether no label may lose its last training point.
+        size: Number of points to take. Fewer are taken if no more can be spared.
+        seed: Seed of the order; the same seed takes the same points.
+        covered: Whether every label must keep a training point.
 
     Returns:
-        The rows that stay for training and the rows held out, each sorted; together all N.
+        The training rows and the validation rows, each sorted.
 
     Raises:
         DataError: If ``size`` is not between 0 and N.
@@ -53,22 +64,32 @@ def hold_out(
     order = np.random.default_rng(seed).permutation(n_points)
     if not covered:
         labelled = order[np.diff(labels.indptr)[order] > 0]
-        return _cut(n_points, labelled[:size])
+        return _partition(n_points, labelled[:size])
     remaining = np.bincount(labels.indices, minlength=labels.shape[1])
     taken: list[int] = []
     for start in range(0, n_points, _CHUNK):
-        if len(taken) >= size:
-            break
-        # a label's count only falls, so a point refused here would be refused below too
-        candidates = _sparable(labels, order[start : start + _CHUNK], remaining)
-        taken += _take(labels, candidates, remaining, size - len(taken))
-    return _cut(n_points, np.array(taken, dtype=np.int64))
+        # a label's count only falls, so a point that fails here would also fail in the loop
+        for row in _sparable(labels, order[start : start + _CHUNK], remaining).tolist():
+            if len(taken) >= size:
+                return _partition(n_points, np.array(taken, dtype=np.int64))
+            ids = labels.indices[labels.indptr[row] : labels.indptr[row + 1]]
+            if remaining[ids].min() >= 2:
+                remaining[ids] -= 1
+                taken.append(row)
+    return _partition(n_points, np.array(taken, dtype=np.int64))
 
 
-def random_split(
-    n_points: int, test_size: int, seed: int
-) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Cut ``n_points`` rows into training rows and exactly ``test_size`` test rows, each sorted.
+def _sparable(labels: csr_matrix, rows: Rows, remaining: NDArray[np.int64]) -> Rows:
+    """Return the rows that have labels, each of them on at least one other point."""
+    chunk = labels[rows]
+    on_last_point = remaining[chunk.indices] < 2
+    before = np.concatenate([[0], np.cumsum(on_last_point)])
+    n_last = before[chunk.indptr[1:]] - before[chunk.indptr[:-1]]
+    return rows[(n_last == 0) & (np.diff(chunk.indptr) > 0)]
+
+
+def random_split(n_points: int, test_size: int, seed: int) -> tuple[Rows, Rows]:
+    """Split ``n_points`` rows into training rows and exactly ``test_size`` test rows, each sorted.
 
     >>> train, test = random_split(10, 3, seed=0)
     >>> len(train), len(test)
@@ -76,37 +97,10 @@ def random_split(
     """
     _check_size("test_size", test_size, n_points)
     order = np.random.default_rng(seed).permutation(n_points)
-    return _cut(n_points, order[:test_size])
+    return _partition(n_points, order[:test_size])
 
 
-def _sparable(
-    labels: csr_matrix, rows: NDArray[np.int64], remaining: NDArray[np.int64]
-) -> NDArray[np.int64]:
-    """Return the rows that have labels, all of them on at least one point more."""
-    chunk = labels[rows]
-    on_the_last_point = remaining[chunk.indices] < 2
-    before = np.concatenate([[0], np.cumsum(on_the_last_point)])
-    n_last = before[chunk.indptr[1:]] - before[chunk.indptr[:-1]]
-    kept: NDArray[np.bool_] = (n_last == 0) & (np.diff(chunk.indptr) > 0)
-    return rows[kept]
-
-
-def _take(
-    labels: csr_matrix, rows: NDArray[np.int64], remaining: NDArray[np.int64], size: int
-) -> list[int]:
-    """Take up to ``size`` rows one after the other, lowering ``remaining`` in place."""
-    taken: list[int] = []
-    for row in rows.tolist():
-        if len(taken) >= size:
-            break
-        ids = labels.indices[labels.indptr[row] : labels.indptr[row + 1]]
-        if remaining[ids].min() >= 2:
-            remaining[ids] -= 1
-            taken.append(row)
-    return taken
-
-
-def _cut(n_points: int, taken: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+def _partition(n_points: int, taken: Rows) -> tuple[Rows, Rows]:
     is_taken = np.zeros(n_points, dtype=bool)
     is_taken[taken] = True
     return np.flatnonzero(~is_taken), np.flatnonzero(is_taken)
@@ -117,13 +111,10 @@ def _check_size(name: str, size: int, n_points: int) -> None:
         raise DataError(f"{name} must be between 0 and the {n_points} points, not {size}")
 
 
-_ROWS = 1 << 20  # rows looked at at a time
+def sample_points(labels: csr_matrix, size: int, seed: int) -> Rows:
+    """Return ``size`` random rows, ascending, with at least one row of each label that has any.
 
-
-def sample_points(labels: csr_matrix, size: int, seed: int) -> NDArray[np.int64]:
-    """Return ``size`` random rows, ascending, among them one of each label that has any.
-
-    More than ``size`` where the labels need more. The same seed gives the same rows.
+    The sample is larger than ``size`` if the labels need more. The same seed gives the same rows.
     """
     n_points, n_labels = labels.shape
     if size >= n_points:
@@ -132,8 +123,8 @@ def sample_points(labels: csr_matrix, size: int, seed: int) -> NDArray[np.int64]
     rank = np.empty(n_points, dtype=np.int64)
     rank[order] = np.arange(n_points)
     first = np.full(n_labels, n_points, dtype=np.int64)  # the rank of each label's first point
-    for start in range(0, n_points, _ROWS):
-        stop = min(start + _ROWS, n_points)
+    for start in range(0, n_points, _SAMPLE_CHUNK):
+        stop = min(start + _SAMPLE_CHUNK, n_points)
         indptr = labels.indptr[start : stop + 1].astype(np.int64)
         ranks = np.repeat(rank[start:stop], np.diff(indptr))
         np.minimum.at(first, labels.indices[indptr[0] : indptr[-1]], ranks)
@@ -146,10 +137,11 @@ def sample_points(labels: csr_matrix, size: int, seed: int) -> NDArray[np.int64]
 
 
 def validation_split(corpus: Corpus, config: EliasConfig) -> tuple[Split, Split | None]:
-    """Return the points to train on and those to validate on, as `train` takes them.
+    """Return the training and validation splits that `train` uses.
 
-    The corpus's own splits where it has a validation split; else points held out of the training
-    split, the same for the same (resolved) configuration; None where none are held out.
+    These are the splits of the corpus if it has a validation split. Otherwise points are held out
+    of the training split; the same resolved configuration gives the same points. The validation
+    split is None if no point is held out.
     """
     if corpus.validation is not None:
         return corpus.train, corpus.validation
@@ -163,17 +155,95 @@ def validation_split(corpus: Corpus, config: EliasConfig) -> tuple[Split, Split 
             f"eval.validation_size is {size}, more than half of the {len(train)} training "
             "points; lower it, or set it to none to have it derived"
         )
-    train_rows, held_rows = hold_out(
-        train.labels, size, config.seed, covered=config.eval.hold_out == "covered"
-    )
+    covered = config.eval.hold_out == "covered"
+    train_rows, held_rows = hold_out(train.labels, size, config.seed, covered=covered)
     if len(held_rows) == 0:
-        logger.warning("no point can be held out: each has a label found nowhere else")
+        logger.warning("no point can be held out: every point has a label that no other point has")
         return train, None
     if len(held_rows) < size:
         logger.warning(
-            "%d points held out for validation instead of %d: the others have a label found "
-            "nowhere else",
-            len(held_rows),
-            size,
+            "%d points held out for validation instead of %d: every other point has a label that "
+            "no other training point has",
+            *(len(held_rows), size),
         )
     return train.take(train_rows), train.take(held_rows)
+
+
+def hold_out_test(corpus: Corpus, test_size: float, seed: int) -> Corpus:
+    """Return the corpus with test points drawn from its training split.
+
+    Args:
+        corpus: A corpus without a test split, unless ``test_size`` is 0.
+        test_size: A number of points, or a share below 1. A share of a single point is none.
+        seed: The same seed and size give the same points.
+
+    Raises:
+        DataError: If the corpus has a test split, or ``test_size`` is out of range.
+    """
+    if test_size == 0:
+        return corpus
+    if corpus.test is not None:
+        raise DataError(f"{corpus.source}: has its own test split; leave test_size out")
+    n_points = len(corpus.train)
+    if 0 < test_size < 1:
+        if n_points == 1:
+            return corpus
+        count = min(max(1, round(test_size * n_points)), n_points - 1)
+    elif 0 <= test_size < n_points and test_size == int(test_size):  # NaN is in no range
+        count = int(test_size)
+    else:
+        allowed = f"a share below 1, or a whole number below the {n_points} points"
+        raise DataError(f"test_size must be {allowed}, not {test_size:g}")
+    train, test = random_split(n_points, count, seed)
+    note = f"{count} of {n_points} points set aside at random (seed {seed})"
+    logger.info("%s: %s", corpus.source, note)
+    cut = corpus.with_splits(train=corpus.train.take(train), test=corpus.train.take(test))
+    return replace(cut, notes={**corpus.notes, "test": note})
+
+
+def recorded_size(metadata: Mapping[str, Any]) -> int:
+    """Return the number of points that a model's training data had; 0 if it is not recorded."""
+    return sum(split["points"] for split in _recorded_splits(metadata).values())
+
+
+def restore_splits(
+    corpus: Corpus, label_names: Sequence[str], metadata: Mapping[str, Any]
+) -> Corpus | None:
+    """Split a corpus as the training run of a model split it.
+
+    Args:
+        corpus: All points, as training split.
+        label_names: The labels of the model.
+        metadata: What the model records about its training.
+
+    Returns:
+        The corpus with the run's test points, if it had any; None if the run had other data, or
+        data that came with splits.
+    """
+    recorded = _recorded_splits(metadata)
+    expected = {"train", "test"} if "test" in recorded else {"train"}
+    if set(recorded) != expected or recorded_size(metadata) != len(corpus.train):
+        return None
+    if list(corpus.label_names) != list(label_names):
+        return None
+    n_test = recorded["test"]["points"] if "test" in recorded else 0
+    settings = metadata.get(DATA_SETTINGS, {})
+    cut = hold_out_test(corpus, n_test, seed=settings.get("seed", 0))
+    stats = json.loads(json.dumps(corpus_stats(cut).to_dict()["splits"]))
+    columns, trained_on = corpus.reading.get("text"), settings.get("text")
+    if columns and trained_on and columns != trained_on:  # same points, but other texts
+        stats, recorded = _without_texts(stats), _without_texts(recorded)
+    return cut if stats == recorded else None
+
+
+def _without_texts(splits: dict[str, Any]) -> dict[str, Any]:
+    """Return the statistics of splits that do not depend on their texts."""
+    return {
+        name: {k: value for k, value in stats.items() if "text" not in k and "word" not in k}
+        for name, stats in splits.items()
+    }
+
+
+def _recorded_splits(metadata: Mapping[str, Any]) -> dict[str, Any]:
+    splits: dict[str, Any] = json.loads(json.dumps(metadata.get("data", {}).get("splits", {})))
+    return splits

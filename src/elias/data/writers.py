@@ -26,7 +26,7 @@ from elias.data.atomic import staged_folder
 from elias.data.readers import lf, xmc
 from elias.data.readers import npz as npz_folder
 from elias.data.readers.columns import IDS, SPLIT, WEIGHTS
-from elias.data.readers.files import bad, mend
+from elias.data.readers.files import bad, sanitize
 from elias.data.readers.label_cells import detect_separator, order_names, split_cells
 from elias.data.readers.npz import is_binary
 from elias.data.readers.table import KINDS
@@ -254,10 +254,10 @@ def _left_out(corpus: Corpus, chosen: str) -> list[str]:
 
 def _encodable(corpus: Corpus) -> Corpus:
     splits = {
-        name: split if split.texts is None else replace(split, texts=mend(split.texts)[0])
+        name: split if split.texts is None else replace(split, texts=sanitize(split.texts)[0])
         for name, split in corpus.splits.items()
     }
-    return replace(corpus.with_splits(**splits), label_names=mend(corpus.label_names)[0])
+    return replace(corpus.with_splits(**splits), label_names=sanitize(corpus.label_names)[0])
 
 
 def _write_file(corpus: Corpus, target: Path, kind: str) -> None:

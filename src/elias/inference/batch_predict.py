@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
 import elias
-from elias.data.readers.files import mend
+from elias.data.readers.files import sanitize
 from elias.data.readers.text_rows import TextFile, TextRow
 from elias.errors import DataError, ModelError
 from elias.inference.prediction_io import PredictionFormat, PredictionWriter
@@ -174,7 +174,7 @@ def _predict_rest(
     with progress("Predicting", total) as advance, hushed():
         advance(min(done * task.chunk_size, total))
         for number, chunk in enumerate(_chunks(rows, task.chunk_size), start=done):
-            texts, _ = mend([row.text for row in chunk])
+            texts, _ = sanitize([row.text for row in chunk])
             found = ask(texts, **options)
             kept = [row.kept for row in chunk] if task.source.keep else [(text,) for text in texts]
             _write(_part(task.folder, number), writer.encode(kept, found, first=number == 0))

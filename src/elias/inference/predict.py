@@ -11,8 +11,8 @@ import numpy as np
 import torch
 from scipy.sparse import csr_matrix, issparse
 
-from elias.data.mapped import DiskTexts, is_mapped
 from elias.data.splits import sample_points
+from elias.data.storage import DiskTexts, is_mapped
 from elias.distributed.data_parallel import rank_shared, rows_of_all
 from elias.distributed.sharded_linear import SharedRows
 from elias.errors import ConfigError, DataError, nearest

@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from scipy.sparse import csr_matrix, issparse
 
-from elias.data.load import match_labels
 from elias.distributed.coordination import in_turn
 from elias.distributed.sharded_linear import SharedRows
 from elias.errors import CARD_FILE, DATA_SETTINGS, ConfigError, DataError, nearest
@@ -352,7 +351,7 @@ class Elias:
         Labels are matched by name; those that the model does not know count as missed.
         ``component`` is that of `predict`.
         """
-        corpus = match_labels(corpus, self.label_names)
+        corpus = corpus.align_labels(self.label_names)
         predictions = self.predict_split(corpus.split(split), component=component)
         predictions = predictions.among(corpus.label_names)
         settings = self.config.eval

@@ -7,9 +7,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from elias.data import load_corpus
-from elias.data.load import match_labels, set_test_aside
-from elias.data.settings import reading_options
-from elias.data.splits import validation_split
+from elias.data.load import reading_options
+from elias.data.splits import hold_out_test, validation_split
 from elias.errors import DataError
 from elias.inference.predictor import Elias
 from elias.persistence.manifest import METRICS_FILE, MODEL_FOLDER
@@ -123,7 +122,7 @@ def _as_trained(place: Path, reading: Mapping[str, Any], model: Elias) -> Corpus
     )
     n_test = recorded.get("test", {}).get("points", 0)
     if corpus.test is None and 0 < n_test < len(corpus.train):
-        corpus = set_test_aside(corpus, n_test, seed=model.data_settings.get("seed", 0))
+        corpus = hold_out_test(corpus, n_test, seed=model.data_settings.get("seed", 0))
     for name, split in recorded.items():
         found = corpus.splits.get(name)
         n_points = 0 if found is None else len(found)
@@ -133,7 +132,7 @@ def _as_trained(place: Path, reading: Mapping[str, Any], model: Elias) -> Corpus
                 f"{place}: {n_points:,} {name} points with {n_pairs:,} labels, where the run had "
                 f"{split['points']:,} with {split['pairs']:,}; {_REMEDY}"
             )
-    corpus = match_labels(corpus, model.label_names)
+    corpus = corpus.align_labels(model.label_names)
     if corpus.n_labels != model.n_labels:
         raise DataError(f"{place}: has labels that the model does not know; {_REMEDY}")
     return corpus

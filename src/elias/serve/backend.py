@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from elias.data.readers.files import mend
+from elias.data.readers.files import sanitize
 from elias.errors import DataError, EliasError
 from elias.inference.graph_view import GraphView, LabelSearch
 from elias.inference.predictor import Elias
@@ -126,7 +126,7 @@ class Served:
         return [self._explain(q) for q in questions if isinstance(q, ExplainQuestion)]
 
     def _predict(self, questions: Sequence[PredictQuestion]) -> list[Answer]:
-        texts, _ = mend([text for question in questions for text in question.texts])
+        texts, _ = sanitize([text for question in questions for text in question.texts])
         found = self.model.predict(texts, top_k=max(question.top_k for question in questions))
         answers, start = [], 0
         for question in questions:
@@ -139,7 +139,7 @@ class Served:
         return answers
 
     def _explain(self, question: ExplainQuestion) -> Answer:
-        texts, _ = mend(question.texts)
+        texts, _ = sanitize(question.texts)
         if question.label is None:
             found = self.model.explain(texts, top_k=question.top_k, paths=question.paths)
             return [_explained(one, 0) for one in found]

@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from elias.data.atomic import ArrayWriter
-from elias.data.mapped import DiskTexts
+from elias.data.storage import DiskTexts
 from elias.errors import DataError
 from elias.progress import hushed, progress
 from elias.text.vectorizer import Featurizer

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from elias.data.atomic import cache_root, forget_oldest, in_use, staged_folder
-from elias.data.mapped import DiskTexts, ease, scratch, watch
+from elias.data.atomic import cache_root, evict_oldest, mark_in_use, staged_folder
+from elias.data.storage import DiskTexts, release_pages, scratch_array, track_pages
 from elias.errors import DataError
 from elias.text.vectorizer import unit_rows
 
@@ -72,7 +72,7 @@ class Tokens:
 
     def take(self, rows: NDArray[np.int64]) -> Tokens:
         """Return the texts of ``rows``, in that order."""
-        ease()
+        release_pages()
         starts = self.offsets[rows]
         lengths = self.offsets[rows + 1] - starts
         offsets = np.zeros(len(rows) + 1, dtype=np.int64)
@@ -87,7 +87,7 @@ class Tokens:
 
 def unit_tokens(features: csr_matrix) -> Tokens:
     """Return mapped features as tokens, each point scaled to length 1, in a scratch file."""
-    weights = scratch(features.nnz, np.dtype(np.float32))
+    weights = scratch_array(features.nnz, np.dtype(np.float32))
     for start in range(0, features.shape[0], _ROWS):
         part = unit_rows(features[start : start + _ROWS], first_row=start)
         first = int(features.indptr[start])
@@ -138,8 +138,8 @@ def cached(
     tokens = tokenise(texts)
     try:
         _store(tokens, folder)
-        in_use(folder)
-        forget_oldest(folder.parent, _CACHE_LIMIT)
+        mark_in_use(folder)
+        evict_oldest(folder.parent, _CACHE_LIMIT)
     except (OSError, DataError) as error:  # a full or read-only disk must not stop the run
         logger.warning("tokenised texts not kept in %s: %s", folder, error)
         return tokens
@@ -150,8 +150,8 @@ def _written(texts: DiskTexts, folder: Path, write: Callable[[DiskTexts, Path], 
     try:
         with staged_folder(folder, overwrite=True) as staging:
             write(texts, staging)
-        in_use(folder)
-        forget_oldest(folder.parent, _CACHE_LIMIT)
+        mark_in_use(folder)
+        evict_oldest(folder.parent, _CACHE_LIMIT)
     except OSError as error:
         raise DataError(
             f"{folder.parent}: no room for the tokens of {len(texts):,} texts ({error.strerror}); "
@@ -171,10 +171,10 @@ def _load(folder: Path, n_texts: int) -> Tokens | None:
         weights = np.load(folder / "weights.npy", mmap_mode="r", allow_pickle=False)
     except (OSError, ValueError, EOFError):
         return None
-    in_use(folder)
+    mark_in_use(folder)
     for array in (ids, weights):
         if isinstance(array, np.memmap):  # an empty one is not
-            watch(array)
+            track_pages(array)
     with suppress(OSError):  # a read-only cache still serves
         os.utime(folder)
     whole = len(offsets) == n_texts + 1 and len(ids) == offsets[-1]

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from scipy.sparse import load_npz
 
-from elias.data.atomic import LabelMatrixWriter, forget_oldest, staged_folder
+from elias.data.atomic import LabelMatrixWriter, evict_oldest, staged_folder
 from elias.errors import DataError
 
 
@@ -53,7 +53,7 @@ def test_a_folder_that_may_be_in_work_is_not_forgotten(tmp_path):
     os.utime(long_work / "file")  # begun days ago, and still written
     abandoned = aged(tmp_path / ".c.0123.partial", 200_000)
 
-    forget_oldest(tmp_path, 5)
+    evict_oldest(tmp_path, 5)
 
     assert set(tmp_path.iterdir()) == {new, in_work, long_work}
     assert not old.exists()
@@ -65,7 +65,7 @@ def test_entries_that_another_process_removes_meanwhile_are_passed_over(tmp_path
     gone = [tmp_path / "gone", new, old]
     monkeypatch.setattr(Path, "iterdir", lambda _: iter(gone))
 
-    forget_oldest(tmp_path, 5)
+    evict_oldest(tmp_path, 5)
 
     assert new.exists()
     assert not old.exists()

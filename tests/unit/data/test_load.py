@@ -62,7 +62,7 @@ def test_a_test_split_is_not_made_twice(tmp_path):
     for name in ("train", "test"):
         (tmp_path / f"{name}.csv").write_text("text,labels\na,x\n")
 
-    with pytest.raises(DataError, match="brings its own test split; leave test_size out"):
+    with pytest.raises(DataError, match="has its own test split; leave test_size out"):
         load_corpus(tmp_path, test_size=0.1)
 
 

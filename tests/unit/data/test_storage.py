@@ -17,12 +17,11 @@ from hypothesis import strategies as st
 from scipy.sparse import csr_matrix, random
 
 import elias
-from elias.data import convert, load, load_corpus, mapped
-from elias.data import mapped as disk
+from elias.data import convert, load, load_corpus, storage
 from elias.data.atomic import cache_root
-from elias.data.mapped import DiskTexts, is_mapped, scratch, take_rows
 from elias.data.readers import base
 from elias.data.splits import sample_points
+from elias.data.storage import DiskTexts, is_mapped, scratch_array, take_rows
 from elias.data.synthetic import synthetic_corpus
 from elias.errors import DataError
 from elias.text import parallel_tokenize
@@ -498,21 +497,21 @@ def test_reading_to_disk_takes_a_fraction_of_the_memory(tmp_path, format):
     assert 2 * peak("on") < peak("off")
 
 
-@pytest.mark.skipif(not mapped.mapped_bytes(), reason="only Linux says how much is mapped")
+@pytest.mark.skipif(not storage.mapped_bytes(), reason="only Linux says how much is mapped")
 def test_pages_of_files_are_given_back_while_texts_are_read(tmp_path, monkeypatch):
     rows = ({"text": "word " * 1000, "labels": ["x"]} for _ in range(8_000))
     path = write_jsonl(tmp_path / "rows.jsonl", rows)  # 40 MB
-    monkeypatch.setattr(disk, "_READ", 100)
+    monkeypatch.setattr(storage, "_READ", 100)
     texts = load_corpus(path, on_disk="on", test_size=0).train.texts
 
     def most_while_reading(limit):
-        monkeypatch.setattr(mapped, "LIMIT", 0)
-        mapped.ease()
-        monkeypatch.setattr(mapped, "LIMIT", limit)
-        before = most = mapped.mapped_bytes()
+        monkeypatch.setattr(storage, "LIMIT", 0)
+        storage.release_pages()
+        monkeypatch.setattr(storage, "LIMIT", limit)
+        before = most = storage.mapped_bytes()
         for number, text in enumerate(texts):
             assert len(text) == 5000
-            most = max(most, mapped.mapped_bytes()) if number % 100 == 0 else most
+            most = max(most, storage.mapped_bytes()) if number % 100 == 0 else most
         return (most - before) >> 20
 
     assert most_while_reading(8 << 20) < 16
@@ -532,13 +531,13 @@ def test_scratch_on_a_full_disk_is_an_error_not_a_signal(monkeypatch):
     reserving(monkeypatch, errno.ENOSPC)
 
     with pytest.raises(DataError, match=r"no room for a scratch file .*XDG_CACHE_HOME"):
-        scratch(1000, np.dtype(np.int32))
+        scratch_array(1000, np.dtype(np.int32))
 
 
 def test_scratch_needs_no_file_system_that_reserves(monkeypatch):
     reserving(monkeypatch, errno.EOPNOTSUPP)
 
-    found = scratch(1000, np.dtype(np.int32))
+    found = scratch_array(1000, np.dtype(np.int32))
     found[:] = 3
 
     assert found.sum() == 3000
@@ -555,7 +554,7 @@ def test_scratch_has_its_room_before_it_is_written(monkeypatch):
 
     monkeypatch.setattr(os, "posix_fallocate", noted)
 
-    found = scratch(100_000, np.dtype(np.float32))
+    found = scratch_array(100_000, np.dtype(np.float32))
 
     assert not found.any()
     assert taken[0][0] == 400_000

@@ -5,11 +5,16 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
+import numpy as np
+from scipy.sparse import csr_matrix
+
 from elias.errors import DataError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
     from pathlib import Path
+
+    from numpy.typing import NDArray
 
     from elias.data.corpus import Corpus
 
@@ -49,7 +54,7 @@ LARGE = 1 << 22
 """Characters at a time."""
 
 
-def few(items: Iterable[T], size: Callable[[T], int]) -> Iterator[list[T]]:
+def chunked(items: Iterable[T], size: Callable[[T], int]) -> Iterator[list[T]]:
     """Yield the items in lists that are neither long nor, by the sum of their sizes, large."""
     chunk: list[T] = []
     total = 0
@@ -61,3 +66,26 @@ def few(items: Iterable[T], size: Callable[[T], int]) -> Iterator[list[T]]:
             chunk, total = [], 0
     if chunk:
         yield chunk
+
+
+def from_lists(
+    counts: NDArray[np.int64],
+    columns: NDArray[np.int64],
+    n_columns: int,
+    values: NDArray[np.float32] | None = None,
+) -> csr_matrix:
+    """Return the CSR matrix of flattened lists, row by row.
+
+    Args:
+        counts: (N,) how many entries each row has.
+        columns: their columns, all rows after one another, each below ``n_columns``.
+        n_columns: the width of the matrix.
+        values: the entries' values; without them an entry is 1, however often it is repeated.
+    """
+    ends = np.concatenate([np.zeros(1, dtype=np.int64), np.cumsum(counts)])
+    data = np.ones(len(columns), dtype=np.float32) if values is None else values
+    matrix = csr_matrix((data, columns, ends), shape=(len(counts), n_columns), dtype=np.float32)
+    matrix.sum_duplicates()
+    if values is None:
+        matrix.data[:] = 1
+    return matrix

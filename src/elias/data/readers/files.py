@@ -335,7 +335,7 @@ def read_names(path: Path) -> list[str]:
     return names
 
 
-def mend(texts: Sequence[str]) -> tuple[list[str], int]:
+def sanitize(texts: Sequence[str]) -> tuple[list[str], int]:
     """Return the texts with NULs as spaces and lone surrogates as U+FFFD, and how many changed.
 
     Both are legal in JSON and fatal later: a tokenizer cannot encode the one, and many tools

@@ -78,7 +78,7 @@ def detect_separator(cells: Sequence[object], locate: Locate) -> str:
 
 
 class SeparatorVotes:
-    """What the cells of a column say about the separator, a few at a time; see above."""
+    """What the cells of a column say about the separator, a chunked at a time; see above."""
 
     def __init__(self) -> None:
         self._found = dict.fromkeys((*_STRONG, ","), 0)

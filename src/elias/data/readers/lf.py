@@ -18,7 +18,7 @@ import numpy as np
 
 from elias.data.corpus import Corpus, Split
 from elias.data.readers import xmc
-from elias.data.readers.base import Reading, ReadOptions
+from elias.data.readers.base import Reading, ReadOptions, from_lists
 from elias.data.readers.columns import no_column
 from elias.data.readers.files import (
     SHORT,
@@ -32,7 +32,6 @@ from elias.data.readers.files import (
     write_lines,
 )
 from elias.data.readers.label_cells import parse_weights
-from elias.data.readers.npz import from_lists
 from elias.data.readers.table import Table, column_names, read_table
 from elias.data.readers.xmc import matrix_lines
 from elias.errors import DataError

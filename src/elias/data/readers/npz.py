@@ -115,29 +115,6 @@ def _refuse_value(
     raise bad(path, f"point {row}, column {column} holds {value}: {rule}; mend or drop the entry")
 
 
-def from_lists(
-    counts: NDArray[np.int64],
-    columns: NDArray[np.int64],
-    n_columns: int,
-    values: NDArray[np.float32] | None = None,
-) -> csr_matrix:
-    """Return the CSR matrix of flattened lists, row by row.
-
-    Args:
-        counts: (N,) how many entries each row has.
-        columns: their columns, all rows after one another, each below ``n_columns``.
-        n_columns: the width of the matrix.
-        values: the entries' values; without them an entry is 1, however often it is repeated.
-    """
-    ends = np.concatenate([np.zeros(1, dtype=np.int64), np.cumsum(counts)])
-    data = np.ones(len(columns), dtype=np.float32) if values is None else values
-    matrix = csr_matrix((data, columns, ends), shape=(len(counts), n_columns), dtype=np.float32)
-    matrix.sum_duplicates()
-    if values is None:
-        matrix.data[:] = 1
-    return matrix
-
-
 def is_binary(matrix: csr_matrix) -> bool:
     """Say whether every stored entry is 1."""
     return bool((matrix.data == 1).all())

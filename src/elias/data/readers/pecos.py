@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from elias.data.corpus import Corpus, Split
-from elias.data.readers.base import Reading, ReadOptions
+from elias.data.readers.base import Reading, ReadOptions, from_lists
 from elias.data.readers.files import (
     bad,
     find_names,
@@ -24,7 +24,6 @@ from elias.data.readers.files import (
     shown,
     the_only_file,
 )
-from elias.data.readers.npz import from_lists
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -24,7 +24,7 @@ import numpy as np
 
 from elias.data.corpus import SPLITS, Corpus, Split
 from elias.data.readers import files, label_cells
-from elias.data.readers.base import Reading, ReadOptions
+from elias.data.readers.base import Reading, ReadOptions, from_lists
 from elias.data.readers.columns import Picked, no_column, pick_columns
 from elias.data.readers.files import (
     EMPTY,
@@ -39,7 +39,6 @@ from elias.data.readers.files import (
     shown,
     split_called,
 )
-from elias.data.readers.npz import from_lists
 from elias.errors import DataError
 
 if TYPE_CHECKING:

@@ -16,20 +16,19 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from elias.data.mapped import FEATURES
 from elias.data.readers import base, label_cells, lf, pecos, xmc
 from elias.data.readers import npz as npz_folder
-from elias.data.readers.base import few
+from elias.data.readers.base import chunked
 from elias.data.readers.files import (
     SHORT,
     bad,
     find,
     find_names,
     iter_lines,
-    mend,
     numbered,
     read_filters,
     read_names,
+    sanitize,
     the_only_file,
     too_many_labels,
 )
@@ -44,7 +43,14 @@ from elias.data.readers.table import (
     text_note,
 )
 from elias.data.readers.xmc import stream_labelled, stream_matrix
-from elias.data.storage import LABELS, MatrixWriter, SplitWriter, store_matrix, write_description
+from elias.data.storage import (
+    FEATURES,
+    LABELS,
+    MatrixWriter,
+    SplitWriter,
+    store_matrix,
+    write_description,
+)
 from elias.progress import progress
 
 if TYPE_CHECKING:
@@ -148,7 +154,7 @@ def finish(
 
     ``features`` are the sizes of those that were written beside splits.
     """
-    mended_names, n_mended = mend(names)
+    mended_names, n_mended = sanitize(names)
     order = [name for name in SHORT if name in writers]
     splits = {name: writers[name].finish(new_ids, len(names)) for name in order}
     for name, sizes in (features or {}).items():
@@ -201,7 +207,7 @@ def _chunks(
 ) -> Iterator[TableRows]:
     for split, path in pairs:
         rows = iter_rows(path, kind, wanted, required)
-        for chunk in few(rows, row_size):
+        for chunk in chunked(rows, row_size):
             columns = {name: [cells[i] for _, cells in chunk] for i, name in enumerate(wanted)}
             yield TableRows([Table(path, columns, [line for line, _ in chunk])], [split])
 
@@ -397,7 +403,7 @@ def _add(writer: SplitWriter, texts: list[str] | None, rows: csr_matrix) -> None
 def _add_lines(writer: SplitWriter, lines: Iterator[str], rows: csr_matrix) -> int:
     """Add rows with as many of the next lines as there are; return how many that are."""
     done = 0
-    for texts in few(islice(lines, rows.shape[0]), len):
+    for texts in chunked(islice(lines, rows.shape[0]), len):
         _add(writer, texts, rows[done : done + len(texts)])
         done += len(texts)
     return done
@@ -410,7 +416,7 @@ def _told(parts: Iterable[csr_matrix], advance: Any) -> Iterator[csr_matrix]:
 
 
 def _sliced(matrix: csr_matrix) -> Iterator[csr_matrix]:
-    """Yield the rows of a matrix that is in memory, a few at a time."""
+    """Yield the rows of a matrix that is in memory, a chunked at a time."""
     step = base.CHUNK
     return (matrix[start : start + step] for start in range(0, matrix.shape[0], step))
 
@@ -528,7 +534,7 @@ def _store_points(
     bare: DataError | None = None
     with progress(f"Reading {path.name} to disk") as advance:
         rows = iter_rows(path, "jsonl", wanted, required)
-        for chunk in few(rows, row_size):
+        for chunk in chunked(rows, row_size):
             columns = {name: [cells[i] for _, cells in chunk] for i, name in enumerate(wanted)}
             table = Table(path, columns, [line for line, _ in chunk])
             points = lf.read_rows(table, n_labels, weighted=weighted)
@@ -578,7 +584,7 @@ def _store_lines(path: Path, n_labels: int | None, writer: SplitWriter) -> int:
     """Write the points of a file of ``ids<tab>text`` lines; return the highest label id."""
     highest, done = -1, 0
     with progress(f"Reading {path.name} to disk") as advance:
-        for lines in few(map(_stripped, iter_lines(path)), len):
+        for lines in chunked(map(_stripped, iter_lines(path)), len):
             points = pecos.parse(path, lines, done)
             if n_labels is not None:
                 pecos.check_range(path, points, n_labels, done)

@@ -21,7 +21,7 @@ import numpy as np
 from scipy.sparse import csr_matrix, vstack
 
 from elias.data.corpus import Corpus, Split
-from elias.data.readers.base import Reading, ReadOptions, few
+from elias.data.readers.base import Reading, ReadOptions, chunked, from_lists
 from elias.data.readers.files import (
     SHORT,
     bad,
@@ -37,7 +37,7 @@ from elias.data.readers.files import (
     write_filters,
     write_lines,
 )
-from elias.data.readers.npz import from_lists, is_binary, tidy_features, tidy_labels
+from elias.data.readers.npz import is_binary, tidy_features, tidy_labels
 from elias.errors import DataError
 
 if TYPE_CHECKING:
@@ -95,7 +95,7 @@ def read_labelled(path: Path) -> Labelled:
 
 
 def stream_labelled(path: Path) -> Iterator[Labelled]:
-    """Yield the points of an ``N D L`` file, a few at a time."""
+    """Yield the points of an ``N D L`` file, a chunked at a time."""
     (_, n_features, n_labels), blocks = _read(path, 3)
     for block in blocks:
         counts = np.array(block.label_counts, dtype=np.int64)
@@ -116,7 +116,7 @@ def read_matrix(path: Path, what: str) -> csr_matrix:
 
 
 def stream_matrix(path: Path, what: str) -> Iterator[csr_matrix]:
-    """Yield what `read_matrix` reads, a few rows at a time."""
+    """Yield what `read_matrix` reads, a chunked rows at a time."""
     (_, n_columns), blocks = _read(path, 2)
     tidy = tidy_labels if what == "label" else tidy_features
     for block in blocks:
@@ -137,7 +137,7 @@ def _blocks(
     path: Path, lines: Iterator[str], n_rows: int, *, with_labels: bool
 ) -> Iterator[_Block]:
     done = 0
-    for chunk in few(_at_most(lines, n_rows), len):
+    for chunk in chunked(_at_most(lines, n_rows), len):
         yield _parse(path, chunk, done, with_labels=with_labels)
         done += len(chunk)
     if not done:

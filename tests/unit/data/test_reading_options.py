@@ -5,7 +5,7 @@ import logging
 import pytest
 
 from elias import load_corpus
-from elias.data.settings import reading_options
+from elias.data.load import reading_options
 from elias.errors import DataError
 
 NONE = {"text": None, "labels": None, "separator": None}
