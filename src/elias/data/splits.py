@@ -85,7 +85,8 @@ def _sparable(labels: csr_matrix, rows: Rows, remaining: NDArray[np.int64]) -> R
     on_last_point = remaining[chunk.indices] < 2
     before = np.concatenate([[0], np.cumsum(on_last_point)])
     n_last = before[chunk.indptr[1:]] - before[chunk.indptr[:-1]]
-    return rows[(n_last == 0) & (np.diff(chunk.indptr) > 0)]
+    sparable: NDArray[np.bool_] = (n_last == 0) & (np.diff(chunk.indptr) > 0)
+    return rows[sparable]
 
 
 def random_split(n_points: int, test_size: int, seed: int) -> tuple[Rows, Rows]:
