@@ -71,7 +71,7 @@ def configuration(chosen):
         beta=10.0,
     )
     stage = StageConfig(name="step", epochs=1, batch_size=chosen.batch, learn_graph=True)
-    return EliasConfig(index=index, stages=(stage,))
+    return EliasConfig(index=index, stages=(stage,)).resolve(chosen.batch, chosen.labels)
 
 
 def model_of(chosen, world):

@@ -13,6 +13,7 @@ from scipy.sparse import load_npz, save_npz
 
 from e2e.commands import elias
 from elias import Elias, EliasConfig, load_corpus, train
+from elias.config import EnsembleConfig
 from elias.data.synthetic import write_synthetic
 from elias.experiments import models
 
@@ -132,7 +133,9 @@ def test_the_ensemble_without_names_is_that_of_models_without_them(ablation, dat
         members.append(model)
     first, other = members
 
-    together = first.joined_by((other,), first.config.override({"ensemble.members": 2}))
+    together = first.joined_by(
+        (other,), dataclasses.replace(first.config, ensemble=EnsembleConfig(members=2))
+    )
 
     assert other.components[-1] == "calibrate"
     same(rows["elias/ensemble-unnamed", 0], together.evaluate(load_corpus(data)))

@@ -69,10 +69,11 @@ def train(model, stage, reduction, monkeypatch, record):
     labels = np.random.default_rng(0).random((len(TEXTS), N_LABELS)) < 0.25
     labels[:, 0] = True  # rows of one to three positives, fewer than the beam
     reports = []
+    config = EliasConfig(index=INDEX, loss=LossConfig(reduction=reduction), stages=(stage,))
     loop = StageLoop(
         model=model,
         stage=stage,
-        config=EliasConfig(index=INDEX, loss=LossConfig(reduction=reduction), stages=(stage,)),
+        config=config.resolve(len(TEXTS), N_LABELS),
         points=Points(model.encoder.tokenise(TEXTS), csr_matrix(labels)),
         rng=np.random.default_rng(1),
         validate=None,

@@ -15,7 +15,7 @@ from elias.cli.options import DeviceName, Overwrite, read_corpus
 from elias.cli.train import show_plan
 
 if TYPE_CHECKING:
-    from elias.config import EliasConfig
+    from elias.config import EliasConfig, ResolvedConfig
     from elias.data import Corpus
     from elias.inference.predictor import Elias
 
@@ -79,7 +79,7 @@ def _config(synthetic: bool) -> EliasConfig:
     return EliasConfig() if synthetic else EliasConfig.preset(PRESET)
 
 
-def _is_finished(run: Path, config: EliasConfig) -> bool:
+def _is_finished(run: Path, config: ResolvedConfig) -> bool:
     """Say whether the run folder has a model of just this configuration."""
     from elias.config import decisive, read_tree
     from elias.errors import ConfigError

@@ -13,7 +13,7 @@ from elias.cli.calibrate import probability_rows
 from elias.cli.options import AsJson
 
 if TYPE_CHECKING:
-    from elias.config import EliasConfig, EncoderConfig, IndexConfig
+    from elias.config import EliasConfig, EncoderConfig, ResolvedConfig, ResolvedIndex
     from elias.inference.predictor import Elias
     from elias.rerank import Reranker
 
@@ -65,7 +65,7 @@ def _pruned_line(pruned: dict[str, Any] | None) -> str | None:
     return f"{pruned['after']:,} of {pruned['before']:,}, pruned {by}"
 
 
-def config_rows(config: EliasConfig) -> list[tuple[str, Any]]:
+def config_rows(config: ResolvedConfig) -> list[tuple[str, Any]]:
     """Return what a resolved configuration comes to, for a table of names and values."""
     stages = "; ".join(
         f"{stage.name}: {stage.epochs} epochs of {stage.batch_size}"
@@ -95,7 +95,7 @@ def _ranker_of(reranker: Reranker | None) -> str:
     return ", ".join(parts)
 
 
-def ranker_line(config: EliasConfig) -> str:
+def ranker_line(config: ResolvedConfig) -> str:
     """Return what comes after the stages, in a few words."""
     rerank = config.rerank
     if not rerank.enabled:
@@ -106,7 +106,7 @@ def ranker_line(config: EliasConfig) -> str:
     return f"over the best {rerank.candidates} labels{calibrated} (rerank.enabled=false: none)"
 
 
-def _index_rows(index: IndexConfig) -> list[tuple[str, Any]]:
+def _index_rows(index: ResolvedIndex) -> list[tuple[str, Any]]:
     if index.kind == "all":
         storage = ", held in bfloat16" if index.label_storage == "compact" else ""
         return [("index", f"none, every label is scored{storage}")]
@@ -115,16 +115,14 @@ def _index_rows(index: IndexConfig) -> list[tuple[str, Any]]:
         ("edges per cluster κ", index.edges_per_cluster),
         ("beam b", index.beam_size),
         ("shortlist K", _shortlist(index)),
-        ("α, β", f"{index.alpha:g}, {index.beta:g}" if index.beta else f"{index.alpha:g}, open"),
+        ("α, β", f"{index.alpha:g}, {index.beta:g}"),
     ]
 
 
-def _shortlist(index: IndexConfig) -> str | None:
-    if index.shortlist_size is None:
-        return None
-    shorter = index.train_shortlist
-    differs = shorter is not None and shorter != index.shortlist_size
-    return f"{index.shortlist_size:,}" + (f", {shorter:,} while training" if differs else "")
+def _shortlist(index: ResolvedIndex) -> str:
+    differs = index.train_shortlist != index.shortlist_size
+    training = f", {index.train_shortlist:,} while training" if differs else ""
+    return f"{index.shortlist_size:,}{training}"
 
 
 def encoder_line(encoder: EncoderConfig) -> str:

@@ -25,7 +25,7 @@ from elias.cli.options import (
 from elias.cli.torchrun import several
 
 if TYPE_CHECKING:
-    from elias.config import EliasConfig
+    from elias.config import EliasConfig, ResolvedConfig
     from elias.data import Corpus
     from elias.inference.predictor import Elias
     from elias.training.dry_run import Rehearsal
@@ -158,7 +158,7 @@ def chosen_config(preset: str | None, file: Path | None, changes: list[str]) -> 
     return EliasConfig.from_dict(tree).override(dict(map(parse_override, changes)))
 
 
-def show_plan(config: EliasConfig, corpus: Corpus) -> None:
+def show_plan(config: ResolvedConfig, corpus: Corpus) -> None:
     """Tell what is going to be trained, sizes and all, on stderr."""
     counts = ", ".join(f"{len(split):,} {name}" for name, split in corpus.splits.items())
     rows = [("points", counts), ("labels", corpus.n_labels), *config_rows(config)]

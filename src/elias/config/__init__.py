@@ -15,6 +15,7 @@ from elias.config.io import (
     read_tree,
     without_rates,
 )
+from elias.config.resolve import ResolvedConfig, ResolvedEncoder, ResolvedIndex, fill_sizes
 from elias.config.schema import (
     DEFAULT_STAGES,
     ONE_VS_ALL_STAGES,
@@ -43,9 +44,13 @@ __all__ = [
     "IndexConfig",
     "LossConfig",
     "RerankConfig",
+    "ResolvedConfig",
+    "ResolvedEncoder",
+    "ResolvedIndex",
     "StageConfig",
     "TrackingConfig",
     "decisive",
+    "fill_sizes",
     "first_difference",
     "merge",
     "parse_override",

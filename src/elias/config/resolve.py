@@ -1,19 +1,19 @@
-"""Sizes that a configuration leaves open, derived from the number of points and labels.
+"""The resolved configuration: every size that was left open is derived from the data.
 
-Each rule is a function of its own; `derive` applies them in order, so that a size that was given
-shapes those that were not, and then checks that all of them fit together and the data.
+Each rule is a function of its own. `fill_sizes` applies them in order, so that a given size
+shapes the derived ones; `check_sizes` checks that all of them fit together and fit the data.
 """
 
 from __future__ import annotations
 
 import math
-from dataclasses import replace
-from typing import TYPE_CHECKING
+from dataclasses import dataclass, fields
+from typing import Any, TypeVar
 
+from elias.config.schema import EliasConfig, EncoderConfig, EvalConfig, IndexConfig, RerankConfig
 from elias.errors import ConfigError
 
-if TYPE_CHECKING:
-    from elias.config.schema import EliasConfig, IndexConfig
+T = TypeVar("T")
 
 
 LABELS_PER_CLUSTER = 100
@@ -30,31 +30,82 @@ MOST_RERANKED_LABELS = 200_000
 MOST_RERANKED_POINTS = 1_000_000
 
 
-def derive(config: EliasConfig, n_points: int, n_labels: int) -> EliasConfig:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ResolvedEncoder(EncoderConfig):
+    """An `EncoderConfig` without open sizes."""
+
+    min_count: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ResolvedIndex(IndexConfig):
+    """An `IndexConfig` without open sizes."""
+
+    n_clusters: int
+    edges_per_cluster: int
+    beam_size: int
+    shortlist_size: int
+    beta: float
+    train_clusters: int
+    train_shortlist: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ResolvedRerank(RerankConfig):
+    """A `RerankConfig` that says whether a ranker is trained."""
+
+    enabled: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ResolvedEval(EvalConfig):
+    """An `EvalConfig` that says how many points are held out."""
+
+    validation_size: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ResolvedConfig(EliasConfig):
+    """An `EliasConfig` without open sizes, as `EliasConfig.resolve` returns it.
+
+    Training, inference and saved models use this type. Its JSON is that of `EliasConfig`.
+    """
+
+    encoder: ResolvedEncoder
+    index: ResolvedIndex
+    rerank: ResolvedRerank
+    eval: ResolvedEval
+
+
+def fill_sizes(config: EliasConfig, n_points: int, n_labels: int) -> ResolvedConfig:
     """Return ``config`` with every open size filled in for N points and L labels.
 
+    The sizes are not checked against each other; `EliasConfig.resolve` does that as well.
+
     >>> from elias.config import EliasConfig
-    >>> index = derive(EliasConfig(), n_points=20_000, n_labels=8484).index
+    >>> index = fill_sizes(EliasConfig(), n_points=20_000, n_labels=8484).index
     >>> index.n_clusters, index.edges_per_cluster, index.beam_size, index.shortlist_size
     (128, 663, 20, 1000)
     """
-    if n_labels < 1:
-        raise ConfigError(f"a model needs at least one label, not {n_labels}")
-    index = _derive_index(config.index, n_labels)
-    _check(index, n_labels)
-    held_out = config.eval.validation_size
+    held_out, enabled = config.eval.validation_size, config.rerank.enabled
     if held_out is None:
         held_out = validation_size(n_points)
-    enabled = config.rerank.enabled
     if enabled is None:
         enabled = rerank_enabled(n_points, n_labels)
-    return replace(
+    least = config.encoder.min_count or min_count(n_points)
+    return _narrow(
+        ResolvedConfig,
         config,
-        encoder=replace(config.encoder, min_count=config.encoder.min_count or min_count(n_points)),
-        index=index,
-        rerank=replace(config.rerank, enabled=enabled),
-        eval=replace(config.eval, validation_size=held_out),
+        encoder=_narrow(ResolvedEncoder, config.encoder, min_count=least),
+        index=_fill_index(config.index, n_labels),
+        rerank=_narrow(ResolvedRerank, config.rerank, enabled=enabled),
+        eval=_narrow(ResolvedEval, config.eval, validation_size=held_out),
     )
+
+
+def _narrow(cls: type[T], config: Any, **values: Any) -> T:
+    """Return ``config`` as its subclass ``cls``, with ``values`` changed."""
+    return cls(**{field.name: getattr(config, field.name) for field in fields(config)} | values)
 
 
 def n_clusters(n_labels: int) -> int:
@@ -106,14 +157,26 @@ def rerank_enabled(n_points: int, n_labels: int) -> bool:
     return n_labels <= MOST_RERANKED_LABELS and n_points <= MOST_RERANKED_POINTS
 
 
-def _derive_index(index: IndexConfig, n_labels: int) -> IndexConfig:
-    if index.kind == "all":
-        return _whole(index, n_labels)
+def _fill_index(index: IndexConfig, n_labels: int) -> ResolvedIndex:
+    if index.kind == "all":  # one cluster that holds every label, each with a score of 1
+        return _narrow(
+            ResolvedIndex,
+            index,
+            n_clusters=1,
+            edges_per_cluster=n_labels,
+            beam_size=1,
+            train_clusters=1,
+            shortlist_size=n_labels,
+            train_shortlist=n_labels,
+            alpha=1.0,
+            beta=1.0,
+        )
     clusters = index.n_clusters or n_clusters(n_labels)
     edges = index.edges_per_cluster or edges_per_cluster(n_labels, clusters)
     beam = index.beam_size or beam_size(clusters)
     shortlist = index.shortlist_size or shortlist_size(n_labels, beam * edges)
-    return replace(
+    return _narrow(
+        ResolvedIndex,
         index,
         n_clusters=clusters,
         edges_per_cluster=edges,
@@ -125,40 +188,21 @@ def _derive_index(index: IndexConfig, n_labels: int) -> IndexConfig:
     )
 
 
-def _whole(index: IndexConfig, n_labels: int) -> IndexConfig:
-    """Return the sizes of one cluster that holds every label, each with a score of 1."""
-    return replace(
-        index,
-        n_clusters=1,
-        edges_per_cluster=n_labels,
-        beam_size=1,
-        train_clusters=1,
-        shortlist_size=n_labels,
-        train_shortlist=n_labels,
-        alpha=1.0,
-        beta=1.0,
-    )
-
-
-def _check(index: IndexConfig, n_labels: int) -> None:
-    """Refuse sizes that do not fit together; only given ones can fail."""
-    clusters, edges = index.n_clusters or 0, index.edges_per_cluster or 0
-    beam, shortlist = index.beam_size or 0, index.shortlist_size or 0
-    limits = [
-        ("n_clusters", clusters, n_labels, "the number of labels"),
-        ("edges_per_cluster", edges, n_labels, "the number of labels"),
-        ("beam_size", beam, clusters, "index.n_clusters"),
-        ("shortlist_size", shortlist, n_labels, "the number of labels"),
-        ("train_shortlist", index.train_shortlist or 0, n_labels, "the number of labels"),
-        ("shortlist_size", shortlist, beam * edges, "index.beam_size * index.edges_per_cluster"),
-        (
-            "train_shortlist",
-            index.train_shortlist or 0,
-            (index.train_clusters or 0) * edges,
-            "index.train_clusters * index.edges_per_cluster",
-        ),
-    ]
-    for name, value, limit, meaning in limits:
+def check_sizes(index: ResolvedIndex, n_labels: int) -> None:
+    """Raise `ConfigError` for sizes that do not fit together; derived sizes always fit."""
+    clusters, edges = index.n_clusters, index.edges_per_cluster
+    labels = (n_labels, "the number of labels")
+    paths = (index.beam_size * edges, "index.beam_size * index.edges_per_cluster")
+    train_paths = (index.train_clusters * edges, "index.train_clusters * index.edges_per_cluster")
+    for name, value, (limit, meaning) in (
+        ("n_clusters", clusters, labels),
+        ("edges_per_cluster", edges, labels),
+        ("beam_size", index.beam_size, (clusters, "index.n_clusters")),
+        ("shortlist_size", index.shortlist_size, labels),
+        ("train_shortlist", index.train_shortlist, labels),
+        ("shortlist_size", index.shortlist_size, paths),
+        ("train_shortlist", index.train_shortlist, train_paths),
+    ):
         if value > limit:
             raise ConfigError(
                 f"index.{name} is {value}, more than {meaning} ({limit}); "

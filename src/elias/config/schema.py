@@ -7,11 +7,13 @@ import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, Self
 
 from elias.config.io import build, preset_tree, read_tree, set_key
-from elias.config.resolve import derive
 from elias.errors import ConfigError
+
+if TYPE_CHECKING:
+    from elias.config.resolve import ResolvedConfig
 
 
 def need(condition: bool, message: str) -> None:
@@ -484,7 +486,7 @@ class EliasConfig:
         return cls.from_dict(preset_tree(name))
 
     @classmethod
-    def from_dict(cls, tree: Mapping[str, Any]) -> EliasConfig:
+    def from_dict(cls, tree: Mapping[str, Any]) -> Self:
         """Build the configuration from a nested mapping, refusing unknown keys."""
         return build(cls, tree)
 
@@ -503,7 +505,7 @@ class EliasConfig:
         """Return the seed of what differs between the members of an ensemble."""
         return self.seed + (self.ensemble.first_member << 32)
 
-    def member(self, number: int) -> EliasConfig:
+    def member(self, number: int) -> Self:
         """Return the configuration of one member, counted from the first, by itself."""
         first = self.ensemble.first_member + number
         return replace(self, ensemble=EnsembleConfig(members=1, first_member=first))
@@ -511,16 +513,27 @@ class EliasConfig:
     def override(self, changes: Mapping[str, Any]) -> EliasConfig:
         """Return a copy with dotted keys changed, e.g. ``{"stages.stage2.epochs": 3}``.
 
-        Stages are named by position or by their name.
+        Stages are named by position or by their name. A size may be set to None, so the copy is
+        to be resolved again.
         """
         tree = self.to_dict()
         if "index.kind" in changes:  # first: it decides which stages there are to change
             set_key(tree, "index.kind", changes["index.kind"])
-            tree = self.from_dict(tree).to_dict()
+            tree = EliasConfig.from_dict(tree).to_dict()
         for key, value in changes.items():
             set_key(tree, key, value)
-        return self.from_dict(tree)
+        return EliasConfig.from_dict(tree)
 
-    def resolve(self, n_points: int, n_labels: int) -> EliasConfig:
-        """Return a copy in which every size left open is derived from the data."""
-        return derive(self, n_points, n_labels)
+    def resolve(self, n_points: int, n_labels: int) -> ResolvedConfig:
+        """Return a copy in which every size left open is derived from the data.
+
+        Raises:
+            ConfigError: If a given size does not fit the others or the number of labels.
+        """
+        from elias.config.resolve import check_sizes, fill_sizes  # its types derive from these
+
+        if n_labels < 1:
+            raise ConfigError(f"a model needs at least one label, not {n_labels}")
+        resolved = fill_sizes(self, n_points, n_labels)
+        check_sizes(resolved.index, n_labels)
+        return resolved

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
     from scipy.sparse import csr_matrix
 
-    from elias.config import EliasConfig
+    from elias.config import ResolvedConfig
     from elias.data.corpus import Corpus, Split
 
     Rows = NDArray[np.int64]
@@ -137,7 +137,7 @@ def sample_points(labels: csr_matrix, size: int, seed: int) -> Rows:
     return np.sort(order[taken])
 
 
-def validation_split(corpus: Corpus, config: EliasConfig) -> tuple[Split, Split | None]:
+def validation_split(corpus: Corpus, config: ResolvedConfig) -> tuple[Split, Split | None]:
     """Return the training and validation splits that `train` uses.
 
     These are the splits of the corpus if it has a validation split. Otherwise points are held out
@@ -147,7 +147,6 @@ def validation_split(corpus: Corpus, config: EliasConfig) -> tuple[Split, Split 
     if corpus.validation is not None:
         return corpus.train, corpus.validation
     size = config.eval.validation_size
-    assert size is not None
     if size == 0:
         return corpus.train, None
     train = corpus.train

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
     from pathlib import Path
 
-    from elias.config import EliasConfig, EncoderConfig
+    from elias.config import EliasConfig, ResolvedConfig, ResolvedEncoder
     from elias.distributed import World
     from elias.inference.predictor import Elias
     from elias.model.encoder import TextEncoder
@@ -98,7 +98,7 @@ def _hand_on(world: World, texts: list[str] | None) -> list[str] | None:
 
 def shared_encoder(
     world: World | None,
-    config: EncoderConfig,
+    config: ResolvedEncoder,
     texts: Sequence[str] | None,
     n_features: int | None,
 ) -> TextEncoder:
@@ -131,7 +131,7 @@ def shared_encoder(
 def open_shared_run(
     world: World | None,
     folder: Path | None,
-    config: EliasConfig,
+    config: ResolvedConfig,
     *,
     overwrite: bool,
     made_of: Mapping[str, Any],

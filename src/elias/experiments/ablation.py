@@ -13,7 +13,7 @@ from elias.inference.predict import ENSEMBLE
 from elias.report.sections import COMPONENTS
 
 if TYPE_CHECKING:
-    from elias.config import EliasConfig
+    from elias.config import ResolvedConfig
     from elias.experiments.runner import Setting
 
 
@@ -59,7 +59,7 @@ def ablation(
     )
 
 
-def _titles(config: EliasConfig, members: int) -> dict[str, str]:
+def _titles(config: ResolvedConfig, members: int) -> dict[str, str]:
     """Return what the rows are called, each adding to the one above."""
     first, *others = (stage.name for stage in config.stages)
     added = {name: f"+ {name}" for name in others}

@@ -34,7 +34,7 @@ from elias.inference.predict import CALIBRATE, ENSEMBLE, NAMES, RERANK
 from elias.inference.predictor import EVALUATED
 
 if TYPE_CHECKING:
-    from elias.config import EliasConfig
+    from elias.config import ResolvedConfig
     from elias.experiments.peers import PointFeatures
     from elias.experiments.runner import Setting
 
@@ -121,7 +121,7 @@ def _remarks(peers: Mapping[str, Peer]) -> list[str]:
     ]
 
 
-def _titles(config: EliasConfig, members: int) -> dict[str, str]:
+def _titles(config: ResolvedConfig, members: int) -> dict[str, str]:
     name = "one-vs-all" if config.index.kind == "all" else "ELIAS"
     whole = f"{name}++" if config.rerank.enabled else name
     named = " with label names" if _names_labels(config) else ""
@@ -134,7 +134,7 @@ def _titles(config: EliasConfig, members: int) -> dict[str, str]:
     }
 
 
-def _names_labels(config: EliasConfig) -> bool:
+def _names_labels(config: ResolvedConfig) -> bool:
     return bool(config.rerank.enabled) and config.rerank.calibrate and config.rerank.names
 
 

@@ -25,7 +25,7 @@ from elias.training.run import CONFIG_FILE, RunRecords, read_records
 from elias.training.trainer import train
 
 if TYPE_CHECKING:
-    from elias.config import EliasConfig
+    from elias.config import ResolvedConfig
     from elias.experiments.runner import Setting
     from elias.predictions import Predictions
 
@@ -82,7 +82,7 @@ class Models:
     def __init__(self, setting: Setting) -> None:
         self.setting = setting
 
-    def check(self, wanted: Mapping[str, EliasConfig]) -> None:
+    def check(self, wanted: Mapping[str, ResolvedConfig]) -> None:
         """Refuse runs in the way of the models to be trained, before anything is."""
         if self.setting.overwrite:
             return
@@ -97,7 +97,7 @@ class Models:
                     "use --overwrite or another --out"
                 )
 
-    def get(self, name: str, config: EliasConfig) -> Kept:
+    def get(self, name: str, config: ResolvedConfig) -> Kept:
         """Return the model of a configuration: read from its run if that is finished, or trained.
 
         Raises:
@@ -133,7 +133,7 @@ class Models:
         except ConfigError:
             return None
 
-    def _is_finished(self, name: str, config: EliasConfig) -> bool:
+    def _is_finished(self, name: str, config: ResolvedConfig) -> bool:
         there = (self._folder(name) / MODEL_FOLDER).is_dir()
         return there and self._held(name) == decisive(config.to_dict())
 
@@ -267,7 +267,7 @@ class OwnModel:
         if self.members < 1:
             raise ConfigError(f"--members must be >= 1, not {self.members}")
 
-    def runs(self, seed: int) -> dict[str, EliasConfig]:
+    def runs(self, seed: int) -> dict[str, ResolvedConfig]:
         """Return the runs it takes with their configurations."""
         first = replace(self.setting.config, seed=seed)
         return {run_name(OURS, seed, i): first.member(i) for i in range(self.members)}
@@ -292,7 +292,7 @@ class OwnModel:
         )
         return [*alone, together]
 
-    def _alone(self, seed: int, member: int, name: str, config: EliasConfig) -> Task:
+    def _alone(self, seed: int, member: int, name: str, config: ResolvedConfig) -> Task:
         which = f"member {member + 1} of {self.members}" if member else "the model"
         return Task(
             name=name,
@@ -305,7 +305,7 @@ class OwnModel:
             measure=lambda: self._single(name, config, member),
         )
 
-    def _single(self, name: str, config: EliasConfig, member: int) -> list[Row]:
+    def _single(self, name: str, config: ResolvedConfig, member: int) -> list[Row]:
         kept = self.models.get(name, config)
         components = kept.model.metadata["metrics"] if self.stages else kept.model.components
         timed = self.setting if self.timed else None

@@ -92,7 +92,7 @@ def prune(
     if not learns_graph(setting.config):
         raise ConfigError("no stage learns a graph, so there are no edges to prune")
     source = _Source(setting, Models(setting), model)
-    cuts = _cuts(thresholds, tops, setting.config.index.edges_per_cluster or 1)
+    cuts = _cuts(thresholds, tops, setting.config.index.edges_per_cluster)
     part = single_component(setting, component) if model is None else component
     if model is not None:
         part = model.check_component(component or setting.config.stages[-1].name)

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 import elias
-from elias.config import EliasConfig, decisive, first_difference
+from elias.config import EliasConfig, ResolvedConfig, decisive, first_difference
 from elias.data.stats import corpus_stats
 from elias.errors import ConfigError, DataError, RunError
 from elias.experiments.tables import Line, Row, summarise
@@ -39,7 +39,7 @@ logger = logging.getLogger(__name__)
 class Setting:
     """What every experiment starts from."""
 
-    config: EliasConfig
+    config: ResolvedConfig
     """Resolved by `of`."""
     corpus: Corpus
     """With test points: every number is measured on those."""
@@ -90,7 +90,7 @@ class Setting:
         stats: dict[str, Any] = json.loads(json.dumps(corpus_stats(self.corpus).to_dict()))
         return {**stats, "fingerprint": self.corpus.fingerprint()}
 
-    def seeded(self, seed: int) -> EliasConfig:
+    def seeded(self, seed: int) -> ResolvedConfig:
         """Return the configuration of one model with a seed."""
         return replace(self.config, seed=seed).member(0)
 

@@ -22,7 +22,7 @@ from elias.experiments.tables import MS_PER_POINT, TRAIN_SECONDS, Row, Table
 from elias.inference.predict import CALIBRATE, NAMES, RERANK
 
 if TYPE_CHECKING:
-    from elias.config import EliasConfig
+    from elias.config import ResolvedConfig
     from elias.experiments.models import Kept
     from elias.experiments.runner import Setting
 
@@ -34,23 +34,23 @@ class Parameter:
     symbol: str
     factors: Sequence[float]
     """Default values, as multiples of the configuration's."""
-    read: Callable[[EliasConfig], float]
-    change: Callable[[EliasConfig, float], EliasConfig]
-    limits: Callable[[EliasConfig, int], tuple[float, float]]
+    read: Callable[[ResolvedConfig], float]
+    change: Callable[[ResolvedConfig, float], ResolvedConfig]
+    limits: Callable[[ResolvedConfig, int], tuple[float, float]]
     """The lowest and the highest value, given the number of labels."""
     whole: bool = False
     """Whether it counts something."""
     trained: bool = True
     """Whether a value takes another model, or another search."""
 
-    def defaults(self, config: EliasConfig, n_labels: int) -> list[float]:
+    def defaults(self, config: ResolvedConfig, n_labels: int) -> list[float]:
         """Return values around that of the configuration, within the limits."""
         low, high = self.limits(config, n_labels)
         base = self.read(config) or 1.0
         scaled = (min(max(factor * base, low), high) for factor in self.factors)
         return sorted({float(round(v)) if self.whole else float(f"{v:.6g}") for v in scaled})
 
-    def check(self, values: Sequence[float], config: EliasConfig, n_labels: int) -> list[float]:
+    def check(self, values: Sequence[float], config: ResolvedConfig, n_labels: int) -> list[float]:
         """Return the values in order, each once; refuse what cannot be."""
         low, high = self.limits(config, n_labels)
         for value in values:
@@ -72,27 +72,27 @@ def parameter_called(name: str) -> Parameter:
     return PARAMETERS[name]
 
 
-def _lambda(config: EliasConfig, value: float) -> EliasConfig:
+def _lambda(config: ResolvedConfig, value: float) -> ResolvedConfig:
     stages = tuple(replace(stage, shortlist_loss_weight=value) for stage in config.stages)
     return replace(config, stages=stages)
 
 
-def _index(config: EliasConfig, **changes: Any) -> EliasConfig:
+def _index(config: ResolvedConfig, **changes: Any) -> ResolvedConfig:
     return replace(config, index=replace(config.index, **changes))
 
 
-def _kappa(config: EliasConfig, value: float) -> EliasConfig:
+def _kappa(config: ResolvedConfig, value: float) -> ResolvedConfig:
     """Change κ; a beam with fewer edges than the shortlist has places takes a shorter one."""
     index = config.index
-    reached = (index.beam_size or 1) * int(value)
-    shortlist = min(index.shortlist_size or reached, reached)
-    training = min(index.train_shortlist or shortlist, reached)
+    reached = index.beam_size * int(value)
+    shortlist = min(index.shortlist_size, reached)
+    training = min(index.train_shortlist, reached)
     return _index(
         config, edges_per_cluster=int(value), shortlist_size=shortlist, train_shortlist=training
     )
 
 
-def _budget(config: EliasConfig, n_labels: int) -> tuple[float, float]:
+def _budget(config: ResolvedConfig, n_labels: int) -> tuple[float, float]:
     """Return the limits of α and β."""
     del config, n_labels
     return 1.0, math.inf
@@ -109,10 +109,10 @@ PARAMETERS = {
     "kappa": Parameter(
         symbol="κ",
         factors=(0.1, 0.2, 0.5, 1.0, 2.0),
-        read=lambda config: config.index.edges_per_cluster or 1,
+        read=lambda config: config.index.edges_per_cluster,
         change=_kappa,
         # fewer than L/C would leave labels without an edge
-        limits=lambda config, n: (math.ceil(n / (config.index.n_clusters or 1)), n),
+        limits=lambda config, n: (math.ceil(n / config.index.n_clusters), n),
         whole=True,
     ),
     "alpha": Parameter(
@@ -125,23 +125,23 @@ PARAMETERS = {
     "beta": Parameter(
         symbol="β",
         factors=(0.1, 0.3, 1.0, 3.0, 10.0),
-        read=lambda config: config.index.beta or 1.0,
+        read=lambda config: config.index.beta,
         change=lambda config, value: _index(config, beta=value),
         limits=_budget,
     ),
     "beam": Parameter(
         symbol="b",
         factors=(0.05, 0.1, 0.25, 0.5, 1.0, 2.0, 4.0),
-        read=lambda config: config.index.beam_size or 1,
+        read=lambda config: config.index.beam_size,
         change=lambda config, value: _index(config, beam_size=int(value)),
-        limits=lambda config, _n_labels: (1.0, config.index.n_clusters or 1),
+        limits=lambda config, _n_labels: (1.0, config.index.n_clusters),
         whole=True,
         trained=False,
     ),
     "shortlist": Parameter(
         symbol="K",
         factors=(0.1, 0.25, 0.5, 1.0, 2.0, 4.0),
-        read=lambda config: config.index.shortlist_size or 1,
+        read=lambda config: config.index.shortlist_size,
         change=lambda config, value: _index(config, shortlist_size=int(value)),
         limits=lambda _config, n: (1.0, n),
         whole=True,
@@ -208,7 +208,7 @@ class _Sweep:
     shared: Callable[[int], Kept]
     """The model of the configuration as it is, one seed at a time."""
 
-    def run(self, value: float, seed: int) -> tuple[str, EliasConfig]:
+    def run(self, value: float, seed: int) -> tuple[str, ResolvedConfig]:
         """Return the run that a value takes, and its configuration."""
         base = self.setting.seeded(seed)
         if not self.parameter.trained:
@@ -240,7 +240,7 @@ class _Sweep:
             measure=lambda: [self._row(value, seed, name, config)],
         )
 
-    def _row(self, value: float, seed: int, name: str, config: EliasConfig) -> Row:
+    def _row(self, value: float, seed: int, name: str, config: ResolvedConfig) -> Row:
         kept = self.models.get(name, config) if self.parameter.trained else self.shared(seed)
         model = kept.model
         if not self.parameter.trained:

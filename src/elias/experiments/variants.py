@@ -13,7 +13,7 @@ from elias.report.sections import COMPONENTS
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from elias.config import EliasConfig
+    from elias.config import EliasConfig, ResolvedConfig
     from elias.experiments.models import Models
     from elias.experiments.runner import Setting
     from elias.experiments.tables import Row
@@ -56,7 +56,7 @@ class Twin:
     timed: bool = False
     """Whether predictions are timed."""
 
-    def runs(self, seed: int) -> dict[str, EliasConfig]:
+    def runs(self, seed: int) -> dict[str, ResolvedConfig]:
         """Return the run it takes with its configuration."""
         corpus = self.setting.corpus
         twin = self.make(self.setting.seeded(seed)).resolve(len(corpus.train), corpus.n_labels)
@@ -74,7 +74,7 @@ class Twin:
             )
         ]
 
-    def _measure(self, name: str, config: EliasConfig) -> list[Row]:
+    def _measure(self, name: str, config: ResolvedConfig) -> list[Row]:
         kept = self.models.get(name, config)
         timed = self.setting if self.timed else None
         return component_rows(kept, kept.model.components, self.name, self._title, timed)

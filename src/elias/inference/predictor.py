@@ -43,7 +43,7 @@ from elias.rerank.probabilities import check_target
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-    from elias.config import EliasConfig
+    from elias.config import ResolvedConfig
     from elias.data.corpus import Corpus, Split
     from elias.distributed import World
     from elias.metrics import Metrics
@@ -101,7 +101,7 @@ class Elias:
     def __init__(
         self,
         model: EliasModel,
-        config: EliasConfig,
+        config: ResolvedConfig,
         label_names: Sequence[str],
         metadata: dict[str, Any] | None = None,
         *,
@@ -138,7 +138,7 @@ class Elias:
             return (self,)
         return (self.joined_by((), self.config.member(0)), *self.others)
 
-    def joined_by(self, others: Sequence[Elias], config: EliasConfig) -> Elias:
+    def joined_by(self, others: Sequence[Elias], config: ResolvedConfig) -> Elias:
         """Return this model as the first member of an ensemble with others, or with none."""
         return Elias(
             self.model,
@@ -199,8 +199,6 @@ class Elias:
     def sizes(self) -> SearchSizes:
         """Return how wide the model searches."""
         index = self.config.index
-        assert index.beam_size is not None
-        assert index.shortlist_size is not None
         return SearchSizes(index.beam_size, index.shortlist_size)
 
     def predict(

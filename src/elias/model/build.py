@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from elias.config import EncoderConfig
+from elias.config import EncoderConfig, ResolvedEncoder
 from elias.errors import (
     CONFIG_FILE,
     ENCODER_FOLDER,
@@ -29,7 +29,7 @@ IDF = "vocabulary.idf"
 
 
 def build_encoder(
-    config: EncoderConfig, texts: Sequence[str] | None, n_features: int | None
+    config: ResolvedEncoder, texts: Sequence[str] | None, n_features: int | None
 ) -> TextEncoder:
     """Return a fresh encoder for a corpus of texts, or of ``n_features`` ready features.
 
@@ -51,7 +51,6 @@ def build_encoder(
         if not n_features:
             raise DataError("the corpus has neither texts nor features; nothing to learn from")
         return BagEncoder(config, None, n_features)
-    assert config.min_count is not None, "open sizes are derived from the corpus first"
     featurizer = Featurizer.fit(
         texts,
         char_ngrams=config.char_ngrams,

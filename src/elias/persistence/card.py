@@ -8,7 +8,7 @@ from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
 import elias
-from elias.config import EliasConfig, EncoderConfig, IndexConfig
+from elias.config import EncoderConfig, ResolvedConfig, ResolvedIndex
 
 _PACKAGES = ("torch", "transformers", "numpy")
 _EXAMPLES = 5  # labels named in the card
@@ -57,7 +57,7 @@ no others, and repeats what its training data got wrong.
 
 
 def model_card(
-    config: EliasConfig,
+    config: ResolvedConfig,
     label_names: Sequence[str],
     metadata: Mapping[str, Any],
     *,
@@ -120,13 +120,12 @@ def _front_results(metrics: Mapping[str, Any], n_labels: int) -> str:
     )
 
 
-def _parts(index: IndexConfig) -> str:
+def _parts(index: ResolvedIndex) -> str:
     if index.kind == "all":
         return "a text encoder and one classifier per\nlabel, all of which are asked (one-vs-all)"
-    clusters = "clusters" if index.n_clusters is None else f"{index.n_clusters:,} clusters"
     return (
-        f"a text encoder, an index of {clusters}\nover the labels that is learned with it, and one "
-        "classifier per label"
+        f"a text encoder, an index of {index.n_clusters:,} clusters\n"
+        "over the labels that is learned with it, and one classifier per label"
     )
 
 

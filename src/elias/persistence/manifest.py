@@ -21,7 +21,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 import elias
-from elias.config import EliasConfig, EncoderConfig
+from elias.config import EliasConfig, EncoderConfig, ResolvedConfig, fill_sizes
 from elias.data.atomic import staged_folder
 from elias.errors import (
     CARD_FILE,
@@ -63,7 +63,7 @@ class LoadedModel(NamedTuple):
     """A saved model, ready to predict."""
 
     model: EliasModel
-    config: EliasConfig
+    config: ResolvedConfig
     label_names: tuple[str, ...]
     metadata: dict[str, Any]
     """What was said of the model when it was saved: metrics, data statistics."""
@@ -81,7 +81,7 @@ class _Description(NamedTuple):
     alpha: float
     beta: float
     encoder: dict[str, Any]
-    config: EliasConfig
+    config: ResolvedConfig
     metadata: dict[str, Any]
     beside: dict[str, int]
 
@@ -90,7 +90,7 @@ def save_model(
     folder: str | Path,
     model: EliasModel,
     *,
-    config: EliasConfig,
+    config: ResolvedConfig,
     label_names: Sequence[str],
     metadata: Mapping[str, Any],
     card: str,
@@ -146,7 +146,7 @@ def write_model(
     folder: Path,
     model: EliasModel,
     *,
-    config: EliasConfig,
+    config: ResolvedConfig,
     label_names: Sequence[str],
     metadata: Mapping[str, Any],
     card: str,
@@ -323,7 +323,8 @@ def _read_description(folder: Path) -> _Description:
         tree["beside"] = {}
     _check_values(path, tree)
     try:
-        config = EliasConfig.from_dict(tree["config"])
+        # sizes that older versions did not save only matter to training
+        config = fill_sizes(EliasConfig.from_dict(tree["config"]), 0, tree["n_labels"])
     except ConfigError as error:
         raise broken(path, f"config does not fit this version of elias-xmc ({error})") from error
     values = {key: tree[key] for key in _NEEDED}
@@ -438,7 +439,7 @@ class SavedModel:
     """The parts of a model."""
 
     model: EliasModel
-    config: EliasConfig
+    config: ResolvedConfig
     label_names: Sequence[str]
     metadata: Mapping[str, Any]
     reranker: Reranker | None = None

@@ -26,7 +26,7 @@ from elias.training.memory import Expected, Fit, expected_memory, fits, remedies
 from elias.training.stage import Points, StageLoop
 
 if TYPE_CHECKING:
-    from elias.config import EliasConfig, StageConfig
+    from elias.config import ResolvedConfig, StageConfig
     from elias.data.corpus import Corpus, Split
     from elias.inference.predictor import Elias
     from elias.model.encoder import TextEncoder
@@ -55,7 +55,7 @@ class Rehearsal(NamedTuple):
 
 
 def rehearse(
-    config: EliasConfig,
+    config: ResolvedConfig,
     corpus: Corpus,
     device: torch.device,
     *,
@@ -106,17 +106,15 @@ def rehearse(
     )
 
 
-def n_parameters(config: EliasConfig, n_labels: int, encoder: TextEncoder) -> int:
+def n_parameters(config: ResolvedConfig, n_labels: int, encoder: TextEncoder) -> int:
     """Return how many weights the model has: encoder, Ŵ_C, W_L and the edges of A."""
     index = config.index
-    assert index.n_clusters is not None
-    assert index.edges_per_cluster is not None
     n_rows = index.n_clusters + n_labels  # each with a weight for every dimension and a bias
     in_encoder = sum(weight.numel() for weight in encoder.parameters())
     return in_encoder + n_rows * (encoder.dim + 1) + index.n_clusters * index.edges_per_cluster
 
 
-def _encoder(config: EliasConfig, points: Split, init_from: Elias | None) -> TextEncoder:
+def _encoder(config: ResolvedConfig, points: Split, init_from: Elias | None) -> TextEncoder:
     if init_from is not None:
         encoder: TextEncoder = copy.deepcopy(init_from.model.encoder)
         return encoder
@@ -146,7 +144,7 @@ def _words(sample: Split) -> float:
 
 
 def _timed(
-    config: EliasConfig,
+    config: ResolvedConfig,
     encoder: TextEncoder,
     points: Points,
     n_points: int,
@@ -167,7 +165,7 @@ def _timed(
 
 
 def _step_seconds(
-    config: EliasConfig, stage: StageConfig, model: EliasModel, points: Points
+    config: ResolvedConfig, stage: StageConfig, model: EliasModel, points: Points
 ) -> float:
     def run(n_steps: int) -> float:
         rows = np.arange(n_steps * stage.batch_size) % len(points.tokens)
@@ -191,16 +189,13 @@ def _step_seconds(
 
 
 def _model(
-    config: EliasConfig, stage: StageConfig, encoder: TextEncoder, n_labels: int
+    config: ResolvedConfig, stage: StageConfig, encoder: TextEncoder, n_labels: int
 ) -> EliasModel:
     """Return a model of the right sizes; which labels its clusters hold does not matter here."""
     index = config.index
     if index.kind == "all":
         model: EliasModel = OneVsAll(encoder, n_labels)
     else:
-        assert index.n_clusters is not None
-        assert index.edges_per_cluster is not None
-        assert index.beta is not None
         edges = partition_edges(torch.arange(n_labels) % index.n_clusters, index.n_clusters)
         logits = None
         if stage.learn_graph:

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
     from scipy.sparse import csr_matrix
 
-    from elias.config import EliasConfig, StageConfig
+    from elias.config import ResolvedConfig, StageConfig
     from elias.distributed import World
     from elias.model.elias import LinearRows
     from elias.model.encoder import TextEncoder
@@ -128,7 +128,7 @@ def _unit(rows: NDArray[np.float32]) -> NDArray[np.float32]:
 class Setup:
     """Makes what stages begin with."""
 
-    config: EliasConfig
+    config: ResolvedConfig
     encoder: TextEncoder
     points: Points
     """Those to compute from."""
@@ -158,9 +158,9 @@ class Setup:
             return np.zeros(self.points.labels.shape[1], dtype=np.int64)
         assert self.bow is not None
         sparse, dense = label_centroids(self.points.labels, self.bow, embedding)
-        n_clusters = self.config.index.n_clusters
-        assert n_clusters is not None
-        return balanced_clusters(sparse, dense, n_clusters, self.config.member_seed)
+        return balanced_clusters(
+            sparse, dense, self.config.index.n_clusters, self.config.member_seed
+        )
 
     def model(self, partition: NDArray[np.int64]) -> EliasModel:
         """Return a model on the fixed graph of a partition, its classifiers yet to be started."""
@@ -168,8 +168,6 @@ class Setup:
         rows = self.rows(len(partition))
         if index.kind == "all":
             return OneVsAll(self.encoder, len(partition), rows)
-        assert index.n_clusters is not None
-        assert index.beta is not None
         edges = partition_edges(torch.from_numpy(partition), index.n_clusters)
         graph = LabelGraph(edges, len(partition), index.beta)
         return EliasModel(self.encoder, graph, index.alpha, rows)
@@ -208,8 +206,6 @@ class Setup:
     ) -> EliasModel:
         """Return the model with a learned graph, its edges from where the points go (Eq. 9–10)."""
         index = self.config.index
-        assert index.beam_size is not None
-        assert index.beta is not None
         tokens, world = self.points.tokens, self.world
         if world is None:
             walked = cluster_all(model, tokens, index.beam_size)
@@ -238,7 +234,6 @@ class Setup:
         """Return the edges of the learned graph and their first logits (C, κ each)."""
         index = self.config.index
         assert walked is not None
-        assert index.edges_per_cluster is not None
         generator = torch.Generator().manual_seed(self.config.member_seed * 1000 + position)
         with progress("Choosing edges", 3) as advance:
             counts = edge_counts(
@@ -258,5 +253,4 @@ class Setup:
     def _prior(self) -> float:
         """Return the log of the share of relevant labels in a shortlist: where biases start."""
         per_point = max(self.labels_per_point, 1e-3)
-        assert self.config.index.train_shortlist is not None
         return min(0.0, math.log(per_point / self.config.index.train_shortlist))

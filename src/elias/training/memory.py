@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
     from scipy.sparse import csr_matrix
 
-    from elias.config import EliasConfig, StageConfig
+    from elias.config import ResolvedConfig, StageConfig
     from elias.model.encoder import TextEncoder
     from elias.text.tokens import Tokens
 
@@ -162,7 +162,7 @@ def sizes_of(
     tokens: Tokens,
     n_setup: int,
     bow_per_text: float,
-    config: EliasConfig,
+    config: ResolvedConfig,
     n_processes: int = 1,
 ) -> Sizes:
     """Return the sizes of a run on points with these labels; ``tokens`` may be of some of them."""
@@ -210,7 +210,7 @@ class Expected:
 
 def expected_memory(
     sizes: Sizes,
-    config: EliasConfig,
+    config: ResolvedConfig,
     device: torch.device,
     *,
     resident: int = 0,
@@ -265,15 +265,13 @@ def _setup(sizes: Sizes) -> int:
 
 def _stage(
     sizes: Sizes,
-    config: EliasConfig,
+    config: ResolvedConfig,
     stage: StageConfig,
     device: torch.device,
     by_kernels: bool,
 ) -> dict[str, int]:
     """Return what the steps of a stage take on their device."""
     index = config.index
-    assert index.n_clusters is not None
-    assert index.edges_per_cluster is not None
     clusters, dim = index.n_clusters, sizes.dim
     labels = -(-sizes.n_labels // sizes.n_processes)  # rows of W_L are dealt to the processes
     width = index.edges_per_cluster if stage.learn_graph else -(-sizes.n_labels // clusters)
@@ -309,7 +307,7 @@ def _stage(
 
 
 def _encoder_activations(
-    sizes: Sizes, config: EliasConfig, stage: StageConfig, device: torch.device
+    sizes: Sizes, config: ResolvedConfig, stage: StageConfig, device: torch.device
 ) -> int:
     batch = min(stage.batch_size, sizes.n_points)
     if not sizes.layers:
@@ -336,13 +334,10 @@ def _encoder_activations(
 
 
 def _index_activations(
-    sizes: Sizes, config: EliasConfig, stage: StageConfig, edges: int, by_kernels: bool
+    sizes: Sizes, config: ResolvedConfig, stage: StageConfig, edges: int, by_kernels: bool
 ) -> int:
     index, dim = config.index, sizes.dim
     batch = min(stage.batch_size, sizes.n_points)
-    assert index.n_clusters is not None
-    assert index.train_clusters is not None
-    assert index.train_shortlist is not None
     if index.kind == "all":  # in chunks of labels
         return batch * min(sizes.n_labels, 1 << 15) * 4 * FLOAT + (1 << 15) * dim * 2 * FLOAT
     slots = batch * index.train_shortlist
@@ -411,7 +406,7 @@ def _on_host(expected: Expected) -> int:
 def refuse_what_cannot_fit(
     expected: Expected,
     sizes: Sizes,
-    config: EliasConfig,
+    config: ResolvedConfig,
     device: torch.device,
     *,
     resident: int,
@@ -449,7 +444,7 @@ def refuse_what_cannot_fit(
 def remedies(
     expected: Expected,
     sizes: Sizes,
-    config: EliasConfig,
+    config: ResolvedConfig,
     device: torch.device,
     found_room: Sequence[Fit] = (),
 ) -> list[str]:
@@ -482,7 +477,7 @@ def remedies(
 def _batch_that_fits(
     expected: Expected,
     sizes: Sizes,
-    config: EliasConfig,
+    config: ResolvedConfig,
     device: torch.device,
     found: Sequence[Fit],
 ) -> int:
@@ -507,7 +502,7 @@ def _batch_that_fits(
     return half
 
 
-def _narrower(sizes: Sizes, config: EliasConfig, device: torch.device) -> list[str]:
+def _narrower(sizes: Sizes, config: ResolvedConfig, device: torch.device) -> list[str]:
     found = []
     key = "encoder.bottleneck" if sizes.layers else "encoder.dim"
     if sizes.dim > 64:

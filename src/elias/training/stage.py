@@ -46,7 +46,7 @@ if TYPE_CHECKING:
     from scipy.sparse import csr_matrix
     from torch import Tensor
 
-    from elias.config import EliasConfig
+    from elias.config import ResolvedConfig
     from elias.distributed import World
     from elias.model.elias import EliasModel, Losses
     from elias.text.tokens import Tokens
@@ -184,7 +184,7 @@ class StageLoop:
 
     model: EliasModel
     stage: StageConfig
-    config: EliasConfig
+    config: ResolvedConfig
     points: Points
     rng: np.random.Generator
     validate: Callable[[EliasModel], dict[str, float]] | None
@@ -401,7 +401,9 @@ class StageLoop:
                 tokens = rectangle(
                     self.points.tokens, rows, pad_id=encoder.pad_id, longest=encoder.longest
                 )
-                positives = pad_positives(positives, self._beam_size, self.model.n_labels)
+                positives = pad_positives(
+                    positives, self.config.index.train_clusters, self.model.n_labels
+                )
             return (tokens.pinned(), positives.pin_memory()) if on_gpu else (tokens, positives)
 
         rows = shuffled_batches(lengths, self.stage.batch_size, self.rng)
@@ -409,16 +411,10 @@ class StageLoop:
         for tokens, positives in ahead(made) if on_gpu else made:
             yield tokens.to(device), send(positives, device)
 
-    @property
-    def _beam_size(self) -> int:
-        assert self.config.index.train_clusters is not None
-        return self.config.index.train_clusters
-
     def _sizes_for(self, positives: Tensor) -> SearchSizes:
         """Return how wide a step searches: a parent of every positive has its place."""
-        shortlist_size = self.config.index.train_shortlist
-        assert shortlist_size is not None
-        return SearchSizes(max(self._beam_size, positives.shape[1]), shortlist_size)
+        index = self.config.index
+        return SearchSizes(max(index.train_clusters, positives.shape[1]), index.train_shortlist)
 
     def _captured(self, optimizer: Optimizer) -> CapturedStep | None:
         recordable = self.model.encoder.takes_rectangles and self.world is None

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import logging
 from contextlib import nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -68,7 +68,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
     from scipy.sparse import csr_matrix
 
-    from elias.config import EliasConfig, StageConfig
+    from elias.config import EliasConfig, ResolvedConfig, StageConfig
     from elias.data.corpus import Corpus, Split
     from elias.distributed import World
     from elias.model.encoder import TextEncoder
@@ -114,7 +114,7 @@ def check_storage(config: EliasConfig, device: torch.device, world: World | None
 class StageSequence:
     """Everything the stages share; `run` goes through them and returns the model."""
 
-    config: EliasConfig
+    config: ResolvedConfig
     encoder: TextEncoder
     points: Points
     bow: csr_matrix | None
@@ -384,7 +384,7 @@ class ModelTraining:
 
     def __init__(
         self,
-        config: EliasConfig,
+        config: ResolvedConfig,
         corpus: Corpus,
         run: Run,
         device: torch.device,
@@ -730,24 +730,24 @@ def _train(
     init_from: Elias | None,
     world: World | None = None,
 ) -> Elias | None:
-    config = starting_config(config, init_from).resolve(len(corpus.train), corpus.n_labels)
+    resolved = starting_config(config, init_from).resolve(len(corpus.train), corpus.n_labels)
     made_of: dict[str, Any] = {}
     if place.folder is not None or world is not None:
         made_of = parts_of(corpus, init_from, place.device)
     if world is not None:
-        same_everywhere(world, {**made_of, "configuration": decisive(config.to_dict())})
+        same_everywhere(world, {**made_of, "configuration": decisive(resolved.to_dict())})
     with (
         limit_threads(),
         open_shared_run(
-            world, place.folder, config, overwrite=place.overwrite, made_of=made_of
+            world, place.folder, resolved, overwrite=place.overwrite, made_of=made_of
         ) as run,
         explain_out_of_memory("training"),
     ):
-        members = _members(config, corpus, run, place, init_from, world)
+        members = _members(resolved, corpus, run, place, init_from, world)
 
         def finished() -> Elias:
             first, *others = members
-            model = _together(config, first, others, corpus, run) if others else first
+            model = _together(resolved, first, others, corpus, run) if others else first
             _learn_probabilities(model, corpus, run)
             if run.model_folder is not None:
                 with run.timed("save"):
@@ -758,7 +758,7 @@ def _train(
 
 
 def _members(
-    config: EliasConfig,
+    config: ResolvedConfig,
     corpus: Corpus,
     run: Run,
     place: _RunTarget,
@@ -786,7 +786,7 @@ def _members(
 
 
 def _together(
-    config: EliasConfig, first: Elias, others: Sequence[Elias], corpus: Corpus, run: Run
+    config: ResolvedConfig, first: Elias, others: Sequence[Elias], corpus: Corpus, run: Run
 ) -> Elias:
     """Return the ensemble of the members, measured."""
     model = first.joined_by(others, config)
@@ -829,6 +829,6 @@ def starting_config(config: EliasConfig, init_from: Elias | None) -> EliasConfig
     theirs, ours = init_from.config.encoder, config.encoder
     if ours.min_count is None:  # to be derived, or taken from the model
         ours = replace(ours, min_count=theirs.min_count)
-    if ours != theirs:
+    if asdict(ours) != asdict(theirs):
         logger.info("the encoder and its settings are those of the model to start from")
     return replace(config, encoder=theirs)

@@ -9,6 +9,7 @@ from elias.config import (
     ONE_VS_ALL_STAGES,
     EliasConfig,
     IndexConfig,
+    ResolvedConfig,
     StageConfig,
     merge,
     parse_override,
@@ -244,6 +245,22 @@ def test_sizes_that_were_given_are_kept():
 
     assert (resolved.n_clusters, resolved.edges_per_cluster, resolved.beta) == (16, 100, 5.0)
     assert resolved.beam_size == 16
+
+
+def test_a_resolved_configuration_is_written_and_read_like_any_other():
+    resolved = EliasConfig().resolve(n_points=1000, n_labels=1000)
+
+    assert list(resolved.to_dict()["index"]) == list(EliasConfig().to_dict()["index"])
+    assert ResolvedConfig.from_dict(resolved.to_dict()) == resolved
+    assert EliasConfig.from_dict(resolved.to_dict()).resolve(1000, 1000) == resolved
+
+
+def test_sizes_of_a_resolved_configuration_can_be_left_open_again():
+    resolved = EliasConfig().resolve(n_points=1000, n_labels=1000)
+
+    again = resolved.override({"index.n_clusters": None}).resolve(n_points=1000, n_labels=1000)
+
+    assert again == resolved
 
 
 @given(n_points=st.integers(1, 10**7), n_labels=st.integers(1, 10**7))

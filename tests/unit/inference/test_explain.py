@@ -36,7 +36,8 @@ def make(n_clusters=N_CLUSTERS, *, learned=True, beta=2.0, features=False):
         beta=beta,
     )
     names = [f"label {i}" for i in range(N_LABELS)]
-    return Elias(EliasModel(encoder, graph, alpha=1.5), EliasConfig(index=index), names)
+    config = EliasConfig(index=index).resolve(len(TEXTS), N_LABELS)
+    return Elias(EliasModel(encoder, graph, alpha=1.5), config, names)
 
 
 @pytest.mark.parametrize("n_clusters", [1, N_CLUSTERS])

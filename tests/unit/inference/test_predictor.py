@@ -29,7 +29,8 @@ def model():
     index = IndexConfig(
         n_clusters=8, edges_per_cluster=5, beam_size=2, shortlist_size=6, beta=2.0, alpha=1.5
     )
-    return Elias(EliasModel(encoder, graph, alpha=1.5), EliasConfig(index=index), NAMES)
+    config = EliasConfig(index=index).resolve(len(TEXTS), 40)
+    return Elias(EliasModel(encoder, graph, alpha=1.5), config, NAMES)
 
 
 def found(predictions):
@@ -48,7 +49,7 @@ def test_only_ranks_just_the_labels_named_wherever_they_are(model, few):
 def test_only_ranks_as_an_exhaustive_search_over_those_labels_does(model):
     everything = Elias(
         model.model,
-        model.config.override({"index.beam_size": 8, "index.shortlist_size": 40}),
+        model.config.override({"index.beam_size": 8, "index.shortlist_size": 40}).resolve(9, 40),
         NAMES,
     ).predict(TEXTS, top_k=40)
 

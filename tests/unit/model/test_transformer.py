@@ -18,7 +18,7 @@ from transformers import (
 )
 from transformers.utils import logging as transformers_logging
 
-from elias.config import EncoderConfig
+from elias.config import EncoderConfig, ResolvedEncoder
 from elias.errors import ConfigError, DataError, ModelError
 from elias.model import transformer
 from elias.model.build import build_encoder
@@ -393,9 +393,10 @@ def test_the_longest_text_a_model_reads_is_embedded(tiny_bert):
 
 
 def test_the_kind_decides_which_encoder_is_built(tiny_bert):
-    bag = build_encoder(EncoderConfig(dim=8, min_count=2), ["red cod", "red tape"], None)
-    ready = build_encoder(EncoderConfig(dim=8), None, 7)
-    pretrained = build_encoder(EncoderConfig(kind="transformer", model=tiny_bert), TEXTS, None)
+    bag = build_encoder(ResolvedEncoder(dim=8, min_count=2), ["red cod", "red tape"], None)
+    ready = build_encoder(ResolvedEncoder(dim=8, min_count=1), None, 7)
+    config = ResolvedEncoder(kind="transformer", model=tiny_bert, min_count=1)
+    pretrained = build_encoder(config, TEXTS, None)
 
     assert isinstance(bag, BagEncoder)
     assert bag.featurizer.words == ("red",)
@@ -407,9 +408,9 @@ def test_the_kind_decides_which_encoder_is_built(tiny_bert):
 @pytest.mark.parametrize(
     ("config", "texts", "reason"),
     [
-        (EncoderConfig(), None, "neither texts nor features"),
-        (EncoderConfig(min_count=2), ["red", "cod"], "lower encoder.min_count"),
-        (EncoderConfig(min_count=1), ["?", ""], "no word stands in any of the 2 training texts"),
+        (ResolvedEncoder(min_count=1), None, "neither texts nor features"),
+        (ResolvedEncoder(min_count=2), ["red", "cod"], "lower encoder.min_count"),
+        (ResolvedEncoder(min_count=1), ["?", ""], "no word stands in any of the 2 training texts"),
     ],
 )
 def test_a_corpus_the_encoder_cannot_read_is_refused(config, texts, reason):
@@ -419,7 +420,7 @@ def test_a_corpus_the_encoder_cannot_read_is_refused(config, texts, reason):
 
 def test_a_transformer_is_the_wrong_choice_for_features_without_text():
     with pytest.raises(ConfigError, match=r"encoder\.kind: .* no text; only 'bag' can read them"):
-        build_encoder(EncoderConfig(kind="transformer"), None, 7)
+        build_encoder(ResolvedEncoder(kind="transformer", min_count=1), None, 7)
 
 
 @pytest.mark.skipif(not MINILM.is_dir(), reason="the MiniLM weights are not here")

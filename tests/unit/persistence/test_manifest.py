@@ -32,8 +32,8 @@ SIZES = SearchSizes(beam_size=2, shortlist_size=6)
 
 def make_config(**encoder):
     changes = {f"encoder.{key}": value for key, value in encoder.items()}
-    config = EliasConfig().override({"encoder.dim": 8, "encoder.hidden_dim": 8, **changes})
-    return config.resolve(1000, N_LABELS).override({"index.n_clusters": N_CLUSTERS})
+    sizes = {"encoder.dim": 8, "encoder.hidden_dim": 8, "index.n_clusters": N_CLUSTERS}
+    return EliasConfig().override(sizes | changes).resolve(1000, N_LABELS)
 
 
 def make_model(config, *, texts=TEXTS, n_features=None, learned=True):
@@ -85,7 +85,7 @@ def test_labels_kept_in_bfloat16_take_half_the_room_and_predict_the_same_on_a_cp
     config = make_config(min_count=1)
     model = make_model(config)
     model.labels.weight.data = model.labels.weight.data.bfloat16().float()  # as a GPU leaves them
-    compact = config.override({"index.label_storage": "compact"})
+    compact = config.override({"index.label_storage": "compact"}).resolve(1000, N_LABELS)
 
     folders = [save(tmp_path / name, model, one) for name, one in (("a", config), ("b", compact))]
     weights = [load_file(folder / "model.safetensors")["labels.weight"] for folder in folders]
@@ -125,7 +125,8 @@ def test_a_transformer_model_is_whole_without_the_weights_it_began_with(changes,
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), 3.4e38])
 def test_a_model_that_could_not_be_loaded_is_not_saved(value, tmp_path):
-    config = make_config().override({"index.label_storage": "compact"})  # 3.4e38: inf in bfloat16
+    compact = make_config().override({"index.label_storage": "compact"})  # 3.4e38: inf in bfloat16
+    config = compact.resolve(1000, N_LABELS)
     model = make_model(config)
     model.labels.weight.data[2, 0] = value
 
@@ -337,6 +338,16 @@ def test_what_is_beside_the_model_must_be_counted(saved, beside):
         load_model(saved)
 
 
+def test_sizes_that_an_older_version_did_not_save_are_derived(saved):
+    tree = json.loads((saved / "config.json").read_text(encoding="utf8"))
+    del tree["config"]["index"]["train_shortlist"]
+    (saved / "config.json").write_text(json.dumps(tree), encoding="utf8")
+
+    index = load_model(saved).config.index
+
+    assert index.train_shortlist == index.shortlist_size
+
+
 def test_a_newer_format_asks_for_an_upgrade(saved):
     change_config(saved, format_version=3, elias_version="9.0")
 
@@ -493,7 +504,7 @@ def test_the_card_shows_metrics_data_and_how_to_use_the_model():
 
 
 def test_a_card_without_facts_has_no_empty_tables():
-    card = model_card(EliasConfig(), ["cod"], {})
+    card = model_card(EliasConfig().resolve(1000, 1), ["cod"], {})
 
     assert "Results" not in card
     assert "Training data" not in card

@@ -25,8 +25,8 @@ MEBIBYTE = 1 << 20
 
 def saved_model(folder, **encoder):
     changes = {f"encoder.{key}": value for key, value in encoder.items()}
-    config = EliasConfig().override({"encoder.dim": 8, "encoder.hidden_dim": 8, **changes})
-    config = config.resolve(100, N_LABELS).override({"index.n_clusters": 2})
+    sizes = {"encoder.dim": 8, "encoder.hidden_dim": 8, "index.n_clusters": 2}
+    config = EliasConfig().override(sizes | changes).resolve(100, N_LABELS)
     model = EliasModel(
         build_encoder(config.encoder, ["red cod", "red tape"], None),
         LabelGraph(partition_edges(torch.arange(N_LABELS) % 2, 2), N_LABELS, 2.0),

@@ -48,10 +48,11 @@ def make_loop(model, reports=None, *, validate=None, stage=STAGE, patience=0):
     labels = np.zeros((len(TEXTS), N_LABELS))
     labels[np.arange(len(TEXTS)), np.arange(len(TEXTS)) // 3] = 1  # the first word decides
     labels[:, 3:] = rng.random((len(TEXTS), 3)) < 0.2
+    evaluation = EvalConfig(select_by="P@1", patience=patience)
     return StageLoop(
         model=model,
         stage=stage,
-        config=replace(CONFIG, eval=EvalConfig(select_by="P@1", patience=patience)),
+        config=replace(CONFIG, eval=evaluation).resolve(len(TEXTS), N_LABELS),
         points=Points(model.encoder.tokenise(TEXTS), csr_matrix(labels)),
         rng=np.random.default_rng(1),
         validate=validate,

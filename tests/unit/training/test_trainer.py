@@ -42,7 +42,7 @@ def run(stages, seen=None, *, index=INDEX, init_from=None):
     featurizer = Featurizer.fit(texts, char_ngrams=(0, 0), min_count=1)
     encoder = BagEncoder(EncoderConfig(dim=8, hidden_dim=8), featurizer, featurizer.n_features)
     sequence = StageSequence(
-        config=EliasConfig(index=index, stages=stages),
+        config=EliasConfig(index=index, stages=stages).resolve(len(texts), N_LABELS),
         encoder=encoder,
         points=Points(encoder.tokenise(texts), csr_matrix(truth.astype(np.float32))),
         bow=featurizer.transform(texts),
