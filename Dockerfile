@@ -1,4 +1,4 @@
-# The server on a CPU; docs/containers.md says how to build and run it.
+# The server on a CPU; docs/how-to/run-in-containers.md says how to build and run it.
 FROM python:3.11-slim-bookworm AS build
 
 # Where to take torch from: an index of CPU wheels makes the image several GB smaller.

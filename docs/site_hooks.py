@@ -1,4 +1,4 @@
-"""What mkdocs calls while it builds the site."""
+"""Hooks that mkdocs calls while it builds the site."""
 
 from __future__ import annotations
 
@@ -7,18 +7,23 @@ from typing import Any
 
 import griffe
 
-_OUTSIDE = re.compile(r"\[([^\]]+)\]\(\.\./[^)]*\)")
+_LINK = re.compile(r"\[([^\]]+)\]\(((?:\.\./)+)[^)]*\)")
 
 
-def on_page_markdown(markdown: str, **_: Any) -> str:
-    """Keep the words of a link to a file of the repository, which is no part of the site."""
-    return _OUTSIDE.sub(r"\1", markdown)
+def on_page_markdown(markdown: str, *, page: Any, **_: Any) -> str:
+    """Replace links to files outside the site by their text."""
+    depth = page.file.src_uri.count("/")
+
+    def text_only(link: re.Match[str]) -> str:
+        return link[1] if link[2].count("../") > depth else link[0]
+
+    return _LINK.sub(text_only, markdown)
 
 
 class Examples(griffe.Extension):
-    """Has an ``Example:`` of a docstring shown as the code that it is."""
+    """Show the ``Example:`` section of a docstring as code."""
 
     def on_object(self, *, obj: griffe.Object, **_: Any) -> None:
-        """Rename the section to what the parser knows."""
+        """Rename the section to the name that the parser knows."""
         if obj.docstring is not None:
             obj.docstring.value = re.sub("^Example:$", "Examples:", obj.docstring.value, flags=re.M)

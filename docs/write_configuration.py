@@ -23,7 +23,7 @@ from elias.config import (
     schema,
 )
 
-PAGE = Path(__file__).with_name("configuration.md")
+PAGE = Path(__file__).parent / "reference" / "configuration.md"
 BEGIN, END = "<!-- written by write_configuration.py -->\n", "<!-- end of what is written -->\n"
 SECTIONS = {
     "data": schema.DataConfig,

@@ -3,7 +3,7 @@
 #
 #   scripts/reproduce/mesh-titles.sh [RUNS]
 #
-# Builds the corpus and makes the tables of docs/results.md: what each component adds, over three
+# Builds the corpus and makes the tables of docs/reference/results.md: what each component adds, over three
 # seeds with an ensemble of three each; the pruned index. A few minutes for each of fifteen models
 # on two cores. What is finished is not done again.
 set -euo pipefail

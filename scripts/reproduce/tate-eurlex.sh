@@ -4,7 +4,7 @@
 #   scripts/reproduce/tate-eurlex.sh DATA [RUNS]
 #
 # DATA holds the folders tate-subjects and eurlex-mini (raw/trn_X.txt, Y.trn.npz, …). Makes the
-# tables of docs/results.md: what each component adds, the ensemble, the fixed graph, one-vs-all.
+# tables of docs/reference/results.md: what each component adds, the ensemble, the fixed graph, one-vs-all.
 # What is finished is not done again.
 set -euo pipefail
 

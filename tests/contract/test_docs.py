@@ -32,8 +32,8 @@ LINK = re.compile(r"\]\((?P<target>[^)\s]+)\)")
 PLAYED = [path for path in DOCUMENTS if any(block.runs for block in blocks_of(path))]
 
 
-NEEDS = {"exchange.md": "onnxscript", "serving.md": "uvicorn", "tutorial.md": "uvicorn"}
-"""Packages of an extra that a document shows the use of."""
+NEEDS = {"export-to-onnx.md": "onnxscript", "serve.md": "uvicorn", "tutorial.md": "uvicorn"}
+"""Packages of extras that a document uses."""
 
 
 @pytest.fixture(scope="module")
@@ -153,7 +153,7 @@ def anchors_of(document):
 def test_the_tables_of_all_keys_are_those_of_the_code():
     written = runpy.run_path(str(ROOT / "docs" / "write_configuration.py"))
 
-    page = (ROOT / "docs" / "configuration.md").read_text(encoding="utf8")
+    page = (ROOT / "docs" / "reference" / "configuration.md").read_text(encoding="utf8")
     assert page == written["page"](), "run python docs/write_configuration.py"
 
 
@@ -164,14 +164,14 @@ def keys_of(part):
 
 
 def test_every_key_of_the_configuration_is_documented():
-    page = (ROOT / "docs" / "configuration.md").read_text(encoding="utf8")
+    page = (ROOT / "docs" / "reference" / "configuration.md").read_text(encoding="utf8")
     documented = set(re.findall(r"^\| `(?:\w+\.(?:NAME\.)?)?(\w+)` \|", page, re.MULTILINE))
 
     assert set(keys_of(EliasConfig)) == documented
 
 
 def test_the_columns_that_are_found_by_name_are_listed_in_order():
-    page = (ROOT / "docs" / "data.md").read_text(encoding="utf8")
+    page = (ROOT / "docs" / "reference" / "data-formats.md").read_text(encoding="utf8")
 
     for names in (TEXT, LABELS):
         assert f"| {', '.join(f'`{name}`' for name in names)} |" in page
