@@ -73,7 +73,7 @@ def test_a_document_that_shows_what_is_not_so_fails(wrong, tmp_path, interpreter
         stage.play(block)
 
 
-def test_the_readme_shows_a_dozen_lines_of_python():
+def test_the_readme_shows_few_lines_of_python():
     (python,) = (block for block in blocks_of(ROOT / "README.md") if block.language == "python")
 
     assert len([line for line in python.body.splitlines() if line]) <= 12
