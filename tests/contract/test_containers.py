@@ -119,7 +119,9 @@ def test_the_service_sees_a_model_that_is_renamed_into_place_and_starts_as_the_i
     assert (source, str(Path(model).parent), mode) == ("./runs", target, "ro")
     assert options == json.loads(dict(last_stage())["CMD"])[1:]
     for name, value in given.items():
-        assert f"{name}={value}" in (ROOT / "docs/how-to/run-in-containers.md").read_text(encoding="utf8")
+        assert f"{name}={value}" in (ROOT / "docs/how-to/run-in-containers.md").read_text(
+            encoding="utf8"
+        )
 
 
 def test_services_wait_for_services_and_listen_on_this_machine_alone():
