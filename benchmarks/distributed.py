@@ -21,8 +21,8 @@ import torch
 from scipy.sparse import csr_matrix
 
 from elias.config import EliasConfig, EncoderConfig, IndexConfig, StageConfig
-from elias.distributed import joined
-from elias.distributed.sharded_linear import SharedRows
+from elias.distributed import SingleProcess, joined
+from elias.distributed.sharded_linear import ShardedRows
 from elias.model.elias import EliasModel
 from elias.model.encoder import BagEncoder
 from elias.model.graph import LabelGraph, partition_edges
@@ -79,7 +79,7 @@ def model_of(chosen, world):
     encoder = EncoderConfig(dim=chosen.dim, hidden_dim=2 * chosen.dim)
     edges = partition_edges(torch.arange(chosen.labels) % chosen.clusters, chosen.clusters)
     graph = LabelGraph(edges, chosen.labels, 10.0, edge_logits=torch.zeros(edges.shape))
-    rows = None if world is None else SharedRows(world, chosen.labels, chosen.dim)
+    rows = ShardedRows(world, chosen.labels, chosen.dim) if world.shards_labels else None
     return EliasModel(BagEncoder(encoder, None, N_FEATURES), graph, 10.0, rows)
 
 
@@ -100,7 +100,7 @@ def measured(chosen, world):
 
     def keep(*_):
         times.append(time.perf_counter())
-        if world is not None and len(times) == WARM:
+        if len(times) == WARM:
             seen.append(dict(world.received))
 
     loop = StageLoop(
@@ -115,12 +115,10 @@ def measured(chosen, world):
         world=world,
     )
     loop.run()
-    received = {}
-    if world is not None:
-        received = {
-            shown: (world.received[kind] - seen[0].get(kind, 0)) / chosen.steps
-            for shown, kind in KINDS.items()
-        }
+    received = {
+        shown: (world.received[kind] - seen[0].get(kind, 0)) / chosen.steps
+        for shown, kind in KINDS.items()
+    }
     return {
         "peak": memory("VmHWM") - before,
         "seconds": (times[-1] - times[WARM - 1]) / chosen.steps,
@@ -149,7 +147,7 @@ def run(chosen, size):
                     with joined("cpu") as world:
                         told = measured(chosen, world)
                 else:
-                    told = measured(chosen, None)
+                    told = measured(chosen, SingleProcess())
                 os.write(writer, json.dumps(told).encode())
                 code = 0
             finally:
@@ -199,7 +197,9 @@ def main():
     parser.add_argument("--out", type=Path)
     chosen = parser.parse_args()
     torch.set_num_threads(1)
-    measured(argparse.Namespace(**{**vars(chosen), "labels": 4096, "steps": 1}), None)  # compiles
+    measured(
+        argparse.Namespace(**{**vars(chosen), "labels": 4096, "steps": 1}), SingleProcess()
+    )  # compiles
     rows = []
     for size in chosen.sizes:
         said = run(chosen, size)

@@ -90,13 +90,13 @@ def shares(folder, lines):
 
     def work(_):
         seen = []
-        real = predict.rank_shared
+        real = predict.rank_sharded
 
         def noted(model, tokens, *args, **options):
             seen.append([len(tokens), len(model.labels.weight)])
             return real(model, tokens, *args, **options)
 
-        predict.rank_shared = noted
+        predict.rank_sharded = noted
         return {**command(folder / "ranked", lines), "seen": seen}
 
     return spawn(4, work)

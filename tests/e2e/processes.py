@@ -31,8 +31,7 @@ from elias import EliasConfig, train
 from elias.data.synthetic import synthetic_corpus, write_synthetic
 from elias.distributed import joined, watchdog
 from elias.distributed.data_parallel import sum_touched
-from elias.distributed.sharded_linear import SharedRows
-from elias.distributed.world import same_everywhere
+from elias.distributed.sharded_linear import ShardedRows
 from elias.errors import DataError, EliasError, Interrupted
 from elias.kernels import label_logits
 from elias.kernels.rows import IndexGradients
@@ -138,7 +137,7 @@ def checked_scores(world, n_labels):
     """How far scores and gradients of shared rows are from those of rows in one place."""
     torch.manual_seed(7)
     whole = LinearRows(n_labels, 8)
-    rows = SharedRows.of(world, whole)
+    rows = ShardedRows.of(world, whole)
     n_points, share = 5, world.share(5)
     points = torch.randn(n_points, 8)
     labels = torch.stack([torch.randperm(n_labels + 2)[:3] for _ in range(n_points)])
@@ -166,7 +165,7 @@ def checked_pairs(world):
     """How far pairs left for a Triton update are from the gradient of rows in one place."""
     torch.manual_seed(7)
     whole, points = LinearRows(11, 8), torch.randn(5, 8)
-    rows, share = SharedRows.of(world, whole), world.share(5)
+    rows, share = ShardedRows.of(world, whole), world.share(5)
     labels = torch.stack([torch.randperm(12)[:3] for _ in range(5)])
     gradients = IndexGradients(None)
 
@@ -205,8 +204,8 @@ def scores_of_shared_rows(size):
             found = {n_labels: checked_scores(world, n_labels) for n_labels in (11, 3)}
             found["pairs"] = checked_pairs(world)
             sums = checked_sums(world)
-            array = np.arange(6, dtype=np.int32).reshape(2, 3) if world.is_first else None
-            told = world.tell_array(array)
+            array = np.arange(6, dtype=np.int32).reshape(2, 3) if world.is_rank0 else None
+            told = world.broadcast(array)
         return {"scores": found, "sums": sums, "told": [str(told.dtype), told.tolist()]}
 
     return spawn(size, work)
@@ -234,7 +233,7 @@ def asleep(rank):
     """Be in something that does not end, while the other process is killed."""
     watchdog.GRACE_SECONDS = 0.5
     with joined("cpu") as world:
-        world.tell(None)
+        world.broadcast(None)
         if rank == 1:
             os.kill(os.getpid(), signal.SIGKILL)
         time.sleep(60)
@@ -252,7 +251,7 @@ def reading(rank):
     """Read something else than the first process."""
     watchdog.GRACE_SECONDS = 0.5
     with joined("cpu") as world:
-        same_everywhere(world, {"corpus": f"of {rank}"})
+        world.check_same({"corpus": f"of {rank}"})
         time.sleep(60)
     return {}
 

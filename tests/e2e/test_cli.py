@@ -188,7 +188,7 @@ def test_python_refuses_them_before_a_text_is_read(
     def too_late(*_):
         raise AssertionError("the encoder was begun")
 
-    monkeypatch.setattr("elias.distributed.coordination.build_encoder", too_late)
+    monkeypatch.setattr("elias.training.initialization.build_encoder", too_late)
     out = tmp_path / "new" if changes else run
 
     with pytest.raises(error):

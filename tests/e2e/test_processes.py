@@ -147,8 +147,8 @@ def test_a_process_that_is_killed_is_named_by_the_others_and_the_run_goes_on(fol
     assert killed == {"killed": -signal.SIGKILL}
     for told in (first, other):
         assert told["failed"].startswith("rank 1 (process ")
-        assert "is gone" in told["failed"]
-        assert "goes on from the last checkpoint" in told["failed"]
+        assert "died without an error message" in told["failed"]
+        assert "resume from the last checkpoint" in told["failed"]
     assert ": resumed " in (folder / "lost" / "train.log").read_text()
     assert_same_run(folder / "lost", folder / "plain")
 
@@ -175,7 +175,7 @@ def test_a_folder_that_not_all_processes_see_is_refused(found):
 def test_processes_that_read_different_files_are_refused(found):
     first, other = found["reading"]
 
-    assert "its corpus is of 1, that of rank 0 of 0" in other["failed"]
+    assert "its corpus is of 1, that of rank 0 is of 0" in other["failed"]
     assert first == {"killed": EXIT_CODE}  # it had gone on, and was ended
 
 
@@ -191,7 +191,7 @@ def test_a_process_that_dies_while_it_prepares_for_its_machine_is_named(found):
     assert killed == {"killed": -signal.SIGKILL}
     for told in (first, other, last):
         assert told["failed"].startswith("rank 2 (process ")
-        assert "is gone" in told["failed"]
+        assert "died without an error message" in told["failed"]
 
 
 def test_processes_whose_help_is_done_end_before_the_ranker(folder, found):

@@ -230,7 +230,7 @@ def test_a_run_that_replaces_another_and_is_given_up_brings_it_back(corpus, fini
 
     stop(SMALL.override({"seed": 1}), corpus, out, 7, overwrite=True)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("elias.distributed.coordination.build_encoder", lambda *_: 1 / 0)
+        patch.setattr("elias.training.initialization.build_encoder", lambda *_: 1 / 0)
         with pytest.raises(ZeroDivisionError):
             train(SMALL, corpus, out=out, device="cpu", overwrite=True)
 

@@ -38,6 +38,7 @@ def calibrate(
     as_json: AsJson = False,
 ) -> None:
     """Learn what a model's scores say of relevance, from points that it was not trained on."""
+    from elias.distributed import SingleProcess
     from elias.errors import DataError
     from elias.inference.predictor import Elias
     from elias.persistence.hub import hub_id
@@ -49,7 +50,7 @@ def calibrate(
     if split == "train":
         raise DataError("--split train: scores of training points are not calibrated; use others")
     model = Elias.from_pretrained(run, device=device)
-    chosen = open_points(model, data, split, text, labels, separator)
+    chosen = open_points(model, data, split, text, labels, separator, world=SingleProcess())
     if chosen.corpus.n_labels > model.n_labels:
         raise DataError(
             f"{data}: has labels that the model does not know; calibrate on a corpus with its own"

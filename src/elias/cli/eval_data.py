@@ -47,13 +47,11 @@ def open_points(
     labels: str | None,
     separator: str | None,
     *,
-    world: World | None = None,
+    world: World,
 ) -> Chosen:
     """Read a corpus as in training, several processes in turn, and choose the points."""
-    from elias.distributed.coordination import in_turn
-
     given = {"text": text, "labels": labels, "separator": separator}
-    corpus = in_turn(world, lambda: reread_corpus(data, model, given))
+    corpus = world.rank0_first(lambda: reread_corpus(data, model, given))
     return choose_points(corpus, model, split)
 
 

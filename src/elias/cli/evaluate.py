@@ -22,7 +22,7 @@ from elias.cli.options import (
     Separator,
     TextColumn,
 )
-from elias.cli.torchrun import several
+from elias.cli.torchrun import join_world
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -62,14 +62,14 @@ def evaluate(
 ) -> None:
     """Measure a model on a corpus: P, nDCG, PSP, PSnDCG, recall and ECE, in percent."""
     cuts = tuple(sorted(set(ks or (1, 3, 5))))
-    with several(device) as world:
+    with join_world(device) as world:
         from elias.inference.predictor import Elias
 
         model = Elias.from_pretrained(run, device=device, world=world)
         chosen = open_points(model, data, split, text, labels, separator, world=world)
         component = model.check_component(component)
         found = _predictions(model, chosen, predictions, max(*cuts, *RECALL_KS), component)
-    if world is not None and not world.is_first:
+    if not world.is_rank0:
         return
     judged = Judgement(model, chosen, found, cuts)
     metrics = judged.metrics()

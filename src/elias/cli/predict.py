@@ -13,7 +13,7 @@ from elias import progress
 from elias.cli import console
 from elias.cli.inputs import STDIN, chunks, find_file, read_rows
 from elias.cli.options import Component, DeviceName, Overwrite, TextColumn
-from elias.cli.torchrun import several
+from elias.cli.torchrun import follow_predict, join_world, shared_predict
 from elias.errors import DataError
 
 if TYPE_CHECKING:
@@ -105,9 +105,9 @@ def predict(
             source, out, format=file_format, chunk_size=chunk_size, overwrite=overwrite
         )
 
-    with several(device) as world:
+    with join_world(device) as world:
         # what is wrong with the texts or the output is better refused before a model is read
-        planned = plan() if world is None else world.first(plan)
+        planned = world.run_on_rank0(plan)
         elias = _reader_of_texts(model, device, world)
         component = elias.check_component(component)
         options = {
@@ -118,22 +118,18 @@ def predict(
             "component": component,
         }
         if planned is None:  # one of several processes, and not the first
-            from elias.distributed.coordination import follow
-
-            assert world is not None
-            follow(world, elias, options)
+            follow_predict(world, elias, options)
             return
-        from elias.distributed.coordination import leading
         from elias.inference.batch_predict import FileTask
 
-        with leading(world, elias) as ask:
+        with shared_predict(world, elias) as ask:
             if isinstance(planned, FileTask):
                 _to_file(elias, planned, options, ask)
             else:
                 _to_stdout(ask, planned, keep, options, size=_stdout_chunk(texts))
 
 
-def _reader_of_texts(folder: Path, device: str, world: World | None) -> Elias:
+def _reader_of_texts(folder: Path, device: str, world: World) -> Elias:
     from elias.inference.predictor import Elias
 
     elias = Elias.from_pretrained(folder, device=device, world=world)

@@ -13,9 +13,12 @@ from elias.cli.errors import tell_at_once
 from elias.errors import ConfigError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator, Mapping, Sequence
+    from typing import Any
 
     from elias.distributed import World
+    from elias.inference.predictor import Elias
+    from elias.predictions import Predictions
 
 
 TOGETHER = ("evaluate", "predict", "train")
@@ -29,7 +32,7 @@ def refuse_several(command: str | None) -> None:
         ConfigError: If there are several, and it is such a command.
     """
     size = os.environ.get("WORLD_SIZE", "1")
-    # looked up here as in `elias.distributed.launched`, which would import torch for --help
+    # looked up here as in `elias.distributed.launched_rank`, which would import torch for --help
     if command in TOGETHER or "RANK" not in os.environ or "MASTER_ADDR" not in os.environ:
         return
     if size.isdigit() and int(size) > 1:
@@ -40,22 +43,49 @@ def refuse_several(command: str | None) -> None:
 
 
 @contextmanager
-def several(device: str) -> Iterator[World | None]:
-    """Meet the other processes that `torchrun` started; None where it did not start this one.
+def join_world(device: str) -> Iterator[World]:
+    """Join the other processes that `torchrun` started, if it started this one.
 
-    All but the first tell errors alone: what they do, the first one tells.
+    All but rank 0 print errors only: rank 0 prints the progress of all.
     """
-    from elias.distributed import joined, launched
+    from elias.distributed import SingleProcess, joined, launched_rank
 
-    rank = launched()
+    rank = launched_rank()
     if rank is None:
-        yield None
+        yield SingleProcess()
         return
     if rank > 0:
         console.hush()
     with joined(device) as world:
-        world.last_words = tell_at_once
+        world.on_failure = tell_at_once
         yield world
+
+
+@contextmanager
+def shared_predict(world: World, model: Elias) -> Iterator[Callable[..., Predictions]]:
+    """Yield `Elias.predict` for rank 0, which sends each call's texts to the other processes.
+
+    Only rank 0 reads the texts; the others call `follow_predict` meanwhile.
+    """
+
+    def predict(texts: Sequence[str], **options: Any) -> Predictions:
+        _broadcast_texts(world, texts)
+        return model.predict(texts, **options)
+
+    yield predict
+    _broadcast_texts(world, None)
+
+
+def follow_predict(world: World, model: Elias, options: Mapping[str, Any]) -> None:
+    """Take part in all predictions that rank 0 makes in `shared_predict`."""
+    while (texts := _broadcast_texts(world, None)) is not None:
+        model.predict(texts, **options)
+
+
+def _broadcast_texts(world: World, texts: Sequence[str] | None) -> Sequence[str] | None:
+    """Return the texts of rank 0, however long it takes to read them."""
+    world.run_on_rank0(lambda: None)
+    return world.broadcast(texts)
 
 
 @contextmanager

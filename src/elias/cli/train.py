@@ -22,7 +22,7 @@ from elias.cli.options import (
     TextColumn,
     read_corpus,
 )
-from elias.cli.torchrun import several
+from elias.cli.torchrun import join_world
 
 if TYPE_CHECKING:
     from elias.config import EliasConfig, ResolvedConfig
@@ -81,7 +81,7 @@ def train(
         return
     chosen = chosen_config(preset, config, changes or [])
 
-    from elias.distributed.coordination import in_turn
+    from elias.distributed import SingleProcess
     from elias.inference.predictor import Elias
     from elias.kernels.device import pick_device
     from elias.training.trainer import check_plan, starting_config, train_together
@@ -91,16 +91,13 @@ def train(
     check_plan(chosen, None if dry_run or helps else out, overwrite=overwrite)
     where = pick_device(device)
     model: Elias | None
-    with nullcontext() if dry_run else several(device) as world:
+    with nullcontext(SingleProcess()) if dry_run else join_world(device) as world:
         # each of several processes moves its own part to its own GPU
-        place = device if world is None else "cpu"
+        place = "cpu" if world.shards_labels else device
         start = None if init_from is None else Elias.from_pretrained(init_from, device=place)
         on_disk = chosen.data.on_disk
-        corpus = in_turn(
-            world,
-            lambda: read_corpus(
-                data, text, labels, separator, test_size=test_size, on_disk=on_disk
-            ),
+        corpus = world.rank0_first(
+            lambda: read_corpus(data, text, labels, separator, test_size=test_size, on_disk=on_disk)
         )
         resolved = starting_config(chosen, start).resolve(len(corpus.train), corpus.n_labels)
         show_plan(resolved, corpus)
@@ -115,19 +112,11 @@ def train(
             typer.echo(json.dumps(resolved.to_dict(), indent=2, ensure_ascii=False))
             return
         with training(out, overwrite=overwrite):
-            if world is None:
-                model = fit(
-                    resolved,
-                    corpus,
-                    out=out,
-                    device=device,
-                    init_from=start,
-                    overwrite=overwrite,
-                    ignore_memory=ignore_memory,
-                )
-            else:
-                how = {"overwrite": overwrite, "ignore_memory": ignore_memory}
+            how = {"overwrite": overwrite, "ignore_memory": ignore_memory}
+            if world.shards_labels:
                 model = train_together(world, resolved, corpus, out=out, init_from=start, **how)
+            else:
+                model = fit(resolved, corpus, out=out, device=device, init_from=start, **how)
     if model is not None:
         show_stages(model)
         typer.echo(f"{out}/model")
@@ -138,9 +127,9 @@ def first_of_several() -> bool | None:
 
     The others tell errors alone: what they do, the first one tells.
     """
-    from elias.distributed import launched
+    from elias.distributed import launched_rank
 
-    rank = launched()
+    rank = launched_rank()
     if rank:
         console.hush()
     return None if rank is None else rank == 0

@@ -1,6 +1,6 @@
-"""Several processes that train one model: points are shared out, and so are the rows of W_L."""
+"""Training and prediction in several processes: points and rows of W_L are split among them."""
 
-from elias.distributed.launch import join, joined, launched, n_launched, staying
-from elias.distributed.world import World
+from elias.distributed.launch import joined, launched_rank, process_counts
+from elias.distributed.world import SingleProcess, World
 
-__all__ = ["World", "join", "joined", "launched", "n_launched", "staying"]
+__all__ = ["SingleProcess", "World", "joined", "launched_rank", "process_counts"]

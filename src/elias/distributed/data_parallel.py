@@ -10,8 +10,8 @@ import numpy as np
 import torch
 
 from elias.distributed.dropout import KeyedDropout, point_keys
-from elias.distributed.sharded_linear import SharedRows
-from elias.model.batch_inference import BATCH_SIZE, Ranked, cluster_all, embed_all, evaluating
+from elias.distributed.sharded_linear import ShardedRows
+from elias.model.batch_inference import BATCH_SIZE, Ranked, evaluating
 from elias.progress import progress
 from elias.text.batches import collate, send
 
@@ -23,120 +23,119 @@ if TYPE_CHECKING:
 
     from elias.distributed.world import World
     from elias.model.elias import EliasModel, SearchSizes
-    from elias.model.encoder import TextEncoder
     from elias.text.batches import TokenBatch
     from elias.text.tokens import Tokens
 
 
-_TOGETHER = 2**22  # numbers: larger gradients travel alone, without a copy
+_FLATTENED = 2**22  # numbers: larger gradients are summed alone, without a copy
+_PURPOSE = "gradients of shared parameters"
 
 
 @torch.no_grad()
 def sum_gradients(world: World, parameters: Iterable[Tensor], rows: Iterable[Tensor]) -> None:
-    """Give every parameter the sum of its gradients over all processes.
+    """Replace the gradient of every parameter by its sum over all processes.
 
-    ``parameters`` have dense gradients, of zeros where a process has no point; those that a model
-    does not use have none, in any process. ``rows`` have sparse ones, or none.
+    ``parameters`` have dense gradients, zero where a process has no points, or none in any
+    process. ``rows`` are tables with sparse gradients, or none.
     """
-    together: list[Tensor] = []
+    small: list[Tensor] = []
     for parameter in parameters:
         if parameter.grad is None:
             continue
-        if parameter.numel() > _TOGETHER:
+        if parameter.numel() > _FLATTENED:
             sum_touched(world, parameter.grad)
         else:
-            together.append(parameter.grad)
-    if together:
-        flat = torch.cat([gradient.reshape(-1) for gradient in together])
-        world.sum_(flat, "gradients of shared parameters")
-        first = 0
-        for gradient in together:
-            gradient.copy_(flat[first : first + gradient.numel()].view_as(gradient))
-            first += gradient.numel()
+            small.append(parameter.grad)
+    if small:
+        flat = torch.cat([gradient.reshape(-1) for gradient in small])
+        sizes = [gradient.numel() for gradient in small]
+        parts = torch.split(world.all_reduce(flat, _PURPOSE), sizes)
+        for gradient, part in zip(small, parts, strict=True):
+            gradient.copy_(part.view_as(gradient))
     for table in rows:
         table.grad = _sum_of_rows(world, table)
 
 
 @torch.no_grad()
 def sum_touched(world: World, gradient: Tensor, touched: Tensor | None = None) -> None:
-    """Add up a large gradient over processes, in place, of which most rows may be zero.
+    """Sum a large gradient, most of whose rows may be zero, over processes in place.
 
-    Of A a batch touches the edges of B·b clusters at most: where that is little of the whole, those
-    rows alone travel. ``touched`` says which are not zero here; it is added up as well.
+    A batch touches the edges of at most B·b clusters in A. If these are less than half of the
+    rows, only these rows travel. ``touched`` marks the rows that are not zero; it is summed too.
     """
-    what = "gradients of shared parameters"
-    if gradient.dim() < 2 or gradient.numel() <= _TOGETHER:
-        world.sum_(gradient, what)
+    if gradient.dim() < 2 or gradient.numel() <= _FLATTENED:
+        world.all_reduce(gradient, _PURPOSE)
         if touched is not None:
-            world.sum_(touched, what)
+            world.all_reduce(touched, _PURPOSE)
         return
     if touched is None:
         touched = (gradient != 0).flatten(1).any(dim=1).to(torch.int32)
-    rows = world.sum_(touched, what).nonzero()[:, 0]
+    rows = world.all_reduce(touched, _PURPOSE).nonzero()[:, 0]
     if 2 * len(rows) > len(gradient):
-        world.sum_(gradient, what)
+        world.all_reduce(gradient, _PURPOSE)
     else:
-        gradient[rows] = world.sum_(gradient[rows], what)
+        gradient[rows] = world.all_reduce(gradient[rows], _PURPOSE)
 
 
 def _sum_of_rows(world: World, table: Tensor) -> Tensor:
     """Return the sum of a table's sparse gradients: the rows that any process touched."""
-    own = table.grad
-    if own is None:
+    gradient = table.grad
+    if gradient is None:
         indices = torch.zeros(1, 0, dtype=torch.int64)
-        own = torch.sparse_coo_tensor(indices, table.new_zeros(0, *table.shape[1:]), table.shape)
-    own = own.coalesce()
-    counts = world.gather(torch.tensor([own._nnz()], device=table.device))
-    most = int(counts.max())
-    ids = torch.full((most,), len(table), dtype=torch.int64, device=table.device)
-    ids[: own._nnz()] = own.indices()[0]
-    values = own.values().new_zeros(most, *own.values().shape[1:])
-    values[: own._nnz()] = own.values()
-    all_ids = world.gather(ids, "gradients of rows")
-    all_values = world.gather(values, "gradients of rows")
-    kept = all_ids < len(table)
+        values = table.new_zeros(0, *table.shape[1:])
+        gradient = torch.sparse_coo_tensor(indices, values, table.shape)
+    gradient = gradient.coalesce()
+    n_rows = gradient._nnz()
+    longest = int(world.all_gather(torch.tensor([n_rows], device=table.device)).max())
+    ids = torch.full((longest,), len(table), dtype=torch.int64, device=table.device)
+    ids[:n_rows] = gradient.indices()[0]
+    values = gradient.values().new_zeros(longest, *gradient.values().shape[1:])
+    values[:n_rows] = gradient.values()
+    all_ids = world.all_gather(ids, "gradients of rows")
+    all_values = world.all_gather(values, "gradients of rows")
+    is_row = all_ids < len(table)
     return torch.sparse_coo_tensor(
-        all_ids[kept].unsqueeze(0), all_values[kept], table.shape, check_invariants=False
+        all_ids[is_row].unsqueeze(0), all_values[is_row], table.shape, check_invariants=False
     ).coalesce()
 
 
 @dataclass(frozen=True, slots=True)
-class SharedBatch:
+class ShardedBatch:
     """This process's share of a training batch."""
 
-    own: TokenBatch
+    tokens: TokenBatch
     n_points: int
-    """Of the whole batch."""
+    """Points of the whole batch."""
     keys: Tensor
-    """What each own point's dropout is keyed by."""
+    """Key of the dropout of each point of this share."""
 
-    def to(self, device: torch.device) -> SharedBatch:
+    def to(self, device: torch.device) -> ShardedBatch:
         """Return the batch on a device."""
-        return replace(self, own=self.own.to(device), keys=send(self.keys, device))
+        return replace(self, tokens=self.tokens.to(device), keys=send(self.keys, device))
 
-    def pinned(self) -> SharedBatch:
-        """Return the batch in memory that a GPU reads without help."""
-        return replace(self, own=self.own.pinned(), keys=self.keys.pin_memory())
+    def pinned(self) -> ShardedBatch:
+        """Return the batch in pinned memory."""
+        return replace(self, tokens=self.tokens.pinned(), keys=self.keys.pin_memory())
 
     @contextmanager
-    def ready(self, model: EliasModel) -> Iterator[None]:
-        """Have the model's losses be this share's part of the batch's, dropout keyed by point."""
+    def activate(self, model: EliasModel) -> Iterator[None]:
+        """Set the batch size of the model's labels and key dropout by point, in this block."""
         rows = model.labels
-        assert isinstance(rows, SharedRows)
+        assert isinstance(rows, ShardedRows)
         rows.n_points = self.n_points
-        with KeyedDropout(self.keys, self.own):
+        with KeyedDropout(self.keys, self.tokens):
             yield
 
 
-def share_of(
+def shard_batch(
     world: World, tokens: Tokens, rows: NDArray[np.int64], seed: Sequence[int]
-) -> SharedBatch:
-    """Return this process's share of the batch that ``rows`` make up."""
-    own = rows[world.share(len(rows))]
-    return SharedBatch(collate(tokens, own), len(rows), point_keys(seed, own))
+) -> ShardedBatch:
+    """Return this process's share of the batch of ``rows``."""
+    share = rows[world.share(len(rows))]
+    return ShardedBatch(collate(tokens, share), len(rows), point_keys(seed, share))
 
 
-def rank_shared(
+def rank_sharded(
     model: EliasModel,
     tokens: Tokens,
     sizes: SearchSizes,
@@ -145,64 +144,38 @@ def rank_shared(
     batch_size: int = BATCH_SIZE,
     blocked: Tensor | None = None,
 ) -> Ranked:
-    """Return what `rank_all` does for this process's texts, of a model whose labels are shared out.
+    """Return the result of `rank_all` for this process's texts, with sharded labels.
 
-    All processes call it, each with texts of its own: as many, fewer, or none. In each step each
-    searches a batch of its own, and scores its labels for the points of all.
+    All processes call it, each with its own texts: as many, fewer, or none. In each step each
+    process searches a batch of its own and scores its labels for the points of all.
     """
     rows = model.labels
-    assert isinstance(rows, SharedRows)
+    assert isinstance(rows, ShardedRows)
     world, device = rows.world, rows.weight.device
     width = min(top_k, sizes.shortlist_size, model.n_labels)
     ids = np.full((len(tokens), width), model.n_labels, dtype=np.int64)
     scores = np.zeros((len(tokens), width), dtype=np.float32)
-    most = world.begin_highest([len(tokens)])()[0]
+    longest = world.max_async([len(tokens)])()[0]
     order = np.argsort(tokens.lengths, kind="stable")  # shortest first: the least padding
-    with evaluating(model), progress("Searching", -(-most // batch_size)) as advance:
-        for start in range(0, most, batch_size):
-            own = order[start : start + batch_size]
-            rows.n_points = min(batch_size, most - start) * world.size
-            embedding = model.encoder(collate(tokens, own).to(device)).float()
+    with evaluating(model), progress("Searching", -(-longest // batch_size)) as advance:
+        for start in range(0, longest, batch_size):
+            batch = order[start : start + batch_size]
+            rows.n_points = min(batch_size, longest - start) * world.size
+            embedding = model.encoder(collate(tokens, batch).to(device)).float()
             labels, p = model.rank(embedding, sizes, width, blocked)
-            ids[own, : labels.shape[1]] = labels.cpu().numpy()
-            scores[own, : labels.shape[1]] = p.cpu().numpy()
+            ids[batch, : labels.shape[1]] = labels.cpu().numpy()
+            scores[batch, : labels.shape[1]] = p.cpu().numpy()
             advance()
     return Ranked(ids, scores)
 
 
-def rows_of_all(world: World, own: NDArray[Any], n_rows: int, empty: float) -> NDArray[Any]:
-    """Return the rows (n, k) that all processes have for their shares, in order, to all.
+def all_gather_rows(world: World, rows: NDArray[Any], n_rows: int, padding: float) -> NDArray[Any]:
+    """Return the rows (n, k) of all shares, in order, on every process.
 
-    Where a process has fewer columns than another, ``empty`` is put.
+    Shares with fewer columns are filled up with ``padding``.
     """
-    width = world.begin_highest([own.shape[1]])()[0]
-    padded = np.full((world.most(n_rows), width), empty, dtype=own.dtype)
-    padded[: len(own), : own.shape[1]] = own
-    found: NDArray[Any] = (
-        world.gather(torch.from_numpy(padded).to(world.device), "predictions").cpu().numpy()
-    )
-    return found[:n_rows]
-
-
-def embed_shared(
-    world: World, encoder: TextEncoder, tokens: Tokens
-) -> tuple[NDArray[np.float32], list[int]]:
-    """Return φ(x) of this process's share of the texts, and how many each process has."""
-    own = tokens.take(np.arange(len(tokens))[world.share(len(tokens))])
-    return embed_all(encoder, own), _counts(world, len(tokens))
-
-
-def cluster_shared(
-    world: World, model: EliasModel, tokens: Tokens, beam_size: int
-) -> tuple[NDArray[np.int64], NDArray[np.float32]] | None:
-    """Return what `cluster_all` does to the first process; None to the others."""
-    own = tokens.take(np.arange(len(tokens))[world.share(len(tokens))])
-    counts = _counts(world, len(tokens))
-    beams, scores = (world.collect(part, counts) for part in cluster_all(model, own, beam_size))
-    return None if beams is None or scores is None else (beams, scores)
-
-
-def _counts(world: World, total: int) -> list[int]:
-    """Return how many of ``total`` each process has."""
-    most = world.most(total)
-    return [max(0, min(most, total - rank * most)) for rank in range(world.size)]
+    width = world.max_async([rows.shape[1]])()[0]
+    padded = np.full((world.max_share(n_rows), width), padding, dtype=rows.dtype)
+    padded[: len(rows), : rows.shape[1]] = rows
+    gathered = world.all_gather(torch.from_numpy(padded).to(world.device), "predictions")
+    return gathered.cpu().numpy()[:n_rows]

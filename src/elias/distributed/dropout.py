@@ -1,8 +1,9 @@
-"""Dropout that depends on the point and the step alone, not on the process that has the point.
+"""Dropout that depends only on the point and the step, not on the process that has the point.
 
-A plain dropout draws the next numbers of a generator, so what a point loses depends on the points
-before it in its process. Here each number is a hash of the seed, the step, the point, which dropout
-of the encoder it is, and the place in it. The number of processes then changes nothing.
+Plain dropout takes the next numbers of a generator, so what a point loses depends on the points
+before it in its process. Here each number is a hash of the seed, the step, the point, the number of
+the dropout call in the encoder, and the position in the tensor. The number of processes then
+changes nothing.
 """
 
 from __future__ import annotations
@@ -23,9 +24,9 @@ if TYPE_CHECKING:
     from elias.text.batches import TokenBatch
 
 
-_WORD = 0xFFFFFFFF
-# One for each axis, odd, so that places on an axis differ; not an axis's length times that of the
-# next, since how far texts are padded must not matter.
+_MASK_32_BITS = 0xFFFFFFFF
+# One odd factor for each axis, so that positions on an axis differ. It must not be the length of
+# the next axis: padding must not change the result.
 _STRIDES = (0x9E3779B1, 0x85EBCA6B, 0xC2B2AE35, 0x27D4EB2F)
 
 
@@ -43,10 +44,10 @@ def point_keys(seed: Sequence[int], rows: NDArray[np.int64]) -> Tensor:
 
 
 class KeyedDropout(TorchFunctionMode):
-    """Replaces every dropout inside the block by one that is keyed by the point.
+    """Replace every dropout inside the block by one that is keyed by point.
 
-    The first axis of what is dropped from is that of the points; with one axis alone, that of the
-    batch's tokens. Attention with dropout inside is computed step by step.
+    The first axis of the input is that of the points; an input with one axis has an entry for
+    each token of the batch. Attention with dropout is computed step by step.
     """
 
     def __init__(self, keys: Tensor, batch: TokenBatch) -> None:
@@ -62,7 +63,7 @@ class KeyedDropout(TorchFunctionMode):
         args: tuple[Any, ...] = (),
         kwargs: Mapping[str, Any] | None = None,
     ) -> Any:
-        """Do what was called, or its keyed twin."""
+        """Call the function, or its keyed replacement."""
         del types
         options = dict(kwargs or {})
         if func is torch.nn.functional.dropout:
@@ -72,28 +73,26 @@ class KeyedDropout(TorchFunctionMode):
         return func(*args, **options)
 
     def _dropout(
-        self, given: Tensor, p: float = 0.5, training: bool = True, inplace: bool = False
+        self, values: Tensor, p: float = 0.5, training: bool = True, inplace: bool = False
     ) -> Tensor:
         del inplace
         if not training or p == 0 or len(self._keys) == 0:
-            return given
+            return values
         self._calls += 1
-        if given.dim() == 1:
-            lengths = self._batch.lengths()
-            keys = self._keys.repeat_interleave(lengths, output_size=len(given))
-            place = torch.arange(len(given), device=given.device)
-            place = place - self._batch.offsets[:-1].repeat_interleave(
-                lengths, output_size=len(given)
-            )
-            numbers = _hashed(_hashed(keys + self._calls) + place * _STRIDES[0])
+        if values.dim() == 1:
+            lengths, n_tokens = self._batch.lengths(), len(values)
+            keys = self._keys.repeat_interleave(lengths, output_size=n_tokens)
+            starts = self._batch.offsets[:-1].repeat_interleave(lengths, output_size=n_tokens)
+            position = torch.arange(n_tokens, device=values.device) - starts
+            numbers = _hash(_hash(keys + self._calls) + position * _STRIDES[0])
         else:
-            numbers = _hashed(self._keys + self._calls)
-            for length, stride in zip(given.shape[1:], _STRIDES, strict=False):
-                place = torch.arange(length, device=given.device) * stride
-                numbers = numbers.unsqueeze(-1) + place
-            numbers = _hashed(numbers)
-        kept = numbers >= round(p * 2**32)
-        return given * kept * (1 / (1 - p))
+            numbers = _hash(self._keys + self._calls)
+            for length, stride in zip(values.shape[1:], _STRIDES, strict=False):
+                position = torch.arange(length, device=values.device) * stride
+                numbers = numbers.unsqueeze(-1) + position
+            numbers = _hash(numbers)
+        is_kept = numbers >= round(p * 2**32)
+        return values * is_kept * (1 / (1 - p))
 
     def _attention(
         self,
@@ -106,9 +105,8 @@ class KeyedDropout(TorchFunctionMode):
         scale: float | None = None,
         **options: Any,
     ) -> Tensor:
-        plain = torch.nn.functional.scaled_dot_product_attention
         if dropout_p == 0 or is_causal or options:
-            return plain(
+            return torch.nn.functional.scaled_dot_product_attention(
                 query,
                 key,
                 value,
@@ -126,9 +124,9 @@ class KeyedDropout(TorchFunctionMode):
         return self._dropout(scores.softmax(dim=-1), dropout_p) @ value
 
 
-def _hashed(numbers: Tensor) -> Tensor:
-    """Mix integers into integers below 2^32 that look random; only the low 32 bits count."""
-    mixed = numbers & _WORD
+def _hash(numbers: Tensor) -> Tensor:
+    """Mix the low 32 bits of integers into integers below 2^32 that look random."""
+    mixed = numbers & _MASK_32_BITS
     for shift, factor in ((16, 0x7FEB352D), (15, 0x846CA68B)):
-        mixed = ((mixed ^ (mixed >> shift)) * factor) & _WORD
+        mixed = ((mixed ^ (mixed >> shift)) * factor) & _MASK_32_BITS
     return mixed ^ (mixed >> 16)

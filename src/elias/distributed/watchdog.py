@@ -1,8 +1,8 @@
-"""Noticing that another process is gone, and which, as soon as its connection closes.
+"""Notice at once which other process died.
 
-Each process waits for a farewell from each other one, in a thread and in a process group of their
-own. The system closes the connections of a process that ends, however it ends, so the wait fails
-at once. A heartbeat would need time of the interpreter, which long compiled loops do not give.
+A thread for each other process waits for a last message from it, in a process group of its own.
+The operating system closes the connections of a process that ends, for whatever reason, so the
+wait fails at once. A heartbeat would need the interpreter, which long compiled loops hold.
 """
 
 from __future__ import annotations
@@ -21,93 +21,83 @@ import torch.distributed as dist
 logger = logging.getLogger(__name__)
 
 GRACE_SECONDS = 10.0
-"""How long a process has to end by itself once another one is gone."""
+"""Time a process has to end by itself after another one died."""
 EXIT_CODE = 3
-"""Of a process that had to be ended because it waits for one that is gone."""
+"""Exit code of a process that was ended because it waited for one that died."""
 _FOREVER = timedelta(days=365)
-_AGREE_SECONDS = 3.0  # between a connection's end and what its process said of it
+_NEWS_SECONDS = 3.0  # between the end of a connection and the reason its process gave
 
 
-class Watch:
+class Watchdog:
     """Threads that each wait for one other process to end."""
 
     def __init__(self, store: Any, rank: int, names: list[str]) -> None:
         self.lost: dict[int, str] = {}
-        """What is known of each process that is gone without a farewell, in the order noticed."""
+        """A message for each process that died without `stop`, in the order noticed."""
         self._store = store
         self._rank = rank
         self._names = names
-        self._left = threading.Event()
+        self._stopped = threading.Event()
         self._group: Any = dist.new_group(backend="gloo", timeout=_FOREVER)
+        self._others = [other for other in range(len(names)) if other != rank]
         self._threads = [
-            threading.Thread(target=self._wait_for, args=(peer,), daemon=True, name="elias-watch")
-            for peer in range(len(names))
-            if peer != rank
+            threading.Thread(target=self._watch, args=(other,), daemon=True, name="elias-watchdog")
+            for other in self._others
         ]
         for thread in self._threads:
             thread.start()
 
-    def wait(self, seconds: float = _AGREE_SECONDS) -> str:
-        """Return who is gone and why, in a few words; empty where no one is after a while."""
+    def wait_for_loss(self, seconds: float = _NEWS_SECONDS) -> str:
+        """Return which process died and why, or an empty string if none did in ``seconds``."""
         end = time.monotonic() + seconds
         while not self.lost and time.monotonic() < end:
             time.sleep(0.02)
         return next(iter(self.lost.values()), "")
 
-    def fail(self, why: str) -> None:
-        """Leave for the others what ends this process; its end itself they notice."""
-        self._left.set()
-        self._store.set(f"failed/{self._rank}", why)
+    def report_failure(self, reason: str) -> None:
+        """Store the reason why this process ends, for the others to read."""
+        self._stopped.set()
+        self._store.set(f"failed/{self._rank}", reason)
 
-    def farewell(self) -> None:
-        """Leave in peace, once all have come so far."""
-        self._left.set()
-        sent = [
-            dist.isend(torch.ones(1), dst=peer, group=self._group)
-            for peer in range(len(self._names))
-            if peer != self._rank
-        ]
+    def stop(self) -> None:
+        """Send the last message to all others and wait for theirs."""
+        self._stopped.set()
+        sent = [dist.isend(torch.ones(1), dst=other, group=self._group) for other in self._others]
         for work in sent:
             if work is not None:
                 work.wait()
         for thread in self._threads:
             thread.join()
 
-    def _wait_for(self, peer: int) -> None:
+    def failure_message(self, rank: int) -> str:
+        """Return the failure that a process reported, or an empty string."""
+        key = f"failed/{rank}"
+        if not self._store.check([key]):
+            return ""
+        reason: str = self._store.get(key).decode()
+        if reason.startswith("rank "):  # it ends because of another process
+            return reason
+        return f"rank {rank} ({self._names[rank]}) failed: {reason}"
+
+    def _watch(self, other: int) -> None:
         try:
-            work = dist.irecv(torch.zeros(1), src=peer, group=self._group)
+            work = dist.irecv(torch.zeros(1), src=other, group=self._group)
             assert work is not None
             work.wait()
             return
         except RuntimeError:
-            if self._left.is_set():
+            if self._stopped.is_set():
                 return
-        self.lost[peer] = self._said_of(peer)
-        if not self._left.wait(GRACE_SECONDS):
-            self._end()
-
-    def failure_of(self, peer: int) -> str:
-        """Return what a process said that ends it; empty where it said nothing."""
-        key = f"failed/{peer}"
-        if not self._store.check([key]):
-            return ""
-        said: str = self._store.get(key).decode()
-        if said.startswith("rank "):  # it ends because of another one
-            return said
-        return f"rank {peer} ({self._names[peer]}) failed: {said}"
-
-    def _said_of(self, peer: int) -> str:
         try:
-            said = self.failure_of(peer)
-        except RuntimeError:  # what the processes met by is gone too
-            said = ""
-        return said or (
-            f"rank {peer} ({self._names[peer]}) is gone without a word (killed, or out of memory?)"
-            "; the same command goes on from the last checkpoint"
+            message = self.failure_message(other)
+        except RuntimeError:  # the store is gone too
+            message = ""
+        self.lost[other] = message or (
+            f"rank {other} ({self._names[other]}) died without an error message (killed, or out of "
+            "memory?); run the same command again to resume from the last checkpoint"
         )
-
-    def _end(self) -> None:
-        """End a process that waits, perhaps inside a library, for what will never come."""
-        logger.error("%s; rank %d ends", next(iter(self.lost.values())), self._rank)
-        sys.stderr.flush()
-        os._exit(EXIT_CODE)
+        if not self._stopped.wait(GRACE_SECONDS):
+            # the main thread may wait inside a library for a message that will never come
+            logger.error("%s; rank %d ends", next(iter(self.lost.values())), self._rank)
+            sys.stderr.flush()
+            os._exit(EXIT_CODE)

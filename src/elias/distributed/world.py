@@ -1,19 +1,17 @@
-"""The processes that train together: who they are, and how they pass tensors to each other.
+"""The processes that train one model, and how they exchange tensors and values.
 
-`torchrun` starts them and says in the environment where they meet. Tensors travel by NCCL between
-GPUs and by gloo between CPUs; what is decided on the host travels by gloo always, so that no GPU
-is waited for.
+`torchrun` starts the processes and sets the environment variables by which they meet. Tensors
+travel by NCCL between GPUs and by gloo between CPUs. Python values always travel by gloo, so that
+exchanging them never waits for a GPU.
 """
 
 from __future__ import annotations
 
-import json
 import logging
 import os
 import socket
 import time
 from collections import Counter
-from datetime import timedelta
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -21,11 +19,12 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
-from elias.distributed.watchdog import Watch
+from elias.distributed.watchdog import Watchdog
 from elias.errors import EliasError, Interrupted, RunError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
+    from datetime import timedelta
 
     from numpy.typing import NDArray
     from torch import Tensor
@@ -36,347 +35,373 @@ logger = logging.getLogger(__name__)
 T = TypeVar("T")
 
 _SHORTEST_POLL_SECONDS, _POLL_SECONDS, _LONG_POLL_SECONDS = 0.001, 0.05, 0.5
-_OVER = "over"
+_FINISHED = "over"
 _STAY_SECONDS = 1.0
-_NOTICE_SECONDS = 5.0  # within which all that can, notice that an exchange has failed
+_NOTICE_SECONDS = 5.0  # time for every live process to notice that an exchange failed
 
 
 class World:
-    """All processes that train one model, as one of them sees them.
+    """All processes that train one model, seen from one of them.
 
-    Every method but the plain questions must be called by all of them, in the same order.
+    Every method that exchanges something must be called by all processes in the same order.
+    `SingleProcess` has the same methods for a process that runs alone.
     """
 
+    shards_labels = True
+    """Whether the rows of W_L are split among the processes."""
+
     def __init__(
-        self, rank: int, size: int, device: torch.device, store: Any, limit: timedelta
+        self, rank: int, size: int, device: torch.device, store: Any, timeout: timedelta
     ) -> None:
         self.rank = rank
         self.size = size
         self.device = device
         self.received: Counter[str] = Counter()
-        """Bytes that this process has received, by what for."""
-        self.parted = False
-        """Whether the processes have parted for good, see `part`."""
-        self.last_words: Callable[[BaseException], None] | None = None
-        """Tells the user what ends this process, before the others hear of it and end too."""
+        """Bytes that this process has received, by purpose."""
+        self.has_left = False
+        """Whether `leave` was called: rank 0 goes on alone."""
+        self.on_failure: Callable[[BaseException], None] | None = None
+        """Called with the error that ends this process, before the others learn of it."""
         self._store = store
         self._rounds = 0
         self._failed = False
-        self._control: Any = dist.new_group(backend="gloo", timeout=limit)
-        me = f"process {os.getpid()} on {socket.gethostname()}"
-        self._watch: Watch | None = None
-        self._limit = limit
-        self._names = self._all_say("name", me)
-        local = os.environ.get("LOCAL_RANK", str(rank))
-        self._leaders = [i for i, said in enumerate(self._all_say("local", local)) if said == "0"]
-        self._watch = Watch(store, rank, self._names)
+        self._host_group: Any = dist.new_group(backend="gloo", timeout=timeout)
+        self._watchdog: Watchdog | None = None
+        self._timeout = timeout
+        name = f"process {os.getpid()} on {socket.gethostname()}"
+        self._names = self._exchange_text("name", name)
+        local_ranks = self._exchange_text("local", os.environ.get("LOCAL_RANK", str(rank)))
+        self._local_leaders = [i for i, text in enumerate(local_ranks) if text == "0"]
+        self._watchdog = Watchdog(store, rank, self._names)
 
     @property
-    def is_first(self) -> bool:
-        """Say whether this is the process that sets up, records and saves."""
+    def is_rank0(self) -> bool:
+        """Return whether this is the process that initialises, records and saves."""
         return self.rank == 0
 
-    def has_lost(self) -> bool:
-        """Say whether a process is gone."""
-        return self._watch is not None and bool(self._watch.lost)
+    def has_lost_process(self) -> bool:
+        """Return whether another process has died."""
+        return self._watchdog is not None and bool(self._watchdog.lost)
 
     def share(self, count: int) -> slice:
-        """Return which of ``count`` things, in order, are this process's; the last has fewest."""
-        most = self.most(count)
-        return slice(min(self.rank * most, count), min((self.rank + 1) * most, count))
+        """Return the slice of ``count`` items that belongs to this process."""
+        largest = self.max_share(count)
+        return slice(min(self.rank * largest, count), min((self.rank + 1) * largest, count))
 
-    def most(self, count: int) -> int:
-        """Return how many of ``count`` things the first process has: none has more."""
+    def max_share(self, count: int) -> int:
+        """Return the size of the largest share of ``count`` items, that of rank 0."""
         return -(-count // self.size)
 
     # tensors, on the device
 
-    def sum_(self, tensor: Tensor, what: str = "") -> Tensor:
-        """Add up a tensor over all processes, in place, and return it."""
-        self._count(what, 2 * tensor.nbytes * (self.size - 1) // self.size)
+    def all_reduce(self, tensor: Tensor, purpose: str = "") -> Tensor:
+        """Sum a tensor over all processes in place, and return it."""
+        self.received[purpose] += 2 * tensor.nbytes * (self.size - 1) // self.size
         self._checked(lambda: dist.all_reduce(tensor))
         return tensor
 
-    def gather(self, tensor: Tensor, what: str = "") -> Tensor:
-        """Return the rows of all processes, one after the other; all give equally many."""
-        found = tensor.new_empty((self.size * len(tensor), *tensor.shape[1:]))
-        self._count(what, tensor.nbytes * (self.size - 1))
-        self._checked(lambda: _all_gather(found, tensor.contiguous()))
-        return found
+    def all_gather(self, tensor: Tensor, purpose: str = "") -> Tensor:
+        """Return the rows of all processes in rank order; each gives the same number of rows."""
+        gathered = tensor.new_empty((self.size * len(tensor), *tensor.shape[1:]))
+        self.received[purpose] += tensor.nbytes * (self.size - 1)
+        # torch 2.13 has a new name for it, and warns of the old one
+        run: Any = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
+        self._checked(lambda: run(gathered, tensor.contiguous()))
+        return gathered
 
-    def scatter_sum(self, tensor: Tensor, what: str = "") -> Tensor:
-        """Return this process's part of the rows, added up over all; the reverse of `gather`.
+    def reduce_scatter(self, tensor: Tensor, purpose: str = "") -> Tensor:
+        """Return this process's share of the rows, summed over all; the reverse of `all_gather`.
 
-        Each part is sent to its owner and added there in the order of the processes. Of numbers
-        that only one process has, the others giving 0, the sum is exact.
+        Each share is sent to its owner and summed there in rank order. The sum is exact where
+        only one process has a number and the others have 0.
         """
-        found = torch.empty_like(tensor)
-        self._count(what, tensor.nbytes * (self.size - 1) // self.size)
-        self._checked(lambda: dist.all_to_all_single(found, tensor.contiguous()))
-        return found.view(self.size, -1, *tensor.shape[1:]).sum(dim=0)
+        shares = torch.empty_like(tensor)
+        self.received[purpose] += tensor.nbytes * (self.size - 1) // self.size
+        self._checked(lambda: dist.all_to_all_single(shares, tensor.contiguous()))
+        return shares.view(self.size, -1, *tensor.shape[1:]).sum(dim=0)
 
-    def copy_from_first(self, tensors: Sequence[Tensor]) -> None:
-        """Give all processes the first one's numbers, in place."""
+    def broadcast_tensors(self, tensors: Sequence[Tensor]) -> None:
+        """Copy the values of rank 0 into the tensors of all processes."""
         for tensor in tensors:
-            group = None if tensor.is_cuda else self._control
+            group = None if tensor.is_cuda else self._host_group
             self._checked(partial(dist.broadcast, tensor, src=0, group=group))
 
     # values, on the host
 
-    def tell(self, value: T) -> T:
-        """Return what the first process gave, which JSON must be able to hold."""
-        text = json.dumps(value).encode() if self.is_first else b""
-        found = self.tell_array(np.frombuffer(text, dtype=np.uint8) if self.is_first else None)
-        told: T = json.loads(found.tobytes())
-        return told
-
-    def tell_array(self, array: NDArray[Any] | None) -> NDArray[Any]:
-        """Return the array that the first process gave."""
-        about = torch.zeros(9, dtype=torch.int64)
-        if self.is_first:
-            assert array is not None
-            array = np.ascontiguousarray(array)
-            kind = np.frombuffer(array.dtype.str.encode().ljust(8), dtype=np.int64)
-            about[: array.ndim + 2] = torch.tensor([array.ndim, int(kind[0]), *array.shape])
-        self._checked(lambda: dist.broadcast(about, src=0, group=self._control))
-        n_axes, kind_code, *shape = about.tolist()
-        if array is None or not self.is_first:
-            dtype = np.dtype(np.int64(kind_code).tobytes().decode().strip())
-            array = np.empty(shape[:n_axes], dtype=dtype)
-        flat = torch.from_numpy(array.reshape(-1).view(np.uint8).copy())
-        if flat.numel():
-            self._checked(lambda: dist.broadcast(flat, src=0, group=self._control))
-        told: NDArray[Any] = flat.numpy().view(array.dtype).reshape(array.shape)
-        return told
+    def broadcast(self, value: T, source: int = 0) -> T:
+        """Return the value, of any type, that process ``source`` passed."""
+        values = [value if self.rank == source else None]
+        self._checked(
+            lambda: dist.broadcast_object_list(values, src=source, group=self._host_group)
+        )
+        return values[0]  # type: ignore[return-value]
 
     def sum_array(self, array: NDArray[Any]) -> NDArray[Any]:
         """Return the sum of an array over all processes."""
-        found = torch.from_numpy(np.array(array))
-        self._checked(lambda: dist.all_reduce(found, group=self._control))
-        total: NDArray[Any] = found.numpy()
-        return total
+        total = torch.from_numpy(np.array(array))
+        self._checked(lambda: dist.all_reduce(total, group=self._host_group))
+        return total.numpy()
 
-    def collect(self, array: NDArray[Any], counts: Sequence[int]) -> NDArray[Any] | None:
-        """Return the rows of all processes, one after the other, to the first; None to others.
+    def gather_rows(self, rows: NDArray[Any]) -> NDArray[Any] | None:
+        """Return the rows of all processes in rank order on rank 0, None elsewhere."""
+        parts: list[Any] | None = [None] * self.size if self.is_rank0 else None
+        self._checked(lambda: dist.gather_object(rows, parts, dst=0, group=self._host_group))
+        return None if parts is None else np.concatenate(parts)
 
-        ``counts`` are how many rows each process gives.
-        """
-        most = max(counts)
-        sent = torch.zeros((most, *array.shape[1:]), dtype=torch.from_numpy(array[:0]).dtype)
-        sent[: len(array)] = torch.from_numpy(np.ascontiguousarray(array))
-        parts = [torch.empty_like(sent) for _ in counts] if self.is_first else None
-        self._checked(lambda: dist.gather(sent, parts, dst=0, group=self._control))
-        if parts is None:
-            return None
-        kept = [part[:count] for part, count in zip(parts, counts, strict=True)]
-        found: NDArray[Any] = torch.cat(kept).numpy()
-        return found
-
-    def copy_of(self, array: NDArray[np.float32] | None, owner: int) -> NDArray[np.float32]:
-        """Return the rows (n, D) that ``owner`` gave, to all."""
-        shape = torch.zeros(2, dtype=torch.int64)
-        if array is not None and self.rank == owner:
-            shape = torch.tensor(array.shape)
-        self._checked(lambda: dist.broadcast(shape, src=owner, group=self._control))
-        sent = torch.empty(*shape.tolist())
-        if array is not None and self.rank == owner:
-            sent = torch.from_numpy(np.ascontiguousarray(array))
-        if sent.numel():
-            self._checked(lambda: dist.broadcast(sent, src=owner, group=self._control))
-        found: NDArray[np.float32] = sent.numpy()
-        return found
-
-    def begin_highest(self, values: Sequence[int]) -> Callable[[], list[int]]:
-        """Begin to find the highest of each value over all processes; return what waits for it."""
-        flags = torch.tensor(list(values), dtype=torch.int64)
-        work = self._checked(
-            lambda: dist.all_reduce(flags, op=dist.ReduceOp.MAX, group=self._control, async_op=True)
+    def max_async(self, values: Sequence[int]) -> Callable[[], list[int]]:
+        """Start to compute the maximum of each value over processes; the result waits for it."""
+        maxima = torch.tensor(list(values), dtype=torch.int64)
+        work: Any = self._checked(
+            lambda: dist.all_reduce(
+                maxima, op=dist.ReduceOp.MAX, group=self._host_group, async_op=True
+            )
         )
 
         def wait() -> list[int]:
-            assert work is not None
             self._checked(work.wait)
-            found: list[int] = flags.tolist()
-            return found
+            return maxima.tolist()
 
         return wait
 
+    def check_same(self, metadata: Mapping[str, Any]) -> None:
+        """Check that every process has the same metadata as rank 0.
+
+        Raises:
+            RunError: If a value differs; it is named.
+        """
+        reference = self.broadcast(dict(metadata))
+        for name, value in metadata.items():
+            if reference.get(name) != value:
+                raise RunError(
+                    f"rank {self.rank}: its {name} is {value}, that of rank 0 is "
+                    f"{reference.get(name)}; all processes must read the same files"
+                )
+
     # turns
 
-    def first(self, work: Callable[[], T]) -> T | None:
-        """Have the first process do something, and return that to it; the others wait.
+    def run_on_rank0(self, work: Callable[[], T]) -> T | None:
+        """Run ``work`` on rank 0 and return its result there; the others wait and return None.
 
-        They wait as long as it takes, unlike in an exchange, and stop if it is gone. Where the
-        processes have parted, it does so alone.
+        They wait as long as it takes, and stop if rank 0 dies. After `leave`, rank 0 works alone.
         """
-        if self.parted:
-            return work() if self.is_first else None
-        return self._then([0], work)
+        if self.has_left:
+            return work() if self.is_rank0 else None
+        return self._run_on([0], work)
 
-    def in_turn(self, work: Callable[[], T]) -> T:
-        """Have the first process of each machine do something, then the others there.
+    def broadcast_from_rank0(self, work: Callable[[], T]) -> T:
+        """Run ``work`` on rank 0 and return its result on all processes."""
+        return self.broadcast(self.run_on_rank0(work))  # type: ignore[return-value]
 
-        So what one of them leaves in a cache of its machine, the others find. All wait for all, as
-        long as it takes.
+    def rank0_first(self, work: Callable[[], T]) -> T:
+        """Run ``work`` on local rank 0 of each machine, then on its other processes.
+
+        The others then find what the first one wrote to the machine's cache. All processes wait
+        for all, as long as it takes.
         """
-        done = self._then(self._leaders, work)
-        rest = [rank for rank in range(self.size) if rank not in self._leaders]
-        later = self._then(rest, work)
-        return done if self.rank in self._leaders else later  # type: ignore[return-value]
+        first = self._run_on(self._local_leaders, work)
+        others = [rank for rank in range(self.size) if rank not in self._local_leaders]
+        later = self._run_on(others, work)
+        return first if self.rank in self._local_leaders else later  # type: ignore[return-value]
 
-    def _then(self, ranks: Sequence[int], work: Callable[[], T]) -> T | None:
-        """Have some processes do something; all go on when it is done."""
+    def _run_on(self, ranks: Sequence[int], work: Callable[[], T]) -> T | None:
+        """Run ``work`` on some processes; all continue when it is done."""
         self._rounds += 1
-        done = None
+        result = None
         if self.rank in ranks:
             try:
-                done = work()
+                result = work()
             except BaseException as error:
-                self.fail(error)
+                self.report_failure(error)
                 raise
             self._store.set(f"done/{self._rounds}/{self.rank}", "")
         if list(ranks) != [self.rank]:
-            self._await([f"done/{self._rounds}/{rank}" for rank in ranks])
-        return done
+            self._wait_for_keys([f"done/{self._rounds}/{rank}" for rank in ranks])
+        return result
 
-    def _await(self, keys: list[str]) -> None:
-        """Wait until all keys are there, or a process is gone."""
-        assert self._watch is not None
+    def _wait_for_keys(self, keys: list[str]) -> None:
+        """Wait until the store has all keys; raise if a process dies meanwhile."""
+        assert self._watchdog is not None
         pause = _SHORTEST_POLL_SECONDS
         while keys and not self._checked(partial(self._store.check, keys)):
-            why = self._checked(partial(self._watch.failure_of, 0))
-            if why and not self.is_first:
-                raise RunError(why)
-            self._refuse_lost(0.0)
+            reason = self._checked(partial(self._watchdog.failure_message, 0))
+            if reason and not self.is_rank0:
+                raise RunError(reason)
+            self._raise_if_lost(0.0)
             time.sleep(pause)
             pause = min(2 * pause, _POLL_SECONDS)
 
     # the end
 
-    def farewell(self) -> None:
-        """Part from the others, whom nothing is expected of any more."""
-        self.tell(None)
-        assert self._watch is not None
-        self._watch.farewell()
+    def shutdown(self) -> None:
+        """Leave the process group at the end of the work of all processes."""
+        self.broadcast(None)
+        assert self._watchdog is not None
+        self._watchdog.stop()
 
-    def part(self) -> None:
-        """Part from the others for good: they end, and the first goes on alone.
+    def leave(self) -> None:
+        """End the common work for good: the other processes end, and rank 0 continues alone.
 
-        A process that has ended cannot die. But `torchrun` ends five minutes after the last process
-        of its machine, and may be what others meet by; so one process of each other machine stays.
+        A process that has ended cannot fail any more. But `torchrun` ends five minutes after the
+        last process of its machine, and may host the store; so local rank 0 of each other machine
+        stays, see `wait_for_rank0`.
         """
-        self._then(range(self.size), lambda: None)
-        self.farewell()
-        self.parted = True
+        self._run_on(range(self.size), lambda: None)
+        self.shutdown()
+        self.has_left = True
         dist.destroy_process_group()
 
-    def stay(self) -> None:
-        """Wait, after parting, for the first process to be done, where this one has to.
+    def wait_for_rank0(self) -> None:
+        """Wait after `leave` until rank 0 is done, if this process has to stay.
 
         Raises:
-            RunError: If that has failed, and has said so.
+            RunError: If rank 0 reported a failure.
         """
-        if self.is_first:
-            self._store.set(_OVER, "")
+        if self.is_rank0:
+            self._store.set(_FINISHED, "")
             return
-        if self.rank not in self._leaders:
+        if self.rank not in self._local_leaders:
             return
         if self.device.type == "cuda":
             torch.cuda.empty_cache()
-        assert self._watch is not None
+        assert self._watchdog is not None
         try:
-            while not self._store.check([_OVER]):
-                why = self._watch.failure_of(0)
-                if why:
-                    raise RunError(why)
+            while not self._store.check([_FINISHED]):
+                reason = self._watchdog.failure_message(0)
+                if reason:
+                    raise RunError(reason)
                 time.sleep(_LONG_POLL_SECONDS)
-        except RuntimeError:  # where the processes met is gone, and so is the first
+        except RuntimeError:  # the store is gone, and so is rank 0
             return
 
-    def fail(self, error: BaseException) -> None:
-        """Tell the others what ends this process; the first time, what comes of it is no news."""
-        assert self._watch is not None
+    def report_failure(self, error: BaseException) -> None:
+        """Tell the others which error ends this process; later errors are only consequences."""
+        assert self._watchdog is not None
         if self._failed:
             return
         self._failed = True
-        if self.last_words is not None:
-            self.last_words(error)
+        if self.on_failure is not None:
+            self.on_failure(error)
         if isinstance(error, Interrupted):
-            why = f"was asked to stop (signal {error.signal_number})"
+            reason = f"received signal {error.signal_number}"
         else:
-            why = " ".join(str(error).split()) or type(error).__name__
-            why = why if isinstance(error, EliasError) else f"{type(error).__name__}: {why}"
+            reason = " ".join(str(error).split()) or type(error).__name__
+            if not isinstance(error, EliasError):
+                reason = f"{type(error).__name__}: {reason}"
         try:
-            self._watch.fail(why)
-        except RuntimeError:  # where the processes met is gone too
+            self._watchdog.report_failure(reason)
+        except RuntimeError:  # the store is gone too
             return
-        if self.is_first and self.size > 1 and not isinstance(error, Interrupted):
-            time.sleep(_STAY_SECONDS)  # where they met may be in its memory
+        if self.is_rank0 and self.size > 1 and not isinstance(error, Interrupted):
+            time.sleep(_STAY_SECONDS)  # this process may host the store that the others read
 
-    def _all_say(self, what: str, text: str) -> list[str]:
-        """Return what each process says of itself."""
-        self._store.set(f"{what}/{self.rank}", text)
-        return [self._store.get(f"{what}/{rank}").decode() for rank in range(self.size)]
-
-    def _count(self, what: str, n_bytes: int) -> None:
-        self.received[what] += n_bytes
+    def _exchange_text(self, key: str, text: str) -> list[str]:
+        """Return the text of each process, before any group can be used."""
+        self._store.set(f"{key}/{self.rank}", text)
+        return [self._store.get(f"{key}/{rank}").decode() for rank in range(self.size)]
 
     def _checked(self, exchange: Callable[[], T]) -> T:
-        """Make an exchange; if it fails, name the process that is gone, or that does not answer."""
+        """Run an exchange; if it fails, name the process that died or does not answer."""
         try:
             return exchange()
         except RuntimeError as error:
-            self._refuse_lost(None)
-            silent = self._silent()
+            self._raise_if_lost(None)
+            silent = self._silent_processes()
             if silent:
                 raise RunError(
-                    f"{', '.join(silent)} did not answer in {self._limit.total_seconds():.0f} s; "
-                    "look what it hangs in, and run the same command to go on"
+                    f"{', '.join(silent)} did not answer in {self._timeout.total_seconds():.0f} s; "
+                    "find out why it hangs, then run the same command again to resume"
                 ) from error
             raise
 
-    def _silent(self) -> list[str]:
-        """Return the names of the processes that have not noticed that an exchange failed."""
-        if self._watch is None:
+    def _silent_processes(self) -> list[str]:
+        """Return the names of the processes that have not noticed a failed exchange."""
+        if self._watchdog is None:
             return []
         self._store.set(f"noticed/{self.rank}", "")
-        time.sleep(min(_NOTICE_SECONDS, self._limit.total_seconds()))
+        time.sleep(min(_NOTICE_SECONDS, self._timeout.total_seconds()))
         silent = [
             f"rank {rank} ({name})"
             for rank, name in enumerate(self._names)
             if not self._store.check([f"noticed/{rank}"])
         ]
-        if self.is_first:
-            time.sleep(_STAY_SECONDS)  # where the others look may be in its memory
+        if self.is_rank0:
+            time.sleep(_STAY_SECONDS)  # this process may host the store that the others read
         return silent
 
-    def _refuse_lost(self, seconds: float | None) -> None:
-        """Refuse to go on if a process is gone; wait some time to hear of it."""
-        if self._watch is None:
+    def _raise_if_lost(self, seconds: float | None) -> None:
+        """Raise if a process died, after waiting some time for the news."""
+        if self._watchdog is None:
             return
-        who = self._watch.wait() if seconds is None else self._watch.wait(seconds)
-        if who:
-            logger.info("%s", who)  # for the run's log
-            raise RunError(who)
-
-
-def _all_gather(found: Tensor, tensor: Tensor) -> None:
-    # torch 2.13 has a new name for it, and warns of the old one
-    run: Any = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
-    run(found, tensor)
-
-
-def same_everywhere(world: World, facts: Mapping[str, Any]) -> None:
-    """Refuse to train where a process has read something else than the first one.
-
-    Raises:
-        RunError: If a fact differs; it is named.
-    """
-    theirs = world.tell(dict(facts))
-    different = [name for name, value in facts.items() if theirs.get(name) != value]
-    if different:
-        name = different[0]
-        raise RunError(
-            f"rank {world.rank}: its {name} is {facts[name]}, that of rank 0 {theirs.get(name)}; "
-            "all processes must read the same files"
+        reason = (
+            self._watchdog.wait_for_loss()
+            if seconds is None
+            else self._watchdog.wait_for_loss(seconds)
         )
+        if reason:
+            logger.info("%s", reason)  # for the run's log
+            raise RunError(reason)
+
+
+class SingleProcess(World):
+    """One process that works alone: every exchange returns what was passed in."""
+
+    shards_labels = False
+
+    def __init__(self, device: torch.device | None = None) -> None:
+        self.rank = 0
+        self.size = 1
+        self.device = device or torch.device("cpu")
+        self.received = Counter()
+        self.has_left = False
+        self.on_failure = None
+        self._watchdog = None
+
+    def all_reduce(self, tensor: Tensor, purpose: str = "") -> Tensor:
+        """Return the tensor."""
+        del purpose
+        return tensor
+
+    def all_gather(self, tensor: Tensor, purpose: str = "") -> Tensor:
+        """Return the tensor."""
+        del purpose
+        return tensor
+
+    def reduce_scatter(self, tensor: Tensor, purpose: str = "") -> Tensor:
+        """Return the tensor."""
+        del purpose
+        return tensor
+
+    def broadcast_tensors(self, tensors: Sequence[Tensor]) -> None:
+        """Do nothing."""
+
+    def broadcast(self, value: T, source: int = 0) -> T:
+        """Return the value."""
+        del source
+        return value
+
+    def sum_array(self, array: NDArray[Any]) -> NDArray[Any]:
+        """Return the array."""
+        return array
+
+    def gather_rows(self, rows: NDArray[Any]) -> NDArray[Any]:
+        """Return the rows."""
+        return rows
+
+    def max_async(self, values: Sequence[int]) -> Callable[[], list[int]]:
+        """Return a function that returns the values."""
+        return lambda: list(values)
+
+    def rank0_first(self, work: Callable[[], T]) -> T:
+        """Run ``work``."""
+        return work()
+
+    def _run_on(self, ranks: Sequence[int], work: Callable[[], T]) -> T:
+        """Run ``work``."""
+        del ranks
+        return work()
+
+    def shutdown(self) -> None:
+        """Do nothing."""
+
+    def leave(self) -> None:
+        """Do nothing: there is no other process."""

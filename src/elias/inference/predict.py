@@ -13,8 +13,8 @@ from scipy.sparse import csr_matrix, issparse
 
 from elias.data.splits import sample_points
 from elias.data.storage import DiskTexts, is_mapped
-from elias.distributed.data_parallel import rank_shared, rows_of_all
-from elias.distributed.sharded_linear import SharedRows
+from elias.distributed.data_parallel import all_gather_rows, rank_sharded
+from elias.distributed.sharded_linear import ShardedRows
 from elias.errors import ConfigError, DataError, nearest
 from elias.kernels.device import explain_out_of_memory, is_out_of_memory, limit_threads
 from elias.model.batch_inference import BATCH_SIZE, Ranked, embed_all, rank_all
@@ -161,7 +161,7 @@ def _rank_in_halves(
     if blocked is not None:
         blocked = blocked.to(model.labels.weight.device)
     if not model.labels.whole:  # one process cannot take fewer texts at a time than the others
-        return rank_shared(model, tokens, sizes, depth, batch_size=batch_size, blocked=blocked)
+        return rank_sharded(model, tokens, sizes, depth, batch_size=batch_size, blocked=blocked)
     while True:
         try:
             return rank_all(model, tokens, sizes, depth, batch_size=batch_size, blocked=blocked)
@@ -296,14 +296,14 @@ def answer(
     all get the answers of all.
     """
     rows = model.model.labels
-    if isinstance(rows, SharedRows):
+    if isinstance(rows, ShardedRows):
         world, n_points = rows.world, asked.n_points
         own = world.share(n_points)
         found = _scored(model, asked.part(own), component, lambda member: tokens_of(member, own))
         found = replace(
             found,
-            ids=rows_of_all(world, found.ids, n_points, model.n_labels),
-            scores=rows_of_all(world, found.scores, n_points, PADDING_SCORE),
+            ids=all_gather_rows(world, found.ids, n_points, model.n_labels),
+            scores=all_gather_rows(world, found.scores, n_points, PADDING_SCORE),
         )
     else:
         found = _scored(model, asked, component, lambda member: tokens_of(member, slice(None)))

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from scipy.sparse import csr_matrix, issparse
 
-from elias.distributed.coordination import in_turn
-from elias.distributed.sharded_linear import SharedRows
+from elias.distributed import SingleProcess
+from elias.distributed.sharded_linear import ShardedRows
 from elias.errors import CARD_FILE, DATA_SETTINGS, ConfigError, DataError, nearest
 from elias.inference.explain import Explanation, explain
 from elias.inference.predict import (
@@ -334,8 +334,8 @@ class Elias:
             known = tokens
             if known is None:
                 encoder, labels = member.model.encoder, member.model.labels
-                world = labels.world if isinstance(labels, SharedRows) else None
-                known = in_turn(world, lambda: cached_tokens(split, encoder))
+                world = labels.world if isinstance(labels, ShardedRows) else SingleProcess()
+                known = world.rank0_first(lambda: cached_tokens(split, encoder))
             return known if rows == slice(None) else known.part(rows)
 
         ranked = answer(self, asked, component, own_tokens)
@@ -442,7 +442,7 @@ class Elias:
         revision: str | None = None,
         token: str | None = None,
         device: str = "auto",
-        world: World | None = None,
+        world: World = SingleProcess(),
     ) -> Elias:
         """Read a saved model: its folder, that of a finished run, or a name of the hub.
 
@@ -462,10 +462,10 @@ class Elias:
             ModelError: If anything is missing, damaged, foreign, or from a newer version.
         """
         place = place_of(folder, revision=revision, token=token)
-        if world is None:
-            saved = load_all(place, pick_device(device))
+        if world.shards_labels:
+            saved = load_all(place, world.device, partial(ShardedRows.of, world))
         else:
-            saved = load_all(place, world.device, partial(SharedRows.of, world))
+            saved = load_all(place, pick_device(device))
         model = cls._from_saved(saved)
         model.folder = place
         return model

@@ -24,6 +24,7 @@ from safetensors.torch import save_file
 
 import elias
 from elias.data.atomic import staged_folder
+from elias.distributed import SingleProcess
 from elias.errors import DataError, Interrupted
 from elias.persistence.manifest import all_finite
 from elias.training.checkpoint_shards import Share, is_row, read_share, take_shards, write_shard
@@ -317,8 +318,8 @@ class Keeper:
     interruption: Interruption
     about: Callable[[], Mapping[str, Any]]
     """Returns what the run adds to each: which member it is of, what was recorded so far."""
-    world: World | None = None
-    """The processes that stop together and each write a part; None: this one alone."""
+    world: World = SingleProcess()
+    """The processes that stop together and each write a part."""
     _asked: Callable[[], list[int]] | None = field(default=None, init=False)
 
     def after_step(self, where: str, make: Callable[[], Checkpoint]) -> None:
@@ -328,7 +329,7 @@ class Keeper:
         waits for an answer.
         """
         stop, due = self.interruption.signal, self.checkpoints.due()
-        if self.world is not None:
+        if self.world.size > 1:
             stop, due = self._agreed(stop, due)
         if stop is not None:
             self._stop(where, self._save(make(), wait=True), stop)
@@ -338,7 +339,7 @@ class Keeper:
     def after_stage(self, where: str, make: Callable[[], Checkpoint]) -> None:
         """Write a checkpoint; stop after a signal."""
         stop = self.interruption.signal
-        if self.world is not None:
+        if self.world.size > 1:
             self._agreed(stop, False)  # as of a step ago
             stop, _ = self._agreed(stop, False)
             self._agreed(None, False)
@@ -349,9 +350,8 @@ class Keeper:
 
     def _agreed(self, stop: int | None, due: bool) -> tuple[int | None, bool]:
         """Say what this process wants; return what any of them wanted a step ago."""
-        assert self.world is not None
-        due = due and self.world.is_first
-        asked, self._asked = self._asked, self.world.begin_highest([stop or 0, int(due)])
+        due = due and self.world.is_rank0
+        asked, self._asked = self._asked, self.world.max_async([stop or 0, int(due)])
         if asked is None:
             return None, False
         signal_number, wanted = asked()
@@ -364,15 +364,13 @@ class Keeper:
         copies = {
             name: _copied(tensor)
             for name, tensor in checkpoint.tensors.items()
-            if world is None or world.is_first or is_row(name)
+            if world.is_rank0 or is_row(name)
         }
         kept = Checkpoint({**checkpoint.facts, **self.about()}, copies)
-        if world is None:
-            return self.checkpoints.save(kept, wait=wait)
         self.checkpoints.join()  # the one before has its name
-        attempt = Attempt(*world.tell(self.checkpoints.next_attempt()))
+        attempt = world.broadcast(self.checkpoints.next_attempt())
         begun = self.checkpoints.save(kept, attempt=attempt)
-        return world.tell(bool(world.first(self.checkpoints.written))) if wait else begun
+        return world.broadcast_from_rank0(self.checkpoints.written) if wait else begun
 
     def _stop(self, where: str, kept: bool, number: int) -> None:
         left = f"stopped after {where}"

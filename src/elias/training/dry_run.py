@@ -12,7 +12,7 @@ import numpy as np
 import torch
 
 from elias.data.splits import validation_split
-from elias.distributed import n_launched
+from elias.distributed import process_counts
 from elias.inference.predict import feature_tokens, input_of, setup_rows
 from elias.kernels.device import limit_threads
 from elias.model.build import build_encoder
@@ -82,7 +82,7 @@ def rehearse(
     tokens = _tokens(sample, encoder)
     held = resident()
     n_setup = len(points) if rows is None else len(rows)
-    n_processes, _ = n_launched()
+    n_processes, _ = process_counts()
     sizes = sizes_of(encoder, points.labels, tokens, n_setup, _words(sample), config, n_processes)
     expected = expected_memory(
         sizes,

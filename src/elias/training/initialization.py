@@ -1,10 +1,10 @@
-"""Initialise clusters, classifiers and edges before the first step of a stage.
+"""Initialise the encoder before training; clusters, classifiers and edges before a stage.
 
-A label's classifier points to the mean embedding of its points, so that before any step the model
-already is a nearest-centroid classifier. Labels with one or two points, most of them in a long
-tail, gain most.
+A label's classifier starts at the mean embedding of its points, so that the model is a
+nearest-centroid classifier before the first step. This helps most for labels with one or two
+points, which are the majority in a long tail.
 
-Of several processes the first one clusters and chooses edges; points are embedded by all.
+With several processes all embed points, and rank 0 clusters labels and chooses edges.
 """
 
 from __future__ import annotations
@@ -17,20 +17,24 @@ import numpy as np
 import torch
 
 from elias.clustering import balanced_clusters, label_centroids
-from elias.distributed.data_parallel import cluster_shared, embed_shared
-from elias.distributed.sharded_linear import SharedRows
+from elias.distributed import SingleProcess
+from elias.distributed.sharded_linear import ShardedRows
 from elias.model.batch_inference import cluster_all, embed_all
+from elias.model.build import build_encoder
 from elias.model.elias import EliasModel
+from elias.model.encoder import BagEncoder
 from elias.model.graph import LabelGraph, partition_edges
 from elias.model.one_vs_all import OneVsAll
 from elias.progress import progress
 from elias.training.edges import edge_counts, first_logits, strongest_edges
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from numpy.typing import NDArray
     from scipy.sparse import csr_matrix
 
-    from elias.config import ResolvedConfig, StageConfig
+    from elias.config import ResolvedConfig, ResolvedEncoder, StageConfig
     from elias.distributed import World
     from elias.model.elias import LinearRows
     from elias.model.encoder import TextEncoder
@@ -38,8 +42,26 @@ if TYPE_CHECKING:
     from elias.training.stage import Points
 
 
-_PIECE_POINTS = 2**16  # whose embeddings travel at a time
-SCALE = 10.0  # logits between a text and its own centroid's direction
+SCALE = 10.0
+"""Logit of a typical embedding in the direction of a label's centroid, without bias."""
+_CHUNK_POINTS = 2**16  # points whose embeddings are broadcast at a time
+
+
+def initial_encoder(
+    config: ResolvedEncoder,
+    texts: Sequence[str] | None,
+    n_features: int | None,
+    world: World,
+) -> TextEncoder:
+    """Return a new encoder; rank 0 counts the vocabulary of a bag of words for all processes."""
+    if config.kind != "bag" or texts is None:
+        return world.rank0_first(lambda: build_encoder(config, texts, n_features))
+    encoder = world.run_on_rank0(lambda: build_encoder(config, texts, n_features))
+    featurizer = world.broadcast(encoder.featurizer if isinstance(encoder, BagEncoder) else None)
+    if encoder is not None:
+        return encoder
+    assert featurizer is not None
+    return BagEncoder(config, featurizer, featurizer.n_features)
 
 
 class Centroids(NamedTuple):
@@ -48,112 +70,105 @@ class Centroids(NamedTuple):
     directions: NDArray[np.float32]
     """(L, D) unit vectors; zero for a label without points."""
     center: NDArray[np.float32]
-    """(D,) the mean embedding, from which directions are taken."""
+    """(D,) the mean embedding; directions start there."""
     spread: float
-    """The typical distance of an embedding from the centre."""
+    """The mean distance of an embedding from the center."""
 
 
 def find_centroids(labels: csr_matrix, embedding: NDArray[np.float32]) -> Centroids:
-    """Return the labels' directions from the mean embedding of all points."""
+    """Return the direction of each label from the mean embedding of all points."""
     center = embedding.mean(axis=0)
     away = embedding - center
     spread = float(np.linalg.norm(away, axis=1).mean())
-    nothing = labels[:, :0]  # no bag of words here: φ alone
-    _, directions = label_centroids(labels, nothing, away)
+    no_words = labels[:, :0]  # use φ alone
+    _, directions = label_centroids(labels, no_words, away)
     return Centroids(directions, center, max(spread, 1e-6))
 
 
-def find_shared_centroids(
-    world: World, labels: csr_matrix, encoder: TextEncoder, tokens: Tokens
+def find_sharded_centroids(
+    labels: csr_matrix, embedding: NDArray[np.float32], world: World
 ) -> Centroids:
-    """Return what `find_centroids` does, of the labels whose classifiers this process has.
+    """Return the result of `find_centroids` for the labels whose rows this process owns.
 
-    Each process embeds its share of the points; the embeddings go to all, a piece at a time, so
-    that none ever has them all at once.
+    ``embedding`` is that of this process's share of the points. It is broadcast in chunks, so
+    that no process ever holds the embeddings of all points.
     """
-    own, counts = embed_shared(world, encoder, tokens)
-    total = float(len(tokens))
-    center = (world.sum_array(own.sum(axis=0, dtype=np.float64)) / total).astype(np.float32)
-    away = own - center
+    n_points = labels.shape[0]
+    center = world.sum_array(embedding.sum(axis=0, dtype=np.float64)) / n_points
+    center = center.astype(np.float32)
+    away = embedding - center
     length = np.linalg.norm(away, axis=1)
-    spread = float(world.sum_array(length.sum(dtype=np.float64, keepdims=True))[0] / total)
+    spread = float(world.sum_array(length.sum(dtype=np.float64, keepdims=True))[0] / n_points)
     away /= np.maximum(length, 1e-12)[:, None]
     to_points = labels.tocsc()[:, world.rank :: world.size].T.tocsr()
-    sums = np.zeros((to_points.shape[0], encoder.dim), dtype=np.float32)
-    first = 0
-    for owner, n_points in enumerate(counts):
-        for start in range(0, n_points, _PIECE_POINTS):
-            piece = world.copy_of(away[start : start + _PIECE_POINTS], owner)
-            ones = to_points[:, first + start : first + start + len(piece)]
+    sums = np.zeros((to_points.shape[0], embedding.shape[1]), dtype=np.float32)
+    share = world.max_share(n_points)
+    for owner, first in enumerate(range(0, n_points, share)):
+        for start in range(0, min(share, n_points - first), _CHUNK_POINTS):
+            chunk = world.broadcast(away[start : start + _CHUNK_POINTS], owner)
+            ones = to_points[:, first + start : first + start + len(chunk)]
             ones.data = np.ones_like(ones.data, dtype=np.float32)
-            sums += ones @ piece
-        first += n_points
-    return Centroids(_unit(sums), center, max(spread, 1e-6))
+            sums += ones @ chunk
+    return Centroids(_unit_rows(sums), center, max(spread, 1e-6))
 
 
 @torch.no_grad()
-def point_at(
-    rows: LinearRows, directions: NDArray[np.float32], found: Centroids, bias: float
+def init_from_centroids(
+    rows: LinearRows, directions: NDArray[np.float32], centroids: Centroids, bias: float
 ) -> None:
     """Set each row so that its logit is ``SCALE`` · cosine + ``bias`` for a typical embedding."""
-    weight = directions * np.float32(SCALE / found.spread)
-    offset = bias - weight @ found.center
+    weight = directions * np.float32(SCALE / centroids.spread)
+    offset = bias - weight @ centroids.center
     rows.weight.copy_(torch.from_numpy(weight))
     rows.bias.copy_(torch.from_numpy(offset.astype(np.float32)))
 
 
 def cluster_directions(
-    found: Centroids,
+    directions: NDArray[np.float32],
     partition: NDArray[np.int64],
     n_clusters: int,
-    world: World | None = None,
+    world: World = SingleProcess(),
 ) -> NDArray[np.float32]:
     """Return the unit mean direction of each cluster's labels (C, D), over all processes."""
-    sums = np.zeros((n_clusters, found.directions.shape[1]), dtype=np.float32)
-    if world is None:
-        np.add.at(sums, partition, found.directions)
-    else:
-        np.add.at(sums, partition[world.rank :: world.size], found.directions)
-        sums = world.sum_array(sums)
-    return _unit(sums)
+    sums = np.zeros((n_clusters, directions.shape[1]), dtype=np.float32)
+    np.add.at(sums, partition[world.rank :: world.size], directions)
+    return _unit_rows(world.sum_array(sums))
 
 
-def _unit(rows: NDArray[np.float32]) -> NDArray[np.float32]:
+def _unit_rows(rows: NDArray[np.float32]) -> NDArray[np.float32]:
     length = np.linalg.norm(rows, axis=1, keepdims=True)
     directions: NDArray[np.float32] = rows / np.maximum(length, 1e-12)
     return directions
 
 
 @dataclass
-class Setup:
-    """Makes what stages begin with."""
+class StageInitializer:
+    """Computes the clusters, classifiers and edges that stages start with."""
 
     config: ResolvedConfig
     encoder: TextEncoder
     points: Points
-    """Those to compute from."""
+    """Points to compute from."""
     bow: csr_matrix | None
-    """Their bags of words, for the process that clusters."""
+    """Their bags of words, on rank 0."""
     labels_per_point: float
-    """Over all points that are trained on."""
-    world: World | None = None
+    """Mean over all training points."""
+    world: World = SingleProcess()
 
-    def partition(self, with_encoder: bool) -> NDArray[np.int64]:
-        """Return each label's cluster; of several processes the first one clusters."""
+    @property
+    def _own_tokens(self) -> Tokens:
+        """Return this process's share of the texts."""
+        return self.points.tokens.part(self.world.share(len(self.points.tokens)))
+
+    def cluster_labels(self, with_encoder: bool) -> NDArray[np.int64]:
+        """Return each label's cluster; rank 0 computes it."""
         embedding: NDArray[np.float32] | None = None
-        world, tokens = self.world, self.points.tokens
-        if world is None:
-            embedding = embed_all(self.encoder, tokens) if with_encoder else None
-            return self._clusters(embedding)
         if with_encoder:
-            embedding = world.collect(*embed_shared(world, self.encoder, tokens))
-        partition: NDArray[np.int64] = world.tell_array(
-            world.first(lambda: self._clusters(embedding))
-        )
-        return partition
+            embedding = self.world.gather_rows(embed_all(self.encoder, self._own_tokens))
+        return self.world.broadcast_from_rank0(lambda: self._cluster_labels(embedding))
 
-    def _clusters(self, embedding: NDArray[np.float32] | None) -> NDArray[np.int64]:
-        """Cluster the labels on bag of words and, if given, on φ as it stands (Eq. 14–15)."""
+    def _cluster_labels(self, embedding: NDArray[np.float32] | None) -> NDArray[np.int64]:
+        """Cluster the labels on bags of words and, if given, on the current φ (Eq. 14–15)."""
         if self.config.index.kind == "all":
             return np.zeros(self.points.labels.shape[1], dtype=np.int64)
         assert self.bow is not None
@@ -162,58 +177,61 @@ class Setup:
             sparse, dense, self.config.index.n_clusters, self.config.member_seed
         )
 
-    def model(self, partition: NDArray[np.int64]) -> EliasModel:
-        """Return a model on the fixed graph of a partition, its classifiers yet to be started."""
+    def build_model(self, partition: NDArray[np.int64]) -> EliasModel:
+        """Return a model on the fixed graph of a partition, its classifiers not initialised."""
         index = self.config.index
-        rows = self.rows(len(partition))
+        rows = self.label_rows(len(partition))
         if index.kind == "all":
             return OneVsAll(self.encoder, len(partition), rows)
         edges = partition_edges(torch.from_numpy(partition), index.n_clusters)
         graph = LabelGraph(edges, len(partition), index.beta)
         return EliasModel(self.encoder, graph, index.alpha, rows)
 
-    def rows(self, n_labels: int) -> LinearRows | None:
-        """Return classifiers that are shared out, where there are processes to share with."""
-        return None if self.world is None else SharedRows(self.world, n_labels, self.encoder.dim)
+    def label_rows(self, n_labels: int) -> LinearRows | None:
+        """Return this process's rows of W_L; None if the model is to make all of them."""
+        if not self.world.shards_labels:
+            return None
+        return ShardedRows(self.world, n_labels, self.encoder.dim)
 
-    def start(
+    def init_classifiers(
         self, model: EliasModel, stage: StageConfig, partition: NDArray[np.int64] | None
     ) -> None:
-        """Give fresh classifiers to the labels and, on a new partition, to the clusters."""
-        tokens = self.points.tokens
+        """Initialise the classifiers of labels and, on a new partition, those of clusters."""
+        labels, sharded = self.points.labels, isinstance(model.labels, ShardedRows)
         if stage.first_classifiers == "random":
-            if self.world is not None and partition is not None:
-                model.labels.reset()  # as one process does when it makes them
+            if sharded and partition is not None:
+                model.labels.reset()  # draw as often as a single process, see LinearRows
             model.labels.reset(self._prior())
             return
-        if self.world is None:
-            model.labels.reset(self._prior())
-            found = find_centroids(self.points.labels, embed_all(self.encoder, tokens))
+        if sharded:
+            embedding = embed_all(self.encoder, self._own_tokens)
+            centroids = find_sharded_centroids(labels, embedding, self.world)
         else:
-            found = find_shared_centroids(self.world, self.points.labels, self.encoder, tokens)
-        point_at(model.labels, found.directions, found, self._prior())
+            model.labels.reset(self._prior())
+            centroids = find_centroids(labels, embed_all(self.encoder, self.points.tokens))
+        init_from_centroids(model.labels, centroids.directions, centroids, self._prior())
         if partition is not None:
-            n_clusters = model.graph.n_clusters
-            clusters = cluster_directions(found, partition, n_clusters, self.world)
-            point_at(model.clusters, clusters, found, 0.0)
+            clusters = cluster_directions(
+                centroids.directions, partition, model.graph.n_clusters, self.world
+            )
+            init_from_centroids(model.clusters, clusters, centroids, 0.0)
 
-    def link(
+    def init_learned_graph(
         self,
         model: EliasModel,
         partition: NDArray[np.int64],
         stage: StageConfig,
         position: int,
     ) -> EliasModel:
-        """Return the model with a learned graph, its edges from where the points go (Eq. 9–10)."""
+        """Give the model a learned graph, its edges from the clusters of the points (Eq. 9–10)."""
         index = self.config.index
-        tokens, world = self.points.tokens, self.world
-        if world is None:
-            walked = cluster_all(model, tokens, index.beam_size)
-            edges, logits = self._edges(model, walked, partition, position)
-        else:
-            gone = cluster_shared(world, model, tokens, index.beam_size)
-            found = world.first(lambda: self._edges(model, gone, partition, position))
-            edges, logits = (world.tell_array(part) for part in found or (None, None))
+        beams, scores = (
+            self.world.gather_rows(part)
+            for part in cluster_all(model, self._own_tokens, index.beam_size)
+        )
+        edges, logits = self.world.broadcast_from_rank0(
+            lambda: self._choose_edges(model, beams, scores, partition, position)
+        )
         model.graph = LabelGraph(
             torch.from_numpy(edges),
             model.n_labels,
@@ -221,36 +239,33 @@ class Setup:
             edge_logits=torch.from_numpy(logits),
         )
         if not stage.keep_labels:
-            self.start(model, stage, None)
+            self.init_classifiers(model, stage, None)
         return model
 
-    def _edges(
+    def _choose_edges(
         self,
         model: EliasModel,
-        walked: tuple[NDArray[np.int64], NDArray[np.float32]] | None,
+        beams: NDArray[np.int64] | None,
+        scores: NDArray[np.float32] | None,
         partition: NDArray[np.int64],
         position: int,
     ) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
         """Return the edges of the learned graph and their first logits (C, κ each)."""
         index = self.config.index
-        assert walked is not None
+        assert beams is not None
+        assert scores is not None
+        n_clusters, n_edges = model.graph.n_clusters, index.edges_per_cluster
         generator = torch.Generator().manual_seed(self.config.member_seed * 1000 + position)
         with progress("Choosing edges", 3) as advance:
-            counts = edge_counts(
-                *walked,
-                self.points.labels,
-                partition,
-                model.graph.n_clusters,
-                index.edges_per_cluster,
-            )
+            counts = edge_counts(beams, scores, self.points.labels, partition, n_clusters, n_edges)
             advance()
-            edges = strongest_edges(counts, partition, index.edges_per_cluster)
+            edges = strongest_edges(counts, partition, n_edges)
             advance()
             logits = first_logits(edges, counts, index.edge_init, generator)
             advance()
         return edges, logits.numpy()
 
     def _prior(self) -> float:
-        """Return the log of the share of relevant labels in a shortlist: where biases start."""
+        """Return the first bias: the log of the share of relevant labels in a shortlist."""
         per_point = max(self.labels_per_point, 1e-3)
         return min(0.0, math.log(per_point / self.config.index.train_shortlist))

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 
-from elias.distributed import n_launched
+from elias.distributed import process_counts
 from elias.errors import RunError
 from elias.kernels.device import has_triton
 
@@ -393,13 +393,13 @@ def fits(expected: Expected, device: torch.device, held: int) -> list[Fit]:
         found.append(Fit(_DEVICE, expected.device_total, on_device))
     if on_host is not None:
         own = on_host._replace(free=on_host.free + held)
-        found.append(Fit(_HOST, _on_host(expected), own, n_launched()[1]))
+        found.append(Fit(_HOST, _on_host(expected), own, process_counts()[1]))
     return found
 
 
 def _on_host(expected: Expected) -> int:
     """Return what all processes of this machine take; files they have mapped are there once."""
-    more = n_launched()[1] - 1
+    more = process_counts()[1] - 1
     return expected.host_total + more * max(0, expected.host_total - shared())
 
 
@@ -417,7 +417,7 @@ def refuse_what_cannot_fit(
     Raises:
         RunError: On one line, with what to change; unless it is to be ignored.
     """
-    others = (n_launched()[1] - 1) * max(0, resident - shared())
+    others = (process_counts()[1] - 1) * max(0, resident - shared())
     found = fits(expected, device, resident + others)
     for fit in found:
         needed, total = gib(fit.needed), gib(fit.room.total)

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import torch
 from torch import Tensor, nn
 
+from elias.distributed import SingleProcess
 from elias.distributed.data_parallel import sum_gradients, sum_touched
 from elias.kernels import adamw_rows
 from elias.kernels.adamw import AdamWRates, History, RowState, adamw_dense, apply_pending_decay
@@ -379,7 +380,9 @@ class Optimizer:
     The encoder moves in every step; Ŵ_C, A and W_L every `StageConfig.index_every` steps.
     """
 
-    def __init__(self, model: EliasModel, stage: StageConfig, world: World | None = None) -> None:
+    def __init__(
+        self, model: EliasModel, stage: StageConfig, world: World = SingleProcess()
+    ) -> None:
         self.stage = stage
         self._world = world
         self.steps = 0
@@ -420,7 +423,7 @@ class Optimizer:
         """Update what is due by its gradient, learning rates times ``scale``; clear that."""
         self.steps += 1
         due = [part for part in self._parts if part.due]
-        if self._world is not None:
+        if self._world.size > 1:
             for part in due:
                 part.sum_gradients(self._world)
         if self.stage.max_grad_norm:

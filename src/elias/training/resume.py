@@ -13,6 +13,7 @@ import shutil
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from elias.data.atomic import staged_folder
+from elias.distributed import SingleProcess
 from elias.errors import DataError, ModelError
 from elias.inference.predictor import Elias
 from elias.kernels.device import has_triton
@@ -57,7 +58,7 @@ def parts_of(corpus: Corpus, init_from: Elias | None, device: torch.device) -> d
     }
 
 
-def take_up(run: Run, n_members: int, device: torch.device, world: World | None = None) -> Left:
+def take_up(run: Run, n_members: int, device: torch.device, world: World = SingleProcess()) -> Left:
     """Return what there is to go on from, and set the run's records back to that.
 
     Of several processes the first looks, and tells the others.
@@ -66,13 +67,8 @@ def take_up(run: Run, n_members: int, device: torch.device, world: World | None 
         RunError: If the run was begun with another corpus or another model to start from.
     """
     checkpoints = run.checkpoints
-    if world is None:
-        members, place = _look(run, n_members, device)
-        n_done = len(members)
-    else:
-        members, place = world.first(lambda: _look(run, n_members, device)) or ([], None)
-        n_done, name = world.tell((len(members), None if place is None else place.name))
-        place = None if checkpoints is None or name is None else checkpoints.folder / name
+    members, place = world.run_on_rank0(lambda: _look(run, n_members, device)) or ([], None)
+    n_done, place = world.broadcast((len(members), place))
     if checkpoints is None or place is None:
         return Left(members, n_done, None)
     return Left(members, n_done, checkpoints.read(place))
@@ -124,7 +120,7 @@ def keep_member(run: Run, model: Elias) -> None:
     run.checkpoints.clear()
 
 
-def keeper_of(run: Run, world: World | None = None) -> Keeper | None:
+def keeper_of(run: Run, world: World = SingleProcess()) -> Keeper | None:
     """Return what writes the checkpoints of a member's run; None where it has no folder."""
     if run.checkpoints is None:
         return None

@@ -21,9 +21,11 @@ import torch
 
 import elias
 from elias.config import EliasConfig, decisive, first_difference, read_tree, without_rates
+from elias.distributed import SingleProcess
 from elias.errors import ConfigError, Interrupted, RunError
 from elias.persistence.manifest import METRICS_FILE, MODEL_FOLDER
 from elias.training.checkpoint import Checkpoints
+from elias.training.checkpoint_shards import Share
 from elias.training.loggers import TRACKER_FOLDERS, Trackers, open_trackers
 
 if TYPE_CHECKING:
@@ -31,6 +33,8 @@ if TYPE_CHECKING:
     from types import FrameType
 
     from numpy.typing import NDArray
+
+    from elias.distributed import World
 
 
 logger = logging.getLogger(__name__)
@@ -365,13 +369,20 @@ def open_run(
     *,
     overwrite: bool,
     made_of: Mapping[str, Any] | None = None,
+    world: World = SingleProcess(),
 ) -> Iterator[Run]:
-    """Begin a run in ``folder``, or go on with it, and log to it; refuse to spoil another one.
+    """Start or resume a run in ``folder`` and log to it; refuse to spoil another run.
 
     A run that fails before its first epoch or checkpoint leaves nothing behind. A finished run
-    that was to be replaced comes back unless the new one is finished, or can go on.
+    that was to be replaced comes back unless the new one is finished or can be resumed. Processes
+    other than rank 0 only write their share of the checkpoints.
     """
+    if not world.is_rank0:
+        with _open_helper_run(folder, config, world) as run:
+            yield run
+        return
     if folder is None:
+        world.broadcast(None)
         yield Run()
         return
     if folder.exists() and not folder.is_dir():
@@ -379,17 +390,40 @@ def open_run(
     made = [place for place in (folder, *folder.parents) if not place.exists()]
     run = Run(folder)
     run.made_of = dict(made_of or {})
-    run.checkpoints = Checkpoints(folder / CHECKPOINTS_FOLDER, config.checkpoint)
+    share = Share(world.rank, world.size, world.has_lost_process)
+    run.checkpoints = Checkpoints(folder / CHECKPOINTS_FOLDER, config.checkpoint, share)
     folder.mkdir(parents=True, exist_ok=True)
     try:
         with locked(folder), _room(folder, config, run, overwrite=overwrite):
             write_json(folder / CONFIG_FILE, config.to_dict())
             with logged(folder / LOG_FILE), _tracked(run, config), run.interruption.listening():
+                world.broadcast(None)  # the folder exists and is locked
                 yield run
     finally:
         with suppress(OSError):
             for place in made:
-                place.rmdir()  # refused where something is in it
+                place.rmdir()  # fails if it is not empty
+
+
+@contextmanager
+def _open_helper_run(folder: Path | None, config: EliasConfig, world: World) -> Iterator[Run]:
+    """Open the run of a process other than rank 0."""
+    world.broadcast(None)  # wait until rank 0 has made the folder
+    run = Run()
+    if folder is not None:
+        if not (folder / CONFIG_FILE).exists():
+            raise RunError(
+                f"{folder}: rank {world.rank} does not see what rank 0 has written there; give an "
+                "--out on a file system that all machines share"
+            )
+        share = Share(world.rank, world.size, world.has_lost_process)
+        run.checkpoints = Checkpoints(folder / CHECKPOINTS_FOLDER, config.checkpoint, share)
+    with run.interruption.listening():
+        try:
+            yield run
+        finally:
+            if run.checkpoints is not None:
+                run.checkpoints.join()
 
 
 @contextmanager

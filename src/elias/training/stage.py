@@ -16,7 +16,9 @@ import numpy as np
 import torch
 
 from elias.config import StageConfig
-from elias.distributed.data_parallel import SharedBatch, share_of
+from elias.distributed import SingleProcess
+from elias.distributed.data_parallel import ShardedBatch, shard_batch
+from elias.distributed.sharded_linear import ShardedRows
 from elias.errors import RunError
 from elias.model.elias import SearchSizes
 from elias.model.encoder import BagEncoder
@@ -157,13 +159,11 @@ class _Course(NamedTuple):
     """What computes a step's gradients, where a GPU can repeat it by one launch."""
 
 
-def first_non_finite(model: EliasModel, world: World | None = None) -> str:
+def first_non_finite(model: EliasModel, world: World = SingleProcess()) -> str:
     """Return the name of a weight that is not finite in any process; empty if all are finite."""
     weights = model.state_dict()
     wrong = [i for i, tensor in enumerate(weights.values(), start=1) if not all_finite(tensor)]
-    number = max(wrong, default=0)
-    if world is not None:
-        (number,) = world.begin_highest([number])()
+    (number,) = world.max_async([max(wrong, default=0)])()
     return list(weights)[number - 1] if number else ""
 
 
@@ -193,8 +193,8 @@ class StageLoop:
     """Called after each step with where that is and what makes a checkpoint of it."""
     resumed: Checkpoint | None = None
     """Where to go on; the model has its weights already."""
-    world: World | None = None
-    """The processes that share each batch; None: this one alone."""
+    world: World = SingleProcess()
+    """The processes that share each batch."""
     position: int = 0
     """Which stage this is: part of what dropout is keyed by with several processes."""
 
@@ -256,9 +256,7 @@ class StageLoop:
                 losses = self._gradients(tokens, positives, epoch.parents, course, scale)
                 optimizer.step(scale)
                 parts = torch.stack([part.detach() for part in losses])
-                if self.world is not None:
-                    self.world.sum_(parts, "losses")
-                epoch.totals += parts
+                epoch.totals += self.world.all_reduce(parts, "losses")
                 epoch.unchecked.append(parts[0])
                 epoch.step += 1
                 done = optimizer.steps
@@ -329,7 +327,7 @@ class StageLoop:
     def _keep(self, epoch: _Epoch, course: _Course) -> None:
         if self.keep is None:
             return
-        if self.world is not None and not course.optimizer.settled:
+        if self._is_sharded and not course.optimizer.settled:
             return  # a gradient waits, a part of it in each process: none of them could keep it
         where = f"{self.stage.name} epoch {epoch.number} step {epoch.step}"
         self.keep(where, lambda: self._checkpoint(epoch, course))
@@ -378,7 +376,7 @@ class StageLoop:
 
     def _batches(
         self, epoch: _Epoch, course: _Course
-    ) -> Iterator[tuple[TokenBatch | Rectangle | SharedBatch, Tensor]]:
+    ) -> Iterator[tuple[TokenBatch | Rectangle | ShardedBatch, Tensor]]:
         """Yield the tokens and positives of an epoch's batches to come, on the device.
 
         For a GPU a thread collates them while the batch before is computed.
@@ -388,12 +386,12 @@ class StageLoop:
 
         def make(
             step: int, rows: NDArray[np.int64]
-        ) -> tuple[TokenBatch | Rectangle | SharedBatch, Tensor]:
-            tokens: TokenBatch | Rectangle | SharedBatch
+        ) -> tuple[TokenBatch | Rectangle | ShardedBatch, Tensor]:
+            tokens: TokenBatch | Rectangle | ShardedBatch
             positives = positives_of(self.points.labels, rows)
-            if self.world is not None:
+            if self._is_sharded:
                 seed = (self.config.member_seed, self.position, step)
-                tokens = share_of(self.world, self.points.tokens, rows, seed)
+                tokens = shard_batch(self.world, self.points.tokens, rows, seed)
                 positives = positives[self.world.share(len(rows))].contiguous()
             elif course.captured is None:
                 tokens = collate(self.points.tokens, rows)
@@ -411,13 +409,17 @@ class StageLoop:
         for tokens, positives in ahead(made) if on_gpu else made:
             yield tokens.to(device), send(positives, device)
 
+    @property
+    def _is_sharded(self) -> bool:
+        return isinstance(self.model.labels, ShardedRows)
+
     def _sizes_for(self, positives: Tensor) -> SearchSizes:
         """Return how wide a step searches: a parent of every positive has its place."""
         index = self.config.index
         return SearchSizes(max(index.train_clusters, positives.shape[1]), index.train_shortlist)
 
     def _captured(self, optimizer: Optimizer) -> CapturedStep | None:
-        recordable = self.model.encoder.takes_rectangles and self.world is None
+        recordable = self.model.encoder.takes_rectangles and not self._is_sharded
         if optimizer.gradients is None or not recordable:
             return None
 
@@ -444,16 +446,16 @@ class StageLoop:
 
     def _gradients(
         self,
-        tokens: TokenBatch | Rectangle | SharedBatch,
+        tokens: TokenBatch | Rectangle | ShardedBatch,
         positives: Tensor,
         parents: Tensor,
         course: _Course,
         scale: float,
     ) -> Losses:
         """Return the losses of a batch, their gradients left for the optimizer."""
-        if isinstance(tokens, SharedBatch):
-            with tokens.ready(self.model):
-                return self._gradients(tokens.own, positives, parents, course, scale)
+        if isinstance(tokens, ShardedBatch):
+            with tokens.activate(self.model):
+                return self._gradients(tokens.tokens, positives, parents, course, scale)
         if isinstance(tokens, Rectangle):
             assert course.captured is not None
             return course.captured(tokens, positives, parents[positives])

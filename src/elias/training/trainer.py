@@ -16,16 +16,8 @@ import torch
 from elias.config import decisive
 from elias.data.splits import validation_split
 from elias.data.stats import corpus_stats
-from elias.distributed.coordination import (
-    check_together,
-    in_turn,
-    let_go,
-    open_shared_run,
-    shared_encoder,
-    told,
-)
-from elias.distributed.sharded_linear import SharedRows
-from elias.distributed.world import same_everywhere
+from elias.distributed import SingleProcess
+from elias.distributed.sharded_linear import ShardedRows
 from elias.errors import DATA_SETTINGS, ConfigError
 from elias.inference.predict import (
     ENSEMBLE,
@@ -54,11 +46,11 @@ from elias.training.checkpoint import (
     restore_random_state,
     under,
 )
-from elias.training.initialization import Setup
+from elias.training.initialization import StageInitializer, initial_encoder
 from elias.training.loggers import check_trackers
 from elias.training.memory import expected_memory, refuse_what_cannot_fit, resident, sizes_of
 from elias.training.resume import keep_member, keeper_of, parts_of, take_up
-from elias.training.run import Run, check_folder
+from elias.training.run import Run, check_folder, open_run
 from elias.training.stage import EpochReport, Points, StageLoop
 
 if TYPE_CHECKING:
@@ -90,7 +82,9 @@ class _Place(NamedTuple):
     partition: NDArray[np.int64] | None
 
 
-def check_storage(config: EliasConfig, device: torch.device, world: World | None = None) -> None:
+def check_storage(
+    config: EliasConfig, device: torch.device, world: World = SingleProcess()
+) -> None:
     """Refuse to train on a device for which a configuration takes kernels that it does not have.
 
     Raises:
@@ -103,7 +97,7 @@ def check_storage(config: EliasConfig, device: torch.device, world: World | None
             "index.label_storage is 'compact', which with a graph takes a GPU and Triton; set "
             "it to 'full', or train with --device cuda"
         )
-    if world is not None and device.type == "cuda" and not by_kernels:
+    if world.shards_labels and device.type == "cuda" and not by_kernels:
         raise ConfigError(
             "several processes on GPUs take Triton, which is missing, or turned off by "
             "ELIAS_KERNELS; use --device cpu"
@@ -127,15 +121,15 @@ class StageSequence:
     """Notes how long a step of this name takes."""
     keeper: Keeper | None = None
     """Writes checkpoints."""
-    world: World | None = None
-    """The processes that train together; None: this one alone."""
+    world: World = SingleProcess()
+    """The processes that train together."""
     setup_from: Points | None = None
     """Points that clusters, first classifiers and edges are computed from; None: all."""
 
     @property
-    def setup(self) -> Setup:
-        """Return what makes that which a stage begins with."""
-        return Setup(
+    def initializer(self) -> StageInitializer:
+        """Return the initializer of this run's stages."""
+        return StageInitializer(
             self.config,
             self.encoder,
             self.points if self.setup_from is None else self.setup_from,
@@ -193,15 +187,13 @@ class StageSequence:
 
     def _begin_alike(self, init_from: EliasModel | None) -> None:
         """Have all processes begin with the first one's encoder, W_L shared out."""
-        if self.world is None:
-            return
-        self.world.copy_from_first(list(self.encoder.state_dict().values()))
-        if init_from is not None:
-            init_from.labels = SharedRows.of(self.world, init_from.labels)
+        self.world.broadcast_tensors(list(self.encoder.state_dict().values()))
+        if init_from is not None and self.world.shards_labels:
+            init_from.labels = ShardedRows.of(self.world, init_from.labels)
 
     def _whole(self, model: EliasModel) -> EliasModel:
         """Give the first process the rows of all; on the CPU where they do not fit its GPU."""
-        if not isinstance(model.labels, SharedRows):
+        if not isinstance(model.labels, ShardedRows):
             return model
         whole = model.labels.gathered()
         if whole is None:
@@ -277,7 +269,7 @@ class StageSequence:
                 "model with a learned one to start from"
             )
         with self.timed("edges"):
-            return self.setup.link(model, partition, stage, position)
+            return self.initializer.init_learned_graph(model, partition, stage, position)
 
     def _train(self, model: EliasModel, place: _Place, resumed: Checkpoint | None = None) -> None:
         """Train one stage, and keep what came of it."""
@@ -330,9 +322,10 @@ class StageSequence:
         """Return the model of a checkpoint and its partition; random numbers go on from there."""
         facts, tensors = kept.facts["model"], under(WEIGHTS, kept.tensors)
         n_labels = self.points.labels.shape[1]
+        rows = self.initializer.label_rows(n_labels)
         model: EliasModel
         if self.config.index.kind == "all":
-            model = OneVsAll(self.encoder, n_labels, self.setup.rows(n_labels))
+            model = OneVsAll(self.encoder, n_labels, rows)
         else:
             graph = LabelGraph(
                 tensors["graph.edge_labels"],
@@ -341,7 +334,7 @@ class StageSequence:
                 edge_logits=tensors["graph.edge_logits"] if facts["learned"] else None,
                 removed_log=tensors.get("graph.removed_log"),
             )
-            model = EliasModel(self.encoder, graph, facts["alpha"], self.setup.rows(n_labels))
+            model = EliasModel(self.encoder, graph, facts["alpha"], rows)
         if tensors["labels.weight"].dtype == torch.bfloat16:
             model.compact()
         model.load_state_dict(tensors)
@@ -358,7 +351,7 @@ class StageSequence:
         if before is not None and not stage.cluster_with_encoder:
             return before
         with self.timed("clusters"):
-            return self.setup.partition(stage.cluster_with_encoder)
+            return self.initializer.cluster_labels(stage.cluster_with_encoder)
 
     def _fixed(
         self,
@@ -370,8 +363,8 @@ class StageSequence:
         keep_labels: bool,
     ) -> EliasModel:
         """Return a model on the partition, with what the stage keeps of the one before."""
-        model = self.setup.model(partition)
-        self.setup.start(model, stage, partition)
+        model = self.initializer.build_model(partition)
+        self.initializer.init_classifiers(model, stage, partition)
         if before is not None and not fresh_clusters:
             model.clusters = before.clusters
         if before is not None and keep_labels:
@@ -389,7 +382,7 @@ class ModelTraining:
         run: Run,
         device: torch.device,
         init_from: Elias | None,
-        world: World | None = None,
+        world: World = SingleProcess(),
     ) -> None:
         self.config = config
         self.world = world
@@ -435,7 +428,9 @@ class ModelTraining:
             first_encoder = self._first_encoder(encoder)
             trained = stages.run(self._first_model(encoder), resumed)
         if self.is_last:
-            let_go(self.world, self.run)
+            if self.run.checkpoints is not None and not self.world.is_rank0:
+                self.run.checkpoints.join()
+            self.world.leave()
 
         def finished() -> Elias:
             model = self._elias(trained.eval())
@@ -445,7 +440,7 @@ class ModelTraining:
             model.metadata["timings"] = rounded(self.run.timings)
             return model
 
-        return finished() if self.world is None else self.world.first(finished)
+        return self.world.run_on_rank0(finished)
 
     def _made_ready(self) -> tuple[Split, TextEncoder, csr_matrix | None]:
         """Return the points to train on, the encoder and bags of words; tokenise all points."""
@@ -456,12 +451,10 @@ class ModelTraining:
             encoder = self._encoder(chosen)
         with self.run.timed("tokens"):
             splits = self._split_by_name(train_split)
-            self.tokens = in_turn(
-                self.world,
-                lambda: {name: cached_tokens(split, encoder) for name, split in splits.items()},
+            self.tokens = self.world.rank0_first(
+                lambda: {name: cached_tokens(split, encoder) for name, split in splits.items()}
             )
-            clusters = self.world is None or self.world.is_first
-            bow = bag_of_words(chosen) if clusters else None
+            bow = bag_of_words(chosen) if self.world.is_rank0 else None
         self._report_data(train_split)
         self._check_memory(train_split, encoder, bow)
         return train_split, encoder, bow
@@ -478,8 +471,7 @@ class ModelTraining:
         held, n_setup = resident(), bow.shape[0]
         words = bow.nnz / max(1, n_setup)
         tokens, labels = self.tokens["train"], train_split.labels
-        world = 1 if self.world is None else self.world.size
-        sizes = sizes_of(encoder, labels, tokens, n_setup, words, self.config, world)
+        sizes = sizes_of(encoder, labels, tokens, n_setup, words, self.config, self.world.size)
         expected = expected_memory(
             sizes,
             self.config,
@@ -566,7 +558,7 @@ class ModelTraining:
             encoder: TextEncoder = copy.deepcopy(self.init_from.model.encoder)
             return encoder
         n_features = None if train_split.features is None else train_split.features.shape[1]
-        return shared_encoder(self.world, self.config.encoder, train_split.texts, n_features)
+        return initial_encoder(self.config.encoder, train_split.texts, n_features, self.world)
 
     def _first_model(self, encoder: TextEncoder) -> EliasModel | None:
         """Return a copy of the model to start from, if its labels are the corpus's."""
@@ -590,8 +582,8 @@ class ModelTraining:
         self, model: Elias, ranked: Predictions, split: Split, names: list[str]
     ) -> dict[str, float]:
         """Return the metrics; where W_L is shared out all processes search, and one measures."""
-        world = None if model.model.labels.whole else self.world
-        return told(world, lambda: measure(model, ranked, split, self.corpus, names))
+        world = SingleProcess() if model.model.labels.whole else self.world
+        return world.broadcast_from_rank0(lambda: measure(model, ranked, split, self.corpus, names))
 
     def _report_data(self, train_split: Split) -> None:
         counts = np.bincount(train_split.labels.indices, minlength=self.corpus.n_labels)
@@ -708,8 +700,8 @@ def train_together(
         The model to the first process, None to the others.
     """
     folder = None if out is None else Path(out)
-    check_plan(config, folder if world.is_first else None, overwrite=overwrite)
-    check_together(config)
+    check_plan(config, folder if world.is_rank0 else None, overwrite=overwrite)
+    check_sharded(config)
     place = _RunTarget(folder, world.device, overwrite, ignore_memory)
     return _train(config, corpus, place, init_from, world)
 
@@ -728,18 +720,17 @@ def _train(
     corpus: Corpus,
     place: _RunTarget,
     init_from: Elias | None,
-    world: World | None = None,
+    world: World = SingleProcess(),
 ) -> Elias | None:
     resolved = starting_config(config, init_from).resolve(len(corpus.train), corpus.n_labels)
     made_of: dict[str, Any] = {}
-    if place.folder is not None or world is not None:
+    if place.folder is not None or world.shards_labels:
         made_of = parts_of(corpus, init_from, place.device)
-    if world is not None:
-        same_everywhere(world, {**made_of, "configuration": decisive(resolved.to_dict())})
+        world.check_same({**made_of, "configuration": decisive(resolved.to_dict())})
     with (
         limit_threads(),
-        open_shared_run(
-            world, place.folder, resolved, overwrite=place.overwrite, made_of=made_of
+        open_run(
+            place.folder, resolved, overwrite=place.overwrite, made_of=made_of, world=world
         ) as run,
         explain_out_of_memory("training"),
     ):
@@ -754,7 +745,7 @@ def _train(
                     model.save_pretrained(run.model_folder)
             return model
 
-        return finished() if world is None else world.first(finished)
+        return world.run_on_rank0(finished)
 
 
 def _members(
@@ -763,7 +754,7 @@ def _members(
     run: Run,
     place: _RunTarget,
     init_from: Elias | None,
-    world: World | None,
+    world: World,
 ) -> list[Elias]:
     """Return all members, those of a run that was stopped as they are, the others trained.
 
@@ -820,6 +811,25 @@ def check_plan(config: EliasConfig, out: Path | None, *, overwrite: bool = False
     check_trackers(config.tracking)
     if out is not None:
         check_folder(out, overwrite=overwrite)
+
+
+def check_sharded(config: EliasConfig) -> None:
+    """Refuse settings that work in one process but not in several.
+
+    Raises:
+        ConfigError: Names the setting and the value to use.
+    """
+    encoder = config.encoder
+    if encoder.kind == "transformer" and encoder.gradient_checkpointing:
+        raise ConfigError(
+            "encoder.gradient_checkpointing: with several processes dropout is keyed by point, "
+            "which the backward pass cannot recompute; set it to false"
+        )
+    if encoder.kind == "transformer" and encoder.compile != "off":
+        raise ConfigError(
+            "encoder.compile: with several processes dropout is keyed by point, and torch.compile "
+            "would freeze its first value; set it to 'off'"
+        )
 
 
 def starting_config(config: EliasConfig, init_from: Elias | None) -> EliasConfig:

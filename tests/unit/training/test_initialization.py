@@ -6,7 +6,12 @@ import torch
 from scipy.sparse import csr_matrix
 
 from elias.model.elias import LinearRows
-from elias.training.initialization import SCALE, cluster_directions, find_centroids, point_at
+from elias.training.initialization import (
+    SCALE,
+    cluster_directions,
+    find_centroids,
+    init_from_centroids,
+)
 
 LABELS = csr_matrix(np.array([[1, 0, 0], [1, 0, 0], [0, 1, 0], [0, 1, 0]], dtype=np.float32))
 EMBEDDING = np.array([[5, 1], [7, 1], [6, 3], [6, 5]], dtype=np.float32)  # mean (6, 2.5)
@@ -31,7 +36,7 @@ def test_the_first_logit_is_the_scaled_cosine_plus_the_bias(direction, cosine):
     found = find_centroids(LABELS, EMBEDDING)
     rows = LinearRows(3, 2)
 
-    point_at(rows, found.directions, found, bias=-4.0)
+    init_from_centroids(rows, found.directions, found, bias=-4.0)
 
     typical = found.center + found.spread * np.array(direction, dtype=np.float32)
     logit = rows.weight[1] @ torch.from_numpy(typical) + rows.bias[1]
@@ -41,11 +46,11 @@ def test_the_first_logit_is_the_scaled_cosine_plus_the_bias(direction, cosine):
 def test_a_cluster_points_to_the_mean_of_its_labels_with_length_one():
     found = find_centroids(LABELS, EMBEDDING)
 
-    directions = cluster_directions(found, np.array([1, 1, 0]), n_clusters=3)
+    directions = cluster_directions(found.directions, np.array([1, 1, 0]), n_clusters=3)
 
     np.testing.assert_allclose(directions[1], [0, 0], atol=1e-6)  # its two labels are opposite
     np.testing.assert_allclose(
-        cluster_directions(found, np.array([0, 1, 1]), n_clusters=2),
+        cluster_directions(found.directions, np.array([0, 1, 1]), n_clusters=2),
         [[0, -1], [0, 1]],
         atol=1e-6,
     )

@@ -242,7 +242,7 @@ class OtherProcess:
     def __init__(self, found):
         self.found = found
 
-    def begin_highest(self, values):
+    def max_async(self, values):
         return lambda: [max(pair) for pair in zip(values, [self.found], strict=True)]
 
 
