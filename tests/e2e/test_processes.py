@@ -148,7 +148,7 @@ def test_a_process_that_is_killed_is_named_by_the_others_and_the_run_goes_on(fol
     for told in (first, other):
         assert told["failed"].startswith("rank 1 (process ")
         assert "died without an error message" in told["failed"]
-        assert "resume from the last checkpoint" in told["failed"]
+        assert "run the same command again to resume" in told["failed"]
     assert ": resumed " in (folder / "lost" / "train.log").read_text()
     assert_same_run(folder / "lost", folder / "plain")
 

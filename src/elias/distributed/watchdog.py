@@ -94,7 +94,7 @@ class Watchdog:
             message = ""
         self.lost[other] = message or (
             f"rank {other} ({self._names[other]}) died without an error message (killed, or out of "
-            "memory?); run the same command again to resume from the last checkpoint"
+            "memory?); run the same command again to resume"
         )
         if not self._stopped.wait(GRACE_SECONDS):
             # the main thread may wait inside a library for a message that will never come
