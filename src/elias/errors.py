@@ -1,7 +1,8 @@
-"""Errors that a user can fix; each names the place and the remedy.
+"""Errors that a user can fix, and helpers to word their messages.
 
-An `EliasError` is the user's to fix: the command line prints its one line and exits with 2.
-Anything else is a bug and keeps its traceback.
+An `EliasError` is a user's mistake: its message names the file or value and the remedy. The command
+line prints it as one line and exits with code 2. Any other exception is a bug and keeps its
+traceback.
 """
 
 from __future__ import annotations
@@ -16,49 +17,50 @@ if TYPE_CHECKING:
 
 
 class EliasError(Exception):
-    """The base of every error the toolkit raises on purpose; its text is one line."""
+    """Base class of the errors that the package raises on purpose; the message is one line."""
 
-    told = False
-    """Whether the user has read it already."""
+    reported = False
+    """Whether the message has been printed already."""
 
 
 class ConfigError(EliasError):
-    """A configuration key or value that cannot be used."""
+    """A configuration key or value is not valid."""
 
 
 class DataError(EliasError):
-    """A corpus, text or prediction file that cannot be read as it stands."""
+    """A corpus, text or prediction file cannot be read."""
 
 
 class ModelError(EliasError):
-    """A saved model that is broken, foreign, or from a newer version."""
+    """A saved model is damaged, not an ELIAS model, or of a newer version."""
 
 
 class RunError(EliasError):
-    """A run folder that is in the way, or training that cannot go on."""
+    """A run folder cannot be used, or training cannot continue."""
 
 
 class Interrupted(KeyboardInterrupt):
-    """A run that was asked to stop, by Ctrl-C or SIGTERM; its text says what is left of it."""
+    """A run was stopped by Ctrl-C or SIGTERM; the message says how to resume it."""
 
     def __init__(self, message: str = "", *, signal_number: int = 2) -> None:
         super().__init__(*([message] if message else []))
         self.signal_number = signal_number
 
 
-_COMPARED = 5_000  # names: more would take seconds
+_MAX_COMPARED = 5_000  # more names would take seconds
 
 
-def nearest(name: str, known: Iterable[str]) -> str:
+def did_you_mean(name: str, known: Iterable[str]) -> str:
     """Return ``"; did you mean 'x'?"`` for the closest known name, or an empty string.
 
-    Of very many names, those that begin alike and are of like length are compared.
+    If there are very many names, only those with the same first letter and a similar length are
+    compared.
     """
     names = list(known)
-    if len(names) > _COMPARED:
+    if len(names) > _MAX_COMPARED:
         first, size = name[:1].casefold(), len(name)
-        alike = (n for n in names if abs(len(n) - size) <= 2 and n[:1].casefold() == first)
-        names = list(islice(alike, _COMPARED))
+        similar = (n for n in names if abs(len(n) - size) <= 2 and n[:1].casefold() == first)
+        names = list(islice(similar, _MAX_COMPARED))
     close = get_close_matches(name, names, n=1)
     return f"; did you mean {close[0]!r}?" if close else ""
 

@@ -70,8 +70,8 @@ def tell_at_once(error: BaseException) -> None:
 
     `torchrun` ends the others as soon as one has ended.
     """
-    if isinstance(error, EliasError) and not error.told:
-        error.told = True
+    if isinstance(error, EliasError) and not error.reported:
+        error.reported = True
         _tell(str(error))
 
 

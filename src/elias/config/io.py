@@ -13,7 +13,7 @@ from importlib.resources.abc import Traversable
 from pathlib import Path
 from typing import Any, Literal, TypeVar, get_args, get_origin, get_type_hints
 
-from elias.errors import ConfigError, nearest
+from elias.errors import ConfigError, did_you_mean
 
 T = TypeVar("T")
 
@@ -86,7 +86,7 @@ def _child(node: Any, part: str, where: str) -> Any:
 
 
 def _near_key(dotted: str, part: str, known: Mapping[str, Any]) -> str:
-    hint = nearest(part, known)
+    hint = did_you_mean(part, known)
     prefix = dotted[: len(dotted) - len(part)]
     return hint.replace("'", f"'{prefix}", 1) if hint else f" (known: {', '.join(known)})"
 
@@ -130,7 +130,7 @@ def _convert(hint: Any, value: Any, where: str) -> Any:
     if origin is Literal:
         if value not in get_args(hint):
             choices = ", ".join(get_args(hint))
-            near = nearest(str(value), get_args(hint))
+            near = did_you_mean(str(value), get_args(hint))
             raise ConfigError(f"{where} must be one of {choices}, not {value!r}{near}")
         return value
     if origin is tuple:
@@ -188,7 +188,7 @@ def _text(name: str) -> str:
     names = preset_names()
     if name not in names:
         known = ", ".join(names)
-        raise ConfigError(f"unknown preset {name!r}{nearest(name, names)} (presets: {known})")
+        raise ConfigError(f"unknown preset {name!r}{did_you_mean(name, names)} (presets: {known})")
     return (_folder() / f"{name}.toml").read_text(encoding="utf8")
 
 

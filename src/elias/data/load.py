@@ -30,7 +30,7 @@ from elias.data.readers.to_disk import (
 from elias.data.splits import DEFAULT_TEST_SHARE, hold_out_test
 from elias.data.storage import _FORMAT as STORE_FORMAT
 from elias.data.storage import DESCRIPTION, FEATURES, LABELS, NAMES, DiskTexts, read_csr
-from elias.errors import DataError, nearest
+from elias.errors import DataError, did_you_mean
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -201,7 +201,7 @@ def _must_exist(path: Path) -> None:
     if path.exists():
         return
     siblings = [p.name for p in path.parent.iterdir()] if path.parent.is_dir() else []
-    raise DataError(f"{path}: no such file or folder{nearest(path.name, siblings)}")
+    raise DataError(f"{path}: no such file or folder{did_you_mean(path.name, siblings)}")
 
 
 def _mended(corpus: Corpus) -> Corpus:

@@ -30,7 +30,7 @@ from elias.data.readers.files import bad, sanitize
 from elias.data.readers.label_cells import detect_separator, order_names, split_cells
 from elias.data.readers.npz import is_binary
 from elias.data.readers.table import KINDS
-from elias.errors import DataError, nearest
+from elias.errors import DataError, did_you_mean
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -242,7 +242,7 @@ def _format_of(target: Path, given: str | None) -> str:
         return "folder"
     if given not in FORMATS:
         known = ", ".join(FORMATS)
-        raise DataError(f"unknown format {given!r}{nearest(given, FORMATS)}; formats: {known}")
+        raise DataError(f"unknown format {given!r}{did_you_mean(given, FORMATS)}; formats: {known}")
     return given
 
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from elias.config import EnsembleConfig, decisive, first_difference, read_tree
 from elias.data.splits import validation_split
-from elias.errors import ConfigError, RunError, nearest
+from elias.errors import ConfigError, RunError, did_you_mean
 from elias.experiments.runner import Task
 from elias.experiments.tables import MEGABYTES, MS_PER_POINT, TRAIN_SECONDS, Row
 from elias.inference.predict import CALIBRATE, ENSEMBLE, NAMES, RERANK, input_of
@@ -228,7 +228,7 @@ def single_component(setting: Setting, name: str | None) -> str:
         return known[0]
     if name not in known:
         raise ConfigError(
-            f"--component {name!r}: the model will have no such part{nearest(name, known)} "
+            f"--component {name!r}: the model will have no such part{did_you_mean(name, known)} "
             f"(it has: {', '.join(known)})"
         )
     return name

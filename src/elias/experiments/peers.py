@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from scipy.sparse import csr_matrix, issparse, load_npz, save_npz
 
-from elias.errors import ConfigError, nearest
+from elias.errors import ConfigError, did_you_mean
 from elias.predictions import Predictions
 from elias.progress import progress
 from elias.rerank.features import RankerFeatures
@@ -127,7 +127,7 @@ def parse_interpreters(given: list[str]) -> dict[str, Path]:
         if not equals or package not in PACKAGES:
             raise ConfigError(
                 f"--peer-python {text!r}: write it as PACKAGE=PATH, the package one of "
-                f"{', '.join(PACKAGES)}{nearest(package, PACKAGES)}"
+                f"{', '.join(PACKAGES)}{did_you_mean(package, PACKAGES)}"
             )
         python = Path(path).expanduser()
         if not python.is_file() or not os.access(python, os.X_OK):

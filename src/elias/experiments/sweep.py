@@ -14,7 +14,7 @@ from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
 from elias.config import decisive
-from elias.errors import ConfigError, nearest
+from elias.errors import ConfigError, did_you_mean
 from elias.experiments.models import OURS, Models, judged, model_ms, run_name, single_component
 from elias.experiments.plots import curves
 from elias.experiments.runner import Plan, Task
@@ -68,7 +68,9 @@ def parameter_called(name: str) -> Parameter:
     """Return the parameter of this name."""
     if name not in PARAMETERS:
         known = ", ".join(PARAMETERS)
-        raise ConfigError(f"cannot sweep {name!r}{nearest(name, PARAMETERS)} (parameters: {known})")
+        raise ConfigError(
+            f"cannot sweep {name!r}{did_you_mean(name, PARAMETERS)} (parameters: {known})"
+        )
     return PARAMETERS[name]
 
 

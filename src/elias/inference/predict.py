@@ -15,7 +15,7 @@ from elias.data.splits import sample_points
 from elias.data.storage import DiskTexts, is_mapped
 from elias.distributed.data_parallel import all_gather_rows, rank_sharded
 from elias.distributed.sharded_linear import ShardedRows
-from elias.errors import ConfigError, DataError, nearest
+from elias.errors import ConfigError, DataError, did_you_mean
 from elias.kernels.device import explain_out_of_memory, is_out_of_memory, limit_threads
 from elias.model.batch_inference import BATCH_SIZE, Ranked, embed_all, rank_all
 from elias.model.elias import SearchSizes
@@ -208,7 +208,7 @@ def label_ids(labels: Iterable[int | str], label_names: Sequence[str]) -> list[i
     for label in wanted:
         if isinstance(label, str):
             known = by_name[label]
-            hint = "" if known else nearest(label, label_names)
+            hint = "" if known else did_you_mean(label, label_names)
         else:
             known = [int(label)] if 0 <= label < len(label_names) else []
             hint = f"; ids go from 0 to {len(label_names) - 1}"

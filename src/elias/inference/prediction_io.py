@@ -21,7 +21,7 @@ from typing import IO, TYPE_CHECKING, Any
 import numpy as np
 
 from elias.data.readers.files import load_sparse, unpacked
-from elias.errors import DataError, nearest
+from elias.errors import DataError, did_you_mean
 from elias.predictions import Entries, Predictions, from_entries
 
 if TYPE_CHECKING:
@@ -167,7 +167,7 @@ class PredictionFormat:
                 )
         if kind not in FORMATS:
             known = ", ".join(FORMATS)
-            raise DataError(f"--format {kind!r}: not one of {known}{nearest(kind, FORMATS)}")
+            raise DataError(f"--format {kind!r}: not one of {known}{did_you_mean(kind, FORMATS)}")
         if packed and kind == "parquet":
             raise DataError(f"{path}: Parquet is packed already; leave .gz off its name")
         return cls(kind, packed)

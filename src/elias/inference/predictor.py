@@ -13,7 +13,7 @@ from scipy.sparse import csr_matrix, issparse
 
 from elias.distributed import SingleProcess
 from elias.distributed.sharded_linear import ShardedRows
-from elias.errors import CARD_FILE, DATA_SETTINGS, ConfigError, DataError, nearest
+from elias.errors import CARD_FILE, DATA_SETTINGS, ConfigError, DataError, did_you_mean
 from elias.inference.explain import Explanation, explain
 from elias.inference.predict import (
     CALIBRATE,
@@ -174,10 +174,11 @@ class Elias:
         if name is None:
             return self.components[-1]
         if name not in self.components:
+            hint = did_you_mean(name, self.components)
             raise ConfigError(
-                f"component {name!r}: the model has no such part{nearest(name, self.components)} "
-                f"(it has: {', '.join(self.components)}; metrics of earlier stages stand in the "
-                "run's metrics.jsonl)"
+                f"component {name!r}: the model has no such part{hint} (it has: "
+                f"{', '.join(self.components)}; metrics of earlier stages are in the run's "
+                "metrics.jsonl)"
             )
         return name
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from elias.data.readers.files import bad
-from elias.errors import DataError, nearest
+from elias.errors import DataError, did_you_mean
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -107,4 +107,4 @@ def _common(path: Path, role: str, common: Sequence[str], names: Sequence[str]) 
 def no_column(path: Path, name: str, names: Sequence[str]) -> DataError:
     """Return the error for a column that is not there."""
     there = ", ".join(map(repr, names))
-    return bad(path, f"no column {name!r} among {there}{nearest(name, names)}")
+    return bad(path, f"no column {name!r} among {there}{did_you_mean(name, names)}")

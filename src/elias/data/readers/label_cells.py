@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from elias.data.readers.files import too_many_labels
-from elias.errors import DataError, nearest
+from elias.errors import DataError, did_you_mean
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -278,7 +278,7 @@ def _name_finder(names: list[str]) -> Callable[[str], int | str]:
 
     def find(value: str) -> int | str:
         if value not in id_of:
-            near = nearest(value, names[:10_000])
+            near = did_you_mean(value, names[:10_000])
             return f"label {value[:60]!r} is not in the file of label names{near}"
         if times[value] > 1:
             return f"label {value[:60]!r} stands {times[value]} times among the names; use row ids"
