@@ -166,12 +166,12 @@ def stop_after(n_steps: int) -> None:
 
 def reading_speed(tokens, labels, batch_size: int, n_batches: int) -> float:
     """Return how many batches a second are read from disk, by the thread that reads ahead."""
-    from elias.text.batches import ahead, collate, positives_of, shuffled_batches
+    from elias.text.batches import collate, positives_of, prefetch, shuffled_batches
 
     rows = shuffled_batches(tokens.lengths, batch_size, np.random.default_rng(1))
     made = ((collate(tokens, batch), positives_of(labels, batch)) for batch in rows)
     start = time.monotonic()
-    for count, _ in enumerate(ahead(made), start=1):
+    for count, _ in enumerate(prefetch(made), start=1):
         if count == n_batches:
             break
     return n_batches / (time.monotonic() - start)

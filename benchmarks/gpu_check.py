@@ -30,7 +30,7 @@ from elias.model import recorded_search
 from elias.model.batch_inference import rank_all
 from elias.model.elias import SearchSizes
 from elias.model.recorded_search import Ranking
-from elias.text.batches import Rectangle, TokenBatch
+from elias.text.batches import PaddedBatch, TokenBatch
 from elias.text.tokens import Tokens
 from elias.training.cuda_graph_step import CapturedStep
 from elias.training.optimizer import Optimizer, schedule
@@ -632,7 +632,7 @@ class Checks:
         for i, (batch, width) in enumerate(zip(batches, widths, strict=True)):
             lengths = self.ints(16, 32) + (1 if width == 16 else 9)
             ids = batch.tokens.ids.view(32, 24)[:, :width].contiguous()
-            square = Rectangle(ids, lengths.clamp(max=width), full=False)
+            square = PaddedBatch(ids, lengths.clamp(max=width), full=False)
             with self._no_memory_left() if i == short_at else nullcontext():
                 found = captured(square, batch.positives, batch.parents)
             embedding = twin.encoder.embed(square).float()
@@ -663,7 +663,9 @@ class Checks:
         with torch.inference_mode():
             rank = Ranking(model, sizes, 20)
             for batch in batches:
-                square = Rectangle(batch.tokens.ids.view(32, 24), batch.tokens.lengths(), full=True)
+                square = PaddedBatch(
+                    batch.tokens.ids.view(32, 24), batch.tokens.lengths(), full=True
+                )
                 found = rank(square)
                 expected = rank(batch.tokens)
                 errors.append(error_of(found[1], expected[1]))

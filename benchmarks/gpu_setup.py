@@ -40,7 +40,7 @@ from elias.model.elias import EliasModel, SearchSizes
 from elias.model.encoder import TextEncoder
 from elias.model.graph import LabelGraph
 from elias.model.transformer import TransformerEncoder
-from elias.text.batches import Rectangle, TokenBatch
+from elias.text.batches import PaddedBatch, TokenBatch
 from elias.training.cuda_graph_step import CapturedStep
 
 SEED = 0  # of all that is random here, so that two sides, or two runs, have the same data
@@ -232,7 +232,7 @@ def stepper(shape, model, optimizer, batches, *, captured):
 
 def rectangle_of(tokens):
     """Full-length texts as a rectangle."""
-    return Rectangle(tokens.ids.view(len(tokens), -1), tokens.lengths(), full=True)
+    return PaddedBatch(tokens.ids.view(len(tokens), -1), tokens.lengths(), full=True)
 
 
 STAGE = StageConfig(

@@ -15,7 +15,7 @@ from elias.model.elias import EliasModel, SearchSizes
 from elias.model.encoder import TextEncoder
 from elias.model.graph import LabelGraph
 from elias.model.losses import classification_loss
-from elias.text.batches import Rectangle, TokenBatch
+from elias.text.batches import PaddedBatch, TokenBatch
 
 # the interpreter of older versions fails with numpy 2.4
 pytest.importorskip("triton", minversion="3.7", reason="Triton is not installed, or too old")
@@ -488,7 +488,7 @@ def test_a_captured_step_trains_the_same_model(learned, index_every, seed):
         tokens, *labels, sizes = make_batch(seed + 10 * i, plain)
         expected = plain.losses(tokens, *labels, sizes, **options, gradients=held[0])
         expected.total.backward()
-        found = step(Rectangle(tokens.ids.unsqueeze(1), torch.ones(3), full=True), *labels)
+        found = step(PaddedBatch(tokens.ids.unsqueeze(1), torch.ones(3), full=True), *labels)
         for optimizer in optimizers:
             optimizer.step(1.0)
         torch.testing.assert_close(tuple(found), tuple(part.detach() for part in expected))
@@ -517,7 +517,7 @@ def test_a_step_that_cannot_be_captured_is_computed_all_the_same(monkeypatch, ca
     )
 
     for _ in range(2):  # a shape is recorded when it comes again
-        found = step(Rectangle(tokens.ids.unsqueeze(1), torch.ones(3), full=True), *labels)
+        found = step(PaddedBatch(tokens.ids.unsqueeze(1), torch.ones(3), full=True), *labels)
 
     torch.testing.assert_close(found.total, model.losses(tokens, *labels, sizes, **options).total)
     assert "no graphs on this driver" in caplog.text

@@ -13,7 +13,7 @@ from elias.distributed.dropout import KeyedDropout, point_keys
 from elias.distributed.sharded_linear import ShardedRows
 from elias.model.batch_inference import BATCH_SIZE, Ranked, evaluating
 from elias.progress import progress
-from elias.text.batches import collate, send
+from elias.text.batches import collate, to_device
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
@@ -111,11 +111,11 @@ class ShardedBatch:
 
     def to(self, device: torch.device) -> ShardedBatch:
         """Return the batch on a device."""
-        return replace(self, tokens=self.tokens.to(device), keys=send(self.keys, device))
+        return replace(self, tokens=self.tokens.to(device), keys=to_device(self.keys, device))
 
-    def pinned(self) -> ShardedBatch:
+    def pin_memory(self) -> ShardedBatch:
         """Return the batch in pinned memory."""
-        return replace(self, tokens=self.tokens.pinned(), keys=self.keys.pin_memory())
+        return replace(self, tokens=self.tokens.pin_memory(), keys=self.keys.pin_memory())
 
     @contextmanager
     def activate(self, model: EliasModel) -> Iterator[None]:

@@ -13,14 +13,14 @@ import torch
 from elias.model.recorded_search import ranking_for
 from elias.progress import progress
 from elias.text.batches import (
-    Received,
-    Rectangle,
+    HostCopy,
+    PaddedBatch,
     TokenBatch,
-    ahead,
     collate,
+    copy_to_host,
     n_batches,
     ordered_batches,
-    receive,
+    prefetch,
 )
 
 if TYPE_CHECKING:
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from elias.text.tokens import Tokens
 
 
-Batch = TypeVar("Batch", TokenBatch, Rectangle, TokenBatch | Rectangle)
+Batch = TypeVar("Batch", TokenBatch, PaddedBatch, TokenBatch | PaddedBatch)
 
 BATCH_SIZE = 256
 _IN_FLIGHT = 2  # batches whose results may still be on their way from a GPU
@@ -60,9 +60,9 @@ def rank_all(
     width = min(top_k, sizes.shortlist_size, model.n_labels)
     ids = np.full((len(tokens), width), model.n_labels, dtype=np.int64)
     scores = np.zeros((len(tokens), width), dtype=np.float32)
-    kept: deque[tuple[NDArray[np.int64], Received, Received]] = deque()
+    kept: deque[tuple[NDArray[np.int64], HostCopy, HostCopy]] = deque()
 
-    def write(rows: NDArray[np.int64], labels: Received, p: Received) -> None:
+    def write(rows: NDArray[np.int64], labels: HostCopy, p: HostCopy) -> None:
         found = labels.wait()
         ids[rows, : found.shape[1]] = found.numpy()
         scores[rows, : found.shape[1]] = p.wait().numpy()
@@ -72,7 +72,7 @@ def rank_all(
         for rows, batch in _batches(model, tokens, batch_size, "Searching", gather):
             # a graph may rank more texts, and find more of each
             labels, p = (found[: len(rows), :width] for found in turn.rank(batch))
-            kept.append((rows, receive(labels), receive(p)))
+            kept.append((rows, copy_to_host(labels), copy_to_host(p)))
             if len(kept) > _IN_FLIGHT:
                 write(*kept.popleft())
         while kept:
@@ -118,11 +118,11 @@ def _batches(
 
     def make(rows: NDArray[np.int64]) -> tuple[NDArray[np.int64], Batch]:
         batch = gather(rows)
-        return rows, batch.pinned() if on_gpu else batch
+        return rows, batch.pin_memory() if on_gpu else batch
 
     with evaluating(model), progress(description, total) as advance:
         made = map(make, ordered_batches(tokens.lengths, batch_size))
-        for rows, batch in ahead(made) if on_gpu and total > 1 else made:
+        for rows, batch in prefetch(made) if on_gpu and total > 1 else made:
             yield rows, batch.to(device)
             advance()
 

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from elias.config import EncoderConfig
 from elias.kernels import bag_sum
-from elias.text.batches import Rectangle, TokenBatch
+from elias.text.batches import PaddedBatch, TokenBatch
 from elias.text.tokens import Tokens
 from elias.text.vectorizer import Featurizer
 
@@ -56,7 +56,7 @@ class TextEncoder(nn.Module):
     longest: int = 0
     """The most tokens they can have."""
 
-    def embed(self, batch: Rectangle) -> Float[Tensor, "B D"]:
+    def embed(self, batch: PaddedBatch) -> Float[Tensor, "B D"]:
         """Return φ(x) for each of the padded texts, as `forward` does."""
         raise NotImplementedError
 

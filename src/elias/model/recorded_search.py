@@ -18,7 +18,7 @@ import torch
 
 from elias.kernels.cuda_graphs import CapturedFunction, GraphRecorder
 from elias.kernels.device import runs_triton
-from elias.text.batches import Rectangle, TokenBatch, collate, padded_length, rectangle
+from elias.text.batches import PaddedBatch, TokenBatch, collate, pad_batch, padded_length
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -72,9 +72,9 @@ class Ranking:
         elif record is not None:
             self.recorded = CapturedFunction(work, record)
 
-    def __call__(self, batch: TokenBatch | Rectangle) -> tuple[Tensor, Tensor]:
+    def __call__(self, batch: TokenBatch | PaddedBatch) -> tuple[Tensor, Tensor]:
         """Return the labels and their p; of a rectangle, until the next call."""
-        if isinstance(batch, Rectangle):
+        if isinstance(batch, PaddedBatch):
             assert self.recorded is not None
             return self.recorded(batch.ids, batch.lengths, full=batch.full)
         model = self._model()
@@ -104,7 +104,7 @@ def _rank_of(
     def rank(ids: Tensor, lengths: Tensor, *, full: bool) -> tuple[Tensor, Tensor]:
         model = model_ref()
         assert model is not None
-        embedding = model.encoder.embed(Rectangle(ids, lengths, full)).float()
+        embedding = model.encoder.embed(PaddedBatch(ids, lengths, full)).float()
         return model.rank(embedding, sizes, top_k, blocked)
 
     return rank
@@ -119,7 +119,7 @@ class Turn(NamedTuple):
 
     def gather(
         self, encoder: TextEncoder, tokens: Tokens, batch_size: int, rows: NDArray[np.int64]
-    ) -> TokenBatch | Rectangle:
+    ) -> TokenBatch | PaddedBatch:
         """Return the texts of ``rows`` as a batch.
 
         Of a few, less than a whole batch, the number is padded to a power of two.
@@ -133,7 +133,7 @@ class Turn(NamedTuple):
             n_tokens = n_rows * padded_length(most, encoder.longest)
             if n_rows > len(rows) and n_tokens > _FEW_TOKENS:
                 return collate(tokens, rows)
-        return rectangle(
+        return pad_batch(
             tokens, rows, pad_id=encoder.pad_id, longest=encoder.longest, n_rows=n_rows
         )
 

@@ -39,7 +39,7 @@ from elias.errors import (
 )
 from elias.model.encoder import TextEncoder
 from elias.progress import progress
-from elias.text.batches import Rectangle, TokenBatch
+from elias.text.batches import PaddedBatch, TokenBatch
 from elias.text.tokens import Tokens
 
 logger = logging.getLogger(__name__)
@@ -224,9 +224,9 @@ class TransformerEncoder(TextEncoder):
         ids, inside = pad(batch, self.pad_id)
         return self._embed(ids, inside, full=len(batch.ids) == inside.numel())
 
-    def embed(self, batch: Rectangle) -> Float[Tensor, "B D"]:
+    def embed(self, batch: PaddedBatch) -> Float[Tensor, "B D"]:
         """Return φ(x) for each of the padded texts, as `forward` does."""
-        return self._embed(batch.ids, batch.inside(), full=batch.full)
+        return self._embed(batch.ids, batch.mask(), full=batch.full)
 
     def _embed(
         self, ids: Int[Tensor, "B T"], inside: Bool[Tensor, "B T"], *, full: bool

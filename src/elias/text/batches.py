@@ -1,12 +1,12 @@
-"""Batches: texts of like length together, their tokens ragged, their labels padded."""
+"""Batches of tokenised texts: collating, padding, prefetching, and copies to and from a GPU."""
 
 from __future__ import annotations
 
 import threading
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from queue import Full, Queue
-from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 import numpy as np
 import torch
@@ -14,7 +14,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Callable, Iterable, Iterator
 
     from numpy.typing import NDArray
     from scipy.sparse import csr_matrix
@@ -26,17 +26,17 @@ T = TypeVar("T")
 
 _WAIT_SECONDS = 0.1
 _LENGTH_MULTIPLE = 8
-_LIKE_LENGTH_BATCHES = 50  # texts are sorted by length within this many batches
+_SORTED_BATCHES = 50  # texts are sorted by length within this many batches
 
 
 @dataclass(frozen=True, slots=True)
 class TokenBatch:
-    """The tokens of B texts, one after the other."""
+    """The tokens of B texts, one text after the other."""
 
     ids: Int[Tensor, " tokens"]
     offsets: Int[Tensor, " B+1"]
     longest: int
-    """The most tokens of any text; known on the host, so that padding needs no device answer."""
+    """Tokens of the longest text; kept on the host, so that padding does not wait for a GPU."""
     weights: Float[Tensor, " tokens"] | None = None
 
     def __len__(self) -> int:
@@ -45,21 +45,15 @@ class TokenBatch:
 
     def to(self, device: torch.device) -> TokenBatch:
         """Return the batch on a device."""
-        return TokenBatch(
-            ids=send(self.ids, device),
-            offsets=send(self.offsets, device),
-            longest=self.longest,
-            weights=None if self.weights is None else send(self.weights, device),
-        )
+        return self._map(lambda tensor: to_device(tensor, device))
 
-    def pinned(self) -> TokenBatch:
-        """Return the batch in memory that a GPU reads without help."""
-        return TokenBatch(
-            ids=self.ids.pin_memory(),
-            offsets=self.offsets.pin_memory(),
-            longest=self.longest,
-            weights=None if self.weights is None else self.weights.pin_memory(),
-        )
+    def pin_memory(self) -> TokenBatch:
+        """Return the batch in pinned memory, which a GPU copies without waiting."""
+        return self._map(lambda tensor: tensor.pin_memory())
+
+    def _map(self, copy: Callable[[Tensor], Tensor]) -> TokenBatch:
+        weights = None if self.weights is None else copy(self.weights)
+        return replace(self, ids=copy(self.ids), offsets=copy(self.offsets), weights=weights)
 
     def lengths(self) -> Int[Tensor, " B"]:
         """Return the number of tokens of each text."""
@@ -67,8 +61,8 @@ class TokenBatch:
 
 
 @dataclass(frozen=True, slots=True)
-class Rectangle:
-    """The tokens of B texts, each padded to the same length."""
+class PaddedBatch:
+    """The tokens of B texts, each padded to the same length T."""
 
     ids: Int[Tensor, "B T"]
     lengths: Int[Tensor, " B"]
@@ -79,99 +73,86 @@ class Rectangle:
         """Return B."""
         return len(self.lengths)
 
-    def to(self, device: torch.device) -> Rectangle:
+    def to(self, device: torch.device) -> PaddedBatch:
         """Return the batch on a device."""
-        return Rectangle(send(self.ids, device), send(self.lengths, device), self.full)
+        return PaddedBatch(to_device(self.ids, device), to_device(self.lengths, device), self.full)
 
-    def pinned(self) -> Rectangle:
-        """Return the batch in memory that a GPU reads without help."""
-        return Rectangle(self.ids.pin_memory(), self.lengths.pin_memory(), self.full)
+    def pin_memory(self) -> PaddedBatch:
+        """Return the batch in pinned memory, which a GPU copies without waiting."""
+        return PaddedBatch(self.ids.pin_memory(), self.lengths.pin_memory(), self.full)
 
-    def inside(self) -> Bool[Tensor, "B T"]:
-        """Return which of the ids are the texts'; of an empty text the first, all padding."""
+    def mask(self) -> Bool[Tensor, "B T"]:
+        """Return True for tokens and False for padding; the first of an empty text is True."""
         position = torch.arange(self.ids.shape[1], device=self.ids.device)
         return position < self.lengths.clamp(min=1).unsqueeze(1)
 
 
-def send(tensor: Tensor, device: torch.device) -> Tensor:
-    """Return the tensor on a device; a GPU gets it from pinned memory, so that no one waits."""
+def to_device(tensor: Tensor, device: torch.device) -> Tensor:
+    """Return the tensor on a device; a copy to a GPU does not block the host."""
     if device.type == "cuda":
         return tensor.pin_memory().to(device, non_blocking=True)
     return tensor.to(device)
 
 
-class Received(NamedTuple):
-    """A tensor on its way to the host."""
+class HostCopy(NamedTuple):
+    """A tensor that is being copied from a GPU to the host."""
 
     tensor: Tensor
-    arrival: torch.cuda.Event | None
+    done: torch.cuda.Event | None
 
     def wait(self) -> Tensor:
-        """Return the tensor once it has arrived."""
-        if self.arrival is not None:
-            self.arrival.synchronize()
+        """Return the tensor when the copy is complete."""
+        if self.done is not None:
+            self.done.synchronize()
         return self.tensor
 
 
-def receive(tensor: Tensor) -> Received:
-    """Send a tensor from its device to the host without waiting for it."""
+def copy_to_host(tensor: Tensor) -> HostCopy:
+    """Start to copy a tensor to the host, without waiting for the end."""
     if not tensor.is_cuda:
-        return Received(tensor, None)
+        return HostCopy(tensor, None)
     copy = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)
     copy.copy_(tensor, non_blocking=True)
     make_event: Any = torch.cuda.Event
-    arrival: torch.cuda.Event = make_event()
-    arrival.record(torch.cuda.current_stream(tensor.device))
-    return Received(copy, arrival)
+    done: torch.cuda.Event = make_event()
+    done.record(torch.cuda.current_stream(tensor.device))
+    return HostCopy(copy, done)
 
 
-def ahead(items: Iterable[T], depth: int = 3) -> Iterator[T]:
-    """Yield the items, made by a thread of their own and up to ``depth`` in advance.
+def prefetch(items: Iterable[T], depth: int = 3) -> Iterator[T]:
+    """Yield the items, which a thread makes up to ``depth`` ahead.
 
-    What goes wrong there is raised here. The thread ends with the iterator, used up or not.
+    Its errors are raised here. The thread ends with the iterator, even if items are left.
     """
-    maker = _Maker(items, depth)
-    maker.start()
-    try:
-        yield from maker.taken()
-    finally:
-        maker.stopped.set()
-        maker.join()
+    queue: Queue[tuple[T] | BaseException | None] = Queue(depth)
+    stopped = threading.Event()
 
-
-class _Maker(threading.Thread, Generic[T]):
-    """Puts items into a queue until they end, fail, or nobody wants them."""
-
-    def __init__(self, items: Iterable[T], depth: int) -> None:
-        super().__init__(name="elias-batches", daemon=True)
-        self._items = items
-        self._made: Queue[tuple[T] | None] = Queue(depth)
-        self._failure: BaseException | None = None
-        self.stopped = threading.Event()
-
-    def run(self) -> None:
-        """Make the items."""
-        try:
-            for item in self._items:
-                self._put((item,))
-                if self.stopped.is_set():
-                    return
-        except BaseException as error:  # whatever it is, the consumer must hear of it
-            self._failure = error
-        self._put(None)
-
-    def _put(self, made: tuple[T] | None) -> None:
-        while not self.stopped.is_set():
+    def put(entry: tuple[T] | BaseException | None) -> None:
+        while not stopped.is_set():
             with suppress(Full):
-                self._made.put(made, timeout=_WAIT_SECONDS)
+                queue.put(entry, timeout=_WAIT_SECONDS)
                 return
 
-    def taken(self) -> Iterator[T]:
-        """Yield what was made; raise what went wrong."""
-        while (made := self._made.get()) is not None:
-            yield made[0]
-        if self._failure is not None:
-            raise self._failure
+    def make() -> None:
+        try:
+            for item in items:
+                put((item,))
+                if stopped.is_set():
+                    return
+            put(None)
+        except BaseException as error:  # raised again by the consumer
+            put(error)
+
+    thread = threading.Thread(target=make, name="elias-prefetch", daemon=True)
+    thread.start()
+    try:
+        while (entry := queue.get()) is not None:
+            if isinstance(entry, BaseException):
+                raise entry
+            yield entry[0]
+    finally:
+        stopped.set()
+        thread.join()
 
 
 def collate(tokens: Tokens, rows: NDArray[np.int64]) -> TokenBatch:
@@ -187,9 +168,9 @@ def collate(tokens: Tokens, rows: NDArray[np.int64]) -> TokenBatch:
 
 
 def padded_length(most: int, longest: int) -> int:
-    """Return one of few lengths that holds ``most`` tokens, ``longest`` at most.
+    """Round ``most`` tokens up to one of a few lengths, to at most ``longest``.
 
-    These are multiples of 8, or of a quarter of the next power of two.
+    The lengths are multiples of 8, or of a quarter of the next power of two.
 
     >>> [padded_length(most, 512) for most in (0, 8, 9, 60, 65, 300)]
     [8, 8, 16, 64, 96, 384]
@@ -199,21 +180,21 @@ def padded_length(most: int, longest: int) -> int:
     return min(-(-most // multiple) * multiple, longest)
 
 
-def rectangle(
+def pad_batch(
     tokens: Tokens,
     rows: NDArray[np.int64],
     *,
     pad_id: int,
     longest: int,
     n_rows: int | None = None,
-) -> Rectangle:
-    """Gather the tokens of ``rows``, padded to one of few lengths; see `padded_length`.
+) -> PaddedBatch:
+    """Gather the tokens of ``rows``, padded to one of a few lengths (`padded_length`).
 
-    With ``n_rows``, empty texts come after them, so that there are as many.
+    With ``n_rows``, empty texts are added until there are that many.
 
     >>> from elias.text.tokens import Tokens
     >>> texts = Tokens(offsets=np.array([0, 2, 3]), ids=np.array([5, 6, 7], dtype=np.int32))
-    >>> rectangle(texts, np.array([1, 0]), pad_id=0, longest=32).ids[:, :3].tolist()
+    >>> pad_batch(texts, np.array([1, 0]), pad_id=0, longest=32).ids[:, :3].tolist()
     [[7, 0, 0], [5, 6, 0]]
     """
     taken = tokens.take(rows)
@@ -224,17 +205,17 @@ def rectangle(
     ids = np.full((len(lengths), width), pad_id, dtype=np.int64)
     ids[np.arange(width) < lengths[:, None]] = taken.ids
     full = bool((lengths == width).all())
-    return Rectangle(torch.from_numpy(ids), torch.from_numpy(lengths), full)
+    return PaddedBatch(torch.from_numpy(ids), torch.from_numpy(lengths), full)
 
 
 def positives_of(labels: csr_matrix, rows: NDArray[np.int64]) -> Int[Tensor, "B Y"]:
-    """Return each row's label ids, ascending, padded with ``n_labels``; Y is at least 1."""
+    """Return the label ids of each row, ascending, padded with ``n_labels``; Y is at least 1."""
     n_labels = labels.shape[1]
     counts = labels.indptr[rows + 1] - labels.indptr[rows]
     padded = np.full((len(rows), max(1, int(counts.max(initial=0)))), n_labels, dtype=np.int64)
-    inside = np.arange(padded.shape[1]) < counts[:, None]
-    places = (labels.indptr[rows].astype(np.int64)[:, None] + np.arange(padded.shape[1]))[inside]
-    padded[inside] = labels.indices[places]
+    mask = np.arange(padded.shape[1]) < counts[:, None]
+    positions = labels.indptr[rows].astype(np.int64)[:, None] + np.arange(padded.shape[1])
+    padded[mask] = labels.indices[positions[mask]]
     padded.sort(axis=1)
     return torch.from_numpy(padded)
 
@@ -242,9 +223,9 @@ def positives_of(labels: csr_matrix, rows: NDArray[np.int64]) -> Int[Tensor, "B 
 def shuffled_batches(
     lengths: NDArray[np.int64], batch_size: int, rng: np.random.Generator
 ) -> Iterator[NDArray[np.int64]]:
-    """Yield every row once, in random batches whose texts are of like length."""
+    """Yield every row once, in random batches of texts with similar lengths."""
     order = rng.permutation(len(lengths))
-    window = batch_size * _LIKE_LENGTH_BATCHES
+    window = batch_size * _SORTED_BATCHES
     batches: list[NDArray[np.int64]] = []
     for start in range(0, len(order), window):
         part = order[start : start + window]
@@ -255,14 +236,14 @@ def shuffled_batches(
 
 
 def ordered_batches(lengths: NDArray[np.int64], batch_size: int) -> Iterator[NDArray[np.int64]]:
-    """Yield every row once, shortest texts first: the least padding."""
+    """Yield every row once, the shortest texts first, which needs the least padding."""
     order = np.argsort(lengths, kind="stable")
     for start in range(0, len(order), batch_size):
         yield order[start : start + batch_size]
 
 
 def n_batches(n_rows: int, batch_size: int) -> int:
-    """Return how many batches `shuffled_batches` makes."""
-    window = batch_size * _LIKE_LENGTH_BATCHES
+    """Return the number of batches of `shuffled_batches`."""
+    window = batch_size * _SORTED_BATCHES
     whole, rest = divmod(n_rows, window)
-    return whole * _LIKE_LENGTH_BATCHES + -(-rest // batch_size)
+    return whole * _SORTED_BATCHES + -(-rest // batch_size)

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from elias.kernels.cuda_graphs import CapturedFunction, GraphRecorder
 from elias.model.elias import Losses
-from elias.text.batches import Rectangle
+from elias.text.batches import PaddedBatch
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -66,7 +66,7 @@ class CapturedStep:
         """Give the memory of what was recorded back."""
         self._recorded.release()
 
-    def __call__(self, batch: Rectangle, positives: Tensor, parents: Tensor) -> Losses:
+    def __call__(self, batch: PaddedBatch, positives: Tensor, parents: Tensor) -> Losses:
         """Return the losses of a batch, leaving the gradients where an optimizer finds them."""
         run = self._recorded if len(batch) == self._batch_size else self._recorded.run_eagerly
         found = run(batch.ids, batch.lengths, positives, parents, full=batch.full)
@@ -107,7 +107,7 @@ class CapturedStep:
         self, ids: Tensor, lengths: Tensor, positives: Tensor, parents: Tensor, *, full: bool
     ) -> _Found:
         with torch.enable_grad():
-            embedding = self._model.encoder.embed(Rectangle(ids, lengths, full)).float()
+            embedding = self._model.encoder.embed(PaddedBatch(ids, lengths, full)).float()
             losses = self._losses(embedding, positives, parents)
             dense = torch.autograd.grad(
                 losses.total, [*self._encoder, *self._clusters], allow_unused=True

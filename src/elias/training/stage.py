@@ -26,15 +26,15 @@ from elias.model.one_vs_all import OneVsAll
 from elias.persistence.manifest import all_finite
 from elias.progress import progress
 from elias.text.batches import (
-    Rectangle,
+    PaddedBatch,
     TokenBatch,
-    ahead,
     collate,
     n_batches,
+    pad_batch,
     positives_of,
-    rectangle,
-    send,
+    prefetch,
     shuffled_batches,
+    to_device,
 )
 from elias.training.averaging import WeightAverage
 from elias.training.checkpoint import Checkpoint, prefixed, under
@@ -376,7 +376,7 @@ class StageLoop:
 
     def _batches(
         self, epoch: _Epoch, course: _Course
-    ) -> Iterator[tuple[TokenBatch | Rectangle | ShardedBatch, Tensor]]:
+    ) -> Iterator[tuple[TokenBatch | PaddedBatch | ShardedBatch, Tensor]]:
         """Yield the tokens and positives of an epoch's batches to come, on the device.
 
         For a GPU a thread collates them while the batch before is computed.
@@ -386,8 +386,8 @@ class StageLoop:
 
         def make(
             step: int, rows: NDArray[np.int64]
-        ) -> tuple[TokenBatch | Rectangle | ShardedBatch, Tensor]:
-            tokens: TokenBatch | Rectangle | ShardedBatch
+        ) -> tuple[TokenBatch | PaddedBatch | ShardedBatch, Tensor]:
+            tokens: TokenBatch | PaddedBatch | ShardedBatch
             positives = positives_of(self.points.labels, rows)
             if self._is_sharded:
                 seed = (self.config.member_seed, self.position, step)
@@ -396,18 +396,18 @@ class StageLoop:
             elif course.captured is None:
                 tokens = collate(self.points.tokens, rows)
             else:
-                tokens = rectangle(
+                tokens = pad_batch(
                     self.points.tokens, rows, pad_id=encoder.pad_id, longest=encoder.longest
                 )
                 positives = pad_positives(
                     positives, self.config.index.train_clusters, self.model.n_labels
                 )
-            return (tokens.pinned(), positives.pin_memory()) if on_gpu else (tokens, positives)
+            return (tokens.pin_memory(), positives.pin_memory()) if on_gpu else (tokens, positives)
 
         rows = shuffled_batches(lengths, self.stage.batch_size, self.rng)
         made = map(make, count(course.optimizer.steps), islice(rows, epoch.step, None))
-        for tokens, positives in ahead(made) if on_gpu else made:
-            yield tokens.to(device), send(positives, device)
+        for tokens, positives in prefetch(made) if on_gpu else made:
+            yield tokens.to(device), to_device(positives, device)
 
     @property
     def _is_sharded(self) -> bool:
@@ -446,7 +446,7 @@ class StageLoop:
 
     def _gradients(
         self,
-        tokens: TokenBatch | Rectangle | ShardedBatch,
+        tokens: TokenBatch | PaddedBatch | ShardedBatch,
         positives: Tensor,
         parents: Tensor,
         course: _Course,
@@ -456,7 +456,7 @@ class StageLoop:
         if isinstance(tokens, ShardedBatch):
             with tokens.activate(self.model):
                 return self._gradients(tokens.tokens, positives, parents, course, scale)
-        if isinstance(tokens, Rectangle):
+        if isinstance(tokens, PaddedBatch):
             assert course.captured is not None
             return course.captured(tokens, positives, parents[positives])
         losses = self._losses(tokens, positives, parents, course.optimizer, scale)

@@ -14,7 +14,7 @@ from elias.model.elias import EliasModel, SearchSizes
 from elias.model.graph import LabelGraph
 from elias.model.recorded_search import forget_graphs, give_up_graphs, ranking_for
 from elias.model.transformer import TransformerEncoder
-from elias.text.batches import Rectangle, TokenBatch
+from elias.text.batches import PaddedBatch, TokenBatch
 from tiny_bert import WORDS, save_tiny_bert
 
 N_LABELS = 30
@@ -315,7 +315,12 @@ def test_a_call_that_fails_begins_anew(model, graphs):
 
 @pytest.mark.parametrize(
     ("n_texts", "batch_size", "kind", "n_rows"),
-    [(1, 8, Rectangle, 1), (3, 8, Rectangle, 4), (8, 8, Rectangle, 8), (5, 6, Rectangle, 6)],
+    [
+        (1, 8, PaddedBatch, 1),
+        (3, 8, PaddedBatch, 4),
+        (8, 8, PaddedBatch, 8),
+        (5, 6, PaddedBatch, 6),
+    ],
 )
 def test_the_number_of_texts_is_padded_to_a_power_of_two(
     model, graphs, n_texts, batch_size, kind, n_rows
@@ -338,7 +343,7 @@ def test_texts_that_are_not_few_are_not_padded_with_others(model, graphs, monkey
         )
 
     assert isinstance(three, TokenBatch)
-    assert isinstance(four, Rectangle)
+    assert isinstance(four, PaddedBatch)
     assert graphs.recorded == 0
 
 

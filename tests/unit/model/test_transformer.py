@@ -24,7 +24,7 @@ from elias.model import transformer
 from elias.model.build import build_encoder
 from elias.model.encoder import BagEncoder
 from elias.model.transformer import TransformerEncoder
-from elias.text.batches import Rectangle, collate, rectangle
+from elias.text.batches import PaddedBatch, collate, pad_batch
 from tiny_bert import MOST_TOKENS, SIZES, WIDTH, save_tiny_bert, save_tiny_model
 
 CLS, SEP, UNK = 2, 3, 1
@@ -480,7 +480,7 @@ def test_padded_texts_get_the_embeddings_of_ragged_ones(tiny_bert):
     tokens = encoder.tokenise(["red cod", "", "her in the north sea red cod her in the north sea"])
     rows = np.array([2, 0, 1])
 
-    padded = rectangle(tokens, rows, pad_id=encoder.pad_id, longest=encoder.longest)
+    padded = pad_batch(tokens, rows, pad_id=encoder.pad_id, longest=encoder.longest)
 
     assert padded.ids.shape == (3, 10)  # no further than the longest text there can be
     torch.testing.assert_close(encoder.embed(padded), encoder(collate(tokens, rows)))
@@ -491,8 +491,8 @@ def test_texts_of_one_length_need_no_mask(tiny_bert):
     tokens = encoder.tokenise(["red cod her in the north sea"] * 2)
     rows = np.arange(2)
 
-    full = rectangle(tokens, rows, pad_id=encoder.pad_id, longest=encoder.longest)
+    full = pad_batch(tokens, rows, pad_id=encoder.pad_id, longest=encoder.longest)
 
     assert full.full
-    masked = Rectangle(full.ids, full.lengths, full=False)
+    masked = PaddedBatch(full.ids, full.lengths, full=False)
     torch.testing.assert_close(encoder.embed(full), encoder.embed(masked))

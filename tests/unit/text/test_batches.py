@@ -8,11 +8,11 @@ from hypothesis import strategies as st
 from scipy.sparse import csr_matrix
 
 from elias.text.batches import (
-    ahead,
     collate,
     n_batches,
     ordered_batches,
     positives_of,
+    prefetch,
     shuffled_batches,
 )
 from elias.text.tokens import Tokens
@@ -92,7 +92,7 @@ def test_tokens_without_weights_make_batches_without():
 
 
 def test_items_made_ahead_come_in_order_and_once():
-    assert list(ahead(iter(range(20)), depth=2)) == list(range(20))
+    assert list(prefetch(iter(range(20)), depth=2)) == list(range(20))
 
 
 def test_what_goes_wrong_while_making_ahead_is_raised_where_the_items_are_used():
@@ -100,7 +100,7 @@ def test_what_goes_wrong_while_making_ahead_is_raised_where_the_items_are_used()
         yield 1
         raise ValueError("no more")
 
-    taken = ahead(make())
+    taken = prefetch(make())
 
     assert next(taken) == 1
     with pytest.raises(ValueError, match="no more"):
@@ -108,9 +108,9 @@ def test_what_goes_wrong_while_making_ahead_is_raised_where_the_items_are_used()
 
 
 def test_the_thread_ends_when_nobody_wants_the_rest():
-    taken = ahead(iter(range(10**9)), depth=1)
+    taken = prefetch(iter(range(10**9)), depth=1)
     next(taken)
 
     taken.close()
 
-    assert all(thread.name != "elias-batches" for thread in threading.enumerate())
+    assert all(thread.name != "elias-prefetch" for thread in threading.enumerate())
