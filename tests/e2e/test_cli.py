@@ -237,7 +237,7 @@ def test_an_interrupted_run_has_no_model_and_the_same_command_goes_on(corpus_fol
     assert b"Traceback" not in said
     last = said.decode().splitlines()[-1]
     assert last.startswith(f"interrupted: {out}/model was not written")
-    assert last.endswith("; the same command goes on from the last checkpoint")
+    assert last.endswith("; run the same command again to resume from the last checkpoint")
     # within a stage it says where, and goes on there; between stages the last one is kept whole
     _, _, where = last.partition("stopped after ")
     assert "resumed" in told.err

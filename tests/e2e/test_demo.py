@@ -29,7 +29,7 @@ def demo(folder, *options):
 def shown(told):
     """What is shown whether the model was trained just now or before."""
     lines = told.out.splitlines()
-    kept = [line for line in lines if not line.startswith(("All in", "  corpus"))]
+    kept = [line for line in lines if not line.startswith(("Total time", "  corpus"))]
     return [" ".join(line.split()) for line in kept]
 
 
@@ -51,7 +51,7 @@ def test_a_second_demo_shows_the_same_without_training(tmp_path):
     second = demo(tmp_path)
 
     assert second.code == 0
-    assert "is finished: showing what it recorded" in second.err
+    assert "is finished: showing its recorded results" in second.err
     assert shown(second) == shown(first)
     assert (tmp_path / "demo" / "train.log").read_bytes() == log
 

@@ -150,7 +150,7 @@ def test_other_data_of_the_same_size_is_told_from_the_runs(corpus, table_run, tm
 
     assert not set(LEFT_OUT) & set(found)
     assert "all 300 points are evaluated" in said
-    assert "warning: the run's data had as many points" in said
+    assert "warning: the training data had the same number of points" in said
 
 
 def test_points_that_were_all_trained_on_are_scored_only_on_request(table, tmp_path):
@@ -180,7 +180,7 @@ def test_other_data_has_no_validation_points(corpus, table_run, tmp_path):
     told = elias("-q", "evaluate", table_run, path, "--split", "validation")
 
     assert told.code == 2
-    assert "new.csv: has no validation split, and is not what the run was trained on" in told.err
+    assert "new.csv: has no validation split, and the model was not trained on it" in told.err
 
 
 # labels

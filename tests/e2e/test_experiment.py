@@ -238,7 +238,7 @@ def test_an_interrupted_experiment_goes_on_where_it_stopped(data, tmp_path, monk
     second = elias(*command)
 
     assert first.code == 130
-    assert "the same command goes on from there" in first.err
+    assert "run the same command again to continue" in first.err
     assert [line["name"] for line in left["table"]] == ["elias/stage1", "elias/stage2"]
     assert not left["finished"]
     assert second.code == 0, second.err

@@ -52,7 +52,7 @@ def test_people_get_a_table_on_stdout_and_its_meaning_on_stderr(run, text):
     assert sum("▸" in line for line in lines) == 2
     assert "p = classifier · path" in told.err
     assert "score = T + p · ranker" in told.err
-    assert "how alike the label's name and the text are" in told.err
+    assert "the similarity of the label's name and the text" in told.err
 
 
 def test_nothing_is_explained_without_a_text(run):

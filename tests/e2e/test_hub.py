@@ -198,7 +198,7 @@ def test_a_model_of_the_hub_is_not_calibrated_in_its_place(corpus_folder):
     told = elias("calibrate", "hf://user/fish", corpus_folder)
 
     assert told.code == 2
-    assert "user/fish: a model of the hub stays as it is; name a folder with --out" in told.err
+    assert "user/fish: a model on the hub cannot be changed; name a folder with --out" in told.err
 
 
 @pytest.mark.usefixtures("online")

@@ -418,7 +418,7 @@ def test_sigterm_saves_and_the_same_command_goes_on(tmp_path):
     assert process.returncode == 143
     assert printed == b""
     assert last.startswith(f"interrupted: {out}/model was not written: stopped after stage1 epoch")
-    assert last.endswith("; the same command goes on from the last checkpoint")
+    assert last.endswith("; run the same command again to resume from the last checkpoint")
     refused = elias(*command, "--set=seed=3")
     assert refused.code == 2
     assert "another configuration (seed is 3, there it is 0)" in refused.err

@@ -1,84 +1,76 @@
-"""``elias calibrate``: probabilities for a model that has none, or for other data."""
+"""``elias calibrate``: fit probabilities for a model, on held-out points."""
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
-from elias.cli import console
-from elias.cli.eval_data import open_points
-from elias.cli.options import (
-    AsJson,
-    DataPath,
-    DeviceName,
-    LabelsColumn,
-    RunPath,
-    Separator,
-    TextColumn,
-)
+from elias.cli import console, options
+from elias.cli.eval_data import load_eval_data
+from elias.errors import DataError
 
 
 def calibrate(
-    run: RunPath,
-    data: DataPath,
+    run: options.RunPath,
+    data: options.DataPath,
     split: Annotated[
-        str, typer.Option(metavar="validation|test", help="Which points to learn from.")
+        str, typer.Option(metavar="validation|test", help="Points to calibrate on.")
     ] = "validation",
     out: Annotated[
         Path | None,
-        typer.Option(metavar="FOLDER", help="Write the model there. [in the old one's place]"),
+        typer.Option(
+            metavar="FOLDER", help="Folder for the calibrated model (default: replace the model)."
+        ),
     ] = None,
-    device: DeviceName = "auto",
-    text: TextColumn = None,
-    labels: LabelsColumn = None,
-    separator: Separator = None,
-    as_json: AsJson = False,
+    device: options.DeviceName = "auto",
+    text: options.TextColumn = None,
+    labels: options.LabelsColumn = None,
+    separator: options.Separator = None,
+    as_json: options.AsJson = False,
 ) -> None:
-    """Learn what a model's scores say of relevance, from points that it was not trained on."""
+    """Calibrate a model's scores as probabilities, on points it was not trained on."""
     from elias.distributed import SingleProcess
-    from elias.errors import DataError
     from elias.inference.predictor import Elias
     from elias.persistence.hub import hub_id
     from elias.persistence.manifest import model_folder
     from elias.rerank.probabilities import add_probabilities
 
     if out is None and (name := hub_id(run)) is not None:
-        raise DataError(f"{name}: a model of the hub stays as it is; name a folder with --out")
+        raise DataError(f"{name}: a model on the hub cannot be changed; name a folder with --out")
     if split == "train":
-        raise DataError("--split train: scores of training points are not calibrated; use others")
+        raise DataError(
+            "--split train: the scores of training points are too high to calibrate on; use "
+            "validation or test"
+        )
     model = Elias.from_pretrained(run, device=device)
-    chosen = open_points(model, data, split, text, labels, separator, world=SingleProcess())
-    if chosen.corpus.n_labels > model.n_labels:
+    columns = {"text": text, "labels": labels, "separator": separator}
+    eval_data = load_eval_data(model, data, split, columns, SingleProcess())
+    if eval_data.corpus.n_labels > model.n_labels:
         raise DataError(
             f"{data}: has labels that the model does not know; calibrate on a corpus with its own"
         )
-    test = None if split == "test" else chosen.corpus.test
+    test = None if split == "test" else eval_data.corpus.test
     tests = {} if test is None else {"test": test}
-    told = add_probabilities(model, chosen.points, tests, name=split)
-    if not told:
-        raise DataError(f"{data}: its {split} points are too few to learn from")
-    written = model.save_pretrained(out or model_folder(run), overwrite=out is None)
+    results = add_probabilities(model, eval_data.points, tests, name=split)
+    if not results:
+        raise DataError(f"{data}: has too few {split} points to calibrate on")
+    folder = model.save_pretrained(out or model_folder(run), overwrite=out is None)
     if as_json:
-        typer.echo(json.dumps(told))
+        console.print_json(results)
         return
-    console.note(f"{written}: learned from {len(chosen.points):,} {split} points")
-    console.print_out(console.grid(probability_rows(told)))
+    console.note(f"{folder}: calibrated on {len(eval_data.points):,} {split} points")
+    console.print_out(console.grid(probability_rows(results)))
 
 
-def probability_rows(told: dict[str, dict[str, dict[str, float]]]) -> list[tuple[str, str]]:
-    """Return what is known of a model's probabilities, for a table of names and values."""
+def probability_rows(results: dict[str, Any]) -> list[tuple[str, str]]:
+    """Return the quality of a model's probabilities as rows of names and values."""
     rows = [
-        (
-            f"ECE@5 {name}",
-            f"{error['after']:.2f}% ({error['before']:.2f}% of the scores as they are)",
-        )
-        for name, error in told.get("errors", {}).items()
+        (f"ECE@5 {name}", f"{error['after']:.2f}% ({error['before']:.2f}% before calibration)")
+        for name, error in results.get("errors", {}).items()
     ]
-    best: dict[str, float] | None = told.get("f1")  # type: ignore[assignment]
-    if best:
-        numbers = f"precision {best['precision']:.1f}%, recall {best['recall']:.1f}%"
-        rows.append(("threshold of best F1", f"{best['threshold']:g} ({numbers})"))
+    if best := results.get("f1"):
+        quality = f"precision {best['precision']:.1f}%, recall {best['recall']:.1f}%"
+        rows.append(("threshold of best F1", f"{best['threshold']:g} ({quality})"))
     return rows

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import sys
 from typing import TYPE_CHECKING, Any
+
+import typer
 
 from elias import progress
 
@@ -15,17 +18,18 @@ if TYPE_CHECKING:
     from rich.table import Table
 
 
-logger = logging.getLogger(__name__)
-
 NOTE = 25
-"""The level of a command's own notes: above what the library tells, below its warnings."""
+"""Log level of a command's own notes: above the library's INFO, below WARNING."""
+STAGE_METRICS = ("P@1", "P@3", "P@5", "nDCG@5", "PSP@1", "PSP@3", "PSP@5", "R@10", "R@20", "R@100")
+"""Metrics shown for each training stage."""
+_UNWRAPPED = 10_000  # columns
 
-_ours = logging.getLogger("elias")
-_commands = logging.getLogger(__name__)
+_library_logger = logging.getLogger("elias")
+_logger = logging.getLogger(__name__)
 
 
-class _OnConsole(logging.Handler):
-    """Writes log lines above the bars, unwrapped, so that a line in a file stays a line."""
+class _ConsoleHandler(logging.Handler):
+    """Write log lines above the progress bars, unwrapped, so that each record is one line."""
 
     def emit(self, record: logging.LogRecord) -> None:
         try:
@@ -39,72 +43,71 @@ class _OnConsole(logging.Handler):
             self.handleError(record)
 
 
-def set_up(*, verbose: bool, quiet: bool, talkative: bool) -> None:
-    """Show bars and log lines on stderr from now on.
+def _handlers() -> list[_ConsoleHandler]:
+    return [h for h in _library_logger.handlers if isinstance(h, _ConsoleHandler)]
+
+
+def set_up(*, verbose: bool, quiet: bool, log_steps: bool) -> None:
+    """Show progress bars and log lines on stderr.
 
     Args:
         verbose: Show everything.
         quiet: Show warnings only, and no bars.
-        talkative: Whether the command tells its steps without being asked.
+        log_steps: Show the library's INFO lines.
     """
-    level = logging.INFO if talkative else NOTE
+    level = logging.INFO if log_steps else NOTE
     if verbose:
         level = logging.DEBUG
     elif quiet:
         level = logging.WARNING
-    for handler in list(_ours.handlers):
-        if isinstance(handler, _OnConsole):
-            _ours.removeHandler(handler)
-    # the handler has the level: a run lowers the logger's for its own log
-    _ours.addHandler(_OnConsole(level))
-    _ours.setLevel(level)
+    for handler in _handlers():
+        _library_logger.removeHandler(handler)
+    # The handler keeps the level because a run lowers the logger's level for its own log file.
+    _library_logger.addHandler(_ConsoleHandler(level))
+    _library_logger.setLevel(level)
     progress.enable(not quiet)
 
 
-def hush() -> None:
-    """Show errors only from now on: another process tells the same."""
-    for handler in _ours.handlers:
-        if isinstance(handler, _OnConsole):
-            handler.setLevel(logging.ERROR)
+def show_errors_only() -> None:
+    """Hide everything but errors, in a process whose rank 0 prints the same."""
+    for handler in _handlers():
+        handler.setLevel(logging.ERROR)
     progress.enable(False)
 
 
 def is_verbose() -> bool:
-    """Say whether everything is shown."""
-    return any(h.level <= logging.DEBUG for h in _ours.handlers if isinstance(h, _OnConsole))
+    """Return whether everything is shown."""
+    return any(handler.level <= logging.DEBUG for handler in _handlers())
 
 
 def is_quiet() -> bool:
-    """Say whether warnings alone are shown."""
-    return any(h.level > NOTE for h in _ours.handlers if isinstance(h, _OnConsole))
+    """Return whether only warnings are shown."""
+    return any(handler.level > NOTE for handler in _handlers())
 
 
 def note(text: str) -> None:
-    """Tell one line."""
-    _commands.log(NOTE, "%s", text)
+    """Print one line on stderr, unless quiet."""
+    _logger.log(NOTE, "%s", text)
 
 
 def warn(text: str) -> None:
-    """Tell one line that is told even to those who want quiet."""
-    _commands.warning("%s", text)
+    """Print one line on stderr, even if quiet."""
+    _logger.warning("%s", text)
 
 
 def show(renderable: RenderableType) -> None:
-    """Show a table, or anything else rich can draw."""
+    """Print a table on stderr, unless quiet."""
     if not is_quiet():
         progress.console().print(renderable)
 
 
-STAGE_METRICS = (
-    *("P@1", "P@3", "P@5", "nDCG@5", "PSP@1", "PSP@3", "PSP@5", "R@10", "R@20", "R@100"),
-)
-"""What a stage is judged by."""
-
-_UNWRAPPED = 10_000
+def print_json(value: Any) -> None:
+    """Print a value as one line of JSON on stdout."""
+    typer.echo(json.dumps(value, ensure_ascii=False))
 
 
 def print_out(*renderables: RenderableType) -> None:
-    """Print to stdout: at the width of a terminal, else as wide as the content."""
+    """Print on stdout: as wide as the terminal, or unwrapped if stdout is not a terminal."""
     from rich.console import Console
 
     if sys.stdout.isatty():
@@ -118,12 +121,12 @@ def print_out(*renderables: RenderableType) -> None:
 
 def _print_all(console: Console, renderables: Iterable[RenderableType]) -> None:
     for renderable in renderables:
-        # plain lines may be commands to copy, which a break would spoil
+        # Plain lines may be commands to copy: do not break them.
         console.print(renderable, soft_wrap=isinstance(renderable, str))
 
 
 def grid(rows: Iterable[tuple[str, Any]]) -> Table:
-    """Return a table of names and values without rules; rows with the value None are left out."""
+    """Return a table of names and values without borders; skip rows whose value is None."""
     from rich.table import Table
     from rich.text import Text
 
@@ -132,12 +135,12 @@ def grid(rows: Iterable[tuple[str, Any]]) -> Table:
     table.add_column(overflow="fold")
     for name, value in rows:
         if value is not None:
-            table.add_row(Text(name), Text(_shown(value)))
+            table.add_row(Text(name), Text(_format(value)))
     return table
 
 
 def columns(header: Sequence[str], rows: Iterable[Sequence[str]], *, n_left: int = 1) -> Table:
-    """Return a table under a header; all but the first ``n_left`` columns are numbers."""
+    """Return a table with a header; the columns after the first ``n_left`` align right."""
     from rich import box
     from rich.table import Table
     from rich.text import Text
@@ -155,17 +158,16 @@ def columns(header: Sequence[str], rows: Iterable[Sequence[str]], *, n_left: int
 def stage_table(
     metrics: Mapping[str, Mapping[str, Mapping[str, float]]], split: str
 ) -> list[RenderableType]:
-    """Return the metrics on a split, a row for each stage and component, under a heading."""
+    """Return a heading and a table of metrics on a split, one row per stage or component."""
     from elias.report.sections import COMPONENTS
 
-    found = {stage: splits[split] for stage, splits in metrics.items() if split in splits}
+    stages = {stage: splits[split] for stage, splits in metrics.items() if split in splits}
     rows = [
         [COMPONENTS.get(stage, stage), *(_percent(values.get(name)) for name in STAGE_METRICS)]
-        for stage, values in found.items()
+        for stage, values in stages.items()
     ]
-    # an ensemble's rows before the last are those of its first member
-    whose = "; up to the ensemble, of its first member" if "ensemble" in found else ""
-    return [f"On the {split} split, in percent{whose}:", columns(["", *STAGE_METRICS], rows)]
+    members = "; rows above the ensemble are of its first member" if "ensemble" in stages else ""
+    return [f"On the {split} split, in percent{members}:", columns(["", *STAGE_METRICS], rows)]
 
 
 def metrics_table(metrics: Mapping[str, float]) -> Table:
@@ -176,26 +178,13 @@ def metrics_table(metrics: Mapping[str, float]) -> Table:
     return columns(["%", *(f"@{k}" for k in ks)], rows)
 
 
-def seconds(value: float) -> str:
-    """Return a time as people say it.
-
-    >>> seconds(3.21), seconds(75.2)
-    ('3.2 s', '1 min 15 s')
-    """
-    from elias.report.page import seconds as said
-
-    return said(value)
-
-
 def _percent(value: float | None) -> str:
     return "" if value is None else f"{value:.2f}"
 
 
-def _shown(value: Any) -> str:
+def _format(value: Any) -> str:
     if isinstance(value, bool):
         return "yes" if value else "no"
     if isinstance(value, int):
         return f"{value:,}"
-    if isinstance(value, float):
-        return f"{value:,.2f}"
-    return str(value)
+    return f"{value:,.2f}" if isinstance(value, float) else str(value)

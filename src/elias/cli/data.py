@@ -1,24 +1,13 @@
-"""``elias data``: look at corpora, convert them, make them."""
+"""``elias data``: inspect, convert and generate corpora."""
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from elias.cli import console
-from elias.cli.options import (
-    AsJson,
-    DataPath,
-    LabelsColumn,
-    Overwrite,
-    Separator,
-    TestSize,
-    TextColumn,
-    read_corpus,
-)
+from elias.cli import console, options
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -26,42 +15,41 @@ if TYPE_CHECKING:
     from elias.data import CorpusStats, SplitStats
 
 
-app = typer.Typer(no_args_is_help=True, help="Look at corpora, convert them, make them.")
+app = typer.Typer(no_args_is_help=True, help="Inspect, convert and generate corpora.")
 
-NewFolder = Annotated[Path, typer.Argument(metavar="DIR", help="The folder to make.")]
+NewFolder = Annotated[Path, typer.Argument(metavar="DIR", help="The folder to create.")]
 
 
 @app.command()
 def info(
-    path: DataPath,
-    text: TextColumn = None,
-    labels: LabelsColumn = None,
-    separator: Separator = None,
-    as_json: AsJson = False,
+    path: options.DataPath,
+    text: options.TextColumn = None,
+    labels: options.LabelsColumn = None,
+    separator: options.Separator = None,
+    as_json: options.AsJson = False,
 ) -> None:
-    """Count a corpus: points, labels, text lengths, rare labels, duplicates."""
+    """Show statistics of a corpus: points, labels, text lengths, rare labels, duplicates."""
     from elias.data import corpus_stats
 
-    corpus = read_corpus(path, text, labels, separator)
+    corpus = options.read_corpus(path, text, labels, separator)
     stats = corpus_stats(corpus)
     if as_json:
-        facts = {"format": corpus.format, **stats.to_dict(), "notes": dict(corpus.notes)}
-        typer.echo(json.dumps(facts, ensure_ascii=False))
+        notes = dict(corpus.notes)
+        console.print_json({"format": corpus.format, **stats.to_dict(), "notes": notes})
         return
-    notes = [("format", corpus.format), *corpus.notes.items()]
     console.print_out(_split_table(stats), "", console.grid(_label_rows(stats)))
-    console.print_out("", console.grid(notes))
+    console.print_out("", console.grid([("format", corpus.format), *corpus.notes.items()]))
 
 
 def _split_table(stats: CorpusStats) -> Table:
-    named = {name: _split_column(split) for name, split in stats.splits.items()}
-    properties = next(iter(named.values()))
-    rows = [[key, *(column[key] for column in named.values())] for key in properties]
-    return console.columns(["", *named], [row for row in rows if any(row[1:])])
+    by_split = {name: _split_column(split) for name, split in stats.splits.items()}
+    properties = next(iter(by_split.values()))
+    rows = [[name, *(column[name] for column in by_split.values())] for name in properties]
+    return console.columns(["", *by_split], [row for row in rows if any(row[1:])])
 
 
 def _split_column(split: SplitStats) -> dict[str, str]:
-    """Return the rows of one split's column; what does not apply is empty."""
+    """Return one column of the table; values that do not apply are empty."""
     lengths = split.words_percentiles
     return {
         "points": f"{split.points:,}",
@@ -72,8 +60,8 @@ def _split_column(split: SplitStats) -> dict[str, str]:
         "words per text": "" if split.words_mean is None else f"{split.words_mean:.1f}",
         "words: 10/50/90/99 %": "" if lengths is None else " / ".join(map(str, lengths)),
         "empty texts": _count(split.empty_texts),
-        "texts found before in the split": _count(split.duplicate_texts),
-        "texts found in the training split": _count(split.texts_in_train),
+        "duplicate texts": _count(split.duplicate_texts),
+        "texts also in the training split": _count(split.texts_in_train),
         "filtered pairs": _count(split.filter_pairs or None),
     }
 
@@ -83,17 +71,17 @@ def _count(value: int | None) -> str:
 
 
 def _label_rows(stats: CorpusStats) -> list[tuple[str, Any]]:
-    *most, largest = stats.points_per_label_percentiles
+    *percentiles, largest = stats.points_per_label_percentiles
     return [
         ("labels", stats.labels),
         ("features (bag of words)", stats.features),
         ("training points per label", stats.points_per_label),
-        ("  10/50/90/99 %", " / ".join(f"{value:,}" for value in most)),
+        ("  10/50/90/99 %", " / ".join(f"{value:,}" for value in percentiles)),
         ("  most frequent label", largest),
         ("labels without training points", stats.labels_without_training_points),
         ("labels with 1 training point", stats.labels_with_one_training_point),
         ("labels with at most 5", stats.labels_with_up_to_five_training_points),
-        ("labels named like another", stats.repeated_names),
+        ("labels with a repeated name", stats.repeated_names),
     ]
 
 
@@ -106,24 +94,21 @@ def convert(
         typer.Option(
             "--format",
             metavar="NAME",
-            help="jsonl, csv, tsv, parquet, folder, xmc, lf or pecos; by default after DST's name.",
+            help="jsonl, csv, tsv, parquet, folder, xmc, lf or pecos (default: by DST).",
         ),
     ] = None,
-    text: TextColumn = None,
-    labels: LabelsColumn = None,
-    separator: Separator = None,
-    test_size: TestSize = None,
-    overwrite: Overwrite = False,
+    text: options.TextColumn = None,
+    labels: options.LabelsColumn = None,
+    separator: options.Separator = None,
+    test_size: options.TestSize = None,
+    overwrite: options.Overwrite = False,
 ) -> None:
     """Write a corpus in another format."""
-    from elias.data import convert as write
-    from elias.errors import DataError
+    from elias.data import convert as convert_corpus
 
-    corpus = read_corpus(source, text, labels, separator, test_size=test_size)
-    try:
-        written = write(corpus, target, to, overwrite=overwrite)
-    except DataError as error:  # the library names its argument, the user typed an option
-        raise DataError(str(error).replace("overwrite=True", "--overwrite")) from error
+    corpus = options.read_corpus(source, text, labels, separator, test_size=test_size)
+    with options.errors_name_options():
+        written = convert_corpus(corpus, target, to, overwrite=overwrite)
     console.note(f"written in {written.format} format")
     typer.echo(written.path)
 
@@ -141,18 +126,19 @@ def synthetic(
     directory: NewFolder,
     points: Annotated[int, typer.Option(min=1, help="Training points.")] = 10_000,
     labels: Annotated[int, typer.Option(min=1, help="Labels.")] = 1_000,
-    seed: Annotated[int, typer.Option(min=0, help="Decides everything that is drawn.")] = 0,
+    seed: Annotated[int, typer.Option(min=0, help="Random seed.")] = 0,
     test: Annotated[
-        int | None, typer.Option(min=0, help="Test points; by default a quarter as many.")
+        int | None,
+        typer.Option(min=0, help="Test points (default: a quarter of the training points)."),
     ] = None,
     validation: Annotated[int, typer.Option(min=0, help="Validation points.")] = 0,
     tail: Annotated[
-        float, typer.Option(min=0, help="Exponent of the power law; 0: all labels alike.")
+        float, typer.Option(min=0, help="Exponent of the label power law; 0: uniform.")
     ] = 1.0,
-    modes: Annotated[int, typer.Option(min=1, help="Most topics one label belongs to.")] = 3,
-    labels_per_point: Annotated[float, typer.Option(min=1, help="Labels of a point.")] = 3.0,
+    modes: Annotated[int, typer.Option(min=1, help="Maximum number of topics per label.")] = 3,
+    labels_per_point: Annotated[float, typer.Option(min=1, help="Mean labels per point.")] = 3.0,
 ) -> None:
-    """Generate a corpus of any size, the same for the same options."""
+    """Generate a corpus of any size; the same options give the same corpus."""
     from elias.data.synthetic import write_synthetic
 
     folder = write_synthetic(

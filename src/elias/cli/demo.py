@@ -1,4 +1,4 @@
-"""``elias demo``: the whole of it on a real corpus, in minutes, on a CPU."""
+"""``elias demo``: train and query a model on a real corpus, in minutes on a CPU."""
 
 from __future__ import annotations
 
@@ -9,9 +9,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from elias import progress
-from elias.cli import console
-from elias.cli.errors import training
-from elias.cli.options import DeviceName, Overwrite, read_corpus
+from elias.cli import console, options
+from elias.cli.errors import resumable_run
 from elias.cli.train import show_plan
 
 if TYPE_CHECKING:
@@ -31,38 +30,37 @@ def demo(
     synthetic: Annotated[
         bool, typer.Option("--synthetic", help="Use a generated corpus; needs no network.")
     ] = False,
-    device: DeviceName = "cpu",
-    overwrite: Overwrite = False,
+    device: options.DeviceName = "cpu",
+    overwrite: options.Overwrite = False,
 ) -> None:
     """Train, evaluate and query a model on a real corpus (MEDLINE titles, MeSH headings).
 
-    The corpus goes beside the run folder. A second demo shows the finished run again.
+    The corpus is stored next to the run folder. A second demo shows the finished run again.
     """
-    begin = time.monotonic()
-    folder = _make_corpus(out.parent, synthetic)
-    corpus = read_corpus(folder)
-    making = time.monotonic() - begin
-    config = _config(synthetic)
-    resolved = config.resolve(len(corpus.train), corpus.n_labels)
-
     from elias.inference.predictor import Elias
+    from elias.report.page import seconds
     from elias.training.trainer import train
 
+    start = time.monotonic()
+    folder = _build_corpus(out.parent, synthetic)
+    corpus = options.read_corpus(folder)
+    corpus_time = time.monotonic() - start
+    config = _config(synthetic)
+    resolved = config.resolve(len(corpus.train), corpus.n_labels)
     if not overwrite and _is_finished(out, resolved):
-        console.note(f"{out} is finished: showing what it recorded (--overwrite trains again)")
-        model = Elias.from_pretrained(out, device=device)
-        show(out, model, corpus, {})
+        console.note(f"{out} is finished: showing its recorded results (--overwrite trains again)")
+        _show_results(out, Elias.from_pretrained(out, device=device), corpus, {})
     else:
         show_plan(resolved, corpus)
-        with training(out):
+        with resumable_run(out):
             model = train(config, corpus, out=out, device=device, overwrite=overwrite)
-        show(out, model, corpus, {"corpus": making})
-        console.print_out(f"All in {console.seconds(time.monotonic() - begin)}")
-    console.print_out(_what_next(out, folder, corpus))
+        _show_results(out, model, corpus, {"corpus": corpus_time})
+        console.print_out(f"Total time: {seconds(time.monotonic() - start)}")
+    console.print_out(_next_commands(out, folder, corpus))
 
 
-def _make_corpus(parent: Path, synthetic: bool) -> Path:
-    """Return the folder of the corpus beside the run, making it if it is not there."""
+def _build_corpus(parent: Path, synthetic: bool) -> Path:
+    """Return the corpus folder next to the run; create it if it does not exist."""
     if not synthetic:
         from elias.data.demo import build_demo_corpus
 
@@ -80,7 +78,7 @@ def _config(synthetic: bool) -> EliasConfig:
 
 
 def _is_finished(run: Path, config: ResolvedConfig) -> bool:
-    """Say whether the run folder has a model of just this configuration."""
+    """Return whether the run folder has a model trained with exactly this configuration."""
     from elias.config import decisive, read_tree
     from elias.errors import ConfigError
     from elias.persistence.manifest import MODEL_FOLDER
@@ -94,49 +92,53 @@ def _is_finished(run: Path, config: ResolvedConfig) -> bool:
         return False
 
 
-def show(run: Path, model: Elias, corpus: Corpus, times: dict[str, float]) -> None:
-    """Print the stages' metrics, some predictions, the times and the place of the model."""
+def _show_results(run: Path, model: Elias, corpus: Corpus, times: dict[str, float]) -> None:
+    """Print the metrics of each stage, some predictions, the times and the model folder."""
     from elias.persistence.manifest import MODEL_FOLDER
+    from elias.report.page import seconds
     from elias.training.run import read_records
 
     progress.enable(False)
     console.print_out("", *console.stage_table(model.metadata.get("metrics", {}), "test"), "")
-    console.print_out(*_examples(model, corpus))
+    console.print_out(*_example_predictions(model, corpus))
     steps = {**times, **read_records(run).times()}
-    rows = [(f"  {name}", console.seconds(value)) for name, value in steps.items()]
+    rows = [(f"  {name}", seconds(value)) for name, value in steps.items()]
     console.print_out("Time of each step:", console.grid(rows), "")
     console.print_out(f"Model saved in {run / MODEL_FOLDER}")
 
 
-def _examples(model: Elias, corpus: Corpus) -> list[Any]:
-    """Return the first test texts with their true labels and those the model finds."""
+def _example_predictions(model: Elias, corpus: Corpus) -> list[Any]:
+    """Return the first test texts with their true and predicted labels."""
     test = corpus.split("test")
-    assert test.texts is not None
-    texts = list(test.texts[:N_EXAMPLES])
+    texts = _texts(corpus)[:N_EXAMPLES]
     shown: list[Any] = [f"The first {len(texts)} test texts (✓: a true label):", ""]
     for row, ranking in enumerate(model.predict(texts, top_k=TOP_K)):
         true = test.labels.indices[test.labels.indptr[row] : test.labels.indptr[row + 1]]
-        names = [corpus.label_names[i] for i in true]
-        found = [
+        predicted = [
             f"{score:.2f} {'✓' if label_id in true else ' '} {label}"
             for label_id, label, score in zip(
                 ranking.ids, ranking.labels, ranking.scores, strict=True
             )
         ]
-        rows = [("text", texts[row]), ("true", " | ".join(names))]
-        shown += [console.grid([*rows, ("predicted", "\n".join(found))]), ""]
+        true_names = " | ".join(corpus.label_names[i] for i in true)
+        rows = [("text", texts[row]), ("true", true_names), ("predicted", "\n".join(predicted))]
+        shown += [console.grid(rows), ""]
     return shown
 
 
-def _what_next(run: Path, data: Path, corpus: Corpus) -> str:
-    test = corpus.split("test")
-    assert test.texts is not None
-    text = test.texts[0].replace('"', "").replace("$", "").replace("`", "")
+def _next_commands(run: Path, data: Path, corpus: Corpus) -> str:
+    text = _texts(corpus)[0].replace('"', "").replace("$", "").replace("`", "")
     return (
-        "\nWhat to type next:\n"
+        "\nCommands to try next:\n"
         f'  echo "{text}" | elias predict {run} -k 5\n'
         f'  elias explain {run} "{text}"\n'
         f"  elias evaluate {run} {data}\n"
         f"  elias report {run}\n"
         f"  elias info {run}"
     )
+
+
+def _texts(corpus: Corpus) -> list[str]:
+    texts = corpus.split("test").texts
+    assert texts is not None
+    return list(texts[:N_EXAMPLES])

@@ -1,11 +1,11 @@
-"""How a command fails: one line on stderr and an exit code, or our bug's traceback."""
+"""Turn exceptions into one line on stderr and an exit code; bugs keep their traceback."""
 
 from __future__ import annotations
 
 import os
 import signal
 import sys
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING
 
 import typer
@@ -18,75 +18,73 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 
-USER_MISTAKE = 2
+USER_ERROR = 2
 SIGNALLED = 128
-"""What a shell adds to the number of the signal that ended a program: 130 is ^C."""
-CLOSED_PIPE = 141
-"""What a shell gives a program that a closed pipe ended (128 + SIGPIPE)."""
+"""Added by shells to the number of the signal that ended a program: 130 is Ctrl-C."""
 
 
 @contextmanager
-def explained() -> Iterator[None]:
-    """Turn what the user can mend into one line and an exit code; let bugs through."""
+def report_errors() -> Iterator[None]:
+    """Exit with one line for errors that the user can fix; let bugs through."""
     try:
         yield
         sys.stdout.flush()
     except BrokenPipeError:
-        _forget_stdout()
-        raise typer.Exit(CLOSED_PIPE) from None
+        _discard_stdout()
+        raise typer.Exit(SIGNALLED + signal.SIGPIPE) from None
     except EliasError as error:
-        tell_at_once(error)
-        raise typer.Exit(USER_MISTAKE) from error
+        report_error(error)
+        raise typer.Exit(USER_ERROR) from error
     except OSError as error:
-        if error.filename is None:  # not about a file of the user's
+        if error.filename is None:  # not about one of the user's files
             raise
-        _tell(f"{error.filename}: {error.strerror}")
-        raise typer.Exit(USER_MISTAKE) from error
+        _print_error(f"{error.filename}: {error.strerror}")
+        raise typer.Exit(USER_ERROR) from error
     except KeyboardInterrupt as interrupt:
         typer.echo(": ".join(["interrupted", *map(str, interrupt.args)]), err=True)
-        number = getattr(interrupt, "signal_number", signal.SIGINT)
-        raise typer.Exit(SIGNALLED + number) from None
+        raise typer.Exit(SIGNALLED + _signal_number(interrupt)) from None
 
 
 @contextmanager
-def training(run: Path | None, *, overwrite: bool = False) -> Iterator[None]:
-    """Have an interrupt say what it leaves of a training run, and how to go on."""
+def resumable_run(run: Path | None, *, overwrite: bool = False) -> Iterator[None]:
+    """Add to an interrupt's message how to resume the training run."""
     try:
         yield
     except KeyboardInterrupt as interrupt:
         from elias.training.run import can_go_on
 
-        left = ": ".join([f"{run}/model was not written", *map(str, interrupt.args)])
-        again = "the same command" + (" without --overwrite" if overwrite else "")
-        how = f"{again} goes on from the last checkpoint"
+        state = ": ".join([f"{run}/model was not written", *map(str, interrupt.args)])
+        command = "run the same command again" + (" without --overwrite" if overwrite else "")
+        goal = "resume from the last checkpoint"
         if run is None or not can_go_on(run):
-            how = "the same command starts the run over"
-        number = getattr(interrupt, "signal_number", signal.SIGINT)
-        raise Interrupted(f"{left}; {how}", signal_number=number) from None
+            command, goal = "run the same command again", "start over"
+        message = f"{state}; {command} to {goal}"
+        raise Interrupted(message, signal_number=_signal_number(interrupt)) from None
 
 
-def tell_at_once(error: BaseException) -> None:
-    """Tell what the user can mend, unless that is done: among several processes it cannot wait.
+def report_error(error: BaseException) -> None:
+    """Print an `EliasError` once, without waiting for the exit.
 
-    `torchrun` ends the others as soon as one has ended.
+    `torchrun` ends the other processes as soon as one has ended, so each must report at once.
     """
     if isinstance(error, EliasError) and not error.reported:
         error.reported = True
-        _tell(str(error))
+        _print_error(str(error))
 
 
-def _tell(problem: str) -> None:
+def _print_error(message: str) -> None:
     if console.is_verbose():
         import traceback
 
         traceback.print_exc()
-    typer.echo(f"error: {' '.join(problem.split())}", err=True)
+    typer.echo(f"error: {' '.join(message.split())}", err=True)
 
 
-def _forget_stdout() -> None:
-    """Send what is still to be flushed nowhere, so that the interpreter ends without a word."""
-    try:
-        nowhere = os.open(os.devnull, os.O_WRONLY)
-        os.dup2(nowhere, sys.stdout.fileno())
-    except (OSError, ValueError):  # stdout may be no file at all
-        pass
+def _signal_number(interrupt: KeyboardInterrupt) -> int:
+    return getattr(interrupt, "signal_number", signal.SIGINT)
+
+
+def _discard_stdout() -> None:
+    """Redirect stdout to the null device, so that the interpreter's last flush cannot fail."""
+    with suppress(OSError, ValueError):  # stdout may not be a file at all
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

@@ -1,31 +1,21 @@
-"""``elias experiment``: the paper's tables on any corpus."""
+"""``elias experiment``: reproduce the paper's tables on any corpus."""
 
 from __future__ import annotations
 
-import json
-from contextlib import contextmanager
-from dataclasses import dataclass, replace
+import inspect
+from dataclasses import dataclass, fields, replace
+from functools import wraps
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import typer
 
-from elias.cli import console
-from elias.cli.options import (
-    DataPath,
-    DeviceName,
-    LabelsColumn,
-    Overwrite,
-    Separator,
-    TestSize,
-    TextColumn,
-    read_corpus,
-    reread_corpus,
-)
-from elias.cli.train import chosen_config, show_plan
+from elias.cli import console, options
+from elias.cli.train import show_plan
+from elias.errors import ConfigError, DataError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable
 
     from elias.data import Corpus
     from elias.experiments import Plan, Result, Setting
@@ -33,158 +23,23 @@ if TYPE_CHECKING:
     from elias.inference.predictor import Elias
 
 
+Number = TypeVar("Number", int, float)
+
 Out = Annotated[
     Path,
-    typer.Option("--out", metavar="DIR", help="Where results go; models go below DIR/runs."),
-]
-Preset = Annotated[
-    str | None, typer.Option(metavar="NAME", help="Start from a preset; see elias presets.")
-]
-ConfigFile = Annotated[
-    Path | None, typer.Option("--config", metavar="FILE", help="A TOML file, or a config.json.")
-]
-Changes = Annotated[
-    list[str] | None,
-    typer.Option("--set", metavar="KEY=VALUE", help="Change one key; may repeat."),
+    typer.Option("--out", metavar="DIR", help="Folder for results; models go to DIR/runs."),
 ]
 Seeds = Annotated[
     str | None,
-    typer.Option(
-        metavar="S,S,…", help="Seeds to average over. (default: that of the configuration)"
-    ),
+    typer.Option(metavar="S,S,…", help="Seeds to average over (default: the configuration's)."),
 ]
 Component = Annotated[
     str | None,
-    typer.Option(metavar="NAME", help="What to measure, e.g. rerank. (default: the last stage)"),
+    typer.Option(
+        metavar="NAME", help="Component to measure, e.g. rerank (default: the last stage)."
+    ),
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="Print the results as JSON.")]
-
-
-@dataclass(frozen=True, slots=True)
-class Reading:
-    """How the corpus is read."""
-
-    text: str | None
-    labels: str | None
-    separator: str | None
-    test_size: float | None
-
-    def corpus(self, data: Path) -> Corpus:
-        """Read it."""
-        return read_corpus(data, self.text, self.labels, self.separator, test_size=self.test_size)
-
-    def corpus_of(self, model: Elias, data: Path) -> Corpus:
-        """Read it as the model's training read it, with the same test points."""
-        from elias.data.splits import DEFAULT_TEST_SHARE, hold_out_test, restore_splits
-
-        given = {"text": self.text, "labels": self.labels, "separator": self.separator}
-        corpus = reread_corpus(data, model, given, test_size=self.test_size or 0)
-        if self.test_size is not None or list(corpus.splits) != ["train"]:
-            return corpus
-        cut = restore_splits(corpus, model.label_names, model.metadata)
-        return cut or hold_out_test(corpus, DEFAULT_TEST_SHARE, seed=0)
-
-
-@dataclass(frozen=True, slots=True)
-class Given:
-    """What to train on what, and where results go."""
-
-    data: Path
-    out: Path
-    preset: str | None
-    config: Path | None
-    changes: list[str]
-    seeds: str | None
-    device: str
-    overwrite: bool
-
-    def setting(self, reading: Reading) -> Setting:
-        """Check the options, read the corpus, and tell what is going to be trained."""
-        chosen = chosen_config(self.preset, self.config, self.changes)
-        seeds = None if self.seeds is None else whole_numbers("--seeds", self.seeds)
-
-        from elias.experiments import Setting
-        from elias.kernels.device import pick_device
-        from elias.training.trainer import check_plan
-
-        # what is wrong is better refused before a large corpus is read
-        check_plan(chosen, None)
-        pick_device(self.device)
-        corpus = reading.corpus(self.data)
-        setting = Setting.of(chosen, corpus, self.out, seeds=seeds, **self._place())
-        show_plan(setting.config, corpus)
-        return setting
-
-    def setting_of(self, model: Path, reading: Reading) -> tuple[Elias, Setting]:
-        """Read a trained model and its corpus."""
-        from elias.errors import ConfigError, DataError
-        from elias.experiments import Setting
-        from elias.inference.predictor import Elias
-
-        named = {
-            "--preset": self.preset,
-            "--config": self.config,
-            "--set": self.changes,
-            "--seeds": self.seeds,
-        }
-        useless = [name for name, value in named.items() if value]
-        if useless:
-            raise ConfigError(f"{useless[0]} trains a model, and --model gives one; leave one out")
-        trained = Elias.from_pretrained(model, device=self.device)
-        corpus = reading.corpus_of(trained, self.data)
-        if list(corpus.label_names) != list(trained.label_names):
-            raise DataError(f"{self.data}: its labels are not those of {model}; give its corpus")
-        setting = Setting.of(trained.config, corpus, self.out, **self._place())
-        if trained.metadata.get("data", {}).get("splits") != setting.data["splits"]:
-            console.warn(f"{model} was trained on other points; these may be among them")
-        return trained, setting
-
-    def _place(self) -> dict[str, Any]:
-        return {"device": self.device, "overwrite": self.overwrite}
-
-
-def numbers(option: str, text: str) -> list[float]:
-    """Read numbers separated by commas."""
-    from elias.errors import ConfigError
-
-    try:
-        return [float(part) for part in text.split(",")]
-    except ValueError:
-        raise ConfigError(f"{option} {text!r}: write numbers with commas between them") from None
-
-
-def whole_numbers(option: str, text: str) -> list[int]:
-    """Read whole numbers separated by commas."""
-    from elias.errors import ConfigError
-
-    try:
-        return [int(part) for part in text.split(",")]
-    except ValueError:
-        raise ConfigError(
-            f"{option} {text!r}: write whole numbers with commas between them, e.g. 0,1,2"
-        ) from None
-
-
-def kept_edges(save: Path | None, keep: str | None, *, overwrite: bool) -> Cut | None:
-    """Read which edges the saved model keeps; refuse a folder that is taken before any work."""
-    from elias.errors import ConfigError
-    from elias.experiments.prune import THRESHOLD, TOP_K, Cut
-
-    if save is None and keep is None:
-        return None
-    if save is None or keep is None:
-        raise ConfigError("--save FOLDER and --keep RULE go together, e.g. --keep threshold=0.25")
-    if save.exists() and not overwrite and (not save.is_dir() or any(save.iterdir())):
-        raise ConfigError(f"--save {save}: already exists; use --overwrite or another folder")
-    by, _, limit = keep.partition("=")
-    ways = {"threshold": THRESHOLD, "top": TOP_K}
-    try:
-        return Cut(ways[by], float(limit))
-    except (KeyError, ValueError):
-        raise ConfigError(
-            f"--keep {keep!r}: write threshold=0.25, or top=100 for so many of each cluster"
-        ) from None
-
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -192,140 +47,208 @@ app = typer.Typer(
 )
 
 
-@app.command()
+@dataclass(frozen=True, kw_only=True)
+class Experiment:
+    """Options that all experiments share."""
+
+    data: options.DataPath
+    out: Out
+    preset: options.Preset = None
+    config_file: options.ConfigFile = None
+    changes: options.Changes = None
+    seeds: Seeds = None
+    device: options.DeviceName = "auto"
+    text: options.TextColumn = None
+    labels: options.LabelsColumn = None
+    separator: options.Separator = None
+    test_size: options.TestSize = None
+    overwrite: options.Overwrite = False
+    as_json: AsJson = False
+
+    def setting(self) -> Setting:
+        """Check the options, read the corpus and show what will be trained."""
+        config = options.build_config(self.preset, self.config_file, self.changes)
+        seeds = _parse_numbers("--seeds", self.seeds, int)
+
+        from elias.experiments import Setting
+        from elias.kernels.device import pick_device
+        from elias.training.trainer import check_plan
+
+        # Check everything that needs no data before a large corpus is read.
+        check_plan(config, None)
+        pick_device(self.device)
+        corpus = options.read_corpus(
+            self.data, self.text, self.labels, self.separator, test_size=self.test_size
+        )
+        how: dict[str, Any] = {"device": self.device, "overwrite": self.overwrite}
+        setting = Setting.of(config, corpus, self.out, seeds=seeds, **how)
+        show_plan(setting.config, corpus)
+        return setting
+
+    def setting_of(self, path: Path) -> tuple[Elias, Setting]:
+        """Load a trained model and its corpus."""
+        from elias.experiments import Setting
+        from elias.inference.predictor import Elias
+
+        for option, value in (
+            ("--preset", self.preset),
+            ("--config", self.config_file),
+            ("--set", self.changes),
+            ("--seeds", self.seeds),
+        ):
+            if value:
+                raise ConfigError(f"{option} trains a model, and --model gives one; drop one")
+        model = Elias.from_pretrained(path, device=self.device)
+        corpus = self._corpus_as_trained(model)
+        if list(corpus.label_names) != list(model.label_names):
+            raise DataError(
+                f"{self.data}: its labels differ from those of {path}; give the model's corpus"
+            )
+        how: dict[str, Any] = {"device": self.device, "overwrite": self.overwrite}
+        setting = Setting.of(model.config, corpus, self.out, **how)
+        if model.metadata.get("data", {}).get("splits") != setting.data["splits"]:
+            console.warn(
+                f"{path} was trained on other points, which may include some of the test points"
+            )
+        return model, setting
+
+    def _corpus_as_trained(self, model: Elias) -> Corpus:
+        """Read the corpus as in training, with the same test points."""
+        from elias.data.splits import DEFAULT_TEST_SHARE, hold_out_test, restore_splits
+
+        columns = {"text": self.text, "labels": self.labels, "separator": self.separator}
+        test_size = self.test_size or 0
+        corpus = options.read_corpus_as_trained(self.data, model, columns, test_size=test_size)
+        if self.test_size is not None or list(corpus.splits) != ["train"]:
+            return corpus
+        restored = restore_splits(corpus, model.label_names, model.metadata)
+        return restored or hold_out_test(corpus, DEFAULT_TEST_SHARE, seed=0)
+
+    def run(self, plan: Plan) -> None:
+        """Run the plan and print its results."""
+        from elias.experiments import carry_out
+
+        try:
+            result = carry_out(plan)
+        except KeyboardInterrupt:
+            raise KeyboardInterrupt(
+                f"finished parts are kept in {plan.setting.folder}; run the same command again "
+                "to continue"
+            ) from None
+        if self.as_json:
+            console.print_json(result.document)
+        else:
+            _show(plan, result)
+        console.note(f"written: {', '.join(str(path) for path in result.files)}")
+
+
+def _command(function: Callable[..., None]) -> Callable[..., None]:
+    """Register a command with its own options, followed by the fields of `Experiment`."""
+
+    @wraps(function)
+    def command(**values: Any) -> None:
+        shared = {field.name: values.pop(field.name) for field in fields(Experiment)}
+        function(Experiment(**shared), **values)
+
+    _, *own = inspect.signature(function, eval_str=True).parameters.values()
+    shared = inspect.signature(Experiment, eval_str=True).parameters.values()
+    parameters = [p.replace(kind=inspect.Parameter.KEYWORD_ONLY) for p in (*own, *shared)]
+    command.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+    return app.command()(command)
+
+
+@_command
 def ablation(
-    data: DataPath,
-    out: Out,
-    preset: Preset = None,
-    config: ConfigFile = None,
-    changes: Changes = None,
-    seeds: Seeds = None,
+    experiment: Experiment,
     members: Annotated[
-        int | None, typer.Option(metavar="N", help="Members of the ensemble; 1: none. (default: 3)")
+        int | None, typer.Option(metavar="N", help="Members of the ensemble; 1: none (default: 3).")
     ] = None,
     one_vs_all: Annotated[
-        bool, typer.Option("--one-vs-all", help="Train one-vs-all with the same encoder too.")
+        bool, typer.Option("--one-vs-all", help="Also train one-vs-all with the same encoder.")
     ] = False,
-    device: DeviceName = "auto",
-    text: TextColumn = None,
-    labels: LabelsColumn = None,
-    separator: Separator = None,
-    test_size: TestSize = None,
-    overwrite: Overwrite = False,
-    as_json: AsJson = False,
 ) -> None:
     """Add component by component: stages, ranker, calibration, names, ensemble (Tables 3, 8)."""
-    given = Given(data, out, preset, config, changes or [], seeds, device, overwrite)
-    setting = given.setting(Reading(text, labels, separator, test_size))
+    setting = experiment.setting()
 
-    from elias.experiments import ablation as planned
+    from elias.experiments import ablation as plan_ablation
 
-    _run(planned(setting, members=members, with_one_vs_all=one_vs_all), as_json)
+    experiment.run(plan_ablation(setting, members=members, with_one_vs_all=one_vs_all))
 
 
-@app.command()
+@_command
 def compare(
-    data: DataPath,
-    out: Out,
-    preset: Preset = None,
-    config: ConfigFile = None,
-    changes: Changes = None,
-    seeds: Seeds = None,
+    experiment: Experiment,
     members: Annotated[
         int | None,
-        typer.Option(
-            metavar="N", help="Members of the ensemble. (default: those of the configuration)"
-        ),
+        typer.Option(metavar="N", help="Members of the ensemble (default: the configuration's)."),
     ] = None,
     peer_python: Annotated[
         list[str] | None,
         typer.Option(
             metavar="PEER=PATH",
-            help="The interpreter that has a peer: omikuji=PATH, pecos=PATH; may repeat.",
+            help="Python of a peer: omikuji=PATH, pecos=PATH; may be repeated.",
         ),
     ] = None,
     ranker_features: Annotated[
-        bool, typer.Option("--ranker-features", help="Run the peers on our features too.")
+        bool, typer.Option("--ranker-features", help="Also run the peers on our features.")
     ] = False,
-    device: DeviceName = "auto",
-    text: TextColumn = None,
-    labels: LabelsColumn = None,
-    separator: Separator = None,
-    test_size: TestSize = None,
-    overwrite: Overwrite = False,
-    as_json: AsJson = False,
 ) -> None:
-    """Put the model beside one-vs-all, nearest neighbours and linear peers (Tables 1 and 2)."""
+    """Compare with one-vs-all, nearest neighbours and linear peers (Tables 1 and 2)."""
     from elias.experiments.peers import parse_interpreters
 
     interpreters = parse_interpreters(peer_python or [])
-    given = Given(data, out, preset, config, changes or [], seeds, device, overwrite)
-    setting = given.setting(Reading(text, labels, separator, test_size))
+    setting = experiment.setting()
 
-    from elias.experiments import compare as planned
+    from elias.experiments import compare as plan_comparison
 
-    plan = planned(
+    plan = plan_comparison(
         setting, members=members, interpreters=interpreters, ranker_features=ranker_features
     )
-    _run(plan, as_json)
+    experiment.run(plan)
 
 
-@app.command()
+@_command
 def sweep(
+    experiment: Experiment,
     parameter: Annotated[
         str,
         typer.Argument(metavar="PARAMETER", help="lambda, kappa, alpha, beta, beam or shortlist."),
     ],
-    data: DataPath,
-    out: Out,
     values: Annotated[
         str | None,
         typer.Option(
-            metavar="V,V,…", help="Values to try. (default: some around the configuration's)"
+            metavar="V,V,…", help="Values to try (default: some around the configuration's)."
         ),
     ] = None,
     component: Component = None,
-    preset: Preset = None,
-    config: ConfigFile = None,
-    changes: Changes = None,
-    seeds: Seeds = None,
-    device: DeviceName = "auto",
-    text: TextColumn = None,
-    labels: LabelsColumn = None,
-    separator: Separator = None,
-    test_size: TestSize = None,
-    overwrite: Overwrite = False,
-    as_json: AsJson = False,
 ) -> None:
-    """Vary one parameter, all else equal (Table 7); beam and shortlist train one model only."""
+    """Vary one parameter (Table 7); beam and shortlist train one model only."""
     from elias.experiments.sweep import parameter_called
 
     parameter_called(parameter)
-    chosen = None if values is None else numbers("--values", values)
-    given = Given(data, out, preset, config, changes or [], seeds, device, overwrite)
-    setting = given.setting(Reading(text, labels, separator, test_size))
+    numbers = _parse_numbers("--values", values, float)
+    setting = experiment.setting()
 
-    from elias.experiments import sweep as planned
+    from elias.experiments import sweep as plan_sweep
 
-    _run(planned(setting, parameter, values=chosen, component=component), as_json)
+    experiment.run(plan_sweep(setting, parameter, values=numbers, component=component))
 
 
-@app.command()
+@_command
 def prune(
-    data: DataPath,
-    out: Out,
+    experiment: Experiment,
     model: Annotated[
         Path | None,
-        typer.Option(metavar="RUN", help="Prune this run or saved model; else one is trained."),
+        typer.Option(metavar="RUN", help="Run or saved model to prune (default: train one)."),
     ] = None,
     thresholds: Annotated[
         str | None,
-        typer.Option(metavar="T,T,…", help="Lowest edge scores to keep. (default: the paper's)"),
+        typer.Option(metavar="T,T,…", help="Minimum edge scores to keep (default: the paper's)."),
     ] = None,
     tops: Annotated[
         str | None,
         typer.Option(
-            "--top-k", metavar="N,N,…", help="Edges of each cluster to keep. (default: shares of κ)"
+            "--top-k", metavar="N,N,…", help="Edges to keep per cluster (default: fractions of κ)."
         ),
     ] = None,
     component: Component = None,
@@ -336,35 +259,23 @@ def prune(
         str | None,
         typer.Option(metavar="RULE", help="Edges of the saved model: threshold=0.25 or top=100."),
     ] = None,
-    preset: Preset = None,
-    config: ConfigFile = None,
-    changes: Changes = None,
-    seeds: Seeds = None,
-    device: DeviceName = "auto",
-    text: TextColumn = None,
-    labels: LabelsColumn = None,
-    separator: Separator = None,
-    test_size: TestSize = None,
-    overwrite: Overwrite = False,
-    as_json: AsJson = False,
 ) -> None:
     """Prune the edges of a trained model by threshold and by rank (Table 9)."""
-    cut = kept_edges(save, keep, overwrite=overwrite)
-    by_threshold = None if thresholds is None else numbers("--thresholds", thresholds)
-    by_rank = None if tops is None else whole_numbers("--top-k", tops)
-    given = Given(data, out, preset, config, changes or [], seeds, device, overwrite)
-    reading = Reading(text, labels, separator, test_size)
-    trained, setting = (
-        (None, given.setting(reading)) if model is None else given.setting_of(model, reading)
-    )
+    cut = _parse_cut(save, keep, overwrite=experiment.overwrite)
+    by_threshold = _parse_numbers("--thresholds", thresholds, float)
+    by_rank = _parse_numbers("--top-k", tops, int)
+    trained, setting = None, None
+    if model is not None:
+        trained, setting = experiment.setting_of(model)
+    setting = setting or experiment.setting()
 
-    from elias.experiments import prune as planned
+    from elias.experiments import prune as plan_pruning
     from elias.experiments.prune import save_pruned
 
-    plan = planned(
+    plan = plan_pruning(
         setting, model=trained, thresholds=by_threshold, tops=by_rank, component=component
     )
-    _run(plan, as_json)
+    experiment.run(plan)
     if save is not None and cut is not None:
         edges = save_pruned(setting, cut, save, model=trained)
         console.note(
@@ -372,32 +283,42 @@ def prune(
         )
 
 
-def _run(plan: Plan, as_json: bool) -> None:
-    """Carry out a plan and print what came of it."""
-    from elias.experiments import carry_out
-
-    with _going_on(plan.setting.folder):
-        result = carry_out(plan)
-    if as_json:
-        typer.echo(json.dumps(result.document, ensure_ascii=False))
-    else:
-        _show(plan, result)
-    console.note(f"written: {', '.join(str(path) for path in result.files)}")
-
-
-@contextmanager
-def _going_on(folder: Path) -> Iterator[None]:
-    """Have an interrupt say what it leaves of an experiment."""
+def _parse_numbers(
+    option: str, text: str | None, kind: Callable[[str], Number]
+) -> list[Number] | None:
+    """Parse numbers separated by commas."""
+    if text is None:
+        return None
     try:
-        yield
-    except KeyboardInterrupt:
-        raise KeyboardInterrupt(
-            f"what is finished stays in {folder}; the same command goes on from there"
+        return [kind(part) for part in text.split(",")]
+    except ValueError:
+        example = "whole numbers with commas between them, e.g. 0,1,2"
+        if kind is float:
+            example = "numbers with commas between them"
+        raise ConfigError(f"{option} {text!r}: write {example}") from None
+
+
+def _parse_cut(save: Path | None, keep: str | None, *, overwrite: bool) -> Cut | None:
+    """Parse the edges that the saved model keeps; refuse an existing folder before any work."""
+    from elias.experiments.prune import THRESHOLD, TOP_K, Cut
+
+    if save is None and keep is None:
+        return None
+    if save is None or keep is None:
+        raise ConfigError("--save FOLDER and --keep RULE go together, e.g. --keep threshold=0.25")
+    if save.exists() and not overwrite and (not save.is_dir() or any(save.iterdir())):
+        raise ConfigError(f"--save {save}: already exists; use --overwrite or another folder")
+    rule, _, limit = keep.partition("=")
+    try:
+        return Cut({"threshold": THRESHOLD, "top": TOP_K}[rule], float(limit))
+    except (KeyError, ValueError):
+        raise ConfigError(
+            f"--keep {keep!r}: write threshold=0.25, or top=100 to keep 100 edges per cluster"
         ) from None
 
 
 def _show(plan: Plan, result: Result) -> None:
-    """Print the table, and below it why a line has not all its numbers."""
+    """Print the table, and below it the notes on incomplete lines."""
     measured = [replace(line, note="") for line in result.lines if line.mean]
     columns = [key for key in plan.table.shown if any(key in line.mean for line in measured)]
     rows = plan.table.rows(measured, columns, between="±")

@@ -1,156 +1,138 @@
-"""``elias info`` and ``elias presets``: what a model is, and what there is to start from."""
+"""``elias info`` and ``elias presets``: describe a model, list the presets."""
 
 from __future__ import annotations
 
-import json
-from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Any
 
-import typer
-
-from elias.cli import console
+from elias.cli import console, options
 from elias.cli.calibrate import probability_rows
-from elias.cli.options import AsJson
 
 if TYPE_CHECKING:
-    from elias.config import EliasConfig, EncoderConfig, ResolvedConfig, ResolvedIndex
+    from elias.config import EncoderConfig, ResolvedConfig, ResolvedIndex
     from elias.inference.predictor import Elias
     from elias.rerank import Reranker
 
 
-def info(
-    model: Annotated[Path, typer.Argument(metavar="MODEL", help="A saved model, or a run.")],
-    as_json: AsJson = False,
-) -> None:
-    """Describe a saved model: its sizes, its making, its metrics."""
+def info(model: options.ModelPath, as_json: options.AsJson = False) -> None:
+    """Describe a saved model: sizes, training, metrics."""
     from elias.inference.predictor import Elias
 
     elias = Elias.from_pretrained(model, device="cpu")
-    facts = {
-        "model": str(model),
-        "labels": elias.n_labels,
-        "parameters": sum(p.numel() for p in elias.model.parameters()),
-        "config": elias.config.to_dict(),
-        **elias.metadata,
-    }
+    n_parameters = sum(weights.numel() for weights in elias.model.parameters())
     if as_json:
-        typer.echo(json.dumps(facts, ensure_ascii=False))
+        sizes = {"model": str(model), "labels": elias.n_labels, "parameters": n_parameters}
+        console.print_json({**sizes, "config": elias.config.to_dict(), **elias.metadata})
         return
+    rows = dict(config_rows(elias.config)) | {"ranker": _describe_reranker(elias.reranker)}
+    console.print_out(console.grid([*_model_rows(elias, n_parameters), *rows.items()]))
     metrics = elias.metadata.get("metrics", {})
-    rows = dict(config_rows(elias.config)) | {"ranker": _ranker_of(elias.reranker)}
-    console.print_out(console.grid([*_first_rows(elias, facts), *rows.items()]))
-    for split in dict.fromkeys(split for found in metrics.values() for split in found):
+    for split in dict.fromkeys(split for splits in metrics.values() for split in splits):
         console.print_out("", *console.stage_table(metrics, split))
 
 
-def _first_rows(elias: Elias, facts: dict[str, Any]) -> list[tuple[str, Any]]:
-    train = facts.get("data", {}).get("splits", {}).get("train", {})
-    timings = facts.get("timings", {})
-    names = ", ".join(elias.label_names[:3])
+def _model_rows(elias: Elias, n_parameters: int) -> list[tuple[str, Any]]:
+    from elias.report.page import seconds
+
+    metadata = elias.metadata
+    timings, pruned = metadata.get("timings", {}), metadata.get("pruned")
+    edges = None
+    if pruned is not None:
+        rule = f"at {pruned['threshold']:g}"
+        if "threshold" not in pruned:
+            rule = f"to {pruned['top_k']} each"
+        edges = f"{pruned['after']:,} of {pruned['before']:,}, pruned {rule}"
     return [
-        ("labels", f"{elias.n_labels:,} ({names}, …)"),
-        ("parameters", facts["parameters"]),
-        ("training points", train.get("points")),
-        ("time to train", console.seconds(sum(timings.values())) if timings else None),
-        ("edges", _pruned_line(facts.get("pruned"))),
-        *probability_rows(facts.get("probabilities", {})),
+        ("labels", f"{elias.n_labels:,} ({', '.join(elias.label_names[:3])}, …)"),
+        ("parameters", n_parameters),
+        (
+            "training points",
+            metadata.get("data", {}).get("splits", {}).get("train", {}).get("points"),
+        ),
+        ("training time", seconds(sum(timings.values())) if timings else None),
+        ("edges", edges),
+        *probability_rows(metadata.get("probabilities", {})),
     ]
 
 
-def _pruned_line(pruned: dict[str, Any] | None) -> str | None:
-    """Return how many edges pruning left, where a model was pruned."""
-    if pruned is None:
-        return None
-    by = f"at {pruned['threshold']:g}" if "threshold" in pruned else f"to {pruned['top_k']} each"
-    return f"{pruned['after']:,} of {pruned['before']:,}, pruned {by}"
-
-
 def config_rows(config: ResolvedConfig) -> list[tuple[str, Any]]:
-    """Return what a resolved configuration comes to, for a table of names and values."""
+    """Return a resolved configuration as rows of names and values."""
     stages = "; ".join(
         f"{stage.name}: {stage.epochs} epochs of {stage.batch_size}"
         f"{', learned graph' if stage.learn_graph else ''}"
         for stage in config.stages
     )
     return [
-        ("encoder", encoder_line(config.encoder)),
+        ("encoder", _describe_encoder(config.encoder)),
         *_index_rows(config.index),
         ("validation points", config.eval.validation_size),
         ("stages", stages),
-        ("ranker", ranker_line(config)),
+        ("ranker", _describe_ranker_config(config)),
         ("members", config.ensemble.members if config.ensemble.members > 1 else None),
         ("seed", config.seed),
     ]
 
 
-def _ranker_of(reranker: Reranker | None) -> str:
-    """Return what a model has after its stages."""
+def _describe_reranker(reranker: Reranker | None) -> str:
+    """Return the components of a model after its last stage."""
     if reranker is None:
         return "none"
-    parts = [
-        "p·q" if reranker.sharpness == 1 else f"p·q^{reranker.sharpness:g}",
-        *(["calibrated"] if reranker.calibration is not None else []),
-        *(["with the names of labels"] if reranker.by_name is not None else []),
-    ]
+    parts = ["p·q" if reranker.sharpness == 1 else f"p·q^{reranker.sharpness:g}"]
+    if reranker.calibration is not None:
+        parts.append("calibrated")
+    if reranker.by_name is not None:
+        parts.append("with label names")
     return ", ".join(parts)
 
 
-def ranker_line(config: ResolvedConfig) -> str:
-    """Return what comes after the stages, in a few words."""
+def _describe_ranker_config(config: ResolvedConfig) -> str:
     rerank = config.rerank
     if not rerank.enabled:
         return "none (rerank.enabled=true trains one)"
-    named = ", with names of labels that are words" if rerank.names else ""
-    held_out = rerank.calibrate and config.eval.validation_size
-    calibrated = f", then calibrated{named}" if held_out else ""
+    names = ", with label names that are words" if rerank.names else ""
+    calibrated = (
+        f", then calibrated{names}" if rerank.calibrate and config.eval.validation_size else ""
+    )
     return f"over the best {rerank.candidates} labels{calibrated} (rerank.enabled=false: none)"
 
 
 def _index_rows(index: ResolvedIndex) -> list[tuple[str, Any]]:
     if index.kind == "all":
-        storage = ", held in bfloat16" if index.label_storage == "compact" else ""
+        storage = ", stored in bfloat16" if index.label_storage == "compact" else ""
         return [("index", f"none, every label is scored{storage}")]
+    shortlist = f"{index.shortlist_size:,}"
+    if index.train_shortlist != index.shortlist_size:
+        shortlist += f", {index.train_shortlist:,} while training"
     return [
         ("clusters C", index.n_clusters),
         ("edges per cluster κ", index.edges_per_cluster),
         ("beam b", index.beam_size),
-        ("shortlist K", _shortlist(index)),
+        ("shortlist K", shortlist),
         ("α, β", f"{index.alpha:g}, {index.beta:g}"),
     ]
 
 
-def _shortlist(index: ResolvedIndex) -> str:
-    differs = index.train_shortlist != index.shortlist_size
-    training = f", {index.train_shortlist:,} while training" if differs else ""
-    return f"{index.shortlist_size:,}{training}"
-
-
-def encoder_line(encoder: EncoderConfig) -> str:
-    """Return the encoder in a few words."""
+def _describe_encoder(encoder: EncoderConfig) -> str:
     if encoder.kind == "bag":
-        return f"bag, {encoder.dim} wide"
-    narrowed = f", narrowed to {encoder.bottleneck}" if encoder.bottleneck else ""
-    return f"{encoder.model}, {encoder.max_length} tokens, {encoder.pooling}{narrowed}"
+        return f"bag of words, {encoder.dim} dimensions"
+    bottleneck = f", bottleneck {encoder.bottleneck}" if encoder.bottleneck else ""
+    return f"{encoder.model}, {encoder.max_length} tokens, {encoder.pooling}{bottleneck}"
 
 
-def presets(as_json: AsJson = False) -> None:
-    """List the presets: what each is for, its encoder, its stages."""
+def presets(as_json: options.AsJson = False) -> None:
+    """List the presets: purpose, encoder, epochs of each stage."""
     from elias.config import EliasConfig, preset_names, preset_summary
 
     configs = {name: EliasConfig.preset(name) for name in preset_names()}
     if as_json:
-        facts = {
-            name: {"summary": preset_summary(name), "config": config.to_dict()}
-            for name, config in configs.items()
-        }
-        typer.echo(json.dumps(facts, ensure_ascii=False))
+        console.print_json(
+            {
+                name: {"summary": preset_summary(name), "config": config.to_dict()}
+                for name, config in configs.items()
+            }
+        )
         return
-    rows = [
-        [name, preset_summary(name), config.encoder.kind, _epochs(config)]
-        for name, config in configs.items()
-    ]
+    rows = []
+    for name, config in configs.items():
+        epochs = " + ".join(str(stage.epochs) for stage in config.stages)
+        rows.append([name, preset_summary(name), config.encoder.kind, epochs])
     console.print_out(console.columns(["preset", "for", "encoder", "epochs"], rows, n_left=4))
-
-
-def _epochs(config: EliasConfig) -> str:
-    return " + ".join(str(stage.epochs) for stage in config.stages)

@@ -1,4 +1,4 @@
-"""The texts to predict labels for: rows of a file, or of stdin."""
+"""Read the texts to predict labels for, from a file or stdin."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from elias.cli.options import as_in_training
+from elias.cli.options import errors_name_options, training_options
 from elias.errors import DataError
 
 if TYPE_CHECKING:
@@ -31,13 +31,13 @@ def read_rows(
 
     Args:
         source: A file, or ``-`` for stdin.
-        column: The text column: then a file is a table, and stdin JSON lines. Without it a file
-            is a table if its name ends like one's, and any other has one text per line.
-        keep: Columns whose cells go along.
-        settings: How the model's training data was read; used where no column is given.
+        column: Text column. If given, a file is read as a table and stdin as JSON lines. If not,
+            a file is a table if its extension says so; any other file has one text per line.
+        keep: Columns to return with each text.
+        settings: Reading options of the model's training data, used if no column is given.
     """
     if source != STDIN:
-        return find_file(source, column, keep, settings).rows()
+        return open_file(source, column, keep, settings).rows()
 
     from elias.data.readers.text_rows import TextRow, json_text_rows
 
@@ -45,29 +45,27 @@ def read_rows(
     if column is not None:
         return json_text_rows(lines, "stdin", column, keep)
     if keep:
-        raise DataError("--keep: lines of stdin have no columns; name the text's with --text")
+        raise DataError("--keep: plain lines on stdin have no columns; name the text's with --text")
     return (TextRow(number, line) for number, line in enumerate(lines, start=1))
 
 
-def find_file(
+def open_file(
     source: Path,
     column: str | None,
     keep: Sequence[str],
     settings: Mapping[str, Any] | None = None,
 ) -> TextFile:
-    """Find the columns of a file."""
+    """Find the text column and the kept columns of a file."""
     from elias.data.readers.text_rows import TextFile, is_table
 
     if settings and source.is_file() and is_table(source, column, keep):
-        column = as_in_training(source, settings, text=column).get("text")
-    try:
+        column = training_options(source, settings, text=column).get("text")
+    with errors_name_options():
         return TextFile.find(source, text=column, keep=keep)
-    except DataError as error:  # the library names its arguments, the user typed options
-        raise DataError(str(error).replace("with text=", "with --text")) from error
 
 
 def chunks(items: Iterable[T], size: int) -> Iterator[list[T]]:
-    """Yield the items as lists of ``size``, the last one shorter.
+    """Yield the items as lists of ``size``; the last one may be shorter.
 
     >>> list(chunks("abc", 2))
     [['a', 'b'], ['c']]

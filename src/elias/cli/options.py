@@ -1,4 +1,4 @@
-"""Options that several commands share."""
+"""Options shared by several commands, and the loading of corpora they describe."""
 
 from __future__ import annotations
 
@@ -14,15 +14,17 @@ from elias.cli import console
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
+    from elias.config import EliasConfig
     from elias.data.corpus import Corpus
     from elias.data.load import OnDisk
     from elias.inference.predictor import Elias
 
 
 DataPath = Annotated[
-    Path, typer.Argument(metavar="DATA", help="A corpus: a file or folder in any known format.")
+    Path, typer.Argument(metavar="DATA", help="Corpus: a file or folder in any supported format.")
 ]
-RunPath = Annotated[Path, typer.Argument(metavar="RUN", help="A run, or a saved model.")]
+ModelPath = Annotated[Path, typer.Argument(metavar="MODEL", help="A saved model, or a run folder.")]
+RunPath = Annotated[Path, typer.Argument(metavar="RUN", help="A run folder, or a saved model.")]
 TextColumn = Annotated[
     str | None,
     typer.Option(
@@ -34,7 +36,7 @@ LabelsColumn = Annotated[
 ]
 Separator = Annotated[
     str | None,
-    typer.Option("--separator", metavar="CHARS", help="What separates labels in one cell."),
+    typer.Option("--separator", metavar="CHARS", help="Separator between the labels in a cell."),
 ]
 TestSize = Annotated[
     float | None,
@@ -42,23 +44,51 @@ TestSize = Annotated[
         "--test-size",
         metavar="N|SHARE",
         min=0,
-        help="Points to set aside for testing, or their share; 0: none. "
-        "[a fifth of data without splits]",
+        help="Points to hold out for testing, as a number or share; 0: none "
+        "(default: a fifth of data without splits).",
+    ),
+]
+Preset = Annotated[
+    str | None, typer.Option(metavar="NAME", help="Start from a preset; see elias presets.")
+]
+ConfigFile = Annotated[
+    Path | None,
+    typer.Option("--config", metavar="FILE", help="A TOML file, or the config.json of a run."),
+]
+Changes = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--set", metavar="KEY=VALUE", help="Set one key, e.g. index.beta=75; may be repeated."
     ),
 ]
 DeviceName = Annotated[
     str,
-    typer.Option("--device", metavar="auto|cpu|cuda", help="Where to compute; auto: a GPU if any."),
+    typer.Option(
+        "--device", metavar="auto|cpu|cuda", help="Device to compute on; auto: a GPU if available."
+    ),
 ]
 Component = Annotated[
     str | None,
     typer.Option(
         metavar="NAME",
-        help="Go only this far: stage2, rerank, calibrate, names. [all that there is]",
+        help="Stop after this component: stage2, rerank, calibrate, names (default: all).",
     ),
 ]
+TopK = Annotated[int, typer.Option("-k", "--top-k", min=1, help="Labels per text.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
-Overwrite = Annotated[bool, typer.Option("--overwrite", help="Replace what is there.")]
+Overwrite = Annotated[bool, typer.Option("--overwrite", help="Replace existing output.")]
+
+
+def build_config(preset: str | None, file: Path | None, changes: list[str] | None) -> EliasConfig:
+    """Return the configuration: defaults, then preset, then file, then single changes."""
+    from elias.config import EliasConfig, merge, parse_override, preset_tree, read_tree
+
+    if preset is None and file is None:
+        console.note("no --preset and no --config: the defaults are used")
+    tree = {} if preset is None else preset_tree(preset)
+    if file is not None:
+        tree = merge(tree, read_tree(file))
+    return EliasConfig.from_dict(tree).override(dict(map(parse_override, changes or [])))
 
 
 def read_corpus(
@@ -70,10 +100,10 @@ def read_corpus(
     test_size: float | None = None,
     on_disk: OnDisk = "auto",
 ) -> Corpus:
-    """Read the corpus a command was given."""
+    """Read a corpus with the options of a command."""
     from elias.data import load_corpus
 
-    with _options_named():
+    with errors_name_options():
         return load_corpus(
             path,
             text=text,
@@ -84,30 +114,32 @@ def read_corpus(
         )
 
 
-def as_in_training(path: Path, settings: Mapping[str, Any], **given: str | None) -> dict[str, str]:
+def read_corpus_as_trained(
+    path: Path, model: Elias, columns: Mapping[str, str | None], *, test_size: float = 0
+) -> Corpus:
+    """Read a corpus as the model's training data was read, except for the options given."""
+    options = training_options(path, model.data_settings, **columns)
+    values = (options.get(name) for name in ("text", "labels", "separator"))
+    return read_corpus(path, *values, test_size=test_size)
+
+
+def training_options(
+    path: Path, settings: Mapping[str, Any], **columns: str | None
+) -> dict[str, str]:
     """Return the options to read a file with: those given, else those of the training data."""
     from elias.data.load import reading_options
 
-    with _options_named():
-        options = reading_options(path, settings, given)
-    used = [f"--{key} {quote(options[key])}" for key in options if given[key] is None]
-    if used:
-        console.note(f"{path}: read as in training: {' '.join(used)}")
+    with errors_name_options():
+        options = reading_options(path, settings, columns)
+    reused = [f"--{key} {quote(options[key])}" for key in options if columns[key] is None]
+    if reused:
+        console.note(f"{path}: read as in training: {' '.join(reused)}")
     return options
 
 
-def reread_corpus(
-    path: Path, model: Elias, given: Mapping[str, str | None], *, test_size: float = 0
-) -> Corpus:
-    """Read a corpus as the model's training data was read, but for the options given."""
-    options = as_in_training(path, model.data_settings, **given)
-    columns = (options.get(name) for name in ("text", "labels", "separator"))
-    return read_corpus(path, *columns, test_size=test_size)
-
-
 @contextmanager
-def _options_named() -> Iterator[None]:
-    """Name the command's options in errors, in place of the library's arguments."""
+def errors_name_options() -> Iterator[None]:
+    """Replace the library's argument names in errors by the names of the options."""
     from elias.errors import DataError
 
     try:
@@ -117,6 +149,7 @@ def _options_named() -> Iterator[None]:
         for name in ("text", "labels", "separator"):
             message = message.replace(f" {name}=", f" --{name} ")
             message = message.replace(f"({name}=)", f"(--{name})")
+        message = message.replace("overwrite=True", "--overwrite")
         message = message.replace("leave test_size", "leave --test-size")
         message = message.replace("test_size must", "--test-size must")
         raise DataError(message.rstrip()) from error

@@ -1,36 +1,37 @@
-"""``elias push``: a model to the Hugging Face hub."""
+"""``elias push``: push a model to the Hugging Face hub."""
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Annotated
 
 import typer
 
+from elias.cli import options
+
 
 def push(
-    model: Annotated[Path, typer.Argument(metavar="MODEL", help="A saved model, or a run.")],
-    repo_id: Annotated[str, typer.Argument(metavar="USER/NAME", help="Where to, on the hub.")],
+    model: options.ModelPath,
+    repo_id: Annotated[str, typer.Argument(metavar="USER/NAME", help="The repository on the hub.")],
     private: Annotated[
-        bool | None, typer.Option("--private/--public", help="Who sees a new repository.")
+        bool | None, typer.Option("--private/--public", help="Visibility of a new repository.")
     ] = None,
     revision: Annotated[
-        str | None, typer.Option(metavar="BRANCH", help="A branch, made if it is not there. [main]")
+        str | None,
+        typer.Option(
+            metavar="BRANCH", help="The branch; created if it does not exist (default: main)."
+        ),
     ] = None,
     license_name: Annotated[
         str | None,
-        typer.Option("--license", metavar="ID", help="For the card, as the hub spells it: mit."),
+        typer.Option("--license", metavar="ID", help="License for the model card, e.g. mit."),
     ] = None,
-    message: Annotated[
-        str | None, typer.Option("-m", "--message", help="What the commit says.")
-    ] = None,
+    message: Annotated[str | None, typer.Option("-m", "--message", help="Commit message.")] = None,
 ) -> None:
     """Push a model and its card to the Hugging Face hub, and print its address."""
     from elias.inference.predictor import Elias
 
     elias = Elias.from_pretrained(model, device="cpu")
-    typer.echo(
-        elias.push_to_hub(
-            repo_id, private=private, revision=revision, license=license_name, message=message
-        )
+    url = elias.push_to_hub(
+        repo_id, private=private, revision=revision, license=license_name, message=message
     )
+    typer.echo(url)

@@ -1,4 +1,4 @@
-"""``elias report``: a run to look at, as one HTML file."""
+"""``elias report``: write an HTML report of a run."""
 
 from __future__ import annotations
 
@@ -7,30 +7,31 @@ from typing import Annotated
 
 import typer
 
-from elias.cli import console
-from elias.cli.options import DeviceName, LabelsColumn, Separator, TextColumn
+from elias.cli import console, options
 
 
 def report(
-    run: Annotated[Path, typer.Argument(metavar="RUN", help="A finished run, or a saved model.")],
+    run: options.RunPath,
     data: Annotated[
         Path | None,
-        typer.Argument(metavar="[DATA]", help="Its corpus; by default where the run read it."),
+        typer.Argument(
+            metavar="[DATA]", help="The corpus (default: the path recorded in training)."
+        ),
     ] = None,
     out: Annotated[
         Path | None,
-        typer.Option("--out", metavar="FILE", help="The file to write. [RUN/report.html]"),
+        typer.Option("--out", metavar="FILE", help="The file to write (default: RUN/report.html)."),
     ] = None,
-    text: TextColumn = None,
-    labels: LabelsColumn = None,
-    separator: Separator = None,
-    device: DeviceName = "auto",
+    text: options.TextColumn = None,
+    labels: options.LabelsColumn = None,
+    separator: options.Separator = None,
+    device: options.DeviceName = "auto",
 ) -> None:
-    """Write a page about a run: metrics, the paper's figures, examples, settings, times."""
+    """Write an HTML report of a run: metrics, the paper's figures, examples, settings, times."""
     from elias.report.report import write_report
 
-    given = {"text": text, "labels": labels, "separator": separator}
-    reading = {name: value for name, value in given.items() if value is not None}
-    written = write_report(run, data, out=out, reading=reading or None, device=device)
+    columns = {"text": text, "labels": labels, "separator": separator}
+    reading = {name: value for name, value in columns.items() if value is not None}
+    path = write_report(run, data, out=out, reading=reading or None, device=device)
     console.note("open it in a browser; it needs no network")
-    typer.echo(written)
+    typer.echo(path)

@@ -1,4 +1,4 @@
-"""``elias serve``: a model behind HTTP, and a page to look at it with."""
+"""``elias serve``: serve a model over HTTP."""
 
 from __future__ import annotations
 
@@ -7,55 +7,69 @@ from typing import Annotated
 
 import typer
 
-from elias.cli.options import DeviceName
+from elias.cli import options
 from elias.errors import HUB_PREFIX
 from elias.serve.settings import Limits, ServeSettings, check_installed, read_examples, read_keys
 
-_USUAL = Limits()
+_DEFAULTS = Limits()
 
 
 def serve(
     model: Annotated[
         str,
-        typer.Argument(metavar="MODEL", help="A saved model, a run, or hf://user/model@revision."),
+        typer.Argument(
+            metavar="MODEL", help="A saved model, a run folder, or hf://user/model@revision."
+        ),
     ],
     port: Annotated[
-        int, typer.Option(min=0, max=65535, help="Where to listen; 0: any that is free.")
+        int, typer.Option(min=0, max=65535, help="Port to listen on; 0: any free port.")
     ] = 8000,
     host: Annotated[
-        str, typer.Option(help="Address to listen on; 0.0.0.0: all of this machine.")
+        str, typer.Option(help="Address to listen on; 0.0.0.0: all network interfaces.")
     ] = "127.0.0.1",
     workers: Annotated[
-        int, typer.Option(min=1, max=256, help="Processes, each with the model in memory.")
+        int, typer.Option(min=1, max=256, help="Processes; each loads the model.")
     ] = 1,
     api_key_file: Annotated[
         Path | None,
-        typer.Option(metavar="FILE", help="Ask for one of the keys in it, one per line."),
+        typer.Option(metavar="FILE", help="Require one of these API keys, one per line."),
     ] = None,
     examples: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Texts the page offers, one per line.")
+        Path | None, typer.Option(metavar="FILE", help="Example texts for the page, one per line.")
     ] = None,
     max_inputs: Annotated[
-        int, typer.Option(min=1, help="Texts in one request.")
-    ] = _USUAL.max_inputs,
-    max_text: Annotated[int, typer.Option(min=1, help="Characters of a text.")] = _USUAL.max_text,
-    max_body: Annotated[int, typer.Option(min=1, help="Bytes of a request.")] = _USUAL.max_body,
+        int, typer.Option(min=1, help="Maximum texts per request.")
+    ] = _DEFAULTS.max_inputs,
+    max_text: Annotated[
+        int, typer.Option(min=1, help="Maximum characters per text.")
+    ] = _DEFAULTS.max_text,
+    max_body: Annotated[
+        int, typer.Option(min=1, help="Maximum bytes per request.")
+    ] = _DEFAULTS.max_body,
     max_batch: Annotated[
-        int, typer.Option(min=1, help="Texts computed at a time.")
-    ] = _USUAL.max_batch,
+        int, typer.Option(min=1, help="Maximum texts per batch.")
+    ] = _DEFAULTS.max_batch,
     max_queue: Annotated[
-        int, typer.Option(min=1, help="Texts that may wait, of each worker; more are told 429.")
-    ] = _USUAL.max_queue,
+        int, typer.Option(min=1, help="Maximum texts waiting per worker; beyond it, status 429.")
+    ] = _DEFAULTS.max_queue,
     timeout: Annotated[
-        float, typer.Option(min=0.01, help="Seconds a request may take.")
-    ] = _USUAL.timeout,
+        float, typer.Option(min=0.01, help="Maximum seconds per request.")
+    ] = _DEFAULTS.timeout,
     log_texts: Annotated[
-        bool, typer.Option("--log-texts", help="Put the texts into the access log.")
+        bool, typer.Option("--log-texts", help="Write the texts to the access log.")
     ] = False,
-    device: DeviceName = "auto",
+    device: options.DeviceName = "auto",
 ) -> None:
-    """Serve a model over HTTP, with a page at / to try it on. SIGHUP reads the model again."""
+    """Serve a model over HTTP, with a page at / to try it. SIGHUP reloads the model."""
     check_installed()
+    limits = Limits(
+        max_inputs=max_inputs,
+        max_text=max_text,
+        max_body=max_body,
+        max_batch=max_batch,
+        max_queue=max_queue,
+        timeout=timeout,
+    )
     settings = ServeSettings(
         model=model if model.startswith(HUB_PREFIX) else Path(model),
         host=host,
@@ -65,16 +79,9 @@ def serve(
         device=device,
         examples=() if examples is None else read_examples(examples),
         log_texts=log_texts,
-        limits=Limits(
-            max_inputs=max_inputs,
-            max_text=max_text,
-            max_body=max_body,
-            max_batch=max_batch,
-            max_queue=max_queue,
-            timeout=timeout,
-        ),
+        limits=limits,
     )
 
-    from elias.serve.workers import serve as run
+    from elias.serve.workers import serve as run_server
 
-    run(settings)
+    run_server(settings)

@@ -1,4 +1,4 @@
-"""Commands that `torchrun` starts several times, to do one thing together."""
+"""Commands that `torchrun` starts in several processes."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING
 
 from elias.cli import console
-from elias.cli.errors import tell_at_once
+from elias.cli.errors import report_error
 from elias.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -21,24 +21,23 @@ if TYPE_CHECKING:
     from elias.predictions import Predictions
 
 
-TOGETHER = ("evaluate", "predict", "train")
-"""The commands that several processes share out; any other, each would do whole."""
+DISTRIBUTED_COMMANDS = ("evaluate", "predict", "train")
+"""Commands whose work several processes share."""
 
 
-def refuse_several(command: str | None) -> None:
-    """Refuse a command that the processes `torchrun` started would each do, to the same files.
+def check_single_process(command: str | None) -> None:
+    """Refuse a command that each process of `torchrun` would repeat on the same files.
 
     Raises:
-        ConfigError: If there are several, and it is such a command.
+        ConfigError: If there are several processes and the command cannot share its work.
     """
     size = os.environ.get("WORLD_SIZE", "1")
-    # looked up here as in `elias.distributed.launched_rank`, which would import torch for --help
-    if command in TOGETHER or "RANK" not in os.environ or "MASTER_ADDR" not in os.environ:
-        return
-    if size.isdigit() and int(size) > 1:
+    # `elias.distributed.launched_rank` does the same, but its import would load torch for --help.
+    launched = "RANK" in os.environ and "MASTER_ADDR" in os.environ
+    if command not in DISTRIBUTED_COMMANDS and launched and size.isdigit() and int(size) > 1:
         raise ConfigError(
             f"elias {command}: each of the {size} processes that torchrun started would do the "
-            f"same; run it without torchrun ({', '.join(TOGETHER)} are shared out)"
+            f"same; run it without torchrun ({', '.join(DISTRIBUTED_COMMANDS)} share the work)"
         )
 
 
@@ -55,9 +54,9 @@ def join_world(device: str) -> Iterator[World]:
         yield SingleProcess()
         return
     if rank > 0:
-        console.hush()
+        console.show_errors_only()
     with joined(device) as world:
-        world.on_failure = tell_at_once
+        world.on_failure = report_error
         yield world
 
 
@@ -89,25 +88,21 @@ def _broadcast_texts(world: World, texts: Sequence[str] | None) -> Sequence[str]
 
 
 @contextmanager
-def leaving() -> Iterator[None]:
-    """End this process at once where it is not parted from the others, which are gone or fail.
+def exit_at_once_if_joined() -> Iterator[None]:
+    """End a failed process that is still joined to others without interpreter shutdown.
 
-    Taken apart, what still waits for them ends a process with SIGABRT, whatever its exit code.
+    Pending collectives would abort the shutdown with SIGABRT and hide the exit code.
     """
     try:
         yield
-    except BaseException as end:
-        if not _is_joined():
+    except BaseException as error:
+        dist = sys.modules.get("torch.distributed")
+        if dist is None or not dist.is_available() or not dist.is_initialized():
             raise
-        code = end.code if isinstance(end, SystemExit) else 1
-        if not isinstance(end, SystemExit):
+        code = error.code if isinstance(error, SystemExit) else 1
+        if not isinstance(error, SystemExit):
             traceback.print_exc()
         for stream in (sys.stdout, sys.stderr):
             with suppress(OSError):
                 stream.flush()
         os._exit(code if isinstance(code, int) else int(code is not None))
-
-
-def _is_joined() -> bool:
-    dist = sys.modules.get("torch.distributed")
-    return dist is not None and dist.is_available() and dist.is_initialized()

@@ -1,4 +1,4 @@
-"""``elias train``: from a corpus to a saved model."""
+"""``elias train``: train a model on a corpus."""
 
 from __future__ import annotations
 
@@ -9,146 +9,110 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from elias.cli import console
-from elias.cli.errors import training
+from elias.cli import console, options
+from elias.cli.errors import resumable_run
 from elias.cli.info import config_rows
-from elias.cli.options import (
-    DataPath,
-    DeviceName,
-    LabelsColumn,
-    Overwrite,
-    Separator,
-    TestSize,
-    TextColumn,
-    read_corpus,
-)
 from elias.cli.torchrun import join_world
 
 if TYPE_CHECKING:
-    from elias.config import EliasConfig, ResolvedConfig
+    from elias.config import ResolvedConfig
     from elias.data import Corpus
     from elias.inference.predictor import Elias
     from elias.training.dry_run import Rehearsal
 
 
 def train(
-    data: DataPath,
+    data: options.DataPath,
     out: Annotated[
-        Path | None, typer.Option("--out", metavar="RUN", help="The run folder to make.")
+        Path | None, typer.Option("--out", metavar="RUN", help="The run folder to create.")
     ] = None,
-    preset: Annotated[
-        str | None, typer.Option(metavar="NAME", help="Start from a preset; see elias presets.")
-    ] = None,
-    config: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="A TOML file, or a run's config.json.")
-    ] = None,
-    changes: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--set", metavar="KEY=VALUE", help="Change one key, e.g. index.beta=75; may repeat."
-        ),
-    ] = None,
-    device: DeviceName = "auto",
+    preset: options.Preset = None,
+    config_file: options.ConfigFile = None,
+    changes: options.Changes = None,
+    device: options.DeviceName = "auto",
     init_from: Annotated[
-        Path | None, typer.Option(metavar="MODEL", help="Start from a saved model's weights.")
+        Path | None, typer.Option(metavar="MODEL", help="Start from the weights of a saved model.")
     ] = None,
-    text: TextColumn = None,
-    labels: LabelsColumn = None,
-    separator: Separator = None,
-    test_size: TestSize = None,
-    overwrite: Overwrite = False,
+    text: options.TextColumn = None,
+    labels: options.LabelsColumn = None,
+    separator: options.Separator = None,
+    test_size: options.TestSize = None,
+    overwrite: options.Overwrite = False,
     dry_run: Annotated[
         bool,
         typer.Option(
             "--dry-run",
-            help="Tell the memory and the time it would take, print the resolved configuration "
-            "and stop.",
+            help="Estimate memory and time, print the resolved configuration, then exit.",
         ),
     ] = False,
     ignore_memory: Annotated[
         bool,
-        typer.Option("--ignore-memory", help="Begin even if the memory is expected to run out."),
+        typer.Option(
+            "--ignore-memory",
+            help="Start even if the memory estimate exceeds what is available.",
+        ),
     ] = False,
 ) -> None:
-    """Train on a corpus; RUN/model appears when all is done.
+    """Train a model on a corpus; RUN/model is written when training is finished.
 
-    A run that was stopped goes on from its last checkpoint when the same command is run again.
+    Run the same command again to resume an interrupted run.
     """
     if out is None and not dry_run:
-        raise typer.BadParameter("a run folder is needed (or --dry-run)", param_hint="--out")
-    helps = first_of_several() is False
-    if dry_run and helps:
-        return
-    chosen = chosen_config(preset, config, changes or [])
+        raise typer.BadParameter("a run folder is required (or --dry-run)", param_hint="--out")
 
-    from elias.distributed import SingleProcess
+    from elias.distributed import SingleProcess, launched_rank
+
+    rank = launched_rank() or 0
+    if rank:
+        console.show_errors_only()
+        if dry_run:
+            return
+    config = options.build_config(preset, config_file, changes)
+
     from elias.inference.predictor import Elias
     from elias.kernels.device import pick_device
     from elias.training.trainer import check_plan, starting_config, train_together
     from elias.training.trainer import train as fit
 
-    # what is wrong is better refused before a large corpus is read
-    check_plan(chosen, None if dry_run or helps else out, overwrite=overwrite)
-    where = pick_device(device)
+    # Check everything that needs no data before a large corpus is read.
+    check_plan(config, None if dry_run or rank else out, overwrite=overwrite)
+    target_device = pick_device(device)
     model: Elias | None
     with nullcontext(SingleProcess()) if dry_run else join_world(device) as world:
-        # each of several processes moves its own part to its own GPU
-        place = "cpu" if world.shards_labels else device
-        start = None if init_from is None else Elias.from_pretrained(init_from, device=place)
-        on_disk = chosen.data.on_disk
+        # Each of several processes moves its own part to its own GPU.
+        init_device = "cpu" if world.shards_labels else device
+        start = None if init_from is None else Elias.from_pretrained(init_from, device=init_device)
+        on_disk = config.data.on_disk
         corpus = world.rank0_first(
-            lambda: read_corpus(data, text, labels, separator, test_size=test_size, on_disk=on_disk)
+            lambda: options.read_corpus(
+                data, text, labels, separator, test_size=test_size, on_disk=on_disk
+            )
         )
-        resolved = starting_config(chosen, start).resolve(len(corpus.train), corpus.n_labels)
+        resolved = starting_config(config, start).resolve(len(corpus.train), corpus.n_labels)
         show_plan(resolved, corpus)
         if dry_run:
             from elias.training.dry_run import rehearse
 
-            found = rehearse(
-                resolved, corpus, where, init_from=start, keeps_checkpoints=out is not None
+            estimate = rehearse(
+                resolved, corpus, target_device, init_from=start, keeps_checkpoints=out is not None
             )
-            show_rehearsal(found)
-            console.note(f"parameters: {found.n_parameters:,}; nothing was written")
+            _show_estimate(estimate)
+            console.note(f"parameters: {estimate.n_parameters:,}; nothing was written")
             typer.echo(json.dumps(resolved.to_dict(), indent=2, ensure_ascii=False))
             return
-        with training(out, overwrite=overwrite):
+        with resumable_run(out, overwrite=overwrite):
             how = {"overwrite": overwrite, "ignore_memory": ignore_memory}
             if world.shards_labels:
                 model = train_together(world, resolved, corpus, out=out, init_from=start, **how)
             else:
                 model = fit(resolved, corpus, out=out, device=device, init_from=start, **how)
     if model is not None:
-        show_stages(model)
+        _show_stages(model)
         typer.echo(f"{out}/model")
 
 
-def first_of_several() -> bool | None:
-    """Say whether `torchrun` started this as the first process, None where nothing did.
-
-    The others tell errors alone: what they do, the first one tells.
-    """
-    from elias.distributed import launched_rank
-
-    rank = launched_rank()
-    if rank:
-        console.hush()
-    return None if rank is None else rank == 0
-
-
-def chosen_config(preset: str | None, file: Path | None, changes: list[str]) -> EliasConfig:
-    """Return defaults < preset < file < changes."""
-    from elias.config import EliasConfig, merge, parse_override, preset_tree, read_tree
-
-    if preset is None and file is None:
-        console.note("no --preset and no --config: the defaults are used")
-    tree = {} if preset is None else preset_tree(preset)
-    if file is not None:
-        tree = merge(tree, read_tree(file))
-    return EliasConfig.from_dict(tree).override(dict(map(parse_override, changes)))
-
-
 def show_plan(config: ResolvedConfig, corpus: Corpus) -> None:
-    """Tell what is going to be trained, sizes and all, on stderr."""
+    """Print the sizes of the corpus and the resolved configuration on stderr."""
     counts = ", ".join(f"{len(split):,} {name}" for name, split in corpus.splits.items())
     rows = [("points", counts), ("labels", corpus.n_labels), *config_rows(config)]
     if corpus.validation is not None:
@@ -156,31 +120,31 @@ def show_plan(config: ResolvedConfig, corpus: Corpus) -> None:
     console.show(console.grid(rows))
 
 
-def show_stages(model: Elias) -> None:
-    """Print the metrics of each stage on the test split, or on what there was to measure on."""
+def _show_stages(model: Elias) -> None:
+    """Print the metrics of each stage on the test split, or else on the validation split."""
     metrics = model.metadata.get("metrics", {})
-    splits = {split for found in metrics.values() for split in found}
     for split in ("test", "validation"):
-        if split in splits:
+        if any(split in splits for splits in metrics.values()):
             console.print_out(*console.stage_table(metrics, split))
             return
 
 
-def show_rehearsal(found: Rehearsal) -> None:
-    """Tell what a run would take, on stderr."""
+def _show_estimate(estimate: Rehearsal) -> None:
+    """Print the estimated memory and time of a run on stderr."""
     from elias.training.memory import gib
 
     rows: list[tuple[str, Any]] = []
-    for title, parts in (("GPU", found.expected.device), ("host", found.expected.host)):
+    for title, parts in (("GPU", estimate.expected.device), ("host", estimate.expected.host)):
         rows += [(f"{title}: {name}", gib(size)) for name, size in parts.items() if size]
-    for fit in found.fits:
+    for fit in estimate.fits:
         room = f"{gib(fit.needed)} of {gib(fit.room.total)}, {gib(fit.room.free)} free"
-        whose = "per process" if fit.n_processes == 1 else f"of {fit.n_processes} processes"
-        rows.append((f"{fit.where} {whose}", room))
-    for stage, seconds in found.epoch_seconds.items():
-        rows.append((f"{stage}, an epoch", f"{seconds:,.1f} s ({found.n_steps[stage]:,} steps)"))
+        processes = "per process" if fit.n_processes == 1 else f"of {fit.n_processes} processes"
+        rows.append((f"{fit.where} {processes}", room))
+    for stage, seconds in estimate.epoch_seconds.items():
+        rows.append((f"{stage}, an epoch", f"{seconds:,.1f} s ({estimate.n_steps[stage]:,} steps)"))
     console.show(console.grid(rows))
-    if found.remedies:
-        whole = all(fit.possible for fit in found.fits)
-        problem = "memory is short while others use it" if whole else "the run does not fit"
-        console.warn(f"{problem}: {'; '.join(found.remedies)}")
+    if estimate.remedies:
+        problem = "the run does not fit"
+        if all(fit.possible for fit in estimate.fits):
+            problem = "other programs use too much memory"
+        console.warn(f"{problem}: {'; '.join(estimate.remedies)}")

@@ -1,8 +1,6 @@
-import pytest
-
 from elias.cli import console
 from elias.cli.inputs import chunks
-from elias.cli.predict import wanted_labels
+from elias.cli.predict import parse_labels
 
 METRICS = {
     stage: {"test": dict.fromkeys(console.STAGE_METRICS, 99.99), "validation": {"P@1": 3.0}}
@@ -62,21 +60,13 @@ def test_brackets_in_a_name_are_not_markup(capsys):
     ]
 
 
-@pytest.mark.parametrize(
-    ("value", "shown"),
-    [(0.04, "0.0 s"), (59.94, "59.9 s"), (60, "1 min 0 s"), (150.6, "2 min 31 s")],
-)
-def test_seconds_read_as_people_say_them(value, shown):
-    assert console.seconds(value) == shown
-
-
 def test_a_label_with_a_number_for_its_name_is_meant_by_name():
-    assert wanted_labels(["1984", "7"], ["fish", "1984"]) == ["1984", 7]
+    assert parse_labels(["1984", "7"], ["fish", "1984"]) == ["1984", 7]
 
 
 def test_no_labels_given_means_no_limit():
-    assert wanted_labels(None, ["fish"]) is None
-    assert wanted_labels([], ["fish"]) is None
+    assert parse_labels(None, ["fish"]) is None
+    assert parse_labels([], ["fish"]) is None
 
 
 def test_chunks_hold_all_items_in_order():

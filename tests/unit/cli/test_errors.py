@@ -5,7 +5,7 @@ import pytest
 import typer
 
 from elias.cli import console
-from elias.cli.errors import explained, tell_at_once, training
+from elias.cli.errors import report_error, report_errors, resumable_run
 from elias.errors import DataError
 
 
@@ -19,7 +19,7 @@ from elias.errors import DataError
     ],
 )
 def test_what_the_user_can_mend_becomes_one_line_and_a_code(error, code, line, capsys):
-    with pytest.raises(typer.Exit) as caught, explained():
+    with pytest.raises(typer.Exit) as caught, report_errors():
         raise error
 
     assert caught.value.exit_code == code
@@ -28,10 +28,10 @@ def test_what_the_user_can_mend_becomes_one_line_and_a_code(error, code, line, c
 
 def test_what_was_told_at_once_is_not_told_again(capsys):
     error = DataError("broken")
-    tell_at_once(error)
+    report_error(error)
     assert capsys.readouterr().err == "error: broken\n"
 
-    with pytest.raises(typer.Exit) as caught, explained():
+    with pytest.raises(typer.Exit) as caught, report_errors():
         raise error
 
     assert caught.value.exit_code == 2
@@ -39,7 +39,7 @@ def test_what_was_told_at_once_is_not_told_again(capsys):
 
 
 def test_an_interrupt_has_a_code_of_its_own(capsys):
-    with pytest.raises(typer.Exit) as caught, explained():
+    with pytest.raises(typer.Exit) as caught, report_errors():
         raise KeyboardInterrupt
 
     assert caught.value.exit_code == 130
@@ -47,16 +47,16 @@ def test_an_interrupt_has_a_code_of_its_own(capsys):
 
 
 def test_an_interrupt_while_training_says_what_it_leaves(capsys):
-    with pytest.raises(typer.Exit), explained(), training(Path("runs/mine")):
+    with pytest.raises(typer.Exit), report_errors(), resumable_run(Path("runs/mine")):
         raise KeyboardInterrupt
 
-    said = "runs/mine/model was not written; the same command starts the run over"
+    said = "runs/mine/model was not written; run the same command again to start over"
     assert capsys.readouterr().err == f"interrupted: {said}\n"
 
 
 @pytest.mark.parametrize("error", [ValueError("boom"), OSError("no file named")])
 def test_a_bug_passes_through(error):
-    with pytest.raises(type(error)), explained():
+    with pytest.raises(type(error)), report_errors():
         raise error
 
 
@@ -82,18 +82,18 @@ def _say_all():
     ("options", "shown"),
     [
         ({}, ["note", "warning:", "[careful]"]),
-        ({"talkative": True}, ["info", "note", "warning:", "[careful]"]),
-        ({"quiet": True, "talkative": True}, ["warning:", "[careful]"]),
+        ({"log_steps": True}, ["info", "note", "warning:", "[careful]"]),
+        ({"quiet": True, "log_steps": True}, ["warning:", "[careful]"]),
     ],
 )
 def test_how_much_is_told(options, shown, told):
-    console.set_up(**{"verbose": False, "quiet": False, "talkative": False, **options})
+    console.set_up(**{"verbose": False, "quiet": False, "log_steps": False, **options})
 
     assert told() == shown
 
 
 def test_verbose_tells_everything_and_who_says_it(told):
-    console.set_up(verbose=True, quiet=False, talkative=False)
+    console.set_up(verbose=True, quiet=False, log_steps=False)
 
     words = told()
 
@@ -101,7 +101,7 @@ def test_verbose_tells_everything_and_who_says_it(told):
 
 
 def test_a_long_log_line_stays_a_line(capsys, told):
-    console.set_up(verbose=False, quiet=False, talkative=False)
+    console.set_up(verbose=False, quiet=False, log_steps=False)
     told()
 
     console.note("x" * 500)

@@ -21,7 +21,7 @@ def test_what_each_process_would_do_again_is_refused(monkeypatch, command):
 
     assert found.exit_code == 2
     assert found.stderr.startswith(f"error: elias {command}: each of the 2 processes")
-    assert "run it without torchrun (evaluate, predict, train are shared out)" in found.stderr
+    assert "run it without torchrun (evaluate, predict, train share the work)" in found.stderr
     assert len(found.stderr.splitlines()) == 1
 
 

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from elias.report.page import Markup, element, join, text
+from elias.report.page import Markup, element, join, seconds, text
 
 
 @given(content=st.text(), attribute=st.text())
@@ -39,3 +39,11 @@ def test_attributes_that_are_none_are_left_out():
 
 def test_markup_and_text_joined_are_not_markup_by_accident():
     assert not isinstance(Markup("<b>") + "<i>", Markup)
+
+
+@pytest.mark.parametrize(
+    ("value", "shown"),
+    [(0.04, "0.0 s"), (59.94, "59.9 s"), (60, "1 min 0 s"), (150.6, "2 min 31 s")],
+)
+def test_seconds_read_as_people_say_them(value, shown):
+    assert seconds(value) == shown
