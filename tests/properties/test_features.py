@@ -8,7 +8,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from elias.text import vectorizer
-from elias.text.vectorizer import Featurizer, ngrams_of, words_of
+from elias.text.vectorizer import Featurizer, SplitTexts, ngrams_of, words_of
 
 WORDS = st.sampled_from(
     ["cod", "Cod", "liver", "oil", "ab", "é", "東京都", "ไทย", "لغة", "🐟", "x1"]
@@ -109,6 +109,22 @@ def test_the_size_of_a_chunk_changes_nothing(texts, chunk):
 
     assert (pieces.words, pieces.ngrams) == (whole.words, whole.ngrams)
     np.testing.assert_array_equal(rows.toarray(), whole.transform(texts).toarray())
+
+
+@given(texts=TEXTS, span=SPANS, longest=RUNS, chunk=st.integers(1, 3))
+def test_texts_that_are_split_once_have_the_same_features(texts, span, longest, chunk):
+    options = {"char_ngrams": span, "word_ngrams": longest, "min_count": 1}
+    plain = Featurizer.fit(texts, **options)
+
+    was, vectorizer._CHUNK = vectorizer._CHUNK, chunk
+    try:
+        featurizer, features = Featurizer.fit_transform(SplitTexts(texts), **options)
+    finally:
+        vectorizer._CHUNK = was
+
+    assert (featurizer.words, featurizer.ngrams) == (plain.words, plain.ngrams)
+    np.testing.assert_array_equal(featurizer.idf, plain.idf)
+    np.testing.assert_array_equal(features.toarray(), plain.transform(texts).toarray())
 
 
 @given(text=st.text(max_size=20))

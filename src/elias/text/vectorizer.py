@@ -1,10 +1,10 @@
-"""tf-idf features: words, word n-grams and character n-grams.
+"""tf-idf features of texts: words, word n-grams and character n-grams.
 
-Words are runs of letters and digits, case-folded. In scripts written without spaces every
-character, and every pair of neighbours, counts as a word. Where asked for, so do a few words in a
-row, with spaces between. Character n-grams are taken inside a word between boundary marks. Each
-text is tf-idf weighted, and its words and its n-grams are scaled to length 1 apart, so that the
-many n-grams do not drown the few words.
+Words are sequences of letters and digits, case-folded. In scripts written without spaces, every
+character and every pair of neighbouring characters is a word. Word n-grams are joined by spaces.
+Character n-grams are taken inside a word between boundary marks. The words and the character
+n-grams of a text are scaled to length 1 separately, so that the many n-grams do not outweigh the
+few words.
 """
 
 from __future__ import annotations
@@ -12,9 +12,11 @@ from __future__ import annotations
 import re
 import unicodedata
 from array import array
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, TypeAlias
+from itertools import pairwise
+from typing import Any, TypeAlias
 
 import numpy as np
 from numba import njit
@@ -24,59 +26,329 @@ from scipy.sparse import csr_matrix, vstack
 from elias.errors import DataError
 from elias.progress import track
 
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
-
-
 Ids: TypeAlias = tuple[NDArray[np.int64], NDArray[np.int32]]
-"""Row starts and ids."""
-Rows: TypeAlias = tuple[NDArray[np.int64], NDArray[np.int32], NDArray[np.float32]]
-"""Row starts, ids and weights."""
+"""Ragged lists of ids: list i is ``ids[starts[i]:starts[i + 1]]`` of (starts, ids)."""
+
+_CHUNK = 10_000  # texts transformed at a time, to bound memory
+_MAX_WORD_NGRAMS = 4_000_000  # word n-grams counted at a time, to bound memory
+_MAX_CACHED_WORDS = 500_000  # words whose feature ids are cached, to bound memory
+_GAP = "\0"  # replaces a rare word; no word contains it
+# Scripts written without spaces: Thai and Lao, Myanmar, Khmer, kana, Han.
+_UNSPACED = (
+    "\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9fff"
+    "\U00020000-\U0003134f"
+)
+# Accents, points and vowel signs, which are no word characters in Python: combining accents,
+# Hebrew, Arabic, the scripts of India and Sri Lanka (except their full stops), joiners.
+_MARKS = (
+    "\u0300-\u036f\u0591-\u05bd\u05bf\u05c1-\u05c7\u0610-\u061a\u064b-\u065f\u0670\u06d6-\u06ed"
+    "\u0900-\u0963\u0966-\u0dff\u200c\u200d"
+)
+_WORD = re.compile(rf"[{_UNSPACED}]+|(?:[^\W_{_UNSPACED}]|[{_MARKS}])+")
+_UNSPACED_WORD = re.compile(rf"[{_UNSPACED}]")
+
+
+def words_of(text: str) -> list[str]:
+    """Return the words of a text, in order, repeats included.
+
+    >>> words_of("Cod-liver OIL, 2nd ed.")
+    ['cod', 'liver', 'oil', '2nd', 'ed']
+    >>> words_of("東京都")
+    ['東', '京', '都', '東京', '京都']
+    """
+    words: list[str] = []
+    for match in _WORD.findall(unicodedata.normalize("NFKC", text).casefold()):
+        if _UNSPACED_WORD.match(match):
+            words.extend(match)
+            words.extend(match[i : i + 2] for i in range(len(match) - 1))
+        else:
+            words.append(match)
+    return words
+
+
+def word_ngrams_of(words: Sequence[str], longest: int) -> list[str]:
+    """Return the n-grams of two to ``longest`` words.
+
+    >>> word_ngrams_of(["cod", "liver", "oil"], 2)
+    ['cod liver', 'liver oil']
+    """
+    return [
+        " ".join(words[i : i + size])
+        for size in range(2, longest + 1)
+        for i in range(len(words) - size + 1)
+    ]
+
+
+def ngrams_of(word: str, shortest: int, longest: int) -> Iterator[str]:
+    """Yield the character n-grams of ``<word>``, except the whole of it.
+
+    >>> list(ngrams_of("cod", 3, 4))
+    ['<co', 'cod', 'od>', '<cod', 'cod>']
+    """
+    marked = f"<{word}>"
+    for size in range(shortest, min(longest, len(marked) - 1) + 1):
+        for start in range(len(marked) - size + 1):
+            yield marked[start : start + size]
+
+
+class SplitTexts(Sequence[str]):
+    """Texts that are split into words once, however many times a `Featurizer` reads them.
+
+    Use it in place of a list of texts when a vocabulary is fitted on the texts that it transforms,
+    or when several vocabularies read the same texts. The words take four bytes each until the
+    object is dropped.
+
+    >>> texts = SplitTexts(["red cod", "red tape"])
+    >>> Featurizer.fit(texts, char_ngrams=(0, 0), min_count=1).transform(texts).shape
+    (2, 3)
+    """
+
+    def __init__(self, texts: Sequence[str]) -> None:
+        self._texts = texts
+
+    def __len__(self) -> int:
+        """Return the number of texts."""
+        return len(self._texts)
+
+    def __getitem__(self, key: Any) -> Any:
+        """Return a text, or a list of texts."""
+        return self._texts[key]
+
+    @cached_property
+    def words(self) -> tuple[list[str], Ids]:
+        """Return the distinct words, and the ids of the words of each text, repeats included."""
+        return _number(map(words_of, track(self._texts, "Counting words")))
+
+    def word_lists(self, start: int, stop: int) -> list[list[str]]:
+        """Return the words of the texts from ``start`` to ``stop``."""
+        words, (starts, ids) = self.words
+        bounds = starts[start : stop + 1].tolist()
+        first = bounds[0]
+        names = [words[i] for i in ids[first : bounds[-1]].tolist()]
+        return [names[a - first : b - first] for a, b in pairwise(bounds)]
+
+
+@dataclass(frozen=True)
+class Featurizer:
+    """A fixed vocabulary of words and character n-grams with their inverse document frequencies.
+
+    >>> featurizer = Featurizer.fit(["red cod", "red tape"], char_ngrams=(0, 0), min_count=1)
+    >>> featurizer.words
+    ('red', 'cod', 'tape')
+    >>> featurizer.transform(["red red herring"]).toarray().round(2).tolist()
+    [[1.0, 0.0, 0.0]]
+    """
+
+    words: tuple[str, ...]
+    """Words and word n-grams."""
+    ngrams: tuple[str, ...]
+    """Character n-grams."""
+    idf: NDArray[np.float32]
+    """Inverse document frequency of each feature (words + n-grams,)."""
+    char_ngrams: tuple[int, int]
+    """Lengths of the shortest and the longest character n-gram."""
+    word_ngrams: int = 1
+    """Number of words in the longest word n-gram."""
+
+    @property
+    def n_features(self) -> int:
+        """Return the size of the vocabulary."""
+        return len(self.words) + len(self.ngrams)
+
+    @classmethod
+    def fit(
+        cls,
+        texts: Sequence[str],
+        *,
+        char_ngrams: tuple[int, int] = (3, 5),
+        word_ngrams: int = 1,
+        min_count: int = 2,
+        max_features: int = 400_000,
+    ) -> Featurizer:
+        """Learn the vocabulary and its document frequencies from training texts.
+
+        Args:
+            texts: The training texts; as `SplitTexts`, if they are to be transformed as well.
+            char_ngrams: Shortest and longest character n-gram; (0, 0) for none.
+            word_ngrams: Words in the longest word n-gram; 1 for words only, 0 for none.
+            min_count: Minimum number of texts that contain a feature.
+            max_features: Maximum number of features; the most frequent are kept.
+        """
+        split = texts if isinstance(texts, SplitTexts) else SplitTexts(texts)
+        words, of_text = split.words
+        shortest, longest = char_ngrams
+        ngrams, of_word = _number(ngrams_of(w, shortest, longest) if longest else () for w in words)
+        counts = np.zeros(len(words), dtype=np.int64)
+        ngram_counts = np.zeros(len(ngrams), dtype=np.int64)
+        count_texts(of_text, of_word, counts, ngram_counts)
+        joined: dict[str, int] = {}
+        if word_ngrams > 1:
+            frequent = {word for word, n in zip(words, counts, strict=True) if n >= min_count}
+            joined = _count_word_ngrams(split, word_ngrams, frequent)
+        if word_ngrams == 0:
+            counts[:] = 0
+        frequency = np.concatenate([counts, list(joined.values()), ngram_counts]).astype(np.int64)
+        keep = _most_frequent(frequency, max(1, min_count), max_features)
+        names, n_words = [*words, *joined, *ngrams], len(words) + len(joined)
+        idf = np.log((1 + len(texts)) / (1 + frequency[keep])) + 1
+        return cls(
+            words=tuple(names[i] for i in keep if i < n_words),
+            ngrams=tuple(names[i] for i in keep if i >= n_words),
+            idf=idf.astype(np.float32),
+            char_ngrams=char_ngrams,
+            word_ngrams=word_ngrams,
+        )
+
+    @classmethod
+    def fit_transform(cls, texts: Sequence[str], **options: Any) -> tuple[Featurizer, csr_matrix]:
+        """Fit on texts and return their features too; each text is split into words once.
+
+        The options are those of `fit`.
+        """
+        split = texts if isinstance(texts, SplitTexts) else SplitTexts(texts)
+        featurizer = cls.fit(split, **options)
+        return featurizer, featurizer.transform(split)
+
+    def transform(self, texts: Sequence[str]) -> csr_matrix:
+        """Return the features (N, words + n-grams) in float32; unknown words are ignored."""
+        starts = range(0, len(texts), _CHUNK)
+        chunks: list[csr_matrix] = []
+        for start in track(starts, "Reading words") if len(starts) > 1 else starts:
+            lists: Iterable[list[str]]
+            if isinstance(texts, SplitTexts):
+                lists = texts.word_lists(start, start + _CHUNK)
+            else:
+                lists = map(words_of, texts[start : start + _CHUNK])
+            offsets, ids = self._feature_ids(lists)
+            indptr, indices, data = weigh_terms(offsets, ids, self.idf, len(self.words))
+            shape = len(offsets) - 1, self.n_features
+            chunks.append(csr_matrix((data, indices, indptr), shape=shape))
+        if not chunks:
+            return csr_matrix((0, self.n_features), dtype=np.float32)
+        return chunks[0] if len(chunks) == 1 else vstack(chunks, format="csr", dtype=np.float32)
+
+    @cached_property
+    def _word_ids(self) -> dict[str, int]:
+        return {word: i for i, word in enumerate(self.words)}
+
+    @cached_property
+    def _ngram_ids(self) -> dict[str, int]:
+        return {ngram: i for i, ngram in enumerate(self.ngrams, start=len(self.words))}
+
+    @cached_property
+    def _ids_of_word(self) -> dict[str, array[int]]:
+        """Cache the feature ids of each distinct word: its own, and those of its n-grams."""
+        return {}
+
+    def _feature_ids(self, word_lists: Iterable[list[str]]) -> Ids:
+        """Return the feature ids of each text, in no particular order, repeats included."""
+        ids, ends = array("i"), [0]
+        known = self._ids_of_word
+        if len(known) > _MAX_CACHED_WORDS:
+            known.clear()
+        for words in word_lists:
+            for word in words:
+                # extending an array by another one copies memory, without a loop over numbers
+                ids.extend(known[word] if word in known else self._look_up(word))
+            if self.word_ngrams > 1:
+                joined = map(self._word_ids.get, word_ngrams_of(words, self.word_ngrams))
+                ids.extend(i for i in joined if i is not None)
+            ends.append(len(ids))
+        return np.array(ends, dtype=np.int64), np.array(ids, dtype=np.int32)
+
+    def _look_up(self, word: str) -> array[int]:
+        """Return the feature ids of a word and its character n-grams, and cache them."""
+        own = (self._word_ids.get(word),) if self.word_ngrams else ()
+        ngrams = ngrams_of(word, *self.char_ngrams) if self.ngrams else ()
+        ids = array("i", [i for i in (*own, *map(self._ngram_ids.get, ngrams)) if i is not None])
+        self._ids_of_word[word] = ids
+        return ids
+
+
+def _number(lists: Iterable[Iterable[str]]) -> tuple[list[str], Ids]:
+    """Return the distinct names in lists of names, and the lists as ids of them."""
+    ids: dict[str, int] = {}
+    numbers, ends = array("i"), [0]
+    for names in lists:
+        numbers.extend([ids.setdefault(name, len(ids)) for name in names])
+        ends.append(len(numbers))
+    return list(ids), (np.array(ends, dtype=np.int64), np.array(numbers, dtype=np.int32))
+
+
+def _count_word_ngrams(texts: SplitTexts, longest: int, frequent: set[str]) -> dict[str, int]:
+    """Return the number of texts that contain each word n-gram made of frequent words.
+
+    If there are very many n-grams, the rarest so far are dropped, to bound memory.
+    """
+    counts: dict[str, int] = {}
+    for start in track(range(0, len(texts), _CHUNK), "Counting word n-grams"):
+        for words in texts.word_lists(start, start + _CHUNK):
+            if not frequent.issuperset(words):
+                words = [word if word in frequent else _GAP for word in words]
+            # a dict, not a set: its order is the same in every process
+            for ngram in dict.fromkeys(word_ngrams_of(words, longest)):
+                if _GAP not in ngram:
+                    counts[ngram] = counts.get(ngram, 0) + 1
+            if len(counts) > _MAX_WORD_NGRAMS:  # keep at most the more frequent half
+                median = sorted(counts.values())[len(counts) // 2]
+                counts = {ngram: count for ngram, count in counts.items() if count > median}
+    return counts
+
+
+def _most_frequent(
+    frequency: NDArray[np.int64], min_count: int, max_features: int
+) -> NDArray[np.int64]:
+    """Return the ids to keep, ascending; among equally frequent ones the first."""
+    enough = np.flatnonzero(frequency >= min_count)
+    if len(enough) > max_features:
+        order = np.argsort(-frequency[enough], kind="stable")
+        enough = np.sort(enough[order[:max_features]])
+    return enough.astype(np.int64)
 
 
 @njit(cache=True, nogil=True)
 def count_texts(
-    of_text: Ids, of_word: Ids, in_texts: NDArray[np.int64], ngram_in_texts: NDArray[np.int64]
+    of_text: Ids, of_word: Ids, counts: NDArray[np.int64], ngram_counts: NDArray[np.int64]
 ) -> None:
-    """Count in how many texts each word and each n-gram stands.
+    """Count the texts that contain each word and each character n-gram.
 
     Args:
         of_text: The words of each text, repeats included.
-        of_word: The n-grams of each word, likewise.
-        in_texts: Of each word; added to.
-        ngram_in_texts: Of each n-gram; added to.
+        of_word: The n-grams of each word, repeats included.
+        counts: The count of each word is added here.
+        ngram_counts: The count of each n-gram is added here.
     """
     starts, words = of_text
     ngram_starts, ngrams = of_word
-    last_text = np.full(in_texts.shape[0], -1, np.int64)
-    ngram_last_text = np.full(ngram_in_texts.shape[0], -1, np.int64)
+    last_text = np.full(counts.shape[0], -1, np.int64)
+    ngram_last_text = np.full(ngram_counts.shape[0], -1, np.int64)
     for text in range(starts.shape[0] - 1):
         for i in range(starts[text], starts[text + 1]):
             word = words[i]
             if last_text[word] == text:
                 continue
             last_text[word] = text
-            in_texts[word] += 1
+            counts[word] += 1
             for j in range(ngram_starts[word], ngram_starts[word + 1]):
                 if ngram_last_text[ngrams[j]] != text:
                     ngram_last_text[ngrams[j]] = text
-                    ngram_in_texts[ngrams[j]] += 1
+                    ngram_counts[ngrams[j]] += 1
 
 
 @njit(cache=True, nogil=True)
 def weigh_terms(
     starts: NDArray[np.int64], terms: NDArray[np.int32], idf: NDArray[np.float32], n_words: int
-) -> Rows:
-    """Weigh each text's terms by (1 + log tf)·idf, and scale words and n-grams apart to length 1.
+) -> tuple[NDArray[np.int64], NDArray[np.int32], NDArray[np.float32]]:
+    """Weigh the terms of each text by (1 + log tf)·idf; scale words and n-grams to length 1 each.
 
     Args:
         starts: (N + 1,) text i has ``terms[starts[i]:starts[i + 1]]``.
         terms: Ids in any order, repeats included.
         idf: Of every id.
-        n_words: Ids below are words, the others n-grams.
+        n_words: Ids below are words, the others character n-grams.
 
     Returns:
-        The same texts with every id once, ascending, and its weight.
+        Row starts, ids (each once, ascending) and weights.
     """
     n_texts = starts.shape[0] - 1
     out_starts = np.zeros(n_texts + 1, np.int64)
@@ -84,14 +356,14 @@ def weigh_terms(
     weights = np.empty(terms.shape[0], np.float32)
     end = 0
     for text in range(n_texts):
-        own = np.sort(terms[starts[text] : starts[text + 1]])
+        sorted_terms = np.sort(terms[starts[text] : starts[text + 1]])
         first, first_ngram = end, -1
-        place = 0
-        while place < own.shape[0]:
-            term, count = own[place], 0
-            while place < own.shape[0] and own[place] == term:
+        i = 0
+        while i < sorted_terms.shape[0]:
+            term, count = sorted_terms[i], 0
+            while i < sorted_terms.shape[0] and sorted_terms[i] == term:
                 count += 1
-                place += 1
+                i += 1
             if term >= n_words and first_ngram < 0:
                 first_ngram = end
             ids[end] = term
@@ -115,254 +387,15 @@ def _to_unit_length(weights: NDArray[Any]) -> None:
             weights[i] = np.float32(weights[i] * scale)
 
 
-_CHUNK = 10_000  # texts turned into features at a time, to bound memory
-_MOST_RUNS = 4_000_000  # runs of words counted at a time, likewise
-_MOST_EXPANDED = 500_000  # words whose ids are kept for the next text, likewise
-_GAP = "\0"  # stands for a word that is too rare; no word has it
-# Scripts written without spaces: Thai and Lao, Myanmar, Khmer, kana, Han.
-_UNSPACED = (
-    "\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9fff"
-    "\U00020000-\U0003134f"
-)
-# Accents, points and vowel signs, which Python counts as no word characters: combining accents,
-# Hebrew, Arabic, the scripts of India and Sri Lanka (but their full stops), joiners.
-_MARKS = (
-    "\u0300-\u036f\u0591-\u05bd\u05bf\u05c1-\u05c7\u0610-\u061a\u064b-\u065f\u0670\u06d6-\u06ed"
-    "\u0900-\u0963\u0966-\u0dff\u200c\u200d"
-)
-_WORD = re.compile(rf"[{_UNSPACED}]+|(?:[^\W_{_UNSPACED}]|[{_MARKS}])+")
-_UNSPACED_RUN = re.compile(rf"[{_UNSPACED}]")
-
-
-def words_of(text: str) -> list[str]:
-    """Return the words of a text, in order, repeats included.
-
-    >>> words_of("Cod-liver OIL, 2nd ed.")
-    ['cod', 'liver', 'oil', '2nd', 'ed']
-    >>> words_of("東京都")
-    ['東', '京', '都', '東京', '京都']
-    """
-    words: list[str] = []
-    for run in _WORD.findall(unicodedata.normalize("NFKC", text).casefold()):
-        if _UNSPACED_RUN.match(run):
-            words.extend(run)
-            words.extend(run[i : i + 2] for i in range(len(run) - 1))
-        else:
-            words.append(run)
-    return words
-
-
-def word_runs(words: Sequence[str], longest: int) -> list[str]:
-    """Return the words, then all runs of two to ``longest`` of them, a space between.
-
-    >>> word_runs(["cod", "liver", "oil"], 2)
-    ['cod', 'liver', 'oil', 'cod liver', 'liver oil']
-    """
-    runs = list(words)
-    for size in range(2, longest + 1):
-        runs.extend(" ".join(words[i : i + size]) for i in range(len(words) - size + 1))
-    return runs
-
-
-def ngrams_of(word: str, shortest: int, longest: int) -> Iterator[str]:
-    """Yield the character n-grams of ``<word>``, but for the whole of it.
-
-    >>> list(ngrams_of("cod", 3, 4))
-    ['<co', 'cod', 'od>', '<cod', 'cod>']
-    """
-    marked = f"<{word}>"
-    for size in range(shortest, min(longest, len(marked) - 1) + 1):
-        for start in range(len(marked) - size + 1):
-            yield marked[start : start + size]
-
-
-@dataclass(frozen=True)
-class Featurizer:
-    """A fixed vocabulary of words and character n-grams with their inverse document frequencies.
-
-    >>> featurizer = Featurizer.fit(["red cod", "red tape"], char_ngrams=(0, 0), min_count=1)
-    >>> featurizer.words
-    ('red', 'cod', 'tape')
-    >>> featurizer.transform(["red red herring"]).toarray().round(2).tolist()
-    [[1.0, 0.0, 0.0]]
-    """
-
-    words: tuple[str, ...]
-    ngrams: tuple[str, ...]
-    idf: NDArray[np.float32]
-    """(words + n-grams,) inverse document frequencies."""
-    char_ngrams: tuple[int, int]
-    word_ngrams: int = 1
-    """How many words in a row may be one of ``words``."""
-
-    @property
-    def n_features(self) -> int:
-        """Return how many words and n-grams the vocabulary holds."""
-        return len(self.words) + len(self.ngrams)
-
-    @classmethod
-    def fit(
-        cls,
-        texts: Sequence[str],
-        *,
-        char_ngrams: tuple[int, int] = (3, 5),
-        word_ngrams: int = 1,
-        min_count: int = 2,
-        max_features: int = 400_000,
-    ) -> Featurizer:
-        """Learn the vocabulary and its document frequencies from training texts.
-
-        Args:
-            texts: The training texts.
-            char_ngrams: Shortest and longest character n-gram; (0, 0) for none.
-            word_ngrams: Longest run of words that counts as one; 1 for words alone, 0 for none.
-            min_count: Keep what stands in this many texts.
-            max_features: Keep at most so many, the most frequent.
-        """
-        types, of_text = _number_words(texts)
-        ngrams, of_word = _candidates(types, char_ngrams)
-        in_texts = np.zeros(len(types), dtype=np.int64)
-        ngram_in_texts = np.zeros(len(ngrams), dtype=np.int64)
-        count_texts(of_text, of_word, in_texts, ngram_in_texts)
-        frequent = {word for word, n in zip(types, in_texts, strict=True) if n >= min_count}
-        runs = _count_runs(texts, word_ngrams, frequent) if word_ngrams > 1 else {}
-        words = [*types, *runs]
-        if word_ngrams == 0:
-            in_texts[:] = 0
-        frequency = np.concatenate([in_texts, list(runs.values()), ngram_in_texts]).astype(np.int64)
-        keep = _most_frequent(frequency, max(1, min_count), max_features)
-        idf = np.log((1 + len(texts)) / (1 + frequency[keep])) + 1
-        names = [*words, *ngrams]
-        return cls(
-            words=tuple(names[i] for i in keep if i < len(words)),
-            ngrams=tuple(names[i] for i in keep if i >= len(words)),
-            idf=idf.astype(np.float32),
-            char_ngrams=char_ngrams,
-            word_ngrams=word_ngrams,
-        )
-
-    def transform(self, texts: Sequence[str]) -> csr_matrix:
-        """Return the texts' features (N, words + n-grams), float32; unknown ones are left out."""
-        starts = range(0, len(texts), _CHUNK)
-        chunks = [
-            self._weigh(*self._lookup.terms(texts[start : start + _CHUNK]))
-            for start in (track(starts, "Reading words") if len(starts) > 1 else starts)
-        ]
-        if not chunks:
-            return csr_matrix((0, self.n_features), dtype=np.float32)
-        return chunks[0] if len(chunks) == 1 else vstack(chunks, format="csr", dtype=np.float32)
-
-    @cached_property
-    def _lookup(self) -> _Lookup:
-        return _Lookup(self)
-
-    def _weigh(self, starts: NDArray[np.int64], terms: NDArray[np.int32]) -> csr_matrix:
-        indptr, indices, data = weigh_terms(starts, terms, self.idf, len(self.words))
-        return csr_matrix((data, indices, indptr), shape=(len(starts) - 1, self.n_features))
-
-
-class _Lookup:
-    """Word and n-gram ids, expanded once per distinct word."""
-
-    def __init__(self, featurizer: Featurizer) -> None:
-        self._word_id = {word: i for i, word in enumerate(featurizer.words)}
-        first = len(featurizer.words)
-        self._ngram_id = {ngram: i for i, ngram in enumerate(featurizer.ngrams, start=first)}
-        self._span = featurizer.char_ngrams
-        self._longest_run = featurizer.word_ngrams
-        self._ids_of_word: dict[str, array[int]] = {}
-
-    def terms(self, texts: Sequence[str]) -> tuple[NDArray[np.int64], NDArray[np.int32]]:
-        """Return where each text starts, and the ids of its words and n-grams in no order."""
-        ids, ends = array("i"), [0]
-        if len(self._ids_of_word) > _MOST_EXPANDED:
-            self._ids_of_word.clear()
-        known = self._ids_of_word
-        for text in texts:
-            words = words_of(text)
-            for word in words:
-                # one array after the other is a copy of memory, not a loop over numbers
-                ids.extend(known[word] if word in known else self._expand(word))
-            if self._longest_run > 1:
-                runs = map(self._word_id.get, word_runs(words, self._longest_run)[len(words) :])
-                ids.extend(i for i in runs if i is not None)
-            ends.append(len(ids))
-        return np.array(ends, dtype=np.int64), np.array(ids, dtype=np.int32)
-
-    def _expand(self, word: str) -> array[int]:
-        """Find the ids of a word and its n-grams, and keep them for the next time."""
-        own = (self._word_id.get(word),) if self._longest_run else ()
-        ngrams = map(self._ngram_id.get, ngrams_of(word, *self._span)) if self._ngram_id else ()
-        found = array("i", [i for i in (*own, *ngrams) if i is not None])
-        self._ids_of_word[word] = found
-        return found
-
-
-def _number_words(texts: Sequence[str]) -> tuple[list[str], Ids]:
-    """Return the distinct words, and which of them each text has, repeats included."""
-    ids: dict[str, int] = {}
-    numbers, ends = array("i"), [0]
-    for text in track(texts, "Counting words"):
-        numbers.extend([ids.setdefault(word, len(ids)) for word in words_of(text)])
-        ends.append(len(numbers))
-    return list(ids), (np.array(ends, dtype=np.int64), np.array(numbers, dtype=np.int32))
-
-
-def _count_runs(texts: Sequence[str], longest: int, words: set[str]) -> dict[str, int]:
-    """Return in how many texts each run of two or more of these words stands.
-
-    When there are very many, those seen least so far are forgotten, to bound memory.
-    """
-    counts: dict[str, int] = {}
-    for text in track(texts, "Counting runs of words"):
-        own = words_of(text)
-        known = own if words.issuperset(own) else [w if w in words else _GAP for w in own]
-        # a dict, not a set: its order is the same in every process
-        for run in dict.fromkeys(word_runs(known, longest)[len(own) :]):
-            if _GAP not in run:
-                counts[run] = counts.get(run, 0) + 1
-        if len(counts) > _MOST_RUNS:
-            counts = _without_rare(counts)
-    return counts
-
-
-def _without_rare(counts: dict[str, int]) -> dict[str, int]:
-    """Return the more frequent half at most, those of equal count together."""
-    border = sorted(counts.values())[len(counts) // 2]
-    return {run: count for run, count in counts.items() if count > border}
-
-
-def _candidates(types: list[str], char_ngrams: tuple[int, int]) -> tuple[list[str], Ids]:
-    """Return the n-grams, and which of them each word has."""
-    ids: dict[str, int] = {}
-    numbers, ends = array("i"), [0]
-    shortest, longest = char_ngrams
-    for word in types:
-        if longest:
-            ngrams = ngrams_of(word, shortest, longest)
-            numbers.extend([ids.setdefault(ngram, len(ids)) for ngram in ngrams])
-        ends.append(len(numbers))
-    return list(ids), (np.array(ends, dtype=np.int64), np.array(numbers, dtype=np.int32))
-
-
-def _most_frequent(
-    frequency: NDArray[np.int64], min_count: int, max_features: int
-) -> NDArray[np.int64]:
-    """Return the ids to keep, ascending; of equally frequent ones the first."""
-    enough = np.flatnonzero(frequency >= min_count)
-    if len(enough) > max_features:
-        order = np.argsort(-frequency[enough], kind="stable")
-        enough = np.sort(enough[order[:max_features]])
-    return enough.astype(np.int64)
-
-
 def unit_rows(matrix: csr_matrix, first_row: int = 0) -> csr_matrix:
-    """Return the matrix with every row that is not zero scaled to length 1.
+    """Return the matrix with every row scaled to length 1; zero rows stay zero.
 
-    ``first_row`` is the number of its first row in the corpus, for errors.
+    Args:
+        matrix: Features of points.
+        first_row: Number of the first row in the corpus, for the error message.
 
     Raises:
-        DataError: If a value is not finite, or its square is not in float32.
+        DataError: If a value is not finite, or its square is not finite in float32.
     """
     with np.errstate(over="ignore"):
         matrix = csr_matrix(matrix, dtype=np.float32, copy=True)

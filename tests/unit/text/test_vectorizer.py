@@ -4,7 +4,7 @@ from scipy.sparse import csr_matrix
 
 from elias.errors import DataError
 from elias.text import vectorizer
-from elias.text.vectorizer import Featurizer, ngrams_of, unit_rows, words_of
+from elias.text.vectorizer import Featurizer, SplitTexts, ngrams_of, unit_rows, words_of
 
 
 @pytest.mark.parametrize(
@@ -100,7 +100,7 @@ def test_unit_rows_leave_empty_rows_empty():
     np.testing.assert_allclose(rows.toarray(), [[0.6, 0.8], [0, 0]], rtol=1e-6)
 
 
-def test_runs_of_words_are_counted_only_where_each_word_is_frequent_enough():
+def test_word_ngrams_are_made_of_words_that_are_frequent_enough():
     texts = ["red cod pie", "red cod soup", "soup"]
 
     featurizer = Featurizer.fit(texts, char_ngrams=(0, 0), word_ngrams=2, min_count=2)
@@ -108,8 +108,8 @@ def test_runs_of_words_are_counted_only_where_each_word_is_frequent_enough():
     assert featurizer.words == ("red", "cod", "soup", "red cod")
 
 
-def test_of_very_many_runs_the_rarest_are_forgotten(monkeypatch):
-    monkeypatch.setattr(vectorizer, "_MOST_RUNS", 6)
+def test_of_very_many_word_ngrams_the_rarest_are_dropped(monkeypatch):
+    monkeypatch.setattr(vectorizer, "_MAX_WORD_NGRAMS", 6)
     texts = ["red cod"] * 3 + [f"a{i} b{i}" for i in range(20)] + ["red cod"] * 3
 
     featurizer = Featurizer.fit(texts, char_ngrams=(0, 0), word_ngrams=2, min_count=1)
@@ -121,14 +121,14 @@ def test_of_very_many_runs_the_rarest_are_forgotten(monkeypatch):
     assert featurizer.idf[place] == pytest.approx(np.log(27 / 7) + 1)
 
 
-def test_words_that_were_forgotten_are_looked_up_again(monkeypatch):
+def test_words_that_left_the_cache_are_looked_up_again(monkeypatch):
     featurizer = Featurizer.fit(["red cod", "red tape"], min_count=1)
     before = featurizer.transform(["red cod", "red tape"])
-    monkeypatch.setattr(vectorizer, "_MOST_EXPANDED", 1)
+    monkeypatch.setattr(vectorizer, "_MAX_CACHED_WORDS", 1)
 
     again = featurizer.transform(["red cod", "red tape"])
 
-    assert len(featurizer._lookup._ids_of_word) == 3
+    assert len(featurizer._ids_of_word) == 3
     assert (again != before).nnz == 0
 
 
@@ -138,3 +138,27 @@ def test_unit_rows_refuse_a_value_that_float32_cannot_square(value):
 
     with pytest.raises(DataError, match=r"features: point 9, column 1 holds (nan|inf|1e\+30)[;,]"):
         unit_rows(matrix, first_row=7)
+
+
+def test_several_vocabularies_split_each_text_once(monkeypatch):
+    seen = []
+    monkeypatch.setattr(vectorizer, "words_of", lambda text: seen.append(text) or words_of(text))
+    texts = SplitTexts(["red cod", "red tape", "cod liver oil"])
+
+    Featurizer.fit(texts, min_count=1).transform(texts)
+    Featurizer.fit(texts, word_ngrams=2, min_count=1).transform(texts)
+    Featurizer.fit_transform(texts, char_ngrams=(0, 0), min_count=1)
+
+    assert seen == list(texts)
+
+
+def test_fit_transform_splits_each_text_once(monkeypatch):
+    seen = []
+    monkeypatch.setattr(vectorizer, "words_of", lambda text: seen.append(text) or words_of(text))
+    texts = ["red cod", "red tape"]
+
+    featurizer, features = Featurizer.fit_transform(texts, word_ngrams=2, min_count=1)
+
+    assert seen == texts
+    assert featurizer.words == ("red", "cod", "tape", "red cod", "red tape")
+    assert (features != featurizer.transform(texts)).nnz == 0
