@@ -65,21 +65,8 @@ def did_you_mean(name: str, known: Iterable[str]) -> str:
     return f"; did you mean {close[0]!r}?" if close else ""
 
 
-FORMAT_VERSION = 2
-"""Raised when an older elias-xmc could not read what this one writes."""
-
-CONFIG_FILE = "config.json"
-WEIGHTS_FILE = "model.safetensors"
-LABELS_FILE = "labels.txt"
-CARD_FILE = "README.md"
-VOCABULARY_FILE = "vocabulary.txt"
-"""Bag encoder: its words, then its n-grams."""
-ENCODER_FOLDER = "encoder"
-"""Transformer encoder: `CONFIG_FILE` as transformers reads it, and `TOKENIZER_FILE`."""
-TOKENIZER_FILE = "tokenizer.json"
-
 DATA_SETTINGS = "data_settings"
-"""Key of the facts in `CONFIG_FILE`: how the training data was read. Older models lack it."""
+"""Key of a model's metadata: how its training data was read. Older models lack it."""
 
 HUB_PREFIX = "hf://"
 """Marks the name of a model on the Hugging Face hub: ``hf://user/model@revision``."""

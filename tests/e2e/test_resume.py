@@ -432,7 +432,7 @@ POINTS = {
     "stage 2": f"{STEP}:8",
     "a checkpoint": "elias.training.checkpoint:seal:2",
     "ranker": "elias.rerank.reranker:SparseRanker.fit:1",
-    "saving": "elias.persistence.manifest:write_names:1",
+    "saving": "elias.persistence.model_files:write_labels:1",
     "the last rename": "elias.data.atomic:_exchange:1",
 }
 

@@ -457,7 +457,7 @@ def test_a_reload_takes_the_new_model_and_a_broken_one_is_left(run, tmp_path):
         before = client.get("/info").json()["loaded_at"]
         done = asyncio.run_coroutine_threadsafe(reload(), served.loop).result(30)
         after = client.get("/info").json()["loaded_at"]
-        (place / "labels.txt").unlink()
+        (place / "labels.tsv").unlink()
         broken = asyncio.run_coroutine_threadsafe(reload(), served.loop).result(30)
 
         assert done

@@ -4,7 +4,15 @@ from pathlib import Path
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from elias.persistence.labels_file import escape, read_names, unescape, write_names
+from elias.persistence.labels_file import (
+    LabelTable,
+    escape,
+    read_labels,
+    read_names,
+    unescape,
+    write_labels,
+    write_names,
+)
 
 # every code point, lone surrogates and line breaks of all kinds included
 ANY_TEXT = st.text(st.characters(exclude_categories=[]), max_size=20)
@@ -27,6 +35,32 @@ def test_any_names_survive_the_file(names):
         text = path.read_bytes().decode("utf8")
     assert list(again) == names
     assert len(text.splitlines()) == len(names)
+
+
+CELL = ANY_TEXT | AWKWARD | st.text(st.sampled_from("\t|a"))
+
+
+@given(
+    rows=st.lists(
+        st.tuples(CELL, CELL, st.lists(CELL.filter(bool), max_size=3).map(tuple), CELL), min_size=1
+    ),
+    present=st.tuples(st.booleans(), st.booleans(), st.booleans()),
+)
+def test_any_label_table_survives_the_file(rows, present):
+    names, *others = (tuple(column) for column in zip(*rows, strict=True))
+    columns = [
+        column if is_there else None for column, is_there in zip(others, present, strict=True)
+    ]
+    table = LabelTable(names, *columns)
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "labels.tsv"
+        write_labels(path, table)
+
+        again = read_labels(path, len(rows))
+
+        text = path.read_bytes().decode("utf8")
+    assert again == table
+    assert len(text.splitlines()) == 1 + len(rows)
 
 
 @given(ANY_TEXT | AWKWARD)

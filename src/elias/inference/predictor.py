@@ -13,7 +13,7 @@ from scipy.sparse import csr_matrix, issparse
 
 from elias.distributed import SingleProcess
 from elias.distributed.sharded_linear import ShardedRows
-from elias.errors import CARD_FILE, DATA_SETTINGS, ConfigError, DataError, did_you_mean
+from elias.errors import DATA_SETTINGS, ConfigError, DataError, did_you_mean
 from elias.inference.explain import Explanation, explain
 from elias.inference.predict import (
     CALIBRATE,
@@ -36,7 +36,8 @@ from elias.model.batch_inference import BATCH_SIZE
 from elias.model.elias import EliasModel, SearchSizes
 from elias.persistence.card import model_card
 from elias.persistence.hub import place_of, push
-from elias.persistence.manifest import SavedModel, load_all, save_all
+from elias.persistence.manifest import CARD_FILE
+from elias.persistence.model_files import load_model, save_model
 from elias.predictions import Predictions
 from elias.rerank.probabilities import check_target
 
@@ -108,6 +109,7 @@ class Elias:
         reranker: Reranker | None = None,
         first_encoder: TextEncoder | None = None,
         others: Sequence[Elias] = (),
+        probabilities: Probabilities | None = None,
     ) -> None:
         self.model = model
         self.config = config
@@ -120,7 +122,7 @@ class Elias:
         """φ as it was before training, where the ranker reads that."""
         self.others = tuple(others)
         """The other members of an ensemble."""
-        self.probabilities: Probabilities | None = None
+        self.probabilities = probabilities
         """What its last scores say of relevance, and thresholds, where points were held out."""
         self.folder: Path | None = None
         """Where it was read from, if it was."""
@@ -360,20 +362,8 @@ class Elias:
 
     def save_pretrained(self, folder: str | Path, *, overwrite: bool = False) -> Path:
         """Write the model to a folder that `from_pretrained` reads; it appears whole or not."""
-        save_all(Path(folder), self._saved(), overwrite=overwrite)
+        save_model(self, folder, overwrite=overwrite)
         return Path(folder)
-
-    def _saved(self) -> SavedModel:
-        return SavedModel(
-            self.model,
-            self.config,
-            tuple(self.label_names),
-            self.metadata,
-            self.reranker,
-            self.first_encoder,
-            tuple(other._saved() for other in self.others),
-            self.probabilities,
-        )
 
     def export_onnx(
         self,
@@ -464,26 +454,10 @@ class Elias:
         """
         place = place_of(folder, revision=revision, token=token)
         if world.shards_labels:
-            saved = load_all(place, world.device, partial(ShardedRows.of, world))
+            model = load_model(cls, place, world.device, partial(ShardedRows.of, world))
         else:
-            saved = load_all(place, pick_device(device))
-        model = cls._from_saved(saved)
+            model = load_model(cls, place, pick_device(device))
         model.folder = place
-        return model
-
-    @classmethod
-    def _from_saved(cls, saved: SavedModel) -> Elias:
-        others = [cls._from_saved(other) for other in saved.others]
-        model = cls(
-            saved.model,
-            saved.config,
-            saved.label_names,
-            dict(saved.metadata),
-            reranker=saved.reranker,
-            first_encoder=saved.first_encoder,
-            others=others,
-        )
-        model.probabilities = saved.probabilities
         return model
 
     def label_ids(self, labels: Iterable[int | str]) -> list[int]:

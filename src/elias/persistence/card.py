@@ -34,7 +34,7 @@ tags:
 Ranks the few labels that fit a text, out of {n_labels:,}: {parts}.
 
 - Encoder: {encoder}
-- Labels: {n_labels:,}, such as {examples} (`labels.txt` has one per line)
+- Labels: {n_labels:,}, such as {examples} (see `labels.tsv`)
 
 {sections}## Use
 

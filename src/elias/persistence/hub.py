@@ -22,7 +22,7 @@ _HUB_ID = re.compile(r"(?P<repo>[\w-][\w.-]*/[\w-][\w.-]*)(?:@(?P<revision>[\w./
 _WRITTEN_PREFIX = re.compile("hf:/{1,2}")  # pathlib drops one of two slashes
 _LOG_IN = "log in with `hf auth login`, or set HF_TOKEN"
 _STALE = [
-    *("*.safetensors", "config.json", "labels.txt", "vocabulary.txt", "probabilities.json"),
+    *("*.safetensors", "config.json", "labels.t*", "vocabulary.txt", "probabilities.json"),
     *("encoder/*", "ranker/*", "first_encoder/*", "members/*"),
 ]
 """What an older model in the repository may have that this one has not."""

@@ -1,15 +1,16 @@
-r"""Names in a text file, one per line, whatever characters they hold.
+r"""Read and write names and the label table as text, one entry per line.
 
-What would end or upset a line is written as an escape: ``\\``, ``\n``, ``\r``, and ``\uXXXX`` for
-other control characters, line separators, the byte order mark and lone surrogates. Everything
-else stands as it is, in UTF-8.
+Any string is allowed. Special characters are escaped: ``\\``, ``\n``, ``\r``, and ``\uXXXX`` for
+other control characters, line separators, the byte order mark and lone surrogates. All other
+characters are written as UTF-8.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
+from typing import Any, NamedTuple
 
 from elias.errors import ModelError, broken, quoted
 
@@ -19,8 +20,27 @@ _SHORT = {"\\": "\\", "n": "\n", "r": "\r"}
 _SHORT_OF = {character: letter for letter, character in _SHORT.items()}
 
 
+class LabelTable(NamedTuple):
+    """The labels of a model in the order of their ids 0 … L-1; a column may be missing."""
+
+    names: Sequence[str]
+    ids: Sequence[str] | None = None
+    """Identifiers or URIs in the user's vocabulary."""
+    synonyms: Sequence[Sequence[str]] | None = None
+    descriptions: Sequence[str] | None = None
+
+
+_COLUMNS = {
+    "name": "names",
+    "id": "ids",
+    "synonyms": "synonyms",
+    "description": "descriptions",
+}
+"""Columns of the file, and the fields of `LabelTable` that hold them."""
+
+
 def escape(name: str) -> str:
-    r"""Return the name as one line.
+    r"""Return the name as one line without tabs.
 
     >>> print(escape("two\nlines"))
     two\nlines
@@ -29,7 +49,7 @@ def escape(name: str) -> str:
 
 
 def unescape(line: str) -> str:
-    r"""Return the name that `escape` made a line of.
+    r"""Return the name that `escape` turned into a line.
 
     >>> unescape(escape("two\nlines"))
     'two\nlines'
@@ -57,17 +77,66 @@ def write_names(path: Path, names: Sequence[str]) -> None:
 
 def read_names(path: Path, n_names: int) -> tuple[str, ...]:
     """Return the names in a file that must hold ``n_names`` of them."""
+    return _unescape_all(path, enumerate(_read_lines(path, n_names), start=1))
+
+
+def write_labels(path: Path, table: LabelTable) -> None:
+    """Write the label table as tab-separated values with a header line.
+
+    Synonyms of a label are separated by ``|``; a ``|`` within one is escaped.
+    """
+    columns = {}
+    for column, field in _COLUMNS.items():
+        cells = getattr(table, field)
+        if column == "synonyms" and cells is not None:
+            cells = ["|".join(escape(s).replace("|", "\\u007c") for s in each) for each in cells]
+        elif cells is not None:
+            cells = map(escape, cells)
+        if cells is not None:
+            columns[column] = cells
+    rows = zip(*columns.values(), strict=True)
+    text = "".join("\t".join(row) + "\n" for row in [tuple(columns), *rows])
+    path.write_bytes(text.encode("utf8"))
+
+
+def read_labels(path: Path, n_labels: int) -> LabelTable:
+    """Read the label table of a model with ``n_labels`` labels."""
+    header, *lines = _read_lines(path, n_labels + 1)
+    columns = header.split("\t")
+    if "name" not in columns or len(_COLUMNS.keys() & {*columns}) != len(columns):
+        raise broken(path, f"has the columns {header!r:.80}")
+    rows = [line.split("\t") for line in lines]
+    if any(len(row) != len(columns) for row in rows):
+        raise broken(path, f"not every line has {len(columns)} columns")
+    fields: dict[str, Any] = {}
+    for place, column in enumerate(columns):
+        cells = enumerate((row[place] for row in rows), start=2)
+        if column == "synonyms":
+            fields[column] = tuple(
+                _unescape_all(path, [(number, each) for each in cell.split("|") if each])
+                for number, cell in cells
+            )
+        else:
+            fields[_COLUMNS[column]] = _unescape_all(path, cells)
+    return LabelTable(**fields)
+
+
+def _read_lines(path: Path, n_lines: int) -> list[str]:
     try:
-        text = path.read_bytes().decode("utf8")
+        lines = path.read_bytes().decode("utf8").split("\n")
     except (OSError, UnicodeDecodeError) as error:
         raise broken(path, f"cannot be read ({quoted(error)})") from error
-    lines = text.split("\n")
-    if lines.pop() != "" or len(lines) != n_names:
-        raise broken(path, f"has {len(lines)} whole lines where the model has {n_names} names")
-    names = []
-    for number, line in enumerate(lines, start=1):
+    if lines.pop() != "" or len(lines) != n_lines:
+        raise broken(path, f"has {len(lines)} complete lines, not {n_lines}")
+    return lines
+
+
+def _unescape_all(path: Path, cells: Iterable[tuple[int, str]]) -> tuple[str, ...]:
+    """Unescape cells, each with its line number for the error message."""
+    values: list[str] = []
+    for number, cell in cells:
         try:
-            names.append(unescape(line))
+            values.append(unescape(cell))
         except ValueError as error:
             raise ModelError(f"{path}:{number}: {error}; write a backslash as \\\\") from error
-    return tuple(names)
+    return tuple(values)

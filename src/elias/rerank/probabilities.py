@@ -7,7 +7,6 @@ scikit-learn fits the map. It is kept as arrays, so that a saved model holds no 
 
 from __future__ import annotations
 
-import json
 import logging
 import re
 from dataclasses import dataclass
@@ -15,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from elias.errors import ConfigError, ModelError, broken, quoted
+from elias.errors import ConfigError, broken, quoted
 from elias.rerank.calibration import FEWEST_POINTS
 from elias.rerank.reranker import relevant_candidates
 
@@ -33,8 +32,6 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-PROBABILITIES_FILE = "probabilities.json"
-_FORMAT_VERSION = 1
 _STEPS = 200
 """Thresholds at which decisions were judged: 0, 1/200 … 1."""
 _N_BINS = 15
@@ -135,30 +132,25 @@ class Probabilities:
         """Return the thresholds that precision and recall belong to."""
         return np.arange(_STEPS + 1) / _STEPS
 
-    def save(self, path: Path) -> None:
-        """Write a file that `load` reads."""
-        tree: dict[str, Any] = {"format_version": _FORMAT_VERSION}
-        tree |= {name: getattr(self, name).tolist() for name in _ARRAYS}
-        path.write_text(json.dumps(tree, allow_nan=False) + "\n", encoding="utf8")
+    def to_dict(self) -> dict[str, list[float]]:
+        """Return the numbers of the map and of precision and recall as JSON can hold them."""
+        return {name: getattr(self, name).tolist() for name in _ARRAYS}
 
     @classmethod
-    def load(cls, path: Path) -> Probabilities:
-        """Read what `save` wrote.
+    def from_dict(cls, tree: Mapping[str, Any], path: Path) -> Probabilities:
+        """Return what `to_dict` returned; ``path`` is the file it was read from.
 
         Raises:
-            ModelError: If it is missing, damaged, or from a newer version.
+            ModelError: If a number is missing or makes no sense.
         """
         try:
-            tree = json.loads(path.read_text(encoding="utf8"))
-            if tree["format_version"] > _FORMAT_VERSION:
-                raise ModelError(f"{path}: is of a newer version; upgrade elias-xmc")
             arrays = {name: np.array(tree[name], dtype=np.float64) for name in _ARRAYS}
-        except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
-            raise broken(path, f"missing or damaged ({quoted(error)})") from error
-        found = cls(**arrays)
-        if not found._is_sound():
-            raise broken(path, "is not a map that never falls, from scores to probabilities")
-        return found
+        except (ValueError, KeyError, TypeError) as error:
+            raise broken(path, f"damaged ({quoted(error)})") from error
+        probabilities = cls(**arrays)
+        if not probabilities._is_sound():
+            raise broken(path, "the map from scores to probabilities is not monotonic in [0, 1]")
+        return probabilities
 
     def _is_sound(self) -> bool:
         arrays = [getattr(self, name) for name in _ARRAYS]

@@ -13,9 +13,9 @@ from elias.kernels.one_vs_all import every_label_loss
 from elias.model.elias import EliasModel, SearchSizes
 from elias.model.encoder import BagEncoder
 from elias.model.one_vs_all import OneVsAll
-from elias.persistence.manifest import load_model, save_model
 from elias.text.batches import collate
 from elias.text.vectorizer import Featurizer
+from saved_models import load, save
 
 N_LABELS = 11
 TEXTS = ["red cod", "blue cod", "red tape", "cod in the blue sea", ""]
@@ -148,8 +148,7 @@ def test_a_saved_model_is_one_vs_all_again_and_ranks_the_same(model, storage, tm
     names = [f"label {i}" for i in range(N_LABELS)]
     folder = tmp_path / "model"
 
-    save_model(folder, model, config=config, label_names=names, metadata={}, card="")
-    again = load_model(folder).model
+    again = load(save(folder, model, config, names)).model
 
     embedding = model.encoder(batch(model)).detach()
     stored = load_file(folder / "model.safetensors")["labels.weight"]
@@ -166,7 +165,7 @@ def test_a_graph_that_does_not_hold_every_label_is_refused(model, tmp_path):
     config = CONFIG.resolve(10, N_LABELS)
     names = [f"label {i}" for i in range(N_LABELS)]
     model.graph.edge_labels = model.graph.edge_labels[:, :-1]
-    save_model(tmp_path / "model", model, config=config, label_names=names, metadata={}, card="")
+    save(tmp_path / "model", model, config, names)
 
     with pytest.raises(ModelError, match=r"graph.edge_labels has shape \(1, 10\), not \(1, 11\)"):
-        load_model(tmp_path / "model")
+        load(tmp_path / "model")

@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 from scipy.sparse import random as random_csr
 
 from elias.config import EliasConfig
@@ -16,8 +16,11 @@ from elias.model.build import build_encoder
 from elias.model.elias import EliasModel, SearchSizes
 from elias.model.graph import LabelGraph, partition_edges
 from elias.persistence.card import model_card
-from elias.persistence.manifest import load_model, save_model
+from elias.persistence.manifest import Manifest, fingerprint, read_data_settings
+from elias.rerank.probabilities import Probabilities
 from elias.text.tokens import Tokens
+from saved_models import as_old_format, change_config, change_tensors, load, reseal
+from saved_models import save as save_parts
 from tiny_bert import save_tiny_bert
 
 N_LABELS, N_CLUSTERS = 12, 4
@@ -44,10 +47,8 @@ def make_model(config, *, texts=TEXTS, n_features=None, learned=True):
     return EliasModel(encoder, LabelGraph(edges, N_LABELS, 2.5, edge_logits=logits), 3.0)
 
 
-def save(folder, model, config, **changes):
-    given = {"config": config, "label_names": NAMES, "metadata": METADATA, "card": "# A card\n"}
-    save_model(folder, model, **given | changes)
-    return folder
+def save(folder, model, config, *, names=NAMES, **parts):
+    return save_parts(folder, model, config, names, **{"metadata": METADATA, **parts})
 
 
 def assert_predicts_alike(model, again, tokens):
@@ -69,7 +70,7 @@ def test_a_bag_model_predicts_the_same_after_loading(learned, tmp_path):
     config = make_config(min_count=1)
     model = make_model(config, learned=learned)
 
-    loaded = load_model(save(tmp_path / "model", model, config), "cpu")
+    loaded = load(save(tmp_path / "model", model, config), "cpu")
 
     again = loaded.model
     tokens = model.encoder.tokenise(TEXTS)
@@ -91,7 +92,7 @@ def test_labels_kept_in_bfloat16_take_half_the_room_and_predict_the_same_on_a_cp
     weights = [load_file(folder / "model.safetensors")["labels.weight"] for folder in folders]
 
     assert [one.dtype for one in weights] == [torch.float32, torch.bfloat16]
-    assert_predicts_alike(model, load_model(folders[1], "cpu").model, model.encoder.tokenise(TEXTS))
+    assert_predicts_alike(model, load(folders[1], "cpu").model, model.encoder.tokenise(TEXTS))
 
 
 def test_a_model_of_given_features_predicts_the_same_after_loading(tmp_path):
@@ -99,7 +100,7 @@ def test_a_model_of_given_features_predicts_the_same_after_loading(tmp_path):
     model = make_model(config, texts=None, n_features=9)
     tokens = Tokens.from_csr(random_csr(6, 9, density=0.4, format="csr", rng=0))
 
-    loaded = load_model(save(tmp_path / "model", model, config))
+    loaded = load(save(tmp_path / "model", model, config))
 
     assert_predicts_alike(model, loaded.model, tokens)
     assert not (tmp_path / "model" / "vocabulary.txt").exists()
@@ -112,7 +113,7 @@ def test_a_transformer_model_is_whole_without_the_weights_it_began_with(changes,
     folder = save(tmp_path / "model", model, config)
     shutil.rmtree(tmp_path / "bert")
 
-    again = load_model(folder).model
+    again = load(folder).model
 
     assert_predicts_alike(model, again, again.encoder.tokenise(TEXTS))
     assert again.encoder.fingerprint == model.encoder.fingerprint
@@ -140,7 +141,7 @@ def test_every_tensor_is_as_it_was(tmp_path):
     config = make_config()
     model = make_model(config)
 
-    again = load_model(save(tmp_path / "model", model, config)).model
+    again = load(save(tmp_path / "model", model, config)).model
 
     for name, tensor in model.state_dict().items():
         assert torch.equal(again.state_dict()[name], tensor), name
@@ -148,13 +149,13 @@ def test_every_tensor_is_as_it_was(tmp_path):
 
 
 def test_the_loaded_model_can_be_trained_on(saved):
-    model = load_model(saved).model
+    model = load(saved).model
 
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.add_(1)
 
-    assert load_model(saved).model.labels.bias.sum() == 0  # the file is not what was changed
+    assert load(saved).model.labels.bias.sum() == 0  # the file is not what was changed
 
 
 def test_the_folder_holds_what_the_format_says(saved):
@@ -165,13 +166,17 @@ def test_the_folder_holds_what_the_format_says(saved):
     assert names == [
         "README.md",
         "config.json",
-        "labels.txt",
+        "labels.tsv",
         "model.safetensors",
         "vocabulary.txt",
     ]
-    assert (saved / "README.md").read_text(encoding="utf8") == "# A card\n"
+    assert sorted(tree["files"]) == ["labels.tsv", "model.safetensors", "vocabulary.txt"]
+    assert tree["files"]["model.safetensors"]["dtypes"] == {
+        name: str(tensor.dtype).removeprefix("torch.") for name, tensor in tensors.items()
+    }
+    assert (saved / "README.md").read_text(encoding="utf8").startswith("---\nlibrary_name: elias")
     sizes = tree["format_version"], tree["n_labels"], tree["n_clusters"], tree["n_edges"]
-    assert sizes == (2, N_LABELS, N_CLUSTERS, 4)
+    assert sizes == (3, N_LABELS, N_CLUSTERS, 4)
     assert tensors["graph.edge_labels"].dtype == torch.int32
     assert list(saved.parent.iterdir()) == [saved]
 
@@ -183,7 +188,7 @@ def test_who_may_read_one_file_may_read_all(saved):
 
 
 def test_facts_come_back_as_json_holds_them(saved):
-    metadata = load_model(saved).metadata
+    metadata = load(saved).metadata
 
     assert metadata["metrics"]["stage2"]["test"] == {"P@1": 71.5, "PSP@1": 3.0, "R@10": None}
     assert metadata["data"] == {
@@ -197,7 +202,7 @@ def test_saving_and_loading_draw_no_random_numbers(tmp_path):
     model = make_model(config)
     before = torch.get_rng_state()
 
-    load_model(save(tmp_path / "model", model, config))
+    load(save(tmp_path / "model", model, config))
 
     assert torch.equal(torch.get_rng_state(), before)
 
@@ -209,10 +214,10 @@ def test_a_model_of_many_labels_loads_at_once(tmp_path):
     graph = LabelGraph(torch.arange(n_labels).reshape(2000, 100), n_labels, 2.0)
     model = EliasModel(encoder, graph, 3.0)
     names = [f"name {i}" for i in range(n_labels)]
-    save(tmp_path / "model", model, config, label_names=names)
+    save(tmp_path / "model", model, config, names=names)
     start = time.perf_counter()
 
-    loaded = load_model(tmp_path / "model")
+    loaded = load(tmp_path / "model")
 
     assert time.perf_counter() - start < 5
     assert loaded.label_names[-1] == names[-1]
@@ -232,10 +237,12 @@ def test_a_saved_model_is_replaced_when_asked(saved):
     config = make_config()
     model = make_model(config)
 
-    save(saved, model, config, card="# Another\n", overwrite=True)
+    (saved / "README.md").write_text("# Mine\n")
 
-    assert torch.equal(load_model(saved).model.labels.weight, model.labels.weight)
-    assert (saved / "README.md").read_text(encoding="utf8") == "# Another\n"
+    save(saved, model, config, overwrite=True)
+
+    assert torch.equal(load(saved).model.labels.weight, model.labels.weight)
+    assert (saved / "README.md").read_text(encoding="utf8") != "# Mine\n"
     assert list(saved.parent.iterdir()) == [saved]
 
 
@@ -244,7 +251,7 @@ def test_a_folder_that_is_no_model_is_never_replaced(tmp_path):
     (tmp_path / "thesis" / "chapter").touch()
     config = make_config()
 
-    with pytest.raises(ModelError, match="holds no saved model, so it is not replaced"):
+    with pytest.raises(ModelError, match="has no saved model, so it is not overwritten"):
         save(tmp_path / "thesis", make_model(config), config, overwrite=True)
 
     assert (tmp_path / "thesis" / "chapter").exists()
@@ -264,24 +271,16 @@ def test_a_failed_save_leaves_nothing_and_the_old_model_in_place(saved):
 def refusal(folder):
     """Return the one line with which the folder is refused."""
     with pytest.raises(ModelError) as caught:
-        load_model(folder)
+        load(folder)
     message = str(caught.value)
     assert "\n" not in message
     return message
 
 
-def change_config(folder, **changes):
-    path = folder / "config.json"
-    tree = json.loads(path.read_text(encoding="utf8")) | changes
-    path.write_text(json.dumps(tree), encoding="utf8")
-
-
-def change_tensors(folder, **changes):
-    path = folder / "model.safetensors"
-    tensors = load_file(path) | {name.replace("__", "."): value for name, value in changes.items()}
-    tensors = {name: value for name, value in tensors.items() if value is not None}
-    path.unlink()
-    save_file(tensors, path)
+def resealed_refusal(folder):
+    """Return the refusal of a folder whose checksums fit its files."""
+    reseal(folder)
+    return refusal(folder)
 
 
 def test_a_folder_that_is_not_there_is_refused(tmp_path):
@@ -301,55 +300,139 @@ def test_a_config_that_is_not_json_is_refused(text, saved):
     assert "config.json: not valid JSON" in refusal(saved)
 
 
-@pytest.mark.parametrize("tree", [[], {}, {"model_type": "bert"}, {"format_version": 1}])
+@pytest.mark.parametrize("tree", [[], {}, {"model_type": "bert"}, {"format_version": "1"}])
 def test_a_foreign_config_is_refused(tree, saved):
     (saved / "config.json").write_text(json.dumps(tree), encoding="utf8")
 
-    assert "not of a model that ELIAS saved" in refusal(saved)
+    assert "not saved by ELIAS" in refusal(saved)
 
 
-def test_a_model_of_the_first_format_is_read(saved):
-    path = saved / "config.json"
-    tree = json.loads(path.read_text(encoding="utf8"))
-    del tree["beside"]
-    path.write_text(json.dumps(tree | {"format_version": 1}), encoding="utf8")
+@pytest.mark.parametrize("version", [1, 2])
+def test_a_model_of_an_older_format_is_read(saved, version):
+    before = load(saved)
+    as_old_format(saved, version)
 
-    assert load_model(saved).beside == {}
+    again = load(saved)
+
+    assert torch.equal(again.model.labels.weight, before.model.labels.weight)
+    assert again.label_names == before.label_names
+    assert again.metadata == before.metadata
+    assert again.reranker is None
+    assert again.others == []
 
 
 @pytest.mark.parametrize(
     "settings", [[], "title", {"text": 1}, {"labels": None}, {"seed": -1}, {"seed": "0"}]
 )
 def test_data_settings_of_another_type_are_refused(saved, settings):
-    path = saved / "config.json"
-    tree = json.loads(path.read_text())
-    tree["facts"]["data_settings"] = settings
-    path.write_text(json.dumps(tree))
+    change_config(saved, data_settings=settings)
 
-    with pytest.raises(ModelError, match=r"config\.json: metadata\.data_settings is "):
-        load_model(saved)
+    assert "config.json: data_settings is " in refusal(saved)
 
 
-@pytest.mark.parametrize("beside", [None, [], {"ranker": -1}, {"members": "2"}])
-def test_what_is_beside_the_model_must_be_counted(saved, beside):
+def test_data_settings_come_back_as_metadata(tmp_path):
+    config = make_config()
+    settings = {"text": "title", "labels": "topics", "separator": "|", "seed": 3}
+    folder = save(
+        tmp_path / "model", make_model(config), config, metadata={"data_settings": settings}
+    )
+
+    assert load(folder).metadata == {"data_settings": settings}
+    assert read_data_settings(folder) == settings
+    assert json.loads((folder / "config.json").read_text())["data_settings"] == settings
+
+
+@pytest.mark.parametrize("beside", [None, [], {"members": -1}, {"members": "2"}])
+def test_parts_of_an_old_model_must_be_counted(saved, beside):
+    as_old_format(saved)
     change_config(saved, beside=beside)
 
-    with pytest.raises(ModelError, match=r"config\.json: beside"):
-        load_model(saved)
+    assert "config.json: " in refusal(saved)
 
 
-def test_sizes_that_an_older_version_did_not_save_are_derived(saved):
-    tree = json.loads((saved / "config.json").read_text(encoding="utf8"))
-    del tree["config"]["index"]["train_shortlist"]
-    (saved / "config.json").write_text(json.dumps(tree), encoding="utf8")
+def test_a_member_comes_back_and_is_checked(saved, tmp_path):
+    config = make_config()
+    member = load(saved)
+    folder = save(tmp_path / "ensemble", make_model(config), config, others=[member])
 
-    index = load_model(saved).config.index
+    again = load(folder)
 
-    assert index.train_shortlist == index.shortlist_size
+    assert torch.equal(again.others[0].model.labels.weight, member.model.labels.weight)
+    change_config(folder / "members" / "1", alpha=2.0)
+    assert "members/1/config.json: damaged" in refusal(folder)
+    path = folder / "members" / "1" / "labels.tsv"
+    path.write_bytes(path.read_bytes().replace(b"label 1", b"label A"))
+    assert "members/1/labels.tsv: damaged" in resealed_refusal(folder)
+    reseal(folder / "members" / "1")
+    assert "members/1: its labels are not those" in resealed_refusal(folder)
+
+
+def test_probabilities_come_back_and_are_checked(tmp_path):
+    config = make_config()
+    steps = np.linspace(0, 1, 201)
+    probabilities = Probabilities(np.array([0.0, 1.0]), np.array([0.1, 0.7]), steps, steps[::-1])
+    folder = save(tmp_path / "model", make_model(config), config, probabilities=probabilities)
+
+    again = load(folder).probabilities
+
+    np.testing.assert_array_equal(again.values, probabilities.values)
+    np.testing.assert_array_equal(again.recall, probabilities.recall)
+    path = folder / "probabilities.json"
+    path.write_text(path.read_text().replace("0.7", "0.01"))
+    assert "probabilities.json: damaged: " in refusal(folder)
+    assert "is not monotonic" in resealed_refusal(folder)
+    path.write_text('{"format_version": 2}')
+    assert "format 2" in resealed_refusal(folder)
+    path.unlink()
+    assert "probabilities.json: missing" in refusal(folder)
+
+
+@pytest.mark.parametrize("name", ["model.safetensors", "labels.tsv", "vocabulary.txt"])
+def test_a_file_with_one_changed_byte_is_refused(name, saved):
+    path = saved / name
+    content = bytearray(path.read_bytes())
+    content[-3] ^= 1
+    path.write_bytes(content)
+
+    assert f"{name}: damaged: its SHA-256 checksum" in refusal(saved)
+
+
+def test_the_file_of_another_model_is_refused(saved, tmp_path):
+    config = make_config()
+    other = save(tmp_path / "other", make_model(config), config)
+    shutil.copy(other / "model.safetensors", saved)
+
+    assert "model.safetensors: damaged" in refusal(saved)
+
+
+def test_a_file_that_the_manifest_does_not_list_is_refused(saved):
+    files = Manifest(saved)["files"]
+    change_config(saved, files={name: files[name] for name in files if name != "labels.tsv"})
+
+    assert "labels.tsv: not listed in config.json" in refusal(saved)
+
+
+def test_the_card_may_be_edited(saved):
+    (saved / "README.md").write_text("# My model\n")
+
+    load(saved)
+
+
+@pytest.mark.parametrize("version", [2, 3])
+def test_the_fingerprint_changes_with_the_model(saved, tmp_path, version):
+    config = make_config()
+    copy = shutil.copytree(saved, tmp_path / "copy")
+    other = save(tmp_path / "other", make_model(config), config)
+    for folder in (saved, copy, other):
+        if version == 2:
+            as_old_format(folder)
+
+    assert fingerprint(saved) == fingerprint(copy)
+    assert fingerprint(saved) != fingerprint(other)
 
 
 def test_a_newer_format_asks_for_an_upgrade(saved):
-    change_config(saved, format_version=3, elias_version="9.0")
+    change_config(saved, format_version=4, elias_version="9.0")
 
     message = refusal(saved)
 
@@ -368,7 +451,12 @@ def test_a_newer_format_asks_for_an_upgrade(saved):
         ("alpha", float("inf")),
         ("beta", float("nan")),
         ("encoder", []),
-        ("facts", None),
+        ("metadata", None),
+        ("members", -1),
+        ("members", True),
+        ("ranker", None),
+        ("probabilities", 1),
+        ("files", None),
     ],
 )
 def test_a_value_that_cannot_be_is_refused(key, value, saved):
@@ -387,13 +475,17 @@ def test_a_config_with_unknown_keys_is_refused(saved):
     ("encoder", "reason"),
     [
         ({"kind": "magic"}, "encoder.kind is 'magic'"),
-        ({"kind": "features", "n_features": -1}, "encoder.n_features must be a count"),
-        ({"kind": "bag", "n_words": 1, "n_ngrams": 0}, "encoder.char_ngrams must be two"),
+        ({"kind": "features", "n_features": -1}, "encoder.n_features is -1"),
+        ({"kind": "bag", "n_words": 1, "n_ngrams": 0}, "encoder.char_ngrams is None"),
+        (
+            {"kind": "bag", "n_words": 1, "n_ngrams": 0, "char_ngrams": [3]},
+            "encoder.char_ngrams is [3], not two",
+        ),
         (
             {"kind": "bag", "n_words": 1, "n_ngrams": 0, "char_ngrams": [3, 5]},
-            "vocabulary.txt: has",
+            "vocabulary.idf has shape",
         ),
-        ({"kind": "transformer"}, "tokenizer.json: cannot be read"),
+        ({"kind": "transformer"}, "encoder/config.json: missing"),
     ],
 )
 def test_an_encoder_that_cannot_be_rebuilt_is_refused(encoder, reason, saved):
@@ -407,7 +499,7 @@ def test_weights_cut_short_are_refused(kept, saved):
     path = saved / "model.safetensors"
     path.write_bytes(path.read_bytes()[:kept])
 
-    assert "model.safetensors: truncated or damaged" in refusal(saved)
+    assert "model.safetensors: truncated or damaged" in resealed_refusal(saved)
 
 
 def test_weights_with_a_damaged_header_are_refused(saved):
@@ -416,63 +508,82 @@ def test_weights_with_a_damaged_header_are_refused(saved):
     content[8:40] = b"#" * 32
     path.write_bytes(content)
 
-    assert "model.safetensors: truncated or damaged" in refusal(saved)
+    assert "model.safetensors: truncated or damaged" in resealed_refusal(saved)
 
 
-@pytest.mark.parametrize("name", ["model.safetensors", "labels.txt", "vocabulary.txt"])
+@pytest.mark.parametrize("name", ["model.safetensors", "labels.tsv", "vocabulary.txt"])
 def test_a_missing_file_is_named(name, saved):
     (saved / name).unlink()
 
-    assert name in refusal(saved)
+    assert f"{name}: missing" in refusal(saved)
 
 
 @pytest.mark.parametrize(
     ("changes", "reason"),
     [
         ({"labels__bias": None}, "labels.bias is missing"),
-        ({"vocabulary__idf": None}, "vocabulary.idf must be"),
-        ({"vocabulary__idf": torch.zeros(3)}, "vocabulary.idf must be"),
-        ({"surprise": torch.zeros(1)}, "surprise is not a part of this model"),
+        ({"vocabulary__idf": None}, "vocabulary.idf is missing"),
+        ({"vocabulary__idf": torch.zeros(3)}, "vocabulary.idf has shape (3,)"),
+        ({"surprise": torch.zeros(1)}, "surprise is not expected"),
         ({"labels__weight": torch.zeros(3, 8)}, "labels.weight has shape (3, 8), not (12, 8)"),
-        ({"labels__bias": torch.zeros(12, dtype=torch.float16)}, "labels.bias is torch.float16"),
+        ({"labels__bias": torch.zeros(12, dtype=torch.float16)}, "labels.bias is float16"),
         ({"clusters__bias": torch.tensor([0, torch.nan, 0, 0])}, "clusters.bias has a number"),
         ({"clusters__bias": torch.tensor([0, torch.inf, 0, 0])}, "clusters.bias has a number"),
         ({"graph__edge_labels": torch.full((4, 4), 13, dtype=torch.int32)}, "outside 0..12"),
         ({"graph__edge_labels": torch.full((4, 4), -1)}, "outside 0..12"),
-        ({"graph__edge_labels": torch.zeros(4, 4)}, "graph.edge_labels is torch.float32"),
+        ({"graph__edge_labels": torch.zeros(4, 4)}, "graph.edge_labels is float32"),
     ],
 )
 def test_tensors_that_are_not_the_models_are_refused(changes, reason, saved):
-    change_tensors(saved, **changes)
+    change_tensors(saved / "model.safetensors", **changes)
 
-    assert reason in refusal(saved)
+    assert reason in resealed_refusal(saved)
 
 
 def test_document_frequencies_that_are_not_finite_are_refused(saved):
     idf = load_file(saved / "model.safetensors")["vocabulary.idf"]
-    change_tensors(saved, vocabulary__idf=idf * torch.nan)
+    change_tensors(saved / "model.safetensors", vocabulary__idf=idf * torch.nan)
 
-    assert f"vocabulary.idf must be {len(idf)} finite" in refusal(saved)
+    assert "vocabulary.idf has a number that is not finite" in resealed_refusal(saved)
 
 
 def test_edges_may_be_stored_as_int64(saved):
     edges = load_file(saved / "model.safetensors")["graph.edge_labels"]
-    change_tensors(saved, graph__edge_labels=edges.long())
+    change_tensors(saved / "model.safetensors", graph__edge_labels=edges.long())
+    reseal(saved)
 
-    assert torch.equal(load_model(saved).model.graph.edge_labels, edges.long())
+    assert torch.equal(load(saved).model.graph.edge_labels, edges.long())
 
 
 @pytest.mark.parametrize(
     ("content", "reason"),
     [
-        (b"only one\n", "has 1 whole lines where the model has 12 names"),
-        (b"a\n" * 13, "has 13 whole lines"),
-        (b"a\n" * 11 + b"cut", "has 11 whole lines"),
-        (b"a\n" * 11 + b"\xff\n", "cannot be read"),
-        (b"a\n" * 11 + b"\\q\n", "labels.txt:12: a backslash"),
+        (b"name\nonly one\n", "has 2 complete lines, not 13"),
+        (b"name\n" + b"a\n" * 13, "has 14 complete lines"),
+        (b"name\n" + b"a\n" * 11 + b"cut", "has 12 complete lines"),
+        (b"name\n" + b"a\n" * 11 + b"\xff\n", "cannot be read"),
+        (b"name\n" + b"a\n" * 11 + b"\\q\n", "labels.tsv:13: a backslash"),
+        (b"id\n" + b"a\n" * 12, "has the columns 'id'"),
+        (b"name\tname\n" + b"a\tb\n" * 12, r"has the columns 'name\tname'"),
+        (b"name\tcolour\n" + b"a\tb\n" * 12, r"has the columns 'name\tcolour'"),
+        (b"name\tid\n" + b"a\n" * 12, "not every line has 2 columns"),
     ],
 )
 def test_label_names_that_do_not_fit_are_refused(content, reason, saved):
+    (saved / "labels.tsv").write_bytes(content)
+
+    assert reason in resealed_refusal(saved)
+
+
+@pytest.mark.parametrize(
+    ("content", "reason"),
+    [
+        (b"only one\n", "has 1 complete lines, not 12"),
+        (b"a\n" * 11 + b"\\q\n", "labels.txt:12: a backslash"),
+    ],
+)
+def test_label_names_of_an_old_model_that_do_not_fit_are_refused(content, reason, saved):
+    as_old_format(saved)
     (saved / "labels.txt").write_bytes(content)
 
     assert reason in refusal(saved)
@@ -486,7 +597,8 @@ def test_a_transformer_without_a_readable_tokenizer_or_config_is_refused(name, c
     path = folder / "encoder" / name
     path.unlink() if content is None else path.write_text(content)
 
-    assert f"encoder/{name}: cannot be" in refusal(folder)
+    reason = "missing" if content is None else "cannot be"
+    assert f"encoder/{name}: {reason}" in resealed_refusal(folder)
 
 
 def test_the_card_shows_metrics_data_and_how_to_use_the_model():

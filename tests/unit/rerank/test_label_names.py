@@ -12,14 +12,9 @@ from scipy.sparse import csr_matrix
 
 from elias.config import RerankConfig
 from elias.errors import ModelError
-from elias.persistence.reranker_files import (
-    ARRAYS_FILE,
-    DESCRIPTION_FILE,
-    load_reranker,
-    save_reranker,
-)
 from elias.rerank import Calibration, LabelNames, RankerFeatures, Reranker, relevant_candidates
 from elias.rerank.scoring import name_nearness
+from saved_models import as_old_format, change_config, load_ranker, reseal, save_ranker
 
 NAMES = [f"Label{i}" for i in range(12)]
 
@@ -159,12 +154,11 @@ def test_trees_are_refused_an_answer_that_is_not_there(named):
 
 @pytest.fixture
 def saved(named, tmp_path):
-    save_reranker(named, tmp_path / "ranker")
-    return tmp_path / "ranker"
+    return save_ranker(tmp_path / "model", named)
 
 
 def test_names_come_back_as_they_were(problem, named, saved):
-    again = load_reranker(saved)
+    again = load_ranker(saved)
 
     found, expected = again.score(problem.validation[0]), named.score(problem.validation[0])
     np.testing.assert_array_equal(found.final, expected.final)
@@ -173,13 +167,14 @@ def test_names_come_back_as_they_were(problem, named, saved):
 
 def test_a_ranker_of_format_1_has_no_names_and_the_paper_s_power(reranker, problem, tmp_path):
     reranker = replace(reranker, sharpness=1.0)
-    save_reranker(reranker, tmp_path / "ranker")
-    path = tmp_path / "ranker" / DESCRIPTION_FILE
+    folder = save_ranker(tmp_path / "model", reranker)
+    as_old_format(folder)
+    path = folder / "ranker" / "ranker.json"
     tree = json.loads(path.read_text(encoding="utf8")) | {"format_version": 1}
     del tree["named"], tree["sharpness"]
     path.write_text(json.dumps(tree), encoding="utf8")
 
-    again = load_reranker(tmp_path / "ranker")
+    again = load_ranker(folder)
 
     assert again.by_name is None
     points, _ = problem.validation
@@ -196,17 +191,18 @@ def test_a_ranker_of_format_1_has_no_names_and_the_paper_s_power(reranker, probl
     ],
 )
 def test_damaged_names_are_refused(saved, change, message):
-    arrays = load_file(saved / ARRAYS_FILE)
-    save_file(arrays | change(arrays), saved / ARRAYS_FILE)
+    path = saved / "ranker" / "ranker.safetensors"
+    arrays = load_file(path)
+    save_file(arrays | change(arrays), path)
+    reseal(saved)
 
     with pytest.raises(ModelError, match=message):
-        load_reranker(saved)
+        load_ranker(saved)
 
 
 def test_names_without_a_calibration_are_refused(saved):
-    path = saved / DESCRIPTION_FILE
-    tree = json.loads(path.read_text(encoding="utf8"))
-    path.write_text(json.dumps(tree | {"calibrated": False}), encoding="utf8")
+    ranker = json.loads((saved / "config.json").read_text(encoding="utf8"))["ranker"]
+    change_config(saved, ranker=ranker | {"calibrated": False})
 
-    with pytest.raises(ModelError, match="named is true of a ranker that has no calibration"):
-        load_reranker(saved)
+    with pytest.raises(ModelError, match="named is true of a ranker without calibration"):
+        load_ranker(saved)

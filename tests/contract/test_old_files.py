@@ -1,0 +1,60 @@
+"""Files written by older versions load, and give the same results."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from elias import Elias
+
+FIXTURES = Path(__file__).parents[1] / "fixtures"
+
+
+def predicted(model):
+    """Return the predictions of a model as the recorded ones of version 0.1."""
+    texts = (FIXTURES / "run-0.1/corpus/raw/tst_X.txt").read_text(encoding="utf8").splitlines()
+    return model.predict(texts, top_k=3).to_dicts()
+
+
+def assert_as_recorded(rankings):
+    lines = (FIXTURES / "model-0.1-predictions.jsonl").read_text(encoding="utf8").splitlines()
+    recorded = [json.loads(line)["labels"] for line in lines]
+    for name in ("id", "label"):
+        assert [[each[name] for each in row] for row in rankings] == [
+            [each[name] for each in row] for row in recorded
+        ]
+    for name in ("score", "probability"):
+        np.testing.assert_allclose(
+            [each[name] for row in rankings for each in row],
+            [each[name] for row in recorded for each in row],
+            rtol=1e-5,
+        )
+
+
+def test_a_model_saved_by_0_1_loads_and_predicts_the_same():
+    model = Elias.from_pretrained(FIXTURES / "model-0.1", device="cpu")
+
+    rankings = predicted(model)
+
+    assert model.components == ("stage2", "rerank", "calibrate", "names")
+    assert model.data_settings == model.metadata["data_settings"]
+    assert_as_recorded(rankings)
+
+
+def test_a_model_saved_by_0_1_is_saved_again_in_the_current_format(tmp_path):
+    model = Elias.from_pretrained(FIXTURES / "model-0.1", device="cpu")
+
+    again = Elias.from_pretrained(model.save_pretrained(tmp_path / "model"), device="cpu")
+
+    manifest = json.loads((tmp_path / "model/config.json").read_text(encoding="utf8"))
+    assert manifest["format_version"] == 3
+    assert again.metadata == model.metadata
+    assert_as_recorded(predicted(again))
+
+
+def test_the_old_name_of_metadata_warns():
+    model = Elias.from_pretrained(FIXTURES / "model-0.1", device="cpu")
+
+    with pytest.warns(DeprecationWarning, match=r"Elias\.metadata"):
+        assert model.facts is model.metadata

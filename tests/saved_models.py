@@ -1,0 +1,97 @@
+"""Save and load a model without the class `Elias`, and change the files of a saved one."""
+
+import json
+from types import SimpleNamespace
+
+from safetensors.torch import load_file, save_file
+
+from elias.persistence.manifest import Manifest, digest, write_manifest
+from elias.persistence.model_files import load_model, save_model
+from elias.persistence.reranker_files import load_reranker, save_reranker
+
+
+def save(folder, model, config, label_names, *, overwrite=False, **parts):
+    """Save a model and return its folder; ``parts`` are more attributes of `Elias`."""
+    empty = {"reranker": None, "first_encoder": None, "others": (), "probabilities": None}
+    whole = SimpleNamespace(
+        **{"metadata": {}, **empty, **parts},
+        model=model,
+        config=config,
+        label_names=tuple(label_names),
+    )
+    save_model(whole, folder, overwrite=overwrite)
+    return folder
+
+
+def load(folder, device="cpu"):
+    """Return the parts of a saved model as attributes."""
+    return load_model(SimpleNamespace, folder, device)
+
+
+def change_config(folder, **changes):
+    """Change entries of the manifest."""
+    path = folder / "config.json"
+    tree = json.loads(path.read_text(encoding="utf8"))
+    path.write_text(json.dumps(tree | changes), encoding="utf8")
+
+
+def change_tensors(path, **changes):
+    """Change tensors of a file, ``__`` standing for a dot; None removes a tensor."""
+    tensors = load_file(path) | {name.replace("__", "."): value for name, value in changes.items()}
+    tensors = {name: value for name, value in tensors.items() if value is not None}
+    path.unlink()
+    save_file(tensors, path)
+
+
+def reseal(folder):
+    """Correct the checksums of a folder whose files were changed, as an attacker would."""
+    path = folder / "config.json"
+    tree = json.loads(path.read_text(encoding="utf8"))
+    for name, entry in tree["files"].items():
+        if (folder / name).is_file():
+            entry |= {"size": (folder / name).stat().st_size, "sha256": digest(folder / name)}
+    path.write_text(json.dumps(tree), encoding="utf8")
+
+
+def save_ranker(folder, reranker):
+    """Save a ranker with a manifest of its own, and return the folder."""
+    sizes = {"n_labels": reranker.ranker.n_labels, "n_clusters": 1, "n_edges": 1}
+    folder.mkdir()
+    entries = {
+        **sizes,
+        "graph_learned": False,
+        "alpha": 1.0,
+        "beta": 1.0,
+        "first_encoder": False,
+        "members": 0,
+        "probabilities": False,
+        **{name: {} for name in ("encoder", "config", "metadata", "data_settings")},
+    }
+    write_manifest(folder, {**entries, "ranker": save_reranker(reranker, folder)})
+    return folder
+
+
+def load_ranker(folder):
+    return load_reranker(Manifest(folder))
+
+
+def as_old_format(folder, version=2):
+    """Rewrite a saved model as version 0.1 saved it."""
+    path = folder / "config.json"
+    tree = json.loads(path.read_text(encoding="utf8"))
+    del tree["files"]
+    ranker = tree.pop("ranker")
+    parts = {name: tree.pop(name) for name in ("first_encoder", "members", "probabilities")}
+    tree |= {"format_version": version, "facts": tree.pop("metadata")}
+    tree["facts"]["data_settings"] = tree.pop("data_settings")
+    if version == 2:
+        tree["beside"] = {"ranker": bool(ranker), **parts}
+    if ranker:
+        about = {"format_version": version, "elias_version": "0.1.0"}
+        text = json.dumps(about | ranker)
+        (folder / "ranker" / "ranker.json").write_text(text, encoding="utf8")
+    if (folder / "labels.tsv").exists():
+        lines = (folder / "labels.tsv").read_bytes().split(b"\n", 1)
+        (folder / "labels.txt").write_bytes(lines[1])
+        (folder / "labels.tsv").unlink()
+    path.write_text(json.dumps(tree), encoding="utf8")
