@@ -162,10 +162,11 @@ class ArrayWriter:
         self._file.write(np.ascontiguousarray(numbers, dtype=self._kind).data)
 
     def append_file(self, path: Path) -> None:
-        """Add the numbers of a file without a header."""
+        """Append the numbers of a file that another writer of the same kind wrote."""
         with path.open("rb") as source:
+            source.seek(_HEADER_BYTES)
             shutil.copyfileobj(source, self._file, 4 * _COPY_ITEMS)
-        self._count += path.stat().st_size // np.dtype(self._kind).itemsize
+        self._count += (path.stat().st_size - _HEADER_BYTES) // np.dtype(self._kind).itemsize
 
     def __exit__(self, *_: object) -> None:
         told = f"{{'descr': '{self._kind}', 'fortran_order': False, 'shape': ({self._count},), }}"

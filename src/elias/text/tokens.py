@@ -1,4 +1,4 @@
-"""Tokenised texts as ragged arrays, kept on disk by content so that a second run starts at once."""
+"""Tokenised texts as ragged arrays, and a cache of them on disk, keyed by content."""
 
 from __future__ import annotations
 
@@ -26,21 +26,21 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-_CACHE_LIMIT = 20 * 2**30  # bytes of tokenised text kept before the oldest goes
+_CACHE_LIMIT = 20 * 2**30  # bytes; beyond it the oldest entries are deleted
 _FORMAT = "3"
-_ROWS = 1 << 16  # of features, at a time
+_ROWS = 1 << 16  # rows of features scaled at a time
 
 
 @dataclass(frozen=True, slots=True)
 class Tokens:
-    """N texts as runs of token ids; the bag encoder's tokens have weights too."""
+    """The token ids of N texts, one text after the other; bag encoders have weights too."""
 
     offsets: NDArray[np.int64]
     """(N + 1,) text i is ``ids[offsets[i]:offsets[i + 1]]``."""
     ids: NDArray[np.int32]
     weights: NDArray[np.float32] | None = None
     n_truncated: int = 0
-    """How many texts were longer than the encoder reads."""
+    """Number of texts that were cut at the maximum length of the encoder."""
 
     def __len__(self) -> int:
         """Return N."""
@@ -48,12 +48,12 @@ class Tokens:
 
     @property
     def lengths(self) -> NDArray[np.int64]:
-        """Return each text's number of tokens (N,)."""
+        """Return the number of tokens of each text (N,)."""
         return np.diff(self.offsets)
 
     @classmethod
     def from_csr(cls, features: csr_matrix) -> Tokens:
-        """Take each row's stored columns as its tokens, and the values as their weights."""
+        """Return the stored columns of each row as its tokens, and the values as weights."""
         return cls(
             offsets=features.indptr.astype(np.int64),
             ids=features.indices.astype(np.int32),
@@ -61,7 +61,7 @@ class Tokens:
         )
 
     def part(self, rows: slice) -> Tokens:
-        """Return a run of texts, over the same arrays."""
+        """Return a slice of the texts, as views of the same arrays."""
         start, end, _ = rows.indices(len(self))
         inside = slice(int(self.offsets[start]), int(self.offsets[max(start, end)]))
         return Tokens(
@@ -71,22 +71,25 @@ class Tokens:
         )
 
     def take(self, rows: NDArray[np.int64]) -> Tokens:
-        """Return the texts of ``rows``, in that order."""
+        """Return the tokens of ``rows``, in that order."""
         release_pages()
         starts = self.offsets[rows]
         lengths = self.offsets[rows + 1] - starts
         offsets = np.zeros(len(rows) + 1, dtype=np.int64)
         np.cumsum(lengths, out=offsets[1:])
-        places = np.repeat(starts - offsets[:-1], lengths) + np.arange(offsets[-1])
+        positions = np.repeat(starts - offsets[:-1], lengths) + np.arange(offsets[-1])
         return Tokens(
             offsets=offsets,
-            ids=self.ids[places],
-            weights=None if self.weights is None else self.weights[places],
+            ids=self.ids[positions],
+            weights=None if self.weights is None else self.weights[positions],
         )
 
 
 def unit_tokens(features: csr_matrix) -> Tokens:
-    """Return mapped features as tokens, each point scaled to length 1, in a scratch file."""
+    """Return memory-mapped features as tokens, each point scaled to length 1.
+
+    The scaled weights are in a scratch file.
+    """
     weights = scratch_array(features.nnz, np.dtype(np.float32))
     for start in range(0, features.shape[0], _ROWS):
         part = unit_rows(features[start : start + _ROWS], first_row=start)
@@ -100,12 +103,12 @@ def unit_tokens(features: csr_matrix) -> Tokens:
 
 
 def cache_folder() -> Path:
-    """Return where tokenised texts are kept: the user's cache folder."""
+    """Return the folder of the token cache."""
     return cache_root() / "tokens"
 
 
 def content_key(fingerprint: str, texts: Sequence[str]) -> str:
-    """Return a hash of how the texts are tokenised and of every text."""
+    """Return a hash of the tokenizer and of every text."""
     digest = hashlib.sha256(f"{_FORMAT}\n{fingerprint}\n{len(texts)}\n".encode())
     if isinstance(texts, DiskTexts):
         digest.update(f"on disk {texts.digest}".encode())
@@ -123,44 +126,47 @@ def cached(
     tokenise: Callable[[Sequence[str]], Tokens],
     write: Callable[[DiskTexts, Path], None] | None = None,
 ) -> Tokens:
-    """Return the tokens of ``texts``, memory-mapped from disk when they are there already.
+    """Return the tokens of ``texts``, memory-mapped from the cache; tokenise them if needed.
 
-    Those of texts on disk are written by ``write``, and never are in memory all at once.
+    Args:
+        fingerprint: Identifies the tokenizer.
+        texts: The texts.
+        tokenise: Turns texts into tokens.
+        write: Writes the tokens of texts on disk into a folder, without holding all in memory.
+
+    Raises:
+        DataError: If the tokens of texts on disk cannot be written.
     """
     folder = cache_folder() / content_key(fingerprint, texts)
-    found = _load(folder, len(texts))
-    if found is not None:
-        logger.info("tokens of %d texts found in the cache", len(texts))
-        return found
-    if isinstance(texts, DiskTexts):
-        assert write is not None
-        return _written(texts, folder, write)
-    tokens = tokenise(texts)
-    try:
-        _store(tokens, folder)
-        mark_in_use(folder)
-        evict_oldest(folder.parent, _CACHE_LIMIT)
-    except (OSError, DataError) as error:  # a full or read-only disk must not stop the run
-        logger.warning("tokenised texts not kept in %s: %s", folder, error)
+    tokens = _load(folder, len(texts))
+    if tokens is not None:
+        logger.info("tokens of %d texts read from the cache", len(texts))
         return tokens
-    return _load(folder, len(texts)) or tokens
-
-
-def _written(texts: DiskTexts, folder: Path, write: Callable[[DiskTexts, Path], None]) -> Tokens:
+    if not isinstance(texts, DiskTexts):
+        tokens = tokenise(texts)
     try:
+        # a folder that exists is damaged, or another run was faster
         with staged_folder(folder, overwrite=True) as staging:
-            write(texts, staging)
+            if tokens is not None:
+                _store(tokens, staging)
+            elif isinstance(texts, DiskTexts) and write is not None:
+                write(texts, staging)
         mark_in_use(folder)
         evict_oldest(folder.parent, _CACHE_LIMIT)
-    except OSError as error:
+    except (OSError, DataError) as error:
+        if tokens is not None:  # a full or read-only disk does not stop the run
+            logger.warning("cannot cache tokenised texts in %s: %s", folder, error)
+            return tokens
+        if isinstance(error, DataError):
+            raise
         raise DataError(
-            f"{folder.parent}: no room for the tokens of {len(texts):,} texts ({error.strerror}); "
-            "free some, or set XDG_CACHE_HOME to a folder on another disk"
+            f"{folder.parent}: no space for the tokens of {len(texts):,} texts "
+            f"({error.strerror}); free some, or set XDG_CACHE_HOME to a folder on another disk"
         ) from error
-    found = _load(folder, len(texts))
-    if found is None:
-        raise DataError(f"{folder}: the tokens just written are gone; run the same command again")
-    return found
+    tokens = _load(folder, len(texts)) or tokens
+    if tokens is None:
+        raise DataError(f"{folder}: the new tokens disappeared; run the same command again")
+    return tokens
 
 
 def _load(folder: Path, n_texts: int) -> Tokens | None:
@@ -173,12 +179,12 @@ def _load(folder: Path, n_texts: int) -> Tokens | None:
         return None
     mark_in_use(folder)
     for array in (ids, weights):
-        if isinstance(array, np.memmap):  # an empty one is not
+        if isinstance(array, np.memmap):  # an empty array is not mapped
             track_pages(array)
-    with suppress(OSError):  # a read-only cache still serves
+    with suppress(OSError):  # a read-only cache can be used, too
         os.utime(folder)
-    whole = len(offsets) == n_texts + 1 and len(ids) == offsets[-1]
-    if not whole or len(weights) not in (0, len(ids)):
+    complete = len(offsets) == n_texts + 1 and len(ids) == offsets[-1]
+    if not complete or len(weights) not in (0, len(ids)):
         return None
     return Tokens(
         offsets=offsets,
@@ -189,10 +195,8 @@ def _load(folder: Path, n_texts: int) -> Tokens | None:
 
 
 def _store(tokens: Tokens, folder: Path) -> None:
-    # one that is there is broken, or another run was quicker
-    with staged_folder(folder, overwrite=True) as staging:
-        np.save(staging / "offsets.npy", tokens.offsets)
-        np.save(staging / "ids.npy", tokens.ids)
-        np.save(staging / "truncated.npy", np.int64(tokens.n_truncated))
-        no_weights = np.empty(0, dtype=np.float32)
-        np.save(staging / "weights.npy", no_weights if tokens.weights is None else tokens.weights)
+    np.save(folder / "offsets.npy", tokens.offsets)
+    np.save(folder / "ids.npy", tokens.ids)
+    np.save(folder / "truncated.npy", np.int64(tokens.n_truncated))
+    no_weights = np.empty(0, dtype=np.float32)
+    np.save(folder / "weights.npy", no_weights if tokens.weights is None else tokens.weights)
