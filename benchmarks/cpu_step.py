@@ -22,7 +22,7 @@ from cpu_setup import write_json
 from naive_step import NaiveStep
 
 from elias.config import EncoderConfig, StageConfig
-from elias.model.elias import EliasModel, is_member
+from elias.model.elias import EliasModel
 from elias.model.encoder import BagEncoder
 from elias.model.graph import LabelGraph
 from elias.model.losses import classification_loss, shortlist_loss
@@ -116,9 +116,10 @@ def our_step(model, optimizer, shape, batch, clock):
     with clock.part("classifier"):
         logits = model.labels.logits(embedding, found.labels)
     with clock.part("loss"):
-        relevant = is_member(found.labels, batch.positives, model.n_labels)
-        stored = found.labels < model.n_labels
-        loss = classification_loss(logits, found.log_scores, relevant, stored) / shape.batch
+        loss = classification_loss(
+            logits, found.log_scores, found.labels, batch.positives, model.n_labels
+        )
+        loss = loss / shape.batch
         loss = loss + shortlist_loss(found.positive_log, found.reached) / shape.batch
     with clock.part("backward"):
         loss.backward()

@@ -17,15 +17,13 @@ import numpy as np
 import torch
 from gpu_setup import STAGE, Results, Rows, Shape, bert_base, make_batches, make_model, table
 
-from elias.kernels.adamw import AdamWRates, History, apply_pending_decay
+from elias.kernels import Expansion, IndexGradients, label_logits, path_log, plain
+from elias.kernels.adamw import AdamWRates, EdgeState, History, LinearState, apply_pending_decay
 from elias.kernels.gpu import loss as gpu_loss
 from elias.kernels.gpu import paths as gpu_paths
 from elias.kernels.gpu import rows as gpu_rows
 from elias.kernels.gpu import search as gpu_search
-from elias.kernels.gpu.adamw import EdgeState, LinearState, adamw_edges, adamw_pairs
-from elias.kernels.paths import path_log
-from elias.kernels.rows import IndexGradients, label_logits
-from elias.kernels.search import _expand_torch
+from elias.kernels.gpu.adamw import adamw_edges, adamw_pairs
 from elias.model import recorded_search
 from elias.model.batch_inference import rank_all
 from elias.model.elias import SearchSizes
@@ -135,7 +133,7 @@ class Checks:
         given = self._beam(size, **options)
         poison(self.device)
         found = gpu_search.expand_beam(*given, size.labels, size.keep, n_listed=n_listed)
-        expected = _expand_torch(*given, size.labels, size.keep)
+        expected = Expansion(*plain.expand_beam(*given, size.labels, size.keep))
         n_paths = given[0].shape[1] * size.edges + 1
         keys = [(labels * n_paths + paths).sort(dim=1).values for labels, paths in
                 (found[:2], expected[:2])]  # fmt: skip
@@ -253,7 +251,7 @@ class Checks:
         g = self.normal(*labels.shape)
         poison(self.device)
         pairs = gpu_rows.pair_rows(labels, g, embedding)
-        rows, gradient, sums = gpu_rows.summed_rows(pairs, len(weight))
+        rows, gradient, sums = gpu_rows.sum_pairs(pairs, len(weight))
         found = torch.zeros(len(weight), self.size.dim + 1, device=self.device)
         found[rows] = torch.cat([gradient, sums.unsqueeze(1)], dim=1)
         return error_of(found, self._dense_gradient(labels, g, embedding, len(weight))), 1e-5
@@ -313,7 +311,7 @@ class Checks:
         positives = positives.sort(dim=1).values
         logs = -self.normal(*labels.shape).abs()
         poison(self.device)
-        found = gpu_loss.label_loss(embedding, weight, bias, logs, labels, positives)
+        found = gpu_loss.loss_and_gradients(embedding, weight, bias, logs, labels, positives)
         stored = labels < size.labels
         safe = labels.clamp(max=size.labels - 1)
         points, logs = (part.double().requires_grad_() for part in (embedding, logs))
@@ -530,7 +528,7 @@ class Checks:
             )
         ]
         pairs = gpu_rows.pair_rows(*held.take_pairs())
-        rows, gradient, _ = gpu_rows.summed_rows(pairs, shape.n_labels)
+        rows, gradient, _ = gpu_rows.sum_pairs(pairs, shape.n_labels)
         dense = torch.zeros_like(model.labels.weight).index_copy(0, rows, gradient)
         slow = twin.labels.weight.grad
         errors.append(error_of(dense, slow.to_dense() if slow.is_sparse else slow))

@@ -6,12 +6,12 @@ import torch
 from gpu_setup import median_ms
 
 from elias.kernels import expand_beam
-from elias.kernels.adamw import AdamWRates, History
+from elias.kernels.adamw import AdamWRates, History, LinearState
 from elias.kernels.gpu import loss as gpu_loss
 from elias.kernels.gpu import paths as gpu_paths
 from elias.kernels.gpu import rows as gpu_rows
 from elias.kernels.gpu import search as gpu_search
-from elias.kernels.gpu.adamw import LinearState, adamw_edges, adamw_pairs
+from elias.kernels.gpu.adamw import adamw_edges, adamw_pairs
 from elias.model.elias import SearchSizes
 
 RATES = AdamWRates(1e-3, 0.9, 0.999, 1e-8, 0.01)
@@ -87,7 +87,7 @@ def searches(shape, model):
         )
 
     def list_paths(case):
-        n_listed = gpu_search.LISTED_A_LABEL * sizes.shortlist_size
+        n_listed = gpu_search.LISTED_PER_LABEL * sizes.shortlist_size
         gpu_search.list_paths((*case.paths, case.positives), shape.n_labels, n_listed)
 
     def edge_log(case):
@@ -140,7 +140,7 @@ def classifiers(shape, model):
 
     def whole_loss(case):
         log_scores = -case.coefficients.abs()
-        gpu_loss.label_loss(
+        gpu_loss.loss_and_gradients(
             case.embedding, weight, bias, log_scores, case.found.labels, case.positives
         )
 

@@ -31,10 +31,10 @@ from gpu_setup import (
 )
 from naive_step import NaiveStep, naive_stepper
 
+from elias.kernels import label_loss
 from elias.kernels.device import runs_triton
-from elias.kernels.paths import is_member
 from elias.model.elias import SearchSizes
-from elias.model.losses import classification_loss, label_loss, shortlist_loss
+from elias.model.losses import shortlist_loss
 from elias.training.optimizer import Optimizer
 from elias.training.stage import tensor_cores
 
@@ -81,15 +81,11 @@ def step_by_parts(shape, model, optimizer, batches, repeat):
 
 
 def classified(model, embedding, found, positives, held):
-    """Return the loss of the classifier, by kernels where gradients have a place of their own."""
+    """Return the loss of the classifier, fused where ``held`` takes the gradients."""
     labels = model.labels
-    if held is not None:
-        return label_loss(
-            embedding, found.log_scores, labels.weight, labels.bias, found.labels, positives, held
-        )
-    logits = labels.logits(embedding, found.labels)
-    relevant = is_member(found.labels, positives, model.n_labels)
-    return classification_loss(logits, found.log_scores, relevant, found.labels < model.n_labels)
+    return label_loss(
+        embedding, found.log_scores, labels.weight, labels.bias, found.labels, positives, held
+    )
 
 
 def our_side(shape, device, given, encoder, compact):

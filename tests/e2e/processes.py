@@ -33,8 +33,7 @@ from elias.distributed import joined, watchdog
 from elias.distributed.data_parallel import sum_touched
 from elias.distributed.sharded_linear import ShardedRows
 from elias.errors import DataError, EliasError, Interrupted
-from elias.kernels import label_logits
-from elias.kernels.rows import IndexGradients
+from elias.kernels import IndexGradients, label_logits
 from elias.model.elias import LinearRows
 from elias.text import tokens
 from elias.training.trainer import train_together

@@ -17,7 +17,7 @@ from tiny_bert import save_tiny_bert
 # the interpreter of older versions fails with numpy 2.4
 pytest.importorskip("triton", minversion="3.7", reason="Triton is not installed, or too old")
 
-from elias.kernels.rows import IndexGradients
+from elias.kernels import IndexGradients
 from elias.training import cuda_graph_step, optimizer
 from elias.training.cuda_graph_step import CapturedStep
 from elias.training.stage import Points, StageLoop

@@ -5,11 +5,11 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from elias.model import losses
+from elias.kernels import cpu, plain
 from elias.model.losses import classification_loss, shortlist_loss
 from reference import cross_entropy
 
-VERSIONS = pytest.mark.parametrize("version", [losses._bce_compiled, losses._bce_torch])
+VERSIONS = pytest.mark.parametrize("version", [cpu.shortlist_bce, plain.shortlist_bce])
 
 LOGITS = st.floats(-8, 8, width=32)
 LOG_SCORES = st.floats(-6, 0, width=32)
@@ -24,23 +24,30 @@ def tensors(slots):
     return (
         torch.tensor([logits], requires_grad=True),
         torch.tensor([logs], requires_grad=True),
-        torch.tensor([relevant]),
-        torch.tensor([stored]),
+        *label_ids(torch.tensor([relevant]), torch.tensor([stored])),
     )
+
+
+def label_ids(relevant, stored):
+    """Shortlists of the labels 0, 1, ... with gaps, the relevant ones, and their number."""
+    n_labels = relevant.shape[1]
+    ids = torch.arange(n_labels).expand_as(relevant)
+    positives = ids.masked_fill(~relevant, n_labels).sort(dim=1).values
+    return ids.masked_fill(~stored, n_labels), positives, n_labels
 
 
 @given(slots=SLOTS)
 def test_the_classification_loss_and_its_gradients_match_the_naive_formula(slots):
-    logits, logs, relevant, stored = tensors(slots)
+    logits, logs, labels, positives, n_labels = tensors(slots)
     z, log_scores = (part.detach().double().requires_grad_() for part in (logits, logs))
 
-    loss = classification_loss(logits, logs, relevant, stored)
+    loss = classification_loss(logits, logs, labels, positives, n_labels)
     loss.backward()
 
     naive = 0 * (z + log_scores).sum()
-    for i in stored[0].nonzero().flatten().tolist():
+    for i in sorted(set(labels[0].tolist()) - {n_labels}):
         p = torch.sigmoid(z[0, i]) * torch.exp(log_scores[0, i])
-        naive = naive + cross_entropy(p, bool(relevant[0, i]))
+        naive = naive + cross_entropy(p, i in positives[0])
     gradients = torch.autograd.grad(naive, [z, log_scores])
     torch.testing.assert_close(loss.double(), naive, rtol=1e-5, atol=1e-5)
     torch.testing.assert_close(logits.grad.double(), gradients[0], rtol=2e-4, atol=1e-6)
@@ -52,9 +59,9 @@ def test_the_classification_loss_and_its_gradients_match_the_naive_formula(slots
 @pytest.mark.parametrize("log_score", [0.0, -1e-8, -1e-3, -200.0])
 @pytest.mark.parametrize("logit", EXTREME)
 def test_loss_and_gradients_are_finite_for_extreme_scores(version, logit, log_score, relevant):
-    slots = (part.detach() for part in tensors([(logit, log_score, relevant, True)]))
+    logits, logs, *labels = tensors([(logit, log_score, relevant, True)])
 
-    for found in version(*slots):
+    for found in version(logits.detach(), logs.detach(), *labels):
         assert found.isfinite().all()
 
 
@@ -66,9 +73,8 @@ def test_the_compiled_loss_and_its_gradients_are_those_of_torch(n_slots, seed):
     relevant, stored = (torch.rand(3, n_slots, generator=generator) < p for p in (0.2, 0.9))
     logs = logs.masked_fill(torch.rand(3, n_slots, generator=generator) < 0.2, 0.0)
 
-    fast, slow = (
-        run(z, logs, relevant, stored) for run in (losses._bce_compiled, losses._bce_torch)
-    )
+    labels = label_ids(relevant, stored)
+    fast, slow = (kernels.shortlist_bce(z, logs, *labels) for kernels in (cpu, plain))
 
     for ours, theirs in zip(fast, slow, strict=True):
         torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-6)
@@ -78,7 +84,7 @@ def test_the_compiled_loss_and_its_gradients_are_those_of_torch(n_slots, seed):
 def test_a_logit_that_is_not_a_number_makes_the_loss_so(version):
     logits = torch.tensor([[1.0, float("nan"), 2.0]])
 
-    loss, *_ = version(logits, torch.zeros(1, 3), torch.zeros(1, 3).bool(), torch.ones(1, 3).bool())
+    loss, *_ = version(logits, torch.zeros(1, 3), torch.arange(3)[None], torch.full((1, 1), 3), 3)
 
     assert loss.isnan()
 

@@ -5,7 +5,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from elias.kernels import bag_sum, label_logits, rows
+from elias.kernels import bag_sum, label_logits, plain
 
 SIZES = {
     "n_points": st.integers(1, 6),
@@ -45,9 +45,9 @@ def assert_all_close(found, expected):
 
 
 def logits_in_pieces(monkeypatch, gathered):
-    monkeypatch.setattr(rows, "_DENSE_LOGITS", 0)
-    monkeypatch.setattr(rows, "_GATHERED", gathered)
-    return rows._logits_torch
+    monkeypatch.setattr(plain, "_MAX_DENSE_LOGITS", 0)
+    monkeypatch.setattr(plain, "_MAX_GATHERED", gathered)
+    return plain.label_logits
 
 
 @pytest.mark.parametrize("version", ["compiled", "torch dense", "torch gathered"])
@@ -66,7 +66,7 @@ def test_label_logits_and_gradients_match_the_dense_product(
     with pytest.MonkeyPatch.context() as patch:
         function = {
             "compiled": lambda: label_logits,
-            "torch dense": lambda: rows._logits_torch,
+            "torch dense": lambda: plain.label_logits,
             "torch gathered": lambda: logits_in_pieces(patch, 2 * n_labels * dim),  # two at a time
         }[version]()
         found = value_and_gradients(function, parameters, [labels], upstream)

@@ -5,12 +5,11 @@ import torch
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from elias.kernels import expand_beam
-from elias.kernels.search import _expand_torch
+from elias.kernels import Expansion, expand_beam, plain
 
 
 def expand_on_torch(*tensors, n_labels, shortlist_size):
-    return _expand_torch(*tensors, n_labels, shortlist_size)
+    return Expansion(*plain.expand_beam(*tensors, n_labels, shortlist_size))
 
 
 VERSIONS = pytest.mark.parametrize("expand", [expand_beam, expand_on_torch])

@@ -7,10 +7,8 @@ from hypothesis import strategies as st
 
 import reference
 from elias.config import StageConfig
-from elias.kernels.adamw import AdamWRates, History
-from elias.kernels.paths import path_log
-from elias.kernels.rows import IndexGradients, label_logits
-from elias.kernels.search import _expand_torch
+from elias.kernels import Expansion, IndexGradients, label_logits, path_log, plain
+from elias.kernels.adamw import AdamWRates, EdgeState, History, LinearState
 from elias.model.elias import EliasModel, SearchSizes
 from elias.model.encoder import TextEncoder
 from elias.model.graph import LabelGraph
@@ -86,7 +84,7 @@ def test_the_expansion_is_that_of_plain_torch(
         entry=entry,
     )
 
-    expected = _expand_torch(*given_, n_labels, shortlist_size)
+    expected = Expansion(*plain.expand_beam(*given_, n_labels, shortlist_size))
     found = (labels * n_beam * n_edges + paths).sort(dim=1).values
     assert torch.equal(
         found, (expected.labels * n_beam * n_edges + expected.paths).sort(dim=1).values
@@ -130,7 +128,7 @@ def test_logits_and_all_gradients_are_those_of_the_dense_product(**sizes):
     logits = label_logits(*given_, labels, held)
     (logits * upstream).sum().backward()
     pairs = gpu_rows.pair_rows(*held.take_pairs())
-    rows, gradient, sums = gpu_rows.summed_rows(pairs, sizes["n_rows"])
+    rows, gradient, sums = gpu_rows.sum_pairs(pairs, sizes["n_rows"])
 
     expected = dense_logits(*twins, labels)
     (expected * upstream).sum().backward()
@@ -164,11 +162,10 @@ def test_the_fused_loss_is_the_plain_one(n_points, n_keep, n_positives, scale, s
     logs[torch.rand(logs.shape, generator=generator) < 0.3] = 0.0
     logs[torch.rand(logs.shape, generator=generator) < 0.1] = -1e-7
     slow = [part.clone().requires_grad_() for part in (logits, logs)]
-    relevant = (labels.unsqueeze(-1) == positives.unsqueeze(1)).any(dim=-1) & (labels < n_labels)
 
     loss, *gradients = gpu_loss.shortlist_bce(logits, logs, labels, positives, n_labels)
 
-    expected = classification_loss(*slow, relevant, labels < n_labels)
+    expected = classification_loss(*slow, labels, positives, n_labels)
     expected.backward()
     torch.testing.assert_close(loss, expected.detach(), rtol=1e-5, atol=1e-5)
     for one, other in zip(gradients, slow, strict=True):
@@ -181,7 +178,7 @@ LRS = [0.15, 0.3, 0.2, 0.1, 0.05]  # up, then down
 
 def label_state(weight, bias, *, one_variance):
     width = 1 if one_variance else weight.shape[1]
-    return gpu_adamw.LinearState(
+    return LinearState(
         torch.zeros_like(weight),
         torch.zeros(len(weight), width),
         torch.zeros_like(bias),
@@ -293,7 +290,7 @@ def test_edges_of_touched_clusters_move_by_the_gradient_of_the_paths(
     logits = graph.edge_logits.detach()
     held, first = IndexGradients(logits), logits.double()
     moments = torch.zeros_like(logits), torch.zeros_like(logits)
-    state = gpu_adamw.EdgeState(*moments, torch.zeros(n_clusters, dtype=torch.int32))
+    state = EdgeState(*moments, torch.zeros(n_clusters, dtype=torch.int32))
     history, seen = History(), []
     for lr in LRS[:n_steps]:
         beam = torch.stack([torch.randperm(n_clusters, generator=generator) for _ in range(3)])
@@ -307,10 +304,10 @@ def test_edges_of_touched_clusters_move_by_the_gradient_of_the_paths(
         scores = gpu_paths.edge_log(logits, edge_labels, n_labels=n_labels, beta=beta)
         found = path_log(clusters, scores, beam, paths, held)
         (found * upstream).sum().backward()
-        plain = graph.unsaturated_log()
-        expected = slow_path_log(twin, plain, beam, paths)
+        slow_scores = graph.unsaturated_log()
+        expected = slow_path_log(twin, slow_scores, beam, paths)
         (expected * upstream).sum().backward()
-        torch.testing.assert_close(scores, plain.detach(), rtol=1e-5, atol=1e-5)
+        torch.testing.assert_close(scores, slow_scores.detach(), rtol=1e-5, atol=1e-5)
         torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-5)
         torch.testing.assert_close(clusters.grad, twin.grad, rtol=1e-4, atol=1e-5)
         touched = held.touched.nonzero().flatten().tolist()
@@ -328,6 +325,27 @@ def test_edges_of_touched_clusters_move_by_the_gradient_of_the_paths(
         expected = reference.adamw(first, seen[:last], *rest)[row]
         expected = torch.where(edge_labels[row] < n_labels, expected, first[row])  # no edge: stays
         torch.testing.assert_close(logits[row].double(), expected, rtol=2e-3, atol=2e-3)
+
+
+@FEW
+@given(n_edges=st.integers(1, 7), n_beam=st.integers(1, 3), seed=SEEDS)
+def test_without_index_gradients_edges_get_the_gradient_of_plain_torch(n_edges, n_beam, seed):
+    generator, n_clusters, n_labels = generator_of(seed), 4, 9
+    edge_labels = integers(generator, n_labels, n_clusters, n_edges)
+    beam = torch.stack([torch.randperm(n_clusters, generator=generator) for _ in range(3)])
+    beam = beam[:, :n_beam]
+    paths = stored_paths(generator, beam, edge_labels, n_labels)
+    given_ = normal(generator, 3, n_clusters), normal(generator, n_clusters, n_edges)
+    upstream = normal(generator, *paths.shape)
+
+    def run(path_log):
+        scores = [part.clone().requires_grad_() for part in given_]
+        found = path_log(*scores, beam, paths)
+        (found * upstream).sum().backward()
+        return [found.detach(), *(part.grad for part in scores)]
+
+    for one, other in zip(run(gpu_paths.path_log), run(plain.path_log), strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-5, atol=1e-5)
 
 
 def stored_paths(generator, beam, edge_labels, n_labels):

@@ -5,12 +5,11 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from elias.kernels import adamw_rows, plain
 from elias.kernels.adamw import (
     AdamWRates,
     History,
     RowState,
-    _adamw_torch,
-    adamw_rows,
     apply_pending_decay,
 )
 from elias.training.optimizer import schedule
@@ -27,7 +26,7 @@ def bring_up_to_date(weight, state, history):
     apply_pending_decay(weight, (state.mean,), (state.variance,), state.last_step, history)
 
 
-@pytest.mark.parametrize("update", [adamw_rows, _adamw_torch])
+@pytest.mark.parametrize("update", [adamw_rows, plain.adamw_rows])
 @given(
     steps=st.lists(st.lists(st.integers(0, 4), unique=True, max_size=5), min_size=1, max_size=12),
     dim=st.integers(1, 9),
@@ -89,7 +88,7 @@ def test_a_table_touched_whole_in_every_step_is_updated_as_torch_does(n_steps, s
     torch.testing.assert_close(weight, parameter.detach(), rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.parametrize("update", [adamw_rows, _adamw_torch])
+@pytest.mark.parametrize("update", [adamw_rows, plain.adamw_rows])
 @given(n_steps=st.integers(1, 300), decay=st.sampled_from([0.01, 1.0]), seed=st.integers(0, 2**31))
 def test_a_row_without_gradients_decays_as_torch_decays_it(update, n_steps, decay, seed):
     weight = torch.randn(2, 3, generator=torch.Generator().manual_seed(seed))

@@ -19,8 +19,8 @@ from elias.model.elias import LinearRows
 
 if TYPE_CHECKING:
     from elias.distributed.world import World
+    from elias.kernels import IndexGradients
     from elias.kernels.one_vs_all import LabelUpdate
-    from elias.kernels.rows import IndexGradients
 
 
 _CHUNK_NUMBERS = 2**24  # weights sent or drawn at a time: 64 MB

@@ -13,8 +13,7 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from elias.errors import DataError
-from elias.kernels import label_logits
-from elias.kernels.cpu.rank import log_probabilities
+from elias.kernels import label_logits, log_probabilities
 from elias.kernels.device import explain_out_of_memory, limit_threads
 from elias.model.batch_inference import embed_all
 from elias.model.elias import EliasModel

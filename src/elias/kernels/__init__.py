@@ -1,7 +1,33 @@
-"""The hot operations: one interface each, a compiled CPU version and a plain torch one."""
+"""The operations that take the time: search, scores, losses and updates, on a CPU or a GPU."""
 
-from elias.kernels.adamw import adamw_rows
-from elias.kernels.rows import bag_sum, label_logits
-from elias.kernels.search import Expansion, expand_beam
+from elias.kernels.gradients import IndexGradients
+from elias.kernels.ops import (
+    Expansion,
+    adamw_edges,
+    adamw_pairs,
+    adamw_rows,
+    bag_sum,
+    edge_log,
+    expand_beam,
+    label_logits,
+    label_loss,
+    log_probabilities,
+    path_log,
+    shortlist_bce,
+)
 
-__all__ = ["Expansion", "adamw_rows", "bag_sum", "expand_beam", "label_logits"]
+__all__ = [
+    "Expansion",
+    "IndexGradients",
+    "adamw_edges",
+    "adamw_pairs",
+    "adamw_rows",
+    "bag_sum",
+    "edge_log",
+    "expand_beam",
+    "label_logits",
+    "label_loss",
+    "log_probabilities",
+    "path_log",
+    "shortlist_bce",
+]

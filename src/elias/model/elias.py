@@ -9,45 +9,47 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
-from elias.kernels import expand_beam, label_logits
-from elias.kernels.cpu.rank import Index, log_probabilities, rank_beams
-from elias.kernels.device import runs_triton
+from elias.kernels import (
+    IndexGradients,
+    expand_beam,
+    label_logits,
+    label_loss,
+    log_probabilities,
+    path_log,
+)
+from elias.kernels.cpu.rank import Index, rank_beams
 from elias.kernels.one_vs_all import LabelUpdate, every_label_loss, every_label_top
-from elias.kernels.paths import is_member, path_log
-from elias.kernels.rows import IndexGradients
-from elias.kernels.search import sortable
+from elias.kernels.plain import ranking_key
 from elias.model.encoder import TextEncoder
 from elias.model.graph import LabelGraph
-from elias.model.losses import classification_loss, label_loss, shortlist_loss
+from elias.model.losses import classification_loss, shortlist_loss
 from elias.text.batches import TokenBatch
-
-_LAST_ID = 2**31 - 1
 
 
 class SearchSizes(NamedTuple):
-    """How wide a search is."""
+    """Width of a search."""
 
     beam_size: int
-    """b: clusters kept, Eq. 2."""
+    """b: number of clusters searched, Eq. 2."""
     shortlist_size: int
-    """K: labels kept, Eq. 6."""
+    """K: number of labels in the shortlist, Eq. 6."""
 
 
 class Shortlist(NamedTuple):
-    """The labels a search keeps, with the logarithm of their path score."""
+    """The labels that a search returns, with the logarithm of their path score."""
 
     labels: Int[Tensor, "B K"]
     """In no order, padded with ``n_labels``."""
     log_scores: Float[Tensor, "B K"]
-    """log ŷ_ℓ of the best path; carries gradients to clusters and edges. 0 in padded slots."""
+    """log ŷ_ℓ of the best path, with gradients to clusters and edges; 0 in padded slots."""
     positive_log: Float[Tensor, "B Y"]
-    """log ŷ_ℓ of the wanted labels, before the cut to K; 0 where not reached."""
+    """log ŷ_ℓ of the wanted labels, in the shortlist or not; 0 where not reached."""
     reached: Bool[Tensor, "B Y"]
-    """Which of the wanted labels a path leads to."""
+    """Whether a path leads to each wanted label."""
 
 
 class Losses(NamedTuple):
-    """What a training step is about, for the optimiser and for the log."""
+    """The losses of a training step."""
 
     total: Float[Tensor, ""]
     classification: Float[Tensor, ""]
@@ -64,7 +66,7 @@ class LinearRows(nn.Module):
         self.reset()
 
     whole = True
-    """Whether all rows are here, not in other processes too (`elias.distributed`)."""
+    """Whether this process holds all rows; `elias.distributed` shards them."""
 
     def logits(
         self,
@@ -72,7 +74,7 @@ class LinearRows(nn.Module):
         labels: Int[Tensor, "B K"],
         gradients: IndexGradients | None = None,
     ) -> Float[Tensor, "B K"]:
-        """Return w·φ + bias of K rows for each point; a row past the last gives 0."""
+        """Return w·φ + bias of K rows for each point; a row beyond the last gives 0."""
         return label_logits(embedding, self.weight, self.bias, labels, gradients)
 
     def every_loss(
@@ -82,7 +84,7 @@ class LinearRows(nn.Module):
         scale: float,
         update: LabelUpdate | None,
     ) -> Float[Tensor, ""]:
-        """Return the loss of all rows, see `elias.kernels.one_vs_all`."""
+        """Return the one-vs-all loss over all rows, see `elias.kernels.one_vs_all`."""
         return every_label_loss(
             embedding, self.weight, self.bias, positives, scale=scale, update=update
         )
@@ -90,25 +92,25 @@ class LinearRows(nn.Module):
     def every_top(
         self, embedding: Float[Tensor, "B D"], top_k: int, blocked: Bool[Tensor, " L"] | None
     ) -> tuple[Int[Tensor, "B k"], Float[Tensor, "B k"]]:
-        """Return the k rows of highest logit among all, and the logits."""
+        """Return the k rows of highest logit, and the logits."""
         return every_label_top(embedding, self.weight, self.bias, top_k, blocked)
 
     def batch_size(self, n_points: int) -> int:
-        """Return how many points the whole batch has, of which ``n_points`` are at hand."""
+        """Return the size of the batch over all processes; this one has ``n_points`` of it."""
         return n_points
 
     @torch.no_grad()
     def reset(self, bias: float = 0.0) -> None:
-        """Start over with small random weights."""
+        """Initialise with small random weights."""
         nn.init.uniform_(self.weight, -1, 1).mul_(1 / math.sqrt(self.weight.shape[1]))
         nn.init.constant_(self.bias, bias)
 
 
 class EliasModel(nn.Module):
-    """ELIAS for one text encoder and one graph.
+    """ELIAS: a text encoder, a graph, and classifiers of clusters and labels.
 
     Notation: B texts, D embedding width, C clusters, E edges per cluster, b beam, K shortlist,
-    L labels, Y positives of the row that has most.
+    L labels, Y positives of a point, padded.
     """
 
     def __init__(
@@ -132,7 +134,7 @@ class EliasModel(nn.Module):
 
     @torch.no_grad()
     def compact(self) -> None:
-        """Hold W_L in bfloat16 from here on."""
+        """Convert W_L to bfloat16."""
         self.labels.weight = nn.Parameter(self.labels.weight.to(torch.bfloat16))
 
     def cluster_log_scores(self, embedding: Float[Tensor, "B D"]) -> Float[Tensor, "B C"]:
@@ -142,7 +144,7 @@ class EliasModel(nn.Module):
     def unsaturated_log(self, embedding: Float[Tensor, "B D"]) -> Float[Tensor, "B C"]:
         """Return log(α · softmax_c(ŵ_c·φ + bias_c)), Eq. 1 before its min(1, ·).
 
-        The order of the clusters is that of their scores, and no two tie at 1.
+        Clusters have the same order as by score, without the ties at 1.
         """
         logits = torch.addmm(self.clusters.bias, embedding, self.clusters.weight.T)
         return math.log(self.alpha) + logits.log_softmax(dim=-1)
@@ -156,49 +158,32 @@ class EliasModel(nn.Module):
         blocked: Bool[Tensor, " L"] | None = None,
         gradients: IndexGradients | None = None,
     ) -> Shortlist:
-        """Expand a beam of clusters into the K best labels, Eq. 4–6; no path to blocked ones.
+        """Expand a beam of clusters into the K best labels, Eq. 4–6; skip blocked labels.
 
-        ``cluster_log`` is `unsaturated_log`. With ``gradients`` the edges' gradient goes there.
+        ``cluster_log`` is `unsaturated_log`. With ``gradients`` the gradient of the edges is added
+        there.
         """
         with torch.set_grad_enabled(torch.is_grad_enabled() and gradients is None):
-            edge_log = self._unblocked(self.graph.unsaturated_log(beam), blocked)
-        if wanted is None:
-            wanted = beam.new_empty((len(beam), 0))
-        found = expand_beam(
+            edge_log = self.graph.unsaturated_log(beam)
+        if blocked is not None:
+            known = self.graph.edge_labels.clamp(max=self.n_labels - 1)
+            edge_log = edge_log.masked_fill(blocked[known], -math.inf)
+        expansion = expand_beam(
             beam,
             cluster_log.gather(1, beam),
             self.graph.edge_labels,
             edge_log,
-            wanted,
+            beam.new_empty((len(beam), 0)) if wanted is None else wanted,
             n_labels=self.n_labels,
             shortlist_size=shortlist_size,
         )
-        reached = found.wanted_paths >= 0
-        stored = found.labels < self.n_labels
-        paths = found.paths.masked_fill(~stored, -1)
-        without_gradient = runs_triton(beam) and not torch.is_grad_enabled()
-        if gradients is not None or without_gradient or not beam.is_cuda:
-            paths = torch.cat([paths, found.wanted_paths], dim=1)
-            scores = path_log(cluster_log, edge_log, beam, paths, gradients)
-            width = stored.shape[1]
-            return Shortlist(found.labels, scores[:, :width], scores[:, width:], reached)
-        return Shortlist(
-            labels=found.labels,
-            log_scores=self._path_log(cluster_log, edge_log, beam, found.paths, stored),
-            positive_log=self._path_log(cluster_log, edge_log, beam, found.wanted_paths, reached),
-            reached=reached,
+        labels, paths, wanted_paths = expansion
+        paths = paths.masked_fill(labels >= self.n_labels, -1)
+        scores = path_log(
+            cluster_log, edge_log, beam, torch.cat([paths, wanted_paths], dim=1), gradients
         )
-
-    def _path_log(
-        self, cluster_log: Tensor, edge_log: Tensor, beam: Tensor, paths: Tensor, valid: Tensor
-    ) -> Tensor:
-        """Return log ŝ_c + log ŝ_{c,ℓ} of the given paths, with gradients; 0 if not valid."""
-        n_edges = edge_log.shape[1]
-        paths = paths.clamp(min=0)
-        cluster = beam.gather(1, paths // n_edges)
-        edge = edge_log[cluster, paths % n_edges]
-        scores = cluster_log.gather(1, cluster).clamp(max=0) + edge.clamp(max=0)
-        return torch.where(valid, scores, torch.zeros((), device=edge.device))
+        width = labels.shape[1]
+        return Shortlist(labels, scores[:, :width], scores[:, width:], wanted_paths >= 0)
 
     @torch.no_grad()
     def training_beam(
@@ -207,15 +192,15 @@ class EliasModel(nn.Module):
         parents: Int[Tensor, "B Y"],
         size: int,
     ) -> Int[Tensor, "B b"]:
-        """Return each row's parents of its positives and then its best clusters, ``size`` in all.
+        """Return the parents of each row's positives and its best clusters, ``size`` in all.
 
-        Teacher forcing: a positive's strongest parent is always searched. A parent slot of C is
-        empty.
+        Teacher forcing: the strongest parent of a positive is always searched. A parent of C is
+        padding.
         """
         rank = torch.cat([cluster_log, cluster_log.new_zeros(len(cluster_log), 1)], dim=1)
         rank.scatter_(1, parents, math.inf)
         beam = rank[:, :-1].topk(min(size, cluster_log.shape[1]), dim=1).indices
-        # Best clusters first: the search then seldom finds a better path to a label it has.
+        # Best clusters first: later paths to a label are then seldom better.
         return beam.gather(1, cluster_log.gather(1, beam).argsort(dim=1, descending=True))
 
     def losses(
@@ -229,14 +214,15 @@ class EliasModel(nn.Module):
         mean: bool,
         gradients: IndexGradients | None = None,
     ) -> Losses:
-        """Return L = L_c + λ·L_s for a batch.
+        """Return L = L_c + λ·L_s of a batch.
 
-        ``mean``: L_c over all B·K slots and L_s over all B·Y slots, as the paper's λ wants it;
-        else both are summed over a point's slots and averaged over points. With ``gradients``
-        Triton kernels compute it, and W_L and A get theirs there instead of in ``.grad``.
+        With ``mean`` L_c is averaged over all B·K slots and L_s over all B·Y slots, for which the
+        paper's λ is meant; else both are summed over a point's slots and averaged over points.
+        With ``gradients`` Triton kernels compute the loss and add the gradients of W_L and A there
+        instead of ``.grad``.
 
-        Where these points are one process's share of a batch, the shares' losses add up to the
-        batch's: they are averaged over all of its points.
+        If the batch is divided among processes, their losses add up to the batch's: each is
+        divided by the number of points in the whole batch.
         """
         return self.losses_of(
             self.encoder(tokens).float(),
@@ -260,29 +246,30 @@ class EliasModel(nn.Module):
         gradients: IndexGradients | None = None,
         widest: Int[Tensor, ""] | None = None,
     ) -> Losses:
-        """Return `losses` of texts that the encoder has read: all but the encoder.
+        """Return `losses` of embedded texts.
 
-        ``widest`` is Y, where the positives are padded further than the row that has most.
+        ``widest`` is Y where the positives are padded to more than the largest number of a row.
         """
         cluster_log = self.unsaturated_log(embedding)
         beam = self.training_beam(cluster_log, parents, sizes.beam_size)
         found = self.search(cluster_log, beam, sizes.shortlist_size, positives, gradients=gradients)
-        weight, bias = self.labels.weight, self.labels.bias
-        if gradients is not None and self.labels.whole:
+        labels, log_scores = found.labels, found.log_scores
+        if self.labels.whole:
+            weight, bias = self.labels.weight, self.labels.bias
             classification = label_loss(
-                embedding, found.log_scores, weight, bias, found.labels, positives, gradients
+                embedding, log_scores, weight, bias, labels, positives, gradients
             )
         else:
-            logits = self.labels.logits(embedding, found.labels, gradients)
-            relevant = is_member(found.labels, positives, self.n_labels)
-            stored = found.labels < self.n_labels
-            classification = classification_loss(logits, found.log_scores, relevant, stored)
+            logits = self.labels.logits(embedding, labels, gradients)
+            classification = classification_loss(
+                logits, log_scores, labels, positives, self.n_labels
+            )
         shortlist = shortlist_loss(found.positive_log, found.reached)
-        # A search finds no path of score NaN, so its loss would be 0. Softmax spreads a NaN over
-        # its row: one column shows it, and adds 0 otherwise.
+        # A search skips paths of score NaN, so its loss would be 0. Softmax spreads a NaN over
+        # its row: one column makes the loss NaN, and adds 0 otherwise.
         shortlist = shortlist + 0 * cluster_log[:, 0].detach().sum()
         count = self.labels.batch_size(len(positives))
-        classification = classification / (count * found.labels.shape[1] if mean else count)
+        classification = classification / (count * labels.shape[1] if mean else count)
         width = positives.shape[1] if widest is None else widest
         shortlist = shortlist / (count * width if mean else count)
         return Losses(classification + shortlist_weight * shortlist, classification, shortlist)
@@ -298,60 +285,32 @@ class EliasModel(nn.Module):
         """Return the k labels of highest p = σ(w·φ + bias)·ŷ and their p, descending.
 
         Ties go to the lower label id; missing slots hold ``n_labels`` and 0. ``blocked`` labels
-        take no place in the shortlist.
+        are not searched.
         """
         cluster_log = self.unsaturated_log(embedding)
         beam = cluster_log.topk(min(sizes.beam_size, cluster_log.shape[1]), dim=1).indices
         if self.labels.whole and not embedding.is_cuda:
-            return self._rank_compiled(embedding, cluster_log, beam, sizes, top_k, blocked)
-        found = self.search(cluster_log, beam, sizes.shortlist_size, blocked=blocked)
-        logits = self.labels.logits(embedding, found.labels)
-        log_p = log_probabilities(logits.float(), found.log_scores)
-        dropped = found.labels >= self.n_labels
-        return best_labels(
-            found.labels, log_p.masked_fill(dropped, -math.inf), top_k, self.n_labels
+            none = torch.zeros(0, dtype=torch.bool)
+            tables = (self.labels.weight, self.labels.bias, none if blocked is None else blocked)
+            index = Index(self.graph.ordered_edges(), *(part.detach().numpy() for part in tables))
+            beam_log = cluster_log.gather(1, beam)
+            return rank_beams(
+                embedding.contiguous(), beam, beam_log, index, sizes.shortlist_size, top_k
+            )
+        labels, log_scores, *_ = self.search(
+            cluster_log, beam, sizes.shortlist_size, blocked=blocked
         )
-
-    def _rank_compiled(
-        self,
-        embedding: Float[Tensor, "B D"],
-        cluster_log: Float[Tensor, "B C"],
-        beam: Int[Tensor, "B b"],
-        sizes: SearchSizes,
-        top_k: int,
-        blocked: Bool[Tensor, " L"] | None,
-    ) -> tuple[Int[Tensor, "B k"], Float[Tensor, "B k"]]:
-        edges = self.graph.ordered_edges()
-        none = torch.zeros(0, dtype=torch.bool)
-        tables = (self.labels.weight, self.labels.bias, none if blocked is None else blocked)
-        index = Index(edges, *(table.detach().numpy() for table in tables))
-        beam_log = cluster_log.gather(1, beam)
-        return rank_beams(
-            embedding.contiguous(), beam, beam_log, index, sizes.shortlist_size, top_k
-        )
-
-    def _unblocked(
-        self, edge_log: Float[Tensor, "C E"], blocked: Bool[Tensor, " L"] | None
-    ) -> Float[Tensor, "C E"]:
-        """Return the edges' scores without a path to blocked labels."""
-        if blocked is None:
-            return edge_log
-        known = self.graph.edge_labels.clamp(max=self.n_labels - 1)
-        return edge_log.masked_fill(blocked[known], -math.inf)
+        logits = self.labels.logits(embedding, labels)
+        log_p = log_probabilities(logits.float(), log_scores)
+        log_p = log_p.masked_fill(labels >= self.n_labels, -math.inf)
+        return best_labels(labels, log_p, top_k, self.n_labels)
 
 
 def best_labels(
     labels: Int[Tensor, "B K"], log_p: Float[Tensor, "B K"], top_k: int, n_labels: int
 ) -> tuple[Int[Tensor, "B k"], Float[Tensor, "B k"]]:
     """Return the k best by log p and their p, equal ones by label id; L and 0 where it is -inf."""
-    order = _top_of(labels, log_p, min(top_k, labels.shape[1]))
+    keys = ranking_key(log_p, labels)
+    order = keys.topk(min(top_k, labels.shape[1]), dim=1).indices
     labels, log_p = labels.gather(1, order), log_p.gather(1, order)
     return labels.masked_fill(log_p == -math.inf, n_labels), log_p.exp()
-
-
-def _top_of(
-    labels: Int[Tensor, "B K"], log_p: Float[Tensor, "B K"], top_k: int
-) -> Int[Tensor, "B k"]:
-    """Return the places of the k best, descending, equal ones by label id, without a full sort."""
-    keys = (sortable(log_p) << 32) + (_LAST_ID - labels)
-    return keys.topk(top_k, dim=1).indices

@@ -1,4 +1,4 @@
-"""The learned index: which labels hang under which clusters, and how strongly (§3.1, Eq. 5)."""
+"""The learned index: a graph from clusters to labels with a weight per edge (§3.1, Eq. 5)."""
 
 from __future__ import annotations
 
@@ -8,10 +8,9 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
-from elias.kernels.cpu.search import OrderedEdges
+from elias.kernels import edge_log
+from elias.kernels.cpu.search import OrderedEdges, order_edges
 from elias.kernels.device import runs_triton
-from elias.kernels.paths import edge_log
-from elias.kernels.search import ordered_edges
 
 
 class LabelGraph(nn.Module):
@@ -24,8 +23,8 @@ class LabelGraph(nn.Module):
     so a cluster spreads a budget of β over its labels, at most 1 on each. While the graph is
     *fixed* (stage 1) every stored edge scores 1. A slot without an edge holds ``n_labels``.
 
-    Edges that were pruned keep their part of the softmax, so that the others score what they
-    scored: ``removed_log`` holds log Σ exp(a_{c,ℓ}) over those of each cluster.
+    Pruned edges keep their share of the softmax, so that the scores of the others do not change:
+    ``removed_log`` holds log Σ exp(a_{c,ℓ}) over the pruned edges of each cluster.
     """
 
     edge_labels: Tensor
@@ -48,13 +47,13 @@ class LabelGraph(nn.Module):
         self.register_buffer("removed_log", removed_log)
         logits = torch.zeros(edge_labels.shape) if edge_logits is None else edge_logits
         self.edge_logits = nn.Parameter(logits, requires_grad=self.learned)  # a, (C, E)
-        self._kept: tuple[tuple[object, ...], Tensor] | None = None
-        self._ordered: tuple[Tensor, OrderedEdges] | None = None
+        self._cached_log: tuple[tuple[object, ...], Tensor] | None = None
+        self._cached_order: tuple[Tensor, OrderedEdges] | None = None
 
     def train(self, mode: bool = True) -> LabelGraph:
-        """Begin or end training; what was kept for searching is forgotten when it begins."""
+        """Set training mode; cached scores are dropped when training starts."""
         if mode:
-            self._kept = self._ordered = None
+            self._cached_log = self._cached_order = None
         return super().train(mode)
 
     @property
@@ -64,7 +63,7 @@ class LabelGraph(nn.Module):
 
     @property
     def n_edges(self) -> int:
-        """Return how many edges are stored."""
+        """Return the number of stored edges."""
         return int((self.edge_labels < self.n_labels).sum())
 
     def edge_log_scores(self) -> Float[Tensor, "C E"]:
@@ -72,25 +71,25 @@ class LabelGraph(nn.Module):
         return self.unsaturated_log().clamp(max=0)
 
     def unsaturated_log(self, beam: Int[Tensor, "B b"] | None = None) -> Float[Tensor, "C E"]:
-        """Return log(β · softmax_ℓ(a_c)), Eq. 5 before its min(1, ·); -inf where no edge is.
+        """Return log(β · softmax_ℓ(a_c)), Eq. 5 before its min(1, ·); -inf where there is no edge.
 
-        With a ``beam`` the scores of clusters outside it may be left undefined. A model that only
-        searches computes all of them once: for one text it would be most of the work.
+        With a ``beam`` the scores of clusters outside it are undefined. In evaluation mode all
+        scores are computed once and cached: they would be most of the work for one text.
         """
         if self.training or torch.is_grad_enabled():
             return self._unsaturated_log(beam)
         tensors = (self.edge_logits, self.edge_labels, self.removed_log)
-        now = (self.beta, *((t.data_ptr(), t._version, t.device) for t in tensors if t is not None))
-        if self._kept is None or self._kept[0] != now:
-            self._kept = (now, self._unsaturated_log())
-        return self._kept[1]
+        key = (self.beta, *((t.data_ptr(), t._version, t.device) for t in tensors if t is not None))
+        if self._cached_log is None or self._cached_log[0] != key:
+            self._cached_log = (key, self._unsaturated_log())
+        return self._cached_log[1]
 
     def ordered_edges(self) -> OrderedEdges:
-        """Return the edges of each cluster, best first; computed once, like what they score."""
+        """Return the edges of each cluster, best first, for a CPU; cached like their scores."""
         scores = self.unsaturated_log()
-        if self._ordered is None or self._ordered[0] is not scores:
-            self._ordered = (scores, ordered_edges(self.edge_labels, scores))
-        return self._ordered[1]
+        if self._cached_order is None or self._cached_order[0] is not scores:
+            self._cached_order = (scores, order_edges(self.edge_labels, scores))
+        return self._cached_order[1]
 
     def _unsaturated_log(self, beam: Int[Tensor, "B b"] | None = None) -> Float[Tensor, "C E"]:
         empty = self.edge_labels >= self.n_labels
@@ -108,36 +107,34 @@ class LabelGraph(nn.Module):
         return math.log(self.beta) + self._log_shares(empty)
 
     def _log_shares(self, empty: Bool[Tensor, "C E"]) -> Float[Tensor, "C E"]:
-        """Return log softmax_ℓ(a_c), edges that were pruned counted in; -inf where no edge is."""
+        """Return log softmax_ℓ(a_c) over stored and pruned edges; -inf where there is no edge."""
         logits = self.edge_logits.float().masked_fill(empty, -math.inf)
         shares = logits.log_softmax(dim=-1)
         if self.removed_log is not None:
             stored = logits.logsumexp(dim=-1)
-            kept = nn.functional.logsigmoid(stored - self.removed_log)  # of the whole, in logs
-            shares = shares + kept.unsqueeze(-1)
+            stored_share = nn.functional.logsigmoid(stored - self.removed_log)
+            shares = shares + stored_share.unsqueeze(-1)
         return shares.masked_fill(empty, -math.inf)
 
     def partition(self) -> Int[Tensor, " L"]:
-        """Return each label's cluster, where the graph is the fixed partition of stage 1."""
-        clusters = torch.arange(self.n_clusters, device=self.edge_labels.device).unsqueeze(1)
-        kept = self.edge_labels < self.n_labels
-        assignment = torch.zeros(self.n_labels, dtype=torch.int64, device=kept.device)
-        assignment[self.edge_labels[kept]] = clusters.expand_as(kept)[kept]
+        """Return each label's cluster, for a graph that is the fixed partition of stage 1."""
+        stored = self.edge_labels < self.n_labels
+        clusters = torch.arange(self.n_clusters, device=stored.device).unsqueeze(1)
+        assignment = torch.zeros(self.n_labels, dtype=torch.int64, device=stored.device)
+        assignment[self.edge_labels[stored]] = clusters.expand_as(stored)[stored]
         return assignment
 
     @torch.no_grad()
     def strongest_parents(self) -> Int[Tensor, " L"]:
-        """Return the cluster whose edge to each label scores highest; C for a label without any.
+        """Return the cluster whose edge to each label scores highest; C for a label without one.
 
-        Strongest by the normalised score of Eq. 5; of equal ones the higher logit's share, then
-        the first cluster.
+        Scores are the unsaturated ones of Eq. 5; ties go to the first cluster.
         """
         empty = self.edge_labels >= self.n_labels
         shares = self._log_shares(empty)
         cluster = torch.arange(self.n_clusters, device=shares.device).unsqueeze(1)
-        kept = ~empty
         labels, shares, clusters = (
-            part[kept] for part in (self.edge_labels, shares, cluster.expand_as(empty))
+            part[~empty] for part in (self.edge_labels, shares, cluster.expand_as(empty))
         )
         best = torch.full((self.n_labels,), -math.inf, device=shares.device)
         best.scatter_reduce_(0, labels, shares, "amax")
@@ -147,7 +144,7 @@ class LabelGraph(nn.Module):
 
 
 def partition_edges(assignment: Int[Tensor, " L"], n_clusters: int) -> Int[Tensor, "C E"]:
-    """Return the edges of a partition: each cluster's labels, padded with ``n_labels``."""
+    """Return each cluster's labels in a partition, padded with ``n_labels``."""
     n_labels = len(assignment)
     order = torch.argsort(assignment, stable=True)
     sizes = torch.bincount(assignment, minlength=n_clusters)

@@ -15,8 +15,8 @@ from elias.text.batches import PaddedBatch
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
+    from elias.kernels import IndexGradients
     from elias.kernels.cuda_graphs import Capture
-    from elias.kernels.rows import IndexGradients
     from elias.model.elias import EliasModel
 
 
@@ -90,7 +90,7 @@ class CapturedStep:
     @contextmanager
     def _taken_back(self, *, always: bool) -> Iterator[None]:
         """Take what runs add to A's gradients back, and pairs that one which fails leaves."""
-        n_pairs = self._held.n_pairs
+        n_pairs = len(self._held.pairs)
         buffers = [part for part in (self._held.by_edge, self._held.touched) if part is not None]
         before = [part.clone() for part in buffers]
         done = False
@@ -101,7 +101,7 @@ class CapturedStep:
             if always or not done:
                 for part, earlier in zip(buffers, before, strict=True):
                     part.copy_(earlier)
-                self._held.drop_pairs_after(n_pairs)
+                del self._held.pairs[n_pairs:]
 
     def _run(
         self, ids: Tensor, lengths: Tensor, positives: Tensor, parents: Tensor, *, full: bool

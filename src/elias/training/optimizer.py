@@ -10,10 +10,17 @@ from torch import Tensor, nn
 
 from elias.distributed import SingleProcess
 from elias.distributed.data_parallel import sum_gradients, sum_touched
-from elias.kernels import adamw_rows
-from elias.kernels.adamw import AdamWRates, History, RowState, adamw_dense, apply_pending_decay
+from elias.kernels import IndexGradients, adamw_edges, adamw_pairs, adamw_rows
+from elias.kernels.adamw import (
+    AdamWRates,
+    EdgeState,
+    History,
+    LinearState,
+    RowState,
+    adamw_dense,
+    apply_pending_decay,
+)
 from elias.kernels.device import runs_triton
-from elias.kernels.rows import IndexGradients
 from elias.model.one_vs_all import OneVsAll
 from elias.training.checkpoint import prefixed, under
 
@@ -141,35 +148,21 @@ class IndexUpdate:
 
     @torch.no_grad()
     def _move_labels(self, history: History) -> None:
-        from elias.kernels.gpu.adamw import LinearState, adamw_pairs
-        from elias.kernels.gpu.rows import pair_rows
-
         pairs = self.gradients.take_pairs()
         if pairs is not None:
-            labels, coefficients, embeddings = pairs
-            weight = self._model.labels.weight
+            labels = self._model.labels
             adamw_pairs(
-                weight,
-                self._model.labels.bias,
-                LinearState(*self._label_state),
-                # the embeddings are read once a pair, so beside compact weights in bfloat16 too
-                pair_rows(labels, coefficients, embeddings.to(weight.dtype)),
-                history,
+                labels.weight, labels.bias, LinearState(*self._label_state), *pairs, history
             )
 
     @torch.no_grad()
     def _move_edges(self, history: History) -> None:
-        from elias.kernels.gpu.adamw import EdgeState, adamw_edges
-
-        graph, gradients = self._model.graph, self.gradients
-        assert gradients.by_edge is not None
-        assert gradients.touched is not None
+        graph = self._model.graph
         adamw_edges(
             graph.edge_logits,
             graph.edge_labels,
             EdgeState(*self._edge_state),
-            gradients.by_edge,
-            gradients.touched,
+            self.gradients,
             history,
             n_labels=graph.n_labels,
         )

@@ -1,8 +1,7 @@
 import pytest
 import torch
 
-from elias.kernels import expand_beam
-from elias.kernels.search import _expand_torch
+from elias.kernels import Expansion, expand_beam, plain
 
 EMPTY = -torch.inf
 NO_EDGE = 4
@@ -11,7 +10,7 @@ EDGE_LOG = torch.tensor([[-1.0, -2.0, EMPTY], [-1.0, -1.0, -3.0]])
 
 
 def expand_on_torch(*tensors, n_labels, shortlist_size):
-    return _expand_torch(*tensors, n_labels, shortlist_size)
+    return Expansion(*plain.expand_beam(*tensors, n_labels, shortlist_size))
 
 
 @pytest.fixture(params=[expand_beam, expand_on_torch], ids=["compiled", "torch"])

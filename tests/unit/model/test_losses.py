@@ -3,7 +3,11 @@ import math
 import pytest
 import torch
 
+from elias.kernels import cpu, plain
 from elias.model.losses import classification_loss, shortlist_loss
+
+
+LABEL, N_LABELS = 2, 3
 
 
 def loss_of(logit, score, relevant, stored=True):
@@ -11,8 +15,9 @@ def loss_of(logit, score, relevant, stored=True):
     return classification_loss(
         torch.tensor([[logit]]),
         torch.tensor([[score]]).log(),
-        torch.tensor([[relevant]]),
-        torch.tensor([[stored]]),
+        torch.tensor([[LABEL if stored else N_LABELS]]),
+        torch.tensor([[LABEL if relevant else N_LABELS]]),
+        N_LABELS,
     ).item()
 
 
@@ -38,9 +43,7 @@ def test_with_a_path_score_of_one_an_irrelevant_label_costs_what_its_logit_does(
 def test_a_score_that_underflows_costs_its_logarithm():
     logs = torch.tensor([[-500.0]], requires_grad=True)
 
-    loss = classification_loss(
-        torch.zeros(1, 1), logs, torch.tensor([[True]]), torch.tensor([[True]])
-    )
+    loss = classification_loss(torch.zeros(1, 1), logs, *[torch.tensor([[LABEL]])] * 2, N_LABELS)
     loss.backward()
 
     assert loss.item() == pytest.approx(500 + math.log(2))
@@ -50,13 +53,21 @@ def test_a_score_that_underflows_costs_its_logarithm():
 def test_losses_are_float32_whatever_the_logits_are():
     logits = torch.zeros(1, 1, dtype=torch.bfloat16, requires_grad=True)
 
-    loss = classification_loss(
-        logits, torch.zeros(1, 1), torch.tensor([[True]]), torch.tensor([[True]])
-    )
+    loss = classification_loss(logits, torch.zeros(1, 1), *[torch.tensor([[LABEL]])] * 2, N_LABELS)
     loss.backward()
 
     assert loss.dtype == torch.float32
     assert logits.grad.item() == -0.5
+
+
+@pytest.mark.parametrize("kernels", [cpu, plain])
+def test_positives_are_found_in_any_slot_and_padding_never_is_one(kernels):
+    labels = torch.tensor([[0, 3, 5, 6], [6, 2, 1, 0]])
+    positives = torch.tensor([[0, 5, 6], [6, 6, 6]])  # 6 labels: 6 is padding
+
+    _, by_logits, _ = kernels.shortlist_bce(*[torch.zeros(2, 4)] * 2, labels, positives, 6)
+
+    assert by_logits.sign().tolist() == [[-1, 1, -1, 0], [0, 1, 1, 1]]
 
 
 def test_a_positive_that_no_path_reached_adds_nothing_to_the_shortlist_loss():

@@ -1,8 +1,8 @@
-"""Scores of paths with their gradients, and which labels are wanted: loops compiled by numba.
+"""Scores of paths and their gradients for a CPU, compiled by numba.
 
-Each walks its B·K slots once; a chain of torch operations would write each of its steps to memory.
-Rows are shared among threads. What rows add up together is added in blocks of rows first, whose
-number does not depend on how many threads there are: so neither does the sum.
+Each loop visits the B·K slots once; a chain of torch operations would write every intermediate
+result to memory. Rows are divided among threads. Sums over rows are first summed in blocks of rows
+whose number does not depend on the number of threads, so the result does not either.
 """
 
 from __future__ import annotations
@@ -10,53 +10,88 @@ from __future__ import annotations
 from typing import Any, TypeAlias
 
 import numpy as np
+import torch
 from numba import njit, prange
 from numpy.typing import NDArray
+from torch import Tensor
 
 Array: TypeAlias = NDArray[Any]
 
-_FULL = np.float32(0.0)
-_MOST_BLOCKS = 8
+_SATURATED = np.float32(0.0)
+_MAX_BLOCKS = 8
+
+
+def path_log(cluster_log: Tensor, edge_log: Tensor, beam: Tensor, paths: Tensor) -> Tensor:
+    """Return log ŝ_c + log ŝ_{c,ℓ} of each path, with gradients; 0 for a path of -1."""
+    scores: Tensor = _PathLog.apply(  # type: ignore[no-untyped-call]
+        cluster_log, edge_log, beam, paths
+    )
+    return scores
+
+
+class _PathLog(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any, cluster_log: Tensor, edge_log: Tensor, beam: Tensor, paths: Tensor
+    ) -> Tensor:
+        out = torch.empty(paths.shape)
+        tensors = (cluster_log, edge_log, beam, paths)
+        _path_log(*(tensor.numpy() for tensor in tensors), out.numpy())
+        ctx.save_for_backward(*tensors)
+        return out
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, Tensor | None, None, None]:
+        cluster_log, edge_log, beam, paths = ctx.saved_tensors
+        with_edges = ctx.needs_input_grad[1]
+        # each block needs the memory of all edges, which should stay below the work of the paths
+        n_blocks = max(1, min(_MAX_BLOCKS, 4 * paths.numel() // max(1, edge_log.numel())))
+        by_cluster = torch.zeros_like(cluster_log)
+        blocks = torch.zeros((n_blocks, *(edge_log if with_edges else edge_log[:0]).shape))
+        _path_log_backward(
+            (cluster_log.numpy(), edge_log.numpy()),
+            beam.numpy(),
+            paths.numpy(),
+            grads[0].contiguous().numpy(),
+            by_cluster.numpy(),
+            blocks.numpy(),
+        )
+        if not with_edges:
+            return by_cluster, None, None, None
+        by_edge = torch.empty_like(edge_log)
+        _add_blocks(blocks.numpy(), by_edge.numpy())
+        return by_cluster, by_edge, None, None
 
 
 @njit(cache=True, nogil=True)
-def _edge_of(path: int, n_edges: int, inverse: float) -> tuple[np.int64, np.int64]:
-    """Return (position in the beam, edge) of a path, without a division of integers.
+def _split_path(path: int, n_edges: int, inverse: float) -> tuple[np.int64, np.int64]:
+    """Return (position in the beam, edge) of a path without an integer division.
 
-    ``inverse`` is 1 / n_edges. Half a path more than a multiple is further from the next integer
-    than a product of doubles is off.
+    ``inverse`` is 1 / n_edges. Adding half keeps the product of doubles away from the next integer
+    by more than its rounding error.
     """
     position = np.int64((np.float64(path) + 0.5) * inverse)
     return position, path - position * n_edges
 
 
 @njit(parallel=True, cache=True)
-def path_log(cluster_log: Array, edge_log: Array, beam: Array, paths: Array, out: Array) -> None:
-    """Fill ``out`` with log ŝ_c + log ŝ_{c,ℓ} of the paths, each cut at 0; 0 for a path of -1."""
+def _path_log(cluster_log: Array, edge_log: Array, beam: Array, paths: Array, out: Array) -> None:
     n_edges = edge_log.shape[1]
     inverse = 1.0 / n_edges
     for row in prange(paths.shape[0]):
         for slot in range(paths.shape[1]):
             path = paths[row, slot]
             if path < 0:
-                out[row, slot] = _FULL
+                out[row, slot] = _SATURATED
                 continue
-            position, edge = _edge_of(path, n_edges, inverse)
+            position, edge = _split_path(path, n_edges, inverse)
             cluster = beam[row, position]
-            score = min(cluster_log[row, cluster], _FULL)
-            out[row, slot] = score + min(edge_log[cluster, edge], _FULL)
-
-
-def n_blocks(n_slots: int, n_edges: int) -> int:
-    """Return into how many blocks `path_log_backward` deals the rows of ``n_slots`` paths.
-
-    Each takes the memory of all ``n_edges`` edges, which is to be less work than the paths are.
-    """
-    return max(1, min(_MOST_BLOCKS, 4 * n_slots // max(1, n_edges)))
+            score = min(cluster_log[row, cluster], _SATURATED)
+            out[row, slot] = score + min(edge_log[cluster, edge], _SATURATED)
 
 
 @njit(parallel=True, cache=True)
-def path_log_backward(
+def _path_log_backward(
     scores: tuple[Array, Array],
     beam: Array,
     paths: Array,
@@ -64,10 +99,10 @@ def path_log_backward(
     by_cluster: Array,
     by_edge: Array,
 ) -> None:
-    """Add each path's gradient to its cluster and its edge, where those are not cut off.
+    """Add each path's gradient to its cluster and its edge, unless min(1, ·) cuts them off.
 
-    ``scores`` are those of clusters and edges. ``by_edge`` (blocks, C, E) gets the sums of the
-    blocks; without rows it is not filled. All come filled with 0.
+    ``scores`` are those of clusters and edges. ``by_edge`` (blocks, C, E) gets the sum of each
+    block of rows; with C = 0 it is not computed. The outputs start at 0.
     """
     cluster_log, edge_log = scores
     n_edges = edge_log.shape[1]
@@ -81,38 +116,20 @@ def path_log_backward(
                 path = paths[row, slot]
                 if path < 0:
                     continue
-                position, edge = _edge_of(path, n_edges, inverse)
+                position, edge = _split_path(path, n_edges, inverse)
                 cluster = beam[row, position]
-                if cluster_log[row, cluster] <= _FULL:
+                if cluster_log[row, cluster] <= _SATURATED:
                     by_cluster[row, cluster] += grad[row, slot]
-                if with_edges and edge_log[cluster, edge] <= _FULL:
+                if with_edges and edge_log[cluster, edge] <= _SATURATED:
                     by_edge[block, cluster, edge] += grad[row, slot]
 
 
 @njit(parallel=True, cache=True)
-def add_blocks(blocks: Array, out: Array) -> None:
-    """Fill ``out`` (C, E) with the sum of the blocks (blocks, C, E), in their order."""
+def _add_blocks(blocks: Array, out: Array) -> None:
+    """Write the sum of the blocks (blocks, C, E), added in order, to ``out`` (C, E)."""
     for row in prange(out.shape[0]):
         for edge in range(out.shape[1]):
             total = blocks[0, row, edge]
             for block in range(1, blocks.shape[0]):
                 total += blocks[block, row, edge]
             out[row, edge] = total
-
-
-@njit(parallel=True, cache=True)
-def is_member(labels: Array, wanted: Array, n_labels: int, n_chunks: int, out: Array) -> None:
-    """Say of each label whether it is among the row's wanted ones; both are padded with L.
-
-    The rows are dealt to ``n_chunks`` workers, each with its own memory of L entries.
-    """
-    for chunk in prange(n_chunks):
-        marked = np.zeros(n_labels + 1, dtype=np.bool_)
-        for row in range(chunk, labels.shape[0], n_chunks):
-            for i in range(wanted.shape[1]):
-                marked[wanted[row, i]] = True
-            marked[n_labels] = False
-            for slot in range(labels.shape[1]):
-                out[row, slot] = marked[labels[row, slot]]
-            for i in range(wanted.shape[1]):
-                marked[wanted[row, i]] = False

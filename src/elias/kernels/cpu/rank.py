@@ -1,8 +1,8 @@
-"""From the beam of a text to its best labels in one compiled pass, for a CPU.
+"""Rank the labels of a text in one compiled pass from its beam, for a CPU.
 
 p = σ(w·φ + bias)·ŷ is never above ŷ. So paths are walked and their labels scored from the best
-down, the best few first, twice as many each time, until no label that is left can come before the k
-found: mostly long before all paths have been walked.
+down, twice as many each round, until no remaining label can rank before the k best so far. This
+is usually long before all paths have been walked.
 """
 
 from __future__ import annotations
@@ -18,42 +18,50 @@ from numba import njit
 from numpy.typing import NDArray
 from torch import Tensor
 
-from elias.kernels.cpu.rows import SUMS
-from elias.kernels.cpu.search import Best, OrderedEdges, bar_of, keep_best, n_sampled, walk
+from elias.kernels.cpu.rows import FASTMATH
+from elias.kernels.cpu.search import (
+    EMPTY,
+    BestPaths,
+    OrderedEdges,
+    keep_best,
+    new_best_paths,
+    sample_size,
+    score_threshold,
+    walk,
+)
 from elias.kernels.threads import thread_map
 
 Array: TypeAlias = NDArray[Any]
 
-_EMPTY = np.float32(-np.inf)
-_FIRST = 64  # paths walked at first, or as many as labels are wanted
-_FEW = 64  # texts that are ranked sooner than threads are started
+_FIRST_PATHS = 64  # paths walked in the first round, or as many as labels are wanted
+_FEW_TEXTS = 64  # so few are ranked sooner than threads start
 
 
 class Index(NamedTuple):
-    """What a search reads, as arrays."""
+    """The arrays that a search reads."""
 
     edges: OrderedEdges
     weight: Array
     bias: Array
     blocked: Array
-    """(L,) which labels no path leads to; without entries: none."""
+    """(L,) labels that no path leads to; empty for none."""
 
 
 class _Scratch(NamedTuple):
-    """Memory of one thread, an entry a label. Nothing is ``held`` between two texts."""
+    """Memory of one thread, with an entry per label."""
 
-    best: Best
+    best: BestPaths
     scores: Array
-    frees: Array
+    unsaturated: Array
 
 
-class _Kept(threading.local):
-    """The scratch memory of this thread: making it would be much of the work for one text."""
+class _ThreadScratch(threading.local):
+    """The scratch memory of the calling thread; allocating it would dominate a single text."""
 
     scratch: _Scratch | None = None
 
 
-_kept = _Kept()
+_thread = _ThreadScratch()
 
 
 def rank_beams(
@@ -71,15 +79,17 @@ def rank_beams(
     n_rows, n_labels = len(embedding), len(index.weight)
     width = min(top_k, shortlist_size, n_labels)
     labels = np.full((n_rows, width), n_labels, dtype=np.int64)
-    log_p = np.full((n_rows, width), _EMPTY, dtype=np.float32)
+    log_p = np.full((n_rows, width), EMPTY, dtype=np.float32)
     arrays = (embedding.numpy(), beam.numpy(), beam_log.numpy())
 
     def rank_some(rows: range, scratch: _Scratch) -> None:
         span = (rows.start, rows.stop)
-        _rank_rows(*arrays, index, (shortlist_size, _FIRST), span, scratch, (labels, log_p))
+        _rank_rows(*arrays, index, (shortlist_size, _FIRST_PATHS), span, scratch, (labels, log_p))
 
-    if n_rows <= _FEW or numba.get_num_threads() == 1:
-        rank_some(range(n_rows), _own_scratch(n_labels))
+    if n_rows <= _FEW_TEXTS or numba.get_num_threads() == 1:
+        if _thread.scratch is None or len(_thread.scratch.scores) != n_labels:
+            _thread.scratch = _new_scratch(n_labels)
+        rank_some(range(n_rows), _thread.scratch)
     else:
         step = max(1, -(-n_rows // (4 * numba.get_num_threads())))
         spans = [range(i, min(i + step, n_rows)) for i in range(0, n_rows, step)]
@@ -88,28 +98,16 @@ def rank_beams(
     return torch.from_numpy(labels), torch.from_numpy(log_p).exp()
 
 
-def log_probabilities(
-    logits: Float[Tensor, "B K"], log_scores: Float[Tensor, "B K"]
-) -> Float[Tensor, "B K"]:
-    """Return log p = log σ(logit) + log ŷ, on a CPU to the bit as `rank_beams` has it."""
-    if logits.is_cuda:
-        return torch.nn.functional.logsigmoid(logits) + log_scores
+def log_probabilities(logits: Tensor, log_scores: Tensor) -> Tensor:
+    """Return log p = log σ(logit) + log ŷ, bit for bit as `rank_beams` computes it."""
     log_p = np.empty(logits.numel(), dtype=np.float32)
     _log_p(logits.reshape(-1).numpy(), log_scores.reshape(-1).numpy(), log_p)
     return torch.from_numpy(log_p).view(logits.shape)
 
 
-def _own_scratch(n_labels: int) -> _Scratch:
-    if _kept.scratch is None or len(_kept.scratch.scores) != n_labels:
-        _kept.scratch = _new_scratch(n_labels)
-    return _kept.scratch
-
-
 def _new_scratch(n_labels: int) -> _Scratch:
-    held = np.full((n_labels, 2), _EMPTY, dtype=np.float32)
-    path, reached = (np.empty(n_labels, dtype=np.int32) for _ in range(2))
-    scores, frees = (np.empty(n_labels, dtype=np.float32) for _ in range(2))
-    return _Scratch(Best(held, path, reached), scores, frees)
+    scores, unsaturated = (np.empty(n_labels, dtype=np.float32) for _ in range(2))
+    return _Scratch(new_best_paths(n_labels), scores, unsaturated)
 
 
 @njit(cache=True, nogil=True)
@@ -124,15 +122,15 @@ def _rank_rows(
     outs: tuple[Array, Array],
 ) -> None:
     n_beam = beam.shape[1]
-    sample = np.empty(n_sampled(n_beam, index.edges.logs.shape[1]), dtype=np.float32)
+    sample = np.empty(sample_size(n_beam, index.edges.logs.shape[1]), dtype=np.float32)
     walked = np.empty(n_beam, dtype=np.int64)
     for row in range(span[0], span[1]):
         walked[:] = 0
         top = (outs[0][row], outs[1][row])
-        place = (beam[row], beam_log[row])
-        n_reached = _choose(embedding[row], place, index, scratch, sizes, (sample, walked), top)
+        row_beam = (beam[row], beam_log[row])
+        n_reached = _choose(embedding[row], row_beam, index, scratch, sizes, (sample, walked), top)
         for i in range(n_reached):
-            scratch.best.held[scratch.best.reached[i], 0] = _EMPTY
+            scratch.best.scores[scratch.best.reached[i], 0] = EMPTY
 
 
 @njit(cache=True, nogil=True)
@@ -145,30 +143,32 @@ def _choose(
     spare: tuple[Array, Array],
     out: tuple[Array, Array],
 ) -> int:
-    """Score labels, those of the best paths first, while one of them may still be among the top.
+    """Score labels in rounds, best paths first, while one of them may still enter the top k.
 
-    Returns how many were reached. Those that a round reaches score less than all before them.
+    Returns the number of labels reached. Labels of a round score below those of earlier rounds.
     """
-    shortlist_size, first = sizes
+    shortlist_size, n_first = sizes
     sample, walked = spare
     best = scratch.best
     top, top_log = out
     n_top = top.shape[0]
     done, n_reached = 0, 0
-    n_paths = max(first, n_top)
-    bar = np.float32(np.inf)
-    while done < shortlist_size and bar != _EMPTY:
-        bar = bar_of(beam[0], beam[1], index.edges, n_paths, sample)
-        n_reached = walk(beam[0], beam[1], index.edges, bar, walked, best, n_reached, index.blocked)
+    n_paths = max(n_first, n_top)
+    threshold = np.float32(np.inf)
+    while done < shortlist_size and threshold != EMPTY:
+        threshold = score_threshold(beam[0], beam[1], index.edges, n_paths, sample)
+        n_reached = walk(
+            beam[0], beam[1], index.edges, threshold, walked, best, n_reached, index.blocked
+        )
         take = min(n_reached, shortlist_size) - done
         if take < n_reached - done:
             _keep_some(scratch, done, n_reached, take)
         for i in range(done, done + take):
             label = best.reached[i]
             logit = _dot(index.weight[label], point) + index.bias[label]
-            _insert(top, top_log, label, _log_sigmoid(logit) + best.held[label, 0])
+            _insert(top, top_log, label, _log_sigmoid(logit) + best.scores[label, 0])
         done += take
-        if top_log[n_top - 1] >= bar:
+        if top_log[n_top - 1] >= threshold:
             break
         n_paths *= 2
     return n_reached
@@ -179,13 +179,13 @@ def _keep_some(scratch: _Scratch, begin: int, end: int, keep: int) -> None:
     """Move the best of the labels reached from ``begin`` on to the front of them."""
     for i in range(begin, end):
         label = scratch.best.reached[i]
-        scratch.scores[i - begin] = scratch.best.held[label, 0]
-        scratch.frees[i - begin] = scratch.best.held[label, 1]
+        scratch.scores[i - begin] = scratch.best.scores[label, 0]
+        scratch.unsaturated[i - begin] = scratch.best.scores[label, 1]
     labels = scratch.best.reached[begin:end]
-    keep_best(scratch.scores, scratch.frees, labels, end - begin, keep)
+    keep_best(scratch.scores, scratch.unsaturated, labels, end - begin, keep)
 
 
-@njit(cache=True, nogil=True, fastmath=SUMS)
+@njit(cache=True, nogil=True, fastmath=FASTMATH)
 def _dot(row: Array, point: Array) -> np.float32:
     total = np.float32(0.0)
     for d in range(point.shape[0]):
@@ -207,17 +207,17 @@ def _log_p(logits: Array, log_scores: Array, out: Array) -> None:
 
 @njit(cache=True, nogil=True)
 def _insert(top: Array, top_log: Array, label: int, log_p: np.float32) -> None:
-    """Put a label at its place, if it has one; equal ones are ordered by label id."""
-    place = top.shape[0]
-    while place > 0 and (
-        log_p > top_log[place - 1]
-        or (log_p == top_log[place - 1] and log_p > _EMPTY and label < top[place - 1])
+    """Insert a label at its rank, if it has one; equal ones are ordered by label id."""
+    rank = top.shape[0]
+    while rank > 0 and (
+        log_p > top_log[rank - 1]
+        or (log_p == top_log[rank - 1] and log_p > EMPTY and label < top[rank - 1])
     ):
-        place -= 1
-    if place == top.shape[0]:
+        rank -= 1
+    if rank == top.shape[0]:
         return
-    for i in range(top.shape[0] - 1, place, -1):
+    for i in range(top.shape[0] - 1, rank, -1):
         top[i] = top[i - 1]
         top_log[i] = top_log[i - 1]
-    top[place] = label
-    top_log[place] = log_p
+    top[rank] = label
+    top_log[rank] = log_p

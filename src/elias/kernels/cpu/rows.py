@@ -1,7 +1,8 @@
-"""The hot loops of a CPU run, compiled by numba. Plain arrays in, plain arrays out.
+"""Products with some rows of a large table and their sparse gradients, compiled by numba.
 
-Each loop is parallel over points or over rows and adds up in a fixed order inside one, so the
-result does not depend on the number of threads. `elias.kernels` gives them tensors and gradients.
+Each loop is parallel over points or rows and adds up in a fixed order within one, so the result
+does not depend on the number of threads. A table's gradient is a sparse tensor with one row per
+touched row, which `elias.training.optimizer` applies in place.
 """
 
 from __future__ import annotations
@@ -9,19 +10,104 @@ from __future__ import annotations
 from typing import Any, TypeAlias
 
 import numpy as np
+import torch
 from numba import get_num_threads, njit, prange
 from numpy.typing import NDArray
+from torch import Tensor
+
+from elias.kernels.gradients import sparse_gradient
 
 Array: TypeAlias = NDArray[Any]
 
 # Sums may be reordered so that they vectorise; NaN and infinity keep their meaning.
-SUMS = {"reassoc", "contract", "nsz"}
-_SLOTS = 64  # of a shortlist in work at a time
+FASTMATH = {"reassoc", "contract", "nsz"}
+_SLOTS_PER_CHUNK = 64  # slots of all shortlists that are processed together
 
 
-@njit(parallel=True, cache=True, fastmath=SUMS)
-def gather_dot(embedding: Array, weight: Array, bias: Array, labels: Array, out: Array) -> None:
-    """Fill ``out[i, k] = weight[labels[i, k]]·embedding[i] + bias``; a padded label gives 0."""
+def label_logits(embedding: Tensor, weight: Tensor, bias: Tensor, labels: Tensor) -> Tensor:
+    """Return w_ℓ·φ + bias_ℓ of each label, with sparse gradients; 0 for a padded one."""
+    logits: Tensor = _LabelLogits.apply(  # type: ignore[no-untyped-call]
+        embedding, weight, bias, labels
+    )
+    return logits
+
+
+def bag_sum(weight: Tensor, ids: Tensor, offsets: Tensor, coefficients: Tensor) -> Tensor:
+    """Return Σ_j coefficient_j · weight[id_j] of each bag, with a sparse gradient."""
+    bags: Tensor = _BagSum.apply(  # type: ignore[no-untyped-call]
+        weight, ids, offsets, coefficients
+    )
+    return bags
+
+
+class _LabelLogits(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any, embedding: Tensor, weight: Tensor, bias: Tensor, labels: Tensor
+    ) -> Tensor:
+        out = torch.empty(labels.shape, dtype=torch.float32)
+        arrays = [_array(tensor) for tensor in (embedding, weight, bias, labels)]
+        if any(ctx.needs_input_grad):
+            _shortlist_dots(*arrays, _n_chunks(labels), out.numpy())
+            ctx.save_for_backward(embedding, weight, bias, labels)
+        else:
+            _gather_dot(*arrays, out.numpy())
+        return out
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, Tensor, Tensor, None]:
+        embedding, weight, bias, labels = ctx.saved_tensors
+        ids, coefficients = _array(labels), _array(grads[0])
+        by_embedding = torch.empty(embedding.shape, dtype=torch.float32)
+        _sum_shortlists(_array(weight), ids, coefficients, _n_chunks(labels), by_embedding.numpy())
+        offsets = np.arange(len(labels) + 1, dtype=np.int64) * labels.shape[1]
+        groups = group_by_id(ids.reshape(-1), offsets, len(weight))
+        rows, gradient, sums = _row_gradient(groups, coefficients.reshape(-1), _array(embedding))
+        by_weight = sparse_gradient(rows, gradient, weight.shape)
+        return by_embedding, by_weight, sparse_gradient(rows, sums, bias.shape), None
+
+
+class _BagSum(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any, weight: Tensor, ids: Tensor, offsets: Tensor, coefficients: Tensor
+    ) -> Tensor:
+        out = torch.empty((len(offsets) - 1, weight.shape[1]), dtype=torch.float32)
+        tensors = (weight, ids, offsets, coefficients)
+        _sum_rows(*(_array(tensor) for tensor in tensors), out.numpy())
+        ctx.save_for_backward(*tensors)
+        return out
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None, None, None]:
+        weight, ids, offsets, coefficients = ctx.saved_tensors
+        groups = group_by_id(ids.numpy(), offsets.numpy(), len(weight))
+        rows, gradient, _ = _row_gradient(groups, coefficients.numpy(), _array(grads[0]))
+        return sparse_gradient(rows, gradient, weight.shape), None, None, None
+
+
+def _array(tensor: Tensor) -> Array:
+    return tensor.detach().contiguous().numpy()
+
+
+def _n_chunks(labels: Tensor) -> int:
+    return min(get_num_threads(), max(1, len(labels)))
+
+
+def _row_gradient(
+    groups: tuple[Array, ...], coefficients: Array, vectors: Array
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Return (touched rows, their gradients, the sum of their coefficients)."""
+    touched = torch.from_numpy(groups[0])
+    gradient = torch.empty((len(touched), vectors.shape[1]))
+    sums = torch.empty(len(touched))
+    _sum_groups(vectors, groups, coefficients, gradient.numpy(), sums.numpy())
+    return touched, gradient, sums
+
+
+@njit(parallel=True, cache=True, fastmath=FASTMATH)
+def _gather_dot(embedding: Array, weight: Array, bias: Array, labels: Array, out: Array) -> None:
+    """Write ``out[i, k] = weight[labels[i, k]]·embedding[i] + bias``; a padded label gives 0."""
     n_rows, n_keep = labels.shape
     n_labels, dim = weight.shape
     for row in prange(n_rows):
@@ -37,19 +123,19 @@ def gather_dot(embedding: Array, weight: Array, bias: Array, labels: Array, out:
             out[row, k] = total + bias[label]
 
 
-@njit(cache=True, fastmath=SUMS)
+@njit(cache=True, fastmath=FASTMATH)
 def _add_four(rows: tuple[Array, ...], c: tuple[float, ...], total: Array) -> None:
-    """Add four rows at once: the total is read and written once for them."""
+    """Add four weighted rows to the total, which is read and written once."""
     r0, r1, r2, r3 = rows
     for d in range(total.shape[0]):
         total[d] += (c[0] * r0[d] + c[1] * r1[d]) + (c[2] * r2[d] + c[3] * r3[d])
 
 
-@njit(parallel=True, cache=True, fastmath=SUMS)
-def sum_rows(weight: Array, ids: Array, offsets: Array, coefficients: Array, out: Array) -> None:
-    """Fill ``out[i] = Σ_j coefficients[j]·weight[ids[j]]`` over j in offsets[i]:offsets[i+1].
+@njit(parallel=True, cache=True, fastmath=FASTMATH)
+def _sum_rows(weight: Array, ids: Array, offsets: Array, coefficients: Array, out: Array) -> None:
+    """Write ``out[i] = Σ_j coefficients[j]·weight[ids[j]]`` over j in offsets[i]:offsets[i+1].
 
-    Ids past the last row of weights count for nothing.
+    Ids beyond the last row of weights are ignored.
     """
     n_rows = out.shape[0]
     for row in prange(n_rows):
@@ -58,7 +144,7 @@ def sum_rows(weight: Array, ids: Array, offsets: Array, coefficients: Array, out
         _add_rows(weight, ids[offsets[row] : offsets[row + 1]], coefficients[offsets[row] :], total)
 
 
-@njit(cache=True, fastmath=SUMS)
+@njit(cache=True, fastmath=FASTMATH)
 def _add_rows(weight: Array, ids: Array, coefficients: Array, total: Array) -> None:
     n_weights = weight.shape[0]
     j, end = 0, ids.shape[0]
@@ -76,34 +162,34 @@ def _add_rows(weight: Array, ids: Array, coefficients: Array, total: Array) -> N
         j += 1
 
 
-@njit(parallel=True, cache=True, fastmath=SUMS)
-def sum_shortlists(
+@njit(parallel=True, cache=True, fastmath=FASTMATH)
+def _sum_shortlists(
     weight: Array, labels: Array, coefficients: Array, n_chunks: int, out: Array
 ) -> None:
-    """Do what `sum_rows` does for rows of as many labels each, some slots of all rows at a time.
+    """Compute `_sum_rows` for rows of equally many labels, some slots of all rows at a time.
 
-    Where the labels of a row are ascending, those of all rows are much the same meanwhile, and
-    their weights stay in the cache. The rows are dealt to ``n_chunks`` workers.
+    Where the labels of a row are ascending, the rows then read nearly the same weights at the same
+    time, and these stay in the cache. The rows are divided among ``n_chunks`` workers.
     """
     n_rows, n_slots = labels.shape
     for chunk in prange(n_chunks):
         begin, end = chunk * n_rows // n_chunks, (chunk + 1) * n_rows // n_chunks
         out[begin:end] = 0.0
-        for first in range(0, n_slots, _SLOTS):
-            some = slice(first, min(first + _SLOTS, n_slots))
+        for first in range(0, n_slots, _SLOTS_PER_CHUNK):
+            slots = slice(first, min(first + _SLOTS_PER_CHUNK, n_slots))
             for row in range(begin, end):
-                _add_rows(weight, labels[row, some], coefficients[row, some], out[row])
+                _add_rows(weight, labels[row, slots], coefficients[row, slots], out[row])
 
 
-@njit(parallel=True, cache=True, fastmath=SUMS)
-def sum_groups(
+@njit(parallel=True, cache=True, fastmath=FASTMATH)
+def _sum_groups(
     vectors: Array, groups: tuple[Array, ...], coefficients: Array, out: Array, sums: Array
 ) -> None:
-    """Fill in the weighted sum of each group's vectors, and the sum of its coefficients.
+    """Write the weighted sum of each group's vectors, and the sum of its coefficients.
 
-    ``groups`` is from `group_by_id`; a coefficient stands at the place that a row came from.
+    ``groups`` come from `group_by_id`; their positions index the coefficients.
     """
-    _, starts, rows, places = groups
+    _, starts, rows, positions = groups
     c = coefficients
     for i in prange(out.shape[0]):
         total = out[i]
@@ -111,28 +197,24 @@ def sum_groups(
         whole = np.float32(0.0)
         j, end = starts[i], starts[i + 1]
         while j + 4 <= end:
-            p0, p1, p2, p3 = places[j], places[j + 1], places[j + 2], places[j + 3]
-            four = (
-                vectors[rows[j]],
-                vectors[rows[j + 1]],
-                vectors[rows[j + 2]],
-                vectors[rows[j + 3]],
-            )
+            p0, p1, p2, p3 = positions[j], positions[j + 1], positions[j + 2], positions[j + 3]
+            r0, r1, r2, r3 = rows[j], rows[j + 1], rows[j + 2], rows[j + 3]
+            four = (vectors[r0], vectors[r1], vectors[r2], vectors[r3])
             _add_four(four, (c[p0], c[p1], c[p2], c[p3]), total)
             whole += (c[p0] + c[p1]) + (c[p2] + c[p3])
             j += 4
         while j < end:
             source = vectors[rows[j]]
             for d in range(total.shape[0]):
-                total[d] += c[places[j]] * source[d]
-            whole += c[places[j]]
+                total[d] += c[positions[j]] * source[d]
+            whole += c[positions[j]]
             j += 1
         sums[i] = whole
 
 
-@njit(cache=True, fastmath=SUMS)
+@njit(cache=True, fastmath=FASTMATH)
 def _dot_four(point: Array, rows: tuple[Array, ...]) -> tuple[np.float32, ...]:
-    """Return the products of a point with four rows; it is read once for them."""
+    """Return the products of a point with four rows; the point is read once."""
     r0, r1, r2, r3 = rows
     t0, t1, t2, t3 = np.float32(0.0), np.float32(0.0), np.float32(0.0), np.float32(0.0)
     for d in range(point.shape[0]):
@@ -144,18 +226,18 @@ def _dot_four(point: Array, rows: tuple[Array, ...]) -> tuple[np.float32, ...]:
     return t0, t1, t2, t3
 
 
-@njit(cache=True, fastmath=SUMS)
+@njit(cache=True, fastmath=FASTMATH)
 def _dots(point: Array, weight: Array, bias: Array, labels: Array, out: Array) -> None:
     n_labels = weight.shape[0]
     k, end = 0, labels.shape[0]
     while k < end:
         if k + 4 <= end and max(labels[k], labels[k + 1], labels[k + 2], labels[k + 3]) < n_labels:
             l0, l1, l2, l3 = labels[k], labels[k + 1], labels[k + 2], labels[k + 3]
-            found = _dot_four(point, (weight[l0], weight[l1], weight[l2], weight[l3]))
-            out[k] = found[0] + bias[l0]
-            out[k + 1] = found[1] + bias[l1]
-            out[k + 2] = found[2] + bias[l2]
-            out[k + 3] = found[3] + bias[l3]
+            products = _dot_four(point, (weight[l0], weight[l1], weight[l2], weight[l3]))
+            out[k] = products[0] + bias[l0]
+            out[k + 1] = products[1] + bias[l1]
+            out[k + 2] = products[2] + bias[l2]
+            out[k + 3] = products[3] + bias[l3]
             k += 4
             continue
         out[k] = 0.0
@@ -168,22 +250,22 @@ def _dots(point: Array, weight: Array, bias: Array, labels: Array, out: Array) -
         k += 1
 
 
-@njit(parallel=True, cache=True, fastmath=SUMS)
-def shortlist_dots(
+@njit(parallel=True, cache=True, fastmath=FASTMATH)
+def _shortlist_dots(
     embedding: Array, weight: Array, bias: Array, labels: Array, n_chunks: int, out: Array
 ) -> None:
-    """Do what `gather_dot` does, some slots of all rows at a time, as in `sum_shortlists`."""
+    """Compute `_gather_dot`, some slots of all rows at a time, as in `_sum_shortlists`."""
     n_rows, n_slots = labels.shape
     for chunk in prange(n_chunks):
         begin, end = chunk * n_rows // n_chunks, (chunk + 1) * n_rows // n_chunks
-        for first in range(0, n_slots, _SLOTS):
-            some = slice(first, min(first + _SLOTS, n_slots))
+        for first in range(0, n_slots, _SLOTS_PER_CHUNK):
+            slots = slice(first, min(first + _SLOTS_PER_CHUNK, n_slots))
             for row in range(begin, end):
-                _dots(embedding[row], weight, bias, labels[row, some], out[row, some])
+                _dots(embedding[row], weight, bias, labels[row, slots], out[row, slots])
 
 
 @njit(parallel=True, cache=True)
-def _counts(ids: Array, bounds: Array, n_ids: int) -> Array:
+def _count_ids(ids: Array, bounds: Array, n_ids: int) -> Array:
     """Return how often each id occurs in each chunk of the list, (chunks, ids)."""
     n_chunks = bounds.shape[0] - 1
     counts = np.zeros((n_chunks, n_ids), dtype=np.int32)
@@ -195,31 +277,31 @@ def _counts(ids: Array, bounds: Array, n_ids: int) -> Array:
 
 
 @njit(cache=True)
-def _first_places(counts: Array) -> tuple[Array, Array]:
-    """Return (touched ids ascending, start of each in a grouped list).
+def _group_starts(counts: Array) -> tuple[Array, Array]:
+    """Return (touched ids ascending, start of each group).
 
-    ``counts`` turn into the place at which each chunk begins to write each id.
+    ``counts`` is overwritten by the index at which each chunk starts to write each id.
     """
     n_chunks, n_ids = counts.shape
     touched = np.empty(n_ids, dtype=np.int64)
     starts = np.zeros(n_ids + 1, dtype=np.int64)
-    n_touched, place = 0, 0
+    n_touched, end = 0, 0
     for i in range(n_ids):
-        before = place
+        before = end
         for chunk in range(n_chunks):
             count = counts[chunk, i]
-            counts[chunk, i] = place
-            place += count
-        if place > before:
+            counts[chunk, i] = end
+            end += count
+        if end > before:
             touched[n_touched] = i
             n_touched += 1
-            starts[n_touched] = place
+            starts[n_touched] = end
     return touched[:n_touched].copy(), starts[: n_touched + 1].copy()
 
 
 @njit(parallel=True, cache=True)
-def _place(
-    ids: Array, offsets: Array, first: Array, slots: Array, rows: Array, places: Array
+def _fill_groups(
+    ids: Array, offsets: Array, first: Array, slots: Array, rows: Array, positions: Array
 ) -> None:
     n_chunks, n_ids = slots.shape
     for chunk in prange(n_chunks):
@@ -228,58 +310,23 @@ def _place(
                 if ids[j] < n_ids:
                     slot = slots[chunk, ids[j]]
                     rows[slot] = row
-                    places[slot] = j
+                    positions[slot] = j
                     slots[chunk, ids[j]] = slot + 1
 
 
 def group_by_id(ids: Array, offsets: Array, n_ids: int) -> tuple[Array, Array, Array, Array]:
-    """Turn rows of ids around: for each id that occurs, the rows and places it occurs in.
+    """Invert rows of ids: return the rows and positions in which each id occurs.
 
-    Returns (touched ids ascending, start of each in the next two, row, place), rows ascending for
-    each id; ids of ``n_ids`` and over are padding. Up to 2^31 ids. Chunks of rows are counted, then
-    written side by side.
+    Returns (touched ids ascending, start of each group, row, position), rows ascending in each
+    group. Ids of ``n_ids`` and over are padding. Up to 2^31 ids. Chunks of rows are counted, then
+    written, in parallel.
     """
     n_rows = len(offsets) - 1
     n_chunks = max(1, min(get_num_threads(), n_rows, len(ids) // max(1, n_ids)))
     first = np.arange(n_chunks + 1) * n_rows // n_chunks
-    counts = _counts(ids, offsets[first], n_ids)
-    touched, starts = _first_places(counts)
+    counts = _count_ids(ids, offsets[first], n_ids)
+    touched, starts = _group_starts(counts)
     rows = np.empty(starts[-1], dtype=np.int32)
-    places = np.empty(starts[-1], dtype=np.int32)
-    _place(ids, offsets, first, counts, rows, places)
-    return touched, starts, rows, places
-
-
-@njit(parallel=True, cache=True)
-def adamw_rows(
-    weight: Array,
-    mean: Array,
-    variance: Array,
-    touched: Array,
-    grad: Array,
-    skipped: Array,
-    fades: Array,
-    rates: Array,
-) -> None:
-    """Apply AdamW in place to the touched rows.
-
-    ``fades`` (3, n) holds what ``skipped`` steps leave of mean, variance and weight; ``rates`` the
-    step of the weight, ε, the shares of the new gradient and its square, and the correction of the
-    variance. No fast mathematics here: with it, the loop just compiled and the same loop from the
-    cache were seen to round differently.
-    """
-    rate, floor, new1, new2, correction = rates[0], rates[1], rates[2], rates[3], rates[4]
-    dim = weight.shape[1]
-    for i in prange(touched.shape[0]):
-        row = touched[i]
-        fade1 = fades[0, skipped[i]]
-        fade2 = fades[1, skipped[i]]
-        shrink = fades[2, skipped[i]]
-        w = weight[row]
-        m = mean[row]
-        v = variance[row]
-        g = grad[i]
-        for d in range(dim):
-            m[d] = fade1 * m[d] + new1 * g[d]
-            v[d] = fade2 * v[d] + new2 * g[d] * g[d]
-            w[d] = shrink * w[d] - rate * m[d] / (np.sqrt(v[d] * correction) + floor)
+    positions = np.empty(starts[-1], dtype=np.int32)
+    _fill_groups(ids, offsets, first, counts, rows, positions)
+    return touched, starts, rows, positions

@@ -1,89 +1,152 @@
-"""From a beam to its shortlist, compiled by numba: walk the best paths, not all of them.
+"""Beam expansion for a CPU, compiled by numba: walk the best paths first, not all of them.
 
-A cluster's edges are put in order once for all rows. Then the paths of a row that can matter are
-the first few of each cluster: a bar is guessed above which there are some more paths than labels
-wanted; it is lowered while they lead to too few different labels. The answer does not depend on
-the guess. Rows are shared among threads, and what is found for one depends on no other.
+The edges of each cluster are sorted once for all rows. The paths of a row that matter are then the
+first few of each cluster: a score threshold is guessed that somewhat more paths pass than labels
+are needed, and lowered while these paths reach too few labels. The result does not depend on the
+guess. Rows are divided among threads and do not depend on each other.
 """
 
 from __future__ import annotations
 
 from typing import Any, NamedTuple, TypeAlias
 
+import numba
 import numpy as np
+import torch
+from jaxtyping import Float, Int
 from numba import njit, prange
 from numpy.typing import NDArray
+from torch import Tensor
 
 Array: TypeAlias = NDArray[Any]
 
-_EMPTY = np.float32(-np.inf)
-_FULL = np.float32(0.0)
-_STRIDE = 16  # every so many paths of a cluster one is looked at for the bar
+EMPTY = np.float32(-np.inf)
+_SATURATED = np.float32(0.0)
+_STRIDE = 16  # one in so many paths of a cluster is sampled for the threshold
 
 
 class OrderedEdges(NamedTuple):
     """The edges of each cluster, best first; equal ones in the order of their numbers."""
 
     edges: Array
-    """(C, E) their numbers; each row is filled as far as there are edges."""
+    """(C, E) edge numbers; each row is filled as far as there are edges."""
     logs: Array
-    """(C, E) their scores, before the min(1, ·) of Eq. 5."""
+    """(C, E) scores before the min(1, ·) of Eq. 5."""
     labels: Array
-    """(C, E) where they lead."""
+    """(C, E) labels."""
     sizes: Array
-    """(C,) how many there are."""
+    """(C,) number of edges."""
 
 
-class Best(NamedTuple):
-    """Memory of a row's search, an entry a label. Nothing is ``held`` between two rows."""
+class BestPaths(NamedTuple):
+    """Scratch memory of one row's search, with an entry per label; all -inf between two rows."""
 
-    held: Array
-    """(L, 2) the score of the best path to a label and its unsaturated score, or -inf.
+    scores: Array
+    """(L, 2) score of the best path to a label and its unsaturated score, or -inf.
 
-    They lie side by side: a path looks at one place in memory.
+    They are adjacent so that a path reads one place in memory.
     """
     path: Array
-    """(L,) the best path to a label that is held."""
+    """(L,) the best path to each reached label."""
     reached: Array
-    """(L,) the labels that are held, as many as were reached."""
+    """(L,) the labels reached so far."""
+
+
+def expand_beam(
+    beam: Tensor,
+    beam_log: Tensor,
+    edge_labels: Tensor,
+    edge_log: Tensor,
+    wanted: Tensor,
+    n_labels: int,
+    shortlist_size: int,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Return labels (ascending), paths and wanted paths of `elias.kernels.Expansion`."""
+    n_rows = len(beam)
+    size = min(shortlist_size, n_labels)
+    labels = np.full((n_rows, size), n_labels, dtype=np.int64)
+    paths = np.zeros((n_rows, size), dtype=np.int64)
+    wanted_paths = np.full(wanted.shape, -1, dtype=np.int64)
+    _expand_rows(
+        (beam.numpy(), beam_log.detach().float().numpy()),
+        order_edges(edge_labels, edge_log),
+        wanted.numpy(),
+        n_labels,
+        min(numba.get_num_threads(), max(1, n_rows)),
+        (labels, paths, wanted_paths),
+    )
+    return torch.from_numpy(labels), torch.from_numpy(paths), torch.from_numpy(wanted_paths)
+
+
+def order_edges(edge_labels: Int[Tensor, "C E"], edge_log: Float[Tensor, "C E"]) -> OrderedEdges:
+    """Return the edges of each cluster, best first; edges of -inf are left out."""
+    shape = tuple(edge_labels.shape)
+    ordered = OrderedEdges(
+        edges=np.empty(shape, dtype=np.int32),
+        logs=np.empty(shape, dtype=np.float32),
+        labels=np.empty(shape, dtype=np.int32),
+        sizes=np.empty(shape[0], dtype=np.int64),
+    )
+    # one by one: numba drops what a parallel loop writes into a named tuple
+    _order_edges(edge_labels.numpy(), edge_log.detach().float().numpy(), *ordered)
+    return ordered
+
+
+@njit(parallel=True, cache=True)
+def _order_edges(
+    edge_labels: Array, edge_log: Array, edges: Array, logs: Array, labels: Array, sizes: Array
+) -> None:
+    n_edges = edge_log.shape[1]
+    for cluster in prange(edge_log.shape[0]):
+        order = np.argsort(-edge_log[cluster], kind="mergesort")
+        n_real = 0
+        for rank in range(n_edges):
+            edge = order[rank]
+            if edge_log[cluster, edge] == EMPTY:
+                continue
+            edges[cluster, n_real] = edge
+            logs[cluster, n_real] = edge_log[cluster, edge]
+            labels[cluster, n_real] = edge_labels[cluster, edge]
+            n_real += 1
+        sizes[cluster] = n_real
 
 
 @njit(cache=True, nogil=True)
-def _before(
-    scores: Array, frees: Array, labels: Array, i: int, pivot: tuple[float, float, int]
+def _compare(
+    scores: Array, unsaturated: Array, labels: Array, i: int, pivot: tuple[float, float, int]
 ) -> int:
-    """Say whether entry i ranks before the pivot (1), after it (-1), or is the pivot (0)."""
+    """Return 1 if entry i ranks before the pivot, -1 if after it, 0 if it is the pivot."""
     if scores[i] != pivot[0]:
         return 1 if scores[i] > pivot[0] else -1
-    if frees[i] != pivot[1]:
-        return 1 if frees[i] > pivot[1] else -1
+    if unsaturated[i] != pivot[1]:
+        return 1 if unsaturated[i] > pivot[1] else -1
     if labels[i] != pivot[2]:
         return 1 if labels[i] < pivot[2] else -1
     return 0
 
 
 @njit(cache=True, nogil=True)
-def keep_best(scores: Array, frees: Array, labels: Array, size: int, keep: int) -> None:
+def keep_best(scores: Array, unsaturated: Array, labels: Array, size: int, keep: int) -> None:
     """Move the ``keep`` best of the first ``size`` entries to the front, in no order.
 
-    Quickselect on (score, unsaturated score, label ascending), a strict order, so that the choice
+    Quickselect by (score, unsaturated score, lower label id). This order is strict, so the choice
     is unique.
     """
     low = 0
     high = size - 1
     while low < high:
         mid = (low + high) // 2
-        pivot = (scores[mid], frees[mid], labels[mid])
+        pivot = (scores[mid], unsaturated[mid], labels[mid])
         i = low
         j = high
         while i <= j:
-            while _before(scores, frees, labels, i, pivot) > 0:
+            while _compare(scores, unsaturated, labels, i, pivot) > 0:
                 i += 1
-            while _before(scores, frees, labels, j, pivot) < 0:
+            while _compare(scores, unsaturated, labels, j, pivot) < 0:
                 j -= 1
             if i <= j:
                 scores[i], scores[j] = scores[j], scores[i]
-                frees[i], frees[j] = frees[j], frees[i]
+                unsaturated[i], unsaturated[j] = unsaturated[j], unsaturated[i]
                 labels[i], labels[j] = labels[j], labels[i]
                 i += 1
                 j -= 1
@@ -95,37 +158,14 @@ def keep_best(scores: Array, frees: Array, labels: Array, size: int, keep: int) 
             return
 
 
-@njit(parallel=True, cache=True)
-def order_edges(
-    edge_labels: Array, edge_log: Array, edges: Array, logs: Array, labels: Array, sizes: Array
-) -> None:
-    """Fill in the parts of `OrderedEdges`; edges that score -inf are left out.
-
-    They come one by one: numba takes what a parallel loop writes into a named tuple for unused.
-    """
-    n_edges = edge_log.shape[1]
-    for cluster in prange(edge_log.shape[0]):
-        order = np.argsort(-edge_log[cluster], kind="mergesort")
-        n_real = 0
-        for place in range(n_edges):
-            edge = order[place]
-            if edge_log[cluster, edge] == _EMPTY:
-                continue
-            edges[cluster, n_real] = edge
-            logs[cluster, n_real] = edge_log[cluster, edge]
-            labels[cluster, n_real] = edge_labels[cluster, edge]
-            n_real += 1
-        sizes[cluster] = n_real
-
-
 @njit(cache=True, nogil=True)
-def n_sampled(n_beam: int, n_edges: int) -> int:
-    """Return how much memory `bar_of` takes for a beam."""
+def sample_size(n_beam: int, n_edges: int) -> int:
+    """Return the length of the ``sample`` that `score_threshold` needs for a beam."""
     return n_beam * (n_edges // _STRIDE + 1)
 
 
 @njit(cache=True, nogil=True)
-def bar_of(
+def score_threshold(
     beam: Array, beam_log: Array, ordered: OrderedEdges, n_paths: int, sample: Array
 ) -> np.float32:
     """Return a score that about ``n_paths`` paths of a row reach; -inf if there are no more."""
@@ -135,14 +175,14 @@ def bar_of(
         cluster = beam[position]
         if cluster >= n_clusters:
             continue
-        score = min(beam_log[position], _FULL)
-        for place in range(_STRIDE - 1, ordered.sizes[cluster], _STRIDE):
-            sample[count] = -(score + min(ordered.logs[cluster, place], _FULL))
+        score = min(beam_log[position], _SATURATED)
+        for rank in range(_STRIDE - 1, ordered.sizes[cluster], _STRIDE):
+            sample[count] = -(score + min(ordered.logs[cluster, rank], _SATURATED))
             count += 1
     if n_paths // _STRIDE >= count:
-        return _EMPTY
-    bar: np.float32 = -np.partition(sample[:count], n_paths // _STRIDE)[n_paths // _STRIDE]
-    return bar
+        return EMPTY
+    threshold: np.float32 = -np.partition(sample[:count], n_paths // _STRIDE)[n_paths // _STRIDE]
+    return threshold
 
 
 @njit(cache=True, nogil=True)
@@ -150,76 +190,78 @@ def walk(
     beam: Array,
     beam_log: Array,
     ordered: OrderedEdges,
-    bar: np.float32,
+    threshold: np.float32,
     walked: Array,
-    best: Best,
+    best: BestPaths,
     n_reached: int,
     blocked: Array,
 ) -> int:
-    """Walk the paths down to the bar from where each cluster's walk stopped before.
+    """Walk the paths down to the threshold, from where the last walk of each cluster stopped.
 
-    Returns how many labels have been reached. No path leads to ``blocked`` labels: (L,), or none.
+    Returns the number of labels reached so far. Paths to ``blocked`` labels, (L,) or empty, are
+    skipped.
     """
     n_clusters, n_edges = ordered.logs.shape
-    held = best.held
+    scores = best.scores
     with_blocked = blocked.shape[0] > 0
     for position in range(beam.shape[0]):
         cluster = beam[position]
         if cluster >= n_clusters:
             continue
-        cluster_free = beam_log[position]
-        cluster_score = min(cluster_free, _FULL)
-        place = walked[position]
-        while place < ordered.sizes[cluster]:
-            edge_free = ordered.logs[cluster, place]
-            score = cluster_score + min(edge_free, _FULL)
-            if not score >= bar:
+        cluster_unsaturated = beam_log[position]
+        cluster_score = min(cluster_unsaturated, _SATURATED)
+        rank = walked[position]
+        while rank < ordered.sizes[cluster]:
+            edge_unsaturated = ordered.logs[cluster, rank]
+            score = cluster_score + min(edge_unsaturated, _SATURATED)
+            if not score >= threshold:
                 break
-            label = ordered.labels[cluster, place]
-            free = cluster_free + edge_free
-            before = held[label, 0]
-            if score > before or (score == before and free > held[label, 1]):
+            label = ordered.labels[cluster, rank]
+            unsaturated = cluster_unsaturated + edge_unsaturated
+            before = scores[label, 0]
+            if score > before or (score == before and unsaturated > scores[label, 1]):
                 if with_blocked and blocked[label]:
-                    place += 1
+                    rank += 1
                     continue
-                if before == _EMPTY:
+                if before == EMPTY:
                     best.reached[n_reached] = label
                     n_reached += 1
-                held[label, 0] = score
-                held[label, 1] = free
-                best.path[label] = position * n_edges + ordered.edges[cluster, place]
-            place += 1
-        walked[position] = place
+                scores[label, 0] = score
+                scores[label, 1] = unsaturated
+                best.path[label] = position * n_edges + ordered.edges[cluster, rank]
+            rank += 1
+        walked[position] = rank
     return n_reached
 
 
 @njit(cache=True, nogil=True)
-def _walk_to(
+def _walk_to_marked(
     marked: Array,
     beam: Array,
     beam_log: Array,
     ordered: OrderedEdges,
     walked: Array,
-    best: Best,
+    best: BestPaths,
 ) -> None:
-    """Walk those of the other paths that lead to marked labels."""
+    """Walk the remaining paths that lead to marked labels."""
     n_clusters, n_edges = ordered.logs.shape
-    held = best.held
+    scores = best.scores
     for position in range(beam.shape[0]):
         cluster = beam[position]
         if cluster >= n_clusters:
             continue
-        for place in range(walked[position], ordered.sizes[cluster]):
-            label = ordered.labels[cluster, place]
+        for rank in range(walked[position], ordered.sizes[cluster]):
+            label = ordered.labels[cluster, rank]
             if not marked[label]:
                 continue
-            score = min(beam_log[position], _FULL) + min(ordered.logs[cluster, place], _FULL)
-            free = beam_log[position] + ordered.logs[cluster, place]
-            before = held[label, 0]
-            if score > before or (score == before and free > held[label, 1]):
-                held[label, 0] = score
-                held[label, 1] = free
-                best.path[label] = position * n_edges + ordered.edges[cluster, place]
+            log = ordered.logs[cluster, rank]
+            score = min(beam_log[position], _SATURATED) + min(log, _SATURATED)
+            unsaturated = beam_log[position] + log
+            before = scores[label, 0]
+            if score > before or (score == before and unsaturated > scores[label, 1]):
+                scores[label, 0] = score
+                scores[label, 1] = unsaturated
+                best.path[label] = position * n_edges + ordered.edges[cluster, rank]
 
 
 @njit(cache=True, nogil=True)
@@ -230,31 +272,31 @@ def _find_wanted(
     beam_log: Array,
     ordered: OrderedEdges,
     walked: Array,
-    best: Best,
+    best: BestPaths,
     out: Array,
 ) -> None:
-    """Fill in the best path to each wanted label, and leave the memory of labels as it was."""
-    held = best.held
-    n_labels = held.shape[0]
+    """Write the best path to each wanted label; the scratch memory is restored afterwards."""
+    scores = best.scores
+    n_labels = scores.shape[0]
     n_missing = 0
     for i in range(wanted.shape[0]):
-        if wanted[i] < n_labels and held[wanted[i], 0] == _EMPTY:
+        if wanted[i] < n_labels and scores[wanted[i], 0] == EMPTY:
             marked[wanted[i]] = True
             n_missing += 1
     if n_missing:
-        _walk_to(marked, beam, beam_log, ordered, walked, best)
+        _walk_to_marked(marked, beam, beam_log, ordered, walked, best)
     for i in range(wanted.shape[0]):
-        if wanted[i] < n_labels and held[wanted[i], 0] != _EMPTY:
+        if wanted[i] < n_labels and scores[wanted[i], 0] != EMPTY:
             out[i] = best.path[wanted[i]]
     for i in range(wanted.shape[0]):
         if wanted[i] < n_labels and marked[wanted[i]]:
             marked[wanted[i]] = False
-            held[wanted[i], 0] = _EMPTY
+            scores[wanted[i], 0] = EMPTY
 
 
 @njit(cache=True, nogil=True)
-def _half_of_bits(n_labels: int) -> int:
-    """Return half as many bits, rounded up, as label ids need."""
+def _radix_bits(n_labels: int) -> int:
+    """Return half the number of bits of a label id, rounded up."""
     n_bits = 1
     while n_labels >> n_bits:
         n_bits += 1
@@ -262,23 +304,17 @@ def _half_of_bits(n_labels: int) -> int:
 
 
 @njit(cache=True, nogil=True)
-def _sort(labels: Array, spare: Array, starts: Array, n_low: int) -> None:
-    """Sort label ids ascending, in place: by their lower bits, then by the upper ones."""
-    _sort_by_bits(labels, spare, starts, 0)
-    _sort_by_bits(spare[: labels.shape[0]], labels, starts, n_low)
-
-
-@njit(cache=True, nogil=True)
-def _sort_by_bits(labels: Array, out: Array, starts: Array, shift: int) -> None:
+def _counting_sort(labels: Array, out: Array, starts: Array, shift: int) -> None:
+    """Sort label ids by the bits at ``shift``; ``starts`` has one entry per value of these."""
     mask = starts.shape[0] - 1
     starts[:] = 0
     for i in range(labels.shape[0]):
         starts[(labels[i] >> shift) & mask] += 1
-    place = 0
+    slot = 0
     for value in range(starts.shape[0]):
         count = starts[value]
-        starts[value] = place
-        place += count
+        starts[value] = slot
+        slot += count
     for i in range(labels.shape[0]):
         value = (labels[i] >> shift) & mask
         out[starts[value]] = labels[i]
@@ -286,9 +322,10 @@ def _sort_by_bits(labels: Array, out: Array, starts: Array, shift: int) -> None:
 
 
 @njit(cache=True, nogil=True)
-def _new_best(n_labels: int) -> Best:
-    held = np.full((n_labels, 2), _EMPTY, dtype=np.float32)
-    return Best(held, np.empty(n_labels, dtype=np.int32), np.empty(n_labels, dtype=np.int32))
+def new_best_paths(n_labels: int) -> BestPaths:
+    """Return scratch memory for L labels."""
+    scores = np.full((n_labels, 2), EMPTY, dtype=np.float32)
+    return BestPaths(scores, np.empty(n_labels, dtype=np.int32), np.empty(n_labels, dtype=np.int32))
 
 
 @njit(cache=True, nogil=True)
@@ -297,19 +334,19 @@ def _reach(
     beam_log: Array,
     ordered: OrderedEdges,
     n_keep: int,
-    spare: tuple[Array, Array],
-    best: Best,
+    walked: Array,
+    sample: Array,
+    best: BestPaths,
 ) -> int:
-    """Walk a row's paths from the best down until enough labels are reached, or all paths are."""
-    walked, sample = spare
+    """Walk a row's paths from the best down until enough labels are reached or none is left."""
     walked[:] = 0
     nothing = np.empty(0, dtype=np.bool_)
     n_reached = 0
     n_paths = n_keep + n_keep // 2
-    bar = np.float32(np.inf)
-    while n_reached < n_keep and bar != _EMPTY:
-        bar = bar_of(beam, beam_log, ordered, n_paths, sample)
-        n_reached = walk(beam, beam_log, ordered, bar, walked, best, n_reached, nothing)
+    threshold = np.float32(np.inf)
+    while n_reached < n_keep and threshold != EMPTY:
+        threshold = score_threshold(beam, beam_log, ordered, n_paths, sample)
+        n_reached = walk(beam, beam_log, ordered, threshold, walked, best, n_reached, nothing)
         n_paths *= 2
     return n_reached
 
@@ -323,37 +360,39 @@ def _expand_some(
     n_labels: int,
     outs: tuple[Array, Array, Array],
 ) -> None:
-    """Expand the beams of every so many rows."""
+    """Expand the beams of rows first, first + step, ... with ``rows`` = (first, step)."""
     out_labels, out_paths, out_wanted = outs
     n_rows, n_beam = beams[0].shape
     n_keep = out_labels.shape[1]
-    n_low = _half_of_bits(n_labels)
-    best = _new_best(n_labels)
-    scores, frees = np.empty(n_labels, dtype=np.float32), np.empty(n_labels, dtype=np.float32)
+    n_bits = _radix_bits(n_labels)
+    best = new_best_paths(n_labels)
+    scores, unsaturated = np.empty(n_labels, dtype=np.float32), np.empty(n_labels, dtype=np.float32)
     marked = np.zeros(n_labels, dtype=np.bool_)
-    spare, starts = np.empty(n_keep, dtype=np.int32), np.empty(1 << n_low, dtype=np.int32)
+    spare, starts = np.empty(n_keep, dtype=np.int32), np.empty(1 << n_bits, dtype=np.int32)
     walked = np.empty(n_beam, dtype=np.int64)
-    sample = np.empty(n_sampled(n_beam, ordered.logs.shape[1]), dtype=np.float32)
+    sample = np.empty(sample_size(n_beam, ordered.logs.shape[1]), dtype=np.float32)
     for row in range(rows[0], n_rows, rows[1]):
         beam, beam_log = beams[0][row], beams[1][row]
-        n_reached = _reach(beam, beam_log, ordered, n_keep, (walked, sample), best)
+        n_reached = _reach(beam, beam_log, ordered, n_keep, walked, sample, best)
         _find_wanted(wanted[row], marked, beam, beam_log, ordered, walked, best, out_wanted[row])
         for i in range(n_reached):
             label = best.reached[i]
-            scores[i] = best.held[label, 0]
-            frees[i] = best.held[label, 1]
-            best.held[label, 0] = _EMPTY
+            scores[i] = best.scores[label, 0]
+            unsaturated[i] = best.scores[label, 1]
+            best.scores[label, 0] = EMPTY
         if n_reached > n_keep:
-            keep_best(scores, frees, best.reached, n_reached, n_keep)
+            keep_best(scores, unsaturated, best.reached, n_reached, n_keep)
         n_kept = min(n_reached, n_keep)
-        _sort(best.reached[:n_kept], spare, starts, n_low)
+        # ascending label ids: by their lower bits, then by the upper ones
+        _counting_sort(best.reached[:n_kept], spare, starts, 0)
+        _counting_sort(spare[:n_kept], best.reached[:n_kept], starts, n_bits)
         for i in range(n_kept):
             out_labels[row, i] = best.reached[i]
             out_paths[row, i] = best.path[best.reached[i]]
 
 
 @njit(parallel=True, cache=True)
-def expand_beam(
+def _expand_rows(
     beams: tuple[Array, Array],
     ordered: OrderedEdges,
     wanted: Array,
@@ -361,12 +400,6 @@ def expand_beam(
     n_chunks: int,
     outs: tuple[Array, Array, Array],
 ) -> None:
-    """Keep the best path of each row to every label, then the best labels.
-
-    ``beams`` are clusters and their scores, ``ordered`` is from `order_edges`. A path is numbered
-    ``position in the beam · E + edge``; of equal paths the first is kept. A row's labels come in
-    ascending order. The rows are dealt to ``n_chunks`` workers, each with its own memory of L
-    entries.
-    """
+    """Expand all beams; each of ``n_chunks`` workers has its own scratch memory of L entries."""
     for chunk in prange(n_chunks):
         _expand_some((chunk, n_chunks), beams, ordered, wanted, n_labels, outs)

@@ -1,4 +1,4 @@
-"""Finding the border between the lowest values and the others, without sorting."""
+"""Select the n-th lowest value without sorting."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 @njit(cache=True, nogil=True)
 def nth_lowest(values: NDArray[Any], count: int) -> Any:
-    """Return the ``count``-th lowest value, by Hoare's selection; the values change places."""
+    """Return the ``count``-th lowest value by Hoare's quickselect; the values are reordered."""
     wanted, left, right = count - 1, 0, values.shape[0] - 1
     while left < right:
         pivot = values[(left + right) // 2]

@@ -1,34 +1,19 @@
-"""AdamW in place on the rows a step touched, the gradient summed in the same Triton kernel.
+"""Lazy AdamW on the rows that a step touched; one Triton kernel sums the gradient and updates.
 
-For the steps a row skipped, its moments fade and its weights decay before the new gradient enters,
-at the rate each of those steps had; its old momentum does not move it (`elias.kernels.adamw`).
+See `elias.kernels.adamw` for the decay of rows that skipped steps.
 """
 
 from __future__ import annotations
 
 import math
-from typing import NamedTuple
 
 import triton
 import triton.language as tl
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from elias.kernels.adamw import History
-from elias.kernels.gpu.rows import RowPairs, row_programs, sum_of_row, two_blocks
-
-
-class LinearState(NamedTuple):
-    """The moments of weights and biases, and the step in which each row was last updated.
-
-    A ``variance`` one wide holds one second moment for a row, the mean of its squared gradients.
-    """
-
-    mean: Float[Tensor, "R D"]
-    variance: Float[Tensor, "R d"]
-    bias_mean: Float[Tensor, " R"]
-    bias_variance: Float[Tensor, " R"]
-    last_step: Int[Tensor, " R"]
+from elias.kernels.adamw import EdgeState, History, LinearState
+from elias.kernels.gpu.rows import RowPairs, row_programs, row_sum, two_blocks
 
 
 def adamw_pairs(
@@ -40,15 +25,15 @@ def adamw_pairs(
     *,
     n_warps: int | None = None,
 ) -> None:
-    """Sum each touched row's gradient over its pairs and update the row, all in place.
+    """Sum each touched row's gradient over its pairs and apply AdamW to the row, in place.
 
-    The step is the last of ``history``. The bias does not decay. A weight in bfloat16 is rounded
-    stochastically, drawn from the step.
+    The step is the last of ``history``. The bias does not decay. A bfloat16 weight is rounded
+    stochastically, seeded by the step.
     """
     if not len(pairs.ids):
         return
     compact = weight.element_size() == 2
-    # of few pairs a row, the more there are to skip for those that are not there
+    # where rows have few pairs, a larger block would mostly load masked ones
     block_j = 4 if len(pairs.ids) > 2 * len(weight) else 2
     block_a, block_b = two_blocks(weight.shape[1])
     _adamw_pairs[(row_programs(pairs),)](
@@ -66,7 +51,7 @@ def adamw_pairs(
         len(weight),
         weight.shape[1],
         history.step,
-        history.kept_log,
+        history.decay_log,
         *_numbers(history),
         ONE_VARIANCE=state.variance.shape[1] == 1 < weight.shape[1],
         ROUND=compact,
@@ -75,14 +60,6 @@ def adamw_pairs(
         BLOCK_B=block_b,
         num_warps=n_warps or (1 if compact else 2),
     )
-
-
-class EdgeState(NamedTuple):
-    """The moments of the edge logits, and the step in which each cluster was last updated."""
-
-    mean: Float[Tensor, "C E"]
-    variance: Float[Tensor, "C E"]
-    last_step: Int[Tensor, " C"]
 
 
 def adamw_edges(
@@ -95,9 +72,9 @@ def adamw_edges(
     *,
     n_labels: int,
 ) -> None:
-    """Turn the gradient by log softmax into that by the logits, and update the touched clusters.
+    """Turn the gradient by log softmax into one by the logits and update the touched clusters.
 
-    ``by_log`` and ``touched`` are cleared where they were used: all zero afterwards.
+    ``by_log`` and ``touched`` are zero afterwards.
     """
     n_clusters, n_edges = edge_logits.shape
     block = triton.next_power_of_2(n_edges)
@@ -110,7 +87,7 @@ def adamw_edges(
         n_edges,
         n_labels,
         history.step,
-        history.kept_log,
+        history.decay_log,
         *_numbers(history),
         BLOCK_E=block,
         num_warps=8 if block > 2048 else 4,
@@ -118,7 +95,7 @@ def adamw_edges(
 
 
 def _numbers(history: History) -> tuple[float, ...]:
-    """Return what the kernels need of the rates, the fades of one step as powers of two."""
+    """Return the rates as the kernels need them; log₂ of the moments' decay per step."""
     rates, step = history.rates, history.step
     return (
         *(math.log2(max(fade, 1e-38)) for fade in (rates.beta1, rates.beta2)),
@@ -131,26 +108,26 @@ def _numbers(history: History) -> tuple[float, ...]:
 
 
 @triton.jit
-def _mixed(bits: tl.tensor) -> tl.tensor:
-    """Return 32 bits that depend on all of the given ones."""
+def _hash(bits: tl.tensor) -> tl.tensor:
+    """Hash 32 bits so that each output bit depends on all input bits."""
     bits = (bits ^ (bits >> 15)) * 3141592653
     return (bits ^ (bits >> 12)) * 2718281829
 
 
 @triton.jit
-def _stochastic_round(values: tl.tensor, luck: tl.tensor, places: tl.tensor) -> tl.tensor:
-    """Return float32 values in bfloat16: the neighbour above or below, on average the value.
+def _stochastic_round(values: tl.tensor, seed: tl.tensor, columns: tl.tensor) -> tl.tensor:
+    """Round float32 to one of the two nearest bfloat16 values, so that the mean is the value.
 
-    A row's luck is one number; a weight's is drawn from that and its place, with few operations.
+    The seed is the row's; a cheap hash of it and the column gives the noise of each weight.
     """
-    noise = luck + places.to(tl.uint32) * 2654435769
+    noise = seed + columns.to(tl.uint32) * 2654435769
     noise = (noise ^ (noise >> 15)) * 1414213563
     bits = (values.to(tl.uint32, bitcast=True) + (noise >> 16)) & 4294901760
     return bits.to(tl.float32, bitcast=True).to(tl.bfloat16)
 
 
 @triton.jit
-def _move_block(
+def _update_block(
     weight: tl.tensor,
     mean: tl.tensor,
     variance: tl.tensor,
@@ -160,30 +137,30 @@ def _move_block(
     d: tl.tensor,
     inside: tl.tensor,
     numbers: tl.tensor,
-    luck: tl.tensor,
+    seed: tl.tensor,
     ONE_VARIANCE: tl.constexpr,
     ROUND: tl.constexpr,
 ) -> None:
-    """Apply AdamW to one block of a row whose gradient is ``g``; all pointers are the row's."""
-    fade1, fade2, shrink, rate, eps, new1, new2, correction, pace = numbers
+    """Apply AdamW to one block of a row with gradient ``g``; the pointers are the row's."""
+    fade1, fade2, shrink, rate, eps, new1, new2, correction, row_rate = numbers
     m = fade1 * m.to(tl.float32) + new1 * g
     w = shrink * w.to(tl.float32)
     if ONE_VARIANCE:
-        w -= pace * m
+        w -= row_rate * m
     else:
         v = fade2 * tl.load(variance + d, mask=inside, other=0.0) + new2 * g * g
         tl.store(variance + d, v, mask=inside)
         w -= rate * m / (tl.sqrt(v * correction) + eps)
     if ROUND:
         tl.store(mean + d, m.to(tl.bfloat16), mask=inside)
-        tl.store(weight + d, _stochastic_round(w, luck, d), mask=inside)
+        tl.store(weight + d, _stochastic_round(w, seed, d), mask=inside)
     else:
         tl.store(mean + d, m, mask=inside)
         tl.store(weight + d, w, mask=inside)
 
 
 @triton.jit
-def _move_bias(
+def _update_bias(
     bias: tl.tensor,
     bias_mean: tl.tensor,
     bias_variance: tl.tensor,
@@ -221,7 +198,7 @@ def _adamw_pairs(
     n_rows: tl.tensor,
     dim: tl.tensor,
     step: tl.tensor,
-    kept_log: tl.tensor,
+    decay_log: tl.tensor,
     log_fade1: tl.tensor,
     log_fade2: tl.tensor,
     rate: tl.tensor,
@@ -238,35 +215,35 @@ def _adamw_pairs(
     a = tl.arange(0, BLOCK_A)
     b = BLOCK_A + tl.arange(0, BLOCK_B)
     in_a, in_b = a < dim, b < dim
-    own = tl.program_id(0)
-    n_own = tl.load(n_heads)
-    head = tl.load(heads + own, mask=own < n_own, other=0)
+    program = tl.program_id(0)
+    n_touched = tl.load(n_heads)
+    head = tl.load(heads + program, mask=program < n_touched, other=0)
     row = tl.load(ids + head).to(tl.int64)
-    for i in range(own, n_own, tl.num_programs(0)):
-        # which row is next is known before this one is done
+    for i in range(program, n_touched, tl.num_programs(0)):
+        # prefetch the next row before this one is done
         follows = i + tl.num_programs(0)
-        next_head = tl.load(heads + follows, mask=follows < n_own, other=0)
+        next_head = tl.load(heads + follows, mask=follows < n_touched, other=0)
         next_row = tl.load(ids + next_head).to(tl.int64)
         if row < n_rows:
-            # asked for before the gradient, so that they arrive while that is summed
-            own_weight = weight + row * dim
-            own_mean = mean + row * dim
-            w_a = tl.load(own_weight + a, mask=in_a, other=0.0)
-            w_b = tl.load(own_weight + b, mask=in_b, other=0.0)
-            m_a = tl.load(own_mean + a, mask=in_a, other=0.0)
-            m_b = tl.load(own_mean + b, mask=in_b, other=0.0)
-            before = tl.load(last_step + row)
-            # in float64: of many steps, the few between are a small difference of large sums
-            log_kept = tl.load(kept_log + step) - tl.load(kept_log + before)
-            of_bias = (
+            # loaded before the gradient, so that they arrive while it is summed
+            row_weight = weight + row * dim
+            row_mean = mean + row * dim
+            w_a = tl.load(row_weight + a, mask=in_a, other=0.0)
+            w_b = tl.load(row_weight + b, mask=in_b, other=0.0)
+            m_a = tl.load(row_mean + a, mask=in_a, other=0.0)
+            m_b = tl.load(row_mean + b, mask=in_b, other=0.0)
+            previous = tl.load(last_step + row)
+            # float64: after many steps this is a small difference of large sums
+            log_decay = tl.load(decay_log + step) - tl.load(decay_log + previous)
+            bias_state = (
                 tl.load(bias + row),
                 tl.load(bias_mean + row),
                 tl.load(bias_variance + row),
             )
-            own_variance = variance + row * (1 if ONE_VARIANCE else dim)
-            v = tl.load(own_variance)
+            row_variance = variance + row * (1 if ONE_VARIANCE else dim)
+            v = tl.load(row_variance)
 
-            g_a, g_b, bias_g = sum_of_row(
+            g_a, g_b, bias_g = row_sum(
                 ids,
                 order,
                 coefficients,
@@ -279,47 +256,49 @@ def _adamw_pairs(
                 BLOCK_A,
                 BLOCK_B,
             )
-            skipped = (step - before).to(tl.float32)
+            skipped = (step - previous).to(tl.float32)
             fade1, fade2 = tl.exp2(skipped * log_fade1), tl.exp2(skipped * log_fade2)
-            shrink = tl.exp2(log_kept.to(tl.float32))
-            pace = rate
+            shrink = tl.exp2(log_decay.to(tl.float32))
+            row_rate = rate
             if ONE_VARIANCE:
                 square = tl.sum(g_a * g_a, axis=0) + tl.sum(g_b * g_b, axis=0)
                 v = fade2 * v + new2 * (square / dim)
-                tl.store(own_variance, v)
-                pace = rate / (tl.sqrt(v * correction) + eps)
-            luck = _mixed(row.to(tl.uint32) * 2654435769 + _mixed(step.to(tl.uint32)))
-            numbers = (fade1, fade2, shrink, rate, eps, new1, new2, correction, pace)
-            _move_block(
-                own_weight,
-                own_mean,
-                own_variance,
+                tl.store(row_variance, v)
+                row_rate = rate / (tl.sqrt(v * correction) + eps)
+            seed = _hash(row.to(tl.uint32) * 2654435769 + _hash(step.to(tl.uint32)))
+            numbers = (fade1, fade2, shrink, rate, eps, new1, new2, correction, row_rate)
+            _update_block(
+                row_weight,
+                row_mean,
+                row_variance,
                 w_a,
                 m_a,
                 g_a,
                 a,
                 in_a,
                 numbers,
-                luck,
+                seed,
                 ONE_VARIANCE,
                 ROUND,
             )
-            _move_block(
-                own_weight,
-                own_mean,
-                own_variance,
+            _update_block(
+                row_weight,
+                row_mean,
+                row_variance,
                 w_b,
                 m_b,
                 g_b,
                 b,
                 in_b,
                 numbers,
-                luck,
+                seed,
                 ONE_VARIANCE,
                 ROUND,
             )
 
-            _move_bias(bias + row, bias_mean + row, bias_variance + row, of_bias, bias_g, numbers)
+            _update_bias(
+                bias + row, bias_mean + row, bias_variance + row, bias_state, bias_g, numbers
+            )
             tl.store(last_step + row, step)
         head = next_head
         row = next_row
@@ -337,7 +316,7 @@ def _adamw_edges(
     n_edges: tl.tensor,
     n_labels: tl.tensor,
     step: tl.tensor,
-    kept_log: tl.tensor,
+    decay_log: tl.tensor,
     log_fade1: tl.tensor,
     log_fade2: tl.tensor,
     rate: tl.tensor,
@@ -358,14 +337,14 @@ def _adamw_edges(
         shares = tl.exp(logits - tl.max(logits, axis=0))
         shares = shares / tl.sum(shares, axis=0)
         g = g - shares * tl.sum(g, axis=0)
-        before = tl.load(last_step + cluster)
-        log_kept = tl.load(kept_log + step) - tl.load(kept_log + before)
-        skipped = (step - before).to(tl.float32)
+        previous = tl.load(last_step + cluster)
+        log_decay = tl.load(decay_log + step) - tl.load(decay_log + previous)
+        skipped = (step - previous).to(tl.float32)
         m = tl.load(mean + at, mask=stored, other=0.0)
         m = tl.exp2(skipped * log_fade1) * m + new1 * g
         v = tl.load(variance + at, mask=stored, other=0.0)
         v = tl.exp2(skipped * log_fade2) * v + new2 * g * g
-        a = tl.exp2(log_kept.to(tl.float32)) * logits
+        a = tl.exp2(log_decay.to(tl.float32)) * logits
         a -= rate * m / (tl.sqrt(v * correction) + eps)
         tl.store(mean + at, m, mask=stored)
         tl.store(variance + at, v, mask=stored)

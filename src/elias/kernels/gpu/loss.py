@@ -1,12 +1,12 @@
-"""The classification loss over a shortlist as one Triton kernel: value and all gradients.
+"""The classification loss over a shortlist and its gradients as one Triton kernel.
 
-Whether a slot is a positive is found by halving the row's few ascending positives, in the kernel.
-The gradient of a slot depends on nothing but the slot, so it comes with the loss, in one pass.
+The kernel finds out by binary search in the row's ascending positives whether a slot is one of
+them. The gradient of a slot depends on this slot only, so it is computed together with the loss.
 """
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 import triton
@@ -16,11 +16,52 @@ from torch import Tensor
 
 from elias.kernels.gpu.rows import gather_dot, gather_sum
 from elias.kernels.gpu.search import is_among
+from elias.kernels.gradients import IndexGradients
 
 _BLOCK = 1024
 
 
-class LabelLoss(NamedTuple):
+def label_loss(
+    embedding: Tensor,
+    shortlist_log: Tensor,
+    weight: Tensor,
+    bias: Tensor,
+    labels: Tensor,
+    positives: Tensor,
+    gradients: IndexGradients,
+) -> Tensor:
+    """Return the loss of the labels' logits; the table's gradient is added to ``gradients``."""
+    loss: Tensor = _LabelLoss.apply(  # type: ignore[no-untyped-call]
+        embedding, shortlist_log, weight, bias, labels, positives, gradients
+    )
+    return loss
+
+
+class _LabelLoss(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any,
+        embedding: Tensor,
+        shortlist_log: Tensor,
+        weight: Tensor,
+        bias: Tensor,
+        labels: Tensor,
+        positives: Tensor,
+        gradients: IndexGradients,
+    ) -> Tensor:
+        loss, *parts = loss_and_gradients(embedding, weight, bias, shortlist_log, labels, positives)
+        ctx.save_for_backward(*parts, embedding, labels)
+        ctx.gradients = gradients
+        return loss
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        by_embedding, by_logits, by_shortlist, embedding, labels = ctx.saved_tensors
+        ctx.gradients.add_pairs(labels, grads[0] * by_logits, embedding)
+        return grads[0] * by_embedding, grads[0] * by_shortlist, None, None, None, None, None
+
+
+class LossAndGradients(NamedTuple):
     """The loss over a shortlist and its gradients."""
 
     loss: Float[Tensor, ""]
@@ -29,18 +70,18 @@ class LabelLoss(NamedTuple):
     by_shortlist: Float[Tensor, "B K"]
 
 
-def label_loss(
+def loss_and_gradients(
     embedding: Float[Tensor, "B D"],
     weight: Float[Tensor, "L D"],
     bias: Float[Tensor, " L"],
     shortlist_log: Float[Tensor, "B K"],
     labels: Int[Tensor, "B K"],
     positives: Int[Tensor, "B Y"],
-) -> LabelLoss:
+) -> LossAndGradients:
     """Return `shortlist_bce` of the labels' logits w·φ + bias, with the embedding's gradient.
 
-    The rows are read twice. One pass would do, but a warp that holds a row computes its loss in
-    every lane: reading again costs less.
+    The rows are read twice. One pass is possible, but a warp that holds a row would compute its
+    loss in every lane, which costs more than reading again.
     """
     weight, bias = weight.detach(), bias.detach()
     logits = gather_dot(embedding.detach(), weight, bias, labels)
@@ -48,20 +89,13 @@ def label_loss(
         logits, shortlist_log, labels, positives, len(weight)
     )
     by_embedding = gather_sum(by_logits, weight, labels)
-    return LabelLoss(loss, by_embedding, by_logits, by_shortlist)
+    return LossAndGradients(loss, by_embedding, by_logits, by_shortlist)
 
 
 def shortlist_bce(
-    logits: Float[Tensor, "B K"],
-    shortlist_log: Float[Tensor, "B K"],
-    labels: Int[Tensor, "B K"],
-    positives: Int[Tensor, "B Y"],
-    n_labels: int,
-) -> tuple[Float[Tensor, ""], Float[Tensor, "B K"], Float[Tensor, "B K"]]:
-    """Return Σ −[y log p + (1−y) log(1−p)], p = σ(z)·ŷ, and its gradients by z and by log ŷ.
-
-    ``positives`` are ascending in each row and padded with L; slots of label L count for nothing.
-    """
+    logits: Tensor, shortlist_log: Tensor, labels: Tensor, positives: Tensor, n_labels: int
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Return the loss over a shortlist and its gradients by z and by log ŷ."""
     n_rows, n_keep = labels.shape
     blocks = triton.cdiv(n_keep, _BLOCK)
     partial = torch.empty((n_rows, blocks), dtype=torch.float32, device=logits.device)
@@ -88,7 +122,7 @@ def shortlist_bce(
 
 @triton.jit
 def _log1p(x: tl.tensor) -> tl.tensor:
-    """Return log(1 + x) for 0 ≤ x ≤ 1, exact for tiny x too."""
+    """Return log(1 + x) for 0 ≤ x ≤ 1, accurate for tiny x too."""
     rounded = 1.0 + x
     return tl.where(rounded == 1.0, x, tl.log(rounded) * (x / (rounded - 1.0)))
 
@@ -100,7 +134,7 @@ def _log_sigmoid(z: tl.tensor) -> tl.tensor:
 
 @triton.jit
 def _one_minus_exp(s: tl.tensor) -> tl.tensor:
-    """Return 1 − exp(s) for s ≤ 0, exact for tiny s too."""
+    """Return 1 − exp(s) for s ≤ 0, accurate for tiny s too."""
     near = 1.0 + s / 2 * (1.0 + s / 3 * (1.0 + s / 4 * (1.0 + s / 5 * (1.0 + s / 6))))
     return tl.where(s > -0.25, -s * near, 1.0 - tl.exp(s))
 
@@ -149,5 +183,5 @@ def _shortlist_bce(
     loss, by_z, by_log = _cross_entropy(z, shortlist, relevant)
     tl.store(by_logits + at, tl.where(stored, by_z, 0.0), mask=k < n_keep)
     tl.store(by_shortlist + at, tl.where(stored, by_log, 0.0), mask=k < n_keep)
-    own = row * tl.num_programs(1) + tl.program_id(1)
-    tl.store(partial + own, tl.sum(tl.where(stored, loss, 0.0), axis=0))
+    program = row * tl.num_programs(1) + tl.program_id(1)
+    tl.store(partial + program, tl.sum(tl.where(stored, loss, 0.0), axis=0))

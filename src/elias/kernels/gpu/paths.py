@@ -1,14 +1,17 @@
-"""The scores of edges and of paths as Triton kernels, and the way back of their gradients."""
+"""Scores of edges and paths and their gradients as Triton kernels."""
 
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import torch
 import triton
 import triton.language as tl
 from jaxtyping import Float, Int
 from torch import Tensor
+
+from elias.kernels.gradients import IndexGradients
 
 _BLOCK = 1024
 
@@ -21,72 +24,105 @@ def edge_log(
     beta: float,
     beam: Int[Tensor, "B b"] | None = None,
 ) -> Float[Tensor, "C E"]:
-    """Return log(β · softmax_ℓ(a_c)), -inf where no edge is stored; no gradient.
+    """Return log(β · softmax_ℓ(a_c)), -inf where there is no edge; no gradient.
 
-    With a ``beam`` the scores of clusters outside it may be left undefined.
+    With a ``beam`` the scores of clusters outside it are undefined.
     """
     n_clusters, n_edges = edge_logits.shape
-    picked = beam is not None and beam.numel() < n_clusters
+    clusters = beam.contiguous() if beam is not None and beam.numel() < n_clusters else None
     out = torch.empty((n_clusters, n_edges), dtype=torch.float32, device=edge_logits.device)
     block = triton.next_power_of_2(n_edges)
-    n_programs = beam.numel() if beam is not None and picked else n_clusters
-    if not n_programs:
-        return out
-    _edge_log[(n_programs,)](
-        edge_logits.detach(),
-        edge_labels,
-        beam.contiguous() if beam is not None and picked else edge_labels,
-        out,
-        n_clusters,
-        n_edges,
-        n_labels,
-        math.log(beta),
-        PICKED=picked,
-        BLOCK_E=block,
-        num_warps=8 if block > 2048 else 4,
-    )
+    n_programs = n_clusters if clusters is None else clusters.numel()
+    if n_programs:
+        _edge_log[(n_programs,)](
+            edge_logits.detach(),
+            edge_labels,
+            edge_labels if clusters is None else clusters,
+            out,
+            n_clusters,
+            n_edges,
+            n_labels,
+            math.log(beta),
+            PICKED=clusters is not None,
+            BLOCK_E=block,
+            num_warps=8 if block > 2048 else 4,
+        )
     return out
 
 
 def path_log(
-    cluster_log: Float[Tensor, "B C"],
-    edge_scores: Float[Tensor, "C E"],
-    beam: Int[Tensor, "B b"],
-    paths: Int[Tensor, "B S"],
-) -> Float[Tensor, "B S"]:
-    """Return min(0, ·) of the cluster's score and of the edge's, summed; 0 for a path of -1."""
-    n_rows, n_slots = paths.shape
-    out = torch.empty((n_rows, n_slots), dtype=torch.float32, device=paths.device)
-    if out.numel():
-        _path_log[(n_rows, triton.cdiv(n_slots, _BLOCK))](
-            cluster_log.contiguous(),
-            edge_scores,
-            beam.contiguous(),
-            paths.contiguous(),
-            out,
-            cluster_log.shape[1],
-            beam.shape[1],
-            edge_scores.shape[1],
-            n_slots,
-            BLOCK=_BLOCK,
-            num_warps=4,
+    cluster_log: Tensor,
+    edge_log: Tensor,
+    beam: Tensor,
+    paths: Tensor,
+    gradients: IndexGradients | None = None,
+) -> Tensor:
+    """Return log ŝ_c + log ŝ_{c,ℓ} of each path; 0 for a path of -1.
+
+    The gradient by the edges is added to ``gradients``, or returned by autograd without it.
+    """
+    scores: Tensor = _PathLog.apply(  # type: ignore[no-untyped-call]
+        cluster_log, edge_log, beam, paths, gradients
+    )
+    return scores
+
+
+class _PathLog(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any,
+        cluster_log: Tensor,
+        edge_log: Tensor,
+        beam: Tensor,
+        paths: Tensor,
+        gradients: IndexGradients | None,
+    ) -> Tensor:
+        ctx.save_for_backward(cluster_log, edge_log, beam, paths)
+        ctx.gradients = gradients
+        n_rows, n_slots = paths.shape
+        out = torch.empty((n_rows, n_slots), dtype=torch.float32, device=paths.device)
+        if out.numel():
+            _path_log[(n_rows, triton.cdiv(n_slots, _BLOCK))](
+                cluster_log.contiguous(),
+                edge_log,
+                beam.contiguous(),
+                paths.contiguous(),
+                out,
+                cluster_log.shape[1],
+                beam.shape[1],
+                edge_log.shape[1],
+                n_slots,
+                BLOCK=_BLOCK,
+                num_warps=4,
+            )
+        return out
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, Tensor | None, None, None, None]:
+        cluster_log, edge_log, beam, paths = ctx.saved_tensors
+        index: IndexGradients | None = ctx.gradients
+        if index is None and ctx.needs_input_grad[1]:
+            index = IndexGradients(edge_log)
+        by_edge, touched = (None, None) if index is None else (index.by_edge, index.touched)
+        by_cluster = path_log_backward(
+            grads[0], cluster_log, edge_log, beam, paths, by_edge, touched
         )
-    return out
+        return by_cluster, by_edge if ctx.gradients is None else None, None, None, None
 
 
 def path_log_backward(
     gradient: Float[Tensor, "B S"],
     cluster_log: Float[Tensor, "B C"],
-    edge_scores: Float[Tensor, "C E"],
+    edge_log: Float[Tensor, "C E"],
     beam: Int[Tensor, "B b"],
     paths: Int[Tensor, "B S"],
     by_edge: Float[Tensor, "C E"] | None,
     touched: Int[Tensor, " C"] | None,
 ) -> Float[Tensor, "B C"]:
-    """Return the gradient by the clusters' scores; add that by the edges' to ``by_edge``.
+    """Return the gradient by the clusters' scores; add the one by the edges' to ``by_edge``.
 
-    No gradient passes where min(0, ·) cuts. ``touched`` is set for each cluster of a path. Both
-    are None where the edges are fixed.
+    No gradient passes where min(1, ·) cuts off. ``touched`` is set to 1 for each cluster on a path.
+    Both are None where the edges are fixed.
     """
     n_rows, n_slots = paths.shape
     n_beam = beam.shape[1]
@@ -96,7 +132,7 @@ def path_log_backward(
         _path_log_backward[(n_rows,)](
             gradient.contiguous(),
             cluster_log.contiguous(),
-            edge_scores,
+            edge_log,
             beam.contiguous(),
             paths.contiguous(),
             by_cluster,
@@ -104,7 +140,7 @@ def path_log_backward(
             beam if touched is None else touched,
             cluster_log.shape[1],
             n_beam,
-            edge_scores.shape[1],
+            edge_log.shape[1],
             n_slots,
             LEARNED=by_edge is not None,
             BLOCK_B=block_b,
@@ -128,16 +164,16 @@ def _edge_log(
     BLOCK_E: tl.constexpr,
 ) -> None:
     cluster = tl.program_id(0).to(tl.int64)
-    if PICKED:  # a cluster in several rows is written as often, with the same scores
+    if PICKED:  # a cluster in several beams is written several times, with the same scores
         cluster = tl.load(beam + cluster).to(tl.int64)
     e = tl.arange(0, BLOCK_E)
-    inside = (e < n_edges) & (cluster < n_clusters)  # an empty slot of the beam is C
+    inside = (e < n_edges) & (cluster < n_clusters)  # C marks an empty slot of the beam
     at = cluster * n_edges + e
     label = tl.load(edge_labels + at, mask=inside, other=n_labels)
     stored = label < n_labels
     logits = tl.load(edge_logits + at, mask=stored, other=-float("inf"))
     highest = tl.max(logits, axis=0)
-    highest = tl.where(highest == -float("inf"), 0.0, highest)  # a cluster without any edge
+    highest = tl.where(highest == -float("inf"), 0.0, highest)  # no edge at all
     total = tl.sum(tl.exp(logits - highest), axis=0)
     scores = log_beta + (logits - highest - tl.log(total))
     tl.store(out + at, tl.where(stored, scores, -float("inf")), mask=inside)
@@ -146,7 +182,7 @@ def _edge_log(
 @triton.jit(do_not_specialize=["n_beam", "n_slots"])
 def _path_log(
     cluster_log: tl.tensor,
-    edge_scores: tl.tensor,
+    edge_log: tl.tensor,
     beam: tl.tensor,
     paths: tl.tensor,
     out: tl.tensor,
@@ -164,7 +200,7 @@ def _path_log(
     cluster = tl.load(beam + row * n_beam + position, mask=valid, other=0).to(tl.int64)
     edge = path - position * n_edges
     by_cluster = tl.load(cluster_log + row * n_clusters + cluster, mask=valid, other=0.0)
-    by_edge = tl.load(edge_scores + cluster * n_edges + edge, mask=valid, other=0.0)
+    by_edge = tl.load(edge_log + cluster * n_edges + edge, mask=valid, other=0.0)
     score = tl.minimum(by_cluster, 0.0) + tl.minimum(by_edge, 0.0)
     tl.store(out + row * n_slots + slot, tl.where(valid, score, 0.0), mask=slot < n_slots)
 
@@ -173,7 +209,7 @@ def _path_log(
 def _path_log_backward(
     gradient: tl.tensor,
     cluster_log: tl.tensor,
-    edge_scores: tl.tensor,
+    edge_log: tl.tensor,
     beam: tl.tensor,
     paths: tl.tensor,
     by_cluster: tl.tensor,
@@ -189,7 +225,7 @@ def _path_log_backward(
 ) -> None:
     row = tl.program_id(0).to(tl.int64)
     spot = tl.arange(0, BLOCK_B)
-    sums = tl.zeros([BLOCK_B], tl.float32)  # a row has few clusters: no need for atomics here
+    sums = tl.zeros([BLOCK_B], tl.float32)  # a row has few clusters: no atomics needed here
     hits = tl.zeros([BLOCK_B], tl.int32)
     for start in range(0, n_slots, BLOCK):
         slot = start + tl.arange(0, BLOCK)
@@ -198,10 +234,10 @@ def _path_log_backward(
         g = tl.load(gradient + row * n_slots + slot, mask=valid, other=0.0)
         position = path // n_edges
         cluster = tl.load(beam + row * n_beam + position, mask=valid, other=0).to(tl.int64)
-        place = cluster * n_edges + (path - position * n_edges)
+        edge = cluster * n_edges + (path - position * n_edges)
         if LEARNED:
-            free = tl.load(edge_scores + place, mask=valid, other=1.0)
-            tl.atomic_add(by_edge + place, g, mask=valid & (free <= 0.0), sem="relaxed")
+            free = tl.load(edge_log + edge, mask=valid, other=1.0)
+            tl.atomic_add(by_edge + edge, g, mask=valid & (free <= 0.0), sem="relaxed")
         here = valid[:, None] & (position[:, None] == spot[None, :])
         sums += tl.sum(tl.where(here, g[:, None], 0.0), axis=0)
         hits += tl.sum(here.to(tl.int32), axis=0)

@@ -1,13 +1,13 @@
-"""Products with a few rows of a large table as Triton kernels, and the gradients of both sides.
+"""Products with some rows of a large table and their gradients as Triton kernels.
 
-No B×K×D is ever held: a program takes the rows of some labels through its registers. For the
+No B×K×D tensor is ever held: a program loads the rows of some labels into its registers. For the
 table's gradient the B·K pairs of a label and a point are sorted by label; each touched row is then
-summed by one program, once.
+summed by one program.
 """
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 import triton
@@ -15,11 +15,56 @@ import triton.language as tl
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from elias.kernels.gradients import IndexGradients, sparse_gradient
+
 _BLOCK_K = 16
 _SUM_BLOCK_K = 8
 _SUM_PROGRAMS = 8192  # of one warp each, to keep a large GPU busy
-_ROW_PROGRAMS = 2112  # rows of a table in work at a time: 16 for each multiprocessor of an H200
+_ROW_PROGRAMS = 2112  # rows of a table processed at a time: 16 per multiprocessor of an H200
 _HEADS_BLOCK = 1024
+
+
+def label_logits(
+    embedding: Tensor,
+    weight: Tensor,
+    bias: Tensor,
+    labels: Tensor,
+    gradients: IndexGradients | None = None,
+) -> Tensor:
+    """Return w_ℓ·φ + bias_ℓ of each label; 0 for a padded one.
+
+    The gradient of the table is added to ``gradients``, or returned by autograd without it.
+    """
+    logits: Tensor = _LabelLogits.apply(  # type: ignore[no-untyped-call]
+        embedding, weight, bias, labels, gradients
+    )
+    return logits
+
+
+class _LabelLogits(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any,
+        embedding: Tensor,
+        weight: Tensor,
+        bias: Tensor,
+        labels: Tensor,
+        gradients: IndexGradients | None,
+    ) -> Tensor:
+        ctx.save_for_backward(embedding, weight, bias, labels)
+        ctx.gradients = gradients
+        return gather_dot(embedding, weight, bias, labels)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        embedding, weight, bias, labels = ctx.saved_tensors
+        by_embedding = gather_sum(grads[0], weight, labels)
+        if ctx.gradients is not None:
+            ctx.gradients.add_pairs(labels, grads[0], embedding)
+            return by_embedding, None, None, None, None
+        rows, gradient, sums = sum_pairs(pair_rows(labels, grads[0], embedding), len(weight))
+        by_weight = sparse_gradient(rows, gradient.to(weight.dtype), weight.shape)
+        return by_embedding, by_weight, sparse_gradient(rows, sums, bias.shape), None, None
 
 
 def gather_dot(
@@ -28,7 +73,7 @@ def gather_dot(
     bias: Float[Tensor, " L"],
     labels: Int[Tensor, "B K"],
 ) -> Float[Tensor, "B K"]:
-    """Return w_ℓ·φ + bias_ℓ for the K labels of each point; a padded label (= L) gives 0."""
+    """Return w_ℓ·φ + bias_ℓ of the K labels of each point; a padded label (L) gives 0."""
     n_rows, n_keep = labels.shape
     out = torch.empty((n_rows, n_keep), dtype=torch.float32, device=embedding.device)
     if out.numel():
@@ -42,7 +87,7 @@ def gather_dot(
             len(weight),
             weight.shape[1],
             BLOCK_K=_BLOCK_K,
-            BLOCK_D=_part_of_width(weight),
+            BLOCK_D=int(min(256, triton.next_power_of_2(weight.shape[1]))),
             num_warps=4,
         )
     return out
@@ -56,7 +101,11 @@ def gather_sum(
     """Return Σ_k coefficient_k · w_ℓ of each point: the embedding's gradient."""
     n_rows, n_keep = labels.shape
     dim = weight.shape[1]
-    n_parts, per_part = parts_of_shortlist(n_rows, n_keep, _SUM_BLOCK_K)
+    # a point's shortlist is split into parts, one program each, to use the whole GPU
+    max_parts = triton.cdiv(n_keep, 2 * _SUM_BLOCK_K)
+    n_parts = max(1, min(_SUM_PROGRAMS // max(1, n_rows), max_parts))
+    per_part = triton.cdiv(triton.cdiv(max(1, n_keep), n_parts), _SUM_BLOCK_K) * _SUM_BLOCK_K
+    n_parts = max(1, triton.cdiv(n_keep, per_part))
     out = torch.empty((n_parts, n_rows, dim), dtype=torch.float32, device=weight.device)
     block_a, block_b = two_blocks(dim)
     if out.numel():
@@ -78,16 +127,8 @@ def gather_sum(
     return out[0] if n_parts == 1 else out.sum(dim=0)
 
 
-def parts_of_shortlist(n_rows: int, n_keep: int, block_k: int) -> tuple[int, int]:
-    """Return into how many parts a point's shortlist is cut, each a program's, and their size."""
-    most = triton.cdiv(n_keep, 2 * block_k)
-    n_parts = max(1, min(_SUM_PROGRAMS // max(1, n_rows), most))
-    per_part = triton.cdiv(triton.cdiv(max(1, n_keep), n_parts), block_k) * block_k
-    return max(1, triton.cdiv(n_keep, per_part)), per_part
-
-
 def two_blocks(dim: int) -> tuple[int, int]:
-    """Return two powers of two that cover a row: 768 is 512 and 256, and no lane idles."""
+    """Return two powers of two that cover a row: 512 and 256 for 768, so that no lane is idle."""
     largest = 1 << (dim.bit_length() - 1)
     if largest == dim:
         half = max(1, dim // 2)
@@ -96,17 +137,17 @@ def two_blocks(dim: int) -> tuple[int, int]:
 
 
 class RowPairs(NamedTuple):
-    """Pairs of a table's row and a vector, in the order of the rows; the number is on the device.
+    """Pairs of a table's row and a vector, sorted by row.
 
     The gradient of row r is the sum of coefficient · vector over its pairs.
     """
 
     ids: Int[Tensor, " pairs"]
-    """The rows, ascending, those over the table's length last."""
+    """Row of each pair, ascending; rows beyond the table come last."""
     order: Int[Tensor, " pairs"]
-    """Where each pair stood before; ``order // per_vector`` is its vector."""
+    """Index of each pair before sorting; ``order // per_vector`` is its vector."""
     heads: Int[Tensor, " pairs"]
-    """Where each row's pairs begin, in no order; ``n_heads`` of them."""
+    """Index of the first pair of each row, in no order; ``n_heads`` of them are valid."""
     n_heads: Int[Tensor, " 1"]
     coefficients: Float[Tensor, " pairs"]
     vectors: Float[Tensor, "V D"]
@@ -116,7 +157,7 @@ class RowPairs(NamedTuple):
 def pair_rows(
     ids: Int[Tensor, "V K"], coefficients: Float[Tensor, "V K"], vectors: Float[Tensor, "V D"]
 ) -> RowPairs:
-    """Sort the pairs of K rows with each vector by row, and find where each row begins."""
+    """Sort the pairs of each vector and its K rows by row, without waiting for the device."""
     sorted_ids, order = ids.reshape(-1).to(torch.int32).sort(stable=True)
     heads = torch.empty_like(sorted_ids)
     n_heads = torch.zeros(1, dtype=torch.int32, device=ids.device)
@@ -134,12 +175,12 @@ def row_programs(pairs: RowPairs) -> int:
     return max(1, min(_ROW_PROGRAMS, len(pairs.ids)))
 
 
-def summed_rows(
+def sum_pairs(
     pairs: RowPairs, n_rows: int
 ) -> tuple[Int[Tensor, " r"], Float[Tensor, "r D"], Float[Tensor, " r"]]:
     """Return the touched rows ascending, their gradients, and the sums of their coefficients.
 
-    For callers that want the gradient itself; the device is asked how many rows there are.
+    The host waits for the device to report the number of rows.
     """
     heads = pairs.heads[: int(pairs.n_heads)].sort().values
     heads = heads[pairs.ids[heads.long()] < n_rows]
@@ -167,10 +208,6 @@ def summed_rows(
     return pairs.ids[heads.long()].long(), gradient, sums
 
 
-def _part_of_width(weight: Tensor) -> int:
-    return int(min(256, triton.next_power_of_2(weight.shape[1])))
-
-
 @triton.jit
 def _gather_dot(
     embedding: tl.tensor,
@@ -192,8 +229,8 @@ def _gather_dot(
     for start in range(0, dim, BLOCK_D):
         d = start + tl.arange(0, BLOCK_D)
         point = tl.load(embedding + row * dim + d, mask=d < dim, other=0.0).to(tl.float32)
-        places = label[:, None] * dim + d[None, :]
-        rows = tl.load(weight + places, mask=real[:, None] & (d < dim)[None, :], other=0.0)
+        offsets = label[:, None] * dim + d[None, :]
+        rows = tl.load(weight + offsets, mask=real[:, None] & (d < dim)[None, :], other=0.0)
         total += tl.sum(rows.to(tl.float32) * point[None, :], axis=1)
     total += tl.load(bias + label, mask=real, other=0.0).to(tl.float32)
     tl.store(out + row * n_keep + k, tl.where(real, total, 0.0), mask=k < n_keep)
@@ -226,9 +263,13 @@ def _gather_sum(
         label = tl.load(labels + row * n_keep + k, mask=k < last, other=n_labels).to(tl.int64)
         real = label < n_labels
         coefficient = tl.load(coefficients + row * n_keep + k, mask=real, other=0.0)
-        places = weight + (label * dim)[:, None]
-        rows_a = tl.load(places + a[None, :], mask=real[:, None] & (a < dim)[None, :], other=0.0)
-        rows_b = tl.load(places + b[None, :], mask=real[:, None] & (b < dim)[None, :], other=0.0)
+        start_of_row = weight + (label * dim)[:, None]
+        rows_a = tl.load(
+            start_of_row + a[None, :], mask=real[:, None] & (a < dim)[None, :], other=0.0
+        )
+        rows_b = tl.load(
+            start_of_row + b[None, :], mask=real[:, None] & (b < dim)[None, :], other=0.0
+        )
         total_a += tl.sum(rows_a.to(tl.float32) * coefficient[:, None], axis=0)
         total_b += tl.sum(rows_b.to(tl.float32) * coefficient[:, None], axis=0)
     at = out + (part * n_rows + row) * dim
@@ -244,19 +285,19 @@ def _find_heads(
     n_pairs: tl.tensor,
     BLOCK: tl.constexpr,
 ) -> None:
-    """List the places where the id differs from the one before."""
-    place = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
-    own = tl.load(ids + place, mask=place < n_pairs, other=-1)
-    before = tl.load(ids + place - 1, mask=(place > 0) & (place < n_pairs), other=-1)
-    begins = (place < n_pairs) & (own != before)
+    """List the indices at which the id differs from the one before."""
+    i = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    row = tl.load(ids + i, mask=i < n_pairs, other=-1)
+    before = tl.load(ids + i - 1, mask=(i > 0) & (i < n_pairs), other=-1)
+    begins = (i < n_pairs) & (row != before)
     counts = begins.to(tl.int32)
     first = tl.atomic_add(n_heads, tl.sum(counts, axis=0), sem="relaxed")
     slot = first + tl.cumsum(counts, axis=0) - 1
-    tl.store(heads + slot, place, mask=begins)
+    tl.store(heads + slot, i, mask=begins)
 
 
 @triton.jit
-def sum_of_row(
+def row_sum(
     ids: tl.tensor,
     order: tl.tensor,
     coefficients: tl.tensor,
@@ -269,10 +310,7 @@ def sum_of_row(
     BLOCK_A: tl.constexpr,
     BLOCK_B: tl.constexpr,
 ) -> tl.tensor:
-    """Return Σ coefficient · vector over the pairs of the row that begins at ``head``, and Σ.
-
-    The sum of vectors comes in the two blocks of `two_blocks`.
-    """
+    """Return Σ coefficient · vector (in two blocks) and Σ coefficient of the row at ``head``."""
     row = tl.load(ids + head)
     a = tl.arange(0, BLOCK_A)
     b = BLOCK_A + tl.arange(0, BLOCK_B)
@@ -284,11 +322,11 @@ def sum_of_row(
     while going:
         j = start + tl.arange(0, BLOCK_J)
         same = tl.load(ids + j, mask=j < n_pairs, other=-1) == row
-        place = tl.load(order + j, mask=j < n_pairs, other=0).to(tl.int32)
-        coefficient = tl.load(coefficients + place, mask=same, other=0.0)
-        places = vectors + ((place // per_vector) * dim)[:, None]
-        rows_a = tl.load(places + a[None, :], mask=same[:, None] & (a < dim)[None, :], other=0.0)
-        rows_b = tl.load(places + b[None, :], mask=same[:, None] & (b < dim)[None, :], other=0.0)
+        pair = tl.load(order + j, mask=j < n_pairs, other=0).to(tl.int32)
+        coefficient = tl.load(coefficients + pair, mask=same, other=0.0)
+        vector = vectors + ((pair // per_vector) * dim)[:, None]
+        rows_a = tl.load(vector + a[None, :], mask=same[:, None] & (a < dim)[None, :], other=0.0)
+        rows_b = tl.load(vector + b[None, :], mask=same[:, None] & (b < dim)[None, :], other=0.0)
         total_a += tl.sum(rows_a.to(tl.float32) * coefficient[:, None], axis=0)
         total_b += tl.sum(rows_b.to(tl.float32) * coefficient[:, None], axis=0)
         sums += coefficient
@@ -317,7 +355,7 @@ def _sum_pairs(
     a = tl.arange(0, BLOCK_A)
     b = BLOCK_A + tl.arange(0, BLOCK_B)
     head = tl.load(heads + i)
-    total_a, total_b, own_sum = sum_of_row(
+    total_a, total_b, coefficient_sum = row_sum(
         ids,
         order,
         coefficients,
@@ -332,4 +370,4 @@ def _sum_pairs(
     )
     tl.store(gradient + i * dim + a, total_a, mask=a < dim)
     tl.store(gradient + i * dim + b, total_b, mask=b < dim)
-    tl.store(sums + i, own_sum)
+    tl.store(sums + i, coefficient_sum)

@@ -1,15 +1,14 @@
 """Beam expansion as Triton kernels.
 
-Each path writes its number into a table of one entry per label; whichever write survives names the
-label's *representative*, and all paths to that label compete at the representative's place. The
-table needs no clearing: an entry is read only where a path of this point has just written it, or
-checked against the path it names. Its entries have 16 bits where those can number all paths.
+Each path writes its number into a table with one entry per label. The number that survives is the
+label's *representative*, and all paths to the label compete at its slot. The table needs no
+clearing: an entry is read only where a path of this point has just written it, or checked against
+the path that it names. Entries have 16 bits where those suffice to number all paths.
 
-A kernel scores all paths, and `torch.topk` lists some times K of the best (`triton_listing`). Then
-one program per point takes the list, and with it all paths to wanted labels. It keeps the best path
-to each label (`triton_best_paths`), and of these the K best (`triton_selection`). Where the labels
-that score above the list's last path are fewer than K, the program starts over with all paths: the
-answer is the same.
+A kernel scores all paths, and `torch.topk` lists several times K of the best (`list_paths`). Then
+one program per point takes the list and all paths to wanted labels, keeps the best path to each
+label, and of these the K best (`elias.kernels.gpu.select`). If fewer than K labels score above the
+list's last path, the program starts over with all paths; the result is the same.
 """
 
 from __future__ import annotations
@@ -25,13 +24,13 @@ _SCORE_BLOCK = 1024
 
 
 def list_paths(
-    given: tuple[Tensor, ...], n_labels: int, n_listed: int
+    inputs: tuple[Tensor, ...], n_labels: int, n_listed: int
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Return the paths of highest score with that score, those to wanted labels, and their number.
+    """Return the best paths, their scores, the paths to wanted labels, and the number of those.
 
-    The former are without the latter, -inf in their place; the latter come first in their row.
+    Paths to wanted labels are not listed by score: they count as -inf there.
     """
-    beam, _, edge_labels, _, wanted = given
+    beam, _, edge_labels, _, wanted = inputs
     (n_rows, n_beam), (n_clusters, n_edges) = beam.shape, edge_labels.shape
     n_paths = n_beam * n_edges
     scores = torch.empty((n_rows, n_paths), dtype=torch.float32, device=beam.device)
@@ -40,7 +39,7 @@ def list_paths(
     if wanted.numel():
         matches = torch.empty((n_rows, n_paths), dtype=torch.int32, device=beam.device)
     _score_paths[(n_rows, triton.cdiv(n_paths, _SCORE_BLOCK))](
-        *given,
+        *inputs,
         scores,
         matches,
         n_matches,
@@ -64,7 +63,7 @@ def is_among(
     n_ascending: tl.tensor,
     HALVINGS: tl.constexpr,
 ) -> tl.tensor:
-    """Say which labels are among the ascending ones."""
+    """Return which labels are in the ascending list, by binary search."""
     low = tl.zeros_like(label).to(tl.int32)
     high = low + n_ascending
     for _ in tl.static_range(HALVINGS):
@@ -94,7 +93,7 @@ def _score_paths(
     HALVINGS: tl.constexpr,
     BLOCK: tl.constexpr,
 ) -> None:
-    """Write each path's score, -inf for no path; note paths to wanted labels apart, as -inf."""
+    """Write each path's score, -inf for none; list paths to wanted labels apart, as -inf here."""
     row = tl.program_id(0).to(tl.int64)
     path = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     n_paths = n_beam * n_edges
@@ -129,32 +128,32 @@ def score_of(
     inside: tl.tensor,
     sizes: tl.tensor,
 ) -> tl.tensor:
-    """Return label, score and unsaturated score of a point's paths, and which of them are any."""
+    """Return label, score and unsaturated score of a point's paths, and which of them exist."""
     n_clusters, n_edges, n_labels = sizes
     position = path // n_edges
     cluster = tl.load(beam + position, mask=inside, other=n_clusters)
     inside = inside & (cluster < n_clusters)
-    place = cluster.to(tl.int64) * n_edges + (path - position * n_edges)
-    cluster_free = tl.load(beam_log + position, mask=inside, other=0.0)
-    edge_free = tl.load(edge_log + place, mask=inside, other=-float("inf"))
-    label = tl.load(edge_labels + place, mask=inside, other=n_labels).to(tl.int32)
-    free = cluster_free + edge_free
-    inside = inside & (free != -float("inf")) & (label < n_labels)
-    score = tl.minimum(cluster_free, 0.0) + tl.minimum(edge_free, 0.0)
-    return label, score, free, inside
+    edge = cluster.to(tl.int64) * n_edges + (path - position * n_edges)
+    cluster_unsaturated = tl.load(beam_log + position, mask=inside, other=0.0)
+    edge_unsaturated = tl.load(edge_log + edge, mask=inside, other=-float("inf"))
+    label = tl.load(edge_labels + edge, mask=inside, other=n_labels).to(tl.int32)
+    unsaturated = cluster_unsaturated + edge_unsaturated
+    inside = inside & (unsaturated != -float("inf")) & (label < n_labels)
+    score = tl.minimum(cluster_unsaturated, 0.0) + tl.minimum(edge_unsaturated, 0.0)
+    return label, score, unsaturated, inside
 
 
 @triton.jit
 def sortable(scores: tl.tensor) -> tl.tensor:
-    """Map floats to integers of the same order."""
+    """Map floats to integers in the same order."""
     bits = scores.to(tl.int32, bitcast=True)
     return tl.where(bits < 0, -(bits & 0x7FFFFFFF), bits)
 
 
 @triton.jit
-def one_key(score: tl.tensor, free: tl.tensor) -> tl.tensor:
-    """Return one integer that orders by score, then by unsaturated score."""
-    return score.to(tl.int64) * 4294967296 + (free.to(tl.int64) + 2147483648)
+def sort_key(score: tl.tensor, unsaturated: tl.tensor) -> tl.tensor:
+    """Return an integer that orders by score, then by unsaturated score."""
+    return score.to(tl.int64) * 4294967296 + (unsaturated.to(tl.int64) + 2147483648)
 
 
 @triton.jit
@@ -163,20 +162,20 @@ def walk_paths(
     beam_log: tl.tensor,
     edge_labels: tl.tensor,
     edge_log: tl.tensor,
-    given: tl.tensor,
+    lists: tl.tensor,
     scratch: tl.tensor,
     sizes: tl.tensor,
     listing: tl.tensor,
     LISTED: tl.constexpr,
     BLOCK: tl.constexpr,
 ) -> tl.tensor:
-    """Note label, scores and key of a point's paths, and a representative per label.
+    """Store label, scores and key of a point's paths, and a representative per label.
 
-    Return the lowest score among the listed paths, of all integers the lowest if they are all
-    there are. ``listing`` 0: all paths are taken, by number.
+    Return the lowest score of the listed paths, or the lowest integer if all paths are listed.
+    With ``listing`` 0 all paths are taken, by number.
     """
-    table, labels, scores, frees, numbers, best, first = scratch
-    listed, tops, matches, n_listed = given
+    table, labels, scores, unsaturated_scores, numbers, best, first = scratch
+    listed, tops, matches, n_listed = lists
     n_slots, n_paths, n_clusters, n_edges, n_labels = sizes
     lowest = tl.zeros([BLOCK], tl.int32) + 2147483647
     for start in range(0, n_slots, BLOCK):
@@ -190,8 +189,8 @@ def walk_paths(
             path = tl.load(listed + slot, mask=is_listed, other=0).to(tl.int32)
             path += tl.load(matches + slot - n_listed, mask=is_match, other=0).to(tl.int32)
             path = tl.where(listing != 0, path, slot)
-            path = tl.where(top == -float("inf"), n_paths, path)  # none, or one of the matches
-        label, score, free, inside = score_of(
+            path = tl.where(top == -float("inf"), n_paths, path)  # no path, or one of the matches
+        label, score, unsaturated, inside = score_of(
             beam,
             beam_log,
             edge_labels,
@@ -201,15 +200,15 @@ def walk_paths(
             (n_clusters, n_edges, n_labels),
         )
         score = sortable(score)
-        free = sortable(free)
+        unsaturated = sortable(unsaturated)
         if LISTED:
             floor = tl.where(inside, score, -2147483647)
             lowest = tl.minimum(lowest, tl.where(is_listed, floor, 2147483647))
         tl.store(labels + slot, tl.where(inside, label, n_labels), mask=known)
         tl.store(scores + slot, score, mask=known)
-        tl.store(frees + slot, free, mask=known)
+        tl.store(unsaturated_scores + slot, unsaturated, mask=known)
         tl.store(numbers + slot, path, mask=known)
-        tl.store(best + slot, one_key(score, free), mask=known)
+        tl.store(best + slot, sort_key(score, unsaturated), mask=known)
         tl.store(first + slot, tl.zeros([BLOCK], tl.int32) + 2147483647, mask=known)
         tl.store(table + label, slot.to(table.dtype.element_ty), mask=inside)
     return tl.min(lowest, axis=0)
@@ -217,7 +216,7 @@ def walk_paths(
 
 @triton.jit
 def representative(table: tl.tensor, label: tl.tensor, inside: tl.tensor) -> tl.tensor:
-    """Return the place that the table has for each label; what others wrote is seen."""
+    """Return each label's representative, bypassing the cache to see other threads' writes."""
     return tl.load(table + label, mask=inside, other=0, cache_modifier=".cg").to(tl.int32)
 
 
@@ -229,22 +228,24 @@ def compete(
     BY_NUMBER: tl.constexpr,
     BLOCK: tl.constexpr,
 ) -> None:
-    """Bring the best key to each representative; then the first path that has it (BY_NUMBER)."""
-    table, labels, scores, frees, numbers, best, first = scratch
+    """Find the best key of each label; with BY_NUMBER the first path that has it."""
+    table, labels, scores, unsaturated_scores, numbers, best, first = scratch
     for start in range(0, n_slots, BLOCK):
         slot = start + tl.arange(0, BLOCK)
         label = tl.load(labels + slot, mask=slot < n_slots, other=n_labels)
         inside = label < n_labels
-        chief = representative(table, label, inside)
+        slot_of_label = representative(table, label, inside)
         score = tl.load(scores + slot, mask=inside, other=0)
-        free = tl.load(frees + slot, mask=inside, other=0)
-        key = one_key(score, free)
+        unsaturated = tl.load(unsaturated_scores + slot, mask=inside, other=0)
+        key = sort_key(score, unsaturated)
         if BY_NUMBER:
-            top = tl.load(best + chief, mask=inside, other=0, cache_modifier=".cg")
+            top = tl.load(best + slot_of_label, mask=inside, other=0, cache_modifier=".cg")
             number = tl.load(numbers + slot, mask=inside, other=0)
-            tl.atomic_min(first + chief, number, mask=inside & (key == top), sem="relaxed")
+            tl.atomic_min(first + slot_of_label, number, mask=inside & (key == top), sem="relaxed")
         else:
-            tl.atomic_max(best + chief, key, mask=inside & (chief != slot), sem="relaxed")
+            tl.atomic_max(
+                best + slot_of_label, key, mask=inside & (slot_of_label != slot), sem="relaxed"
+            )
 
 
 @triton.jit
@@ -257,17 +258,17 @@ def find_wanted(
     n_labels: tl.tensor,
     BLOCK: tl.constexpr,
 ) -> None:
-    """Look the wanted labels up in the table; an entry that no path has just written is void."""
+    """Write the best path to each wanted label; ignore table entries of earlier points."""
     table, labels, _, _, _, _, first = scratch
     for start in range(0, n_wanted, BLOCK):
         i = start + tl.arange(0, BLOCK)
         label = tl.load(wanted + i, mask=i < n_wanted, other=n_labels)
-        chief = representative(table, label, label < n_labels)
-        named = (chief >= 0) & (chief < n_slots)
-        chief = tl.where(named, chief, 0)
-        found = tl.load(labels + chief, mask=named, other=n_labels)
-        named = named & (found == label) & (label < n_labels)
-        path = tl.load(first + chief, mask=named, other=-1, cache_modifier=".cg")
+        slot_of_label = representative(table, label, label < n_labels)
+        named = (slot_of_label >= 0) & (slot_of_label < n_slots)
+        slot_of_label = tl.where(named, slot_of_label, 0)
+        stored = tl.load(labels + slot_of_label, mask=named, other=n_labels)
+        named = named & (stored == label) & (label < n_labels)
+        path = tl.load(first + slot_of_label, mask=named, other=-1, cache_modifier=".cg")
         tl.store(out + i, path.to(tl.int64), mask=i < n_wanted)
 
 
@@ -279,33 +280,33 @@ def drop_losers(
     lowest: tl.tensor,
     BLOCK: tl.constexpr,
 ) -> tl.tensor:
-    """Take the label from every path that is not the best to it.
+    """Remove the label of every path that is not the best one to it.
 
-    Return how many labels stay, and how many of them score above ``lowest``.
+    Return the number of labels left, and how many of them score above ``lowest``.
     """
     table, labels, scores, _, numbers, _, first = scratch
-    n_found = tl.zeros([BLOCK], tl.int32)
+    n_kept = tl.zeros([BLOCK], tl.int32)
     n_above = tl.zeros([BLOCK], tl.int32)
     for start in range(0, n_slots, BLOCK):
         slot = start + tl.arange(0, BLOCK)
         label = tl.load(labels + slot, mask=slot < n_slots, other=n_labels)
         inside = label < n_labels
-        chief = representative(table, label, inside)
-        winner = tl.load(first + chief, mask=inside, other=-1, cache_modifier=".cg")
+        slot_of_label = representative(table, label, inside)
+        winner = tl.load(first + slot_of_label, mask=inside, other=-1, cache_modifier=".cg")
         number = tl.load(numbers + slot, mask=inside, other=0)
         score = tl.load(scores + slot, mask=inside, other=0)
         wins = inside & (winner == number)
-        n_found += wins.to(tl.int32)
+        n_kept += wins.to(tl.int32)
         n_above += (wins & (score > lowest)).to(tl.int32)
         tl.store(labels + slot, slot * 0 + n_labels, mask=inside & (wins == 0))
-    return tl.sum(n_found, axis=0), tl.sum(n_above, axis=0)
+    return tl.sum(n_kept, axis=0), tl.sum(n_above, axis=0)
 
 
-_TABLE_BYTES = 2**31  # of label tables in all
-_MULTIPROCESSORS = 132  # of an H200; a GPU with fewer has programs wait
+_TABLE_BYTES = 2**31  # for the label tables of all programs
+_MULTIPROCESSORS = 132  # of an H200; on a GPU with fewer, programs wait
 _BLOCK, _WARPS = 4096, 16
-LISTED_A_LABEL = 4
-"""So many times K paths are looked at first."""
+LISTED_PER_LABEL = 4
+"""Paths listed at first, per label to keep."""
 
 
 def expand_beam(
@@ -323,10 +324,10 @@ def expand_beam(
     n_listed: int | None = None,
     entry: torch.dtype | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Return labels and paths (B, K) and wanted paths (B, Y) as `elias.kernels.Expansion` does.
+    """Return labels, paths and wanted paths of `elias.kernels.Expansion`.
 
-    ``n_listed`` paths are looked at first, 0: all; ``entry`` is what a table of labels is made of;
-    by default both are decided here.
+    The keyword arguments are for tests and benchmarks. ``n_listed`` is the number of paths listed
+    first (0: all paths at once); ``entry`` is the dtype of the label tables.
     """
     n_rows, n_beam = beam.shape
     n_clusters, n_edges = edge_labels.shape
@@ -337,10 +338,10 @@ def expand_beam(
     wanted_paths = torch.empty(wanted.shape, dtype=torch.int64, device=beam.device)
     if n_rows == 0:
         return labels, paths, wanted_paths
-    # a point that has a multiprocessor to itself takes more of it
-    room = 2 if n_rows <= _MULTIPROCESSORS else 1
+    # a point that has a multiprocessor to itself uses more of it
+    share = 2 if n_rows <= _MULTIPROCESSORS else 1
     if n_listed is None:
-        n_listed = LISTED_A_LABEL * n_keep if 2 * LISTED_A_LABEL * n_keep <= n_paths else 0
+        n_listed = LISTED_PER_LABEL * n_keep if 2 * LISTED_PER_LABEL * n_keep <= n_paths else 0
     n_listed = min(n_listed, n_paths)
     n_slots = n_paths + n_listed
     entry = entry or (torch.uint16 if n_slots <= 2**16 else torch.int32)
@@ -349,18 +350,18 @@ def expand_beam(
     def scratch(width: int, dtype: torch.dtype = torch.int32) -> Tensor:
         return torch.empty((n_programs, width), dtype=dtype, device=beam.device)
 
-    given = (
+    inputs = (
         beam.contiguous(),
         beam_log.detach().float().contiguous(),
         edge_labels.contiguous(),
         edge_log.detach().float().contiguous(),
         wanted.contiguous(),
     )
-    listed = tops = matches = n_matches = beam  # not read where nothing is listed
+    listed = tops = matches = n_matches = beam  # not read without a list
     if n_listed:
-        listed, tops, matches, n_matches = list_paths(given, n_labels, n_listed)
+        listed, tops, matches, n_matches = list_paths(inputs, n_labels, n_listed)
     _expand[(n_programs,)](
-        *given,
+        *inputs,
         listed,
         tops,
         matches,
@@ -383,9 +384,9 @@ def expand_beam(
         wanted.shape[1],
         n_keep,
         n_listed,
-        BLOCK=block or room * _BLOCK,
+        BLOCK=block or share * _BLOCK,
         LISTED=n_listed > 0,
-        num_warps=n_warps or room * _WARPS,
+        num_warps=n_warps or share * _WARPS,
         num_stages=1,
         maxnreg=64,  # so that two programs of 16 warps share a multiprocessor
     )
@@ -417,7 +418,7 @@ def _expand(
     table: tl.tensor,
     labels: tl.tensor,
     scores: tl.tensor,
-    frees: tl.tensor,
+    unsaturated_scores: tl.tensor,
     numbers: tl.tensor,
     best: tl.tensor,
     first: tl.tensor,
@@ -435,20 +436,20 @@ def _expand(
     BLOCK: tl.constexpr,
     LISTED: tl.constexpr,
 ) -> None:
-    own = tl.program_id(0).to(tl.int64)
+    program = tl.program_id(0).to(tl.int64)
     n_paths = n_beam * n_edges
-    room = own * (n_paths + n_listed)
+    offset = program * (n_paths + n_listed)
     scratch = (
-        table + own * n_labels,
-        labels + room,
-        scores + room,
-        frees + room,
-        numbers + room,
-        best + room,
-        first + room,
+        table + program * n_labels,
+        labels + offset,
+        scores + offset,
+        unsaturated_scores + offset,
+        numbers + offset,
+        best + offset,
+        first + offset,
     )
     for row in range(tl.program_id(0), n_rows, tl.num_programs(0)):
-        at = own * 0 + row  # of 64 bits, and also where the interpreter gives a plain number
+        at = program * 0 + row  # 64 bits, also where the interpreter has a plain number
         listing = n_paths * 0
         n_slots = n_paths
         if LISTED:
@@ -488,7 +489,7 @@ def _expand(
                 128,
             )
             tl.debug_barrier()
-            n_found, n_above = drop_losers(scratch, n_slots, n_labels, lowest, BLOCK)
+            n_kept, n_above = drop_losers(scratch, n_slots, n_labels, lowest, BLOCK)
             tl.debug_barrier()
             enough = (n_above >= n_keep) | (lowest == -2147483647) | (listing == 0)
             if enough:
@@ -496,10 +497,10 @@ def _expand(
                     scratch,
                     (out_labels + at * n_keep, out_paths + at * n_keep),
                     (n_slots, n_labels, n_keep),
-                    n_found,
+                    n_kept,
                     BLOCK,
                 )
             tl.debug_barrier()
-            going = enough == 0  # a list too short: once more, with all paths
+            going = enough == 0  # the list was too short: repeat with all paths
             listing = listing * 0
             n_slots = n_paths

@@ -1,6 +1,6 @@
-"""The K best labels of a point by Triton: radix selection, nothing is sorted.
+"""Select the K best labels of a point in Triton, by radix selection without sorting.
 
-Eight bits at a time, of the score, then of the unsaturated score, then of the label id.
+It looks at eight bits at a time: of the score, then of the unsaturated score, then of the label id.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import triton.language as tl
 def _digit_counts(
     labels: tl.tensor,
     scores: tl.tensor,
-    frees: tl.tensor,
+    unsaturated_scores: tl.tensor,
     sizes: tl.tensor,
     limits: tl.tensor,
     prefix: tl.tensor,
@@ -21,12 +21,12 @@ def _digit_counts(
     LEVEL: tl.constexpr,
     BLOCK: tl.constexpr,
 ) -> tl.tensor:
-    """Count, by its digit at ``shift``, the key of the labels level with the limits so far.
+    """Count the digits at ``shift`` in the keys of the labels that equal the limits so far.
 
-    Level 0 is the score, 1 the unsaturated score, 2 the label id turned around.
+    The key of level 0 is the score, of 1 the unsaturated score, of 2 the negated label id.
     """
     n_slots, n_labels = sizes
-    score, free = limits
+    score, unsaturated = limits
     counts = tl.zeros([256], tl.int32)
     sign = tl.where(shift == 24, 128, 0)  # negative keys come first
     for start in range(0, n_slots, BLOCK):
@@ -36,9 +36,9 @@ def _digit_counts(
         key = tl.load(scores + slot, mask=level, other=0)
         if LEVEL > 0:
             level = level & (key == score)
-            key = tl.load(frees + slot, mask=level, other=0)
+            key = tl.load(unsaturated_scores + slot, mask=level, other=0)
         if LEVEL > 1:
-            level = level & (key == free)
+            level = level & (key == unsaturated)
             key = n_labels - label
         level = level & ((shift == 24) | ((key >> tl.minimum(shift + 8, 31)) == prefix))
         counts += tl.histogram(((key >> shift) & 255) ^ sign, 256, mask=level)
@@ -49,7 +49,7 @@ def _digit_counts(
 def _limit(
     labels: tl.tensor,
     scores: tl.tensor,
-    frees: tl.tensor,
+    unsaturated_scores: tl.tensor,
     sizes: tl.tensor,
     limits: tl.tensor,
     needed: tl.tensor,
@@ -58,14 +58,16 @@ def _limit(
 ) -> tl.tensor:
     """Return the key of the last label to keep, how many share it, and how many of them to keep.
 
-    A digit at a time: a key at the limit so far ranks by its next digit.
+    It finds one digit after the other, the highest first.
     """
     digits = tl.arange(0, 256)
     prefix = needed * 0
     level = needed
     for i in range(4):
         shift = 24 - 8 * i
-        counts = _digit_counts(labels, scores, frees, sizes, limits, prefix, shift, LEVEL, BLOCK)
+        counts = _digit_counts(
+            labels, scores, unsaturated_scores, sizes, limits, prefix, shift, LEVEL, BLOCK
+        )
         not_below = tl.sum(counts, axis=0) - tl.cumsum(counts, axis=0) + counts
         digit = tl.maximum(tl.sum((not_below >= needed).to(tl.int32), axis=0) - 1, 0)
         above = tl.sum(tl.where(digits > digit, counts, 0), axis=0)
@@ -83,30 +85,32 @@ def _write_kept(
     limits: tl.tensor,
     BLOCK: tl.constexpr,
 ) -> None:
-    """Write the labels at or above the limits with their paths, then padding."""
-    _, labels, scores, frees, numbers, _, _ = scratch
+    """Write the labels at or above the limits and their paths, then padding."""
+    _, labels, scores, unsaturated_scores, numbers, _, _ = scratch
     out_labels, out_paths = out
     n_slots, n_labels, n_keep = sizes
-    last_score, last_free, last_turned = limits
+    last_score, last_unsaturated, last_negated = limits
     n_written = n_slots * 0
     for start in range(0, n_slots, BLOCK):
         slot = start + tl.arange(0, BLOCK)
         label = tl.load(labels + slot, mask=slot < n_slots, other=n_labels)
         inside = label < n_labels
         score = tl.load(scores + slot, mask=inside, other=0)
-        free = tl.load(frees + slot, mask=inside, other=0)
+        unsaturated = tl.load(unsaturated_scores + slot, mask=inside, other=0)
         number = tl.load(numbers + slot, mask=inside, other=0)
-        equal = (free > last_free) | ((free == last_free) & (n_labels - label >= last_turned))
+        equal = (unsaturated > last_unsaturated) | (
+            (unsaturated == last_unsaturated) & (n_labels - label >= last_negated)
+        )
         kept = inside & ((score > last_score) | ((score == last_score) & equal))
-        place = n_written + tl.cumsum(kept.to(tl.int32), axis=0) - 1
-        tl.store(out_labels + place, label.to(tl.int64), mask=kept & (place < n_keep))
-        tl.store(out_paths + place, number.to(tl.int64), mask=kept & (place < n_keep))
+        slot_out = n_written + tl.cumsum(kept.to(tl.int32), axis=0) - 1
+        tl.store(out_labels + slot_out, label.to(tl.int64), mask=kept & (slot_out < n_keep))
+        tl.store(out_paths + slot_out, number.to(tl.int64), mask=kept & (slot_out < n_keep))
         n_written += tl.sum(kept.to(tl.int32), axis=0)
     for start in range(0, n_keep, BLOCK):
-        place = start + tl.arange(0, BLOCK)
-        empty = (place >= n_written) & (place < n_keep)
-        tl.store(out_labels + place, place.to(tl.int64) * 0 + n_labels, mask=empty)
-        tl.store(out_paths + place, place.to(tl.int64) * 0, mask=empty)
+        slot_out = start + tl.arange(0, BLOCK)
+        empty = (slot_out >= n_written) & (slot_out < n_keep)
+        tl.store(out_labels + slot_out, slot_out.to(tl.int64) * 0 + n_labels, mask=empty)
+        tl.store(out_paths + slot_out, slot_out.to(tl.int64) * 0, mask=empty)
 
 
 @triton.jit
@@ -114,21 +118,25 @@ def select(
     scratch: tl.tensor,
     out: tl.tensor,
     sizes: tl.tensor,
-    n_found: tl.tensor,
+    n_left: tl.tensor,
     BLOCK: tl.constexpr,
 ) -> None:
-    """Write the K best of the labels that are left."""
-    _, labels, scores, frees, _, _, _ = scratch
+    """Write the K best of the remaining labels."""
+    _, labels, scores, unsaturated_scores, _, _, _ = scratch
     n_slots, n_labels, n_keep = sizes
     both = (n_slots, n_labels)
-    needed = tl.minimum(n_found, n_keep)
-    score, level, needed = _limit(labels, scores, frees, both, (0, 0), needed, 0, BLOCK)
-    free = needed * 0 - 2147483647  # below all: keep whatever has the last score
-    turned = needed * 0
+    needed = tl.minimum(n_left, n_keep)
+    score, level, needed = _limit(
+        labels, scores, unsaturated_scores, both, (0, 0), needed, 0, BLOCK
+    )
+    unsaturated = needed * 0 - 2147483647  # below all: keep every label with the last score
+    negated = needed * 0
     if level > needed:
-        free, level, needed = _limit(labels, scores, frees, both, (score, 0), needed, 1, BLOCK)
+        unsaturated, level, needed = _limit(
+            labels, scores, unsaturated_scores, both, (score, 0), needed, 1, BLOCK
+        )
         if level > needed:
-            turned, level, needed = _limit(
-                labels, scores, frees, both, (score, free), needed, 2, BLOCK
+            negated, level, needed = _limit(
+                labels, scores, unsaturated_scores, both, (score, unsaturated), needed, 2, BLOCK
             )
-    _write_kept(scratch, out, sizes, (score, free, turned), BLOCK)
+    _write_kept(scratch, out, sizes, (score, unsaturated, negated), BLOCK)

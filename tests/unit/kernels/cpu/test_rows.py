@@ -7,7 +7,8 @@ import sys
 SCRIPT = """
 import hashlib
 import torch
-from elias.kernels.adamw import AdamWRates, History, RowState, adamw_rows
+from elias.kernels import adamw_rows
+from elias.kernels.adamw import AdamWRates, History, RowState
 
 torch.manual_seed(0)
 weight = torch.randn(50, 64)

@@ -4,9 +4,7 @@ import numba
 import pytest
 import torch
 
-from elias.kernels import expand_beam, label_logits
-from elias.kernels.paths import is_member, path_log
-from elias.kernels.rows import bag_sum
+from elias.kernels import bag_sum, expand_beam, label_logits, path_log
 from elias.model.losses import classification_loss
 
 N_LABELS, N_CLUSTERS, N_EDGES, WIDTH = 300, 12, 40, 20
@@ -39,8 +37,7 @@ def step():
     )
     logits = label_logits(embedding, weight, bias, found.labels)
     scores = path_log(cluster_log, edge_log, beam, found.paths)
-    relevant = is_member(found.labels, wanted, N_LABELS)
-    loss = classification_loss(logits, scores, relevant, found.labels < N_LABELS)
+    loss = classification_loss(logits, scores, found.labels, wanted, N_LABELS)
     loss.backward()
     tables = (words.grad, clusters.grad, edges.grad, weight.grad, bias.grad)
     return [found.labels, found.wanted_paths, loss.detach(), *(part.to_dense() for part in tables)]

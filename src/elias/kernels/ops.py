@@ -1,0 +1,273 @@
+"""The operations of a search and a training step, dispatched by device.
+
+Each function runs the function of the same name in one of three places:
+
+- `elias.kernels.cpu`: loops compiled by numba, for tensors on a CPU;
+- `elias.kernels.gpu`: Triton kernels, for tensors on a GPU;
+- `elias.kernels.plain`: plain torch, for tensors on a GPU without Triton.
+
+Operations that take an `IndexGradients` exist as Triton kernels only. The dispatch has a module of
+its own, so that `elias.kernels` stays a list of names and importing it does not need Triton.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from elias.kernels import cpu, plain
+from elias.kernels.adamw import EdgeState, History, LinearState, RowState
+from elias.kernels.device import has_triton
+from elias.kernels.gradients import IndexGradients
+
+
+def _gpu() -> Any:
+    from elias.kernels import gpu  # here: Triton may not be installed
+
+    return gpu
+
+
+def _kernels(tensor: Tensor) -> Any:
+    """Return the module whose functions run on the device of this tensor."""
+    if not tensor.is_cuda:
+        return cpu
+    return _gpu() if has_triton() else plain
+
+
+class Expansion(NamedTuple):
+    """The labels a beam reaches. A path has the number ``position in the beam · E + edge``."""
+
+    labels: Int[Tensor, "B K"]
+    """The best labels, in no order, padded with ``n_labels``."""
+    paths: Int[Tensor, "B K"]
+    """The best path to each label (the first of equal ones), 0 in padded slots."""
+    wanted_paths: Int[Tensor, "B Y"]
+    """The best path to each wanted label, in the shortlist or not; -1 where there is none."""
+
+
+@torch.no_grad()
+def expand_beam(
+    beam: Int[Tensor, "B b"],
+    beam_log: Float[Tensor, "B b"],
+    edge_labels: Int[Tensor, "C E"],
+    edge_log: Float[Tensor, "C E"],
+    wanted: Int[Tensor, "B Y"],
+    *,
+    n_labels: int,
+    shortlist_size: int,
+) -> Expansion:
+    """Return the K best labels by log ŝ_c + log ŝ_{c,ℓ} of their best path, Eq. 4–6.
+
+    ``beam_log`` and ``edge_log`` are the scores before the min(1, ·) of Eq. 1 and 5, which is
+    applied here. Many labels share the score 1; among equal scores the higher unsaturated score
+    ranks first, then the lower label id. An edge of -inf does not exist; a beam slot of C is
+    empty. ``wanted`` is ascending in each row and padded with L.
+    """
+    run = _kernels(beam).expand_beam
+    return Expansion(*run(beam, beam_log, edge_labels, edge_log, wanted, n_labels, shortlist_size))
+
+
+def edge_log(
+    edge_logits: Float[Tensor, "C E"],
+    edge_labels: Int[Tensor, "C E"],
+    *,
+    n_labels: int,
+    beta: float,
+    beam: Int[Tensor, "B b"] | None = None,
+) -> Float[Tensor, "C E"]:
+    """Return log(β · softmax_ℓ(a_c)), -inf where there is no edge; without gradient, by Triton.
+
+    With a ``beam`` the scores of clusters outside it are undefined.
+    """
+    scores: Tensor = _gpu().edge_log(
+        edge_logits, edge_labels, n_labels=n_labels, beta=beta, beam=beam
+    )
+    return scores
+
+
+def path_log(
+    cluster_log: Float[Tensor, "B C"],
+    edge_log: Float[Tensor, "C E"],
+    beam: Int[Tensor, "B b"],
+    paths: Int[Tensor, "B S"],
+    gradients: IndexGradients | None = None,
+) -> Float[Tensor, "B S"]:
+    """Return log ŝ_c + log ŝ_{c,ℓ} of each path; 0 for a path of -1.
+
+    Both scores are given before their min(1, ·), which is applied here. With ``gradients`` the
+    backward pass adds the gradient by the edges there and returns none.
+    """
+    scores: Tensor
+    if gradients is None:
+        scores = _kernels(cluster_log).path_log(cluster_log, edge_log, beam, paths)
+    else:
+        scores = _gpu().path_log(cluster_log, edge_log, beam, paths, gradients)
+    return scores
+
+
+def label_logits(
+    embedding: Float[Tensor, "B D"],
+    weight: Float[Tensor, "L D"],
+    bias: Float[Tensor, " L"],
+    labels: Int[Tensor, "B K"],
+    gradients: IndexGradients | None = None,
+) -> Float[Tensor, "B K"]:
+    """Return w_ℓ·φ + bias_ℓ of the K labels of each point; a padded label (L) gives 0.
+
+    Weights and biases get sparse gradients, one row per label. With ``gradients`` they get none:
+    the backward pass adds (label, embedding) pairs there.
+    """
+    logits: Tensor
+    if gradients is None:
+        logits = _kernels(embedding).label_logits(embedding, weight, bias, labels)
+    else:
+        logits = _gpu().label_logits(embedding, weight, bias, labels, gradients)
+    return logits
+
+
+def bag_sum(
+    weight: Float[Tensor, "V D"],
+    ids: Int[Tensor, " tokens"],
+    offsets: Int[Tensor, " B+1"],
+    coefficients: Float[Tensor, " tokens"],
+) -> Float[Tensor, "B D"]:
+    """Return Σ_j coefficient_j · weight[id_j] of each bag; the coefficients get no gradient."""
+    bags: Tensor = _kernels(weight).bag_sum(weight, ids, offsets, coefficients)
+    return bags
+
+
+def log_probabilities(
+    logits: Float[Tensor, "B K"], log_scores: Float[Tensor, "B K"]
+) -> Float[Tensor, "B K"]:
+    """Return log p = log σ(logit) + log ŷ; on a CPU with the bits of `cpu.rank.rank_beams`."""
+    log_p: Tensor = _kernels(logits).log_probabilities(logits, log_scores)
+    return log_p
+
+
+def shortlist_bce(
+    logits: Float[Tensor, "B K"],
+    shortlist_log: Float[Tensor, "B K"],
+    labels: Int[Tensor, "B K"],
+    positives: Int[Tensor, "B Y"],
+    n_labels: int,
+) -> Float[Tensor, ""]:
+    """Return Σ −[y log p + (1−y) log(1−p)] over a shortlist, p = σ(z)·ŷ; Eq. 7 corrected.
+
+    ``logits`` are z and ``shortlist_log`` is log ŷ ≤ 0. ``positives`` are ascending in each row
+    and padded with L; slots of label L do not count. With log p = logσ(z) + log ŷ and
+    1−p = σ(−z) + σ(z)(1−ŷ), no logarithm is taken of a rounded probability, and neither the loss
+    nor its gradients overflow.
+    """
+    loss: Tensor = _ShortlistBCE.apply(  # type: ignore[no-untyped-call]
+        logits, shortlist_log, labels, positives, n_labels
+    )
+    return loss
+
+
+class _ShortlistBCE(torch.autograd.Function):
+    """Computes the loss and both gradients in one pass."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        logits: Tensor,
+        shortlist_log: Tensor,
+        labels: Tensor,
+        positives: Tensor,
+        n_labels: int,
+    ) -> Tensor:
+        loss, by_logits, by_shortlist = _kernels(logits).shortlist_bce(
+            logits.float(), shortlist_log, labels, positives, n_labels
+        )
+        ctx.save_for_backward(by_logits, by_shortlist)
+        result: Tensor = loss
+        return result
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        by_logits, by_shortlist = ctx.saved_tensors
+        return grads[0] * by_logits, grads[0] * by_shortlist, None, None, None
+
+
+def label_loss(
+    embedding: Float[Tensor, "B D"],
+    shortlist_log: Float[Tensor, "B K"],
+    weight: Float[Tensor, "L D"],
+    bias: Float[Tensor, " L"],
+    labels: Int[Tensor, "B K"],
+    positives: Int[Tensor, "B Y"],
+    gradients: IndexGradients | None = None,
+) -> Float[Tensor, ""]:
+    """Return `shortlist_bce` of the logits w_ℓ·φ + bias_ℓ.
+
+    With ``gradients`` logits and loss are one Triton operation, and the gradient of the
+    classifiers is added there.
+    """
+    if gradients is None:
+        logits = label_logits(embedding, weight, bias, labels)
+        return shortlist_bce(logits, shortlist_log, labels, positives, len(weight))
+    loss: Tensor = _gpu().label_loss(
+        embedding, shortlist_log, weight, bias, labels, positives, gradients
+    )
+    return loss
+
+
+def adamw_rows(
+    weight: Float[Tensor, "R D"],
+    state: RowState,
+    touched: Int[Tensor, " r"],
+    gradient: Float[Tensor, "r D"],
+    history: History,
+) -> None:
+    """Apply lazy AdamW to the touched rows in place, in the last step of ``history``.
+
+    For the steps that a row skipped, its moments and weights decay before the new gradient is
+    added; its old momentum does not move it.
+    """
+    _kernels(weight).adamw_rows(weight, state, touched, gradient, history)
+
+
+def adamw_pairs(
+    weight: Float[Tensor, "R D"],
+    bias: Float[Tensor, " R"],
+    state: LinearState,
+    labels: Int[Tensor, "B K"],
+    coefficients: Float[Tensor, "B K"],
+    embedding: Float[Tensor, "B D"],
+    history: History,
+) -> None:
+    """Apply lazy AdamW to the rows of the pairs of `IndexGradients`, in place, by Triton.
+
+    The bias does not decay. A bfloat16 weight is rounded stochastically, seeded by the step.
+    """
+    gpu = _gpu()
+    # each embedding is read once per pair: beside bfloat16 weights bfloat16 is precise enough
+    pairs = gpu.pair_rows(labels, coefficients, embedding.to(weight.dtype))
+    gpu.adamw_pairs(weight, bias, state, pairs, history)
+
+
+def adamw_edges(
+    edge_logits: Float[Tensor, "C E"],
+    edge_labels: Int[Tensor, "C E"],
+    state: EdgeState,
+    gradients: IndexGradients,
+    history: History,
+    *,
+    n_labels: int,
+) -> None:
+    """Apply lazy AdamW to the edges of touched clusters in place, by Triton.
+
+    The gradient is cleared afterwards.
+    """
+    _gpu().adamw_edges(
+        edge_logits,
+        edge_labels,
+        state,
+        gradients.by_edge,
+        gradients.touched,
+        history,
+        n_labels=n_labels,
+    )

@@ -1,0 +1,201 @@
+"""The operations of `elias.kernels` in plain torch, for GPUs without Triton.
+
+The functions have the names and arguments of those in `elias.kernels.cpu` and `elias.kernels.gpu`.
+Gradients are torch's own unless stated. The GPU kernels use `bag_sum`, `adamw_rows` and
+`log_probabilities` from here too: Triton has nothing to gain there.
+"""
+
+from __future__ import annotations
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+from torch.nn.functional import embedding_bag, logsigmoid, pad
+
+from elias.kernels.adamw import History, RowState
+
+_LOWEST = -(2**63)
+_LAST_ID = 2**31 - 1
+_MAX_DENSE_LOGITS = 2**30  # up to this many B·L logits, one dense product is faster than gathering
+_MAX_GATHERED = 2**27  # weights gathered at a time, else
+_MAX_EXPONENT = 80.0  # keeps exp finite in float32
+_MAX_EXACT_LOGIT = 15.0  # up to here 1−p is exact enough without logarithms
+_SLOTS_PER_CHUNK = 2**17  # each needs a dozen temporaries
+
+
+def sortable(scores: Float[Tensor, "B P"]) -> Int[Tensor, "B P"]:
+    """Map floats to 32-bit integers in the same order, held in 64 bits."""
+    bits = scores.contiguous().view(torch.int32).to(torch.int64)
+    return torch.where(bits < 0, -(bits & 0x7FFFFFFF), bits)
+
+
+def ranking_key(scores: Float[Tensor, "B K"], labels: Int[Tensor, "*B K"]) -> Int[Tensor, "B K"]:
+    """Return integers that order by score, then by lower label id."""
+    return (sortable(scores) << 32) + (_LAST_ID - labels)
+
+
+def split_ranking_key(
+    keys: Int[Tensor, "B K"],
+) -> tuple[Int[Tensor, "B K"], Float[Tensor, "B K"]]:
+    """Return the labels and scores that `ranking_key` was made of."""
+    high = keys >> 32
+    size = high.abs().to(torch.int32).view(torch.float32)
+    return _LAST_ID - (keys & 0xFFFFFFFF), torch.where(high < 0, -size, size)
+
+
+def expand_beam(
+    beam: Tensor,
+    beam_log: Tensor,
+    edge_labels: Tensor,
+    edge_log: Tensor,
+    wanted: Tensor,
+    n_labels: int,
+    shortlist_size: int,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Return labels, paths and wanted paths of `elias.kernels.Expansion`."""
+    n_clusters = len(edge_labels)
+    inside = (beam < n_clusters).unsqueeze(-1)
+    clusters = beam.clamp(max=n_clusters - 1)
+    cluster_part, edge_part = beam_log.detach().float().unsqueeze(-1), edge_log.float()[clusters]
+    unsaturated = (cluster_part + edge_part).masked_fill(~inside, -torch.inf).flatten(1)  # (B, P)
+    scores = (cluster_part.clamp(max=0) + edge_part.clamp(max=0)).flatten(1)
+    labels = edge_labels[clusters].flatten(1).masked_fill(unsaturated == -torch.inf, n_labels)
+    n_paths = unsaturated.shape[1]
+
+    # Of the paths to a label the best score wins, then the best unsaturated score (one 64-bit
+    # key for both), then the lowest path number.
+    key = (sortable(scores) << 32) + (sortable(unsaturated) + 2**31)
+    number = torch.arange(n_paths, device=beam.device).expand_as(key)
+    best = torch.full((len(beam), n_labels + 1), _LOWEST, device=beam.device)
+    best.scatter_reduce_(1, labels, key, "amax")
+    first = torch.full_like(best, n_paths)
+    candidates = number.masked_fill(key != best.gather(1, labels), n_paths)
+    first.scatter_reduce_(1, labels, candidates, "amin")
+    first[:, n_labels] = n_paths
+    wins = number == first.gather(1, labels)
+
+    # The K best labels: all above the K-th key, then those equal to it by label id.
+    full_size = min(shortlist_size, n_labels)
+    size = min(full_size, n_paths)
+    choice = key.masked_fill(~wins, _LOWEST)
+    last = choice.topk(size, dim=1, sorted=False).values.amin(dim=1, keepdim=True)
+    tied = torch.where(wins & (choice == last), n_labels - labels, _LOWEST)
+    chosen, paths = torch.where(choice > last, 2**40 + number, tied).topk(size, dim=1, sorted=False)
+    empty = chosen == _LOWEST
+    padding = (0, full_size - size)
+    wanted_paths = first.gather(1, wanted.clamp(max=n_labels))
+    return (
+        pad(labels.gather(1, paths).masked_fill(empty, n_labels), padding, value=n_labels),
+        pad(paths.masked_fill(empty, 0), padding, value=0),
+        wanted_paths.masked_fill(wanted_paths == n_paths, -1),
+    )
+
+
+def path_log(cluster_log: Tensor, edge_log: Tensor, beam: Tensor, paths: Tensor) -> Tensor:
+    """Return log ŝ_c + log ŝ_{c,ℓ} of each path; 0 for a path of -1."""
+    n_edges = edge_log.shape[1]
+    valid, paths = paths >= 0, paths.clamp(min=0)
+    cluster = beam.gather(1, paths // n_edges)
+    edge = edge_log[cluster, paths % n_edges]
+    scores = cluster_log.gather(1, cluster).clamp(max=0) + edge.clamp(max=0)
+    return torch.where(valid, scores, torch.zeros((), device=edge.device))
+
+
+def label_logits(embedding: Tensor, weight: Tensor, bias: Tensor, labels: Tensor) -> Tensor:
+    """Return w_ℓ·φ + bias_ℓ of each label; 0 for a padded one."""
+    n_labels = len(weight)
+    known = labels.clamp(max=n_labels - 1)
+    if len(embedding) * n_labels <= _MAX_DENSE_LOGITS:
+        logits = torch.addmm(bias, embedding, weight.T).gather(1, known)
+    else:
+        rows = max(1, _MAX_GATHERED // (labels.shape[1] * weight.shape[1]))
+        parts = [
+            torch.einsum("bd,bkd->bk", embedding[i : i + rows], weight[known[i : i + rows]])
+            for i in range(0, len(embedding), rows)
+        ]
+        logits = torch.cat(parts) + bias[known]
+    return torch.where(labels < n_labels, logits, torch.zeros((), device=logits.device))
+
+
+def bag_sum(weight: Tensor, ids: Tensor, offsets: Tensor, coefficients: Tensor) -> Tensor:
+    """Return Σ_j coefficient_j · weight[id_j] of each bag."""
+    return embedding_bag(
+        ids, weight, offsets, mode="sum", per_sample_weights=coefficients, include_last_offset=True
+    )
+
+
+def log_probabilities(logits: Tensor, log_scores: Tensor) -> Tensor:
+    """Return log p = log σ(logit) + log ŷ."""
+    return logsigmoid(logits) + log_scores
+
+
+def shortlist_bce(
+    logits: Tensor, shortlist_log: Tensor, labels: Tensor, positives: Tensor, n_labels: int
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Return the loss over a shortlist and its gradients by z and by log ŷ, in chunks of rows."""
+    stored = labels < n_labels
+    position = torch.searchsorted(positives, labels).clamp(max=positives.shape[1] - 1)
+    relevant = (positives.gather(1, position) == labels) & stored
+    by_logits, by_shortlist = torch.empty_like(logits), torch.empty_like(logits)
+    loss = logits.new_zeros(())
+    n_rows = max(1, _SLOTS_PER_CHUNK // max(1, logits.shape[1]))
+    for i in range(0, len(logits), n_rows):
+        rows = slice(i, i + n_rows)
+        parts = _negatives_loss(logits[rows], shortlist_log[rows])
+        _fix_exceptions(parts, logits[rows], shortlist_log[rows], relevant[rows])
+        losses, by_logits[rows], by_shortlist[rows] = (part.mul_(stored[rows]) for part in parts)
+        loss += losses.sum()
+    return loss, by_logits, by_shortlist
+
+
+def _negatives_loss(z: Tensor, shortlist_log: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Return −log(1−p) of each slot and its gradients by z and log ŷ, for z up to 15."""
+    small = torch.exp(-z.abs())
+    larger = 1 / (1 + small)
+    smaller = small.mul_(larger)
+    positive = z >= 0
+    hit = torch.where(positive, larger, smaller)  # σ(z)
+    miss = torch.where(positive, smaller, larger)  # σ(−z)
+    rest = torch.expm1(shortlist_log).neg_()  # 1−ŷ
+    not_p = torch.addcmul(miss, hit, rest)
+    odds = hit.mul_(shortlist_log.exp()).div_(not_p)
+    return not_p.log().neg_(), miss.mul_(odds), odds
+
+
+def _fix_exceptions(
+    parts: tuple[Tensor, Tensor, Tensor], z: Tensor, shortlist_log: Tensor, relevant: Tensor
+) -> None:
+    """Replace the results of positives and of z above 15, computed with logarithms only."""
+    exceptions = relevant | (z > _MAX_EXACT_LOGIT)
+    z, shortlist_log, relevant = (part[exceptions] for part in (z, shortlist_log, relevant))
+    log_hit, log_miss = logsigmoid(z), logsigmoid(-z)
+    log_p = log_hit + shortlist_log
+    log_rest = torch.log(-torch.expm1(shortlist_log))  # log(1−ŷ), −inf where ŷ = 1
+    log_not_p = torch.logaddexp(log_miss, log_hit + log_rest)
+    log_odds = log_p - log_not_p  # of p / (1−p)
+    odds = log_odds.clamp(max=_MAX_EXPONENT).exp()
+    loss, by_logits, by_shortlist = parts
+    loss[exceptions] = torch.where(relevant, -log_p, -log_not_p)
+    by_logits[exceptions] = torch.where(relevant, -log_miss.exp(), (log_odds + log_miss).exp())
+    by_shortlist[exceptions] = torch.where(relevant, torch.full_like(odds, -1.0), odds)
+
+
+def adamw_rows(
+    weight: Tensor, state: RowState, touched: Tensor, gradient: Tensor, history: History
+) -> None:
+    """Apply lazy AdamW to the touched rows in place."""
+    step, rates, logs = history.step, history.rates, history.decay_log
+    previous = state.last_step[touched]
+    skipped = (step - previous).double().unsqueeze(1)
+    decay = (logs[step] - logs[previous]).exp2().unsqueeze(1)
+    mean = state.mean[touched] * (rates.beta1**skipped).float() + (1 - rates.beta1) * gradient
+    variance = state.variance[touched] * (rates.beta2**skipped).float()
+    variance = variance + (1 - rates.beta2) * gradient.square()
+    rows = weight.detach()[touched] * decay.float()
+    scale = variance.div(1 - rates.beta2**step).sqrt_().add_(rates.eps)
+    rows = rows - rates.lr / (1 - rates.beta1**step) * mean / scale
+    with torch.no_grad():
+        weight[touched] = rows
+    state.mean[touched] = mean
+    state.variance[touched] = variance
+    state.last_step[touched] = step
