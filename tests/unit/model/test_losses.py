@@ -6,7 +6,6 @@ import torch
 from elias.kernels import cpu, plain
 from elias.model.losses import classification_loss, shortlist_loss
 
-
 LABEL, N_LABELS = 2, 3
 
 

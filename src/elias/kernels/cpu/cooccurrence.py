@@ -40,7 +40,8 @@ def strongest_counts(
         points: The points of each cluster.
         scores: The score of each point of each cluster, parallel to ``points.ids``.
         labels: The labels of each point.
-        partition: (L,) the cluster that each label belongs to; that pair is always kept.
+        partition: (L,) the cluster that each label belongs to. The pair of a label and its own
+            cluster is always kept.
         most: Other pairs kept for a cluster; ties go to the lower label id.
 
     Returns:

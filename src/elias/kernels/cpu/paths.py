@@ -35,9 +35,9 @@ class _PathLog(torch.autograd.Function):
         ctx: Any, cluster_log: Tensor, edge_log: Tensor, beam: Tensor, paths: Tensor
     ) -> Tensor:
         out = torch.empty(paths.shape)
-        tensors = (cluster_log, edge_log, beam, paths)
-        _path_log(*(tensor.numpy() for tensor in tensors), out.numpy())
-        ctx.save_for_backward(*tensors)
+        arrays = (cluster_log.numpy(), edge_log.numpy(), beam.numpy(), paths.numpy())
+        _path_log(*arrays, out.numpy())
+        ctx.save_for_backward(cluster_log, edge_log, beam, paths)
         return out
 
     @staticmethod

@@ -1,8 +1,7 @@
 """Rank the labels of a text in one compiled pass from its beam, for a CPU.
 
 p = σ(w·φ + bias)·ŷ is never above ŷ. So paths are walked and their labels scored from the best
-down, twice as many each round, until no remaining label can rank before the k best so far. This
-is usually long before all paths have been walked.
+down, twice as many each round, until no remaining label can rank before the k best so far.
 """
 
 from __future__ import annotations

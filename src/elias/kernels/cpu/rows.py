@@ -46,7 +46,7 @@ class _LabelLogits(torch.autograd.Function):
         ctx: Any, embedding: Tensor, weight: Tensor, bias: Tensor, labels: Tensor
     ) -> Tensor:
         out = torch.empty(labels.shape, dtype=torch.float32)
-        arrays = [_array(tensor) for tensor in (embedding, weight, bias, labels)]
+        arrays = (_array(embedding), _array(weight), _array(bias), _array(labels))
         if any(ctx.needs_input_grad):
             _shortlist_dots(*arrays, _n_chunks(labels), out.numpy())
             ctx.save_for_backward(embedding, weight, bias, labels)
@@ -73,9 +73,9 @@ class _BagSum(torch.autograd.Function):
         ctx: Any, weight: Tensor, ids: Tensor, offsets: Tensor, coefficients: Tensor
     ) -> Tensor:
         out = torch.empty((len(offsets) - 1, weight.shape[1]), dtype=torch.float32)
-        tensors = (weight, ids, offsets, coefficients)
-        _sum_rows(*(_array(tensor) for tensor in tensors), out.numpy())
-        ctx.save_for_backward(*tensors)
+        arrays = (_array(weight), _array(ids), _array(offsets), _array(coefficients))
+        _sum_rows(*arrays, out.numpy())
+        ctx.save_for_backward(weight, ids, offsets, coefficients)
         return out
 
     @staticmethod
