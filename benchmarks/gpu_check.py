@@ -690,9 +690,9 @@ class Checks:
                 tokens = random_tokens(rng, int(rng.choice([1, 2, 3, 32, 70])), 64)
                 asked = tokens, sizes, int(rng.choice([5, 20, 100]))
                 found = rank_all(model, *asked, batch_size=32)
-                encoder.takes_rectangles = False
+                encoder.takes_padded = False
                 expected = rank_all(copy.deepcopy(model), *asked, batch_size=32)
-                encoder.takes_rectangles = True
+                encoder.takes_padded = True
                 scores = (torch.from_numpy(part.scores) for part in (found, expected))
                 errors.append(error_of(*scores))
                 differing += (found.ids != expected.ids).sum()

@@ -114,7 +114,7 @@ class Rows(TextEncoder):
         # a copy, as any encoder's φ is: gradients may wait for it while the vectors move
         return self.vectors[: len(batch)].clone()
 
-    takes_rectangles = True
+    takes_padded = True
     embed = forward
 
 

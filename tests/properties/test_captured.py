@@ -110,7 +110,7 @@ def test_a_recorded_stage_trains_the_same_model(folder, reduction, index_every, 
     )
     model = make_model(folder)
     plain = copy.deepcopy(model)
-    plain.encoder.takes_rectangles = False
+    plain.encoder.takes_padded = False
 
     expected, none = train(plain, stage, reduction, monkeypatch, rerun)
     losses, recorded = train(model, stage, reduction, monkeypatch, rerun)
@@ -128,7 +128,7 @@ def test_a_recording_that_fails_half_way_leaves_nothing_behind(folder, monkeypat
     stage = StageConfig(epochs=2, batch_size=2, learn_graph=True, index_every=2, label_eps=1e-4)
     model = make_model(folder)
     plain = copy.deepcopy(model)
-    plain.encoder.takes_rectangles = False
+    plain.encoder.takes_padded = False
     taken = IndexGradients.take_last_pairs
 
     def broken(work):
@@ -150,7 +150,7 @@ def test_a_step_short_of_memory_beside_graphs_is_done_once_more_without_them(
     stage = StageConfig(epochs=3, batch_size=2, learn_graph=True, index_every=2, label_eps=1e-4)
     model = make_model(folder)
     plain = copy.deepcopy(model)
-    plain.encoder.takes_rectangles = False
+    plain.encoder.takes_padded = False
     whole, failed = CapturedStep._run_whole, []
 
     def none_left(_):

@@ -1,4 +1,4 @@
-"""The text encoder φ: what every kind offers, and the bag of words and character n-grams."""
+"""The text encoder φ: the interface, and the encoder of words and character n-grams."""
 
 from __future__ import annotations
 
@@ -21,58 +21,58 @@ if TYPE_CHECKING:
 
 
 class TextEncoder(nn.Module):
-    """Turns tokenised texts into embeddings φ(x) of width ``dim``."""
+    """Maps tokenised texts to embeddings φ(x) of width ``dim``."""
 
     dim: int
     reads_features: bool = False
-    """Whether its input is a corpus's own sparse features instead of text."""
+    """Whether the input is the sparse features of a corpus instead of text."""
     n_features: int = 0
-    """How many features it reads, where it reads features."""
+    """Number of features, if it reads features."""
 
     @abstractmethod
     def tokenise(self, texts: Sequence[str]) -> Tokens:
-        """Turn texts into tokens this encoder reads."""
+        """Return the tokens of texts, as this encoder reads them."""
 
     @property
     @abstractmethod
     def fingerprint(self) -> str:
-        """A string that changes whenever `tokenise` would answer differently."""
+        """Return a string that differs between encoders whose `tokenise` differs."""
 
     @abstractmethod
     def table_names(self) -> set[str]:
-        """Names of the parameters that are large tables, of which a step touches few rows."""
+        """Return the names of large tables of which a step touches only some rows."""
 
-    compiled_loops: bool = False
-    """Whether on a CPU most of its work is done by the loops of `elias.kernels`, not by torch."""
+    uses_numba: bool = False
+    """Whether most of its work on a CPU runs in `elias.kernels` and not in torch."""
 
-    def prepare(self, device: torch.device) -> bool:  # noqa: ARG002 - most need not
-        """Get ready for long work on a device; say whether it runs otherwise from here on."""
+    def prepare(self, device: torch.device) -> bool:  # noqa: ARG002 - for subclasses
+        """Prepare for long work on a device; return whether that changed how it runs."""
         return False
 
-    takes_rectangles: bool = False
-    """Whether it reads padded texts as well (`embed`), so that its work can be recorded."""
+    takes_padded: bool = False
+    """Whether it also reads padded batches (`embed`), so that CUDA graphs can capture it."""
     pad_id: int = 0
-    """What pads them."""
-    longest: int = 0
-    """The most tokens they can have."""
+    """Token id of the padding."""
+    max_length: int = 0
+    """Maximum number of tokens of a padded text."""
 
     def embed(self, batch: PaddedBatch) -> Float[Tensor, "B D"]:
-        """Return φ(x) for each of the padded texts, as `forward` does."""
+        """Return φ(x) of each padded text, like `forward`."""
         raise NotImplementedError
 
     @abstractmethod
     def forward(self, batch: TokenBatch) -> Float[Tensor, "B D"]:
-        """Return φ(x) for each text, with dropout while training."""
+        """Return φ(x) of each text, with dropout in training mode."""
 
 
 class BagEncoder(TextEncoder):
     """φ(x) = LayerNorm(h + W₂·GELU(W₁·h)), h the tf-idf weighted sum of word and n-gram vectors.
 
-    Learned from scratch; a text with no known word becomes the same neutral vector as an empty
-    one. Without a featurizer the tokens are a corpus's own sparse features.
+    Trained from scratch. A text without known words gets the same embedding as an empty one.
+    Without a featurizer the tokens are the sparse features of a corpus.
     """
 
-    compiled_loops = True
+    uses_numba = True
 
     def __init__(
         self, config: EncoderConfig, featurizer: Featurizer | None, n_features: int
@@ -90,14 +90,14 @@ class BagEncoder(TextEncoder):
         self.dropout = nn.Dropout(config.dropout)
 
     def tokenise(self, texts: Sequence[str]) -> Tokens:
-        """Look the texts' words and n-grams up in the vocabulary."""
-        assert self.featurizer is not None, "an encoder of given features reads no text"
+        """Return the known words and n-grams of the texts with their tf-idf weights."""
+        assert self.featurizer is not None, "an encoder of features reads no text"
         return Tokens.from_csr(self.featurizer.transform(texts))
 
     @property
     def fingerprint(self) -> str:
-        """The vocabulary and its weights."""
-        assert self.featurizer is not None, "an encoder of given features reads no text"
+        """Return a hash of the vocabulary and its weights."""
+        assert self.featurizer is not None, "an encoder of features reads no text"
         digest = hashlib.sha256(repr(self.featurizer.char_ngrams).encode())
         for terms in (self.featurizer.words, self.featurizer.ngrams):
             digest.update("\n".join(terms).encode("utf8", "surrogatepass") + b"\0")
@@ -105,11 +105,11 @@ class BagEncoder(TextEncoder):
         return f"bag {digest.hexdigest()}"
 
     def table_names(self) -> set[str]:
-        """Return the word and n-gram vectors."""
+        """Return the name of the word and n-gram vectors."""
         return {"vectors"}
 
     def forward(self, batch: TokenBatch) -> Float[Tensor, "B D"]:
-        """Return φ(x) for each text."""
+        """Return φ(x) of each text."""
         assert batch.weights is not None
         weights = nn.functional.dropout(batch.weights, self.token_dropout, self.training)
         summed = bag_sum(self.vectors, batch.ids, batch.offsets, weights)  # (B, D)

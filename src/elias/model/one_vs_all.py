@@ -1,4 +1,4 @@
-"""One-vs-all: every label is scored by its own classifier (the paper's BERT-OvA)."""
+"""One-vs-all: score every label with its own classifier (the paper's BERT-OvA)."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from elias.text.batches import TokenBatch
 
 
 class OneVsAll(EliasModel):
-    """ELIAS with one cluster that holds every label: p = σ(w·φ + bias), and nothing to search.
+    """ELIAS with a single cluster of all labels: p = σ(w·φ + bias), without a search.
 
-    What `EliasModel` computes by searching that graph with K = L is computed here chunk by chunk
-    over the labels.
+    The result equals that of `EliasModel` with this graph and K = L, but is computed in chunks of
+    labels.
     """
 
     def __init__(
@@ -34,10 +34,10 @@ class OneVsAll(EliasModel):
         mean: bool,
         update: LabelUpdate | None = None,
     ) -> Losses:
-        """Return what `losses` returns, W_L moved by ``update`` as soon as a chunk is known.
+        """Return the same as `losses`; ``update`` changes W_L after each chunk of labels.
 
-        ``mean``: over all B·L slots; else summed over the labels and averaged over points. L_s is
-        0, as every label is reached.
+        With ``mean`` the loss is averaged over all B·L slots; else it is summed over the labels and
+        averaged over points. L_s is 0, as every label is reached.
         """
         embedding = self.encoder(tokens).float()
         slots = self.labels.batch_size(len(positives)) * (self.n_labels if mean else 1)

@@ -93,7 +93,7 @@ def _on_gpu(model: EliasModel) -> bool:
 
 def can_record(model: EliasModel) -> bool:
     """Say whether a model's searches can be recorded where it is."""
-    return model.encoder.takes_rectangles and runs_triton(model.labels.weight)
+    return model.encoder.takes_padded and runs_triton(model.labels.weight)
 
 
 def _rank_of(
@@ -130,11 +130,11 @@ class Turn(NamedTuple):
         if len(rows) < batch_size:
             n_rows = min(1 << (len(rows) - 1).bit_length(), batch_size)
             most = int((tokens.offsets[rows + 1] - tokens.offsets[rows]).max())
-            n_tokens = n_rows * padded_length(most, encoder.longest)
+            n_tokens = n_rows * padded_length(most, encoder.max_length)
             if n_rows > len(rows) and n_tokens > _FEW_TOKENS:
                 return collate(tokens, rows)
         return pad_batch(
-            tokens, rows, pad_id=encoder.pad_id, longest=encoder.longest, n_rows=n_rows
+            tokens, rows, pad_id=encoder.pad_id, longest=encoder.max_length, n_rows=n_rows
         )
 
 

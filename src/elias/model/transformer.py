@@ -103,9 +103,9 @@ class TransformerEncoder(TextEncoder):
         self.tokenizer = tokenizer
         self.tokenizer.no_padding()
         self.tokenizer.enable_truncation(config.max_length)
-        self.longest = config.max_length
+        self.max_length = config.max_length
         # recomputing asks for the state of chance, which a graph cannot be asked
-        self.takes_rectangles = config.capture and not config.gradient_checkpointing
+        self.takes_padded = config.capture and not config.gradient_checkpointing
         self.pad_id = getattr(settings, "pad_token_id", None) or 0
         width: int = settings.hidden_size
         self.dim = config.bottleneck or width

@@ -66,12 +66,12 @@ def torch_on_one_thread(model: EliasModel) -> Iterator[None]:
     torch, and keeps its threads.
 
     >>> from types import SimpleNamespace
-    >>> with torch_on_one_thread(SimpleNamespace(encoder=SimpleNamespace(compiled_loops=True))):
+    >>> with torch_on_one_thread(SimpleNamespace(encoder=SimpleNamespace(uses_numba=True))):
     ...     torch.get_num_threads()
     1
     """
     before = torch.get_num_threads()
-    alone = model.encoder.compiled_loops and not isinstance(model, OneVsAll)
+    alone = model.encoder.uses_numba and not isinstance(model, OneVsAll)
     if not alone or before == 1:
         yield
         return
@@ -397,7 +397,7 @@ class StageLoop:
                 tokens = collate(self.points.tokens, rows)
             else:
                 tokens = pad_batch(
-                    self.points.tokens, rows, pad_id=encoder.pad_id, longest=encoder.longest
+                    self.points.tokens, rows, pad_id=encoder.pad_id, longest=encoder.max_length
                 )
                 positives = pad_positives(
                     positives, self.config.index.train_clusters, self.model.n_labels
@@ -419,7 +419,7 @@ class StageLoop:
         return SearchSizes(max(index.train_clusters, positives.shape[1]), index.train_shortlist)
 
     def _captured(self, optimizer: Optimizer) -> CapturedStep | None:
-        recordable = self.model.encoder.takes_rectangles and not self._is_sharded
+        recordable = self.model.encoder.takes_padded and not self._is_sharded
         if optimizer.gradients is None or not recordable:
             return None
 

@@ -480,7 +480,7 @@ def test_padded_texts_get_the_embeddings_of_ragged_ones(tiny_bert):
     tokens = encoder.tokenise(["red cod", "", "her in the north sea red cod her in the north sea"])
     rows = np.array([2, 0, 1])
 
-    padded = pad_batch(tokens, rows, pad_id=encoder.pad_id, longest=encoder.longest)
+    padded = pad_batch(tokens, rows, pad_id=encoder.pad_id, longest=encoder.max_length)
 
     assert padded.ids.shape == (3, 10)  # no further than the longest text there can be
     torch.testing.assert_close(encoder.embed(padded), encoder(collate(tokens, rows)))
@@ -491,7 +491,7 @@ def test_texts_of_one_length_need_no_mask(tiny_bert):
     tokens = encoder.tokenise(["red cod her in the north sea"] * 2)
     rows = np.arange(2)
 
-    full = pad_batch(tokens, rows, pad_id=encoder.pad_id, longest=encoder.longest)
+    full = pad_batch(tokens, rows, pad_id=encoder.pad_id, longest=encoder.max_length)
 
     assert full.full
     masked = PaddedBatch(full.ids, full.lengths, full=False)
