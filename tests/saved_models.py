@@ -6,8 +6,7 @@ from types import SimpleNamespace
 from safetensors.torch import load_file, save_file
 
 from elias.persistence.manifest import Manifest, digest, write_manifest
-from elias.persistence.model_files import load_model, save_model
-from elias.persistence.reranker_files import load_reranker, save_reranker
+from elias.persistence.model_files import load_model, load_reranker, save_model, save_reranker
 
 
 def save(folder, model, config, label_names, *, overwrite=False, **parts):

@@ -8,35 +8,21 @@ characters are written as UTF-8.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
 
 from elias.errors import ModelError, broken, quoted
+
+LABEL_COLUMNS = ("name", "id", "synonyms", "description")
+"""Columns of the label table; all but the name are optional.
+
+An ``id`` is an identifier or URI in the user's vocabulary, ``synonyms`` a JSON array of strings.
+"""
 
 _SPECIAL = re.compile("[\\\\\x00-\x1f\x7f-\x9f\u2028\u2029\ufeff\ud800-\udfff]")
 _ESCAPE = re.compile(r"\\(?:([\\nr])|u([0-9a-f]{4})|)")
 _SHORT = {"\\": "\\", "n": "\n", "r": "\r"}
 _SHORT_OF = {character: letter for letter, character in _SHORT.items()}
-
-
-class LabelTable(NamedTuple):
-    """The labels of a model in the order of their ids 0 … L-1; a column may be missing."""
-
-    names: Sequence[str]
-    ids: Sequence[str] | None = None
-    """Identifiers or URIs in the user's vocabulary."""
-    synonyms: Sequence[Sequence[str]] | None = None
-    descriptions: Sequence[str] | None = None
-
-
-_COLUMNS = {
-    "name": "names",
-    "id": "ids",
-    "synonyms": "synonyms",
-    "description": "descriptions",
-}
-"""Columns of the file, and the fields of `LabelTable` that hold them."""
 
 
 def escape(name: str) -> str:
@@ -77,48 +63,29 @@ def write_names(path: Path, names: Sequence[str]) -> None:
 
 def read_names(path: Path, n_names: int) -> tuple[str, ...]:
     """Return the names in a file that must hold ``n_names`` of them."""
-    return _unescape_all(path, enumerate(_read_lines(path, n_names), start=1))
+    return _unescape_all(path, _read_lines(path, n_names), first_line=1)
 
 
-def write_labels(path: Path, table: LabelTable) -> None:
-    """Write the label table as tab-separated values with a header line.
-
-    Synonyms of a label are separated by ``|``; a ``|`` within one is escaped.
-    """
-    columns = {}
-    for column, field in _COLUMNS.items():
-        cells = getattr(table, field)
-        if column == "synonyms" and cells is not None:
-            cells = ["|".join(escape(s).replace("|", "\\u007c") for s in each) for each in cells]
-        elif cells is not None:
-            cells = map(escape, cells)
-        if cells is not None:
-            columns[column] = cells
-    rows = zip(*columns.values(), strict=True)
+def write_labels(path: Path, columns: Mapping[str, Sequence[str]]) -> None:
+    """Write the label table as tab-separated values; each column has a cell for every label."""
+    rows = zip(*(map(escape, cells) for cells in columns.values()), strict=True)
     text = "".join("\t".join(row) + "\n" for row in [tuple(columns), *rows])
     path.write_bytes(text.encode("utf8"))
 
 
-def read_labels(path: Path, n_labels: int) -> LabelTable:
-    """Read the label table of a model with ``n_labels`` labels."""
+def read_labels(path: Path, n_labels: int) -> dict[str, tuple[str, ...]]:
+    """Return the columns of the label table of a model with ``n_labels`` labels."""
     header, *lines = _read_lines(path, n_labels + 1)
     columns = header.split("\t")
-    if "name" not in columns or len(_COLUMNS.keys() & {*columns}) != len(columns):
+    if "name" not in columns or len({*LABEL_COLUMNS} & {*columns}) != len(columns):
         raise broken(path, f"has the columns {header!r:.80}")
     rows = [line.split("\t") for line in lines]
     if any(len(row) != len(columns) for row in rows):
         raise broken(path, f"not every line has {len(columns)} columns")
-    fields: dict[str, Any] = {}
-    for place, column in enumerate(columns):
-        cells = enumerate((row[place] for row in rows), start=2)
-        if column == "synonyms":
-            fields[column] = tuple(
-                _unescape_all(path, [(number, each) for each in cell.split("|") if each])
-                for number, cell in cells
-            )
-        else:
-            fields[_COLUMNS[column]] = _unescape_all(path, cells)
-    return LabelTable(**fields)
+    return {
+        column: _unescape_all(path, (row[place] for row in rows), first_line=2)
+        for place, column in enumerate(columns)
+    }
 
 
 def _read_lines(path: Path, n_lines: int) -> list[str]:
@@ -131,12 +98,12 @@ def _read_lines(path: Path, n_lines: int) -> list[str]:
     return lines
 
 
-def _unescape_all(path: Path, cells: Iterable[tuple[int, str]]) -> tuple[str, ...]:
-    """Unescape cells, each with its line number for the error message."""
-    values: list[str] = []
-    for number, cell in cells:
-        try:
-            values.append(unescape(cell))
-        except ValueError as error:
-            raise ModelError(f"{path}:{number}: {error}; write a backslash as \\\\") from error
-    return tuple(values)
+def _unescape_all(path: Path, cells: Iterable[str], first_line: int) -> tuple[str, ...]:
+    names: list[str] = []
+    try:
+        for cell in cells:
+            names.append(unescape(cell))
+    except ValueError as error:
+        line = first_line + len(names)
+        raise ModelError(f"{path}:{line}: {error}; write a backslash as \\\\") from error
+    return tuple(names)

@@ -39,8 +39,8 @@ ENCODER_FOLDER = "encoder"
 """Configuration and tokenizer of a transformer encoder."""
 PROBABILITIES_FILE = "probabilities.json"
 RANKER_FOLDER = "ranker"
-RANKER_WEIGHTS_FILE = "ranker.safetensors"
-FIRST_ENCODER_FOLDER = "first_encoder"
+RANKER_WEIGHTS_FILE = f"{RANKER_FOLDER}/ranker.safetensors"
+FIRST_ENCODER = "first_encoder"
 """The encoder before training, if the ranker uses it."""
 MEMBERS_FOLDER = "members"
 """The other members of an ensemble: saved models in folders 1, 2, …"""
@@ -98,13 +98,7 @@ class Manifest:
         self.is_old: bool = tree["format_version"] < FORMAT_VERSION
         self._entries = _upgraded(folder, tree) if self.is_old else tree
         check_values(self.path, self._entries, _ENTRIES)
-        settings: Any = self["data_settings"]
-        if not (
-            all(isinstance(settings.get(key, ""), str) for key in ("text", "labels", "separator"))
-            and isinstance(seed := settings.get("seed", 0), int)
-            and seed >= 0
-        ):
-            raise broken(self.path, f"data_settings is {settings!r}")
+        check_values(self.path, _NO_SETTINGS | self["data_settings"], _SETTINGS, "data_settings.")
 
     def __getitem__(self, key: str) -> Any:
         return self._entries[key]
@@ -179,23 +173,19 @@ def check_values(path: Path, tree: Mapping[str, Any], entries: Entries, prefix: 
 
 
 _ENTRIES: Entries = {
-    "n_labels": (int, 1),
-    "n_clusters": (int, 1),
-    "n_edges": (int, 1),
-    "graph_learned": (bool, None),
-    "alpha": (float, 1),
-    "beta": (float, 1),
-    "encoder": (dict, None),
-    "ranker": (dict, None),
-    "first_encoder": (bool, None),
+    **dict.fromkeys(("n_labels", "n_clusters", "n_edges"), (int, 1)),
+    **dict.fromkeys(("alpha", "beta"), (float, 1)),
+    **dict.fromkeys(("graph_learned", "first_encoder", "probabilities"), (bool, None)),
+    **dict.fromkeys(("encoder", "ranker", "config", "metadata"), (dict, None)),
+    **dict.fromkeys(("data_settings", "files"), (dict, None)),
     "members": (int, 0),
-    "probabilities": (bool, None),
-    "config": (dict, None),
-    "metadata": (dict, None),
-    "data_settings": (dict, None),
-    "files": (dict, None),
 }
-"""Type and minimum of each entry; ``ranker`` is empty if there is none."""
+"""Entries of the manifest; ``ranker`` is empty if there is none."""
+_NO_SETTINGS = {"text": "", "labels": "", "separator": "", "seed": 0}
+_SETTINGS: Entries = {
+    **dict.fromkeys(("text", "labels", "separator"), (str, None)),
+    "seed": (int, 0),
+}
 
 
 def _upgraded(folder: Path, tree: dict[str, Any]) -> dict[str, Any]:

@@ -1,55 +1,41 @@
-"""Save all parts of a model to a folder, and load them again."""
+"""Save all parts of a model to a folder, and load them again.
+
+The parts are the weights, the labels, the encoder, the ranker, the members of an ensemble and the
+probabilities. `elias.persistence.manifest` describes and checks their files.
+"""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar, get_args
 
+import numpy as np
 import torch
+from scipy.sparse import csr_matrix
 from torch import Tensor, nn
 
 from elias.config import EliasConfig, EncoderConfig, ResolvedConfig, fill_sizes
-from elias.errors import DATA_SETTINGS, ConfigError, broken, quoted
+from elias.errors import DATA_SETTINGS, ConfigError, ModelError, broken, quoted
 from elias.model.elias import EliasModel, LinearRows
 from elias.model.encoder import BagEncoder, TextEncoder
 from elias.model.graph import LabelGraph
 from elias.model.one_vs_all import OneVsAll
+from elias.persistence import manifest as m
 from elias.persistence.card import model_card
-from elias.persistence.labels_file import (
-    LabelTable,
-    read_labels,
-    read_names,
-    write_labels,
-    write_names,
-)
-from elias.persistence.manifest import (
-    CARD_FILE,
-    CONFIG_FILE,
-    ENCODER_FOLDER,
-    FIRST_ENCODER_FOLDER,
-    LABELS_FILE,
-    MEMBERS_FOLDER,
-    OLD_LABELS_FILE,
-    PROBABILITIES_FILE,
-    VOCABULARY_FILE,
-    WEIGHTS_FILE,
-    Expected,
-    Manifest,
-    as_json,
-    check_values,
-    dtype_name,
-    read_json,
-    staged_model,
-    write_manifest,
-    write_tensors,
-)
-from elias.persistence.reranker_files import load_reranker, save_reranker
+from elias.persistence.labels_file import read_labels, read_names, write_labels, write_names
+from elias.rerank.calibration import N_QUESTIONS, Calibration, Mixture
+from elias.rerank.features import RankerFeatures
+from elias.rerank.label_names import N_NAME_QUESTIONS, LabelNames
 from elias.rerank.probabilities import Probabilities
+from elias.rerank.reranker import Reranker
+from elias.rerank.sparse_ranker import SparseRanker, Transform
 from elias.text.vectorizer import Featurizer
 
 if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
     from elias.inference.predictor import Elias
 
 T = TypeVar("T")
@@ -62,7 +48,13 @@ _IDF = "vocabulary.idf"
 """Inverse document frequencies of the bag encoder."""
 _STORED_DTYPES = {_EDGE_LABELS: "int32|int64", _LABEL_WEIGHT: "float32|bfloat16"}
 """Dtypes of tensors that are converted when they are loaded."""
-_LOWER_RATES = "lower the learning rates (stages.NAME.*_lr) and train again"
+_RANKER_ENTRIES: m.Entries = {
+    **dict.fromkeys(("n_labels", "n_features", "n_dense", "n_words", "word_ngrams"), (int, 0)),
+    **dict.fromkeys(("reads_text", "calibrated", "named"), (bool, None)),
+    **dict.fromkeys(("transform", "mixture"), (str, None)),
+    "char_ngrams": (list, None),
+    "sharpness": (float, 1e-9),
+}
 
 
 def save_model(elias: Elias, folder: str | Path, *, overwrite: bool = False) -> None:
@@ -76,35 +68,37 @@ def save_model(elias: Elias, folder: str | Path, *, overwrite: bool = False) -> 
     Raises:
         ModelError: If the folder exists, cannot be written, or a weight is not finite.
     """
-    with staged_model(Path(folder), overwrite=overwrite) as staging:
+    with m.staged_model(Path(folder), overwrite=overwrite) as staging:
         _write(elias, staging)
 
 
 def _write(elias: Elias, folder: Path) -> None:
-    model = elias.model
+    model, first_encoder = elias.model, elias.first_encoder
     assert len(elias.label_names) == model.n_labels, "every label has a name"
     encoder, tensors = _save_encoder(model.encoder, folder)
-    tensors |= {name: _as_stored(tensor) for name, tensor in model.state_dict().items()}
+    tensors |= _stored_tensors(model)
     tensors[_EDGE_LABELS] = tensors[_EDGE_LABELS].to(torch.int32)
     if elias.config.index.label_storage == "compact":  # exact: it was trained in bfloat16
         tensors[_LABEL_WEIGHT] = tensors[_LABEL_WEIGHT].to(torch.bfloat16)
-    write_tensors(folder / WEIGHTS_FILE, tensors, _LOWER_RATES)
-    write_labels(folder / LABELS_FILE, LabelTable(elias.label_names))
-    if elias.first_encoder is not None:
-        first = folder / FIRST_ENCODER_FOLDER
-        first.mkdir()
-        _save_encoder(elias.first_encoder, first)
-        state = elias.first_encoder.state_dict()
-        tensors = {name: _as_stored(tensor) for name, tensor in state.items()}
-        write_tensors(first / WEIGHTS_FILE, tensors, _LOWER_RATES)
+    remedy = "lower the learning rates (stages.NAME.*_lr) and train again"
+    m.write_tensors(folder / m.WEIGHTS_FILE, tensors, remedy)
+    write_labels(folder / m.LABELS_FILE, {"name": elias.label_names})
+    if first_encoder is not None:
+        (folder / m.FIRST_ENCODER).mkdir()
+        _save_encoder(first_encoder, folder / m.FIRST_ENCODER)
+        path = folder / m.FIRST_ENCODER / m.WEIGHTS_FILE
+        m.write_tensors(path, _stored_tensors(first_encoder), remedy)
     if elias.probabilities is not None:
         text = json.dumps({"format_version": 1, **elias.probabilities.to_dict()}, allow_nan=False)
-        (folder / PROBABILITIES_FILE).write_text(text + "\n", encoding="utf8")
+        (folder / m.PROBABILITIES_FILE).write_text(text + "\n", encoding="utf8")
     for number, member in enumerate(elias.others, start=1):
-        path = folder / MEMBERS_FOLDER / str(number)
+        path = folder / m.MEMBERS_FOLDER / str(number)
         path.mkdir(parents=True)
         _write(member, path)
-    metadata = as_json(elias.metadata)
+    ranker = {} if elias.reranker is None else save_reranker(elias.reranker, folder)
+    card = model_card(elias.config, elias.label_names, elias.metadata)
+    (folder / m.CARD_FILE).write_bytes(card.encode("utf8", "replace"))
+    metadata = m.as_json(elias.metadata)
     entries = {
         "n_labels": model.n_labels,
         "n_clusters": model.graph.n_clusters,
@@ -113,17 +107,15 @@ def _write(elias: Elias, folder: Path) -> None:
         "alpha": model.alpha,
         "beta": model.graph.beta,
         "encoder": encoder,
-        "ranker": {} if elias.reranker is None else save_reranker(elias.reranker, folder),
-        "first_encoder": elias.first_encoder is not None,
+        "ranker": ranker,
+        "first_encoder": first_encoder is not None,
         "members": len(elias.others),
         "probabilities": elias.probabilities is not None,
         "config": elias.config.to_dict(),
         "data_settings": metadata.pop(DATA_SETTINGS, {}),
         "metadata": metadata,
     }
-    card = model_card(elias.config, elias.label_names, elias.metadata)
-    (folder / CARD_FILE).write_bytes(card.encode("utf8", "replace"))
-    write_manifest(folder, entries)
+    m.write_manifest(folder, entries)
 
 
 def load_model(
@@ -137,35 +129,39 @@ def load_model(
     Args:
         build: Called with the parts as keyword arguments: `Elias`.
         folder: The folder of a saved model.
-        device: Where the tensors go.
+        device: The device of the tensors.
         share: Returns the rows of W_L that this process holds; None: all rows.
 
     Raises:
         ModelError: If anything is missing, damaged, foreign, or of a newer format.
     """
-    manifest = Manifest(Path(folder))
+    manifest = m.Manifest(Path(folder))
     n_labels = manifest["n_labels"]
     try:
         # sizes that older versions did not save only matter to training
         config = fill_sizes(EliasConfig.from_dict(manifest["config"]), 0, n_labels)
     except ConfigError as error:
-        raise broken(
-            manifest.path, f"config does not fit this version of elias-xmc ({error})"
-        ) from error
+        reason = f"config does not fit this version of elias-xmc ({error})"
+        raise broken(manifest.path, reason) from error
     if manifest.is_old:
-        label_names: Sequence[str] = read_names(manifest.file(OLD_LABELS_FILE), n_labels)
+        label_names = read_names(manifest.file(m.OLD_LABELS_FILE), n_labels)
     else:
-        label_names = read_labels(manifest.file(LABELS_FILE), n_labels).names
+        label_names = read_labels(manifest.file(m.LABELS_FILE), n_labels)["name"]
     model = _load_weights(manifest, config, share).to(torch.device(device)).eval()
     first_encoder = probabilities = None
     if manifest["first_encoder"]:
-        first_encoder = _load_first_encoder(manifest, config.encoder).to(torch.device(device))
+        name = f"{m.FIRST_ENCODER}/{m.WEIGHTS_FILE}"
+        first_encoder = _rebuild_transformer(manifest, config.encoder, f"{m.FIRST_ENCODER}/")
+        tensors = manifest.tensors(name)
+        manifest.check_tensors(name, tensors, _expected(first_encoder))
+        first_encoder.load_state_dict(tensors, assign=True)
+        first_encoder.to(torch.device(device)).eval()
     if manifest["probabilities"]:
-        path = manifest.file(PROBABILITIES_FILE)
-        probabilities = Probabilities.from_dict(read_json(path, newest=1), path)
+        path = manifest.file(m.PROBABILITIES_FILE)
+        probabilities = Probabilities.from_dict(m.read_json(path, newest=1), path)
     members = []
     for number in range(1, manifest["members"] + 1):
-        path = manifest.file(f"{MEMBERS_FOLDER}/{number}/{CONFIG_FILE}").parent
+        path = manifest.file(f"{m.MEMBERS_FOLDER}/{number}/{m.CONFIG_FILE}").parent
         member: Any = load_model(build, path, device, share)
         if member.label_names != label_names:
             raise broken(path, "its labels are not those of the first member")
@@ -183,9 +179,9 @@ def load_model(
 
 
 def _load_weights(
-    manifest: Manifest, config: ResolvedConfig, share: Callable[[LinearRows], LinearRows] | None
+    manifest: m.Manifest, config: ResolvedConfig, share: Callable[[LinearRows], LinearRows] | None
 ) -> EliasModel:
-    tensors = manifest.tensors(WEIGHTS_FILE)
+    tensors = manifest.tensors(m.WEIGHTS_FILE)
     idf = {name: tensors.pop(name) for name in (_IDF,) if name in tensors}
     try:
         encoder = _rebuild_encoder(manifest, config.encoder, idf)
@@ -194,13 +190,11 @@ def _load_weights(
             model = _empty_model(manifest, config, encoder, pruned=_REMOVED in tensors)
     except (RuntimeError, OverflowError, TypeError, MemoryError) as error:
         raise broken(manifest.path, f"its sizes make no model ({quoted(error)})") from error
-    manifest.check_tensors(WEIGHTS_FILE, tensors, _expected(model))
+    manifest.check_tensors(m.WEIGHTS_FILE, tensors, _expected(model))
     edges = tensors[_EDGE_LABELS] = tensors[_EDGE_LABELS].to(torch.int64)
     if edges.min() < 0 or edges.max() > model.n_labels:
-        raise broken(
-            manifest.folder / WEIGHTS_FILE,
-            f"{_EDGE_LABELS} has a label outside 0..{model.n_labels}",
-        )
+        reason = f"{_EDGE_LABELS} has a label outside 0..{model.n_labels}"
+        raise broken(manifest.folder / m.WEIGHTS_FILE, reason)
     if share is None:
         tensors[_LABEL_WEIGHT] = tensors[_LABEL_WEIGHT].to(torch.float32)
     model.load_state_dict(tensors, assign=True)
@@ -210,7 +204,7 @@ def _load_weights(
 
 
 def _empty_model(
-    manifest: Manifest, config: ResolvedConfig, encoder: TextEncoder, *, pruned: bool
+    manifest: m.Manifest, config: ResolvedConfig, encoder: TextEncoder, *, pruned: bool
 ) -> EliasModel:
     n_labels, n_clusters = manifest["n_labels"], manifest["n_clusters"]
     if config.index.kind == "all":
@@ -226,87 +220,227 @@ def _empty_model(
     return EliasModel(encoder, graph, manifest["alpha"])
 
 
-def _load_first_encoder(manifest: Manifest, config: EncoderConfig) -> TextEncoder:
-    name = f"{FIRST_ENCODER_FOLDER}/{WEIGHTS_FILE}"
-    encoder = _rebuild_transformer(manifest, config, f"{FIRST_ENCODER_FOLDER}/{ENCODER_FOLDER}")
-    tensors = manifest.tensors(name)
-    manifest.check_tensors(name, tensors, _expected(encoder))
-    encoder.load_state_dict(tensors, assign=True)
-    return encoder.eval()
-
-
 def _save_encoder(encoder: TextEncoder, folder: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
-    """Write the files of an encoder; return its manifest entry and tensors beside its own."""
+    """Write the files of an encoder; return its entry of the manifest and additional tensors."""
     if not isinstance(encoder, BagEncoder):
         from elias.model.transformer import TransformerEncoder  # slow to import
 
         assert isinstance(encoder, TransformerEncoder), "no other kind is known"
-        encoder.save(folder / ENCODER_FOLDER)
+        encoder.save(folder / m.ENCODER_FOLDER)
         return {"kind": "transformer"}, {}
-    featurizer = encoder.featurizer
-    if featurizer is None:
+    if encoder.featurizer is None:
         return {"kind": "features", "n_features": len(encoder.vectors)}, {}
-    write_names(folder / VOCABULARY_FILE, [*featurizer.words, *featurizer.ngrams])
-    entry = {
-        "kind": "bag",
-        "n_words": len(featurizer.words),
-        "n_ngrams": len(featurizer.ngrams),
-        "char_ngrams": list(featurizer.char_ngrams),
-    }
-    return entry, {_IDF: torch.from_numpy(featurizer.idf)}
+    entry = {"kind": "bag", **_save_featurizer(encoder.featurizer, folder)}
+    return entry, {_IDF: torch.from_numpy(encoder.featurizer.idf)}
 
 
 def _rebuild_encoder(
-    manifest: Manifest, config: EncoderConfig, idf: Mapping[str, Tensor]
+    manifest: m.Manifest, config: EncoderConfig, idf: Mapping[str, Tensor]
 ) -> TextEncoder:
     """Return the encoder of a model without its weights."""
-    entry, kind = manifest["encoder"], manifest["encoder"].get("kind")
+    entry = manifest["encoder"]
+    kind = entry.get("kind")
     if kind == "transformer":
-        return _rebuild_transformer(manifest, config, ENCODER_FOLDER)
+        return _rebuild_transformer(manifest, config)
     if kind == "features":
-        check_values(manifest.path, entry, {"n_features": (int, 0)}, "encoder.")
+        m.check_values(manifest.path, entry, {"n_features": (int, 0)}, "encoder.")
         with torch.device("meta"):
             return BagEncoder(config, None, entry["n_features"])
     if kind != "bag":
         raise broken(manifest.path, f"encoder.kind is {kind!r}, which is not known")
-    check_values(
+    m.check_values(
         manifest.path,
         entry,
         {"n_words": (int, 0), "n_ngrams": (int, 0), "char_ngrams": (list, None)},
         "encoder.",
     )
-    n_words, n_features = entry["n_words"], entry["n_words"] + entry["n_ngrams"]
-    span = entry["char_ngrams"]
-    if [type(size) for size in span] != [int, int]:
-        raise broken(manifest.path, f"encoder.char_ngrams is {span!r}, not two whole numbers")
-    manifest.check_tensors(WEIGHTS_FILE, idf, {_IDF: ("float32", (n_features,))})
-    names = read_names(manifest.file(VOCABULARY_FILE), n_features)
-    featurizer = Featurizer(
-        words=names[:n_words],
-        ngrams=names[n_words:],
-        idf=idf[_IDF].numpy(),
-        char_ngrams=(span[0], span[1]),
-    )
+    n_features = entry["n_words"] + entry["n_ngrams"]
+    manifest.check_tensors(m.WEIGHTS_FILE, idf, {_IDF: ("float32", (n_features,))})
+    featurizer = _load_featurizer(manifest, entry, m.VOCABULARY_FILE, idf[_IDF].numpy())
     with torch.device("meta"):
         return BagEncoder(config, featurizer, n_features)
 
 
-def _rebuild_transformer(manifest: Manifest, config: EncoderConfig, folder: str) -> TextEncoder:
+def _rebuild_transformer(
+    manifest: m.Manifest, config: EncoderConfig, parent: str = ""
+) -> TextEncoder:
     from elias.model.transformer import SAVED_FILES, TransformerEncoder  # slow to import
 
     for name in SAVED_FILES:
-        manifest.file(f"{folder}/{name}")
-    return TransformerEncoder.from_saved(config, manifest.folder / folder)
+        path = manifest.file(f"{parent}{m.ENCODER_FOLDER}/{name}")
+    return TransformerEncoder.from_saved(config, path.parent)
 
 
-def _expected(module: nn.Module) -> Expected:
+def _save_featurizer(featurizer: Featurizer, folder: Path) -> dict[str, Any]:
+    write_names(folder / m.VOCABULARY_FILE, [*featurizer.words, *featurizer.ngrams])
+    return {
+        "n_words": len(featurizer.words),
+        "n_ngrams": len(featurizer.ngrams),
+        "word_ngrams": featurizer.word_ngrams,
+        "char_ngrams": list(featurizer.char_ngrams),
+    }
+
+
+def _load_featurizer(
+    manifest: m.Manifest, entry: Mapping[str, Any], vocabulary: str, idf: NDArray[np.float32]
+) -> Featurizer:
+    span = entry["char_ngrams"]
+    if [type(size) for size in span] != [int, int] or not 0 <= span[0] <= span[1]:
+        raise broken(manifest.path, f"char_ngrams is {span!r}, not two lengths")
+    features = read_names(manifest.file(vocabulary), len(idf))
+    return Featurizer(
+        words=features[: entry["n_words"]],
+        ngrams=features[entry["n_words"] :],
+        idf=idf,
+        char_ngrams=(span[0], span[1]),
+        word_ngrams=entry.get("word_ngrams", 1),  # encoders of format 2 have no such entry
+    )
+
+
+def save_reranker(reranker: Reranker, folder: Path) -> dict[str, Any]:
+    """Write the files of a ranker below a model's folder; return its entry of the manifest."""
+    ranker, featurizer = reranker.ranker, reranker.features.featurizer
+    (folder / m.RANKER_FOLDER).mkdir()
+    arrays: dict[str, NDArray[Any]] = {
+        "weights.values": ranker.weights.data,
+        "weights.columns": ranker.weights.indices.astype(np.int32, copy=False),
+        "weights.starts": ranker.weights.indptr.astype(np.int64, copy=False),
+        "biases": ranker.biases,
+        "frequencies": reranker.frequencies,
+    }
+    vocabulary: dict[str, Any] = {"n_words": 0, "word_ngrams": 0, "char_ngrams": [0, 0]}
+    if featurizer is not None:
+        arrays["idf"] = featurizer.idf
+        vocabulary = _save_featurizer(featurizer, folder / m.RANKER_FOLDER)
+    for prefix, trees in (("calibration", reranker.calibration), ("by_name", reranker.by_name)):
+        if trees is not None:
+            arrays |= {f"{prefix}.{name}": array for name, array in trees.to_arrays().items()}
+    if reranker.names is not None:
+        arrays |= {"names.starts": reranker.names.starts, "names.columns": reranker.names.columns}
+    tensors = {name: torch.from_numpy(np.ascontiguousarray(a)) for name, a in arrays.items()}
+    remedy = "check the input features, or lower rerank.cost"
+    m.write_tensors(folder / m.RANKER_WEIGHTS_FILE, tensors, remedy)
+    return {
+        "n_labels": ranker.n_labels,
+        "n_features": reranker.features.n_features,
+        "n_dense": ranker.n_dense,
+        "reads_text": featurizer is not None,
+        **vocabulary,
+        "calibrated": reranker.calibration is not None,
+        "named": reranker.by_name is not None,
+        "transform": reranker.transform,
+        "mixture": reranker.mixture,
+        "sharpness": float(reranker.sharpness),
+    }
+
+
+def load_reranker(manifest: m.Manifest) -> Reranker:
+    """Load the ranker of a saved model.
+
+    Raises:
+        ModelError: If anything is missing, damaged, foreign, or of another model.
+    """
+    entry = manifest["ranker"]
+    m.check_values(manifest.path, entry, _RANKER_ENTRIES, "ranker.")
+    n_labels, n_features, n_dense = (entry[f"n_{key}"] for key in ("labels", "features", "dense"))
+    for key, allowed in (
+        ("transform", get_args(Transform)),
+        ("mixture", get_args(Mixture)),
+        ("n_labels", [manifest["n_labels"]]),
+        ("named", [False, entry["calibrated"] and entry["reads_text"]]),
+    ):
+        if entry[key] not in allowed:
+            choices = " or ".join(map(repr, allowed))
+            raise broken(manifest.path, f"ranker.{key} is {entry[key]!r}, not {choices}")
+    tensors = manifest.tensors(m.RANKER_WEIGHTS_FILE)
+    manifest.check_tensors(m.RANKER_WEIGHTS_FILE, tensors, _expected_of_ranker(entry))
+    arrays = {name: tensor.numpy() for name, tensor in tensors.items()}
+    path = manifest.folder / m.RANKER_WEIGHTS_FILE
+    weights = _csr(path, "weights", arrays, (n_labels, n_features + n_dense))
+    if not weights.has_canonical_format:
+        raise broken(path, "weights.columns are not ascending within a label")
+    if (arrays["frequencies"] < 0).any():
+        raise broken(path, "frequencies has a negative count")
+    featurizer = names = calibration = by_name = None
+    if entry["reads_text"]:
+        vocabulary = f"{m.RANKER_FOLDER}/{m.VOCABULARY_FILE}"
+        featurizer = _load_featurizer(manifest, entry, vocabulary, arrays["idf"])
+    if entry["calibrated"]:
+        calibration = _trees(path, "calibration", arrays, N_QUESTIONS)
+    if entry["named"]:
+        by_name = _trees(path, "by_name", arrays, N_QUESTIONS + N_NAME_QUESTIONS)
+        _csr(path, "names", arrays, (n_labels, n_features))
+        names = LabelNames(arrays["names.starts"], arrays["names.columns"], arrays["idf"])
+    return Reranker(
+        features=RankerFeatures(n_features, featurizer),
+        ranker=SparseRanker(weights, arrays["biases"], n_dense),
+        frequencies=arrays["frequencies"],
+        calibration=calibration,
+        transform=entry["transform"],
+        mixture=entry["mixture"],
+        sharpness=entry["sharpness"],
+        names=names,
+        by_name=by_name,
+    )
+
+
+def _expected_of_ranker(entry: Mapping[str, Any]) -> m.Expected:
+    """Return dtypes and shapes of the arrays of a ranker with this entry."""
+    n_labels = entry["n_labels"]
+    expected: dict[str, tuple[str, tuple[int | None, ...]]] = {
+        "weights.values": ("float32", (None,)),
+        "weights.columns": ("int32", (None,)),
+        "weights.starts": ("int64", (n_labels + 1,)),
+        "biases": ("float32", (n_labels,)),
+        "frequencies": ("int64", (n_labels,)),
+    }
+    if entry["reads_text"]:
+        expected["idf"] = ("float32", (entry["n_features"],))
+    for prefix, flag in (("calibration", "calibrated"), ("by_name", "named")):
+        if entry[flag]:
+            for name, kind in Calibration.kinds().items():
+                expected[f"{prefix}.{name}"] = (np.dtype(kind).name, (None,))
+    if entry["named"]:
+        expected["names.starts"] = ("int64", (n_labels + 1,))
+        expected["names.columns"] = ("uint32", (None,))
+    return expected
+
+
+def _csr(
+    path: Path, name: str, arrays: Mapping[str, NDArray[Any]], shape: tuple[int, int]
+) -> csr_matrix:
+    """Return a sparse matrix after checking that its rows and columns are in range."""
+    starts, columns = arrays[f"{name}.starts"], arrays[f"{name}.columns"]
+    values = arrays.get(f"{name}.values", columns)
+    try:
+        matrix = csr_matrix((values, columns, starts), shape=shape)
+        matrix.check_format(full_check=True)
+    except ValueError as error:
+        raise broken(path, f"{name} is not a sparse matrix ({quoted(error)})") from error
+    return matrix
+
+
+def _trees(
+    path: Path, name: str, arrays: Mapping[str, NDArray[Any]], n_questions: int
+) -> Calibration:
+    trees = {key: arrays[f"{name}.{key}"] for key in Calibration.kinds()}
+    try:
+        return Calibration.from_arrays(trees, n_questions)
+    except ModelError as error:
+        raise broken(path, str(error)) from error
+
+
+def _expected(module: nn.Module) -> m.Expected:
     """Return dtypes and shapes of a module's saved tensors."""
     return {
-        name: (_STORED_DTYPES.get(name, dtype_name(tensor)), tuple(tensor.shape))
+        name: (_STORED_DTYPES.get(name, m.dtype_name(tensor)), tuple(tensor.shape))
         for name, tensor in module.state_dict().items()
     }
 
 
-def _as_stored(tensor: Tensor) -> Tensor:
-    tensor = tensor.detach().cpu()
-    return tensor.to(torch.float32) if tensor.is_floating_point() else tensor
+def _stored_tensors(module: nn.Module) -> dict[str, Tensor]:
+    """Return the tensors of a module on the CPU, floating-point ones as float32."""
+    return {
+        name: tensor.cpu().to(torch.float32) if tensor.is_floating_point() else tensor.cpu()
+        for name, tensor in module.state_dict().items()
+    }

@@ -327,7 +327,7 @@ def test_a_model_of_an_older_format_is_read(saved, version):
 def test_data_settings_of_another_type_are_refused(saved, settings):
     change_config(saved, data_settings=settings)
 
-    assert "config.json: data_settings is " in refusal(saved)
+    assert "config.json: data_settings" in refusal(saved)
 
 
 def test_data_settings_come_back_as_metadata(tmp_path):
@@ -478,8 +478,8 @@ def test_a_config_with_unknown_keys_is_refused(saved):
         ({"kind": "features", "n_features": -1}, "encoder.n_features is -1"),
         ({"kind": "bag", "n_words": 1, "n_ngrams": 0}, "encoder.char_ngrams is None"),
         (
-            {"kind": "bag", "n_words": 1, "n_ngrams": 0, "char_ngrams": [3]},
-            "encoder.char_ngrams is [3], not two",
+            {"kind": "bag", "n_words": 27, "n_ngrams": 0, "char_ngrams": [3]},
+            "char_ngrams is [3], not two",
         ),
         (
             {"kind": "bag", "n_words": 1, "n_ngrams": 0, "char_ngrams": [3, 5]},
