@@ -30,7 +30,7 @@ from elias.model.elias import SearchSizes
 from elias.model.recorded_search import Ranking
 from elias.text.batches import PaddedBatch, TokenBatch
 from elias.text.tokens import Tokens
-from elias.training.cuda_graph_step import CapturedStep
+from elias.training.cuda_graph_step import CudaGraphStep
 from elias.training.optimizer import Optimizer, schedule
 
 RATES = AdamWRates(lr=0.01, beta1=0.9, beta2=0.999, eps=1e-8, decay=0.1)
@@ -618,7 +618,7 @@ class Checks:
             {"shortlist_weight": 0.3, "mean": False, "gradients": optimizer.gradients}
             for optimizer in optimizers
         ]
-        captured = CapturedStep(
+        captured = CudaGraphStep(
             model,
             optimizers[0].gradients,
             lambda *batch: model.losses_of(*batch, sizes, **options[0]),

@@ -41,7 +41,7 @@ from elias.model.encoder import TextEncoder
 from elias.model.graph import LabelGraph
 from elias.model.transformer import TransformerEncoder
 from elias.text.batches import PaddedBatch, TokenBatch
-from elias.training.cuda_graph_step import CapturedStep
+from elias.training.cuda_graph_step import CudaGraphStep
 
 SEED = 0  # of all that is random here, so that two sides, or two runs, have the same data
 DIM = 768
@@ -213,7 +213,7 @@ def stepper(shape, model, optimizer, batches, *, captured):
 
     if not captured:
         return launched
-    graphs = CapturedStep(
+    graphs = CudaGraphStep(
         model,
         optimizer.gradients,
         lambda *batch: model.losses_of(*batch, sizes, **options),

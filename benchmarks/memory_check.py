@@ -76,9 +76,9 @@ def run_on_cpu(name: str, out: str) -> None:
         found.append(whole(*args, **options))
         return found[-1]
 
-    whole, trainer.expected_memory = trainer.expected_memory, watched
+    whole, trainer.estimate_memory = trainer.estimate_memory, watched
     train(config, generated(n_points, n_labels), out=out, device="cpu")
-    expected = dict(found[0].host)
+    expected = dict(found[0].on_host)
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss << 10
     print(json.dumps({"expected": expected, "peak": peak}))
 
@@ -120,7 +120,7 @@ def check_gpu(args: argparse.Namespace) -> list[dict]:
     import torch
 
     from elias.config import EliasConfig
-    from elias.training.memory import Sizes, _stage
+    from elias.training.memory import Sizes, step_memory
     from elias.training.optimizer import Optimizer
 
     device, compiled, rows = torch.device("cuda"), args.compile, []
@@ -170,7 +170,7 @@ def check_gpu(args: argparse.Namespace) -> list[dict]:
                 "stages.stage2.average_from": STAGE.average_from,
             }
         )
-        parts = _stage(sizes, config, config.stages[1], device, True)
+        parts = step_memory(sizes, config, config.stages[1], device)
         row = told(f"{name} {storage}", sum(parts.values()), peak)
         rows.append(row | {"reserved_mib": reserved >> 20})
         print(json.dumps({**rows[-1], "parts": {k: v >> 20 for k, v in parts.items()}}), flush=True)

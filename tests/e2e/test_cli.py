@@ -203,7 +203,7 @@ def test_training_into_a_run_begun_with_another_configuration_is_refused(
     told = elias("train", corpus_folder, "--out", tmp_path, *SMALL, "--set", "seed=7")
 
     assert told.code == 2
-    assert "begun here with another configuration" in told.err
+    assert "started here with another configuration" in told.err
     assert [path.name for path in tmp_path.iterdir()] == ["config.json"]
 
 

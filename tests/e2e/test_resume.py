@@ -256,7 +256,7 @@ def test_a_second_run_in_the_folder_is_refused(corpus, tmp_path, monkeypatch):
     refused = []
 
     def second():
-        with pytest.raises(RunError, match="a run is at work here") as caught:
+        with pytest.raises(RunError, match="a run is active here") as caught:
             train(SMALL, corpus, out=tmp_path / "run", device="cpu", overwrite=True)
         refused.append(caught)
 
@@ -393,7 +393,7 @@ def test_a_full_disk_while_checkpoints_are_written_does_not_stop_training(
 
     train(SMALL, corpus, out=tmp_path / "run", device="cpu")
 
-    assert "training goes on" in caplog.text
+    assert "training continues" in caplog.text
     assert content(tmp_path / "run") == content(finished(SMALL))
 
 

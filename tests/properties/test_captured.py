@@ -19,7 +19,7 @@ pytest.importorskip("triton", minversion="3.7", reason="Triton is not installed,
 
 from elias.kernels import IndexGradients
 from elias.training import cuda_graph_step, optimizer
-from elias.training.cuda_graph_step import CapturedStep
+from elias.training.cuda_graph_step import CudaGraphStep
 from elias.training.stage import Points, StageLoop
 
 pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")
@@ -151,7 +151,7 @@ def test_a_step_short_of_memory_beside_graphs_is_done_once_more_without_them(
     model = make_model(folder)
     plain = copy.deepcopy(model)
     plain.encoder.takes_padded = False
-    whole, failed = CapturedStep._run_whole, []
+    whole, failed = CudaGraphStep._run_whole, []
 
     def none_left(_):
         failed.append(1)
@@ -162,7 +162,7 @@ def test_a_step_short_of_memory_beside_graphs_is_done_once_more_without_them(
             patch.setattr(IndexGradients, "take_last_pairs", none_left)
             return whole(*args, **options)
 
-    monkeypatch.setattr(CapturedStep, "_run_whole", short)
+    monkeypatch.setattr(CudaGraphStep, "_run_whole", short)
     expected, _ = train(plain, stage, "sum", monkeypatch, rerun)
     losses, recorded = train(model, stage, "sum", monkeypatch, rerun)
 
@@ -187,7 +187,7 @@ def test_parameters_without_a_part_in_the_loss_do_not_move(folder, monkeypatch):
 
 def test_a_stage_gives_the_memory_of_its_graphs_back(folder, monkeypatch):
     closed = []
-    monkeypatch.setattr(CapturedStep, "close", lambda self: closed.append(self))
+    monkeypatch.setattr(CudaGraphStep, "close", lambda self: closed.append(self))
 
     train(make_model(folder), StageConfig(epochs=1, batch_size=2), "sum", monkeypatch, rerun)
 

@@ -24,7 +24,7 @@ from elias.kernels.gpu import paths as gpu_paths
 from elias.kernels.gpu import rows as gpu_rows
 from elias.kernels.gpu import search as gpu_search
 from elias.training import optimizer as optim
-from elias.training.cuda_graph_step import CapturedStep
+from elias.training.cuda_graph_step import CudaGraphStep
 from elias.training.optimizer import Optimizer
 
 # the interpreter is numpy, which warns of the infinities that are meant here
@@ -493,7 +493,7 @@ def test_a_captured_step_trains_the_same_model(learned, index_every, seed):
         patch.setattr(optim, "runs_triton", lambda _: True)
         optimizers = [Optimizer(model, stage) for model in (plain, captured)]
     held = [optimizer.gradients for optimizer in optimizers]
-    step = CapturedStep(
+    step = CudaGraphStep(
         captured,
         held[1],
         lambda *batch: captured.losses_of(*batch, SearchSizes(3, 6), **options, gradients=held[1]),
@@ -525,7 +525,7 @@ def test_a_step_that_cannot_be_captured_is_computed_all_the_same(monkeypatch, ca
     held = Optimizer(model, StageConfig(learn_graph=True)).gradients
     options = {"shortlist_weight": 0.3, "mean": False, "gradients": held}
     tokens, *labels, sizes = make_batch(1, model)
-    step = CapturedStep(
+    step = CudaGraphStep(
         model,
         held,
         lambda *batch: model.losses_of(*batch, sizes, **options),

@@ -51,12 +51,12 @@ def resumable_run(run: Path | None, *, overwrite: bool = False) -> Iterator[None
     try:
         yield
     except KeyboardInterrupt as interrupt:
-        from elias.training.run import can_go_on
+        from elias.training.run import can_resume
 
         state = ": ".join([f"{run}/model was not written", *map(str, interrupt.args)])
         command = "run the same command again" + (" without --overwrite" if overwrite else "")
         goal = "resume from the last checkpoint"
-        if run is None or not can_go_on(run):
+        if run is None or not can_resume(run):
             command, goal = "run the same command again", "start over"
         message = f"{state}; {command} to {goal}"
         raise Interrupted(message, signal_number=_signal_number(interrupt)) from None

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from elias.config import ResolvedConfig
     from elias.data import Corpus
     from elias.inference.predictor import Elias
-    from elias.training.dry_run import Rehearsal
+    from elias.training.dry_run import DryRun
 
 
 def train(
@@ -91,9 +91,9 @@ def train(
         resolved = starting_config(config, start).resolve(len(corpus.train), corpus.n_labels)
         show_plan(resolved, corpus)
         if dry_run:
-            from elias.training.dry_run import rehearse
+            from elias.training.dry_run import estimate_run
 
-            estimate = rehearse(
+            estimate = estimate_run(
                 resolved, corpus, target_device, init_from=start, keeps_checkpoints=out is not None
             )
             _show_estimate(estimate)
@@ -129,17 +129,17 @@ def _show_stages(model: Elias) -> None:
             return
 
 
-def _show_estimate(estimate: Rehearsal) -> None:
+def _show_estimate(estimate: DryRun) -> None:
     """Print the estimated memory and time of a run on stderr."""
     from elias.training.memory import gib
 
     rows: list[tuple[str, Any]] = []
-    for title, parts in (("GPU", estimate.expected.device), ("host", estimate.expected.host)):
+    for title, parts in (("GPU", estimate.memory.on_device), ("host", estimate.memory.on_host)):
         rows += [(f"{title}: {name}", gib(size)) for name, size in parts.items() if size]
     for fit in estimate.fits:
-        room = f"{gib(fit.needed)} of {gib(fit.room.total)}, {gib(fit.room.free)} free"
+        room = f"{gib(fit.needed)} of {gib(fit.capacity.total)}, {gib(fit.capacity.free)} free"
         processes = "per process" if fit.n_processes == 1 else f"of {fit.n_processes} processes"
-        rows.append((f"{fit.where} {processes}", room))
+        rows.append((f"{fit.memory} {processes}", room))
     for stage, seconds in estimate.epoch_seconds.items():
         rows.append((f"{stage}, an epoch", f"{seconds:,.1f} s ({estimate.n_steps[stage]:,} steps)"))
     console.show(console.grid(rows))

@@ -1,4 +1,4 @@
-"""The mean of the weights over the last part of a stage."""
+"""Average the weights over the last part of a stage."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from elias.training.checkpoint import prefixed, under
+from elias.training.checkpoint import add_prefix, strip_prefix
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 class WeightAverage:
-    """The running mean of a model's weights, A excepted (SWA)."""
+    """The running mean of a model's weights except A (stochastic weight averaging)."""
 
     def __init__(self, model: EliasModel) -> None:
         self._model = model
@@ -26,12 +26,12 @@ class WeightAverage:
 
     @property
     def started(self) -> bool:
-        """Say whether anything has been averaged."""
+        """Return whether any weights were averaged."""
         return self._count > 0
 
     @torch.no_grad()
     def update(self) -> None:
-        """Take the present weights into the mean."""
+        """Add the current weights to the mean."""
         self._count += 1
         for name, parameter in self._model.named_parameters():
             if name.startswith("graph."):
@@ -42,20 +42,21 @@ class WeightAverage:
                 self._mean[name].lerp_(parameter.detach().float(), 1 / self._count)
 
     def state(self) -> dict[str, Tensor]:
-        """Return the mean and what it is of, by name; the tensors themselves."""
-        return {"count": torch.tensor(self._count), **prefixed("mean.", self._mean)}
+        """Return the mean and its count, by name; the tensors are not copied."""
+        return {"count": torch.tensor(self._count), **add_prefix("mean.", self._mean)}
 
     def restore(self, state: Mapping[str, Tensor]) -> None:
-        """Go on from what `state` returned."""
+        """Load a state of `state`."""
         self._count = int(state["count"])
-        devices = {name: parameter.device for name, parameter in self._model.named_parameters()}
-        self._mean = {name: mean.to(devices[name]) for name, mean in under("mean.", state).items()}
+        means = strip_prefix("mean.", state)
+        parameters = self._model.named_parameters()
+        self._mean = {name: means[name].to(p.device) for name, p in parameters if name in means}
 
     @torch.no_grad()
     def swap(self) -> None:
-        """Exchange the model's weights with the mean; a second call undoes the first."""
+        """Exchange the model's weights and the mean; a second call undoes the first."""
         for name, parameter in self._model.named_parameters():
             if name in self._mean:
-                held = parameter.detach().to(torch.float32, copy=True)
+                current = parameter.detach().to(torch.float32, copy=True)
                 parameter.copy_(self._mean[name])
-                self._mean[name] = held
+                self._mean[name] = current

@@ -1,8 +1,9 @@
-"""Write, find and read checkpoints.
+"""Write, find and read checkpoints, and resume an interrupted run.
 
-A checkpoint is a folder of numbers (safetensors), facts (JSON), and a manifest that is written
-last and names the size and the SHA-256 of every other file. It is filled under a hidden name,
-flushed and renamed. What a checkpoint says is no business of this module.
+A checkpoint is a folder with tensors (safetensors), metadata (JSON), and a manifest that is written
+last and has the size and the SHA-256 of every other file. It is written under a hidden name,
+flushed and renamed. A finished member of an ensemble is kept beside the checkpoints as a saved
+model, with the records of the run up to then, and sealed by a manifest too.
 """
 
 from __future__ import annotations
@@ -15,7 +16,6 @@ import shutil
 import threading
 import time
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
@@ -25,61 +25,65 @@ from safetensors.torch import save_file
 import elias
 from elias.data.atomic import staged_folder
 from elias.distributed import SingleProcess
-from elias.errors import DataError, Interrupted
-from elias.persistence.manifest import all_finite
-from elias.training.checkpoint_shards import Share, is_row, read_share, take_shards, write_shard
+from elias.errors import DataError, Interrupted, ModelError, RunError
+from elias.inference.predictor import Elias
+from elias.kernels.device import has_triton
+from elias.persistence.manifest import MODEL_FOLDER, all_finite
+from elias.training.checkpoint_shards import collect_shards, is_row, read_tensors, write_shard
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
+    from collections.abc import Callable, Mapping
+    from pathlib import Path
 
     from torch import Tensor
 
     from elias.config import CheckpointConfig
+    from elias.data.corpus import Corpus
     from elias.distributed import World
-    from elias.training.run import Interruption
+    from elias.training.run import Interruption, Run
 
 
 logger = logging.getLogger(__name__)
 
 MANIFEST_FILE = "manifest.json"
-FACTS_FILE = "state.json"
+METADATA_FILE = "state.json"
 TENSORS_FILE = "state.safetensors"
 FORMAT_VERSION = 2
 WEIGHTS = "model."
-"""What the names of the model's own weights begin with: these must be finite."""
+"""Prefix of the names of the model's weights, which must be finite."""
 _SHARDS = ".shards"
 
 
 class Checkpoint(NamedTuple):
-    """What a checkpoint holds."""
+    """The contents of a checkpoint."""
 
-    facts: dict[str, Any]
-    """What JSON can hold."""
+    metadata: dict[str, Any]
+    """Values that JSON can hold."""
     tensors: dict[str, Tensor]
     """On the CPU."""
 
 
 class Attempt(NamedTuple):
-    """One try at writing a checkpoint, which all processes that write its parts must know."""
+    """An attempt to write a checkpoint; all processes that write a part of it must know it."""
 
     number: int
-    """What the checkpoint is called."""
+    """Name of the checkpoint."""
     token: str
-    """Its own: the next try may have the same number, and must not take what this one left."""
+    """Random, because a later attempt may have the same number and must not use these parts."""
 
 
-def prefixed(prefix: str, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Return the tensors with their names put under a prefix.
+def add_prefix(prefix: str, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Return the tensors with a prefix before their names.
 
     >>> from torch import zeros
-    >>> list(prefixed("model.", {"bias": zeros(1)}))
+    >>> list(add_prefix("model.", {"bias": zeros(1)}))
     ['model.bias']
     """
     return {prefix + name: tensor for name, tensor in tensors.items()}
 
 
-def under(prefix: str, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Return the tensors whose names are under a prefix, without it; `prefixed` undone."""
+def strip_prefix(prefix: str, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Return the tensors whose names have a prefix, without it; the reverse of `add_prefix`."""
     return {
         name.removeprefix(prefix): tensor
         for name, tensor in tensors.items()
@@ -88,197 +92,182 @@ def under(prefix: str, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 
 class Checkpoints:
-    """The checkpoints of one run: when the next is due, the last few on disk."""
+    """The checkpoints of one run: when the next is due, and the last few on disk."""
 
-    def __init__(self, folder: Path, config: CheckpointConfig, share: Share | None = None) -> None:
+    def __init__(
+        self, folder: Path, config: CheckpointConfig, world: World = SingleProcess()
+    ) -> None:
         self.folder = folder
         self.config = config
-        self.share = share or Share()
+        self.world = world
         self._steps = 0
         self._saved_at = time.monotonic()
-        self._writer: threading.Thread | None = None
+        self._thread: threading.Thread | None = None
         self._written = False
         self._failure: BaseException | None = None
 
     @property
     def enabled(self) -> bool:
-        """Say whether any are written."""
+        """Return whether checkpoints are written."""
         return self.config.keep > 0
 
-    def any(self) -> bool:
-        """Say whether there is anything to go on from, whole or not."""
+    def exist(self) -> bool:
+        """Return whether there is a checkpoint or a finished member, complete or not."""
         return next(self.folder.glob("[!.]*"), None) is not None
 
     def due(self) -> bool:
-        """Count a step, and say whether a checkpoint should follow it."""
+        """Count a step, and return whether a checkpoint should follow it."""
         self._steps += 1
-        if not self.enabled or self._is_writing():
+        if not self.enabled or (self._thread is not None and self._thread.is_alive()):
             return False
         if self.config.steps is not None and self._steps >= self.config.steps:
             return True
-        waited = time.monotonic() - self._saved_at
-        return 0 < self.config.minutes * 60 <= waited
+        return 0 < self.config.minutes * 60 <= time.monotonic() - self._saved_at
 
     def next_attempt(self) -> Attempt:
-        """Return what the next one is called, and what the parts of it are known by."""
-        places = self._places()
-        return Attempt(int(places[-1].name) + 1 if places else 1, secrets.token_hex(4))
+        """Return the name of the next checkpoint and a new token."""
+        paths = self._paths()
+        return Attempt(int(paths[-1].name) + 1 if paths else 1, secrets.token_hex(4))
 
     def save(
         self, checkpoint: Checkpoint, *, wait: bool = False, attempt: Attempt | None = None
     ) -> bool:
-        """Write a checkpoint in a thread; its tensors must be nobody else's.
+        """Write a checkpoint in a thread, which owns its tensors from now on.
 
-        One under way is waited for. A disk that is full, or gone, is told and no more: training
-        goes on. With ``wait``, says whether it was written; else whether that was begun. Several
-        processes agree on the ``attempt``.
+        Wait for the one before first. If the disk is full, log a warning and continue training.
+        Return, with ``wait``, whether it was written; else whether writing has begun. Several
+        processes pass the same ``attempt``.
         """
         if not self.enabled:
             return False
         self.join()
         self._written = False
         self._steps, self._saved_at = 0, time.monotonic()
-        attempt = attempt or self.next_attempt()
-        self._writer = threading.Thread(
-            target=self._write, args=(checkpoint, attempt), name="elias-checkpoint", daemon=True
+        self._thread = threading.Thread(
+            target=self._write,
+            args=(checkpoint, attempt or self.next_attempt()),
+            name="elias-checkpoint",
+            daemon=True,
         )
-        self._writer.start()
+        self._thread.start()
         return self.written() if wait else True
 
     def written(self) -> bool:
-        """Wait for the checkpoint that was begun last, and say whether it was written."""
+        """Wait for the last checkpoint, and return whether it was written."""
         self.join()
         return self._written
 
     def join(self) -> None:
-        """Wait for the checkpoint that is being written, if one is."""
-        if self._writer is not None:
-            self._writer.join()
-            self._writer = None
+        """Wait for the checkpoint that is being written, if any."""
+        if self._thread is not None:
+            self._thread.join()
+            self._thread = None
         if self._failure is not None:
             failure, self._failure = self._failure, None
             raise failure
 
-    def newest(self, wanted: Callable[[Mapping[str, Any]], bool]) -> Path | None:
-        """Return the place of the newest checkpoint that is whole and whose facts are wanted.
+    def newest(self, accept: Callable[[Mapping[str, Any]], bool]) -> Path | None:
+        """Return the newest complete checkpoint whose metadata ``accept`` accepts.
 
-        One that is damaged is told, and the one before it is taken.
+        A damaged one is removed with a warning, and the one before it is used.
         """
-        for place in reversed(self._places()):
-            problem = damage(place)
+        for path in reversed(self._paths()):
+            problem = find_damage(path)
             if problem:
-                logger.warning("checkpoint %s: %s; the one before it is used", place, problem)
-                _remove(place)
-                continue
-            if wanted(_facts(place)):
-                return place
+                logger.warning("checkpoint %s: %s; using the one before it", path, problem)
+                _remove(path)
+            elif accept(_read_metadata(path)):
+                return path
         return None
 
-    def read(self, place: Path) -> Checkpoint:
-        """Return the checkpoint at a place, of the rows of W_L this process's."""
-        return Checkpoint(_facts(place), read_share(place, TENSORS_FILE, self.share))
+    def read(self, path: Path) -> Checkpoint:
+        """Return a checkpoint, with this process's rows of W_L."""
+        return Checkpoint(_read_metadata(path), read_tensors(path, TENSORS_FILE, self.world))
 
     def clear(self) -> None:
-        """Remove the checkpoints; what else is in the folder stays."""
+        """Remove the checkpoints, but not the finished members beside them."""
         self.join()
-        for place in self._places():
-            _remove(place)
+        for path in self._paths():
+            _remove(path)
 
-    def sweep(self) -> None:
-        """Remove what writers that were killed have left."""
-        for place in self.folder.glob(".*"):
-            shutil.rmtree(place, ignore_errors=True)
+    def remove_partial(self) -> None:
+        """Remove what killed processes left unfinished."""
+        for path in self.folder.glob(".*"):
+            shutil.rmtree(path, ignore_errors=True)
 
-    def _is_writing(self) -> bool:
-        return self._writer is not None and self._writer.is_alive()
-
-    def _places(self) -> list[Path]:
-        return sorted(place for place in self.folder.glob("[0-9]*") if place.is_dir())
+    def _paths(self) -> list[Path]:
+        return sorted(path for path in self.folder.glob("[0-9]*") if path.is_dir())
 
     def _write(self, checkpoint: Checkpoint, attempt: Attempt) -> None:
-        place = self.folder / f"{attempt.number:08d}"
-        shards = self.folder / f".{place.name}.{attempt.token}{_SHARDS}"
+        path = self.folder / f"{attempt.number:08d}"
+        shards = self.folder / f".{path.name}.{attempt.token}{_SHARDS}"
         try:
-            self._written = self._write_parts(checkpoint, place, shards)
+            self._written = self._write_parts(checkpoint, path, shards)
         except (OSError, SafetensorError, DataError) as error:
             logger.warning(
-                "no checkpoint could be written to %s (%s); training goes on", self.folder, error
+                "cannot write a checkpoint to %s (%s); training continues", self.folder, error
             )
-        except BaseException as error:  # a bug of ours: raised where it is seen
+        except BaseException as error:  # a bug: raise it in the main thread
             self._failure = error
         finally:
-            if self.share.rank == 0 and self.share.size > 1:
+            if self.world.is_rank0 and self.world.size > 1:
                 shutil.rmtree(shards, ignore_errors=True)
 
-    def _write_parts(self, checkpoint: Checkpoint, place: Path, shards: Path) -> bool:
-        """Write what is this process's to write, and say whether it could be."""
-        problem, tensors = "", checkpoint.tensors
-        if not all(map(all_finite, under(WEIGHTS, tensors).values())):
+    def _write_parts(self, checkpoint: Checkpoint, path: Path, shards: Path) -> bool:
+        """Write this process's part of a checkpoint, and return whether that succeeded."""
+        problem, tensors, world = "", checkpoint.tensors, self.world
+        if not all(map(all_finite, strip_prefix(WEIGHTS, tensors).values())):
             problem = "a weight is not finite"
             logger.warning("no checkpoint is written: %s", problem)
-        if self.share.size > 1:
-            if self.share.rank == 0:
-                self._remove_shards(but=shards)
+        if world.size > 1:
+            if world.is_rank0:  # parts written after rank 0 gave an attempt up
+                for old in set(self.folder.glob(f".*{_SHARDS}")) - {shards}:
+                    shutil.rmtree(old, ignore_errors=True)
             rows = {name: tensor for name, tensor in tensors.items() if is_row(name)}
             tensors = {name: t for name, t in tensors.items() if name not in rows}
-            write_shard(shards, self.share, rows, problem)
-        if problem or self.share.rank > 0:
+            write_shard(shards, world, rows, problem)
+        if problem or not world.is_rank0:
             return not problem
-        places = self._places()
-        with staged_folder(place) as staging:
-            notes = {}
-            if self.share.size > 1:
-                notes = take_shards(shards, self.share, staging)
+        with staged_folder(path) as staging:
+            checksums = collect_shards(shards, world, staging) if world.size > 1 else {}
             save_file(tensors, staging / TENSORS_FILE)
-            write_facts(staging / FACTS_FILE, checkpoint.facts)
-            seal(staging, notes)
-        for old in [*places, place][: -self.config.keep]:
+            _write_json(staging / METADATA_FILE, checkpoint.metadata)
+            seal(staging, checksums)
+        for old in self._paths()[: -self.config.keep]:
             _remove(old)
-        logger.debug("checkpoint %s written", place)
+        logger.debug("checkpoint %s written", path)
         return True
 
-    def _remove_shards(self, but: Path) -> None:
-        """Remove what processes have written after the first one gave an attempt up."""
-        for shards in self.folder.glob(f".*{_SHARDS}"):
-            if shards != but:
-                shutil.rmtree(shards, ignore_errors=True)
 
-
-def write_facts(path: Path, facts: Mapping[str, Any]) -> None:
-    """Write JSON."""
-    path.write_text(json.dumps(facts, ensure_ascii=False), encoding="utf8")
-
-
-def seal(folder: Path, known: Mapping[str, Mapping[str, Any]] | None = None) -> None:
+def seal(folder: Path, checksums: Mapping[str, Mapping[str, Any]] | None = None) -> None:
     """Write the manifest of a folder that is otherwise complete.
 
-    ``known`` are what it says of files that others wrote, and need not be read again for it.
+    ``checksums`` are the entries of files whose checksum is known already.
     """
-    names = [path.relative_to(folder).as_posix() for path in _files(folder)]
-    files = dict(known or {})
-    for name in names:
-        if name not in files:
-            path = folder / name
-            files[name] = {"bytes": path.stat().st_size, "sha256": _digest(path)}
-    about = {"format_version": FORMAT_VERSION, "elias_version": elias.__version__}
-    write_facts(folder / MANIFEST_FILE, {**about, "files": files})
+    files = dict(checksums or {})
+    for path in sorted(folder.rglob("*")):
+        name = path.relative_to(folder).as_posix()
+        if path.is_file() and name not in files:
+            files[name] = {"bytes": path.stat().st_size, "sha256": _sha256(path)}
+    versions = {"format_version": FORMAT_VERSION, "elias_version": elias.__version__}
+    _write_json(folder / MANIFEST_FILE, {**versions, "files": files})
 
 
-def damage(folder: Path) -> str:
-    """Return what is wrong with a sealed folder, in a few words; empty where nothing is."""
+def find_damage(folder: Path) -> str:
+    """Return what is wrong with a sealed folder, or an empty string."""
     try:
         manifest = json.loads((folder / MANIFEST_FILE).read_text(encoding="utf8"))
         version, files = manifest["format_version"], manifest["files"]
         if version != FORMAT_VERSION:
-            return f"is of format {version}, not {FORMAT_VERSION}"
-        for name, wanted in files.items():
+            return f"has format {version}, not {FORMAT_VERSION}"
+        for name, entry in files.items():
             path = folder / name
             if not path.is_file():
                 return f"{name} is missing"
-            if path.stat().st_size != wanted["bytes"]:
-                return f"{name} has {path.stat().st_size} bytes, not {wanted['bytes']}"
-            if _digest(path) != wanted["sha256"]:
-                return f"{name} is not what was written (its SHA-256 differs)"
+            if path.stat().st_size != entry["bytes"]:
+                return f"{name} has {path.stat().st_size} bytes, not {entry['bytes']}"
+            if _sha256(path) != entry["sha256"]:
+                return f"{name} was changed (its SHA-256 differs)"
     except FileNotFoundError:
         return f"{MANIFEST_FILE} is missing"
     except (OSError, ValueError, LookupError, TypeError, AttributeError) as error:
@@ -286,51 +275,66 @@ def damage(folder: Path) -> str:
     return ""
 
 
-def _facts(place: Path) -> dict[str, Any]:
-    facts: dict[str, Any] = json.loads((place / FACTS_FILE).read_text(encoding="utf8"))
-    return facts
+def _write_json(path: Path, tree: Mapping[str, Any]) -> None:
+    path.write_text(json.dumps(tree, ensure_ascii=False), encoding="utf8")
 
 
-def _files(folder: Path) -> Iterator[Path]:
-    return (path for path in sorted(folder.rglob("*")) if path.is_file())
+def _read_metadata(folder: Path) -> dict[str, Any]:
+    metadata: dict[str, Any] = json.loads((folder / METADATA_FILE).read_text(encoding="utf8"))
+    return metadata
 
 
-def _digest(path: Path) -> str:
+def _sha256(path: Path) -> str:
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-def _remove(place: Path) -> None:
-    """Remove a checkpoint, hidden first: what is left of it half-way is no checkpoint."""
-    hidden = place.with_name(f".{place.name}.old")
+def _remove(path: Path) -> None:
+    """Remove a checkpoint, renamed first: a partly removed one must not look complete."""
+    hidden = path.with_name(f".{path.name}.old")
     try:
-        place.rename(hidden)
+        path.rename(hidden)
     except OSError as error:
-        logger.warning("checkpoint %s could not be removed: %s", place, error)
+        logger.warning("checkpoint %s could not be removed: %s", path, error)
     shutil.rmtree(hidden, ignore_errors=True)
 
 
+def random_state(device: torch.device) -> dict[str, Tensor]:
+    """Return the state of torch's random generators: of the CPU and of the GPU that trains."""
+    state = {"random.cpu": torch.get_rng_state()}
+    if device.type == "cuda":
+        state["random.cuda"] = torch.cuda.get_rng_state(device)
+    return state
+
+
+def restore_random_state(state: Mapping[str, Tensor], device: torch.device) -> None:
+    """Set the random generators to a state of `random_state`."""
+    torch.set_rng_state(state["random.cpu"])
+    if device.type == "cuda" and "random.cuda" in state:
+        torch.cuda.set_rng_state(state["random.cuda"], device)
+
+
 @dataclass
-class Keeper:
-    """Writes the checkpoints of a member's training."""
+class CheckpointWriter:
+    """Writes the checkpoints of one member's training, when due or after a signal."""
 
     checkpoints: Checkpoints
     interruption: Interruption
-    about: Callable[[], Mapping[str, Any]]
-    """Returns what the run adds to each: which member it is of, what was recorded so far."""
+    run_metadata: Callable[[], Mapping[str, Any]]
+    """Returns the metadata of the run: the member, and the records so far."""
     world: World = SingleProcess()
     """The processes that stop together and each write a part."""
-    _asked: Callable[[], list[int]] | None = field(default=None, init=False)
+    _requests: Callable[[], list[int]] | None = field(default=None, init=False)
 
     def after_step(self, where: str, make: Callable[[], Checkpoint]) -> None:
-        """Write a checkpoint if one is due; after a signal write one in any case, and stop.
+        """Write a checkpoint if one is due; after a signal, write one and stop.
 
-        Several processes do so a step later, when each has heard what the others want: so none
+        Several processes act one step later, when the requests of all are known, so that none
         waits for an answer.
         """
         stop, due = self.interruption.signal, self.checkpoints.due()
         if self.world.size > 1:
-            stop, due = self._agreed(stop, due)
+            stop, due = self._agree(stop, due)
         if stop is not None:
             self._stop(where, self._save(make(), wait=True), stop)
         if due:
@@ -340,59 +344,152 @@ class Keeper:
         """Write a checkpoint; stop after a signal."""
         stop = self.interruption.signal
         if self.world.size > 1:
-            self._agreed(stop, False)  # as of a step ago
-            stop, _ = self._agreed(stop, False)
-            self._agreed(None, False)
-            self._asked = None
-        kept = self._save(make(), wait=stop is not None)
+            self._agree(stop, False)  # the answer is about the last step
+            stop, _ = self._agree(stop, False)
+            self._agree(None, False)
+            self._requests = None
+        written = self._save(make(), wait=stop is not None)
         if stop is not None:
-            self._stop(where, kept, stop)
+            self._stop(where, written, stop)
 
-    def _agreed(self, stop: int | None, due: bool) -> tuple[int | None, bool]:
-        """Say what this process wants; return what any of them wanted a step ago."""
+    def _agree(self, stop: int | None, due: bool) -> tuple[int | None, bool]:
+        """Send this process's requests; return those of any process one step ago."""
         due = due and self.world.is_rank0
-        asked, self._asked = self._asked, self.world.max_async([stop or 0, int(due)])
-        if asked is None:
+        requests, self._requests = self._requests, self.world.max_async([stop or 0, int(due)])
+        if requests is None:
             return None, False
-        signal_number, wanted = asked()
-        return signal_number or None, bool(wanted)
+        signal_number, any_due = requests()
+        return signal_number or None, bool(any_due)
 
     def _save(self, checkpoint: Checkpoint, *, wait: bool) -> bool:
         if not self.checkpoints.enabled:
             return False
-        world = self.world
         copies = {
-            name: _copied(tensor)
+            name: tensor.detach().to("cpu", copy=True).contiguous()
             for name, tensor in checkpoint.tensors.items()
-            if world.is_rank0 or is_row(name)
+            if self.world.is_rank0 or is_row(name)
         }
-        kept = Checkpoint({**checkpoint.facts, **self.about()}, copies)
-        self.checkpoints.join()  # the one before has its name
-        attempt = world.broadcast(self.checkpoints.next_attempt())
-        begun = self.checkpoints.save(kept, attempt=attempt)
-        return world.broadcast_from_rank0(self.checkpoints.written) if wait else begun
+        complete = Checkpoint({**checkpoint.metadata, **self.run_metadata()}, copies)
+        self.checkpoints.join()  # the next name depends on the checkpoint before
+        attempt = self.world.broadcast(self.checkpoints.next_attempt())
+        begun = self.checkpoints.save(complete, attempt=attempt)
+        return self.world.broadcast_from_rank0(self.checkpoints.written) if wait else begun
 
-    def _stop(self, where: str, kept: bool, number: int) -> None:
-        left = f"stopped after {where}"
-        if not kept:
-            left += ", of which no checkpoint could be written"
-        raise Interrupted(left, signal_number=number)
+    def _stop(self, where: str, written: bool, signal_number: int) -> None:
+        problem = "" if written else ", but no checkpoint could be written"
+        raise Interrupted(f"stopped after {where}{problem}", signal_number=signal_number)
 
 
-def _copied(tensor: Tensor) -> Tensor:
-    return tensor.detach().to("cpu", copy=True).contiguous()
+def checkpoint_writer(run: Run, world: World = SingleProcess()) -> CheckpointWriter | None:
+    """Return the writer of a run's checkpoints; None if the run has no folder."""
+    if run.checkpoints is None:
+        return None
+    return CheckpointWriter(run.checkpoints, run.interruption, lambda: {"run": run.state()}, world)
 
 
-def random_state(device: torch.device) -> dict[str, Tensor]:
-    """Return the state of torch's random numbers, on the host and on a GPU that is used."""
-    found = {"random.cpu": torch.get_rng_state()}
-    if device.type == "cuda":
-        found["random.cuda"] = torch.cuda.get_rng_state(device)
-    return found
+class ResumeState(NamedTuple):
+    """The state from which an interrupted run continues."""
+
+    members: list[Elias]
+    """The finished members, on rank 0."""
+    n_members: int
+    """Number of finished members."""
+    checkpoint: Checkpoint | None
+    """Of the next member."""
 
 
-def restore_random_state(state: Mapping[str, Tensor], device: torch.device) -> None:
-    """Go on with the random numbers that `random_state` saw; a GPU's only on a GPU."""
-    torch.set_rng_state(state["random.cpu"])
-    if device.type == "cuda" and "random.cuda" in state:
-        torch.cuda.set_rng_state(state["random.cuda"], device)
+def run_inputs(corpus: Corpus, init_from: Elias | None, device: torch.device) -> dict[str, Any]:
+    """Return fingerprints of everything, beside the configuration, that must not change.
+
+    The kind of device decides which moments the optimizer keeps, and so what a checkpoint holds.
+    """
+    by_kernels = device.type == "cuda" and has_triton()
+    return {
+        "device": f"{device.type} with Triton" if by_kernels else device.type,
+        "corpus": corpus.fingerprint()[:16],
+        "model to start from": None if init_from is None else _fingerprint(init_from),
+    }
+
+
+def _fingerprint(model: Elias) -> str:
+    digest = hashlib.sha256()
+    for name, tensor in model.model.state_dict().items():
+        digest.update(f"{name} {tuple(tensor.shape)} {tensor.dtype}".encode())
+        digest.update(tensor.detach().float().cpu().contiguous().numpy().data)
+    return digest.hexdigest()[:16]
+
+
+def resume(
+    run: Run, n_members: int, device: torch.device, world: World = SingleProcess()
+) -> ResumeState:
+    """Return the state of an interrupted run, and set the run's records back to it.
+
+    Raises:
+        RunError: If the run was started with another corpus or another model to start from.
+    """
+    members, path = world.run_on_rank0(lambda: _find_state(run, n_members, device)) or ([], None)
+    n_finished, path = world.broadcast((len(members), path))
+    if run.checkpoints is None or path is None:
+        return ResumeState(members, n_finished, None)
+    return ResumeState(members, n_finished, run.checkpoints.read(path))
+
+
+def _find_state(run: Run, n_members: int, device: torch.device) -> tuple[list[Elias], Path | None]:
+    """Return the finished members and the checkpoint to resume from."""
+    if run.checkpoints is None or not run.can_resume:
+        return [], None
+    run.checkpoints.remove_partial()
+    members: list[Elias] = []
+    state: dict[str, Any] | None = None
+    for number in range(n_members):
+        path = _member_path(run.checkpoints, number)
+        if not path.is_dir():
+            break
+        problem = find_damage(path)
+        if problem:
+            logger.warning("%s: %s; this member is trained again", path, problem)
+            shutil.rmtree(path, ignore_errors=True)
+            break
+        state = _checked_state(run, _read_metadata(path))
+        members.append(Elias.from_pretrained(path / MODEL_FOLDER, device=str(device)))
+    newest = run.checkpoints.newest(lambda metadata: metadata["run"]["member"] == len(members))
+    if newest is not None:
+        state = _checked_state(run, _read_metadata(newest)["run"])
+    if state is None:
+        logger.warning("%s: no checkpoint can be used, the run starts over", run.folder)
+        state = {"records": [], "timings": {}, "under_way": {}}
+    if members:
+        logger.info("resumed after member %d of %d", len(members), n_members)
+    run.restore(state)
+    return members, newest
+
+
+def _checked_state(run: Run, state: dict[str, Any]) -> dict[str, Any]:
+    """Return the state of a run after checking that its inputs are the same as now."""
+    for name, value in run.inputs.items():
+        former = state["made_of"].get(name)
+        if former != value:
+            raise RunError(
+                f"{run.folder}: a run was started here with another {name} ({former}, not "
+                f"{value}); use that one, or --overwrite, or another --out"
+            )
+    return state
+
+
+def save_member(run: Run, model: Elias) -> None:
+    """Save a finished member of an ensemble; log a warning if the disk is full."""
+    if run.checkpoints is None or not run.checkpoints.enabled:
+        return
+    try:
+        with staged_folder(_member_path(run.checkpoints, run.number)) as staging:
+            model.save_pretrained(staging / MODEL_FOLDER)
+            _write_json(staging / METADATA_FILE, run.state())
+            seal(staging)
+    except (OSError, DataError, ModelError) as error:
+        logger.warning("cannot save member %d (%s); training continues", run.number, error)
+        return
+    run.checkpoints.clear()
+
+
+def _member_path(checkpoints: Checkpoints, number: int) -> Path:
+    return checkpoints.folder / f"member-{number}"

@@ -1,17 +1,15 @@
-"""The rows of W_L in checkpoints: each process writes its own, any number of them reads them again.
+"""The rows of W_L in checkpoints: each process writes its own; any number of processes reads them.
 
 With P processes label ℓ is row ℓ div P in the file of process ℓ mod P
-(`elias.distributed.sharded_linear`). A
-checkpoint of one process has all rows in the file of everything else.
+(`elias.distributed.sharded_linear`). A checkpoint of one process has all rows in its main file.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
-import logging
 import time
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -20,44 +18,26 @@ from safetensors.torch import save_file
 from elias.errors import DataError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Mapping
     from pathlib import Path
 
     from torch import Tensor
 
+    from elias.distributed import World
 
-logger = logging.getLogger(__name__)
 
 SHARDS = "rows-*.safetensors"
-_PIECE_ROWS = 2**16
+_CHUNK_ROWS = 2**16
 _POLL_SECONDS = 0.05
-_LONGEST_WAIT = 1800.0  # seconds, for the slowest disk
+_MAX_WAIT = 1800.0  # seconds, for the slowest disk
 
 
-def _nobody() -> bool:
-    return False
-
-
-class Share(NamedTuple):
-    """Which rows are this process's, and whether the processes with the others are there."""
-
-    rank: int = 0
-    size: int = 1
-    lost: Callable[[], bool] = _nobody
-    """Says whether a process is gone, so that nothing of it is to be waited for."""
-
-    @property
-    def file(self) -> str:
-        """Return the name of this process's file."""
-        return _file(self.rank, self.size)
-
-
-def _file(rank: int, size: int) -> str:
+def _shard_name(rank: int, size: int) -> str:
     return f"rows-{rank:05d}-of-{size:05d}.safetensors"
 
 
 def is_row(name: str) -> bool:
-    """Say whether a tensor of a checkpoint has a row for each label.
+    """Return whether a tensor of a checkpoint has a row for each label.
 
     >>> [is_row(name) for name in ("model.labels.bias", "model.clusters.bias")]
     [True, False]
@@ -65,13 +45,13 @@ def is_row(name: str) -> bool:
     return ".labels." in name and ".gradient." not in name
 
 
-def write_shard(folder: Path, share: Share, tensors: Mapping[str, Tensor], problem: str) -> None:
-    """Write this process's rows, then a note of what was written, or of what is wrong with it.
+def write_shard(folder: Path, world: World, tensors: Mapping[str, Tensor], problem: str) -> None:
+    """Write this process's rows, then a note with their checksum, or with the problem.
 
-    A note is small enough for a disk that has no room for rows.
+    The note is small enough for a disk that has no room for the rows.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    path = folder / share.file
+    path = folder / _shard_name(world.rank, world.size)
     if problem:
         _write_note(path, {"problem": problem})
         return
@@ -92,96 +72,81 @@ def _write_note(path: Path, note: Mapping[str, Any]) -> None:
     hidden.rename(path.with_name(f"{path.name}.json"))
 
 
-def take_shards(folder: Path, share: Share, into: Path) -> dict[str, dict[str, Any]]:
-    """Move the rows of all processes into a checkpoint once they are written; return their notes.
+def collect_shards(folder: Path, world: World, target: Path) -> dict[str, dict[str, Any]]:
+    """Move the rows of all processes into a checkpoint once written; return their checksums.
 
     Raises:
-        DataError: If a process is gone, could not write its own, or takes too long.
+        DataError: If a process died, could not write its rows, or takes too long.
     """
     notes = {}
-    end = time.monotonic() + _LONGEST_WAIT
-    for rank in range(share.size):
-        name = _file(rank, share.size)
-        note = folder / f"{name}.json"
-        while not note.exists():
-            if share.lost() or time.monotonic() > end:
+    end = time.monotonic() + _MAX_WAIT
+    for rank in range(world.size):
+        name = _shard_name(rank, world.size)
+        path = folder / f"{name}.json"
+        while not path.exists():
+            if world.has_lost_process() or time.monotonic() > end:
                 raise DataError(f"the rows of rank {rank} are missing")
             time.sleep(_POLL_SECONDS)
-        said = json.loads(note.read_text(encoding="utf8"))
-        if said.get("problem"):
-            raise DataError(f"rank {rank}: {said['problem']}")
-        (folder / name).rename(into / name)
-        notes[name] = said
+        note = json.loads(path.read_text(encoding="utf8"))
+        if note.get("problem"):
+            raise DataError(f"rank {rank}: {note['problem']}")
+        (folder / name).rename(target / name)
+        notes[name] = note
     return notes
 
 
-def read_share(place: Path, tensors_file: str, share: Share) -> dict[str, Tensor]:
-    """Return the tensors of a checkpoint, of those with a row for each label this process's."""
-    found: dict[str, Tensor] = {}
-    with safe_open(place / tensors_file, framework="pt") as file:
+def read_tensors(folder: Path, tensors_file: str, world: World) -> dict[str, Tensor]:
+    """Return the tensors of a checkpoint; of those with a row for each label, this process's."""
+    tensors: dict[str, Tensor] = {}
+    with safe_open(folder / tensors_file, framework="pt") as file:
         names: list[str] = file.keys()
         for name in names:
-            if is_row(name) and share.size > 1:
-                found[name] = _own_rows([file], name, share)
-            else:
-                found[name] = file.get_tensor(name)
-    files = [safe_open(path, framework="pt") for path in sorted(place.glob(SHARDS))]
-    names = files[0].keys() if files else []  # type: ignore[no-untyped-call]
-    found |= {name: _own_rows(files, name, share) for name in names}
-    return found if share.size == 1 else _with_own_gradients(found, share)
+            is_split = is_row(name) and world.size > 1
+            tensors[name] = _own_rows([file], name, world) if is_split else file.get_tensor(name)
+    shards = [safe_open(path, framework="pt") for path in sorted(folder.glob(SHARDS))]
+    names = shards[0].keys() if shards else []  # type: ignore[no-untyped-call]
+    tensors |= {name: _own_rows(shards, name, world) for name in names}
+    return tensors if world.size == 1 else _split_gradients(tensors, world)
 
 
-def _own_rows(files: list[Any], name: str, share: Share) -> Tensor:
-    """Return this process's rows of a table, read a piece at a time."""
+def _own_rows(files: list[Any], name: str, world: World) -> Tensor:
+    """Return this process's rows of a table, read in chunks."""
     slices = [file.get_slice(name) for file in files]
     shapes = [part.get_shape() for part in slices]
-    total = sum(shape[0] for shape in shapes)
-    n_own = len(range(share.rank, total, share.size))
-    found = torch.empty((n_own, *shapes[0][1:]), dtype=slices[0][0:0].dtype)
+    n_rows = len(range(world.rank, sum(shape[0] for shape in shapes), world.size))
+    rows = torch.empty((n_rows, *shapes[0][1:]), dtype=slices[0][0:0].dtype)
     for number, (part, shape) in enumerate(zip(slices, shapes, strict=True)):
-        for first in range(0, shape[0], _PIECE_ROWS):
-            piece = part[first : first + _PIECE_ROWS]
-            labels = torch.arange(first, first + len(piece)) * len(files) + number
-            own = labels % share.size == share.rank
-            found[labels[own] // share.size] = piece[own]
-    return found
+        for first in range(0, shape[0], _CHUNK_ROWS):
+            chunk = part[first : first + _CHUNK_ROWS]
+            labels = torch.arange(first, first + len(chunk)) * len(files) + number
+            is_own = labels % world.size == world.rank
+            rows[labels[is_own] // world.size] = chunk[is_own]
+    return rows
 
 
-def _with_own_gradients(tensors: dict[str, Tensor], share: Share) -> dict[str, Tensor]:
-    """Leave of the gradients that wait in a checkpoint what is this process's to add.
+def _split_gradients(tensors: dict[str, Tensor], world: World) -> dict[str, Tensor]:
+    """Keep only this process's part of the pending gradients of a checkpoint.
 
-    Those that all processes add up are the first one's. One process alone wrote them: several keep
-    nothing while a gradient waits.
+    Rank 0 keeps the gradients that are summed over processes. Only a single process writes pending
+    gradients: several processes write no checkpoint while a gradient is pending.
     """
-    n_own = len(tensors["model.labels.bias"])
-    found: dict[str, Tensor] = {}
+    n_rows = len(tensors["model.labels.bias"])
+    own: dict[str, Tensor] = {}
     for name, tensor in tensors.items():
-        before, waits, after = name.partition(".gradient.")
-        if waits and after.startswith("labels."):
-            key = f"{before}{waits}{after.rpartition('.')[0]}"
-            found[name] = _own_entries(tensors, key, name, share)
-        elif waits or ".index.gradients." in name:
-            found |= _first_ones(name, tensor, share, n_own)
-        else:
-            found[name] = tensor
-    return found
-
-
-def _own_entries(tensors: Mapping[str, Tensor], key: str, name: str, share: Share) -> Tensor:
-    labels = tensors[f"{key}.indices"]
-    own = labels[0] % share.size == share.rank
-    if name.endswith(".indices"):
-        return labels[:, own] // share.size
-    return tensors[name][own] if name.endswith(".values") else tensors[name]
-
-
-def _first_ones(name: str, tensor: Tensor, share: Share, n_own: int) -> dict[str, Tensor]:
-    """Return a gradient that waits, for the process that adds it."""
-    if ".pairs." in name:
-        if name.endswith(".0"):  # labels: other processes' are padding
-            own = tensor % share.size == share.rank
-            tensor = torch.where(own, tensor // share.size, n_own)
-        return {name: tensor}
-    if share.rank == 0:
-        return {name: tensor}
-    return {name: torch.zeros_like(tensor)} if ".index." in name else {}
+        _, is_gradient, parameter = name.partition(".gradient.")
+        if is_gradient and parameter.startswith("labels."):
+            key, _, part = name.rpartition(".")
+            labels = tensors[f"{key}.indices"]
+            is_own = labels[0] % world.size == world.rank
+            parts = {"indices": labels[:, is_own] // world.size}
+            own[name] = parts.get(part, tensor[is_own] if part == "values" else tensor)
+        elif ".index.gradients." in name and ".pairs." in name:
+            if name.endswith(".0"):  # label ids: those of other processes become padding
+                is_own = tensor % world.size == world.rank
+                tensor = torch.where(is_own, tensor // world.size, n_rows)
+            own[name] = tensor
+        elif not (is_gradient or ".index.gradients." in name) or world.rank == 0:
+            own[name] = tensor
+        elif ".index." in name:
+            own[name] = torch.zeros_like(tensor)
+    return own

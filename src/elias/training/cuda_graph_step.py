@@ -21,13 +21,13 @@ if TYPE_CHECKING:
 
 
 class _Found(NamedTuple):
-    """What a run leaves, until the next; the dense gradients are where `CapturedStep` has them."""
+    """What a run leaves, until the next; the dense gradients are where `CudaGraphStep` has them."""
 
     losses: Tensor
     pairs: tuple[Tensor, Tensor, Tensor]
 
 
-class CapturedStep:
+class CudaGraphStep:
     """Losses of `EliasModel.losses` with all their gradients, recorded once for each shape.
 
     Batches come as rectangles of few lengths, their positives in few widths (`pad_positives`).

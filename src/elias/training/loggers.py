@@ -1,7 +1,7 @@
-"""Where a run's numbers go beside ``metrics.jsonl``: TensorBoard and Weights & Biases.
+"""Log a run's numbers to TensorBoard and Weights & Biases, beside ``metrics.jsonl``.
 
-Both are fed from the same events, so neither knows more than the file does. Neither may stop a run:
-what goes wrong is told once, and the run goes on without.
+Both receive the events of that file. A logger that fails is reported once and dropped; it never
+stops the run.
 """
 
 from __future__ import annotations
@@ -22,95 +22,94 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-TRACKER_FOLDERS = ("tensorboard", "wandb")
-"""What trackers leave in the folder of a run."""
+LOGGER_FOLDERS = ("tensorboard", "wandb")
+"""Folders that loggers write in the folder of a run; also the names of their packages."""
 _RUN_ID_FILE = "elias-run-id"
-_PACKAGES = {"tensorboard": "tensorboard", "wandb": "wandb"}
 
 
 @runtime_checkable
-class Tracker(Protocol):
-    """Takes numbers."""
+class Logger(Protocol):
+    """Receives the numbers of a run."""
 
     def add(self, numbers: Mapping[str, float], step: int) -> None:
-        """Note some numbers at a step: the epoch of a stage."""
+        """Log some numbers at a step: the number of finished epochs."""
 
     def close(self) -> None:
         """Write what is left."""
 
 
-def check_trackers(config: TrackingConfig) -> None:
-    """Refuse a tracker whose package is missing, before anything is done."""
+def check_loggers(config: TrackingConfig) -> None:
+    """Refuse a logger whose package is not installed."""
     wanted = {"tensorboard": config.tensorboard, "wandb": config.wandb is not None}
-    for name, on in wanted.items():
-        if on and find_spec(_PACKAGES[name]) is None:
+    for name, is_wanted in wanted.items():
+        if is_wanted and find_spec(name) is None:
             raise ConfigError(
                 f"tracking.{name}: {name} is not installed; pip install 'elias-xmc[{name}]'"
             )
 
 
-def open_trackers(config: EliasConfig, folder: Path) -> Trackers:
-    """Begin what the configuration asks for, in a run's folder."""
-    check_trackers(config.tracking)
-    wanted: list[tuple[str, Callable[[], Tracker]]] = []
+def open_loggers(config: EliasConfig, folder: Path) -> Loggers:
+    """Open the loggers of a configuration in a run's folder."""
+    check_loggers(config.tracking)
+    wanted: dict[str, Callable[[], Logger]] = {}
     if config.tracking.tensorboard:
-        wanted.append(("TensorBoard", lambda: _TensorBoard(folder / TRACKER_FOLDERS[0])))
+        wanted["TensorBoard"] = lambda: _TensorBoard(folder / LOGGER_FOLDERS[0])
     if config.tracking.wandb is not None:
-        wanted.append(("Wandb", lambda: _Wandb(config, folder)))
-    found = []
-    for name, begin in wanted:
+        wanted["Wandb"] = lambda: _Wandb(config, folder)
+    loggers = []
+    for name, make in wanted.items():
         try:
-            found.append(begin())
-        except Exception as error:  # no key, no network, no room: not the run's trouble
-            logger.warning("%s is left out: %s", name, _in_a_line(error))
-    return Trackers(found)
+            loggers.append(make())
+        except Exception as error:  # no key, no network, no room: must not stop the run
+            logger.warning("%s is disabled: %s", name, _one_line(error))
+    return Loggers(loggers)
 
 
-class Trackers:
-    """All trackers of a run; one that fails is left out from then on."""
+class Loggers:
+    """All loggers of a run; one that fails is dropped."""
 
-    def __init__(self, trackers: list[Tracker]) -> None:
-        self._trackers = trackers
+    def __init__(self, loggers: list[Logger]) -> None:
+        self._loggers = loggers
         self._epochs = 0
 
-    def go_on(self, n_epochs: int) -> None:
-        """Count on from the epochs that were recorded before the run was stopped."""
+    def resume(self, n_epochs: int) -> None:
+        """Continue counting from the epochs that were recorded before the interruption."""
         self._epochs = n_epochs
 
     def record(self, event: Mapping[str, Any]) -> None:
-        """Hand the numbers of an event on."""
-        if not self._trackers:
+        """Send the numbers of an event to all loggers."""
+        if not self._loggers:
             return
-        numbers = numbers_of(event)
+        numbers = event_numbers(event)
         if event.get("event") == "epoch":
             self._epochs += 1
         if numbers:
-            self._each(lambda tracker: tracker.add(numbers, self._epochs))
+            self._for_each(lambda each: each.add(numbers, self._epochs))
 
     def close(self) -> None:
-        """Write what is left."""
-        self._each(lambda tracker: tracker.close())
+        """Close all loggers."""
+        self._for_each(lambda each: each.close())
 
-    def _each(self, work: Any) -> None:
-        for tracker in list(self._trackers):
+    def _for_each(self, work: Callable[[Logger], None]) -> None:
+        for each in list(self._loggers):
             try:
-                work(tracker)
-            except Exception as error:  # a tracker's trouble is not the run's
-                name = type(tracker).__name__.lstrip("_")
-                logger.warning("%s is left out from here on: %s", name, _in_a_line(error))
-                self._trackers.remove(tracker)
+                work(each)
+            except Exception as error:  # must not stop the run
+                name = type(each).__name__.lstrip("_")
+                logger.warning("%s is disabled from now on: %s", name, _one_line(error))
+                self._loggers.remove(each)
 
 
-def _in_a_line(error: Exception) -> str:
+def _one_line(error: Exception) -> str:
     return " ".join(str(error).split()) or type(error).__name__
 
 
-def numbers_of(event: Mapping[str, Any]) -> dict[str, float]:
-    """Return the numbers of an event by a path of names.
+def event_numbers(event: Mapping[str, Any]) -> dict[str, float]:
+    """Return the numbers of an event, keyed by their path.
 
-    >>> numbers_of({"event": "epoch", "stage": "stage1", "epoch": 2, "loss": 0.5})
+    >>> event_numbers({"event": "epoch", "stage": "stage1", "epoch": 2, "loss": 0.5})
     {'stage1/loss': 0.5}
-    >>> numbers_of({"event": "time", "step": "tokens", "seconds": 3.2})
+    >>> event_numbers({"event": "time", "step": "tokens", "seconds": 3.2})
     {'seconds/tokens': 3.2}
     """
     kind = event.get("event")
@@ -120,13 +119,13 @@ def numbers_of(event: Mapping[str, Any]) -> dict[str, float]:
     if kind not in ("epoch", "stage", "data"):
         return {}
     root = str(event.get("stage", kind))
-    facts = {k: v for k, v in event.items() if k not in ("event", "stage", "epoch", "member")}
-    return dict(_flat(f"{member}{root}", facts))
+    values = {k: v for k, v in event.items() if k not in ("event", "stage", "epoch", "member")}
+    return dict(_flatten(f"{member}{root}", values))
 
 
-def _flat(path: str, value: Any) -> list[tuple[str, float]]:
+def _flatten(path: str, value: Any) -> list[tuple[str, float]]:
     if isinstance(value, dict):
-        return [pair for key, item in value.items() for pair in _flat(f"{path}/{key}", item)]
+        return [pair for key, item in value.items() for pair in _flatten(f"{path}/{key}", item)]
     if isinstance(value, int | float) and not isinstance(value, bool):
         return [(path, float(value))]
     return []
@@ -136,12 +135,12 @@ class _TensorBoard:
     def __init__(self, folder: Path) -> None:
         from torch.utils.tensorboard import SummaryWriter
 
-        make: Any = SummaryWriter
-        self._writer = make(str(folder))
+        writer: Any = SummaryWriter
+        self._writer = writer(str(folder))
 
     def add(self, numbers: Mapping[str, float], step: int) -> None:
         for name, number in numbers.items():
-            # TensorBoard takes no @ in a name
+            # TensorBoard does not allow @ in a name
             self._writer.add_scalar(name.replace("@", "_at_"), number, step)
         self._writer.flush()
 
@@ -149,36 +148,17 @@ class _TensorBoard:
         self._writer.close()
 
 
-def _run_id(path: Path) -> str:
-    """Return the id kept with a run, so that one that goes on goes on there too, or a new one.
-
-    A path would not do: an overwritten run, or one in a folder of the same name elsewhere, is
-    another run.
-    """
-    if path.exists():
-        kept = path.read_text(encoding="utf8").strip()
-        if kept:
-            return kept
-    made = secrets.token_hex(8)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(f".{path.name}.writing")
-    temporary.write_text(f"{made}\n", encoding="utf8")
-    temporary.replace(path)
-    return made
-
-
 class _Wandb:
     def __init__(self, config: EliasConfig, folder: Path) -> None:
         import wandb
 
         library: Any = wandb
-        place = str(folder.resolve())
         self._run = library.init(
             project=config.tracking.wandb,
             name=folder.name,
-            id=_run_id(folder / TRACKER_FOLDERS[1] / _RUN_ID_FILE),
+            id=_run_id(folder / LOGGER_FOLDERS[1] / _RUN_ID_FILE),
             resume="allow",
-            dir=place,
+            dir=str(folder.resolve()),
             config=config.to_dict(),
         )
 
@@ -187,3 +167,20 @@ class _Wandb:
 
     def close(self) -> None:
         self._run.finish()
+
+
+def _run_id(path: Path) -> str:
+    """Return the id stored with a run, so that a resumed run keeps it, or a new one.
+
+    The path of the run would not do: an overwritten run at the same path is another run.
+    """
+    if path.exists():
+        stored = path.read_text(encoding="utf8").strip()
+        if stored:
+            return stored
+    run_id = secrets.token_hex(8)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = path.with_name(f".{path.name}.writing")
+    temporary.write_text(f"{run_id}\n", encoding="utf8")
+    temporary.replace(path)
+    return run_id

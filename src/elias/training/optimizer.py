@@ -22,7 +22,7 @@ from elias.kernels.adamw import (
 )
 from elias.kernels.device import runs_triton
 from elias.model.one_vs_all import OneVsAll
-from elias.training.checkpoint import prefixed, under
+from elias.training.checkpoint import add_prefix, strip_prefix
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -131,7 +131,7 @@ class IndexUpdate:
 
     def state(self) -> dict[str, Tensor]:
         """Return the moments and the gradients that wait, by name."""
-        found = prefixed("gradients.", self.gradients.state())
+        found = add_prefix("gradients.", self.gradients.state())
         for name, tensors in (("labels", self._label_state), ("edges", self._edge_state)):
             found |= {f"{name}.{i}": tensor for i, tensor in enumerate(tensors)}
         return found
@@ -141,7 +141,7 @@ class IndexUpdate:
         for history, rates in zip(self._histories, self._rates, strict=True):
             history.replay(rates._replace(lr=rates.lr * scale) for scale in scales)
         device = self._model.labels.weight.device
-        self.gradients.restore(under("gradients.", state), device)
+        self.gradients.restore(strip_prefix("gradients.", state), device)
         for name, tensors in (("labels", self._label_state), ("edges", self._edge_state)):
             for i, tensor in enumerate(tensors):
                 tensor.copy_(state[f"{name}.{i}"])
@@ -340,11 +340,11 @@ class _ParameterGroup:
         scales = torch.tensor(self._scales, dtype=torch.float64)
         found = {"waited": torch.tensor(self._waited), "scales": scales}
         for i, moments in self._dense.state_dict()["state"].items():
-            found |= prefixed(f"dense.{i}.", moments)
+            found |= add_prefix(f"dense.{i}.", moments)
         for table in self._tables:
-            found |= prefixed(f"table.{table.name}.", table.state_tensors())
+            found |= add_prefix(f"table.{table.name}.", table.state_tensors())
         if self._index is not None:
-            found |= prefixed("index.", self._index.state())
+            found |= add_prefix("index.", self._index.state())
         return found
 
     def restore(self, state: Mapping[str, Tensor], scale_at: Callable[[int], float] | None) -> None:
@@ -356,15 +356,15 @@ class _ParameterGroup:
             moves = range(1, int(state["steps"]) + 1)
             self._scales = [scale_at(move * self._every - 1) for move in moves]
         dense: dict[int, dict[str, Tensor]] = {}
-        for name, tensor in under("dense.", state).items():
+        for name, tensor in strip_prefix("dense.", state).items():
             number, _, moment = name.partition(".")
             dense.setdefault(int(number), {})[moment] = tensor
         groups = self._dense.state_dict()["param_groups"]
         self._dense.load_state_dict({"state": dense, "param_groups": groups})
         for table in self._tables:
-            table.restore(under(f"table.{table.name}.", state), self._scales)
+            table.restore(strip_prefix(f"table.{table.name}.", state), self._scales)
         if self._index is not None:
-            self._index.restore(under("index.", state), self._scales)
+            self._index.restore(strip_prefix("index.", state), self._scales)
 
 
 class Optimizer:
@@ -437,12 +437,12 @@ class Optimizer:
         """
         found = {"steps": torch.tensor(self.steps)}
         for i, part in enumerate(self._parts):
-            found |= prefixed(f"part.{i}.", part.state())
+            found |= add_prefix(f"part.{i}.", part.state())
         if self._moments is not None:
-            found |= prefixed("labels.", self._moments.state())
+            found |= add_prefix("labels.", self._moments.state())
         for name, parameter in self._model.named_parameters():
             if parameter.grad is not None:  # summed since the last move (`index_every`)
-                found |= prefixed(f"gradient.{name}.", _gradient_state(parameter.grad))
+                found |= add_prefix(f"gradient.{name}.", _gradient_state(parameter.grad))
         return found
 
     @torch.no_grad()
@@ -455,11 +455,11 @@ class Optimizer:
         """
         self.steps = int(state["steps"])
         for i, part in enumerate(self._parts):
-            part.restore(under(f"part.{i}.", state), scale_at)
+            part.restore(strip_prefix(f"part.{i}.", state), scale_at)
         if self._moments is not None:
-            self._moments.restore(under("labels.", state))
+            self._moments.restore(strip_prefix("labels.", state))
         for name, parameter in self._model.named_parameters():
-            held = under(f"gradient.{name}.", state)
+            held = strip_prefix(f"gradient.{name}.", state)
             parameter.grad = _gradient_of(held, parameter) if held else None
 
 

@@ -18,15 +18,15 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
+from filelock import FileLock, Timeout
 
 import elias
-from elias.config import EliasConfig, decisive, first_difference, read_tree, without_rates
+from elias.config import decisive, first_difference, read_tree, without_rates
 from elias.distributed import SingleProcess
 from elias.errors import ConfigError, Interrupted, RunError
 from elias.persistence.manifest import METRICS_FILE, MODEL_FOLDER
 from elias.training.checkpoint import Checkpoints
-from elias.training.checkpoint_shards import Share
-from elias.training.loggers import TRACKER_FOLDERS, Trackers, open_trackers
+from elias.training.loggers import LOGGER_FOLDERS, Loggers, open_loggers
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -34,91 +34,67 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
+    from elias.config import EliasConfig
     from elias.distributed import World
 
 
 logger = logging.getLogger(__name__)
 
-if sys.platform != "win32":  # runs are not locked there
-    import fcntl
-
-
 LOCK_FILE = ".lock"
+CONFIG_FILE = "config.json"
+LOG_FILE = "train.log"
+PARTITION_FILE = "partition.npy"
+"""(L,) each label's cluster in the last stage with the fixed graph, for Fig. 7."""
+REPORT_FILE = "report.html"
+"""Written by `elias report`; moved and removed with the run."""
+CHECKPOINTS_FOLDER = "checkpoints"
+"""Removed when the run is finished."""
+_FILES = (CONFIG_FILE, METRICS_FILE, LOG_FILE, PARTITION_FILE, REPORT_FILE)
+_PARTS = (*_FILES, *LOGGER_FOLDERS, CHECKPOINTS_FOLDER, MODEL_FOLDER)
+_REPLACED = ".replaced"
 
 
 @contextmanager
 def locked(folder: Path) -> Iterator[None]:
-    """Hold a folder that is there for this process alone.
-
-    The lock is the system's (``flock``): it ends with the process, however that ends.
+    """Hold a lock on a folder. The operating system releases it when the process ends.
 
     Raises:
         RunError: If another process, or another run of this one, holds it.
     """
-    if sys.platform == "win32":
-        yield
-        return
     path = folder / LOCK_FILE
-    handle = _taken(path)
+    lock = FileLock(path, timeout=0)
     try:
-        os.truncate(handle, 0)
-        os.write(handle, f"{os.getpid()}\n".encode())
+        lock.acquire()
+    except Timeout:
+        holder = "unknown"
+        with suppress(OSError):
+            holder = path.read_text(encoding="ascii", errors="replace").strip() or holder
+        raise RunError(
+            f"{folder}: a run is active here (process {holder}); wait for it, stop it, or use "
+            "another --out"
+        ) from None
+    try:
+        with suppress(OSError):  # for the message above only
+            path.write_text(f"{os.getpid()}\n", encoding="ascii")
         yield
     finally:
         with suppress(OSError):
-            path.unlink()  # while it is held: who waits for this file finds another (see _taken)
-        os.close(handle)
+            path.unlink()  # before the release: FileLock does not lock a file that was removed
+        lock.release()
 
 
-def refuse_if_locked(folder: Path) -> None:
-    """Refuse a folder that a run is at work in."""
-    path = folder / LOCK_FILE
-    if sys.platform == "win32" or not path.exists():
-        return
-    with suppress(FileNotFoundError):
-        handle = os.open(path, os.O_RDWR)
-        try:
-            _lock(handle, path)
-        finally:
-            os.close(handle)
-
-
-def _taken(path: Path) -> int:
-    """Return the handle of the lock file at ``path``, held."""
-    while True:
-        handle = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
-        try:
-            _lock(handle, path)
-            with suppress(FileNotFoundError):
-                if _is_at(handle, path):
-                    return handle
-        except BaseException:
-            os.close(handle)
-            raise
-        os.close(handle)  # it was removed by the one who held it
-
-
-def _lock(handle: int, path: Path) -> None:
-    assert sys.platform != "win32"
-    try:
-        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        holder = os.read(handle, 32).decode("ascii", "replace").strip() or "unknown"
-        raise RunError(
-            f"{path.parent}: a run is at work here (process {holder}); wait for it, stop it, or "
-            "use another --out"
-        ) from None
-
-
-def _is_at(handle: int, path: Path) -> bool:
-    return os.path.samestat(os.fstat(handle), path.stat())
+def check_unlocked(folder: Path) -> None:
+    """Raise a `RunError` if a run is active in a folder."""
+    if (folder / LOCK_FILE).exists():
+        with locked(folder):
+            pass
 
 
 class Interruption:
-    """Whether the run was asked to stop.
+    """Whether a signal asked the run to stop.
 
-    Inside `deferred` the first signal is only noted, and whoever is at work there looks; a second
-    one, or one anywhere else, stops the run at once.
+    Inside `deferred` the first signal is only recorded, and the code there checks `signal`; a
+    second signal, or one anywhere else, stops the run at once.
     """
 
     def __init__(self) -> None:
@@ -127,7 +103,7 @@ class Interruption:
 
     @contextmanager
     def deferred(self) -> Iterator[None]:
-        """Note signals in this block instead of stopping at once."""
+        """Record the first signal in this block instead of stopping at once."""
         self._deferred = True
         try:
             yield
@@ -136,31 +112,31 @@ class Interruption:
 
     @contextmanager
     def listening(self) -> Iterator[None]:
-        """Listen to the signals in this block, unless the program listens to them itself."""
-        usual: dict[signal.Signals, Any] = {
+        """Handle SIGINT and SIGTERM in this block, unless the program has its own handlers."""
+        defaults: dict[signal.Signals, Any] = {
             signal.SIGINT: signal.default_int_handler,
             signal.SIGTERM: signal.SIG_DFL,
         }
         if threading.current_thread() is not threading.main_thread():
-            usual = {}
-        ours = [number for number, handler in usual.items() if signal.getsignal(number) is handler]
-        for number in ours:
-            signal.signal(number, self._hear)
+            defaults = {}
+        handled = [n for n, handler in defaults.items() if signal.getsignal(n) is handler]
+        for number in handled:
+            signal.signal(number, self._handle)
         try:
             yield
         finally:
-            for number in ours:
-                signal.signal(number, usual[number])
+            for number in handled:
+                signal.signal(number, defaults[number])
 
-    def _hear(self, number: int, _: FrameType | None) -> None:
-        first = self.signal is None
+    def _handle(self, number: int, _: FrameType | None) -> None:
+        is_first = self.signal is None
         self.signal = number
-        if not (self._deferred and first):
+        if not (self._deferred and is_first):
             raise Interrupted(signal_number=number)
 
 
 class _LogFile(logging.FileHandler):
-    """A log that a full disk ends without a word: who needs the room tells it."""
+    """A log file that ignores a full disk: the run reports it elsewhere."""
 
     def handleError(self, record: logging.LogRecord) -> None:  # noqa: N802 - logging's name
         if not isinstance(sys.exc_info()[1], OSError):
@@ -169,140 +145,114 @@ class _LogFile(logging.FileHandler):
 
 @contextmanager
 def logged(path: Path) -> Iterator[None]:
-    """Write to a file what the package tells, and how the run began and ended.
-
-    A run that goes on adds to it.
-    """
+    """Append the package's log to a file, with lines about the start and the end of the run."""
     handler = _LogFile(path, encoding="utf8")
     handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
-    ours = logging.getLogger("elias")
-    before = ours.level
-    ours.addHandler(handler)
-    ours.setLevel(min(before or logging.INFO, logging.INFO))
-    try:
-        with _story(handler, path):
-            yield
-    finally:
-        ours.setLevel(before)
-        ours.removeHandler(handler)
-        with suppress(OSError):
-            handler.close()
+    package = logging.getLogger("elias")
+    level = package.level
+    package.addHandler(handler)
+    package.setLevel(min(level or logging.INFO, logging.INFO))
 
-
-@contextmanager
-def _story(handler: logging.Handler, path: Path) -> Iterator[None]:
-    """Write how a run begins and ends; to the log alone, since who waits for it sees that."""
-
-    def tell(level: int, text: str) -> None:
+    def log(level: int, text: str) -> None:  # to this file only
         handler.handle(logger.makeRecord(logger.name, level, "", 0, text, (), None))
 
-    began = time.monotonic()
-    tell(
+    start = time.monotonic()
+    log(
         logging.INFO,
-        f"begun in {path.parent.resolve()} by process {os.getpid()} on {platform.node()}: "
+        f"started in {path.parent.resolve()} by process {os.getpid()} on {platform.node()}: "
         f"elias-xmc {elias.__version__}, Python {platform.python_version()}, "
         f"torch {torch.__version__}, {torch.get_num_threads()} threads",
     )
     try:
         yield
+        log(logging.INFO, f"finished after {time.monotonic() - start:.1f} s")
     except BaseException as error:
-        why = " ".join(str(error).split()) or "no more is known"
+        reason = " ".join(str(error).split()) or "no message"
         kind = type(error).__name__
-        tell(logging.ERROR, f"stopped after {time.monotonic() - began:.1f} s: {kind}: {why}")
+        log(logging.ERROR, f"stopped after {time.monotonic() - start:.1f} s: {kind}: {reason}")
         raise
-    tell(logging.INFO, f"finished after {time.monotonic() - began:.1f} s")
-
-
-CONFIG_FILE = "config.json"
-LOG_FILE = "train.log"
-PARTITION_FILE = "partition.npy"
-"""(L,) each label's cluster in the last stage with the fixed graph; what Fig. 7 looks back at."""
-REPORT_FILE = "report.html"
-"""Not written by a run, but about one: it goes where the run goes."""
-CHECKPOINTS_FOLDER = "checkpoints"
-"""What an unfinished run goes on from; gone when it is finished."""
-_OURS = (CONFIG_FILE, METRICS_FILE, LOG_FILE, PARTITION_FILE, REPORT_FILE)
-_PARTS = (*_OURS, *TRACKER_FOLDERS, CHECKPOINTS_FOLDER, MODEL_FOLDER)
-_REPLACED = ".replaced"
+    finally:
+        package.setLevel(level)
+        package.removeHandler(handler)
+        with suppress(OSError):
+            handler.close()
 
 
 class Run:
-    """A training run: records what happens and how long it took, on disk if it has a folder."""
+    """A training run: its events and timings, written to a folder if it has one."""
 
-    def __init__(self, folder: Path | None = None, about: Mapping[str, Any] | None = None) -> None:
+    def __init__(self, folder: Path | None = None, common: Mapping[str, Any] | None = None) -> None:
         self.folder = folder
         self.records: list[dict[str, Any]] = []
         self.timings: dict[str, float] = {}
         self.interruption = Interruption()
         self.checkpoints: Checkpoints | None = None
-        self.trackers = Trackers([])
-        self.made_of: Mapping[str, Any] = {}
-        """What the model is made of beside its configuration: a run goes on with just that."""
-        self._about = dict(about or {})
-        self._redoing = False
-        self._began: dict[str, float] = {}
+        self.loggers = Loggers([])
+        self.inputs: Mapping[str, Any] = {}
+        """Fingerprints of the inputs beside the configuration, which a resumed run must have."""
+        self._common = dict(common or {})
+        self._replaying = False
+        self._started: dict[str, float] = {}
         self._earlier: dict[str, float] = {}
 
     def member(self, number: int) -> Run:
-        """Return the same run as one member of an ensemble sees it.
+        """Return the run of one member of an ensemble.
 
-        What the first member records is the run's; the others' lines name their member, and only
-        the time they take is the run's too.
+        The events of the first member are those of the run; the lines of the others have their
+        number, and only their timings count for the run too.
         """
         if number == 0:
             return self
         member = Run(self.folder, {"member": number})
-        member.records = self.records
-        member.timings = self.timings
-        member.interruption, member.checkpoints = self.interruption, self.checkpoints
-        member.made_of, member.trackers = self.made_of, self.trackers
-        member._began, member._earlier = self._began, self._earlier
+        shared = ("records", "timings", "interruption", "checkpoints", "inputs", "loggers")
+        for name in (*shared, "_started", "_earlier"):
+            setattr(member, name, getattr(self, name))
         return member
 
     @property
     def model_folder(self) -> Path | None:
-        """Return where the model goes when it is finished."""
+        """Return the folder of the finished model."""
         return None if self.folder is None else self.folder / MODEL_FOLDER
 
     @property
     def number(self) -> int:
-        """Return which member of an ensemble this is the run of; 0 for the first."""
-        return int(self._about.get("member", 0))
+        """Return the number of this run's member of an ensemble; 0 for the first."""
+        return int(self._common.get("member", 0))
 
     @property
-    def can_go_on(self) -> bool:
-        """Say whether anything was kept from which the same command goes on."""
-        return self.checkpoints is not None and self.checkpoints.any()
+    def can_resume(self) -> bool:
+        """Return whether there is a checkpoint to resume from."""
+        return self.checkpoints is not None and self.checkpoints.exist()
 
     @property
     def has_trained(self) -> bool:
-        """Say whether an epoch was finished."""
+        """Return whether an epoch was finished."""
         return any(record["event"] == "epoch" for record in self.records)
 
-    def record(self, event: str, **facts: Any) -> None:
-        """Note an event: one line of ``metrics.jsonl``."""
-        if self._redoing:
+    def record(self, event: str, **values: Any) -> None:
+        """Record an event: one line of ``metrics.jsonl``."""
+        if self._replaying:
             return
-        line = {"event": event, **self._about, **facts}
+        line = {"event": event, **self._common, **values}
         self.records.append(line)
-        self.trackers.record(line)
+        self.loggers.record(line)
         if self.folder is None:
             return
         path = self.folder / METRICS_FILE
-        with _written(path), path.open("a", encoding="utf8") as file:
-            file.write(_as_line(line))
+        with _write_errors(path), path.open("a", encoding="utf8") as file:
+            file.write(_json_line(line))
 
     @contextmanager
-    def redoing(self, on: bool) -> Iterator[None]:
-        """Record nothing in this block: it was done, and recorded, before the run went on."""
-        self._redoing = on
+    def replaying(self, on: bool) -> Iterator[None]:
+        """Record nothing in this block: a resumed run repeats what it recorded before."""
+        self._replaying = on
         try:
             yield
         finally:
-            self._redoing = False
+            self._replaying = False
 
     def metrics(self) -> dict[str, dict[str, dict[str, float]]]:
-        """Return what was recorded of each stage of this member on each split."""
+        """Return the recorded metrics of each stage of this member on each split."""
         return {
             record["stage"]: {k: v for k, v in record.items() if isinstance(v, dict)}
             for record in self.records
@@ -310,56 +260,52 @@ class Run:
         }
 
     def state(self) -> dict[str, Any]:
-        """Return what was recorded so far, for a checkpoint."""
+        """Return the state of the run for a checkpoint."""
         now = time.monotonic()
         return {
             "member": self.number,
-            "made_of": dict(self.made_of),
+            "made_of": dict(self.inputs),
             "records": list(self.records),
             "timings": dict(self.timings),
-            "under_way": {step: now - began for step, began in self._began.items()},
+            "under_way": {step: now - start for step, start in self._started.items()},
         }
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Go on from what `state` returned; what was recorded after it is forgotten."""
+        """Set the run back to a state of `state`; drop what was recorded after it."""
         self.records[:] = state["records"]
         self.timings.clear()
         self.timings.update(state["timings"])
         self._earlier.update(state["under_way"])
-        self.trackers.go_on(sum(record["event"] == "epoch" for record in self.records))
+        self.loggers.resume(sum(record["event"] == "epoch" for record in self.records))
         if self.folder is not None:
-            _write_whole(self.folder / METRICS_FILE, "".join(map(_as_line, self.records)))
+            _write_text(self.folder / METRICS_FILE, "".join(map(_json_line, self.records)))
 
-    def keep_partition(self, clusters: NDArray[np.int64]) -> None:
-        """Keep which cluster each label is in (of the first member), whole or not at all."""
-        if self.folder is None or self._about:
+    def save_partition(self, clusters: NDArray[np.int64]) -> None:
+        """Save the cluster of each label, of the first member only."""
+        if self.folder is None or self._common:
             return
         path = self.folder / PARTITION_FILE
         temporary = path.with_name(f".{path.name}.writing")
-        with _written(path):
+        with _write_errors(path):
             with temporary.open("wb") as file:
                 np.save(file, clusters.astype(np.int32), allow_pickle=False)
             temporary.replace(path)
 
     @contextmanager
     def timed(self, step: str) -> Iterator[None]:
-        """Note how long the block takes, under the name ``step``."""
-        if self._redoing:
+        """Record the duration of the block as that of ``step``."""
+        if self._replaying:
             yield
             return
         start = time.monotonic() - self._earlier.pop(step, 0.0)
-        self._began[step] = start
+        self._started[step] = start
         try:
             yield
         finally:
-            del self._began[step]
+            del self._started[step]
         seconds = time.monotonic() - start
         self.timings[step] = self.timings.get(step, 0.0) + seconds
         self.record("time", step=step, seconds=round(seconds, 3))
-
-
-def _as_line(record: Mapping[str, Any]) -> str:
-    return json.dumps(record, ensure_ascii=False) + "\n"
 
 
 @contextmanager
@@ -368,221 +314,188 @@ def open_run(
     config: EliasConfig,
     *,
     overwrite: bool,
-    made_of: Mapping[str, Any] | None = None,
+    inputs: Mapping[str, Any] | None = None,
     world: World = SingleProcess(),
 ) -> Iterator[Run]:
-    """Start or resume a run in ``folder`` and log to it; refuse to spoil another run.
+    """Start or resume a run in ``folder`` and log to it; refuse to overwrite another run.
 
     A run that fails before its first epoch or checkpoint leaves nothing behind. A finished run
     that was to be replaced comes back unless the new one is finished or can be resumed. Processes
     other than rank 0 only write their share of the checkpoints.
     """
+    run = Run(folder if world.is_rank0 else None)
+    run.inputs = dict(inputs or {})
+    if folder is not None:
+        run.checkpoints = Checkpoints(folder / CHECKPOINTS_FOLDER, config.checkpoint, world)
     if not world.is_rank0:
-        with _open_helper_run(folder, config, world) as run:
+        with _helping(run, folder, world):
             yield run
         return
     if folder is None:
         world.broadcast(None)
-        yield Run()
+        yield run
         return
-    if folder.exists() and not folder.is_dir():
-        raise RunError(f"{folder}: is a file; give another --out")
-    made = [place for place in (folder, *folder.parents) if not place.exists()]
-    run = Run(folder)
-    run.made_of = dict(made_of or {})
-    share = Share(world.rank, world.size, world.has_lost_process)
-    run.checkpoints = Checkpoints(folder / CHECKPOINTS_FOLDER, config.checkpoint, share)
+    _check_is_folder(folder)
+    new_folders = [path for path in (folder, *folder.parents) if not path.exists()]
     folder.mkdir(parents=True, exist_ok=True)
     try:
-        with locked(folder), _room(folder, config, run, overwrite=overwrite):
+        with locked(folder), _prepared(folder, config, run, overwrite=overwrite):
             write_json(folder / CONFIG_FILE, config.to_dict())
-            with logged(folder / LOG_FILE), _tracked(run, config), run.interruption.listening():
-                world.broadcast(None)  # the folder exists and is locked
-                yield run
+            with logged(folder / LOG_FILE), run.interruption.listening():
+                run.loggers = open_loggers(config, folder)
+                try:
+                    world.broadcast(None)  # the folder exists and is locked
+                    yield run
+                finally:
+                    run.loggers.close()
     finally:
         with suppress(OSError):
-            for place in made:
-                place.rmdir()  # fails if it is not empty
+            for path in new_folders:
+                path.rmdir()  # fails if it is not empty
 
 
 @contextmanager
-def _open_helper_run(folder: Path | None, config: EliasConfig, world: World) -> Iterator[Run]:
-    """Open the run of a process other than rank 0."""
-    world.broadcast(None)  # wait until rank 0 has made the folder
-    run = Run()
-    if folder is not None:
-        if not (folder / CONFIG_FILE).exists():
-            raise RunError(
-                f"{folder}: rank {world.rank} does not see what rank 0 has written there; give an "
-                "--out on a file system that all machines share"
-            )
-        share = Share(world.rank, world.size, world.has_lost_process)
-        run.checkpoints = Checkpoints(folder / CHECKPOINTS_FOLDER, config.checkpoint, share)
+def _helping(run: Run, folder: Path | None, world: World) -> Iterator[None]:
+    """Wait for rank 0 to open the run, and for the checkpoints of this process at its end."""
+    world.broadcast(None)
+    if folder is not None and not (folder / CONFIG_FILE).exists():
+        raise RunError(
+            f"{folder}: rank {world.rank} does not see what rank 0 has written there; give an "
+            "--out on a file system that all machines share"
+        )
     with run.interruption.listening():
         try:
-            yield run
+            yield
         finally:
             if run.checkpoints is not None:
                 run.checkpoints.join()
 
 
 @contextmanager
-def _tracked(run: Run, config: EliasConfig) -> Iterator[None]:
-    """Hand what is recorded on to the trackers that the configuration asks for."""
-    assert run.folder is not None
-    run.trackers = open_trackers(config, run.folder)
-    try:
-        yield
-    finally:
-        run.trackers.close()
-
-
-@contextmanager
-def _room(folder: Path, config: EliasConfig, run: Run, *, overwrite: bool) -> Iterator[None]:
-    """Make room for a run, then clear up after it, whether it is finished, failed or stopped."""
+def _prepared(folder: Path, config: EliasConfig, run: Run, *, overwrite: bool) -> Iterator[None]:
+    """Make room for a run; clean up after it, whether it is finished, failed or interrupted."""
     _make_room(folder, config, overwrite=overwrite)
-    checkpoints = run.checkpoints
+    checkpoints, aside = run.checkpoints, folder / _REPLACED
     assert checkpoints is not None
     try:
         yield
         checkpoints.join()
         shutil.rmtree(checkpoints.folder, ignore_errors=True)
     except BaseException:
-        with suppress(Exception):  # what went wrong first matters more
+        with suppress(Exception):  # the first error matters more
             checkpoints.join()
-        _clear_up(folder, run)
+        replaces_finished = (aside / MODEL_FOLDER).exists()
+        if not (folder / MODEL_FOLDER).exists():
+            if run.can_resume and replaces_finished:
+                raise
+            if not run.can_resume and (replaces_finished or not run.has_trained):
+                _remove_unfinished(folder)
+                _move_parts(aside, folder)
+        shutil.rmtree(aside, ignore_errors=True)
         raise
-    shutil.rmtree(folder / _REPLACED, ignore_errors=True)
-
-
-def _clear_up(folder: Path, run: Run) -> None:
-    """Leave of a run that failed what can go on, or is worth a look, and what it was to replace."""
-    aside = folder / _REPLACED
-    replaces_finished = (aside / MODEL_FOLDER).exists()
-    if not (folder / MODEL_FOLDER).exists():
-        if run.can_go_on and replaces_finished:
-            return
-        if not run.can_go_on and (replaces_finished or not run.has_trained):
-            _take_back(folder)
-            _move(aside, folder)
     shutil.rmtree(aside, ignore_errors=True)
 
 
-def _take_back(folder: Path) -> None:
-    """Remove a run in which nothing was trained: the corrected command may use its folder."""
-    with suppress(OSError):  # what went wrong matters more
-        for name in (CHECKPOINTS_FOLDER, *TRACKER_FOLDERS):
+def _remove_unfinished(folder: Path) -> None:
+    """Remove a run without a model, so that a corrected command may use its folder."""
+    with suppress(OSError):  # the first error matters more
+        for name in (CHECKPOINTS_FOLDER, *LOGGER_FOLDERS):
             shutil.rmtree(folder / name, ignore_errors=True)
-        for name in _OURS:
+        for name in _FILES:
             (folder / name).unlink(missing_ok=True)
 
 
 def check_folder(folder: Path, *, overwrite: bool) -> None:
-    """Refuse a folder where no run may begin, whatever its configuration; change nothing."""
+    """Refuse a folder in which no run may start, whatever its configuration."""
+    _check_is_folder(folder)
+    check_unlocked(folder)
+    _check_unfinished(folder, overwrite=overwrite)
+
+
+def _check_is_folder(folder: Path) -> None:
     if folder.exists() and not folder.is_dir():
         raise RunError(f"{folder}: is a file; give another --out")
-    refuse_if_locked(folder)
-    if not overwrite and _is_finished(folder):
+
+
+def _check_unfinished(folder: Path, *, overwrite: bool) -> None:
+    """Refuse a folder with a finished run, or with one that `_make_room` would restore."""
+    restored = (folder / _REPLACED / MODEL_FOLDER).exists() and not can_resume(folder)
+    if not overwrite and ((folder / MODEL_FOLDER).exists() or restored):
         raise RunError(f"{folder}: holds a finished run; use --overwrite or another --out")
 
 
-def can_go_on(folder: Path) -> bool:
-    """Say whether a folder has an unfinished run with a checkpoint."""
-    there = next((folder / CHECKPOINTS_FOLDER).glob("[!.]*"), None) is not None
-    return there and not (folder / MODEL_FOLDER).exists()
-
-
-def _is_finished(folder: Path) -> bool:
-    """Say whether a folder has a finished run, or one that comes back (see `_bring_back`)."""
-    if (folder / MODEL_FOLDER).exists():
-        return True
-    return (folder / _REPLACED / MODEL_FOLDER).exists() and not can_go_on(folder)
-
-
-def _bring_back(folder: Path, *, overwrite: bool) -> None:
-    """Bring back a finished run if one that was to replace it was killed, and cannot go on.
-
-    One that could is given up where it is to be overwritten: the finished run is worth more.
-    """
-    aside = folder / _REPLACED
-    if not (aside / MODEL_FOLDER).exists() or (folder / MODEL_FOLDER).exists():
-        return
-    if overwrite or not can_go_on(folder):
-        _take_back(folder)
-        _move(aside, folder)
+def can_resume(folder: Path) -> bool:
+    """Return whether a folder has an unfinished run with a checkpoint."""
+    has_checkpoint = next((folder / CHECKPOINTS_FOLDER).glob("[!.]*"), None) is not None
+    return has_checkpoint and not (folder / MODEL_FOLDER).exists()
 
 
 def _make_room(folder: Path, config: EliasConfig, *, overwrite: bool) -> None:
-    """Check that a run may begin, or go on, in ``folder``; put aside what must make room."""
-    _bring_back(folder, overwrite=overwrite)
-    if not overwrite and _is_finished(folder):
-        raise RunError(f"{folder}: holds a finished run; use --overwrite or another --out")
-    for left in folder.glob(f".{MODEL_FOLDER}.*.partial"):  # of a run killed while it saved
-        shutil.rmtree(left, ignore_errors=True)
-    held = [name for name in _PARTS if (folder / name).exists()]
-    if not held:
+    """Check that a run may start or resume in ``folder``; move another one aside."""
+    aside = folder / _REPLACED
+    if (
+        (aside / MODEL_FOLDER).exists()
+        and not (folder / MODEL_FOLDER).exists()
+        and (overwrite or not can_resume(folder))
+    ):
+        # a run that was to replace a finished one was killed: restore the finished run
+        _remove_unfinished(folder)
+        _move_parts(aside, folder)
+    _check_unfinished(folder, overwrite=overwrite)
+    for partial in folder.glob(f".{MODEL_FOLDER}.*.partial"):  # of a run killed while it saved
+        shutil.rmtree(partial, ignore_errors=True)
+    if not any((folder / name).exists() for name in _PARTS):
         return
     if not overwrite:
-        _refuse_another(folder, config)
-        if can_go_on(folder):
+        _check_same_config(folder, config)
+        if can_resume(folder):
             return
         logger.info("%s: an unfinished run of this configuration starts over", folder)
-    _put_aside(folder)
+    shutil.rmtree(aside, ignore_errors=True)
+    aside.mkdir()
+    _move_parts(folder, aside)
 
 
-def _put_aside(folder: Path) -> None:
-    """Make room for a run to begin; what is there comes back if that fails at once."""
-    shutil.rmtree(folder / _REPLACED, ignore_errors=True)
-    (folder / _REPLACED).mkdir()
-    _move(folder, folder / _REPLACED)
+def _check_same_config(folder: Path, config: EliasConfig) -> None:
+    """Refuse to resume a run of another configuration, and name the first difference.
 
-
-def _refuse_another(folder: Path, config: EliasConfig) -> None:
-    """Refuse to go on with a run of another configuration, naming the first difference.
-
-    Learning rates may change: a run that diverged resumes with lower ones.
+    Learning rates may change: a run that diverged is resumed with lower ones.
     """
     rates = ""
     try:
-        ours, begun = decisive(config.to_dict()), decisive(read_tree(folder / CONFIG_FILE))
-        differs = first_difference(without_rates(ours), without_rates(begun))
-        rates = first_difference(ours, begun)
+        ours, theirs = decisive(config.to_dict()), decisive(read_tree(folder / CONFIG_FILE))
+        difference = first_difference(without_rates(ours), without_rates(theirs))
+        rates = first_difference(ours, theirs)
     except ConfigError as error:
-        differs = str(error)
-    if differs:
+        difference = str(error)
+    if difference:
         raise RunError(
-            f"{folder}: a run was begun here with another configuration ({differs}); "
+            f"{folder}: a run was started here with another configuration ({difference}); "
             "use --overwrite or another --out"
         )
     if rates:
         logger.warning("%s: resumes with other learning rates (%s)", folder, rates)
 
 
-def refuse_other_parts(folder: Path, ours: Mapping[str, Any], theirs: Mapping[str, Any]) -> None:
-    """Refuse to go on with a run that is made of something else, naming what."""
-    for name in ours:
-        if ours[name] != theirs.get(name):
-            raise RunError(
-                f"{folder}: a run was begun here with another {name} ({theirs.get(name)}, not "
-                f"{ours[name]}); go on with that one, or use --overwrite or another --out"
-            )
-
-
-def _move(source: Path, target: Path) -> None:
+def _move_parts(source: Path, target: Path) -> None:
     """Move the parts of a run from one folder to another."""
     for name in _PARTS:
         if (source / name).exists():
             (source / name).rename(target / name)
 
 
+def _json_line(record: Mapping[str, Any]) -> str:
+    return json.dumps(record, ensure_ascii=False) + "\n"
+
+
 def write_json(path: Path, tree: Any) -> None:
-    """Write JSON whole: to a temporary file, then renamed."""
-    _write_whole(path, json.dumps(tree, indent=2, ensure_ascii=False) + "\n")
+    """Write JSON to a temporary file, then rename it."""
+    _write_text(path, json.dumps(tree, indent=2, ensure_ascii=False) + "\n")
 
 
-def _write_whole(path: Path, text: str) -> None:
+def _write_text(path: Path, text: str) -> None:
     temporary = path.with_name(f".{path.name}.writing")
-    with _written(path):
+    with _write_errors(path):
         with temporary.open("w", encoding="utf8") as file:
             file.write(text)
             file.flush()
@@ -591,49 +504,51 @@ def _write_whole(path: Path, text: str) -> None:
 
 
 @contextmanager
-def _written(path: Path) -> Iterator[None]:
-    """Turn a disk that is full or gone into one line."""
+def _write_errors(path: Path) -> Iterator[None]:
+    """Turn an error of the disk into a `RunError`."""
     try:
         yield
     except OSError as error:
         raise RunError(
-            f"{path}: cannot be written: {error.strerror}; mend that, and run the same command"
+            f"{path}: cannot be written: {error.strerror}; fix this, and run the same command again"
         ) from error
 
 
 @dataclass(frozen=True, slots=True)
 class RunRecords:
-    """The lines of ``metrics.jsonl``; a model without a run has none."""
+    """The lines of ``metrics.jsonl``; none for a model without a run."""
 
     events: Sequence[Mapping[str, Any]] = ()
 
     def of(self, event: str) -> list[Mapping[str, Any]]:
         """Return the events of one kind, in order: data, epoch or stage.
 
-        Of an ensemble, those of its first member: the others' lines name theirs.
+        For an ensemble, return those of its first member, whose lines have no member number.
         """
         return [r for r in self.events if r.get("event") == event and "member" not in r]
 
     def times(self) -> dict[str, float]:
-        """Return the seconds of each step; a step that came twice is added up, as members' are."""
+        """Return the seconds of each step, summed over members."""
         seconds: dict[str, float] = {}
         for record in (r for r in self.events if r.get("event") == "time"):
             seconds[record["step"]] = seconds.get(record["step"], 0.0) + record["seconds"]
         return seconds
 
     def source(self) -> Path | None:
-        """Return where the corpus was read from, if the run knows."""
-        places = [record.get("source") for record in self.of("data")]
-        return Path(places[-1]) if places and places[-1] else None
+        """Return the path of the corpus, if recorded."""
+        path = self._last_data().get("source")
+        return Path(path) if path else None
 
     def reading(self) -> dict[str, Any]:
-        """Return the options that the corpus was read with."""
-        given = [record.get("reading") for record in self.of("data")]
-        return dict(given[-1]) if given and given[-1] else {}
+        """Return the options with which the corpus was read."""
+        return dict(self._last_data().get("reading") or {})
+
+    def _last_data(self) -> Mapping[str, Any]:
+        return next(reversed(self.of("data")), {})
 
 
 def read_records(run: Path) -> RunRecords:
-    """Read the events of a run; none where the folder is that of a model alone."""
+    """Read the events of a run; none if the folder is only a model."""
     path = run / METRICS_FILE
     if not path.exists():
         return RunRecords()
@@ -650,19 +565,19 @@ def read_records(run: Path) -> RunRecords:
 
 
 def read_partition(run: Path, n_labels: int, n_clusters: int) -> NDArray[np.int64] | None:
-    """Return each label's cluster in the fixed graph (L,), or None where a run kept none."""
+    """Return each label's cluster in the fixed graph (L,), or None if the run has no such file."""
     path = run / PARTITION_FILE
     if not path.exists():
         return None
     try:
-        found = np.load(path, allow_pickle=False)
+        partition = np.load(path, allow_pickle=False)
     except (OSError, ValueError, EOFError):
-        found = np.empty(0)
-    whole = found.shape == (n_labels,) and np.issubdtype(found.dtype, np.integer)
-    if not whole or found.min() < 0 or found.max() >= n_clusters:
+        partition = np.empty(0)
+    is_valid = partition.shape == (n_labels,) and np.issubdtype(partition.dtype, np.integer)
+    if not is_valid or partition.min() < 0 or partition.max() >= n_clusters:
         raise RunError(
             f"{path}: is not a cluster below {n_clusters} for each of {n_labels} labels; "
             "remove the file, or train the run again"
         )
-    clusters: NDArray[np.int64] = found.astype(np.int64)
+    clusters: NDArray[np.int64] = partition.astype(np.int64)
     return clusters

@@ -37,8 +37,8 @@ from elias.text.batches import (
     to_device,
 )
 from elias.training.averaging import WeightAverage
-from elias.training.checkpoint import Checkpoint, prefixed, under
-from elias.training.cuda_graph_step import CapturedStep, pad_positives
+from elias.training.checkpoint import Checkpoint, add_prefix, strip_prefix
+from elias.training.cuda_graph_step import CudaGraphStep, pad_positives
 from elias.training.optimizer import Optimizer, schedule
 
 if TYPE_CHECKING:
@@ -155,7 +155,7 @@ class _Course(NamedTuple):
     average: WeightAverage
     best: _Best
     device: torch.device
-    captured: CapturedStep | None = None
+    captured: CudaGraphStep | None = None
     """What computes a step's gradients, where a GPU can repeat it by one launch."""
 
 
@@ -347,9 +347,9 @@ class StageLoop:
         tensors = {
             "parents": epoch.parents,
             "totals": epoch.totals,
-            **prefixed("best.", best.weights),
-            **prefixed("average.", course.average.state()),
-            **prefixed("optimizer.", course.optimizer.state()),
+            **add_prefix("best.", best.weights),
+            **add_prefix("average.", course.average.state()),
+            **add_prefix("optimizer.", course.optimizer.state()),
         }
         return Checkpoint(facts, tensors)
 
@@ -357,11 +357,11 @@ class StageLoop:
         """Go on from a checkpoint: set all but the weights, return how far its epoch is."""
         assert self.resumed is not None
         facts, tensors = self.resumed
-        course.optimizer.restore(under("optimizer.", tensors), self._scale)
-        course.average.restore(under("average.", tensors))
+        course.optimizer.restore(strip_prefix("optimizer.", tensors), self._scale)
+        course.average.restore(strip_prefix("average.", tensors))
         if facts["best"] is not None:
             course.best.score, course.best.epoch = facts["best"]["score"], facts["best"]["epoch"]
-            course.best.weights = under("best.", tensors)
+            course.best.weights = strip_prefix("best.", tensors)
         self.rng.bit_generator.state = facts["order"]
         parents, totals = (tensors[name].to(course.device) for name in ("parents", "totals"))
         return _Epoch(
@@ -418,7 +418,7 @@ class StageLoop:
         index = self.config.index
         return SearchSizes(max(index.train_clusters, positives.shape[1]), index.train_shortlist)
 
-    def _captured(self, optimizer: Optimizer) -> CapturedStep | None:
+    def _captured(self, optimizer: Optimizer) -> CudaGraphStep | None:
         recordable = self.model.encoder.takes_padded and not self._is_sharded
         if optimizer.gradients is None or not recordable:
             return None
@@ -436,7 +436,7 @@ class StageLoop:
                 widest=widest,
             )
 
-        return CapturedStep(
+        return CudaGraphStep(
             self.model,
             optimizer.gradients,
             losses,

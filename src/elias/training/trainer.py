@@ -41,15 +41,18 @@ from elias.rerank.reranker import Candidates, Reranker
 from elias.training.checkpoint import (
     WEIGHTS,
     Checkpoint,
-    prefixed,
+    add_prefix,
+    checkpoint_writer,
     random_state,
     restore_random_state,
-    under,
+    resume,
+    run_inputs,
+    save_member,
+    strip_prefix,
 )
 from elias.training.initialization import StageInitializer, initial_encoder
-from elias.training.loggers import check_trackers
-from elias.training.memory import expected_memory, refuse_what_cannot_fit, resident, sizes_of
-from elias.training.resume import keep_member, keeper_of, parts_of, take_up
+from elias.training.loggers import check_loggers
+from elias.training.memory import Sizes, estimate_memory, resident_bytes
 from elias.training.run import Run, check_folder, open_run
 from elias.training.stage import EpochReport, Points, StageLoop
 
@@ -66,7 +69,7 @@ if TYPE_CHECKING:
     from elias.model.encoder import TextEncoder
     from elias.predictions import Predictions
     from elias.text.tokens import Tokens
-    from elias.training.checkpoint import Keeper
+    from elias.training.checkpoint import CheckpointWriter
 
 
 logger = logging.getLogger(__name__)
@@ -119,7 +122,7 @@ class StageSequence:
     report_stage: Callable[[StageConfig, EliasModel, int], None]
     timed: Callable[[str], AbstractContextManager[None]]
     """Notes how long a step of this name takes."""
-    keeper: Keeper | None = None
+    keeper: CheckpointWriter | None = None
     """Writes checkpoints."""
     world: World = SingleProcess()
     """The processes that train together."""
@@ -160,12 +163,12 @@ class StageSequence:
             first = self._first_stage(init_from)
             self._warn_of_unused(first, init_from)
         else:
-            first = resumed.facts["position"]
+            first = resumed.metadata["position"]
             model, partition = self._take_up(resumed)
         for position, stage in list(enumerate(self.config.stages))[first:]:
             if resumed is not None and position == first:
                 assert model is not None
-                if "epoch" in resumed.facts:
+                if "epoch" in resumed.metadata:
                     self._train(model, _Place(stage, position, partition), resumed)
                 continue
             if stage.learn_graph:
@@ -310,17 +313,22 @@ class StageSequence:
         done = progress()
         graph = model.graph
         facts = {"alpha": model.alpha, "beta": graph.beta, "learned": graph.learned}
-        tensors = prefixed(WEIGHTS, model.state_dict()) | random_state(self.device)
+        tensors = add_prefix(WEIGHTS, model.state_dict()) | random_state(self.device)
         if place.partition is not None:
             tensors["partition"] = torch.from_numpy(place.partition)
         return Checkpoint(
-            {"position": place.position, "stage": place.stage.name, "model": facts, **done.facts},
+            {
+                "position": place.position,
+                "stage": place.stage.name,
+                "model": facts,
+                **done.metadata,
+            },
             tensors | done.tensors,
         )
 
     def _take_up(self, kept: Checkpoint) -> tuple[EliasModel, NDArray[np.int64] | None]:
         """Return the model of a checkpoint and its partition; random numbers go on from there."""
-        facts, tensors = kept.facts["model"], under(WEIGHTS, kept.tensors)
+        facts, tensors = kept.metadata["model"], strip_prefix(WEIGHTS, kept.tensors)
         n_labels = self.points.labels.shape[1]
         rows = self.initializer.label_rows(n_labels)
         model: EliasModel
@@ -340,9 +348,9 @@ class StageSequence:
         model.load_state_dict(tensors)
         restore_random_state(kept.tensors, self.device)
         where = (
-            "after {stage}" if "epoch" not in kept.facts else "{stage} epoch {epoch} step {step}"
+            "after {stage}" if "epoch" not in kept.metadata else "{stage} epoch {epoch} step {step}"
         )
-        logger.info("resumed %s", where.format_map(kept.facts))
+        logger.info("resumed %s", where.format_map(kept.metadata))
         partition = kept.tensors.get("partition")
         return model.to(self.device), None if partition is None else partition.numpy()
 
@@ -408,7 +416,7 @@ class ModelTraining:
         self.metrics = self.run.metrics()
         with torch.random.fork_rng(devices=_forked(self.device)):
             torch.manual_seed(self.config.member_seed)
-            with self.run.redoing(resumed is not None):
+            with self.run.replaying(resumed is not None):
                 train_split, encoder, bow = self._made_ready()
             points = Points(self.tokens["train"], train_split.labels)
             stages = StageSequence(
@@ -421,7 +429,7 @@ class ModelTraining:
                 report_epoch=self._report_epoch,
                 report_stage=self._report_stage,
                 timed=self.run.timed,
-                keeper=keeper_of(self.run, self.world),
+                keeper=checkpoint_writer(self.run, self.world),
                 world=self.world,
                 setup_from=None if self.setup is None else points.take(self.setup),
             )
@@ -468,21 +476,25 @@ class ModelTraining:
         """
         if bow is None:
             return
-        held, n_setup = resident(), bow.shape[0]
-        words = bow.nnz / max(1, n_setup)
-        tokens, labels = self.tokens["train"], train_split.labels
-        sizes = sizes_of(encoder, labels, tokens, n_setup, words, self.config, self.world.size)
-        expected = expected_memory(
+        n_setup = bow.shape[0]
+        sizes = Sizes.measure(
+            encoder,
+            train_split.labels,
+            self.tokens["train"],
+            self.config,
+            n_setup=n_setup,
+            words_per_text=bow.nnz / max(1, n_setup),
+            n_processes=self.world.size,
+        )
+        estimate = estimate_memory(
             sizes,
             self.config,
             self.device,
-            resident=held,
+            resident=resident_bytes(),
             keeps_checkpoints=self.run.folder is not None,
             validates=self.held_out is not None,
         )
-        refuse_what_cannot_fit(
-            expected, sizes, self.config, self.device, resident=held, ignore=self.ignore_memory
-        )
+        estimate.check(ignore=self.ignore_memory)
 
     def _first_encoder(self, encoder: TextEncoder) -> TextEncoder | None:
         """Return a copy of the encoder as it is before training, where the ranker reads that."""
@@ -629,7 +641,7 @@ class ModelTraining:
         view = Elias(model, self.config, self.corpus.label_names)
         self._report(view, stage.name, best_epoch=best_epoch)
         if not model.graph.learned:
-            self.run.keep_partition(model.graph.partition().cpu().numpy())
+            self.run.save_partition(model.graph.partition().cpu().numpy())
 
 
 def _forked(device: torch.device) -> list[int]:
@@ -723,14 +735,14 @@ def _train(
     world: World = SingleProcess(),
 ) -> Elias | None:
     resolved = starting_config(config, init_from).resolve(len(corpus.train), corpus.n_labels)
-    made_of: dict[str, Any] = {}
+    inputs: dict[str, Any] = {}
     if place.folder is not None or world.shards_labels:
-        made_of = parts_of(corpus, init_from, place.device)
-        world.check_same({**made_of, "configuration": decisive(resolved.to_dict())})
+        inputs = run_inputs(corpus, init_from, place.device)
+        world.check_same({**inputs, "configuration": decisive(resolved.to_dict())})
     with (
         limit_threads(),
         open_run(
-            place.folder, resolved, overwrite=place.overwrite, made_of=made_of, world=world
+            place.folder, resolved, overwrite=place.overwrite, inputs=inputs, world=world
         ) as run,
         explain_out_of_memory("training"),
     ):
@@ -761,7 +773,7 @@ def _members(
     The processes beside the first only help, and return none.
     """
     n_members = config.ensemble.members
-    members, n_done, checkpoint = take_up(run, n_members, place.device, world)
+    members, n_done, checkpoint = resume(run, n_members, place.device, world)
     for number in range(n_done, n_members):
         own = run.member(number)
         training = ModelTraining(config.member(number), corpus, own, place.device, init_from, world)
@@ -772,7 +784,7 @@ def _members(
         if model is not None:
             members.append(model)
             if n_members > 1:
-                keep_member(own, model)
+                save_member(own, model)
     return members
 
 
@@ -808,7 +820,7 @@ def check_plan(config: EliasConfig, out: Path | None, *, overwrite: bool = False
     """Refuse what cannot be trained whatever the corpus is, so before a large one is read."""
     metric_names([config.eval.select_by])
     check_rerank(config)
-    check_trackers(config.tracking)
+    check_loggers(config.tracking)
     if out is not None:
         check_folder(out, overwrite=overwrite)
 

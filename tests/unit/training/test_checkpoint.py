@@ -11,7 +11,7 @@ import torch
 
 from elias.config import CheckpointConfig
 from elias.training import checkpoint as module
-from elias.training.checkpoint import FORMAT_VERSION, Checkpoint, Checkpoints, damage
+from elias.training.checkpoint import FORMAT_VERSION, Checkpoint, Checkpoints, find_damage
 
 
 def some(number):
@@ -71,9 +71,9 @@ def test_a_damaged_one_is_told_and_the_one_before_it_used(kept, caplog, name, ha
 
     found = newest(kept)
 
-    assert found.facts == {"number": 2}
+    assert found.metadata == {"number": 2}
     assert "00000003" in caplog.text
-    assert "the one before it is used" in caplog.text
+    assert "using the one before it" in caplog.text
 
 
 def test_without_a_whole_one_there_is_none(kept):
@@ -86,8 +86,8 @@ def test_without_a_whole_one_there_is_none(kept):
 def test_a_writer_that_was_killed_leaves_nothing_that_counts(kept):
     (kept.folder / ".00000004.abcd.partial").mkdir()
 
-    assert newest(kept).facts == {"number": 3}
-    kept.sweep()
+    assert newest(kept).metadata == {"number": 3}
+    kept.remove_partial()
     assert sorted(path.name for path in kept.folder.iterdir()) == ["00000002", "00000003"]
 
 
@@ -98,9 +98,9 @@ def test_a_full_disk_is_a_warning_and_leaves_the_former_ones(kept, monkeypatch, 
     monkeypatch.setattr(module, "save_file", full)
 
     assert not kept.save(some(4), wait=True)
-    assert newest(kept).facts == {"number": 3}
+    assert newest(kept).metadata == {"number": 3}
     assert "No space left on device" in caplog.text
-    assert "training goes on" in caplog.text
+    assert "training continues" in caplog.text
     assert sorted(path.name for path in kept.folder.iterdir()) == ["00000002", "00000003"]
 
 
@@ -115,7 +115,7 @@ def test_a_file_that_finds_no_room_is_a_warning_too(kept, caplog):
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
 
     assert not written
-    assert "training goes on" in caplog.text
+    assert "training continues" in caplog.text
     assert sorted(path.name for path in kept.folder.iterdir()) == ["00000002", "00000003"]
 
 
@@ -124,7 +124,7 @@ def test_weights_that_are_not_finite_are_never_kept(kept, caplog):
     broken.tensors["model.weight"][2] = float("nan")
 
     assert not kept.save(broken, wait=True)
-    assert newest(kept).facts == {"number": 3}
+    assert newest(kept).metadata == {"number": 3}
     assert "not finite" in caplog.text
 
 
@@ -175,7 +175,7 @@ def test_one_of_another_format_is_not_read(kept):
     manifest = kept.folder / "00000003" / "manifest.json"
     manifest.write_text(json.dumps({"format_version": 99, "files": {}}))
 
-    assert damage(kept.folder / "00000003") == f"is of format 99, not {FORMAT_VERSION}"
+    assert find_damage(kept.folder / "00000003") == f"has format 99, not {FORMAT_VERSION}"
 
 
 def test_checkpoints_write_nothing_to_the_log_of_a_user_who_did_not_ask(kept, caplog):

@@ -12,9 +12,10 @@ from hypothesis import strategies as st
 from safetensors.torch import save_file
 
 from elias.config import CheckpointConfig
+from elias.distributed import SingleProcess
 from elias.errors import DataError
-from elias.training.checkpoint import TENSORS_FILE, Attempt, Checkpoint, Checkpoints, damage
-from elias.training.checkpoint_shards import Share, read_share, take_shards, write_shard
+from elias.training.checkpoint import TENSORS_FILE, Attempt, Checkpoint, Checkpoints, find_damage
+from elias.training.checkpoint_shards import collect_shards, read_tensors, write_shard
 
 ROWS = (
     "model.labels.weight",
@@ -23,6 +24,14 @@ ROWS = (
     "optimizer.part.1.table.labels.weight.last_step",
 )
 ONCE = Attempt(1, "once")
+
+
+class Process(SingleProcess):
+    """One of several processes that exchange nothing."""
+
+    def __init__(self, rank=0, size=1, lost=lambda: False):
+        super().__init__()
+        self.rank, self.size, self.has_lost_process = rank, size, lost
 
 
 def tables(n_labels):
@@ -37,13 +46,13 @@ def of_step(step):
 
 def save_all(folder, size, tensors):
     """Have ``size`` processes write a checkpoint; return its place."""
-    kept = [Checkpoints(folder, CheckpointConfig(), Share(rank, size)) for rank in range(size)]
+    kept = [Checkpoints(folder, CheckpointConfig(), Process(rank, size)) for rank in range(size)]
     for rank in reversed(range(size)):
         own = {name: t[rank::size].clone() for name, t in tensors.items()}
         shared = {"model.encoder.x": torch.tensor(4.0)} if rank == 0 else {}
         assert kept[rank].save(Checkpoint({"step": 3}, own | shared), attempt=ONCE)
     assert all(each.written() for each in kept)
-    return kept[0].newest(lambda facts: facts["step"] == 3)
+    return kept[0].newest(lambda metadata: metadata["step"] == 3)
 
 
 @settings(max_examples=15)
@@ -52,10 +61,10 @@ def test_any_number_of_processes_reads_what_any_other_wrote(n_labels, size, read
     with TemporaryDirectory() as folder:
         wanted = tables(n_labels)
         place = save_all(Path(folder), size, wanted)
-        assert damage(place) == ""
+        assert find_damage(place) == ""
 
         for rank in range(readers):
-            found = read_share(place, TENSORS_FILE, Share(rank, readers))
+            found = read_tensors(place, TENSORS_FILE, Process(rank, readers))
 
             assert found.pop("model.encoder.x") == 4
             assert found.keys() == wanted.keys()
@@ -68,7 +77,7 @@ def test_a_checkpoint_is_whole_only_with_the_rows_of_all(tmp_path):
 
     (place / "rows-00001-of-00003.safetensors").write_bytes(b"")
 
-    assert "rows-00001-of-00003.safetensors has 0 bytes" in damage(place)
+    assert "rows-00001-of-00003.safetensors has 0 bytes" in find_damage(place)
 
 
 def test_gradients_that_wait_go_to_the_owners_of_rows_and_else_to_the_first(tmp_path):
@@ -85,7 +94,7 @@ def test_gradients_that_wait_go_to_the_owners_of_rows_and_else_to_the_first(tmp_
     assert kept.save(Checkpoint({}, tensors), wait=True)
     place = kept.newest(lambda _: True)
 
-    first, second = (read_share(place, TENSORS_FILE, Share(rank, 2)) for rank in range(2))
+    first, second = (read_tensors(place, TENSORS_FILE, Process(rank, 2)) for rank in range(2))
 
     key = "optimizer.gradient.labels.weight"
     assert first[f"{key}.indices"].tolist() == [[1, 2]]  # labels 2 and 4
@@ -103,16 +112,16 @@ def test_gradients_that_wait_go_to_the_owners_of_rows_and_else_to_the_first(tmp_
 
 def test_rows_that_are_missing_or_refused_make_no_checkpoint(tmp_path):
     rows = {"model.labels.bias": torch.zeros(2)}
-    write_shard(tmp_path / "shards", Share(0, 3), rows, "")
-    write_shard(tmp_path / "shards", Share(1, 3), {}, "a weight is not finite")
+    write_shard(tmp_path / "shards", Process(0, 3), rows, "")
+    write_shard(tmp_path / "shards", Process(1, 3), {}, "a weight is not finite")
     (tmp_path / "into").mkdir()
 
     with pytest.raises(DataError, match="rank 1: a weight is not finite"):
-        take_shards(tmp_path / "shards", Share(0, 3), tmp_path / "into")
+        collect_shards(tmp_path / "shards", Process(0, 3), tmp_path / "into")
     (tmp_path / "shards" / "rows-00001-of-00003.safetensors.json").unlink()
-    write_shard(tmp_path / "shards", Share(0, 3), rows, "")
+    write_shard(tmp_path / "shards", Process(0, 3), rows, "")
     with pytest.raises(DataError, match="the rows of rank 1 are missing"):
-        take_shards(tmp_path / "shards", Share(0, 3, lambda: True), tmp_path / "into")
+        collect_shards(tmp_path / "shards", Process(0, 3, lambda: True), tmp_path / "into")
 
 
 def test_rows_for_which_there_is_no_room_are_told_and_leave_nothing(tmp_path, monkeypatch, caplog):
@@ -121,7 +130,7 @@ def test_rows_for_which_there_is_no_room_are_told_and_leave_nothing(tmp_path, mo
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr("elias.training.checkpoint_shards.save_file", full)
-    first, second = (Checkpoints(tmp_path, CheckpointConfig(), Share(r, 2)) for r in (0, 1))
+    first, second = (Checkpoints(tmp_path, CheckpointConfig(), Process(r, 2)) for r in (0, 1))
 
     second.save(Checkpoint({}, tables(4)), attempt=ONCE)
     assert not second.written()
@@ -151,8 +160,8 @@ def test_rows_of_an_attempt_that_failed_are_in_no_later_checkpoint(tmp_path, mon
         return False
 
     first_waits = threading.Event()
-    first = Checkpoints(tmp_path, CheckpointConfig(), Share(0, 2, is_waiting))
-    second = Checkpoints(tmp_path, CheckpointConfig(), Share(1, 2))
+    first = Checkpoints(tmp_path, CheckpointConfig(), Process(0, 2, is_waiting))
+    second = Checkpoints(tmp_path, CheckpointConfig(), Process(1, 2))
     monkeypatch.setattr("elias.training.checkpoint_shards.save_file", full)
     failing = first.next_attempt()
     for each in (first, second) if late else (second, first):
@@ -168,24 +177,24 @@ def test_rows_of_an_attempt_that_failed_are_in_no_later_checkpoint(tmp_path, mon
 
     assert attempt.number == failing.number
     assert [path.name for path in tmp_path.iterdir()] == ["00000001"]
-    place = first.newest(lambda facts: facts["step"] == 2)
-    assert damage(place) == ""
-    for tensor in read_share(place, TENSORS_FILE, Share()).values():
+    place = first.newest(lambda metadata: metadata["step"] == 2)
+    assert find_damage(place) == ""
+    for tensor in read_tensors(place, TENSORS_FILE, Process()).values():
         assert tensor.tolist() == [2.0] * 4
 
 
 def test_the_first_process_waits_for_the_others_rows(tmp_path):
     for rank in (0, 1):
-        write_shard(tmp_path / "shards", Share(rank, 3), {"model.labels.bias": torch.ones(1)}, "")
+        write_shard(tmp_path / "shards", Process(rank, 3), {"model.labels.bias": torch.ones(1)}, "")
     (tmp_path / "into").mkdir()
     late = threading.Timer(
         0.2,
         write_shard,
-        (tmp_path / "shards", Share(2, 3), {"model.labels.bias": torch.ones(1)}, ""),
+        (tmp_path / "shards", Process(2, 3), {"model.labels.bias": torch.ones(1)}, ""),
     )
     late.start()
 
-    notes = take_shards(tmp_path / "shards", Share(0, 3), tmp_path / "into")
+    notes = collect_shards(tmp_path / "shards", Process(0, 3), tmp_path / "into")
 
     late.join()
     assert len(notes) == len(list((tmp_path / "into").iterdir())) == 3

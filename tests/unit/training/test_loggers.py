@@ -8,7 +8,7 @@ import pytest
 from elias.config import EliasConfig
 from elias.errors import ConfigError, RunError
 from elias.training import loggers
-from elias.training.loggers import check_trackers, numbers_of, open_trackers
+from elias.training.loggers import check_loggers, event_numbers, open_loggers
 from elias.training.run import LOG_FILE, open_run
 
 EPOCH = {
@@ -91,7 +91,7 @@ def test_wandb_gets_the_configuration_and_the_numbers(tmp_path, wandb):
 def test_a_run_that_goes_on_goes_on_in_the_same_place(tmp_path, wandb):
     ids = []
     for folder in ("run", "run", "other"):
-        open_trackers(configured(wandb="labels"), tmp_path / folder).close()
+        open_loggers(configured(wandb="labels"), tmp_path / folder).close()
         ids.append((wandb.begun["id"], wandb.begun["resume"]))
 
     assert ids[0] == ids[1]
@@ -133,8 +133,8 @@ def test_a_tracker_that_cannot_begin_is_left_out_and_the_run_goes_on(
     with open_run(tmp_path / "run", configured(wandb="labels"), overwrite=False) as run:
         run.record("epoch", **EPOCH)
 
-    told = [line.getMessage() for line in caplog.records if "left out" in line.getMessage()]
-    assert told == ["Wandb is left out: no api key run wandb login"]
+    told = [line.getMessage() for line in caplog.records if "is disabled" in line.getMessage()]
+    assert told == ["Wandb is disabled: no api key run wandb login"]
     assert len((tmp_path / "run" / "metrics.jsonl").read_text().splitlines()) == 1
 
 
@@ -145,7 +145,7 @@ def test_a_tracker_that_fails_is_left_out_and_the_run_goes_on(tmp_path, wandb, c
         run.record("epoch", **EPOCH)
         run.record("epoch", **EPOCH)
 
-    assert caplog.text.count("Wandb is left out from here on: no network") == 1
+    assert caplog.text.count("Wandb is disabled from now on: no network") == 1
     assert len((tmp_path / "run" / "metrics.jsonl").read_text().splitlines()) == 2
 
 
@@ -154,7 +154,7 @@ def test_a_missing_package_is_told_before_anything_is_done(monkeypatch, name, va
     monkeypatch.setattr(loggers, "find_spec", lambda _: None)
 
     with pytest.raises(ConfigError, match=rf"pip install 'elias-xmc\[{name}\]'"):
-        check_trackers(configured(**{name: value}).tracking)
+        check_loggers(configured(**{name: value}).tracking)
 
 
 def test_an_empty_project_is_refused():
@@ -163,9 +163,9 @@ def test_an_empty_project_is_refused():
 
 
 def test_events_without_numbers_are_passed_over():
-    assert numbers_of({"event": "probabilities", "ece": 0.1}) == {}
-    assert numbers_of({"event": "data", "source": "x", "labels": 3}) == {"data/labels": 3.0}
-    named = numbers_of({"event": "epoch", "member": 2, "stage": "s", "loss": 1})
+    assert event_numbers({"event": "probabilities", "ece": 0.1}) == {}
+    assert event_numbers({"event": "data", "source": "x", "labels": 3}) == {"data/labels": 3.0}
+    named = event_numbers({"event": "epoch", "member": 2, "stage": "s", "loss": 1})
     assert named == {"member 2/s/loss": 1.0}
 
 
@@ -174,7 +174,7 @@ def test_the_log_says_how_a_run_began_and_ended(tmp_path):
         run.record("epoch", **EPOCH)
 
     begun, ended = (tmp_path / "run" / LOG_FILE).read_text().splitlines()
-    assert "begun in" in begun
+    assert "started in" in begun
     assert "elias-xmc" in begun
     assert "finished after" in ended
 

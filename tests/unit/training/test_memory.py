@@ -12,18 +12,15 @@ from elias.data.synthetic import synthetic_corpus
 from elias.errors import RunError
 from elias.text.tokens import Tokens
 from elias.training import dry_run, memory
-from elias.training.dry_run import _model, _words, rehearse
+from elias.training.dry_run import _words_per_text, build_stage_model, estimate_run
 from elias.training.memory import (
-    Expected,
-    Room,
+    Capacity,
+    MemoryEstimate,
     Sizes,
-    expected_memory,
+    estimate_memory,
     gib,
-    host_room,
-    refuse_what_cannot_fit,
-    remedies,
-    resident,
-    sizes_of,
+    host_capacity,
+    resident_bytes,
 )
 from elias.training.optimizer import Optimizer
 
@@ -65,7 +62,7 @@ def test_weights_edges_and_moments_are_counted_to_the_byte(stage):
     from elias.model.build import build_encoder
 
     encoder = build_encoder(resolved.encoder, corpus.train.texts, None)
-    model = _model(resolved, chosen, encoder, n_labels)
+    model = build_stage_model(resolved, chosen, encoder, n_labels)
     optimizer = Optimizer(model, chosen)
     for parameter in model.parameters():  # so that torch's AdamW makes its moments
         tables = {"encoder.vectors", "labels.weight", "labels.bias"}
@@ -74,22 +71,24 @@ def test_weights_edges_and_moments_are_counted_to_the_byte(stage):
             parameter.grad = torch.zeros_like(parameter)
     optimizer.step(1.0)
     tokens = Tokens.from_csr(csr_matrix(np.ones((4, 3), dtype=np.float32)))
-    found = sizes_of(encoder, corpus.train.labels, tokens, 300, 5.0, resolved)
+    found = Sizes.measure(
+        encoder, corpus.train.labels, tokens, resolved, n_setup=300, words_per_text=5.0
+    )
 
     only = EliasConfig.from_dict(
         {**resolved.to_dict(), "stages": [resolved.to_dict()["stages"][0]]}
     )
-    parts = expected_memory(
+    parts = estimate_memory(
         found,
         resolved if stage == "stage2" else only,
         CPU,
         keeps_checkpoints=False,
         validates=False,
-    ).host
+    ).on_host
 
     weights = n_bytes(p for n, p in model.named_parameters() if not n.startswith("graph."))
     predicted = (
-        parts["label weights"] + parts["other weights"] + parts["the encoder's first weights"]
+        parts["label weights"] + parts["other weights"] + parts["copy of the initial encoder"]
     )
     assert predicted == weights
     assert parts["edges"] == n_bytes([model.graph.edge_labels, model.graph.edge_logits])
@@ -103,14 +102,14 @@ def test_every_size_makes_a_run_larger():
     resolved = config().resolve(10_000, 5_000)
 
     def total(found, given=resolved, device=CPU):
-        expected = expected_memory(found, given, device)
+        expected = estimate_memory(found, given, device)
         return expected.host_total + expected.device_total
 
     base = total(sizes())
     for larger in ("n_labels", "n_points", "most_labels", "dim", "dense_weights", "table_rows"):
         change = {larger: 10 * getattr(sizes(), larger)}
         if larger == "n_points":
-            change |= {"n_setup": 100_000, "bow_per_text": 5.0}
+            change |= {"n_setup": 100_000, "words_per_text": 5.0}
         assert total(sizes(**change)) > base, larger
     wide = config(**{"stages.stage2.batch_size": 320}).resolve(10_000, 5_000)
     assert total(sizes(), wide) > base
@@ -123,7 +122,7 @@ def test_compact_storage_and_more_processes_take_less_of_a_gpu():
     compact = config(**{"index.label_storage": "compact"}).resolve(10_000, 5_000)
 
     def labels(given, **changes):
-        parts = expected_memory(sizes(**changes), given, CUDA).device
+        parts = estimate_memory(sizes(**changes), given, CUDA).on_device
         return parts["label weights"] + parts["optimizer"]
 
     assert labels(compact) < labels(full)
@@ -135,21 +134,21 @@ def test_a_transformer_in_bfloat16_and_with_checkpoints_keeps_less():
         changes = {f"encoder.{key}": value for key, value in changes.items()}
         given = config(**{"encoder.kind": "transformer", **changes}).resolve(10_000, 5_000)
         found = sizes(layers=12, width=768, longest_text=128, table_rows=0)
-        return expected_memory(found, given, CUDA).device["activations of the encoder"]
+        return estimate_memory(found, given, CUDA).on_device["encoder activations"]
 
     assert (
         activations(gradient_checkpointing=True) < activations() < activations(precision="float32")
     )
 
 
-def expecting(host=0, **parts):
-    return Expected({}, {"program and corpus, so far": host, **parts})
+def expecting(host=0, resident=0, **parts):
+    on_host = {"program and corpus": resident, "others": host - resident, **parts}
+    return MemoryEstimate(sizes(), config().resolve(10_000, 5_000), CPU, on_host, {})
 
 
-def refuse(expected, monkeypatch, room, **changes):
-    monkeypatch.setattr(memory, "host_room", lambda: room)
-    given = {"resident": 0, "ignore": False, **changes}
-    refuse_what_cannot_fit(expected, sizes(), config().resolve(10_000, 5_000), CPU, **given)
+def check(estimate, monkeypatch, capacity, **options):
+    monkeypatch.setattr(memory, "host_capacity", lambda: capacity)
+    estimate.check(**options)
 
 
 def test_a_run_that_cannot_fit_is_refused_with_remedies(monkeypatch):
@@ -158,7 +157,7 @@ def test_a_run_that_cannot_fit_is_refused_with_remedies(monkeypatch):
     with pytest.raises(
         RunError, match=r"needs about 180\.0 GiB of memory, and there is 16\.0 GiB"
     ) as e:
-        refuse(expected, monkeypatch, Room(16 << 30, 8 << 30))
+        check(expected, monkeypatch, Capacity(16 << 30, 8 << 30))
 
     assert "\n" not in str(e.value)
     assert "--ignore-memory" in str(e.value)
@@ -166,20 +165,20 @@ def test_a_run_that_cannot_fit_is_refused_with_remedies(monkeypatch):
 
 
 def test_one_that_fits_beside_nothing_else_is_begun_with_a_warning(monkeypatch, caplog):
-    refuse(expecting(10 << 30), monkeypatch, Room(16 << 30, 8 << 30))
+    check(expecting(10 << 30), monkeypatch, Capacity(16 << 30, 8 << 30))
 
     assert "10.0 GiB of memory, of which 8.0 GiB is free now" in caplog.text
 
 
 def test_the_check_can_be_ignored(monkeypatch, caplog):
-    refuse(expecting(20 << 30), monkeypatch, Room(16 << 30, 8 << 30), ignore=True)
+    check(expecting(20 << 30), monkeypatch, Capacity(16 << 30, 8 << 30), ignore=True)
 
     assert "needs 20.0 GiB of memory, and there is 16.0 GiB" in caplog.text
 
 
 def test_what_the_process_holds_is_its_own(monkeypatch, caplog):
-    room = Room(16 << 30, 8 << 30)
-    refuse(expecting(10 << 30), monkeypatch, room, resident=4 << 30)
+    room = Capacity(16 << 30, 8 << 30)
+    check(expecting(10 << 30, resident=4 << 30), monkeypatch, room)
 
     assert not caplog.text
 
@@ -188,29 +187,29 @@ def test_a_point_with_a_million_labels_is_named():
     resolved = config().resolve(10_000, 2_000_000)
     many = sizes(n_labels=2_000_000, most_labels=1_000_000)
 
-    expected = expected_memory(many, resolved, CPU)
+    expected = estimate_memory(many, resolved, CPU)
 
-    assert expected.host["activations of the index"] > 32 * 1_000_000 * 8
-    assert "the point with 1,000,000 labels" in remedies(expected, many, resolved, CPU)[0]
+    assert expected.on_host["index activations"] > 32 * 1_000_000 * 8
+    assert "the point with 1,000,000 labels" in expected.remedies()[0]
 
 
 def test_remedies_go_by_what_is_large():
     resolved = config(**{"encoder.kind": "transformer"}).resolve(10_000, 5_000)
     found = sizes(layers=12, width=768, longest_text=512, table_rows=0, dim=768)
-    wide = Expected({"activations of the encoder": 90, "label weights": 5, "optimizer": 5}, {})
-    deep = Expected({"activations of the encoder": 5, "label weights": 40, "optimizer": 55}, {})
+    wide = {"encoder activations": 90, "label weights": 5, "optimizer": 5}
+    deep = {"encoder activations": 5, "label weights": 40, "optimizer": 55}
 
-    told = remedies(wide, found, resolved, CUDA)
+    told = MemoryEstimate(found, resolved, CUDA, {}, wide).remedies()
     assert "set encoder.gradient_checkpointing=true" in told
     assert any("batch_size from 32 to 16" in line for line in told)
-    told = remedies(deep, found, resolved, CUDA)
+    told = MemoryEstimate(found, resolved, CUDA, {}, deep).remedies()
     assert told[0] == "set encoder.bottleneck=384"
     assert "set index.label_storage=compact (bfloat16)" in told
 
 
 def test_a_run_that_is_too_large_leaves_nothing(tmp_path, monkeypatch):
     corpus = synthetic_corpus(n_points=200, n_labels=20)
-    monkeypatch.setattr(memory, "host_room", lambda: Room(1 << 20, 1 << 20))
+    monkeypatch.setattr(memory, "host_capacity", lambda: Capacity(1 << 20, 1 << 20))
 
     with pytest.raises(RunError, match="needs about"):
         train(config(), corpus, out=tmp_path / "run", device="cpu")
@@ -220,24 +219,24 @@ def test_a_run_that_is_too_large_leaves_nothing(tmp_path, monkeypatch):
     assert model.metadata["metrics"]
 
 
-def test_a_rehearsal_tells_memory_and_time_and_writes_nothing(tmp_path, monkeypatch):
+def test_a_dry_run_tells_memory_and_time_and_writes_nothing(tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     corpus = synthetic_corpus(n_points=200, n_labels=20)
 
-    found = rehearse(config().resolve(len(corpus.train), 20), corpus, CPU)
+    found = estimate_run(config().resolve(len(corpus.train), 20), corpus, CPU)
 
     assert set(found.epoch_seconds) == {"stage1", "stage2"}
     assert all(seconds > 0 for seconds in found.epoch_seconds.values())
     assert found.n_steps["stage1"] >= 5
-    assert found.expected.host_total > resident() // 2
+    assert found.memory.host_total > resident_bytes() // 2
     assert not (tmp_path / "cache").exists()
 
 
-def test_a_rehearsal_of_what_does_not_fit_times_nothing(monkeypatch):
+def test_a_dry_run_of_what_does_not_fit_times_nothing(monkeypatch):
     corpus = synthetic_corpus(n_points=200, n_labels=20)
-    monkeypatch.setattr(memory, "host_room", lambda: Room(1 << 20, 1 << 20))
+    monkeypatch.setattr(memory, "host_capacity", lambda: Capacity(1 << 20, 1 << 20))
 
-    found = rehearse(config().resolve(len(corpus.train), 20), corpus, CPU)
+    found = estimate_run(config().resolve(len(corpus.train), 20), corpus, CPU)
 
     assert found.epoch_seconds == {}
     assert found.remedies
@@ -251,28 +250,31 @@ def test_a_batch_larger_than_the_corpus_is_the_corpus(monkeypatch):
     whole = config(**{f"stages.{name}.batch_size": 10_000 for name in names})
     seen = []
     monkeypatch.setattr(
-        dry_run, "_words", lambda sample: seen.append(len(sample)) or _words(sample)
+        dry_run,
+        "_words_per_text",
+        lambda sample: seen.append(len(sample)) or _words_per_text(sample),
     )
 
-    found = rehearse(huge.resolve(len(corpus.train), 20), corpus, CPU)
+    found = estimate_run(huge.resolve(len(corpus.train), 20), corpus, CPU)
 
     assert found.n_steps == {"stage1": 1, "stage2": 1}
     assert set(found.epoch_seconds) == set(names)
     assert seen[0] <= len(corpus.train)
-    assert expected_memory(sizes(), huge.resolve(10_000, 5_000), CPU) == expected_memory(
-        sizes(), whole.resolve(10_000, 5_000), CPU
+    capped, largest = (
+        estimate_memory(sizes(), given.resolve(10_000, 5_000), CPU) for given in (huge, whole)
     )
+    assert capped.on_host == largest.on_host
 
 
 def test_the_batch_that_is_advised_fits():
     names = ("stage1", "stage2")
     given = config(**{f"stages.{name}.batch_size": 8192 for name in names}).resolve(10_000, 5_000)
     smaller = config(**{f"stages.{name}.batch_size": 64 for name in names}).resolve(10_000, 5_000)
-    room = expected_memory(sizes(), smaller, CPU).host_total
-    expected = expected_memory(sizes(), given, CPU)
-    there = [memory.Fit("memory", expected.host_total, Room(2 * room, room))]
+    room = estimate_memory(sizes(), smaller, CPU).host_total
+    expected = estimate_memory(sizes(), given, CPU)
+    there = [memory.Fit("memory", expected.host_total, Capacity(2 * room, room))]
 
-    told = remedies(expected, sizes(), given, CPU, there)
+    told = expected.remedies(there)
 
     assert "lower stages.*.batch_size from 8192 to 64" in told
 
@@ -284,29 +286,29 @@ def launched(monkeypatch, size, here):
 
 
 def test_the_processes_of_a_machine_share_its_memory(monkeypatch, caplog):
-    room = Room(16 << 30, 16 << 30)
-    monkeypatch.setattr(memory, "shared", lambda: 1 << 30)
-    refuse(expecting(5 << 30), monkeypatch, room)
+    room = Capacity(16 << 30, 16 << 30)
+    monkeypatch.setattr(memory, "shared_bytes", lambda: 1 << 30)
+    check(expecting(5 << 30), monkeypatch, room)
     launched(monkeypatch, size=8, here=4)
 
     with pytest.raises(RunError, match=r"needs about 17\.0 GiB of memory"):  # 5 + 3 · (5 - 1)
-        refuse(expecting(5 << 30), monkeypatch, room)
+        check(expecting(5 << 30), monkeypatch, room)
 
-    refuse(expecting(4 << 30), monkeypatch, Room(16 << 30, 4 << 30), resident=4 << 30)
+    check(expecting(4 << 30, resident=4 << 30), monkeypatch, Capacity(16 << 30, 4 << 30))
     assert not caplog.text  # all that is not free is theirs
 
 
-def test_a_rehearsal_under_torchrun_tells_the_share_of_a_process(monkeypatch):
+def test_a_dry_run_under_torchrun_tells_the_share_of_a_process(monkeypatch):
     corpus = synthetic_corpus(n_points=200, n_labels=20)
     given = config().resolve(len(corpus.train), 20)
-    alone = rehearse(given, corpus, CPU)
+    alone = estimate_run(given, corpus, CPU)
     launched(monkeypatch, size=4, here=2)
 
-    found = rehearse(given, corpus, CPU)
+    found = estimate_run(given, corpus, CPU)
 
-    assert found.expected.host["label weights"] * 4 == alone.expected.host["label weights"]
+    assert found.memory.on_host["label weights"] * 4 == alone.memory.on_host["label weights"]
     assert found.fits[0].n_processes == 2
-    assert found.fits[0].needed > found.expected.host_total
+    assert found.fits[0].needed > found.memory.host_total
     assert found.epoch_seconds == {}
 
 
@@ -314,17 +316,17 @@ def test_a_container_has_what_it_is_allowed(monkeypatch):
     found = {"MemTotal": 64 << 30, "MemAvailable": 32 << 30}
     monkeypatch.setattr(memory, "_meminfo", lambda: found)
     told = {"memory.max": 8 << 30, "memory.current": 3 << 30}
-    monkeypatch.setattr(memory, "_number", lambda path: told.get(path.name))
+    monkeypatch.setattr(memory, "_read_number", lambda path: told.get(path.name))
 
-    assert host_room() == Room(8 << 30, 5 << 30)
+    assert host_capacity() == Capacity(8 << 30, 5 << 30)
     told["memory.max"] = None
-    assert host_room() == Room(64 << 30, 32 << 30)
+    assert host_capacity() == Capacity(64 << 30, 32 << 30)
 
 
 def test_a_machine_that_tells_nothing_refuses_nothing(monkeypatch):
-    monkeypatch.setattr(memory, "host_room", lambda: None)
+    monkeypatch.setattr(memory, "host_capacity", lambda: None)
 
-    assert memory.fits(expecting(1 << 60), CPU, 0) == []
+    assert expecting(1 << 60).fits() == []
 
 
 def test_bytes_are_told_for_people():
@@ -335,5 +337,5 @@ def test_the_gpu_is_asked_where_it_trains(monkeypatch):
     cuda = SimpleNamespace(mem_get_info=lambda _: (3, 10), memory_reserved=lambda _: 2)
     monkeypatch.setattr(memory.torch, "cuda", cuda)
 
-    assert memory.device_room(CUDA) == Room(10, 5)
-    assert memory.device_room(CPU) is None
+    assert memory.device_capacity(CUDA) == Capacity(10, 5)
+    assert memory.device_capacity(CPU) is None

@@ -165,7 +165,7 @@ def test_a_finished_run_comes_back_after_the_new_one_was_killed(tmp_path):
 
 def test_a_run_keeps_the_partition_of_its_labels(tmp_path):
     with open_run(tmp_path / "run", CONFIG, overwrite=False) as run:
-        run.keep_partition(np.array([2, 0, 1]))
+        run.save_partition(np.array([2, 0, 1]))
 
     assert np.load(tmp_path / "run" / PARTITION_FILE).tolist() == [2, 0, 1]
     assert names(tmp_path / "run") == {CONFIG_FILE, LOG_FILE, PARTITION_FILE}
@@ -196,7 +196,7 @@ def test_a_run_that_goes_on_forgets_what_was_recorded_after_its_checkpoint(tmp_p
 def test_what_is_done_again_is_not_recorded_again():
     run = Run()
 
-    with run.redoing(True), run.timed("tokens"):
+    with run.replaying(True), run.timed("tokens"):
         run.record("data", points=3)
 
     assert (run.records, run.timings) == ([], {})
@@ -219,9 +219,9 @@ def test_a_step_that_was_stopped_takes_what_both_parts_took(monkeypatch):
 def test_a_run_that_is_at_work_is_not_disturbed(tmp_path):
     with open_run(tmp_path / "run", CONFIG, overwrite=False):
         for overwrite in (False, True):
-            with pytest.raises(RunError, match="a run is at work here"):
+            with pytest.raises(RunError, match="a run is active here"):
                 check_folder(tmp_path / "run", overwrite=overwrite)
-            with pytest.raises(RunError, match="a run is at work here"):
+            with pytest.raises(RunError, match="a run is active here"):
                 begin(tmp_path / "run", overwrite=overwrite)
 
         assert CONFIG_FILE in names(tmp_path / "run")

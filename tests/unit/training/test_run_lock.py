@@ -5,7 +5,7 @@ import sys
 import pytest
 
 from elias.errors import RunError
-from elias.training.run import LOCK_FILE, locked, refuse_if_locked
+from elias.training.run import LOCK_FILE, check_unlocked, locked
 
 HOLD = """
 import sys
@@ -19,7 +19,7 @@ with locked(Path(sys.argv[1])):
 
 def test_a_second_run_is_refused_and_told_who_is_at_work(tmp_path):
     with locked(tmp_path):
-        for refused in (lambda: locked(tmp_path).__enter__(), lambda: refuse_if_locked(tmp_path)):
+        for refused in (lambda: locked(tmp_path).__enter__(), lambda: check_unlocked(tmp_path)):
             with pytest.raises(RunError, match=f"process {os.getpid()}"):
                 refused()
 
@@ -28,14 +28,14 @@ def test_the_lock_goes_with_the_run(tmp_path):
     with locked(tmp_path):
         assert (tmp_path / LOCK_FILE).exists()
 
-    refuse_if_locked(tmp_path)
+    check_unlocked(tmp_path)
     assert list(tmp_path.iterdir()) == []
 
 
 def test_a_lock_file_that_nobody_holds_does_not_matter(tmp_path):
     (tmp_path / LOCK_FILE).write_text("1\n")
 
-    refuse_if_locked(tmp_path)
+    check_unlocked(tmp_path)
     with locked(tmp_path):
         assert (tmp_path / LOCK_FILE).read_text() == f"{os.getpid()}\n"
 
@@ -50,7 +50,7 @@ def test_a_process_that_is_killed_holds_nothing(tmp_path):
     ) as process:
         assert process.stdout.readline() == b"held\n"
         with pytest.raises(RunError, match=f"process {process.pid}"):
-            refuse_if_locked(tmp_path)
+            check_unlocked(tmp_path)
         process.kill()
 
     with locked(tmp_path):
