@@ -79,6 +79,9 @@ def content(run):
             tree = without_times(json.loads(path.read_text()))
             tree.pop("checkpoint", None)
             tree.get("config", {}).pop("checkpoint", None)
+            for name_of_file in list(tree.get("files", {})):
+                if name_of_file.endswith("config.json"):  # its checksum depends on the timings
+                    del tree["files"][name_of_file]
             found[name] = tree
         else:
             found[name] = path.read_bytes()
