@@ -17,7 +17,7 @@ from scipy.sparse import csr_matrix
 
 from elias import EliasConfig
 from elias.data import Corpus, Split, convert, load_corpus
-from elias.data.readers import base
+from elias.data.readers import files as data_files
 from elias.data.readers.text_rows import TextFile, json_text_rows
 from elias.errors import EliasError
 from elias.inference.prediction_io import read_predictions
@@ -100,7 +100,7 @@ def read(folder, on_disk):
     """Read a corpus with a cache of its own."""
     with tempfile.TemporaryDirectory() as cache, pytest.MonkeyPatch.context() as patch:
         patch.setenv("XDG_CACHE_HOME", cache)
-        patch.setattr(base, "CHUNK", 2)
+        patch.setattr(data_files, "CHUNK_ROWS", 2)
         return load_corpus(folder, on_disk=on_disk).fingerprint()
 
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from scipy.sparse import csr_matrix
 
 from elias.data import SPLITS, Corpus, Split, convert, load_corpus
-from elias.data.readers.files import one_line
+from elias.data.writers import one_line
 
 TABLES = ("jsonl", "csv", "tsv", "parquet")
 LINES = ("folder", "xmc", "pecos")

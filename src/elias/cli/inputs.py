@@ -76,13 +76,13 @@ def chunks(items: Iterable[T], size: int) -> Iterator[list[T]]:
 
 
 def _stdin_lines() -> Iterator[str]:
-    from elias.data.readers.files import not_utf8
+    from elias.data.readers.files import describe_utf8_error
 
     for number, raw in enumerate(sys.stdin.buffer, start=1):
         try:
             line = raw.decode("utf-8")
         except UnicodeDecodeError as error:
-            raise DataError(f"stdin:{number}: {not_utf8(error)}") from None
+            raise DataError(f"stdin:{number}: {describe_utf8_error(error)}") from None
         if number == 1:
             line = line.removeprefix("\ufeff")
         yield line.rstrip("\n").rstrip("\r")

@@ -1,4 +1,4 @@
-"""Load a corpus: detect its format, read it, check it."""
+"""Load a corpus: detect its format, read it into memory or into mapped files, check it."""
 
 from __future__ import annotations
 
@@ -9,129 +9,39 @@ import os
 from contextlib import suppress
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, TypeAlias
+from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeAlias, TypeVar
 
 import numpy as np
+from scipy.sparse import vstack
 
 from elias.data.atomic import cache_root, evict_oldest, mark_in_use, staged_folder
-from elias.data.corpus import Corpus, Split
-from elias.data.readers import npz as npz_folder
-from elias.data.readers.base import Reading, ReadOptions
-from elias.data.readers.detect import named_columns, read_path, recognise, text_columns
+from elias.data.corpus import SPLITS, Corpus, Split
+from elias.data.readers.base import LABELS, Chunk, ReadOptions, csr_from_lists
+from elias.data.readers.detect import named_columns, open_reader, text_columns
 from elias.data.readers.files import is_gzip, sanitize
-from elias.data.readers.to_disk import (
-    store_folder,
-    store_lf,
-    store_pecos,
-    store_tables,
-    store_xmc,
-    store_xmc_folder,
-)
 from elias.data.splits import DEFAULT_TEST_SHARE, hold_out_test
-from elias.data.storage import _FORMAT as STORE_FORMAT
-from elias.data.storage import DESCRIPTION, FEATURES, LABELS, NAMES, DiskTexts, read_csr
+from elias.data.storage import SplitWriter, open_corpus, write_description
 from elias.errors import DataError, did_you_mean
+from elias.progress import progress
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Callable, Iterator, Mapping
 
+    from numpy.typing import NDArray
     from scipy.sparse import csr_matrix
+
+    from elias.data.readers.base import LabelRows, Reader, Summary
 
 
 logger = logging.getLogger(__name__)
 
-log = logging.getLogger(__name__)
-
 OnDisk: TypeAlias = Literal["auto", "on", "off"]
-LARGE = 1 << 30
-"""Bytes of the files, gzipped ones counted four times, from which ``auto`` leaves them on disk. In
-memory, a table takes about five times the size of its file while it is read."""
-_GZIPPED = 4
-_CACHE_LIMIT = 100 * 2**30  # bytes of corpora kept before the oldest goes
-_FORMAT = 1
-
-
-def belongs_on_disk(path: Path, on_disk: OnDisk) -> bool:
-    """Say whether a corpus is to be left on disk."""
-    if on_disk != "auto":
-        return on_disk == "on"
-    return sum(size * (_GZIPPED if packed else 1) for size, packed in _sizes(path)) > LARGE
-
-
-def read_to_disk(path: Path, options: ReadOptions) -> Reading:
-    """Read a corpus into the cache folder, or find it there.
-
-    It is found again as long as its files have the same names, sizes and times.
-
-    Raises:
-        DataError: If it cannot be read, or there is no room for it.
-    """
-    kept = cache_root() / "corpora" / _key(path, options)
-    with suppress(DataError):
-        found = open_corpus(kept, path)
-        mark_in_use(kept)
-        os.utime(kept)
-        log.info("%s: found on disk, as it was read before", path)
-        return found
-    try:
-        with staged_folder(kept, overwrite=True) as staging:
-            _store(path, options, staging)
-        mark_in_use(kept)
-        evict_oldest(kept.parent, _CACHE_LIMIT)
-    except OSError as error:
-        raise DataError(
-            f"{kept.parent}: the corpus cannot be kept there ({error.strerror}); free some, or "
-            "set XDG_CACHE_HOME to a folder on another disk"
-        ) from error
-    return open_corpus(kept, path)
-
-
-def _store(path: Path, options: ReadOptions, folder: Path) -> None:
-    """Write a corpus in whichever format into an empty folder."""
-    kind, files = recognise(path)
-    if files is None and kind == "npz":
-        spelling = npz_folder.spelling_of(path)
-        assert spelling is not None
-        options.refuse(path, spelling.name)
-        store_folder(path, spelling, folder)
-    elif files is None:
-        (store_lf if kind == "lf" else store_xmc_folder)(path, options, folder)
-    elif kind == "xmc":
-        store_xmc(files.by_split, options, files.source, folder)
-    elif kind == "pecos":
-        store_pecos(files.by_split, options, files.source, folder)
-    else:
-        store_tables(files, options, folder)
-
-
-def _files(path: Path) -> Iterator[Path]:
-    """Yield the file, or the files of a folder and of the folders in it."""
-    if path.is_dir():
-        for pattern in ("*", "*/*"):
-            yield from sorted(file for file in path.glob(pattern) if file.is_file())
-    elif path.is_file():
-        yield path
-
-
-def _sizes(path: Path) -> Iterator[tuple[int, bool]]:
-    for file in _files(path):
-        size = file.stat().st_size
-        yield size, size > LARGE // _GZIPPED and is_gzip(file)
-
-
-def _key(path: Path, options: ReadOptions) -> str:
-    """Return a name for the files as they are now, and for how they are read."""
-    stats = [(str(file.resolve()), file.stat()) for file in _files(path)]
-    told = [
-        _FORMAT,
-        str(path.resolve()),
-        asdict(options),
-        [(name, stat.st_size, stat.st_mtime_ns) for name, stat in stats],
-    ]
-    return hashlib.sha256(json.dumps(told).encode()).hexdigest()[:40]
-
-
-log = logging.getLogger(__name__)
+ON_DISK_BYTES = 1 << 30
+"""Size of the files, gzipped ones counted four times, from which ``auto`` keeps a corpus on disk.
+In memory, a table takes about five times the size of its file while it is read."""
+_GZIP_FACTOR = 4
+_CACHE_BYTES = 100 * 2**30  # size of the cache of corpora before the oldest is removed
+_CACHE_VERSION = 1
 
 
 def load_corpus(
@@ -144,26 +54,26 @@ def load_corpus(
     test_size: float | None = None,
     on_disk: OnDisk = "auto",
 ) -> Corpus:
-    r"""Read a corpus in any of the formats of `elias.data.formats`, recognised by content.
+    r"""Read a corpus in any supported format, which is detected by content.
 
     Args:
-        path: a file or folder.
-        text: the text column of a table; several (``"title,abstract"``) are joined by a space.
-            Without it, a column called text, title, content … is taken.
-        labels: the labels column; without it one called labels, tags, categories … is taken.
-        separator: what separates labels in one cell (``""``: each cell is one label); without
-            it, ``|``, ``;``, tab or comma, whichever is found.
-        seed: decides the test points, where a test split has to be made.
-        test_size: how many points to test on: a number, or a share below 1; 0 for none. Without
-            it, a source that names no splits gives a fifth of its points.
-        on_disk: whether texts and labels are left on disk, in the cache folder, instead of in
-            memory; ``auto``: where the files are large (see `elias.data.load`).
+        path: A file or folder.
+        text: The text column of a table; several (``"title,abstract"``) are joined by a space.
+            By default a column called text, title, content …
+        labels: The labels column; by default a column called labels, tags, categories …
+        separator: The separator of labels in one cell (``""``: each cell is one label); by
+            default ``|``, ``;``, tab or comma, detected from the cells.
+        seed: Seed of the random choice of test points.
+        test_size: The number of points to test on, or a share below 1; 0 for none. By default, a
+            fifth of the points if the source names no splits.
+        on_disk: Whether texts and labels stay on disk, in the cache folder, instead of in memory;
+            ``auto``: if the files are large (see `elias.data.load`).
 
     Returns:
-        The corpus; its ``notes`` say what the reader decided.
+        The corpus; its ``notes`` list the decisions of the reader.
 
     Raises:
-        DataError: on one line, naming the file, the line where there is one, and the remedy.
+        DataError: On one line, with the file, the line number if there is one, and the remedy.
 
     Example:
         >>> from pathlib import Path
@@ -175,143 +85,244 @@ def load_corpus(
         >>> corpus.train.texts, corpus.label_names
         (['cod quotas', 'wine labels'], ['fish', 'law'])
     """
-    place = Path(path).expanduser()
-    _must_exist(place)
+    path = Path(path).expanduser()
+    if not path.exists():
+        siblings = [p.name for p in path.parent.iterdir()] if path.parent.is_dir() else []
+        raise DataError(f"{path}: no such file or folder{did_you_mean(path.name, siblings)}")
     options = ReadOptions(text=text, labels=labels, separator=separator)
-    if belongs_on_disk(place, on_disk):
-        reading = read_to_disk(place, options)
-    else:
-        reading = read_path(place, options)
-        reading = reading._replace(corpus=_mended(reading.corpus))
-    corpus = reading.corpus
+    use_disk = _is_large(path) if on_disk == "auto" else on_disk == "on"
+    corpus, has_splits = (_read_to_disk if use_disk else _read_to_memory)(path, options)
     check_corpus(corpus)
-    wanted = test_size if reading.has_splits or test_size is not None else DEFAULT_TEST_SHARE
-    used = {**asdict(options), "text": text_columns(place, text), "test_size": wanted}
+    wanted = test_size if has_splits or test_size is not None else DEFAULT_TEST_SHARE
+    used = {**asdict(options), "text": text_columns(path, text), "test_size": wanted}
     used["seed"] = seed if wanted else None
     settings = {name: value for name, value in used.items() if value is not None}
     corpus = replace(corpus, reading=settings)
     if wanted is not None:
         corpus = hold_out_test(corpus, wanted, seed)
-        _must_have_labels(corpus)
-    log.info("%s: %s format, %d labels", place, corpus.format, corpus.n_labels)
+        _check_training_labels(corpus)
+    logger.info("%s: %s format, %d labels", path, corpus.format, corpus.n_labels)
     return corpus
 
 
-def _must_exist(path: Path) -> None:
-    if path.exists():
-        return
-    siblings = [p.name for p in path.parent.iterdir()] if path.parent.is_dir() else []
-    raise DataError(f"{path}: no such file or folder{did_you_mean(path.name, siblings)}")
+class _SplitCollector(Protocol):
+    """Takes the chunks of one split."""
+
+    def add(self, chunk: Chunk) -> None: ...
+
+    def close(self) -> None: ...
 
 
-def _mended(corpus: Corpus) -> Corpus:
-    names, n_names = sanitize(corpus.label_names)
-    splits: dict[str, Split | None] = {}
-    n_texts = 0
-    for name, split in corpus.splits.items():
-        if split.texts is not None:
-            texts, changed = sanitize(split.texts)
-            n_texts += changed
-            splits[name] = replace(split, texts=texts)
-    notes = dict(corpus.notes)
-    if n_texts + n_names:
-        notes["mended"] = f"NULs or lone surrogates replaced in {n_texts + n_names} texts or names"
-        log.warning("%s: %s", corpus.source, notes["mended"])
-    return replace(corpus.with_splits(**splits), label_names=names, notes=notes)
+_Collector = TypeVar("_Collector", bound=_SplitCollector)
+
+
+def _collect(
+    reader: Reader, path: Path, new_split: Callable[[str], _Collector]
+) -> tuple[dict[str, _Collector], Summary]:
+    """Pass all chunks of a reader to collectors; return these by split, and the summary.
+
+    Texts and label names are sanitized. The features of the labels are in the split `LABELS`.
+    """
+    collectors: dict[str, _Collector] = {}
+    n_points: dict[str, int] = {}
+    n_uses = n_changed = 0
+    try:
+        with progress(f"Reading {path.name}") as advance:
+            for chunk in reader.chunks():
+                if chunk.split not in collectors:
+                    collectors[chunk.split] = new_split(chunk.split)
+                if chunk.texts is not None:
+                    texts, changed = sanitize(chunk.texts)
+                    n_changed += changed
+                    chunk = replace(chunk, texts=texts)
+                if chunk.labels is not None:
+                    count = len(chunk.labels.counts)
+                    n_points[chunk.split] = n_points.get(chunk.split, 0) + count
+                    n_uses += len(chunk.labels.codes)
+                    advance(count)
+                collectors[chunk.split].add(chunk)
+    finally:
+        for collector in collectors.values():
+            collector.close()
+    in_order = {name: n_points[name] for name in SPLITS if name in n_points}
+    summary = reader.finish(in_order, n_uses)
+    names, changed = sanitize(summary.label_names)
+    notes = dict(summary.notes)
+    if n_changed + changed:
+        count = n_changed + changed
+        notes["sanitized"] = f"NULs or lone surrogates replaced in {count} texts or names"
+        logger.warning("%s: %s", path, notes["sanitized"])
+    order = [*in_order, *(name for name in collectors if name == LABELS)]
+    collected = {name: collectors[name] for name in order}
+    return collected, replace(summary, label_names=names, notes=notes)
+
+
+class _MemorySplit:
+    """Collects the chunks of one split in memory."""
+
+    def __init__(self, _: str) -> None:
+        self._texts: list[str] | None = None
+        self._labels: list[LabelRows] = []
+        self._features: list[csr_matrix] = []
+
+    def add(self, chunk: Chunk) -> None:
+        if chunk.texts is not None:
+            self._texts = [] if self._texts is None else self._texts
+            self._texts += chunk.texts
+        if chunk.labels is not None:
+            self._labels.append(chunk.labels)
+        if chunk.features is not None:
+            self._features.append(chunk.features)
+
+    def close(self) -> None:
+        """Do nothing; nothing is open."""
+
+    def features(self) -> csr_matrix | None:
+        """Return the feature matrix, if there are features."""
+        return vstack(self._features, format="csr") if self._features else None
+
+    def split(self, summary: Summary, filters: NDArray[np.int64] | None) -> Split:
+        """Return the split."""
+        counts = np.concatenate([rows.counts for rows in self._labels])
+        codes = np.concatenate([rows.codes for rows in self._labels])
+        weights = [rows.weights for rows in self._labels if rows.weights is not None]
+        labels = csr_from_lists(
+            counts,
+            codes if summary.ids is None else summary.ids[codes],
+            len(summary.label_names),
+            np.concatenate(weights) if weights else None,
+        )
+        labels.eliminate_zeros()
+        features = self.features()
+        return Split(labels=labels, texts=self._texts, features=features, filters=filters)
+
+
+def _read_to_memory(path: Path, options: ReadOptions) -> tuple[Corpus, bool]:
+    """Return a corpus in memory, and whether its source names the splits."""
+    reader = open_reader(path, options, in_memory=True)
+    collected, summary = _collect(reader, path, _MemorySplit)
+    label_features = collected.pop(LABELS).features() if LABELS in collected else None
+    splits: dict[str, Any] = {
+        name: split.split(summary, summary.filters.get(name)) for name, split in collected.items()
+    }
+    corpus = Corpus(
+        label_names=summary.label_names,
+        label_features=label_features,
+        source=path,
+        format=reader.format,
+        notes=summary.notes,
+        **splits,
+    )
+    return corpus, reader.has_splits
+
+
+def _read_to_disk(path: Path, options: ReadOptions) -> tuple[Corpus, bool]:
+    """Read a corpus into the cache folder, or find it there, and open it memory-mapped.
+
+    A cached corpus is used while its files have the same names, sizes and times.
+    """
+    folder = cache_root() / "corpora" / _cache_key(path, options)
+    with suppress(DataError):
+        cached = open_corpus(folder, path)
+        mark_in_use(folder)
+        os.utime(folder)
+        logger.info("%s: read from the cache", path)
+        return cached
+    try:
+        with staged_folder(folder, overwrite=True) as staging:
+            _store(path, options, staging)
+        mark_in_use(folder)
+        evict_oldest(folder.parent, _CACHE_BYTES)
+    except OSError as error:
+        raise DataError(
+            f"{folder.parent}: the corpus cannot be stored there ({error.strerror}); free some "
+            "space, or set XDG_CACHE_HOME to a folder on another disk"
+        ) from error
+    return open_corpus(folder, path)
+
+
+def _store(path: Path, options: ReadOptions, folder: Path) -> None:
+    """Write a corpus into an empty folder."""
+    reader = open_reader(path, options, in_memory=False)
+    writers, summary = _collect(reader, path, lambda name: SplitWriter(folder / name))
+    description: dict[str, Any] = {"format": reader.format, "has_splits": reader.has_splits}
+    if LABELS in writers:
+        description["label_features"] = writers.pop(LABELS).finish_features()
+    description["notes"] = summary.notes
+    description["splits"] = {
+        name: writer.finish(summary.ids, len(summary.label_names), summary.filters.get(name))
+        for name, writer in writers.items()
+    }
+    write_description(folder, description, summary.label_names)
+
+
+def _files(path: Path) -> Iterator[Path]:
+    """Yield the file, or the files of a folder and of its direct subfolders."""
+    if path.is_dir():
+        for pattern in ("*", "*/*"):
+            yield from sorted(file for file in path.glob(pattern) if file.is_file())
+    elif path.is_file():
+        yield path
+
+
+def _is_large(path: Path) -> bool:
+    total = 0
+    for file in _files(path):
+        size = file.stat().st_size
+        is_packed = size > ON_DISK_BYTES // _GZIP_FACTOR and is_gzip(file)
+        total += size * (_GZIP_FACTOR if is_packed else 1)
+    return total > ON_DISK_BYTES
+
+
+def _cache_key(path: Path, options: ReadOptions) -> str:
+    """Return a name for the current state of the files and the options."""
+    stats = [(str(file.resolve()), file.stat()) for file in _files(path)]
+    files = [(name, stat.st_size, stat.st_mtime_ns) for name, stat in stats]
+    content = json.dumps([_CACHE_VERSION, str(path.resolve()), asdict(options), files])
+    return hashlib.sha256(content.encode()).hexdigest()[:40]
 
 
 def check_corpus(corpus: Corpus) -> None:
-    """Refuse a corpus whose parts do not fit together, or without a single label."""
+    """Refuse a corpus whose parts have different sizes, or without any label."""
     for name, split in corpus.splits.items():
         _check_split(corpus, name, split)
     if corpus.label_features is not None and corpus.label_features.shape[0] != corpus.n_labels:
-        rows = corpus.label_features.shape[0]
-        raise _misfit(corpus, f"{rows} rows of label features for {corpus.n_labels} labels")
-    _must_have_labels(corpus)
+        n_rows = corpus.label_features.shape[0]
+        raise _mismatch(corpus, f"{n_rows} rows of label features for {corpus.n_labels} labels")
+    _check_training_labels(corpus)
 
 
 def _check_split(corpus: Corpus, name: str, split: Split) -> None:
     n_points, n_labels = split.labels.shape
     if n_points == 0:
-        raise _misfit(corpus, f"the {name} split has no points")
+        raise _mismatch(corpus, f"the {name} split has no points")
     if n_labels != corpus.n_labels:
         counts = f"{n_labels} labels, but there are {corpus.n_labels} label names"
-        raise _misfit(corpus, f"the {name} split is over {counts}")
+        raise _mismatch(corpus, f"the {name} split is over {counts}")
     if split.texts is not None and len(split.texts) != n_points:
-        raise _misfit(corpus, f"{len(split.texts)} {name} texts for {n_points} points")
+        raise _mismatch(corpus, f"{len(split.texts)} {name} texts for {n_points} points")
     if split.features is None:
         if split.texts is None:
-            raise _misfit(corpus, f"the {name} points have neither texts nor features")
+            raise _mismatch(corpus, f"the {name} points have neither texts nor features")
         return
-    if split.features.shape[0] != n_points:
-        rows = split.features.shape[0]
-        raise _misfit(corpus, f"{rows} rows of {name} features for {n_points} points")
-    width = corpus.train.features.shape[1] if corpus.train.features is not None else None
-    if width is not None and split.features.shape[1] != width:
-        raise _misfit(
-            corpus, f"{name} features have {split.features.shape[1]} columns, not {width}"
-        )
+    n_rows, n_columns = split.features.shape
+    if n_rows != n_points:
+        raise _mismatch(corpus, f"{n_rows} rows of {name} features for {n_points} points")
+    train = corpus.train.features
+    if train is not None and n_columns != train.shape[1]:
+        raise _mismatch(corpus, f"{name} features have {n_columns} columns, not {train.shape[1]}")
 
 
-def _misfit(corpus: Corpus, problem: str) -> DataError:
+def _mismatch(corpus: Corpus, problem: str) -> DataError:
     return DataError(f"{corpus.source or 'corpus'}: {problem}; the files must belong together")
 
 
-def _must_have_labels(corpus: Corpus) -> None:
+def _check_training_labels(corpus: Corpus) -> None:
     if corpus.train.labels.nnz == 0:
         raise DataError(
             f"{corpus.source or 'corpus'}: no training point has a label; "
             "is the labels column (labels=) the right one?"
         )
-
-
-def open_corpus(folder: Path, source: Path) -> Reading:
-    """Return the corpus that was stored in a folder, memory-mapped.
-
-    Raises:
-        DataError: If it is not there, or not whole.
-    """
-    try:
-        described = json.loads((folder / DESCRIPTION).read_text(encoding="utf-8"))
-        names = json.loads((folder / NAMES).read_text(encoding="utf-8"))
-        if described["format_version"] != STORE_FORMAT:
-            raise DataError(f"{folder}: is of another version")
-        splits = {
-            name: _open_split(folder / name, about, len(names))
-            for name, about in described["splits"].items()
-        }
-        corpus = Corpus(
-            label_names=names,
-            label_features=_open_matrix(folder / LABELS, described.get("label_features"), FEATURES),
-            source=source,
-            format=described["format"],
-            notes=described["notes"],
-            **splits,  # type: ignore[arg-type]  # its keys are the names of splits
-        )
-        return Reading(corpus, has_splits=bool(described["has_splits"]))
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-        raise DataError(f"{folder}: is not a whole stored corpus ({error})") from error
-
-
-def _open_split(folder: Path, about: dict[str, Any], n_labels: int) -> Split:
-    texts = DiskTexts(folder, about["digest"]) if about.get("texts", True) else None
-    if texts is not None and len(texts) != about["points"]:
-        raise DataError(f"{folder}: has {len(texts)} texts where {about['points']} are told of")
-    filters = None
-    if (folder / "filters.npy").exists():
-        filters = np.load(folder / "filters.npy", allow_pickle=False)
-    return Split(
-        labels=read_csr(folder, (about["points"], n_labels), about["entries"]),
-        texts=texts,
-        features=_open_matrix(folder, about.get("features"), FEATURES),
-        filters=filters,
-    )
-
-
-def _open_matrix(folder: Path, about: dict[str, int] | None, prefix: str) -> csr_matrix | None:
-    if about is None:
-        return None
-    return read_csr(folder, (about["rows"], about["columns"]), about["entries"], prefix)
 
 
 def reading_options(
@@ -321,24 +332,24 @@ def reading_options(
 
     Args:
         path: The file or folder to read.
-        settings: How the training data was read, see `Elias.data_settings`.
-        given: Values for ``text``, ``labels`` and ``separator`` that win; None: use the recorded
-            one. Keys that are missing here are not looked up.
+        settings: The options with which the training data was read, see `Elias.data_settings`.
+        given: Values of ``text``, ``labels`` and ``separator`` that take precedence; None: use the
+            recorded one. Keys that are missing here are not looked up.
 
     Returns:
-        Arguments of `load_corpus`. Nothing recorded applies to a format without named columns.
-        A single recorded column that the file lacks is left out, with a warning, so that the
+        Arguments of `load_corpus`. Nothing recorded applies to a format without named columns. If
+        the file lacks a single recorded column, the option is left out with a warning, and the
         reader looks for a column by its common names.
 
     Raises:
         DataError: If the file lacks one of several text columns.
     """
-    place = Path(path).expanduser()
+    path = Path(path).expanduser()
     options = {key: value for key, value in given.items() if value is not None}
     keys = [key for key in given if key not in options and settings.get(key) is not None]
-    if not keys or not place.exists():  # the reader reports a missing file
+    if not keys or not path.exists():  # the reader reports a missing file
         return options
-    kind, names = named_columns(place)
+    kind, names = named_columns(path)
     if kind == "lf":  # its labels are always in the same column
         keys = [key for key in keys if key == "text"]
     for key in keys if names else []:
@@ -349,12 +360,12 @@ def reading_options(
             options[key] = value
         elif len(parts) > 1:
             raise DataError(
-                f"{place}: no column {missing[0]!r}, and the model was trained on the columns "
+                f"{path}: no column {missing[0]!r}, and the model was trained on the columns "
                 f"{value}; name those to read with {key}="
             )
         else:
-            log.warning(
+            logger.warning(
                 "%s: no column %r, which the model was trained on; looking for a %s column by name",
-                *(place, value, key),
+                *(path, value, key),
             )
     return options

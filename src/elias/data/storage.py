@@ -23,107 +23,110 @@ import numpy as np
 from scipy.sparse import csr_matrix
 
 from elias.data.atomic import cache_root
-from elias.data.readers.base import from_lists
-from elias.data.readers.files import sanitize
+from elias.data.readers.base import LABELS, Chunk, csr_from_lists
 from elias.errors import DataError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Iterator
 
     from numpy import memmap
     from numpy.typing import NDArray
 
+    from elias.data.corpus import Corpus, Split
 
-LIMIT = 512 << 20
-"""Bytes of mapped pages that may gather before they are given back."""
-_STATM = Path("/proc/self/statm")  # Linux; elsewhere nothing is given back
 
-_lock = threading.Lock()  # batches are read by a thread of their own
+PAGE_LIMIT = 512 << 20
+"""Bytes of mapped pages from which they are released."""
+FORMAT_VERSION = 1
+_STATM = Path("/proc/self/statm")  # Linux only; elsewhere nothing is released
+_TEXTS, _OFFSETS, _FILTERS = "texts.bin", "offsets.bin", "filters.npy"
+_INDPTR, _INDICES, _VALUES = "indptr.bin", "indices.bin", "values.bin"
+_FEATURES = "features-"  # prefix of the files of a feature matrix
+_DESCRIPTION, _NAMES = "corpus.json", "names.json"
+_CODES, _WEIGHTS, _NARROW = "codes.spool", "weights.spool", "{}narrow.spool"
+_ROWS = 1 << 16  # rows copied at a time
+_READ_TEXTS = 1 << 13  # texts read at a time
+_WIDEN_ITEMS = 1 << 20  # numbers converted at a time
+_INT32_MAX = np.iinfo(np.int32).max
+
+_lock = threading.Lock()  # batches are read in another thread
 _maps: WeakSet[mmap.mmap] = WeakSet()
-_remaining = 0
-"""Bytes of pages that were there after the last time: the program's own files, mostly."""
+_unreleasable = 0  # bytes of pages that remained after the last release
 
 
 def track_pages(array: memmap[Any, Any]) -> None:
-    """Have the pages of a mapped array given back when there are many."""
+    """Let `release_pages` release the pages of a mapped array."""
     with _lock:
         _maps.add(array._mmap)  # type: ignore[attr-defined]
 
 
 def release_pages() -> None:
-    """Give the pages of mapped arrays back if many have gathered; called between chunks of work."""
-    global _remaining
-    if not _maps or not hasattr(mmap, "MADV_DONTNEED") or mapped_bytes() < _remaining + LIMIT:
+    """Release the pages of mapped arrays if there are many; call it between chunks of work."""
+    global _unreleasable
+    if not _maps or not hasattr(mmap, "MADV_DONTNEED"):
+        return
+    if mapped_bytes() < _unreleasable + PAGE_LIMIT:
         return
     with _lock:
         for each in _maps:
             each.madvise(mmap.MADV_DONTNEED)
-        _remaining = mapped_bytes()
+        _unreleasable = mapped_bytes()
 
 
 def mapped_bytes() -> int:
-    """Return how much of this process's memory is pages of files; 0 where that is not known."""
+    """Return how much of this process's memory is pages of files; 0 if that is not known."""
     try:
         return int(_STATM.read_bytes().split()[2]) * os.sysconf("SC_PAGE_SIZE")
     except OSError:
         return 0
 
 
-TEXTS, OFFSETS = "texts.bin", "offsets.bin"
-INDPTR, INDICES, VALUES = "indptr.bin", "indices.bin", "values.bin"
-FEATURES = "features-"
-"""What the names of the files begin with that are a split's features, in place of its labels."""
-_ROWS = 1 << 16  # rows copied at a time
-_READ = 1 << 13  # texts read at a time
-_INT32_MAX = np.iinfo(np.int32).max
-
-
 class DiskTexts(Sequence[str]):
-    """N texts of a folder; a choice of them costs a row number each.
+    """N texts in the files of a folder; a selection of them only stores row numbers.
 
-    A slice is a list: it is meant for a few texts at a time.
+    A slice returns a list, so it should be short.
     """
 
     def __init__(self, folder: Path, digest: str, rows: NDArray[np.int64] | None = None) -> None:
         self.folder = folder
         self.rows = rows
-        """Which texts of the folder these are; None: all."""
+        """The rows of the folder that these texts are; None: all."""
         self._digest = digest
-        self._offsets = mapped(folder / OFFSETS, "<i8")
-        self._blob = memoryview(mapped(folder / TEXTS, "u1").data)
+        self._offsets = _map_array(folder / _OFFSETS, "<i8")
+        self._blob = memoryview(_map_array(folder / _TEXTS, "u1").data)
         if not len(self._offsets) or len(self._blob) != int(self._offsets[-1]):
-            raise DataError(f"{folder}: {TEXTS} and {OFFSETS} do not fit; remove the folder")
+            raise DataError(f"{folder}: {_TEXTS} and {_OFFSETS} do not match; remove the folder")
 
     def __len__(self) -> int:
         """Return N."""
         return len(self._offsets) - 1 if self.rows is None else len(self.rows)
 
     @overload
-    def __getitem__(self, place: int) -> str: ...
+    def __getitem__(self, index: int) -> str: ...
     @overload
-    def __getitem__(self, place: slice) -> list[str]: ...
-    def __getitem__(self, place: int | slice) -> str | list[str]:
-        """Return one text, or a list of some."""
-        if isinstance(place, slice):
-            return [str(part, "utf-8") for part in self._parts(range(len(self))[place])]
-        row = range(len(self))[place]  # refuses one that is out of range
+    def __getitem__(self, index: slice) -> list[str]: ...
+    def __getitem__(self, index: int | slice) -> str | list[str]:
+        """Return one text, or a list of texts."""
+        if isinstance(index, slice):
+            return [str(part, "utf-8") for part in self._parts(range(len(self))[index])]
+        row = range(len(self))[index]  # raises IndexError out of range
         return str(next(self._parts(range(row, row + 1))), "utf-8")
 
     def __iter__(self) -> Iterator[str]:
-        """Yield all texts, read a few at a time."""
-        for start in range(0, len(self), _READ):
-            yield from self[start : start + _READ]
+        """Yield all texts; only some are in memory at a time."""
+        for start in range(0, len(self), _READ_TEXTS):
+            yield from self[start : start + _READ_TEXTS]
 
     def __eq__(self, other: object) -> bool:
-        """Say whether the other is a sequence of the same texts, on disk or not."""
+        """Return True for a sequence of the same texts, on disk or not."""
         if not isinstance(other, Sequence) or isinstance(other, str):
             return NotImplemented
         return len(self) == len(other) and all(a == b for a, b in zip(self, other, strict=True))
 
     __hash__ = None  # type: ignore[assignment]  # equal to a list, which has none
 
-    def _parts(self, places: range) -> Iterator[memoryview]:
-        chosen = np.arange(places.start, places.stop, places.step, dtype=np.int64)
+    def _parts(self, positions: range) -> Iterator[memoryview]:
+        chosen = np.arange(positions.start, positions.stop, positions.step, dtype=np.int64)
         if self.rows is not None:
             chosen = self.rows[chosen]
         if len(chosen) > 1:
@@ -134,8 +137,8 @@ class DiskTexts(Sequence[str]):
 
     def encoded(self) -> Iterator[bytes]:
         """Yield the UTF-8 of each text."""
-        for start in range(0, len(self), _READ):
-            for part in self._parts(range(start, min(start + _READ, len(self)))):
+        for start in range(0, len(self), _READ_TEXTS):
+            for part in self._parts(range(start, min(start + _READ_TEXTS, len(self)))):
                 yield bytes(part)
 
     def take(self, rows: NDArray[np.int64]) -> DiskTexts:
@@ -145,132 +148,122 @@ class DiskTexts(Sequence[str]):
 
     @property
     def digest(self) -> str:
-        """Return a name for the texts, known without reading them."""
+        """Return a hash of the texts without reading them."""
         if self.rows is None:
             return self._digest
         rows = hashlib.sha256(np.ascontiguousarray(self.rows, dtype="<i8").data)
         return f"{self._digest} {rows.hexdigest()}"
 
 
-def mapped(path: Path, kind: str) -> NDArray[Any]:
+def _map_array(path: Path, dtype: str) -> NDArray[Any]:
     """Return the numbers of a file, memory-mapped."""
     try:
-        if path.stat().st_size == 0:  # which cannot be mapped
-            return np.empty(0, dtype=kind)
-        found = np.memmap(path, kind, mode="r")
+        if path.stat().st_size == 0:  # an empty file cannot be mapped
+            return np.empty(0, dtype=dtype)
+        array = np.memmap(path, dtype, mode="r")
     except (OSError, ValueError) as error:
         raise DataError(f"{path}: is missing or damaged ({error}); remove its folder") from error
-    track_pages(found)
-    return np.asarray(found)
+    track_pages(array)
+    return np.asarray(array)
 
 
-def mapped_csr(
+def _canonical_csr(
     values: NDArray[np.float32],
     indices: NDArray[Any],
     indptr: NDArray[Any],
     shape: tuple[int, int],
 ) -> csr_matrix:
-    """Return a CSR matrix over arrays as they lie on disk, sorted and without duplicates.
+    """Return a CSR matrix over arrays that are sorted and without duplicates.
 
-    Both index arrays have one type, int32 where that suffices: SciPy copies them otherwise.
+    Both index arrays must have the type of `_index_type`, or SciPy copies them.
     """
     matrix = csr_matrix((values, indices, indptr), shape=shape, copy=False)
     matrix.has_canonical_format = True
     return matrix
 
 
-def index_type(n_entries: int, n_columns: int) -> str:
-    """Return the type of both index arrays of a CSR matrix, by its sizes."""
+def _index_type(n_entries: int, n_columns: int) -> str:
+    """Return the type of both index arrays of a CSR matrix: int32 if that is wide enough."""
     return "<i4" if max(n_entries, n_columns) <= _INT32_MAX else "<i8"
 
 
-def read_csr(folder: Path, shape: tuple[int, int], n_entries: int, prefix: str = "") -> csr_matrix:
-    """Return the labels of a split, or what is stored beside them, memory-mapped."""
-    kind = index_type(n_entries, shape[1])
-    indptr, indices = (mapped(folder / f"{prefix}{name}", kind) for name in (INDPTR, INDICES))
-    values = mapped(folder / f"{prefix}{VALUES}", "<f4")
+def _open_csr(folder: Path, shape: tuple[int, int], n_entries: int, prefix: str = "") -> csr_matrix:
+    """Return a matrix in the files of a folder, memory-mapped."""
+    dtype = _index_type(n_entries, shape[1])
+    indptr = _map_array(folder / f"{prefix}{_INDPTR}", dtype)
+    indices = _map_array(folder / f"{prefix}{_INDICES}", dtype)
+    values = _map_array(folder / f"{prefix}{_VALUES}", "<f4")
     if (len(indptr), len(indices), len(values)) != (shape[0] + 1, n_entries, n_entries):
-        raise DataError(f"{folder}: its {prefix or 'labels'} files are not whole; remove it")
-    return mapped_csr(values, indices, indptr, shape)
+        raise DataError(f"{folder}: its {prefix or 'labels'} files are incomplete; remove it")
+    return _canonical_csr(values, indices, indptr, shape)
 
 
 def is_mapped(matrix: csr_matrix | None) -> bool:
-    """Say whether the values of a matrix are in a file."""
+    """Return True if the values of a matrix are in a file."""
     owner = None if matrix is None else matrix.data
     while isinstance(owner, np.ndarray) and not isinstance(owner, np.memmap):
         owner = owner.base
     return isinstance(owner, np.memmap | mmap.mmap)
 
 
-def take_rows(labels: csr_matrix, rows: NDArray[np.int64]) -> csr_matrix:
-    """Return some rows of a mapped matrix in a file of their own that goes with the matrix."""
-    counts = labels.indptr[rows + 1] - labels.indptr[rows]
-    kind = labels.indptr.dtype
-    indptr = np.zeros(len(rows) + 1, dtype=kind)
+def take_rows(matrix: csr_matrix, rows: NDArray[np.int64]) -> csr_matrix:
+    """Return rows of a mapped matrix in a temporary file that goes away with the result."""
+    counts = matrix.indptr[rows + 1] - matrix.indptr[rows]
+    indptr = np.zeros(len(rows) + 1, dtype=matrix.indptr.dtype)
     np.cumsum(counts, out=indptr[1:])
-    indices = scratch_array(int(indptr[-1]), labels.indices.dtype)
-    values = scratch_array(int(indptr[-1]), labels.data.dtype)
+    indices = scratch_array(int(indptr[-1]), matrix.indices.dtype)
+    values = scratch_array(int(indptr[-1]), matrix.data.dtype)
     for start in range(0, len(rows), _ROWS):
-        part = labels[rows[start : start + _ROWS]]
-        place = slice(int(indptr[start]), int(indptr[min(start + _ROWS, len(rows))]))
-        indices[place], values[place] = part.indices, part.data
+        part = matrix[rows[start : start + _ROWS]]
+        entries = slice(int(indptr[start]), int(indptr[min(start + _ROWS, len(rows))]))
+        indices[entries], values[entries] = part.indices, part.data
         release_pages()
-    return mapped_csr(values, indices, indptr, (len(rows), labels.shape[1]))
+    return _canonical_csr(values, indices, indptr, (len(rows), matrix.shape[1]))
 
 
-def scratch_array(size: int, kind: np.dtype[Any]) -> NDArray[Any]:
-    """Return an array in a file without a name: it goes when the array does."""
+def scratch_array(size: int, dtype: np.dtype[Any]) -> NDArray[Any]:
+    """Return an array in a file without a name, which goes away with the array."""
     if size == 0:
-        return np.empty(0, dtype=kind)
+        return np.empty(0, dtype=dtype)
     root = cache_root()
     try:
         root.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryFile(dir=root) as file:
-            _reserve(file.fileno(), size * kind.itemsize)
-            found = np.memmap(file, kind, mode="w+", shape=(size,))
+            _reserve(file.fileno(), size * dtype.itemsize)
+            array = np.memmap(file, dtype, mode="w+", shape=(size,))
     except OSError as error:
         raise DataError(
-            f"{root}: no room for a scratch file ({error.strerror}); free some, or set "
+            f"{root}: no room for a scratch file ({error.strerror}); free some space, or set "
             "XDG_CACHE_HOME to a folder on another disk"
         ) from error
-    track_pages(found)
-    return np.asarray(found)
+    track_pages(array)
+    return np.asarray(array)
 
 
 def _reserve(handle: int, n_bytes: int) -> None:
-    """Take the room on disk at once, where the system can.
+    """Allocate disk space, if the system can.
 
-    A mapped file with holes would end the process by a signal when the disk is full.
+    Writing to a mapped file with holes ends the process by a signal when the disk is full.
     """
     if not hasattr(os, "posix_fallocate"):  # macOS, Windows
         return
     try:
         os.posix_fallocate(handle, 0, n_bytes)
     except OSError as error:
-        if error.errno not in (errno.EOPNOTSUPP, errno.EINVAL):  # a file system without it
+        if error.errno not in (errno.EOPNOTSUPP, errno.EINVAL):  # not supported by the file system
             raise
 
 
-DESCRIPTION = "corpus.json"
-NAMES = "names.json"
-LABELS = "labels"
-"""The folder of the labels' own features."""
-_CODES, _WEIGHTS, _WIDE = "codes.spool", "weights.spool", "{}wide.spool"
-_FORMAT = 1
-_WIDENED = 1 << 20
-
-
-class MatrixWriter:
-    """Writes a CSR matrix a few rows at a time."""
+class _MatrixWriter:
+    """Writes a CSR matrix in chunks of rows."""
 
     def __init__(self, folder: Path, n_columns: int, prefix: str = "") -> None:
-        folder.mkdir(exist_ok=True)
         self._folder = folder
         self._prefix = prefix
         self._n_columns = n_columns
         self._lengths: list[NDArray[np.int32]] = []
-        self._indices = (folder / _WIDE.format(prefix)).open("wb")
-        self._values = (folder / f"{prefix}{VALUES}").open("wb")
+        self._indices = (folder / _NARROW.format(prefix)).open("wb")
+        self._values = (folder / f"{prefix}{_VALUES}").open("wb")
 
     def append(self, rows: csr_matrix) -> None:
         """Add rows in canonical form."""
@@ -279,167 +272,180 @@ class MatrixWriter:
         self._lengths.append(np.diff(rows.indptr).astype(np.int32))
 
     def close(self) -> None:
-        """Close the files."""
         self._indices.close()
         self._values.close()
 
     def finish(self) -> dict[str, int]:
-        """Write where each row begins, and return the sizes."""
+        """Write the index arrays, and return the sizes of the matrix."""
         self.close()
         lengths = np.concatenate([np.zeros(1, np.int32), *self._lengths])
         indptr = np.cumsum(lengths, dtype=np.int64)
-        # SciPy wants one type for both arrays: the wider one, where there are so many entries
-        kind = index_type(int(indptr[-1]), self._n_columns)
-        wide, target = (
-            self._folder / name for name in (_WIDE.format(self._prefix), f"{self._prefix}{INDICES}")
-        )
-        if kind == "<i4":
-            wide.rename(target)
+        dtype = _index_type(int(indptr[-1]), self._n_columns)
+        narrow = self._folder / _NARROW.format(self._prefix)
+        target = self._folder / f"{self._prefix}{_INDICES}"
+        if dtype == "<i4":
+            narrow.rename(target)
         else:
-            _widen(wide, target)
-        (self._folder / f"{self._prefix}{INDPTR}").write_bytes(indptr.astype(kind).data)
-        return {
-            "rows": len(indptr) - 1,
-            "columns": self._n_columns,
-            "entries": int(indptr[-1]),
-        }
-
-
-def store_matrix(parts: Iterable[csr_matrix], folder: Path, prefix: str = "") -> dict[str, int]:
-    """Write a matrix that comes a few rows at a time, and return its sizes."""
-    writer = None
-    try:
-        for rows in parts:
-            if writer is None:
-                writer = MatrixWriter(folder, rows.shape[1], prefix)
-            writer.append(rows)
-    finally:
-        if writer is not None:
-            writer.close()
-    assert writer is not None, "a reader refuses a matrix without rows"
-    return writer.finish()
+            indices = _map_array(narrow, "<i4")
+            with target.open("wb") as out:
+                for start in range(0, len(indices), _WIDEN_ITEMS):
+                    out.write(indices[start : start + _WIDEN_ITEMS].astype("<i8").data)
+            narrow.unlink()
+        (self._folder / f"{self._prefix}{_INDPTR}").write_bytes(indptr.astype(dtype).data)
+        sizes = {"rows": len(indptr) - 1, "columns": self._n_columns}
+        return {**sizes, "entries": int(indptr[-1])}
 
 
 class SplitWriter:
-    """Takes the rows of one split; `finish` puts its labels into canonical form."""
+    """Writes the chunks of one split into a new folder."""
 
     def __init__(self, folder: Path) -> None:
         folder.mkdir()
-        self.folder = folder
-        self.n_mended = 0
-        self.weighted = True
-        """Whether weights that were given count."""
+        self._folder = folder
         self._files: dict[str, IO[bytes]] = {}
+        self._features: _MatrixWriter | None = None
         self._digest = hashlib.sha256()
-        self._sizes: list[NDArray[np.int32]] = []
+        self._text_sizes: list[NDArray[np.int32]] = []
         self._counts: list[NDArray[np.int32]] = []
 
-    def __len__(self) -> int:
-        """Return how many rows there are."""
-        return sum(map(len, self._counts))
+    def add(self, chunk: Chunk) -> None:
+        """Write the texts, labels and features of a chunk."""
+        if chunk.texts is not None:
+            encoded = [text.encode("utf-8") for text in chunk.texts]
+            sizes = np.fromiter(map(len, encoded), np.int32, len(encoded))
+            joined = b"".join(encoded)
+            self._digest.update(sizes.tobytes())
+            self._digest.update(joined)
+            self._text_sizes.append(sizes)
+            self._write(_TEXTS, joined)
+        if chunk.labels is not None:
+            self._counts.append(chunk.labels.counts.astype(np.int32))
+            self._write(_CODES, chunk.labels.codes.astype("<i4").data)
+            if chunk.labels.weights is not None:
+                self._write(_WEIGHTS, chunk.labels.weights.astype("<f4").data)
+        if chunk.features is not None:
+            if self._features is None:
+                self._features = _MatrixWriter(self._folder, chunk.features.shape[1], _FEATURES)
+            self._features.append(chunk.features)
 
-    @property
-    def n_entries(self) -> int:
-        """Return how many labels the rows have, repeats included."""
-        return sum(int(counts.sum()) for counts in self._counts)
-
-    def add(
-        self,
-        texts: Sequence[str] | None,
-        counts: NDArray[np.int64],
-        codes: NDArray[np.int64],
-        weights: NDArray[np.float32] | None = None,
-    ) -> None:
-        """Add rows: their texts, how many labels each has, and all their labels.
-
-        Args:
-            texts: NULs and lone surrogates are mended; None where there are features alone, in all
-                calls or in none.
-            counts: (rows,) labels of each row.
-            codes: numbers that stand for the labels until `finish` is told which are which.
-            weights: relevance; in all calls or in none.
-        """
-        if texts is not None:
-            self._add_texts(texts)
-        self._counts.append(counts.astype(np.int32))
-        self._write(_CODES, codes.astype("<i4").tobytes())
-        if weights is not None:
-            self._write(_WEIGHTS, weights.astype("<f4").tobytes())
-
-    def _add_texts(self, texts: Sequence[str]) -> None:
-        whole, changed = sanitize(texts)
-        self.n_mended += changed
-        encoded = [text.encode("utf-8") for text in whole]
-        sizes = np.fromiter(map(len, encoded), np.int32, len(encoded))
-        joined = b"".join(encoded)
-        self._digest.update(sizes.tobytes())
-        self._digest.update(joined)
-        self._sizes.append(sizes)
-        self._write(TEXTS, joined)
-
-    def _write(self, name: str, content: bytes) -> None:
+    def _write(self, name: str, content: bytes | memoryview) -> None:
         if name not in self._files:
-            self._files[name] = (self.folder / name).open("wb")
+            self._files[name] = (self._folder / name).open("wb")
         self._files[name].write(content)
 
     def close(self) -> None:
         """Close the files."""
         for file in self._files.values():
             file.close()
+        if self._features is not None:
+            self._features.close()
 
-    def finish(self, new_ids: NDArray[np.int64] | None, n_labels: int) -> dict[str, Any]:
-        """Write the labels, ``new_ids[code]`` each, sorted and once; return what describes all."""
-        weighted = _WEIGHTS in self._files and self.weighted
+    def finish_features(self) -> dict[str, int] | None:
+        """Complete the features; return the sizes of the matrix, or None without features."""
+        return None if self._features is None else self._features.finish()
+
+    def finish(
+        self, ids: NDArray[np.int64] | None, n_labels: int, filters: NDArray[np.int64] | None
+    ) -> dict[str, Any]:
+        """Write the labels in canonical form, and return the description of the split.
+
+        Args:
+            ids: The label id of each code; None: codes are ids.
+            n_labels: L.
+            filters: (M, 2) pairs (point, label) never to predict.
+        """
         self.close()
         counts = np.concatenate([np.zeros(0, np.int32), *self._counts])
-        sizes = store_matrix(
-            self._entries(counts, new_ids, n_labels, weighted=weighted), self.folder
-        )
+        bounds = np.concatenate([[0], np.cumsum(counts, dtype=np.int64)])
+        codes = _map_array(self._folder / _CODES, "<i4")
+        weights = None
+        if _WEIGHTS in self._files:
+            weights = _map_array(self._folder / _WEIGHTS, "<f4")
+        writer = _MatrixWriter(self._folder, n_labels)
+        try:
+            for start in range(0, len(counts), _ROWS):
+                rows = counts[start : start + _ROWS].astype(np.int64)
+                entries = slice(bounds[start], bounds[start + len(rows)])
+                chunk = codes[entries].astype(np.int64)
+                chunk = chunk if ids is None else ids[chunk]
+                values = None if weights is None else np.array(weights[entries])
+                matrix = csr_from_lists(rows, chunk, n_labels, values)
+                matrix.eliminate_zeros()
+                writer.append(matrix)
+        finally:
+            writer.close()
+        sizes = writer.finish()
         for name in (_CODES, _WEIGHTS):
-            (self.folder / name).unlink(missing_ok=True)
-        if self._sizes:
-            lengths = np.concatenate([np.zeros(1, np.int32), *self._sizes])
-            (self.folder / OFFSETS).write_bytes(np.cumsum(lengths, dtype="<i8").data)
-        return {
+            (self._folder / name).unlink(missing_ok=True)
+        if self._text_sizes:
+            lengths = np.concatenate([np.zeros(1, np.int32), *self._text_sizes])
+            (self._folder / _OFFSETS).write_bytes(np.cumsum(lengths, dtype="<i8").data)
+        if filters is not None:
+            np.save(self._folder / _FILTERS, filters)
+        description = {
             "points": len(counts),
             "entries": sizes["entries"],
-            "texts": bool(self._sizes),
+            "texts": bool(self._text_sizes),
             "digest": self._digest.hexdigest(),
         }
-
-    def _entries(
-        self,
-        counts: NDArray[np.int32],
-        new_ids: NDArray[np.int64] | None,
-        n_labels: int,
-        *,
-        weighted: bool,
-    ) -> Iterator[csr_matrix]:
-        """Yield the labels of all rows."""
-        bounds = np.concatenate([[0], np.cumsum(counts, dtype=np.int64)])
-        codes = mapped(self.folder / _CODES, "<i4")
-        weights = mapped(self.folder / _WEIGHTS, "<f4") if weighted else None
-        for start in range(0, len(counts), _ROWS):
-            part = counts[start : start + _ROWS].astype(np.int64)
-            entries = slice(bounds[start], bounds[start + len(part)])
-            ids = codes[entries].astype(np.int64)
-            ids = ids if new_ids is None else new_ids[ids]
-            own = None if weights is None else np.array(weights[entries])
-            matrix = from_lists(part, ids, n_labels, own)
-            matrix.eliminate_zeros()
-            yield matrix
-
-
-def _widen(source: Path, target: Path) -> None:
-    narrow = mapped(source, "<i4")
-    with target.open("wb") as out:
-        for start in range(0, len(narrow), _WIDENED):
-            out.write(narrow[start : start + _WIDENED].astype("<i8").tobytes())
-    source.unlink()
+        features = self.finish_features()
+        return description if features is None else {**description, "features": features}
 
 
 def write_description(folder: Path, description: dict[str, Any], names: Sequence[str]) -> None:
-    """Write what a corpus is beside its splits; last, so that it is there if all is."""
-    (folder / NAMES).write_text(json.dumps(list(names), ensure_ascii=False), encoding="utf-8")
-    described = {"format_version": _FORMAT, **description}
-    (folder / DESCRIPTION).write_text(json.dumps(described, indent=2), encoding="utf-8")
+    """Write the description of a stored corpus; last, because it marks the corpus as complete."""
+    (folder / _NAMES).write_text(json.dumps(list(names), ensure_ascii=False), encoding="utf-8")
+    content = json.dumps({"format_version": FORMAT_VERSION, **description}, indent=2)
+    (folder / _DESCRIPTION).write_text(content, encoding="utf-8")
+
+
+def open_corpus(folder: Path, source: Path) -> tuple[Corpus, bool]:
+    """Return a stored corpus, memory-mapped, and whether its source names the splits.
+
+    Raises:
+        DataError: If it does not exist, or is incomplete.
+    """
+    from elias.data.corpus import Corpus  # here, since that module imports this one
+
+    try:
+        description = json.loads((folder / _DESCRIPTION).read_text(encoding="utf-8"))
+        names = json.loads((folder / _NAMES).read_text(encoding="utf-8"))
+        if description["format_version"] != FORMAT_VERSION:
+            raise DataError(f"{folder}: has another format version")
+        splits = {
+            name: _open_split(folder / name, split, len(names))
+            for name, split in description["splits"].items()
+        }
+        corpus = Corpus(
+            label_names=names,
+            label_features=_open_features(folder / LABELS, description.get("label_features")),
+            source=source,
+            format=description["format"],
+            notes=description["notes"],
+            **splits,  # type: ignore[arg-type]  # its keys are the names of splits
+        )
+        return corpus, bool(description["has_splits"])
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise DataError(f"{folder}: is not a complete stored corpus ({error})") from error
+
+
+def _open_split(folder: Path, description: dict[str, Any], n_labels: int) -> Split:
+    from elias.data.corpus import Split
+
+    n_points = description["points"]
+    texts = DiskTexts(folder, description["digest"]) if description.get("texts", True) else None
+    if texts is not None and len(texts) != n_points:
+        raise DataError(f"{folder}: has {len(texts)} texts instead of {n_points}")
+    path = folder / _FILTERS
+    return Split(
+        labels=_open_csr(folder, (n_points, n_labels), description["entries"]),
+        texts=texts,
+        features=_open_features(folder, description.get("features")),
+        filters=np.load(path, allow_pickle=False) if path.exists() else None,
+    )
+
+
+def _open_features(folder: Path, sizes: dict[str, int] | None) -> csr_matrix | None:
+    if sizes is None:
+        return None
+    return _open_csr(folder, (sizes["rows"], sizes["columns"]), sizes["entries"], _FEATURES)

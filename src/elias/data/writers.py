@@ -1,9 +1,12 @@
 """Write a corpus in any supported format.
 
-A table holds texts and labels. Where names alone would not bring the same labels back (they
-repeat, are not sorted, or some label has no point), a column ``label_ids`` keeps the ids; a label
-that no point has keeps no name. CSV and TSV cells hold the labels joined by ``|`` where that can
-be read back, else JSON lists.
+A table holds texts and labels. If the names alone would not give the same labels when read back
+(they repeat, are not sorted, or some label has no point), a column ``label_ids`` holds the ids; the
+name of a label without points is lost. CSV and TSV cells hold the labels joined by ``|`` if that
+reads back the same, else JSON lists.
+
+Texts and names of the line-based formats are one per line, so a line end inside one is written as a
+space. The ``N D L`` files of the XMC format hold no relevance other than 1.
 """
 
 from __future__ import annotations
@@ -15,62 +18,179 @@ import json
 import logging
 import re
 import secrets
-import shutil
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from itertools import chain, pairwise
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, cast
 
+from scipy.sparse import save_npz
+
 from elias.data.atomic import staged_folder
 from elias.data.readers import lf, xmc
-from elias.data.readers import npz as npz_folder
 from elias.data.readers.columns import IDS, SPLIT, WEIGHTS
-from elias.data.readers.files import bad, sanitize
-from elias.data.readers.label_cells import detect_separator, order_names, split_cells
-from elias.data.readers.npz import is_binary
+from elias.data.readers.files import SHORT, data_error, sanitize
+from elias.data.readers.label_cells import SeparatorVotes, order_names, split_cells
+from elias.data.readers.npz import PECOS, RAW, FileNames
 from elias.data.readers.table import KINDS
 from elias.errors import DataError, did_you_mean
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
-
     from scipy.sparse import csr_matrix
 
-    from elias.data.corpus import Corpus
+    from elias.data.corpus import Corpus, Split
 
 
 logger = logging.getLogger(__name__)
 
+FORMATS = (*KINDS, "folder", "xmc", "lf", "pecos")
+_SUFFIXES = {f".{kind}": kind for kind in KINDS} | {".ndjson": "jsonl", ".json": "jsonl"}
 _SEPARATOR = "|"
 _DELIMITER = {"csv": ",", "tsv": "\t"}
+_LINE_END = re.compile(r"\r\n|\r|\n")
+_CORPUS_FILE = re.compile(
+    r"(raw/)?(Y|(trn|val|tst)_X|labels)\.txt|[XY]\.(trn|val|tst|lbl)\.(npz|txt)|output-items\.txt"
+    r"|(train|validation|test)\.txt|filter_labels_(train|validation|test)\.txt"
+    r"|(trn|val|tst|lbl)(_X_Xf|_X_Y)\.txt|(trn|val|tst|lbl)\.json\.gz|raw"
+)
 
 
-def left_out(corpus: Corpus) -> list[str]:
-    """Say what of a corpus a table cannot hold."""
+@dataclass(frozen=True, slots=True)
+class Written:
+    """The result of `convert`."""
+
+    path: Path
+    format: str
+    left_out: tuple[str, ...]
+    """Parts of the corpus that the format cannot hold, in words."""
+
+
+def convert(
+    corpus: Corpus, dst: str | Path, format: str | None = None, *, overwrite: bool = False
+) -> Written:
+    """Write a corpus; it appears under its name only when it is complete.
+
+    Tables (``jsonl``, ``csv``, ``tsv``, ``parquet``) are one file with a column ``split``; the
+    other formats are folders. Line-based formats (``folder``, ``xmc``, ``pecos``) replace a line
+    end inside a text or a name by a space.
+
+    Args:
+        corpus: The corpus to write.
+        dst: The file or folder to write.
+        format: One of `FORMATS`; by default chosen by the suffix of ``dst`` (optionally followed
+            by ``.gz``), and ``folder`` without a suffix.
+        overwrite: Whether to replace an existing file or folder. A folder is replaced only if all
+            of its files are those of a corpus.
+
+    Raises:
+        DataError: If ``dst`` exists, or the format cannot hold this corpus.
+    """
+    target = Path(dst).expanduser()
+    chosen = _choose_format(target, format)
+    if target.exists() and not overwrite:
+        raise data_error(target, "already exists; choose another name, or pass overwrite=True")
+    if target.is_dir() == (chosen in KINDS) and target.exists():
+        raise data_error(target, f"is in the way of the {chosen} format; remove it")
+    splits = {
+        name: split if split.texts is None else replace(split, texts=sanitize(split.texts)[0])
+        for name, split in corpus.splits.items()
+    }
+    names = sanitize(corpus.label_names)[0]
+    clean = replace(corpus.with_splits(**splits), label_names=names)
+    try:
+        if chosen in KINDS:
+            _write_file(clean, target, chosen)
+        else:
+            _write_folder(clean, target, chosen)
+    except OSError as error:
+        raise data_error(target, f"cannot be written ({error.strerror or error})") from None
+    written = Written(target, chosen, tuple(_left_out(corpus, chosen)))
+    if written.left_out:
+        logger.warning("%s: left out: %s", target, "; ".join(written.left_out))
+    return written
+
+
+def _choose_format(target: Path, format: str | None) -> str:
+    suffix = Path(target.name.removesuffix(".gz")).suffix.lower()
+    if format is None:
+        if suffix in _SUFFIXES:
+            return _SUFFIXES[suffix]
+        if target.name.endswith(".gz") or suffix in (".txt", ".npz", ".xlsx"):
+            raise data_error(target, f"no format has this suffix; use {', '.join(_SUFFIXES)}")
+        return "folder"
+    if format not in FORMATS:
+        known = ", ".join(FORMATS)
+        raise DataError(
+            f"unknown format {format!r}{did_you_mean(format, FORMATS)}; formats: {known}"
+        )
+    return format
+
+
+def _left_out(corpus: Corpus, format: str) -> list[str]:
+    """Return the parts of a corpus that a format cannot hold."""
     splits = corpus.splits.values()
     missing = []
-    if any(split.features is not None for split in splits):
-        missing.append("features")
-    if any(split.filters is not None for split in splits):
-        missing.append("filter pairs")
-    if corpus.label_features is not None:
-        missing.append("label features")
-    unused = corpus.n_labels - len(_used(corpus))
-    if unused:
-        missing.append(f"the names of {unused} labels that no point has")
+    if format == "xmc" and not _is_binary(corpus):
+        missing.append("relevance other than 1")
+    if format in KINDS:
+        if any(split.features is not None for split in splits):
+            missing.append("features")
+        if any(split.filters is not None for split in splits):
+            missing.append("filter pairs")
+        if corpus.label_features is not None:
+            missing.append("label features")
+        n_unused = corpus.n_labels - len(_used_labels(corpus))
+        if n_unused:
+            missing.append(f"the names of {n_unused} labels that no point has")
     return missing
 
 
-def write_table(corpus: Corpus, stream: IO[bytes], kind: str) -> None:
-    """Write all splits to a stream as ``jsonl``, ``csv``, ``tsv`` or ``parquet``."""
+def _is_binary(corpus: Corpus) -> bool:
+    return all((split.labels.data == 1).all() for split in corpus.splits.values())
+
+
+def _used_labels(corpus: Corpus) -> set[int]:
+    return set(
+        chain.from_iterable(split.labels.indices.tolist() for split in corpus.splits.values())
+    )
+
+
+def _write_file(corpus: Corpus, target: Path, kind: str) -> None:
+    """Write all splits as one table."""
     columns = _columns(corpus)
-    if kind == "jsonl":
-        _write_json(columns, stream)
-    elif kind == "parquet":
-        _write_parquet(columns, stream)
-    else:
-        _write_delimited(columns, stream, _DELIMITER[kind])
+    with _staged_file(target) as stream:
+        if kind == "jsonl":
+            keys = list(columns)
+            rows = zip(*columns.values(), strict=True)
+            _write_json(stream, (dict(zip(keys, values, strict=True)) for values in rows))
+        elif kind == "parquet":
+            _write_parquet(columns, stream)
+        else:
+            _write_delimited(columns, stream, _DELIMITER[kind])
+
+
+@contextmanager
+def _staged_file(target: Path) -> Iterator[IO[bytes]]:
+    """Yield a stream that becomes ``target``, gzipped if its name says so, on success."""
+    target.parent.mkdir(parents=True, exist_ok=True)
+    whole = target.resolve()
+    staging = whole.with_name(f".{whole.name}.{secrets.token_hex(4)}.partial")
+    try:
+        with staging.open("wb") as stream:
+            if target.name.endswith(".gz"):
+                with _gzip(stream) as packed:
+                    yield packed
+            else:
+                yield stream
+        staging.replace(target)
+    finally:
+        staging.unlink(missing_ok=True)
+
+
+def _gzip(stream: IO[bytes]) -> IO[bytes]:
+    # without a name or a date inside, the same corpus gives the same bytes
+    return cast("IO[bytes]", gzip.GzipFile("", "wb", 6, stream, mtime=0))
 
 
 def _columns(corpus: Corpus) -> dict[str, list[Any]]:
@@ -82,14 +202,20 @@ def _columns(corpus: Corpus) -> dict[str, list[Any]]:
             "texts; write it as xmc, folder or pecos"
         )
     ids = list(chain.from_iterable(_rows(s.labels, s.labels.indices) for s in splits.values()))
-    names = corpus.label_names
+    names = list(corpus.label_names)
     columns: dict[str, list[Any]] = {
         "text": list(chain.from_iterable(part or () for part in texts)),
         "labels": [[names[label] for label in row] for row in ids],
     }
-    if not _names_suffice(corpus):
+    distinct = set(names)
+    names_suffice = (
+        len(distinct) == len(names) == len(_used_labels(corpus))
+        and "" not in distinct
+        and order_names(names) == names
+    )
+    if not names_suffice:
         columns[IDS] = ids
-    if not all(is_binary(split.labels) for split in splits.values()):
+    if not _is_binary(corpus):
         weights = (_rows(s.labels, s.labels.data) for s in splits.values())
         columns[WEIGHTS] = list(chain.from_iterable(weights))
     columns[SPLIT] = [name for name, split in splits.items() for _ in range(len(split))]
@@ -101,31 +227,14 @@ def _rows(matrix: csr_matrix, flat: Any) -> list[list[Any]]:
     return [values[start:end] for start, end in pairwise(matrix.indptr.tolist())]
 
 
-def _used(corpus: Corpus) -> set[int]:
-    return set(
-        chain.from_iterable(split.labels.indices.tolist() for split in corpus.splits.values())
-    )
-
-
-def _names_suffice(corpus: Corpus) -> bool:
-    names = list(corpus.label_names)
-    distinct = set(names)
-    return (
-        len(distinct) == len(names) == len(_used(corpus))
-        and "" not in distinct
-        and order_names(names) == names
-    )
-
-
-def _write_json(columns: dict[str, list[Any]], stream: IO[bytes]) -> None:
-    for values in zip(*columns.values(), strict=True):
-        row = dict(zip(columns, values, strict=True))
+def _write_json(stream: IO[bytes], rows: Iterable[dict[str, Any]]) -> None:
+    for row in rows:
         stream.write((json.dumps(row, ensure_ascii=False) + "\n").encode("utf-8"))
 
 
 def _write_parquet(columns: dict[str, list[Any]], stream: IO[bytes]) -> None:
     import pyarrow as pa
-    from pyarrow.parquet import write_table as write_parquet
+    from pyarrow.parquet import write_table
 
     types = {
         "text": pa.large_string(),
@@ -135,7 +244,7 @@ def _write_parquet(columns: dict[str, list[Any]], stream: IO[bytes]) -> None:
         SPLIT: pa.string(),
     }
     schema = pa.schema([(name, types[name]) for name in columns])
-    write_parquet(pa.table(columns, schema=schema), stream)
+    write_table(pa.table(columns, schema=schema), stream)
 
 
 def _write_delimited(columns: dict[str, list[Any]], stream: IO[bytes], delimiter: str) -> None:
@@ -145,7 +254,7 @@ def _write_delimited(columns: dict[str, list[Any]], stream: IO[bytes], delimiter
         for name, values in columns.items()
     }
     text = io.TextIOWrapper(stream, encoding="utf-8", newline="", write_through=True)
-    # All cells quoted: before Python 3.13 a lone carriage return would go out bare.
+    # All cells are quoted: before Python 3.13 a lone carriage return would not be.
     writer = csv.writer(text, delimiter=delimiter, quoting=csv.QUOTE_ALL, lineterminator="\n")
     writer.writerow(cells)
     writer.writerows(zip(*cells.values(), strict=True))
@@ -153,7 +262,7 @@ def _write_delimited(columns: dict[str, list[Any]], stream: IO[bytes], delimiter
 
 
 def _join(lists: Sequence[list[Any]], *, plain: bool) -> list[str]:
-    """Return lists as cells: joined where reading them back gives the same lists, else JSON."""
+    """Return lists as cells: joined if they read back as the same lists, else as JSON."""
     if plain:
         joined = [_SEPARATOR.join(row) for row in lists]
         if _reads_back(joined, lists):
@@ -162,173 +271,122 @@ def _join(lists: Sequence[list[Any]], *, plain: bool) -> list[str]:
 
 
 def _reads_back(joined: Sequence[str], lists: Sequence[list[Any]]) -> bool:
-    def refuse(_: int, problem: str) -> DataError:
+    def row_error(_: int, problem: str) -> DataError:
         return DataError(problem)
 
+    votes = SeparatorVotes()
     try:
-        found = detect_separator(joined, refuse)
-        if found != _SEPARATOR and (found != "" or any(len(row) > 1 for row in lists)):
+        votes.add(joined, row_error)
+        separator = votes.winner()
+        if separator != _SEPARATOR and (separator != "" or any(len(row) > 1 for row in lists)):
             return False
-        return split_cells(joined, found, refuse).values == list(chain.from_iterable(lists))
+        values = split_cells(joined, separator, row_error).values
     except DataError:  # a name that looks like a list
         return False
+    return values == list(chain.from_iterable(lists))
 
 
-log = logging.getLogger(__name__)
-
-FORMATS = (*KINDS, "folder", "xmc", "lf", "pecos")
-_SUFFIXES = {f".{kind}": kind for kind in KINDS} | {".ndjson": "jsonl", ".json": "jsonl"}
-_OURS = re.compile(
-    r"(raw/)?(Y|(trn|val|tst)_X|labels)\.txt|[XY]\.(trn|val|tst|lbl)\.(npz|txt)|output-items\.txt"
-    r"|(train|validation|test)\.txt|filter_labels_(train|validation|test)\.txt"
-    r"|(trn|val|tst|lbl)(_X_Xf|_X_Y)\.txt|(trn|val|tst|lbl)\.json\.gz|raw"
-)
-
-
-@dataclass(frozen=True, slots=True)
-class Written:
-    """What `convert` wrote."""
-
-    path: Path
-    format: str
-    left_out: tuple[str, ...]
-    """What of the corpus the format cannot hold, in words."""
-
-
-def convert(
-    corpus: Corpus, dst: str | Path, format: str | None = None, *, overwrite: bool = False
-) -> Written:
-    """Write a corpus; it appears under its name only when it is whole.
-
-    Tables (``jsonl``, ``csv``, ``tsv``, ``parquet``) are one file with a column ``split``; the
-    other formats are folders. Line-based formats (``folder``, ``xmc``, ``pecos``) hold a line end
-    inside a text or a name as a space.
-
-    Args:
-        corpus: what to write.
-        dst: the file or folder to write.
-        format: one of `FORMATS`; without it, by the suffix of ``dst`` (``.gz`` allowed after
-            it), and a folder of the ``folder`` format where there is none.
-        overwrite: whether to replace what is there. A folder is replaced only when every file
-            in it is one that a corpus has.
-
-    Raises:
-        DataError: if ``dst`` is there already, or the format cannot hold this corpus.
-    """
-    target = Path(dst).expanduser()
-    chosen = _format_of(target, format)
-    if target.exists() and not overwrite:
-        raise bad(target, "already exists; choose another name, or pass overwrite=True")
-    if target.is_dir() == (chosen in KINDS) and target.exists():
-        raise bad(target, f"is in the way of the {chosen} format; remove it")
-    clean = _encodable(corpus)
-    if chosen in KINDS:
-        _write_file(clean, target, chosen)
-    else:
-        _write_folder(clean, target, chosen)
-    written = Written(target, chosen, tuple(_left_out(corpus, chosen)))
-    if written.left_out:
-        log.warning("%s: left out: %s", target, "; ".join(written.left_out))
-    return written
-
-
-def _format_of(target: Path, given: str | None) -> str:
-    suffix = Path(target.name.removesuffix(".gz")).suffix.lower()
-    if given is None:
-        if suffix in _SUFFIXES:
-            return _SUFFIXES[suffix]
-        if target.name.endswith(".gz") or suffix in (".txt", ".npz", ".xlsx"):
-            raise bad(target, f"no format goes with this name; use {', '.join(_SUFFIXES)}")
-        return "folder"
-    if given not in FORMATS:
-        known = ", ".join(FORMATS)
-        raise DataError(f"unknown format {given!r}{did_you_mean(given, FORMATS)}; formats: {known}")
-    return given
-
-
-def _left_out(corpus: Corpus, chosen: str) -> list[str]:
-    if chosen in KINDS:
-        return left_out(corpus)
-    return xmc.left_out(corpus) if chosen == "xmc" else []
-
-
-def _encodable(corpus: Corpus) -> Corpus:
-    splits = {
-        name: split if split.texts is None else replace(split, texts=sanitize(split.texts)[0])
-        for name, split in corpus.splits.items()
-    }
-    return replace(corpus.with_splits(**splits), label_names=sanitize(corpus.label_names)[0])
-
-
-def _write_file(corpus: Corpus, target: Path, kind: str) -> None:
-    with _staged_file(target) as stream:
-        if target.name.endswith(".gz"):
-            with gzip.GzipFile("", "wb", 6, stream, mtime=0) as packed:
-                write_table(corpus, cast("IO[bytes]", packed), kind)
+def _write_folder(corpus: Corpus, target: Path, format: str) -> None:
+    if target.exists():
+        names = (path.relative_to(target).as_posix() for path in sorted(target.rglob("*")))
+        foreign = next((name for name in names if not _CORPUS_FILE.fullmatch(name)), None)
+        if foreign is not None:
+            problem = f"also holds {foreign}, which is no part of a corpus; remove it yourself"
+            raise data_error(target, problem)
+    with staged_folder(target, overwrite=True) as folder:
+        if format == "xmc":
+            _write_xmc(corpus, folder)
+        elif format == "lf":
+            _write_lf(corpus, folder)
         else:
-            write_table(corpus, stream, kind)
+            _write_npz(corpus, folder, PECOS if format == "pecos" else RAW)
+        for name, split in corpus.splits.items():
+            if split.filters is not None:
+                pairs = (f"{point} {label}" for point, label in split.filters.tolist())
+                write_lines(folder / f"filter_labels_{name}.txt", pairs)
 
 
-@contextmanager
-def _staged_file(target: Path) -> Iterator[IO[bytes]]:
-    """Yield a stream that becomes ``target`` when the block ends without an error."""
-    staging = _beside(target, "partial")
-    try:
-        target.parent.mkdir(parents=True, exist_ok=True)
-        try:
-            with staging.open("wb") as stream:
-                yield stream
-            staging.replace(target)
-        finally:
-            staging.unlink(missing_ok=True)
-    except OSError as error:
-        raise bad(target, f"cannot be written ({error.strerror or error})") from None
+def _write_npz(corpus: Corpus, folder: Path, names: FileNames) -> None:
+    write_lines(folder / names.label_names, corpus.label_names)
+    if corpus.label_features is not None:
+        save_npz(folder / "X.lbl.npz", corpus.label_features)
+    for name, split in corpus.splits.items():
+        short = SHORT[name]
+        save_npz(folder / f"Y.{short}.npz", split.labels)
+        if split.texts is not None:
+            write_lines(folder / names.texts[0].format(short), split.texts)
+        if split.features is not None:
+            save_npz(folder / f"X.{short}.npz", split.features)
 
 
-def _write_folder(corpus: Corpus, target: Path, chosen: str) -> None:
-    replacing = target.exists() and any(target.iterdir())
-    if replacing:
-        _refuse_foreign(target)
-    place = _beside(target, "new") if replacing else target
-    try:
-        with staged_folder(place) as folder:
-            _fill(corpus, folder, chosen)
-        if replacing:
-            _swap(place, target)
-    except OSError as error:
-        raise bad(target, f"cannot be written ({error.strerror or error})") from None
+def _write_xmc(corpus: Corpus, folder: Path) -> None:
+    write_lines(folder / "Y.txt", corpus.label_names)
+    _write_matrix(folder, "lbl", corpus.label_features)
+    for name, split in corpus.splits.items():
+        if split.features is None:
+            raise DataError(
+                f"{corpus.source or 'the corpus'}: the {name} points have texts but no features, "
+                "which the xmc format needs; write it as lf, folder or jsonl"
+            )
+        sizes = f"{len(split)} {split.features.shape[1]} {split.labels.shape[1]}"
+        ids = _rows(split.labels, split.labels.indices)
+        rows = zip(ids, _pairs(split.features), strict=True)
+        lines = (f"{','.join(map(str, labels))} {pairs}" for labels, pairs in rows)
+        write_lines(folder / f"{name}.txt", chain([sizes], lines))
+        if split.texts is not None:
+            write_lines(folder / f"{SHORT[name]}_X.txt", split.texts)
 
 
-def _fill(corpus: Corpus, folder: Path, chosen: str) -> None:
-    if chosen == "xmc":
-        xmc.write(corpus, folder)
-    elif chosen == "lf":
-        lf.write(corpus, folder)
-    else:
-        spelling = npz_folder.PECOS if chosen == "pecos" else npz_folder.RAW
-        npz_folder.write(corpus, folder, spelling)
+def _write_lf(corpus: Corpus, folder: Path) -> None:
+    labels = ({"uid": str(i), "title": name} for i, name in enumerate(corpus.label_names))
+    with (folder / "lbl.json.gz").open("wb") as raw, _gzip(raw) as stream:
+        _write_json(stream, labels)
+    _write_matrix(folder, "lbl", corpus.label_features)
+    for name, split in corpus.splits.items():
+        if split.texts is None:
+            raise DataError(
+                f"{corpus.source or 'the corpus'}: the {name} points have features but no texts, "
+                "which the lf format needs; write it as xmc, folder or pecos"
+            )
+        with (folder / f"{SHORT[name]}.json.gz").open("wb") as raw, _gzip(raw) as stream:
+            _write_json(stream, _lf_points(split, split.texts))
+        _write_matrix(folder, SHORT[name], split.features)
 
 
-def _refuse_foreign(target: Path) -> None:
-    names = (path.relative_to(target).as_posix() for path in sorted(target.rglob("*")))
-    stray = next((name for name in names if not _OURS.fullmatch(name)), None)
-    if stray is not None:
-        raise bad(target, f"also holds {stray}, which is no part of a corpus; remove it yourself")
+def _lf_points(split: Split, texts: Sequence[str]) -> Iterator[dict[str, Any]]:
+    ids, weights = (_rows(split.labels, f) for f in (split.labels.indices, split.labels.data))
+    for row, (text, labels, values) in enumerate(zip(texts, ids, weights, strict=True)):
+        point = {"uid": str(row), "title": text, "content": ""}
+        yield point | {lf.IDS: labels, lf.WEIGHTS: values}
 
 
-def _swap(new: Path, target: Path) -> None:
-    """Put the folder ``new`` in the place of ``target``, which stays whole until then."""
-    old = _beside(target, "old")
-    target.rename(old)
-    try:
-        new.rename(target)
-    except BaseException:
-        old.rename(target)
-        shutil.rmtree(new, ignore_errors=True)
-        raise
-    shutil.rmtree(old)
+def _write_matrix(folder: Path, short: str, matrix: csr_matrix | None) -> None:
+    """Write a matrix of features as ``trn_X_Xf.txt``, if there is one."""
+    if matrix is not None:
+        sizes = f"{matrix.shape[0]} {matrix.shape[1]}"
+        path = folder / xmc.FEATURE_MATRIX.format(short)
+        write_lines(path, chain([sizes], _pairs(matrix)))
 
 
-def _beside(target: Path, what: str) -> Path:
-    whole = target.resolve()
-    return whole.with_name(f".{whole.name}.{secrets.token_hex(4)}.{what}")
+def _pairs(matrix: csr_matrix) -> Iterator[str]:
+    """Yield each row as ``index:value`` pairs."""
+    columns, values = matrix.indices.tolist(), matrix.data.tolist()
+    for start, end in pairwise(matrix.indptr.tolist()):
+        # nine digits give back every float32 exactly
+        yield " ".join(f"{columns[i]}:{values[i]:.9g}" for i in range(start, end))
+
+
+def one_line(text: str) -> str:
+    r"""Return the text with each line end replaced by a space.
+
+    >>> one_line("two\r\nlines")
+    'two lines'
+    """
+    return _LINE_END.sub(" ", text) if "\n" in text or "\r" in text else text
+
+
+def write_lines(path: Path, lines: Iterable[str]) -> None:
+    """Write lines as UTF-8; create the folder if it is missing."""
+    path.parent.mkdir(exist_ok=True)
+    with path.open("w", encoding="utf-8", newline="\n") as out:
+        out.writelines(f"{one_line(line)}\n" for line in lines)

@@ -20,7 +20,8 @@ from typing import IO, TYPE_CHECKING, Any
 
 import numpy as np
 
-from elias.data.readers.files import load_sparse, unpacked
+from elias.data.readers.files import open_gzip
+from elias.data.readers.npz import load_sparse
 from elias.errors import DataError, did_you_mean
 from elias.predictions import Entries, Predictions, from_entries
 
@@ -46,7 +47,7 @@ def read_predictions(
     try:
         content = path.read_bytes()
         if content[:2] == b"\x1f\x8b":
-            with unpacked(io.BytesIO(content)) as stream:
+            with open_gzip(io.BytesIO(content)) as stream:
                 content = stream.read()
         if content[:2] == b"PK":
             return _read_npz(content, str(path), n_labels, label_names)

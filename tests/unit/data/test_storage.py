@@ -19,7 +19,7 @@ from scipy.sparse import csr_matrix, random
 import elias
 from elias.data import convert, load, load_corpus, storage
 from elias.data.atomic import cache_root
-from elias.data.readers import base
+from elias.data.readers import files
 from elias.data.splits import sample_points
 from elias.data.storage import DiskTexts, is_mapped, scratch_array, take_rows
 from elias.data.synthetic import synthetic_corpus
@@ -29,7 +29,7 @@ from elias.errors import DataError
 @pytest.fixture(autouse=True)
 def cache(tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    monkeypatch.setattr(base, "CHUNK", 7)  # so that a small corpus comes in several chunks
+    monkeypatch.setattr(files, "CHUNK_ROWS", 7)  # so that a small corpus comes in several chunks
     return tmp_path / "cache"
 
 
@@ -308,8 +308,8 @@ def test_a_corpus_is_read_once_while_its_files_are_unchanged(tmp_path, monkeypat
     path = write_jsonl(tmp_path / "rows.jsonl", [{"text": "t", "labels": ["x"]}] * 20)
     first = load_corpus(path, on_disk="on")
     reads = []
-    whole = load.store_tables
-    monkeypatch.setattr(load, "store_tables", lambda *args: (reads.append(1), whole(*args)))
+    whole = load._store
+    monkeypatch.setattr(load, "_store", lambda *args: (reads.append(1), whole(*args)))
 
     again = load_corpus(path, on_disk="on")
     assert not reads
@@ -338,7 +338,7 @@ def test_large_files_go_to_disk_by_themselves(tmp_path, monkeypatch):
     packed.write_bytes(gzip.compress(path.read_bytes(), mtime=0))
     assert not load_corpus(path).train.on_disk
 
-    monkeypatch.setattr(load, "LARGE", 100)
+    monkeypatch.setattr(load, "ON_DISK_BYTES", 100)
 
     assert load_corpus(path).train.on_disk
     assert load_corpus(packed).train.on_disk
@@ -448,13 +448,13 @@ def test_reading_to_disk_takes_a_fraction_of_the_memory(tmp_path, format):
 def test_pages_of_files_are_given_back_while_texts_are_read(tmp_path, monkeypatch):
     rows = ({"text": "word " * 1000, "labels": ["x"]} for _ in range(8_000))
     path = write_jsonl(tmp_path / "rows.jsonl", rows)  # 40 MB
-    monkeypatch.setattr(storage, "_READ", 100)
+    monkeypatch.setattr(storage, "_READ_TEXTS", 100)
     texts = load_corpus(path, on_disk="on", test_size=0).train.texts
 
     def most_while_reading(limit):
-        monkeypatch.setattr(storage, "LIMIT", 0)
+        monkeypatch.setattr(storage, "PAGE_LIMIT", 0)
         storage.release_pages()
-        monkeypatch.setattr(storage, "LIMIT", limit)
+        monkeypatch.setattr(storage, "PAGE_LIMIT", limit)
         before = most = storage.mapped_bytes()
         for number, text in enumerate(texts):
             assert len(text) == 5000

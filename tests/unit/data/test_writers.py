@@ -7,7 +7,6 @@ import pytest
 from scipy.sparse import csr_matrix
 
 from elias.data import Corpus, Split, convert, load_corpus, writers
-from elias.data.readers import lf
 from elias.data.writers import FORMATS
 from elias.errors import DataError
 
@@ -45,7 +44,7 @@ def test_the_suffix_chooses_the_format(tmp_path, corpus, name, expected):
 
 @pytest.mark.parametrize("name", ["a.txt", "a.gz", "a.xlsx"])
 def test_a_name_that_fits_no_format_is_refused(tmp_path, corpus, name):
-    with pytest.raises(DataError, match="no format goes with this name"):
+    with pytest.raises(DataError, match="no format has this suffix"):
         convert(corpus, tmp_path / name)
 
 
@@ -100,7 +99,7 @@ def test_an_interrupted_write_leaves_what_was_there(
         raise error
 
     monkeypatch.setattr(writers, "_write_delimited", stop)
-    monkeypatch.setattr(lf, "write_filters", stop)
+    monkeypatch.setattr(writers, "_lf_points", stop)
     with pytest.raises(error):
         convert(corpus.with_splits(test=None), target, format, overwrite=overwrite)
 
@@ -152,7 +151,7 @@ def test_xmc_needs_features(tmp_path, corpus):
         train=Split(labels=corpus.train.labels, texts=["a", "b"]), test=None
     )
 
-    with pytest.raises(DataError, match="no features, which the xmc format is made of"):
+    with pytest.raises(DataError, match="no features, which the xmc format needs"):
         convert(texts_only, tmp_path / "out", "xmc")
 
     assert list(tmp_path.iterdir()) == []

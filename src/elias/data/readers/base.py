@@ -1,88 +1,176 @@
-"""Types that every corpus reader shares."""
+"""The interface of all corpus readers: a reader yields chunks of rows.
+
+The caller, `elias.data.load`, decides where the chunks go: into memory, or into mapped files.
+"""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, NamedTuple, TypeVar
+from abc import ABC, abstractmethod
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 import numpy as np
 from scipy.sparse import csr_matrix
 
+from elias.data.readers.files import (
+    data_error,
+    find_label_names,
+    line_chunks,
+    number_labels,
+    read_label_names,
+)
 from elias.errors import DataError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator
+    from collections.abc import Iterator, Mapping
     from pathlib import Path
 
     from numpy.typing import NDArray
 
-    from elias.data.corpus import Corpus
+
+LABELS = "labels"
+"""Stands for the split in chunks that hold features of the labels."""
+NUMBERED = {"labels": "no file of names: named by number"}
+"""The note on labels without names."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReadOptions:
-    """Which columns of a table to read, where the common names do not fit."""
+    """The columns of a table to read, if their names are not the common ones."""
 
     text: str | None = None
     """The text column; several, separated by commas, are joined by a space."""
     labels: str | None = None
     """The labels column."""
     separator: str | None = None
-    """What separates the labels in one cell; an empty string: each cell is one label."""
+    """The separator of the labels in one cell; an empty string: each cell is one label."""
 
-    def refuse(self, path: Path, name: str, *, text: bool = True) -> None:
-        """Refuse options that a format without named columns has no use for."""
-        given = {"text": self.text if text else None, "labels": self.labels}
-        given["separator"] = self.separator
-        unused = [key for key, value in given.items() if value is not None]
-        if unused:
-            raise DataError(f"{path}: is in {name} format, where {unused[0]}= has no meaning")
-
-
-class Reading(NamedTuple):
-    """A corpus, and whether its source said which points are for training."""
-
-    corpus: Corpus
-    has_splits: bool
+    def check_unused(self, path: Path, format_name: str, *, text: bool = True) -> None:
+        """Refuse options that have no meaning in a format without named columns."""
+        values = {"text": self.text if text else None, "labels": self.labels}
+        values["separator"] = self.separator
+        unused = next((key for key, value in values.items() if value is not None), None)
+        if unused is not None:
+            raise DataError(f"{path}: is in {format_name} format, where {unused}= has no meaning")
 
 
-T = TypeVar("T")
+@dataclass(frozen=True, slots=True)
+class LabelRows:
+    """The labels of consecutive rows, flattened."""
 
-CHUNK = 1 << 14
-"""Rows at a time."""
-LARGE = 1 << 22
-"""Characters at a time."""
+    counts: NDArray[np.int64]
+    """(n,) the number of labels of each row."""
+    codes: NDArray[np.int64]
+    """The labels of all rows: ids, or numbers that `Summary.ids` turns into ids."""
+    weights: NDArray[np.float32] | None = None
+    """The relevance of each label; None: 1. All chunks of a split that have labels agree."""
 
-
-def chunked(items: Iterable[T], size: Callable[[T], int]) -> Iterator[list[T]]:
-    """Yield the items in lists that are neither long nor, by the sum of their sizes, large."""
-    chunk: list[T] = []
-    total = 0
-    for item in items:
-        chunk.append(item)
-        total += size(item)
-        if len(chunk) >= CHUNK or total >= LARGE:
-            yield chunk
-            chunk, total = [], 0
-    if chunk:
-        yield chunk
+    @classmethod
+    def from_csr(cls, matrix: csr_matrix) -> LabelRows:
+        """Return the rows of a relevance matrix."""
+        return cls(np.diff(matrix.indptr), matrix.indices, matrix.data)
 
 
-def from_lists(
+@dataclass(frozen=True, slots=True)
+class Chunk:
+    """Consecutive rows of a split: texts, labels, features, or several of them.
+
+    Parts of the same points may come in different chunks, e.g. when texts and labels are in two
+    files; each part comes in the order of the rows.
+    """
+
+    split: str
+    texts: list[str] | None = None
+    labels: LabelRows | None = None
+    features: csr_matrix | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Summary:
+    """Facts that a reader knows when all rows are read."""
+
+    label_names: list[str]
+    ids: NDArray[np.int64] | None = None
+    """The label id of each code; None: codes are ids."""
+    filters: dict[str, NDArray[np.int64]] = field(default_factory=dict)
+    """(M, 2) pairs (point, label) never to predict, by split."""
+    notes: Mapping[str, str] = field(default_factory=dict)
+
+
+class Reader(ABC):
+    """Reads a corpus of one format."""
+
+    format: str
+    has_splits = True
+    """Whether the source names its splits; if not, all points are training points."""
+
+    @abstractmethod
+    def chunks(self) -> Iterator[Chunk]:
+        """Yield the rows of the corpus."""
+
+    @abstractmethod
+    def finish(self, n_points: Mapping[str, int], n_uses: int) -> Summary:
+        """Return the label names, filters and notes, after all chunks were read.
+
+        Args:
+            n_points: The number of points of each split.
+            n_uses: The number of labels of all points together.
+        """
+
+
+def text_chunks(path: Path, split: str, n_points: int) -> Iterator[Chunk]:
+    """Yield the lines of a file as the texts of ``n_points`` points."""
+    n_texts = 0
+    for lines in line_chunks(path):
+        n_texts += len(lines)
+        yield Chunk(split, texts=lines)
+    if n_texts != n_points:
+        problem = f"holds {n_texts} texts for {n_points} points; give one line for each"
+        raise data_error(path, problem)
+
+
+def name_columns(
+    source: Path, folder: Path, n_columns: Mapping[str, int], n_uses: int
+) -> tuple[list[str], Mapping[str, str]]:
+    """Return the names of the columns of label matrices, and a note if they have none.
+
+    Args:
+        source: The corpus, for errors.
+        folder: The folder that may hold a file of label names.
+        n_columns: The columns of the label matrix of each split; they must be equal.
+        n_uses: The number of labels of all points together.
+    """
+    n_labels = n_columns["train"]
+    names = read_label_names(folder)
+    if names is not None and len(names) != n_labels:
+        path = find_label_names(folder) or folder
+        problem = f"holds {len(names)} names for {n_labels} labels; give one line for each"
+        raise data_error(path, problem)
+    for split, count in n_columns.items():
+        if count != n_labels:
+            counts = f"{count} labels, but there are {n_labels} label names"
+            problem = f"the {split} split is over {counts}; the files must belong together"
+            raise data_error(source, problem)
+    if names is None:
+        return number_labels(source, n_labels, n_uses), NUMBERED
+    return names, {}
+
+
+def csr_from_lists(
     counts: NDArray[np.int64],
     columns: NDArray[np.int64],
     n_columns: int,
     values: NDArray[np.float32] | None = None,
 ) -> csr_matrix:
-    """Return the CSR matrix of flattened lists, row by row.
+    """Return the CSR matrix of flattened lists, sorted, without duplicates.
 
     Args:
-        counts: (N,) how many entries each row has.
-        columns: their columns, all rows after one another, each below ``n_columns``.
-        n_columns: the width of the matrix.
-        values: the entries' values; without them an entry is 1, however often it is repeated.
+        counts: (N,) the number of entries of each row.
+        columns: The columns of all entries, row after row, each below ``n_columns``.
+        n_columns: The width of the matrix.
+        values: The values of the entries, summed over duplicates; without them every entry is 1.
     """
-    ends = np.concatenate([np.zeros(1, dtype=np.int64), np.cumsum(counts)])
+    ends = np.concatenate([np.zeros(1, dtype=np.int64), np.cumsum(counts, dtype=np.int64)])
     data = np.ones(len(columns), dtype=np.float32) if values is None else values
     matrix = csr_matrix((data, columns, ends), shape=(len(counts), n_columns), dtype=np.float32)
     matrix.sum_duplicates()

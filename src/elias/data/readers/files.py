@@ -1,7 +1,7 @@
-"""Open data files safely: compression, encoding, size limits and file names.
+"""Open data files safely: compression, encoding, size limits, and the file names of a corpus.
 
-Deflate packs a run of one byte a thousandfold, real texts and label ids hardly fortyfold. What is
-large and packed tighter than anything real is refused before it is unpacked whole.
+Deflate compresses a run of one byte a thousandfold, but real texts and label ids hardly fortyfold.
+A large file with a higher ratio than any real data is refused before it is unpacked.
 """
 
 from __future__ import annotations
@@ -10,52 +10,74 @@ import codecs
 import gzip
 import io
 import re
-import zipfile
 import zlib
 from contextlib import contextmanager
-from itertools import count
+from itertools import chain
 from typing import IO, TYPE_CHECKING, Any
 
 import numpy as np
-from scipy.sparse import csr_matrix, issparse, load_npz
 
 from elias.errors import DataError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
     from pathlib import Path
 
     from numpy.typing import NDArray
 
 
-ALWAYS_ALLOWED = 256 << 20
-"""Bytes that anything may unpack to, however tightly it was packed."""
-TIGHTEST = 400
-"""How many times its packed size anything larger may be."""
-_ROWS_ALLOWED = 1_000_000  # rows without an entry, in a matrix that does not store where rows begin
-_PLACES = ("indices", "indptr", "row", "col")
-_FORMATS = ("csr", "csc", "coo")  # those that store a place for each value
-_LARGEST_FACT = 4096  # bytes of the member that names the format, or the shape
+CHUNK_ROWS = 1 << 14
+"""Maximum number of rows in a chunk."""
+CHUNK_CHARACTERS = 1 << 22
+"""Approximate maximum number of characters in a chunk."""
+RATIO_CHECK_BYTES = 256 << 20
+"""Unpacked size below which the compression ratio is not checked."""
+MAX_RATIO = 400
+"""Maximum compression ratio of larger data."""
+MAX_LINE = 256 << 20
+"""Maximum bytes of a line, and characters of a table cell."""
+UTF16 = (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
+"""Byte-order marks of UTF-16."""
+IS_UTF16 = "save it as UTF-8 (it is UTF-16)"
+EMPTY = "is empty; give a file with a row for each text"
+_GZIP = b"\x1f\x8b"
+_BOM = "\ufeff"
+_MAX_PROBLEM = 800  # characters of an error message
+_HEAD_BYTES = 1 << 16
+_READ_BYTES = 1 << 18
+_SANITIZE_TEXTS = 4096  # texts checked at a time
 
 
-class TooTightError(ValueError):
-    """A file that unpacks to far more than anything real of its size."""
+def data_error(path: Path, problem: str, line: int | None = None) -> DataError:
+    """Return the error for ``path`` (at a 1-based ``line``), on one line."""
+    where = f"{path}:{line}" if line is not None else f"{path}"
+    text = " ".join(problem.split())
+    if len(text) > _MAX_PROBLEM:  # e.g. a header of a million columns
+        text = f"{text[: _MAX_PROBLEM - 200]} … {text[-200:]}"
+    return DataError(f"{where}: {text}")
 
-    def __init__(self, what: str, packed: int, unpacked: int) -> None:
-        super().__init__(
+
+def short_repr(value: object, limit: int = 60) -> str:
+    """Return ``repr(value)``, cut to ``limit`` characters, for an error message."""
+    text = repr(value)
+    return text if len(text) <= limit else text[: limit - 1] + "…"
+
+
+class CompressionRatioError(ValueError):
+    """A file that unpacks to far more than any real data of its size."""
+
+
+def check_ratio(what: str, packed: int, unpacked: int) -> None:
+    """Refuse data that is large and compressed more than `MAX_RATIO` times."""
+    if unpacked > RATIO_CHECK_BYTES and unpacked > MAX_RATIO * max(packed, 1):
+        raise CompressionRatioError(
             f"{what} unpacks from {packed:,} to {unpacked:,} bytes or more, as no real data does; "
-            "if you trust it, unpack it yourself and write it anew"
+            "if you trust it, unpack it yourself and write it again"
         )
 
 
-def check_tightness(what: str, packed: int, unpacked: int) -> None:
-    """Refuse what is large and unpacks to more than `TIGHTEST` times its packed size."""
-    if unpacked > ALWAYS_ALLOWED and unpacked > TIGHTEST * max(packed, 1):
-        raise TooTightError(what, packed, unpacked)
-
-
-class _Unpacking(io.RawIOBase):
-    """The content of a gzip file, refused where it swells beyond all likelihood."""
+class _GzipReader(io.RawIOBase):
+    """The content of a gzip stream, with a check of the compression ratio."""
 
     def __init__(self, raw: IO[bytes]) -> None:
         self._raw = raw
@@ -68,7 +90,7 @@ class _Unpacking(io.RawIOBase):
     def readinto(self, buffer: Any) -> int:
         count = self._stream.readinto(buffer)
         self._unpacked += count
-        check_tightness("the gzip data", self._raw.tell(), self._unpacked)
+        check_ratio("the gzip data", self._raw.tell(), self._unpacked)
         return count
 
     def close(self) -> None:
@@ -76,249 +98,120 @@ class _Unpacking(io.RawIOBase):
         super().close()
 
 
-def unpacked(raw: IO[bytes]) -> io.BufferedReader:
-    """Return a stream of what an open gzip file holds; reading a bomb raises `TooTightError`."""
-    return io.BufferedReader(_Unpacking(raw), 1 << 18)
+def open_gzip(raw: IO[bytes]) -> io.BufferedReader:
+    """Return the unpacked stream of an open gzip file.
 
-
-def load_sparse(stream: IO[bytes]) -> csr_matrix:
-    """Return the matrix of a SciPy npz file as CSR, its indices checked; nothing is unpickled.
-
-    Before anything is unpacked, the sizes that the archive's members declare must fit together and
-    what is packed.
-
-    Raises:
-        ValueError: If it is no such file, or a lying one. So does what NumPy, SciPy and zipfile
-            raise for a broken one: KeyError, TypeError, EOFError, IndexError, OSError,
-            BadZipFile, NotImplementedError, zlib.error.
+    Reading it raises `CompressionRatioError` if it is a decompression bomb.
     """
-    with zipfile.ZipFile(stream) as archive:
-        shapes: dict[str, tuple[int, ...]] = {}
-        for name, shape in _members(archive):
-            if name in shapes:
-                raise ValueError(f"holds {name} twice")
-            shapes[name] = shape
-        _check_format(archive)
-        rows = _rows(archive)
-    _check_rows(rows, shapes)
-    stream.seek(0)
-    loaded: Any = load_npz(stream)  # SciPy passes allow_pickle=False
-    if not issparse(loaded) or loaded.ndim != 2:
-        raise ValueError("not a sparse matrix")
-    matrix = csr_matrix(loaded)
-    matrix.check_format(full_check=True)
-    return matrix
-
-
-def _members(archive: zipfile.ZipFile) -> Iterator[tuple[str, tuple[int, ...]]]:
-    """Yield the name and shape of each array; refuse one that is not as large as it says."""
-    for info in archive.infolist():
-        name = info.filename.removesuffix(".npy")
-        with archive.open(info) as member:
-            shape, dtype = _header(member)
-            begin = member.tell()
-        count = 1
-        for size in shape:
-            count *= size
-        if count < 0 or begin + count * dtype.itemsize != info.file_size:
-            raise ValueError(f"{name} is not as large as it says")
-        _check_member(name, info, dtype)
-        yield name, shape
-    packed = sum(info.compress_size for info in archive.infolist())
-    if packed > _size(archive):
-        raise ValueError("the members are larger than the file")
-
-
-def _check_member(name: str, info: zipfile.ZipInfo, dtype: np.dtype[Any]) -> None:
-    """Refuse an array of the wrong kind, or too tight.
-
-    The values of a label matrix are all 1 and pack tighter than anything else, so they are not
-    held to that: plain numbers, as many as there are indices, they are bounded by these.
-    """
-    if name == "data":
-        if dtype.kind not in "biuf" or dtype.itemsize > 8:
-            raise ValueError(f"holds {dtype} values, not plain numbers of 8 bytes at most")
-        return
-    if name in _PLACES and dtype.kind not in "iu":
-        raise ValueError(f"{name} holds {dtype} values, not whole numbers")
-    if name in ("format", "shape") and info.file_size > _LARGEST_FACT:
-        raise ValueError(f"{name} is {info.file_size:,} bytes long")
-    check_tightness(name, info.compress_size, info.file_size)
-
-
-def _size(archive: zipfile.ZipFile) -> int:
-    stream = archive.fp
-    assert stream is not None
-    return stream.seek(0, io.SEEK_END)
-
-
-def _header(member: IO[bytes]) -> tuple[tuple[int, ...], np.dtype[Any]]:
-    version = np.lib.format.read_magic(member)
-    read = (
-        np.lib.format.read_array_header_1_0
-        if version == (1, 0)
-        else np.lib.format.read_array_header_2_0
-    )
-    shape, _, dtype = read(member)
-    if dtype.hasobject:
-        raise ValueError("holds pickled objects, which are never read")
-    return shape, dtype
-
-
-def _check_format(archive: zipfile.ZipFile) -> None:
-    with archive.open("format.npy") as member:
-        named = np.lib.format.read_array(member, allow_pickle=False)
-    if named.shape != () or named.dtype.kind not in "SU":
-        raise ValueError("does not name its format")
-    found = named.astype("U").item()
-    if found not in _FORMATS:
-        raise ValueError(f"stored as {found!r}, where {', '.join(_FORMATS)} are read; use tocsr()")
-
-
-def _rows(archive: zipfile.ZipFile) -> int:
-    with archive.open("shape.npy") as member:
-        shape = np.lib.format.read_array(member, allow_pickle=False)
-    if shape.shape != (2,) or shape.dtype.kind not in "iu" or (shape < 0).any():
-        raise ValueError("its shape is not two counts")
-    return int(shape[0])
-
-
-def _check_rows(rows: int, shapes: dict[str, tuple[int, ...]]) -> None:
-    """Refuse more rows than the members bear out, and values that are not those of the indices."""
-    stored = {name: shape[0] for name, shape in shapes.items() if len(shape) == 1}
-    n_entries = stored.get("indices", stored.get("row"))
-    values = shapes["data"]
-    if n_entries is None or values != (n_entries,):
-        raise ValueError(f"values of shape {values} for {n_entries} indices")
-    known = stored.get("indptr", 0), n_entries
-    if rows > max(_ROWS_ALLOWED, 10 * max(known)):
-        raise ValueError(f"says {rows} rows, but stores nothing of most of them")
-
-
-_GZIP = b"\x1f\x8b"
-_BOM = "\ufeff"
-UTF16 = (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
-"""What a file in UTF-16 begins with."""
-IS_UTF16 = "save it as UTF-8 (it is UTF-16)"
-EMPTY = "is empty; give a file with a row for each text"
-LONGEST_LINE = 256 << 20
-"""Bytes of the longest line, and characters of the longest cell of a table, that are read."""
-_LONGEST_PROBLEM = 800
-_HEAD_BYTES = 1 << 16
-_MEND_BLOCK = 4096
-
-
-def bad(path: Path, problem: str, line: int | None = None) -> DataError:
-    """Return the error for ``path`` (at a 1-based ``line``), on one line."""
-    place = f"{path}:{line}" if line is not None else f"{path}"
-    told = " ".join(problem.split())
-    if len(told) > _LONGEST_PROBLEM:  # a header of a million columns, say
-        told = f"{told[: _LONGEST_PROBLEM - 200]} … {told[-200:]}"
-    return DataError(f"{place}: {told}")
-
-
-def shown(value: object, limit: int = 60) -> str:
-    """Return ``repr(value)``, cut to ``limit`` characters, for use in an error."""
-    text = repr(value)
-    return text if len(text) <= limit else text[: limit - 1] + "…"
+    return io.BufferedReader(_GzipReader(raw), 1 << 18)
 
 
 @contextmanager
 def open_bytes(path: Path) -> Iterator[IO[bytes]]:
-    """Open a file for reading, through gzip where its first bytes say so.
+    """Open a file for reading; unpack it if its first bytes are those of gzip.
 
-    Whatever goes wrong while the file is being read leaves here as a `DataError`.
+    Errors that occur while the file is read are raised as `DataError`.
     """
-    must_be_file(path)
+    check_regular_file(path)
     try:
         with path.open("rb") as raw:
-            packed = raw.read(2) == _GZIP
+            is_packed = raw.read(2) == _GZIP
             raw.seek(0)
-            if packed:
-                with unpacked(raw) as stream:
+            if is_packed:
+                with open_gzip(raw) as stream:
                     yield stream
             else:
                 yield raw
     except FileNotFoundError:
-        raise bad(path, "no such file") from None
-    except TooTightError as error:
-        raise bad(path, str(error)) from None
+        raise data_error(path, "no such file") from None
+    except CompressionRatioError as error:
+        raise data_error(path, str(error)) from None
     except (EOFError, zlib.error, gzip.BadGzipFile) as error:
-        raise bad(path, f"the gzip data is cut short or broken ({error}); copy it again") from None
+        problem = f"the gzip data is cut short or broken ({error}); copy it again"
+        raise data_error(path, problem) from None
     except OSError as error:
-        raise bad(path, f"cannot be read ({error.strerror or error})") from None
+        raise data_error(path, f"cannot be read ({error.strerror or error})") from None
 
 
-def must_be_file(path: Path) -> None:
-    """Refuse a pipe or a device: to open one may wait for ever, and none can be read twice."""
+def check_regular_file(path: Path) -> None:
+    """Refuse a pipe or device: opening it may block, and it cannot be read twice."""
     if path.exists() and not path.is_file() and not path.is_dir():
-        raise bad(path, "is not a file; write what it gives to one first")
+        raise data_error(path, "is not a regular file; write its content to one first")
 
 
 def is_gzip(path: Path) -> bool:
-    """Say whether a file is gzipped, whatever its name."""
+    """Return True if a file is gzipped, whatever its name."""
     with path.open("rb") as raw:
         return raw.read(2) == _GZIP
 
 
 def read_head(path: Path) -> bytes:
-    """Return the first bytes of a file, uncompressed."""
+    """Return the first bytes of a file, unpacked."""
     with open_bytes(path) as stream:
         return stream.read(_HEAD_BYTES)
 
 
-def read_lines(path: Path) -> list[str]:
-    r"""Return the lines of a UTF-8 file, split at ``\n`` only, without line ends.
-
-    A final newline ends the last line; a byte-order mark and the ``\r`` of Windows line ends go.
-    """
-    with open_bytes(path) as stream:
-        data = stream.read()
-    _check_lines(path, data)
-    try:
-        text = data.decode("utf-8")
-    except UnicodeDecodeError as error:
-        raise bad(path, not_utf8(error), data.count(b"\n", 0, error.start) + 1) from None
-    del data
-    lines = text.removeprefix(_BOM).split("\n")
-    if lines[-1] == "":
-        lines.pop()
-    return [line.removesuffix("\r") for line in lines] if "\r" in text else lines
-
-
 def iter_lines(path: Path) -> Iterator[str]:
-    """Yield the lines of a UTF-8 file with their line ends, one at a time."""
+    """Yield the lines of a UTF-8 file with their line ends, split at newlines only."""
+    for block in _line_blocks(path, _READ_BYTES):
+        yield from io.StringIO(block, newline="\n")
+
+
+def line_chunks(path: Path) -> Iterator[list[str]]:
+    r"""Yield lists of lines of a UTF-8 file, without line ends (``\n`` or ``\r\n``)."""
+    for block in _line_blocks(path, CHUNK_CHARACTERS):
+        lines = block.removesuffix("\n").split("\n")
+        if "\r" in block:
+            lines = [line.removesuffix("\r") for line in lines]
+        for start in range(0, len(lines), CHUNK_ROWS):
+            yield lines[start : start + CHUNK_ROWS]
+
+
+def read_lines(path: Path) -> list[str]:
+    """Return all lines of a UTF-8 file without line ends; the byte-order mark is dropped."""
+    return list(chain.from_iterable(line_chunks(path)))
+
+
+def _line_blocks(path: Path, size: int) -> Iterator[str]:
+    """Yield a UTF-8 file as blocks of whole lines, each about ``size`` bytes long."""
+    size = min(size, MAX_LINE)
+    number = 1  # the line on which the block starts
+    block = bytearray()
     with open_bytes(path) as stream:
-        for number in count(1):
-            raw = stream.readline(LONGEST_LINE + 1)
-            if not raw:
+        while True:
+            data = stream.read(size)
+            first, last = data.find(b"\n"), data.rfind(b"\n")
+            if len(block) + (len(data) if first < 0 else first) > MAX_LINE:
+                problem = f"the line is longer than {MAX_LINE >> 20} MiB"
+                raise data_error(path, f"{problem}; give each text its own line", number)
+            if data and last < 0:
+                block += data
+                continue
+            block += data[: last + 1]
+            yield from _decode(path, bytes(block), number)
+            if not data:
                 return
-            if len(raw) > LONGEST_LINE:
-                raise _too_long(path, number)
-            try:
-                line = raw.decode("utf-8")
-            except UnicodeDecodeError as error:
-                raise bad(path, not_utf8(error), number) from None
-            yield line.removeprefix(_BOM) if number == 1 else line
+            number += block.count(b"\n")
+            block = bytearray(data[last + 1 :])
 
 
-def _check_lines(path: Path, data: bytes) -> None:
-    """Refuse a line that is too long, hopping from line end to line end."""
-    place = 0
-    while len(data) - place > LONGEST_LINE:
-        end = data.rfind(b"\n", place, place + LONGEST_LINE)
-        if end < 0:
-            raise _too_long(path, data.count(b"\n", 0, place) + 1)
-        place = end + 1
+def _decode(path: Path, block: bytes, number: int) -> Iterator[str]:
+    """Yield a block as text, if it is not empty; before an error, yield the lines above it."""
+    try:
+        text = block.decode("utf-8")
+    except UnicodeDecodeError as error:
+        good = block.rfind(b"\n", 0, error.start) + 1
+        if good:
+            yield block[:good].decode("utf-8").removeprefix(_BOM if number == 1 else "")
+        line = number + block.count(b"\n", 0, error.start)
+        raise data_error(path, describe_utf8_error(error), line) from None
+    text = text.removeprefix(_BOM) if number == 1 else text
+    if text:
+        yield text
 
 
-def _too_long(path: Path, line: int) -> DataError:
-    most = LONGEST_LINE >> 20
-    return bad(path, f"the line is longer than {most} MiB; give each text its own line", line)
-
-
-def not_utf8(error: UnicodeDecodeError) -> str:
-    """Return what is wrong with bytes that cannot be decoded, and the remedy."""
+def describe_utf8_error(error: UnicodeDecodeError) -> str:
+    """Return the problem with bytes that are not UTF-8, and the remedy."""
     if error.object.startswith(UTF16):
         return IS_UTF16
     return (
@@ -327,64 +220,27 @@ def not_utf8(error: UnicodeDecodeError) -> str:
     )
 
 
-def read_names(path: Path) -> list[str]:
-    """Return the label names of a file with one name per line."""
-    names = read_lines(path)
-    if not names:
-        raise bad(path, "is empty; it should hold one label name per line")
-    return names
-
-
 def sanitize(texts: Sequence[str]) -> tuple[list[str], int]:
-    """Return the texts with NULs as spaces and lone surrogates as U+FFFD, and how many changed.
+    """Replace NULs by spaces and lone surrogates by U+FFFD; return the texts and how many changed.
 
-    Both are legal in JSON and fatal later: a tokenizer cannot encode the one, and many tools
-    end a string at the other.
+    Both are legal in JSON, but tokenizers cannot encode surrogates, and many tools end a string
+    at a NUL.
     """
-    mended: list[str] = []
-    changed = 0
-    for start in range(0, len(texts), _MEND_BLOCK):
-        block = list(texts[start : start + _MEND_BLOCK])
-        if _needs_mending(block):
-            whole = [_mend_one(text) for text in block]
-            changed += sum(new != old for new, old in zip(whole, block, strict=True))
-            block = whole
-        mended += block
-    return mended, changed
-
-
-def _needs_mending(block: Sequence[str]) -> bool:
-    try:
-        return b"\0" in "\n".join(block).encode("utf-8")
-    except UnicodeEncodeError:
-        return True
-
-
-def _mend_one(text: str) -> str:
-    # Through UTF-16, a pair of surrogates becomes the character it stands for.
-    whole = text.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace")
-    return whole.replace("\0", " ")
-
-
-_LINE_END = re.compile(r"\r\n|\r|\n")
-
-
-def one_line(text: str) -> str:
-    r"""Return the text with each line end as a space.
-
-    >>> one_line("two\r\nlines")
-    'two lines'
-    """
-    return _LINE_END.sub(" ", text) if "\n" in text or "\r" in text else text
-
-
-def write_lines(path: Path, lines: Iterable[str]) -> None:
-    """Write lines as UTF-8, making the folder where it is missing."""
-    path.parent.mkdir(exist_ok=True)
-    with path.open("w", encoding="utf-8", newline="\n") as out:
-        for line in lines:
-            out.write(one_line(line))
-            out.write("\n")
+    clean = list(texts)
+    n_changed = 0
+    for start in range(0, len(clean), _SANITIZE_TEXTS):
+        block = clean[start : start + _SANITIZE_TEXTS]
+        try:
+            if b"\0" not in "\n".join(block).encode("utf-8"):
+                continue
+        except UnicodeEncodeError:
+            pass
+        for row, text in enumerate(block, start):
+            # through UTF-16, a pair of surrogates becomes the character it stands for
+            whole = text.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace")
+            clean[row] = whole.replace("\0", " ")
+            n_changed += clean[row] != text
+    return clean, n_changed
 
 
 SHORT = {"train": "trn", "validation": "val", "test": "tst"}
@@ -395,7 +251,7 @@ ALIASES = {
     "validation": ("validation", "valid", "val", "dev", "development"),
     "test": ("test", "tst", "testing", "te", "eval"),
 }
-"""What a file, or a row in a ``split`` column, may call each split."""
+"""Accepted names of each split, in file names and in a ``split`` column."""
 
 LABEL_FILES = (
     "raw/Y.txt",
@@ -406,62 +262,83 @@ LABEL_FILES = (
     "label_map.txt",
     "Yf.txt",
 )
-"""Files of label names, one per line, in the order in which they are looked for."""
+"""Files of label names, one per line, in order of preference."""
 
-_MOST_LABELS = 100_000_000
+_MAX_LABELS = 100_000_000
 _LABELS_PER_USE = 100
-_FEW_LABELS = 5_000_000
-"""Labels without names are counted up to the highest id. More than five million of them, of which
-not one in a hundred is ever used, is a slip in the ids, and would fill the memory with names."""
-_SHARD = r"(?:-\d+-of-\d+)?"
+_MAX_UNUSED_LABELS = 5_000_000
+"""Labels without names are numbered up to the highest id. More than this many labels, of which
+fewer than one in a hundred is used, is taken for a mistake in the ids: their names would fill the
+memory."""
 
 
-def split_called(name: str) -> str | None:
+def split_alias(name: str) -> str | None:
     """Return the split that ``name`` is an alias of, or None."""
     plain = name.strip().lower()
     return next((split for split, names in ALIASES.items() if plain in names), None)
 
 
-def find(folder: Path, *names: str) -> Path | None:
-    """Return the first of the files that is there, gzipped or not."""
+def find_file(folder: Path, *names: str) -> Path | None:
+    """Return the first of the named files that exists, gzipped or not."""
     candidates = (folder / (name + suffix) for name in names for suffix in ("", ".gz"))
     return next((path for path in candidates if path.is_file()), None)
 
 
-def find_names(folder: Path) -> Path | None:
+def find_label_names(folder: Path) -> Path | None:
     """Return the file of label names in a folder, or None."""
-    return find(folder, *LABEL_FILES)
+    return find_file(folder, *LABEL_FILES)
+
+
+def read_label_names(folder: Path) -> list[str] | None:
+    """Return the label names of a folder, one per line of a file; None without such a file."""
+    path = find_label_names(folder)
+    if path is None:
+        return None
+    names = read_lines(path)
+    if not names:
+        raise data_error(path, "is empty; it should hold one label name per line")
+    return names
 
 
 def split_files(folder: Path) -> dict[str, list[Path]]:
     """Return the files named after splits (``train.csv``, ``eurlex_test.txt``, shards), by split.
 
-    The exact name wins over a name that only ends in it.
+    An exact name is preferred to a name that only ends in it.
     """
     files = sorted(path for path in folder.iterdir() if path.is_file())
-    found = {}
+    by_split = {}
     for split, names in ALIASES.items():
-        called = "|".join(names)
-        exact = re.compile(rf"(?:{called}){_SHARD}(?:\..+)?", re.IGNORECASE)
-        ending = re.compile(rf".+[_.-](?:{called})(?:\..+)?", re.IGNORECASE)
+        name = "|".join(names)
+        exact = re.compile(rf"(?:{name})(?:-\d+-of-\d+)?(?:\..+)?", re.IGNORECASE)
+        ending = re.compile(rf".+[_.-](?:{name})(?:\..+)?", re.IGNORECASE)
         for pattern in (exact, ending):
             matching = [path for path in files if pattern.fullmatch(path.name)]
             if matching:
-                found[split] = [path for path in matching if "filter" not in path.name]
+                by_split[split] = [path for path in matching if "filter" not in path.name]
                 break
-    return {split: paths for split, paths in found.items() if paths}
+    return {split: paths for split, paths in by_split.items() if paths}
 
 
-def numbered(path: Path, n_labels: int, n_uses: int) -> list[str]:
-    """Return the names of labels that have none: their numbers.
+def only_file(split: str, paths: Iterable[Path]) -> Path:
+    """Return the single file of a split; refuse to choose among several."""
+    first, *others = paths
+    if others:
+        names = ", ".join(path.name for path in (first, *others))
+        problem = f"several files for the {split} split ({names}); keep one"
+        raise data_error(first.parent, problem)
+    return first
+
+
+def number_labels(path: Path, n_labels: int, n_uses: int) -> list[str]:
+    """Return the numbers of labels as their names.
 
     Args:
-        path: what the ids come from, for the error.
-        n_labels: one more than the highest id.
-        n_uses: how many labels the points have in all.
+        path: The source of the ids, for the error.
+        n_labels: One more than the highest id.
+        n_uses: The number of labels of all points together.
     """
     if too_many_labels(n_labels, n_uses):
-        raise bad(
+        raise data_error(
             path,
             f"label ids up to {n_labels - 1} are too large to count labels by; number the labels "
             "from 0, or give a file of label names",
@@ -470,52 +347,43 @@ def numbered(path: Path, n_labels: int, n_uses: int) -> list[str]:
 
 
 def too_many_labels(n_labels: int, n_uses: int) -> bool:
-    """Say whether there are more labels, or more unused ones, than ids are a sensible count of."""
-    return n_labels > min(_MOST_LABELS, max(_FEW_LABELS, _LABELS_PER_USE * n_uses))
+    """Return True if there are more labels, or more unused labels, than is plausible."""
+    return n_labels > min(_MAX_LABELS, max(_MAX_UNUSED_LABELS, _LABELS_PER_USE * n_uses))
 
 
-def the_only_file(split: str, paths: Iterable[Path]) -> Path:
-    """Return the one file of a split, or refuse to choose among several."""
-    chosen = list(paths)
-    if len(chosen) > 1:
-        names = ", ".join(path.name for path in chosen)
-        raise bad(chosen[0].parent, f"several files for the {split} split ({names}); keep one")
-    return chosen[0]
-
-
-def read_filters(folder: Path, split: str, shape: tuple[int, int]) -> NDArray[np.int64] | None:
-    """Return the (M, 2) pairs (point, label) never to predict in a split, or None without a file.
+def read_filters(
+    folder: Path, n_points: Mapping[str, int], n_labels: int
+) -> dict[str, NDArray[np.int64]]:
+    """Return the (M, 2) pairs (point, label) never to predict, for each split that has a file.
 
     Args:
-        folder: where ``filter_labels_test.txt`` (or ``tst_filter_labels.txt``) is looked for.
-        split: the split's name.
-        shape: (N, L), what the pairs must stay within.
+        folder: The folder of ``filter_labels_test.txt`` or ``tst_filter_labels.txt``.
+        n_points: The number of points of each split.
+        n_labels: L; points and labels must be in range.
     """
-    names = [f"filter_labels_{name}.txt" for name in ALIASES[split]]
-    names += [f"{SHORT[split]}_filter_labels.txt"]
-    path = find(folder, *names, *(f"raw/{name}" for name in names))
-    return None if path is None else _read_pairs(path, shape)
+    filters = {}
+    for split, count in n_points.items():
+        names = [f"filter_labels_{name}.txt" for name in ALIASES[split]]
+        names += [f"{SHORT[split]}_filter_labels.txt"]
+        path = find_file(folder, *names, *(f"raw/{name}" for name in names))
+        if path is not None:
+            filters[split] = _read_pairs(path, count, n_labels)
+    return filters
 
 
-def _read_pairs(path: Path, shape: tuple[int, int]) -> NDArray[np.int64]:
-    rows = [(number, line.split()) for number, line in enumerate(read_lines(path), start=1)]
+def _read_pairs(path: Path, n_points: int, n_labels: int) -> NDArray[np.int64]:
     pairs = []
-    for number, cells in rows:
+    for number, line in enumerate(read_lines(path), start=1):
+        cells = line.split()
         if not cells:
             continue
         try:
             point, label = (int(cell) for cell in cells)
         except ValueError:
-            raise bad(path, f"{shown(' '.join(cells))} is not `point label`", number) from None
-        if not (0 <= point < shape[0] and 0 <= label < shape[1]):
-            limits = f"there are {shape[0]} points and {shape[1]} labels, counted from 0"
-            raise bad(path, f"the pair {point} {label} is out of range; {limits}", number)
+            problem = f"{short_repr(' '.join(cells))} is not `point label`"
+            raise data_error(path, problem, number) from None
+        if not (0 <= point < n_points and 0 <= label < n_labels):
+            limits = f"there are {n_points} points and {n_labels} labels, counted from 0"
+            raise data_error(path, f"the pair {point} {label} is out of range; {limits}", number)
         pairs.append((point, label))
     return np.array(pairs, dtype=np.int64).reshape(-1, 2)
-
-
-def write_filters(folder: Path, split: str, filters: NDArray[np.int64] | None) -> None:
-    """Write the filter pairs of a split, where there are any."""
-    if filters is not None:
-        lines = (f"{point} {label}" for point, label in filters.tolist())
-        write_lines(folder / f"filter_labels_{split}.txt", lines)

@@ -1,44 +1,47 @@
-"""Read and write folders of text lines and npz matrices.
+"""Read folders of text lines and npz matrices.
 
-``folder``: ``raw/trn_X.txt``, ``raw/Y.txt``, ``Y.trn.npz`` and, where there are any,
-``X.trn.npz`` (features) and ``X.lbl.npz`` (the labels' features).
+``folder``: ``raw/trn_X.txt``, ``raw/Y.txt``, ``Y.trn.npz`` and optionally ``X.trn.npz`` (features)
+and ``X.lbl.npz`` (features of the labels).
 
 ``pecos``: ``X.trn.txt``, ``output-items.txt``, ``Y.trn.npz``, features in ``X.trn.npz`` or in a
-folder ``tfidf-attnxml``; see `elias.data.readers.pecos` for PECOS's other format, one text file.
+folder ``tfidf-attnxml``; `elias.data.readers.pecos` reads the other format of PECOS, one text file.
 
-Both have splits ``trn``, ``val`` and ``tst``, and ``filter_labels_test.txt`` where there is one.
-Texts and names are one to a line, so a line end inside one is written as a space.
+Both have splits ``trn``, ``val`` and ``tst``, and optionally ``filter_labels_test.txt``.
 """
 
 from __future__ import annotations
 
-import logging
+import io
 import zipfile
 import zlib
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from math import prod
+from typing import IO, TYPE_CHECKING, Any
 
 import numpy as np
-from scipy.sparse import csr_matrix, save_npz
+from scipy.sparse import csr_matrix, issparse, load_npz
 
-from elias.data.corpus import Corpus, Split
-from elias.data.readers.base import Reading, ReadOptions
+from elias.data.readers.base import (
+    LABELS,
+    Chunk,
+    LabelRows,
+    Reader,
+    ReadOptions,
+    Summary,
+    name_columns,
+    text_chunks,
+)
 from elias.data.readers.files import (
     SHORT,
-    bad,
-    find,
-    find_names,
-    load_sparse,
-    must_be_file,
-    numbered,
+    check_ratio,
+    check_regular_file,
+    data_error,
+    find_file,
     read_filters,
-    read_lines,
-    read_names,
-    write_filters,
-    write_lines,
 )
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
     from pathlib import Path
 
     from numpy.typing import NDArray
@@ -46,203 +49,211 @@ if TYPE_CHECKING:
     from elias.errors import DataError
 
 
-logger = logging.getLogger(__name__)
-
+_MAX_EMPTY_ROWS = 1_000_000  # rows that a matrix may have beyond those it stores entries for
+_MAX_TEXT_BYTES = 4096  # size of the members that hold the format and the shape
+_FORMATS = ("csr", "csc", "coo")  # those that store an index for each value
 _BROKEN = (
     *(ValueError, KeyError, TypeError, EOFError, IndexError, OverflowError, MemoryError),
     *(NotImplementedError, RuntimeError, SyntaxError, zipfile.BadZipFile, zlib.error),
 )
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FileNames:
+    """The file names of a folder format; ``{}`` stands for trn, val or tst."""
+
+    format: str
+    texts: tuple[str, ...]
+    features: tuple[str, ...]
+    label_names: str
+
+
+RAW = FileNames(
+    format="folder",
+    texts=("raw/{}_X.txt", "{}_X.txt"),
+    features=("X.{}.npz",),
+    label_names="raw/Y.txt",
+)
+PECOS = FileNames(
+    format="pecos",
+    texts=("X.{}.txt", "{long}_raw_texts.txt", "{long}_raw_text.txt", "{long}_texts.txt"),
+    features=("X.{}.npz", "tfidf-attnxml/X.{}.npz", "normalized/X.{}.npz"),
+    label_names="output-items.txt",
+)
+
+
+class NpzReader(Reader):
+    """Reads a folder of text lines and npz matrices, one matrix at a time."""
+
+    def __init__(self, folder: Path, options: ReadOptions) -> None:
+        names = RAW if _find(folder, RAW.texts, "train") else PECOS
+        options.check_unused(folder, names.format)
+        self.format = names.format
+        self._folder = folder
+        self._names = names
+        self._n_columns: dict[str, int] = {}
+
+    def chunks(self) -> Iterator[Chunk]:
+        """Yield the labels, texts and features of each split, then the features of the labels."""
+        for split, short in SHORT.items():
+            path = self._folder / f"Y.{short}.npz"
+            if not path.is_file():
+                continue
+            texts = _find(self._folder, self._names.texts, split)
+            features = _find(self._folder, self._names.features, split)
+            if texts is None and features is None:
+                expected = self._names.texts[0].format(short)
+                problem = f"the {split} points have neither texts nor features; add {expected}"
+                raise data_error(path, problem)
+            labels = clean_labels(read_npz(path), path)
+            self._n_columns[split] = labels.shape[1]
+            yield Chunk(split, labels=LabelRows.from_csr(labels))
+            if texts is not None:
+                yield from text_chunks(texts, split, labels.shape[0])
+            if features is not None:
+                yield Chunk(split, features=clean_features(read_npz(features), features))
+        path = self._folder / "X.lbl.npz"
+        if path.is_file():
+            yield Chunk(LABELS, features=clean_features(read_npz(path), path))
+
+    def finish(self, n_points: Mapping[str, int], n_uses: int) -> Summary:
+        """Return the label names and filters."""
+        names, notes = name_columns(self._folder, self._folder, self._n_columns, n_uses)
+        filters = read_filters(self._folder, n_points, len(names))
+        return Summary(names, filters=filters, notes=notes)
+
+
+def _find(folder: Path, names: tuple[str, ...], split: str) -> Path | None:
+    return find_file(folder, *(name.format(SHORT[split], long=split) for name in names))
+
+
 def read_npz(path: Path) -> csr_matrix:
     """Return the sparse matrix of a SciPy npz file as CSR; nothing is ever unpickled."""
-    must_be_file(path)
+    check_regular_file(path)
     try:
-        with path.open("rb") as stream:  # NumPy leaves open a file that it cannot read
-            matrix = load_sparse(stream)
+        with path.open("rb") as stream:  # NumPy leaves a file open that it cannot read
+            return load_sparse(stream)
     except FileNotFoundError:
-        raise bad(path, "no such file") from None
+        raise data_error(path, "no such file") from None
     except OSError as error:
-        raise bad(path, f"cannot be read ({error.strerror or error})") from None
+        raise data_error(path, f"cannot be read ({error.strerror or error})") from None
     except _BROKEN as error:
         remedy = "write it with scipy.sparse.save_npz"
-        raise bad(path, f"not a whole sparse npz file ({error}); {remedy}") from None
+        raise data_error(path, f"not a whole sparse npz file ({error}); {remedy}") from None
+
+
+def load_sparse(stream: IO[bytes]) -> csr_matrix:
+    """Return the matrix of a SciPy npz file as CSR, its indices checked; nothing is unpickled.
+
+    Before anything is unpacked, the sizes that the members declare are compared with each other
+    and with the packed data.
+
+    Raises:
+        ValueError: If the content is inconsistent. A broken file may also raise other errors of
+            NumPy, SciPy or zipfile (KeyError, TypeError, EOFError, IndexError, OSError,
+            BadZipFile, NotImplementedError, zlib.error).
+    """
+    with zipfile.ZipFile(stream) as archive:
+        shapes: dict[str, tuple[int, ...]] = {}
+        for info in archive.infolist():
+            name = info.filename.removesuffix(".npy")
+            if name in shapes:
+                raise ValueError(f"holds {name} twice")
+            shapes[name] = _checked_shape(archive, info, name)
+        packed = sum(info.compress_size for info in archive.infolist())
+        if packed > stream.seek(0, io.SEEK_END):
+            raise ValueError("the members are larger than the file")
+        kind, shape = (_read_array(archive, name) for name in ("format", "shape"))
+    if kind.shape != () or kind.dtype.kind not in "SU":
+        raise ValueError("does not name its format")
+    if kind.astype("U").item() not in _FORMATS:
+        kinds = ", ".join(_FORMATS)
+        raise ValueError(f"stored as {kind.astype('U').item()!r}; use tocsr() ({kinds} are read)")
+    if shape.shape != (2,) or shape.dtype.kind not in "iu" or (shape < 0).any():
+        raise ValueError("its shape is not two counts")
+    n_entries = shapes.get("indices", shapes.get("row"))
+    if n_entries is None or len(n_entries) != 1 or shapes["data"] != n_entries:
+        raise ValueError(f"values of shape {shapes['data']} for indices of shape {n_entries}")
+    n_stored = max(prod(shapes.get("indptr", (0,))), *n_entries)
+    if shape[0] > max(_MAX_EMPTY_ROWS, 10 * n_stored):
+        raise ValueError(f"declares {shape[0]} rows, but stores nothing of most of them")
+    stream.seek(0)
+    loaded: Any = load_npz(stream)  # SciPy passes allow_pickle=False
+    if not issparse(loaded) or loaded.ndim != 2:
+        raise ValueError("not a sparse matrix")
+    matrix = csr_matrix(loaded)
+    matrix.check_format(full_check=True)
     return matrix
 
 
-def write_npz(path: Path, matrix: csr_matrix) -> None:
-    """Write a CSR matrix as a SciPy npz file."""
-    save_npz(path, matrix)
+def _checked_shape(archive: zipfile.ZipFile, info: zipfile.ZipInfo, name: str) -> tuple[int, ...]:
+    """Return the shape of an array, after comparing its header with the size of the member."""
+    with archive.open(info) as member:
+        version = np.lib.format.read_magic(member)
+        formats = np.lib.format
+        read = formats.read_array_header_1_0 if version == (1, 0) else formats.read_array_header_2_0
+        shape, _, dtype = read(member)
+        begin = member.tell()
+    if dtype.hasobject:
+        raise ValueError("holds pickled objects, which are never read")
+    if prod(shape) < 0 or begin + prod(shape) * dtype.itemsize != info.file_size:
+        raise ValueError(f"the size of {name} differs from its header")
+    if name == "data":
+        # The values of a label matrix are all 1 and compress more than anything else, so the ratio
+        # is not checked: there are as many as indices, which bounds them.
+        if dtype.kind not in "biuf" or dtype.itemsize > 8:
+            raise ValueError(f"holds {dtype} values, not plain numbers of 8 bytes at most")
+        return shape
+    if name in ("indices", "indptr", "row", "col") and dtype.kind not in "iu":
+        raise ValueError(f"{name} holds {dtype} values, not whole numbers")
+    if name in ("format", "shape") and info.file_size > _MAX_TEXT_BYTES:
+        raise ValueError(f"{name} is {info.file_size:,} bytes long")
+    check_ratio(name, info.compress_size, info.file_size)
+    return shape
 
 
-def tidy_labels(matrix: csr_matrix, path: Path, first: int = 0) -> csr_matrix:
+def _read_array(archive: zipfile.ZipFile, name: str) -> Any:
+    with archive.open(f"{name}.npy") as member:
+        return np.lib.format.read_array(member, allow_pickle=False)
+
+
+def clean_labels(matrix: csr_matrix, path: Path, first: int = 0) -> csr_matrix:
     """Return relevance as float32 CSR, sorted, without duplicates or zeros.
 
     Args:
-        matrix: (N, L), any numeric type; left as it is.
-        path: the file it came from, for errors.
-        first: how many points come before these.
+        matrix: (N, L), any numeric type; not changed.
+        path: The file it came from, for errors.
+        first: The number of points before these.
     """
-    tidy = _canonical(matrix, path, "relevance", first)
-    if tidy.nnz and tidy.data.min() < 0:
-        _refuse_value(tidy, tidy.data < 0, path, "a relevance must not be negative", first)
-    tidy.eliminate_zeros()
-    return tidy
+    clean = _canonical(matrix, path, "relevance", first)
+    if clean.nnz and clean.data.min() < 0:
+        rule = "a relevance must not be negative"
+        raise _value_error(clean, clean.data < 0, path, rule, first)
+    clean.eliminate_zeros()
+    return clean
 
 
-def tidy_features(matrix: csr_matrix, path: Path, first: int = 0) -> csr_matrix:
-    """Return features as float32 CSR, sorted, without duplicates; negative values may stay."""
+def clean_features(matrix: csr_matrix, path: Path, first: int = 0) -> csr_matrix:
+    """Return features as float32 CSR, sorted, without duplicates; values may be negative."""
     return _canonical(matrix, path, "feature", first)
 
 
 def _canonical(matrix: csr_matrix, path: Path, what: str, first: int) -> csr_matrix:
     if matrix.dtype.kind not in "biuf":
-        raise bad(path, f"holds {matrix.dtype} values; {what} values are numbers")
-    tidy = matrix.astype(np.float32)  # a copy: the caller's matrix stays as it is
-    tidy.sum_duplicates()
-    wrong = ~np.isfinite(tidy.data)
+        raise data_error(path, f"holds {matrix.dtype} values; {what} values are numbers")
+    clean = matrix.astype(np.float32)  # a copy: the caller's matrix is not changed
+    clean.sum_duplicates()
+    wrong = ~np.isfinite(clean.data)
     if wrong.any():
-        _refuse_value(tidy, wrong, path, f"a {what} value must be finite", first)
-    return tidy
+        raise _value_error(clean, wrong, path, f"a {what} value must be finite", first)
+    return clean
 
 
-def _refuse_value(
+def _value_error(
     matrix: csr_matrix, wrong: NDArray[np.bool_], path: Path, rule: str, first: int
-) -> None:
+) -> DataError:
     entry = int(np.flatnonzero(wrong)[0])
     row = first + int(np.searchsorted(matrix.indptr, entry, side="right"))
     column, value = int(matrix.indices[entry]), float(matrix.data[entry])
-    raise bad(path, f"point {row}, column {column} holds {value}: {rule}; mend or drop the entry")
-
-
-def is_binary(matrix: csr_matrix) -> bool:
-    """Say whether every stored entry is 1."""
-    return bool((matrix.data == 1).all())
-
-
-log = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Spelling:
-    """The names of the files; ``{}`` stands for trn, val or tst."""
-
-    name: str
-    texts: tuple[str, ...]
-    features: tuple[str, ...]
-    names: str
-
-
-RAW = Spelling(
-    name="folder", texts=("raw/{}_X.txt", "{}_X.txt"), features=("X.{}.npz",), names="raw/Y.txt"
-)
-PECOS = Spelling(
-    name="pecos",
-    texts=("X.{}.txt", "{long}_raw_texts.txt", "{long}_raw_text.txt", "{long}_texts.txt"),
-    features=("X.{}.npz", "tfidf-attnxml/X.{}.npz", "normalized/X.{}.npz"),
-    names="output-items.txt",
-)
-
-
-def spelling_of(folder: Path) -> Spelling | None:
-    """Return how the folder's files are called, or None when it holds no ``Y.trn.npz``."""
-    if not (folder / "Y.trn.npz").is_file():
-        return None
-    return RAW if find_texts(folder, RAW, "train") else PECOS
-
-
-def read(folder: Path, spelling: Spelling, options: ReadOptions) -> Reading:
-    """Read a folder of matrices and text lines."""
-    options.refuse(folder, spelling.name)
-    splits = {}
-    for split in SHORT:
-        if (folder / f"Y.{SHORT[split]}.npz").is_file():
-            splits[split] = _read_split(folder, spelling, split)
-    n_uses = sum(split.labels.nnz for split in splits.values())
-    names, notes = label_names(folder, splits["train"].labels.shape[1], n_uses)
-    corpus = Corpus(
-        label_names=names,
-        label_features=_features(folder / "X.lbl.npz"),
-        source=folder,
-        format=spelling.name,
-        notes=notes,
-        **splits,  # type: ignore[arg-type]  # its keys are the names of splits
-    )
-    return Reading(corpus, has_splits=True)
-
-
-def label_names(folder: Path, n_labels: int, n_uses: int) -> tuple[list[str], dict[str, str]]:
-    """Return the names of a folder's labels, and what is to be said of them."""
-    names_file = find_names(folder)
-    if names_file is None:
-        note = "no file of names: named by number"
-        return numbered(folder, n_labels, n_uses), {"labels": note}
-    names = read_names(names_file)
-    if len(names) != n_labels:
-        raise bad(
-            names_file,
-            f"holds {len(names)} names, but Y.trn.npz has {n_labels} columns; "
-            "give one name for each column",
-        )
-    return names, {}
-
-
-def read_split_labels(folder: Path, split: str) -> csr_matrix | None:
-    """Return the labels of a split, or None where there is no such split."""
-    path = folder / f"Y.{SHORT[split]}.npz"
-    return tidy_labels(read_npz(path), path) if path.is_file() else None
-
-
-def _read_split(folder: Path, spelling: Spelling, split: str) -> Split:
-    path = folder / f"Y.{SHORT[split]}.npz"
-    labels = tidy_labels(read_npz(path), path)
-    text_file = find_texts(folder, spelling, split)
-    feature_file = find_features(folder, spelling, split)
-    if text_file is None and feature_file is None:
-        raise neither(folder, spelling, split)
-    texts = None if text_file is None else read_lines(text_file)
-    if text_file is not None and texts is not None and len(texts) != labels.shape[0]:
-        counts = f"holds {len(texts)} texts, but {path.name} has {labels.shape[0]} rows"
-        raise bad(text_file, f"{counts}; give one line for each point")
-    log.info("%s: %d points, %d labels", path, *labels.shape)
-    return Split(
-        labels=labels,
-        texts=texts,
-        features=None if feature_file is None else _features(feature_file),
-        filters=read_filters(folder, split, labels.shape),
-    )
-
-
-def find_texts(folder: Path, spelling: Spelling, split: str) -> Path | None:
-    """Return the file of a split's texts, or None."""
-    return find(folder, *(name.format(SHORT[split], long=split) for name in spelling.texts))
-
-
-def find_features(folder: Path, spelling: Spelling, split: str) -> Path | None:
-    """Return the file of a split's features, or None."""
-    return find(folder, *(name.format(SHORT[split]) for name in spelling.features))
-
-
-def neither(folder: Path, spelling: Spelling, split: str) -> DataError:
-    """Return the error for points without texts and features."""
-    path, expected = folder / f"Y.{SHORT[split]}.npz", spelling.texts[0].format(SHORT[split])
-    return bad(path, f"the {split} points have neither texts nor features; add {expected}")
-
-
-def _features(path: Path) -> csr_matrix | None:
-    return tidy_features(read_npz(path), path) if path.is_file() else None
-
-
-def write(corpus: Corpus, folder: Path, spelling: Spelling) -> None:
-    """Write a corpus into an empty folder."""
-    write_lines(folder / spelling.names, corpus.label_names)
-    if corpus.label_features is not None:
-        write_npz(folder / "X.lbl.npz", corpus.label_features)
-    for name, split in corpus.splits.items():
-        short = SHORT[name]
-        write_npz(folder / f"Y.{short}.npz", split.labels)
-        if split.texts is not None:
-            write_lines(folder / spelling.texts[0].format(short), split.texts)
-        if split.features is not None:
-            write_npz(folder / f"X.{short}.npz", split.features)
-        write_filters(folder, name, split.filters)
+    problem = f"point {row}, column {column} holds {value}: {rule}; correct or drop the entry"
+    return data_error(path, problem)

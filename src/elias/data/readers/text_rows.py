@@ -1,4 +1,4 @@
-"""Texts to predict labels for, one row at a time: lines of a file, or columns of a table."""
+"""Read texts to predict labels for, row by row: lines of a file, or columns of a table."""
 
 from __future__ import annotations
 
@@ -8,20 +8,18 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from elias.data.readers.columns import no_column, pick_text
-from elias.data.readers.detect import recognise_file
-from elias.data.readers.files import bad, iter_lines, shown
-from elias.data.readers.table import column_names, iter_rows, parquet_schema
-from elias.errors import DataError
+from elias.data.readers.columns import choose_text, missing_column
+from elias.data.readers.detect import detect_file
+from elias.data.readers.files import data_error, iter_lines, short_repr
+from elias.data.readers.table import KINDS, column_names, iter_rows, parquet_schema
 
 LINES = "lines"
 """The kind of a file with one text per line."""
-_TABLES = ("jsonl", "csv", "tsv", "parquet")
 _TABLE_SUFFIXES = {".jsonl", ".ndjson", ".json", ".csv", ".tsv", ".parquet"}
 
 
 class TextRow(NamedTuple):
-    """One text, where it stands, and what of its row goes along."""
+    """One text, its line, and other cells of its row."""
 
     line: int
     """The 1-based line on which the row ends; its number in Parquet."""
@@ -32,7 +30,7 @@ class TextRow(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class TextFile:
-    """A file of texts, and which of its columns are read."""
+    """A file of texts, and the columns to read."""
 
     path: Path
     kind: str
@@ -40,46 +38,46 @@ class TextFile:
     columns: tuple[str, ...] = ()
     """The text columns of a table, joined by spaces."""
     keep: tuple[str, ...] = ()
-    """Columns of a table whose cells go along with the text."""
+    """Columns of a table whose cells are returned with the text."""
 
     @classmethod
     def find(
         cls, path: str | Path, *, text: str | None = None, keep: Sequence[str] = ()
     ) -> TextFile:
-        """Look at a file's beginning and find its columns.
+        """Detect the kind of a file and choose its columns.
 
         Args:
-            path: A table if its name ends like one's or a column is asked for, else a file with
-                one text per line; gzipped or not.
-            text: The text column of a table, or several as ``title,abstract``; without it, a
-                common name such as ``text``.
-            keep: Columns of a table whose cells go along.
+            path: A file, gzipped or not. It is read as a table if its suffix is that of a table or
+                if columns are named, else as one text per line.
+            text: The text column of a table, or several as ``title,abstract``; by default a column
+                with a common name such as ``text``.
+            keep: Columns of a table whose cells are returned with the text.
 
         Raises:
-            DataError: If it is no such file, or has no such columns.
+            DataError: If the file has another format, or lacks the columns.
         """
         path = Path(path)
         if path.is_dir():
-            raise bad(path, "is a folder; give a file of texts, or - for stdin")
+            raise data_error(path, "is a folder; give a file of texts, or - for stdin")
         if not is_table(path, text, keep):
             return cls(path, LINES)
-        kind = recognise_file(path)
-        if kind not in _TABLES:
-            raise bad(path, "is not a table; write one text per line in a .txt file")
+        kind = detect_file(path)
+        if kind not in KINDS:
+            raise data_error(path, "is not a table; write one text per line in a .txt file")
         names = column_names(path, kind)
         for name in keep:
             if name not in names:
-                raise no_column(path, name, names)
-        return cls(path, kind, pick_text(path, names, text), tuple(keep))
+                raise missing_column(path, name, names)
+        return cls(path, kind, choose_text(path, names, text), tuple(keep))
 
     def rows(self) -> Iterator[TextRow]:
-        """Yield the rows from the first on; one that cannot be read is named by its line."""
+        """Yield the rows; an error names the line of the row that cannot be read."""
         if self.kind == LINES:
             for number, text in enumerate(iter_lines(self.path), start=1):
                 yield TextRow(number, text.rstrip("\n").rstrip("\r"))
             return
         wanted = [*self.columns, *self.keep]
-        # where several columns make a text, or one is kept, a row may well lack some of them
+        # with several text columns, or columns to keep, a row may lack some of them
         required = self.columns if len(self.columns) == 1 else ()
         for line, cells in iter_rows(self.path, self.kind, wanted, required):
             parts = cells[: len(self.columns)]
@@ -87,7 +85,7 @@ class TextFile:
             yield TextRow(line, text, tuple(cells[len(self.columns) :]))
 
     def arrow_types(self) -> dict[str, Any]:
-        """Return the Arrow types of the columns to keep, where the file says them."""
+        """Return the Arrow types of the columns to keep, if the file is Parquet."""
         if self.kind != "parquet":
             return {}
         schema = parquet_schema(self.path)
@@ -95,7 +93,7 @@ class TextFile:
 
 
 def is_table(path: Path, text: str | None, keep: Sequence[str]) -> bool:
-    """Return whether a file is read as a table: by its suffix, or since columns are asked for."""
+    """Return True if a file is read as a table: by its suffix, or because columns are named."""
     suffix = Path(path.name.removesuffix(".gz")).suffix.lower()
     return text is not None or bool(keep) or suffix in _TABLE_SUFFIXES
 
@@ -103,24 +101,25 @@ def is_table(path: Path, text: str | None, keep: Sequence[str]) -> bool:
 def json_text_rows(
     lines: Iterable[str], source: str, column: str, keep: Sequence[str] = ()
 ) -> Iterator[TextRow]:
-    """Yield the rows of JSON lines that come from no file, such as stdin."""
-    place = Path(source)
+    """Yield the rows of JSON lines that are not in a file, such as those of stdin."""
+    path = Path(source)
     for number, line in enumerate(lines, start=1):
         if not line.strip():
             continue
         try:
             row = json.loads(line)
         except (ValueError, RecursionError) as error:
-            raise bad(place, f"not a JSON object ({error}): {shown(line)}", number) from None
+            problem = f"not a JSON object ({error}): {short_repr(line)}"
+            raise data_error(path, problem, number) from None
         for name in (column, *keep):
             if not isinstance(row, dict) or name not in row:
-                raise bad(place, f"no {name!r} in this row", number)
-        yield TextRow(number, _text(row[column], place, number), tuple(row[n] for n in keep))
+                raise data_error(path, f"no {name!r} in this row", number)
+        yield TextRow(number, _text(row[column], path, number), tuple(row[n] for n in keep))
 
 
 def _text(value: Any, path: Path, line: int) -> str:
     if value is None:
         return ""
     if not isinstance(value, str | int | float):
-        raise DataError(f"{path}:{line}: holds {type(value).__name__}, which is not a text")
+        raise data_error(path, f"holds {type(value).__name__}, which is not a text", line)
     return str(value)

@@ -16,6 +16,7 @@ from scipy.sparse import coo_matrix, csr_matrix, save_npz
 
 from elias.data import load_corpus
 from elias.data.readers import files
+from elias.data.readers import npz as npz_reader
 from elias.data.readers.text_rows import TextFile
 from elias.errors import DataError
 from elias.inference.prediction_io import read_predictions
@@ -45,8 +46,8 @@ def peak():
 @pytest.fixture
 def small_limits(monkeypatch):
     """Lower the bounds, so that a test need not write hundreds of megabytes."""
-    monkeypatch.setattr(files, "ALWAYS_ALLOWED", MEBIBYTE)
-    monkeypatch.setattr(files, "LONGEST_LINE", MEBIBYTE)
+    monkeypatch.setattr(files, "RATIO_CHECK_BYTES", MEBIBYTE)
+    monkeypatch.setattr(files, "MAX_LINE", MEBIBYTE)
 
 
 def gzip_bomb(path, first, n_bytes):
@@ -74,7 +75,7 @@ def test_a_gzip_bomb_of_many_short_lines_is_refused(tmp_path, peak, monkeypatch)
         for _ in range(64):
             out.write(b"cod,fish\n" * (MEBIBYTE // 9))
 
-    monkeypatch.setattr(files, "TIGHTEST", 100)  # lines pack less tightly than a single byte
+    monkeypatch.setattr(files, "MAX_RATIO", 100)  # lines pack less tightly than a single byte
 
     assert "as no real data does" in refusal(path)
     assert peak() < 32 * MEBIBYTE
@@ -281,7 +282,7 @@ def test_values_that_no_index_bears_out_are_refused_before_they_are_unpacked(
         changes["format"] = np.array(changes["format"])
     content = npz(**csr_parts(**changes))
     assert len(content) < MEBIBYTE // 16
-    monkeypatch.setattr(files, "load_npz", lambda _: pytest.fail("it was unpacked"))
+    monkeypatch.setattr(npz_reader, "load_npz", lambda _: pytest.fail("it was unpacked"))
 
     assert why in refusal(folder_with(tmp_path, content))
 
@@ -331,7 +332,7 @@ def test_a_pipe_or_a_device_is_no_corpus(tmp_path):
     os.mkfifo(folder / "train.csv")
 
     assert "no corpus recognised" in refusal(folder)
-    assert "is not a file" in refusal(folder / "train.csv")
+    assert "is not a regular file" in refusal(folder / "train.csv")
 
 
 @pytest.mark.parametrize("name", ["many.jsonl", "many.txt"])
@@ -396,7 +397,7 @@ def test_nuls_and_lone_surrogates_are_read_and_mended(tmp_path, form):
 
     corpus = load_corpus(path, test_size=0)
 
-    assert "mended" in corpus.notes
+    assert "sanitized" in corpus.notes
     assert "\0" not in "".join(corpus.train.texts)
     "".join([*corpus.train.texts, *corpus.label_names]).encode("utf8")
 
@@ -441,4 +442,4 @@ def test_a_matrix_of_ones_packs_tightly_and_is_read(tmp_path):
     save_npz(path, labels)
 
     with path.open("rb") as stream:
-        assert (files.load_sparse(stream) != labels).nnz == 0
+        assert (npz_reader.load_sparse(stream) != labels).nnz == 0

@@ -96,8 +96,8 @@ def test_windows_line_ends_and_unusual_line_separators_stay_out_of_the_count(tmp
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"trn": "cod\n"}, "trn_X.txt: holds 1 texts, but Y.trn.npz has 2 rows"),
-        ({"names": "a\nb\n"}, "Y.txt: holds 2 names, but Y.trn.npz has 3 columns"),
+        ({"trn": "cod\n"}, "trn_X.txt: holds 1 texts for 2 points"),
+        ({"names": "a\nb\n"}, "Y.txt: holds 2 names for 3 labels"),
         ({"names": ""}, "Y.txt: is empty"),
         ({"train": [[np.nan, 0, 0], [0, 0, 1]]}, "Y.trn.npz: point 1, column 0 holds nan"),
         ({"train": [[1, 0, 0], [0, 0, -2]]}, "Y.trn.npz: point 2, column 2 holds -2.0"),

@@ -267,7 +267,7 @@ def test_nuls_and_lone_surrogates_are_replaced_and_noted(tmp_path):
     corpus = load_all(path)
 
     assert corpus.train.texts == ["a b \ufffd 😀"]
-    assert "1 texts" in corpus.notes["mended"]
+    assert "1 texts" in corpus.notes["sanitized"]
 
 
 def csv_of(path, *cells):
@@ -482,7 +482,7 @@ def test_a_name_that_stands_twice_in_labels_txt_is_ambiguous(tmp_path):
     jsonl(tmp_path / "train.jsonl", {"text": "a", "labels": ["law"]})
     write(tmp_path / "labels.txt", "law\nlaw\n")
 
-    with pytest.raises(DataError, match="stands 2 times among the names; use row ids"):
+    with pytest.raises(DataError, match="is 2 times in the file of label names; use row numbers"):
         load_all(tmp_path)
 
 
