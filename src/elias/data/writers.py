@@ -120,10 +120,8 @@ def _choose_format(target: Path, format: str | None) -> str:
             raise data_error(target, f"no format has this suffix; use {', '.join(_SUFFIXES)}")
         return "folder"
     if format not in FORMATS:
-        known = ", ".join(FORMATS)
-        raise DataError(
-            f"unknown format {format!r}{did_you_mean(format, FORMATS)}; formats: {known}"
-        )
+        problem = f"unknown format {format!r}{did_you_mean(format, FORMATS)}"
+        raise DataError(f"{problem}; formats: {', '.join(FORMATS)}")
     return format
 
 

@@ -221,7 +221,7 @@ def clean_labels(matrix: csr_matrix, path: Path, first: int = 0) -> csr_matrix:
     """Return relevance as float32 CSR, sorted, without duplicates or zeros.
 
     Args:
-        matrix: (N, L), any numeric type; not changed.
+        matrix: (N, L), any numeric type; it may be changed in place.
         path: The file it came from, for errors.
         first: The number of points before these.
     """
@@ -241,7 +241,7 @@ def clean_features(matrix: csr_matrix, path: Path, first: int = 0) -> csr_matrix
 def _canonical(matrix: csr_matrix, path: Path, what: str, first: int) -> csr_matrix:
     if matrix.dtype.kind not in "biuf":
         raise data_error(path, f"holds {matrix.dtype} values; {what} values are numbers")
-    clean = matrix.astype(np.float32)  # a copy: the caller's matrix is not changed
+    clean = matrix.astype(np.float32, copy=False)
     clean.sum_duplicates()
     wrong = ~np.isfinite(clean.data)
     if wrong.any():

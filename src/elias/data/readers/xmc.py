@@ -12,6 +12,7 @@ from __future__ import annotations
 import re
 import warnings
 from dataclasses import dataclass
+from itertools import chain
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -188,15 +189,13 @@ def _read(path: Path, n_sizes: int) -> tuple[list[int], Iterator[_Block]]:
 
     def blocks() -> Iterator[_Block]:
         n_rows, done = int(header[0]), 0
-        lines = first_lines[1:]
-        while lines is not None:
+        for chunk in chain([first_lines[1:]], chunks):
             n_wanted = max(n_rows - done, 0)
             # blank lines after the last row are no rows
-            lines = lines[:n_wanted] + [line for line in lines[n_wanted:] if line.strip()]
+            lines = chunk[:n_wanted] + [line for line in chunk[n_wanted:] if line.strip()]
             if lines:
                 yield _parse(path, lines, done, with_labels=n_sizes == 3)
                 done += len(lines)
-            lines = next(chunks, None)
         if not done:
             raise data_error(path, "holds no points after its first line")
         if done != n_rows:
