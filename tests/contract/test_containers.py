@@ -44,13 +44,13 @@ def exposed():
     """Return each sample the server tells Prometheus, with the labels it has."""
     from prometheus_client.parser import text_string_to_metric_families
 
-    from elias.serve.metrics import Measures
+    from elias.serve.metrics import Metrics
 
-    measures = Measures()
-    measures.requests.labels("/predict", "200").inc()
-    measures.seconds.labels("/predict").observe(0.1)
-    measures.reloads.labels("failure").inc()
-    families = text_string_to_metric_families(measures.exposition().decode())
+    metrics = Metrics()
+    metrics.requests.labels("/predict", "200").inc()
+    metrics.request_seconds.labels("/predict").observe(0.1)
+    metrics.reloads.labels("failure").inc()
+    families = text_string_to_metric_families(metrics.exposition().decode())
     return {sample.name: set(sample.labels) for family in families for sample in family.samples}
 
 

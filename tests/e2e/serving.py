@@ -17,7 +17,7 @@ import httpx
 from e2e.commands import start_elias
 from elias.serve.app import Application, create_app
 from elias.serve.settings import Limits, ServeSettings
-from elias.serve.workers import bound, url_of
+from elias.serve.workers import bind, url_of
 
 
 @dataclass
@@ -56,7 +56,7 @@ def live(model, *, load=True, limits=None, **settings):
         started.set()
         await serving
 
-    with bound("127.0.0.1", 0) as sock:
+    with bind("127.0.0.1", 0) as sock:
         url = url_of(sock)
         thread = threading.Thread(target=lambda: asyncio.run(serve(sock)))
         thread.start()

@@ -150,8 +150,8 @@ def test_a_label_is_found_by_name_and_leads_to_its_clusters_and_back(client, mod
         ("POST", "/predict", {"inputs": ["a"], "top_k": 101}, 422, "top_k"),
         ("POST", "/predict", {"inputs": ["a"], "topk": 3}, 422, "topk: Extra inputs"),
         ("POST", "/predict", {"inputs": [1]}, 422, "inputs.0: Input should be a valid string"),
-        ("POST", "/predict", {"inputs": ["a"] * 9}, 413, "9 texts, where 8 are the most"),
-        ("POST", "/predict", {"inputs": ["a" * 501]}, 413, "501 characters, where 500"),
+        ("POST", "/predict", {"inputs": ["a"] * 9}, 413, "9 texts; at most 8 per request"),
+        ("POST", "/predict", {"inputs": ["a" * 501]}, 413, "501 characters; at most 500"),
         ("POST", "/predict", {"inputs": ["a" * 30_000]}, 413, "larger than 20,000 bytes"),
         ("POST", "/explain", {"inputs": ["a"], "label": 10**6}, 404, "no label 1000000"),
         ("GET", "/labels/1000000", None, 404, "no label 1000000"),
@@ -176,7 +176,7 @@ def test_what_cannot_be_answered_is_refused_in_one_shape(client, method, path, b
     [
         (b'{"inputs": [' + b"1," * 9000 + b"1]}", 413, "bytes outside of strings"),
         (b'{"inputs": [' + b"1," * 3000 + b"1]}", 422, "inputs.0: Input should be a valid string"),
-        (b'{"inputs": [' + b'"",' * 5000 + b'""]}', 413, "more than 80 strings, where 8 texts"),
+        (b'{"inputs": [' + b'"",' * 5000 + b'""]}', 413, "more than 80 strings; at most 8 texts"),
         (b"{" + b",".join(b'"%d": 1' % i for i in range(2000)) + b"}", 413, "more than 80 strings"),
         (
             b"{" + b",".join(b'"%d": 1' % i for i in range(70)) + b"}",

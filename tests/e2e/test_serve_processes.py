@@ -93,7 +93,7 @@ def test_several_workers_count_together_and_one_that_is_killed_is_replaced(saved
         with Load(server.url, threads=4) as load:
             load.wait_for(30)
             os.kill(server.requests()[-1]["pid"], signal.SIGKILL)
-            server.find("died .code -9.; another takes its place")
+            server.find("died .code -9.; replacing it")
             server.wait_until_ready(workers=2)
             load.wait_for(30)
         counted = server.metric('elias_requests_total{route="/predict",status="200"}')
@@ -117,7 +117,7 @@ def test_workers_that_keep_dying_are_told_by_health_until_all_are_back(saved):
             server.wait_for(lambda place=place: len(ready(server)) > place)
             os.kill(next(pid for pid in reversed(ready(server)) if pid != steady), signal.SIGKILL)
             server.wait_for(lambda place=place: deaths(server) == place)
-        server.find("another takes its place in 2 s")
+        server.find("replacing it in 2 s")
         server.wait_for(lambda: httpx.get(f"{server.url}/health").status_code == 503)
         told, is_ready = (httpx.get(f"{server.url}{path}") for path in ("/health", "/ready"))
         server.wait_until_ready(workers=2)
@@ -145,7 +145,7 @@ def test_a_replacement_that_cannot_read_the_model_leaves_the_others_alone(saved)
         saved.rename(away)
         try:
             os.kill(victim, signal.SIGKILL)
-            server.find("could not be started, the others go on; again in 2 s")
+            server.find("could not be started, the others continue; retry in 2 s")
             failed = server.metric('elias_reloads_total{outcome="failure"}')
             answer = httpx.post(f"{server.url}/predict", json={"inputs": ["a text"]}, timeout=30)
         finally:

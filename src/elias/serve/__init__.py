@@ -1,1 +1,1 @@
-"""The HTTP service: a model behind a few routes, and a page to look at it with."""
+"""The HTTP service: a model behind a JSON API, with a web page to try it."""

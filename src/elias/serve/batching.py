@@ -1,4 +1,4 @@
-"""Questions of many requests, computed together on one thread."""
+"""Join the jobs of many requests into batches, computed on one thread."""
 
 from __future__ import annotations
 
@@ -9,19 +9,21 @@ from collections import deque
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Generic, Protocol, TypeVar
 
+from elias.serve.errors import RequestError
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Hashable, Sequence
     from concurrent.futures import Executor
 
-    from elias.serve.metrics import Measures
+    from elias.serve.metrics import Metrics
 
 
 _SMOOTHING = 0.2
-_LONGEST_RETRY = 60
+_MAX_RETRY_SECONDS = 60
 
 
-class Sized(Protocol):
-    """A question: how many texts it holds, and what it may be computed together with."""
+class Job(Protocol):
+    """Texts to compute together with other jobs of the same kind."""
 
     @property
     def size(self) -> int:
@@ -29,160 +31,150 @@ class Sized(Protocol):
 
     @property
     def kind(self) -> Hashable:
-        """Return what the questions of one batch have in common."""
+        """Return the kind; all jobs of a batch have the same."""
 
 
-Q = TypeVar("Q", bound=Sized)
-A = TypeVar("A")
-
-
-class Overloaded(Exception):  # noqa: N818 - it is a state of the server, and says so
-    """More waits already than the queue may hold."""
-
-    def __init__(self, retry_after: int) -> None:
-        super().__init__(f"the queue is full; try again in {retry_after} s")
-        self.retry_after = retry_after
+J = TypeVar("J", bound=Job)
+R = TypeVar("R")
 
 
 @dataclass(eq=False, slots=True)
-class _Waiting(Generic[Q, A]):
-    question: Q
-    answer: asyncio.Future[A] = field(
+class _Waiting(Generic[J, R]):
+    job: J
+    result: asyncio.Future[R] = field(
         default_factory=lambda: asyncio.get_running_loop().create_future()
     )
 
 
-class Batcher(Generic[Q, A]):
-    """Joins what waits into batches, and hands one after the other to a thread.
+def overloaded(retry_after: int) -> RequestError:
+    """Return the error for a full queue."""
+    headers = {"Retry-After": str(retry_after)}
+    return RequestError(429, f"the queue is full; try again in {retry_after} s", headers)
 
-    There is no timer: what comes in while a batch is computed is the next one.
+
+class Batcher(Generic[J, R]):
+    """Join waiting jobs into batches and compute one batch after the other.
+
+    There is no timer: jobs that arrive while a batch is computed form the next one.
 
     Args:
-        compute: Answers questions of one kind, in their order.
-        executor: Where it runs; one thread, so that batches follow each other.
-        max_batch: Texts in a batch, unless a single question has more.
-        max_queue: Texts that may wait.
-        measures: What is told of it.
+        compute: Return the results of jobs of one kind, in order.
+        executor: Runs ``compute``; one thread, so that batches do not overlap.
+        max_batch: Maximum texts per batch, unless a single job has more.
+        max_queue: Maximum number of texts waiting.
+        metrics: Records queue depth, batch sizes and durations.
     """
 
     def __init__(
         self,
-        compute: Callable[[Sequence[Q]], Sequence[A]],
+        compute: Callable[[Sequence[J]], Sequence[R]],
         executor: Executor,
         *,
         max_batch: int,
         max_queue: int,
-        measures: Measures,
+        metrics: Metrics,
     ) -> None:
         self._compute = compute
         self._executor = executor
         self._max_batch = max_batch
         self._max_queue = max_queue
-        self._measures = measures
-        self._queue: deque[_Waiting[Q, A]] = deque()
-        self._depth = 0
+        self._metrics = metrics
+        self._queue: deque[_Waiting[J, R]] = deque()
         self._arrived = asyncio.Event()
         self._closing = False
         self._seconds_per_text = 0.01
-        self._loop: asyncio.Task[None] | None = None
+        self._task: asyncio.Task[None] | None = None
+        self.depth = 0
+        """Number of texts waiting."""
 
     def start(self) -> None:
-        """Begin to compute what comes in."""
-        self._loop = asyncio.create_task(self._run())
+        """Start computing."""
+        self._task = asyncio.create_task(self._run())
 
     async def close(self) -> None:
-        """Compute what was accepted, and end."""
+        """Compute the accepted jobs, then stop."""
         self._closing = True
         self._arrived.set()
-        if self._loop is not None:
-            await self._loop
-
-    @property
-    def depth(self) -> int:
-        """Return how many texts wait."""
-        return self._depth
+        if self._task is not None:
+            await self._task
 
     @property
     def is_running(self) -> bool:
-        """Say whether what is asked will be computed."""
-        return self._loop is not None and not self._loop.done() and not self._closing
-
-    async def ask(self, question: Q) -> A:
-        """Wait for the answer; who is cancelled while waiting is not computed.
-
-        Raises:
-            Overloaded: If too much waits already.
-        """
-        if self._depth + question.size > self._max_queue:
-            raise Overloaded(self.retry_after)
-        waiting: _Waiting[Q, A] = _Waiting(question)
-        self._queue.append(waiting)
-        self._count(question.size)
-        self._arrived.set()
-        return await waiting.answer
+        """Return whether new jobs will be computed."""
+        return self._task is not None and not self._task.done() and not self._closing
 
     @property
     def retry_after(self) -> int:
-        """Return the seconds after which what waits now should be done."""
-        return max(1, min(_LONGEST_RETRY, math.ceil(self._depth * self._seconds_per_text)))
+        """Return the estimated seconds until the waiting jobs are computed."""
+        return max(1, min(_MAX_RETRY_SECONDS, math.ceil(self.depth * self._seconds_per_text)))
 
-    def _count(self, change: int) -> None:
-        self._depth += change
-        self._measures.queue_depth.set(self._depth)
+    async def submit(self, job: J) -> R:
+        """Wait for the result of a job; a job that is cancelled while waiting is not computed.
+
+        Raises:
+            RequestError: If the queue is full (429).
+        """
+        if self.depth + job.size > self._max_queue:
+            raise overloaded(self.retry_after)
+        waiting: _Waiting[J, R] = _Waiting(job)
+        self._queue.append(waiting)
+        self._change_depth(job.size)
+        self._arrived.set()
+        return await waiting.result
+
+    def _change_depth(self, change: int) -> None:
+        self.depth += change
+        self._metrics.queue_depth.set(self.depth)
 
     async def _run(self) -> None:
         while True:
-            batch = self._take()
+            batch = self._next_batch()
             if batch:
-                await self._answer(batch)
+                await self._compute_batch(batch)
             elif self._closing:
                 return
             else:
                 self._arrived.clear()
                 await self._arrived.wait()
 
-    def _take(self) -> list[_Waiting[Q, A]]:
-        """Return the next questions of one kind that someone still waits for."""
-        batch: list[_Waiting[Q, A]] = []
+    def _next_batch(self) -> list[_Waiting[J, R]]:
+        """Return the next jobs of one kind that have not been cancelled."""
+        batch: list[_Waiting[J, R]] = []
         size = 0
         while self._queue:
             first = self._queue[0]
-            gone = first.answer.done()
-            fits = size + first.question.size <= self._max_batch
-            if batch and not gone and (not fits or first.question.kind != batch[0].question.kind):
-                break
+            cancelled = first.result.done()
+            if batch and not cancelled:
+                fits = size + first.job.size <= self._max_batch
+                if not fits or first.job.kind != batch[0].job.kind:
+                    break
             self._queue.popleft()
-            self._count(-first.question.size)
-            if not gone:
+            self._change_depth(-first.job.size)
+            if not cancelled:
                 batch.append(first)
-                size += first.question.size
+                size += first.job.size
         return batch
 
-    async def _answer(self, batch: Sequence[_Waiting[Q, A]]) -> None:
-        questions = [waiting.question for waiting in batch]
-        loop = asyncio.get_running_loop()
+    async def _compute_batch(self, batch: Sequence[_Waiting[J, R]]) -> None:
+        jobs = [waiting.job for waiting in batch]
         start = time.perf_counter()
         try:
-            answers = await loop.run_in_executor(self._executor, self._compute, questions)
+            loop = asyncio.get_running_loop()
+            results = await loop.run_in_executor(self._executor, self._compute, jobs)
         except Exception as error:
-            if len(batch) == 1:
-                _settle(batch[0], error)
-                return
-            for waiting in batch:  # one question must not spoil the others
-                await self._answer([waiting])
+            if len(batch) > 1:  # compute one by one: the other jobs may succeed
+                for waiting in batch:
+                    await self._compute_batch([waiting])
+            elif not batch[0].result.done():
+                batch[0].result.set_exception(error)
             return
-        self._measured(sum(question.size for question in questions), time.perf_counter() - start)
-        for waiting, answer in zip(batch, answers, strict=True):
-            if not waiting.answer.done():
-                waiting.answer.set_result(answer)
+        self._record(sum(job.size for job in jobs), time.perf_counter() - start)
+        for waiting, result in zip(batch, results, strict=True):
+            if not waiting.result.done():
+                waiting.result.set_result(result)
 
-    def _measured(self, n_texts: int, seconds: float) -> None:
-        self._measures.batch_size.observe(n_texts)
-        self._measures.batch_seconds.observe(seconds)
-        newest = seconds / max(n_texts, 1)
-        self._seconds_per_text += _SMOOTHING * (newest - self._seconds_per_text)
-
-
-def _settle(waiting: _Waiting[Q, A], error: Exception) -> None:
-    if not waiting.answer.done():
-        waiting.answer.set_exception(error)
+    def _record(self, n_texts: int, seconds: float) -> None:
+        self._metrics.batch_size.observe(n_texts)
+        self._metrics.batch_seconds.observe(seconds)
+        latest = seconds / max(n_texts, 1)
+        self._seconds_per_text += _SMOOTHING * (latest - self._seconds_per_text)

@@ -1,4 +1,4 @@
-"""How a request fails: a status, and a body that says why in one line."""
+"""Error responses: a status, and a JSON body with one line of text."""
 
 from __future__ import annotations
 
@@ -9,8 +9,6 @@ from fastapi.responses import JSONResponse
 from starlette.exceptions import HTTPException
 
 from elias.errors import EliasError
-from elias.serve.backend import NotRanked, NotReady
-from elias.serve.batching import Overloaded
 from elias.serve.schemas import Failure
 
 if TYPE_CHECKING:
@@ -19,7 +17,7 @@ if TYPE_CHECKING:
     from fastapi import FastAPI, Request
 
 
-KINDS = {
+ERROR_TYPES = {
     401: "Unauthorized",
     404: "NotFound",
     405: "MethodNotAllowed",
@@ -30,102 +28,71 @@ KINDS = {
     500: "Backend",
     503: "Unhealthy",
 }
-"""The ``error_type`` of a status; names of Text Embeddings Inference where it has one."""
+"""The ``error_type`` of a status, as in Text Embeddings Inference where it has one."""
 
 NOT_JSON = "the body is not JSON"
-OUR_BUG = "an error of the server's own; its log says more"
+INTERNAL_ERROR = "internal error; the server's log has the details"
 
-_LONGEST = 400
-_MEANINGS = {
-    401: "No key, or a wrong one",
-    404: "There is no such thing",
+_MAX_LENGTH = 400
+_DESCRIPTIONS = {
+    401: "Missing or wrong key",
+    404: "Not found",
     408: "The request took too long to arrive",
     413: "Too large",
-    422: "Not understood",
-    429: "Overloaded; Retry-After says when to come back",
+    422: "Invalid request",
+    429: "Overloaded; retry after the seconds in Retry-After",
     503: "Not ready, or too late",
 }
 
 
-class Refused(HTTPException):
-    """A request that is answered with a failure."""
+class RequestError(HTTPException):
+    """A request that cannot be answered: status, message and headers of the response."""
 
     def __init__(self, status: int, message: str, headers: Mapping[str, str] | None = None) -> None:
         super().__init__(status, message, headers=dict(headers or {}))
 
 
-def documented(*statuses: int) -> dict[int | str, dict[str, Any]]:
-    """Return how a route may fail, for OpenAPI."""
+def error_schemas(*statuses: int) -> dict[int | str, dict[str, Any]]:
+    """Return the OpenAPI entries for the errors of a route."""
     return {
-        status: {"model": Failure, "description": _MEANINGS[status]} for status in sorted(statuses)
+        status: {"model": Failure, "description": _DESCRIPTIONS[status]}
+        for status in sorted(statuses)
     }
 
 
-def failure(status: int, message: str, headers: Mapping[str, str] | None = None) -> JSONResponse:
-    """Return the answer of a request that fails."""
+def error_response(
+    status: int, message: str, headers: Mapping[str, str] | None = None
+) -> JSONResponse:
+    """Return the response for an error; the message becomes one line of limited length."""
     line = " ".join(message.split())
-    if len(line) > _LONGEST:
-        line = f"{line[: _LONGEST - 1]}…"
+    if len(line) > _MAX_LENGTH:
+        line = f"{line[: _MAX_LENGTH - 1]}…"
     line = line.encode("utf8", "replace").decode("utf8")
-    body = {"error": line, "error_type": KINDS.get(status, "Backend")}
+    body = {"error": line, "error_type": ERROR_TYPES.get(status, "Backend")}
     return JSONResponse(body, status, headers=dict(headers or {}))
 
 
-def answer_failures(app: FastAPI) -> None:
-    """Have every failure answered in the same shape."""
-    for kind, handler in _HANDLERS.items():
-        app.add_exception_handler(kind, handler)
+def add_exception_handlers(api: FastAPI) -> None:
+    """Give every error response of an application the same shape."""
+    for kind in (HTTPException, RequestValidationError, EliasError, Exception):
+        api.add_exception_handler(kind, _handle_exception)
 
 
-async def _refused(_: Request, error: Exception) -> JSONResponse:
-    assert isinstance(error, HTTPException)
-    if error.status_code == 400:  # FastAPI's for a body that is not even text
-        return failure(422, NOT_JSON)
-    return failure(error.status_code, str(error.detail), error.headers)
+async def _handle_exception(_: Request, error: Exception) -> JSONResponse:
+    if isinstance(error, HTTPException):
+        if error.status_code == 400:  # from FastAPI, for a body that is not even text
+            return error_response(422, NOT_JSON)
+        return error_response(error.status_code, str(error.detail), error.headers)
+    if isinstance(error, RequestValidationError):
+        return error_response(422, "; ".join(map(_describe, error.errors())))
+    if isinstance(error, EliasError):
+        return error_response(422, str(error))
+    return error_response(500, INTERNAL_ERROR)  # raised again and logged after the response
 
 
-async def _invalid(_: Request, error: Exception) -> JSONResponse:
-    assert isinstance(error, RequestValidationError)
-    return failure(422, "; ".join(map(_told, error.errors())))
-
-
-async def _overloaded(_: Request, error: Exception) -> JSONResponse:
-    assert isinstance(error, Overloaded)
-    return failure(429, str(error), {"Retry-After": str(error.retry_after)})
-
-
-async def _not_ready(_: Request, error: Exception) -> JSONResponse:
-    return failure(503, str(error), {"Retry-After": "1"})
-
-
-async def _not_ranked(_: Request, error: Exception) -> JSONResponse:
-    return failure(404, str(error))
-
-
-async def _mistaken(_: Request, error: Exception) -> JSONResponse:
-    return failure(422, str(error))
-
-
-async def _broken(_: Request, error: Exception) -> JSONResponse:
-    del error  # raised again once this is sent, and logged then
-    return failure(500, OUR_BUG)
-
-
-_HANDLERS = {
-    HTTPException: _refused,
-    RequestValidationError: _invalid,
-    Overloaded: _overloaded,
-    NotReady: _not_ready,
-    NotRanked: _not_ranked,
-    EliasError: _mistaken,
-    Exception: _broken,
-}
-
-
-def _told(error: Mapping[str, Any]) -> str:
-    """Return one complaint of pydantic's; the value is left out, for it may be a text."""
-    place = [str(part) for part in error["loc"] if part not in ("body", "query", "path")]
-    message = str(error["msg"])
+def _describe(error: Mapping[str, Any]) -> str:
+    """Return one validation error without the invalid value, which may be a text."""
     if error["type"] == "json_invalid":
         return NOT_JSON
-    return f"{'.'.join(place)}: {message}" if place else message
+    field = ".".join(str(part) for part in error["loc"] if part not in ("body", "query", "path"))
+    return f"{field}: {error['msg']}" if field else str(error["msg"])

@@ -1,4 +1,4 @@
-"""What a request must pass before it is read: the key, the size of its body, the time it takes."""
+"""Checks before a request is parsed: API key, queue, body size, body structure, time to arrive."""
 
 from __future__ import annotations
 
@@ -8,116 +8,127 @@ import hmac
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
-from elias.serve.errors import NOT_JSON, failure
+from elias.serve.errors import NOT_JSON, RequestError, error_response
 from elias.serve.page import PATHS
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable
 
-    from fastapi.responses import JSONResponse
     from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
     from elias.serve.settings import Limits, ServeSettings
 
 
-OPEN = PATHS | {"/health", "/ready"}
-"""Paths that need no key: they tell nothing of the model."""
-COMPUTED = frozenset({"/predict", "/explain"})
-"""Paths whose answers are waited for in the queue."""
+OPEN_PATHS = PATHS | {"/health", "/ready"}
+"""Paths that need no key: they reveal nothing about the model."""
+QUEUED_PATHS = frozenset({"/predict", "/explain"})
 _SECONDS_TO_DISCARD = 1.0
-_LARGE = 64 * 2**10
-"""Bytes of a body from which on it is checked on a thread, so that other requests go on."""
-_MORE_STRINGS = 64
+_LARGE_BODY = 64 * 2**10
+"""Bytes from which a body is checked on a thread, to keep the event loop free."""
+_EXTRA_STRINGS = 64
 _BYTES_OUTSIDE = 8 * 2**10
+"""Allowed bytes outside strings (punctuation, numbers, indentation), plus some per string."""
 _BYTES_PER_STRING = 16
-"""Bytes outside of strings (punctuation, numbers, indentation): so many, and more per string."""
 _BYTES_PER_CHARACTER = 12
-"""The most that JSON takes: two escapes, as in ``\\ud83d\\ude00``."""
+"""Longest JSON form of a character: two escapes, as in ``\\ud83d\\ude00``."""
 
 
-class Keys:
-    """The keys that open a server, compared in a time that tells nothing about them."""
+class HeadMiddleware:
+    """Answer HEAD as GET without the body, on every route, without listing it in the OpenAPI file.
 
-    def __init__(self, keys: Sequence[str]) -> None:
-        # digests are of one length, so not even that of a key shows
-        self._digests = [_digest(key.encode()) for key in keys]
+    FastAPI does not answer HEAD, which uptime monitors and load balancers often send.
+    """
 
-    def fits(self, given: bytes) -> bool:
-        """Say whether this is one of the keys; all are compared, whichever it is."""
-        digest = _digest(given)
-        found = False
-        for own in self._digests:
-            found |= hmac.compare_digest(digest, own)
-        return found
-
-
-def _digest(key: bytes) -> bytes:
-    return hashlib.sha256(key).digest()
-
-
-def given_key(scope: Scope) -> bytes:
-    """Return the key that a request brings, as a bearer token or in X-API-Key."""
-    headers = dict(scope["headers"])
-    scheme, _, token = headers.get(b"authorization", b"").partition(b" ")
-    if scheme.lower() == b"bearer":
-        return bytes(token.strip())
-    return bytes(headers.get(b"x-api-key", b""))
-
-
-class Guard:
-    """Lets a request through once it is known to be allowed, and its body to be small enough."""
-
-    def __init__(
-        self, app: ASGIApp, settings: ServeSettings, is_full: Callable[[], int | None]
-    ) -> None:
-        """Guard an application; ``is_full`` says after how many seconds there is room again."""
+    def __init__(self, app: ASGIApp) -> None:
         self._app = app
-        self._is_full = is_full
-        self._keys = Keys(settings.keys) if settings.keys else None
-        self._limits = settings.limits
-        self._max_body = settings.limits.max_body
-        self._timeout = settings.limits.timeout
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Pass a request on, or refuse it."""
+        """Pass a request on, HEAD as GET."""
+        if scope["type"] != "http" or scope["method"] != "HEAD":
+            await self._app(scope, receive, send)
+            return
+
+        async def send_without_body(message: Message) -> None:
+            if message["type"] == "http.response.body":
+                message = {**message, "body": b""}
+            await send(message)
+
+        get_scope = {**scope, "method": "GET"}  # a copy: the server must still see HEAD
+        try:
+            await self._app(get_scope, receive, send_without_body)
+        finally:
+            if "route" in get_scope:
+                scope["route"] = get_scope["route"]  # for the access log
+
+
+class RequestCheckMiddleware:
+    """Pass a request on if its key is valid and its body is within the limits."""
+
+    def __init__(
+        self, app: ASGIApp, settings: ServeSettings, check_queue: Callable[[], None]
+    ) -> None:
+        """Wrap an application; ``check_queue`` raises `RequestError` if the queue is full."""
+        self._app = app
+        self._check_queue = check_queue
+        self._limits = settings.limits
+        # Digests have the same length, so comparing them does not reveal the length of a key.
+        self._digests = [hashlib.sha256(key.encode()).digest() for key in settings.keys]
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Pass a request on, or answer with an error."""
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        if self._keys and scope["path"] not in OPEN and not self._keys.fits(given_key(scope)):
-            told = "a key is needed: Authorization: Bearer KEY, or X-API-Key: KEY"
-            refused = failure(401, told, {"WWW-Authenticate": "Bearer"})
-            await refused(scope, receive, send)
-            return
-        if scope["path"] in COMPUTED and (seconds := self._is_full()) is not None:
-            # before anything is read: refusing must cost next to nothing
-            told = f"the queue is full; try again in {seconds} s"
-            await failure(429, told, {"Retry-After": str(seconds)})(scope, receive, send)
-            return
         try:
-            async with asyncio.timeout(self._timeout):
-                body = await self._body(scope, receive)
-        except TimeoutError:
-            told = f"the request did not arrive within {self._timeout:g} s"
-            await failure(408, told, {"Connection": "close"})(scope, receive, send)
+            body = await self._check(scope, receive)
+        except RequestError as error:
+            response = error_response(error.status_code, error.detail, error.headers)
+            await response(scope, receive, send)
             return
-        if body is None:
-            await self._discard(receive)
-            told = f"the body is larger than {self._max_body:,} bytes; send fewer texts at a time"
-            await failure(413, told, {"Connection": "close"})(scope, receive, send)
-            return
-        if len(body) < _LARGE:
-            problem = check_structure(body, self._limits)
-        else:
-            problem = await asyncio.to_thread(check_structure, body, self._limits)
-        if problem is not None:
-            await problem(scope, receive, send)
-            return
-        await self._app(scope, _again(body, receive), send)
+        await self._app(scope, _replay(body, receive), send)
 
-    async def _body(self, scope: Scope, receive: Receive) -> bytes | None:
-        """Return the whole body, or None if it is too large, of which no more is read."""
+    async def _check(self, scope: Scope, receive: Receive) -> bytes:
+        """Return the body of a request.
+
+        Raises:
+            RequestError: If a check fails.
+        """
+        if self._digests and scope["path"] not in OPEN_PATHS and not self._has_key(scope):
+            message = "a key is required: Authorization: Bearer KEY, or X-API-Key: KEY"
+            raise RequestError(401, message, {"WWW-Authenticate": "Bearer"})
+        if scope["path"] in QUEUED_PATHS:
+            self._check_queue()  # before anything is read: refusing must cost next to nothing
+        timeout, max_body = self._limits.timeout, self._limits.max_body
+        try:
+            async with asyncio.timeout(timeout):
+                body = await self._read_body(scope, receive)
+        except TimeoutError:
+            message = f"the request did not arrive within {timeout:g} s"
+            raise RequestError(408, message, {"Connection": "close"}) from None
+        if body is None:
+            await self._discard_body(receive)
+            message = f"the body is larger than {max_body:,} bytes; send fewer texts per request"
+            raise RequestError(413, message, {"Connection": "close"})
+        if len(body) < _LARGE_BODY:
+            check_structure(body, self._limits)
+        else:
+            await asyncio.to_thread(check_structure, body, self._limits)
+        return body
+
+    def _has_key(self, scope: Scope) -> bool:
+        """Return whether a request has a valid key; compare with all keys in constant time."""
+        headers = dict(scope["headers"])
+        scheme, _, key = headers.get(b"authorization", b"").partition(b" ")
+        if scheme.lower() != b"bearer":
+            key = headers.get(b"x-api-key", b"")
+        digest = hashlib.sha256(key.strip()).digest()
+        return sum(hmac.compare_digest(digest, known) for known in self._digests) > 0
+
+    async def _read_body(self, scope: Scope, receive: Receive) -> bytes | None:
+        """Return the whole body, or None as soon as it is too large."""
+        max_body = self._limits.max_body
         announced = dict(scope["headers"]).get(b"content-length", b"0")
-        if announced.isdigit() and int(announced) > self._max_body:
+        if announced.isdigit() and int(announced) > max_body:
             return None
         parts, size, more = [], 0, True
         while more:
@@ -126,60 +137,64 @@ class Guard:
                 break
             part = message.get("body", b"")
             size += len(part)
-            if size > self._max_body:
+            if size > max_body:
                 return None
             parts.append(part)
             more = message.get("more_body", False)
         return b"".join(parts)
 
-    async def _discard(self, receive: Receive) -> None:
-        """Let a client send a little more: one that is cut off while it writes reads no answer."""
-        size = 0
+    async def _discard_body(self, receive: Receive) -> None:
+        """Read some more: a client that is cut off while it sends does not read the response."""
+        size, more = 0, True
         with suppress(TimeoutError):
             async with asyncio.timeout(_SECONDS_TO_DISCARD):
-                while size < self._max_body:
+                while more and size < self._limits.max_body:
                     message = await receive()
                     size += len(message.get("body", b""))
-                    if not message.get("more_body", False):
-                        return
+                    more = message.get("more_body", False)
 
 
-def check_structure(body: bytes, limits: Limits) -> JSONResponse | None:
-    """Return the failure of a body that has too many JSON values to parse, or None.
+def check_structure(body: bytes, limits: Limits) -> None:
+    """Refuse a body that has too many JSON values to parse.
 
     A valid request is a flat object: a few keys and numbers, and a limited number of texts.
     Parsing millions of values holds the interpreter for seconds, so this check counts strings and
     the bytes between them first. It takes time linear in the body, whatever the body holds.
+
+    Raises:
+        RequestError: If the body has too many values (413) or is not UTF-8 (422).
     """
     if b"\0" in body:  # UTF-16 or UTF-32, in which the bytes below mean something else
-        return failure(422, NOT_JSON)
-    # the routes have a better message for somewhat too many texts
-    most = 2 * limits.max_inputs + _MORE_STRINGS
+        raise RequestError(422, NOT_JSON)
+    # Twice as many: the routes have a better message for somewhat too many texts.
+    max_strings = 2 * limits.max_inputs + _EXTRA_STRINGS
     if b"\\" in body:
         body = body.replace(b"\\\\", b"__").replace(b'\\"', b"__")
-    parts = body.split(b'"', 2 * most + 1)  # outside a string, inside one, outside again, ...
-    if len(parts) > 2 * most + 1:
-        told = f"more than {most:,} strings, where {limits.max_inputs:,} texts are the most"
-        return failure(413, f"{told} at a time")
+    parts = body.split(b'"', 2 * max_strings + 1)  # outside a string, inside one, outside again, …
+    if len(parts) > 2 * max_strings + 1:
+        raise RequestError(
+            413,
+            f"more than {max_strings:,} strings; at most {limits.max_inputs:,} texts per request",
+        )
     if max(map(len, parts[1::2]), default=0) > _BYTES_PER_CHARACTER * limits.max_text:
-        told = f"a text of more than {limits.max_text:,} characters, which are the most"
-        return failure(413, f"{told}; shorten the text, its beginning says most")
-    outside = _BYTES_OUTSIDE + most * _BYTES_PER_STRING
-    if sum(map(len, parts[::2])) > outside:
-        told = f'more than {outside:,} bytes outside of strings; send {{"inputs": ["a text"]}}'
-        return failure(413, told)
-    return None
+        raise RequestError(413, f"a text is longer than {limits.max_text:,} characters; shorten it")
+    max_outside = _BYTES_OUTSIDE + max_strings * _BYTES_PER_STRING
+    if sum(map(len, parts[::2])) > max_outside:
+        raise RequestError(
+            413,
+            f'more than {max_outside:,} bytes outside of strings; send {{"inputs": ["a text"]}}',
+        )
 
 
-def _again(body: bytes, receive: Receive) -> Receive:
-    """Return what gives a body that was read already, and then whatever comes after it."""
-    given = False
+def _replay(body: bytes, receive: Receive) -> Receive:
+    """Return a receive function that yields a body already read, then later messages."""
+    replayed = False
 
-    async def again() -> Message:
-        nonlocal given
-        if given:
+    async def receive_again() -> Message:
+        nonlocal replayed
+        if replayed:
             return await receive()
-        given = True
+        replayed = True
         return {"type": "http.request", "body": body, "more_body": False}
 
-    return again
+    return receive_again

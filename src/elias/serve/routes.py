@@ -1,90 +1,251 @@
-"""The routes to walk about in the index: labels by name, a label's clusters, a cluster's labels."""
+"""All routes of the HTTP API."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated
+import asyncio
+from typing import TYPE_CHECKING, Annotated, Any
 
-from fastapi import Path, Query
+from fastapi import FastAPI, Path, Query, Request, Response
 
-from elias.serve.errors import Refused, documented
-from elias.serve.schemas import ClusterEdge, ClusterPage, LabelEdge, LabelHit, LabelList, LabelPage
+import elias
+from elias.inference.predictor import TOP_K
+from elias.serve.access_log import add_log_fields
+from elias.serve.backend import ExplainJob, PredictJob
+from elias.serve.errors import RequestError, error_schemas
+from elias.serve.metrics import CONTENT_TYPE
+from elias.serve.schemas import (
+    ClusterEdge,
+    ClusterPage,
+    Decisions,
+    Examples,
+    ExplainRequest,
+    Info,
+    LabelEdge,
+    LabelHit,
+    LabelList,
+    LabelPage,
+    PredictRequest,
+    ScoredLabel,
+    ServedLimits,
+    Status,
+    Why,
+)
+from elias.serve.settings import MAX_EXPLAINED, MAX_LABELS
 
 if TYPE_CHECKING:
-    from fastapi import FastAPI
+    from collections.abc import Sequence
 
     from elias.inference.graph_view import GraphView
-    from elias.serve.backend import Backend, Served
+    from elias.serve.backend import AnyJob, Backend, Result, ServedModel
 
 
 N_DESCRIBING = 3
-"""Labels that describe a cluster."""
-_LONGEST_QUERY = 200
+"""Number of labels that describe a cluster."""
 
-Count = Annotated[int, Query(ge=1, le=200, description="How many, at most.")]
-Start = Annotated[int, Query(ge=0, le=10_000_000, description="How many to skip.")]
-Member = Annotated[int, Query(ge=0, le=1000, description="Which member of an ensemble, from 0.")]
+Count = Annotated[int, Query(ge=1, le=200, description="Maximum number of results.")]
+Start = Annotated[int, Query(ge=0, le=10_000_000, description="Number of results to skip.")]
+Member = Annotated[int, Query(ge=0, le=1000, description="Member of an ensemble, from 0.")]
 Id = Annotated[int, Path(ge=0, le=2**53)]
+NameQuery = Annotated[str, Query(max_length=200, description="Parts of a name.")]
 
 
-def browsing_routes(api: FastAPI, backend: Backend) -> None:
-    """Add the routes. They are plain functions, so that they run beside the event loop."""
-    failures = documented(401, 404, 422, 503)
+def add_routes(api: FastAPI, backend: Backend) -> None:
+    """Add all routes of the API."""
+    _add_model_routes(api, backend)
+    _add_state_routes(api, backend)
+    _add_graph_routes(api, backend)
 
-    @api.get("/labels", responses=documented(401, 422, 503), tags=["the index"])
-    def labels(
-        q: Annotated[str, Query(max_length=_LONGEST_QUERY, description="Parts of a name.")] = "",
-        limit: Count = 20,
-    ) -> LabelList:
-        """Find labels by parts of their names, in any case."""
+
+def _add_model_routes(api: FastAPI, backend: Backend) -> None:
+    errors = error_schemas(401, 408, 413, 422, 429, 503)
+
+    @api.post(
+        "/predict", responses=errors, response_model_exclude_none=True, tags=["labels of texts"]
+    )
+    async def predict(asked: PredictRequest, request: Request) -> list[list[ScoredLabel]]:
+        """Rank the labels of each text, best first."""
+        _check_texts(asked.inputs, backend, backend.settings.limits.max_inputs, request)
+        default = TOP_K if asked.threshold is None else MAX_LABELS
+        job = PredictJob(asked.inputs, asked.top_k or default, asked.threshold)
+        return await _result(backend, job, request)
+
+    @api.post("/explain", responses=errors | error_schemas(404), tags=["labels of texts"])
+    async def explain(asked: ExplainRequest, request: Request) -> list[Why]:
+        """Explain the labels of each text: the clusters on the way, the factors of each score."""
+        max_inputs = min(MAX_EXPLAINED, backend.settings.limits.max_inputs)
+        _check_texts(asked.inputs, backend, max_inputs, request)
+        if asked.label is not None:
+            _check_label(backend.served, asked.label)
+        job = ExplainJob(asked.inputs, asked.top_k, asked.paths, asked.label)
+        return await _result(backend, job, request)
+
+
+def _check_texts(texts: Sequence[str], backend: Backend, max_inputs: int, request: Request) -> None:
+    """Check the number and length of the texts, and log them."""
+    max_text = backend.settings.limits.max_text
+    if len(texts) > max_inputs:
+        raise RequestError(413, f"inputs: {len(texts)} texts; at most {max_inputs} per request")
+    for i, text in enumerate(texts):
+        if len(text) > max_text:
+            raise RequestError(
+                413,
+                f"inputs.{i}: {len(text):,} characters; at most {max_text:,} per text; shorten it, "
+                "the beginning matters most",
+            )
+    add_log_fields(request.scope, inputs=len(texts), characters=sum(map(len, texts)))
+    if backend.settings.log_texts:
+        add_log_fields(request.scope, texts=list(texts))
+
+
+async def _result(backend: Backend, job: AnyJob, request: Request) -> Result:
+    """Wait for the result, until the timeout or until the client disconnects."""
+    result = asyncio.ensure_future(backend.submit(job))
+    disconnect = asyncio.ensure_future(_disconnected(request))
+    timeout = backend.settings.limits.timeout
+    try:
+        await asyncio.wait(
+            {result, disconnect}, timeout=timeout, return_when=asyncio.FIRST_COMPLETED
+        )
+        if result.done():
+            return result.result()
+        if disconnect.done():
+            raise RequestError(408, "the client has disconnected")  # for the log only
+        retry = {"Retry-After": str(backend.retry_after)}
+        raise RequestError(503, f"no result within {timeout:g} s; try again later", retry)
+    finally:
+        result.cancel()
+        disconnect.cancel()
+
+
+async def _disconnected(request: Request) -> None:
+    while (await request.receive())["type"] != "http.disconnect":
+        pass
+
+
+def _add_state_routes(api: FastAPI, backend: Backend) -> None:
+    @api.get("/health", responses=error_schemas(503), tags=["state"])
+    async def health() -> Status:
+        """Return ok if the process is alive and workers do not keep dying."""
+        error = backend.settings.health_error()
+        if error is not None:
+            raise RequestError(503, error, {"Retry-After": "30"})
+        return Status(status="ok")
+
+    @api.get("/ready", responses=error_schemas(503), tags=["state"])
+    async def ready() -> Status:
+        """Return ready if a model is loaded and requests are accepted."""
+        backend.check_ready()
+        return Status(status="ready")
+
+    @api.get("/info", responses=error_schemas(401, 503), tags=["state"])
+    async def info() -> Info:
+        """Describe the served model and the limits of a request."""
+        return _info(backend)
+
+    @api.get("/examples", responses=error_schemas(401, 503), tags=["state"])
+    async def examples() -> Examples:
+        """Return example texts."""
+        return Examples(examples=backend.served.examples)
+
+    @api.get(
+        "/metrics",
+        response_class=Response,
+        responses={200: {"content": {"text/plain": {}}}, **error_schemas(401)},
+        tags=["state"],
+    )
+    def metrics() -> Response:
+        """Return the Prometheus metrics of all workers together."""
+        return Response(backend.metrics.exposition(), media_type=CONTENT_TYPE)
+
+
+def _info(backend: Backend) -> Info:
+    served, limits = backend.served, backend.settings.limits
+    model, probabilities = served.model, served.model.probabilities
+    stages: list[dict[str, Any]] = list(model.metadata.get("metrics", {}).values()) or [{}]
+    metrics = stages[-1].get("test") or stages[-1].get("validation") or {}
+    decisions = None
+    if probabilities is not None:
+        decisions = Decisions(
+            thresholds=probabilities.thresholds.tolist(),
+            precision=probabilities.precision.round(4).tolist(),
+            recall=probabilities.recall.round(4).tolist(),
+            f1=probabilities.threshold("f1"),
+        )
+    return Info(
+        version=elias.__version__,
+        model=backend.settings.name,
+        loaded_at=served.loaded_at,
+        n_labels=model.n_labels,
+        n_clusters=model.model.graph.n_clusters,
+        n_members=len(served.members),
+        encoder=model.config.encoder.kind,
+        components=list(model.components),
+        metrics={name: value for name, value in metrics.items() if value is not None},
+        decisions=decisions,
+        limits=ServedLimits(
+            max_inputs=limits.max_inputs,
+            max_text=limits.max_text,
+            max_body=limits.max_body,
+            max_top_k=MAX_LABELS,
+        ),
+    )
+
+
+def _add_graph_routes(api: FastAPI, backend: Backend) -> None:
+    """Add the routes to browse the index; plain functions, which FastAPI runs on threads."""
+    errors = error_schemas(401, 404, 422, 503)
+
+    @api.get("/labels", responses=error_schemas(401, 422, 503), tags=["the index"])
+    def labels(q: NameQuery = "", limit: Count = 20) -> LabelList:
+        """Find labels by parts of their names, ignoring case."""
         served = backend.served
-        return LabelList(labels=[_hit(served, i) for i in served.search.find(q, limit)])
+        return LabelList(labels=[_label_hit(served, i) for i in served.search.find(q, limit)])
 
-    @api.get("/labels/{label_id}", responses=failures, tags=["the index"])
+    @api.get("/labels/{label_id}", responses=errors, tags=["the index"])
     def label(label_id: Id, limit: Count = 20, start: Start = 0, member: Member = 0) -> LabelPage:
-        """Show a label and the clusters it hangs under."""
+        """Return a label and its clusters."""
         served = backend.served
         graph = _graph(served, member)
-        if label_id >= served.model.n_labels:
-            raise Refused(404, f"there is no label {label_id}")
-        return LabelPage(
-            **dict(_hit(served, label_id)),
-            member=member,
-            n_clusters=graph.n_clusters_of(label_id),
-            clusters=[
-                ClusterEdge(
-                    id=edge.id,
-                    labels=[served.name(i) for i, _ in graph.labels_of(edge.id, N_DESCRIBING)],
-                    edge_score=edge.score,
-                )
-                for edge in graph.clusters_of(label_id, limit, start)
-            ],
-        )
+        _check_label(served, label_id)
+        clusters = [
+            ClusterEdge(
+                id=edge.id,
+                labels=[served.name(i) for i, _ in graph.labels_of(edge.id, N_DESCRIBING)],
+                edge_score=edge.score,
+            )
+            for edge in graph.clusters_of(label_id, limit, start)
+        ]
+        n_clusters = graph.n_clusters_of(label_id)
+        hit = dict(_label_hit(served, label_id))
+        return LabelPage(**hit, member=member, n_clusters=n_clusters, clusters=clusters)
 
-    @api.get("/clusters/{cluster_id}", responses=failures, tags=["the index"])
+    @api.get("/clusters/{cluster_id}", responses=errors, tags=["the index"])
     def cluster(
         cluster_id: Id, limit: Count = 50, start: Start = 0, member: Member = 0
     ) -> ClusterPage:
-        """Show a cluster and the labels that hang under it."""
+        """Return a cluster and its labels."""
         served = backend.served
         graph = _graph(served, member)
         if cluster_id >= graph.n_clusters:
-            raise Refused(404, f"there is no cluster {cluster_id}")
-        return ClusterPage(
-            id=cluster_id,
-            member=member,
-            n_labels=graph.n_labels_of(cluster_id),
-            labels=[
-                LabelEdge(id=edge.id, label=served.name(edge.id), edge_score=edge.score)
-                for edge in graph.labels_of(cluster_id, limit, start)
-            ],
-        )
+            raise RequestError(404, f"there is no cluster {cluster_id}")
+        labels = [
+            LabelEdge(id=edge.id, label=served.name(edge.id), edge_score=edge.score)
+            for edge in graph.labels_of(cluster_id, limit, start)
+        ]
+        n_labels = graph.n_labels_of(cluster_id)
+        return ClusterPage(id=cluster_id, member=member, n_labels=n_labels, labels=labels)
 
 
-def _graph(served: Served, member: int) -> GraphView:
+def _graph(served: ServedModel, member: int) -> GraphView:
     if member >= len(served.graphs):
-        raise Refused(404, f"there is no member {member}; the model has {len(served.graphs)}")
+        raise RequestError(404, f"there is no member {member}; the model has {len(served.graphs)}")
     return served.graphs[member]
 
 
-def _hit(served: Served, label: int) -> LabelHit:
+def _check_label(served: ServedModel, label: int) -> None:
+    if label >= served.model.n_labels:
+        raise RequestError(404, f"there is no label {label}")
+
+
+def _label_hit(served: ServedModel, label: int) -> LabelHit:
     return LabelHit(id=label, label=served.name(label), frequency=served.frequency(label))

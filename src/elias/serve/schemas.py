@@ -1,4 +1,4 @@
-"""What goes into the routes and what comes out, as OpenAPI shows it."""
+"""Request and response bodies of the routes, as the OpenAPI file shows them."""
 
 from __future__ import annotations
 
@@ -6,39 +6,41 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, FailFast, Field, model_validator
 
-from elias.serve.settings import MOST_LABELS
+from elias.serve.settings import MAX_LABELS
 
 
 class _Request(BaseModel):
-    # JSON as Python reads it knows NaN, and 1e999 is infinite: neither is a number to ask with
+    # Python's JSON parser accepts NaN, and reads 1e999 as infinity: refuse both.
     model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
 
     @model_validator(mode="before")
     @classmethod
     def _check_keys(cls, body: Any) -> Any:
-        """Refuse a body with many unknown keys at once, not with an error for each."""
+        """Refuse a body with many unknown keys with one error, not one for each key."""
         if isinstance(body, dict) and len(body) > len(cls.model_fields):
             known = ", ".join(cls.model_fields)
             raise ValueError(f"unknown keys; the known ones are: {known}")
         return body
 
 
-class _Answer(BaseModel):
+class _Response(BaseModel):
     model_config = ConfigDict(extra="forbid")
 
 
 def _whole(value: Any) -> Any:
-    """Return 5.0 as 5: to JSON they are one number."""
+    """Return 5.0 as 5: in JSON they are the same number."""
     return int(value) if isinstance(value, float) and value.is_integer() else value
 
 
-# after the bounds in an annotation: then these stay in the specification
+# Put it after the bounds in an annotation, so that these stay in the OpenAPI file.
 Whole = BeforeValidator(_whole)
 Target = Annotated[str, Field(pattern=r"^(f1|(precision|recall)=(0(\.[0-9]{1,9})?|1(\.0{1,9})?))$")]
 Inputs = Annotated[
-    list[str], FailFast(), Field(min_length=1, description="Texts; a list even for one.")
+    list[str],
+    FailFast(),
+    Field(min_length=1, description="Texts, as a list even for a single one."),
 ]
-TopK = Annotated[int, Field(ge=1, le=MOST_LABELS, description="Labels per text, at most."), Whole]
+TopK = Annotated[int, Field(ge=1, le=MAX_LABELS, description="Maximum labels per text."), Whole]
 
 
 class PredictRequest(_Request):
@@ -49,17 +51,17 @@ class PredictRequest(_Request):
         int | None,
         Field(
             ge=1,
-            le=MOST_LABELS,
-            description="Labels per text, at most; 5, or with a threshold 100, unless given.",
+            le=MAX_LABELS,
+            description="Maximum labels per text; default 5, or 100 with a threshold.",
         ),
         Whole,
     ] = None
     threshold: Annotated[
         float | Target | None,
         Field(
-            description="Leave out labels that are less probable (of a model without "
-            "probabilities: that score less). Or what the threshold is to reach on the points "
-            "held out of training: f1, precision=0.8, recall=0.6."
+            description="Drop labels with a lower probability (a lower score, if the model has "
+            "no probabilities). Or a target to reach on held-out points: f1, precision=0.8, "
+            "recall=0.6."
         ),
     ] = None
 
@@ -71,13 +73,13 @@ class PredictRequest(_Request):
 
 
 class ExplainRequest(_Request):
-    """Texts whose labels are to be explained."""
+    """Texts whose labels to explain."""
 
     inputs: Inputs
     top_k: TopK = 5
-    paths: Annotated[int, Field(ge=1, le=20, description="Clusters shown for a label."), Whole] = 3
+    paths: Annotated[int, Field(ge=1, le=20, description="Maximum clusters per label."), Whole] = 3
     label: Annotated[
-        int | None, Field(ge=0, description="Explain this label alone, by its id."), Whole
+        int | None, Field(ge=0, description="Id of the only label to explain."), Whole
     ] = None
 
     model_config = ConfigDict(
@@ -85,19 +87,19 @@ class ExplainRequest(_Request):
     )
 
 
-class ScoredLabel(_Answer):
-    """A label and how well it fits."""
+class ScoredLabel(_Response):
+    """A label and its score."""
 
     id: int
     label: str
     score: float
     probability: Annotated[
-        float | None, Field(description="How probable it is that the label is right, if known.")
+        float | None, Field(description="Probability that the label is relevant, if known.")
     ] = None
 
 
-class PathStep(_Answer):
-    """A way from the root over a cluster to a label: its score is the product of both parts."""
+class PathStep(_Response):
+    """A path over a cluster to a label; its score is the product of both parts."""
 
     cluster: int
     cluster_score: float
@@ -106,8 +108,8 @@ class PathStep(_Answer):
     won: bool
 
 
-class WhyLabel(_Answer):
-    """A predicted label, and what its score is made of."""
+class WhyLabel(_Response):
+    """A predicted label and the factors of its score."""
 
     id: int
     label: str
@@ -124,22 +126,22 @@ class WhyLabel(_Answer):
     n_paths: int
 
 
-class NamedCluster(_Answer):
-    """A cluster, described by the labels that hang under it most firmly."""
+class NamedCluster(_Response):
+    """A cluster, described by its strongest labels."""
 
     id: int
     labels: list[str]
 
 
-class Why(_Answer):
-    """The labels of a text with the clusters that led to them, in one member of an ensemble."""
+class Why(_Response):
+    """The labels of a text and the clusters that led to them, in one member of an ensemble."""
 
     member: int
     labels: list[WhyLabel]
     clusters: list[NamedCluster]
 
 
-class LabelHit(_Answer):
+class LabelHit(_Response):
     """A label found by its name."""
 
     id: int
@@ -147,22 +149,22 @@ class LabelHit(_Answer):
     frequency: int | None
 
 
-class LabelList(_Answer):
+class LabelList(_Response):
     """Labels found by name."""
 
     labels: list[LabelHit]
 
 
-class LabelEdge(_Answer):
-    """An edge of a cluster to a label."""
+class LabelEdge(_Response):
+    """An edge from a cluster to a label."""
 
     id: int
     label: str
     edge_score: float
 
 
-class ClusterEdge(_Answer):
-    """An edge of a label to a cluster, which is described by its strongest labels."""
+class ClusterEdge(_Response):
+    """An edge from a label to a cluster, which is described by its strongest labels."""
 
     id: int
     labels: list[str]
@@ -170,15 +172,15 @@ class ClusterEdge(_Answer):
 
 
 class LabelPage(LabelHit):
-    """A label and the clusters it hangs under, strongest first."""
+    """A label and its clusters, strongest edge first."""
 
     member: int
     n_clusters: int
     clusters: list[ClusterEdge]
 
 
-class ClusterPage(_Answer):
-    """A cluster and the labels that hang under it, strongest first."""
+class ClusterPage(_Response):
+    """A cluster and its labels, strongest edge first."""
 
     id: int
     member: int
@@ -186,17 +188,17 @@ class ClusterPage(_Answer):
     labels: list[LabelEdge]
 
 
-class Decisions(_Answer):
-    """How good decisions at each threshold were, on points held out of training."""
+class Decisions(_Response):
+    """Precision and recall at each threshold, on held-out points."""
 
     thresholds: list[float]
     precision: list[float]
     recall: list[float]
-    f1: Annotated[float, Field(description="The threshold with the best F1.")]
+    f1: Annotated[float, Field(description="Threshold with the best F1.")]
 
 
-class ServedLimits(_Answer):
-    """How much a request may ask for."""
+class ServedLimits(_Response):
+    """Limits of a request."""
 
     max_inputs: int
     max_text: int
@@ -204,8 +206,8 @@ class ServedLimits(_Answer):
     max_top_k: int
 
 
-class Info(_Answer):
-    """What is served."""
+class Info(_Response):
+    """The served model and its limits."""
 
     version: str
     model: str
@@ -220,20 +222,20 @@ class Info(_Answer):
     limits: ServedLimits
 
 
-class Examples(_Answer):
-    """Texts to try."""
+class Examples(_Response):
+    """Example texts."""
 
     examples: list[str]
 
 
-class Status(_Answer):
-    """How the server is."""
+class Status(_Response):
+    """State of the server."""
 
     status: Literal["ok", "ready"]
 
 
-class Failure(_Answer):
-    """Why there is no answer."""
+class Failure(_Response):
+    """An error."""
 
     error: str
     error_type: str

@@ -1,4 +1,4 @@
-"""One worker: an event loop that serves on a socket until it is told to end."""
+"""One worker: an event loop that serves on a socket until a signal ends it."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import uvicorn
 
 from elias import progress
-from elias.serve.access_log import PlainLines
+from elias.serve.access_log import PlainHandler
 from elias.serve.app import create_app
 
 if TYPE_CHECKING:
@@ -30,45 +30,46 @@ _BACKLOG = 2048
 
 
 class _Server(uvicorn.Server):
-    """A server whose signals are handled here, so that ending by one is a success."""
+    """A server that leaves signals to this module, so that SIGTERM exits with 0."""
 
     @contextmanager
     def capture_signals(self) -> Iterator[None]:
-        """Leave the signals alone."""
+        """Do not install signal handlers."""
         yield
-
-
-def _nothing() -> None:
-    pass
 
 
 def serve_on(
     sock: socket.socket,
     settings: ServeSettings,
     *,
-    on_ready: Callable[[], None] = _nothing,
-    replaces: bool = False,
+    on_ready: Callable[[], None] = lambda: None,
+    is_replacement: bool = False,
 ) -> None:
-    """Serve until SIGTERM or SIGINT; SIGHUP reads the model again.
+    """Serve until SIGTERM or SIGINT; SIGHUP reloads the model.
 
-    ``on_ready`` is called once the model is read. A worker that ``replaces`` another reads a model
-    that was served before: if it cannot, that counts as a reload that failed.
+    Args:
+        sock: Bound socket to listen on.
+        settings: Settings of the server.
+        on_ready: Called when the model is loaded.
+        is_replacement: Whether the worker replaces another one; a model that it cannot load then
+            counts as a failed reload.
 
     Raises:
-        EliasError: If the model cannot be read at the start.
+        EliasError: If the model cannot be loaded at the start.
     """
-    _set_up_logs()
+    _set_up_logging()
     if settings.workers > 1:
-        _share_cores(settings.workers)
-    # a batch that takes long is no news: bars and their lines would stand between those of the log
+        _limit_threads(settings.workers)
+    # Progress bars of long batches would mix with the lines of the log.
     with progress.hushed(), asyncio.Runner(loop_factory=_loop_factory()) as runner:
-        runner.run(_serve(sock, settings, on_ready, replaces))
+        runner.run(_serve(sock, settings, on_ready, is_replacement))
 
 
 async def _serve(
-    sock: socket.socket, settings: ServeSettings, on_ready: Callable[[], None], replaces: bool
+    sock: socket.socket, settings: ServeSettings, on_ready: Callable[[], None], is_replacement: bool
 ) -> None:
     application = create_app(settings, load=False)
+    backend = application.backend
     config = uvicorn.Config(
         application.asgi,
         interface="asgi3",
@@ -78,90 +79,82 @@ async def _serve(
         access_log=False,
         server_header=False,
         backlog=_BACKLOG,
-        # what was accepted is answered, or given up, by then
+        # By then every accepted request is answered.
         timeout_graceful_shutdown=int(settings.limits.timeout) + 1,
     )
     server = _Server(config)
-    _handle_signals(server, application.backend, alone=settings.workers == 1)
-    reading = asyncio.create_task(application.backend.load())
-    reading.add_done_callback(lambda task: _loaded(task, server, on_ready))
+    _handle_signals(server, backend, is_single=settings.workers == 1)
+
+    async def load() -> None:
+        try:
+            await backend.load()
+        except BaseException:
+            server.should_exit = True
+            raise
+        logger.info("worker %d is ready", os.getpid())
+        on_ready()
+
+    loading = asyncio.create_task(load())
     await server.serve(sockets=[sock])
-    if reading.done():
-        if replaces and reading.exception() is not None:
-            application.backend.measures.reloads.labels("failure").inc()
-        reading.result()  # why it could not be read, if so
-    reading.cancel()
+    if loading.done():
+        if is_replacement and loading.exception() is not None:
+            backend.metrics.reloads.labels("failure").inc()
+        loading.result()  # raises the error, if the model could not be loaded
+    loading.cancel()
 
 
-def _handle_signals(server: uvicorn.Server, backend: Backend, *, alone: bool) -> None:
+def _handle_signals(server: uvicorn.Server, backend: Backend, *, is_single: bool) -> None:
     loop = asyncio.get_running_loop()
     reloads: set[asyncio.Task[bool]] = set()
 
-    def end(number: int = signal.SIGTERM) -> None:
+    def shut_down(number: int = signal.SIGTERM) -> None:
         server.handle_exit(number, None)
 
     def reload() -> None:
         task = loop.create_task(backend.reload())
-        reloads.add(task)  # or it may be collected before it is done
+        reloads.add(task)  # keep a reference, or the task may be garbage collected
         task.add_done_callback(reloads.discard)
 
-    def orphaned(sentinel: int) -> None:
+    def parent_died(sentinel: int) -> None:
         loop.remove_reader(sentinel)
-        end()
+        shut_down()
 
-    loop.add_signal_handler(signal.SIGTERM, end)
+    loop.add_signal_handler(signal.SIGTERM, shut_down)
     loop.add_signal_handler(signal.SIGHUP, reload)
-    if alone:
-        loop.add_signal_handler(signal.SIGINT, end, signal.SIGINT)
+    if is_single:
+        loop.add_signal_handler(signal.SIGINT, shut_down, signal.SIGINT)
         return
-    # a terminal's ^C comes to all; the parent hands it on, once
+    # Ctrl-C reaches all processes of a terminal; the parent forwards it once.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     parent = multiprocessing.parent_process()
-    if parent is not None:  # who loses its parent ends too
-        loop.add_reader(parent.sentinel, orphaned, parent.sentinel)
+    if parent is not None:
+        loop.add_reader(parent.sentinel, parent_died, parent.sentinel)
 
 
-def _loaded(task: asyncio.Task[None], server: uvicorn.Server, on_ready: Callable[[], None]) -> None:
-    if task.cancelled():
-        return
-    if task.exception() is not None:
-        server.should_exit = True
-    else:
-        logger.info("worker %d is ready", os.getpid())
-        on_ready()
-
-
-def _set_up_logs() -> None:
-    """Send what is told to stderr, line by line."""
+def _set_up_logging() -> None:
+    """Write the logs to stderr as plain lines."""
     for name, level in (("elias.access", logging.INFO), ("uvicorn.error", logging.WARNING)):
         log = logging.getLogger(name)
-        log.handlers = [PlainLines()]
+        log.handlers = [PlainHandler()]
         log.propagate = False
         log.setLevel(level)
-    ours = logging.getLogger("elias")
-    if not ours.handlers:  # a worker of several: the command line set up its parent's
-        ours.addHandler(PlainLines())
-        ours.setLevel(logging.INFO)
+    library = logging.getLogger("elias")
+    if not library.handlers:  # in one of several workers; else the command line has set it up
+        library.addHandler(PlainHandler())
+        library.setLevel(logging.INFO)
 
 
-def _share_cores(workers: int) -> None:
-    """Compute on a share of the cores that this process may use, which can be fewer than there are.
-
-    A thread per core that others use too makes all of them wait.
-    """
+def _limit_threads(workers: int) -> None:
+    """Use this worker's share of the cores available to the process."""
     import torch
 
-    torch.set_num_threads(max(1, _n_cores() // workers))
-
-
-def _n_cores() -> int:
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
+    has_affinity = hasattr(os, "sched_getaffinity")
+    n_cores = len(os.sched_getaffinity(0)) if has_affinity else os.cpu_count() or 1
+    torch.set_num_threads(max(1, n_cores // workers))
 
 
 def _loop_factory() -> Callable[[], asyncio.AbstractEventLoop]:
-    """Return the faster loop where it is installed."""
+    """Return uvloop's event loop if it is installed, else asyncio's."""
     try:
         import uvloop
     except ImportError:

@@ -1,4 +1,4 @@
-"""Serving as a process, or as several that are looked after by a parent without a model."""
+"""Serve with one process, or with several under a supervisor that loads no model."""
 
 from __future__ import annotations
 
@@ -11,7 +11,6 @@ import socket
 import sys
 import tempfile
 import time
-from collections import deque
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from multiprocessing.connection import Connection, wait
@@ -28,59 +27,56 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-_MISTAKE = 2
-"""A worker's exit code when its model cannot be read."""
-_LONGEST_WAIT = 30.0
-"""Seconds at most between two attempts to start a worker."""
-_MOST_DEATHS = 10
-_SPAN = 300.0
-"""So many deaths of workers in so many seconds end the server, unless one of them serves."""
+_LOAD_FAILED = 2
+"""Exit code of a worker that cannot load its model."""
+_MAX_DELAY = 30.0
+"""Maximum seconds between two attempts to start a worker."""
+_MAX_DEATHS = 10
+"""Deaths within `_PERIOD` that end the server, unless a worker is serving."""
 _UNHEALTHY_DEATHS = 3
-"""So many of them, and workers missing, are told by ``/health``."""
-_SECONDS_TO_END = 5.0
-_TICK = 0.2
-_FOLDER_VARIABLE = "PROMETHEUS_MULTIPROC_DIR"
-"""By it prometheus_client knows, when it is first imported, that it is one of several."""
+"""Deaths within `_PERIOD` after which ``/health`` returns 503 until all workers are ready."""
+_PERIOD = 300.0
+_SECONDS_TO_EXIT = 5.0
+_POLL_SECONDS = 0.2
+_METRICS_VARIABLE = "PROMETHEUS_MULTIPROC_DIR"
+"""Environment variable by which prometheus_client recognises one of several workers."""
 
 
 def serve(settings: ServeSettings) -> None:
-    """Serve until SIGTERM or SIGINT, finishing what was accepted; SIGHUP reads the model again.
+    """Serve until SIGTERM or SIGINT, then finish accepted requests; SIGHUP reloads the model.
 
     Raises:
-        ConfigError: If the address cannot be had, or a package is missing.
-        ModelError: If the model cannot be read.
+        ConfigError: If the address cannot be used, or a package is missing.
+        ModelError: If the model cannot be loaded.
     """
     check_installed()
-    _check_folder(settings.model)
-    with bound(settings.host, settings.port) as sock:
-        logger.info("serving %s on %s (^C ends it)", settings.model, url_of(sock))
-        if not settings.is_local and not settings.keys:
-            logger.warning(
-                "whoever reaches %s can use it; --api-key-file asks for a key", settings.host
-            )
-        if settings.workers == 1:
-            _ignore_reload()
-            from elias.serve.server import serve_on  # here: it imports torch
-
-            serve_on(sock, settings)
-        else:
-            _Supervisor(sock, settings).run()
-
-
-def _check_folder(model: Path | str) -> None:
-    """Refuse a folder that does not exist, before any process is started."""
+    model = settings.model
     if isinstance(model, Path) and not model.exists():
         raise ConfigError(
             f"{model}: no such folder; give that of a saved model or a run, or for a model of the "
             f"hub write {HUB_PREFIX}user/model@revision"
         )
+    with bind(settings.host, settings.port) as sock:
+        logger.info("serving %s on %s (Ctrl-C to stop)", model, url_of(sock))
+        if not settings.is_local and not settings.keys:
+            logger.warning(
+                "anyone who can reach %s can use this server; --api-key-file requires a key",
+                settings.host,
+            )
+        if settings.workers > 1:
+            _Supervisor(sock, settings).run()
+            return
+        _ignore_sighup()
+        from elias.serve.server import serve_on  # here: it imports torch
+
+        serve_on(sock, settings)
 
 
-def bound(host: str, port: int) -> socket.socket:
+def bind(host: str, port: int) -> socket.socket:
     """Return a socket bound to an address.
 
     Raises:
-        ConfigError: If the address is taken, not allowed, or not of this machine.
+        ConfigError: If the address is in use, not allowed, or not of this machine.
     """
     try:
         family, _, _, _, address = socket.getaddrinfo(
@@ -88,7 +84,9 @@ def bound(host: str, port: int) -> socket.socket:
         )[0]
         sock = socket.socket(family, socket.SOCK_STREAM)
     except OSError as error:
-        raise ConfigError(f"--host {host}: is no address ({error.strerror or error})") from error
+        raise ConfigError(
+            f"--host {host}: is not an address ({error.strerror or error})"
+        ) from error
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
         sock.bind(address)
@@ -103,7 +101,7 @@ def bound(host: str, port: int) -> socket.socket:
 
 
 def url_of(sock: socket.socket) -> str:
-    """Return where a browser finds what listens on a socket."""
+    """Return the URL of a server that listens on a socket."""
     host, port = sock.getsockname()[:2]
     if host in ("0.0.0.0", "::"):
         host = "localhost"
@@ -113,14 +111,14 @@ def url_of(sock: socket.socket) -> str:
 @dataclass(eq=False)
 class _Worker:
     process: SpawnProcess
-    news: Connection
-    """Where it says None when it is ready, or why its model cannot be read."""
-    failure: str = "no model"
+    messages: Connection
+    """Receives None when the worker is ready, or the reason why its model cannot be loaded."""
+    load_error: str = "the model could not be loaded"
     is_ready: bool = False
 
 
 class _Supervisor:
-    """Keeps as many workers as wanted, and hands signals on to them."""
+    """Start workers, replace those that die, and forward signals to them."""
 
     def __init__(self, sock: socket.socket, settings: ServeSettings) -> None:
         self._sock = sock
@@ -128,171 +126,155 @@ class _Supervisor:
         self._settings = replace(settings, metrics_folder=self._folder)
         self._context = multiprocessing.get_context("spawn")
         self._workers: list[_Worker] = []
-        self._ending = False
-        self._was_ready = False
-        self._misread = 0
-        self._deaths: deque[float] = deque()
-        self._not_before = 0.0
         self._signals: list[int] = []
-        self._deadline = float("inf")
+        self._stopping = False
+        self._kill_time = float("inf")
+        self._was_ready = False
+        self._failed_loads = 0
+        self._deaths: list[float] = []
+        self._next_start = 0.0
 
     def run(self) -> None:
-        """Start the workers, and look after them until the end."""
-        before = {
-            number: signal.signal(number, self._note)
+        """Start the workers and supervise them until the end."""
+        previous = {
+            number: signal.signal(number, self._receive_signal)
             for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
         }
-        os.environ[_FOLDER_VARIABLE] = str(self._folder)  # read by prometheus_client
+        os.environ[_METRICS_VARIABLE] = str(self._folder)
         try:
-            while not self._ending or self._workers:
-                self._heed_signals()
-                self._start_missing()
-                wait([worker.process.sentinel for worker in self._workers], timeout=_TICK)
-                self._bury_dead()
-                self._recover()
+            while not self._stopping or self._workers:
+                self._process_signals()
+                self._start_workers()
+                wait([worker.process.sentinel for worker in self._workers], timeout=_POLL_SECONDS)
+                self._reap_workers()
+                self._update_health()
         finally:
-            self._end_all(signal.SIGKILL)
-            del os.environ[_FOLDER_VARIABLE]
+            self._signal_workers(signal.SIGKILL)
+            del os.environ[_METRICS_VARIABLE]
             shutil.rmtree(self._folder, ignore_errors=True)
-            for number, handler in before.items():
+            for number, handler in previous.items():
                 signal.signal(number, handler)
 
-    def _note(self, number: int, _: FrameType | None) -> None:
+    def _receive_signal(self, number: int, _: FrameType | None) -> None:
         self._signals.append(number)
 
-    def _heed_signals(self) -> None:
+    def _process_signals(self) -> None:
         while self._signals:
             number = self._signals.pop(0)
             if number == signal.SIGHUP:
-                self._not_before = 0.0  # what could not be read may have been mended
-                for worker in self._workers:
-                    _send(worker.process, signal.SIGHUP)
+                self._next_start = 0.0  # the model may be readable again
+                self._signal_workers(signal.SIGHUP)
                 continue
-            again, self._ending = self._ending, True
-            self._end_all(signal.SIGKILL if again else signal.SIGTERM)
-            self._deadline = time.monotonic() + self._settings.limits.timeout + _SECONDS_TO_END
-        if self._ending and time.monotonic() > self._deadline:
-            self._end_all(signal.SIGKILL)
+            # A second signal does not wait.
+            self._signal_workers(signal.SIGKILL if self._stopping else signal.SIGTERM)
+            self._stopping = True
+            self._kill_time = time.monotonic() + self._settings.limits.timeout + _SECONDS_TO_EXIT
+        if time.monotonic() > self._kill_time:
+            self._signal_workers(signal.SIGKILL)
 
-    def _end_all(self, number: int) -> None:
+    def _signal_workers(self, number: int) -> None:
         for worker in self._workers:
-            _send(worker.process, number)
+            if worker.process.pid is not None and worker.process.is_alive():
+                os.kill(worker.process.pid, number)
 
-    def _start_missing(self) -> None:
-        if self._ending or time.monotonic() < self._not_before:
+    def _start_workers(self) -> None:
+        if self._stopping or time.monotonic() < self._next_start:
             return
         while len(self._workers) < self._settings.workers:
-            listening, telling = self._context.Pipe(duplex=False)
+            messages, sender = self._context.Pipe(duplex=False)
             process = self._context.Process(
-                target=_work,
-                args=(self._sock, self._settings, telling, self._was_ready),
+                target=_run_worker,
+                args=(self._sock, self._settings, sender, self._was_ready),
                 name="elias-worker",
             )
             process.start()
-            telling.close()
-            self._workers.append(_Worker(process, listening))
+            sender.close()
+            self._workers.append(_Worker(process, messages))
 
-    def _hear(self, worker: _Worker) -> None:
-        """Take in what a worker has said."""
-        try:
-            while worker.news.poll():
-                said = worker.news.recv()
-                if said is None:
-                    worker.is_ready = self._was_ready = True
-                    self._misread = 0
-                else:
-                    worker.failure = said
-        except (EOFError, OSError):
-            pass  # it is dead, and has said all it will
-
-    def _bury_dead(self) -> None:
-        dead = [worker for worker in self._workers if not worker.process.is_alive()]
-        for worker in self._workers:  # all, first: whether one was ever ready decides below
-            self._hear(worker)
-        for worker in dead:
-            self._workers.remove(worker)
-            self._forget(worker)
-            if not self._ending:
-                self._consider(worker)
-
-    def _forget(self, worker: _Worker) -> None:
-        """Take what is true of living workers alone out of the metrics."""
+    def _reap_workers(self) -> None:
+        """Receive the workers' messages, and remove those that have exited."""
         from prometheus_client.multiprocess import mark_process_dead
 
-        mark_process_dead(worker.process.pid, str(self._folder))  # type: ignore[no-untyped-call]
+        exited = [worker for worker in self._workers if not worker.process.is_alive()]
+        for worker in self._workers:  # first: `_handle_exit` needs to know if one was ever ready
+            self._receive_messages(worker)
+        for worker in exited:
+            self._workers.remove(worker)
+            # Remove its gauges from the metrics.
+            mark_process_dead(worker.process.pid, str(self._folder))  # type: ignore[no-untyped-call]
+            if not self._stopping:
+                self._handle_exit(worker)
 
-    def _consider(self, worker: _Worker) -> None:
-        """Have a dead worker replaced, soon or later, or give up."""
-        code, pid = worker.process.exitcode, worker.process.pid
-        if code == _MISTAKE and self._was_ready:
-            # the folder was fine once, and those that serve what it held are not to suffer
-            delay = min(2.0**self._misread, _LONGEST_WAIT)
-            self._misread += 1
-            self._not_before = time.monotonic() + delay
+    def _receive_messages(self, worker: _Worker) -> None:
+        with suppress(EOFError, OSError):  # from a worker that has exited
+            while worker.messages.poll():
+                error = worker.messages.recv()
+                if error is None:
+                    worker.is_ready = self._was_ready = True
+                    self._failed_loads = 0
+                else:
+                    worker.load_error = error
+
+    def _handle_exit(self, worker: _Worker) -> None:
+        """Schedule the replacement of a worker that has exited, or give up.
+
+        Raises:
+            RunError: If no worker ever loaded the model, or too many have died.
+        """
+        code, pid, now = worker.process.exitcode, worker.process.pid, time.monotonic()
+        if code == _LOAD_FAILED:
+            if not self._was_ready:
+                raise RunError(worker.load_error)
+            # The model was readable before, so the other workers keep serving it.
+            delay = min(2.0**self._failed_loads, _MAX_DELAY)
+            self._failed_loads += 1
+            self._next_start = now + delay
             logger.warning(
-                "worker %d could not be started, the others go on; again in %g s, or on SIGHUP: %s",
-                *(pid, delay, worker.failure),
+                "worker %d could not be started, the others continue; retry in %g s or on SIGHUP: "
+                "%s",
+                *(pid, delay, worker.load_error),
             )
             return
-        if code == _MISTAKE:
-            self._ending = True
-            self._deadline = time.monotonic() + _SECONDS_TO_END
-            self._end_all(signal.SIGKILL)
-            raise RunError(worker.failure)
-        self._note_death()
+        self._deaths = [*(death for death in self._deaths if death >= now - _PERIOD), now]
         count = len(self._deaths)
-        if count >= _MOST_DEATHS and not any(other.is_ready for other in self._workers):
+        deaths = f"{count} workers have died within {_PERIOD / 60:g} minutes"
+        if count >= _UNHEALTHY_DEATHS:
+            temporary = self._folder / f"{UNHEALTHY_FILE}.new"
+            temporary.write_text(f"{deaths}; others are being started", encoding="utf8")
+            temporary.replace(self._folder / UNHEALTHY_FILE)
+        if count >= _MAX_DEATHS and not any(other.is_ready for other in self._workers):
             raise RunError(
-                f"{count} workers have died within {_SPAN / 60:g} minutes and none serves, the "
-                f"last with code {code}; the log says why, or too little memory is the reason"
+                f"{deaths} and none is serving, the last with code {code}; see the log for the "
+                "reason, or check whether there is too little memory"
             )
-        delay = 0.0 if count == 1 else min(2.0 ** (count - 2), _LONGEST_WAIT)
-        self._not_before = time.monotonic() + delay
-        soon = "" if count == 1 else f" in {delay:g} s"
-        logger.warning("worker %d died (code %s); another takes its place%s", pid, code, soon)
+        delay = 0.0 if count == 1 else min(2.0 ** (count - 2), _MAX_DELAY)
+        self._next_start = now + delay
+        logger.warning("worker %d died (code %s); replacing it in %g s", pid, code, delay)
 
-    def _note_death(self) -> None:
-        """Count a death, forget those of long ago, and have the workers tell of many."""
-        now = time.monotonic()
-        self._deaths.append(now)
-        while self._deaths[0] < now - _SPAN:
-            self._deaths.popleft()
-        if len(self._deaths) >= _UNHEALTHY_DEATHS:
-            told = f"{len(self._deaths)} workers have died within {_SPAN / 60:g} minutes"
-            new = self._folder / f"{UNHEALTHY_FILE}.new"
-            new.write_text(f"{told}; others are being started", encoding="utf8")
-            new.replace(self._folder / UNHEALTHY_FILE)
-
-    def _recover(self) -> None:
-        """Be healthy again once as many workers as wanted are ready."""
+    def _update_health(self) -> None:
+        """Report healthy again when all workers are ready."""
         if sum(worker.is_ready for worker in self._workers) == self._settings.workers:
             (self._folder / UNHEALTHY_FILE).unlink(missing_ok=True)
 
 
-def _ignore_reload() -> None:
-    """Ignore SIGHUP until it can be heeded: the model is read after that, so nothing is missed."""
-    signal.signal(signal.SIGHUP, signal.SIG_IGN)
-
-
-def _send(process: SpawnProcess, number: int) -> None:
-    if process.pid is not None and process.is_alive():
-        os.kill(process.pid, number)
-
-
-def _work(
-    sock: socket.socket, settings: ServeSettings, telling: Connection, replaces: bool
+def _run_worker(
+    sock: socket.socket, settings: ServeSettings, sender: Connection, is_replacement: bool
 ) -> None:
-    """Be a worker; one that ``replaces`` another counts a model it cannot read as no reload."""
-    _ignore_reload()
+    """Serve in a worker process, and report to the supervisor."""
+    _ignore_sighup()
     from elias.serve.server import serve_on
 
+    def report(error: str | None) -> None:
+        with suppress(OSError):  # the supervisor is gone
+            sender.send(error)
+
     try:
-        serve_on(sock, settings, on_ready=lambda: _tell(telling, None), replaces=replaces)
+        serve_on(sock, settings, on_ready=lambda: report(None), is_replacement=is_replacement)
     except EliasError as error:
-        _tell(telling, " ".join(str(error).split()))
-        sys.exit(_MISTAKE)
+        report(" ".join(str(error).split()))
+        sys.exit(_LOAD_FAILED)
 
 
-def _tell(telling: Connection, said: str | None) -> None:
-    with suppress(OSError):  # a parent that is gone hears nothing
-        telling.send(said)
+def _ignore_sighup() -> None:
+    """Ignore SIGHUP until its handler is installed; the model is loaded after that anyway."""
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)

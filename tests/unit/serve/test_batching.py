@@ -7,12 +7,13 @@ from dataclasses import dataclass
 
 import pytest
 
-from elias.serve.batching import Batcher, Overloaded
-from elias.serve.metrics import Measures
+from elias.serve.batching import Batcher
+from elias.serve.errors import RequestError
+from elias.serve.metrics import Metrics
 
 
 @dataclass(frozen=True)
-class Ask:
+class Texts:
     texts: tuple[str, ...]
     kind: str = "predict"
 
@@ -29,12 +30,12 @@ class Machine:
         self.may_go = threading.Event()
         self.may_go.set()
 
-    def __call__(self, questions):
+    def __call__(self, jobs):
         self.may_go.wait(10)
-        self.batches.append([question.texts for question in questions])
-        if any("poison" in question.texts for question in questions):
+        self.batches.append([job.texts for job in jobs])
+        if any("poison" in job.texts for job in jobs):
             raise ValueError("poison")
-        return [[text.upper() for text in question.texts] for question in questions]
+        return [[text.upper() for text in job.texts] for job in jobs]
 
 
 def run(scenario, *, max_batch=4, max_queue=6):
@@ -44,7 +45,7 @@ def run(scenario, *, max_batch=4, max_queue=6):
     async def whole():
         with ThreadPoolExecutor(1) as thread:
             batcher = Batcher(
-                machine, thread, max_batch=max_batch, max_queue=max_queue, measures=Measures()
+                machine, thread, max_batch=max_batch, max_queue=max_queue, metrics=Metrics()
             )
             batcher.start()
             try:
@@ -58,9 +59,9 @@ def run(scenario, *, max_batch=4, max_queue=6):
 
 
 async def held(batcher, machine):
-    """Have one question computed that does not come to an end yet."""
+    """Have one job computed that does not come to an end yet."""
     machine.may_go.clear()
-    first = asyncio.create_task(batcher.ask(Ask(("first",))))
+    first = asyncio.create_task(batcher.submit(Texts(("first",))))
     while batcher.depth or not first.done():
         await asyncio.sleep(0.001)
         if batcher.depth == 0:
@@ -71,7 +72,7 @@ async def held(batcher, machine):
 def test_what_comes_in_while_a_batch_is_computed_is_the_next_batch():
     async def scenario(batcher, machine):
         first = await held(batcher, machine)
-        others = [asyncio.create_task(batcher.ask(Ask((str(i),)))) for i in range(3)]
+        others = [asyncio.create_task(batcher.submit(Texts((str(i),)))) for i in range(3)]
         await asyncio.sleep(0)
         machine.may_go.set()
         assert await first == ["FIRST"]
@@ -82,11 +83,11 @@ def test_what_comes_in_while_a_batch_is_computed_is_the_next_batch():
     assert machine.batches == [[("first",)], [("0",), ("1",), ("2",)]]
 
 
-def test_a_batch_holds_no_more_than_it_may_unless_one_question_does():
+def test_a_batch_holds_no_more_than_it_may_unless_one_job_does():
     async def scenario(batcher, machine):
         first = await held(batcher, machine)
-        asks = [Ask(("a", "b", "c")), Ask(("d", "e")), Ask(("f",))]
-        others = [asyncio.create_task(batcher.ask(ask)) for ask in asks]
+        asks = [Texts(("a", "b", "c")), Texts(("d", "e")), Texts(("f",))]
+        others = [asyncio.create_task(batcher.submit(ask)) for ask in asks]
         await asyncio.sleep(0)
         machine.may_go.set()
         await asyncio.gather(first, *others)
@@ -96,11 +97,11 @@ def test_a_batch_holds_no_more_than_it_may_unless_one_question_does():
     assert machine.batches[1:] == [[("a", "b", "c")], [("d", "e")], [("f",)]]
 
 
-def test_questions_of_two_kinds_are_not_computed_together():
+def test_jobs_of_two_kinds_are_not_computed_together():
     async def scenario(batcher, machine):
         first = await held(batcher, machine)
-        asks = [Ask(("a",)), Ask(("b",), "explain"), Ask(("c",))]
-        others = [asyncio.create_task(batcher.ask(ask)) for ask in asks]
+        asks = [Texts(("a",)), Texts(("b",), "explain"), Texts(("c",))]
+        others = [asyncio.create_task(batcher.submit(ask)) for ask in asks]
         await asyncio.sleep(0)
         machine.may_go.set()
         await asyncio.gather(first, *others)
@@ -113,12 +114,12 @@ def test_questions_of_two_kinds_are_not_computed_together():
 def test_what_would_exceed_the_queue_is_refused_with_a_time_to_come_back():
     async def scenario(batcher, machine):
         first = await held(batcher, machine)
-        waiting = asyncio.create_task(batcher.ask(Ask(("a",) * 5)))
+        waiting = asyncio.create_task(batcher.submit(Texts(("a",) * 5)))
         await asyncio.sleep(0)
-        with pytest.raises(Overloaded) as refused:
-            await batcher.ask(Ask(("b", "c")))
-        assert refused.value.retry_after >= 1
-        last = asyncio.create_task(batcher.ask(Ask(("d",))))
+        with pytest.raises(RequestError) as refused:
+            await batcher.submit(Texts(("b", "c")))
+        assert int(refused.value.headers["Retry-After"]) >= 1
+        last = asyncio.create_task(batcher.submit(Texts(("d",))))
         await asyncio.sleep(0)
         machine.may_go.set()
         await asyncio.gather(first, waiting, last)
@@ -129,8 +130,8 @@ def test_what_would_exceed_the_queue_is_refused_with_a_time_to_come_back():
 def test_what_nobody_waits_for_any_more_is_not_computed():
     async def scenario(batcher, machine):
         first = await held(batcher, machine)
-        gone = asyncio.create_task(batcher.ask(Ask(("gone",))))
-        stays = asyncio.create_task(batcher.ask(Ask(("stays",))))
+        gone = asyncio.create_task(batcher.submit(Texts(("gone",))))
+        stays = asyncio.create_task(batcher.submit(Texts(("stays",))))
         await asyncio.sleep(0)
         gone.cancel()
         await asyncio.sleep(0)
@@ -143,11 +144,11 @@ def test_what_nobody_waits_for_any_more_is_not_computed():
     assert machine.batches == [[("first",)], [("stays",)]]
 
 
-def test_one_question_that_fails_does_not_spoil_the_others():
+def test_one_job_that_fails_does_not_spoil_the_others():
     async def scenario(batcher, machine):
         first = await held(batcher, machine)
-        asks = [Ask(("a",)), Ask(("poison",)), Ask(("b",))]
-        others = [asyncio.create_task(batcher.ask(ask)) for ask in asks]
+        asks = [Texts(("a",)), Texts(("poison",)), Texts(("b",))]
+        others = [asyncio.create_task(batcher.submit(ask)) for ask in asks]
         await asyncio.sleep(0)
         machine.may_go.set()
         await first
@@ -163,7 +164,7 @@ def test_closing_computes_what_was_accepted():
 
     async def scenario(batcher, machine):
         first = await held(batcher, machine)
-        second = asyncio.create_task(batcher.ask(Ask(("second",))))
+        second = asyncio.create_task(batcher.submit(Texts(("second",))))
         await asyncio.sleep(0)
         threading.Timer(0.05, machine.may_go.set).start()
         await batcher.close()

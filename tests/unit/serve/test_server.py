@@ -20,7 +20,7 @@ def test_no_bar_of_a_batch_stands_between_the_lines_of_the_log(tmp_path, monkeyp
         shown.append(progress.is_enabled())
 
     monkeypatch.setattr(server, "_serve", serve)
-    monkeypatch.setattr(server, "_set_up_logs", lambda: None)
+    monkeypatch.setattr(server, "_set_up_logging", lambda: None)
     progress.enable()
     try:
         with socket.socket() as sock:
@@ -42,6 +42,6 @@ def test_workers_share_the_cores_they_may_use(monkeypatch, workers, threads):
     monkeypatch.setattr(server.os, "sched_getaffinity", lambda _: set(range(6)), raising=False)
     monkeypatch.setattr(torch, "set_num_threads", taken.append)
 
-    server._share_cores(workers)
+    server._limit_threads(workers)
 
     assert taken == [threads]

@@ -7,7 +7,7 @@ import pytest
 from elias.errors import ConfigError
 from elias.serve import settings
 from elias.serve.settings import Limits, ServeSettings, check_installed, read_keys
-from elias.serve.workers import bound, url_of
+from elias.serve.workers import bind, url_of
 
 KEY = "a-key-of-sixteen-characters"
 
@@ -21,7 +21,11 @@ def test_keys_are_lines_that_are_no_comments(tmp_path):
 
 @pytest.mark.parametrize(
     ("content", "told"),
-    [("", "holds no key"), ("short", ":1: a key is at least"), ("# a\nwith a space in it", ":2:")],
+    [
+        ("", "holds no key"),
+        ("short", ":1: a key must have at least"),
+        ("# a\nwith a space in it", ":2:"),
+    ],
 )
 def test_a_file_without_a_good_key_is_refused_without_telling_the_key(content, told, tmp_path):
     file = tmp_path / "keys"
@@ -66,7 +70,7 @@ def test_the_name_of_a_model_never_shows_the_path_to_it(tmp_path):
 
 
 def test_a_missing_package_is_named_with_the_remedy(monkeypatch):
-    monkeypatch.setattr(settings, "_NEEDED", ("fastapi_that_nobody_has",))
+    monkeypatch.setattr(settings, "_REQUIRED", ("fastapi_that_nobody_has",))
 
     with pytest.raises(ConfigError, match=r"fastapi_that_nobody_has.*elias-xmc\[serve\]"):
         check_installed()
@@ -77,9 +81,9 @@ def test_an_address_that_is_taken_is_one_line_with_a_remedy():
         port = taken.getsockname()[1]
 
         with pytest.raises(ConfigError, match=f"127.0.0.1 port {port} .*--port"):
-            bound("127.0.0.1", port)
+            bind("127.0.0.1", port)
 
 
 def test_the_url_is_one_that_a_browser_opens():
-    with bound("0.0.0.0", 0) as sock:
+    with bind("0.0.0.0", 0) as sock:
         assert url_of(sock) == f"http://localhost:{sock.getsockname()[1]}"

@@ -49,8 +49,8 @@ def worker(*, is_ready=False):
 def die(parent, clock, seconds=0.0):
     """Let a worker die after some time; return how long the next one is waited for."""
     clock.now += seconds
-    parent._consider(worker())
-    return parent._not_before - clock.now
+    parent._handle_exit(worker())
+    return parent._next_start - clock.now
 
 
 def test_each_death_is_waited_for_longer_and_that_is_forgotten(parent, clock):
@@ -62,17 +62,19 @@ def test_many_deaths_are_told_until_all_workers_are_ready(parent, clock):
     settings = parent._settings
     die(parent, clock)
     die(parent, clock)
-    assert settings.ailment() is None
+    assert settings.health_error() is None
 
     die(parent, clock)
 
-    assert settings.ailment() == "3 workers have died within 5 minutes; others are being started"
+    assert (
+        settings.health_error() == "3 workers have died within 5 minutes; others are being started"
+    )
     parent._workers = [worker(is_ready=True), worker()]
-    parent._recover()
-    assert settings.ailment() is not None
+    parent._update_health()
+    assert settings.health_error() is not None
     parent._workers[1].is_ready = True
-    parent._recover()
-    assert settings.ailment() is None
+    parent._update_health()
+    assert settings.health_error() is None
 
 
 def test_ten_deaths_in_five_minutes_end_the_server(parent, clock):
@@ -93,5 +95,5 @@ def test_deaths_that_are_far_apart_end_nothing(parent, clock):
     assert all(die(parent, clock, seconds=90) <= 4 for _ in range(30))
 
 
-def test_a_worker_alone_has_no_ailment():
-    assert ServeSettings(model=Path("m")).ailment() is None
+def test_a_single_worker_is_always_healthy():
+    assert ServeSettings(model=Path("m")).health_error() is None

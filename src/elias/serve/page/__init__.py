@@ -1,4 +1,4 @@
-"""The page at ``/`` and the one at ``/docs``: files of this folder, and nothing from elsewhere."""
+"""The pages at ``/`` and ``/docs``: static files of this folder, no external resources."""
 
 from __future__ import annotations
 
@@ -10,20 +10,16 @@ from fastapi import Response
 from elias.report.page import palette
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable
-
     from fastapi import FastAPI
 
-_NAMES = {"/": "index.html", "/docs": "docs.html"} | {
-    f"/page/{name}": name
-    for name in (*("page.css", "page.js", "docs.js", "api.js", "dom.js", "graph.js", "panel.js"),)
-}
-PATHS = frozenset(_NAMES)
-"""Where the files are found; none tells anything of a model."""
+_NAMES = ("page.css", "page.js", "docs.js", "api.js", "dom.js", "graph.js", "panel.js")
+_FILES = {"/": "index.html", "/docs": "docs.html"} | {f"/page/{name}": name for name in _NAMES}
+PATHS = frozenset(_FILES)
+"""Paths of the files; none reveals anything about the model."""
 
-_KINDS = {"html": "text/html", "css": "text/css", "js": "text/javascript"}
+_MEDIA_TYPES = {"html": "text/html", "css": "text/css", "js": "text/javascript"}
 _HEADERS = {
-    # nothing but what this server gives may be loaded, and nothing may frame the page
+    # Load nothing from other servers, and do not allow other pages to frame this one.
     "Content-Security-Policy": "default-src 'none'; script-src 'self'; style-src 'self'; "
     "connect-src 'self'; img-src 'self' data:; base-uri 'none'; form-action 'none'; "
     "frame-ancestors 'none'",
@@ -32,18 +28,17 @@ _HEADERS = {
 }
 
 
-def page_routes(api: FastAPI) -> None:
-    """Serve the files, which are read once."""
-    for path, name in _NAMES.items():
+def add_page_routes(api: FastAPI) -> None:
+    """Serve the files; each is read once."""
+    for path, name in _FILES.items():
         content = (files("elias.serve.page") / name).read_bytes()
         if name.endswith(".css"):
             content = palette().encode() + content
-        giver = _giver(content, _KINDS[name.rpartition(".")[2]])
-        api.add_api_route(path, giver, include_in_schema=False)
+        _add_file(api, path, content, _MEDIA_TYPES[name.rpartition(".")[2]])
 
 
-def _giver(content: bytes, kind: str) -> Callable[[], Awaitable[Response]]:
-    async def give() -> Response:
-        return Response(content, media_type=kind, headers=_HEADERS)
+def _add_file(api: FastAPI, path: str, content: bytes, media_type: str) -> None:
+    async def get_file() -> Response:
+        return Response(content, media_type=media_type, headers=_HEADERS)
 
-    return give
+    api.add_api_route(path, get_file, include_in_schema=False)
