@@ -13,7 +13,7 @@ from elias import EliasConfig, evaluate, load_corpus
 from elias.baselines import NearestNeighbours
 from elias.data.corpus import Corpus, Split
 from elias.data.synthetic import write_synthetic
-from elias.experiments import Setting, carry_out
+from elias.experiments import Setting, run_experiment
 from elias.experiments import compare as plan_of
 from elias.predictions import Predictions
 
@@ -272,7 +272,7 @@ def test_peers_read_given_features_and_honour_filters(tmp_path):
     )
     setting = Setting.of(config, corpus, tmp_path / "out", device="cpu")
 
-    result = carry_out(plan_of(setting, interpreters={"omikuji": python}))
+    result = run_experiment(plan_of(setting, interpreters={"omikuji": python}))
 
     counts = corpus.label_frequencies()
     often = np.lexsort((np.arange(12), -counts))

@@ -293,7 +293,7 @@ def test_other_data_is_refused(data, tmp_path):
     same_run = elias("experiment", "sweep", "beam", other, *command)
 
     assert same_file.code == same_run.code == 2
-    assert "was made of other data; use --overwrite or another --out" in same_file.err
+    assert "was made with other data; use --overwrite or another --out" in same_file.err
     assert "was trained on other data; use --overwrite or another --out" in same_run.err
 
 
@@ -406,7 +406,7 @@ BAD = [
     (("sweep", "beam"), ("--values", "9"), "b must be at least 1 and at most 8 here, not 9"),
     (("sweep", "kappa"), ("--values", "1"), "κ must be at least 5 and at most 40 here, not 1"),
     (("sweep", "alpha"), ("--values", "few"), "--values 'few': write numbers"),
-    (("sweep", "beam"), ("--component", "rerank"), "no such part (it has: stage2)"),
+    (("sweep", "beam"), ("--component", "rerank"), "no such component (it has: stage2)"),
     (("sweep", "beam"), ("--set", "index.kind=all"), "stages"),
     (("prune",), ("--thresholds", "2"), "a threshold must be in [0, 1]"),
     (("prune",), ("--top-k", "0"), "must be a whole number >= 1, not 0"),
@@ -445,5 +445,5 @@ def test_what_is_no_result_of_ours_is_left_alone(data, tmp_path):
     told = elias("experiment", "sweep", "beam", data, "--out", tmp_path, *QUICK, "--overwrite")
 
     assert told.code == 2
-    assert "is not what this version's experiments write; remove it" in told.err
+    assert "is not a result file of this version; remove it" in told.err
     assert (tmp_path / "sweep-beam.json").read_text(encoding="utf8") == "[1, 2]"

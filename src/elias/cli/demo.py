@@ -38,7 +38,7 @@ def demo(
     The corpus is stored next to the run folder. A second demo shows the finished run again.
     """
     from elias.inference.predictor import Elias
-    from elias.report.page import seconds
+    from elias.report.html import seconds
     from elias.training.trainer import train
 
     start = time.monotonic()
@@ -95,7 +95,7 @@ def _is_finished(run: Path, config: ResolvedConfig) -> bool:
 def _show_results(run: Path, model: Elias, corpus: Corpus, times: dict[str, float]) -> None:
     """Print the metrics of each stage, some predictions, the times and the model folder."""
     from elias.persistence.manifest import MODEL_FOLDER
-    from elias.report.page import seconds
+    from elias.report.html import seconds
     from elias.training.run import read_records
 
     progress.enable(False)

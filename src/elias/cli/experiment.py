@@ -126,10 +126,10 @@ class Experiment:
 
     def run(self, plan: Plan) -> None:
         """Run the plan and print its results."""
-        from elias.experiments import carry_out
+        from elias.experiments import run_experiment
 
         try:
-            result = carry_out(plan)
+            result = run_experiment(plan)
         except KeyboardInterrupt:
             raise KeyboardInterrupt(
                 f"finished parts are kept in {plan.setting.folder}; run the same command again "

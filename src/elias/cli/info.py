@@ -31,7 +31,7 @@ def info(model: options.ModelPath, as_json: options.AsJson = False) -> None:
 
 
 def _model_rows(elias: Elias, n_parameters: int) -> list[tuple[str, Any]]:
-    from elias.report.page import seconds
+    from elias.report.html import seconds
 
     metadata = elias.metadata
     timings, pruned = metadata.get("timings", {}), metadata.get("pruned")

@@ -1,9 +1,21 @@
-"""The paper's tables on any corpus: ablation, comparison, sweeps, pruning."""
+"""The tables of the paper on any corpus: ablation, comparison, sweeps, pruning."""
+
+import warnings
+from typing import Any
 
 from elias.experiments.ablation import ablation
 from elias.experiments.compare import compare
 from elias.experiments.prune import prune
-from elias.experiments.runner import Plan, Result, Setting, carry_out
+from elias.experiments.runner import Plan, Result, Setting, run_experiment
 from elias.experiments.sweep import sweep
 
-__all__ = ["Plan", "Result", "Setting", "ablation", "carry_out", "compare", "prune", "sweep"]
+__all__ = ["Plan", "Result", "Setting", "ablation", "compare", "prune", "run_experiment", "sweep"]
+
+
+def __getattr__(name: str) -> Any:
+    """Return the old name of `run_experiment`, with a warning."""
+    if name != "carry_out":
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    text = "elias.experiments.carry_out is now run_experiment; the old name will go in 0.3"
+    warnings.warn(text, DeprecationWarning, stacklevel=2)
+    return run_experiment

@@ -1,29 +1,38 @@
-"""Table 9: edges of a trained model pruned by threshold and by rank, and what that costs."""
+"""Table 9: prune the edges of a trained model by threshold and by rank."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import lru_cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from elias.config import decisive
 from elias.errors import ConfigError
-from elias.experiments.models import OURS, Models, judged, model_ms, run_name, single_component
-from elias.experiments.plots import losses
+from elias.experiments.models import (
+    MAIN_MODEL,
+    RUNS,
+    ModelStore,
+    evaluate_on_test,
+    learns_graph,
+    measured_component,
+    ms_per_point,
+    run_name,
+)
 from elias.experiments.runner import Plan, Task
-from elias.experiments.tables import MS_PER_POINT, REMOVED, Row, Table
-from elias.experiments.variants import learns_graph
+from elias.experiments.tables import MS_PER_POINT, REMOVED, Line, Row, Table
 from elias.inference.predictor import Elias
 from elias.inference.prune import EdgeCount, prune_edges
+from elias.report.plots import Axis, Plot
 
 if TYPE_CHECKING:
     from elias.experiments.runner import Setting
+    from elias.report.html import Markup
 
 
 THRESHOLD, TOP_K = "threshold", "top_k"
-WAYS = {THRESHOLD: "by threshold", TOP_K: "by rank"}
+RULES = {THRESHOLD: "by threshold", TOP_K: "by rank"}
 THRESHOLDS = (0.01, 0.05, 0.1, 0.25, 0.5, 0.75, 0.9)
 """Those of Table 9a."""
 SHARES = (0.75, 0.5, 0.3, 0.2, 0.1, 0.05)
@@ -34,7 +43,7 @@ SHOWN = (REMOVED, "P@1", "P@5", "R@10", "R@100", MS_PER_POINT)
 
 @dataclass(frozen=True, slots=True)
 class Cut:
-    """A way to prune: one of `WAYS`, and its limit."""
+    """A rule for the edges to keep: one of `RULES`, and its limit."""
 
     by: str
     limit: float
@@ -52,24 +61,24 @@ class Cut:
 
     @property
     def name(self) -> str:
-        """Return what the row is called."""
+        """Return the name of the row."""
         return f"{self.by}={self.limit:.12g}"
 
     @property
     def title(self) -> str:
-        """Return what people read."""
+        """Return the title of the row."""
         if self.by == TOP_K:
             return f"the {self.limit:g} best of a cluster"
         return f"ŝ ≥ {self.limit:g}" if self.limit else "all"
 
-    def of(self, model: Elias) -> tuple[Elias, EdgeCount]:
-        """Return the model so pruned, and how many edges that leaves."""
+    def apply(self, model: Elias) -> tuple[Elias, EdgeCount]:
+        """Return the pruned model and the number of its edges."""
         if self.by == THRESHOLD:
             return prune_edges(model, threshold=self.limit)
         return prune_edges(model, top_k=int(self.limit))
 
 
-WHOLE = Cut(THRESHOLD, 0.0)
+ALL_EDGES = Cut(THRESHOLD, 0.0)
 
 
 def prune(
@@ -80,111 +89,129 @@ def prune(
     tops: Sequence[int] | None = None,
     component: str | None = None,
 ) -> Plan:
-    """Plan the pruning of a model's edges.
+    """Plan the pruning of the edges of a model.
 
     Args:
-        setting: What to train on what; with ``model``, the model's own configuration.
+        setting: Configuration, corpus, seeds and folder; with ``model``, its configuration.
         model: A trained model to prune; without it, one is trained for each seed.
-        thresholds: Lowest edge scores to keep; by default the paper's.
-        tops: Edges of each cluster to keep; by default the paper's shares of κ.
-        component: The part of the model that is measured; the last stage by default.
+        thresholds: Lowest edge scores to keep; by default those of the paper.
+        tops: Numbers of edges of each cluster to keep; by default the shares of κ in the paper.
+        component: The component to measure; by default the last stage.
     """
     if not learns_graph(setting.config):
         raise ConfigError("no stage learns a graph, so there are no edges to prune")
-    source = _Source(setting, Models(setting), model)
-    cuts = _cuts(thresholds, tops, setting.config.index.edges_per_cluster)
-    part = single_component(setting, component) if model is None else component
-    if model is not None:
-        part = model.check_component(component or setting.config.stages[-1].name)
-    assert part is not None
-    return Plan(
-        name="prune",
-        title="Edges pruned (Table 9)",
-        setting=setting,
-        tasks=[source.task(seed, cut, part) for seed in setting.seeds for cut in cuts],
-        table=Table(heading="edges kept", columns=(REMOVED, *METRICS, MS_PER_POINT), shown=SHOWN),
-        plot=lambda lines: losses(lines, WAYS, WHOLE.name, ("P@1", "R@100")),
-        options={"cuts": [cut.name for cut in cuts], "component": part},
-        remarks=[
-            f"Measured: {part}. Edges that stay score what they scored, and every label keeps its "
-            "strongest edge."
-        ],
-    )
-
-
-def _cuts(thresholds: Sequence[float] | None, tops: Sequence[int] | None, kappa: int) -> list[Cut]:
     if thresholds is None:
         thresholds = THRESHOLDS
     if tops is None:
+        kappa = setting.config.index.edges_per_cluster
         tops = [max(1, round(share * kappa)) for share in SHARES]
-    by_threshold = [Cut(THRESHOLD, float(limit)) for limit in sorted(thresholds)]
-    by_rank = [Cut(TOP_K, float(limit)) for limit in sorted(tops, reverse=True)]
-    return list(dict.fromkeys([WHOLE, *by_threshold, *by_rank]))
+    cuts = [ALL_EDGES, *(Cut(THRESHOLD, float(limit)) for limit in sorted(thresholds))]
+    cuts += [Cut(TOP_K, float(limit)) for limit in sorted(tops, reverse=True)]
+    if model is None:
+        measured = measured_component(setting, component)
+    else:
+        measured = model.check_component(component or setting.config.stages[-1].name)
+    load = _loader(setting, model)
 
-
-class _Source:
-    """Where the models to prune come from."""
-
-    def __init__(self, setting: Setting, models: Models, given: Elias | None) -> None:
-        self.setting, self.models, self.given = setting, models, given
-        if given is None:
-            for seed in setting.seeds:
-                models.check({run_name(OURS, seed): setting.seeded(seed)})
-        # one at a time: each task asks for it again
-        self.model: Callable[[int], Elias] = lru_cache(maxsize=1)(self._model)
-
-    def _model(self, seed: int) -> Elias:
-        if self.given is not None:
-            return self.given
-        return self.models.get(run_name(OURS, seed), self.setting.seeded(seed)).model
-
-    def task(self, seed: int, cut: Cut, component: str) -> Task:
-        """Return the task of one way to prune."""
-        metadata = None if self.given is None else self.given.metadata
-        return Task(
-            name=f"{cut.name}-seed{seed}",
-            title=f"edges kept: {cut.title}, seed {seed}",
-            decided_by={
-                "config": decisive(self.setting.seeded(seed).to_dict()),
-                "model": metadata,
-                "cut": cut.name,
-                "component": component,
-            },
-            measure=lambda: [self._row(seed, cut, component)],
-        )
-
-    def _row(self, seed: int, cut: Cut, component: str) -> Row:
-        pruned, edges = cut.of(self.model(seed))
-        found = pruned.predict_split(self.setting.corpus.split("test"), component=component)
-        return Row(
+    def measure(cut: Cut, seed: int) -> list[Row]:
+        pruned, edges = cut.apply(load(seed))
+        predictions = pruned.predict_split(setting.corpus.split("test"), component=measured)
+        row = Row(
             name=cut.name,
             title=cut.title,
             seed=seed,
-            metrics=judged(found, self.setting),
+            metrics=evaluate_on_test(predictions, setting),
             costs={
                 REMOVED: round(100 * edges.removed, 4),
                 "edges": edges.after,
                 "edges_for_labels": edges.for_labels,
-                MS_PER_POINT: model_ms(pruned, self.setting, component),
+                MS_PER_POINT: ms_per_point(pruned, setting, measured),
             },
             settings={"by": cut.by, "limit": cut.limit},
-            run=None if self.given is not None else f"runs/{run_name(OURS, seed)}",
+            run=f"{RUNS}/{run_name(MAIN_MODEL, seed)}" if model is None else None,
         )
+        return [row]
+
+    tasks = [
+        Task(
+            name=f"{cut.name}-seed{seed}",
+            title=f"edges kept: {cut.title}, seed {seed}",
+            decided_by={
+                "config": decisive(setting.seeded(seed).to_dict()),
+                "model": None if model is None else model.metadata,
+                "cut": cut.name,
+                "component": measured,
+            },
+            measure=partial(measure, cut, seed),
+        )
+        for seed in setting.seeds
+        for cut in dict.fromkeys(cuts)
+    ]
+    return Plan(
+        name="prune",
+        title="Pruned edges (Table 9)",
+        setting=setting,
+        tasks=tasks,
+        table=Table(heading="edges kept", columns=(REMOVED, *METRICS, MS_PER_POINT), shown=SHOWN),
+        plot=_plot,
+        options={"cuts": [cut.name for cut in dict.fromkeys(cuts)], "component": measured},
+        remarks=[
+            f"Measured: {measured}. The scores of the edges that stay are unchanged, and every "
+            "label keeps its strongest edge."
+        ],
+    )
+
+
+def _loader(setting: Setting, model: Elias | None) -> Callable[[int], Elias]:
+    """Return a function that returns the model of a seed: the given one, or a trained one."""
+    if model is not None:
+        return lambda _seed: model
+    store = ModelStore(setting)
+    for seed in setting.seeds:
+        store.check(run_name(MAIN_MODEL, seed), setting.seeded(seed))
+
+    @lru_cache(maxsize=1)  # consecutive tasks have the same seed
+    def load(seed: int) -> Elias:
+        return store.get(run_name(MAIN_MODEL, seed), setting.seeded(seed)).model
+
+    return load
+
+
+def _plot(lines: Sequence[Line]) -> Markup:
+    """Draw the change of metrics by the share of edges removed."""
+    shown = [line for line in lines if line.mean]
+    full = next((line for line in shown if line.name == ALL_EDGES.name), shown[0])
+    most = max(line.mean[REMOVED] for line in shown)
+    plot = Plot(
+        "Metrics by share of edges removed (Table 9)",
+        f"Up to {most:.1f}% of the edges are removed.",
+        Axis("% of edges removed", low=0.0, high=100.0),
+        Axis("difference to all edges, points"),
+    )
+    for rule, title in RULES.items():
+        cuts = [line for line in shown if line.settings["by"] == rule or line is full]
+        cuts.sort(key=lambda line: line.mean[REMOVED])
+        removed = [line.mean[REMOVED] for line in cuts]
+        for key in ("P@1", "R@100"):
+            change = [line.mean[key] - full.mean[key] for line in cuts]
+            plot.line(f"{key}, {title}", removed, change)
+    return plot.svg()
 
 
 def save_pruned(
     setting: Setting, cut: Cut, folder: Path, *, model: Elias | None = None
 ) -> EdgeCount:
-    """Save a model so pruned, with its test metrics: the given one, or that of the first seed.
+    """Save the pruned model with its test metrics: the given one, or that of the first seed.
 
     Raises:
-        ModelError: If the folder is taken, or cannot be written.
+        ModelError: If the folder exists, or cannot be written.
     """
-    source = _Source(setting, Models(setting), model)
-    pruned, edges = cut.of(source.model(setting.seeds[0]))
+    pruned, edges = cut.apply(_loader(setting, model)(setting.seeds[0]))
     test = setting.corpus.split("test")
     pruned.metadata["metrics"] = {
-        component: {"test": judged(pruned.predict_split(test, component=component), setting)}
+        component: {
+            "test": evaluate_on_test(pruned.predict_split(test, component=component), setting)
+        }
         for component in pruned.components
     }
     pruned.save_pretrained(folder, overwrite=setting.overwrite)

@@ -1,4 +1,4 @@
-"""Run an experiment task by task and resume it."""
+"""Run an experiment task by task, and resume it."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import logging
 import platform
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from datetime import UTC, datetime
 from functools import cached_property
 from importlib.metadata import PackageNotFoundError, version
@@ -29,26 +29,29 @@ from elias.training.run import write_json
 if TYPE_CHECKING:
     from elias.data.corpus import Corpus
     from elias.experiments.tables import Table
-    from elias.report.page import Markup
+    from elias.report.html import Markup
 
 
 logger = logging.getLogger(__name__)
 
+FORMAT_VERSION = 1
+_PACKAGES = ("torch", "numpy", "scipy", "numba", "scikit-learn", "transformers")
+
 
 @dataclass(frozen=True, kw_only=True)
 class Setting:
-    """What every experiment starts from."""
+    """Configuration, corpus, seeds and folder of an experiment; make one with `Setting.of`."""
 
     config: ResolvedConfig
-    """Resolved by `of`."""
+    """The resolved configuration."""
     corpus: Corpus
-    """With test points: every number is measured on those."""
+    """The corpus; everything is measured on its test points."""
     folder: Path
-    """Where results go, and below ``runs`` every model."""
+    """Folder of the results; models go to its subfolder ``runs``."""
     seeds: tuple[int, ...]
     device: str = "auto"
     overwrite: bool = False
-    """Replace what was made with another configuration, or of other data."""
+    """Replace results of another configuration or other data."""
 
     @classmethod
     def of(
@@ -61,11 +64,11 @@ class Setting:
         device: str = "auto",
         overwrite: bool = False,
     ) -> Setting:
-        """Return a setting, sizes derived from the corpus; the configuration's seed by default.
+        """Resolve the configuration for a corpus; ``seeds`` defaults to its own seed.
 
         Raises:
             DataError: If the corpus has no test points.
-            ConfigError: If a seed comes twice.
+            ConfigError: If a seed is repeated.
         """
         if corpus.test is None:
             raise DataError(
@@ -86,7 +89,7 @@ class Setting:
 
     @cached_property
     def data(self) -> dict[str, Any]:
-        """Return the corpus in numbers, as JSON gives them back, and its fingerprint."""
+        """Return the statistics of the corpus, as read back from JSON, and its fingerprint."""
         stats: dict[str, Any] = json.loads(json.dumps(corpus_stats(self.corpus).to_dict()))
         return {**stats, "fingerprint": self.corpus.fingerprint()}
 
@@ -97,150 +100,132 @@ class Setting:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Task:
-    """One piece of an experiment: what is done at once, and done again if it was interrupted."""
+    """A unit of an experiment: its rows are stored together, and resuming starts after it."""
 
     name: str
     title: str
     decided_by: Mapping[str, Any]
-    """Everything that its numbers depend on beside the corpus, as JSON takes it."""
+    """Everything that decides its numbers apart from the corpus, as JSON values."""
     measure: Callable[[], list[Row]]
-
-    def digest(self, data: Mapping[str, Any]) -> str:
-        """Return a name for all that decides its numbers."""
-        whole = json.dumps([self.decided_by, data], sort_keys=True)
-        return hashlib.sha256(whole.encode()).hexdigest()[:16]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
-    """An experiment before it is carried out."""
+    """The tasks of an experiment, and the form of its results."""
 
     name: str
-    """What its files are called."""
+    """Name of its files."""
     title: str
     setting: Setting
     tasks: Sequence[Task]
     table: Table
     plot: Callable[[Sequence[Line]], Markup]
     options: Mapping[str, Any] = field(default_factory=dict)
-    """What was asked for beside the configuration."""
+    """Options of the experiment beside the configuration."""
     remarks: Sequence[str] = ()
-    """What a reader of the table has to know."""
-
-
-FORMAT_VERSION = 1
-_PACKAGES = ("torch", "numpy", "scipy", "numba", "scikit-learn", "transformers")
+    """Notes below the table."""
 
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """An experiment that was carried out."""
+    """The results of an experiment."""
 
     lines: list[Line]
     document: dict[str, Any]
-    """What stands in its JSON file."""
+    """Content of the JSON file."""
     files: tuple[Path, Path, Path]
-    """The JSON, the Markdown table and the plot."""
+    """The JSON file, the Markdown table and the plot."""
 
 
-def carry_out(plan: Plan) -> Result:
-    """Do every task that was not done before, and write the results after each.
+def run_experiment(plan: Plan) -> Result:
+    """Run the tasks that are not finished, and write the results after each.
 
     Raises:
-        RunError: If the folder holds results of another configuration or of other data.
+        RunError: If the folder has results of another configuration or of other data.
     """
-    ledger = _Ledger(plan)
+    results = _Results(plan)
     for number, task in enumerate(plan.tasks, start=1):
-        where = f"{plan.name} {number}/{len(plan.tasks)}: {task.title}"
-        if ledger.has(task):
-            logger.info("%s (finished before)", where)
+        title = f"{plan.name} {number}/{len(plan.tasks)}: {task.title}"
+        if results.is_finished(task):
+            logger.info("%s (finished before)", title)
             continue
-        logger.info("%s", where)
-        begin = time.monotonic()
+        logger.info("%s", title)
+        start = time.monotonic()
         rows = task.measure()
-        ledger.add(task, rows, time.monotonic() - begin)
-        ledger.write()
-    return ledger.write()
+        results.add(task, rows, time.monotonic() - start)
+        results.write()
+    return results.write()
 
 
-class _Ledger:
-    """The tasks that are done, with their rows, and the files that hold them."""
+class _Results:
+    """The rows of finished tasks, and the files that hold them."""
 
     def __init__(self, plan: Plan) -> None:
+        """Load the results of an earlier command, if there are any."""
         self.plan = plan
-        self.done: dict[str, dict[str, Any]] = {}
+        self.tasks: dict[str, dict[str, Any]] = {}
         self.started = _now()
         folder = plan.setting.folder
         self.path = folder / f"{plan.name}.json"
         if folder.exists() and not folder.is_dir():
             raise RunError(f"{folder}: is a file; give another --out")
         if self.path.exists():
-            self._take_up(_read(self.path))
+            earlier = _read(self.path)
+            difference = self._difference(earlier)
+            if difference and not plan.setting.overwrite:
+                raise RunError(f"{self.path}: {difference}; use --overwrite or another --out")
+            if not difference:
+                self.started = earlier["started"]
+                self.tasks = {t["name"]: t for t in (*earlier["tasks"], *earlier["set_aside"])}
         folder.mkdir(parents=True, exist_ok=True)
 
-    def _take_up(self, before: Mapping[str, Any]) -> None:
-        """Go on with the results of an earlier command, where they are of this experiment."""
-        differs = self._difference(before)
-        if differs and not self.plan.setting.overwrite:
-            raise RunError(f"{self.path}: {differs}; use --overwrite or another --out")
-        if not differs:
-            self.started = before["started"]
-            entries = [*before["tasks"], *before["set_aside"]]
-            self.done = {entry["name"]: entry for entry in entries}
-
-    def _difference(self, before: Mapping[str, Any]) -> str:
-        config = decisive(self.plan.setting.config.to_dict())
-        changed = first_difference(
-            {**config, "seed": None},
-            {**decisive(before["config"]), "seed": None},  # seeds are told apart
+    def _difference(self, earlier: Mapping[str, Any]) -> str:
+        """Return how earlier results differ from this experiment; empty if they do not."""
+        config, before = (
+            {**decisive(tree), "seed": None}  # seeds have tasks of their own
+            for tree in (self.plan.setting.config.to_dict(), earlier["config"])
         )
+        changed = first_difference(config, before)
         if changed:
             return f"was made with another configuration ({changed})"
-        same = before["data"].get("fingerprint") == self.plan.setting.data["fingerprint"]
-        return "" if same else "was made of other data"
+        is_same = earlier["data"].get("fingerprint") == self.plan.setting.data["fingerprint"]
+        return "" if is_same else "was made with other data"
 
-    def has(self, task: Task) -> bool:
-        """Say whether a task is done as it is asked for, and every row of it has its numbers."""
-        return self._is_current(task) and all(row["metrics"] for row in self._rows(task))
+    def is_finished(self, task: Task) -> bool:
+        """Return whether a task is up to date and all of its rows have numbers."""
+        return self._is_current(task) and all(
+            row["metrics"] for row in self.tasks[task.name]["rows"]
+        )
 
     def _is_current(self, task: Task) -> bool:
-        entry = self.done.get(task.name, {})
-        return entry.get("digest") == task.digest(self.plan.setting.data)
+        return self.tasks.get(task.name, {}).get("digest") == self._digest(task)
 
-    def _rows(self, task: Task) -> list[dict[str, Any]]:
-        rows: list[dict[str, Any]] = self.done[task.name]["rows"]
-        return rows
+    def _digest(self, task: Task) -> str:
+        """Return a hash of everything that decides the numbers of a task."""
+        inputs = json.dumps([task.decided_by, self.plan.setting.data], sort_keys=True)
+        return hashlib.sha256(inputs.encode()).hexdigest()[:16]
 
     def add(self, task: Task, rows: list[Row], seconds: float) -> None:
-        """Note the rows of a task."""
-        self.done[task.name] = {
+        """Store the rows of a task."""
+        self.tasks[task.name] = {
             "name": task.name,
-            "digest": task.digest(self.plan.setting.data),
+            "digest": self._digest(task),
             "seconds": round(seconds, 3),
-            "rows": [row.to_dict() for row in rows],
+            "rows": [asdict(row) for row in rows],
         }
 
     def write(self) -> Result:
-        """Write what is known, each file whole, and return it."""
-        tasks = [task for task in self.plan.tasks if self._is_current(task)]
-        lines = summarise(Row(**row) for task in tasks for row in self._rows(task))
-        document = self._document(tasks, lines)
-        table, plot = self.path.with_suffix(".md"), self.path.with_suffix(".svg")
-        write_json(self.path, document)
-        _write_text(table, self._markdown(lines, finished=document["finished"]))
-        if any(line.mean for line in lines):
-            _write_text(plot, standalone(self.plan.plot(lines)))
-        return Result(lines, document, (self.path, table, plot))
-
-    def _document(self, tasks: list[Task], lines: list[Line]) -> dict[str, Any]:
+        """Write all files, each atomically, and return the results so far."""
         plan, setting = self.plan, self.plan.setting
-        current = [self.done[task.name] for task in tasks]
+        current = [self.tasks[task.name] for task in plan.tasks if self._is_current(task)]
+        lines = summarise(Row(**row) for entry in current for row in entry["rows"])
         names = {task.name for task in plan.tasks}
-        return {
+        finished = len(current) == len(plan.tasks)
+        document = {
             "experiment": plan.name,
             "title": plan.title,
             "format_version": FORMAT_VERSION,
-            "finished": len(tasks) == len(plan.tasks),
+            "finished": finished,
             "started": self.started,
             "updated": _now(),
             "seconds": round(sum(entry["seconds"] for entry in current), 3),
@@ -253,40 +238,43 @@ class _Ledger:
             "data": setting.data,
             "config": setting.config.to_dict(),
             "remarks": list(plan.remarks),
-            "table": [line.to_dict() for line in lines],
+            "table": [asdict(line) for line in lines],
             "tasks": current,
-            "set_aside": [entry for entry in self.done.values() if entry["name"] not in names],
+            "set_aside": [entry for entry in self.tasks.values() if entry["name"] not in names],
         }
+        table, plot = self.path.with_suffix(".md"), self.path.with_suffix(".svg")
+        write_json(self.path, document)
+        _write_text(table, self._markdown(lines, finished))
+        if any(line.mean for line in lines):
+            _write_text(plot, standalone(plan.plot(lines)))
+        return Result(lines, document, (self.path, table, plot))
 
-    def _markdown(self, lines: list[Line], *, finished: bool) -> str:
+    def _markdown(self, lines: list[Line], finished: bool) -> str:
         plan, setting = self.plan, self.plan.setting
         seeds = ", ".join(map(str, setting.seeds))
         models = [f"the seeds {seeds}"] if setting.seeds[1:] else []
         models += ["the members of the ensemble"] if plan.options.get("members", 1) > 1 else []
-        over = f"Mean ± standard deviation over {' and '.join(models)}." if models else ""
-        said = [
-            f"On the {len(setting.corpus.split('test')):,} test points, in percent. {over}".strip(),
-            *plan.remarks,
-            *([] if finished else ["Not finished: the same command goes on from here."]),
-        ]
-        return f"# {plan.title}\n\n{plan.table.markdown(lines)}\n{' '.join(said)}\n"
+        notes = [f"On the {len(setting.corpus.split('test')):,} test points, in percent."]
+        notes += [f"Mean ± standard deviation over {' and '.join(models)}."] if models else []
+        notes += plan.remarks
+        notes += [] if finished else ["Not finished: run the same command again to resume."]
+        return f"# {plan.title}\n\n{plan.table.markdown(lines)}\n{' '.join(notes)}\n"
 
 
 def _read(path: Path) -> dict[str, Any]:
-    """Read the results that an earlier command wrote."""
+    """Read the results of an earlier command."""
     try:
-        found = json.loads(path.read_text(encoding="utf8"))
+        document: Any = json.loads(path.read_text(encoding="utf8"))
     except (OSError, ValueError):
-        found = None
-    known = isinstance(found, dict) and found.get("format_version") == FORMAT_VERSION
+        document = None
     needed = {"config", "data", "tasks", "set_aside", "started"}
-    if not known or not needed <= found.keys():
+    is_known = isinstance(document, dict) and document.get("format_version") == FORMAT_VERSION
+    if not is_known or not needed <= document.keys():
         raise RunError(
-            f"{path}: is not what this version's experiments write; remove it, or give another "
-            "--out"
+            f"{path}: is not a result file of this version; remove it, or give another --out"
         )
-    document: dict[str, Any] = found
-    return document
+    results: dict[str, Any] = document
+    return results
 
 
 def _write_text(path: Path, text: str) -> None:
@@ -300,15 +288,15 @@ def _now() -> str:
 
 
 def _versions() -> dict[str, str]:
-    found = {"elias-xmc": elias.__version__, "python": platform.python_version()}
+    versions = {"elias-xmc": elias.__version__, "python": platform.python_version()}
     for package in _PACKAGES:
         try:
-            found[package] = version(package)
+            versions[package] = version(package)
         except PackageNotFoundError:
             continue
-    return found
+    return versions
 
 
 def _device_name(device: str) -> str:
-    picked = pick_device(device)
-    return torch.cuda.get_device_name(picked) if picked.type == "cuda" else str(picked)
+    chosen = pick_device(device)
+    return torch.cuda.get_device_name(chosen) if chosen.type == "cuda" else str(chosen)

@@ -1,7 +1,7 @@
-"""Vary one parameter and keep all else equal (Table 7).
+"""Table 7: vary one parameter and keep everything else.
 
-λ, κ, α and β decide training, so every value trains a model. The beam and the shortlist are
-varied when predicting, with one model.
+λ, κ, α and β are parameters of training, so each value trains a model. Beam and shortlist are
+parameters of the search, so all values use one model.
 """
 
 from __future__ import annotations
@@ -10,38 +10,47 @@ import math
 from collections.abc import Callable, Sequence
 from copy import copy
 from dataclasses import dataclass, replace
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import TYPE_CHECKING, Any
+
+import numpy as np
 
 from elias.config import decisive
 from elias.errors import ConfigError, did_you_mean
-from elias.experiments.models import OURS, Models, judged, model_ms, run_name, single_component
-from elias.experiments.plots import curves
+from elias.experiments.models import (
+    MAIN_MODEL,
+    ModelStore,
+    evaluate_on_test,
+    measured_component,
+    ms_per_point,
+    run_name,
+)
 from elias.experiments.runner import Plan, Task
-from elias.experiments.tables import MS_PER_POINT, TRAIN_SECONDS, Row, Table
+from elias.experiments.tables import MS_PER_POINT, TRAIN_SECONDS, Line, Row, Table
 from elias.inference.predict import CALIBRATE, NAMES, RERANK
+from elias.report.plots import Axis, Plot
 
 if TYPE_CHECKING:
     from elias.config import ResolvedConfig
-    from elias.experiments.models import Kept
     from elias.experiments.runner import Setting
+    from elias.report.html import Markup
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Parameter:
-    """Something to vary in a resolved configuration."""
+    """A parameter of a resolved configuration that can be varied."""
 
     symbol: str
     factors: Sequence[float]
-    """Default values, as multiples of the configuration's."""
+    """Default values, as multiples of that of the configuration."""
     read: Callable[[ResolvedConfig], float]
     change: Callable[[ResolvedConfig, float], ResolvedConfig]
     limits: Callable[[ResolvedConfig, int], tuple[float, float]]
-    """The lowest and the highest value, given the number of labels."""
+    """Return the lowest and the highest value for a configuration and a number of labels."""
     whole: bool = False
-    """Whether it counts something."""
+    """Only whole numbers are allowed."""
     trained: bool = True
-    """Whether a value takes another model, or another search."""
+    """A parameter of training, not of the search."""
 
     def defaults(self, config: ResolvedConfig, n_labels: int) -> list[float]:
         """Return values around that of the configuration, within the limits."""
@@ -51,7 +60,11 @@ class Parameter:
         return sorted({float(round(v)) if self.whole else float(f"{v:.6g}") for v in scaled})
 
     def check(self, values: Sequence[float], config: ResolvedConfig, n_labels: int) -> list[float]:
-        """Return the values in order, each once; refuse what cannot be."""
+        """Return the values sorted and without repetitions.
+
+        Raises:
+            ConfigError: If a value is out of range or not a whole number.
+        """
         low, high = self.limits(config, n_labels)
         for value in values:
             if not low <= value <= high:
@@ -65,7 +78,7 @@ class Parameter:
 
 
 def parameter_called(name: str) -> Parameter:
-    """Return the parameter of this name."""
+    """Return the parameter with this name, or raise an error that lists all."""
     if name not in PARAMETERS:
         known = ", ".join(PARAMETERS)
         raise ConfigError(
@@ -74,17 +87,17 @@ def parameter_called(name: str) -> Parameter:
     return PARAMETERS[name]
 
 
+def _index(config: ResolvedConfig, **changes: Any) -> ResolvedConfig:
+    return replace(config, index=replace(config.index, **changes))
+
+
 def _lambda(config: ResolvedConfig, value: float) -> ResolvedConfig:
     stages = tuple(replace(stage, shortlist_loss_weight=value) for stage in config.stages)
     return replace(config, stages=stages)
 
 
-def _index(config: ResolvedConfig, **changes: Any) -> ResolvedConfig:
-    return replace(config, index=replace(config.index, **changes))
-
-
 def _kappa(config: ResolvedConfig, value: float) -> ResolvedConfig:
-    """Change κ; a beam with fewer edges than the shortlist has places takes a shorter one."""
+    """Change κ; shorten a shortlist that the beam has too few edges for."""
     index = config.index
     reached = index.beam_size * int(value)
     shortlist = min(index.shortlist_size, reached)
@@ -92,12 +105,6 @@ def _kappa(config: ResolvedConfig, value: float) -> ResolvedConfig:
     return _index(
         config, edges_per_cluster=int(value), shortlist_size=shortlist, train_shortlist=training
     )
-
-
-def _budget(config: ResolvedConfig, n_labels: int) -> tuple[float, float]:
-    """Return the limits of α and β."""
-    del config, n_labels
-    return 1.0, math.inf
 
 
 PARAMETERS = {
@@ -122,14 +129,14 @@ PARAMETERS = {
         factors=(0.1, 0.3, 1.0, 3.0, 10.0),
         read=lambda config: config.index.alpha,
         change=lambda config, value: _index(config, alpha=value),
-        limits=_budget,
+        limits=lambda _config, _n_labels: (1.0, math.inf),
     ),
     "beta": Parameter(
         symbol="β",
         factors=(0.1, 0.3, 1.0, 3.0, 10.0),
         read=lambda config: config.index.beta,
         change=lambda config, value: _index(config, beta=value),
-        limits=_budget,
+        limits=lambda _config, _n_labels: (1.0, math.inf),
     ),
     "beam": Parameter(
         symbol="b",
@@ -150,10 +157,12 @@ PARAMETERS = {
         trained=False,
     ),
 }
-"""Table 7 has λ and κ; the others are what else the index is made of."""
+"""λ and κ are in Table 7; the others are the remaining parameters of the index."""
 
 METRICS = ("P@1", "P@3", "P@5", "PSP@1", "PSP@5", "R@10", "R@20", "R@100")
 SHOWN = ("P@1", "P@5", "R@10", "R@100")
+_LOG_RATIO = 20.0
+"""The x axis is logarithmic if the largest value is more than this times the smallest."""
 
 
 def sweep(
@@ -166,99 +175,104 @@ def sweep(
     """Plan the sweep of a parameter.
 
     Args:
-        setting: What to train on what; of an ensemble, the first member.
+        setting: Configuration, corpus, seeds and folder; of an ensemble, its first member.
         parameter: ``lambda``, ``kappa``, ``alpha``, ``beta``, ``beam`` or ``shortlist``.
-        values: Those to try; by default some around that of the configuration.
-        component: The part of the model that is measured; the last stage by default.
+        values: Values to try; by default some around that of the configuration.
+        component: The component to measure; by default the last stage.
     """
     if setting.config.index.kind == "all":
         raise ConfigError("one-vs-all has no index to sweep; leave index.kind at 'graph'")
     swept, n_labels = parameter_called(parameter), setting.corpus.n_labels
-    chosen = (
-        swept.defaults(setting.config, n_labels)
-        if values is None
-        else swept.check(values, setting.config, n_labels)
-    )
-    base = swept.read(setting.config)
-    costs = (TRAIN_SECONDS, MS_PER_POINT) if swept.trained else (MS_PER_POINT,)
-    models = Models(setting)
-    shared = lru_cache(maxsize=1)(
-        lambda seed: models.get(run_name(OURS, seed), setting.seeded(seed))
-    )
-    whole = _Sweep(setting, models, parameter, swept, single_component(setting, component), shared)
-    for seed in setting.seeds:
-        models.check(dict(whole.run(value, seed) for value in chosen))
-    return Plan(
-        name=f"sweep-{parameter}",
-        title=f"{swept.symbol} varied (Table 7)",
-        setting=setting,
-        tasks=[whole.task(value, seed) for seed in setting.seeds for value in chosen],
-        table=Table(heading=swept.symbol, columns=(*METRICS, *costs), shown=(*SHOWN, *costs)),
-        plot=lambda lines: curves(lines, parameter, swept.symbol, base, SHOWN),
-        options={"values": chosen, "component": whole.component},
-        remarks=[f"Measured: {whole.component}."],
+    if values is None:
+        chosen = swept.defaults(setting.config, n_labels)
+    else:
+        chosen = swept.check(values, setting.config, n_labels)
+    measured = measured_component(setting, component)
+    store = ModelStore(setting)
+    # all values of a parameter of the search use the same model
+    load_main = lru_cache(maxsize=1)(
+        lambda seed: store.get(run_name(MAIN_MODEL, seed), setting.seeded(seed))
     )
 
+    def config_of(value: float, seed: int) -> tuple[str, ResolvedConfig]:
+        """Return the run and the configuration for a value of the parameter."""
+        base = setting.seeded(seed)
+        if swept.trained:
+            config = swept.change(base, value).resolve(len(setting.corpus.train), n_labels)
+            if config != base:
+                if measured not in (RERANK, CALIBRATE, NAMES):  # a ranker would not be measured
+                    config = replace(config, rerank=replace(config.rerank, enabled=False))
+                return run_name(f"{parameter}-{value:.12g}", seed), config
+        return run_name(MAIN_MODEL, seed), base
 
-@dataclass(frozen=True, slots=True)
-class _Sweep:
-    setting: Setting
-    models: Models
-    name: str
-    parameter: Parameter
-    component: str
-    shared: Callable[[int], Kept]
-    """The model of the configuration as it is, one seed at a time."""
-
-    def run(self, value: float, seed: int) -> tuple[str, ResolvedConfig]:
-        """Return the run that a value takes, and its configuration."""
-        base = self.setting.seeded(seed)
-        if not self.parameter.trained:
-            return run_name(OURS, seed), base
-        config = self.parameter.change(base, value).resolve(
-            len(self.setting.corpus.train), self.setting.corpus.n_labels
-        )
-        if config == base:
-            return run_name(OURS, seed), base
-        if self.component not in (
-            RERANK,
-            CALIBRATE,
-            NAMES,
-        ):  # what is not measured need not be trained
-            config = replace(config, rerank=replace(config.rerank, enabled=False))
-        return run_name(f"{self.name}-{value:.12g}", seed), config
-
-    def task(self, value: float, seed: int) -> Task:
-        """Return the task of one value and one seed."""
-        name, config = self.run(value, seed)
-        return Task(
-            name=f"{self.name}={value:.12g}-seed{seed}",
-            title=f"{self.parameter.symbol} = {value:g}, seed {seed}",
-            decided_by={
-                "config": decisive(config.to_dict()),
-                "component": self.component,
-                self.name: value,
-            },
-            measure=lambda: [self._row(value, seed, name, config)],
-        )
-
-    def _row(self, value: float, seed: int, name: str, config: ResolvedConfig) -> Row:
-        kept = self.models.get(name, config) if self.parameter.trained else self.shared(seed)
-        model = kept.model
-        if not self.parameter.trained:
+    def measure(value: float, seed: int) -> list[Row]:
+        trained = store.get(*config_of(value, seed)) if swept.trained else load_main(seed)
+        model = trained.model
+        if not swept.trained:
             model = copy(model)
-            model.config = self.parameter.change(model.config, value)
-        component = model.check_component(self.component)
-        found = model.predict_split(self.setting.corpus.split("test"), component=component)
-        return Row(
-            name=f"{self.name}={value:.12g}",
+            model.config = swept.change(model.config, value)
+        part = model.check_component(measured)
+        predictions = model.predict_split(setting.corpus.split("test"), component=part)
+        row = Row(
+            name=f"{parameter}={value:.12g}",
             title=f"{value:g}",
             seed=seed,
-            metrics=judged(found, self.setting),
+            metrics=evaluate_on_test(predictions, setting),
             costs={
-                TRAIN_SECONDS: round(kept.train_seconds(component), 3),
-                MS_PER_POINT: model_ms(model, self.setting, component),
+                TRAIN_SECONDS: round(trained.train_seconds(part), 3),
+                MS_PER_POINT: ms_per_point(model, setting, part),
             },
-            settings={self.name: value},
-            run=kept.run,
+            settings={parameter: value},
+            run=trained.run,
         )
+        return [row]
+
+    tasks = []
+    for seed in setting.seeds:
+        for value in chosen:
+            name, config = config_of(value, seed)
+            store.check(name, config)
+            task = Task(
+                name=f"{parameter}={value:.12g}-seed{seed}",
+                title=f"{swept.symbol} = {value:g}, seed {seed}",
+                decided_by={
+                    "config": decisive(config.to_dict()),
+                    "component": measured,
+                    parameter: value,
+                },
+                measure=partial(measure, value, seed),
+            )
+            tasks.append(task)
+    costs = (TRAIN_SECONDS, MS_PER_POINT) if swept.trained else (MS_PER_POINT,)
+    base = swept.read(setting.config)
+    return Plan(
+        name=f"sweep-{parameter}",
+        title=f"Metrics by {swept.symbol} (Table 7)",
+        setting=setting,
+        tasks=tasks,
+        table=Table(heading=swept.symbol, columns=(*METRICS, *costs), shown=(*SHOWN, *costs)),
+        plot=lambda lines: _plot(lines, parameter, swept.symbol, base),
+        options={"values": chosen, "component": measured},
+        remarks=[f"Measured: {measured}."],
+    )
+
+
+def _plot(lines: Sequence[Line], parameter: str, symbol: str, base: float) -> Markup:
+    """Draw metrics by value, relative to the value did_you_mean to that of the configuration."""
+    shown = [line for line in lines if line.mean]
+    values = np.array([float(line.settings[parameter]) for line in shown])
+    at = int(np.argmin(np.abs(values - base)))
+    means = {key: np.array([line.mean[key] for line in shown]) for key in SHOWN}
+    best = ", ".join(f"{key} at {values[int(np.argmax(mean))]:g}" for key, mean in means.items())
+    is_wide = values.min() > 0 and values.max() / values.min() > _LOG_RATIO
+    plot = Plot(
+        f"Metrics by {symbol}",
+        f"Highest: {best}.",
+        Axis(symbol, log=bool(is_wide)),
+        Axis(f"difference to {symbol} = {values[at]:g}, points"),
+    )
+    for key, mean in means.items():
+        change = mean - mean[at]
+        std = np.array([line.std.get(key, 0.0) for line in shown])
+        plot.line(key, values, change, band=(change - std, change + std) if std.any() else ())
+    return plot.svg()

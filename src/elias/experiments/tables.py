@@ -1,68 +1,61 @@
-"""Rows of measurements and tables of them."""
+"""Average measurements over seeds, and format and plot them."""
 
 from __future__ import annotations
 
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from typing import Any
 
-from elias.report.page import seconds
+from elias.report.html import Markup, seconds
+from elias.report.plots import Axis, Plot
 
 TRAIN_SECONDS = "train_seconds"
 MS_PER_POINT = "ms_per_point"
 MEGABYTES = "megabytes"
 REMOVED = "edges_removed"
-"""Costs that a row may know beside its metrics; the last is a percentage."""
+"""Costs that a row can have beside its metrics; the last is a percentage."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Row:
-    """One line of a table, for one seed."""
+    """The measurements of one line of a table for one seed."""
 
     name: str
-    """Which line: the same for every seed."""
+    """Key of the line: the same for every seed."""
     title: str
-    """What people read."""
+    """Title of the line."""
     seed: int | None = None
-    """None where nothing is drawn at random."""
+    """None if nothing is random."""
     metrics: Mapping[str, float] = field(default_factory=dict)
-    """In percent; empty where nothing could be measured."""
+    """In percent; empty if nothing could be measured."""
     costs: Mapping[str, float] = field(default_factory=dict)
     settings: Mapping[str, Any] = field(default_factory=dict)
-    """What sets this line apart, e.g. the value of λ."""
+    """Settings of this line, such as the value of λ."""
     run: str | None = None
-    """The run it was read from, below the experiment's folder."""
+    """Folder of the run, relative to the folder of the experiment."""
     note: str = ""
-    """Why there is no number."""
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return plain values, as JSON takes them."""
-        return asdict(self)
+    """Reason for missing numbers."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Line:
-    """A line of the table: the mean over seeds, and over members where each has a row."""
+    """A line of a table: the mean over seeds, and over members if each has a row."""
 
     name: str
     title: str
     n_seeds: int
-    """How many rows it is the mean of."""
+    """Number of rows in the mean."""
     mean: Mapping[str, float]
     """Of every metric and cost."""
     std: Mapping[str, float]
-    """The standard deviation over rows (of a sample); empty where there is one."""
+    """Sample standard deviation; empty if there is one row only."""
     settings: Mapping[str, Any]
     note: str
 
-    def to_dict(self) -> dict[str, Any]:
-        """Return plain values, as JSON takes them."""
-        return asdict(self)
-
 
 def summarise(rows: Iterable[Row]) -> list[Line]:
-    """Return the lines of a table in the order in which their first rows come.
+    """Return the lines of a table, in the order of their first rows.
 
     >>> rows = [Row(name="a", title="A", seed=s, metrics={"P@1": 70.0 + s}) for s in (0, 2)]
     >>> (line,) = summarise(rows)
@@ -72,29 +65,29 @@ def summarise(rows: Iterable[Row]) -> list[Line]:
     by_name: dict[str, list[Row]] = {}
     for row in rows:
         by_name.setdefault(row.name, []).append(row)
-    return [_line(same) for same in by_name.values()]
-
-
-def _line(rows: Sequence[Row]) -> Line:
-    measured = [row for row in rows if row.metrics]
-    values: dict[str, list[float]] = {}
-    for row in measured:
-        for key, value in (*row.metrics.items(), *row.costs.items()):
-            values.setdefault(key, []).append(value)
-    return Line(
-        name=rows[0].name,
-        title=rows[0].title,
-        n_seeds=len(measured),
-        mean={key: statistics.fmean(found) for key, found in values.items()},
-        std={key: statistics.stdev(found) for key, found in values.items() if len(found) > 1},
-        settings=rows[0].settings,
-        note="; ".join(dict.fromkeys(row.note for row in rows if row.note)),
-    )
+    lines = []
+    for name, same in by_name.items():
+        measured = [row for row in same if row.metrics]
+        values: dict[str, list[float]] = {}
+        for row in measured:
+            for key, value in (*row.metrics.items(), *row.costs.items()):
+                values.setdefault(key, []).append(value)
+        line = Line(
+            name=name,
+            title=same[0].title,
+            n_seeds=len(measured),
+            mean={key: statistics.fmean(v) for key, v in values.items()},
+            std={key: statistics.stdev(v) for key, v in values.items() if len(v) > 1},
+            settings=same[0].settings,
+            note="; ".join(dict.fromkeys(row.note for row in same if row.note)),
+        )
+        lines.append(line)
+    return lines
 
 
 _DECIMALS = {MS_PER_POINT: 3, MEGABYTES: 1, REMOVED: 1}
 _TITLES = {
-    TRAIN_SECONDS: "trained in",
+    TRAIN_SECONDS: "training time",
     MS_PER_POINT: "ms/point",
     MEGABYTES: "MB",
     REMOVED: "% pruned",
@@ -103,56 +96,61 @@ _TITLES = {
 
 @dataclass(frozen=True, slots=True)
 class Table:
-    """Which numbers an experiment shows, and under what heading its lines stand."""
+    """Columns of a table."""
 
     heading: str
-    """What the first column holds."""
+    """Title of the first column."""
     columns: Sequence[str]
-    """Metrics and costs, all of them, for Markdown."""
+    """Metrics and costs of the Markdown table."""
     shown: Sequence[str]
-    """Those that fit a terminal."""
+    """Columns that fit a terminal."""
 
     def header(self, columns: Sequence[str]) -> list[str]:
-        """Return the names of columns."""
+        """Return the titles of columns."""
         return [self.heading, *(_TITLES.get(key, key) for key in columns)]
 
     def rows(
         self, lines: Sequence[Line], columns: Sequence[str], *, between: str = " ± "
     ) -> list[list[str]]:
-        """Return the cells of lines; one without all numbers says why in its first cell.
+        """Return the cells of lines; the first cell has the reason for missing numbers.
 
-        ``between`` stands between a mean and its standard deviation.
+        ``between`` separates a mean from its standard deviation.
         """
+        titles = [f"{line.title} ({line.note})" if line.note else line.title for line in lines]
         return [
-            [_first_cell(line), *(cell(line, key, between) for key in columns)] for line in lines
+            [title, *(_cell(line, key, between) for key in columns)]
+            for title, line in zip(titles, lines, strict=True)
         ]
 
     def markdown(self, lines: Sequence[Line]) -> str:
-        """Return all columns that have a number as a Markdown table."""
+        """Return a Markdown table of all columns that have a number."""
         columns = [key for key in self.columns if any(key in line.mean for line in lines)]
-        table = [
-            self.header(columns),
-            ["---"] * (len(columns) + 1),
-            *self.rows(lines, columns),
-        ]
-        return "".join(f"| {' | '.join(map(_escaped, row))} |\n" for row in table)
+        rows = [self.header(columns), ["---"] * (len(columns) + 1), *self.rows(lines, columns)]
+        escaped = ([" ".join(cell.split()).replace("|", "\\|") for cell in row] for row in rows)
+        return "".join(f"| {' | '.join(row)} |\n" for row in escaped)
 
 
-def cell(line: Line, key: str, between: str) -> str:
-    """Return a mean, and of a metric its standard deviation where there are several seeds."""
+def _cell(line: Line, key: str, between: str) -> str:
+    """Return a mean and, for a metric with several seeds, its standard deviation."""
     if key not in line.mean:
         return ""
     if key == TRAIN_SECONDS:
         return seconds(line.mean[key])
     mean = f"{line.mean[key]:.{_DECIMALS.get(key, 2)}f}"
-    if key in _DECIMALS or key not in line.std:
-        return mean
-    return f"{mean}{between}{line.std[key]:.2f}"
+    has_std = key not in _DECIMALS and key in line.std
+    return f"{mean}{between}{line.std[key]:.2f}" if has_std else mean
 
 
-def _first_cell(line: Line) -> str:
-    return f"{line.title} ({line.note})" if line.note else line.title
-
-
-def _escaped(text: str) -> str:
-    return " ".join(text.split()).replace("|", "\\|")
+def dot_plot(lines: Sequence[Line], title: str, metrics: Sequence[str]) -> Markup:
+    """Draw a row for each line that has numbers, with a dot for each metric."""
+    shown = [line for line in lines if line.mean]
+    described = "; ".join(
+        f"{line.title}: {', '.join(f'{key} {line.mean[key]:.2f}' for key in metrics)}"
+        for line in shown
+    )
+    rows = Axis("", categories=[line.title for line in shown])
+    plot = Plot(title, f"{described}.", Axis("%"), rows)
+    for key in metrics:
+        stds = [line.std.get(key, 0.0) for line in shown]
+        plot.dots(key, [line.mean[key] for line in shown], stds)
+    return plot.svg()

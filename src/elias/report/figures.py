@@ -1,471 +1,389 @@
-"""The figures of the report."""
+"""Draw the figures of the report, each with a caption and a table of its numbers."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from elias.report.page import (
-    Markup,
-    element,
-    figure,
-    grid,
-    lines,
-    number,
-    paragraph,
-    percent,
-    section,
-    table,
-)
-from elias.report.plots import (
-    Axis,
-    Dots,
-    Line,
-    Words,
-    bar_plot,
-    binned_plot,
-    box_plot,
-    colour,
-    histogram,
-    line_plot,
-    scatter_plot,
-)
+from elias.report.html import Markup, details, element, note, number, percent, table
+from elias.report.plots import Axis, Plot, colour, scatter_plot
 from elias.report.statistics import (
     ASSIGNED,
-    FEWEST_POINTS,
-    LIKE_FREQUENCY,
-    MOST_CLUSTERS,
+    MAX_CLUSTERS,
+    MIN_POINTS,
     N_DECILES,
     QUANTILES,
     RECALL_AT,
+    SPREAD_FREQUENCIES,
+    THRESHOLDS,
 )
-from elias.rerank.probabilities import ECE_AT, PROBABILITIES, reliability
+from elias.rerank.probabilities import ECE_AT, reliability
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
 
     from numpy.typing import NDArray
+    from scipy.sparse import csr_matrix
 
-    from elias.data.corpus import Split
     from elias.predictions import Predictions
-    from elias.report.run_data import Subject
-    from elias.report.statistics import (
-        Clouds,
-        EdgeWeights,
-        LearningCurve,
-        Panel,
-        Recalls,
-        TrueScores,
-    )
-    from elias.rerank.probabilities import Probabilities, Reliability
+    from elias.report.statistics import EdgeScores, LabelMap, LabelMaps, Recalls, TrueScores
+    from elias.rerank.probabilities import Probabilities
 
     Array = NDArray[np.float64]
+    Ints = NDArray[np.int64]
 
 DECILES = [str(i) for i in range(1, N_DECILES + 1)]
-DECILE_AXIS = Axis(label="tenth of the labels, most frequent first")
-SHOWN_THRESHOLDS = (0.0, 0.01, 0.05, 0.1, 0.25, 0.5, 0.75, 0.9)
-"""Those of the paper's Table 9, and 0."""
+DECILE_AXIS = Axis("label decile, most frequent first", categories=DECILES)
+_SHOWN_THRESHOLDS = (0.0, 0.01, 0.05, 0.1, 0.25, 0.5, 0.75, 0.9)  # of Table 9, and 0
 _HISTOGRAM_BARS = 24
 
 
-def learning_figures(curve: LearningCurve) -> list[Markup]:
-    """Return the loss and the validation metrics over all epochs."""
-    epochs = np.arange(1, len(curve.loss) + 1)
-    axis = Axis(label="epoch", low=1.0, high=float(max(len(epochs), 2)))
-    rules = {float(at): name for at, name in curve.begins.items()}
-    stages = ", ".join(f"{name} from epoch {at}" for at, name in curve.begins.items())
-    words = Words(title="Training loss by epoch", description=f"Stages: {stages}.")
-    plot = line_plot(
-        [Line(name="loss", xs=epochs, ys=curve.loss)],
-        axis,
-        Axis(label="training loss"),
-        words,
-        rules=rules,
-    )
-    caption = "L = L_c + λ·L_s on the training points. A new stage searches another graph, so the "
-    caption += "loss may jump where one begins."
-    rows = [[str(e), f"{v:.4f}"] for e, v in zip(epochs, curve.loss, strict=True)]
-    found = [figure("learning-loss", words.title, plot, caption, table(["epoch", "loss"], rows))]
-    if curve.validation:
-        found.append(_validation_figure(curve, epochs, axis, rules))
-    return found
-
-
-def _validation_figure(
-    curve: LearningCurve, epochs: NDArray[np.int64], axis: Axis, rules: Mapping[float, str]
+def _figure(
+    key: str,
+    plot: Plot,
+    caption: str,
+    header: Sequence[str] = (),
+    rows: Iterable[Sequence[object]] = (),
 ) -> Markup:
-    lines = []
-    for name, values in curve.validation.items():
-        there = np.isfinite(values)
-        lines.append(Line(name=name, xs=epochs[there], ys=values[there]))
-    last = ", ".join(f"{line.name} {np.asarray(line.ys)[-1]:.2f}" for line in lines)
-    words = Words(title="Validation metrics by epoch", description=f"After the last: {last}.")
-    plot = line_plot(lines, axis, Axis(label="validation, %"), words, rules=rules)
+    """Return a plot under its title; below it caption, description and a table of numbers."""
+    numbers = details("Numbers", table(header, rows)) if header else None
+    below = element("figcaption", f"{caption} {plot.description}".strip(), numbers)
+    return element("figure", element("h3", plot.title), plot.svg(), below, "\n", id=key)
+
+
+def _curve_figure(
+    key: str,
+    plot: Plot,
+    caption: str,
+    header: str,
+    xs: Sequence[float] | Array,
+    curves: Mapping[str, Array],
+    shown: Iterable[int] | None = None,
+) -> Markup:
+    """Return a plot with curves over the same ``xs``; the table has the rows ``shown``."""
+    for name, ys in curves.items():
+        plot.line(name, xs, ys)
     rows = [
-        [str(e), *(_fixed(v[i], 2) for v in curve.validation.values())]
-        for i, e in enumerate(epochs)
+        [f"{xs[i]:g}", *(_value(ys[i]) for ys in curves.values())]
+        for i in (range(len(xs)) if shown is None else shown)
     ]
-    numbers = table(["epoch", *curve.validation], rows)
-    caption = "On points held out of training. Each stage keeps its best epoch (eval.select_by)."
-    return figure("learning-validation", words.title, plot, caption, numbers)
+    return _figure(key, plot, caption, [header, *curves], rows)
+
+
+def _decile_figure(
+    key: str, plot: Plot, caption: str, groups: Mapping[str, Array], **counts: Ints
+) -> Markup:
+    """Return a plot with bars by label decile; the table has a column of ``counts`` too."""
+    plot.bars(groups)
+    rows = [
+        [
+            decile,
+            *(_value(values[i]) for values in groups.values()),
+            *(f"{values[i]:,}" for values in counts.values()),
+        ]
+        for i, decile in enumerate(DECILES)
+    ]
+    return _figure(key, plot, caption, ["decile", *groups, *counts], rows)
+
+
+def _value(value: float) -> str:
+    return f"{value:,.4g}" if np.isfinite(value) else "–"
+
+
+def learning_figures(epochs: Sequence[Mapping[str, Any]]) -> list[Markup]:
+    """Return the training loss and, if there is a validation split, the metrics by epoch."""
+    stages = [str(epoch.get("stage")) for epoch in epochs]
+    starts = {i + 1: s for i, s in enumerate(stages) if i == 0 or stages[i - 1] != s}
+    validation = [epoch.get("validation") or {} for epoch in epochs]
+    # None, for what was not measured, becomes NaN
+    loss = {"loss": np.array([epoch.get("loss") for epoch in epochs], dtype=np.float64)}
+    metrics = {
+        name: np.array([values.get(name) for values in validation], dtype=np.float64)
+        for name in dict.fromkeys(name for values in validation for name in values)
+    }
+    last = [f"{name} {v[np.isfinite(v)][-1]:.2f}" for name, v in metrics.items()]
+
+    def draw(key: str, title: str, label: str, text: str, caption: str, curves: Any) -> Markup:
+        plot = Plot(title, text, Axis("epoch", 1.0, max(len(epochs), 2.0)), Axis(label))
+        for at, stage in starts.items():
+            plot.rule(at, stage)
+        return _curve_figure(key, plot, caption, "epoch", range(1, len(epochs) + 1), curves)
+
+    figures = [
+        draw(
+            "learning-loss",
+            "Training loss by epoch",
+            "training loss",
+            f"Stages: {', '.join(f'{stage} from epoch {at}' for at, stage in starts.items())}.",
+            "L = L_c + λ·L_s on the training points. It can jump where a stage begins, because "
+            "each stage searches another graph.",
+            loss,
+        )
+    ]
+    if metrics:
+        figures.append(
+            draw(
+                "learning-validation",
+                "Validation metrics by epoch",
+                "validation, %",
+                f"Last values: {', '.join(last)}.",
+                "On the held-out points. Each stage keeps its best epoch (eval.select_by).",
+                metrics,
+            )
+        )
+    return figures
 
 
 def recall_figures(
     recalls: Mapping[str, Recalls],
-    found: Mapping[str, TrueScores],
+    scores: Mapping[str, TrueScores],
     recorded: Mapping[str, Mapping[int, float]],
     split: str,
 ) -> list[Markup]:
-    """Return the recall curve, and the recall by decile (Fig. 5).
+    """Return recall by number of predictions and by label decile (Fig. 5), and scores (Fig. 4).
 
-    ``recorded`` holds R@k of stages whose model is gone: their numbers were noted in the run.
+    Args:
+        recalls: Recall of each component of the model.
+        scores: Scores of the true labels by each component.
+        recorded: R@k of earlier stages, from the log of the run.
+        split: Name of the split.
     """
+    ks = next(iter(recalls.values())).ks
+    last = ", ".join(f"{name} {recall.curve[-1]:.2f}%" for name, recall in recalls.items())
+    curve = Plot(
+        "Recall by number of predictions (Fig. 5, left)",
+        f"R@{ks[-1]}: {last}.",
+        Axis("labels predicted, k", low=1.0, log=True),
+        Axis("R@k, %", low=0.0),
+    )
+    caption = f"Share of the true labels of a {split} point among its k best labels."
+    for name, known in recorded.items():
+        curve.line(name, list(known), list(known.values()))
+        caption += f" Of {name}, only the values in the log of the run are known."
+    added = {name: recall.by_decile for name, recall in recalls.items()}
+    *_, final = added.values()
+    by_decile = Plot(
+        f"Contribution of each label decile to R@{RECALL_AT} (Fig. 5, right)",
+        f"First decile: {final[0]:.2f}, last: {final[-1]:.2f} percentage points.",
+        DECILE_AXIS,
+        Axis("percentage points", low=0.0),
+    )
+    found = {name: 100 * score.recall for name, score in scores.items()}
+    *_, final = found.values()
+    within = Plot(
+        "Recall within each label decile",
+        f"First decile: {final[0]:.1f}%, last: {final[-1]:.1f}%.",
+        DECILE_AXIS,
+        Axis(f"% among the {RECALL_AT} best", low=0.0, high=100.0),
+    )
+    pairs = next(iter(scores.values())).pairs
+    curves = {name: recall.curve for name, recall in recalls.items()}
+    sum_caption = f"The ten bars of a component add up to its R@{RECALL_AT}."
+    share_caption = "Share of the true labels of each decile that are predicted."
     return [
-        _recall_curve(recalls, recorded, split),
-        _decile_recall(recalls),
-        _decile_found(found),
+        _curve_figure("fig-5-curve", curve, caption, "k", ks, curves),
+        _decile_figure("fig-5-deciles", by_decile, sum_caption, added),
+        _decile_figure("fig-5-found", within, share_caption, found, **{"true labels": pairs}),
+        _score_figure({name: score.quantiles for name, score in scores.items()}),
     ]
 
 
-def _recall_curve(
-    recalls: Mapping[str, Recalls], recorded: Mapping[str, Mapping[int, float]], split: str
-) -> Markup:
-    lines = [Line(name=n, xs=list(known), ys=list(known.values())) for n, known in recorded.items()]
-    lines += [Line(name=name, xs=one.ks, ys=one.curve) for name, one in recalls.items()]
-    last = {name: one.curve[-1] for name, one in recalls.items()}
-    told = ", ".join(f"{name} {value:.2f}%" for name, value in last.items())
-    words = Words(
-        title="Recall by number of predictions (Fig. 5, left)",
-        description=f"R@{next(iter(recalls.values())).ks[-1]}: {told}.",
+def _score_figure(quantiles: Mapping[str, Array]) -> Markup:
+    """Return the scores of true labels by decile (Fig. 4)."""
+    medians = "; ".join(
+        f"{name}: median {number(q[0, 2])} in the first decile, {number(q[-1, 2])} in the last"
+        for name, q in quantiles.items()
     )
-    axis = Axis(label="labels predicted, k", low=1.0, log=True)
-    plot = line_plot(lines, axis, Axis(label="R@k, %", low=0.0), words)
-    first = next(iter(recalls.values()))
-    rows = [
-        [str(k), *(f"{one.curve[i]:.2f}" for one in recalls.values())]
-        for i, k in enumerate(first.ks)
-    ]
-    caption = f"The share of a {split} point's true labels among its k best. {words.description}"
-    if recorded:
-        caption += f" Of {', '.join(recorded)}, only what the run noted is known."
-    return figure("fig-5-curve", words.title, plot, caption, table(["k", *recalls], rows))
-
-
-def _decile_recall(recalls: Mapping[str, Recalls]) -> Markup:
-    groups = {name: one.by_decile for name, one in recalls.items()}
-    last = list(groups.values())[-1]
-    words = Words(
-        title=f"What each tenth of the labels adds to R@{RECALL_AT} (Fig. 5, right)",
-        description=f"The first tenth adds {last[0]:.2f}, the last {last[-1]:.2f} points.",
-    )
-    plot = bar_plot(DECILES, groups, DECILE_AXIS, Axis(label="points of recall", low=0.0), words)
-    caption = f"The ten bars sum to R@{RECALL_AT}. {words.description}"
-    numbers = table(["tenth", *groups], _by_decile(groups))
-    return figure("fig-5-deciles", words.title, plot, caption, numbers)
-
-
-def _decile_found(found: Mapping[str, TrueScores]) -> Markup:
-    groups = {name: 100 * one.found for name, one in found.items()}
-    last = list(groups.values())[-1]
-    words = Words(
-        title="How many true labels of each tenth are found",
-        description=f"{last[0]:.1f}% in the first tenth, {last[-1]:.1f}% in the last.",
-    )
-    axis = Axis(label=f"% among the {RECALL_AT} best", low=0.0, high=100.0)
-    plot = bar_plot(DECILES, groups, DECILE_AXIS, axis, words)
-    caption = f"Each tenth by itself, however many true labels it has: {words.description}"
-    pairs = next(iter(found.values())).pairs
-    rows = [[*row, f"{n:,}"] for row, n in zip(_by_decile(groups), pairs.tolist(), strict=True)]
-    numbers = table(["tenth", *groups, "true labels"], rows)
-    return figure("fig-5-found", words.title, plot, caption, numbers)
-
-
-def _by_decile(groups: Mapping[str, Array]) -> list[list[str]]:
-    return [[name, *(_fixed(v[i], 3) for v in groups.values())] for i, name in enumerate(DECILES)]
-
-
-def _fixed(value: float, decimals: int) -> str:
-    return f"{value:,.{decimals}f}" if np.isfinite(value) else "–"
-
-
-def score_figure(found: Mapping[str, TrueScores]) -> Markup:
-    """Return how each component scores true labels, decile by decile (Fig. 4)."""
-    groups = {name: one.quantiles for name, one in found.items()}
-    medians = {name: values[:, 2] for name, values in groups.items()}
-    told = "; ".join(
-        f"{name}: median {number(m[0])} in the first tenth, {number(m[-1])} in the last"
-        for name, m in medians.items()
-    )
-    words = Words(title="Scores of true labels by tenth (Fig. 4)", description=f"{told}.")
-    high = 1.0 if all(np.nanmax(v, initial=0.0) <= 1 for v in groups.values()) else None
-    axis = Axis(label="score", low=0.0, high=high)
-    plot = box_plot(DECILES, groups, DECILE_AXIS, axis, words)
+    high = 1.0 if all(np.nanmax(q, initial=0.0) <= 1 for q in quantiles.values()) else None
+    title = "Scores of true labels by decile (Fig. 4)"
+    plot = Plot(title, f"{medians}.", DECILE_AXIS, Axis("score", low=0.0, high=high))
+    plot.boxes(quantiles)
     caption = (
-        f"Of the true labels among the {RECALL_AT} best. A box holds the middle half, its bar "
+        f"True labels among the {RECALL_AT} best. A box holds the middle half of the scores, its "
+        "bar is the median, and the line goes from 10% to 90%."
     )
-    caption += f"the median, the line 10% to 90%. {words.description}"
-    header = ["tenth", *(f"{name} {q:.0%}" for name in groups for q in QUANTILES)]
+    header = ["decile", *(f"{name} {q:.0%}" for name in quantiles for q in QUANTILES)]
     rows = [
-        [tenth, *(_fixed(v, 4) for values in groups.values() for v in values[i])]
-        for i, tenth in enumerate(DECILES)
+        [decile, *(_value(v) for values in quantiles.values() for v in values[i])]
+        for i, decile in enumerate(DECILES)
     ]
-    return figure("fig-4", words.title, plot, caption, table(header, rows))
+    return _figure("fig-4", plot, caption, header, rows)
 
 
-def edge_figures(weights: EdgeWeights) -> list[Markup]:
-    """Return the edge weights by rank, and how many edges a threshold leaves (Fig. 3)."""
-    ranks = np.arange(1, len(weights.mean) + 1)
-    full = int((weights.mean >= 0.5).sum())
-    words = Words(
-        title="Edge weights of a cluster, strongest first (Fig. 3)",
-        description=f"The mean is above 0.5 for the first {full} of {len(ranks)} edges.",
+def threshold_figure(probabilities: Probabilities) -> Markup:
+    """Return precision, recall and F1 by threshold on the held-out points."""
+    best = probabilities.threshold("f1")
+    at = int(np.searchsorted(probabilities.thresholds, best - 1e-9))
+    parts = {"precision": probabilities.precision, "recall": probabilities.recall}
+    curves = {name: 100 * values for name, values in (parts | {"F1": probabilities.f1}).items()}
+    values = ", ".join(f"{name} {curve[at]:.1f}%" for name, curve in curves.items())
+    plot = Plot(
+        "Precision and recall by threshold",
+        f"F1 is highest at {best:g}: {values}.",
+        Axis("threshold on the probability", low=0.0, high=1.0),
+        Axis("on held-out points, %", low=0.0, high=100.0),
     )
-    line = Line(name="mean", xs=ranks, ys=weights.mean, band=(weights.low, weights.high))
-    axis = Axis(label="rank of the edge within its cluster", low=1.0, high=float(len(ranks)))
-    plot = line_plot([line], axis, Axis(label="edge score ŝ", low=0.0, high=1.0), words)
-    caption = "ŝ = min(1, β·softmax a), Eq. 5, averaged over clusters; the band holds 80% of them. "
-    caption += words.description
-    shown = sorted({1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, len(ranks)})
-    rows = [[str(r), f"{weights.mean[r - 1]:.4f}"] for r in shown if r <= len(ranks)]
-    by_rank = figure("fig-3", words.title, plot, caption, table(["rank", "mean ŝ"], rows))
-    return [by_rank, _edge_histogram(weights)]
+    plot.rule(best, "best F1")
+    shown = range(0, len(probabilities.thresholds), 10)
+    caption = "Over all pairs of a point and a label."
+    xs = probabilities.thresholds
+    return _curve_figure("thresholds", plot, caption, "threshold", xs, curves, shown)
 
 
-def _edge_histogram(weights: EdgeWeights) -> Markup:
-    edges = weights.thresholds[::5]
-    above = np.append(weights.kept[::5], 0.0)
-    shares = 100 * (above[:-1] - above[1:])
-    weak = 1 - float(weights.kept[np.searchsorted(weights.thresholds, ASSIGNED)])
-    words = Words(
-        title="All edges by their weight",
-        description=f"{percent(weak)} of all edges have a weight of {ASSIGNED} or less.",
+def reliability_figure(predictions: Predictions, truth: csr_matrix, split: str) -> Markup:
+    """Return the share of relevant labels by predicted probability, raw and calibrated."""
+    measured = {
+        "raw scores": reliability(predictions, truth, ECE_AT, calibrated=False),
+        "probabilities": reliability(predictions, truth, ECE_AT),
+    }
+    errors = ", ".join(f"{bins.error:.2f}% for {name}" for name, bins in measured.items())
+    plot = Plot(
+        "Reliability diagram",
+        f"Expected calibration error on the {split} points: {errors}.",
+        Axis("predicted probability", low=0.0, high=1.0),
+        Axis("share that is relevant", low=0.0, high=1.0),
     )
-    bounds = np.append(edges, 1.0)
-    plot = binned_plot(shares, bounds, Axis(label="edge score ŝ"), Axis(label="% of edges"), words)
-    caption = f"{words.description} In the paper's Table 9 they can go at next to no loss."
-    return figure("fig-3-histogram", words.title, plot, caption)
+    plot.line("perfect calibration", [0.0, 1.0], [0.0, 1.0])
+    rows = []
+    for name, bins in measured.items():
+        plot.line(name, bins.said, bins.true)
+        columns = zip(bins.said, bins.true, bins.counts.tolist(), strict=True)
+        rows += [[name, f"{p:.3f}", f"{true:.3f}", f"{n:,}"] for p, true, n in columns if n]
+    caption = f"The {ECE_AT} best labels of each point in fifteen bins."
+    header = ["", "predicted", "relevant", "labels"]
+    return _figure("reliability", plot, caption, header, rows)
 
 
-def stage1_figure(weights: EdgeWeights, kept: Array) -> Markup:
-    """Return how many of stage 1's edges the learned graph holds (Fig. 7a)."""
-    at = int(np.searchsorted(weights.thresholds, ASSIGNED))
-    stored, strong = percent(kept[0]), percent(kept[at])
-    words = Words(
-        title="Stage 1 edges left in the learned graph (Fig. 7a)",
-        description=f"{stored} are stored and {strong} weigh more than {ASSIGNED}.",
+def edge_figures(scores: EdgeScores) -> list[Markup]:
+    """Return edge scores by rank within their cluster (Fig. 3) and their histogram."""
+    n_edges, high = len(scores.mean), int((scores.mean >= 0.5).sum())
+    by_rank = Plot(
+        "Edge scores by rank within the cluster (Fig. 3)",
+        f"The mean is at least 0.5 for the first {high} of {n_edges} edges.",
+        Axis("rank of the edge", low=1.0, high=max(n_edges, 2.0)),
+        Axis("edge score ŝ", low=0.0, high=1.0),
     )
-    lines = [
-        Line(name="stage 1 edges", xs=weights.thresholds, ys=100 * kept),
-        Line(name="all edges", xs=weights.thresholds, ys=100 * weights.kept),
+    by_rank.line("mean", range(1, n_edges + 1), scores.mean, band=(scores.low, scores.high))
+    ranks = sorted({1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, n_edges})
+    rows = [[f"{rank}", _value(scores.mean[rank - 1])] for rank in ranks if rank <= n_edges]
+    caption = "ŝ = min(1, β·softmax a), Eq. 5: mean over clusters; the band holds 80% of them."
+    histogram = Plot(
+        "Histogram of edge scores",
+        f"{percent(1 - _at(scores.above, ASSIGNED))} of the edges score {ASSIGNED} or less.",
+        Axis("edge score ŝ"),
+        Axis("% of edges", low=0.0),
+    )
+    above = np.append(scores.above[::5], 0.0)
+    histogram.histogram(-100 * np.diff(above), np.append(THRESHOLDS[::5], 1.0))
+    pruned = "In Table 9 of the paper, removing the low ones costs next to nothing."
+    return [
+        _figure("fig-3", by_rank, caption, ["rank", "mean ŝ"], rows),
+        _figure("fig-3-histogram", histogram, pruned),
     ]
-    axis = Axis(label="threshold on the edge score ŝ", low=0.0, high=1.0)
-    plot = line_plot(lines, axis, Axis(label="% above the threshold", low=0.0, high=100.0), words)
-    rows = [
-        [f"{t:g}", percent(kept[i]), percent(weights.kept[i])]
-        for t, i in ((t, int(np.searchsorted(weights.thresholds, t))) for t in SHOWN_THRESHOLDS)
-    ]
-    numbers = table(["threshold", "stage 1 edges", "all edges"], rows)
-    caption = f"Of the edges from each label to its cluster of stage 1, {words.description}"
-    return figure("fig-7a", words.title, plot, caption, numbers)
+
+
+def stage1_figure(scores: EdgeScores, stage1: Array) -> Markup:
+    """Return the share of stage 1 edges above each threshold (Fig. 7a)."""
+    plot = Plot(
+        "Stage 1 edges in the learned graph (Fig. 7a)",
+        f"{percent(stage1[0])} of them are stored, {percent(_at(stage1, ASSIGNED))} score more "
+        f"than {ASSIGNED}.",
+        Axis("threshold on the edge score ŝ", low=0.0, high=1.0),
+        Axis("% above the threshold", low=0.0, high=100.0),
+    )
+    curves = {"stage 1 edges": 100 * stage1, "all edges": 100 * scores.above}
+    shown = np.searchsorted(THRESHOLDS, _SHOWN_THRESHOLDS).tolist()
+    caption = "Stage 1 connects each label to one cluster."
+    return _curve_figure("fig-7a", plot, caption, "threshold", THRESHOLDS, curves, shown)
+
+
+def _at(shares: Array, threshold: float) -> float:
+    return float(shares[np.searchsorted(THRESHOLDS, threshold)])
 
 
 def clusters_figure(means: Mapping[float, Array]) -> Markup:
-    """Return how many clusters the labels of each decile are assigned to (Fig. 7b)."""
+    """Return the mean number of clusters per label by decile (Fig. 7b)."""
+    known = means[ASSIGNED][np.isfinite(means[ASSIGNED])]
+    as_in_paper = known[0] > known[-1]
+    comparison = (
+        "have more clusters than rare ones, as"
+        if as_in_paper
+        else ("do not have more clusters than rare ones, unlike")
+    )
+    plot = Plot(
+        "Clusters per label by decile (Fig. 7b)",
+        f"Above {ASSIGNED}: {number(known[0])} in the first decile, {number(known[-1])} in the "
+        f"last. Frequent labels {comparison} in the paper.",
+        DECILE_AXIS,
+        Axis("clusters, mean", low=0.0),
+    )
+    caption = (
+        "A label is assigned to the clusters whose edge to it scores more than a threshold, "
+        f"{ASSIGNED} in the paper."
+    )
     groups = {f"ŝ > {threshold:g}": values for threshold, values in means.items()}
-    paper = means[ASSIGNED][np.isfinite(means[ASSIGNED])]
-    first, last = float(paper[0]), float(paper[-1])
-    verdict = "so head labels hang under more clusters than tail labels, as in the paper"
-    if not first > last:
-        verdict = (
-            "so head labels do not hang under more clusters than tail labels, unlike the paper's"
-        )
-    words = Words(
-        title="Clusters of a label by tenth (Fig. 7b)",
-        description=f"At {ASSIGNED}, {number(first)} in the first tenth and {number(last)} in the "
-        f"last: {verdict}.",
-    )
-    plot = bar_plot(DECILES, groups, DECILE_AXIS, Axis(label="clusters, mean", low=0.0), words)
-    caption = "A label is assigned to a cluster where its edge weighs more than a threshold; the "
-    caption += f"paper's is {ASSIGNED}. {words.description}"
-    numbers = table(["tenth", *groups], _by_decile(groups))
-    return figure("fig-7b", words.title, plot, caption, numbers)
+    return _decile_figure("fig-7b", plot, caption, groups)
 
 
-def size_figures(labels: NDArray[np.int64], points: NDArray[np.int64]) -> list[Markup]:
-    """Return how many labels and how many points the clusters have."""
-    return [
-        _sizes("cluster-labels", "Labels of a cluster", f"labels with ŝ > {ASSIGNED}", labels),
-        _sizes(
-            "cluster-points",
-            "Training points of a cluster",
-            f"of {int(points.sum()):,} points, those it is best for",
-            points,
-        ),
-    ]
-
-
-def _sizes(key: str, title: str, label: str, sizes: NDArray[np.int64]) -> Markup:
-    middle, most = float(np.median(sizes)), int(sizes.max())
-    words = Words(
-        title=title,
-        description=f"Median {number(middle)}, from {int(sizes.min()):,} to {most:,}, over "
+def size_figure(key: str, title: str, label: str, sizes: Ints) -> Markup:
+    """Return a histogram of the sizes of the clusters."""
+    largest = int(sizes.max())
+    plot = Plot(
+        title,
+        f"Median {number(float(np.median(sizes)))}, from {sizes.min():,} to {largest:,}, over "
         f"{len(sizes):,} clusters.",
+        Axis(label),
+        Axis("clusters", low=0.0),
     )
-    step = max(1, -(-(most + 1) // _HISTOGRAM_BARS))
-    edges = np.arange(0, most + step + 1, step)
-    plot = histogram(sizes, edges, Axis(label=label), Axis(label="clusters", low=0.0), words)
-    marks: Sequence[float] = (0, 10, 25, 50, 75, 90, 100)
-    rows = [[f"{q}%", float(np.percentile(sizes, q))] for q in marks]
-    return figure(key, title, plot, words.description, table(["percentile", label], rows))
+    step = max(1, -(-(largest + 1) // _HISTOGRAM_BARS))
+    plot.histogram(*np.histogram(sizes, bins=np.arange(0, largest + step + 1, step)))
+    rows = [[f"{q}%", float(np.percentile(sizes, q))] for q in (0, 10, 25, 50, 75, 90, 100)]
+    return _figure(key, plot, "", ["percentile", label], rows)
 
 
-OWN = 4
-"""The colour of a label's own points: red, as in the paper."""
-_OTHERS = (0, 2, 3, 1, 5)
+_LABEL_COLOUR = 4  # red, as in the paper
+_CLUSTER_COLOURS = (0, 2, 3, 1, 5)
 
 
-def cloud_figures(clouds: Clouds, name: Callable[[int], str]) -> list[Markup]:
-    """Return Figures 8 and 9, and what the spread of all such labels says of them."""
-    own = element("span", class_="dot", style=f"background: {colour(OWN)}")
-    key = paragraph(
-        own,
-        " the label's own training points; every other colour is a cluster it is assigned to, "
-        f"by its training points with ŝ_c above {ASSIGNED}.",
+def map_figures(maps: LabelMaps, label_names: Sequence[str]) -> list[Markup]:
+    """Return Figures 8 and 9, and a comparison of the spread of all such labels."""
+    dot = element("span", class_="dot", style=f"background: {colour(_LABEL_COLOUR)}")
+    legend = (
+        " training points of the label. Each other colour is a cluster that the label is assigned "
+        f"to: its training points with ŝ_c above {ASSIGNED}."
     )
-    several = f"Labels in 2 to {MOST_CLUSTERS} clusters (Fig. 8)"
-    return [
-        key,
-        _figure("fig-8", several, clouds.several, name),
-        _figure("fig-9", "Labels in one cluster (Fig. 9)", clouds.one, name),
-        spread_words(clouds),
-    ]
-
-
-def _figure(key: str, title: str, panels: Sequence[Panel], name: Callable[[int], str]) -> Markup:
-    heading = element("h3", title)
-    if not panels:
-        told = f"No label with {FEWEST_POINTS} training points or more is of this kind."
-        return element("div", heading, paragraph(told, soft=True), id=key)
-    drawn = [_panel(panel, name(panel.label)) for panel in panels]
-    return element("div", heading, element("div", drawn, class_="panels"), id=key)
-
-
-def _panel(panel: Panel, name: str) -> Markup:
-    n_clusters = len(panel.clusters)
-    told = f"{len(panel.own):,} points; {n_clusters} cluster{'s' if n_clusters > 1 else ''}"
-    words = Words(title=f"t-SNE of the training points of {name}", description=told)
-    groups = [
-        Dots(name=f"cluster {c}", points=points, series=_OTHERS[i], radius=4.0, opacity=0.6)
-        for i, (c, points) in enumerate(zip(panel.clusters, panel.others, strict=True))
-    ]
-    groups.append(Dots(name=name, points=panel.own, series=OWN, radius=6.0, opacity=0.95))
-    caption = element("figcaption", element("strong", name), element("br"), told)
-    return element("figure", scatter_plot(groups, words), caption)
-
-
-def spread_words(clouds: Clouds) -> Markup:
-    """Say whether points of labels in several clusters are spread more widely."""
-    several, one = clouds.spread_several, clouds.spread_one
-    low, high = LIKE_FREQUENCY
-    if several is None or one is None:
-        return paragraph(
-            f"Too few labels with {low} to {high} points to compare their spread.", soft=True
-        )
-    verdict = "more widely" if several > one else "no more widely"
-    return lines(
-        paragraph(
-            f"Over all labels with {low} to {high} points in the sample, those in several clusters "
-            f"({clouds.n_several:,} labels) spread {verdict} than those in one "
-            f"({clouds.n_one:,}): {number(several)} against {number(one)}, where 0 means that all "
-            "embeddings point the same way and 1 that they cancel out. Clusters are those with "
-            f"ŝ above {ASSIGNED}."
-        )
+    parts = [element("p", dot, legend)]
+    for key, title, panels in (
+        ("fig-8", f"Labels in 2 to {MAX_CLUSTERS} clusters (Fig. 8)", maps.several),
+        ("fig-9", "Labels in one cluster (Fig. 9)", maps.one),
+    ):
+        drawn = [_map_panel(panel, label_names[panel.label]) for panel in panels]
+        content = element("div", drawn, class_="panels")
+        if not drawn:
+            content = note(f"No such label has {MIN_POINTS} training points or more.")
+        parts.append(element("div", element("h3", title), content, id=key))
+    low, high = SPREAD_FREQUENCIES
+    if not maps.spreads_several or not maps.spreads_one:
+        text = f"There are too few labels with {low} to {high} points to compare their spread."
+        return [*parts, note(text)]
+    several, one = (float(np.mean(s)) for s in (maps.spreads_several, maps.spreads_one))
+    text = (
+        f"Of all labels with {low} to {high} points in the sample, those in several clusters "
+        f"({len(maps.spreads_several):,} labels) spread {'more' if several > one else 'no more'} "
+        f"widely than those in one ({len(maps.spreads_one):,} labels): {number(several)} against "
+        f"{number(one)}. The spread is 0 if all embeddings have the same direction and 1 if they "
+        "cancel out."
     )
+    return [*parts, element("p", text)]
 
 
-_NONE = (
-    "The model knows no probabilities: fewer than twenty points were held out, or it is of before "
-    "there were any. elias calibrate adds them."
-)
-
-
-def decisions_section(
-    subject: Subject, judged: tuple[str, Split] | None, found: Predictions | None
-) -> Markup:
-    """Return the section; ``found`` are the last component's predictions for the points judged."""
-    known = subject.model.probabilities
-    if known is None:
-        return section("decisions", "Probabilities and decisions", paragraph(_NONE, soft=True))
-    figures = [threshold_figure(known)]
-    if judged is not None and found is not None:
-        figures.insert(0, reliability_figure(found, judged[1], judged[0]))
-    return section("decisions", "Probabilities and decisions", _errors(subject), grid(figures))
-
-
-def _errors(subject: Subject) -> Markup | None:
-    """Return ECE@5 of each split as it was measured when the probabilities were learned."""
-    told = subject.model.metadata.get(PROBABILITIES, {}).get("errors", {})
-    if not told:
-        return None
-    rows = [[name, f"{one['before']:.2f}", f"{one['after']:.2f}"] for name, one in told.items()]
-    header = ["points", f"ECE@{ECE_AT} of the scores as they are, %", f"ECE@{ECE_AT}, %"]
-    return table(header, rows)
-
-
-def reliability_figure(found: Predictions, split: Split, name: str) -> Markup:
-    """Return how often labels of a probability are relevant, before and after calibration."""
-    measured = {
-        "scores as they are": reliability(found, split.labels, ECE_AT, calibrated=False),
-        "probabilities": reliability(found, split.labels, ECE_AT),
-    }
-    lines = [Line(name="as it should be", xs=[0.0, 1.0], ys=[0.0, 1.0])]
-    lines += [_line(title, one) for title, one in measured.items()]
-    errors = ", ".join(f"{one.error:.2f}% of the {title}" for title, one in measured.items())
-    words = Words(
-        title="Said and true",
-        description=f"On the {name} points the calibration error is {errors}.",
-    )
-    plot = line_plot(
-        lines,
-        Axis(label="probability said", low=0.0, high=1.0),
-        Axis(label="share that is relevant", low=0.0, high=1.0),
-        words,
-    )
-    caption = f"The best {ECE_AT} labels of each point in fifteen bins. {words.description}"
-    rows = [
-        [title, f"{said:.3f}", f"{true:.3f}", f"{count:,}"]
-        for title, one in measured.items()
-        for said, true, count in zip(one.said, one.true, one.counts.tolist(), strict=True)
-        if count
-    ]
-    return figure(
-        "reliability", words.title, plot, caption, table(["", "said", "true", "labels"], rows)
-    )
-
-
-def _line(title: str, one: Reliability) -> Line:
-    there = one.counts > 0
-    return Line(name=title, xs=one.said[there], ys=one.true[there])
-
-
-def threshold_figure(known: Probabilities) -> Markup:
-    """Return what decisions at each threshold were worth on the held-out points."""
-    best = known.threshold("f1")
-    place = int(np.searchsorted(known.thresholds, best - 1e-9))
-    curves = {"precision": known.precision, "recall": known.recall, "F1": known.f1}
-    told = ", ".join(f"{name} {100 * one[place]:.1f}%" for name, one in curves.items())
-    words = Words(title="Decisions by threshold", description=f"F1 is best at {best:g}: {told}.")
-    plot = line_plot(
-        [Line(name=name, xs=known.thresholds, ys=100 * one) for name, one in curves.items()],
-        Axis(label="threshold of probability", low=0.0, high=1.0),
-        Axis(label="on held-out points, %", low=0.0, high=100.0),
-        words,
-        rules={best: "best F1"},
-    )
-    rows = [
-        [f"{known.thresholds[i]:.2f}", *(f"{100 * one[i]:.1f}" for one in curves.values())]
-        for i in range(0, len(known.thresholds), 10)
-    ]
-    caption = f"Over all pairs of a point and a label. {words.description}"
-    return figure("thresholds", words.title, plot, caption, table(["threshold", *curves], rows))
+def _map_panel(panel: LabelMap, name: str) -> Markup:
+    plural = "s" if len(panel.clusters) > 1 else ""
+    counts = f"{len(panel.points):,} points; {len(panel.clusters)} cluster{plural}"
+    names = [f"cluster {cluster}" for cluster in panel.clusters]
+    groups = [*zip(names, _CLUSTER_COLOURS, panel.cluster_points, strict=False)]
+    groups.append((name, _LABEL_COLOUR, panel.points))
+    plot = scatter_plot(f"t-SNE of the training points of {name}", counts, groups)
+    caption = element("figcaption", element("strong", name), element("br"), counts)
+    return element("figure", plot, caption)

@@ -1,54 +1,62 @@
-"""Draw plots as SVG.
+"""Draw line, bar, box, dot and scatter plots as SVG, for the report and the experiments.
 
-Each stands alone: a title and a description to be read aloud, text in the colour of the page, and
-series in the page's ``--series-1`` to ``--series-6``, told apart by dashes and shapes too. Values
-show when the pointer rests on a mark.
+    plot = Plot("Loss by epoch", "It falls from 3 to 1.", Axis("epoch"), Axis("loss"))
+    plot.line("training", [1, 2, 3], [3.0, 2.0, 1.0])
+    svg = plot.svg()
+
+Screen readers read the title and the description. Text has the colour of the page, and series have
+the colours ``--series-1`` to ``--series-6`` of its style sheet; dashes and marker shapes tell them
+apart too. A mark shows its value when the pointer rests on it.
 """
 
 from __future__ import annotations
 
 import math
 import zlib
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from itertools import pairwise
+from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from elias.report.page import Markup, element
+from elias.report.html import Markup, element, number
 
 WIDTH = 460.0
-"""Units of a plot's width. A page shows one about as many pixels wide, so that its letters keep
-their size, and a phone at three quarters of it."""
+"""Width of a plot in SVG units; pages show it about as many pixels wide, so that text keeps its
+size."""
 HEIGHT = 300.0
 FONT = 12.0
-"""Height of a letter, in the same units."""
+"""Font size in SVG units."""
+ROW_HEIGHT = 24.0
+"""Height of a row of a dot plot."""
+MAX_MARKERS = 30
+"""Lines with more points are drawn without markers."""
 
-N_COLOURS = 6
-FALLBACKS = ("#2563a8", "#c2570c", "#2c7d4f", "#7d4bb3", "#b83260", "#4b6a73")
-"""The colours of the series where the page names none, as ``--series-1`` and so on."""
-
-_LETTER = 0.58  # mean width of a letter in a sans serif face, of its height
-_GAP = 14.0  # between two tick labels
-_SHORTEST = 6  # letters that a name which does not fit may be cut to
+_COLOURS = ("#2563a8", "#c2570c", "#2c7d4f", "#7d4bb3", "#b83260", "#4b6a73")
+_DASHES = (None, "7 4", "2 3", "9 3 2 3", "12 4", "4 2")
+_LETTER_WIDTH = 0.58 * FONT  # mean over the letters of a sans serif font
+_LONGEST_NAME = int(0.45 * WIDTH / _LETTER_WIDTH)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class Axis:
-    """One axis of a plot: what it says, and from where to where it goes."""
+    """Label and range of an axis."""
 
     label: str
     low: float | None = None
-    """Where it begins; chosen from the data when None."""
+    """Lower end; derived from the data if None."""
     high: float | None = None
     log: bool = False
-    """Whether equal steps multiply; then everything shown must be above 0."""
+    """Logarithmic; all values must then be positive."""
+    categories: Sequence[str] | None = None
+    """Names of equally wide slots, in place of numbers."""
 
 
 @dataclass(frozen=True, slots=True)
 class Scale:
-    """Maps values to places between ``start`` and ``end``."""
+    """Map values from ``low`` … ``high`` to coordinates from ``start`` to ``end``."""
 
     low: float
     high: float
@@ -57,47 +65,265 @@ class Scale:
     log: bool = False
 
     def __call__(self, value: float) -> float:
-        """Return the place of a value."""
-        low, high, value = ((math.log(v) if self.log else v) for v in (self.low, self.high, value))
+        """Return the coordinate of a value."""
+        low, high, value = (math.log(v) if self.log else v for v in (self.low, self.high, value))
         return self.start + (value - low) / (high - low) * (self.end - self.start)
 
 
-def colour(series: int) -> str:
-    """Return how a series is painted, as CSS."""
-    place = series % N_COLOURS
-    return f"var(--series-{place + 1}, {FALLBACKS[place]})"
+class Plot:
+    """A plot with two axes: add marks, then draw it with `svg`."""
+
+    def __init__(self, title: str, description: str, x: Axis, y: Axis) -> None:
+        self.title, self.description = title, description
+        self.x, self.y = x, y
+        self._xs: list[float] = []  # values that the axes must hold
+        self._ys: list[float] = []
+        self._legend: list[tuple[str, Markup]] = []  # name and symbol of each series
+        self._marks: list[Callable[[Scale, Scale], Iterator[Markup]]] = []
+        self._has_rules = False
+
+    def line(
+        self, name: str, xs: ArrayLike, ys: ArrayLike, *, band: Sequence[ArrayLike] = ()
+    ) -> None:
+        """Add a line; points whose y is not finite are skipped.
+
+        ``band`` holds lower and upper bounds, between which the area is shaded.
+        """
+        columns = np.array([xs, ys, *band], dtype=np.float64)
+        columns = columns[:, np.isfinite(columns[1])]
+        x_values, y_values, *bounds = columns.tolist()
+        series = len(self._legend)
+        has_markers = len(x_values) <= MAX_MARKERS
+        stroke = {
+            "fill": "none",
+            "stroke": colour(series),
+            "stroke_width": 2,
+            "stroke_linejoin": "round",
+            "stroke_dasharray": _DASHES[series % len(_DASHES)],
+        }
+
+        def draw(x: Scale, y: Scale) -> Iterator[Markup]:
+            if bounds:
+                low, high = bounds
+                outline = _path(x, y, [*x_values, *x_values[::-1]], [*high, *low[::-1]])
+                yield element("path", d=f"{outline}Z", fill=colour(series), fill_opacity=0.16)
+            yield element("path", d=_path(x, y, x_values, y_values), **stroke)
+            for a, b in zip(x_values, y_values, strict=True) if has_markers else ():
+                value = element("title", f"{name}: {a:g}, {b:.4g}")
+                yield element("g", value, _marker(series, x(a), y(b)))
+
+        symbol = element("path", d="M-9 0H9", **stroke)
+        self._legend.append((name, element("g", symbol, _marker(series) if has_markers else None)))
+        self._xs += x_values
+        self._ys += columns[1:].ravel().tolist()
+        self._marks.append(draw)
+
+    def rule(self, at: float, name: str) -> None:
+        """Add a vertical line with a name."""
+
+        def draw(x: Scale, y: Scale) -> Iterator[Markup]:
+            path = f"M{x(at):.1f} {y.start:.1f}V{y.end - 6:.1f}"
+            yield element("path", d=path, stroke="currentColor", opacity=0.45, stroke_dasharray=3)
+            fits = x(at) + _text_width(name) + 8 <= WIDTH
+            anchor, shift = ("start", 5) if fits else ("end", -5)
+            yield _text(name, x(at) + shift, y.end - 5, anchor, opacity=0.75)
+
+        self._has_rules = True
+        self._marks.append(draw)
+
+    def bars(self, groups: Mapping[str, ArrayLike]) -> None:
+        """Add the bars of each group over the categories of the x axis; NaN has no bar.
+
+        The bars of a single group have their values above them.
+        """
+        values = self._add_groups(groups)
+
+        def draw(x: Scale, y: Scale) -> Iterator[Markup]:
+            for series, name, height, left, width in self._slots(x, values):
+                title = f"{name}: {height:,.4g}"
+                yield _bar(left, 0.94 * width, y(0), y(height), series, title)
+                if len(values) == 1:
+                    middle, above = left + width / 2, y(height) - 4
+                    yield _text(number(height), middle, above, font_size=0.85 * FONT)
+
+        self._ys.append(0.0)
+        self._marks.append(draw)
+
+    def boxes(self, groups: Mapping[str, ArrayLike]) -> None:
+        """Add the boxes of each group over the categories of the x axis; NaN has no box.
+
+        A group holds five increasing quantiles for each category. The line goes from the first to
+        the last, the box from the second to the fourth, and a bar marks the third.
+        """
+        values = self._add_groups(groups)
+
+        def draw(x: Scale, y: Scale) -> Iterator[Markup]:
+            for series, name, row, left, width in self._slots(x, values):
+                title = f"{name}: median {row[2]:.3g}, half from {row[1]:.3g} to {row[3]:.3g}"
+                lowest, low, median, high, highest = map(y, row)
+                paint, middle = colour(series), left + width / 2
+                yield element("path", d=f"M{middle:.1f} {lowest:.1f}V{highest:.1f}", stroke=paint)
+                style = {"fill_opacity": 0.35, "stroke": paint}
+                yield _bar(left + 0.1 * width, 0.8 * width, low, high, series, title, **style)
+                bar = f"M{left + 0.1 * width:.1f} {median:.1f}h{0.8 * width:.1f}"
+                yield element("path", d=bar, stroke="currentColor", stroke_width=2)
+
+        self._marks.append(draw)
+
+    def _add_groups(self, groups: Mapping[str, ArrayLike]) -> dict[str, NDArray[np.float64]]:
+        arrays = {name: np.asarray(v, dtype=np.float64) for name, v in groups.items()}
+        for series, (name, values) in enumerate(arrays.items()):
+            swatch = element("rect", x=-6, y=-5, width=12, height=10, rx=2, fill=colour(series))
+            self._legend.append((name, swatch))
+            self._ys += values[np.isfinite(values)].tolist()
+        return arrays
+
+    def _slots(
+        self, x: Scale, groups: Mapping[str, NDArray[np.float64]]
+    ) -> Iterator[tuple[int, str, Any, float, float]]:
+        """Yield the series, name, value, left edge and width of each finite value."""
+        width = 0.76 * (x(1) - x(0)) / len(groups)
+        for series, (name, values) in enumerate(groups.items()):
+            for i, category in enumerate(self.x.categories or ()):
+                if np.isfinite(values[i]).all():
+                    left = x(i + 0.12) + series * width
+                    yield series, f"{name}, {category}", values[i].tolist(), left, width
+
+    def histogram(self, counts: ArrayLike, edges: ArrayLike) -> None:
+        """Add adjoining bars: ``counts`` between each of ``edges`` and the next."""
+        heights: list[float] = np.asarray(counts, dtype=np.float64).tolist()
+        bounds: list[float] = np.asarray(edges, dtype=np.float64).tolist()
+
+        def draw(x: Scale, y: Scale) -> Iterator[Markup]:
+            for (low, high), height in zip(pairwise(bounds), heights, strict=True):
+                title = f"{low:,.4g} to {high:,.4g}: {height:,.4g}"
+                width = max(x(high) - x(low) - 1, 0.5)
+                yield _bar(x(low) + 0.5, width, y(0), y(height), 0, title)
+
+        self.x = replace(self.x, low=bounds[0], high=bounds[-1])
+        self._ys += [0.0, *heights]
+        self._marks.append(draw)
+
+    def dots(self, name: str, values: Sequence[float], spreads: Sequence[float]) -> None:
+        """Add a dot in each category of the y axis; a thin line spans ± its spread."""
+        series = len(self._legend)
+
+        def draw(x: Scale, y: Scale) -> Iterator[Markup]:
+            for i, category in enumerate(self.y.categories or ()):
+                mean, spread, height = values[i], spreads[i], y(i + 0.5)
+                title = f"{category}, {name}: {mean:.2f}" + (f" ± {spread:.2f}" if spread else "")
+                span = f"M{x(mean - spread):.1f} {height:.1f}H{x(mean + spread):.1f}"
+                line = element("path", d=span, stroke=colour(series), stroke_width=1.5)
+                dot = _marker(series, x(mean), height, 4.0)
+                yield element("g", element("title", title), line if spread else None, dot)
+
+        self._legend.append((name, _marker(series, size=4.0)))
+        self._xs += values
+        self._marks.append(draw)
+
+    def svg(self) -> Markup:
+        """Return the plot with its axes and, for several series, a legend."""
+        legend, top = _draw_legend(self._legend if len(self._legend) > 1 else [])
+        labels = [_text(self.y.label, 0.0, top + FONT, "start", opacity=0.75)]
+        rows = self.y.categories
+        top += FONT / 2 if rows else 2 * FONT + 4 + (FONT if self._has_rules else 0)
+        bottom = top + ROW_HEIGHT * len(rows) if rows else HEIGHT - 3 * FONT - 4
+        height = bottom + 3 * FONT + 4
+        y, y_ticks = _scale(self.y, self._ys, *((top, bottom) if rows else (bottom, top)), 6)
+        left = max(_text_width(label) for _, label in y_ticks) + 10
+        right = WIDTH - (4 if self.x.categories else 18)  # the last number is centred there
+        x, x_ticks = _scale(self.x, self._xs, left, right, 8)
+        labels += [_text(label, left - 6, at + FONT / 3, "end") for at, label in y_ticks]
+        labels += [_text(label, at, bottom + FONT + 5) for at, label in x_ticks]
+        labels.append(_text(self.x.label, (left + WIDTH) / 2, height - 5, opacity=0.75))
+        vertical = "".join(f"M{at:.1f} {top:.1f}V{bottom:.1f}" for at, _ in x_ticks)
+        horizontal = "".join(f"M{left:.1f} {at:.1f}H{WIDTH}" for at, _ in y_ticks)
+        lines = vertical if rows else horizontal
+        grid = element("path", d=lines, stroke="currentColor", opacity=0.16)
+        marks = [element("g", list(draw(x, y))) for draw in self._marks]
+        return _svg(self.title, self.description, [legend, grid, labels, marks], height)
 
 
-def text_width(label: str) -> float:
-    """Return about how wide a label is drawn."""
-    return len(label) * FONT * _LETTER
+def scatter_plot(
+    title: str, description: str, groups: Sequence[tuple[str, int, ArrayLike]]
+) -> Markup:
+    """Return points in a plane without axes, as of t-SNE.
 
-
-def ticks(low: float, high: float, most: int) -> list[float]:
-    """Return at most ``most`` round values from ``low`` to ``high``, in steps of 1, 2 or 5.
-
-    >>> ticks(0, 1, 6)
-    [0.0, 0.2, 0.4, 0.6, 0.8, 1.0]
+    ``groups`` have a name, a colour and points (n, 2). The last is drawn larger, above the others.
     """
-    if high <= low:
-        return [low]
-    step = _step(low, high, most, around=False)
-    first, last = math.ceil(low / step - 1e-9), math.floor(high / step + 1e-9)
-    return [round(i * step, 12) for i in range(first, last + 1)]
+    points = [np.asarray(group[2], dtype=np.float64).reshape(-1, 2) for group in groups]
+    low, high = np.min(np.concatenate(points), axis=0), np.max(np.concatenate(points), axis=0)
+    room = np.array([WIDTH, HEIGHT]) - 24
+    scale = float((room / np.maximum(high - low, 1e-9)).min())
+    shift = 12 + (room - (high - low) * scale) / 2
+    shapes = []
+    for i, (name, series, _) in enumerate(groups):
+        size, opacity = (6.0, 0.95) if i == len(groups) - 1 else (4.0, 0.6)
+        places = ((points[i] - low) * scale + shift).tolist()
+        dots = [_marker(series, x, y, size) for x, y in places]
+        shapes.append(element("g", element("title", name), dots, opacity=opacity))
+    return _svg(title, description, shapes, HEIGHT)
 
 
-def _step(low: float, high: float, most: int, *, around: bool) -> float:
-    """Return the smallest round step that takes ``most`` ticks within a range, or around it."""
-    size: float = 10 ** math.floor(math.log10((high - low) / max(most - 1, 1)))
-    slack = -1e-9 if around else 1e-9
-    for factor in (1, 2, 5, 10, 20, 50):
-        step = factor * size
-        outer = math.ceil(high / step + slack), math.floor(low / step - slack)
-        inner = math.floor(high / step + slack), math.ceil(low / step - slack)
-        last, first = outer if around else inner
-        if last - first + 1 <= most:
+def standalone(svg: Markup) -> str:
+    """Return a plot as a file of its own, with colours for light and dark backgrounds."""
+    style = (
+        "svg { color: #1d2126; background: #ffffff } "
+        "@media (prefers-color-scheme: dark) { svg { color: #e4e7eb; background: #15181c } }"
+    )
+    return svg.replace("<title", f"<style>{style}</style><title", 1)
+
+
+def colour(series: int) -> str:
+    """Return the CSS colour of a series."""
+    i = series % len(_COLOURS)
+    return f"var(--series-{i + 1}, {_COLOURS[i]})"
+
+
+def _scale(
+    axis: Axis, values: Sequence[float], start: float, end: float, most: int
+) -> tuple[Scale, list[tuple[float, str]]]:
+    """Return the scale of an axis, and the coordinates and labels of its ticks.
+
+    There are at most ``most`` ticks, fewer where their labels would touch.
+    """
+    if axis.categories is not None:
+        scale = Scale(0, len(axis.categories), start, end)
+        return scale, [(scale(i + 0.5), _cut(name)) for i, name in enumerate(axis.categories)]
+    for n_ticks in range(most, 2, -1):
+        low, high, ticks = axis_ticks(axis, values, n_ticks)
+        scale = Scale(low, high, start, end, axis.log)
+        labels = [(scale(at), label) for at, label in zip(ticks, tick_labels(ticks), strict=True)]
+        is_vertical = end < start
+        if is_vertical or not labels_touch(labels):
             break
-    return step
+    return scale, labels
+
+
+def axis_ticks(axis: Axis, values: Sequence[float], most: int) -> tuple[float, float, list[float]]:
+    """Return both ends of an axis and at most ``most`` (>= 3) ticks, in steps of 1, 2 or 5.
+
+    An end that the axis leaves open is the tick below or above all values.
+
+    >>> axis_ticks(Axis("score", low=0.0), [0.3, 0.9], 6)
+    (0.0, 1.0, [0.0, 0.2, 0.4, 0.6, 0.8, 1.0])
+    """
+    low = min(values, default=0.0) if axis.low is None else axis.low
+    high = max(values, default=1.0) if axis.high is None else axis.high
+    if axis.log:
+        high = high if high > low else 10 * low
+        return low, high, log_ticks(low, high, most)
+    if high <= low:
+        high = low + (abs(low) or 1.0)
+    power: float = 10 ** math.floor(math.log10((high - low) / (most - 1)))
+    for step in (power, 2 * power, 5 * power, 10 * power, 20 * power):
+        first, last = math.floor(low / step + 1e-9), math.ceil(high / step - 1e-9)
+        if last - first < most:
+            break
+    low = first * step if axis.low is None else low
+    high = last * step if axis.high is None else high
+    ticks = [round(i * step, 12) for i in range(first, last + 1)]
+    return low, high, [t for t in ticks if low - 1e-6 * step <= t <= high + 1e-6 * step]
 
 
 def log_ticks(low: float, high: float, most: int) -> list[float]:
@@ -108,69 +334,52 @@ def log_ticks(low: float, high: float, most: int) -> list[float]:
     """
     first, last = math.floor(math.log10(low)), math.ceil(math.log10(high))
     for factors in ((1, 2, 5), (1, 3), (1,)):
-        found = [f * 10.0**power for power in range(first, last + 1) for f in factors]
-        found = [v for v in found if low * (1 - 1e-9) <= v <= high * (1 + 1e-9)]
-        if len(found) <= most:
+        ticks = [f * 10.0**power for power in range(first, last + 1) for f in factors]
+        ticks = [v for v in ticks if low * (1 - 1e-9) <= v <= high * (1 + 1e-9)]
+        if len(ticks) <= most:
             break
-    return found[:: math.ceil(len(found) / max(most, 1))] if found else [low, high]
+    return ticks[:: math.ceil(len(ticks) / most)] if ticks else [low, high]
 
 
 def tick_labels(values: Sequence[float]) -> list[str]:
-    """Return the values with as many decimals as it takes to tell them apart.
+    """Format values with as many decimals as all of them need.
 
     >>> tick_labels([0, 0.25, 0.5]), tick_labels([0, 5000])
     (['0', '0.25', '0.50'], ['0', '5,000'])
     """
     for decimals in range(7):
-        labels = [f"{value:,.{decimals}f}" for value in values]
-        if all(abs(float(f"{v:.{decimals}f}") - v) <= 1e-9 * max(1, abs(v)) for v in values):
+        if all(abs(round(v, decimals) - v) <= 1e-9 * max(1, abs(v)) for v in values):
             break
-    return ["0" if float(v) == 0 else label for v, label in zip(values, labels, strict=True)]
+    return [f"{v:,.{decimals}f}" if v else "0" for v in values]
 
 
-def nice_range(axis: Axis, values: Sequence[float], most: int) -> tuple[float, float]:
-    """Return where an axis begins and ends: as it says, else at ticks around the values."""
-    low = min(values, default=0.0) if axis.low is None else axis.low
-    high = max(values, default=1.0) if axis.high is None else axis.high
-    if axis.log:
-        return low, high if high > low else low * 10
-    if high <= low:
-        high = low + (abs(low) or 1.0)
-    step = _step(low, high, most, around=True)
-    if axis.low is None:
-        low = math.floor(low / step + 1e-9) * step
-    if axis.high is None:
-        high = math.ceil(high / step - 1e-9) * step
-    return low, high
+def labels_touch(labels: Sequence[tuple[float, str]]) -> bool:
+    """Return whether labels centred at their coordinates are closer than a letter."""
+    ends = [(at - _text_width(label) / 2, at + _text_width(label) / 2) for at, label in labels]
+    return any(right[0] - left[1] < _LETTER_WIDTH for left, right in pairwise(ends))
 
 
-@dataclass(frozen=True, slots=True)
-class Frame:
-    """The place of a plot: its two scales, and all that is drawn around them."""
-
-    x: Scale
-    y: Scale
-    around: Markup
-    """Grid, ticks, labels and legend."""
-
-    @property
-    def width(self) -> float:
-        """Return how wide the plot's inside is."""
-        return self.x.end - self.x.start
-
-    def drawn(self, title: str, description: str, *shapes: object) -> Markup:
-        """Return the whole plot, read aloud by its title and description."""
-        return drawing(title, description, self.around, *shapes)
+def _draw_legend(entries: Sequence[tuple[str, Markup]]) -> tuple[Markup, float]:
+    """Return the legend, in as many lines as it needs, and its height."""
+    shapes = []
+    x, y = 0.0, 0.0
+    for name, symbol in entries:
+        width = 40 + _text_width(name)
+        if x and x + width > WIDTH:
+            x, y = 0.0, y + 1.5 * FONT
+        place = f"translate({x + 10:.1f} {y + 0.75 * FONT:.1f})"
+        shapes += [element("g", symbol, transform=place), _text(name, x + 24, y + FONT, "start")]
+        x += width
+    return element("g", shapes), y + 1.5 * FONT if shapes else 0.0
 
 
-def drawing(title: str, description: str, *shapes: object, height: float = HEIGHT) -> Markup:
-    """Return shapes as one SVG, read aloud by its title and description."""
+def _svg(title: str, description: str, shapes: Sequence[object], height: float) -> Markup:
     key = f"plot-{zlib.crc32(f'{title}|{description}'.encode('utf8', 'replace')):08x}"
     return element(
         "svg",
         element("title", title, id=f"{key}-title"),
         element("desc", description, id=f"{key}-desc"),
-        *shapes,
+        list(shapes),
         xmlns="http://www.w3.org/2000/svg",
         viewBox=f"0 0 {WIDTH:g} {height:g}",
         role="img",
@@ -181,425 +390,46 @@ def drawing(title: str, description: str, *shapes: object, height: float = HEIGH
     )
 
 
-def standalone(svg: Markup) -> str:
-    """Return a plot as a file of its own, readable on light and on dark."""
-    style = (
-        "svg { color: #1d2126; background: #ffffff } "
-        "@media (prefers-color-scheme: dark) { svg { color: #e4e7eb; background: #15181c } }"
-    )
-    return svg.replace("<title", f"<style>{style}</style><title", 1)
+def _path(x: Scale, y: Scale, xs: Sequence[float], ys: Sequence[float]) -> str:
+    return "M" + "L".join(f"{x(a):.1f} {y(b):.1f}" for a, b in zip(xs, ys, strict=True))
 
 
-def frame(
-    x: Axis,
-    y: Axis,
-    xs: Sequence[float],
-    ys: Sequence[float],
-    legend: Sequence[tuple[str, Markup]] = (),
-    categories: Sequence[str] | None = None,
-    *,
-    above: float = 0.0,
-) -> Frame:
-    """Return the frame that all values fit in.
-
-    Args:
-        x: The axis below.
-        y: The axis at the left.
-        xs: What has to fit from left to right.
-        ys: What has to fit from bottom to top.
-        legend: The name of each series, and the mark it is known by, 18 units wide and centred
-            on 0, 0; none is drawn for a single series.
-        categories: Names of equal parts of the axis below, in place of numbers.
-        above: Room to leave above the inside.
-    """
-    key, key_height = _legend(legend if len(legend) > 1 else ())
-    top = key_height + 2 * FONT + 4 + above
-    bottom = HEIGHT - (3 * FONT + 4)
-    y_low, y_high = nice_range(y, ys, most=6)
-    y_values = log_ticks(y_low, y_high, 6) if y.log else ticks(y_low, y_high, 6)
-    y_names = tick_labels(y_values)
-    left = max(map(text_width, y_names), default=0) + 10
-    y_scale = Scale(y_low, y_high, bottom, top, y.log)
-    if categories is None:
-        x_low, x_high = nice_range(x, xs, most=8)
-        x_scale = Scale(x_low, x_high, left, WIDTH - 18, x.log)
-        marks = _number_marks(x_scale)
-    else:
-        x_scale = Scale(0, len(categories), left, WIDTH - 4)
-        marks = _category_marks(x_scale, categories)
-    around = [
-        key,
-        element("text", y.label, x=0.0, y=key_height + FONT, opacity=0.75),
-        [_y_tick(y_scale(v), name, left) for v, name in zip(y_values, y_names, strict=True)],
-        [
-            element("text", name, x=place, y=bottom + FONT + 5, text_anchor="middle")
-            for place, name in marks
-        ],
-        element(
-            "text",
-            x.label,
-            x=(left + WIDTH) / 2,
-            y=HEIGHT - 5,
-            text_anchor="middle",
-            opacity=0.75,
-        ),
-    ]
-    return Frame(x_scale, y_scale, element("g", around))
+def _text(label: str, x: float, y: float, anchor: str = "middle", **style: object) -> Markup:
+    return element("text", label, x=x, y=y, text_anchor=anchor, **style)
 
 
-def _y_tick(place: float, name: str, left: float) -> list[Markup]:
-    line = element(
-        "line",
-        x1=left,
-        x2=WIDTH,
-        y1=place,
-        y2=place,
-        stroke="currentColor",
-        stroke_opacity=0.16,
-    )
-    return [line, element("text", name, x=left - 6, y=place + FONT / 3, text_anchor="end")]
+def _text_width(label: str) -> float:
+    """Estimate the width of a label."""
+    return len(label) * _LETTER_WIDTH
 
 
-def _number_marks(scale: Scale) -> list[tuple[float, str]]:
-    """Return places and labels of ticks, as many as fit beside each other."""
-    for most in range(9, 1, -1):
-        choose = log_ticks if scale.log else ticks
-        values = choose(scale.low, scale.high, most)
-        labels = tick_labels(values)
-        marks = [(scale(value), label) for value, label in zip(values, labels, strict=True)]
-        if _fit(marks):
-            break
-    return marks
-
-
-def _category_marks(scale: Scale, names: Sequence[str]) -> list[tuple[float, str]]:
-    """Return places and names of categories: all, or cut short, or every second or third."""
-    room = int(((scale(1) - scale(0)) - _GAP / 2) / (FONT * _LETTER))
-    if room > _SHORTEST:
-        names = [name if len(name) <= room else f"{name[: room - 1]}…" for name in names]
-    for step in range(1, len(names) + 1):
-        marks = [(scale(i + 0.5), names[i]) for i in range(0, len(names), step)]
-        if _fit(marks):
-            break
-    return marks
-
-
-def _fit(marks: Sequence[tuple[float, str]]) -> bool:
-    """Say whether labels centred on their places leave a gap between each other."""
-    edges = [(place - text_width(n) / 2, place + text_width(n) / 2) for place, n in marks]
-    return all(right[0] - left[1] >= _GAP / 2 for left, right in pairwise(edges))
-
-
-def _legend(entries: Sequence[tuple[str, Markup]]) -> tuple[Markup, float]:
-    """Return the legend and its height, in as many lines as it takes."""
-    drawn = []
-    x, y = 0.0, 0.0
-    for name, mark in entries:
-        width = 26 + text_width(name) + 20
-        if x and x + width > WIDTH:
-            x, y = 0.0, y + FONT * 1.5
-        moved = element("g", mark, transform=f"translate({x + 10:.1f} {y + FONT * 0.75:.1f})")
-        drawn.append(moved)
-        drawn.append(element("text", name, x=x + 24, y=y + FONT))
-        x += width
-    return element("g", drawn), y + FONT * 1.5 if drawn else 0.0
-
-
-DASHES = (None, "7 4", "2 3", "9 3 2 3", "12 4", "4 2")
-MOST_MARKED = 30
-"""Points of a line that are marked one by one."""
-
-Array = NDArray[np.float64]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Line:
-    """A series of points to be joined."""
-
-    name: str
-    xs: ArrayLike
-    ys: ArrayLike
-    band: tuple[ArrayLike, ArrayLike] | None = None
-    """Lower and upper bounds to be shaded."""
-    series: int | None = None
-    """Its colour and dashes; its place among the lines when None."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Dots:
-    """A group of points in the plane."""
-
-    name: str
-    points: ArrayLike
-    """(n, 2)."""
-    radius: float = 2.6
-    opacity: float = 0.8
-    series: int | None = None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Words:
-    """What a plot is called and says."""
-
-    title: str
-    description: str
-    """What there is to see, for those who do not see it."""
-
-
-def line_plot(
-    lines: Sequence[Line],
-    x: Axis,
-    y: Axis,
-    words: Words,
-    *,
-    rules: Mapping[float, str] | None = None,
-) -> Markup:
-    """Return lines over numbers; ``rules`` are upright lines, named, where something begins."""
-    parts = [_LinePart(line, place) for place, line in enumerate(lines)]
-    xs = np.concatenate([part.xs for part in parts])
-    ys = np.concatenate([values for part in parts for values in part.heights()])
-    space = frame(
-        x,
-        y,
-        xs.tolist(),
-        ys.tolist(),
-        legend=[(part.name, part.key()) for part in parts],
-        above=FONT if rules else 0.0,
-    )
-    drawn = [_rule(space, at, name) for at, name in (rules or {}).items()]
-    return space.drawn(words.title, words.description, drawn, [p.drawn(space) for p in parts])
-
-
-class _LinePart:
-    """A line on its way to the page."""
-
-    def __init__(self, line: Line, place: int) -> None:
-        self.name = line.name
-        self.xs: Array = np.asarray(line.xs, dtype=np.float64)
-        self.ys: Array = np.asarray(line.ys, dtype=np.float64)
-        self.band = None if line.band is None else [np.asarray(b, np.float64) for b in line.band]
-        self.series = place if line.series is None else line.series
-        self.marked = len(self.xs) <= MOST_MARKED
-
-    def heights(self) -> list[Array]:
-        return [self.ys, *(self.band or [])]
-
-    def key(self) -> Markup:
-        line = element("path", d="M-9 0H9", **self._stroke())
-        return element("g", line, _shape(self.series, 0, 0) if self.marked else None)
-
-    def drawn(self, space: Frame) -> Markup:
-        shapes: list[object] = []
-        if self.band is not None:
-            low, high = self.band
-            there = _path(space, self.xs, high)
-            back = _path(space, self.xs[::-1], low[::-1]).replace("M", "L", 1)
-            shapes.append(
-                element("path", d=f"{there}{back}Z", fill=colour(self.series), fill_opacity=0.16)
-            )
-        shapes.append(element("path", d=_path(space, self.xs, self.ys), **self._stroke()))
-        if self.marked:
-            shapes += [self._mark(space, x, y) for x, y in zip(self.xs, self.ys, strict=True)]
-        return element("g", shapes)
-
-    def _mark(self, space: Frame, x: float, y: float) -> Markup:
-        told = f"{self.name}: {x:g}, {y:.4g}"
-        return element("g", element("title", told), _shape(self.series, space.x(x), space.y(y)))
-
-    def _stroke(self) -> dict[str, object]:
-        return {
-            "fill": "none",
-            "stroke": colour(self.series),
-            "stroke_width": 2,
-            "stroke_linejoin": "round",
-            "stroke_dasharray": DASHES[self.series % len(DASHES)],
-        }
-
-
-def _path(space: Frame, xs: Array, ys: Array) -> str:
-    places = (f"{space.x(x):.1f} {space.y(y):.1f}" for x, y in zip(xs, ys, strict=True))
-    return "M" + "L".join(places)
-
-
-def _rule(space: Frame, at: float, name: str) -> Markup:
-    place = space.x(at)
-    fits = place + text_width(name) + 8 <= WIDTH
-    line = element(
-        "line",
-        x1=place,
-        x2=place,
-        y1=space.y.start,
-        y2=space.y.end - 6,
-        stroke="currentColor",
-        stroke_opacity=0.45,
-        stroke_dasharray="3 3",
-    )
-    label = element(
-        "text",
-        name,
-        x=place + (5 if fits else -5),
-        y=space.y.end - 5,
-        text_anchor="start" if fits else "end",
-        opacity=0.75,
-    )
-    return element("g", line, label)
-
-
-def _shape(series: int, x: float, y: float, size: float = 3.2) -> Markup:
-    """Return the mark of a series: each has a shape of its own beside its colour."""
-    fill = colour(series)
-    kind = series % 4
-    if kind == 0:
-        return element("circle", cx=float(x), cy=float(y), r=size, fill=fill)
-    if kind == 1:
-        return element("rect", x=x - size, y=y - size, width=2 * size, height=2 * size, fill=fill)
-    r = size * 1.4
-    if kind == 2:
-        path = f"M{x - r:.1f} {y:.1f}L{x:.1f} {y - r:.1f}L{x + r:.1f} {y:.1f}L{x:.1f} {y + r:.1f}Z"
-    else:
-        path = f"M{x - r:.1f} {y + size:.1f}L{x:.1f} {y - r:.1f}L{x + r:.1f} {y + size:.1f}Z"
-    return element("path", d=path, fill=fill)
-
-
-def _swatch(series: int) -> Markup:
-    return element("rect", x=-6, y=-5, width=12, height=10, rx=2, fill=colour(series))
-
-
-def bar_plot(
-    categories: Sequence[str], groups: Mapping[str, ArrayLike], x: Axis, y: Axis, words: Words
-) -> Markup:
-    """Return bars over categories, side by side where there are several groups of values.
-
-    A value that is not a number has no bar.
-    """
-    values = {name: np.asarray(given, dtype=np.float64) for name, given in groups.items()}
-    known = np.concatenate([v[np.isfinite(v)] for v in values.values()])
-    heights = [0.0, *known.tolist()]
-    legend = [(name, _swatch(i)) for i, name in enumerate(values)]
-    space = frame(x, y, [], heights, legend=legend, categories=categories)
-    pitch = space.width / len(categories)
-    width = pitch * 0.76 / len(values)
-    numbers = _bar_numbers(values, width if len(values) > 1 else pitch)
-    bars = []
-    for series, (name, of_group) in enumerate(values.items()):
-        for place, value in enumerate(of_group.tolist()):
-            if not np.isfinite(value):
-                continue
-            left = space.x.start + pitch * (place + 0.12) + width * series
-            told = f"{name}, {categories[place]}: {value:,.4g}"
-            bars.append(_bar(space, left, width * 0.94, (0.0, value), series, told))
-            if numbers:
-                bars.append(_bar_number(space, left + width / 2, value, numbers[series][place]))
-    return space.drawn(words.title, words.description, bars)
-
-
-def _bar_numbers(values: Mapping[str, Array], room: float) -> list[list[str]]:
-    """Return the numbers to write above bars; none where they would touch."""
-    written = [[f"{v:,.3g}" if v < 1000 else f"{v:,.0f}" for v in g] for g in values.values()]
-    widest = max((text_width(number) for group in written for number in group), default=0)
-    return written if widest * 0.85 + 3 <= room else []
-
-
-def _bar_number(space: Frame, x: float, value: float, number: str) -> Markup:
-    size = FONT * 0.85
-    return element("text", number, x=x, y=space.y(value) - 4, text_anchor="middle", font_size=size)
+def _cut(name: str) -> str:
+    return name if len(name) <= _LONGEST_NAME else f"{name[: _LONGEST_NAME - 1]}…"
 
 
 def _bar(
-    space: Frame, left: float, width: float, span: tuple[float, float], series: int, told: str
+    left: float, width: float, bottom: float, top: float, series: int, title: str, **style: object
 ) -> Markup:
-    bottom, top = space.y(span[0]), space.y(span[1])
     return element(
         "rect",
-        element("title", told),
+        element("title", title),
         x=left,
         y=min(top, bottom),
         width=width,
         height=max(abs(bottom - top), 0.5),
         fill=colour(series),
+        **style,
     )
 
 
-def histogram(values: ArrayLike, edges: ArrayLike, x: Axis, y: Axis, words: Words) -> Markup:
-    """Return how many values lie between each edge and the next."""
-    counts, bounds = np.histogram(np.asarray(values), bins=np.asarray(edges))
-    return binned_plot(counts, bounds, x, y, words)
-
-
-def binned_plot(counts: ArrayLike, edges: ArrayLike, x: Axis, y: Axis, words: Words) -> Markup:
-    """Return a histogram of counts that are known already, or of shares."""
-    heights = np.asarray(counts, dtype=np.float64)
-    bounds = np.asarray(edges, dtype=np.float64)
-    fitted = Axis(label=x.label, low=float(bounds[0]), high=float(bounds[-1]))
-    space = frame(fitted, y, bounds.tolist(), [0.0, *heights.tolist()])
-    bars = []
-    for low, high, height in zip(bounds, bounds[1:], heights, strict=False):
-        left, right = space.x(low), space.x(high)
-        told = f"{low:,.4g} to {high:,.4g}: {height:,.4g}"
-        width = max(right - left - 1, 0.5)
-        bars.append(_bar(space, left + 0.5, width, (0.0, height), 0, told))
-    return space.drawn(words.title, words.description, bars)
-
-
-def box_plot(
-    categories: Sequence[str], groups: Mapping[str, ArrayLike], x: Axis, y: Axis, words: Words
-) -> Markup:
-    """Return boxes over categories: five rising quantiles for each, (categories, 5) in a group.
-
-    A thin line goes from the first to the last, a box from the second to the fourth, and the third
-    is marked. A row that is not a number is left out.
-    """
-    values = {name: np.asarray(given, dtype=np.float64) for name, given in groups.items()}
-    known = np.concatenate([v[np.isfinite(v)] for v in values.values()])
-    legend = [(name, _swatch(i)) for i, name in enumerate(values)]
-    space = frame(x, y, [], known.tolist(), legend=legend, categories=categories)
-    pitch = space.width / len(categories)
-    width = pitch * 0.76 / len(values)
-    boxes = []
-    for series, (name, rows) in enumerate(values.items()):
-        for place, row in enumerate(rows):
-            if np.isfinite(row).all():
-                middle = space.x.start + pitch * (place + 0.12) + width * (series + 0.5)
-                told = f"{name}, {categories[place]}: median {row[2]:.3g}, half of all from "
-                told += f"{row[1]:.3g} to {row[3]:.3g}"
-                boxes.append(_box(space, middle, width * 0.8, row.tolist(), series, told))
-    return space.drawn(words.title, words.description, boxes)
-
-
-def _box(
-    space: Frame, x: float, width: float, row: Sequence[float], series: int, told: str
-) -> Markup:
-    lowest, low, middle, high, highest = map(space.y, row)
-    paint = colour(series)
-    whisker = element("path", d=f"M{x:.1f} {lowest:.1f}V{highest:.1f}", stroke=paint)
-    left = x - width / 2
-    box = element(
-        "rect",
-        x=left,
-        y=high,
-        width=width,
-        height=max(low - high, 0.5),
-        fill=paint,
-        fill_opacity=0.35,
-        stroke=paint,
-    )
-    median = f"M{left:.1f} {middle:.1f}h{width:.1f}"
-    mark = element("path", d=median, stroke="currentColor", stroke_width=2)
-    return element("g", element("title", told), whisker, box, mark)
-
-
-def scatter_plot(groups: Sequence[Dots], words: Words, *, height: float = 300.0) -> Markup:
-    """Return points in a plane whose axes mean nothing, as t-SNE's; later groups lie above."""
-    points = [np.asarray(group.points, dtype=np.float64).reshape(-1, 2) for group in groups]
-    together = np.concatenate(points)
-    low, high = together.min(axis=0), together.max(axis=0)
-    room = np.array([WIDTH, height]) - 24
-    scale = float((room / np.maximum(high - low, 1e-9)).min())
-    shift = 12 + (room - (high - low) * scale) / 2
-    shapes = []
-    for place, (group, own) in enumerate(zip(groups, points, strict=True)):
-        series = place if group.series is None else group.series
-        places = (own - low) * scale + shift
-        dots = [_shape(series, x, y, group.radius) for x, y in places.tolist()]
-        shapes.append(element("g", element("title", group.name), dots, opacity=group.opacity))
-    return drawing(words.title, words.description, shapes, height=height)
+def _marker(series: int, x: float = 0.0, y: float = 0.0, size: float = 3.2) -> Markup:
+    """Return a circle, square, diamond or triangle, so that series differ in shape too."""
+    fill, shape = colour(series), series % 4
+    if shape == 0:
+        return element("circle", cx=x, cy=y, r=size, fill=fill)
+    if shape == 1:
+        return element("rect", x=x - size, y=y - size, width=2 * size, height=2 * size, fill=fill)
+    r = 1.4 * size
+    diamond = f"M{x - r:.1f} {y:.1f}L{x:.1f} {y - r:.1f}L{x + r:.1f} {y:.1f}L{x:.1f} {y + r:.1f}Z"
+    triangle = f"M{x - r:.1f} {y + size:.1f}L{x:.1f} {y - r:.1f}L{x + r:.1f} {y + size:.1f}Z"
+    return element("path", d=diamond if shape == 2 else triangle, fill=fill)

@@ -1,8 +1,9 @@
-"""What a report is about: a model, the corpus it was trained on, and what its run recorded."""
+"""Load what a report is about: a trained model, its corpus and the log of its run."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -12,6 +13,7 @@ from elias.data.splits import hold_out_test, validation_split
 from elias.errors import DataError
 from elias.inference.predictor import Elias
 from elias.persistence.manifest import METRICS_FILE, MODEL_FOLDER
+from elias.report.statistics import Edges, PointSample, sample_points
 from elias.training.run import RunRecords, read_partition, read_records
 
 if TYPE_CHECKING:
@@ -27,112 +29,113 @@ if TYPE_CHECKING:
 _REMEDY = "give the corpus that the run was trained on"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Subject:
-    """A trained model with its corpus, whose labels are the model's, and its run."""
+@dataclass(frozen=True, kw_only=True)
+class FinishedRun:
+    """A trained model with its corpus and the log of its run; results are computed once."""
 
     name: str
     model: Elias
     corpus: Corpus
+    """With the labels of the model, in the same order."""
     records: RunRecords = field(default_factory=RunRecords)
     partition: NDArray[np.int64] | None = None
-    """Each label's cluster in stage 1 (L,), where the run kept it."""
+    """The cluster of each label in stage 1 (L,), if the run stored it."""
 
-    def judged(self) -> tuple[str, Split] | None:
-        """Return the points to judge by: test points, else those held out, else None."""
+    @cached_property
+    def evaluated(self) -> tuple[str, Split] | None:
+        """Return name and points of the split to evaluate on: test, else validation, else None."""
         if self.corpus.test is not None:
             return "test", self.corpus.test
         held_out = validation_split(self.corpus, self.model.config)[1]
         return None if held_out is None else ("validation", held_out)
 
-    def ranked(self, split: Split) -> dict[str, Predictions]:
-        """Return the 100 best labels of each point by every component that the model has."""
+    @cached_property
+    def predictions(self) -> dict[str, Predictions]:
+        """Return the predictions of each component for the evaluated split."""
+        if self.evaluated is None:
+            return {}
+        _, split = self.evaluated
         return {
             name: self.model.predict_split(split, component=name) for name in self.model.components
         }
 
+    @cached_property
+    def edges(self) -> Edges | None:
+        """Return the edges of the graph; None for one-vs-all."""
+        return None if self.model.config.index.kind == "all" else Edges.of(self.model.model.graph)
 
-def open_subject(
+    @cached_property
+    def sample(self) -> PointSample:
+        """Return a random sample of training points with their clusters."""
+        return sample_points(self.model.model, self.corpus.train, self.model.config.seed)
+
+
+def load_run(
     run: Path,
     data: Path | None = None,
     *,
     reading: Mapping[str, str] | None = None,
     device: str = "auto",
-) -> Subject:
-    """Read a finished run and its corpus.
+) -> FinishedRun:
+    """Load a finished run and its corpus.
 
     Args:
-        run: The run's folder, or a saved model's.
-        data: The corpus; where the run read it, when None.
-        reading: Options to read it with (see `load_corpus`), in place of the run's own.
-        device: Where to compute.
+        run: Folder of the run, or of a saved model.
+        data: The corpus; by default the path that the run recorded.
+        reading: Options to read it with (see `load_corpus`), in place of the recorded ones.
+        device: Device to compute on.
 
     Raises:
-        DataError: If the corpus is not known, not there any more, or another one.
+        DataError: If the corpus is unknown, missing, or not the one of the run.
     """
     model = Elias.from_pretrained(run, device=device)
-    home = run_of(run) or run
-    records = read_records(home)
-    place = _place(home, data, records)
-    settings = model.data_settings or records.reading()
-    asked = {"text": None, "labels": None, "separator": None, **(reading or {})}
-    given = reading_options(place, settings, asked)
+    folder = run_folder(run) or run
+    records = read_records(folder)
+    path = data or records.source()
+    if path is None:
+        raise DataError(
+            f"{folder}: the path of its corpus is not recorded; give it: elias report RUN DATA"
+        )
+    if data is None and not path.exists():
+        raise DataError(
+            f"{path}: the corpus of {folder} is missing; give its new path: elias report RUN DATA"
+        )
+    given = {"text": None, "labels": None, "separator": None, **(reading or {})}
+    options = reading_options(path, model.data_settings or records.reading(), given)
     graph = model.model.graph
-    return Subject(
-        name=home.resolve().name,
+    return FinishedRun(
+        name=folder.resolve().name,
         model=model,
-        corpus=_as_trained(place, given, model),
+        corpus=_load_corpus(path, options, model),
         records=records,
-        partition=read_partition(home, graph.n_labels, graph.n_clusters),
+        partition=read_partition(folder, graph.n_labels, graph.n_clusters),
     )
 
 
-def run_of(folder: Path) -> Path | None:
-    """Return the run that a folder is, or whose model it is; None for a model alone."""
-    for home in (folder, folder.parent):
-        if (home / METRICS_FILE).exists() and (home == folder or folder.name == MODEL_FOLDER):
-            return home
+def run_folder(folder: Path) -> Path | None:
+    """Return the folder of the run that a folder is or belongs to; None for a model alone."""
+    for run in (folder, folder.parent):
+        if (run / METRICS_FILE).exists() and (run == folder or folder.name == MODEL_FOLDER):
+            return run
     return None
 
 
-def _place(run: Path, data: Path | None, records: RunRecords) -> Path:
-    """Return where the corpus is."""
-    if data is not None:
-        return data
-    known = records.source()
-    if known is None:
-        raise DataError(f"{run}: does not say where its corpus is; give it: elias report RUN DATA")
-    if not known.exists():
-        raise DataError(
-            f"{known}: the corpus of {run} is no longer there; give its new place: "
-            "elias report RUN DATA"
-        )
-    return known
-
-
-def _as_trained(place: Path, reading: Mapping[str, Any], model: Elias) -> Corpus:
-    """Read a corpus, cut as the run had it, over the labels of the model."""
-    recorded = model.metadata.get("data", {}).get("splits", {})
-    corpus = load_corpus(
-        place,
-        text=reading.get("text"),
-        labels=reading.get("labels"),
-        separator=reading.get("separator"),
-        test_size=0 if recorded else None,
-    )
+def _load_corpus(path: Path, options: Mapping[str, Any], model: Elias) -> Corpus:
+    """Load the corpus with the splits of the run and the labels of the model."""
+    recorded: dict[str, Any] = model.metadata.get("data", {}).get("splits", {})
+    corpus = load_corpus(path, **options, test_size=0 if recorded else None)
     n_test = recorded.get("test", {}).get("points", 0)
     if corpus.test is None and 0 < n_test < len(corpus.train):
         corpus = hold_out_test(corpus, n_test, seed=model.data_settings.get("seed", 0))
-    for name, split in recorded.items():
-        found = corpus.splits.get(name)
-        n_points = 0 if found is None else len(found)
-        n_pairs = 0 if found is None else int(found.labels.nnz)
-        if (n_points, n_pairs) != (split["points"], split["pairs"]):
+    for name, stats in recorded.items():
+        split = corpus.splits.get(name)
+        n_points, n_pairs = (0, 0) if split is None else (len(split), int(split.labels.nnz))
+        if (n_points, n_pairs) != (stats["points"], stats["pairs"]):
             raise DataError(
-                f"{place}: {n_points:,} {name} points with {n_pairs:,} labels, where the run had "
-                f"{split['points']:,} with {split['pairs']:,}; {_REMEDY}"
+                f"{path}: has {n_points:,} {name} points with {n_pairs:,} labels, but the run had "
+                f"{stats['points']:,} with {stats['pairs']:,}; {_REMEDY}"
             )
     corpus = corpus.align_labels(model.label_names)
     if corpus.n_labels != model.n_labels:
-        raise DataError(f"{place}: has labels that the model does not know; {_REMEDY}")
+        raise DataError(f"{path}: has labels that the model does not have; {_REMEDY}")
     return corpus

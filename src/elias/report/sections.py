@@ -1,4 +1,4 @@
-"""The sections of the report: metrics, data, times, configuration, examples."""
+"""Write the sections of the report."""
 
 from __future__ import annotations
 
@@ -8,140 +8,195 @@ import numpy as np
 
 from elias.data.stats import PERCENTILES, corpus_stats
 from elias.inference.predict import input_of
-from elias.report.page import (
-    Markup,
-    best_cells,
-    details,
-    element,
-    join,
-    paragraph,
-    seconds,
-    section,
-    table,
+from elias.report import figures
+from elias.report.html import Markup, details, element, grid, join, note, seconds, table
+from elias.report.statistics import (
+    ASSIGNED,
+    clusters_per_label,
+    edge_scores,
+    label_maps,
+    recalls,
+    stage1_edges_above,
+    true_scores,
 )
+from elias.rerank.probabilities import ECE_AT, PROBABILITIES
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
-    from elias.data.corpus import Split
     from elias.inference.explain import ExplainedLabel, Explanation, LabelPath
-    from elias.inference.predictor import Elias
-    from elias.report.run_data import Subject
+    from elias.report.run_data import FinishedRun
 
 
 COMPONENTS = {"rerank": "+ ranker", "calibrate": "+ calibration", "names": "+ label names"}
-"""What components that are no stages are called."""
-
-_SPLIT_ROWS = {
-    "points": "points",
-    "pairs": "point-label pairs",
-    "labels_per_point": "labels per point",
-    "labels_with_points": "labels with points",
-    "points_without_labels": "points without labels",
-    "words_mean": "words per text",
-    "words_percentiles": f"words: {'/'.join(map(str, PERCENTILES))} %",
-    "empty_texts": "empty texts",
-    "duplicate_texts": "texts found before in the split",
-    "texts_in_train": "texts found in the training split",
-    "filter_pairs": "filtered pairs",
-}
-_LABEL_ROWS = {
-    "labels": "all",
-    "features": "features (bag of words)",
-    "points_per_label": "training points per label",
-    "points_per_label_percentiles": f"  {'/'.join(map(str, PERCENTILES))}/100 %",
-    "labels_without_training_points": "labels without training points",
-    "labels_with_one_training_point": "labels with 1 training point",
-    "labels_with_up_to_five_training_points": "labels with at most 5",
-    "repeated_names": "labels named like another",
-}
+"""Titles of the components that are not stages."""
+_CLUSTER_THRESHOLDS = (0.1, ASSIGNED, 0.5)
+_NO_INDEX = note("The model has no index: it scores every label (one-vs-all).")
+_NO_POINTS = note("The corpus has neither test nor validation points.")
 
 
 def component_name(key: str) -> str:
-    """Return what a component is called on the page."""
+    """Return the title of a stage or another component."""
     return COMPONENTS.get(key, key)
 
 
-def metrics_section(subject: Subject) -> Markup:
-    """Return the metrics of every component on every split that was measured."""
-    metrics = subject.model.metadata.get("metrics", {})
-    splits = dict.fromkeys(split for found in metrics.values() for split in found)
-    tables = [_metrics_table(metrics, name) for name in sorted(splits, key=lambda n: n != "test")]
-    told = "A row for each component, each added to those above it; the best of a column is bold."
-    if not tables:
-        told = "The model was saved without metrics."
-    return section("metrics", "Metrics by component", paragraph(told, soft=True), tables)
+def metrics_section(run: FinishedRun) -> list[Markup]:
+    """Return a table of the metrics of all components for each evaluated split."""
+    metrics: dict[str, dict[str, dict[str, float]]] = run.model.metadata.get("metrics", {})
+    splits = dict.fromkeys(split for values in metrics.values() for split in values)
+    if not splits:
+        return [note("The model was saved without metrics.")]
+    tables = []
+    for split in sorted(splits, key=lambda name: name != "test"):
+        values = {name: by_split[split] for name, by_split in metrics.items() if split in by_split}
+        columns = list(dict.fromkeys(name for v in values.values() for name in v))
+        best = {c: max(v[c] for v in values.values() if c in v) for c in columns}
+        rows = []
+        for name, v in values.items():
+            cells = [
+                element("td", f"{v[c]:.2f}", class_="best" if v[c] == best[c] else None)
+                if c in v
+                else ""
+                for c in columns
+            ]
+            rows.append([component_name(name), *cells])
+        tables.append(table(["", *columns], rows, caption=f"On the {split} points, in percent"))
+    text = "Each component is added to those above it. The best value of a column is bold."
+    return [note(text), *tables]
 
 
-def _metrics_table(metrics: Mapping[str, Mapping[str, Any]], split: str) -> Markup:
-    found = {name: splits[split] for name, splits in metrics.items() if split in splits}
-    columns = list(dict.fromkeys(name for values in found.values() for name in values))
-    highest = [max(v[name] for v in found.values() if name in v) for name in columns]
-    rows = [
-        [component_name(name), *best_cells([v.get(c) for c in columns], highest)]
-        for name, v in found.items()
-    ]
-    return table(["", *columns], rows, caption=f"On the {split} points, in percent")
+def learning_section(run: FinishedRun) -> list[Markup]:
+    """Return the learning curves."""
+    epochs = run.records.of("epoch")
+    if not epochs:
+        return [note("A model saved without its run has no learning curves.")]
+    return [grid(figures.learning_figures(epochs))]
 
 
-def data_section(subject: Subject) -> Markup:
-    """Return the corpus in numbers (Table 5)."""
-    data = subject.model.metadata.get("data") or corpus_stats(subject.corpus).to_dict()
-    splits = data["splits"]
-    rows = [
-        [title, *(_shown(split.get(key)) for split in splits.values())]
-        for key, title in _SPLIT_ROWS.items()
-    ]
-    by_split = table(["", *splits], [row for row in rows if any(row[1:])])
-    labels = [[title, _shown(data.get(key))] for key, title in _LABEL_ROWS.items()]
-    notes = {"format": subject.corpus.format, **subject.corpus.notes}
-    read = [[key, value] for key, value in notes.items() if value]
-    by_label = table(["labels", "count"], [row for row in labels if row[1]])
-    how = table(["how it was read", ""], read, wide=True) if read else None
-    tables = element("div", by_split, by_label, how, class_="beside")
-    return section("data", "Data", tables)
+def recall_section(run: FinishedRun) -> list[Markup]:
+    """Return recall and scores of true labels (Fig. 4 and 5)."""
+    if run.evaluated is None:
+        return [_NO_POINTS]
+    name, split = run.evaluated
+    frequencies = run.corpus.label_frequencies()
+    predictions = {component_name(key): one for key, one in run.predictions.items()}
+    drawn = figures.recall_figures(
+        {key: recalls(one, split.labels, frequencies) for key, one in predictions.items()},
+        {key: true_scores(one, split.labels, frequencies) for key, one in predictions.items()},
+        {k: v for k, v in _recorded_recall(run, name).items() if k not in predictions},
+        name,
+    )
+    return [note(f"On the {len(split):,} {name} points."), grid(drawn)]
 
 
-def times_section(subject: Subject) -> Markup:
-    """Return how long each step took."""
-    times = subject.records.times()
-    if not times:
-        told = paragraph("A saved model alone does not know how long it took.", soft=True)
-        return section("times", "Times", told)
-    total = sum(times.values())
-    rows = [[step, seconds(value), f"{value / total:.0%}"] for step, value in times.items()]
-    rows.append(["all", seconds(total), ""])
-    return section("times", "Times", table(["step", "time", "share"], rows))
+def _recorded_recall(run: FinishedRun, split: str) -> dict[str, dict[int, float]]:
+    """Return R@k of each component as training measured it; earlier stages are not saved."""
+    recorded = {}
+    for key, metrics in run.model.metadata.get("metrics", {}).items():
+        values = metrics.get(split, {}).items()
+        by_k = {int(name[2:]): value for name, value in values if name.startswith("R@")}
+        if by_k:
+            recorded[component_name(key)] = dict(sorted(by_k.items()))
+    return recorded
 
 
-def config_section(subject: Subject) -> Markup:
-    """Return every key of the resolved configuration."""
-    keys = dict(_leaves(subject.model.config.to_dict()))
-    rows = [[element("code", key), element("code", _value(v))] for key, v in keys.items()]
-    told = paragraph("Resolved: sizes left open were derived from the data.", soft=True)
-    listed = details(f"All {len(keys)} keys", table(["key", "value"], rows, wide=True))
-    return section("configuration", "Configuration", told, listed)
+def probabilities_section(run: FinishedRun) -> list[Markup]:
+    """Return the calibration error, the reliability diagram and the thresholds."""
+    probabilities = run.model.probabilities
+    if probabilities is None:
+        text = (
+            "The model has no probabilities: fewer than twenty points were held out, or an older "
+            "version saved it. Add them with elias calibrate."
+        )
+        return [note(text)]
+    drawn = [figures.threshold_figure(probabilities)]
+    if run.evaluated is not None:
+        name, split = run.evaluated
+        predictions = run.predictions[run.model.components[-1]]
+        drawn.insert(0, figures.reliability_figure(predictions, split.labels, name))
+    errors = run.model.metadata.get(PROBABILITIES, {}).get("errors", {})
+    header = ["points", f"ECE@{ECE_AT} of raw scores, %", f"ECE@{ECE_AT} of probabilities, %"]
+    rows = [[key, f"{e['before']:.2f}", f"{e['after']:.2f}"] for key, e in errors.items()]
+    return [*([table(header, rows)] if rows else []), grid(drawn)]
 
 
-def _leaves(tree: Any, path: str = "") -> Iterator[tuple[str, Any]]:
-    """Yield every value of a configuration under its dotted name; a stage goes by its own name."""
-    if isinstance(tree, dict):
-        for key, value in tree.items():
-            yield from _leaves(value, f"{path}.{key}" if path else key)
-    elif isinstance(tree, list) and tree and isinstance(tree[0], dict):
-        for place, value in enumerate(tree):
-            yield from _leaves(value, f"{path}.{value.get('name', place)}")
+def index_section(run: FinishedRun) -> list[Markup]:
+    """Return the edges of the graph (Fig. 3 and 7) and the sizes of the clusters."""
+    edges = run.edges
+    if edges is None:
+        return [_NO_INDEX]
+    drawn, notes = [], []
+    if run.model.model.graph.learned:
+        scores = edge_scores(edges)
+        drawn += figures.edge_figures(scores)
+        if run.partition is None:
+            notes.append(note("Fig. 7a is missing because the run did not store its partition."))
+        else:
+            stage1 = stage1_edges_above(edges, run.partition)
+            drawn.append(figures.stage1_figure(scores, stage1))
+        frequencies = run.corpus.label_frequencies()
+        means = clusters_per_label(edges, frequencies, _CLUSTER_THRESHOLDS)
+        drawn.append(figures.clusters_figure(means))
     else:
-        yield path, tree
+        text = "The graph is fixed: each label has one cluster and each edge scores 1. Therefore "
+        notes.append(note(text, "there are no Figures 3 and 7."))
+    points = np.bincount(run.sample.best, minlength=edges.n_clusters)
+    labels = edges.above(ASSIGNED).per_cluster()
+    points_axis = f"points with this best cluster, of {points.sum():,}"
+    drawn += [
+        figures.size_figure(
+            "cluster-labels", "Labels per cluster", f"labels with ŝ > {ASSIGNED}", labels
+        ),
+        figures.size_figure("cluster-points", "Training points per cluster", points_axis, points),
+    ]
+    return [*notes, grid(drawn)]
 
 
-def _value(value: Any) -> str:
-    if value is None:
-        return "none"
-    return str(value).lower() if isinstance(value, bool) else str(value)
+def embeddings_section(run: FinishedRun) -> list[Markup]:
+    """Return t-SNE maps of labels in several clusters and in one (Fig. 8 and 9)."""
+    if run.edges is None:
+        return [_NO_INDEX]
+    text = (
+        "φ of training points, projected to the plane by t-SNE. A label is assigned to the "
+        f"clusters whose edge to it scores more than {ASSIGNED}."
+    )
+    maps = label_maps(run.sample, run.edges, run.model.config.seed)
+    return [element("p", text), *figures.map_figures(maps, run.model.label_names)]
 
 
-def _shown(value: Any) -> str:
+_STATISTICS = {
+    "pairs": "point-label pairs",
+    "words_mean": "words per text",
+    "words_percentiles": f"words per text: {'/'.join(map(str, PERCENTILES))} %",
+    "points_per_label": "training points per label",
+    "points_per_label_percentiles": f"training points: {'/'.join(map(str, PERCENTILES))}/100 %",
+}
+"""Titles of statistics whose key is not a title."""
+
+
+def data_section(run: FinishedRun) -> list[Markup]:
+    """Return statistics of the corpus (Table 5)."""
+    stats = dict(run.model.metadata.get("data") or corpus_stats(run.corpus).to_dict())
+    splits = stats.pop("splits")
+    keys = dict.fromkeys(key for split in splits.values() for key in split)
+    by_split = [
+        [_title(key), *(_statistic(split.get(key)) for split in splits.values())] for key in keys
+    ]
+    by_label = [[_title(key), _statistic(value)] for key, value in stats.items()]
+    source = {"format": run.corpus.format, **run.corpus.notes}
+    tables = [
+        table(["", *splits], [row for row in by_split if any(row[1:])]),
+        table(["labels", ""], [row for row in by_label if row[1]]),
+        table(["source", ""], [row for row in source.items() if row[1]], wide=True),
+    ]
+    return [element("div", tables, class_="side-by-side")]
+
+
+def _title(key: str) -> str:
+    return _STATISTICS.get(key, key.replace("_", " "))
+
+
+def _statistic(value: Any) -> str:
     if value is None or value == []:
         return ""
     if isinstance(value, list | tuple):
@@ -149,106 +204,126 @@ def _shown(value: Any) -> str:
     return f"{value:,}" if isinstance(value, int) else f"{value:,.2f}"
 
 
+def times_section(run: FinishedRun) -> list[Markup]:
+    """Return the duration of each step of training."""
+    times = run.records.times()
+    if not times:
+        return [note("A model saved without its run has no times.")]
+    total = sum(times.values())
+    rows = [[step, seconds(value), f"{value / total:.0%}"] for step, value in times.items()]
+    return [table(["step", "time", "share"], [*rows, ["all", seconds(total), ""]])]
+
+
+def configuration_section(run: FinishedRun) -> list[Markup]:
+    """Return every key of the resolved configuration."""
+    values = dict(_leaves(run.model.config.to_dict()))
+    rows = [[element("code", key), element("code", value)] for key, value in values.items()]
+    keys = details(f"All {len(rows)} keys", table(["key", "value"], rows, wide=True))
+    return [note("Sizes that were not set are derived from the data."), keys]
+
+
+def _leaves(tree: Any, path: str = "") -> Iterator[tuple[str, str]]:
+    """Yield the dotted key and the value of each setting; stages go by their names."""
+    if isinstance(tree, dict):
+        for key, value in tree.items():
+            yield from _leaves(value, f"{path}.{key}" if path else key)
+    elif isinstance(tree, list) and tree and isinstance(tree[0], dict):
+        for i, value in enumerate(tree):
+            yield from _leaves(value, f"{path}.{value.get('name', i)}")
+    else:
+        yield path, str(tree).lower() if tree is None or isinstance(tree, bool) else str(tree)
+
+
 N_EXAMPLES = 20
 TOP_K = 5
 N_PATHS = 3
-N_DESCRIBING = 3
+N_CLUSTER_LABELS = 3
 """Labels that describe a cluster."""
-LONGEST = 400
+MAX_LETTERS = 400
 """Letters of a text that are shown."""
-_MOST_TRUE = 30
+_MAX_TRUE = 30
 
 
-def example_articles(model: Elias, split: Split, seed: int) -> list[Markup]:
-    """Return some points, the same for the same seed, with their predictions and paths."""
-    order = np.random.default_rng(seed).permutation(len(split))[:N_EXAMPLES]
-    rows = np.sort(order)
+def examples_section(run: FinishedRun) -> list[Markup]:
+    """Return random points with their predictions and the paths to them."""
+    if run.evaluated is None:
+        return [_NO_POINTS]
+    name, split = run.evaluated
+    model = run.model
+    rows = np.sort(np.random.default_rng(model.config.seed).permutation(len(split))[:N_EXAMPLES])
     points = split.take(rows)
     explained = model.explain(input_of(points, model.model.encoder), top_k=TOP_K, paths=N_PATHS)
-    bounds = points.labels.indptr
-    return [
-        _article(
-            int(rows[i]),
-            points.texts[i] if points.texts is not None else None,
-            explanation,
-            {
-                int(label): model.label_names[label]
-                for label in points.labels.indices[bounds[i] : bounds[i + 1]]
-            },
-        )
-        for i, explanation in enumerate(explained)
-    ]
+    articles = []
+    for i, explanation in enumerate(explained):
+        title = f"Point {rows[i]}" if points.texts is None else shorten(points.texts[i])
+        true = points.labels.indices[slice(*points.labels.indptr[i : i + 2])].tolist()
+        articles.append(_article(title, explanation, {j: model.label_names[j] for j in true}))
+    text = (
+        f"{len(articles)} random {name} points; ✓ marks a true label. p is classifier × cluster × "
+        "edge along the best path (Eq. 1, 5, 6). With a ranker, the score is p·q. With "
+        "calibration, it combines p·q with the calibrated score and can exceed 1. name is the "
+        "similarity of text and label name, if the calibration uses it. A cluster is described by "
+        "its strongest labels."
+    )
+    return [element("p", text), element("div", articles, class_="examples")]
 
 
-def _article(
-    row: int, text: str | None, explanation: Explanation, true: Mapping[int, str]
-) -> Markup:
-    shown = f"Point {row}" if text is None else shortened(text) or "(an empty text)"
+def _article(title: str, explanation: Explanation, true: Mapping[int, str]) -> Markup:
     names = list(true.values())
-    listed = " · ".join(names[:_MOST_TRUE]) or "none"
-    if len(names) > _MOST_TRUE:
-        listed += f" · and {len(names) - _MOST_TRUE} more"
+    listed = " · ".join(names[:_MAX_TRUE]) or "none"
+    if len(names) > _MAX_TRUE:
+        listed += f" · and {len(names) - _MAX_TRUE} more"
     items = [_item(label, explanation.clusters, label.id in true) for label in explanation.labels]
     return element(
         "article",
-        element("blockquote", shown),
-        paragraph(f"True labels: {listed}", soft=True),
+        element("blockquote", title or "(empty text)"),
+        note(f"True labels: {listed}"),
         element("ol", items),
         "\n",
     )
 
 
-def shortened(text: str) -> str:
+def shorten(text: str) -> str:
     """Return the beginning of a text, cut at a word."""
-    if len(text) <= LONGEST:
+    if len(text) <= MAX_LETTERS:
         return text
-    begun = text[:LONGEST]
-    return f"{begun[: max(begun.rfind(' '), LONGEST // 2)]} …"
+    start = text[:MAX_LETTERS]
+    return f"{start[: max(start.rfind(' '), MAX_LETTERS // 2)]} …"
 
 
-def _item(label: ExplainedLabel, clusters: Mapping[int, Sequence[str]], right: bool) -> Markup:
-    told = element("span", " (a true label)", class_="unseen") if right else None
+def _item(label: ExplainedLabel, clusters: Mapping[int, Sequence[str]], is_true: bool) -> Markup:
+    hidden = element("span", " (a true label)", class_="unseen") if is_true else None
     line = element(
         "div",
-        element("span", "✓" if right else "", class_="right", aria_hidden="true"),
-        element("strong" if right else "span", label.label, told),
+        element("span", "✓" if is_true else "", class_="right", aria_hidden="true"),
+        element("strong" if is_true else "span", label.label, hidden),
         element("span", f"{label.score:.3f}", class_="score"),
         class_="label",
     )
     width = f"width: {100 * min(max(label.score, 0.0), 1.0):.1f}%"
     meter = element("div", element("span", style=width), class_="meter", aria_hidden="true")
-    first = [_path(path, clusters) for path in label.paths if path.won]
-    if first:
-        first.insert(0, Markup(f"classifier {label.classifier_score:.3f} × "))
-    lost = [element("li", _path(path, clusters)) for path in label.paths if not path.won]
-    if lost:
-        first.append(details(_of_other_paths(label.n_paths - 1), element("ul", lost)))
-    return element("li", line, meter, element("div", _beside(label), first, class_="paths"))
-
-
-def _of_other_paths(count: int) -> str:
-    return "1 other path" if count == 1 else f"{count} other paths; the best of them"
-
-
-def _path(path: LabelPath, clusters: Mapping[int, Sequence[str]]) -> Markup:
-    names = " · ".join(clusters[path.cluster][:N_DESCRIBING])
-    return join(
-        [
-            f"cluster {path.cluster_score:.3f} × edge {path.edge_score:.3f}, by {path.cluster}: ",
-            element("em", names),
-        ]
-    )
-
-
-def _beside(label: ExplainedLabel) -> Markup | None:
-    """Return what the ranker and the calibration say, where the model has them."""
-    scores = {
+    parts = {
         "p": label.p,
         "ranker q": label.ranker_score,
         "name": label.name_likeness,
         "calibrated": label.calibrated_score,
     }
-    known = {name: value for name, value in scores.items() if value is not None}
-    if len(known) == 1:
-        return None
-    return element("div", ", ".join(f"{name} {value:.3f}" for name, value in known.items()))
+    known = [f"{name} {value:.3f}" for name, value in parts.items() if value is not None]
+    paths: list[object] = [element("div", ", ".join(known)) if len(known) > 1 else None]
+    paths += [
+        [f"classifier {label.classifier_score:.3f} × ", _path(path, clusters)]
+        for path in label.paths
+        if path.won
+    ]
+    others = [element("li", _path(path, clusters)) for path in label.paths if not path.won]
+    if others:
+        n_others = label.n_paths - 1
+        summary = "1 other path" if n_others == 1 else f"best of {n_others} other paths"
+        paths.append(details(summary, element("ul", others)))
+    return element("li", line, meter, element("div", paths, class_="paths"))
+
+
+def _path(path: LabelPath, clusters: Mapping[int, Sequence[str]]) -> Markup:
+    names = " · ".join(clusters[path.cluster][:N_CLUSTER_LABELS])
+    factors = f"cluster {path.cluster_score:.3f} × edge {path.edge_score:.3f}"
+    return join([f"{factors}, by cluster {path.cluster}: ", element("em", names)])

@@ -1,45 +1,45 @@
-"""The numbers behind the paper's figures."""
+"""Compute the numbers behind the figures of the paper."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
 
-from elias.inference.predict import feature_tokens, input_of
+from elias.inference.predict import cached_tokens
 from elias.metrics import label_deciles, recall_by_decile, score
 from elias.model.batch_inference import embed_all
-from elias.progress import progress, track
+from elias.progress import track
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Sequence
 
     from numpy.typing import NDArray
-    from scipy.sparse import csr_matrix
+    from scipy.sparse import csc_matrix, csr_matrix
 
     from elias.data.corpus import Split
     from elias.model.elias import EliasModel
-    from elias.model.encoder import TextEncoder
     from elias.model.graph import LabelGraph
     from elias.predictions import Predictions
-    from elias.text.tokens import Tokens
 
     Array = NDArray[np.float64]
     Ints = NDArray[np.int64]
     Floats = NDArray[np.float32]
 
 ASSIGNED = 0.25
-"""A label is assigned to a cluster where ŝ_{c,ℓ} is above this; so the paper has it (§D)."""
+"""Scores above it assign a label, or a point, to a cluster (§D of the paper)."""
 QUANTILES = (0.1, 0.25, 0.5, 0.75, 0.9)
 N_DECILES = 10
 RECALL_AT = 100
+THRESHOLDS = np.round(np.arange(0, 1, 0.01), 2)
+"""Thresholds on edge scores (Fig. 3 and 7a)."""
 
 
 @dataclass(frozen=True, slots=True)
 class Edges:
-    """The stored edges of a graph, one after the other."""
+    """Edges from clusters to labels."""
 
     clusters: Ints
     labels: Ints
@@ -48,139 +48,120 @@ class Edges:
     n_clusters: int
     n_labels: int
 
+    @classmethod
+    @torch.no_grad()
+    def of(cls, graph: LabelGraph) -> Edges:
+        """Return the edges of a graph, cluster by cluster."""
+        labels = graph.edge_labels.cpu().numpy()
+        scores = graph.edge_log_scores().exp().cpu().numpy().astype(np.float64)
+        kept = labels < graph.n_labels  # the rest is padding
+        clusters = np.nonzero(kept)[0].astype(np.int64)
+        kept_labels = labels[kept].astype(np.int64)
+        return cls(clusters, kept_labels, scores[kept], graph.n_clusters, graph.n_labels)
+
     def above(self, threshold: float) -> Edges:
-        """Return the edges that score more than a threshold."""
+        """Return the edges with a score above the threshold."""
         kept = self.scores > threshold
-        return Edges(
-            self.clusters[kept],
-            self.labels[kept],
-            self.scores[kept],
-            self.n_clusters,
-            self.n_labels,
+        return replace(
+            self,
+            clusters=self.clusters[kept],
+            labels=self.labels[kept],
+            scores=self.scores[kept],
         )
 
     def per_label(self) -> Ints:
-        """Return how many edges lead to each label (L,)."""
+        """Count the edges of each label (L,)."""
         return np.bincount(self.labels, minlength=self.n_labels)
 
     def per_cluster(self) -> Ints:
-        """Return how many edges leave each cluster (C,)."""
+        """Count the edges of each cluster (C,)."""
         return np.bincount(self.clusters, minlength=self.n_clusters)
 
 
-@torch.no_grad()
-def stored_edges(graph: LabelGraph) -> Edges:
-    """Return the edges of a graph, cluster by cluster."""
-    labels = graph.edge_labels.cpu().numpy()
-    scores = graph.edge_log_scores().exp().cpu().numpy().astype(np.float64)
-    clusters, slots = np.nonzero(labels < graph.n_labels)
-    return Edges(
-        clusters.astype(np.int64),
-        labels[clusters, slots].astype(np.int64),
-        scores[clusters, slots],
-        graph.n_clusters,
-        graph.n_labels,
-    )
-
-
 @dataclass(frozen=True, slots=True)
-class EdgeWeights:
-    """How a cluster spreads its budget β over its edges (Fig. 3)."""
+class EdgeScores:
+    """Edge scores by rank within their cluster, the highest first (Fig. 3)."""
 
     mean: Array
-    """Mean ŝ_{c,ℓ} of the clusters' strongest edges, second strongest, and so on (κ,)."""
+    """Mean over clusters (κ,)."""
     low: Array
-    """The 10th percentile over clusters (κ,)."""
+    """10th percentile over clusters (κ,)."""
     high: Array
-    """The 90th percentile over clusters (κ,)."""
-    thresholds: Array
-    kept: Array
-    """Share of all stored edges above each threshold."""
+    """90th percentile over clusters (κ,)."""
+    above: Array
+    """Share of all edges above each of `THRESHOLDS`."""
 
 
-THRESHOLDS = np.round(np.arange(0, 1, 0.01), 2)
-
-
-def edge_weights(edges: Edges) -> EdgeWeights:
-    """Return the edge weights by rank within their cluster, the strongest first (Fig. 3)."""
+def edge_scores(edges: Edges) -> EdgeScores:
+    """Summarise the edge scores of all clusters; a missing edge counts as 0 (Fig. 3)."""
     sizes = edges.per_cluster()
     order = np.lexsort((-edges.scores, edges.clusters))
     rank = np.arange(len(order)) - np.repeat(sizes.cumsum() - sizes, sizes)
     ranked = np.zeros((edges.n_clusters, max(1, int(sizes.max(initial=0)))))
     ranked[edges.clusters[order], rank] = edges.scores[order]
     low, high = np.quantile(ranked, (0.1, 0.9), axis=0)
-    return EdgeWeights(
-        mean=ranked.mean(axis=0),
-        low=low,
-        high=high,
-        thresholds=THRESHOLDS,
-        kept=_shares_above(edges.scores, len(edges.scores)),
-    )
+    shares = _shares_above(edges.scores, len(edges.scores))
+    return EdgeScores(ranked.mean(axis=0), low, high, shares)
 
 
-def _shares_above(scores: Array, n_all: int) -> Array:
-    """Return how many scores are above each of `THRESHOLDS`, of ``n_all``."""
+def stage1_edges_above(edges: Edges, partition: Ints) -> Array:
+    """Return the share of stage 1 edges that the graph has above each threshold (Fig. 7a).
+
+    ``partition`` holds the cluster of each label in stage 1 (L,).
+    """
+    from_stage1 = partition[edges.labels] == edges.clusters
+    return _shares_above(edges.scores[from_stage1], len(partition))
+
+
+def _shares_above(scores: Array, total: int) -> Array:
     below = np.searchsorted(np.sort(scores), THRESHOLDS, side="right")
-    shares: Array = (len(scores) - below) / max(n_all, 1)
+    shares: Array = (len(scores) - below) / max(total, 1)
     return shares
-
-
-def stage1_edges_kept(edges: Edges, partition: Ints) -> Array:
-    """Return the share of stage 1's edges that the graph holds above each threshold (Fig. 7a)."""
-    ours = partition[edges.labels] == edges.clusters
-    return _shares_above(edges.scores[ours], len(partition))
 
 
 def clusters_per_label(
     edges: Edges, frequencies: Ints, thresholds: Sequence[float]
 ) -> dict[float, Array]:
-    """Return the mean number of clusters of the labels of each decile, by threshold (Fig. 7b)."""
+    """Return the mean number of clusters per label in each decile, by threshold (Fig. 7b).
+
+    A decile without labels has NaN.
+    """
     deciles = label_deciles(frequencies)
-    return {t: decile_means(edges.above(t).per_label(), deciles) for t in thresholds}
-
-
-def decile_means(values: NDArray[np.generic], deciles: Ints) -> Array:
-    """Return the mean of the labels' values in each decile (10,); NaN where it holds no label."""
-    counts = np.bincount(deciles, minlength=N_DECILES)
-    sums = np.bincount(deciles, weights=values.astype(np.float64), minlength=N_DECILES)
-    means: Array = np.divide(sums, counts, out=np.full(N_DECILES, np.nan), where=counts > 0)
-    return means
+    sizes = np.bincount(deciles, minlength=N_DECILES)
+    totals = {
+        t: np.bincount(deciles, weights=edges.above(t).per_label(), minlength=N_DECILES)
+        for t in thresholds
+    }
+    with np.errstate(invalid="ignore"):
+        return {threshold: total / sizes for threshold, total in totals.items()}
 
 
 @dataclass(frozen=True, slots=True)
 class TrueScores:
-    """What a component scores the true labels of points, decile by decile (Fig. 4)."""
+    """Scores of the true labels of points, by label decile (Fig. 4)."""
 
     quantiles: Array
-    """(10, 5) `QUANTILES` of the scores; NaN where no true label is found."""
-    found: Array
-    """(10,) share of the true labels that are among the predictions."""
+    """(10, 5) `QUANTILES` of the scores of predicted true labels; NaN where there are none."""
+    recall: Array
+    """(10,) share of the true labels that are predicted."""
     pairs: Ints
-    """(10,) true labels of all points."""
+    """(10,) number of true labels."""
 
 
 def true_scores(predictions: Predictions, truth: csr_matrix, frequencies: Ints) -> TrueScores:
-    """Return the scores of true labels that are predicted, by decile of the label (Fig. 4)."""
+    """Return the scores that true labels get, by label decile (Fig. 4)."""
     deciles = label_deciles(frequencies)
-    hits = _hits(predictions, truth)
-    of_hit = deciles[predictions.ids[hits]]
-    scores = predictions.scores[hits]
-    quantiles = np.full((N_DECILES, len(QUANTILES)), np.nan)
-    for decile in range(N_DECILES):
-        own = scores[of_hit == decile]
-        if len(own):
-            quantiles[decile] = np.quantile(own, QUANTILES)
-    pairs = np.bincount(deciles[truth.indices], minlength=N_DECILES)
-    counts = np.bincount(of_hit, minlength=N_DECILES)
-    return TrueScores(quantiles, counts / np.maximum(pairs, 1), pairs)
-
-
-def _hits(predictions: Predictions, truth: csr_matrix) -> NDArray[np.bool_]:
-    """Say which predictions are true (n, k)."""
-    width = predictions.n_labels + 1  # ids reach n_labels, the padding
+    width = predictions.n_labels + 1  # ids go up to n_labels, the padding
     rows = np.repeat(np.arange(len(predictions)), np.diff(truth.indptr))
     keys = np.arange(len(predictions))[:, None] * width + predictions.ids
-    return np.isin(keys, rows * width + truth.indices)
+    hits = np.isin(keys, rows * width + truth.indices)  # (n, k)
+    hit_deciles, scores = deciles[predictions.ids[hits]], predictions.scores[hits]
+    quantiles = np.full((N_DECILES, len(QUANTILES)), np.nan)
+    for decile in np.unique(hit_deciles):
+        quantiles[decile] = np.quantile(scores[hit_deciles == decile], QUANTILES)
+    pairs = np.bincount(deciles[truth.indices], minlength=N_DECILES)
+    counts = np.bincount(hit_deciles, minlength=N_DECILES)
+    return TrueScores(quantiles, counts / np.maximum(pairs, 1), pairs)
 
 
 RECALL_KS = (*range(1, 10), *range(10, 20, 2), *range(20, 50, 5), *range(50, RECALL_AT + 1, 10))
@@ -188,73 +169,38 @@ RECALL_KS = (*range(1, 10), *range(10, 20, 2), *range(20, 50, 5), *range(50, REC
 
 @dataclass(frozen=True, slots=True)
 class Recalls:
-    """How many of the true labels are found, by predictions looked at and by decile (Fig. 5)."""
+    """Recall by number of predictions and by label decile, in percent (Fig. 5)."""
 
-    ks: tuple[int, ...]
+    ks: list[int]
     curve: Array
-    """R@k for each of ``ks``, in percent."""
+    """R@k for each of ``ks``."""
     by_decile: Array
-    """(10,) what each tenth of the labels contributes to R@100, in percent; they sum to it."""
+    """(10,) contribution of each decile to R@100; they sum to it."""
 
 
 def recalls(predictions: Predictions, truth: csr_matrix, frequencies: Ints) -> Recalls:
     """Return the recall of predictions (Fig. 5)."""
-    ks = tuple(k for k in RECALL_KS if k <= max(1, predictions.ids.shape[1]))
-    names = [f"R@{k}" for k in ks]
-    curve = score(predictions, truth, None, names)
+    ks = [k for k in RECALL_KS if k <= max(1, predictions.ids.shape[1])]
+    curve = score(predictions, truth, None, [f"R@{k}" for k in ks])
     shares = recall_by_decile(predictions, truth, frequencies, k=RECALL_AT)
-    return Recalls(ks, np.array([curve[name] for name in names]), shares)
+    return Recalls(ks, np.array(list(curve.values())), shares)
 
 
-@dataclass(frozen=True, slots=True)
-class LearningCurve:
-    """Every epoch of a run, one after the other."""
-
-    loss: Array
-    validation: Mapping[str, Array]
-    """Each metric on the validation points, NaN where it was not measured."""
-    begins: Mapping[int, str]
-    """The first epoch of each stage, counted from 1, and the stage's name."""
-
-
-def learning_curve(epochs: Sequence[Mapping[str, object]]) -> LearningCurve:
-    """Return the epochs that a run recorded."""
-    begins: dict[int, str] = {}
-    measured: dict[str, list[float]] = {}
-    losses = []
-    for place, epoch in enumerate(epochs, start=1):
-        stage = str(epoch.get("stage"))
-        if not begins or begins[max(begins)] != stage:
-            begins[place] = stage
-        losses.append(_float(epoch.get("loss")))
-        found = epoch.get("validation")
-        for name, value in (found if isinstance(found, dict) else {}).items():
-            column = measured.setdefault(name, [])
-            column += [np.nan] * (place - 1 - len(column)) + [_float(value)]
-    n = len(losses)
-    validation = {name: np.array(v + [np.nan] * (n - len(v))) for name, v in measured.items()}
-    return LearningCurve(np.array(losses), validation, begins)
-
-
-def _float(value: object) -> float:
-    return float(value) if isinstance(value, int | float) else np.nan
-
-
-MOST_POINTS = 20_000
-"""Training points looked at; more make the pictures no clearer."""
+MAX_POINTS = 20_000
+"""Training points that are embedded."""
 N_PANELS = 6
-FEWEST_POINTS = 10
-"""A label with fewer of its points in the sample shows no shape."""
-MOST_CLUSTERS = 5
-LIKE_FREQUENCY = (10, 30)
-"""Labels with so many points are compared in `spread`: more points spread more by themselves."""
-_OWN, _OTHERS = 60, 60  # points drawn of a label, and of each of its clusters
+MIN_POINTS = 10
+"""Minimum number of sampled points of a label that is drawn."""
+MAX_CLUSTERS = 5
+SPREAD_FREQUENCIES = (10, 30)
+"""Numbers of points of the labels in the comparison of `spread`, which grows with that number."""
+_DRAWN = 60  # points of a label, and of each of its clusters
 _CHUNK = 1024
 
 
 @dataclass(frozen=True, slots=True)
 class PointSample:
-    """Some training points: their labels, embeddings, and the clusters they belong to."""
+    """A sample of training points with their labels, embeddings and clusters."""
 
     labels: csr_matrix
     """(n, L)."""
@@ -263,165 +209,125 @@ class PointSample:
     best: Ints
     """(n,) the cluster with the highest ŝ_c."""
     members: csr_matrix
-    """(n, C) where ŝ_c is above `ASSIGNED`: the points "of" a cluster."""
-
-
-def sample_points(model: EliasModel, split: Split, seed: int) -> PointSample:
-    """Return up to `MOST_POINTS` training points, the same for the same seed."""
-    rows = np.arange(len(split))
-    if len(split) > MOST_POINTS:
-        rows = np.sort(np.random.default_rng(seed).permutation(len(split))[:MOST_POINTS])
-    points = split.take(rows)
-    embedding = embed_all(model.encoder, _tokens(points, model.encoder))
-    best, members = _clusters(model, embedding)
-    return PointSample(points.labels, embedding, best, members)
-
-
-def _tokens(split: Split, encoder: TextEncoder) -> Tokens:
-    given = input_of(split, encoder)
-    if encoder.reads_features:
-        return feature_tokens(given, encoder)
-    with progress("Reading training texts"):
-        return encoder.tokenise(given)
+    """(n, C) clusters with ŝ_c above `ASSIGNED`."""
 
 
 @torch.no_grad()
-def _clusters(model: EliasModel, embedding: Floats) -> tuple[Ints, csr_matrix]:
+def sample_points(model: EliasModel, split: Split, seed: int) -> PointSample:
+    """Embed up to `MAX_POINTS` random training points."""
     from scipy.sparse import csr_matrix, vstack
 
-    device = model.clusters.weight.device
+    points = split
+    if len(split) > MAX_POINTS:
+        rows = np.random.default_rng(seed).permutation(len(split))[:MAX_POINTS]
+        points = split.take(np.sort(rows))
+    embedding = embed_all(model.encoder, cached_tokens(points, model.encoder))
     best, members = [], []
     for start in range(0, len(embedding), _CHUNK):
-        chunk = torch.from_numpy(embedding[start : start + _CHUNK]).to(device)
-        scores = model.unsaturated_log(chunk)
+        chunk = torch.from_numpy(embedding[start : start + _CHUNK])
+        scores = model.unsaturated_log(chunk.to(model.clusters.weight.device))
         best.append(scores.argmax(dim=1).cpu().numpy())
         members.append(csr_matrix((scores > np.log(ASSIGNED)).cpu().numpy()))
-    return np.concatenate(best), vstack(members, format="csr")
-
-
-@dataclass(frozen=True, slots=True)
-class Panel:
-    """One label's training points beside those of its clusters, in the plane."""
-
-    label: int
-    clusters: tuple[int, ...]
-    """The clusters it is assigned to."""
-    own: Floats
-    """(m, 2) points of the label, or some of them."""
-    others: tuple[Floats, ...]
-    """(m, 2) points of each cluster, without the label's own."""
-
-
-@dataclass(frozen=True, slots=True)
-class Clouds:
-    """Labels in several clusters (Fig. 8) and labels in one (Fig. 9)."""
-
-    several: tuple[Panel, ...]
-    one: tuple[Panel, ...]
-    spread_several: float | None
-    """Mean spread of the points of labels in several clusters, of like frequency; see `spread`."""
-    spread_one: float | None
-    n_several: int
-    """How many labels that mean is over."""
-    n_one: int
-
-
-def clouds(sample: PointSample, edges: Edges, seed: int) -> Clouds:
-    """Return some labels that hang under several clusters and some under one (Fig. 8–9)."""
-    assigned = edges.above(ASSIGNED)
-    n_clusters = assigned.per_label()
-    n_points = np.bincount(sample.labels.indices, minlength=edges.n_labels)
-    enough = n_points >= FEWEST_POINTS
-    several = enough & (n_clusters > 1) & (n_clusters <= MOST_CLUSTERS)
-    one = enough & (n_clusters == 1)
-    rng = np.random.default_rng(seed)
-    chosen = [_some(np.flatnonzero(mask), rng) for mask in (several, one)]
-    by_label, by_cluster = sample.labels.tocsc(), sample.members.tocsc()
-    panels = []
-    for label in track(np.concatenate(chosen).tolist(), "t-SNE"):
-        clusters = assigned.clusters[assigned.labels == label].tolist()
-        drawn = _drawn(
-            _rows(by_label, label), [_rows(by_cluster, cluster) for cluster in clusters], rng
-        )
-        panels.append(_panel(sample.embedding, label, clusters, drawn, int(rng.integers(2**31))))
-    like = (n_points >= LIKE_FREQUENCY[0]) & (n_points <= LIKE_FREQUENCY[1])
-    spreads = [
-        [spread(sample.embedding[_rows(by_label, i)]) for i in np.flatnonzero(mask & like).tolist()]
-        for mask in ((n_clusters > 1), (n_clusters == 1))
-    ]
-    return Clouds(
-        several=tuple(panels[: len(chosen[0])]),
-        one=tuple(panels[len(chosen[0]) :]),
-        spread_several=_mean(spreads[0]),
-        spread_one=_mean(spreads[1]),
-        n_several=len(spreads[0]),
-        n_one=len(spreads[1]),
+    return PointSample(
+        points.labels, embedding, np.concatenate(best), vstack(members, format="csr")
     )
 
 
-def spread(embedding: Floats) -> float:
-    """Return how widely directions are spread: 0 where all agree, 1 where they cancel out.
+@dataclass(frozen=True, slots=True)
+class LabelMap:
+    """Training points of a label and of its clusters, projected to the plane by t-SNE."""
 
-    That is 1 - ‖mean of φ/‖φ‖‖; a cloud of several modes spreads more than one of a single mode.
-    """
+    label: int
+    clusters: tuple[int, ...]
+    points: Floats
+    """(m, 2) points of the label."""
+    cluster_points: tuple[Floats, ...]
+    """(m, 2) points of each cluster that do not have the label."""
+
+
+@dataclass(frozen=True, slots=True)
+class LabelMaps:
+    """Maps of labels in several clusters (Fig. 8) and in one (Fig. 9), and their mean spread."""
+
+    several: tuple[LabelMap, ...]
+    one: tuple[LabelMap, ...]
+    spreads_several: tuple[float, ...]
+    """`spread` of each label in several clusters, of those with `SPREAD_FREQUENCIES`."""
+    spreads_one: tuple[float, ...]
+
+
+def label_maps(sample: PointSample, edges: Edges, seed: int) -> LabelMaps:
+    """Draw random labels in several clusters and in one (Fig. 8 and 9)."""
+    assigned = edges.above(ASSIGNED)
+    n_clusters = assigned.per_label()
+    n_points = np.bincount(sample.labels.indices, minlength=edges.n_labels)
+    by_label, by_cluster = sample.labels.tocsc(), sample.members.tocsc()
+    is_drawn = n_points >= MIN_POINTS
+    several = is_drawn & (n_clusters > 1) & (n_clusters <= MAX_CLUSTERS)
+    one = is_drawn & (n_clusters == 1)
+    rng = np.random.default_rng(seed)
+    chosen = [np.sort(rng.permutation(np.flatnonzero(m))[:N_PANELS]) for m in (several, one)]
+    maps = []
+    for label in track(np.concatenate(chosen).tolist(), "t-SNE"):
+        clusters = assigned.clusters[assigned.labels == label].tolist()
+        with_label = _column_rows(by_label, label)
+        drawn = [np.sort(rng.permutation(with_label)[:_DRAWN])]
+        for cluster in clusters:
+            left = np.setdiff1d(
+                _column_rows(by_cluster, cluster), np.concatenate([with_label, *drawn])
+            )
+            drawn.append(np.sort(rng.permutation(left)[:_DRAWN]))
+        plane = _tsne(sample.embedding[np.concatenate(drawn)], int(rng.integers(2**31)))
+        points, *others = np.split(plane, np.cumsum([len(rows) for rows in drawn])[:-1])
+        maps.append(LabelMap(label, tuple(clusters), points, tuple(others)))
+    low, high = SPREAD_FREQUENCIES
+    compared = (n_points >= low) & (n_points <= high)
+    spreads = [
+        tuple(
+            spread(sample.embedding[_column_rows(by_label, label)])
+            for label in np.flatnonzero(compared & mask).tolist()
+        )
+        for mask in (n_clusters > 1, n_clusters == 1)
+    ]
+    n_several = len(chosen[0])
+    return LabelMaps(tuple(maps[:n_several]), tuple(maps[n_several:]), *spreads)
+
+
+def spread(embedding: Floats) -> float:
+    """Return 1 - ‖mean of φ/‖φ‖‖: 0 if all points have one direction, 1 if they cancel out."""
     lengths = np.linalg.norm(embedding, axis=1, keepdims=True)
     directions = embedding / np.maximum(lengths, 1e-12)
     return float(1 - np.linalg.norm(directions.mean(axis=0)))
 
 
-def _mean(values: Sequence[float]) -> float | None:
-    return float(np.mean(values)) if values else None
-
-
-def _some(labels: Ints, rng: np.random.Generator) -> Ints:
-    return np.sort(rng.permutation(labels)[:N_PANELS])
-
-
-def _rows(columns: csr_matrix, column: int) -> Ints:
-    """Return the rows that a column of a CSC matrix holds."""
-    rows: Ints = columns.indices[columns.indptr[column] : columns.indptr[column + 1]]
+def _column_rows(matrix: csc_matrix, column: int) -> Ints:
+    """Return the rows with an entry in a column."""
+    rows: Ints = matrix.indices[matrix.indptr[column] : matrix.indptr[column + 1]]
     return rows
 
 
-def _drawn(own: Ints, others: Sequence[Ints], rng: np.random.Generator) -> list[Ints]:
-    """Return some points of a label, and some others of each of its clusters; none twice."""
-    drawn = [np.sort(rng.permutation(own)[:_OWN])]
-    for members in others:
-        left = np.setdiff1d(members, np.concatenate([own, *drawn]))
-        drawn.append(np.sort(rng.permutation(left)[:_OTHERS]))
-    return drawn
-
-
-def _panel(
-    embedding: Floats, label: int, clusters: Sequence[int], drawn: Sequence[Ints], seed: int
-) -> Panel:
-    flat = _in_the_plane(embedding[np.concatenate(drawn)], seed)
-    own, *others = np.split(flat, np.cumsum([len(rows) for rows in drawn])[:-1])
-    return Panel(label, tuple(clusters), own, tuple(others))
-
-
-def _in_the_plane(embedding: Floats, seed: int) -> Floats:
-    """Return t-SNE of the points (n, 2)."""
-    from sklearn.manifold import TSNE  # here, not above: it takes a second
+def _tsne(embedding: Floats, seed: int) -> Floats:
+    """Project points to the plane (n, 2)."""
+    from sklearn.manifold import TSNE  # imported here because it takes a second
     from threadpoolctl import threadpool_limits
 
     perplexity = min(30.0, max(1.0, (len(embedding) - 1) / 3))
-    start = _first_places(embedding, np.random.default_rng(seed))
-    # so few points keep one thread busy; several would mostly wait for each other
+    start = _principal_components(embedding, np.random.default_rng(seed))
+    # with so few points, several threads would mostly wait for each other
     with threadpool_limits(1):
-        flat = TSNE(perplexity=perplexity, init=start, random_state=seed).fit_transform(embedding)
-    return np.asarray(flat, dtype=np.float32)
+        plane = TSNE(perplexity=perplexity, init=start, random_state=seed).fit_transform(embedding)
+    return np.asarray(plane, dtype=np.float32)
 
 
-def _first_places(embedding: Floats, rng: np.random.Generator) -> Floats:
-    """Return where t-SNE begins: the two principal components, made small (n, 2).
+def _principal_components(embedding: Floats, rng: np.random.Generator) -> Floats:
+    """Return the first two principal components, scaled down, to start t-SNE from (n, 2).
 
-    Its own way to do so ends in a crash where all points are alike (scikit-learn 1.9.1).
+    The initialisation of scikit-learn 1.9.1 fails if all points are equal.
     """
     left, sizes, _ = np.linalg.svd(embedding - embedding.mean(axis=0), full_matrices=False)
-    places = rng.normal(scale=1e-6, size=(len(embedding), 2))
+    start = rng.normal(scale=1e-6, size=(len(embedding), 2))
     width = min(2, len(sizes))
     if sizes[0] > 0:
         deviation = sizes[0] / np.sqrt(len(embedding))
-        places[:, :width] += 1e-4 * left[:, :width] * sizes[:width] / deviation
-    return places.astype(np.float32)
+        start[:, :width] += 1e-4 * left[:, :width] * sizes[:width] / deviation
+    return start.astype(np.float32)

@@ -33,7 +33,7 @@ def test_a_table_leaves_out_columns_that_no_line_has_and_escapes_bars():
     lines = summarise([row("a|b", 0, 5.0, costs={"train_seconds": 75.0})])
 
     assert TABLE.markdown(lines) == (
-        "| method | P@1 | trained in |\n| --- | --- | --- |\n| A\\|B | 5.00 | 1 min 15 s |\n"
+        "| method | P@1 | training time |\n| --- | --- | --- |\n| A\\|B | 5.00 | 1 min 15 s |\n"
     )
 
 

@@ -1,4 +1,4 @@
-"""The numbers of the figures, by hand on a graph of two clusters."""
+"""The numbers of the figures, computed by hand on a graph of two clusters."""
 
 import numpy as np
 import pytest
@@ -8,17 +8,18 @@ from scipy.sparse import csr_matrix
 from elias.metrics import recall_by_decile, score
 from elias.model.graph import LabelGraph
 from elias.predictions import Predictions
+from elias.report import statistics as module
 from elias.report.statistics import (
     RECALL_AT,
     THRESHOLDS,
     Edges,
+    PointSample,
     clusters_per_label,
-    decile_means,
-    edge_weights,
-    learning_curve,
+    edge_scores,
+    label_maps,
     recalls,
-    stage1_edges_kept,
-    stored_edges,
+    spread,
+    stage1_edges_above,
     true_scores,
 )
 
@@ -39,27 +40,27 @@ def test_the_edges_of_a_graph_are_those_it_stores_with_equation_5():
     logits = torch.tensor([[0.0, 3.0], [1.0, 9.0]]).log1p()
     graph = LabelGraph(torch.tensor([[1, 0], [2, 3]]), 3, 1.5, edge_logits=logits)  # 3: no edge
 
-    found = stored_edges(graph)
+    found = Edges.of(graph)
 
     assert found.clusters.tolist() == [0, 0, 1]
     assert found.labels.tolist() == [1, 0, 2]
     assert found.scores.tolist() == pytest.approx([0.3, 1.0, 1.0])
 
 
-def test_edge_weights_are_averaged_by_rank_and_a_missing_edge_weighs_nothing(edges):
-    weights = edge_weights(edges)
+def test_edge_scores_are_averaged_by_rank_and_a_missing_edge_counts_as_0(edges):
+    scores = edge_scores(edges)
 
-    assert weights.mean.tolist() == pytest.approx([0.75, 0.25, 0.025])
-    assert weights.kept[[0, 5, 25, 50]].tolist() == pytest.approx([1, 0.8, 0.6, 0.2])
-    assert len(weights.kept) == len(THRESHOLDS)
+    assert scores.mean.tolist() == pytest.approx([0.75, 0.25, 0.025])
+    assert scores.above[[0, 5, 25, 50]].tolist() == pytest.approx([1, 0.8, 0.6, 0.2])
+    assert len(scores.above) == len(THRESHOLDS)
 
 
-def test_stage_1_edges_count_as_kept_where_the_graph_holds_them_above_a_threshold(edges):
+def test_stage_1_edges_are_counted_where_the_graph_has_them_above_a_threshold(edges):
     partition = np.array([0, 1, 1, 1])  # label 1 has lost its edge from cluster 1
 
-    kept = stage1_edges_kept(edges, partition)
+    shares = stage1_edges_above(edges, partition)
 
-    assert kept[[0, 20, 25, 50]].tolist() == pytest.approx([0.75, 0.5, 0.5, 0.25])
+    assert shares[[0, 20, 25, 50]].tolist() == pytest.approx([0.75, 0.5, 0.5, 0.25])
 
 
 def test_clusters_of_a_label_are_counted_above_a_threshold(edges):
@@ -73,14 +74,17 @@ def test_clusters_of_a_label_are_counted_above_a_threshold(edges):
     assert np.isnan(means[0.0][[1, 3, 4, 6, 8, 9]]).all()
 
 
-def test_means_are_taken_over_the_labels_of_a_decile():
-    means = decile_means(np.array([1, 3, 8]), np.array([0, 0, 9]))
+def test_clusters_are_averaged_over_the_labels_of_a_decile():
+    labels = np.array([0, 0, 0, 1, 19])
+    edges = Edges(np.arange(5), labels, np.ones(5), n_clusters=5, n_labels=20)
 
-    assert means[[0, 9]].tolist() == [2, 8]
+    means = clusters_per_label(edges, np.arange(20)[::-1], (0.5,))
+
+    assert means[0.5].tolist() == [2, *[0] * 8, 0.5]
 
 
 @pytest.fixture
-def judged():
+def evaluated():
     rng = np.random.default_rng(0)
     n_labels = 30
     ids = np.stack([rng.permutation(n_labels)[:20] for _ in range(40)])
@@ -89,10 +93,10 @@ def judged():
     return predictions, truth, rng.integers(0, 50, n_labels)
 
 
-def test_recall_is_that_of_the_metrics(judged):
-    predictions, truth, frequencies = judged
+def test_recall_is_that_of_the_metrics(evaluated):
+    predictions, truth, frequencies = evaluated
 
-    found = recalls(*judged)
+    found = recalls(*evaluated)
 
     assert found.ks[-1] == 20
     assert found.curve[-1] == pytest.approx(score(predictions, truth, None, ["R@20"])["R@20"])
@@ -102,8 +106,8 @@ def test_recall_is_that_of_the_metrics(judged):
     assert found.by_decile.sum() == pytest.approx(found.curve[-1])
 
 
-def test_scores_of_true_labels_are_those_predicted_for_them(judged):
-    predictions, truth, frequencies = judged
+def test_scores_of_true_labels_are_those_predicted_for_them(evaluated):
+    predictions, truth, frequencies = evaluated
     dense = truth.toarray() > 0
     first = np.argsort(-frequencies, kind="stable")[:3]  # the first tenth of 30 labels
     scores = [
@@ -113,13 +117,13 @@ def test_scores_of_true_labels_are_those_predicted_for_them(judged):
         if dense[row, label] and label in first
     ]
 
-    found = true_scores(*judged)
+    found = true_scores(*evaluated)
 
     assert found.quantiles[0].tolist() == pytest.approx(
         np.quantile(scores, (0.1, 0.25, 0.5, 0.75, 0.9)).tolist()
     )
     assert found.pairs[0] == dense[:, first].sum()
-    assert found.found[0] == pytest.approx(len(scores) / dense[:, first].sum())
+    assert found.recall[0] == pytest.approx(len(scores) / dense[:, first].sum())
 
 
 def test_a_decile_without_true_labels_has_no_scores():
@@ -129,25 +133,81 @@ def test_a_decile_without_true_labels_has_no_scores():
 
     assert found.quantiles[0].tolist() == pytest.approx([0.5] * 5)
     assert np.isnan(found.quantiles[1:]).all()
-    assert found.found.tolist() == [1] + [0] * 9
+    assert found.recall.tolist() == [1] + [0] * 9
 
 
-def test_a_learning_curve_goes_through_all_stages():
-    curve = learning_curve(
-        [
-            {"stage": "stage1", "loss": 3.0, "validation": {"P@1": 10.0}},
-            {"stage": "stage1", "loss": 2.0, "validation": {"P@1": 20.0}},
-            {"stage": "stage2", "loss": 1.0, "validation": {"P@1": 30.0, "R@100": 5.0}},
-        ]
+N_POINTS = 60
+
+
+@pytest.fixture
+def sample():
+    """Label 0 lies under clusters 0 and 1, label 1 under cluster 0 alone."""
+    rng = np.random.default_rng(0)
+    embedding = rng.normal(size=(N_POINTS, 4)).astype(np.float32)
+    embedding[40:] = [1, 0, 0, 0] + 0.1 * rng.normal(size=(20, 4))
+    labels = np.zeros((N_POINTS, 2), dtype=np.float32)
+    labels[:20, 0] = 1
+    labels[40:, 1] = 1
+    members = np.ones((N_POINTS, 2), dtype=bool)
+    return PointSample(
+        csr_matrix(labels), embedding, np.zeros(N_POINTS, dtype=np.int64), csr_matrix(members)
     )
 
-    assert curve.loss.tolist() == [3, 2, 1]
-    assert curve.begins == {1: "stage1", 3: "stage2"}
-    assert curve.validation["P@1"].tolist() == [10, 20, 30]
-    assert np.isnan(curve.validation["R@100"][:2]).all()
+
+@pytest.fixture
+def label_edges():
+    return Edges(
+        np.array([0, 1, 0, 1]),
+        np.array([0, 0, 1, 1]),
+        np.array([0.9, 0.5, 1.0, 0.1]),
+        n_clusters=2,
+        n_labels=2,
+    )
 
 
-def test_a_run_without_validation_has_a_loss_alone():
-    curve = learning_curve([{"stage": "stage1", "loss": 3.0, "validation": {}}])
+def test_labels_are_told_apart_by_how_many_clusters_they_are_assigned_to(sample, label_edges):
+    found = label_maps(sample, label_edges, seed=0)
 
-    assert curve.validation == {}
+    assert [(panel.label, panel.clusters) for panel in found.several] == [(0, (0, 1))]
+    assert [(panel.label, panel.clusters) for panel in found.one] == [(1, (0,))]
+    assert (len(found.spreads_several), len(found.spreads_one)) == (1, 1)
+
+
+def test_a_point_is_drawn_once_and_its_label_comes_first(sample, label_edges):
+    panel = label_maps(sample, label_edges, seed=0).several[0]
+
+    assert panel.points.shape == (20, 2)
+    assert [len(points) for points in panel.cluster_points] == [40, 0]
+
+
+def test_the_same_seed_gives_the_same_picture(sample, label_edges):
+    first, again = (label_maps(sample, label_edges, seed=3).one[0].points for _ in range(2))
+
+    assert np.array_equal(first, again)
+
+
+def test_points_that_point_every_way_spread_more_than_those_that_agree(sample, label_edges):
+    found = label_maps(sample, label_edges, seed=0)
+
+    assert found.spreads_several[0] > 0.5 > 0.1 > found.spreads_one[0]
+
+
+def test_labels_with_few_points_are_not_drawn(sample, label_edges, monkeypatch):
+    monkeypatch.setattr(module, "MIN_POINTS", 21)
+
+    found = label_maps(sample, label_edges, seed=0)
+
+    assert (found.several, found.one) == ((), ())
+
+
+def test_spread_is_0_for_one_direction_and_1_for_opposite_ones():
+    assert spread(np.array([[1.0, 0], [5, 0]], dtype=np.float32)) == pytest.approx(0)
+    assert spread(np.array([[1.0, 0], [-2, 0]], dtype=np.float32)) == pytest.approx(1)
+
+
+def test_points_that_are_all_alike_can_be_drawn(sample, label_edges):
+    alike = PointSample(sample.labels, np.ones_like(sample.embedding), sample.best, sample.members)
+
+    found = label_maps(alike, label_edges, seed=0)
+
+    assert np.isfinite(found.one[0].points).all()

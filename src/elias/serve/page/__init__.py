@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from fastapi import Response
 
-from elias.report.page import palette
+from elias.report.html import palette
 
 if TYPE_CHECKING:
     from fastapi import FastAPI

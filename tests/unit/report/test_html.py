@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from elias.report.page import Markup, element, join, seconds, text
+from elias.report.html import Markup, element, join, seconds, text
 
 
 @given(content=st.text(), attribute=st.text())

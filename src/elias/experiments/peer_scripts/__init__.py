@@ -1,1 +1,0 @@
-"""Scripts that another interpreter runs, one that has a peer's package; not to be imported."""

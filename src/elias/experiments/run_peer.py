@@ -1,0 +1,149 @@
+"""Train one peer and predict with it, in an environment that needs neither elias nor torch.
+
+    python run_peer.py probe PACKAGE RESULT     writes the version of the package
+    python run_peer.py run JOB RESULT           runs a job and writes its results
+
+Job and result are JSON files; matrices are files of scipy. Peers may print anything. The script
+runs on Python 3.9, and elias does not import it.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.metadata
+import json
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+DISTRIBUTIONS = {"omikuji": "omikuji", "pecos": "libpecos"}
+MODULES = {"omikuji": "omikuji", "pecos": "pecos.xmc.xlinear.model"}
+TREES = 3
+"""Number of trees of Parabel and Bonsai, as in their papers."""
+BONSAI = {"cluster_balanced": False, "cluster_k": 100, "max_depth": 3}
+
+
+def probe(package: str) -> dict[str, Any]:
+    """Return the version of a peer that can be imported."""
+    importlib.import_module(MODULES[package])
+    return {"version": importlib.metadata.version(DISTRIBUTIONS[package])}
+
+
+def run(job: dict[str, Any]) -> dict[str, Any]:
+    """Train a peer and predict; return times, size and predictions of each of its models."""
+    sparse = importlib.import_module("scipy.sparse")
+    train_x, train_y, test_x = (
+        sparse.load_npz(job[name]).tocsr().astype("float32")
+        for name in ("train_x", "train_y", "test_x")
+    )
+    method = _xr_linear if job["method"] == "xr-linear" else _omikuji
+    return {"parts": method(job, train_x, train_y, test_x, Path(job["out"]))}
+
+
+def _omikuji(job: dict[str, Any], train_x: Any, train_y: Any, test_x: Any, out: Path) -> list[Any]:
+    """Train label trees, and predict point by point, which is all that omikuji offers."""
+    omikuji = importlib.import_module("omikuji")
+    data = out / "train.txt"
+    _write_text(data, train_x, train_y)
+    parameters = omikuji.Model.default_hyper_param()
+    parameters.n_trees = TREES
+    for name, value in BONSAI.items() if job["method"] == "bonsai" else ():
+        setattr(parameters, name, value)
+    start = time.perf_counter()
+    model = omikuji.Model.train_on_data(str(data), parameters)
+    train_seconds = time.perf_counter() - start
+    model.save(str(out / "model"))
+    start = time.perf_counter()
+    rankings = [
+        model.predict(
+            list(zip(test_x.indices[a:b].tolist(), test_x.data[a:b].tolist())),  # noqa: B905 - 3.9
+            top_k=job["top_k"],
+        )
+        for a, b in zip(test_x.indptr, test_x.indptr[1:])  # noqa: B905 - for Python 3.9
+    ]
+    predict_seconds = time.perf_counter() - start
+    ends = [0]
+    for ranking in rankings:
+        ends.append(ends[-1] + len(ranking))
+    labels = [int(label) for ranking in rankings for label, _ in ranking]
+    scores = [float(score) for ranking in rankings for _, score in ranking]
+    sparse = importlib.import_module("scipy.sparse")
+    matrix = sparse.csr_matrix((scores, labels, ends), shape=(len(rankings), train_y.shape[1]))
+    return [_part("", train_seconds, predict_seconds, _megabytes(out / "model"), matrix, out)]
+
+
+def _write_text(path: Path, x: Any, y: Any) -> None:
+    """Write the points that have labels and features in the format of the XMC repository."""
+    rows = [i for i in range(x.shape[0]) if x.indptr[i] < x.indptr[i + 1] and y[i].nnz]
+    with path.open("w", encoding="utf8") as file:
+        file.write(f"{len(rows)} {x.shape[1]} {y.shape[1]}\n")
+        for i in rows:
+            labels = ",".join(map(str, y.indices[y.indptr[i] : y.indptr[i + 1]].tolist()))
+            span = slice(x.indptr[i], x.indptr[i + 1])
+            pairs = zip(x.indices[span].tolist(), x.data[span].tolist())  # noqa: B905
+            file.write(f"{labels} {' '.join(f'{k}:{v:.8g}' for k, v in pairs)}\n")
+
+
+def _xr_linear(
+    job: dict[str, Any], train_x: Any, train_y: Any, test_x: Any, out: Path
+) -> list[Any]:
+    """Train XR-Linear with its defaults, once, and averaged over several clusterings."""
+    xmc = importlib.import_module("pecos.xmc")
+    linear = importlib.import_module("pecos.xmc.xlinear.model").XLinearModel
+    parts = []
+    train_seconds = predict_seconds = megabytes = 0.0
+    total: Any = None
+    for number, seed in enumerate(job["seeds"], start=1):
+        start = time.perf_counter()
+        centroids = xmc.LabelEmbeddingFactory.create(train_y, train_x, method="pifa")
+        clusters = xmc.Indexer.gen(centroids, seed=seed)
+        model = linear.train(train_x, train_y.tocsc(), C=clusters)
+        train_seconds += time.perf_counter() - start
+        model.save(str(out / f"model{seed}"))
+        megabytes += _megabytes(out / f"model{seed}")
+        start = time.perf_counter()
+        scores = model.predict(test_x, only_topk=job["top_k"])
+        predict_seconds += time.perf_counter() - start
+        total = scores if total is None else total + scores
+        if number in (1, len(job["seeds"])):
+            name = "" if number == 1 else f"x{number}"
+            mean = total / number
+            parts.append(_part(name, train_seconds, predict_seconds, megabytes, mean, out))
+    return parts
+
+
+def _part(
+    name: str,
+    train_seconds: float,
+    predict_seconds: float,
+    megabytes: float,
+    scores: Any,
+    out: Path,
+) -> dict[str, Any]:
+    sparse = importlib.import_module("scipy.sparse")
+    path = out / f"scores{name}.npz"
+    sparse.save_npz(path, sparse.csr_matrix(scores))
+    return {
+        "name": name,
+        "train_seconds": train_seconds,
+        "predict_seconds": predict_seconds,
+        "megabytes": megabytes,
+        "scores": str(path),
+    }
+
+
+def _megabytes(folder: Path) -> float:
+    return sum(path.stat().st_size for path in folder.rglob("*") if path.is_file()) / 1e6
+
+
+def main() -> None:
+    """Run the command line."""
+    del sys.path[0]  # the modules beside this script must not hide those of a peer
+    command, given, result = sys.argv[1:]
+    done = probe(given) if command == "probe" else run(json.loads(Path(given).read_text("utf8")))
+    Path(result).write_text(json.dumps(done), encoding="utf8")
+
+
+if __name__ == "__main__":
+    main()
