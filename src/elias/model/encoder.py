@@ -1,23 +1,21 @@
-"""The text encoder φ: the interface, and the encoder of words and character n-grams."""
+"""The text encoder φ: its interface, the bag of words and n-grams, and `build_encoder`."""
 
 from __future__ import annotations
 
 import hashlib
 from abc import abstractmethod
-from typing import TYPE_CHECKING
+from collections.abc import Sequence
 
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from elias.config import EncoderConfig
+from elias.config import EncoderConfig, ResolvedEncoder
+from elias.errors import ConfigError, DataError
 from elias.kernels import bag_sum
 from elias.text.batches import PaddedBatch, TokenBatch
 from elias.text.tokens import Tokens
 from elias.text.vectorizer import Featurizer
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
 
 
 class TextEncoder(nn.Module):
@@ -116,3 +114,42 @@ class BagEncoder(TextEncoder):
         mixed = summed + self.narrow(nn.functional.gelu(self.widen(summed)))
         embedding: Tensor = self.dropout(self.norm(mixed))
         return embedding
+
+
+def build_encoder(
+    config: ResolvedEncoder, texts: Sequence[str] | None, n_features: int | None
+) -> TextEncoder:
+    """Return a new encoder for a corpus of texts, or of ``n_features`` sparse features.
+
+    Raises:
+        ConfigError: This kind of encoder cannot read the corpus.
+        DataError: The corpus has no text and no features, or no frequent word.
+        ModelError: The pretrained weights cannot be loaded.
+    """
+    if config.kind == "transformer":
+        if texts is None:
+            raise ConfigError(
+                "encoder.kind: the corpus has features and no text; only 'bag' can read them"
+            )
+        # here: transformers is slow to import, and a bag of words does not need it
+        from elias.model.transformer import TransformerEncoder
+
+        return TransformerEncoder.from_config(config)
+    if texts is None:
+        if not n_features:
+            raise DataError("the corpus has neither texts nor features; nothing to learn from")
+        return BagEncoder(config, None, n_features)
+    featurizer = Featurizer.fit(
+        texts,
+        char_ngrams=config.char_ngrams,
+        min_count=config.min_count,
+        max_features=config.max_features,
+    )
+    if not featurizer.n_features:
+        if config.min_count == 1:
+            raise DataError(f"no word occurs in any of the {len(texts)} training texts")
+        raise DataError(
+            f"no word occurs in {config.min_count} of the {len(texts)} training texts; "
+            "lower encoder.min_count or check the texts"
+        )
+    return BagEncoder(config, featurizer, featurizer.n_features)

@@ -1,4 +1,4 @@
-"""The transformer encoder: a pretrained model of the Hugging Face family, fine-tuned as φ."""
+"""The transformer encoder: a pretrained Hugging Face model, fine-tuned as φ."""
 
 from __future__ import annotations
 
@@ -28,13 +28,7 @@ from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.utils import logging as transformers_logging
 
 from elias.config import EncoderConfig
-from elias.errors import (
-    ConfigError,
-    ModelError,
-    broken,
-    looks_like_path,
-    quoted,
-)
+from elias.errors import ConfigError, ModelError, broken, looks_like_path, quoted
 from elias.model.encoder import TextEncoder
 from elias.progress import progress
 from elias.text.batches import PaddedBatch, TokenBatch
@@ -51,16 +45,16 @@ TOKENIZER_FILE = "tokenizer.json"
 SAVED_FILES = (CONFIG_FILE, TOKENIZER_FILE)
 """Files that `TransformerEncoder.save` writes, named as transformers names them."""
 
-_CHUNK = 4096  # texts tokenised at a time, to bound memory
-_MOST_LAYERS = 1 << 10
-_MOST_OF_ANYTHING = 1 << 24  # words, positions, dimensions
+_TEXTS_PER_CHUNK = 4096  # tokenised at a time, to bound memory
+_MAX_LAYERS = 1 << 10
+_MAX_SIZE = 1 << 24  # of the vocabulary, positions, dimensions
 _SURROGATE = re.compile("[\ud800-\udfff]")
-# Models that take a ready (B, 1, T, T) mask. Given (B, T), transformers asks the device whether
-# anything is masked at all, and the host waits for the answer at every step; given none, it makes
-# one while a CUDA graph is captured. Under an attention of our own name it leaves masks alone.
+# Models that accept a ready (B, 1, T, T) mask. Given a (B, T) mask, transformers asks the device
+# whether anything is masked, and the host waits for the answer in every step; given none, it makes
+# one while a CUDA graph is captured. With an attention function under our own name it does neither.
 _OWN_ATTENTION = "elias"
 AttentionInterface.register(_OWN_ATTENTION, sdpa_attention_forward)
-_TAKES_READY_MASK = {
+_ACCEPTS_READY_MASK = {
     "albert",
     "bert",
     "camembert",
@@ -69,7 +63,7 @@ _TAKES_READY_MASK = {
     "roberta",
     "xlm-roberta",
 }
-# What transformers and what it calls raise for a model that is missing, broken or not supported.
+# Errors of transformers for a model that is missing, broken or not supported.
 _LOADING_ERRORS = (
     OSError,
     ValueError,
@@ -85,26 +79,29 @@ _LOADING_ERRORS = (
 class TransformerEncoder(TextEncoder):
     """φ(x) = dropout(W·pool(transformer(x))): the CLS vector or the mean over tokens.
 
-    W is there with a ``bottleneck`` only. The model's own pooling layer is left out.
+    W exists only with a ``bottleneck``. The model's own pooling layer is not used.
     """
 
     def __init__(self, config: EncoderConfig, transformer: Any, tokenizer: Tokenizer) -> None:
         super().__init__()
         settings = transformer.config
         _check_fit(config, transformer, tokenizer)
-        # a forward pass is for the last layer's vectors alone
+        # a forward pass returns only the vectors of the last layer
         settings.use_cache = settings.output_attentions = settings.output_hidden_states = False
         self.pooling = config.pooling
         self.precision = config.precision
         self._compile = config.compile
         self._compiled: Any = None
-        _leave_masks_alone(transformer)
+        plain = settings._attn_implementation == "sdpa"
+        plain = plain and not getattr(settings, "is_decoder", False)
+        if plain and settings.model_type in _ACCEPTS_READY_MASK:
+            transformer.set_attn_implementation(_OWN_ATTENTION)
         self.transformer = transformer
         self.tokenizer = tokenizer
         self.tokenizer.no_padding()
         self.tokenizer.enable_truncation(config.max_length)
         self.max_length = config.max_length
-        # recomputing asks for the state of chance, which a graph cannot be asked
+        # checkpointing reads the state of the random generator, which a CUDA graph does not allow
         self.takes_padded = config.capture and not config.gradient_checkpointing
         self.pad_id = getattr(settings, "pad_token_id", None) or 0
         width: int = settings.hidden_size
@@ -112,51 +109,50 @@ class TransformerEncoder(TextEncoder):
         self.bottleneck = nn.Linear(width, self.dim) if config.bottleneck else nn.Identity()
         self.dropout = nn.Dropout(config.dropout)
         if config.gradient_checkpointing:
-            _checkpoint_gradients(config, transformer)
+            if not transformer.supports_gradient_checkpointing:
+                raise ConfigError(
+                    f"encoder.gradient_checkpointing: {config.model} does not support it; "
+                    "set it to false"
+                )
+            transformer.gradient_checkpointing_enable({"use_reentrant": False})
         self.train()
 
     @classmethod
     def from_config(cls, config: EncoderConfig) -> TransformerEncoder:
-        """Load pretrained weights, in float32, from a folder, the hub, or the package `minilm`."""
+        """Load pretrained weights in float32 from a folder, the hub, or the package `minilm`."""
         source = _resolve(config.model)
         local = Path(source).is_dir()
+        options: dict[str, Any] = {"local_files_only": local, "trust_remote_code": False}
         try:
             with _quiet():
-                settings = AutoConfig.from_pretrained(
-                    source, local_files_only=local, trust_remote_code=False
-                )
-                tokenizer = AutoTokenizer.from_pretrained(
-                    source, local_files_only=local, trust_remote_code=False
-                ).backend_tokenizer
+                settings = AutoConfig.from_pretrained(source, **options)
+                tokenizer = AutoTokenizer.from_pretrained(source, **options).backend_tokenizer
                 transformer, report = AutoModel.from_pretrained(
                     source,
                     config=settings,
                     dtype=torch.float32,
-                    local_files_only=local,
-                    trust_remote_code=False,
                     output_loading_info=True,
+                    **options,
                     **_without_pooler(settings),
                 )
         except _LOADING_ERRORS as error:
             remedy = _remedy(config.model, local)
-            raise ModelError(
-                f"{config.model}: cannot be loaded ({quoted(error)}); {remedy}"
-            ) from error
+            raise ModelError(f"{config.model}: cannot load ({quoted(error)}); {remedy}") from error
         if report["missing_keys"]:
             missing = min(report["missing_keys"])
             raise ModelError(
-                f"{config.model}: the weights lack {len(report['missing_keys'])} tensors, "
-                f"{missing} among them; choose weights of a {settings.model_type} model"
+                f"{config.model}: {len(report['missing_keys'])} tensors are missing, for example "
+                f"{missing}; choose weights of a {settings.model_type} model"
             )
-        # a copy: truncation is set on ours, and the library's own object stays as it was
+        # a copy, since truncation is set on it
         return cls(config, transformer, Tokenizer.from_str(tokenizer.to_str()))
 
     @classmethod
     def from_saved(cls, config: EncoderConfig, folder: Path) -> TransformerEncoder:
-        """Build the encoder `save` described, its weights not yet set."""
+        """Build the encoder that `save` wrote, without its weights."""
         try:
             tokenizer = Tokenizer.from_str((folder / TOKENIZER_FILE).read_text(encoding="utf8"))
-        except Exception as error:  # tokenizers raises nothing more specific
+        except Exception as error:  # tokenizers raises no narrower type
             raise broken(folder / TOKENIZER_FILE, f"cannot be read ({quoted(error)})") from error
         try:
             with _quiet(), no_init_weights():
@@ -171,15 +167,15 @@ class TransformerEncoder(TextEncoder):
                     trust_remote_code=False,
                     **_without_pooler(settings),
                 )
-        except Exception as error:  # what transformers raises for a senseless config is manifold
+        except Exception as error:  # transformers raises many types for a bad configuration
             raise broken(folder / CONFIG_FILE, f"cannot be used ({quoted(error)})") from error
         return cls(config, transformer, tokenizer)
 
     def save(self, folder: Path) -> None:
-        """Write what `from_saved` reads: all but the weights."""
+        """Write the files that `from_saved` reads: everything except the weights."""
         folder.mkdir()
         settings = json.loads(self.transformer.config.to_json_string())
-        settings.pop("_name_or_path", None)  # a path on the machine that trained the model
+        settings.pop("_name_or_path", None)  # a local path of the training machine
         text = json.dumps(settings, indent=2, sort_keys=True) + "\n"
         (folder / CONFIG_FILE).write_text(text, encoding="utf8")
         (folder / TOKENIZER_FILE).write_text(self.tokenizer.to_str(pretty=True), encoding="utf8")
@@ -190,8 +186,11 @@ class TransformerEncoder(TextEncoder):
         pieces: list[np.ndarray[Any, np.dtype[np.int32]]] = []
         n_truncated = 0
         with progress("Tokenising", len(texts)) as advance:
-            for start in range(0, len(texts), _CHUNK):
-                clean = [_SURROGATE.sub("\ufffd", text) for text in texts[start : start + _CHUNK]]
+            for start in range(0, len(texts), _TEXTS_PER_CHUNK):
+                clean = [
+                    _SURROGATE.sub("\ufffd", text)
+                    for text in texts[start : start + _TEXTS_PER_CHUNK]
+                ]
                 encodings = self._encode(clean)
                 rows = [encoding.ids for encoding in encodings]
                 n_truncated += sum(bool(encoding.overflowing) for encoding in encodings)
@@ -204,31 +203,31 @@ class TransformerEncoder(TextEncoder):
     def _encode(self, texts: list[str]) -> Any:
         try:
             return self.tokenizer.encode_batch_fast(texts)
-        except Exception as error:  # tokenizers raises nothing more specific
+        except Exception as error:  # tokenizers raises no narrower type
             raise ModelError(
-                f"the tokenizer cannot read a text ({quoted(error)}); take the {TOKENIZER_FILE} "
+                f"the tokenizer cannot read a text ({quoted(error)}); use the {TOKENIZER_FILE} "
                 "that belongs to the model"
             ) from error
 
     @property
     def fingerprint(self) -> str:
-        """The tokenizer, the length it cuts at included."""
+        """Return a hash of the tokenizer and its maximum length."""
         return f"transformer {hashlib.sha256(self.tokenizer.to_str().encode()).hexdigest()}"
 
     def table_names(self) -> set[str]:
-        """None: the word embeddings are trained like the layers above them."""
+        """Return none: the word embeddings are trained like the layers above them."""
         return set()
 
     def forward(self, batch: TokenBatch) -> Float[Tensor, "B D"]:
-        """Return φ(x) for each text."""
-        if len(batch) == 0:  # transformers cannot; one of padding alone has gradients, of zeros
-            nothing = batch.ids.new_full((1, 1), self.pad_id)
-            return self._embed(nothing, nothing == self.pad_id, full=True)[:0]
+        """Return φ(x) of each text."""
+        if len(batch) == 0:  # transformers fails; a row of padding has zero gradients
+            padding = batch.ids.new_full((1, 1), self.pad_id)
+            return self._embed(padding, padding == self.pad_id, full=True)[:0]
         ids, inside = pad(batch, self.pad_id)
         return self._embed(ids, inside, full=len(batch.ids) == inside.numel())
 
     def embed(self, batch: PaddedBatch) -> Float[Tensor, "B D"]:
-        """Return φ(x) for each of the padded texts, as `forward` does."""
+        """Return φ(x) of each padded text, like `forward`."""
         return self._embed(batch.ids, batch.mask(), full=batch.full)
 
     def _embed(
@@ -236,7 +235,8 @@ class TransformerEncoder(TextEncoder):
     ) -> Float[Tensor, "B D"]:
         device = ids.device.type
         mask = None if full else self.attention_mask(inside)
-        with torch.autocast(device, torch.bfloat16, enabled=self._autocasts(device)):
+        bfloat16 = self.precision == "bfloat16" or (self.precision == "auto" and device == "cuda")
+        with torch.autocast(device, torch.bfloat16, enabled=bfloat16):
             output = self._run(ids, mask)
         hidden = output.last_hidden_state.float()  # (B, T, width)
         pooled = hidden[:, 0].clone() if self.pooling == "cls" else mean_pool(hidden, inside)
@@ -244,13 +244,13 @@ class TransformerEncoder(TextEncoder):
         return embedding
 
     def prepare(self, device: torch.device) -> bool:
-        """Compile the transformer on a GPU where the configuration wants it; say if that was done.
+        """Compile the transformer on a GPU if the configuration asks for it; return whether it did.
 
-        One layer is compiled for all: they are alike, so the code of one serves the others, and
-        that takes seconds. A transformer built otherwise is compiled as a whole.
+        Equal layers are compiled one by one: they share the code of the first, which takes
+        seconds. A transformer without a stack of equal layers is compiled as a whole.
         """
-        layers = _like_layers(self.transformer)
-        # a copy of a compiled encoder has layers that are not
+        layers = _equal_layers(self.transformer)
+        # the layers of a copied encoder are not compiled
         done = self._compiled is not None and all(layer._compiled_call_impl for layer in layers)
         if self._compile == "off" or device.type != "cuda" or done:
             return False
@@ -259,83 +259,74 @@ class TransformerEncoder(TextEncoder):
                 layer.compile()
             object.__setattr__(self, "_compiled", self.transformer)
             return True
-        # kept out of the module's children: it would appear twice in the saved weights
+        # not a child module: it would appear twice in the saved weights
         object.__setattr__(self, "_compiled", torch.compile(self.transformer))
         return True
 
     def _run(self, ids: Int[Tensor, "B T"], mask: Tensor | None) -> Any:
-        """Run the transformer, compiled if it is; as it is from the time that fails."""
+        """Run the transformer, compiled if possible; after a failure always uncompiled."""
         if self._compiled is None:
             return self.transformer(input_ids=ids, attention_mask=mask)
         try:
             return self._compiled(input_ids=ids, attention_mask=mask)
         except torch.OutOfMemoryError:
             raise
-        except Exception as error:  # whatever a compiler may raise
+        except Exception as error:  # compilers raise many types
             logger.warning(
-                "encoder.compile: torch.compile failed (%s: %s); going on without it",
+                "encoder.compile: torch.compile failed (%s: %s); continuing without it",
                 type(error).__name__,
                 quoted(error),
             )
-            self._give_up_compiling()
+            object.__setattr__(self, "_compiled", None)
+            for layer in _equal_layers(self.transformer):
+                layer._compiled_call_impl = None
         return self.transformer(input_ids=ids, attention_mask=mask)
 
-    def _give_up_compiling(self) -> None:
-        object.__setattr__(self, "_compiled", None)
-        for layer in _like_layers(self.transformer):
-            layer._compiled_call_impl = None
-
-    def _autocasts(self, device: str) -> bool:
-        return self.precision == "bfloat16" or (self.precision == "auto" and device == "cuda")
-
     def attention_mask(self, inside: Bool[Tensor, "B T"]) -> Tensor:
-        """Return which tokens may be looked at, in the form that costs least."""
+        """Return the mask of the texts' tokens in the cheapest form that the model accepts."""
         if self.transformer.config._attn_implementation != _OWN_ATTENTION:
             return inside.long()
         return inside[:, None, None, :].expand(-1, -1, inside.shape[1], -1)
 
 
 def pad(batch: TokenBatch, pad_id: int) -> tuple[Int[Tensor, "B T"], Bool[Tensor, "B T"]]:
-    """Return the ids as a rectangle and which of them are the texts'.
+    """Return the padded ids and which of them are tokens of a text, without leaving the device.
 
-    Everything stays on the device. A text without any token gets one of padding to look at, as
-    attention over nothing is not a number.
+    In a text without tokens one padding counts as a token, as attention over nothing is NaN.
     """
     position = torch.arange(max(1, batch.longest), device=batch.ids.device)
     lengths = batch.lengths().unsqueeze(1)
-    ids = torch.cat([batch.ids, batch.ids.new_full((1,), pad_id)])  # the last is the padding
-    places = (batch.offsets[:-1].unsqueeze(1) + position).masked_fill(
-        position >= lengths, len(batch.ids)
+    ids = torch.cat([batch.ids, batch.ids.new_full((1,), pad_id)])  # the last one is the padding
+    index = batch.offsets[:-1].unsqueeze(1) + position
+    return ids[index.masked_fill(position >= lengths, len(batch.ids))], position < lengths.clamp(
+        min=1
     )
-    return ids[places], position < lengths.clamp(min=1)
 
 
 def mean_pool(hidden: Float[Tensor, "B T D"], inside: Bool[Tensor, "B T"]) -> Float[Tensor, "B D"]:
-    """Return the mean of each text's own token vectors."""
+    """Return the mean of the token vectors of each text, without padding."""
     total = hidden.masked_fill(~inside.unsqueeze(-1), 0).sum(dim=1)
     return total / inside.sum(dim=1, keepdim=True)
 
 
 def _resolve(model: str) -> str:
-    """Return the folder or hub id a configured name stands for."""
+    """Return the folder or hub id of a configured model name."""
+    if looks_like_path(model):
+        folder = Path(model).expanduser()
+        if not folder.is_dir():
+            raise ModelError(
+                f"{model}: no such folder; set encoder.model to one that transformers saved, to a "
+                f"hub id, or to {MINILM}"
+            )
+        return str(folder)
     if model != MINILM:
-        return _existing(model) if looks_like_path(model) else model
+        return model
     package = find_spec(MINILM_PACKAGE)
-    for place in (package and package.submodule_search_locations) or ():
-        folder = Path(place) / "model"
+    for location in (package and package.submodule_search_locations) or ():
+        folder = Path(location) / "model"
         if (folder / CONFIG_FILE).is_file():
             return str(folder)
     return MINILM_HUB_ID
-
-
-def _existing(model: str) -> str:
-    folder = Path(model).expanduser()
-    if not folder.is_dir():
-        raise ModelError(
-            f"{model}: no such folder; set encoder.model to one that transformers saved, to a hub "
-            f"id, or to {MINILM}"
-        )
-    return str(folder)
 
 
 def _remedy(model: str, local: bool) -> str:
@@ -352,31 +343,30 @@ def _remedy(model: str, local: bool) -> str:
 
 
 def _without_pooler(settings: Any) -> dict[str, bool]:
-    """Return the argument that leaves a model's pooling layer out, where its class has one."""
-    found: Any = MODEL_MAPPING[type(settings)]
-    model_class = found[0] if isinstance(found, list | tuple) else found
+    """Return the argument that omits a model's pooling layer, if its class has one."""
+    entry: Any = MODEL_MAPPING[type(settings)]
+    model_class = entry[0] if isinstance(entry, list | tuple) else entry
     has_pooler = "add_pooling_layer" in inspect.signature(model_class).parameters
     return {"add_pooling_layer": False} if has_pooler else {}
 
 
 def _check_sizes(settings: Any) -> None:
-    """Refuse sizes that no transformer has: to build one would take all memory, or for ever."""
+    """Reject sizes beyond any transformer, which would exhaust memory or time."""
     for name, value in settings.to_dict().items():
         is_count = isinstance(value, int) and not isinstance(value, bool)
-        if is_count and value > (_MOST_LAYERS if "layer" in name else _MOST_OF_ANYTHING):
+        if is_count and value > (_MAX_LAYERS if "layer" in name else _MAX_SIZE):
             raise ValueError(f"{name} is {value}")
 
 
 def _check_fit(config: EncoderConfig, transformer: Any, tokenizer: Tokenizer) -> None:
-    """Refuse what would fail only at some text, or inside a GPU kernel."""
+    """Reject models that would fail later, at some text or inside a GPU kernel."""
     settings = transformer.config
-    translates = getattr(settings, "is_encoder_decoder", False)
-    if translates or not hasattr(settings, "hidden_size"):
+    if getattr(settings, "is_encoder_decoder", False) or not hasattr(settings, "hidden_size"):
         raise ModelError(
-            f"{config.model}: a {settings.model_type} model does not turn text into token "
-            "vectors by itself; choose an encoder such as bert, roberta or distilbert"
+            f"{config.model}: a {settings.model_type} model is not an encoder; choose one such as "
+            "bert, roberta or distilbert"
         )
-    longest = _most_tokens(transformer)
+    longest = _max_tokens(transformer)
     if longest is not None and config.max_length > longest:
         raise ConfigError(
             f"encoder.max_length is {config.max_length}, but {config.model} reads at most "
@@ -386,48 +376,32 @@ def _check_fit(config: EncoderConfig, transformer: Any, tokenizer: Tokenizer) ->
     n_known = transformer.get_input_embeddings().num_embeddings
     if highest >= n_known:
         raise ModelError(
-            f"{config.model}: its tokenizer has ids up to {highest}, but the weights know only "
-            f"{n_known}; the two files do not belong together"
+            f"{config.model}: the tokenizer has ids up to {highest}, but the weights only "
+            f"{n_known} embeddings; use the tokenizer that belongs to the weights"
         )
 
 
-def _most_tokens(transformer: nn.Module) -> int | None:
-    """Return how long a text the position embeddings reach; None where there is no limit."""
+def _max_tokens(transformer: nn.Module) -> int | None:
+    """Return the number of position embeddings; None if there is no limit."""
     for name, module in transformer.named_modules():
         if name.endswith("position_embeddings") and isinstance(module, nn.Embedding):
-            # RoBERTa and its kin count positions from after the padding's
+            # RoBERTa and its relatives count positions from the one after the padding
             reserved = 0 if module.padding_idx is None else module.padding_idx + 1
             return module.num_embeddings - reserved
     return getattr(transformer.config, "max_position_embeddings", None)
 
 
-def _like_layers(transformer: nn.Module) -> list[nn.Module]:
-    """Return the layers of a transformer that are alike; none where it is built otherwise."""
+def _equal_layers(transformer: nn.Module) -> list[nn.Module]:
+    """Return the longest stack of layers of one type; none if there is no stack."""
     stacks = [list(part) for part in transformer.modules() if isinstance(part, nn.ModuleList)]
-    alike = [stack for stack in stacks if len({type(layer) for layer in stack}) == 1]
-    return max(alike, key=len, default=[])
-
-
-def _leave_masks_alone(transformer: Any) -> None:
-    """Have a model take masks as they come, where it can."""
-    settings = transformer.config
-    plain = settings._attn_implementation == "sdpa" and not getattr(settings, "is_decoder", False)
-    if plain and settings.model_type in _TAKES_READY_MASK:
-        transformer.set_attn_implementation(_OWN_ATTENTION)
-
-
-def _checkpoint_gradients(config: EncoderConfig, transformer: Any) -> None:
-    if not transformer.supports_gradient_checkpointing:
-        raise ConfigError(
-            f"encoder.gradient_checkpointing: {config.model} does not support it; set it to false"
-        )
-    transformer.gradient_checkpointing_enable({"use_reentrant": False})
+    equal = [stack for stack in stacks if len({type(layer) for layer in stack}) == 1]
+    return max(equal, key=len, default=[])
 
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Keep transformers from reporting on the terminal while it loads."""
-    library: Any = transformers_logging  # partly typed, and not alike in all versions
+    """Silence transformers while it loads a model."""
+    library: Any = transformers_logging  # partly typed, and different between versions
     hub: Any = hub_utils
     verbosity = library.get_verbosity()
     bars, hub_bars = library.is_progress_bar_enabled(), not hub.are_progress_bars_disabled()

@@ -14,8 +14,8 @@ from elias.data.splits import validation_split
 from elias.distributed import process_counts
 from elias.inference.predict import feature_tokens, input_of, setup_rows
 from elias.kernels.device import limit_threads
-from elias.model.build import build_encoder
 from elias.model.elias import EliasModel
+from elias.model.encoder import build_encoder
 from elias.model.graph import LabelGraph, partition_edges
 from elias.model.one_vs_all import OneVsAll
 from elias.progress import hushed

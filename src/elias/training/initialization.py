@@ -20,9 +20,8 @@ from elias.clustering import balanced_clusters, label_centroids
 from elias.distributed import SingleProcess
 from elias.distributed.sharded_linear import ShardedRows
 from elias.model.batch_inference import cluster_all, embed_all
-from elias.model.build import build_encoder
 from elias.model.elias import EliasModel
-from elias.model.encoder import BagEncoder
+from elias.model.encoder import BagEncoder, build_encoder
 from elias.model.graph import LabelGraph, partition_edges
 from elias.model.one_vs_all import OneVsAll
 from elias.progress import progress

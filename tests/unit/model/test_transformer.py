@@ -21,8 +21,7 @@ from transformers.utils import logging as transformers_logging
 from elias.config import EncoderConfig, ResolvedEncoder
 from elias.errors import ConfigError, DataError, ModelError
 from elias.model import transformer
-from elias.model.build import build_encoder
-from elias.model.encoder import BagEncoder
+from elias.model.encoder import BagEncoder, build_encoder
 from elias.model.transformer import TransformerEncoder
 from elias.text.batches import PaddedBatch, collate, pad_batch
 from tiny_bert import MOST_TOKENS, SIZES, WIDTH, save_tiny_bert, save_tiny_model
@@ -98,7 +97,7 @@ def test_text_that_is_not_quite_unicode_is_read(text, tiny_bert):
 def test_texts_are_tokenised_alike_in_pieces_of_any_size(tiny_bert, monkeypatch):
     encoder = make_encoder(tiny_bert, max_length=6)
     whole = encoder.tokenise(TEXTS)
-    monkeypatch.setattr(transformer, "_CHUNK", 2)
+    monkeypatch.setattr(transformer, "_TEXTS_PER_CHUNK", 2)
 
     pieces = encoder.tokenise(TEXTS)
 
@@ -355,7 +354,7 @@ def test_weights_cut_short_are_refused(tmp_path):
     path = Path(save_tiny_bert(tmp_path / "model")) / "model.safetensors"
     path.write_bytes(path.read_bytes()[:-100])
 
-    assert "cannot be loaded" in refusal(path.parent)
+    assert "cannot load" in refusal(path.parent)
 
 
 def test_weights_with_a_layer_too_few_are_refused(tmp_path):
@@ -363,7 +362,7 @@ def test_weights_with_a_layer_too_few_are_refused(tmp_path):
     config = json.loads(path.read_text(encoding="utf8"))
     path.write_text(json.dumps({**config, "num_hidden_layers": 3}), encoding="utf8")
 
-    assert "the weights lack" in refusal(path.parent)
+    assert "tensors are missing" in refusal(path.parent)
 
 
 def test_a_tokenizer_of_more_words_than_the_weights_know_is_refused(tmp_path):
@@ -378,7 +377,7 @@ def test_a_tokenizer_of_more_words_than_the_weights_know_is_refused(tmp_path):
 def test_a_model_that_needs_a_decoder_is_refused(tmp_path):
     config = T5Config(vocab_size=15, d_model=16, d_ff=16, num_layers=1, num_heads=2, d_kv=8)
 
-    assert "a t5 model does not" in refusal(save_tiny_model(tmp_path, config))
+    assert "a t5 model is not an encoder" in refusal(save_tiny_model(tmp_path, config))
 
 
 def test_a_max_length_over_the_models_is_refused(tiny_bert):
@@ -410,7 +409,7 @@ def test_the_kind_decides_which_encoder_is_built(tiny_bert):
     [
         (ResolvedEncoder(min_count=1), None, "neither texts nor features"),
         (ResolvedEncoder(min_count=2), ["red", "cod"], "lower encoder.min_count"),
-        (ResolvedEncoder(min_count=1), ["?", ""], "no word stands in any of the 2 training texts"),
+        (ResolvedEncoder(min_count=1), ["?", ""], "no word occurs in any of the 2 training texts"),
     ],
 )
 def test_a_corpus_the_encoder_cannot_read_is_refused(config, texts, reason):

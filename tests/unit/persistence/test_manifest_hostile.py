@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 
 from elias.config import EliasConfig
 from elias.errors import ModelError
-from elias.model.build import build_encoder
 from elias.model.elias import EliasModel
+from elias.model.encoder import build_encoder
 from elias.model.graph import LabelGraph, partition_edges
 from saved_models import as_old_format, load, reseal, save
 from tiny_bert import save_tiny_bert

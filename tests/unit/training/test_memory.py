@@ -59,7 +59,7 @@ def test_weights_edges_and_moments_are_counted_to_the_byte(stage):
     corpus = synthetic_corpus(n_points=300, n_labels=n_labels)
     resolved = config().resolve(300, n_labels)
     chosen = next(s for s in resolved.stages if s.name == stage)
-    from elias.model.build import build_encoder
+    from elias.model.encoder import build_encoder
 
     encoder = build_encoder(resolved.encoder, corpus.train.texts, None)
     model = build_stage_model(resolved, chosen, encoder, n_labels)

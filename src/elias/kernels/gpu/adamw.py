@@ -128,12 +128,8 @@ def _stochastic_round(values: tl.tensor, seed: tl.tensor, columns: tl.tensor) ->
 
 @triton.jit
 def _update_block(
-    weight: tl.tensor,
-    mean: tl.tensor,
-    variance: tl.tensor,
-    w: tl.tensor,
-    m: tl.tensor,
-    g: tl.tensor,
+    table: tl.tensor,
+    values: tl.tensor,
     d: tl.tensor,
     inside: tl.tensor,
     numbers: tl.tensor,
@@ -141,7 +137,9 @@ def _update_block(
     ONE_VARIANCE: tl.constexpr,
     ROUND: tl.constexpr,
 ) -> None:
-    """Apply AdamW to one block of a row with gradient ``g``; the pointers are the row's."""
+    """Apply AdamW to one block of a row, given its weights, first moments and gradient."""
+    weight, mean, variance = table
+    w, m, g = values
     fade1, fade2, shrink, rate, eps, new1, new2, correction, row_rate = numbers
     m = fade1 * m.to(tl.float32) + new1 * g
     w = shrink * w.to(tl.float32)
@@ -157,25 +155,6 @@ def _update_block(
     else:
         tl.store(mean + d, m, mask=inside)
         tl.store(weight + d, w, mask=inside)
-
-
-@triton.jit
-def _update_bias(
-    bias: tl.tensor,
-    bias_mean: tl.tensor,
-    bias_variance: tl.tensor,
-    loaded: tl.tensor,
-    g: tl.tensor,
-    numbers: tl.tensor,
-) -> None:
-    """Apply AdamW to a row's bias, which does not decay."""
-    fade1, fade2, _, rate, eps, new1, new2, correction, _ = numbers
-    w, m, v = loaded
-    m = fade1 * m + new1 * g
-    v = fade2 * v + new2 * g * g
-    tl.store(bias_mean, m)
-    tl.store(bias_variance, v)
-    tl.store(bias, w - rate * m / (tl.sqrt(v * correction) + eps))
 
 
 @triton.jit(do_not_specialize=["step"])
@@ -235,27 +214,13 @@ def _adamw_pairs(
             previous = tl.load(last_step + row)
             # float64: after many steps this is a small difference of large sums
             log_decay = tl.load(decay_log + step) - tl.load(decay_log + previous)
-            bias_state = (
-                tl.load(bias + row),
-                tl.load(bias_mean + row),
-                tl.load(bias_variance + row),
-            )
+            bias_w, bias_m = tl.load(bias + row), tl.load(bias_mean + row)
+            bias_v = tl.load(bias_variance + row)
             row_variance = variance + row * (1 if ONE_VARIANCE else dim)
             v = tl.load(row_variance)
 
-            g_a, g_b, bias_g = row_sum(
-                ids,
-                order,
-                coefficients,
-                vectors,
-                head,
-                n_pairs,
-                per_vector,
-                dim,
-                BLOCK_J,
-                BLOCK_A,
-                BLOCK_B,
-            )
+            pairs = (ids, order, coefficients, vectors, n_pairs, per_vector, dim)
+            g_a, g_b, bias_g = row_sum(pairs, head, BLOCK_J, BLOCK_A, BLOCK_B)
             skipped = (step - previous).to(tl.float32)
             fade1, fade2 = tl.exp2(skipped * log_fade1), tl.exp2(skipped * log_fade2)
             shrink = tl.exp2(log_decay.to(tl.float32))
@@ -267,38 +232,15 @@ def _adamw_pairs(
                 row_rate = rate / (tl.sqrt(v * correction) + eps)
             seed = _hash(row.to(tl.uint32) * 2654435769 + _hash(step.to(tl.uint32)))
             numbers = (fade1, fade2, shrink, rate, eps, new1, new2, correction, row_rate)
-            _update_block(
-                row_weight,
-                row_mean,
-                row_variance,
-                w_a,
-                m_a,
-                g_a,
-                a,
-                in_a,
-                numbers,
-                seed,
-                ONE_VARIANCE,
-                ROUND,
-            )
-            _update_block(
-                row_weight,
-                row_mean,
-                row_variance,
-                w_b,
-                m_b,
-                g_b,
-                b,
-                in_b,
-                numbers,
-                seed,
-                ONE_VARIANCE,
-                ROUND,
-            )
-
-            _update_bias(
-                bias + row, bias_mean + row, bias_variance + row, bias_state, bias_g, numbers
-            )
+            table = (row_weight, row_mean, row_variance)
+            _update_block(table, (w_a, m_a, g_a), a, in_a, numbers, seed, ONE_VARIANCE, ROUND)
+            _update_block(table, (w_b, m_b, g_b), b, in_b, numbers, seed, ONE_VARIANCE, ROUND)
+            bias_m = fade1 * bias_m + new1 * bias_g  # the bias does not decay
+            bias_v = fade2 * bias_v + new2 * bias_g * bias_g
+            bias_w -= rate * bias_m / (tl.sqrt(bias_v * correction) + eps)
+            tl.store(bias_mean + row, bias_m)
+            tl.store(bias_variance + row, bias_v)
+            tl.store(bias + row, bias_w)
             tl.store(last_step + row, step)
         head = next_head
         row = next_row

@@ -298,19 +298,14 @@ def _find_heads(
 
 @triton.jit
 def row_sum(
-    ids: tl.tensor,
-    order: tl.tensor,
-    coefficients: tl.tensor,
-    vectors: tl.tensor,
+    pairs: tl.tensor,
     head: tl.tensor,
-    n_pairs: tl.tensor,
-    per_vector: tl.tensor,
-    dim: tl.tensor,
     BLOCK_J: tl.constexpr,
     BLOCK_A: tl.constexpr,
     BLOCK_B: tl.constexpr,
 ) -> tl.tensor:
     """Return Σ coefficient · vector (in two blocks) and Σ coefficient of the row at ``head``."""
+    ids, order, coefficients, vectors, n_pairs, per_vector, dim = pairs
     row = tl.load(ids + head)
     a = tl.arange(0, BLOCK_A)
     b = BLOCK_A + tl.arange(0, BLOCK_B)
@@ -355,19 +350,8 @@ def _sum_pairs(
     a = tl.arange(0, BLOCK_A)
     b = BLOCK_A + tl.arange(0, BLOCK_B)
     head = tl.load(heads + i)
-    total_a, total_b, coefficient_sum = row_sum(
-        ids,
-        order,
-        coefficients,
-        vectors,
-        head,
-        n_pairs,
-        per_vector,
-        dim,
-        BLOCK_J,
-        BLOCK_A,
-        BLOCK_B,
-    )
+    pairs = (ids, order, coefficients, vectors, n_pairs, per_vector, dim)
+    total_a, total_b, coefficient_sum = row_sum(pairs, head, BLOCK_J, BLOCK_A, BLOCK_B)
     tl.store(gradient + i * dim + a, total_a, mask=a < dim)
     tl.store(gradient + i * dim + b, total_b, mask=b < dim)
     tl.store(sums + i, coefficient_sum)

@@ -97,39 +97,25 @@ def _score_paths(
     row = tl.program_id(0).to(tl.int64)
     path = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     n_paths = n_beam * n_edges
-    label, score, _, inside = score_of(
-        beam + row * n_beam,
-        beam_log + row * n_beam,
-        edge_labels,
-        edge_log,
-        path,
-        path < n_paths,
-        (n_clusters, n_edges, n_labels),
-    )
+    graph = (edge_labels, edge_log, n_clusters, n_edges, n_labels)
+    beams = (beam + row * n_beam, beam_log + row * n_beam)
+    label, score, _, inside = score_of(beams, graph, path, path < n_paths)
     if HALVINGS > 0:
         match = inside & is_among(label, wanted + row * n_wanted, n_wanted, HALVINGS)
         slot = tl.atomic_add(n_matches + row + path * 0, 1, mask=match, sem="relaxed")
         tl.store(matches + row * n_paths + slot, path, mask=match)
         inside = inside & (match == 0)
-    tl.store(
-        scores + row * n_paths + path,
-        tl.where(inside, score, -float("inf")),
-        mask=path < n_paths,
-    )
+    score = tl.where(inside, score, -float("inf"))
+    tl.store(scores + row * n_paths + path, score, mask=path < n_paths)
 
 
 @triton.jit
 def score_of(
-    beam: tl.tensor,
-    beam_log: tl.tensor,
-    edge_labels: tl.tensor,
-    edge_log: tl.tensor,
-    path: tl.tensor,
-    inside: tl.tensor,
-    sizes: tl.tensor,
+    beams: tl.tensor, graph: tl.tensor, path: tl.tensor, inside: tl.tensor
 ) -> tl.tensor:
     """Return label, score and unsaturated score of a point's paths, and which of them exist."""
-    n_clusters, n_edges, n_labels = sizes
+    beam, beam_log = beams
+    edge_labels, edge_log, n_clusters, n_edges, n_labels = graph
     position = path // n_edges
     cluster = tl.load(beam + position, mask=inside, other=n_clusters)
     inside = inside & (cluster < n_clusters)
@@ -158,13 +144,12 @@ def sort_key(score: tl.tensor, unsaturated: tl.tensor) -> tl.tensor:
 
 @triton.jit
 def walk_paths(
-    beam: tl.tensor,
-    beam_log: tl.tensor,
-    edge_labels: tl.tensor,
-    edge_log: tl.tensor,
+    beams: tl.tensor,
+    graph: tl.tensor,
     lists: tl.tensor,
     scratch: tl.tensor,
-    sizes: tl.tensor,
+    n_slots: tl.tensor,
+    n_paths: tl.tensor,
     listing: tl.tensor,
     LISTED: tl.constexpr,
     BLOCK: tl.constexpr,
@@ -176,7 +161,7 @@ def walk_paths(
     """
     table, labels, scores, unsaturated_scores, numbers, best, first = scratch
     listed, tops, matches, n_listed = lists
-    n_slots, n_paths, n_clusters, n_edges, n_labels = sizes
+    _, _, _, _, n_labels = graph
     lowest = tl.zeros([BLOCK], tl.int32) + 2147483647
     for start in range(0, n_slots, BLOCK):
         slot = start + tl.arange(0, BLOCK)
@@ -190,15 +175,8 @@ def walk_paths(
             path += tl.load(matches + slot - n_listed, mask=is_match, other=0).to(tl.int32)
             path = tl.where(listing != 0, path, slot)
             path = tl.where(top == -float("inf"), n_paths, path)  # no path, or one of the matches
-        label, score, unsaturated, inside = score_of(
-            beam,
-            beam_log,
-            edge_labels,
-            edge_log,
-            path,
-            known & (path < n_paths),
-            (n_clusters, n_edges, n_labels),
-        )
+        inside = known & (path < n_paths)
+        label, score, unsaturated, inside = score_of(beams, graph, path, inside)
         score = sortable(score)
         unsaturated = sortable(unsaturated)
         if LISTED:
@@ -251,14 +229,13 @@ def compete(
 @triton.jit
 def find_wanted(
     scratch: tl.tensor,
-    wanted: tl.tensor,
-    out: tl.tensor,
-    n_wanted: tl.tensor,
+    wanted_lists: tl.tensor,
     n_slots: tl.tensor,
     n_labels: tl.tensor,
     BLOCK: tl.constexpr,
 ) -> None:
     """Write the best path to each wanted label; ignore table entries of earlier points."""
+    wanted, out, n_wanted = wanted_lists
     table, labels, _, _, _, _, first = scratch
     for start in range(0, n_wanted, BLOCK):
         i = start + tl.arange(0, BLOCK)
@@ -393,18 +370,10 @@ def expand_beam(
     return labels, paths, wanted_paths
 
 
-@triton.jit(
-    do_not_specialize=[
-        "n_rows",
-        "n_beam",
-        "n_clusters",
-        "n_edges",
-        "n_labels",
-        "n_wanted",
-        "n_keep",
-        "n_listed",
-    ]
-)
+_SIZES = ["n_rows", "n_beam", "n_clusters", "n_edges", "n_labels", "n_wanted", "n_keep", "n_listed"]
+
+
+@triton.jit(do_not_specialize=_SIZES)
 def _expand(
     beam: tl.tensor,
     beam_log: tl.tensor,
@@ -448,6 +417,7 @@ def _expand(
         best + offset,
         first + offset,
     )
+    graph = (edge_labels, edge_log, n_clusters, n_edges, n_labels)
     for row in range(tl.program_id(0), n_rows, tl.num_programs(0)):
         at = program * 0 + row  # 64 bits, also where the interpreter has a plain number
         listing = n_paths * 0
@@ -457,49 +427,25 @@ def _expand(
             n_slots = n_listed + tl.load(n_matches + at)
         going = n_paths > 0
         while going:
+            beams = (beam + at * n_beam, beam_log + at * n_beam)
+            lists = (listed + at * n_listed, tops + at * n_listed, matches + at * n_paths, n_listed)
             lowest = walk_paths(
-                beam + at * n_beam,
-                beam_log + at * n_beam,
-                edge_labels,
-                edge_log,
-                (
-                    listed + at * n_listed,
-                    tops + at * n_listed,
-                    matches + at * n_paths,
-                    n_listed,
-                ),
-                scratch,
-                (n_slots, n_paths, n_clusters, n_edges, n_labels),
-                listing,
-                LISTED,
-                BLOCK,
+                beams, graph, lists, scratch, n_slots, n_paths, listing, LISTED, BLOCK
             )
             tl.debug_barrier()
             compete(scratch, n_slots, n_labels, False, BLOCK)
             tl.debug_barrier()
             compete(scratch, n_slots, n_labels, True, BLOCK)
             tl.debug_barrier()
-            find_wanted(
-                scratch,
-                wanted + at * n_wanted,
-                out_wanted + at * n_wanted,
-                n_wanted,
-                n_slots,
-                n_labels,
-                128,
-            )
+            wanted_lists = (wanted + at * n_wanted, out_wanted + at * n_wanted, n_wanted)
+            find_wanted(scratch, wanted_lists, n_slots, n_labels, 128)
             tl.debug_barrier()
             n_kept, n_above = drop_losers(scratch, n_slots, n_labels, lowest, BLOCK)
             tl.debug_barrier()
             enough = (n_above >= n_keep) | (lowest == -2147483647) | (listing == 0)
             if enough:
-                select(
-                    scratch,
-                    (out_labels + at * n_keep, out_paths + at * n_keep),
-                    (n_slots, n_labels, n_keep),
-                    n_kept,
-                    BLOCK,
-                )
+                out = (out_labels + at * n_keep, out_paths + at * n_keep)
+                select(scratch, out, (n_slots, n_labels, n_keep), n_kept, BLOCK)
             tl.debug_barrier()
             going = enough == 0  # the list was too short: repeat with all paths
             listing = listing * 0

@@ -11,9 +11,7 @@ import triton.language as tl
 
 @triton.jit
 def _digit_counts(
-    labels: tl.tensor,
-    scores: tl.tensor,
-    unsaturated_scores: tl.tensor,
+    keys: tl.tensor,
     sizes: tl.tensor,
     limits: tl.tensor,
     prefix: tl.tensor,
@@ -25,6 +23,7 @@ def _digit_counts(
 
     The key of level 0 is the score, of 1 the unsaturated score, of 2 the negated label id.
     """
+    labels, scores, unsaturated_scores = keys
     n_slots, n_labels = sizes
     score, unsaturated = limits
     counts = tl.zeros([256], tl.int32)
@@ -47,9 +46,7 @@ def _digit_counts(
 
 @triton.jit
 def _limit(
-    labels: tl.tensor,
-    scores: tl.tensor,
-    unsaturated_scores: tl.tensor,
+    keys: tl.tensor,
     sizes: tl.tensor,
     limits: tl.tensor,
     needed: tl.tensor,
@@ -65,9 +62,7 @@ def _limit(
     level = needed
     for i in range(4):
         shift = 24 - 8 * i
-        counts = _digit_counts(
-            labels, scores, unsaturated_scores, sizes, limits, prefix, shift, LEVEL, BLOCK
-        )
+        counts = _digit_counts(keys, sizes, limits, prefix, shift, LEVEL, BLOCK)
         not_below = tl.sum(counts, axis=0) - tl.cumsum(counts, axis=0) + counts
         digit = tl.maximum(tl.sum((not_below >= needed).to(tl.int32), axis=0) - 1, 0)
         above = tl.sum(tl.where(digits > digit, counts, 0), axis=0)
@@ -123,20 +118,15 @@ def select(
 ) -> None:
     """Write the K best of the remaining labels."""
     _, labels, scores, unsaturated_scores, _, _, _ = scratch
+    keys = (labels, scores, unsaturated_scores)
     n_slots, n_labels, n_keep = sizes
     both = (n_slots, n_labels)
     needed = tl.minimum(n_left, n_keep)
-    score, level, needed = _limit(
-        labels, scores, unsaturated_scores, both, (0, 0), needed, 0, BLOCK
-    )
+    score, level, needed = _limit(keys, both, (0, 0), needed, 0, BLOCK)
     unsaturated = needed * 0 - 2147483647  # below all: keep every label with the last score
     negated = needed * 0
     if level > needed:
-        unsaturated, level, needed = _limit(
-            labels, scores, unsaturated_scores, both, (score, 0), needed, 1, BLOCK
-        )
+        unsaturated, level, needed = _limit(keys, both, (score, 0), needed, 1, BLOCK)
         if level > needed:
-            negated, level, needed = _limit(
-                labels, scores, unsaturated_scores, both, (score, unsaturated), needed, 2, BLOCK
-            )
+            negated, level, needed = _limit(keys, both, (score, unsaturated), needed, 2, BLOCK)
     _write_kept(scratch, out, sizes, (score, unsaturated, negated), BLOCK)
