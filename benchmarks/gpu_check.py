@@ -24,10 +24,8 @@ from elias.kernels.gpu import paths as gpu_paths
 from elias.kernels.gpu import rows as gpu_rows
 from elias.kernels.gpu import search as gpu_search
 from elias.kernels.gpu.adamw import adamw_edges, adamw_pairs
-from elias.model import recorded_search
-from elias.model.batch_inference import rank_all
 from elias.model.elias import SearchSizes
-from elias.model.recorded_search import Ranking
+from elias.model.search import SEARCH_GRAPHS, BatchRanker, rank_all
 from elias.text.batches import PaddedBatch, TokenBatch
 from elias.text.tokens import Tokens
 from elias.training.cuda_graph_step import CudaGraphStep
@@ -81,16 +79,16 @@ def random_tokens(rng, n_texts, longest):
 @contextmanager
 def kept_early():
     """Have shapes recorded when they come for the third time."""
-    before, recorded_search._TIMES_BEFORE = recorded_search._TIMES_BEFORE, 2
+    before, SEARCH_GRAPHS.min_calls = SEARCH_GRAPHS.min_calls, 2
     try:
         yield
     finally:
-        recorded_search._TIMES_BEFORE = before
+        SEARCH_GRAPHS.min_calls = before
 
 
 def kept_graphs(model):
     """What was recorded of a model's searches, by shape."""
-    return recorded_search._KEPT[model]._rank.recorded._graphs
+    return SEARCH_GRAPHS.kept[model].captured._graphs
 
 
 class NotHereError(Exception):
@@ -659,7 +657,8 @@ class Checks:
         sizes = SearchSizes(shape.beam_size, shape.shortlist_size)
         errors = []
         with torch.inference_mode():
-            rank = Ranking(model, sizes, 20)
+            captured = SEARCH_GRAPHS.capture(model, sizes, 20)
+            rank = BatchRanker(model, sizes, 20, captured=captured)
             for batch in batches:
                 square = PaddedBatch(
                     batch.tokens.ids.view(32, 24), batch.tokens.lengths(), full=True

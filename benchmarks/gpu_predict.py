@@ -33,9 +33,8 @@ from gpu_setup import (
 )
 from naive_step import NaiveStep
 
-from elias.model.batch_inference import rank_all
 from elias.model.elias import SearchSizes
-from elias.model.recorded_search import Ranking
+from elias.model.search import SEARCH_GRAPHS, BatchRanker, can_capture, rank_all
 from elias.text.tokens import Tokens
 from elias.training.stage import tensor_cores
 
@@ -53,9 +52,10 @@ def predict(shape, encoder, device, given, batch_size):
     rows = torch.randn(batch_size, shape.dim, device=device)
     free()
 
-    ranking = Ranking(model, sizes, TOP_K)
+    captured = SEARCH_GRAPHS.capture(model, sizes, TOP_K) if can_capture(model) else None
+    ranking = BatchRanker(model, sizes, TOP_K, captured=captured)
     given_as = [batch.tokens for batch in batches]
-    if given.captured and ranking.recorded is not None:
+    if given.captured and captured is not None:
         given_as = [rectangle_of(tokens) for tokens in given_as]
 
     def whole(i):
@@ -68,7 +68,8 @@ def predict(shape, encoder, device, given, batch_size):
             "search_ms": median_ms(lambda i: model.rank(rows, sizes, TOP_K), given.repeat),
         }
     answer |= {"peak_gib": gib(), "ms_per_point": answer["ms"] / batch_size}
-    ranking.close()
+    if captured is not None:
+        captured.release()
     if not given.no_naive:
         answer["naive_ms"] = attempt(lambda: naive_predict(sized, model, batches, given))
     return answer

@@ -36,6 +36,43 @@ class Ranking:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
+class Candidates:
+    """The labels that a search proposes for n points, at most k for each, best first.
+
+    It is what a search hands to the reranker. A row with fewer than k labels ends in padding: id L
+    and score -inf.
+    """
+
+    ids: NDArray[np.int64]
+    """(n, k) label ids."""
+    scores: NDArray[np.float32]
+    """(n, k) p of each."""
+    embedding: NDArray[np.float32] | None = None
+    """(n, D) φ(x), where the ranker reads it (`RerankConfig.embedding`)."""
+    channel: NDArray[np.int8] | None = None
+    """(n, k) which channel proposed each candidate; None: all come from the search."""
+
+    def __len__(self) -> int:
+        """Return the number of points."""
+        return len(self.ids)
+
+    def top(self, k: int) -> Candidates:
+        """Return the best ``k`` candidates of each point."""
+        channel = None if self.channel is None else self.channel[:, :k]
+        return Candidates(self.ids[:, :k], self.scores[:, :k], self.embedding, channel)
+
+    def take(self, rows: slice) -> Candidates:
+        """Return the candidates of some points."""
+        embedding, channel = self.embedding, self.channel
+        return Candidates(
+            self.ids[rows],
+            self.scores[rows],
+            None if embedding is None else embedding[rows],
+            None if channel is None else channel[rows],
+        )
+
+
+@dataclass(frozen=True, slots=True, eq=False)
 class Predictions:
     """Ranked labels for n points, at most k for each.
 

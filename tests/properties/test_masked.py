@@ -6,8 +6,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy.sparse import csr_matrix, hstack, random_array
 
-from elias.rerank.scoring import as_classifiers, candidate_margins
 from elias.rerank.solver import FitSettings, fit_masked, group_pairs
+from elias.rerank.sparse_ranker import as_classifiers, candidate_margins
 
 EXACT = FitSettings(tolerance=1e-10, max_iterations=100_000)
 SIZES = {

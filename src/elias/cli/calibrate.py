@@ -51,9 +51,13 @@ def calibrate(
         raise DataError(
             f"{data}: has labels that the model does not know; calibrate on a corpus with its own"
         )
-    test = None if split == "test" else eval_data.corpus.test
-    tests = {} if test is None else {"test": test}
-    results = add_probabilities(model, eval_data.points, tests, name=split)
+    splits = {split: eval_data.points}
+    if split != "test" and eval_data.corpus.test is not None:
+        splits["test"] = eval_data.corpus.test
+    predicted = {
+        name: (model.predict_split(points), points.labels) for name, points in splits.items()
+    }
+    results = add_probabilities(model, predicted, name=split)
     if not results:
         raise DataError(f"{data}: has too few {split} points to calibrate on")
     folder = model.save_pretrained(out or model_folder(run), overwrite=out is None)

@@ -32,6 +32,8 @@ logger = logging.getLogger(__name__)
 
 DEFAULT_TEST_SHARE = 0.2
 """Share of the points used for testing where the source has no splits."""
+SETUP_POINTS = 1_000_000
+"""Default of ``data.setup_points`` for a corpus on disk."""
 _CHUNK = 1 << 16
 _SAMPLE_CHUNK = 1 << 20
 
@@ -110,6 +112,12 @@ def _partition(n_points: int, taken: Rows) -> tuple[Rows, Rows]:
 def _check_size(name: str, size: int, n_points: int) -> None:
     if not 0 <= size <= n_points:
         raise DataError(f"{name} must be between 0 and the {n_points} points, not {size}")
+
+
+def setup_rows(split: Split, config: ResolvedConfig) -> Rows | None:
+    """Sample the training points used for vocabulary, clusters and initialisation; None: all."""
+    size = config.data.setup_points or (SETUP_POINTS if split.on_disk else len(split))
+    return None if size >= len(split) else sample_points(split.labels, size, config.seed)
 
 
 def sample_points(labels: csr_matrix, size: int, seed: int) -> Rows:

@@ -11,7 +11,8 @@ import torch
 
 from elias.distributed.dropout import KeyedDropout, point_keys
 from elias.distributed.sharded_linear import ShardedRows
-from elias.model.batch_inference import BATCH_SIZE, Ranked, evaluating
+from elias.model.search import BATCH_SIZE, evaluating
+from elias.predictions import PADDING_SCORE, Candidates
 from elias.progress import progress
 from elias.text.batches import collate, to_device
 
@@ -143,7 +144,7 @@ def rank_sharded(
     *,
     batch_size: int = BATCH_SIZE,
     blocked: Tensor | None = None,
-) -> Ranked:
+) -> Candidates:
     """Return the result of `rank_all` for this process's texts, with sharded labels.
 
     All processes call it, each with its own texts: as many, fewer, or none. In each step each
@@ -166,7 +167,8 @@ def rank_sharded(
             ids[batch, : labels.shape[1]] = labels.cpu().numpy()
             scores[batch, : labels.shape[1]] = p.cpu().numpy()
             advance()
-    return Ranked(ids, scores)
+    scores[ids >= model.n_labels] = PADDING_SCORE
+    return Candidates(ids, scores)
 
 
 def all_gather_rows(world: World, rows: NDArray[Any], n_rows: int, padding: float) -> NDArray[Any]:

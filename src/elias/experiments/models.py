@@ -24,13 +24,13 @@ from elias.data.splits import validation_split
 from elias.errors import ConfigError, RunError, did_you_mean
 from elias.experiments.runner import Task
 from elias.experiments.tables import MEGABYTES, MS_PER_POINT, TRAIN_SECONDS, Row
-from elias.inference.predict import CALIBRATE, ENSEMBLE, NAMES, RERANK, input_of
+from elias.inference.predict import ENSEMBLE, split_inputs
+from elias.rerank.reranker import CALIBRATE, NAMES, RERANK
 from elias.inference.predictor import EVALUATED, Elias
 from elias.metrics import REPORTED, inverse_propensities, score
 from elias.persistence.manifest import MEMBERS_FOLDER, MODEL_FOLDER, RANKER_FOLDER
 from elias.report.sections import COMPONENTS
-from elias.rerank.calibration import FEWEST_POINTS, MIXTURES
-from elias.rerank.label_names import is_word
+from elias.rerank.calibration import MIN_POINTS, MIXTURES, is_word
 from elias.training.run import CONFIG_FILE, RunRecords, read_records
 from elias.training.trainer import train
 
@@ -193,7 +193,7 @@ def evaluate_on_test(predictions: Predictions, setting: Setting) -> dict[str, fl
 
 def ms_per_point(model: Elias, setting: Setting, component: str) -> float:
     """Return the milliseconds from a text to its ranked labels."""
-    points = input_of(setting.corpus.split("test"), model.model.encoder)
+    points = split_inputs(setting.corpus.split("test"), model.model.encoder)
     n_points = min(TIMED_POINTS, len(setting.corpus.split("test")))
     # the first prediction compiles and loads code
     model.predict(points[:WARM_UP_POINTS], top_k=EVALUATED, component=component)
@@ -211,7 +211,7 @@ def measured_component(setting: Setting, name: str | None) -> str:
     config, corpus = setting.config, setting.corpus
     ranked = bool(config.rerank.enabled)
     _, held_out = validation_split(corpus, config)
-    calibrated = ranked and config.rerank.calibrate and len(held_out or ()) >= FEWEST_POINTS
+    calibrated = ranked and config.rerank.calibrate and len(held_out or ()) >= MIN_POINTS
     has_names = corpus.train.features is None and any(map(is_word, corpus.label_names))
     exists = {
         config.stages[-1].name: True,

@@ -22,7 +22,7 @@ from elias.errors import ConfigError, did_you_mean
 from elias.inference.predictor import EVALUATED
 from elias.predictions import Predictions
 from elias.progress import progress
-from elias.rerank.features import RankerFeatures
+from elias.rerank import RankerFeatures
 from elias.text.vectorizer import Featurizer, unit_rows
 
 if TYPE_CHECKING:

@@ -27,7 +27,7 @@ from elias.experiments.models import (
 )
 from elias.experiments.runner import Plan, Task
 from elias.experiments.tables import MS_PER_POINT, TRAIN_SECONDS, Line, Row, Table
-from elias.inference.predict import CALIBRATE, NAMES, RERANK
+from elias.rerank.reranker import CALIBRATE, NAMES, RERANK
 from elias.report.plots import Axis, Plot
 
 if TYPE_CHECKING:

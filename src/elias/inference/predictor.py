@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -16,29 +17,26 @@ from elias.distributed.sharded_linear import ShardedRows
 from elias.errors import DATA_SETTINGS, ConfigError, DataError, did_you_mean
 from elias.inference.explain import Explanation, explain
 from elias.inference.predict import (
-    CALIBRATE,
     ENSEMBLE,
-    NAMES,
-    RERANK,
-    Question,
-    answer,
+    SearchOptions,
     blocked_labels,
     cached_tokens,
-    input_of,
-    judge_of,
-    known_probabilities,
     label_ids,
-    tokens_of,
+    predict,
+    rank_candidates,
+    search_member,
+    split_inputs,
+    tokenize,
 )
 from elias.kernels.device import pick_device
 from elias.metrics import evaluate
-from elias.model.batch_inference import BATCH_SIZE
 from elias.model.elias import EliasModel, SearchSizes
+from elias.model.search import BATCH_SIZE
 from elias.persistence.card import model_card
 from elias.persistence.hub import place_of, push
 from elias.persistence.manifest import CARD_FILE
 from elias.persistence.model_files import load_model, save_model
-from elias.predictions import Predictions
+from elias.predictions import Candidates, Predictions
 from elias.rerank.probabilities import check_target
 
 if TYPE_CHECKING:
@@ -55,7 +53,7 @@ if TYPE_CHECKING:
 
 
 TOP_K = 5
-EVALUATED = 100  # labels ranked for metrics, as far as R@100 looks
+EVALUATED = 100  # labels ranked for metrics: R@100 needs no more
 
 
 class Elias:
@@ -154,25 +152,29 @@ class Elias:
 
     @property
     def components(self) -> tuple[str, ...]:
-        """Return how far a prediction can go, the last being what `predict` does unasked.
+        """Return the components of the model; `predict` uses the last unless told otherwise.
 
         The last stage trained, then, where the model has them, ``rerank``, ``calibrate``,
-        ``names`` and ``ensemble``.
+        ``names`` and ``ensemble``. Each ranks what the one before it has found.
         """
         ranker = self.reranker
-        there = {
-            RERANK: ranker is not None,
-            CALIBRATE: ranker is not None and ranker.calibration is not None,
-            NAMES: ranker is not None and ranker.by_name is not None,
-            ENSEMBLE: bool(self.others),
-        }
         return (
             self.config.stages[-1].name,
-            *(name for name, is_there in there.items() if is_there),
+            *(() if ranker is None else ranker.components),
+            *((ENSEMBLE,) if self.others else ()),
         )
 
+    @property
+    def last_alone(self) -> str:
+        """Return the last component of this member alone, which an ensemble averages."""
+        return self.components[-2 if self.others else -1]
+
     def check_component(self, name: str | None) -> str:
-        """Return the component asked for, the last if None; refuse one that is not there."""
+        """Return the given component, the last one for None.
+
+        Raises:
+            ConfigError: If the model does not have it.
+        """
         if name is None:
             return self.components[-1]
         if name not in self.components:
@@ -245,26 +247,26 @@ class Elias:
         if not issparse(texts) and not isinstance(texts, str):
             texts = list(texts)
         blocked = blocked_labels(only, without, self.label_names)
-        asked = Question(texts, top_k, batch_size, blocked, only_some=only is not None)
-        found = answer(self, asked, component, lambda own, rows: tokens_of(texts[rows], own))
-        return found if lowest is None else found.threshold(lowest)
+        options = SearchOptions(top_k, batch_size, blocked, every_cluster=only is not None)
+        predictions = predict(self, texts, [component], options)[component]
+        return predictions if lowest is None else predictions.threshold(lowest)
 
     def threshold(self, target: float | str, component: str | None = None) -> float:
-        """Return the threshold that a target stands for, see `Probabilities.threshold`.
+        """Return the threshold for a target, see `Probabilities.threshold`.
 
         Raises:
-            ConfigError: If it stands for none, or the model's scores say nothing of probabilities.
+            ConfigError: If the target is invalid, or the component has no probabilities.
         """
         check_target(target)
-        probabilities = known_probabilities(self, self.check_component(component))
-        if probabilities is not None:
-            return probabilities.threshold(target)
+        is_last = self.check_component(component) == self.components[-1]
+        if is_last and self.probabilities is not None:
+            return self.probabilities.threshold(target)
         try:
             return float(target)
         except ValueError:
             raise ConfigError(
-                f"threshold {target!r}: the model knows no probabilities of these scores, so give "
-                "a number; elias calibrate adds them to a whole model"
+                f"threshold {target!r}: these scores have no probabilities, so give a number; "
+                "elias calibrate adds probabilities to a whole model"
             ) from None
 
     def explain(
@@ -275,16 +277,17 @@ class Elias:
         paths: int = 3,
         member: int = 0,
     ) -> list[Explanation]:
-        """Return why each text gets its ``top_k`` best labels: those that `predict` finds.
+        """Explain the ``top_k`` best labels of each text, as `predict` ranks them.
 
-        Of an ensemble, labels and scores are the mean's; the rest is what one member makes of them.
+        For an ensemble, labels and scores are those of the mean; clusters and factors are those of
+        one member.
 
         Args:
-            texts: What `predict` takes.
+            texts: The texts, or features, as for `predict`.
             top_k: Labels per text.
-            paths: Most clusters shown on the way to one label, the best path first.
-            member: Whose clusters and factors to show, of an ensemble, counted from 0. It may have
-                no path to a label that others brought in.
+            paths: Most clusters shown for one label, the best path first.
+            member: The member of an ensemble whose clusters and factors are shown, counted from 0.
+                It may have no path to a label that only others found.
 
         Example:
             >>> from elias import EliasConfig, train
@@ -304,16 +307,13 @@ class Elias:
             raise ConfigError(
                 f"there is no member {member}; the model has {len(self.members)}, counted from 0"
             )
-        own = self.members[member]
-        tokens = tokens_of(texts, own)
+        explained = self.members[member]
         return explain(
-            own.model,
-            tokens,
+            explained,
+            texts,
+            tokenize(texts, explained.model.encoder),
             self.predict(texts, top_k=top_k),
-            texts=None if issparse(texts) else texts,
-            beam_size=own.sizes.beam_size,
             paths=paths,
-            judge=judge_of(own, texts, tokens),
         )
 
     def predict_split(
@@ -324,33 +324,78 @@ class Elias:
         tokens: Tokens | None = None,
         component: str | None = None,
     ) -> Predictions:
-        """Return predictions for a split of a corpus, without the pairs its filters forbid.
+        """Return predictions for a split of a corpus, without the pairs of its filters.
 
-        ``tokens`` are the split's, where they are at hand; ``component`` is that of `predict`.
+        ``tokens`` are the split's, if they are at hand; ``component`` as for `predict`.
         """
-        filters = np.empty((0, 2), dtype=np.int64) if split.filters is None else split.filters
-        most_filtered = int(np.bincount(filters[:, 0], minlength=1).max())
         component = self.check_component(component)
-        asked = Question(input_of(split, self.model.encoder), top_k + most_filtered)
+        return self.predict_components(split, [component], top_k=top_k, tokens=tokens)[component]
 
-        def own_tokens(member: Elias, rows: slice) -> Tokens:
-            known = tokens
-            if known is None:
-                encoder, labels = member.model.encoder, member.model.labels
-                world = labels.world if isinstance(labels, ShardedRows) else SingleProcess()
-                known = world.rank0_first(lambda: cached_tokens(split, encoder))
+    def predict_components(
+        self,
+        split: Split,
+        components: Sequence[str] | None = None,
+        *,
+        top_k: int = EVALUATED,
+        tokens: Tokens | None = None,
+    ) -> dict[str, Predictions]:
+        """Return the predictions of several components for a split, from a single search.
+
+        None means all `components`; the rest is as for `predict_split`.
+        """
+
+        def split_tokens(member: Elias, rows: slice) -> Tokens:
+            known = member._tokens(split) if tokens is None else tokens
             return known if rows == slice(None) else known.part(rows)
 
-        ranked = answer(self, asked, component, own_tokens)
-        return (ranked.drop(filters) if most_filtered else ranked).top(top_k)
+        components = self.components if components is None else components
+        options = SearchOptions(top_k + _most_filtered(split))
+        inputs = split_inputs(split, self.model.encoder)
+        predictions = predict(self, inputs, components, options, split_tokens)
+        return {name: drop_filtered(predictions[name], split, top_k) for name in components}
+
+    def search_split(
+        self, split: Split, *, top_k: int = EVALUATED, tokens: Tokens | None = None
+    ) -> Candidates:
+        """Search a split once; `predict_from` ranks the candidates by any component but the mean.
+
+        For an ensemble only the first member is searched. A model whose classifiers are sharded
+        returns the candidates of this process's share: use `predict_components` there.
+        """
+        options = SearchOptions(top_k + _most_filtered(split))
+        components = [name for name in self.components if name != ENSEMBLE]
+        tokens = self._tokens(split) if tokens is None else tokens
+        return search_member(self, tokens, components, options)
+
+    def predict_from(
+        self,
+        candidates: Candidates,
+        split: Split,
+        component: str | None = None,
+        *,
+        top_k: int = EVALUATED,
+    ) -> Predictions:
+        """Return the predictions of a component from the candidates of `search_split`."""
+        component = self.check_component(component or self.last_alone)
+        inputs, width = split_inputs(split, self.model.encoder), top_k + _most_filtered(split)
+        result = rank_candidates(self, candidates, inputs, [component], width)[component].top(width)
+        if component == self.components[-1] and self.probabilities is not None:
+            result = replace(result, probabilities=self.probabilities.of(result.scores))
+        return drop_filtered(result, split, top_k)
+
+    def _tokens(self, split: Split) -> Tokens:
+        """Return the tokens of a split; rank 0 writes the cache before the others read it."""
+        labels, encoder = self.model.labels, self.model.encoder
+        world = labels.world if isinstance(labels, ShardedRows) else SingleProcess()
+        return world.rank0_first(lambda: cached_tokens(split, encoder))
 
     def evaluate(
         self, corpus: Corpus, *, split: str = "test", component: str | None = None
     ) -> Metrics:
         """Return the metrics on a split of the corpus, with this model's propensity constants.
 
-        Labels are matched by name; those that the model does not know count as missed.
-        ``component`` is that of `predict`.
+        Labels are matched by name; labels that the model does not know count as misses.
+        ``component`` as for `predict`.
         """
         corpus = corpus.align_labels(self.label_names)
         predictions = self.predict_split(corpus.split(split), component=component)
@@ -463,3 +508,15 @@ class Elias:
     def label_ids(self, labels: Iterable[int | str]) -> list[int]:
         """Return the ids of labels given as ids or names; a name may stand for several."""
         return label_ids(labels, self.label_names)
+
+
+def _most_filtered(split: Split) -> int:
+    """Return the largest number of labels that the filters of a split take from one point."""
+    return 0 if split.filters is None else int(np.bincount(split.filters[:, 0], minlength=1).max())
+
+
+def drop_filtered(predictions: Predictions, split: Split, top_k: int) -> Predictions:
+    """Return the best ``top_k`` predictions without the pairs of a split's filters."""
+    if split.filters is not None and len(split.filters):
+        predictions = predictions.drop(split.filters)
+    return predictions.top(top_k)

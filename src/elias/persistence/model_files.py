@@ -25,12 +25,10 @@ from elias.model.one_vs_all import OneVsAll
 from elias.persistence import manifest as m
 from elias.persistence.card import model_card
 from elias.persistence.labels_file import read_labels, read_names, write_labels, write_names
-from elias.rerank.calibration import N_QUESTIONS, Calibration, Mixture
-from elias.rerank.features import RankerFeatures
-from elias.rerank.label_names import N_NAME_QUESTIONS, LabelNames
+from elias.rerank.calibration import N_NAME_FEATURES, N_TREE_FEATURES, Calibration, LabelNames, Mixture
 from elias.rerank.probabilities import Probabilities
 from elias.rerank.reranker import Reranker
-from elias.rerank.sparse_ranker import SparseRanker, Transform
+from elias.rerank.sparse_ranker import RankerFeatures, SparseRanker, Transform
 from elias.text.vectorizer import Featurizer
 
 if TYPE_CHECKING:
@@ -366,9 +364,9 @@ def load_reranker(manifest: m.Manifest) -> Reranker:
         vocabulary = f"{m.RANKER_FOLDER}/{m.VOCABULARY_FILE}"
         featurizer = _load_featurizer(manifest, entry, vocabulary, arrays["idf"])
     if entry["calibrated"]:
-        calibration = _trees(path, "calibration", arrays, N_QUESTIONS)
+        calibration = _trees(path, "calibration", arrays, N_TREE_FEATURES)
     if entry["named"]:
-        by_name = _trees(path, "by_name", arrays, N_QUESTIONS + N_NAME_QUESTIONS)
+        by_name = _trees(path, "by_name", arrays, N_TREE_FEATURES + N_NAME_FEATURES)
         _csr(path, "names", arrays, (n_labels, n_features))
         names = LabelNames(arrays["names.starts"], arrays["names.columns"], arrays["idf"])
     return Reranker(
@@ -398,7 +396,7 @@ def _expected_of_ranker(entry: Mapping[str, Any]) -> m.Expected:
         expected["idf"] = ("float32", (entry["n_features"],))
     for prefix, flag in (("calibration", "calibrated"), ("by_name", "named")):
         if entry[flag]:
-            for name, kind in Calibration.kinds().items():
+            for name, kind in Calibration.dtypes().items():
                 expected[f"{prefix}.{name}"] = (np.dtype(kind).name, (None,))
     if entry["named"]:
         expected["names.starts"] = ("int64", (n_labels + 1,))
@@ -421,11 +419,11 @@ def _csr(
 
 
 def _trees(
-    path: Path, name: str, arrays: Mapping[str, NDArray[Any]], n_questions: int
+    path: Path, name: str, arrays: Mapping[str, NDArray[Any]], n_features: int
 ) -> Calibration:
-    trees = {key: arrays[f"{name}.{key}"] for key in Calibration.kinds()}
+    trees = {key: arrays[f"{name}.{key}"] for key in Calibration.dtypes()}
     try:
-        return Calibration.from_arrays(trees, n_questions)
+        return Calibration.from_arrays(trees, n_features)
     except ModelError as error:
         raise broken(path, str(error)) from error
 

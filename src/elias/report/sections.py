@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from elias.data.stats import PERCENTILES, corpus_stats
-from elias.inference.predict import input_of
+from elias.inference.predict import split_inputs
 from elias.report import figures
 from elias.report.html import Markup, details, element, grid, join, note, seconds, table
 from elias.report.statistics import (
@@ -252,7 +252,7 @@ def examples_section(run: FinishedRun) -> list[Markup]:
     model = run.model
     rows = np.sort(np.random.default_rng(model.config.seed).permutation(len(split))[:N_EXAMPLES])
     points = split.take(rows)
-    explained = model.explain(input_of(points, model.model.encoder), top_k=TOP_K, paths=N_PATHS)
+    explained = model.explain(split_inputs(points, model.model.encoder), top_k=TOP_K, paths=N_PATHS)
     articles = []
     for i, explanation in enumerate(explained):
         title = f"Point {rows[i]}" if points.texts is None else shorten(points.texts[i])

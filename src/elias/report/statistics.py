@@ -10,7 +10,7 @@ import torch
 
 from elias.inference.predict import cached_tokens
 from elias.metrics import label_deciles, recall_by_decile, score
-from elias.model.batch_inference import embed_all
+from elias.model.search import embed_all
 from elias.progress import track
 
 if TYPE_CHECKING:

@@ -1,38 +1,48 @@
-"""Score calibration: small decision trees over what model and ranker say (appendix C.2).
+"""Score calibration T: small decision trees over the scores and the label name (appendix C.2).
 
-scikit-learn grows the trees. They are kept as arrays and walked by a compiled loop, so that a saved
-model holds no pickle and needs no scikit-learn.
+scikit-learn grows the trees. They are stored as arrays and evaluated by a compiled loop, so that a
+saved model holds no pickle and prediction does not need scikit-learn.
+
+A label with one training point has a classifier that hardly knows it, but its name is as
+informative as any other. So T can also read how much of a label's name occurs in the text. Names
+are read with the ranker's vocabulary: nothing else is learned.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, Literal, TypeAlias
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias
 
 import numpy as np
+from numba import njit
+from numpy.typing import NDArray
 
 from elias.errors import ModelError
 from elias.kernels.threads import thread_map_progress
-from elias.rerank.scoring import LEAF, mean_value
+from elias.rerank.sparse_ranker import as_rows, run_on_points
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from numpy.typing import NDArray
+    from scipy.sparse import csr_matrix
+
+    from elias.rerank.sparse_ranker import RankerFeatures, Rows
 
 
 Mixture: TypeAlias = Literal["sum", "blend"]
 MIXTURES: dict[Mixture, str] = {"sum": "T + p·q", "blend": "0.3·T + 0.7·p·q"}
-"""How T and p·q make the final score: as in the paper, and as in its program."""
+"""The final score from T and p·q: as in the paper, and as in the authors' program."""
 
-FEWEST_POINTS = 20
-"""Held-out points with fewer of which nothing is learned about scores: chance would be."""
-N_QUESTIONS = 4
-"""What the paper's T is asked about: p, q, p·q and the label's frequency."""
-SHARE_ASKED = 0.5
-"""Of several trees, each node chooses among this share of the questions, drawn anew."""
-_KINDS: dict[str, type] = {
+MIN_POINTS = 20
+"""Minimum number of held-out points for calibration."""
+N_TREE_FEATURES = 4
+"""Features of the paper's T: p, q, p·q and the label's frequency."""
+FOREST_FEATURE_SHARE = 0.5
+"""Share of the features that a node of a random forest chooses from."""
+LEAF = -1
+"""Feature index that marks a leaf."""
+_DTYPES: dict[str, type] = {
     "feature": np.int32,
     "threshold": np.float64,
     "left": np.int32,
@@ -44,7 +54,7 @@ _KINDS: dict[str, type] = {
 def mixed(
     probability: NDArray[np.float64], product: NDArray[np.float32], mixture: Mixture
 ) -> NDArray[np.float32]:
-    """Return the final score of T and p·q: their sum, or 0.3·T + 0.7·p·q.
+    """Return the final score from T and p·q: their sum, or 0.3·T + 0.7·p·q.
 
     The sum can exceed 1: it ranks, it is not a probability.
     """
@@ -55,11 +65,10 @@ def mixed(
 
 @dataclass(frozen=True)
 class Calibration:
-    """T(p, q, p·q, n_ℓ), the probability that a candidate label is relevant: the mean of trees.
+    """T(p, q, p·q, n_ℓ), the probability that a candidate is relevant: the mean of trees.
 
-    A node asks whether one of the four, or of what else it was told when it was fitted
-    (``more``), is at most a threshold, and goes left if so. The trees stand
-    one after the other in the same arrays; a node that is nobody's child is the root of one.
+    A node compares one feature with a threshold and goes left if the feature is not larger. All
+    trees are concatenated in the same arrays; a node without a parent is the root of a tree.
 
     >>> p = np.linspace(0, 1, 100, dtype=np.float32)
     >>> ones = np.ones(100)
@@ -69,14 +78,14 @@ class Calibration:
     """
 
     feature: NDArray[np.int32]
-    """What each node asks about, counted from 0; `LEAF` where it asks nothing."""
+    """The feature that each node compares, counted from 0; `LEAF` for a leaf."""
     threshold: NDArray[np.float64]
     left: NDArray[np.int32]
     right: NDArray[np.int32]
     value: NDArray[np.float64]
-    """The share of relevant pairs among those of the training pairs that came to a node."""
-    n_questions: int = N_QUESTIONS
-    """How much can be asked about."""
+    """Share of relevant pairs among the training pairs that reached a node."""
+    n_features: int = N_TREE_FEATURES
+    """Number of features: the paper's four, and ``extra`` ones."""
 
     @classmethod
     def fit(
@@ -89,48 +98,51 @@ class Calibration:
         depth: int,
         leaf: int,
         n_trees: int = 1,
-        more: Sequence[NDArray[np.floating[Any]]] = (),
+        extra: Sequence[NDArray[np.floating[Any]]] = (),
         points: NDArray[np.integer[Any]] | None = None,
     ) -> Calibration:
-        """Grow the trees on pairs of held-out points and their candidates, padding left out.
+        """Grow the trees on pairs of held-out points and their candidates, without padding.
 
         Args:
             scores: p of each pair, any shape.
             relevances: q of each pair.
             frequencies: n_ℓ of each pair's label, its number of training points.
             relevant: Whether the label is relevant to the point.
-            depth: How many questions may be asked.
-            leaf: How many pairs each answer must rest on.
-            n_trees: One tree is grown on all pairs, as in the paper; each of several on all pairs
-                of as many points drawn with replacement, and each of its nodes may ask about
-                half of what there is (a random forest).
-            more: What else is known of each pair.
-            points: Which point each pair is of, ascending; without them each is a point.
+            depth: Maximum depth of a tree.
+            leaf: Minimum number of pairs in a leaf.
+            n_trees: 1 grows one tree on all pairs, as in the paper. More grow a random forest:
+                each tree on the pairs of as many points drawn with replacement, each node
+                choosing from half of the features.
+            extra: More features of each pair.
+            points: The point of each pair, ascending; without it each pair is its own point.
         """
-        questions = _questions(scores, relevances, frequencies, more)
-        answers = np.ravel(relevant).astype(bool)
-        of = np.arange(len(answers)) if points is None else np.ravel(points)
-        starts = np.append(np.flatnonzero(np.diff(of, prepend=-1)), len(of))
+        features = _features(scores, relevances, frequencies, extra)
+        targets = np.ravel(relevant).astype(bool)
+        point = np.arange(len(targets)) if points is None else np.ravel(points)
+        starts = np.append(np.flatnonzero(np.diff(point, prepend=-1)), len(point))
 
-        def grow(which: range, _: None) -> dict[str, NDArray[Any]]:
+        def grow(tree: range, _: None) -> dict[str, NDArray[Any]]:
             if n_trees == 1:
-                return _grown(questions, answers, depth, leaf)
-            pairs, seed = _drawn(starts, which.start), which.start
-            return _grown(questions[pairs], answers[pairs], depth, leaf, SHARE_ASKED, seed)
+                return _grow_tree(features, targets, depth, leaf)
+            seed = tree.start
+            pairs = _bootstrap(starts, seed)
+            return _grow_tree(
+                features[pairs], targets[pairs], depth, leaf, FOREST_FEATURE_SHARE, seed
+            )
 
-        each = [range(tree, tree + 1) for tree in range(n_trees)]
-        trees = list(thread_map_progress(grow, each, lambda: None, "Growing trees", n_trees))
-        firsts = np.cumsum([0] + [len(tree["feature"]) for tree in trees])
-        for tree, start in zip(trees, firsts[:-1], strict=True):
+        numbers = [range(tree, tree + 1) for tree in range(n_trees)]
+        trees = list(thread_map_progress(grow, numbers, lambda: None, "Growing trees", n_trees))
+        offsets = np.cumsum([0] + [len(tree["feature"]) for tree in trees])
+        for tree, offset in zip(trees, offsets[:-1], strict=True):
             inner = tree["feature"] != LEAF
             for side in ("left", "right"):
-                tree[side] = np.where(inner, tree[side] + start, 0)
+                tree[side] = np.where(inner, tree[side] + offset, 0)
         return cls(
             **{
-                name: np.concatenate([tree[name] for tree in trees]).astype(kind)
-                for name, kind in _KINDS.items()
+                name: np.concatenate([tree[name] for tree in trees]).astype(dtype)
+                for name, dtype in _DTYPES.items()
             },
-            n_questions=questions.shape[1],
+            n_features=features.shape[1],
         )
 
     @cached_property
@@ -147,113 +159,251 @@ class Calibration:
         scores: NDArray[np.floating[Any]],
         relevances: NDArray[np.floating[Any]],
         frequencies: NDArray[Any],
-        more: Sequence[NDArray[np.floating[Any]]] = (),
+        extra: Sequence[NDArray[np.floating[Any]]] = (),
     ) -> NDArray[np.float64]:
-        """Return T of each pair, in the shape of ``scores``; ``more`` is as `fit` had it."""
-        questions = _questions(scores, relevances, frequencies, more)
-        if questions.shape[1] != self.n_questions:
-            raise ValueError(f"T asks about {self.n_questions} values, not {questions.shape[1]}")
+        """Return T of each pair, in the shape of ``scores``; arguments as in `fit`."""
+        features = _features(scores, relevances, frequencies, extra)
+        if features.shape[1] != self.n_features:
+            raise ValueError(f"T reads {self.n_features} features, not {features.shape[1]}")
         nodes = (self.feature, self.threshold, self.left, self.right, self.value)
-        found: NDArray[np.float64] = mean_value(questions, self.roots, *nodes)
-        return found.reshape(np.shape(scores))
+        probability: NDArray[np.float64] = _mean_value(features, self.roots, *nodes)
+        return probability.reshape(np.shape(scores))
 
     @staticmethod
-    def kinds() -> dict[str, type]:
-        """Return the names and the types of the arrays that make the trees."""
-        return dict(_KINDS)
+    def dtypes() -> dict[str, type]:
+        """Return the names and the types of the arrays that make up the trees."""
+        return dict(_DTYPES)
 
     def to_arrays(self) -> dict[str, NDArray[Any]]:
-        """Return the trees as named arrays, to be saved."""
-        return {name: getattr(self, name) for name in _KINDS}
+        """Return the trees as named arrays, for saving."""
+        return {name: getattr(self, name) for name in _DTYPES}
 
     @classmethod
     def from_arrays(
-        cls, arrays: Mapping[str, NDArray[Any]], n_questions: int = N_QUESTIONS
+        cls, arrays: Mapping[str, NDArray[Any]], n_features: int = N_TREE_FEATURES
     ) -> Calibration:
-        """Return the trees that `to_arrays` gave.
+        """Return the trees from the arrays of `to_arrays`.
 
         Raises:
-            ModelError: If the arrays are not those of trees.
+            ModelError: If the arrays do not describe trees.
         """
-        for name, kind in _KINDS.items():
+        for name, dtype in _DTYPES.items():
             if name not in arrays:
                 raise ModelError(f"calibration.{name} is missing")
-            if arrays[name].dtype != kind or arrays[name].shape != arrays["feature"].shape:
-                raise ModelError(f"calibration.{name} is not as it was saved")
-        tree = cls(**{name: arrays[name] for name in _KINDS}, n_questions=n_questions)
-        tree._check()
-        return tree
-
-    def _check(self) -> None:
-        n_nodes = len(self.feature)
-        inner = np.flatnonzero(self.feature != LEAF)
-        children = np.concatenate([self.left[inner], self.right[inner]])
-        after = np.concatenate([inner, inner])
-        sound = (
-            self.feature.ndim == 1
+            if arrays[name].dtype != dtype or arrays[name].shape != arrays["feature"].shape:
+                raise ModelError(f"calibration.{name} has another type or shape than when saved")
+        trees = cls(**{name: arrays[name] for name in _DTYPES}, n_features=n_features)
+        n_nodes = len(trees.feature)
+        inner = np.flatnonzero(trees.feature != LEAF)
+        children = np.concatenate([trees.left[inner], trees.right[inner]])
+        parents = np.concatenate([inner, inner])
+        valid = (
+            trees.feature.ndim == 1
             and n_nodes > 0
-            and self.feature.min() >= LEAF
-            and self.feature.max() < self.n_questions
-            # children come after their parent, so that every walk ends
-            and bool(((children > after) & (children < n_nodes)).all())
-            and np.isfinite(self.threshold).all()
-            and bool(((self.value >= 0) & (self.value <= 1)).all())
+            and trees.feature.min() >= LEAF
+            and trees.feature.max() < n_features
+            # children come after their parent, so every walk ends
+            and bool(((children > parents) & (children < n_nodes)).all())
+            and np.isfinite(trees.threshold).all()
+            and bool(((trees.value >= 0) & (trees.value <= 1)).all())
         )
-        if not sound:
+        if not valid:
             raise ModelError("calibration is not made of trees")
+        return trees
 
 
-def _drawn(starts: NDArray[np.int64], seed: int) -> NDArray[np.int64]:
-    """Return all pairs of as many points as there are, drawn with replacement.
+def _bootstrap(starts: NDArray[np.int64], seed: int) -> NDArray[np.int64]:
+    """Return all pairs of n points drawn with replacement from n.
 
     Args:
-        starts: Where the pairs of each point begin, and where the last ones end.
-        seed: Of the draw.
+        starts: (n + 1,) where the pairs of each point begin, and where the last ones end.
+        seed: Seed of the draw.
     """
     n_points = len(starts) - 1
     drawn = np.random.default_rng(seed).integers(0, n_points, n_points)
     sizes = np.diff(starts)[drawn]
-    # of each pair: where its point begins, and how far into the point it is
-    into = np.arange(sizes.sum()) - np.repeat(np.cumsum(sizes) - sizes, sizes)
-    found: NDArray[np.int64] = np.repeat(starts[drawn], sizes) + into
-    return found
+    # for each pair: where its point begins, plus its offset within the point
+    offset = np.arange(sizes.sum()) - np.repeat(np.cumsum(sizes) - sizes, sizes)
+    pairs: NDArray[np.int64] = np.repeat(starts[drawn], sizes) + offset
+    return pairs
 
 
-def _grown(
-    questions: NDArray[np.float32],
-    answers: NDArray[np.bool_],
+def _grow_tree(
+    features: NDArray[np.float32],
+    targets: NDArray[np.bool_],
     depth: int,
     leaf: int,
-    share: float = 1.0,
+    feature_share: float = 1.0,
     seed: int = 0,
 ) -> dict[str, NDArray[Any]]:
     """Return the arrays of one tree."""
     from sklearn.tree import DecisionTreeClassifier  # here: only training needs it
 
-    grown = DecisionTreeClassifier(
-        max_depth=depth, min_samples_leaf=leaf, max_features=share, random_state=seed
+    classifier = DecisionTreeClassifier(
+        max_depth=depth, min_samples_leaf=leaf, max_features=feature_share, random_state=seed
     )
-    tree = grown.fit(questions, answers).tree_
-    classes = grown.classes_.tolist()
+    tree = classifier.fit(features, targets).tree_
+    classes = classifier.classes_.tolist()
     shares = tree.value[:, 0, classes.index(True)] if True in classes else 0 * tree.threshold
-    ends = tree.children_left < 0
+    leaves = tree.children_left < 0
     return {
-        "feature": np.where(ends, LEAF, tree.feature),
-        "threshold": np.where(ends, 0.0, tree.threshold),
+        "feature": np.where(leaves, LEAF, tree.feature),
+        "threshold": np.where(leaves, 0.0, tree.threshold),
         "left": tree.children_left,
         "right": tree.children_right,
         "value": shares,
     }
 
 
-def _questions(
+def _features(
     scores: NDArray[np.floating[Any]],
     relevances: NDArray[np.floating[Any]],
     frequencies: NDArray[Any],
-    more: Sequence[NDArray[np.floating[Any]]],
+    extra: Sequence[NDArray[np.floating[Any]]],
 ) -> NDArray[np.float32]:
     """Return (p, q, p·q, n_ℓ, …) of each pair, float32 as scikit-learn's trees see them."""
     p = np.ravel(scores).astype(np.float32)
     q = np.ravel(relevances).astype(np.float32)
-    others = (np.ravel(each).astype(np.float32) for each in (frequencies, *more))
-    return np.stack([p, q, p * q, *others], axis=1)
+    columns = [p, q, p * q]
+    for values in (frequencies, *extra):
+        columns.append(np.ravel(values).astype(np.float32))
+    return np.stack(columns, axis=1)
+
+
+@njit(cache=True, nogil=True)
+def _mean_value(
+    features: NDArray[np.float32],
+    roots: NDArray[Any],
+    feature: NDArray[np.int32],
+    threshold: NDArray[np.float64],
+    left: NDArray[np.int32],
+    right: NDArray[np.int32],
+    value: NDArray[np.float64],
+) -> NDArray[np.float64]:
+    """Return the mean over trees of the value of the leaf that each row reaches."""
+    out = np.zeros(features.shape[0])
+    for row in range(features.shape[0]):
+        total = 0.0
+        for tree in range(roots.shape[0]):
+            node = roots[tree]
+            while feature[node] != LEAF:
+                goes_left = features[row, feature[node]] <= threshold[node]
+                node = left[node] if goes_left else right[node]
+            total += value[node]
+        out[row] = total / roots.shape[0]
+    return out
+
+
+class NameOverlap(NamedTuple):
+    """How much texts share with the names of their candidates, both (N, k) in [0, 1]."""
+
+    likeness: NDArray[np.float32]
+    """The cosine between text and name, each feature of a name weighted by its idf."""
+    coverage: NDArray[np.float32]
+    """The share of Σ idf² over the name's features that occurs in the text."""
+
+
+N_NAME_FEATURES = len(NameOverlap._fields)
+"""Extra features of a T that reads names."""
+
+
+def is_word(name: str) -> bool:
+    """Return True if a label has a name, not only a number.
+
+    >>> is_word("Room 101"), is_word("101")
+    (True, False)
+    """
+    return any(map(str.isalpha, name))
+
+
+@dataclass(frozen=True)
+class LabelNames:
+    """The words and n-grams of each label's name, as columns of the ranker's features.
+
+    >>> from elias.config import RerankConfig
+    >>> from elias.rerank import RankerFeatures
+    >>> config = RerankConfig(word_ngrams=1, char_ngrams=(0, 0))
+    >>> features = RankerFeatures.fit(["red cod", "red tape"], config)
+    >>> names = LabelNames.read(features, ["cod", "Red Herring"])
+    >>> overlap = names.overlap(features.transform(["red cod"]), np.array([[0, 1, 2]]))
+    >>> overlap.coverage.tolist()  # 2 is padding; herring is not in the training texts
+    [[1.0, 1.0, 0.0]]
+    """
+
+    starts: NDArray[np.int64]
+    """(L + 1,) where the features of each label begin."""
+    columns: NDArray[np.uint32]
+    """The features, ascending per label."""
+    idf: NDArray[np.float32]
+    """(F,) the weight of each feature."""
+
+    @classmethod
+    def read(cls, features: RankerFeatures, names: Sequence[str]) -> LabelNames | None:
+        """Return the features of names; None if the ranker reads no text, or knows no name.
+
+        A name without any letter is a number that stands for a label: it is left out.
+        """
+        featurizer = features.featurizer
+        if featurizer is None:
+            return None
+        words = [name if is_word(name) else "" for name in names]
+        matrix = featurizer.transform(words).sorted_indices()
+        if not matrix.nnz:
+            return None
+        return cls(matrix.indptr.astype(np.int64), matrix.indices.astype(np.uint32), featurizer.idf)
+
+    def overlap(self, features: csr_matrix, candidates: NDArray[np.integer[Any]]) -> NameOverlap:
+        """Return how much each point shares with the names of its candidates.
+
+        0 where a candidate is padding or has no name.
+
+        Args:
+            features: (N, F) from `RankerFeatures.transform`: rows of length 1, no column twice.
+            candidates: (N, k) label ids; L and over are padding.
+        """
+        rows = as_rows(features, np.zeros((len(candidates), 0), dtype=np.float32))
+        names = (self.starts, self.columns)
+        out = NameOverlap(
+            np.empty(candidates.shape, dtype=np.float32),
+            np.empty(candidates.shape, dtype=np.float32),
+        )
+
+        def work(points: range, buffer: NDArray[np.float32]) -> None:
+            span = (points.start, points.stop)
+            _compare(rows, span, names, self.idf, candidates, buffer, out)
+
+        run_on_points(work, len(candidates), len(self.idf), "Comparing names")
+        return out
+
+
+@njit(cache=True, nogil=True)
+def _compare(
+    rows: Rows,
+    span: tuple[int, int],
+    names: tuple[NDArray[Any], NDArray[Any]],
+    idf: NDArray[Any],
+    candidates: NDArray[Any],
+    buffer: NDArray[Any],
+    out: tuple[NDArray[Any], NDArray[Any]],
+) -> None:
+    data, columns, starts, _ = rows
+    name_starts, name_columns = names
+    n_labels = name_starts.shape[0] - 1
+    for row in range(span[0], span[1]):
+        for j in range(starts[row], starts[row + 1]):
+            buffer[columns[j]] = data[j]
+        for k in range(candidates.shape[1]):
+            label = candidates[row, k]
+            shared, covered, whole = 0.0, 0.0, 0.0
+            if label < n_labels:
+                for j in range(name_starts[label], name_starts[label + 1]):
+                    column = name_columns[j]
+                    weight = np.float64(idf[column])
+                    whole += weight * weight
+                    if buffer[column] > 0:
+                        shared += weight * buffer[column]
+                        covered += weight * weight
+            out[0][row, k] = shared / np.sqrt(whole) if whole > 0 else 0.0
+            out[1][row, k] = covered / whole if whole > 0 else 0.0
+        for j in range(starts[row], starts[row + 1]):
+            buffer[columns[j]] = 0.0

@@ -17,12 +17,12 @@ from numpy.typing import NDArray
 from scipy.sparse import csr_matrix
 
 from elias.kernels.threads import thread_map_progress
+from elias.rerank.sparse_ranker import Array, Rows, as_rows, sparse_dot
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
 
-Array: TypeAlias = NDArray[Any]
 Groups: TypeAlias = tuple[Array, Array, Array]
 """Sub-problems: where each label's begins, the row of each pair, and its y, +1 or -1."""
 
@@ -75,23 +75,11 @@ def _note_pair(
     slots[label] += 1
 
 
-Rows: TypeAlias = tuple[Array, Array, Array, Array]
-"""ψ: values, columns (uint32) and row starts of its sparse part, and its dense part (N, D)."""
 Buffers: TypeAlias = tuple[Array, Array]
 """A thread's own weights of the sparse and the dense part, float64; zero between labels."""
 
 # Sums may be reordered so that they vectorise; NaN and infinity keep their meaning.
 _SUMS = {"reassoc", "contract", "nsz"}
-
-
-def as_rows(features: csr_matrix, dense: NDArray[np.float32]) -> Rows:
-    """Return ψ as plain arrays. Columns are unsigned, for which numba tests no negative index."""
-    return (
-        np.ascontiguousarray(features.data, dtype=np.float32),
-        np.ascontiguousarray(features.indices).astype(np.uint32, copy=False),
-        features.indptr.astype(np.int64),
-        np.ascontiguousarray(dense, dtype=np.float32),
-    )
 
 
 def squares_of(rows: Rows) -> NDArray[np.float64]:
@@ -101,23 +89,6 @@ def squares_of(rows: Rows) -> NDArray[np.float64]:
     dense_squares = np.einsum("nd,nd->n", dense, dense, dtype=np.float64)
     squares: NDArray[np.float64] = 1 + np.diff(total[starts]) + dense_squares
     return squares
-
-
-@njit(cache=True, nogil=True)
-def sparse_dot(data: Array, columns: Array, begin: int, end: int, weight: Array) -> float:
-    """Return Σ data·weight[columns] in four sums, so that none waits for the one before."""
-    first, second, third, fourth = 0.0, 0.0, 0.0, 0.0
-    j = begin
-    while j + 3 < end:
-        first += data[j] * weight[columns[j]]
-        second += data[j + 1] * weight[columns[j + 1]]
-        third += data[j + 2] * weight[columns[j + 2]]
-        fourth += data[j + 3] * weight[columns[j + 3]]
-        j += 4
-    while j < end:
-        first += data[j] * weight[columns[j]]
-        j += 1
-    return (first + second) + (third + fourth)
 
 
 @njit(cache=True, nogil=True, fastmath=_SUMS)

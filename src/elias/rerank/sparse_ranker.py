@@ -1,30 +1,117 @@
-"""The sparse ranker: one masked linear classifier for each label (§3.5, appendix C.2)."""
+"""The sparse ranker: features ψ(x) and one masked linear classifier per label (§3.5, C.2).
+
+To score a point, its features are written to a dense buffer, and the weights of each candidate
+are looked up in it. For a label with very many weights, the point's features are looked up among
+the weights instead.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 import numpy as np
-from scipy.sparse import csr_matrix
+from numba import njit
+from numpy.typing import NDArray
+from scipy.sparse import csr_matrix, issparse
 
 from elias.errors import DataError
-from elias.rerank.features import unit_embedding
-from elias.rerank.scoring import as_classifiers, candidate_margins
-from elias.rerank.solver import FitSettings, fit_masked, group_pairs
+from elias.text.vectorizer import Featurizer, unit_rows
 
 if TYPE_CHECKING:
-    from numpy.typing import NDArray
-
     from elias.config import RerankConfig
-    from elias.rerank.scoring import Classifiers
 
 
+Array: TypeAlias = NDArray[Any]
+Inputs: TypeAlias = Sequence[str] | csr_matrix
+"""Texts, or the features (N, F) of a corpus that has features instead of texts."""
 Transform: TypeAlias = Literal["l3-hinge", "sigmoid"]
+Rows: TypeAlias = tuple[Array, Array, Array, Array]
+"""ψ: values, columns (uint32) and row starts of the sparse part, and the dense part (N, D)."""
+Classifiers: TypeAlias = tuple[Array, Array, Array, Array]
+"""Values, columns (ascending per label) and label starts of the weights, and the biases."""
 
-NEVER_SEEN = -1.0
-"""The margin of a label that no training point has as a candidate: that of a sure negative."""
+UNSEEN_MARGIN = -1.0
+"""Margin of a label that is no candidate of any training point: that of a sure negative."""
+_PADDING = np.float32(-np.inf)
+_POINTS_PER_CHUNK = 256
+
+
+@dataclass(frozen=True)
+class RankerFeatures:
+    """Turn texts, or given features, into the sparse part of ψ(x) (Eq. 16), rows of length 1.
+
+    >>> from elias.config import RerankConfig
+    >>> config = RerankConfig(word_ngrams=2, char_ngrams=(0, 0), min_count=1)
+    >>> features = RankerFeatures.fit(["red cod", "red tape"], config)
+    >>> features.featurizer.words
+    ('red', 'cod', 'tape', 'red cod', 'red tape')
+    >>> features.transform(["red red herring"]).toarray().tolist()
+    [[1.0, 0.0, 0.0, 0.0, 0.0]]
+    """
+
+    n_features: int
+    """F, the number of columns."""
+    featurizer: Featurizer | None
+    """The vocabulary; None if the corpus has features instead of texts."""
+
+    @classmethod
+    def fit(cls, inputs: Inputs, config: RerankConfig) -> RankerFeatures:
+        """Learn the vocabulary from training texts; of given features, keep the width.
+
+        Raises:
+            DataError: If no word or n-gram is frequent enough.
+        """
+        if issparse(inputs):
+            return cls(csr_matrix(inputs).shape[1], None)
+        if config.word_ngrams == 0 and config.char_ngrams[1] == 0:
+            return cls(0, None)
+        featurizer = Featurizer.fit(
+            inputs,
+            char_ngrams=config.char_ngrams,
+            word_ngrams=config.word_ngrams,
+            min_count=config.min_count,
+            max_features=config.max_features,
+        )
+        if not featurizer.n_features:
+            raise DataError(
+                f"no word or n-gram occurs in {config.min_count} of the {len(inputs)} training "
+                "texts; lower rerank.min_count or check the texts"
+            )
+        return cls(featurizer.n_features, featurizer)
+
+    def transform(self, inputs: Inputs) -> csr_matrix:
+        """Return the features (N, F) of texts, or of given features, float32.
+
+        Raises:
+            DataError: If the ranker was trained on the other kind, or on another width.
+        """
+        if not issparse(inputs):
+            if self.featurizer is not None:
+                return unit_rows(self.featurizer.transform(inputs))
+            if self.n_features == 0:
+                return csr_matrix((len(inputs), 0), dtype=np.float32)
+            raise DataError("this ranker was trained on features; give it their CSR matrix")
+        if self.featurizer is not None:
+            raise DataError("this ranker reads text; give it a list of texts")
+        if inputs.shape[1] != self.n_features:
+            raise DataError(
+                f"the features have {inputs.shape[1]} columns, the ranker reads {self.n_features}"
+            )
+        matrix = unit_rows(inputs)
+        matrix.sum_duplicates()
+        return matrix
+
+
+def unit_embedding(embedding: NDArray[np.float32] | None, n_points: int) -> NDArray[np.float32]:
+    """Return φ/‖φ‖ of each point, the dense part of ψ(x) in Eq. 16; width 0 for None."""
+    if embedding is None:
+        return np.zeros((n_points, 0), dtype=np.float32)
+    length = np.linalg.norm(embedding, axis=1, keepdims=True)
+    scaled: NDArray[np.float32] = (embedding / np.maximum(length, 1e-12)).astype(np.float32)
+    return scaled
 
 
 def relevance(margins: NDArray[np.float32], transform: Transform) -> NDArray[np.float32]:
@@ -36,10 +123,9 @@ def relevance(margins: NDArray[np.float32], transform: Transform) -> NDArray[np.
     if transform == "l3-hinge":
         q = np.exp(-(np.maximum(1 - margins, 0) ** 3))
     else:
-        faint = np.exp(-np.abs(margins))  # cannot overflow
-        q = np.where(margins >= 0, 1, faint) / (1 + faint)
-    found: NDArray[np.float32] = q.astype(np.float32)
-    return found
+        small = np.exp(-np.abs(margins))  # cannot overflow
+        q = np.where(margins >= 0, 1, small) / (1 + small)
+    return np.asarray(q, dtype=np.float32)
 
 
 @dataclass(frozen=True)
@@ -56,20 +142,20 @@ class SparseRanker:
     """
 
     weights: csr_matrix
-    """(L, F + D) what is left of the weights after pruning, columns ascending, float32."""
+    """(L, F + D) weights left after pruning, columns ascending, float32."""
     biases: NDArray[np.float32]
     """(L,)"""
     n_dense: int
-    """D: how many of the last columns are of the embedding."""
+    """D: how many of the last columns belong to the embedding."""
 
     @property
     def n_labels(self) -> int:
         """Return L."""
-        return int(self.weights.shape[0])
+        return len(self.biases)
 
     @property
     def n_features(self) -> int:
-        """Return F, the width of the sparse features."""
+        """Return F, the number of sparse features."""
         return int(self.weights.shape[1]) - self.n_dense
 
     @classmethod
@@ -85,17 +171,19 @@ class SparseRanker:
     ) -> SparseRanker:
         """Train on the candidates of training points, to which missing positives are added.
 
-        Minimises Eq. 17 for each label apart, with the logistic loss, or a squared hinge in its
-        place as the published program has.
+        Minimises Eq. 17 per label, with the logistic loss, or with a squared hinge as in the
+        authors' program.
 
         Args:
             features: (N, F) sparse part of ψ(x), rows of length 1.
-            embedding: (N, D) φ(x), scaled to length 1 here; None for none.
-            candidates: (N, k) label ids, best first or in any order; L is padding.
+            embedding: (N, D) φ(x), scaled to length 1 here; or None.
+            candidates: (N, k) label ids in any order; L is padding.
             labels: (N, L) relevance.
-            config: Cost, tolerance, what is pruned.
-            seed: Of the order in which points are visited.
+            config: Cost, tolerance, pruning threshold.
+            seed: Seed of the order in which points are visited.
         """
+        from elias.rerank.solver import FitSettings, fit_masked, group_pairs  # only for training
+
         dense = unit_embedding(embedding, features.shape[0])
         groups = group_pairs(candidates, labels)
         settings = FitSettings(
@@ -107,7 +195,7 @@ class SparseRanker:
             loss=config.loss,
         )
         weights, biases = fit_masked(features, dense, groups, settings)
-        biases[np.diff(groups[0]) == 0] = NEVER_SEEN
+        biases[np.diff(groups[0]) == 0] = UNSEEN_MARGIN
         return cls(weights, biases, dense.shape[1])
 
     def score(
@@ -119,19 +207,167 @@ class SparseRanker:
         """Return the margins s = w̄_ℓ·ψ(x) + b_ℓ of each point's candidates (N, k).
 
         Args:
-            features: (N, F) as `fit` had them.
-            embedding: (N, D) φ(x), or None, as `fit` had it.
+            features: (N, F) sparse features, as in `fit`.
+            embedding: (N, D) φ(x), or None, as in `fit`.
             candidates: (N, k) label ids; L is padding, whose margin is -inf.
         """
         dense = unit_embedding(embedding, features.shape[0])
-        for name, width, own in (
-            ("features", features.shape[1], self.n_features),
+        n_features = self.weights.shape[1] - self.n_dense
+        for name, width, trained in (
+            ("features", features.shape[1], n_features),
             ("embedding", dense.shape[1], self.n_dense),
         ):
-            if width != own:
-                raise DataError(f"the {name} have width {width}, the ranker was trained on {own}")
+            if width != trained:
+                raise DataError(
+                    f"the {name} have width {width}, the ranker was trained on {trained}"
+                )
         return candidate_margins(features, dense, self._classifiers, candidates)
 
     @cached_property
     def _classifiers(self) -> Classifiers:
         return as_classifiers(self.weights, self.biases)
+
+
+def as_classifiers(weights: csr_matrix, biases: NDArray[np.float32]) -> Classifiers:
+    """Return weights (L, F + D) with sorted columns, and biases (L,), as plain arrays."""
+    columns = np.ascontiguousarray(weights.indices).astype(np.uint32, copy=False)
+    return weights.data, columns, weights.indptr.astype(np.int64, copy=False), biases
+
+
+def as_rows(features: csr_matrix, dense: NDArray[np.float32]) -> Rows:
+    """Return ψ as plain arrays. For unsigned columns, numba tests no negative index."""
+    return (
+        np.ascontiguousarray(features.data, dtype=np.float32),
+        np.ascontiguousarray(features.indices).astype(np.uint32, copy=False),
+        features.indptr.astype(np.int64),
+        np.ascontiguousarray(dense, dtype=np.float32),
+    )
+
+
+def candidate_margins(
+    features: csr_matrix,
+    dense: NDArray[np.float32],
+    classifiers: Classifiers,
+    candidates: NDArray[np.integer[Any]],
+) -> NDArray[np.float32]:
+    """Return w_ℓ·ψ_i + b_ℓ for the candidate labels of each point (N, k); -inf where padded.
+
+    Args:
+        features: (N, F) sparse features, float32, no column twice in a row.
+        dense: (N, D) dense features; D may be 0.
+        classifiers: Weights over the F + D features, and biases.
+        candidates: (N, k) label ids; L and over are padding.
+    """
+    if not features.has_sorted_indices:  # binary search needs ascending columns
+        features = features.sorted_indices()
+    rows = as_rows(features, dense)
+    out = np.empty(candidates.shape, dtype=np.float32)
+
+    def work(points: range, buffer: NDArray[np.float32]) -> None:
+        _score_points(rows, (points.start, points.stop), classifiers, candidates, buffer, out)
+
+    run_on_points(work, len(candidates), features.shape[1] + dense.shape[1], "Ranking candidates")
+    return out
+
+
+def run_on_points(
+    work: Callable[[range, NDArray[np.float32]], None],
+    n_points: int,
+    width: int,
+    description: str,
+) -> None:
+    """Call ``work`` on ranges that cover all points, with a zeroed buffer of ``width`` floats.
+
+    A few points run on the calling thread: one text must not wait for threads to start.
+    """
+    if n_points <= _POINTS_PER_CHUNK:
+        work(range(n_points), np.zeros(width, dtype=np.float32))
+        return
+    from elias.kernels.threads import thread_map_progress
+
+    starts = range(0, n_points, _POINTS_PER_CHUNK)
+    chunks = [range(start, min(start + _POINTS_PER_CHUNK, n_points)) for start in starts]
+    for _ in thread_map_progress(
+        work, chunks, lambda: np.zeros(width, dtype=np.float32), description, n_points
+    ):
+        pass
+
+
+@njit(cache=True, nogil=True)
+def _score_points(
+    rows: Rows,
+    span: tuple[int, int],
+    classifiers: Classifiers,
+    candidates: Array,
+    buffer: Array,
+    out: Array,
+) -> None:
+    data, columns, starts, dense = rows
+    n_labels = classifiers[3].shape[0]
+    for row in range(span[0], span[1]):
+        point = (data[starts[row] : starts[row + 1]], columns[starts[row] : starts[row + 1]])
+        for j in range(point[0].shape[0]):
+            buffer[point[1][j]] = point[0][j]
+        buffer[buffer.shape[0] - dense.shape[1] :] = dense[row]
+        for k in range(candidates.shape[1]):
+            label = candidates[row, k]
+            known = label < n_labels
+            out[row, k] = (
+                _margin(point, dense.shape[1], classifiers, label, buffer) if known else _PADDING
+            )
+        for j in range(point[0].shape[0]):
+            buffer[point[1][j]] = 0.0
+
+
+@njit(cache=True, nogil=True)
+def _margin(
+    point: tuple[Array, Array], n_dense: int, classifiers: Classifiers, label: int, buffer: Array
+) -> np.float32:
+    data, point_columns = point
+    values, columns, starts, biases = classifiers
+    low, high = starts[label], starts[label + 1]
+    total = np.float64(biases[label])
+    if _searching_is_faster(data.shape[0], high - low):
+        first_dense = _find(columns, low, high, buffer.shape[0] - n_dense)
+        at = low
+        for j in range(data.shape[0]):
+            at = _find(columns, at, first_dense, point_columns[j])
+            if at < first_dense and columns[at] == point_columns[j]:
+                total += data[j] * values[at]
+        low = first_dense
+    return np.float32(total + sparse_dot(values, columns, low, high, buffer))
+
+
+@njit(cache=True, nogil=True)
+def _searching_is_faster(n_features: int, n_weights: int) -> bool:
+    """Return True if looking up features among the weights is faster than the reverse."""
+    return n_weights > 64 and n_weights > 2 * n_features * np.log2(n_weights)
+
+
+@njit(cache=True, nogil=True)
+def _find(columns: Array, low: int, high: int, wanted: int) -> int:
+    """Return the first position in an ascending range whose column is at least ``wanted``."""
+    while low < high:
+        middle = (low + high) // 2
+        if columns[middle] < wanted:
+            low = middle + 1
+        else:
+            high = middle
+    return low
+
+
+@njit(cache=True, nogil=True)
+def sparse_dot(data: Array, columns: Array, begin: int, end: int, weight: Array) -> float:
+    """Return Σ data·weight[columns] in four independent sums, which the CPU runs in parallel."""
+    first, second, third, fourth = 0.0, 0.0, 0.0, 0.0
+    j = begin
+    while j + 3 < end:
+        first += data[j] * weight[columns[j]]
+        second += data[j + 1] * weight[columns[j + 1]]
+        third += data[j + 2] * weight[columns[j + 2]]
+        fourth += data[j + 3] * weight[columns[j + 3]]
+        j += 4
+    while j < end:
+        first += data[j] * weight[columns[j]]
+        j += 1
+    return (first + second) + (third + fourth)

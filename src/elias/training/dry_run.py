@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 import torch
 
-from elias.data.splits import validation_split
+from elias.data.splits import setup_rows, validation_split
 from elias.distributed import process_counts
-from elias.inference.predict import feature_tokens, input_of, setup_rows
+from elias.inference.predict import split_inputs, tokenize
 from elias.kernels.device import limit_threads
 from elias.model.elias import EliasModel
 from elias.model.encoder import build_encoder
@@ -76,10 +76,8 @@ def estimate_run(
     n_texts = min(_MAX_TEXTS, max(_MIN_TEXTS, (_WARMUP_STEPS + _TIMED_STEPS) * batch))
     order = np.random.default_rng(config.seed).permutation(len(points))[:n_texts]
     sample = points.take(np.sort(order))
-    inputs = input_of(sample, encoder)
     with hushed():
-        is_sparse = encoder.reads_features
-        tokens = feature_tokens(inputs, encoder) if is_sparse else encoder.tokenise(inputs)
+        tokens = tokenize(split_inputs(sample, encoder), encoder)
     n_processes, _ = process_counts()
     sizes = Sizes.measure(
         encoder,

@@ -19,7 +19,7 @@ import torch
 from elias.clustering import balanced_clusters, label_centroids
 from elias.distributed import SingleProcess
 from elias.distributed.sharded_linear import ShardedRows
-from elias.model.batch_inference import cluster_all, embed_all
+from elias.model.search import cluster_all, embed_all
 from elias.model.elias import EliasModel
 from elias.model.encoder import BagEncoder, build_encoder
 from elias.model.graph import LabelGraph, partition_edges

@@ -14,30 +14,24 @@ import numpy as np
 import torch
 
 from elias.config import decisive
-from elias.data.splits import validation_split
+from elias.data.splits import setup_rows, validation_split
 from elias.data.stats import corpus_stats
 from elias.distributed import SingleProcess
 from elias.distributed.sharded_linear import ShardedRows
 from elias.errors import DATA_SETTINGS, ConfigError
-from elias.inference.predict import (
-    ENSEMBLE,
-    RERANK,
-    bag_of_words,
-    cached_tokens,
-    check_rerank,
-    found_by,
-    input_of,
-    setup_rows,
-)
+from elias.inference.predict import ENSEMBLE, cached_tokens, split_inputs
 from elias.inference.predictor import Elias
 from elias.kernels.device import explain_out_of_memory, has_triton, limit_threads, pick_device
 from elias.metrics import REPORTED, measure, metric_names, rounded
 from elias.model.elias import EliasModel
 from elias.model.graph import LabelGraph
 from elias.model.one_vs_all import OneVsAll
-from elias.model.recorded_search import forget_graphs
+from elias.model.search import SEARCH_GRAPHS, embed_all
+from elias.predictions import Candidates
 from elias.rerank.probabilities import PROBABILITIES, add_probabilities
-from elias.rerank.reranker import Candidates, Reranker
+from elias.rerank.reranker import RERANK, Reranker
+from elias.rerank.sparse_ranker import RankerFeatures
+from elias.text.vectorizer import Featurizer, unit_rows
 from elias.training.checkpoint import (
     WEIGHTS,
     Checkpoint,
@@ -154,7 +148,7 @@ class StageSequence:
         check_storage(self.config, self.device, self.world)
         self._begin_alike(init_from)
         first_encoder = {name: t.clone() for name, t in self.encoder.state_dict().items()}
-        forget_graphs()  # of models that answered, an ensemble's first member say
+        SEARCH_GRAPHS.clear()  # of models that answered, an ensemble's first member say
         self.encoder.to(self.device)
         self.encoder.prepare(self.device)
         model = init_from
@@ -507,12 +501,18 @@ class ModelTraining:
     def _add_reranker(self, model: Elias, train_split: Split) -> None:
         """Train the ranker on the training points, and its calibration on those held out."""
         with self.run.timed(RERANK):
+            features = RankerFeatures.fit(
+                split_inputs(train_split, model.model.encoder), self.config.rerank
+            )
             validation = None
             if self.held_out is not None:
-                held_out = self._candidates(model, "validation", self.held_out)
-                validation = (held_out, self.held_out.labels)
+                validation = (
+                    *self._candidates(model, features, "validation", self.held_out),
+                    self.held_out.labels,
+                )
             model.reranker = Reranker.fit(
-                self._candidates(model, "train", train_split),
+                features,
+                *self._candidates(model, features, "train", train_split),
                 train_split.labels,
                 self.config.rerank,
                 validation=validation,
@@ -533,14 +533,20 @@ class ModelTraining:
         elif wanted.names and calibrated and not named:
             logger.info("the names of labels have no words of the texts, and are left out")
 
-    def _candidates(self, model: Elias, name: str, split: Split) -> Candidates:
+    def _candidates(
+        self, model: Elias, features: RankerFeatures, name: str, split: Split
+    ) -> tuple[Candidates, csr_matrix]:
         config = self.config.rerank
         tokens = self.tokens[name]
         ranked = model.predict_split(
             split, top_k=config.candidates, tokens=tokens, component=model.components[0]
         )
-        found = found_by(model, ranked, input_of(split, model.model.encoder), tokens)
-        return found.candidates(config.candidates)
+        candidates = Candidates(ranked.ids, ranked.scores)
+        if config.embedding != "none":
+            candidates = replace(
+                candidates, embedding=embed_all(model.first_encoder or model.model.encoder, tokens)
+            )
+        return candidates, features.transform(split_inputs(split, model.model.encoder))
 
     def _report(self, model: Elias, title: str, component: str | None = None, **facts: int) -> None:
         """Measure what there is of a model, and record it with what else is known of it."""
@@ -642,6 +648,15 @@ class ModelTraining:
         self._report(view, stage.name, best_epoch=best_epoch)
         if not model.graph.learned:
             self.run.save_partition(model.graph.partition().cpu().numpy())
+
+
+def bag_of_words(split: Split) -> csr_matrix:
+    """Return bow(x)/‖·‖ of each point for ψ (Eq. 14): given features, else tf-idf of words."""
+    if split.features is not None:
+        return unit_rows(split.features)
+    assert split.texts is not None
+    words = Featurizer.fit(split.texts, char_ngrams=(0, 0), min_count=1)
+    return words.transform(split.texts)
 
 
 def _forked(device: torch.device) -> list[int]:
@@ -810,8 +825,13 @@ def _learn_probabilities(model: Elias, corpus: Corpus, run: Run) -> None:
     """Learn what the scores say of relevance from the points that were held out."""
     with run.timed(PROBABILITIES):
         _, held_out = validation_split(corpus, model.config)
-        tests = {} if corpus.test is None else {"test": corpus.test}
-        told = add_probabilities(model, held_out, tests)
+        splits = {"validation": held_out, "test": corpus.test}
+        predicted = {
+            name: (model.predict_split(split), split.labels)
+            for name, split in splits.items()
+            if split is not None
+        }
+        told = add_probabilities(model, predicted)
     run.record(PROBABILITIES, **told)
     model.metadata["timings"] = rounded(run.timings)
 
@@ -819,7 +839,11 @@ def _learn_probabilities(model: Elias, corpus: Corpus, run: Run) -> None:
 def check_plan(config: EliasConfig, out: Path | None, *, overwrite: bool = False) -> None:
     """Refuse what cannot be trained whatever the corpus is, so before a large one is read."""
     metric_names([config.eval.select_by])
-    check_rerank(config)
+    if config.rerank.embedding == "first" and config.encoder.kind == "bag":
+        raise ConfigError(
+            "rerank.embedding='first' is φ before training, which a bag encoder starts at random; "
+            "use 'none' or 'encoder', or a transformer"
+        )
     check_loggers(config.tracking)
     if out is not None:
         check_folder(out, overwrite=overwrite)

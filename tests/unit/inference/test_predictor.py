@@ -9,10 +9,10 @@ import torch
 from elias import Elias, EliasConfig
 from elias.config import EncoderConfig, IndexConfig
 from elias.errors import DataError, ModelError, RunError
-from elias.model.batch_inference import rank_all
 from elias.model.elias import EliasModel
 from elias.model.encoder import BagEncoder
 from elias.model.graph import LabelGraph, partition_edges
+from elias.model.search import SEARCH_GRAPHS, rank_all
 from elias.text.vectorizer import Featurizer
 
 TEXTS = ["red cod", "blue cod", "red tape"]
@@ -70,7 +70,7 @@ def test_only_ranks_all_of_the_labels_though_the_shortlist_holds_fewer(model):
 
 
 def test_only_many_more_labels_than_can_be_scored_still_fills_the_ranking(model, monkeypatch):
-    monkeypatch.setattr("elias.inference.predict.ALL_OF_FEW", 10)
+    monkeypatch.setattr("elias.inference.predict.MAX_RANKED_CHOICES", 10)
 
     predictions = model.predict(TEXTS, top_k=6, only=range(1, 40))
 
@@ -168,7 +168,7 @@ def test_memory_that_runs_out_takes_the_graphs_before_the_batch_is_halved(model,
         return rank_all(*args, batch_size=batch_size, **kwargs)
 
     monkeypatch.setattr("elias.inference.predict.rank_all", scarce)
-    monkeypatch.setattr("elias.inference.predict.give_up_graphs", lambda: graphs.pop(0))
+    monkeypatch.setattr(SEARCH_GRAPHS, "release", lambda: graphs.pop(0))
 
     predictions = model.predict(["a", "b", "c"], top_k=3, batch_size=8)
 

@@ -8,85 +8,116 @@ from elias.config import RerankConfig
 from elias.errors import DataError
 from elias.metrics import score
 from elias.predictions import Predictions
-from elias.rerank import Calibration, Reranker, SparseRanker, relevance, relevant_candidates
-from elias.rerank.reranker import POWERS
-from elias.rerank.sparse_ranker import NEVER_SEEN
+from elias.rerank import Calibration, SparseRanker, relevance, relevant_candidates
+from elias.rerank.reranker import CALIBRATE, POWERS, RERANK, best_power
+from elias.rerank.sparse_ranker import UNSEEN_MARGIN
+from rerank_problem import N_LABELS, Points, fit_reranker, scores_of
 
 
-def precision_at_1(scores, points, labels):
-    best = np.take_along_axis(points.ids, scores.argmax(axis=1)[:, None], axis=1)
-    return relevant_candidates(best, labels).mean()
+def precision_at_1(scores, points):
+    best = np.take_along_axis(points.candidates.ids, scores.argmax(axis=1)[:, None], axis=1)
+    return relevant_candidates(best, points.labels).mean()
 
 
 def test_each_step_ranks_held_out_points_better_than_the_one_before(problem, reranker):
-    points, labels = problem.validation
-    known = points.ids < labels.shape[1]
-    before = precision_at_1(np.where(known, points.scores, -1), points, labels)
+    points = problem.validation
+    before = precision_at_1(np.where(points.known, points.candidates.scores, -1), points)
 
-    found = reranker.score(points)
-
-    assert precision_at_1(found.product, points, labels) > before + 0.1
-    assert precision_at_1(found.final, points, labels) > before + 0.1
+    for component in reranker.components:
+        assert precision_at_1(scores_of(reranker, points, component), points) > before + 0.1
 
 
 def test_the_parts_fit_together(problem, reranker):
-    points, labels = problem.validation
-    known = points.ids < labels.shape[1]
+    points, known = problem.validation, problem.validation.known
+    candidates = points.candidates
 
-    found = reranker.score(points)
+    factors = reranker.factors(candidates, points.inputs)
 
-    np.testing.assert_array_equal(
-        found.relevance[known],
-        (relevance(found.margin, "l3-hinge") ** np.float32(reranker.sharpness))[known],
+    margin = reranker.ranker.score(
+        reranker.features.transform(points.inputs), candidates.embedding, candidates.ids
     )
-    np.testing.assert_array_equal(found.product[known], (points.scores * found.relevance)[known])
+    q, probability = factors["ranker_score"], factors["calibrated_score"]
+    expected = relevance(margin, "l3-hinge") ** np.float32(reranker.sharpness)
+    product = scores_of(reranker, points, RERANK)
+    np.testing.assert_array_equal(q[known], expected[known])
+    np.testing.assert_array_equal(product[known], (candidates.scores * q)[known])
     np.testing.assert_allclose(
-        found.final[known], (found.probability + found.product)[known], rtol=1e-6
+        scores_of(reranker, points)[known], (probability + product)[known], rtol=1e-6
     )
-    frequencies = np.bincount(problem.labels.indices)
+    frequencies = np.bincount(problem.train.labels.indices)
     np.testing.assert_allclose(
-        found.probability[known],
+        probability[known],
         reranker.calibration.probability(
-            points.scores[known], found.relevance[known], frequencies[points.ids[known]]
+            candidates.scores[known], q[known], frequencies[candidates.ids[known]]
         ),
         rtol=1e-6,
     )
 
 
 def test_padding_scores_minus_infinity_whatever_its_p(problem, reranker):
-    points, labels = problem.validation
-    padding = points.ids == labels.shape[1]
-    endless = points._replace(scores=np.where(padding, -np.inf, points.scores).astype(np.float32))
+    points, known = problem.validation, problem.validation.known
+    scores = np.where(known, points.candidates.scores, -np.inf).astype(np.float32)
+    endless = points._replace(candidates=replace(points.candidates, scores=scores))
 
-    found, other = reranker.score(points), reranker.score(endless)
+    found, other = scores_of(reranker, points), scores_of(reranker, endless)
 
-    assert padding.any()
-    assert (found.final[padding] == -np.inf).all()
-    assert np.isfinite(found.final[~padding]).all()
-    np.testing.assert_array_equal(found.final, other.final)
-    np.testing.assert_array_equal(found.product[padding], 0)
+    assert (~known).any()
+    assert (found[~known] == -np.inf).all()
+    assert np.isfinite(found[known]).all()
+    np.testing.assert_array_equal(found, other)
+    assert (scores_of(reranker, points, RERANK)[~known] == -np.inf).all()
 
 
 def test_a_point_alone_scores_as_it_does_among_others(problem, reranker):
-    points, _ = problem.validation
-    together = reranker.score(points).final
+    points = problem.validation
+    together = scores_of(reranker, points)
 
     for i in range(5):
-        one = type(points)(*(part[i : i + 1] for part in points))
-        np.testing.assert_array_equal(reranker.score(one).final, together[i : i + 1])
+        row = slice(i, i + 1)
+        one = Points(points.candidates.take(row), points.inputs[row], points.labels[row])
+        np.testing.assert_array_equal(scores_of(reranker, one), together[row])
+
+
+def test_several_components_are_ranked_as_each_is_alone(problem, reranker):
+    candidates, inputs, _ = problem.validation
+    psi = reranker.features.transform(inputs)
+
+    together = reranker.rerank(candidates, inputs, reranker.components, count=5)
+
+    assert list(together) == [RERANK, CALIBRATE]
+    for name, found in together.items():
+        for options in ({}, {"psi": psi}):
+            alone = reranker.rerank(candidates, inputs, [name], count=5, **options)[name]
+            np.testing.assert_array_equal(found.ids, alone.ids)
+            np.testing.assert_array_equal(found.scores, alone.scores)
+
+
+def test_labels_past_the_candidates_come_after_them_in_their_old_order(problem, reranker):
+    candidates, inputs, _ = problem.validation
+    order = np.argsort(-np.where(problem.validation.known, candidates.scores, -np.inf), axis=1)
+    candidates = replace(
+        candidates,
+        ids=np.take_along_axis(candidates.ids, order, axis=1),
+        scores=np.take_along_axis(candidates.scores, order, axis=1),
+    )
+
+    found = reranker.rerank(candidates, inputs, [CALIBRATE], count=2)[CALIBRATE]
+
+    for row, ranking in enumerate(found):
+        known = candidates.ids[row][candidates.ids[row] < N_LABELS].tolist()
+        assert sorted(ranking.ids[:2].tolist()) == sorted(known[:2])
+        assert ranking.ids[2:].tolist() == known[2:]
 
 
 def test_the_calibration_sees_held_out_points_only(problem, reranker):
-    points, labels = problem.validation
-    known = points.ids < labels.shape[1]
-    plain = replace(reranker, calibration=None)
+    (candidates, inputs, labels), known = problem.validation, problem.validation.known
 
-    q = plain.score(points).relevance
+    q = replace(reranker, calibration=None).factors(candidates, inputs)["ranker_score"]
     expected = Calibration.fit(
-        points.scores[known],
+        candidates.scores[known],
         q[known],
-        np.bincount(problem.labels.indices)[points.ids[known]],
-        relevant_candidates(points.ids, labels)[known],
+        np.bincount(problem.train.labels.indices)[candidates.ids[known]],
+        relevant_candidates(candidates.ids, labels)[known],
         depth=problem.config.tree_depth,
         leaf=problem.config.tree_leaf,
         n_trees=problem.config.trees,
@@ -97,9 +128,10 @@ def test_the_calibration_sees_held_out_points_only(problem, reranker):
         np.testing.assert_array_equal(reranker.calibration.to_arrays()[name], array)
 
 
-def ndcg_of_each(points, labels, scores):
+def ndcg_of_each(points, scores):
     """nDCG@5 of each point by itself."""
-    ranked = Predictions.from_scores(points.ids, scores, labels.shape[1])
+    labels = points.labels
+    ranked = Predictions.from_scores(points.candidates.ids, scores, labels.shape[1])
     weights = np.ones(labels.shape[1])
     return np.array(
         [
@@ -112,55 +144,54 @@ def ndcg_of_each(points, labels, scores):
 @pytest.mark.parametrize("scale", [0.1, 1.0, 3.0])
 def test_the_power_of_q_is_the_one_that_ranks_held_out_points_best(problem, scale):
     """A ranker whose margins say too much or too little is weighed by what held-out points say."""
-    points, labels = problem.validation
+    points, known = problem.validation, problem.validation.known
     config = replace(problem.config, sharpness=1.0, calibrate=False)
-    plain = Reranker.fit(problem.train, problem.labels, config)
+    plain = fit_reranker(problem.train, config)
     weights, biases = plain.ranker.weights * np.float32(scale), plain.ranker.biases * scale
     plain = replace(plain, ranker=replace(plain.ranker, weights=weights, biases=biases))
     qualities = {}
     for power in POWERS:
-        said = replace(plain, sharpness=power).score(points)
-        each = ndcg_of_each(points, labels, said.final)
+        each = ndcg_of_each(points, scores_of(replace(plain, sharpness=power), points))
         qualities[power] = np.array([found["nDCG@5"] for found in each])
     gains = {power: found - qualities[1] for power, found in qualities.items()}
     clear = [p for p, gain in gains.items() if gain.mean() > gain.std() / len(gain) ** 0.5]
 
-    chosen = plain._judged(points, labels).best_power()
+    chosen = best_power(
+        np.where(known, points.candidates.scores, 0),
+        plain.factors(points.candidates, points.inputs)["ranker_score"],
+        relevant_candidates(points.candidates.ids, points.labels),
+        np.diff(points.labels.indptr),
+    )
 
     assert len({found.mean() for found in qualities.values()}) > 1
     assert chosen == max(clear, key=lambda power: gains[power].mean(), default=1)
 
 
 def test_held_out_points_choose_the_power_and_a_given_one_is_kept(problem, reranker):
-    points, labels = problem.validation
+    points, known = problem.validation, problem.validation.known
     plain = replace(reranker, calibration=None, sharpness=1.0)
+    q = plain.factors(points.candidates, points.inputs)["ranker_score"]
 
-    given = Reranker.fit(
-        problem.train,
-        problem.labels,
-        replace(problem.config, sharpness=0.3),
-        validation=problem.validation,
+    given = fit_reranker(problem.train, replace(problem.config, sharpness=0.3), points)
+
+    assert reranker.sharpness == best_power(
+        np.where(known, points.candidates.scores, 0),
+        q,
+        relevant_candidates(points.candidates.ids, points.labels),
+        np.diff(points.labels.indptr),
     )
-
-    assert reranker.sharpness == plain._judged(points, labels).best_power()
     assert given.sharpness == 0.3
-    known = points.ids < labels.shape[1]
-    np.testing.assert_allclose(
-        given.score(points).relevance[known], plain.score(points).relevance[known] ** 0.3, rtol=1e-5
-    )
+    powered = given.factors(points.candidates, points.inputs)["ranker_score"]
+    np.testing.assert_allclose(powered[known], q[known] ** 0.3, rtol=1e-5)
 
 
 def test_nothing_is_learned_from_a_handful_of_points(problem, caplog):
-    points, labels = problem.validation
-    few = type(points)(*(part[:19] for part in points))
+    candidates, inputs, labels = problem.validation
+    few = Points(candidates.take(slice(19)), inputs[:19], labels[:19])
 
     with caplog.at_level("INFO"):
-        reranker = Reranker.fit(
-            problem.train,
-            problem.labels,
-            problem.config,
-            validation=(few, labels[:19]),
-            label_names=[f"label{i}" for i in range(12)],
+        reranker = fit_reranker(
+            problem.train, problem.config, few, label_names=[f"label{i}" for i in range(12)]
         )
 
     assert (reranker.sharpness, reranker.calibration, reranker.by_name) == (1.0, None, None)
@@ -172,21 +203,23 @@ def test_without_calibration_the_product_is_the_score(problem, why):
     validation = None if why == "no points" else problem.validation
     config = replace(problem.config, calibrate=why == "no points")
 
-    reranker = Reranker.fit(problem.train, problem.labels, config, validation=validation)
-    found = reranker.score(problem.validation[0])
+    reranker = fit_reranker(problem.train, config, validation)
+    factors = reranker.factors(problem.validation.candidates, problem.validation.inputs)
 
     assert reranker.calibration is None
-    assert found.probability is None
-    known = problem.validation[0].ids < problem.labels.shape[1]
-    np.testing.assert_array_equal(found.final[known], found.product[known])
+    assert reranker.components == (RERANK,)
+    assert list(factors) == ["ranker_score"]
+    known = problem.validation.known
+    product = problem.validation.candidates.scores * factors["ranker_score"]
+    np.testing.assert_array_equal(scores_of(reranker, problem.validation)[known], product[known])
 
 
 def test_held_out_points_without_any_candidate_give_no_calibration(problem, caplog):
-    points, labels = problem.validation
-    nothing = points._replace(ids=np.full_like(points.ids, labels.shape[1]))
+    candidates = problem.validation.candidates
+    nothing = replace(candidates, ids=np.full_like(candidates.ids, N_LABELS))
 
-    reranker = Reranker.fit(
-        problem.train, problem.labels, problem.config, validation=(nothing, labels)
+    reranker = fit_reranker(
+        problem.train, problem.config, problem.validation._replace(candidates=nothing)
     )
 
     assert reranker.calibration is None
@@ -194,8 +227,10 @@ def test_held_out_points_without_any_candidate_give_no_calibration(problem, capl
 
 
 def test_an_embedding_that_is_given_is_learned_from(problem):
-    with_embedding = Reranker.fit(problem.train, problem.labels, problem.config)
-    without = Reranker.fit(problem.train._replace(embedding=None), problem.labels, problem.config)
+    plain = replace(problem.train.candidates, embedding=None)
+
+    with_embedding = fit_reranker(problem.train, problem.config)
+    without = fit_reranker(problem.train._replace(candidates=plain), problem.config)
 
     assert (with_embedding.ranker.n_dense, without.ranker.n_dense) == (5, 0)
     assert with_embedding.ranker.weights[:, -5:].nnz > 0
@@ -214,7 +249,7 @@ def test_a_label_never_seen_is_a_sure_negative():
 
     margins = ranker.score(csr_matrix(np.eye(3, dtype=np.float32)), None, np.array([[3]] * 3))
 
-    assert (margins == NEVER_SEEN).all()
+    assert (margins == UNSEEN_MARGIN).all()
 
 
 def test_a_missing_positive_is_added_to_the_candidates():
@@ -252,9 +287,9 @@ def test_margins_become_relevances_between_zero_and_one():
 
 
 def test_relevant_candidates_are_those_of_a_dense_lookup(problem):
-    points, labels = problem.validation
+    candidates, _, labels = problem.validation
 
-    found = relevant_candidates(points.ids, labels)
+    found = relevant_candidates(candidates.ids, labels)
 
     table = np.hstack([labels.toarray() > 0, np.zeros((labels.shape[0], 1), dtype=bool)])
-    np.testing.assert_array_equal(found, np.take_along_axis(table, points.ids, axis=1))
+    np.testing.assert_array_equal(found, np.take_along_axis(table, candidates.ids, axis=1))

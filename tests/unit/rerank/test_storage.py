@@ -7,7 +7,7 @@ from safetensors.numpy import load_file, save_file
 from scipy.sparse import csr_matrix
 
 from elias.errors import ModelError
-from elias.rerank import Reranker
+from rerank_problem import fit_reranker, scores_of
 from saved_models import as_old_format, change_config, load_ranker, reseal, save_ranker
 
 WEIGHTS, VOCABULARY = "ranker/ranker.safetensors", "ranker/vocabulary.txt"
@@ -21,22 +21,25 @@ def saved(reranker, tmp_path):
 def test_a_reranker_comes_back_as_it_was(problem, reranker, saved):
     again = load_ranker(saved)
 
-    found, expected = again.score(problem.validation[0]), reranker.score(problem.validation[0])
-    for one, other in zip(found, expected, strict=True):
-        np.testing.assert_array_equal(one, other)
+    for component in reranker.components:
+        found, expected = (
+            scores_of(one, problem.validation, component) for one in (again, reranker)
+        )
+        np.testing.assert_array_equal(found, expected)
     assert again.features.featurizer.words == reranker.features.featurizer.words
     assert (again.transform, again.mixture) == (reranker.transform, reranker.mixture)
 
 
 def test_a_reranker_of_features_without_calibration_comes_back(problem, tmp_path):
     features = csr_matrix(np.eye(300, 7, dtype=np.float32))
-    train = problem.train._replace(given=features, embedding=None)
-    reranker = Reranker.fit(train, problem.labels, problem.config)
+    plain = replace(problem.train.candidates, embedding=None)
+    train = problem.train._replace(inputs=features, candidates=plain)
+    reranker = fit_reranker(train, problem.config)
 
     again = load_ranker(save_ranker(tmp_path / "model", reranker))
 
     assert again.calibration is None
-    np.testing.assert_array_equal(again.score(train).final, reranker.score(train).final)
+    np.testing.assert_array_equal(scores_of(again, train), scores_of(reranker, train))
 
 
 def test_nothing_is_pickled(saved):
@@ -50,8 +53,8 @@ def test_a_reranker_of_format_2_comes_back(problem, reranker, saved):
 
     again = load_ranker(saved)
 
-    points, _ = problem.validation
-    np.testing.assert_array_equal(again.score(points).final, reranker.score(points).final)
+    points = problem.validation
+    np.testing.assert_array_equal(scores_of(again, points), scores_of(reranker, points))
 
 
 def test_the_ranker_of_another_model_is_refused(saved):

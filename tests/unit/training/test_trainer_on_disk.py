@@ -6,8 +6,8 @@ import torch
 
 from elias import EliasConfig, load_corpus, train
 from elias.data import convert
+from elias.data.splits import setup_rows
 from elias.data.synthetic import synthetic_corpus
-from elias.inference.predict import setup_rows
 
 
 @pytest.fixture

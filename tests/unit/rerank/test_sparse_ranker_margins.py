@@ -3,7 +3,7 @@ import numpy as np
 import pytest
 from scipy.sparse import csr_matrix
 
-from elias.rerank.scoring import as_classifiers, candidate_margins
+from elias.rerank.sparse_ranker import as_classifiers, candidate_margins
 
 N_POINTS, N_WORDS, N_DENSE, N_LABELS = 700, 3000, 4, 9
 

@@ -4,7 +4,7 @@ from scipy.sparse import csr_matrix
 
 from elias.config import RerankConfig
 from elias.errors import DataError
-from elias.rerank.features import RankerFeatures, unit_embedding
+from elias.rerank.sparse_ranker import RankerFeatures, unit_embedding
 
 TEXTS = ["red cod pie", "red cod soup", "green tea"]
 
@@ -52,7 +52,7 @@ def test_a_ranker_of_the_embedding_alone_has_no_sparse_features():
 
 
 def test_texts_without_a_frequent_word_are_refused():
-    with pytest.raises(DataError, match=r"stands in 2 of the 2 training texts; lower rerank"):
+    with pytest.raises(DataError, match=r"occurs in 2 of the 2 training texts; lower rerank"):
         RankerFeatures.fit(["ab", "cd"], RerankConfig(min_count=2))
 
 

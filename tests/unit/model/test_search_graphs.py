@@ -8,11 +8,9 @@ import pytest
 import torch
 
 from elias.config import EncoderConfig
-from elias.model import batch_inference, recorded_search
-from elias.model.batch_inference import rank_all
 from elias.model.elias import EliasModel, SearchSizes
 from elias.model.graph import LabelGraph
-from elias.model.recorded_search import forget_graphs, give_up_graphs, ranking_for
+from elias.model.search import SEARCH_GRAPHS, SearchGraphs, rank_all
 from elias.model.transformer import TransformerEncoder
 from elias.text.batches import PaddedBatch, TokenBatch
 from tiny_bert import WORDS, save_tiny_bert
@@ -21,41 +19,36 @@ N_LABELS = 30
 SIZES = SearchSizes(beam_size=4, shortlist_size=12)
 
 
-class Graphs:
-    """Stands in for CUDA graphs: does the work again, and leaves the results in the same memory.
+class Graphs(SearchGraphs):
+    """Captures on a CPU: does the work again, and leaves the results in the same memory.
 
-    Counts what was recorded and repeated.
+    Counts the captures and replays.
     """
 
-    def __init__(self):
+    def __init__(self, **limits):
         self.recorded = self.repeated = 0
+        super().__init__(
+            **{"min_calls": 1, **limits},
+            recorder=lambda _device: self.record,
+            supported=lambda _model: True,
+        )
 
-    def __call__(self, _device):
-        def record(work):
-            found = tuple(part.clone() for part in work())
-            self.recorded += 1
+    def record(self, work):
+        found = tuple(part.clone() for part in work())
+        self.recorded += 1
 
-            def replay():
-                self.repeated += 1
-                for own, again in zip(found, work(), strict=True):
-                    own.copy_(again)
+        def replay():
+            self.repeated += 1
+            for own, again in zip(found, work(), strict=True):
+                own.copy_(again)
 
-            return replay, found
-
-        return record
+        return replay, found
 
 
 @pytest.fixture
-def graphs(monkeypatch):
-    """Have a CPU record as a GPU does, from the second time on."""
-    graphs = Graphs()
-    monkeypatch.setattr(recorded_search, "runs_triton", lambda _: True)
-    monkeypatch.setattr(recorded_search, "GraphRecorder", graphs)
-    monkeypatch.setattr(recorded_search, "_TIMES_BEFORE", 1)
-    monkeypatch.setattr(batch_inference, "_IN_FLIGHT", 0)  # a CPU hands results over without a copy
-    forget_graphs()
-    yield graphs
-    forget_graphs()
+def graphs():
+    """Graphs that are captured from the second call on."""
+    return Graphs()
 
 
 @pytest.fixture(scope="module")
@@ -86,9 +79,8 @@ def rank(model, *sizes, top_k=5, **options):
 
 
 def plain(model, *sizes, **options):
-    """What a model that is in training, and so keeps nothing, finds."""
-    own = copy.deepcopy(model).train()
-    return rank(own, *sizes, **options)
+    """The result without graphs."""
+    return rank(copy.deepcopy(model), *sizes, **options)
 
 
 def assert_alike(found, expected):
@@ -96,31 +88,31 @@ def assert_alike(found, expected):
     np.testing.assert_allclose(found.scores, expected.scores, rtol=1e-4)
 
 
-def record_one(model):
-    """Ask about a text often enough for its shape to be recorded."""
+def record_one(model, graphs):
+    """Rank a text often enough for its shape to be captured."""
     for _ in range(2):
-        rank(model, 3)
+        rank(model, 3, graphs=graphs)
 
 
-def assert_right_again_and_again(model):
-    """Ask about that text often enough for its shape to be recorded anew, checking the answers."""
+def assert_right_again_and_again(model, graphs):
+    """Rank that text often enough for its shape to be captured anew, and check the results."""
     for _ in range(3):
-        assert_alike(rank(model, 3), plain(model, 3))
+        assert_alike(rank(model, 3, graphs=graphs), plain(model, 3))
 
 
 def test_one_text_is_recorded_when_its_shape_comes_again_and_found_in_later_calls(model, graphs):
     for _ in range(5):
-        assert_alike(rank(model, 3), plain(model, 3))
+        assert_alike(rank(model, 3, graphs=graphs), plain(model, 3))
 
     assert (graphs.recorded, graphs.repeated) == (1, 4)
 
 
-def test_a_shape_comes_often_before_it_is_recorded(model, graphs, monkeypatch):
-    monkeypatch.setattr(recorded_search, "_TIMES_BEFORE", 3)
+def test_a_shape_comes_often_before_it_is_recorded(model):
+    graphs = Graphs(min_calls=3)
 
     recorded = []
     for _ in range(5):
-        rank(model, 3)
+        rank(model, 3, graphs=graphs)
         recorded.append(graphs.recorded)
 
     assert recorded == [0, 0, 0, 1, 1]
@@ -131,7 +123,7 @@ def test_recorded_searches_rank_as_single_ones_do(model, graphs, batch_size):
     calls = [(0, 1, 9, 3, 2, 30, 1, 5), (7, 4, 0), (1,), (3, 3), (2, 30, 9, 1, 4, 8, 9)]
 
     for sizes in calls * 3:
-        found = rank(model, *sizes, batch_size=batch_size)
+        found = rank(model, *sizes, batch_size=batch_size, graphs=graphs)
         assert_alike(found, plain(model, *sizes, batch_size=batch_size))
 
     assert graphs.repeated > len(calls)
@@ -139,18 +131,18 @@ def test_recorded_searches_rank_as_single_ones_do(model, graphs, batch_size):
 
 def test_another_number_of_labels_uses_the_same_graphs(model, graphs):
     for top_k in (5, 5, 1, 3, 12, 100):
-        assert_alike(rank(model, 3, top_k=top_k), plain(model, 3, top_k=top_k))
+        found = rank(model, 3, top_k=top_k, graphs=graphs)
+        assert_alike(found, plain(model, 3, top_k=top_k))
 
     assert graphs.recorded == 1
 
 
-def test_more_labels_than_before_are_recorded_anew_and_serve_those_who_want_fewer(
-    model, graphs, monkeypatch
-):
-    monkeypatch.setattr(recorded_search, "_LEAST_WIDTH", 2)
+def test_more_labels_than_before_are_recorded_anew_and_serve_those_who_want_fewer(model):
+    graphs = Graphs(min_width=2)
 
     for top_k in (2, 2, 6, 6, 2, 6):
-        assert_alike(rank(model, 3, top_k=top_k), plain(model, 3, top_k=top_k))
+        found = rank(model, 3, top_k=top_k, graphs=graphs)
+        assert_alike(found, plain(model, 3, top_k=top_k))
 
     assert graphs.recorded == 2
 
@@ -158,8 +150,8 @@ def test_more_labels_than_before_are_recorded_anew_and_serve_those_who_want_fewe
 def test_other_sizes_of_the_search_are_recorded_anew(model, graphs):
     tokens = model.encoder.tokenise(texts_of(3))
     for sizes in (SIZES, SIZES, SearchSizes(2, 12), SearchSizes(2, 12)):
-        found = rank_all(model, tokens, sizes, 5)
-        assert_alike(found, rank_all(copy.deepcopy(model).train(), tokens, sizes, 5))
+        found = rank_all(model, tokens, sizes, 5, graphs=graphs)
+        assert_alike(found, rank_all(model, tokens, sizes, 5))
 
     assert graphs.recorded == 2
 
@@ -194,50 +186,53 @@ def set_beta(model):
     "change", [move, change_in_place, replace_tensor, replace_part, set_beta, lambda m: m.double()]
 )
 def test_graphs_are_recorded_anew_when_the_weights_are_others(model, graphs, change):
-    record_one(model)
+    record_one(model, graphs)
     change(model)
     model.float()
 
-    assert_right_again_and_again(model)
+    assert_right_again_and_again(model, graphs)
 
     assert graphs.recorded == 2
 
 
 def test_a_model_in_training_keeps_none(model, graphs):
-    record_one(model)
+    record_one(model, graphs)
     model.train()
 
     for _ in range(3):
-        rank(model, 3)
+        rank(model, 3, graphs=graphs)
 
     assert graphs.repeated == 1
-    assert model not in recorded_search._KEPT
+    assert model not in graphs.kept
 
 
-def test_many_texts_of_a_model_in_training_are_recorded_for_the_call(model, graphs, monkeypatch):
-    monkeypatch.setattr(recorded_search, "_MANY", 8)
-    expected = plain(model, *[3] * 7, batch_size=2)
+def test_many_texts_of_a_model_in_training_are_recorded_for_the_call(model):
+    graphs = Graphs(many_texts=8)
+    expected = plain(model, *[3] * 8, batch_size=2)
     model.train()
 
-    found = rank(model, *[3] * 8, batch_size=2)
+    rank(model, *[3] * 7, batch_size=2, graphs=graphs)
+    before = graphs.recorded
+    found = rank(model, *[3] * 8, batch_size=2, graphs=graphs)
 
+    assert before == 0
     assert (graphs.recorded, graphs.repeated) == (1, 3)
-    assert found.ids.shape == (8, 5)
-    assert expected.ids.shape == (7, 5)
-    assert model not in recorded_search._KEPT
+    assert_alike(found, expected)
+    assert model not in graphs.kept
 
 
 def test_blocked_labels_do_not_use_what_is_kept(model, graphs):
     for _ in range(2):
-        best = rank(model, 3).ids[0, 0]
+        best = rank(model, 3, graphs=graphs).ids[0, 0]
     before = graphs.repeated
 
     for _ in range(3):
-        found = rank(model, 3, blocked=torch.arange(N_LABELS) == best)
+        blocked = torch.arange(N_LABELS) == best
+        found = rank(model, 3, blocked=blocked, graphs=graphs)
         assert best not in found.ids
 
     assert graphs.repeated == before
-    assert rank(model, 3).ids[0, 0] == best
+    assert rank(model, 3, graphs=graphs).ids[0, 0] == best
 
 
 def test_members_of_an_ensemble_have_their_own(tiny_bert, graphs):
@@ -245,26 +240,26 @@ def test_members_of_an_ensemble_have_their_own(tiny_bert, graphs):
 
     for _ in range(3):
         for member in members:
-            assert_alike(rank(member, 3), plain(member, 3))
+            assert_alike(rank(member, 3, graphs=graphs), plain(member, 3))
 
     assert graphs.recorded == 2
 
 
 def test_copies_and_saved_weights_know_nothing_of_graphs(model, graphs):
     names = list(model.state_dict())
-    record_one(model)
+    record_one(model, graphs)
 
     other = copy.deepcopy(model)
 
     assert list(model.state_dict()) == names
-    assert other not in recorded_search._KEPT
+    assert other not in graphs.kept
     assert graphs.recorded == 1
 
 
 def test_graphs_go_with_their_model(tiny_bert, graphs):
     model = make_model(tiny_bert)
-    record_one(model)
-    kept = weakref.ref(recorded_search._KEPT[model])
+    record_one(model, graphs)
+    kept = weakref.ref(graphs.kept[model])
 
     del model
     gc.collect()
@@ -274,42 +269,42 @@ def test_graphs_go_with_their_model(tiny_bert, graphs):
 
 
 def test_two_threads_never_share_a_graph(model, graphs):
-    record_one(model)
+    record_one(model, graphs)
     expected = plain(model, 3)
     found = []
 
-    with ranking_for(model, SIZES, 5, None, 1) as turn:
-        other = threading.Thread(target=lambda: found.append(rank(model, 3)))
+    with graphs.ranker(model, SIZES, 5, None, 1) as ranker:
+        other = threading.Thread(target=lambda: found.append(rank(model, 3, graphs=graphs)))
         other.start()
         other.join()
 
-    assert turn.padded
+    assert ranker.captured is not None
     assert graphs.repeated == 1
     assert_alike(found[0], expected)
 
 
 def test_graphs_are_given_up_for_good_where_memory_is_short(model, graphs):
-    record_one(model)
+    record_one(model, graphs)
 
-    assert give_up_graphs()
-    assert not give_up_graphs()
+    assert graphs.release()
+    assert not graphs.release()
 
-    assert_right_again_and_again(model)
+    assert_right_again_and_again(model, graphs)
     assert graphs.recorded == 1
 
 
 def test_a_call_that_fails_begins_anew(model, graphs):
-    record_one(model)
+    record_one(model, graphs)
 
     def interrupted():
-        with ranking_for(model, SIZES, 5, None, 1):
+        with graphs.ranker(model, SIZES, 5, None, 1):
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
         interrupted()
 
     for _ in range(2):
-        assert_alike(rank(model, 3), plain(model, 3))
+        assert_alike(rank(model, 3, graphs=graphs), plain(model, 3))
     assert graphs.recorded == 2
 
 
@@ -326,21 +321,19 @@ def test_the_number_of_texts_is_padded_to_a_power_of_two(
     model, graphs, n_texts, batch_size, kind, n_rows
 ):
     tokens = model.encoder.tokenise(texts_of(*[3] * n_texts))
-    with ranking_for(model, SIZES, 5, None, n_texts) as turn:
-        batch = turn.gather(model.encoder, tokens, batch_size, np.arange(n_texts))
+    with graphs.ranker(model, SIZES, 5, None, n_texts) as ranker:
+        batch = ranker.collate(tokens, batch_size, np.arange(n_texts))
 
     assert isinstance(batch, kind)
     assert len(batch) == n_rows
     assert graphs.recorded == 0
 
 
-def test_texts_that_are_not_few_are_not_padded_with_others(model, graphs, monkeypatch):
-    monkeypatch.setattr(recorded_search, "_FEW_TOKENS", 16)
+def test_texts_that_are_not_few_are_not_padded_with_others(model):
+    graphs = Graphs(max_padded_tokens=16)
     tokens = model.encoder.tokenise(texts_of(3, 3, 3, 3))
-    with ranking_for(model, SIZES, 5, None, 3) as turn:
-        three, four = (
-            turn.gather(model.encoder, tokens, 8, np.arange(n_rows)) for n_rows in (3, 4)
-        )
+    with graphs.ranker(model, SIZES, 5, None, 3) as ranker:
+        three, four = (ranker.collate(tokens, 8, np.arange(n_rows)) for n_rows in (3, 4))
 
     assert isinstance(three, TokenBatch)
     assert isinstance(four, PaddedBatch)
@@ -348,24 +341,21 @@ def test_texts_that_are_not_few_are_not_padded_with_others(model, graphs, monkey
 
 
 def test_where_nothing_is_recorded_texts_are_not_padded(model):
-    with ranking_for(model, SIZES, 5, None, 10**6) as turn:
-        assert not turn.padded
+    with SEARCH_GRAPHS.ranker(model, SIZES, 5, None, 10**6) as ranker:
+        assert ranker.captured is None
 
-    assert model not in recorded_search._KEPT
+    assert model not in SEARCH_GRAPHS.kept
 
 
-def test_an_encoder_is_compiled_once_after_large_calls_alone(model, graphs, monkeypatch):
-    prepared = []
-    monkeypatch.setattr(recorded_search, "_MANY", 6)
-    monkeypatch.setattr(recorded_search, "_LARGE", 3)
-    monkeypatch.setattr(recorded_search, "_on_gpu", lambda _: True)
+def test_an_encoder_is_compiled_once_after_large_calls_alone(model):
+    prepared, graphs = [], Graphs(many_texts=6, large_call=3)
     model.encoder.prepare = lambda device: prepared.append(device.type) or True
 
     for sizes in [(3,)] * 6 + [(3, 3, 3)]:
-        rank(model, *sizes)
+        rank(model, *sizes, graphs=graphs)
     before = graphs.recorded, len(prepared)
     for sizes in [(3, 3, 3), (3, 3, 3), (3, 3, 3, 3), (3,), (3,)]:
-        rank(model, *sizes)
+        rank(model, *sizes, graphs=graphs)
 
     assert before == (1, 0)
     assert prepared == ["cpu"]

@@ -12,11 +12,12 @@ from scipy.sparse import csr_matrix
 
 from elias.config import RerankConfig
 from elias.errors import ModelError
-from elias.rerank import Calibration, LabelNames, RankerFeatures, Reranker, relevant_candidates
-from elias.rerank.scoring import name_nearness
+from elias.rerank import Calibration, LabelNames, RankerFeatures, relevant_candidates
+from elias.rerank.reranker import CALIBRATE, NAMES, RERANK
+from rerank_problem import fit_reranker, scores_of
 from saved_models import as_old_format, change_config, load_ranker, reseal, save_ranker
 
-NAMES = [f"Label{i}" for i in range(12)]
+LABEL_NAMES = [f"Label{i}" for i in range(12)]
 
 
 def dense_nearness(texts, names, idf, candidates):
@@ -48,12 +49,9 @@ def test_nearness_is_that_of_plain_matrices(seed, n_points, width, density):
     candidates = rng.integers(0, n_labels + 1, (n_points, width))
     starts = np.concatenate([[0], np.cumsum(names.sum(axis=1))])
 
-    found = name_nearness(
-        csr_matrix(texts.astype(np.float32)),
-        (starts, np.nonzero(names)[1].astype(np.uint32)),
-        idf.astype(np.float32),
-        candidates,
-    )
+    label_names = LabelNames(starts, np.nonzero(names)[1].astype(np.uint32), idf.astype(np.float32))
+
+    found = label_names.overlap(csr_matrix(texts.astype(np.float32)), candidates)
 
     likeness, coverage = dense_nearness(texts, names, idf, candidates)
     np.testing.assert_allclose(found.likeness, likeness, atol=1e-5)
@@ -63,21 +61,18 @@ def test_nearness_is_that_of_plain_matrices(seed, n_points, width, density):
 @pytest.fixture(scope="module")
 def named(problem):
     """A ranker of texts that are told apart by names, some of whose words it has never seen."""
-    return Reranker.fit(
-        problem.train,
-        problem.labels,
-        problem.config,
-        validation=problem.validation,
-        label_names=NAMES,
-    )
+    return fit_reranker(problem.train, problem.config, problem.validation, label_names=LABEL_NAMES)
+
+
+def overlap(named, points):
+    return named.names.overlap(named.features.transform(points.inputs), points.candidates.ids)
 
 
 def test_a_text_that_holds_a_name_covers_it(problem, named):
-    points, labels = problem.validation
-    relevant = relevant_candidates(points.ids, labels)
-    known = points.ids < labels.shape[1]
+    points, known = problem.validation, problem.validation.known
+    relevant = relevant_candidates(points.candidates.ids, points.labels)
 
-    near = named.score(points).nearness
+    near = overlap(named, points)
 
     np.testing.assert_allclose(near.coverage[relevant], 1, rtol=1e-6)
     assert (near.likeness[relevant] > 0.2).all()
@@ -85,37 +80,43 @@ def test_a_text_that_holds_a_name_covers_it(problem, named):
     assert (near.coverage[~known] == 0).all()
 
 
-def test_t_is_asked_about_names_beside_what_the_paper_asks(problem, named):
-    points, labels = problem.validation
-    known = points.ids < labels.shape[1]
-    said = named.score(points)
+def test_t_reads_names_beside_the_paper_s_features(problem, named):
+    points, known = problem.validation, problem.validation.known
+    candidates = points.candidates
+    factors = named.factors(candidates, points.inputs)
+    near = overlap(named, points)
     expected = Calibration.fit(
-        points.scores[known],
-        said.relevance[known],
-        named.frequencies[points.ids[known]],
-        relevant_candidates(points.ids, labels)[known],
+        candidates.scores[known],
+        factors["ranker_score"][known],
+        named.frequencies[candidates.ids[known]],
+        relevant_candidates(candidates.ids, points.labels)[known],
         depth=problem.config.tree_depth,
         leaf=problem.config.tree_leaf,
         n_trees=problem.config.trees,
-        more=[said.nearness.likeness[known], said.nearness.coverage[known]],
+        extra=[near.likeness[known], near.coverage[known]],
         points=np.nonzero(known)[0],
     )
 
     for name, array in expected.to_arrays().items():
         np.testing.assert_array_equal(named.by_name.to_arrays()[name], array)
-    assert set(named.by_name.feature.tolist()) & {4, 5}, "no tree asks about a name"
+    assert set(named.by_name.feature.tolist()) & {4, 5}, "no tree reads a name"
+    np.testing.assert_array_equal(factors["name_likeness"], near.likeness)
+    np.testing.assert_array_equal(factors["name_coverage"], near.coverage)
 
 
 def test_without_names_the_paper_s_calibration_is_left(problem, named, reranker):
-    points, _ = problem.validation
-
-    found, plain = named.score(points, named=False), reranker.score(points)
+    points = problem.validation
 
     assert reranker.by_name is None
-    assert found.nearness is None
-    for one, other in zip(found[:-1], plain[:-1], strict=True):
-        np.testing.assert_array_equal(one, other)
-    assert (named.score(points).final != plain.final).any()
+    assert (named.components, reranker.components) == (
+        (RERANK, CALIBRATE, NAMES),
+        (RERANK, CALIBRATE),
+    )
+    for component in reranker.components:
+        np.testing.assert_array_equal(
+            scores_of(named, points, component), scores_of(reranker, points, component)
+        )
+    assert (scores_of(named, points) != scores_of(reranker, points)).any()
 
 
 def test_a_number_is_no_name():
@@ -127,28 +128,27 @@ def test_a_number_is_no_name():
 
 @pytest.mark.parametrize("why", ["not wanted", "unknown words", "features", "no calibration"])
 def test_names_that_cannot_help_are_left_out(problem, why):
-    config, names, train, validation = problem.config, NAMES, problem.train, problem.validation
+    config, names, train, validation = problem.config, LABEL_NAMES, *problem[:2]
     if why == "not wanted":
         config = replace(config, names=False)
     elif why == "unknown words":
         names = ["日本"] * 12
     elif why == "features":
-        train = train._replace(given=csr_matrix(np.eye(300, 7, dtype=np.float32)))
-        given = csr_matrix(np.eye(100, 7, dtype=np.float32))
-        validation = (validation[0]._replace(given=given), validation[1])
+        train = train._replace(inputs=csr_matrix(np.eye(300, 7, dtype=np.float32)))
+        validation = validation._replace(inputs=csr_matrix(np.eye(100, 7, dtype=np.float32)))
     else:
         validation = None
 
-    reranker = Reranker.fit(train, problem.labels, config, validation=validation, label_names=names)
+    reranker = fit_reranker(train, config, validation, label_names=names)
 
     assert (reranker.names, reranker.by_name) == (None, None)
     assert (reranker.calibration is None) == (why == "no calibration")
 
 
-def test_trees_are_refused_an_answer_that_is_not_there(named):
+def test_trees_refuse_another_number_of_features(named):
     one = np.ones(3, dtype=np.float32)
 
-    with pytest.raises(ValueError, match="T asks about 6 values, not 4"):
+    with pytest.raises(ValueError, match="T reads 6 features, not 4"):
         named.by_name.probability(one, one, one)
 
 
@@ -160,9 +160,9 @@ def saved(named, tmp_path):
 def test_names_come_back_as_they_were(problem, named, saved):
     again = load_ranker(saved)
 
-    found, expected = again.score(problem.validation[0]), named.score(problem.validation[0])
-    np.testing.assert_array_equal(found.final, expected.final)
-    np.testing.assert_array_equal(found.nearness, expected.nearness)
+    points = problem.validation
+    np.testing.assert_array_equal(scores_of(again, points), scores_of(named, points))
+    np.testing.assert_array_equal(overlap(again, points), overlap(named, points))
 
 
 def test_a_ranker_of_format_1_has_no_names_and_the_paper_s_power(reranker, problem, tmp_path):
@@ -177,8 +177,8 @@ def test_a_ranker_of_format_1_has_no_names_and_the_paper_s_power(reranker, probl
     again = load_ranker(folder)
 
     assert again.by_name is None
-    points, _ = problem.validation
-    np.testing.assert_array_equal(again.score(points).final, reranker.score(points).final)
+    points = problem.validation
+    np.testing.assert_array_equal(scores_of(again, points), scores_of(reranker, points))
 
 
 @pytest.mark.parametrize(

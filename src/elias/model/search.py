@@ -1,0 +1,439 @@
+"""Run a model over many texts in batches, without gradients, with CUDA graphs on a GPU.
+
+For one text a GPU runs hundreds of small kernels, and the host takes ten times as long to launch
+them as the GPU to run them. So encoder and search are captured as CUDA graphs, which a model that
+only predicts keeps from call to call. The graphs are kept here and not in the model: copies and
+saved models have none.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import weakref
+from collections import deque
+from contextlib import contextmanager
+from functools import partial
+from operator import attrgetter
+from typing import TYPE_CHECKING, TypeVar
+
+import numpy as np
+import torch
+
+from elias.kernels.cuda_graphs import CapturedFunction, GraphRecorder
+from elias.kernels.device import runs_triton
+from elias.predictions import PADDING_SCORE, Candidates
+from elias.progress import progress
+from elias.text.batches import (
+    HostCopy,
+    PaddedBatch,
+    TokenBatch,
+    collate,
+    copy_to_host,
+    n_batches,
+    ordered_batches,
+    pad_batch,
+    padded_length,
+    prefetch,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from numpy.typing import NDArray
+    from torch import Tensor, nn
+
+    from elias.kernels.cuda_graphs import Capture
+    from elias.model.elias import EliasModel, SearchSizes
+    from elias.model.encoder import TextEncoder
+    from elias.text.tokens import Tokens
+
+
+logger = logging.getLogger(__name__)
+
+Batch = TypeVar("Batch", TokenBatch, PaddedBatch, TokenBatch | PaddedBatch)
+
+BATCH_SIZE = 256
+_IN_FLIGHT = 2  # batches whose results may still be on their way from a GPU
+
+
+def rank_all(
+    model: EliasModel,
+    tokens: Tokens,
+    sizes: SearchSizes,
+    top_k: int,
+    *,
+    batch_size: int = BATCH_SIZE,
+    blocked: Tensor | None = None,
+    graphs: SearchGraphs | None = None,
+) -> Candidates:
+    """Return the k best labels of every text; ``blocked`` (L,) labels are not searched."""
+    width = min(top_k, sizes.shortlist_size, model.n_labels)
+    ids = np.full((len(tokens), width), model.n_labels, dtype=np.int64)
+    scores = np.zeros((len(tokens), width), dtype=np.float32)
+    pending: deque[tuple[NDArray[np.int64], HostCopy, HostCopy]] = deque()
+    in_flight = _IN_FLIGHT if model.labels.weight.is_cuda else 0
+
+    def write(rows: NDArray[np.int64], labels: HostCopy, p: HostCopy) -> None:
+        columns = slice(labels.tensor.shape[1])
+        ids[rows, columns] = labels.wait().numpy()
+        scores[rows, columns] = p.wait().numpy()
+
+    with (graphs or SEARCH_GRAPHS).ranker(model, sizes, width, blocked, len(tokens)) as rank:
+        gather = partial(rank.collate, tokens, batch_size)
+        for rows, batch in _batches(model, tokens, batch_size, "Searching", gather):
+            labels, p = rank(batch)
+            # a graph may rank more texts, and more labels of each
+            labels, p = labels[: len(rows), :width], p[: len(rows), :width]
+            pending.append((rows, copy_to_host(labels), copy_to_host(p)))
+            if len(pending) > in_flight:
+                write(*pending.popleft())
+        while pending:
+            write(*pending.popleft())
+    scores[ids >= model.n_labels] = PADDING_SCORE
+    return Candidates(ids, scores)
+
+
+def embed_all(
+    encoder: TextEncoder, tokens: Tokens, *, batch_size: int = BATCH_SIZE
+) -> NDArray[np.float32]:
+    """Return φ(x) of every text (N, D)."""
+    embedding = np.zeros((len(tokens), encoder.dim), dtype=np.float32)
+    for rows, batch in _batches(encoder, tokens, batch_size, "Embedding", partial(collate, tokens)):
+        embedding[rows] = encoder(batch).float().cpu().numpy()
+    return embedding
+
+
+def cluster_all(
+    model: EliasModel, tokens: Tokens, beam_size: int, *, batch_size: int = BATCH_SIZE
+) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
+    """Return the b best clusters of every text and their scores ŝ_c: the rows of M in Eq. 9."""
+    width = min(beam_size, model.graph.n_clusters)
+    beams = np.zeros((len(tokens), width), dtype=np.int64)
+    scores = np.zeros((len(tokens), width), dtype=np.float32)
+    gather = partial(collate, tokens)
+    for rows, batch in _batches(model, tokens, batch_size, "Finding clusters", gather):
+        best = model.unsaturated_log(model.encoder(batch).float()).topk(width, dim=1)
+        beams[rows] = best.indices.cpu().numpy()
+        scores[rows] = best.values.clamp(max=0).exp().cpu().numpy()
+    return beams, scores
+
+
+def _batches(
+    model: nn.Module,
+    tokens: Tokens,
+    batch_size: int,
+    description: str,
+    gather: Callable[[NDArray[np.int64]], Batch],
+) -> Iterator[tuple[NDArray[np.int64], Batch]]:
+    """Yield row numbers and their batch on the model's device; a GPU's are made ahead of time."""
+    device = next(model.parameters()).device
+    total = n_batches(len(tokens), batch_size)
+    rows_of_batches = ordered_batches(tokens.lengths, batch_size)
+    with evaluating(model):
+        if total <= 1 and device.type == "cpu":  # one text must not wait for more than it needs
+            for rows in rows_of_batches:
+                yield rows, gather(rows)
+            return
+
+        def make(rows: NDArray[np.int64]) -> tuple[NDArray[np.int64], Batch]:
+            batch = gather(rows)
+            return rows, batch.pin_memory() if device.type == "cuda" else batch
+
+        made = map(make, rows_of_batches)
+        with progress(description, total) as advance:
+            for rows, batch in prefetch(made) if device.type == "cuda" and total > 1 else made:
+                yield rows, batch.to(device)
+                advance()
+
+
+@contextmanager
+def evaluating(model: nn.Module) -> Iterator[None]:
+    """Switch off dropout and gradients, and restore both afterwards."""
+    was_training = model.training
+    # setting the mode of every part of a large encoder takes as long as a short text
+    is_off = not (was_training or any(map(attrgetter("training"), model.children())))
+    if not is_off:
+        model.eval()
+    try:
+        with torch.inference_mode():
+            yield
+    finally:
+        if not is_off:
+            model.train(was_training)
+
+
+def can_capture(model: EliasModel) -> bool:
+    """Return True if the searches of a model can be captured where it is."""
+    return model.encoder.takes_padded and runs_triton(model.labels.weight)
+
+
+class BatchRanker:
+    """`EliasModel.rank` of batches; padded batches run as captured graphs, one for each shape.
+
+    Args:
+        model: The model.
+        sizes: Beam and shortlist.
+        top_k: Labels per text.
+        blocked: (L,) labels that must not be found.
+        captured: Ranks padded batches; None: texts are not padded.
+        max_padded_tokens: Most tokens of a batch that is padded to a power of two of texts.
+    """
+
+    def __init__(
+        self,
+        model: EliasModel,
+        sizes: SearchSizes,
+        top_k: int,
+        blocked: Tensor | None = None,
+        captured: CapturedFunction[tuple[Tensor, Tensor]] | None = None,
+        *,
+        max_padded_tokens: int = 0,
+    ) -> None:
+        self.model, self.sizes, self.top_k, self.blocked = model, sizes, top_k, blocked
+        self.captured = captured
+        self.max_padded_tokens = max_padded_tokens
+
+    def __call__(self, batch: TokenBatch | PaddedBatch) -> tuple[Tensor, Tensor]:
+        """Return the labels and their p; for a padded batch, valid until the next call."""
+        if isinstance(batch, PaddedBatch):
+            assert self.captured is not None
+            return self.captured(batch.ids, batch.lengths, full=batch.full)
+        embedding = self.model.encoder(batch).float()
+        return self.model.rank(embedding, self.sizes, self.top_k, self.blocked)
+
+    def collate(
+        self, tokens: Tokens, batch_size: int, rows: NDArray[np.int64]
+    ) -> TokenBatch | PaddedBatch:
+        """Return the texts of ``rows`` as a batch, padded to one of few shapes for a graph.
+
+        If there are fewer than a whole batch, their number is padded to a power of two.
+        """
+        if self.captured is None:
+            return collate(tokens, rows)
+        encoder = self.model.encoder
+        n_rows = batch_size
+        if len(rows) < batch_size:
+            n_rows = min(1 << (len(rows) - 1).bit_length(), batch_size)
+            most = int((tokens.offsets[rows + 1] - tokens.offsets[rows]).max())
+            n_tokens = n_rows * padded_length(most, encoder.max_length)
+            if n_rows > len(rows) and n_tokens > self.max_padded_tokens:
+                return collate(tokens, rows)
+        return pad_batch(
+            tokens, rows, pad_id=encoder.pad_id, longest=encoder.max_length, n_rows=n_rows
+        )
+
+
+class SearchGraphs:
+    """The CUDA graphs of searches, kept for each model from call to call.
+
+    Args:
+        many_texts: Texts that pay for compiling the encoder, or for graphs of a single call.
+        large_call: Texts of a call that counts towards compiling.
+        min_calls: Calls of a shape before it is captured; capturing takes as long as these.
+        max_graphs: Shapes (lengths times numbers of texts) captured for a model.
+        min_width: Fewest labels ranked by a graph; calls for fewer take the first of them.
+        max_padded_tokens: Batches of so few tokens take a GPU less time than the host to launch.
+        recorder: Makes the function that captures on a device.
+        supported: Returns True if the searches of a model can be captured.
+    """
+
+    def __init__(
+        self,
+        *,
+        many_texts: int = 16_384,
+        large_call: int = 1_024,
+        min_calls: int = 8,
+        max_graphs: int = 64,
+        min_width: int = 100,
+        max_padded_tokens: int = 4_096,
+        recorder: Callable[[torch.device], Capture[tuple[Tensor, Tensor]]] = GraphRecorder,
+        supported: Callable[[EliasModel], bool] = can_capture,
+    ) -> None:
+        self.many_texts, self.large_call = many_texts, large_call
+        self.min_calls, self.max_graphs = min_calls, max_graphs
+        self.min_width, self.max_padded_tokens = min_width, max_padded_tokens
+        self._recorder, self._supported = recorder, supported
+        self.kept: weakref.WeakKeyDictionary[EliasModel, _ModelGraphs] = weakref.WeakKeyDictionary()
+        self._n_predicted: weakref.WeakKeyDictionary[EliasModel, int] = weakref.WeakKeyDictionary()
+
+    @contextmanager
+    def ranker(
+        self,
+        model: EliasModel,
+        sizes: SearchSizes,
+        top_k: int,
+        blocked: Tensor | None,
+        n_texts: int,
+    ) -> Iterator[BatchRanker]:
+        """Lend a ranker for ``n_texts`` texts; it finds ``top_k`` labels of each, or more.
+
+        A model that is not in training reuses the graphs of its last call, as long as its weights
+        are unchanged. One thread at a time has them; others run without. During training memory is
+        needed elsewhere, and blocked labels seldom come twice: graphs are then captured only for
+        many texts, and released after the call.
+        """
+        if n_texts >= self.large_call:
+            self._compile_encoder(model, n_texts)
+        if not self._supported(model):
+            self.kept.pop(model, None)
+            yield BatchRanker(model, sizes, top_k, blocked)
+            return
+        in_training = model.training or any(map(attrgetter("training"), model.children()))
+        if blocked is not None or in_training:
+            if in_training:
+                self.kept.pop(model, None)
+            captured = None
+            if n_texts >= self.many_texts:
+                captured = self.capture(model, sizes, top_k, blocked)
+            try:
+                yield self._padding(model, sizes, top_k, blocked, captured)
+            finally:
+                if captured is not None:
+                    captured.release()
+            return
+        kept = self.kept.setdefault(model, _ModelGraphs())
+        if not kept.lock.acquire(blocking=False):
+            yield BatchRanker(model, sizes, top_k)
+            return
+        try:
+            captured = kept.captured_for(self, model, sizes, top_k)
+            yield self._padding(model, sizes, top_k, None, None if captured.disabled else captured)
+        except (MemoryError, torch.OutOfMemoryError):
+            raise  # the caller may free other memory first
+        except BaseException:
+            kept.forget()  # its state is unknown
+            raise
+        finally:
+            kept.lock.release()
+
+    def _padding(
+        self,
+        model: EliasModel,
+        sizes: SearchSizes,
+        top_k: int,
+        blocked: Tensor | None,
+        captured: CapturedFunction[tuple[Tensor, Tensor]] | None,
+    ) -> BatchRanker:
+        return BatchRanker(
+            model, sizes, top_k, blocked, captured, max_padded_tokens=self.max_padded_tokens
+        )
+
+    def capture(
+        self,
+        model: EliasModel,
+        sizes: SearchSizes,
+        top_k: int,
+        blocked: Tensor | None = None,
+        **limits: int,
+    ) -> CapturedFunction[tuple[Tensor, Tensor]]:
+        """Return a function that ranks padded texts by graphs; it does not keep the model alive."""
+        reference = weakref.ref(model)
+
+        def rank(ids: Tensor, lengths: Tensor, *, full: bool) -> tuple[Tensor, Tensor]:
+            model = reference()
+            assert model is not None
+            embedding = model.encoder.embed(PaddedBatch(ids, lengths, full)).float()
+            return model.rank(embedding, sizes, top_k, blocked)
+
+        return CapturedFunction(rank, self._recorder(model.labels.weight.device), **limits)
+
+    def _compile_encoder(self, model: EliasModel, n_texts: int) -> None:
+        """Compile the encoder of a model that predicts, once enough texts pay for it."""
+        weight = model.labels.weight
+        if model.training or not (weight.is_cuda or self._supported(model)):
+            return
+        before = self._n_predicted.get(model, 0)
+        self._n_predicted[model] = before + n_texts
+        if before < self.many_texts <= before + n_texts and model.encoder.prepare(weight.device):
+            logger.info("encoder.compile: compiling for predictions")
+            self.kept.pop(model, None)  # captured before it was compiled
+
+    def clear(self) -> None:
+        """Free all graphs; a model that predicts again may capture anew."""
+        self.kept.clear()
+
+    def release(self) -> bool:
+        """Free all graphs for good; return True if there were any."""
+        released = False
+        for kept in list(self.kept.values()):
+            if kept.lock.acquire(blocking=False):
+                if kept.captured is not None and kept.captured.has_graphs:
+                    kept.captured.release()
+                    released = True
+                kept.lock.release()
+        if released:
+            torch.cuda.empty_cache()
+        return released
+
+
+class _ModelGraphs:
+    """The graphs of one model, and what they were captured with."""
+
+    def __init__(self) -> None:
+        self.lock = threading.Lock()
+        self.captured: CapturedFunction[tuple[Tensor, Tensor]] | None = None
+        self._asked: tuple[SearchSizes, int] | None = None
+        self._weights: _Weights | None = None
+
+    def captured_for(
+        self, graphs: SearchGraphs, model: EliasModel, sizes: SearchSizes, top_k: int
+    ) -> CapturedFunction[tuple[Tensor, Tensor]]:
+        """Return the graphs of the last call if they still apply, else new ones."""
+        width = min(max(top_k, graphs.min_width), sizes.shortlist_size, model.n_labels)
+        if self._asked is not None and self._asked[0] == sizes:
+            width = max(width, self._asked[1])
+        unchanged = self._weights is not None and self._weights.are_unchanged(model)
+        if self.captured is None or not unchanged or self._asked != (sizes, width):
+            self.forget()  # free the memory first
+            self._weights = _Weights(model)
+            self._asked = sizes, width
+            self.captured = graphs.capture(
+                model, sizes, width, min_calls=graphs.min_calls, max_graphs=graphs.max_graphs
+            )
+        return self.captured
+
+    def forget(self) -> None:
+        """Start anew with the next call."""
+        self.captured = self._weights = None
+
+
+class _Weights:
+    """The addresses and versions of the tensors that a model's graphs read, and its settings.
+
+    Listing all tensors of a model of hundreds of parts takes as long as a text, so the tables that
+    hold them are remembered.
+    """
+
+    def __init__(self, model: EliasModel) -> None:
+        parts = list(model.modules())
+        self._children = [part._modules for part in parts if part._modules]
+        self._tables = [
+            table for part in parts for table in (part._parameters, part._buffers) if table
+        ]
+        self._edges = self._edge_scores(model)  # the graphs read it, so it must not be freed
+        self._state = self._current(model)
+
+    def are_unchanged(self, model: EliasModel) -> bool:
+        """Return True if every tensor is where and as it was."""
+        return self._edge_scores(model) is self._edges and self._current(model) == self._state
+
+    def _current(self, model: EliasModel) -> list[object]:
+        graph = model.graph
+        state: list[object] = [model.alpha, graph.beta, graph.learned, graph.n_labels]
+        state += [id(part) for children in self._children for part in children.values()]
+        for table in self._tables:
+            for tensor in table.values():
+                if tensor is not None:
+                    version = 0 if tensor.is_inference() else tensor._version
+                    state.append((tensor.data_ptr(), version))
+        return state
+
+    @staticmethod
+    def _edge_scores(model: EliasModel) -> Tensor:
+        with torch.inference_mode():
+            return model.graph.unsaturated_log()
+
+
+SEARCH_GRAPHS = SearchGraphs()
+"""The graphs of all models of this process."""
