@@ -85,11 +85,13 @@ def predict(
             ``inputs`` are tokenized.
     """
     labels, rows = model.model.labels, slice(None)
-    n_points = inputs.shape[0] if issparse(inputs) else len(inputs)
+    n_points = len(inputs) if isinstance(inputs, Sequence) else int(inputs.shape[0])
     if isinstance(labels, ShardedRows):
         rows = labels.world.share(n_points)
-        on_disk = isinstance(inputs, DiskTexts)
-        inputs = inputs.take(np.arange(n_points)[rows]) if on_disk else inputs[rows]
+        if isinstance(inputs, DiskTexts):
+            inputs = inputs.take(np.arange(n_points)[rows])
+        else:
+            inputs = inputs[rows]
 
     merges = ENSEMBLE in components
     top_k = max(options.top_k, MERGED_LABELS) if merges else options.top_k

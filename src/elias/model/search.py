@@ -325,7 +325,9 @@ class SearchGraphs:
         sizes: SearchSizes,
         top_k: int,
         blocked: Tensor | None = None,
-        **limits: int,
+        *,
+        min_calls: int = 1,
+        max_graphs: int = 32,
     ) -> CapturedFunction[tuple[Tensor, Tensor]]:
         """Return a function that ranks padded texts by graphs; it does not keep the model alive."""
         reference = weakref.ref(model)
@@ -336,7 +338,8 @@ class SearchGraphs:
             embedding = model.encoder.embed(PaddedBatch(ids, lengths, full)).float()
             return model.rank(embedding, sizes, top_k, blocked)
 
-        return CapturedFunction(rank, self._recorder(model.labels.weight.device), **limits)
+        capture = self._recorder(model.labels.weight.device)
+        return CapturedFunction(rank, capture, min_calls=min_calls, max_graphs=max_graphs)
 
     def _compile_encoder(self, model: EliasModel, n_texts: int) -> None:
         """Compile the encoder of a model that predicts, once enough texts pay for it."""

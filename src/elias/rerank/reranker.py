@@ -278,7 +278,8 @@ class Reranker:
         component: str,
     ) -> NDArray[np.float64]:
         """Return T of the candidates."""
-        trees, overlap = self.calibration, ()
+        trees: Calibration | None = self.calibration
+        overlap: Sequence[NDArray[np.float32]] = ()
         if component == NAMES and self.names is not None:
             trees, overlap = self.by_name, self.names.overlap(psi, candidates.ids)
         assert trees is not None, f"this reranker has no component {component}"

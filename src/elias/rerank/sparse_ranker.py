@@ -88,7 +88,7 @@ class RankerFeatures:
         Raises:
             DataError: If the ranker was trained on the other kind, or on another width.
         """
-        if not issparse(inputs):
+        if isinstance(inputs, Sequence):
             if self.featurizer is not None:
                 return unit_rows(self.featurizer.transform(inputs))
             if self.n_features == 0:
