@@ -25,7 +25,13 @@ from elias.model.one_vs_all import OneVsAll
 from elias.persistence import manifest as m
 from elias.persistence.card import model_card
 from elias.persistence.labels_file import read_labels, read_names, write_labels, write_names
-from elias.rerank.calibration import N_NAME_FEATURES, N_TREE_FEATURES, Calibration, LabelNames, Mixture
+from elias.rerank.calibration import (
+    N_NAME_FEATURES,
+    N_TREE_FEATURES,
+    Calibration,
+    LabelNames,
+    Mixture,
+)
 from elias.rerank.probabilities import Probabilities
 from elias.rerank.reranker import Reranker
 from elias.rerank.sparse_ranker import RankerFeatures, SparseRanker, Transform
