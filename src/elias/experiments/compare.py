@@ -33,8 +33,8 @@ from elias.experiments.peers import (
 from elias.experiments.runner import Plan, Task
 from elias.experiments.tables import MEGABYTES, MS_PER_POINT, TRAIN_SECONDS, Row, Table, dot_plot
 from elias.inference.predict import ENSEMBLE
-from elias.rerank.reranker import CALIBRATE, NAMES, RERANK
 from elias.inference.predictor import EVALUATED
+from elias.rerank.reranker import CALIBRATE, NAMES, RERANK
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -25,12 +25,12 @@ from elias.errors import ConfigError, RunError, did_you_mean
 from elias.experiments.runner import Task
 from elias.experiments.tables import MEGABYTES, MS_PER_POINT, TRAIN_SECONDS, Row
 from elias.inference.predict import ENSEMBLE, split_inputs
-from elias.rerank.reranker import CALIBRATE, NAMES, RERANK
 from elias.inference.predictor import EVALUATED, Elias
 from elias.metrics import REPORTED, inverse_propensities, score
 from elias.persistence.manifest import MEMBERS_FOLDER, MODEL_FOLDER, RANKER_FOLDER
 from elias.report.sections import COMPONENTS
 from elias.rerank.calibration import MIN_POINTS, MIXTURES, is_word
+from elias.rerank.reranker import CALIBRATE, NAMES, RERANK
 from elias.training.run import CONFIG_FILE, RunRecords, read_records
 from elias.training.trainer import train
 

@@ -27,8 +27,8 @@ from elias.experiments.models import (
 )
 from elias.experiments.runner import Plan, Task
 from elias.experiments.tables import MS_PER_POINT, TRAIN_SECONDS, Line, Row, Table
-from elias.rerank.reranker import CALIBRATE, NAMES, RERANK
 from elias.report.plots import Axis, Plot
+from elias.rerank.reranker import CALIBRATE, NAMES, RERANK
 
 if TYPE_CHECKING:
     from elias.config import ResolvedConfig
