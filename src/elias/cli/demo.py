@@ -79,7 +79,7 @@ def _config(synthetic: bool) -> EliasConfig:
 
 def _is_finished(run: Path, config: ResolvedConfig) -> bool:
     """Return whether the run folder has a model trained with exactly this configuration."""
-    from elias.config import decisive, read_tree
+    from elias.config import model_settings, read_tree
     from elias.errors import ConfigError
     from elias.persistence.manifest import MODEL_FOLDER
     from elias.training.run import CONFIG_FILE
@@ -87,7 +87,7 @@ def _is_finished(run: Path, config: ResolvedConfig) -> bool:
     if not (run / MODEL_FOLDER).is_dir():
         return False
     try:
-        return decisive(read_tree(run / CONFIG_FILE)) == decisive(config.to_dict())
+        return model_settings(read_tree(run / CONFIG_FILE)) == model_settings(config.to_dict())
     except ConfigError:
         return False
 

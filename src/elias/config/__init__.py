@@ -1,19 +1,19 @@
-"""The configuration: one frozen tree, its presets, overrides and strict (de)serialisation.
+"""The configuration: a tree of frozen dataclasses, presets, overrides, and files.
 
-Precedence: defaults < preset < ``--config FILE`` < ``--set key=value``. A size left ``None`` is
-derived from the data by `EliasConfig.resolve`, and the resolved tree is what a run writes down.
+Precedence: defaults < preset < ``--config FILE`` < ``--set key=value``. Sizes that are None are
+derived from the data by `EliasConfig.resolve`; a run saves the resolved configuration.
 """
 
 from elias.config.io import (
-    decisive,
     first_difference,
     merge,
+    model_settings,
     parse_override,
     preset_names,
     preset_summary,
     preset_tree,
     read_tree,
-    without_rates,
+    without_learning_rates,
 )
 from elias.config.resolve import ResolvedConfig, ResolvedEncoder, ResolvedIndex, fill_sizes
 from elias.config.schema import (
@@ -49,14 +49,14 @@ __all__ = [
     "ResolvedIndex",
     "StageConfig",
     "TrackingConfig",
-    "decisive",
     "fill_sizes",
     "first_difference",
     "merge",
+    "model_settings",
     "parse_override",
     "preset_names",
     "preset_summary",
     "preset_tree",
     "read_tree",
-    "without_rates",
+    "without_learning_rates",
 ]

@@ -1,4 +1,4 @@
-"""Read and write configurations: TOML and JSON files, presets, ``key=value`` overrides."""
+"""Load and compare configurations: TOML and JSON files, presets, ``key=value`` overrides."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ import typing
 from collections.abc import Iterator, Mapping
 from dataclasses import is_dataclass
 from importlib import resources
-from importlib.resources.abc import Traversable
 from pathlib import Path
 from typing import Any, Literal, TypeVar, get_args, get_origin, get_type_hints
 
@@ -19,7 +18,7 @@ T = TypeVar("T")
 
 
 def read_tree(path: str | Path) -> dict[str, Any]:
-    """Read a configuration file as a nested dict, without checking its keys."""
+    """Load a TOML or JSON file as a nested dict, without checking its keys."""
     path = Path(path)
     try:
         text = path.read_text(encoding="utf8")
@@ -29,26 +28,29 @@ def read_tree(path: str | Path) -> dict[str, Any]:
         raise ConfigError(f"{path}: cannot be read: {error}") from error
     try:
         tree = json.loads(text) if path.suffix == ".json" else tomllib.loads(text)
-    except (ValueError, RecursionError) as error:  # also of numbers with too many digits
+    except (
+        ValueError,
+        RecursionError,
+    ) as error:  # ValueError also for numbers with too many digits
         language = "JSON" if path.suffix == ".json" else "TOML"
         raise ConfigError(f"{path}: not valid {language}: {error}") from error
     if not isinstance(tree, dict):
-        raise ConfigError(f"{path}: must hold a table of keys, not a {type(tree).__name__}")
+        raise ConfigError(f"{path}: must contain a table of keys, not a {type(tree).__name__}")
     tree.pop("format_version", None)
     return tree
 
 
 def merge(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
-    """Return ``base`` with ``over`` laid on top, tables key by key, anything else whole."""
+    """Return ``base`` updated by ``over``; tables are merged key by key, other values replaced."""
     merged = dict(base)
     for key, value in over.items():
-        both = isinstance(value, dict) and isinstance(merged.get(key), dict)
-        merged[key] = merge(merged[key], value) if both else value
+        nested = isinstance(value, dict) and isinstance(merged.get(key), dict)
+        merged[key] = merge(merged[key], value) if nested else value
     return merged
 
 
 def parse_override(text: str) -> tuple[str, Any]:
-    """Split ``key=value``, reading the value as TOML where that works and as a string else."""
+    """Return the key and the value of ``key=value``; a value that is not TOML is a string."""
     key, equals, value = text.partition("=")
     if not equals or not key.strip():
         raise ConfigError(f"--set {text!r}: write it as key=value, e.g. index.beta=75")
@@ -59,7 +61,7 @@ def parse_override(text: str) -> tuple[str, Any]:
 
 
 def set_key(tree: dict[str, Any], dotted: str, value: Any) -> None:
-    """Set one existing key of a nested dict, e.g. ``index.beta`` or ``stages.stage2.epochs``."""
+    """Set an existing key of a nested dict, e.g. ``index.beta`` or ``stages.stage2.epochs``."""
     *path, last = dotted.split(".")
     node: Any = tree
     for i, part in enumerate(path):
@@ -67,7 +69,7 @@ def set_key(tree: dict[str, Any], dotted: str, value: Any) -> None:
     if isinstance(node, list):
         raise ConfigError(f"unknown key {dotted!r}; name one of its fields, e.g. {dotted}.epochs")
     if last not in node:
-        raise ConfigError(f"unknown key {dotted!r}{_near_key(dotted, last, node)}")
+        raise ConfigError(f"unknown key {dotted!r}{_key_hint(dotted, last, node)}")
     node[last] = value
 
 
@@ -81,18 +83,23 @@ def _child(node: Any, part: str, where: str) -> Any:
         raise ConfigError(f"unknown stage {where!r}; stages are: {', '.join(names)}")
     if not isinstance(node, dict) or not isinstance(node.get(part), dict | list):
         known = node if isinstance(node, dict) else {}
-        raise ConfigError(f"unknown key {where!r}{_near_key(where, part, known)}")
+        raise ConfigError(f"unknown key {where!r}{_key_hint(where, part, known)}")
     return node[part]
 
 
-def _near_key(dotted: str, part: str, known: Mapping[str, Any]) -> str:
+def _key_hint(dotted: str, part: str, known: Mapping[str, Any]) -> str:
+    """Suggest a known key in place of ``part``, the last part of ``dotted``."""
     hint = did_you_mean(part, known)
     prefix = dotted[: len(dotted) - len(part)]
     return hint.replace("'", f"'{prefix}", 1) if hint else f" (known: {', '.join(known)})"
 
 
 def build(cls: type[T], tree: Mapping[str, Any]) -> T:
-    """Turn a nested mapping into the dataclass ``cls``, naming every unknown key at once."""
+    """Build the dataclass ``cls`` from a nested mapping.
+
+    Raises:
+        ConfigError: If keys are unknown, all of which it names, or a value has the wrong type.
+    """
     unknown = list(_unknown_keys(cls, tree, ""))
     if unknown:
         raise ConfigError("; ".join(unknown))
@@ -100,7 +107,7 @@ def build(cls: type[T], tree: Mapping[str, Any]) -> T:
 
 
 def _unknown_keys(hint: Any, value: Any, where: str) -> Iterator[str]:
-    """Yield a message for each key below ``value`` that no dataclass in ``hint`` has."""
+    """Yield a message for each key in ``value`` that is not a field of the dataclass ``hint``."""
     if get_origin(hint) is tuple and isinstance(value, list | tuple):
         for i, item in enumerate(value):
             yield from _unknown_keys(get_args(hint)[0], item, f"{where}{i}.")
@@ -111,11 +118,11 @@ def _unknown_keys(hint: Any, value: Any, where: str) -> Iterator[str]:
         if key in hints:
             yield from _unknown_keys(hints[key], child, f"{where}{key}.")
         else:
-            yield f"unknown key {where + key!r}{_near_key(where + key, key, hints)}"
+            yield f"unknown key {where + key!r}{_key_hint(where + key, key, hints)}"
 
 
 def _build(cls: type[T], tree: Mapping[str, Any], where: str) -> T:
-    """Turn a nested mapping into ``cls``; ``where`` is the dotted path for error messages."""
+    """Build ``cls`` from a mapping with known keys; ``where`` is its path in error messages."""
     hints = get_type_hints(cls)
     return cls(**{key: _convert(hints[key], value, where + key) for key, value in tree.items()})
 
@@ -130,8 +137,8 @@ def _convert(hint: Any, value: Any, where: str) -> Any:
     if origin is Literal:
         if value not in get_args(hint):
             choices = ", ".join(get_args(hint))
-            near = did_you_mean(str(value), get_args(hint))
-            raise ConfigError(f"{where} must be one of {choices}, not {value!r}{near}")
+            similar = did_you_mean(str(value), get_args(hint))
+            raise ConfigError(f"{where} must be one of {choices}, not {value!r}{similar}")
         return value
     if origin is tuple:
         return _convert_tuple(get_args(hint), value, where)
@@ -164,72 +171,67 @@ _ARTICLE = {int: "a whole number", float: "a number", bool: "true or false", str
 
 
 def preset_names() -> list[str]:
-    """Return the names of the presets that ship with the package."""
-    names = (entry.name for entry in _folder().iterdir())
+    """Return the names of the presets in the package."""
+    names = (entry.name for entry in (resources.files("elias") / "presets").iterdir())
     return sorted(name.removesuffix(".toml") for name in names if name.endswith(".toml"))
 
 
 def preset_tree(name: str) -> dict[str, Any]:
-    """Return the preset's own keys: what differs from the defaults."""
-    return tomllib.loads(_text(name))
+    """Return the keys that a preset sets, as a nested dict."""
+    return tomllib.loads(_preset_text(name))
 
 
 def preset_summary(name: str) -> str:
-    """Return the first comment line of a preset: what it is for."""
-    first_line, _, _ = _text(name).partition("\n")
+    """Return the summary of a preset, the first comment line of its file."""
+    first_line, _, _ = _preset_text(name).partition("\n")
     return first_line.lstrip("# ").strip()
 
 
-def _folder() -> Traversable:
-    return resources.files("elias") / "presets"
-
-
-def _text(name: str) -> str:
+def _preset_text(name: str) -> str:
     names = preset_names()
     if name not in names:
         known = ", ".join(names)
         raise ConfigError(f"unknown preset {name!r}{did_you_mean(name, names)} (presets: {known})")
-    return (_folder() / f"{name}.toml").read_text(encoding="utf8")
+    return (resources.files("elias") / "presets" / f"{name}.toml").read_text(encoding="utf8")
 
 
-_WITHOUT_EFFECT = ("checkpoint", "tracking")
-_RERANK_BEFORE = {"loss": "squared-hinge", "sharpness": 1.0, "names": False}
+_NO_EFFECT = ("checkpoint", "tracking")  # sections that do not change the model
+_OLD_RERANK = {"loss": "squared-hinge", "sharpness": 1.0, "names": False}
+"""Values of ranker keys in configurations that were written before these keys existed."""
 _ABSENT = "not set"
 
 
-def decisive(tree: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a configuration's tree without what changes nothing in the trained model.
+def model_settings(tree: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the settings of a configuration that change the trained model.
 
-    What was written before a key of the ranker came to be is told what held then.
-
-    >>> decisive({"seed": 1, "checkpoint": {"minutes": 5}})
+    >>> model_settings({"seed": 1, "checkpoint": {"minutes": 5}})
     {'seed': 1}
-    >>> decisive({"rerank": {"enabled": False, "cost": 2.0}})
+    >>> model_settings({"rerank": {"enabled": False, "cost": 2.0}})
     {'rerank': {'enabled': False}}
     """
-    kept = {key: value for key, value in tree.items() if key not in _WITHOUT_EFFECT}
-    rerank = kept.get("rerank")
+    settings = {key: value for key, value in tree.items() if key not in _NO_EFFECT}
+    rerank = settings.get("rerank")
     if isinstance(rerank, dict):
-        off = rerank.get("enabled") is False
-        kept["rerank"] = {"enabled": False} if off else {**_RERANK_BEFORE, **rerank}
-    return kept
+        disabled = rerank.get("enabled") is False
+        settings["rerank"] = {"enabled": False} if disabled else {**_OLD_RERANK, **rerank}
+    return settings
 
 
-def without_rates(tree: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a configuration's tree without the stages' learning rates.
+def without_learning_rates(tree: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the tree of a configuration without the learning rates of the stages.
 
-    >>> without_rates({"seed": 1, "stages": [{"name": "stage1", "label_lr": 0.1}]})
+    >>> without_learning_rates({"seed": 1, "stages": [{"name": "stage1", "label_lr": 0.1}]})
     {'seed': 1, 'stages': [{'name': 'stage1'}]}
     """
     stages = tree.get("stages")
     if not isinstance(stages, list) or not all(isinstance(stage, dict) for stage in stages):
         return dict(tree)
-    kept = [{k: v for k, v in stage.items() if not k.endswith("_lr")} for stage in stages]
-    return {**tree, "stages": kept}
+    others = [{k: v for k, v in stage.items() if not k.endswith("_lr")} for stage in stages]
+    return {**tree, "stages": others}
 
 
 def first_difference(ours: Any, theirs: Any, path: str = "") -> str:
-    """Return the first key in which two trees differ with both values; empty where none does.
+    """Describe the first key whose values differ in two trees; return "" if the trees are equal.
 
     >>> first_difference({"a": {"b": 1}}, {"a": {"b": 2}})
     'a.b is 1, there it is 2'
@@ -240,19 +242,16 @@ def first_difference(ours: Any, theirs: Any, path: str = "") -> str:
         return ""
     if isinstance(ours, dict) and isinstance(theirs, dict):
         keys = [*ours, *(key for key in theirs if key not in ours)]
-        pairs = [(key, ours.get(key, _ABSENT), theirs.get(key, _ABSENT)) for key in keys]
+        entries = [(key, ours.get(key, _ABSENT), theirs.get(key, _ABSENT)) for key in keys]
     elif isinstance(ours, list) and isinstance(theirs, list) and len(ours) == len(theirs):
-        pairs = [
-            (own.get("name", place) if isinstance(own, dict) else place, own, their)
-            for place, (own, their) in enumerate(zip(ours, theirs, strict=True))
+        entries = [
+            (a.get("name", number) if isinstance(a, dict) else number, a, b)
+            for number, (a, b) in enumerate(zip(ours, theirs, strict=True))
         ]
     else:
         return f"{path} is {_shown(ours)}, there it is {_shown(theirs)}"
-    return next(
-        found
-        for key, own, their in pairs
-        if (found := first_difference(own, their, f"{path}.{key}" if path else str(key)))
-    )
+    differences = (first_difference(a, b, f"{path}.{k}" if path else str(k)) for k, a, b in entries)
+    return next(filter(None, differences))
 
 
 def _shown(value: Any) -> str:

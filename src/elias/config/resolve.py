@@ -1,7 +1,7 @@
 """The resolved configuration: every size that was left open is derived from the data.
 
-Each rule is a function of its own. `fill_sizes` applies them in order, so that a given size
-shapes the derived ones; `check_sizes` checks that all of them fit together and fit the data.
+`fill_sizes` derives the sizes in order, so that given sizes shape the derived ones. `check_sizes`
+checks that the sizes fit together and fit the data.
 """
 
 from __future__ import annotations
@@ -17,17 +17,14 @@ T = TypeVar("T")
 
 
 LABELS_PER_CLUSTER = 100
-FEWEST_CLUSTERS = 32
-FEWEST_LABELS_PER_CLUSTER = 4
+MIN_CLUSTERS = 32
+MIN_LABELS_PER_CLUSTER = 4
 EDGES_PER_LABEL = 10
-USUAL_BEAM = 20
-ROOM_FOR_PARENTS = 5
-LARGEST_SHORTLIST = 2000
-SMALLEST_SHORTLIST = 100
-LARGEST_VALIDATION = 5000
-FEW_POINTS = 100
-MOST_RERANKED_LABELS = 200_000
-MOST_RERANKED_POINTS = 1_000_000
+BEAM_SIZE = 20
+EXTRA_TRAIN_CLUSTERS = 5  # room for the parents of a text's labels
+MIN_SHORTLIST, MAX_SHORTLIST = 100, 2000
+MAX_VALIDATION = 5000
+MAX_RERANKED_LABELS, MAX_RERANKED_POINTS = 200_000, 1_000_000  # minutes on a CPU
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -91,12 +88,13 @@ def fill_sizes(config: EliasConfig, n_points: int, n_labels: int) -> ResolvedCon
     if held_out is None:
         held_out = validation_size(n_points)
     if enabled is None:
-        enabled = rerank_enabled(n_points, n_labels)
-    least = config.encoder.min_count or min_count(n_points)
+        enabled = n_labels <= MAX_RERANKED_LABELS and n_points <= MAX_RERANKED_POINTS
+    # in a small corpus few words are in two texts
+    min_count = config.encoder.min_count or (1 if n_points < 100 else 2)
     return _narrow(
         ResolvedConfig,
         config,
-        encoder=_narrow(ResolvedEncoder, config.encoder, min_count=least),
+        encoder=_narrow(ResolvedEncoder, config.encoder, min_count=min_count),
         index=_fill_index(config.index, n_labels),
         rerank=_narrow(ResolvedRerank, config.rerank, enabled=enabled),
         eval=_narrow(ResolvedEval, config.eval, validation_size=held_out),
@@ -110,51 +108,20 @@ def _narrow(cls: type[T], config: Any, **values: Any) -> T:
 
 def n_clusters(n_labels: int) -> int:
     """Return C, a power of two: 2^⌈log2(L/100)⌉, but more and smaller clusters for a small L."""
-    usual = 1 << math.ceil(math.log2(max(n_labels / LABELS_PER_CLUSTER, 1)))
-    most = 1 << math.floor(math.log2(max(n_labels / FEWEST_LABELS_PER_CLUSTER, 1)))
-    return min(max(usual, FEWEST_CLUSTERS), most)
-
-
-def edges_per_cluster(n_labels: int, n_clusters: int) -> int:
-    """Return κ, ten edges for every label on average: ⌈10·L/C⌉, at most L."""
-    return min(n_labels, math.ceil(EDGES_PER_LABEL * n_labels / n_clusters))
-
-
-def beam_size(n_clusters: int) -> int:
-    """Return b: the paper's 20, or every cluster where there are fewer."""
-    return min(USUAL_BEAM, n_clusters)
-
-
-def train_clusters(beam_size: int) -> int:
-    """Return how many clusters training searches: the beam and some room for parents."""
-    return beam_size + ROOM_FOR_PARENTS
+    clusters = 1 << math.ceil(math.log2(max(n_labels / LABELS_PER_CLUSTER, 1)))
+    most = 1 << math.floor(math.log2(max(n_labels / MIN_LABELS_PER_CLUSTER, 1)))
+    return min(max(clusters, MIN_CLUSTERS), most)
 
 
 def shortlist_size(n_labels: int, n_paths: int) -> int:
-    """Return K: the paper's 2000, down to L/8 in whole hundreds, within what b·κ paths reach."""
+    """Return K: 2000 as in the paper, or L/8 in whole hundreds; at most the number of paths b·κ."""
     eighth = n_labels // 800 * 100
-    usual = min(LARGEST_SHORTLIST, max(SMALLEST_SHORTLIST, eighth))
-    return min(usual, n_labels, n_paths)
-
-
-def beta(n_labels: int, n_clusters: int) -> float:
-    """Return β, 1.5·L/C in whole numbers (the paper's 150 at 100 labels per cluster)."""
-    return float(max(1, round(1.5 * n_labels / n_clusters)))
+    return min(MAX_SHORTLIST, max(MIN_SHORTLIST, eighth), n_labels, n_paths)
 
 
 def validation_size(n_points: int) -> int:
-    """Return how many points to hold out: a tenth up to 1000, then a twentieth up to 5000."""
-    return min(max(n_points // 20, min(n_points // 10, 1000)), LARGEST_VALIDATION)
-
-
-def min_count(n_points: int) -> int:
-    """Return in how many texts a word must stand: 2, or 1 where few words stand in two."""
-    return 1 if n_points < FEW_POINTS else 2
-
-
-def rerank_enabled(n_points: int, n_labels: int) -> bool:
-    """Say whether to train the sparse ranker unasked: where a CPU does so in minutes."""
-    return n_labels <= MOST_RERANKED_LABELS and n_points <= MOST_RERANKED_POINTS
+    """Return the number of points to hold out: a tenth up to 1000, then a twentieth up to 5000."""
+    return min(max(n_points // 20, min(n_points // 10, 1000)), MAX_VALIDATION)
 
 
 def _fill_index(index: IndexConfig, n_labels: int) -> ResolvedIndex:
@@ -172,8 +139,8 @@ def _fill_index(index: IndexConfig, n_labels: int) -> ResolvedIndex:
             beta=1.0,
         )
     clusters = index.n_clusters or n_clusters(n_labels)
-    edges = index.edges_per_cluster or edges_per_cluster(n_labels, clusters)
-    beam = index.beam_size or beam_size(clusters)
+    edges = index.edges_per_cluster or min(n_labels, -(-EDGES_PER_LABEL * n_labels // clusters))
+    beam = index.beam_size or min(BEAM_SIZE, clusters)
     shortlist = index.shortlist_size or shortlist_size(n_labels, beam * edges)
     return _narrow(
         ResolvedIndex,
@@ -181,10 +148,11 @@ def _fill_index(index: IndexConfig, n_labels: int) -> ResolvedIndex:
         n_clusters=clusters,
         edges_per_cluster=edges,
         beam_size=beam,
-        train_clusters=index.train_clusters or train_clusters(beam),
+        train_clusters=index.train_clusters or beam + EXTRA_TRAIN_CLUSTERS,
         shortlist_size=shortlist,
         train_shortlist=index.train_shortlist or shortlist,
-        beta=index.beta or beta(n_labels, clusters),
+        # the paper's 150 at 100 labels per cluster
+        beta=index.beta or float(max(1, round(1.5 * n_labels / clusters))),
     )
 
 

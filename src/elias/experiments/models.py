@@ -16,8 +16,8 @@ from elias.config import (
     EnsembleConfig,
     IndexConfig,
     LossConfig,
-    decisive,
     first_difference,
+    model_settings,
     read_tree,
 )
 from elias.data.splits import validation_split
@@ -137,7 +137,7 @@ class ModelStore:
         stored = self._stored_config(name)
         if stored is None or self.setting.overwrite:
             return
-        changed = first_difference(decisive(config.to_dict()), stored)
+        changed = first_difference(model_settings(config.to_dict()), stored)
         if changed:
             raise RunError(
                 f"{self._folder(name)}: was trained with another configuration ({changed}); "
@@ -152,7 +152,7 @@ class ModelStore:
         """
         folder, setting = self._folder(name), self.setting
         is_finished = (folder / MODEL_FOLDER).is_dir()
-        if is_finished and self._stored_config(name) == decisive(config.to_dict()):
+        if is_finished and self._stored_config(name) == model_settings(config.to_dict()):
             model = Elias.from_pretrained(folder, device=setting.device)
             if model.metadata.get("corpus") == setting.data["fingerprint"]:
                 logger.info("%s: finished before, loaded", folder)
@@ -176,7 +176,7 @@ class ModelStore:
 
     def _stored_config(self, name: str) -> dict[str, Any] | None:
         try:
-            return decisive(read_tree(self._folder(name) / CONFIG_FILE))
+            return model_settings(read_tree(self._folder(name) / CONFIG_FILE))
         except ConfigError:
             return None
 
@@ -267,7 +267,7 @@ class FullModel:
                 name=name,
                 title=f"{which}, seed {seed}",
                 decided_by={
-                    "config": decisive(config.to_dict()),
+                    "config": model_settings(config.to_dict()),
                     "timed": self.timed is not None,
                     "stages": self.every_stage,
                 },
@@ -279,7 +279,7 @@ class FullModel:
                 name=run_name(ENSEMBLE, seed),
                 title=f"the ensemble of {self.members}, seed {seed}",
                 decided_by={
-                    "members": [decisive(config.to_dict()) for config in runs.values()],
+                    "members": [model_settings(config.to_dict()) for config in runs.values()],
                     "timed": self.timed is not None,
                 },
                 measure=partial(self._ensemble_rows, runs, seed),
@@ -393,7 +393,7 @@ def variant_task(
     return Task(
         name=run,
         title=f"{title}, seed {seed}",
-        decided_by={"config": decisive(config.to_dict()), "timed": timed},
+        decided_by={"config": model_settings(config.to_dict()), "timed": timed},
         measure=measure,
     )
 

@@ -8,7 +8,7 @@ from functools import lru_cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from elias.config import decisive
+from elias.config import model_settings
 from elias.errors import ConfigError
 from elias.experiments.models import (
     MAIN_MODEL,
@@ -137,7 +137,7 @@ def prune(
             name=f"{cut.name}-seed{seed}",
             title=f"edges kept: {cut.title}, seed {seed}",
             decided_by={
-                "config": decisive(setting.seeded(seed).to_dict()),
+                "config": model_settings(setting.seeded(seed).to_dict()),
                 "model": None if model is None else model.metadata,
                 "cut": cut.name,
                 "component": measured,

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 import elias
-from elias.config import EliasConfig, ResolvedConfig, decisive, first_difference
+from elias.config import EliasConfig, ResolvedConfig, first_difference, model_settings
 from elias.data.stats import corpus_stats
 from elias.errors import ConfigError, DataError, RunError
 from elias.experiments.tables import Line, Row, summarise
@@ -182,7 +182,7 @@ class _Results:
     def _difference(self, earlier: Mapping[str, Any]) -> str:
         """Return how earlier results differ from this experiment; empty if they do not."""
         config, before = (
-            {**decisive(tree), "seed": None}  # seeds have tasks of their own
+            {**model_settings(tree), "seed": None}  # seeds have tasks of their own
             for tree in (self.plan.setting.config.to_dict(), earlier["config"])
         )
         changed = first_difference(config, before)

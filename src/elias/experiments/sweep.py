@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from elias.config import decisive
+from elias.config import model_settings
 from elias.errors import ConfigError, did_you_mean
 from elias.experiments.models import (
     MAIN_MODEL,
@@ -236,7 +236,7 @@ def sweep(
                 name=f"{parameter}={value:.12g}-seed{seed}",
                 title=f"{swept.symbol} = {value:g}, seed {seed}",
                 decided_by={
-                    "config": decisive(config.to_dict()),
+                    "config": model_settings(config.to_dict()),
                     "component": measured,
                     parameter: value,
                 },

@@ -21,7 +21,7 @@ import torch
 from filelock import FileLock, Timeout
 
 import elias
-from elias.config import decisive, first_difference, read_tree, without_rates
+from elias.config import first_difference, model_settings, read_tree, without_learning_rates
 from elias.distributed import SingleProcess
 from elias.errors import ConfigError, Interrupted, RunError
 from elias.persistence.manifest import METRICS_FILE, MODEL_FOLDER
@@ -463,8 +463,11 @@ def _check_same_config(folder: Path, config: EliasConfig) -> None:
     """
     rates = ""
     try:
-        ours, theirs = decisive(config.to_dict()), decisive(read_tree(folder / CONFIG_FILE))
-        difference = first_difference(without_rates(ours), without_rates(theirs))
+        ours, theirs = (
+            model_settings(config.to_dict()),
+            model_settings(read_tree(folder / CONFIG_FILE)),
+        )
+        difference = first_difference(without_learning_rates(ours), without_learning_rates(theirs))
         rates = first_difference(ours, theirs)
     except ConfigError as error:
         difference = str(error)

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 import torch
 
-from elias.config import decisive
+from elias.config import model_settings
 from elias.data.splits import setup_rows, validation_split
 from elias.data.stats import corpus_stats
 from elias.distributed import SingleProcess
@@ -753,7 +753,7 @@ def _train(
     inputs: dict[str, Any] = {}
     if place.folder is not None or world.shards_labels:
         inputs = run_inputs(corpus, init_from, place.device)
-        world.check_same({**inputs, "configuration": decisive(resolved.to_dict())})
+        world.check_same({**inputs, "configuration": model_settings(resolved.to_dict())})
     with (
         limit_threads(),
         open_run(

@@ -204,7 +204,7 @@ def test_a_toml_file_and_the_json_of_a_run_are_read_alike(tmp_path):
     [
         ("a.toml", b"[index", "not valid TOML"),
         ("a.json", b"{", "not valid JSON"),
-        ("a.json", b"[1]", "must hold a table of keys, not a list"),
+        ("a.json", b"[1]", "must contain a table of keys, not a list"),
         ("a.toml", b"\xff", "cannot be read"),
     ],
 )

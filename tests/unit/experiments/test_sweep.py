@@ -5,7 +5,7 @@ import copy
 import pytest
 
 from elias import EliasConfig
-from elias.config import decisive, first_difference
+from elias.config import first_difference, model_settings
 from elias.errors import ConfigError
 from elias.experiments.sweep import PARAMETERS, parameter_called
 
@@ -83,10 +83,10 @@ def test_a_configuration_of_before_is_told_what_held_then():
         del before["rerank"][key]
     as_then = EliasConfig().override({"rerank.sharpness": 1.0, "rerank.names": False}).to_dict()
 
-    differs = first_difference(decisive(ours), decisive(before))
+    differs = first_difference(model_settings(ours), model_settings(before))
 
     assert differs == "rerank.sharpness is None, there it is 1.0"
-    assert first_difference(decisive(as_then), decisive(before)) == ""
+    assert first_difference(model_settings(as_then), model_settings(before)) == ""
     for tree in (ours, before):
         tree["rerank"]["enabled"] = False
-    assert decisive(ours) == decisive(before)
+    assert model_settings(ours) == model_settings(before)
