@@ -102,10 +102,10 @@ def predict(
 
     def open_texts() -> Iterator[TextRow] | FileTask:
         from elias.inference.batch_predict import FileTask
-        from elias.persistence.hub import place_of
+        from elias.persistence.hub import find_model
         from elias.persistence.manifest import read_data_settings
 
-        settings = read_data_settings(place_of(model))
+        settings = read_data_settings(find_model(model))
         if out is None:
             return read_rows(texts, text, keep or [], settings)
         if texts == STDIN:

@@ -33,7 +33,7 @@ from elias.metrics import evaluate
 from elias.model.elias import EliasModel, SearchSizes
 from elias.model.search import BATCH_SIZE
 from elias.persistence.card import model_card
-from elias.persistence.hub import place_of, push
+from elias.persistence.hub import find_model, push
 from elias.persistence.manifest import CARD_FILE
 from elias.persistence.model_files import load_model, save_model
 from elias.predictions import Candidates, Predictions
@@ -433,9 +433,10 @@ class Elias:
             ModelError: If the file is in the way, the model cannot be exported, or the packages of
                 the extra ``export`` are not installed.
         """
-        from elias.persistence.onnx_export import export_file  # here: onnx is an extra
+        from elias.persistence.onnx_export import export_onnx  # here: onnx is an extra
 
-        return export_file(self, Path(path), top_k=top_k, int8=int8, overwrite=overwrite)
+        export_onnx(self, Path(path), top_k=top_k, int8=int8, overwrite=overwrite)
+        return Path(path)
 
     def push_to_hub(
         self,
@@ -497,7 +498,7 @@ class Elias:
         Raises:
             ModelError: If anything is missing, damaged, foreign, or from a newer version.
         """
-        place = place_of(folder, revision=revision, token=token)
+        place = find_model(folder, revision=revision, token=token)
         if world.shards_labels:
             model = load_model(cls, place, world.device, partial(ShardedRows.of, world))
         else:
