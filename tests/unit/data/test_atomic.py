@@ -2,11 +2,9 @@ import os
 import time
 from pathlib import Path
 
-import numpy as np
 import pytest
-from scipy.sparse import load_npz
 
-from elias.data.atomic import LabelMatrixWriter, evict_oldest, staged_folder
+from elias.data.atomic import evict_oldest, staged_folder
 from elias.errors import DataError
 
 
@@ -81,25 +79,3 @@ def test_what_is_already_there_is_left_alone(name, tmp_path):
         pass
 
     assert (tmp_path / "full" / "kept").exists()
-
-
-def test_rows_appended_in_pieces_are_read_back_as_one_csr_of_ones(tmp_path):
-    with LabelMatrixWriter(tmp_path / "Y.npz", n_labels=5) as writer:
-        writer.append(np.array([2, 0]), np.array([1, 4]))
-        writer.append(np.array([1]), np.array([0]))
-
-    labels = load_npz(tmp_path / "Y.npz")
-    expected = [[0, 1, 0, 0, 1], [0, 0, 0, 0, 0], [1, 0, 0, 0, 0]]
-    np.testing.assert_array_equal(labels.toarray(), np.array(expected, dtype=np.float32))
-    assert (labels.dtype, labels.indices.dtype) == (np.float32, np.int32)
-    assert [path.name for path in tmp_path.iterdir()] == ["Y.npz"]
-
-
-def test_a_matrix_cut_short_by_an_error_is_not_written(tmp_path):
-    with (
-        pytest.raises(ZeroDivisionError),
-        LabelMatrixWriter(tmp_path / "Y.npz", n_labels=5) as writer,
-    ):
-        writer.append(np.array([1]), np.array([2 // 0]))
-
-    assert list(tmp_path.iterdir()) == []

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from scipy.sparse import load_npz
 
-from elias.data.synthetic import SyntheticSpec, World, synthetic_corpus, write_synthetic
+from elias.data.synthetic import CorpusGenerator, SyntheticSpec, synthetic_corpus, write_synthetic
 from elias.errors import DataError
 
 
@@ -17,15 +17,15 @@ def files_of(folder):
 
 
 def draw(**options):
-    """A world and, for each label rank of its training points, the topics it was seen in."""
-    world = World(SyntheticSpec(**options))
-    rank_of = np.argsort(world.ids)
+    """A generator and, for each label rank of its training points, the topics it was seen in."""
+    generator = CorpusGenerator(SyntheticSpec(**options))
+    rank_of = np.argsort(generator.ids)
     topics_of = defaultdict(Counter)
-    for chunk in world.chunks("train"):
+    for chunk in generator.chunks("train"):
         topics = np.repeat(chunk.topics, chunk.lengths)
         for label, topic in zip(chunk.label_ids.tolist(), topics.tolist(), strict=True):
             topics_of[rank_of[label]][topic] += 1
-    return world, topics_of
+    return generator, topics_of
 
 
 def test_the_folder_holds_the_same_corpus_as_memory(tmp_path):
@@ -86,8 +86,8 @@ def test_labels_beyond_the_points_are_counted_and_said(tmp_path, caplog):
 
 
 def test_points_of_a_label_with_modes_fall_in_as_many_unrelated_topics():
-    world, topics_of = draw(n_points=2000, n_labels=200, modes=3, seed=3)
-    _, n_two, n_three = world.n_with_mode
+    generator, topics_of = draw(n_points=2000, n_labels=200, modes=3, seed=3)
+    _, n_two, n_three = generator.n_with_mode
 
     assert 0 < n_three < n_two < 200
     assert all(len(topics_of[rank]) == 3 for rank in range(n_three))
@@ -99,10 +99,10 @@ def test_points_of_a_label_with_modes_fall_in_as_many_unrelated_topics():
 
 def test_a_label_shows_itself_by_other_words_in_each_topic():
     options = {"n_points": 3000, "n_labels": 60, "noise_words": 0, "label_signal": 1.0, "modes": 2}
-    world = World(SyntheticSpec(**options, labels_per_point=1, vocabulary=500_000))
-    head = world.ids[0]
+    generator = CorpusGenerator(SyntheticSpec(**options, labels_per_point=1, vocabulary=500_000))
+    head = generator.ids[0]
     words_by_topic = defaultdict(set)
-    for chunk in world.chunks("train"):
+    for chunk in generator.chunks("train"):
         for text, label, topic in zip(chunk.texts, chunk.label_ids, chunk.topics, strict=True):
             if label == head:
                 words_by_topic[topic].update(text.split())
