@@ -1,25 +1,25 @@
-// Asking the server, and what can go wrong with that.
+// Requests to the server, and their errors.
 
 const KEY = "elias-key";
 
-export class Failure extends Error {
+export class ApiError extends Error {
   constructor(message, status, retryAfter) {
     super(message);
-    this.status = status; // 0 where there was no answer at all
+    this.status = status; // 0 if there was no response
     this.retryAfter = retryAfter;
   }
 }
 
 export const setKey = (key) => sessionStorage.setItem(KEY, key);
 
-export async function ask(path, { body, signal } = {}) {
+export async function request(path, { body, signal } = {}) {
   const headers = {};
   const key = sessionStorage.getItem(KEY);
   if (key) headers.authorization = `Bearer ${key}`;
   if (body) headers["content-type"] = "application/json";
-  let answer;
+  let response;
   try {
-    answer = await fetch(path, {
+    response = await fetch(path, {
       method: body ? "POST" : "GET",
       headers,
       signal,
@@ -27,15 +27,15 @@ export async function ask(path, { body, signal } = {}) {
     });
   } catch (error) {
     if (error.name === "AbortError") throw error;
-    throw new Failure("The server does not answer.", 0);
+    throw new ApiError("The server does not respond.", 0);
   }
-  // may be given up, or break off, while it is read
-  const told = await answer.json().catch((error) => {
+  // The request may be aborted, or the connection lost, while the body is read.
+  const content = await response.json().catch((error) => {
     if (error.name === "AbortError") throw error;
-    if (answer.ok) throw new Failure("The server's answer broke off.", 0);
+    if (response.ok) throw new ApiError("The server's response is incomplete.", 0);
     return {};
   });
-  if (answer.ok) return told;
-  const seconds = Number(answer.headers.get("retry-after")) || undefined;
-  throw new Failure(told.error ?? `The server answered ${answer.status}.`, answer.status, seconds);
+  if (response.ok) return content;
+  const seconds = Number(response.headers.get("retry-after")) || undefined;
+  throw new ApiError(content.error ?? `The server responded with status ${response.status}.`, response.status, seconds);
 }

@@ -1,4 +1,4 @@
-// Elements by one call. Text is always set as text, so nothing from the server can become markup.
+// Create elements. Text is always set as text, so nothing from the server becomes markup.
 
 const SVG = "http://www.w3.org/2000/svg";
 
@@ -20,14 +20,14 @@ export const s = (name, properties, ...children) =>
 
 export const byId = (id) => document.getElementById(id);
 
-// A share as a bar. Its width is set by script: the page's policy forbids style attributes.
+// Show a share as a bar. A script sets its width: the page's policy forbids style attributes.
 export function meter(share) {
   const inner = h("span");
   inner.style.width = `${100 * Math.min(Math.max(share, 0), 1)}%`;
   return h("span", { class: "meter", "aria-hidden": "true" }, inner);
 }
 
-// A score with two decimals, or as many as it takes to see one that is tiny.
+// Format a score with two decimals, or in scientific notation if it is tiny.
 export const number = (value) =>
   value === 0 || value >= 0.005 ? value.toFixed(2) : value.toExponential(0);
 

@@ -1,9 +1,9 @@
-// Why a label was found, as a small graph: the text, the clusters on the way, the label.
+// Draw the paths from the text over its clusters to a label.
 
 import { number, s } from "./dom.js";
 
-const NARROW = 460; // pixels, below which the graph runs downwards
-const LETTER = 6.9; // pixels of a letter, about
+const NARROW = 460; // pixels; below this width the graph runs downwards
+const LETTER = 6.9; // approximate width of a letter in pixels
 const BOLD = 7.8;
 
 const cut = (text, width, letter = LETTER) => {
@@ -11,7 +11,7 @@ const cut = (text, width, letter = LETTER) => {
   return text.length <= most ? text : `${text.slice(0, most - 1)}…`;
 };
 
-// A name on two lines at most, broken between words.
+// Break a name between words into at most two lines.
 function wrap(text, width, letter) {
   const most = Math.floor(width / letter);
   const end = text.lastIndexOf(" ", most);
@@ -44,10 +44,10 @@ function edge(from, to, down, score, won) {
   return s("path", { d: curve, class: won ? "edge won" : "edge", "stroke-width": thickness(score) });
 }
 
-const note = (x, y, score) =>
+const scoreText = (x, y, score) =>
   s("text", { x, y, class: "small", "text-anchor": "middle" }, number(score));
 
-// Every cluster has a lane: a row where the graph runs to the right, a column where it runs down.
+// Each cluster has a row if the graph runs to the right, or a column if it runs down.
 function rightwards(width, paths) {
   const height = paths.length * 78 + 8;
   const [left, right] = [86, Math.min(180, width * 0.29)];
@@ -85,29 +85,29 @@ function downwards(width, paths) {
 export function graph(width, label, clusters, hrefOf) {
   const down = width < NARROW;
   const paths = label.paths.slice(0, down ? 3 : 4);
-  const place = (down ? downwards : rightwards)(width, paths);
-  const told = paths.map((path) => `cluster ${path.cluster}, ${number(path.score)}`).join("; ");
+  const layout = (down ? downwards : rightwards)(width, paths);
+  const summary = paths.map((path) => `cluster ${path.cluster}, ${number(path.score)}`).join("; ");
   const svg = s("svg", {
-    viewBox: `0 0 ${width} ${place.height}`,
+    viewBox: `0 0 ${width} ${layout.height}`,
     role: "img",
-    "aria-label": `Paths from the text to ${label.label}: ${told}`,
+    "aria-label": `Paths from the text to ${label.label}: ${summary}`,
   });
-  const inOrder = paths.map((path, i) => [path, i]).reverse(); // the best is drawn last, on top
+  const inOrder = paths.map((path, i) => [path, i]).reverse(); // draw the best path last, on top
   for (const [path, i] of inOrder) {
-    svg.append(edge(...place.into(i), down, path.cluster_score, path.won));
-    svg.append(edge(...place.outOf(i), down, path.edge_score, path.won));
+    svg.append(edge(...layout.into(i), down, path.cluster_score, path.won));
+    svg.append(edge(...layout.outOf(i), down, path.edge_score, path.won));
   }
   for (const [path, i] of inOrder) {
     const names = clusters.get(path.cluster) ?? [];
     const lines = [...names.slice(0, 3).map((name) => [name, ""]), [`cluster ${path.cluster}`, "small"]];
     const link = s("a", { href: hrefOf(path.cluster), tabindex: "-1", class: path.won ? "won" : null },
       s("title", {}, `Cluster ${path.cluster}: ${names.join(", ")}`),
-      box(...place.cluster(i), "box", lines));
-    svg.append(link, note(...place.noteInto(i), path.cluster_score),
-      note(...place.noteOutOf(i), path.edge_score));
+      box(...layout.cluster(i), "box", lines));
+    svg.append(link, scoreText(...layout.noteInto(i), path.cluster_score),
+      scoreText(...layout.noteOutOf(i), path.edge_score));
   }
-  svg.append(box(...place.text, "end", [["your text", ""]]));
-  const lines = wrap(label.label, place.label[2] - 12, BOLD);
-  svg.append(box(...place.label, "end", lines.map((line) => [line, "strong"])));
+  svg.append(box(...layout.text, "end", [["your text", ""]]));
+  const lines = wrap(label.label, layout.label[2] - 12, BOLD);
+  svg.append(box(...layout.label, "end", lines.map((line) => [line, "strong"])));
   return svg;
 }

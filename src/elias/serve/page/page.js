@@ -1,206 +1,206 @@
-// A text is typed, its labels appear; a label is chosen, the side says why.
+// Predict labels while a text is typed; explain the selected label in the side panel.
 
-import { ask, Failure, setKey } from "./api.js";
+import { ApiError, request, setKey } from "./api.js";
 import { byId, count, h, number, percent } from "./dom.js";
 import * as side from "./panel.js";
 
 const TOP_K = 20;
-const TYPING = 180; // ms of rest before the server is asked
-const PATIENCE = 400; // ms before waiting is told
-const EXAMPLE = 70; // letters of an example that are shown
+const TYPING_DELAY = 180; // ms without typing before a request is sent
+const WAITING_DELAY = 400; // ms before the page says that it waits
+const EXAMPLE_LENGTH = 70; // letters shown of an example
 
-const state = { info: null, found: [], asked: "", asking: null, looking: null, timer: 0 };
+const state = { info: null, labels: [], text: "", pending: null, panelRequest: null, timer: 0 };
 
-// ---- trouble
+// ---- errors
 
 let retry = 0;
 
-function trouble(error, again) {
+function showError(error, again) {
   clearTimeout(retry);
   if (error.status === 401) {
     byId("key-form").hidden = false;
     byId("key").focus();
-    tell("");
+    setStatus("");
     return;
   }
-  const box = byId("trouble");
+  const box = byId("error");
   const seconds = error.retryAfter ?? (error.status === 0 ? 3 : undefined);
   const later = seconds ? ` Trying again in ${seconds} s.` : "";
-  const words = { 429: "The server is busy.", 503: "The server is not ready." }[error.status] ?? error.message;
-  box.replaceChildren(words + later,
-    h("button", { type: "button", onclick: () => { calm(); again(); } }, "Try now"));
+  const message = { 429: "The server is busy.", 503: "The server is not ready." }[error.status] ?? error.message;
+  box.replaceChildren(message + later,
+    h("button", { type: "button", onclick: () => { clearError(); again(); } }, "Retry now"));
   box.hidden = false;
-  tell("");
+  setStatus("");
   if (seconds) retry = setTimeout(again, 1000 * seconds);
 }
 
-function calm() {
+function clearError() {
   clearTimeout(retry);
-  byId("trouble").hidden = true;
+  byId("error").hidden = true;
 }
 
-const tell = (text) => { byId("status").textContent = text; };
+const setStatus = (text) => { byId("status").textContent = text; };
 
-// ---- labels of the text
+// ---- labels
 
 const threshold = () => Number(byId("threshold").value);
-const worth = (label) => label.probability ?? label.score;
+const rankValue = (label) => label.probability ?? label.score;
 const shown = (label) =>
   label.probability === undefined ? number(label.score) : percent(label.probability);
 
-// What decisions at this threshold were worth on texts held out of training, if that is known.
-function odds(lowest) {
-  const known = state.info?.decisions;
-  if (!known) return "";
-  const place = known.thresholds.findIndex((value) => value >= lowest - 1e-9);
-  const [right, found] = [known.precision[place], known.recall[place]];
-  if (place < 0 || !found) return "No label of the held-out texts was so probable.";
-  return `Of held-out texts: ${percent(right)} of the labels shown were right, ${percent(found)} of the right ones were shown.`;
+// Return precision and recall at this threshold on held-out texts, if known.
+function quality(limit) {
+  const decisions = state.info?.decisions;
+  if (!decisions) return "";
+  const index = decisions.thresholds.findIndex((value) => value >= limit - 1e-9);
+  const [precision, recall] = [decisions.precision[index], decisions.recall[index]];
+  if (index < 0 || !recall) return "On held-out texts no label reached this probability.";
+  return `On held-out texts at this threshold: precision ${percent(precision)}, recall ${percent(recall)}.`;
 }
 
 function showLabels() {
-  const best = Math.max(1, ...state.found.map(worth));
+  const best = Math.max(1, ...state.labels.map(rankValue));
   const chosen = location.hash.match(/^#why\/(\d+)$/)?.[1];
-  const lowest = threshold();
-  const kept = state.found.filter((label) => worth(label) >= lowest).length;
-  const rows = state.found.map((label, i) => {
+  const limit = threshold();
+  const nAbove = state.labels.filter((label) => rankValue(label) >= limit).length;
+  const rows = state.labels.map((label, i) => {
     const row = side.row({
       title: label.label,
       score: shown(label),
-      share: worth(label) / best,
+      share: rankValue(label) / best,
       href: side.hrefs.why(label.id),
       "data-id": label.id,
       "aria-current": String(label.id) === chosen ? "true" : null,
     });
-    if (i >= kept) row.classList.add("below");
+    if (i >= nAbove) row.classList.add("below");
     return row;
   });
-  if (kept < rows.length) {
-    const told = kept ? "below the threshold" : "none reaches the threshold";
-    rows.splice(kept, 0, h("li", { class: "rule" }, told));
+  if (nAbove < rows.length) {
+    const note = nAbove ? "below the threshold" : "no label reaches the threshold";
+    rows.splice(nAbove, 0, h("li", { class: "rule" }, note));
   }
   byId("labels").replaceChildren(...rows);
-  byId("threshold-value").textContent = state.info?.decisions ? percent(lowest) : lowest.toFixed(2);
-  byId("odds").textContent = odds(lowest);
-  return kept;
+  byId("threshold-value").textContent = state.info?.decisions ? percent(limit) : limit.toFixed(2);
+  byId("quality").textContent = quality(limit);
+  return nAbove;
 }
 
 function scale() {
-  // scores that are no probabilities may exceed 1
-  const best = state.found.length ? worth(state.found[0]) : 1;
+  // Scores that are not probabilities may exceed 1.
+  const best = state.labels.length ? rankValue(state.labels[0]) : 1;
   const slider = byId("threshold");
   if (best > Number(slider.max)) slider.max = Math.ceil(best);
 }
 
 async function predict() {
   const text = byId("text").value;
-  state.asking?.abort();
+  state.pending?.abort();
   if (!text.trim()) {
-    state.found = [];
-    state.asked = "";
+    state.labels = [];
+    state.text = "";
     byId("labels").replaceChildren();
     byId("labels").classList.remove("waiting");
     byId("hint").hidden = false;
-    tell("");
-    calm();
+    setStatus("");
+    clearError();
     return;
   }
-  const most = state.info?.limits.max_text ?? Infinity;
-  if ([...text].length > most) {
-    tell(`The text is longer than ${count(most)} characters, the most this server takes.`);
+  const maxLength = state.info?.limits.max_text ?? Infinity;
+  if ([...text].length > maxLength) {
+    setStatus(`The text is longer than ${count(maxLength)} characters, the limit of this server.`);
     return;
   }
-  const asking = new AbortController();
-  state.asking = asking;
-  const patience = setTimeout(() => {
-    tell("Waiting for the server …");
+  const pending = new AbortController();
+  state.pending = pending;
+  const waiting = setTimeout(() => {
+    setStatus("Waiting for the server …");
     byId("labels").classList.add("waiting");
-  }, PATIENCE);
+  }, WAITING_DELAY);
   const start = performance.now();
   try {
-    const [found] = await ask("predict", {
+    const [labels] = await request("predict", {
       body: { inputs: [text], top_k: TOP_K },
-      signal: asking.signal,
+      signal: pending.signal,
     });
-    calm();
-    state.found = found;
-    state.asked = text;
+    clearError();
+    state.labels = labels;
+    state.text = text;
     scale();
-    const kept = showLabels();
+    const nAbove = showLabels();
     byId("hint").hidden = true;
     const ms = Math.round(performance.now() - start);
-    tell(found.length ? `${kept} of the best ${found.length} labels · ${ms} ms` : "No label fits this text.");
-    if (location.hash.startsWith("#why/")) look();
+    setStatus(labels.length ? `${nAbove} of the best ${labels.length} labels · ${ms} ms` : "No label fits this text.");
+    if (location.hash.startsWith("#why/")) showPanel();
   } catch (error) {
-    if (error.name !== "AbortError") trouble(error, predict);
+    if (error.name !== "AbortError") showError(error, predict);
   } finally {
-    clearTimeout(patience);
-    if (state.asking === asking) byId("labels").classList.remove("waiting");
+    clearTimeout(waiting);
+    if (state.pending === pending) byId("labels").classList.remove("waiting");
   }
 }
 
-// ---- the side
+// ---- side panel
 
-async function look() {
-  state.looking?.abort();
-  const looking = new AbortController();
-  state.looking = looking;
+async function showPanel() {
+  state.panelRequest?.abort();
+  const panelRequest = new AbortController();
+  state.panelRequest = panelRequest;
   const [, view, id, member = "0"] = location.hash.match(/^#(why|label|cluster)\/(\d+)(?:\/(\d+))?$/) ?? [];
   for (const row of document.querySelectorAll("#labels .bar-row")) {
     const current = view === "why" && row.dataset.id === id;
     if (current) row.setAttribute("aria-current", "true");
     else row.removeAttribute("aria-current");
   }
-  if (!view || (view === "why" && !state.asked)) {
+  if (!view || (view === "why" && !state.text)) {
     side.clear();
     return;
   }
   try {
-    if (view === "why") await side.why(state.asked, Number(id), state.info?.n_members ?? 1, looking.signal);
-    else await side[view](Number(id), Number(member), looking.signal);
+    if (view === "why") await side.why(state.text, Number(id), state.info?.n_members ?? 1, panelRequest.signal);
+    else await side[view](Number(id), Number(member), panelRequest.signal);
   } catch (error) {
     if (error.name === "AbortError") return;
-    if (!(error instanceof Failure)) throw error;
-    if (error.status === 401) trouble(error, look);
+    if (!(error instanceof ApiError)) throw error;
+    if (error.status === 401) showError(error, showPanel);
     side.fail(error);
   }
 }
 
-function bringIntoView() {
+function scrollToPanel() {
   const narrow = matchMedia("(max-width: 52rem)").matches;
   if (narrow && location.hash.length > 1) byId("side").scrollIntoView({ behavior: "smooth" });
   else byId("side").scrollTop = 0;
 }
 
-let finding;
+let search;
 
-async function find() {
+async function findLabels() {
   const query = byId("query").value.trim();
   const hits = byId("hits");
-  finding?.abort();
+  search?.abort();
   if (!query) {
     hits.hidden = true;
     return;
   }
-  finding = new AbortController();
+  search = new AbortController();
   try {
     const path = `labels?limit=8&q=${encodeURIComponent(query.slice(0, 200))}`;
-    const { labels } = await ask(path, { signal: finding.signal });
+    const { labels } = await request(path, { signal: search.signal });
     hits.replaceChildren(...labels.map((label) => side.row({
       title: label.label,
       score: label.frequency === null ? "" : count(label.frequency),
       href: side.hrefs.label(label.id),
     })));
-    if (!labels.length) hits.append(h("li", {}, h("p", { class: "soft" }, "No label has that in its name.")));
+    if (!labels.length) hits.append(h("li", {}, h("p", { class: "soft" }, "No label name contains this.")));
     hits.hidden = false;
   } catch (error) {
-    if (error.name !== "AbortError") trouble(error, find);
+    if (error.name !== "AbortError") showError(error, findLabels);
   }
 }
 
-// ---- keys
+// ---- events
 
-function walk(event, list) {
+function moveFocus(event, list) {
   const step = { ArrowDown: 1, ArrowUp: -1 }[event.key];
   if (!step) return;
   const rows = [...list.querySelectorAll(".bar-row")];
@@ -213,15 +213,15 @@ function walk(event, list) {
 function listen() {
   byId("text").addEventListener("input", () => {
     clearTimeout(state.timer);
-    state.timer = setTimeout(predict, TYPING);
+    state.timer = setTimeout(predict, TYPING_DELAY);
   });
   byId("threshold").addEventListener("input", () => {
-    const kept = showLabels();
-    if (state.found.length) tell(`${kept} of the best ${state.found.length} labels`);
+    const nAbove = showLabels();
+    if (state.labels.length) setStatus(`${nAbove} of the best ${state.labels.length} labels`);
   });
   byId("query").addEventListener("input", () => {
     clearTimeout(state.timer);
-    state.timer = setTimeout(find, TYPING);
+    state.timer = setTimeout(findLabels, TYPING_DELAY);
   });
   byId("find").addEventListener("submit", (event) => {
     event.preventDefault();
@@ -233,15 +233,15 @@ function listen() {
     byId("hits").querySelector("button")?.focus();
   });
   for (const id of ["labels", "hits", "panel"]) {
-    byId(id).addEventListener("keydown", (event) => walk(event, byId(id)));
+    byId(id).addEventListener("keydown", (event) => moveFocus(event, byId(id)));
   }
   document.addEventListener("keydown", (event) => {
     if (event.key === "Escape" && location.hash) side.close();
   });
   addEventListener("hashchange", async () => {
     byId("hits").hidden = true;
-    await look();
-    bringIntoView();
+    await showPanel();
+    scrollToPanel();
   });
   byId("key-form").addEventListener("submit", (event) => {
     event.preventDefault();
@@ -251,11 +251,11 @@ function listen() {
   });
 }
 
-// ---- the beginning
+// ---- start
 
-function offer(examples) {
+function showExamples(examples) {
   byId("examples").replaceChildren(...examples.map((text) => {
-    const shown = text.length > EXAMPLE ? `${text.slice(0, EXAMPLE - 1)}…` : text;
+    const shown = text.length > EXAMPLE_LENGTH ? `${text.slice(0, EXAMPLE_LENGTH - 1)}…` : text;
     const use = () => {
       byId("text").value = text;
       predict();
@@ -266,20 +266,20 @@ function offer(examples) {
 
 async function start() {
   try {
-    const [info, { examples }] = await Promise.all([ask("info"), ask("examples")]);
+    const [info, { examples }] = await Promise.all([request("info"), request("examples")]);
     state.info = info;
-    calm();
+    clearError();
     const members = info.n_members > 1 ? ` · ${info.n_members} members` : "";
     byId("about").textContent =
       `${info.model} · ${count(info.n_labels)} labels in ${count(info.n_clusters)} clusters${members}`;
     document.title = `${info.model} · ELIAS`;
     if (info.decisions) byId("threshold").value = info.decisions.f1;
     showLabels();
-    offer(examples);
+    showExamples(examples);
     if (byId("text").value.trim()) predict();
-    look();
+    showPanel();
   } catch (error) {
-    trouble(error, start);
+    showError(error, start);
   }
 }
 

@@ -1,11 +1,11 @@
-// The side: why a label was found, a label's clusters, a cluster's labels.
+// The side panel: the explanation of a label, the clusters of a label, the labels of a cluster.
 
-import { ask } from "./api.js";
+import { request } from "./api.js";
 import { byId, count, h, meter, number } from "./dom.js";
 import { graph } from "./graph.js";
 
 const PATHS = 5;
-const AT_A_TIME = 30;
+const PAGE_SIZE = 30;
 
 export const hrefs = {
   why: (id) => `#why/${id}`,
@@ -43,71 +43,71 @@ export function row({ title, score, share, about, href, ...more }) {
 }
 
 export const clear = () =>
-  panel(h("p", { class: "soft" }, "Choose a label to see why it was found, or find one to walk about in the index."));
+  panel(h("p", { class: "soft" }, "Select a label to see why it was predicted, or find one to browse the index."));
 
 export function fail(error) {
-  panel(heading(error.status === 404 ? "Not there" : "No answer"),
+  panel(heading(error.status === 404 ? "Not found" : "No response"),
     h("p", {}, error.status === 404 ? `${error.message}.` : error.message));
 }
 
-// ---- why
+// ---- explanation
 
 const FACTORS = [
-  ["probability", "probability", "how often labels with such a score are right"],
-  ["score", "score", "what labels are ranked by"],
-  ["classifier_score", "classifier", "what the label's own classifier says of the text"],
-  ["path_score", "path", "the best way to the label: cluster × edge"],
+  ["probability", "probability", "share of relevant labels at this score"],
+  ["score", "score", "labels are ranked by it"],
+  ["classifier_score", "classifier", "score of the label's classifier"],
+  ["path_score", "path", "best path to the label: cluster × edge"],
   ["p", "p", "classifier × path, the score of the search"],
-  ["ranker_score", "ranker", "what the sparse ranker says of the words"],
-  ["name_likeness", "name", "how alike the text and the label's name are"],
-  ["calibrated_score", "calibrated", "what decision trees make of the above"],
+  ["ranker_score", "ranker", "score of the sparse ranker"],
+  ["name_likeness", "name", "similarity of the text and the label's name"],
+  ["calibrated_score", "calibrated", "calibration of the factors above"],
 ];
 
 const factors = (label) =>
   h("dl", { class: "factors" },
-    FACTORS.filter(([key]) => label[key] !== null && label[key] !== undefined).map(([key, name, told]) =>
-      [h("dt", {}, number(label[key])), h("dd", {}, name), h("dd", {}, told)]));
+    FACTORS.filter(([key]) => label[key] !== null && label[key] !== undefined).map(([key, name, meaning]) =>
+      [h("dt", {}, number(label[key])), h("dd", {}, name), h("dd", {}, meaning)]));
 
 export async function why(text, id, nMembers, signal) {
   const body = { inputs: [text], label: id, paths: PATHS };
-  const [found] = await ask("explain", { body, signal });
-  const label = found.labels[0];
-  const clusters = new Map(found.clusters.map((cluster) => [cluster.id, cluster.labels]));
-  const drawn = h("div", { class: "graph" });
+  const [explanation] = await request("explain", { body, signal });
+  const label = explanation.labels[0];
+  const clusters = new Map(explanation.clusters.map((cluster) => [cluster.id, cluster.labels]));
+  const graphBox = h("div", { class: "graph" });
   const hidden = label.n_paths - label.paths.length;
-  const about = "A text is compared with clusters of labels; edges lead from the best of them to labels. "
-    + "The best path counts, drawn in colour. Numbers are scores from 0 to 1.";
+  const about = "The text is compared with clusters of labels; edges lead from the best clusters to labels. "
+    + "Only the best path counts; it is drawn in colour. Scores range from 0 to 1.";
   panel(
     heading(label.label),
     h("p", { class: "soft" }, about),
-    drawn,
-    h("h3", {}, "What its score is made of"),
+    graphBox,
+    h("h3", {}, "Factors of the score"),
     factors(label),
     nMembers > 1
       ? h("p", { class: "soft" },
-        `Member ${found.member + 1} of ${nMembers} is shown; the ranking is the mean of all.`)
+        `Explained by member ${explanation.member + 1} of ${nMembers}; the ranking uses the mean of all members.`)
       : null,
-    h("h3", {}, "Clusters on the way"),
+    h("h3", {}, "Clusters on the paths"),
     h("ol", {}, label.paths.map((path) => row({
       title: (clusters.get(path.cluster) ?? []).slice(0, 3).join(" · "),
       score: number(path.score),
       share: path.score,
       about: `cluster ${path.cluster}: ${number(path.cluster_score)} × edge ${number(path.edge_score)}`,
-      href: hrefs.cluster(path.cluster, found.member),
+      href: hrefs.cluster(path.cluster, explanation.member),
     }))),
     hidden > 0 ? h("p", { class: "soft more" }, `and ${hidden} more`) : null,
-    h("p", { class: "more" }, h("a", { href: hrefs.label(id, found.member) }, "All clusters of this label")),
+    h("p", { class: "more" }, h("a", { href: hrefs.label(id, explanation.member) }, "All clusters of this label")),
   );
   redraw = () => {
-    const width = Math.max(280, drawn.clientWidth - 20);
-    drawn.replaceChildren(graph(width, label, clusters, (c) => hrefs.cluster(c, found.member)));
+    const width = Math.max(280, graphBox.clientWidth - 20);
+    graphBox.replaceChildren(graph(width, label, clusters, (c) => hrefs.cluster(c, explanation.member)));
   };
   redraw();
 }
 
 // ---- the index
 
-function growing(list, total, fetchMore) {
+function moreButton(list, total, fetchMore) {
   const more = h("p", { class: "more" });
   const button = h("button", { type: "button", class: "plain" }, "Show more");
   button.addEventListener("click", async () => {
@@ -138,30 +138,30 @@ const labelRow = (member) => (edge) => row({
 });
 
 export async function label(id, member, signal) {
-  const query = (start) => `labels/${id}?member=${member}&limit=${AT_A_TIME}&start=${start}`;
-  const found = await ask(query(0), { signal });
-  const list = h("ol", {}, found.clusters.map(clusterRow(member)));
-  const points = found.frequency === null ? "" : ` · ${count(found.frequency)} training texts`;
+  const query = (start) => `labels/${id}?member=${member}&limit=${PAGE_SIZE}&start=${start}`;
+  const page = await request(query(0), { signal });
+  const list = h("ol", {}, page.clusters.map(clusterRow(member)));
+  const points = page.frequency === null ? "" : ` · ${count(page.frequency)} training texts`;
   panel(
-    heading(found.label),
-    h("p", { class: "soft" }, `Label ${id}${points} · hangs under ${count(found.n_clusters)} clusters`),
-    h("h3", {}, "Its clusters, by the strength of the edge"),
+    heading(page.label),
+    h("p", { class: "soft" }, `Label ${id}${points} · in ${count(page.n_clusters)} clusters`),
+    h("h3", {}, "Clusters by edge score"),
     list,
-    growing(list, found.n_clusters,
-      async (start) => (await ask(query(start))).clusters.map(clusterRow(member))),
+    moreButton(list, page.n_clusters,
+      async (start) => (await request(query(start))).clusters.map(clusterRow(member))),
   );
 }
 
 export async function cluster(id, member, signal) {
-  const query = (start) => `clusters/${id}?member=${member}&limit=${AT_A_TIME}&start=${start}`;
-  const found = await ask(query(0), { signal });
-  const list = h("ol", {}, found.labels.map(labelRow(member)));
+  const query = (start) => `clusters/${id}?member=${member}&limit=${PAGE_SIZE}&start=${start}`;
+  const page = await request(query(0), { signal });
+  const list = h("ol", {}, page.labels.map(labelRow(member)));
   panel(
     heading(`Cluster ${id}`),
-    h("p", { class: "soft" }, `${count(found.n_labels)} labels hang under it`),
-    h("h3", {}, "Its labels, by the strength of the edge"),
+    h("p", { class: "soft" }, `${count(page.n_labels)} labels`),
+    h("h3", {}, "Labels by edge score"),
     list,
-    growing(list, found.n_labels,
-      async (start) => (await ask(query(start))).labels.map(labelRow(member))),
+    moreButton(list, page.n_labels,
+      async (start) => (await request(query(start))).labels.map(labelRow(member))),
   );
 }
