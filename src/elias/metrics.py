@@ -1,7 +1,7 @@
 """Ranking metrics at any k: P, nDCG, their propensity-scored forms PSP and PSnDCG, and recall R.
 
-Every one of them is a ratio of two sums over points, so points are taken a chunk at a time: a
-million points with a hundred predictions each need little memory beside the predictions.
+Each metric is a ratio of two sums over points. The sums are computed in chunks of points, so that
+they need little memory beside the predictions.
 """
 
 from __future__ import annotations
@@ -31,11 +31,11 @@ logger = logging.getLogger(__name__)
 
 Empty = Literal["zero", "drop"]
 
-SLOTS_PER_CHUNK = 4_000_000
+SLOTS_PER_CHUNK = 4_000_000  # predictions compared at a time
 
 
 class Metrics(dict[str, float]):
-    """Values in percent by name, such as ``"PSP@3"``; a dict, so ready for JSON.
+    """Metrics in percent by name, such as ``"PSP@3"``.
 
     >>> print(Metrics({"P@1": 71.0, "P@5": 40.93, "R@100": 69.4}))
     P   @1    71.00   @5    40.93
@@ -43,7 +43,7 @@ class Metrics(dict[str, float]):
     """
 
     def __str__(self) -> str:
-        """Return one line for each kind of metric."""
+        """Return a table with a line for each kind of metric."""
         lines: dict[str, list[str]] = {}
         for name, value in self.items():
             kind, _, k = name.partition("@")
@@ -67,16 +67,17 @@ def evaluate(
 
     Args:
         predictions: One row for each point of the split.
-        corpus: Gives the true labels, the split's filters, and the training frequencies.
-        split: Which points were predicted.
-        ks: Where to cut for P, nDCG, PSP and PSnDCG.
-        recall_ks: Where to cut for R.
+        corpus: The corpus, with true labels, filters and training frequencies.
+        split: The split that was predicted.
+        ks: Values of k for P, nDCG, PSP and PSnDCG.
+        recall_ks: Values of k for R.
         a: A of the propensity model.
         b: B of the propensity model.
-        empty: Points without a true label count as 0 in P and nDCG, or are dropped.
+        empty: ``zero`` counts points without a true label as 0 in P and nDCG; ``drop`` leaves them
+            out.
 
     Example:
-        How good is it to predict the five most frequent labels, whatever the text?
+        Predict the five most frequent labels for every text:
 
         >>> import numpy as np
         >>> from elias import evaluate
@@ -110,7 +111,7 @@ def inverse_propensities(
     frequencies: NDArray[np.int64], n_points: int, a: float = 0.55, b: float = 1.5
 ) -> Array:
     """Return w_ℓ = 1 + C·(n_ℓ + B)^(-A) with C = (ln N - 1)·(B + 1)^A, (L,)."""
-    # fewer than e points would weigh rare labels below common ones
+    # with fewer than e points, rare labels would weigh less than common ones
     c = max(np.log(max(n_points, 1)) - 1, 0) * (b + 1) ** a
     weights: Array = 1 + c * (frequencies.astype(np.float64) + b) ** -a
     return weights
@@ -124,16 +125,27 @@ def score(
     *,
     empty: Empty = "zero",
 ) -> Metrics:
-    """Return the named metrics, each a kind and any k, such as ``"P@7"``, in percent.
+    """Return the named metrics in percent; a name is a kind and any k, such as ``"P@7"``.
 
-    ``inverse_propensity`` (L,) is needed for PSP and PSnDCG only. A missing prediction is a miss.
+    Args:
+        predictions: One row for each point; a missing prediction is a miss.
+        truth: (n, L) true labels.
+        inverse_propensity: (L,) weights of the labels, for PSP and PSnDCG.
+        names: Names of the metrics.
+        empty: ``zero`` counts points without a true label as 0 in P and nDCG; ``drop`` leaves them
+            out.
     """
     wanted = [_parse(name) for name in names]
     _check_shapes(predictions, truth)
     if inverse_propensity is None and any(kind.startswith("PS") for kind, _ in wanted):
-        raise ConfigError("PSP and PSnDCG need the labels' inverse propensities")
+        raise ConfigError("PSP and PSnDCG need the inverse propensities of the labels")
     width = max((k for _, k in wanted), default=1)
-    _warn_if_short(predictions, width)
+    if (n_predicted := predictions.ids.shape[1]) < min(width, predictions.n_labels):
+        logger.warning(
+            "points have at most %d predicted labels; the ranks up to %d count as misses",
+            n_predicted,
+            width,
+        )
     weights = np.ones(predictions.n_labels) if inverse_propensity is None else inverse_propensity
     best_width = max((k for kind, k in wanted if kind.startswith("PS")), default=0)
     totals = np.zeros((len(wanted), 2))
@@ -147,7 +159,7 @@ def score(
 
 
 def label_deciles(frequencies: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Return each label's tenth, 0 to 9: 0 holds the labels with most training points (L,).
+    """Return the decile of each label (L,): 0 for the labels with most training points, up to 9.
 
     >>> label_deciles(np.array([1, 9, 5]))
     array([6, 0, 3])
@@ -161,9 +173,9 @@ def label_deciles(frequencies: NDArray[np.int64]) -> NDArray[np.int64]:
 def recall_by_decile(
     predictions: Predictions, truth: sparse.csr_matrix, frequencies: NDArray[np.int64], k: int
 ) -> Array:
-    """Return what each tenth of the labels contributes to R@k, in percent (10,); Fig. 5.
+    """Return the contribution of each decile of labels to R@k, in percent (10,), as in Fig. 5.
 
-    The first decile holds the labels with most training points. The ten sum to R@k.
+    The first decile has the labels with most training points. The contributions add up to R@k.
     """
     _check_shapes(predictions, truth)
     decile = label_deciles(frequencies)
@@ -179,21 +191,21 @@ def recall_by_decile(
 
 @dataclass(frozen=True, slots=True)
 class LabelTable:
-    """How each label fared; every column has L values."""
+    """Counts for each label; every column has L values."""
 
     k: int
     names: Sequence[str]
     train_count: NDArray[np.int64] | None
-    """Training points of the label, where they are known."""
+    """Training points of the label, or None if unknown."""
     test_count: NDArray[np.int64]
     """Evaluated points of the label."""
     predicted: NDArray[np.int64]
-    """Points that have the label among their best k predictions."""
+    """Points with the label among their best k predictions."""
     hits: NDArray[np.int64]
-    """Those of them where it is right."""
+    """Predicted points for which the label is correct."""
 
     def rows(self) -> Iterator[dict[str, Any]]:
-        """Yield a row for each label, None where a count is not known or nothing is counted."""
+        """Yield a row for each label; unknown counts and ratios over zero are None."""
         counts = [None] * len(self.names) if self.train_count is None else self.train_count.tolist()
         lists = (column.tolist() for column in (self.test_count, self.predicted, self.hits))
         for label_id, (name, train, test, predicted, hits) in enumerate(
@@ -217,7 +229,7 @@ def per_label(
     frequencies: NDArray[np.int64] | None,
     k: int = 5,
 ) -> LabelTable:
-    """Count for each label how often it is predicted among the best ``k``, and rightly so."""
+    """Count how often each label is among the best ``k`` predictions, and how often correctly."""
     _check_shapes(predictions, truth)
     n_labels = predictions.n_labels
     test_count, predicted, hits = (np.zeros(n_labels + 1, dtype=np.int64) for _ in range(3))
@@ -229,7 +241,7 @@ def per_label(
         k=k,
         names=[predictions.name(label_id) for label_id in range(n_labels)],
         train_count=frequencies,
-        test_count=test_count[:-1],  # the last slot counts padding
+        test_count=test_count[:-1],  # the last entry counts padding
         predicted=predicted[:-1],
         hits=hits[:-1],
     )
@@ -237,7 +249,7 @@ def per_label(
 
 @dataclass(frozen=True, slots=True)
 class _Chunk:
-    """Some points: their best predictions, which of them are right, and their true labels."""
+    """Some points: their best predictions, whether each is correct, and their true labels."""
 
     ids: NDArray[np.int64]
     hits: NDArray[np.bool_]
@@ -264,39 +276,45 @@ def _chunks(
 
 
 def _chunk(ids: NDArray[np.int64], truth: sparse.csr_matrix) -> _Chunk:
-    """Find the hits by binary search of every (point, label) among the sorted true pairs."""
+    """Find the hits by binary search of each (point, label) among the sorted true pairs."""
     n_true = np.diff(truth.indptr).astype(np.int64)
     true_rows = np.repeat(np.arange(len(ids)), n_true)
     true_ids = truth.indices.astype(np.int64)
-    width = truth.shape[1] + 1  # ids reach n_labels, the padding
+    width = truth.shape[1] + 1  # ids go up to n_labels, the padding
     true_keys = true_rows * width + true_ids
     keys = np.arange(len(ids))[:, None] * width + ids
-    place = np.searchsorted(true_keys, keys)
-    hits = np.append(true_keys, -1)[place] == keys
+    hits = np.append(true_keys, -1)[np.searchsorted(true_keys, keys)] == keys
     return _Chunk(ids, hits, n_true, true_rows, true_ids)
 
 
 class _Gains:
-    """What the metrics are made of, for some points; r is the rank, w the inverse propensity."""
+    """Sums that the metrics share, for some points; r is a rank, w an inverse propensity."""
 
     def __init__(self, chunk: _Chunk, weights: Array, width: int, best_width: int) -> None:
         self.n_true = chunk.n_true
         self.hits = chunk.hits.astype(np.float64)  # (R, up to the largest k)
         self.weighted = self.hits * np.append(weights, 0.0)[chunk.ids]
-        self.best = _largest(chunk, weights[chunk.true_ids], best_width)  # of Y_i, descending
+        self.best = _largest(
+            chunk, weights[chunk.true_ids], best_width
+        )  # largest w of Y_i, descending
         self.discounts = 1 / np.log2(np.arange(2, width + 2))  # 1/log2(r + 1)
         self._ideal = np.append(0.0, self.discounts.cumsum())
 
     def discounted(self, gains: Array, k: int) -> Array:
-        """Return Σ_r≤k gain/log2(r + 1) over the best that min(k, |Y_i|) hits could give (R,)."""
+        """Return Σ_r≤k gain/log2(r + 1) divided by its maximum with min(k, |Y_i|) hits (R,)."""
         ideal = self._ideal[np.minimum(k, self.n_true)]
         sums: Array = gains[:, :k] @ self.discounts[: gains[:, :k].shape[1]]
         shares: Array = np.divide(sums, ideal, out=np.zeros_like(sums), where=ideal > 0)
         return shares
 
+    def recall(self, k: int) -> Array:
+        """Return the share of the true labels of each point among the best k predictions (R,)."""
+        shares: Array = self.hits[:, :k].sum(axis=1) / np.maximum(self.n_true, 1)
+        return shares
+
 
 def _largest(chunk: _Chunk, values: Array, width: int) -> Array:
-    """Return the ``width`` largest values of each point, descending, zeros where it has fewer."""
+    """Return the ``width`` largest values of each point, descending, padded with zeros."""
     order = np.lexsort((-values, chunk.true_rows))
     column = np.arange(len(values)) - np.repeat(chunk.n_true.cumsum() - chunk.n_true, chunk.n_true)
     kept = column < width
@@ -305,48 +323,27 @@ def _largest(chunk: _Chunk, values: Array, width: int) -> Array:
     return largest
 
 
-def _precision(gains: _Gains, k: int) -> tuple[float, float]:
-    return gains.hits[:, :k].sum() / k, len(gains.hits)
-
-
-def _ndcg(gains: _Gains, k: int) -> tuple[float, float]:
-    return gains.discounted(gains.hits, k).sum(), len(gains.hits)
-
-
-def _psp(gains: _Gains, k: int) -> tuple[float, float]:
-    return gains.weighted[:, :k].sum(), gains.best[:, :k].sum()
-
-
-def _psndcg(gains: _Gains, k: int) -> tuple[float, float]:
-    return gains.discounted(gains.weighted, k).sum(), gains.discounted(gains.best, k).sum()
-
-
-def _recall(gains: _Gains, k: int) -> tuple[float, float]:
-    share = gains.hits[:, :k].sum(axis=1) / np.maximum(gains.n_true, 1)
-    return share.sum(), int(np.count_nonzero(gains.n_true))
-
-
 KINDS: dict[str, Callable[[_Gains, int], tuple[float, float]]] = {
-    "P": _precision,
-    "nDCG": _ndcg,
-    "PSP": _psp,
-    "PSnDCG": _psndcg,
-    "R": _recall,
+    "P": lambda g, k: (g.hits[:, :k].sum() / k, len(g.hits)),
+    "nDCG": lambda g, k: (g.discounted(g.hits, k).sum(), len(g.hits)),
+    "PSP": lambda g, k: (g.weighted[:, :k].sum(), g.best[:, :k].sum()),
+    "PSnDCG": lambda g, k: (g.discounted(g.weighted, k).sum(), g.discounted(g.best, k).sum()),
+    "R": lambda g, k: (g.recall(k).sum(), int(np.count_nonzero(g.n_true))),
 }
-"""Each kind of metric as the two sums over points whose ratio it is."""
+"""The kinds of metrics, each as the two sums over points whose ratio it is."""
 
 
 def metric_names(names: Iterable[str]) -> list[str]:
-    """Return the names, having checked that `score` knows each, e.g. a configured metric."""
+    """Return the names; raise `ConfigError` if one is not a metric that `score` computes."""
     return [f"{kind}@{k}" for kind, k in map(_parse, names)]
 
 
 def _parse(name: str) -> tuple[str, int]:
-    found = re.fullmatch(r"([A-Za-z]+)@([1-9][0-9]*)", name)
-    if found is None or found[1] not in KINDS:
+    match = re.fullmatch(r"([A-Za-z]+)@([1-9][0-9]*)", name)
+    if match is None or match[1] not in KINDS:
         kinds = ", ".join(f"{kind}@k" for kind in KINDS)
         raise ConfigError(f"unknown metric {name!r} (metrics: {kinds})")
-    return found[1], int(found[2])
+    return match[1], int(match[2])
 
 
 def _check_shapes(predictions: Predictions, truth: sparse.csr_matrix) -> None:
@@ -360,26 +357,17 @@ def _check_shapes(predictions: Predictions, truth: sparse.csr_matrix) -> None:
         raise DataError("there are no points to evaluate")
 
 
-def _warn_if_short(predictions: Predictions, width: int) -> None:
-    have = predictions.ids.shape[1]
-    if have < min(width, predictions.n_labels):
-        logger.warning(
-            "at most %d labels are predicted for a point; ranks up to %d count the rest as misses",
-            have,
-            width,
-        )
-
-
 REPORTED = [
     *(f"{name}@{k}" for name in ("P", "nDCG", "PSP") for k in (1, 3, 5)),
     *(f"R@{k}" for k in (10, 20, 100)),
 ]
+"""Metrics in the reports of training and experiments."""
 
 
 def measure(
     model: Elias, found: Predictions, split: Split, corpus: Corpus, names: list[str]
 ) -> dict[str, float]:
-    """Return the metrics of predictions, in percent, with the model's propensity constants."""
+    """Return metrics of predictions in percent, with the propensity constants of the model."""
     settings = model.config.eval
     propensity = inverse_propensities(
         corpus.label_frequencies(),
@@ -392,5 +380,5 @@ def measure(
 
 
 def rounded(timings: Mapping[str, float]) -> dict[str, float]:
-    """Return times as they are kept with a model."""
+    """Return timings rounded to 0.01 s, as they are saved with a model."""
     return {name: round(value, 2) for name, value in timings.items()}

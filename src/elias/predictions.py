@@ -26,12 +26,12 @@ class Ranking:
     ids: NDArray[np.int64]
     scores: NDArray[np.float32]
     labels: list[str]
-    """The labels' names; their ids as strings where names are not known."""
+    """Names of the labels, or their ids as strings if there are no names."""
     probabilities: NDArray[np.float32] | None = None
-    """How probable it is that each is relevant, where that is known."""
+    """Probability that each label is relevant, if the model has learned probabilities."""
 
     def __len__(self) -> int:
-        """Return how many labels are predicted."""
+        """Return the number of labels."""
         return len(self.ids)
 
 
@@ -76,8 +76,8 @@ class Candidates:
 class Predictions:
     """Ranked labels for n points, at most k for each.
 
-    Rows are sorted by score, descending, and by label id where scores are equal. A row with fewer
-    than k labels ends in padding: id ``n_labels`` and score -inf.
+    Rows are sorted by descending score, ties by label id. A row with fewer than k labels ends in
+    padding: id ``n_labels`` and score -inf.
 
     >>> predictions = Predictions.from_scores([[3, 0]], [[0.2, 0.9]], n_labels=4)
     >>> predictions[0].ids.tolist()
@@ -89,14 +89,14 @@ class Predictions:
     scores: NDArray[np.float32]
     """(n, k) scores."""
     n_labels: int
-    """L, which is also the id of a padded slot."""
+    """L, which is also the id of padding."""
     label_names: Sequence[str] | None = None
     """L names, or None."""
     probabilities: NDArray[np.float32] | None = None
-    """(n, k) how probable it is that each is relevant, never rising in a row; or None."""
+    """(n, k) probability that each label is relevant, descending in a row; or None."""
 
     def __post_init__(self) -> None:
-        """Check that the parts belong together."""
+        """Check that the shapes fit together."""
         if self.ids.ndim != 2 or self.ids.shape != self.scores.shape:
             raise DataError(
                 f"predictions: ids {self.ids.shape} and scores {self.scores.shape} must be two "
@@ -119,7 +119,7 @@ class Predictions:
         n_labels: int,
         label_names: Sequence[str] | None = None,
     ) -> Predictions:
-        """Rank labels given in any order; slots with id ``n_labels`` are padding."""
+        """Build predictions from labels in any order; id ``n_labels`` is padding."""
         id_array = np.asarray(ids, dtype=np.int64)
         score_array = np.asarray(scores, dtype=np.float32)
         unsorted = cls(id_array, score_array, n_labels, label_names)
@@ -139,8 +139,10 @@ class Predictions:
         k: int | None = None,
         label_names: Sequence[str] | None = None,
     ) -> Predictions:
-        """Take the stored entries of an (n, L) matrix as predictions, the best ``k`` of a row."""
-        entries = sparse.coo_matrix(sparse.csr_matrix(matrix))  # duplicates stay, to be refused
+        """Build predictions from the ``k`` largest entries of each row of an (n, L) matrix."""
+        entries = sparse.coo_matrix(
+            sparse.csr_matrix(matrix)
+        )  # keeps duplicates, which are refused
         n_points, n_labels = entries.shape
         return from_entries(
             Entries(entries.row, entries.col, entries.data), (n_points, n_labels), k, label_names
@@ -148,15 +150,16 @@ class Predictions:
 
     @classmethod
     def stack(cls, parts: Sequence[Predictions]) -> Predictions:
-        """Put the points of several predictions, batches say, one below the other."""
+        """Concatenate the points of several predictions, e.g. of batches."""
         first = _common(parts)
         width = max(part.ids.shape[1] for part in parts)
-        probabilities = [part.probabilities for part in parts if part.probabilities is not None]
+        known = [part.probabilities for part in parts if part.probabilities is not None]
+        probabilities = None
+        if len(known) == len(parts):
+            probabilities = np.concatenate([_widen(part, width, 0) for part in known])
         return replace(
             first,
-            probabilities=np.concatenate([_widen(part, width, 0) for part in probabilities])
-            if len(probabilities) == len(parts)
-            else None,
+            probabilities=probabilities,
             ids=np.concatenate([_widen(part.ids, width, first.n_labels) for part in parts]),
             scores=np.concatenate([_widen(part.scores, width, PADDING_SCORE) for part in parts]),
         )
@@ -169,29 +172,33 @@ class Predictions:
         how: Literal["mean", "max"] = "mean",
         k: int | None = None,
     ) -> Predictions:
-        """Join several predictions for the same points label by label.
+        """Combine the scores of several predictions for the same points.
 
-        ``mean`` averages the scores, a label that one part lacks counting 0 there; ``max`` keeps
-        the best score. At most ``k`` labels stay for a point (all of them when None).
+        Args:
+            parts: Predictions of several models.
+            how: ``mean`` averages the scores of a label, 0 where it is missing; ``max`` takes the
+                best one.
+            k: Maximum number of labels for each point; None keeps all.
         """
         first = _common(parts)
         if len({len(part) for part in parts}) > 1:
-            raise DataError(f"predictions to merge: not the same points, {[len(p) for p in parts]}")
+            sizes = [len(part) for part in parts]
+            raise DataError(f"predictions to merge: the numbers of points differ, {sizes}")
         entries = [part._entries() for part in parts]
         rows = np.concatenate([entry.rows for entry in entries])
         ids = np.concatenate([entry.ids for entry in entries])
         scores = np.concatenate([entry.scores for entry in entries]).astype(np.float64)
-        keys, place = np.unique(rows * first.n_labels + ids, return_inverse=True)
+        keys, inverse = np.unique(rows * first.n_labels + ids, return_inverse=True)
         if how == "mean":
-            joined = np.bincount(place, weights=scores, minlength=len(keys)) / len(parts)
+            joined = np.bincount(inverse, weights=scores, minlength=len(keys)) / len(parts)
         else:
             joined = np.full(len(keys), -np.inf)
-            np.maximum.at(joined, place, scores)
+            np.maximum.at(joined, inverse, scores)
         merged = Entries(keys // first.n_labels, keys % first.n_labels, joined)
         return from_entries(merged, (len(first), first.n_labels), k, first.label_names)
 
     def __repr__(self) -> str:
-        """Return the sizes; the arrays may be large."""
+        """Return the sizes, without the arrays."""
         n_points, k = self.ids.shape
         return f"Predictions(n={n_points}, k={k}, n_labels={self.n_labels})"
 
@@ -215,49 +222,47 @@ class Predictions:
         return (self[row] for row in range(len(self)))
 
     def name(self, label_id: int) -> str:
-        """Return a label's name, or its id where names are not known."""
+        """Return the name of a label, or its id if there are no names."""
         return str(label_id) if self.label_names is None else self.label_names[label_id]
 
     def take(self, rows: NDArray[np.int64]) -> Predictions:
         """Return the predictions of some points."""
-        return self._slots(rows, slice(None))
+        return self._part(rows, slice(None))
 
     def top(self, k: int) -> Predictions:
         """Return the best ``k`` labels of each point."""
-        return self._slots(slice(None), slice(k))
+        return self._part(slice(None), slice(k))
 
     def among(self, label_names: Sequence[str]) -> Predictions:
-        """Return the same predictions among more labels, which come after the present ones.
+        """Return the same predictions over a longer list of labels, which begins with these.
 
         >>> Predictions.from_scores([[1]], [[0.9]], n_labels=2).among(["a", "b", "c"])
         Predictions(n=1, k=1, n_labels=3)
         """
-        more, width = len(label_names), self.ids.shape[1]
-        if width == self.n_labels:  # all were ranked, so no rank is missing now
-            width = more
+        n_labels, width = len(label_names), self.ids.shape[1]
+        probabilities = self.probabilities
+        if width == self.n_labels:  # all labels are ranked, and stay so
+            width = n_labels
         return replace(
             self,
-            ids=_widen(np.where(self.ids == self.n_labels, more, self.ids), width, more),
+            ids=_widen(np.where(self.ids == self.n_labels, n_labels, self.ids), width, n_labels),
             scores=_widen(self.scores, width, PADDING_SCORE),
-            n_labels=more,
+            n_labels=n_labels,
             label_names=label_names,
-            probabilities=None
-            if self.probabilities is None
-            else _widen(self.probabilities, width, 0),
+            probabilities=None if probabilities is None else _widen(probabilities, width, 0),
         )
 
     def threshold(self, lowest: float) -> Predictions:
-        """Return the labels whose probability is at least ``lowest``; where none is known, score.
+        """Return the labels whose probability, or score without probabilities, is high enough.
 
         >>> Predictions.from_scores([[1, 0]], [[0.9, 0.2]], n_labels=2).threshold(0.5)[0].ids
         array([1])
         """
-        return self._keep(
-            (self.scores if self.probabilities is None else self.probabilities) >= lowest
-        )
+        values = self.scores if self.probabilities is None else self.probabilities
+        return self._keep(values >= lowest)
 
     def drop(self, pairs: NDArray[np.int64]) -> Predictions:
-        """Return all but the given (M, 2) pairs (point, label), as filter files name them."""
+        """Return the predictions without these (M, 2) pairs (point, label) of a filter file."""
         pairs = np.asarray(pairs, dtype=np.int64).reshape(-1, 2)
         limits = np.array([len(self), self.n_labels])
         if ((pairs < 0) | (pairs >= limits)).any():
@@ -266,12 +271,12 @@ class Predictions:
                 f"filter pair {bad} is outside {len(self)} points x {self.n_labels} labels; "
                 "are these the filters of another split?"
             )
-        width = self.n_labels + 1  # ids reach n_labels, the padding
+        width = self.n_labels + 1  # ids go up to n_labels, the padding
         keys = np.arange(len(self))[:, None] * width + self.ids
         return self._keep(~np.isin(keys, pairs[:, 0] * width + pairs[:, 1]))
 
     def to_csr(self) -> sparse.csr_matrix:
-        """Return the scores as an (n, L) matrix; a score of 0 is stored like any other."""
+        """Return the scores as an (n, L) matrix; scores of 0 are stored too."""
         kept = self.ids < self.n_labels
         ends = np.concatenate([[0], kept.sum(axis=1).cumsum()])
         parts = (self.scores[kept], self.ids[kept], ends)
@@ -280,21 +285,21 @@ class Predictions:
         return matrix
 
     def to_dicts(self) -> list[list[dict[str, Any]]]:
-        """Return one list of ``{"id", "label", "score"}`` for each point, ready for JSON.
+        """Return a list of ``{"id", "label", "score"}`` for each point, as JSON can hold it.
 
-        Where it is known, ``"probability"`` comes with them.
+        With probabilities, each has ``"probability"`` too.
         """
-        found: list[list[dict[str, Any]]] = []
+        rankings: list[list[dict[str, Any]]] = []
         for row in self:
             columns = {"id": row.ids.tolist(), "label": row.labels, "score": row.scores.tolist()}
             if row.probabilities is not None:
                 columns["probability"] = row.probabilities.tolist()
             values = zip(*columns.values(), strict=True)
-            found.append([dict(zip(columns, value, strict=True)) for value in values])
-        return found
+            rankings.append([dict(zip(columns, value, strict=True)) for value in values])
+        return rankings
 
     def _keep(self, kept: NDArray[np.bool_]) -> Predictions:
-        """Return the slots where ``kept`` holds, moved up over those where it does not."""
+        """Return the labels for which ``kept`` is true, with the padding at the end of each row."""
         ids = np.where(kept, self.ids, self.n_labels)
         scores = np.where(kept, self.scores, np.float32(PADDING_SCORE))
         order = np.argsort(ids == self.n_labels, axis=1, kind="stable")
@@ -308,8 +313,8 @@ class Predictions:
             probabilities=probabilities,
         )
 
-    def _slots(self, rows: NDArray[np.int64] | slice, columns: slice) -> Predictions:
-        """Return some points, and some of their slots."""
+    def _part(self, rows: NDArray[np.int64] | slice, columns: slice) -> Predictions:
+        """Return some rows and columns."""
         probabilities = self.probabilities
         return replace(
             self,
@@ -325,7 +330,7 @@ class Predictions:
 
 @dataclass(frozen=True, slots=True)
 class Entries:
-    """Predictions as triplets: the point, label and score of each."""
+    """Predictions as triplets of point, label and score."""
 
     rows: NDArray[np.int64]
     ids: NDArray[np.int64]
@@ -335,7 +340,7 @@ class Entries:
 def from_entries(
     entries: Entries, shape: tuple[int, int], k: int | None, label_names: Sequence[str] | None
 ) -> Predictions:
-    """Rank triplets in any order into the best ``k`` of each row."""
+    """Build predictions from the best ``k`` triplets of each row, given in any order."""
     n_points, n_labels = shape
     scores = entries.scores.astype(np.float32)
     order = np.lexsort((entries.ids, -scores, entries.rows))
@@ -353,29 +358,31 @@ def from_entries(
 
 
 def _check_values(ids: NDArray[np.int64], scores: NDArray[np.float32], n_labels: int) -> None:
-    """Refuse ids outside 0..L, a score that is not a number, and a label twice in a row."""
+    """Raise `DataError` for ids outside 0..L, NaN scores, and repeated labels in a row."""
     if ids.size == 0:
         return
     if ids.min() < 0 or ids.max() > n_labels:
         bad = ids[(ids < 0) | (ids > n_labels)][0]
         raise DataError(f"predictions: label id {bad} is outside 0..{n_labels - 1}")
     if np.isnan(scores).any():
-        raise DataError(f"predictions: point {np.isnan(scores).any(axis=1).argmax()} scores NaN")
+        raise DataError(
+            f"predictions: point {np.isnan(scores).any(axis=1).argmax()} has a score of NaN"
+        )
     in_order = np.sort(ids, axis=1)
-    twice = (in_order[:, 1:] == in_order[:, :-1]) & (in_order[:, 1:] < n_labels)
-    if twice.any():
-        row = int(twice.any(axis=1).argmax())
-        label = in_order[row, 1:][twice[row]][0]
+    repeated = (in_order[:, 1:] == in_order[:, :-1]) & (in_order[:, 1:] < n_labels)
+    if repeated.any():
+        row = int(repeated.any(axis=1).argmax())
+        label = in_order[row, 1:][repeated[row]][0]
         raise DataError(f"predictions: point {row} has label {label} more than once")
 
 
 def _common(parts: Sequence[Predictions]) -> Predictions:
-    """Return the first of the parts, having checked that all are about the same labels."""
+    """Return the first part; raise `DataError` unless all parts have the same labels."""
     if not parts:
-        raise DataError("predictions: none given to join")
+        raise DataError("predictions: there are none to join; give at least one")
     sizes = sorted({part.n_labels for part in parts})
     if len(sizes) > 1:
-        raise DataError(f"predictions to join: not the same labels, {sizes}")
+        raise DataError(f"predictions to join: the numbers of labels differ, {sizes}")
     return parts[0]
 
 

@@ -210,7 +210,7 @@ def test_names_can_be_checked_ahead():
 
 
 def test_propensity_scored_metrics_need_propensities(predictions):
-    with pytest.raises(ConfigError, match="need the labels' inverse propensities"):
+    with pytest.raises(ConfigError, match="need the inverse propensities of the labels"):
         score(predictions, TRUTH, None, ["PSP@1"])
 
 
@@ -229,7 +229,7 @@ def test_too_few_predictions_for_a_cut_are_reported(predictions, caplog):
 
     score(predictions, TRUTH, None, ["R@5"])
 
-    assert "at most 3 labels are predicted" in caplog.text
+    assert "at most 3 predicted labels" in caplog.text
 
 
 def test_rare_labels_weigh_more():

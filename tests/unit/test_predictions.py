@@ -157,11 +157,11 @@ def test_the_maximum_keeps_the_best_score_and_the_best_k():
 
 
 def test_predictions_for_other_points_or_labels_do_not_merge(predictions):
-    with pytest.raises(DataError, match="not the same points"):
+    with pytest.raises(DataError, match="the numbers of points differ"):
         Predictions.merge([predictions, predictions.take(np.array([0]))])
-    with pytest.raises(DataError, match="not the same labels"):
+    with pytest.raises(DataError, match="the numbers of labels differ"):
         Predictions.merge([predictions, Predictions.from_scores([[0]], [[1.0]], n_labels=9)])
-    with pytest.raises(DataError, match="none given"):
+    with pytest.raises(DataError, match="there are none to join"):
         Predictions.merge([])
 
 
@@ -170,7 +170,7 @@ def test_predictions_for_other_points_or_labels_do_not_merge(predictions):
     [
         ([[5]], [[0.1]], "label id 5 is outside 0..3"),
         ([[-1]], [[0.1]], "label id -1 is outside 0..3"),
-        ([[0], [1]], [[0.1], [np.nan]], "point 1 scores NaN"),
+        ([[0], [1]], [[0.1], [np.nan]], "point 1 has a score of NaN"),
         ([[0, 0]], [[0.1, 0.2]], "point 0 has label 0 more than once"),
         ([[0, 1]], [[0.1]], "must be two arrays of the same shape"),
     ],
