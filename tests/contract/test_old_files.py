@@ -1,14 +1,24 @@
 """Files written by older versions load, and give the same results."""
 
 import json
+import shutil
 from pathlib import Path
 
 import numpy as np
 import pytest
+from safetensors.numpy import load_file
 
+from e2e.commands import elias
 from elias import Elias
 
 FIXTURES = Path(__file__).parents[1] / "fixtures"
+SETTINGS = (
+    *("encoder.dim=8", "encoder.hidden_dim=8", "encoder.char_ngrams=[0,0]"),
+    *("rerank.char_ngrams=[0,0]", "rerank.word_ngrams=1", "rerank.candidates=12"),
+    *("eval.validation_size=24", "stages.stage1.batch_size=32", "stages.stage2.batch_size=32"),
+    *("stages.stage1.epochs=2", "stages.stage2.epochs=40"),
+)
+"""Settings of the interrupted run, as in the README of the fixtures."""
 
 
 def predicted(model):
@@ -58,3 +68,22 @@ def test_the_old_name_of_metadata_warns():
 
     with pytest.warns(DeprecationWarning, match=r"Elias\.metadata"):
         assert model.facts is model.metadata
+
+
+def test_a_run_interrupted_in_0_1_resumes_and_ends_with_the_weights_of_an_uninterrupted_one(
+    tmp_path,
+):
+    folder = shutil.copytree(FIXTURES / "run-0.1", tmp_path / "fixtures")
+    settings = [option for setting in SETTINGS for option in ("--set", setting)]
+
+    result = elias(
+        "-q", "train", folder / "corpus", "--out", folder / "run", "--device", "cpu", *settings
+    )
+
+    assert result.code == 0, result.err
+    assert ": resumed stage2 epoch " in (folder / "run" / "train.log").read_text(encoding="utf8")
+    weights = load_file(folder / "run" / "model" / "model.safetensors")
+    expected = load_file(folder / "expected-model.safetensors")
+    assert weights.keys() == expected.keys()
+    for name, tensor in expected.items():
+        np.testing.assert_allclose(weights[name], tensor, rtol=1e-5, atol=1e-6, err_msg=name)
