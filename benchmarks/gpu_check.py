@@ -726,7 +726,7 @@ class Checks:
         torch.cuda.set_sync_debug_mode("error")
         try:
             step(batches[1])
-            optimizer.catch_up()
+            optimizer.apply_pending_decay()
         finally:
             torch.cuda.set_sync_debug_mode("default")
         return 0, 0

@@ -73,9 +73,9 @@ def step_by_parts(shape, model, optimizer, batches, repeat):
         marks("backward")
         embedding.backward(leaf.grad)
         marks("encoder backward")
-        optimizer._parts[1].step(1.0)
+        optimizer.index_group.step(1.0)
         marks("update")
-        optimizer._parts[0].step(1.0)
+        optimizer.encoder_group.step(1.0)
         marks("encoder update")
     return marks.medians()
 
@@ -110,7 +110,7 @@ def our_side(shape, device, given, encoder, compact):
     elif not given.no_kernels and runs_triton(model.labels.weight):
         from gpu_kernels import kernel_times  # isort: skip  # there may be no Triton
 
-        state = optimizer._index._label_state
+        state = optimizer.kernels.label_state
         answer["kernels_ms"] = kernel_times(shape, model, batches, given.repeat, state)
     return answer
 

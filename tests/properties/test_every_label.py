@@ -9,7 +9,7 @@ from torch.nn.functional import binary_cross_entropy_with_logits as cross_entrop
 from elias.kernels.adamw import AdamWRates, adamw_dense, stochastic_round
 from elias.kernels.one_vs_all import every_label_loss, every_label_top
 from elias.model.elias import LinearRows
-from elias.training.optimizer import LabelMoments
+from elias.training.optimizer import ChunkedUpdate
 
 SIZES = {
     "n_points": st.integers(1, 5),
@@ -69,7 +69,7 @@ def test_classifiers_updated_in_chunks_end_where_torchs_adamw_puts_them(
     rows.weight.data.copy_(problem.weight)
     rows.bias.data.copy_(problem.bias)
     rates = AdamWRates(lr=0.1, beta1=0.9, beta2=0.999, eps=eps, decay=decay)
-    moments = LabelMoments(rows, rates, rates._replace(decay=0.0))
+    moments = ChunkedUpdate(rows, rates, rates._replace(decay=0.0))
     _, weight, bias = problem.leaves(torch.float64)
     groups = [{"params": [weight], "weight_decay": decay}, {"params": [bias], "weight_decay": 0.0}]
     torchs = torch.optim.AdamW(groups, lr=0.1, eps=eps)

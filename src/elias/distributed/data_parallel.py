@@ -33,11 +33,11 @@ _PURPOSE = "gradients of shared parameters"
 
 
 @torch.no_grad()
-def sum_gradients(world: World, parameters: Iterable[Tensor], rows: Iterable[Tensor]) -> None:
-    """Replace the gradient of every parameter by its sum over all processes.
+def sum_gradients(world: World, parameters: Iterable[Tensor]) -> None:
+    """Replace the dense gradient of every parameter by its sum over all processes.
 
-    ``parameters`` have dense gradients, zero where a process has no points, or none in any
-    process. ``rows`` are tables with sparse gradients, or none.
+    A gradient is zero in a process without points; a parameter has none in all processes or in
+    no process.
     """
     small: list[Tensor] = []
     for parameter in parameters:
@@ -53,8 +53,6 @@ def sum_gradients(world: World, parameters: Iterable[Tensor], rows: Iterable[Ten
         parts = torch.split(world.all_reduce(flat, _PURPOSE), sizes)
         for gradient, part in zip(small, parts, strict=True):
             gradient.copy_(part.view_as(gradient))
-    for table in rows:
-        table.grad = _sum_of_rows(world, table)
 
 
 @torch.no_grad()
@@ -78,8 +76,9 @@ def sum_touched(world: World, gradient: Tensor, touched: Tensor | None = None) -
         gradient[rows] = world.all_reduce(gradient[rows], _PURPOSE)
 
 
-def _sum_of_rows(world: World, table: Tensor) -> Tensor:
-    """Return the sum of a table's sparse gradients: the rows that any process touched."""
+@torch.no_grad()
+def sum_rows(world: World, table: Tensor) -> None:
+    """Replace the sparse gradient of a table, or none, by its sum over all processes."""
     gradient = table.grad
     if gradient is None:
         indices = torch.zeros(1, 0, dtype=torch.int64)
@@ -95,7 +94,7 @@ def _sum_of_rows(world: World, table: Tensor) -> Tensor:
     all_ids = world.all_gather(ids, "gradients of rows")
     all_values = world.all_gather(values, "gradients of rows")
     is_row = all_ids < len(table)
-    return torch.sparse_coo_tensor(
+    table.grad = torch.sparse_coo_tensor(
         all_ids[is_row].unsqueeze(0), all_values[is_row], table.shape, check_invariants=False
     ).coalesce()
 

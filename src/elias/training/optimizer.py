@@ -1,15 +1,14 @@
-"""AdamW for all parameters: dense ones, large tables row by row."""
+"""AdamW for all parameters: dense ones, rows of large tables, and W_L and A by GPU kernels."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor, nn
 
 from elias.distributed import SingleProcess
-from elias.distributed.data_parallel import sum_gradients, sum_touched
+from elias.distributed.data_parallel import sum_gradients, sum_rows, sum_touched
 from elias.kernels import IndexGradients, adamw_edges, adamw_pairs, adamw_rows
 from elias.kernels.adamw import (
     AdamWRates,
@@ -33,438 +32,452 @@ if TYPE_CHECKING:
     from elias.model.elias import EliasModel, LinearRows
 
 
-class LabelMoments:
-    """W_L and its biases with their moments, held as W_L is.
-
-    Beside a W_L in float32 both moments are whole. Beside one in bfloat16 the first is bfloat16
-    too, and each label has one second moment: 4 bytes for a weight in all, instead of 12.
-    """
-
-    def __init__(self, labels: LinearRows, weight: AdamWRates, bias: AdamWRates) -> None:
-        compact = labels.weight.dtype == torch.bfloat16
-        self._parts = [
-            _Part(labels.weight.detach(), weight, one_variance=compact),
-            _Part(labels.bias.detach().unsqueeze(1), bias),
-        ]
-
-    def update(self, step: int, scale: float) -> LabelUpdate:
-        """Return what applies the gradients of step ``step`` (from 1), rates times ``scale``."""
-
-        def apply(first: int, weight_gradient: Tensor, bias_gradient: Tensor) -> None:
-            gradients = (weight_gradient, bias_gradient.unsqueeze(1))
-            for part, gradient in zip(self._parts, gradients, strict=True):
-                part.apply(first, gradient, step, scale)
-
-        return apply
-
-    def state(self) -> dict[str, Tensor]:
-        """Return the moments, by name."""
-        return {
-            f"{i}.{name}": moment
-            for i, part in enumerate(self._parts)
-            for name, moment in (("mean", part.mean), ("variance", part.variance))
-        }
-
-    def restore(self, state: Mapping[str, Tensor]) -> None:
-        """Go on from what `state` returned."""
-        for i, part in enumerate(self._parts):
-            part.mean.copy_(state[f"{i}.mean"])
-            part.variance.copy_(state[f"{i}.variance"])
-
-
-class _Part:
-    """One table and its moments."""
-
-    def __init__(self, table: Tensor, rates: AdamWRates, *, one_variance: bool = False) -> None:
-        self.table = table
-        self.rates = rates
-        self.mean = torch.zeros_like(table)
-        width = 1 if one_variance else table.shape[1]
-        self.variance = torch.zeros(len(table), width, device=table.device)
-
-    def apply(self, first: int, gradient: Tensor, step: int, scale: float) -> None:
-        """Move the rows from ``first`` on."""
-        rows = slice(first, first + len(gradient))
-        adamw_dense(
-            self.table[rows],
-            self.mean[rows],
-            self.variance[rows],
-            gradient,
-            step=step,
-            rates=self.rates._replace(lr=self.rates.lr * scale),
-        )
-
-
-class IndexUpdate:
-    """W_L with its biases and A, their moments, and the gradients that wait for an update.
-
-    The moments are held as W_L is (see `elias.training.optimizer`): whole in float32, or beside
-    a W_L in bfloat16 the first in bfloat16 and one second moment a label.
-    """
-
-    def __init__(self, model: EliasModel, labels: AdamWRates, edges: AdamWRates) -> None:
-        self._model = model
-        self._rates = (labels, edges)
-        device = model.labels.weight.device
-        self._histories = (History(device), History(device))
-        learned = model.graph.edge_logits.detach() if model.graph.learned else None
-        self.gradients = IndexGradients(learned)
-        self._label_state = _label_state(model)
-        self._edge_state = () if learned is None else _edge_state(learned)
-
-    def step(self, scale: float) -> None:
-        """Apply the gradients collected since the last call, rates times ``scale``."""
-        for history, rates in zip(self._histories, self._rates, strict=True):
-            history.add(rates._replace(lr=rates.lr * scale))
-        labels, edges = self._histories
-        self._move_labels(labels)
-        if self._model.graph.learned:
-            self._move_edges(edges)
-
-    def catch_up(self) -> None:
-        """Decay the labels that were not touched in the last steps; A does not decay."""
-        if self._rates[0].decay:
-            mean, variance, bias_mean, bias_variance, last_step = self._label_state
-            weight = self._model.labels.weight.detach()
-            moments = (mean, bias_mean), (variance, bias_variance)
-            apply_pending_decay(weight, *moments, last_step, self._histories[0])
-
-    def state(self) -> dict[str, Tensor]:
-        """Return the moments and the gradients that wait, by name."""
-        found = add_prefix("gradients.", self.gradients.state())
-        for name, tensors in (("labels", self._label_state), ("edges", self._edge_state)):
-            found |= {f"{name}.{i}": tensor for i, tensor in enumerate(tensors)}
-        return found
-
-    def restore(self, state: Mapping[str, Tensor], scales: Sequence[float]) -> None:
-        """Go on from what `state` returned, after steps with these scales."""
-        for history, rates in zip(self._histories, self._rates, strict=True):
-            history.replay(rates._replace(lr=rates.lr * scale) for scale in scales)
-        device = self._model.labels.weight.device
-        self.gradients.restore(strip_prefix("gradients.", state), device)
-        for name, tensors in (("labels", self._label_state), ("edges", self._edge_state)):
-            for i, tensor in enumerate(tensors):
-                tensor.copy_(state[f"{name}.{i}"])
-
-    @torch.no_grad()
-    def _move_labels(self, history: History) -> None:
-        pairs = self.gradients.take_pairs()
-        if pairs is not None:
-            labels = self._model.labels
-            adamw_pairs(
-                labels.weight, labels.bias, LinearState(*self._label_state), *pairs, history
-            )
-
-    @torch.no_grad()
-    def _move_edges(self, history: History) -> None:
-        graph = self._model.graph
-        adamw_edges(
-            graph.edge_logits,
-            graph.edge_labels,
-            EdgeState(*self._edge_state),
-            self.gradients,
-            history,
-            n_labels=graph.n_labels,
-        )
-
-
-def _label_state(model: EliasModel) -> tuple[Tensor, ...]:
-    weight, bias = model.labels.weight.detach(), model.labels.bias.detach()
-    width = 1 if weight.dtype == torch.bfloat16 else weight.shape[1]
-    return (
-        torch.zeros_like(weight),
-        torch.zeros(len(weight), width, device=weight.device),
-        torch.zeros_like(bias),
-        torch.zeros_like(bias),
-        torch.zeros(len(bias), dtype=torch.int32, device=bias.device),
-    )
-
-
-def _edge_state(logits: Tensor) -> tuple[Tensor, ...]:
-    steps = torch.zeros(len(logits), dtype=torch.int32, device=logits.device)
-    return torch.zeros_like(logits), torch.zeros_like(logits), steps
-
-
 BETAS = (0.9, 0.999)
 EPS = 1e-8
 
 
 def schedule(step: int, n_steps: int, warmup: float) -> float:
-    """Return the share of the learning rate at ``step`` (from 0): up linearly, then down to 0."""
-    n_warm = warmup * n_steps
-    if step < n_warm:
-        return (step + 1) / (n_warm + 1)
-    return max(0.0, (n_steps - step) / max(1.0, n_steps - n_warm))
+    """Return the scale of learning rates at ``step`` (from 0): linear warm-up, then decay to 0."""
+    n_warmup = warmup * n_steps
+    if step < n_warmup:
+        return (step + 1) / (n_warmup + 1)
+    return max(0.0, (n_steps - step) / max(1.0, n_steps - n_warmup))
 
 
-class _Rates(NamedTuple):
-    """How fast a parameter moves."""
+def parameter_rates(name: str, parameter: Tensor, stage: StageConfig) -> AdamWRates:
+    """Return the hyperparameters of a stage for one parameter."""
+    decay = stage.weight_decay if parameter.ndim > 1 else 0.0
+    lr, eps = stage.encoder_lr, EPS
+    if name.startswith("graph."):
+        lr, decay = stage.edge_lr, 0.0
+    elif name.startswith("clusters."):
+        lr = stage.cluster_lr
+    elif name.startswith("labels."):
+        lr, eps = stage.label_lr, stage.label_eps
+    elif name == "encoder.vectors":
+        lr, decay = stage.bag_lr, 0.0
+    return AdamWRates(lr, *BETAS, eps, decay)
 
-    lr: float
-    decay: float
-    eps: float = EPS
+
+def _scaled(rates: AdamWRates, scale: float) -> AdamWRates:
+    return rates._replace(lr=rates.lr * scale)
 
 
-@dataclass
-class _Table:
-    """One large parameter, its rows' moments, and its own learning rate and decay."""
+@runtime_checkable
+class ParameterUpdate(Protocol):
+    """AdamW of some parameters, with its state."""
 
-    name: str
-    weight: nn.Parameter
-    rates: _Rates
-    state: RowState = field(init=False)
-    history: History = field(init=False)
+    prefix: str
+    """Prefix of the names of its tensors in a checkpoint."""
 
-    def __post_init__(self) -> None:
-        flat = self.weight.detach().view(len(self.weight), -1)
-        self.state = RowState(
-            mean=torch.zeros_like(flat),
-            variance=torch.zeros_like(flat),
-            last_step=torch.zeros(len(flat), dtype=torch.int64, device=flat.device),
-        )
-        self.history = History(flat.device)
+    def sum_gradients(self, world: World) -> None:
+        """Sum the gradients that every process has over all processes."""
 
-    def step(self, scale: float, *, summed: bool) -> None:
-        self.history.add(self._rates_at(scale))
-        gradient = self.weight.grad
-        if gradient is None:
-            return
-        if summed:
-            gradient = gradient.coalesce()
-        # A step uses each table once, so its rows are distinct, though autograd forgets to say so.
-        flat = self.weight.detach().view(len(self.weight), -1)
-        adamw_rows(
-            flat,
-            self.state,
-            gradient._indices()[0],
-            gradient._values().view(-1, flat.shape[1]),
-            self.history,
-        )
-        self.weight.grad = None
+    def step(self, scale: float) -> None:
+        """Apply and clear the gradients, with learning rates times ``scale``."""
 
-    def catch_up(self) -> None:
-        if self.rates.decay:
-            mean, variance, last_step = self.state
-            flat = self.weight.detach().view(len(self.weight), -1)
-            apply_pending_decay(flat, (mean,), (variance,), last_step, self.history)
+    def apply_pending_decay(self) -> None:
+        """Apply the weight decay of steps that skipped some rows."""
 
-    def _rates_at(self, scale: float) -> AdamWRates:
-        return AdamWRates(self.rates.lr * scale, *BETAS, self.rates.eps, self.rates.decay)
-
-    def state_tensors(self) -> dict[str, Tensor]:
-        return self.state._asdict()
+    def state(self) -> Mapping[str, Tensor]:
+        """Return the state by name, without copying it."""
 
     def restore(self, state: Mapping[str, Tensor], scales: Sequence[float]) -> None:
-        for name, tensor in self.state._asdict().items():
-            tensor.copy_(state[name])
-        self.history.replay(map(self._rates_at, scales))
+        """Load a state of `state`, reached by steps with these scales."""
 
 
-class _ParameterGroup:
-    """Parameters that move in the same steps, every so many, by the gradient summed since."""
+class _DenseUpdate:
+    """`torch.optim.AdamW` for parameters with dense gradients."""
 
-    def __init__(
-        self,
-        parameters: dict[nn.Parameter, _Rates],
-        tables: dict[nn.Parameter, str],
-        every: int,
-        index: IndexUpdate | None = None,
-    ) -> None:
-        self._every = every
-        self._index = index
-        self._waited = 0
-        self._scales: list[float] = []
-        """What the rates were multiplied by, in each step that moved these parameters."""
-        self._tables = [
-            _Table(tables[p], p, rates) for p, rates in parameters.items() if p in tables
-        ]
-        groups: dict[_Rates, list[Tensor]] = {}
+    prefix = "dense."
+
+    def __init__(self, parameters: Mapping[nn.Parameter, AdamWRates]) -> None:
+        groups: dict[AdamWRates, list[Tensor]] = {}
         for parameter, rates in parameters.items():
-            if parameter not in tables:
-                groups.setdefault(rates, []).append(parameter)
+            groups.setdefault(rates, []).append(parameter)
+        self.parameters = [p for group in groups.values() for p in group]
         self._rates = list(groups)
-        self._dense = torch.optim.AdamW(
+        self._adamw = torch.optim.AdamW(
             [
                 {"params": group, "lr": rates.lr, "weight_decay": rates.decay, "eps": rates.eps}
                 for rates, group in groups.items()
-            ]
-            or [{"params": []}],
+            ],
             betas=BETAS,
             fused=True,
         )
 
-    @property
-    def due(self) -> bool:
-        """Say whether the next step moves these parameters."""
-        return self._waited + 1 >= self._every
+    def sum_gradients(self, world: World) -> None:
+        sum_gradients(world, self.parameters)
 
-    @property
-    def settled(self) -> bool:
-        """Say whether no gradient waits."""
-        return self._waited == 0
+    def step(self, scale: float) -> None:
+        for group, rates in zip(self._adamw.param_groups, self._rates, strict=True):
+            group["lr"] = rates.lr * scale
+        self._adamw.step()
+        self._adamw.zero_grad(set_to_none=True)
 
-    @property
-    def dense(self) -> list[Tensor]:
-        """Return the parameters that are no tables."""
-        return [p for group in self._dense.param_groups for p in group["params"]]
+    def apply_pending_decay(self) -> None:
+        pass
+
+    def state(self) -> dict[str, Tensor]:
+        state: dict[str, Tensor] = {}
+        for i, moments in self._adamw.state_dict()["state"].items():
+            state |= add_prefix(f"{i}.", moments)
+        return state
+
+    def restore(self, state: Mapping[str, Tensor], scales: Sequence[float]) -> None:
+        del scales
+        by_parameter: dict[int, dict[str, Tensor]] = {}
+        for name, tensor in state.items():
+            number, _, moment = name.partition(".")
+            by_parameter.setdefault(int(number), {})[moment] = tensor
+        groups = self._adamw.state_dict()["param_groups"]
+        self._adamw.load_state_dict({"state": by_parameter, "param_groups": groups})
+
+
+class _RowUpdate:
+    """Lazy AdamW for a table with sparse gradients: a step reads only the rows it touches."""
+
+    def __init__(
+        self, name: str, table: nn.Parameter, rates: AdamWRates, *, accumulates: bool
+    ) -> None:
+        self.prefix = f"table.{name}."
+        self._is_sharded = name.startswith("labels.")
+        self._table = table
+        self._rates = rates
+        self._accumulates = accumulates
+        self._flat = table.detach().view(len(table), -1)
+        self._state = RowState(
+            mean=torch.zeros_like(self._flat),
+            variance=torch.zeros_like(self._flat),
+            last_step=torch.zeros(len(table), dtype=torch.int64, device=table.device),
+        )
+        self._history = History(table.device)
 
     def sum_gradients(self, world: World) -> None:
-        """Add up over processes what all of them hold; the labels' rows have one owner each."""
-        rows = [table.weight for table in self._tables if not table.name.startswith("labels.")]
-        sum_gradients(world, self.dense, rows)
-        if self._index is not None and self._index.gradients.by_edge is not None:
-            sum_touched(world, self._index.gradients.by_edge, self._index.gradients.touched)
+        if not self._is_sharded:  # each row of W_L has one owner
+            sum_rows(world, self._table)
+
+    def step(self, scale: float) -> None:
+        self._history.add(_scaled(self._rates, scale))
+        gradient = self._table.grad
+        if gradient is None:
+            return
+        if self._accumulates:
+            gradient = gradient.coalesce()
+        # The rows are distinct because a step uses each table once; autograd does not mark this.
+        values = gradient._values().view(-1, self._flat.shape[1])
+        adamw_rows(self._flat, self._state, gradient._indices()[0], values, self._history)
+        self._table.grad = None
+
+    def apply_pending_decay(self) -> None:
+        if self._rates.decay:
+            mean, variance, last_step = self._state
+            apply_pending_decay(self._flat, (mean,), (variance,), last_step, self._history)
+
+    def state(self) -> dict[str, Tensor]:
+        return self._state._asdict()
+
+    def restore(self, state: Mapping[str, Tensor], scales: Sequence[float]) -> None:
+        for name, tensor in self._state._asdict().items():
+            tensor.copy_(state[name])
+        self._history.replay(_scaled(self._rates, scale) for scale in scales)
+
+
+class _KernelUpdate:
+    """Lazy AdamW by GPU kernels for W_L, its biases and A.
+
+    The moments of a float32 W_L are complete. Those of a bfloat16 W_L are compact: the first in
+    bfloat16, and one second moment for each label.
+    """
+
+    prefix = "index."
+
+    def __init__(self, model: EliasModel, stage: StageConfig) -> None:
+        labels, graph = model.labels, model.graph
+        weight, bias, logits = (p.detach() for p in (labels.weight, labels.bias, graph.edge_logits))
+        self._model = model
+        self._label_rates = parameter_rates("labels.weight", weight, stage)
+        self._edge_rates = parameter_rates("graph.edge_logits", logits, stage)
+        self._label_history, self._edge_history = History(weight.device), History(weight.device)
+        self.gradients = IndexGradients(logits if graph.learned else None)
+        self.label_state = LinearState(
+            torch.zeros_like(weight),
+            _zero_variance(weight),
+            torch.zeros_like(bias),
+            torch.zeros_like(bias),
+            torch.zeros(len(bias), dtype=torch.int32, device=bias.device),
+        )
+        self._edge_state: EdgeState | None = None
+        if graph.learned:
+            last_step = torch.zeros(len(logits), dtype=torch.int32, device=logits.device)
+            self._edge_state = EdgeState(
+                torch.zeros_like(logits), torch.zeros_like(logits), last_step
+            )
+
+    def sum_gradients(self, world: World) -> None:
+        if self.gradients.by_edge is not None:
+            sum_touched(world, self.gradients.by_edge, self.gradients.touched)
+
+    @torch.no_grad()
+    def step(self, scale: float) -> None:
+        self._label_history.add(_scaled(self._label_rates, scale))
+        self._edge_history.add(_scaled(self._edge_rates, scale))
+        labels, graph = self._model.labels, self._model.graph
+        pairs = self.gradients.take_pairs()
+        if pairs is not None:
+            adamw_pairs(labels.weight, labels.bias, self.label_state, *pairs, self._label_history)
+        if self._edge_state is not None:
+            adamw_edges(
+                graph.edge_logits,
+                graph.edge_labels,
+                self._edge_state,
+                self.gradients,
+                self._edge_history,
+                n_labels=graph.n_labels,
+            )
+
+    def apply_pending_decay(self) -> None:
+        if self._label_rates.decay:  # A does not decay
+            mean, variance, bias_mean, bias_variance, last_step = self.label_state
+            apply_pending_decay(
+                self._model.labels.weight.detach(),
+                (mean, bias_mean),
+                (variance, bias_variance),
+                last_step,
+                self._label_history,
+            )
+
+    def _moments(self) -> dict[str, Tensor]:
+        tables = (("labels", self.label_state), ("edges", self._edge_state or ()))
+        return {f"{name}.{i}": t for name, state in tables for i, t in enumerate(state)}
+
+    def state(self) -> dict[str, Tensor]:
+        return add_prefix("gradients.", self.gradients.state()) | self._moments()
+
+    def restore(self, state: Mapping[str, Tensor], scales: Sequence[float]) -> None:
+        self._label_history.replay(_scaled(self._label_rates, scale) for scale in scales)
+        self._edge_history.replay(_scaled(self._edge_rates, scale) for scale in scales)
+        device = self._model.labels.weight.device
+        self.gradients.restore(strip_prefix("gradients.", state), device)
+        for name, tensor in self._moments().items():
+            tensor.copy_(state[name])
+
+
+class ChunkedUpdate:
+    """Dense AdamW for W_L of one-vs-all, a chunk of labels at a time while the loss is computed.
+
+    The moments are complete or compact, as in `_KernelUpdate`.
+    """
+
+    def __init__(self, labels: LinearRows, weight: AdamWRates, bias: AdamWRates) -> None:
+        self._tables = (labels.weight.detach(), labels.bias.detach().unsqueeze(1))
+        self._rates = (weight, bias)
+        self._moments = [(torch.zeros_like(t), _zero_variance(t)) for t in self._tables]
+
+    def update(self, step: int, scale: float) -> LabelUpdate:
+        """Return the function that applies a chunk's gradients in ``step`` (from 1)."""
+
+        def apply(first: int, weight_gradient: Tensor, bias_gradient: Tensor) -> None:
+            gradients = (weight_gradient, bias_gradient.unsqueeze(1))
+            for table, rates, (mean, variance), gradient in zip(
+                self._tables, self._rates, self._moments, gradients, strict=True
+            ):
+                rows = slice(first, first + len(gradient))
+                adamw_dense(
+                    table[rows],
+                    mean[rows],
+                    variance[rows],
+                    gradient,
+                    step=step,
+                    rates=_scaled(rates, scale),
+                )
+
+        return apply
+
+    def state(self) -> dict[str, Tensor]:
+        """Return the moments by name."""
+        return {
+            f"{i}.{name}": moment
+            for i, moments in enumerate(self._moments)
+            for name, moment in zip(("mean", "variance"), moments, strict=True)
+        }
+
+    def restore(self, state: Mapping[str, Tensor]) -> None:
+        """Load a state of `state`."""
+        for name, moment in self.state().items():
+            moment.copy_(state[name])
+
+
+def _zero_variance(table: Tensor) -> Tensor:
+    """Return zeros for the second moments: one for each row of a bfloat16 table."""
+    width = 1 if table.dtype == torch.bfloat16 else table.shape[1]
+    return torch.zeros(len(table), width, device=table.device)
+
+
+class _UpdateGroup:
+    """Parameters that are updated together, every so many steps, by the gradient summed since."""
+
+    def __init__(self, updates: Sequence[ParameterUpdate], every: int) -> None:
+        self.updates = updates
+        self._every = every
+        self.n_pending = 0
+        """Steps whose gradient waits for the next update."""
+        self._scales: list[float] = []
+        """The scale of each update so far."""
+
+    @property
+    def due(self) -> bool:
+        """Return whether the next step updates these parameters."""
+        return self.n_pending + 1 >= self._every
 
     def step(self, scale: float) -> None:
         if not self.due:
-            self._waited += 1
+            self.n_pending += 1
             return
-        self._waited = 0
+        self.n_pending = 0
         self._scales.append(scale)
-        for group, rates in zip(self._dense.param_groups, self._rates, strict=False):
-            group["lr"] = rates.lr * scale
-        self._dense.step()
-        self._dense.zero_grad(set_to_none=True)
-        for table in self._tables:
-            table.step(scale, summed=self._every > 1)
-        if self._index is not None:
-            self._index.step(scale)
-
-    def catch_up(self) -> None:
-        for table in self._tables:
-            table.catch_up()
-        if self._index is not None:
-            self._index.catch_up()
+        for update in self.updates:
+            update.step(scale)
 
     def state(self) -> dict[str, Tensor]:
         scales = torch.tensor(self._scales, dtype=torch.float64)
-        found = {"waited": torch.tensor(self._waited), "scales": scales}
-        for i, moments in self._dense.state_dict()["state"].items():
-            found |= add_prefix(f"dense.{i}.", moments)
-        for table in self._tables:
-            found |= add_prefix(f"table.{table.name}.", table.state_tensors())
-        if self._index is not None:
-            found |= add_prefix("index.", self._index.state())
-        return found
+        state = {"waited": torch.tensor(self.n_pending), "scales": scales}
+        for update in self.updates:
+            state |= add_prefix(update.prefix, update.state())
+        return state
 
     def restore(self, state: Mapping[str, Tensor], scale_at: Callable[[int], float] | None) -> None:
-        self._waited = int(state["waited"])
+        self.n_pending = int(state["waited"])
         if "scales" in state:
             self._scales = state["scales"].tolist()
-        else:  # a checkpoint of before they were kept
+        else:  # an old checkpoint
             assert scale_at is not None
-            moves = range(1, int(state["steps"]) + 1)
-            self._scales = [scale_at(move * self._every - 1) for move in moves]
-        dense: dict[int, dict[str, Tensor]] = {}
-        for name, tensor in strip_prefix("dense.", state).items():
-            number, _, moment = name.partition(".")
-            dense.setdefault(int(number), {})[moment] = tensor
-        groups = self._dense.state_dict()["param_groups"]
-        self._dense.load_state_dict({"state": dense, "param_groups": groups})
-        for table in self._tables:
-            table.restore(strip_prefix(f"table.{table.name}.", state), self._scales)
-        if self._index is not None:
-            self._index.restore(strip_prefix("index.", state), self._scales)
+            numbers = range(1, int(state["steps"]) + 1)
+            self._scales = [scale_at(number * self._every - 1) for number in numbers]
+        for update in self.updates:
+            update.restore(strip_prefix(update.prefix, state), self._scales)
 
 
 class Optimizer:
-    """All of a model's parameters, each with the learning rate its stage gives it.
+    """AdamW for all parameters of a model, with the learning rates of a stage.
 
-    The encoder moves in every step; Ŵ_C, A and W_L every `StageConfig.index_every` steps.
+    The encoder is updated in every step; Ŵ_C, A and W_L every `StageConfig.index_every` steps.
     """
 
     def __init__(
         self, model: EliasModel, stage: StageConfig, world: World = SingleProcess()
     ) -> None:
         self.stage = stage
-        self._world = world
         self.steps = 0
         self._model = model
-        tables = _table_parameters(model)
-        self._moments = _label_moments(model, stage) if isinstance(model, OneVsAll) else None
-        self._index = _index_update(model, stage) if _uses_kernels(model) else None
-        parts: dict[bool, dict[nn.Parameter, _Rates]] = {True: {}, False: {}}
+        self._world = world
+        self.chunked: ChunkedUpdate | None = None
+        self.kernels: _KernelUpdate | None = None
+        handled: tuple[str, ...] = ()
+        if isinstance(model, OneVsAll):
+            rates = (parameter_rates("labels.", p, stage) for p in model.labels.parameters())
+            self.chunked, handled = ChunkedUpdate(model.labels, *rates), ("labels.",)
+        elif model.graph.removed_log is None and runs_triton(model.labels.weight):
+            # the kernels do not support pruned edges
+            self.kernels, handled = _KernelUpdate(model, stage), ("labels.", "graph.")
+        encoder: dict[str, nn.Parameter] = {}
+        index: dict[str, nn.Parameter] = {}
         for name, parameter in model.named_parameters():
-            by_chunk = self._moments and name.startswith("labels.")
-            by_row = self._index and name.startswith(("labels.", "graph."))
-            if by_chunk or by_row or not parameter.requires_grad:
-                continue
-            parts[name.startswith("encoder.")][parameter] = _rates(name, parameter, stage)
-        self._parts = [
-            _ParameterGroup(parts[True], tables, 1),
-            _ParameterGroup(parts[False], tables, stage.index_every, self._index),
-        ]
+            if parameter.requires_grad and not name.startswith(handled):
+                (encoder if name.startswith("encoder.") else index)[name] = parameter
+        kernels = [] if self.kernels is None else [self.kernels]
+        self.encoder_group = _UpdateGroup(self._updates(encoder, 1), 1)
+        self.index_group = _UpdateGroup(
+            [*self._updates(index, stage.index_every), *kernels], stage.index_every
+        )
+        self._groups = (self.encoder_group, self.index_group)
+
+    def _updates(self, parameters: Mapping[str, nn.Parameter], every: int) -> list[ParameterUpdate]:
+        """Return the updates of parameters: of dense ones together, of each table alone."""
+        tables: list[ParameterUpdate] = []
+        dense: dict[nn.Parameter, AdamWRates] = {}
+        encoder_tables = {f"encoder.{name}" for name in self._model.encoder.table_names()}
+        for name, parameter in parameters.items():
+            rates = parameter_rates(name, parameter, self.stage)
+            is_label_table = name.startswith("labels.") and runs_triton(parameter)
+            is_cpu_table = name.startswith("labels.") or name in encoder_tables
+            if is_label_table or (is_cpu_table and not parameter.is_cuda):
+                tables.append(_RowUpdate(name, parameter, rates, accumulates=every > 1))
+            else:
+                dense[parameter] = rates
+        return [_DenseUpdate(dense), *tables] if dense else tables
 
     @property
-    def settled(self) -> bool:
-        """Say whether no gradient waits for a later step (`StageConfig.index_every`)."""
-        return all(part.settled for part in self._parts)
+    def has_pending_gradients(self) -> bool:
+        """Return whether a gradient waits for a later step (`StageConfig.index_every`)."""
+        return any(group.n_pending for group in self._groups)
 
     @property
     def gradients(self) -> IndexGradients | None:
-        """Return where a loss leaves the gradients of W_L and A; None: in ``.grad``, as usual."""
-        return None if self._index is None else self._index.gradients
+        """Return where a loss puts the gradients of W_L and A; None: in ``.grad``, as usual."""
+        return None if self.kernels is None else self.kernels.gradients
 
     def label_update(self, scale: float) -> LabelUpdate | None:
-        """Return what moves W_L in the step to come, while the loss of one-vs-all is computed.
+        """Return the function that updates W_L while the loss of one-vs-all is computed.
 
-        None for a model with a graph: its labels move in `step` like all else.
+        Return None for a model with a graph, whose labels are updated in `step`.
         """
-        return None if self._moments is None else self._moments.update(self.steps + 1, scale)
+        return None if self.chunked is None else self.chunked.update(self.steps + 1, scale)
 
     def step(self, scale: float) -> None:
-        """Update what is due by its gradient, learning rates times ``scale``; clear that."""
+        """Update all parameters that are due, with learning rates times ``scale``."""
         self.steps += 1
-        due = [part for part in self._parts if part.due]
+        due = [update for group in self._groups if group.due for update in group.updates]
         if self._world.size > 1:
-            for part in due:
-                part.sum_gradients(self._world)
+            for update in due:
+                update.sum_gradients(self._world)
         if self.stage.max_grad_norm:
-            dense = [p for part in due for p in part.dense]
+            dense = [p for each in due if isinstance(each, _DenseUpdate) for p in each.parameters]
             torch.nn.utils.clip_grad_norm_(dense, self.stage.max_grad_norm)
-        for part in self._parts:
-            part.step(scale)
+        for group in self._groups:
+            group.step(scale)
 
-    def catch_up(self) -> None:
-        """Decay the rows that the last steps did not touch, before weights are used as they are."""
-        for part in self._parts:
-            part.catch_up()
+    def apply_pending_decay(self) -> None:
+        """Apply the weight decay of skipped rows, before the weights are read."""
+        for group in self._groups:
+            for update in group.updates:
+                update.apply_pending_decay()
 
     def state(self) -> dict[str, Tensor]:
-        """Return all that the next steps depend on beside the weights, by name.
+        """Return everything beside the weights on which the next steps depend, by name.
 
-        These are the tensors themselves: who keeps them copies them.
+        The tensors are not copied.
         """
-        found = {"steps": torch.tensor(self.steps)}
-        for i, part in enumerate(self._parts):
-            found |= add_prefix(f"part.{i}.", part.state())
-        if self._moments is not None:
-            found |= add_prefix("labels.", self._moments.state())
+        state = {"steps": torch.tensor(self.steps)}
+        for i, group in enumerate(self._groups):
+            state |= add_prefix(f"part.{i}.", group.state())
+        if self.chunked is not None:
+            state |= add_prefix("labels.", self.chunked.state())
         for name, parameter in self._model.named_parameters():
-            if parameter.grad is not None:  # summed since the last move (`index_every`)
-                found |= add_prefix(f"gradient.{name}.", _gradient_state(parameter.grad))
-        return found
+            if parameter.grad is not None:  # summed since the last update (`index_every`)
+                state |= add_prefix(f"gradient.{name}.", _gradient_state(parameter.grad))
+        return state
 
     @torch.no_grad()
     def restore(
         self, state: Mapping[str, Tensor], scale_at: Callable[[int], float] | None = None
     ) -> None:
-        """Go on from what `state` returned, on whatever device it was.
+        """Load a state of `state`, from any device.
 
-        ``scale_at`` says the scale of a step (from 0) where an old state does not.
+        ``scale_at`` returns the scale of a step (from 0) for old states without scales.
         """
         self.steps = int(state["steps"])
-        for i, part in enumerate(self._parts):
-            part.restore(strip_prefix(f"part.{i}.", state), scale_at)
-        if self._moments is not None:
-            self._moments.restore(strip_prefix("labels.", state))
+        for i, group in enumerate(self._groups):
+            group.restore(strip_prefix(f"part.{i}.", state), scale_at)
+        if self.chunked is not None:
+            self.chunked.restore(strip_prefix("labels.", state))
         for name, parameter in self._model.named_parameters():
-            held = strip_prefix(f"gradient.{name}.", state)
-            parameter.grad = _gradient_of(held, parameter) if held else None
+            parts = strip_prefix(f"gradient.{name}.", state)
+            parameter.grad = _restored_gradient(parts, parameter) if parts else None
 
 
 def _gradient_state(gradient: Tensor) -> dict[str, Tensor]:
-    """Return a gradient's parts; the rows of a sparse one as they are, since they add up so."""
+    """Return a gradient; the rows of a sparse one are not summed, to keep the order of the sum."""
     if not gradient.is_sparse:
         return {"dense": gradient}
     return {
@@ -474,70 +487,14 @@ def _gradient_state(gradient: Tensor) -> dict[str, Tensor]:
     }
 
 
-def _gradient_of(held: Mapping[str, Tensor], parameter: nn.Parameter) -> Tensor:
-    if "dense" in held:
-        return held["dense"].to(parameter.device)
+def _restored_gradient(parts: Mapping[str, Tensor], parameter: nn.Parameter) -> Tensor:
+    if "dense" in parts:
+        return parts["dense"].to(parameter.device)
     return torch.sparse_coo_tensor(
-        held["indices"],
-        held["values"],
+        parts["indices"],
+        parts["values"],
         parameter.shape,
         device=parameter.device,
-        is_coalesced=bool(held["coalesced"]),
+        is_coalesced=bool(parts["coalesced"]),
         check_invariants=True,
     )
-
-
-def _table_parameters(model: EliasModel) -> dict[nn.Parameter, str]:
-    """Return the tables whose gradient comes as rows; on a GPU W_L at most, and that by Triton."""
-    names = {f"encoder.{name}" for name in model.encoder.table_names()}
-    labels = {"labels.weight", "labels.bias"}
-    return {
-        p: name
-        for name, p in model.named_parameters()
-        if (name in names and not p.is_cuda)
-        or (name in labels and (not p.is_cuda or runs_triton(p)))
-    }
-
-
-def _uses_kernels(model: EliasModel) -> bool:
-    """Say whether W_L and A are moved by Triton kernels; they know nothing of pruned edges."""
-    if isinstance(model, OneVsAll) or model.graph.removed_log is not None:
-        return False
-    return runs_triton(model.labels.weight)
-
-
-def _label_moments(model: OneVsAll, stage: StageConfig) -> LabelMoments:
-    weight, bias = (
-        _rates(f"labels.{name}", parameter, stage)
-        for name, parameter in (("weight", model.labels.weight), ("bias", model.labels.bias))
-    )
-    return LabelMoments(
-        model.labels,
-        AdamWRates(weight.lr, *BETAS, weight.eps, weight.decay),
-        AdamWRates(bias.lr, *BETAS, bias.eps, bias.decay),
-    )
-
-
-def _index_update(model: EliasModel, stage: StageConfig) -> IndexUpdate:
-    labels, edges = (
-        AdamWRates(found.lr, *BETAS, found.eps, found.decay)
-        for found in (
-            _rates("labels.weight", model.labels.weight, stage),
-            _rates("graph.edge_logits", model.graph.edge_logits, stage),
-        )
-    )
-    return IndexUpdate(model, labels, edges)
-
-
-def _rates(name: str, parameter: Tensor, stage: StageConfig) -> _Rates:
-    """Return how fast a stage moves a parameter."""
-    decay = stage.weight_decay if parameter.ndim > 1 else 0.0
-    if name.startswith("graph."):
-        return _Rates(stage.edge_lr, 0.0)
-    if name.startswith("clusters."):
-        return _Rates(stage.cluster_lr, decay)
-    if name.startswith("labels."):
-        return _Rates(stage.label_lr, decay, stage.label_eps)
-    if name == "encoder.vectors":
-        return _Rates(stage.bag_lr, 0.0)
-    return _Rates(stage.encoder_lr, decay)

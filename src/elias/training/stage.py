@@ -234,7 +234,7 @@ class StageLoop:
         if best.weights:
             self.model.load_state_dict(best.weights)
             return best.epoch
-        course.optimizer.catch_up()
+        course.optimizer.apply_pending_decay()
         if average.started:
             average.swap()
         return epoch.number
@@ -261,7 +261,7 @@ class StageLoop:
                 epoch.step += 1
                 done = optimizer.steps
                 if done > self.stage.average_from * n_steps and done % every == 0:
-                    optimizer.catch_up()
+                    optimizer.apply_pending_decay()
                     course.average.update()
                 if course.device.type == "cpu" or len(epoch.unchecked) >= _STEPS_PER_CHECK:
                     self._check(epoch)
@@ -327,7 +327,7 @@ class StageLoop:
     def _keep(self, epoch: _Epoch, course: _Course) -> None:
         if self.keep is None:
             return
-        if self._is_sharded and not course.optimizer.settled:
+        if self._is_sharded and course.optimizer.has_pending_gradients:
             return  # a gradient waits, a part of it in each process: none of them could keep it
         where = f"{self.stage.name} epoch {epoch.number} step {epoch.step}"
         self.keep(where, lambda: self._checkpoint(epoch, course))
@@ -509,7 +509,7 @@ class StageLoop:
         if self.validate is None or not due:
             return {}
         average = course.average
-        course.optimizer.catch_up()
+        course.optimizer.apply_pending_decay()
         if average.started:
             average.swap()
         metrics = self.validate(self.model)

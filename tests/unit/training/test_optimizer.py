@@ -130,9 +130,10 @@ def test_gradients_are_cleared_after_a_step(model):
 def test_clipping_bounds_the_gradient_of_the_dense_parameters(model):
     seen = []
     optimizer = Optimizer(model, StageConfig(max_grad_norm=1e-3))
-    for part in optimizer._parts:
-        part._dense.register_step_pre_hook(
-            lambda *_, part=part: seen.extend(p.grad.norm() for p in part.dense)
+    for group in (optimizer.encoder_group, optimizer.index_group):
+        dense = group.updates[0]
+        dense._adamw.register_step_pre_hook(
+            lambda *_, dense=dense: seen.extend(p.grad.norm() for p in dense.parameters)
         )
 
     backward(model)
@@ -201,7 +202,7 @@ def test_labels_that_no_step_touched_catch_up_with_the_decay_of_every_move(model
 
     move_first_label(model, optimizer, SCALES)
     waiting = weights(model)
-    optimizer.catch_up()
+    optimizer.apply_pending_decay()
 
     kept = math.prod(1 - 0.2 * scale for scale in SCALES[index_every - 1 :: index_every])
     after = weights(model)
@@ -219,7 +220,7 @@ def test_an_optimizer_goes_on_with_the_scales_there_were(model, index_every, kep
     twin = copy.deepcopy(model)
     whole = Optimizer(twin, stage)
     move_first_label(twin, whole, SCALES)
-    whole.catch_up()
+    whole.apply_pending_decay()
     first = Optimizer(model, stage)
     move_first_label(model, first, SCALES[:4])
     state = {name: tensor.clone() for name, tensor in first.state().items()}
@@ -230,7 +231,7 @@ def test_an_optimizer_goes_on_with_the_scales_there_were(model, index_every, kep
     second = Optimizer(model, stage)
     second.restore(state, SCALES.__getitem__)
     move_first_label(model, second, SCALES[4:])
-    second.catch_up()
+    second.apply_pending_decay()
 
     assert all(torch.equal(value, weights(twin)[name]) for name, value in weights(model).items())
 
