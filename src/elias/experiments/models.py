@@ -202,6 +202,17 @@ def ms_per_point(model: Elias, setting: Setting, component: str) -> float:
     return round(1000 * (time.perf_counter() - start) / max(n_points, 1), 4)
 
 
+def measure_row(
+    row: Row, model: Elias, setting: Setting, component: str, *, timed: bool = True
+) -> Row:
+    """Return the row with the test metrics and, if ``timed``, the prediction time of a model."""
+    predictions = model.predict_split(setting.corpus.split("test"), component=component)
+    costs = dict(row.costs)
+    if timed:
+        costs[MS_PER_POINT] = ms_per_point(model, setting, component)
+    return replace(row, metrics=evaluate_on_test(predictions, setting), costs=costs)
+
+
 def measured_component(setting: Setting, name: str | None) -> str:
     """Return the component of a single model to measure: by default the last stage.
 
@@ -253,7 +264,7 @@ class FullModel:
             raise ConfigError(f"--members must be >= 1, not {members}")
         self.store, self.setting = store, store.setting
         self.members, self.titles, self.every_stage = members, titles, every_stage
-        self.timed = store.setting if timed else None
+        self.timed = timed
 
     def tasks(self, seed: int) -> list[Task]:
         """Return the tasks of one seed: each member alone, then the ensemble."""
@@ -268,7 +279,7 @@ class FullModel:
                 title=f"{which}, seed {seed}",
                 decided_by={
                     "config": model_settings(config.to_dict()),
-                    "timed": self.timed is not None,
+                    "timed": self.timed,
                     "stages": self.every_stage,
                 },
                 measure=partial(self._member_rows, name, config, member),
@@ -280,7 +291,7 @@ class FullModel:
                 title=f"the ensemble of {self.members}, seed {seed}",
                 decided_by={
                     "members": [model_settings(config.to_dict()) for config in runs.values()],
-                    "timed": self.timed is not None,
+                    "timed": self.timed,
                 },
                 measure=partial(self._ensemble_rows, runs, seed),
             )
@@ -291,7 +302,8 @@ class FullModel:
         trained = self.store.get(name, config)
         model = trained.model
         components = model.metadata["metrics"] if self.every_stage else model.components
-        rows = trained.rows(components, MAIN_MODEL, self.titles.__getitem__, self.timed)
+        timed = self.setting if self.timed else None
+        rows = trained.rows(components, MAIN_MODEL, self.titles.__getitem__, timed)
         for i, row in enumerate(rows):
             if self.every_stage and row.settings["component"] == CALIBRATE:
                 rows.insert(i + 1, self._other_mixture(model, row))
@@ -304,58 +316,47 @@ class FullModel:
         other = next(name for name in MIXTURES if name != model.reranker.mixture)
         changed = model.joined_by((), model.config)
         changed.reranker = replace(model.reranker, mixture=other)
-        predictions = changed.predict_split(self.setting.corpus.split("test"), component=CALIBRATE)
-        return replace(
+        row = replace(
             calibrated,
             name=f"{MAIN_MODEL}/{CALIBRATE}-{other}",
             title=f"{calibrated.title}, mixed as {MIXTURES[other]}",
-            metrics=evaluate_on_test(predictions, self.setting),
             settings={**calibrated.settings, "mixture": other},
         )
+        return measure_row(row, changed, self.setting, CALIBRATE, timed=False)
 
     def _ensemble_rows(self, runs: Mapping[str, ResolvedConfig], seed: int) -> list[Row]:
         """Return the rows of the ensemble, without and with label names."""
         trained = [self.store.get(name, config) for name, config in runs.items()]
-        config = replace(
-            self.setting.config,
-            seed=seed,
-            ensemble=EnsembleConfig(
-                members=self.members, first_member=self.setting.config.ensemble.first_member
-            ),
-        )
         members = [one.model for one in trained]
+        first_member = self.setting.config.ensemble.first_member
+        ensemble = EnsembleConfig(members=self.members, first_member=first_member)
+        config = replace(self.setting.config, seed=seed, ensemble=ensemble)
         costs = {TRAIN_SECONDS: round(sum(one.train_seconds() for one in trained), 3)}
-        if self.timed is not None:
+        if self.timed:
             costs[MEGABYTES] = round(sum(one.megabytes() for one in trained), 3)
-        title = self.titles[ENSEMBLE]
         row = Row(
             name=f"{MAIN_MODEL}/{ENSEMBLE}",
-            title=title,
+            title=self.titles[ENSEMBLE],
             seed=seed,
             costs=costs,
             settings={"component": ENSEMBLE, "members": self.members},
             run=trained[0].run,
         )
-        rows = [self._measure_ensemble(row, members, config)]
+        variants = [(row, members)]
         if NAMES in members[0].components:
             unnamed = replace(
                 row,
                 name=f"{row.name}-unnamed",
-                title=f"{title.replace(' with label names', '')}, without label names",
+                title=f"{row.title.replace(' with label names', '')}, without label names",
                 settings={**row.settings, "names": False},
             )
-            without_names = [_without_names(model) for model in members]
-            rows.insert(0, self._measure_ensemble(unnamed, without_names, config))
-        return rows
-
-    def _measure_ensemble(self, row: Row, members: list[Elias], config: ResolvedConfig) -> Row:
-        """Return the row with the metrics and the prediction time of an ensemble."""
-        model = members[0].joined_by(members[1:], config)
-        costs = dict(row.costs)
-        if self.timed is not None:
-            costs[MS_PER_POINT] = ms_per_point(model, self.timed, ENSEMBLE)
-        predictions = model.predict_split(self.setting.corpus.split("test"))
-        return replace(row, metrics=evaluate_on_test(predictions, self.setting), costs=costs)
+            variants.insert(0, (unnamed, [_without_names(model) for model in members]))
+        return [
+            measure_row(
+                empty, first.joined_by(others, config), self.setting, ENSEMBLE, timed=self.timed
+            )
+            for empty, (first, *others) in variants
+        ]
 
 
 def _without_names(model: Elias) -> Elias:

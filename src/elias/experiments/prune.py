@@ -16,8 +16,8 @@ from elias.experiments.models import (
     ModelStore,
     evaluate_on_test,
     learns_graph,
+    measure_row,
     measured_component,
-    ms_per_point,
     run_name,
 )
 from elias.experiments.runner import Plan, Task
@@ -115,22 +115,19 @@ def prune(
 
     def measure(cut: Cut, seed: int) -> list[Row]:
         pruned, edges = cut.apply(load(seed))
-        predictions = pruned.predict_split(setting.corpus.split("test"), component=measured)
         row = Row(
             name=cut.name,
             title=cut.title,
             seed=seed,
-            metrics=evaluate_on_test(predictions, setting),
             costs={
                 REMOVED: round(100 * edges.removed, 4),
                 "edges": edges.after,
                 "edges_for_labels": edges.for_labels,
-                MS_PER_POINT: ms_per_point(pruned, setting, measured),
             },
             settings={"by": cut.by, "limit": cut.limit},
             run=f"{RUNS}/{run_name(MAIN_MODEL, seed)}" if model is None else None,
         )
-        return [row]
+        return [measure_row(row, pruned, setting, measured)]
 
     tasks = [
         Task(
@@ -184,7 +181,6 @@ def _plot(lines: Sequence[Line]) -> Markup:
     most = max(line.mean[REMOVED] for line in shown)
     plot = Plot(
         "Metrics by share of edges removed (Table 9)",
-        f"Up to {most:.1f}% of the edges are removed.",
         Axis("% of edges removed", low=0.0, high=100.0),
         Axis("difference to all edges, points"),
     )
@@ -195,7 +191,7 @@ def _plot(lines: Sequence[Line]) -> Markup:
         for key in ("P@1", "R@100"):
             change = [line.mean[key] - full.mean[key] for line in cuts]
             plot.line(f"{key}, {title}", removed, change)
-    return plot.svg()
+    return plot.svg(f"Up to {most:.1f}% of the edges are removed.")
 
 
 def save_pruned(
@@ -207,12 +203,10 @@ def save_pruned(
         ModelError: If the folder exists, or cannot be written.
     """
     pruned, edges = cut.apply(_loader(setting, model)(setting.seeds[0]))
-    test = setting.corpus.split("test")
+    predictions = pruned.predict_components(setting.corpus.split("test"))
     pruned.metadata["metrics"] = {
-        component: {
-            "test": evaluate_on_test(pruned.predict_split(test, component=component), setting)
-        }
-        for component in pruned.components
+        component: {"test": evaluate_on_test(one, setting)}
+        for component, one in predictions.items()
     }
     pruned.save_pretrained(folder, overwrite=setting.overwrite)
     return edges

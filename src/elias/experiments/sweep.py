@@ -20,9 +20,8 @@ from elias.errors import ConfigError, did_you_mean
 from elias.experiments.models import (
     MAIN_MODEL,
     ModelStore,
-    evaluate_on_test,
+    measure_row,
     measured_component,
-    ms_per_point,
     run_name,
 )
 from elias.experiments.runner import Plan, Task
@@ -36,21 +35,42 @@ if TYPE_CHECKING:
     from elias.report.html import Markup
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class Parameter:
     """A parameter of a resolved configuration that can be varied."""
 
     symbol: str
+    key: str
+    """Its key in the configuration of the index; for λ, in that of the stages."""
     factors: Sequence[float]
     """Default values, as multiples of that of the configuration."""
-    read: Callable[[ResolvedConfig], float]
-    change: Callable[[ResolvedConfig, float], ResolvedConfig]
     limits: Callable[[ResolvedConfig, int], tuple[float, float]]
     """Return the lowest and the highest value for a configuration and a number of labels."""
     whole: bool = False
     """Only whole numbers are allowed."""
     trained: bool = True
     """A parameter of training, not of the search."""
+
+    def read(self, config: ResolvedConfig) -> float:
+        """Return the value in a configuration."""
+        holder = config.stages[-1] if self.key == _LAMBDA else config.index
+        return float(getattr(holder, self.key))
+
+    def change(self, config: ResolvedConfig, value: float) -> ResolvedConfig:
+        """Return the configuration with another value."""
+        if self.key == _LAMBDA:
+            stages = tuple(replace(stage, shortlist_loss_weight=value) for stage in config.stages)
+            return replace(config, stages=stages)
+        changes: dict[str, Any] = {self.key: int(value) if self.whole else value}
+        index = replace(config.index, **changes)
+        if self.key == _KAPPA:  # with fewer edges, the beam reaches a shorter shortlist only
+            reached = index.beam_size * index.edges_per_cluster
+            index = replace(
+                index,
+                shortlist_size=min(index.shortlist_size, reached),
+                train_shortlist=min(index.train_shortlist, reached),
+            )
+        return replace(config, index=index)
 
     def defaults(self, config: ResolvedConfig, n_labels: int) -> list[float]:
         """Return values around that of the configuration, within the limits."""
@@ -87,72 +107,33 @@ def parameter_called(name: str) -> Parameter:
     return PARAMETERS[name]
 
 
-def _index(config: ResolvedConfig, **changes: Any) -> ResolvedConfig:
-    return replace(config, index=replace(config.index, **changes))
-
-
-def _lambda(config: ResolvedConfig, value: float) -> ResolvedConfig:
-    stages = tuple(replace(stage, shortlist_loss_weight=value) for stage in config.stages)
-    return replace(config, stages=stages)
-
-
-def _kappa(config: ResolvedConfig, value: float) -> ResolvedConfig:
-    """Change κ; shorten a shortlist that the beam has too few edges for."""
-    index = config.index
-    reached = index.beam_size * int(value)
-    shortlist = min(index.shortlist_size, reached)
-    training = min(index.train_shortlist, reached)
-    return _index(
-        config, edges_per_cluster=int(value), shortlist_size=shortlist, train_shortlist=training
-    )
-
-
+_LAMBDA, _KAPPA = "shortlist_loss_weight", "edges_per_cluster"
+_AROUND = (0.1, 0.3, 1.0, 3.0, 10.0)
 PARAMETERS = {
-    "lambda": Parameter(
-        symbol="λ",
-        factors=(0.0, 0.2, 0.5, 1.0, 2.0, 5.0),
-        read=lambda config: config.stages[-1].shortlist_loss_weight,
-        change=_lambda,
-        limits=lambda _config, _n_labels: (0.0, math.inf),
-    ),
+    "lambda": Parameter("λ", _LAMBDA, (0.0, 0.2, 0.5, 1.0, 2.0, 5.0), lambda *_: (0.0, math.inf)),
     "kappa": Parameter(
-        symbol="κ",
-        factors=(0.1, 0.2, 0.5, 1.0, 2.0),
-        read=lambda config: config.index.edges_per_cluster,
-        change=_kappa,
+        "κ",
+        _KAPPA,
+        (0.1, 0.2, 0.5, 1.0, 2.0),
         # fewer than L/C would leave labels without an edge
-        limits=lambda config, n: (math.ceil(n / config.index.n_clusters), n),
+        lambda config, n_labels: (math.ceil(n_labels / config.index.n_clusters), n_labels),
         whole=True,
     ),
-    "alpha": Parameter(
-        symbol="α",
-        factors=(0.1, 0.3, 1.0, 3.0, 10.0),
-        read=lambda config: config.index.alpha,
-        change=lambda config, value: _index(config, alpha=value),
-        limits=lambda _config, _n_labels: (1.0, math.inf),
-    ),
-    "beta": Parameter(
-        symbol="β",
-        factors=(0.1, 0.3, 1.0, 3.0, 10.0),
-        read=lambda config: config.index.beta,
-        change=lambda config, value: _index(config, beta=value),
-        limits=lambda _config, _n_labels: (1.0, math.inf),
-    ),
+    "alpha": Parameter("α", "alpha", _AROUND, lambda *_: (1.0, math.inf)),
+    "beta": Parameter("β", "beta", _AROUND, lambda *_: (1.0, math.inf)),
     "beam": Parameter(
-        symbol="b",
-        factors=(0.05, 0.1, 0.25, 0.5, 1.0, 2.0, 4.0),
-        read=lambda config: config.index.beam_size,
-        change=lambda config, value: _index(config, beam_size=int(value)),
-        limits=lambda config, _n_labels: (1.0, config.index.n_clusters),
+        "b",
+        "beam_size",
+        (0.05, 0.1, 0.25, 0.5, 1.0, 2.0, 4.0),
+        lambda config, _: (1.0, config.index.n_clusters),
         whole=True,
         trained=False,
     ),
     "shortlist": Parameter(
-        symbol="K",
-        factors=(0.1, 0.25, 0.5, 1.0, 2.0, 4.0),
-        read=lambda config: config.index.shortlist_size,
-        change=lambda config, value: _index(config, shortlist_size=int(value)),
-        limits=lambda _config, n: (1.0, n),
+        "K",
+        "shortlist_size",
+        (0.1, 0.25, 0.5, 1.0, 2.0, 4.0),
+        lambda _, n_labels: (1.0, n_labels),
         whole=True,
         trained=False,
     ),
@@ -211,21 +192,15 @@ def sweep(
         if not swept.trained:
             model = copy(model)
             model.config = swept.change(model.config, value)
-        part = model.check_component(measured)
-        predictions = model.predict_split(setting.corpus.split("test"), component=part)
         row = Row(
             name=f"{parameter}={value:.12g}",
             title=f"{value:g}",
             seed=seed,
-            metrics=evaluate_on_test(predictions, setting),
-            costs={
-                TRAIN_SECONDS: round(trained.train_seconds(part), 3),
-                MS_PER_POINT: ms_per_point(model, setting, part),
-            },
+            costs={TRAIN_SECONDS: round(trained.train_seconds(measured), 3)},
             settings={parameter: value},
             run=trained.run,
         )
-        return [row]
+        return [measure_row(row, model, setting, measured)]
 
     tasks = []
     for seed in setting.seeds:
@@ -267,7 +242,6 @@ def _plot(lines: Sequence[Line], parameter: str, symbol: str, base: float) -> Ma
     is_wide = values.min() > 0 and values.max() / values.min() > _LOG_RATIO
     plot = Plot(
         f"Metrics by {symbol}",
-        f"Highest: {best}.",
         Axis(symbol, log=bool(is_wide)),
         Axis(f"difference to {symbol} = {values[at]:g}, points"),
     )
@@ -275,4 +249,4 @@ def _plot(lines: Sequence[Line], parameter: str, symbol: str, base: float) -> Ma
         change = mean - mean[at]
         std = np.array([line.std.get(key, 0.0) for line in shown])
         plot.line(key, values, change, band=(change - std, change + std) if std.any() else ())
-    return plot.svg()
+    return plot.svg(f"Highest: {best}.")

@@ -148,9 +148,8 @@ def dot_plot(lines: Sequence[Line], title: str, metrics: Sequence[str]) -> Marku
         f"{line.title}: {', '.join(f'{key} {line.mean[key]:.2f}' for key in metrics)}"
         for line in shown
     )
-    rows = Axis("", categories=[line.title for line in shown])
-    plot = Plot(title, f"{described}.", Axis("%"), rows)
+    plot = Plot(title, Axis("%"), Axis("", categories=[line.title for line in shown]))
     for key in metrics:
         stds = [line.std.get(key, 0.0) for line in shown]
         plot.dots(key, [line.mean[key] for line in shown], stds)
-    return plot.svg()
+    return plot.svg(f"{described}.")

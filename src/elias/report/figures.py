@@ -46,10 +46,10 @@ def _figure(
     header: Sequence[str] = (),
     rows: Iterable[Sequence[object]] = (),
 ) -> Markup:
-    """Return a plot under its title; below it caption, description and a table of numbers."""
+    """Return a plot under its title, with a caption and a table of numbers below it."""
     numbers = details("Numbers", table(header, rows)) if header else None
-    below = element("figcaption", f"{caption} {plot.description}".strip(), numbers)
-    return element("figure", element("h3", plot.title), plot.svg(), below, "\n", id=key)
+    below = element("figcaption", caption, numbers)
+    return element("figure", element("h3", plot.title), plot.svg(caption), below, "\n", id=key)
 
 
 def _curve_figure(
@@ -72,9 +72,10 @@ def _curve_figure(
 
 
 def _decile_figure(
-    key: str, plot: Plot, caption: str, groups: Mapping[str, Array], **counts: Ints
+    key: str, title: str, axis: Axis, caption: str, groups: Mapping[str, Array], **counts: Ints
 ) -> Markup:
-    """Return a plot with bars by label decile; the table has a column of ``counts`` too."""
+    """Return a plot with bars by label decile; the table has the columns ``counts`` too."""
+    plot = Plot(title, DECILE_AXIS, axis)
     plot.bars(groups)
     rows = [
         [
@@ -95,43 +96,28 @@ def learning_figures(epochs: Sequence[Mapping[str, Any]]) -> list[Markup]:
     """Return the training loss and, if there is a validation split, the metrics by epoch."""
     stages = [str(epoch.get("stage")) for epoch in epochs]
     starts = {i + 1: s for i, s in enumerate(stages) if i == 0 or stages[i - 1] != s}
-    validation = [epoch.get("validation") or {} for epoch in epochs]
+    measured = [epoch.get("validation") or {} for epoch in epochs]
+    names = dict.fromkeys(name for values in measured for name in values)
     # None, for what was not measured, becomes NaN
-    loss = {"loss": np.array([epoch.get("loss") for epoch in epochs], dtype=np.float64)}
-    metrics = {
-        name: np.array([values.get(name) for values in validation], dtype=np.float64)
-        for name in dict.fromkeys(name for values in validation for name in values)
-    }
-    last = [f"{name} {v[np.isfinite(v)][-1]:.2f}" for name, v in metrics.items()]
+    loss = np.array([epoch.get("loss") for epoch in epochs], dtype=np.float64)
+    metrics = {name: np.array([v.get(name) for v in measured], dtype=np.float64) for name in names}
 
-    def draw(key: str, title: str, label: str, text: str, caption: str, curves: Any) -> Markup:
-        plot = Plot(title, text, Axis("epoch", 1.0, max(len(epochs), 2.0)), Axis(label))
+    def draw(key: str, title: str, label: str, caption: str, curves: Any) -> Markup:
+        plot = Plot(title, Axis("epoch", 1.0, max(len(epochs), 2.0)), Axis(label))
         for at, stage in starts.items():
             plot.rule(at, stage)
         return _curve_figure(key, plot, caption, "epoch", range(1, len(epochs) + 1), curves)
 
-    figures = [
-        draw(
-            "learning-loss",
-            "Training loss by epoch",
-            "training loss",
-            f"Stages: {', '.join(f'{stage} from epoch {at}' for at, stage in starts.items())}.",
-            "L = L_c + λ·L_s on the training points. It can jump where a stage begins, because "
-            "each stage searches another graph.",
-            loss,
-        )
-    ]
+    caption = "L = L_c + λ·L_s on the training points. It can jump where a stage begins, because "
+    caption += "each stage searches another graph. Stages: "
+    caption += ", ".join(f"{stage} from epoch {at}" for at, stage in starts.items())
+    title = "Training loss by epoch"
+    figures = [draw("learning-loss", title, "training loss", f"{caption}.", {"loss": loss})]
     if metrics:
-        figures.append(
-            draw(
-                "learning-validation",
-                "Validation metrics by epoch",
-                "validation, %",
-                f"Last values: {', '.join(last)}.",
-                "On the held-out points. Each stage keeps its best epoch (eval.select_by).",
-                metrics,
-            )
-        )
+        title, key = "Validation metrics by epoch", "learning-validation"
+        last = ", ".join(f"{name} {v[np.isfinite(v)][-1]:.2f}" for name, v in metrics.items())
+        caption = "On the held-out points. Each stage keeps its best epoch (eval.select_by). "
+        figures.append(draw(key, title, "validation, %", f"{caption}Last: {last}.", metrics))
     return figures
 
 
@@ -149,59 +135,57 @@ def recall_figures(
         recorded: R@k of earlier stages, from the log of the run.
         split: Name of the split.
     """
+    title = "Recall by number of predictions (Fig. 5, left)"
+    axis = Axis("labels predicted, k", low=1.0, log=True)
+    plot = Plot(title, axis, Axis("R@k, %", low=0.0))
+    caption = f"Share of the true labels of a {split} point among its k best labels. "
+    for name, known in recorded.items():
+        plot.line(name, list(known), list(known.values()))
+        caption += f"Of {name}, only the values in the log of the run are known. "
     ks = next(iter(recalls.values())).ks
     last = ", ".join(f"{name} {recall.curve[-1]:.2f}%" for name, recall in recalls.items())
-    curve = Plot(
-        "Recall by number of predictions (Fig. 5, left)",
-        f"R@{ks[-1]}: {last}.",
-        Axis("labels predicted, k", low=1.0, log=True),
-        Axis("R@k, %", low=0.0),
-    )
-    caption = f"Share of the true labels of a {split} point among its k best labels."
-    for name, known in recorded.items():
-        curve.line(name, list(known), list(known.values()))
-        caption += f" Of {name}, only the values in the log of the run are known."
-    added = {name: recall.by_decile for name, recall in recalls.items()}
-    *_, final = added.values()
-    by_decile = Plot(
-        f"Contribution of each label decile to R@{RECALL_AT} (Fig. 5, right)",
-        f"First decile: {final[0]:.2f}, last: {final[-1]:.2f} percentage points.",
-        DECILE_AXIS,
-        Axis("percentage points", low=0.0),
-    )
-    found = {name: 100 * score.recall for name, score in scores.items()}
-    *_, final = found.values()
-    within = Plot(
-        "Recall within each label decile",
-        f"First decile: {final[0]:.1f}%, last: {final[-1]:.1f}%.",
-        DECILE_AXIS,
-        Axis(f"% among the {RECALL_AT} best", low=0.0, high=100.0),
-    )
-    pairs = next(iter(scores.values())).pairs
+    caption += f"R@{ks[-1]}: {last}."
     curves = {name: recall.curve for name, recall in recalls.items()}
-    sum_caption = f"The ten bars of a component add up to its R@{RECALL_AT}."
-    share_caption = "Share of the true labels of each decile that are predicted."
+    added = {name: recall.by_decile for name, recall in recalls.items()}
+    within = {name: 100 * score.recall for name, score in scores.items()}
+    *_, last_added = added.values()
+    *_, last_within = within.values()
     return [
-        _curve_figure("fig-5-curve", curve, caption, "k", ks, curves),
-        _decile_figure("fig-5-deciles", by_decile, sum_caption, added),
-        _decile_figure("fig-5-found", within, share_caption, found, **{"true labels": pairs}),
+        _curve_figure("fig-5-curve", plot, caption, "k", ks, curves),
+        _decile_figure(
+            "fig-5-deciles",
+            f"Contribution of each label decile to R@{RECALL_AT} (Fig. 5, right)",
+            Axis("percentage points", low=0.0),
+            f"The ten bars of a component add up to its R@{RECALL_AT}. First decile: "
+            f"{last_added[0]:.2f}, last: {last_added[-1]:.2f} percentage points.",
+            added,
+        ),
+        _decile_figure(
+            "fig-5-found",
+            "Recall within each label decile",
+            Axis(f"% among the {RECALL_AT} best", low=0.0, high=100.0),
+            "Share of the true labels of each decile that are predicted. First decile: "
+            f"{last_within[0]:.1f}%, last: {last_within[-1]:.1f}%.",
+            within,
+            **{"true labels": next(iter(scores.values())).pairs},
+        ),
         _score_figure({name: score.quantiles for name, score in scores.items()}),
     ]
 
 
 def _score_figure(quantiles: Mapping[str, Array]) -> Markup:
     """Return the scores of true labels by decile (Fig. 4)."""
+    high = 1.0 if all(np.nanmax(q, initial=0.0) <= 1 for q in quantiles.values()) else None
+    title = "Scores of true labels by decile (Fig. 4)"
+    plot = Plot(title, DECILE_AXIS, Axis("score", low=0.0, high=high))
+    plot.boxes(quantiles)
     medians = "; ".join(
         f"{name}: median {number(q[0, 2])} in the first decile, {number(q[-1, 2])} in the last"
         for name, q in quantiles.items()
     )
-    high = 1.0 if all(np.nanmax(q, initial=0.0) <= 1 for q in quantiles.values()) else None
-    title = "Scores of true labels by decile (Fig. 4)"
-    plot = Plot(title, f"{medians}.", DECILE_AXIS, Axis("score", low=0.0, high=high))
-    plot.boxes(quantiles)
     caption = (
         f"True labels among the {RECALL_AT} best. A box holds the middle half of the scores, its "
-        "bar is the median, and the line goes from 10% to 90%."
+        f"bar is the median, and the line goes from 10% to 90%. {medians}."
     )
     header = ["decile", *(f"{name} {q:.0%}" for name in quantiles for q in QUANTILES)]
     rows = [
@@ -213,73 +197,68 @@ def _score_figure(quantiles: Mapping[str, Array]) -> Markup:
 
 def threshold_figure(probabilities: Probabilities) -> Markup:
     """Return precision, recall and F1 by threshold on the held-out points."""
-    best = probabilities.threshold("f1")
-    at = int(np.searchsorted(probabilities.thresholds, best - 1e-9))
-    parts = {"precision": probabilities.precision, "recall": probabilities.recall}
-    curves = {name: 100 * values for name, values in (parts | {"F1": probabilities.f1}).items()}
+    thresholds, best = probabilities.thresholds, probabilities.threshold("f1")
+    curves = {
+        "precision": 100 * probabilities.precision,
+        "recall": 100 * probabilities.recall,
+        "F1": 100 * probabilities.f1,
+    }
+    at = int(np.searchsorted(thresholds, best - 1e-9))
     values = ", ".join(f"{name} {curve[at]:.1f}%" for name, curve in curves.items())
+    caption = f"Over all pairs of a point and a label. F1 is highest at {best:g}: {values}."
     plot = Plot(
         "Precision and recall by threshold",
-        f"F1 is highest at {best:g}: {values}.",
         Axis("threshold on the probability", low=0.0, high=1.0),
         Axis("on held-out points, %", low=0.0, high=100.0),
     )
     plot.rule(best, "best F1")
-    shown = range(0, len(probabilities.thresholds), 10)
-    caption = "Over all pairs of a point and a label."
-    xs = probabilities.thresholds
-    return _curve_figure("thresholds", plot, caption, "threshold", xs, curves, shown)
+    shown = range(0, len(thresholds), 10)
+    return _curve_figure("thresholds", plot, caption, "threshold", thresholds, curves, shown)
 
 
 def reliability_figure(predictions: Predictions, truth: csr_matrix, split: str) -> Markup:
     """Return the share of relevant labels by predicted probability, raw and calibrated."""
-    measured = {
-        "raw scores": reliability(predictions, truth, ECE_AT, calibrated=False),
-        "probabilities": reliability(predictions, truth, ECE_AT),
-    }
-    errors = ", ".join(f"{bins.error:.2f}% for {name}" for name, bins in measured.items())
     plot = Plot(
         "Reliability diagram",
-        f"Expected calibration error on the {split} points: {errors}.",
         Axis("predicted probability", low=0.0, high=1.0),
         Axis("share that is relevant", low=0.0, high=1.0),
     )
     plot.line("perfect calibration", [0.0, 1.0], [0.0, 1.0])
-    rows = []
-    for name, bins in measured.items():
+    rows, errors = [], []
+    for name, calibrated in (("raw scores", False), ("probabilities", True)):
+        bins = reliability(predictions, truth, ECE_AT, calibrated=calibrated)
         plot.line(name, bins.said, bins.true)
+        errors.append(f"{bins.error:.2f}% for {name}")
         columns = zip(bins.said, bins.true, bins.counts.tolist(), strict=True)
         rows += [[name, f"{p:.3f}", f"{true:.3f}", f"{n:,}"] for p, true, n in columns if n]
-    caption = f"The {ECE_AT} best labels of each point in fifteen bins."
-    header = ["", "predicted", "relevant", "labels"]
-    return _figure("reliability", plot, caption, header, rows)
+    caption = f"The {ECE_AT} best labels of each point in fifteen bins. Expected calibration error "
+    caption += f"on the {split} points: {', '.join(errors)}."
+    return _figure("reliability", plot, caption, ["", "predicted", "relevant", "labels"], rows)
 
 
 def edge_figures(scores: EdgeScores) -> list[Markup]:
     """Return edge scores by rank within their cluster (Fig. 3) and their histogram."""
-    n_edges, high = len(scores.mean), int((scores.mean >= 0.5).sum())
+    n_edges = len(scores.mean)
     by_rank = Plot(
         "Edge scores by rank within the cluster (Fig. 3)",
-        f"The mean is at least 0.5 for the first {high} of {n_edges} edges.",
         Axis("rank of the edge", low=1.0, high=max(n_edges, 2.0)),
         Axis("edge score ŝ", low=0.0, high=1.0),
     )
     by_rank.line("mean", range(1, n_edges + 1), scores.mean, band=(scores.low, scores.high))
+    caption = (
+        "ŝ = min(1, β·softmax a), Eq. 5: mean over clusters; the band holds 80% of them. The mean "
+        f"is at least 0.5 for the first {(scores.mean >= 0.5).sum()} of {n_edges} edges."
+    )
     ranks = sorted({1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, n_edges})
     rows = [[f"{rank}", _value(scores.mean[rank - 1])] for rank in ranks if rank <= n_edges]
-    caption = "ŝ = min(1, β·softmax a), Eq. 5: mean over clusters; the band holds 80% of them."
-    histogram = Plot(
-        "Histogram of edge scores",
-        f"{percent(1 - _at(scores.above, ASSIGNED))} of the edges score {ASSIGNED} or less.",
-        Axis("edge score ŝ"),
-        Axis("% of edges", low=0.0),
-    )
+    histogram = Plot("Histogram of edge scores", Axis("edge score ŝ"), Axis("% of edges", low=0.0))
     above = np.append(scores.above[::5], 0.0)
     histogram.histogram(-100 * np.diff(above), np.append(THRESHOLDS[::5], 1.0))
-    pruned = "In Table 9 of the paper, removing the low ones costs next to nothing."
+    low_scores = f"{percent(1 - _at(scores.above, ASSIGNED))} of the edges score {ASSIGNED} or "
+    low_scores += "less. In Table 9 of the paper, removing them costs next to nothing."
     return [
         _figure("fig-3", by_rank, caption, ["rank", "mean ŝ"], rows),
-        _figure("fig-3-histogram", histogram, pruned),
+        _figure("fig-3-histogram", histogram, low_scores),
     ]
 
 
@@ -287,14 +266,15 @@ def stage1_figure(scores: EdgeScores, stage1: Array) -> Markup:
     """Return the share of stage 1 edges above each threshold (Fig. 7a)."""
     plot = Plot(
         "Stage 1 edges in the learned graph (Fig. 7a)",
-        f"{percent(stage1[0])} of them are stored, {percent(_at(stage1, ASSIGNED))} score more "
-        f"than {ASSIGNED}.",
         Axis("threshold on the edge score ŝ", low=0.0, high=1.0),
         Axis("% above the threshold", low=0.0, high=100.0),
     )
+    caption = (
+        f"Stage 1 connects each label to one cluster. {percent(stage1[0])} of these edges are "
+        f"stored, {percent(_at(stage1, ASSIGNED))} score more than {ASSIGNED}."
+    )
     curves = {"stage 1 edges": 100 * stage1, "all edges": 100 * scores.above}
     shown = np.searchsorted(THRESHOLDS, _SHOWN_THRESHOLDS).tolist()
-    caption = "Stage 1 connects each label to one cluster."
     return _curve_figure("fig-7a", plot, caption, "threshold", THRESHOLDS, curves, shown)
 
 
@@ -305,41 +285,29 @@ def _at(shares: Array, threshold: float) -> float:
 def clusters_figure(means: Mapping[float, Array]) -> Markup:
     """Return the mean number of clusters per label by decile (Fig. 7b)."""
     known = means[ASSIGNED][np.isfinite(means[ASSIGNED])]
-    as_in_paper = known[0] > known[-1]
-    comparison = (
-        "have more clusters than rare ones, as"
-        if as_in_paper
-        else ("do not have more clusters than rare ones, unlike")
-    )
-    plot = Plot(
-        "Clusters per label by decile (Fig. 7b)",
-        f"Above {ASSIGNED}: {number(known[0])} in the first decile, {number(known[-1])} in the "
-        f"last. Frequent labels {comparison} in the paper.",
-        DECILE_AXIS,
-        Axis("clusters, mean", low=0.0),
-    )
+    comparison = "do not have more clusters than rare ones, unlike"
+    if known[0] > known[-1]:
+        comparison = "have more clusters than rare ones, as"
     caption = (
         "A label is assigned to the clusters whose edge to it scores more than a threshold, "
-        f"{ASSIGNED} in the paper."
+        f"{ASSIGNED} in the paper. Above {ASSIGNED}: {number(known[0])} in the first decile, "
+        f"{number(known[-1])} in the last. Frequent labels {comparison} in the paper."
     )
     groups = {f"ŝ > {threshold:g}": values for threshold, values in means.items()}
-    return _decile_figure("fig-7b", plot, caption, groups)
+    title, axis = "Clusters per label by decile (Fig. 7b)", Axis("clusters, mean", low=0.0)
+    return _decile_figure("fig-7b", title, axis, caption, groups)
 
 
 def size_figure(key: str, title: str, label: str, sizes: Ints) -> Markup:
     """Return a histogram of the sizes of the clusters."""
     largest = int(sizes.max())
-    plot = Plot(
-        title,
-        f"Median {number(float(np.median(sizes)))}, from {sizes.min():,} to {largest:,}, over "
-        f"{len(sizes):,} clusters.",
-        Axis(label),
-        Axis("clusters", low=0.0),
-    )
+    plot = Plot(title, Axis(label), Axis("clusters", low=0.0))
     step = max(1, -(-(largest + 1) // _HISTOGRAM_BARS))
     plot.histogram(*np.histogram(sizes, bins=np.arange(0, largest + step + 1, step)))
+    caption = f"Median {number(float(np.median(sizes)))}, from {sizes.min():,} to {largest:,}, "
+    caption += f"over {len(sizes):,} clusters."
     rows = [[f"{q}%", float(np.percentile(sizes, q))] for q in (0, 10, 25, 50, 75, 90, 100)]
-    return _figure(key, plot, "", ["percentile", label], rows)
+    return _figure(key, plot, caption, ["percentile", label], rows)
 
 
 _LABEL_COLOUR = 4  # red, as in the paper

@@ -1,8 +1,8 @@
 """Draw line, bar, box, dot and scatter plots as SVG, for the report and the experiments.
 
-    plot = Plot("Loss by epoch", "It falls from 3 to 1.", Axis("epoch"), Axis("loss"))
+    plot = Plot("Loss by epoch", Axis("epoch"), Axis("loss"))
     plot.line("training", [1, 2, 3], [3.0, 2.0, 1.0])
-    svg = plot.svg()
+    svg = plot.svg("It falls from 3 to 1.")
 
 Screen readers read the title and the description. Text has the colour of the page, and series have
 the colours ``--series-1`` to ``--series-6`` of its style sheet; dashes and marker shapes tell them
@@ -73,9 +73,8 @@ class Scale:
 class Plot:
     """A plot with two axes: add marks, then draw it with `svg`."""
 
-    def __init__(self, title: str, description: str, x: Axis, y: Axis) -> None:
-        self.title, self.description = title, description
-        self.x, self.y = x, y
+    def __init__(self, title: str, x: Axis, y: Axis) -> None:
+        self.title, self.x, self.y = title, x, y
         self._xs: list[float] = []  # values that the axes must hold
         self._ys: list[float] = []
         self._legend: list[tuple[str, Markup]] = []  # name and symbol of each series
@@ -221,8 +220,8 @@ class Plot:
         self._xs += values
         self._marks.append(draw)
 
-    def svg(self) -> Markup:
-        """Return the plot with its axes and, for several series, a legend."""
+    def svg(self, description: str) -> Markup:
+        """Draw the plot with its axes and, for several series, a legend."""
         legend, top = _draw_legend(self._legend if len(self._legend) > 1 else [])
         labels = [_text(self.y.label, 0.0, top + FONT, "start", opacity=0.75)]
         rows = self.y.categories
@@ -241,7 +240,7 @@ class Plot:
         lines = vertical if rows else horizontal
         grid = element("path", d=lines, stroke="currentColor", opacity=0.16)
         marks = [element("g", list(draw(x, y))) for draw in self._marks]
-        return _svg(self.title, self.description, [legend, grid, labels, marks], height)
+        return _svg(self.title, description, [legend, grid, labels, marks], height)
 
 
 def scatter_plot(

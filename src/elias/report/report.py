@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 SECTIONS = {
-    "metrics": ("Metrics by component", sections.metrics_section),
+    "metrics": ("Metrics", sections.metrics_section),
     "learning": ("Learning curves", sections.learning_section),
     "recall": ("Recall and scores", sections.recall_section),
     "probabilities": ("Probabilities", sections.probabilities_section),

@@ -54,10 +54,7 @@ class FinishedRun:
         """Return the predictions of each component for the evaluated split."""
         if self.evaluated is None:
             return {}
-        _, split = self.evaluated
-        return {
-            name: self.model.predict_split(split, component=name) for name in self.model.components
-        }
+        return self.model.predict_components(self.evaluated[1])
 
     @cached_property
     def edges(self) -> Edges | None:

@@ -18,7 +18,7 @@ def test_learning_curves_go_through_all_stages():
     assert "Stages: stage1 from epoch 1, stage2 from epoch 3." in loss
     assert "loss: 1, 3</title>" in loss
     assert "loss: 2" not in loss  # not recorded
-    assert "Last values: P@1 30.00, R@100 5.00." in validation
+    assert "Last: P@1 30.00, R@100 5.00." in validation
     assert "R@100: 3, 5</title>" in validation
     assert "R@100: 1" not in validation
 

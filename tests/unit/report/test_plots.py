@@ -31,9 +31,9 @@ FIVE = np.tile([0.1, 0.2, 0.4, 0.6, 0.9], (10, 1))
 
 def plot_with(add, x=X, y=Y):
     """The SVG of a plot that ``add`` has added marks to."""
-    plot = Plot(TITLE, DESCRIPTION, x, y)
+    plot = Plot(TITLE, x, y)
     add(plot)
-    return plot.svg()
+    return plot.svg(DESCRIPTION)
 
 
 def lines(*points):
