@@ -85,7 +85,7 @@ class ShardedRows(LinearRows):
         )
         return scores
 
-    def every_loss(
+    def all_rows_loss(
         self,
         embedding: Tensor,
         positives: Tensor,
@@ -107,7 +107,7 @@ class ShardedRows(LinearRows):
             update=update,
         )
 
-    def every_top(
+    def all_rows_top(
         self, embedding: Tensor, top_k: int, blocked: Tensor | None
     ) -> tuple[Tensor, Tensor]:
         """Return the k labels of highest logit of this process's points, and the logits."""

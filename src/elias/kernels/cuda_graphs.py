@@ -32,15 +32,13 @@ class GraphRecorder:
     """
 
     def __init__(self, device: torch.device) -> None:
-        make_stream: Any = torch.cuda.Stream
-        self._stream = make_stream(device)
+        self._stream = torch.cuda.Stream(device)
         self._pool: Any = None
 
     def __call__(self, function: Callable[[], Result]) -> tuple[Callable[[], object], Result]:
         """Run and capture the function; return its replay and the tensors it writes."""
         if self._pool is None:
-            pool: Any = torch.cuda.graph_pool_handle
-            self._pool = pool()
+            self._pool = torch.cuda.graph_pool_handle()
         current = torch.cuda.current_stream(self._stream.device)
         self._stream.wait_stream(current)
         graph: Any = torch.cuda.CUDAGraph()
@@ -72,8 +70,7 @@ class GraphRecorder:
 
 
 def _free_cached() -> None:
-    in_use: Any = torch.cuda.is_initialized
-    if in_use():
+    if torch.cuda.is_initialized():
         torch.cuda.synchronize()
         torch.cuda.empty_cache()
 

@@ -82,5 +82,5 @@ def sparse_gradient(rows: Tensor, values: Tensor, shape: torch.Size) -> Tensor:
     """Return a table's gradient as a sparse tensor; rows are ascending and distinct."""
     # torch 2.11 and 2.12 warn in spite of check_invariants=False; this is silent in all of them,
     # and does not change the user's setting
-    with torch.sparse.check_sparse_tensor_invariants(enable=False):  # type: ignore[no-untyped-call]
+    with torch.sparse.check_sparse_tensor_invariants(enable=False):
         return torch.sparse_coo_tensor(rows.unsqueeze(0), values, shape, is_coalesced=True)

@@ -45,10 +45,7 @@ def every_label_loss(
     multiple of it. Without, they get a dense gradient.
     """
     size = chunk_size or _chunk_size(embedding)
-    loss: Tensor = _EveryLabelLoss.apply(  # type: ignore[no-untyped-call]
-        embedding, weight, bias, positives, scale, update, size
-    )
-    return loss
+    return _EveryLabelLoss.apply(embedding, weight, bias, positives, scale, update, size)
 
 
 def every_label_top(

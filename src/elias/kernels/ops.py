@@ -82,10 +82,7 @@ def edge_log(
 
     With a ``beam`` the scores of clusters outside it are undefined.
     """
-    scores: Tensor = _gpu().edge_log(
-        edge_logits, edge_labels, n_labels=n_labels, beta=beta, beam=beam
-    )
-    return scores
+    return _gpu().edge_log(edge_logits, edge_labels, n_labels=n_labels, beta=beta, beam=beam)
 
 
 def path_log(
@@ -100,12 +97,9 @@ def path_log(
     Both scores are given before their min(1, ·), which is applied here. With ``gradients`` the
     backward pass adds the gradient by the edges there and returns none.
     """
-    scores: Tensor
-    if gradients is None:
-        scores = _kernels(cluster_log).path_log(cluster_log, edge_log, beam, paths)
-    else:
-        scores = _gpu().path_log(cluster_log, edge_log, beam, paths, gradients)
-    return scores
+    if gradients is not None:
+        return _gpu().path_log(cluster_log, edge_log, beam, paths, gradients)
+    return _kernels(cluster_log).path_log(cluster_log, edge_log, beam, paths)
 
 
 def label_logits(
@@ -120,12 +114,9 @@ def label_logits(
     Weights and biases get sparse gradients, one row per label. With ``gradients`` they get none:
     the backward pass adds (label, embedding) pairs there.
     """
-    logits: Tensor
-    if gradients is None:
-        logits = _kernels(embedding).label_logits(embedding, weight, bias, labels)
-    else:
-        logits = _gpu().label_logits(embedding, weight, bias, labels, gradients)
-    return logits
+    if gradients is not None:
+        return _gpu().label_logits(embedding, weight, bias, labels, gradients)
+    return _kernels(embedding).label_logits(embedding, weight, bias, labels)
 
 
 def bag_sum(
@@ -135,16 +126,14 @@ def bag_sum(
     coefficients: Float[Tensor, " tokens"],
 ) -> Float[Tensor, "B D"]:
     """Return Σ_j coefficient_j · weight[id_j] of each bag; the coefficients get no gradient."""
-    bags: Tensor = _kernels(weight).bag_sum(weight, ids, offsets, coefficients)
-    return bags
+    return _kernels(weight).bag_sum(weight, ids, offsets, coefficients)
 
 
 def log_probabilities(
     logits: Float[Tensor, "B K"], log_scores: Float[Tensor, "B K"]
 ) -> Float[Tensor, "B K"]:
     """Return log p = log σ(logit) + log ŷ; on a CPU with the bits of `cpu.rank.rank_beams`."""
-    log_p: Tensor = _kernels(logits).log_probabilities(logits, log_scores)
-    return log_p
+    return _kernels(logits).log_probabilities(logits, log_scores)
 
 
 def shortlist_bce(
@@ -161,10 +150,7 @@ def shortlist_bce(
     1−p = σ(−z) + σ(z)(1−ŷ), no logarithm is taken of a rounded probability, and neither the loss
     nor its gradients overflow.
     """
-    loss: Tensor = _ShortlistBCE.apply(  # type: ignore[no-untyped-call]
-        logits, shortlist_log, labels, positives, n_labels
-    )
-    return loss
+    return _ShortlistBCE.apply(logits, shortlist_log, labels, positives, n_labels)
 
 
 class _ShortlistBCE(torch.autograd.Function):
@@ -183,8 +169,7 @@ class _ShortlistBCE(torch.autograd.Function):
             logits.float(), shortlist_log, labels, positives, n_labels
         )
         ctx.save_for_backward(by_logits, by_shortlist)
-        result: Tensor = loss
-        return result
+        return loss
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
@@ -206,13 +191,12 @@ def label_loss(
     With ``gradients`` logits and loss are one Triton operation, and the gradient of the
     classifiers is added there.
     """
-    if gradients is None:
-        logits = label_logits(embedding, weight, bias, labels)
-        return shortlist_bce(logits, shortlist_log, labels, positives, len(weight))
-    loss: Tensor = _gpu().label_loss(
-        embedding, shortlist_log, weight, bias, labels, positives, gradients
-    )
-    return loss
+    if gradients is not None:
+        return _gpu().label_loss(
+            embedding, shortlist_log, weight, bias, labels, positives, gradients
+        )
+    logits = label_logits(embedding, weight, bias, labels)
+    return shortlist_bce(logits, shortlist_log, labels, positives, len(weight))
 
 
 def adamw_rows(

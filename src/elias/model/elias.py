@@ -77,7 +77,7 @@ class LinearRows(nn.Module):
         """Return w·φ + bias of K rows for each point; a row beyond the last gives 0."""
         return label_logits(embedding, self.weight, self.bias, labels, gradients)
 
-    def every_loss(
+    def all_rows_loss(
         self,
         embedding: Float[Tensor, "B D"],
         positives: Int[Tensor, "B Y"],
@@ -89,7 +89,7 @@ class LinearRows(nn.Module):
             embedding, self.weight, self.bias, positives, scale=scale, update=update
         )
 
-    def every_top(
+    def all_rows_top(
         self, embedding: Float[Tensor, "B D"], top_k: int, blocked: Bool[Tensor, " L"] | None
     ) -> tuple[Int[Tensor, "B k"], Float[Tensor, "B k"]]:
         """Return the k rows of highest logit, and the logits."""
@@ -168,7 +168,7 @@ class EliasModel(nn.Module):
         if blocked is not None:
             known = self.graph.edge_labels.clamp(max=self.n_labels - 1)
             edge_log = edge_log.masked_fill(blocked[known], -math.inf)
-        expansion = expand_beam(
+        labels, paths, wanted_paths = expand_beam(
             beam,
             cluster_log.gather(1, beam),
             self.graph.edge_labels,
@@ -177,7 +177,6 @@ class EliasModel(nn.Module):
             n_labels=self.n_labels,
             shortlist_size=shortlist_size,
         )
-        labels, paths, wanted_paths = expansion
         paths = paths.masked_fill(labels >= self.n_labels, -1)
         scores = path_log(
             cluster_log, edge_log, beam, torch.cat([paths, wanted_paths], dim=1), gradients
@@ -252,8 +251,9 @@ class EliasModel(nn.Module):
         """
         cluster_log = self.unsaturated_log(embedding)
         beam = self.training_beam(cluster_log, parents, sizes.beam_size)
-        found = self.search(cluster_log, beam, sizes.shortlist_size, positives, gradients=gradients)
-        labels, log_scores = found.labels, found.log_scores
+        labels, log_scores, positive_log, reached = self.search(
+            cluster_log, beam, sizes.shortlist_size, positives, gradients=gradients
+        )
         if self.labels.whole:
             weight, bias = self.labels.weight, self.labels.bias
             classification = label_loss(
@@ -264,7 +264,7 @@ class EliasModel(nn.Module):
             classification = classification_loss(
                 logits, log_scores, labels, positives, self.n_labels
             )
-        shortlist = shortlist_loss(found.positive_log, found.reached)
+        shortlist = shortlist_loss(positive_log, reached)
         # A search skips paths of score NaN, so its loss would be 0. Softmax spreads a NaN over
         # its row: one column makes the loss NaN, and adds 0 otherwise.
         shortlist = shortlist + 0 * cluster_log[:, 0].detach().sum()

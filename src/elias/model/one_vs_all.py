@@ -41,7 +41,7 @@ class OneVsAll(EliasModel):
         """
         embedding = self.encoder(tokens).float()
         slots = self.labels.batch_size(len(positives)) * (self.n_labels if mean else 1)
-        loss = self.labels.every_loss(embedding, positives, 1 / slots, update)
+        loss = self.labels.all_rows_loss(embedding, positives, 1 / slots, update)
         return Losses(loss, loss, torch.zeros_like(loss))
 
     @torch.no_grad()
@@ -56,5 +56,5 @@ class OneVsAll(EliasModel):
 
         Ties go to the lower label id; missing slots hold ``n_labels`` and 0.
         """
-        labels, logits = self.labels.every_top(embedding, top_k, blocked)
+        labels, logits = self.labels.all_rows_top(embedding, top_k, blocked)
         return best_labels(labels, nn.functional.logsigmoid(logits), top_k, self.n_labels)

@@ -23,10 +23,7 @@ _MAX_BLOCKS = 8
 
 def path_log(cluster_log: Tensor, edge_log: Tensor, beam: Tensor, paths: Tensor) -> Tensor:
     """Return log ŝ_c + log ŝ_{c,ℓ} of each path, with gradients; 0 for a path of -1."""
-    scores: Tensor = _PathLog.apply(  # type: ignore[no-untyped-call]
-        cluster_log, edge_log, beam, paths
-    )
-    return scores
+    return _PathLog.apply(cluster_log, edge_log, beam, paths)
 
 
 class _PathLog(torch.autograd.Function):

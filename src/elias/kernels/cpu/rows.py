@@ -26,18 +26,12 @@ _SLOTS_PER_CHUNK = 64  # slots of all shortlists that are processed together
 
 def label_logits(embedding: Tensor, weight: Tensor, bias: Tensor, labels: Tensor) -> Tensor:
     """Return w_ℓ·φ + bias_ℓ of each label, with sparse gradients; 0 for a padded one."""
-    logits: Tensor = _LabelLogits.apply(  # type: ignore[no-untyped-call]
-        embedding, weight, bias, labels
-    )
-    return logits
+    return _LabelLogits.apply(embedding, weight, bias, labels)
 
 
 def bag_sum(weight: Tensor, ids: Tensor, offsets: Tensor, coefficients: Tensor) -> Tensor:
     """Return Σ_j coefficient_j · weight[id_j] of each bag, with a sparse gradient."""
-    bags: Tensor = _BagSum.apply(  # type: ignore[no-untyped-call]
-        weight, ids, offsets, coefficients
-    )
-    return bags
+    return _BagSum.apply(weight, ids, offsets, coefficients)
 
 
 class _LabelLogits(torch.autograd.Function):

@@ -1,9 +1,9 @@
 """Beam expansion for a CPU, compiled by numba: walk the best paths first, not all of them.
 
-The edges of each cluster are sorted once for all rows. The paths of a row that matter are then the
-first few of each cluster: a score threshold is guessed that somewhat more paths pass than labels
-are needed, and lowered while these paths reach too few labels. The result does not depend on the
-guess. Rows are divided among threads and do not depend on each other.
+The edges of each cluster are sorted once for all rows, so the paths of a row that matter are the
+first ones of each cluster. The search estimates a score threshold that somewhat more paths pass
+than labels are needed, and lowers it while these paths reach too few labels. The result does not
+depend on the estimate. Rows are divided among threads and do not depend on each other.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class BestPaths(NamedTuple):
     scores: Array
     """(L, 2) score of the best path to a label and its unsaturated score, or -inf.
 
-    They are adjacent so that a path reads one place in memory.
+    They are adjacent in memory, so that a path reads one cache line.
     """
     path: Array
     """(L,) the best path to each reached label."""

@@ -6,7 +6,7 @@ them. The gradient of a slot depends on this slot only, so it is computed togeth
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 import triton
@@ -31,10 +31,7 @@ def label_loss(
     gradients: IndexGradients,
 ) -> Tensor:
     """Return the loss of the labels' logits; the table's gradient is added to ``gradients``."""
-    loss: Tensor = _LabelLoss.apply(  # type: ignore[no-untyped-call]
-        embedding, shortlist_log, weight, bias, labels, positives, gradients
-    )
-    return loss
+    return _LabelLoss.apply(embedding, shortlist_log, weight, bias, labels, positives, gradients)
 
 
 class _LabelLoss(torch.autograd.Function):
@@ -61,15 +58,6 @@ class _LabelLoss(torch.autograd.Function):
         return grads[0] * by_embedding, grads[0] * by_shortlist, None, None, None, None, None
 
 
-class LossAndGradients(NamedTuple):
-    """The loss over a shortlist and its gradients."""
-
-    loss: Float[Tensor, ""]
-    by_embedding: Float[Tensor, "B D"]
-    by_logits: Float[Tensor, "B K"]
-    by_shortlist: Float[Tensor, "B K"]
-
-
 def loss_and_gradients(
     embedding: Float[Tensor, "B D"],
     weight: Float[Tensor, "L D"],
@@ -77,8 +65,8 @@ def loss_and_gradients(
     shortlist_log: Float[Tensor, "B K"],
     labels: Int[Tensor, "B K"],
     positives: Int[Tensor, "B Y"],
-) -> LossAndGradients:
-    """Return `shortlist_bce` of the labels' logits w·φ + bias, with the embedding's gradient.
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Return the loss of the logits w·φ + bias, and its gradients by φ, by z and by log ŷ.
 
     The rows are read twice. One pass is possible, but a warp that holds a row would compute its
     loss in every lane, which costs more than reading again.
@@ -89,7 +77,7 @@ def loss_and_gradients(
         logits, shortlist_log, labels, positives, len(weight)
     )
     by_embedding = gather_sum(by_logits, weight, labels)
-    return LossAndGradients(loss, by_embedding, by_logits, by_shortlist)
+    return loss, by_embedding, by_logits, by_shortlist
 
 
 def shortlist_bce(

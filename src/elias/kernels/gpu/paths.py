@@ -61,10 +61,7 @@ def path_log(
 
     The gradient by the edges is added to ``gradients``, or returned by autograd without it.
     """
-    scores: Tensor = _PathLog.apply(  # type: ignore[no-untyped-call]
-        cluster_log, edge_log, beam, paths, gradients
-    )
-    return scores
+    return _PathLog.apply(cluster_log, edge_log, beam, paths, gradients)
 
 
 class _PathLog(torch.autograd.Function):
@@ -236,15 +233,15 @@ def _path_log_backward(
         cluster = tl.load(beam + row * n_beam + position, mask=valid, other=0).to(tl.int64)
         edge = cluster * n_edges + (path - position * n_edges)
         if LEARNED:
-            free = tl.load(edge_log + edge, mask=valid, other=1.0)
-            tl.atomic_add(by_edge + edge, g, mask=valid & (free <= 0.0), sem="relaxed")
+            score = tl.load(edge_log + edge, mask=valid, other=1.0)
+            tl.atomic_add(by_edge + edge, g, mask=valid & (score <= 0.0), sem="relaxed")
         here = valid[:, None] & (position[:, None] == spot[None, :])
         sums += tl.sum(tl.where(here, g[:, None], 0.0), axis=0)
         hits += tl.sum(here.to(tl.int32), axis=0)
     cluster = tl.load(beam + row * n_beam + spot, mask=spot < n_beam, other=n_clusters)
     known = cluster < n_clusters
     at = row * n_clusters + cluster
-    own = tl.load(cluster_log + at, mask=known, other=1.0)
-    tl.atomic_add(by_cluster + at, sums, mask=known & (own <= 0.0), sem="relaxed")
+    score = tl.load(cluster_log + at, mask=known, other=1.0)
+    tl.atomic_add(by_cluster + at, sums, mask=known & (score <= 0.0), sem="relaxed")
     if LEARNED:
         tl.store(touched + cluster, hits * 0 + 1, mask=known & (hits > 0))

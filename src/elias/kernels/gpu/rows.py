@@ -35,10 +35,7 @@ def label_logits(
 
     The gradient of the table is added to ``gradients``, or returned by autograd without it.
     """
-    logits: Tensor = _LabelLogits.apply(  # type: ignore[no-untyped-call]
-        embedding, weight, bias, labels, gradients
-    )
-    return logits
+    return _LabelLogits.apply(embedding, weight, bias, labels, gradients)
 
 
 class _LabelLogits(torch.autograd.Function):
