@@ -200,7 +200,7 @@ def test_memory_does_not_grow_with_the_rows_of_a_file(tmp_path, name):
     tracemalloc.stop()
 
     assert count == n_rows
-    assert most < 2_000_000  # a list of these rows takes more than 10 MB
+    assert most < 4_000_000  # some blocks of the file; a list of these rows takes over 10 MB
 
 
 def test_a_killed_command_goes_on_where_it_was(run, tmp_path):
@@ -229,7 +229,9 @@ def test_a_killed_command_goes_on_where_it_was(run, tmp_path):
 def test_an_interrupt_says_how_far_it_came(model, table, tmp_path):
     stopping, _ = stop_after(model, 1, KeyboardInterrupt())
 
-    with pytest.raises(KeyboardInterrupt, match="2 of 7 texts are done; the same command goes on"):
+    with pytest.raises(
+        KeyboardInterrupt, match="2 of 7 texts are done; run the same command to resume"
+    ):
         predict_file(
             stopping, FileTask.plan(TextFile.find(table), tmp_path / "o.csv", chunk_size=2)
         )
@@ -297,17 +299,17 @@ MISTAKES = {
     "{table} --out {tmp}/o.xlsx": "o.xlsx: the name does not say what to write",
     "{table} --out {tmp}/o --format jsonk": "did you mean 'jsonl'?",
     "{table} --out {tmp}/o.parquet.gz": "Parquet is packed already",
-    "{table} --out {tmp}/no/o.csv": "its folder is not there",
+    "{table} --out {tmp}/no/o.csv": "its folder does not exist",
     "{table} --out {tmp} --format csv": "is a folder",
     "{table} --out {table} --overwrite": "is the input itself",
     "{table} --out {tmp}/there.csv": "already exists; choose another file, or add --overwrite",
     "{table} --out {tmp}/o.csv --keep idd": "no column 'idd' among 'id', 'text', 'year'; did you",
-    "{table} --out {tmp}/o.csv --keep id --keep id": "it is kept twice",
+    "{table} --out {tmp}/o.csv --keep id --keep id": "it is given twice",
     "{table} --out {tmp}/o.txt --keep id": "lines of id:score have no columns",
-    "{tmp}/labelled.csv --out {tmp}/o.csv --keep labels": "the predictions are called so",
+    "{tmp}/labelled.csv --out {tmp}/o.csv --keep labels": "the predictions have this name",
     "- --out {tmp}/o.csv": "stdin cannot be read again",
-    "{table} --format csv": "name it by --out",
-    "- --keep id": "lines of stdin have no columns",
+    "{table} --format csv": "name it with --out",
+    "- --keep id": "lines on stdin have no columns",
     "{tmp}/gone.txt --out {tmp}/o.csv": "gone.txt: no such file",
     "{tmp}/there.csv --out {tmp}/o.csv": "no text column among 'x', 'y'; name one with --text",
 }

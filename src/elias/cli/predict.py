@@ -158,7 +158,7 @@ def _write_file(
     # Nothing appears on stdout, so log the progress even where there is no terminal for a bar.
     console.set_up(verbose=console.is_verbose(), quiet=console.is_quiet(), log_steps=True)
     start = time.monotonic()
-    done = predict_file(elias, task, ask=predict_texts, **arguments)
+    done = predict_file(elias, task, predict=predict_texts, **arguments)
     seconds = max(time.monotonic() - start, 1e-9)
     resumed = f", {done.resumed:,} of them before the interruption" if done.resumed else ""
     speed = (done.texts - done.resumed) / seconds

@@ -1,4 +1,4 @@
-"""The learned index to walk about in: a cluster's labels, a label's clusters, labels by name."""
+"""Browse the learned graph: the labels of a cluster, the clusters of a label, labels by name."""
 
 from __future__ import annotations
 
@@ -17,108 +17,119 @@ if TYPE_CHECKING:
 
 
 class Edge(NamedTuple):
-    """An edge as seen from one of its ends: what is at the other, and ŝ_{c,ℓ} (Eq. 5)."""
+    """The id at the other end of an edge, and ŝ_{c,ℓ} (Eq. 5)."""
 
     id: int
     score: float
 
 
 class GraphView:
-    """The graph of a model as two lists of neighbours, strongest first.
+    """The graph of a model as two lists of neighbours, strongest edge first.
 
-    Of equally strong labels of a cluster, those come first whose classifier points most along the
-    cluster's own, so that the first few say what it is about.
+    Equally strong edges are ordered by the similarity of the classifiers of cluster and label, so
+    that the first labels show the topic of a cluster.
     """
 
     def __init__(self, model: EliasModel) -> None:
         self.n_clusters = model.graph.n_clusters
-        clusters, labels, scores, likeness = _edges(model)
-        order = np.lexsort((labels, -likeness, -scores, clusters))
-        self._labels = labels[order].astype(np.int32)
-        self._label_scores = scores[order]
-        self._cluster_starts = np.searchsorted(clusters[order], np.arange(self.n_clusters + 1))
-        order = np.lexsort((clusters, -likeness, -scores, labels))
-        self._clusters = clusters[order].astype(np.int32)
-        self._cluster_scores = scores[order]
-        self._label_starts = np.searchsorted(labels[order], np.arange(model.n_labels + 1))
+        clusters, labels, scores, similarity = _edges(model)
+        self._labels = _Neighbours(clusters, labels, scores, similarity, self.n_clusters)
+        self._clusters = _Neighbours(labels, clusters, scores, similarity, model.n_labels)
 
     def n_labels_of(self, cluster: int) -> int:
-        """Return how many labels hang under a cluster."""
-        return int(self._cluster_starts[cluster + 1] - self._cluster_starts[cluster])
+        """Return the number of labels of a cluster."""
+        return self._labels.count(cluster)
 
     def n_clusters_of(self, label: int) -> int:
-        """Return how many clusters a label hangs under."""
-        return int(self._label_starts[label + 1] - self._label_starts[label])
+        """Return the number of clusters of a label."""
+        return self._clusters.count(label)
 
     def labels_of(self, cluster: int, count: int, start: int = 0) -> list[Edge]:
-        """Return some labels of a cluster, strongest first."""
-        first, end = self._cluster_starts[cluster : cluster + 2]
-        rows = slice(first + start, min(first + start + count, end))
-        return _pairs(self._labels[rows], self._label_scores[rows])
+        """Return ``count`` labels of a cluster from rank ``start``, strongest first."""
+        return self._labels.edges(cluster, count, start)
 
     def clusters_of(self, label: int, count: int, start: int = 0) -> list[Edge]:
-        """Return some clusters of a label, strongest first."""
-        first, end = self._label_starts[label : label + 2]
+        """Return ``count`` clusters of a label from rank ``start``, strongest first."""
+        return self._clusters.edges(label, count, start)
+
+
+class _Neighbours:
+    """The edges of each of ``n_nodes`` nodes, strongest first."""
+
+    def __init__(
+        self,
+        nodes: NDArray[np.int64],
+        others: NDArray[np.int64],
+        scores: NDArray[np.float32],
+        similarity: NDArray[np.float32],
+        n_nodes: int,
+    ) -> None:
+        order = np.lexsort((others, -similarity, -scores, nodes))
+        self._ids = others[order].astype(np.int32)
+        self._scores = scores[order]
+        self._starts = np.searchsorted(nodes[order], np.arange(n_nodes + 1))
+
+    def count(self, node: int) -> int:
+        return int(self._starts[node + 1] - self._starts[node])
+
+    def edges(self, node: int, count: int, start: int) -> list[Edge]:
+        first, end = self._starts[node : node + 2]
         rows = slice(first + start, min(first + start + count, end))
-        return _pairs(self._clusters[rows], self._cluster_scores[rows])
+        return list(map(Edge, self._ids[rows].tolist(), self._scores[rows].tolist()))
 
 
 class LabelSearch:
-    """Labels by a part of their name.
+    """Finds labels by parts of their names.
 
     >>> LabelSearch(["salt fish", "fish", "law", "shellfish"]).find("fish", 3)
     [1, 0, 3]
     """
 
     def __init__(self, names: Sequence[str]) -> None:
-        self._folded = [name.casefold() for name in names]
+        self._names = [name.casefold() for name in names]
 
     def find(self, query: str, count: int) -> list[int]:
-        """Return the ids of labels that hold every word of the query.
+        """Return the ids of ``count`` labels whose names contain every word of the query.
 
-        The whole name first, then names that begin so, then those in which a word does; of equals
-        the shorter.
+        The query itself comes first, then names that start with it, then names with a word that
+        starts with its first word; within each group, shorter names come first.
         """
-        wanted = query.casefold().split()
-        if not wanted:
-            return list(range(min(count, len(self._folded))))
-        whole = " ".join(wanted)
-        found = [i for i, name in enumerate(self._folded) if all(word in name for word in wanted)]
-        begins = re.compile(rf"\b{re.escape(wanted[0])}")
+        words = query.casefold().split()
+        if not words:
+            return list(range(min(count, len(self._names))))
+        phrase = " ".join(words)
+        matches = [i for i, name in enumerate(self._names) if all(word in name for word in words)]
+        word_start = re.compile(rf"\b{re.escape(words[0])}")
 
-        def rank(label: int) -> tuple[int, int, int]:
-            name = self._folded[label]
-            if name == whole:
-                place = 0
-            elif name.startswith(whole):
-                place = 1
-            else:
-                place = 2 if begins.search(name) else 3
-            return place, len(name), label
+        def sort_key(label: int) -> tuple[bool, bool, bool, int, int]:
+            name = self._names[label]
+            starts_word = word_start.search(name) is not None
+            return (
+                name != phrase,
+                not name.startswith(phrase),
+                not (starts_word or name.startswith(phrase)),
+                len(name),
+                label,
+            )
 
-        return sorted(found, key=rank)[:count]
-
-
-def _pairs(ids: NDArray[np.int32], scores: NDArray[np.float32]) -> list[Edge]:
-    return [Edge(*pair) for pair in zip(ids.tolist(), scores.tolist(), strict=True)]
+        return sorted(matches, key=sort_key)[:count]
 
 
 @torch.no_grad()
 def _edges(
     model: EliasModel,
 ) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.float32], NDArray[np.float32]]:
-    """Return the cluster, label and score of every edge, and how alike both classifiers are."""
+    """Return the cluster, label and score of every edge, and the similarity of its classifiers."""
     graph = model.graph
     scores = graph.edge_log_scores().exp()
     columns: list[list[NDArray[np.generic]]] = [[], [], [], []]
-    for cluster in range(graph.n_clusters):  # all at once would take C·E·D numbers
-        slots = graph.edge_labels[cluster]
-        stored = slots < model.n_labels
-        labels = slots[stored]
+    for cluster in range(graph.n_clusters):  # all clusters at once would need C·E·D numbers
+        is_edge = graph.edge_labels[cluster] < model.n_labels
+        labels = graph.edge_labels[cluster][is_edge]
         directions = torch.nn.functional.normalize(model.labels.weight[labels].float(), dim=1)
-        alike = directions @ model.clusters.weight[cluster].float()
-        parts = (torch.full_like(labels, cluster), labels, scores[cluster][stored], alike)
+        similarity = directions @ model.clusters.weight[cluster].float()
+        parts = (torch.full_like(labels, cluster), labels, scores[cluster][is_edge], similarity)
         for column, part in zip(columns, parts, strict=True):
             column.append(part.cpu().numpy())
-    clusters, labels_, found, alikeness = (np.concatenate(column) for column in columns)
-    return clusters, labels_, found, alikeness
+    clusters, label_ids, edge_scores, similarities = (np.concatenate(c) for c in columns)
+    return clusters, label_ids, edge_scores, similarities

@@ -15,110 +15,98 @@ from elias.model.elias import EliasModel
 from elias.model.graph import LabelGraph
 from elias.rerank.probabilities import PROBABILITIES
 
+PRUNED = "pruned"
+"""Key of a model's metadata: the rule and the result of pruning."""
+
 
 @torch.no_grad()
 def edges_above(graph: LabelGraph, threshold: float) -> Bool[Tensor, "C E"]:
-    """Say which edges have ŝ_{c,ℓ} of at least ``threshold``."""
+    """Return a mask of the edges with ŝ_{c,ℓ} of at least ``threshold``."""
     if not 0 <= threshold <= 1:
         raise ConfigError(f"threshold must be in [0, 1], as edge scores are, not {threshold}")
-    return (graph.edge_log_scores().exp() >= threshold) & _stored(graph)
+    return (graph.edge_log_scores().exp() >= threshold) & _is_edge(graph)
 
 
 @torch.no_grad()
 def strongest_edges_of(graph: LabelGraph, count: int) -> Bool[Tensor, "C E"]:
-    """Say which edges are the ``count`` strongest of their cluster.
+    """Return a mask of the ``count`` strongest edges of each cluster.
 
-    Of those that share the highest score, 1, the one with the larger share goes first, then the
-    first one stored.
+    Edges that share the highest score, 1, are ordered by their share of the softmax, then by their
+    slot.
     """
     if count < 1:
         raise ConfigError(f"top_k, the edges kept of a cluster, must be >= 1, not {count}")
     order = graph.unsaturated_log().argsort(dim=1, descending=True, stable=True)
     strong = torch.zeros_like(order, dtype=torch.bool).scatter_(1, order[:, :count], True)
-    return strong & _stored(graph)
+    return strong & _is_edge(graph)
 
 
 @torch.no_grad()
 def pruned_graph(graph: LabelGraph, strong: Bool[Tensor, "C E"]) -> LabelGraph:
-    """Return the graph with its ``strong`` edges and the best of each label, as narrow as can be.
+    """Return the graph with its ``strong`` edges and the strongest edge of each label.
 
-    What the others had of their cluster's softmax stays taken, so that ŝ_{c,ℓ} of those kept is
-    what it was. Slots left over hold ``n_labels``.
+    The scores ŝ_{c,ℓ} of these edges do not change: the softmax still counts the removed edges of
+    their cluster. The graph has as few slots per cluster as possible; empty slots hold L.
     """
     if not graph.learned:
         raise ConfigError("the model has no learned graph, so there are no edges to prune")
-    stored = _stored(graph)
-    kept = (strong & stored) | _best_of_label(graph)
-    order = kept.int().argsort(dim=1, descending=True, stable=True)
-    order = order[:, : int(kept.sum(dim=1).max())]
-    left = kept.gather(1, order)
+    # without its strongest edge a label could not be found
+    clusters = torch.arange(graph.n_clusters, device=graph.edge_labels.device).unsqueeze(1)
+    labels = graph.edge_labels.clamp(max=graph.n_labels - 1)
+    is_best = graph.strongest_parents()[labels] == clusters
+    remains = (strong | is_best) & _is_edge(graph)
+    order = remains.int().argsort(dim=1, descending=True, stable=True)
+    order = order[:, : int(remains.sum(dim=1).max())]
+    filled = remains.gather(1, order)
     return LabelGraph(
-        graph.edge_labels.gather(1, order).masked_fill(~left, graph.n_labels),
+        graph.edge_labels.gather(1, order).masked_fill(~filled, graph.n_labels),
         graph.n_labels,
         graph.beta,
-        edge_logits=graph.edge_logits.detach().gather(1, order).masked_fill(~left, 0.0),
-        removed_log=_removed_log(graph, stored & ~kept),
+        edge_logits=graph.edge_logits.detach().gather(1, order).masked_fill(~filled, 0.0),
+        removed_log=_removed_log(graph, _is_edge(graph) & ~remains),
     )
 
 
-def _removed_log(graph: LabelGraph, gone: Bool[Tensor, "C E"]) -> Tensor | None:
-    """Return log Σ exp(a_{c,ℓ}) over the edges that are gone, those gone before among them."""
+def _removed_log(graph: LabelGraph, removed: Bool[Tensor, "C E"]) -> Tensor | None:
+    """Return log Σ exp(a_{c,ℓ}) over the removed edges, with those that were removed before."""
     before = graph.removed_log
-    if not gone.any():
+    if not removed.any():
         return before
-    removed = graph.edge_logits.detach().float().masked_fill(~gone, -torch.inf).logsumexp(dim=1)
+    logits = graph.edge_logits.detach().float().masked_fill(~removed, -torch.inf)
+    total = logits.logsumexp(dim=1)
     if before is not None:
-        removed = torch.logaddexp(removed, before)
-    return removed.clamp(min=torch.finfo(removed.dtype).min)  # only finite numbers are saved
+        total = torch.logaddexp(total, before)
+    return total.clamp(min=torch.finfo(total.dtype).min)  # only finite numbers are saved
 
 
-def _best_of_label(graph: LabelGraph) -> Bool[Tensor, "C E"]:
-    """Say which edge is the strongest of its label: without any, the label cannot be found."""
-    clusters = torch.arange(graph.n_clusters, device=graph.edge_labels.device).unsqueeze(1)
-    known = graph.edge_labels.clamp(max=graph.n_labels - 1)
-    return (graph.strongest_parents()[known] == clusters) & _stored(graph)
-
-
-def with_graph(model: EliasModel, graph: LabelGraph) -> EliasModel:
-    """Return a model that shares all but the graph with the given one."""
-    with torch.device("meta"):  # the classifiers made here are replaced at once
-        other = EliasModel(model.encoder, graph, model.alpha)
-    other.clusters, other.labels = model.clusters, model.labels
-    other.training = model.training
-    return other
-
-
-def _stored(graph: LabelGraph) -> Bool[Tensor, "C E"]:
+def _is_edge(graph: LabelGraph) -> Bool[Tensor, "C E"]:
+    """Return a mask of the slots that hold an edge."""
     return graph.edge_labels < graph.n_labels
-
-
-PRUNED = "pruned"
-"""The key of a model's metadata that says how it was pruned."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EdgeCount:
-    """How many edges pruning left, over all members."""
+    """Number of edges before and after pruning, over all members."""
 
     before: int
     after: int
     for_labels: int
-    """Those of them that are weak, and stay because their label has no other."""
+    """Weak edges that remain because their label has no other."""
 
     @property
     def removed(self) -> float:
-        """Return the share of the edges that went."""
+        """Return the fraction of edges that were removed."""
         return 1 - self.after / max(self.before, 1)
 
 
 def prune_edges(
     model: Elias, *, threshold: float | None = None, top_k: int | None = None
 ) -> tuple[Elias, EdgeCount]:
-    """Return the model without its weak edges, and how many went; the given one stays as it is.
+    """Return a copy of the model without its weak edges, and the number of edges.
 
-    What is left scores what it scored, and every label keeps its strongest edge. Of an ensemble,
-    all members are pruned. Metrics of the given model are not those of the new one, so ``metadata``
-    goes without them.
+    The remaining edges keep their scores, and every label keeps its strongest edge. All members of
+    an ensemble are pruned. The metrics in ``metadata`` are those of the given model, so the copy
+    has none.
 
     Args:
         model: A model with a learned graph.
@@ -126,7 +114,7 @@ def prune_edges(
         top_k: Keep this many edges of each cluster, the strongest.
 
     Raises:
-        ConfigError: If not just one of both is given, or the model has no learned graph.
+        ConfigError: If both or none of the two are given, or the model has no learned graph.
 
     Example:
         >>> from elias import EliasConfig, train
@@ -141,34 +129,42 @@ def prune_edges(
     """
     if (threshold is None) == (top_k is None):
         raise ConfigError("pruning takes a threshold or a top_k, and not both")
-    pruned = [_pruned(member, threshold, top_k) for member in model.members]
-    edges = EdgeCount(
-        before=sum(count.before for _, count in pruned),
-        after=sum(count.after for _, count in pruned),
-        for_labels=sum(count.for_labels for _, count in pruned),
+    members = [_prune_member(member, threshold, top_k) for member in model.members]
+    counts = [count for _, count in members]
+    total = EdgeCount(
+        before=sum(count.before for count in counts),
+        after=sum(count.after for count in counts),
+        for_labels=sum(count.for_labels for count in counts),
     )
-    first, *others = (member for member, _ in pruned)
-    whole = copy(model)
-    whole.model = first.model
-    whole.metadata = first.metadata | {PRUNED: first.metadata[PRUNED] | asdict(edges)}
-    whole.others = tuple(others)
-    return whole, edges
+    first, *others = (member for member, _ in members)
+    pruned = copy(model)
+    pruned.model = first.model
+    pruned.metadata = first.metadata | {PRUNED: first.metadata[PRUNED] | asdict(total)}
+    pruned.others = tuple(others)
+    return pruned, total
 
 
-def _pruned(member: Elias, threshold: float | None, top_k: int | None) -> tuple[Elias, EdgeCount]:
-    graph = member.model.graph
+def _prune_member(
+    member: Elias, threshold: float | None, top_k: int | None
+) -> tuple[Elias, EdgeCount]:
+    model, graph = member.model, member.model.graph
     if threshold is not None:
-        strong, by = edges_above(graph, threshold), {"threshold": threshold}
+        strong, rule = edges_above(graph, threshold), {"threshold": threshold}
     else:
         assert top_k is not None
-        strong, by = strongest_edges_of(graph, top_k), {"top_k": top_k}
-    left = pruned_graph(graph, strong)
-    edges = EdgeCount(
-        before=graph.n_edges, after=left.n_edges, for_labels=left.n_edges - int(strong.sum())
+        strong, rule = strongest_edges_of(graph, top_k), {"top_k": top_k}
+    remaining = pruned_graph(graph, strong)
+    count = EdgeCount(
+        before=graph.n_edges,
+        after=remaining.n_edges,
+        for_labels=remaining.n_edges - int(strong.sum()),
     )
+    with torch.device("meta"):  # the classifiers created here are replaced at once
+        new = EliasModel(model.encoder, remaining, model.alpha)
+    new.clusters, new.labels, new.training = model.clusters, model.labels, model.training
     pruned = copy(member)
-    pruned.model = with_graph(member.model, left)
+    pruned.model = new
     measured = ("metrics", PROBABILITIES)
-    pruned.metadata = {name: fact for name, fact in member.metadata.items() if name not in measured}
-    pruned.metadata[PRUNED] = by | asdict(edges)
-    return pruned, edges
+    pruned.metadata = {k: value for k, value in member.metadata.items() if k not in measured}
+    pruned.metadata[PRUNED] = rule | asdict(count)
+    return pruned, count
