@@ -1,6 +1,6 @@
-"""Corpora: reading any format, checking, describing and writing them.
+"""Corpora: read, check, describe and write them in any format.
 
-Names are resolved when first used (PEP 562), so that importing this package costs nothing.
+Names are imported when they are first used (PEP 562), so that importing this package is fast.
 """
 
 from __future__ import annotations
@@ -26,20 +26,16 @@ __all__ = [
     "load_corpus",
 ]
 
-_HOME = {
-    "SPLITS": "corpus",
-    "Corpus": "corpus",
-    "CorpusStats": "stats",
-    "Split": "corpus",
-    "SplitStats": "stats",
-    "Written": "writers",
-    "convert": "writers",
-    "corpus_stats": "stats",
-    "load_corpus": "load",
+_MODULES = {
+    "corpus": ("SPLITS", "Corpus", "Split"),
+    "load": ("load_corpus",),
+    "stats": ("CorpusStats", "SplitStats", "corpus_stats"),
+    "writers": ("Written", "convert"),
 }
 
 
 def __getattr__(name: str) -> Any:
-    if name not in _HOME:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(import_module(f"{__name__}.{_HOME[name]}"), name)
+    for module, names in _MODULES.items():
+        if name in names:
+            return getattr(import_module(f"{__name__}.{module}"), name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

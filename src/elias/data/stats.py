@@ -1,4 +1,4 @@
-"""What a corpus is like: the paper's Table 5, and what else one should know before training."""
+"""Compute statistics of a corpus: those of the paper's Table 5, duplicates and text lengths."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _WORD = re.compile(r"\w+")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SplitStats:
-    """One split, counted."""
+    """Statistics of one split."""
 
     points: int
     pairs: int
@@ -36,21 +36,21 @@ class SplitStats:
     """The 10th, 50th, 90th and 99th percentile of words per text."""
     empty_texts: int | None
     duplicate_texts: int | None
-    """Texts that stood in this split before, but for case and punctuation."""
+    """Texts that occur earlier in this split, ignoring case and punctuation."""
     texts_in_train: int | None
-    """Texts that also stand in the training split; None for the training split itself."""
+    """Texts that also occur in the training split; None for the training split itself."""
     filter_pairs: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CorpusStats:
-    """A corpus, counted."""
+    """Statistics of a corpus."""
 
     splits: dict[str, SplitStats]
     labels: int
     """L."""
     features: int | None
-    """D_bow, the width of the given features."""
+    """D_bow, the width of the features of the source."""
     points_per_label: float
     """Training pairs over L."""
     points_per_label_percentiles: tuple[int, ...]
@@ -59,17 +59,17 @@ class CorpusStats:
     labels_without_training_points: int
     labels_with_one_training_point: int
     labels_with_up_to_five_training_points: int
-    """Those with none are among them."""
+    """Labels without training points included."""
     repeated_names: int
-    """Labels whose name an earlier label has too."""
+    """Labels with the name of an earlier label."""
 
     def to_dict(self) -> dict[str, Any]:
-        """Return plain values, as JSON takes them."""
+        """Return plain values for JSON."""
         return asdict(self)
 
 
 def corpus_stats(corpus: Corpus) -> CorpusStats:
-    """Count a corpus."""
+    """Return the statistics of a corpus."""
     in_train = _hashes(corpus.train.texts)
     frequencies = corpus.label_frequencies()
     features = corpus.train.features
@@ -118,11 +118,10 @@ def _word_counts(texts: Sequence[str] | None) -> NDArray[np.int64] | None:
 
 
 def _hashes(texts: Sequence[str] | None) -> NDArray[np.int64] | None:
-    """Return a number for each text without case and punctuation, equal for equal ones.
+    """Return a 64-bit hash of each text, ignoring case and punctuation.
 
-    64 bits each, so that many texts need not be in memory; that two of ten
-    million different texts share one has a chance of one in 370,000. A text of punctuation alone
-    counts as it is.
+    Hashes are kept instead of texts to save memory. The probability that two of ten million
+    different texts collide is one in 370,000. A text of punctuation alone is hashed as it is.
     """
     if texts is None:
         return None

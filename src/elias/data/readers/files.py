@@ -160,7 +160,9 @@ def iter_lines(path: Path) -> Iterator[str]:
 def line_chunks(path: Path) -> Iterator[list[str]]:
     r"""Yield lists of lines of a UTF-8 file, without line ends (``\n`` or ``\r\n``)."""
     for block in _line_blocks(path, CHUNK_CHARACTERS):
-        lines = block.removesuffix("\n").split("\n")
+        lines = block.split("\n")
+        if not lines[-1]:  # the block ends with a line end
+            lines.pop()
         if "\r" in block:
             lines = [line.removesuffix("\r") for line in lines]
         for start in range(0, len(lines), CHUNK_ROWS):
@@ -176,23 +178,23 @@ def _line_blocks(path: Path, size: int) -> Iterator[str]:
     """Yield a UTF-8 file as blocks of whole lines, each about ``size`` bytes long."""
     size = min(size, MAX_LINE)
     number = 1  # the line on which the block starts
-    block = bytearray()
+    parts: list[bytes] = []
     with open_bytes(path) as stream:
         while True:
             data = stream.read(size)
             first, last = data.find(b"\n"), data.rfind(b"\n")
-            if len(block) + (len(data) if first < 0 else first) > MAX_LINE:
+            if sum(map(len, parts)) + (len(data) if first < 0 else first) > MAX_LINE:
                 problem = f"the line is longer than {MAX_LINE >> 20} MiB"
                 raise data_error(path, f"{problem}; give each text its own line", number)
             if data and last < 0:
-                block += data
+                parts.append(data)
                 continue
-            block += data[: last + 1]
-            yield from _decode(path, bytes(block), number)
+            block = b"".join([*parts, data[: last + 1]])
+            yield from _decode(path, block, number)
             if not data:
                 return
             number += block.count(b"\n")
-            block = bytearray(data[last + 1 :])
+            parts = [data[last + 1 :]]
 
 
 def _decode(path: Path, block: bytes, number: int) -> Iterator[str]:

@@ -154,13 +154,13 @@ class TableReader(Reader):
 
     def chunks(self) -> Iterator[Chunk]:
         """Yield the texts and labels of each split."""
-        columns, given = self._columns, self._options.separator
+        columns, separator = self._columns, self._options.separator
         rows_in_memory = list(self._read_quoted()) if self._in_memory else None
 
         def passes(*names: str) -> Iterable[Rows]:
             return self._read(names) if rows_in_memory is None else rows_in_memory
 
-        self._separator = _separator(passes(columns.labels), columns.labels, given)
+        self._separator = _separator(passes(columns.labels), columns.labels, separator)
         id_separator = ""
         if columns.ids is not None:
             id_separator = _separator(passes(columns.ids), columns.ids, None)
@@ -169,7 +169,7 @@ class TableReader(Reader):
                 rows.columns[columns.labels],
                 self._separator,
                 rows.error,
-                lists=given is None,
+                lists=separator is None,
                 keep_empty=columns.ids is not None,
             )
             id_lists = weights = None
@@ -213,10 +213,10 @@ class TableReader(Reader):
         return Summary(names, ids, notes=notes)
 
 
-def _separator(rows: Iterable[Rows], column: str, given: str | None) -> str:
-    """Return the separator of labels in a column: the given one, else by all of its cells."""
-    if given is not None:
-        return given
+def _separator(rows: Iterable[Rows], column: str, option: str | None) -> str:
+    """Return the separator of labels in a column: that of the options, else by all of its cells."""
+    if option is not None:
+        return option
     votes = SeparatorVotes()
     with progress("Reading labels") as advance:
         for chunk in rows:

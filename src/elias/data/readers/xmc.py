@@ -93,11 +93,11 @@ class XmcReader(Reader):
         self._labelled = files is not None
         self.has_splits = files is None or "" not in files
         if files is None:
-            found = {
-                split: find_file(source, LABEL_MATRIX.format(short))
+            self._files = {
+                split: path
                 for split, short in SHORT.items()
+                if (path := find_file(source, LABEL_MATRIX.format(short))) is not None
             }
-            self._files = {split: path for split, path in found.items() if path is not None}
         else:
             self._files = {
                 split or "train": only_file(split, paths) for split, paths in files.items()
