@@ -21,8 +21,8 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
+    from elias.config import EvalConfig
     from elias.data.corpus import Corpus, Split
-    from elias.inference.predictor import Elias
     from elias.predictions import Predictions
 
     Array = NDArray[np.float64]
@@ -365,17 +365,20 @@ REPORTED = [
 
 
 def measure(
-    model: Elias, found: Predictions, split: Split, corpus: Corpus, names: list[str]
+    settings: EvalConfig,
+    predictions: Predictions,
+    split: Split,
+    corpus: Corpus,
+    names: list[str],
 ) -> dict[str, float]:
-    """Return metrics of predictions in percent, with the propensity constants of the model."""
-    settings = model.config.eval
+    """Return the metrics of predictions, in percent, with the configured propensity constants."""
     propensity = inverse_propensities(
         corpus.label_frequencies(),
         len(corpus.train),
         settings.propensity_a,
         settings.propensity_b,
     )
-    measured = score(found, split.labels, propensity, names)
+    measured = score(predictions, split.labels, propensity, names)
     return {name: round(value, 4) for name, value in measured.items()}
 
 

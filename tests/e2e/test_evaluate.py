@@ -255,5 +255,5 @@ def test_names_that_repeat_are_matched_by_row_or_not_at_all(corpus, table_run):
     same = replace(corpus, label_names=twins)
 
     assert twice.evaluate(same)["R@100"] > 0
-    with pytest.raises(DataError, match=r"label 0 is .*, in the model it is 'twin', and names tha"):
+    with pytest.raises(DataError, match=r"label 0 is .*, in the model it is 'twin'; repeated"):
         twice.evaluate(corpus)

@@ -32,7 +32,7 @@ def test_a_part_of_a_model_has_no_probabilities(model, texts):
     found = model.predict(texts, component=model.components[0])
 
     assert found.probabilities is None
-    with pytest.raises(ConfigError, match="knows no probabilities of these scores"):
+    with pytest.raises(ConfigError, match="these scores have no probabilities"):
         model.predict(texts, component=model.components[0], threshold="f1")
 
 
@@ -70,7 +70,7 @@ def test_a_model_whose_probabilities_are_gone_says_so(model, tmp_path):
     folder = model.save_pretrained(tmp_path / "model")
     (folder / "probabilities.json").unlink()
 
-    with pytest.raises(ModelError, match=r"probabilities\.json: missing or damaged"):
+    with pytest.raises(ModelError, match=r"probabilities\.json: missing"):
         Elias.from_pretrained(folder, device="cpu")
 
 
@@ -94,10 +94,6 @@ def test_a_model_without_probabilities_is_read_and_can_be_given_some(
     without = Elias.from_pretrained(run, device="cpu")
     without.probabilities = None
     place = without.save_pretrained(tmp_path / "model")
-    config = place / "config.json"
-    tree = json.loads(config.read_text())
-    del tree["beside"]["probabilities"]  # as it was before there were any
-    config.write_text(json.dumps(tree))
     refused = elias("predict", place, "--threshold", "f1", "--device", "cpu", stdin=b"a text")
 
     told = elias("calibrate", place, corpus_folder, "--device", "cpu")

@@ -202,6 +202,20 @@ def search(
                 logger.warning("out of memory: continuing with %d texts at a time", batch_size)
 
 
+def search_share(
+    model: EliasModel, tokens: Tokens, sizes: SearchSizes, options: SearchOptions
+) -> Candidates:
+    """Return the best labels of each text; if W_L is sharded, each process searches its share."""
+    labels, n_points = model.labels, len(tokens)
+    if not isinstance(labels, ShardedRows):
+        return search(model, tokens, sizes, options)
+    candidates = search(model, tokens.part(labels.world.share(n_points)), sizes, options)
+    return Candidates(
+        all_gather_rows(labels.world, candidates.ids, n_points, model.n_labels),
+        all_gather_rows(labels.world, candidates.scores, n_points, PADDING_SCORE),
+    )
+
+
 def rank_candidates(
     model: Elias,
     candidates: Candidates,
@@ -219,8 +233,7 @@ def rank_candidates(
     stage, *reranked = model.components
     reranked = [name for name in reranked if name in components]
     if stage in components:
-        best = candidates.top(top_k)
-        predictions[stage] = Predictions(best.ids, best.scores, n_labels, names)
+        predictions[stage] = Predictions(candidates.ids, candidates.scores, n_labels, names)
     if reranked:
         assert model.reranker is not None
         predictions |= model.reranker.rerank(
@@ -231,7 +244,7 @@ def rank_candidates(
             label_names=names,
             psi=psi,
         )
-    return predictions
+    return {name: ranked.top(top_k) for name, ranked in predictions.items()}
 
 
 def blocked_labels(
@@ -273,6 +286,18 @@ def label_ids(labels: Iterable[int | str], label_names: Sequence[str]) -> list[i
             raise DataError(f"the model has no label {label!r}{hint}")
         ids.extend(known)
     return ids
+
+
+def max_filtered(split: Split) -> int:
+    """Return the largest number of labels that the filters of a split take from one point."""
+    return 0 if split.filters is None else int(np.bincount(split.filters[:, 0], minlength=1).max())
+
+
+def drop_filtered(predictions: Predictions, split: Split, top_k: int) -> Predictions:
+    """Return the best ``top_k`` predictions without the pairs of a split's filters."""
+    if split.filters is not None and len(split.filters):
+        predictions = predictions.drop(split.filters)
+    return predictions.top(top_k)
 
 
 def split_inputs(split: Split, encoder: TextEncoder) -> Inputs:

@@ -9,7 +9,6 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
 from scipy.sparse import csr_matrix, issparse
 
 from elias.distributed import SingleProcess
@@ -21,7 +20,9 @@ from elias.inference.predict import (
     SearchOptions,
     blocked_labels,
     cached_tokens,
+    drop_filtered,
     label_ids,
+    max_filtered,
     predict,
     rank_candidates,
     search_member,
@@ -349,7 +350,7 @@ class Elias:
             return known if rows == slice(None) else known.part(rows)
 
         components = self.components if components is None else components
-        options = SearchOptions(top_k + _most_filtered(split))
+        options = SearchOptions(top_k + max_filtered(split))
         inputs = split_inputs(split, self.model.encoder)
         predictions = predict(self, inputs, components, options, split_tokens)
         return {name: drop_filtered(predictions[name], split, top_k) for name in components}
@@ -362,7 +363,7 @@ class Elias:
         For an ensemble only the first member is searched. A model whose classifiers are sharded
         returns the candidates of this process's share: use `predict_components` there.
         """
-        options = SearchOptions(top_k + _most_filtered(split))
+        options = SearchOptions(top_k + max_filtered(split))
         components = [name for name in self.components if name != ENSEMBLE]
         tokens = self._tokens(split) if tokens is None else tokens
         return search_member(self, tokens, components, options)
@@ -377,8 +378,8 @@ class Elias:
     ) -> Predictions:
         """Return the predictions of a component from the candidates of `search_split`."""
         component = self.check_component(component or self.last_alone)
-        inputs, width = split_inputs(split, self.model.encoder), top_k + _most_filtered(split)
-        result = rank_candidates(self, candidates, inputs, [component], width)[component].top(width)
+        inputs, width = split_inputs(split, self.model.encoder), top_k + max_filtered(split)
+        result = rank_candidates(self, candidates, inputs, [component], width)[component]
         if component == self.components[-1] and self.probabilities is not None:
             result = replace(result, probabilities=self.probabilities.of(result.scores))
         return drop_filtered(result, split, top_k)
@@ -509,15 +510,3 @@ class Elias:
     def label_ids(self, labels: Iterable[int | str]) -> list[int]:
         """Return the ids of labels given as ids or names; a name may stand for several."""
         return label_ids(labels, self.label_names)
-
-
-def _most_filtered(split: Split) -> int:
-    """Return the largest number of labels that the filters of a split take from one point."""
-    return 0 if split.filters is None else int(np.bincount(split.filters[:, 0], minlength=1).max())
-
-
-def drop_filtered(predictions: Predictions, split: Split, top_k: int) -> Predictions:
-    """Return the best ``top_k`` predictions without the pairs of a split's filters."""
-    if split.filters is not None and len(split.filters):
-        predictions = predictions.drop(split.filters)
-    return predictions.top(top_k)

@@ -1,6 +1,5 @@
 """Training one-vs-all: the update inside the loss, its schedule, averaging, storage, and starts."""
 
-from contextlib import nullcontext
 from dataclasses import replace
 
 import numpy as np
@@ -9,7 +8,8 @@ import torch
 from scipy.sparse import csr_matrix
 from torch.nn.functional import binary_cross_entropy_with_logits as cross_entropy
 
-from elias.config import EliasConfig, EncoderConfig, StageConfig
+from elias.config import EliasConfig, EncoderConfig, EvalConfig, StageConfig
+from elias.data.corpus import Corpus, Split
 from elias.model.elias import SearchSizes
 from elias.model.encoder import BagEncoder
 from elias.model.one_vs_all import OneVsAll
@@ -18,46 +18,47 @@ from elias.text.batches import collate, positives_of
 from elias.text.vectorizer import Featurizer
 from elias.training.averaging import WeightAverage
 from elias.training.optimizer import Optimizer
+from elias.training.run import Run
 from elias.training.stage import Points
-from elias.training.trainer import StageSequence
+from elias.training.trainer import Trainer
 
 N_LABELS, N_POINTS = 12, 60
+ENCODER = {"dim": 16, "hidden_dim": 16, "char_ngrams": (0, 0), "min_count": 1}
 STAGE = StageConfig(name="one-vs-all", epochs=6, batch_size=16, label_lr=0.02)
 CONFIG = replace(EliasConfig().override({"index.kind": "all"}), stages=(STAGE,))
 
 
-def make_points():
+def make_corpus():
     """Texts whose words name their labels."""
     truth = np.random.default_rng(0).random((N_POINTS, N_LABELS)) < 0.25
     texts = [" ".join(f"word{label}" for label in np.flatnonzero(row)) for row in truth]
-    featurizer = Featurizer.fit(texts, char_ngrams=(0, 0), min_count=1)
-    config = EncoderConfig(dim=16, hidden_dim=16)
-    encoder = BagEncoder(config, featurizer, featurizer.n_features)
-    points = Points(encoder.tokenise(texts), csr_matrix(truth.astype(np.float32)))
-    return encoder, points, featurizer.transform(texts)
+    labels = csr_matrix(truth.astype(np.float32))
+    names = [f"label {i}" for i in range(N_LABELS)]
+    return Corpus(train=Split(labels=labels, texts=texts), label_names=names)
+
+
+def make_points():
+    split = make_corpus().train
+    featurizer = Featurizer.fit(split.texts, char_ngrams=(0, 0), min_count=1)
+    encoder = BagEncoder(EncoderConfig(**ENCODER), featurizer, featurizer.n_features)
+    return encoder, Points(encoder.tokenise(split.texts), split.labels)
 
 
 def run(config, *, init_from=None, seen=None):
     torch.manual_seed(0)
-    encoder, points, bow = make_points()
+    config = replace(config, encoder=EncoderConfig(**ENCODER), eval=EvalConfig(validation_size=0))
+    config = config.resolve(N_POINTS, N_LABELS)
+    trainer = Trainer(config, make_corpus(), Run(), torch.device("cpu"))
+    if seen is not None:
+        trainer.report_stage = lambda _stage, model, _epoch: seen(model)
+    trainer.prepare()
     if init_from is not None:
-        encoder = init_from.encoder
-    sequence = StageSequence(
-        config=config.resolve(N_POINTS, N_LABELS),
-        encoder=encoder,
-        points=points,
-        bow=bow,
-        device=torch.device("cpu"),
-        validate=None,
-        report_epoch=lambda _: None,
-        report_stage=lambda _, model, __: None if seen is None else seen(model),
-        timed=lambda _: nullcontext(),
-    )
-    return sequence.run(init_from)
+        trainer.encoder = trainer.initializer.encoder = init_from.encoder
+    return trainer.train_stages(init_from)
 
 
 def precision_at_1(model):
-    _, points, _ = make_points()
+    _, points = make_points()
     sizes = SearchSizes(model.graph.n_clusters, model.n_labels)
     best = rank_all(model, points.tokens, sizes, 1).ids[:, 0]
     return points.labels.toarray()[np.arange(N_POINTS), best].mean()
@@ -65,12 +66,12 @@ def precision_at_1(model):
 
 @pytest.fixture
 def model():
-    encoder, _, _ = make_points()
+    encoder, _ = make_points()
     return OneVsAll(encoder.eval(), N_LABELS)
 
 
 def step(model, optimizer, scale):
-    _, points, _ = make_points()
+    _, points = make_points()
     rows = np.arange(N_POINTS)
     losses = model.all_losses(
         collate(points.tokens, rows),
@@ -83,7 +84,7 @@ def step(model, optimizer, scale):
 
 
 def test_steps_through_the_optimiser_are_torchs_adamw_on_the_dense_loss(model):
-    _, points, _ = make_points()
+    _, points = make_points()
     stage = StageConfig(label_lr=0.05, label_eps=1e-3, weight_decay=0.1, bag_lr=0.0, encoder_lr=0.0)
     weight, bias = (p.detach().double().requires_grad_() for p in model.labels.parameters())
     torchs = torch.optim.AdamW(
@@ -140,7 +141,7 @@ def test_one_vs_all_learns_a_toy_problem(storage):
 
 
 def test_steps_too_small_for_bfloat16_still_add_up():
-    encoder, _, _ = make_points()
+    encoder, _ = make_points()
     model = OneVsAll(encoder, 400)
     model.labels.weight.data.fill_(1.0)
     model.compact()
@@ -155,7 +156,7 @@ def test_steps_too_small_for_bfloat16_still_add_up():
 
 def test_classifiers_start_at_centroids_with_biases_at_the_prior():
     still = replace(STAGE, epochs=1, label_lr=0.0, encoder_lr=0.0, bag_lr=0.0)
-    _, points, _ = make_points()
+    _, points = make_points()
     per_point = points.labels.nnz / N_POINTS
 
     centroids = run(replace(CONFIG, stages=(still,)))

@@ -1,4 +1,3 @@
-from contextlib import nullcontext
 from dataclasses import replace
 
 import numba
@@ -7,12 +6,11 @@ import pytest
 import torch
 from scipy.sparse import csr_matrix
 
-from elias.config import EliasConfig, EncoderConfig, IndexConfig, StageConfig
+from elias.config import EliasConfig, EncoderConfig, EvalConfig, IndexConfig, StageConfig
+from elias.data.corpus import Corpus, Split
 from elias.errors import ConfigError
-from elias.model.encoder import BagEncoder
-from elias.text.vectorizer import Featurizer
-from elias.training.stage import Points
-from elias.training.trainer import StageSequence
+from elias.training.run import Run
+from elias.training.trainer import Trainer
 
 N_LABELS = 12
 INDEX = IndexConfig(
@@ -39,20 +37,29 @@ def run(stages, seen=None, *, index=INDEX, init_from=None):
     truth = rng.random((40, N_LABELS)) < 0.2
     truth[:, 11] = False
     texts = [" ".join(f"word{label}" for label in np.flatnonzero(row)) for row in truth]
-    featurizer = Featurizer.fit(texts, char_ngrams=(0, 0), min_count=1)
-    encoder = BagEncoder(EncoderConfig(dim=8, hidden_dim=8), featurizer, featurizer.n_features)
-    sequence = StageSequence(
-        config=EliasConfig(index=index, stages=stages).resolve(len(texts), N_LABELS),
-        encoder=encoder,
-        points=Points(encoder.tokenise(texts), csr_matrix(truth.astype(np.float32))),
-        bow=featurizer.transform(texts),
-        device=torch.device("cpu"),
-        validate=None,
-        report_epoch=lambda _: None,
-        report_stage=lambda stage, model, _: None if seen is None else seen(stage, model),
-        timed=lambda _: nullcontext(),
+    encoder = EncoderConfig(dim=8, hidden_dim=8, char_ngrams=(0, 0), min_count=1)
+    config = EliasConfig(
+        index=index, stages=stages, encoder=encoder, eval=EvalConfig(validation_size=0)
     )
-    return sequence.run(init_from)
+    corpus = Corpus(
+        train=Split(labels=csr_matrix(truth.astype(np.float32)), texts=texts),
+        label_names=[f"label {i}" for i in range(N_LABELS)],
+    )
+    trainer = ReportingTrainer(
+        config.resolve(len(texts), N_LABELS), corpus, Run(), torch.device("cpu")
+    )
+    trainer.seen = seen
+    trainer.prepare()
+    return trainer.train_stages(init_from)
+
+
+class ReportingTrainer(Trainer):
+    """Hands every trained stage to a test."""
+
+    def report_stage(self, stage, model, best_epoch):
+        super().report_stage(stage, model, best_epoch)
+        if self.seen is not None:
+            self.seen(stage, model)
 
 
 def test_the_first_stage_trains_on_a_partition_and_the_second_learns_the_graph():

@@ -1,0 +1,64 @@
+"""Training does expensive work once: searches of a split, and words of a text per vocabulary."""
+
+from collections import Counter
+
+import pytest
+
+from elias import EliasConfig, train
+from elias.data.synthetic import synthetic_corpus
+from elias.inference import predict
+from elias.text import vectorizer
+
+SMALL = {"encoder.dim": 16, "stages.stage1.epochs": 1, "stages.stage2.epochs": 2}
+
+
+@pytest.fixture
+def corpus(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))  # no tokens of earlier tests
+    return synthetic_corpus(n_points=300, n_labels=30, n_validation=40)
+
+
+@pytest.fixture
+def searches(monkeypatch):
+    """The number of texts of each search."""
+    sizes, search = [], predict.rank_all
+
+    def counted(model, tokens, *args, **options):
+        sizes.append(len(tokens))
+        return search(model, tokens, *args, **options)
+
+    monkeypatch.setattr(predict, "rank_all", counted)
+    return sizes
+
+
+@pytest.mark.parametrize("rerank", [True, False])
+def test_after_the_last_epoch_each_split_is_searched_once(corpus, searches, rerank):
+    train(EliasConfig().override({**SMALL, "rerank.enabled": rerank}), corpus, device="cpu")
+
+    n_train, n_validation, n_test = 300, 40, len(corpus.test)
+    epochs = [n_validation] * 3
+    reports = [n_validation, n_test]
+    assert Counter(searches) == Counter([*epochs, *reports, *reports, *[n_train] * rerank])
+    assert searches[-3 if rerank else -2 :][:2] == reports
+
+
+def test_the_members_of_an_ensemble_are_not_searched_again_for_their_mean(corpus, searches):
+    train(EliasConfig().override({**SMALL, "ensemble.members": 2}), corpus, device="cpu")
+
+    assert Counter(searches) == Counter(2 * ([40] * 3 + [40, len(corpus.test)] * 2 + [300]))
+
+
+def test_each_text_is_split_into_words_once_per_vocabulary(corpus, monkeypatch):
+    splits, words_of = Counter(), vectorizer.words_of
+
+    def counted(text):
+        splits[text] += 1
+        return words_of(text)
+
+    monkeypatch.setattr(vectorizer, "words_of", counted)
+
+    train(EliasConfig().override(SMALL), corpus, device="cpu")
+
+    for split in (corpus.train, corpus.validation, corpus.test):
+        counts = {splits[text] for text, n in Counter(split.texts).items() if n == 1}
+        assert counts == {2}  # the encoder's vocabulary (with the bag of words), the ranker's
