@@ -620,7 +620,7 @@ class Checks:
             model,
             optimizers[0].gradients,
             lambda *batch: model.losses_of(*batch, sizes, **options[0]),
-            waits=False,
+            accumulates=False,
             batch_size=32,
         )
         before = [p.detach().clone() for p in twin.parameters()]

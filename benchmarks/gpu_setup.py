@@ -217,7 +217,7 @@ def stepper(shape, model, optimizer, batches, *, captured):
         model,
         optimizer.gradients,
         lambda *batch: model.losses_of(*batch, sizes, **options),
-        waits=False,
+        accumulates=False,
         batch_size=shape.batch,
     )
     squares = [rectangle_of(batch.tokens) for batch in batches]

@@ -151,7 +151,7 @@ def test_a_step_short_of_memory_beside_graphs_is_done_once_more_without_them(
     model = make_model(folder)
     plain = copy.deepcopy(model)
     plain.encoder.takes_padded = False
-    whole, failed = CudaGraphStep._run_whole, []
+    whole, failed = CudaGraphStep._run_eagerly, []
 
     def none_left(_):
         failed.append(1)
@@ -162,7 +162,7 @@ def test_a_step_short_of_memory_beside_graphs_is_done_once_more_without_them(
             patch.setattr(IndexGradients, "take_last_pairs", none_left)
             return whole(*args, **options)
 
-    monkeypatch.setattr(CudaGraphStep, "_run_whole", short)
+    monkeypatch.setattr(CudaGraphStep, "_run_eagerly", short)
     expected, _ = train(plain, stage, "sum", monkeypatch, rerun)
     losses, recorded = train(model, stage, "sum", monkeypatch, rerun)
 

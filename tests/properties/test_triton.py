@@ -497,7 +497,7 @@ def test_a_captured_step_trains_the_same_model(learned, index_every, seed):
         captured,
         held[1],
         lambda *batch: captured.losses_of(*batch, SearchSizes(3, 6), **options, gradients=held[1]),
-        waits=index_every > 1,
+        accumulates=index_every > 1,
         batch_size=3,
         record=rerun,
     )
@@ -529,7 +529,7 @@ def test_a_step_that_cannot_be_captured_is_computed_all_the_same(monkeypatch, ca
         model,
         held,
         lambda *batch: model.losses_of(*batch, sizes, **options),
-        waits=False,
+        accumulates=False,
         batch_size=3,
         record=broken,
     )

@@ -1,4 +1,4 @@
-"""The first edges of the learned graph, from where training points went in stage 1 (Eq. 9–10)."""
+"""Choose the first edges of the learned graph from the clusters of the points (Eq. 9–10)."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ def edge_counts(
     labels: csr_matrix,
     partition: NDArray[np.int64],
     n_clusters: int,
-    most: int,
+    n_edges: int,
 ) -> csr_matrix:
     """Return A' = MᵀY (C, L), M the top-b cluster scores of each training point, Eq. 9.
 
-    The whole of it would not fit in memory where there are millions of labels. Of each cluster
-    only the ``most`` strongest labels stay, and those of its part of the ``partition``: all that
-    `strongest_edges` can ask for.
+    With millions of labels the whole matrix would not fit in memory. It therefore has only the
+    ``n_edges`` strongest labels of each cluster, and the labels of its part of the ``partition``;
+    `strongest_edges` uses no others.
     """
     n_points, width = beams.shape
     offsets = np.arange(n_points + 1, dtype=np.int64) * width
@@ -38,11 +38,11 @@ def edge_counts(
         of_cluster.data,
         Members(labels.indptr, labels.indices),
         partition,
-        most,
+        n_edges,
     )
-    kept = csr_matrix(counts, shape=(n_clusters, labels.shape[1]))
-    kept.sort_indices()
-    return kept
+    matrix = csr_matrix(counts, shape=(n_clusters, labels.shape[1]))
+    matrix.sort_indices()
+    return matrix
 
 
 def strongest_edges(
@@ -50,47 +50,48 @@ def strongest_edges(
 ) -> NDArray[np.int64]:
     """Return each cluster's κ labels of highest count (C, κ), padded with L.
 
-    A label that no cluster would keep holds on to its stage 1 cluster, where it takes the place
-    of the weakest edge, so that every label stays within reach.
+    A label that would have no edge keeps the one to its cluster in the partition, in place of the
+    weakest edge there, so that every label can be reached.
     """
     n_clusters, n_labels = counts.shape
     order = np.argsort(partition, kind="stable")
     borders = np.searchsorted(partition[order], np.arange(n_clusters + 1))
-    must = np.zeros(n_labels, dtype=bool)
+    required = np.zeros(n_labels, dtype=bool)
     edges = np.full((n_clusters, edges_per_cluster), n_labels, dtype=np.int64)
-    stale = np.ones(n_clusters, dtype=bool)
-    while stale.any():
-        for cluster in np.flatnonzero(stale).tolist():
-            mine = order[borders[cluster] : borders[cluster + 1]]
-            kept = _keep(counts, cluster, mine[must[mine]], edges_per_cluster)
+    outdated = np.ones(n_clusters, dtype=bool)
+    while outdated.any():
+        for cluster in np.flatnonzero(outdated).tolist():
+            members = order[borders[cluster] : borders[cluster + 1]]
+            chosen = _choose(counts, cluster, members[required[members]], edges_per_cluster)
             edges[cluster] = n_labels
-            edges[cluster, : len(kept)] = kept
-        linked = np.zeros(n_labels + 1, dtype=bool)  # the last stands for slots without an edge
+            edges[cluster, : len(chosen)] = chosen
+        linked = np.zeros(n_labels + 1, dtype=bool)  # the last entry is for padding
         linked[edges] = True
-        stale[:] = False
-        stale[partition[~linked[:-1]]] = True
-        must |= ~linked[:-1]
+        outdated[:] = False
+        outdated[partition[~linked[:-1]]] = True
+        required |= ~linked[:-1]
     return edges
 
 
-def _keep(
-    counts: csr_matrix, cluster: int, own: NDArray[np.int64], edges_per_cluster: int
+def _choose(
+    counts: csr_matrix, cluster: int, required: NDArray[np.int64], n_edges: int
 ) -> NDArray[np.int64]:
+    """Return the labels of one cluster: the required ones, then those of highest count."""
     begin, end = counts.indptr[cluster], counts.indptr[cluster + 1]
     labels = counts.indices[begin:end].astype(np.int64)
     strength = counts.data[begin:end].astype(np.float64)
-    if len(own):
-        free = ~np.isin(labels, own)
-        labels, strength = labels[free], strength[free]
-    order = np.lexsort((labels, -strength))[: max(0, edges_per_cluster - len(own))]
-    return np.sort(np.concatenate([own, labels[order]]))
+    if len(required):
+        is_free = ~np.isin(labels, required)
+        labels, strength = labels[is_free], strength[is_free]
+    order = np.lexsort((labels, -strength))[: max(0, n_edges - len(required))]
+    return np.sort(np.concatenate([required, labels[order]]))
 
 
 def first_logits(
-    edges: NDArray[np.int64], counts: csr_matrix, how: str, generator: torch.Generator
+    edges: NDArray[np.int64], counts: csr_matrix, method: str, generator: torch.Generator
 ) -> Tensor:
-    """Return the logits a_{c,ℓ} to start from: ½·log(A' + 0.1), or uniform random (Eq. 10)."""
-    if how == "random":
+    """Return the initial logits a_{c,ℓ}: ½·log(A' + 0.1), or uniform random (Eq. 10)."""
+    if method == "random":
         return torch.rand(edges.shape, generator=generator)
     n_clusters, n_labels = counts.shape
     padded = csr_matrix(

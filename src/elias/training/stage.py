@@ -56,35 +56,44 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
+_AVERAGES_PER_EPOCH = 10
+_STEPS_PER_CHECK = 50  # of the losses on a GPU, because each check waits for the GPU
+_MAX_NAMED_POINTS = 10
+
 
 @contextmanager
 def torch_on_one_thread(model: EliasModel) -> Iterator[None]:
-    """Keep torch to the calling thread while compiled loops do most of a model's work.
+    """Limit torch to the calling thread if numba kernels do most of a model's work.
 
-    What torch is left with are many small operations, which wait for threads longer than these
-    save; and its sums would depend on how many there are. A transformer or one-vs-all works in
-    torch, and keeps its threads.
+    Torch then runs only many small operations, for which threads cost more than they save, and
+    whose sums would depend on the number of threads. A transformer and one-vs-all compute in
+    torch and keep its threads.
 
     >>> from types import SimpleNamespace
     >>> with torch_on_one_thread(SimpleNamespace(encoder=SimpleNamespace(uses_numba=True))):
     ...     torch.get_num_threads()
     1
     """
-    before = torch.get_num_threads()
-    alone = model.encoder.uses_numba and not isinstance(model, OneVsAll)
-    if not alone or before == 1:
+    n_threads = torch.get_num_threads()
+    if n_threads == 1 or not model.encoder.uses_numba or isinstance(model, OneVsAll):
         yield
         return
     torch.set_num_threads(1)
     try:
         yield
     finally:
-        torch.set_num_threads(before)
+        torch.set_num_threads(n_threads)
 
 
-_AVERAGES_PER_EPOCH = 10
-_STEPS_PER_CHECK = 50  # of the losses on a GPU, which waits for each check
-_ROWS_NAMED = 10
+@contextmanager
+def tensor_cores() -> Iterator[None]:
+    """Let a GPU multiply float32 matrices in TF32; sums stay in float32."""
+    precision = torch.get_float32_matmul_precision()
+    torch.set_float32_matmul_precision("high")
+    try:
+        yield
+    finally:
+        torch.set_float32_matmul_precision(precision)
 
 
 class Points(NamedTuple):
@@ -99,7 +108,7 @@ class Points(NamedTuple):
 
 
 class EpochReport(NamedTuple):
-    """What one epoch came to."""
+    """The results of one epoch."""
 
     stage: str
     epoch: int
@@ -118,69 +127,41 @@ class _Best:
     epoch: int = 0
     weights: dict[str, Tensor] = field(default_factory=dict)
 
-    def offer(self, model: EliasModel, score: float, epoch: int) -> None:
-        if score <= self.score:
-            return
-        self.score, self.epoch = score, epoch
-        self.weights = {name: t.detach().cpu().clone() for name, t in model.state_dict().items()}
-
 
 @dataclass
 class _Epoch:
-    """How far an epoch is."""
+    """The progress of an epoch."""
 
     number: int
     order: dict[str, Any]
-    """The state of the random generator that its batches are drawn with."""
+    """State of the random generator that draws its batches."""
     parents: Tensor
-    """(L + 1,) each label's strongest parent when it began; C for padding."""
+    """(L + 1,) each label's strongest parent at the start of the epoch; C for padding."""
     totals: Tensor
-    """(3,) the sums of the losses so far."""
+    """(3,) sums of the losses so far."""
     step: int = 0
-    """Steps done."""
+    """Number of finished steps."""
     seconds: float = 0.0
-    """What it took before it was taken up again."""
-    began: float = field(default_factory=time.monotonic)
+    """Duration before the run was resumed."""
+    start: float = field(default_factory=time.monotonic)
     unchecked: list[Tensor] = field(default_factory=list)
-    """The losses of the last steps, not yet known to be finite."""
+    """Losses of the last steps, which may not be finite."""
 
     def elapsed(self) -> float:
-        return self.seconds + time.monotonic() - self.began
-
-
-class _Course(NamedTuple):
-    """What goes through all epochs of a stage, beside the model."""
-
-    optimizer: Optimizer
-    average: WeightAverage
-    best: _Best
-    device: torch.device
-    captured: CudaGraphStep | None = None
-    """What computes a step's gradients, where a GPU can repeat it by one launch."""
+        return self.seconds + time.monotonic() - self.start
 
 
 def first_non_finite(model: EliasModel, world: World = SingleProcess()) -> str:
-    """Return the name of a weight that is not finite in any process; empty if all are finite."""
+    """Return the name of a weight that is not finite in some process, or an empty string."""
     weights = model.state_dict()
     wrong = [i for i, tensor in enumerate(weights.values(), start=1) if not all_finite(tensor)]
     (number,) = world.max_async([max(wrong, default=0)])()
     return list(weights)[number - 1] if number else ""
 
 
-@contextmanager
-def tensor_cores() -> Iterator[None]:
-    """Let a GPU multiply float32 matrices in TF32; sums stay in float32."""
-    before = torch.get_float32_matmul_precision()
-    torch.set_float32_matmul_precision("high")
-    try:
-        yield
-    finally:
-        torch.set_float32_matmul_precision(before)
-
-
 @dataclass
 class StageLoop:
-    """Trains one stage; `run` does it all."""
+    """The training loop of one stage."""
 
     model: EliasModel
     stage: StageConfig
@@ -190,199 +171,105 @@ class StageLoop:
     validate: Callable[[EliasModel], dict[str, float]] | None
     report: Callable[[EpochReport], None]
     keep: Callable[[str, Callable[[], Checkpoint]], None] | None = None
-    """Called after each step with where that is and what makes a checkpoint of it."""
+    """Called after each step with the name of the step and a function that makes a checkpoint."""
     resumed: Checkpoint | None = None
-    """Where to go on; the model has its weights already."""
+    """The checkpoint to resume from; the model has its weights already."""
     world: World = SingleProcess()
     """The processes that share each batch."""
     position: int = 0
-    """Which stage this is: part of what dropout is keyed by with several processes."""
+    """Number of the stage, for the keys of dropout with several processes."""
 
     def run(self) -> int:
-        """Train, leave the best epoch's weights in the model, and return that epoch."""
-        with tensor_cores():
-            return self._run(next(self.model.parameters()).device)
-
-    def _run(self, device: torch.device) -> int:
-        average = WeightAverage(self.model)
-        optimizer = Optimizer(self.model, self.stage, self.world)
-        captured = self._captured(optimizer)
-        course = _Course(optimizer, average, _Best(), device, captured)
+        """Train, load the best epoch's weights into the model, and return that epoch."""
+        self._device = next(self.model.parameters()).device
+        self._optimizer = Optimizer(self.model, self.stage, self.world)
+        self._average = WeightAverage(self.model)
+        self._best = _Best()
+        self._is_sharded = isinstance(self.model.labels, ShardedRows)
+        self._per_epoch = n_batches(len(self.points.tokens.lengths), self.stage.batch_size)
+        self._n_steps = self._per_epoch * self.stage.epochs
+        self._cuda_graph_step = self._make_cuda_graph_step()
         try:
-            return self._run_epochs(course)
+            with tensor_cores():
+                return self._run_epochs()
         finally:
-            if captured is not None:
-                captured.close()
+            if self._cuda_graph_step is not None:
+                self._cuda_graph_step.close()
 
-    def _run_epochs(self, course: _Course) -> int:
-        device, average = course.device, course.average
-        best = course.best
-        epoch = self._begin(1, device) if self.resumed is None else self._take_up(course)
+    def _run_epochs(self) -> int:
+        best = self._best
+        epoch = self._start_epoch(1) if self.resumed is None else self._resume(self.resumed)
         while True:
-            losses = self._epoch(epoch, course)
-            validation = self._validate(epoch.number, course)
+            losses = self._run_epoch(epoch)
+            validation = self._validate(epoch.number)
             seconds = epoch.elapsed()
             self.report(EpochReport(self.stage.name, epoch.number, *losses, seconds, validation))
-            waited = epoch.number - best.epoch
-            if validation and 0 < self.config.eval.patience <= waited:
-                logger.info("%s: no better epoch for %d, stopping", self.stage.name, waited)
+            n_worse = epoch.number - best.epoch
+            if validation and 0 < self.config.eval.patience <= n_worse:
+                logger.info("%s: no better epoch for %d, stopping", self.stage.name, n_worse)
                 break
             if epoch.number == self.stage.epochs:
                 break
-            epoch = self._begin(epoch.number + 1, device)
-            self._keep(epoch, course)
+            epoch = self._start_epoch(epoch.number + 1)
+            self._offer_checkpoint(epoch)
         if best.weights:
             self.model.load_state_dict(best.weights)
             return best.epoch
-        course.optimizer.apply_pending_decay()
-        if average.started:
-            average.swap()
+        self._optimizer.apply_pending_decay()
+        if self._average.started:
+            self._average.swap()
         return epoch.number
 
-    def _begin(self, number: int, device: torch.device) -> _Epoch:
+    def _start_epoch(self, number: int) -> _Epoch:
+        graph, device = self.model.graph, self._device
+        padding = torch.full((1,), graph.n_clusters, device=device)
+        parents = torch.cat([graph.strongest_parents(), padding])
         order = dict(self.rng.bit_generator.state)
-        return _Epoch(number, order, self._parents(device), torch.zeros(3, device=device))
+        return _Epoch(number, order, parents, torch.zeros(3, device=device))
 
-    def _epoch(self, epoch: _Epoch, course: _Course) -> tuple[float, float, float]:
-        optimizer = course.optimizer
-        per_epoch, n_steps = self._per_epoch, self._n_steps
-        every = max(1, per_epoch // _AVERAGES_PER_EPOCH)
+    def _run_epoch(self, epoch: _Epoch) -> tuple[float, float, float]:
+        """Run the remaining steps of an epoch, and return its mean losses."""
+        optimizer, device = self._optimizer, self._device
+        every = max(1, self._per_epoch // _AVERAGES_PER_EPOCH)
         self.model.train()
         title = f"{self.stage.name} epoch {epoch.number}/{self.stage.epochs}"
-        with progress(title, per_epoch) as advance, torch_on_one_thread(self.model):
+        with progress(title, self._per_epoch) as advance, torch_on_one_thread(self.model):
             advance(epoch.step)
-            for tokens, positives in self._batches(epoch, course):
+            for tokens, positives in self._batches(epoch):
                 scale = self._scale(optimizer.steps)
-                losses = self._gradients(tokens, positives, epoch.parents, course, scale)
+                losses = self._backward(tokens, positives, epoch.parents, scale)
                 optimizer.step(scale)
                 parts = torch.stack([part.detach() for part in losses])
                 epoch.totals += self.world.all_reduce(parts, "losses")
                 epoch.unchecked.append(parts[0])
                 epoch.step += 1
-                done = optimizer.steps
-                if done > self.stage.average_from * n_steps and done % every == 0:
+                n_steps = optimizer.steps
+                if n_steps > self.stage.average_from * self._n_steps and n_steps % every == 0:
                     optimizer.apply_pending_decay()
-                    course.average.update()
-                if course.device.type == "cpu" or len(epoch.unchecked) >= _STEPS_PER_CHECK:
-                    self._check(epoch)
+                    self._average.update()
+                if device.type == "cpu" or len(epoch.unchecked) >= _STEPS_PER_CHECK:
+                    self._check_losses(epoch)
                 advance()
-                self._keep(epoch, course)
-        self._check(epoch)
+                self._offer_checkpoint(epoch)
+        self._check_losses(epoch)
         self._check_weights(epoch)
-        means: list[float] = (epoch.totals / per_epoch).tolist()
+        means: list[float] = (epoch.totals / self._per_epoch).tolist()
         return means[0], means[1], means[2]
 
-    def _check(self, epoch: _Epoch) -> None:
-        """Refuse to go on after a step whose loss is not finite; say which points it was of."""
-        losses = torch.stack(epoch.unchecked).tolist() if epoch.unchecked else []
-        first = epoch.step - len(losses) + 1
-        epoch.unchecked.clear()
-        for step, loss in enumerate(losses, start=first):
-            if math.isfinite(loss):
-                continue
-            rows = next(islice(self._rows(epoch.order), step - 1, None)).tolist()
-            weights = [self.points.tokens.take(np.array([row])).weights for row in rows]
-            wrong = [
-                row
-                for row, its in zip(rows, weights, strict=True)
-                if its is not None and not np.isfinite(its).all()
-            ]
-            rows = wrong or rows
-            named = ", ".join(map(str, rows[:_ROWS_NAMED]))
-            more = f" and {len(rows) - _ROWS_NAMED} more" if len(rows) > _ROWS_NAMED else ""
-            what = f"the loss is {loss} for the training points {named}{more} (counted from 0, "
-            where = f"{self.stage.name} epoch {epoch.number} step {step}"
-            logger.info("%s: the loss is %s for the training points %s", where, loss, rows)
-            raise self._diverged(where, f"{what}without those held out)", in_input=bool(wrong))
+    def _scale(self, step: int) -> float:
+        """Return the scale of the learning rates in a step (from 0)."""
+        return schedule(step, self._n_steps, self.stage.warmup)
 
-    def _check_weights(self, epoch: _Epoch) -> None:
-        """Refuse to go on if a weight is not finite: a loss need not show it."""
-        name = first_non_finite(self.model, self.world)
-        if name:
-            where = f"{self.stage.name} epoch {epoch.number} step {epoch.step}"
-            raise self._diverged(where, f"{name} is not finite")
-
-    def _diverged(self, where: str, what: str, *, in_input: bool = False) -> RunError:
-        """Return the error that names the likely cause: the rate furthest above its default."""
-        if in_input:
-            return RunError(
-                f"{where}: {what}; their input features hold a value that is not finite: "
-                "correct it, and run again with --overwrite"
-            )
-        used = {
-            "encoder_lr": True,
-            "bag_lr": isinstance(self.model.encoder, BagEncoder),
-            "cluster_lr": not isinstance(self.model, OneVsAll),
-            "label_lr": True,
-            "edge_lr": self.model.graph.learned,
-        }
-        usual, keys = StageConfig(), [key for key, is_used in used.items() if is_used]
-        key = max(keys, key=lambda key: getattr(self.stage, key) / getattr(usual, key))
-        return RunError(
-            f"{where}: {what}; the likely cause is a learning rate that is too high: lower "
-            f"stages.{self.stage.name}.{key} (now {getattr(self.stage, key):g}), and run again to "
-            "resume from the last good checkpoint, or with --overwrite to start over"
-        )
-
-    def _keep(self, epoch: _Epoch, course: _Course) -> None:
-        if self.keep is None:
-            return
-        if self._is_sharded and course.optimizer.has_pending_gradients:
-            return  # a gradient waits, a part of it in each process: none of them could keep it
-        where = f"{self.stage.name} epoch {epoch.number} step {epoch.step}"
-        self.keep(where, lambda: self._checkpoint(epoch, course))
-
-    def _checkpoint(self, epoch: _Epoch, course: _Course) -> Checkpoint:
-        """Return all that the rest of the stage depends on, beside the weights."""
-        self._check(epoch)
-        self._check_weights(epoch)
-        best = course.best
-        facts = {
-            "epoch": epoch.number,
-            "step": epoch.step,
-            "order": epoch.order,
-            "seconds": epoch.elapsed(),
-            "best": {"score": best.score, "epoch": best.epoch} if best.weights else None,
-        }
-        tensors = {
-            "parents": epoch.parents,
-            "totals": epoch.totals,
-            **add_prefix("best.", best.weights),
-            **add_prefix("average.", course.average.state()),
-            **add_prefix("optimizer.", course.optimizer.state()),
-        }
-        return Checkpoint(facts, tensors)
-
-    def _take_up(self, course: _Course) -> _Epoch:
-        """Go on from a checkpoint: set all but the weights, return how far its epoch is."""
-        assert self.resumed is not None
-        facts, tensors = self.resumed
-        course.optimizer.restore(strip_prefix("optimizer.", tensors), self._scale)
-        course.average.restore(strip_prefix("average.", tensors))
-        if facts["best"] is not None:
-            course.best.score, course.best.epoch = facts["best"]["score"], facts["best"]["epoch"]
-            course.best.weights = strip_prefix("best.", tensors)
-        self.rng.bit_generator.state = facts["order"]
-        parents, totals = (tensors[name].to(course.device) for name in ("parents", "totals"))
-        return _Epoch(
-            facts["epoch"], facts["order"], parents, totals, facts["step"], facts["seconds"]
-        )
-
-    def _rows(self, order: dict[str, Any]) -> Iterator[NDArray[np.int64]]:
-        """Yield the points of an epoch's batches, drawn by a generator in the state ``order``."""
-        rng = copy.deepcopy(self.rng)
-        rng.bit_generator.state = order
-        return shuffled_batches(self.points.tokens.lengths, self.stage.batch_size, rng)
+    # batches and losses
 
     def _batches(
-        self, epoch: _Epoch, course: _Course
+        self, epoch: _Epoch
     ) -> Iterator[tuple[TokenBatch | PaddedBatch | ShardedBatch, Tensor]]:
-        """Yield the tokens and positives of an epoch's batches to come, on the device.
+        """Yield the tokens and positives of an epoch's remaining batches, on the device.
 
         For a GPU a thread collates them while the batch before is computed.
         """
-        lengths, device = self.points.tokens.lengths, course.device
-        encoder, on_gpu = self.model.encoder, device.type == "cuda"
+        encoder, on_gpu = self.model.encoder, self._device.type == "cuda"
 
         def make(
             step: int, rows: NDArray[np.int64]
@@ -393,7 +280,7 @@ class StageLoop:
                 seed = (self.config.member_seed, self.position, step)
                 tokens = shard_batch(self.world, self.points.tokens, rows, seed)
                 positives = positives[self.world.share(len(rows))].contiguous()
-            elif course.captured is None:
+            elif self._cuda_graph_step is None:
                 tokens = collate(self.points.tokens, rows)
             else:
                 tokens = pad_batch(
@@ -404,23 +291,51 @@ class StageLoop:
                 )
             return (tokens.pin_memory(), positives.pin_memory()) if on_gpu else (tokens, positives)
 
-        rows = shuffled_batches(lengths, self.stage.batch_size, self.rng)
-        made = map(make, count(course.optimizer.steps), islice(rows, epoch.step, None))
-        for tokens, positives in prefetch(made) if on_gpu else made:
-            yield tokens.to(device), to_device(positives, device)
+        rows = shuffled_batches(self.points.tokens.lengths, self.stage.batch_size, self.rng)
+        batches = map(make, count(self._optimizer.steps), islice(rows, epoch.step, None))
+        for tokens, positives in prefetch(batches) if on_gpu else batches:
+            yield tokens.to(self._device), to_device(positives, self._device)
 
-    @property
-    def _is_sharded(self) -> bool:
-        return isinstance(self.model.labels, ShardedRows)
-
-    def _sizes_for(self, positives: Tensor) -> SearchSizes:
-        """Return how wide a step searches: a parent of every positive has its place."""
+    def _sizes(self, positives: Tensor) -> SearchSizes:
+        """Return the sizes of a step's search: the beam has room for a parent of every positive."""
         index = self.config.index
         return SearchSizes(max(index.train_clusters, positives.shape[1]), index.train_shortlist)
 
-    def _captured(self, optimizer: Optimizer) -> CudaGraphStep | None:
-        recordable = self.model.encoder.takes_padded and not self._is_sharded
-        if optimizer.gradients is None or not recordable:
+    def _backward(
+        self,
+        tokens: TokenBatch | PaddedBatch | ShardedBatch,
+        positives: Tensor,
+        parents: Tensor,
+        scale: float,
+    ) -> Losses:
+        """Return the losses of a batch, and leave their gradients to the optimizer."""
+        if isinstance(tokens, ShardedBatch):
+            with tokens.activate(self.model):
+                return self._backward(tokens.tokens, positives, parents, scale)
+        if isinstance(tokens, PaddedBatch):
+            assert self._cuda_graph_step is not None
+            return self._cuda_graph_step(tokens, positives, parents[positives])
+        mean = self.config.loss.reduction == "mean"
+        if isinstance(self.model, OneVsAll):
+            update = self._optimizer.label_update(scale)
+            losses = self.model.all_losses(tokens, positives, mean=mean, update=update)
+        else:
+            losses = self.model.losses(
+                tokens,
+                positives,
+                parents[positives],
+                self._sizes(positives),
+                shortlist_weight=self.stage.shortlist_loss_weight,
+                mean=mean,
+                gradients=self._optimizer.gradients,
+            )
+        losses.total.backward()  # type: ignore[no-untyped-call]
+        return losses
+
+    def _make_cuda_graph_step(self) -> CudaGraphStep | None:
+        """Return the CUDA graph of a step, if the model can be captured."""
+        gradients = self._optimizer.gradients
+        if gradients is None or self._is_sharded or not self.model.encoder.takes_padded:
             return None
 
         def losses(embedding: Tensor, positives: Tensor, parents: Tensor) -> Losses:
@@ -429,91 +344,142 @@ class StageLoop:
                 embedding,
                 positives,
                 parents,
-                self._sizes_for(positives),
+                self._sizes(positives),
                 shortlist_weight=self.stage.shortlist_loss_weight,
                 mean=self.config.loss.reduction == "mean",
-                gradients=optimizer.gradients,
+                gradients=gradients,
                 widest=widest,
             )
 
         return CudaGraphStep(
             self.model,
-            optimizer.gradients,
+            gradients,
             losses,
-            waits=self.stage.index_every > 1,
+            accumulates=self.stage.index_every > 1,
             batch_size=self.stage.batch_size,
         )
 
-    def _gradients(
-        self,
-        tokens: TokenBatch | PaddedBatch | ShardedBatch,
-        positives: Tensor,
-        parents: Tensor,
-        course: _Course,
-        scale: float,
-    ) -> Losses:
-        """Return the losses of a batch, their gradients left for the optimizer."""
-        if isinstance(tokens, ShardedBatch):
-            with tokens.activate(self.model):
-                return self._gradients(tokens.tokens, positives, parents, course, scale)
-        if isinstance(tokens, PaddedBatch):
-            assert course.captured is not None
-            return course.captured(tokens, positives, parents[positives])
-        losses = self._losses(tokens, positives, parents, course.optimizer, scale)
-        losses[0].backward()  # type: ignore[no-untyped-call]
-        return losses
+    # validation
 
-    def _losses(
-        self,
-        tokens: TokenBatch,
-        positives: Tensor,
-        parents: Tensor,
-        optimizer: Optimizer,
-        scale: float,
-    ) -> Losses:
-        mean = self.config.loss.reduction == "mean"
-        if isinstance(self.model, OneVsAll):
-            update = optimizer.label_update(scale)
-            return self.model.all_losses(tokens, positives, mean=mean, update=update)
-        return self.model.losses(
-            tokens,
-            positives,
-            parents[positives],
-            self._sizes_for(positives),
-            shortlist_weight=self.stage.shortlist_loss_weight,
-            mean=mean,
-            gradients=optimizer.gradients,
-        )
-
-    def _parents(self, device: torch.device) -> Tensor:
-        """Return each label's strongest parent under the present graph; C for padding (L + 1,)."""
-        parents = self.model.graph.strongest_parents()
-        none = torch.full((1,), self.model.graph.n_clusters, device=device)
-        return torch.cat([parents, none])
-
-    @property
-    def _per_epoch(self) -> int:
-        return n_batches(len(self.points.tokens.lengths), self.stage.batch_size)
-
-    @property
-    def _n_steps(self) -> int:
-        return self._per_epoch * self.stage.epochs
-
-    def _scale(self, step: int) -> float:
-        """Return what a step (from 0) multiplies the learning rates by."""
-        return schedule(step, self._n_steps, self.stage.warmup)
-
-    def _validate(self, epoch: int, course: _Course) -> dict[str, float]:
-        """Return the validation metrics if they are due, keeping the weights if they are best."""
+    def _validate(self, epoch: int) -> dict[str, float]:
+        """Return the validation metrics if they are due, and keep the weights if they are best."""
         due = epoch % self.config.eval.every == 0 or epoch == self.stage.epochs
         if self.validate is None or not due:
             return {}
-        average = course.average
-        course.optimizer.apply_pending_decay()
-        if average.started:
-            average.swap()
+        self._optimizer.apply_pending_decay()
+        if self._average.started:
+            self._average.swap()
         metrics = self.validate(self.model)
-        course.best.offer(self.model, metrics[self.config.eval.select_by], epoch)
-        if average.started:
-            average.swap()
+        score = metrics[self.config.eval.select_by]
+        if score > self._best.score:
+            weights = self.model.state_dict().items()
+            self._best.score, self._best.epoch = score, epoch
+            self._best.weights = {name: t.detach().cpu().clone() for name, t in weights}
+        if self._average.started:
+            self._average.swap()
         return metrics
+
+    # divergence
+
+    def _check_losses(self, epoch: _Epoch) -> None:
+        """Raise if the loss of a step is not finite, and name the points of its batch."""
+        losses = torch.stack(epoch.unchecked).tolist() if epoch.unchecked else []
+        first = epoch.step - len(losses) + 1
+        epoch.unchecked.clear()
+        for step, loss in enumerate(losses, start=first):
+            if math.isfinite(loss):
+                continue
+            rng = copy.deepcopy(self.rng)
+            rng.bit_generator.state = epoch.order
+            batches = shuffled_batches(self.points.tokens.lengths, self.stage.batch_size, rng)
+            rows = next(islice(batches, step - 1, None)).tolist()
+            wrong = [row for row in rows if not self._has_finite_input(row)]
+            rows = wrong or rows
+            points = ", ".join(map(str, rows[:_MAX_NAMED_POINTS]))
+            if len(rows) > _MAX_NAMED_POINTS:
+                points += f" and {len(rows) - _MAX_NAMED_POINTS} more"
+            problem = (
+                f"{self.stage.name} epoch {epoch.number} step {step}: the loss is {loss} for the "
+                f"training points {points} (counted from 0, without those held out)"
+            )
+            if wrong:
+                raise RunError(
+                    f"{problem}; their input features hold a value that is not finite: "
+                    "correct it, and run again with --overwrite"
+                )
+            raise self._divergence_error(problem)
+
+    def _has_finite_input(self, row: int) -> bool:
+        weights = self.points.tokens.take(np.array([row])).weights
+        return weights is None or bool(np.isfinite(weights).all())
+
+    def _check_weights(self, epoch: _Epoch) -> None:
+        """Raise if a weight is not finite, which the losses do not always show."""
+        name = first_non_finite(self.model, self.world)
+        if name:
+            where = f"{self.stage.name} epoch {epoch.number} step {epoch.step}"
+            raise self._divergence_error(f"{where}: {name} is not finite")
+
+    def _divergence_error(self, problem: str) -> RunError:
+        """Return an error that names the likely cause: the rate furthest above its default."""
+        rates = ["encoder_lr", "label_lr"]
+        if isinstance(self.model.encoder, BagEncoder):
+            rates.append("bag_lr")
+        if not isinstance(self.model, OneVsAll):
+            rates.append("cluster_lr")
+        if self.model.graph.learned:
+            rates.append("edge_lr")
+        defaults = StageConfig()
+        key = max(rates, key=lambda key: getattr(self.stage, key) / getattr(defaults, key))
+        return RunError(
+            f"{problem}; the likely cause is a learning rate that is too high: lower "
+            f"stages.{self.stage.name}.{key} (now {getattr(self.stage, key):g}), and run again to "
+            "resume from the last good checkpoint, or with --overwrite to start over"
+        )
+
+    # checkpoints
+
+    def _offer_checkpoint(self, epoch: _Epoch) -> None:
+        """Call `keep`, unless each process holds a part of a pending gradient."""
+        if self.keep is None or (self._is_sharded and self._optimizer.has_pending_gradients):
+            return
+        where = f"{self.stage.name} epoch {epoch.number} step {epoch.step}"
+        self.keep(where, lambda: self._checkpoint(epoch))
+
+    def _checkpoint(self, epoch: _Epoch) -> Checkpoint:
+        """Return everything beside the weights on which the rest of the stage depends."""
+        self._check_losses(epoch)
+        self._check_weights(epoch)
+        best = self._best
+        metadata = {
+            "epoch": epoch.number,
+            "step": epoch.step,
+            "order": epoch.order,
+            "seconds": epoch.elapsed(),
+            "best": {"score": best.score, "epoch": best.epoch} if best.weights else None,
+        }
+        tensors = {
+            "parents": epoch.parents,
+            "totals": epoch.totals,
+            **add_prefix("best.", best.weights),
+            **add_prefix("average.", self._average.state()),
+            **add_prefix("optimizer.", self._optimizer.state()),
+        }
+        return Checkpoint(metadata, tensors)
+
+    def _resume(self, checkpoint: Checkpoint) -> _Epoch:
+        """Load everything but the weights from a checkpoint, and return its epoch."""
+        metadata, tensors = checkpoint
+        self._optimizer.restore(strip_prefix("optimizer.", tensors), self._scale)
+        self._average.restore(strip_prefix("average.", tensors))
+        if metadata["best"] is not None:
+            self._best = _Best(**metadata["best"], weights=strip_prefix("best.", tensors))
+        self.rng.bit_generator.state = metadata["order"]
+        return _Epoch(
+            number=metadata["epoch"],
+            order=metadata["order"],
+            parents=tensors["parents"].to(self._device),
+            totals=tensors["totals"].to(self._device),
+            step=metadata["step"],
+            seconds=metadata["seconds"],
+        )

@@ -13,7 +13,7 @@ def test_a_point_lends_its_cluster_scores_to_its_labels():
     beams, scores = np.array([[0, 1], [1, 0]]), np.array([[0.9, 0.2], [0.8, 0.1]], dtype=np.float32)
     labels = csr_matrix(np.array([[7.0, 0.0], [7.0, 7.0]]))  # what is stored counts once
 
-    counts = edge_counts(beams, scores, labels, np.array([0, 1]), n_clusters=3, most=2)
+    counts = edge_counts(beams, scores, labels, np.array([0, 1]), n_clusters=3, n_edges=2)
 
     np.testing.assert_allclose(counts.toarray(), [[1.0, 0.1], [1.0, 0.8], [0.0, 0.0]], rtol=1e-6)
 
