@@ -10,6 +10,7 @@ import sys
 from typing import Annotated, Any
 
 import typer
+from typer import Option
 from typer.core import TyperGroup
 
 import elias
@@ -61,16 +62,11 @@ def _print_version(requested: bool) -> None:
 def configure(
     ctx: typer.Context,
     verbose: Annotated[
-        bool, typer.Option("--verbose", "-v", help="Log more, and show tracebacks.")
+        bool, Option("--verbose", "-v", help="Log more and show tracebacks.")
     ] = False,
-    quiet: Annotated[
-        bool, typer.Option("--quiet", "-q", help="Log warnings and errors only.")
-    ] = False,
+    quiet: Annotated[bool, Option("--quiet", "-q", help="Log warnings and errors only.")] = False,
     version: Annotated[
-        bool,
-        typer.Option(
-            "--version", callback=_print_version, is_eager=True, help="Print the version and exit."
-        ),
+        bool, Option("--version", callback=_print_version, is_eager=True, help="Print the version.")
     ] = False,
 ) -> None:
     """Set up logging on stderr; results go to stdout."""

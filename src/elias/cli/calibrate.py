@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated, Any
 
-import typer
+from typer import Option
 
 from elias.cli import console, options
 from elias.cli.eval_data import load_eval_data
@@ -15,14 +15,10 @@ from elias.errors import DataError
 def calibrate(
     run: options.RunPath,
     data: options.DataPath,
-    split: Annotated[
-        str, typer.Option(metavar="validation|test", help="Points to calibrate on.")
-    ] = "validation",
+    split: Annotated[str, Option(metavar="validation|test", help="Points to use.")] = "validation",
     out: Annotated[
         Path | None,
-        typer.Option(
-            metavar="FOLDER", help="Folder for the calibrated model (default: replace the model)."
-        ),
+        Option(metavar="FOLDER", help="Folder to write to (default: replace the model)."),
     ] = None,
     device: options.DeviceName = "auto",
     text: options.TextColumn = None,

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from typer import Argument, Option
 
 from elias.cli import console, options
 
@@ -17,7 +18,7 @@ if TYPE_CHECKING:
 
 app = typer.Typer(no_args_is_help=True, help="Inspect, convert and generate corpora.")
 
-NewFolder = Annotated[Path, typer.Argument(metavar="DIR", help="The folder to create.")]
+NewFolder = Annotated[Path, Argument(metavar="DIR", help="The folder to create.")]
 
 
 @app.command()
@@ -87,11 +88,11 @@ def _label_rows(stats: CorpusStats) -> list[tuple[str, Any]]:
 
 @app.command()
 def convert(
-    source: Annotated[Path, typer.Argument(metavar="SRC", help="The corpus to read.")],
-    target: Annotated[Path, typer.Argument(metavar="DST", help="The file or folder to write.")],
+    source: Annotated[Path, Argument(metavar="SRC", help="The corpus to read.")],
+    target: Annotated[Path, Argument(metavar="DST", help="The file or folder to write.")],
     to: Annotated[
         str | None,
-        typer.Option(
+        Option(
             "--format",
             metavar="NAME",
             help="jsonl, csv, tsv, parquet, folder, xmc, lf or pecos (default: by DST).",
@@ -124,19 +125,14 @@ def demo(directory: NewFolder) -> None:
 @app.command()
 def synthetic(
     directory: NewFolder,
-    points: Annotated[int, typer.Option(min=1, help="Training points.")] = 10_000,
-    labels: Annotated[int, typer.Option(min=1, help="Labels.")] = 1_000,
-    seed: Annotated[int, typer.Option(min=0, help="Random seed.")] = 0,
-    test: Annotated[
-        int | None,
-        typer.Option(min=0, help="Test points (default: a quarter of the training points)."),
-    ] = None,
-    validation: Annotated[int, typer.Option(min=0, help="Validation points.")] = 0,
-    tail: Annotated[
-        float, typer.Option(min=0, help="Exponent of the label power law; 0: uniform.")
-    ] = 1.0,
-    modes: Annotated[int, typer.Option(min=1, help="Maximum number of topics per label.")] = 3,
-    labels_per_point: Annotated[float, typer.Option(min=1, help="Mean labels per point.")] = 3.0,
+    points: Annotated[int, Option(min=1, help="Training points.")] = 10_000,
+    labels: Annotated[int, Option(min=1, help="Labels.")] = 1_000,
+    seed: Annotated[int, Option(min=0, help="Random seed.")] = 0,
+    test: Annotated[int | None, Option(min=0, help="Test points (default: a quarter).")] = None,
+    validation: Annotated[int, Option(min=0, help="Validation points.")] = 0,
+    tail: Annotated[float, Option(min=0, help="Exponent of the power law; 0: uniform.")] = 1.0,
+    modes: Annotated[int, Option(min=1, help="Maximum number of topics per label.")] = 3,
+    labels_per_point: Annotated[float, Option(min=1, help="Mean labels per point.")] = 3.0,
 ) -> None:
     """Generate a corpus of any size; the same options give the same corpus."""
     from elias.data.synthetic import write_synthetic

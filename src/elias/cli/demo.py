@@ -6,7 +6,7 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-import typer
+from typer import Option
 
 from elias import progress
 from elias.cli import console, options
@@ -26,9 +26,9 @@ TOP_K = 5
 
 
 def demo(
-    out: Annotated[Path, typer.Option(metavar="DIR", help="The run folder.")] = Path("runs/demo"),
+    out: Annotated[Path, Option(metavar="DIR", help="The run folder.")] = Path("runs/demo"),
     synthetic: Annotated[
-        bool, typer.Option("--synthetic", help="Use a generated corpus; needs no network.")
+        bool, Option("--synthetic", help="Use a generated corpus; needs no network.")
     ] = False,
     device: options.DeviceName = "cpu",
     overwrite: options.Overwrite = False,

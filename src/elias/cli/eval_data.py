@@ -42,11 +42,7 @@ class EvalData:
 
 
 def load_eval_data(
-    model: Elias,
-    path: Path,
-    split: str,
-    columns: Mapping[str, str | None],
-    world: World,
+    model: Elias, path: Path, split: str, columns: Mapping[str, str | None], world: World
 ) -> EvalData:
     """Read a corpus as in training, one process after the other, and choose the points."""
     corpus = world.rank0_first(lambda: read_corpus_as_trained(path, model, columns))

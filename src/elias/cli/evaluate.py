@@ -7,7 +7,7 @@ from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-import typer
+from typer import Option
 
 from elias.cli import console, options
 from elias.cli.eval_data import load_eval_data
@@ -29,24 +29,18 @@ RECALL_KS = (10, 20, 100)
 def evaluate(
     run: options.RunPath,
     data: options.DataPath,
-    split: Annotated[
-        str, typer.Option(metavar="test|validation|train", help="Points to evaluate on.")
-    ] = "test",
+    split: Annotated[str, Option(metavar="test|validation|train", help="Points to use.")] = "test",
     ks: Annotated[
         list[int] | None,
-        typer.Option(
-            "-k", min=1, help="k of P, nDCG, PSP and PSnDCG; may be repeated (default: 1 3 5)."
-        ),
+        Option("-k", min=1, help="k of P, nDCG, PSP and PSnDCG; repeatable (default: 1 3 5)."),
     ] = None,
     component: options.Component = None,
     predictions_file: Annotated[
         Path | None,
-        typer.Option(
-            "--predictions", metavar="FILE", help="Evaluate these predictions, not the model's."
-        ),
+        Option("--predictions", metavar="FILE", help="Evaluate this file instead of the model."),
     ] = None,
     per_label: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Write a CSV file with a row per label.")
+        Path | None, Option(metavar="FILE", help="CSV file to write, a row per label.")
     ] = None,
     device: options.DeviceName = "auto",
     text: options.TextColumn = None,

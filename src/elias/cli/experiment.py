@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import typer
+from typer import Argument, Option
 
 from elias.cli import console, options
 from elias.cli.train import show_plan
@@ -25,21 +26,16 @@ if TYPE_CHECKING:
 
 Number = TypeVar("Number", int, float)
 
-Out = Annotated[
-    Path,
-    typer.Option("--out", metavar="DIR", help="Folder for results; models go to DIR/runs."),
-]
+Out = Annotated[Path, Option("--out", metavar="DIR", help="Results folder; models go to DIR/runs.")]
 Seeds = Annotated[
     str | None,
-    typer.Option(metavar="S,S,…", help="Seeds to average over (default: the configuration's)."),
+    Option(metavar="S,S,…", help="Seeds to average over (default: the configuration's)."),
 ]
 Component = Annotated[
     str | None,
-    typer.Option(
-        metavar="NAME", help="Component to measure, e.g. rerank (default: the last stage)."
-    ),
+    Option(metavar="NAME", help="Component to measure, e.g. rerank (default: the last stage)."),
 ]
-AsJson = Annotated[bool, typer.Option("--json", help="Print the results as JSON.")]
+AsJson = Annotated[bool, Option("--json", help="Print the results as JSON.")]
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -161,10 +157,10 @@ def _command(function: Callable[..., None]) -> Callable[..., None]:
 def ablation(
     experiment: Experiment,
     members: Annotated[
-        int | None, typer.Option(metavar="N", help="Members of the ensemble; 1: none (default: 3).")
+        int | None, Option(metavar="N", help="Members of the ensemble; 1: none (default: 3).")
     ] = None,
     one_vs_all: Annotated[
-        bool, typer.Option("--one-vs-all", help="Also train one-vs-all with the same encoder.")
+        bool, Option("--one-vs-all", help="Also train one-vs-all with the same encoder.")
     ] = False,
 ) -> None:
     """Add component by component: stages, ranker, calibration, names, ensemble (Tables 3, 8)."""
@@ -180,17 +176,16 @@ def compare(
     experiment: Experiment,
     members: Annotated[
         int | None,
-        typer.Option(metavar="N", help="Members of the ensemble (default: the configuration's)."),
+        Option(metavar="N", help="Members of the ensemble (default: the configuration's)."),
     ] = None,
     peer_python: Annotated[
         list[str] | None,
-        typer.Option(
-            metavar="PEER=PATH",
-            help="Python of a peer: omikuji=PATH, pecos=PATH; may be repeated.",
+        Option(
+            metavar="PEER=PATH", help="Python with a peer: omikuji=PATH, pecos=PATH; repeatable."
         ),
     ] = None,
     ranker_features: Annotated[
-        bool, typer.Option("--ranker-features", help="Also run the peers on our features.")
+        bool, Option("--ranker-features", help="Also run the peers on our features.")
     ] = False,
 ) -> None:
     """Compare with one-vs-all, nearest neighbours and linear peers (Tables 1 and 2)."""
@@ -211,14 +206,11 @@ def compare(
 def sweep(
     experiment: Experiment,
     parameter: Annotated[
-        str,
-        typer.Argument(metavar="PARAMETER", help="lambda, kappa, alpha, beta, beam or shortlist."),
+        str, Argument(metavar="PARAMETER", help="lambda, kappa, alpha, beta, beam or shortlist.")
     ],
     values: Annotated[
         str | None,
-        typer.Option(
-            metavar="V,V,…", help="Values to try (default: some around the configuration's)."
-        ),
+        Option(metavar="V,V,…", help="Values to try (default: some around the configuration's)."),
     ] = None,
     component: Component = None,
 ) -> None:
@@ -238,26 +230,25 @@ def sweep(
 def prune(
     experiment: Experiment,
     model: Annotated[
-        Path | None,
-        typer.Option(metavar="RUN", help="Run or saved model to prune (default: train one)."),
+        Path | None, Option(metavar="RUN", help="Run or saved model to prune (default: train one).")
     ] = None,
     thresholds: Annotated[
         str | None,
-        typer.Option(metavar="T,T,…", help="Minimum edge scores to keep (default: the paper's)."),
+        Option(metavar="T,T,…", help="Minimum edge scores to keep (default: the paper's)."),
     ] = None,
     tops: Annotated[
         str | None,
-        typer.Option(
-            "--top-k", metavar="N,N,…", help="Edges to keep per cluster (default: fractions of κ)."
+        Option(
+            "--top-k", metavar="N,N,…", help="Edges per cluster to keep (default: shares of κ)."
         ),
     ] = None,
     component: Component = None,
     save: Annotated[
-        Path | None, typer.Option(metavar="FOLDER", help="Save a pruned model; needs --keep.")
+        Path | None, Option(metavar="FOLDER", help="Save a pruned model; needs --keep.")
     ] = None,
     keep: Annotated[
         str | None,
-        typer.Option(metavar="RULE", help="Edges of the saved model: threshold=0.25 or top=100."),
+        Option(metavar="RULE", help="Edges of the saved model: threshold=0.25 or top=100."),
     ] = None,
 ) -> None:
     """Prune the edges of a trained model by threshold and by rank (Table 9)."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Annotated
 
-import typer
+from typer import Argument, Option
 
 from elias import progress
 from elias.cli import console, options
@@ -45,16 +45,12 @@ _OPTIONAL_COLUMNS: dict[str, Callable[[ExplainedLabel], float | None]] = {
 def explain(
     model: options.ModelPath,
     text: Annotated[
-        str, typer.Argument(metavar="[TEXT|-]", help="A text; - or nothing: one per line of stdin.")
+        str, Argument(metavar="[TEXT|-]", help="A text; - or nothing: one per line of stdin.")
     ] = str(STDIN),
     top_k: options.TopK = 5,
-    paths: Annotated[int, typer.Option(min=1, help="Maximum number of clusters per label.")] = 3,
-    member: Annotated[
-        int, typer.Option(min=0, help="Member of an ensemble to explain, counted from 0.")
-    ] = 0,
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object per text.")] = (
-        False
-    ),
+    paths: Annotated[int, Option(min=1, help="Maximum number of clusters per label.")] = 3,
+    member: Annotated[int, Option(min=0, help="Ensemble member to explain, from 0.")] = 0,
+    as_json: Annotated[bool, Option("--json", help="Print one JSON object per text.")] = False,
     device: options.DeviceName = "auto",
 ) -> None:
     """Show how a model ranks its labels: clusters, edges and every factor of a score."""

@@ -6,20 +6,19 @@ import time
 from pathlib import Path
 from typing import Annotated
 
-import typer
+from typer import Argument, Option
 
 from elias.cli import console, options
 
 
 def export(
     model: options.ModelPath,
-    out: Annotated[Path, typer.Argument(metavar="OUT.onnx", help="The file to write.")],
+    out: Annotated[Path, Argument(metavar="OUT.onnx", help="The file to write.")],
     top_k: Annotated[
-        int | None,
-        typer.Option("-k", "--top-k", min=1, help="Maximum labels per text (default: 100)."),
+        int | None, Option("-k", "--top-k", min=1, help="Maximum labels per text (default: 100).")
     ] = None,
     int8: Annotated[
-        bool, typer.Option("--int8", help="Store weights in 8 bits: smaller, slightly less exact.")
+        bool, Option("--int8", help="Store weights in 8 bits: smaller, slightly less exact.")
     ] = False,
     overwrite: options.Overwrite = False,
 ) -> None:

@@ -50,10 +50,7 @@ def read_rows(
 
 
 def open_file(
-    source: Path,
-    column: str | None,
-    keep: Sequence[str],
-    settings: Mapping[str, Any] | None = None,
+    source: Path, column: str | None, keep: Sequence[str], settings: Mapping[str, Any] | None = None
 ) -> TextFile:
     """Find the text column and the kept columns of a file."""
     from elias.data.readers.text_rows import TextFile, is_table

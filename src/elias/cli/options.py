@@ -7,7 +7,7 @@ from pathlib import Path
 from shlex import quote
 from typing import TYPE_CHECKING, Annotated, Any
 
-import typer
+from typer import Argument, Option
 
 from elias.cli import console
 
@@ -20,63 +20,50 @@ if TYPE_CHECKING:
     from elias.inference.predictor import Elias
 
 
-DataPath = Annotated[
-    Path, typer.Argument(metavar="DATA", help="Corpus: a file or folder in any supported format.")
-]
-ModelPath = Annotated[Path, typer.Argument(metavar="MODEL", help="A saved model, or a run folder.")]
-RunPath = Annotated[Path, typer.Argument(metavar="RUN", help="A run folder, or a saved model.")]
+DataPath = Annotated[Path, Argument(metavar="DATA", help="A corpus in any supported format.")]
+ModelPath = Annotated[Path, Argument(metavar="MODEL", help="A saved model, or a run folder.")]
+RunPath = Annotated[Path, Argument(metavar="RUN", help="A run folder, or a saved model.")]
 TextColumn = Annotated[
     str | None,
-    typer.Option(
-        "--text", metavar="COLUMN", help="Text column of a table; several as title,abstract."
-    ),
+    Option("--text", metavar="COLUMN", help="Text column of a table; several as title,abstract."),
 ]
 LabelsColumn = Annotated[
-    str | None, typer.Option("--labels", metavar="COLUMN", help="Labels column of a table.")
+    str | None, Option("--labels", metavar="COLUMN", help="Labels column of a table.")
 ]
 Separator = Annotated[
     str | None,
-    typer.Option("--separator", metavar="CHARS", help="Separator between the labels in a cell."),
+    Option("--separator", metavar="CHARS", help="Separator between the labels in a cell."),
 ]
 TestSize = Annotated[
     float | None,
-    typer.Option(
+    Option(
         "--test-size",
         metavar="N|SHARE",
         min=0,
-        help="Points to hold out for testing, as a number or share; 0: none "
-        "(default: a fifth of data without splits).",
+        help="Number or share of test points; 0: none (default: a fifth of data without splits).",
     ),
 ]
 Preset = Annotated[
-    str | None, typer.Option(metavar="NAME", help="Start from a preset; see elias presets.")
+    str | None, Option(metavar="NAME", help="Preset to start from; see elias presets.")
 ]
 ConfigFile = Annotated[
     Path | None,
-    typer.Option("--config", metavar="FILE", help="A TOML file, or the config.json of a run."),
+    Option("--config", metavar="FILE", help="A TOML file, or the config.json of a run."),
 ]
 Changes = Annotated[
     list[str] | None,
-    typer.Option(
-        "--set", metavar="KEY=VALUE", help="Set one key, e.g. index.beta=75; may be repeated."
-    ),
+    Option("--set", metavar="KEY=VALUE", help="Set one key, e.g. index.beta=75; repeatable."),
 ]
 DeviceName = Annotated[
-    str,
-    typer.Option(
-        "--device", metavar="auto|cpu|cuda", help="Device to compute on; auto: a GPU if available."
-    ),
+    str, Option("--device", metavar="auto|cpu|cuda", help="Device; auto: a GPU if available.")
 ]
 Component = Annotated[
     str | None,
-    typer.Option(
-        metavar="NAME",
-        help="Stop after this component: stage2, rerank, calibrate, names (default: all).",
-    ),
+    Option(metavar="NAME", help="Last component: stage2, rerank, calibrate, names (default: all)."),
 ]
-TopK = Annotated[int, typer.Option("-k", "--top-k", min=1, help="Labels per text.")]
-AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
-Overwrite = Annotated[bool, typer.Option("--overwrite", help="Replace existing output.")]
+TopK = Annotated[int, Option("-k", "--top-k", min=1, help="Labels per text.")]
+AsJson = Annotated[bool, Option("--json", help="Print one JSON object.")]
+Overwrite = Annotated[bool, Option("--overwrite", help="Replace existing output.")]
 
 
 def build_config(preset: str | None, file: Path | None, changes: list[str] | None) -> EliasConfig:

@@ -7,7 +7,7 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-import typer
+from typer import Argument, Option
 
 from elias import progress
 from elias.cli import console, options
@@ -25,70 +25,48 @@ if TYPE_CHECKING:
 
 
 CHUNK = 1024
-SECONDS_BEFORE_COUNT = 2.0
 
 
 def predict(
     model: options.ModelPath,
     texts: Annotated[
         Path,
-        typer.Argument(
-            metavar="[FILE|-]", help="One text per line, or a table; - or nothing: stdin."
-        ),
+        Argument(metavar="[FILE|-]", help="One text per line, or a table; - or nothing: stdin."),
     ] = STDIN,
     top_k: Annotated[
         int | None,
-        typer.Option(
-            "-k",
-            "--top-k",
-            min=1,
-            help="Labels per text (default: 5; with a threshold at most 100).",
-        ),
+        Option("-k", "--top-k", min=1, help="Labels per text (default: 5; with a threshold 100)."),
     ] = None,
     threshold: Annotated[
         str | None,
-        typer.Option(
-            metavar="P|TARGET",
-            help="Drop less probable labels: 0.3, f1, precision=0.8 or recall=0.6.",
-        ),
+        Option(metavar="P|TARGET", help="Minimum probability: 0.3, f1, precision=0.8, recall=0.6."),
     ] = None,
     only: Annotated[
         list[str] | None,
-        typer.Option(
-            metavar="LABEL", help="Predict only these names or ids, or @FILE; may be repeated."
-        ),
+        Option(metavar="LABEL", help="Predict only these names or ids, or @FILE; repeatable."),
     ] = None,
     without: Annotated[
         list[str] | None,
-        typer.Option(
-            metavar="LABEL", help="Never predict these names or ids, or @FILE; may be repeated."
-        ),
+        Option(metavar="LABEL", help="Never predict these names or ids, or @FILE; repeatable."),
     ] = None,
     component: options.Component = None,
     text: options.TextColumn = None,
     keep: Annotated[
         list[str] | None,
-        typer.Option(
-            metavar="COLUMN", help="Write this column instead of the text; may be repeated."
-        ),
+        Option(metavar="COLUMN", help="Write this column instead of the text; repeatable."),
     ] = None,
     out: Annotated[
         Path | None,
-        typer.Option(
+        Option(
             metavar="OUTPUT",
-            help="File to write: .jsonl, .csv, .tsv, .parquet, .txt (id:score); .gz compresses.",
+            help="File to write: .jsonl, .csv, .tsv, .parquet, .txt (id:score), or .gz.",
         ),
     ] = None,
     file_format: Annotated[
         str | None,
-        typer.Option(
-            "--format", metavar="NAME", help="Format of OUTPUT (default: by its extension)."
-        ),
+        Option("--format", metavar="NAME", help="Format of OUTPUT (default: by its extension)."),
     ] = None,
-    chunk_size: Annotated[
-        int | None,
-        typer.Option(min=1, help="Texts in memory at a time with --out."),
-    ] = None,
+    chunk_size: Annotated[int | None, Option(min=1, help="Texts in memory with --out.")] = None,
     overwrite: options.Overwrite = False,
     device: options.DeviceName = "auto",
 ) -> None:
@@ -175,8 +153,11 @@ def _write_stdout(
     from elias.data.readers.files import sanitize
     from elias.inference.prediction_io import json_line
 
-    progress.enable(False)  # a bar for every chunk would flicker; `_Counter` counts all texts
-    with _Counter() as counter:
+    if sys.stdout.isatty():
+        progress.enable(False)  # a bar would mix with the results
+    count = 0
+    # One bar for all texts, none for each chunk.
+    with progress.progress("Predicting") as advance, progress.hushed():
         for chunk in chunks(rows, size):
             texts, _ = sanitize([row.text for row in chunk])
             predictions = predict_texts(texts, **arguments).to_dicts()
@@ -184,8 +165,9 @@ def _write_stdout(
                 columns = dict(zip(keep, row.kept, strict=True)) if keep else {"text": text}
                 sys.stdout.write(json_line(columns, labels))
             sys.stdout.flush()
-            counter.add(len(chunk))
-    if not counter.count:
+            advance(len(chunk))
+            count += len(chunk)
+    if not count:
         console.note("no texts were given")
 
 
@@ -210,30 +192,3 @@ def parse_labels(values: Sequence[str] | None, names: Sequence[str]) -> list[str
         labels += lines
     known = set(names)
     return [int(label) if label not in known and label.isdecimal() else label for label in labels]
-
-
-class _Counter:
-    """Count texts on stderr after a while, if stdout is not the terminal."""
-
-    def __init__(self) -> None:
-        self.count = 0
-        self._start = time.monotonic()
-        self._shown = sys.stderr.isatty() and not sys.stdout.isatty() and not console.is_quiet()
-        self._status: Any = None
-
-    def __enter__(self) -> _Counter:
-        return self
-
-    def add(self, count: int) -> None:
-        self.count += count
-        seconds = time.monotonic() - self._start
-        if not self._shown or seconds < SECONDS_BEFORE_COUNT:
-            return
-        if self._status is None:
-            self._status = progress.console().status("")
-            self._status.start()
-        self._status.update(f"{self.count:,} texts, {self.count / seconds:,.0f} per second")
-
-    def __exit__(self, *_: object) -> None:
-        if self._status is not None:
-            self._status.stop()

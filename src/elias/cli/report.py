@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
+from typer import Argument, Option
 
 from elias.cli import console, options
 
@@ -14,13 +15,11 @@ def report(
     run: options.RunPath,
     data: Annotated[
         Path | None,
-        typer.Argument(
-            metavar="[DATA]", help="The corpus (default: the path recorded in training)."
-        ),
+        Argument(metavar="[DATA]", help="The corpus (default: the path recorded in training)."),
     ] = None,
     out: Annotated[
         Path | None,
-        typer.Option("--out", metavar="FILE", help="The file to write (default: RUN/report.html)."),
+        Option("--out", metavar="FILE", help="The file to write (default: RUN/report.html)."),
     ] = None,
     text: options.TextColumn = None,
     labels: options.LabelsColumn = None,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated
 
-import typer
+from typer import Argument, Option
 
 from elias.cli import options
 from elias.errors import HUB_PREFIX
@@ -17,47 +17,26 @@ _DEFAULTS = Limits()
 def serve(
     model: Annotated[
         str,
-        typer.Argument(
-            metavar="MODEL", help="A saved model, a run folder, or hf://user/model@revision."
-        ),
+        Argument(metavar="MODEL", help="A saved model, a run folder, or hf://user/model@revision."),
     ],
-    port: Annotated[
-        int, typer.Option(min=0, max=65535, help="Port to listen on; 0: any free port.")
-    ] = 8000,
-    host: Annotated[
-        str, typer.Option(help="Address to listen on; 0.0.0.0: all network interfaces.")
-    ] = "127.0.0.1",
-    workers: Annotated[
-        int, typer.Option(min=1, max=256, help="Processes; each loads the model.")
-    ] = 1,
+    port: Annotated[int, Option(min=0, max=65535, help="Port; 0: any free port.")] = 8000,
+    host: Annotated[str, Option(help="Address; 0.0.0.0: all interfaces.")] = "127.0.0.1",
+    workers: Annotated[int, Option(min=1, max=256, help="Processes; each loads the model.")] = 1,
     api_key_file: Annotated[
-        Path | None,
-        typer.Option(metavar="FILE", help="Require one of these API keys, one per line."),
+        Path | None, Option(metavar="FILE", help="Require one of these API keys, one per line.")
     ] = None,
     examples: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Example texts for the page, one per line.")
+        Path | None, Option(metavar="FILE", help="Example texts for the page, one per line.")
     ] = None,
-    max_inputs: Annotated[
-        int, typer.Option(min=1, help="Maximum texts per request.")
-    ] = _DEFAULTS.max_inputs,
-    max_text: Annotated[
-        int, typer.Option(min=1, help="Maximum characters per text.")
-    ] = _DEFAULTS.max_text,
-    max_body: Annotated[
-        int, typer.Option(min=1, help="Maximum bytes per request.")
-    ] = _DEFAULTS.max_body,
-    max_batch: Annotated[
-        int, typer.Option(min=1, help="Maximum texts per batch.")
-    ] = _DEFAULTS.max_batch,
+    max_inputs: Annotated[int, Option(min=1, help="Texts per request.")] = _DEFAULTS.max_inputs,
+    max_text: Annotated[int, Option(min=1, help="Characters per text.")] = _DEFAULTS.max_text,
+    max_body: Annotated[int, Option(min=1, help="Bytes per request.")] = _DEFAULTS.max_body,
+    max_batch: Annotated[int, Option(min=1, help="Texts per batch.")] = _DEFAULTS.max_batch,
     max_queue: Annotated[
-        int, typer.Option(min=1, help="Maximum texts waiting per worker; beyond it, status 429.")
+        int, Option(min=1, help="Texts waiting per worker; beyond it, status 429.")
     ] = _DEFAULTS.max_queue,
-    timeout: Annotated[
-        float, typer.Option(min=0.01, help="Maximum seconds per request.")
-    ] = _DEFAULTS.timeout,
-    log_texts: Annotated[
-        bool, typer.Option("--log-texts", help="Write the texts to the access log.")
-    ] = False,
+    timeout: Annotated[float, Option(min=0.01, help="Seconds per request.")] = _DEFAULTS.timeout,
+    log_texts: Annotated[bool, Option("--log-texts", help="Log the texts of requests.")] = False,
     device: options.DeviceName = "auto",
 ) -> None:
     """Serve a model over HTTP, with a page at / to try it. SIGHUP reloads the model."""

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from typer import Option
 
 from elias.cli import console, options
 from elias.cli.errors import resumable_run
@@ -24,14 +25,14 @@ if TYPE_CHECKING:
 def train(
     data: options.DataPath,
     out: Annotated[
-        Path | None, typer.Option("--out", metavar="RUN", help="The run folder to create.")
+        Path | None, Option("--out", metavar="RUN", help="Run folder to create.")
     ] = None,
     preset: options.Preset = None,
     config_file: options.ConfigFile = None,
     changes: options.Changes = None,
     device: options.DeviceName = "auto",
     init_from: Annotated[
-        Path | None, typer.Option(metavar="MODEL", help="Start from the weights of a saved model.")
+        Path | None, Option(metavar="MODEL", help="Start from the weights of a saved model.")
     ] = None,
     text: options.TextColumn = None,
     labels: options.LabelsColumn = None,
@@ -39,17 +40,12 @@ def train(
     test_size: options.TestSize = None,
     overwrite: options.Overwrite = False,
     dry_run: Annotated[
-        bool,
-        typer.Option(
-            "--dry-run",
-            help="Estimate memory and time, print the resolved configuration, then exit.",
-        ),
+        bool, Option("--dry-run", help="Estimate memory and time, then exit.")
     ] = False,
     ignore_memory: Annotated[
         bool,
-        typer.Option(
-            "--ignore-memory",
-            help="Start even if the memory estimate exceeds what is available.",
+        Option(
+            "--ignore-memory", help="Start even if the memory estimate exceeds what is available."
         ),
     ] = False,
 ) -> None:

@@ -7,7 +7,6 @@ import logging
 import os
 import re
 import secrets
-import sys
 import time
 import traceback
 from datetime import UTC, datetime
@@ -93,15 +92,3 @@ class AccessLogMiddleware:
 def add_log_fields(scope: Mapping[str, Any], **fields: Any) -> None:
     """Add fields to the log line of a request."""
     scope[_FIELDS].update(fields)
-
-
-class PlainHandler(logging.Handler):
-    """Write log messages to stderr without a prefix."""
-
-    def emit(self, record: logging.LogRecord) -> None:
-        """Write one message."""
-        try:
-            sys.stderr.write(f"{record.getMessage()}\n")
-            sys.stderr.flush()
-        except Exception:
-            self.handleError(record)

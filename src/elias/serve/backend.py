@@ -9,7 +9,7 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
@@ -36,30 +36,16 @@ _WARM_UP = ("a text to warm up with", "another", "")
 
 
 @dataclass(frozen=True, slots=True)
-class PredictJob:
-    """Texts to label."""
+class Job:
+    """Texts of one request to label or explain."""
 
+    kind: Literal["predict", "explain"]
     texts: Sequence[str]
     top_k: int
     threshold: float | str | None = None
-    kind = "predict"
-
-    @property
-    def size(self) -> int:
-        """Return the number of texts."""
-        return len(self.texts)
-
-
-@dataclass(frozen=True, slots=True)
-class ExplainJob:
-    """Texts whose labels to explain."""
-
-    texts: Sequence[str]
-    top_k: int
-    paths: int
+    paths: int = 3
     label: int | None = None
     """Explain only this label, with the first member that finds it."""
-    kind = "explain"
 
     @property
     def size(self) -> int:
@@ -67,7 +53,6 @@ class ExplainJob:
         return len(self.texts)
 
 
-AnyJob = PredictJob | ExplainJob
 Result = list[Any]
 
 
@@ -102,14 +87,13 @@ class ServedModel:
         """Return the name of a label."""
         return str(self.model.label_names[label])
 
-    def compute(self, jobs: Sequence[AnyJob]) -> list[Result]:
+    def compute(self, jobs: Sequence[Job]) -> list[Result]:
         """Return the results of jobs of one kind."""
-        predict_jobs = [job for job in jobs if isinstance(job, PredictJob)]
-        if predict_jobs:
-            return self._predict(predict_jobs)
-        return [self._explain(job) for job in jobs if isinstance(job, ExplainJob)]
+        if jobs[0].kind == "predict":
+            return self._predict(jobs)
+        return [self._explain(job) for job in jobs]
 
-    def _predict(self, jobs: Sequence[PredictJob]) -> list[Result]:
+    def _predict(self, jobs: Sequence[Job]) -> list[Result]:
         texts, _ = sanitize([text for job in jobs for text in job.texts])
         predictions = self.model.predict(texts, top_k=max(job.top_k for job in jobs))
         results, start = [], 0
@@ -121,7 +105,7 @@ class ServedModel:
             start += job.size
         return results
 
-    def _explain(self, job: ExplainJob) -> Result:
+    def _explain(self, job: Job) -> Result:
         texts, _ = sanitize(job.texts)
         if job.label is None:
             explanations = self.model.explain(texts, top_k=job.top_k, paths=job.paths)
@@ -160,7 +144,7 @@ class Backend:
         self._served: ServedModel | None = None
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="elias-compute")
         self._loading = asyncio.Lock()
-        self._batcher: Batcher[AnyJob, Result] = Batcher(
+        self._batcher: Batcher[Job, Result] = Batcher(
             lambda jobs: self.served.compute(jobs),
             self._thread,
             max_batch=settings.limits.max_batch,
@@ -204,7 +188,7 @@ class Backend:
         self._thread.shutdown()
         self.metrics.workers.set(0)
 
-    async def submit(self, job: AnyJob) -> Result:
+    async def submit(self, job: Job) -> Result:
         """Wait for the result of a job.
 
         Raises:
@@ -258,6 +242,6 @@ def _not_ready() -> RequestError:
 
 def _warm_up(served: ServedModel) -> None:
     """Compile and page in everything that the first requests would wait for."""
-    served.compute([PredictJob(_WARM_UP, 5)])
-    served.compute([PredictJob(_WARM_UP * 8, 5)])  # enough texts for several threads
-    served.compute([ExplainJob(_WARM_UP[:1], 5, 3)])
+    served.compute([Job("predict", _WARM_UP, 5)])
+    served.compute([Job("predict", _WARM_UP * 8, 5)])  # enough texts for several threads
+    served.compute([Job("explain", _WARM_UP[:1], 5)])

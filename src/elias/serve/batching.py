@@ -6,7 +6,6 @@ import asyncio
 import math
 import time
 from collections import deque
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Generic, Protocol, TypeVar
 
 from elias.serve.errors import RequestError
@@ -38,12 +37,10 @@ J = TypeVar("J", bound=Job)
 R = TypeVar("R")
 
 
-@dataclass(eq=False, slots=True)
 class _Waiting(Generic[J, R]):
-    job: J
-    result: asyncio.Future[R] = field(
-        default_factory=lambda: asyncio.get_running_loop().create_future()
-    )
+    def __init__(self, job: J) -> None:
+        self.job = job
+        self.result: asyncio.Future[R] = asyncio.get_running_loop().create_future()
 
 
 def overloaded(retry_after: int) -> RequestError:

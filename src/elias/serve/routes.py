@@ -9,34 +9,18 @@ from fastapi import FastAPI, Path, Query, Request, Response
 
 import elias
 from elias.inference.predictor import TOP_K
+from elias.serve import schemas
 from elias.serve.access_log import add_log_fields
-from elias.serve.backend import ExplainJob, PredictJob
+from elias.serve.backend import Job
 from elias.serve.errors import RequestError, error_schemas
 from elias.serve.metrics import CONTENT_TYPE
-from elias.serve.schemas import (
-    ClusterEdge,
-    ClusterPage,
-    Decisions,
-    Examples,
-    ExplainRequest,
-    Info,
-    LabelEdge,
-    LabelHit,
-    LabelList,
-    LabelPage,
-    PredictRequest,
-    ScoredLabel,
-    ServedLimits,
-    Status,
-    Why,
-)
 from elias.serve.settings import MAX_EXPLAINED, MAX_LABELS
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from elias.inference.graph_view import GraphView
-    from elias.serve.backend import AnyJob, Backend, Result, ServedModel
+    from elias.serve.backend import Backend, Result, ServedModel
 
 
 N_DESCRIBING = 3
@@ -62,21 +46,24 @@ def _add_model_routes(api: FastAPI, backend: Backend) -> None:
     @api.post(
         "/predict", responses=errors, response_model_exclude_none=True, tags=["labels of texts"]
     )
-    async def predict(asked: PredictRequest, request: Request) -> list[list[ScoredLabel]]:
+    async def predict(
+        body: schemas.PredictRequest, request: Request
+    ) -> list[list[schemas.ScoredLabel]]:
         """Rank the labels of each text, best first."""
-        _check_texts(asked.inputs, backend, backend.settings.limits.max_inputs, request)
-        default = TOP_K if asked.threshold is None else MAX_LABELS
-        job = PredictJob(asked.inputs, asked.top_k or default, asked.threshold)
+        _check_texts(body.inputs, backend, backend.settings.limits.max_inputs, request)
+        default = TOP_K if body.threshold is None else MAX_LABELS
+        top_k = body.top_k or default
+        job = Job("predict", body.inputs, top_k, threshold=body.threshold)
         return await _result(backend, job, request)
 
     @api.post("/explain", responses=errors | error_schemas(404), tags=["labels of texts"])
-    async def explain(asked: ExplainRequest, request: Request) -> list[Why]:
+    async def explain(body: schemas.ExplainRequest, request: Request) -> list[schemas.Why]:
         """Explain the labels of each text: the clusters on the way, the factors of each score."""
         max_inputs = min(MAX_EXPLAINED, backend.settings.limits.max_inputs)
-        _check_texts(asked.inputs, backend, max_inputs, request)
-        if asked.label is not None:
-            _check_label(backend.served, asked.label)
-        job = ExplainJob(asked.inputs, asked.top_k, asked.paths, asked.label)
+        _check_texts(body.inputs, backend, max_inputs, request)
+        if body.label is not None:
+            _check_label(backend.served, body.label)
+        job = Job("explain", body.inputs, body.top_k, paths=body.paths, label=body.label)
         return await _result(backend, job, request)
 
 
@@ -97,7 +84,7 @@ def _check_texts(texts: Sequence[str], backend: Backend, max_inputs: int, reques
         add_log_fields(request.scope, texts=list(texts))
 
 
-async def _result(backend: Backend, job: AnyJob, request: Request) -> Result:
+async def _result(backend: Backend, job: Job, request: Request) -> Result:
     """Wait for the result, until the timeout or until the client disconnects."""
     result = asyncio.ensure_future(backend.submit(job))
     disconnect = asyncio.ensure_future(_disconnected(request))
@@ -124,28 +111,28 @@ async def _disconnected(request: Request) -> None:
 
 def _add_state_routes(api: FastAPI, backend: Backend) -> None:
     @api.get("/health", responses=error_schemas(503), tags=["state"])
-    async def health() -> Status:
+    async def health() -> schemas.Status:
         """Return ok if the process is alive and workers do not keep dying."""
         error = backend.settings.health_error()
         if error is not None:
             raise RequestError(503, error, {"Retry-After": "30"})
-        return Status(status="ok")
+        return schemas.Status(status="ok")
 
     @api.get("/ready", responses=error_schemas(503), tags=["state"])
-    async def ready() -> Status:
+    async def ready() -> schemas.Status:
         """Return ready if a model is loaded and requests are accepted."""
         backend.check_ready()
-        return Status(status="ready")
+        return schemas.Status(status="ready")
 
     @api.get("/info", responses=error_schemas(401, 503), tags=["state"])
-    async def info() -> Info:
+    async def info() -> schemas.Info:
         """Describe the served model and the limits of a request."""
         return _info(backend)
 
     @api.get("/examples", responses=error_schemas(401, 503), tags=["state"])
-    async def examples() -> Examples:
+    async def examples() -> schemas.Examples:
         """Return example texts."""
-        return Examples(examples=backend.served.examples)
+        return schemas.Examples(examples=backend.served.examples)
 
     @api.get(
         "/metrics",
@@ -158,20 +145,20 @@ def _add_state_routes(api: FastAPI, backend: Backend) -> None:
         return Response(backend.metrics.exposition(), media_type=CONTENT_TYPE)
 
 
-def _info(backend: Backend) -> Info:
+def _info(backend: Backend) -> schemas.Info:
     served, limits = backend.served, backend.settings.limits
     model, probabilities = served.model, served.model.probabilities
     stages: list[dict[str, Any]] = list(model.metadata.get("metrics", {}).values()) or [{}]
     metrics = stages[-1].get("test") or stages[-1].get("validation") or {}
     decisions = None
     if probabilities is not None:
-        decisions = Decisions(
+        decisions = schemas.Decisions(
             thresholds=probabilities.thresholds.tolist(),
             precision=probabilities.precision.round(4).tolist(),
             recall=probabilities.recall.round(4).tolist(),
             f1=probabilities.threshold("f1"),
         )
-    return Info(
+    return schemas.Info(
         version=elias.__version__,
         model=backend.settings.name,
         loaded_at=served.loaded_at,
@@ -182,7 +169,7 @@ def _info(backend: Backend) -> Info:
         components=list(model.components),
         metrics={name: value for name, value in metrics.items() if value is not None},
         decisions=decisions,
-        limits=ServedLimits(
+        limits=schemas.ServedLimits(
             max_inputs=limits.max_inputs,
             max_text=limits.max_text,
             max_body=limits.max_body,
@@ -196,19 +183,23 @@ def _add_graph_routes(api: FastAPI, backend: Backend) -> None:
     errors = error_schemas(401, 404, 422, 503)
 
     @api.get("/labels", responses=error_schemas(401, 422, 503), tags=["the index"])
-    def labels(q: NameQuery = "", limit: Count = 20) -> LabelList:
+    def labels(q: NameQuery = "", limit: Count = 20) -> schemas.LabelList:
         """Find labels by parts of their names, ignoring case."""
         served = backend.served
-        return LabelList(labels=[_label_hit(served, i) for i in served.search.find(q, limit)])
+        return schemas.LabelList(
+            labels=[_label_hit(served, i) for i in served.search.find(q, limit)]
+        )
 
     @api.get("/labels/{label_id}", responses=errors, tags=["the index"])
-    def label(label_id: Id, limit: Count = 20, start: Start = 0, member: Member = 0) -> LabelPage:
+    def label(
+        label_id: Id, limit: Count = 20, start: Start = 0, member: Member = 0
+    ) -> schemas.LabelPage:
         """Return a label and its clusters."""
         served = backend.served
         graph = _graph(served, member)
         _check_label(served, label_id)
         clusters = [
-            ClusterEdge(
+            schemas.ClusterEdge(
                 id=edge.id,
                 labels=[served.name(i) for i, _ in graph.labels_of(edge.id, N_DESCRIBING)],
                 edge_score=edge.score,
@@ -217,23 +208,23 @@ def _add_graph_routes(api: FastAPI, backend: Backend) -> None:
         ]
         n_clusters = graph.n_clusters_of(label_id)
         hit = dict(_label_hit(served, label_id))
-        return LabelPage(**hit, member=member, n_clusters=n_clusters, clusters=clusters)
+        return schemas.LabelPage(**hit, member=member, n_clusters=n_clusters, clusters=clusters)
 
     @api.get("/clusters/{cluster_id}", responses=errors, tags=["the index"])
     def cluster(
         cluster_id: Id, limit: Count = 50, start: Start = 0, member: Member = 0
-    ) -> ClusterPage:
+    ) -> schemas.ClusterPage:
         """Return a cluster and its labels."""
         served = backend.served
         graph = _graph(served, member)
         if cluster_id >= graph.n_clusters:
             raise RequestError(404, f"there is no cluster {cluster_id}")
         labels = [
-            LabelEdge(id=edge.id, label=served.name(edge.id), edge_score=edge.score)
+            schemas.LabelEdge(id=edge.id, label=served.name(edge.id), edge_score=edge.score)
             for edge in graph.labels_of(cluster_id, limit, start)
         ]
         n_labels = graph.n_labels_of(cluster_id)
-        return ClusterPage(id=cluster_id, member=member, n_labels=n_labels, labels=labels)
+        return schemas.ClusterPage(id=cluster_id, member=member, n_labels=n_labels, labels=labels)
 
 
 def _graph(served: ServedModel, member: int) -> GraphView:
@@ -247,5 +238,5 @@ def _check_label(served: ServedModel, label: int) -> None:
         raise RequestError(404, f"there is no label {label}")
 
 
-def _label_hit(served: ServedModel, label: int) -> LabelHit:
-    return LabelHit(id=label, label=served.name(label), frequency=served.frequency(label))
+def _label_hit(served: ServedModel, label: int) -> schemas.LabelHit:
+    return schemas.LabelHit(id=label, label=served.name(label), frequency=served.frequency(label))

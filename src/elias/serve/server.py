@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING
 import uvicorn
 
 from elias import progress
-from elias.serve.access_log import PlainHandler
 from elias.serve.app import create_app
 
 if TYPE_CHECKING:
@@ -135,12 +134,12 @@ def _set_up_logging() -> None:
     """Write the logs to stderr as plain lines."""
     for name, level in (("elias.access", logging.INFO), ("uvicorn.error", logging.WARNING)):
         log = logging.getLogger(name)
-        log.handlers = [PlainHandler()]
+        log.handlers = [logging.StreamHandler()]
         log.propagate = False
         log.setLevel(level)
     library = logging.getLogger("elias")
     if not library.handlers:  # in one of several workers; else the command line has set it up
-        library.addHandler(PlainHandler())
+        library.addHandler(logging.StreamHandler())
         library.setLevel(logging.INFO)
 
 
