@@ -1,6 +1,6 @@
 """ELIAS: extreme multi-label classification with an index that is learned end to end.
 
-Public names are imported on first use, so that ``import elias`` stays fast and light.
+Public names are imported on first use, so that ``import elias`` is fast.
 """
 
 from __future__ import annotations
@@ -23,29 +23,20 @@ if TYPE_CHECKING:
 
     __version__: str
 
-_HOMES = {
-    "Corpus": "elias.data.corpus",
-    "EdgeCount": "elias.inference.prune",
-    "Elias": "elias.inference.predictor",
-    "EliasClassifier": "elias.estimator",
-    "EliasConfig": "elias.config",
-    "EliasError": "elias.errors",
-    "FileDone": "elias.inference.batch_predict",
-    "FileTask": "elias.inference.batch_predict",
-    "Metrics": "elias.metrics",
-    "OnnxModel": "elias.persistence.onnx_runtime",
-    "Predictions": "elias.predictions",
-    "Ranking": "elias.predictions",
-    "Split": "elias.data.corpus",
-    "convert": "elias.data.writers",
-    "corpus_stats": "elias.data.stats",
-    "evaluate": "elias.metrics",
-    "load_corpus": "elias.data.load",
-    "predict_file": "elias.inference.batch_predict",
-    "prune_edges": "elias.inference.prune",
-    "train": "elias.training.trainer",
-    "train_together": "elias.training.trainer",
+_MODULES = {
+    "elias.config": "EliasConfig",
+    "elias.data": "Corpus Split convert corpus_stats load_corpus",
+    "elias.errors": "EliasError",
+    "elias.estimator": "EliasClassifier",
+    "elias.inference.batch_predict": "FileDone FileTask predict_file",
+    "elias.inference.predictor": "Elias",
+    "elias.inference.prune": "EdgeCount prune_edges",
+    "elias.metrics": "Metrics evaluate",
+    "elias.persistence.onnx_runtime": "OnnxModel",
+    "elias.predictions": "Predictions Ranking",
+    "elias.training.trainer": "train train_together",
 }
+_MODULE_OF = {name: module for module, names in _MODULES.items() for name in names.split()}
 
 __all__ = [
     "Corpus",
@@ -77,8 +68,8 @@ def __getattr__(name: str) -> Any:
     """Import a public name on first use (PEP 562)."""
     if name == "__version__":
         value: Any = _version()
-    elif name in _HOMES:
-        value = getattr(import_module(_HOMES[name]), name)
+    elif name in _MODULE_OF:
+        value = getattr(import_module(_MODULE_OF[name]), name)
     else:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     globals()[name] = value
@@ -86,7 +77,7 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    """List the public names and what is loaded already."""
+    """Return the public names and the names loaded so far."""
     return sorted({*globals(), *__all__})
 
 
@@ -95,5 +86,5 @@ def _version() -> str:
 
     try:
         return version("elias-xmc")
-    except PackageNotFoundError:  # a source tree that was not installed
+    except PackageNotFoundError:  # a source tree that is not installed
         return "0+source"

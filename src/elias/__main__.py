@@ -1,4 +1,4 @@
-"""Lets ``python -m elias`` and ``torchrun -m elias`` work."""
+"""Entry point of ``python -m elias`` and ``torchrun -m elias``."""
 
 from elias.cli import main
 

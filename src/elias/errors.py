@@ -89,12 +89,12 @@ def looks_like_path(name: str) -> bool:
 
 
 def broken(path: Path, what: str) -> ModelError:
-    """Return the error for a file that is not as it was saved."""
+    """Return the error for a damaged file of a saved model."""
     return ModelError(f"{path}: {what}; save or download the model again")
 
 
 def quoted(error: BaseException) -> str:
-    """Return what another library's error says, as one short line."""
+    """Return the message of another library's error as one short line."""
     if isinstance(error, OSError) and error.strerror:
         return error.strerror
     text = " ".join(str(error).split()) or type(error).__name__

@@ -1,4 +1,4 @@
-"""`EliasClassifier`: the model as scikit-learn's users know their estimators."""
+"""`EliasClassifier`: a scikit-learn estimator that trains and applies ELIAS."""
 
 from __future__ import annotations
 
@@ -34,33 +34,34 @@ _SETTINGS = {
     "validation_size": "eval.validation_size",
     "random_state": "seed",
 }
-"""The parameters that are a key of the configuration each."""
+"""Parameters that set one key of the configuration."""
 
 
 class EliasClassifier(BaseEstimator):  # type: ignore[misc]  # scikit-learn has no types
-    """Ranks and decides for the labels of texts, out of very many.
+    """Multi-label classifier for texts with very many labels.
 
     Args:
-        encoder: ``bag`` learns word and n-gram vectors; ``minilm``, a folder or a hub id is a
-            transformer.
-        epochs: Epochs of the last stage; None keeps the preset's.
+        encoder: ``bag`` for learned vectors of words and n-grams; ``minilm``, a folder or a model
+            on the hub for a transformer.
+        epochs: Epochs of the last stage; None for those of the preset.
         dim: Width of the ``bag`` encoder.
-        n_clusters: C, clusters of labels; None derives it from the data.
-        beam_size: b, clusters searched for a text; None derives it.
+        n_clusters: C, the number of clusters of labels; None derives it from the data.
+        beam_size: b, the number of clusters searched for a text; None derives it.
         rerank: Whether to train the sparse ranker; None decides by the size of the data.
-        members: Models whose scores are averaged.
-        validation_size: Points held out to choose the best epoch, calibrate and learn thresholds;
-            None derives it, 0 holds none out.
-        threshold: What `predict` decides by: a probability, ``"f1"``, ``"precision=0.8"`` or
-            ``"recall=0.6"``. A model that could not learn probabilities decides for the best label.
-        preset: Settings to start from, as ``elias presets`` lists them.
-        settings: Any keys of the configuration, such as ``{"index.alpha": 20}``; they win.
-        device: ``auto`` takes a GPU if there is one.
+        members: Number of models whose scores are averaged.
+        validation_size: Points held out for the choice of the best epoch, calibration and
+            thresholds; None derives it, 0 holds none out.
+        threshold: Decision rule of `predict`: a probability, ``"f1"``, ``"precision=0.8"`` or
+            ``"recall=0.6"``. A model without probabilities predicts the best label instead.
+        preset: Name of a preset, see ``elias presets``.
+        settings: Further keys of the configuration, such as ``{"index.alpha": 20}``; they override
+            the other parameters.
+        device: ``auto`` uses a GPU if there is one.
         random_state: The seed.
 
     Attributes:
         classes_: The labels, in the order of the columns that `predict` returns.
-        model_: The trained `Elias`: ``model_.explain``, ``model_.metadata`` and all the rest.
+        model_: The trained `Elias`, with ``model_.explain``, ``model_.metadata`` and so on.
 
     Example:
         >>> from elias import EliasClassifier
@@ -110,89 +111,85 @@ class EliasClassifier(BaseEstimator):  # type: ignore[misc]  # scikit-learn has 
         self.random_state = random_state
 
     def fit(self, X: Any, y: Any) -> EliasClassifier:  # noqa: N803 - scikit-learn's name
-        """Train on texts, or CSR features, and the labels of each.
+        """Train on texts, or on features, and their labels.
 
         Args:
             X: N texts in a list, array or Series; or a matrix (N, D) of features.
-            y: For each text a list of names (or other hashable labels that can be ordered); or a
-                matrix (N, L) of zeros and ones, sparse or not.
+            y: A list of label names for each text (or of other labels that are hashable and can be
+                sorted); or a matrix (N, L) of zeros and ones, sparse or not.
         """
-        given = _given(X)
-        labels, classes = _labels(y)
-        n_points = len(given) if isinstance(given, list) else given.shape[0]
+        inputs = _inputs(X)
+        labels, classes = _label_matrix(y)
+        texts, features = (inputs, None) if isinstance(inputs, list) else (None, inputs)
+        n_points = len(inputs) if isinstance(inputs, list) else inputs.shape[0]
         if n_points != labels.shape[0]:
-            raise DataError(f"{n_points} texts, but labels of {labels.shape[0]}")
-        config = self.config()
-        texts, features = (given, None) if isinstance(given, list) else (None, given)
+            raise DataError(f"X has {n_points} texts, but y has labels for {labels.shape[0]}")
         corpus = Corpus(
             train=Split(labels=labels, texts=texts, features=features),
             label_names=[str(name) for name in classes],
         )
-        self.model_ = train(config, corpus, device=self.device)
+        self.model_ = train(self.config(), corpus, device=self.device)
         self.classes_ = classes
         return self
 
     def config(self) -> EliasConfig:
-        """Return the configuration that the parameters stand for."""
+        """Return the configuration for these parameters."""
         start = EliasConfig() if self.preset is None else EliasConfig.preset(self.preset)
-        usual = EliasClassifier().get_params()
+        defaults = EliasClassifier().get_params()
         changes: dict[str, Any] = {}
         if self.encoder != "bag":
             changes |= {"encoder.kind": "transformer", "encoder.model": self.encoder}
         for name, key in _SETTINGS.items():
             value = getattr(self, name)
-            # what was not touched is the preset's to say
-            if value is not None and (self.preset is None or value != usual[name]):
+            # a parameter with its default value does not override the preset
+            if value is not None and (self.preset is None or value != defaults[name]):
                 changes[key] = value
         if self.epochs is not None:
             changes[f"stages.{start.stages[-1].name}.epochs"] = self.epochs
         return start.override(changes | dict(self.settings or {}))
 
     def predict(self, X: Any) -> csr_matrix:  # noqa: N803
-        """Return decisions as a matrix (N, L) of zeros and ones, columns as in ``classes_``."""
+        """Return the predicted labels as a matrix (N, L) of zeros and ones, see ``classes_``."""
         check_is_fitted(self)
         if self.model_.probabilities is None and isinstance(self.threshold, str):
-            decided = self._ranked(X, 1)
+            predictions = self._predict(X, 1)
         else:
-            decided = self._ranked(X, EVALUATED).threshold(self.model_.threshold(self.threshold))
-        matrix = decided.to_csr()
+            threshold = self.model_.threshold(self.threshold)
+            predictions = self._predict(X, EVALUATED).threshold(threshold)
+        matrix = predictions.to_csr()
         matrix.data = np.ones(len(matrix.data), dtype=np.int8)
         return matrix
 
     def predict_proba(self, X: Any) -> csr_matrix:  # noqa: N803
         """Return the probabilities of the best 100 labels of each text, a CSR matrix (N, L).
 
-        Of a model that could not learn probabilities, its scores within 0 and 1.
+        A model without probabilities returns its scores, clipped to [0, 1].
         """
         check_is_fitted(self)
-        found = self._ranked(X, EVALUATED)
-        matrix = found.to_csr()
-        probabilities = self.model_.probabilities
-        if probabilities is not None:
-            matrix.data = probabilities.of(matrix.data)
-        else:
-            matrix.data = np.clip(matrix.data, 0, 1)
+        matrix = self._predict(X, EVALUATED).to_csr()
+        learned = self.model_.probabilities
+        matrix.data = np.clip(matrix.data, 0, 1) if learned is None else learned.of(matrix.data)
         return matrix
 
     def predict_topk(self, X: Any, k: int = 5) -> list[list[Any]]:  # noqa: N803
         """Return the ``k`` best labels of each text, best first."""
         check_is_fitted(self)
-        return [self.classes_[row.ids].tolist() for row in self._ranked(X, k)]
+        return [self.classes_[row.ids].tolist() for row in self._predict(X, k)]
 
     def score(self, X: Any, y: Any) -> float:  # noqa: N803
-        """Return P@1: the share of texts whose best label is one of their own."""
+        """Return P@1: the share of texts whose best predicted label is correct."""
         best = self.predict_topk(X, k=1)
-        own = _label_sets(y)
-        if len(best) != len(own):
-            raise DataError(f"{len(best)} texts, but labels of {len(own)}")
-        hits = [bool(found) and found[0] in labels for found, labels in zip(best, own, strict=True)]
+        truth = _label_sets(y)
+        if len(best) != len(truth):
+            raise DataError(f"X has {len(best)} texts, but y has labels for {len(truth)}")
+        hits = [bool(top) and top[0] in labels for top, labels in zip(best, truth, strict=True)]
         return float(np.mean(hits)) if hits else 0.0
 
-    def _ranked(self, given: Any, k: int) -> Predictions:
-        return self.model_.predict(_given(given), top_k=k)
+    def _predict(self, inputs: Any, k: int) -> Predictions:
+        return self.model_.predict(_inputs(inputs), top_k=k)
 
     def __sklearn_tags__(self) -> Any:
-        """Say that texts go in, and that any number of labels comes out."""
+        """Return the tags of a multi-label classifier for texts."""
         tags = super().__sklearn_tags__()
         tags.input_tags.string = True
         tags.input_tags.sparse = True
@@ -204,21 +201,21 @@ class EliasClassifier(BaseEstimator):  # type: ignore[misc]  # scikit-learn has 
         return tags
 
 
-def _given(texts: Any) -> list[str] | csr_matrix:
-    """Return texts as a list, sanitized like the texts of files; or features as a CSR matrix."""
+def _inputs(texts: Any) -> list[str] | csr_matrix:
+    """Return texts as a list of clean strings, or features as a CSR matrix."""
     if isinstance(texts, str):
-        raise DataError("a list of texts is needed; wrap the text in a list: [text]")
+        raise DataError("X is a single text; put it in a list: [text]")
     if issparse(texts):
         return csr_matrix(texts, dtype=np.float32)
     if isinstance(texts, np.ndarray) and texts.ndim == 2 and texts.dtype.kind in "fiub":
         return csr_matrix(texts.astype(np.float32))
     if isinstance(texts, np.ndarray) and texts.ndim == 2 and texts.shape[1] == 1:
         texts = texts[:, 0]
-    listed = list(texts)
-    for i, text in enumerate(listed):
+    items = list(texts)
+    for i, text in enumerate(items):
         if not isinstance(text, str):
             raise DataError(f"X[{i}] is {type(text).__name__}, not a text")
-    clean, _ = sanitize([str(text) for text in listed])
+    clean, _ = sanitize([str(text) for text in items])  # like the texts of files
     return clean
 
 
@@ -228,10 +225,10 @@ def _is_indicator(labels: Any) -> bool:
     )
 
 
-def _labels(y: Any) -> tuple[csr_matrix, NDArray[Any]]:
-    """Return labels as a matrix (N, L), and what its columns are."""
+def _label_matrix(y: Any) -> tuple[csr_matrix, NDArray[Any]]:
+    """Return labels as a matrix (N, L), and the label of each column."""
     if y is None:
-        raise DataError("labels are needed: a list of names for each text, or a matrix (N, L)")
+        raise DataError("y is missing; give a list of names for each text, or a matrix (N, L)")
     if _is_indicator(y):
         matrix = csr_matrix(y, dtype=np.float32)
         matrix.eliminate_zeros()
@@ -242,37 +239,31 @@ def _labels(y: Any) -> tuple[csr_matrix, NDArray[Any]]:
     try:
         names = sorted({label for labels in sets for label in labels})
     except TypeError as error:
-        raise DataError(f"labels cannot be put in order: {error}; use names alone") from error
+        raise DataError(f"labels cannot be sorted: {error}; use names only") from error
     if not names:
-        raise DataError("no text has a label")
+        raise DataError("no text has a label; check y")
     column = {name: i for i, name in enumerate(names)}
     rows = [sorted(column[label] for label in labels) for labels in sets]
     starts = np.concatenate([[0], np.cumsum([len(row) for row in rows])])
     indices = np.array([i for row in rows for i in row], dtype=np.int64)
     data = np.ones(len(indices), dtype=np.float32)
-    return csr_matrix((data, indices, starts), shape=(len(sets), len(names))), _as_array(names)
+    classes = np.empty(len(names), dtype=object)  # numpy would convert other types
+    classes[:] = names
+    return csr_matrix((data, indices, starts), shape=(len(sets), len(names))), classes
 
 
 def _label_sets(y: Any) -> list[set[Any]]:
-    """Return the labels of each text."""
+    """Return the set of labels of each text."""
     if _is_indicator(y):
         matrix = csr_matrix(y)
         matrix.eliminate_zeros()
         bounds = zip(matrix.indptr[:-1], matrix.indptr[1:], strict=True)
         return [set(matrix.indices[start:end].tolist()) for start, end in bounds]
-    listed: Sequence[Any] = list(y)
-    for i, labels in enumerate(listed):
+    rows: Sequence[Any] = list(y)
+    for i, labels in enumerate(rows):
         if isinstance(labels, str) or not hasattr(labels, "__iter__"):
-            raise DataError(f"y[{i}] is {labels!r}; a list of labels is needed: [{labels!r}]")
-    return [set(_plain(labels)) for labels in listed]
-
-
-def _plain(labels: Any) -> list[Any]:
-    return [label.item() if isinstance(label, np.generic) else label for label in labels]
-
-
-def _as_array(names: list[Any]) -> NDArray[Any]:
-    """Return names as an array of their own kind, never cut off or converted."""
-    array = np.empty(len(names), dtype=object)
-    array[:] = names
-    return array
+            raise DataError(f"y[{i}] is {labels!r}; give a list of labels: [{labels!r}]")
+    return [
+        {label.item() if isinstance(label, np.generic) else label for label in labels}
+        for labels in rows
+    ]

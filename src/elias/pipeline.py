@@ -1,4 +1,4 @@
-"""Former home of names that ``elias`` exports now; to be removed in 0.3."""
+"""Deprecated module: import these names from ``elias``. It will be removed in version 0.3."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _MOVED |= {"predict_file", "prune_edges", "train", "train_together"}
 
 
 def __getattr__(name: str) -> Any:
-    """Return a name that moved, with a warning."""
+    """Return a name that has moved, with a warning."""
     if name not in _MOVED:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     warnings.warn(f"{name} has moved: import it from elias", DeprecationWarning, stacklevel=2)

@@ -1,7 +1,7 @@
-"""Progress of long work: a passing bar on a terminal's stderr, a log line now and then elsewhere.
+"""Progress of long work: a bar on stderr if it is a terminal, otherwise log lines.
 
-A library must not write to its user's terminal, so nothing shows until `enable` was called (the
-command line does).
+Nothing is shown until `enable` is called, as the command line does: a library does not write to its
+user's terminal.
 """
 
 from __future__ import annotations
@@ -33,25 +33,25 @@ _state = {"enabled": False}
 
 
 class Advance(Protocol):
-    """Says that ``steps`` more are done; ``note`` (a loss, say) is shown beside the count."""
+    """Function that advances a progress bar."""
 
     def __call__(self, steps: int = 1, note: str = "") -> None:
-        """Take the steps."""
+        """Add ``steps`` to the count, and show ``note`` (e.g. a loss) beside it."""
 
 
 def enable(on: bool = True) -> None:
-    """Show progress from now on, or stop showing it."""
+    """Switch the display of progress on or off."""
     _state["enabled"] = on
 
 
 def is_enabled() -> bool:
-    """Say whether progress is shown."""
+    """Return whether progress is shown."""
     return _state["enabled"]
 
 
 @contextmanager
 def hushed() -> Iterator[None]:
-    """Show nothing of what begins inside, as under a bar that counts the whole."""
+    """Hide progress that starts inside the block, e.g. below a bar for the whole."""
     before = _state["enabled"]
     enable(False)
     try:
@@ -61,7 +61,7 @@ def hushed() -> Iterator[None]:
 
 
 def track(iterable: Iterable[T], description: str, total: int | None = None) -> Iterator[T]:
-    """Yield the items of ``iterable``, showing how many are done.
+    """Yield the items of ``iterable`` and show how many are done.
 
     >>> sum(track([1, 2, 3], "adding"))
     6
@@ -75,9 +75,9 @@ def track(iterable: Iterable[T], description: str, total: int | None = None) -> 
 
 
 def progress(description: str, total: int | None = None) -> AbstractContextManager[Advance]:
-    """Show one task while the ``with`` block runs; its target is called to advance it.
+    """Show the progress of a ``with`` block, which gets a function to advance it.
 
-    A bar goes away with the block; a log line comes only once the work takes a while.
+    A bar disappears at the end of the block. Log lines start after two seconds.
 
     >>> with progress("reading", total=10) as advance:
     ...     advance(5)
@@ -92,8 +92,8 @@ def progress(description: str, total: int | None = None) -> AbstractContextManag
 
 @cache
 def console() -> Console:
-    """Return the console on stderr that bars draw on; log through it to keep lines whole."""
-    from rich.console import Console  # here, not above: a library user may never need it
+    """Return the console on stderr; log through it, so that bars and lines do not mix."""
+    from rich.console import Console  # imported here, because libraries rarely need it
 
     return Console(stderr=True)
 
@@ -120,7 +120,7 @@ def _bar(description: str, total: int | None) -> Iterator[Advance]:
         Remaining(),
         TextColumn("{task.fields[note]}", markup=False),
     )
-    # stdout is data: rich must not draw redirected prints on stderr
+    # stdout has data: rich must not redirect it to stderr
     with Progress(*columns, console=console(), redirect_stdout=False, transient=True) as bar:
         task = bar.add_task(description, total=total, note="")
 
@@ -138,7 +138,7 @@ def _lines(description: str, total: int | None) -> Iterator[Advance]:
     done, last = 0, start
     title = description if total is None else f"{description} ({total:,})"
     first = threading.Timer(SECONDS_BEFORE_LINE, logger.info, ("%s ...", title))
-    first.daemon = True  # work that hangs must not keep the interpreter from ending
+    first.daemon = True  # the interpreter can exit while it waits
     first.start()
 
     def advance(steps: int = 1, note: str = "") -> None:

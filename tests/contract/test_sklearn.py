@@ -235,13 +235,13 @@ def test_without_held_out_points_the_best_label_is_decided_for(texts, names):
 @pytest.mark.parametrize(
     ("texts", "labels", "told"),
     [
-        ("a text", [["a"]], "wrap the text"),
+        ("a text", [["a"]], "put it in a list"),
         (["a", None], [["a"], ["b"]], r"X\[1\] is NoneType"),
-        (["a", "b"], ["x", "y"], r"y\[0\] is 'x'; a list of labels is needed: \['x'\]"),
-        (["a", "b"], [["x"]], "2 texts, but labels of 1"),
+        (["a", "b"], ["x", "y"], r"y\[0\] is 'x'; give a list of labels: \['x'\]"),
+        (["a", "b"], [["x"]], "2 texts, but y has labels for 1"),
         (["a", "b"], [[], []], "no text has a label"),
-        (["a", "b"], [["x"], [1]], "cannot be put in order"),
-        (["a"], None, "labels are needed"),
+        (["a", "b"], [["x"], [1]], "cannot be sorted"),
+        (["a"], None, "y is missing"),
     ],
 )
 def test_mistakes_are_named(texts, labels, told):

@@ -92,7 +92,7 @@ def test_a_node_shared_among_threads_is_halved_as_one_thread_does(power, dim, se
 
     alone = balanced_clusters(sparse, dense, 4, seed)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(balanced_kmeans, "_WIDE", 2)
+        patch.setattr(balanced_kmeans, "_LARGE_NODE", 2)
         patch.setattr(balanced_kmeans, "_BLOCKS", 3)
         shared = balanced_clusters(sparse, dense, 4, seed)
 

@@ -52,7 +52,7 @@ def test_labels_score_as_in_a_dense_product(n_points, n_queries, k, entries, see
     expected = dense_scores(points, labels, queries, k)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("elias.baselines.knn._ENTRIES", entries)
+        patch.setattr("elias.baselines.knn._MAX_SIMILARITIES", entries)
         neighbours = NearestNeighbours(corpus_of(points, labels), k=k)
         found = neighbours.predict(csr_matrix(queries), top_k=9)
 

@@ -1,4 +1,4 @@
-"""Nearest neighbours in tf-idf: labels of like texts. Nothing is learned, so it is the floor."""
+"""Nearest neighbours by tf-idf: predict the labels of similar training texts."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ if TYPE_CHECKING:
 
 
 NEIGHBOURS = 30
-_ENTRIES = 2**23  # similarities held at a time: 64 MB
+_MAX_SIMILARITIES = 2**23  # computed at a time: 64 MB
 
 
 class NearestNeighbours:
-    """Scores a label by the summed cosine similarity of those of the k nearest points that have it.
+    """Score a label by the summed cosine similarity of those of the k nearest points that have it.
 
-    Points are compared by the tf-idf of their words, or by their given features. Those without a
-    word in common are no neighbours, so a text may have fewer than k, or none.
+    Points are compared by the tf-idf of their words, or by the features of the corpus. Points
+    without a common word are no neighbours, so a text can have fewer than k neighbours, or none.
 
     Example:
         >>> from elias import evaluate
@@ -49,10 +49,9 @@ class NearestNeighbours:
         self.label_names = corpus.label_names
         points = corpus.train
         if points.texts is not None:
-            self._featurizer: Featurizer | None = Featurizer.fit(
-                points.texts, char_ngrams=(0, 0), min_count=1
-            )
-            features = self._featurizer.transform(points.texts)
+            options = {"char_ngrams": (0, 0), "min_count": 1}
+            self._featurizer: Featurizer | None
+            self._featurizer, features = Featurizer.fit_transform(points.texts, **options)
         else:
             assert points.features is not None, "a split has texts or features"
             self._featurizer = None
@@ -64,7 +63,7 @@ class NearestNeighbours:
 
     @property
     def n_bytes(self) -> int:
-        """Return how much memory the points and their labels take."""
+        """Return the size in memory of the points and their labels."""
         parts = (self._points_by_word, self._labels)
         return sum(m.data.nbytes + m.indices.nbytes + m.indptr.nbytes for m in parts)
 
@@ -73,7 +72,7 @@ class NearestNeighbours:
 
         Args:
             texts: A list of texts; for a corpus without texts, a CSR matrix of features.
-            top_k: Labels per text; fewer where the neighbours have fewer.
+            top_k: Labels per text; a text gets fewer if its neighbours have fewer.
         """
         features = self._features(texts)
         parts = [
@@ -83,15 +82,15 @@ class NearestNeighbours:
         return Predictions.stack(parts)
 
     def predict_split(self, split: Split, *, top_k: int = 100) -> Predictions:
-        """Return predictions for a split of a corpus, without the pairs its filters forbid."""
-        given = split.features if self._featurizer is None else split.texts
-        if given is None:
-            wanted = "features" if self._featurizer is None else "texts"
-            raise DataError(f"the neighbours are compared by {wanted}, and the split has none")
+        """Return predictions for a split of a corpus, without the pairs of its filters."""
+        inputs = split.features if self._featurizer is None else split.texts
+        if inputs is None:
+            kind = "features" if self._featurizer is None else "texts"
+            raise DataError(f"the neighbours are compared by {kind}, and the split has none")
         filters = np.empty((0, 2), dtype=np.int64) if split.filters is None else split.filters
         most_filtered = int(np.bincount(filters[:, 0], minlength=1).max())
-        found = self.predict(given, top_k=top_k + most_filtered)
-        return (found.drop(filters) if most_filtered else found).top(top_k)
+        predictions = self.predict(inputs, top_k=top_k + most_filtered)
+        return (predictions.drop(filters) if most_filtered else predictions).top(top_k)
 
     def _features(self, texts: Sequence[str] | csr_matrix) -> csr_matrix:
         if self._featurizer is not None:
@@ -104,13 +103,13 @@ class NearestNeighbours:
         return unit_rows(texts)
 
     def _batches(self, features: csr_matrix) -> Iterator[tuple[int, int]]:
-        """Yield ranges of rows whose similarities to all points fit into memory together."""
+        """Yield ranges of rows whose similarities to all points fit in memory."""
         n_points_of_word = np.diff(self._points_by_word.indptr)
-        reached = csr_matrix(
+        words = csr_matrix(
             (np.ones(features.nnz), features.indices, features.indptr), shape=features.shape
         )
-        most = np.minimum(reached @ n_points_of_word, self._points_by_word.shape[1])
-        batch = (np.cumsum(most) // _ENTRIES).astype(np.int64)
+        n_similar = np.minimum(words @ n_points_of_word, self._points_by_word.shape[1])
+        batch = (np.cumsum(n_similar) // _MAX_SIMILARITIES).astype(np.int64)
         starts = [0, *(np.flatnonzero(np.diff(batch)) + 1).tolist(), len(batch)]
         yield from pairwise(starts)
 
@@ -120,11 +119,11 @@ class NearestNeighbours:
 
 
 def strongest(matrix: csr_matrix, k: int) -> csr_matrix:
-    """Return the matrix with the ``k`` largest entries of each row, of equal ones the first."""
+    """Return the matrix with only the ``k`` largest entries of each row, ties by column."""
     kept = [_largest(matrix, begin, end, k) for begin, end in pairwise(matrix.indptr.tolist())]
-    indptr = np.concatenate([[0], np.cumsum([len(places) for places in kept])]).astype(np.int64)
-    places = np.concatenate([np.empty(0, dtype=np.int64), *kept])
-    return csr_matrix((matrix.data[places], matrix.indices[places], indptr), shape=matrix.shape)
+    indptr = np.cumsum([0, *map(len, kept)], dtype=np.int64)
+    entries = np.concatenate([np.empty(0, dtype=np.int64), *kept])
+    return csr_matrix((matrix.data[entries], matrix.indices[entries], indptr), shape=matrix.shape)
 
 
 def _largest(matrix: csr_matrix, begin: int, end: int, k: int) -> NDArray[np.int64]:

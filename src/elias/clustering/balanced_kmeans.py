@@ -1,8 +1,8 @@
 """Recursive balanced 2-means over label centroids (appendix C.1).
 
-Threads share the nodes of a level. The first levels have few nodes, so there the members of a node
-are shared instead, in blocks whose number depends on nothing but the node: a seed gives one
-clustering, however many threads there are.
+The threads divide the nodes of a level among them. The first levels have few large nodes; there
+they divide the members of a node, in a fixed number of blocks, so that the result depends on the
+seed and not on the number of threads.
 """
 
 from __future__ import annotations
@@ -27,74 +27,43 @@ Parts: TypeAlias = tuple[Array, Array, Array, Array]
 """The centroids: sparse values, columns and row starts, and the dense part."""
 
 _MAX_ITERATIONS = 20
-_WIDE = 2**16  # a node of this many members is shared among threads
-_BLOCKS = 32  # parts of such a node; each has a centre of its own, added up in order
-_CHUNKS = 64  # parts of a level of many nodes
+_LARGE_NODE = 2**16  # members; the threads divide a larger node
+_BLOCKS = 32  # blocks of a large node; their centres are added in order
+_CHUNKS = 64  # chunks of the small nodes of a level
 
 
 def balanced_clusters(
     sparse: csr_matrix, dense: NDArray[np.float32], n_clusters: int, seed: int
 ) -> NDArray[np.int64]:
-    """Return each label's cluster, 0 … C-1, the clusters' sizes equal to within one.
+    """Return the cluster of each label, 0 … C-1; the sizes of clusters differ by at most one.
 
-    Labels are halved again and again by 2-means with the median as the border; for a C that is
-    no power of two the shares are uneven on the way and even at the end. Labels whose centroid is
-    zero (no training point) are spread over the clusters after the others.
+    A node is split by 2-means with the median as border, again and again. If C is no power of two,
+    the halves get shares in proportion to their clusters. Labels with a centroid of zero (no
+    training point) are distributed over the clusters at the end.
     """
     n_labels = sparse.shape[0]
     known = (np.diff(sparse.indptr) > 0) | dense.any(axis=1)
-    order = np.concatenate([np.flatnonzero(known), np.flatnonzero(~known)])
-    n_known = int(known.sum())
-    assignment = np.empty(n_labels, dtype=np.int64)
-    assignment[order[n_known:]] = _spread(n_labels - n_known, n_known, n_clusters)
+    members = np.flatnonzero(known).astype(np.int64)
+    clusters = np.empty(n_labels, dtype=np.int64)
+    clusters[~known] = np.arange(len(members), n_labels) % n_clusters  # smaller clusters first
     parts = (sparse.data, sparse.indices, sparse.indptr, dense)
-    members = order[:n_known].astype(np.int64)
-    starts, counts = np.array([0, n_known]), np.array([n_clusters])
+    starts, counts = np.array([0, len(members)]), np.array([n_clusters])  # of each node
     depth = int(np.ceil(np.log2(max(2, n_clusters))))
-    with progress("Clustering labels", depth * n_known) as advance:
+    with progress("Clustering labels", depth * len(members)) as advance:
         while counts.max() > 1:
             seeds = np.random.default_rng([seed, len(counts)]).random((len(counts), 2))
-            first = _first_half(counts)
-            cuts = starts[:-1] + _share(np.diff(starts), first, counts)
-            for done in _halve_level(parts, sparse.shape[1], members, (starts, cuts), seeds):
-                advance(done)
-            starts, counts = _children(starts, cuts, first, counts)
-    cluster = np.repeat(np.arange(n_clusters), np.diff(starts))
-    assignment[members] = cluster
-    return assignment
-
-
-def _first_half(counts: NDArray[np.int64]) -> NDArray[np.int64]:
-    return np.where(counts > 1, (counts + 1) // 2, counts)
-
-
-def _share(
-    sizes: NDArray[np.int64], first: NDArray[np.int64], counts: NDArray[np.int64]
-) -> NDArray[np.int64]:
-    """Return how many members go to the first half, so that clusters end equal to within one."""
-    even, extra = np.divmod(sizes, counts)
-    return even * first + np.minimum(extra, first)
-
-
-def _children(
-    starts: NDArray[np.int64],
-    cuts: NDArray[np.int64],
-    first: NDArray[np.int64],
-    counts: NDArray[np.int64],
-) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    new_starts, new_counts = [0], []
-    for i, count in enumerate(counts):
-        if count > 1:
-            new_starts.append(int(cuts[i]))
-            new_counts.append(int(first[i]))
-        new_starts.append(int(starts[i + 1]))
-        new_counts.append(int(count - first[i]) if count > 1 else 1)
-    return np.array(new_starts), np.array(new_counts)
-
-
-def _spread(n_rest: int, n_known: int, n_clusters: int) -> NDArray[np.int64]:
-    """Return clusters for labels that have no centroid, the smaller clusters first."""
-    return (n_known + np.arange(n_rest)) % n_clusters
+            divided = counts > 1
+            first = np.where(divided, (counts + 1) // 2, counts)  # clusters of the first half
+            even, extra = np.divmod(np.diff(starts), counts)
+            cuts = starts[:-1] + even * first + np.minimum(extra, first)
+            for n_done in _halve_level(parts, sparse.shape[1], members, (starts, cuts), seeds):
+                advance(n_done)
+            exists = np.column_stack([divided, np.ones_like(divided)])
+            starts = np.append(0, np.column_stack([cuts, starts[1:]])[exists])
+            rest = np.where(divided, counts - first, 1)
+            counts = np.column_stack([first, rest])[exists]
+    clusters[members] = np.repeat(np.arange(n_clusters), np.diff(starts))
+    return clusters
 
 
 def _halve_level(
@@ -104,16 +73,16 @@ def _halve_level(
     borders: tuple[Array, Array],
     seeds: Array,
 ) -> Iterator[int]:
-    """Halve all nodes of one level; yield how many members that dealt with, now and then."""
+    """Halve all nodes of a level; yield the number of members as they are done."""
     starts, cuts = borders
     sizes = np.diff(starts)
-    for node in np.flatnonzero(sizes >= _WIDE).tolist():
+    for node in np.flatnonzero(sizes >= _LARGE_NODE).tolist():
         begin, cut, end = int(starts[node]), int(cuts[node]), int(starts[node + 1])
         if begin < cut < end:
-            _halve_wide(parts, n_columns, members[begin:end], cut - begin, seeds[node])
+            _halve_large(parts, n_columns, members[begin:end], cut - begin, seeds[node])
         yield end - begin
-    narrow = np.flatnonzero(sizes < _WIDE)
-    n_chunks = min(_CHUNKS, len(narrow))
+    small = np.flatnonzero(sizes < _LARGE_NODE)
+    n_chunks = min(_CHUNKS, len(small))
 
     def halve_some(nodes: Array, center: Array) -> int:
         _halve_some(parts, members, (starts, cuts), seeds, nodes, center)
@@ -121,23 +90,20 @@ def _halve_level(
 
     yield from thread_map(
         halve_some,
-        [narrow[chunk::n_chunks] for chunk in range(n_chunks)],
+        [small[chunk::n_chunks] for chunk in range(n_chunks)],
         lambda: np.zeros(n_columns, dtype=np.float32),
     )
 
 
-def _halve_wide(parts: Parts, n_columns: int, members: Array, n_first: int, seeds: Array) -> None:
-    """Do what `_halve` does, the members shared among threads."""
+def _halve_large(parts: Parts, n_columns: int, members: Array, n_first: int, seeds: Array) -> None:
+    """Halve a large node like `_halve`, with its members divided among the threads."""
     size, dim = len(members), parts[3].shape[1]
     scores = np.empty(size, dtype=np.float32)
     centers = np.zeros((_BLOCKS, n_columns), dtype=np.float32)
     dense_centers = np.zeros((_BLOCKS, dim), dtype=np.float32)
     weights = _weights(n_first, size)
     first = np.zeros(size, dtype=np.bool_)
-    spans = [slice(i * size // _BLOCKS, (i + 1) * size // _BLOCKS) for i in range(_BLOCKS)]
-    ranges = [
-        slice(i * n_columns // _BLOCKS, (i + 1) * n_columns // _BLOCKS) for i in range(_BLOCKS)
-    ]
+    spans, column_spans = _blocks(size), _blocks(n_columns)
 
     def score_block(block: int, _: None) -> None:
         span = spans[block]
@@ -149,8 +115,8 @@ def _halve_wide(parts: Parts, n_columns: int, members: Array, n_first: int, seed
         span = spans[block]
         _add_all(parts, members[span], first[span], weights, centers[block], dense_centers[block])
 
-    def join_range(block: int, _: None) -> None:
-        columns = centers[:, ranges[block]]
+    def sum_columns(block: int, _: None) -> None:
+        columns = centers[:, column_spans[block]]
         for other in columns[1:]:
             columns[0] += other
 
@@ -160,21 +126,25 @@ def _halve_wide(parts: Parts, n_columns: int, members: Array, n_first: int, seed
         if _choose_lowest(scores, n_first, first) == 0:
             break
         _for_each(add_block)
-        _for_each(join_range)
+        _for_each(sum_columns)
         for other in dense_centers[1:]:
             dense_centers[0] += other
     _sort_halves(members, first)
 
 
+def _blocks(size: int) -> list[slice]:
+    return [slice(i * size // _BLOCKS, (i + 1) * size // _BLOCKS) for i in range(_BLOCKS)]
+
+
 def _for_each(work: Callable[[int, None], None]) -> None:
-    """Run the work for each block."""
+    """Run the work for each block, in threads."""
     for _ in thread_map(work, range(_BLOCKS), lambda: None):
         pass
 
 
 @njit(cache=True, nogil=True)
 def _weights(n_first: int, size: int) -> tuple[np.float32, np.float32]:
-    """Return what a member of each half adds to the difference of the two centres."""
+    """Return the weight of a member of each half in the difference of the two centres."""
     return np.float32(1.0 / max(1, n_first)), np.float32(-1.0 / max(1, size - n_first))
 
 
@@ -191,7 +161,7 @@ def _add(parts: Parts, member: int, weight: np.float32, center: Array, dense_cen
 def _add_two(
     parts: Parts, members: Array, seeds: Array, center: Array, dense_center: Array
 ) -> None:
-    """Start from the difference of two members."""
+    """Initialise the difference of the centres with that of two random members."""
     size = members.shape[0]
     one = int(seeds[0] * size)
     other = (one + 1 + int(seeds[1] * (size - 1))) % size
@@ -219,7 +189,7 @@ def _clear(parts: Parts, members: Array, center: Array) -> None:
     n_values = 0
     for member in members:
         n_values += indptr[member + 1] - indptr[member]
-    if n_values > center.shape[0] // 8:  # one stretch of memory is faster than places in it
+    if n_values > center.shape[0] // 8:  # clearing all is faster than clearing single entries
         center[:] = 0.0
         return
     for member in members:
@@ -242,9 +212,9 @@ def _score(parts: Parts, members: Array, center: Array, dense_center: Array, sco
 
 @njit(cache=True, nogil=True)
 def _choose_lowest(scores: Array, count: int, chosen: Array) -> int:
-    """Mark the ``count`` lowest scores, of equal ones the first; return how many marks changed."""
+    """Choose the ``count`` lowest scores, ties in order; return the number of changes."""
     border = nth_lowest(scores.copy(), count)
-    left = count  # for those on the border
+    left = count  # number of ties to choose
     for score in scores:
         if score < border:
             left -= 1
@@ -262,19 +232,19 @@ def _choose_lowest(scores: Array, count: int, chosen: Array) -> int:
 
 @njit(cache=True, nogil=True)
 def _sort_halves(members: Array, first: Array) -> None:
-    """Move those of the first half to the front, each half in its order."""
+    """Move the members of the first half to the front; keep the order within the halves."""
     before = members.copy()
-    place = 0
-    for wanted in (True, False):
+    end = 0
+    for half in (True, False):
         for i in range(before.shape[0]):
-            if first[i] == wanted:
-                members[place] = before[i]
-                place += 1
+            if first[i] == half:
+                members[end] = before[i]
+                end += 1
 
 
 @njit(cache=True, nogil=True)
 def _halve(parts: Parts, members: Array, n_first: int, center: Array, seeds: Array) -> None:
-    """Order ``members`` in place so that the first ``n_first`` are nearer to one centre."""
+    """Sort ``members`` in place so that the first ``n_first`` are nearer to the first centre."""
     size = members.shape[0]
     dense_center = np.zeros(parts[3].shape[1], dtype=np.float32)
     scores = np.empty(size, dtype=np.float32)

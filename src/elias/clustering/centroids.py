@@ -1,4 +1,4 @@
-"""Centroids of labels: sums over their points, counted first so that they are stored only once."""
+"""Centroids of labels: sums over their points, counted first so that memory is allocated once."""
 
 from __future__ import annotations
 
@@ -20,25 +20,25 @@ Array: TypeAlias = NDArray[Any]
 Rows: TypeAlias = tuple[Array, Array, Array]
 """The values, columns and row starts of a sparse matrix."""
 
-_LABELS_AT_A_TIME = 2_000  # summed by a thread before it shows that it is there
-_ROWS_AT_A_TIME = 100_000  # of vectors, copied at once
+_LABELS_PER_TASK = 2_000
+_ROWS_PER_COPY = 100_000
 
 
 def label_centroids(
     labels: csr_matrix, bow: csr_matrix, embedding: NDArray[np.float32] | None = None
 ) -> tuple[csr_matrix, NDArray[np.float32]]:
-    """Return μ_ℓ, the unit-length sum of ψ(x) over each label's points, Eq. 14–15.
+    """Return μ_ℓ, the sum of ψ(x) over the points of each label, scaled to length 1 (Eq. 14–15).
 
-    ψ = [bow/‖·‖, φ/‖·‖]; the sparse and the dense part come apart, scaled by their common length.
-    A label without points has a centroid of zero. Memory beyond the result does not grow with the
-    number of labels.
+    ψ = [bow/‖·‖, φ/‖·‖]. The sparse and the dense part are returned separately, scaled by their
+    common length. A label without points has a centroid of zero. Apart from the result, memory does
+    not grow with the number of labels.
     """
     to_points = _transposed(labels)
     n_labels, n_columns = labels.shape[1], bow.shape[1]
     dense = np.zeros((n_labels, 0 if embedding is None else embedding.shape[1]), dtype=np.float32)
     rows = (bow.data.astype(np.float32, copy=False), bow.indices, bow.indptr)
     starts = np.zeros(n_labels + 1, dtype=np.int64)
-    spans = list(_ranges(n_labels, _LABELS_AT_A_TIME))
+    spans = list(_ranges(n_labels, _LABELS_PER_TASK))
 
     def count_some(span: range, memory: Array) -> int:
         _count_columns(to_points, rows, memory, starts[1:], (span.start, span.stop))
@@ -56,32 +56,29 @@ def label_centroids(
         _scale(data, starts, dense, scale, span.start)
         return len(span)
 
-    def memory() -> Array:
+    def new_memory() -> Array:
         return np.full(n_columns, -1, dtype=np.int64)
 
     with progress("Centroids of labels", 2 * n_labels) as advance:
-        for done in thread_map(count_some, spans, memory):
-            advance(done)
+        for n_done in thread_map(count_some, spans, new_memory):
+            advance(n_done)
         np.cumsum(starts, out=starts)
         data = np.empty(starts[-1], dtype=np.float32)
-        columns = np.empty(starts[-1], dtype=_index_type(int(starts[-1]), n_columns))
+        small = max(starts[-1], n_columns) <= np.iinfo(np.int32).max
+        columns = np.empty(starts[-1], dtype=np.int32 if small else np.int64)
         lengths = np.ones(0, np.float32) if embedding is None else _lengths(embedding)
-        for done in thread_map(sum_some, spans, memory):
-            advance(done)
+        for n_done in thread_map(sum_some, spans, new_memory):
+            advance(n_done)
     indptr = starts.astype(columns.dtype)
     return csr_matrix((data, columns, indptr), shape=(n_labels, n_columns)), dense
 
 
 def _transposed(labels: csr_matrix) -> tuple[Array, Array]:
-    """Return the points of each label, ascending, and where each label's begin."""
-    # scipy's own transpose carries values along, and would copy them
+    """Return the points of each label, ascending, and the starts of the labels among them."""
+    # with small values, because scipy copies them
     ones = np.ones(labels.nnz, dtype=np.bool_)
     by_label = csr_matrix((ones, labels.indices, labels.indptr), shape=labels.shape).T.tocsr()
     return by_label.indices, by_label.indptr
-
-
-def _index_type(n_values: int, n_columns: int) -> type[np.int32] | type[np.int64]:
-    return np.int32 if max(n_values, n_columns) <= np.iinfo(np.int32).max else np.int64
 
 
 def _ranges(n_rows: int, size: int) -> Iterator[range]:
@@ -90,18 +87,18 @@ def _ranges(n_rows: int, size: int) -> Iterator[range]:
 
 
 def _lengths(embedding: NDArray[np.float32]) -> NDArray[np.float32]:
-    """Return the length of each vector, at least a tiny one, without a second copy of them all."""
+    """Return the length of each vector, at least 1e-12, without a copy of all vectors."""
     lengths = np.empty(len(embedding), dtype=np.float32)
-    for span in _ranges(len(embedding), _ROWS_AT_A_TIME):
+    for span in _ranges(len(embedding), _ROWS_PER_COPY):
         some = slice(span.start, span.stop)
         lengths[some] = np.linalg.norm(embedding[some], axis=1)
     return np.maximum(lengths, np.float32(1e-12))
 
 
 def _squares(data: NDArray[np.float32], starts: NDArray[np.int64]) -> NDArray[np.float32]:
-    """Return the squared length of each of these rows, added up from its last value."""
+    """Return the squared length of each row, summed from its last value to the first."""
     square = np.zeros(len(starts) - 1, dtype=np.float32)
-    filled = np.flatnonzero(np.diff(starts))
+    filled = np.flatnonzero(np.diff(starts))  # rows with values
     if len(filled):
         values = data[starts[0] : starts[-1]][::-1]
         begins = starts[-1] - starts[filled + 1]
@@ -117,7 +114,7 @@ def _count_columns(
     counts: Array,
     span: tuple[int, int],
 ) -> None:
-    """Count the columns that each label's points have among them."""
+    """Count the distinct columns of the points of each label."""
     points, starts = to_points
     _, columns, row_starts = rows
     for label in range(span[0], span[1]):
@@ -134,31 +131,32 @@ def _count_columns(
 def _sum_rows(
     to_points: tuple[Array, Array],
     rows: Rows,
-    place_of: Array,
+    position_of: Array,
     out: Rows,
     span: tuple[int, int],
 ) -> None:
-    """Write each label's sum, the column seen last first, as scipy's product has them.
+    """Write the sum of each label, the column seen last first, in the order of scipy's product.
 
-    ``place_of`` says where a column's sum stands, if that lies within the label's own places.
+    ``position_of`` has the position of each column's sum; it is valid if it lies within the range
+    of the label.
     """
     points, starts = to_points
     data, columns, row_starts = rows
     out_data, out_columns, out_starts = out
     for label in range(span[0], span[1]):
         begin, end = out_starts[label], out_starts[label + 1]
-        place = end
+        position = end
         for i in range(starts[label], starts[label + 1]):
             for j in range(row_starts[points[i]], row_starts[points[i] + 1]):
                 column = columns[j]
-                known = place_of[column]
+                known = position_of[column]
                 if begin <= known < end:
                     out_data[known] += data[j]
                 else:
-                    place -= 1
-                    place_of[column] = place
-                    out_columns[place] = column
-                    out_data[place] = data[j]
+                    position -= 1
+                    position_of[column] = position
+                    out_columns[position] = column
+                    out_data[position] = data[j]
 
 
 @njit(cache=True, nogil=True)
@@ -180,7 +178,7 @@ def _sum_vectors(
 @njit(cache=True, nogil=True)
 def _scale(data: Array, starts: Array, dense: Array, scale: Array, first: int) -> None:
     for i in range(scale.shape[0]):
-        for place in range(starts[first + i], starts[first + i + 1]):
-            data[place] *= scale[i]
+        for j in range(starts[first + i], starts[first + i + 1]):
+            data[j] *= scale[i]
         for d in range(dense.shape[1]):
             dense[first + i, d] *= scale[i]
