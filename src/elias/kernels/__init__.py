@@ -1,4 +1,4 @@
-"""The operations that take the time: search, scores, losses and updates, on a CPU or a GPU."""
+"""Performance-critical operations: search, scores, losses and updates, on a CPU or a GPU."""
 
 from elias.kernels.gradients import IndexGradients
 from elias.kernels.ops import (
