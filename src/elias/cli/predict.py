@@ -81,9 +81,9 @@ def predict(
     def open_texts() -> Iterator[TextRow] | FileTask:
         from elias.inference.batch_predict import FileTask
         from elias.persistence.hub import find_model
-        from elias.persistence.manifest import read_data_settings
+        from elias.persistence.manifest import Manifest
 
-        settings = read_data_settings(find_model(model))
+        settings = Manifest(find_model(model))["data_settings"]
         if out is None:
             return read_rows(texts, text, keep or [], settings)
         if texts == STDIN:

@@ -209,11 +209,6 @@ def _upgraded(folder: Path, tree: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def read_data_settings(folder: Path) -> dict[str, Any]:
-    """Return how a saved model's training data was read, without loading its weights."""
-    return dict(Manifest(folder)["data_settings"])
-
-
 def fingerprint(folder: Path) -> str:
     """Return a string that identifies the saved model in a folder."""
     if not Manifest(folder).is_old:

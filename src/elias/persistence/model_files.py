@@ -22,7 +22,7 @@ from elias.model.elias import EliasModel, LinearRows
 from elias.model.encoder import BagEncoder, TextEncoder
 from elias.model.graph import LabelGraph
 from elias.model.one_vs_all import OneVsAll
-from elias.persistence import manifest as m
+from elias.persistence import manifest as files
 from elias.persistence.card import model_card
 from elias.persistence.labels_file import read_labels, read_names, write_labels, write_names
 from elias.rerank.calibration import (
@@ -52,7 +52,7 @@ _IDF = "vocabulary.idf"
 """Inverse document frequencies of the bag encoder."""
 _STORED_DTYPES = {_EDGE_LABELS: "int32|int64", _LABEL_WEIGHT: "float32|bfloat16"}
 """Dtypes of tensors that are converted when they are loaded."""
-_RANKER_ENTRIES: m.Entries = {
+_RANKER_ENTRIES: files.Entries = {
     **dict.fromkeys(("n_labels", "n_features", "n_dense", "n_words", "word_ngrams"), (int, 0)),
     **dict.fromkeys(("reads_text", "calibrated", "named"), (bool, None)),
     **dict.fromkeys(("transform", "mixture"), (str, None)),
@@ -72,7 +72,7 @@ def save_model(elias: Elias, folder: str | Path, *, overwrite: bool = False) -> 
     Raises:
         ModelError: If the folder exists, cannot be written, or a weight is not finite.
     """
-    with m.staged_model(Path(folder), overwrite=overwrite) as staging:
+    with files.staged_model(Path(folder), overwrite=overwrite) as staging:
         _write(elias, staging)
 
 
@@ -85,24 +85,24 @@ def _write(elias: Elias, folder: Path) -> None:
     if elias.config.index.label_storage == "compact":  # exact: it was trained in bfloat16
         tensors[_LABEL_WEIGHT] = tensors[_LABEL_WEIGHT].to(torch.bfloat16)
     remedy = "lower the learning rates (stages.NAME.*_lr) and train again"
-    m.write_tensors(folder / m.WEIGHTS_FILE, tensors, remedy)
-    write_labels(folder / m.LABELS_FILE, {"name": elias.label_names})
+    files.write_tensors(folder / files.WEIGHTS_FILE, tensors, remedy)
+    write_labels(folder / files.LABELS_FILE, {"name": elias.label_names})
     if first_encoder is not None:
-        (folder / m.FIRST_ENCODER).mkdir()
-        _save_encoder(first_encoder, folder / m.FIRST_ENCODER)
-        path = folder / m.FIRST_ENCODER / m.WEIGHTS_FILE
-        m.write_tensors(path, _stored_tensors(first_encoder), remedy)
+        (folder / files.FIRST_ENCODER).mkdir()
+        _save_encoder(first_encoder, folder / files.FIRST_ENCODER)
+        path = folder / files.FIRST_ENCODER / files.WEIGHTS_FILE
+        files.write_tensors(path, _stored_tensors(first_encoder), remedy)
     if elias.probabilities is not None:
         text = json.dumps({"format_version": 1, **elias.probabilities.to_dict()}, allow_nan=False)
-        (folder / m.PROBABILITIES_FILE).write_text(text + "\n", encoding="utf8")
+        (folder / files.PROBABILITIES_FILE).write_text(text + "\n", encoding="utf8")
     for number, member in enumerate(elias.others, start=1):
-        path = folder / m.MEMBERS_FOLDER / str(number)
+        path = folder / files.MEMBERS_FOLDER / str(number)
         path.mkdir(parents=True)
         _write(member, path)
     ranker = {} if elias.reranker is None else save_reranker(elias.reranker, folder)
     card = model_card(elias.config, elias.label_names, elias.metadata)
-    (folder / m.CARD_FILE).write_bytes(card.encode("utf8", "replace"))
-    metadata = m.as_json(elias.metadata)
+    (folder / files.CARD_FILE).write_bytes(card.encode("utf8", "replace"))
+    metadata = files.as_json(elias.metadata)
     entries = {
         "n_labels": model.n_labels,
         "n_clusters": model.graph.n_clusters,
@@ -119,7 +119,7 @@ def _write(elias: Elias, folder: Path) -> None:
         "data_settings": metadata.pop(DATA_SETTINGS, {}),
         "metadata": metadata,
     }
-    m.write_manifest(folder, entries)
+    files.write_manifest(folder, entries)
 
 
 def load_model(
@@ -139,7 +139,7 @@ def load_model(
     Raises:
         ModelError: If anything is missing, damaged, foreign, or of a newer format.
     """
-    manifest = m.Manifest(Path(folder))
+    manifest = files.Manifest(Path(folder))
     n_labels = manifest["n_labels"]
     try:
         # sizes that older versions did not save only matter to training
@@ -148,24 +148,24 @@ def load_model(
         reason = f"config does not fit this version of elias-xmc ({error})"
         raise broken(manifest.path, reason) from error
     if manifest.is_old:
-        label_names = read_names(manifest.file(m.OLD_LABELS_FILE), n_labels)
+        label_names = read_names(manifest.file(files.OLD_LABELS_FILE), n_labels)
     else:
-        label_names = read_labels(manifest.file(m.LABELS_FILE), n_labels)["name"]
+        label_names = read_labels(manifest.file(files.LABELS_FILE), n_labels)["name"]
     model = _load_weights(manifest, config, share).to(torch.device(device)).eval()
     first_encoder = probabilities = None
     if manifest["first_encoder"]:
-        name = f"{m.FIRST_ENCODER}/{m.WEIGHTS_FILE}"
-        first_encoder = _rebuild_transformer(manifest, config.encoder, f"{m.FIRST_ENCODER}/")
+        name = f"{files.FIRST_ENCODER}/{files.WEIGHTS_FILE}"
+        first_encoder = _rebuild_transformer(manifest, config.encoder, f"{files.FIRST_ENCODER}/")
         tensors = manifest.tensors(name)
         manifest.check_tensors(name, tensors, _expected(first_encoder))
         first_encoder.load_state_dict(tensors, assign=True)
         first_encoder.to(torch.device(device)).eval()
     if manifest["probabilities"]:
-        path = manifest.file(m.PROBABILITIES_FILE)
-        probabilities = Probabilities.from_dict(m.read_json(path, newest=1), path)
+        path = manifest.file(files.PROBABILITIES_FILE)
+        probabilities = Probabilities.from_dict(files.read_json(path, newest=1), path)
     members = []
     for number in range(1, manifest["members"] + 1):
-        path = manifest.file(f"{m.MEMBERS_FOLDER}/{number}/{m.CONFIG_FILE}").parent
+        path = manifest.file(f"{files.MEMBERS_FOLDER}/{number}/{files.CONFIG_FILE}").parent
         member: Any = load_model(build, path, device, share)
         if member.label_names != label_names:
             raise broken(path, "its labels are not those of the first member")
@@ -183,9 +183,11 @@ def load_model(
 
 
 def _load_weights(
-    manifest: m.Manifest, config: ResolvedConfig, share: Callable[[LinearRows], LinearRows] | None
+    manifest: files.Manifest,
+    config: ResolvedConfig,
+    share: Callable[[LinearRows], LinearRows] | None,
 ) -> EliasModel:
-    tensors = manifest.tensors(m.WEIGHTS_FILE)
+    tensors = manifest.tensors(files.WEIGHTS_FILE)
     idf = {name: tensors.pop(name) for name in (_IDF,) if name in tensors}
     try:
         encoder = _rebuild_encoder(manifest, config.encoder, idf)
@@ -194,11 +196,11 @@ def _load_weights(
             model = _empty_model(manifest, config, encoder, pruned=_REMOVED in tensors)
     except (RuntimeError, OverflowError, TypeError, MemoryError) as error:
         raise broken(manifest.path, f"its sizes make no model ({quoted(error)})") from error
-    manifest.check_tensors(m.WEIGHTS_FILE, tensors, _expected(model))
+    manifest.check_tensors(files.WEIGHTS_FILE, tensors, _expected(model))
     edges = tensors[_EDGE_LABELS] = tensors[_EDGE_LABELS].to(torch.int64)
     if edges.min() < 0 or edges.max() > model.n_labels:
         reason = f"{_EDGE_LABELS} has a label outside 0..{model.n_labels}"
-        raise broken(manifest.folder / m.WEIGHTS_FILE, reason)
+        raise broken(manifest.folder / files.WEIGHTS_FILE, reason)
     if share is None:
         tensors[_LABEL_WEIGHT] = tensors[_LABEL_WEIGHT].to(torch.float32)
     model.load_state_dict(tensors, assign=True)
@@ -208,7 +210,7 @@ def _load_weights(
 
 
 def _empty_model(
-    manifest: m.Manifest, config: ResolvedConfig, encoder: TextEncoder, *, pruned: bool
+    manifest: files.Manifest, config: ResolvedConfig, encoder: TextEncoder, *, pruned: bool
 ) -> EliasModel:
     n_labels, n_clusters = manifest["n_labels"], manifest["n_clusters"]
     if config.index.kind == "all":
@@ -230,7 +232,7 @@ def _save_encoder(encoder: TextEncoder, folder: Path) -> tuple[dict[str, Any], d
         from elias.model.transformer import TransformerEncoder  # slow to import
 
         assert isinstance(encoder, TransformerEncoder), "no other kind is known"
-        encoder.save(folder / m.ENCODER_FOLDER)
+        encoder.save(folder / files.ENCODER_FOLDER)
         return {"kind": "transformer"}, {}
     if encoder.featurizer is None:
         return {"kind": "features", "n_features": len(encoder.vectors)}, {}
@@ -239,7 +241,7 @@ def _save_encoder(encoder: TextEncoder, folder: Path) -> tuple[dict[str, Any], d
 
 
 def _rebuild_encoder(
-    manifest: m.Manifest, config: EncoderConfig, idf: Mapping[str, Tensor]
+    manifest: files.Manifest, config: EncoderConfig, idf: Mapping[str, Tensor]
 ) -> TextEncoder:
     """Return the encoder of a model without its weights."""
     entry = manifest["encoder"]
@@ -247,36 +249,36 @@ def _rebuild_encoder(
     if kind == "transformer":
         return _rebuild_transformer(manifest, config)
     if kind == "features":
-        m.check_values(manifest.path, entry, {"n_features": (int, 0)}, "encoder.")
+        files.check_values(manifest.path, entry, {"n_features": (int, 0)}, "encoder.")
         with torch.device("meta"):
             return BagEncoder(config, None, entry["n_features"])
     if kind != "bag":
         raise broken(manifest.path, f"encoder.kind is {kind!r}, which is not known")
-    m.check_values(
+    files.check_values(
         manifest.path,
         entry,
         {"n_words": (int, 0), "n_ngrams": (int, 0), "char_ngrams": (list, None)},
         "encoder.",
     )
     n_features = entry["n_words"] + entry["n_ngrams"]
-    manifest.check_tensors(m.WEIGHTS_FILE, idf, {_IDF: ("float32", (n_features,))})
-    featurizer = _load_featurizer(manifest, entry, m.VOCABULARY_FILE, idf[_IDF].numpy())
+    manifest.check_tensors(files.WEIGHTS_FILE, idf, {_IDF: ("float32", (n_features,))})
+    featurizer = _load_featurizer(manifest, entry, files.VOCABULARY_FILE, idf[_IDF].numpy())
     with torch.device("meta"):
         return BagEncoder(config, featurizer, n_features)
 
 
 def _rebuild_transformer(
-    manifest: m.Manifest, config: EncoderConfig, parent: str = ""
+    manifest: files.Manifest, config: EncoderConfig, parent: str = ""
 ) -> TextEncoder:
     from elias.model.transformer import SAVED_FILES, TransformerEncoder  # slow to import
 
     for name in SAVED_FILES:
-        path = manifest.file(f"{parent}{m.ENCODER_FOLDER}/{name}")
+        path = manifest.file(f"{parent}{files.ENCODER_FOLDER}/{name}")
     return TransformerEncoder.from_saved(config, path.parent)
 
 
 def _save_featurizer(featurizer: Featurizer, folder: Path) -> dict[str, Any]:
-    write_names(folder / m.VOCABULARY_FILE, [*featurizer.words, *featurizer.ngrams])
+    write_names(folder / files.VOCABULARY_FILE, [*featurizer.words, *featurizer.ngrams])
     return {
         "n_words": len(featurizer.words),
         "n_ngrams": len(featurizer.ngrams),
@@ -286,7 +288,7 @@ def _save_featurizer(featurizer: Featurizer, folder: Path) -> dict[str, Any]:
 
 
 def _load_featurizer(
-    manifest: m.Manifest, entry: Mapping[str, Any], vocabulary: str, idf: NDArray[np.float32]
+    manifest: files.Manifest, entry: Mapping[str, Any], vocabulary: str, idf: NDArray[np.float32]
 ) -> Featurizer:
     span = entry["char_ngrams"]
     if [type(size) for size in span] != [int, int] or not 0 <= span[0] <= span[1]:
@@ -304,7 +306,7 @@ def _load_featurizer(
 def save_reranker(reranker: Reranker, folder: Path) -> dict[str, Any]:
     """Write the files of a ranker below a model's folder; return its entry of the manifest."""
     ranker, featurizer = reranker.ranker, reranker.features.featurizer
-    (folder / m.RANKER_FOLDER).mkdir()
+    (folder / files.RANKER_FOLDER).mkdir()
     arrays: dict[str, NDArray[Any]] = {
         "weights.values": ranker.weights.data,
         "weights.columns": ranker.weights.indices.astype(np.int32, copy=False),
@@ -315,7 +317,7 @@ def save_reranker(reranker: Reranker, folder: Path) -> dict[str, Any]:
     vocabulary: dict[str, Any] = {"n_words": 0, "word_ngrams": 0, "char_ngrams": [0, 0]}
     if featurizer is not None:
         arrays["idf"] = featurizer.idf
-        vocabulary = _save_featurizer(featurizer, folder / m.RANKER_FOLDER)
+        vocabulary = _save_featurizer(featurizer, folder / files.RANKER_FOLDER)
     for prefix, trees in (("calibration", reranker.calibration), ("by_name", reranker.by_name)):
         if trees is not None:
             arrays |= {f"{prefix}.{name}": array for name, array in trees.to_arrays().items()}
@@ -323,7 +325,7 @@ def save_reranker(reranker: Reranker, folder: Path) -> dict[str, Any]:
         arrays |= {"names.starts": reranker.names.starts, "names.columns": reranker.names.columns}
     tensors = {name: torch.from_numpy(np.ascontiguousarray(a)) for name, a in arrays.items()}
     remedy = "check the input features, or lower rerank.cost"
-    m.write_tensors(folder / m.RANKER_WEIGHTS_FILE, tensors, remedy)
+    files.write_tensors(folder / files.RANKER_WEIGHTS_FILE, tensors, remedy)
     return {
         "n_labels": ranker.n_labels,
         "n_features": reranker.features.n_features,
@@ -338,14 +340,14 @@ def save_reranker(reranker: Reranker, folder: Path) -> dict[str, Any]:
     }
 
 
-def load_reranker(manifest: m.Manifest) -> Reranker:
+def load_reranker(manifest: files.Manifest) -> Reranker:
     """Load the ranker of a saved model.
 
     Raises:
         ModelError: If anything is missing, damaged, foreign, or of another model.
     """
     entry = manifest["ranker"]
-    m.check_values(manifest.path, entry, _RANKER_ENTRIES, "ranker.")
+    files.check_values(manifest.path, entry, _RANKER_ENTRIES, "ranker.")
     n_labels, n_features, n_dense = (entry[f"n_{key}"] for key in ("labels", "features", "dense"))
     for key, allowed in (
         ("transform", get_args(Transform)),
@@ -356,10 +358,10 @@ def load_reranker(manifest: m.Manifest) -> Reranker:
         if entry[key] not in allowed:
             choices = " or ".join(map(repr, allowed))
             raise broken(manifest.path, f"ranker.{key} is {entry[key]!r}, not {choices}")
-    tensors = manifest.tensors(m.RANKER_WEIGHTS_FILE)
-    manifest.check_tensors(m.RANKER_WEIGHTS_FILE, tensors, _expected_of_ranker(entry))
+    tensors = manifest.tensors(files.RANKER_WEIGHTS_FILE)
+    manifest.check_tensors(files.RANKER_WEIGHTS_FILE, tensors, _expected_of_ranker(entry))
     arrays = {name: tensor.numpy() for name, tensor in tensors.items()}
-    path = manifest.folder / m.RANKER_WEIGHTS_FILE
+    path = manifest.folder / files.RANKER_WEIGHTS_FILE
     weights = _csr(path, "weights", arrays, (n_labels, n_features + n_dense))
     if not weights.has_canonical_format:
         raise broken(path, "weights.columns are not ascending within a label")
@@ -367,7 +369,7 @@ def load_reranker(manifest: m.Manifest) -> Reranker:
         raise broken(path, "frequencies has a negative count")
     featurizer = names = calibration = by_name = None
     if entry["reads_text"]:
-        vocabulary = f"{m.RANKER_FOLDER}/{m.VOCABULARY_FILE}"
+        vocabulary = f"{files.RANKER_FOLDER}/{files.VOCABULARY_FILE}"
         featurizer = _load_featurizer(manifest, entry, vocabulary, arrays["idf"])
     if entry["calibrated"]:
         calibration = _trees(path, "calibration", arrays, N_TREE_FEATURES)
@@ -388,7 +390,7 @@ def load_reranker(manifest: m.Manifest) -> Reranker:
     )
 
 
-def _expected_of_ranker(entry: Mapping[str, Any]) -> m.Expected:
+def _expected_of_ranker(entry: Mapping[str, Any]) -> files.Expected:
     """Return dtypes and shapes of the arrays of a ranker with this entry."""
     n_labels = entry["n_labels"]
     expected: dict[str, tuple[str, tuple[int | None, ...]]] = {
@@ -434,10 +436,10 @@ def _trees(
         raise broken(path, str(error)) from error
 
 
-def _expected(module: nn.Module) -> m.Expected:
+def _expected(module: nn.Module) -> files.Expected:
     """Return dtypes and shapes of a module's saved tensors."""
     return {
-        name: (_STORED_DTYPES.get(name, m.dtype_name(tensor)), tuple(tensor.shape))
+        name: (_STORED_DTYPES.get(name, files.dtype_name(tensor)), tuple(tensor.shape))
         for name, tensor in module.state_dict().items()
     }
 

@@ -16,7 +16,7 @@ from elias.model.encoder import build_encoder
 from elias.model.graph import LabelGraph, partition_edges
 from elias.model.search import rank_all
 from elias.persistence.card import model_card
-from elias.persistence.manifest import Manifest, fingerprint, read_data_settings
+from elias.persistence.manifest import Manifest, fingerprint
 from elias.rerank.probabilities import Probabilities
 from elias.text.tokens import Tokens
 from saved_models import as_old_format, change_config, change_tensors, load, reseal
@@ -338,7 +338,7 @@ def test_data_settings_come_back_as_metadata(tmp_path):
     )
 
     assert load(folder).metadata == {"data_settings": settings}
-    assert read_data_settings(folder) == settings
+    assert Manifest(folder)["data_settings"] == settings
     assert json.loads((folder / "config.json").read_text())["data_settings"] == settings
 
 
