@@ -9,11 +9,11 @@ from __future__ import annotations
 
 from difflib import get_close_matches
 from itertools import islice
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
+    from pathlib import Path
 
 
 class EliasError(Exception):
@@ -65,27 +65,7 @@ def did_you_mean(name: str, known: Iterable[str]) -> str:
     return f"; did you mean {close[0]!r}?" if close else ""
 
 
-DATA_SETTINGS = "data_settings"
-"""Key of a model's metadata: how its training data was read. Older models lack it."""
-
-HUB_PREFIX = "hf://"
-"""Marks the name of a model on the Hugging Face hub: ``hf://user/model@revision``."""
-
 _LONGEST_QUOTE = 160
-
-
-def looks_like_path(name: str) -> bool:
-    """Return whether a name is a path, and not ``user/model`` on the hub.
-
-    >>> [looks_like_path(name) for name in ("./model", "~/model", "a/b/c", "user/model", "model")]
-    [True, True, True, False, False]
-    """
-    return (
-        name.startswith(("/", ".", "~"))
-        or "\\" in name
-        or name.count("/") > 1
-        or ("/" in name and Path(name).parent.is_dir())
-    )
 
 
 def broken(path: Path, what: str) -> ModelError:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from elias.data.stats import corpus_stats
-from elias.errors import DATA_SETTINGS, ConfigError, DataError
+from elias.errors import ConfigError, DataError
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -29,6 +29,9 @@ if TYPE_CHECKING:
 
 
 logger = logging.getLogger(__name__)
+
+DATA_SETTINGS = "data_settings"
+"""Key of a model's metadata: the settings its training data was read with; older models lack it."""
 
 DEFAULT_TEST_SHARE = 0.2
 """Share of the points used for testing where the source has no splits."""

@@ -11,9 +11,10 @@ from typing import TYPE_CHECKING, Any
 
 from scipy.sparse import csr_matrix, issparse
 
+from elias.data.splits import DATA_SETTINGS
 from elias.distributed import SingleProcess
 from elias.distributed.sharded_linear import ShardedRows
-from elias.errors import DATA_SETTINGS, ConfigError, DataError, did_you_mean
+from elias.errors import ConfigError, DataError, did_you_mean
 from elias.inference.explain import Explanation, explain
 from elias.inference.predict import (
     ENSEMBLE,

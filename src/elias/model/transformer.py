@@ -28,7 +28,8 @@ from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.utils import logging as transformers_logging
 
 from elias.config import EncoderConfig
-from elias.errors import ConfigError, ModelError, broken, looks_like_path, quoted
+from elias.config.hub_names import looks_like_path
+from elias.errors import ConfigError, ModelError, broken, quoted
 from elias.model.encoder import TextEncoder
 from elias.progress import progress
 from elias.text.batches import PaddedBatch, TokenBatch

@@ -15,7 +15,8 @@ from huggingface_hub.errors import (
     RevisionNotFoundError,
 )
 
-from elias.errors import HUB_PREFIX, ModelError, looks_like_path, quoted
+from elias.config.hub_names import HUB_PREFIX, looks_like_path
+from elias.errors import ModelError, quoted
 from elias.persistence.manifest import model_folder
 
 _HUB_ID = re.compile(r"(?P<repo>[\w-][\w.-]*/[\w-][\w.-]*)(?:@(?P<revision>[\w./-]+))?")

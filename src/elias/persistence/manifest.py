@@ -22,7 +22,8 @@ from torch import Tensor
 
 import elias
 from elias.data.atomic import staged_folder
-from elias.errors import DATA_SETTINGS, DataError, ModelError, broken, quoted
+from elias.data.splits import DATA_SETTINGS
+from elias.errors import DataError, ModelError, broken, quoted
 
 FORMAT_VERSION = 3
 """Raised when an older elias-xmc could not read what this one writes."""

@@ -17,7 +17,8 @@ from scipy.sparse import csr_matrix
 from torch import Tensor, nn
 
 from elias.config import EliasConfig, EncoderConfig, ResolvedConfig, fill_sizes
-from elias.errors import DATA_SETTINGS, ConfigError, ModelError, broken, quoted
+from elias.data.splits import DATA_SETTINGS
+from elias.errors import ConfigError, ModelError, broken, quoted
 from elias.model.elias import EliasModel, LinearRows
 from elias.model.encoder import BagEncoder, TextEncoder
 from elias.model.graph import LabelGraph

@@ -6,7 +6,8 @@ import importlib.util
 from dataclasses import dataclass, fields
 from pathlib import Path
 
-from elias.errors import HUB_PREFIX, ConfigError
+from elias.config.hub_names import HUB_PREFIX
+from elias.errors import ConfigError
 
 MAX_LABELS = 100
 """Largest ``top_k``: the depth to which the members of an ensemble are averaged."""

@@ -15,12 +15,12 @@ import numpy as np
 import torch
 
 from elias.config import model_settings
-from elias.data.splits import setup_rows, validation_split
+from elias.data.splits import DATA_SETTINGS, setup_rows, validation_split
 from elias.data.stats import corpus_stats
 from elias.data.storage import DiskTexts
 from elias.distributed import SingleProcess
 from elias.distributed.sharded_linear import ShardedRows
-from elias.errors import DATA_SETTINGS, ConfigError
+from elias.errors import ConfigError
 from elias.inference.predict import (
     ENSEMBLE,
     SearchOptions,
