@@ -7,11 +7,10 @@ from typing import TYPE_CHECKING
 from elias.experiments.models import (
     DEFAULT_MEMBERS,
     FullModel,
-    ModelStore,
+    Models,
     fixed_index,
     learns_graph,
     one_vs_all,
-    variant_task,
 )
 from elias.experiments.runner import Plan
 from elias.experiments.tables import TRAIN_SECONDS, Table, dot_plot
@@ -40,7 +39,7 @@ def ablation(
             configuration, or 3.
         with_one_vs_all: Train the same encoder as one-vs-all too.
     """
-    config, store = setting.config, ModelStore(setting)
+    config, models = setting.config, Models(setting)
     if members is None:
         members = config.ensemble.members if config.ensemble.members > 1 else DEFAULT_MEMBERS
     first, *others = config.stages
@@ -48,14 +47,14 @@ def ablation(
     for stage in others:
         titles[stage.name] = f"+ {stage.name}{' (learned index)' if stage.learn_graph else ''}"
     titles |= {**COMPONENTS, ENSEMBLE: f"+ ensemble of {members}"}
-    model = FullModel(store, members=members, titles=titles)
+    model = FullModel(models, members=members, titles=titles)
     tasks = []
     for seed in setting.seeds:
         tasks += model.tasks(seed)
         if learns_graph(config):
-            tasks.append(variant_task(store, seed, "fixed", "fixed index throughout", fixed_index))
+            tasks.append(models.variant_task(seed, "fixed", "fixed index throughout", fixed_index))
         if with_one_vs_all:
-            tasks.append(variant_task(store, seed, "one-vs-all", "one-vs-all", one_vs_all))
+            tasks.append(models.variant_task(seed, "one-vs-all", "one-vs-all", one_vs_all))
     return Plan(
         name="ablation",
         title="Gain of each component (Tables 3 and 8)",

@@ -1,4 +1,4 @@
-"""Tables 1 and 2: compare the model with one-vs-all, did_you_mean neighbours and linear peers."""
+"""Tables 1 and 2: compare the model with one-vs-all, nearest neighbours and linear peers."""
 
 from __future__ import annotations
 
@@ -10,13 +10,7 @@ from typing import TYPE_CHECKING
 
 from elias.baselines import NearestNeighbours
 from elias.baselines.knn import NEIGHBOURS
-from elias.experiments.models import (
-    FullModel,
-    ModelStore,
-    evaluate_on_test,
-    one_vs_all,
-    variant_task,
-)
+from elias.experiments.models import FullModel, Models, one_vs_all
 from elias.experiments.peers import (
     FEATURES,
     METHODS,
@@ -73,22 +67,22 @@ def compare(
         interpreters: The interpreter that has the package of each peer; by default our own.
         ranker_features: Run the peers on the features of our ranker too, not only on tf-idf.
     """
-    config, store = setting.config, ModelStore(setting)
+    config, models = setting.config, Models(setting)
     members = config.ensemble.members if members is None else members
     titles = _titles(config, members)
-    model = FullModel(store, members=members, titles=titles, every_stage=False, timed=True)
+    model = FullModel(models, members=members, titles=titles, every_stage=False, timed=True)
     tasks = []
     for seed in setting.seeds:
         tasks += model.tasks(seed)
         if config.index.kind != "all":
-            variant = variant_task(store, seed, "one-vs-all", "one-vs-all", one_vs_all, timed=True)
+            variant = models.variant_task(seed, "one-vs-all", "one-vs-all", one_vs_all, timed=True)
             tasks.append(variant)
-    tasks.append(_neighbours_task(setting))
+    tasks.append(_neighbours_task(models))
     peers = find_peers(interpreters or {})
     kinds = [WORDS, RANKER] if ranker_features else [WORDS]
     features = lru_cache(maxsize=1)(partial(point_features, setting))
     tasks += [
-        _peer_task(setting, peers[METHODS[method]], method, kind, seed, features)
+        _peer_task(models, peers[METHODS[method]], method, kind, seed, features)
         for kind in kinds
         for seed in setting.seeds
         for method in METHODS
@@ -132,8 +126,9 @@ def _titles(config: ResolvedConfig, members: int) -> dict[str, str]:
     }
 
 
-def _neighbours_task(setting: Setting) -> Task:
-    """Return the task of did_you_mean neighbours, in which nothing is random."""
+def _neighbours_task(models: Models) -> Task:
+    """Return the task of nearest neighbours, in which nothing is random."""
+    setting = models.setting
 
     def measure() -> list[Row]:
         start = time.perf_counter()
@@ -144,21 +139,21 @@ def _neighbours_task(setting: Setting) -> Task:
         row = Row(
             name="knn",
             title=f"kNN-{NEIGHBOURS}",
-            metrics=evaluate_on_test(predictions, setting),
+            metrics=models.evaluate(predictions),
             costs=_costs(setting, middle - start, end - middle, neighbours.n_bytes / 1e6),
         )
         return [row]
 
     return Task(
         name="knn",
-        title="did_you_mean neighbours",
+        title="nearest neighbours",
         decided_by={"k": NEIGHBOURS, "eval": setting.config.to_dict()["eval"]},
         measure=measure,
     )
 
 
 def _peer_task(
-    setting: Setting,
+    models: Models,
     peer: Peer,
     method: str,
     kind: str,
@@ -166,6 +161,7 @@ def _peer_task(
     features: Callable[[str], PointFeatures],
 ) -> Task:
     """Return the task of one method on one kind of features."""
+    setting = models.setting
     title = f"{PEER_TITLES[method]}{{}}{FEATURES[kind]}"
     config = setting.config.to_dict()
     empty = Row(
@@ -189,7 +185,7 @@ def _peer_task(
                 empty,
                 name=f"{method}-{result.name}/{kind}" if result.name else empty.name,
                 title=title.format(f" ×{result.name[1:]}" if result.name else ""),
-                metrics=evaluate_on_test(result.predictions, setting),
+                metrics=models.evaluate(result.predictions),
                 costs=_costs(
                     setting,
                     inputs.train_seconds + result.train_seconds,

@@ -95,39 +95,9 @@ class TrainedModel:
         needed = (path for path in files if path.relative_to(folder).parts[0] not in skipped)
         return sum(path.stat().st_size for path in needed) / 1e6
 
-    def rows(
-        self,
-        components: Iterable[str],
-        name: str,
-        title: Callable[[str], str],
-        timed: Setting | None = None,
-    ) -> list[Row]:
-        """Return a row with the test metrics that training measured for each component.
 
-        ``timed`` is the setting whose test points measure the prediction time; with it, rows have
-        the size on disk too.
-        """
-        rows = []
-        for component in components:
-            costs = {TRAIN_SECONDS: round(self.train_seconds(component), 3)}
-            if timed is not None:
-                costs[MS_PER_POINT] = ms_per_point(self.model, timed, component)
-                costs[MEGABYTES] = round(self.megabytes(component), 3)
-            row = Row(
-                name=f"{name}/{component}",
-                title=title(component),
-                seed=self.model.config.seed,
-                metrics=self.model.metadata["metrics"][component]["test"],
-                costs=costs,
-                settings={"component": component},
-                run=self.run,
-            )
-            rows.append(row)
-        return rows
-
-
-class ModelStore:
-    """Train the models of an experiment, or load those that are finished."""
+class Models:
+    """Train, load and measure the models of an experiment."""
 
     def __init__(self, setting: Setting) -> None:
         self.setting = setting
@@ -180,63 +150,115 @@ class ModelStore:
         except ConfigError:
             return None
 
-
-def evaluate_on_test(predictions: Predictions, setting: Setting) -> dict[str, float]:
-    """Return the metrics of predictions for the test points, in percent."""
-    corpus, config = setting.corpus, setting.config.eval
-    weights = inverse_propensities(
-        corpus.label_frequencies(), len(corpus.train), config.propensity_a, config.propensity_b
-    )
-    metrics = score(predictions, corpus.split("test").labels, weights, REPORTED)
-    return {name: round(value, 4) for name, value in metrics.items()}
-
-
-def ms_per_point(model: Elias, setting: Setting, component: str) -> float:
-    """Return the milliseconds from a text to its ranked labels."""
-    points = split_inputs(setting.corpus.split("test"), model.model.encoder)
-    n_points = min(TIMED_POINTS, len(setting.corpus.split("test")))
-    # the first prediction compiles and loads code
-    model.predict(points[:WARM_UP_POINTS], top_k=EVALUATED, component=component)
-    start = time.perf_counter()
-    model.predict(points[:n_points], top_k=EVALUATED, component=component)
-    return round(1000 * (time.perf_counter() - start) / max(n_points, 1), 4)
-
-
-def measure_row(
-    row: Row, model: Elias, setting: Setting, component: str, *, timed: bool = True
-) -> Row:
-    """Return the row with the test metrics and, if ``timed``, the prediction time of a model."""
-    predictions = model.predict_split(setting.corpus.split("test"), component=component)
-    costs = dict(row.costs)
-    if timed:
-        costs[MS_PER_POINT] = ms_per_point(model, setting, component)
-    return replace(row, metrics=evaluate_on_test(predictions, setting), costs=costs)
-
-
-def measured_component(setting: Setting, name: str | None) -> str:
-    """Return the component of a single model to measure: by default the last stage.
-
-    Raises:
-        ConfigError: If the model will not have the component.
-    """
-    config, corpus = setting.config, setting.corpus
-    ranked = bool(config.rerank.enabled)
-    _, held_out = validation_split(corpus, config)
-    calibrated = ranked and config.rerank.calibrate and len(held_out or ()) >= MIN_POINTS
-    has_names = corpus.train.features is None and any(map(is_word, corpus.label_names))
-    exists = {
-        config.stages[-1].name: True,
-        RERANK: ranked,
-        CALIBRATE: calibrated,
-        NAMES: calibrated and config.rerank.names and has_names,
-    }
-    known = [component for component, is_there in exists.items() if is_there]
-    if name is not None and name not in known:
-        raise ConfigError(
-            f"--component {name!r}: the model will have no such component"
-            f"{did_you_mean(name, known)} (it has: {', '.join(known)})"
+    def evaluate(self, predictions: Predictions) -> dict[str, float]:
+        """Return the metrics of predictions for the test points, in percent."""
+        corpus, config = self.setting.corpus, self.setting.config.eval
+        weights = inverse_propensities(
+            corpus.label_frequencies(), len(corpus.train), config.propensity_a, config.propensity_b
         )
-    return name or known[0]
+        metrics = score(predictions, corpus.split("test").labels, weights, REPORTED)
+        return {name: round(value, 4) for name, value in metrics.items()}
+
+    def ms_per_point(self, model: Elias, component: str) -> float:
+        """Return the milliseconds from a text to its ranked labels."""
+        test = self.setting.corpus.split("test")
+        points, n_points = split_inputs(test, model.model.encoder), min(TIMED_POINTS, len(test))
+        # the first prediction compiles and loads code
+        model.predict(points[:WARM_UP_POINTS], top_k=EVALUATED, component=component)
+        start = time.perf_counter()
+        model.predict(points[:n_points], top_k=EVALUATED, component=component)
+        return round(1000 * (time.perf_counter() - start) / max(n_points, 1), 4)
+
+    def measure(self, row: Row, model: Elias, component: str, *, timed: bool = True) -> Row:
+        """Return the row with the test metrics of a model and, if ``timed``, its speed."""
+        predictions = model.predict_split(self.setting.corpus.split("test"), component=component)
+        costs = dict(row.costs)
+        if timed:
+            costs[MS_PER_POINT] = self.ms_per_point(model, component)
+        return replace(row, metrics=self.evaluate(predictions), costs=costs)
+
+    def component_rows(
+        self,
+        trained: TrainedModel,
+        components: Iterable[str],
+        name: str,
+        title: Callable[[str], str],
+        *,
+        timed: bool,
+    ) -> list[Row]:
+        """Return a row with the test metrics that training measured for each component.
+
+        If ``timed``, rows have the prediction time and the size on disk too.
+        """
+        rows = []
+        for component in components:
+            costs = {TRAIN_SECONDS: round(trained.train_seconds(component), 3)}
+            if timed:
+                costs[MS_PER_POINT] = self.ms_per_point(trained.model, component)
+                costs[MEGABYTES] = round(trained.megabytes(component), 3)
+            row = Row(
+                name=f"{name}/{component}",
+                title=title(component),
+                seed=trained.model.config.seed,
+                metrics=trained.model.metadata["metrics"][component]["test"],
+                costs=costs,
+                settings={"component": component},
+                run=trained.run,
+            )
+            rows.append(row)
+        return rows
+
+    def component(self, name: str | None) -> str:
+        """Return the component of a single model to measure: by default the last stage.
+
+        Raises:
+            ConfigError: If the model will not have the component.
+        """
+        config, corpus = self.setting.config, self.setting.corpus
+        rerank, (_, held_out) = config.rerank, validation_split(corpus, config)
+        known = [config.stages[-1].name]
+        if rerank.enabled:
+            known.append(RERANK)
+            if rerank.calibrate and len(held_out or ()) >= MIN_POINTS:
+                known.append(CALIBRATE)
+                if rerank.names and corpus.train.features is None:
+                    known += [NAMES] if any(map(is_word, corpus.label_names)) else []
+        if name is not None and name not in known:
+            raise ConfigError(
+                f"--component {name!r}: the model will have no such component"
+                f"{did_you_mean(name, known)} (it has: {', '.join(known)})"
+            )
+        return name or known[0]
+
+    def variant_task(
+        self,
+        seed: int,
+        name: str,
+        title: str,
+        make: Callable[[EliasConfig], EliasConfig],
+        *,
+        timed: bool = False,
+    ) -> Task:
+        """Return the task of a variant of the model, whose configuration ``make`` derives."""
+        corpus = self.setting.corpus
+        config = make(self.setting.seeded(seed)).resolve(len(corpus.train), corpus.n_labels)
+        run = run_name(name, seed)
+        self.check(run, config)
+
+        def component_title(component: str) -> str:
+            return f"{title} {COMPONENTS.get(component, '')}".rstrip()
+
+        def measure() -> list[Row]:
+            trained = self.get(run, config)
+            components = trained.model.components
+            return self.component_rows(trained, components, name, component_title, timed=timed)
+
+        return Task(
+            name=run,
+            title=f"{title}, seed {seed}",
+            decided_by={"config": model_settings(config.to_dict()), "timed": timed},
+            measure=measure,
+        )
 
 
 class FullModel:
@@ -244,7 +266,7 @@ class FullModel:
 
     def __init__(
         self,
-        store: ModelStore,
+        models: Models,
         *,
         members: int,
         titles: Mapping[str, str],
@@ -254,7 +276,7 @@ class FullModel:
         """Set what to measure.
 
         Args:
-            store: Where models come from.
+            models: The models of the experiment.
             members: Number of members of the ensemble; 1 for a single model.
             titles: Title of the row of each component.
             every_stage: Give every stage a row, not only the last.
@@ -262,7 +284,7 @@ class FullModel:
         """
         if members < 1:
             raise ConfigError(f"--members must be >= 1, not {members}")
-        self.store, self.setting = store, store.setting
+        self.models, self.setting = models, models.setting
         self.members, self.titles, self.every_stage = members, titles, every_stage
         self.timed = timed
 
@@ -272,7 +294,7 @@ class FullModel:
         runs = {run_name(MAIN_MODEL, seed, i): first.member(i) for i in range(self.members)}
         tasks = []
         for member, (name, config) in enumerate(runs.items()):
-            self.store.check(name, config)
+            self.models.check(name, config)
             which = f"member {member + 1} of {self.members}" if member else "the model"
             task = Task(
                 name=name,
@@ -299,11 +321,11 @@ class FullModel:
         return tasks
 
     def _member_rows(self, name: str, config: ResolvedConfig, member: int) -> list[Row]:
-        trained = self.store.get(name, config)
+        trained = self.models.get(name, config)
         model = trained.model
         components = model.metadata["metrics"] if self.every_stage else model.components
-        timed = self.setting if self.timed else None
-        rows = trained.rows(components, MAIN_MODEL, self.titles.__getitem__, timed)
+        title = self.titles.__getitem__
+        rows = self.models.component_rows(trained, components, MAIN_MODEL, title, timed=self.timed)
         for i, row in enumerate(rows):
             if self.every_stage and row.settings["component"] == CALIBRATE:
                 rows.insert(i + 1, self._other_mixture(model, row))
@@ -322,11 +344,11 @@ class FullModel:
             title=f"{calibrated.title}, mixed as {MIXTURES[other]}",
             settings={**calibrated.settings, "mixture": other},
         )
-        return measure_row(row, changed, self.setting, CALIBRATE, timed=False)
+        return self.models.measure(row, changed, CALIBRATE, timed=False)
 
     def _ensemble_rows(self, runs: Mapping[str, ResolvedConfig], seed: int) -> list[Row]:
         """Return the rows of the ensemble, without and with label names."""
-        trained = [self.store.get(name, config) for name, config in runs.items()]
+        trained = [self.models.get(name, config) for name, config in runs.items()]
         members = [one.model for one in trained]
         first_member = self.setting.config.ensemble.first_member
         ensemble = EnsembleConfig(members=self.members, first_member=first_member)
@@ -352,9 +374,7 @@ class FullModel:
             )
             variants.insert(0, (unnamed, [_without_names(model) for model in members]))
         return [
-            measure_row(
-                empty, first.joined_by(others, config), self.setting, ENSEMBLE, timed=self.timed
-            )
+            self.models.measure(empty, first.joined_by(others, config), ENSEMBLE, timed=self.timed)
             for empty, (first, *others) in variants
         ]
 
@@ -365,38 +385,6 @@ def _without_names(model: Elias) -> Elias:
     assert model.reranker is not None
     changed.reranker = replace(model.reranker, names=None, by_name=None)
     return changed
-
-
-def variant_task(
-    store: ModelStore,
-    seed: int,
-    name: str,
-    title: str,
-    make: Callable[[EliasConfig], EliasConfig],
-    *,
-    timed: bool = False,
-) -> Task:
-    """Return the task of a variant of the model, whose configuration ``make`` derives."""
-    setting = store.setting
-    changed = make(setting.seeded(seed))
-    config = changed.resolve(len(setting.corpus.train), setting.corpus.n_labels)
-    run = run_name(name, seed)
-    store.check(run, config)
-
-    def component_title(component: str) -> str:
-        return f"{title} {COMPONENTS.get(component, '')}".rstrip()
-
-    def measure() -> list[Row]:
-        trained = store.get(run, config)
-        components = trained.model.components
-        return trained.rows(components, name, component_title, setting if timed else None)
-
-    return Task(
-        name=run,
-        title=f"{title}, seed {seed}",
-        decided_by={"config": model_settings(config.to_dict()), "timed": timed},
-        measure=measure,
-    )
 
 
 def learns_graph(config: EliasConfig) -> bool:

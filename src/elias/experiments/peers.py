@@ -104,7 +104,7 @@ class PeerResult:
     """Predictions of a peer for the test points, and their costs."""
 
     name: str
-    """Which of several models of one method, such as ``x3``; empty for the plain one."""
+    """Empty for the plain model of a method, else such as ``x3``."""
     predictions: Predictions
     train_seconds: float
     predict_seconds: float

@@ -10,16 +10,7 @@ from typing import TYPE_CHECKING
 
 from elias.config import model_settings
 from elias.errors import ConfigError
-from elias.experiments.models import (
-    MAIN_MODEL,
-    RUNS,
-    ModelStore,
-    evaluate_on_test,
-    learns_graph,
-    measure_row,
-    measured_component,
-    run_name,
-)
+from elias.experiments.models import MAIN_MODEL, RUNS, Models, learns_graph, run_name
 from elias.experiments.runner import Plan, Task
 from elias.experiments.tables import MS_PER_POINT, REMOVED, Line, Row, Table
 from elias.inference.predictor import Elias
@@ -107,11 +98,12 @@ def prune(
         tops = [max(1, round(share * kappa)) for share in SHARES]
     cuts = [ALL_EDGES, *(Cut(THRESHOLD, float(limit)) for limit in sorted(thresholds))]
     cuts += [Cut(TOP_K, float(limit)) for limit in sorted(tops, reverse=True)]
+    models = Models(setting)
     if model is None:
-        measured = measured_component(setting, component)
+        measured = models.component(component)
     else:
         measured = model.check_component(component or setting.config.stages[-1].name)
-    load = _loader(setting, model)
+    load = _loader(models, model)
 
     def measure(cut: Cut, seed: int) -> list[Row]:
         pruned, edges = cut.apply(load(seed))
@@ -127,7 +119,7 @@ def prune(
             settings={"by": cut.by, "limit": cut.limit},
             run=f"{RUNS}/{run_name(MAIN_MODEL, seed)}" if model is None else None,
         )
-        return [measure_row(row, pruned, setting, measured)]
+        return [models.measure(row, pruned, measured)]
 
     tasks = [
         Task(
@@ -159,17 +151,17 @@ def prune(
     )
 
 
-def _loader(setting: Setting, model: Elias | None) -> Callable[[int], Elias]:
+def _loader(models: Models, model: Elias | None) -> Callable[[int], Elias]:
     """Return a function that returns the model of a seed: the given one, or a trained one."""
     if model is not None:
         return lambda _seed: model
-    store = ModelStore(setting)
+    setting = models.setting
     for seed in setting.seeds:
-        store.check(run_name(MAIN_MODEL, seed), setting.seeded(seed))
+        models.check(run_name(MAIN_MODEL, seed), setting.seeded(seed))
 
     @lru_cache(maxsize=1)  # consecutive tasks have the same seed
     def load(seed: int) -> Elias:
-        return store.get(run_name(MAIN_MODEL, seed), setting.seeded(seed)).model
+        return models.get(run_name(MAIN_MODEL, seed), setting.seeded(seed)).model
 
     return load
 
@@ -202,11 +194,11 @@ def save_pruned(
     Raises:
         ModelError: If the folder exists, or cannot be written.
     """
-    pruned, edges = cut.apply(_loader(setting, model)(setting.seeds[0]))
+    models = Models(setting)
+    pruned, edges = cut.apply(_loader(models, model)(setting.seeds[0]))
     predictions = pruned.predict_components(setting.corpus.split("test"))
     pruned.metadata["metrics"] = {
-        component: {"test": evaluate_on_test(one, setting)}
-        for component, one in predictions.items()
+        component: {"test": models.evaluate(one)} for component, one in predictions.items()
     }
     pruned.save_pretrained(folder, overwrite=setting.overwrite)
     return edges

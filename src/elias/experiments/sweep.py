@@ -17,13 +17,7 @@ import numpy as np
 
 from elias.config import model_settings
 from elias.errors import ConfigError, did_you_mean
-from elias.experiments.models import (
-    MAIN_MODEL,
-    ModelStore,
-    measure_row,
-    measured_component,
-    run_name,
-)
+from elias.experiments.models import MAIN_MODEL, Models, run_name
 from elias.experiments.runner import Plan, Task
 from elias.experiments.tables import MS_PER_POINT, TRAIN_SECONDS, Line, Row, Table
 from elias.report.plots import Axis, Plot
@@ -168,11 +162,11 @@ def sweep(
         chosen = swept.defaults(setting.config, n_labels)
     else:
         chosen = swept.check(values, setting.config, n_labels)
-    measured = measured_component(setting, component)
-    store = ModelStore(setting)
+    models = Models(setting)
+    measured = models.component(component)
     # all values of a parameter of the search use the same model
     load_main = lru_cache(maxsize=1)(
-        lambda seed: store.get(run_name(MAIN_MODEL, seed), setting.seeded(seed))
+        lambda seed: models.get(run_name(MAIN_MODEL, seed), setting.seeded(seed))
     )
 
     def config_of(value: float, seed: int) -> tuple[str, ResolvedConfig]:
@@ -187,7 +181,7 @@ def sweep(
         return run_name(MAIN_MODEL, seed), base
 
     def measure(value: float, seed: int) -> list[Row]:
-        trained = store.get(*config_of(value, seed)) if swept.trained else load_main(seed)
+        trained = models.get(*config_of(value, seed)) if swept.trained else load_main(seed)
         model = trained.model
         if not swept.trained:
             model = copy(model)
@@ -200,13 +194,13 @@ def sweep(
             settings={parameter: value},
             run=trained.run,
         )
-        return [measure_row(row, model, setting, measured)]
+        return [models.measure(row, model, measured)]
 
     tasks = []
     for seed in setting.seeds:
         for value in chosen:
             name, config = config_of(value, seed)
-            store.check(name, config)
+            models.check(name, config)
             task = Task(
                 name=f"{parameter}={value:.12g}-seed{seed}",
                 title=f"{swept.symbol} = {value:g}, seed {seed}",
@@ -233,7 +227,7 @@ def sweep(
 
 
 def _plot(lines: Sequence[Line], parameter: str, symbol: str, base: float) -> Markup:
-    """Draw metrics by value, relative to the value did_you_mean to that of the configuration."""
+    """Draw metrics by value, relative to the value nearest to that of the configuration."""
     shown = [line for line in lines if line.mean]
     values = np.array([float(line.settings[parameter]) for line in shown])
     at = int(np.argmin(np.abs(values - base)))
