@@ -17,6 +17,7 @@ from elias.data.readers.files import (
     find_label_names,
     line_chunks,
     number_labels,
+    read_filters,
     read_label_names,
 )
 from elias.errors import DataError
@@ -30,8 +31,6 @@ if TYPE_CHECKING:
 
 LABELS = "labels"
 """Stands for the split in chunks that hold features of the labels."""
-NUMBERED = {"labels": "no file of names: named by number"}
-"""The note on labels without names."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -129,31 +128,58 @@ def text_chunks(path: Path, split: str, n_points: int) -> Iterator[Chunk]:
         raise data_error(path, problem)
 
 
-def name_columns(
-    source: Path, folder: Path, n_columns: Mapping[str, int], n_uses: int
-) -> tuple[list[str], Mapping[str, str]]:
-    """Return the names of the columns of label matrices, and a note if they have none.
+def summarize(
+    source: Path,
+    folder: Path | None,
+    names: list[str] | None,
+    n_labels: int,
+    n_points: Mapping[str, int],
+    n_uses: int,
+) -> Summary:
+    """Return the summary of a corpus whose codes are label ids.
 
     Args:
         source: The corpus, for errors.
-        folder: The folder that may hold a file of label names.
+        folder: The folder that may hold filters, or None.
+        names: The label names, or None to name labels by number.
+        n_labels: The number of labels if there are no names.
+        n_points: The number of points of each split.
+        n_uses: The number of labels of all points together.
+    """
+    notes = {} if names is not None else {"labels": "no file of names: named by number"}
+    if names is None:
+        names = number_labels(source, n_labels, n_uses)
+    filters = {} if folder is None else read_filters(folder, n_points, len(names))
+    return Summary(names, filters=filters, notes=notes)
+
+
+def summarize_columns(
+    source: Path,
+    folder: Path | None,
+    n_columns: Mapping[str, int],
+    n_points: Mapping[str, int],
+    n_uses: int,
+) -> Summary:
+    """Return the summary of a corpus of label matrices, whose columns are the labels.
+
+    Args:
+        source: The corpus, for errors.
+        folder: The folder that may hold label names and filters, or None.
         n_columns: The columns of the label matrix of each split; they must be equal.
+        n_points: The number of points of each split.
         n_uses: The number of labels of all points together.
     """
     n_labels = n_columns["train"]
-    names = read_label_names(folder)
+    names = None if folder is None else read_label_names(folder)
     if names is not None and len(names) != n_labels:
-        path = find_label_names(folder) or folder
         problem = f"holds {len(names)} names for {n_labels} labels; give one line for each"
-        raise data_error(path, problem)
+        raise data_error(find_label_names(folder or source) or source, problem)
     for split, count in n_columns.items():
         if count != n_labels:
             counts = f"{count} labels, but there are {n_labels} label names"
             problem = f"the {split} split is over {counts}; the files must belong together"
             raise data_error(source, problem)
-    if names is None:
-        return number_labels(source, n_labels, n_uses), NUMBERED
-    return names, {}
+    return summarize(source, folder, names, n_labels, n_points, n_uses)
 
 
 def csr_from_lists(

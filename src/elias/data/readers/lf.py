@@ -16,22 +16,15 @@ import numpy as np
 from elias.data.readers import xmc
 from elias.data.readers.base import (
     LABELS,
-    NUMBERED,
     Chunk,
     LabelRows,
     Reader,
     ReadOptions,
     Summary,
+    summarize,
 )
 from elias.data.readers.columns import missing_column
-from elias.data.readers.files import (
-    SHORT,
-    find_file,
-    number_labels,
-    read_filters,
-    read_label_names,
-    short_repr,
-)
+from elias.data.readers.files import SHORT, find_file, read_label_names, short_repr
 from elias.data.readers.label_cells import parse_weights
 from elias.data.readers.table import column_names, iter_rows, row_chunks
 
@@ -136,11 +129,8 @@ class LfReader(Reader):
 
     def finish(self, n_points: Mapping[str, int], n_uses: int) -> Summary:
         """Return the label names and filters."""
-        names = self._names
-        if names is None:
-            names = number_labels(self._folder, self._highest + 1, n_uses)
-        filters = read_filters(self._folder, n_points, len(names))
-        return Summary(names, filters=filters, notes=NUMBERED if self._names is None else {})
+        n_labels = self._highest + 1
+        return summarize(self._folder, self._folder, self._names, n_labels, n_points, n_uses)
 
 
 def _texts(rows: Rows, columns: Sequence[str]) -> list[str]:

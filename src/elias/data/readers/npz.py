@@ -28,17 +28,10 @@ from elias.data.readers.base import (
     Reader,
     ReadOptions,
     Summary,
-    name_columns,
+    summarize_columns,
     text_chunks,
 )
-from elias.data.readers.files import (
-    SHORT,
-    check_ratio,
-    check_regular_file,
-    data_error,
-    find_file,
-    read_filters,
-)
+from elias.data.readers.files import SHORT, check_ratio, check_regular_file, data_error, find_file
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -105,22 +98,21 @@ class NpzReader(Reader):
                 expected = self._names.texts[0].format(short)
                 problem = f"the {split} points have neither texts nor features; add {expected}"
                 raise data_error(path, problem)
-            labels = clean_labels(read_npz(path), path)
+            labels = clean_matrix(read_npz(path), path, "relevance")
             self._n_columns[split] = labels.shape[1]
             yield Chunk(split, labels=LabelRows.from_csr(labels))
             if texts is not None:
                 yield from text_chunks(texts, split, labels.shape[0])
             if features is not None:
-                yield Chunk(split, features=clean_features(read_npz(features), features))
+                matrix = clean_matrix(read_npz(features), features, "feature")
+                yield Chunk(split, features=matrix)
         path = self._folder / "X.lbl.npz"
         if path.is_file():
-            yield Chunk(LABELS, features=clean_features(read_npz(path), path))
+            yield Chunk(LABELS, features=clean_matrix(read_npz(path), path, "feature"))
 
     def finish(self, n_points: Mapping[str, int], n_uses: int) -> Summary:
         """Return the label names and filters."""
-        names, notes = name_columns(self._folder, self._folder, self._n_columns, n_uses)
-        filters = read_filters(self._folder, n_points, len(names))
-        return Summary(names, filters=filters, notes=notes)
+        return summarize_columns(self._folder, self._folder, self._n_columns, n_points, n_uses)
 
 
 def _find(folder: Path, names: tuple[str, ...], split: str) -> Path | None:
@@ -217,28 +209,15 @@ def _read_array(archive: zipfile.ZipFile, name: str) -> Any:
         return np.lib.format.read_array(member, allow_pickle=False)
 
 
-def clean_labels(matrix: csr_matrix, path: Path, first: int = 0) -> csr_matrix:
-    """Return relevance as float32 CSR, sorted, without duplicates or zeros.
+def clean_matrix(matrix: csr_matrix, path: Path, what: str, first: int = 0) -> csr_matrix:
+    """Return a matrix as float32 CSR, sorted, without duplicates; relevance also without zeros.
 
     Args:
-        matrix: (N, L), any numeric type; it may be changed in place.
+        matrix: Any numeric type; it may be changed in place.
         path: The file it came from, for errors.
+        what: ``relevance``, which must not be negative, or ``feature``.
         first: The number of points before these.
     """
-    clean = _canonical(matrix, path, "relevance", first)
-    if clean.nnz and clean.data.min() < 0:
-        rule = "a relevance must not be negative"
-        raise _value_error(clean, clean.data < 0, path, rule, first)
-    clean.eliminate_zeros()
-    return clean
-
-
-def clean_features(matrix: csr_matrix, path: Path, first: int = 0) -> csr_matrix:
-    """Return features as float32 CSR, sorted, without duplicates; values may be negative."""
-    return _canonical(matrix, path, "feature", first)
-
-
-def _canonical(matrix: csr_matrix, path: Path, what: str, first: int) -> csr_matrix:
     if matrix.dtype.kind not in "biuf":
         raise data_error(path, f"holds {matrix.dtype} values; {what} values are numbers")
     clean = matrix.astype(np.float32, copy=False)
@@ -246,6 +225,11 @@ def _canonical(matrix: csr_matrix, path: Path, what: str, first: int) -> csr_mat
     wrong = ~np.isfinite(clean.data)
     if wrong.any():
         raise _value_error(clean, wrong, path, f"a {what} value must be finite", first)
+    if what == "relevance":
+        if clean.nnz and clean.data.min() < 0:
+            rule = "a relevance must not be negative"
+            raise _value_error(clean, clean.data < 0, path, rule, first)
+        clean.eliminate_zeros()
     return clean
 
 

@@ -12,14 +12,12 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from elias.data.readers.base import NUMBERED, Chunk, LabelRows, Reader, ReadOptions, Summary
+from elias.data.readers.base import Chunk, LabelRows, Reader, ReadOptions, Summary, summarize
 from elias.data.readers.files import (
     SHORT,
     data_error,
     line_chunks,
-    number_labels,
     only_file,
-    read_filters,
     read_label_names,
     short_repr,
 )
@@ -87,8 +85,6 @@ class PecosReader(Reader):
 
     def finish(self, n_points: Mapping[str, int], n_uses: int) -> Summary:
         """Return the label names and filters."""
-        names = self._names
-        if names is None:
-            names = number_labels(self._source, self._highest + 1, n_uses)
-        filters = read_filters(self._folder, n_points, len(names)) if self.has_splits else {}
-        return Summary(names, filters=filters, notes=NUMBERED if self._names is None else {})
+        folder = self._folder if self.has_splits else None
+        n_labels = self._highest + 1
+        return summarize(self._source, folder, self._names, n_labels, n_points, n_uses)

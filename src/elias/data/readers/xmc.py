@@ -19,14 +19,13 @@ import numpy as np
 
 from elias.data.readers.base import (
     LABELS,
-    NUMBERED,
     Chunk,
     LabelRows,
     Reader,
     ReadOptions,
     Summary,
     csr_from_lists,
-    name_columns,
+    summarize_columns,
     text_chunks,
 )
 from elias.data.readers.files import (
@@ -34,12 +33,10 @@ from elias.data.readers.files import (
     data_error,
     find_file,
     line_chunks,
-    number_labels,
     only_file,
-    read_filters,
     short_repr,
 )
-from elias.data.readers.npz import clean_features, clean_labels
+from elias.data.readers.npz import clean_matrix
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -131,26 +128,18 @@ class XmcReader(Reader):
         n_labels = self._n_columns[split] = sizes[-1]
         for block in blocks:
             if not self._labelled:
-                matrix = clean_labels(_matrix(path, block, n_labels, "label"), path, block.first)
-                yield Chunk(split, labels=LabelRows.from_csr(matrix))
+                labels = LabelRows.from_csr(_matrix(path, block, n_labels, "label"))
+                yield Chunk(split, labels=labels)
                 continue
             counts = block.label_counts
             _check_range(path, block.labels, counts, n_labels, "label", block.first)
             features = _matrix(path, block, sizes[1], "feature")
-            yield Chunk(
-                split,
-                labels=LabelRows(counts, block.labels),
-                features=clean_features(features, path, block.first),
-            )
+            yield Chunk(split, labels=LabelRows(counts, block.labels), features=features)
 
     def finish(self, n_points: Mapping[str, int], n_uses: int) -> Summary:
         """Return the label names and filters."""
-        if not self.has_splits:
-            names = number_labels(self._source, self._n_columns["train"], n_uses)
-            return Summary(names, notes=NUMBERED)
-        names, notes = name_columns(self._source, self._folder, self._n_columns, n_uses)
-        filters = read_filters(self._folder, n_points, len(names))
-        return Summary(names, filters=filters, notes=notes)
+        folder = self._folder if self.has_splits else None
+        return summarize_columns(self._source, folder, self._n_columns, n_points, n_uses)
 
 
 def feature_chunks(folder: Path, split: str) -> Iterator[Chunk]:
@@ -160,8 +149,7 @@ def feature_chunks(folder: Path, split: str) -> Iterator[Chunk]:
         return
     (_, n_columns), blocks = _read(path, 2)
     for block in blocks:
-        features = _matrix(path, block, n_columns, "feature")
-        yield Chunk(split, features=clean_features(features, path, block.first))
+        yield Chunk(split, features=_matrix(path, block, n_columns, "feature"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -298,22 +286,18 @@ def _matrix(path: Path, block: _Block, n_columns: int, what: str) -> csr_matrix:
     """Return the pairs of a block as a matrix; ``what`` is ``label`` or ``feature``."""
     counts = block.pair_counts
     _check_range(path, block.columns, counts, n_columns, what, block.first)
+    kind = "relevance" if what == "label" else what
     wrong = np.flatnonzero(~np.isfinite(block.values))
     if len(wrong):
-        kind = "relevance" if what == "label" else what
         value = block.values[wrong[0]]
         problem = f"{value}: a {kind} value must be finite; correct or drop the entry"
         raise data_error(path, problem, block.first + _line_of(wrong[0], counts))
-    return csr_from_lists(counts, block.columns, n_columns, block.values)
+    matrix = csr_from_lists(counts, block.columns, n_columns, block.values)
+    return clean_matrix(matrix, path, kind, block.first)
 
 
 def _check_range(
-    path: Path,
-    ids: NDArray[np.int64],
-    counts: NDArray[np.int64],
-    size: int,
-    what: str,
-    first: int,
+    path: Path, ids: NDArray[np.int64], counts: NDArray[np.int64], size: int, what: str, first: int
 ) -> None:
     wrong = np.flatnonzero((ids < 0) | (ids >= size))
     if len(wrong):
