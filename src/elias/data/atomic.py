@@ -103,6 +103,18 @@ def staged_folder(target: Path, *, overwrite: bool = False) -> Iterator[Path]:
         shutil.rmtree(staging, ignore_errors=True)
 
 
+@contextmanager
+def staged_file(target: Path) -> Iterator[Path]:
+    """Yield a temporary path that becomes ``target`` when the block ends without an error."""
+    temporary = target.with_name(f".{target.name}.writing")
+    try:
+        yield temporary
+        _sync(temporary)
+        temporary.replace(target)
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
 def _exchange(staging: Path, target: Path) -> None:
     """Rename ``staging`` to ``target``, and remove an existing ``target``."""
     if not target.exists():

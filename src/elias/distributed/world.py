@@ -7,7 +7,6 @@ exchanging them never waits for a GPU.
 
 from __future__ import annotations
 
-import logging
 import os
 import socket
 import time
@@ -29,8 +28,6 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
     from torch import Tensor
 
-
-logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
@@ -338,7 +335,6 @@ class World:
             else self._watchdog.wait_for_loss(seconds)
         )
         if reason:
-            logger.info("%s", reason)  # for the run's log
             raise RunError(reason)
 
 

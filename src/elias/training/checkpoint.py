@@ -28,7 +28,7 @@ from elias.distributed import SingleProcess
 from elias.errors import DataError, Interrupted, ModelError, RunError
 from elias.inference.predictor import Elias
 from elias.kernels.device import has_triton
-from elias.persistence.manifest import MODEL_FOLDER, all_finite
+from elias.persistence.manifest import MODEL_FOLDER, all_finite, digest
 from elias.training.checkpoint_shards import collect_shards, is_row, read_tensors, write_shard
 
 if TYPE_CHECKING:
@@ -248,7 +248,7 @@ def seal(folder: Path, checksums: Mapping[str, Mapping[str, Any]] | None = None)
     for path in sorted(folder.rglob("*")):
         name = path.relative_to(folder).as_posix()
         if path.is_file() and name not in files:
-            files[name] = {"bytes": path.stat().st_size, "sha256": _sha256(path)}
+            files[name] = {"bytes": path.stat().st_size, "sha256": digest(path)}
     versions = {"format_version": FORMAT_VERSION, "elias_version": elias.__version__}
     _write_json(folder / MANIFEST_FILE, {**versions, "files": files})
 
@@ -266,7 +266,7 @@ def find_damage(folder: Path) -> str:
                 return f"{name} is missing"
             if path.stat().st_size != entry["bytes"]:
                 return f"{name} has {path.stat().st_size} bytes, not {entry['bytes']}"
-            if _sha256(path) != entry["sha256"]:
+            if digest(path) != entry["sha256"]:
                 return f"{name} was changed (its SHA-256 differs)"
     except FileNotFoundError:
         return f"{MANIFEST_FILE} is missing"
@@ -282,11 +282,6 @@ def _write_json(path: Path, tree: Mapping[str, Any]) -> None:
 def _read_metadata(folder: Path) -> dict[str, Any]:
     metadata: dict[str, Any] = json.loads((folder / METADATA_FILE).read_text(encoding="utf8"))
     return metadata
-
-
-def _sha256(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def _remove(path: Path) -> None:
@@ -412,11 +407,11 @@ def run_inputs(corpus: Corpus, init_from: Elias | None, device: torch.device) ->
 
 
 def _fingerprint(model: Elias) -> str:
-    digest = hashlib.sha256()
+    checksum = hashlib.sha256()
     for name, tensor in model.model.state_dict().items():
-        digest.update(f"{name} {tuple(tensor.shape)} {tensor.dtype}".encode())
-        digest.update(tensor.detach().float().cpu().contiguous().numpy().data)
-    return digest.hexdigest()[:16]
+        checksum.update(f"{name} {tuple(tensor.shape)} {tensor.dtype}".encode())
+        checksum.update(tensor.detach().float().cpu().contiguous().numpy().data)
+    return checksum.hexdigest()[:16]
 
 
 def resume(

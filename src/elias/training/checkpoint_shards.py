@@ -6,7 +6,6 @@ With P processes label ℓ is row ℓ div P in the file of process ℓ mod P
 
 from __future__ import annotations
 
-import hashlib
 import json
 import time
 from typing import TYPE_CHECKING, Any
@@ -16,6 +15,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 
 from elias.errors import DataError
+from elias.persistence.manifest import digest
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -57,13 +57,12 @@ def write_shard(folder: Path, world: World, tensors: Mapping[str, Tensor], probl
         return
     try:
         save_file(dict(tensors), path)
-        with path.open("rb") as file:
-            digest = hashlib.file_digest(file, "sha256").hexdigest()
+        note = {"bytes": path.stat().st_size, "sha256": digest(path)}
     except (OSError, SafetensorError) as error:
         path.unlink(missing_ok=True)
         _write_note(path, {"problem": str(error)})
         raise
-    _write_note(path, {"bytes": path.stat().st_size, "sha256": digest})
+    _write_note(path, note)
 
 
 def _write_note(path: Path, note: Mapping[str, Any]) -> None:

@@ -16,11 +16,11 @@ from elias.inference.predict import split_inputs, tokenize
 from elias.kernels.device import limit_threads
 from elias.model.elias import EliasModel
 from elias.model.encoder import build_encoder
-from elias.model.graph import LabelGraph, partition_edges
-from elias.model.one_vs_all import OneVsAll
+from elias.model.graph import LabelGraph
 from elias.progress import hushed
 from elias.text.batches import n_batches
 from elias.text.vectorizer import words_of
+from elias.training.initialization import build_fixed_model
 from elias.training.memory import Fit, MemoryEstimate, Sizes, estimate_memory, resident_bytes
 from elias.training.stage import Points, StageLoop
 
@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from elias.config import ResolvedConfig, StageConfig
     from elias.data.corpus import Corpus, Split
     from elias.inference.predictor import Elias
+    from elias.model.elias import EliasModel
     from elias.model.encoder import TextEncoder
 
 
@@ -71,7 +72,12 @@ def estimate_run(
     """
     points, held_out = validation_split(corpus, config)
     rows = setup_rows(points, config)
-    encoder = _encoder(config, points if rows is None else points.take(rows), init_from)
+    if init_from is not None:
+        encoder: TextEncoder = copy.deepcopy(init_from.model.encoder)
+    else:
+        chosen = points if rows is None else points.take(rows)
+        n_features = None if chosen.features is None else chosen.features.shape[1]
+        encoder = build_encoder(config.encoder, chosen.texts, n_features)
     batch = max(stage.batch_size for stage in config.stages)
     n_texts = min(_MAX_TEXTS, max(_MIN_TEXTS, (_WARMUP_STEPS + _TIMED_STEPS) * batch))
     order = np.random.default_rng(config.seed).permutation(len(points))[:n_texts]
@@ -117,14 +123,6 @@ def n_parameters(config: ResolvedConfig, n_labels: int, encoder: TextEncoder) ->
     n_rows = index.n_clusters + n_labels  # each with a weight for every dimension and a bias
     in_encoder = sum(weight.numel() for weight in encoder.parameters())
     return in_encoder + n_rows * (encoder.dim + 1) + index.n_clusters * index.edges_per_cluster
-
-
-def _encoder(config: ResolvedConfig, points: Split, init_from: Elias | None) -> TextEncoder:
-    if init_from is not None:
-        encoder: TextEncoder = copy.deepcopy(init_from.model.encoder)
-        return encoder
-    n_features = None if points.features is None else points.features.shape[1]
-    return build_encoder(config.encoder, points.texts, n_features)
 
 
 def _words_per_text(sample: Split) -> float:
@@ -186,18 +184,13 @@ def build_stage_model(
 ) -> EliasModel:
     """Return a model of the sizes of a stage, with arbitrary clusters and edges."""
     index = config.index
-    if index.kind == "all":
-        model: EliasModel = OneVsAll(encoder, n_labels)
-    else:
-        edges = partition_edges(torch.arange(n_labels) % index.n_clusters, index.n_clusters)
-        logits = None
-        if stage.learn_graph:
-            missing = max(0, index.edges_per_cluster - edges.shape[1])
-            others = torch.randint(0, n_labels, (index.n_clusters, missing))
-            edges = torch.cat([edges, others], dim=1)
-            logits = torch.zeros(edges.shape)
-        graph = LabelGraph(edges, n_labels, index.beta, edge_logits=logits)
-        model = EliasModel(encoder, graph, index.alpha)
+    model = build_fixed_model(config, encoder, np.arange(n_labels) % index.n_clusters)
+    if stage.learn_graph and index.kind == "graph":
+        edges = model.graph.edge_labels
+        missing = max(0, index.edges_per_cluster - edges.shape[1])
+        others = torch.randint(0, n_labels, (index.n_clusters, missing))
+        edges = torch.cat([edges, others], dim=1)
+        model.graph = LabelGraph(edges, n_labels, index.beta, edge_logits=torch.zeros(edges.shape))
     if index.label_storage == "compact":
         model.compact()
     return model

@@ -140,6 +140,20 @@ def _unit_rows(rows: NDArray[np.float32]) -> NDArray[np.float32]:
     return directions
 
 
+def build_fixed_model(
+    config: ResolvedConfig,
+    encoder: TextEncoder,
+    partition: NDArray[np.int64],
+    rows: LinearRows | None = None,
+) -> EliasModel:
+    """Return a model on the fixed graph of a partition, or one-vs-all."""
+    index, n_labels = config.index, len(partition)
+    if index.kind == "all":
+        return OneVsAll(encoder, n_labels, rows)
+    edges = partition_edges(torch.from_numpy(partition), index.n_clusters)
+    return EliasModel(encoder, LabelGraph(edges, n_labels, index.beta), index.alpha, rows)
+
+
 @dataclass
 class StageInitializer:
     """Computes the clusters, classifiers and edges that stages start with."""
@@ -178,13 +192,8 @@ class StageInitializer:
 
     def build_model(self, partition: NDArray[np.int64]) -> EliasModel:
         """Return a model on the fixed graph of a partition, its classifiers not initialised."""
-        index = self.config.index
         rows = self.label_rows(len(partition))
-        if index.kind == "all":
-            return OneVsAll(self.encoder, len(partition), rows)
-        edges = partition_edges(torch.from_numpy(partition), index.n_clusters)
-        graph = LabelGraph(edges, len(partition), index.beta)
-        return EliasModel(self.encoder, graph, index.alpha, rows)
+        return build_fixed_model(self.config, self.encoder, partition, rows)
 
     def label_rows(self, n_labels: int) -> LinearRows | None:
         """Return this process's rows of W_L; None if the model is to make all of them."""

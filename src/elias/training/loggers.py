@@ -11,6 +11,7 @@ import secrets
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
+from elias.data.atomic import staged_file
 from elias.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -180,7 +181,6 @@ def _run_id(path: Path) -> str:
             return stored
     run_id = secrets.token_hex(8)
     path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(f".{path.name}.writing")
-    temporary.write_text(f"{run_id}\n", encoding="utf8")
-    temporary.replace(path)
+    with staged_file(path) as temporary:
+        temporary.write_text(f"{run_id}\n", encoding="utf8")
     return run_id

@@ -22,6 +22,7 @@ from filelock import FileLock, Timeout
 
 import elias
 from elias.config import first_difference, model_settings, read_tree, without_learning_rates
+from elias.data.atomic import staged_file
 from elias.distributed import SingleProcess
 from elias.errors import ConfigError, Interrupted, RunError
 from elias.persistence.manifest import METRICS_FILE, MODEL_FOLDER
@@ -285,11 +286,8 @@ class Run:
         if self.folder is None or self._common:
             return
         path = self.folder / PARTITION_FILE
-        temporary = path.with_name(f".{path.name}.writing")
-        with _write_errors(path):
-            with temporary.open("wb") as file:
-                np.save(file, clusters.astype(np.int32), allow_pickle=False)
-            temporary.replace(path)
+        with _write_errors(path), staged_file(path) as temporary, temporary.open("wb") as file:
+            np.save(file, clusters.astype(np.int32), allow_pickle=False)
 
     @contextmanager
     def timed(self, step: str) -> Iterator[None]:
@@ -497,13 +495,8 @@ def write_json(path: Path, tree: Any) -> None:
 
 
 def _write_text(path: Path, text: str) -> None:
-    temporary = path.with_name(f".{path.name}.writing")
-    with _write_errors(path):
-        with temporary.open("w", encoding="utf8") as file:
-            file.write(text)
-            file.flush()
-            os.fsync(file.fileno())
-        temporary.replace(path)
+    with _write_errors(path), staged_file(path) as temporary:
+        temporary.write_text(text, encoding="utf8")
 
 
 @contextmanager

@@ -56,6 +56,8 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
+Batch = TokenBatch | PaddedBatch | ShardedBatch
+
 _AVERAGES_PER_EPOCH = 10
 _STEPS_PER_CHECK = 50  # of the losses on a GPU, because each check waits for the GPU
 _MAX_NAMED_POINTS = 10
@@ -262,19 +264,15 @@ class StageLoop:
 
     # batches and losses
 
-    def _batches(
-        self, epoch: _Epoch
-    ) -> Iterator[tuple[TokenBatch | PaddedBatch | ShardedBatch, Tensor]]:
+    def _batches(self, epoch: _Epoch) -> Iterator[tuple[Batch, Tensor]]:
         """Yield the tokens and positives of an epoch's remaining batches, on the device.
 
         For a GPU a thread collates them while the batch before is computed.
         """
         encoder, on_gpu = self.model.encoder, self._device.type == "cuda"
 
-        def make(
-            step: int, rows: NDArray[np.int64]
-        ) -> tuple[TokenBatch | PaddedBatch | ShardedBatch, Tensor]:
-            tokens: TokenBatch | PaddedBatch | ShardedBatch
+        def make(step: int, rows: NDArray[np.int64]) -> tuple[Batch, Tensor]:
+            tokens: Batch
             positives = positives_of(self.points.labels, rows)
             if self._is_sharded:
                 seed = (self.config.member_seed, self.position, step)
@@ -301,13 +299,7 @@ class StageLoop:
         index = self.config.index
         return SearchSizes(max(index.train_clusters, positives.shape[1]), index.train_shortlist)
 
-    def _backward(
-        self,
-        tokens: TokenBatch | PaddedBatch | ShardedBatch,
-        positives: Tensor,
-        parents: Tensor,
-        scale: float,
-    ) -> Losses:
+    def _backward(self, tokens: Batch, positives: Tensor, parents: Tensor, scale: float) -> Losses:
         """Return the losses of a batch, and leave their gradients to the optimizer."""
         if isinstance(tokens, ShardedBatch):
             with tokens.activate(self.model):
