@@ -24,13 +24,11 @@ from elias.model.elias import SearchSizes
 from elias.model.encoder import BagEncoder
 from elias.model.search import BATCH_SIZE, SEARCH_GRAPHS, embed_all, rank_all
 from elias.predictions import PADDING_SCORE, Candidates, Predictions
-from elias.text.parallel_tokenize import write_tokens
 from elias.text.tokens import Tokens, cached, unit_tokens
 from elias.text.vectorizer import unit_rows
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
-    from pathlib import Path
 
     from elias.data.corpus import Split
     from elias.inference.predictor import Elias
@@ -315,8 +313,4 @@ def cached_tokens(split: Split, encoder: TextEncoder) -> Tokens:
     if issparse(inputs):
         return tokenize(inputs, encoder)
     featurizer = encoder.featurizer if isinstance(encoder, BagEncoder) else None
-
-    def write(texts: DiskTexts, folder: Path) -> None:
-        write_tokens(texts, folder, encoder.tokenise, featurizer)
-
-    return cached(encoder.fingerprint, inputs, encoder.tokenise, write)
+    return cached(encoder.fingerprint, inputs, encoder.tokenise, featurizer)

@@ -14,7 +14,8 @@ import numpy as np
 from elias.data.atomic import cache_root, evict_oldest, mark_in_use, staged_folder
 from elias.data.storage import DiskTexts, release_pages, scratch_array, track_pages
 from elias.errors import DataError
-from elias.text.vectorizer import unit_rows
+from elias.text.parallel_tokenize import write_tokens
+from elias.text.vectorizer import Featurizer, unit_rows
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -124,7 +125,7 @@ def cached(
     fingerprint: str,
     texts: Sequence[str],
     tokenise: Callable[[Sequence[str]], Tokens],
-    write: Callable[[DiskTexts, Path], None] | None = None,
+    featurizer: Featurizer | None = None,
 ) -> Tokens:
     """Return the tokens of ``texts``, memory-mapped from the cache; tokenise them if needed.
 
@@ -132,7 +133,8 @@ def cached(
         fingerprint: Identifies the tokenizer.
         texts: The texts.
         tokenise: Turns texts into tokens.
-        write: Writes the tokens of texts on disk into a folder, without holding all in memory.
+        featurizer: The vocabulary that ``tokenise`` uses, if any, so that several processes can
+            tokenise texts on disk.
 
     Raises:
         DataError: If the tokens of texts on disk cannot be written.
@@ -147,10 +149,10 @@ def cached(
     try:
         # a folder that exists is damaged, or another run was faster
         with staged_folder(folder, overwrite=True) as staging:
-            if tokens is not None:
+            if isinstance(texts, DiskTexts):
+                write_tokens(texts, staging, tokenise, featurizer)
+            elif tokens is not None:
                 _store(tokens, staging)
-            elif isinstance(texts, DiskTexts) and write is not None:
-                write(texts, staging)
         mark_in_use(folder)
         evict_oldest(folder.parent, _CACHE_LIMIT)
     except (OSError, DataError) as error:

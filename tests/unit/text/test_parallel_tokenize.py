@@ -37,10 +37,7 @@ def test_tokens_of_texts_on_disk_are_those_of_texts_in_memory(tmp_path, monkeypa
     def tokenise(some):
         return Tokens.from_csr(featurizer.transform(some))
 
-    def write(some, folder):
-        parallel_tokenize.write_tokens(some, folder, tokenise, featurizer)
-
-    found = cached("words", texts, tokenise, write)
+    found = cached("words", texts, tokenise, featurizer)
 
     expected = tokenise(list(texts))
     assert len(started) == (2 if by_workers else 0)
@@ -59,11 +56,8 @@ def test_a_worker_that_fails_is_reported_in_one_line(tmp_path, monkeypatch):
     monkeypatch.setattr(parallel_tokenize, "_IDF_FILE", "here.npy")  # unknown to the workers
     featurizer = Featurizer.fit(["t"], min_count=1)
 
-    def write(some, folder):
-        parallel_tokenize.write_tokens(some, folder, None, featurizer)
-
     with pytest.raises(DataError, match="a tokeniser process failed") as caught:
-        cached("words", texts, None, write)
+        cached("words", texts, None, featurizer)
 
     assert "\n" not in str(caught.value)
     assert list((cache_root() / "tokens").iterdir()) == []
