@@ -199,8 +199,8 @@ class StageLoop:
                 self._cuda_graph_step.close()
 
     def _run_epochs(self) -> int:
-        best = self._best
         epoch = self._start_epoch(1) if self.resumed is None else self._resume(self.resumed)
+        best = self._best
         while True:
             losses = self._run_epoch(epoch)
             validation = self._validate(epoch.number)
