@@ -209,7 +209,9 @@ def _first_difference(own_names: Sequence[str], model_names: Sequence[str]) -> s
 
 def _renumber(split: Split, new_ids: NDArray[np.int64], n_known: int, n_labels: int) -> Split:
     old = split.labels
-    labels = csr_matrix((old.data, new_ids[old.indices], old.indptr), shape=(len(split), n_labels))
+    # a copy of the values, since sorting permutes them in place
+    entries = (old.data.copy(), new_ids[old.indices], old.indptr)
+    labels = csr_matrix(entries, shape=(len(split), n_labels))
     labels.sort_indices()
     filters = split.filters
     if filters is not None:

@@ -9,6 +9,7 @@ from scipy.sparse import csr_matrix
 from elias import load_corpus
 from elias.data import Corpus, Split, convert
 from elias.data.synthetic import synthetic_corpus
+from elias.errors import DataError
 
 
 def small(**changes):
@@ -56,3 +57,50 @@ def test_the_same_data_in_another_place_is_the_same_corpus(tmp_path):
     convert(corpus, tmp_path / "one")
 
     assert load_corpus(tmp_path / "one").fingerprint() == corpus.fingerprint()
+
+
+def test_labels_are_aligned_by_name_and_unknown_ones_come_last(caplog):
+    labels = csr_matrix(np.float32([[1, 2, 0], [0, 0, 3]]))
+    split = Split(labels=labels, texts=["a", "b"], filters=np.array([[0, 0], [1, 1]]))
+    corpus = Corpus(train=split, test=split, label_names=["new", "law", "fish"])
+
+    aligned = corpus.align_labels(["fish", "law", "tax"])
+
+    assert aligned.label_names == ["fish", "law", "tax", "new"]
+    expected = [[0, 2, 0, 1], [3, 0, 0, 0]]
+    for name in ("train", "test"):
+        assert aligned.split(name).labels.toarray().tolist() == expected
+        assert aligned.split(name).filters.tolist() == [[1, 1]]  # "new" is never predicted
+    assert "1 of its 3 labels are not the model's, such as 'new'" in caplog.text
+    assert split.labels.toarray().tolist() == [[1, 2, 0], [0, 0, 3]]  # the original is unchanged
+
+
+def test_equal_labels_need_no_alignment():
+    corpus = small()
+
+    assert corpus.align_labels(["fish", "law"]) is corpus
+
+
+@pytest.mark.parametrize(
+    ("names", "problem"),
+    [
+        (["wine", "tax"], "none of its 2 labels, such as 'fish', is one of the model's 2"),
+        (["law", "law"], "label 0 is 'fish', in the model it is 'law'; repeated label names"),
+        (["law", "law", "fish"], "has 2 labels, the model 3; repeated label names"),
+    ],
+)
+def test_labels_that_cannot_be_aligned_are_refused(names, problem):
+    with pytest.raises(DataError, match=problem):
+        small().align_labels(names)
+
+
+def test_filters_move_with_the_points_that_are_taken():
+    taken = small(filters=np.array([[0, 1], [1, 0]])).train.take(np.array([1]))
+
+    assert taken.texts == ["blue cod"]
+    assert taken.filters.tolist() == [[0, 0]]
+
+
+def test_a_split_that_is_missing_is_refused_with_those_that_exist():
+    with pytest.raises(DataError, match="corpus: no test split; it has: train"):
+        small().split("test")

@@ -1,8 +1,18 @@
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from scipy.sparse import csr_matrix
 
-from elias.data.splits import hold_out, random_split
+from elias.data.splits import (
+    hold_out,
+    hold_out_test,
+    random_split,
+    recorded_size,
+    restore_splits,
+)
+from elias.data.stats import corpus_stats
+from elias.data.synthetic import synthetic_corpus
 from elias.errors import DataError
 
 
@@ -90,3 +100,46 @@ def test_points_without_labels_are_not_held_out_at_random_either():
     _, validation = hold_out(labels, size=4, seed=0, covered=False)
 
     assert validation.tolist() == [1, 3]
+
+
+def recorded(corpus, **settings):
+    """The metadata of a model that was trained on a corpus."""
+    return {"data": corpus_stats(corpus).to_dict(), "data_settings": settings}
+
+
+def test_the_test_points_of_a_run_are_found_again():
+    whole = synthetic_corpus(n_points=60, n_labels=12, n_test=0)
+    cut = hold_out_test(whole, 0.2, seed=3)
+
+    restored = restore_splits(whole, whole.label_names, recorded(cut, seed=3))
+
+    assert restored.fingerprint() == cut.fingerprint()
+    assert recorded_size(recorded(cut)) == 60
+
+
+def test_a_run_that_tested_on_nothing_gives_all_points():
+    whole = synthetic_corpus(n_points=60, n_labels=12, n_test=0)
+
+    assert restore_splits(whole, whole.label_names, recorded(whole)) is whole
+
+
+def test_data_of_another_run_is_not_split():
+    whole = synthetic_corpus(n_points=60, n_labels=12, n_test=0)
+    cut = hold_out_test(whole, 0.2, seed=3)
+    other = synthetic_corpus(n_points=60, n_labels=12, n_test=0, seed=1)
+
+    assert restore_splits(other, whole.label_names, recorded(cut, seed=3)) is None
+    assert restore_splits(whole, ["other", *whole.label_names[1:]], recorded(cut)) is None
+    assert restore_splits(whole, whole.label_names, recorded(cut, seed=4)) is None
+    assert restore_splits(whole, whole.label_names, {}) is None
+
+
+def test_texts_of_other_columns_do_not_hide_the_points_of_a_run():
+    whole = synthetic_corpus(n_points=60, n_labels=12, n_test=0)
+    cut = hold_out_test(whole, 0.2, seed=3)
+    train = replace(whole.train, texts=["short"] * 60)
+    other = replace(whole, train=train, reading={"text": "title"})
+
+    restored = restore_splits(other, whole.label_names, recorded(cut, seed=3, text="body"))
+
+    assert restored.test.labels.nnz == cut.test.labels.nnz

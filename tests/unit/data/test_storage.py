@@ -112,6 +112,17 @@ def test_features_stay_on_disk_too(tmp_path, format):
     assert (taken.features != memory.train.features[rows]).nnz == 0
 
 
+def test_matrices_with_very_many_entries_have_wide_indices(tmp_path, monkeypatch):
+    target = tmp_path / "corpus"
+    convert(with_features(synthetic_corpus(n_points=60, n_labels=12)), target, "xmc")
+    monkeypatch.setattr(storage, "_INT32_MAX", 100)
+
+    assert_same(*both(target))
+    folder = next((cache_root() / "corpora").iterdir()) / "train"
+    n_rows = len(load_corpus(target, on_disk="on").train)
+    assert (folder / "indptr.bin").stat().st_size == 8 * (n_rows + 1)
+
+
 def sparse_lines(matrix, sizes=""):
     rows = [
         " ".join(f"{j}:{v:.9g}" for j, v in zip(row.indices, row.data, strict=True))
