@@ -69,7 +69,7 @@ def set_up(*, verbose: bool, quiet: bool, log_steps: bool) -> None:
 
 
 def show_errors_only() -> None:
-    """Hide everything but errors, in a process whose rank 0 prints the same."""
+    """Hide everything but errors; used by all ranks but rank 0, which prints the rest."""
     for handler in _handlers():
         handler.setLevel(logging.ERROR)
     progress.enable(False)

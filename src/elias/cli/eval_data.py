@@ -28,7 +28,7 @@ class EvalData:
     corpus: Corpus
     split: str
     has_training_points: bool = True
-    """Whether its training split is the model's, so that label frequencies (PSP) are known."""
+    """True if the training split is the model's, so that label frequencies (PSP) are known."""
 
     @property
     def points(self) -> Split:

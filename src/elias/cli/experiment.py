@@ -146,9 +146,9 @@ def _command(function: Callable[..., None]) -> Callable[..., None]:
         shared = {field.name: values.pop(field.name) for field in fields(Experiment)}
         function(Experiment(**shared), **values)
 
-    _, *own = inspect.signature(function, eval_str=True).parameters.values()
+    _, *specific = inspect.signature(function, eval_str=True).parameters.values()
     shared = inspect.signature(Experiment, eval_str=True).parameters.values()
-    parameters = [p.replace(kind=inspect.Parameter.KEYWORD_ONLY) for p in (*own, *shared)]
+    parameters = [p.replace(kind=inspect.Parameter.KEYWORD_ONLY) for p in (*specific, *shared)]
     command.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
     return app.command()(command)
 

@@ -48,9 +48,6 @@ _DESCRIPTIONS = {
 class RequestError(HTTPException):
     """A request that cannot be answered: status, message and headers of the response."""
 
-    def __init__(self, status: int, message: str, headers: Mapping[str, str] | None = None) -> None:
-        super().__init__(status, message, headers=dict(headers or {}))
-
 
 def error_schemas(*statuses: int) -> dict[int | str, dict[str, Any]]:
     """Return the OpenAPI entries for the errors of a route."""

@@ -1,7 +1,7 @@
 """Prometheus metrics: requests, durations, batch sizes, queue depth.
 
 With several workers, prometheus_client stores the numbers of each in files of a folder named by an
-environment variable (the supervisor sets it), and the worker that is asked adds them up.
+environment variable (the supervisor sets it). The worker that answers ``/metrics`` adds them up.
 """
 
 from __future__ import annotations

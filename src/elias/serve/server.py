@@ -7,6 +7,7 @@ import logging
 import multiprocessing
 import os
 import signal
+import sys
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
@@ -134,12 +135,12 @@ def _set_up_logging() -> None:
     """Write the logs to stderr as plain lines."""
     for name, level in (("elias.access", logging.INFO), ("uvicorn.error", logging.WARNING)):
         log = logging.getLogger(name)
-        log.handlers = [logging.StreamHandler()]
+        log.handlers = [logging.StreamHandler(sys.__stderr__)]
         log.propagate = False
         log.setLevel(level)
     library = logging.getLogger("elias")
     if not library.handlers:  # in one of several workers; else the command line has set it up
-        library.addHandler(logging.StreamHandler())
+        library.addHandler(logging.StreamHandler(sys.__stderr__))
         library.setLevel(logging.INFO)
 
 

@@ -68,7 +68,7 @@ class ServeSettings:
     examples: tuple[str, ...] = ()
     """Example texts for the page; names of frequent labels if empty."""
     log_texts: bool = False
-    """Whether the access log includes the texts."""
+    """Write the texts to the access log."""
     metrics_folder: Path | None = None
     """Folder where several workers share their metrics; None for a single worker."""
 
