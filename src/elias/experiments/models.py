@@ -26,7 +26,7 @@ from elias.experiments.runner import Task
 from elias.experiments.tables import MEGABYTES, MS_PER_POINT, TRAIN_SECONDS, Row
 from elias.inference.predict import ENSEMBLE, split_inputs
 from elias.inference.predictor import EVALUATED, Elias
-from elias.metrics import REPORTED, inverse_propensities, score
+from elias.metrics import REPORTED, measure
 from elias.persistence.manifest import MEMBERS_FOLDER, MODEL_FOLDER, RANKER_FOLDER
 from elias.report.sections import COMPONENTS
 from elias.rerank.calibration import MIN_POINTS, MIXTURES, is_word
@@ -152,12 +152,8 @@ class Models:
 
     def evaluate(self, predictions: Predictions) -> dict[str, float]:
         """Return the metrics of predictions for the test points, in percent."""
-        corpus, config = self.setting.corpus, self.setting.config.eval
-        weights = inverse_propensities(
-            corpus.label_frequencies(), len(corpus.train), config.propensity_a, config.propensity_b
-        )
-        metrics = score(predictions, corpus.split("test").labels, weights, REPORTED)
-        return {name: round(value, 4) for name, value in metrics.items()}
+        config, corpus = self.setting.config, self.setting.corpus
+        return measure(config.eval, predictions, corpus.split("test"), corpus, REPORTED)
 
     def ms_per_point(self, model: Elias, component: str) -> float:
         """Return the milliseconds from a text to its ranked labels."""
@@ -248,7 +244,7 @@ class Models:
         def component_title(component: str) -> str:
             return f"{title} {COMPONENTS.get(component, '')}".rstrip()
 
-        def measure() -> list[Row]:
+        def measure_components() -> list[Row]:
             trained = self.get(run, config)
             components = trained.model.components
             return self.component_rows(trained, components, name, component_title, timed=timed)
@@ -257,7 +253,7 @@ class Models:
             name=run,
             title=f"{title}, seed {seed}",
             decided_by={"config": model_settings(config.to_dict()), "timed": timed},
-            measure=measure,
+            measure=measure_components,
         )
 
 

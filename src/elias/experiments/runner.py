@@ -24,7 +24,7 @@ from elias.errors import ConfigError, DataError, RunError
 from elias.experiments.tables import Line, Row, summarise
 from elias.kernels.device import pick_device
 from elias.report.plots import standalone
-from elias.training.run import write_json
+from elias.training.run import write_json, write_text
 
 if TYPE_CHECKING:
     from elias.data.corpus import Corpus
@@ -244,9 +244,9 @@ class _Results:
         }
         table, plot = self.path.with_suffix(".md"), self.path.with_suffix(".svg")
         write_json(self.path, document)
-        _write_text(table, self._markdown(lines, finished))
+        write_text(table, self._markdown(lines, finished))
         if any(line.mean for line in lines):
-            _write_text(plot, standalone(plan.plot(lines)))
+            write_text(plot, standalone(plan.plot(lines)))
         return Result(lines, document, (self.path, table, plot))
 
     def _markdown(self, lines: list[Line], finished: bool) -> str:
@@ -275,12 +275,6 @@ def _read(path: Path) -> dict[str, Any]:
         )
     results: dict[str, Any] = document
     return results
-
-
-def _write_text(path: Path, text: str) -> None:
-    temporary = path.with_name(f".{path.name}.writing")
-    temporary.write_text(text, encoding="utf8", newline="\n")
-    temporary.replace(path)
 
 
 def _now() -> str:

@@ -10,7 +10,7 @@ from elias.errors import RunError
 from elias.report import sections
 from elias.report.html import cards, element, note, page, seconds, section
 from elias.report.run_data import load_run, run_folder
-from elias.training.run import REPORT_FILE
+from elias.training.run import REPORT_FILE, write_text
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -59,15 +59,7 @@ def write_report(
     run = Path(run)
     target = _target(run, None if out is None else Path(out))
     corpus = None if data is None else Path(data)
-    content = build_report(load_run(run, corpus, reading=reading, device=device))
-    temporary = target.with_name(f".{target.name}.writing")
-    try:
-        temporary.write_text(content, encoding="utf8")
-        temporary.replace(target)
-    except OSError as error:  # its text names the temporary file
-        raise RunError(f"{target}: cannot be written ({error.strerror or error})") from None
-    finally:
-        temporary.unlink(missing_ok=True)
+    write_text(target, build_report(load_run(run, corpus, reading=reading, device=device)))
     return target
 
 

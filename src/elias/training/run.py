@@ -279,7 +279,7 @@ class Run:
         self._earlier.update(state["under_way"])
         self.loggers.resume(sum(record["event"] == "epoch" for record in self.records))
         if self.folder is not None:
-            _write_text(self.folder / METRICS_FILE, "".join(map(_json_line, self.records)))
+            write_text(self.folder / METRICS_FILE, "".join(map(_json_line, self.records)))
 
     def save_partition(self, clusters: NDArray[np.int64]) -> None:
         """Save the cluster of each label, of the first member only."""
@@ -491,12 +491,13 @@ def _json_line(record: Mapping[str, Any]) -> str:
 
 def write_json(path: Path, tree: Any) -> None:
     """Write JSON to a temporary file, then rename it."""
-    _write_text(path, json.dumps(tree, indent=2, ensure_ascii=False) + "\n")
+    write_text(path, json.dumps(tree, indent=2, ensure_ascii=False) + "\n")
 
 
-def _write_text(path: Path, text: str) -> None:
+def write_text(path: Path, text: str) -> None:
+    """Write a text to a temporary file, then rename it."""
     with _write_errors(path), staged_file(path) as temporary:
-        temporary.write_text(text, encoding="utf8")
+        temporary.write_text(text, encoding="utf8", newline="\n")
 
 
 @contextmanager

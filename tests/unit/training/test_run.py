@@ -17,6 +17,7 @@ from elias.training.run import (
     Run,
     check_folder,
     open_run,
+    write_text,
 )
 
 CONFIG = EliasConfig()
@@ -233,3 +234,12 @@ def test_what_a_killed_save_left_goes_when_the_run_begins_again(tmp_path):
     begin(tmp_path / "run", epochs=1)
 
     assert names(tmp_path / "run") == {CONFIG_FILE, LOG_FILE, METRICS_FILE}
+
+
+def test_a_text_that_cannot_be_written_leaves_no_temporary_file(tmp_path):
+    (tmp_path / "taken").mkdir()
+
+    with pytest.raises(RunError, match="taken: cannot be written"):
+        write_text(tmp_path / "taken", "text")
+
+    assert [path.name for path in tmp_path.iterdir()] == ["taken"]
