@@ -24,8 +24,9 @@ GRACE_SECONDS = 10.0
 """Time a process has to end by itself after another one died."""
 EXIT_CODE = 3
 """Exit code of a process that was ended because it waited for one that died."""
+NEWS_SECONDS = 3.0
+"""Time between the end of a connection and the message about it."""
 _FOREVER = timedelta(days=365)
-_NEWS_SECONDS = 3.0  # between the end of a connection and the reason its process gave
 
 
 class Watchdog:
@@ -47,7 +48,7 @@ class Watchdog:
         for thread in self._threads:
             thread.start()
 
-    def wait_for_loss(self, seconds: float = _NEWS_SECONDS) -> str:
+    def wait_for_loss(self, seconds: float = NEWS_SECONDS) -> str:
         """Return which process died and why, or an empty string if none did in ``seconds``."""
         end = time.monotonic() + seconds
         while not self.lost and time.monotonic() < end:

@@ -18,7 +18,7 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
-from elias.distributed.watchdog import Watchdog
+from elias.distributed.watchdog import NEWS_SECONDS, Watchdog
 from elias.errors import EliasError, Interrupted, RunError
 
 if TYPE_CHECKING:
@@ -45,7 +45,7 @@ class World:
     """
 
     shards_labels = True
-    """Whether the rows of W_L are split among the processes."""
+    """True if the rows of W_L are split among the processes."""
 
     def __init__(
         self, rank: int, size: int, device: torch.device, store: Any, timeout: timedelta
@@ -56,7 +56,7 @@ class World:
         self.received: Counter[str] = Counter()
         """Bytes that this process has received, by purpose."""
         self.has_left = False
-        """Whether `leave` was called: rank 0 goes on alone."""
+        """True after `leave`: rank 0 continues alone."""
         self.on_failure: Callable[[BaseException], None] | None = None
         """Called with the error that ends this process, before the others learn of it."""
         self._store = store
@@ -230,7 +230,7 @@ class World:
     # the end
 
     def shutdown(self) -> None:
-        """Leave the process group at the end of the work of all processes."""
+        """Stop the exchange with the other processes, at the end of the work of all."""
         self.broadcast(None)
         assert self._watchdog is not None
         self._watchdog.stop()
@@ -271,7 +271,7 @@ class World:
             return
 
     def report_failure(self, error: BaseException) -> None:
-        """Tell the others which error ends this process; later errors are only consequences."""
+        """Report the error that ends this process to the others; ignore later errors."""
         assert self._watchdog is not None
         if self._failed:
             return
@@ -301,7 +301,7 @@ class World:
         try:
             return exchange()
         except RuntimeError as error:
-            self._raise_if_lost(None)
+            self._raise_if_lost()
             silent = self._silent_processes()
             if silent:
                 raise RunError(
@@ -325,15 +325,9 @@ class World:
             time.sleep(_STAY_SECONDS)  # this process may host the store that the others read
         return silent
 
-    def _raise_if_lost(self, seconds: float | None) -> None:
+    def _raise_if_lost(self, seconds: float = NEWS_SECONDS) -> None:
         """Raise if a process died, after waiting some time for the news."""
-        if self._watchdog is None:
-            return
-        reason = (
-            self._watchdog.wait_for_loss()
-            if seconds is None
-            else self._watchdog.wait_for_loss(seconds)
-        )
+        reason = "" if self._watchdog is None else self._watchdog.wait_for_loss(seconds)
         if reason:
             raise RunError(reason)
 

@@ -130,7 +130,7 @@ def _split_gradients(tensors: dict[str, Tensor], world: World) -> dict[str, Tens
     gradients: several processes write no checkpoint while a gradient is pending.
     """
     n_rows = len(tensors["model.labels.bias"])
-    own: dict[str, Tensor] = {}
+    result: dict[str, Tensor] = {}
     for name, tensor in tensors.items():
         _, is_gradient, parameter = name.partition(".gradient.")
         if is_gradient and parameter.startswith("labels."):
@@ -138,14 +138,14 @@ def _split_gradients(tensors: dict[str, Tensor], world: World) -> dict[str, Tens
             labels = tensors[f"{key}.indices"]
             is_own = labels[0] % world.size == world.rank
             parts = {"indices": labels[:, is_own] // world.size}
-            own[name] = parts.get(part, tensor[is_own] if part == "values" else tensor)
+            result[name] = parts.get(part, tensor[is_own] if part == "values" else tensor)
         elif ".index.gradients." in name and ".pairs." in name:
             if name.endswith(".0"):  # label ids: those of other processes become padding
                 is_own = tensor % world.size == world.rank
                 tensor = torch.where(is_own, tensor // world.size, n_rows)
-            own[name] = tensor
+            result[name] = tensor
         elif not (is_gradient or ".index.gradients." in name) or world.rank == 0:
-            own[name] = tensor
+            result[name] = tensor
         elif ".index." in name:
-            own[name] = torch.zeros_like(tensor)
-    return own
+            result[name] = torch.zeros_like(tensor)
+    return result

@@ -92,7 +92,7 @@ def check_unlocked(folder: Path) -> None:
 
 
 class Interruption:
-    """Whether a signal asked the run to stop.
+    """Signals that ask the run to stop.
 
     Inside `deferred` the first signal is only recorded, and the code there checks `signal`; a
     second signal, or one anywhere else, stops the run at once.

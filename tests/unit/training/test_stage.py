@@ -12,6 +12,7 @@ from elias.model.encoder import BagEncoder
 from elias.model.graph import LabelGraph, partition_edges
 from elias.model.one_vs_all import OneVsAll
 from elias.text.vectorizer import Featurizer
+from elias.training.checkpoint import Checkpoint
 from elias.training.optimizer import schedule
 from elias.training.stage import Points, StageLoop, first_non_finite
 
@@ -136,6 +137,26 @@ def test_validation_sees_the_averaged_weights_and_training_goes_on_with_its_own(
 
 def test_without_validation_the_last_epochs_weights_stay():
     assert make_loop(make_model()).run() == STAGE.epochs
+
+
+def test_a_resumed_stage_keeps_its_best_epoch():
+    checkpoints = {}
+
+    def keep(where, make):
+        metadata, tensors = make()
+        copies = {name: tensor.detach().clone() for name, tensor in tensors.items()}
+        checkpoints[where] = Checkpoint(metadata, copies)
+
+    whole = make_loop(make_model(), validate=scripted([1, 5, 2, 2, 2, 2], []))
+    whole.keep = keep
+    rest = make_loop(make_model(), validate=scripted([2, 2, 2], []))
+
+    best_epoch = whole.run()
+    rest.resumed = checkpoints["stage1 epoch 4 step 0"]
+
+    assert best_epoch == rest.run() == 2
+    for name, weight in whole.model.state_dict().items():
+        assert torch.equal(rest.model.state_dict()[name], weight), name
 
 
 @pytest.mark.parametrize("validated", [True, False])
