@@ -20,7 +20,7 @@ class EliasError(Exception):
     """Base class of the errors that the package raises on purpose; the message is one line."""
 
     reported = False
-    """Whether the message has been printed already."""
+    """True after the message was printed."""
 
 
 class ConfigError(EliasError):

@@ -317,9 +317,9 @@ def _largest(chunk: _Chunk, values: Array, width: int) -> Array:
     """Return the ``width`` largest values of each point, descending, padded with zeros."""
     order = np.lexsort((-values, chunk.true_rows))
     column = np.arange(len(values)) - np.repeat(chunk.n_true.cumsum() - chunk.n_true, chunk.n_true)
-    kept = column < width
+    mask = column < width
     largest = np.zeros((len(chunk.n_true), width))
-    largest[chunk.true_rows[kept], column[kept]] = values[order][kept]
+    largest[chunk.true_rows[mask], column[mask]] = values[order][mask]
     return largest
 
 

@@ -277,9 +277,9 @@ class Predictions:
 
     def to_csr(self) -> sparse.csr_matrix:
         """Return the scores as an (n, L) matrix; scores of 0 are stored too."""
-        kept = self.ids < self.n_labels
-        ends = np.concatenate([[0], kept.sum(axis=1).cumsum()])
-        parts = (self.scores[kept], self.ids[kept], ends)
+        mask = self.ids < self.n_labels
+        ends = np.concatenate([[0], mask.sum(axis=1).cumsum()])
+        parts = (self.scores[mask], self.ids[mask], ends)
         matrix = sparse.csr_matrix(parts, shape=(len(self), self.n_labels))
         matrix.sort_indices()
         return matrix
@@ -298,14 +298,14 @@ class Predictions:
             rankings.append([dict(zip(columns, value, strict=True)) for value in values])
         return rankings
 
-    def _keep(self, kept: NDArray[np.bool_]) -> Predictions:
-        """Return the labels for which ``kept`` is true, with the padding at the end of each row."""
-        ids = np.where(kept, self.ids, self.n_labels)
-        scores = np.where(kept, self.scores, np.float32(PADDING_SCORE))
+    def _keep(self, mask: NDArray[np.bool_]) -> Predictions:
+        """Return the labels for which ``mask`` is true, with the padding at the end of each row."""
+        ids = np.where(mask, self.ids, self.n_labels)
+        scores = np.where(mask, self.scores, np.float32(PADDING_SCORE))
         order = np.argsort(ids == self.n_labels, axis=1, kind="stable")
         probabilities = self.probabilities
         if probabilities is not None:
-            probabilities = np.take_along_axis(np.where(kept, probabilities, 0), order, axis=1)
+            probabilities = np.take_along_axis(np.where(mask, probabilities, 0), order, axis=1)
         return replace(
             self,
             ids=np.take_along_axis(ids, order, axis=1),
@@ -348,11 +348,11 @@ def from_entries(
     counts = np.bincount(rows, minlength=n_points)
     column = np.arange(len(rows)) - np.repeat(counts.cumsum() - counts, counts)
     width = int(counts.max(initial=0)) if k is None else k
-    kept = column < width
+    mask = column < width
     grid = np.full((n_points, width), n_labels, dtype=np.int64)
     score_grid = np.full((n_points, width), PADDING_SCORE, dtype=np.float32)
-    grid[rows[kept], column[kept]] = ids[kept]
-    score_grid[rows[kept], column[kept]] = scores[kept]
+    grid[rows[mask], column[mask]] = ids[mask]
+    score_grid[rows[mask], column[mask]] = scores[mask]
     _check_values(grid, score_grid, n_labels)
     return Predictions(grid, score_grid, n_labels, label_names)
 

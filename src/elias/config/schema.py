@@ -70,7 +70,7 @@ class RerankConfig:
     prune: float = 0.1
     """Weights smaller than this are set to zero."""
     transform: Literal["l3-hinge", "sigmoid"] = "l3-hinge"
-    """How a margin s becomes q: exp(−max(1−s, 0)³), or σ(s)."""
+    """Function of the margin s that gives q: exp(−max(1−s, 0)³), or σ(s)."""
     sharpness: float | None = None
     """γ: exponent of q; a small exponent gives p more weight. Derived: the best of 1, ½, ¼ and ⅛ on
     the validation points (nDCG@5 of p·q), or 1 as in the paper if there are none."""

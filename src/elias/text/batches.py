@@ -67,7 +67,7 @@ class PaddedBatch:
     ids: Int[Tensor, "B T"]
     lengths: Int[Tensor, " B"]
     full: bool
-    """Whether no text has padding."""
+    """True if no text has padding."""
 
     def __len__(self) -> int:
         """Return B."""
