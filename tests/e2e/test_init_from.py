@@ -127,7 +127,7 @@ def test_encoder_settings_that_are_not_used_are_told(model, caplog, changes, sai
     config = starting_config(CONFIG.override(changes), model)
 
     assert config.encoder == model.config.encoder
-    assert ("the encoder and its settings are those" in caplog.text) is said
+    assert ("using the encoder and the encoder settings" in caplog.text) is said
 
 
 def test_all_stages_go_on_with_everything_the_given_model_has_learned(corpus, model):
