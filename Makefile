@@ -8,16 +8,19 @@ TEST_WORKERS := -n auto --maxprocesses 8 --dist loadfile
 PIP_INSTALL := $(BIN)/python -m pip install --disable-pip-version-check -c constraints.txt
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test check lint format docs bench build clean
+.PHONY: help demo test test-fast check lint format docs bench build clean
 
 help:  ## List the commands
-	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  make %-8s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-9s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 demo: $(VENV)/.installed  ## Train and query ELIAS on a real corpus, on the CPU
 	$(BIN)/elias demo
 
 test: lint  ## Run lint, types and all tests
 	$(BIN)/python -m pytest $(TEST_WORKERS)
+
+test-fast: $(VENV)/.installed-dev  ## Run the unit and property tests that take little time
+	$(BIN)/python -m pytest $(TEST_WORKERS) -q -m "not slow" tests/unit tests/properties
 
 check: test build  ## Run everything that must pass before a release
 
