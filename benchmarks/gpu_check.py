@@ -25,7 +25,7 @@ from elias.kernels.gpu import rows as gpu_rows
 from elias.kernels.gpu import search as gpu_search
 from elias.kernels.gpu.adamw import adamw_edges, adamw_pairs
 from elias.model.elias import SearchSizes
-from elias.model.search import SEARCH_GRAPHS, BatchRanker, rank_all
+from elias.model.search import SEARCH_GRAPHS, rank_all
 from elias.text.batches import PaddedBatch, TokenBatch
 from elias.text.tokens import Tokens
 from elias.training.cuda_graph_step import CudaGraphStep
@@ -658,13 +658,9 @@ class Checks:
         errors = []
         with torch.inference_mode():
             captured = SEARCH_GRAPHS.capture(model, sizes, 20)
-            rank = BatchRanker(model, sizes, 20, captured=captured)
             for batch in batches:
-                square = PaddedBatch(
-                    batch.tokens.ids.view(32, 24), batch.tokens.lengths(), full=True
-                )
-                found = rank(square)
-                expected = rank(batch.tokens)
+                found = captured(batch.tokens.ids.view(32, 24), batch.tokens.lengths(), full=True)
+                expected = model.rank(encoder(batch.tokens).float(), sizes, 20)
                 errors.append(error_of(found[1], expected[1]))
                 errors.append((found[0] != expected[0]).double().mean().item())
         return max(errors), 1e-2

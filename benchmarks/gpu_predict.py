@@ -34,7 +34,7 @@ from gpu_setup import (
 from naive_step import NaiveStep
 
 from elias.model.elias import SearchSizes
-from elias.model.search import SEARCH_GRAPHS, BatchRanker, can_capture, rank_all
+from elias.model.search import SEARCH_GRAPHS, can_capture, rank_all
 from elias.text.tokens import Tokens
 from elias.training.stage import tensor_cores
 
@@ -53,13 +53,16 @@ def predict(shape, encoder, device, given, batch_size):
     free()
 
     captured = SEARCH_GRAPHS.capture(model, sizes, TOP_K) if can_capture(model) else None
-    ranking = BatchRanker(model, sizes, TOP_K, captured=captured)
+    use_graphs = given.captured and captured is not None
     given_as = [batch.tokens for batch in batches]
-    if given.captured and captured is not None:
+    if use_graphs:
         given_as = [rectangle_of(tokens) for tokens in given_as]
 
     def whole(i):
-        return ranking(given_as[i % len(batches)])
+        batch = given_as[i % len(batches)]
+        if use_graphs:
+            return captured(batch.ids, batch.lengths, full=batch.full)
+        return model.rank(encoder(batch).float(), sizes, TOP_K)
 
     with torch.inference_mode():
         answer = {

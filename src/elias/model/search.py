@@ -68,29 +68,39 @@ def rank_all(
     graphs: SearchGraphs | None = None,
 ) -> Candidates:
     """Return the k best labels of every text; ``blocked`` (L,) labels are not searched."""
-    width = min(top_k, sizes.shortlist_size, model.n_labels)
-    ids = np.full((len(tokens), width), model.n_labels, dtype=np.int64)
-    scores = np.zeros((len(tokens), width), dtype=np.float32)
+    lengths, n_labels = np.diff(tokens.offsets), model.graph.n_labels
+    width = min(top_k, sizes.shortlist_size, n_labels)
+    ids = np.full((len(lengths), width), n_labels, dtype=np.int64)
+    scores = np.zeros((len(lengths), width), dtype=np.float32)
     pending: deque[tuple[NDArray[np.int64], HostCopy, HostCopy]] = deque()
-    in_flight = _IN_FLIGHT if model.labels.weight.is_cuda else 0
+    graphs = graphs or SEARCH_GRAPHS
 
-    def write(rows: NDArray[np.int64], labels: HostCopy, p: HostCopy) -> None:
-        columns = slice(labels.tensor.shape[1])
-        ids[rows, columns] = labels.wait().numpy()
-        scores[rows, columns] = p.wait().numpy()
+    def write(rows: NDArray[np.int64], labels: Tensor, p: Tensor) -> None:
+        ids[rows, : labels.shape[1]] = labels.numpy()
+        scores[rows, : labels.shape[1]] = p.numpy()
 
-    with (graphs or SEARCH_GRAPHS).ranker(model, sizes, width, blocked, len(tokens)) as rank:
-        gather = partial(rank.collate, tokens, batch_size)
-        for rows, batch in _batches(model, tokens, batch_size, "Searching", gather):
-            labels, p = rank(batch)
+    with graphs.captured(model, sizes, width, blocked, len(lengths)) as captured:
+        gather: Callable[[NDArray[np.int64]], TokenBatch | PaddedBatch] = partial(collate, tokens)
+        if captured is not None:
+            gather = partial(graphs.pad, model.encoder, tokens, batch_size)
+        for rows, batch in _batches(model, lengths, batch_size, "Searching", gather):
+            if captured is not None and isinstance(batch, PaddedBatch):
+                labels, p = captured(batch.ids, batch.lengths, full=batch.full)
+            else:
+                embedding = model.encoder(batch).float()
+                labels, p = model.rank(embedding, sizes, width, blocked)
             # a graph may rank more texts, and more labels of each
             labels, p = labels[: len(rows), :width], p[: len(rows), :width]
+            if not labels.is_cuda:
+                write(rows, labels, p)
+                continue
             pending.append((rows, copy_to_host(labels), copy_to_host(p)))
-            if len(pending) > in_flight:
-                write(*pending.popleft())
-        while pending:
-            write(*pending.popleft())
-    scores[ids >= model.n_labels] = PADDING_SCORE
+            if len(pending) > _IN_FLIGHT:
+                rows, *copies = pending.popleft()
+                write(rows, *(copy.wait() for copy in copies))
+        for rows, *copies in pending:
+            write(rows, *(copy.wait() for copy in copies))
+    scores[ids >= n_labels] = PADDING_SCORE
     return Candidates(ids, scores)
 
 
@@ -99,7 +109,8 @@ def embed_all(
 ) -> NDArray[np.float32]:
     """Return φ(x) of every text (N, D)."""
     embedding = np.zeros((len(tokens), encoder.dim), dtype=np.float32)
-    for rows, batch in _batches(encoder, tokens, batch_size, "Embedding", partial(collate, tokens)):
+    gather = partial(collate, tokens)
+    for rows, batch in _batches(encoder, tokens.lengths, batch_size, "Embedding", gather):
         embedding[rows] = encoder(batch).float().cpu().numpy()
     return embedding
 
@@ -112,7 +123,7 @@ def cluster_all(
     beams = np.zeros((len(tokens), width), dtype=np.int64)
     scores = np.zeros((len(tokens), width), dtype=np.float32)
     gather = partial(collate, tokens)
-    for rows, batch in _batches(model, tokens, batch_size, "Finding clusters", gather):
+    for rows, batch in _batches(model, tokens.lengths, batch_size, "Finding clusters", gather):
         best = model.unsaturated_log(model.encoder(batch).float()).topk(width, dim=1)
         beams[rows] = best.indices.cpu().numpy()
         scores[rows] = best.values.clamp(max=0).exp().cpu().numpy()
@@ -121,26 +132,26 @@ def cluster_all(
 
 def _batches(
     model: nn.Module,
-    tokens: Tokens,
+    lengths: NDArray[np.int64],
     batch_size: int,
     description: str,
     gather: Callable[[NDArray[np.int64]], Batch],
 ) -> Iterator[tuple[NDArray[np.int64], Batch]]:
     """Yield row numbers and their batch on the model's device; a GPU's are made ahead of time."""
     device = next(model.parameters()).device
-    total = n_batches(len(tokens), batch_size)
-    rows_of_batches = ordered_batches(tokens.lengths, batch_size)
     with evaluating(model):
-        if total <= 1 and device.type == "cpu":  # one text must not wait for more than it needs
-            for rows in rows_of_batches:
-                yield rows, gather(rows)
+        if len(lengths) <= batch_size and device.type == "cpu":  # the fast way for a single text
+            if len(lengths):
+                order = np.argsort(lengths, kind="stable")
+                yield order, gather(order)
             return
 
         def make(rows: NDArray[np.int64]) -> tuple[NDArray[np.int64], Batch]:
             batch = gather(rows)
             return rows, batch.pin_memory() if device.type == "cuda" else batch
 
-        made = map(make, rows_of_batches)
+        made = map(make, ordered_batches(lengths, batch_size))
+        total = n_batches(len(lengths), batch_size)
         with progress(description, total) as advance:
             for rows, batch in prefetch(made) if device.type == "cuda" and total > 1 else made:
                 yield rows, batch.to(device)
@@ -166,62 +177,6 @@ def evaluating(model: nn.Module) -> Iterator[None]:
 def can_capture(model: EliasModel) -> bool:
     """Return True if the searches of a model can be captured where it is."""
     return model.encoder.takes_padded and runs_triton(model.labels.weight)
-
-
-class BatchRanker:
-    """`EliasModel.rank` of batches; padded batches run as captured graphs, one for each shape.
-
-    Args:
-        model: The model.
-        sizes: Beam and shortlist.
-        top_k: Labels per text.
-        blocked: (L,) labels that must not be found.
-        captured: Ranks padded batches; None: texts are not padded.
-        max_padded_tokens: Most tokens of a batch that is padded to a power of two of texts.
-    """
-
-    def __init__(
-        self,
-        model: EliasModel,
-        sizes: SearchSizes,
-        top_k: int,
-        blocked: Tensor | None = None,
-        captured: CapturedFunction[tuple[Tensor, Tensor]] | None = None,
-        *,
-        max_padded_tokens: int = 0,
-    ) -> None:
-        self.model, self.sizes, self.top_k, self.blocked = model, sizes, top_k, blocked
-        self.captured = captured
-        self.max_padded_tokens = max_padded_tokens
-
-    def __call__(self, batch: TokenBatch | PaddedBatch) -> tuple[Tensor, Tensor]:
-        """Return the labels and their p; for a padded batch, valid until the next call."""
-        if isinstance(batch, PaddedBatch):
-            assert self.captured is not None
-            return self.captured(batch.ids, batch.lengths, full=batch.full)
-        embedding = self.model.encoder(batch).float()
-        return self.model.rank(embedding, self.sizes, self.top_k, self.blocked)
-
-    def collate(
-        self, tokens: Tokens, batch_size: int, rows: NDArray[np.int64]
-    ) -> TokenBatch | PaddedBatch:
-        """Return the texts of ``rows`` as a batch, padded to one of few shapes for a graph.
-
-        If there are fewer than a whole batch, their number is padded to a power of two.
-        """
-        if self.captured is None:
-            return collate(tokens, rows)
-        encoder = self.model.encoder
-        n_rows = batch_size
-        if len(rows) < batch_size:
-            n_rows = min(1 << (len(rows) - 1).bit_length(), batch_size)
-            most = int((tokens.offsets[rows + 1] - tokens.offsets[rows]).max())
-            n_tokens = n_rows * padded_length(most, encoder.max_length)
-            if n_rows > len(rows) and n_tokens > self.max_padded_tokens:
-                return collate(tokens, rows)
-        return pad_batch(
-            tokens, rows, pad_id=encoder.pad_id, longest=encoder.max_length, n_rows=n_rows
-        )
 
 
 class SearchGraphs:
@@ -258,47 +213,48 @@ class SearchGraphs:
         self._n_predicted: weakref.WeakKeyDictionary[EliasModel, int] = weakref.WeakKeyDictionary()
 
     @contextmanager
-    def ranker(
+    def captured(
         self,
         model: EliasModel,
         sizes: SearchSizes,
         top_k: int,
         blocked: Tensor | None,
         n_texts: int,
-    ) -> Iterator[BatchRanker]:
-        """Lend a ranker for ``n_texts`` texts; it finds ``top_k`` labels of each, or more.
+    ) -> Iterator[CapturedFunction[tuple[Tensor, Tensor]] | None]:
+        """Lend the graphs that rank ``n_texts`` padded texts; None: texts are not padded.
 
-        A model that is not in training reuses the graphs of its last call, as long as its weights
-        are unchanged. One thread at a time has them; others run without. During training memory is
-        needed elsewhere, and blocked labels seldom come twice: graphs are then captured only for
-        many texts, and released after the call.
+        They find ``top_k`` labels of each text, or more. A model that is not in training reuses
+        the graphs of its last call, as long as its weights are unchanged. One thread at a time has
+        them; others run without. During training memory is needed elsewhere, and blocked labels
+        seldom come twice: graphs are then captured only for many texts, and released after the
+        call.
         """
         if n_texts >= self.large_call:
             self._compile_encoder(model, n_texts)
         if not self._supported(model):
             self.kept.pop(model, None)
-            yield BatchRanker(model, sizes, top_k, blocked)
+            yield None
             return
         in_training = model.training or any(map(attrgetter("training"), model.children()))
         if blocked is not None or in_training:
             if in_training:
                 self.kept.pop(model, None)
-            captured = None
-            if n_texts >= self.many_texts:
-                captured = self.capture(model, sizes, top_k, blocked)
+            if n_texts < self.many_texts:
+                yield None
+                return
+            captured = self.capture(model, sizes, top_k, blocked)
             try:
-                yield self._padding(model, sizes, top_k, blocked, captured)
+                yield captured
             finally:
-                if captured is not None:
-                    captured.release()
+                captured.release()
             return
         kept = self.kept.setdefault(model, _ModelGraphs())
         if not kept.lock.acquire(blocking=False):
-            yield BatchRanker(model, sizes, top_k)
+            yield None
             return
         try:
             captured = kept.captured_for(self, model, sizes, top_k)
-            yield self._padding(model, sizes, top_k, None, None if captured.disabled else captured)
+            yield None if captured.disabled else captured
         except (MemoryError, torch.OutOfMemoryError):
             raise  # the caller may free other memory first
         except BaseException:
@@ -307,16 +263,22 @@ class SearchGraphs:
         finally:
             kept.lock.release()
 
-    def _padding(
-        self,
-        model: EliasModel,
-        sizes: SearchSizes,
-        top_k: int,
-        blocked: Tensor | None,
-        captured: CapturedFunction[tuple[Tensor, Tensor]] | None,
-    ) -> BatchRanker:
-        return BatchRanker(
-            model, sizes, top_k, blocked, captured, max_padded_tokens=self.max_padded_tokens
+    def pad(
+        self, encoder: TextEncoder, tokens: Tokens, batch_size: int, rows: NDArray[np.int64]
+    ) -> TokenBatch | PaddedBatch:
+        """Return the texts of ``rows`` as a batch, padded to one of few shapes for a graph.
+
+        If there are fewer than a whole batch, their number is padded to a power of two.
+        """
+        n_rows = batch_size
+        if len(rows) < batch_size:
+            n_rows = min(1 << (len(rows) - 1).bit_length(), batch_size)
+            most = int((tokens.offsets[rows + 1] - tokens.offsets[rows]).max())
+            n_tokens = n_rows * padded_length(most, encoder.max_length)
+            if n_rows > len(rows) and n_tokens > self.max_padded_tokens:
+                return collate(tokens, rows)
+        return pad_batch(
+            tokens, rows, pad_id=encoder.pad_id, longest=encoder.max_length, n_rows=n_rows
         )
 
     def capture(

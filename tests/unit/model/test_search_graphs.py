@@ -273,12 +273,12 @@ def test_two_threads_never_share_a_graph(model, graphs):
     expected = plain(model, 3)
     found = []
 
-    with graphs.ranker(model, SIZES, 5, None, 1) as ranker:
+    with graphs.captured(model, SIZES, 5, None, 1) as captured:
         other = threading.Thread(target=lambda: found.append(rank(model, 3, graphs=graphs)))
         other.start()
         other.join()
 
-    assert ranker.captured is not None
+    assert captured is not None
     assert graphs.repeated == 1
     assert_alike(found[0], expected)
 
@@ -297,7 +297,7 @@ def test_a_call_that_fails_begins_anew(model, graphs):
     record_one(model, graphs)
 
     def interrupted():
-        with graphs.ranker(model, SIZES, 5, None, 1):
+        with graphs.captured(model, SIZES, 5, None, 1):
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
@@ -321,8 +321,7 @@ def test_the_number_of_texts_is_padded_to_a_power_of_two(
     model, graphs, n_texts, batch_size, kind, n_rows
 ):
     tokens = model.encoder.tokenise(texts_of(*[3] * n_texts))
-    with graphs.ranker(model, SIZES, 5, None, n_texts) as ranker:
-        batch = ranker.collate(tokens, batch_size, np.arange(n_texts))
+    batch = graphs.pad(model.encoder, tokens, batch_size, np.arange(n_texts))
 
     assert isinstance(batch, kind)
     assert len(batch) == n_rows
@@ -332,8 +331,7 @@ def test_the_number_of_texts_is_padded_to_a_power_of_two(
 def test_texts_that_are_not_few_are_not_padded_with_others(model):
     graphs = Graphs(max_padded_tokens=16)
     tokens = model.encoder.tokenise(texts_of(3, 3, 3, 3))
-    with graphs.ranker(model, SIZES, 5, None, 3) as ranker:
-        three, four = (ranker.collate(tokens, 8, np.arange(n_rows)) for n_rows in (3, 4))
+    three, four = (graphs.pad(model.encoder, tokens, 8, np.arange(n_rows)) for n_rows in (3, 4))
 
     assert isinstance(three, TokenBatch)
     assert isinstance(four, PaddedBatch)
@@ -341,8 +339,8 @@ def test_texts_that_are_not_few_are_not_padded_with_others(model):
 
 
 def test_where_nothing_is_recorded_texts_are_not_padded(model):
-    with SEARCH_GRAPHS.ranker(model, SIZES, 5, None, 10**6) as ranker:
-        assert ranker.captured is None
+    with SEARCH_GRAPHS.captured(model, SIZES, 5, None, 10**6) as captured:
+        assert captured is None
 
     assert model not in SEARCH_GRAPHS.kept
 
