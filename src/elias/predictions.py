@@ -227,11 +227,17 @@ class Predictions:
 
     def take(self, rows: NDArray[np.int64]) -> Predictions:
         """Return the predictions of some points."""
-        return self._part(rows, slice(None))
+        probabilities = None if self.probabilities is None else self.probabilities[rows]
+        return replace(
+            self, ids=self.ids[rows], scores=self.scores[rows], probabilities=probabilities
+        )
 
     def top(self, k: int) -> Predictions:
         """Return the best ``k`` labels of each point."""
-        return self._part(slice(None), slice(k))
+        probabilities = None if self.probabilities is None else self.probabilities[:, :k]
+        return replace(
+            self, ids=self.ids[:, :k], scores=self.scores[:, :k], probabilities=probabilities
+        )
 
     def among(self, label_names: Sequence[str]) -> Predictions:
         """Return the same predictions over a longer list of labels, which begins with these.
@@ -313,16 +319,6 @@ class Predictions:
             probabilities=probabilities,
         )
 
-    def _part(self, rows: NDArray[np.int64] | slice, columns: slice) -> Predictions:
-        """Return some rows and columns."""
-        probabilities = self.probabilities
-        return replace(
-            self,
-            ids=self.ids[rows, columns],
-            scores=self.scores[rows, columns],
-            probabilities=None if probabilities is None else probabilities[rows, columns],
-        )
-
     def _entries(self) -> Entries:
         rows, columns = np.nonzero(self.ids < self.n_labels)
         return Entries(rows, self.ids[rows, columns], self.scores[rows, columns])
@@ -384,6 +380,14 @@ def _common(parts: Sequence[Predictions]) -> Predictions:
     if len(sizes) > 1:
         raise DataError(f"predictions to join: the numbers of labels differ, {sizes}")
     return parts[0]
+
+
+def interpolate(
+    scores: NDArray[np.floating[Any]], knots: NDArray[np.float64], values: NDArray[np.float64]
+) -> NDArray[np.float32]:
+    """Map scores to probabilities, linearly between ascending knots; 0 for padding."""
+    probability = np.interp(np.asarray(scores, dtype=np.float64), knots, values)
+    return np.where(np.isneginf(scores), 0, probability).astype(np.float32)
 
 
 def _widen(array: NDArray[Any], width: int, fill: float) -> NDArray[Any]:

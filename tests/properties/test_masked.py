@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from scipy.sparse import csr_matrix, hstack, random_array
 
 from elias.rerank.solver import FitSettings, fit_masked, group_pairs
-from elias.rerank.sparse_ranker import as_classifiers, candidate_margins
+from elias.rerank.sparse_ranker import SparseRanker, unit_embedding
 
 EXACT = FitSettings(tolerance=1e-10, max_iterations=100_000)
 SIZES = {
@@ -152,9 +152,10 @@ def test_margins_of_candidates_are_those_of_the_dense_product(searching, seed, *
     if searching:  # with very many weights that no point has, features are searched for
         sparse, weights = widened(sparse, 5000, 0.0), widened(weights, 5000, 1.0)
 
-    found = candidate_margins(sparse, dense, as_classifiers(weights, biases), candidates)
+    found = SparseRanker(weights, biases, dense.shape[1]).score(sparse, dense, candidates)
 
-    every = np.hstack([sparse.toarray(), dense]) @ weights.toarray().T + biases
+    points = np.hstack([sparse.toarray(), unit_embedding(dense, len(dense))])
+    every = points @ weights.toarray().T + biases
     every = np.hstack([every, np.full((len(every), 1), -np.inf)])
     np.testing.assert_allclose(
         found, np.take_along_axis(every, candidates, 1), rtol=1e-4, atol=1e-5

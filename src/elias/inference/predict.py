@@ -23,7 +23,7 @@ from elias.kernels.device import explain_out_of_memory, is_out_of_memory, limit_
 from elias.model.elias import SearchSizes
 from elias.model.encoder import BagEncoder
 from elias.model.search import BATCH_SIZE, SEARCH_GRAPHS, embed_all, rank_all
-from elias.predictions import PADDING_SCORE, Candidates, Predictions
+from elias.predictions import PADDING_SCORE, Candidates, Predictions, interpolate
 from elias.text.tokens import Tokens, cached, unit_tokens
 from elias.text.vectorizer import unit_rows
 
@@ -93,7 +93,9 @@ def predict(
 
     merges = ENSEMBLE in components
     top_k = max(options.top_k, MERGED_LABELS) if merges else options.top_k
-    alone = [name for name in components if name != ENSEMBLE]
+    alone = list(components)
+    if merges:
+        alone.remove(ENSEMBLE)
     parts = []
     for member in (model, *model.others) if merges else (model,):
         wanted = [*alone, member.last_alone] if merges else alone
@@ -118,7 +120,9 @@ def predict(
                 scores=all_gather_rows(labels.world, result.scores, n_points, PADDING_SCORE),
             )
         if name == model.components[-1] and model.probabilities is not None:
-            result = replace(result, probabilities=model.probabilities.of(result.scores))
+            knots = model.probabilities
+            probabilities = interpolate(result.scores, knots.scores, knots.values)
+            result = replace(result, probabilities=probabilities)
         results[name] = result
     return results
 
@@ -154,11 +158,12 @@ def search_member(
     member: Elias, tokens: Tokens, components: Sequence[str], options: SearchOptions
 ) -> Candidates:
     """Search one member as far as its components need, and embed the texts if its ranker does."""
-    rerank = member.config.rerank
+    index, rerank = member.config.index, member.config.rerank
+    sizes = SearchSizes(index.beam_size, index.shortlist_size)
     if set(components) <= {member.components[0]}:
-        return search(member.model, tokens, member.sizes, options)
+        return search(member.model, tokens, sizes, options)
     options = replace(options, top_k=max(options.top_k, rerank.candidates))
-    candidates = search(member.model, tokens, member.sizes, options)
+    candidates = search(member.model, tokens, sizes, options)
     if rerank.embedding != "none":
         encoder = member.first_encoder or member.model.encoder
         candidates = replace(candidates, embedding=embed_all(encoder, tokens))
@@ -179,23 +184,24 @@ def search(
             n_choices = min(int((~blocked).sum()), MAX_RANKED_CHOICES)
             sizes = SearchSizes(model.graph.n_clusters, max(sizes.shortlist_size, n_choices))
         blocked = blocked.to(model.labels.weight.device)
-    few = len(tokens) <= FEW_TEXTS and isinstance(model.encoder, BagEncoder)
-    with limit_threads(1 if few else None), explain_out_of_memory("predicting"):
-        # all processes must take the same number of texts at a time
-        ranks = rank_all if model.labels.whole else rank_sharded
+    few = len(tokens.offsets) <= FEW_TEXTS + 1 and isinstance(model.encoder, BagEncoder)
+    ranks = rank_all if model.labels.whole else rank_sharded
+    with limit_threads(1 if few else None):
         while True:
             try:
                 return ranks(
                     model, tokens, sizes, options.top_k, batch_size=batch_size, blocked=blocked
                 )
             except (MemoryError, RuntimeError) as error:
-                if not (is_out_of_memory(error) and model.labels.whole):
+                if not is_out_of_memory(error):
                     raise
-                if SEARCH_GRAPHS.release():
+                if model.labels.whole and SEARCH_GRAPHS.release():
                     logger.warning("out of memory: continuing without CUDA graphs for predictions")
                     continue
-                if batch_size == 1:
-                    raise
+                # sharded: all processes must take the same number of texts at a time
+                if batch_size == 1 or not model.labels.whole:
+                    with explain_out_of_memory("predicting"):
+                        raise
                 batch_size //= 2
                 logger.warning("out of memory: continuing with %d texts at a time", batch_size)
 
@@ -226,33 +232,35 @@ def rank_candidates(
 
     ``psi`` are the ranker's features of the inputs, if they are at hand.
     """
-    n_labels, names, count = model.n_labels, model.label_names, model.config.rerank.candidates
-    predictions = {}
-    stage, *reranked = model.components
-    reranked = [name for name in reranked if name in components]
+    names, count = model.label_names, model.config.rerank.candidates
+    stage = model.components[0]
+    predictions, reranked = {}, list(dict.fromkeys(components))
     if stage in components:
-        predictions[stage] = Predictions(candidates.ids, candidates.scores, n_labels, names)
+        reranked.remove(stage)
+        ids, scores = candidates.ids, candidates.scores
+        predictions[stage] = Predictions(ids, scores, len(names), names)
     if reranked:
         assert model.reranker is not None
         predictions |= model.reranker.rerank(
-            candidates.top(max(top_k, count)),
+            candidates,
             inputs,
             reranked,
             count=count,
+            width=max(top_k, count),
             label_names=names,
             psi=psi,
         )
-    return {name: ranked.top(top_k) for name, ranked in predictions.items()}
+    for name, ranked in predictions.items():
+        predictions[name] = ranked.top(top_k)
+    return predictions
 
 
 def blocked_labels(
     only: Iterable[int | str] | None,
     without: Iterable[int | str] | None,
     label_names: Sequence[str],
-) -> torch.Tensor | None:
-    """Return which labels must not be predicted (L,), or None if all may."""
-    if only is None and without is None:
-        return None
+) -> torch.Tensor:
+    """Return which labels must not be predicted (L,)."""
     blocked = np.zeros(len(label_names), dtype=bool)
     if only is not None:
         blocked[:] = True

@@ -38,7 +38,7 @@ from elias.persistence.card import model_card
 from elias.persistence.hub import find_model, push
 from elias.persistence.manifest import CARD_FILE
 from elias.persistence.model_files import load_model, save_model
-from elias.predictions import Candidates, Predictions
+from elias.predictions import Candidates, Predictions, interpolate
 from elias.rerank.probabilities import check_target
 
 if TYPE_CHECKING:
@@ -244,11 +244,13 @@ class Elias:
         for name, value in (("top_k", top_k), ("batch_size", batch_size)):
             if not isinstance(value, int) or value < 1:
                 raise DataError(f"{name} must be a whole number >= 1, not {value!r}")
-        component = self.check_component(component)
+        component = self.components[-1] if component is None else self.check_component(component)
         lowest = None if threshold is None else self.threshold(threshold, component)
         if not issparse(texts) and not isinstance(texts, str):
             texts = list(texts)
-        blocked = blocked_labels(only, without, self.label_names)
+        blocked = None
+        if only is not None or without is not None:
+            blocked = blocked_labels(only, without, self.label_names)
         options = SearchOptions(top_k, batch_size, blocked, every_cluster=only is not None)
         predictions = predict(self, texts, [component], options)[component]
         return predictions if lowest is None else predictions.threshold(lowest)
@@ -382,7 +384,9 @@ class Elias:
         inputs, width = split_inputs(split, self.model.encoder), top_k + max_filtered(split)
         result = rank_candidates(self, candidates, inputs, [component], width)[component]
         if component == self.components[-1] and self.probabilities is not None:
-            result = replace(result, probabilities=self.probabilities.of(result.scores))
+            knots = self.probabilities
+            probabilities = interpolate(result.scores, knots.scores, knots.values)
+            result = replace(result, probabilities=probabilities)
         return drop_filtered(result, split, top_k)
 
     def _tokens(self, split: Split) -> Tokens:

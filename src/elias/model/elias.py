@@ -290,9 +290,14 @@ class EliasModel(nn.Module):
         cluster_log = self.unsaturated_log(embedding)
         beam = cluster_log.topk(min(sizes.beam_size, cluster_log.shape[1]), dim=1).indices
         if self.labels.whole and not embedding.is_cuda:
-            none = torch.zeros(0, dtype=torch.bool)
-            tables = (self.labels.weight, self.labels.bias, none if blocked is None else blocked)
-            index = Index(self.graph.ordered_edges(), *(part.detach().numpy() for part in tables))
+            if blocked is None:
+                blocked = torch.zeros(0, dtype=torch.bool)
+            index = Index(
+                self.graph.ordered_edges(),
+                self.labels.weight.detach().numpy(),
+                self.labels.bias.detach().numpy(),
+                blocked.numpy(),
+            )
             beam_log = cluster_log.gather(1, beam)
             return rank_beams(
                 embedding.contiguous(), beam, beam_log, index, sizes.shortlist_size, top_k

@@ -6,6 +6,7 @@ import hashlib
 from abc import abstractmethod
 from collections.abc import Sequence
 
+import numpy as np
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
@@ -90,7 +91,9 @@ class BagEncoder(TextEncoder):
     def tokenise(self, texts: Sequence[str]) -> Tokens:
         """Return the known words and n-grams of the texts with their tf-idf weights."""
         assert self.featurizer is not None, "an encoder of features reads no text"
-        return Tokens.from_csr(self.featurizer.transform(texts))
+        features = self.featurizer.transform(texts)
+        ids = features.indices.astype(np.int32, copy=False)
+        return Tokens(features.indptr.astype(np.int64), ids, features.data)
 
     @property
     def fingerprint(self) -> str:

@@ -79,7 +79,10 @@ class LabelGraph(nn.Module):
         if self.training or torch.is_grad_enabled():
             return self._unsaturated_log(beam)
         tensors = (self.edge_logits, self.edge_labels, self.removed_log)
-        key = (self.beta, *((t.data_ptr(), t._version, t.device) for t in tensors if t is not None))
+        key: tuple[object, ...] = (self.beta,)
+        for tensor in tensors:
+            if tensor is not None:
+                key += (tensor.data_ptr(), tensor._version, tensor.device)
         if self._cached_log is None or self._cached_log[0] != key:
             self._cached_log = (key, self._unsaturated_log())
         return self._cached_log[1]

@@ -75,9 +75,9 @@ def rank_all(
     pending: deque[tuple[NDArray[np.int64], HostCopy, HostCopy]] = deque()
     graphs = graphs or SEARCH_GRAPHS
 
-    def write(rows: NDArray[np.int64], labels: Tensor, p: Tensor) -> None:
-        ids[rows, : labels.shape[1]] = labels.numpy()
-        scores[rows, : labels.shape[1]] = p.numpy()
+    def write(rows: NDArray[np.int64], labels: HostCopy, p: HostCopy) -> None:
+        ids[rows, : labels.tensor.shape[1]] = labels.wait().numpy()
+        scores[rows, : labels.tensor.shape[1]] = p.wait().numpy()
 
     with graphs.captured(model, sizes, width, blocked, len(lengths)) as captured:
         gather: Callable[[NDArray[np.int64]], TokenBatch | PaddedBatch] = partial(collate, tokens)
@@ -91,15 +91,14 @@ def rank_all(
                 labels, p = model.rank(embedding, sizes, width, blocked)
             # a graph may rank more texts, and more labels of each
             labels, p = labels[: len(rows), :width], p[: len(rows), :width]
-            if not labels.is_cuda:
-                write(rows, labels, p)
-                continue
-            pending.append((rows, copy_to_host(labels), copy_to_host(p)))
+            if labels.is_cuda:
+                pending.append((rows, copy_to_host(labels), copy_to_host(p)))
+            else:
+                ids[rows, : labels.shape[1]], scores[rows, : labels.shape[1]] = labels, p
             if len(pending) > _IN_FLIGHT:
-                rows, *copies = pending.popleft()
-                write(rows, *(copy.wait() for copy in copies))
-        for rows, *copies in pending:
-            write(rows, *(copy.wait() for copy in copies))
+                write(*pending.popleft())
+        while pending:
+            write(*pending.popleft())
     scores[ids >= n_labels] = PADDING_SCORE
     return Candidates(ids, scores)
 
@@ -231,7 +230,7 @@ class SearchGraphs:
         """
         if n_texts >= self.large_call:
             self._compile_encoder(model, n_texts)
-        if not self._supported(model):
+        if not model.encoder.takes_padded or not self._supported(model):
             self.kept.pop(model, None)
             yield None
             return

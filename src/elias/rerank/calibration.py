@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 
 from elias.errors import ModelError
 from elias.kernels.threads import thread_map_progress
-from elias.rerank.sparse_ranker import as_rows, run_on_points
+from elias.rerank.sparse_ranker import POINTS_PER_CHUNK, as_rows, run_on_points
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -367,6 +367,11 @@ class LabelNames:
             np.empty(candidates.shape, dtype=np.float32),
             np.empty(candidates.shape, dtype=np.float32),
         )
+
+        if len(candidates) <= POINTS_PER_CHUNK:
+            buffer = np.zeros(len(self.idf), dtype=np.float32)
+            _compare(rows, (0, len(candidates)), names, self.idf, candidates, buffer, out)
+            return out
 
         def work(points: range, buffer: NDArray[np.float32]) -> None:
             span = (points.start, points.stop)

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from elias.errors import ConfigError, broken, quoted
+from elias.predictions import interpolate
 from elias.rerank.calibration import MIN_POINTS
 from elias.rerank.reranker import relevant_candidates
 
@@ -90,8 +91,7 @@ class Probabilities:
 
     def of(self, scores: NDArray[np.floating[Any]]) -> NDArray[np.float32]:
         """Return the probability of each score; 0 for padding."""
-        probability = np.interp(np.asarray(scores, dtype=np.float64), self.scores, self.values)
-        return np.where(np.isneginf(scores), 0, probability).astype(np.float32)
+        return interpolate(scores, self.scores, self.values)
 
     def threshold(self, target: float | str) -> float:
         """Return the lowest probability at which a label is assigned.

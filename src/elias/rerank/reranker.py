@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -183,12 +184,11 @@ class Reranker:
             self, sharpness=sharpness, calibration=calibration, names=names, by_name=by_name
         )
 
-    @property
+    @cached_property
     def components(self) -> tuple[str, ...]:
-        """Return the components that this reranker has, in order."""
-        trained = {RERANK: True, CALIBRATE: self.calibration is not None}
-        trained[NAMES] = self.by_name is not None
-        return tuple(name for name, is_there in trained.items() if is_there)
+        """The components that this reranker has, in order."""
+        calibrated, named = self.calibration is not None, self.by_name is not None
+        return (RERANK, *((CALIBRATE,) if calibrated else ()), *((NAMES,) if named else ()))
 
     def rerank(
         self,
@@ -197,6 +197,7 @@ class Reranker:
         components: Sequence[str],
         *,
         count: int,
+        width: int | None = None,
         label_names: Sequence[str] | None = None,
         psi: csr_matrix | None = None,
     ) -> dict[str, Predictions]:
@@ -207,83 +208,75 @@ class Reranker:
             inputs: N texts, or their given features.
             components: Components of this reranker.
             count: How many candidates are scored; labels past them follow in their old order.
+            width: Labels of a point to return; None: all candidates.
             label_names: Names for the predictions.
             psi: (N, F) features of the points, if they are at hand.
         """
-        n_labels, best = self.ranker.n_labels, candidates.top(count)
-        scores = {name: [best.scores[:0]] for name in components}
-        for start in range(0, len(best), _POINTS_PER_CHUNK):
+        n_labels, n_points = len(self.frequencies), len(candidates.ids)
+        best, ids = candidates, candidates.ids[:, :width]
+        if ids.shape[1] > count:
+            best = candidates.top(count)
+        scores: dict[str, list[NDArray[np.float32]]] = {}
+        for start in range(0, max(n_points, 1), _POINTS_PER_CHUNK):
             rows = slice(start, start + _POINTS_PER_CHUNK)
+            chunk = best if n_points <= _POINTS_PER_CHUNK else best.take(rows)
             features = self.features.transform(inputs[rows]) if psi is None else psi[rows]
-            for name, score in self.scores(best.take(rows), features, components).items():
-                scores[name].append(score)
+            for name, score in self.scores(chunk, features, components).items():
+                scores.setdefault(name, []).append(score)
         predictions = {}
         for name in components:
             # p breaks ties, and labels past the candidates come after them
             head = np.concatenate(scores[name]) + _TIE_BREAK * (1 + best.scores)
-            joined = np.concatenate([head, _TAIL * candidates.scores[:, count:]], axis=1)
-            joined[candidates.ids >= n_labels] = PADDING_SCORE
-            predictions[name] = Predictions.from_scores(
-                candidates.ids, joined, n_labels, label_names
-            )
+            joined = np.concatenate([head, _TAIL * candidates.scores[:, count:width]], axis=1)
+            joined[ids >= n_labels] = PADDING_SCORE
+            predictions[name] = Predictions.from_scores(ids, joined, n_labels, label_names)
         return predictions
 
     def scores(
-        self, candidates: Candidates, psi: csr_matrix, components: Collection[str]
-    ) -> dict[str, NDArray[np.float32]]:
-        """Return the score (N, k) of each candidate by each component; -inf where padded."""
-        p, q, known = self._p_and_q(candidates, psi)
-        product = p * q
-        scores = {}
-        for name in components:
-            final = product
-            if name != RERANK:
-                final = mixed(self._calibrated(candidates, psi, p, q, name), product, self.mixture)
-            scores[name] = np.where(known, final, -np.inf).astype(np.float32)
-        return scores
-
-    def factors(self, candidates: Candidates, inputs: Inputs) -> dict[str, NDArray[np.float32]]:
-        """Return what the final score is made of, each (N, k) and 0 where padded.
-
-        ``ranker_score`` is q to its power γ; where the reranker has them, ``calibrated_score`` is
-        T, and ``name_likeness`` and ``name_coverage`` are the overlap with names that T reads.
-        """
-        psi = self.features.transform(inputs)
-        p, q, known = self._p_and_q(candidates, psi)
-        factors = {"ranker_score": q}
-        last = self.components[-1]
-        if last != RERANK:
-            probability = self._calibrated(candidates, psi, p, q, last)
-            factors["calibrated_score"] = np.where(known, probability, 0).astype(np.float32)
-        if self.names is not None:
-            overlap = self.names.overlap(psi, candidates.ids)
-            factors |= {"name_likeness": overlap.likeness, "name_coverage": overlap.coverage}
-        return factors
-
-    def _p_and_q(
-        self, candidates: Candidates, psi: csr_matrix
-    ) -> tuple[NDArray[np.float32], NDArray[np.float32], NDArray[np.bool_]]:
-        """Return p and q of the candidates, 0 where padded, and which are no padding."""
-        known = candidates.ids < self.ranker.n_labels
-        margin = self.ranker.score(psi, candidates.embedding, candidates.ids)
-        q = relevance(margin, self.transform) ** np.float32(self.sharpness)
-        return np.where(known, candidates.scores, 0).astype(np.float32), q, known
-
-    def _calibrated(
         self,
         candidates: Candidates,
         psi: csr_matrix,
-        p: NDArray[np.float32],
-        q: NDArray[np.float32],
-        component: str,
-    ) -> NDArray[np.float64]:
-        """Return T of the candidates."""
-        trees: Calibration | None = self.calibration
-        overlap: Sequence[NDArray[np.float32]] = ()
-        if component == NAMES and self.names is not None:
-            trees, overlap = self.by_name, self.names.overlap(psi, candidates.ids)
-        assert trees is not None, f"this reranker has no component {component}"
-        return trees.probability(p, q, np.append(self.frequencies, 0)[candidates.ids], overlap)
+        components: Collection[str],
+        factors: dict[str, NDArray[np.float32]] | None = None,
+    ) -> dict[str, NDArray[np.float32]]:
+        """Return the score (N, k) of each candidate by each component; -inf where padded.
+
+        ``factors`` receives the factors of the scores, see `factors`.
+        """
+        ids, used = candidates.ids, {}
+        known = ids < len(self.frequencies)
+        margin = self.ranker.score(psi, candidates.embedding, ids)
+        q = relevance(margin, self.transform) ** np.float32(self.sharpness)
+        p = np.where(known, candidates.scores, 0).astype(np.float32)
+        used["ranker_score"] = q
+        scores = {}
+        for name in components:
+            final = product = p * q
+            if name != RERANK:
+                trees, overlap = self.calibration, None
+                if name == NAMES and self.names is not None:
+                    trees, overlap = self.by_name, self.names.overlap(psi, ids)
+                    used |= {"name_likeness": overlap.likeness, "name_coverage": overlap.coverage}
+                assert trees is not None, f"this reranker has no component {name}"
+                frequencies = np.append(self.frequencies, 0)[ids]
+                probability = trees.probability(p, q, frequencies, overlap or ())
+                used["calibrated_score"] = np.where(known, probability, 0).astype(np.float32)
+                final = mixed(probability, product, self.mixture)
+            scores[name] = np.where(known, final, -np.inf).astype(np.float32)
+        if factors is not None:
+            factors |= used
+        return scores
+
+    def factors(self, candidates: Candidates, inputs: Inputs) -> dict[str, NDArray[np.float32]]:
+        """Return the factors of the final score, each (N, k) and 0 where padded.
+
+        ``ranker_score`` is q to its power γ. If the reranker has them, ``calibrated_score`` is T,
+        and ``name_likeness`` and ``name_coverage`` are the overlap with names that T reads.
+        """
+        factors: dict[str, NDArray[np.float32]] = {}
+        psi = self.features.transform(inputs)
+        self.scores(candidates, psi, self.components[-1:], factors)
+        return factors
 
 
 def relevant_candidates(ids: NDArray[np.integer[Any]], labels: csr_matrix) -> NDArray[np.bool_]:

@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 from scipy.sparse import csr_matrix, issparse
 
 from elias.errors import DataError
+from elias.kernels.threads import thread_map_progress
 from elias.text.vectorizer import Featurizer, unit_rows
 
 if TYPE_CHECKING:
@@ -36,7 +37,8 @@ Classifiers: TypeAlias = tuple[Array, Array, Array, Array]
 UNSEEN_MARGIN = -1.0
 """Margin of a label that is no candidate of any training point: that of a sure negative."""
 _PADDING = np.float32(-np.inf)
-_POINTS_PER_CHUNK = 256
+POINTS_PER_CHUNK = 256
+"""Points that a thread scores at a time."""
 
 
 @dataclass(frozen=True)
@@ -211,7 +213,9 @@ class SparseRanker:
             embedding: (N, D) φ(x), or None, as in `fit`.
             candidates: (N, k) label ids; L is padding, whose margin is -inf.
         """
-        dense = unit_embedding(embedding, features.shape[0])
+        dense = np.zeros((features.shape[0], 0), dtype=np.float32)
+        if embedding is not None:
+            dense = unit_embedding(embedding, features.shape[0])
         n_features = self.weights.shape[1] - self.n_dense
         for name, width, trained in (
             ("features", features.shape[1], n_features),
@@ -221,17 +225,28 @@ class SparseRanker:
                 raise DataError(
                     f"the {name} have width {width}, the ranker was trained on {trained}"
                 )
-        return candidate_margins(features, dense, self._classifiers, candidates)
+        if not features.has_sorted_indices:  # binary search needs ascending columns
+            features = features.sorted_indices()
+        rows, classifiers = as_rows(features, dense), self._classifiers
+        margins = np.empty(candidates.shape, dtype=np.float32)
+        if len(candidates) <= POINTS_PER_CHUNK:  # one text must not wait for threads to start
+            buffer = np.zeros(self.weights.shape[1], dtype=np.float32)
+            _score_points(rows, (0, len(candidates)), classifiers, candidates, buffer, margins)
+            return margins
+
+        def work(points: range, buffer: NDArray[np.float32]) -> None:
+            span = (points.start, points.stop)
+            _score_points(rows, span, classifiers, candidates, buffer, margins)
+
+        run_on_points(work, len(candidates), self.weights.shape[1], "Ranking candidates")
+        return margins
 
     @cached_property
     def _classifiers(self) -> Classifiers:
-        return as_classifiers(self.weights, self.biases)
-
-
-def as_classifiers(weights: csr_matrix, biases: NDArray[np.float32]) -> Classifiers:
-    """Return weights (L, F + D) with sorted columns, and biases (L,), as plain arrays."""
-    columns = np.ascontiguousarray(weights.indices).astype(np.uint32, copy=False)
-    return weights.data, columns, weights.indptr.astype(np.int64, copy=False), biases
+        """The weights and biases as plain arrays."""
+        columns = np.ascontiguousarray(self.weights.indices).astype(np.uint32, copy=False)
+        starts = self.weights.indptr.astype(np.int64, copy=False)
+        return self.weights.data, columns, starts, self.biases
 
 
 def as_rows(features: csr_matrix, dense: NDArray[np.float32]) -> Rows:
@@ -244,49 +259,15 @@ def as_rows(features: csr_matrix, dense: NDArray[np.float32]) -> Rows:
     )
 
 
-def candidate_margins(
-    features: csr_matrix,
-    dense: NDArray[np.float32],
-    classifiers: Classifiers,
-    candidates: NDArray[np.integer[Any]],
-) -> NDArray[np.float32]:
-    """Return w_ℓ·ψ_i + b_ℓ for the candidate labels of each point (N, k); -inf where padded.
-
-    Args:
-        features: (N, F) sparse features, float32, no column twice in a row.
-        dense: (N, D) dense features; D may be 0.
-        classifiers: Weights over the F + D features, and biases.
-        candidates: (N, k) label ids; L and over are padding.
-    """
-    if not features.has_sorted_indices:  # binary search needs ascending columns
-        features = features.sorted_indices()
-    rows = as_rows(features, dense)
-    out = np.empty(candidates.shape, dtype=np.float32)
-
-    def work(points: range, buffer: NDArray[np.float32]) -> None:
-        _score_points(rows, (points.start, points.stop), classifiers, candidates, buffer, out)
-
-    run_on_points(work, len(candidates), features.shape[1] + dense.shape[1], "Ranking candidates")
-    return out
-
-
 def run_on_points(
     work: Callable[[range, NDArray[np.float32]], None],
     n_points: int,
     width: int,
     description: str,
 ) -> None:
-    """Call ``work`` on ranges that cover all points, with a zeroed buffer of ``width`` floats.
-
-    A few points run on the calling thread: one text must not wait for threads to start.
-    """
-    if n_points <= _POINTS_PER_CHUNK:
-        work(range(n_points), np.zeros(width, dtype=np.float32))
-        return
-    from elias.kernels.threads import thread_map_progress
-
-    starts = range(0, n_points, _POINTS_PER_CHUNK)
-    chunks = [range(start, min(start + _POINTS_PER_CHUNK, n_points)) for start in starts]
+    """Call ``work`` on ranges that cover all points, with a zeroed buffer of ``width`` floats."""
+    starts = range(0, n_points, POINTS_PER_CHUNK)
+    chunks = [range(start, min(start + POINTS_PER_CHUNK, n_points)) for start in starts]
     for _ in thread_map_progress(
         work, chunks, lambda: np.zeros(width, dtype=np.float32), description, n_points
     ):

@@ -157,12 +157,13 @@ def prefetch(items: Iterable[T], depth: int = 3) -> Iterator[T]:
 
 def collate(tokens: Tokens, rows: NDArray[np.int64]) -> TokenBatch:
     """Gather the tokens of ``rows`` into a batch."""
-    taken = tokens.take(rows)
+    is_only_text = len(tokens.offsets) == 2 and len(rows) == 1
+    taken = tokens if is_only_text else tokens.take(rows)
     weights = None if taken.weights is None else torch.from_numpy(np.array(taken.weights))
     return TokenBatch(
         ids=torch.from_numpy(taken.ids.astype(np.int64)),
         offsets=torch.from_numpy(taken.offsets),
-        longest=int(taken.lengths.max(initial=0)),
+        longest=int(np.diff(taken.offsets).max(initial=0)),
         weights=weights,
     )
 

@@ -73,7 +73,8 @@ class Tokens:
 
     def take(self, rows: NDArray[np.int64]) -> Tokens:
         """Return the tokens of ``rows``, in that order."""
-        release_pages()
+        if isinstance(self.ids, np.memmap) or isinstance(self.weights, np.memmap):
+            release_pages()
         starts = self.offsets[rows]
         lengths = self.offsets[rows + 1] - starts
         offsets = np.zeros(len(rows) + 1, dtype=np.int64)

@@ -72,11 +72,12 @@ def word_ngrams_of(words: Sequence[str], longest: int) -> list[str]:
     >>> word_ngrams_of(["cod", "liver", "oil"], 2)
     ['cod liver', 'liver oil']
     """
-    return [
-        " ".join(words[i : i + size])
-        for size in range(2, longest + 1)
-        for i in range(len(words) - size + 1)
-    ]
+    ngrams: list[str] = []
+    shifted = [words]
+    for size in range(2, longest + 1):
+        shifted.append(words[size - 1 :])
+        ngrams.extend(map(" ".join, zip(*shifted, strict=False)))
+    return ngrams
 
 
 def ngrams_of(word: str, shortest: int, longest: int) -> Iterator[str]:
@@ -221,7 +222,7 @@ class Featurizer:
                 lists = map(words_of, texts[start : start + _CHUNK])
             offsets, ids = self._feature_ids(lists)
             indptr, indices, data = weigh_terms(offsets, ids, self.idf, len(self.words))
-            shape = len(offsets) - 1, self.n_features
+            shape = len(offsets) - 1, len(self.idf)
             chunks.append(csr_matrix((data, indices, indptr), shape=shape))
         if not chunks:
             return csr_matrix((0, self.n_features), dtype=np.float32)
@@ -251,8 +252,9 @@ class Featurizer:
                 # extending an array by another one copies memory, without a loop over numbers
                 ids.extend(known[word] if word in known else self._look_up(word))
             if self.word_ngrams > 1:
-                joined = map(self._word_ids.get, word_ngrams_of(words, self.word_ngrams))
-                ids.extend(i for i in joined if i is not None)
+                known_ids = self._word_ids
+                joined = word_ngrams_of(words, self.word_ngrams)
+                ids.extend(map(known_ids.__getitem__, filter(known_ids.__contains__, joined)))
             ends.append(len(ids))
         return np.array(ends, dtype=np.int64), np.array(ids, dtype=np.int32)
 

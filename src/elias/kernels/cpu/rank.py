@@ -79,17 +79,17 @@ def rank_beams(
     width = min(top_k, shortlist_size, n_labels)
     labels = np.full((n_rows, width), n_labels, dtype=np.int64)
     log_p = np.full((n_rows, width), EMPTY, dtype=np.float32)
-    arrays = (embedding.numpy(), beam.numpy(), beam_log.numpy())
-
-    def rank_some(rows: range, scratch: _Scratch) -> None:
-        span = (rows.start, rows.stop)
-        _rank_rows(*arrays, index, (shortlist_size, _FIRST_PATHS), span, scratch, (labels, log_p))
-
+    arrays = (embedding.numpy(), beam.numpy(), beam_log.numpy(), index)
+    sizes, out = (shortlist_size, _FIRST_PATHS), (labels, log_p)
     if n_rows <= _FEW_TEXTS or numba.get_num_threads() == 1:
         if _thread.scratch is None or len(_thread.scratch.scores) != n_labels:
             _thread.scratch = _new_scratch(n_labels)
-        rank_some(range(n_rows), _thread.scratch)
+        _rank_rows(*arrays, sizes, (0, n_rows), _thread.scratch, out)
     else:
+
+        def rank_some(rows: range, scratch: _Scratch) -> None:
+            _rank_rows(*arrays, sizes, (rows.start, rows.stop), scratch, out)
+
         step = max(1, -(-n_rows // (4 * numba.get_num_threads())))
         spans = [range(i, min(i + step, n_rows)) for i in range(0, n_rows, step)]
         for _ in thread_map(rank_some, spans, lambda: _new_scratch(n_labels)):

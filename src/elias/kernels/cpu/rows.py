@@ -31,7 +31,12 @@ def label_logits(embedding: Tensor, weight: Tensor, bias: Tensor, labels: Tensor
 
 def bag_sum(weight: Tensor, ids: Tensor, offsets: Tensor, coefficients: Tensor) -> Tensor:
     """Return Σ_j coefficient_j · weight[id_j] of each bag, with a sparse gradient."""
-    return _BagSum.apply(weight, ids, offsets, coefficients)
+    if torch.is_grad_enabled():
+        return _BagSum.apply(weight, ids, offsets, coefficients)
+    out = torch.empty((len(offsets) - 1, weight.shape[1]), dtype=torch.float32)
+    arrays = (_array(weight), _array(ids), _array(offsets), _array(coefficients))
+    _sum_rows(*arrays, out.numpy())
+    return out
 
 
 class _LabelLogits(torch.autograd.Function):
@@ -66,11 +71,9 @@ class _BagSum(torch.autograd.Function):
     def forward(
         ctx: Any, weight: Tensor, ids: Tensor, offsets: Tensor, coefficients: Tensor
     ) -> Tensor:
-        out = torch.empty((len(offsets) - 1, weight.shape[1]), dtype=torch.float32)
-        arrays = (_array(weight), _array(ids), _array(offsets), _array(coefficients))
-        _sum_rows(*arrays, out.numpy())
         ctx.save_for_backward(weight, ids, offsets, coefficients)
-        return out
+        with torch.no_grad():
+            return bag_sum(weight, ids, offsets, coefficients)
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None, None, None]:
