@@ -1,4 +1,4 @@
-"""A trained model as its users meet it: text in, ranked label names out."""
+"""The public class `Elias`: a trained model that predicts ranked labels for texts."""
 
 from __future__ import annotations
 
@@ -70,13 +70,13 @@ class Elias:
         >>> config = EliasConfig().override({"encoder.dim": 16, "stages.stage2.epochs": 3})
         >>> model = train(config, corpus)
 
-        It is saved as a folder, and read again from there:
+        Save it to a folder and load it again:
 
         >>> with TemporaryDirectory() as folder:
         ...     saved = model.save_pretrained(Path(folder) / "model")
         ...     model = Elias.from_pretrained(saved)
 
-        A batch of texts goes in, and a ranking of labels comes out for each:
+        Predict a ranking of labels for each text:
 
         >>> predictions = model.predict(corpus.test.texts, top_k=3)
         >>> len(predictions), len(predictions[0].labels)
@@ -85,7 +85,7 @@ class Elias:
         >>> best >= second >= third
         np.True_
 
-        The choice can be limited to some labels, or kept off some, by name or by id:
+        Predictions can be limited to some labels, or exclude some, by name or by id:
 
         >>> few = corpus.label_names[:2]
         >>> sorted(model.predict(corpus.test.texts, only=few)[0].labels) == sorted(few)
@@ -93,7 +93,7 @@ class Elias:
         >>> 7 in model.predict(corpus.test.texts, without=[7])[0].ids
         False
 
-        How good it is on the test points, in percent:
+        Measure it on the test points, in percent:
 
         >>> sorted(model.evaluate(corpus))[:3]
         ['P@1', 'P@3', 'P@5']
@@ -117,31 +117,31 @@ class Elias:
         self.metadata = metadata or {}
         """Data statistics, metrics of each stage, timings and the like, as JSON can hold them."""
         self.reranker = reranker
-        """The sparse ranker and its calibration (§3.5), where they were trained."""
+        """The sparse ranker and its calibration (§3.5), if trained."""
         self.first_encoder = first_encoder
-        """φ as it was before training, where the ranker reads that."""
+        """φ before training, if the ranker reads it."""
         self.others = tuple(others)
         """The other members of an ensemble."""
         self.probabilities = probabilities
-        """What its last scores say of relevance, and thresholds, where points were held out."""
+        """The map from scores of the last component to probabilities, if points were held out."""
         self.folder: Path | None = None
-        """Where it was read from, if it was."""
+        """The folder it was loaded from, if any."""
 
     @property
     def facts(self) -> dict[str, Any]:
-        """Return `metadata` by its old name, which goes with the next release."""
+        """Return `metadata` by its old name, which the next release removes."""
         warnings.warn("Elias.facts is now Elias.metadata", DeprecationWarning, stacklevel=2)
         return self.metadata
 
     @property
     def members(self) -> tuple[Elias, ...]:
-        """Return the models whose scores are averaged, each of which works alone."""
+        """Return the models whose scores are averaged; each can predict alone."""
         if not self.others:
             return (self,)
         return (self.joined_by((), self.config.member(0)), *self.others)
 
     def joined_by(self, others: Sequence[Elias], config: ResolvedConfig) -> Elias:
-        """Return this model as the first member of an ensemble with others, or with none."""
+        """Return a copy of this model with other members of an ensemble, or with none."""
         return Elias(
             self.model,
             config,
@@ -195,7 +195,7 @@ class Elias:
 
     @property
     def data_settings(self) -> dict[str, Any]:
-        """Return how the training data was read, as arguments of `load_corpus`.
+        """Return the settings that the training data was read with, for `load_corpus`.
 
         ``load_corpus(path, **model.data_settings)`` reads it again, with the same test points.
         Empty for a model that was not trained on a file, or that an older version saved.
@@ -204,7 +204,7 @@ class Elias:
 
     @property
     def sizes(self) -> SearchSizes:
-        """Return how wide the model searches."""
+        """Return the widths of the search: beam and shortlist."""
         index = self.config.index
         return SearchSizes(index.beam_size, index.shortlist_size)
 
@@ -223,20 +223,20 @@ class Elias:
 
         Args:
             texts: A list of texts; for a model trained on features, their CSR matrix.
-            top_k: Labels per text; fewer come back where a search reaches fewer. Unless given, 5,
-                or with a threshold up to 100.
-            threshold: Only labels at least so probable; ``"f1"``, ``"precision=0.8"`` or
-                ``"recall=0.6"`` chooses it as `Probabilities.threshold` does. Of a model without
+            top_k: Labels per text; fewer if the search finds fewer. Default: 5, or 100 with a
+                threshold.
+            threshold: Minimum probability of a label; ``"f1"``, ``"precision=0.8"`` or
+                ``"recall=0.6"`` chooses it, see `Probabilities.threshold`. For a model without
                 probabilities, a number is compared with the scores.
-            batch_size: Texts at a time, fewer where memory runs out; but for rounding, the answer
+            batch_size: Texts per batch, fewer if memory runs out. Except for rounding, the result
                 does not depend on it.
-            only: Ids or names of the labels to choose among. All clusters are searched for them,
-                and up to 10,000 of them are all ranked.
-            without: Ids or names of labels to keep off.
-            component: How far to go, one of `components`; None uses everything the model has.
+            only: Ids or names of the labels to choose from. All clusters are searched for them,
+                and up to 10,000 of them are ranked.
+            without: Ids or names of labels to exclude.
+            component: One of `components`; None uses the last, with all parts of the model.
 
         Raises:
-            DataError: If a text is no string, or a label is not known.
+            DataError: If a text is not a string, or a label is unknown.
             ConfigError: If the model has no such component.
         """
         if top_k is None:
@@ -426,18 +426,18 @@ class Elias:
     ) -> Path:
         """Write encoder and search as one ONNX file, for `elias.OnnxModel`.
 
-        It ranks as the last stage does (``component="stage2"``): a ranker, calibration and
+        It ranks like the last stage (``component="stage2"``): ranker, calibration and
         probabilities are not exported.
 
         Args:
-            path: The file; it appears whole or not at all.
-            top_k: Most labels that it ranks; None: 100.
-            int8: Hold matrices in 8 bits: a smaller file, a little less exact.
-            overwrite: Replace a file that is there.
+            path: The file; it is written atomically.
+            top_k: Maximum number of labels that it ranks; None: 100.
+            int8: Store matrices in 8 bits: a smaller file, slightly less exact.
+            overwrite: Replace an existing file.
 
         Raises:
-            ModelError: If the file is in the way, the model cannot be exported, or the packages of
-                the extra ``export`` are not installed.
+            ModelError: If the file exists, the model cannot be exported, or the packages of the
+                extra ``export`` are not installed.
         """
         from elias.persistence.onnx_export import export_onnx  # here: onnx is an extra
 
@@ -457,21 +457,21 @@ class Elias:
         """Upload the model and its card to the Hugging Face hub, and return its address.
 
         Args:
-            repo_id: ``user/name``; made if it is not there.
-            private: Whether a new repository is seen by its owner alone; None: as the hub has it.
-            revision: The branch, made if it is not there; None: the main one.
-            license: What the card says, as the hub spells it (``mit``); None: it says nothing.
-            message: What the commit says.
-            token: In place of the one that was logged in with.
+            repo_id: ``user/name``; created if it does not exist.
+            private: Whether a new repository is private; None: the default of the hub.
+            revision: The branch, created if it does not exist; None: the main branch.
+            license: License in the model card, as the hub spells it (``mit``); None: no entry.
+            message: The commit message.
+            token: Access token; None: the one from the login.
 
         Raises:
-            ModelError: If there is no token, no right to write, or no network.
+            ModelError: If there is no token, no write access, or no network.
         """
         card = model_card(
             self.config, self.label_names, self.metadata, name=repo_id, license=license
         )
-        with TemporaryDirectory(prefix="elias-push-") as place:
-            folder = self.save_pretrained(Path(place) / "model")
+        with TemporaryDirectory(prefix="elias-push-") as temporary:
+            folder = self.save_pretrained(Path(temporary) / "model")
             (folder / CARD_FILE).write_bytes(card.encode("utf8", "replace"))
             return push(
                 folder, repo_id, private=private, revision=revision, message=message, token=token
@@ -487,7 +487,7 @@ class Elias:
         device: str = "auto",
         world: World = SingleProcess(),
     ) -> Elias:
-        """Read a saved model: its folder, that of a finished run, or a name of the hub.
+        """Load a saved model from its folder, the folder of a finished run, or the hub.
 
         Args:
             folder: A folder, or ``hf://user/model@revision`` on the Hugging Face hub. A string
@@ -495,21 +495,21 @@ class Elias:
                 with ``.``, ``/`` or ``~``, has several ``/``, or its parent folder exists. A
                 `Path` is a folder.
             revision: A branch, tag or commit of the hub.
-            token: For a private repository, in place of the one that was logged in with.
+            token: Access token for a private repository; None: the one from the login.
             device: ``auto``, ``cpu`` or ``cuda``.
-            world: Processes that `elias.distributed.joined` has brought together, in place of a
-                device: each keeps its own rows of the classifiers, on its own. All of them must
-                then ask for the same predictions, which all get.
+            world: Processes joined by `elias.distributed.joined`, instead of a device: each holds
+                its rows of the classifiers on its own device. All processes must then make the
+                same calls, and all get the predictions.
 
         Raises:
             ModelError: If anything is missing, damaged, foreign, or from a newer version.
         """
-        place = find_model(folder, revision=revision, token=token)
+        path = find_model(folder, revision=revision, token=token)
         if world.shards_labels:
-            model = load_model(cls, place, world.device, partial(ShardedRows.of, world))
+            model = load_model(cls, path, world.device, partial(ShardedRows.of, world))
         else:
-            model = load_model(cls, place, pick_device(device))
-        model.folder = place
+            model = load_model(cls, path, pick_device(device))
+        model.folder = path
         return model
 
     def label_ids(self, labels: Iterable[int | str]) -> list[int]:

@@ -1,9 +1,8 @@
 """Fit one linear classifier per label by dual coordinate descent.
 
-A label's sub-problem is a list of row numbers of one matrix ψ that all labels share, so nothing is
-copied. The loops let go of the interpreter's lock, and threads take the next few labels as they
-get free. Each thread has its own weights in memory, and a label's random order is its own, so no
-result depends on which thread a label fell to.
+The sub-problem of a label is a list of rows of one matrix ψ that all labels share: nothing is
+copied. The loops release the GIL, and idle threads take the next labels. Each thread has its own
+weight buffers, and each label its own random order, so the result does not depend on the threads.
 """
 
 from __future__ import annotations
@@ -24,13 +23,13 @@ if TYPE_CHECKING:
 
 
 Groups: TypeAlias = tuple[Array, Array, Array]
-"""Sub-problems: where each label's begins, the row of each pair, and its y, +1 or -1."""
+"""Sub-problems: the start of each label, the row of each pair, and its y, +1 or -1."""
 
 
 def group_pairs(candidates: NDArray[np.integer[Any]], labels: csr_matrix) -> Groups:
-    """Return each label's sub-problem: the points that have it as a candidate or are relevant.
+    """Return each label's sub-problem: the points with it as a candidate or as a relevant label.
 
-    Its rows come in ascending order, with +1 where the label is relevant and -1 elsewhere.
+    The rows are in ascending order, with +1 where the label is relevant and -1 elsewhere.
 
     Args:
         candidates: (N, k) label ids; L and over are padding.
@@ -49,7 +48,7 @@ def group_pairs(candidates: NDArray[np.integer[Any]], labels: csr_matrix) -> Gro
 def _visit_pairs(
     candidates: Array, relevant: tuple[Array, Array], slots: Array, pairs: tuple[Array, Array]
 ) -> None:
-    """Write each pair to the next slot of its label; with no room for pairs, only count them."""
+    """Write each pair to the next slot of its label; count only if ``pairs`` are empty."""
     label_starts, label_ids = relevant
     n_labels = slots.shape[0]
     last_row = np.full(n_labels, -1, dtype=np.int64)
@@ -76,14 +75,14 @@ def _note_pair(
 
 
 Buffers: TypeAlias = tuple[Array, Array]
-"""A thread's own weights of the sparse and the dense part, float64; zero between labels."""
+"""A thread's weights of the sparse and the dense part, float64; zero between labels."""
 
-# Sums may be reordered so that they vectorise; NaN and infinity keep their meaning.
+# Allow reordered sums, for vectorisation; NaN and infinity keep their meaning.
 _SUMS = {"reassoc", "contract", "nsz"}
 
 
 def squares_of(rows: Rows) -> NDArray[np.float64]:
-    """Return ‖ψ‖² + 1 of each row, the bias being a feature of 1."""
+    """Return ‖ψ‖² + 1 of each row; the bias is a feature of 1."""
     data, _, starts, dense = rows
     total = np.concatenate([[0.0], np.cumsum(data.astype(np.float64) ** 2)])
     dense_squares = np.einsum("nd,nd->n", dense, dense, dtype=np.float64)
@@ -109,7 +108,7 @@ def dot(rows: Rows, row: int, buffers: Buffers) -> float:
 
 @njit(cache=True, nogil=True)
 def add(rows: Rows, row: int, scale: float, buffers: Buffers) -> None:
-    """Add so much of one row to w."""
+    """Add ``scale`` times one row to w."""
     data, columns, starts, dense = rows
     weight, dense_weight = buffers
     for j in range(starts[row], starts[row + 1]):
@@ -120,7 +119,7 @@ def add(rows: Rows, row: int, scale: float, buffers: Buffers) -> None:
 
 @njit(cache=True, nogil=True)
 def first_state(seed: int, label: int) -> np.uint64:
-    """Return where a label's random numbers begin: never 0, and far apart for neighbours."""
+    """Return the random state of a label: never 0, and far apart for neighbouring labels."""
     mixed = np.uint64(seed) * np.uint64(0x9E3779B97F4A7C15) + np.uint64(label) + np.uint64(1)
     mixed = (mixed ^ (mixed >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     mixed = (mixed ^ (mixed >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
@@ -129,7 +128,7 @@ def first_state(seed: int, label: int) -> np.uint64:
 
 @njit(cache=True, nogil=True)
 def shuffle(order: Array, size: int, state: np.uint64) -> np.uint64:
-    """Shuffle the first ``size`` entries in place; return the generator's next state."""
+    """Shuffle the first ``size`` entries in place; return the next random state."""
     for i in range(size - 1, 0, -1):
         state ^= state << np.uint64(13)
         state ^= state >> np.uint64(7)
@@ -139,7 +138,7 @@ def shuffle(order: Array, size: int, state: np.uint64) -> np.uint64:
     return state
 
 
-_STILL = 1e-12  # a projected gradient that is as good as none
+_STILL = 1e-12  # projected gradients below this count as zero
 
 
 @njit(cache=True, nogil=True)
@@ -155,8 +154,8 @@ def _sweep(
 ) -> tuple[int, float, float, float]:
     """Move each active α_i once to its best value.
 
-    Returns how many stay active, the bias, and the highest and lowest projected gradient. One that
-    is at 0 with a gradient above the highest of the sweep before goes behind the active ones.
+    Return the number of active α_i, the bias, and the highest and lowest projected gradient. An
+    α_i at 0 whose gradient exceeds the highest of the last sweep becomes inactive.
     """
     members, signs = pairs
     dual, moved = duals
@@ -192,11 +191,11 @@ def solve_hinge(
     limits: tuple[float, float, int],
     state: np.uint64,
 ) -> tuple[float, Array]:
-    """Fit one classifier into ``buffers``; return its bias and which rows have a part in it.
+    """Fit one classifier into ``buffers``; return its bias and the rows that contribute to it.
 
     The dual is min ½αᵀ(Q + 1/(2C))α − Σα over α ≥ 0, with Q_ij = y_i·y_j·(ψ_i·ψ_j + 1) and
-    w = Σ α_i·y_i·ψ_i. It is swept in a new random order each time, until the projected gradients
-    of all points span no more than the tolerance.
+    w = Σ α_i·y_i·ψ_i. Each sweep has a new random order; the solver stops when the projected
+    gradients of all points span no more than the tolerance.
     """
     cost, tolerance, most = limits
     size = pairs[0].shape[0]
@@ -213,26 +212,26 @@ def solve_hinge(
         if highest - lowest <= tolerance:
             if active == size:
                 break
-            active, highest_before = size, np.inf  # look at all of them again
+            active, highest_before = size, np.inf  # check all of them again
     return bias, duals[1]
 
 
-_STEPS = 50  # of Newton's method for one coordinate; three or four are usual
-_FIRST = -4.0  # where the logits of α/C begin: each point has a small part in w
+_STEPS = 50  # maximum of Newton steps for one coordinate; three or four are usual
+_FIRST = -4.0  # initial logit of α/C: each point contributes a little to w
 
 
 @njit(cache=True, nogil=True)
 def _share(logit: float) -> float:
-    """Return σ(u), which never overflows."""
+    """Return σ(u) without overflow."""
     faint = math.exp(-abs(logit))
     return (1.0 if logit >= 0 else faint) / (1.0 + faint)
 
 
 @njit(cache=True, nogil=True)
 def _best_logit(logit: float, curvature: float, slope: float, precision: float) -> float:
-    """Return the root of u + A·σ(u) + B, which rises by 1 at least, so that there is just one.
+    """Return the root of u + A·σ(u) + B; its slope is at least 1, so there is one root.
 
-    Newton's steps are kept between −B − A and −B, where the root must lie.
+    Newton steps are limited to the interval [−B − A, −B], which contains the root.
     """
     low, high = -slope - curvature, -slope
     for _ in range(_STEPS):
@@ -258,13 +257,13 @@ def solve_logistic(
     limits: tuple[float, float, int],
     state: np.uint64,
 ) -> tuple[float, Array]:
-    """Fit one classifier into ``buffers``; return its bias and which rows have a part in it.
+    """Fit one classifier into ``buffers``; return its bias and the rows that contribute to it.
 
     The dual of ½‖w‖² + C·Σ log(1 + exp(−y_i·w·ψ_i)) is the least of ½αᵀQα + Σ α_i·log α_i +
     (C − α_i)·log(C − α_i) over 0 < α < C, with Q_ij = y_i·y_j·(ψ_i·ψ_j + 1) and w = Σ α_i·y_i·ψ_i.
-    Its slope in α_i is y_i·w·ψ_i + u_i, u_i being the logit of α_i/C; in u_i the best value of one
-    coordinate is the root of a function that rises by 1 at least, and no α comes to its bounds.
-    Swept in a new random order each time, until no slope that was met is over the tolerance.
+    Its slope in α_i is y_i·w·ψ_i + u_i, where u_i is the logit of α_i/C. In u_i the best value of
+    one coordinate is the root of a function whose slope is at least 1, and no α reaches its bounds.
+    Each sweep has a new random order; the solver stops when no slope exceeds the tolerance.
     """
     cost, tolerance, most = limits
     members, signs = pairs
@@ -300,30 +299,30 @@ def solve_logistic(
 
 
 Loss: TypeAlias = Literal["squared-hinge", "logistic"]
-Kept: TypeAlias = tuple[Array, Array]
-"""Room for the columns and the values of one label's weights."""
+WeightBuffers: TypeAlias = tuple[Array, Array]
+"""Buffers for the columns and values of one label's weights."""
 Fitted: TypeAlias = tuple[Array, Array, Array, Array]
-"""Of some labels: how many weights each has, their biases, all columns and values."""
+"""For some labels: their numbers of weights, biases, and all columns and values."""
 
-_SCAN_IS_FASTER = 4  # than picking, where that would touch one in so many columns
-_PAIRS_AT_A_TIME = 20_000  # given to a thread: some 10 ms of work
+_SCAN_IS_FASTER = 4  # scan all columns if picking would touch at least one in four
+_PAIRS_PER_CHUNK = 20_000  # about 10 ms of work for a thread
 
 
 class FitSettings(NamedTuple):
-    """What decides a fit, given the points."""
+    """Settings of a fit."""
 
     cost: float = 1.0
-    """C: what an error costs beside ½‖w‖²."""
+    """C: the weight of the loss relative to ½‖w‖²."""
     tolerance: float = 0.1
-    """A classifier is done when its gradients span no more."""
+    """Stop when the gradients span no more than this."""
     max_iterations: int = 100
-    """Passes over the points of a label, at most."""
+    """Maximum number of passes over the points of a label."""
     prune: float = 0.0
-    """Weights that are smaller are dropped."""
+    """Drop weights smaller than this."""
     seed: int = 0
-    """Of the order in which points are visited."""
+    """Seed of the order in which points are visited."""
     loss: Loss = "squared-hinge"
-    """What an error is."""
+    """The loss function."""
 
 
 def fit_masked(
@@ -339,7 +338,7 @@ def fit_masked(
         features: (N, F) sparse features, float32.
         dense: (N, D) dense features; D may be 0.
         groups: The rows of each label and their signs; see `group_pairs`.
-        settings: The cost, when to stop, what to drop.
+        settings: Cost, stopping criterion and pruning threshold.
     """
     rows = as_rows(features, dense)
     widths = features.shape[1], dense.shape[1]
@@ -347,14 +346,14 @@ def fit_masked(
     chunks = list(_chunks(groups[0]))
     limits = (settings.cost, settings.tolerance, settings.max_iterations)
 
-    def work(labels: NDArray[np.int64], memory: tuple[Buffers, Kept]) -> Fitted:
+    def work(labels: NDArray[np.int64], memory: tuple[Buffers, WeightBuffers]) -> Fitted:
         rest = (limits, settings.prune, settings.seed, settings.loss == "logistic")
         fitted: Fitted = _fit_labels(rows, squares, groups, labels, memory, rest)
         return fitted
 
-    def memory() -> tuple[Buffers, Kept]:
-        kept = np.empty(sum(widths), dtype=np.int32), np.empty(sum(widths), dtype=np.float32)
-        return (np.zeros(widths[0]), np.zeros(widths[1])), kept
+    def memory() -> tuple[Buffers, WeightBuffers]:
+        out = np.empty(sum(widths), dtype=np.int32), np.empty(sum(widths), dtype=np.float32)
+        return (np.zeros(widths[0]), np.zeros(widths[1])), out
 
     n_labels = len(groups[0]) - 1
     fitted = list(thread_map_progress(work, chunks, memory, "Fitting the ranker", n_labels))
@@ -362,25 +361,22 @@ def fit_masked(
 
 
 def _chunks(starts: NDArray[np.int64]) -> Iterator[NDArray[np.int64]]:
-    """Yield the labels, those of most rows first, a few at a time.
-
-    The largest first: else a thread may be left alone with one of them at the end.
-    """
+    """Yield the labels in chunks, the largest first, so that all threads finish together."""
     sizes = np.diff(starts)
     order = np.argsort(-sizes, kind="stable")
     before = np.cumsum(sizes[order] + 1) - (sizes[order] + 1)
-    borders = np.flatnonzero(np.diff(before // _PAIRS_AT_A_TIME)) + 1
+    borders = np.flatnonzero(np.diff(before // _PAIRS_PER_CHUNK)) + 1
     yield from np.split(order, borders)
 
 
 @njit(cache=True, nogil=True)
 def _take(
-    rows: Rows, members: Array, moved: Array, buffers: Buffers, kept: Kept, prune: float
+    rows: Rows, members: Array, moved: Array, buffers: Buffers, out: WeightBuffers, prune: float
 ) -> int:
-    """Move the weights worth keeping into ``kept``, columns ascending; set all weights to 0.
+    """Move the weights that are not pruned into ``out``, columns ascending; reset all to 0.
 
-    Returns how many there are. Only columns of rows that had a part can have a weight; where those
-    are many, walking through all columns is faster.
+    Return their number. Only columns of rows that contribute can have a weight; if there are many,
+    scanning all columns is faster.
     """
     _, columns, starts, _ = rows
     n_touched = 0
@@ -389,42 +385,42 @@ def _take(
             n_touched += starts[members[i] + 1] - starts[members[i]]
     weight, dense_weight = buffers
     if n_touched >= weight.shape[0] // _SCAN_IS_FASTER:
-        size = _scan(weight, 0, kept, 0, prune)
+        size = _scan(weight, 0, out, 0, prune)
     else:
         size = 0
         for i in range(members.shape[0]):
             if moved[i]:
                 row = members[i]
-                size = _pick(weight, columns[starts[row] : starts[row + 1]], kept, size, prune)
-        order = np.argsort(kept[0][:size])
-        kept[0][:size] = kept[0][:size][order]
-        kept[1][:size] = kept[1][:size][order]
-    return _scan(dense_weight, weight.shape[0], kept, size, prune)
+                size = _pick(weight, columns[starts[row] : starts[row + 1]], out, size, prune)
+        order = np.argsort(out[0][:size])
+        out[0][:size] = out[0][:size][order]
+        out[1][:size] = out[1][:size][order]
+    return _scan(dense_weight, weight.shape[0], out, size, prune)
 
 
 @njit(cache=True, nogil=True)
-def _scan(weight: Array, offset: int, kept: Kept, size: int, prune: float) -> int:
-    """Keep what is worth it of all weights."""
+def _scan(weight: Array, offset: int, out: WeightBuffers, size: int, prune: float) -> int:
+    """Move the weights of all columns that are not pruned."""
     for column in range(weight.shape[0]):
         value = weight[column]
         if value != 0.0 and abs(value) >= prune:
-            kept[0][size] = offset + column
-            kept[1][size] = value
+            out[0][size] = offset + column
+            out[1][size] = value
             size += 1
     weight[:] = 0.0
     return size
 
 
 @njit(cache=True, nogil=True)
-def _pick(weight: Array, columns: Array, kept: Kept, size: int, prune: float) -> int:
-    """Keep what is worth it of the weights of some columns."""
+def _pick(weight: Array, columns: Array, out: WeightBuffers, size: int, prune: float) -> int:
+    """Move the weights of some columns that are not pruned."""
     for column in columns:
         value = weight[column]
         if value != 0.0:
-            weight[column] = 0.0  # in another row again, it is not taken twice
+            weight[column] = 0.0  # a column of several rows is taken once
             if abs(value) >= prune:
-                kept[0][size] = column
-                kept[1][size] = value
+                out[0][size] = column
+                out[1][size] = value
                 size += 1
     return size
 
@@ -435,12 +431,12 @@ def _fit_labels(
     squares: Array,
     groups: Groups,
     labels: Array,
-    memory: tuple[Buffers, Kept],
+    memory: tuple[Buffers, WeightBuffers],
     settings: tuple[tuple[float, float, int], float, int, bool],
 ) -> Fitted:
-    """Fit some labels; return the number of weights and the bias of each, columns and values."""
+    """Fit some labels; return the number of weights and the bias of each, columns, values."""
     starts, members, signs = groups
-    buffers, kept = memory
+    buffers, out = memory
     limits, prune, seed, logistic = settings
     counts = np.zeros(labels.shape[0], dtype=np.int64)
     biases = np.zeros(labels.shape[0], dtype=np.float32)
@@ -455,15 +451,15 @@ def _fit_labels(
             biases[i], moved = solve_logistic(rows, squares, pairs, buffers, limits, state)
         else:
             biases[i], moved = solve_hinge(rows, squares, pairs, buffers, limits, state)
-        count = _take(rows, pairs[0], moved, buffers, kept, prune)
+        count = _take(rows, pairs[0], moved, buffers, out, prune)
         counts[i] = count
         missing = size + count - columns.shape[0]
         if missing > 0:
             more = max(columns.shape[0], missing)
             columns = np.concatenate((columns, np.empty(more, dtype=np.int32)))
             values = np.concatenate((values, np.empty(more, dtype=np.float32)))
-        columns[size : size + count] = kept[0][:count]
-        values[size : size + count] = kept[1][:count]
+        columns[size : size + count] = out[0][:count]
+        values[size : size + count] = out[1][:count]
         size += count
     return counts, biases, columns[:size].copy(), values[:size].copy()
 
@@ -473,7 +469,7 @@ def _assemble(
     fitted: list[Fitted],
     shape: tuple[int, int],
 ) -> tuple[csr_matrix, NDArray[np.float32]]:
-    """Put what was fitted in the order of size back into that of the labels."""
+    """Join the results of all chunks, in the order of the labels."""
     counts = np.zeros(shape[0], dtype=np.int64)
     biases = np.zeros(shape[0], dtype=np.float32)
     for labels, (count, bias, _, _) in zip(chunks, fitted, strict=True):
@@ -481,16 +477,16 @@ def _assemble(
     starts = np.concatenate([[0], np.cumsum(counts)])
     columns = np.empty(starts[-1], dtype=np.int32)
     values = np.empty(starts[-1], dtype=np.float32)
-    while fitted:  # give the memory of each back as soon as it is placed
-        count, _, own_columns, own_values = fitted.pop()
-        _place(chunks[len(fitted)], count, (own_columns, own_values), starts, (columns, values))
+    while fitted:  # free the memory of each chunk as soon as it is copied
+        count, _, chunk_columns, chunk_values = fitted.pop()
+        _copy(chunks[len(fitted)], count, (chunk_columns, chunk_values), starts, (columns, values))
     weights = csr_matrix(shape, dtype=np.float32)
     weights.data, weights.indices, weights.indptr = values, columns, starts
     return weights, biases
 
 
 @njit(cache=True, nogil=True)
-def _place(
+def _copy(
     labels: Array,
     counts: Array,
     own: tuple[Array, Array],

@@ -96,7 +96,7 @@ def test_the_usual_tolerance_ends_near_the_minimum(problem):
 def test_the_number_of_threads_changes_no_bit(problem, monkeypatch):
     sparse, dense, candidates, labels = problem
     groups = group_pairs(candidates, labels)
-    monkeypatch.setattr(solver, "_PAIRS_AT_A_TIME", 50)  # so that threads have something to share
+    monkeypatch.setattr(solver, "_PAIRS_PER_CHUNK", 50)  # so that threads have something to share
     assert len(list(solver._chunks(groups[0]))) > 3
     found = []
 
