@@ -1,11 +1,11 @@
-"""Train on a corpus larger than the memory it may use, and tell the most that was used.
+"""Train on a corpus that does not fit in memory, and report the peak memory.
 
     python benchmarks/big_corpus.py --points 10000000 --labels 100000 --steps 300 --work FOLDER
 
-Texts are generated to a JSONL file in a stream, read to disk, tokenised by worker processes and
-trained on for some steps (the bag encoder, both stages). What is printed per step of the work: its
-seconds, and the peak resident memory so far of this process and of the largest worker (as
-getrusage counts it: mapped pages of files included, which the system may take back).
+Texts are generated into a JSONL file, streamed to disk, tokenised by worker processes and used for
+some training steps (bag encoder, both stages). For each part, the script prints the time and the
+peak resident memory so far of this process and of the largest worker (from getrusage, which
+includes mapped file pages that the system may reclaim).
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ CHUNK = 50_000
 
 
 def generate(path: Path, n_points: int, n_labels: int, seed: int = 0) -> None:
-    """Write rows whose words tell their labels: each label has its own, others are noise."""
+    """Write random rows. Each label has its own words; other words are noise."""
     rng = np.random.default_rng(seed)
     n_words = max(1000, n_labels // 2)
     temporary = path.with_suffix(".part")
     with temporary.open("w", encoding="ascii") as out:
         for start in range(0, n_points, CHUNK):
             size = min(CHUNK, n_points - start)
-            # a long tail: the square of a uniform number favours low ids
+            # a long tail: the square of a uniform number is more often small
             labels = (n_labels * rng.random((size, 3)) ** 2).astype(np.int64)
             own = (labels * 7919 + rng.integers(0, 3, (size, 3))) % n_words
             noise = (n_words * rng.random((size, WORDS_PER_TEXT - 3)) ** 3).astype(np.int64)
@@ -59,7 +59,7 @@ def peak_mib() -> tuple[int, int]:
 
 
 def resident_mib() -> tuple[int, int]:
-    """Return the resident memory that is no file's, and that of mapped files, now."""
+    """Return the current resident memory of anonymous pages and of mapped files."""
     found = {}
     for line in Path("/proc/self/status").read_text().splitlines():
         name, _, value = line.partition(":")
@@ -69,7 +69,7 @@ def resident_mib() -> tuple[int, int]:
 
 
 class Watch(threading.Thread):
-    """Looks at the memory ten times a second; getrusage cannot say what a peak was made of."""
+    """Sample the memory ten times a second; getrusage has no breakdown of the peak."""
 
     def __init__(self) -> None:
         super().__init__(daemon=True)
@@ -110,7 +110,7 @@ def told(step: str, table: list[dict]):
 
 
 def tell_parts(table: list[dict]) -> dict:
-    """Tell what each part of the training takes; return where the largest split's tokens go."""
+    """Measure each part of training; return the folder of the largest split's tokens."""
     from elias.training import trainer
     from elias.training.run import Run
 
@@ -154,7 +154,7 @@ def config_for(args):
 
 
 def stop_after(n_steps: int) -> None:
-    """Cut each epoch after so many steps."""
+    """Stop each epoch after a number of steps."""
     from itertools import islice
 
     from elias.training import stage
@@ -165,7 +165,7 @@ def stop_after(n_steps: int) -> None:
 
 
 def reading_speed(tokens, labels, batch_size: int, n_batches: int) -> float:
-    """Return how many batches a second are read from disk, by the thread that reads ahead."""
+    """Return how many batches per second the prefetch thread reads from disk."""
     from elias.text.batches import collate, positives_of, prefetch, shuffled_batches
 
     rows = shuffled_batches(tokens.lengths, batch_size, np.random.default_rng(1))
@@ -186,7 +186,7 @@ def main() -> None:
     parser.add_argument("--dim", type=int, default=64)
     parser.add_argument("--setup-points", type=int, default=500_000)
     parser.add_argument("--limit-mib", type=int, default=4096)
-    parser.add_argument("--work", type=Path, required=True, help="A folder for data and cache.")
+    parser.add_argument("--work", type=Path, required=True, help="Folder for data and cache.")
     args = parser.parse_args()
     args.work.mkdir(parents=True, exist_ok=True)
     os.environ["XDG_CACHE_HOME"] = str(args.work / "cache")

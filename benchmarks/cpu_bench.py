@@ -1,9 +1,9 @@
-"""What `make bench` runs: training step, prediction and what surrounds them, on a CPU, in minutes.
+"""Run the benchmarks of `make bench`: training step, prediction and preparation on a CPU.
 
     python benchmarks/cpu_bench.py --out RESULTS
 
-One table: CPU time of ours, of a plain way to do the same, and the ratio. The plain ways: the step
-of `naive_step.py`; the product with every label; the whole of M'Y by scipy; scikit-learn's tf-idf.
+Prints one table: our CPU time, that of a simple baseline, and the ratio. Baselines: the step of
+`naive_step.py`; the product with every label; the whole of M'Y by scipy; scikit-learn's tf-idf.
 """
 
 import argparse
@@ -29,11 +29,11 @@ def parsed(module, *options):
 
 
 def steps(quick):
-    """Yield (what, unit, ours, plain) of training steps, on one thread."""
+    """Yield (what, unit, ours, plain) for training steps on one thread."""
     threads = torch.get_num_threads(), numba.get_num_threads()
     torch.set_num_threads(1)
     numba.set_num_threads(1)
-    cpu_step.measure(cpu_step.TINY, 2, with_naive=False)  # compiles
+    cpu_step.measure(cpu_step.TINY, 2, with_naive=False)  # compile first
     for shape in cpu_step.SHAPES[: 1 if quick else None]:
         found = cpu_step.measure(shape, 8, with_naive=True)
         for part in cpu_step.PARTS:
@@ -49,12 +49,12 @@ def predictions(quick):
     labels = "20000" if quick else "100000"
     given = parsed(cpu_predict, "--labels", labels, "--repeat", "100")
     for row in cpu_predict.measure(given):
-        what = f"a text of {row['batch']}, {int(labels):,} labels"
+        what = f"one text in a batch of {row['batch']}, {int(labels):,} labels"
         yield what, "ms", row["cpu_ms"], row["every_label_cpu_ms"]
 
 
 def plain_edges(given):
-    """CPU seconds of the whole M'Y by scipy."""
+    """Return the CPU seconds of the whole M'Y by scipy."""
     parts, rng = Parts(), np.random.default_rng(given.seed)
     topics, labels, _ = scale_cpu.make_points(given, rng)
     n_clusters = 2 ** int(np.ceil(np.log2(max(2, given.labels / 100))))
@@ -67,7 +67,7 @@ def plain_edges(given):
 
 
 def plain_features(given):
-    """CPU seconds of scikit-learn's words and character n-grams."""
+    """Return the CPU seconds of scikit-learn's words and character n-grams."""
     parts, texts = Parts(), scale_cpu.make_texts(given, np.random.default_rng(given.seed))
     union = FeatureUnion(
         [
@@ -100,7 +100,7 @@ def surroundings(quick):
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--quick", action="store_true", help="smaller, for a first look")
+    parser.add_argument("--quick", action="store_true", help="smaller sizes, for a quick look")
     parser.add_argument("--out", type=Path, help="folder for cpu_bench.json")
     given = parser.parse_args()
     rows = []

@@ -1,9 +1,9 @@
-"""How long a text takes on a CPU: one at a time, and many, with a model of random weights.
+"""Measure prediction on a CPU, one text at a time and in batches, with random weights.
 
 python benchmarks/cpu_predict.py --labels 100000 --out RESULTS
 
-Beside the search stands what it saves: the same encoder and a product with all L rows of W_L.
-CPU time, of all threads together, is disturbed less than wall-clock time by others on the machine.
+The baseline is the same encoder with a product over all L rows of W_L. Reports CPU time of all
+threads as well, because other programs on the machine disturb it less than wall-clock time.
 """
 
 import argparse
@@ -26,7 +26,7 @@ EDGES_PER_LABEL = 10
 
 
 def texts_of(count, rng, length):
-    """Texts of made-up words, frequent ones more often."""
+    """Return texts of invented words with a skewed word frequency."""
     words = np.array([f"w{i:x}ord" for i in range(WORDS)])
     drawn = (WORDS * rng.random((count, length)) ** 3).astype(int)
     return [" ".join(words[row]) for row in drawn]
@@ -105,7 +105,7 @@ def measure(given, sizes=(1, 32, 512)):
 
 def arguments(parser):
     parser.add_argument("--labels", type=int, default=100_000)
-    parser.add_argument("--encoder", default="bag", help="bag, or a folder of a transformer")
+    parser.add_argument("--encoder", default="bag", help="bag, or the folder of a transformer")
     parser.add_argument("--words", type=int, default=15, help="per text")
     parser.add_argument("--repeat", type=int, default=200)
 

@@ -1,4 +1,4 @@
-"""What the CPU benchmarks share: time and memory of a part, one table, and results on disk."""
+"""Shared code of the CPU benchmarks: time and memory of a part, tables, result files."""
 
 import json
 import os
@@ -10,19 +10,19 @@ PAGE = os.sysconf("SC_PAGE_SIZE")
 
 
 def resident_gib():
-    with open("/proc/self/statm") as file:  # noqa: PTH123 - not a file to speak of
+    with open("/proc/self/statm") as file:  # noqa: PTH123 - a pseudo file, read often
         return int(file.read().split()[1]) * PAGE / 2**30
 
 
 class Parts:
-    """Measures parts one after the other and keeps what was found."""
+    """Measure parts one after the other and store the results."""
 
     def __init__(self):
         self.rows = []
 
     @contextmanager
     def timed(self, name, **facts):
-        """Time a part, and look at the memory of the process while it runs."""
+        """Measure the time of a part and the memory of the process while it runs."""
         peak, over = [resident_gib()], threading.Event()
 
         def look():
@@ -56,7 +56,7 @@ class Parts:
 
 
 def write_json(folder, name, found):
-    """Write ``found`` to a file of the folder, if there is one."""
+    """Write ``found`` to a file in the folder, if a folder is given."""
     if folder is not None:
         folder.mkdir(parents=True, exist_ok=True)
         (folder / name).write_text(json.dumps(found, indent=1))

@@ -1,10 +1,10 @@
-"""A training step on a CPU, part by part, beside a naive one in plain torch on the same data.
+"""Measure the parts of a training step on a CPU, and of a naive step in plain torch.
 
     python benchmarks/cpu_step.py --out RESULTS            # 8,484 and 100,000 labels
 
-Random weights and data, bag encoder. The naive step is `naive_step.py`: what SPEC §8 says that the
-published program does. Times are CPU time of the process, which others on the machine disturb less
-than wall-clock time; of several steps in turn the median is taken.
+Random weights and data, bag encoder. The naive step is `naive_step.py`, written from the
+description of the published program in SPEC §8. Times are the median CPU time of the process over
+several steps; other programs disturb it less than wall-clock time.
 """
 
 import argparse
@@ -35,7 +35,7 @@ PARTS = ("encoder", "search", "classifier", "loss", "backward", "update")
 
 
 class Shape(NamedTuple):
-    """A training problem."""
+    """Sizes of a training problem."""
 
     name: str
     n_labels: int
@@ -76,7 +76,7 @@ def make_model(shape, rng):
 
 def make_batch(shape, rng, parent_of):
     n = shape.batch * shape.n_tokens
-    # frequent words more often, as in text; the words of a text are ascending and stand once
+    # a skewed word frequency, as in text; the words of a text are sorted and unique
     ids = np.sort((WORDS * rng.random((shape.batch, shape.n_tokens)) ** 3).astype(np.int64), axis=1)
     tokens = TokenBatch(
         ids=torch.from_numpy(ids.reshape(-1)),
@@ -167,7 +167,9 @@ def measure(shape, repeat, with_naive):
 
 
 def show(shape, found):
-    print(f"\n{shape.name}: {shape.n_labels:,} labels, batch {shape.batch}, ms of CPU time a step")
+    print(
+        f"\n{shape.name}: {shape.n_labels:,} labels, batch {shape.batch}, ms of CPU time per step"
+    )
     for part in (*PARTS, "all"):
         times = {
             who: sum(spent.values()) if part == "all" else spent[part]
@@ -189,7 +191,7 @@ def main():
     given = parser.parse_args()
     torch.set_num_threads(given.threads)
     numba.set_num_threads(given.threads)
-    measure(TINY, 2, with_naive=False)  # compiles
+    measure(TINY, 2, with_naive=False)  # compile first
     results = {}
     for shape in SHAPES:
         if shape.name in given.shapes:

@@ -1,10 +1,11 @@
-"""Memory, traffic and time of a training step in 1, 2 and 4 processes, beside what they should be.
+"""Measure memory, traffic and time of a training step in 1, 2 and 4 processes.
 
 OMP_NUM_THREADS=1 PYTHONPATH=src python benchmarks/distributed.py --out distributed.json
 
-The corpus is random: a step costs what it costs whatever the texts say. Memory is what a process
-takes from just before the model is made, at its peak; processes share the machine's cores, so times
-say what the exchange costs and not what more machines would gain.
+Prints the expected values next to the measured ones. The corpus is random, because the cost of a
+step does not depend on the texts. Memory is the peak above the level just before the model is
+built. The processes share the cores of the machine, so times show the cost of communication, not
+the speed-up of more machines.
 """
 
 import argparse
@@ -14,7 +15,7 @@ import socket
 import time
 from pathlib import Path
 
-os.environ.setdefault("NUMBA_THREADING_LAYER", "workqueue")  # the one that survives a fork
+os.environ.setdefault("NUMBA_THREADING_LAYER", "workqueue")  # the only layer that survives a fork
 
 import numpy as np
 import torch
@@ -41,7 +42,7 @@ KINDS = {
 
 
 def numbers(chosen):
-    """Random points: as many as the steps want."""
+    """Return enough random points for the steps."""
     rng = np.random.default_rng(0)
     n_points = chosen.batch * (chosen.steps + WARM)
     ids = rng.integers(0, N_FEATURES, (n_points, WORDS)).astype(np.int32)
@@ -91,9 +92,9 @@ def memory(name):
 
 
 def measured(chosen, world):
-    """Train the steps; return what one process saw of them."""
+    """Run the training steps; return the measurements of one process."""
     points, config = numbers(chosen), configuration(chosen)
-    Path("/proc/self/clear_refs").write_text("5")  # the peak begins here
+    Path("/proc/self/clear_refs").write_text("5")  # reset the peak
     before = memory("VmRSS")
     model = model_of(chosen, world)
     times, seen = [], []
@@ -131,7 +132,7 @@ def measured(chosen, world):
 
 
 def run(chosen, size):
-    """Return what each of ``size`` processes measured; 0: one alone, as `elias train` runs."""
+    """Return the measurements of ``size`` processes; 0 runs one process without a group."""
     with socket.socket() as found:
         found.bind(("127.0.0.1", 0))
         port = found.getsockname()[1]
@@ -161,12 +162,14 @@ def run(chosen, size):
 
 
 def on_paper(chosen, size, told):
-    """What a process should hold and receive in a step."""
+    """Return the expected memory and received bytes of a process in a step."""
     others = (size - 1) / size if size else 0.0
     batch, dim, wide = chosen.batch, chosen.dim, chosen.shortlist
     own = -(-chosen.labels // max(1, size))
     graph = chosen.clusters * -(-chosen.labels // chosen.clusters)
-    touched = 1 - (1 - wide / chosen.labels) ** batch  # of the labels, were all alike
+    touched = (
+        1 - (1 - wide / chosen.labels) ** batch
+    )  # share of the labels, if all were equally likely
     return {
         "gradient of the rows touched": 4 * own * touched * (dim + 1),
         "W_L and its moments": own * (3 * 4 * (dim + 1) + 2 * 8),
@@ -199,7 +202,7 @@ def main():
     torch.set_num_threads(1)
     measured(
         argparse.Namespace(**{**vars(chosen), "labels": 4096, "steps": 1}), SingleProcess()
-    )  # compiles
+    )  # compile first
     rows = []
     for size in chosen.sizes:
         said = run(chosen, size)

@@ -1,10 +1,10 @@
 #!/bin/sh
-# Several processes by NCCL on one machine: sh benchmarks/distributed_nccl.sh [PROCESSES] [OTHER OPTIONS OF elias train]
+# Train in several processes with NCCL on one machine: sh benchmarks/distributed_nccl.sh [PROCESSES] [OTHER OPTIONS OF elias train]
 #
-# Makes a corpus, trains on it with torchrun on as many GPUs (one unless told), stops the run in the
-# middle, goes on, and trains once more in one plain process. The metrics of the two, and the last
-# lines of the log, are for a person to look at. Dropout is off, so that they should agree.
-# DEVICE=cpu tries gloo instead; POINTS and LABELS are the corpus's sizes; logs stay in a folder LOGS.
+# Generates a corpus, trains on it with torchrun on this number of GPUs (default: one), interrupts the
+# run, resumes it, and trains once more in a single process. Compare the metrics of the two and the last
+# lines of the log by eye; dropout is off, so they should agree. DEVICE=cpu uses gloo instead; POINTS and
+# LABELS set the size of the corpus; logs are kept in a folder LOGS.
 set -eu
 processes=${1:-1}
 [ $# -eq 0 ] || shift

@@ -1,4 +1,4 @@
-"""Every Triton kernel against plain torch in float64, on fresh random inputs, on the device.
+"""Compare every Triton kernel with plain torch in float64 on random inputs, on the device.
 
 PYTHONPATH=src python3 benchmarks/gpu_check.py --out results
 TRITON_INTERPRET=1 PYTHONPATH=src python3 benchmarks/gpu_check.py --device cpu   # small, slow
@@ -35,7 +35,7 @@ RATES = AdamWRates(lr=0.01, beta1=0.9, beta2=0.999, eps=1e-8, decay=0.1)
 
 
 class Size(NamedTuple):
-    """How large the checks are."""
+    """Sizes of the checks."""
 
     points: int
     labels: int
@@ -47,12 +47,12 @@ class Size(NamedTuple):
 
 
 DEVICE_SIZE = Size(48, 60_000, 700, 500, 25, 2000, 768)
-CPU_SIZE = Size(6, 2000, 50, 100, 8, 200, 64)  # numba may be missing there, so not too much
+CPU_SIZE = Size(6, 2000, 50, 100, 8, 200, 64)  # numba may be missing, so keep it small
 SMALL_SIZE = Size(3, 90, 7, 12, 4, 20, 24)
 
 
 def error_of(found, expected):
-    """Return ‖found − expected‖ / ‖expected‖; infinite where a number is missing."""
+    """Return ‖found − expected‖ / ‖expected‖; infinite if a number is missing."""
     found, expected = found.detach().double().cpu(), expected.detach().double().cpu()
     if found.shape != expected.shape or not found.isfinite().all():
         return math.inf
@@ -60,25 +60,25 @@ def error_of(found, expected):
 
 
 def falling(step, n_steps):
-    """Return the share of the learning rate in a step (from 1) of a schedule."""
+    """Return the factor of the learning rate in a step (from 1) of a schedule."""
     return schedule(step - 1, n_steps, 0.3)
 
 
 def poison(device):
-    """Fill memory that is handed out next with numbers that would show."""
+    """Fill free memory with visible values, so that reading uninitialised memory shows."""
     blocks = [torch.full((2**22,), torch.nan, device=device) for _ in range(8)]
     del blocks
 
 
 def random_tokens(rng, n_texts, longest):
-    """Texts of random words and lengths, one of them empty now and then."""
+    """Return texts of random words and lengths; some are empty."""
     offsets = np.append(0, rng.integers(0, longest + 1, n_texts).cumsum())
     return Tokens(offsets, rng.integers(1000, 30_522, offsets[-1]).astype(np.int32))
 
 
 @contextmanager
 def kept_early():
-    """Have shapes recorded when they come for the third time."""
+    """Capture a shape when it occurs for the third time."""
     before, SEARCH_GRAPHS.min_calls = SEARCH_GRAPHS.min_calls, 2
     try:
         yield
@@ -87,12 +87,12 @@ def kept_early():
 
 
 def kept_graphs(model):
-    """What was recorded of a model's searches, by shape."""
+    """Return the captured searches of a model, by shape."""
     return SEARCH_GRAPHS.kept[model].captured._graphs
 
 
 class NotHereError(Exception):
-    """A check that this device cannot make."""
+    """A check that this device cannot run."""
 
 
 class Checks:
@@ -145,14 +145,14 @@ class Checks:
         return self._expand(self.size, ties=True)
 
     def expand_short_list(self):
-        """The list holds too few labels: the kernel starts over with all paths."""
+        """The list has too few labels, so the kernel starts over with all paths."""
         return self._expand(self.size, n_listed=self.size.keep + 10, ties=False)
 
     def expand_long_list(self):
         return self._expand(self.size, n_listed=3 * self.size.keep, ties=False)
 
     def expand_many_points(self):
-        """More points than multiprocessors: each program gets less of one, and several points."""
+        """More points than multiprocessors: each program handles several points."""
         many = self.size._replace(points=6 * self.size.points)
         return self._expand(many, n_listed=3 * self.size.keep, ties=False)
 
@@ -160,7 +160,7 @@ class Checks:
         return self._expand(self.size, n_listed=0, ties=True)
 
     def expand_wanted_often(self):
-        """Labels so few that many paths lead to a wanted one."""
+        """So few labels that many paths lead to a positive one."""
         few = self.size._replace(labels=max(8, self.size.keep // 2))
         return self._expand(few, n_listed=self.size.keep, ties=True)
 
@@ -301,7 +301,7 @@ class Checks:
         return max(errors), 2e-5
 
     def _label_loss(self, dtype):
-        """Logits, loss and all gradients together."""
+        """Check logits, loss and all gradients together."""
         size = self.size
         embedding, weight, bias, labels = self._rows(dtype)
         weight, bias = weight / 20, bias / 3
@@ -384,7 +384,7 @@ class Checks:
             skipped = (step - last[rows]).unsqueeze(1)
             mean[rows] = mean[rows] * 0.9**skipped + 0.1 * gradient[rows]
             variance[rows] = variance[rows] * 0.999**skipped + 0.001 * squares[rows]
-            kept *= 1 - lr * decay  # what the steps since a row's last one leave of it
+            kept *= 1 - lr * decay  # the decay of the steps since the row was last updated
             twin[rows] *= kept[rows]
             kept[rows] = 1
             size = (variance[rows] / (1 - 0.999**step)).sqrt() + RATES.eps
@@ -448,7 +448,7 @@ class Checks:
         return beam, paths.masked_fill(~stored, -1)
 
     def paths_and_edges(self):
-        """Scores of paths, both gradients, and three updates of the edges."""
+        """Check path scores, both gradients, and three updates of the edges."""
         size = self.size
         logits, labels = self._graph()
         stored = labels < size.labels
@@ -507,7 +507,7 @@ class Checks:
         return shape, model, make_batches(shape, model, self.device)
 
     def model_gradients(self):
-        """The loss and gradients with kernels are those without, by torch on the device."""
+        """Loss and gradients equal those of plain torch on the device."""
         shape, model, batches = self._model()
         sizes = SearchSizes(shape.train_clusters, shape.shortlist_size)
         twin = copy.deepcopy(model)
@@ -537,7 +537,7 @@ class Checks:
         return max(errors), 1e-3
 
     def training_as_on_the_cpu(self):
-        """Three steps of the optimiser, the index moved at the third: GPU against CPU."""
+        """Compare three optimizer steps on GPU and CPU; the third updates the index."""
         self._needs_cuda()
         shape, model, batches = self._model(CPU_SIZE)
         twin = copy.deepcopy(model).cpu()
@@ -550,7 +550,7 @@ class Checks:
             for batch in batches[:3]:
                 tokens = batch.tokens
                 moved = batch._replace(
-                    tokens=TokenBatch(  # its own `to` wants to come from the host
+                    tokens=TokenBatch(  # its own `to` requires a tensor on the host
                         tokens.ids.to(device), tokens.offsets.to(device), tokens.longest
                     ),
                     positives=batch.positives.to(device),
@@ -568,7 +568,7 @@ class Checks:
         return max(errors), 2e-2
 
     def captured_step(self):
-        """Training with losses and gradients as CUDA graphs, and without: texts of two lengths."""
+        """Compare training with and without CUDA graphs, on texts of two lengths."""
         self._needs_cuda()
         encoder = bert_base(24, self.device, layers=2, width=128, dropout=0.0)
         return self._captured(encoder)
@@ -578,14 +578,14 @@ class Checks:
         return self._captured(bert_base(24, self.device, "on", layers=2, width=128, dropout=0.0))
 
     def captured_short_of_memory(self):
-        """Graphs that leave too little memory for a batch of another shape are given up."""
+        """Graphs are dropped if a batch of another shape finds too little memory."""
         self._needs_cuda()
         encoder = bert_base(24, self.device, layers=4, width=256, dropout=0.0)
         return self._captured(encoder, widths=(24, 24, 24, 16, 24, 16), n_graphs=0, short_at=3)
 
     @contextmanager
     def _no_memory_left(self):
-        """Let nothing be allocated but what is given back meanwhile."""
+        """Allow no allocation beyond the memory that is freed meanwhile."""
         torch.cuda.synchronize()
         torch.cuda.empty_cache()
         room = torch.cuda.memory_reserved() + 2**24
@@ -643,12 +643,12 @@ class Checks:
         moved = {name: error_of(one - first, other - first) for name, one, other, first in both}
         worst = sorted(moved, key=moved.__getitem__)[-3:]
         print(f"# losses: {max(errors):.1e}; moved: { ({name: moved[name] for name in worst}) }")
-        # attention does not depend on the keys' biases, so they follow rounding
+        # attention does not depend on the keys' biases, so their updates are rounding noise
         errors += [error for name, error in moved.items() if not name.endswith("key.bias")]
         return max(errors), 5e-2
 
     def recorded_ranking(self):
-        """Labels ranked by a CUDA graph, and by the calls themselves."""
+        """Compare ranking with and without a CUDA graph."""
         self._needs_cuda()
         shape = Shape("check", 5000, 50, 32, 24, n_edges=200, shortlist_size=500)
         encoder = bert_base(24, self.device, layers=2, width=128)
@@ -666,11 +666,11 @@ class Checks:
         return max(errors), 1e-2
 
     def kept_ranking(self):
-        """Texts ranked call by call with the graphs of earlier calls, and one by one without."""
+        """Compare calls that reuse earlier graphs with single texts without graphs."""
         self._needs_cuda()
         shape = Shape("check", 5000, 50, 32, 64, n_edges=200, shortlist_size=500)
         encoder = bert_base(64, self.device, layers=2, width=128)
-        encoder.precision = "float32"  # padding changes what bfloat16 rounds
+        encoder.precision = "float32"  # padding changes the rounding of bfloat16
         model = make_model(shape, encoder, self.device, compact=False).eval()
         sizes = SearchSizes(shape.beam_size, shape.shortlist_size)
         rng = np.random.default_rng(time.time_ns())
@@ -705,7 +705,7 @@ class Checks:
         return error_of(p, other_p) + (math.inf if share > 0.01 else 0.0), 1e-4
 
     def no_synchronisation(self):
-        """A step of training asks the device nothing, nor do rows that catch up."""
+        """Neither a training step nor pending weight decay synchronises with the device."""
         self._needs_cuda()
         shape, model, batches = self._model()
         optimizer = Optimizer(model, STAGE)
@@ -730,7 +730,7 @@ class Checks:
 
 NAMES = [name for name in vars(Checks) if not name.startswith("_") and name != "ints"]
 NAMES.remove("normal")
-NOT_IF_QUICK = {  # slow, or near another
+NOT_IF_QUICK = {  # slow, or similar to another
     "predictions_as_on_the_cpu",
     "expand_keep_all",
     "gather_dot",
@@ -744,7 +744,7 @@ def main():
     parser.add_argument("--out", default="benchmarks/results")
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--only", nargs="+", default=NAMES, choices=NAMES)
-    parser.add_argument("--quick", action="store_true", help="leave some out: half a minute")
+    parser.add_argument("--quick", action="store_true", help="skip some checks: half a minute")
     given = parser.parse_args()
     device = torch.device(given.device)
     torch.manual_seed(time.time_ns() % 2**31)
@@ -762,7 +762,7 @@ def main():
             note = ""
         except NotHereError:
             verdict, error, limit, note = "SKIP", math.nan, math.nan, "needs a GPU"
-        except Exception as problem:  # one kernel must not hide the others
+        except Exception as problem:  # a failing kernel must not stop the other checks
             verdict, error, limit = "FAIL", math.nan, math.nan
             note = f"{type(problem).__name__}: {str(problem)[:300]}"
             traceback.print_exc()

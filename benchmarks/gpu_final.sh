@@ -1,8 +1,8 @@
 #!/bin/bash
-# All that is to be measured on a GPU in one call, the most telling first.
+# Run all GPU benchmarks in one call, the most important first.
 #   bash benchmarks/gpu_final.sh OUT SECONDS
-# No part begins within 10 s of the end, and none outlasts it. Each writes its JSON as it goes, so
-# that one that is stopped leaves what it had.
+# No part starts within the last 10 s, and none exceeds the limit. Each writes its JSON after every
+# entry, so that an interrupted part leaves its results.
 out=${1:-benchmarks/results}
 budget=${2:-180}
 cd "$(dirname "$0")/.." || exit 1

@@ -1,4 +1,4 @@
-"""How a training step and a search grow with L at a fixed batch, encoder left out.
+"""Measure how a training step and a search without the encoder grow with L, at a fixed batch.
 
 PYTHONPATH=src python3 benchmarks/gpu_growth.py --out results --quick
 """
@@ -34,7 +34,7 @@ SIZES = [10**4, 10**5, 10**6, 10**7]
 
 
 def shape_of(n_labels, batch):
-    """C = 2^⌈log2(L/100)⌉, κ = 1000 but no more than half the labels."""
+    """Return a shape with C = 2^⌈log2(L/100)⌉ and κ = 1000, at most half the labels."""
     n_clusters = 2 ** math.ceil(math.log2(n_labels / 100))
     return Shape(str(n_labels), n_labels, n_clusters, batch, 1, n_edges=min(1000, n_labels // 2))
 
@@ -55,7 +55,7 @@ def measure(n_labels, device, given):
 
 
 def naive_ms(n_labels, device, given):
-    """Return ms of the naive step on the same data; None where it does not fit."""
+    """Return ms of the naive step on the same data; None if it does not fit."""
     if given.no_naive or n_labels * DIM * 16 > 100 * 2**30:
         return None
     free()
@@ -75,12 +75,12 @@ def main():
     parser.add_argument("--repeat", type=int, default=20)
     parser.add_argument("--quick", action="store_true", help="10 repeats")
     parser.add_argument("--no-naive", action="store_true")
-    parser.add_argument("--device", default="cuda", help="cpu: to try the script, few labels")
+    parser.add_argument("--device", default="cuda", help="cpu: to test the script with few labels")
     given = parser.parse_args()
     if given.quick:
         given.repeat = 10
     device = torch.device(given.device)
-    if device.type == "cpu":  # which cannot train compact labels
+    if device.type == "cpu":  # a CPU cannot train compact labels
         given.storage = "full"
     results, rows = Results(given.out, "gpu_growth"), []
     with tensor_cores():

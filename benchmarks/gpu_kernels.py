@@ -1,4 +1,4 @@
-"""The time of each Triton kernel of a training step alone, on the data of that step."""
+"""Measure each Triton kernel of a training step alone, on the data of that step."""
 
 from typing import NamedTuple
 
@@ -18,7 +18,7 @@ RATES = AdamWRates(1e-3, 0.9, 0.999, 1e-8, 0.01)
 
 
 class Case(NamedTuple):
-    """What the kernels of one step are given."""
+    """Inputs of the kernels of one step."""
 
     embedding: torch.Tensor
     positives: torch.Tensor
@@ -49,7 +49,7 @@ def kernel_times(shape, model, batches, repeat, label_state):
     by_edge = torch.zeros_like(edge_log)
     touched = torch.zeros(shape.n_clusters, dtype=torch.int32, device=edge_log.device)
     state = LinearState(*label_state)
-    state = state._replace(last_step=torch.zeros_like(state.last_step))  # steps begin anew
+    state = state._replace(last_step=torch.zeros_like(state.last_step))  # restart the step count
     works = {
         **searches(shape, model),
         **paths(edge_log, by_edge, touched),
@@ -78,7 +78,7 @@ def make_case(shape, model, batch, edge_log):
 
 
 def searches(shape, model):
-    """Return the works of a search, each of a case."""
+    """Return the timed functions of the search, each taking a case."""
     sizes, graph = SearchSizes(shape.train_clusters, shape.shortlist_size), model.graph
 
     def expand(**options):
@@ -113,7 +113,7 @@ def searches(shape, model):
 
 
 def paths(edge_log, by_edge, touched):
-    """Return the works on the scores of paths, each of a case."""
+    """Return the timed functions of the path scores, each taking a case."""
     return {
         "path log": lambda case: gpu_paths.path_log(
             case.cluster_log, edge_log, case.beam, case.found.paths
@@ -131,7 +131,7 @@ def paths(edge_log, by_edge, touched):
 
 
 def classifiers(shape, model):
-    """Return the works on the labels of a shortlist, each of a case."""
+    """Return the timed functions of the classifiers, each taking a case."""
     weight, bias = model.labels.weight.detach(), model.labels.bias.detach()
 
     def loss(case):
@@ -160,7 +160,7 @@ def classifiers(shape, model):
 
 
 def updates(shape, model, state, by_edge, touched):
-    """Return the works that move labels and edges, each of a case."""
+    """Return the timed functions of the label and edge updates, each taking a case."""
     weight, bias, graph = model.labels.weight.detach(), model.labels.bias.detach(), model.graph
     edge_state = (torch.zeros_like(by_edge), torch.zeros_like(by_edge), torch.zeros_like(touched))
     history = History(by_edge.device)
@@ -193,7 +193,7 @@ def updates(shape, model, state, by_edge, touched):
 
 
 def each(works, cases, repeat):
-    """Return the median time of each, None for one that fails: it must not hide the others."""
+    """Return the median time of each function; None if it fails, so that the others still run."""
     times = {}
     for name, work in works.items():
         try:

@@ -1,10 +1,11 @@
-"""Prediction on a GPU: ms per point by batch size, beside a naive one and the figures of SPEC §8.
+"""Measure prediction on a GPU: ms per point by batch size, with a naive search for comparison.
 
 PYTHONPATH=src python3 benchmarks/gpu_predict.py --out results --quick
 
-With --as-users what `Elias.predict` does once texts are tokenised: calls with one batch, and with
-16 of them, from tokens on the host to labels on the host, by the clock. What calls before left
-behind, CUDA graphs say, is there, as it is for users.
+SPEC §8 has the figures of the published program. With --as-users, measures what `Elias.predict`
+does after tokenisation: calls with one batch and with 16 batches, from tokens on the host to
+labels on the host, in wall-clock time. CUDA graphs of earlier calls are reused, as they are for
+users.
 """
 
 import argparse
@@ -40,11 +41,11 @@ from elias.training.stage import tensor_cores
 
 TOP_K = 100
 BULK = 16  # batches of a long call
-WARM = 12  # calls after which a shape is recorded
+WARM = 12  # calls after which a shape is captured
 
 
 def predict(shape, encoder, device, given, batch_size):
-    """Return ms per batch of the whole, of the encoder alone, and of the search alone."""
+    """Return ms per batch of prediction, of the encoder alone, and of the search alone."""
     sized = shape._replace(batch=batch_size)
     model, batches = make_problem(sized, encoder, device, compact=device.type == "cuda")
     model.eval()
@@ -79,7 +80,7 @@ def predict(shape, encoder, device, given, batch_size):
 
 
 def naive_predict(shape, model, batches, given):
-    """Return ms per batch of the naive search behind an encoder as it is, on the same data."""
+    """Return ms per batch of the naive search with a plain encoder, on the same data."""
     device = model.graph.edge_labels.device
     encoder = model.encoder if given.no_encoder else text_encoder(shape, device).eval()
     naive = NaiveStep(shape, model)
@@ -92,7 +93,7 @@ def naive_predict(shape, model, batches, given):
 
 
 def predict_as_users(shape, encoder, device, given, batch_size):
-    """Return ms of a call about one batch of texts, and ms per point of calls about 16."""
+    """Return ms of a call with one batch, and ms per point of calls with 16 batches."""
     model, _ = make_problem(shape, encoder, device, compact=device.type == "cuda")
     model.eval()
     sizes = SearchSizes(shape.beam_size, shape.shortlist_size)
@@ -119,15 +120,15 @@ def read_options():
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--out", default="benchmarks/results")
     parser.add_argument("--shapes", nargs="+", default=list(SHAPES), choices=list(KNOWN))
-    parser.add_argument("--device", default="cuda", help="cpu: to try the script, shape tiny")
+    parser.add_argument("--device", default="cuda", help="cpu: to test the script with shape tiny")
     parser.add_argument("--batches", nargs="*", type=int, default=[1, 32, 512])
     parser.add_argument("--repeat", type=int, default=30)
     parser.add_argument("--quick", action="store_true", help="10 repeats, encoder not compiled")
     parser.add_argument("--compile", default=None, choices=["off", "on"])
-    parser.add_argument("--captured", action="store_true", help="as CUDA graphs")
+    parser.add_argument("--captured", action="store_true", help="use CUDA graphs")
     parser.add_argument("--no-encoder", action="store_true")
     parser.add_argument("--no-naive", action="store_true")
-    parser.add_argument("--as-users", action="store_true", help="what Elias.predict calls")
+    parser.add_argument("--as-users", action="store_true", help="measure what Elias.predict calls")
     given = parser.parse_args()
     if given.as_users and given.no_encoder:
         parser.error("--as-users needs an encoder")

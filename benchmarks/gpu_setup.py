@@ -1,6 +1,6 @@
-"""What the GPU benchmarks share: shapes, models of random weights, timing, and results on disk.
+"""Shared code of the GPU benchmarks: shapes, random models, timing, result files.
 
-Where there is no GPU they run too, at the shape `TINY`, by the wall clock: so that tests can.
+Without a GPU they run at the shape `TINY` in wall-clock time, so that tests can run them.
 """
 
 import gc
@@ -16,7 +16,7 @@ from typing import NamedTuple
 
 
 def stand_in_for_numba():
-    """Let elias be imported where numba is missing; nothing compiled by it is called on a GPU."""
+    """Let elias be imported without numba; the GPU calls none of its functions."""
     try:
         import numba  # noqa: F401
     except ImportError:
@@ -43,12 +43,12 @@ from elias.model.transformer import TransformerEncoder
 from elias.text.batches import PaddedBatch, TokenBatch
 from elias.training.cuda_graph_step import CudaGraphStep
 
-SEED = 0  # of all that is random here, so that two sides, or two runs, have the same data
+SEED = 0  # seed of all random data, so that both steps and all runs have the same
 DIM = 768
 
 
 class Shape(NamedTuple):
-    """A training problem, and what SPEC §8 gives for the published program (ms, GiB)."""
+    """Sizes of a training problem, and figures of the published program (SPEC §8; ms, GiB)."""
 
     name: str
     n_labels: int
@@ -96,11 +96,11 @@ TINY = Shape(
     layers=1,
 )
 KNOWN = SHAPES | {TINY.name: TINY}
-"""All that may be asked for; the tiny one only by name."""
+"""All shapes; the tiny one is used only if named."""
 
 
 class Rows(TextEncoder):
-    """φ is a row of a parameter: no encoder to speak of."""
+    """A trivial encoder: φ is a row of a parameter."""
 
     def __init__(self, n_points, dim):
         super().__init__()
@@ -111,7 +111,7 @@ class Rows(TextEncoder):
         return set()
 
     def forward(self, batch):
-        # a copy, as any encoder's φ is: gradients may wait for it while the vectors move
+        # a copy, as in other encoders: gradients may need it after the vectors change
         return self.vectors[: len(batch)].clone()
 
     takes_padded = True
@@ -119,7 +119,7 @@ class Rows(TextEncoder):
 
 
 def bert_base(n_tokens, device, compiled="off", *, layers=12, width=DIM, dropout=0.1):
-    """The encoder in the shape of BERT-base, weights random."""
+    """Return an encoder of BERT-base's shape with random weights."""
     config = EncoderConfig(
         kind="transformer",
         model="bert-base",
@@ -144,20 +144,20 @@ def bert_base(n_tokens, device, compiled="off", *, layers=12, width=DIM, dropout
 
 
 def text_encoder(shape, device, compiled="off"):
-    """Return the encoder of a shape, the same weights each time."""
+    """Return the encoder of a shape, with the same weights each time."""
     torch.manual_seed(SEED)
     return bert_base(shape.n_tokens, device, compiled, layers=shape.layers, width=shape.dim)
 
 
 def make_problem(shape, encoder, device, *, compact):
-    """Return a model and its batches, the same each time but for how W_L is stored."""
+    """Return a model and its batches, the same each time except for the storage of W_L."""
     torch.manual_seed(SEED)
     model = make_model(shape, encoder, device, compact=compact)
     return model, make_batches(shape, model, device)
 
 
 def fingerprint(model, batches):
-    """Return numbers that differ where graph, clusters or batches do."""
+    """Return numbers that identify the graph, clusters and batches."""
     parts = [model.graph.edge_labels, model.graph.edge_logits, model.clusters.weight]
     for batch in batches:
         parts += [batch.tokens.ids, batch.positives, batch.parents]
@@ -183,7 +183,7 @@ class Batch(NamedTuple):
 
 
 def make_batches(shape, model, device, n=4):
-    """Return different batches of full-length texts, so that no cache is warm by chance."""
+    """Return different batches of full-length texts, so that caches are not warm."""
     parents = torch.cat(
         [model.graph.strongest_parents(), torch.tensor([shape.n_clusters], device=device)]
     )
@@ -203,7 +203,7 @@ def make_batches(shape, model, device, n=4):
 
 
 def stepper(shape, model, optimizer, batches, *, captured):
-    """Return what does step i, its losses and gradients by a CUDA graph or by single launches."""
+    """Return a function that runs step i, with a CUDA graph or with single launches."""
     sizes = SearchSizes(shape.train_clusters, shape.shortlist_size)
     options = {"shortlist_weight": 0.05, "mean": False, "gradients": optimizer.gradients}
 
@@ -231,7 +231,7 @@ def stepper(shape, model, optimizer, batches, *, captured):
 
 
 def rectangle_of(tokens):
-    """Full-length texts as a rectangle."""
+    """Return full-length texts as a padded batch."""
     return PaddedBatch(tokens.ids.view(len(tokens), -1), tokens.lengths(), full=True)
 
 
@@ -241,7 +241,7 @@ STAGE = StageConfig(
 
 
 class WallClock:
-    """What a CUDA event is on a GPU."""
+    """Replace a CUDA event where there is no GPU."""
 
     def __init__(self):
         self._seconds = time.perf_counter()
@@ -251,7 +251,7 @@ class WallClock:
 
 
 def instant():
-    """Return now, as the device has it."""
+    """Return a timestamp of the device."""
     if not torch.cuda.is_available():
         return WallClock()
     event = torch.cuda.Event(enable_timing=True)
@@ -260,7 +260,7 @@ def instant():
 
 
 def wait():
-    """Wait until the device has done what it was given."""
+    """Wait until the device has finished its work."""
     if torch.cuda.is_available():
         torch.cuda.synchronize()
 
@@ -280,7 +280,7 @@ def median_ms(work, repeat=20, warm=3):
 
 
 class Marks:
-    """Instants between the parts of a step, and the median time of each part."""
+    """Record timestamps between the parts of a step; return the median time of each part."""
 
     def __init__(self):
         self._steps = []
@@ -302,7 +302,7 @@ class Marks:
 
 
 def attempt(work):
-    """Return what ``work()`` returns, None where it fails: that must not hide the rest."""
+    """Return the result of ``work()``; None if it fails, so that the rest still runs."""
     try:
         return work()
     except Exception:
@@ -311,7 +311,7 @@ def attempt(work):
 
 
 class Results:
-    """A JSON file that is whole after every entry."""
+    """A JSON file that is complete after every entry."""
 
     def __init__(self, folder, name):
         self._path = Path(folder) / f"{name}.json"
@@ -347,12 +347,12 @@ def ratio(theirs, ours):
 
 
 def gib():
-    """Return the peak of the GPU's memory since `free`; None without a GPU."""
+    """Return the peak GPU memory since `free`; None without a GPU."""
     return torch.cuda.max_memory_allocated() / 2**30 if torch.cuda.is_available() else None
 
 
 def free():
-    """Give unused memory back and begin a new peak."""
+    """Release unused memory and reset the peak."""
     gc.collect()
     if torch.cuda.is_available():
         torch.cuda.empty_cache()

@@ -1,8 +1,9 @@
-"""A training step on a GPU, part by part, beside a naive one and the figures of SPEC §8.
+"""Measure the parts of a training step on a GPU, and of a naive step for comparison.
 
 PYTHONPATH=src python3 benchmarks/gpu_step.py --out results --quick
 
-Both sides have the same graph, weights, clusters and batches, made from one seed.
+SPEC §8 has the figures of the published program. Both steps have the same graph, weights, clusters
+and batches, made from one seed.
 """
 
 import argparse
@@ -46,11 +47,11 @@ PARTS = {
     "backward": ("backward", "encoder backward"),
     "update": ("update", "encoder update"),
 }
-"""The six parts of a step, each the sum of what is timed."""
+"""The six parts of a step; each is the sum of its timed sections."""
 
 
 def step_by_parts(shape, model, optimizer, batches, repeat):
-    """Return the median of each part of our step, taken apart as `EliasModel.losses` puts it."""
+    """Return the median time of each part of our step, split as in `EliasModel.losses`."""
     marks, sizes = Marks(), SearchSizes(shape.train_clusters, shape.shortlist_size)
     held = optimizer.gradients
     for i in range(repeat + 3):
@@ -81,7 +82,7 @@ def step_by_parts(shape, model, optimizer, batches, repeat):
 
 
 def classified(model, embedding, found, positives, held):
-    """Return the loss of the classifier, fused where ``held`` takes the gradients."""
+    """Return the loss of the classifier, fused if ``held`` takes the gradients."""
     labels = model.labels
     return label_loss(
         embedding, found.log_scores, labels.weight, labels.bias, found.labels, positives, held
@@ -89,7 +90,7 @@ def classified(model, embedding, found, positives, held):
 
 
 def our_side(shape, device, given, encoder, compact):
-    """Return the times and the peak of our step; ``encoder`` None: all but the encoder."""
+    """Return times and peak memory of our step; without the encoder if ``encoder`` is None."""
     free()
     with_encoder = encoder is not None
     encoder = encoder or Rows(shape.batch, shape.dim).to(device)
@@ -105,10 +106,10 @@ def our_side(shape, device, given, encoder, compact):
         parts = step_by_parts(shape, model, optimizer, batches, given.repeat)
         answer |= {"parts_ms": parts, "all_but_encoder_ms": all_but_encoder(parts)}
     if with_encoder:
-        # it gives up where compiling fails
+        # the encoder runs uncompiled if compilation fails
         answer["compiled"] = getattr(encoder, "_compiled", None) is not None
     elif not given.no_kernels and runs_triton(model.labels.weight):
-        from gpu_kernels import kernel_times  # isort: skip  # there may be no Triton
+        from gpu_kernels import kernel_times  # isort: skip  # Triton may be missing
 
         state = optimizer.kernels.label_state
         answer["kernels_ms"] = kernel_times(shape, model, batches, given.repeat, state)
@@ -116,12 +117,12 @@ def our_side(shape, device, given, encoder, compact):
 
 
 def all_but_encoder(parts):
-    """In a step that keeps the GPU busy this is free of the host's time."""
+    """Return the time without the encoder, measured in a step that keeps the GPU busy."""
     return sum(value for part, value in parts.items() if not part.startswith("encoder"))
 
 
 def naive_side(shape, device, given, encoder):
-    """Return the times and the peak of the naive step, on the graph and the batches of ours."""
+    """Return times and peak memory of the naive step, on our graph and batches."""
     free()
     with_encoder = encoder is not None
     encoder = encoder or Rows(shape.batch, shape.dim).to(device)
@@ -129,7 +130,7 @@ def naive_side(shape, device, given, encoder):
     model, batches = make_problem(shape, encoder, device, compact=False)
     answer = {"data": fingerprint(model, batches)}
     naive = NaiveStep(shape, model)
-    del model  # naive has its tables
+    del model  # the naive step holds its tables
     free()
     optimizer = None
     if with_encoder:
@@ -146,7 +147,7 @@ def naive_side(shape, device, given, encoder):
 
 
 def encoder_alone(shape, encoder, device, repeat):
-    """Return forward and backward of the encoder, in ms."""
+    """Return forward and backward times of the encoder, in ms."""
     small = shape._replace(n_labels=1000, n_clusters=16, n_edges=64)
     _, batches = make_problem(small, encoder, device, compact=False)
     encoder.train()
@@ -200,14 +201,14 @@ def measure(shape, device, given, results):
 
 
 def of_shape(shape, results):
-    """Return the entries of a shape by what they are of."""
+    """Return the entries of a shape by kind."""
     start = f"{shape.name} "
     entries = results.entries.items()
     return {key.removeprefix(start): entry for key, entry in entries if key.startswith(start)}
 
 
 def naive_of(name, entries):
-    """Return the naive entry that one of ours, or a naive one, is held against."""
+    """Return the naive entry to compare an entry with."""
     kind = "head" if "head" in name else "whole" if "whole" in name else "encoder"
     return entries.get(f"naive {kind}", {})
 
@@ -232,7 +233,7 @@ def step_rows(shape, entries):
 
 
 def part_rows(shape, entries):
-    """Yield the six parts of each of our steps and of the naive one, or of that alone."""
+    """Yield the six parts of each of our steps and of the naive step."""
     ours = {name: entry for name, entry in entries.items() if not name.startswith("naive")}
     timed = {name: entry["parts_ms"] for name, entry in ours.items() if "parts_ms" in entry}
     for name, parts in (timed or {"head": {}, "whole": {}}).items():
@@ -269,7 +270,7 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--out", default="benchmarks/results")
     parser.add_argument("--shapes", nargs="+", default=list(SHAPES), choices=list(KNOWN))
-    parser.add_argument("--device", default="cuda", help="cpu: to try the script, shape tiny")
+    parser.add_argument("--device", default="cuda", help="cpu: to test the script with shape tiny")
     parser.add_argument("--storage", nargs="+", default=None, choices=["full", "compact"])
     parser.add_argument("--repeat", type=int, default=20)
     parser.add_argument("--quick", action="store_true", help="fewer repeats, one storage")
@@ -279,21 +280,25 @@ def main():
     )
     parser.add_argument("--no-head", action="store_true")
     parser.add_argument("--no-whole", action="store_true")
-    parser.add_argument("--no-kernels", action="store_true", help="no times of single kernels")
-    parser.add_argument("--no-encoder", action="store_true", help="no times of the encoder alone")
-    parser.add_argument("--name", default="gpu_step", help="of the JSON file")
+    parser.add_argument(
+        "--no-kernels", action="store_true", help="skip the times of single kernels"
+    )
+    parser.add_argument(
+        "--no-encoder", action="store_true", help="skip the times of the encoder alone"
+    )
+    parser.add_argument("--name", default="gpu_step", help="name of the JSON file")
     parser.add_argument(
         "--compile",
         nargs="+",
         default=["off"],
         choices=["off", "on"],
-        help="of the encoder; each but off compiles for a minute or so per shape",
+        help="compilation of the encoder; on takes about a minute per shape",
     )
     given = parser.parse_args()
     if given.quick:
         given.repeat = min(given.repeat, 10)
     device = torch.device(given.device)
-    if device.type == "cpu":  # which cannot train compact labels
+    if device.type == "cpu":  # a CPU cannot train compact labels
         given.storage = ["full"]
     given.storage = given.storage or (["compact"] if given.quick else ["compact", "full"])
     results = Results(given.out, given.name)

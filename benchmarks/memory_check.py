@@ -1,11 +1,11 @@
-"""Memory predicted beside memory measured.
+"""Compare estimated with measured memory.
 
-    python benchmarks/memory_check.py                    # the CPU: whole runs, each in a process
+    python benchmarks/memory_check.py                    # CPU: whole runs, each in a process
     PYTHONPATH=src python3 benchmarks/memory_check.py --device cuda    # steps of BERT-base's shape
 
-On a CPU a generated corpus is trained on, checkpoints and all, and the peak of the process
-(getrusage) compared with what `elias.training.memory` expected when training began. On a GPU some
-steps run with random weights, and torch.cuda.max_memory_allocated is compared. It needs no network.
+On a CPU, trains on a generated corpus, with checkpoints, and compares the peak of the process
+(getrusage) with the estimate that `elias.training.memory` made at the start. On a GPU, runs some
+steps with random weights and compares torch.cuda.max_memory_allocated. Needs no network.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ def generated(n_points: int, n_labels: int):
 
 
 def run_on_cpu(name: str, out: str) -> None:
-    """Train one shape in this process, and print what was expected and what was used."""
+    """Train one shape in this process, and print the estimate and the peak."""
     from elias import EliasConfig, train
     from elias.training import trainer
 
@@ -84,7 +84,7 @@ def run_on_cpu(name: str, out: str) -> None:
 
 
 def check_cpu(chosen: list[str]) -> list[dict]:
-    """Run each shape in a process of its own."""
+    """Run each shape in a separate process."""
     import tempfile
 
     rows = []
@@ -112,7 +112,7 @@ def told(name: str, expected: int, peak: int) -> dict:
 
 
 def check_gpu(args: argparse.Namespace) -> list[dict]:
-    """Run some steps of each shape of SPEC §8 and compare the peak on the GPU."""
+    """Run some steps of each shape of SPEC §8 and compare the peak GPU memory."""
     import gc
     from itertools import product
 
@@ -185,7 +185,7 @@ def main() -> None:
     parser.add_argument("--compile", default="off", choices=["off", "on"])
     parser.add_argument("--storage", nargs="+", default=["compact"], choices=["full", "compact"])
     parser.add_argument("--captured", action="store_true", help="steps as CUDA graphs")
-    parser.add_argument("--child", help="(used by itself)")
+    parser.add_argument("--child", help="(internal)")
     parser.add_argument("--out")
     args = parser.parse_args()
     if args.child:

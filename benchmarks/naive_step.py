@@ -1,8 +1,7 @@
-"""The naive training step: what SPEC §8 says the published program does, in plain torch.
+"""A naive training step in plain torch, written from the description in SPEC §8.
 
-It gathers B×K×D label rows, sorts all paths twice, compares every path with every positive in a
-Python loop, writes a dense L×D gradient and runs AdamW over every row. Written from that
-description alone.
+Like the published program, it gathers B×K×D label rows, sorts all paths twice, compares every path
+with every positive in a Python loop, writes a dense L×D gradient and runs AdamW over every row.
 """
 
 import math
@@ -13,10 +12,10 @@ from torch.nn.functional import logsigmoid
 
 
 class NaiveStep:
-    """The parts behind the encoder, beginning with the weights of a model, and taking them over.
+    """The parts after the encoder, initialised with the weights of a model, which it takes over.
 
-    So both sides search the same graph with the same weights, and no table is held twice: what is
-    float32 in the model is trained where it is.
+    Both steps therefore search the same graph with the same weights, and no table is stored twice:
+    float32 weights of the model are trained in place.
     """
 
     def __init__(self, shape, model):
@@ -51,7 +50,7 @@ class NaiveStep:
         labels = self.edge_labels[beam].flatten(1)
         scores, order = scores.sort(dim=1, descending=True)
         labels = labels.gather(1, order)
-        labels, order = labels.sort(dim=1, stable=True)  # the best of equal labels goes first
+        labels, order = labels.sort(dim=1, stable=True)  # the best path of a label comes first
         scores = scores.gather(1, order)
         again = torch.zeros_like(labels, dtype=torch.bool)
         again[:, 1:] = labels[:, 1:] == labels[:, :-1]
@@ -81,7 +80,7 @@ class NaiveStep:
 
     @torch.no_grad()
     def rank(self, embedding, top_k):
-        """Return the k best labels and their p: the same search and gather, in prediction."""
+        """Return the k best labels and their p, with the same search and gather."""
         clusters = self.cluster_scores(embedding)
         beam = clusters.topk(self.shape.beam_size).indices
         _, _, labels, scores = self.expand(clusters, beam)
@@ -91,9 +90,9 @@ class NaiveStep:
 
 
 def naive_stepper(naive, encoder, batches, optimizer=None):
-    """Return what does step i of the naive program, telling ``mark`` where each part ends.
+    """Return a function that runs step i of the naive program and calls ``mark`` after each part.
 
-    ``optimizer`` moves the encoder; None: nothing does.
+    ``optimizer`` updates the encoder; with None it is not updated.
     """
 
     def step(i, mark=lambda part: None):

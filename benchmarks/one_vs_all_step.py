@@ -1,4 +1,4 @@
-"""Time and memory of one-vs-all's labels alone: random φ and positives, no encoder.
+"""Measure time and memory of one-vs-all labels alone: random φ and positives, no encoder.
 
 python benchmarks/one_vs_all_step.py --labels 2812281 --dim 768 --batch 128 --storage compact
 """
@@ -20,7 +20,7 @@ from elias.training.stage import tensor_cores
 
 
 class Rows(TextEncoder):
-    """φ is a row of a parameter."""
+    """A trivial encoder: φ is a row of a parameter."""
 
     def __init__(self, n_points, dim):
         super().__init__()
@@ -35,7 +35,7 @@ class Rows(TextEncoder):
 
 
 def timed(repeat, device, work):
-    work()  # warm
+    work()  # warm up
     seconds = []
     for _ in range(repeat):
         start = time.perf_counter()

@@ -1,8 +1,8 @@
-"""What an export to ONNX costs and keeps: time, size, memory, speed, the same labels.
+"""Measure an ONNX export: time, size, memory, speed, and agreement of the labels.
 
 python benchmarks/onnx_export.py MODEL [--texts FILE] [--int8] [--out RESULTS.json]
 
-MODEL is a saved model or a run; `benchmarks/cpu_predict.py --save` makes one of random weights.
+MODEL is a saved model or a run; `benchmarks/cpu_predict.py --save` writes one with random weights.
 """
 
 import argparse
@@ -28,7 +28,9 @@ def timed(work):
 def main():
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("model", type=Path)
-    parser.add_argument("--texts", type=Path, help="one per line; else of made-up words")
+    parser.add_argument(
+        "--texts", type=Path, help="file with one text per line; default: invented words"
+    )
     parser.add_argument("--count", type=int, default=256)
     parser.add_argument("--top-k", type=int, default=100)
     parser.add_argument("--batch", type=int, default=8)

@@ -1,9 +1,9 @@
-"""What 8 bits cost a transformer: classifiers at the centroids of its own embeddings, no training.
+"""Measure the cost of 8 bits for a transformer with centroid classifiers, without training.
 
 python benchmarks/onnx_int8.py DATA ENCODER [--train 4000] [--test 1000] [--out RESULTS.json]
 
-Each label's classifier is the mean direction of φ over its training points, and every label is
-scored. The same model then answers through torch, through ONNX, and through ONNX in 8 bits.
+The classifier of each label is the mean direction of φ over its training points, and every label is
+scored. The same model then predicts with torch, with ONNX, and with ONNX in 8 bits.
 """
 
 import argparse
@@ -27,7 +27,7 @@ METRICS = ("P@1", "P@3", "P@5", "R@10", "R@100")
 
 
 def centroid_model(corpus, rows, encoder_folder):
-    """Return a model that nothing was trained for."""
+    """Return a model with centroid classifiers, without training."""
     config = EliasConfig().override(
         {
             "encoder.kind": "transformer",
@@ -56,7 +56,7 @@ def centroid_model(corpus, rows, encoder_folder):
 def main():
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("data", type=Path)
-    parser.add_argument("encoder", help="a folder of a transformer")
+    parser.add_argument("encoder", help="folder of a transformer")
     parser.add_argument("--train", type=int, default=4000)
     parser.add_argument("--test", type=int, default=1000)
     parser.add_argument("--out", type=Path)

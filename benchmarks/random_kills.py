@@ -1,8 +1,8 @@
-"""Training that is killed at random moments again and again, until it is finished each time.
+"""Kill training at random moments again and again, and resume it until it is finished.
 
 PYTHONPATH=src:tests python benchmarks/random_kills.py FOLDER --seconds 200
 
-Every run must end with the files and the records of one that was left alone.
+Every run must end with the same files and records as an uninterrupted one.
 """
 
 import argparse
@@ -18,12 +18,12 @@ from e2e.killing import CONFIG, CORPUS
 from elias import EliasConfig, train
 from elias.data.synthetic import synthetic_corpus
 
-MOST_KILLS = 6  # of one run; then it is left alone
+MOST_KILLS = 6  # per run; after that it is not killed
 LONGER = {"stages.stage1.epochs": 4, "stages.stage2.epochs": 6}
 
 
 def start(out):
-    """Train in a process of its own, forked before anything is computed; return its id."""
+    """Train in a separate process, forked before anything is computed; return its id."""
     child = os.fork()
     if child:
         return child
@@ -50,13 +50,13 @@ def without_times(tree):
 
 
 def content(run):
-    """All that a finished run is, but for its log and what things took."""
+    """Return the content of a finished run, except for its log and durations."""
     found = {}
     for path in [run / "metrics.jsonl", *(p for p in (run / "model").rglob("*") if p.is_file())]:
         name = path.relative_to(run).as_posix()
         if path.suffix == ".jsonl":
             lines = [without_times(json.loads(line)) for line in path.read_text().splitlines()]
-            # the time of saving comes after the model: a kill in between loses that line
+            # the time of saving is logged after the model is written: a kill may lose it
             found[name] = [line for line in lines if line.get("step") != "save"]
         elif path.name == "config.json":
             found[name] = without_times(json.loads(path.read_text()))
@@ -66,18 +66,18 @@ def content(run):
 
 
 def killed_often(out, longest, rng):
-    """Train until the model is there; return how often it was killed."""
+    """Train until the model is written; return the number of kills."""
     for n_kills in range(MOST_KILLS + 1):
         child = start(out)
         if n_kills < MOST_KILLS:
             time.sleep(rng.uniform(0.05, longest))
-            os.kill(child, signal.SIGKILL)  # one that has ended waits to be asked for
+            os.kill(child, signal.SIGKILL)  # a process that has ended must be reaped
         code = ended(child)
         if code not in (0, -signal.SIGKILL):
             raise SystemExit(f"{out}: ended with {code}")
         if (out / "model").exists():
             return n_kills + (code != 0)
-    raise SystemExit(f"{out}: was left alone, and has no model")
+    raise SystemExit(f"{out}: was not killed, but has no model")
 
 
 def main():
@@ -88,7 +88,7 @@ def main():
     chosen = parser.parse_args()
     chosen.folder.mkdir(parents=True)
     if ended(start(chosen.folder / "whole")):
-        raise SystemExit("the run that was left alone failed")
+        raise SystemExit("the uninterrupted run failed")
     wanted = content(chosen.folder / "whole")
     rng, end, kills, different = random.Random(0), time.monotonic() + chosen.seconds, [], []
     while time.monotonic() < end:
@@ -96,7 +96,10 @@ def main():
         kills.append(killed_often(out, chosen.longest, rng))
         if content(out) != wanted:
             different.append(out.name)
-    print(f"{len(kills)} runs, {sum(kills)} kills, {len(different)} ended elsewhere", *different)
+    print(
+        f"{len(kills)} runs, {sum(kills)} kills, {len(different)} with a different result",
+        *different,
+    )
 
 
 if __name__ == "__main__":

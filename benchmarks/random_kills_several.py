@@ -1,10 +1,10 @@
-"""Training in several processes, a random one of which is killed again and again at random moments.
+"""Train in several processes, and kill a random one at random moments, again and again.
 
 PYTHONPATH=src:tests python benchmarks/random_kills_several.py FOLDER --seconds 200
 
-After each kill the others must end by themselves, with an error that names the one killed unless
-that came before they had met, or after they had parted. The run then goes on with another number of
-processes, and must end with the metrics and the files of one that was left alone.
+After each kill, the others must end by themselves, with an error that names the killed process,
+unless it died before all had joined or after they had left. The run then resumes with another
+number of processes, and must end with the metrics and the files of an uninterrupted one.
 """
 
 import argparse
@@ -17,7 +17,7 @@ import time
 from collections import Counter
 from pathlib import Path
 
-os.environ["NUMBA_THREADING_LAYER"] = "workqueue"  # the one that survives a fork
+os.environ["NUMBA_THREADING_LAYER"] = "workqueue"  # the only layer that survives a fork
 
 import torch
 
@@ -28,20 +28,20 @@ from elias.data.synthetic import synthetic_corpus
 from elias.distributed import joined
 from elias.training.trainer import train_together
 
-MOST_KILLS = 5  # of one run; then it is left alone
+MOST_KILLS = 5  # per run; after that none is killed
 LONGER = {
     "stages.stage1.epochs": 4,
     "stages.stage2.epochs": 6,
     "stages.stage2.average_from": 1.0,
-    "rerank.calibrate": False,  # trees on 30 points turn rounding into other trees
+    "rerank.calibrate": False,  # with 30 points, rounding changes the trees
 }
 FAILED = 3
-MEETING = 20.0  # seconds; torchrun would not wait for one that is gone before all have met
+MEETING = 20.0  # seconds; torchrun would not wait for a process that dies before all have joined
 LONGEST_END = 90.0
 
 
 def start(out, size, corpus):
-    """Train in processes of their own; return their ids and where each writes what fails it."""
+    """Train in separate processes; return their ids and error files."""
     port, ids, errors = free_port(), [], []
     for rank in range(size):
         errors.append(out.with_name(f"{out.name}-{rank}.error"))
@@ -66,7 +66,7 @@ def start(out, size, corpus):
 
 
 def ended(ids):
-    """Wait for all; return how each ended, and how long the last took."""
+    """Wait for all processes; return their exit codes and the time of the last."""
     began, codes = time.monotonic(), {}
     while len(codes) < len(ids):
         for number in ids:
@@ -84,7 +84,7 @@ def ended(ids):
 
 
 def content(run):
-    """The metrics of a finished run, and which files it has."""
+    """Return the metrics of a finished run and the names of its files."""
     lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
     losses = [line["loss"] for line in lines if line["event"] == "epoch"]
     tests = [line["test"]["nDCG@5"] for line in lines if line["event"] == "stage"]
@@ -100,7 +100,7 @@ def same(ours, theirs):
 
 
 def killed_often(out, corpus, longest, rng):
-    """Train until the model is there; return what came of each kill and the longest end."""
+    """Train until the model is written; return the outcome of each kill and the longest end."""
     outcomes, slowest = Counter(), 0.0
     for n_kills in range(MOST_KILLS + 1):
         size = rng.choice([1, 2, 3, 4])
@@ -121,7 +121,7 @@ def killed_often(out, corpus, longest, rng):
             raise SystemExit(f"{out}: ended with {codes}: {said}")
         if (out / "model").exists():
             return outcomes, slowest
-    raise SystemExit(f"{out}: was left alone, and has no model")
+    raise SystemExit(f"{out}: was not killed, but has no model")
 
 
 def main():
@@ -136,10 +136,10 @@ def main():
     with_kernels = EliasConfig().override(CONFIG | {"rerank.enabled": False})
     from elias import train
 
-    train(with_kernels, corpus, device="cpu")  # all kernels are loaded before the forks
+    train(with_kernels, corpus, device="cpu")  # load all kernels before the forks
     codes, _ = ended(start(chosen.folder / "whole", 1, corpus)[0])
     if any(codes):
-        raise SystemExit("the run that was left alone failed")
+        raise SystemExit("the uninterrupted run failed")
     wanted = content(chosen.folder / "whole")
     rng, end, runs, different = random.Random(0), time.monotonic() + chosen.seconds, 0, []
     outcomes, slowest = Counter(), 0.0
@@ -150,7 +150,10 @@ def main():
         if not same(content(out), wanted):
             different.append(out.name)
     print(f"{runs} runs, {sum(outcomes.values())} kills {dict(outcomes)},", end=" ")
-    print(f"the others ended within {slowest:.1f} s, {len(different)} ended elsewhere", *different)
+    print(
+        f"the others ended within {slowest:.1f} s, {len(different)} with a different result",
+        *different,
+    )
 
 
 if __name__ == "__main__":

@@ -1,12 +1,12 @@
-"""Training the sparse ranker, beside PECOS's MLModel on the same sub-problems.
+"""Compare training the sparse ranker with PECOS's MLModel on the same sub-problems.
 
-    python benchmarks/ranker.py --make-environment      # once: PECOS into an environment of its own
+    python benchmarks/ranker.py --make-environment      # once: install PECOS in an environment
     python benchmarks/ranker.py --out runs/ranker.json
 
-The problem is generated: points of two topics each, whose 100 labels are its candidates, words
-and a vector that tell the relevant ones apart. Both stop at the same tolerance. What counts is
-CPU time, which a machine that others use disturbs less than wall-clock time; of several runs in
-turn the fastest is taken. PECOS wants an older numpy, so it runs from its own environment.
+The problem is generated: points of two topics each, whose 100 labels are the candidates, with words
+and a vector that distinguish the relevant ones. Both stop at the same tolerance. The result is the
+fastest of several alternating runs in CPU time, which other programs disturb less than wall-clock
+time. PECOS needs an older numpy, so it runs in its own environment.
 """
 
 import argparse
@@ -60,7 +60,7 @@ def make_problem(sizes, seed=0):
 
 
 def make_features(rng, relevant, n_words, n_topics):
-    """Four key words of each relevant label, among common ones; tf-idf, rows of length 1."""
+    """Return four key words of each relevant label among common ones; tf-idf, unit rows."""
     n, n_labels = len(relevant), int(relevant.max()) + 1
     keys = rng.integers(n_words // 10, n_words, (max(n_labels, n_topics), KEY_WORDS))
     shown = np.take_along_axis(keys[relevant], rng.integers(0, KEY_WORDS, (n, 4, 4)), axis=2)
@@ -78,7 +78,7 @@ def make_features(rng, relevant, n_words, n_topics):
 
 
 def make_vectors(rng, relevant, shape):
-    """The sum of the relevant labels' vectors, which lean to their topic's, and noise; length 1."""
+    """Return noisy unit sums of the relevant labels' vectors, which lean to their topics."""
     n_topics, per_topic, dim = shape
     if dim == 0:
         return np.zeros((len(relevant), 0), dtype=np.float32)
@@ -111,7 +111,7 @@ def write_problem(folder, problem):
 
 
 def run_peer(python, folder, n_threads):
-    """Train PECOS once in its own process; return the times and (weights, biases)."""
+    """Train PECOS once in a separate process; return the times and (weights, biases)."""
     command = [str(python), str(PEER), str(folder), str(n_threads)]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode:
@@ -122,7 +122,7 @@ def run_peer(python, folder, n_threads):
 
 
 def mean_objective(problem, fitted, n_labels=200):
-    """Return the mean of what is minimised, over the first labels: how precise a solution is."""
+    """Return the mean objective over the first labels, a measure of precision."""
     features, dense, candidates, labels = problem
     weights, biases = fitted
     starts, rows, signs = group_pairs(candidates, labels)
@@ -137,13 +137,14 @@ def mean_objective(problem, fitted, n_labels=200):
 
 
 def interpreter(environment):
-    """Return the Python of the peer's environment, or None, having said how to make it."""
+    """Return the Python of the PECOS environment; if missing, explain how to create it."""
     python = environment / "bin" / "python"
     check = [str(python), "-c", "import pecos"]
     if python.exists() and not subprocess.run(check, capture_output=True, check=False).returncode:
         return python
     print(
-        f"no PECOS in {environment}: ours runs alone; --make-environment makes it", file=sys.stderr
+        f"no PECOS in {environment}: only ours runs; --make-environment installs it",
+        file=sys.stderr,
     )
     return None
 
@@ -154,7 +155,7 @@ def make_environment(environment):
 
 
 def compare(problem, python, runs, n_threads):
-    """Run both in turn; return the fastest run of each with how good its solution is."""
+    """Run both alternately; return the fastest run of each and its objective."""
     results = {"ours": [], "pecos": []}
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
@@ -188,7 +189,7 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--environment", type=Path, default=Path(".cache/pecos"))
     parser.add_argument("--make-environment", action="store_true")
-    parser.add_argument("--out", type=Path, help="write the figures there as JSON")
+    parser.add_argument("--out", type=Path, help="file for the results as JSON")
     parser.add_argument("--points", type=int, default=50_000)
     parser.add_argument("--words", type=int, default=20_000)
     parser.add_argument("--dim", type=int, default=384, help="dense features; 0 for none")
@@ -200,7 +201,7 @@ def main():
         make_environment(asked.environment)
     python = interpreter(asked.environment)
     sizes = (asked.points, asked.words, asked.dim, asked.labels, asked.candidates)
-    run_ours(make_problem((200, 200, asked.dim, 200, 20)))  # compiles
+    run_ours(make_problem((200, 200, asked.dim, 200, 20)))  # compile first
     best = compare(make_problem(sizes), python, asked.runs, numba.get_num_threads())
     show(best)
     if asked.out is not None:

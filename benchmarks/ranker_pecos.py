@@ -1,9 +1,9 @@
-"""The peer's side of `ranker.py`, run by the interpreter of an environment that has PECOS.
+"""Run the PECOS side of `ranker.py`, with the interpreter of an environment that has PECOS.
 
     python ranker_pecos.py PROBLEM_FOLDER THREADS
 
-Reads the problem that `ranker.py` wrote there, trains PECOS's masked linear model on it once, and
-leaves its weights beside it. The last line it prints is JSON.
+Reads the problem that `ranker.py` wrote, trains PECOS's masked linear model on it once, and writes
+its weights to the same folder. The last line of output is JSON.
 """
 
 import json

@@ -1,11 +1,11 @@
-"""Clustering, edges, tf-idf and metrics on generated data of any size: their time and memory.
+"""Measure time and memory of clustering, edges, tf-idf and metrics on generated data.
 
     python benchmarks/scale_cpu.py --labels 300000 --points 200000 --out RESULTS
     python benchmarks/scale_cpu.py                       # 3 million labels, 2 million points
 
-A point has a topic; half of its words and most of its labels are the topic's, the rest anyone's,
-frequent ones more often. Memory is that of the whole process, so a part begins with what the parts
-before it have left. Compiling is done on a small problem first and not counted.
+A point has a topic. Half of its words and most of its labels belong to the topic; the others are
+random with a skewed frequency. Memory is that of the whole process, so a part starts with what the
+previous parts have left. Functions are compiled on a small problem first, which is not measured.
 """
 
 import argparse
@@ -33,7 +33,7 @@ LABELS_PER_TOPIC = 50
 
 
 def rows_of(ids, n_columns, values=None):
-    """Return (N, n_columns) rows of the given ids, repeats added up."""
+    """Return (N, n_columns) rows of the given ids; repeated ids are summed."""
     n, width = ids.shape
     ids = np.sort(ids, axis=1)
     data = np.ones(n * width, dtype=np.float32) if values is None else values
@@ -44,7 +44,7 @@ def rows_of(ids, n_columns, values=None):
 
 
 def draw(rng, n, shape, power=3):
-    """Draw ids below n, low ones more often."""
+    """Draw ids below n, low ids more often."""
     return (n * rng.random(shape, dtype=np.float32) ** power).astype(np.int32).clip(0, n - 1)
 
 
@@ -69,7 +69,7 @@ def make_points(given, rng):
 
 
 def make_beams(given, n_clusters, topics, rng):
-    """Return the clusters that points go to (N, b), and how strongly."""
+    """Return the clusters of each point (N, b) and their weights."""
     near = (topics[:, None] * 31 + np.arange(given.beam)) % n_clusters
     far = rng.integers(0, n_clusters, near.shape, dtype=np.int32)
     beams = np.where(rng.random(near.shape, dtype=np.float32) < 0.5, near, far).astype(np.int64)
@@ -138,11 +138,13 @@ def measure(given, parts):
 def arguments(parser):
     parser.add_argument("--labels", type=int, default=3_000_000)
     parser.add_argument("--points", type=int, default=2_000_000)
-    parser.add_argument("--texts", type=int, help="for tf-idf; as many as points")
+    parser.add_argument("--texts", type=int, help="texts for tf-idf; default: as many as points")
     parser.add_argument("--labels-per-point", type=int, default=36)
     parser.add_argument("--words-per-point", type=int, default=40)
     parser.add_argument("--vocabulary", type=int, default=200_000)
-    parser.add_argument("--dim", type=int, default=128, help="of φ in the centroids; 0 without")
+    parser.add_argument(
+        "--dim", type=int, default=128, help="dimension of φ in the centroids; 0 for none"
+    )
     parser.add_argument("--beam", type=int, default=20)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument(
@@ -150,7 +152,7 @@ def arguments(parser):
         nargs="+",
         default=["labels", "texts"],
         choices=["labels", "texts"],
-        help="clustering, edges and metrics; tf-idf",
+        help="labels: clustering, edges and metrics; texts: tf-idf",
     )
     parser.add_argument("--threads", type=int, default=numba.config.NUMBA_NUM_THREADS)
 
@@ -183,7 +185,7 @@ def main():
 
 
 class Quiet(Parts):
-    """Measures without a word."""
+    """Measure without output."""
 
     def timed(self, name, **facts):
         return nullcontext(facts)

@@ -1,11 +1,11 @@
-"""Load on a server from a process of its own: throughput, latency, refusals, memory.
+"""Load a server from a separate process: throughput, latency, refusals, memory.
 
     elias serve MODEL --port 8000 &
     python benchmarks/serve_load.py http://127.0.0.1:8000 --texts FILE --seconds 10 --out load.json
 
-Its own few lines of HTTP/1.1, since a general client costs more than the server it measures. Each
-client keeps a connection and asks again as soon as it is answered. One that is told 429 does not
-wait for Retry-After, only a tenth of a second, so that overload stays overload.
+Uses a minimal HTTP/1.1 client, because a general one costs more than the server. Each client keeps
+a connection and sends the next request as soon as it has a response. After a 429 it waits a tenth
+of a second instead of Retry-After, so that the server stays overloaded.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ def some_texts(path: Path | None) -> list[str]:
 
 
 def resident_mib(pids: list[int]) -> float:
-    """Return the memory that processes hold, as Linux tells it."""
+    """Return the resident memory of processes, from Linux's /proc."""
     pages = 0
     for pid in pids:
         status = Path(f"/proc/{pid}/statm")
@@ -54,7 +54,7 @@ def family(pid: int | None) -> list[int]:
 
 
 class Client:
-    """One connection, opened anew whenever it was closed."""
+    """One connection, reopened whenever it is closed."""
 
     def __init__(self, url: str) -> None:
         place = urlsplit(url)
@@ -89,7 +89,7 @@ class Client:
 
 
 class Round:
-    """What came back while so many clients asked."""
+    """Responses of one round with a number of clients."""
 
     def __init__(self) -> None:
         self.seconds: list[float] = []
@@ -163,12 +163,14 @@ async def load(options: argparse.Namespace) -> dict[str, object]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("url")
-    parser.add_argument("--texts", type=Path, help="one text per line; else drawn at random")
+    parser.add_argument(
+        "--texts", type=Path, help="file with one text per line; default: random texts"
+    )
     parser.add_argument("--clients", type=int, nargs="+", default=[1, 4, 16, 64, 256])
-    parser.add_argument("--seconds", type=float, default=10.0, help="of each round")
-    parser.add_argument("--inputs", type=int, default=1, help="texts in a request")
-    parser.add_argument("--pid", type=int, help="the server's, to watch its memory")
-    parser.add_argument("--out", type=Path, help="where to write the figures as JSON")
+    parser.add_argument("--seconds", type=float, default=10.0, help="duration of each round")
+    parser.add_argument("--inputs", type=int, default=1, help="texts per request")
+    parser.add_argument("--pid", type=int, help="process id of the server, to record its memory")
+    parser.add_argument("--out", type=Path, help="file for the results as JSON")
     options = parser.parse_args()
     found = asyncio.run(load(options))
     if options.out:

@@ -1,12 +1,14 @@
-"""How long training takes to a given validation P@1, on any corpus and preset.
+"""Measure the training time to a given validation P@1, on any corpus and preset.
 
     PYTHONPATH=src python3 benchmarks/time_to_accuracy.py data/wordnet-related \
         --preset wordnet-related-minilm --device cuda --targets 40 44 45 --out RESULTS
-    PYTHONPATH=src python3 benchmarks/time_to_accuracy.py --run runs/mesh --out RESULTS  # read it
+    PYTHONPATH=src python3 benchmarks/time_to_accuracy.py --run runs/mesh --out RESULTS
 
-The time is that of clusters, edges and epochs, validation after each of them included: what the
-run's own ``metrics.jsonl`` says. Loading, the encoder and tokenising come before and are told
-apart. Without --targets, some shares of the best value are taken. Nothing looks at test points but
+With --run and a finished run nothing is trained.
+
+The time covers clusters, edges and epochs, with the validation after each epoch, as recorded in
+the run's ``metrics.jsonl``. Loading, the encoder and tokenisation come before and are reported
+separately. Without --targets, some shares of the best value are used. Test points are used only in
 the report that training writes of each stage.
 """
 
@@ -32,7 +34,7 @@ def read_events(run):
 
 
 def curve_of(events, metric):
-    """Return the epochs with the seconds trained till their end, and those of the preparation."""
+    """Return the epochs with the training seconds at their end, and the preparation seconds."""
     stages = {event["stage"] for event in events if event["event"] == "epoch"}
     trained, prepared, curve = 0.0, 0.0, []
     for event in events:
@@ -46,14 +48,14 @@ def curve_of(events, metric):
             if metric in event["validation"]:
                 curve.append({**point, metric: event["validation"][metric]})
     if not stages:
-        raise SystemExit("the run has no epochs: is it the folder that training wrote?")
+        raise SystemExit("the run has no epochs: give a folder that `elias train` wrote")
     if not curve:
         raise SystemExit(f"no epoch has a validation {metric}: see eval.validation_size")
     return curve, prepared
 
 
 def reached(curve, metric, targets):
-    """Return the first epoch that has each target; None where none has."""
+    """Return the first epoch that reaches each target; None if none does."""
     best = max(point[metric] for point in curve)
     wanted = targets or [round(share * best, 4) for share in SHARES]
     return [
@@ -72,7 +74,7 @@ def override_of(text):
 
 def train_run(given, folder):
     config = EliasConfig.preset(given.preset) if given.preset else EliasConfig()
-    # the ranker comes after the last epoch, so no time here depends on it
+    # the ranker runs after the last epoch, so it does not change these times
     settings = {"eval.every": 1, "rerank.enabled": False}
     config = config.override(settings | dict(map(override_of, given.set)))
     train(config, load_corpus(given.corpus), out=folder, device=given.device, overwrite=True)
@@ -100,7 +102,7 @@ def main():
     parser.add_argument("--set", action="append", default=[], help="setting=value, as in train")
     parser.add_argument("--device", default="cpu", help="cpu or cuda")
     parser.add_argument("--metric", default="P@1")
-    parser.add_argument("--targets", type=float, nargs="*", help="in percent")
+    parser.add_argument("--targets", type=float, nargs="*", help="P@1 in percent")
     parser.add_argument("--run", type=Path, help="read this run, or train into this folder")
     parser.add_argument("--out", type=Path, help="folder for time_to_accuracy.json")
     given = parser.parse_args()

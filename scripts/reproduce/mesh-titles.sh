@@ -3,9 +3,9 @@
 #
 #   scripts/reproduce/mesh-titles.sh [RUNS]
 #
-# Builds the corpus and makes the tables of docs/reference/results.md: what each component adds, over three
-# seeds with an ensemble of three each; the pruned index. A few minutes for each of fifteen models
-# on two cores. What is finished is not done again.
+# Builds the corpus and the tables of docs/reference/results.md: the gain of each component, over three
+# seeds with an ensemble of three each, and the pruned index. Takes a few minutes for each of fifteen
+# models on two cores. Finished steps are not repeated.
 set -euo pipefail
 
 runs=${1:-runs}
@@ -19,5 +19,5 @@ elias data info "$data"
 elias experiment ablation "$data" --preset mesh-titles --device cpu --out "$runs/mesh" \
     --seeds 0,1,2 --one-vs-all
 
-# 3. Fewer edges.
+# 3. The pruned index.
 elias experiment prune "$data" --model "$runs/mesh/runs/elias-seed0" --device cpu --out "$runs/mesh"

@@ -3,9 +3,9 @@
 #
 #   scripts/reproduce/tate-eurlex.sh DATA [RUNS]
 #
-# DATA holds the folders tate-subjects and eurlex-mini (raw/trn_X.txt, Y.trn.npz, …). Makes the
-# tables of docs/reference/results.md: what each component adds, the ensemble, the fixed graph, one-vs-all.
-# What is finished is not done again.
+# DATA holds the folders tate-subjects and eurlex-mini (raw/trn_X.txt, Y.trn.npz, …). Builds the
+# tables of docs/reference/results.md: the gain of each component, the ensemble, the fixed graph,
+# one-vs-all. Finished steps are not repeated.
 set -euo pipefail
 
 data=${1:?give the folder of the corpora}

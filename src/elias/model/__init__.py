@@ -1,0 +1,1 @@
+"""The ELIAS model: encoders, label graph, search and losses (§3)."""

@@ -1,0 +1,1 @@
+"""Train a model: stages, optimizer, checkpoints, runs and memory estimates."""
