@@ -11,14 +11,17 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from elias.config import EliasConfig
     from elias.data import Corpus, Split, convert, corpus_stats, load_corpus
+    from elias.data.readers.text_rows import TextFile
     from elias.errors import EliasError
     from elias.estimator import EliasClassifier
     from elias.inference.batch_predict import FileDone, FileTask, predict_file
+    from elias.inference.explain import ExplainedLabel, Explanation, LabelPath
     from elias.inference.predictor import Elias
     from elias.inference.prune import EdgeCount, prune_edges
     from elias.metrics import Metrics, evaluate
     from elias.persistence.onnx_runtime import OnnxModel
     from elias.predictions import Predictions, Ranking
+    from elias.rerank.probabilities import Probabilities, calibration_error
     from elias.training.trainer import train, train_together
 
     __version__: str
@@ -26,14 +29,17 @@ if TYPE_CHECKING:
 _MODULES = {
     "elias.config": "EliasConfig",
     "elias.data": "Corpus Split convert corpus_stats load_corpus",
+    "elias.data.readers.text_rows": "TextFile",
     "elias.errors": "EliasError",
     "elias.estimator": "EliasClassifier",
     "elias.inference.batch_predict": "FileDone FileTask predict_file",
+    "elias.inference.explain": "ExplainedLabel Explanation LabelPath",
     "elias.inference.predictor": "Elias",
     "elias.inference.prune": "EdgeCount prune_edges",
     "elias.metrics": "Metrics evaluate",
     "elias.persistence.onnx_runtime": "OnnxModel",
     "elias.predictions": "Predictions Ranking",
+    "elias.rerank.probabilities": "Probabilities calibration_error",
     "elias.training.trainer": "train train_together",
 }
 _MODULE_OF = {name: module for module, names in _MODULES.items() for name in names.split()}
@@ -45,14 +51,20 @@ __all__ = [
     "EliasClassifier",
     "EliasConfig",
     "EliasError",
+    "ExplainedLabel",
+    "Explanation",
     "FileDone",
     "FileTask",
+    "LabelPath",
     "Metrics",
     "OnnxModel",
     "Predictions",
+    "Probabilities",
     "Ranking",
     "Split",
+    "TextFile",
     "__version__",
+    "calibration_error",
     "convert",
     "corpus_stats",
     "evaluate",

@@ -1,6 +1,7 @@
 """What importing the package costs, and which way imports point."""
 
 import ast
+import importlib
 import re
 import subprocess
 import sys
@@ -106,3 +107,19 @@ def test_imports_point_downwards_only():
 
     assert done.returncode == 0, done.stdout + done.stderr
     assert "1 kept, 0 broken" in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("module", "name"),
+    [
+        ("elias.pipeline", "Elias"),
+        ("elias.pipeline", "train_together"),
+        ("elias.onnx_model", "OnnxModel"),
+        ("elias.data.text_rows", "TextFile"),
+    ],
+)
+def test_a_documented_name_that_moved_warns_for_one_release(module, name):
+    with pytest.warns(DeprecationWarning, match="import it from elias"):
+        moved = getattr(importlib.import_module(module), name)
+
+    assert moved is getattr(elias, name)
