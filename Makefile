@@ -3,7 +3,7 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
-# One file of tests is one worker's; more workers than this need more memory than they save time.
+# Each worker runs whole test files. More than 8 workers use much memory and save little time.
 TEST_WORKERS := -n auto --maxprocesses 8 --dist loadfile
 PIP_INSTALL := $(BIN)/python -m pip install --disable-pip-version-check -c constraints.txt
 
@@ -30,14 +30,14 @@ lint: $(VENV)/.installed-dev  ## Run formatting, lint, types and layering
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
-format: $(VENV)/.installed-dev  ## Format the code and mend what ruff can mend
+format: $(VENV)/.installed-dev  ## Format the code and fix what ruff can fix
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
 
 docs: $(VENV)/.installed-dev  ## Build the documentation as a site into build/site/
 	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict
 
-bench: $(VENV)/.installed  ## Time the hot parts on the CPU beside plain ways to do them
+bench: $(VENV)/.installed  ## Time the hot code on the CPU against simple implementations
 	$(BIN)/python benchmarks/cpu_bench.py --out runs/bench
 
 build: $(VENV)/.installed-dev  ## Build the wheel and the source archive into dist/
@@ -48,13 +48,13 @@ clean:  ## Remove the environment, caches and builds; runs/ and data/ stay
 	rm -rf .import_linter_cache
 	find src tests -name __pycache__ -type d -prune -exec rm -rf {} +
 
-# The stamps make a second run reuse the environment; a change to either file installs again.
+# Stamp files: the environment is reused until pyproject.toml or constraints.txt changes.
 $(BIN)/python:
-	@echo "Making $(VENV) ..."
+	@echo "Creating $(VENV) ..."
 	$(PYTHON) -m venv $(VENV)
 
 $(VENV)/.installed: pyproject.toml constraints.txt | $(BIN)/python
-	@echo "Installing ELIAS into $(VENV) (torch is large: minutes on a slow line) ..."
+	@echo "Installing ELIAS into $(VENV) (torch is large; a slow connection takes minutes) ..."
 	$(PIP_INSTALL) -e .
 	@touch $@
 

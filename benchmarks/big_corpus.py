@@ -2,7 +2,7 @@
 
     python benchmarks/big_corpus.py --points 10000000 --labels 100000 --steps 300 --work FOLDER
 
-Texts are generated into a JSONL file, streamed to disk, tokenised by worker processes and used for
+Texts are generated into a JSONL file, streamed to disk, tokenized by worker processes and used for
 some training steps (bag encoder, both stages). For each part, the script prints the time and the
 peak resident memory so far of this process and of the largest worker (from getrusage, which
 includes mapped file pages that the system may reclaim).
@@ -115,11 +115,11 @@ def tell_parts(table: list[dict]) -> dict:
     from elias.training.run import Run
 
     kept: dict = {}
-    tokenise, timed = trainer.cached_tokens, Run.timed
+    tokenize, timed = trainer.cached_tokens, Run.timed
 
     def watched(split, encoder):
-        with told(f"tokenise {len(split):,} texts", table):
-            tokens = tokenise(split, encoder)
+        with told(f"tokenize {len(split):,} texts", table):
+            tokens = tokenize(split, encoder)
         if len(split) > kept.get("n", 0):
             kept.update(n=len(split), tokens=tokens, labels=split.labels)
         return tokens

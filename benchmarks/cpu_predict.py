@@ -83,7 +83,7 @@ def measure(given, sizes=(1, 32, 512)):
     weight = model.model.labels.weight
 
     def every_label(batch):
-        tokens = model.model.encoder.tokenise(batch)
+        tokens = model.model.encoder.tokenize(batch)
         with torch.no_grad():
             embedding = torch.from_numpy(embed_all(model.model.encoder, tokens))
             return (embedding @ weight.T).topk(5)

@@ -88,7 +88,7 @@ def kept_early():
 
 def kept_graphs(model):
     """Return the captured searches of a model, by shape."""
-    return SEARCH_GRAPHS.kept[model].captured._graphs
+    return SEARCH_GRAPHS.by_model[model].captured._graphs
 
 
 class NotHereError(Exception):

@@ -3,7 +3,7 @@
 PYTHONPATH=src python3 benchmarks/gpu_predict.py --out results --quick
 
 SPEC §8 has the figures of the published program. With --as-users, measures what `Elias.predict`
-does after tokenisation: calls with one batch and with 16 batches, from tokens on the host to
+does after tokenization: calls with one batch and with 16 batches, from tokens on the host to
 labels on the host, in wall-clock time. CUDA graphs of earlier calls are reused, as they are for
 users.
 """

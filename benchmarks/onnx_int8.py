@@ -40,7 +40,7 @@ def centroid_model(corpus, rows, encoder_folder):
     config = config.resolve(len(rows), corpus.n_labels)
     train = corpus.train.take(rows)
     encoder = build_encoder(config.encoder, train.texts, None).eval()
-    embedding = embed_all(encoder, encoder.tokenise(list(train.texts)))
+    embedding = embed_all(encoder, encoder.tokenize(list(train.texts)))
     embedding = embedding / np.linalg.norm(embedding, axis=1, keepdims=True)
     centroids = train.labels.T @ embedding
     lengths = np.linalg.norm(centroids, axis=1, keepdims=True)

@@ -7,7 +7,7 @@
 With --run and a finished run nothing is trained.
 
 The time covers clusters, edges and epochs, with the validation after each epoch, as recorded in
-the run's ``metrics.jsonl``. Loading, the encoder and tokenisation come before and are reported
+the run's ``metrics.jsonl``. Loading, the encoder and tokenization come before and are reported
 separately. Without --targets, some shares of the best value are used. Test points are used only in
 the report that training writes of each stage.
 """

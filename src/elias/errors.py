@@ -68,7 +68,7 @@ def did_you_mean(name: str, known: Iterable[str]) -> str:
 _LONGEST_QUOTE = 160
 
 
-def broken(path: Path, what: str) -> ModelError:
+def damaged_file(path: Path, what: str) -> ModelError:
     """Return the error for a damaged file of a saved model."""
     return ModelError(f"{path}: {what}; save or download the model again")
 

@@ -50,7 +50,7 @@ def is_enabled() -> bool:
 
 
 @contextmanager
-def hushed() -> Iterator[None]:
+def progress_disabled() -> Iterator[None]:
     """Hide progress that starts inside the block, e.g. below a bar for the whole."""
     before = _state["enabled"]
     enable(False)

@@ -10,7 +10,7 @@ from elias.data.synthetic import write_synthetic
 
 @pytest.fixture(autouse=True, scope="session")
 def own_cache(tmp_path_factory):
-    """Keep tokenised texts out of the user's cache."""
+    """Keep tokenized texts out of the user's cache."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
         yield

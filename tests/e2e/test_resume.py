@@ -429,12 +429,12 @@ def test_sigterm_saves_and_the_same_command_goes_on(tmp_path):
 
 
 POINTS = {
-    "tokenising": "elias.text.tokens:_store:2",
+    "tokenizing": "elias.text.tokens:_store:2",
     "clustering": "elias.training.initialization:balanced_clusters:1",
     "stage 1": f"{STEP}:7",
     "edges": "elias.training.initialization:strongest_edges:1",
     "stage 2": f"{STEP}:8",
-    "a checkpoint": "elias.training.checkpoint:seal:2",
+    "a checkpoint": "elias.training.checkpoint:write_manifest:2",
     "ranker": "elias.rerank.reranker:SparseRanker.fit:1",
     "saving": "elias.persistence.model_files:write_labels:1",
     "the last rename": "elias.data.atomic:_exchange:1",

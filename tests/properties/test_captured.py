@@ -74,7 +74,7 @@ def train(model, stage, reduction, monkeypatch, record):
         model=model,
         stage=stage,
         config=config.resolve(len(TEXTS), N_LABELS),
-        points=Points(model.encoder.tokenise(TEXTS), csr_matrix(labels)),
+        points=Points(model.encoder.tokenize(TEXTS), csr_matrix(labels)),
         rng=np.random.default_rng(1),
         validate=None,
         report=reports.append,

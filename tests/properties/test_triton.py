@@ -374,7 +374,7 @@ class Lookup(TextEncoder):
         self.dim = vectors.shape[1]
         self.vectors = torch.nn.Parameter(vectors)
 
-    def tokenise(self, texts):
+    def tokenize(self, texts):
         raise NotImplementedError
 
     fingerprint = ""

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
     from elias.data import Corpus
     from elias.experiments import Plan, Result, Setting
-    from elias.experiments.prune import Cut
+    from elias.experiments.prune import PruneRule
     from elias.inference.predictor import Elias
 
 
@@ -289,9 +289,9 @@ def _parse_numbers(
         raise ConfigError(f"{option} {text!r}: write {example}") from None
 
 
-def _parse_cut(save: Path | None, keep: str | None, *, overwrite: bool) -> Cut | None:
+def _parse_cut(save: Path | None, keep: str | None, *, overwrite: bool) -> PruneRule | None:
     """Parse the edges that the saved model keeps; refuse an existing folder before any work."""
-    from elias.experiments.prune import THRESHOLD, TOP_K, Cut
+    from elias.experiments.prune import THRESHOLD, TOP_K, PruneRule
 
     if save is None and keep is None:
         return None
@@ -301,7 +301,7 @@ def _parse_cut(save: Path | None, keep: str | None, *, overwrite: bool) -> Cut |
         raise ConfigError(f"--save {save}: already exists; use --overwrite or another folder")
     rule, _, limit = keep.partition("=")
     try:
-        return Cut({"threshold": THRESHOLD, "top": TOP_K}[rule], float(limit))
+        return PruneRule({"threshold": THRESHOLD, "top": TOP_K}[rule], float(limit))
     except (KeyError, ValueError):
         raise ConfigError(
             f"--keep {keep!r}: write threshold=0.25, or top=100 to keep 100 edges per cluster"

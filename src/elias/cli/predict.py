@@ -157,7 +157,7 @@ def _write_stdout(
         progress.enable(False)  # a bar would mix with the results
     count = 0
     # One bar for all texts, none for each chunk.
-    with progress.progress("Predicting") as advance, progress.hushed():
+    with progress.progress("Predicting") as advance, progress.progress_disabled():
         for chunk in chunks(rows, size):
             texts, _ = sanitize([row.text for row in chunk])
             predictions = predict_texts(texts, **arguments).to_dicts()

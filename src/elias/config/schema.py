@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from elias.config.resolve import ResolvedConfig
 
 
-def need(condition: bool, message: str) -> None:
+def require(condition: bool, message: str) -> None:
     """Raise `ConfigError` unless the condition holds."""
     if not condition:
         raise ConfigError(message)
@@ -27,11 +27,11 @@ def _at_least(least: int, config: object, section: str, *names: str, finite: boo
     for name in names:
         value = getattr(config, name)
         valid = value is None or (value >= least and not (finite and math.isinf(value)))
-        need(valid, f"{section}.{name} must be >= {least}, not {value}")
+        require(valid, f"{section}.{name} must be >= {least}, not {value}")
 
 
 def _check_span(span: tuple[int, int], key: str) -> None:
-    need(
+    require(
         0 <= span[0] <= span[1] <= 16,
         f"{key} must be [shortest, longest] within 0..16, not {list(span)}",
     )
@@ -97,20 +97,20 @@ class RerankConfig:
         _at_least(1, self, "rerank", "trees", "tree_depth", "tree_leaf")
         _at_least(0, self, "rerank", "prune", finite=True)
         words = self.word_ngrams
-        need(0 <= words <= 5, f"rerank.word_ngrams must be in 0..5, not {words}")
+        require(0 <= words <= 5, f"rerank.word_ngrams must be in 0..5, not {words}")
         _check_span(self.char_ngrams, "rerank.char_ngrams")
-        need(
+        require(
             words > 0 or self.char_ngrams[1] > 0 or self.embedding != "none",
             "rerank has no features: set rerank.word_ngrams, rerank.char_ngrams or "
             "rerank.embedding",
         )
         for name in ("cost", "tolerance", "sharpness"):
             value = getattr(self, name)
-            need(
+            require(
                 value is None or 0 < value < math.inf,
                 f"rerank.{name} must be greater than 0 and finite, not {value}",
             )
-        need(self.tree_depth <= 20, f"rerank.tree_depth must be <= 20, not {self.tree_depth}")
+        require(self.tree_depth <= 20, f"rerank.tree_depth must be <= 20, not {self.tree_depth}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -175,7 +175,7 @@ class EncoderConfig:
         """Check the values."""
         for name in ("dropout", "token_dropout"):
             value = getattr(self, name)
-            need(0 <= value < 1, f"encoder.{name} must be in [0, 1), not {value}")
+            require(0 <= value < 1, f"encoder.{name} must be in [0, 1), not {value}")
         _at_least(1, self, "encoder", "dim", "hidden_dim", "min_count", "max_features")
         _at_least(1, self, "encoder", "bottleneck")
         _at_least(3, self, "encoder", "max_length")
@@ -297,7 +297,7 @@ class StageConfig:
         _at_least(0, self, section, "max_grad_norm")
         for name in ("warmup", "average_from"):
             value = getattr(self, name)
-            need(0 <= value <= 1, f"{section}.{name} must be in [0, 1], not {value}")
+            require(0 <= value <= 1, f"{section}.{name} must be in [0, 1], not {value}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -314,7 +314,7 @@ class EnsembleConfig:
     def __post_init__(self) -> None:
         """Check the values."""
         _at_least(1, self, "ensemble", "members")
-        need(
+        require(
             0 <= self.first_member < 2**20,
             f"ensemble.first_member must be >= 0 and below 2^20, not {self.first_member}",
         )
@@ -367,7 +367,7 @@ class CheckpointConfig:
         """Check the values."""
         _at_least(0, self, "checkpoint", "minutes", "keep", finite=True)
         steps = self.steps
-        need(steps is None or steps >= 1, f"checkpoint.steps must be >= 1 or none, not {steps}")
+        require(steps is None or steps >= 1, f"checkpoint.steps must be >= 1 or none, not {steps}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -386,7 +386,9 @@ class TrackingConfig:
 
     def __post_init__(self) -> None:
         """Check the values."""
-        need(self.wandb is None or bool(self.wandb.strip()), "tracking.wandb must name a project")
+        require(
+            self.wandb is None or bool(self.wandb.strip()), "tracking.wandb must name a project"
+        )
 
 
 DEFAULT_STAGES = (
@@ -431,21 +433,21 @@ class EliasConfig:
 
     def __post_init__(self) -> None:
         """Check the values that depend on each other."""
-        need(0 <= self.seed < 2**32, f"seed must be >= 0 and below 2^32, not {self.seed}")
-        need(bool(self.stages), "stages must not be empty")
+        require(0 <= self.seed < 2**32, f"seed must be >= 0 and below 2^32, not {self.seed}")
+        require(bool(self.stages), "stages must not be empty")
         names = [stage.name for stage in self.stages]
-        need(len(set(names)) == len(names), f"stages must have different names, not {names}")
+        require(len(set(names)) == len(names), f"stages must have different names, not {names}")
         if self.index.kind == "graph":
             return
         if self.stages == DEFAULT_STAGES:  # none were given
             object.__setattr__(self, "stages", ONE_VS_ALL_STAGES)
         for stage in self.stages:
-            need(
+            require(
                 not stage.learn_graph,
                 f"stages.{stage.name}.learn_graph: with index.kind='all' there is no graph to "
                 "learn; give stages without it, e.g. in a --config file",
             )
-            need(
+            require(
                 stage.index_every == 1,
                 f"stages.{stage.name}.index_every must be 1 with index.kind='all', not "
                 f"{stage.index_every}: one-vs-all updates the labels in every step",

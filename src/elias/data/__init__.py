@@ -5,6 +5,7 @@ Names are imported when they are first used (PEP 562), so that importing this pa
 
 from __future__ import annotations
 
+import warnings
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
@@ -12,15 +13,15 @@ if TYPE_CHECKING:
     from elias.data.corpus import SPLITS, Corpus, Split
     from elias.data.load import load_corpus
     from elias.data.stats import CorpusStats, SplitStats, corpus_stats
-    from elias.data.writers import Written, convert
+    from elias.data.writers import ConversionResult, convert
 
 __all__ = [
     "SPLITS",
+    "ConversionResult",
     "Corpus",
     "CorpusStats",
     "Split",
     "SplitStats",
-    "Written",
     "convert",
     "corpus_stats",
     "load_corpus",
@@ -30,11 +31,14 @@ _MODULES = {
     "corpus": ("SPLITS", "Corpus", "Split"),
     "load": ("load_corpus",),
     "stats": ("CorpusStats", "SplitStats", "corpus_stats"),
-    "writers": ("Written", "convert"),
+    "writers": ("ConversionResult", "convert"),
 }
 
 
 def __getattr__(name: str) -> Any:
+    if name == "Written":  # its old name
+        warnings.warn("Written is now ConversionResult", DeprecationWarning, stacklevel=2)
+        name = "ConversionResult"
     for module, names in _MODULES.items():
         if name in names:
             return getattr(import_module(f"{__name__}.{module}"), name)

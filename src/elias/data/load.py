@@ -326,15 +326,15 @@ def _check_training_labels(corpus: Corpus) -> None:
 
 
 def reading_options(
-    path: str | Path, settings: Mapping[str, Any], given: Mapping[str, str | None]
+    path: str | Path, settings: Mapping[str, Any], explicit: Mapping[str, str | None]
 ) -> dict[str, str]:
-    """Return the options to read a file or folder with: those given, else those recorded.
+    """Return the options to read a file or folder with: the explicit ones, else those recorded.
 
     Args:
         path: The file or folder to read.
         settings: The options with which the training data was read, see `Elias.data_settings`.
-        given: Values of ``text``, ``labels`` and ``separator`` that take precedence; None: use the
-            recorded one. Keys that are missing here are not looked up.
+        explicit: Values of ``text``, ``labels`` and ``separator`` that take precedence; None: use
+            the recorded one. Keys that are missing here are not looked up.
 
     Returns:
         Arguments of `load_corpus`. Nothing recorded applies to a format without named columns. If
@@ -345,8 +345,8 @@ def reading_options(
         DataError: If the file lacks one of several text columns.
     """
     path = Path(path).expanduser()
-    options = {key: value for key, value in given.items() if value is not None}
-    keys = [key for key in given if key not in options and settings.get(key) is not None]
+    options = {key: value for key, value in explicit.items() if value is not None}
+    keys = [key for key in explicit if key not in options and settings.get(key) is not None]
     if not keys or not path.exists():  # the reader reports a missing file
         return options
     kind, names = named_columns(path)

@@ -117,7 +117,7 @@ def _check_size(name: str, size: int, n_points: int) -> None:
         raise DataError(f"{name} must be between 0 and the {n_points} points, not {size}")
 
 
-def setup_rows(split: Split, config: ResolvedConfig) -> Rows | None:
+def sample_setup_points(split: Split, config: ResolvedConfig) -> Rows | None:
     """Sample the training points used for vocabulary, clusters and initialisation; None: all."""
     size = config.data.setup_points or (SETUP_POINTS if split.on_disk else len(split))
     return None if size >= len(split) else sample_points(split.labels, size, config.seed)

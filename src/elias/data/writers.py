@@ -57,7 +57,7 @@ _CORPUS_FILE = re.compile(
 
 
 @dataclass(frozen=True, slots=True)
-class Written:
+class ConversionResult:
     """The result of `convert`."""
 
     path: Path
@@ -68,7 +68,7 @@ class Written:
 
 def convert(
     corpus: Corpus, dst: str | Path, format: str | None = None, *, overwrite: bool = False
-) -> Written:
+) -> ConversionResult:
     """Write a corpus; it appears under its name only when it is complete.
 
     Tables (``jsonl``, ``csv``, ``tsv``, ``parquet``) are one file with a column ``split``; the
@@ -105,7 +105,7 @@ def convert(
             _write_folder(clean, target, chosen)
     except OSError as error:
         raise data_error(target, f"cannot be written ({error.strerror or error})") from None
-    written = Written(target, chosen, tuple(_left_out(corpus, chosen)))
+    written = ConversionResult(target, chosen, tuple(_left_out(corpus, chosen)))
     if written.left_out:
         logger.warning("%s: left out: %s", target, "; ".join(written.left_out))
     return written

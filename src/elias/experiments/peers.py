@@ -188,14 +188,14 @@ def run_peer(
         return results
 
 
-def _call(python: Path, command: str, given: str, folder: Path) -> dict[str, Any]:
+def _call(python: Path, command: str, argument: str, folder: Path) -> dict[str, Any]:
     """Run the script with an interpreter and return its result."""
     # the import path of our interpreter is not that of the peer
     environment = {k: v for k, v in os.environ.items() if k not in ("PYTHONPATH", "PYTHONHOME")}
     result = folder / "result.json"
     try:
         done = subprocess.run(
-            [str(python), str(_SCRIPT), command, given, str(result)],
+            [str(python), str(_SCRIPT), command, argument, str(result)],
             env=environment,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,

@@ -33,7 +33,7 @@ SHOWN = (REMOVED, "P@1", "P@5", "R@10", "R@100", MS_PER_POINT)
 
 
 @dataclass(frozen=True, slots=True)
-class Cut:
+class PruneRule:
     """A rule for the edges to keep: one of `RULES`, and its limit."""
 
     by: str
@@ -69,7 +69,7 @@ class Cut:
         return prune_edges(model, top_k=int(self.limit))
 
 
-ALL_EDGES = Cut(THRESHOLD, 0.0)
+ALL_EDGES = PruneRule(THRESHOLD, 0.0)
 
 
 def prune(
@@ -96,8 +96,8 @@ def prune(
     if tops is None:
         kappa = setting.config.index.edges_per_cluster
         tops = [max(1, round(share * kappa)) for share in SHARES]
-    cuts = [ALL_EDGES, *(Cut(THRESHOLD, float(limit)) for limit in sorted(thresholds))]
-    cuts += [Cut(TOP_K, float(limit)) for limit in sorted(tops, reverse=True)]
+    cuts = [ALL_EDGES, *(PruneRule(THRESHOLD, float(limit)) for limit in sorted(thresholds))]
+    cuts += [PruneRule(TOP_K, float(limit)) for limit in sorted(tops, reverse=True)]
     models = Models(setting)
     if model is None:
         measured = models.component(component)
@@ -105,7 +105,7 @@ def prune(
         measured = model.check_component(component or setting.config.stages[-1].name)
     load = _loader(models, model)
 
-    def measure(cut: Cut, seed: int) -> list[Row]:
+    def measure(cut: PruneRule, seed: int) -> list[Row]:
         pruned, edges = cut.apply(load(seed))
         row = Row(
             name=cut.name,
@@ -187,7 +187,7 @@ def _plot(lines: Sequence[Line]) -> Markup:
 
 
 def save_pruned(
-    setting: Setting, cut: Cut, folder: Path, *, model: Elias | None = None
+    setting: Setting, cut: PruneRule, folder: Path, *, model: Elias | None = None
 ) -> EdgeCount:
     """Save the pruned model with its test metrics: the given one, or that of the first seed.
 

@@ -24,7 +24,7 @@ from elias.data.readers.text_rows import TextFile
 from elias.errors import DataError, ModelError
 from elias.inference.prediction_io import PredictionFormat, PredictionWriter
 from elias.persistence.manifest import digest, fingerprint
-from elias.progress import hushed, progress
+from elias.progress import progress, progress_disabled
 
 if TYPE_CHECKING:
     from elias.inference.predictor import Elias
@@ -150,7 +150,7 @@ def predict_file(
         writer = PredictionWriter(task.format, task.columns, _arrow_types(task, types))
         rows = islice(task.source.rows(), n_chunks * task.chunk_size, None)
         try:
-            with progress("Predicting", n_texts) as advance, hushed():
+            with progress("Predicting", n_texts) as advance, progress_disabled():
                 advance(resumed)
                 while chunk := list(islice(rows, task.chunk_size)):
                     texts, _ = sanitize([row.text for row in chunk])

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from elias.text.tokens import Tokens
 
 
-class Traced(NamedTuple):
+class LabelPaths(NamedTuple):
     """The paths to k labels of each text, best first; the first one counts (Eq. 6).
 
     A slot without a path holds the cluster C and scores of 0.
@@ -61,7 +61,7 @@ def trace(
     *,
     beam_size: int,
     n_paths: int,
-) -> Traced:
+) -> LabelPaths:
     """Return the ``n_paths`` best paths by which a search of this beam reaches each label.
 
     ``labels`` may be padded with L. Paths are in the order of the search: by score, ties by the
@@ -85,7 +85,7 @@ def trace(
     weight = model.labels.weight.float()  # one-vs-all may be stored in bfloat16
     logits = label_logits(embedding, weight, model.labels.bias, labels).float()
     log_p = log_probabilities(logits, path_log.amax(dim=2))
-    return Traced(
+    return LabelPaths(
         clusters=clusters.masked_fill(~is_path, n_clusters),
         cluster_scores=in_order.exp().masked_fill(~is_path, 0),
         edge_scores=edge_free.gather(2, order).clamp(max=0).exp(),
@@ -221,7 +221,7 @@ def explain(
             beam_size=member.sizes.beam_size,
             n_paths=paths,
         )
-    traced = Traced(*(part.cpu() for part in traced))
+    traced = LabelPaths(*(part.cpu() for part in traced))
     if isinstance(model, OneVsAll):  # all labels are scored: no path leads to them
         traced = traced._replace(n_paths=torch.zeros_like(traced.n_paths))
     factors: dict[str, NDArray[np.float32]] = {}
@@ -239,7 +239,7 @@ def explain(
     }
     explanations = []
     for row, ranking in enumerate(predictions):
-        of_row = Traced(*(part[row] for part in traced))
+        of_row = LabelPaths(*(part[row] for part in traced))
         explained = tuple(
             ExplainedLabel(
                 id=int(ranking.ids[i]),
@@ -264,7 +264,7 @@ def explain(
     return explanations
 
 
-def _paths(traced: Traced, label: int) -> tuple[LabelPath, ...]:
+def _paths(traced: LabelPaths, label: int) -> tuple[LabelPath, ...]:
     """Return the paths to one label; ``traced`` is of one text."""
     columns = (traced.clusters, traced.cluster_scores, traced.edge_scores, traced.path_scores)
     rows = zip(*(column[label].tolist() for column in columns), strict=True)

@@ -151,7 +151,7 @@ def tokenize(inputs: Inputs, encoder: TextEncoder) -> Tokens:
             raise DataError(f"texts[{i}] is {type(text).__name__}, not a string")
     if encoder.reads_features:
         raise DataError("this model was trained on features; give it their CSR matrix")
-    return encoder.tokenise(inputs)
+    return encoder.tokenize(inputs)
 
 
 def search_member(
@@ -321,4 +321,4 @@ def cached_tokens(split: Split, encoder: TextEncoder) -> Tokens:
     if issparse(inputs):
         return tokenize(inputs, encoder)
     featurizer = encoder.featurizer if isinstance(encoder, BagEncoder) else None
-    return cached(encoder.fingerprint, inputs, encoder.tokenise, featurizer)
+    return cached(encoder.fingerprint, inputs, encoder.tokenize, featurizer)

@@ -20,7 +20,7 @@ from elias.text.vectorizer import Featurizer
 
 
 class TextEncoder(nn.Module):
-    """Maps tokenised texts to embeddings φ(x) of width ``dim``."""
+    """Maps tokenized texts to embeddings φ(x) of width ``dim``."""
 
     dim: int
     reads_features: bool = False
@@ -29,13 +29,13 @@ class TextEncoder(nn.Module):
     """Number of features, if it reads features."""
 
     @abstractmethod
-    def tokenise(self, texts: Sequence[str]) -> Tokens:
+    def tokenize(self, texts: Sequence[str]) -> Tokens:
         """Return the tokens of texts, as this encoder reads them."""
 
     @property
     @abstractmethod
     def fingerprint(self) -> str:
-        """Return a string that differs between encoders whose `tokenise` differs."""
+        """Return a string that differs between encoders whose `tokenize` differs."""
 
     @abstractmethod
     def table_names(self) -> set[str]:
@@ -88,7 +88,7 @@ class BagEncoder(TextEncoder):
         self.norm = nn.LayerNorm(config.dim)
         self.dropout = nn.Dropout(config.dropout)
 
-    def tokenise(self, texts: Sequence[str]) -> Tokens:
+    def tokenize(self, texts: Sequence[str]) -> Tokens:
         """Return the known words and n-grams of the texts with their tf-idf weights."""
         assert self.featurizer is not None, "an encoder of features reads no text"
         features = self.featurizer.transform(texts)

@@ -208,7 +208,9 @@ class SearchGraphs:
         self.min_calls, self.max_graphs = min_calls, max_graphs
         self.min_width, self.max_padded_tokens = min_width, max_padded_tokens
         self._recorder, self._supported = recorder, supported
-        self.kept: weakref.WeakKeyDictionary[EliasModel, _ModelGraphs] = weakref.WeakKeyDictionary()
+        self.by_model: weakref.WeakKeyDictionary[EliasModel, _ModelGraphs] = (
+            weakref.WeakKeyDictionary()
+        )
         self._n_predicted: weakref.WeakKeyDictionary[EliasModel, int] = weakref.WeakKeyDictionary()
 
     @contextmanager
@@ -231,13 +233,13 @@ class SearchGraphs:
         if n_texts >= self.large_call:
             self._compile_encoder(model, n_texts)
         if not model.encoder.takes_padded or not self._supported(model):
-            self.kept.pop(model, None)
+            self.by_model.pop(model, None)
             yield None
             return
         in_training = model.training or any(map(attrgetter("training"), model.children()))
         if blocked is not None or in_training:
             if in_training:
-                self.kept.pop(model, None)
+                self.by_model.pop(model, None)
             if n_texts < self.many_texts:
                 yield None
                 return
@@ -247,20 +249,20 @@ class SearchGraphs:
             finally:
                 captured.release()
             return
-        kept = self.kept.setdefault(model, _ModelGraphs())
-        if not kept.lock.acquire(blocking=False):
+        graphs = self.by_model.setdefault(model, _ModelGraphs())
+        if not graphs.lock.acquire(blocking=False):
             yield None
             return
         try:
-            captured = kept.captured_for(self, model, sizes, top_k)
+            captured = graphs.captured_for(self, model, sizes, top_k)
             yield None if captured.disabled else captured
         except (MemoryError, torch.OutOfMemoryError):
             raise  # the caller may free other memory first
         except BaseException:
-            kept.forget()  # its state is unknown
+            graphs.forget()  # its state is unknown
             raise
         finally:
-            kept.lock.release()
+            graphs.lock.release()
 
     def pad(
         self, encoder: TextEncoder, tokens: Tokens, batch_size: int, rows: NDArray[np.int64]
@@ -311,21 +313,21 @@ class SearchGraphs:
         self._n_predicted[model] = before + n_texts
         if before < self.many_texts <= before + n_texts and model.encoder.prepare(weight.device):
             logger.info("encoder.compile: compiling for predictions")
-            self.kept.pop(model, None)  # captured before it was compiled
+            self.by_model.pop(model, None)  # captured before it was compiled
 
     def clear(self) -> None:
         """Free all graphs; a model that predicts again may capture anew."""
-        self.kept.clear()
+        self.by_model.clear()
 
     def release(self) -> bool:
         """Free all graphs for good; return True if there were any."""
         released = False
-        for kept in list(self.kept.values()):
-            if kept.lock.acquire(blocking=False):
-                if kept.captured is not None and kept.captured.has_graphs:
-                    kept.captured.release()
+        for graphs in list(self.by_model.values()):
+            if graphs.lock.acquire(blocking=False):
+                if graphs.captured is not None and graphs.captured.has_graphs:
+                    graphs.captured.release()
                     released = True
-                kept.lock.release()
+                graphs.lock.release()
         if released:
             torch.cuda.empty_cache()
         return released

@@ -29,7 +29,7 @@ from transformers.utils import logging as transformers_logging
 
 from elias.config import EncoderConfig
 from elias.config.hub_names import looks_like_path
-from elias.errors import ConfigError, ModelError, broken, quoted
+from elias.errors import ConfigError, ModelError, damaged_file, quoted
 from elias.model.encoder import TextEncoder
 from elias.progress import progress
 from elias.text.batches import PaddedBatch, TokenBatch
@@ -46,7 +46,7 @@ TOKENIZER_FILE = "tokenizer.json"
 SAVED_FILES = (CONFIG_FILE, TOKENIZER_FILE)
 """Files that `TransformerEncoder.save` writes, named as transformers names them."""
 
-_TEXTS_PER_CHUNK = 4096  # tokenised at a time, to bound memory
+_TEXTS_PER_CHUNK = 4096  # tokenized at a time, to bound memory
 _MAX_LAYERS = 1 << 10
 _MAX_SIZE = 1 << 24  # of the vocabulary, positions, dimensions
 _SURROGATE = re.compile("[\ud800-\udfff]")
@@ -154,7 +154,9 @@ class TransformerEncoder(TextEncoder):
         try:
             tokenizer = Tokenizer.from_str((folder / TOKENIZER_FILE).read_text(encoding="utf8"))
         except Exception as error:  # tokenizers raises no narrower type
-            raise broken(folder / TOKENIZER_FILE, f"cannot be read ({quoted(error)})") from error
+            raise damaged_file(
+                folder / TOKENIZER_FILE, f"cannot be read ({quoted(error)})"
+            ) from error
         try:
             with _quiet(), no_init_weights():
                 settings = AutoConfig.from_pretrained(
@@ -169,7 +171,7 @@ class TransformerEncoder(TextEncoder):
                     **_without_pooler(settings),
                 )
         except Exception as error:  # transformers raises many types for a bad configuration
-            raise broken(folder / CONFIG_FILE, f"cannot be used ({quoted(error)})") from error
+            raise damaged_file(folder / CONFIG_FILE, f"cannot be used ({quoted(error)})") from error
         return cls(config, transformer, tokenizer)
 
     def save(self, folder: Path) -> None:
@@ -181,12 +183,12 @@ class TransformerEncoder(TextEncoder):
         (folder / CONFIG_FILE).write_text(text, encoding="utf8")
         (folder / TOKENIZER_FILE).write_text(self.tokenizer.to_str(pretty=True), encoding="utf8")
 
-    def tokenise(self, texts: Sequence[str]) -> Tokens:
+    def tokenize(self, texts: Sequence[str]) -> Tokens:
         """Turn texts into token ids with the model's special tokens, cut to ``max_length``."""
         lengths = np.zeros(len(texts) + 1, dtype=np.int64)
         pieces: list[np.ndarray[Any, np.dtype[np.int32]]] = []
         n_truncated = 0
-        with progress("Tokenising", len(texts)) as advance:
+        with progress("Tokenizing", len(texts)) as advance:
             for start in range(0, len(texts), _TEXTS_PER_CHUNK):
                 clean = [
                     _SURROGATE.sub("\ufffd", text)

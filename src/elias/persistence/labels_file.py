@@ -11,7 +11,7 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
-from elias.errors import ModelError, broken, quoted
+from elias.errors import ModelError, damaged_file, quoted
 
 LABEL_COLUMNS = ("name", "id", "synonyms", "description")
 """Columns of the label table; all but the name are optional.
@@ -78,13 +78,13 @@ def read_labels(path: Path, n_labels: int) -> dict[str, tuple[str, ...]]:
     header, *lines = _read_lines(path, n_labels + 1)
     columns = header.split("\t")
     if "name" not in columns or len({*LABEL_COLUMNS} & {*columns}) != len(columns):
-        raise broken(path, f"has the columns {header!r:.80}")
+        raise damaged_file(path, f"has the columns {header!r:.80}")
     if any(line.count("\t") != len(columns) - 1 for line in lines):
-        raise broken(path, f"not every line has {len(columns)} columns")
+        raise damaged_file(path, f"not every line has {len(columns)} columns")
     cells = "\t".join(lines).split("\t")  # flat: a list for each of millions of lines is slow
     return {
-        column: _unescape_all(path, cells[place :: len(columns)], first_line=2)
-        for place, column in enumerate(columns)
+        column: _unescape_all(path, cells[i :: len(columns)], first_line=2)
+        for i, column in enumerate(columns)
     }
 
 
@@ -92,9 +92,9 @@ def _read_lines(path: Path, n_lines: int) -> list[str]:
     try:
         lines = path.read_bytes().decode("utf8").split("\n")
     except (OSError, UnicodeDecodeError) as error:
-        raise broken(path, f"cannot be read ({quoted(error)})") from error
+        raise damaged_file(path, f"cannot be read ({quoted(error)})") from error
     if lines.pop() != "" or len(lines) != n_lines:
-        raise broken(path, f"has {len(lines)} complete lines, not {n_lines}")
+        raise damaged_file(path, f"has {len(lines)} complete lines, not {n_lines}")
     return lines
 
 

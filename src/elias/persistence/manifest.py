@@ -23,7 +23,7 @@ from torch import Tensor
 import elias
 from elias.data.atomic import staged_folder
 from elias.data.splits import DATA_SETTINGS
-from elias.errors import DataError, ModelError, broken, quoted
+from elias.errors import DataError, ModelError, damaged_file, quoted
 
 FORMAT_VERSION = 3
 """Raised when an older elias-xmc could not read what this one writes."""
@@ -108,15 +108,19 @@ class Manifest:
         """Return the path of a file after comparing it with its size and checksum."""
         path = self.folder / name
         if not path.is_file():
-            raise broken(path, "missing")
+            raise damaged_file(path, "missing")
         if not self.is_old:
             entry = self["files"].get(name)
             if not isinstance(entry, dict):
-                raise broken(path, f"not listed in {CONFIG_FILE}")
+                raise damaged_file(path, f"not listed in {CONFIG_FILE}")
             if path.stat().st_size != entry.get("size"):
-                raise broken(path, f"damaged: {path.stat().st_size} bytes, not {entry.get('size')}")
+                raise damaged_file(
+                    path, f"damaged: {path.stat().st_size} bytes, not {entry.get('size')}"
+                )
             if digest(path) != entry.get("sha256"):
-                raise broken(path, "damaged: its SHA-256 checksum is not that of the saved file")
+                raise damaged_file(
+                    path, "damaged: its SHA-256 checksum is not that of the saved file"
+                )
         return path
 
     def tensors(self, name: str) -> dict[str, Tensor]:
@@ -127,7 +131,7 @@ class Manifest:
         """Refuse tensors of a file that are missing, unexpected, of another form or not finite."""
         path = self.folder / name
         for key in sorted(expected.keys() ^ tensors.keys()):
-            raise broken(path, f"{key} is {'not expected' if key in tensors else 'missing'}")
+            raise damaged_file(path, f"{key} is {'not expected' if key in tensors else 'missing'}")
         for key, (dtypes, shape) in expected.items():
             tensor = tensors[key]
             same_rank = len(tensor.shape) == len(shape)
@@ -135,11 +139,11 @@ class Manifest:
                 size not in (None, own) for own, size in zip(tensor.shape, shape, strict=True)
             ):
                 wanted = tuple("any" if size is None else size for size in shape)
-                raise broken(path, f"{key} has shape {tuple(tensor.shape)}, not {wanted}")
+                raise damaged_file(path, f"{key} has shape {tuple(tensor.shape)}, not {wanted}")
             if dtype_name(tensor) not in dtypes.split("|"):
-                raise broken(path, f"{key} is {dtype_name(tensor)}, not {dtypes}")
+                raise damaged_file(path, f"{key} is {dtype_name(tensor)}, not {dtypes}")
             if not all_finite(tensor):
-                raise broken(path, f"{key} has a number that is not finite")
+                raise damaged_file(path, f"{key} has a number that is not finite")
 
 
 def read_json(path: Path, newest: int) -> dict[str, Any]:
@@ -152,7 +156,7 @@ def read_json(path: Path, newest: int) -> dict[str, Any]:
         tree = json.loads(path.read_text(encoding="utf8"))
     except (OSError, ValueError, RecursionError) as error:
         problem = "cannot be read" if isinstance(error, OSError) else "not valid JSON"
-        raise broken(path, f"{problem} ({quoted(error)})") from error
+        raise damaged_file(path, f"{problem} ({quoted(error)})") from error
     version = tree.get("format_version") if isinstance(tree, dict) else None
     if type(version) is not int:
         raise ModelError(f"{path}: not saved by ELIAS; give the folder of a saved model")
@@ -170,7 +174,7 @@ def check_values(path: Path, tree: Mapping[str, Any], entries: Entries, prefix: 
         value = tree.get(key)
         is_kind = type(value) is kind or (kind is float and type(value) is int)
         if not is_kind or (minimum is not None and not minimum <= value < math.inf):  # type: ignore[operator]
-            raise broken(path, f"{prefix}{key} is {value!r}")
+            raise damaged_file(path, f"{prefix}{key} is {value!r}")
 
 
 _ENTRIES: Entries = {
@@ -246,7 +250,7 @@ def _read_tensors(path: Path) -> dict[str, Tensor]:
         with safe_open(path, framework="pt") as file:
             return {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
     except (SafetensorError, OSError, ValueError, RuntimeError) as error:
-        raise broken(path, f"truncated or damaged ({quoted(error)})") from error
+        raise damaged_file(path, f"truncated or damaged ({quoted(error)})") from error
 
 
 def dtype_name(tensor: Tensor) -> str:

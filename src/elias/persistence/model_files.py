@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from elias.config import EliasConfig, EncoderConfig, ResolvedConfig, fill_sizes
 from elias.data.splits import DATA_SETTINGS
-from elias.errors import ConfigError, ModelError, broken, quoted
+from elias.errors import ConfigError, ModelError, damaged_file, quoted
 from elias.model.elias import EliasModel, LinearRows
 from elias.model.encoder import BagEncoder, TextEncoder
 from elias.model.graph import LabelGraph
@@ -147,7 +147,7 @@ def load_model(
         config = fill_sizes(EliasConfig.from_dict(manifest["config"]), 0, n_labels)
     except ConfigError as error:
         reason = f"config does not fit this version of elias-xmc ({error})"
-        raise broken(manifest.path, reason) from error
+        raise damaged_file(manifest.path, reason) from error
     if manifest.is_old:
         label_names = read_names(manifest.file(files.OLD_LABELS_FILE), n_labels)
     else:
@@ -169,7 +169,7 @@ def load_model(
         path = manifest.file(f"{files.MEMBERS_FOLDER}/{number}/{files.CONFIG_FILE}").parent
         member: Any = load_model(build, path, device, share)
         if member.label_names != label_names:
-            raise broken(path, "its labels are not those of the first member")
+            raise damaged_file(path, "its labels are not those of the first member")
         members.append(member)
     return build(
         model=model,
@@ -196,12 +196,12 @@ def _load_weights(
         with torch.device("meta"):
             model = _empty_model(manifest, config, encoder, pruned=_REMOVED in tensors)
     except (RuntimeError, OverflowError, TypeError, MemoryError) as error:
-        raise broken(manifest.path, f"its sizes make no model ({quoted(error)})") from error
+        raise damaged_file(manifest.path, f"its sizes make no model ({quoted(error)})") from error
     manifest.check_tensors(files.WEIGHTS_FILE, tensors, _expected(model))
     edges = tensors[_EDGE_LABELS] = tensors[_EDGE_LABELS].to(torch.int64)
     if edges.min() < 0 or edges.max() > model.n_labels:
         reason = f"{_EDGE_LABELS} has a label outside 0..{model.n_labels}"
-        raise broken(manifest.folder / files.WEIGHTS_FILE, reason)
+        raise damaged_file(manifest.folder / files.WEIGHTS_FILE, reason)
     if share is None:
         tensors[_LABEL_WEIGHT] = tensors[_LABEL_WEIGHT].to(torch.float32)
     model.load_state_dict(tensors, assign=True)
@@ -254,7 +254,7 @@ def _rebuild_encoder(
         with torch.device("meta"):
             return BagEncoder(config, None, entry["n_features"])
     if kind != "bag":
-        raise broken(manifest.path, f"encoder.kind is {kind!r}, which is not known")
+        raise damaged_file(manifest.path, f"encoder.kind is {kind!r}, which is not known")
     files.check_values(
         manifest.path,
         entry,
@@ -293,7 +293,7 @@ def _load_featurizer(
 ) -> Featurizer:
     span = entry["char_ngrams"]
     if [type(size) for size in span] != [int, int] or not 0 <= span[0] <= span[1]:
-        raise broken(manifest.path, f"char_ngrams is {span!r}, not two lengths")
+        raise damaged_file(manifest.path, f"char_ngrams is {span!r}, not two lengths")
     features = read_names(manifest.file(vocabulary), len(idf))
     return Featurizer(
         words=features[: entry["n_words"]],
@@ -358,16 +358,16 @@ def load_reranker(manifest: files.Manifest) -> Reranker:
     ):
         if entry[key] not in allowed:
             choices = " or ".join(map(repr, allowed))
-            raise broken(manifest.path, f"ranker.{key} is {entry[key]!r}, not {choices}")
+            raise damaged_file(manifest.path, f"ranker.{key} is {entry[key]!r}, not {choices}")
     tensors = manifest.tensors(files.RANKER_WEIGHTS_FILE)
     manifest.check_tensors(files.RANKER_WEIGHTS_FILE, tensors, _expected_of_ranker(entry))
     arrays = {name: tensor.numpy() for name, tensor in tensors.items()}
     path = manifest.folder / files.RANKER_WEIGHTS_FILE
     weights = _csr(path, "weights", arrays, (n_labels, n_features + n_dense))
     if not weights.has_canonical_format:
-        raise broken(path, "weights.columns are not ascending within a label")
+        raise damaged_file(path, "weights.columns are not ascending within a label")
     if (arrays["frequencies"] < 0).any():
-        raise broken(path, "frequencies has a negative count")
+        raise damaged_file(path, "frequencies has a negative count")
     featurizer = names = calibration = by_name = None
     if entry["reads_text"]:
         vocabulary = f"{files.RANKER_FOLDER}/{files.VOCABULARY_FILE}"
@@ -423,7 +423,7 @@ def _csr(
         matrix = csr_matrix((values, columns, starts), shape=shape)
         matrix.check_format(full_check=True)
     except ValueError as error:
-        raise broken(path, f"{name} is not a sparse matrix ({quoted(error)})") from error
+        raise damaged_file(path, f"{name} is not a sparse matrix ({quoted(error)})") from error
     return matrix
 
 
@@ -434,7 +434,7 @@ def _trees(
     try:
         return Calibration.from_arrays(trees, n_features)
     except ModelError as error:
-        raise broken(path, str(error)) from error
+        raise damaged_file(path, str(error)) from error
 
 
 def _expected(module: nn.Module) -> files.Expected:

@@ -227,9 +227,9 @@ def reliability_figure(predictions: Predictions, truth: csr_matrix, split: str) 
     rows, errors = [], []
     for name, calibrated in (("raw scores", False), ("probabilities", True)):
         bins = reliability(predictions, truth, ECE_AT, calibrated=calibrated)
-        plot.line(name, bins.said, bins.true)
+        plot.line(name, bins.predicted, bins.true)
         errors.append(f"{bins.error:.2f}% for {name}")
-        columns = zip(bins.said, bins.true, bins.counts.tolist(), strict=True)
+        columns = zip(bins.predicted, bins.true, bins.counts.tolist(), strict=True)
         rows += [[name, f"{p:.3f}", f"{true:.3f}", f"{n:,}"] for p, true, n in columns if n]
     caption = f"The {ECE_AT} best labels of each point in fifteen bins. Expected calibration error "
     caption += f"on the {split} points: {', '.join(errors)}."

@@ -366,8 +366,8 @@ def _draw_legend(entries: Sequence[tuple[str, Markup]]) -> tuple[Markup, float]:
         width = 40 + _text_width(name)
         if x and x + width > WIDTH:
             x, y = 0.0, y + 1.5 * FONT
-        place = f"translate({x + 10:.1f} {y + 0.75 * FONT:.1f})"
-        shapes += [element("g", symbol, transform=place), _text(name, x + 24, y + FONT, "start")]
+        position = f"translate({x + 10:.1f} {y + 0.75 * FONT:.1f})"
+        shapes += [element("g", symbol, transform=position), _text(name, x + 24, y + FONT, "start")]
         x += width
     return element("g", shapes), y + 1.5 * FONT if shapes else 0.0
 

@@ -97,8 +97,8 @@ def load_run(
         raise DataError(
             f"{path}: the corpus of {folder} is missing; give its new path: elias report RUN DATA"
         )
-    given = {"text": None, "labels": None, "separator": None, **(reading or {})}
-    options = reading_options(path, model.data_settings or records.reading(), given)
+    explicit = {"text": None, "labels": None, "separator": None, **(reading or {})}
+    options = reading_options(path, model.data_settings or records.reading(), explicit)
     graph = model.model.graph
     return FinishedRun(
         name=folder.resolve().name,

@@ -1,7 +1,7 @@
 """ELIAS++: a sparse ranker over the model's best labels, and the calibration of scores (§3.5)."""
 
 from elias.predictions import Candidates
-from elias.rerank.calibration import Calibration, LabelNames, mixed
+from elias.rerank.calibration import Calibration, LabelNames, combine_scores
 from elias.rerank.reranker import Reranker, relevant_candidates
 from elias.rerank.sparse_ranker import RankerFeatures, SparseRanker, relevance
 
@@ -12,7 +12,7 @@ __all__ = [
     "RankerFeatures",
     "Reranker",
     "SparseRanker",
-    "mixed",
+    "combine_scores",
     "relevance",
     "relevant_candidates",
 ]

@@ -51,7 +51,7 @@ _DTYPES: dict[str, type] = {
 }
 
 
-def mixed(
+def combine_scores(
     probability: NDArray[np.float64], product: NDArray[np.float32], mixture: Mixture
 ) -> NDArray[np.float32]:
     """Return the final score from T and p·q: their sum, or 0.3·T + 0.7·p·q.
@@ -295,7 +295,7 @@ def _mean_value(
 
 
 class NameOverlap(NamedTuple):
-    """How much texts share with the names of their candidates, both (N, k) in [0, 1]."""
+    """The overlap between texts and the names of their candidates, both (N, k) in [0, 1]."""
 
     likeness: NDArray[np.float32]
     """The cosine between text and name, each feature of a name weighted by its idf."""

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from elias.errors import ConfigError, broken, quoted
+from elias.errors import ConfigError, damaged_file, quoted
 from elias.predictions import interpolate
 from elias.rerank.calibration import MIN_POINTS
 from elias.rerank.reranker import relevant_candidates
@@ -148,10 +148,12 @@ class Probabilities:
         try:
             arrays = {name: np.array(tree[name], dtype=np.float64) for name in _ARRAYS}
         except (ValueError, KeyError, TypeError) as error:
-            raise broken(path, f"damaged ({quoted(error)})") from error
+            raise damaged_file(path, f"damaged ({quoted(error)})") from error
         probabilities = cls(**arrays)
         if not probabilities._is_valid():
-            raise broken(path, "the map from scores to probabilities is not monotonic in [0, 1]")
+            raise damaged_file(
+                path, "the map from scores to probabilities is not monotonic in [0, 1]"
+            )
         return probabilities
 
     def _is_valid(self) -> bool:
@@ -182,7 +184,7 @@ def check_target(target: float | str) -> None:
 class Reliability:
     """Predicted probability and share of relevant labels, in bins of equal width."""
 
-    said: NDArray[np.float64]
+    predicted: NDArray[np.float64]
     """The mean probability of each bin; NaN for an empty bin."""
     true: NDArray[np.float64]
     """The share of relevant labels in each bin."""
@@ -191,7 +193,7 @@ class Reliability:
     @property
     def error(self) -> float:
         """Return the expected calibration error in percent."""
-        off = np.nansum(self.counts * np.abs(self.said - self.true))
+        off = np.nansum(self.counts * np.abs(self.predicted - self.true))
         return float(100 * off / max(self.counts.sum(), 1))
 
 
@@ -212,8 +214,8 @@ def reliability(
     bins = np.minimum((probability * _N_BINS).astype(int), _N_BINS - 1)
     counts = np.bincount(bins, minlength=_N_BINS)
     sums = [np.bincount(bins, weights=of, minlength=_N_BINS) for of in (probability, relevant)]
-    said, true = (np.where(counts > 0, one / np.maximum(counts, 1), np.nan) for one in sums)
-    return Reliability(said, true, counts)
+    predicted, true = (np.where(counts > 0, one / np.maximum(counts, 1), np.nan) for one in sums)
+    return Reliability(predicted, true, counts)
 
 
 def calibration_error(

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from elias.predictions import PADDING_SCORE, Predictions
-from elias.rerank.calibration import MIN_POINTS, Calibration, LabelNames, Mixture, mixed
+from elias.rerank.calibration import MIN_POINTS, Calibration, LabelNames, Mixture, combine_scores
 from elias.rerank.sparse_ranker import RankerFeatures, SparseRanker, Transform, relevance
 
 if TYPE_CHECKING:
@@ -39,7 +39,7 @@ _TIE_BREAK = np.float32(1e-20)
 _TAIL = np.float32(1e-25)
 
 
-def best_power(
+def choose_sharpness(
     scores: NDArray[np.floating[Any]],
     relevances: NDArray[np.floating[Any]],
     relevant: NDArray[np.bool_],
@@ -56,7 +56,7 @@ def best_power(
         n_relevant: (N,) number of relevant labels of each point, candidates or not.
 
     >>> p, q = np.array([[0.9, 0.8]] * 9), np.array([[0.5, 0.6]] * 9)
-    >>> best_power(p, q, np.array([[True, False]] * 9), np.ones(9, dtype=int))
+    >>> choose_sharpness(p, q, np.array([[True, False]] * 9), np.ones(9, dtype=int))
     0.5
     """
     ideal = np.cumsum(_DISCOUNTS)[np.clip(n_relevant, 1, POWER_K) - 1]
@@ -157,7 +157,7 @@ class Reranker:
         sharpness = self.sharpness
         if config.sharpness is None:
             p = np.where(known, candidates.scores, 0)
-            sharpness = best_power(p, q, relevant, np.diff(labels.indptr))
+            sharpness = choose_sharpness(p, q, relevant, np.diff(labels.indptr))
             if sharpness != 1:
                 logger.info("held-out points rank best with q to the power of %g", sharpness)
 
@@ -261,7 +261,7 @@ class Reranker:
                 frequencies = np.append(self.frequencies, 0)[ids]
                 probability = trees.probability(p, q, frequencies, overlap or ())
                 used["calibrated_score"] = np.where(known, probability, 0).astype(np.float32)
-                final = mixed(probability, product, self.mixture)
+                final = combine_scores(probability, product, self.mixture)
             scores[name] = np.where(known, final, -np.inf).astype(np.float32)
         if factors is not None:
             factors |= used

@@ -118,7 +118,7 @@ def add(rows: Rows, row: int, scale: float, buffers: Buffers) -> None:
 
 
 @njit(cache=True, nogil=True)
-def first_state(seed: int, label: int) -> np.uint64:
+def seed_state(seed: int, label: int) -> np.uint64:
     """Return the random state of a label: never 0, and far apart for neighbouring labels."""
     mixed = np.uint64(seed) * np.uint64(0x9E3779B97F4A7C15) + np.uint64(label) + np.uint64(1)
     mixed = (mixed ^ (mixed >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
@@ -325,7 +325,7 @@ class FitSettings(NamedTuple):
     """The loss function."""
 
 
-def fit_masked(
+def fit_label_classifiers(
     features: csr_matrix, dense: NDArray[np.float32], groups: Groups, settings: FitSettings
 ) -> tuple[csr_matrix, NDArray[np.float32]]:
     """Fit one classifier for each label on its own rows; return weights (L, F + D) and biases (L,).
@@ -446,7 +446,7 @@ def _fit_labels(
     for i in range(labels.shape[0]):
         begin, end = starts[labels[i]], starts[labels[i] + 1]
         pairs = (members[begin:end], signs[begin:end])
-        state = first_state(seed, labels[i])
+        state = seed_state(seed, labels[i])
         if logistic:
             biases[i], moved = solve_logistic(rows, squares, pairs, buffers, limits, state)
         else:
@@ -489,13 +489,13 @@ def _assemble(
 def _copy(
     labels: Array,
     counts: Array,
-    own: tuple[Array, Array],
+    chunk: tuple[Array, Array],
     starts: Array,
     outs: tuple[Array, Array],
 ) -> None:
     at = 0
     for i in range(labels.shape[0]):
         begin = starts[labels[i]]
-        outs[0][begin : begin + counts[i]] = own[0][at : at + counts[i]]
-        outs[1][begin : begin + counts[i]] = own[1][at : at + counts[i]]
+        outs[0][begin : begin + counts[i]] = chunk[0][at : at + counts[i]]
+        outs[1][begin : begin + counts[i]] = chunk[1][at : at + counts[i]]
         at += counts[i]

@@ -184,7 +184,11 @@ class SparseRanker:
             config: Cost, tolerance, pruning threshold.
             seed: Seed of the order in which points are visited.
         """
-        from elias.rerank.solver import FitSettings, fit_masked, group_pairs  # only for training
+        from elias.rerank.solver import (
+            FitSettings,
+            fit_label_classifiers,
+            group_pairs,
+        )  # only for training
 
         dense = unit_embedding(embedding, features.shape[0])
         groups = group_pairs(candidates, labels)
@@ -196,7 +200,7 @@ class SparseRanker:
             seed=seed,
             loss=config.loss,
         )
-        weights, biases = fit_masked(features, dense, groups, settings)
+        weights, biases = fit_label_classifiers(features, dense, groups, settings)
         biases[np.diff(groups[0]) == 0] = UNSEEN_MARGIN
         return cls(weights, biases, dense.shape[1])
 

@@ -61,7 +61,7 @@ def serve_on(
     if settings.workers > 1:
         _limit_threads(settings.workers)
     # Progress bars of long batches would mix with the lines of the log.
-    with progress.hushed(), asyncio.Runner(loop_factory=_loop_factory()) as runner:
+    with progress.progress_disabled(), asyncio.Runner(loop_factory=_loop_factory()) as runner:
         runner.run(_serve(sock, settings, on_ready, is_replacement))
 
 

@@ -1,4 +1,4 @@
-"""Batches of tokenised texts: collating, padding, prefetching, and copies to and from a GPU."""
+"""Batches of tokenized texts: collating, padding, prefetching, and copies to and from a GPU."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """Tokenise texts that are on disk, chunk by chunk, with several processes for words.
 
 The tokenizer of a transformer uses threads of its own. Words and n-grams are looked up in Python,
-where threads do not help: there each worker is a process that tokenises a range of the texts,
+where threads do not help: there each worker is a process that tokenizes a range of the texts,
 
     python -m elias.text.parallel_tokenize JOB BEGIN END PART
 
@@ -24,7 +24,7 @@ import numpy as np
 from elias.data.atomic import ArrayWriter
 from elias.data.storage import DiskTexts
 from elias.errors import DataError
-from elias.progress import hushed, progress
+from elias.progress import progress, progress_disabled
 from elias.text.vectorizer import Featurizer
 
 if TYPE_CHECKING:
@@ -43,7 +43,7 @@ _ONE_THREAD = ("OMP_NUM_THREADS", "NUMBA_NUM_THREADS", "OPENBLAS_NUM_THREADS", "
 def write_tokens(
     texts: DiskTexts,
     folder: Path,
-    tokenise: Callable[[Sequence[str]], Tokens],
+    tokenize: Callable[[Sequence[str]], Tokens],
     featurizer: Featurizer | None,
 ) -> None:
     """Write the tokens of texts into an empty folder, in the format of `elias.text.tokens`.
@@ -51,16 +51,16 @@ def write_tokens(
     Args:
         texts: The texts.
         folder: The folder to write to.
-        tokenise: Turns a list of texts into tokens.
-        featurizer: The vocabulary that ``tokenise`` uses, for the workers; None for a tokenizer of
+        tokenize: Turns a list of texts into tokens.
+        featurizer: The vocabulary that ``tokenize`` uses, for the workers; None for a tokenizer of
             another kind, which runs in this process.
     """
     n_workers = min(_n_cores(), len(texts) // _TEXTS_PER_WORKER)
-    with progress("Tokenising", len(texts)) as advance:
+    with progress("Tokenizing", len(texts)) as advance:
         if featurizer is not None and n_workers > 1:
             _run_workers(texts, folder, featurizer, n_workers, advance)
         else:
-            _write_range(texts, range(len(texts)), folder, tokenise, advance)
+            _write_range(texts, range(len(texts)), folder, tokenize, advance)
 
 
 def _n_cores() -> int:
@@ -71,7 +71,7 @@ def _write_range(
     texts: DiskTexts,
     rows: range,
     folder: Path,
-    tokenise: Callable[[Sequence[str]], Tokens],
+    tokenize: Callable[[Sequence[str]], Tokens],
     advance: Advance,
 ) -> None:
     """Write the tokens of a range of the texts."""
@@ -80,10 +80,10 @@ def _write_range(
     with (
         ArrayWriter(folder / "ids.npy", "<i4") as ids,
         ArrayWriter(folder / "weights.npy", "<f4") as weights,
-        hushed(),
+        progress_disabled(),
     ):
         for start in range(rows.start, rows.stop, _CHUNK):
-            tokens = tokenise(texts[start : min(start + _CHUNK, rows.stop)])
+            tokens = tokenize(texts[start : min(start + _CHUNK, rows.stop)])
             ids.append(tokens.ids)
             if tokens.weights is not None:
                 weights.append(tokens.weights)
@@ -167,7 +167,7 @@ def _follow(worker: subprocess.Popen[str], part: Path, advance: Advance) -> None
     if worker.wait() != 0:
         output = (part / "stderr").read_text(encoding="utf8", errors="replace").strip()
         reason = output.splitlines()[-1] if output else f"exit code {worker.returncode}"
-        raise DataError(f"a tokeniser process failed ({reason}); run the same command again")
+        raise DataError(f"a tokenizer process failed ({reason}); run the same command again")
 
 
 def _work(job: Path, begin: int, end: int, part: Path) -> None:
@@ -181,14 +181,14 @@ def _work(job: Path, begin: int, end: int, part: Path) -> None:
         Path(tree["texts"]), "", np.load(rows, mmap_mode="r") if rows.exists() else None
     )
 
-    def tokenise(chunk: Sequence[str]) -> Tokens:
+    def tokenize(chunk: Sequence[str]) -> Tokens:
         return Tokens.from_csr(featurizer.transform(chunk))
 
     def advance(steps: int = 1, note: str = "") -> None:
         del note
         print(steps, flush=True)  # noqa: T201 - the parent process counts them
 
-    _write_range(texts, range(begin, end), part, tokenise, advance)
+    _write_range(texts, range(begin, end), part, tokenize, advance)
 
 
 if __name__ == "__main__":

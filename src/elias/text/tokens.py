@@ -125,17 +125,17 @@ def content_key(fingerprint: str, texts: Sequence[str]) -> str:
 def cached(
     fingerprint: str,
     texts: Sequence[str],
-    tokenise: Callable[[Sequence[str]], Tokens],
+    tokenize: Callable[[Sequence[str]], Tokens],
     featurizer: Featurizer | None = None,
 ) -> Tokens:
-    """Return the tokens of ``texts``, memory-mapped from the cache; tokenise them if needed.
+    """Return the tokens of ``texts``, memory-mapped from the cache; tokenize them if needed.
 
     Args:
         fingerprint: Identifies the tokenizer.
         texts: The texts.
-        tokenise: Turns texts into tokens.
-        featurizer: The vocabulary that ``tokenise`` uses, if any, so that several processes can
-            tokenise texts on disk.
+        tokenize: Turns texts into tokens.
+        featurizer: The vocabulary that ``tokenize`` uses, if any, so that several processes can
+            tokenize texts on disk.
 
     Raises:
         DataError: If the tokens of texts on disk cannot be written.
@@ -146,19 +146,19 @@ def cached(
         logger.info("tokens of %d texts read from the cache", len(texts))
         return tokens
     if not isinstance(texts, DiskTexts):
-        tokens = tokenise(texts)
+        tokens = tokenize(texts)
     try:
         # a folder that exists is damaged, or another run was faster
         with staged_folder(folder, overwrite=True) as staging:
             if isinstance(texts, DiskTexts):
-                write_tokens(texts, staging, tokenise, featurizer)
+                write_tokens(texts, staging, tokenize, featurizer)
             elif tokens is not None:
                 _store(tokens, staging)
         mark_in_use(folder)
         evict_oldest(folder.parent, _CACHE_LIMIT)
     except (OSError, DataError) as error:
         if tokens is not None:  # a full or read-only disk does not stop the run
-            logger.warning("cannot cache tokenised texts in %s: %s", folder, error)
+            logger.warning("cannot cache tokenized texts in %s: %s", folder, error)
             return tokens
         if isinstance(error, DataError):
             raise

@@ -232,14 +232,14 @@ class Checkpoints:
             checksums = collect_shards(shards, world, staging) if world.size > 1 else {}
             save_file(tensors, staging / TENSORS_FILE)
             _write_json(staging / METADATA_FILE, checkpoint.metadata)
-            seal(staging, checksums)
+            write_manifest(staging, checksums)
         for old in self._paths()[: -self.config.keep]:
             _remove(old)
         logger.debug("checkpoint %s written", path)
         return True
 
 
-def seal(folder: Path, checksums: Mapping[str, Mapping[str, Any]] | None = None) -> None:
+def write_manifest(folder: Path, checksums: Mapping[str, Mapping[str, Any]] | None = None) -> None:
     """Write the manifest of a folder that is otherwise complete.
 
     ``checksums`` are the entries of files whose checksum is known already.
@@ -479,7 +479,7 @@ def save_member(run: Run, model: Elias) -> None:
         with staged_folder(_member_path(run.checkpoints, run.number)) as staging:
             model.save_pretrained(staging / MODEL_FOLDER)
             _write_json(staging / METADATA_FILE, run.state())
-            seal(staging)
+            write_manifest(staging)
     except (OSError, DataError, ModelError) as error:
         logger.warning("cannot save member %d (%s); training continues", run.number, error)
         return

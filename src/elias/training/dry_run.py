@@ -10,18 +10,24 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 import torch
 
-from elias.data.splits import setup_rows, validation_split
+from elias.data.splits import sample_setup_points, validation_split
 from elias.distributed import process_counts
 from elias.inference.predict import split_inputs, tokenize
 from elias.kernels.device import limit_threads
 from elias.model.elias import EliasModel
 from elias.model.encoder import build_encoder
 from elias.model.graph import LabelGraph
-from elias.progress import hushed
+from elias.progress import progress_disabled
 from elias.text.batches import n_batches
 from elias.text.vectorizer import words_of
 from elias.training.initialization import build_fixed_model
-from elias.training.memory import Fit, MemoryEstimate, Sizes, estimate_memory, resident_bytes
+from elias.training.memory import (
+    MemoryCheck,
+    MemoryEstimate,
+    Sizes,
+    estimate_memory,
+    resident_bytes,
+)
 from elias.training.stage import Points, StageLoop
 
 if TYPE_CHECKING:
@@ -42,7 +48,7 @@ class DryRun(NamedTuple):
 
     n_parameters: int
     memory: MemoryEstimate
-    fits: list[Fit]
+    fits: list[MemoryCheck]
     remedies: list[str]
     """Settings to change; empty if the run fits."""
     epoch_seconds: dict[str, float]
@@ -71,7 +77,7 @@ def estimate_run(
         keeps_checkpoints: Whether the run would have a folder.
     """
     points, held_out = validation_split(corpus, config)
-    rows = setup_rows(points, config)
+    rows = sample_setup_points(points, config)
     if init_from is not None:
         encoder: TextEncoder = copy.deepcopy(init_from.model.encoder)
     else:
@@ -82,7 +88,7 @@ def estimate_run(
     n_texts = min(_MAX_TEXTS, max(_MIN_TEXTS, (_WARMUP_STEPS + _TIMED_STEPS) * batch))
     order = np.random.default_rng(config.seed).permutation(len(points))[:n_texts]
     sample = points.take(np.sort(order))
-    with hushed():
+    with progress_disabled():
         tokens = tokenize(split_inputs(sample, encoder), encoder)
     n_processes, _ = process_counts()
     sizes = Sizes.measure(
@@ -143,7 +149,7 @@ def _time_epochs(
 ) -> dict[str, float]:
     """Return the seconds that an epoch of each stage takes."""
     epoch_seconds = {}
-    with limit_threads(), hushed(), torch.random.fork_rng(devices=[]):
+    with limit_threads(), progress_disabled(), torch.random.fork_rng(devices=[]):
         encoder.to(device)
         encoder.prepare(device)
         for each in config.stages:

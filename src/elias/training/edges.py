@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from scipy.sparse import csr_matrix
 
-from elias.kernels.cpu.cooccurrence import Members, strongest_counts
+from elias.kernels.cpu.cooccurrence import RaggedIds, strongest_counts
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -34,9 +34,9 @@ def edge_counts(
     to_clusters = csr_matrix((scores.ravel(), beams.ravel(), offsets), shape=(n_points, n_clusters))
     of_cluster = to_clusters.T.tocsr()
     counts = strongest_counts(
-        Members(of_cluster.indptr, of_cluster.indices),
+        RaggedIds(of_cluster.indptr, of_cluster.indices),
         of_cluster.data,
-        Members(labels.indptr, labels.indices),
+        RaggedIds(labels.indptr, labels.indices),
         partition,
         n_edges,
     )

@@ -198,7 +198,7 @@ class Sizes:
         return FLOAT * (self.dense_weights + self.table_rows * self.dim)
 
 
-class Fit(NamedTuple):
+class MemoryCheck(NamedTuple):
     """The need of a run and the capacity of one memory."""
 
     memory: str
@@ -248,7 +248,7 @@ class MemoryEstimate:
         others = process_counts()[1] - 1
         return self.host_total + others * max(0, self.host_total - shared_bytes())
 
-    def fits(self, n_running: int = 1) -> list[Fit]:
+    def fits(self, n_running: int = 1) -> list[MemoryCheck]:
         """Return how the run fits into the memory of the machine and of the GPU.
 
         Memory that the ``n_running`` processes of this run use already counts as free.
@@ -256,12 +256,12 @@ class MemoryEstimate:
         fits = []
         host, device = host_capacity(), device_capacity(self.device)
         if device is not None:
-            fits.append(Fit(_DEVICE, self.device_total, device))
+            fits.append(MemoryCheck(_DEVICE, self.device_total, device))
         if host is not None:
             resident = self.on_host.get(PROCESS, 0)
             used = resident + (n_running - 1) * max(0, resident - shared_bytes())
             host = host._replace(free=host.free + used)
-            fits.append(Fit(_HOST, self.machine_total, host, process_counts()[1]))
+            fits.append(MemoryCheck(_HOST, self.machine_total, host, process_counts()[1]))
         return fits
 
     def check(self, *, ignore: bool = False) -> None:
@@ -291,7 +291,7 @@ class MemoryEstimate:
                     f"{advice}; or pass --ignore-memory to try it anyway"
                 )
 
-    def remedies(self, fits: Sequence[Fit] = ()) -> list[str]:
+    def remedies(self, fits: Sequence[MemoryCheck] = ()) -> list[str]:
         """Return the settings to change, the most effective first.
 
         The suggested batch size fits into the memories of ``fits``.
@@ -327,7 +327,7 @@ class MemoryEstimate:
             remedies.append("set data.on_disk=on and data.setup_points")
         return remedies
 
-    def _fitting_batch(self, fits: Sequence[Fit]) -> int:
+    def _fitting_batch(self, fits: Sequence[MemoryCheck]) -> int:
         """Return the largest batch size, by halving, that fits; half of the present if none."""
         room = {fit.memory: min(fit.capacity) for fit in fits}
         largest = max(stage.batch_size for stage in self.config.stages)

@@ -15,7 +15,7 @@ import numpy as np
 import torch
 
 from elias.config import model_settings
-from elias.data.splits import DATA_SETTINGS, setup_rows, validation_split
+from elias.data.splits import DATA_SETTINGS, sample_setup_points, validation_split
 from elias.data.stats import corpus_stats
 from elias.data.storage import DiskTexts
 from elias.distributed import SingleProcess
@@ -144,7 +144,7 @@ class Trainer:
         splits = {"train": train, "validation": validation, "test": corpus.test}
         self.splits = {name: split for name, split in splits.items() if split is not None}
         self.evaluated = [name for name in self.splits if name != "train"]
-        self.setup = setup_rows(train, config)
+        self.setup = sample_setup_points(train, config)
         """Rows used for vocabulary, clusters, initial classifiers and edges; None: all."""
         self._start_member(0)
 

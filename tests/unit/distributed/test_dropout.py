@@ -37,7 +37,7 @@ def bag():
 
 def embedded(encoder, rows, seed=SEED):
     rows = np.array(rows, dtype=np.int64)
-    batch = collate(encoder.tokenise(TEXTS), rows)
+    batch = collate(encoder.tokenize(TEXTS), rows)
     with KeyedDropout(point_keys(seed, rows), batch):
         return encoder(batch)
 

@@ -17,7 +17,7 @@ def make_encoder(texts=TEXTS, **options):
 
 
 def embed(encoder, texts):
-    tokens = encoder.tokenise(texts)
+    tokens = encoder.tokenize(texts)
     with torch.no_grad():
         return encoder(collate(tokens, np.arange(len(texts))))
 
@@ -56,7 +56,7 @@ def test_the_table_is_a_parameter_whose_gradient_is_sparse():
     encoder = make_encoder()
     (name,) = encoder.table_names()
 
-    encoder(collate(encoder.tokenise(["red"]), np.array([0]))).sum().backward()
+    encoder(collate(encoder.tokenize(["red"]), np.array([0]))).sum().backward()
 
     assert dict(encoder.named_parameters())[name].grad.is_sparse
 
@@ -72,4 +72,4 @@ def test_an_encoder_of_given_features_refuses_text():
     encoder = BagEncoder(EncoderConfig(dim=4), None, 10)
 
     with pytest.raises(AssertionError, match="reads no text"):
-        encoder.tokenise(["red cod"])
+        encoder.tokenize(["red cod"])

@@ -34,7 +34,7 @@ def model():
 
 
 def batch(model):
-    return collate(model.encoder.tokenise(TEXTS), np.arange(len(TEXTS)))
+    return collate(model.encoder.tokenize(TEXTS), np.arange(len(TEXTS)))
 
 
 @pytest.mark.parametrize("mean", [True, False])

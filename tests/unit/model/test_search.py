@@ -38,7 +38,7 @@ def model(texts):
 
 @pytest.fixture
 def tokens(model, texts):
-    return model.encoder.tokenise(texts)
+    return model.encoder.tokenize(texts)
 
 
 @pytest.mark.parametrize("batch_size", [1, 2, 3, 7, 100])
@@ -53,9 +53,9 @@ def test_predictions_do_not_depend_on_the_batch_size(model, tokens, batch_size):
 
 def test_a_text_is_ranked_alike_alone_and_beside_a_long_one(model, texts):
     longest = " ".join(WORDS * 20)
-    alone = rank_all(model, model.encoder.tokenise([texts[1]]), SIZES, 5)
+    alone = rank_all(model, model.encoder.tokenize([texts[1]]), SIZES, 5)
 
-    beside = rank_all(model, model.encoder.tokenise([longest, texts[1]]), SIZES, 5)
+    beside = rank_all(model, model.encoder.tokenize([longest, texts[1]]), SIZES, 5)
 
     assert np.array_equal(beside.ids[1], alone.ids[0])
     np.testing.assert_allclose(beside.scores[1], alone.scores[0], rtol=1e-5)
@@ -78,7 +78,7 @@ def test_no_more_labels_come_back_than_the_shortlist_holds(model, tokens):
 
 
 def test_no_texts_give_no_rows(model):
-    found = rank_all(model, model.encoder.tokenise([]), SIZES, 5)
+    found = rank_all(model, model.encoder.tokenize([]), SIZES, 5)
 
     assert found.ids.shape == (0, 5)
 
@@ -134,7 +134,7 @@ def test_a_failing_search_leaves_the_model_in_training(model):
 
     model.encoder.forward = fail
     with pytest.raises(MemoryError):
-        rank_all(model, model.encoder.tokenise(["cod"]), SIZES, 5)
+        rank_all(model, model.encoder.tokenize(["cod"]), SIZES, 5)
 
     assert model.training
     assert torch.is_grad_enabled()

@@ -75,7 +75,7 @@ def texts_of(*sizes):
 
 
 def rank(model, *sizes, top_k=5, **options):
-    return rank_all(model, model.encoder.tokenise(texts_of(*sizes)), SIZES, top_k, **options)
+    return rank_all(model, model.encoder.tokenize(texts_of(*sizes)), SIZES, top_k, **options)
 
 
 def plain(model, *sizes, **options):
@@ -148,7 +148,7 @@ def test_more_labels_than_before_are_recorded_anew_and_serve_those_who_want_fewe
 
 
 def test_other_sizes_of_the_search_are_recorded_anew(model, graphs):
-    tokens = model.encoder.tokenise(texts_of(3))
+    tokens = model.encoder.tokenize(texts_of(3))
     for sizes in (SIZES, SIZES, SearchSizes(2, 12), SearchSizes(2, 12)):
         found = rank_all(model, tokens, sizes, 5, graphs=graphs)
         assert_alike(found, rank_all(model, tokens, sizes, 5))
@@ -203,7 +203,7 @@ def test_a_model_in_training_keeps_none(model, graphs):
         rank(model, 3, graphs=graphs)
 
     assert graphs.repeated == 1
-    assert model not in graphs.kept
+    assert model not in graphs.by_model
 
 
 def test_many_texts_of_a_model_in_training_are_recorded_for_the_call(model):
@@ -218,7 +218,7 @@ def test_many_texts_of_a_model_in_training_are_recorded_for_the_call(model):
     assert before == 0
     assert (graphs.recorded, graphs.repeated) == (1, 3)
     assert_alike(found, expected)
-    assert model not in graphs.kept
+    assert model not in graphs.by_model
 
 
 def test_blocked_labels_do_not_use_what_is_kept(model, graphs):
@@ -252,14 +252,14 @@ def test_copies_and_saved_weights_know_nothing_of_graphs(model, graphs):
     other = copy.deepcopy(model)
 
     assert list(model.state_dict()) == names
-    assert other not in graphs.kept
+    assert other not in graphs.by_model
     assert graphs.recorded == 1
 
 
 def test_graphs_go_with_their_model(tiny_bert, graphs):
     model = make_model(tiny_bert)
     record_one(model, graphs)
-    kept = weakref.ref(graphs.kept[model])
+    kept = weakref.ref(graphs.by_model[model])
 
     del model
     gc.collect()
@@ -320,7 +320,7 @@ def test_a_call_that_fails_begins_anew(model, graphs):
 def test_the_number_of_texts_is_padded_to_a_power_of_two(
     model, graphs, n_texts, batch_size, kind, n_rows
 ):
-    tokens = model.encoder.tokenise(texts_of(*[3] * n_texts))
+    tokens = model.encoder.tokenize(texts_of(*[3] * n_texts))
     batch = graphs.pad(model.encoder, tokens, batch_size, np.arange(n_texts))
 
     assert isinstance(batch, kind)
@@ -330,7 +330,7 @@ def test_the_number_of_texts_is_padded_to_a_power_of_two(
 
 def test_texts_that_are_not_few_are_not_padded_with_others(model):
     graphs = Graphs(max_padded_tokens=16)
-    tokens = model.encoder.tokenise(texts_of(3, 3, 3, 3))
+    tokens = model.encoder.tokenize(texts_of(3, 3, 3, 3))
     three, four = (graphs.pad(model.encoder, tokens, 8, np.arange(n_rows)) for n_rows in (3, 4))
 
     assert isinstance(three, TokenBatch)
@@ -342,7 +342,7 @@ def test_where_nothing_is_recorded_texts_are_not_padded(model):
     with SEARCH_GRAPHS.captured(model, SIZES, 5, None, 10**6) as captured:
         assert captured is None
 
-    assert model not in SEARCH_GRAPHS.kept
+    assert model not in SEARCH_GRAPHS.by_model
 
 
 def test_an_encoder_is_compiled_once_after_large_calls_alone(model):

@@ -42,7 +42,7 @@ def make_encoder(folder, **changes):
 
 
 def embed(encoder, texts):
-    tokens = encoder.tokenise(texts)
+    tokens = encoder.tokenize(texts)
     return encoder(collate(tokens, np.arange(len(texts))))
 
 
@@ -53,7 +53,7 @@ def last_layer(folder, ids):
 
 
 def test_a_text_becomes_its_tokens_between_the_special_ones(tiny_bert):
-    tokens = make_encoder(tiny_bert).tokenise(["red herring", "xyz"])
+    tokens = make_encoder(tiny_bert).tokenize(["red herring", "xyz"])
 
     assert tokens.ids.tolist() == [CLS, 5, 7, 8, SEP, CLS, UNK, SEP]
     assert tokens.offsets.tolist() == [0, 5, 8]
@@ -64,7 +64,7 @@ def test_a_text_becomes_its_tokens_between_the_special_ones(tiny_bert):
 def test_longer_texts_are_cut_to_max_length_and_counted(tiny_bert):
     encoder = make_encoder(tiny_bert, max_length=5)
 
-    tokens = encoder.tokenise(["red cod tape", "red cod tape sea", "sea " * 20])
+    tokens = encoder.tokenize(["red cod tape", "red cod tape sea", "sea " * 20])
 
     assert tokens.n_truncated == 2
     assert tokens.lengths.tolist() == [5, 5, 5]
@@ -74,32 +74,32 @@ def test_longer_texts_are_cut_to_max_length_and_counted(tiny_bert):
 def test_an_empty_text_is_the_special_tokens_alone(tiny_bert):
     encoder = make_encoder(tiny_bert)
 
-    tokens = encoder.tokenise([""])
+    tokens = encoder.tokenize([""])
 
     assert tokens.ids.tolist() == [CLS, SEP]
     assert embed(encoder, [""]).isfinite().all()
 
 
 def test_no_texts_are_no_tokens(tiny_bert):
-    tokens = make_encoder(tiny_bert).tokenise([])
+    tokens = make_encoder(tiny_bert).tokenize([])
 
     assert (len(tokens), tokens.n_truncated) == (0, 0)
 
 
 @pytest.mark.parametrize("text", ["red \ud800 cod", "\udfff", "red\0cod", "\0", "\u202e \ufeff"])
 def test_text_that_is_not_quite_unicode_is_read(text, tiny_bert):
-    tokens = make_encoder(tiny_bert).tokenise([text, "red"])
+    tokens = make_encoder(tiny_bert).tokenize([text, "red"])
 
     assert len(tokens) == 2
     assert tokens.ids[-3:].tolist() == [CLS, 5, SEP]
 
 
-def test_texts_are_tokenised_alike_in_pieces_of_any_size(tiny_bert, monkeypatch):
+def test_texts_are_tokenized_alike_in_pieces_of_any_size(tiny_bert, monkeypatch):
     encoder = make_encoder(tiny_bert, max_length=6)
-    whole = encoder.tokenise(TEXTS)
+    whole = encoder.tokenize(TEXTS)
     monkeypatch.setattr(transformer, "_TEXTS_PER_CHUNK", 2)
 
-    pieces = encoder.tokenise(TEXTS)
+    pieces = encoder.tokenize(TEXTS)
 
     np.testing.assert_array_equal(pieces.ids, whole.ids)
     np.testing.assert_array_equal(pieces.offsets, whole.offsets)
@@ -237,7 +237,7 @@ class NoAnswers(TorchDispatchMode):
 @pytest.mark.parametrize("texts", [TEXTS, ["red", "cod"]])
 def test_a_forward_pass_asks_nothing_of_the_device(texts, tiny_bert):
     encoder = make_encoder(tiny_bert)
-    batch = collate(encoder.tokenise(texts), np.arange(len(texts)))
+    batch = collate(encoder.tokenize(texts), np.arange(len(texts)))
 
     with NoAnswers():
         embedding = encoder(batch)
@@ -249,7 +249,7 @@ def test_a_forward_pass_asks_nothing_of_the_device(texts, tiny_bert):
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
 def test_a_forward_pass_does_not_wait_for_the_device(tiny_bert):
     encoder = make_encoder(tiny_bert).to("cuda")
-    batch = collate(encoder.tokenise(TEXTS), np.arange(len(TEXTS))).to(torch.device("cuda"))
+    batch = collate(encoder.tokenize(TEXTS), np.arange(len(TEXTS))).to(torch.device("cuda"))
     encoder(batch)  # the first pass may set up libraries
 
     torch.cuda.set_sync_debug_mode("error")
@@ -288,7 +288,7 @@ def test_loading_says_nothing_and_leaves_the_librarys_settings(tiny_bert, capfd)
 
 
 def test_the_tokenizer_given_to_the_encoder_keeps_no_length_of_its_own(tiny_bert):
-    tokens = make_encoder(tiny_bert).tokenise(["the herring quota in the north sea", "red"])
+    tokens = make_encoder(tiny_bert).tokenize(["the herring quota in the north sea", "red"])
 
     assert tokens.lengths.tolist() == [10, 3]
 
@@ -476,7 +476,7 @@ def test_an_encoder_is_compiled_once_and_its_copy_anew(tiny_bert, monkeypatch):
 
 def test_padded_texts_get_the_embeddings_of_ragged_ones(tiny_bert):
     encoder = make_encoder(tiny_bert, max_length=10).eval()
-    tokens = encoder.tokenise(["red cod", "", "her in the north sea red cod her in the north sea"])
+    tokens = encoder.tokenize(["red cod", "", "her in the north sea red cod her in the north sea"])
     rows = np.array([2, 0, 1])
 
     padded = pad_batch(tokens, rows, pad_id=encoder.pad_id, longest=encoder.max_length)
@@ -487,7 +487,7 @@ def test_padded_texts_get_the_embeddings_of_ragged_ones(tiny_bert):
 
 def test_texts_of_one_length_need_no_mask(tiny_bert):
     encoder = make_encoder(tiny_bert, max_length=8).eval()
-    tokens = encoder.tokenise(["red cod her in the north sea"] * 2)
+    tokens = encoder.tokenize(["red cod her in the north sea"] * 2)
     rows = np.arange(2)
 
     full = pad_batch(tokens, rows, pad_id=encoder.pad_id, longest=encoder.max_length)

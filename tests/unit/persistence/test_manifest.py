@@ -72,10 +72,10 @@ def test_a_bag_model_predicts_the_same_after_loading(learned, tmp_path):
     loaded = load(save(tmp_path / "model", model, config), "cpu")
 
     again = loaded.model
-    tokens = model.encoder.tokenise(TEXTS)
-    assert_predicts_alike(model, again, again.encoder.tokenise(TEXTS))
+    tokens = model.encoder.tokenize(TEXTS)
+    assert_predicts_alike(model, again, again.encoder.tokenize(TEXTS))
     assert again.encoder.fingerprint == model.encoder.fingerprint
-    np.testing.assert_array_equal(again.encoder.tokenise(TEXTS).weights, tokens.weights)
+    np.testing.assert_array_equal(again.encoder.tokenize(TEXTS).weights, tokens.weights)
     assert again.graph.learned == learned == again.graph.edge_logits.requires_grad
     assert again.graph.edge_labels.dtype == torch.int64
     assert (loaded.config, loaded.label_names) == (config, tuple(NAMES))
@@ -91,7 +91,7 @@ def test_labels_kept_in_bfloat16_take_half_the_room_and_predict_the_same_on_a_cp
     weights = [load_file(folder / "model.safetensors")["labels.weight"] for folder in folders]
 
     assert [one.dtype for one in weights] == [torch.float32, torch.bfloat16]
-    assert_predicts_alike(model, load(folders[1], "cpu").model, model.encoder.tokenise(TEXTS))
+    assert_predicts_alike(model, load(folders[1], "cpu").model, model.encoder.tokenize(TEXTS))
 
 
 def test_a_model_of_given_features_predicts_the_same_after_loading(tmp_path):
@@ -114,7 +114,7 @@ def test_a_transformer_model_is_whole_without_the_weights_it_began_with(changes,
 
     again = load(folder).model
 
-    assert_predicts_alike(model, again, again.encoder.tokenise(TEXTS))
+    assert_predicts_alike(model, again, again.encoder.tokenize(TEXTS))
     assert again.encoder.fingerprint == model.encoder.fingerprint
     assert {path.name for path in (folder / "encoder").iterdir()} == {
         "config.json",

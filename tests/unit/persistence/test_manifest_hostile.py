@@ -206,7 +206,7 @@ def test_a_tokenizer_that_fails_at_a_text_is_told_in_one_line(bert):
     encoder = load(bert).model.encoder
 
     with pytest.raises(ModelError, match="tokenizer cannot read a text"):
-        encoder.tokenise(["\u4e2d\u4e2d unheard-of \U0001f600"])
+        encoder.tokenize(["\u4e2d\u4e2d unheard-of \U0001f600"])
 
 
 @pytest.mark.parametrize(

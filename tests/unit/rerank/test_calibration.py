@@ -5,7 +5,7 @@ from hypothesis import strategies as st
 from sklearn.tree import DecisionTreeClassifier
 
 from elias.errors import ModelError
-from elias.rerank.calibration import LEAF, Calibration, mixed
+from elias.rerank.calibration import LEAF, Calibration, combine_scores
 
 
 def pairs(seed, size=400):
@@ -98,8 +98,8 @@ def test_probabilities_come_in_the_shape_of_the_scores():
 def test_the_mixtures_are_a_sum_and_a_blend():
     probability, product = np.array([0.5, 1.0]), np.float32([0.25, 1.0])
 
-    np.testing.assert_allclose(mixed(probability, product, "sum"), [0.75, 2.0])
-    np.testing.assert_allclose(mixed(probability, product, "blend"), [0.325, 1.0])
+    np.testing.assert_allclose(combine_scores(probability, product, "sum"), [0.75, 2.0])
+    np.testing.assert_allclose(combine_scores(probability, product, "blend"), [0.325, 1.0])
 
 
 def test_a_tree_comes_back_from_its_arrays():

@@ -85,7 +85,7 @@ def test_reliability_is_what_counting_pair_by_pair_gives(fitted, seed, k, calibr
     for place, own in pairs.items():
         if own:
             means = np.mean(own, axis=0)
-            assert (measured.said[place], measured.true[place]) == pytest.approx(tuple(means))
+            assert (measured.predicted[place], measured.true[place]) == pytest.approx(tuple(means))
     apart = [len(own) * abs(np.subtract(*np.mean(own, axis=0))) for own in pairs.values() if own]
     assert measured.error == pytest.approx(100 * sum(apart) / (12 * k))
 

@@ -9,7 +9,7 @@ from elias.errors import DataError
 from elias.metrics import score
 from elias.predictions import Predictions
 from elias.rerank import Calibration, SparseRanker, relevance, relevant_candidates
-from elias.rerank.reranker import CALIBRATE, POWERS, RERANK, best_power
+from elias.rerank.reranker import CALIBRATE, POWERS, RERANK, choose_sharpness
 from elias.rerank.sparse_ranker import UNSEEN_MARGIN
 from rerank_problem import N_LABELS, Points, fit_reranker, scores_of
 
@@ -156,7 +156,7 @@ def test_the_power_of_q_is_the_one_that_ranks_held_out_points_best(problem, scal
     gains = {power: found - qualities[1] for power, found in qualities.items()}
     clear = [p for p, gain in gains.items() if gain.mean() > gain.std() / len(gain) ** 0.5]
 
-    chosen = best_power(
+    chosen = choose_sharpness(
         np.where(known, points.candidates.scores, 0),
         plain.factors(points.candidates, points.inputs)["ranker_score"],
         relevant_candidates(points.candidates.ids, points.labels),
@@ -174,7 +174,7 @@ def test_held_out_points_choose_the_power_and_a_given_one_is_kept(problem, reran
 
     given = fit_reranker(problem.train, replace(problem.config, sharpness=0.3), points)
 
-    assert reranker.sharpness == best_power(
+    assert reranker.sharpness == choose_sharpness(
         np.where(known, points.candidates.scores, 0),
         q,
         relevant_candidates(points.candidates.ids, points.labels),

@@ -34,12 +34,12 @@ def test_tokens_of_texts_on_disk_are_those_of_texts_in_memory(tmp_path, monkeypa
     start = parallel_tokenize._start
     monkeypatch.setattr(parallel_tokenize, "_start", lambda *a: (started.append(1), start(*a))[1])
 
-    def tokenise(some):
+    def tokenize(some):
         return Tokens.from_csr(featurizer.transform(some))
 
-    found = cached("words", texts, tokenise, featurizer)
+    found = cached("words", texts, tokenize, featurizer)
 
-    expected = tokenise(list(texts))
+    expected = tokenize(list(texts))
     assert len(started) == (2 if by_workers else 0)
     np.testing.assert_array_equal(found.offsets, expected.offsets)
     np.testing.assert_array_equal(found.ids, expected.ids)
@@ -56,7 +56,7 @@ def test_a_worker_that_fails_is_reported_in_one_line(tmp_path, monkeypatch):
     monkeypatch.setattr(parallel_tokenize, "_IDF_FILE", "here.npy")  # unknown to the workers
     featurizer = Featurizer.fit(["t"], min_count=1)
 
-    with pytest.raises(DataError, match="a tokeniser process failed") as caught:
+    with pytest.raises(DataError, match="a tokenizer process failed") as caught:
         cached("words", texts, None, featurizer)
 
     assert "\n" not in str(caught.value)

@@ -82,13 +82,13 @@ def test_taking_rows_takes_their_tokens_in_that_order(texts, data):
 
 
 @pytest.mark.parametrize("weights", [True, False])
-def test_a_second_call_reads_the_cache_instead_of_tokenising(weights):
-    tokenise = Tokeniser(weights)
-    first = cached("letters", TEXTS, tokenise)
+def test_a_second_call_reads_the_cache_instead_of_tokenizing(weights):
+    tokenize = Tokeniser(weights)
+    first = cached("letters", TEXTS, tokenize)
 
-    again = cached("letters", TEXTS, tokenise)
+    again = cached("letters", TEXTS, tokenize)
 
-    assert tokenise.calls == 1
+    assert tokenize.calls == 1
     assert_same(again, Tokeniser(weights)(TEXTS))
     assert_same(first, again)
 
@@ -100,17 +100,17 @@ def test_tokens_come_memory_mapped():
 @pytest.mark.parametrize("name", ["offsets.npy", "ids.npy", "truncated.npy", "weights.npy"])
 @pytest.mark.parametrize("content", [b"", b"garbage", "half"])
 def test_a_damaged_cache_is_rebuilt(name, content):
-    tokenise = Tokeniser()
-    cached("letters", TEXTS, tokenise)
+    tokenize = Tokeniser()
+    cached("letters", TEXTS, tokenize)
     file = cache_folder() / content_key("letters", TEXTS) / name
     whole = file.read_bytes()
     file.write_bytes(whole[: len(whole) - 3] if content == "half" else content)
 
-    again = cached("letters", TEXTS, tokenise)
-    third = cached("letters", TEXTS, tokenise)
+    again = cached("letters", TEXTS, tokenize)
+    third = cached("letters", TEXTS, tokenize)
 
-    assert tokenise.calls == 2
-    assert_same(again, tokenise(TEXTS))
+    assert tokenize.calls == 2
+    assert_same(again, tokenize(TEXTS))
     assert_same(third, again)
 
 
@@ -118,26 +118,26 @@ def test_a_damaged_cache_is_rebuilt(name, content):
     ("name", "weights"), [("offsets.npy", True), ("ids.npy", False), ("weights.npy", True)]
 )
 def test_a_cache_whose_parts_do_not_fit_together_is_rebuilt(name, weights):
-    tokenise = Tokeniser(weights)
-    cached("letters", TEXTS, tokenise)
+    tokenize = Tokeniser(weights)
+    cached("letters", TEXTS, tokenize)
     file = cache_folder() / content_key("letters", TEXTS) / name
     np.save(file, np.load(file)[:-1])
 
-    again = cached("letters", TEXTS, tokenise)
+    again = cached("letters", TEXTS, tokenize)
 
-    assert tokenise.calls == 2
-    assert_same(again, tokenise(TEXTS))
+    assert tokenize.calls == 2
+    assert_same(again, tokenize(TEXTS))
 
 
 @pytest.mark.parametrize("name", ["offsets.npy", "ids.npy", "truncated.npy"])
 def test_a_cache_that_lost_a_file_is_rebuilt(name):
-    tokenise = Tokeniser()
-    cached("letters", TEXTS, tokenise)
+    tokenize = Tokeniser()
+    cached("letters", TEXTS, tokenize)
     (cache_folder() / content_key("letters", TEXTS) / name).unlink()
 
-    cached("letters", TEXTS, tokenise)
+    cached("letters", TEXTS, tokenize)
 
-    assert tokenise.calls == 2
+    assert tokenize.calls == 2
 
 
 @pytest.mark.parametrize(
@@ -150,13 +150,13 @@ def test_a_cache_that_lost_a_file_is_rebuilt(name):
         ("other letters", TEXTS),
     ],
 )
-def test_other_texts_or_another_tokeniser_miss_the_cache(fingerprint, texts):
-    tokenise = Tokeniser()
-    cached("letters", TEXTS, tokenise)
+def test_other_texts_or_another_tokenizer_miss_the_cache(fingerprint, texts):
+    tokenize = Tokeniser()
+    cached("letters", TEXTS, tokenize)
 
-    found = cached(fingerprint, texts, tokenise)
+    found = cached(fingerprint, texts, tokenize)
 
-    assert tokenise.calls == 2
+    assert tokenize.calls == 2
     assert len(found) == len(texts)
 
 
@@ -187,9 +187,9 @@ def test_no_half_written_entry_stays_behind(monkeypatch):
 
 
 def test_the_entries_used_longest_ago_go_first(monkeypatch):
-    tokenise = Tokeniser()
+    tokenize = Tokeniser()
     for name in "abc":
-        cached(name, TEXTS, tokenise)
+        cached(name, TEXTS, tokenize)
     entries = {name: cache_folder() / content_key(name, TEXTS) for name in "abcd"}
     for age, name in enumerate("bca"):  # b used longest ago
         module.os.utime(entries[name], (1000 + age, 1000 + age))
@@ -197,7 +197,7 @@ def test_the_entries_used_longest_ago_go_first(monkeypatch):
     monkeypatch.setattr(module, "_CACHE_LIMIT", 3 * size)
     monkeypatch.setattr(atomic, "_used", set())  # as in another process
 
-    cached("d", TEXTS, tokenise)
+    cached("d", TEXTS, tokenize)
 
     assert [name for name in "abcd" if entries[name].exists()] == ["a", "c", "d"]
 

@@ -272,7 +272,7 @@ def test_the_batch_that_is_advised_fits():
     smaller = config(**{f"stages.{name}.batch_size": 64 for name in names}).resolve(10_000, 5_000)
     room = estimate_memory(sizes(), smaller, CPU).host_total
     expected = estimate_memory(sizes(), given, CPU)
-    there = [memory.Fit("memory", expected.host_total, Capacity(2 * room, room))]
+    there = [memory.MemoryCheck("memory", expected.host_total, Capacity(2 * room, room))]
 
     told = expected.remedies(there)
 

@@ -27,7 +27,7 @@ def model():
 
 
 def backward(model):
-    tokens = model.encoder.tokenise(TEXTS)
+    tokens = model.encoder.tokenize(TEXTS)
     positives, parents = torch.tensor([[0], [1], [2]]), torch.tensor([[0], [1], [1]])
     losses = model.losses(
         collate(tokens, np.arange(3)),

@@ -54,7 +54,7 @@ def make_loop(model, reports=None, *, validate=None, stage=STAGE, patience=0):
         model=model,
         stage=stage,
         config=replace(CONFIG, eval=evaluation).resolve(len(TEXTS), N_LABELS),
-        points=Points(model.encoder.tokenise(TEXTS), csr_matrix(labels)),
+        points=Points(model.encoder.tokenize(TEXTS), csr_matrix(labels)),
         rng=np.random.default_rng(1),
         validate=validate,
         report=(lambda _: None) if reports is None else reports.append,

@@ -41,7 +41,7 @@ def make_points():
     split = make_corpus().train
     featurizer = Featurizer.fit(split.texts, char_ngrams=(0, 0), min_count=1)
     encoder = BagEncoder(EncoderConfig(**ENCODER), featurizer, featurizer.n_features)
-    return encoder, Points(encoder.tokenise(split.texts), split.labels)
+    return encoder, Points(encoder.tokenize(split.texts), split.labels)
 
 
 def run(config, *, init_from=None, seen=None):

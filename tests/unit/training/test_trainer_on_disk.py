@@ -6,7 +6,7 @@ import torch
 
 from elias import EliasConfig, load_corpus, train
 from elias.data import convert
-from elias.data.splits import setup_rows
+from elias.data.splits import sample_setup_points
 from elias.data.synthetic import synthetic_corpus
 
 
@@ -58,7 +58,7 @@ def test_what_comes_before_training_can_be_computed_from_a_sample(table):
     corpus = load_corpus(table, on_disk="on")
     some = config(**{"data.setup_points": 50})
 
-    chosen = setup_rows(corpus.train, some)
+    chosen = sample_setup_points(corpus.train, some)
     model = train(some, corpus, device="cpu")
 
     assert 50 <= len(chosen) < 100
@@ -71,5 +71,5 @@ def test_what_comes_before_training_can_be_computed_from_a_sample(table):
 def test_a_corpus_in_memory_is_set_up_from_all_points(table):
     corpus = load_corpus(table, on_disk="off")
 
-    assert setup_rows(corpus.train, config()) is None
-    assert setup_rows(corpus.train, config(**{"data.setup_points": 10**9})) is None
+    assert sample_setup_points(corpus.train, config()) is None
+    assert sample_setup_points(corpus.train, config(**{"data.setup_points": 10**9})) is None

@@ -16,7 +16,7 @@ Array: TypeAlias = NDArray[Any]
 _CLUSTERS_PER_CHUNK = 32
 
 
-class Members(NamedTuple):
+class RaggedIds(NamedTuple):
     """Concatenated rows of ids; row i starts at ``starts[i]``."""
 
     starts: Array
@@ -32,7 +32,7 @@ class _Scratch(NamedTuple):
 
 
 def strongest_counts(
-    points: Members, scores: Array, labels: Members, partition: Array, most: int
+    points: RaggedIds, scores: Array, labels: RaggedIds, partition: Array, most: int
 ) -> tuple[Array, Array, Array]:
     """Return the counts of each cluster's ``most`` strongest labels and of its own labels.
 
@@ -73,9 +73,9 @@ def strongest_counts(
 
 @njit(cache=True, nogil=True)
 def _count_some(
-    points: Members,
+    points: RaggedIds,
     scores: Array,
-    labels: Members,
+    labels: RaggedIds,
     partition: Array,
     most: int,
     span: tuple[int, int],

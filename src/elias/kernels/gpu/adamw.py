@@ -13,7 +13,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from elias.kernels.adamw import EdgeState, History, LinearState
-from elias.kernels.gpu.rows import RowPairs, row_programs, row_sum, two_blocks
+from elias.kernels.gpu.rows import RowPairs, row_programs, row_sum, block_sizes
 
 
 def adamw_pairs(
@@ -35,7 +35,7 @@ def adamw_pairs(
     compact = weight.element_size() == 2
     # where rows have few pairs, a larger block would mostly load masked ones
     block_j = 4 if len(pairs.ids) > 2 * len(weight) else 2
-    block_a, block_b = two_blocks(weight.shape[1])
+    block_a, block_b = block_sizes(weight.shape[1])
     _adamw_pairs[(row_programs(pairs),)](
         weight.detach(),
         bias.detach(),

@@ -104,7 +104,7 @@ def gather_sum(
     per_part = triton.cdiv(triton.cdiv(max(1, n_keep), n_parts), _SUM_BLOCK_K) * _SUM_BLOCK_K
     n_parts = max(1, triton.cdiv(n_keep, per_part))
     out = torch.empty((n_parts, n_rows, dim), dtype=torch.float32, device=weight.device)
-    block_a, block_b = two_blocks(dim)
+    block_a, block_b = block_sizes(dim)
     if out.numel():
         _gather_sum[(n_rows, n_parts)](
             coefficients.contiguous(),
@@ -124,7 +124,7 @@ def gather_sum(
     return out[0] if n_parts == 1 else out.sum(dim=0)
 
 
-def two_blocks(dim: int) -> tuple[int, int]:
+def block_sizes(dim: int) -> tuple[int, int]:
     """Return two powers of two that cover a row: 512 and 256 for 768, so that no lane is idle."""
     largest = 1 << (dim.bit_length() - 1)
     if largest == dim:
@@ -184,7 +184,7 @@ def sum_pairs(
     dim = pairs.vectors.shape[1]
     gradient = torch.empty((len(heads), dim), dtype=torch.float32, device=heads.device)
     sums = torch.empty(len(heads), dtype=torch.float32, device=heads.device)
-    block_a, block_b = two_blocks(dim)
+    block_a, block_b = block_sizes(dim)
     if len(heads):
         _sum_pairs[(len(heads),)](
             pairs.ids,

@@ -199,7 +199,7 @@ def representative(table: tl.tensor, label: tl.tensor, inside: tl.tensor) -> tl.
 
 
 @triton.jit
-def compete(
+def best_path_per_label(
     scratch: tl.tensor,
     n_slots: tl.tensor,
     n_labels: tl.tensor,
@@ -433,9 +433,9 @@ def _expand(
                 beams, graph, lists, scratch, n_slots, n_paths, listing, LISTED, BLOCK
             )
             tl.debug_barrier()
-            compete(scratch, n_slots, n_labels, False, BLOCK)
+            best_path_per_label(scratch, n_slots, n_labels, False, BLOCK)
             tl.debug_barrier()
-            compete(scratch, n_slots, n_labels, True, BLOCK)
+            best_path_per_label(scratch, n_slots, n_labels, True, BLOCK)
             tl.debug_barrier()
             wanted_lists = (wanted + at * n_wanted, out_wanted + at * n_wanted, n_wanted)
             find_wanted(scratch, wanted_lists, n_slots, n_labels, 128)
