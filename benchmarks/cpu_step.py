@@ -22,10 +22,11 @@ from cpu_setup import write_json
 from naive_step import NaiveStep
 
 from elias.config import EncoderConfig, StageConfig
+from elias.kernels import shortlist_bce
 from elias.model.elias import EliasModel
 from elias.model.encoder import BagEncoder
 from elias.model.graph import LabelGraph
-from elias.model.losses import classification_loss, shortlist_loss
+from elias.model.losses import shortlist_loss
 from elias.text.batches import TokenBatch
 from elias.training.optimizer import Optimizer
 
@@ -116,7 +117,7 @@ def our_step(model, optimizer, shape, batch, clock):
     with clock.part("classifier"):
         logits = model.labels.logits(embedding, found.labels)
     with clock.part("loss"):
-        loss = classification_loss(
+        loss = shortlist_bce(
             logits, found.log_scores, found.labels, batch.positives, model.n_labels
         )
         loss = loss / shape.batch

@@ -13,7 +13,6 @@ from elias.kernels import (
     IndexGradients,
     expand_beam,
     label_logits,
-    label_loss,
     log_probabilities,
     path_log,
 )
@@ -254,16 +253,9 @@ class EliasModel(nn.Module):
         labels, log_scores, positive_log, reached = self.search(
             cluster_log, beam, sizes.shortlist_size, positives, gradients=gradients
         )
-        if self.labels.whole:
-            weight, bias = self.labels.weight, self.labels.bias
-            classification = label_loss(
-                embedding, log_scores, weight, bias, labels, positives, gradients
-            )
-        else:
-            logits = self.labels.logits(embedding, labels, gradients)
-            classification = classification_loss(
-                logits, log_scores, labels, positives, self.n_labels
-            )
+        classification = classification_loss(
+            self.labels, embedding, log_scores, labels, positives, self.n_labels, gradients
+        )
         shortlist = shortlist_loss(positive_log, reached)
         # A search skips paths of score NaN, so its loss would be 0. Softmax spreads a NaN over
         # its row: one column makes the loss NaN, and adds 0 otherwise.

@@ -1,26 +1,43 @@
-"""The two losses of §3.3; `elias.kernels` computes the first with its gradients on each device."""
+"""The two losses of §3.3, in one process or several.
+
+`elias.kernels` computes the first with its gradients on each device. One-vs-all has no shortlist:
+`elias.kernels.one_vs_all.every_label_loss` computes the same formula over all labels, with ŷ = 1.
+"""
 
 from __future__ import annotations
+
+from typing import TYPE_CHECKING
 
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from elias.kernels import shortlist_bce
+from elias.kernels import IndexGradients, label_loss, shortlist_bce
+
+if TYPE_CHECKING:
+    from elias.model.elias import LinearRows
 
 
 def classification_loss(
-    logits: Float[Tensor, "B K"],
+    rows: LinearRows,
+    embedding: Float[Tensor, "B D"],
     shortlist_log: Float[Tensor, "B K"],
     labels: Int[Tensor, "B K"],
     positives: Int[Tensor, "B Y"],
     n_labels: int,
+    gradients: IndexGradients | None = None,
 ) -> Float[Tensor, ""]:
     """Return Σ −[y log p + (1−y) log(1−p)] over a shortlist, p = σ(z)·ŷ; Eq. 7 corrected.
 
-    ``logits`` are z, ``shortlist_log`` is log ŷ ≤ 0. Both label tensors are padded with L, the
-    positives ascending in each row. The loss is float32 and neither it nor its gradients overflow.
+    z = w·φ + bias are the logits of ``rows``, W_L; ``shortlist_log`` is log ŷ ≤ 0. Both label
+    tensors are padded with L, the positives ascending in each row. The loss is float32 and neither
+    it nor its gradients overflow. With ``gradients`` the gradient of W_L is added there.
     """
+    if rows.whole:
+        return label_loss(
+            embedding, shortlist_log, rows.weight, rows.bias, labels, positives, gradients
+        )
+    logits = rows.logits(embedding, labels, gradients)
     return shortlist_bce(logits, shortlist_log, labels, positives, n_labels)
 
 

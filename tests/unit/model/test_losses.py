@@ -3,7 +3,8 @@ import math
 import pytest
 import torch
 
-from elias.kernels import cpu, plain
+from elias.kernels import cpu, label_logits, plain, shortlist_bce
+from elias.model.elias import LinearRows
 from elias.model.losses import classification_loss, shortlist_loss
 
 LABEL, N_LABELS = 2, 3
@@ -11,7 +12,7 @@ LABEL, N_LABELS = 2, 3
 
 def loss_of(logit, score, relevant, stored=True):
     """The loss of one slot from z and ŷ."""
-    return classification_loss(
+    return shortlist_bce(
         torch.tensor([[logit]]),
         torch.tensor([[score]]).log(),
         torch.tensor([[LABEL if stored else N_LABELS]]),
@@ -42,7 +43,7 @@ def test_with_a_path_score_of_one_an_irrelevant_label_costs_what_its_logit_does(
 def test_a_score_that_underflows_costs_its_logarithm():
     logs = torch.tensor([[-500.0]], requires_grad=True)
 
-    loss = classification_loss(torch.zeros(1, 1), logs, *[torch.tensor([[LABEL]])] * 2, N_LABELS)
+    loss = shortlist_bce(torch.zeros(1, 1), logs, *[torch.tensor([[LABEL]])] * 2, N_LABELS)
     loss.backward()
 
     assert loss.item() == pytest.approx(500 + math.log(2))
@@ -52,7 +53,7 @@ def test_a_score_that_underflows_costs_its_logarithm():
 def test_losses_are_float32_whatever_the_logits_are():
     logits = torch.zeros(1, 1, dtype=torch.bfloat16, requires_grad=True)
 
-    loss = classification_loss(logits, torch.zeros(1, 1), *[torch.tensor([[LABEL]])] * 2, N_LABELS)
+    loss = shortlist_bce(logits, torch.zeros(1, 1), *[torch.tensor([[LABEL]])] * 2, N_LABELS)
     loss.backward()
 
     assert loss.dtype == torch.float32
@@ -73,3 +74,29 @@ def test_a_positive_that_no_path_reached_adds_nothing_to_the_shortlist_loss():
     logs = torch.tensor([[-2.0, -3.0]])
 
     assert shortlist_loss(logs, torch.tensor([[True, False]])).item() == 2
+
+
+class Divided(LinearRows):
+    """Rows of which each process would hold a share."""
+
+    whole = False
+
+
+def test_the_classification_loss_is_the_same_whether_rows_are_whole_or_divided():
+    torch.manual_seed(0)
+    labels, positives = torch.tensor([[0, 2, 5], [4, 1, 6]]), torch.tensor([[2, 6], [1, 4]])
+    embedding, logs = torch.randn(2, 4), -torch.rand(2, 3)
+    whole, divided = LinearRows(6, 4), Divided(6, 4)
+    divided.load_state_dict(whole.state_dict())
+
+    losses = [
+        classification_loss(rows, embedding, logs, labels, positives, 6)
+        for rows in (whole, divided)
+    ]
+    for loss in losses:
+        loss.backward()
+
+    logits = label_logits(embedding, whole.weight, whole.bias, labels)
+    assert losses[0].item() == shortlist_bce(logits, logs, labels, positives, 6).item()
+    assert losses[0].item() == losses[1].item()
+    assert torch.equal(whole.weight.grad.to_dense(), divided.weight.grad.to_dense())
