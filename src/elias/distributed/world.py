@@ -395,3 +395,9 @@ class SingleProcess(World):
 
     def leave(self) -> None:
         """Do nothing: there is no other process."""
+
+    def wait_for_rank0(self) -> None:
+        """Do nothing: this is rank 0."""
+
+    def report_failure(self, error: BaseException) -> None:
+        """Do nothing: there is no other process to tell."""
