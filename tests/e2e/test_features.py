@@ -77,7 +77,7 @@ def test_predict_says_that_the_model_reads_features(run):
 
 
 def test_a_text_is_refused_by_python_too(run):
-    with pytest.raises(DataError, match=r"trained on features; give .* CSR matrix"):
+    with pytest.raises(DataError, match=r"trained on feature vectors; pass a CSR matrix"):
         Elias.from_pretrained(run, device="cpu").predict(["some text"])
 
 

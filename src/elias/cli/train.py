@@ -67,8 +67,7 @@ def train(
 
     from elias.inference.predictor import Elias
     from elias.kernels.device import pick_device
-    from elias.training.trainer import check_plan, starting_config, train_together
-    from elias.training.trainer import train as fit
+    from elias.training.trainer import check_plan, starting_config, train_resolved
 
     # Check everything that needs no data before a large corpus is read.
     check_plan(config, None if dry_run or rank else out, overwrite=overwrite)
@@ -97,11 +96,15 @@ def train(
             typer.echo(json.dumps(resolved.to_dict(), indent=2, ensure_ascii=False))
             return
         with resumable_run(out, overwrite=overwrite):
-            how = {"overwrite": overwrite, "ignore_memory": ignore_memory}
-            if world.shards_labels:
-                model = train_together(world, resolved, corpus, out=out, init_from=start, **how)
-            else:
-                model = fit(resolved, corpus, out=out, device=device, init_from=start, **how)
+            model = train_resolved(
+                world if world.shards_labels else SingleProcess(target_device),
+                resolved,
+                corpus,
+                out,
+                start,
+                overwrite=overwrite,
+                ignore_memory=ignore_memory,
+            )
     if model is not None:
         _show_stages(model)
         typer.echo(f"{out}/model")

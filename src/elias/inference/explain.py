@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -14,6 +14,7 @@ from scipy.sparse import issparse
 from torch import Tensor, nn
 
 from elias.errors import DataError
+from elias.inference.predict import add_embedding
 from elias.kernels import label_logits, log_probabilities
 from elias.kernels.device import explain_out_of_memory, limit_threads
 from elias.model.elias import EliasModel
@@ -228,8 +229,7 @@ def explain(
     if member.reranker is not None:
         candidates = Candidates(predictions.ids, traced.p.numpy())
         if member.config.rerank.embedding != "none":
-            encoder = member.first_encoder or model.encoder
-            candidates = replace(candidates, embedding=embed_all(encoder, tokens))
+            candidates = add_embedding(member, candidates, tokens)
         factors = member.reranker.factors(candidates, inputs)
     on_paths = [c for c in torch.unique(traced.clusters).tolist() if c < model.graph.n_clusters]
     strongest = strongest_labels(model, on_paths, N_DESCRIBING)

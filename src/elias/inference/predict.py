@@ -30,6 +30,7 @@ from elias.text.vectorizer import unit_rows
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
+    from elias.config import ResolvedIndex
     from elias.data.corpus import Split
     from elias.inference.predictor import Elias
     from elias.model.elias import EliasModel
@@ -150,34 +151,39 @@ def tokenize(inputs: Inputs, encoder: TextEncoder) -> Tokens:
         if not isinstance(text, str):
             raise DataError(f"texts[{i}] is {type(text).__name__}, not a string")
     if encoder.reads_features:
-        raise DataError("this model was trained on features; give it their CSR matrix")
+        raise DataError(
+            "this model was trained on feature vectors; pass a CSR matrix instead of texts"
+        )
     return encoder.tokenize(inputs)
 
 
 def search_member(
     member: Elias, tokens: Tokens, components: Sequence[str], options: SearchOptions
 ) -> Candidates:
-    """Search one member as far as its components need, and embed the texts if its ranker does."""
+    """Return one ensemble member's candidates, with embeddings if its ranker uses them."""
     index, rerank = member.config.index, member.config.rerank
-    sizes = SearchSizes(index.beam_size, index.shortlist_size)
     if set(components) <= {member.components[0]}:
-        return search(member.model, tokens, sizes, options)
+        return search(member.model, tokens, index, options)
     options = replace(options, top_k=max(options.top_k, rerank.candidates))
-    candidates = search(member.model, tokens, sizes, options)
-    if rerank.embedding != "none":
-        encoder = member.first_encoder or member.model.encoder
-        candidates = replace(candidates, embedding=embed_all(encoder, tokens))
-    return candidates
+    candidates = search(member.model, tokens, index, options)
+    return candidates if rerank.embedding == "none" else add_embedding(member, candidates, tokens)
+
+
+def add_embedding(member: Elias, candidates: Candidates, tokens: Tokens) -> Candidates:
+    """Return candidates with the φ(x) of each text that the ranker of a member reads."""
+    encoder = member.first_encoder or member.model.encoder
+    return replace(candidates, embedding=embed_all(encoder, tokens))
 
 
 def search(
-    model: EliasModel, tokens: Tokens, sizes: SearchSizes, options: SearchOptions
+    model: EliasModel, tokens: Tokens, index: ResolvedIndex, options: SearchOptions
 ) -> Candidates:
-    """Return the best labels of each text.
+    """Return the best labels of each text; ``index`` sets the widths of beam and shortlist.
 
     If memory runs out, CUDA graphs are released first; then half as many texts at a time are tried.
     If W_L is sharded, each process searches its own texts.
     """
+    sizes = SearchSizes(index.beam_size, index.shortlist_size)
     batch_size, blocked = options.batch_size, options.blocked
     if blocked is not None:
         if options.every_cluster:
@@ -207,16 +213,21 @@ def search(
 
 
 def search_share(
-    model: EliasModel, tokens: Tokens, sizes: SearchSizes, options: SearchOptions
+    model: EliasModel, tokens: Tokens, index: ResolvedIndex, options: SearchOptions
 ) -> Candidates:
     """Return the best labels of each text; if W_L is sharded, each process searches its share."""
     labels, n_points = model.labels, len(tokens)
     if not isinstance(labels, ShardedRows):
-        return search(model, tokens, sizes, options)
-    candidates = search(model, tokens.part(labels.world.share(n_points)), sizes, options)
-    return Candidates(
-        all_gather_rows(labels.world, candidates.ids, n_points, model.n_labels),
-        all_gather_rows(labels.world, candidates.scores, n_points, PADDING_SCORE),
+        return search(model, tokens, index, options)
+    candidates = search(model, tokens.part(labels.world.share(n_points)), index, options)
+    channel = candidates.channel
+    if channel is not None:
+        channel = all_gather_rows(labels.world, channel, n_points, 0)
+    return replace(
+        candidates,
+        ids=all_gather_rows(labels.world, candidates.ids, n_points, model.n_labels),
+        scores=all_gather_rows(labels.world, candidates.scores, n_points, PADDING_SCORE),
+        channel=channel,
     )
 
 
@@ -300,7 +311,7 @@ def max_filtered(split: Split) -> int:
 
 
 def drop_filtered(predictions: Predictions, split: Split, top_k: int) -> Predictions:
-    """Return the best ``top_k`` predictions without the pairs of a split's filters."""
+    """Return the best ``top_k`` predictions, without the pairs that a split's filters exclude."""
     if split.filters is not None and len(split.filters):
         predictions = predictions.drop(split.filters)
     return predictions.top(top_k)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import warnings
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -25,8 +24,6 @@ from elias.inference.predict import (
     label_ids,
     max_filtered,
     predict,
-    rank_candidates,
-    search_member,
     split_inputs,
     tokenize,
 )
@@ -38,7 +35,7 @@ from elias.persistence.card import model_card
 from elias.persistence.hub import find_model, push
 from elias.persistence.manifest import CARD_FILE
 from elias.persistence.model_files import load_model, save_model
-from elias.predictions import Candidates, Predictions, interpolate
+from elias.predictions import Predictions
 from elias.rerank.probabilities import check_target
 
 if TYPE_CHECKING:
@@ -328,7 +325,7 @@ class Elias:
         tokens: Tokens | None = None,
         component: str | None = None,
     ) -> Predictions:
-        """Return predictions for a split of a corpus, without the pairs of its filters.
+        """Predict a split, leaving out the (text, label) pairs its filter file excludes.
 
         ``tokens`` are the split's, if they are at hand; ``component`` as for `predict`.
         """
@@ -357,37 +354,6 @@ class Elias:
         inputs = split_inputs(split, self.model.encoder)
         predictions = predict(self, inputs, components, options, split_tokens)
         return {name: drop_filtered(predictions[name], split, top_k) for name in components}
-
-    def search_split(
-        self, split: Split, *, top_k: int = EVALUATED, tokens: Tokens | None = None
-    ) -> Candidates:
-        """Search a split once; `predict_from` ranks the candidates by any component but the mean.
-
-        For an ensemble only the first member is searched. A model whose classifiers are sharded
-        returns the candidates of this process's share: use `predict_components` there.
-        """
-        options = SearchOptions(top_k + max_filtered(split))
-        components = [name for name in self.components if name != ENSEMBLE]
-        tokens = self._tokens(split) if tokens is None else tokens
-        return search_member(self, tokens, components, options)
-
-    def predict_from(
-        self,
-        candidates: Candidates,
-        split: Split,
-        component: str | None = None,
-        *,
-        top_k: int = EVALUATED,
-    ) -> Predictions:
-        """Return the predictions of a component from the candidates of `search_split`."""
-        component = self.check_component(component or self.last_alone)
-        inputs, width = split_inputs(split, self.model.encoder), top_k + max_filtered(split)
-        result = rank_candidates(self, candidates, inputs, [component], width)[component]
-        if component == self.components[-1] and self.probabilities is not None:
-            knots = self.probabilities
-            probabilities = interpolate(result.scores, knots.scores, knots.values)
-            result = replace(result, probabilities=probabilities)
-        return drop_filtered(result, split, top_k)
 
     def _tokens(self, split: Split) -> Tokens:
         """Return the tokens of a split; rank 0 writes the cache before the others read it."""
@@ -485,7 +451,7 @@ class Elias:
         revision: str | None = None,
         token: str | None = None,
         device: str = "auto",
-        world: World = SingleProcess(),
+        world: World | None = None,
     ) -> Elias:
         """Load a saved model from its folder, the folder of a finished run, or the hub.
 
@@ -505,7 +471,7 @@ class Elias:
             ModelError: If anything is missing, damaged, foreign, or from a newer version.
         """
         path = find_model(folder, revision=revision, token=token)
-        if world.shards_labels:
+        if world is not None and world.shards_labels:
             model = load_model(cls, path, world.device, partial(ShardedRows.of, world))
         else:
             model = load_model(cls, path, pick_device(device))

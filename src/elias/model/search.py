@@ -222,7 +222,7 @@ class SearchGraphs:
         blocked: Tensor | None,
         n_texts: int,
     ) -> Iterator[CapturedFunction[tuple[Tensor, Tensor]] | None]:
-        """Lend the graphs that rank ``n_texts`` padded texts; None: texts are not padded.
+        """Yield the CUDA graphs for ``n_texts`` texts, or None if they cannot be used.
 
         They find ``top_k`` labels of each text, or more. A model that is not in training reuses
         the graphs of its last call, as long as its weights are unchanged. One thread at a time has

@@ -29,6 +29,7 @@ from elias.training.memory import (
     resident_bytes,
 )
 from elias.training.stage import Points, StageLoop
+from elias.training.trainer import check_storage
 
 if TYPE_CHECKING:
     from elias.config import ResolvedConfig, StageConfig
@@ -75,7 +76,11 @@ def estimate_run(
         device: The device that would train.
         init_from: A model to start from.
         keeps_checkpoints: Whether the run would have a folder.
+
+    Raises:
+        ConfigError: If the configuration needs kernels that the device does not have.
     """
+    check_storage(config, device)
     points, held_out = validation_split(corpus, config)
     rows = sample_setup_points(points, config)
     if init_from is not None:

@@ -24,6 +24,7 @@ from elias.errors import ConfigError
 from elias.inference.predict import (
     ENSEMBLE,
     SearchOptions,
+    add_embedding,
     cached_tokens,
     drop_filtered,
     max_filtered,
@@ -35,11 +36,11 @@ from elias.inference.predict import (
 from elias.inference.predictor import EVALUATED, Elias
 from elias.kernels.device import explain_out_of_memory, has_triton, limit_threads, pick_device
 from elias.metrics import REPORTED, measure, metric_names, rounded
-from elias.model.elias import EliasModel, SearchSizes
+from elias.model.elias import EliasModel
 from elias.model.encoder import BagEncoder
 from elias.model.graph import LabelGraph
 from elias.model.one_vs_all import OneVsAll
-from elias.model.search import SEARCH_GRAPHS, embed_all
+from elias.model.search import SEARCH_GRAPHS
 from elias.predictions import Candidates, Predictions
 from elias.rerank.probabilities import PROBABILITIES, add_probabilities
 from elias.rerank.reranker import RERANK, Reranker
@@ -476,10 +477,8 @@ class Trainer:
 
     def _search(self, model: EliasModel, name: str, top_k: int) -> Candidates:
         """Search a split; if W_L is sharded, all processes take part."""
-        index = self.config.index
         options = SearchOptions(top_k + max_filtered(self.splits[name]))
-        sizes = SearchSizes(index.beam_size, index.shortlist_size)
-        return search_share(model, self.tokens[name], sizes, options)
+        return search_share(model, self.tokens[name], self.config.index, options)
 
     def _candidates(self, model: EliasModel, name: str) -> Candidates:
         """Return the candidates of a split for all components; it is searched once."""
@@ -518,10 +517,10 @@ class Trainer:
             self._report_ranker(model.reranker)
         predictions = {}
         for name in self.evaluated:
-            split, candidates = self.splits[name], self._candidates(trained, name)
+            split = self.splits[name]
             predictions[name] = rank_candidates(
                 model,
-                self._with_embedding(model, name, candidates),
+                self._embedded_candidates(model, name),
                 split_inputs(split, self.encoder),
                 model.components,
                 EVALUATED + max_filtered(split),
@@ -565,19 +564,21 @@ class Trainer:
     def _ranker_candidates(self, model: Elias, name: str) -> Candidates:
         """Return the best candidates of a split, without filtered labels, to train the ranker."""
         count, split = self.config.rerank.candidates, self.splits[name]
-        candidates = self._candidates(model.model, name).top(count + max_filtered(split))
+        candidates = self._embedded_candidates(model, name)
+        if split.filters is None or not len(split.filters):
+            return candidates.top(count)
+        candidates = candidates.top(count + max_filtered(split))
         ranked = drop_filtered(self._stage_predictions(model.model, candidates), split, count)
-        candidates = Candidates(ranked.ids, ranked.scores)
-        return self._with_embedding(model, name, candidates)
+        # the filters shift the candidates, so that `channel` would no longer fit
+        return replace(candidates, ids=ranked.ids, scores=ranked.scores, channel=None)
 
-    def _with_embedding(self, model: Elias, name: str, candidates: Candidates) -> Candidates:
-        """Return candidates with φ(x) of each point, if the ranker reads it."""
-        if model.reranker is None and not self.config.rerank.enabled:
-            return candidates
-        if self.config.rerank.embedding == "none":
-            return candidates
-        encoder = model.first_encoder or model.model.encoder
-        return replace(candidates, embedding=embed_all(encoder, self.tokens[name]))
+    def _embedded_candidates(self, model: Elias, name: str) -> Candidates:
+        """Return the candidates of a split, with φ(x) if the ranker reads it; embed it once."""
+        candidates, rerank = self._candidates(model.model, name), self.config.rerank
+        if rerank.enabled and rerank.embedding != "none" and candidates.embedding is None:
+            candidates = add_embedding(model, candidates, self.tokens[name])
+            self.candidates[name] = candidates
+        return candidates
 
     def _finish(
         self, members: list[Elias], predictions: list[dict[str, Predictions] | None]
@@ -768,9 +769,14 @@ def train(
     """
     folder = None if out is None else Path(out)
     check_plan(config, folder, overwrite=overwrite)
-    world = SingleProcess(pick_device(device))
-    model = _train(
-        world, config, corpus, folder, init_from, overwrite=overwrite, ignore_memory=ignore_memory
+    model = train_resolved(
+        SingleProcess(pick_device(device)),
+        starting_config(config, init_from).resolve(len(corpus.train), corpus.n_labels),
+        corpus,
+        folder,
+        init_from,
+        overwrite=overwrite,
+        ignore_memory=ignore_memory,
     )
     assert model is not None
     return model
@@ -796,15 +802,20 @@ def train_together(
     """
     folder = None if out is None else Path(out)
     check_plan(config, folder if world.is_rank0 else None, overwrite=overwrite)
-    check_sharded(config)
-    return _train(
-        world, config, corpus, folder, init_from, overwrite=overwrite, ignore_memory=ignore_memory
+    return train_resolved(
+        world,
+        starting_config(config, init_from).resolve(len(corpus.train), corpus.n_labels),
+        corpus,
+        folder,
+        init_from,
+        overwrite=overwrite,
+        ignore_memory=ignore_memory,
     )
 
 
-def _train(
+def train_resolved(
     world: World,
-    config: EliasConfig,
+    resolved: ResolvedConfig,
     corpus: Corpus,
     folder: Path | None,
     init_from: Elias | None,
@@ -812,7 +823,9 @@ def _train(
     overwrite: bool,
     ignore_memory: bool,
 ) -> Elias | None:
-    resolved = starting_config(config, init_from).resolve(len(corpus.train), corpus.n_labels)
+    """Train after `check_plan`, with the sizes of `starting_config` resolved for the corpus."""
+    if world.shards_labels:
+        check_sharded(resolved)
     inputs: dict[str, Any] = {}
     if folder is not None or world.shards_labels:
         inputs = run_inputs(corpus, init_from, world.device)

@@ -8,11 +8,15 @@ import torch
 
 from elias import Elias, EliasConfig
 from elias.config import EncoderConfig, IndexConfig
+from elias.distributed import SingleProcess
+from elias.distributed.sharded_linear import ShardedRows
 from elias.errors import DataError, ModelError, RunError
+from elias.inference import predict
 from elias.model.elias import EliasModel
 from elias.model.encoder import BagEncoder
 from elias.model.graph import LabelGraph, partition_edges
 from elias.model.search import SEARCH_GRAPHS, rank_all
+from elias.predictions import Candidates
 from elias.text.vectorizer import Featurizer
 
 TEXTS = ["red cod", "blue cod", "red tape"]
@@ -198,3 +202,31 @@ def test_an_unfinished_run_is_called_so(tmp_path):
 
     with pytest.raises(ModelError, match="not finished"):
         Elias.from_pretrained(tmp_path)
+
+
+def test_a_model_is_loaded_without_a_world(model, tmp_path):
+    config = model.config.override({"encoder.dim": 8, "encoder.hidden_dim": 8})
+    saved = Elias(model.model, config.resolve(len(TEXTS), 40), NAMES)
+    folder = saved.save_pretrained(tmp_path / "model")
+
+    loaded = Elias.from_pretrained(folder, device="cpu", world=None)
+
+    assert loaded.predict(TEXTS).ids.tolist() == model.predict(TEXTS).ids.tolist()
+
+
+def test_a_search_of_divided_rows_keeps_the_channel_of_each_candidate(model, monkeypatch):
+    channel = np.int8([[1, 0], [0, 1], [1, 1]])
+    candidates = Candidates(
+        np.int64([[1, 2]] * 3), np.float32([[0.9, 0.5]] * 3), np.ones((3, 8)), channel
+    )
+    monkeypatch.setattr(predict, "rank_sharded", lambda *_, **__: candidates)
+    encoder, graph = model.model.encoder, model.model.graph
+    rows = ShardedRows.of(SingleProcess(), model.model.labels)
+    divided = EliasModel(encoder, graph, 1.5, rows)
+    tokens = predict.tokenize(TEXTS, encoder)
+
+    shared = predict.search_share(divided, tokens, model.config.index, predict.SearchOptions(2))
+
+    assert shared.ids.tolist() == candidates.ids.tolist()
+    assert shared.channel.tolist() == channel.tolist()
+    assert shared.embedding is candidates.embedding

@@ -62,3 +62,17 @@ def test_each_text_is_split_into_words_once_per_vocabulary(corpus, monkeypatch):
     for split in (corpus.train, corpus.validation, corpus.test):
         counts = {splits[text] for text, n in Counter(split.texts).items() if n == 1}
         assert counts == {2}  # the encoder's vocabulary (with the bag of words), the ranker's
+
+
+def test_each_split_is_embedded_once_for_the_ranker(corpus, monkeypatch):
+    sizes, embed_all = [], predict.embed_all
+
+    def counted(encoder, tokens):
+        sizes.append(len(tokens))
+        return embed_all(encoder, tokens)
+
+    monkeypatch.setattr(predict, "embed_all", counted)
+
+    train(EliasConfig().override({**SMALL, "rerank.embedding": "encoder"}), corpus, device="cpu")
+
+    assert sorted(sizes) == sorted([40, len(corpus.test), 300])
