@@ -290,7 +290,7 @@ def _parse_numbers(
 
 
 def _parse_cut(save: Path | None, keep: str | None, *, overwrite: bool) -> PruneRule | None:
-    """Parse the edges that the saved model keeps; refuse an existing folder before any work."""
+    """Parse --save and --keep; raise early if the folder exists."""
     from elias.experiments.prune import THRESHOLD, TOP_K, PruneRule
 
     if save is None and keep is None:

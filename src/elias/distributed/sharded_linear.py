@@ -238,7 +238,7 @@ class _ShardedLogits(torch.autograd.Function):
 
 
 def _none_if_empty(gradient: Tensor | None) -> Tensor | None:
-    """Return None for a gradient without rows: autograd fails to add it to a pending one."""
+    """Return None for an empty sparse gradient, which autograd cannot accumulate."""
     is_empty = gradient is None or (gradient.is_sparse and gradient._nnz() == 0)
     return None if is_empty else gradient
 

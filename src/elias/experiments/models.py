@@ -86,7 +86,7 @@ class TrainedModel:
         return total
 
     def megabytes(self, component: str | None = None) -> float:
-        """Return the size of the files that a component needs; None: all of them."""
+        """Return the size of the files that a component needs; None: without the members."""
         skipped = set() if component == ENSEMBLE else {MEMBERS_FOLDER}
         if component in {stage.name for stage in self.model.config.stages}:
             skipped.add(RANKER_FOLDER)

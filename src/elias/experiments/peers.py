@@ -55,9 +55,9 @@ class PointFeatures:
 
 
 def point_features(setting: Setting, kind: str) -> PointFeatures:
-    """Compute tf-idf of words, or the features of our ranker without φ.
+    """Compute word tf-idf, or the ranker's sparse features (no embedding).
 
-    A corpus of features has them scaled to length 1 only.
+    Features that come with the corpus are only scaled to length 1.
     """
     splits = [setting.corpus.split(name) for name in ("train", "test")]
     points: list[Any] = [s.features if s.texts is None else s.texts for s in splits]

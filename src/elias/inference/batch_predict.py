@@ -182,7 +182,7 @@ def predict_file(
 
 
 def _request(model: Elias, task: FileTask, options: dict[str, Any]) -> dict[str, Any]:
-    """Return all that determines the bytes of the output beside the input, as JSON can hold it."""
+    """Return, as JSON, everything except the input that affects the output."""
     if model.folder is None:
         raise ModelError(
             "a model that was not saved cannot be identified; save it and load it with "

@@ -257,7 +257,7 @@ class LabelMaps:
 
 
 def label_maps(sample: PointSample, edges: Edges, seed: int) -> LabelMaps:
-    """Draw random labels in several clusters and in one (Fig. 8 and 9)."""
+    """Sample labels in several clusters and in one (Fig. 8 and 9)."""
     assigned = edges.above(ASSIGNED)
     n_clusters = assigned.per_label()
     n_points = np.bincount(sample.labels.indices, minlength=edges.n_labels)

@@ -40,7 +40,7 @@ class TokenBatch:
     weights: Float[Tensor, " tokens"] | None = None
 
     def __len__(self) -> int:
-        """Return B."""
+        """Return the number of texts."""
         return len(self.offsets) - 1
 
     def to(self, device: torch.device) -> TokenBatch:
@@ -70,7 +70,7 @@ class PaddedBatch:
     """True if no text has padding."""
 
     def __len__(self) -> int:
-        """Return B."""
+        """Return the number of texts."""
         return len(self.lengths)
 
     def to(self, device: torch.device) -> PaddedBatch:

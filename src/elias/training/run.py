@@ -404,7 +404,7 @@ def _remove_unfinished(folder: Path) -> None:
 
 
 def check_folder(folder: Path, *, overwrite: bool) -> None:
-    """Refuse a folder in which no run may start, whatever its configuration."""
+    """Raise if a run cannot start here; the configuration is not considered."""
     _check_is_folder(folder)
     check_unlocked(folder)
     _check_unfinished(folder, overwrite=overwrite)
@@ -573,7 +573,7 @@ def read_partition(run: Path, n_labels: int, n_clusters: int) -> NDArray[np.int6
     is_valid = partition.shape == (n_labels,) and np.issubdtype(partition.dtype, np.integer)
     if not is_valid or partition.min() < 0 or partition.max() >= n_clusters:
         raise RunError(
-            f"{path}: is not a cluster below {n_clusters} for each of {n_labels} labels; "
+            f"{path}: must hold {n_labels} cluster ids, each below {n_clusters}; "
             "remove the file, or train the run again"
         )
     clusters: NDArray[np.int64] = partition.astype(np.int64)

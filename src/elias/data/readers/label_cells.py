@@ -287,7 +287,7 @@ class NumberedLabels:
         return ids
 
     def finish(self, n_uses: int) -> tuple[None, list[str]]:
-        """Return None (codes are ids) and the names; a label without a name is its number."""
+        """Return (None, names): codes already are ids; unnamed labels are named by id."""
         if self._largest is None:
             return None, []
         largest, path, line = self._largest

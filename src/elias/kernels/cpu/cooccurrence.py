@@ -55,7 +55,7 @@ def strongest_counts(
     def count(span: range, scratch: _Scratch) -> tuple[Array, Array, Array]:
         size = most * len(span) + int(n_own[span.start : span.stop].sum())
         out = np.empty(size, np.float32), np.empty(size, np.int32), np.zeros(len(span), np.int64)
-        _count_some(points, scores, labels, partition, most, (span.start, span.stop), scratch, out)
+        _sum_scores(points, scores, labels, partition, most, (span.start, span.stop), scratch, out)
         n_kept = int(out[2].sum())
         return out[0][:n_kept].copy(), out[1][:n_kept].copy(), out[2]
 
@@ -72,7 +72,7 @@ def strongest_counts(
 
 
 @njit(cache=True, nogil=True)
-def _count_some(
+def _sum_scores(
     points: RaggedIds,
     scores: Array,
     labels: RaggedIds,

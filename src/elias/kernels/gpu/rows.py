@@ -154,7 +154,7 @@ class RowPairs(NamedTuple):
 def pair_rows(
     ids: Int[Tensor, "V K"], coefficients: Float[Tensor, "V K"], vectors: Float[Tensor, "V D"]
 ) -> RowPairs:
-    """Sort the pairs of each vector and its K rows by row, without waiting for the device."""
+    """Sort all (vector, row) pairs by row id, without a device sync."""
     sorted_ids, order = ids.reshape(-1).to(torch.int32).sort(stable=True)
     heads = torch.empty_like(sorted_ids)
     n_heads = torch.zeros(1, dtype=torch.int32, device=ids.device)
