@@ -5,7 +5,8 @@ from types import SimpleNamespace
 
 from safetensors.torch import load_file, save_file
 
-from elias.persistence.manifest import Manifest, digest, write_manifest
+from elias.data.atomic import digest
+from elias.persistence.manifest import Manifest, write_manifest
 from elias.persistence.model_files import load_model, load_reranker, save_model, save_reranker
 
 

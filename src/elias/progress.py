@@ -44,11 +44,6 @@ def enable(on: bool = True) -> None:
     _state["enabled"] = on
 
 
-def is_enabled() -> bool:
-    """Return whether progress is shown."""
-    return _state["enabled"]
-
-
 @contextmanager
 def progress_disabled() -> Iterator[None]:
     """Hide progress that starts inside the block, e.g. below a bar for the whole."""

@@ -145,17 +145,18 @@ def _recall_by_decile(eval_data: EvalData, predictions: Predictions) -> list[str
 
 
 def _write_csv(path: Path, table: LabelTable) -> None:
-    """Write the table to a temporary file, then rename it."""
-    temporary = path.with_name(f".{path.name}.writing")
+    """Write the table; the file appears only when it is complete."""
+    from elias.data.atomic import staged_file
+
     rows = table.rows()
     first = next(rows)
     try:
-        with temporary.open("w", encoding="utf8", newline="") as file:
+        with (
+            staged_file(path) as staged,
+            staged.open("w", encoding="utf8", newline="") as file,
+        ):
             writer = csv.DictWriter(file, fieldnames=list(first), lineterminator="\n")
             writer.writeheader()
             writer.writerows(chain([first], rows))
-        temporary.replace(path)
     except OSError as error:  # its message would name the temporary file
         raise DataError(f"{path}: cannot be written ({error.strerror or error})") from None
-    finally:
-        temporary.unlink(missing_ok=True)

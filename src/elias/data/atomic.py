@@ -1,4 +1,4 @@
-"""Write folders that are complete or do not exist, and manage the folders of a cache.
+"""Write files and folders that are complete or do not exist; manage the folders of a cache.
 
 A folder is filled under a hidden name beside its target. It is renamed when it is complete and on
 disk, so that an interrupted write never looks like a corpus or a model.
@@ -6,6 +6,7 @@ disk, so that an interrupted write never looks like a corpus or a model.
 
 from __future__ import annotations
 
+import hashlib
 import os
 import secrets
 import shutil
@@ -35,6 +36,12 @@ def cache_root() -> Path:
     """Return the folder of all caches, inside the user's cache folder."""
     root = os.environ.get("XDG_CACHE_HOME") or str(Path.home() / ".cache")
     return Path(root) / "elias"
+
+
+def digest(path: Path) -> str:
+    """Return the SHA-256 checksum of a file."""
+    with path.open("rb") as stream:
+        return hashlib.file_digest(stream, "sha256").hexdigest()
 
 
 def mark_in_use(entry: Path) -> None:

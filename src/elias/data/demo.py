@@ -8,7 +8,6 @@ fixed, so the files are the same everywhere.
 from __future__ import annotations
 
 import gzip
-import hashlib
 import logging
 import random
 import subprocess
@@ -22,7 +21,7 @@ from xml.etree import ElementTree
 
 import numpy as np
 
-from elias.data.atomic import staged_folder
+from elias.data.atomic import digest, staged_folder
 from elias.data.corpus import Corpus, Split
 from elias.data.readers.base import csr_from_lists
 from elias.data.readers.npz import RAW
@@ -87,7 +86,7 @@ def build_demo_corpus(directory: str | Path) -> Path:
     """
     target = Path(directory)
     if all((target / name).is_file() for name in (*TEXT_SHA256, *MATRICES)) and all(
-        _sha256(target / name) == expected for name, expected in TEXT_SHA256.items()
+        digest(target / name) == expected for name, expected in TEXT_SHA256.items()
     ):
         return target
     with staged_folder(target) as staging, tempfile.TemporaryDirectory() as downloads:
@@ -211,14 +210,9 @@ def _to_split(rows: Sequence[Row], ids: dict[str, int]) -> Split:
 
 
 def _check_sha256(path: Path, expected: str) -> None:
-    digest = _sha256(path)
-    if digest != expected:
+    actual = digest(path)
+    if actual != expected:
         raise DataError(
-            f"{path.name}: sha256 is {digest}, expected {expected}; "
+            f"{path.name}: sha256 is {actual}, expected {expected}; "
             f"try again, or use the generated corpus: {_OFFLINE_HINT}"
         )
-
-
-def _sha256(path: Path) -> str:
-    with path.open("rb") as stream:
-        return hashlib.file_digest(stream, "sha256").hexdigest()

@@ -17,7 +17,6 @@ import io
 import json
 import logging
 import re
-import secrets
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -27,7 +26,7 @@ from typing import IO, TYPE_CHECKING, Any, cast
 
 from scipy.sparse import save_npz
 
-from elias.data.atomic import staged_folder
+from elias.data.atomic import staged_file, staged_folder
 from elias.data.readers import lf, xmc
 from elias.data.readers.columns import IDS, SPLIT, WEIGHTS
 from elias.data.readers.files import SHORT, data_error, sanitize
@@ -157,7 +156,7 @@ def _used_labels(corpus: Corpus) -> set[int]:
 def _write_file(corpus: Corpus, target: Path, kind: str) -> None:
     """Write all splits as one table."""
     columns = _columns(corpus)
-    with _staged_file(target) as stream:
+    with _staged_stream(target) as stream:
         if kind == "jsonl":
             keys = list(columns)
             rows = zip(*columns.values(), strict=True)
@@ -169,21 +168,15 @@ def _write_file(corpus: Corpus, target: Path, kind: str) -> None:
 
 
 @contextmanager
-def _staged_file(target: Path) -> Iterator[IO[bytes]]:
+def _staged_stream(target: Path) -> Iterator[IO[bytes]]:
     """Yield a stream that becomes ``target``, gzipped if its name says so, on success."""
     target.parent.mkdir(parents=True, exist_ok=True)
-    whole = target.resolve()
-    staging = whole.with_name(f".{whole.name}.{secrets.token_hex(4)}.partial")
-    try:
-        with staging.open("wb") as stream:
-            if target.name.endswith(".gz"):
-                with _gzip(stream) as packed:
-                    yield packed
-            else:
-                yield stream
-        staging.replace(target)
-    finally:
-        staging.unlink(missing_ok=True)
+    with staged_file(target) as staging, staging.open("wb") as stream:
+        if target.name.endswith(".gz"):
+            with _gzip(stream) as packed:
+                yield packed
+        else:
+            yield stream
 
 
 def _gzip(stream: IO[bytes]) -> IO[bytes]:

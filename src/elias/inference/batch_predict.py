@@ -19,11 +19,12 @@ from typing import TYPE_CHECKING, Any
 from filelock import FileLock, Timeout
 
 import elias
+from elias.data.atomic import digest, staged_file
 from elias.data.readers.files import sanitize
 from elias.data.readers.text_rows import TextFile
 from elias.errors import DataError, ModelError
 from elias.inference.prediction_io import PredictionFormat, PredictionWriter
-from elias.persistence.manifest import digest, fingerprint
+from elias.persistence.manifest import fingerprint
 from elias.progress import progress, progress_disabled
 
 if TYPE_CHECKING:
@@ -160,7 +161,8 @@ def predict_file(
                         for row, text in zip(chunk, texts, strict=True)
                     ]
                     data = writer.encode(kept, predictions, first=n_chunks == 0)
-                    _write(_chunk_path(task.folder, n_chunks), data)
+                    with staged_file(_chunk_path(task.folder, n_chunks)) as part:
+                        part.write_bytes(data)
                     n_chunks += 1
                     advance(len(chunk))
         except KeyboardInterrupt:
@@ -237,7 +239,10 @@ def _begin(task: FileTask, request: dict[str, Any]) -> tuple[int, dict[str, str]
                 advance(CHUNK)
     if not n_texts:
         raise DataError(f"{task.source.path}: is empty; give a file with a row for each text")
-    _write(path, json.dumps({"request": request, "texts": n_texts, "types": types}).encode())
+    with staged_file(path) as staged:
+        staged.write_text(
+            json.dumps({"request": request, "texts": n_texts, "types": types}), "utf8"
+        )
     return n_texts, types
 
 
@@ -276,16 +281,6 @@ def _count_chunks(folder: Path) -> int:
     while _chunk_path(folder, count).exists():
         count += 1
     return count
-
-
-def _write(path: Path, data: bytes) -> None:
-    """Write a file that appears only when it is complete."""
-    partial = path.with_suffix(".new")
-    with partial.open("wb") as stream:
-        stream.write(data)
-        stream.flush()
-        os.fsync(stream.fileno())
-    partial.replace(path)
 
 
 @contextmanager

@@ -19,8 +19,6 @@ SizedItem = TypeVar("SizedItem", bound="Sized")
 Scratch = TypeVar("Scratch")
 Result = TypeVar("Result")
 
-_ROWS_PER_CHUNK = 256
-
 
 def thread_map(
     work: Callable[[Item, Scratch], Result], items: Sequence[Item], scratch: Callable[[], Scratch]
@@ -75,25 +73,3 @@ def thread_map_progress(
         for item, result in zip(items, thread_map(work, items, scratch), strict=True):
             advance(len(item))
             yield result
-
-
-def thread_map_rows(
-    work: Callable[[range, Scratch], None],
-    n_rows: int,
-    scratch: Callable[[], Scratch],
-    description: str,
-) -> None:
-    """Call ``work`` on ranges that cover all rows; a few rows run on the calling thread.
-
-    >>> seen = []
-    >>> thread_map_rows(lambda rows, _: seen.extend(rows), 3, dict, "...")
-    >>> seen
-    [0, 1, 2]
-    """
-    if n_rows <= _ROWS_PER_CHUNK:  # one text must not wait for threads to start
-        work(range(n_rows), scratch())
-        return
-    starts = range(0, n_rows, _ROWS_PER_CHUNK)
-    chunks = [range(start, min(start + _ROWS_PER_CHUNK, n_rows)) for start in starts]
-    for _ in thread_map_progress(work, chunks, scratch, description, n_rows):
-        pass

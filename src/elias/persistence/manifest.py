@@ -21,7 +21,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 import elias
-from elias.data.atomic import staged_folder
+from elias.data.atomic import digest, staged_folder
 from elias.data.splits import DATA_SETTINGS
 from elias.errors import DataError, ModelError, damaged_file, quoted
 
@@ -221,12 +221,6 @@ def fingerprint(folder: Path) -> str:
     files = sorted(path for path in folder.rglob("*") if path.is_file())
     lines = (f"{path.relative_to(folder)}\0{digest(path)}\0" for path in files)
     return hashlib.sha256("".join(lines).encode()).hexdigest()
-
-
-def digest(path: Path) -> str:
-    """Return the SHA-256 checksum of a file."""
-    with path.open("rb") as stream:
-        return hashlib.file_digest(stream, "sha256").hexdigest()
 
 
 def write_tensors(path: Path, tensors: Mapping[str, Tensor], remedy: str) -> None:

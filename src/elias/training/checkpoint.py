@@ -23,12 +23,12 @@ from safetensors import SafetensorError
 from safetensors.torch import save_file
 
 import elias
-from elias.data.atomic import staged_folder
+from elias.data.atomic import digest, staged_folder
 from elias.distributed import SingleProcess
 from elias.errors import DataError, Interrupted, ModelError, RunError
 from elias.inference.predictor import Elias
 from elias.kernels.device import has_triton
-from elias.persistence.manifest import MODEL_FOLDER, all_finite, digest
+from elias.persistence.manifest import MODEL_FOLDER, all_finite
 from elias.training.checkpoint_shards import collect_shards, is_row, read_tensors, write_shard
 
 if TYPE_CHECKING:

@@ -14,8 +14,8 @@ import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 
+from elias.data.atomic import digest
 from elias.errors import DataError
-from elias.persistence.manifest import digest
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

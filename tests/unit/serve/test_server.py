@@ -17,7 +17,7 @@ def test_no_bar_of_a_batch_stands_between_the_lines_of_the_log(tmp_path, monkeyp
     async def serve(*_):
         with progress.progress("Searching", 3) as advance:
             advance()
-        shown.append(progress.is_enabled())
+        shown.append(progress._state["enabled"])
 
     monkeypatch.setattr(server, "_serve", serve)
     monkeypatch.setattr(server, "_set_up_logging", lambda: None)
@@ -25,7 +25,7 @@ def test_no_bar_of_a_batch_stands_between_the_lines_of_the_log(tmp_path, monkeyp
     try:
         with socket.socket() as sock:
             server.serve_on(sock, ServeSettings(model=tmp_path))
-        after = progress.is_enabled()
+        after = progress._state["enabled"]
     finally:
         progress.enable(False)
 
