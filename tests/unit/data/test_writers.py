@@ -202,3 +202,10 @@ def test_the_same_corpus_gives_the_same_bytes(tmp_path, corpus, name):
         convert(corpus, tmp_path / folder / name)
 
     assert (tmp_path / "one" / name).read_bytes() == (tmp_path / "two" / name).read_bytes()
+
+
+def test_the_old_name_of_the_result_warns():
+    import elias.data
+
+    with pytest.warns(DeprecationWarning, match="ConversionResult"):
+        assert elias.data.Written is elias.data.ConversionResult
