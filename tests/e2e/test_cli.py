@@ -13,6 +13,7 @@ from elias.config import preset_tree
 from elias.data import convert
 from elias.data.synthetic import write_synthetic
 from elias.errors import ConfigError, RunError
+from elias.training import trainer
 
 
 def json_lines(text):
@@ -171,6 +172,21 @@ def test_what_no_corpus_can_mend_is_refused_before_it_is_read(run, options, prob
     assert told.code == 2
     assert problem in told.err
     assert "no such file" not in told.err
+
+
+def test_training_checks_its_plan_once(corpus_folder, tmp_path, monkeypatch):
+    checked, check_plan = [], trainer.check_plan
+
+    def counted(config, out, **options):
+        checked.append(out)
+        return check_plan(config, out, **options)
+
+    monkeypatch.setattr(trainer, "check_plan", counted)
+
+    told = elias("train", corpus_folder, "--out", tmp_path / "run", *SMALL)
+
+    assert told.code == 0
+    assert checked == [tmp_path / "run"]
 
 
 def test_a_dry_run_may_name_a_finished_run(run, corpus_folder):
