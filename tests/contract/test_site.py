@@ -60,7 +60,7 @@ def test_public_names_have_a_place_in_the_reference(site):
     import elias
 
     folder, _ = site
-    page = (folder / "api.html").read_text(encoding="utf8")
+    page = (folder / "reference" / "python-api.html").read_text(encoding="utf8")
 
     for name in set(elias.__all__) - {"__version__"}:
         assert re.search(rf'id="elias\.[\w.]*\b{name}"', page), name

@@ -147,4 +147,4 @@ def test_a_label_that_no_path_leads_to_is_explained_by_its_classifier(run, corpu
     assert label["n_paths"] == 0
     assert label["p"] == pytest.approx(label["classifier_score"])
     assert reported.code == 0, reported.err
-    assert "every label is scored" in (tmp_path / "report.html").read_text(encoding="utf8")
+    assert "it scores every label" in (tmp_path / "report.html").read_text(encoding="utf8")

@@ -22,7 +22,7 @@ from elias.training import cuda_graph_step, optimizer
 from elias.training.cuda_graph_step import CudaGraphStep
 from elias.training.stage import Points, StageLoop
 
-pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")
+pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore::RuntimeWarning")]
 TEXTS = [
     "red cod",
     "her in the north sea",

@@ -22,6 +22,8 @@ from elias.data.readers.text_rows import TextFile, json_text_rows
 from elias.errors import EliasError
 from elias.inference.prediction_io import read_predictions
 
+pytestmark = pytest.mark.slow
+
 ODD = [
     *(b"\0", b"\xff", b"\xed\xa0\x80", b"\xef\xbb\xbf", b'"', b"\\", b"\r", b"\n", b"\t", b","),
     *(b"-1", b"99999999999999999999", b"1e999", b"NaN", b"[" * 3000, b"{}", b"null", b"'", b"]"),

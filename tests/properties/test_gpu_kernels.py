@@ -27,7 +27,7 @@ from elias.training.cuda_graph_step import CudaGraphStep
 from elias.training.optimizer import Optimizer
 
 # the interpreter is numpy, which warns of the infinities that are meant here
-pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")
+pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore::RuntimeWarning")]
 FEW = settings(max_examples=15)
 SEEDS = st.integers(0, 2**31)
 

@@ -14,6 +14,8 @@ from scipy.sparse import csr_matrix
 from elias.data import SPLITS, Corpus, Split, convert, load_corpus
 from elias.data.writers import one_line
 
+pytestmark = pytest.mark.slow
+
 TABLES = ("jsonl", "csv", "tsv", "parquet")
 LINES = ("folder", "xmc", "pecos")
 
