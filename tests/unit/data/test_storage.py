@@ -435,6 +435,7 @@ def many_rows(folder, format, n_points):
     return folder
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("format", ["jsonl", "lf", "xmc"])
 def test_reading_to_disk_takes_a_fraction_of_the_memory(tmp_path, format):
     whole = many_rows(tmp_path / "large", format, 20_000 if format == "xmc" else 10_000)

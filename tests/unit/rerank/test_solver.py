@@ -217,6 +217,7 @@ print(hashlib.sha256(weights.data.tobytes() + biases.tobytes()).hexdigest())
 """
 
 
+@pytest.mark.slow
 def test_a_fit_has_the_same_bits_just_compiled_and_from_the_cache(tmp_path):
     environment = {**os.environ, "NUMBA_CACHE_DIR": str(tmp_path)}
     command = [sys.executable, "-c", BITS]

@@ -67,6 +67,7 @@ def test_a_gzip_bomb_is_refused_before_it_fills_the_memory(tmp_path, peak, first
     assert peak() < 16 * MEBIBYTE
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("small_limits")
 def test_a_gzip_bomb_of_many_short_lines_is_refused(tmp_path, peak, monkeypatch):
     path = tmp_path / "bomb.csv.gz"
@@ -335,6 +336,7 @@ def test_a_pipe_or_a_device_is_no_corpus(tmp_path):
     assert "is not a regular file" in refusal(folder / "train.csv")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["many.jsonl", "many.txt"])
 def test_a_million_labels_on_one_point_are_read(tmp_path, name):
     n_labels = 1_000_000

@@ -25,6 +25,7 @@ print(hashlib.sha256(weight.numpy().tobytes()).hexdigest())
 """
 
 
+@pytest.mark.slow
 def test_an_update_has_the_same_bits_just_compiled_and_from_the_cache(tmp_path):
     environment = {**os.environ, "NUMBA_CACHE_DIR": str(tmp_path)}
     command = [sys.executable, "-c", SCRIPT]
