@@ -637,7 +637,7 @@ class Checks:
             errors.append(error_of(found.total, expected.total))
             for optimizer in optimizers:
                 optimizer.step(1.0)
-        assert len(captured._recorded._graphs) == n_graphs, "other graphs than were expected"
+        assert len(captured._captured._graphs) == n_graphs, "other graphs than were expected"
         names = [name for name, _ in model.named_parameters()]
         both = zip(names, model.parameters(), twin.parameters(), before, strict=True)
         moved = {name: error_of(one - first, other - first) for name, one, other, first in both}
