@@ -110,9 +110,7 @@ def _score_paths(
 
 
 @triton.jit
-def score_of(
-    beams: tl.tensor, graph: tl.tensor, path: tl.tensor, inside: tl.tensor
-) -> tl.tensor:
+def score_of(beams: tl.tensor, graph: tl.tensor, path: tl.tensor, inside: tl.tensor) -> tl.tensor:
     """Return label, score and unsaturated score of a point's paths, and which of them exist."""
     beam, beam_log = beams
     edge_labels, edge_log, n_clusters, n_edges, n_labels = graph
