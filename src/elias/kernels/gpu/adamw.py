@@ -13,7 +13,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from elias.kernels.adamw import EdgeState, History, LinearState
-from elias.kernels.gpu.rows import RowPairs, row_programs, row_sum, block_sizes
+from elias.kernels.gpu.rows import RowPairs, block_sizes, row_programs, row_sum
 
 
 def adamw_pairs(
