@@ -95,7 +95,7 @@ class NearestNeighbours:
     def _features(self, texts: Sequence[str] | csr_matrix) -> csr_matrix:
         if self._featurizer is not None:
             if issparse(texts) or isinstance(texts, str):
-                raise DataError("the neighbours are texts; give a list of texts")
+                raise DataError("this model was fitted on texts; pass a list of texts")
             return self._featurizer.transform(texts)
         n_features = self._points_by_word.shape[0]
         if not issparse(texts) or texts.shape[1] != n_features:  # type: ignore[union-attr]

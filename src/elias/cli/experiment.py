@@ -290,7 +290,7 @@ def _parse_numbers(
 
 
 def _parse_cut(save: Path | None, keep: str | None, *, overwrite: bool) -> PruneRule | None:
-    """Parse --save and --keep; raise early if the folder exists."""
+    """Parse --save and --keep; raise early if the folder is taken."""
     from elias.experiments.prune import THRESHOLD, TOP_K, PruneRule
 
     if save is None and keep is None:

@@ -85,7 +85,7 @@ def hold_out(
 
 
 def _sparable(labels: csr_matrix, rows: Rows, remaining: NDArray[np.int64]) -> Rows:
-    """Return the rows that have labels, each of them on at least one other point."""
+    """Return the labelled rows that can go without leaving a label with no points."""
     chunk = labels[rows]
     on_last_point = remaining[chunk.indices] < 2
     before = np.concatenate([[0], np.cumsum(on_last_point)])

@@ -78,7 +78,7 @@ def sum_touched(world: World, gradient: Tensor, touched: Tensor | None = None) -
 
 @torch.no_grad()
 def sum_rows(world: World, table: Tensor) -> None:
-    """Replace the sparse gradient of a table, or none, by its sum over all processes."""
+    """Sum a table's sparse gradient over all processes; a missing one counts as zero."""
     gradient = table.grad
     if gradient is None:
         indices = torch.zeros(1, 0, dtype=torch.int64)

@@ -326,7 +326,7 @@ class World:
         return silent
 
     def _raise_if_lost(self, seconds: float = NEWS_SECONDS) -> None:
-        """Raise if a process died, after waiting some time for the news."""
+        """Wait up to ``seconds`` for a report that a process died; raise if one arrives."""
         reason = "" if self._watchdog is None else self._watchdog.wait_for_loss(seconds)
         if reason:
             raise RunError(reason)

@@ -115,7 +115,7 @@ class CapturedFunction(Generic[Result]):
 
     @property
     def disabled(self) -> bool:
-        """Return whether nothing is captured and nothing will be."""
+        """Return whether capturing has stopped and no CUDA graph exists."""
         return self._stopped and not self._graphs
 
     def __call__(self, *inputs: Tensor, **options: bool) -> Result:

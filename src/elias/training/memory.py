@@ -398,7 +398,7 @@ def estimate_memory(
 def step_memory(
     sizes: Sizes, config: ResolvedConfig, stage: StageConfig, device: torch.device
 ) -> dict[str, int]:
-    """Return the bytes on the device that trains, by purpose, in the steps of a stage."""
+    """Return the training device's memory in a step of the stage, in bytes by purpose."""
     index, dim, n_clusters = config.index, sizes.dim, config.index.n_clusters
     on_cpu, compact = device.type == "cpu", index.label_storage == "compact"
     by_kernels = not on_cpu and has_triton()

@@ -121,7 +121,7 @@ def _negatives_loss(
 
 @njit(cache=True, nogil=True, error_model="numpy")
 def _exception_loss(z: float, shortlist_log: float, relevant: bool) -> tuple[float, float, float]:
-    """Return loss and gradients of a positive or of z above 15, computed with logarithms only."""
+    """Return the loss and gradients in log space, for positives and for z > 15."""
     fall = np.log1p(np.exp(-abs(z)))
     log_hit = min(z, 0.0) - fall
     log_miss = min(-z, 0.0) - fall

@@ -251,7 +251,7 @@ def _dots(point: Array, weight: Array, bias: Array, labels: Array, out: Array) -
 def _shortlist_dots(
     embedding: Array, weight: Array, bias: Array, labels: Array, n_chunks: int, out: Array
 ) -> None:
-    """Compute `_gather_dot`, some slots of all rows at a time, as in `_sum_shortlists`."""
+    """Compute `_gather_dot` in blocks of slots, as `_sum_shortlists` does."""
     n_rows, n_slots = labels.shape
     for chunk in prange(n_chunks):
         begin, end = chunk * n_rows // n_chunks, (chunk + 1) * n_rows // n_chunks
