@@ -355,8 +355,8 @@ class Trainer:
             unused = [f"stages.{stage.name}.{key}" for key, is_set in changed.items() if is_set]
             if stage.learn_graph and unused:
                 logger.warning(
-                    "%s: no effect, since a stage that learns the graph reuses the previous stage's "
-                    "encoder and clusters",
+                    "%s: no effect, since a stage that learns the graph reuses the encoder and the "
+                    "clusters of the previous stage",
                     ", ".join(unused),
                 )
         if init_from is None or not self.config.stages[first].learn_graph:
