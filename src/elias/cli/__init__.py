@@ -1,4 +1,4 @@
-"""The command line: parse, delegate, print."""
+"""The command line: parse options, call the library and print the results."""
 
 from elias.cli.app import main
 

@@ -1,6 +1,7 @@
 """The ``elias`` command: global options and the list of commands.
 
-No module of this package imports anything heavy at the top: ``elias --help`` must answer at once.
+Modules of this package import slow packages such as torch inside functions, so that
+``elias --help`` responds quickly.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""``elias calibrate``: fit probabilities for a model, on held-out points."""
+"""``elias calibrate``: calibrate the scores of a model as probabilities on held-out points."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def calibrate(
 
 
 def probability_rows(results: dict[str, Any]) -> list[tuple[str, str]]:
-    """Return the quality of a model's probabilities as rows of names and values."""
+    """Return the calibration metrics of a model as (name, value) rows."""
     rows = [
         (f"ECE@5 {name}", f"{error['after']:.2f}% ({error['before']:.2f}% before calibration)")
         for name, error in results.get("errors", {}).items()

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 NOTE = 25
-"""Log level of a command's own notes: above the library's INFO, below WARNING."""
+"""Log level of notes printed by commands: above the library's INFO, below WARNING."""
 STAGE_METRICS = ("P@1", "P@3", "P@5", "nDCG@5", "PSP@1", "PSP@3", "PSP@5", "R@10", "R@20", "R@100")
 """Metrics shown for each training stage."""
 _UNWRAPPED = 10_000  # columns
@@ -69,34 +69,34 @@ def set_up(*, verbose: bool, quiet: bool, log_steps: bool) -> None:
 
 
 def show_errors_only() -> None:
-    """Hide everything but errors; used by all ranks but rank 0, which prints the rest."""
+    """Hide all messages except errors. Ranks other than 0 call this; rank 0 prints for all."""
     for handler in _handlers():
         handler.setLevel(logging.ERROR)
     progress.enable(False)
 
 
 def is_verbose() -> bool:
-    """Return whether everything is shown."""
+    """Return whether ``--verbose`` was given."""
     return any(handler.level <= logging.DEBUG for handler in _handlers())
 
 
 def is_quiet() -> bool:
-    """Return whether only warnings are shown."""
+    """Return whether ``--quiet`` was given."""
     return any(handler.level > NOTE for handler in _handlers())
 
 
 def note(text: str) -> None:
-    """Print one line on stderr, unless quiet."""
+    """Print one line on stderr, unless ``--quiet`` was given."""
     _logger.log(NOTE, "%s", text)
 
 
 def warn(text: str) -> None:
-    """Print one line on stderr, even if quiet."""
+    """Print one line on stderr, even with ``--quiet``."""
     _logger.warning("%s", text)
 
 
 def show(renderable: RenderableType) -> None:
-    """Print a table on stderr, unless quiet."""
+    """Print a table on stderr, unless ``--quiet`` was given."""
     if not is_quiet():
         progress.console().print(renderable)
 
@@ -107,7 +107,7 @@ def print_json(value: Any) -> None:
 
 
 def print_out(*renderables: RenderableType) -> None:
-    """Print on stdout: as wide as the terminal, or unwrapped if stdout is not a terminal."""
+    """Print on stdout, wrapped to the terminal width; do not wrap if stdout is not a terminal."""
     from rich.console import Console
 
     if sys.stdout.isatty():
@@ -126,7 +126,7 @@ def _print_all(console: Console, renderables: Iterable[RenderableType]) -> None:
 
 
 def grid(rows: Iterable[tuple[str, Any]]) -> Table:
-    """Return a table of names and values without borders; skip rows whose value is None."""
+    """Return a borderless table of (name, value) rows; skip rows whose value is None."""
     from rich.table import Table
     from rich.text import Text
 
@@ -140,7 +140,7 @@ def grid(rows: Iterable[tuple[str, Any]]) -> Table:
 
 
 def columns(header: Sequence[str], rows: Iterable[Sequence[str]], *, n_left: int = 1) -> Table:
-    """Return a table with a header; the columns after the first ``n_left`` align right."""
+    """Return a table with a header; left-align the first ``n_left`` columns only."""
     from rich import box
     from rich.table import Table
     from rich.text import Text
@@ -171,7 +171,7 @@ def stage_table(
 
 
 def metrics_table(metrics: Mapping[str, float]) -> Table:
-    """Return metrics such as ``P@1`` with a row for each kind and a column for each k."""
+    """Return a table of metrics with a row for each name (``P``) and a column for each k."""
     kinds = list(dict.fromkeys(name.partition("@")[0] for name in metrics))
     ks = sorted({int(name.partition("@")[2]) for name in metrics})
     rows = [[kind, *(_percent(metrics.get(f"{kind}@{k}")) for k in ks)] for kind in kinds]

@@ -50,7 +50,7 @@ def _split_table(stats: CorpusStats) -> Table:
 
 
 def _split_column(split: SplitStats) -> dict[str, str]:
-    """Return one column of the table; values that do not apply are empty."""
+    """Return the table column of a split; leave values that do not apply empty."""
     lengths = split.words_percentiles
     return {
         "points": f"{split.points:,}",

@@ -1,4 +1,4 @@
-"""Turn exceptions into one line on stderr and an exit code; bugs keep their traceback."""
+"""Turn user errors into one line on stderr and an exit code; keep the traceback of bugs."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ if TYPE_CHECKING:
 
 USER_ERROR = 2
 SIGNALLED = 128
-"""Added by shells to the number of the signal that ended a program: 130 is Ctrl-C."""
+"""Offset of exit codes for signals: code 128 + n means signal n, so 130 is Ctrl-C."""
 
 
 @contextmanager
 def report_errors() -> Iterator[None]:
-    """Exit with one line for errors that the user can fix; let bugs through."""
+    """Print errors that the user can fix as one line and exit; re-raise all other exceptions."""
     try:
         yield
         sys.stdout.flush()
@@ -47,7 +47,7 @@ def report_errors() -> Iterator[None]:
 
 @contextmanager
 def resumable_run(run: Path | None, *, overwrite: bool = False) -> Iterator[None]:
-    """Add to an interrupt's message how to resume the training run."""
+    """Add instructions for resuming the training run to the message of an interrupt."""
     try:
         yield
     except KeyboardInterrupt as interrupt:
@@ -63,9 +63,9 @@ def resumable_run(run: Path | None, *, overwrite: bool = False) -> Iterator[None
 
 
 def report_error(error: BaseException) -> None:
-    """Print an `EliasError` once, without waiting for the exit.
+    """Print an `EliasError` immediately, and at most once.
 
-    `torchrun` ends the other processes as soon as one has ended, so each must report at once.
+    `torchrun` kills all processes as soon as one exits, so an error printed at exit can be lost.
     """
     if isinstance(error, EliasError) and not error.reported:
         error.reported = True
@@ -85,6 +85,6 @@ def _signal_number(interrupt: KeyboardInterrupt) -> int:
 
 
 def _discard_stdout() -> None:
-    """Redirect stdout to the null device, so that the interpreter's last flush cannot fail."""
+    """Redirect stdout to the null device, so that the flush at interpreter exit cannot fail."""
     with suppress(OSError, ValueError):  # stdout may not be a file at all
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

@@ -1,4 +1,4 @@
-"""Choose the points that a model is evaluated on or calibrated with."""
+"""Select the points on which a model is evaluated or calibrated."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class EvalData:
-    """A corpus over the model's labels, and the split of it to evaluate."""
+    """A corpus with the model's label ids, and the name of the split to evaluate."""
 
     corpus: Corpus
     split: str
     has_training_points: bool = True
-    """True if the training split is the model's, so that label frequencies (PSP) are known."""
+    """True if the model was trained on the training split: PSP needs its label frequencies."""
 
     @property
     def points(self) -> Split:
@@ -44,17 +44,23 @@ class EvalData:
 def load_eval_data(
     model: Elias, path: Path, split: str, columns: Mapping[str, str | None], world: World
 ) -> EvalData:
-    """Read a corpus as in training, one process after the other, and choose the points."""
+    """Read a corpus with the options of the training data, and select the points to evaluate.
+
+    Local rank 0 reads first, so that the other processes find the files that it has cached.
+    """
     corpus = world.rank0_first(lambda: read_corpus_as_trained(path, model, columns))
     return choose_points(corpus, model, split)
 
 
 def choose_points(corpus: Corpus, model: Elias, split: str) -> EvalData:
-    """Choose the points to evaluate: a split of the corpus or of the run, or all of new data.
+    """Select the points to evaluate.
+
+    If the corpus has only a training split, restore the splits of the training run. If the corpus
+    is not the training data, use all of its points as the test split.
 
     Raises:
-        DataError: If there is no such split, or the model was trained on all points and the
-            training split was not requested.
+        DataError: If the split does not exist, or if ``split`` is ``test`` and the model was
+            trained on all points.
     """
     from elias.data.corpus import SPLITS
     from elias.data.splits import restore_splits

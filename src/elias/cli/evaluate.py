@@ -1,4 +1,4 @@
-"""``elias evaluate``: measure a model's predictions, or those of another tool."""
+"""``elias evaluate``: compute metrics of predictions made by a model or read from a file."""
 
 from __future__ import annotations
 
@@ -105,7 +105,7 @@ def _predictions(
 def _measure(
     model: Elias, eval_data: EvalData, predictions: Predictions, ks: Sequence[int]
 ) -> dict[str, float]:
-    """Return the metrics by name, in percent; PSP only where label frequencies are known."""
+    """Return the metrics by name, in percent; include PSP only if label frequencies are known."""
     from elias.metrics import inverse_propensities, score
 
     weights, kinds = None, ["P", "nDCG"]
@@ -120,7 +120,7 @@ def _measure(
 
 
 def _calibration_errors(eval_data: EvalData, predictions: Predictions) -> dict[str, float]:
-    """Return ECE@5 of the probabilities and of the raw scores, if there are probabilities."""
+    """Return ECE@5 of the probabilities and of the raw scores; empty without probabilities."""
     from elias.rerank.probabilities import ECE_AT, calibration_error
 
     if predictions.probabilities is None:
@@ -133,7 +133,7 @@ def _calibration_errors(eval_data: EvalData, predictions: Predictions) -> dict[s
 
 
 def _recall_by_decile(eval_data: EvalData, predictions: Predictions) -> list[str]:
-    """Return the share of each tenth of the labels in the recall, if frequencies are known."""
+    """Format the share of recall from each decile of label frequency; empty if unknown."""
     from elias.metrics import recall_by_decile
 
     if eval_data.frequencies is None:
@@ -145,7 +145,7 @@ def _recall_by_decile(eval_data: EvalData, predictions: Predictions) -> list[str
 
 
 def _write_csv(path: Path, table: LabelTable) -> None:
-    """Write the table; the file appears only when it is complete."""
+    """Write a table as CSV, atomically."""
     from elias.data.atomic import staged_file
 
     rows = table.rows()

@@ -62,7 +62,7 @@ class Experiment:
     as_json: AsJson = False
 
     def setting(self) -> Setting:
-        """Check the options, read the corpus and show what will be trained."""
+        """Check the options, read the corpus and print the configuration to be trained."""
         config = options.build_config(self.preset, self.config_file, self.changes)
         seeds = _parse_numbers("--seeds", self.seeds, int)
 
@@ -82,7 +82,7 @@ class Experiment:
         return setting
 
     def setting_of(self, path: Path) -> tuple[Elias, Setting]:
-        """Load a trained model and its corpus."""
+        """Load the trained model at ``path`` and its corpus."""
         from elias.experiments import Setting
         from elias.inference.predictor import Elias
 
@@ -109,7 +109,7 @@ class Experiment:
         return model, setting
 
     def _corpus_as_trained(self, model: Elias) -> Corpus:
-        """Read the corpus as in training, with the same test points."""
+        """Read the corpus with the options and the test points of the training run."""
         from elias.data.splits import DEFAULT_TEST_SHARE, hold_out_test, restore_splits
 
         columns = {"text": self.text, "labels": self.labels, "separator": self.separator}
@@ -139,7 +139,7 @@ class Experiment:
 
 
 def _command(function: Callable[..., None]) -> Callable[..., None]:
-    """Register a command with its own options, followed by the fields of `Experiment`."""
+    """Register a command whose options are its own, followed by the fields of `Experiment`."""
 
     @wraps(function)
     def command(**values: Any) -> None:
@@ -290,7 +290,10 @@ def _parse_numbers(
 
 
 def _parse_cut(save: Path | None, keep: str | None, *, overwrite: bool) -> PruneRule | None:
-    """Parse --save and --keep; raise early if the folder is taken."""
+    """Parse ``--save`` and ``--keep``; raise an error before training if the folder is in use.
+
+    An empty folder is free; with ``overwrite``, any folder is.
+    """
     from elias.experiments.prune import THRESHOLD, TOP_K, PruneRule
 
     if save is None and keep is None:
@@ -309,7 +312,7 @@ def _parse_cut(save: Path | None, keep: str | None, *, overwrite: bool) -> Prune
 
 
 def _show(plan: Plan, result: Result) -> None:
-    """Print the table, and below it the notes on incomplete lines."""
+    """Print the table, followed by the notes of lines with missing numbers."""
     measured = [replace(line, note="") for line in result.lines if line.mean]
     columns = [key for key in plan.table.shown if any(key in line.mean for line in measured)]
     rows = plan.table.rows(measured, columns, between="±")

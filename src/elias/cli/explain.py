@@ -1,4 +1,4 @@
-"""``elias explain``: show why a text gets its labels."""
+"""``elias explain``: show why a model predicts the labels of a text."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ _OPTIONAL_COLUMNS: dict[str, Callable[[ExplainedLabel], float | None]] = {
     "name": lambda label: label.name_likeness,
     "T": lambda label: label.calibrated_score,
 }
-"""Columns shown if the model has the component."""
+"""Columns that are shown only if the model has the component that computes them."""
 
 
 def explain(
@@ -86,7 +86,7 @@ def explain(
 
 
 def _legend(model: Elias, member: int) -> str:
-    """Return the meaning of the columns, and which member of an ensemble is explained."""
+    """Return a legend for the columns, with the ensemble member that is explained."""
     lines = []
     if model.others:
         lines.append(

@@ -55,7 +55,7 @@ def _model_rows(elias: Elias, n_parameters: int) -> list[tuple[str, Any]]:
 
 
 def config_rows(config: ResolvedConfig) -> list[tuple[str, Any]]:
-    """Return a resolved configuration as rows of names and values."""
+    """Return a resolved configuration as (name, value) rows."""
     stages = "; ".join(
         f"{stage.name}: {stage.epochs} epochs of {stage.batch_size}"
         f"{', learned graph' if stage.learn_graph else ''}"
@@ -73,7 +73,7 @@ def config_rows(config: ResolvedConfig) -> list[tuple[str, Any]]:
 
 
 def _describe_reranker(reranker: Reranker | None) -> str:
-    """Return the components of a model after its last stage."""
+    """Describe the components that rescore the labels after the last stage."""
     if reranker is None:
         return "none"
     parts = ["p·q" if reranker.sharpness == 1 else f"p·q^{reranker.sharpness:g}"]

@@ -31,8 +31,9 @@ def read_rows(
 
     Args:
         source: A file, or ``-`` for stdin.
-        column: Text column. If given, a file is read as a table and stdin as JSON lines. If not,
-            a file is a table if its extension says so; any other file has one text per line.
+        column: Text column. If given, a file is read as a table and stdin as JSON lines. If None,
+            a file is read as a table if it has the extension of a table format; other input has
+            one text per line.
         keep: Columns to return with each text.
         settings: Reading options of the model's training data, used if no column is given.
     """

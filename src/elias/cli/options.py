@@ -1,4 +1,4 @@
-"""Options shared by several commands, and the loading of corpora they describe."""
+"""Options shared by several commands, and functions that read corpora with them."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ Overwrite = Annotated[bool, Option("--overwrite", help="Replace existing output.
 
 
 def build_config(preset: str | None, file: Path | None, changes: list[str] | None) -> EliasConfig:
-    """Return the configuration: defaults, then preset, then file, then single changes."""
+    """Build the configuration from defaults, preset, file and single changes; later ones win."""
     from elias.config import EliasConfig, merge, parse_override, preset_tree, read_tree
 
     if preset is None and file is None:
@@ -104,7 +104,7 @@ def read_corpus(
 def read_corpus_as_trained(
     path: Path, model: Elias, columns: Mapping[str, str | None], *, test_size: float = 0
 ) -> Corpus:
-    """Read a corpus as the model's training data was read, except for the options given."""
+    """Read a corpus with the options of the model's training data; given options override them."""
     options = training_options(path, model.data_settings, **columns)
     values = (options.get(name) for name in ("text", "labels", "separator"))
     return read_corpus(path, *values, test_size=test_size)
@@ -113,7 +113,7 @@ def read_corpus_as_trained(
 def training_options(
     path: Path, settings: Mapping[str, Any], **columns: str | None
 ) -> dict[str, str]:
-    """Return the options to read a file with: those given, else those of the training data."""
+    """Return the options for reading a file: given options, completed by the training options."""
     from elias.data.load import reading_options
 
     with errors_name_options():
@@ -126,7 +126,7 @@ def training_options(
 
 @contextmanager
 def errors_name_options() -> Iterator[None]:
-    """Replace the library's argument names in errors by the names of the options."""
+    """Replace library argument names in error messages by command-line option names."""
     from elias.errors import DataError
 
     try:

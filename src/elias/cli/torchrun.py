@@ -1,4 +1,4 @@
-"""Commands that `torchrun` starts in several processes."""
+"""Support for commands that `torchrun` starts in several processes."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ if TYPE_CHECKING:
 
 
 DISTRIBUTED_COMMANDS = ("evaluate", "predict", "train")
-"""Commands whose work several processes share."""
+"""Commands that can split their work among several processes."""
 
 
 def check_single_process(command: str | None) -> None:
-    """Refuse a command that each process of `torchrun` would repeat on the same files.
+    """Raise an error if `torchrun` started a command that cannot split its work.
 
     Raises:
         ConfigError: If there are several processes and the command cannot share its work.
@@ -43,9 +43,9 @@ def check_single_process(command: str | None) -> None:
 
 @contextmanager
 def join_world(device: str) -> Iterator[World]:
-    """Join the other processes that `torchrun` started, if it started this one.
+    """Join the process group if `torchrun` started this process.
 
-    All but rank 0 print errors only: rank 0 prints the progress of all.
+    Ranks other than 0 print errors only; rank 0 prints the progress.
     """
     from elias.distributed import SingleProcess, joined, launched_rank
 
@@ -62,9 +62,9 @@ def join_world(device: str) -> Iterator[World]:
 
 @contextmanager
 def shared_predict(world: World, model: Elias) -> Iterator[Callable[..., Predictions]]:
-    """Yield `Elias.predict` for rank 0, which sends each call's texts to the other processes.
+    """Yield a variant of `Elias.predict` for rank 0 that sends its texts to all other ranks.
 
-    Only rank 0 reads the texts; the others call `follow_predict` meanwhile.
+    Only rank 0 reads the texts. Meanwhile, the other ranks must run `follow_predict`.
     """
 
     def predict(texts: Sequence[str], **options: Any) -> Predictions:
@@ -76,22 +76,22 @@ def shared_predict(world: World, model: Elias) -> Iterator[Callable[..., Predict
 
 
 def follow_predict(world: World, model: Elias, options: Mapping[str, Any]) -> None:
-    """Take part in all predictions that rank 0 makes in `shared_predict`."""
+    """Compute the share of this rank in every prediction that rank 0 makes in `shared_predict`."""
     while (texts := _broadcast_texts(world, None)) is not None:
         model.predict(texts, **options)
 
 
 def _broadcast_texts(world: World, texts: Sequence[str] | None) -> Sequence[str] | None:
-    """Return the texts of rank 0, however long it takes to read them."""
+    """Return the texts of rank 0; wait without a timeout until rank 0 has read them."""
     world.run_on_rank0(lambda: None)
     return world.broadcast(texts)
 
 
 @contextmanager
 def exit_at_once_if_joined() -> Iterator[None]:
-    """End a failed process that is still joined to others without interpreter shutdown.
+    """Skip interpreter shutdown if a process fails while it is in a process group.
 
-    Pending collectives would abort the shutdown with SIGABRT and hide the exit code.
+    Pending collectives would abort the shutdown with SIGABRT, which would hide the exit code.
     """
     try:
         yield

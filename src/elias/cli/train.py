@@ -120,7 +120,7 @@ def show_plan(config: ResolvedConfig, corpus: Corpus) -> None:
 
 
 def _show_stages(model: Elias) -> None:
-    """Print the metrics of each stage on the test split, or else on the validation split."""
+    """Print the metrics of each stage on the test split, or on validation if there is no test."""
     metrics = model.metadata.get("metrics", {})
     for split in ("test", "validation"):
         if any(split in splits for splits in metrics.values()):

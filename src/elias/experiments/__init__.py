@@ -1,4 +1,4 @@
-"""The tables of the paper on any corpus: ablation, comparison, sweeps, pruning."""
+"""Experiments that reproduce the paper's tables on any corpus."""
 
 import warnings
 from typing import Any
@@ -13,7 +13,7 @@ __all__ = ["Plan", "Result", "Setting", "ablation", "compare", "prune", "run_exp
 
 
 def __getattr__(name: str) -> Any:
-    """Return the old name of `run_experiment`, with a warning."""
+    """Resolve ``carry_out``, the deprecated name of `run_experiment`, with a warning."""
     if name != "carry_out":
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     text = "elias.experiments.carry_out is now run_experiment; the old name will go in 0.3"

@@ -31,13 +31,13 @@ SHOWN = ("P@1", "P@5", "R@10", "R@100", TRAIN_SECONDS)
 def ablation(
     setting: Setting, *, members: int | None = None, with_one_vs_all: bool = False
 ) -> Plan:
-    """Plan the ablation: stages, ranker, calibration, names, ensemble, and the fixed index.
+    """Plan the ablation: stages, ranker, calibration, label names, ensemble, fixed index.
 
     Args:
         setting: Configuration, corpus, seeds and folder.
-        members: Number of members of the ensemble, 1 for none; by default that of the
-            configuration, or 3.
-        with_one_vs_all: Train the same encoder as one-vs-all too.
+        members: Ensemble size; 1 for no ensemble. Defaults to the size in the configuration if it
+            has an ensemble, else to 3.
+        with_one_vs_all: Also train a one-vs-all classifier with the same encoder.
     """
     config, models = setting.config, Models(setting)
     if members is None:

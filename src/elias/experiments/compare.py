@@ -44,7 +44,7 @@ COLUMNS = (
 )
 SHOWN = ("P@1", "P@5", "R@100", *COSTS)
 PEER_SEEDS = 3
-"""Clusterings of XR-Linear that are averaged in its ensemble."""
+"""Number of XR-Linear models, with different clusterings, averaged in its ensemble."""
 _PEER_REMARKS = {
     "omikuji": "Parabel and Bonsai are those of omikuji {}, with 3 trees.",
     "pecos": "XR-Linear is that of PECOS {}, its defaults (×3: three clusterings averaged).",
@@ -58,14 +58,15 @@ def compare(
     interpreters: Mapping[str, Path] | None = None,
     ranker_features: bool = False,
 ) -> Plan:
-    """Plan the comparison of the model, component by component, with other methods.
+    """Plan the comparison of each component of the model with other methods.
 
     Args:
         setting: Configuration, corpus, seeds and folder.
-        members: Number of members of the ensemble, 1 for none; by default that of the
-            configuration.
-        interpreters: The interpreter that has the package of each peer; by default our own.
-        ranker_features: Run the peers on the features of our ranker too, not only on tf-idf.
+        members: Ensemble size; 1 for no ensemble. Defaults to the size in the configuration.
+        interpreters: Path of the Python interpreter for each peer package. Defaults to the current
+            interpreter.
+        ranker_features: Run the peers also on the sparse features of the ELIAS ranker, in addition
+            to word tf-idf.
     """
     config, models = setting.config, Models(setting)
     members = config.ensemble.members if members is None else members
@@ -112,7 +113,7 @@ def compare(
 
 
 def _titles(config: ResolvedConfig, members: int) -> dict[str, str]:
-    """Return the titles of the components of the model."""
+    """Return the row title of each component of the model."""
     name = "one-vs-all" if config.index.kind == "all" else "ELIAS"
     rerank = config.rerank
     complete = f"{name}++" if rerank.enabled else name
@@ -127,7 +128,7 @@ def _titles(config: ResolvedConfig, members: int) -> dict[str, str]:
 
 
 def _neighbours_task(models: Models) -> Task:
-    """Return the task of nearest neighbours, in which nothing is random."""
+    """Return the task that measures nearest neighbours, which need no seed."""
     setting = models.setting
 
     def measure() -> list[Row]:
@@ -160,7 +161,7 @@ def _peer_task(
     seed: int,
     features: Callable[[str], PointFeatures],
 ) -> Task:
-    """Return the task of one method on one kind of features."""
+    """Return the task that measures one method on one kind of features."""
     setting = models.setting
     title = f"{PEER_TITLES[method]}{{}}{FEATURES[kind]}"
     config = setting.config.to_dict()

@@ -44,15 +44,15 @@ logger = logging.getLogger(__name__)
 
 RUNS = "runs"
 MAIN_MODEL = "elias"
-"""Name of the full model in rows and runs."""
+"""Name of the full model in row names and run folders."""
 DEFAULT_MEMBERS = 3
 TIMED_POINTS = 2_000
-"""Maximum number of test points that are predicted again to measure the time."""
+"""Maximum number of test points used to measure the prediction time."""
 WARM_UP_POINTS = 64
 
 
 def run_name(name: str, seed: int, member: int = 0) -> str:
-    """Return the name of a run.
+    """Return the folder name of a run.
 
     >>> run_name("elias", 0), run_name("elias", 1, 2)
     ('elias-seed0', 'elias-seed1-member2')
@@ -62,7 +62,7 @@ def run_name(name: str, seed: int, member: int = 0) -> str:
 
 @dataclass(frozen=True, slots=True)
 class TrainedModel:
-    """A trained model with the log of its run."""
+    """A trained model with the folder and the logged events of its run."""
 
     model: Elias
     folder: Path
@@ -74,7 +74,10 @@ class TrainedModel:
         return f"{RUNS}/{self.folder.name}"
 
     def train_seconds(self, component: str | None = None) -> float:
-        """Return the training time of the first model up to a component; None: all of it."""
+        """Return the training time in seconds, without saving and ensemble members.
+
+        If ``component`` is given, count only the time until it was trained.
+        """
         total = 0.0
         for event in self.records.events:
             if "member" in event or event.get("step") == "save":
@@ -86,7 +89,10 @@ class TrainedModel:
         return total
 
     def megabytes(self, component: str | None = None) -> float:
-        """Return the size of the files that a component needs; None: without the members."""
+        """Return the size of the model files that a component needs.
+
+        Ensemble members count only for the ensemble. The ranker does not count for a stage.
+        """
         skipped = set() if component == ENSEMBLE else {MEMBERS_FOLDER}
         if component in {stage.name for stage in self.model.config.stages}:
             skipped.add(RANKER_FOLDER)
@@ -103,7 +109,7 @@ class Models:
         self.setting = setting
 
     def check(self, name: str, config: ResolvedConfig) -> None:
-        """Raise an error if the run exists with another configuration."""
+        """Raise `RunError` if the run exists with another configuration and is not overwritten."""
         stored = self._stored_config(name)
         if stored is None or self.setting.overwrite:
             return
@@ -156,7 +162,7 @@ class Models:
         return measure(config.eval, predictions, corpus.split("test"), corpus, REPORTED)
 
     def ms_per_point(self, model: Elias, component: str) -> float:
-        """Return the milliseconds from a text to its ranked labels."""
+        """Measure the prediction time per test point in milliseconds, after a warm-up."""
         test = self.setting.corpus.split("test")
         points, n_points = split_inputs(test, model.model.encoder), min(TIMED_POINTS, len(test))
         # the first prediction compiles and loads code
@@ -166,7 +172,7 @@ class Models:
         return round(1000 * (time.perf_counter() - start) / max(n_points, 1), 4)
 
     def measure(self, row: Row, model: Elias, component: str, *, timed: bool = True) -> Row:
-        """Return the row with the test metrics of a model and, if ``timed``, its speed."""
+        """Return a copy of the row with the test metrics and, if ``timed``, the prediction time."""
         predictions = model.predict_split(self.setting.corpus.split("test"), component=component)
         costs = dict(row.costs)
         if timed:
@@ -182,9 +188,9 @@ class Models:
         *,
         timed: bool,
     ) -> list[Row]:
-        """Return a row with the test metrics that training measured for each component.
+        """Return a row for each component with the test metrics recorded during training.
 
-        If ``timed``, rows have the prediction time and the size on disk too.
+        If ``timed``, also measure the prediction time and the size on disk.
         """
         rows = []
         for component in components:
@@ -205,7 +211,7 @@ class Models:
         return rows
 
     def component(self, name: str | None) -> str:
-        """Return the component of a single model to measure: by default the last stage.
+        """Return the component to measure, which defaults to the last stage.
 
         Raises:
             ConfigError: If the model will not have the component.
@@ -235,7 +241,10 @@ class Models:
         *,
         timed: bool = False,
     ) -> Task:
-        """Return the task of a variant of the model, whose configuration ``make`` derives."""
+        """Return the task that trains and measures a variant of the model.
+
+        ``make`` derives the configuration of the variant from that of the experiment.
+        """
         corpus = self.setting.corpus
         config = make(self.setting.seeded(seed)).resolve(len(corpus.train), corpus.n_labels)
         run = run_name(name, seed)
@@ -258,7 +267,7 @@ class Models:
 
 
 class FullModel:
-    """The model of the configuration, with the members of an ensemble."""
+    """The unmodified model of the configuration, and the ensemble of its members."""
 
     def __init__(
         self,
@@ -269,14 +278,14 @@ class FullModel:
         every_stage: bool = True,
         timed: bool = False,
     ) -> None:
-        """Set what to measure.
+        """Select the measurements.
 
         Args:
             models: The models of the experiment.
             members: Number of members of the ensemble; 1 for a single model.
             titles: Title of the row of each component.
-            every_stage: Give every stage a row, not only the last.
-            timed: Measure prediction time and size.
+            every_stage: Return a row for every stage instead of only the last one.
+            timed: Measure the prediction time and the size on disk.
         """
         if members < 1:
             raise ConfigError(f"--members must be >= 1, not {members}")
@@ -285,7 +294,7 @@ class FullModel:
         self.timed = timed
 
     def tasks(self, seed: int) -> list[Task]:
-        """Return the tasks of one seed: each member alone, then the ensemble."""
+        """Return the tasks for one seed: one task per member, then one for the ensemble."""
         first = replace(self.setting.config, seed=seed)
         runs = {run_name(MAIN_MODEL, seed, i): first.member(i) for i in range(self.members)}
         tasks = []
@@ -329,7 +338,7 @@ class FullModel:
         return [replace(row, settings={**row.settings, "member": member}) for row in rows]
 
     def _other_mixture(self, model: Elias, calibrated: Row) -> Row:
-        """Return the row of the calibrated model with the mixture that it does not use."""
+        """Measure the calibrated model with the alternative mixture of scores."""
         assert model.reranker is not None
         other = next(name for name in MIXTURES if name != model.reranker.mixture)
         changed = model.joined_by((), model.config)
@@ -384,23 +393,23 @@ def _without_names(model: Elias) -> Elias:
 
 
 def learns_graph(config: EliasConfig) -> bool:
-    """Return whether a stage learns the index."""
+    """Return whether any stage learns the graph of the index."""
     return any(stage.learn_graph for stage in config.stages)
 
 
 def fixed_index(config: EliasConfig) -> EliasConfig:
-    """Return the configuration with the same stages on a fixed graph, without ranker."""
+    """Return the configuration with a fixed graph in all stages and without ranker."""
     stages = tuple(replace(stage, learn_graph=False) for stage in config.stages)
     return replace(config, stages=stages, rerank=replace(config.rerank, enabled=False))
 
 
 def one_vs_all(config: EliasConfig) -> EliasConfig:
-    """Return the configuration with every label scored, in one stage.
+    """Return the configuration of a one-vs-all model, trained in a single stage.
 
-    Encoder, seed, ranker and evaluation are unchanged. The stage is the default one of one-vs-all
-    with the batch size, encoder learning rate and initialisation of the first stage, and the epochs
-    of all stages. The loss is summed over labels: if it were averaged over all of them, its
-    gradients would be smaller than the ε of AdamW.
+    Encoder, seed, ranker and evaluation are unchanged. The stage is the default one-vs-all stage,
+    with the batch size, encoder learning rate and classifier initialisation of the first stage of
+    ``config`` and the total number of epochs of all its stages. The loss is summed over labels:
+    the gradients of a mean over all labels would be smaller than the ε of AdamW.
 
     >>> from elias import EliasConfig
     >>> variant = one_vs_all(EliasConfig.preset("mesh-titles"))

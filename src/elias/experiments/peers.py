@@ -1,4 +1,4 @@
-"""Run Parabel, Bonsai and XR-Linear on the same data, each by the interpreter that has it."""
+"""Run Parabel, Bonsai and XR-Linear on the same data, each in its own Python interpreter."""
 
 from __future__ import annotations
 
@@ -33,11 +33,11 @@ logger = logging.getLogger(__name__)
 
 WORDS, RANKER = "words", "ranker"
 FEATURES = {WORDS: "", RANKER: ", our features"}
-"""Kinds of features, and their addition to the title of a row."""
+"""Kinds of features, with the suffix that each adds to row titles."""
 PACKAGES = {"omikuji": "omikuji", "pecos": "libpecos"}
-"""Peers, and their names on PyPI."""
+"""Import name of each peer package, with its name on PyPI."""
 METHODS = {"parabel": "omikuji", "bonsai": "omikuji", "xr-linear": "pecos"}
-"""Methods, and the peers that have them."""
+"""Methods, with the peer package that implements each."""
 PEER_TITLES = {"parabel": "Parabel", "bonsai": "Bonsai", "xr-linear": "XR-Linear"}
 _SCRIPT = Path(__file__).with_name("run_peer.py")
 _FOLDER_PREFIX = ".peer-"
@@ -46,7 +46,7 @@ _MAX_MESSAGE = 160
 
 @dataclass(frozen=True, slots=True)
 class PointFeatures:
-    """Features of the training and test points, and the time it took to compute them."""
+    """Features of the training and test points, with the time to compute each."""
 
     train: csr_matrix
     test: csr_matrix
@@ -55,9 +55,9 @@ class PointFeatures:
 
 
 def point_features(setting: Setting, kind: str) -> PointFeatures:
-    """Compute word tf-idf, or the ranker's sparse features (no embedding).
+    """Compute word tf-idf or the sparse features of the ranker (without embeddings).
 
-    Features that come with the corpus are only scaled to length 1.
+    If the corpus has features instead of texts, only scale each row to unit length.
     """
     splits = [setting.corpus.split(name) for name in ("train", "test")]
     points: list[Any] = [s.features if s.texts is None else s.texts for s in splits]
@@ -79,16 +79,16 @@ def point_features(setting: Setting, kind: str) -> PointFeatures:
 
 @dataclass(frozen=True, slots=True)
 class Peer:
-    """The package of a peer, and the interpreter that has it."""
+    """A peer package, and the Python interpreter in which it is installed."""
 
     package: str
     python: Path
     version: str | None
-    """None if it cannot be imported."""
+    """Version of the package; None if it cannot be imported."""
 
     @property
     def missing(self) -> str:
-        """Return the note of a row without numbers."""
+        """Return the note for rows without numbers: the package was not found."""
         return (
             f"{PACKAGES[self.package]} not found; name an interpreter that has it: "
             f"--peer-python {self.package}=PATH"
@@ -96,15 +96,15 @@ class Peer:
 
 
 class PeerFailedError(Exception):
-    """A peer ended with an error; the text is its last line of output."""
+    """A peer exited with an error; the message is its last line of output."""
 
 
 @dataclass(frozen=True, slots=True)
 class PeerResult:
-    """Predictions of a peer for the test points, and their costs."""
+    """Predictions of a peer for the test points, with training time, prediction time and size."""
 
     name: str
-    """Empty for the plain model of a method, else such as ``x3``."""
+    """Empty for a single model; ``x3`` for an ensemble of three."""
     predictions: Predictions
     train_seconds: float
     predict_seconds: float
@@ -115,7 +115,7 @@ def parse_interpreters(options: list[str]) -> dict[str, Path]:
     """Parse ``package=PATH`` pairs.
 
     Raises:
-        ConfigError: If the package is no peer, or the path is no program.
+        ConfigError: If the package is not a peer, or the path is not an executable file.
     """
     interpreters = {}
     for text in options:
@@ -133,7 +133,7 @@ def parse_interpreters(options: list[str]) -> dict[str, Path]:
 
 
 def find_peers(interpreters: Mapping[str, Path]) -> dict[str, Peer]:
-    """Look for each package in its interpreter, by default in our own."""
+    """Look up each package in its interpreter, which defaults to the current one."""
     peers = {}
     for package in PACKAGES:
         python = interpreters.get(package, Path(sys.executable))
@@ -150,7 +150,7 @@ def find_peers(interpreters: Mapping[str, Path]) -> dict[str, Peer]:
 def run_peer(
     peer: Peer, method: str, features: PointFeatures, setting: Setting, seeds: list[int]
 ) -> list[PeerResult]:
-    """Train a method of a peer and predict the test points, without the filtered pairs.
+    """Train a method of a peer, predict the test points and drop the filtered pairs.
 
     Raises:
         PeerFailedError: If the peer ends with an error.
@@ -189,7 +189,7 @@ def run_peer(
 
 
 def _call(python: Path, command: str, argument: str, folder: Path) -> dict[str, Any]:
-    """Run the script with an interpreter and return its result."""
+    """Run ``run_peer.py`` with an interpreter and return its result."""
     # the import path of our interpreter is not that of the peer
     environment = {k: v for k, v in os.environ.items() if k not in ("PYTHONPATH", "PYTHONHOME")}
     result = folder / "result.json"

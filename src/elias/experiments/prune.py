@@ -25,16 +25,16 @@ if TYPE_CHECKING:
 THRESHOLD, TOP_K = "threshold", "top_k"
 RULES = {THRESHOLD: "by threshold", TOP_K: "by rank"}
 THRESHOLDS = (0.01, 0.05, 0.1, 0.25, 0.5, 0.75, 0.9)
-"""Those of Table 9a."""
+"""Edge score thresholds of Table 9a."""
 SHARES = (0.75, 0.5, 0.3, 0.2, 0.1, 0.05)
-"""Edges of a cluster to keep, as shares of κ: those of Table 9b."""
+"""Fractions of the κ edges of a cluster to keep, as in Table 9b."""
 METRICS = ("P@1", "P@3", "P@5", "PSP@1", "PSP@5", "R@10", "R@20", "R@100")
 SHOWN = (REMOVED, "P@1", "P@5", "R@10", "R@100", MS_PER_POINT)
 
 
 @dataclass(frozen=True, slots=True)
 class PruneRule:
-    """A rule for the edges to keep: one of `RULES`, and its limit."""
+    """A pruning rule: a key of `RULES`, and its limit (lowest score or edges per cluster)."""
 
     by: str
     limit: float
@@ -63,7 +63,7 @@ class PruneRule:
         return f"ŝ ≥ {self.limit:g}" if self.limit else "all"
 
     def apply(self, model: Elias) -> tuple[Elias, EdgeCount]:
-        """Return the pruned model and the number of its edges."""
+        """Prune a model and return it with its edge counts."""
         if self.by == THRESHOLD:
             return prune_edges(model, threshold=self.limit)
         return prune_edges(model, top_k=int(self.limit))
@@ -83,10 +83,10 @@ def prune(
     """Plan the pruning of the edges of a model.
 
     Args:
-        setting: Configuration, corpus, seeds and folder; with ``model``, its configuration.
-        model: A trained model to prune; without it, one is trained for each seed.
+        setting: Configuration (that of ``model`` if given), corpus, seeds and folder.
+        model: A trained model to prune. If None, one model is trained for each seed.
         thresholds: Lowest edge scores to keep; by default those of the paper.
-        tops: Numbers of edges of each cluster to keep; by default the shares of κ in the paper.
+        tops: Numbers of edges to keep per cluster; by default the fractions of κ in the paper.
         component: The component to measure; by default the last stage.
     """
     if not learns_graph(setting.config):
@@ -152,7 +152,7 @@ def prune(
 
 
 def _loader(models: Models, model: Elias | None) -> Callable[[int], Elias]:
-    """Return a function that returns the model of a seed: the given one, or a trained one."""
+    """Return a function from a seed to its model: ``model`` if given, else a trained one."""
     if model is not None:
         return lambda _seed: model
     setting = models.setting
@@ -167,7 +167,7 @@ def _loader(models: Models, model: Elias | None) -> Callable[[int], Elias]:
 
 
 def _plot(lines: Sequence[Line]) -> Markup:
-    """Draw the change of metrics by the share of edges removed."""
+    """Plot the change of metrics against the share of edges removed."""
     shown = [line for line in lines if line.mean]
     full = next((line for line in shown if line.name == ALL_EDGES.name), shown[0])
     most = max(line.mean[REMOVED] for line in shown)
@@ -189,7 +189,9 @@ def _plot(lines: Sequence[Line]) -> Markup:
 def save_pruned(
     setting: Setting, cut: PruneRule, folder: Path, *, model: Elias | None = None
 ) -> EdgeCount:
-    """Save the pruned model with its test metrics: the given one, or that of the first seed.
+    """Prune a model and save it with its test metrics.
+
+    Without ``model``, prune the model of the first seed.
 
     Raises:
         ModelError: If the folder exists, or cannot be written.

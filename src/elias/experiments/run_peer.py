@@ -3,8 +3,9 @@
     python run_peer.py probe PACKAGE RESULT     writes the version of the package
     python run_peer.py run JOB RESULT           runs a job and writes its results
 
-Job and result are JSON files; matrices are files of scipy. Peers may print anything. The script
-runs on Python 3.9, and elias does not import it.
+JOB and RESULT are JSON files; matrices are stored with ``scipy.sparse.save_npz``. The result is
+not read from stdout, so peers may print anything. The script supports Python 3.9, and elias does
+not import it.
 """
 
 from __future__ import annotations
@@ -25,13 +26,13 @@ BONSAI = {"cluster_balanced": False, "cluster_k": 100, "max_depth": 3}
 
 
 def probe(package: str) -> dict[str, Any]:
-    """Return the version of a peer that can be imported."""
+    """Import a peer package and return its version."""
     importlib.import_module(MODULES[package])
     return {"version": importlib.metadata.version(DISTRIBUTIONS[package])}
 
 
 def run(job: dict[str, Any]) -> dict[str, Any]:
-    """Train a peer and predict; return times, size and predictions of each of its models."""
+    """Train a peer and predict; return the times, size and predictions of each trained model."""
     sparse = importlib.import_module("scipy.sparse")
     train_x, train_y, test_x = (
         sparse.load_npz(job[name]).tocsr().astype("float32")
@@ -42,7 +43,7 @@ def run(job: dict[str, Any]) -> dict[str, Any]:
 
 
 def _omikuji(job: dict[str, Any], train_x: Any, train_y: Any, test_x: Any, out: Path) -> list[Any]:
-    """Train label trees, and predict point by point, which is all that omikuji offers."""
+    """Train label trees and predict point by point, since omikuji cannot predict batches."""
     omikuji = importlib.import_module("omikuji")
     data = out / "train.txt"
     _write_text(data, train_x, train_y)
@@ -74,7 +75,7 @@ def _omikuji(job: dict[str, Any], train_x: Any, train_y: Any, test_x: Any, out: 
 
 
 def _write_text(path: Path, x: Any, y: Any) -> None:
-    """Write the points that have labels and features in the format of the XMC repository."""
+    """Write points in the format of the XMC repository; skip those without labels or features."""
     rows = [i for i in range(x.shape[0]) if x.indptr[i] < x.indptr[i + 1] and y[i].nnz]
     with path.open("w", encoding="utf8") as file:
         file.write(f"{len(rows)} {x.shape[1]} {y.shape[1]}\n")
@@ -88,7 +89,7 @@ def _write_text(path: Path, x: Any, y: Any) -> None:
 def _xr_linear(
     job: dict[str, Any], train_x: Any, train_y: Any, test_x: Any, out: Path
 ) -> list[Any]:
-    """Train XR-Linear with its defaults, once, and averaged over several clusterings."""
+    """Train XR-Linear with default settings: a single model, and an average over clusterings."""
     xmc = importlib.import_module("pecos.xmc")
     linear = importlib.import_module("pecos.xmc.xlinear.model").XLinearModel
     parts = []

@@ -1,4 +1,4 @@
-"""Run an experiment task by task, and resume it."""
+"""Run the tasks of an experiment, and resume an interrupted experiment."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ class Setting:
     seeds: tuple[int, ...]
     device: str = "auto"
     overwrite: bool = False
-    """Replace results of another configuration or other data."""
+    """Replace existing results of another configuration or other data."""
 
     @classmethod
     def of(
@@ -64,7 +64,7 @@ class Setting:
         device: str = "auto",
         overwrite: bool = False,
     ) -> Setting:
-        """Resolve the configuration for a corpus; ``seeds`` defaults to its own seed.
+        """Resolve the configuration for a corpus; ``seeds`` defaults to the configured seed.
 
         Raises:
             DataError: If the corpus has no test points.
@@ -89,39 +89,39 @@ class Setting:
 
     @cached_property
     def data(self) -> dict[str, Any]:
-        """Return the statistics of the corpus, as read back from JSON, and its fingerprint."""
+        """Return the statistics and the fingerprint of the corpus as JSON values."""
         stats: dict[str, Any] = json.loads(json.dumps(corpus_stats(self.corpus).to_dict()))
         return {**stats, "fingerprint": self.corpus.fingerprint()}
 
     def seeded(self, seed: int) -> ResolvedConfig:
-        """Return the configuration of one model with a seed."""
+        """Return the configuration of a single model (no ensemble) with a given seed."""
         return replace(self.config, seed=seed).member(0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Task:
-    """A unit of an experiment: its rows are stored together, and resuming starts after it."""
+    """A unit of work of an experiment. Its rows are stored together when it is finished."""
 
     name: str
     title: str
     decided_by: Mapping[str, Any]
-    """Everything that decides its numbers apart from the corpus, as JSON values."""
+    """JSON values that determine the results, together with the corpus."""
     measure: Callable[[], list[Row]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
-    """The tasks of an experiment, and the form of its results."""
+    """The tasks of an experiment, and the table and plot of its results."""
 
     name: str
-    """Name of its files."""
+    """Stem of the names of the result files."""
     title: str
     setting: Setting
     tasks: Sequence[Task]
     table: Table
     plot: Callable[[Sequence[Line]], Markup]
     options: Mapping[str, Any] = field(default_factory=dict)
-    """Options of the experiment beside the configuration."""
+    """Options of the experiment that are not part of the configuration."""
     remarks: Sequence[str] = ()
     """Notes below the table."""
 
@@ -138,7 +138,7 @@ class Result:
 
 
 def run_experiment(plan: Plan) -> Result:
-    """Run the tasks that are not finished, and write the results after each.
+    """Run the tasks that are not finished, and write the results after each task.
 
     Raises:
         RunError: If the folder has results of another configuration or of other data.
@@ -158,10 +158,10 @@ def run_experiment(plan: Plan) -> Result:
 
 
 class _Results:
-    """The rows of finished tasks, and the files that hold them."""
+    """The rows of finished tasks, and the files that store them."""
 
     def __init__(self, plan: Plan) -> None:
-        """Load the results of an earlier command, if there are any."""
+        """Load the stored results of an earlier run of this experiment, if any."""
         self.plan = plan
         self.tasks: dict[str, dict[str, Any]] = {}
         self.started = _now()
@@ -180,7 +180,7 @@ class _Results:
         folder.mkdir(parents=True, exist_ok=True)
 
     def _difference(self, earlier: Mapping[str, Any]) -> str:
-        """Return how earlier results differ from this experiment; empty if they do not."""
+        """Describe the difference between earlier results and this experiment; empty if none."""
         config, before = (
             {**model_settings(tree), "seed": None}  # seeds have tasks of their own
             for tree in (self.plan.setting.config.to_dict(), earlier["config"])
@@ -201,7 +201,7 @@ class _Results:
         return self.tasks.get(task.name, {}).get("digest") == self._digest(task)
 
     def _digest(self, task: Task) -> str:
-        """Return a hash of everything that decides the numbers of a task."""
+        """Return a hash of everything that determines the results of a task."""
         inputs = json.dumps([task.decided_by, self.plan.setting.data], sort_keys=True)
         return hashlib.sha256(inputs.encode()).hexdigest()[:16]
 
@@ -262,7 +262,7 @@ class _Results:
 
 
 def _read(path: Path) -> dict[str, Any]:
-    """Read the results of an earlier command."""
+    """Read the result file of an earlier run."""
     try:
         document: Any = json.loads(path.read_text(encoding="utf8"))
     except (OSError, ValueError):

@@ -35,23 +35,23 @@ class Parameter:
 
     symbol: str
     key: str
-    """Its key in the configuration of the index; for λ, in that of the stages."""
+    """Field of the index configuration, or of the stage configurations for λ."""
     factors: Sequence[float]
-    """Default values, as multiples of that of the configuration."""
+    """Default values to try, as multiples of the configured value."""
     limits: Callable[[ResolvedConfig, int], tuple[float, float]]
-    """Return the lowest and the highest value for a configuration and a number of labels."""
+    """Function from a configuration and a number of labels to the (lowest, highest) value."""
     whole: bool = False
     """Only whole numbers are allowed."""
     trained: bool = True
-    """A parameter of training, not of the search."""
+    """True for a training parameter, False for a search parameter."""
 
     def read(self, config: ResolvedConfig) -> float:
-        """Return the value in a configuration."""
+        """Return the value of the parameter in a configuration."""
         holder = config.stages[-1] if self.key == _LAMBDA else config.index
         return float(getattr(holder, self.key))
 
     def change(self, config: ResolvedConfig, value: float) -> ResolvedConfig:
-        """Return the configuration with another value."""
+        """Return the configuration with another value of the parameter."""
         if self.key == _LAMBDA:
             stages = tuple(replace(stage, shortlist_loss_weight=value) for stage in config.stages)
             return replace(config, stages=stages)
@@ -67,7 +67,7 @@ class Parameter:
         return replace(config, index=index)
 
     def defaults(self, config: ResolvedConfig, n_labels: int) -> list[float]:
-        """Return values around that of the configuration, within the limits."""
+        """Return default values around the configured value, within the limits."""
         low, high = self.limits(config, n_labels)
         base = self.read(config) or 1.0
         scaled = (min(max(factor * base, low), high) for factor in self.factors)
@@ -92,7 +92,7 @@ class Parameter:
 
 
 def parameter_called(name: str) -> Parameter:
-    """Return the parameter with this name, or raise an error that lists all."""
+    """Return the parameter with a name; for an unknown name, raise an error that lists all."""
     if name not in PARAMETERS:
         known = ", ".join(PARAMETERS)
         raise ConfigError(
@@ -132,12 +132,12 @@ PARAMETERS = {
         trained=False,
     ),
 }
-"""λ and κ are in Table 7; the others are the remaining parameters of the index."""
+"""Parameters by name. Table 7 varies λ and κ only."""
 
 METRICS = ("P@1", "P@3", "P@5", "PSP@1", "PSP@5", "R@10", "R@20", "R@100")
 SHOWN = ("P@1", "P@5", "R@10", "R@100")
 _LOG_RATIO = 20.0
-"""The x axis is logarithmic if the largest value is more than this times the smallest."""
+"""Ratio of the largest to the smallest value above which the x axis is logarithmic."""
 
 
 def sweep(
@@ -150,9 +150,10 @@ def sweep(
     """Plan the sweep of a parameter.
 
     Args:
-        setting: Configuration, corpus, seeds and folder; of an ensemble, its first member.
+        setting: Configuration, corpus, seeds and folder. Of an ensemble, only the first member is
+            used.
         parameter: ``lambda``, ``kappa``, ``alpha``, ``beta``, ``beam`` or ``shortlist``.
-        values: Values to try; by default some around that of the configuration.
+        values: Values to try; by default several around the configured value.
         component: The component to measure; by default the last stage.
     """
     if setting.config.index.kind == "all":
@@ -170,7 +171,7 @@ def sweep(
     )
 
     def config_of(value: float, seed: int) -> tuple[str, ResolvedConfig]:
-        """Return the run and the configuration for a value of the parameter."""
+        """Return the run name and the configuration for a value of the parameter."""
         base = setting.seeded(seed)
         if swept.trained:
             config = swept.change(base, value).resolve(len(setting.corpus.train), n_labels)
@@ -227,7 +228,7 @@ def sweep(
 
 
 def _plot(lines: Sequence[Line], parameter: str, symbol: str, base: float) -> Markup:
-    """Draw metrics by value, relative to the value nearest to that of the configuration."""
+    """Plot metrics by value, as differences to the value nearest to the configured one."""
     shown = [line for line in lines if line.mean]
     values = np.array([float(line.settings[parameter]) for line in shown])
     at = int(np.argmin(np.abs(values - base)))

@@ -14,7 +14,7 @@ TRAIN_SECONDS = "train_seconds"
 MS_PER_POINT = "ms_per_point"
 MEGABYTES = "megabytes"
 REMOVED = "edges_removed"
-"""Costs that a row can have beside its metrics; the last is a percentage."""
+"""Keys of `Row.costs`: `TRAIN_SECONDS` to `REMOVED`; `REMOVED` is in percent."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -22,13 +22,13 @@ class Row:
     """The measurements of one line of a table for one seed."""
 
     name: str
-    """Key of the line: the same for every seed."""
+    """Key of the table line, the same for every seed."""
     title: str
     """Title of the line."""
     seed: int | None = None
-    """None if nothing is random."""
+    """Random seed; None for a deterministic method."""
     metrics: Mapping[str, float] = field(default_factory=dict)
-    """In percent; empty if nothing could be measured."""
+    """Metrics by name, in percent; empty if nothing could be measured."""
     costs: Mapping[str, float] = field(default_factory=dict)
     settings: Mapping[str, Any] = field(default_factory=dict)
     """Settings of this line, such as the value of λ."""
@@ -40,22 +40,22 @@ class Row:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Line:
-    """A line of a table: the mean over seeds, and over members if each has a row."""
+    """A line of a table: the mean of all rows with the same name (seeds, ensemble members)."""
 
     name: str
     title: str
     n_seeds: int
     """Number of rows in the mean."""
     mean: Mapping[str, float]
-    """Of every metric and cost."""
+    """Mean of each metric and cost."""
     std: Mapping[str, float]
-    """Sample standard deviation; empty if there is one row only."""
+    """Sample standard deviations; empty if there is only one row."""
     settings: Mapping[str, Any]
     note: str
 
 
 def summarise(rows: Iterable[Row]) -> list[Line]:
-    """Return the lines of a table, in the order of their first rows.
+    """Average the rows of each name into a line; order lines by their first row.
 
     >>> rows = [Row(name="a", title="A", seed=s, metrics={"P@1": 70.0 + s}) for s in (0, 2)]
     >>> (line,) = summarise(rows)
@@ -103,7 +103,7 @@ class Table:
     columns: Sequence[str]
     """Metrics and costs of the Markdown table."""
     shown: Sequence[str]
-    """Columns that fit a terminal."""
+    """Columns to show on a terminal, where fewer fit."""
 
     def header(self, columns: Sequence[str]) -> list[str]:
         """Return the titles of columns."""
@@ -112,7 +112,7 @@ class Table:
     def rows(
         self, lines: Sequence[Line], columns: Sequence[str], *, between: str = " ± "
     ) -> list[list[str]]:
-        """Return the cells of lines; the first cell has the reason for missing numbers.
+        """Return the table cells of each line; the first cell includes the note of the line.
 
         ``between`` separates a mean from its standard deviation.
         """
@@ -142,7 +142,7 @@ def _cell(line: Line, key: str, between: str) -> str:
 
 
 def dot_plot(lines: Sequence[Line], title: str, metrics: Sequence[str]) -> Markup:
-    """Draw a row for each line that has numbers, with a dot for each metric."""
+    """Plot a row for each line that has metrics, with a dot for each metric."""
     shown = [line for line in lines if line.mean]
     described = "; ".join(
         f"{line.title}: {', '.join(f'{key} {line.mean[key]:.2f}' for key in metrics)}"

@@ -1,4 +1,7 @@
-"""Log each request as a line of JSON without its texts, and count it in the metrics."""
+"""Log each request as one line of JSON, and count it in the metrics.
+
+The line has the texts of the request only if `ServeSettings.log_texts` is set.
+"""
 
 from __future__ import annotations
 
@@ -26,20 +29,20 @@ access = logging.getLogger("elias.access")
 _VALID_ID = re.compile(rb"[A-Za-z0-9._-]{1,64}")
 _FIELDS = "elias.log_fields"
 _NOT_LOGGED = frozenset({"/health", "/ready", "/metrics"})
-"""Routes that machines poll every few seconds."""
+"""Routes that are not logged, because monitoring polls them every few seconds."""
 
 
 class AccessLogMiddleware:
-    """Log, count and time requests; answer 500 for a bug and log its traceback."""
+    """Log, count and time requests; answer unexpected exceptions with 500 and log the traceback."""
 
     def __init__(self, app: ASGIApp, metrics: Metrics, paths: Container[str]) -> None:
-        """Wrap an application whose routes have these path patterns."""
+        """Wrap an application; ``paths`` are the path patterns of its routes."""
         self._app = app
         self._metrics = metrics
         self._paths = paths
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Pass a request on, and log it when it is answered."""
+        """Forward a request, and log it when it is answered."""
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return

@@ -1,4 +1,4 @@
-"""The application: routes over a backend, wrapped in middleware."""
+"""The ASGI application: API routes and pages on a backend, wrapped in middleware."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The served model: load it, compute with it, swap it for a new one while serving."""
+"""The served model: load it, run it on requests, and replace it while serving."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ _WARM_UP = ("a text to warm up with", "another", "")
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """Texts of one request to label or explain."""
+    """The texts of one request, to predict or explain their labels."""
 
     kind: Literal["predict", "explain"]
     texts: Sequence[str]
@@ -45,7 +45,7 @@ class Job:
     threshold: float | str | None = None
     paths: int = 3
     label: int | None = None
-    """Explain only this label, with the first member that finds it."""
+    """Id of the only label to explain, with the first ensemble member that ranks it."""
 
     @property
     def size(self) -> int:
@@ -57,7 +57,7 @@ Result = list[Any]
 
 
 class ServedModel:
-    """A loaded model with its graphs, label search and examples."""
+    """A loaded model with the graph of each member, the label search and example texts."""
 
     def __init__(self, model: Elias, examples: Sequence[str] = ()) -> None:
         self.model = model
@@ -69,7 +69,7 @@ class ServedModel:
 
     @cached_property
     def examples(self) -> list[str]:
-        """Return example texts: those configured, else the names of frequent labels."""
+        """Return the configured example texts, or names of frequent labels if there are none."""
         if self._examples:
             return list(self._examples)
         reranker = self.model.reranker
@@ -88,7 +88,7 @@ class ServedModel:
         return str(self.model.label_names[label])
 
     def compute(self, jobs: Sequence[Job]) -> list[Result]:
-        """Return the results of jobs of one kind."""
+        """Return the result of each job; all jobs must be of the same kind."""
         if jobs[0].kind == "predict":
             return self._predict(jobs)
         return [self._explain(job) for job in jobs]
@@ -113,7 +113,7 @@ class ServedModel:
         return [self._explain_label(text, job.label, job.paths) for text in texts]
 
     def _explain_label(self, text: str, label: int, paths: int) -> dict[str, Any]:
-        """Explain one label with the first member that ranks it among the labels averaged."""
+        """Explain one label with the first ensemble member that has it in its top `MAX_LABELS`."""
         for number, member in enumerate(self.members):
             (explanation,) = member.explain([text], top_k=MAX_LABELS, paths=paths)
             if any(explained.id == label for explained in explanation.labels):
@@ -133,9 +133,9 @@ def _to_dict(explanation: Explanation, member: int, label: int | None = None) ->
 
 
 class Backend:
-    """The served model and the thread that computes with it.
+    """The served model and the thread that runs it.
 
-    Models are loaded on another thread and replace the old one between two batches.
+    A new model is loaded on a separate thread and replaces the old one between two batches.
     """
 
     def __init__(self, settings: ServeSettings, metrics: Metrics) -> None:
@@ -164,7 +164,7 @@ class Backend:
         return self._served
 
     def check_ready(self) -> None:
-        """Raise `RequestError` (503) unless requests will be answered."""
+        """Raise `RequestError` (503) if the server cannot answer requests."""
         if self._served is None or not self._batcher.is_running:
             raise _not_ready()
 
@@ -179,7 +179,7 @@ class Backend:
         return self._batcher.retry_after
 
     def start(self) -> None:
-        """Start computing."""
+        """Start computing submitted jobs."""
         self._batcher.start()
 
     async def close(self) -> None:
@@ -198,10 +198,10 @@ class Backend:
         return await self._batcher.submit(job)
 
     async def load(self) -> None:
-        """Load the model and serve it from the next batch on.
+        """Load the model, and use it from the next batch on.
 
         Raises:
-            EliasError: If it cannot be loaded; the old model stays.
+            EliasError: If the model cannot be loaded; the old model stays in use.
         """
         async with self._loading:
             start = time.perf_counter()
@@ -216,7 +216,7 @@ class Backend:
         await asyncio.to_thread(gc.collect)  # the old model is large and has reference cycles
 
     async def reload(self) -> bool:
-        """Load the model again and return whether that succeeded; if not, the old one stays."""
+        """Reload the model and return True on success; on failure, keep the old model."""
         try:
             await self.load()
         except (EliasError, OSError, MemoryError) as error:
@@ -241,7 +241,7 @@ def _not_ready() -> RequestError:
 
 
 def _warm_up(served: ServedModel) -> None:
-    """Compile and page in everything that the first requests would wait for."""
+    """Run the model, so that the first requests do not wait for compilation and page-in."""
     served.compute([Job("predict", _WARM_UP, 5)])
     served.compute([Job("predict", _WARM_UP * 8, 5)])  # enough texts for several threads
     served.compute([Job("explain", _WARM_UP[:1], 5)])

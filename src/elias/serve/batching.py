@@ -1,4 +1,4 @@
-"""Join the jobs of many requests into batches, computed on one thread."""
+"""Group the jobs of concurrent requests into batches, and compute these on one thread."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _MAX_RETRY_SECONDS = 60
 
 
 class Job(Protocol):
-    """Texts to compute together with other jobs of the same kind."""
+    """Texts of one request, which can share a batch with jobs of the same kind."""
 
     @property
     def size(self) -> int:
@@ -30,7 +30,7 @@ class Job(Protocol):
 
     @property
     def kind(self) -> Hashable:
-        """Return the kind; all jobs of a batch have the same."""
+        """Return the kind of job; all jobs of a batch have the same kind."""
 
 
 J = TypeVar("J", bound=Job)
@@ -44,22 +44,22 @@ class _Waiting(Generic[J, R]):
 
 
 def overloaded(retry_after: int) -> RequestError:
-    """Return the error for a full queue."""
+    """Return the error (429) for a full queue."""
     headers = {"Retry-After": str(retry_after)}
     return RequestError(429, f"the queue is full; try again in {retry_after} s", headers)
 
 
 class Batcher(Generic[J, R]):
-    """Join waiting jobs into batches and compute one batch after the other.
+    """Group waiting jobs into batches and compute one batch at a time.
 
-    There is no timer: jobs that arrive while a batch is computed form the next one.
+    There is no timer: jobs that arrive while a batch is computed form the next batch.
 
     Args:
-        compute: Return the results of jobs of one kind, in order.
-        executor: Runs ``compute``; one thread, so that batches do not overlap.
+        compute: Function from jobs of one kind to their results, in the same order.
+        executor: Executor that runs ``compute``; one thread, so that batches do not overlap.
         max_batch: Maximum texts per batch, unless a single job has more.
         max_queue: Maximum number of texts waiting.
-        metrics: Records queue depth, batch sizes and durations.
+        metrics: Metrics that record queue depth, batch sizes and durations.
     """
 
     def __init__(
@@ -85,7 +85,7 @@ class Batcher(Generic[J, R]):
         """Number of texts waiting."""
 
     def start(self) -> None:
-        """Start computing."""
+        """Start computing submitted jobs."""
         self._task = asyncio.create_task(self._run())
 
     async def close(self) -> None:

@@ -1,4 +1,4 @@
-"""Error responses: a status, and a JSON body with one line of text."""
+"""Error responses: an HTTP status, and a JSON body with a one-line message."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ ERROR_TYPES = {
     500: "Backend",
     503: "Unhealthy",
 }
-"""The ``error_type`` of a status, as in Text Embeddings Inference where it has one."""
+"""The ``error_type`` of each HTTP status; uses the names of Text Embeddings Inference if any."""
 
 NOT_JSON = "the body is not JSON"
 INTERNAL_ERROR = "internal error; the server's log has the details"
@@ -70,7 +70,7 @@ def error_response(
 
 
 def add_exception_handlers(api: FastAPI) -> None:
-    """Give every error response of an application the same shape."""
+    """Return all errors of an application in the same JSON format."""
     for kind in (HTTPException, RequestValidationError, EliasError, Exception):
         api.add_exception_handler(kind, _handle_exception)
 
@@ -88,7 +88,7 @@ async def _handle_exception(_: Request, error: Exception) -> JSONResponse:
 
 
 def _describe(error: Mapping[str, Any]) -> str:
-    """Return one validation error without the invalid value, which may be a text."""
+    """Describe a validation error without the invalid value, which may be a private text."""
     if error["type"] == "json_invalid":
         return NOT_JSON
     field = ".".join(str(part) for part in error["loc"] if part not in ("body", "query", "path"))

@@ -1,7 +1,8 @@
 """Prometheus metrics: requests, durations, batch sizes, queue depth.
 
-With several workers, prometheus_client stores the numbers of each in files of a folder named by an
-environment variable (the supervisor sets it). The worker that answers ``/metrics`` adds them up.
+With several workers, prometheus_client stores the metrics of each worker in files of a shared
+folder. The supervisor sets the environment variable that names the folder. The worker that answers
+``/metrics`` adds up the metrics of all workers.
 """
 
 from __future__ import annotations

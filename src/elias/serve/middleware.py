@@ -1,4 +1,4 @@
-"""Checks before a request is parsed: API key, queue, body size, body structure, time to arrive."""
+"""Check requests before parsing: API key, queue, body size and structure, receive timeout."""
 
 from __future__ import annotations
 
@@ -24,17 +24,17 @@ OPEN_PATHS = PATHS | {"/health", "/ready"}
 QUEUED_PATHS = frozenset({"/predict", "/explain"})
 _SECONDS_TO_DISCARD = 1.0
 _LARGE_BODY = 64 * 2**10
-"""Bytes from which a body is checked on a thread, to keep the event loop free."""
+"""Body size in bytes from which the check runs on a thread, to keep the event loop free."""
 _EXTRA_STRINGS = 64
 _BYTES_OUTSIDE = 8 * 2**10
-"""Allowed bytes outside strings (punctuation, numbers, indentation), plus some per string."""
+"""Bytes allowed outside JSON strings, in addition to `_BYTES_PER_STRING` for each string."""
 _BYTES_PER_STRING = 16
 _BYTES_PER_CHARACTER = 12
-"""Longest JSON form of a character: two escapes, as in ``\\ud83d\\ude00``."""
+"""Longest JSON encoding of a character in bytes: two escapes, as in ``\\ud83d\\ude00``."""
 
 
 class HeadMiddleware:
-    """Answer HEAD as GET without the body, on every route, without listing it in the OpenAPI file.
+    """Answer HEAD on every route like GET, without the body; do not list HEAD in OpenAPI.
 
     FastAPI does not answer HEAD, which uptime monitors and load balancers often send.
     """
@@ -43,7 +43,7 @@ class HeadMiddleware:
         self._app = app
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Pass a request on, HEAD as GET."""
+        """Forward a request; turn HEAD into GET."""
         if scope["type"] != "http" or scope["method"] != "HEAD":
             await self._app(scope, receive, send)
             return
@@ -62,7 +62,7 @@ class HeadMiddleware:
 
 
 class RequestCheckMiddleware:
-    """Pass a request on if its key is valid and its body is within the limits."""
+    """Forward a request if its key is valid and its body is within the limits."""
 
     def __init__(
         self, app: ASGIApp, settings: ServeSettings, check_queue: Callable[[], None]
@@ -75,7 +75,7 @@ class RequestCheckMiddleware:
         self._digests = [hashlib.sha256(key.encode()).digest() for key in settings.keys]
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Pass a request on, or answer with an error."""
+        """Forward a request, or answer with an error."""
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
@@ -88,7 +88,7 @@ class RequestCheckMiddleware:
         await self._app(scope, _replay(body, receive), send)
 
     async def _check(self, scope: Scope, receive: Receive) -> bytes:
-        """Return the body of a request.
+        """Check a request and return its body.
 
         Raises:
             RequestError: If a check fails.
@@ -116,7 +116,7 @@ class RequestCheckMiddleware:
         return body
 
     def _has_key(self, scope: Scope) -> bool:
-        """Return whether a request has a valid key; compare with all keys in constant time."""
+        """Return whether a request has a valid key; the comparison takes constant time."""
         headers = dict(scope["headers"])
         scheme, _, key = headers.get(b"authorization", b"").partition(b" ")
         if scheme.lower() != b"bearer":
@@ -125,7 +125,7 @@ class RequestCheckMiddleware:
         return sum(hmac.compare_digest(digest, known) for known in self._digests) > 0
 
     async def _read_body(self, scope: Scope, receive: Receive) -> bytes | None:
-        """Return the whole body, or None as soon as it is too large."""
+        """Read and return the body, or stop and return None once it is too large."""
         max_body = self._limits.max_body
         announced = dict(scope["headers"]).get(b"content-length", b"0")
         if announced.isdigit() and int(announced) > max_body:
@@ -144,7 +144,10 @@ class RequestCheckMiddleware:
         return b"".join(parts)
 
     async def _discard_body(self, receive: Receive) -> None:
-        """Read some more: a client that is cut off while it sends does not read the response."""
+        """Read and discard the rest of a refused body, up to a limit of size and time.
+
+        A client whose connection is closed while it sends does not read the error response.
+        """
         size, more = 0, True
         with suppress(TimeoutError):
             async with asyncio.timeout(_SECONDS_TO_DISCARD):
@@ -158,8 +161,8 @@ def check_structure(body: bytes, limits: Limits) -> None:
     """Refuse a body that has too many JSON values to parse.
 
     A valid request is a flat object: a few keys and numbers, and a limited number of texts.
-    Parsing millions of values holds the interpreter for seconds, so this check counts strings and
-    the bytes between them first. It takes time linear in the body, whatever the body holds.
+    Parsing millions of values blocks the interpreter for seconds, so this check first counts the
+    strings and the bytes between them. It always takes time linear in the size of the body.
 
     Raises:
         RequestError: If the body has too many values (413) or is not UTF-8 (422).
@@ -187,7 +190,7 @@ def check_structure(body: bytes, limits: Limits) -> None:
 
 
 def _replay(body: bytes, receive: Receive) -> Receive:
-    """Return a receive function that yields a body already read, then later messages."""
+    """Return a receive function that first returns a body already read, then new messages."""
     replayed = False
 
     async def receive_again() -> Message:

@@ -1,4 +1,4 @@
-"""One worker: an event loop that serves on a socket until a signal ends it."""
+"""One worker: an event loop that serves on a socket until a signal stops it."""
 
 from __future__ import annotations
 
@@ -30,11 +30,11 @@ _BACKLOG = 2048
 
 
 class _Server(uvicorn.Server):
-    """A server that leaves signals to this module, so that SIGTERM exits with 0."""
+    """A uvicorn server without signal handlers: `serve_on` handles signals and exits with 0."""
 
     @contextmanager
     def capture_signals(self) -> Iterator[None]:
-        """Do not install signal handlers."""
+        """Override uvicorn: do not install signal handlers."""
         yield
 
 
@@ -51,8 +51,8 @@ def serve_on(
         sock: Bound socket to listen on.
         settings: Settings of the server.
         on_ready: Called when the model is loaded.
-        is_replacement: Whether the worker replaces another one; a model that it cannot load then
-            counts as a failed reload.
+        is_replacement: True if this worker replaces one that has exited. A failure to load the
+            model then counts as a failed reload in the metrics.
 
     Raises:
         EliasError: If the model cannot be loaded at the start.
@@ -145,7 +145,7 @@ def _set_up_logging() -> None:
 
 
 def _limit_threads(workers: int) -> None:
-    """Use this worker's share of the cores available to the process."""
+    """Limit PyTorch to the share of this worker in the available CPU cores."""
     import torch
 
     has_affinity = hasattr(os, "sched_getaffinity")
@@ -154,7 +154,7 @@ def _limit_threads(workers: int) -> None:
 
 
 def _loop_factory() -> Callable[[], asyncio.AbstractEventLoop]:
-    """Return uvloop's event loop if it is installed, else asyncio's."""
+    """Return the event loop factory of uvloop if it is installed, else that of asyncio."""
     try:
         import uvloop
     except ImportError:

@@ -10,11 +10,11 @@ from elias.config.hub_names import HUB_PREFIX
 from elias.errors import ConfigError
 
 MAX_LABELS = 100
-"""Largest ``top_k``: the depth to which the members of an ensemble are averaged."""
+"""Largest ``top_k``: number of labels per member that an ensemble averages."""
 MAX_EXPLAINED = 8
 """Maximum number of texts in one request to ``/explain``."""
 UNHEALTHY_FILE = "unhealthy"
-"""File next to the workers' metrics that exists while workers keep dying: ``/health`` reads it."""
+"""File in the metrics folder that exists while workers keep dying; ``/health`` reads it."""
 
 _REQUIRED = ("fastapi", "uvicorn", "prometheus_client")
 _MIN_KEY_LENGTH = 16
@@ -22,20 +22,20 @@ _MIN_KEY_LENGTH = 16
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limits:
-    """Limits on the work that a server accepts."""
+    """Limits on the requests that a server accepts."""
 
     max_inputs: int = 64
-    """Maximum texts per request; beyond it, status 413."""
+    """Maximum texts per request; larger requests get status 413."""
     max_text: int = 20_000
-    """Maximum characters per text; beyond it, status 413."""
+    """Maximum characters per text; longer texts get status 413."""
     max_body: int = 4 * 2**20
-    """Maximum bytes per request; beyond it, status 413."""
+    """Maximum bytes per request body; larger bodies get status 413."""
     max_batch: int = 32
     """Maximum texts per batch, unless one request has more."""
     max_queue: int = 512
-    """Maximum number of texts waiting; beyond it, status 429."""
+    """Maximum number of waiting texts; if the queue is full, requests get status 429."""
     timeout: float = 10.0
-    """Seconds until a request is answered, with a result or status 503."""
+    """Seconds after which a request without a result gets status 503."""
 
     def __post_init__(self) -> None:
         """Check the values."""
@@ -59,10 +59,10 @@ class ServeSettings:
     """
     host: str = "127.0.0.1"
     port: int = 8000
-    """0 takes any free port."""
+    """TCP port; 0 selects a free port."""
     workers: int = 1
     keys: tuple[str, ...] = ()
-    """Accepted API keys; without any, no key is required."""
+    """Accepted API keys; if empty, no key is required."""
     device: str = "auto"
     limits: Limits = Limits()
     examples: tuple[str, ...] = ()
@@ -73,7 +73,7 @@ class ServeSettings:
     """Folder where several workers share their metrics; None for a single worker."""
 
     def health_error(self) -> str | None:
-        """Return the problem of the workers as a group, or None if they are healthy."""
+        """Return the reason why the group of workers is unhealthy, or None if it is healthy."""
         if self.metrics_folder is None:
             return None
         try:

@@ -1,4 +1,7 @@
-"""Serve with one process, or with several under a supervisor that loads no model."""
+"""Serve with one process, or with several worker processes under a supervisor.
+
+The supervisor loads no model.
+"""
 
 from __future__ import annotations
 
@@ -33,14 +36,14 @@ _LOAD_FAILED = 2
 _MAX_DELAY = 30.0
 """Maximum seconds between two attempts to start a worker."""
 _MAX_DEATHS = 10
-"""Deaths within `_PERIOD` that end the server, unless a worker is serving."""
+"""Number of worker deaths within `_PERIOD` after which the server exits if none is serving."""
 _UNHEALTHY_DEATHS = 3
-"""Deaths within `_PERIOD` after which ``/health`` returns 503 until all workers are ready."""
+"""Number of deaths within `_PERIOD` from which ``/health`` is 503 until all are ready."""
 _PERIOD = 300.0
 _SECONDS_TO_EXIT = 5.0
 _POLL_SECONDS = 0.2
 _METRICS_VARIABLE = "PROMETHEUS_MULTIPROC_DIR"
-"""Environment variable by which prometheus_client recognises one of several workers."""
+"""Environment variable with the metrics folder: enables multiprocess prometheus_client."""
 
 
 def serve(settings: ServeSettings) -> None:
@@ -77,7 +80,7 @@ def bind(host: str, port: int) -> socket.socket:
     """Return a socket bound to an address.
 
     Raises:
-        ConfigError: If the address is in use, not allowed, or not of this machine.
+        ConfigError: If the address is in use, not permitted, or not an address of this machine.
     """
     try:
         family, _, _, _, address = socket.getaddrinfo(
@@ -136,7 +139,7 @@ class _Supervisor:
         self._next_start = 0.0
 
     def run(self) -> None:
-        """Start the workers and supervise them until the end."""
+        """Start the workers and supervise them until the server stops."""
         previous = {
             number: signal.signal(number, self._receive_signal)
             for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
@@ -193,7 +196,7 @@ class _Supervisor:
             self._workers.append(_Worker(process, messages))
 
     def _reap_workers(self) -> None:
-        """Receive the workers' messages, and remove those that have exited."""
+        """Receive the messages of all workers, and remove workers that have exited."""
         from prometheus_client.multiprocess import mark_process_dead
 
         exited = [worker for worker in self._workers if not worker.process.is_alive()]
@@ -253,7 +256,7 @@ class _Supervisor:
         logger.warning("worker %d died (code %s); replacing it in %g s", pid, code, delay)
 
     def _update_health(self) -> None:
-        """Report healthy again when all workers are ready."""
+        """Remove the unhealthy mark when all workers are ready."""
         if sum(worker.is_ready for worker in self._workers) == self._settings.workers:
             (self._folder / UNHEALTHY_FILE).unlink(missing_ok=True)
 
@@ -261,7 +264,7 @@ class _Supervisor:
 def _run_worker(
     sock: socket.socket, settings: ServeSettings, sender: Connection, is_replacement: bool
 ) -> None:
-    """Serve in a worker process, and report to the supervisor."""
+    """Serve in a worker process, and report success or failure of loading to the supervisor."""
     _ignore_sighup()
     from elias.serve.server import serve_on
 
@@ -277,5 +280,8 @@ def _run_worker(
 
 
 def _ignore_sighup() -> None:
-    """Ignore SIGHUP until its handler is installed; the model is loaded after that anyway."""
+    """Ignore SIGHUP until its handler is installed.
+
+    No reload is missed, because the model is loaded after that.
+    """
     signal.signal(signal.SIGHUP, signal.SIG_IGN)

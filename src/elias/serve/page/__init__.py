@@ -1,4 +1,4 @@
-"""The pages at ``/`` and ``/docs``: static files of this folder, no external resources."""
+"""The pages at ``/`` and ``/docs``: static files in this folder, without external resources."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 _NAMES = ("page.css", "page.js", "docs.js", "api.js", "dom.js", "graph.js", "panel.js")
 _FILES = {"/": "index.html", "/docs": "docs.html"} | {f"/page/{name}": name for name in _NAMES}
 PATHS = frozenset(_FILES)
-"""Paths of the files; none reveals anything about the model."""
+"""URL paths of the files. The files contain no information about the model."""
 
 _MEDIA_TYPES = {"html": "text/html", "css": "text/css", "js": "text/javascript"}
 _HEADERS = {
@@ -29,7 +29,7 @@ _HEADERS = {
 
 
 def add_page_routes(api: FastAPI) -> None:
-    """Serve the files; each is read once."""
+    """Add a route for each file; read each file only once."""
     for path, name in _FILES.items():
         content = (files("elias.serve.page") / name).read_bytes()
         if name.endswith(".css"):
