@@ -26,10 +26,11 @@ _MAX_SIMILARITIES = 2**23  # computed at a time: 64 MB
 
 
 class NearestNeighbours:
-    """Score a label by the summed cosine similarity of those of the k nearest points that have it.
+    """Score each label by the summed cosine similarity of the nearest points with that label.
 
-    Points are compared by the tf-idf of their words, or by the features of the corpus. Points
-    without a common word are no neighbours, so a text can have fewer than k neighbours, or none.
+    The k nearest training points vote. Points are compared by the tf-idf of their words, or by the
+    features of the corpus. Points without a common word are not neighbours, so a text can have
+    fewer than k neighbours, or none.
 
     Example:
         >>> from elias import evaluate
@@ -82,7 +83,7 @@ class NearestNeighbours:
         return Predictions.stack(parts)
 
     def predict_split(self, split: Split, *, top_k: int = 100) -> Predictions:
-        """Return predictions for a split of a corpus, without the pairs of its filters."""
+        """Return predictions for a split, without the pairs that its filters exclude."""
         inputs = split.features if self._featurizer is None else split.texts
         if inputs is None:
             kind = "features" if self._featurizer is None else "texts"

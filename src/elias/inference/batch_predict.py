@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 CHUNK = 4096
 """Default number of texts in memory at a time; an interruption loses at most one chunk."""
 TEXT = "text"
-"""Name of the text column in the output, if no other column is kept."""
+"""Name of the text column, which the output has if no input column is kept."""
 _STATE_FILE = "state.json"
 _INT64 = 2**63
 
@@ -63,9 +63,10 @@ class FileTask:
         """Check that the output can be written, before anything is computed.
 
         Args:
-            source: The texts, and the columns to keep; by default the text is kept.
-            out: The output file. Its extension is the format (.jsonl, .csv, .tsv, .parquet, or .txt
-                for lines of ``id:score``; .gz compresses text) unless ``format`` is given.
+            source: The texts and the columns to keep; by default the text is kept.
+            out: The output file. Unless ``format`` is given, its extension sets the format: .jsonl,
+                .csv, .tsv, .parquet, or .txt for lines of ``id:score``. A final .gz compresses all
+                formats except Parquet.
             format: One of `elias.inference.prediction_io.FORMATS`.
             chunk_size: Texts in memory at a time; `CHUNK` by default.
             overwrite: Replace an existing output, and unfinished work of another request.
@@ -92,13 +93,13 @@ class FileTask:
 
     @property
     def folder(self) -> Path:
-        """The folder of finished chunks."""
+        """The hidden folder that stores finished chunks."""
         path = self.out.resolve()
         return path.with_name(f".{path.name}.partial")
 
     @property
     def columns(self) -> tuple[str, ...]:
-        """The columns before the labels."""
+        """The input columns that the output has before the labels."""
         return () if self.format.kind == "txt" else self.source.keep or (TEXT,)
 
 
@@ -107,9 +108,9 @@ class FileDone:
     """The number of texts in a finished output."""
 
     texts: int
-    """All texts."""
+    """Number of texts in the output."""
     resumed: int
-    """Texts that were finished before an interruption."""
+    """Number of these texts that an earlier, interrupted call had finished."""
 
 
 def predict_file(
@@ -127,7 +128,8 @@ def predict_file(
     Args:
         model: A model that was loaded from a folder, which identifies it when work is resumed.
         task: The input and the output.
-        predict: Used instead of `Elias.predict`, for example to share the work with processes.
+        predict: A function to call instead of ``model.predict``, for example one that distributes
+            the texts over several processes.
         options: Arguments of `Elias.predict`: ``top_k``, ``threshold``, ``only``, ``without``,
             ``component``, ``batch_size``.
 
@@ -209,8 +211,8 @@ def _request(model: Elias, task: FileTask, options: dict[str, Any]) -> dict[str,
 def _begin(task: FileTask, request: dict[str, Any]) -> tuple[int, dict[str, str]]:
     """Return the number of texts and the Arrow types of kept columns that need one.
 
-    They are read from unfinished work. Otherwise all rows of the input are read, so that a bad row
-    is reported before anything is computed.
+    If unfinished work exists, read both from its state file. Otherwise read all rows of the input,
+    so that a bad row is reported before anything is computed.
     """
     path = task.folder / _STATE_FILE
     try:
@@ -247,7 +249,7 @@ def _begin(task: FileTask, request: dict[str, Any]) -> tuple[int, dict[str, str]
 
 
 def _common_type(known: str | None, value: Any) -> str:
-    """Return the Arrow type that holds the values seen so far and one more."""
+    """Return the Arrow type that holds ``value`` and all earlier values, of type ``known``."""
     if value is None:
         return known or "null"
     if isinstance(value, bool):

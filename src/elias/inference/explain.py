@@ -34,9 +34,10 @@ if TYPE_CHECKING:
 
 
 class LabelPaths(NamedTuple):
-    """The paths to k labels of each text, best first; the first one counts (Eq. 6).
+    """The best paths to each of k labels of each text, best first.
 
-    A slot without a path holds the cluster C and scores of 0.
+    The first path determines the score of its label (Eq. 6). A slot without a path holds the
+    cluster C and scores of 0.
     """
 
     clusters: Int[Tensor, "B k P"]
@@ -45,9 +46,9 @@ class LabelPaths(NamedTuple):
     edge_scores: Float[Tensor, "B k P"]
     """ŝ_{c,ℓ}, Eq. 5."""
     path_scores: Float[Tensor, "B k P"]
-    """ŝ_c · ŝ_{c,ℓ}; of the first path this is ŷ_ℓ, Eq. 6."""
+    """ŝ_c · ŝ_{c,ℓ}; the score of the first path is ŷ_ℓ, Eq. 6."""
     n_paths: Int[Tensor, "B k"]
-    """How many paths lead to the label, shown or not."""
+    """Number of all paths from the beam to the label, including those beyond the best P."""
     classifier: Float[Tensor, "B k"]
     """σ(w_ℓ·φ + bias_ℓ)."""
     p: Float[Tensor, "B k"]
@@ -63,10 +64,10 @@ def trace(
     beam_size: int,
     n_paths: int,
 ) -> LabelPaths:
-    """Return the ``n_paths`` best paths by which a search of this beam reaches each label.
+    """Return the ``n_paths`` best paths by which a search with this beam reaches each label.
 
-    ``labels`` may be padded with L. Paths are in the order of the search: by score, ties by the
-    score before min(1, ·), then by the rank of their cluster.
+    ``labels`` may be padded with L. Paths are sorted by score, as in the search. Ties are broken by
+    the score before min(1, ·), then by the rank of the cluster in the beam.
     """
     n_clusters = model.graph.n_clusters
     cluster_log = model.unsaturated_log(embedding)
@@ -110,10 +111,11 @@ def _edges_to(model: EliasModel, beam: Tensor, labels: Tensor) -> Tensor:
 
 @torch.no_grad()
 def strongest_labels(model: EliasModel, clusters: Sequence[int], count: int) -> list[list[int]]:
-    """Return the labels with the strongest edges of each cluster, which describe it.
+    """Return the ``count`` labels with the strongest edges of each cluster, to describe it.
 
-    They are sorted by ŝ_{c,ℓ} (Eq. 5). Many edges share its highest value, 1, and on a fixed graph
-    all do: ties are sorted by the similarity of the label's and the cluster's classifier.
+    Labels are sorted by ŝ_{c,ℓ} (Eq. 5). Many edges have the maximum score of 1; in a fixed graph
+    all edges do. Ties are broken by the cosine similarity of the label's and the cluster's
+    classifier.
     """
     edge_log = model.graph.edge_log_scores()
     strongest = []
@@ -129,12 +131,12 @@ def strongest_labels(model: EliasModel, clusters: Sequence[int], count: int) -> 
 
 
 N_DESCRIBING = 5
-"""Labels that describe a cluster."""
+"""Number of labels that describe a cluster."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LabelPath:
-    """One path over a cluster to a label."""
+    """One path to a label through a cluster."""
 
     cluster: int
     """c, a key of `Explanation.clusters`."""
@@ -145,7 +147,7 @@ class LabelPath:
     score: float
     """ŝ_c · ŝ_{c,ℓ}."""
     won: bool
-    """Whether this is the best path, the one that counts (Eq. 6)."""
+    """True for the best path, which determines the score of the label (Eq. 6)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -154,9 +156,9 @@ class ExplainedLabel:
 
     id: int
     label: str
-    """Its name."""
+    """Name of the label."""
     score: float
-    """The score that `Elias.predict` ranks it by."""
+    """The score by which `Elias.predict` ranks the label."""
     probability: float | None = None
     """The probability that the label is relevant; None if the model has no probabilities."""
     p: float
@@ -166,17 +168,17 @@ class ExplainedLabel:
     path_score: float
     """ŷ_ℓ, the score of the best path (Eq. 6)."""
     ranker_score: float | None = None
-    """q, the score of the sparse ranker (§3.5), to its power γ; None without a ranker."""
+    """q^γ, from the score q of the sparse ranker (§3.5); None without a ranker."""
     calibrated_score: float | None = None
     """T, the calibration of p and q; None without a calibration."""
     name_likeness: float | None = None
-    """Cosine of text and label name, which T reads; None without label names."""
+    """Cosine similarity of text and label name, an input of T; None if T reads no names."""
     name_coverage: float | None = None
-    """Share of the label name that occurs in the text, likewise."""
+    """Share of the label name that occurs in the text; None if T reads no names."""
     paths: tuple[LabelPath, ...]
     """The best paths, best first."""
     n_paths: int
-    """How many paths the search found to the label."""
+    """Number of paths to the label that the search found."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -187,7 +189,7 @@ class Explanation:
     """The text; None if features were given."""
     labels: tuple[ExplainedLabel, ...]
     clusters: Mapping[int, tuple[str, ...]]
-    """The names of the strongest labels of every cluster on one of the paths."""
+    """Names of the strongest labels of each cluster that is on one of the paths."""
 
     def to_dict(self) -> dict[str, Any]:
         """Return plain values for JSON."""
@@ -204,9 +206,9 @@ def explain(
     Args:
         member: The model, or a member of an ensemble.
         inputs: The texts, or features, that were predicted.
-        tokens: The same as tokens of the member's encoder.
+        tokens: The inputs as tokens of the member's encoder.
         predictions: The labels to explain.
-        paths: Most clusters shown for one label.
+        paths: Maximum number of paths returned for each label.
     """
     if not isinstance(paths, int) or paths < 1:
         raise DataError(f"paths must be a whole number >= 1, not {paths!r}")
@@ -265,7 +267,7 @@ def explain(
 
 
 def _paths(traced: LabelPaths, label: int) -> tuple[LabelPath, ...]:
-    """Return the paths to one label; ``traced`` is of one text."""
+    """Return the paths to one label; ``traced`` holds the paths of a single text."""
     columns = (traced.clusters, traced.cluster_scores, traced.edge_scores, traced.path_scores)
     rows = zip(*(column[label].tolist() for column in columns), strict=True)
     count = min(int(traced.n_paths[label]), traced.clusters.shape[1])

@@ -17,17 +17,17 @@ if TYPE_CHECKING:
 
 
 class Edge(NamedTuple):
-    """The id at the other end of an edge, and ŝ_{c,ℓ} (Eq. 5)."""
+    """The id of the neighbour that an edge leads to, and the edge score ŝ_{c,ℓ} (Eq. 5)."""
 
     id: int
     score: float
 
 
 class GraphView:
-    """The graph of a model as two lists of neighbours, strongest edge first.
+    """The labels of each cluster and the clusters of each label, strongest edge first.
 
-    Equally strong edges are ordered by the similarity of the classifiers of cluster and label, so
-    that the first labels show the topic of a cluster.
+    Equally strong edges are sorted by the similarity of the cluster's and the label's classifier,
+    so that the first labels show the topic of a cluster.
     """
 
     def __init__(self, model: EliasModel) -> None:
@@ -91,8 +91,9 @@ class LabelSearch:
     def find(self, query: str, count: int) -> list[int]:
         """Return the ids of ``count`` labels whose names contain every word of the query.
 
-        The query itself comes first, then names that start with it, then names with a word that
-        starts with its first word; within each group, shorter names come first.
+        Names equal to the query come first, then names that start with the query, then names with
+        a word that starts with the first word of the query, then all others. Within each group,
+        shorter names come first.
         """
         words = query.casefold().split()
         if not words:

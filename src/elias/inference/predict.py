@@ -1,7 +1,8 @@
 """Predict: text → tokens → search → rerank → `Predictions`.
 
-`predict` does it all; the functions below it are its steps, in their order. Each member of a model
-is searched once, and the predictions of all components are derived from these candidates.
+`predict` runs the whole pipeline; the functions below it are its steps, in order of execution. Each
+member of a model is searched once. The predictions of all components are derived from the
+candidates of that search.
 """
 
 from __future__ import annotations
@@ -43,11 +44,11 @@ logger = logging.getLogger(__name__)
 ENSEMBLE = "ensemble"
 """The component that averages the members of an ensemble."""
 MERGED_LABELS = 100
-"""Labels of each member that are averaged in an ensemble, if ``top_k`` is lower."""
+"""Minimum number of labels of each member that an ensemble averages, even for a lower ``top_k``."""
 MAX_RANKED_CHOICES = 10_000
-"""Labels to choose among that are all ranked, even if the shortlist is smaller."""
+"""Maximum size to which the shortlist is enlarged to hold all labels allowed by ``only``."""
 FEW_TEXTS = 16
-"""A bag encoder and its search finish so few texts before other threads have started."""
+"""Number of texts up to which a bag encoder and its search are faster with a single thread."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,9 +59,9 @@ class SearchOptions:
     """Labels per text."""
     batch_size: int = BATCH_SIZE
     blocked: torch.Tensor | None = None
-    """(L,) labels that must not be predicted."""
+    """(L,) mask of the labels that must not be predicted."""
     every_cluster: bool = False
-    """Search all clusters, because ``blocked`` leaves a choice of labels."""
+    """Search all clusters, used when the allowed labels were given by ``only``."""
 
 
 def predict(
@@ -70,18 +71,18 @@ def predict(
     options: SearchOptions,
     tokens_of: Callable[[Elias, slice], Tokens] | None = None,
 ) -> dict[str, Predictions]:
-    """Return the predictions of components of a model, from one search of each member.
+    """Return the predictions of the given components, from one search of each member.
 
-    If W_L is sharded, all processes call this; each predicts its share of the texts, and all
-    return the predictions of all.
+    If W_L is sharded, all processes must call this function. Each process predicts its share of the
+    texts, and every process returns the predictions of all texts.
 
     Args:
         model: The model.
         inputs: Texts, or given features.
         components: Any of `Elias.components`.
-        options: How to search.
-        tokens_of: Returns the tokens of some rows as a member's encoder reads them; None:
-            ``inputs`` are tokenized.
+        options: Options of the search.
+        tokens_of: Function that returns the tokens of a slice of the rows for a member's encoder;
+            None: ``inputs`` are tokenized.
     """
     labels, rows = model.model.labels, slice(None)
     n_points = len(inputs) if isinstance(inputs, Sequence) else int(inputs.shape[0])
@@ -132,7 +133,7 @@ def tokenize(inputs: Inputs, encoder: TextEncoder) -> Tokens:
     """Return texts, or given features scaled to length 1, as tokens of an encoder.
 
     Raises:
-        DataError: If they are not what the model was trained on.
+        DataError: If the inputs are not of the kind (texts or features) the model was trained on.
     """
     if issparse(inputs):
         features = inputs if isinstance(inputs, csr_matrix) else csr_matrix(inputs)
@@ -170,7 +171,7 @@ def search_member(
 
 
 def add_embedding(member: Elias, candidates: Candidates, tokens: Tokens) -> Candidates:
-    """Return candidates with the φ(x) of each text that the ranker of a member reads."""
+    """Return the candidates with the embeddings φ(x) that the ranker of a member reads."""
     encoder = member.first_encoder or member.model.encoder
     return replace(candidates, embedding=embed_all(encoder, tokens))
 
@@ -180,7 +181,7 @@ def search(
 ) -> Candidates:
     """Return the best labels of each text; ``index`` sets the widths of beam and shortlist.
 
-    If memory runs out, CUDA graphs are released first; then half as many texts at a time are tried.
+    If memory runs out, release CUDA graphs first, then halve the batch size until a batch fits.
     If W_L is sharded, each process searches its own texts.
     """
     sizes = SearchSizes(index.beam_size, index.shortlist_size)
@@ -215,7 +216,10 @@ def search(
 def search_share(
     model: EliasModel, tokens: Tokens, index: ResolvedIndex, options: SearchOptions
 ) -> Candidates:
-    """Return the best labels of each text; if W_L is sharded, each process searches its share."""
+    """Return the best labels of each text.
+
+    If W_L is sharded, each process searches its share of the texts, and all shares are gathered.
+    """
     labels, n_points = model.labels, len(tokens)
     if not isinstance(labels, ShardedRows):
         return search(model, tokens, index, options)
@@ -239,9 +243,9 @@ def rank_candidates(
     top_k: int,
     psi: csr_matrix | None = None,
 ) -> dict[str, Predictions]:
-    """Return the predictions of components of one model, all from the same candidates.
+    """Return the predictions of the given components of one model, all from the same candidates.
 
-    ``psi`` are the ranker's features of the inputs, if they are at hand.
+    ``psi`` are the ranker's features of the inputs; None: they are computed.
     """
     names, count = model.label_names, model.config.rerank.candidates
     stage = model.components[0]
@@ -271,7 +275,7 @@ def blocked_labels(
     without: Iterable[int | str] | None,
     label_names: Sequence[str],
 ) -> torch.Tensor:
-    """Return which labels must not be predicted (L,)."""
+    """Return a mask (L,) of the labels that must not be predicted."""
     blocked = np.zeros(len(label_names), dtype=bool)
     if only is not None:
         blocked[:] = True
@@ -282,7 +286,7 @@ def blocked_labels(
 
 
 def label_ids(labels: Iterable[int | str], label_names: Sequence[str]) -> list[int]:
-    """Return the ids of labels given as ids or names; a name may stand for several."""
+    """Return the ids of labels given as ids or names; several labels may share a name."""
     if isinstance(labels, str):
         raise DataError(f"labels must be a list; wrap it: [{labels!r}]")
     labels = list(labels)
@@ -306,7 +310,7 @@ def label_ids(labels: Iterable[int | str], label_names: Sequence[str]) -> list[i
 
 
 def max_filtered(split: Split) -> int:
-    """Return the largest number of labels that the filters of a split take from one point."""
+    """Return the maximum number of labels that a split's filters exclude for one point."""
     return 0 if split.filters is None else int(np.bincount(split.filters[:, 0], minlength=1).max())
 
 
@@ -327,7 +331,7 @@ def split_inputs(split: Split, encoder: TextEncoder) -> Inputs:
 
 
 def cached_tokens(split: Split, encoder: TextEncoder) -> Tokens:
-    """Return a split's tokens, from the cache on disk if they are there."""
+    """Return a split's tokens, from the cache on disk if possible."""
     inputs = split_inputs(split, encoder)
     if issparse(inputs):
         return tokenize(inputs, encoder)

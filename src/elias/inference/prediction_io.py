@@ -1,7 +1,7 @@
 """Read and write files of predictions.
 
-Each chunk of predictions is encoded on its own, and the file is the chunks one after the other. So
-a file of any size is written with one chunk in memory, and can be resumed after its last chunk.
+Each chunk of predictions is encoded separately, and the file is the concatenation of its chunks.
+Writing therefore needs memory for one chunk only, and can be resumed after the last chunk.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _NPZ_ERRORS = (
     *(ValueError, LookupError, TypeError, EOFError, OSError, OverflowError, MemoryError),
     *(NotImplementedError, RuntimeError, SyntaxError, zipfile.BadZipFile, zlib.error),
 )
-"""Errors of numpy and scipy for a file that is damaged or no sparse matrix."""
+"""Errors that numpy and scipy raise for a file that is damaged or is not a sparse matrix."""
 
 _Row = list[tuple[int, float]]
 """Label ids and scores of one point."""
@@ -45,7 +45,7 @@ _Row = list[tuple[int, float]]
 def read_predictions(
     path: str | Path, n_labels: int, label_names: Sequence[str] | None = None
 ) -> Predictions:
-    """Read a file of predictions by any tool, with one point per line or row.
+    """Read a file of predictions, written by any tool, with one point per line or row.
 
     The format is detected: JSON lines as ``elias predict`` writes them, a scipy CSR matrix (.npz),
     or text lines ``id:score id:score`` (after an optional line ``N L``). Each may be gzipped.
@@ -142,11 +142,11 @@ class PredictionFormat:
     kind: str
     """One of `FORMATS`."""
     packed: bool = False
-    """Whether it is gzipped."""
+    """True if the file is gzipped."""
 
     @classmethod
     def of(cls, path: Path, kind: str | None = None) -> PredictionFormat:
-        """Return the format ``kind``, by default that of the file's extension.
+        """Return the format of a file: ``kind``, or by default the format of its extension.
 
         >>> PredictionFormat.of(Path("labels.csv.gz"))
         PredictionFormat(kind='csv', packed=True)
@@ -169,7 +169,7 @@ class PredictionFormat:
         return cls(kind, packed)
 
     def check_columns(self, names: Sequence[str]) -> None:
-        """Refuse columns to keep that the format cannot hold."""
+        """Raise an error if the format cannot hold one of the kept columns."""
         if self.kind == "txt" and names:
             raise DataError(
                 f"--keep {names[0]}: lines of id:score have no columns; write jsonl, csv, tsv or "
@@ -184,7 +184,7 @@ class PredictionFormat:
 
 @dataclass(frozen=True, slots=True)
 class PredictionWriter:
-    """Encodes chunks of predictions, and joins them to a file."""
+    """Encode chunks of predictions, and join the chunks to a file."""
 
     format: PredictionFormat
     columns: tuple[str, ...] = ()
@@ -200,7 +200,7 @@ class PredictionWriter:
         Args:
             rows: For each text, the cells of the columns before the predictions.
             predictions: The labels of each text.
-            first: Whether it is the first chunk, which begins with the header of a table.
+            first: True for the first chunk, which starts with the header of a CSV or TSV table.
         """
         if self.format.kind == "parquet":
             return self._parquet(rows, predictions)
@@ -221,7 +221,7 @@ class PredictionWriter:
         return gzip.compress(data, mtime=0) if self.format.packed else data
 
     def join(self, parts: Iterable[Path], target: IO[bytes]) -> None:
-        """Write encoded chunks, each in a file, one after the other."""
+        """Concatenate files of encoded chunks to ``target``."""
         if self.format.kind != "parquet":
             for part in parts:
                 with part.open("rb") as stream:
@@ -295,7 +295,7 @@ def as_cell(value: Any) -> str:
 
 
 def _columns(predictions: Predictions) -> dict[str, list[list[Any]]]:
-    """Return the columns of a table: for each text a list, best first."""
+    """Return the columns of a table; each cell is the list of values of one text, best first."""
     rankings = list(predictions)
     columns: dict[str, list[list[Any]]] = {
         LABELS: [ranking.labels for ranking in rankings],

@@ -112,33 +112,33 @@ class Elias:
         self.config = config
         self.label_names = label_names
         self.metadata = metadata or {}
-        """Data statistics, metrics of each stage, timings and the like, as JSON can hold them."""
+        """JSON-compatible metadata: data statistics, metrics of each stage, timings."""
         self.reranker = reranker
         """The sparse ranker and its calibration (§3.5), if trained."""
         self.first_encoder = first_encoder
-        """φ before training, if the ranker reads it."""
+        """The encoder φ before training, if the ranker reads its embeddings."""
         self.others = tuple(others)
         """The other members of an ensemble."""
         self.probabilities = probabilities
         """The map from scores of the last component to probabilities, if points were held out."""
         self.folder: Path | None = None
-        """The folder it was loaded from, if any."""
+        """The folder that the model was loaded from, if any."""
 
     @property
     def facts(self) -> dict[str, Any]:
-        """Return `metadata` by its old name, which the next release removes."""
+        """Return `metadata`. Deprecated: the next release removes this name."""
         warnings.warn("Elias.facts is now Elias.metadata", DeprecationWarning, stacklevel=2)
         return self.metadata
 
     @property
     def members(self) -> tuple[Elias, ...]:
-        """Return the models whose scores are averaged; each can predict alone."""
+        """Return the models whose scores are averaged; each is a complete model."""
         if not self.others:
             return (self,)
         return (self.joined_by((), self.config.member(0)), *self.others)
 
     def joined_by(self, others: Sequence[Elias], config: ResolvedConfig) -> Elias:
-        """Return a copy of this model with other members of an ensemble, or with none."""
+        """Return a copy of this model with ``others`` as the other members of its ensemble."""
         return Elias(
             self.model,
             config,
@@ -151,10 +151,11 @@ class Elias:
 
     @property
     def components(self) -> tuple[str, ...]:
-        """Return the components of the model; `predict` uses the last unless told otherwise.
+        """Return the names of the model's components; `predict` uses the last one by default.
 
-        The last stage trained, then, where the model has them, ``rerank``, ``calibrate``,
-        ``names`` and ``ensemble``. Each ranks what the one before it has found.
+        The first is the last trained stage. It is followed by those of ``rerank``, ``calibrate``,
+        ``names`` and ``ensemble`` that the model has. Each component refines the ranking of the
+        previous one.
         """
         ranker = self.reranker
         return (
@@ -165,14 +166,14 @@ class Elias:
 
     @property
     def last_alone(self) -> str:
-        """Return the last component of this member alone, which an ensemble averages."""
+        """Return the last component except ``ensemble``; an ensemble averages its scores."""
         return self.components[-2 if self.others else -1]
 
     def check_component(self, name: str | None) -> str:
-        """Return the given component, the last one for None.
+        """Return the name of an existing component; None selects the last one.
 
         Raises:
-            ConfigError: If the model does not have it.
+            ConfigError: If the model has no such component.
         """
         if name is None:
             return self.components[-1]
@@ -192,10 +193,11 @@ class Elias:
 
     @property
     def data_settings(self) -> dict[str, Any]:
-        """Return the settings that the training data was read with, for `load_corpus`.
+        """Return the settings with which the training data was read, for `load_corpus`.
 
-        ``load_corpus(path, **model.data_settings)`` reads it again, with the same test points.
-        Empty for a model that was not trained on a file, or that an older version saved.
+        ``load_corpus(path, **model.data_settings)`` reads the data again, with the same test
+        points. The settings are empty if the model was not trained on a file, or was saved by an
+        older version.
         """
         return dict(self.metadata.get(DATA_SETTINGS, {}))
 
@@ -286,9 +288,9 @@ class Elias:
         Args:
             texts: The texts, or features, as for `predict`.
             top_k: Labels per text.
-            paths: Most clusters shown for one label, the best path first.
-            member: The member of an ensemble whose clusters and factors are shown, counted from 0.
-                It may have no path to a label that only others found.
+            paths: Maximum number of paths per label, best first.
+            member: Index of the ensemble member whose clusters and factors are shown. It may have
+                no path to a label that only other members found.
 
         Example:
             >>> from elias import EliasConfig, train
@@ -325,9 +327,10 @@ class Elias:
         tokens: Tokens | None = None,
         component: str | None = None,
     ) -> Predictions:
-        """Predict a split, leaving out the (text, label) pairs its filter file excludes.
+        """Predict a split, without the (text, label) pairs that its filter file excludes.
 
-        ``tokens`` are the split's, if they are at hand; ``component`` as for `predict`.
+        ``tokens`` are the tokens of the split; None: they are computed or read from the cache.
+        ``component`` is as in `predict`.
         """
         component = self.check_component(component)
         return self.predict_components(split, [component], top_k=top_k, tokens=tokens)[component]
@@ -342,7 +345,8 @@ class Elias:
     ) -> dict[str, Predictions]:
         """Return the predictions of several components for a split, from a single search.
 
-        None means all `components`; the rest is as for `predict_split`.
+        ``components`` of None selects all `components`. ``top_k`` and ``tokens`` are as in
+        `predict_split`.
         """
 
         def split_tokens(member: Elias, rows: slice) -> Tokens:
@@ -356,7 +360,7 @@ class Elias:
         return {name: drop_filtered(predictions[name], split, top_k) for name in components}
 
     def _tokens(self, split: Split) -> Tokens:
-        """Return the tokens of a split; rank 0 writes the cache before the others read it."""
+        """Return the tokens of a split; rank 0 writes the cache before other ranks read it."""
         labels, encoder = self.model.labels, self.model.encoder
         world = labels.world if isinstance(labels, ShardedRows) else SingleProcess()
         return world.rank0_first(lambda: cached_tokens(split, encoder))
@@ -367,7 +371,7 @@ class Elias:
         """Return the metrics on a split of the corpus, with this model's propensity constants.
 
         Labels are matched by name; labels that the model does not know count as misses.
-        ``component`` as for `predict`.
+        ``component`` is as in `predict`.
         """
         corpus = corpus.align_labels(self.label_names)
         predictions = self.predict_split(corpus.split(split), component=component)
@@ -378,7 +382,7 @@ class Elias:
         )
 
     def save_pretrained(self, folder: str | Path, *, overwrite: bool = False) -> Path:
-        """Write the model to a folder that `from_pretrained` reads; it appears whole or not."""
+        """Write the model atomically to a folder that `from_pretrained` can load."""
         save_model(self, folder, overwrite=overwrite)
         return Path(folder)
 
@@ -390,14 +394,14 @@ class Elias:
         int8: bool = False,
         overwrite: bool = False,
     ) -> Path:
-        """Write encoder and search as one ONNX file, for `elias.OnnxModel`.
+        """Write encoder and search to one ONNX file, for `elias.OnnxModel`.
 
-        It ranks like the last stage (``component="stage2"``): ranker, calibration and
-        probabilities are not exported.
+        The exported model ranks like the last stage (``component="stage2"``): ranker, calibration
+        and probabilities are not exported.
 
         Args:
             path: The file; it is written atomically.
-            top_k: Maximum number of labels that it ranks; None: 100.
+            top_k: Maximum number of labels that the exported model ranks; None: 100.
             int8: Store matrices in 8 bits: a smaller file, slightly less exact.
             overwrite: Replace an existing file.
 
@@ -479,5 +483,5 @@ class Elias:
         return model
 
     def label_ids(self, labels: Iterable[int | str]) -> list[int]:
-        """Return the ids of labels given as ids or names; a name may stand for several."""
+        """Return the ids of labels given as ids or names; several labels may share a name."""
         return label_ids(labels, self.label_names)

@@ -31,8 +31,8 @@ def edges_above(graph: LabelGraph, threshold: float) -> Bool[Tensor, "C E"]:
 def strongest_edges_of(graph: LabelGraph, count: int) -> Bool[Tensor, "C E"]:
     """Return a mask of the ``count`` strongest edges of each cluster.
 
-    Edges that share the highest score, 1, are ordered by their share of the softmax, then by their
-    slot.
+    Edges are sorted by β·softmax before min(1, ·), which also orders edges with the maximum score
+    of 1. Ties are broken by slot.
     """
     if count < 1:
         raise ConfigError(f"top_k, the edges kept of a cluster, must be >= 1, not {count}")
@@ -45,8 +45,9 @@ def strongest_edges_of(graph: LabelGraph, count: int) -> Bool[Tensor, "C E"]:
 def pruned_graph(graph: LabelGraph, strong: Bool[Tensor, "C E"]) -> LabelGraph:
     """Return the graph with its ``strong`` edges and the strongest edge of each label.
 
-    The scores ŝ_{c,ℓ} of these edges do not change: the softmax still counts the removed edges of
-    their cluster. The graph has as few slots per cluster as possible; empty slots hold L.
+    The scores ŝ_{c,ℓ} of the remaining edges do not change, because the softmax still includes the
+    removed edges of the cluster. The graph has the minimum number of slots per cluster; empty slots
+    hold L.
     """
     if not graph.learned:
         raise ConfigError("the model has no learned graph, so there are no edges to prune")
@@ -68,7 +69,7 @@ def pruned_graph(graph: LabelGraph, strong: Bool[Tensor, "C E"]) -> LabelGraph:
 
 
 def _removed_log(graph: LabelGraph, removed: Bool[Tensor, "C E"]) -> Tensor | None:
-    """Return log Σ exp(a_{c,ℓ}) over the removed edges, with those that were removed before."""
+    """Return log Σ exp(a_{c,ℓ}) over all edges removed from each cluster, now or earlier."""
     before = graph.removed_log
     if not removed.any():
         return before
@@ -91,7 +92,7 @@ class EdgeCount:
     before: int
     after: int
     for_labels: int
-    """Weak edges that remain because their label has no other."""
+    """Weak edges that remain because they are the strongest edge of their label."""
 
     @property
     def removed(self) -> float:
@@ -105,16 +106,17 @@ def prune_edges(
     """Return a copy of the model without its weak edges, and the number of edges.
 
     The remaining edges keep their scores, and every label keeps its strongest edge. All members of
-    an ensemble are pruned. The metrics in ``metadata`` are those of the given model, so the copy
-    has none.
+    an ensemble are pruned. The copy has no metrics in ``metadata``, because those of the given
+    model do not apply to it.
 
     Args:
         model: A model with a learned graph.
         threshold: Keep edges with ŝ_{c,ℓ} (Eq. 5) of at least this.
-        top_k: Keep this many edges of each cluster, the strongest.
+        top_k: Keep the ``top_k`` strongest edges of each cluster.
 
     Raises:
-        ConfigError: If both or none of the two are given, or the model has no learned graph.
+        ConfigError: If not exactly one of ``threshold`` and ``top_k`` is given, or the model has no
+            learned graph.
 
     Example:
         >>> from elias import EliasConfig, train

@@ -66,10 +66,10 @@ def model_card(
     Args:
         config: The configuration.
         label_names: One name for each label.
-        metadata: Its ``metrics``, ``probabilities`` and ``data`` become tables: trees of numbers
-            in which a path of keys, such as stage and split, names each number.
+        metadata: Metadata of the model. ``metrics``, ``probabilities`` and ``data`` are nested
+            dictionaries of numbers; each becomes a table.
         name: The name of the model in the example.
-        license: As the hub spells it, such as ``mit``.
+        license: License identifier of the hub, such as ``mit``.
     """
     index, encoder = config.index, config.encoder
     parts = "a text encoder and one classifier per\nlabel, all of which are scored (one-vs-all)"
@@ -99,7 +99,7 @@ def model_card(
 
 
 def _front_matter(metrics: Mapping[str, Any], n_labels: int) -> str:
-    """Return the test metrics of the last component in the hub's front matter."""
+    """Return the test metrics of the last component as YAML front matter for the hub."""
     trees = [tree for tree in metrics.values() if isinstance(tree, Mapping)]
     tested = [tree["test"] for tree in trees if isinstance(tree.get("test"), Mapping)]
     values = {path[-1]: value for path, value in _leaves(tested[-1])} if tested else {}
@@ -120,7 +120,7 @@ def _front_matter(metrics: Mapping[str, Any], n_labels: int) -> str:
 
 
 def _sections(metrics: Mapping[str, Any], metadata: Mapping[str, Any]) -> str:
-    """Return the tables of metrics, probabilities and training data that have any rows."""
+    """Return the non-empty tables of metrics, probabilities and training data."""
     groups: dict[str, dict[str, str]] = {}
     for path, value in _leaves(metrics):
         groups.setdefault(", ".join(path[:-1]), {})[path[-1]] = f"{value:.2f}"

@@ -26,7 +26,7 @@ _MODEL_FILES = [
     *("*.safetensors", "config.json", "labels.t*", "vocabulary.txt", "probabilities.json"),
     *("encoder/*", "ranker/*", "first_encoder/*", "members/*"),
 ]
-"""Files that a model in the repository may have and the pushed model lacks; they are deleted."""
+"""Model files to delete from the repository if the pushed model does not have them."""
 
 
 def hub_id(name: str | Path) -> str | None:
@@ -41,7 +41,7 @@ def hub_id(name: str | Path) -> str | None:
     (None, None, None)
 
     Raises:
-        ModelError: If ``hf://`` is followed by something else.
+        ModelError: If ``hf://`` is not followed by a valid name.
     """
     text = str(name)
     if prefix := _WRITTEN_PREFIX.match(text):
@@ -57,7 +57,7 @@ def hub_id(name: str | Path) -> str | None:
 
 
 def find_model(name: str | Path, *, revision: str | None = None, token: str | None = None) -> Path:
-    """Return the folder of a saved model; download a model of the hub that is not in the cache.
+    """Return the folder of a saved model; download a hub model unless it is cached.
 
     Args:
         name: The folder of a model or of its run, or ``user/model@revision`` on the hub, with or
@@ -115,7 +115,7 @@ def push(
 
 @contextmanager
 def _hub_errors(name: str, revision: str | None, failure: str) -> Iterator[None]:
-    """Turn errors of the hub's library into one line with a remedy."""
+    """Convert errors of huggingface_hub to a `ModelError` with a one-line remedy."""
     try:
         yield
     except (OSError, HFValidationError) as error:  # the base classes of all its errors

@@ -1,8 +1,8 @@
 """Describe and check the folder of a saved model.
 
 `CONFIG_FILE` is the manifest of the model, its ranker, members and probabilities. `Manifest` opens
-the files of the folder and refuses those that are missing, damaged or not listed. Nothing in the
-folder is code or pickle.
+the files of the folder and raises an error if a file is missing, damaged or not listed. The folder
+contains neither code nor pickles.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from elias.data.splits import DATA_SETTINGS
 from elias.errors import DataError, ModelError, damaged_file, quoted
 
 FORMAT_VERSION = 3
-"""Raised when an older elias-xmc could not read what this one writes."""
+"""Format number; increased when older versions of elias-xmc cannot read the new format."""
 
 CONFIG_FILE = "config.json"
 WEIGHTS_FILE = "model.safetensors"
@@ -35,7 +35,7 @@ LABELS_FILE = "labels.tsv"
 OLD_LABELS_FILE = "labels.txt"
 """The label names of formats 1 and 2, one per line."""
 VOCABULARY_FILE = "vocabulary.txt"
-"""Words, then n-grams, of the bag encoder or of the ranker."""
+"""Vocabulary of the bag encoder or of the ranker: words, then n-grams."""
 ENCODER_FOLDER = "encoder"
 """Configuration and tokenizer of a transformer encoder."""
 PROBABILITIES_FILE = "probabilities.json"
@@ -48,12 +48,12 @@ MEMBERS_FOLDER = "members"
 
 METRICS_FILE = "metrics.jsonl"
 MODEL_FOLDER = "model"
-"""Files of a run: its records, and its model once it is finished."""
+"""Names in the folder of a run: its log, and the folder of its model once it is finished."""
 
 Expected = Mapping[str, tuple[str, tuple[int | None, ...]]]
-"""Dtype and shape of each tensor of a file; ``int32|int64`` allows both, None any length."""
+"""Dtype and shape of each tensor; ``int32|int64`` allows both dtypes, None allows any size."""
 Entries = Mapping[str, tuple[type, float | None]]
-"""Type and minimum of each entry of a JSON object."""
+"""Type and minimum of each entry of a JSON object; None: no minimum."""
 
 
 def write_manifest(folder: Path, tree: Mapping[str, Any]) -> None:
@@ -61,7 +61,7 @@ def write_manifest(folder: Path, tree: Mapping[str, Any]) -> None:
 
     Args:
         folder: The folder; the checksums of all its files are added.
-        tree: The entries of the manifest as JSON can hold them.
+        tree: The entries of the manifest, JSON-compatible.
     """
     files: dict[str, Any] = {}
     for path in sorted(folder.rglob("*")):
@@ -82,11 +82,11 @@ def write_manifest(folder: Path, tree: Mapping[str, Any]) -> None:
 class Manifest:
     """The checked manifest of a saved model, which opens the model's files.
 
-    ``manifest["n_labels"]`` is an entry. A model of an older format is described as one of the
-    current format; its files have no checksums.
+    ``manifest["n_labels"]`` returns an entry. The manifest of an older format is converted to the
+    current format, without checksums of its files.
 
     Raises:
-        ModelError: If the manifest is missing, damaged, foreign, or of a newer format.
+        ModelError: If the manifest is missing, damaged, not saved by ELIAS, or of a newer format.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -105,7 +105,7 @@ class Manifest:
         return self._entries[key]
 
     def file(self, name: str) -> Path:
-        """Return the path of a file after comparing it with its size and checksum."""
+        """Return the path of a file after checking its size and checksum."""
         path = self.folder / name
         if not path.is_file():
             raise damaged_file(path, "missing")
@@ -128,7 +128,7 @@ class Manifest:
         return _read_tensors(self.file(name))
 
     def check_tensors(self, name: str, tensors: Mapping[str, Tensor], expected: Expected) -> None:
-        """Refuse tensors of a file that are missing, unexpected, of another form or not finite."""
+        """Raise an error if a tensor is missing, unexpected, malformed or not finite."""
         path = self.folder / name
         for key in sorted(expected.keys() ^ tensors.keys()):
             raise damaged_file(path, f"{key} is {'not expected' if key in tensors else 'missing'}")
@@ -150,7 +150,7 @@ def read_json(path: Path, newest: int) -> dict[str, Any]:
     """Read a JSON object that ELIAS saved, of format ``newest`` or older.
 
     Raises:
-        ModelError: If it is not valid, foreign, or of a newer format.
+        ModelError: If the file is not valid JSON, not saved by ELIAS, or of a newer format.
     """
     try:
         tree = json.loads(path.read_text(encoding="utf8"))
@@ -169,7 +169,7 @@ def read_json(path: Path, newest: int) -> dict[str, Any]:
 
 
 def check_values(path: Path, tree: Mapping[str, Any], entries: Entries, prefix: str = "") -> None:
-    """Refuse entries of a JSON object that are missing, of another type or below a minimum."""
+    """Raise an error if an entry of a JSON object is missing, mistyped or below its minimum."""
     for key, (kind, minimum) in entries.items():
         value = tree.get(key)
         is_kind = type(value) is kind or (kind is float and type(value) is int)
@@ -185,7 +185,7 @@ _ENTRIES: Entries = {
     **dict.fromkeys(("data_settings", "files"), (dict, None)),
     "members": (int, 0),
 }
-"""Entries of the manifest; ``ranker`` is empty if there is none."""
+"""Entries of the manifest; ``ranker`` is empty for a model without a ranker."""
 _NO_SETTINGS = {"text": "", "labels": "", "separator": "", "seed": 0}
 _SETTINGS: Entries = {
     **dict.fromkeys(("text", "labels", "separator"), (str, None)),
@@ -194,7 +194,7 @@ _SETTINGS: Entries = {
 
 
 def _upgraded(folder: Path, tree: dict[str, Any]) -> dict[str, Any]:
-    """Return the manifest of format 1 or 2 in the current form, without checksums."""
+    """Convert a manifest of format 1 or 2 to the current format, without checksums."""
     path = folder / CONFIG_FILE
     tree.setdefault("beside", {})  # format 1 has only the model
     check_values(path, tree, {"facts": (dict, None), "beside": (dict, None)})
@@ -224,9 +224,9 @@ def fingerprint(folder: Path) -> str:
 
 
 def write_tensors(path: Path, tensors: Mapping[str, Tensor], remedy: str) -> None:
-    """Write a safetensors file; refuse numbers that `Manifest.check_tensors` would refuse.
+    """Write a safetensors file; raise an error if a number is not finite.
 
-    ``remedy`` says what to do about a number that is not finite.
+    ``remedy`` is the part of the error message that tells the user how to fix it.
     """
     for name, tensor in tensors.items():
         if not all_finite(tensor):
@@ -248,12 +248,12 @@ def _read_tensors(path: Path) -> dict[str, Tensor]:
 
 
 def dtype_name(tensor: Tensor) -> str:
-    """Return the dtype of a tensor by its name, such as ``float32``."""
+    """Return the name of a tensor's dtype, such as ``float32``."""
     return str(tensor.dtype).removeprefix("torch.")
 
 
 def all_finite(tensor: Tensor) -> bool:
-    """Return whether every number of a tensor is finite; integers always are."""
+    """Return True if all numbers of a tensor are finite; integers always are."""
     if not tensor.is_floating_point() or not tensor.numel():
         return True
     # both are nan if any is: one pass, and no mask as large as the weights
@@ -262,7 +262,7 @@ def all_finite(tensor: Tensor) -> bool:
 
 
 def as_json(value: Any) -> Any:
-    """Return a value as JSON can hold it; a number that is not finite becomes null."""
+    """Convert a value to JSON-compatible types; a number that is not finite becomes None."""
     if isinstance(value, Mapping):
         return {str(key): as_json(item) for key, item in value.items()}
     if isinstance(value, list | tuple):

@@ -48,7 +48,7 @@ T = TypeVar("T")
 _EDGE_LABELS = "graph.edge_labels"
 _LABEL_WEIGHT = "labels.weight"
 _REMOVED = "graph.removed_log"
-"""Only in models whose edges were pruned."""
+"""Tensor that only models with pruned edges have."""
 _IDF = "vocabulary.idf"
 """Inverse document frequencies of the bag encoder."""
 _STORED_DTYPES = {_EDGE_LABELS: "int32|int64", _LABEL_WEIGHT: "float32|bfloat16"}
@@ -71,7 +71,7 @@ def save_model(elias: Elias, folder: str | Path, *, overwrite: bool = False) -> 
         overwrite: Replace a saved model in ``folder``.
 
     Raises:
-        ModelError: If the folder exists, cannot be written, or a weight is not finite.
+        ModelError: If the folder exists or cannot be written, or a weight is not finite.
     """
     with files.staged_model(Path(folder), overwrite=overwrite) as staging:
         _write(elias, staging)
@@ -132,13 +132,13 @@ def load_model(
     """Load a saved model with its ranker, members and probabilities, ready to predict.
 
     Args:
-        build: Called with the parts as keyword arguments: `Elias`.
+        build: Constructor to call with the parts as keyword arguments: `Elias`.
         folder: The folder of a saved model.
         device: The device of the tensors.
-        share: Returns the rows of W_L that this process holds; None: all rows.
+        share: Function that returns the rows of W_L that this process holds; None: all rows.
 
     Raises:
-        ModelError: If anything is missing, damaged, foreign, or of a newer format.
+        ModelError: If a file is missing, damaged, not saved by ELIAS, or of a newer format.
     """
     manifest = files.Manifest(Path(folder))
     n_labels = manifest["n_labels"]
@@ -228,7 +228,7 @@ def _empty_model(
 
 
 def _save_encoder(encoder: TextEncoder, folder: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
-    """Write the files of an encoder; return its entry of the manifest and additional tensors."""
+    """Write the files of an encoder; return its manifest entry and additional tensors."""
     if not isinstance(encoder, BagEncoder):
         from elias.model.transformer import TransformerEncoder  # slow to import
 
@@ -305,7 +305,7 @@ def _load_featurizer(
 
 
 def save_reranker(reranker: Reranker, folder: Path) -> dict[str, Any]:
-    """Write the files of a ranker below a model's folder; return its entry of the manifest."""
+    """Write the files of a ranker to a subfolder of the model; return its manifest entry."""
     ranker, featurizer = reranker.ranker, reranker.features.featurizer
     (folder / files.RANKER_FOLDER).mkdir()
     arrays: dict[str, NDArray[Any]] = {
@@ -345,7 +345,7 @@ def load_reranker(manifest: files.Manifest) -> Reranker:
     """Load the ranker of a saved model.
 
     Raises:
-        ModelError: If anything is missing, damaged, foreign, or of another model.
+        ModelError: If a file is missing or damaged, or the ranker does not fit the model.
     """
     entry = manifest["ranker"]
     files.check_values(manifest.path, entry, _RANKER_ENTRIES, "ranker.")
@@ -392,7 +392,7 @@ def load_reranker(manifest: files.Manifest) -> Reranker:
 
 
 def _expected_of_ranker(entry: Mapping[str, Any]) -> files.Expected:
-    """Return dtypes and shapes of the arrays of a ranker with this entry."""
+    """Return dtypes and shapes of the arrays of a ranker with this manifest entry."""
     n_labels = entry["n_labels"]
     expected: dict[str, tuple[str, tuple[int | None, ...]]] = {
         "weights.values": ("float32", (None,)),

@@ -27,15 +27,15 @@ if TYPE_CHECKING:
 
 
 OPSET = 18
-"""The first version with scatter-max."""
+"""ONNX operator set; version 18 is the first with scatter-max."""
 TOP_K = 100
 """Default number of labels that an exported model ranks."""
 _QUANTISED = ["MatMul", "Gather"]
-"""Products with a fixed matrix, and tables of vectors; edges are looked up by GatherND."""
+"""Operators whose matrices are quantised; edges use GatherND, so they are not quantised."""
 _DENSE_RATIO = 16
-"""All L labels are scored by one product if L is at most this many times K."""
+"""Score all L labels by one matrix product if L/K is at most this, for K shortlisted labels."""
 _MAX_BYTES = 2**31 - 2**20
-"""An ONNX file is one protobuf message, which cannot be larger."""
+"""Maximum size of an ONNX file, which is a single protobuf message."""
 
 
 def export_onnx(
@@ -124,7 +124,7 @@ def _quantise(path: Path) -> None:
 
 
 class _Graph(nn.Module):
-    """From padded tokens to the k best labels and their p, as `EliasModel.rank`."""
+    """Map padded tokens to the k best labels and their scores p, like `EliasModel.rank`."""
 
     def __init__(self, model: EliasModel, sizes: SearchSizes, top_k: int) -> None:
         super().__init__()
@@ -143,7 +143,7 @@ class _Graph(nn.Module):
         return ranked.masked_fill(best.values == -math.inf, self.n_labels), best.values.exp()
 
     def write(self, path: Path) -> None:
-        """Trace the graph on an example of two texts of three tokens."""
+        """Export the graph to a file, traced on an example of two texts with three tokens each."""
         ids = torch.zeros((2, 3), dtype=torch.int64)
         weights = ids.float() + 1 if self.second_input == "weights" else ids + 1
         shape = {0: torch.export.Dim("texts"), 1: torch.export.Dim("tokens")}
@@ -201,8 +201,8 @@ class _Transformer(nn.Module):
 class _Search(nn.Module):
     """`EliasModel.rank` in ONNX operations, dense over the labels.
 
-    TopK of ONNX is stable. So the labels are ordered by the second key and then by the first key;
-    equal labels stay in the order of their ids.
+    TopK of ONNX is stable. The labels are therefore sorted by the second key, then by the first;
+    labels with equal keys stay in the order of their ids.
     """
 
     edge_labels: Tensor
@@ -252,7 +252,7 @@ class _Search(nn.Module):
 
 
 class _AllLabels(nn.Module):
-    """Score every label, as `OneVsAll.rank`."""
+    """Score every label, like `OneVsAll.rank`."""
 
     def __init__(self, model: EliasModel) -> None:
         super().__init__()

@@ -23,11 +23,11 @@ if TYPE_CHECKING:
 
 
 METADATA = "elias"
-"""Key of the metadata: JSON with ``format``, ``labels``, ``top_k`` and ``encoder``."""
+"""Metadata key whose value is JSON with ``format``, ``labels``, ``top_k`` and ``encoder``."""
 FORMAT = 1
-"""Raised when an older `OnnxModel` could not read what is written."""
+"""Format number; increased when older versions of `OnnxModel` cannot read the new format."""
 BAG, TRANSFORMER = "bag", "transformer"
-"""Kinds of encoders; a bag has the fields of `Featurizer`, a transformer its tokenizer."""
+"""Kinds of encoders; a bag stores the fields of `Featurizer`, a transformer its tokenizer."""
 BATCH_SIZE = 32
 
 
@@ -54,7 +54,7 @@ class OnnxModel:
             threads: Number of threads; None: all cores.
 
         Raises:
-            ModelError: If it is not such a file, or onnxruntime is not installed.
+            ModelError: If the file is not an exported model, or onnxruntime is not installed.
         """
         try:
             import onnxruntime
@@ -102,7 +102,8 @@ class OnnxModel:
         """Return the ``top_k`` best labels of each text, best first.
 
         Raises:
-            DataError: If ``top_k`` is larger than the file allows, or a text is no string.
+            DataError: If ``top_k`` is not between 1 and the ``top_k`` of the export, or a text is
+                not a string.
         """
         if isinstance(texts, str) or not all(isinstance(text, str) for text in texts):
             raise DataError("predict takes a list of texts; wrap a text in a list: [text]")

@@ -61,7 +61,7 @@ def _curve_figure(
     curves: Mapping[str, Array],
     shown: Iterable[int] | None = None,
 ) -> Markup:
-    """Return a plot with curves over the same ``xs``; the table has the rows ``shown``."""
+    """Return a figure with curves over the same ``xs``; its table has the rows ``shown``."""
     for name, ys in curves.items():
         plot.line(name, xs, ys)
     rows = [
@@ -74,7 +74,7 @@ def _curve_figure(
 def _decile_figure(
     key: str, title: str, axis: Axis, caption: str, groups: Mapping[str, Array], **counts: Ints
 ) -> Markup:
-    """Return a plot with bars by label decile; the table has the columns ``counts`` too."""
+    """Return a figure with bars by label decile; its table also has the columns ``counts``."""
     plot = Plot(title, DECILE_AXIS, axis)
     plot.bars(groups)
     rows = [
@@ -315,7 +315,7 @@ _CLUSTER_COLOURS = (0, 2, 3, 1, 5)
 
 
 def map_figures(maps: LabelMaps, label_names: Sequence[str]) -> list[Markup]:
-    """Return Figures 8 and 9, and a comparison of the spread of all such labels."""
+    """Return Fig. 8 and 9, and compare the spread of labels in several clusters and in one."""
     dot = element("span", class_="dot", style=f"background: {colour(_LABEL_COLOUR)}")
     legend = (
         " training points of the label. Each other colour is a cluster that the label is assigned "

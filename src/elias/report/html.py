@@ -20,7 +20,7 @@ _VOID_ELEMENTS = {"br", "col", "hr", "img", "link", "meta", "wbr"}
 
 
 class Markup(str):
-    """A string that is markup already; any other string is escaped before it is inserted."""
+    """A string of markup, inserted without escaping; all other strings are escaped."""
 
     __slots__ = ()
 
@@ -85,7 +85,7 @@ def page(title: str, header: object, sections: Sequence[Markup]) -> str:
 
 
 def palette() -> str:
-    """Return the CSS with the colours, which the page of the server uses too."""
+    """Return the CSS of the colours, which the server's web page uses too."""
     return (files("elias.report") / "palette.css").read_text(encoding="utf8")
 
 
@@ -101,12 +101,12 @@ def grid(figures: Sequence[Markup]) -> Markup:
 
 
 def details(summary: str, *content: object) -> Markup:
-    """Return content that a click on the summary shows."""
+    """Return collapsed content that a click on the summary expands."""
     return element("details", element("summary", summary), content)
 
 
 def note(*content: object) -> Markup:
-    """Return a paragraph in small, soft print."""
+    """Return a paragraph of less prominent text."""
     return element("p", content, class_="soft")
 
 
@@ -121,7 +121,7 @@ def table(
 
     Args:
         header: Names of the columns.
-        rows: Cells; one that is a ``td`` element already is used unchanged.
+        rows: Cells of each row; a cell that is a ``td`` element is inserted unchanged.
         caption: Text above the table.
         wide: Wrap long cells.
     """

@@ -4,9 +4,9 @@
     plot.line("training", [1, 2, 3], [3.0, 2.0, 1.0])
     svg = plot.svg("It falls from 3 to 1.")
 
-Screen readers read the title and the description. Text has the colour of the page, and series have
-the colours ``--series-1`` to ``--series-6`` of its style sheet; dashes and marker shapes tell them
-apart too. A mark shows its value when the pointer rests on it.
+Screen readers read the title and the description. Text has the text colour of the page. Series have
+the colours ``--series-1`` to ``--series-6`` of its style sheet, and also differ in dashes and
+marker shapes. A mark shows its value when the pointer rests on it.
 """
 
 from __future__ import annotations
@@ -24,8 +24,7 @@ from numpy.typing import ArrayLike, NDArray
 from elias.report.html import Markup, element, number
 
 WIDTH = 460.0
-"""Width of a plot in SVG units; pages show it about as many pixels wide, so that text keeps its
-size."""
+"""Width of a plot in SVG units, close to its width in pixels, so that text keeps its size."""
 HEIGHT = 300.0
 FONT = 12.0
 """Font size in SVG units."""
@@ -49,14 +48,14 @@ class Axis:
     """Lower end; derived from the data if None."""
     high: float | None = None
     log: bool = False
-    """Logarithmic; all values must then be positive."""
+    """True for a logarithmic axis, whose values must be positive."""
     categories: Sequence[str] | None = None
-    """Names of equally wide slots, in place of numbers."""
+    """Names of equally wide slots, for an axis of categories instead of numbers."""
 
 
 @dataclass(frozen=True, slots=True)
 class Scale:
-    """Map values from ``low`` … ``high`` to coordinates from ``start`` to ``end``."""
+    """Map values in [``low``, ``high``] to coordinates from ``start`` to ``end``."""
 
     low: float
     high: float
@@ -189,7 +188,7 @@ class Plot:
                     yield series, f"{name}, {category}", values[i].tolist(), left, width
 
     def histogram(self, counts: ArrayLike, edges: ArrayLike) -> None:
-        """Add adjoining bars: ``counts`` between each of ``edges`` and the next."""
+        """Add adjoining bars: ``counts[i]`` is the height from ``edges[i]`` to ``edges[i + 1]``."""
         heights: list[float] = np.asarray(counts, dtype=np.float64).tolist()
         bounds: list[float] = np.asarray(edges, dtype=np.float64).tolist()
 
@@ -246,9 +245,10 @@ class Plot:
 def scatter_plot(
     title: str, description: str, groups: Sequence[tuple[str, int, ArrayLike]]
 ) -> Markup:
-    """Return points in a plane without axes, as of t-SNE.
+    """Return a scatter plot without axes, for example of a t-SNE projection.
 
-    ``groups`` have a name, a colour and points (n, 2). The last is drawn larger, above the others.
+    Each group has a name, the number of its colour, and points (n, 2). The last group is drawn
+    larger, on top of the other groups.
     """
     points = [np.asarray(group[2], dtype=np.float64).reshape(-1, 2) for group in groups]
     low, high = np.min(np.concatenate(points), axis=0), np.max(np.concatenate(points), axis=0)
@@ -265,7 +265,7 @@ def scatter_plot(
 
 
 def standalone(svg: Markup) -> str:
-    """Return a plot as a file of its own, with colours for light and dark backgrounds."""
+    """Return a plot as the text of an SVG file, with colours for light and dark mode."""
     style = (
         "svg { color: #1d2126; background: #ffffff } "
         "@media (prefers-color-scheme: dark) { svg { color: #e4e7eb; background: #15181c } }"
@@ -284,7 +284,7 @@ def _scale(
 ) -> tuple[Scale, list[tuple[float, str]]]:
     """Return the scale of an axis, and the coordinates and labels of its ticks.
 
-    There are at most ``most`` ticks, fewer where their labels would touch.
+    There are at most ``most`` ticks, and fewer if their labels would touch.
     """
     if axis.categories is not None:
         scale = Scale(0, len(axis.categories), start, end)
@@ -302,7 +302,7 @@ def _scale(
 def axis_ticks(axis: Axis, values: Sequence[float], most: int) -> tuple[float, float, list[float]]:
     """Return both ends of an axis and at most ``most`` (>= 3) ticks, in steps of 1, 2 or 5.
 
-    An end that the axis leaves open is the tick below or above all values.
+    An end that is None in ``axis`` becomes the nearest tick below or above all values.
 
     >>> axis_ticks(Axis("score", low=0.0), [0.3, 0.9], 6)
     (0.0, 1.0, [0.0, 0.2, 0.4, 0.6, 0.8, 1.0])
@@ -341,7 +341,7 @@ def log_ticks(low: float, high: float, most: int) -> list[float]:
 
 
 def tick_labels(values: Sequence[float]) -> list[str]:
-    """Format values with as many decimals as all of them need.
+    """Format values with the number of decimals that the most precise value needs.
 
     >>> tick_labels([0, 0.25, 0.5]), tick_labels([0, 5000])
     (['0', '0.25', '0.50'], ['0', '5,000'])
@@ -353,7 +353,7 @@ def tick_labels(values: Sequence[float]) -> list[str]:
 
 
 def labels_touch(labels: Sequence[tuple[float, str]]) -> bool:
-    """Return whether labels centred at their coordinates are closer than a letter."""
+    """Return True if labels, centred at their coordinates, are less than a letter apart."""
     ends = [(at - _text_width(label) / 2, at + _text_width(label) / 2) for at, label in labels]
     return any(right[0] - left[1] < _LETTER_WIDTH for left, right in pairwise(ends))
 
@@ -422,7 +422,7 @@ def _bar(
 
 
 def _marker(series: int, x: float = 0.0, y: float = 0.0, size: float = 3.2) -> Markup:
-    """Return a circle, square, diamond or triangle, so that series differ in shape too."""
+    """Return the marker of a series: a circle, square, diamond or triangle."""
     fill, shape = colour(series), series % 4
     if shape == 0:
         return element("circle", cx=x, cy=y, r=size, fill=fill)

@@ -46,10 +46,10 @@ def write_report(
 
     Args:
         run: Folder of the run, or of a saved model.
-        data: The corpus it was trained on; by default the path that the run recorded.
+        data: The training corpus; by default the path that the run recorded.
         out: The file to write; by default ``report.html`` in the folder of the run.
-        reading: Options to read the corpus with, such as ``{"text": "title"}``; by default those
-            of the run.
+        reading: Options for reading the corpus, such as ``{"text": "title"}``; by default the
+            options of the run.
         device: Device to compute on.
 
     Raises:

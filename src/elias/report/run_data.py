@@ -1,4 +1,4 @@
-"""Load what a report is about: a trained model, its corpus and the log of its run."""
+"""Load the inputs of a report: a trained model, its corpus and the log of its run."""
 
 from __future__ import annotations
 
@@ -31,19 +31,19 @@ _REMEDY = "give the corpus that the run was trained on"
 
 @dataclass(frozen=True, kw_only=True)
 class FinishedRun:
-    """A trained model with its corpus and the log of its run; results are computed once."""
+    """A trained model with its corpus and the log of its run; computed results are cached."""
 
     name: str
     model: Elias
     corpus: Corpus
-    """With the labels of the model, in the same order."""
+    """The corpus, with the labels of the model in the same order."""
     records: RunRecords = field(default_factory=RunRecords)
     partition: NDArray[np.int64] | None = None
     """The cluster of each label in stage 1 (L,), if the run stored it."""
 
     @cached_property
     def evaluated(self) -> tuple[str, Split] | None:
-        """Return name and points of the split to evaluate on: test, else validation, else None."""
+        """Return the name and points of the test split, else of the validation split, else None."""
         if self.corpus.test is not None:
             return "test", self.corpus.test
         held_out = validation_split(self.corpus, self.model.config)[1]
@@ -79,7 +79,7 @@ def load_run(
     Args:
         run: Folder of the run, or of a saved model.
         data: The corpus; by default the path that the run recorded.
-        reading: Options to read it with (see `load_corpus`), in place of the recorded ones.
+        reading: Options for reading the corpus (see `load_corpus`); they override recorded ones.
         device: Device to compute on.
 
     Raises:
@@ -110,7 +110,7 @@ def load_run(
 
 
 def run_folder(folder: Path) -> Path | None:
-    """Return the folder of the run that a folder is or belongs to; None for a model alone."""
+    """Return the run folder, given that folder or its model folder; None if there is no run."""
     for run in (folder, folder.parent):
         if (run / METRICS_FILE).exists() and (run == folder or folder.name == MODEL_FOLDER):
             return run

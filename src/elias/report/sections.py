@@ -90,7 +90,7 @@ def recall_section(run: FinishedRun) -> list[Markup]:
 
 
 def _recorded_recall(run: FinishedRun, split: str) -> dict[str, dict[int, float]]:
-    """Return R@k of each component as training measured it; earlier stages are not saved."""
+    """Return the R@k of each component that the run recorded; earlier stages are not saved."""
     recorded = {}
     for key, metrics in run.model.metadata.get("metrics", {}).items():
         values = metrics.get(split, {}).items()
@@ -171,7 +171,7 @@ _STATISTICS = {
     "points_per_label": "training points per label",
     "points_per_label_percentiles": f"training points: {'/'.join(map(str, PERCENTILES))}/100 %",
 }
-"""Titles of statistics whose key is not a title."""
+"""Titles of statistics whose key cannot be used as a title."""
 
 
 def data_section(run: FinishedRun) -> list[Markup]:
@@ -223,7 +223,7 @@ def configuration_section(run: FinishedRun) -> list[Markup]:
 
 
 def _leaves(tree: Any, path: str = "") -> Iterator[tuple[str, str]]:
-    """Yield the dotted key and the value of each setting; stages go by their names."""
+    """Yield the dotted key and the value of each setting; keys contain the names of stages."""
     if isinstance(tree, dict):
         for key, value in tree.items():
             yield from _leaves(value, f"{path}.{key}" if path else key)
@@ -238,9 +238,9 @@ N_EXAMPLES = 20
 TOP_K = 5
 N_PATHS = 3
 N_CLUSTER_LABELS = 3
-"""Labels that describe a cluster."""
+"""Number of labels that describe a cluster."""
 MAX_LETTERS = 400
-"""Letters of a text that are shown."""
+"""Maximum number of characters of a text that are shown."""
 _MAX_TRUE = 30
 
 
@@ -284,7 +284,7 @@ def _article(title: str, explanation: Explanation, true: Mapping[int, str]) -> M
 
 
 def shorten(text: str) -> str:
-    """Return the beginning of a text, cut at a word."""
+    """Return the beginning of a long text, cut at the end of a word if possible."""
     if len(text) <= MAX_LETTERS:
         return text
     start = text[:MAX_LETTERS]

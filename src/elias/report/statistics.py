@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     Floats = NDArray[np.float32]
 
 ASSIGNED = 0.25
-"""Scores above it assign a label, or a point, to a cluster (§D of the paper)."""
+"""Score above which a label, or a point, is assigned to a cluster (§D of the paper)."""
 QUANTILES = (0.1, 0.25, 0.5, 0.75, 0.9)
 N_DECILES = 10
 RECALL_AT = 100
@@ -80,7 +80,7 @@ class Edges:
 
 @dataclass(frozen=True, slots=True)
 class EdgeScores:
-    """Edge scores by rank within their cluster, the highest first (Fig. 3)."""
+    """Edge scores by rank within the cluster, highest first (Fig. 3)."""
 
     mean: Array
     """Mean over clusters (κ,)."""
@@ -105,7 +105,7 @@ def edge_scores(edges: Edges) -> EdgeScores:
 
 
 def stage1_edges_above(edges: Edges, partition: Ints) -> Array:
-    """Return the share of stage 1 edges that the graph has above each threshold (Fig. 7a).
+    """Return the share of stage 1 edges with a score above each threshold (Fig. 7a).
 
     ``partition`` holds the cluster of each label in stage 1 (L,).
     """
@@ -124,7 +124,7 @@ def clusters_per_label(
 ) -> dict[float, Array]:
     """Return the mean number of clusters per label in each decile, by threshold (Fig. 7b).
 
-    A decile without labels has NaN.
+    The mean of a decile without labels is NaN.
     """
     deciles = label_deciles(frequencies)
     sizes = np.bincount(deciles, minlength=N_DECILES)
@@ -149,7 +149,7 @@ class TrueScores:
 
 
 def true_scores(predictions: Predictions, truth: csr_matrix, frequencies: Ints) -> TrueScores:
-    """Return the scores that true labels get, by label decile (Fig. 4)."""
+    """Return the predicted scores of true labels, by label decile (Fig. 4)."""
     deciles = label_deciles(frequencies)
     width = predictions.n_labels + 1  # ids go up to n_labels, the padding
     rows = np.repeat(np.arange(len(predictions)), np.diff(truth.indptr))
@@ -175,7 +175,7 @@ class Recalls:
     curve: Array
     """R@k for each of ``ks``."""
     by_decile: Array
-    """(10,) contribution of each decile to R@100; they sum to it."""
+    """(10,) contribution of each decile to R@100; the contributions add up to R@100."""
 
 
 def recalls(predictions: Predictions, truth: csr_matrix, frequencies: Ints) -> Recalls:
@@ -187,13 +187,13 @@ def recalls(predictions: Predictions, truth: csr_matrix, frequencies: Ints) -> R
 
 
 MAX_POINTS = 20_000
-"""Training points that are embedded."""
+"""Maximum number of training points that are embedded."""
 N_PANELS = 6
 MIN_POINTS = 10
-"""Minimum number of sampled points of a label that is drawn."""
+"""Minimum number of sampled points that a label must have to be drawn."""
 MAX_CLUSTERS = 5
 SPREAD_FREQUENCIES = (10, 30)
-"""Numbers of points of the labels in the comparison of `spread`, which grows with that number."""
+"""Range of points per label in the comparison of `spread`, which grows with their number."""
 _DRAWN = 60  # points of a label, and of each of its clusters
 _CHUNK = 1024
 
@@ -247,17 +247,17 @@ class LabelMap:
 
 @dataclass(frozen=True, slots=True)
 class LabelMaps:
-    """Maps of labels in several clusters (Fig. 8) and in one (Fig. 9), and their mean spread."""
+    """Maps of labels in several clusters (Fig. 8) and in one (Fig. 9), and label spreads."""
 
     several: tuple[LabelMap, ...]
     one: tuple[LabelMap, ...]
     spreads_several: tuple[float, ...]
-    """`spread` of each label in several clusters, of those with `SPREAD_FREQUENCIES`."""
+    """`spread` of each label in several clusters with `SPREAD_FREQUENCIES` points."""
     spreads_one: tuple[float, ...]
 
 
 def label_maps(sample: PointSample, edges: Edges, seed: int) -> LabelMaps:
-    """Sample labels in several clusters and in one (Fig. 8 and 9)."""
+    """Map random labels in several clusters and in one, and compute spreads (Fig. 8 and 9)."""
     assigned = edges.above(ASSIGNED)
     n_clusters = assigned.per_label()
     n_points = np.bincount(sample.labels.indices, minlength=edges.n_labels)
@@ -294,7 +294,7 @@ def label_maps(sample: PointSample, edges: Edges, seed: int) -> LabelMaps:
 
 
 def spread(embedding: Floats) -> float:
-    """Return 1 - ‖mean of φ/‖φ‖‖: 0 if all points have one direction, 1 if they cancel out."""
+    """Return 1 - ‖mean of φ/‖φ‖‖: 0 if all directions are equal, 1 if they cancel out."""
     lengths = np.linalg.norm(embedding, axis=1, keepdims=True)
     directions = embedding / np.maximum(lengths, 1e-12)
     return float(1 - np.linalg.norm(directions.mean(axis=0)))
@@ -320,9 +320,9 @@ def _tsne(embedding: Floats, seed: int) -> Floats:
 
 
 def _principal_components(embedding: Floats, rng: np.random.Generator) -> Floats:
-    """Return the first two principal components, scaled down, to start t-SNE from (n, 2).
+    """Return the first two principal components (n, 2), scaled down, to initialise t-SNE.
 
-    The initialisation of scikit-learn 1.9.1 fails if all points are equal.
+    scikit-learn 1.9.1's own initialisation fails if all points are equal.
     """
     left, sizes, _ = np.linalg.svd(embedding - embedding.mean(axis=0), full_matrices=False)
     start = rng.normal(scale=1e-6, size=(len(embedding), 2))

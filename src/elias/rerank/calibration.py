@@ -3,9 +3,9 @@
 scikit-learn grows the trees. They are stored as arrays and evaluated by a compiled loop, so that a
 saved model holds no pickle and prediction does not need scikit-learn.
 
-A label with one training point has a classifier that hardly knows it, but its name is as
-informative as any other. So T can also read how much of a label's name occurs in the text. Names
-are read with the ranker's vocabulary: nothing else is learned.
+The classifier of a label with a single training point is poor, but the name of a rare label is as
+informative as that of a frequent one. T can therefore also read the share of a label's name that
+occurs in the text. Names are vectorised with the ranker's vocabulary, without further training.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 Mixture: TypeAlias = Literal["sum", "blend"]
 MIXTURES: dict[Mixture, str] = {"sum": "T + p·q", "blend": "0.3·T + 0.7·p·q"}
-"""The final score from T and p·q: as in the paper, and as in the authors' program."""
+"""Formulas of the final score: ``sum`` is the paper's, ``blend`` that of the authors' program."""
 
 MIN_POINTS = 20
 """Minimum number of held-out points for calibration."""
@@ -56,7 +56,7 @@ def combine_scores(
 ) -> NDArray[np.float32]:
     """Return the final score from T and p·q: their sum, or 0.3·T + 0.7·p·q.
 
-    The sum can exceed 1: it ranks, it is not a probability.
+    The sum can exceed 1: it is a ranking score, not a probability.
     """
     if mixture == "sum":
         return (probability + product).astype(np.float32)
@@ -65,7 +65,7 @@ def combine_scores(
 
 @dataclass(frozen=True)
 class Calibration:
-    """T(p, q, p·q, n_ℓ), the probability that a candidate is relevant: the mean of trees.
+    """T(p, q, p·q, n_ℓ): a mean over decision trees of the probability of being relevant.
 
     A node compares one feature with a threshold and goes left if the feature is not larger. All
     trees are concatenated in the same arrays; a node without a parent is the root of a tree.
@@ -83,9 +83,9 @@ class Calibration:
     left: NDArray[np.int32]
     right: NDArray[np.int32]
     value: NDArray[np.float64]
-    """Share of relevant pairs among the training pairs that reached a node."""
+    """Share of relevant pairs among the training pairs that reached each node."""
     n_features: int = N_TREE_FEATURES
-    """Number of features: the paper's four, and ``extra`` ones."""
+    """Number of features: the four of the paper and the ``extra`` features."""
 
     @classmethod
     def fit(
@@ -110,11 +110,11 @@ class Calibration:
             relevant: Whether the label is relevant to the point.
             depth: Maximum depth of a tree.
             leaf: Minimum number of pairs in a leaf.
-            n_trees: 1 grows one tree on all pairs, as in the paper. More grow a random forest:
-                each tree on the pairs of as many points drawn with replacement, each node
-                choosing from half of the features.
-            extra: More features of each pair.
-            points: The point of each pair, ascending; without it each pair is its own point.
+            n_trees: 1 grows one tree on all pairs, as in the paper. A larger number grows a random
+                forest: each tree is trained on a bootstrap sample of the points, and each node
+                chooses from half of the features.
+            extra: Additional features of each pair.
+            points: The point of each pair, ascending; None: each pair is a point of its own.
         """
         features = _features(scores, relevances, frequencies, extra)
         targets = np.ravel(relevant).astype(bool)
@@ -147,7 +147,7 @@ class Calibration:
 
     @cached_property
     def roots(self) -> NDArray[np.int64]:
-        """The first node of each tree."""
+        """The index of each tree's root node."""
         inner = self.feature != LEAF
         is_child = np.zeros(len(self.feature), dtype=bool)
         is_child[self.left[inner]] = True
@@ -216,7 +216,7 @@ def _bootstrap(starts: NDArray[np.int64], seed: int) -> NDArray[np.int64]:
     """Return all pairs of n points drawn with replacement from n.
 
     Args:
-        starts: (n + 1,) where the pairs of each point begin, and where the last ones end.
+        starts: (n + 1,) index of the first pair of each point, then the number of pairs.
         seed: Seed of the draw.
     """
     n_points = len(starts) - 1
@@ -261,7 +261,7 @@ def _features(
     frequencies: NDArray[Any],
     extra: Sequence[NDArray[np.floating[Any]]],
 ) -> NDArray[np.float32]:
-    """Return (p, q, p·q, n_ℓ, …) of each pair, float32 as scikit-learn's trees see them."""
+    """Return (p, q, p·q, n_ℓ, …) of each pair as float32, which scikit-learn's trees use."""
     p = np.ravel(scores).astype(np.float32)
     q = np.ravel(relevances).astype(np.float32)
     columns = [p, q, p * q]
@@ -280,7 +280,7 @@ def _mean_value(
     right: NDArray[np.int32],
     value: NDArray[np.float64],
 ) -> NDArray[np.float64]:
-    """Return the mean over trees of the value of the leaf that each row reaches."""
+    """Return, for each row, the mean over all trees of the value of the leaf it reaches."""
     out = np.zeros(features.shape[0])
     for row in range(features.shape[0]):
         total = 0.0
@@ -298,17 +298,17 @@ class NameOverlap(NamedTuple):
     """The overlap between texts and the names of their candidates, both (N, k) in [0, 1]."""
 
     likeness: NDArray[np.float32]
-    """The cosine between text and name, each feature of a name weighted by its idf."""
+    """Cosine similarity of text and name, with idf weights for the features of the name."""
     coverage: NDArray[np.float32]
     """The share of Σ idf² over the name's features that occurs in the text."""
 
 
 N_NAME_FEATURES = len(NameOverlap._fields)
-"""Extra features of a T that reads names."""
+"""Number of extra features of a T that reads names."""
 
 
 def is_word(name: str) -> bool:
-    """Return True if a label has a name, not only a number.
+    """Return True if a label name has a letter; other names are only identifiers.
 
     >>> is_word("Room 101"), is_word("101")
     (True, False)
@@ -331,7 +331,7 @@ class LabelNames:
     """
 
     starts: NDArray[np.int64]
-    """(L + 1,) where the features of each label begin."""
+    """(L + 1,) index in ``columns`` of the first feature of each label, then the length."""
     columns: NDArray[np.uint32]
     """The features, ascending per label."""
     idf: NDArray[np.float32]
@@ -339,9 +339,9 @@ class LabelNames:
 
     @classmethod
     def read(cls, features: RankerFeatures, names: Sequence[str]) -> LabelNames | None:
-        """Return the features of names; None if the ranker reads no text, or knows no name.
+        """Return the features of names; None if no name has a feature, or the ranker reads no text.
 
-        A name without any letter is a number that stands for a label: it is left out.
+        Names without a letter are ignored, because they are only identifiers.
         """
         featurizer = features.featurizer
         if featurizer is None:
@@ -353,13 +353,13 @@ class LabelNames:
         return cls(matrix.indptr.astype(np.int64), matrix.indices.astype(np.uint32), featurizer.idf)
 
     def overlap(self, features: csr_matrix, candidates: NDArray[np.integer[Any]]) -> NameOverlap:
-        """Return how much each point shares with the names of its candidates.
+        """Return the overlap of each point's text with the names of its candidates.
 
-        0 where a candidate is padding or has no name.
+        The overlap is 0 if a candidate is padding or its name has no features.
 
         Args:
-            features: (N, F) from `RankerFeatures.transform`: rows of length 1, no column twice.
-            candidates: (N, k) label ids; L and over are padding.
+            features: (N, F) from `RankerFeatures.transform`: unit rows without duplicate columns.
+            candidates: (N, k) label ids; ids of L and above are padding.
         """
         rows = as_rows(features, np.zeros((len(candidates), 0), dtype=np.float32))
         names = (self.starts, self.columns)

@@ -1,8 +1,9 @@
 """Turn scores into probabilities and choose decision thresholds.
 
-The map is monotone, so it changes no ranking. It is stored with the precision and recall that
-decisions at each threshold had on the held-out points, from which a threshold is chosen.
-scikit-learn fits the map; it is stored as arrays, so that a saved model holds no pickle.
+The map from scores to probabilities is monotone, so it does not change the ranking. It is stored
+with the precision and recall at each threshold on the held-out points, from which decision
+thresholds are chosen. scikit-learn fits the map. The map is stored as arrays, so that a saved model
+contains no pickle.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ PROBABILITIES = "probabilities"
 """Key of a model's metadata that holds the quality of its probabilities."""
 ECE_AT = 5
 _STEPS = 200
-"""Decisions are measured at the thresholds 0, 1/200 … 1."""
+"""Precision and recall are measured at the thresholds 0, 1/200 … 1."""
 _N_BINS = 15
 _TARGET = re.compile(r"(precision|recall)\s*=\s*([0-9.]+)")
 _ARRAYS = ("scores", "values", "precision", "recall")
@@ -61,11 +62,11 @@ class Probabilities:
     scores: NDArray[np.float64]
     """Knots of the map, ascending."""
     values: NDArray[np.float64]
-    """The probability at each knot, not decreasing; linear in between."""
+    """Probability at each knot, non-decreasing; interpolated linearly between knots."""
     precision: NDArray[np.float64]
-    """Share of relevant labels among those at or above each threshold."""
+    """Precision at each threshold: share of relevant labels among the assigned labels."""
     recall: NDArray[np.float64]
-    """Share of the relevant labels that are at or above each threshold."""
+    """Recall at each threshold: share of assigned labels among the relevant labels."""
 
     @classmethod
     def fit(cls, predictions: Predictions, labels: csr_matrix) -> Probabilities | None:
@@ -94,15 +95,16 @@ class Probabilities:
         return interpolate(scores, self.scores, self.values)
 
     def threshold(self, target: float | str) -> float:
-        """Return the lowest probability at which a label is assigned.
+        """Return the threshold for a target: the lowest probability of an assigned label.
 
         Args:
-            target: A probability; or ``"f1"``, for the best F1 on the held-out points; or
-                ``"precision=0.8"``, for the most labels at that precision; or ``"recall=0.6"``,
-                for the fewest wrong ones at that recall. All are over all pairs of point and label.
+            target: A probability, which is returned. ``"f1"`` maximises F1 on the held-out points.
+                ``"precision=0.8"`` returns the lowest threshold with at least that precision,
+                ``"recall=0.6"`` the highest threshold with at least that recall. All three metrics
+                are micro-averaged over pairs of point and label.
 
         Raises:
-            ConfigError: If it is none of these, or no threshold reached it.
+            ConfigError: If the target is invalid, or no threshold reaches it.
         """
         if not isinstance(target, str):
             return float(target)
@@ -131,7 +133,7 @@ class Probabilities:
 
     @property
     def thresholds(self) -> NDArray[np.float64]:
-        """Return the thresholds that precision and recall belong to."""
+        """Return the thresholds at which precision and recall were measured."""
         return np.arange(_STEPS + 1) / _STEPS
 
     def to_dict(self) -> dict[str, list[float]]:
@@ -171,7 +173,7 @@ class Probabilities:
 
 
 def check_target(target: float | str) -> None:
-    """Refuse an invalid threshold before a model is loaded.
+    """Raise an error if a threshold is invalid.
 
     >>> check_target("f1"), check_target("0.3"), check_target("precision=0.8")
     (None, None, None)
@@ -182,7 +184,7 @@ def check_target(target: float | str) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Reliability:
-    """Predicted probability and share of relevant labels, in bins of equal width."""
+    """A reliability diagram: mean probability and share of relevant labels in equal-width bins."""
 
     predicted: NDArray[np.float64]
     """The mean probability of each bin; NaN for an empty bin."""
@@ -200,9 +202,9 @@ class Reliability:
 def reliability(
     predictions: Predictions, labels: csr_matrix, k: int, *, calibrated: bool = True
 ) -> Reliability:
-    """Return how reliable probabilities are over the best ``k`` labels of each point.
+    """Return the reliability of the probabilities of the best ``k`` labels of each point.
 
-    Without ``calibrated``, scores clipped to 1 are taken as probabilities.
+    If ``calibrated`` is False, scores clipped to [0, 1] are used as probabilities.
     """
     best = predictions.top(k)
     known = best.ids < best.n_labels
@@ -223,15 +225,16 @@ def calibration_error(
 ) -> float:
     """Return ECE@k in percent: the expected calibration error of the best ``k`` labels.
 
-    The labels are sorted into fifteen bins by probability. The error of a bin is the difference
-    between its mean probability and its share of relevant labels; the mean over bins is weighted
-    by their counts. Without ``calibrated``, scores clipped to 1 are taken as probabilities.
+    Labels are grouped into fifteen bins by probability. The error of a bin is the absolute
+    difference between its mean probability and its share of relevant labels. The mean over bins is
+    weighted by the number of labels. If ``calibrated`` is False, scores clipped to [0, 1] are used
+    as probabilities.
     """
     return reliability(predictions, labels, k, calibrated=calibrated).error
 
 
 def _parsed(target: str) -> tuple[str | None, float]:
-    """Return the metric to reach and its value; None and a number for a plain threshold."""
+    """Return the target metric and its minimum; for a plain threshold, None and the number."""
     text = target.strip().lower()
     if text == "f1":
         return "f1", 0.0
@@ -251,7 +254,7 @@ def _parsed(target: str) -> tuple[str | None, float]:
 def _precision_and_recall(
     probability: NDArray[np.float64], relevant: NDArray[np.bool_], n_relevant: int
 ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """Return precision and recall of the decisions at each threshold."""
+    """Return precision and recall at each threshold."""
     # a label of probability p is assigned at the thresholds 0, 1/200 … that are at most p
     step = np.floor(probability.astype(np.float32).astype(np.float64) * _STEPS + 1e-9).astype(int)
     assigned = np.bincount(step, minlength=_STEPS + 1)[::-1].cumsum()[::-1]
@@ -266,17 +269,17 @@ def add_probabilities(
     *,
     name: str = "validation",
 ) -> dict[str, Any]:
-    """Give a model probabilities for its last component, and return their quality.
+    """Add probabilities for the last component to a model, and return their quality.
 
     Args:
         model: A trained model; its old probabilities are dropped.
         predicted: The model's predictions (`Elias.predict_split`) and the relevant labels of each
-            split, by name. Calibration errors are measured on all of them.
-        name: The split to learn from, whose points the model was not trained on.
+            split, by name of the split. Calibration errors are measured on every split.
+        name: The split to fit the map on; the model must not be trained on its points.
 
     Returns:
-        ECE@5 in percent, before and after, of each split, and the threshold for the best F1;
-        empty if there is nothing to learn from.
+        ECE@5 of each split in percent, before and after calibration, and the threshold with the
+        best F1; empty if the map cannot be fitted.
     """
     model.probabilities = None
     model.metadata.pop(PROBABILITIES, None)
@@ -310,7 +313,7 @@ def _errors(
 
 
 def _quality_at(probabilities: Probabilities, threshold: float) -> dict[str, float]:
-    """Return precision, recall and F1 of a threshold on the held-out points, in percent."""
+    """Return a threshold with its precision, recall and F1 on the held-out points, in percent."""
     step = int(np.searchsorted(probabilities.thresholds, threshold - 1e-9))
     quality = {
         "precision": probabilities.precision[step],

@@ -27,9 +27,9 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 RERANK, CALIBRATE, NAMES = "rerank", "calibrate", "names"
-"""Components of a reranker: p·q, its mixture with T, and with a T that reads label names."""
+"""Components: p·q; the mixture of p·q and T; the mixture of p·q and a T that reads names."""
 POWERS = (1.0, 0.5, 0.25, 0.125)
-"""Powers γ of q to choose from. More than 1 was never clearly better."""
+"""Candidate values of γ, the power of q; values above 1 were never clearly better."""
 POWER_K = 5
 """k of the nDCG@k that chooses γ."""
 _DISCOUNTS = 1 / np.log2(np.arange(2, POWER_K + 2))
@@ -45,15 +45,17 @@ def choose_sharpness(
     relevant: NDArray[np.bool_],
     n_relevant: NDArray[np.integer[Any]],
 ) -> float:
-    """Return the power γ with which p·q^γ has the best nDCG@5.
+    """Return the power γ for which p·q^γ has the best nDCG@5.
 
-    It is 1, the paper's, unless another gains more over it than the standard error of that gain.
+    Another power replaces γ = 1, the paper's value, only if its gain in nDCG@5 exceeds the standard
+    error of the gain.
 
     Args:
         scores: (N, k) p of each point's candidates, 0 where padded.
-        relevances: (N, k) q of each.
-        relevant: (N, k) whether the candidate is relevant.
-        n_relevant: (N,) number of relevant labels of each point, candidates or not.
+        relevances: (N, k) q of each candidate.
+        relevant: (N, k) mask of the relevant candidates.
+        n_relevant: (N,) number of relevant labels of each point, including labels that are not
+            candidates.
 
     >>> p, q = np.array([[0.9, 0.8]] * 9), np.array([[0.5, 0.6]] * 9)
     >>> choose_sharpness(p, q, np.array([[True, False]] * 9), np.ones(9, dtype=int))
@@ -78,7 +80,7 @@ def choose_sharpness(
 
 @dataclass(frozen=True)
 class Reranker:
-    """All that ELIAS++ adds to a trained model (§3.5, appendix C.2)."""
+    """The parts that ELIAS++ adds to a trained model (§3.5, appendix C.2)."""
 
     features: RankerFeatures
     ranker: SparseRanker
@@ -92,7 +94,7 @@ class Reranker:
     names: LabelNames | None = None
     """The label names that ``by_name`` reads; None if ``by_name`` is None."""
     by_name: Calibration | None = None
-    """A second T that also reads how much of a label's name occurs in the text."""
+    """A second T that also reads the overlap of a label's name with the text."""
 
     @classmethod
     def fit(
@@ -107,7 +109,7 @@ class Reranker:
         label_names: Sequence[str] | None = None,
         seed: int = 0,
     ) -> Reranker:
-        """Train the ranker and, on held-out points, the calibration without and with names.
+        """Train the ranker, and fit the calibrations without and with names on held-out points.
 
         Args:
             features: The vocabulary of the ranker.
@@ -201,16 +203,16 @@ class Reranker:
         label_names: Sequence[str] | None = None,
         psi: csr_matrix | None = None,
     ) -> dict[str, Predictions]:
-        """Return the candidates in the order of each component; all share the features ψ.
+        """Return the candidates ranked by each component; ψ is computed once for all components.
 
         Args:
             candidates: Candidates of N points, best first.
             inputs: N texts, or their given features.
             components: Components of this reranker.
-            count: How many candidates are scored; labels past them follow in their old order.
-            width: Labels of a point to return; None: all candidates.
+            count: Number of candidates to score; the remaining ones follow in their given order.
+            width: Number of labels to return for each point; None: all candidates.
             label_names: Names for the predictions.
-            psi: (N, F) features of the points, if they are at hand.
+            psi: (N, F) features of the points; None: they are computed from ``inputs``.
         """
         n_labels, n_points = len(self.frequencies), len(candidates.ids)
         best, ids = candidates, candidates.ids[:, :width]
@@ -239,9 +241,9 @@ class Reranker:
         components: Collection[str],
         factors: dict[str, NDArray[np.float32]] | None = None,
     ) -> dict[str, NDArray[np.float32]]:
-        """Return the score (N, k) of each candidate by each component; -inf where padded.
+        """Return the scores (N, k) of the candidates for each component; -inf where padded.
 
-        ``factors`` receives the factors of the scores, see `factors`.
+        If ``factors`` is given, the factors of the scores are added to it; see `factors`.
         """
         ids, used = candidates.ids, {}
         known = ids < len(self.frequencies)
@@ -270,8 +272,8 @@ class Reranker:
     def factors(self, candidates: Candidates, inputs: Inputs) -> dict[str, NDArray[np.float32]]:
         """Return the factors of the final score, each (N, k) and 0 where padded.
 
-        ``ranker_score`` is q to its power γ. If the reranker has them, ``calibrated_score`` is T,
-        and ``name_likeness`` and ``name_coverage`` are the overlap with names that T reads.
+        ``ranker_score`` is q^γ. ``calibrated_score`` is T, if the reranker has a calibration.
+        ``name_likeness`` and ``name_coverage`` are the `NameOverlap`, if T reads names.
         """
         factors: dict[str, NDArray[np.float32]] = {}
         psi = self.features.transform(inputs)
@@ -280,7 +282,7 @@ class Reranker:
 
 
 def relevant_candidates(ids: NDArray[np.integer[Any]], labels: csr_matrix) -> NDArray[np.bool_]:
-    """Return which candidates (N, k) are relevant; ids of L and over are padding.
+    """Return a mask (N, k) of the relevant candidates; ids of L and above are padding.
 
     >>> from scipy.sparse import csr_matrix
     >>> relevant_candidates(np.array([[1, 2], [0, 2]]), csr_matrix([[0, 1], [0, 1]])).tolist()

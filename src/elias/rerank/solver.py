@@ -1,8 +1,9 @@
 """Fit one linear classifier per label by dual coordinate descent.
 
-The sub-problem of a label is a list of rows of one matrix ψ that all labels share: nothing is
-copied. The loops release the GIL, and idle threads take the next labels. Each thread has its own
-weight buffers, and each label its own random order, so the result does not depend on the threads.
+The sub-problem of a label is a list of rows of one matrix ψ, which all labels share without copies.
+The loops release the GIL, and idle threads take the next labels. Each thread has its own weight
+buffers, and each label has its own random order, so the result does not depend on the number of
+threads.
 """
 
 from __future__ import annotations
@@ -23,16 +24,16 @@ if TYPE_CHECKING:
 
 
 Groups: TypeAlias = tuple[Array, Array, Array]
-"""Sub-problems: the start of each label, the row of each pair, and its y, +1 or -1."""
+"""Sub-problems: the first pair of each label, and the row and y (+1 or -1) of each pair."""
 
 
 def group_pairs(candidates: NDArray[np.integer[Any]], labels: csr_matrix) -> Groups:
-    """Return each label's sub-problem: the points with it as a candidate or as a relevant label.
+    """Return each label's sub-problem: the points for which it is a candidate or relevant.
 
     The rows are in ascending order, with +1 where the label is relevant and -1 elsewhere.
 
     Args:
-        candidates: (N, k) label ids; L and over are padding.
+        candidates: (N, k) label ids; ids of L and above are padding.
         labels: (N, L) relevance; a stored entry is a relevant label.
     """
     relevant = (labels.indptr, labels.indices)
@@ -48,7 +49,7 @@ def group_pairs(candidates: NDArray[np.integer[Any]], labels: csr_matrix) -> Gro
 def _visit_pairs(
     candidates: Array, relevant: tuple[Array, Array], slots: Array, pairs: tuple[Array, Array]
 ) -> None:
-    """Write each pair to the next slot of its label; count only if ``pairs`` are empty."""
+    """Write each pair to the next slot of its label; if ``pairs`` is empty, only count pairs."""
     label_starts, label_ids = relevant
     n_labels = slots.shape[0]
     last_row = np.full(n_labels, -1, dtype=np.int64)
@@ -75,14 +76,14 @@ def _note_pair(
 
 
 Buffers: TypeAlias = tuple[Array, Array]
-"""A thread's weights of the sparse and the dense part, float64; zero between labels."""
+"""A thread's float64 weights of the sparse and the dense part; reset to 0 after each label."""
 
 # Allow reordered sums, for vectorisation; NaN and infinity keep their meaning.
 _SUMS = {"reassoc", "contract", "nsz"}
 
 
 def squares_of(rows: Rows) -> NDArray[np.float64]:
-    """Return ‖ψ‖² + 1 of each row; the bias is a feature of 1."""
+    """Return ‖ψ‖² + 1 of each row; the 1 is the constant feature of the bias."""
     data, _, starts, dense = rows
     total = np.concatenate([[0.0], np.cumsum(data.astype(np.float64) ** 2)])
     dense_squares = np.einsum("nd,nd->n", dense, dense, dtype=np.float64)
@@ -119,7 +120,7 @@ def add(rows: Rows, row: int, scale: float, buffers: Buffers) -> None:
 
 @njit(cache=True, nogil=True)
 def seed_state(seed: int, label: int) -> np.uint64:
-    """Return the random state of a label: never 0, and far apart for neighbouring labels."""
+    """Return the initial random state of a label, never 0; neighbouring ids get distant states."""
     mixed = np.uint64(seed) * np.uint64(0x9E3779B97F4A7C15) + np.uint64(label) + np.uint64(1)
     mixed = (mixed ^ (mixed >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     mixed = (mixed ^ (mixed >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
@@ -152,10 +153,11 @@ def _sweep(
     bounds: tuple[float, float, float],
     buffers: Buffers,
 ) -> tuple[int, float, float, float]:
-    """Move each active α_i once to its best value.
+    """Minimise the dual over each active α_i once, in the given order.
 
     Return the number of active α_i, the bias, and the highest and lowest projected gradient. An
-    α_i at 0 whose gradient exceeds the highest of the last sweep becomes inactive.
+    α_i of 0 becomes inactive if its gradient exceeds the highest projected gradient of the previous
+    sweep.
     """
     members, signs = pairs
     dual, moved = duals
@@ -194,8 +196,8 @@ def solve_hinge(
     """Fit one classifier into ``buffers``; return its bias and the rows that contribute to it.
 
     The dual is min ½αᵀ(Q + 1/(2C))α − Σα over α ≥ 0, with Q_ij = y_i·y_j·(ψ_i·ψ_j + 1) and
-    w = Σ α_i·y_i·ψ_i. Each sweep has a new random order; the solver stops when the projected
-    gradients of all points span no more than the tolerance.
+    w = Σ α_i·y_i·ψ_i. Each sweep has a new random order. The solver stops when the difference
+    between the highest and lowest projected gradient of all points is at most the tolerance.
     """
     cost, tolerance, most = limits
     size = pairs[0].shape[0]
@@ -229,7 +231,7 @@ def _share(logit: float) -> float:
 
 @njit(cache=True, nogil=True)
 def _best_logit(logit: float, curvature: float, slope: float, precision: float) -> float:
-    """Return the root of u + A·σ(u) + B; its slope is at least 1, so there is one root.
+    """Return the root u of u + A·σ(u) + B; the slope is at least 1, so the root is unique.
 
     Newton steps are limited to the interval [−B − A, −B], which contains the root.
     """
@@ -259,11 +261,12 @@ def solve_logistic(
 ) -> tuple[float, Array]:
     """Fit one classifier into ``buffers``; return its bias and the rows that contribute to it.
 
-    The dual of ½‖w‖² + C·Σ log(1 + exp(−y_i·w·ψ_i)) is the least of ½αᵀQα + Σ α_i·log α_i +
+    The dual of ½‖w‖² + C·Σ log(1 + exp(−y_i·w·ψ_i)) is min ½αᵀQα + Σ α_i·log α_i +
     (C − α_i)·log(C − α_i) over 0 < α < C, with Q_ij = y_i·y_j·(ψ_i·ψ_j + 1) and w = Σ α_i·y_i·ψ_i.
-    Its slope in α_i is y_i·w·ψ_i + u_i, where u_i is the logit of α_i/C. In u_i the best value of
-    one coordinate is the root of a function whose slope is at least 1, and no α reaches its bounds.
-    Each sweep has a new random order; the solver stops when no slope exceeds the tolerance.
+    Its derivative in α_i is y_i·w·ψ_i + u_i, where u_i is the logit of α_i/C. The solver updates
+    u_i instead of α_i: the optimum is the root of a function with a slope of at least 1, and α_i
+    never reaches its bounds. Each sweep has a new random order. The solver stops when no derivative
+    exceeds the tolerance in absolute value.
     """
     cost, tolerance, most = limits
     members, signs = pairs
@@ -302,7 +305,7 @@ Loss: TypeAlias = Literal["squared-hinge", "logistic"]
 WeightBuffers: TypeAlias = tuple[Array, Array]
 """Buffers for the columns and values of one label's weights."""
 Fitted: TypeAlias = tuple[Array, Array, Array, Array]
-"""For some labels: their numbers of weights, biases, and all columns and values."""
+"""Result for a chunk of labels: number of weights and bias of each, all columns and values."""
 
 _SCAN_IS_FASTER = 4  # scan all columns if picking would touch at least one in four
 _PAIRS_PER_CHUNK = 20_000  # about 10 ms of work for a thread
@@ -314,11 +317,11 @@ class FitSettings(NamedTuple):
     cost: float = 1.0
     """C: the weight of the loss relative to ½‖w‖²."""
     tolerance: float = 0.1
-    """Stop when the gradients span no more than this."""
+    """Stopping tolerance on the gradients of the dual; see the solvers."""
     max_iterations: int = 100
     """Maximum number of passes over the points of a label."""
     prune: float = 0.0
-    """Drop weights smaller than this."""
+    """Drop weights whose absolute value is smaller than this."""
     seed: int = 0
     """Seed of the order in which points are visited."""
     loss: Loss = "squared-hinge"
@@ -330,9 +333,9 @@ def fit_label_classifiers(
 ) -> tuple[csr_matrix, NDArray[np.float32]]:
     """Fit one classifier for each label on its own rows; return weights (L, F + D) and biases (L,).
 
-    Minimises ½(‖w‖² + b²) + C·Σ_i loss(y_i·(w·ψ_i + b)) over the label's rows, ψ being the sparse
-    and the dense features side by side: the masked loss of Eq. 17, log(1 + exp(−s)), or a squared
-    hinge max(0, 1 − s)² in its place.
+    Minimise ½(‖w‖² + b²) + C·Σ_i loss(y_i·(w·ψ_i + b)) over the label's rows i. ψ concatenates the
+    sparse and the dense features. The loss is log(1 + exp(−s)), the masked loss of Eq. 17, or the
+    squared hinge max(0, 1 − s)².
 
     Args:
         features: (N, F) sparse features, float32.
@@ -373,10 +376,10 @@ def _chunks(starts: NDArray[np.int64]) -> Iterator[NDArray[np.int64]]:
 def _take(
     rows: Rows, members: Array, moved: Array, buffers: Buffers, out: WeightBuffers, prune: float
 ) -> int:
-    """Move the weights that are not pruned into ``out``, columns ascending; reset all to 0.
+    """Move the unpruned weights to ``out``, columns ascending; reset all weights to 0.
 
-    Return their number. Only columns of rows that contribute can have a weight; if there are many,
-    scanning all columns is faster.
+    Return the number of moved weights. Only the columns of contributing rows can have a weight; if
+    these rows have many entries, scanning all columns is faster.
     """
     _, columns, starts, _ = rows
     n_touched = 0
@@ -400,7 +403,7 @@ def _take(
 
 @njit(cache=True, nogil=True)
 def _scan(weight: Array, offset: int, out: WeightBuffers, size: int, prune: float) -> int:
-    """Move the weights of all columns that are not pruned."""
+    """Move the unpruned weights of all columns to ``out``; return the new size of ``out``."""
     for column in range(weight.shape[0]):
         value = weight[column]
         if value != 0.0 and abs(value) >= prune:
@@ -413,7 +416,7 @@ def _scan(weight: Array, offset: int, out: WeightBuffers, size: int, prune: floa
 
 @njit(cache=True, nogil=True)
 def _pick(weight: Array, columns: Array, out: WeightBuffers, size: int, prune: float) -> int:
-    """Move the weights of some columns that are not pruned."""
+    """Move the unpruned weights of some columns to ``out``; return the new size of ``out``."""
     for column in columns:
         value = weight[column]
         if value != 0.0:
@@ -434,7 +437,7 @@ def _fit_labels(
     memory: tuple[Buffers, WeightBuffers],
     settings: tuple[tuple[float, float, int], float, int, bool],
 ) -> Fitted:
-    """Fit some labels; return the number of weights and the bias of each, columns, values."""
+    """Fit a chunk of labels; see `Fitted`."""
     starts, members, signs = groups
     buffers, out = memory
     limits, prune, seed, logistic = settings

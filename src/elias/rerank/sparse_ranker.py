@@ -1,8 +1,8 @@
 """The sparse ranker: features ψ(x) and one masked linear classifier per label (§3.5, C.2).
 
 To score a point, its features are written to a dense buffer, and the weights of each candidate
-are looked up in it. For a label with very many weights, the point's features are looked up among
-the weights instead.
+are multiplied with the values of their columns. For a label with very many weights, the point's
+features are found among the label's weights by binary search instead.
 """
 
 from __future__ import annotations
@@ -35,15 +35,15 @@ Classifiers: TypeAlias = tuple[Array, Array, Array, Array]
 """Values, columns (ascending per label) and label starts of the weights, and the biases."""
 
 UNSEEN_MARGIN = -1.0
-"""Margin of a label that is no candidate of any training point: that of a sure negative."""
+"""Margin of a label without training pairs, the same as for a confident negative."""
 _PADDING = np.float32(-np.inf)
 POINTS_PER_CHUNK = 256
-"""Points that a thread scores at a time."""
+"""Number of points that a thread scores at a time."""
 
 
 @dataclass(frozen=True)
 class RankerFeatures:
-    """Turn texts, or given features, into the sparse part of ψ(x) (Eq. 16), rows of length 1.
+    """Convert texts, or given features, to the sparse part of ψ(x) (Eq. 16), with unit rows.
 
     >>> from elias.config import RerankConfig
     >>> config = RerankConfig(word_ngrams=2, char_ngrams=(0, 0), min_count=1)
@@ -61,7 +61,7 @@ class RankerFeatures:
 
     @classmethod
     def fit(cls, inputs: Inputs, config: RerankConfig) -> RankerFeatures:
-        """Learn the vocabulary from training texts; of given features, keep the width.
+        """Learn the vocabulary from training texts; for given features, store only their number.
 
         Raises:
             DataError: If no word or n-gram is frequent enough.
@@ -85,10 +85,11 @@ class RankerFeatures:
         return cls(featurizer.n_features, featurizer)
 
     def transform(self, inputs: Inputs) -> csr_matrix:
-        """Return the features (N, F) of texts, or of given features, float32.
+        """Return the features (N, F) of texts, or given features scaled to unit rows, as float32.
 
         Raises:
-            DataError: If the ranker was trained on the other kind, or on another width.
+            DataError: If the inputs differ from the training inputs in kind (texts or features) or
+                in the number of features.
         """
         if isinstance(inputs, Sequence):
             if self.featurizer is not None:
@@ -108,7 +109,7 @@ class RankerFeatures:
 
 
 def unit_embedding(embedding: NDArray[np.float32] | None, n_points: int) -> NDArray[np.float32]:
-    """Return φ/‖φ‖ of each point, the dense part of ψ(x) in Eq. 16; width 0 for None."""
+    """Return φ/‖φ‖ of each point, the dense part of ψ(x) (Eq. 16); None gives width 0."""
     if embedding is None:
         return np.zeros((n_points, 0), dtype=np.float32)
     length = np.linalg.norm(embedding, axis=1, keepdims=True)
@@ -117,7 +118,7 @@ def unit_embedding(embedding: NDArray[np.float32] | None, n_points: int) -> NDAr
 
 
 def relevance(margins: NDArray[np.float32], transform: Transform) -> NDArray[np.float32]:
-    """Return q in [0, 1] for margins s: exp(−max(1−s, 0)³), or σ(s).
+    """Return q in [0, 1] for margins s: exp(−max(1−s, 0)³) for ``l3-hinge``, else σ(s).
 
     >>> relevance(np.float32([2, 1, -np.inf]), "l3-hinge").tolist()
     [1.0, 1.0, 0.0]
@@ -146,9 +147,9 @@ class SparseRanker:
     weights: csr_matrix
     """(L, F + D) weights left after pruning, columns ascending, float32."""
     biases: NDArray[np.float32]
-    """(L,)"""
+    """(L,) bias of each label."""
     n_dense: int
-    """D: how many of the last columns belong to the embedding."""
+    """D, the number of embedding columns, which are the last columns of ``weights``."""
 
     @property
     def n_labels(self) -> int:
@@ -171,17 +172,17 @@ class SparseRanker:
         *,
         seed: int = 0,
     ) -> SparseRanker:
-        """Train on the candidates of training points, to which missing positives are added.
+        """Train on the candidates of the training points and on their relevant labels.
 
-        Minimises Eq. 17 per label, with the logistic loss, or with a squared hinge as in the
-        authors' program.
+        Minimise Eq. 17 for each label, with the logistic loss, or with the squared hinge loss of
+        the authors' program.
 
         Args:
             features: (N, F) sparse part of ψ(x), rows of length 1.
-            embedding: (N, D) φ(x), scaled to length 1 here; or None.
+            embedding: (N, D) φ(x), which is scaled to length 1; or None.
             candidates: (N, k) label ids in any order; L is padding.
-            labels: (N, L) relevance.
-            config: Cost, tolerance, pruning threshold.
+            labels: (N, L) relevant labels.
+            config: Cost, tolerance and pruning threshold.
             seed: Seed of the order in which points are visited.
         """
         from elias.rerank.solver import (
@@ -254,7 +255,7 @@ class SparseRanker:
 
 
 def as_rows(features: csr_matrix, dense: NDArray[np.float32]) -> Rows:
-    """Return ψ as plain arrays. For unsigned columns, numba tests no negative index."""
+    """Return ψ as plain arrays; with unsigned columns, numba omits checks for negative indices."""
     return (
         np.ascontiguousarray(features.data, dtype=np.float32),
         np.ascontiguousarray(features.indices).astype(np.uint32, copy=False),
@@ -269,7 +270,7 @@ def run_on_points(
     width: int,
     description: str,
 ) -> None:
-    """Call ``work`` on ranges that cover all points, with a zeroed buffer of ``width`` floats."""
+    """Call ``work`` on chunks of all points in threads, each with a zeroed buffer of ``width``."""
     starts = range(0, n_points, POINTS_PER_CHUNK)
     chunks = [range(start, min(start + POINTS_PER_CHUNK, n_points)) for start in starts]
     for _ in thread_map_progress(
@@ -325,7 +326,7 @@ def _margin(
 
 @njit(cache=True, nogil=True)
 def _searching_is_faster(n_features: int, n_weights: int) -> bool:
-    """Return True if looking up features among the weights is faster than the reverse."""
+    """Return True if binary search among the weights is faster than visiting all weights."""
     return n_weights > 64 and n_weights > 2 * n_features * np.log2(n_weights)
 
 
