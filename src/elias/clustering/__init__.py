@@ -1,4 +1,4 @@
-"""Clusters of labels: label centroids, and balanced 2-means over them (appendix C.1)."""
+"""Cluster the labels: compute label centroids, then apply balanced 2-means (appendix C.1)."""
 
 from elias.clustering.balanced_kmeans import balanced_clusters
 from elias.clustering.centroids import label_centroids

@@ -1,8 +1,9 @@
 """Recursive balanced 2-means over label centroids (appendix C.1).
 
-The threads divide the nodes of a level among them. The first levels have few large nodes; there
-they divide the members of a node, in a fixed number of blocks, so that the result depends on the
-seed and not on the number of threads.
+A node is a set of labels, its members; each level of the recursion splits every node in two. The
+threads process small nodes in parallel, one thread per node. A large node, as in the first levels,
+is processed by all threads: its members are divided into a fixed number of blocks, so the result
+depends on the seed and not on the number of threads.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ if TYPE_CHECKING:
 
 Array: TypeAlias = NDArray[Any]
 Parts: TypeAlias = tuple[Array, Array, Array, Array]
-"""The centroids: sparse values, columns and row starts, and the dense part."""
+"""The centroids: (values, columns, row starts) of the sparse part, then the dense part."""
 
 _MAX_ITERATIONS = 20
 _LARGE_NODE = 2**16  # members; the threads divide a larger node
@@ -35,11 +36,11 @@ _CHUNKS = 64  # chunks of the small nodes of a level
 def balanced_clusters(
     sparse: csr_matrix, dense: NDArray[np.float32], n_clusters: int, seed: int
 ) -> NDArray[np.int64]:
-    """Return the cluster of each label, 0 … C-1; the sizes of clusters differ by at most one.
+    """Return the cluster of each label, 0 … C-1; cluster sizes differ by at most one.
 
-    A node is split by 2-means with the median as border, again and again. If C is no power of two,
-    the halves get shares in proportion to their clusters. Labels with a centroid of zero (no
-    training point) are distributed over the clusters at the end.
+    Each node is split recursively by balanced 2-means, at the median score. If C is not a power of
+    two, each half gets labels in proportion to its number of clusters. Labels with a zero centroid
+    (no training point) are spread over the clusters, smaller clusters first.
     """
     n_labels = sparse.shape[0]
     known = (np.diff(sparse.indptr) > 0) | dense.any(axis=1)
@@ -73,7 +74,7 @@ def _halve_level(
     borders: tuple[Array, Array],
     seeds: Array,
 ) -> Iterator[int]:
-    """Halve all nodes of a level; yield the number of members as they are done."""
+    """Split all nodes of a level; yield the number of members processed after each part."""
     starts, cuts = borders
     sizes = np.diff(starts)
     for node in np.flatnonzero(sizes >= _LARGE_NODE).tolist():
@@ -96,7 +97,7 @@ def _halve_level(
 
 
 def _halve_large(parts: Parts, n_columns: int, members: Array, n_first: int, seeds: Array) -> None:
-    """Halve a large node like `_halve`, with its members divided among the threads."""
+    """Split a large node as `_halve` does, with its members divided among the threads."""
     size, dim = len(members), parts[3].shape[1]
     scores = np.empty(size, dtype=np.float32)
     centers = np.zeros((_BLOCKS, n_columns), dtype=np.float32)
@@ -137,14 +138,14 @@ def _blocks(size: int) -> list[slice]:
 
 
 def _for_each(work: Callable[[int, None], None]) -> None:
-    """Run the work for each block, in threads."""
+    """Call ``work`` for each block index, on several threads."""
     for _ in thread_map(work, range(_BLOCKS), lambda: None):
         pass
 
 
 @njit(cache=True, nogil=True)
 def _weights(n_first: int, size: int) -> tuple[np.float32, np.float32]:
-    """Return the weight of a member of each half in the difference of the two centres."""
+    """Return each half's weight per member in the difference: first centre − second centre."""
     return np.float32(1.0 / max(1, n_first)), np.float32(-1.0 / max(1, size - n_first))
 
 
@@ -161,7 +162,7 @@ def _add(parts: Parts, member: int, weight: np.float32, center: Array, dense_cen
 def _add_two(
     parts: Parts, members: Array, seeds: Array, center: Array, dense_center: Array
 ) -> None:
-    """Initialise the difference of the centres with that of two random members."""
+    """Initialise the difference of the centres as the difference of two random members."""
     size = members.shape[0]
     one = int(seeds[0] * size)
     other = (one + 1 + int(seeds[1] * (size - 1))) % size
@@ -212,7 +213,7 @@ def _score(parts: Parts, members: Array, center: Array, dense_center: Array, sco
 
 @njit(cache=True, nogil=True)
 def _choose_lowest(scores: Array, count: int, chosen: Array) -> int:
-    """Choose the ``count`` lowest scores, ties in order; return the number of changes."""
+    """Set ``chosen`` for the ``count`` lowest scores, ties by index; return how many changed."""
     border = nth_lowest(scores.copy(), count)
     left = count  # number of ties to choose
     for score in scores:
@@ -232,7 +233,7 @@ def _choose_lowest(scores: Array, count: int, chosen: Array) -> int:
 
 @njit(cache=True, nogil=True)
 def _sort_halves(members: Array, first: Array) -> None:
-    """Move the members of the first half to the front; keep the order within the halves."""
+    """Move the members of the first half to the front; keep the order within each half."""
     before = members.copy()
     end = 0
     for half in (True, False):
@@ -244,7 +245,7 @@ def _sort_halves(members: Array, first: Array) -> None:
 
 @njit(cache=True, nogil=True)
 def _halve(parts: Parts, members: Array, n_first: int, center: Array, seeds: Array) -> None:
-    """Sort ``members`` in place so that the first ``n_first`` are nearer to the first centre."""
+    """Reorder ``members`` in place: the ``n_first`` nearest to the first centre come first."""
     size = members.shape[0]
     dense_center = np.zeros(parts[3].shape[1], dtype=np.float32)
     scores = np.empty(size, dtype=np.float32)

@@ -1,4 +1,7 @@
-"""Centroids of labels: sums over their points, counted first so that memory is allocated once."""
+"""Label centroids: the normalised sum of each label's points.
+
+A first pass counts the nonzero columns of each centroid, so that memory is allocated only once.
+"""
 
 from __future__ import annotations
 
@@ -29,9 +32,9 @@ def label_centroids(
 ) -> tuple[csr_matrix, NDArray[np.float32]]:
     """Return μ_ℓ, the sum of ψ(x) over the points of each label, scaled to length 1 (Eq. 14–15).
 
-    ψ = [bow/‖·‖, φ/‖·‖]. The sparse and the dense part are returned separately, scaled by their
-    common length. A label without points has a centroid of zero. Apart from the result, memory does
-    not grow with the number of labels.
+    ψ = [bow/‖·‖, φ/‖·‖]; the rows of ``bow`` must have length 1 already. The sparse and the dense
+    part are returned separately, both divided by the length of the whole centroid. A label without
+    points has a centroid of zero.
     """
     to_points = _transposed(labels)
     n_labels, n_columns = labels.shape[1], bow.shape[1]
@@ -74,7 +77,7 @@ def label_centroids(
 
 
 def _transposed(labels: csr_matrix) -> tuple[Array, Array]:
-    """Return the points of each label, ascending, and the starts of the labels among them."""
+    """Return the points of all labels, ascending for each, and the start of each label."""
     # with small values, because scipy copies them
     ones = np.ones(labels.nnz, dtype=np.bool_)
     by_label = csr_matrix((ones, labels.indices, labels.indptr), shape=labels.shape).T.tocsr()
@@ -87,7 +90,7 @@ def _ranges(n_rows: int, size: int) -> Iterator[range]:
 
 
 def _lengths(embedding: NDArray[np.float32]) -> NDArray[np.float32]:
-    """Return the length of each vector, at least 1e-12, without a copy of all vectors."""
+    """Return the length of each vector, at least 1e-12, without copying the whole array."""
     lengths = np.empty(len(embedding), dtype=np.float32)
     for span in _ranges(len(embedding), _ROWS_PER_COPY):
         some = slice(span.start, span.stop)
@@ -96,7 +99,7 @@ def _lengths(embedding: NDArray[np.float32]) -> NDArray[np.float32]:
 
 
 def _squares(data: NDArray[np.float32], starts: NDArray[np.int64]) -> NDArray[np.float32]:
-    """Return the squared length of each row, summed from its last value to the first."""
+    """Return the squared length of each row, summed from its last value to its first."""
     square = np.zeros(len(starts) - 1, dtype=np.float32)
     filled = np.flatnonzero(np.diff(starts))  # rows with values
     if len(filled):
@@ -114,7 +117,7 @@ def _count_columns(
     counts: Array,
     span: tuple[int, int],
 ) -> None:
-    """Count the distinct columns of the points of each label."""
+    """Count the distinct nonzero columns among the points of each label."""
     points, starts = to_points
     _, columns, row_starts = rows
     for label in range(span[0], span[1]):
@@ -135,10 +138,11 @@ def _sum_rows(
     out: Rows,
     span: tuple[int, int],
 ) -> None:
-    """Write the sum of each label, the column seen last first, in the order of scipy's product.
+    """Write the sum of the points of each label as a sparse row.
 
-    ``position_of`` has the position of each column's sum; it is valid if it lies within the range
-    of the label.
+    The columns of a row are in reverse order of first occurrence, as in scipy's sparse product.
+    ``position_of`` maps each column to the position of its sum in ``out``. An entry is valid only
+    if it lies within the current label's row; other entries are left from earlier labels.
     """
     points, starts = to_points
     data, columns, row_starts = rows

@@ -1,9 +1,9 @@
-"""Lazy AdamW: state and schedule of tables of which a step touches only some rows.
+"""Lazy AdamW for tables in which a step touches only some rows: state, history, dense reference.
 
-A row that a step does not touch has a zero gradient in that step. Its moments and its weight decay
-are applied when the row is touched again, each step's decay at that step's learning rate, so they
-equal those of dense AdamW. One difference remains: dense AdamW also moves such a row by its old
-momentum; here it stays where it is.
+A row that a step does not touch has a zero gradient in that step. The decay of its moments and
+weights is deferred until the row is touched again. The weight decay of each skipped step uses the
+learning rate of that step, so the total decay equals that of dense AdamW. One difference remains:
+dense AdamW also moves an untouched row by its old momentum; lazy AdamW does not.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _CHUNK_WEIGHTS = 2**22  # weights per chunk, to keep temporaries small
 
 
 class AdamWRates(NamedTuple):
-    """Hyperparameters of one AdamW step."""
+    """Hyperparameters of one AdamW step; ``decay`` is the weight decay λ."""
 
     lr: float
     beta1: float
@@ -32,7 +32,7 @@ class AdamWRates(NamedTuple):
 
 
 class RowState(NamedTuple):
-    """Moments of a table, and the step in which each row was last updated."""
+    """Moments of a table, and the step that last updated each row."""
 
     mean: Float[Tensor, "R D"]
     variance: Float[Tensor, "R D"]
@@ -40,7 +40,7 @@ class RowState(NamedTuple):
 
 
 class LinearState(NamedTuple):
-    """Moments of weights and biases, and the step in which each row was last updated.
+    """Moments of weights and biases, and the step that last updated each row.
 
     A ``variance`` of width 1 holds one second moment per row, the mean of its squared gradients.
     """
@@ -53,7 +53,7 @@ class LinearState(NamedTuple):
 
 
 class EdgeState(NamedTuple):
-    """Moments of the edge logits, and the step in which each cluster was last updated."""
+    """Moments of the edge logits, and the step that last updated each cluster."""
 
     mean: Float[Tensor, "C E"]
     variance: Float[Tensor, "C E"]
@@ -61,11 +61,11 @@ class EdgeState(NamedTuple):
 
 
 class History:
-    """Steps of a table so far: their number, the rates of the last one and the decay of each.
+    """Optimizer steps of a table: their number, the last step's rates, and the cumulative decay.
 
     The learning rate changes from step to step, so a row that skipped steps must decay by the
-    product of (1 − lr_t·λ) over exactly those steps. That product is a quotient of two cumulative
-    products, which are stored as logarithms: one float64 per step, on the device of the table.
+    product of (1 − lr_t·λ) over exactly those steps. This product is the quotient of two cumulative
+    products. They are stored as logarithms: one float64 per step, on the device of the table.
     """
 
     def __init__(self, device: torch.device | str = "cpu") -> None:
@@ -83,11 +83,14 @@ class History:
 
     @property
     def decay_log(self) -> Float[Tensor, " n"]:
-        """Return Σ log₂(1 − lr_t·λ) over the first t steps, at index t; n exceeds the steps."""
+        """Return a tensor whose entry s is Σ_{t≤s} log₂(1 − lr_t·λ).
+
+        Entries beyond the last step are unused.
+        """
         return self._logs
 
     def add(self, rates: AdamWRates) -> None:
-        """Start a step with these rates, without waiting for the device."""
+        """Add a step with these rates, without waiting for the device."""
         self.step += 1
         self._rates = rates
         self._sum += _log_decay(rates)
@@ -96,7 +99,7 @@ class History:
         self._logs[self.step].fill_(self._sum)
 
     def replay(self, past: Iterable[AdamWRates]) -> None:
-        """Replace all steps by these, as if each had been added."""
+        """Replace the history by these steps, as if `add` had been called for each."""
         steps = list(past)
         sums = list(accumulate(map(_log_decay, steps), initial=0.0))
         self.step, self._sum = len(steps), sums[-1]
@@ -119,12 +122,12 @@ def adamw_dense(
     step: int,
     rates: AdamWRates,
 ) -> None:
-    """Apply dense AdamW in place, computed in float32 whatever the tensors' dtype.
+    """Apply dense AdamW in place; compute in float32 regardless of the tensors' dtype.
 
     A ``variance`` of width 1 holds one second moment per row, the mean of its squared gradients.
-    A bfloat16 weight is rounded stochastically: rounding to nearest would lose the many steps that
-    are smaller than half of its last digit. The first moment is rounded to nearest, since each
-    step replaces a tenth of it.
+    A bfloat16 weight is rounded stochastically, because rounding to nearest would discard updates
+    smaller than half a unit in the last place. A bfloat16 first moment is rounded to nearest: each
+    step replaces a fraction 1 − β₁ of it, so rounding errors do not accumulate.
     """
     exact_mean = mean.float().lerp_(gradient, 1 - rates.beta1)  # in place where it is float32
     squares = gradient.square()
@@ -140,7 +143,7 @@ def adamw_dense(
 
 
 def stochastic_round(values: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
-    """Round float32 to one of the two nearest bfloat16 values, so that the mean is the value."""
+    """Round float32 to an adjacent bfloat16 value at random; the expectation is the input."""
     noise = torch.randint(0, 2**16, values.shape, dtype=torch.int32, device=values.device)
     # bfloat16 is the upper half of float32: the lower half carries over with its own probability
     bits = noise.add_(values.view(torch.int32)).bitwise_and_(-(2**16))
@@ -155,11 +158,11 @@ def apply_pending_decay(
     last_step: Int[Tensor, " R"],
     history: History,
 ) -> None:
-    """Apply pending weight decay to rows that recent steps did not touch (lazy AdamW), in place.
+    """Apply the deferred decay of lazy AdamW to the weights and moments of all rows, in place.
 
-    Their moments decay too. Call it before weights are evaluated, averaged or saved; training that
-    continues afterwards differs only by rounding. A bfloat16 weight is rounded stochastically, as
-    in a step. A row with nothing pending keeps its bits.
+    Call it before weights are evaluated, averaged or saved. It changes later training only by
+    rounding. A bfloat16 weight is rounded stochastically, as in a step. A row that the last step
+    updated does not change.
     """
     if not history.step:
         return

@@ -1,6 +1,6 @@
 """CUDA graphs: capture a function once per input shape, then replay it with one launch.
 
-For a small batch a GPU finishes its kernels faster than the host can launch them one by one.
+For a small batch, the GPU finishes kernels faster than the host can launch them one by one.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ _MAX_GRAPHS = 32  # further shapes run eagerly
 
 Result = TypeVar("Result")
 Capture: TypeAlias = Callable[[Callable[[], Result]], tuple[Callable[[], object], Result]]
-"""Runs a function; returns a callable that repeats it, and the result in its fixed memory."""
+"""Captures a function; returns its replay and its result, whose memory each replay overwrites."""
 
 
 class GraphRecorder:
     """Captures functions as CUDA graphs that share one memory pool.
 
-    Replaying one graph overwrites the results of the others. The tensors that a function reads
-    must keep their addresses and shapes.
+    Replaying one graph overwrites the results of all other graphs. The tensors that a captured
+    function reads must keep their addresses and shapes.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -36,7 +36,7 @@ class GraphRecorder:
         self._pool: Any = None
 
     def __call__(self, function: Callable[[], Result]) -> tuple[Callable[[], object], Result]:
-        """Run and capture the function; return its replay and the tensors it writes."""
+        """Warm up and capture the function; return its replay and its result."""
         if self._pool is None:
             self._pool = torch.cuda.graph_pool_handle()
         current = torch.cuda.current_stream(self._stream.device)
@@ -76,10 +76,11 @@ def _free_cached() -> None:
 
 
 class CapturedFunction(Generic[Result]):
-    """A function of tensors, captured for each input shape that comes often enough.
+    """A function of tensors, captured as a CUDA graph for each input shape that recurs.
 
-    Where capturing fails, for want of memory too, it logs a warning and runs eagerly. It also
-    releases its graphs where an eager call runs out of memory beside them.
+    If a capture fails, for example for lack of memory, a warning is logged, no further shapes are
+    captured, and they run eagerly. If an eager call runs out of memory while graphs exist, the
+    graphs are released and the call is repeated.
     """
 
     def __init__(
@@ -91,15 +92,15 @@ class CapturedFunction(Generic[Result]):
         min_calls: int = 1,
         max_graphs: int = _MAX_GRAPHS,
     ) -> None:
-        """Store the settings; nothing is captured yet.
+        """Store the function and settings without capturing.
 
         Args:
             function: Takes tensors and boolean options.
             capture: Runs a function and captures it.
-            fallback: The same function with clean-up after a failure, if ``function`` leaves
-                partial results behind.
-            min_calls: Eager calls of a shape before it is captured.
-            max_graphs: Number of shapes captured.
+            fallback: Variant of ``function`` that cleans up after a failure. Needed if a failing
+                ``function`` leaves partial results behind.
+            min_calls: Number of eager calls with a shape before it is captured.
+            max_graphs: Maximum number of captured shapes.
         """
         self._function, self._capture = function, capture
         self._fallback = fallback or function
@@ -110,7 +111,7 @@ class CapturedFunction(Generic[Result]):
 
     @property
     def has_graphs(self) -> bool:
-        """Return whether anything is captured."""
+        """Return whether at least one graph is captured."""
         return bool(self._graphs)
 
     @property
@@ -119,7 +120,7 @@ class CapturedFunction(Generic[Result]):
         return self._stopped and not self._graphs
 
     def __call__(self, *inputs: Tensor, **options: bool) -> Result:
-        """Return the function's result; the next call may overwrite it."""
+        """Replay or run the function and return its result; the next call may overwrite it."""
         key = (*(tensor.shape for tensor in inputs), *options.items())
         if key not in self._graphs and not self._add_graph(key, inputs, options):
             return self.run_eagerly(*inputs, **options)
@@ -144,12 +145,12 @@ class CapturedFunction(Generic[Result]):
         return self._function(*inputs, **options)
 
     def release(self) -> None:
-        """Free the memory of all graphs and capture no more."""
+        """Release all graphs and stop capturing."""
         self._graphs.clear()
         self._stopped = True
 
     def _add_graph(self, key: object, inputs: tuple[Tensor, ...], options: dict[str, bool]) -> bool:
-        """Capture the function for one more shape; return whether that was done."""
+        """Capture the function for a new shape, if due; return whether it was captured."""
         if self._stopped or self._calls[key] < self._min_calls:
             self._calls[key] += 1
             return False

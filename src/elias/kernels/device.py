@@ -1,4 +1,4 @@
-"""Choose the device and its kernels; limit threads; explain out-of-memory errors."""
+"""Choose the device and kernel implementation, limit threads, explain out-of-memory errors."""
 
 from __future__ import annotations
 
@@ -28,14 +28,14 @@ _CHOICES = ("auto", "torch")
 
 @cache
 def has_triton() -> bool:
-    """Return whether GPUs run Triton kernels; call it only where there is a GPU.
+    """Return whether GPUs run Triton kernels; call it only if there is a GPU.
 
-    False where Triton is not installed (it comes with the CUDA builds of torch) or where the
-    environment has ``ELIAS_KERNELS=torch``. This is a variable and not part of the configuration
-    because both must train the same model. It is read once.
+    The result is False if Triton is not installed (CUDA builds of torch include it) or if the
+    environment variable ``ELIAS_KERNELS`` is ``torch``. The variable is read once. It is not a
+    configuration setting because both implementations must train the same model.
 
     Raises:
-        ConfigError: The variable has another value.
+        ConfigError: ``ELIAS_KERNELS`` is set to an unknown value.
     """
     choice = os.environ.get(KERNELS_VARIABLE, "auto")
     if choice not in _CHOICES:
@@ -64,7 +64,7 @@ def runs_triton(tensor: Tensor) -> bool:
 
 
 _TORCH_ON_CPU = "you tried to allocate"
-"""Part of torch's message, on every system, when the CPU has no more memory."""
+"""Substring of torch's error message for exhausted CPU memory, on every operating system."""
 
 
 _REMEDIES = {
@@ -75,15 +75,15 @@ _REMEDIES = {
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """Return whether numpy or torch ran out of memory."""
+    """Return whether the error means that numpy or torch ran out of memory."""
     known = isinstance(error, MemoryError | torch.OutOfMemoryError)
     return known or (isinstance(error, RuntimeError) and _TORCH_ON_CPU in str(error))
 
 
 def pick_device(device: str) -> torch.device:
-    """Return the named device; ``auto`` is a GPU if there is one, else the CPU.
+    """Return the named device; ``auto`` means a GPU if available, else the CPU.
 
-    A GPU named with its number becomes the current one, since kernels launch there.
+    A GPU named with its index becomes torch's current device, because kernels launch there.
 
     Raises:
         ConfigError: There is no such device.
@@ -113,9 +113,9 @@ def pick_device(device: str) -> torch.device:
 
 @contextmanager
 def limit_threads(limit: int | None = None) -> Iterator[None]:
-    """Limit the compiled kernels to torch's number of threads, and both to ``limit``.
+    """Limit numba's threads to torch's number of threads, and both to ``limit`` if given.
 
-    It applies to the calling thread.
+    The limit applies to work started by the calling thread.
 
     >>> with limit_threads():
     ...     numba.get_num_threads() <= torch.get_num_threads()
@@ -137,7 +137,7 @@ def limit_threads(limit: int | None = None) -> Iterator[None]:
 
 @contextmanager
 def explain_out_of_memory(task: str) -> Iterator[None]:
-    """Turn an out-of-memory error into one that names the settings to lower.
+    """Convert an out-of-memory error into a `RunError` that suggests a remedy.
 
     ``task`` is "training" or "predicting".
 

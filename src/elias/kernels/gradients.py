@@ -1,4 +1,4 @@
-"""Sparse gradients of large tables: as torch tensors, or compactly for the Triton update."""
+"""Sparse gradients of large tables: torch sparse tensors, or a compact form for Triton."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ class IndexGradients:
 
     W_L's gradient is a list of (label, embedding) pairs with one coefficient each. This needs far
     less memory than a row per touched label or a dense L×D tensor. A's gradient is stored with
-    respect to log ŝ_{c,ℓ} (Eq. 5); the update applies the softmax, since A does not change between
-    updates. Only the Triton kernels write to it.
+    respect to log ŝ_{c,ℓ} (Eq. 5). The update backpropagates it through the softmax once for all
+    backward passes, since A does not change between updates. Only Triton kernels add gradients.
     """
 
     def __init__(self, edge_logits: Float[Tensor, "C E"] | None) -> None:
-        """Start without gradients; ``edge_logits`` is None where A is fixed."""
+        """Start without gradients; ``edge_logits`` is A, or None if A is fixed."""
         self.by_edge: Float[Tensor, "C E"] | None = None
         """The gradient with respect to log ŝ_{c,ℓ}; zero for clusters that are not touched."""
         self.touched: Int[Tensor, " C"] | None = None
-        """1 for each cluster on a path of the batch, else 0."""
+        """1 for each cluster on a path since the last update, else 0."""
         if edge_logits is not None:
             self.by_edge = torch.zeros_like(edge_logits, dtype=torch.float32)
             self.touched = torch.zeros(
@@ -65,7 +65,7 @@ class IndexGradients:
         return tensors
 
     def restore(self, state: Mapping[str, Tensor], device: torch.device) -> None:
-        """Load what `state` returned."""
+        """Restore the gradients from a dict that `state` returned."""
         if self.by_edge is not None and self.touched is not None:
             self.by_edge.copy_(state["by_edge"])
             self.touched.copy_(state["touched"])
@@ -79,7 +79,7 @@ class IndexGradients:
 
 
 def sparse_gradient(rows: Tensor, values: Tensor, shape: torch.Size) -> Tensor:
-    """Return a table's gradient as a sparse tensor; rows are ascending and distinct."""
+    """Return a table's gradient as a sparse tensor; ``rows`` must be ascending and distinct."""
     # torch 2.11 and 2.12 warn in spite of check_invariants=False; this is silent in all of them,
     # and does not change the user's setting
     with torch.sparse.check_sparse_tensor_invariants(enable=False):

@@ -1,7 +1,8 @@
-"""One-vs-all: score every label in chunks, for the loss with its gradients and for the k best.
+"""One-vs-all: score every label, to compute the loss and its gradients or the k best labels.
 
-Each chunk of labels is finished before the next starts: neither the B×L logits nor the L×D gradient
-of the classifiers is held in memory. Plain torch, for CPU and GPU.
+Labels are processed in chunks, so the B×L logits are never held in memory. If the classifiers are
+updated chunk by chunk, their L×D gradient is not held either. The code is plain torch, for CPU and
+GPU.
 """
 
 from __future__ import annotations
@@ -37,12 +38,13 @@ def every_label_loss(
 ) -> Float[Tensor, ""]:
     """Return scale · Σ −[y log σ(z) + (1−y) log σ(−z)] over all points and labels, z = w·φ + bias.
 
-    This is Eq. 7 (corrected) with every label in the shortlist and every ŷ = 1. Its gradient by z
-    is scale · (σ(z) − y). ``positives`` are padded with L; a row holds a label once.
+    This is Eq. 7 (corrected) with every label in the shortlist and every ŷ = 1. Its gradient with
+    respect to z is scale · (σ(z) − y). ``positives`` is padded with L; a row must not repeat a
+    label.
 
-    With ``update`` the classifiers are updated while the loss is computed, and `backward` returns
-    a gradient for the embedding only; the loss must then be the whole objective, not a part or a
-    multiple of it. Without, they get a dense gradient.
+    With ``update``, the classifiers are updated while the loss is computed, and `backward` returns
+    a gradient for the embedding only. The returned loss must then be the whole objective, not a
+    term or a multiple of it. Without ``update``, the classifiers get a dense gradient.
     """
     size = chunk_size or _chunk_size(embedding)
     return _EveryLabelLoss.apply(embedding, weight, bias, positives, scale, update, size)
@@ -57,9 +59,10 @@ def every_label_top(
     *,
     chunk_size: int | None = None,
 ) -> tuple[Int[Tensor, "B k"], Float[Tensor, "B k"]]:
-    """Return the k labels of highest logit and their logits, descending, equal ones by label id.
+    """Return the k labels with the highest logits, and these logits, in descending order.
 
-    Exact. ``blocked`` labels come last, with a logit of -inf. All labels if there are fewer than k.
+    The result is exact; ties are ordered by label id. ``blocked`` labels get the logit -inf and
+    come last. If there are fewer than k labels, all are returned.
     """
     best = torch.empty((len(embedding), 0), dtype=torch.int64, device=embedding.device)
     for first, last in _chunks(len(weight), chunk_size or _chunk_size(embedding)):

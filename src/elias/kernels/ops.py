@@ -1,13 +1,13 @@
-"""The operations of a search and a training step, dispatched by device.
+"""Operations of a search and a training step, dispatched by device.
 
-Each function runs the function of the same name in one of three places:
+Most functions call the function of the same name in one of three modules:
 
 - `elias.kernels.cpu`: loops compiled by numba, for tensors on a CPU;
 - `elias.kernels.gpu`: Triton kernels, for tensors on a GPU;
 - `elias.kernels.plain`: plain torch, for tensors on a GPU without Triton.
 
-Operations that take an `IndexGradients` exist as Triton kernels only. The dispatch has a module of
-its own, so that `elias.kernels` stays a list of names and importing it does not need Triton.
+Calls that pass an `IndexGradients` always run Triton kernels. Triton is imported on first use, so
+importing `elias.kernels` does not require it.
 """
 
 from __future__ import annotations
@@ -31,21 +31,21 @@ def _gpu() -> Any:
 
 
 def _kernels(tensor: Tensor) -> Any:
-    """Return the module whose functions run on the device of this tensor."""
+    """Return the kernel module for the device of this tensor."""
     if not tensor.is_cuda:
         return cpu
     return _gpu() if has_triton() else plain
 
 
 class Expansion(NamedTuple):
-    """The labels a beam reaches. A path has the number ``position in the beam · E + edge``."""
+    """Labels that a beam reaches. A path is the number ``position in the beam · E + edge``."""
 
     labels: Int[Tensor, "B K"]
-    """The best labels, in no order, padded with ``n_labels``."""
+    """The best labels, in unspecified order, padded with ``n_labels``."""
     paths: Int[Tensor, "B K"]
-    """The best path to each label (the first of equal ones), 0 in padded slots."""
+    """The best path to each label (the lowest number among ties); 0 in padded slots."""
     wanted_paths: Int[Tensor, "B Y"]
-    """The best path to each wanted label, in the shortlist or not; -1 where there is none."""
+    """The best path to each wanted label, even outside the shortlist; -1 if there is none."""
 
 
 @torch.no_grad()
@@ -59,12 +59,13 @@ def expand_beam(
     n_labels: int,
     shortlist_size: int,
 ) -> Expansion:
-    """Return the K best labels by log ŝ_c + log ŝ_{c,ℓ} of their best path, Eq. 4–6.
+    """Return the K labels whose best path has the highest log ŝ_c + log ŝ_{c,ℓ} (Eq. 4–6).
 
-    ``beam_log`` and ``edge_log`` are the scores before the min(1, ·) of Eq. 1 and 5, which is
-    applied here. Many labels share the score 1; among equal scores the higher unsaturated score
-    ranks first, then the lower label id. An edge of -inf does not exist; a beam slot of C is
-    empty. ``wanted`` is ascending in each row and padded with L.
+    ``beam_log`` and ``edge_log`` are log scores before the min(1, ·) of Eq. 1 and 5, called
+    unsaturated; min(1, ·) is applied here. Many labels share the score 1. Among equal scores, the
+    higher unsaturated score ranks first, then the lower label id. An edge with log score -inf does
+    not exist; a beam slot that holds C is empty. ``wanted`` holds label ids whose paths are needed
+    in any case, ascending in each row and padded with L.
     """
     run = _kernels(beam).expand_beam
     return Expansion(*run(beam, beam_log, edge_labels, edge_log, wanted, n_labels, shortlist_size))
@@ -78,9 +79,9 @@ def edge_log(
     beta: float,
     beam: Int[Tensor, "B b"] | None = None,
 ) -> Float[Tensor, "C E"]:
-    """Return log(β · softmax_ℓ(a_c)), -inf where there is no edge; without gradient, by Triton.
+    """Return log(β · softmax_ℓ(a_c)), -inf where there is no edge; Triton only, no gradient.
 
-    With a ``beam`` the scores of clusters outside it are undefined.
+    If ``beam`` is given, the scores of clusters outside it are undefined.
     """
     return _gpu().edge_log(edge_logits, edge_labels, n_labels=n_labels, beta=beta, beam=beam)
 
@@ -94,8 +95,9 @@ def path_log(
 ) -> Float[Tensor, "B S"]:
     """Return log ŝ_c + log ŝ_{c,ℓ} of each path; 0 for a path of -1.
 
-    Both scores are given before their min(1, ·), which is applied here. With ``gradients`` the
-    backward pass adds the gradient by the edges there and returns none.
+    ``cluster_log`` and ``edge_log`` are log scores before min(1, ·), which is applied here. With
+    ``gradients``, the backward pass adds the gradient with respect to ``edge_log`` to it, and
+    autograd returns none for ``edge_log``.
     """
     if gradients is not None:
         return _gpu().path_log(cluster_log, edge_log, beam, paths, gradients)
@@ -111,8 +113,8 @@ def label_logits(
 ) -> Float[Tensor, "B K"]:
     """Return w_ℓ·φ + bias_ℓ of the K labels of each point; a padded label (L) gives 0.
 
-    Weights and biases get sparse gradients, one row per label. With ``gradients`` they get none:
-    the backward pass adds (label, embedding) pairs there.
+    With ``gradients``, the backward pass adds (label, embedding) pairs to it, and autograd returns
+    no gradient for weights and biases.
     """
     if gradients is not None:
         return _gpu().label_logits(embedding, weight, bias, labels, gradients)
@@ -132,7 +134,7 @@ def bag_sum(
 def log_probabilities(
     logits: Float[Tensor, "B K"], log_scores: Float[Tensor, "B K"]
 ) -> Float[Tensor, "B K"]:
-    """Return log p = log σ(logit) + log ŷ; on a CPU with the bits of `cpu.rank.rank_beams`."""
+    """Return log p = log σ(logit) + log ŷ; on a CPU, bit-identical to `cpu.rank.rank_beams`."""
     return _kernels(logits).log_probabilities(logits, log_scores)
 
 
@@ -143,12 +145,12 @@ def shortlist_bce(
     positives: Int[Tensor, "B Y"],
     n_labels: int,
 ) -> Float[Tensor, ""]:
-    """Return Σ −[y log p + (1−y) log(1−p)] over a shortlist, p = σ(z)·ŷ; Eq. 7 corrected.
+    """Return Σ −[y log p + (1−y) log(1−p)] over the shortlists, p = σ(z)·ŷ (Eq. 7, corrected).
 
-    ``logits`` are z and ``shortlist_log`` is log ŷ ≤ 0. ``positives`` are ascending in each row
-    and padded with L; slots of label L do not count. With log p = logσ(z) + log ŷ and
-    1−p = σ(−z) + σ(z)(1−ŷ), no logarithm is taken of a rounded probability, and neither the loss
-    nor its gradients overflow.
+    ``logits`` is z and ``shortlist_log`` is log ŷ ≤ 0. ``positives`` is ascending in each row and
+    padded with L; shortlist slots that hold L are ignored. The computation uses
+    log p = log σ(z) + log ŷ and 1−p = σ(−z) + σ(z)(1−ŷ), which avoids taking the logarithm of a
+    rounded probability. Neither the loss nor its gradients overflow.
     """
     return _ShortlistBCE.apply(logits, shortlist_log, labels, positives, n_labels)
 
@@ -188,8 +190,8 @@ def label_loss(
 ) -> Float[Tensor, ""]:
     """Return `shortlist_bce` of the logits w_ℓ·φ + bias_ℓ.
 
-    With ``gradients`` logits and loss are one Triton operation, and the gradient of the
-    classifiers is added there.
+    With ``gradients``, logits and loss are one autograd operation that runs Triton kernels, and
+    the backward pass adds the gradient of the classifiers to ``gradients``.
     """
     if gradients is not None:
         return _gpu().label_loss(
@@ -206,10 +208,10 @@ def adamw_rows(
     gradient: Float[Tensor, "r D"],
     history: History,
 ) -> None:
-    """Apply lazy AdamW to the touched rows in place, in the last step of ``history``.
+    """Apply lazy AdamW to the touched rows in place, as the last step of ``history``.
 
-    For the steps that a row skipped, its moments and weights decay before the new gradient is
-    added; its old momentum does not move it.
+    First the moments and weights of a row decay for the steps that it skipped; its old momentum
+    does not move it in these steps. Then the new gradient is applied.
     """
     _kernels(weight).adamw_rows(weight, state, touched, gradient, history)
 
@@ -223,9 +225,10 @@ def adamw_pairs(
     embedding: Float[Tensor, "B D"],
     history: History,
 ) -> None:
-    """Apply lazy AdamW to the rows of the pairs of `IndexGradients`, in place, by Triton.
+    """Apply lazy AdamW to the rows in ``labels``, in place; Triton only.
 
-    The bias does not decay. A bfloat16 weight is rounded stochastically, seeded by the step.
+    ``labels``, ``coefficients`` and ``embedding`` are the pairs of an `IndexGradients`. The bias
+    has no weight decay. A bfloat16 weight is rounded stochastically, seeded by the step.
     """
     gpu = _gpu()
     # each embedding is read once per pair: beside bfloat16 weights bfloat16 is precise enough
@@ -242,9 +245,9 @@ def adamw_edges(
     *,
     n_labels: int,
 ) -> None:
-    """Apply lazy AdamW to the edges of touched clusters in place, by Triton.
+    """Apply lazy AdamW to the edge logits of touched clusters, in place; Triton only.
 
-    The gradient is cleared afterwards.
+    The edge gradient in ``gradients`` is set to zero afterwards.
     """
     _gpu().adamw_edges(
         edge_logits,

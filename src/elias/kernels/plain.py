@@ -1,8 +1,8 @@
-"""The operations of `elias.kernels` in plain torch, for GPUs without Triton.
+"""Plain torch implementation of the operations of `elias.kernels`, for GPUs without Triton.
 
-The functions have the names and arguments of those in `elias.kernels.cpu` and `elias.kernels.gpu`.
-Gradients are torch's own unless stated. The GPU kernels use `bag_sum`, `adamw_rows` and
-`log_probabilities` from here too: Triton has nothing to gain there.
+The functions have the same names and arguments as in `elias.kernels.cpu` and `elias.kernels.gpu`.
+Gradients come from autograd unless stated otherwise. `elias.kernels.gpu` also uses `bag_sum`,
+`adamw_rows` and `log_probabilities` from this module, because Triton kernels would not be faster.
 """
 
 from __future__ import annotations
@@ -24,20 +24,20 @@ _SLOTS_PER_CHUNK = 2**17  # each needs a dozen temporaries
 
 
 def sortable(scores: Float[Tensor, "B P"]) -> Int[Tensor, "B P"]:
-    """Map floats to 32-bit integers in the same order, held in 64 bits."""
+    """Map float32 values to integers in the same order: 32-bit values, stored as int64."""
     bits = scores.contiguous().view(torch.int32).to(torch.int64)
     return torch.where(bits < 0, -(bits & 0x7FFFFFFF), bits)
 
 
 def ranking_key(scores: Float[Tensor, "B K"], labels: Int[Tensor, "*B K"]) -> Int[Tensor, "B K"]:
-    """Return integers that order by score, then by lower label id."""
+    """Return integers that are larger for a higher score, and among equal scores a lower id."""
     return (sortable(scores) << 32) + (_LAST_ID - labels)
 
 
 def split_ranking_key(
     keys: Int[Tensor, "B K"],
 ) -> tuple[Int[Tensor, "B K"], Float[Tensor, "B K"]]:
-    """Return the labels and scores that `ranking_key` was made of."""
+    """Invert `ranking_key`: return the labels and scores."""
     high = keys >> 32
     size = high.abs().to(torch.int32).view(torch.float32)
     return _LAST_ID - (keys & 0xFFFFFFFF), torch.where(high < 0, -size, size)
@@ -52,7 +52,7 @@ def expand_beam(
     n_labels: int,
     shortlist_size: int,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Return labels, paths and wanted paths of `elias.kernels.Expansion`."""
+    """Return the fields of `elias.kernels.Expansion`: labels, paths and wanted paths."""
     n_clusters = len(edge_labels)
     inside = (beam < n_clusters).unsqueeze(-1)
     clusters = beam.clamp(max=n_clusters - 1)
@@ -102,7 +102,7 @@ def path_log(cluster_log: Tensor, edge_log: Tensor, beam: Tensor, paths: Tensor)
 
 
 def label_logits(embedding: Tensor, weight: Tensor, bias: Tensor, labels: Tensor) -> Tensor:
-    """Return w_ℓ·φ + bias_ℓ of each label; 0 for a padded one."""
+    """Return w_ℓ·φ + bias_ℓ of each label; 0 in padded slots."""
     n_labels = len(weight)
     known = labels.clamp(max=n_labels - 1)
     if len(embedding) * n_labels <= _MAX_DENSE_LOGITS:
@@ -132,7 +132,10 @@ def log_probabilities(logits: Tensor, log_scores: Tensor) -> Tensor:
 def shortlist_bce(
     logits: Tensor, shortlist_log: Tensor, labels: Tensor, positives: Tensor, n_labels: int
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Return the loss over a shortlist and its gradients by z and by log ŷ, in chunks of rows."""
+    """Return the loss over all shortlists and its gradients with respect to z and log ŷ.
+
+    Rows are processed in chunks.
+    """
     stored = labels < n_labels
     position = torch.searchsorted(positives, labels).clamp(max=positives.shape[1] - 1)
     relevant = (positives.gather(1, position) == labels) & stored
@@ -149,7 +152,7 @@ def shortlist_bce(
 
 
 def _negatives_loss(z: Tensor, shortlist_log: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Return −log(1−p) of each slot and its gradients by z and log ŷ, for z up to 15."""
+    """Return −log(1−p) of each slot and its gradients by z and log ŷ; accurate for z ≤ 15."""
     small = torch.exp(-z.abs())
     larger = 1 / (1 + small)
     smaller = small.mul_(larger)
@@ -165,7 +168,7 @@ def _negatives_loss(z: Tensor, shortlist_log: Tensor) -> tuple[Tensor, Tensor, T
 def _fix_exceptions(
     parts: tuple[Tensor, Tensor, Tensor], z: Tensor, shortlist_log: Tensor, relevant: Tensor
 ) -> None:
-    """Replace the results of positives and of z above 15, computed with logarithms only."""
+    """Overwrite ``parts`` for positives and for z > 15 with a computation in log space."""
     exceptions = relevant | (z > _MAX_EXACT_LOGIT)
     z, shortlist_log, relevant = (part[exceptions] for part in (z, shortlist_log, relevant))
     log_hit, log_miss = logsigmoid(z), logsigmoid(-z)

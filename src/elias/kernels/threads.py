@@ -1,4 +1,4 @@
-"""Run compiled loops that release the interpreter lock on several threads."""
+"""Run functions that release the GIL, such as compiled loops, on several threads."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ Result = TypeVar("Result")
 def thread_map(
     work: Callable[[Item, Scratch], Result], items: Sequence[Item], scratch: Callable[[], Scratch]
 ) -> Iterator[Result]:
-    """Yield ``work(item, scratch)`` for each item in order, on as many threads as kernels use.
+    """Yield ``work(item, memory)`` for each item in order, computed on numba's number of threads.
 
-    An idle thread takes the next item, so items may differ in size. ``scratch()`` is called once
-    per thread and makes the memory that the thread passes to ``work``.
+    An idle thread takes the next item, so items may differ in size. ``scratch()`` allocates the
+    memory passed to ``work``. It is called once per thread, and concurrent calls never share it.
 
     >>> list(thread_map(lambda item, _: 2 * item, [1, 2, 3], dict))
     [2, 4, 6]

@@ -1,4 +1,4 @@
-"""CPU kernels compiled by numba; `elias.kernels.ops` chooses between these and the GPU's."""
+"""CPU kernels compiled by numba; `elias.kernels.ops` dispatches to them."""
 
 from elias.kernels.cpu.adamw import adamw_rows
 from elias.kernels.cpu.loss import shortlist_bce

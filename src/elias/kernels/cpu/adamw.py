@@ -1,4 +1,4 @@
-"""Lazy AdamW on the rows that a step touched, for a CPU, compiled by numba."""
+"""Lazy AdamW on the rows that a step touches, compiled by numba for the CPU."""
 
 from __future__ import annotations
 
@@ -57,10 +57,11 @@ def _adamw_rows(
 ) -> None:
     """Update the touched rows.
 
-    ``fades`` (3, n) are the factors of mean, variance and weight for each number of skipped steps.
-    ``rates`` are the corrected learning rate, ε, 1 − β₁, 1 − β₂ and the correction of the variance.
-    No fastmath: with it, a freshly compiled loop and the same loop from the cache have been seen
-    to round differently.
+    ``skipped`` is the number of steps since each row's last update. ``fades`` (3, n) holds the
+    decay factors of mean, variance and weight for each such number. ``rates`` holds the
+    bias-corrected learning rate, ε, 1 − β₁, 1 − β₂ and the bias correction of the variance.
+    Fastmath is off: with it, a freshly compiled loop and the same loop loaded from numba's cache
+    could round differently.
     """
     rate, floor, new1, new2, correction = rates[0], rates[1], rates[2], rates[3], rates[4]
     dim = weight.shape[1]

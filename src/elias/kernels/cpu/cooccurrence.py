@@ -1,4 +1,4 @@
-"""Co-occurrence counts of clusters and labels, a few clusters at a time (Eq. 9)."""
+"""Count co-occurrences of clusters and labels, a few clusters at a time (Eq. 9)."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class RaggedIds(NamedTuple):
 
 
 class _Scratch(NamedTuple):
-    """Memory of one thread, with an entry per label."""
+    """Scratch memory of one thread; each array has one entry per label."""
 
     seen_by: Array
     sums: Array
@@ -34,18 +34,20 @@ class _Scratch(NamedTuple):
 def strongest_counts(
     points: RaggedIds, scores: Array, labels: RaggedIds, partition: Array, most: int
 ) -> tuple[Array, Array, Array]:
-    """Return the counts of each cluster's ``most`` strongest labels and of its own labels.
+    """Return each cluster's co-occurrence counts with its strongest labels and its own labels.
+
+    The count of a pair is the sum of the cluster's scores over the points that have the label.
 
     Args:
         points: The points of each cluster.
         scores: The score of each point of each cluster, parallel to ``points.ids``.
         labels: The labels of each point.
-        partition: (L,) the cluster that each label belongs to. The pair of a label and its own
-            cluster is always kept.
-        most: Other pairs kept for a cluster; ties go to the lower label id.
+        partition: (L,) the cluster that each label belongs to. A label that co-occurs with its
+            own cluster is always kept.
+        most: Number of highest counts kept for each cluster; ties go to the lower label id.
 
     Returns:
-        The values, label ids and row starts of a sparse (C, L) matrix, ids in no order.
+        The values, label ids and row starts of a sparse (C, L) matrix; ids are unsorted.
     """
     n_clusters, n_labels = len(points.starts) - 1, len(partition)
     begins = range(0, n_clusters, _CLUSTERS_PER_CHUNK)
@@ -111,7 +113,7 @@ def _keep(
     most: int,
     out: tuple[Array, Array, int],
 ) -> int:
-    """Write the cluster's strongest pairs and its own; return their number."""
+    """Write the cluster's strongest labels and its own labels; return their number."""
     weakest, last_label = _weakest_kept(touched, sums, most)
     values, ids, start = out
     n_kept = 0
@@ -126,7 +128,7 @@ def _keep(
 
 @njit(cache=True, nogil=True)
 def _weakest_kept(touched: Array, sums: Array, most: int) -> tuple[Any, Any]:
-    """Return the weakest sum that is kept, and the last label id kept with exactly this sum."""
+    """Return the lowest sum that is kept, and the highest label id kept with exactly this sum."""
     n_touched = touched.shape[0]
     if n_touched <= most or n_touched == 0:
         return np.float32(-np.inf), np.int32(0)

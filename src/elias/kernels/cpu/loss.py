@@ -1,8 +1,8 @@
-"""The loss over a shortlist and its gradients in one pass for a CPU, compiled by numba.
+"""Shortlist loss and its gradients in one pass, compiled by numba for the CPU.
 
-Rows are divided among threads and each is summed in a fixed order, so the result does not depend
-on the number of threads. Exponentials and logarithms are polynomials in float32 without branches:
-the compiler then processes several slots at once, whereas a call of the maths library takes one.
+Rows are divided among threads and each row is summed in a fixed order, so the result does not
+depend on the number of threads. Exponentials and logarithms are branch-free float32 polynomials,
+which the compiler can vectorise; calls to the maths library would process one slot at a time.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ _L3, _L2, _L1, _L0 = (np.float32(c) for c in (-0.166678026, 0.200007156, -0.2499
 def shortlist_bce(
     logits: Tensor, shortlist_log: Tensor, labels: Tensor, positives: Tensor, n_labels: int
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Return the loss over a shortlist and its gradients by z and by log ŷ."""
+    """Return the loss over all shortlists and its gradients with respect to z and log ŷ."""
     gradients = torch.empty((2, *logits.shape))
     relevant = torch.empty(labels.shape, dtype=torch.bool)
     n_chunks = min(get_num_threads(), max(1, len(labels)))
@@ -58,9 +58,9 @@ def shortlist_bce(
 def _find_positives(
     labels: Array, positives: Array, n_labels: int, n_chunks: int, out: Array
 ) -> None:
-    """Write whether each label is one of the row's positives; both are padded with L.
+    """Write to ``out`` whether each label is a positive of its row; padding (L) is not.
 
-    The rows are divided among ``n_chunks`` workers, each with scratch memory of L entries.
+    The rows are divided among ``n_chunks`` workers, each with scratch memory of L + 1 entries.
     """
     for chunk in prange(n_chunks):
         marked = np.zeros(n_labels + 1, dtype=np.bool_)
@@ -76,7 +76,7 @@ def _find_positives(
 
 @njit(cache=True, nogil=True, error_model="numpy")
 def _exp(x: np.float32) -> tuple[np.float32, np.float32]:
-    """Return (2^n, e^r - 1) with e^x = 2^n · e^r, for x up to 0; NaN stays NaN."""
+    """Return (2^n, e^r - 1) such that e^x = 2^n · e^r, for x ≤ 0; NaN stays NaN."""
     x = _LOWEST if x < _LOWEST else x
     n = np.floor(x * _LOG2_E + _HALF)
     r = (x - n * _LOG_2) - n * _LOG_2_REST
@@ -87,7 +87,7 @@ def _exp(x: np.float32) -> tuple[np.float32, np.float32]:
 
 @njit(cache=True, nogil=True, error_model="numpy")
 def _log(x: np.float32) -> np.float32:
-    """Return log x of a positive normal number; NaN stays NaN."""
+    """Return log x for a positive normal float32; NaN stays NaN."""
     bits = np.int32(np.float32(x).view(np.int32) - _ROOT_HALF)
     n = np.float32(bits >> _FRACTION)
     f = np.int32((bits & _FRACTION_BITS) + _ROOT_HALF).view(np.float32) - _ONE
@@ -101,7 +101,7 @@ def _log(x: np.float32) -> np.float32:
 def _negatives_loss(
     z: Array, shortlist_log: Array, loss: Array, by_logits: Array, by_shortlist: Array
 ) -> None:
-    """Write -log(1-p) of each slot and its gradients, for z up to 15."""
+    """Write -log(1-p) of each slot and its gradients by z and log ŷ; accurate for z ≤ 15."""
     for k in range(z.shape[0]):
         scale, rest = _exp(-abs(z[k]))
         small = scale + scale * rest
@@ -145,7 +145,7 @@ def _shortlist_bce(
     by_logits: Array,
     by_shortlist: Array,
 ) -> float:
-    """Return the loss of all stored slots; write its gradients by z and log ŷ."""
+    """Return the loss over the slots marked in ``stored`` (not padding); write its gradients."""
     n_rows, n_slots = z.shape
     losses = np.empty(n_rows, dtype=np.float64)
     for row in prange(n_rows):

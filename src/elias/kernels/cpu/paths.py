@@ -1,8 +1,9 @@
-"""Scores of paths and their gradients for a CPU, compiled by numba.
+"""Scores of paths and their gradients, compiled by numba for the CPU.
 
-Each loop visits the B·K slots once; a chain of torch operations would write every intermediate
-result to memory. Rows are divided among threads. Sums over rows are first summed in blocks of rows
-whose number does not depend on the number of threads, so the result does not either.
+Each loop visits every path once; a chain of torch operations would write every intermediate result
+to memory. Rows are divided among threads. Sums over rows are computed per block of rows, then over
+blocks in order. The number of blocks does not depend on the number of threads, so neither does the
+result.
 """
 
 from __future__ import annotations
@@ -64,8 +65,8 @@ class _PathLog(torch.autograd.Function):
 def _split_path(path: int, n_edges: int, inverse: float) -> tuple[np.int64, np.int64]:
     """Return (position in the beam, edge) of a path without an integer division.
 
-    ``inverse`` is 1 / n_edges. Adding half keeps the product of doubles away from the next integer
-    by more than its rounding error.
+    ``inverse`` is 1 / n_edges. Adding 0.5 keeps the float64 product farther from an integer than
+    its rounding error, so truncation is exact.
     """
     position = np.int64((np.float64(path) + 0.5) * inverse)
     return position, path - position * n_edges
@@ -96,10 +97,11 @@ def _path_log_backward(
     by_cluster: Array,
     by_edge: Array,
 ) -> None:
-    """Add each path's gradient to its cluster and its edge, unless min(1, ·) cuts them off.
+    """Add each path's gradient to its cluster and its edge, unless their score is saturated.
 
-    ``scores`` are those of clusters and edges. ``by_edge`` (blocks, C, E) gets the sum of each
-    block of rows; with C = 0 it is not computed. The outputs start at 0.
+    A score is saturated where min(1, ·) is constant. ``scores`` is (cluster_log, edge_log).
+    ``by_edge`` (blocks, C, E) gets one sum per block of rows; if its second dimension is 0, edge
+    gradients are not computed. The caller initialises both outputs to zero.
     """
     cluster_log, edge_log = scores
     n_edges = edge_log.shape[1]
@@ -123,7 +125,7 @@ def _path_log_backward(
 
 @njit(parallel=True, cache=True)
 def _add_blocks(blocks: Array, out: Array) -> None:
-    """Write the sum of the blocks (blocks, C, E), added in order, to ``out`` (C, E)."""
+    """Write the sum of ``blocks`` (blocks, C, E) over the first axis, in order, to ``out``."""
     for row in prange(out.shape[0]):
         for edge in range(out.shape[1]):
             total = blocks[0, row, edge]

@@ -1,7 +1,8 @@
-"""Rank the labels of a text in one compiled pass from its beam, for a CPU.
+"""Rank the labels that a text's beam reaches, in one compiled pass on the CPU.
 
-p = σ(w·φ + bias)·ŷ is never above ŷ. So paths are walked and their labels scored from the best
-down, twice as many each round, until no remaining label can rank before the k best so far.
+p = σ(w·φ + bias)·ŷ never exceeds ŷ. Paths are therefore walked in order of descending ŷ, and the
+labels they reach are scored, until no remaining label can enter the k best. This proceeds in
+rounds; each round doubles the number of paths walked.
 """
 
 from __future__ import annotations
@@ -37,17 +38,17 @@ _FEW_TEXTS = 64  # so few are ranked sooner than threads start
 
 
 class Index(NamedTuple):
-    """The arrays that a search reads."""
+    """Arrays of the label index that `rank_beams` reads."""
 
     edges: OrderedEdges
     weight: Array
     bias: Array
     blocked: Array
-    """(L,) labels that no path leads to; empty for none."""
+    """(L,) True for labels excluded from the results; an empty array excludes none."""
 
 
 class _Scratch(NamedTuple):
-    """Memory of one thread, with an entry per label."""
+    """Scratch memory of one thread; each array has one entry per label."""
 
     best: BestPaths
     scores: Array
@@ -55,7 +56,7 @@ class _Scratch(NamedTuple):
 
 
 class _ThreadScratch(threading.local):
-    """The scratch memory of the calling thread; allocating it would dominate a single text."""
+    """Cached scratch memory of the calling thread; allocating it would dominate a single text."""
 
     scratch: _Scratch | None = None
 
@@ -71,9 +72,9 @@ def rank_beams(
     shortlist_size: int,
     top_k: int,
 ) -> tuple[Int[Tensor, "B k"], Float[Tensor, "B k"]]:
-    """Return the k labels of highest p among the K that `expand_beam` would keep, and their p.
+    """Return the k labels with the highest p among the K that `expand_beam` keeps, and their p.
 
-    Equal ones are ordered by label id; missing slots hold L and 0.
+    Ties are ordered by label id. Empty slots hold label L and p = 0.
     """
     n_rows, n_labels = len(embedding), len(index.weight)
     width = min(top_k, shortlist_size, n_labels)
@@ -98,7 +99,7 @@ def rank_beams(
 
 
 def log_probabilities(logits: Tensor, log_scores: Tensor) -> Tensor:
-    """Return log p = log σ(logit) + log ŷ, bit for bit as `rank_beams` computes it."""
+    """Return log p = log σ(logit) + log ŷ, bit-identical to `rank_beams`."""
     log_p = np.empty(logits.numel(), dtype=np.float32)
     _log_p(logits.reshape(-1).numpy(), log_scores.reshape(-1).numpy(), log_p)
     return torch.from_numpy(log_p).view(logits.shape)
@@ -142,9 +143,9 @@ def _choose(
     spare: tuple[Array, Array],
     out: tuple[Array, Array],
 ) -> int:
-    """Score labels in rounds, best paths first, while one of them may still enter the top k.
+    """Score labels in rounds, best paths first, until no other label can enter the top k.
 
-    Returns the number of labels reached. Labels of a round score below those of earlier rounds.
+    Returns the number of labels reached. Path scores in a round are below those of earlier rounds.
     """
     shortlist_size, n_first = sizes
     sample, walked = spare
@@ -175,7 +176,7 @@ def _choose(
 
 @njit(cache=True, nogil=True)
 def _keep_some(scratch: _Scratch, begin: int, end: int, keep: int) -> None:
-    """Move the best of the labels reached from ``begin`` on to the front of them."""
+    """Move the ``keep`` best of the reached labels ``begin:end`` to the front of this range."""
     for i in range(begin, end):
         label = scratch.best.reached[i]
         scratch.scores[i - begin] = scratch.best.scores[label, 0]
@@ -206,7 +207,7 @@ def _log_p(logits: Array, log_scores: Array, out: Array) -> None:
 
 @njit(cache=True, nogil=True)
 def _insert(top: Array, top_log: Array, label: int, log_p: np.float32) -> None:
-    """Insert a label at its rank, if it has one; equal ones are ordered by label id."""
+    """Insert a label into the top k if it ranks there; ties are ordered by label id."""
     rank = top.shape[0]
     while rank > 0 and (
         log_p > top_log[rank - 1]

@@ -1,8 +1,8 @@
-"""Products with some rows of a large table and their sparse gradients, compiled by numba.
+"""Products with selected rows of a large table and their sparse gradients, compiled by numba.
 
-Each loop is parallel over points or rows and adds up in a fixed order within one, so the result
-does not depend on the number of threads. A table's gradient is a sparse tensor with one row per
-touched row, which `elias.training.optimizer` applies in place.
+Each loop is parallel over points or table rows. Each sum is computed by one thread in a fixed
+order, so the result does not depend on the number of threads. The gradient of a table is a sparse
+tensor that holds the touched rows; `elias.training.optimizer` applies it in place.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _SLOTS_PER_CHUNK = 64  # slots of all shortlists that are processed together
 
 
 def label_logits(embedding: Tensor, weight: Tensor, bias: Tensor, labels: Tensor) -> Tensor:
-    """Return w_ℓ·φ + bias_ℓ of each label, with sparse gradients; 0 for a padded one."""
+    """Return w_ℓ·φ + bias_ℓ of each label, with sparse gradients; 0 in padded slots."""
     return _LabelLogits.apply(embedding, weight, bias, labels)
 
 
@@ -94,7 +94,7 @@ def _n_chunks(labels: Tensor) -> int:
 def _row_gradient(
     groups: tuple[Array, ...], coefficients: Array, vectors: Array
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Return (touched rows, their gradients, the sum of their coefficients)."""
+    """Return (touched rows, gradient of each, sum of coefficients of each)."""
     touched = torch.from_numpy(groups[0])
     gradient = torch.empty((len(touched), vectors.shape[1]))
     sums = torch.empty(len(touched))
@@ -122,7 +122,7 @@ def _gather_dot(embedding: Array, weight: Array, bias: Array, labels: Array, out
 
 @njit(cache=True, fastmath=FASTMATH)
 def _add_four(rows: tuple[Array, ...], c: tuple[float, ...], total: Array) -> None:
-    """Add four weighted rows to the total, which is read and written once."""
+    """Add four weighted rows to ``total`` in one pass over it."""
     r0, r1, r2, r3 = rows
     for d in range(total.shape[0]):
         total[d] += (c[0] * r0[d] + c[1] * r1[d]) + (c[2] * r2[d] + c[3] * r3[d])
@@ -132,7 +132,7 @@ def _add_four(rows: tuple[Array, ...], c: tuple[float, ...], total: Array) -> No
 def _sum_rows(weight: Array, ids: Array, offsets: Array, coefficients: Array, out: Array) -> None:
     """Write ``out[i] = Σ_j coefficients[j]·weight[ids[j]]`` over j in offsets[i]:offsets[i+1].
 
-    Ids beyond the last row of weights are ignored.
+    Ids beyond the last row of ``weight`` are ignored.
     """
     n_rows = out.shape[0]
     for row in prange(n_rows):
@@ -163,10 +163,11 @@ def _add_rows(weight: Array, ids: Array, coefficients: Array, total: Array) -> N
 def _sum_shortlists(
     weight: Array, labels: Array, coefficients: Array, n_chunks: int, out: Array
 ) -> None:
-    """Compute `_sum_rows` for rows of equally many labels, some slots of all rows at a time.
+    """Compute `_sum_rows` for shortlists of equal length, one block of slots at a time.
 
-    Where the labels of a row are ascending, the rows then read nearly the same weights at the same
-    time, and these stay in the cache. The rows are divided among ``n_chunks`` workers.
+    A block of slots is processed for all rows before the next block. If labels ascend within each
+    row, the rows then read nearby weights at about the same time, and these stay in the cache. The
+    rows are divided among ``n_chunks`` workers.
     """
     n_rows, n_slots = labels.shape
     for chunk in prange(n_chunks):
@@ -184,7 +185,7 @@ def _sum_groups(
 ) -> None:
     """Write the weighted sum of each group's vectors, and the sum of its coefficients.
 
-    ``groups`` come from `group_by_id`; their positions index the coefficients.
+    ``groups`` is the result of `group_by_id`; its positions index ``coefficients``.
     """
     _, starts, rows, positions = groups
     c = coefficients
@@ -211,7 +212,7 @@ def _sum_groups(
 
 @njit(cache=True, fastmath=FASTMATH)
 def _dot_four(point: Array, rows: tuple[Array, ...]) -> tuple[np.float32, ...]:
-    """Return the products of a point with four rows; the point is read once."""
+    """Return the dot products of a point with four rows, in one pass over the point."""
     r0, r1, r2, r3 = rows
     t0, t1, t2, t3 = np.float32(0.0), np.float32(0.0), np.float32(0.0), np.float32(0.0)
     for d in range(point.shape[0]):
@@ -263,7 +264,7 @@ def _shortlist_dots(
 
 @njit(parallel=True, cache=True)
 def _count_ids(ids: Array, bounds: Array, n_ids: int) -> Array:
-    """Return how often each id occurs in each chunk of the list, (chunks, ids)."""
+    """Return the number of occurrences of each id in each chunk of ``ids``, (chunks, n_ids)."""
     n_chunks = bounds.shape[0] - 1
     counts = np.zeros((n_chunks, n_ids), dtype=np.int32)
     for chunk in prange(n_chunks):
@@ -275,9 +276,9 @@ def _count_ids(ids: Array, bounds: Array, n_ids: int) -> Array:
 
 @njit(cache=True)
 def _group_starts(counts: Array) -> tuple[Array, Array]:
-    """Return (touched ids ascending, start of each group).
+    """Return (touched ids ascending, start of each id's group) from the counts of `_count_ids`.
 
-    ``counts`` is overwritten by the index at which each chunk starts to write each id.
+    Overwrites each count with the index at which the chunk starts to write that id.
     """
     n_chunks, n_ids = counts.shape
     touched = np.empty(n_ids, dtype=np.int64)
@@ -314,9 +315,9 @@ def _fill_groups(
 def group_by_id(ids: Array, offsets: Array, n_ids: int) -> tuple[Array, Array, Array, Array]:
     """Invert rows of ids: return the rows and positions in which each id occurs.
 
-    Returns (touched ids ascending, start of each group, row, position), rows ascending in each
-    group. Ids of ``n_ids`` and over are padding. Up to 2^31 ids. Chunks of rows are counted, then
-    written, in parallel.
+    Returns (touched ids ascending, start of each id's group, rows, positions). Rows ascend within
+    each group; a position is an index into ``ids``. Ids of at least ``n_ids`` are padding. ``ids``
+    may have up to 2^31 entries. Chunks of rows are counted, then written, in parallel.
     """
     n_rows = len(offsets) - 1
     n_chunks = max(1, min(get_num_threads(), n_rows, len(ids) // max(1, n_ids)))

@@ -1,9 +1,9 @@
-"""Beam expansion for a CPU, compiled by numba: walk the best paths first, not all of them.
+"""Beam expansion on the CPU, compiled by numba, which walks only the best paths.
 
-The edges of each cluster are sorted once for all rows, so the paths of a row that matter are the
-first ones of each cluster. The search estimates a score threshold that somewhat more paths pass
-than labels are needed, and lowers it while these paths reach too few labels. The result does not
-depend on the estimate. Rows are divided among threads and do not depend on each other.
+The edges of each cluster are sorted by score, once for all rows. The best paths of a row therefore
+use the first edges of each cluster. The search estimates a score threshold that somewhat more paths
+pass than labels are needed. It lowers the threshold until these paths reach enough labels. The
+result does not depend on the estimate. Rows are independent and are divided among threads.
 """
 
 from __future__ import annotations
@@ -26,30 +26,30 @@ _STRIDE = 16  # one in so many paths of a cluster is sampled for the threshold
 
 
 class OrderedEdges(NamedTuple):
-    """The edges of each cluster, best first; equal ones in the order of their numbers."""
+    """The edges of each cluster, best first; ties are ordered by edge number."""
 
     edges: Array
-    """(C, E) edge numbers; each row is filled as far as there are edges."""
+    """(C, E) edge numbers; only the first ``sizes[c]`` entries of row c are defined."""
     logs: Array
-    """(C, E) scores before the min(1, ·) of Eq. 5."""
+    """(C, E) log scores before the min(1, ·) of Eq. 5."""
     labels: Array
-    """(C, E) labels."""
+    """(C, E) label of each edge."""
     sizes: Array
-    """(C,) number of edges."""
+    """(C,) number of edges of each cluster."""
 
 
 class BestPaths(NamedTuple):
-    """Scratch memory of one row's search, with an entry per label; all -inf between two rows."""
+    """Scratch memory for one row's search; all ``scores[:, 0]`` are -inf between rows."""
 
     scores: Array
-    """(L, 2) score of the best path to a label and its unsaturated score, or -inf.
+    """(L, 2) score and unsaturated score of the best path to each label; -inf if not reached.
 
     They are adjacent in memory, so that a path reads one cache line.
     """
     path: Array
     """(L,) the best path to each reached label."""
     reached: Array
-    """(L,) the labels reached so far."""
+    """(L,) the labels reached so far, at the front of the array."""
 
 
 def expand_beam(
@@ -61,7 +61,7 @@ def expand_beam(
     n_labels: int,
     shortlist_size: int,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Return labels (ascending), paths and wanted paths of `elias.kernels.Expansion`."""
+    """Return the fields of `elias.kernels.Expansion`, with labels ascending in each row."""
     n_rows = len(beam)
     size = min(shortlist_size, n_labels)
     labels = np.full((n_rows, size), n_labels, dtype=np.int64)
@@ -79,7 +79,7 @@ def expand_beam(
 
 
 def order_edges(edge_labels: Int[Tensor, "C E"], edge_log: Float[Tensor, "C E"]) -> OrderedEdges:
-    """Return the edges of each cluster, best first; edges of -inf are left out."""
+    """Return the edges of each cluster, best first; edges with log score -inf are omitted."""
     shape = tuple(edge_labels.shape)
     ordered = OrderedEdges(
         edges=np.empty(shape, dtype=np.int32),
@@ -127,10 +127,10 @@ def _compare(
 
 @njit(cache=True, nogil=True)
 def keep_best(scores: Array, unsaturated: Array, labels: Array, size: int, keep: int) -> None:
-    """Move the ``keep`` best of the first ``size`` entries to the front, in no order.
+    """Move the ``keep`` best of the first ``size`` entries to the front, in unspecified order.
 
-    Quickselect by (score, unsaturated score, lower label id). This order is strict, so the choice
-    is unique.
+    Uses quickselect by (score, unsaturated score, lower label id). This order has no ties, so the
+    selected set is unique.
     """
     low = 0
     high = size - 1
@@ -160,7 +160,7 @@ def keep_best(scores: Array, unsaturated: Array, labels: Array, size: int, keep:
 
 @njit(cache=True, nogil=True)
 def sample_size(n_beam: int, n_edges: int) -> int:
-    """Return the length of the ``sample`` that `score_threshold` needs for a beam."""
+    """Return the length of the ``sample`` array that `score_threshold` needs."""
     return n_beam * (n_edges // _STRIDE + 1)
 
 
@@ -168,7 +168,7 @@ def sample_size(n_beam: int, n_edges: int) -> int:
 def score_threshold(
     beam: Array, beam_log: Array, ordered: OrderedEdges, n_paths: int, sample: Array
 ) -> np.float32:
-    """Return a score that about ``n_paths`` paths of a row reach; -inf if there are no more."""
+    """Return a score that about ``n_paths`` paths of a row reach; -inf to select all paths."""
     n_clusters = ordered.logs.shape[0]
     count = 0
     for position in range(beam.shape[0]):
@@ -196,10 +196,11 @@ def walk(
     n_reached: int,
     blocked: Array,
 ) -> int:
-    """Walk the paths down to the threshold, from where the last walk of each cluster stopped.
+    """Walk the paths of a row that score at least ``threshold``, and update ``best``.
 
-    Returns the number of labels reached so far. Paths to ``blocked`` labels, (L,) or empty, are
-    skipped.
+    ``walked`` holds the number of edges already walked at each position of the beam; the walk
+    continues from there. Paths to labels marked in ``blocked`` ((L,) or empty) are skipped. Returns
+    the number of labels reached so far.
     """
     n_clusters, n_edges = ordered.logs.shape
     scores = best.scores
@@ -275,7 +276,7 @@ def _find_wanted(
     best: BestPaths,
     out: Array,
 ) -> None:
-    """Write the best path to each wanted label; the scratch memory is restored afterwards."""
+    """Write the best path to each wanted label to ``out``; leave ``marked`` all False."""
     scores = best.scores
     n_labels = scores.shape[0]
     n_missing = 0
@@ -296,7 +297,7 @@ def _find_wanted(
 
 @njit(cache=True, nogil=True)
 def _radix_bits(n_labels: int) -> int:
-    """Return half the number of bits of a label id, rounded up."""
+    """Return half the number of bits of ``n_labels``, rounded up."""
     n_bits = 1
     while n_labels >> n_bits:
         n_bits += 1
@@ -305,7 +306,7 @@ def _radix_bits(n_labels: int) -> int:
 
 @njit(cache=True, nogil=True)
 def _counting_sort(labels: Array, out: Array, starts: Array, shift: int) -> None:
-    """Sort label ids by the bits at ``shift``; ``starts`` has one entry per value of these."""
+    """Sort label ids stably by one digit: the bits from ``shift``, len(``starts``) values."""
     mask = starts.shape[0] - 1
     starts[:] = 0
     for i in range(labels.shape[0]):
@@ -338,7 +339,7 @@ def _reach(
     sample: Array,
     best: BestPaths,
 ) -> int:
-    """Walk a row's paths from the best down until enough labels are reached or none is left."""
+    """Walk a row's paths, best first, until ``n_keep`` labels are reached or no path is left."""
     walked[:] = 0
     nothing = np.empty(0, dtype=np.bool_)
     n_reached = 0
@@ -360,7 +361,7 @@ def _expand_some(
     n_labels: int,
     outs: tuple[Array, Array, Array],
 ) -> None:
-    """Expand the beams of rows first, first + step, ... with ``rows`` = (first, step)."""
+    """Expand the beams of rows first, first + step, …, where ``rows`` is (first, step)."""
     out_labels, out_paths, out_wanted = outs
     n_rows, n_beam = beams[0].shape
     n_keep = out_labels.shape[1]
@@ -400,6 +401,6 @@ def _expand_rows(
     n_chunks: int,
     outs: tuple[Array, Array, Array],
 ) -> None:
-    """Expand all beams; each of ``n_chunks`` workers has its own scratch memory of L entries."""
+    """Expand all beams with ``n_chunks`` workers, each with its own scratch memory of O(L)."""
     for chunk in prange(n_chunks):
         _expand_some((chunk, n_chunks), beams, ordered, wanted, n_labels, outs)

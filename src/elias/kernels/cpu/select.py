@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 @njit(cache=True, nogil=True)
 def nth_lowest(values: NDArray[Any], count: int) -> Any:
-    """Return the ``count``-th lowest value by Hoare's quickselect; the values are reordered."""
+    """Return the ``count``-th lowest value by Hoare's quickselect; reorder ``values`` in place."""
     wanted, left, right = count - 1, 0, values.shape[0] - 1
     while left < right:
         pivot = values[(left + right) // 2]

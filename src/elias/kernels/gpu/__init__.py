@@ -1,4 +1,4 @@
-"""GPU kernels in Triton; `elias.kernels.ops` chooses between these and the CPU's."""
+"""GPU kernels in Triton; `elias.kernels.ops` dispatches to them."""
 
 from elias.kernels.gpu.adamw import adamw_edges, adamw_pairs
 from elias.kernels.gpu.loss import label_loss, shortlist_bce

@@ -1,4 +1,4 @@
-"""Lazy AdamW on the rows that a step touched; one Triton kernel sums the gradient and updates.
+"""Lazy AdamW on the rows that a step touches; Triton kernels fuse gradient and update.
 
 See `elias.kernels.adamw` for the decay of rows that skipped steps.
 """
@@ -27,8 +27,8 @@ def adamw_pairs(
 ) -> None:
     """Sum each touched row's gradient over its pairs and apply AdamW to the row, in place.
 
-    The step is the last of ``history``. The bias does not decay. A bfloat16 weight is rounded
-    stochastically, seeded by the step.
+    The update is the last step of ``history``. The bias has no weight decay. A bfloat16 weight is
+    rounded stochastically, seeded by the step.
     """
     if not len(pairs.ids):
         return
@@ -72,9 +72,10 @@ def adamw_edges(
     *,
     n_labels: int,
 ) -> None:
-    """Turn the gradient by log softmax into one by the logits and update the touched clusters.
+    """Backpropagate through the log softmax and apply AdamW to the touched clusters, in place.
 
-    ``by_log`` and ``touched`` are zero afterwards.
+    ``by_log`` is the gradient with respect to the log softmax of the edge logits. ``by_log`` and
+    ``touched`` are set to zero afterwards.
     """
     n_clusters, n_edges = edge_logits.shape
     block = triton.next_power_of_2(n_edges)
@@ -95,7 +96,7 @@ def adamw_edges(
 
 
 def _numbers(history: History) -> tuple[float, ...]:
-    """Return the rates as the kernels need them; log₂ of the moments' decay per step."""
+    """Return log₂ β₁, log₂ β₂, the corrected lr, ε, 1 − β₁, 1 − β₂ and 1 / (1 − β₂^step)."""
     rates, step = history.rates, history.step
     return (
         *(math.log2(max(fade, 1e-38)) for fade in (rates.beta1, rates.beta2)),
@@ -116,9 +117,9 @@ def _hash(bits: tl.tensor) -> tl.tensor:
 
 @triton.jit
 def _stochastic_round(values: tl.tensor, seed: tl.tensor, columns: tl.tensor) -> tl.tensor:
-    """Round float32 to one of the two nearest bfloat16 values, so that the mean is the value.
+    """Round float32 to an adjacent bfloat16 value at random; the expectation is the input.
 
-    The seed is the row's; a cheap hash of it and the column gives the noise of each weight.
+    The noise of each weight is a cheap hash of the row's seed and the column.
     """
     noise = seed + columns.to(tl.uint32) * 2654435769
     noise = (noise ^ (noise >> 15)) * 1414213563

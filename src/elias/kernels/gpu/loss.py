@@ -1,7 +1,7 @@
-"""The classification loss over a shortlist and its gradients as one Triton kernel.
+"""Shortlist loss and its gradients as one Triton kernel.
 
-The kernel finds out by binary search in the row's ascending positives whether a slot is one of
-them. The gradient of a slot depends on this slot only, so it is computed together with the loss.
+The kernel finds the positive slots by binary search in the row's ascending positives. The gradient
+of a slot depends on this slot only, so it is computed together with the loss.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ def label_loss(
     positives: Tensor,
     gradients: IndexGradients,
 ) -> Tensor:
-    """Return the loss of the labels' logits; the table's gradient is added to ``gradients``."""
+    """Return the shortlist loss; backward adds the classifiers' gradient to ``gradients``."""
     return _LabelLoss.apply(embedding, shortlist_log, weight, bias, labels, positives, gradients)
 
 
@@ -66,10 +66,10 @@ def loss_and_gradients(
     labels: Int[Tensor, "B K"],
     positives: Int[Tensor, "B Y"],
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Return the loss of the logits w·φ + bias, and its gradients by φ, by z and by log ŷ.
+    """Return the loss of the logits z = w·φ + bias, and its gradients by φ, by z and by log ŷ.
 
-    The rows are read twice. One pass is possible, but a warp that holds a row would compute its
-    loss in every lane, which costs more than reading again.
+    The weight rows are read twice: for z and for the gradient by φ. A single pass is possible, but
+    every lane of the warp that holds a row would compute the same loss, which costs more.
     """
     weight, bias = weight.detach(), bias.detach()
     logits = gather_dot(embedding.detach(), weight, bias, labels)
@@ -83,7 +83,7 @@ def loss_and_gradients(
 def shortlist_bce(
     logits: Tensor, shortlist_log: Tensor, labels: Tensor, positives: Tensor, n_labels: int
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Return the loss over a shortlist and its gradients by z and by log ŷ."""
+    """Return the loss over all shortlists and its gradients with respect to z and log ŷ."""
     n_rows, n_keep = labels.shape
     blocks = triton.cdiv(n_keep, _BLOCK)
     partial = torch.empty((n_rows, blocks), dtype=torch.float32, device=logits.device)
@@ -110,7 +110,7 @@ def shortlist_bce(
 
 @triton.jit
 def _log1p(x: tl.tensor) -> tl.tensor:
-    """Return log(1 + x) for 0 ≤ x ≤ 1, accurate for tiny x too."""
+    """Return log(1 + x) for 0 ≤ x ≤ 1, accurate even for tiny x."""
     rounded = 1.0 + x
     return tl.where(rounded == 1.0, x, tl.log(rounded) * (x / (rounded - 1.0)))
 
@@ -122,7 +122,7 @@ def _log_sigmoid(z: tl.tensor) -> tl.tensor:
 
 @triton.jit
 def _one_minus_exp(s: tl.tensor) -> tl.tensor:
-    """Return 1 − exp(s) for s ≤ 0, accurate for tiny s too."""
+    """Return 1 − exp(s) for s ≤ 0, accurate even for tiny |s|."""
     near = 1.0 + s / 2 * (1.0 + s / 3 * (1.0 + s / 4 * (1.0 + s / 5 * (1.0 + s / 6))))
     return tl.where(s > -0.25, -s * near, 1.0 - tl.exp(s))
 

@@ -26,7 +26,7 @@ def edge_log(
 ) -> Float[Tensor, "C E"]:
     """Return log(β · softmax_ℓ(a_c)), -inf where there is no edge; no gradient.
 
-    With a ``beam`` the scores of clusters outside it are undefined.
+    If ``beam`` is given, the scores of clusters outside it are undefined.
     """
     n_clusters, n_edges = edge_logits.shape
     clusters = beam.contiguous() if beam is not None and beam.numel() < n_clusters else None
@@ -59,7 +59,8 @@ def path_log(
 ) -> Tensor:
     """Return log ŝ_c + log ŝ_{c,ℓ} of each path; 0 for a path of -1.
 
-    The gradient by the edges is added to ``gradients``, or returned by autograd without it.
+    The backward pass adds the gradient with respect to ``edge_log`` to ``gradients`` if given;
+    otherwise autograd returns it.
     """
     return _PathLog.apply(cluster_log, edge_log, beam, paths, gradients)
 
@@ -116,10 +117,10 @@ def path_log_backward(
     by_edge: Float[Tensor, "C E"] | None,
     touched: Int[Tensor, " C"] | None,
 ) -> Float[Tensor, "B C"]:
-    """Return the gradient by the clusters' scores; add the one by the edges' to ``by_edge``.
+    """Return the gradient by ``cluster_log``; add the gradient by ``edge_log`` to ``by_edge``.
 
-    No gradient passes where min(1, ·) cuts off. ``touched`` is set to 1 for each cluster on a path.
-    Both are None where the edges are fixed.
+    The gradient is zero where min(1, ·) is constant. ``touched`` is set to 1 for each cluster on a
+    path. ``by_edge`` and ``touched`` are None if the edges are fixed.
     """
     n_rows, n_slots = paths.shape
     n_beam = beam.shape[1]

@@ -1,8 +1,8 @@
-"""Products with some rows of a large table and their gradients as Triton kernels.
+"""Products with selected rows of a large table and their gradients as Triton kernels.
 
-No B×K×D tensor is ever held: a program loads the rows of some labels into its registers. For the
-table's gradient the B·K pairs of a label and a point are sorted by label; each touched row is then
-summed by one program.
+No B×K×D tensor is stored: each program loads the rows of a few labels into registers. For the
+gradient of the table, the B·K (label, point) pairs are sorted by label; then one program sums the
+gradient of each touched row.
 """
 
 from __future__ import annotations
@@ -31,9 +31,10 @@ def label_logits(
     labels: Tensor,
     gradients: IndexGradients | None = None,
 ) -> Tensor:
-    """Return w_ℓ·φ + bias_ℓ of each label; 0 for a padded one.
+    """Return w_ℓ·φ + bias_ℓ of each label; 0 in padded slots.
 
-    The gradient of the table is added to ``gradients``, or returned by autograd without it.
+    The backward pass adds the gradient of weights and biases to ``gradients`` if given; otherwise
+    autograd returns it.
     """
     return _LabelLogits.apply(embedding, weight, bias, labels, gradients)
 
@@ -95,7 +96,7 @@ def gather_sum(
     weight: Float[Tensor, "L D"],
     labels: Int[Tensor, "B K"],
 ) -> Float[Tensor, "B D"]:
-    """Return Σ_k coefficient_k · w_ℓ of each point: the embedding's gradient."""
+    """Return Σ_k coefficient_k · w_{ℓ_k} of each point, the gradient of its embedding."""
     n_rows, n_keep = labels.shape
     dim = weight.shape[1]
     # a point's shortlist is split into parts, one program each, to use the whole GPU
@@ -125,7 +126,10 @@ def gather_sum(
 
 
 def block_sizes(dim: int) -> tuple[int, int]:
-    """Return two powers of two that cover a row: 512 and 256 for 768, so that no lane is idle."""
+    """Return two block sizes, powers of two, that together cover a row of ``dim`` values.
+
+    For 768 they are 512 and 256, so that no lane is idle.
+    """
     largest = 1 << (dim.bit_length() - 1)
     if largest == dim:
         half = max(1, dim // 2)
@@ -134,17 +138,17 @@ def block_sizes(dim: int) -> tuple[int, int]:
 
 
 class RowPairs(NamedTuple):
-    """Pairs of a table's row and a vector, sorted by row.
+    """Pairs of a table row and a vector, sorted by row.
 
     The gradient of row r is the sum of coefficient · vector over its pairs.
     """
 
     ids: Int[Tensor, " pairs"]
-    """Row of each pair, ascending; rows beyond the table come last."""
+    """Row id of each pair, ascending; padding ids (beyond the table) come last."""
     order: Int[Tensor, " pairs"]
-    """Index of each pair before sorting; ``order // per_vector`` is its vector."""
+    """Index of each pair before sorting; ``order // per_vector`` is the index of its vector."""
     heads: Int[Tensor, " pairs"]
-    """Index of the first pair of each row, in no order; ``n_heads`` of them are valid."""
+    """Index of the first pair of each row, unsorted; the first ``n_heads`` entries are valid."""
     n_heads: Int[Tensor, " 1"]
     coefficients: Float[Tensor, " pairs"]
     vectors: Float[Tensor, "V D"]
@@ -154,7 +158,7 @@ class RowPairs(NamedTuple):
 def pair_rows(
     ids: Int[Tensor, "V K"], coefficients: Float[Tensor, "V K"], vectors: Float[Tensor, "V D"]
 ) -> RowPairs:
-    """Sort all (vector, row) pairs by row id, without a device sync."""
+    """Sort all (row, vector) pairs by row id, without a device sync."""
     sorted_ids, order = ids.reshape(-1).to(torch.int32).sort(stable=True)
     heads = torch.empty_like(sorted_ids)
     n_heads = torch.zeros(1, dtype=torch.int32, device=ids.device)
@@ -168,16 +172,16 @@ def pair_rows(
 
 
 def row_programs(pairs: RowPairs) -> int:
-    """Return how many programs share the rows of these pairs."""
+    """Return the number of programs among which to divide the rows of these pairs."""
     return max(1, min(_ROW_PROGRAMS, len(pairs.ids)))
 
 
 def sum_pairs(
     pairs: RowPairs, n_rows: int
 ) -> tuple[Int[Tensor, " r"], Float[Tensor, "r D"], Float[Tensor, " r"]]:
-    """Return the touched rows ascending, their gradients, and the sums of their coefficients.
+    """Return the touched rows, ascending, with the gradient and coefficient sum of each.
 
-    The host waits for the device to report the number of rows.
+    The host waits for the device, because it needs the number of rows.
     """
     heads = pairs.heads[: int(pairs.n_heads)].sort().values
     heads = heads[pairs.ids[heads.long()] < n_rows]
@@ -282,7 +286,7 @@ def _find_heads(
     n_pairs: tl.tensor,
     BLOCK: tl.constexpr,
 ) -> None:
-    """List the indices at which the id differs from the one before."""
+    """Write to ``heads`` the indices at which the id differs from its predecessor."""
     i = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     row = tl.load(ids + i, mask=i < n_pairs, other=-1)
     before = tl.load(ids + i - 1, mask=(i > 0) & (i < n_pairs), other=-1)
@@ -301,7 +305,7 @@ def row_sum(
     BLOCK_A: tl.constexpr,
     BLOCK_B: tl.constexpr,
 ) -> tl.tensor:
-    """Return Σ coefficient · vector (in two blocks) and Σ coefficient of the row at ``head``."""
+    """Return Σ coefficient · vector, in two blocks, and Σ coefficient of the row at ``head``."""
     ids, order, coefficients, vectors, n_pairs, per_vector, dim = pairs
     row = tl.load(ids + head)
     a = tl.arange(0, BLOCK_A)

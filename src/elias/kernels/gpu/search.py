@@ -1,14 +1,17 @@
 """Beam expansion as Triton kernels.
 
-Each path writes its number into a table with one entry per label. The number that survives is the
-label's *representative*, and all paths to the label compete at its slot. The table needs no
-clearing: an entry is read only where a path of this point has just written it, or checked against
-the path that it names. Entries have 16 bits where those suffice to number all paths.
+First `list_paths` scores all paths and lists the best of them with `torch.topk`, several per label
+to keep. Then one program per point processes the listed paths and all paths to wanted labels. It
+finds the best path to each label and selects the K best labels (`elias.kernels.gpu.select`). If
+fewer than K labels score above the worst listed path, the program starts over with all paths. The
+list does not change the result.
 
-A kernel scores all paths, and `torch.topk` lists several times K of the best (`list_paths`). Then
-one program per point takes the list and all paths to wanted labels, keeps the best path to each
-label, and of these the K best (`elias.kernels.gpu.select`). If fewer than K labels score above the
-list's last path, the program starts over with all paths; the result is the same.
+The best path to a label is found through a table with one entry per label. Each path occupies a
+slot, and writes the index of its slot to the entry of its label. One write survives: this slot is
+the label's *representative*, and all paths to the label are compared there by atomic operations.
+The table needs no clearing: an entry is read only if a path of the current point has just written
+it, or it is checked against the label stored in the slot. Entries have 16 bits if these suffice to
+number all slots.
 """
 
 from __future__ import annotations
@@ -26,9 +29,9 @@ _SCORE_BLOCK = 1024
 def list_paths(
     inputs: tuple[Tensor, ...], n_labels: int, n_listed: int
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Return the best paths, their scores, the paths to wanted labels, and the number of those.
+    """Return the best paths, their scores, the paths to wanted labels, and the latter's number.
 
-    Paths to wanted labels are not listed by score: they count as -inf there.
+    Among the best paths, paths to wanted labels count as -inf, because they are listed separately.
     """
     beam, _, edge_labels, _, wanted = inputs
     (n_rows, n_beam), (n_clusters, n_edges) = beam.shape, edge_labels.shape
@@ -63,7 +66,7 @@ def is_among(
     n_ascending: tl.tensor,
     HALVINGS: tl.constexpr,
 ) -> tl.tensor:
-    """Return which labels are in the ascending list, by binary search."""
+    """Return a mask of the labels that are in the ascending list, found by binary search."""
     low = tl.zeros_like(label).to(tl.int32)
     high = low + n_ascending
     for _ in tl.static_range(HALVINGS):
@@ -93,7 +96,10 @@ def _score_paths(
     HALVINGS: tl.constexpr,
     BLOCK: tl.constexpr,
 ) -> None:
-    """Write each path's score, -inf for none; list paths to wanted labels apart, as -inf here."""
+    """Write the score of each path to ``scores``, and the paths to wanted labels to ``matches``.
+
+    ``scores`` is -inf for paths that do not exist and for paths to wanted labels.
+    """
     row = tl.program_id(0).to(tl.int64)
     path = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     n_paths = n_beam * n_edges
@@ -111,7 +117,7 @@ def _score_paths(
 
 @triton.jit
 def score_of(beams: tl.tensor, graph: tl.tensor, path: tl.tensor, inside: tl.tensor) -> tl.tensor:
-    """Return label, score and unsaturated score of a point's paths, and which of them exist."""
+    """Return label, score and unsaturated score of a point's paths, and a mask of existing ones."""
     beam, beam_log = beams
     edge_labels, edge_log, n_clusters, n_edges, n_labels = graph
     position = path // n_edges
@@ -129,14 +135,14 @@ def score_of(beams: tl.tensor, graph: tl.tensor, path: tl.tensor, inside: tl.ten
 
 @triton.jit
 def sortable(scores: tl.tensor) -> tl.tensor:
-    """Map floats to integers in the same order."""
+    """Map float32 values to int32 values in the same order."""
     bits = scores.to(tl.int32, bitcast=True)
     return tl.where(bits < 0, -(bits & 0x7FFFFFFF), bits)
 
 
 @triton.jit
 def sort_key(score: tl.tensor, unsaturated: tl.tensor) -> tl.tensor:
-    """Return an integer that orders by score, then by unsaturated score."""
+    """Combine two sortable integers into a key that orders by score, then unsaturated score."""
     return score.to(tl.int64) * 4294967296 + (unsaturated.to(tl.int64) + 2147483648)
 
 
@@ -152,10 +158,10 @@ def walk_paths(
     LISTED: tl.constexpr,
     BLOCK: tl.constexpr,
 ) -> tl.tensor:
-    """Store label, scores and key of a point's paths, and a representative per label.
+    """Store label, scores and key of each path of a point, and a representative of each label.
 
-    Return the lowest score of the listed paths, or the lowest integer if all paths are listed.
-    With ``listing`` 0 all paths are taken, by number.
+    Return the lowest score of the listed paths, as a sortable integer; it is −(2³¹ − 1) if the list
+    holds every path. If ``listing`` is 0, process all paths by number instead of the list.
     """
     table, labels, scores, unsaturated_scores, numbers, best, first = scratch
     listed, tops, matches, n_listed = lists
@@ -192,7 +198,7 @@ def walk_paths(
 
 @triton.jit
 def representative(table: tl.tensor, label: tl.tensor, inside: tl.tensor) -> tl.tensor:
-    """Return each label's representative, bypassing the cache to see other threads' writes."""
+    """Return each label's representative; bypass the L1 cache to see other threads' writes."""
     return tl.load(table + label, mask=inside, other=0, cache_modifier=".cg").to(tl.int32)
 
 
@@ -204,7 +210,7 @@ def best_path_per_label(
     BY_NUMBER: tl.constexpr,
     BLOCK: tl.constexpr,
 ) -> None:
-    """Find the best key of each label; with BY_NUMBER the first path that has it."""
+    """Find the best key of each label; with BY_NUMBER, the lowest path number with that key."""
     table, labels, scores, unsaturated_scores, numbers, best, first = scratch
     for start in range(0, n_slots, BLOCK):
         slot = start + tl.arange(0, BLOCK)
@@ -232,7 +238,7 @@ def find_wanted(
     n_labels: tl.tensor,
     BLOCK: tl.constexpr,
 ) -> None:
-    """Write the best path to each wanted label; ignore table entries of earlier points."""
+    """Write the best path to each wanted label; ignore stale table entries of earlier points."""
     wanted, out, n_wanted = wanted_lists
     table, labels, _, _, _, _, first = scratch
     for start in range(0, n_wanted, BLOCK):
@@ -255,9 +261,9 @@ def drop_losers(
     lowest: tl.tensor,
     BLOCK: tl.constexpr,
 ) -> tl.tensor:
-    """Remove the label of every path that is not the best one to it.
+    """Discard every path that is not the best path to its label.
 
-    Return the number of labels left, and how many of them score above ``lowest``.
+    Return the number of labels left, and the number of those that score above ``lowest``.
     """
     table, labels, scores, _, numbers, _, first = scratch
     n_kept = tl.zeros([BLOCK], tl.int32)
@@ -281,7 +287,7 @@ _TABLE_BYTES = 2**31  # for the label tables of all programs
 _MULTIPROCESSORS = 132  # of an H200; on a GPU with fewer, programs wait
 _BLOCK, _WARPS = 4096, 16
 LISTED_PER_LABEL = 4
-"""Paths listed at first, per label to keep."""
+"""Number of paths that `list_paths` lists per label to keep."""
 
 
 def expand_beam(
@@ -299,10 +305,10 @@ def expand_beam(
     n_listed: int | None = None,
     entry: torch.dtype | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Return labels, paths and wanted paths of `elias.kernels.Expansion`.
+    """Return the fields of `elias.kernels.Expansion`: labels, paths and wanted paths.
 
-    The keyword arguments are for tests and benchmarks. ``n_listed`` is the number of paths listed
-    first (0: all paths at once); ``entry`` is the dtype of the label tables.
+    The keyword arguments are for tests and benchmarks. ``n_listed`` is the number of paths that
+    `list_paths` lists (0: process all paths at once). ``entry`` is the dtype of the label tables.
     """
     n_rows, n_beam = beam.shape
     n_clusters, n_edges = edge_labels.shape

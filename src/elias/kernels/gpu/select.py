@@ -1,6 +1,7 @@
 """Select the K best labels of a point in Triton, by radix selection without sorting.
 
-It looks at eight bits at a time: of the score, then of the unsaturated score, then of the label id.
+The selection is by score; ties are resolved by unsaturated score, then by label id. Each pass
+processes a digit of eight bits.
 """
 
 from __future__ import annotations
@@ -19,9 +20,10 @@ def _digit_counts(
     LEVEL: tl.constexpr,
     BLOCK: tl.constexpr,
 ) -> tl.tensor:
-    """Count the digits at ``shift`` in the keys of the labels that equal the limits so far.
+    """Return the histogram of the key digit at ``shift`` over the labels still undecided.
 
-    The key of level 0 is the score, of 1 the unsaturated score, of 2 the negated label id.
+    These labels equal ``limits`` at all lower levels, and ``prefix`` in the digits above. The key
+    is the score at level 0, the unsaturated score at level 1, and n_labels − id at level 2.
     """
     labels, scores, unsaturated_scores = keys
     n_slots, n_labels = sizes
@@ -53,9 +55,9 @@ def _limit(
     LEVEL: tl.constexpr,
     BLOCK: tl.constexpr,
 ) -> tl.tensor:
-    """Return the key of the last label to keep, how many share it, and how many of them to keep.
+    """Return the lowest key to keep, the number of labels with it, and how many of them to keep.
 
-    It finds one digit after the other, the highest first.
+    The key is found digit by digit, the most significant first.
     """
     digits = tl.arange(0, 256)
     prefix = needed * 0
@@ -80,7 +82,7 @@ def _write_kept(
     limits: tl.tensor,
     BLOCK: tl.constexpr,
 ) -> None:
-    """Write the labels at or above the limits and their paths, then padding."""
+    """Write the labels that rank at or above ``limits``, and their paths; pad the other slots."""
     _, labels, scores, unsaturated_scores, numbers, _, _ = scratch
     out_labels, out_paths = out
     n_slots, n_labels, n_keep = sizes
@@ -116,7 +118,7 @@ def select(
     n_left: tl.tensor,
     BLOCK: tl.constexpr,
 ) -> None:
-    """Write the K best of the remaining labels."""
+    """Write the K best of the labels left by `drop_losers`, and their paths."""
     _, labels, scores, unsaturated_scores, _, _, _ = scratch
     keys = (labels, scores, unsaturated_scores)
     n_slots, n_labels, n_keep = sizes
