@@ -1,8 +1,8 @@
 """Errors that a user can fix, and helpers to word their messages.
 
-An `EliasError` is a user's mistake: its message names the file or value and the remedy. The command
-line prints it as one line and exits with code 2. Any other exception is a bug and keeps its
-traceback.
+An `EliasError` reports a mistake of the user. Its message names the file or value and the remedy.
+The command line prints the message as one line and exits with code 2. Any other exception is a bug,
+and its traceback is shown.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ class EliasError(Exception):
     """Base class of the errors that the package raises on purpose; the message is one line."""
 
     reported = False
-    """True after the message was printed."""
+    """True once the message has been printed."""
 
 
 class ConfigError(EliasError):
@@ -32,7 +32,7 @@ class DataError(EliasError):
 
 
 class ModelError(EliasError):
-    """A saved model is damaged, not an ELIAS model, or of a newer version."""
+    """A saved model is damaged, is not an ELIAS model, or was saved by a newer version."""
 
 
 class RunError(EliasError):
@@ -53,8 +53,8 @@ _MAX_COMPARED = 5_000  # more names would take seconds
 def did_you_mean(name: str, known: Iterable[str]) -> str:
     """Return ``"; did you mean 'x'?"`` for the closest known name, or an empty string.
 
-    If there are very many names, only those with the same first letter and a similar length are
-    compared.
+    If there are very many known names, compare only those with the same first letter and a
+    similar length.
     """
     names = list(known)
     if len(names) > _MAX_COMPARED:

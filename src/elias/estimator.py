@@ -34,7 +34,7 @@ _SETTINGS = {
     "validation_size": "eval.validation_size",
     "random_state": "seed",
 }
-"""Parameters that set one key of the configuration."""
+"""Maps each estimator parameter that sets a single configuration key to that key."""
 
 
 class EliasClassifier(BaseEstimator):  # type: ignore[misc]  # scikit-learn has no types
@@ -43,7 +43,7 @@ class EliasClassifier(BaseEstimator):  # type: ignore[misc]  # scikit-learn has 
     Args:
         encoder: ``bag`` for learned vectors of words and n-grams; ``minilm``, a folder or a model
             on the hub for a transformer.
-        epochs: Epochs of the last stage; None for those of the preset.
+        epochs: Number of epochs of the last stage; None uses the value of the preset.
         dim: Width of the ``bag`` encoder.
         n_clusters: C, the number of clusters of labels; None derives it from the data.
         beam_size: b, the number of clusters searched for a text; None derives it.
@@ -133,7 +133,7 @@ class EliasClassifier(BaseEstimator):  # type: ignore[misc]  # scikit-learn has 
         return self
 
     def config(self) -> EliasConfig:
-        """Return the configuration for these parameters."""
+        """Return the configuration that the estimator's parameters define."""
         start = EliasConfig() if self.preset is None else EliasConfig.preset(self.preset)
         defaults = EliasClassifier().get_params()
         changes: dict[str, Any] = {}
@@ -149,7 +149,7 @@ class EliasClassifier(BaseEstimator):  # type: ignore[misc]  # scikit-learn has 
         return start.override(changes | dict(self.settings or {}))
 
     def predict(self, X: Any) -> csr_matrix:  # noqa: N803
-        """Return the predicted labels as a matrix (N, L) of zeros and ones, see ``classes_``."""
+        """Return predicted labels as an (N, L) 0/1 matrix; the columns are ``classes_``."""
         check_is_fitted(self)
         if self.model_.probabilities is None and isinstance(self.threshold, str):
             predictions = self._predict(X, 1)
@@ -189,7 +189,7 @@ class EliasClassifier(BaseEstimator):  # type: ignore[misc]  # scikit-learn has 
         return self.model_.predict(_inputs(inputs), top_k=k)
 
     def __sklearn_tags__(self) -> Any:
-        """Return the tags of a multi-label classifier for texts."""
+        """Return the scikit-learn tags of a multi-label text classifier."""
         tags = super().__sklearn_tags__()
         tags.input_tags.string = True
         tags.input_tags.sparse = True
@@ -226,7 +226,7 @@ def _is_indicator(labels: Any) -> bool:
 
 
 def _label_matrix(y: Any) -> tuple[csr_matrix, NDArray[Any]]:
-    """Return labels as a matrix (N, L), and the label of each column."""
+    """Return the labels as an (N, L) matrix, and the label of each column."""
     if y is None:
         raise DataError("y is missing; give a list of names for each text, or a matrix (N, L)")
     if _is_indicator(y):

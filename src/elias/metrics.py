@@ -1,7 +1,7 @@
 """Ranking metrics at any k: P, nDCG, their propensity-scored forms PSP and PSnDCG, and recall R.
 
-Each metric is a ratio of two sums over points. The sums are computed in chunks of points, so that
-they need little memory beside the predictions.
+Each metric is a ratio of two sums over points. The sums are computed over chunks of points, to
+limit the memory needed in addition to the predictions.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class Metrics(dict[str, float]):
     """
 
     def __str__(self) -> str:
-        """Return a table with a line for each kind of metric."""
+        """Return a table with one line for each kind of metric."""
         lines: dict[str, list[str]] = {}
         for name, value in self.items():
             kind, _, k = name.partition("@")
@@ -200,12 +200,12 @@ class LabelTable:
     test_count: NDArray[np.int64]
     """Evaluated points of the label."""
     predicted: NDArray[np.int64]
-    """Points with the label among their best k predictions."""
+    """Points that have the label among their best k predictions."""
     hits: NDArray[np.int64]
-    """Predicted points for which the label is correct."""
+    """Points counted in ``predicted`` for which the label is correct."""
 
     def rows(self) -> Iterator[dict[str, Any]]:
-        """Yield a row for each label; unknown counts and ratios over zero are None."""
+        """Yield one row for each label; unknown counts and ratios with denominator 0 are None."""
         counts = [None] * len(self.names) if self.train_count is None else self.train_count.tolist()
         lists = (column.tolist() for column in (self.test_count, self.predicted, self.hits))
         for label_id, (name, train, test, predicted, hits) in enumerate(
@@ -229,7 +229,7 @@ def per_label(
     frequencies: NDArray[np.int64] | None,
     k: int = 5,
 ) -> LabelTable:
-    """Count how often each label is among the best ``k`` predictions, and how often correctly."""
+    """Count how often each label is in the top ``k``, and how often it is correct there."""
     _check_shapes(predictions, truth)
     n_labels = predictions.n_labels
     test_count, predicted, hits = (np.zeros(n_labels + 1, dtype=np.int64) for _ in range(3))
@@ -249,7 +249,7 @@ def per_label(
 
 @dataclass(frozen=True, slots=True)
 class _Chunk:
-    """Some points: their best predictions, whether each is correct, and their true labels."""
+    """A chunk of points: their top predictions, the hits among them, and their true labels."""
 
     ids: NDArray[np.int64]
     hits: NDArray[np.bool_]
@@ -276,7 +276,7 @@ def _chunks(
 
 
 def _chunk(ids: NDArray[np.int64], truth: sparse.csr_matrix) -> _Chunk:
-    """Find the hits by binary search of each (point, label) among the sorted true pairs."""
+    """Build a chunk; find the hits by binary search for each pair among the sorted true pairs."""
     n_true = np.diff(truth.indptr).astype(np.int64)
     true_rows = np.repeat(np.arange(len(ids)), n_true)
     true_ids = truth.indices.astype(np.int64)
@@ -288,7 +288,7 @@ def _chunk(ids: NDArray[np.int64], truth: sparse.csr_matrix) -> _Chunk:
 
 
 class _Gains:
-    """Sums that the metrics share, for some points; r is a rank, w an inverse propensity."""
+    """Gains of one chunk of points, shared by the metrics; r is a rank, w an inverse propensity."""
 
     def __init__(self, chunk: _Chunk, weights: Array, width: int, best_width: int) -> None:
         self.n_true = chunk.n_true
@@ -301,14 +301,14 @@ class _Gains:
         self._ideal = np.append(0.0, self.discounts.cumsum())
 
     def discounted(self, gains: Array, k: int) -> Array:
-        """Return Σ_r≤k gain/log2(r + 1) divided by its maximum with min(k, |Y_i|) hits (R,)."""
+        """Return Σ_r≤k gain/log2(r + 1) / Σ_r≤min(k, |Y_i|) 1/log2(r + 1) of each point (R,)."""
         ideal = self._ideal[np.minimum(k, self.n_true)]
         sums: Array = gains[:, :k] @ self.discounts[: gains[:, :k].shape[1]]
         shares: Array = np.divide(sums, ideal, out=np.zeros_like(sums), where=ideal > 0)
         return shares
 
     def recall(self, k: int) -> Array:
-        """Return the share of the true labels of each point among the best k predictions (R,)."""
+        """Return the share of each point's true labels in its best k predictions (R,)."""
         shares: Array = self.hits[:, :k].sum(axis=1) / np.maximum(self.n_true, 1)
         return shares
 
@@ -330,11 +330,11 @@ KINDS: dict[str, Callable[[_Gains, int], tuple[float, float]]] = {
     "PSnDCG": lambda g, k: (g.discounted(g.weighted, k).sum(), g.discounted(g.best, k).sum()),
     "R": lambda g, k: (g.recall(k).sum(), int(np.count_nonzero(g.n_true))),
 }
-"""The kinds of metrics, each as the two sums over points whose ratio it is."""
+"""Maps each kind of metric to a function that returns its numerator and its denominator."""
 
 
 def metric_names(names: Iterable[str]) -> list[str]:
-    """Return the names; raise `ConfigError` if one is not a metric that `score` computes."""
+    """Return the names of metrics; raise `ConfigError` if `score` cannot compute one of them."""
     return [f"{kind}@{k}" for kind, k in map(_parse, names)]
 
 
@@ -361,7 +361,7 @@ REPORTED = [
     *(f"{name}@{k}" for name in ("P", "nDCG", "PSP") for k in (1, 3, 5)),
     *(f"R@{k}" for k in (10, 20, 100)),
 ]
-"""Metrics in the reports of training and experiments."""
+"""Names of the metrics in the reports of training and experiments."""
 
 
 def measure(
@@ -383,5 +383,5 @@ def measure(
 
 
 def rounded(timings: Mapping[str, float]) -> dict[str, float]:
-    """Return timings rounded to 0.01 s, as they are saved with a model."""
+    """Return timings rounded to 0.01 s, for the metadata of a model."""
     return {name: round(value, 2) for name, value in timings.items()}

@@ -39,18 +39,18 @@ class Ranking:
 class Candidates:
     """The labels that a search proposes for n points, at most k for each, best first.
 
-    It is what a search hands to the reranker. A row with fewer than k labels ends in padding: id L
+    The reranker takes them as input. A row with fewer than k labels ends in padding: id L
     and score -inf.
     """
 
     ids: NDArray[np.int64]
     """(n, k) label ids."""
     scores: NDArray[np.float32]
-    """(n, k) p of each."""
+    """(n, k) score p of each label."""
     embedding: NDArray[np.float32] | None = None
-    """(n, D) φ(x), where the ranker reads it (`RerankConfig.embedding`)."""
+    """(n, D) φ(x), if the ranker uses it as features (`RerankConfig.embedding`); else None."""
     channel: NDArray[np.int8] | None = None
-    """(n, k) which channel proposed each candidate; None: all come from the search."""
+    """(n, k) channel that proposed each candidate; None if all come from the search."""
 
     def __len__(self) -> int:
         """Return the number of points."""
@@ -62,7 +62,7 @@ class Candidates:
         return Candidates(self.ids[:, :k], self.scores[:, :k], self.embedding, channel)
 
     def take(self, rows: slice) -> Candidates:
-        """Return the candidates of some points."""
+        """Return the candidates of a slice of the points."""
         embedding, channel = self.embedding, self.channel
         return Candidates(
             self.ids[rows],
@@ -89,14 +89,14 @@ class Predictions:
     scores: NDArray[np.float32]
     """(n, k) scores."""
     n_labels: int
-    """L, which is also the id of padding."""
+    """L; this value is also the id of padding."""
     label_names: Sequence[str] | None = None
-    """L names, or None."""
+    """Names of the L labels, or None."""
     probabilities: NDArray[np.float32] | None = None
-    """(n, k) probability that each label is relevant, descending in a row; or None."""
+    """(n, k) probability that each label is relevant, descending within a row; or None."""
 
     def __post_init__(self) -> None:
-        """Check that the shapes fit together."""
+        """Check that the shapes of the arrays are consistent."""
         if self.ids.ndim != 2 or self.ids.shape != self.scores.shape:
             raise DataError(
                 f"predictions: ids {self.ids.shape} and scores {self.scores.shape} must be two "
@@ -150,7 +150,7 @@ class Predictions:
 
     @classmethod
     def stack(cls, parts: Sequence[Predictions]) -> Predictions:
-        """Concatenate the points of several predictions, e.g. of batches."""
+        """Concatenate predictions for different points, e.g. for successive batches."""
         first = _common(parts)
         width = max(part.ids.shape[1] for part in parts)
         known = [part.probabilities for part in parts if part.probabilities is not None]
@@ -226,7 +226,7 @@ class Predictions:
         return str(label_id) if self.label_names is None else self.label_names[label_id]
 
     def take(self, rows: NDArray[np.int64]) -> Predictions:
-        """Return the predictions of some points."""
+        """Return the predictions of the points ``rows``."""
         probabilities = None if self.probabilities is None else self.probabilities[rows]
         return replace(
             self, ids=self.ids[rows], scores=self.scores[rows], probabilities=probabilities
@@ -240,7 +240,7 @@ class Predictions:
         )
 
     def among(self, label_names: Sequence[str]) -> Predictions:
-        """Return the same predictions over a longer list of labels, which begins with these.
+        """Return the same predictions over a longer list of labels that starts with this one.
 
         >>> Predictions.from_scores([[1]], [[0.9]], n_labels=2).among(["a", "b", "c"])
         Predictions(n=1, k=1, n_labels=3)
@@ -259,7 +259,7 @@ class Predictions:
         )
 
     def threshold(self, lowest: float) -> Predictions:
-        """Return the labels whose probability, or score without probabilities, is high enough.
+        """Keep labels with probability at least ``lowest``; without probabilities, use the scores.
 
         >>> Predictions.from_scores([[1, 0]], [[0.9, 0.2]], n_labels=2).threshold(0.5)[0].ids
         array([1])
@@ -268,7 +268,7 @@ class Predictions:
         return self._keep(values >= lowest)
 
     def drop(self, pairs: NDArray[np.int64]) -> Predictions:
-        """Return the predictions without these (M, 2) pairs (point, label) of a filter file."""
+        """Remove the pairs (point, label) of a filter file, given as an (M, 2) array."""
         pairs = np.asarray(pairs, dtype=np.int64).reshape(-1, 2)
         limits = np.array([len(self), self.n_labels])
         if ((pairs < 0) | (pairs >= limits)).any():
@@ -282,7 +282,7 @@ class Predictions:
         return self._keep(~np.isin(keys, pairs[:, 0] * width + pairs[:, 1]))
 
     def to_csr(self) -> sparse.csr_matrix:
-        """Return the scores as an (n, L) matrix; scores of 0 are stored too."""
+        """Return the scores as an (n, L) CSR matrix, in which scores of 0 are stored explicitly."""
         mask = self.ids < self.n_labels
         ends = np.concatenate([[0], mask.sum(axis=1).cumsum()])
         parts = (self.scores[mask], self.ids[mask], ends)
@@ -291,9 +291,9 @@ class Predictions:
         return matrix
 
     def to_dicts(self) -> list[list[dict[str, Any]]]:
-        """Return a list of ``{"id", "label", "score"}`` for each point, as JSON can hold it.
+        """Return a JSON-serializable list of ``{"id", "label", "score"}`` for each point.
 
-        With probabilities, each has ``"probability"`` too.
+        If the predictions have probabilities, each dict also has a key ``"probability"``.
         """
         rankings: list[list[dict[str, Any]]] = []
         for row in self:
@@ -305,7 +305,7 @@ class Predictions:
         return rankings
 
     def _keep(self, mask: NDArray[np.bool_]) -> Predictions:
-        """Return the labels for which ``mask`` is true, with the padding at the end of each row."""
+        """Keep the labels for which ``mask`` is True, and move padding to the end of each row."""
         ids = np.where(mask, self.ids, self.n_labels)
         scores = np.where(mask, self.scores, np.float32(PADDING_SCORE))
         order = np.argsort(ids == self.n_labels, axis=1, kind="stable")
@@ -385,7 +385,7 @@ def _common(parts: Sequence[Predictions]) -> Predictions:
 def interpolate(
     scores: NDArray[np.floating[Any]], knots: NDArray[np.float64], values: NDArray[np.float64]
 ) -> NDArray[np.float32]:
-    """Map scores to probabilities, linearly between ascending knots; 0 for padding."""
+    """Map scores to probabilities by linear interpolation between ascending knots; padding to 0."""
     probability = np.interp(np.asarray(scores, dtype=np.float64), knots, values)
     return np.where(np.isneginf(scores), 0, probability).astype(np.float32)
 

@@ -1,7 +1,7 @@
-"""Progress of long work: a bar on stderr if it is a terminal, otherwise log lines.
+"""Show the progress of long tasks: a bar if stderr is a terminal, otherwise log lines.
 
-Nothing is shown until `enable` is called, as the command line does: a library does not write to its
-user's terminal.
+Nothing is shown until `enable` is called. The command line calls it; a library should not write to
+the terminal on its own.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ def enable(on: bool = True) -> None:
 
 @contextmanager
 def progress_disabled() -> Iterator[None]:
-    """Hide progress that starts inside the block, e.g. below a bar for the whole."""
+    """Hide progress that starts inside the block, e.g. if an outer bar already shows the total."""
     before = _state["enabled"]
     enable(False)
     try:
@@ -70,9 +70,9 @@ def track(iterable: Iterable[T], description: str, total: int | None = None) -> 
 
 
 def progress(description: str, total: int | None = None) -> AbstractContextManager[Advance]:
-    """Show the progress of a ``with`` block, which gets a function to advance it.
+    """Show the progress of a ``with`` block, and yield a function that advances it.
 
-    A bar disappears at the end of the block. Log lines start after two seconds.
+    The bar disappears at the end of the block. Log lines start after two seconds.
 
     >>> with progress("reading", total=10) as advance:
     ...     advance(5)
@@ -87,7 +87,7 @@ def progress(description: str, total: int | None = None) -> AbstractContextManag
 
 @cache
 def console() -> Console:
-    """Return the console on stderr; log through it, so that bars and lines do not mix."""
+    """Return the console on stderr; log messages must use it, so that they do not break bars."""
     from rich.console import Console  # imported here, because libraries rarely need it
 
     return Console(stderr=True)

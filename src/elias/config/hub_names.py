@@ -1,4 +1,4 @@
-"""Names of models on the Hugging Face hub, and how to tell them from paths."""
+"""Distinguish names of models on the Hugging Face hub from paths."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ HUB_PREFIX = "hf://"
 
 
 def looks_like_path(name: str) -> bool:
-    """Return whether a name is a path, and not ``user/model`` on the hub.
+    """Return True if a name is a path, False if it may be ``user/model`` on the hub.
 
     >>> [looks_like_path(name) for name in ("./model", "~/model", "a/b/c", "user/model", "model")]
     [True, True, True, False, False]

@@ -50,7 +50,7 @@ def merge(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def parse_override(text: str) -> tuple[str, Any]:
-    """Return the key and the value of ``key=value``; a value that is not TOML is a string."""
+    """Parse ``key=value``; a value that is not valid TOML is taken as a string."""
     key, equals, value = text.partition("=")
     if not equals or not key.strip():
         raise ConfigError(f"--set {text!r}: write it as key=value, e.g. index.beta=75")
@@ -98,7 +98,8 @@ def build(cls: type[T], tree: Mapping[str, Any]) -> T:
     """Build the dataclass ``cls`` from a nested mapping.
 
     Raises:
-        ConfigError: If keys are unknown, all of which it names, or a value has the wrong type.
+        ConfigError: If keys are unknown (the message names them all), or if a value has the wrong
+            type.
     """
     unknown = list(_unknown_keys(cls, tree, ""))
     if unknown:
@@ -197,7 +198,7 @@ def _preset_text(name: str) -> str:
 
 _NO_EFFECT = ("checkpoint", "tracking")  # sections that do not change the model
 _OLD_RERANK = {"loss": "squared-hinge", "sharpness": 1.0, "names": False}
-"""Values of ranker keys in configurations that were written before these keys existed."""
+"""Values assumed for ranker keys that older configurations lack."""
 _ABSENT = "not set"
 
 
@@ -218,7 +219,7 @@ def model_settings(tree: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def without_learning_rates(tree: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the tree of a configuration without the learning rates of the stages.
+    """Return a copy of a configuration tree without the learning rates of the stages.
 
     >>> without_learning_rates({"seed": 1, "stages": [{"name": "stage1", "label_lr": 0.1}]})
     {'seed': 1, 'stages': [{'name': 'stage1'}]}

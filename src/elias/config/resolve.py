@@ -1,7 +1,7 @@
-"""The resolved configuration: every size that was left open is derived from the data.
+"""Resolve a configuration: derive every size that is None from the data.
 
-`fill_sizes` derives the sizes in order, so that given sizes shape the derived ones. `check_sizes`
-checks that the sizes fit together and fit the data.
+`fill_sizes` derives the sizes one after another, so that a derived size can depend on given sizes.
+`check_sizes` checks that the sizes are consistent with each other and with the data.
 """
 
 from __future__ import annotations
@@ -29,14 +29,14 @@ MAX_RERANKED_LABELS, MAX_RERANKED_POINTS = 200_000, 1_000_000  # minutes on a CP
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ResolvedEncoder(EncoderConfig):
-    """An `EncoderConfig` without open sizes."""
+    """An `EncoderConfig` in which no size is None."""
 
     min_count: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ResolvedIndex(IndexConfig):
-    """An `IndexConfig` without open sizes."""
+    """An `IndexConfig` in which no size is None."""
 
     n_clusters: int
     edges_per_cluster: int
@@ -49,23 +49,24 @@ class ResolvedIndex(IndexConfig):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ResolvedRerank(RerankConfig):
-    """A `RerankConfig` that says whether a ranker is trained."""
+    """A `RerankConfig` in which ``enabled`` is not None."""
 
     enabled: bool
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ResolvedEval(EvalConfig):
-    """An `EvalConfig` that says how many points are held out."""
+    """An `EvalConfig` in which the number of held-out points is not None."""
 
     validation_size: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ResolvedConfig(EliasConfig):
-    """An `EliasConfig` without open sizes, as `EliasConfig.resolve` returns it.
+    """An `EliasConfig` in which no size is None; `EliasConfig.resolve` returns it.
 
-    Training, inference and saved models use this type. Its JSON is that of `EliasConfig`.
+    Training, inference and saved models use this type. Its JSON format is the same as for
+    `EliasConfig`.
     """
 
     encoder: ResolvedEncoder
@@ -75,9 +76,9 @@ class ResolvedConfig(EliasConfig):
 
 
 def fill_sizes(config: EliasConfig, n_points: int, n_labels: int) -> ResolvedConfig:
-    """Return ``config`` with every open size filled in for N points and L labels.
+    """Return ``config`` with every size that is None derived from N points and L labels.
 
-    The sizes are not checked against each other; `EliasConfig.resolve` does that as well.
+    This function does not check that the sizes are consistent; `EliasConfig.resolve` does.
 
     >>> from elias.config import EliasConfig
     >>> index = fill_sizes(EliasConfig(), n_points=20_000, n_labels=8484).index
@@ -102,19 +103,19 @@ def fill_sizes(config: EliasConfig, n_points: int, n_labels: int) -> ResolvedCon
 
 
 def _narrow(cls: type[T], config: Any, **values: Any) -> T:
-    """Return ``config`` as its subclass ``cls``, with ``values`` changed."""
+    """Convert ``config`` to its subclass ``cls``, and replace the fields in ``values``."""
     return cls(**{field.name: getattr(config, field.name) for field in fields(config)} | values)
 
 
 def n_clusters(n_labels: int) -> int:
-    """Return C, a power of two: 2^⌈log2(L/100)⌉, but more and smaller clusters for a small L."""
+    """Return C = 2^⌈log2(L/100)⌉; for a small L, return a larger power of two."""
     clusters = 1 << math.ceil(math.log2(max(n_labels / LABELS_PER_CLUSTER, 1)))
     most = 1 << math.floor(math.log2(max(n_labels / MIN_LABELS_PER_CLUSTER, 1)))
     return min(max(clusters, MIN_CLUSTERS), most)
 
 
 def shortlist_size(n_labels: int, n_paths: int) -> int:
-    """Return K: 2000 as in the paper, or L/8 in whole hundreds; at most the number of paths b·κ."""
+    """Return K: L/8 in whole hundreds, at most 2000 (as in the paper) and at most b·κ paths."""
     eighth = n_labels // 800 * 100
     return min(MAX_SHORTLIST, max(MIN_SHORTLIST, eighth), n_labels, n_paths)
 
@@ -157,7 +158,7 @@ def _fill_index(index: IndexConfig, n_labels: int) -> ResolvedIndex:
 
 
 def check_sizes(index: ResolvedIndex, n_labels: int) -> None:
-    """Raise `ConfigError` for sizes that do not fit together; derived sizes always fit."""
+    """Raise `ConfigError` if sizes are inconsistent; derived sizes are always consistent."""
     clusters, edges = index.n_clusters, index.edges_per_cluster
     labels = (n_labels, "the number of labels")
     paths = (index.beam_size * edges, "index.beam_size * index.edges_per_cluster")

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 def require(condition: bool, message: str) -> None:
-    """Raise `ConfigError` unless the condition holds."""
+    """Raise `ConfigError` with ``message`` unless the condition holds."""
     if not condition:
         raise ConfigError(message)
 
@@ -432,7 +432,7 @@ class EliasConfig:
     tracking: TrackingConfig = field(default_factory=TrackingConfig)
 
     def __post_init__(self) -> None:
-        """Check the values that depend on each other."""
+        """Check values that depend on each other."""
         require(0 <= self.seed < 2**32, f"seed must be >= 0 and below 2^32, not {self.seed}")
         require(bool(self.stages), "stages must not be empty")
         names = [stage.name for stage in self.stages]

@@ -1,4 +1,4 @@
-"""Corpora: read, check, describe and write them in any format.
+"""Read, check, describe and write corpora in any supported format.
 
 Names are imported when they are first used (PEP 562), so that importing this package is fast.
 """

@@ -1,7 +1,7 @@
-"""Write files and folders that are complete or do not exist; manage the folders of a cache.
+"""Write files and folders atomically, and evict old cache entries.
 
-A folder is filled under a hidden name beside its target. It is renamed when it is complete and on
-disk, so that an interrupted write never looks like a corpus or a model.
+A folder is written under a hidden name next to its target. It is renamed to the target when it is
+complete and on disk, so that an interrupted write never looks like a corpus or a model.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ if TYPE_CHECKING:
 _COPY_BYTES = 1 << 22
 _HEADER_BYTES = 128
 _ABANDONED_SECONDS = 24 * 3600
-"""Age after which an unfinished folder is taken for one of a process that died."""
+"""Age after which an unfinished folder is assumed to be left by a process that died."""
 _used: set[Path] = set()
 
 
 def cache_root() -> Path:
-    """Return the folder of all caches, inside the user's cache folder."""
+    """Return the folder that contains all caches of ELIAS, inside the user's cache folder."""
     root = os.environ.get("XDG_CACHE_HOME") or str(Path.home() / ".cache")
     return Path(root) / "elias"
 
@@ -45,15 +45,15 @@ def digest(path: Path) -> str:
 
 
 def mark_in_use(entry: Path) -> None:
-    """Protect an entry of a cache from eviction while this process runs: it may be mapped."""
+    """Protect a cache entry from eviction by this process, which may have mapped its files."""
     _used.add(entry.resolve())
 
 
 def evict_oldest(root: Path, limit: int) -> None:
     """Remove the least recently used entries of a cache until it has at most ``limit`` bytes.
 
-    The newest entry stays, whatever its size, and so do entries that this process uses and those
-    that another process may be writing. Entries that disappear meanwhile are skipped.
+    Keep the newest entry, whatever its size, entries that this process uses, and entries that
+    another process may be writing. Skip entries that another process removes meanwhile.
     """
     entries = []
     for entry in root.iterdir():
@@ -69,7 +69,7 @@ def evict_oldest(root: Path, limit: int) -> None:
 
 
 def _size_and_time(entry: Path) -> tuple[int, float]:
-    """Return the bytes of a folder's files, and the time of the last change of any of them."""
+    """Return the total size of a folder's files in bytes, and their latest modification time."""
     size, changed = 0, 0.0
     with suppress(FileNotFoundError):
         for path in (entry, *entry.rglob("*")):
@@ -86,8 +86,8 @@ def staged_folder(target: Path, *, overwrite: bool = False) -> Iterator[Path]:
 
     Args:
         target: A path that does not exist, or an empty folder.
-        overwrite: Replace an existing folder, which stays until the new one is complete. The
-            caller must know that it may be removed.
+        overwrite: Replace an existing folder once the new one is complete. The caller must make
+            sure that the existing folder may be removed.
 
     Raises:
         DataError: If ``target`` exists; it is not changed.
@@ -123,7 +123,7 @@ def staged_file(target: Path) -> Iterator[Path]:
 
 
 def _exchange(staging: Path, target: Path) -> None:
-    """Rename ``staging`` to ``target``, and remove an existing ``target``."""
+    """Rename ``staging`` to ``target``, and remove the previous ``target`` if there is one."""
     if not target.exists():
         staging.rename(target)
         return
@@ -138,7 +138,7 @@ def _exchange(staging: Path, target: Path) -> None:
 
 
 def _sync(path: Path) -> None:
-    """Wait until a file, or the names in a folder, are on disk."""
+    """Flush a file, or the directory entries of a folder, to disk."""
     if os.name != "posix":  # Windows cannot open a folder
         return
     handle = os.open(path, os.O_RDONLY)
@@ -149,7 +149,7 @@ def _sync(path: Path) -> None:
 
 
 class ArrayWriter:
-    """Writes a one-dimensional npy file in chunks; its length is known at the end.
+    """Writes a one-dimensional npy file in chunks, without knowing its length in advance.
 
     >>> from tempfile import TemporaryDirectory
     >>> with TemporaryDirectory() as folder:
@@ -171,7 +171,7 @@ class ArrayWriter:
         return self
 
     def append(self, numbers: NDArray[Any]) -> None:
-        """Add numbers to the end."""
+        """Append numbers to the array."""
         self._count += len(numbers)
         self._file.write(np.ascontiguousarray(numbers, dtype=self._dtype).data)
 

@@ -52,7 +52,7 @@ class Split:
         return isinstance(self.texts, DiskTexts) or is_mapped(self.features)
 
     def take(self, rows: NDArray[np.int64]) -> Split:
-        """Return a new split of the given rows; filter pairs move with their points."""
+        """Return a new split with the given rows; filter pairs are renumbered accordingly."""
         filters = self.filters
         if filters is not None:
             new_row = np.full(len(self), -1, dtype=np.int64)
@@ -77,15 +77,15 @@ class Corpus:
 
     train: Split
     label_names: Sequence[str]
-    """L names; names may repeat, the position is the label id."""
+    """Names of the L labels. The position is the label id; names may repeat."""
     validation: Split | None = None
     test: Split | None = None
     label_features: csr_matrix | None = None
     """(L, D_bow) features of the labels ("LF" data sets), or None; the model does not use them."""
     source: Path | None = None
-    """The file or folder it was read from."""
+    """The file or folder that the corpus was read from."""
     format: str = ""
-    """The name of the format it was read as."""
+    """The name of the format that the corpus was read as."""
     reading: Mapping[str, Any] = field(default_factory=dict)
     """The arguments with which `load_corpus` reads the same corpus again."""
     notes: Mapping[str, str] = field(default_factory=dict)
@@ -114,7 +114,7 @@ class Corpus:
         return self.splits[name]
 
     def with_splits(self, **splits: Split | None) -> Corpus:
-        """Return the same corpus with other splits."""
+        """Return a copy of the corpus in which the given splits are replaced."""
         return replace(self, **splits)  # type: ignore[arg-type]
 
     def label_frequencies(self) -> NDArray[np.int64]:
@@ -125,7 +125,7 @@ class Corpus:
     def fingerprint(self) -> str:
         """Return a hash of the content: labels, texts or features, filters, label names.
 
-        The source, the format and the way the corpus is stored do not change it.
+        The hash does not depend on the source, the format or the storage of the corpus.
         """
         digest = hashlib.sha256()
         for name in self.label_names:
@@ -149,9 +149,9 @@ class Corpus:
     def align_labels(self, names: Sequence[str]) -> Corpus:
         """Return the corpus over the labels of a model, matched by name.
 
-        Labels that the model does not know are appended after the model's, so that they stay in
-        the truth and count as missed. Repeated names cannot be matched: there both label lists
-        must be equal.
+        Labels that the model does not know are appended after the model's labels, so that they
+        stay in the true labels and count as missed. Repeated names cannot be matched. If names
+        repeat, both label lists must be equal.
 
         Raises:
             DataError: If the labels cannot be matched, or no label is known to the model.
@@ -189,7 +189,7 @@ class Corpus:
 
 
 def _hash_matrix(digest: hashlib._Hash, matrix: csr_matrix) -> None:
-    """Add the content of a matrix, independent of index types and of the order within rows."""
+    """Update the digest with a matrix, independent of index types and of the order within rows."""
     if not matrix.has_sorted_indices:
         matrix = matrix.sorted_indices()
     for array, dtype in ((matrix.indptr, "<i8"), (matrix.indices, "<i8"), (matrix.data, "<f4")):

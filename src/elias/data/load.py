@@ -1,4 +1,4 @@
-"""Load a corpus: detect its format, read it into memory or into mapped files, check it."""
+"""Load a corpus: detect its format, read it into memory or memory-mapped files, and check it."""
 
 from __future__ import annotations
 
@@ -37,8 +37,8 @@ logger = logging.getLogger(__name__)
 
 OnDisk: TypeAlias = Literal["auto", "on", "off"]
 ON_DISK_BYTES = 1 << 30
-"""Size of the files, gzipped ones counted four times, from which ``auto`` keeps a corpus on disk.
-In memory, a table takes about five times the size of its file while it is read."""
+"""Total file size from which ``auto`` keeps a corpus on disk; gzipped files count four times.
+Reading a table into memory takes about five times the size of its file."""
 _GZIP_FACTOR = 4
 _CACHE_BYTES = 100 * 2**30  # size of the cache of corpora before the oldest is removed
 _CACHE_VERSION = 1
@@ -73,7 +73,8 @@ def load_corpus(
         The corpus; its ``notes`` list the decisions of the reader.
 
     Raises:
-        DataError: On one line, with the file, the line number if there is one, and the remedy.
+        DataError: If the corpus cannot be read. The message names the file, the line number if
+            there is one, and the remedy.
 
     Example:
         >>> from pathlib import Path
@@ -106,7 +107,7 @@ def load_corpus(
 
 
 class _SplitCollector(Protocol):
-    """Takes the chunks of one split."""
+    """Collects the chunks of one split."""
 
     def add(self, chunk: Chunk) -> None: ...
 
@@ -119,9 +120,9 @@ _Collector = TypeVar("_Collector", bound=_SplitCollector)
 def _collect(
     reader: Reader, path: Path, new_split: Callable[[str], _Collector]
 ) -> tuple[dict[str, _Collector], Summary]:
-    """Pass all chunks of a reader to collectors; return these by split, and the summary.
+    """Pass each chunk of a reader to the collector of its split; return collectors and summary.
 
-    Texts and label names are sanitized. The features of the labels are in the split `LABELS`.
+    Texts and label names are sanitized. Features of the labels go to the pseudo-split `LABELS`.
     """
     collectors: dict[str, _Collector] = {}
     n_points: dict[str, int] = {}
@@ -175,14 +176,14 @@ class _MemorySplit:
             self._features.append(chunk.features)
 
     def close(self) -> None:
-        """Do nothing; nothing is open."""
+        """Do nothing: no file is open."""
 
     def features(self) -> csr_matrix | None:
-        """Return the feature matrix, if there are features."""
+        """Return the feature matrix, or None without features."""
         return vstack(self._features, format="csr") if self._features else None
 
     def split(self, summary: Summary, filters: NDArray[np.int64] | None) -> Split:
-        """Return the split."""
+        """Return the collected chunks as a split."""
         counts = np.concatenate([rows.counts for rows in self._labels])
         codes = np.concatenate([rows.codes for rows in self._labels])
         weights = [rows.weights for rows in self._labels if rows.weights is not None]
@@ -198,7 +199,7 @@ class _MemorySplit:
 
 
 def _read_to_memory(path: Path, options: ReadOptions) -> tuple[Corpus, bool]:
-    """Return a corpus in memory, and whether its source names the splits."""
+    """Read a corpus into memory; also return whether its source names the splits."""
     reader = open_reader(path, options, in_memory=True)
     collected, summary = _collect(reader, path, _MemorySplit)
     label_features = collected.pop(LABELS).features() if LABELS in collected else None
@@ -219,7 +220,7 @@ def _read_to_memory(path: Path, options: ReadOptions) -> tuple[Corpus, bool]:
 def _read_to_disk(path: Path, options: ReadOptions) -> tuple[Corpus, bool]:
     """Read a corpus into the cache folder, or find it there, and open it memory-mapped.
 
-    A cached corpus is used while its files have the same names, sizes and times.
+    A cached corpus is reused if the source files have the same names, sizes and times.
     """
     folder = cache_root() / "corpora" / _cache_key(path, options)
     with suppress(DataError):
@@ -242,7 +243,7 @@ def _read_to_disk(path: Path, options: ReadOptions) -> tuple[Corpus, bool]:
 
 
 def _store(path: Path, options: ReadOptions, folder: Path) -> None:
-    """Write a corpus into an empty folder."""
+    """Read a corpus, and store it in an empty folder."""
     reader = open_reader(path, options, in_memory=False)
     writers, summary = _collect(reader, path, lambda name: SplitWriter(folder / name))
     description: dict[str, Any] = {"format": reader.format, "has_splits": reader.has_splits}
@@ -257,7 +258,7 @@ def _store(path: Path, options: ReadOptions, folder: Path) -> None:
 
 
 def _files(path: Path) -> Iterator[Path]:
-    """Yield the file, or the files of a folder and of its direct subfolders."""
+    """Yield ``path`` if it is a file, else the files of the folder and of its direct subfolders."""
     if path.is_dir():
         for pattern in ("*", "*/*"):
             yield from sorted(file for file in path.glob(pattern) if file.is_file())
@@ -275,7 +276,7 @@ def _is_large(path: Path) -> bool:
 
 
 def _cache_key(path: Path, options: ReadOptions) -> str:
-    """Return a name for the current state of the files and the options."""
+    """Return a cache key for the options and the current state of the source files."""
     stats = [(str(file.resolve()), file.stat()) for file in _files(path)]
     files = [(name, stat.st_size, stat.st_mtime_ns) for name, stat in stats]
     content = json.dumps([_CACHE_VERSION, str(path.resolve()), asdict(options), files])
@@ -283,7 +284,7 @@ def _cache_key(path: Path, options: ReadOptions) -> str:
 
 
 def check_corpus(corpus: Corpus) -> None:
-    """Refuse a corpus whose parts have different sizes, or without any label."""
+    """Raise `DataError` if parts of the corpus have different sizes, or if it has no labels."""
     for name, split in corpus.splits.items():
         _check_split(corpus, name, split)
     if corpus.label_features is not None and corpus.label_features.shape[0] != corpus.n_labels:
@@ -328,18 +329,18 @@ def _check_training_labels(corpus: Corpus) -> None:
 def reading_options(
     path: str | Path, settings: Mapping[str, Any], explicit: Mapping[str, str | None]
 ) -> dict[str, str]:
-    """Return the options to read a file or folder with: the explicit ones, else those recorded.
+    """Return the options for reading a file or folder: explicit values, else recorded ones.
 
     Args:
         path: The file or folder to read.
         settings: The options with which the training data was read, see `Elias.data_settings`.
-        explicit: Values of ``text``, ``labels`` and ``separator`` that take precedence; None: use
-            the recorded one. Keys that are missing here are not looked up.
+        explicit: Values of ``text``, ``labels`` and ``separator`` that take precedence. None uses
+            the recorded value. Options that are not keys of this mapping are left out.
 
     Returns:
-        Arguments of `load_corpus`. Nothing recorded applies to a format without named columns. If
-        the file lacks a single recorded column, the option is left out with a warning, and the
-        reader looks for a column by its common names.
+        Arguments of `load_corpus`. Recorded options are ignored for a format without named columns.
+        If an option records one column and the file lacks it, the option is left out with a
+        warning, and the reader looks for a column with a common name.
 
     Raises:
         DataError: If the file lacks one of several text columns.

@@ -1,7 +1,7 @@
 """Split points into training, validation and test sets.
 
-Most labels of an extreme corpus have only a few points. A validation split drawn without care
-would take the only training point of some labels.
+Most labels of an XMC corpus have only a few points. A purely random validation split would contain
+the only training point of some labels.
 """
 
 from __future__ import annotations
@@ -31,10 +31,10 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 DATA_SETTINGS = "data_settings"
-"""Key of a model's metadata: the settings its training data was read with; older models lack it."""
+"""Metadata key of the options that the training data was read with; absent in older models."""
 
 DEFAULT_TEST_SHARE = 0.2
-"""Share of the points used for testing where the source has no splits."""
+"""Share of the points used for testing if the source has no splits."""
 SETUP_POINTS = 1_000_000
 """Default of ``data.setup_points`` for a corpus on disk."""
 _CHUNK = 1 << 16
@@ -47,11 +47,12 @@ def hold_out(
     """Choose validation points; with ``covered``, every label keeps a training point.
 
     Points are tried in a seeded random order. With ``covered``, a point is taken only if each of
-    its labels is on another point that stays. Points without labels are never taken.
+    its labels also belongs to another point that remains in training. Points without labels
+    are never taken.
 
     Args:
         labels: (N, L) relevance; a stored entry is a relevant label.
-        size: Number of points to take. Fewer are taken if no more can be spared.
+        size: Number of points to take. Fewer are taken if ``covered`` does not allow as many.
         seed: Seed of the order; the same seed takes the same points.
         covered: Whether every label must keep a training point.
 
@@ -85,7 +86,7 @@ def hold_out(
 
 
 def _sparable(labels: csr_matrix, rows: Rows, remaining: NDArray[np.int64]) -> Rows:
-    """Return the labelled rows that can go without leaving a label with no points."""
+    """Return the labelled rows whose labels all belong to at least one other remaining point."""
     chunk = labels[rows]
     on_last_point = remaining[chunk.indices] < 2
     before = np.concatenate([[0], np.cumsum(on_last_point)])
@@ -118,15 +119,16 @@ def _check_size(name: str, size: int, n_points: int) -> None:
 
 
 def sample_setup_points(split: Split, config: ResolvedConfig) -> Rows | None:
-    """Sample the training points used for vocabulary, clusters and initialisation; None: all."""
+    """Sample the points used for vocabulary, clusters and initialisation; None means all points."""
     size = config.data.setup_points or (SETUP_POINTS if split.on_disk else len(split))
     return None if size >= len(split) else sample_points(split.labels, size, config.seed)
 
 
 def sample_points(labels: csr_matrix, size: int, seed: int) -> Rows:
-    """Return ``size`` random rows, ascending, with at least one row of each label that has any.
+    """Return ``size`` random rows, ascending, that cover every label that has a point.
 
-    The sample is larger than ``size`` if the labels need more. The same seed gives the same rows.
+    The sample is larger than ``size`` if covering the labels requires more rows. The same seed
+    gives the same rows.
     """
     n_points, n_labels = labels.shape
     if size >= n_points:
@@ -151,8 +153,8 @@ def sample_points(labels: csr_matrix, size: int, seed: int) -> Rows:
 def validation_split(corpus: Corpus, config: ResolvedConfig) -> tuple[Split, Split | None]:
     """Return the training and validation splits that `train` uses.
 
-    These are the splits of the corpus if it has a validation split. Otherwise points are held out
-    of the training split; the same resolved configuration gives the same points. The validation
+    If the corpus has a validation split, return its own splits. Otherwise hold out points of the
+    training split; the same resolved configuration gives the same points. The validation
     split is None if no point is held out.
     """
     if corpus.validation is not None:
@@ -185,7 +187,8 @@ def hold_out_test(corpus: Corpus, test_size: float, seed: int) -> Corpus:
 
     Args:
         corpus: A corpus without a test split, unless ``test_size`` is 0.
-        test_size: A number of points, or a share below 1. A share of a single point is none.
+        test_size: A number of points, or a share below 1. A corpus with a single
+            point is not split by a share.
         seed: The same seed and size give the same points.
 
     Raises:
@@ -213,23 +216,23 @@ def hold_out_test(corpus: Corpus, test_size: float, seed: int) -> Corpus:
 
 
 def recorded_size(metadata: Mapping[str, Any]) -> int:
-    """Return the number of points that a model's training data had; 0 if it is not recorded."""
+    """Return the number of points in a model's training data, or 0 if it is not recorded."""
     return sum(split["points"] for split in _recorded_splits(metadata).values())
 
 
 def restore_splits(
     corpus: Corpus, label_names: Sequence[str], metadata: Mapping[str, Any]
 ) -> Corpus | None:
-    """Split a corpus as the training run of a model split it.
+    """Split a corpus in the same way as the training run of a model.
 
     Args:
-        corpus: All points, as training split.
+        corpus: A corpus with all points in its training split.
         label_names: The labels of the model.
-        metadata: What the model records about its training.
+        metadata: The training metadata of the model.
 
     Returns:
-        The corpus with the run's test points, if it had any; None if the run had other data, or
-        data that came with splits.
+        The corpus with the same test split as in the run, if the run had one; None if the run used
+        different data, or data with given splits.
     """
     recorded = _recorded_splits(metadata)
     expected = {"train", "test"} if "test" in recorded else {"train"}
@@ -248,7 +251,7 @@ def restore_splits(
 
 
 def _without_texts(splits: dict[str, Any]) -> dict[str, Any]:
-    """Return the statistics of splits that do not depend on their texts."""
+    """Return those statistics of the splits that do not depend on the texts."""
     return {
         name: {k: value for k, value in stats.items() if "text" not in k and "word" not in k}
         for name, stats in splits.items()

@@ -1,4 +1,4 @@
-"""Compute statistics of a corpus: those of the paper's Table 5, duplicates and text lengths."""
+"""Compute statistics of a corpus: those in Table 5 of the paper, duplicates and text lengths."""
 
 from __future__ import annotations
 
@@ -31,14 +31,14 @@ class SplitStats:
     labels_per_point: float
     points_without_labels: int
     words_mean: float | None
-    """Words per text, split at white space; None without texts."""
+    """Mean number of words per text, split at white space; None without texts."""
     words_percentiles: tuple[int, ...] | None
     """The 10th, 50th, 90th and 99th percentile of words per text."""
     empty_texts: int | None
     duplicate_texts: int | None
-    """Texts that occur earlier in this split, ignoring case and punctuation."""
+    """Number of texts that repeat an earlier text of this split, ignoring case and punctuation."""
     texts_in_train: int | None
-    """Texts that also occur in the training split; None for the training split itself."""
+    """Number of texts that also occur in the training split; None for the training split."""
     filter_pairs: int
 
 
@@ -52,19 +52,19 @@ class CorpusStats:
     features: int | None
     """D_bow, the width of the features of the source."""
     points_per_label: float
-    """Training pairs over L."""
+    """Mean number of training points per label: training pairs divided by L."""
     points_per_label_percentiles: tuple[int, ...]
-    """The 10th, 50th, 90th and 99th percentile, and the largest."""
+    """The 10th, 50th, 90th and 99th percentile, and the maximum."""
     labels_with_training_points: int
     labels_without_training_points: int
     labels_with_one_training_point: int
     labels_with_up_to_five_training_points: int
-    """Labels without training points included."""
+    """This includes labels without training points."""
     repeated_names: int
-    """Labels with the name of an earlier label."""
+    """Number of labels that have the same name as an earlier label."""
 
     def to_dict(self) -> dict[str, Any]:
-        """Return plain values for JSON."""
+        """Return the statistics as plain values for JSON."""
         return asdict(self)
 
 
@@ -121,7 +121,8 @@ def _hashes(texts: Sequence[str] | None) -> NDArray[np.int64] | None:
     """Return a 64-bit hash of each text, ignoring case and punctuation.
 
     Hashes are kept instead of texts to save memory. The probability that two of ten million
-    different texts collide is one in 370,000. A text of punctuation alone is hashed as it is.
+    different texts collide is one in 370,000. A text that consists only of
+    punctuation is hashed unchanged.
     """
     if texts is None:
         return None

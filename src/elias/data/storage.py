@@ -1,8 +1,9 @@
 """Memory-mapped corpora: texts and matrices in files, and the writers of these files.
 
-The texts of a split are one UTF-8 file and a file of offsets; its labels are the three arrays of a
-CSR matrix. Mapped pages count as resident memory until the system takes them back, so they are
-released from time to time; they stay in the page cache, which makes mapping them again cheap.
+The texts of a split are stored in a UTF-8 file and a file of offsets. Its labels are stored as the
+three arrays of a CSR matrix. Mapped pages count as resident memory until the system reclaims them,
+so they are released from time to time. They stay in the page cache, so that reading them again is
+cheap.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ if TYPE_CHECKING:
 
 
 PAGE_LIMIT = 512 << 20
-"""Bytes of mapped pages from which they are released."""
+"""Releasable mapped bytes in resident memory from which `release_pages` releases the pages."""
 FORMAT_VERSION = 1
 _STATM = Path("/proc/self/statm")  # Linux only; elsewhere nothing is released
 _TEXTS, _OFFSETS, _FILTERS = "texts.bin", "offsets.bin", "filters.npy"
@@ -55,13 +56,13 @@ _unreleasable = 0  # bytes of pages that remained after the last release
 
 
 def track_pages(array: memmap[Any, Any]) -> None:
-    """Let `release_pages` release the pages of a mapped array."""
+    """Register a mapped array, so that `release_pages` can release its pages."""
     with _lock:
         _maps.add(array._mmap)  # type: ignore[attr-defined]
 
 
 def release_pages() -> None:
-    """Release the pages of mapped arrays if there are many; call it between chunks of work."""
+    """Release the pages of mapped arrays if they take much memory; call this between chunks."""
     global _unreleasable
     if not _maps or not hasattr(mmap, "MADV_DONTNEED"):
         return
@@ -74,7 +75,7 @@ def release_pages() -> None:
 
 
 def mapped_bytes() -> int:
-    """Return how much of this process's memory is pages of files; 0 if that is not known."""
+    """Return the bytes of file pages in this process's resident memory; 0 if unknown."""
     try:
         return int(_STATM.read_bytes().split()[2]) * os.sysconf("SC_PAGE_SIZE")
     except OSError:
@@ -82,15 +83,15 @@ def mapped_bytes() -> int:
 
 
 class DiskTexts(Sequence[str]):
-    """N texts in the files of a folder; a selection of them only stores row numbers.
+    """N texts in the files of a folder; a selection of them stores only row numbers.
 
-    A slice returns a list, so it should be short.
+    Slicing loads the texts into a list, so use short slices.
     """
 
     def __init__(self, folder: Path, digest: str, rows: NDArray[np.int64] | None = None) -> None:
         self.folder = folder
         self.rows = rows
-        """The rows of the folder that these texts are; None: all."""
+        """The rows of the stored texts that this object selects; None selects all rows."""
         self._digest = digest
         self._offsets = _map_array(folder / _OFFSETS, "<i8")
         self._blob = memoryview(_map_array(folder / _TEXTS, "u1").data)
@@ -113,12 +114,12 @@ class DiskTexts(Sequence[str]):
         return str(next(self._parts(range(row, row + 1))), "utf-8")
 
     def __iter__(self) -> Iterator[str]:
-        """Yield all texts; only some are in memory at a time."""
+        """Yield all texts, with only a part of them in memory at a time."""
         for start in range(0, len(self), _READ_TEXTS):
             yield from self[start : start + _READ_TEXTS]
 
     def __eq__(self, other: object) -> bool:
-        """Return True for a sequence of the same texts, on disk or not."""
+        """Return True if ``other`` is a sequence of the same texts, on disk or in memory."""
         if not isinstance(other, Sequence) or isinstance(other, str):
             return NotImplemented
         return len(self) == len(other) and all(a == b for a, b in zip(self, other, strict=True))
@@ -136,7 +137,7 @@ class DiskTexts(Sequence[str]):
             yield self._blob[begin:end]
 
     def encoded(self) -> Iterator[bytes]:
-        """Yield the UTF-8 of each text."""
+        """Yield each text as UTF-8 bytes."""
         for start in range(0, len(self), _READ_TEXTS):
             for part in self._parts(range(start, min(start + _READ_TEXTS, len(self)))):
                 yield bytes(part)
@@ -156,7 +157,7 @@ class DiskTexts(Sequence[str]):
 
 
 def _map_array(path: Path, dtype: str) -> NDArray[Any]:
-    """Return the numbers of a file, memory-mapped."""
+    """Memory-map the array in a file."""
     try:
         if path.stat().st_size == 0:  # an empty file cannot be mapped
             return np.empty(0, dtype=dtype)
@@ -173,9 +174,9 @@ def _canonical_csr(
     indptr: NDArray[Any],
     shape: tuple[int, int],
 ) -> csr_matrix:
-    """Return a CSR matrix over arrays that are sorted and without duplicates.
+    """Return a CSR matrix that shares the given arrays, which must be in canonical form.
 
-    Both index arrays must have the type of `_index_type`, or SciPy copies them.
+    Both index arrays must have the type that `_index_type` returns, or SciPy copies them.
     """
     matrix = csr_matrix((values, indices, indptr), shape=shape, copy=False)
     matrix.has_canonical_format = True
@@ -183,12 +184,12 @@ def _canonical_csr(
 
 
 def _index_type(n_entries: int, n_columns: int) -> str:
-    """Return the type of both index arrays of a CSR matrix: int32 if that is wide enough."""
+    """Return the dtype of both CSR index arrays: int32 if it is large enough, else int64."""
     return "<i4" if max(n_entries, n_columns) <= _INT32_MAX else "<i8"
 
 
 def _open_csr(folder: Path, shape: tuple[int, int], n_entries: int, prefix: str = "") -> csr_matrix:
-    """Return a matrix in the files of a folder, memory-mapped."""
+    """Memory-map the CSR matrix that is stored in the files of a folder."""
     dtype = _index_type(n_entries, shape[1])
     indptr = _map_array(folder / f"{prefix}{_INDPTR}", dtype)
     indices = _map_array(folder / f"{prefix}{_INDICES}", dtype)
@@ -199,7 +200,7 @@ def _open_csr(folder: Path, shape: tuple[int, int], n_entries: int, prefix: str 
 
 
 def is_mapped(matrix: csr_matrix | None) -> bool:
-    """Return True if the values of a matrix are in a file."""
+    """Return True if the values of a matrix are memory-mapped."""
     owner = None if matrix is None else matrix.data
     while isinstance(owner, np.ndarray) and not isinstance(owner, np.memmap):
         owner = owner.base
@@ -207,7 +208,7 @@ def is_mapped(matrix: csr_matrix | None) -> bool:
 
 
 def take_rows(matrix: csr_matrix, rows: NDArray[np.int64]) -> csr_matrix:
-    """Return rows of a mapped matrix in a temporary file that goes away with the result."""
+    """Copy rows of a mapped matrix to a temporary file, which is deleted with the result."""
     counts = matrix.indptr[rows + 1] - matrix.indptr[rows]
     indptr = np.zeros(len(rows) + 1, dtype=matrix.indptr.dtype)
     np.cumsum(counts, out=indptr[1:])
@@ -222,7 +223,7 @@ def take_rows(matrix: csr_matrix, rows: NDArray[np.int64]) -> csr_matrix:
 
 
 def scratch_array(size: int, dtype: np.dtype[Any]) -> NDArray[Any]:
-    """Return an array in a file without a name, which goes away with the array."""
+    """Return an array in an unnamed temporary file, which is deleted with the array."""
     if size == 0:
         return np.empty(0, dtype=dtype)
     root = cache_root()
@@ -241,9 +242,9 @@ def scratch_array(size: int, dtype: np.dtype[Any]) -> NDArray[Any]:
 
 
 def _reserve(handle: int, n_bytes: int) -> None:
-    """Allocate disk space, if the system can.
+    """Allocate disk space for a file, if the system supports it.
 
-    Writing to a mapped file with holes ends the process by a signal when the disk is full.
+    Without it, writing to a mapped sparse file kills the process by a signal if the disk is full.
     """
     if not hasattr(os, "posix_fallocate"):  # macOS, Windows
         return
@@ -276,7 +277,7 @@ class _MatrixWriter:
         self._values.close()
 
     def finish(self) -> dict[str, int]:
-        """Write the index arrays, and return the sizes of the matrix."""
+        """Write the index arrays, and return the size description of the matrix."""
         self.close()
         lengths = np.concatenate([np.zeros(1, np.int32), *self._lengths])
         indptr = np.cumsum(lengths, dtype=np.int64)
@@ -341,7 +342,7 @@ class SplitWriter:
             self._features.close()
 
     def finish_features(self) -> dict[str, int] | None:
-        """Complete the features; return the sizes of the matrix, or None without features."""
+        """Complete the feature files; return the size description, or None without features."""
         return None if self._features is None else self._features.finish()
 
     def finish(
@@ -350,9 +351,9 @@ class SplitWriter:
         """Write the labels in canonical form, and return the description of the split.
 
         Args:
-            ids: The label id of each code; None: codes are ids.
+            ids: The label id of each code; None if codes are ids.
             n_labels: L.
-            filters: (M, 2) pairs (point, label) never to predict.
+            filters: (M, 2) pairs (point, label) that must not be predicted.
         """
         self.close()
         counts = np.concatenate([np.zeros(0, np.int32), *self._counts])
@@ -393,17 +394,17 @@ class SplitWriter:
 
 
 def write_description(folder: Path, description: dict[str, Any], names: Sequence[str]) -> None:
-    """Write the description of a stored corpus; last, because it marks the corpus as complete."""
+    """Write the description of a stored corpus. Write it last: it marks the corpus as complete."""
     (folder / _NAMES).write_text(json.dumps(list(names), ensure_ascii=False), encoding="utf-8")
     content = json.dumps({"format_version": FORMAT_VERSION, **description}, indent=2)
     (folder / _DESCRIPTION).write_text(content, encoding="utf-8")
 
 
 def open_corpus(folder: Path, source: Path) -> tuple[Corpus, bool]:
-    """Return a stored corpus, memory-mapped, and whether its source names the splits.
+    """Memory-map a stored corpus; also return whether its source names the splits.
 
     Raises:
-        DataError: If it does not exist, or is incomplete.
+        DataError: If the stored corpus does not exist, or is incomplete.
     """
     from elias.data.corpus import Corpus  # here, since that module imports this one
 

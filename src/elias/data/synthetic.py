@@ -1,13 +1,14 @@
 """Generate synthetic corpora of any size from a seed.
 
-There are topics, each with its own words. A label has one or more *modes*: it belongs to that many
-unrelated topics, and has other words in each of them. Frequent labels have more modes. A point has
-one topic; its labels are drawn from the labels of the topic by a power law, and its text mixes
-words of the topic, words of its labels and noise. A tree that puts a label in one cluster cannot
-serve a label with several modes; a learned graph can.
+Each topic has its own words. A label has one or more *modes*. Each mode assigns the label to a
+different topic, with different label words. Frequent labels have more modes. A point has one topic.
+Its labels are drawn from the labels of the topic by a power law, and its text mixes words of the
+topic, words of its labels and noise. A tree that assigns each label to one cluster cannot represent
+a label with several modes; a learned graph can.
 
-Points are drawn in chunks, each with its own random generator, and their texts are written at once:
-memory grows with the labels (some tens of bytes each) and with the point-label pairs.
+Points are drawn in chunks, each with its own random generator. The texts of a chunk are written
+immediately. Memory therefore grows only with the labels (some tens of bytes each) and with the
+point-label pairs.
 """
 
 from __future__ import annotations
@@ -80,19 +81,19 @@ class SyntheticSpec:
     """L."""
     seed: int = 0
     n_test: int | None = None
-    """Test points; None: a quarter of the training points."""
+    """Test points; None means a quarter of the training points."""
     n_validation: int = 0
     """Validation points."""
     tail: float = 1.0
-    """The r-th most frequent label is drawn in proportion to r^-tail; 0: all are equally likely."""
+    """The r-th most frequent label has probability ∝ r^-tail; 0 makes all labels equally likely."""
     modes: int = 3
-    """Maximum number of topics of a label; 1 makes every label a single cluster."""
+    """Maximum number of modes of a label; with 1, each label belongs to a single topic."""
     points_per_mode: int = 8
-    """Expected training points of a label per mode, up to ``modes``."""
+    """A label gets one mode per this many expected training points, up to ``modes``."""
     labels_per_point: float = 3.0
     """Mean labels per point, at least 1 (slightly more if rare labels must be covered)."""
     labels_per_topic: int = 32
-    """Labels whose first mode is in the same topic."""
+    """Number of labels that have their first mode in the same topic."""
     vocabulary: int = 50_000
     """Number of different words."""
     words_per_topic: int = 30
@@ -102,7 +103,7 @@ class SyntheticSpec:
     topic_words: int = 4
     """Topic words in each text."""
     noise_words: int = 3
-    """Noise words in each text, the first words of the vocabulary most often."""
+    """Noise words in each text; the first words of the vocabulary are the most frequent."""
     label_signal: float = 0.8
     """Probability that a label of a point adds one of its words to the text."""
 
@@ -116,7 +117,7 @@ class SyntheticSpec:
 
     @property
     def n_topics(self) -> int:
-        """Return the number of topics, enough for the modes of every label to differ."""
+        """Return the number of topics, which allows each mode of a label a different topic."""
         return min(self.n_labels, max(2 * self.modes, -(-self.n_labels // self.labels_per_topic)))
 
     @property
@@ -129,13 +130,13 @@ class SyntheticSpec:
 
 @dataclass(frozen=True, slots=True)
 class Points:
-    """Some points of a synthetic corpus."""
+    """A chunk of points of a synthetic corpus."""
 
     texts: list[str]
     lengths: Ints
     """The number of labels of each point."""
     label_ids: NDArray[np.int32]
-    """The label ids of all points, sorted within a point."""
+    """The label ids of all points, concatenated, sorted within each point."""
     topics: Ints
 
 
@@ -151,7 +152,7 @@ class CorpusGenerator:
         rng = np.random.default_rng([spec.seed, 0])
         self.ids = rng.permutation(spec.n_labels).astype(np.int32)
         self.n_with_mode = self._count_modes()
-        """The number of labels, from the most frequent on, that have a 1st, 2nd, … mode."""
+        """Number of labels that have a 1st, 2nd, … mode; these are the most frequent labels."""
         self._by_first_topic = rng.permutation(spec.n_labels).astype(np.int32)
         self._topic_of = self._draw_topics(rng)
         self._build_members()
@@ -159,7 +160,7 @@ class CorpusGenerator:
         self.words = pseudowords(0, spec.vocabulary)
 
     def chunks(self, split: str) -> Iterator[Points]:
-        """Yield the points of a split; training points cover every label once if possible."""
+        """Yield the points of a split; if possible, every label has at least one training point."""
         n_points = self.spec.sizes[split]
         step = _CELLS_PER_CHUNK // (self._widest_topic * self._labels_per_cover)
         step = min(max(step, 1), _POINTS_PER_CHUNK)
@@ -189,7 +190,7 @@ class CorpusGenerator:
         return [spec.n_labels, *(n for n in more if n)]
 
     def _draw_topics(self, rng: np.random.Generator) -> list[NDArray[np.int32]]:
-        """Return for each mode the topic of every label that has it; a label's topics differ."""
+        """Return for each mode the topics of the labels with that mode; a label's topics differ."""
         n_topics, n_labels = self.spec.n_topics, self.spec.n_labels
         topic_of = [np.empty(n_labels, dtype=np.int32)]
         topic_of[0][self._by_first_topic] = np.arange(n_labels) * n_topics // n_labels
@@ -218,11 +219,12 @@ class CorpusGenerator:
         self._widest_topic = int(sizes.max())
 
     def _plan_covers(self, rng: np.random.Generator) -> None:
-        """Plan the covers: training points that together have every label once.
+        """Plan the covers: training points with prescribed labels that together cover every label.
 
-        A cover has as few labels as possible while all covers together take at most half of the
-        training points, but no more labels than the mean per point. If there are more covers than
-        points, half of the points are drawn by the power law alone.
+        Each cover has the smallest number of labels for which all covers together take at most
+        half of the training points, but at most the mean number of labels per point. If there are
+        more covers than points, only half of the points are covers, and the power law alone draws
+        the rest.
         """
         spec = self.spec
         widest = -(-spec.n_labels // spec.n_topics)
@@ -237,9 +239,9 @@ class CorpusGenerator:
         self._cover_order = rng.permutation(n_covers)[:room]
 
     def _draw_topics_of_points(self, rng: np.random.Generator, n: int) -> tuple[Ints, Ints]:
-        """Draw for each point a label by the power law, and one of the topics of that label.
+        """Draw a label for each point by the power law, and then one of that label's topics.
 
-        Returns the topics (n,) and the labels that the points must have, (n, labels per cover).
+        Return the topics (n,) and the labels that each point must have (n, labels per cover).
         """
         ranks = _draw_power_law(rng, n, self.spec.n_labels, self.spec.tail)
         modes = (rng.random(n) * self._count_modes_of(ranks)).astype(np.int64)
@@ -255,7 +257,7 @@ class CorpusGenerator:
         return counts
 
     def _cover(self, rows: Ints, topics: Ints, forced: Ints) -> None:
-        """Assign topic and labels to the covers among ``rows``, in place."""
+        """Set topic and prescribed labels of those ``rows`` that are covers, in place."""
         spec = self.spec
         n_covers = len(self._cover_order)
         before = rows * n_covers // spec.n_points
@@ -276,7 +278,7 @@ class CorpusGenerator:
     ) -> tuple[Ints, Ints]:
         """Add labels of the topic to the forced ones, without replacement (Gumbel top-k).
 
-        Returns ranks and modes, both (n, maximum labels of a point), padded with `_NO_LABEL`.
+        Return ranks and modes, both (n, maximum labels of a point), padded with `_NO_LABEL`.
         """
         starts, ends = self._member_start[topics], self._member_start[topics + 1]
         position = starts[:, None] + np.arange(self._widest_topic)
@@ -298,7 +300,7 @@ class CorpusGenerator:
     def _draw_texts(
         self, rng: np.random.Generator, topics: Ints, ranks: Ints, modes: Ints
     ) -> list[str]:
-        """Draw the words of each text; hashing gives topics even and labels odd word numbers."""
+        """Draw the words of each text; hashes map topics to even and labels to odd word numbers."""
         spec, n = self.spec, len(topics)
         which = rng.integers(spec.words_per_topic, size=(n, spec.topic_words))
         of_topic = _hash(2 * (topics[:, None] * spec.words_per_topic + which), spec.seed)
@@ -316,7 +318,7 @@ class CorpusGenerator:
 
 
 def _power_law_cdf(x: NDArray[np.float64], n: int, exponent: float) -> NDArray[np.float64]:
-    """Return the mass of x^-exponent from 1 to ``x``, as a share of that from 1 to n + 1."""
+    """Return the integral of t^-exponent from 1 to ``x``, divided by that from 1 to n + 1."""
     power = 1 - exponent
     mass: NDArray[np.float64]
     if abs(power) < _NEARLY_ZERO:
@@ -390,7 +392,7 @@ def write_synthetic(
 
 
 def synthetic_corpus(n_points: int, n_labels: int, seed: int = 0, **options: Any) -> Corpus:
-    """Generate in memory the corpus that `write_synthetic` writes.
+    """Generate the same corpus as `write_synthetic`, in memory.
 
     >>> corpus = synthetic_corpus(n_points=40, n_labels=20, modes=2)
     >>> len(corpus.train), corpus.n_labels, corpus.label_frequencies().min() > 0

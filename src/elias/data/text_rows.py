@@ -7,7 +7,7 @@ from typing import Any
 
 
 def __getattr__(name: str) -> Any:
-    """Return a name that has moved, with a warning."""
+    """Return a name that has moved to ``elias``, and warn that this module is deprecated."""
     from elias.data.readers import text_rows
 
     if not hasattr(text_rows, name) or name.startswith("_"):

@@ -1,12 +1,12 @@
 """Write a corpus in any supported format.
 
-A table holds texts and labels. If the names alone would not give the same labels when read back
-(they repeat, are not sorted, or some label has no point), a column ``label_ids`` holds the ids; the
-name of a label without points is lost. CSV and TSV cells hold the labels joined by ``|`` if that
-reads back the same, else JSON lists.
+A table contains texts and labels. If label names alone would not restore the same label ids (names
+repeat, are not sorted, or some label has no point), a column ``label_ids`` stores the ids. The name
+of a label without points is lost. In CSV and TSV files, labels are joined by ``|`` if the result is
+read back as the same labels; otherwise they are written as JSON lists.
 
-Texts and names of the line-based formats are one per line, so a line end inside one is written as a
-space. The ``N D L`` files of the XMC format hold no relevance other than 1.
+Line-based formats have one text or name per line, so a line end inside a text or name is written as
+a space. The ``N D L`` files of the XMC format cannot store relevance values other than 1.
 """
 
 from __future__ import annotations
@@ -62,13 +62,13 @@ class ConversionResult:
     path: Path
     format: str
     left_out: tuple[str, ...]
-    """Parts of the corpus that the format cannot hold, in words."""
+    """Descriptions of the parts of the corpus that the format cannot store."""
 
 
 def convert(
     corpus: Corpus, dst: str | Path, format: str | None = None, *, overwrite: bool = False
 ) -> ConversionResult:
-    """Write a corpus; it appears under its name only when it is complete.
+    """Write a corpus; ``dst`` appears only when it is complete.
 
     Tables (``jsonl``, ``csv``, ``tsv``, ``parquet``) are one file with a column ``split``; the
     other formats are folders. Line-based formats (``folder``, ``xmc``, ``pecos``) replace a line
@@ -80,7 +80,7 @@ def convert(
         format: One of `FORMATS`; by default chosen by the suffix of ``dst`` (optionally followed
             by ``.gz``), and ``folder`` without a suffix.
         overwrite: Whether to replace an existing file or folder. A folder is replaced only if all
-            of its files are those of a corpus.
+            of its files belong to a corpus.
 
     Raises:
         DataError: If ``dst`` exists, or the format cannot hold this corpus.
@@ -125,7 +125,7 @@ def _choose_format(target: Path, format: str | None) -> str:
 
 
 def _left_out(corpus: Corpus, format: str) -> list[str]:
-    """Return the parts of a corpus that a format cannot hold."""
+    """Describe the parts of a corpus that a format cannot store."""
     splits = corpus.splits.values()
     missing = []
     if format == "xmc" and not _is_binary(corpus):
@@ -169,7 +169,7 @@ def _write_file(corpus: Corpus, target: Path, kind: str) -> None:
 
 @contextmanager
 def _staged_stream(target: Path) -> Iterator[IO[bytes]]:
-    """Yield a stream that becomes ``target``, gzipped if its name says so, on success."""
+    """Yield a stream that becomes ``target`` on success; gzip it if the name ends in ``.gz``."""
     target.parent.mkdir(parents=True, exist_ok=True)
     with staged_file(target) as staging, staging.open("wb") as stream:
         if target.name.endswith(".gz"):
@@ -253,7 +253,7 @@ def _write_delimited(columns: dict[str, list[Any]], stream: IO[bytes], delimiter
 
 
 def _join(lists: Sequence[list[Any]], *, plain: bool) -> list[str]:
-    """Return lists as cells: joined if they read back as the same lists, else as JSON."""
+    """Return lists as cells: joined if reading restores the same lists, else as JSON."""
     if plain:
         joined = [_SEPARATOR.join(row) for row in lists]
         if _reads_back(joined, lists):

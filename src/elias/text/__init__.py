@@ -1,1 +1,1 @@
-"""Texts as tokens, tf-idf features and batches."""
+"""Convert texts to tokens, tf-idf features and batches."""

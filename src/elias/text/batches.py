@@ -31,12 +31,12 @@ _SORTED_BATCHES = 50  # texts are sorted by length within this many batches
 
 @dataclass(frozen=True, slots=True)
 class TokenBatch:
-    """The tokens of B texts, one text after the other."""
+    """The tokens of B texts, concatenated."""
 
     ids: Int[Tensor, " tokens"]
     offsets: Int[Tensor, " B+1"]
     longest: int
-    """Tokens of the longest text; kept on the host, so that padding does not wait for a GPU."""
+    """Number of tokens of the longest text, kept on the host so that padding needs no GPU sync."""
     weights: Float[Tensor, " tokens"] | None = None
 
     def __len__(self) -> int:
@@ -48,7 +48,7 @@ class TokenBatch:
         return self._map(lambda tensor: to_device(tensor, device))
 
     def pin_memory(self) -> TokenBatch:
-        """Return the batch in pinned memory, which a GPU copies without waiting."""
+        """Return the batch in pinned memory, so that copies to a GPU are asynchronous."""
         return self._map(lambda tensor: tensor.pin_memory())
 
     def _map(self, copy: Callable[[Tensor], Tensor]) -> TokenBatch:
@@ -67,7 +67,7 @@ class PaddedBatch:
     ids: Int[Tensor, "B T"]
     lengths: Int[Tensor, " B"]
     full: bool
-    """True if no text has padding."""
+    """True if all texts have the full length T, so that there is no padding."""
 
     def __len__(self) -> int:
         """Return the number of texts."""
@@ -78,11 +78,11 @@ class PaddedBatch:
         return PaddedBatch(to_device(self.ids, device), to_device(self.lengths, device), self.full)
 
     def pin_memory(self) -> PaddedBatch:
-        """Return the batch in pinned memory, which a GPU copies without waiting."""
+        """Return the batch in pinned memory, so that copies to a GPU are asynchronous."""
         return PaddedBatch(self.ids.pin_memory(), self.lengths.pin_memory(), self.full)
 
     def mask(self) -> Bool[Tensor, "B T"]:
-        """Return True for tokens and False for padding; the first of an empty text is True."""
+        """Return a mask: True for tokens and the first position of an empty text, else False."""
         position = torch.arange(self.ids.shape[1], device=self.ids.device)
         return position < self.lengths.clamp(min=1).unsqueeze(1)
 
@@ -108,7 +108,7 @@ class HostCopy(NamedTuple):
 
 
 def copy_to_host(tensor: Tensor) -> HostCopy:
-    """Start to copy a tensor to the host, without waiting for the end."""
+    """Start an asynchronous copy of a tensor to the host."""
     if not tensor.is_cuda:
         return HostCopy(tensor, None)
     copy = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)
@@ -120,9 +120,10 @@ def copy_to_host(tensor: Tensor) -> HostCopy:
 
 
 def prefetch(items: Iterable[T], depth: int = 3) -> Iterator[T]:
-    """Yield the items, which a thread makes up to ``depth`` ahead.
+    """Yield the items; a background thread produces up to ``depth`` of them in advance.
 
-    Its errors are raised here. The thread ends with the iterator, even if items are left.
+    Errors of the thread are raised in the caller. The thread ends when the iterator is closed, even
+    if items are left.
     """
     queue: Queue[tuple[T] | BaseException | None] = Queue(depth)
     stopped = threading.Event()
@@ -169,7 +170,7 @@ def collate(tokens: Tokens, rows: NDArray[np.int64]) -> TokenBatch:
 
 
 def padded_length(most: int, longest: int) -> int:
-    """Round ``most`` tokens up to one of a few lengths, to at most ``longest``.
+    """Round the length ``most`` up to one of a few lengths, but to at most ``longest``.
 
     The lengths are multiples of 8, or of a quarter of the next power of two.
 
@@ -191,7 +192,7 @@ def pad_batch(
 ) -> PaddedBatch:
     """Gather the tokens of ``rows``, padded to one of a few lengths (`padded_length`).
 
-    With ``n_rows``, empty texts are added until there are that many.
+    If ``n_rows`` is given, empty texts are appended until the batch has ``n_rows`` texts.
 
     >>> from elias.text.tokens import Tokens
     >>> texts = Tokens(offsets=np.array([0, 2, 3]), ids=np.array([5, 6, 7], dtype=np.int32))
@@ -210,7 +211,7 @@ def pad_batch(
 
 
 def positives_of(labels: csr_matrix, rows: NDArray[np.int64]) -> Int[Tensor, "B Y"]:
-    """Return the label ids of each row, ascending, padded with ``n_labels``; Y is at least 1."""
+    """Return the label ids of each row as (B, Y), ascending, padded with L; Y is at least 1."""
     n_labels = labels.shape[1]
     counts = labels.indptr[rows + 1] - labels.indptr[rows]
     padded = np.full((len(rows), max(1, int(counts.max(initial=0)))), n_labels, dtype=np.int64)
@@ -224,7 +225,7 @@ def positives_of(labels: csr_matrix, rows: NDArray[np.int64]) -> Int[Tensor, "B 
 def shuffled_batches(
     lengths: NDArray[np.int64], batch_size: int, rng: np.random.Generator
 ) -> Iterator[NDArray[np.int64]]:
-    """Yield every row once, in random batches of texts with similar lengths."""
+    """Yield random batches of texts with similar lengths; each row occurs once."""
     order = rng.permutation(len(lengths))
     window = batch_size * _SORTED_BATCHES
     batches: list[NDArray[np.int64]] = []
@@ -237,7 +238,7 @@ def shuffled_batches(
 
 
 def ordered_batches(lengths: NDArray[np.int64], batch_size: int) -> Iterator[NDArray[np.int64]]:
-    """Yield every row once, the shortest texts first, which needs the least padding."""
+    """Yield batches that contain every row once, shortest texts first, to minimize padding."""
     order = np.argsort(lengths, kind="stable")
     for start in range(0, len(order), batch_size):
         yield order[start : start + batch_size]

@@ -1,11 +1,11 @@
-"""Tokenise texts that are on disk, chunk by chunk, with several processes for words.
+"""Tokenize texts on disk chunk by chunk, with several processes for words and n-grams.
 
-The tokenizer of a transformer uses threads of its own. Words and n-grams are looked up in Python,
-where threads do not help: there each worker is a process that tokenizes a range of the texts,
+The tokenizer of a transformer has its own threads. Words and n-grams are looked up in Python, where
+threads do not help. Therefore several worker processes each tokenize a range of the texts:
 
     python -m elias.text.parallel_tokenize JOB BEGIN END PART
 
-Unlike a process of ``multiprocessing``, it does not import the program that calls `elias.train`.
+Unlike a ``multiprocessing`` process, a worker does not import the program that calls `elias.train`.
 """
 
 from __future__ import annotations
@@ -52,8 +52,8 @@ def write_tokens(
         texts: The texts.
         folder: The folder to write to.
         tokenize: Turns a list of texts into tokens.
-        featurizer: The vocabulary that ``tokenize`` uses, for the workers; None for a tokenizer of
-            another kind, which runs in this process.
+        featurizer: The vocabulary that ``tokenize`` uses, for the worker processes; None if
+            ``tokenize`` uses no vocabulary and must run in this process.
     """
     n_workers = min(_n_cores(), len(texts) // _TEXTS_PER_WORKER)
     with progress("Tokenizing", len(texts)) as advance:
@@ -97,7 +97,7 @@ def _write_range(
 def _run_workers(
     texts: DiskTexts, folder: Path, featurizer: Featurizer, n_workers: int, advance: Advance
 ) -> None:
-    """Write the tokens of all texts with several processes, each of which writes a part."""
+    """Tokenize all texts with several processes, and concatenate the parts that they write."""
     job = folder / "job"
     _write_job(job, texts, featurizer)
     bounds = np.linspace(0, len(texts), n_workers + 1).astype(int).tolist()
@@ -159,7 +159,7 @@ def _start(job: Path, begin: int, end: int, part: Path) -> subprocess.Popen[str]
 
 
 def _follow(worker: subprocess.Popen[str], part: Path, advance: Advance) -> None:
-    """Wait for a worker and show its progress."""
+    """Wait for a worker process, and show its progress."""
     assert worker.stdout is not None
     with worker.stdout:
         for line in worker.stdout:
@@ -171,7 +171,7 @@ def _follow(worker: subprocess.Popen[str], part: Path, advance: Advance) -> None
 
 
 def _work(job: Path, begin: int, end: int, part: Path) -> None:
-    """Tokenise a range of texts into a folder; this runs in the worker."""
+    """Tokenize a range of texts into a folder; this function runs in a worker process."""
     from elias.text.tokens import Tokens
 
     tree = json.loads((job / _JOB_FILE).read_text(encoding="utf8"))

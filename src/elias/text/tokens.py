@@ -1,4 +1,4 @@
-"""Tokenised texts as ragged arrays, and a cache of them on disk, keyed by content."""
+"""Tokenized texts as ragged arrays, and an on-disk cache of them, keyed by content."""
 
 from __future__ import annotations
 
@@ -34,14 +34,14 @@ _ROWS = 1 << 16  # rows of features scaled at a time
 
 @dataclass(frozen=True, slots=True)
 class Tokens:
-    """The token ids of N texts, one text after the other; bag encoders have weights too."""
+    """The concatenated token ids of N texts; tokens of a bag encoder also have weights."""
 
     offsets: NDArray[np.int64]
-    """(N + 1,) text i is ``ids[offsets[i]:offsets[i + 1]]``."""
+    """(N + 1,) offsets: the tokens of text i are ``ids[offsets[i]:offsets[i + 1]]``."""
     ids: NDArray[np.int32]
     weights: NDArray[np.float32] | None = None
     n_truncated: int = 0
-    """Number of texts that were cut at the maximum length of the encoder."""
+    """Number of texts that were truncated to the maximum length of the encoder."""
 
     def __len__(self) -> int:
         """Return N."""
@@ -54,7 +54,7 @@ class Tokens:
 
     @classmethod
     def from_csr(cls, features: csr_matrix) -> Tokens:
-        """Return the stored columns of each row as its tokens, and the values as weights."""
+        """Convert a feature matrix: stored columns become token ids, and values become weights."""
         return cls(
             offsets=features.indptr.astype(np.int64),
             ids=features.indices.astype(np.int32),
@@ -88,9 +88,9 @@ class Tokens:
 
 
 def unit_tokens(features: csr_matrix) -> Tokens:
-    """Return memory-mapped features as tokens, each point scaled to length 1.
+    """Convert memory-mapped features to tokens, and scale each point to L2 norm 1.
 
-    The scaled weights are in a scratch file.
+    The scaled weights are stored in a temporary file.
     """
     weights = scratch_array(features.nnz, np.dtype(np.float32))
     for start in range(0, features.shape[0], _ROWS):
@@ -128,7 +128,7 @@ def cached(
     tokenize: Callable[[Sequence[str]], Tokens],
     featurizer: Featurizer | None = None,
 ) -> Tokens:
-    """Return the tokens of ``texts``, memory-mapped from the cache; tokenize them if needed.
+    """Memory-map the tokens of ``texts`` from the cache; on a miss, tokenize and store them.
 
     Args:
         fingerprint: Identifies the tokenizer.

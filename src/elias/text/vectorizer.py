@@ -3,8 +3,8 @@
 Words are sequences of letters and digits, case-folded. In scripts written without spaces, every
 character and every pair of neighbouring characters is a word. Word n-grams are joined by spaces.
 Character n-grams are taken inside a word between boundary marks. The words and the character
-n-grams of a text are scaled to length 1 separately, so that the many n-grams do not outweigh the
-few words.
+n-grams of a text are scaled to L2 norm 1 separately, so that the many character n-grams do not
+outweigh the few words.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from elias.errors import DataError
 from elias.progress import track
 
 Ids: TypeAlias = tuple[NDArray[np.int64], NDArray[np.int32]]
-"""Ragged lists of ids: list i is ``ids[starts[i]:starts[i + 1]]`` of (starts, ids)."""
+"""Ragged lists of ids, as a pair (starts, ids): list i is ``ids[starts[i]:starts[i + 1]]``."""
 
 _CHUNK = 10_000  # texts transformed at a time, to bound memory
 _MAX_WORD_NGRAMS = 4_000_000  # word n-grams counted at a time, to bound memory
@@ -81,7 +81,7 @@ def word_ngrams_of(words: Sequence[str], longest: int) -> list[str]:
 
 
 def ngrams_of(word: str, shortest: int, longest: int) -> Iterator[str]:
-    """Yield the character n-grams of ``<word>``, except the whole of it.
+    """Yield the character n-grams of ``<word>``, except ``<word>`` itself.
 
     >>> list(ngrams_of("cod", 3, 4))
     ['<co', 'cod', 'od>', '<cod', 'cod>']
@@ -93,7 +93,7 @@ def ngrams_of(word: str, shortest: int, longest: int) -> Iterator[str]:
 
 
 class SplitTexts(Sequence[str]):
-    """Texts that are split into words once, however many times a `Featurizer` reads them.
+    """Texts that are split into words only once, even if a `Featurizer` reads them repeatedly.
 
     Use it in place of a list of texts when a vocabulary is fitted on the texts that it transforms,
     or when several vocabularies read the same texts. The words take four bytes each until the
@@ -169,7 +169,7 @@ class Featurizer:
         """Learn the vocabulary and its document frequencies from training texts.
 
         Args:
-            texts: The training texts; as `SplitTexts`, if they are to be transformed as well.
+            texts: The training texts. Pass `SplitTexts` if they will be transformed as well.
             char_ngrams: Shortest and longest character n-gram; (0, 0) for none.
             word_ngrams: Words in the longest word n-gram; 1 for words only, 0 for none.
             min_count: Minimum number of texts that contain a feature.
@@ -202,9 +202,9 @@ class Featurizer:
 
     @classmethod
     def fit_transform(cls, texts: Sequence[str], **options: Any) -> tuple[Featurizer, csr_matrix]:
-        """Fit on texts and return their features too; each text is split into words once.
+        """Fit on texts, and return the featurizer and the features; split texts into words once.
 
-        The options are those of `fit`.
+        The options are the keyword arguments of `fit`.
         """
         split = texts if isinstance(texts, SplitTexts) else SplitTexts(texts)
         featurizer = cls.fit(split, **options)
@@ -238,7 +238,7 @@ class Featurizer:
 
     @cached_property
     def _ids_of_word(self) -> dict[str, array[int]]:
-        """Cache the feature ids of each distinct word: its own, and those of its n-grams."""
+        """Cache the feature ids of each distinct word: its own id and those of its n-grams."""
         return {}
 
     def _feature_ids(self, word_lists: Iterable[list[str]]) -> Ids:
@@ -268,7 +268,7 @@ class Featurizer:
 
 
 def _number(lists: Iterable[Iterable[str]]) -> tuple[list[str], Ids]:
-    """Return the distinct names in lists of names, and the lists as ids of them."""
+    """Assign ids to the distinct names in lists; return the names, and the lists as ids."""
     ids: dict[str, int] = {}
     numbers, ends = array("i"), [0]
     for names in lists:
@@ -280,7 +280,7 @@ def _number(lists: Iterable[Iterable[str]]) -> tuple[list[str], Ids]:
 def _count_word_ngrams(texts: SplitTexts, longest: int, frequent: set[str]) -> dict[str, int]:
     """Return the number of texts that contain each word n-gram made of frequent words.
 
-    If there are very many n-grams, the rarest so far are dropped, to bound memory.
+    To bound memory, the rarest n-grams are dropped whenever there are very many.
     """
     counts: dict[str, int] = {}
     for start in track(range(0, len(texts), _CHUNK), "Counting word n-grams"):
@@ -300,7 +300,7 @@ def _count_word_ngrams(texts: SplitTexts, longest: int, frequent: set[str]) -> d
 def _most_frequent(
     frequency: NDArray[np.int64], min_count: int, max_features: int
 ) -> NDArray[np.int64]:
-    """Return the ids to keep, ascending; among equally frequent ones the first."""
+    """Return the ids of the most frequent features, ascending; ties go to the lower id."""
     enough = np.flatnonzero(frequency >= min_count)
     if len(enough) > max_features:
         order = np.argsort(-frequency[enough], kind="stable")
@@ -317,8 +317,8 @@ def count_texts(
     Args:
         of_text: The words of each text, repeats included.
         of_word: The n-grams of each word, repeats included.
-        counts: The count of each word is added here.
-        ngram_counts: The count of each n-gram is added here.
+        counts: Array to which the count of each word is added.
+        ngram_counts: Array to which the count of each n-gram is added.
     """
     starts, words = of_text
     ngram_starts, ngrams = of_word
@@ -341,13 +341,13 @@ def count_texts(
 def weigh_terms(
     starts: NDArray[np.int64], terms: NDArray[np.int32], idf: NDArray[np.float32], n_words: int
 ) -> tuple[NDArray[np.int64], NDArray[np.int32], NDArray[np.float32]]:
-    """Weigh the terms of each text by (1 + log tf)·idf; scale words and n-grams to length 1 each.
+    """Weigh the terms of each text by (1 + log tf)·idf; normalize words and n-grams separately.
 
     Args:
-        starts: (N + 1,) text i has ``terms[starts[i]:starts[i + 1]]``.
+        starts: (N + 1,) offsets: the terms of text i are ``terms[starts[i]:starts[i + 1]]``.
         terms: Ids in any order, repeats included.
-        idf: Of every id.
-        n_words: Ids below are words, the others character n-grams.
+        idf: Inverse document frequency of every id.
+        n_words: Number of words. Ids below it are words; the rest are character n-grams.
 
     Returns:
         Row starts, ids (each once, ascending) and weights.
@@ -390,11 +390,11 @@ def _to_unit_length(weights: NDArray[Any]) -> None:
 
 
 def unit_rows(matrix: csr_matrix, first_row: int = 0) -> csr_matrix:
-    """Return the matrix with every row scaled to length 1; zero rows stay zero.
+    """Return the matrix with every row scaled to L2 norm 1; zero rows stay zero.
 
     Args:
         matrix: Features of points.
-        first_row: Number of the first row in the corpus, for the error message.
+        first_row: Row number in the corpus of the first row, for the error message.
 
     Raises:
         DataError: If a value is not finite, or its square is not finite in float32.

@@ -30,22 +30,22 @@ if TYPE_CHECKING:
 
 
 LABELS = "labels"
-"""Stands for the split in chunks that hold features of the labels."""
+"""Pseudo-split of chunks that contain features of the labels."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReadOptions:
-    """The columns of a table to read, if their names are not the common ones."""
+    """Options that name the columns of a table, if they do not have common names."""
 
     text: str | None = None
     """The text column; several, separated by commas, are joined by a space."""
     labels: str | None = None
     """The labels column."""
     separator: str | None = None
-    """The separator of the labels in one cell; an empty string: each cell is one label."""
+    """The separator of the labels in one cell; with an empty string, each cell is one label."""
 
     def check_unused(self, path: Path, format_name: str, *, text: bool = True) -> None:
-        """Refuse options that have no meaning in a format without named columns."""
+        """Raise `DataError` if options are set, for a format without named columns."""
         values = {"text": self.text if text else None, "labels": self.labels}
         values["separator"] = self.separator
         unused = next((key for key, value in values.items() if value is not None), None)
@@ -62,7 +62,7 @@ class LabelRows:
     codes: NDArray[np.int64]
     """The labels of all rows: ids, or numbers that `Summary.ids` turns into ids."""
     weights: NDArray[np.float32] | None = None
-    """The relevance of each label; None: 1. All chunks of a split that have labels agree."""
+    """The relevance of each label, or None if all are 1; None for all chunks of a split or none."""
 
     @classmethod
     def from_csr(cls, matrix: csr_matrix) -> LabelRows:
@@ -72,10 +72,10 @@ class LabelRows:
 
 @dataclass(frozen=True, slots=True)
 class Chunk:
-    """Consecutive rows of a split: texts, labels, features, or several of them.
+    """Consecutive rows of a split: texts, labels, features, or a combination of them.
 
-    Parts of the same points may come in different chunks, e.g. when texts and labels are in two
-    files; each part comes in the order of the rows.
+    Texts, labels and features of the same points may be in different chunks, e.g. if texts and
+    labels are in two files. Each of them is yielded in the order of the rows.
     """
 
     split: str
@@ -86,13 +86,13 @@ class Chunk:
 
 @dataclass(frozen=True, slots=True)
 class Summary:
-    """Facts that a reader knows when all rows are read."""
+    """Information that a reader has only after all rows are read."""
 
     label_names: list[str]
     ids: NDArray[np.int64] | None = None
-    """The label id of each code; None: codes are ids."""
+    """The label id of each code; None if codes are ids."""
     filters: dict[str, NDArray[np.int64]] = field(default_factory=dict)
-    """(M, 2) pairs (point, label) never to predict, by split."""
+    """(M, 2) pairs (point, label) that must not be predicted, by split."""
     notes: Mapping[str, str] = field(default_factory=dict)
 
 
@@ -101,7 +101,7 @@ class Reader(ABC):
 
     format: str
     has_splits = True
-    """Whether the source names its splits; if not, all points are training points."""
+    """True if the source names its splits; otherwise all points are in the training split."""
 
     @abstractmethod
     def chunks(self) -> Iterator[Chunk]:
@@ -113,7 +113,7 @@ class Reader(ABC):
 
         Args:
             n_points: The number of points of each split.
-            n_uses: The number of labels of all points together.
+            n_uses: The total number of point-label pairs.
         """
 
 
@@ -139,12 +139,12 @@ def summarize(
     """Return the summary of a corpus whose codes are label ids.
 
     Args:
-        source: The corpus, for errors.
-        folder: The folder that may hold filters, or None.
+        source: The path of the corpus, for error messages.
+        folder: The folder that may contain a filter file, or None.
         names: The label names, or None to name labels by number.
         n_labels: The number of labels if there are no names.
         n_points: The number of points of each split.
-        n_uses: The number of labels of all points together.
+        n_uses: The total number of point-label pairs.
     """
     notes = {} if names is not None else {"labels": "no file of names: named by number"}
     if names is None:
@@ -163,11 +163,11 @@ def summarize_columns(
     """Return the summary of a corpus of label matrices, whose columns are the labels.
 
     Args:
-        source: The corpus, for errors.
-        folder: The folder that may hold label names and filters, or None.
-        n_columns: The columns of the label matrix of each split; they must be equal.
+        source: The path of the corpus, for error messages.
+        folder: The folder that may contain label names and a filter file, or None.
+        n_columns: The number of columns of each split's label matrix; all must be equal.
         n_points: The number of points of each split.
-        n_uses: The number of labels of all points together.
+        n_uses: The total number of point-label pairs.
     """
     n_labels = n_columns["train"]
     names = None if folder is None else read_label_names(folder)
@@ -188,13 +188,13 @@ def csr_from_lists(
     n_columns: int,
     values: NDArray[np.float32] | None = None,
 ) -> csr_matrix:
-    """Return the CSR matrix of flattened lists, sorted, without duplicates.
+    """Return flattened lists as a CSR matrix in canonical form (sorted, without duplicates).
 
     Args:
         counts: (N,) the number of entries of each row.
         columns: The columns of all entries, row after row, each below ``n_columns``.
         n_columns: The width of the matrix.
-        values: The values of the entries, summed over duplicates; without them every entry is 1.
+        values: The values of the entries, summed over duplicates; None makes every entry 1.
     """
     ends = np.concatenate([np.zeros(1, dtype=np.int64), np.cumsum(counts, dtype=np.int64)])
     data = np.ones(len(columns), dtype=np.float32) if values is None else values

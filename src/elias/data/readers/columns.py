@@ -50,10 +50,10 @@ class Columns:
 
 
 def choose_columns(path: Path, names: Sequence[str], options: ReadOptions) -> Columns:
-    """Choose columns by the options, else by common names (case is ignored).
+    """Choose the columns that the options name, else columns with common names (ignoring case).
 
-    The columns ``label_ids`` and ``label_weights`` belong to a labels column found by its name;
-    they are not read when the options name another labels column.
+    The columns ``label_ids`` and ``label_weights`` are read only if the labels column is found by
+    a common name. They are ignored if the options name the labels column.
     """
     plain = _plain_names(names)
     text = choose_text(path, names, options.text)
@@ -72,7 +72,7 @@ def choose_columns(path: Path, names: Sequence[str], options: ReadOptions) -> Co
 
 
 def choose_text(path: Path, names: Sequence[str], text: str | None) -> tuple[str, ...]:
-    """Return the text column ``text``, or the several that it lists, else a common one."""
+    """Return the text columns that ``text`` lists, or, if None, a column with a common name."""
     if text is None:
         return (_common(path, "text", TEXT, names),)
     if text in names:

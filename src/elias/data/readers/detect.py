@@ -53,14 +53,14 @@ class Detected(NamedTuple):
     source: Path
     """The file, or the folder that holds the files."""
     by_split: dict[str, list[Path]]
-    """The files of tables, ``N D L`` and PECOS text; one for all splits has an empty name."""
+    """Files by split, for tables, ``N D L`` and PECOS text; the key is empty for all splits."""
 
 
 def detect(path: Path) -> Detected:
     """Return the format of a file or folder.
 
     Raises:
-        DataError: If it has no known format, no training file, or files of several kinds.
+        DataError: If the format is unknown, there is no training file, or formats are mixed.
     """
     if not path.is_dir():
         return Detected(detect_file(path), path, {"": [path]})
@@ -112,7 +112,7 @@ def open_reader(path: Path, options: ReadOptions, *, in_memory: bool) -> Reader:
 
 
 def named_columns(path: Path) -> tuple[str, list[str]]:
-    """Return the kind of a corpus and its column names; no names if columns have none."""
+    """Return the format and the column names of a corpus; no names if the format has none."""
     kind, _, files = detect(path)
     if kind == "lf":
         points = lf.points_file(path, "train")
@@ -122,7 +122,7 @@ def named_columns(path: Path) -> tuple[str, list[str]]:
 
 
 def text_columns(path: Path, text: str | None) -> str | None:
-    """Return the text columns that are read, as ``title,abstract``; None if there are none."""
+    """Return the text columns to read, as ``title,abstract``; None if columns have no names."""
     kind, names = named_columns(path)
     if not names:
         return None
@@ -141,7 +141,7 @@ def _single_file(folder: Path) -> Path:
 
 
 def detect_file(path: Path) -> str:
-    """Return ``jsonl``, ``csv``, ``tsv``, ``parquet``, ``xmc`` or ``pecos``."""
+    """Return the file format: ``jsonl``, ``csv``, ``tsv``, ``parquet``, ``xmc`` or ``pecos``."""
     head = read_head(path)
     if not head.strip():
         raise data_error(path, EMPTY)

@@ -1,7 +1,7 @@
 """Open data files safely: compression, encoding, size limits, and the file names of a corpus.
 
-Deflate compresses a run of one byte a thousandfold, but real texts and label ids hardly fortyfold.
-A large file with a higher ratio than any real data is refused before it is unpacked.
+Deflate can compress repeated bytes by a factor of 1000, but real texts and label ids by at most
+about 40. A large file with a higher compression ratio than any real data is refused.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ CHUNK_CHARACTERS = 1 << 22
 RATIO_CHECK_BYTES = 256 << 20
 """Unpacked size below which the compression ratio is not checked."""
 MAX_RATIO = 400
-"""Maximum compression ratio of larger data."""
+"""Maximum compression ratio of data with an unpacked size above `RATIO_CHECK_BYTES`."""
 MAX_LINE = 256 << 20
 """Maximum bytes of a line, and characters of a table cell."""
 UTF16 = (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
@@ -49,7 +49,7 @@ _SANITIZE_TEXTS = 4096  # texts checked at a time
 
 
 def data_error(path: Path, problem: str, line: int | None = None) -> DataError:
-    """Return the error for ``path`` (at a 1-based ``line``), on one line."""
+    """Return a one-line error for ``path``, with the 1-based number ``line`` if it is given."""
     where = f"{path}:{line}" if line is not None else f"{path}"
     text = " ".join(problem.split())
     if len(text) > _MAX_PROBLEM:  # e.g. a header of a million columns
@@ -64,7 +64,7 @@ def short_repr(value: object, limit: int = 60) -> str:
 
 
 class CompressionRatioError(ValueError):
-    """A file that unpacks to far more than any real data of its size."""
+    """A file has a higher compression ratio than any real data."""
 
 
 def check_ratio(what: str, packed: int, unpacked: int) -> None:
@@ -77,7 +77,7 @@ def check_ratio(what: str, packed: int, unpacked: int) -> None:
 
 
 class _GzipReader(io.RawIOBase):
-    """The content of a gzip stream, with a check of the compression ratio."""
+    """Reads a gzip stream, and checks its compression ratio."""
 
     def __init__(self, raw: IO[bytes]) -> None:
         self._raw = raw
@@ -198,7 +198,7 @@ def _line_blocks(path: Path, size: int) -> Iterator[str]:
 
 
 def _decode(path: Path, block: bytes, number: int) -> Iterator[str]:
-    """Yield a block as text, if it is not empty; before an error, yield the lines above it."""
+    """Decode and yield a non-empty block; at invalid UTF-8, yield the lines before it and raise."""
     try:
         text = block.decode("utf-8")
     except UnicodeDecodeError as error:
@@ -213,7 +213,7 @@ def _decode(path: Path, block: bytes, number: int) -> Iterator[str]:
 
 
 def describe_utf8_error(error: UnicodeDecodeError) -> str:
-    """Return the problem with bytes that are not UTF-8, and the remedy."""
+    """Describe bytes that are not UTF-8, and the remedy, for an error message."""
     if error.object.startswith(UTF16):
         return IS_UTF16
     return (
@@ -269,8 +269,8 @@ LABEL_FILES = (
 _MAX_LABELS = 100_000_000
 _LABELS_PER_USE = 100
 _MAX_UNUSED_LABELS = 5_000_000
-"""Labels without names are numbered up to the highest id. More than this many labels, of which
-fewer than one in a hundred is used, is taken for a mistake in the ids: their names would fill the
+"""Labels without names are numbered up to the highest id. If there are more labels than this, and
+fewer than one in a hundred is used, the ids are assumed to be wrong: the names would exhaust
 memory."""
 
 
@@ -292,7 +292,7 @@ def find_label_names(folder: Path) -> Path | None:
 
 
 def read_label_names(folder: Path) -> list[str] | None:
-    """Return the label names of a folder, one per line of a file; None without such a file."""
+    """Read the label names from the file in a folder, one per line; None without such a file."""
     path = find_label_names(folder)
     if path is None:
         return None
@@ -305,7 +305,7 @@ def read_label_names(folder: Path) -> list[str] | None:
 def split_files(folder: Path) -> dict[str, list[Path]]:
     """Return the files named after splits (``train.csv``, ``eurlex_test.txt``, shards), by split.
 
-    An exact name is preferred to a name that only ends in it.
+    A file whose name is exactly the split is preferred to one whose name only ends in the split.
     """
     files = sorted(path for path in folder.iterdir() if path.is_file())
     by_split = {}
@@ -322,7 +322,7 @@ def split_files(folder: Path) -> dict[str, list[Path]]:
 
 
 def only_file(split: str, paths: Iterable[Path]) -> Path:
-    """Return the single file of a split; refuse to choose among several."""
+    """Return the only file of a split; raise `DataError` if there are several."""
     first, *others = paths
     if others:
         names = ", ".join(path.name for path in (first, *others))
@@ -332,12 +332,12 @@ def only_file(split: str, paths: Iterable[Path]) -> Path:
 
 
 def number_labels(path: Path, n_labels: int, n_uses: int) -> list[str]:
-    """Return the numbers of labels as their names.
+    """Return label names for labels without names: their numbers.
 
     Args:
-        path: The source of the ids, for the error.
+        path: The source of the ids, for the error message.
         n_labels: One more than the highest id.
-        n_uses: The number of labels of all points together.
+        n_uses: The total number of point-label pairs.
     """
     if too_many_labels(n_labels, n_uses):
         raise data_error(
@@ -349,14 +349,14 @@ def number_labels(path: Path, n_labels: int, n_uses: int) -> list[str]:
 
 
 def too_many_labels(n_labels: int, n_uses: int) -> bool:
-    """Return True if there are more labels, or more unused labels, than is plausible."""
+    """Return True if the number of labels, or of unused labels, is implausibly large."""
     return n_labels > min(_MAX_LABELS, max(_MAX_UNUSED_LABELS, _LABELS_PER_USE * n_uses))
 
 
 def read_filters(
     folder: Path, n_points: Mapping[str, int], n_labels: int
 ) -> dict[str, NDArray[np.int64]]:
-    """Return the (M, 2) pairs (point, label) never to predict, for each split that has a file.
+    """Read the (M, 2) pairs (point, label) to exclude, for each split that has a filter file.
 
     Args:
         folder: The folder of ``filter_labels_test.txt`` or ``tst_filter_labels.txt``.

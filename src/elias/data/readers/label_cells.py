@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from elias.data.readers.table import Rows
 
     RowError = Callable[[int, str], DataError]
-    """Returns the error for a row of the table: (row, problem) → error."""
+    """Function (row, problem) → error that returns the error for a row of the table."""
 
 _WHOLE = re.compile(r"0|[1-9][0-9]{0,17}")
 _ID = re.compile(r"0|[1-9][0-9]{0,7}")  # small enough to number labels by
@@ -42,7 +42,7 @@ _NO_COMMA = re.compile(r"""['"]\s+['"]""")
 _TWO_PAIRS = re.compile(r"\([^()]*\).*\(.*\)", re.DOTALL)
 _STRONG = ("|", ";", "\t")
 _STRONG_SHARE = 0.05
-"""Share of the cells in which a ``|``, ``;`` or tab is preferred to commas."""
+"""Minimum share of cells that must contain ``|``, ``;`` or tab to prefer it to a comma."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +52,7 @@ class LabelLists:
     counts: NDArray[np.int64]
     """(n,) the number of labels of each row."""
     values: list[str]
-    """The labels of all rows."""
+    """The labels of all rows, concatenated."""
 
     def row_of(self, entry: int) -> int:
         """Return the row of a flattened entry."""
@@ -60,11 +60,12 @@ class LabelLists:
 
 
 class SeparatorVotes:
-    r"""Choose the separator of labels in plain string cells, those that are no lists.
+    r"""Choose the separator of labels in plain cells, i.e. string cells that are not lists.
 
-    ``|``, ``;`` or tab are chosen if they are in a fair share of the plain cells (names often hold
-    commas); else a comma; else white space between whole numbers; else none (an empty string).
-    None also if there are as many lists as plain cells: then a plain cell is one label.
+    Choose ``|``, ``;`` or tab if at least `_STRONG_SHARE` of the plain cells contain it (label
+    names often contain commas). Otherwise choose a comma, or white space between whole numbers, or
+    no separator (an empty string). Also choose no separator if there are at least as many lists as
+    plain cells: then each plain cell is one label.
     """
 
     def __init__(self) -> None:
@@ -76,7 +77,7 @@ class SeparatorVotes:
         self._any_space = False
 
     def add(self, cells: Sequence[object], row_error: RowError) -> None:
-        """Count cells; refuse the first cell that looks like a list but is none."""
+        """Count separators in cells; raise an error if the first bracketed cell is not a list."""
         for row, cell in enumerate(cells):
             if not isinstance(cell, str):
                 self._n_lists += isinstance(cell, list | tuple) and len(cell) > 0
@@ -94,7 +95,7 @@ class SeparatorVotes:
                 self._any_space = self._any_space or " " in cell.strip()
 
     def winner(self) -> str:
-        """Return the separator."""
+        """Return the chosen separator."""
         if self._n_plain <= self._n_lists:
             return ""
         best = max(_STRONG, key=lambda mark: self._votes[mark])
@@ -119,10 +120,10 @@ def split_cells(
 
     Args:
         cells: Lists, strings, whole numbers, or None for no label.
-        separator: The separator of labels in a string; an empty string: one label per cell.
-        row_error: Returns the error for a row.
-        lists: Whether a string in brackets is a list, as JSON or Python write it.
-        keep_empty: Whether an empty string in a list is a label.
+        separator: The separator of labels in a string; if it is empty, each cell is one label.
+        row_error: Function that returns the error for a row.
+        lists: Whether to parse a string in brackets as a JSON or Python list.
+        keep_empty: Whether to keep an empty string in a list as a label.
     """
     counts = np.zeros(len(cells), dtype=np.int64)
     values: list[str] = []
@@ -168,7 +169,7 @@ def _not_a_list(row: int, cell: str, row_error: RowError) -> DataError:
 
 
 def _parse_list(cell: str) -> list[Any] | None:
-    """Return the JSON list, or the Python list, tuple or set, in a cell; or None."""
+    """Parse a cell as a JSON list or a Python list, tuple or set; return None on failure."""
     text = cell.strip()
     if _BRACKETS.get(text[:1]) != text[-1:]:
         return None
@@ -201,7 +202,7 @@ def _label_name(item: object, row: int, row_error: RowError) -> str:
 
 
 def order_names(names: Sequence[str]) -> list[str]:
-    """Sort distinct names into the order of their ids: as numbers if all are, else as text."""
+    """Sort distinct names by label id: as numbers if all are whole numbers, else as text."""
     if all(_WHOLE.fullmatch(name) for name in names):
         return sorted(names, key=int)
     return sorted(names)
@@ -211,13 +212,13 @@ class NamedLabels:
     """Numbers label values in order of appearance; `finish` turns these codes into ids."""
 
     def __init__(self, names: list[str] | None) -> None:
-        """Start with the names of all labels in the order of their ids, or None if unknown."""
+        """Store the names of all labels in the order of their ids; None if they are unknown."""
         self._names = names
         self._codes: dict[str, int] = {}
         self._first_lines: list[tuple[Path, int]] = []  # of each code, for errors
 
     def add(self, lists: LabelLists, _: object, rows: Rows) -> NDArray[np.int64]:
-        """Return the codes of label values."""
+        """Assign codes to label values, and return them."""
         n_before, codes_of = len(self._codes), self._codes
         codes = np.fromiter(
             (codes_of.setdefault(value, len(codes_of)) for value in lists.values),
@@ -268,7 +269,7 @@ class NumberedLabels:
         self._largest: tuple[int, Path, int] | None = None  # id, file and line
 
     def add(self, lists: LabelLists, id_lists: LabelLists | None, rows: Rows) -> NDArray[np.int64]:
-        """Return the ids of labels."""
+        """Return the label ids; record the name of each id."""
         assert id_lists is not None
         _check_lengths(lists.counts, id_lists.counts, "label ids", rows.error)
         wrong = next((i for i, v in enumerate(id_lists.values) if not _ID.fullmatch(v)), None)
@@ -287,7 +288,7 @@ class NumberedLabels:
         return ids
 
     def finish(self, n_uses: int) -> tuple[None, list[str]]:
-        """Return (None, names): codes already are ids; unnamed labels are named by id."""
+        """Return (None, names): codes are already ids; labels without a name are named by id."""
         if self._largest is None:
             return None, []
         largest, path, line = self._largest
@@ -300,7 +301,7 @@ class NumberedLabels:
 def parse_weights(
     cells: Sequence[object], counts: NDArray[np.int64], row_error: RowError
 ) -> NDArray[np.float32]:
-    """Return the relevance of every label, from lists as long as the lists of labels."""
+    """Parse the relevance of every label; each list must be as long as the row's label list."""
     values: list[float] = []
     lengths = np.zeros(len(cells), dtype=np.int64)
     for row, cell in enumerate(cells):
@@ -320,7 +321,7 @@ def parse_weights(
 def _check_lengths(
     counts: NDArray[np.int64], lengths: NDArray[np.int64], what: str, row_error: RowError
 ) -> None:
-    """Refuse a row whose second list is not as long as its list of labels."""
+    """Raise an error for a row in which another list is not as long as the list of labels."""
     wrong = np.flatnonzero(counts != lengths)
     if len(wrong):
         row = int(wrong[0])

@@ -2,7 +2,7 @@
 
 ``trn.json.gz``, ``tst.json.gz``: ``{"uid", "title", "content", "target_ind", "target_rel"}``;
 ``lbl.json.gz``: ``{"uid", "title"}`` for each label (or names in ``Yf.txt``);
-``filter_labels_test.txt``: the pairs never to predict. Features are read from ``trn_X_Xf.txt`` and
+``filter_labels_test.txt``: pairs not to predict. Features are read from ``trn_X_Xf.txt`` and
 ``lbl_X_Xf.txt`` if they exist. A text is the title and the content, joined by a space.
 """
 
@@ -80,7 +80,7 @@ class LfReader(Reader):
         yield from xmc.feature_chunks(self._folder, LABELS)
 
     def _points(self, path: Path, split: str) -> Iterator[Chunk]:
-        """Yield texts and labels. If one row has relevance values, every row must have them."""
+        """Yield texts and labels of a split. Relevance values must be in all rows or in none."""
         text = self._text_columns(path)
         has_weights = False
         unweighted: DataError | None = None  # for the first row with labels but no relevance
@@ -113,7 +113,7 @@ class LfReader(Reader):
         return columns
 
     def _checked_ids(self, rows: Rows, row: int) -> list[int]:
-        """Return the label ids of a row; refuse a cell that is not a list of valid ids."""
+        """Return the label ids of a row; raise an error if the cell is not a list of valid ids."""
         cell: Any = rows.columns[IDS][row] or []
         limit = _MAX_ID if self._names is None else len(self._names)
         wrong: Any = cell

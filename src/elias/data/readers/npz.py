@@ -4,7 +4,7 @@
 and ``X.lbl.npz`` (features of the labels).
 
 ``pecos``: ``X.trn.txt``, ``output-items.txt``, ``Y.trn.npz``, features in ``X.trn.npz`` or in a
-folder ``tfidf-attnxml``; `elias.data.readers.pecos` reads the other format of PECOS, one text file.
+folder ``tfidf-attnxml``. `elias.data.readers.pecos` reads the one-file text format of PECOS.
 
 Both have splits ``trn``, ``val`` and ``tst``, and optionally ``filter_labels_test.txt``.
 """
@@ -120,7 +120,7 @@ def _find(folder: Path, names: tuple[str, ...], split: str) -> Path | None:
 
 
 def read_npz(path: Path) -> csr_matrix:
-    """Return the sparse matrix of a SciPy npz file as CSR; nothing is ever unpickled."""
+    """Read the sparse matrix of a SciPy npz file as CSR, without unpickling."""
     check_regular_file(path)
     try:
         with path.open("rb") as stream:  # NumPy leaves a file open that it cannot read
@@ -135,10 +135,10 @@ def read_npz(path: Path) -> csr_matrix:
 
 
 def load_sparse(stream: IO[bytes]) -> csr_matrix:
-    """Return the matrix of a SciPy npz file as CSR, its indices checked; nothing is unpickled.
+    """Read the matrix of a SciPy npz file as CSR, without unpickling, and check its indices.
 
-    Before anything is unpacked, the sizes that the members declare are compared with each other
-    and with the packed data.
+    Before unpacking, the declared sizes of the zip members are compared with each other and with
+    the size of the packed data.
 
     Raises:
         ValueError: If the content is inconsistent. A broken file may also raise other errors of
@@ -179,7 +179,7 @@ def load_sparse(stream: IO[bytes]) -> csr_matrix:
 
 
 def _checked_shape(archive: zipfile.ZipFile, info: zipfile.ZipInfo, name: str) -> tuple[int, ...]:
-    """Return the shape of an array, after comparing its header with the size of the member."""
+    """Return the shape of an npy array; check its header against the size of the zip member."""
     with archive.open(info) as member:
         version = np.lib.format.read_magic(member)
         formats = np.lib.format
@@ -213,10 +213,10 @@ def clean_matrix(matrix: csr_matrix, path: Path, what: str, first: int = 0) -> c
     """Return a matrix as float32 CSR, sorted, without duplicates; relevance also without zeros.
 
     Args:
-        matrix: Any numeric type; it may be changed in place.
-        path: The file it came from, for errors.
+        matrix: A matrix of any numeric type; it may be changed in place.
+        path: The file that contains the matrix, for error messages.
         what: ``relevance``, which must not be negative, or ``feature``.
-        first: The number of points before these.
+        first: The number of points before the first row, for error messages.
     """
     if matrix.dtype.kind not in "biuf":
         raise data_error(path, f"holds {matrix.dtype} values; {what} values are numbers")

@@ -33,7 +33,7 @@ _IDS = re.compile(r"(?:\d{1,18}(?:,\d{1,18})*)?")
 
 
 def looks_pecos(lines: Sequence[str]) -> bool:
-    """Return True if the first lines are all ``ids<tab>text``, at least one of them with ids."""
+    """Return True if all given lines are ``ids<tab>text`` and at least one of them has ids."""
     filled = [line for line in lines[:_SNIFFED_LINES] if line]
     return all(_LINE.fullmatch(line) for line in filled) and any(
         not line.startswith("\t") for line in filled

@@ -1,9 +1,9 @@
 """Read tables: JSON lines, CSV, TSV and Parquet.
 
-One file (optionally with a column ``split``), or a folder with files for each split: ``train.*``,
-``validation.*``, ``test.*``, in shards or not. A ``labels.txt`` in the folder names the labels by
-row. Columns are chosen by common names or by options. Two optional columns, ``label_ids`` and
-``label_weights``, hold lists as long as those of the labels.
+A table is one file (optionally with a column ``split``), or a folder with one or more files for
+each split: ``train.*``, ``validation.*``, ``test.*``. A ``labels.txt`` in the folder contains the
+label names, one per line. Columns are chosen by common names or by options. Two optional columns,
+``label_ids`` and ``label_weights``, contain lists of the same lengths as the lists of labels.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ if TYPE_CHECKING:
     from elias.data.readers.columns import Columns
 
     Cells = Iterator[tuple[int, list[Any]]]
-    """The line of each row, as in `Rows.lines`, and the wanted cells."""
+    """Iterator over rows: the line number (see `Rows.lines`) and the wanted cells of each row."""
 
 KINDS = ("jsonl", "csv", "tsv", "parquet")
 _SAMPLE_ROWS = 100
@@ -69,10 +69,10 @@ class Rows:
 
     path: Path
     split: str
-    """The split of the file; empty if a column names the split, or there is none."""
+    """The split of the file; empty if a column names the split, or if there are no splits."""
     columns: dict[str, list[Any]]
     lines: Sequence[int]
-    """The 1-based line on which each row ends; the row number in Parquet."""
+    """The 1-based number of the line on which each row ends; in Parquet, the row number."""
 
     def __len__(self) -> int:
         """Return the number of rows."""
@@ -115,8 +115,9 @@ class Rows:
 class TableReader(Reader):
     """Reads the files of a table.
 
-    The separator of labels depends on all cells of the column, so the rows are gone through twice:
-    in memory they are read once and kept, else the label columns are read first.
+    The label separator depends on all cells of the labels column, so two passes are needed. If the
+    corpus is read into memory, the rows are read once and kept. Otherwise the label columns are
+    read first.
     """
 
     def __init__(
@@ -188,7 +189,7 @@ class TableReader(Reader):
             yield from row_chunks(path, split, self.format, names, required)
 
     def _read_quoted(self) -> Iterator[Rows]:
-        """Yield the rows of all files; read a TSV file without quoting if it is not quoted."""
+        """Yield the rows of all files; detect for each TSV file whether its cells are quoted."""
         for split, path in self._files:
             arguments = (path, split, self.format, self._columns.all, self._columns.text)
             try:
@@ -214,7 +215,7 @@ class TableReader(Reader):
 
 
 def _separator(rows: Iterable[Rows], column: str, option: str | None) -> str:
-    """Return the separator of labels in a column: that of the options, else by all of its cells."""
+    """Return the label separator of a column: the option if set, else detected from all cells."""
     if option is not None:
         return option
     votes = SeparatorVotes()
@@ -226,7 +227,7 @@ def _separator(rows: Iterable[Rows], column: str, option: str | None) -> str:
 
 
 def _by_split(splits: list[str], texts: list[str], labels: LabelRows) -> Iterator[Chunk]:
-    """Yield rows as chunks of one split each."""
+    """Group rows by split, and yield one chunk per split."""
     names = list(dict.fromkeys(splits))
     if len(names) == 1:
         yield Chunk(names[0], texts, labels)
@@ -286,8 +287,8 @@ def iter_rows(
         path: The file.
         kind: ``jsonl``, ``csv``, ``tsv`` or ``parquet``.
         wanted: The columns to return.
-        required: The columns that every JSON object must have; others are None where missing.
-        quoting: The quoting of a CSV or TSV file, see `csv`; None: detect it.
+        required: The columns that every JSON object must have; other missing cells are None.
+        quoting: The quoting mode of a CSV or TSV file (see `csv`); None detects it.
     """
     if kind == "parquet":
         rows = _parquet_rows(path, wanted)
@@ -377,8 +378,8 @@ def _json_list(path: Path, text: str, line: int) -> Iterator[tuple[int, dict[str
 def _csv_reader(path: Path, quoting: int, *, strict: bool = True) -> Iterator[Any]:
     """Open a CSV or TSV file; its delimiter is the most frequent one of the first line.
 
-    Cells may be longer than the default limit of 131,072 characters, but not without bound: a
-    quotation mark that is never closed would make one cell of the whole file.
+    The maximum cell length is larger than the default of 131,072 characters, but finite. Without a
+    limit, an unclosed quotation mark would turn the whole file into one cell.
     """
     delimiter = max(_DELIMITERS, key=next(iter_lines(path), "").count)
     limit = csv.field_size_limit(files.MAX_LINE)
@@ -404,7 +405,7 @@ def _header(path: Path, reader: Any) -> list[str]:
 
 
 def _check_distinct(path: Path, names: list[str], line: int | None = None) -> None:
-    """Refuse two columns of one name; columns without a name are never read."""
+    """Raise an error if two columns have the same name; columns without a name are ignored."""
     name, count = next(
         ((name, count) for name, count in Counter(names).items() if name and count > 1), ("", 0)
     )
@@ -416,7 +417,7 @@ def _check_distinct(path: Path, names: list[str], line: int | None = None) -> No
 def _is_quoted(path: Path) -> bool:
     """Return True if all rows of a TSV file can be read with quoted cells.
 
-    Many TSV files do not quote: a quotation mark is then a character like any other.
+    Many TSV files do not use quoting; a quotation mark is then an ordinary character.
     """
     try:
         for _ in _delimited_rows(path, (), csv.QUOTE_MINIMAL):

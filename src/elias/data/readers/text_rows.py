@@ -14,18 +14,18 @@ from elias.data.readers.files import data_error, iter_lines, short_repr
 from elias.data.readers.table import KINDS, column_names, iter_rows, parquet_schema
 
 LINES = "lines"
-"""The kind of a file with one text per line."""
+"""Name of the format with one text per line."""
 _TABLE_SUFFIXES = {".jsonl", ".ndjson", ".json", ".csv", ".tsv", ".parquet"}
 
 
 class TextRow(NamedTuple):
-    """One text, its line, and other cells of its row."""
+    """One text, its line number, and the other cells to keep of its row."""
 
     line: int
-    """The 1-based line on which the row ends; its number in Parquet."""
+    """The 1-based number of the line on which the row ends; in Parquet, the row number."""
     text: str
     kept: tuple[Any, ...] = ()
-    """The cells of the columns to keep, in their order."""
+    """The cells of the columns in `TextFile.keep`, in the same order."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,7 +93,7 @@ class TextFile:
 
 
 def is_table(path: Path, text: str | None, keep: Sequence[str]) -> bool:
-    """Return True if a file is read as a table: by its suffix, or because columns are named."""
+    """Return True if a file has the suffix of a table, or if column names are given."""
     suffix = Path(path.name.removesuffix(".gz")).suffix.lower()
     return text is not None or bool(keep) or suffix in _TABLE_SUFFIXES
 

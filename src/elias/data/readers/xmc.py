@@ -1,10 +1,11 @@
 """Read the sparse text format of the XMC repository.
 
-One file, with ``N D L`` on its first line and then ``label,label feature:value …`` for each point;
-or a folder: ``train.txt`` and ``test.txt`` of that kind (also ``eurlex_train.txt``), or
-``trn_X_Y.txt`` and ``trn_X_Xf.txt`` with one matrix each. Optional files of a folder: texts in
-``trn_X.txt``, label names in ``Y.txt`` or ``Yf.txt``, label features in ``lbl_X_Xf.txt``, and
-filter pairs.
+An ``N D L`` file has these sizes on its first line, then ``label,label feature:value …`` for each
+point. A corpus is one such file, or a folder of them (``train.txt`` or ``eurlex_train.txt``, and
+``test.txt``), or a folder with one matrix per file (``trn_X_Y.txt`` and ``trn_X_Xf.txt``).
+
+Optional files of a folder: texts in ``trn_X.txt``, label names in ``Y.txt`` or ``Yf.txt``, label
+features in ``lbl_X_Xf.txt``, and filter pairs.
 """
 
 from __future__ import annotations
@@ -56,10 +57,10 @@ _HEADER = re.compile(r"\s*\d+(?:\s+\d+){1,2}\s*")
 
 
 def looks_sparse(lines: Sequence[str]) -> bool:
-    """Return True if the first lines are those of an ``N D L`` file.
+    """Return True if the first lines look like an ``N D L`` file.
 
-    A table of numbers has no colons, and prose has no header of numbers. A file with nothing but
-    the header is accepted here, so that the reader refuses it.
+    A table of numbers has no colons, and prose has no header of numbers. A file that contains only
+    the header is accepted here, so that the reader reports the error.
     """
     if not lines or not _HEADER.fullmatch(lines[0]) or len(lines[0].split()) != 3:
         return False
@@ -77,13 +78,13 @@ class XmcReader(Reader):
     def __init__(
         self, source: Path, files: dict[str, list[Path]] | None, options: ReadOptions
     ) -> None:
-        """Find the files.
+        """Find the files of the corpus.
 
         Args:
             source: The file or folder.
-            files: The ``N D L`` files by split, or one under an empty name; None for a folder of
-                matrices.
-            options: Must be empty.
+            files: The ``N D L`` files by split; the key is empty if one file contains all points.
+                None for a folder of matrices.
+            options: Reader options; none may be set, because the format has no named columns.
         """
         options.check_unused(source, "XMC")
         self._source = source
@@ -143,7 +144,7 @@ class XmcReader(Reader):
 
 
 def feature_chunks(folder: Path, split: str) -> Iterator[Chunk]:
-    """Yield the features in ``trn_X_Xf.txt`` or, for `LABELS`, ``lbl_X_Xf.txt``, if it exists."""
+    """Yield the features in ``trn_X_Xf.txt`` (``lbl_X_Xf.txt`` for `LABELS`), if it exists."""
     path = find_file(folder, FEATURE_MATRIX.format(SHORT.get(split, "lbl")))
     if path is None:
         return
@@ -157,7 +158,7 @@ class _Block:
     """Consecutive rows, flattened: their label ids, then their ``index:value`` pairs."""
 
     first: int
-    """The number of rows before these."""
+    """The number of rows before this block."""
     label_counts: NDArray[np.int64]
     labels: NDArray[np.int64]
     pair_counts: NDArray[np.int64]
@@ -166,7 +167,7 @@ class _Block:
 
 
 def _read(path: Path, n_sizes: int) -> tuple[list[int], Iterator[_Block]]:
-    """Return the sizes on the first line (``N D L`` or ``N D``), and the rows in blocks."""
+    """Read a file: return the sizes on its first line (``N D L`` or ``N D``) and blocks of rows."""
     chunks = line_chunks(path)
     first_lines = next(chunks, [""])
     header = first_lines[0].split()
@@ -241,7 +242,7 @@ def _parse_pairs(text: str) -> _Pairs | None:
 
 
 def _parse_odd_pairs(text: str) -> _Pairs:
-    """Parse pairs separated by any white space, more slowly."""
+    """Parse pairs separated by any white space; slower than `_parse_pairs`."""
     pairs = text.split()
     flat = ":".join(pairs).split(":") if pairs else []
     if len(flat) != 2 * len(pairs) or not all(":" in pair for pair in pairs):
@@ -257,7 +258,7 @@ def _to_float32(values: NDArray[np.float64]) -> NDArray[np.float32]:
 
 
 def _broken_line(path: Path, lines: list[str], first: int, *, with_labels: bool) -> DataError:
-    """Return the error for the line that could not be parsed; ``first`` is the first line."""
+    """Return the error for the first line that cannot be parsed; ``lines[0]`` is line ``first``."""
     for number, line in enumerate(lines, start=first):
         head, rest = _split_line(line) if with_labels else ("", line)
         if head and not all(_is_id(label) for label in head.split(",")):
@@ -307,5 +308,5 @@ def _check_range(
 
 
 def _line_of(entry: np.intp, counts: NDArray[np.int64]) -> int:
-    """Return the line of a flattened entry in a block; line 1 of the file holds the sizes."""
+    """Return the line number of a flattened entry; rows start at line 2, after the sizes."""
     return 2 + int(np.searchsorted(np.cumsum(counts), entry, side="right"))
