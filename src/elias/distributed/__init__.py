@@ -1,4 +1,4 @@
-"""Training and prediction in several processes: points and rows of W_L are split among them."""
+"""Train and predict in several processes, which share the points and the rows of W_L."""
 
 from elias.distributed.launch import joined, launched_rank, process_counts
 from elias.distributed.world import SingleProcess, World

@@ -1,4 +1,4 @@
-"""Split batches over processes, sum gradients, gather results."""
+"""Split batches over processes, sum gradients, and gather results."""
 
 from __future__ import annotations
 
@@ -36,8 +36,8 @@ _PURPOSE = "gradients of shared parameters"
 def sum_gradients(world: World, parameters: Iterable[Tensor]) -> None:
     """Replace the dense gradient of every parameter by its sum over all processes.
 
-    A gradient is zero in a process without points; a parameter has none in all processes or in
-    no process.
+    A process without points must have zero gradients. A parameter must have a gradient in all
+    processes or in none.
     """
     small: list[Tensor] = []
     for parameter in parameters:
@@ -57,10 +57,11 @@ def sum_gradients(world: World, parameters: Iterable[Tensor]) -> None:
 
 @torch.no_grad()
 def sum_touched(world: World, gradient: Tensor, touched: Tensor | None = None) -> None:
-    """Sum a large gradient, most of whose rows may be zero, over processes in place.
+    """Sum a gradient with many zero rows over processes, in place.
 
-    A batch touches the edges of at most B·b clusters in A. If these are less than half of the
-    rows, only these rows travel. ``touched`` marks the rows that are not zero; it is summed too.
+    For example, a batch touches the edges of at most B·b clusters in A. If at most half of the
+    rows of a large gradient are touched, only these rows are sent. ``touched`` marks the non-zero
+    rows; it is also summed in place.
     """
     if gradient.dim() < 2 or gradient.numel() <= _FLATTENED:
         world.all_reduce(gradient, _PURPOSE)
@@ -105,9 +106,9 @@ class ShardedBatch:
 
     tokens: TokenBatch
     n_points: int
-    """Points of the whole batch."""
+    """Number of points in the whole batch."""
     keys: Tensor
-    """Key of the dropout of each point of this share."""
+    """Dropout key of each point in this share (`KeyedDropout`)."""
 
     def to(self, device: torch.device) -> ShardedBatch:
         """Return the batch on a device."""
@@ -119,7 +120,7 @@ class ShardedBatch:
 
     @contextmanager
     def activate(self, model: EliasModel) -> Iterator[None]:
-        """Set the batch size of the model's labels and key dropout by point, in this block."""
+        """In this block, set the batch size of the sharded labels and use keyed dropout."""
         rows = model.labels
         assert isinstance(rows, ShardedRows)
         rows.n_points = self.n_points
@@ -130,7 +131,7 @@ class ShardedBatch:
 def shard_batch(
     world: World, tokens: Tokens, rows: NDArray[np.int64], seed: Sequence[int]
 ) -> ShardedBatch:
-    """Return this process's share of the batch of ``rows``."""
+    """Return this process's share of the batch with the given row numbers."""
     share = rows[world.share(len(rows))]
     return ShardedBatch(collate(tokens, share), len(rows), point_keys(seed, share))
 
@@ -146,8 +147,9 @@ def rank_sharded(
 ) -> Candidates:
     """Return the result of `rank_all` for this process's texts, with sharded labels.
 
-    All processes call it, each with its own texts: as many, fewer, or none. In each step each
-    process searches a batch of its own and scores its labels for the points of all.
+    All processes must call this, each with its own texts; their numbers may differ or be zero. In
+    each step, a process searches a batch of its own texts and scores its own labels for the
+    batches of all processes.
     """
     rows = model.labels
     assert isinstance(rows, ShardedRows)
@@ -171,9 +173,9 @@ def rank_sharded(
 
 
 def all_gather_rows(world: World, rows: NDArray[Any], n_rows: int, padding: float) -> NDArray[Any]:
-    """Return the rows (n, k) of all shares, in order, on every process.
+    """Return the rows (n, k) of all processes, in rank order, on every process.
 
-    Shares with fewer columns are filled up with ``padding``.
+    Shares with fewer columns than the widest are padded with ``padding``.
     """
     width = world.max_async([rows.shape[1]])()[0]
     padded = np.full((world.max_share(n_rows), width), padding, dtype=rows.dtype)

@@ -1,9 +1,8 @@
-"""Dropout that depends only on the point and the step, not on the process that has the point.
+"""Dropout masks that depend on the point and the step, but not on the number of processes.
 
-Plain dropout takes the next numbers of a generator, so what a point loses depends on the points
-before it in its process. Here each number is a hash of the seed, the step, the point, the number of
-the dropout call in the encoder, and the position in the tensor. The number of processes then
-changes nothing.
+Standard dropout draws its mask from a random generator, so the mask of a point depends on the
+earlier points in its process. Here the mask is a hash of the seed, the step, the point, the number
+of the dropout call in the encoder, and the position in the tensor.
 """
 
 from __future__ import annotations
@@ -31,7 +30,7 @@ _STRIDES = (0x9E3779B1, 0x85EBCA6B, 0xC2B2AE35, 0x27D4EB2F)
 
 
 def point_keys(seed: Sequence[int], rows: NDArray[np.int64]) -> Tensor:
-    """Return a key below 2^32 for each point, mixed from the seed, the stage and the step.
+    """Hash ``seed`` (random seed, stage, step) and each point's row to a key below 2^32.
 
     >>> one, other = (point_keys([0, 1], np.array(rows)) for rows in ([3, 4], [4, 3]))
     >>> bool((one == other.flip(0)).all())
@@ -46,8 +45,8 @@ def point_keys(seed: Sequence[int], rows: NDArray[np.int64]) -> Tensor:
 class KeyedDropout(TorchFunctionMode):
     """Replace every dropout inside the block by one that is keyed by point.
 
-    The first axis of the input is that of the points; an input with one axis has an entry for
-    each token of the batch. Attention with dropout is computed step by step.
+    The first axis of a dropout input must index points; an input with one axis must index the
+    tokens of the batch. Attention with dropout is computed without a fused kernel.
     """
 
     def __init__(self, keys: Tensor, batch: TokenBatch) -> None:
@@ -63,7 +62,7 @@ class KeyedDropout(TorchFunctionMode):
         args: tuple[Any, ...] = (),
         kwargs: Mapping[str, Any] | None = None,
     ) -> Any:
-        """Call the function, or its keyed replacement."""
+        """Call ``func``, or its keyed replacement if ``func`` applies dropout."""
         del types
         options = dict(kwargs or {})
         if func is torch.nn.functional.dropout:
@@ -125,7 +124,7 @@ class KeyedDropout(TorchFunctionMode):
 
 
 def _hash(numbers: Tensor) -> Tensor:
-    """Mix the low 32 bits of integers into integers below 2^32 that look random."""
+    """Hash the low 32 bits of each integer to a pseudo-random integer below 2^32."""
     mixed = numbers & _MASK_32_BITS
     for shift, factor in ((16, 0x7FEB352D), (15, 0x846CA68B)):
         mixed = ((mixed ^ (mixed >> shift)) * factor) & _MASK_32_BITS

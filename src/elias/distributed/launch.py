@@ -18,17 +18,17 @@ if TYPE_CHECKING:
 
 
 TIMEOUT_SECONDS = 600.0
-"""Maximum duration of one exchange; a process that takes longer counts as stuck."""
+"""Timeout of one collective operation; a process that exceeds it counts as stuck."""
 _VARIABLES = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 
 
 def launched_rank() -> int | None:
-    """Return the rank in the variables that `torchrun` sets; None if it did not start us."""
+    """Return the rank that `torchrun` assigned; None if it did not start this process."""
     return int(os.environ["RANK"]) if all(name in os.environ for name in _VARIABLES) else None
 
 
 def process_counts() -> tuple[int, int]:
-    """Return the number of launched processes, in all and on this machine; 1 without `torchrun`."""
+    """Return the number of processes in total and on this machine; (1, 1) without `torchrun`."""
     if launched_rank() is None:
         return 1, 1
     return int(os.environ["WORLD_SIZE"]), int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
@@ -36,15 +36,15 @@ def process_counts() -> tuple[int, int]:
 
 @contextmanager
 def joined(device: str = "auto", *, timeout: float = TIMEOUT_SECONDS) -> Iterator[World]:
-    """Join the other processes that `torchrun` started, for the duration of the block.
+    """Join the process group that `torchrun` started, for the duration of the block.
 
     Args:
-        device: ``cpu``, ``cuda``, or ``auto``: a GPU for each process if the machine has any.
-        timeout: Maximum duration of one exchange, in seconds.
+        device: ``cpu``, ``cuda`` (one GPU per process), or ``auto`` (``cuda`` if available).
+        timeout: Timeout of one collective operation, in seconds.
 
     Raises:
         ConfigError: If this machine has fewer GPUs than processes.
-        RunError: If another process died; it is named.
+        RunError: If another process died; the message names it.
     """
     own_device = _device(device)
     limit = timedelta(seconds=timeout)

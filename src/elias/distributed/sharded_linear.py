@@ -1,8 +1,9 @@
-"""W_L split over processes: label ℓ belongs to process ℓ mod P, as its row ℓ div P.
+"""Split W_L over P processes: label ℓ is row ℓ div P of process ℓ mod P.
 
-Neighbouring labels go to different processes because labels are often sorted by frequency, and
-the work for a row depends on how often it is shortlisted. To score a shortlist, the embeddings and
-label ids of all points go to all owners, and the scores come back: B·(D+K) numbers, never a row.
+Consecutive labels go to different processes to balance the work, because labels are often sorted
+by frequency and frequent labels are shortlisted more often. To score shortlists, all processes
+exchange the embeddings and label ids of their points, B·(D+K) numbers, and each process returns the
+scores of its own labels. Rows of W_L are never sent.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ def rows_of(n_labels: int, rank: int, size: int) -> range:
 
 
 class ShardedRows(LinearRows):
-    """This process's rows of W_L; scores labels with the rows of all processes.
+    """This process's rows of W_L; labels of other processes are scored by their owners.
 
     The constructor sets all weights to zero; `reset` draws random ones.
     """
@@ -46,7 +47,7 @@ class ShardedRows(LinearRows):
         self.world = world
         self.n_labels = n_labels
         self.n_points = 0
-        """Points of the current batch over all processes; every process must set it."""
+        """Number of points in the current batch of all processes; set it before each batch."""
         n_rows = len(rows_of(n_labels, world.rank, world.size))
         self.weight = nn.Parameter(torch.zeros(n_rows, dim))
         self.bias = nn.Parameter(torch.zeros(n_rows))
@@ -55,7 +56,7 @@ class ShardedRows(LinearRows):
 
     @classmethod
     def of(cls, world: World, rows: LinearRows) -> ShardedRows:
-        """Return this process's share, in float32, of rows that every process has."""
+        """Return this process's share of unsharded rows, as a float32 copy."""
         sharded = cls(world, len(rows.weight), rows.weight.shape[1])
         with torch.no_grad():
             for name in ("weight", "bias"):
@@ -65,7 +66,7 @@ class ShardedRows(LinearRows):
 
     @torch.no_grad()
     def reset(self, bias: float = 0.0) -> None:
-        """Draw the same small random weights as a single process would."""
+        """Draw the same random weights as `LinearRows.reset` draws in a single process."""
         dim, world = self.weight.shape[1], self.world
         step = max(1, _CHUNK_NUMBERS // dim)
         for first in range(0, self.n_labels, step):
@@ -79,7 +80,7 @@ class ShardedRows(LinearRows):
     def logits(
         self, embedding: Tensor, labels: Tensor, gradients: IndexGradients | None = None
     ) -> Tensor:
-        """Return w_ℓ·φ + bias_ℓ of this process's points (B, K), each computed by its owner."""
+        """Return w_ℓ·φ + bias_ℓ (B, K) for this process's points; computed by its owner."""
         scores: Tensor = _ShardedLogits.apply(  # type: ignore[no-untyped-call]
             embedding, self.weight, self.bias, labels, self, gradients, torch.is_grad_enabled()
         )
@@ -92,7 +93,7 @@ class ShardedRows(LinearRows):
         scale: float,
         update: LabelUpdate | None,
     ) -> Tensor:
-        """Return the loss of this process's labels over all points."""
+        """Return the loss of this process's labels, summed over the points of all processes."""
         everyone: Tensor = _GatheredEmbedding.apply(  # type: ignore[no-untyped-call]
             embedding, self
         )
@@ -110,7 +111,7 @@ class ShardedRows(LinearRows):
     def all_rows_top(
         self, embedding: Tensor, top_k: int, blocked: Tensor | None
     ) -> tuple[Tensor, Tensor]:
-        """Return the k labels of highest logit of this process's points, and the logits."""
+        """Return, for this process's points, the top k labels of each process and their logits."""
         world, most = self.world, self.max_points
         everyone = world.all_gather(_pad_rows(embedding, most, 0), "embeddings and labels")
         own_blocked = None if blocked is None else blocked[world.rank :: world.size]
@@ -127,23 +128,23 @@ class ShardedRows(LinearRows):
         return own_points(labels), own_points(logits)
 
     def batch_size(self, n_points: int) -> int:
-        """Return the number of points of the whole batch."""
+        """Return the number of points in the batch of all processes; ``n_points`` is ignored."""
         del n_points
         return self.n_points
 
     @property
     def max_points(self) -> int:
-        """Return the number of points of the largest share of the batch."""
+        """Return the number of points in the largest share of the batch."""
         return self.world.max_share(self.n_points)
 
     def local_rows(self, labels: Tensor) -> Tensor:
-        """Return the rows of labels; one past the last for padding and other processes' labels."""
+        """Return the local row of each label; the row count for padding and non-local labels."""
         is_local = (labels % self.world.size == self.world.rank) & (labels < self.n_labels)
         return torch.where(is_local, labels // self.world.size, len(self.weight))
 
     @torch.no_grad()
     def gathered(self) -> LinearRows | None:
-        """Return the rows of all processes on the CPU of rank 0, None elsewhere."""
+        """Return all rows, on the CPU, on rank 0; return None on other ranks."""
         whole = None
         if self.world.is_rank0:
             with torch.device("meta"):
@@ -155,7 +156,7 @@ class ShardedRows(LinearRows):
         return whole
 
     def _gather(self, table: Tensor, target: Tensor | None) -> None:
-        """Copy a table to rank 0, a chunk at a time."""
+        """Copy the rows of all processes into ``target`` on rank 0, in chunks."""
         world = self.world
         owned = [rows_of(self.n_labels, rank, world.size) for rank in range(world.size)]
         step = max(1, _CHUNK_NUMBERS // max(1, table[:1].numel()))
@@ -169,7 +170,7 @@ class ShardedRows(LinearRows):
 
 
 class _GatheredEmbedding(torch.autograd.Function):
-    """The embeddings of a batch's points of all processes, in order."""
+    """Gather the embeddings of all processes in rank order, with gradients."""
 
     @staticmethod
     def forward(ctx: Any, embedding: Tensor, rows: ShardedRows) -> Tensor:
@@ -185,11 +186,11 @@ class _GatheredEmbedding(torch.autograd.Function):
 
 
 class _ShardedLogits(torch.autograd.Function):
-    """Logits of shortlisted labels over processes, and their gradients.
+    """Compute the logits of shortlisted labels, and their gradients, over all processes.
 
-    Forward: every process receives all embeddings and label ids, scores its own labels (0 for the
-    others), and sends each point's scores back. Backward: the gradients by score travel as the
-    embeddings did, and those by embedding come back.
+    Forward: gather all embeddings and label ids, score the local labels (other labels get 0), and
+    reduce-scatter the scores. Backward: gather the gradients with respect to the scores, and
+    reduce-scatter the gradients with respect to the embeddings.
     """
 
     @staticmethod

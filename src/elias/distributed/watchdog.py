@@ -1,8 +1,8 @@
-"""Notice at once which other process died.
+"""Detect immediately that another process has died.
 
-A thread for each other process waits for a last message from it, in a process group of its own.
-The operating system closes the connections of a process that ends, for whatever reason, so the
-wait fails at once. A heartbeat would need the interpreter, which long compiled loops hold.
+For each other process, a thread waits for its final message in a separate process group. When a
+process ends for any reason, the operating system closes its connections, and the wait fails. A
+heartbeat would not be reliable, because long compiled loops hold the interpreter lock.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ import torch.distributed as dist
 logger = logging.getLogger(__name__)
 
 GRACE_SECONDS = 10.0
-"""Time a process has to end by itself after another one died."""
+"""Seconds that a process has to stop by itself after another process died."""
 EXIT_CODE = 3
-"""Exit code of a process that was ended because it waited for one that died."""
+"""Exit code of a process that does not stop within `GRACE_SECONDS`."""
 NEWS_SECONDS = 3.0
-"""Time between the end of a connection and the message about it."""
+"""Seconds to wait for the threads to report a death after an exchange failed."""
 _FOREVER = timedelta(days=365)
 
 
@@ -34,7 +34,7 @@ class Watchdog:
 
     def __init__(self, store: Any, rank: int, names: list[str]) -> None:
         self.lost: dict[int, str] = {}
-        """A message for each process that died without `stop`, in the order noticed."""
+        """Message about each process that died without calling `stop`, by rank."""
         self._store = store
         self._rank = rank
         self._names = names
@@ -49,19 +49,19 @@ class Watchdog:
             thread.start()
 
     def wait_for_loss(self, seconds: float = NEWS_SECONDS) -> str:
-        """Return which process died and why, or an empty string if none did in ``seconds``."""
+        """Wait up to ``seconds`` for a dead process; describe it, or return an empty string."""
         end = time.monotonic() + seconds
         while not self.lost and time.monotonic() < end:
             time.sleep(0.02)
         return next(iter(self.lost.values()), "")
 
     def report_failure(self, reason: str) -> None:
-        """Store the reason why this process ends, for the others to read."""
+        """Store the reason why this process fails, so that other processes can read it."""
         self._stopped.set()
         self._store.set(f"failed/{self._rank}", reason)
 
     def stop(self) -> None:
-        """Send the last message to all others and wait for theirs."""
+        """Send the final message to all other processes, and wait for their final messages."""
         self._stopped.set()
         sent = [dist.isend(torch.ones(1), dst=other, group=self._group) for other in self._others]
         for work in sent:
@@ -71,7 +71,7 @@ class Watchdog:
             thread.join()
 
     def failure_message(self, rank: int) -> str:
-        """Return the failure that a process reported, or an empty string."""
+        """Return a message about the failure that a process reported, or an empty string."""
         key = f"failed/{rank}"
         if not self._store.check([key]):
             return ""

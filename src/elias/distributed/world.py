@@ -1,8 +1,8 @@
-"""The processes that train one model, and how they exchange tensors and values.
+"""The processes that train one model, and their collective operations.
 
-`torchrun` starts the processes and sets the environment variables by which they meet. Tensors
-travel by NCCL between GPUs and by gloo between CPUs. Python values always travel by gloo, so that
-exchanging them never waits for a GPU.
+`torchrun` starts the processes and sets the environment variables for the rendezvous. Tensors are
+sent with NCCL between GPUs and with gloo between CPUs. Python values are always sent with gloo, so
+that exchanging them never waits for a GPU.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ _NOTICE_SECONDS = 5.0  # time for every live process to notice that an exchange 
 class World:
     """All processes that train one model, seen from one of them.
 
-    Every method that exchanges something must be called by all processes in the same order.
+    All processes must call the methods that exchange data, in the same order.
     `SingleProcess` has the same methods for a process that runs alone.
     """
 
@@ -56,9 +56,9 @@ class World:
         self.received: Counter[str] = Counter()
         """Bytes that this process has received, by purpose."""
         self.has_left = False
-        """True after `leave`: rank 0 continues alone."""
+        """True after `leave`, when rank 0 continues alone."""
         self.on_failure: Callable[[BaseException], None] | None = None
-        """Called with the error that ends this process, before the others learn of it."""
+        """Called with the error that ends this process, before other processes learn of it."""
         self._store = store
         self._rounds = 0
         self._failed = False
@@ -73,7 +73,7 @@ class World:
 
     @property
     def is_rank0(self) -> bool:
-        """Return whether this is the process that initialises, records and saves."""
+        """Return whether this is rank 0, the process that initialises, records and saves."""
         return self.rank == 0
 
     def has_lost_process(self) -> bool:
@@ -81,12 +81,12 @@ class World:
         return self._watchdog is not None and bool(self._watchdog.lost)
 
     def share(self, count: int) -> slice:
-        """Return the slice of ``count`` items that belongs to this process."""
+        """Return this process's slice of ``count`` items."""
         largest = self.max_share(count)
         return slice(min(self.rank * largest, count), min((self.rank + 1) * largest, count))
 
     def max_share(self, count: int) -> int:
-        """Return the size of the largest share of ``count`` items, that of rank 0."""
+        """Return the size of the largest share of ``count`` items, which rank 0 has."""
         return -(-count // self.size)
 
     # tensors, on the device
@@ -98,7 +98,7 @@ class World:
         return tensor
 
     def all_gather(self, tensor: Tensor, purpose: str = "") -> Tensor:
-        """Return the rows of all processes in rank order; each gives the same number of rows."""
+        """Return the rows of all processes in rank order; all must pass equally many rows."""
         gathered = tensor.new_empty((self.size * len(tensor), *tensor.shape[1:]))
         self.received[purpose] += tensor.nbytes * (self.size - 1)
         # torch 2.13 has a new name for it, and warns of the old one
@@ -107,10 +107,10 @@ class World:
         return gathered
 
     def reduce_scatter(self, tensor: Tensor, purpose: str = "") -> Tensor:
-        """Return this process's share of the rows, summed over all; the reverse of `all_gather`.
+        """Sum the rows over all processes, and return this process's share of the sum.
 
-        Each share is sent to its owner and summed there in rank order. The sum is exact where
-        only one process has a number and the others have 0.
+        Each share is sent to its owner and summed there in rank order. The sum is exact where at
+        most one process has a non-zero value.
         """
         shares = torch.empty_like(tensor)
         self.received[purpose] += tensor.nbytes * (self.size - 1) // self.size
@@ -126,7 +126,7 @@ class World:
     # values, on the host
 
     def broadcast(self, value: T, source: int = 0) -> T:
-        """Return the value, of any type, that process ``source`` passed."""
+        """Return the Python object that process ``source`` passed."""
         values = [value if self.rank == source else None]
         self._checked(
             lambda: dist.broadcast_object_list(values, src=source, group=self._host_group)
@@ -140,13 +140,13 @@ class World:
         return total.numpy()
 
     def gather_rows(self, rows: NDArray[Any]) -> NDArray[Any] | None:
-        """Return the rows of all processes in rank order on rank 0, None elsewhere."""
+        """Return the rows of all processes in rank order on rank 0; return None on other ranks."""
         parts: list[Any] | None = [None] * self.size if self.is_rank0 else None
         self._checked(lambda: dist.gather_object(rows, parts, dst=0, group=self._host_group))
         return None if parts is None else np.concatenate(parts)
 
     def max_async(self, values: Sequence[int]) -> Callable[[], list[int]]:
-        """Start to compute the maximum of each value over processes; the result waits for it."""
+        """Start an element-wise maximum over processes; return a function that waits for it."""
         maxima = torch.tensor(list(values), dtype=torch.int64)
         work: Any = self._checked(
             lambda: dist.all_reduce(
@@ -164,7 +164,7 @@ class World:
         """Check that every process has the same metadata as rank 0.
 
         Raises:
-            RunError: If a value differs; it is named.
+            RunError: If a value differs; the message names it.
         """
         reference = self.broadcast(dict(metadata))
         for name, value in metadata.items():
@@ -177,9 +177,10 @@ class World:
     # turns
 
     def run_on_rank0(self, work: Callable[[], T]) -> T | None:
-        """Run ``work`` on rank 0 and return its result there; the others wait and return None.
+        """Run ``work`` on rank 0 and return its result; on other ranks, wait and return None.
 
-        They wait as long as it takes, and stop if rank 0 dies. After `leave`, rank 0 works alone.
+        The wait has no timeout, but raises an error if a process dies. After `leave`, other ranks
+        do not wait.
         """
         if self.has_left:
             return work() if self.is_rank0 else None
@@ -192,8 +193,8 @@ class World:
     def rank0_first(self, work: Callable[[], T]) -> T:
         """Run ``work`` on local rank 0 of each machine, then on its other processes.
 
-        The others then find what the first one wrote to the machine's cache. All processes wait
-        for all, as long as it takes.
+        The later processes can thus read files that the first one cached on the machine. All
+        processes wait for each other without a timeout.
         """
         first = self._run_on(self._local_leaders, work)
         others = [rank for rank in range(self.size) if rank not in self._local_leaders]
@@ -201,7 +202,7 @@ class World:
         return first if self.rank in self._local_leaders else later  # type: ignore[return-value]
 
     def _run_on(self, ranks: Sequence[int], work: Callable[[], T]) -> T | None:
-        """Run ``work`` on some processes; all continue when it is done."""
+        """Run ``work`` on the given ranks; all processes wait until it is done."""
         self._rounds += 1
         result = None
         if self.rank in ranks:
@@ -216,7 +217,7 @@ class World:
         return result
 
     def _wait_for_keys(self, keys: list[str]) -> None:
-        """Wait until the store has all keys; raise if a process dies meanwhile."""
+        """Wait until the store has all keys; raise a `RunError` if a process dies meanwhile."""
         assert self._watchdog is not None
         pause = _SHORTEST_POLL_SECONDS
         while keys and not self._checked(partial(self._store.check, keys)):
@@ -230,17 +231,16 @@ class World:
     # the end
 
     def shutdown(self) -> None:
-        """Stop the exchange with the other processes, at the end of the work of all."""
+        """Wait for all processes to finish their work, then stop the watchdog."""
         self.broadcast(None)
         assert self._watchdog is not None
         self._watchdog.stop()
 
     def leave(self) -> None:
-        """End the common work for good: the other processes end, and rank 0 continues alone.
+        """End the process group, so that rank 0 continues alone and other processes can exit.
 
-        A process that has ended cannot fail any more. But `torchrun` ends five minutes after the
-        last process of its machine, and may host the store; so local rank 0 of each other machine
-        stays, see `wait_for_rank0`.
+        `torchrun` may host the store, and exits five minutes after the last process of its
+        machine. Local rank 0 of each other machine therefore stays alive (`wait_for_rank0`).
         """
         self._run_on(range(self.size), lambda: None)
         self.shutdown()
@@ -248,7 +248,7 @@ class World:
         dist.destroy_process_group()
 
     def wait_for_rank0(self) -> None:
-        """Wait after `leave` until rank 0 is done, if this process has to stay.
+        """After `leave`, wait until rank 0 is done if this process is local rank 0 of a machine.
 
         Raises:
             RunError: If rank 0 reported a failure.
@@ -271,7 +271,7 @@ class World:
             return
 
     def report_failure(self, error: BaseException) -> None:
-        """Report the error that ends this process to the others; ignore later errors."""
+        """Report the error that ends this process to other processes; ignore later errors."""
         assert self._watchdog is not None
         if self._failed:
             return
@@ -292,12 +292,12 @@ class World:
             time.sleep(_STAY_SECONDS)  # this process may host the store that the others read
 
     def _exchange_text(self, key: str, text: str) -> list[str]:
-        """Return the text of each process, before any group can be used."""
+        """Exchange a text through the store, and return the texts of all processes by rank."""
         self._store.set(f"{key}/{self.rank}", text)
         return [self._store.get(f"{key}/{rank}").decode() for rank in range(self.size)]
 
     def _checked(self, exchange: Callable[[], T]) -> T:
-        """Run an exchange; if it fails, name the process that died or does not answer."""
+        """Run an exchange; if it fails, raise an error that names the dead or silent process."""
         try:
             return exchange()
         except RuntimeError as error:
@@ -311,7 +311,7 @@ class World:
             raise
 
     def _silent_processes(self) -> list[str]:
-        """Return the names of the processes that have not noticed a failed exchange."""
+        """Return the names of processes that have not noticed the failed exchange in time."""
         if self._watchdog is None:
             return []
         self._store.set(f"noticed/{self.rank}", "")
@@ -333,7 +333,7 @@ class World:
 
 
 class SingleProcess(World):
-    """One process that works alone: every exchange returns what was passed in."""
+    """One process without others: every exchange returns its input."""
 
     shards_labels = False
 

@@ -26,7 +26,7 @@ from elias.text.batches import TokenBatch
 
 
 class SearchSizes(NamedTuple):
-    """Width of a search."""
+    """Sizes of the beam and the shortlist in a search."""
 
     beam_size: int
     """b: number of clusters searched, Eq. 2."""
@@ -35,16 +35,16 @@ class SearchSizes(NamedTuple):
 
 
 class Shortlist(NamedTuple):
-    """The labels that a search returns, with the logarithm of their path score."""
+    """The labels that a search returns, with the logarithm of their path scores."""
 
     labels: Int[Tensor, "B K"]
-    """In no order, padded with ``n_labels``."""
+    """Shortlisted labels, unordered, padded with ``n_labels``."""
     log_scores: Float[Tensor, "B K"]
     """log ŷ_ℓ of the best path, with gradients to clusters and edges; 0 in padded slots."""
     positive_log: Float[Tensor, "B Y"]
-    """log ŷ_ℓ of the wanted labels, in the shortlist or not; 0 where not reached."""
+    """log ŷ_ℓ of the ``wanted`` labels, even outside the shortlist; 0 if no path reaches them."""
     reached: Bool[Tensor, "B Y"]
-    """Whether a path leads to each wanted label."""
+    """True for each ``wanted`` label that a path reaches."""
 
 
 class Losses(NamedTuple):
@@ -65,7 +65,7 @@ class LinearRows(nn.Module):
         self.reset()
 
     whole = True
-    """Whether this process holds all rows; `elias.distributed` shards them."""
+    """True if this process holds all rows; `ShardedRows` sets it to False."""
 
     def logits(
         self,
@@ -73,7 +73,7 @@ class LinearRows(nn.Module):
         labels: Int[Tensor, "B K"],
         gradients: IndexGradients | None = None,
     ) -> Float[Tensor, "B K"]:
-        """Return w·φ + bias of K rows for each point; a row beyond the last gives 0."""
+        """Return w·φ + bias for K rows of each point; a padding id (≥ number of rows) gives 0."""
         return label_logits(embedding, self.weight, self.bias, labels, gradients)
 
     def all_rows_loss(
@@ -91,16 +91,16 @@ class LinearRows(nn.Module):
     def all_rows_top(
         self, embedding: Float[Tensor, "B D"], top_k: int, blocked: Bool[Tensor, " L"] | None
     ) -> tuple[Int[Tensor, "B k"], Float[Tensor, "B k"]]:
-        """Return the k rows of highest logit, and the logits."""
+        """Return the k rows of highest logit for each point, and their logits."""
         return every_label_top(embedding, self.weight, self.bias, top_k, blocked)
 
     def batch_size(self, n_points: int) -> int:
-        """Return the size of the batch over all processes; this one has ``n_points`` of it."""
+        """Return the batch size over all processes, given this process's ``n_points``."""
         return n_points
 
     @torch.no_grad()
     def reset(self, bias: float = 0.0) -> None:
-        """Initialise with small random weights."""
+        """Set small random weights and a constant bias."""
         nn.init.uniform_(self.weight, -1, 1).mul_(1 / math.sqrt(self.weight.shape[1]))
         nn.init.constant_(self.bias, bias)
 
@@ -143,7 +143,7 @@ class EliasModel(nn.Module):
     def unsaturated_log(self, embedding: Float[Tensor, "B D"]) -> Float[Tensor, "B C"]:
         """Return log(α · softmax_c(ŵ_c·φ + bias_c)), Eq. 1 before its min(1, ·).
 
-        Clusters have the same order as by score, without the ties at 1.
+        These values order clusters like their scores, but without ties at score 1.
         """
         logits = torch.addmm(self.clusters.bias, embedding, self.clusters.weight.T)
         return math.log(self.alpha) + logits.log_softmax(dim=-1)
@@ -159,8 +159,8 @@ class EliasModel(nn.Module):
     ) -> Shortlist:
         """Expand a beam of clusters into the K best labels, Eq. 4–6; skip blocked labels.
 
-        ``cluster_log`` is `unsaturated_log`. With ``gradients`` the gradient of the edges is added
-        there.
+        ``cluster_log`` is the result of `unsaturated_log`. Paths to ``wanted`` labels are also
+        scored. If ``gradients`` is given, it receives the gradients of the edges.
         """
         with torch.set_grad_enabled(torch.is_grad_enabled() and gradients is None):
             edge_log = self.graph.unsaturated_log(beam)
@@ -190,10 +190,10 @@ class EliasModel(nn.Module):
         parents: Int[Tensor, "B Y"],
         size: int,
     ) -> Int[Tensor, "B b"]:
-        """Return the parents of each row's positives and its best clusters, ``size`` in all.
+        """Return ``size`` clusters per point: the parents of its positives, then its best clusters.
 
-        Teacher forcing: the strongest parent of a positive is always searched. A parent of C is
-        padding.
+        This is teacher forcing: the strongest parent of each positive is always searched. The id C
+        in ``parents`` is padding.
         """
         rank = torch.cat([cluster_log, cluster_log.new_zeros(len(cluster_log), 1)], dim=1)
         rank.scatter_(1, parents, math.inf)
@@ -214,13 +214,13 @@ class EliasModel(nn.Module):
     ) -> Losses:
         """Return L = L_c + λ·L_s of a batch.
 
-        With ``mean`` L_c is averaged over all B·K slots and L_s over all B·Y slots, for which the
-        paper's λ is meant; else both are summed over a point's slots and averaged over points.
-        With ``gradients`` Triton kernels compute the loss and add the gradients of W_L and A there
-        instead of ``.grad``.
+        With ``mean``, L_c is averaged over all B·K slots and L_s over all B·Y slots; the paper's λ
+        assumes this. Otherwise both are summed over the slots of a point and averaged over points.
+        With ``gradients``, Triton kernels compute the loss and add the gradients of W_L and A to
+        ``gradients`` instead of ``.grad``.
 
-        If the batch is divided among processes, their losses add up to the batch's: each is
-        divided by the number of points in the whole batch.
+        If the batch is divided among processes, each loss is divided by the number of points in
+        the whole batch. The losses of all processes then add up to the loss of the batch.
         """
         return self.losses_of(
             self.encoder(tokens).float(),
@@ -246,7 +246,8 @@ class EliasModel(nn.Module):
     ) -> Losses:
         """Return `losses` of embedded texts.
 
-        ``widest`` is Y where the positives are padded to more than the largest number of a row.
+        ``widest`` is the largest number of positives of a point, if ``positives`` has more columns
+        than that.
         """
         cluster_log = self.unsaturated_log(embedding)
         beam = self.training_beam(cluster_log, parents, sizes.beam_size)
@@ -276,8 +277,8 @@ class EliasModel(nn.Module):
     ) -> tuple[Int[Tensor, "B k"], Float[Tensor, "B k"]]:
         """Return the k labels of highest p = σ(w·φ + bias)·ŷ and their p, descending.
 
-        Ties go to the lower label id; missing slots hold ``n_labels`` and 0. ``blocked`` labels
-        are not searched.
+        Equal p are ordered by label id. Unused slots have label ``n_labels`` and p = 0.
+        ``blocked`` labels are excluded.
         """
         cluster_log = self.unsaturated_log(embedding)
         beam = cluster_log.topk(min(sizes.beam_size, cluster_log.shape[1]), dim=1).indices
@@ -306,7 +307,7 @@ class EliasModel(nn.Module):
 def best_labels(
     labels: Int[Tensor, "B K"], log_p: Float[Tensor, "B K"], top_k: int, n_labels: int
 ) -> tuple[Int[Tensor, "B k"], Float[Tensor, "B k"]]:
-    """Return the k best by log p and their p, equal ones by label id; L and 0 where it is -inf."""
+    """Return the k labels of highest p, ties by label id, and their p; L and 0 where p = 0."""
     keys = ranking_key(log_p, labels)
     order = keys.topk(min(top_k, labels.shape[1]), dim=1).indices
     labels, log_p = labels.gather(1, order), log_p.gather(1, order)

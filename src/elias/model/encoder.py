@@ -1,4 +1,4 @@
-"""The text encoder φ: its interface, the bag of words and n-grams, and `build_encoder`."""
+"""The text encoder φ: its interface, the bag-of-words encoder, and `build_encoder`."""
 
 from __future__ import annotations
 
@@ -20,17 +20,17 @@ from elias.text.vectorizer import Featurizer
 
 
 class TextEncoder(nn.Module):
-    """Maps tokenized texts to embeddings φ(x) of width ``dim``."""
+    """Map tokenized texts to embeddings φ(x) of width ``dim``."""
 
     dim: int
     reads_features: bool = False
-    """Whether the input is the sparse features of a corpus instead of text."""
+    """True if the input is the sparse features of a corpus instead of text."""
     n_features: int = 0
-    """Number of features, if it reads features."""
+    """Number of input features, if `reads_features` is True."""
 
     @abstractmethod
     def tokenize(self, texts: Sequence[str]) -> Tokens:
-        """Return the tokens of texts, as this encoder reads them."""
+        """Return the tokens of texts in the form that `forward` expects."""
 
     @property
     @abstractmethod
@@ -39,17 +39,17 @@ class TextEncoder(nn.Module):
 
     @abstractmethod
     def table_names(self) -> set[str]:
-        """Return the names of large tables of which a step touches only some rows."""
+        """Return the names of parameters that are tables with sparse gradients."""
 
     uses_numba: bool = False
-    """Whether most of its work on a CPU runs in `elias.kernels` and not in torch."""
+    """True if most of its work on a CPU runs in numba kernels and not in torch."""
 
     def prepare(self, device: torch.device) -> bool:  # noqa: ARG002 - for subclasses
-        """Prepare for long work on a device; return whether that changed how it runs."""
+        """Prepare for many batches on a device, for example compile; return whether it changed."""
         return False
 
     takes_padded: bool = False
-    """Whether it also reads padded batches (`embed`), so that CUDA graphs can capture it."""
+    """True if `embed` accepts padded batches, so that CUDA graphs can capture the encoder."""
     pad_id: int = 0
     """Token id of the padding."""
     max_length: int = 0
@@ -65,10 +65,11 @@ class TextEncoder(nn.Module):
 
 
 class BagEncoder(TextEncoder):
-    """φ(x) = LayerNorm(h + W₂·GELU(W₁·h)), h the tf-idf weighted sum of word and n-gram vectors.
+    """φ(x) = LayerNorm(h + W₂·GELU(W₁·h)), with h the tf-idf weighted sum of word vectors.
 
-    Trained from scratch. A text without known words gets the same embedding as an empty one.
-    Without a featurizer the tokens are the sparse features of a corpus.
+    Words and n-grams have vectors, which are trained from scratch. A text without known words has
+    the same embedding as an empty text. Without a featurizer, the sparse features of a corpus take
+    the place of words.
     """
 
     uses_numba = True
@@ -97,7 +98,7 @@ class BagEncoder(TextEncoder):
 
     @property
     def fingerprint(self) -> str:
-        """Return a hash of the vocabulary and its weights."""
+        """Return a hash of the vocabulary and its idf weights."""
         assert self.featurizer is not None, "an encoder of features reads no text"
         digest = hashlib.sha256(repr(self.featurizer.char_ngrams).encode())
         for terms in (self.featurizer.words, self.featurizer.ngrams):
@@ -106,7 +107,7 @@ class BagEncoder(TextEncoder):
         return f"bag {digest.hexdigest()}"
 
     def table_names(self) -> set[str]:
-        """Return the name of the word and n-gram vectors."""
+        """Return the name of the table of word and n-gram vectors."""
         return {"vectors"}
 
     def forward(self, batch: TokenBatch) -> Float[Tensor, "B D"]:
@@ -125,9 +126,9 @@ def build_encoder(
     """Return a new encoder for a corpus of texts, or of ``n_features`` sparse features.
 
     Raises:
-        ConfigError: This kind of encoder cannot read the corpus.
-        DataError: The corpus has no text and no features, or no frequent word.
-        ModelError: The pretrained weights cannot be loaded.
+        ConfigError: If this kind of encoder cannot read the corpus.
+        DataError: If the corpus has neither texts nor features, or no frequent word.
+        ModelError: If the pretrained weights cannot be loaded.
     """
     if config.kind == "transformer":
         if texts is None:

@@ -1,4 +1,4 @@
-"""The learned index: a graph from clusters to labels with a weight per edge (§3.1, Eq. 5)."""
+"""The learned index: a graph from clusters to labels with weighted edges (§3.1, Eq. 5)."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ from elias.kernels.device import runs_triton
 
 
 class LabelGraph(nn.Module):
-    """Row-sparse adjacency A from C clusters to L labels, as two tensors of C×E.
+    """Row-sparse adjacency A from C clusters to L labels, stored as two C×E tensors.
 
     Each cluster c stores up to E = κ edges. The learnable logit a_{c,ℓ} of an edge becomes
 
         ŝ_{c,ℓ} = min(1, β · softmax_ℓ(a_c))                                     Eq. 5
 
-    so a cluster spreads a budget of β over its labels, at most 1 on each. While the graph is
-    *fixed* (stage 1) every stored edge scores 1. A slot without an edge holds ``n_labels``.
+    so a cluster distributes a total score of β over its labels, with at most 1 for each. In a
+    *fixed* graph (stage 1), every stored edge scores 1. A slot without an edge holds ``n_labels``.
 
-    Pruned edges keep their share of the softmax, so that the scores of the others do not change:
-    ``removed_log`` holds log Σ exp(a_{c,ℓ}) over the pruned edges of each cluster.
+    Pruned edges keep their share of the softmax, so that the scores of the remaining edges do not
+    change. ``removed_log`` holds log Σ exp(a_{c,ℓ}) over the pruned edges of each cluster.
     """
 
     edge_labels: Tensor
@@ -51,7 +51,7 @@ class LabelGraph(nn.Module):
         self._cached_order: tuple[Tensor, OrderedEdges] | None = None
 
     def train(self, mode: bool = True) -> LabelGraph:
-        """Set training mode; cached scores are dropped when training starts."""
+        """Set training or evaluation mode; training mode drops cached scores."""
         if mode:
             self._cached_log = self._cached_order = None
         return super().train(mode)
@@ -73,8 +73,8 @@ class LabelGraph(nn.Module):
     def unsaturated_log(self, beam: Int[Tensor, "B b"] | None = None) -> Float[Tensor, "C E"]:
         """Return log(β · softmax_ℓ(a_c)), Eq. 5 before its min(1, ·); -inf where there is no edge.
 
-        With a ``beam`` the scores of clusters outside it are undefined. In evaluation mode all
-        scores are computed once and cached: they would be most of the work for one text.
+        If ``beam`` is given, scores of clusters outside it may be undefined. In evaluation mode,
+        all scores are computed once and cached, because they take most of the time for one text.
         """
         if self.training or torch.is_grad_enabled():
             return self._unsaturated_log(beam)
@@ -88,7 +88,7 @@ class LabelGraph(nn.Module):
         return self._cached_log[1]
 
     def ordered_edges(self) -> OrderedEdges:
-        """Return the edges of each cluster, best first, for a CPU; cached like their scores."""
+        """Return the edges of each cluster, best first, for the CPU search; cache the result."""
         scores = self.unsaturated_log()
         if self._cached_order is None or self._cached_order[0] is not scores:
             self._cached_order = (scores, order_edges(self.edge_labels, scores))
@@ -120,7 +120,7 @@ class LabelGraph(nn.Module):
         return shares.masked_fill(empty, -math.inf)
 
     def partition(self) -> Int[Tensor, " L"]:
-        """Return each label's cluster, for a graph that is the fixed partition of stage 1."""
+        """Return the cluster of each label; the graph must be a fixed partition (stage 1)."""
         stored = self.edge_labels < self.n_labels
         clusters = torch.arange(self.n_clusters, device=stored.device).unsqueeze(1)
         assignment = torch.zeros(self.n_labels, dtype=torch.int64, device=stored.device)
@@ -129,9 +129,9 @@ class LabelGraph(nn.Module):
 
     @torch.no_grad()
     def strongest_parents(self) -> Int[Tensor, " L"]:
-        """Return the cluster whose edge to each label scores highest; C for a label without one.
+        """Return, for each label, the cluster with the strongest edge; C for a label without edges.
 
-        Scores are the unsaturated ones of Eq. 5; ties go to the first cluster.
+        Edges are compared by unsaturated scores (Eq. 5 without min); ties go to the lower id.
         """
         empty = self.edge_labels >= self.n_labels
         shares = self._log_shares(empty)
@@ -147,7 +147,7 @@ class LabelGraph(nn.Module):
 
 
 def partition_edges(assignment: Int[Tensor, " L"], n_clusters: int) -> Int[Tensor, "C E"]:
-    """Return each cluster's labels in a partition, padded with ``n_labels``."""
+    """Return the labels of each cluster in a partition, padded with ``n_labels``."""
     n_labels = len(assignment)
     order = torch.argsort(assignment, stable=True)
     sizes = torch.bincount(assignment, minlength=n_clusters)

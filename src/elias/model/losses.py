@@ -1,7 +1,7 @@
-"""The two losses of §3.3, in one process or several.
+"""The classification and shortlist losses of §3.3, for one or several processes.
 
-`elias.kernels` computes the first with its gradients on each device. One-vs-all has no shortlist:
-`elias.kernels.one_vs_all.every_label_loss` computes the same formula over all labels, with ŷ = 1.
+`elias.kernels` computes the classification loss and its gradients. One-vs-all has no shortlist:
+`elias.kernels.one_vs_all.every_label_loss` computes the same loss over all labels, with ŷ = 1.
 """
 
 from __future__ import annotations
@@ -27,11 +27,12 @@ def classification_loss(
     n_labels: int,
     gradients: IndexGradients | None = None,
 ) -> Float[Tensor, ""]:
-    """Return Σ −[y log p + (1−y) log(1−p)] over a shortlist, p = σ(z)·ŷ; Eq. 7 corrected.
+    """Return Σ −[y log p + (1−y) log(1−p)] over shortlists, with p = σ(z)·ŷ (Eq. 7, corrected).
 
-    z = w·φ + bias are the logits of ``rows``, W_L; ``shortlist_log`` is log ŷ ≤ 0. Both label
-    tensors are padded with L, the positives ascending in each row. The loss is float32 and neither
-    it nor its gradients overflow. With ``gradients`` the gradient of W_L is added there.
+    z = w·φ + bias are the logits of ``rows`` (W_L), and ``shortlist_log`` is log ŷ ≤ 0. ``labels``
+    and ``positives`` are padded with L; positives ascend in each row. The loss is computed in
+    float32; neither it nor its gradients overflow. If ``gradients`` is given, it receives the
+    gradient of W_L.
     """
     if rows.whole:
         return label_loss(
@@ -44,5 +45,5 @@ def classification_loss(
 def shortlist_loss(
     positive_log: Float[Tensor, "B Y"], reached: Bool[Tensor, "B Y"]
 ) -> Float[Tensor, ""]:
-    """Return Σ −log ŷ over the positives that a path reached; Eq. 8."""
+    """Return Σ −log ŷ over the positives that a path reaches (Eq. 8)."""
     return -torch.where(reached, positive_log, torch.zeros_like(positive_log)).sum()

@@ -16,8 +16,8 @@ from elias.text.batches import TokenBatch
 class OneVsAll(EliasModel):
     """ELIAS with a single cluster of all labels: p = σ(w·φ + bias), without a search.
 
-    The result equals that of `EliasModel` with this graph and K = L, but is computed in chunks of
-    labels.
+    The results equal those of `EliasModel` with this graph and K = L, but are computed in chunks
+    of labels.
     """
 
     def __init__(
@@ -36,8 +36,8 @@ class OneVsAll(EliasModel):
     ) -> Losses:
         """Return the same as `losses`; ``update`` changes W_L after each chunk of labels.
 
-        With ``mean`` the loss is averaged over all B·L slots; else it is summed over the labels and
-        averaged over points. L_s is 0, as every label is reached.
+        With ``mean``, the loss is averaged over all B·L slots. Otherwise it is summed over labels
+        and averaged over points. L_s is 0, because every label is reached.
         """
         embedding = self.encoder(tokens).float()
         slots = self.labels.batch_size(len(positives)) * (self.n_labels if mean else 1)
@@ -54,7 +54,7 @@ class OneVsAll(EliasModel):
     ) -> tuple[Int[Tensor, "B k"], Float[Tensor, "B k"]]:
         """Return the k labels of highest p = σ(w·φ + bias) and their p, descending.
 
-        Ties go to the lower label id; missing slots hold ``n_labels`` and 0.
+        Equal p are ordered by label id. Unused slots have label ``n_labels`` and p = 0.
         """
         labels, logits = self.labels.all_rows_top(embedding, top_k, blocked)
         return best_labels(labels, nn.functional.logsigmoid(logits), top_k, self.n_labels)

@@ -1,9 +1,9 @@
 """Run a model over many texts in batches, without gradients, with CUDA graphs on a GPU.
 
-For one text a GPU runs hundreds of small kernels, and the host takes ten times as long to launch
-them as the GPU to run them. So encoder and search are captured as CUDA graphs, which a model that
-only predicts keeps from call to call. The graphs are kept here and not in the model: copies and
-saved models have none.
+For one text, a GPU runs hundreds of small kernels, and launching them takes ten times as long as
+running them. Encoder and search are therefore captured as CUDA graphs, which later calls reuse if
+the model is not in training. The graphs are stored in this module and not in the model, so that
+copies and saved models contain none.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ def rank_all(
     blocked: Tensor | None = None,
     graphs: SearchGraphs | None = None,
 ) -> Candidates:
-    """Return the k best labels of every text; ``blocked`` (L,) labels are not searched."""
+    """Return the k best labels of every text; exclude labels that ``blocked`` (L,) marks."""
     lengths, n_labels = np.diff(tokens.offsets), model.graph.n_labels
     width = min(top_k, sizes.shortlist_size, n_labels)
     ids = np.full((len(lengths), width), n_labels, dtype=np.int64)
@@ -117,7 +117,7 @@ def embed_all(
 def cluster_all(
     model: EliasModel, tokens: Tokens, beam_size: int, *, batch_size: int = BATCH_SIZE
 ) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
-    """Return the b best clusters of every text and their scores ŝ_c: the rows of M in Eq. 9."""
+    """Return the b best clusters of every text and their scores ŝ_c, the rows of M in Eq. 9."""
     width = min(beam_size, model.graph.n_clusters)
     beams = np.zeros((len(tokens), width), dtype=np.int64)
     scores = np.zeros((len(tokens), width), dtype=np.float32)
@@ -136,7 +136,7 @@ def _batches(
     description: str,
     gather: Callable[[NDArray[np.int64]], Batch],
 ) -> Iterator[tuple[NDArray[np.int64], Batch]]:
-    """Yield row numbers and their batch on the model's device; a GPU's are made ahead of time."""
+    """Yield row numbers and their batch on the model's device; prefetch batches for a GPU."""
     device = next(model.parameters()).device
     with evaluating(model):
         if len(lengths) <= batch_size and device.type == "cpu":  # the fast way for a single text
@@ -174,22 +174,23 @@ def evaluating(model: nn.Module) -> Iterator[None]:
 
 
 def can_capture(model: EliasModel) -> bool:
-    """Return True if the searches of a model can be captured where it is."""
+    """Return True if searches of a model can be captured as CUDA graphs on its device."""
     return model.encoder.takes_padded and runs_triton(model.labels.weight)
 
 
 class SearchGraphs:
-    """The CUDA graphs of searches, kept for each model from call to call.
+    """Cache of the CUDA graphs of searches, for each model.
 
     Args:
-        many_texts: Texts that pay for compiling the encoder, or for graphs of a single call.
-        large_call: Texts of a call that counts towards compiling.
-        min_calls: Calls of a shape before it is captured; capturing takes as long as these.
-        max_graphs: Shapes (lengths times numbers of texts) captured for a model.
-        min_width: Fewest labels ranked by a graph; calls for fewer take the first of them.
-        max_padded_tokens: Batches of so few tokens take a GPU less time than the host to launch.
-        recorder: Makes the function that captures on a device.
-        supported: Returns True if the searches of a model can be captured.
+        many_texts: Number of texts from which compiling the encoder, or capturing graphs for a
+            single call, saves time.
+        large_call: Minimum number of texts of a call that counts towards ``many_texts``.
+        min_calls: Number of calls with a shape before it is captured.
+        max_graphs: Maximum number of shapes (length and number of texts) captured for a model.
+        min_width: Minimum number of labels that a graph ranks; a call with lower k takes the top k.
+        max_padded_tokens: Maximum number of tokens of a batch whose number of texts is padded.
+        recorder: Return the function that captures graphs on a device.
+        supported: Return True if searches of a model can be captured.
     """
 
     def __init__(
@@ -224,11 +225,11 @@ class SearchGraphs:
     ) -> Iterator[CapturedFunction[tuple[Tensor, Tensor]] | None]:
         """Yield the CUDA graphs for ``n_texts`` texts, or None if they cannot be used.
 
-        They find ``top_k`` labels of each text, or more. A model that is not in training reuses
-        the graphs of its last call, as long as its weights are unchanged. One thread at a time has
-        them; others run without. During training memory is needed elsewhere, and blocked labels
-        seldom come twice: graphs are then captured only for many texts, and released after the
-        call.
+        The graphs rank at least ``top_k`` labels of each text. A model that is not in training
+        reuses the graphs of its last call while its weights are unchanged. Only one thread at a
+        time can use the graphs of a model; for other threads this yields None. In training, or
+        with blocked labels, graphs are captured only for many texts and released after the call,
+        because training needs the memory and the same blocked labels seldom occur again.
         """
         if n_texts >= self.large_call:
             self._compile_encoder(model, n_texts)
@@ -267,9 +268,10 @@ class SearchGraphs:
     def pad(
         self, encoder: TextEncoder, tokens: Tokens, batch_size: int, rows: NDArray[np.int64]
     ) -> TokenBatch | PaddedBatch:
-        """Return the texts of ``rows`` as a batch, padded to one of few shapes for a graph.
+        """Return the texts of ``rows`` as a batch, padded to one of a few shapes for CUDA graphs.
 
-        If there are fewer than a whole batch, their number is padded to a power of two.
+        The number of texts in a partial batch is padded to a power of two. If that would exceed
+        ``max_padded_tokens``, the batch is not padded.
         """
         n_rows = batch_size
         if len(rows) < batch_size:
@@ -292,7 +294,10 @@ class SearchGraphs:
         min_calls: int = 1,
         max_graphs: int = 32,
     ) -> CapturedFunction[tuple[Tensor, Tensor]]:
-        """Return a function that ranks padded texts by graphs; it does not keep the model alive."""
+        """Return a function that ranks padded texts with CUDA graphs.
+
+        It holds only a weak reference to the model.
+        """
         reference = weakref.ref(model)
 
         def rank(ids: Tensor, lengths: Tensor, *, full: bool) -> tuple[Tensor, Tensor]:
@@ -305,7 +310,7 @@ class SearchGraphs:
         return CapturedFunction(rank, capture, min_calls=min_calls, max_graphs=max_graphs)
 
     def _compile_encoder(self, model: EliasModel, n_texts: int) -> None:
-        """Compile the encoder of a model that predicts, once enough texts pay for it."""
+        """Compile the encoder once a model has predicted ``many_texts`` texts in large calls."""
         weight = model.labels.weight
         if model.training or not (weight.is_cuda or self._supported(model)):
             return
@@ -316,11 +321,11 @@ class SearchGraphs:
             self.by_model.pop(model, None)  # captured before it was compiled
 
     def clear(self) -> None:
-        """Free all graphs; a model that predicts again may capture anew."""
+        """Free all graphs; later predictions may capture new ones."""
         self.by_model.clear()
 
     def release(self) -> bool:
-        """Free all graphs for good; return True if there were any."""
+        """Free all graphs that are not in use and disable them; return True if there were any."""
         released = False
         for graphs in list(self.by_model.values()):
             if graphs.lock.acquire(blocking=False):
@@ -334,7 +339,7 @@ class SearchGraphs:
 
 
 class _ModelGraphs:
-    """The graphs of one model, and what they were captured with."""
+    """The graphs of one model, with the search sizes and weights they were captured for."""
 
     def __init__(self) -> None:
         self.lock = threading.Lock()
@@ -345,7 +350,7 @@ class _ModelGraphs:
     def captured_for(
         self, graphs: SearchGraphs, model: EliasModel, sizes: SearchSizes, top_k: int
     ) -> CapturedFunction[tuple[Tensor, Tensor]]:
-        """Return the graphs of the last call if they still apply, else new ones."""
+        """Return the graphs of the last call if sizes and weights still match, else new ones."""
         width = min(max(top_k, graphs.min_width), sizes.shortlist_size, model.n_labels)
         if self._asked is not None and self._asked[0] == sizes:
             width = max(width, self._asked[1])
@@ -360,15 +365,15 @@ class _ModelGraphs:
         return self.captured
 
     def forget(self) -> None:
-        """Start anew with the next call."""
+        """Drop the graphs, so that the next call creates new ones."""
         self.captured = self._weights = None
 
 
 class _Weights:
     """The addresses and versions of the tensors that a model's graphs read, and its settings.
 
-    Listing all tensors of a model of hundreds of parts takes as long as a text, so the tables that
-    hold them are remembered.
+    Listing all tensors of a model with hundreds of modules takes as long as searching a text. The
+    dictionaries that hold the tensors are therefore cached.
     """
 
     def __init__(self, model: EliasModel) -> None:
@@ -381,7 +386,7 @@ class _Weights:
         self._state = self._current(model)
 
     def are_unchanged(self, model: EliasModel) -> bool:
-        """Return True if every tensor is where and as it was."""
+        """Return True if no tensor or setting of the model has changed."""
         return self._edge_scores(model) is self._edges and self._current(model) == self._state
 
     def _current(self, model: EliasModel) -> list[object]:
@@ -402,4 +407,4 @@ class _Weights:
 
 
 SEARCH_GRAPHS = SearchGraphs()
-"""The graphs of all models of this process."""
+"""The CUDA graphs of all models in this process."""

@@ -44,7 +44,7 @@ MINILM_HUB_ID = "sentence-transformers/all-MiniLM-L6-v2"
 CONFIG_FILE = "config.json"
 TOKENIZER_FILE = "tokenizer.json"
 SAVED_FILES = (CONFIG_FILE, TOKENIZER_FILE)
-"""Files that `TransformerEncoder.save` writes, named as transformers names them."""
+"""Files that `TransformerEncoder.save` writes, with the names that transformers uses."""
 
 _TEXTS_PER_CHUNK = 4096  # tokenized at a time, to bound memory
 _MAX_LAYERS = 1 << 10
@@ -78,9 +78,9 @@ _LOADING_ERRORS = (
 
 
 class TransformerEncoder(TextEncoder):
-    """φ(x) = dropout(W·pool(transformer(x))): the CLS vector or the mean over tokens.
+    """φ(x) = dropout(W·pool(transformer(x))), with CLS or mean pooling.
 
-    W exists only with a ``bottleneck``. The model's own pooling layer is not used.
+    W is omitted without a ``bottleneck``. The pooling layer of the pretrained model is not used.
     """
 
     def __init__(self, config: EncoderConfig, transformer: Any, tokenizer: Tokenizer) -> None:
@@ -120,7 +120,7 @@ class TransformerEncoder(TextEncoder):
 
     @classmethod
     def from_config(cls, config: EncoderConfig) -> TransformerEncoder:
-        """Load pretrained weights in float32 from a folder, the hub, or the package `minilm`."""
+        """Load pretrained weights in float32 from a folder, the hub, or the MiniLM package."""
         source = _resolve(config.model)
         local = Path(source).is_dir()
         options: dict[str, Any] = {"local_files_only": local, "trust_remote_code": False}
@@ -150,7 +150,7 @@ class TransformerEncoder(TextEncoder):
 
     @classmethod
     def from_saved(cls, config: EncoderConfig, folder: Path) -> TransformerEncoder:
-        """Build the encoder that `save` wrote, without its weights."""
+        """Build an encoder from the files of `save`; its weights must be loaded separately."""
         try:
             tokenizer = Tokenizer.from_str((folder / TOKENIZER_FILE).read_text(encoding="utf8"))
         except Exception as error:  # tokenizers raises no narrower type
@@ -184,7 +184,7 @@ class TransformerEncoder(TextEncoder):
         (folder / TOKENIZER_FILE).write_text(self.tokenizer.to_str(pretty=True), encoding="utf8")
 
     def tokenize(self, texts: Sequence[str]) -> Tokens:
-        """Turn texts into token ids with the model's special tokens, cut to ``max_length``."""
+        """Return the token ids of texts with special tokens, truncated to ``max_length``."""
         lengths = np.zeros(len(texts) + 1, dtype=np.int64)
         pieces: list[np.ndarray[Any, np.dtype[np.int32]]] = []
         n_truncated = 0
@@ -218,7 +218,7 @@ class TransformerEncoder(TextEncoder):
         return f"transformer {hashlib.sha256(self.tokenizer.to_str().encode()).hexdigest()}"
 
     def table_names(self) -> set[str]:
-        """Return none: the word embeddings are trained like the layers above them."""
+        """Return an empty set: the word embeddings have dense gradients."""
         return set()
 
     def forward(self, batch: TokenBatch) -> Float[Tensor, "B D"]:
@@ -247,10 +247,10 @@ class TransformerEncoder(TextEncoder):
         return embedding
 
     def prepare(self, device: torch.device) -> bool:
-        """Compile the transformer on a GPU if the configuration asks for it; return whether it did.
+        """Compile the transformer on a GPU if configured; return whether it was compiled now.
 
-        Equal layers are compiled one by one: they share the code of the first, which takes
-        seconds. A transformer without a stack of equal layers is compiled as a whole.
+        Layers of one type are compiled separately and share the compiled code of the first, which
+        takes seconds. A transformer without a stack of such layers is compiled as a whole.
         """
         layers = _equal_layers(self.transformer)
         # the layers of a copied encoder are not compiled
@@ -267,7 +267,7 @@ class TransformerEncoder(TextEncoder):
         return True
 
     def _run(self, ids: Int[Tensor, "B T"], mask: Tensor | None) -> Any:
-        """Run the transformer, compiled if possible; after a failure always uncompiled."""
+        """Run the compiled transformer, if any; after a failure, use the uncompiled one."""
         if self._compiled is None:
             return self.transformer(input_ids=ids, attention_mask=mask)
         try:
@@ -286,16 +286,16 @@ class TransformerEncoder(TextEncoder):
         return self.transformer(input_ids=ids, attention_mask=mask)
 
     def attention_mask(self, inside: Bool[Tensor, "B T"]) -> Tensor:
-        """Return the mask of the texts' tokens in the cheapest form that the model accepts."""
+        """Return the attention mask in the cheapest form that the model accepts."""
         if self.transformer.config._attn_implementation != _OWN_ATTENTION:
             return inside.long()
         return inside[:, None, None, :].expand(-1, -1, inside.shape[1], -1)
 
 
 def pad(batch: TokenBatch, pad_id: int) -> tuple[Int[Tensor, "B T"], Bool[Tensor, "B T"]]:
-    """Return the padded ids and which of them are tokens of a text, without leaving the device.
+    """Return the padded ids and a mask of the tokens, without a copy to the host.
 
-    In a text without tokens one padding counts as a token, as attention over nothing is NaN.
+    In an empty text, one padding id counts as a token, because attention over no tokens is NaN.
     """
     position = torch.arange(max(1, batch.longest), device=batch.ids.device)
     lengths = batch.lengths().unsqueeze(1)
@@ -307,7 +307,7 @@ def pad(batch: TokenBatch, pad_id: int) -> tuple[Int[Tensor, "B T"], Bool[Tensor
 
 
 def mean_pool(hidden: Float[Tensor, "B T D"], inside: Bool[Tensor, "B T"]) -> Float[Tensor, "B D"]:
-    """Return the mean of the token vectors of each text, without padding."""
+    """Return the mean of the token vectors of each text, excluding padding."""
     total = hidden.masked_fill(~inside.unsqueeze(-1), 0).sum(dim=1)
     return total / inside.sum(dim=1, keepdim=True)
 
@@ -346,7 +346,7 @@ def _remedy(model: str, local: bool) -> str:
 
 
 def _without_pooler(settings: Any) -> dict[str, bool]:
-    """Return the argument that omits a model's pooling layer, if its class has one."""
+    """Return the keyword argument that omits the pooling layer, if the model class has one."""
     entry: Any = MODEL_MAPPING[type(settings)]
     model_class = entry[0] if isinstance(entry, list | tuple) else entry
     has_pooler = "add_pooling_layer" in inspect.signature(model_class).parameters
@@ -354,7 +354,7 @@ def _without_pooler(settings: Any) -> dict[str, bool]:
 
 
 def _check_sizes(settings: Any) -> None:
-    """Reject sizes beyond any transformer, which would exhaust memory or time."""
+    """Raise a `ValueError` if a size is implausibly large and would exhaust memory or time."""
     for name, value in settings.to_dict().items():
         is_count = isinstance(value, int) and not isinstance(value, bool)
         if is_count and value > (_MAX_LAYERS if "layer" in name else _MAX_SIZE):
@@ -362,7 +362,7 @@ def _check_sizes(settings: Any) -> None:
 
 
 def _check_fit(config: EncoderConfig, transformer: Any, tokenizer: Tokenizer) -> None:
-    """Reject models that would fail later, at some text or inside a GPU kernel."""
+    """Raise if the model, tokenizer and configuration do not match, before a text fails."""
     settings = transformer.config
     if getattr(settings, "is_encoder_decoder", False) or not hasattr(settings, "hidden_size"):
         raise ModelError(
@@ -385,7 +385,7 @@ def _check_fit(config: EncoderConfig, transformer: Any, tokenizer: Tokenizer) ->
 
 
 def _max_tokens(transformer: nn.Module) -> int | None:
-    """Return the number of position embeddings; None if there is no limit."""
+    """Return the maximum number of tokens that the model reads; None if there is no limit."""
     for name, module in transformer.named_modules():
         if name.endswith("position_embeddings") and isinstance(module, nn.Embedding):
             # RoBERTa and its relatives count positions from the one after the padding
@@ -395,7 +395,7 @@ def _max_tokens(transformer: nn.Module) -> int | None:
 
 
 def _equal_layers(transformer: nn.Module) -> list[nn.Module]:
-    """Return the longest stack of layers of one type; none if there is no stack."""
+    """Return the longest `ModuleList` with modules of one type, or an empty list."""
     stacks = [list(part) for part in transformer.modules() if isinstance(part, nn.ModuleList)]
     equal = [stack for stack in stacks if len({type(layer) for layer in stack}) == 1]
     return max(equal, key=len, default=[])
@@ -403,7 +403,7 @@ def _equal_layers(transformer: nn.Module) -> list[nn.Module]:
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Silence transformers while it loads a model."""
+    """Suppress warnings and progress bars of transformers in this block."""
     library: Any = transformers_logging  # partly typed, and different between versions
     hub: Any = hub_utils
     verbosity = library.get_verbosity()

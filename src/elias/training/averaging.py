@@ -26,7 +26,7 @@ class WeightAverage:
 
     @property
     def started(self) -> bool:
-        """Return whether any weights were averaged."""
+        """Return whether `update` was called at least once."""
         return self._count > 0
 
     @torch.no_grad()
@@ -42,11 +42,11 @@ class WeightAverage:
                 self._mean[name].lerp_(parameter.detach().float(), 1 / self._count)
 
     def state(self) -> dict[str, Tensor]:
-        """Return the mean and its count, by name; the tensors are not copied."""
+        """Return the mean weights and the number of updates, by name, without copying tensors."""
         return {"count": torch.tensor(self._count), **add_prefix("mean.", self._mean)}
 
     def restore(self, state: Mapping[str, Tensor]) -> None:
-        """Load a state of `state`."""
+        """Load a state that `state` returned."""
         self._count = int(state["count"])
         means = strip_prefix("mean.", state)
         parameters = self._model.named_parameters()

@@ -2,8 +2,8 @@
 
 A checkpoint is a folder with tensors (safetensors), metadata (JSON), and a manifest that is written
 last and has the size and the SHA-256 of every other file. It is written under a hidden name,
-flushed and renamed. A finished member of an ensemble is kept beside the checkpoints as a saved
-model, with the records of the run up to then, and sealed by a manifest too.
+flushed and renamed. Each finished member of an ensemble is saved in the same folder as the
+checkpoints: its model, the records of the run so far, and a manifest.
 """
 
 from __future__ import annotations
@@ -58,18 +58,18 @@ class Checkpoint(NamedTuple):
     """The contents of a checkpoint."""
 
     metadata: dict[str, Any]
-    """Values that JSON can hold."""
+    """JSON-serialisable values."""
     tensors: dict[str, Tensor]
-    """On the CPU."""
+    """Tensors by name, on the CPU."""
 
 
 class Attempt(NamedTuple):
-    """An attempt to write a checkpoint; all processes that write a part of it must know it."""
+    """Identity of one attempt to write a checkpoint; all processes must use the same one."""
 
     number: int
-    """Name of the checkpoint."""
+    """Number of the checkpoint; names its folder."""
     token: str
-    """Random, because a later attempt may have the same number and must not use these parts."""
+    """Random string that separates the files of this attempt from a later one with this number."""
 
 
 def add_prefix(prefix: str, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -83,7 +83,7 @@ def add_prefix(prefix: str, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 
 def strip_prefix(prefix: str, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Return the tensors whose names have a prefix, without it; the reverse of `add_prefix`."""
+    """Return the tensors whose names start with a prefix, without the prefix."""
     return {
         name.removeprefix(prefix): tensor
         for name, tensor in tensors.items()
@@ -92,7 +92,7 @@ def strip_prefix(prefix: str, tensors: Mapping[str, Tensor]) -> dict[str, Tensor
 
 
 class Checkpoints:
-    """The checkpoints of one run: when the next is due, and the last few on disk."""
+    """Schedule, write, find and read the checkpoints of one run."""
 
     def __init__(
         self, folder: Path, config: CheckpointConfig, world: World = SingleProcess()
@@ -112,7 +112,7 @@ class Checkpoints:
         return self.config.keep > 0
 
     def exist(self) -> bool:
-        """Return whether there is a checkpoint or a finished member, complete or not."""
+        """Return whether the folder has a checkpoint or a finished member, even a damaged one."""
         return next(self.folder.glob("[!.]*"), None) is not None
 
     def due(self) -> bool:
@@ -125,18 +125,19 @@ class Checkpoints:
         return 0 < self.config.minutes * 60 <= time.monotonic() - self._saved_at
 
     def next_attempt(self) -> Attempt:
-        """Return the name of the next checkpoint and a new token."""
+        """Return the number of the next checkpoint, with a new token."""
         paths = self._paths()
         return Attempt(int(paths[-1].name) + 1 if paths else 1, secrets.token_hex(4))
 
     def save(
         self, checkpoint: Checkpoint, *, wait: bool = False, attempt: Attempt | None = None
     ) -> bool:
-        """Write a checkpoint in a thread, which owns its tensors from now on.
+        """Write a checkpoint in a thread; the caller must not change its tensors afterwards.
 
-        Wait for the one before first. If the disk is full, log a warning and continue training.
-        Return, with ``wait``, whether it was written; else whether writing has begun. Several
-        processes pass the same ``attempt``.
+        First wait until the previous checkpoint is written. If writing fails, for example because
+        the disk is full, log a warning and continue training. With ``wait``, return whether the
+        checkpoint was written; otherwise return whether writing has started. With several
+        processes, all must pass the same ``attempt``.
         """
         if not self.enabled:
             return False
@@ -153,12 +154,12 @@ class Checkpoints:
         return self.written() if wait else True
 
     def written(self) -> bool:
-        """Wait for the last checkpoint, and return whether it was written."""
+        """Wait for the last checkpoint to be written, and return whether that succeeded."""
         self.join()
         return self._written
 
     def join(self) -> None:
-        """Wait for the checkpoint that is being written, if any."""
+        """Wait until no checkpoint is being written; raise an unexpected error of the thread."""
         if self._thread is not None:
             self._thread.join()
             self._thread = None
@@ -169,7 +170,7 @@ class Checkpoints:
     def newest(self, accept: Callable[[Mapping[str, Any]], bool]) -> Path | None:
         """Return the newest complete checkpoint whose metadata ``accept`` accepts.
 
-        A damaged one is removed with a warning, and the one before it is used.
+        A damaged checkpoint is removed with a warning, and the previous one is tried.
         """
         for path in reversed(self._paths()):
             problem = find_damage(path)
@@ -181,17 +182,17 @@ class Checkpoints:
         return None
 
     def read(self, path: Path) -> Checkpoint:
-        """Return a checkpoint, with this process's rows of W_L."""
+        """Read a checkpoint; of W_L, read only the rows of this process."""
         return Checkpoint(_read_metadata(path), read_tensors(path, TENSORS_FILE, self.world))
 
     def clear(self) -> None:
-        """Remove the checkpoints, but not the finished members beside them."""
+        """Remove the checkpoints, but keep the finished members."""
         self.join()
         for path in self._paths():
             _remove(path)
 
     def remove_partial(self) -> None:
-        """Remove what killed processes left unfinished."""
+        """Remove incomplete files that killed processes left behind."""
         for path in self.folder.glob(".*"):
             shutil.rmtree(path, ignore_errors=True)
 
@@ -242,7 +243,7 @@ class Checkpoints:
 def write_manifest(folder: Path, checksums: Mapping[str, Mapping[str, Any]] | None = None) -> None:
     """Write the manifest of a folder that is otherwise complete.
 
-    ``checksums`` are the entries of files whose checksum is known already.
+    ``checksums`` has the manifest entries of files whose checksum is already known.
     """
     files = dict(checksums or {})
     for path in sorted(folder.rglob("*")):
@@ -254,7 +255,7 @@ def write_manifest(folder: Path, checksums: Mapping[str, Mapping[str, Any]] | No
 
 
 def find_damage(folder: Path) -> str:
-    """Return what is wrong with a sealed folder, or an empty string."""
+    """Compare a folder with its manifest; describe the first problem, or return an empty string."""
     try:
         manifest = json.loads((folder / MANIFEST_FILE).read_text(encoding="utf8"))
         version, files = manifest["format_version"], manifest["files"]
@@ -285,7 +286,7 @@ def _read_metadata(folder: Path) -> dict[str, Any]:
 
 
 def _remove(path: Path) -> None:
-    """Remove a checkpoint, renamed first: a partly removed one must not look complete."""
+    """Hide a checkpoint by renaming it, then remove it; a partly removed one is never visible."""
     hidden = path.with_name(f".{path.name}.old")
     try:
         path.rename(hidden)
@@ -295,7 +296,7 @@ def _remove(path: Path) -> None:
 
 
 def random_state(device: torch.device) -> dict[str, Tensor]:
-    """Return the state of torch's random generators: of the CPU and of the GPU that trains."""
+    """Return the states of torch's random generators on the CPU and on the training GPU, if any."""
     state = {"random.cpu": torch.get_rng_state()}
     if device.type == "cuda":
         state["random.cuda"] = torch.cuda.get_rng_state(device)
@@ -303,7 +304,7 @@ def random_state(device: torch.device) -> dict[str, Tensor]:
 
 
 def restore_random_state(state: Mapping[str, Tensor], device: torch.device) -> None:
-    """Set the random generators to a state of `random_state`."""
+    """Set the random generators to a state that `random_state` returned."""
     torch.set_rng_state(state["random.cpu"])
     if device.type == "cuda" and "random.cuda" in state:
         torch.cuda.set_rng_state(state["random.cuda"], device)
@@ -311,21 +312,21 @@ def restore_random_state(state: Mapping[str, Tensor], device: torch.device) -> N
 
 @dataclass
 class CheckpointWriter:
-    """Writes the checkpoints of one member's training, when due or after a signal."""
+    """Write checkpoints while one member trains: when one is due, or after a signal."""
 
     checkpoints: Checkpoints
     interruption: Interruption
     run_metadata: Callable[[], Mapping[str, Any]]
-    """Returns the metadata of the run: the member, and the records so far."""
+    """Return the metadata of the run: the member and the records so far."""
     world: World = SingleProcess()
-    """The processes that stop together and each write a part."""
+    """The processes that write parts of each checkpoint and stop together."""
     _requests: Callable[[], list[int]] | None = field(default=None, init=False)
 
     def after_step(self, where: str, make: Callable[[], Checkpoint]) -> None:
         """Write a checkpoint if one is due; after a signal, write one and stop.
 
-        Several processes act one step later, when the requests of all are known, so that none
-        waits for an answer.
+        With several processes, act one step after a request. The requests are exchanged
+        asynchronously during that step, so that no process waits.
         """
         stop, due = self.interruption.signal, self.checkpoints.due()
         if self.world.size > 1:
@@ -336,7 +337,7 @@ class CheckpointWriter:
             self._save(make(), wait=False)
 
     def after_stage(self, where: str, make: Callable[[], Checkpoint]) -> None:
-        """Write a checkpoint; stop after a signal."""
+        """Write a checkpoint, then stop if a signal was received."""
         stop = self.interruption.signal
         if self.world.size > 1:
             self._agree(stop, False)  # the answer is about the last step
@@ -348,7 +349,7 @@ class CheckpointWriter:
             self._stop(where, written, stop)
 
     def _agree(self, stop: int | None, due: bool) -> tuple[int | None, bool]:
-        """Send this process's requests; return those of any process one step ago."""
+        """Send this process's requests; return all processes' requests of the previous step."""
         due = due and self.world.is_rank0
         requests, self._requests = self._requests, self.world.max_async([stop or 0, int(due)])
         if requests is None:
@@ -376,7 +377,7 @@ class CheckpointWriter:
 
 
 def checkpoint_writer(run: Run, world: World = SingleProcess()) -> CheckpointWriter | None:
-    """Return the writer of a run's checkpoints; None if the run has no folder."""
+    """Return a `CheckpointWriter` for a run, or None if the run has no folder."""
     if run.checkpoints is None:
         return None
     return CheckpointWriter(run.checkpoints, run.interruption, lambda: {"run": run.state()}, world)
@@ -386,17 +387,17 @@ class ResumeState(NamedTuple):
     """The state from which an interrupted run continues."""
 
     members: list[Elias]
-    """The finished members, on rank 0."""
+    """The finished members on rank 0; empty on other ranks."""
     n_members: int
     """Number of finished members."""
     checkpoint: Checkpoint | None
-    """Of the next member."""
+    """The checkpoint of the next member, if it has one."""
 
 
 def run_inputs(corpus: Corpus, init_from: Elias | None, device: torch.device) -> dict[str, Any]:
-    """Return fingerprints of everything, beside the configuration, that must not change.
+    """Return fingerprints of the inputs, except the configuration, that a resumed run must share.
 
-    The kind of device decides which moments the optimizer keeps, and so what a checkpoint holds.
+    The device type is included because it determines the optimizer state in a checkpoint.
     """
     by_kernels = device.type == "cuda" and has_triton()
     return {
@@ -417,10 +418,10 @@ def _fingerprint(model: Elias) -> str:
 def resume(
     run: Run, n_members: int, device: torch.device, world: World = SingleProcess()
 ) -> ResumeState:
-    """Return the state of an interrupted run, and set the run's records back to it.
+    """Return the state of an interrupted run, and reset the run's records to that state.
 
     Raises:
-        RunError: If the run was started with another corpus or another model to start from.
+        RunError: If the run was started with a different corpus, initial model or device type.
     """
     members, path = world.run_on_rank0(lambda: _find_state(run, n_members, device)) or ([], None)
     n_finished, path = world.broadcast((len(members), path))
@@ -460,7 +461,7 @@ def _find_state(run: Run, n_members: int, device: torch.device) -> tuple[list[El
 
 
 def _checked_state(run: Run, state: dict[str, Any]) -> dict[str, Any]:
-    """Return the state of a run after checking that its inputs are the same as now."""
+    """Return ``state`` unchanged; raise a `RunError` if its inputs differ from those of ``run``."""
     for name, value in run.inputs.items():
         former = state["made_of"].get(name)
         if former != value:
@@ -472,7 +473,7 @@ def _checked_state(run: Run, state: dict[str, Any]) -> dict[str, Any]:
 
 
 def save_member(run: Run, model: Elias) -> None:
-    """Save a finished member of an ensemble; log a warning if the disk is full."""
+    """Save a finished member of an ensemble and remove its checkpoints; warn if saving fails."""
     if run.checkpoints is None or not run.checkpoints.enabled:
         return
     try:

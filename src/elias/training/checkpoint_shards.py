@@ -1,7 +1,8 @@
-"""The rows of W_L in checkpoints: each process writes its own; any number of processes reads them.
+"""Write and read the rows of W_L in checkpoints of several processes.
 
-With P processes label ℓ is row ℓ div P in the file of process ℓ mod P
-(`elias.distributed.sharded_linear`). A checkpoint of one process has all rows in its main file.
+Each process writes its own rows; any number of processes can read them. With P processes, label ℓ
+is row ℓ div P in the file of process ℓ mod P (`elias.distributed.sharded_linear`). A checkpoint of
+a single process has all rows in its main file.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ def _shard_name(rank: int, size: int) -> str:
 
 
 def is_row(name: str) -> bool:
-    """Return whether a tensor of a checkpoint has a row for each label.
+    """Return whether a tensor of a checkpoint, given by name, has one row per label.
 
     >>> [is_row(name) for name in ("model.labels.bias", "model.clusters.bias")]
     [True, False]
@@ -46,9 +47,9 @@ def is_row(name: str) -> bool:
 
 
 def write_shard(folder: Path, world: World, tensors: Mapping[str, Tensor], problem: str) -> None:
-    """Write this process's rows, then a note with their checksum, or with the problem.
+    """Write this process's rows, then a JSON note with their checksum or a problem.
 
-    The note is small enough for a disk that has no room for the rows.
+    If the disk is too full for the rows, the note usually still fits and reports the problem.
     """
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / _shard_name(world.rank, world.size)
@@ -72,7 +73,7 @@ def _write_note(path: Path, note: Mapping[str, Any]) -> None:
 
 
 def collect_shards(folder: Path, world: World, target: Path) -> dict[str, dict[str, Any]]:
-    """Move the rows of all processes into a checkpoint once written; return their checksums.
+    """Wait for the rows of all processes, move them to ``target``, and return their checksums.
 
     Raises:
         DataError: If a process died, could not write its rows, or takes too long.
@@ -95,7 +96,7 @@ def collect_shards(folder: Path, world: World, target: Path) -> dict[str, dict[s
 
 
 def read_tensors(folder: Path, tensors_file: str, world: World) -> dict[str, Tensor]:
-    """Return the tensors of a checkpoint; of those with a row for each label, this process's."""
+    """Read the tensors of a checkpoint; of tensors with one row per label, only the local rows."""
     tensors: dict[str, Tensor] = {}
     with safe_open(folder / tensors_file, framework="pt") as file:
         names: list[str] = file.keys()
@@ -109,7 +110,7 @@ def read_tensors(folder: Path, tensors_file: str, world: World) -> dict[str, Ten
 
 
 def _own_rows(files: list[Any], name: str, world: World) -> Tensor:
-    """Return this process's rows of a table, read in chunks."""
+    """Read this process's rows of the table ``name`` from ``files``, in chunks."""
     slices = [file.get_slice(name) for file in files]
     shapes = [part.get_shape() for part in slices]
     n_rows = len(range(world.rank, sum(shape[0] for shape in shapes), world.size))
@@ -126,8 +127,9 @@ def _own_rows(files: list[Any], name: str, world: World) -> Tensor:
 def _split_gradients(tensors: dict[str, Tensor], world: World) -> dict[str, Tensor]:
     """Keep only this process's part of the pending gradients of a checkpoint.
 
-    Rank 0 keeps the gradients that are summed over processes. Only a single process writes pending
-    gradients: several processes write no checkpoint while a gradient is pending.
+    Gradients of W_L are split by label. All other gradients are later summed over processes, so
+    only rank 0 keeps them. Pending gradients occur only in checkpoints of a single process,
+    because several processes write no checkpoint while a gradient is pending.
     """
     n_rows = len(tensors["model.labels.bias"])
     result: dict[str, Tensor] = {}

@@ -1,4 +1,4 @@
-"""The losses and gradients of a step as a CUDA graph: one launch from token ids to ∂L/∂θ."""
+"""Compute the losses and all gradients of a training step in one CUDA graph launch."""
 
 from __future__ import annotations
 
@@ -21,16 +21,17 @@ if TYPE_CHECKING:
 
 
 class _Output(NamedTuple):
-    """The output of a step, which the next step overwrites."""
+    """The output tensors of a step; the next step overwrites them."""
 
     losses: Tensor
     pairs: tuple[Tensor, Tensor, Tensor]
 
 
 class CudaGraphStep:
-    """The losses of `EliasModel.losses` and all their gradients, captured once for each shape.
+    """Compute `EliasModel.losses` and all gradients with one captured CUDA graph per input shape.
 
-    Batches are padded to few lengths, and their positives to few widths (`pad_positives`).
+    To limit the number of shapes, texts are padded to a few lengths and positives to a few widths
+    (`pad_positives`).
     """
 
     def __init__(
@@ -43,15 +44,15 @@ class CudaGraphStep:
         batch_size: int,
         record: Capture[_Output] | None = None,
     ) -> None:
-        """Prepare; capture nothing yet.
+        """Allocate the gradient buffers; graphs are captured during later calls.
 
         Args:
             model: A model in training on a GPU; its weights must stay at their addresses.
             gradients: Receives the gradients of W_L and A.
             losses: `EliasModel.losses_of`, as a function of φ, positives and parents.
-            accumulates: Whether an update may come some steps later, so gradients are copied.
+            accumulates: Whether gradients accumulate over several steps, so they must be copied.
             batch_size: Only batches of this size are captured.
-            record: Replaces CUDA graphs in tests.
+            record: Function that captures a graph; tests replace it.
         """
         self._model, self._gradients, self._losses = model, gradients, losses
         self._accumulates, self._batch_size = accumulates, batch_size
@@ -67,7 +68,7 @@ class CudaGraphStep:
         self._captured.release()
 
     def __call__(self, batch: PaddedBatch, positives: Tensor, parents: Tensor) -> Losses:
-        """Return the losses of a batch, and leave their gradients to the optimizer."""
+        """Return the losses of a batch, and store their gradients for the optimizer."""
         is_full = len(batch) == self._batch_size
         run = self._captured if is_full else self._captured.run_eagerly
         output = run(batch.ids, batch.lengths, positives, parents, full=batch.full)
@@ -75,20 +76,20 @@ class CudaGraphStep:
         return Losses(*output.losses.clone().unbind())
 
     def _capture(self, work: Callable[[], _Output]) -> tuple[Callable[[], object], _Output]:
-        """Capture ``work``; undo what the warm-up runs add to the gradients."""
+        """Capture ``work``; remove the gradients that the warm-up runs add."""
         with self._undone(always=True):
             return self._record(work)
 
     def _run_eagerly(
         self, ids: Tensor, lengths: Tensor, positives: Tensor, parents: Tensor, *, full: bool
     ) -> _Output:
-        """Run without a graph; if that fails, out of memory for example, undo its gradients."""
+        """Run without a graph; if that fails, remove the gradients that it added."""
         with self._undone(always=False):
             return self._run(ids, lengths, positives, parents, full=full)
 
     @contextmanager
     def _undone(self, *, always: bool) -> Iterator[None]:
-        """Undo what the block adds to the gradients of W_L and A, always or after an error."""
+        """Restore the gradients of W_L and A after the block, ``always`` or only on an error."""
         held = self._gradients
         n_pairs = len(held.pairs)
         buffers = [part for part in (held.by_edge, held.touched) if part is not None]
@@ -135,12 +136,12 @@ class CudaGraphStep:
         self._gradients.add_pairs(*map(self._owned, output.pairs))
 
     def _owned(self, tensor: Tensor) -> Tensor:
-        """Return a copy if the tensor must outlive the step."""
+        """Return a copy if gradients accumulate over steps, else the tensor itself."""
         return tensor.clone() if self._accumulates else tensor
 
 
 def pad_positives(positives: Tensor, beam_size: int, n_labels: int) -> Tensor:
-    """Pad positives (B, Y) to one of few widths: that of the beam, or a power of two above.
+    """Pad positives (B, Y) with L to width ``beam_size`` or, if Y is larger, a power of two ≥ Y.
 
     >>> pad_positives(torch.tensor([[3]]), 2, 9).tolist()
     [[3, 9]]

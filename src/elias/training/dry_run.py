@@ -1,4 +1,4 @@
-"""Estimate a run without training: parameters, memory and, from a few steps, time per epoch."""
+"""Estimate the parameters, the memory and, from a few timed steps, the epoch time of a run."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ _MIN_TEXTS, _MAX_TEXTS = 1000, 10_000
 
 
 class DryRun(NamedTuple):
-    """Estimate of a run."""
+    """The estimated size, memory and time of a run."""
 
     n_parameters: int
     memory: MemoryEstimate
@@ -53,9 +53,9 @@ class DryRun(NamedTuple):
     remedies: list[str]
     """Settings to change; empty if the run fits."""
     epoch_seconds: dict[str, float]
-    """By stage; empty if no step was timed."""
+    """Estimated seconds per epoch, by stage; empty if no step was timed."""
     n_steps: dict[str, int]
-    """Steps of an epoch, by stage."""
+    """Number of steps per epoch, by stage."""
 
 
 def estimate_run(
@@ -68,14 +68,14 @@ def estimate_run(
 ) -> DryRun:
     """Estimate the memory of a run; if it fits, time a few steps of each stage.
 
-    Under `torchrun`, estimate what each process needs with its share of W_L; time no step.
+    Under `torchrun`, estimate the memory of each process with its share of W_L, and time no steps.
 
     Args:
         config: The configuration of the run.
         corpus: The data.
         device: The device that would train.
         init_from: A model to start from.
-        keeps_checkpoints: Whether the run would have a folder.
+        keeps_checkpoints: Whether the run would have a folder, and so write checkpoints.
 
     Raises:
         ConfigError: If the configuration needs kernels that the device does not have.
@@ -137,7 +137,7 @@ def n_parameters(config: ResolvedConfig, n_labels: int, encoder: TextEncoder) ->
 
 
 def _words_per_text(sample: Split) -> float:
-    """Return the mean number of distinct words, or given features, of a point."""
+    """Return the mean number of distinct words per text, or of features per point."""
     if sample.features is not None:
         return float(sample.features.nnz / max(1, len(sample)))
     assert sample.texts is not None
@@ -152,7 +152,7 @@ def _time_epochs(
     n_points: int,
     device: torch.device,
 ) -> dict[str, float]:
-    """Return the seconds that an epoch of each stage takes."""
+    """Return the estimated seconds per epoch of each stage."""
     epoch_seconds = {}
     with limit_threads(), progress_disabled(), torch.random.fork_rng(devices=[]):
         encoder.to(device)
@@ -193,7 +193,7 @@ def _step_seconds(
 def build_stage_model(
     config: ResolvedConfig, stage: StageConfig, encoder: TextEncoder, n_labels: int
 ) -> EliasModel:
-    """Return a model of the sizes of a stage, with arbitrary clusters and edges."""
+    """Return a model with the sizes of a stage, but arbitrary clusters and edges, for timing."""
     index = config.index
     model = build_fixed_model(config, encoder, np.arange(n_labels) % index.n_clusters)
     if stage.learn_graph and index.kind == "graph":

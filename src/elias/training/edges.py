@@ -1,4 +1,4 @@
-"""Choose the first edges of the learned graph from the clusters of the points (Eq. 9–10)."""
+"""Choose the initial edges of the learned graph from the clusters of the points (Eq. 9–10)."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ def edge_counts(
     n_clusters: int,
     n_edges: int,
 ) -> csr_matrix:
-    """Return A' = MᵀY (C, L), M the top-b cluster scores of each training point, Eq. 9.
+    """Return A' = MᵀY (C, L), where M has the top-b cluster scores of each point (Eq. 9).
 
-    With millions of labels the whole matrix would not fit in memory. It therefore has only the
-    ``n_edges`` strongest labels of each cluster, and the labels of its part of the ``partition``;
-    `strongest_edges` uses no others.
+    With millions of labels the full matrix would not fit in memory. The result therefore keeps,
+    for each cluster, only the ``n_edges`` labels of highest count and the labels that
+    ``partition`` assigns to it. `strongest_edges` needs no other entries.
     """
     n_points, width = beams.shape
     offsets = np.arange(n_points + 1, dtype=np.int64) * width
@@ -50,8 +50,8 @@ def strongest_edges(
 ) -> NDArray[np.int64]:
     """Return each cluster's κ labels of highest count (C, κ), padded with L.
 
-    A label that would have no edge keeps the one to its cluster in the partition, in place of the
-    weakest edge there, so that every label can be reached.
+    A label that no cluster selects gets an edge from its cluster in the partition, which replaces
+    the weakest edge of that cluster. Every label can thus be reached.
     """
     n_clusters, n_labels = counts.shape
     order = np.argsort(partition, kind="stable")
@@ -76,7 +76,7 @@ def strongest_edges(
 def _choose(
     counts: csr_matrix, cluster: int, required: NDArray[np.int64], n_edges: int
 ) -> NDArray[np.int64]:
-    """Return the labels of one cluster: the required ones, then those of highest count."""
+    """Return the edges of one cluster: the required labels and the labels of highest count."""
     begin, end = counts.indptr[cluster], counts.indptr[cluster + 1]
     labels = counts.indices[begin:end].astype(np.int64)
     strength = counts.data[begin:end].astype(np.float64)

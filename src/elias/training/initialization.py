@@ -1,10 +1,10 @@
-"""Initialise the encoder before training; clusters, classifiers and edges before a stage.
+"""Initialise the encoder before training, and clusters, classifiers and edges before a stage.
 
 A label's classifier starts at the mean embedding of its points, so that the model is a
 nearest-centroid classifier before the first step. This helps most for labels with one or two
 points, which are the majority in a long tail.
 
-With several processes all embed points, and rank 0 clusters labels and chooses edges.
+With several processes, each embeds a share of the points; rank 0 clusters labels and chooses edges.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ if TYPE_CHECKING:
 
 
 SCALE = 10.0
-"""Logit of a typical embedding in the direction of a label's centroid, without bias."""
+"""Initial logit, without bias, of a typical embedding that points towards a label's centroid."""
 _CHUNK_POINTS = 2**16  # points whose embeddings are broadcast at a time
 
 
@@ -52,7 +52,7 @@ def initial_encoder(
     n_features: int | None,
     world: World,
 ) -> TextEncoder:
-    """Return a new encoder; rank 0 counts the vocabulary of a bag of words for all processes."""
+    """Return a new encoder; for a bag of words, rank 0 builds the vocabulary and broadcasts it."""
     if config.kind != "bag" or texts is None:
         return world.rank0_first(lambda: build_encoder(config, texts, n_features))
     encoder = world.run_on_rank0(lambda: build_encoder(config, texts, n_features))
@@ -64,12 +64,12 @@ def initial_encoder(
 
 
 class Centroids(NamedTuple):
-    """The directions of labels in the space of φ."""
+    """The centroid directions of labels in the space of φ."""
 
     directions: NDArray[np.float32]
     """(L, D) unit vectors; zero for a label without points."""
     center: NDArray[np.float32]
-    """(D,) the mean embedding; directions start there."""
+    """(D,) mean embedding of all points, from which directions are measured."""
     spread: float
     """The mean distance of an embedding from the center."""
 
@@ -89,8 +89,8 @@ def find_sharded_centroids(
 ) -> Centroids:
     """Return the result of `find_centroids` for the labels whose rows this process owns.
 
-    ``embedding`` is that of this process's share of the points. It is broadcast in chunks, so
-    that no process ever holds the embeddings of all points.
+    ``embedding`` has the embeddings of this process's share of the points. They are broadcast in
+    chunks, so that no process ever holds the embeddings of all points.
     """
     n_points = labels.shape[0]
     center = world.sum_array(embedding.sum(axis=0, dtype=np.float64)) / n_points
@@ -146,7 +146,7 @@ def build_fixed_model(
     partition: NDArray[np.int64],
     rows: LinearRows | None = None,
 ) -> EliasModel:
-    """Return a model on the fixed graph of a partition, or one-vs-all."""
+    """Return an untrained model with the fixed graph of a partition, or a one-vs-all model."""
     index, n_labels = config.index, len(partition)
     if index.kind == "all":
         return OneVsAll(encoder, n_labels, rows)
@@ -156,25 +156,25 @@ def build_fixed_model(
 
 @dataclass
 class StageInitializer:
-    """Computes the clusters, classifiers and edges that stages start with."""
+    """Compute the initial clusters, classifiers and edges of stages."""
 
     config: ResolvedConfig
     encoder: TextEncoder
     points: Points
-    """Points to compute from."""
+    """The points used for initialisation."""
     bow: csr_matrix | None
-    """Their bags of words, on rank 0."""
+    """Bags of words of ``points`` on rank 0; None on other ranks."""
     labels_per_point: float
-    """Mean over all training points."""
+    """Mean number of labels of a training point."""
     world: World = SingleProcess()
 
     @property
     def _own_tokens(self) -> Tokens:
-        """Return this process's share of the texts."""
+        """Return this process's share of the tokenised texts."""
         return self.points.tokens.part(self.world.share(len(self.points.tokens)))
 
     def cluster_labels(self, with_encoder: bool) -> NDArray[np.int64]:
-        """Return each label's cluster; rank 0 computes it."""
+        """Cluster the labels on rank 0, and return each label's cluster on all processes."""
         embedding: NDArray[np.float32] | None = None
         if with_encoder:
             embedding = self.world.gather_rows(embed_all(self.encoder, self._own_tokens))
@@ -191,12 +191,12 @@ class StageInitializer:
         )
 
     def build_model(self, partition: NDArray[np.int64]) -> EliasModel:
-        """Return a model on the fixed graph of a partition, its classifiers not initialised."""
+        """Return a model with the fixed graph of a partition; call `init_classifiers` next."""
         rows = self.label_rows(len(partition))
         return build_fixed_model(self.config, self.encoder, partition, rows)
 
     def label_rows(self, n_labels: int) -> LinearRows | None:
-        """Return this process's rows of W_L; None if the model is to make all of them."""
+        """Return this process's rows of W_L, or None for a single process, which has all rows."""
         if not self.world.shards_labels:
             return None
         return ShardedRows(self.world, n_labels, self.encoder.dim)
@@ -204,7 +204,7 @@ class StageInitializer:
     def init_classifiers(
         self, model: EliasModel, stage: StageConfig, partition: NDArray[np.int64] | None
     ) -> None:
-        """Initialise the classifiers of labels and, on a new partition, those of clusters."""
+        """Initialise the classifiers of labels and, if a partition is given, of clusters."""
         labels, sharded = self.points.labels, isinstance(model.labels, ShardedRows)
         if stage.first_classifiers == "random":
             if sharded and partition is not None:
@@ -231,7 +231,7 @@ class StageInitializer:
         stage: StageConfig,
         position: int,
     ) -> EliasModel:
-        """Give the model a learned graph, its edges from the clusters of the points (Eq. 9–10)."""
+        """Replace the graph by a learned one, with edges from the points' clusters (Eq. 9–10)."""
         index = self.config.index
         beams, scores = (
             self.world.gather_rows(part)
@@ -258,7 +258,7 @@ class StageInitializer:
         partition: NDArray[np.int64],
         position: int,
     ) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
-        """Return the edges of the learned graph and their first logits (C, κ each)."""
+        """Return the edges of the learned graph and their initial logits, each (C, κ)."""
         index = self.config.index
         assert beams is not None
         assert scores is not None
@@ -274,6 +274,6 @@ class StageInitializer:
         return edges, logits.numpy()
 
     def _prior(self) -> float:
-        """Return the first bias: the log of the share of relevant labels in a shortlist."""
+        """Return the initial bias: the log of the expected share of positives in a shortlist."""
         per_point = max(self.labels_per_point, 1e-3)
         return min(0.0, math.log(per_point / self.config.index.train_shortlist))

@@ -1,7 +1,7 @@
-"""Log a run's numbers to TensorBoard and Weights & Biases, beside ``metrics.jsonl``.
+"""Log the metrics of a run to TensorBoard and Weights & Biases.
 
-Both receive the events of that file. A logger that fails is reported once and dropped; it never
-stops the run.
+Both receive the events that are written to ``metrics.jsonl``. A logger that fails is dropped with a
+warning; the run continues.
 """
 
 from __future__ import annotations
@@ -30,17 +30,17 @@ _RUN_ID_FILE = "elias-run-id"
 
 @runtime_checkable
 class Logger(Protocol):
-    """Receives the numbers of a run."""
+    """Receive the metrics of a run."""
 
     def add(self, numbers: Mapping[str, float], step: int) -> None:
-        """Log some numbers at a step: the number of finished epochs."""
+        """Log numbers by name; ``step`` is the number of finished epochs."""
 
     def close(self) -> None:
-        """Write what is left."""
+        """Flush pending data and close the logger."""
 
 
 def check_loggers(config: TrackingConfig) -> None:
-    """Refuse a logger whose package is not installed."""
+    """Raise a `ConfigError` if the package of a configured logger is not installed."""
     wanted = {"tensorboard": config.tensorboard, "wandb": config.wandb is not None}
     for name, is_wanted in wanted.items():
         if is_wanted and find_spec(name) is None:
@@ -50,7 +50,7 @@ def check_loggers(config: TrackingConfig) -> None:
 
 
 def open_loggers(config: EliasConfig, folder: Path) -> Loggers:
-    """Open the loggers of a configuration in a run's folder."""
+    """Open the configured loggers, which write into the folder of a run."""
     check_loggers(config.tracking)
     wanted: dict[str, Callable[[], Logger]] = {}
     if config.tracking.tensorboard:
@@ -171,9 +171,9 @@ class _Wandb:
 
 
 def _run_id(path: Path) -> str:
-    """Return the id stored with a run, so that a resumed run keeps it, or a new one.
+    """Return the id stored at ``path``; if there is none, create and store one.
 
-    The path of the run would not do: an overwritten run at the same path is another run.
+    A resumed run thus keeps its id, and a run that overwrites another gets a new one.
     """
     if path.exists():
         stored = path.read_text(encoding="utf8").strip()

@@ -1,4 +1,4 @@
-"""Estimate the memory of a run and compare it with that of the machine.
+"""Estimate the memory of a run and compare it with the memory of the machine.
 
 The arithmetic follows the allocations of the code. Where a library allocates (the layers of a
 transformer), a measured number of bytes is used. `benchmarks/memory_check.py` compares the estimate
@@ -45,7 +45,7 @@ _SLOT_BYTES_KERNELS = 40
 _PATH_BYTES_KERNELS = 24
 """Bytes that the search kernels use for each path."""
 _SEARCH_TABLES = 2 << 30
-"""Largest size of the tables of the search kernels, which have an entry for each label."""
+"""Maximum bytes of the search kernels' tables, which have one entry per label and point."""
 _SEARCHED_AT_ONCE = 264
 """Largest number of points that a GPU searches at once, see `elias.kernels.gpu.search`."""
 _CLUSTER_BYTES = 5 * FLOAT
@@ -58,7 +58,7 @@ _SEARCH_BYTES = 6 * FLOAT
 _ALL_CHUNK = 1 << 15
 """Labels that one-vs-all scores at a time."""
 _LARGE_SHARE = 0.15
-"""Share of the total above which a part is worth a remedy."""
+"""Suggest a remedy for a purpose that uses more than this share of the total."""
 
 PROCESS = "program and corpus"
 _BEST, _CHECKPOINT, _INITIALISATION = "best epoch", "checkpoint being written", "initialisation"
@@ -66,7 +66,7 @@ _ENCODER_WORK, _INDEX_WORK = "encoder activations", "index activations"
 
 
 class Capacity(NamedTuple):
-    """Bytes of a memory."""
+    """Total and free bytes of the host or of a GPU."""
 
     total: int
     free: int
@@ -113,7 +113,7 @@ def _meminfo() -> dict[str, int]:
 
 
 def _read_kilobytes(path: Path) -> dict[str, int]:
-    """Return the lines ``name: number kB`` of a file, in bytes."""
+    """Parse lines ``name: number kB`` of a file into bytes by name."""
     try:
         lines = path.read_text().splitlines()
     except OSError:
@@ -131,24 +131,24 @@ def _read_number(path: Path) -> int | None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sizes:
-    """Sizes of the data and the encoder that decide the memory of a run."""
+    """Sizes of the data and the encoder that determine the memory of a run."""
 
     n_points: int
     n_setup: int
-    """S."""
+    """S: number of points used for initialisation."""
     n_labels: int
     n_entries: int
-    """Labels of all points together."""
+    """Number of (point, label) pairs."""
     most_labels: int
-    """Y."""
+    """Y: largest number of labels of a point."""
     dim: int
     dense_weights: int
     """Weights of the encoder that every step updates."""
     table_rows: int = 0
-    """Rows of D weights of which a step updates few: the vectors of a bag of words."""
+    """Rows (of D weights) of sparsely updated tables: the vectors of a bag of words."""
     tokens_per_text: float = 0.0
     longest_text: int = 0
-    """T, where texts are padded (transformers)."""
+    """T for transformers, which pad texts; 0 for a bag of words."""
     layers: int = 0
     width: int = 0
     """Width of a transformer's layers."""
@@ -199,17 +199,17 @@ class Sizes:
 
 
 class MemoryCheck(NamedTuple):
-    """The need of a run and the capacity of one memory."""
+    """The memory that a run needs on the host or a GPU, and the capacity there."""
 
     memory: str
     needed: int
     capacity: Capacity
     n_processes: int = 1
-    """Processes that share it: those of a machine share its memory, each has its own GPU."""
+    """Number of processes that share this memory; each process has its own GPU."""
 
     @property
     def possible(self) -> bool:
-        """Return whether the run fits into the whole memory."""
+        """Return whether the run fits into the total memory."""
         return self.needed <= self.capacity.total
 
     @property
@@ -223,35 +223,35 @@ _DEVICE, _HOST = "GPU memory", "memory"
 
 @dataclass(frozen=True)
 class MemoryEstimate:
-    """Peak memory of a run, in bytes by purpose."""
+    """Estimated peak memory of a run, in bytes by purpose."""
 
     sizes: Sizes
     config: ResolvedConfig
     device: torch.device
     on_host: Mapping[str, int]
     on_device: Mapping[str, int]
-    """On the GPU that trains; empty on a CPU."""
+    """Bytes on the GPU that trains; empty when training on a CPU."""
 
     @property
     def host_total(self) -> int:
-        """Return the peak of the process's memory."""
+        """Return the peak host memory of this process."""
         return sum(self.on_host.values())
 
     @property
     def device_total(self) -> int:
-        """Return the peak on the GPU."""
+        """Return the peak GPU memory."""
         return sum(self.on_device.values())
 
     @property
     def machine_total(self) -> int:
-        """Return the peak of all processes of this machine; they share mapped files."""
+        """Return the peak host memory of all processes of this machine; count shared pages once."""
         others = process_counts()[1] - 1
         return self.host_total + others * max(0, self.host_total - shared_bytes())
 
     def fits(self, n_running: int = 1) -> list[MemoryCheck]:
-        """Return how the run fits into the memory of the machine and of the GPU.
+        """Compare the run with the memory of the machine and of the GPU.
 
-        Memory that the ``n_running`` processes of this run use already counts as free.
+        Memory already in use by the ``n_running`` processes of this run counts as free.
         """
         fits = []
         host, device = host_capacity(), device_capacity(self.device)
@@ -265,10 +265,10 @@ class MemoryEstimate:
         return fits
 
     def check(self, *, ignore: bool = False) -> None:
-        """Refuse a run that cannot fit; warn if it does not fit into what is free now.
+        """Raise if the run needs more than the total memory; warn if it needs more than is free.
 
         Raises:
-            RunError: Names the settings to change, unless ``ignore`` is set.
+            RunError: If the run cannot fit and ``ignore`` is not set; names the settings to change.
         """
         fits = self.fits(process_counts()[1])
         for fit in fits:
@@ -294,7 +294,7 @@ class MemoryEstimate:
     def remedies(self, fits: Sequence[MemoryCheck] = ()) -> list[str]:
         """Return the settings to change, the most effective first.
 
-        The suggested batch size fits into the memories of ``fits``.
+        The suggested batch size is chosen to fit the capacities in ``fits``.
         """
         sizes, config = self.sizes, self.config
         parts = dict(self.on_device or self.on_host)
@@ -328,7 +328,7 @@ class MemoryEstimate:
         return remedies
 
     def _fitting_batch(self, fits: Sequence[MemoryCheck]) -> int:
-        """Return the largest batch size, by halving, that fits; half of the present if none."""
+        """Halve the batch size until the run fits and return it; half the current size if none."""
         room = {fit.memory: min(fit.capacity) for fit in fits}
         largest = max(stage.batch_size for stage in self.config.stages)
         half = batch = max(1, min(largest, self.sizes.n_points) // 2)
@@ -364,8 +364,8 @@ def estimate_memory(
         sizes: Sizes of the data and the encoder.
         config: The configuration of the run.
         device: The device that trains.
-        resident: Memory that the process uses already: interpreter, libraries, corpus, encoder.
-        keeps_checkpoints: Whether the run has a folder.
+        resident: Bytes that the process already uses: interpreter, libraries, corpus, encoder.
+        keeps_checkpoints: Whether the run has a folder, and so writes checkpoints.
         validates: Whether points are held out, so that the best epoch's weights are kept.
     """
     stages = (step_memory(sizes, config, stage, device) for stage in config.stages)
@@ -475,7 +475,7 @@ def _index_activations(
 
 
 def gib(n_bytes: int) -> str:
-    """Return a readable number of bytes.
+    """Format a number of bytes in GiB or MiB.
 
     >>> gib(3 << 29)
     '1.5 GiB'

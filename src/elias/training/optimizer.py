@@ -1,4 +1,4 @@
-"""AdamW for all parameters: dense ones, rows of large tables, and W_L and A by GPU kernels."""
+"""AdamW for dense parameters, for sparsely updated tables, and for W_L and A in GPU kernels."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ EPS = 1e-8
 
 
 def schedule(step: int, n_steps: int, warmup: float) -> float:
-    """Return the scale of learning rates at ``step`` (from 0): linear warm-up, then decay to 0."""
+    """Return the learning rate factor at ``step`` (from 0): linear warm-up, then linear decay."""
     n_warmup = warmup * n_steps
     if step < n_warmup:
         return (step + 1) / (n_warmup + 1)
@@ -45,7 +45,7 @@ def schedule(step: int, n_steps: int, warmup: float) -> float:
 
 
 def parameter_rates(name: str, parameter: Tensor, stage: StageConfig) -> AdamWRates:
-    """Return the hyperparameters of a stage for one parameter."""
+    """Return the AdamW hyperparameters of one parameter in a stage."""
     decay = stage.weight_decay if parameter.ndim > 1 else 0.0
     lr, eps = stage.encoder_lr, EPS
     if name.startswith("graph."):
@@ -65,25 +65,25 @@ def _scaled(rates: AdamWRates, scale: float) -> AdamWRates:
 
 @runtime_checkable
 class ParameterUpdate(Protocol):
-    """AdamW of some parameters, with its state."""
+    """AdamW for a group of parameters, with the optimizer state."""
 
     prefix: str
     """Prefix of the names of its tensors in a checkpoint."""
 
     def sum_gradients(self, world: World) -> None:
-        """Sum the gradients that every process has over all processes."""
+        """Sum over all processes the gradients of parameters that are not sharded."""
 
     def step(self, scale: float) -> None:
         """Apply and clear the gradients, with learning rates times ``scale``."""
 
     def apply_pending_decay(self) -> None:
-        """Apply the weight decay of steps that skipped some rows."""
+        """Apply the weight decay that lazy updates postponed for skipped rows."""
 
     def state(self) -> Mapping[str, Tensor]:
         """Return the state by name, without copying it."""
 
     def restore(self, state: Mapping[str, Tensor], scales: Sequence[float]) -> None:
-        """Load a state of `state`, reached by steps with these scales."""
+        """Load a state that `state` returned after steps with these learning rate scales."""
 
 
 class _DenseUpdate:
@@ -135,7 +135,7 @@ class _DenseUpdate:
 
 
 class _RowUpdate:
-    """Lazy AdamW for a table with sparse gradients: a step reads only the rows it touches."""
+    """Lazy AdamW for a table with sparse gradients: a step updates only rows with a gradient."""
 
     def __init__(
         self, name: str, table: nn.Parameter, rates: AdamWRates, *, accumulates: bool
@@ -184,10 +184,10 @@ class _RowUpdate:
 
 
 class _KernelUpdate:
-    """Lazy AdamW by GPU kernels for W_L, its biases and A.
+    """Lazy AdamW in GPU kernels for W_L, its biases and A.
 
-    The moments of a float32 W_L are complete. Those of a bfloat16 W_L are compact: the first in
-    bfloat16, and one second moment for each label.
+    A float32 W_L has full moments. A bfloat16 W_L has compact moments: the first moment in
+    bfloat16, and a single second moment per label.
     """
 
     prefix = "index."
@@ -264,9 +264,9 @@ class _KernelUpdate:
 
 
 class ChunkedUpdate:
-    """Dense AdamW for W_L of one-vs-all, a chunk of labels at a time while the loss is computed.
+    """Dense AdamW for W_L of one-vs-all, applied to each chunk of labels during the loss.
 
-    The moments are complete or compact, as in `_KernelUpdate`.
+    The moments are full or compact, as in `_KernelUpdate`.
     """
 
     def __init__(self, labels: LinearRows, weight: AdamWRates, bias: AdamWRates) -> None:
@@ -275,7 +275,7 @@ class ChunkedUpdate:
         self._moments = [(torch.zeros_like(t), _zero_variance(t)) for t in self._tables]
 
     def update(self, step: int, scale: float) -> LabelUpdate:
-        """Return the function that applies a chunk's gradients in ``step`` (from 1)."""
+        """Return a function that updates W_L with the gradients of a chunk in ``step`` (from 1)."""
 
         def apply(first: int, weight_gradient: Tensor, bias_gradient: Tensor) -> None:
             gradients = (weight_gradient, bias_gradient.unsqueeze(1))
@@ -303,27 +303,27 @@ class ChunkedUpdate:
         }
 
     def restore(self, state: Mapping[str, Tensor]) -> None:
-        """Load a state of `state`."""
+        """Load a state that `state` returned."""
         for name, moment in self.state().items():
             moment.copy_(state[name])
 
 
 def _zero_variance(table: Tensor) -> Tensor:
-    """Return zeros for the second moments: one for each row of a bfloat16 table."""
+    """Return zero second moments: one per weight, or one per row of a bfloat16 table."""
     width = 1 if table.dtype == torch.bfloat16 else table.shape[1]
     return torch.zeros(len(table), width, device=table.device)
 
 
 class _UpdateGroup:
-    """Parameters that are updated together, every so many steps, by the gradient summed since."""
+    """Parameters that are updated once every ``every`` steps with the accumulated gradient."""
 
     def __init__(self, updates: Sequence[ParameterUpdate], every: int) -> None:
         self.updates = updates
         self._every = every
         self.n_pending = 0
-        """Steps whose gradient waits for the next update."""
+        """Number of steps accumulated since the last update."""
         self._scales: list[float] = []
-        """The scale of each update so far."""
+        """The learning rate scale of each past update."""
 
     @property
     def due(self) -> bool:
@@ -393,7 +393,7 @@ class Optimizer:
         self._groups = (self.encoder_group, self.index_group)
 
     def _updates(self, parameters: Mapping[str, nn.Parameter], every: int) -> list[ParameterUpdate]:
-        """Return the updates of parameters: of dense ones together, of each table alone."""
+        """Return one update for all dense parameters, and one for each table."""
         tables: list[ParameterUpdate] = []
         dense: dict[nn.Parameter, AdamWRates] = {}
         encoder_tables = {f"encoder.{name}" for name in self._model.encoder.table_names()}
@@ -409,23 +409,23 @@ class Optimizer:
 
     @property
     def has_pending_gradients(self) -> bool:
-        """Return whether a gradient waits for a later step (`StageConfig.index_every`)."""
+        """Return whether accumulated gradients await an update (`StageConfig.index_every`)."""
         return any(group.n_pending for group in self._groups)
 
     @property
     def gradients(self) -> IndexGradients | None:
-        """Return where a loss puts the gradients of W_L and A; None: in ``.grad``, as usual."""
+        """Return the container for gradients of W_L and A, or None if they go to ``.grad``."""
         return None if self.kernels is None else self.kernels.gradients
 
     def label_update(self, scale: float) -> LabelUpdate | None:
-        """Return the function that updates W_L while the loss of one-vs-all is computed.
+        """Return a function that updates W_L while the one-vs-all loss is computed.
 
-        Return None for a model with a graph, whose labels are updated in `step`.
+        Return None for a model with a graph, because `step` updates its W_L.
         """
         return None if self.chunked is None else self.chunked.update(self.steps + 1, scale)
 
     def step(self, scale: float) -> None:
-        """Update all parameters that are due, with learning rates times ``scale``."""
+        """Update all parameter groups that are due, with learning rates times ``scale``."""
         self.steps += 1
         due = [update for group in self._groups if group.due for update in group.updates]
         if self._world.size > 1:
@@ -438,13 +438,13 @@ class Optimizer:
             group.step(scale)
 
     def apply_pending_decay(self) -> None:
-        """Apply the weight decay of skipped rows, before the weights are read."""
+        """Apply the weight decay that lazy updates postponed; call before reading weights."""
         for group in self._groups:
             for update in group.updates:
                 update.apply_pending_decay()
 
     def state(self) -> dict[str, Tensor]:
-        """Return everything beside the weights on which the next steps depend, by name.
+        """Return the optimizer state that the next steps depend on, by name.
 
         The tensors are not copied.
         """
@@ -462,7 +462,7 @@ class Optimizer:
     def restore(
         self, state: Mapping[str, Tensor], scale_at: Callable[[int], float] | None = None
     ) -> None:
-        """Load a state of `state`, from any device.
+        """Load a state that `state` returned, from any device.
 
         ``scale_at`` returns the scale of a step (from 0) for old states without scales.
         """
@@ -477,7 +477,7 @@ class Optimizer:
 
 
 def _gradient_state(gradient: Tensor) -> dict[str, Tensor]:
-    """Return a gradient; the rows of a sparse one are not summed, to keep the order of the sum."""
+    """Return a gradient as named tensors; keep a sparse one uncoalesced to preserve sum order."""
     if not gradient.is_sparse:
         return {"dense": gradient}
     return {

@@ -1,4 +1,4 @@
-"""The run folder: configuration, metrics, log, lock and signals."""
+"""Manage a run and its folder: configuration, metrics, log, lock and signals."""
 
 from __future__ import annotations
 
@@ -45,11 +45,11 @@ LOCK_FILE = ".lock"
 CONFIG_FILE = "config.json"
 LOG_FILE = "train.log"
 PARTITION_FILE = "partition.npy"
-"""(L,) each label's cluster in the last stage with the fixed graph, for Fig. 7."""
+"""Cluster of each label (L,) in the last stage with a fixed graph, for Fig. 7."""
 REPORT_FILE = "report.html"
-"""Written by `elias report`; moved and removed with the run."""
+"""Report that `elias report` writes; moved or removed together with the run."""
 CHECKPOINTS_FOLDER = "checkpoints"
-"""Removed when the run is finished."""
+"""Folder of the checkpoints; removed when the run is finished."""
 _FILES = (CONFIG_FILE, METRICS_FILE, LOG_FILE, PARTITION_FILE, REPORT_FILE)
 _PARTS = (*_FILES, *LOGGER_FOLDERS, CHECKPOINTS_FOLDER, MODEL_FOLDER)
 _REPLACED = ".replaced"
@@ -60,7 +60,7 @@ def locked(folder: Path) -> Iterator[None]:
     """Hold a lock on a folder. The operating system releases it when the process ends.
 
     Raises:
-        RunError: If another process, or another run of this one, holds it.
+        RunError: If another process, or another run in this process, holds the lock.
     """
     path = folder / LOCK_FILE
     lock = FileLock(path, timeout=0)
@@ -94,8 +94,8 @@ def check_unlocked(folder: Path) -> None:
 class Interruption:
     """Signals that ask the run to stop.
 
-    Inside `deferred` the first signal is only recorded, and the code there checks `signal`; a
-    second signal, or one anywhere else, stops the run at once.
+    Inside `deferred`, the first signal is only recorded in `signal`, which the running code must
+    check. A second signal, or any signal outside `deferred`, stops the run at once.
     """
 
     def __init__(self) -> None:
@@ -113,7 +113,7 @@ class Interruption:
 
     @contextmanager
     def listening(self) -> Iterator[None]:
-        """Handle SIGINT and SIGTERM in this block, unless the program has its own handlers."""
+        """Handle SIGINT and SIGTERM in this block, unless the caller has set its own handlers."""
         defaults: dict[signal.Signals, Any] = {
             signal.SIGINT: signal.default_int_handler,
             signal.SIGTERM: signal.SIG_DFL,
@@ -137,7 +137,7 @@ class Interruption:
 
 
 class _LogFile(logging.FileHandler):
-    """A log file that ignores a full disk: the run reports it elsewhere."""
+    """A log file that ignores write errors such as a full disk; other code reports them."""
 
     def handleError(self, record: logging.LogRecord) -> None:  # noqa: N802 - logging's name
         if not isinstance(sys.exc_info()[1], OSError):
@@ -146,7 +146,7 @@ class _LogFile(logging.FileHandler):
 
 @contextmanager
 def logged(path: Path) -> Iterator[None]:
-    """Append the package's log to a file, with lines about the start and the end of the run."""
+    """Append the package's log to a file, and log the start and the end of the block there."""
     handler = _LogFile(path, encoding="utf8")
     handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
     package = logging.getLogger("elias")
@@ -180,7 +180,7 @@ def logged(path: Path) -> Iterator[None]:
 
 
 class Run:
-    """A training run: its events and timings, written to a folder if it has one."""
+    """A training run; its events are written to its folder, if it has one."""
 
     def __init__(self, folder: Path | None = None, common: Mapping[str, Any] | None = None) -> None:
         self.folder = folder
@@ -190,7 +190,7 @@ class Run:
         self.checkpoints: Checkpoints | None = None
         self.loggers = Loggers([])
         self.inputs: Mapping[str, Any] = {}
-        """Fingerprints of the inputs beside the configuration, which a resumed run must have."""
+        """Fingerprints of the inputs (`run_inputs`), which must be the same in a resumed run."""
         self._common = dict(common or {})
         self._replaying = False
         self._started: dict[str, float] = {}
@@ -199,8 +199,8 @@ class Run:
     def member(self, number: int) -> Run:
         """Return the run of one member of an ensemble.
 
-        The events of the first member are those of the run; the lines of the others have their
-        number, and only their timings count for the run too.
+        The first member is the run itself. Events of later members have a ``member`` number. All
+        members share records, timings and checkpoints.
         """
         if number == 0:
             return self
@@ -212,12 +212,12 @@ class Run:
 
     @property
     def model_folder(self) -> Path | None:
-        """Return the folder of the finished model."""
+        """Return the folder of the finished model, or None if the run has no folder."""
         return None if self.folder is None else self.folder / MODEL_FOLDER
 
     @property
     def number(self) -> int:
-        """Return the number of this run's member of an ensemble; 0 for the first."""
+        """Return the number of this ensemble member; 0 for the first."""
         return int(self._common.get("member", 0))
 
     @property
@@ -227,11 +227,11 @@ class Run:
 
     @property
     def has_trained(self) -> bool:
-        """Return whether an epoch was finished."""
+        """Return whether at least one epoch is finished."""
         return any(record["event"] == "epoch" for record in self.records)
 
     def record(self, event: str, **values: Any) -> None:
-        """Record an event: one line of ``metrics.jsonl``."""
+        """Record an event, and append it as a line to ``metrics.jsonl``."""
         if self._replaying:
             return
         line = {"event": event, **self._common, **values}
@@ -245,7 +245,7 @@ class Run:
 
     @contextmanager
     def replaying(self, on: bool) -> Iterator[None]:
-        """Record nothing in this block: a resumed run repeats what it recorded before."""
+        """If ``on``, record nothing in this block, because a resumed run repeats earlier events."""
         self._replaying = on
         try:
             yield
@@ -253,7 +253,7 @@ class Run:
             self._replaying = False
 
     def metrics(self) -> dict[str, dict[str, dict[str, float]]]:
-        """Return the recorded metrics of each stage of this member on each split."""
+        """Return this member's recorded metrics as {stage: {split: {metric: value}}}."""
         return {
             record["stage"]: {k: v for k, v in record.items() if isinstance(v, dict)}
             for record in self.records
@@ -272,7 +272,7 @@ class Run:
         }
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Set the run back to a state of `state`; drop what was recorded after it."""
+        """Reset the run to a state that `state` returned; drop later records."""
         self.records[:] = state["records"]
         self.timings.clear()
         self.timings.update(state["timings"])
@@ -282,7 +282,7 @@ class Run:
             write_text(self.folder / METRICS_FILE, "".join(map(_json_line, self.records)))
 
     def save_partition(self, clusters: NDArray[np.int64]) -> None:
-        """Save the cluster of each label, of the first member only."""
+        """Save the cluster of each label; do nothing for later ensemble members."""
         if self.folder is None or self._common:
             return
         path = self.folder / PARTITION_FILE
@@ -291,7 +291,7 @@ class Run:
 
     @contextmanager
     def timed(self, step: str) -> Iterator[None]:
-        """Record the duration of the block as that of ``step``."""
+        """Measure the duration of the block and record it under the name ``step``."""
         if self._replaying:
             yield
             return
@@ -315,11 +315,11 @@ def open_run(
     inputs: Mapping[str, Any] | None = None,
     world: World = SingleProcess(),
 ) -> Iterator[Run]:
-    """Start or resume a run in ``folder`` and log to it; refuse to overwrite another run.
+    """Start or resume a run in ``folder``; replace a finished run only with ``overwrite``.
 
-    A run that fails before its first epoch or checkpoint leaves nothing behind. A finished run
-    that was to be replaced comes back unless the new one is finished or can be resumed. Processes
-    other than rank 0 only write their share of the checkpoints.
+    A run that fails before its first epoch or checkpoint is removed. If a run that replaces a
+    finished run fails and cannot be resumed, the finished run is restored. Processes other than
+    rank 0 only write their share of the checkpoints.
     """
     run = Run(folder if world.is_rank0 else None)
     run.inputs = dict(inputs or {})
@@ -354,7 +354,7 @@ def open_run(
 
 @contextmanager
 def _helping(run: Run, folder: Path | None, world: World) -> Iterator[None]:
-    """Wait for rank 0 to open the run, and for the checkpoints of this process at its end."""
+    """Wait until rank 0 has opened the run; at the end, wait for this process's checkpoint."""
     world.broadcast(None)
     if folder is not None and not (folder / CONFIG_FILE).exists():
         raise RunError(
@@ -371,7 +371,7 @@ def _helping(run: Run, folder: Path | None, world: World) -> Iterator[None]:
 
 @contextmanager
 def _prepared(folder: Path, config: EliasConfig, run: Run, *, overwrite: bool) -> Iterator[None]:
-    """Make room for a run; clean up after it, whether it is finished, failed or interrupted."""
+    """Prepare the folder for a run; clean up after the run finishes, fails or is interrupted."""
     _make_room(folder, config, overwrite=overwrite)
     checkpoints, aside = run.checkpoints, folder / _REPLACED
     assert checkpoints is not None
@@ -395,7 +395,7 @@ def _prepared(folder: Path, config: EliasConfig, run: Run, *, overwrite: bool) -
 
 
 def _remove_unfinished(folder: Path) -> None:
-    """Remove a run without a model, so that a corrected command may use its folder."""
+    """Remove the files of an unfinished run, so that a new run can use its folder."""
     with suppress(OSError):  # the first error matters more
         for name in (CHECKPOINTS_FOLDER, *LOGGER_FOLDERS):
             shutil.rmtree(folder / name, ignore_errors=True)
@@ -404,7 +404,7 @@ def _remove_unfinished(folder: Path) -> None:
 
 
 def check_folder(folder: Path, *, overwrite: bool) -> None:
-    """Raise if a run cannot start here; the configuration is not considered."""
+    """Raise a `RunError` if a run cannot start in ``folder``, whatever its configuration."""
     _check_is_folder(folder)
     check_unlocked(folder)
     _check_unfinished(folder, overwrite=overwrite)
@@ -416,7 +416,7 @@ def _check_is_folder(folder: Path) -> None:
 
 
 def _check_unfinished(folder: Path, *, overwrite: bool) -> None:
-    """Refuse a folder with a finished run, or with one that `_make_room` would restore."""
+    """Raise a `RunError` if the folder has a finished run, or one that `_make_room` restores."""
     restored = (folder / _REPLACED / MODEL_FOLDER).exists() and not can_resume(folder)
     if not overwrite and ((folder / MODEL_FOLDER).exists() or restored):
         raise RunError(f"{folder}: holds a finished run; use --overwrite or another --out")
@@ -429,7 +429,7 @@ def can_resume(folder: Path) -> bool:
 
 
 def _make_room(folder: Path, config: EliasConfig, *, overwrite: bool) -> None:
-    """Check that a run may start or resume in ``folder``; move another one aside."""
+    """Check that a run can start or resume in ``folder``; move files of an earlier run aside."""
     aside = folder / _REPLACED
     if (
         (aside / MODEL_FOLDER).exists()
@@ -455,9 +455,9 @@ def _make_room(folder: Path, config: EliasConfig, *, overwrite: bool) -> None:
 
 
 def _check_same_config(folder: Path, config: EliasConfig) -> None:
-    """Refuse to resume a run of another configuration, and name the first difference.
+    """Raise a `RunError` that names the first difference if the configuration has changed.
 
-    Learning rates may change: a run that diverged is resumed with lower ones.
+    Learning rates may differ, so that a run that diverged can be resumed with lower ones.
     """
     rates = ""
     try:
@@ -490,19 +490,19 @@ def _json_line(record: Mapping[str, Any]) -> str:
 
 
 def write_json(path: Path, tree: Any) -> None:
-    """Write JSON to a temporary file, then rename it."""
+    """Write JSON to a temporary file, then rename it to ``path``."""
     write_text(path, json.dumps(tree, indent=2, ensure_ascii=False) + "\n")
 
 
 def write_text(path: Path, text: str) -> None:
-    """Write a text to a temporary file, then rename it."""
+    """Write a text to a temporary file, then rename it to ``path``."""
     with _write_errors(path), staged_file(path) as temporary:
         temporary.write_text(text, encoding="utf8", newline="\n")
 
 
 @contextmanager
 def _write_errors(path: Path) -> Iterator[None]:
-    """Turn an error of the disk into a `RunError`."""
+    """Convert an `OSError` while writing ``path`` into a `RunError`."""
     try:
         yield
     except OSError as error:
@@ -513,19 +513,19 @@ def _write_errors(path: Path) -> Iterator[None]:
 
 @dataclass(frozen=True, slots=True)
 class RunRecords:
-    """The lines of ``metrics.jsonl``; none for a model without a run."""
+    """The events in ``metrics.jsonl``; empty for a model without a run."""
 
     events: Sequence[Mapping[str, Any]] = ()
 
     def of(self, event: str) -> list[Mapping[str, Any]]:
-        """Return the events of one kind, in order: data, epoch or stage.
+        """Return all events of one kind, such as data, epoch or stage, in order.
 
-        For an ensemble, return those of its first member, whose lines have no member number.
+        For an ensemble, return only events of the first member, which have no ``member`` field.
         """
         return [r for r in self.events if r.get("event") == event and "member" not in r]
 
     def times(self) -> dict[str, float]:
-        """Return the seconds of each step, summed over members."""
+        """Return the seconds of each timed step, summed over ensemble members."""
         seconds: dict[str, float] = {}
         for record in (r for r in self.events if r.get("event") == "time"):
             seconds[record["step"]] = seconds.get(record["step"], 0.0) + record["seconds"]
@@ -537,7 +537,7 @@ class RunRecords:
         return Path(path) if path else None
 
     def reading(self) -> dict[str, Any]:
-        """Return the options with which the corpus was read."""
+        """Return the recorded options with which the corpus was read."""
         return dict(self._last_data().get("reading") or {})
 
     def _last_data(self) -> Mapping[str, Any]:
@@ -545,7 +545,7 @@ class RunRecords:
 
 
 def read_records(run: Path) -> RunRecords:
-    """Read the events of a run; none if the folder is only a model."""
+    """Read the events of a run; return no events if the folder has no ``metrics.jsonl``."""
     path = run / METRICS_FILE
     if not path.exists():
         return RunRecords()

@@ -1,4 +1,4 @@
-"""Train one stage: epochs, validation, best weights."""
+"""Train one stage: run epochs, validate, and keep the best weights."""
 
 from __future__ import annotations
 
@@ -67,9 +67,9 @@ _MAX_NAMED_POINTS = 10
 def torch_on_one_thread(model: EliasModel) -> Iterator[None]:
     """Limit torch to the calling thread if numba kernels do most of a model's work.
 
-    Torch then runs only many small operations, for which threads cost more than they save, and
-    whose sums would depend on the number of threads. A transformer and one-vs-all compute in
-    torch and keep its threads.
+    Torch then runs only small operations, which threads would slow down, and whose sums would
+    depend on the number of threads. Transformers and one-vs-all models compute mostly in torch and
+    keep its threads.
 
     >>> from types import SimpleNamespace
     >>> with torch_on_one_thread(SimpleNamespace(encoder=SimpleNamespace(uses_numba=True))):
@@ -89,7 +89,7 @@ def torch_on_one_thread(model: EliasModel) -> Iterator[None]:
 
 @contextmanager
 def tensor_cores() -> Iterator[None]:
-    """Let a GPU multiply float32 matrices in TF32; sums stay in float32."""
+    """Allow TF32 for float32 matrix products on a GPU; products are accumulated in float32."""
     precision = torch.get_float32_matmul_precision()
     torch.set_float32_matmul_precision("high")
     try:
@@ -105,7 +105,7 @@ class Points(NamedTuple):
     labels: csr_matrix
 
     def take(self, rows: NDArray[np.int64]) -> Points:
-        """Return the points of ``rows``, in memory."""
+        """Return the points with the given row numbers, in memory."""
         return Points(self.tokens.take(rows), self.labels[rows])
 
 
@@ -132,22 +132,22 @@ class _Best:
 
 @dataclass
 class _Epoch:
-    """The progress of an epoch."""
+    """The state of an epoch in progress."""
 
     number: int
     order: dict[str, Any]
-    """State of the random generator that draws its batches."""
+    """State of the random generator at the start of the epoch, from which batches are drawn."""
     parents: Tensor
-    """(L + 1,) each label's strongest parent at the start of the epoch; C for padding."""
+    """(L + 1,) strongest parent of each label at the start of the epoch; last entry C (padding)."""
     totals: Tensor
-    """(3,) sums of the losses so far."""
+    """(3,) sums of total, classification and shortlist loss over the finished steps."""
     step: int = 0
     """Number of finished steps."""
     seconds: float = 0.0
-    """Duration before the run was resumed."""
+    """Time spent on this epoch before the run was resumed."""
     start: float = field(default_factory=time.monotonic)
     unchecked: list[Tensor] = field(default_factory=list)
-    """Losses of the last steps, which may not be finite."""
+    """Losses of the steps since the last check for non-finite values."""
 
     def elapsed(self) -> float:
         return self.seconds + time.monotonic() - self.start
@@ -173,16 +173,16 @@ class StageLoop:
     validate: Callable[[EliasModel], dict[str, float]] | None
     report: Callable[[EpochReport], None]
     keep: Callable[[str, Callable[[], Checkpoint]], None] | None = None
-    """Called after each step with the name of the step and a function that makes a checkpoint."""
+    """Called after each step with the step's name and a function that returns a checkpoint."""
     resumed: Checkpoint | None = None
-    """The checkpoint to resume from; the model has its weights already."""
+    """The checkpoint to resume from; its weights must already be loaded into the model."""
     world: World = SingleProcess()
     """The processes that share each batch."""
     position: int = 0
-    """Number of the stage, for the keys of dropout with several processes."""
+    """Position of the stage in the configuration; part of the seed of keyed dropout."""
 
     def run(self) -> int:
-        """Train, load the best epoch's weights into the model, and return that epoch."""
+        """Train, load the weights of the best epoch into the model, and return its number."""
         self._device = next(self.model.parameters()).device
         self._optimizer = Optimizer(self.model, self.stage, self.world)
         self._average = WeightAverage(self.model)
@@ -230,7 +230,7 @@ class StageLoop:
         return _Epoch(number, order, parents, torch.zeros(3, device=device))
 
     def _run_epoch(self, epoch: _Epoch) -> tuple[float, float, float]:
-        """Run the remaining steps of an epoch, and return its mean losses."""
+        """Run the remaining steps of an epoch, and return the mean losses of all its steps."""
         optimizer, device = self._optimizer, self._device
         every = max(1, self._per_epoch // _AVERAGES_PER_EPOCH)
         self.model.train()
@@ -259,7 +259,7 @@ class StageLoop:
         return means[0], means[1], means[2]
 
     def _scale(self, step: int) -> float:
-        """Return the scale of the learning rates in a step (from 0)."""
+        """Return the learning rate scale of a step (from 0)."""
         return schedule(step, self._n_steps, self.stage.warmup)
 
     # batches and losses
@@ -267,7 +267,7 @@ class StageLoop:
     def _batches(self, epoch: _Epoch) -> Iterator[tuple[Batch, Tensor]]:
         """Yield the tokens and positives of an epoch's remaining batches, on the device.
 
-        For a GPU a thread collates them while the batch before is computed.
+        For a GPU, a thread collates the next batch while the GPU computes.
         """
         encoder, on_gpu = self.model.encoder, self._device.type == "cuda"
 
@@ -295,12 +295,12 @@ class StageLoop:
             yield tokens.to(self._device), to_device(positives, self._device)
 
     def _sizes(self, positives: Tensor) -> SearchSizes:
-        """Return the sizes of a step's search: the beam has room for a parent of every positive."""
+        """Return the search sizes of a step; the beam has room for a parent of every positive."""
         index = self.config.index
         return SearchSizes(max(index.train_clusters, positives.shape[1]), index.train_shortlist)
 
     def _backward(self, tokens: Batch, positives: Tensor, parents: Tensor, scale: float) -> Losses:
-        """Return the losses of a batch, and leave their gradients to the optimizer."""
+        """Return the losses of a batch, and store their gradients for the optimizer."""
         if isinstance(tokens, ShardedBatch):
             with tokens.activate(self.model):
                 return self._backward(tokens.tokens, positives, parents, scale)
@@ -325,7 +325,7 @@ class StageLoop:
         return losses
 
     def _make_cuda_graph_step(self) -> CudaGraphStep | None:
-        """Return the CUDA graph of a step, if the model can be captured."""
+        """Return a `CudaGraphStep`, or None if the step of this model cannot be captured."""
         gradients = self._optimizer.gradients
         if gradients is None or self._is_sharded or not self.model.encoder.takes_padded:
             return None
@@ -354,7 +354,7 @@ class StageLoop:
     # validation
 
     def _validate(self, epoch: int) -> dict[str, float]:
-        """Return the validation metrics if they are due, and keep the weights if they are best."""
+        """If validation is due, return the metrics, and keep the weights if they are the best."""
         due = epoch % self.config.eval.every == 0 or epoch == self.stage.epochs
         if self.validate is None or not due:
             return {}
@@ -374,7 +374,7 @@ class StageLoop:
     # divergence
 
     def _check_losses(self, epoch: _Epoch) -> None:
-        """Raise if the loss of a step is not finite, and name the points of its batch."""
+        """Raise a `RunError` that names the points of the batch if a loss is not finite."""
         losses = torch.stack(epoch.unchecked).tolist() if epoch.unchecked else []
         first = epoch.step - len(losses) + 1
         epoch.unchecked.clear()
@@ -406,14 +406,14 @@ class StageLoop:
         return weights is None or bool(np.isfinite(weights).all())
 
     def _check_weights(self, epoch: _Epoch) -> None:
-        """Raise if a weight is not finite, which the losses do not always show."""
+        """Raise a `RunError` if a weight is not finite, even if all losses are finite."""
         name = first_non_finite(self.model, self.world)
         if name:
             where = f"{self.stage.name} epoch {epoch.number} step {epoch.step}"
             raise self._divergence_error(f"{where}: {name} is not finite")
 
     def _divergence_error(self, problem: str) -> RunError:
-        """Return an error that names the likely cause: the rate furthest above its default."""
+        """Return an error that names the learning rate with the highest ratio to its default."""
         rates = ["encoder_lr", "label_lr"]
         if isinstance(self.model.encoder, BagEncoder):
             rates.append("bag_lr")
@@ -432,14 +432,14 @@ class StageLoop:
     # checkpoints
 
     def _offer_checkpoint(self, epoch: _Epoch) -> None:
-        """Call `keep`, unless each process holds a part of a pending gradient."""
+        """Call `keep`, unless W_L is sharded and accumulated gradients await an update."""
         if self.keep is None or (self._is_sharded and self._optimizer.has_pending_gradients):
             return
         where = f"{self.stage.name} epoch {epoch.number} step {epoch.step}"
         self.keep(where, lambda: self._checkpoint(epoch))
 
     def _checkpoint(self, epoch: _Epoch) -> Checkpoint:
-        """Return everything beside the weights on which the rest of the stage depends."""
+        """Return the state, except the weights, that the rest of the stage depends on."""
         self._check_losses(epoch)
         self._check_weights(epoch)
         best = self._best
@@ -460,7 +460,7 @@ class StageLoop:
         return Checkpoint(metadata, tensors)
 
     def _resume(self, checkpoint: Checkpoint) -> _Epoch:
-        """Load everything but the weights from a checkpoint, and return its epoch."""
+        """Load all state except the weights from a checkpoint, and return its epoch."""
         metadata, tensors = checkpoint
         self._optimizer.restore(strip_prefix("optimizer.", tensors), self._scale)
         self._average.restore(strip_prefix("average.", tensors))

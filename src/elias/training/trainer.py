@@ -85,7 +85,7 @@ _MAX_FILLED = 0.7  # share of a GPU's free memory for W_L: searching needs some 
 def check_storage(
     config: EliasConfig, device: torch.device, world: World = SingleProcess()
 ) -> None:
-    """Refuse a configuration whose kernels the device does not have.
+    """Raise if the configuration needs kernels that the device does not have.
 
     Raises:
         ConfigError: Names the setting to change.
@@ -105,11 +105,11 @@ def check_storage(
 
 
 class Trainer:
-    """Train one model, or the members of an ensemble, and report on them.
+    """Train one model, or the members of an ensemble, and record their metrics.
 
-    `train` calls the steps in their order: `prepare`, `train_stages`, the ranker, and, with all
-    members trained, the probabilities. After the last epoch each split is searched once; all
-    components are ranked from its candidates.
+    For each member, `train` calls `prepare` and `train_stages`, and trains the ranker. When all
+    members are trained, it fits the probabilities. After the last stage each split is searched
+    once, and all components rank the same candidates.
     """
 
     def __init__(
@@ -128,7 +128,7 @@ class Trainer:
         Args:
             config: The whole configuration.
             corpus: The points.
-            run: Records, times and saves.
+            run: Receives events, timings and checkpoints.
             device: The device to train on.
             world: The processes that train together.
             init_from: A model to start from.
@@ -146,11 +146,11 @@ class Trainer:
         self.splits = {name: split for name, split in splits.items() if split is not None}
         self.evaluated = [name for name in self.splits if name != "train"]
         self.setup = sample_setup_points(train, config)
-        """Rows used for vocabulary, clusters, initial classifiers and edges; None: all."""
+        """Training points used for vocabulary, clusters and initialisation; None for all points."""
         self._start_member(0)
 
     def _start_member(self, number: int) -> None:
-        """Set the configuration, the run and the empty results of a member."""
+        """Set the configuration and the run of a member, and clear the candidates."""
         self.config, self.run = (
             self.ensemble_config.member(number),
             self.ensemble_run.member(number),
@@ -160,7 +160,7 @@ class Trainer:
         """The candidates of each split after the last stage."""
 
     def train(self) -> Elias | None:
-        """Train all members that are not finished; return the model on rank 0, None elsewhere."""
+        """Train all unfinished members; return the model on rank 0 and None on other ranks."""
         n_members = self.ensemble_config.ensemble.members
         members, n_finished, checkpoint = resume(
             self.ensemble_run, n_members, self.device, self.world
@@ -233,7 +233,7 @@ class Trainer:
         )
 
     def _check_memory(self, bow: csr_matrix) -> None:
-        """Refuse a run that needs more memory than the machine has."""
+        """Raise a `RunError` if the run needs more memory than the machine has."""
         n_setup = bow.shape[0]
         sizes = Sizes.measure(
             self.encoder,
@@ -255,7 +255,7 @@ class Trainer:
         estimate.check(ignore=self.ignore_memory)
 
     def _starting_model(self) -> EliasModel | None:
-        """Return a copy of the model to start from, if its labels are those of the corpus."""
+        """Return a copy of ``init_from`` if it has the labels of the corpus, else None."""
         if self.init_from is None:
             return None
         if list(self.init_from.label_names) != list(self.corpus.label_names):
@@ -272,10 +272,10 @@ class Trainer:
     ) -> EliasModel:
         """Train all stages in order, from scratch or from a model with the same labels.
 
-        A model to start from keeps its classifiers and clusters; if it has learned a graph,
-        training starts with the first stage that learns one. A checkpoint is resumed within its
-        stage, or after it. With several processes, rank 0 returns the whole model, the others
-        return it with their rows of W_L.
+        Classifiers and clusters of ``init_from`` are kept. If it has a learned graph, training
+        starts with the first stage that learns a graph. A checkpoint resumes training within its
+        stage or, if that stage is finished, with the next one. With several processes, rank 0
+        returns the whole model; other ranks return a model with only their rows of W_L.
         """
         self.world.broadcast_tensors(list(self.encoder.state_dict().values()))
         if init_from is not None and self.world.shards_labels:
@@ -324,7 +324,7 @@ class Trainer:
         return self._gathered(model)
 
     def _gathered(self, model: EliasModel) -> EliasModel:
-        """Return the model with all rows of W_L on rank 0; on the CPU if its GPU is too small."""
+        """Gather W_L on rank 0; move the model to the CPU if W_L does not fit on the GPU."""
         whole = model.labels.gathered() if isinstance(model.labels, ShardedRows) else None
         if whole is None:
             return model
@@ -348,7 +348,7 @@ class Trainer:
         return learning[0]
 
     def _warn_of_unused(self, first: int, init_from: EliasModel | None) -> None:
-        """Log the settings that have no effect in a stage that learns the graph."""
+        """Warn of settings without effect when a graph is learned or ``init_from`` has one."""
         for stage in self.config.stages[first:]:
             changed = {"keep_encoder": not stage.keep_encoder}
             changed["cluster_with_encoder"] = stage.cluster_with_encoder
@@ -375,7 +375,7 @@ class Trainer:
             )
 
     def _partition_of(self, model: EliasModel | None) -> NDArray[np.int64] | None:
-        """Return the fixed partition of a model to start from, if it fits the configuration."""
+        """Return the partition of a model with a fixed graph that matches the configuration."""
         if model is None or model.graph.learned:
             return None
         if isinstance(model, OneVsAll) != (self.config.index.kind == "all"):
@@ -409,11 +409,11 @@ class Trainer:
         partition: NDArray[np.int64] | None,
         resumed: Checkpoint | None = None,
     ) -> None:
-        """Train one stage, report it and save a checkpoint."""
+        """Train one stage, record its metrics and save a checkpoint."""
         writer = checkpoint_writer(self.run, self.world)
 
         def checkpoint(progress: Callable[[], Checkpoint]) -> Checkpoint:
-            """Return the model and the progress of its stage; no epoch: it is finished."""
+            """Return the model and the progress of its stage; a finished stage has no epoch."""
             done, graph = progress(), model.graph
             settings = {"alpha": model.alpha, "beta": graph.beta, "learned": graph.learned}
             metadata = {"position": position, "stage": stage.name, "model": settings}
@@ -447,7 +447,7 @@ class Trainer:
                 writer.after_stage(stage.name, partial(checkpoint, lambda: Checkpoint({}, {})))
 
     def _restore(self, checkpoint: Checkpoint) -> tuple[EliasModel, NDArray[np.int64] | None]:
-        """Return the model of a checkpoint and its partition; restore the random state."""
+        """Return the model and the partition of a checkpoint, and restore the random state."""
         metadata = checkpoint.metadata
         settings, tensors = metadata["model"], strip_prefix(WEIGHTS, checkpoint.tensors)
         n_labels = self.points.labels.shape[1]
@@ -476,12 +476,12 @@ class Trainer:
     # --- search and rank ---
 
     def _search(self, model: EliasModel, name: str, top_k: int) -> Candidates:
-        """Search a split; if W_L is sharded, all processes take part."""
+        """Search a split; if W_L is sharded, all processes must call this."""
         options = SearchOptions(top_k + max_filtered(self.splits[name]))
         return search_share(model, self.tokens[name], self.config.index, options)
 
     def _candidates(self, model: EliasModel, name: str) -> Candidates:
-        """Return the candidates of a split for all components; it is searched once."""
+        """Return the candidates of a split for all components; cache them after one search."""
         if name not in self.candidates:
             n_reranked = self.config.rerank.candidates if self.config.rerank.enabled else 0
             top_k = n_reranked if name == "train" else max(n_reranked, EVALUATED)
@@ -496,7 +496,7 @@ class Trainer:
     def _finish_member(
         self, trained: EliasModel, first_encoder: TextEncoder | None
     ) -> tuple[Elias, dict[str, Predictions]]:
-        """Return the member with its ranker, and its last predictions before filters."""
+        """Add the ranker to a trained member; return it with its final, unfiltered predictions."""
         metadata = {
             "data": corpus_stats(self.corpus).to_dict(),
             "corpus": self.corpus.fingerprint(),
@@ -536,7 +536,7 @@ class Trainer:
     def _fit_reranker(self, model: Elias) -> tuple[Reranker, dict[str, csr_matrix]]:
         """Train the ranker on the training points, and its calibration on held-out points.
 
-        Return the features of the held-out points too: they are ranked with them.
+        Also return the features of the held-out points, so that ranking can reuse them.
         """
         config, psi = self.config.rerank, {}
         inputs = split_inputs(self.splits["train"], self.encoder)
@@ -562,7 +562,7 @@ class Trainer:
         return reranker, psi
 
     def _ranker_candidates(self, model: Elias, name: str) -> Candidates:
-        """Return the best candidates of a split, without filtered labels, to train the ranker."""
+        """Return the best candidates of a split, without filtered labels, for ranker training."""
         count, split = self.config.rerank.candidates, self.splits[name]
         candidates = self._embedded_candidates(model, name)
         if split.filters is None or not len(split.filters):
@@ -573,7 +573,7 @@ class Trainer:
         return replace(candidates, ids=ranked.ids, scores=ranked.scores, channel=None)
 
     def _embedded_candidates(self, model: Elias, name: str) -> Candidates:
-        """Return the candidates of a split, with φ(x) if the ranker reads it; embed it once."""
+        """Return the candidates of a split, with φ(x) if the ranker uses it; embed texts once."""
         candidates, rerank = self._candidates(model.model, name), self.config.rerank
         if rerank.enabled and rerank.embedding != "none" and candidates.embedding is None:
             candidates = add_embedding(model, candidates, self.tokens[name])
@@ -583,7 +583,7 @@ class Trainer:
     def _finish(
         self, members: list[Elias], predictions: list[dict[str, Predictions] | None]
     ) -> Elias:
-        """Join the members, add probabilities and save the model."""
+        """Combine the members into one model, fit its probabilities and save it."""
         run, model = self.ensemble_run, members[0]
         with run.timed(ENSEMBLE) if len(members) > 1 else nullcontext():
             ranked = [
@@ -619,7 +619,7 @@ class Trainer:
         return model
 
     def _predict_member(self, member: Elias) -> dict[str, Predictions]:
-        """Return the last predictions of a member that an earlier run has finished."""
+        """Return the final predictions of a member that was trained before the interruption."""
         last, encoder = member.last_alone, member.model.encoder
 
         def ranked(split: Split) -> Predictions:
@@ -639,7 +639,7 @@ class Trainer:
         return self._on_rank0(model, lambda: self._measure(predictions, "validation", names))
 
     def _on_rank0(self, model: EliasModel, work: Callable[[], dict[str, Any]]) -> dict[str, Any]:
-        """Measure on rank 0 for all, if all have searched."""
+        """Run ``work``; if W_L is sharded, run it on rank 0 and broadcast the result."""
         return work() if model.labels.whole else self.world.broadcast_from_rank0(work)
 
     def _measure(self, predictions: Predictions, name: str, names: list[str]) -> dict[str, float]:
@@ -651,12 +651,12 @@ class Trainer:
         return {name: self._measure(ranked, name, REPORTED) for name, ranked in predictions.items()}
 
     def _report(self, title: str, metrics: dict[str, dict[str, float]], **values: int) -> None:
-        """Record the metrics of a stage or another component."""
+        """Record the metrics of a stage or of another component."""
         self.metrics[title] = metrics
         self.run.record("stage", stage=title, **values, **metrics)
 
     def report_stage(self, stage: StageConfig, model: EliasModel, best_epoch: int) -> None:
-        """Measure and record a trained stage; keep its candidates."""
+        """Measure a trained stage, record its metrics, and keep its candidates."""
         self.candidates.clear()
         predictions = {
             name: self._stage_predictions(model, self._candidates(model, name))
@@ -680,7 +680,7 @@ class Trainer:
         )
 
     def _report_ranker(self, ranker: Reranker) -> None:
-        """Record the ranker, and log which of its parts could not be trained."""
+        """Record the properties of the ranker, and log components that could not be trained."""
         calibrated, named = ranker.calibration is not None, ranker.by_name is not None
         self.run.record("ranker", sharpness=ranker.sharpness, calibrated=calibrated, names=named)
         config = self.config.rerank
@@ -690,7 +690,7 @@ class Trainer:
             logger.info("the label names share no words with the texts and are not used")
 
     def _report_data(self) -> None:
-        """Record the sizes of the data; warn of labels without points and of long texts."""
+        """Record the sizes of the data; warn of labels without points and of truncated texts."""
         train = self.splits["train"]
         counts = np.bincount(train.labels.indices, minlength=self.corpus.n_labels)
         n_empty = int((counts == 0).sum())
@@ -722,7 +722,7 @@ class Trainer:
 
 
 def bag_of_words(texts: Sequence[str] | None, features: csr_matrix | None) -> csr_matrix:
-    """Return bow(x)/‖·‖ of each point for ψ (Eq. 14): given features, else tf-idf of words."""
+    """Return unit-norm bags of words for ψ (Eq. 14): the given features, or tf-idf of words."""
     if features is not None:
         return unit_rows(features)
     assert texts is not None
@@ -739,18 +739,18 @@ def train(
     overwrite: bool = False,
     ignore_memory: bool = False,
 ) -> Elias:
-    """Train ELIAS on a corpus and return the model; ``out`` saves the run in a folder.
+    """Train ELIAS on a corpus and return the model; save the run in ``out`` if given.
 
     Args:
-        config: The configuration; open sizes are derived from the corpus.
-        corpus: The points; without a validation split one is held out of the training split.
+        config: The configuration; sizes that are not set are derived from the corpus.
+        corpus: The points; without a validation split, training points may be held out.
         out: The run folder: ``config.json``, ``metrics.jsonl``, ``train.log``, and, at the end,
             ``model/``. An interrupted run in this folder is resumed from its last checkpoint.
         device: ``auto`` uses a GPU if there is one.
-        init_from: A model to start from, which is not changed. Its encoder is used, with its
-            sizes and its vocabulary or tokenizer. If it has the same labels, its clusters and
-            classifiers are used too, and a learned graph is trained on from the first stage that
-            learns one.
+        init_from: A model to start from; it is not modified. Training starts with its encoder,
+            including vocabulary or tokenizer. If it has the same labels, training also starts
+            with its clusters and classifiers. If it has a learned graph, training starts with the
+            first stage that learns a graph.
         overwrite: Replace the files of a former run in ``out``.
         ignore_memory: Start even if the memory estimate exceeds what is available.
 
@@ -792,13 +792,13 @@ def train_together(
     overwrite: bool = False,
     ignore_memory: bool = False,
 ) -> Elias | None:
-    """Train like `train`, with all processes of ``world``; each of them calls this.
+    """Train like `train`, but in all processes of ``world``; every process must call this.
 
-    The points of a batch and the rows of W_L are divided among the processes. The model is the
-    same, except for rounding, whatever their number. ``out`` must be on a shared file system.
+    The points of a batch and the rows of W_L are divided among the processes. Except for rounding,
+    the model does not depend on the number of processes. ``out`` must be on a shared file system.
 
     Returns:
-        The model on rank 0, None elsewhere.
+        The model on rank 0, None on other ranks.
     """
     folder = None if out is None else Path(out)
     check_plan(config, folder if world.is_rank0 else None, overwrite=overwrite)
@@ -823,7 +823,7 @@ def train_resolved(
     overwrite: bool,
     ignore_memory: bool,
 ) -> Elias | None:
-    """Train after `check_plan`, with the sizes of `starting_config` resolved for the corpus."""
+    """Train with a resolved configuration; the caller must have called `check_plan`."""
     if world.shards_labels:
         check_sharded(resolved)
     inputs: dict[str, Any] = {}
@@ -847,7 +847,7 @@ def train_resolved(
 
 
 def check_plan(config: EliasConfig, out: Path | None, *, overwrite: bool = False) -> None:
-    """Refuse a configuration that no corpus can be trained with, before a large one is read."""
+    """Raise if the configuration or ``out`` is invalid for any corpus, before one is read."""
     metric_names([config.eval.select_by])
     if config.rerank.embedding == "first" and config.encoder.kind == "bag":
         raise ConfigError(
@@ -860,7 +860,7 @@ def check_plan(config: EliasConfig, out: Path | None, *, overwrite: bool = False
 
 
 def check_sharded(config: EliasConfig) -> None:
-    """Refuse settings that work in one process but not in several.
+    """Raise if a setting works in one process but not in several.
 
     Raises:
         ConfigError: Names the setting and the value to use.
@@ -879,7 +879,7 @@ def check_sharded(config: EliasConfig) -> None:
 
 
 def starting_config(config: EliasConfig, init_from: Elias | None) -> EliasConfig:
-    """Return the configuration with the encoder settings of the model to start from, if any."""
+    """Return the configuration, with the encoder settings of ``init_from`` if it is given."""
     if init_from is None:
         return config
     theirs, ours = init_from.config.encoder, config.encoder
