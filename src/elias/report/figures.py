@@ -142,10 +142,14 @@ def recall_figures(
     for name, known in recorded.items():
         plot.line(name, list(known), list(known.values()))
         caption += f"Of {name}, only the values in the log of the run are known. "
-    ks = next(iter(recalls.values())).ks
+    # components may predict different numbers of labels
+    ks = max((recall.ks for recall in recalls.values()), key=len)
     last = ", ".join(f"{name} {recall.curve[-1]:.2f}%" for name, recall in recalls.items())
-    caption += f"R@{ks[-1]}: {last}."
-    curves = {name: recall.curve for name, recall in recalls.items()}
+    caption += f"Last value of each curve: {last}."
+    curves = {
+        name: np.pad(recall.curve, (0, len(ks) - len(recall.ks)), constant_values=np.nan)
+        for name, recall in recalls.items()
+    }
     added = {name: recall.by_decile for name, recall in recalls.items()}
     within = {name: 100 * score.recall for name, score in scores.items()}
     *_, last_added = added.values()

@@ -1,9 +1,16 @@
 """Figures show the numbers they are given, and leave out what is not known."""
 
 import numpy as np
+from scipy.sparse import csr_matrix
 
-from elias.report.figures import clusters_figure, learning_figures, map_figures
-from elias.report.statistics import LabelMaps
+from elias.predictions import Predictions
+from elias.report.figures import (
+    clusters_figure,
+    learning_figures,
+    map_figures,
+    recall_figures,
+)
+from elias.report.statistics import LabelMaps, Recalls, true_scores
 
 EPOCHS = [
     {"stage": "stage1", "loss": 3.0, "validation": {"P@1": 10.0}},
@@ -47,3 +54,22 @@ def test_the_spread_of_labels_is_compared():
 
     assert "spread more widely" in text
     assert "0.5 against 0.3" in text
+
+
+def test_components_that_predict_fewer_labels_have_shorter_recall_curves():
+    tenths = np.full(10, 1.0)
+    long = Recalls([1, 10, 100], np.array([10.0, 20.0, 30.0]), tenths)
+    short = Recalls([1, 10], np.array([11.0, 21.0]), tenths)
+    truth = csr_matrix(np.eye(2))
+    scores = true_scores(Predictions(np.array([[0], [1]]), np.ones((2, 1)), 2), truth, np.ones(2))
+
+    curve, *_ = recall_figures(
+        {"stage2": long, "ensemble": short},
+        dict.fromkeys(("stage2", "ensemble"), scores),
+        {},
+        "test",
+    )
+
+    assert "Last value of each curve: stage2 30.00%, ensemble 21.00%." in curve
+    assert "ensemble: 10, 21</title>" in curve
+    assert "ensemble: 100" not in curve
