@@ -11,7 +11,6 @@ import gzip
 import io
 import json
 import shutil
-import zipfile
 import zlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -21,7 +20,7 @@ from typing import IO, Any
 import numpy as np
 
 from elias.data.readers.files import open_gzip
-from elias.data.readers.npz import load_sparse
+from elias.data.readers.npz import NPZ_ERRORS, load_sparse
 from elias.errors import DataError, did_you_mean
 from elias.predictions import Entries, Predictions, from_entries
 
@@ -32,12 +31,6 @@ LABELS, IDS, SCORES, PROBABILITIES = "labels", "label_ids", "scores", "probabili
 
 _SUFFIXES = {".ndjson": "jsonl", ".json": "jsonl", ".text": "txt", ".pq": "parquet"}
 _DELIMITER = {"csv": ",", "tsv": "\t"}
-_NPZ_ERRORS = (
-    *(ValueError, LookupError, TypeError, EOFError, OSError, OverflowError, MemoryError),
-    *(NotImplementedError, RuntimeError, SyntaxError, zipfile.BadZipFile, zlib.error),
-)
-"""Errors that numpy and scipy raise for a file that is damaged or is not a sparse matrix."""
-
 _Row = list[tuple[int, float]]
 """Label ids and scores of one point."""
 
@@ -94,7 +87,7 @@ def _read_npz(
 ) -> Predictions:
     try:
         matrix = load_sparse(io.BytesIO(content))
-    except _NPZ_ERRORS as error:
+    except (OSError, *NPZ_ERRORS) as error:
         raise DataError(f"{path}: not a scipy sparse matrix: {error}") from error
     if matrix.shape[1] != n_labels:
         raise DataError(f"{path}: {matrix.shape[1]} columns, but the corpus has {n_labels} labels")

@@ -45,10 +45,11 @@ if TYPE_CHECKING:
 _MAX_EMPTY_ROWS = 1_000_000  # rows that a matrix may have beyond those it stores entries for
 _MAX_TEXT_BYTES = 4096  # size of the members that hold the format and the shape
 _FORMATS = ("csr", "csc", "coo")  # those that store an index for each value
-_BROKEN = (
-    *(ValueError, KeyError, TypeError, EOFError, IndexError, OverflowError, MemoryError),
+NPZ_ERRORS = (
+    *(ValueError, LookupError, TypeError, EOFError, OverflowError, MemoryError),
     *(NotImplementedError, RuntimeError, SyntaxError, zipfile.BadZipFile, zlib.error),
 )
+"""Errors that numpy and scipy raise for a file that is damaged or is not a sparse matrix."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -129,7 +130,7 @@ def read_npz(path: Path) -> csr_matrix:
         raise data_error(path, "no such file") from None
     except OSError as error:
         raise data_error(path, f"cannot be read ({error.strerror or error})") from None
-    except _BROKEN as error:
+    except NPZ_ERRORS as error:
         remedy = "write it with scipy.sparse.save_npz"
         raise data_error(path, f"not a whole sparse npz file ({error}); {remedy}") from None
 
