@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 import reference
-from elias.kernels.cpu import rank
+from elias.kernels.cpu import search
 from elias.model.elias import EliasModel, SearchSizes
 from elias.model.encoder import TextEncoder
 from elias.model.graph import LabelGraph
@@ -108,7 +108,7 @@ def test_the_ranking_is_that_of_the_slow_reference(case, beam_size, shortlist_si
     embedding = model.encoder.vectors.detach()
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(rank, "_FIRST_PATHS", first)  # labels looked at before the search may end
+        patch.setattr(search, "_FIRST_PATHS", first)  # labels looked at before the search may end
         found = model.rank(embedding, SearchSizes(beam_size, shortlist_size), k)
 
     expected = reference.rank(weights_of(model), embedding.double(), beam_size, shortlist_size, k)
@@ -125,9 +125,9 @@ def test_a_search_that_ends_early_finds_what_one_over_all_labels_finds(k, shift,
 
     many = model.rank(embedding, sizes, k)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(rank, "_FIRST_PATHS", 300)
+        patch.setattr(search, "_FIRST_PATHS", 300)
         whole = model.rank(embedding, sizes, k)
-        patch.setattr(rank, "_FIRST_PATHS", 2)
+        patch.setattr(search, "_FIRST_PATHS", 2)
         early = model.rank(embedding, sizes, k)
     alone = [model.rank(point.unsqueeze(0), sizes, k) for point in embedding]
 

@@ -1,33 +1,313 @@
-"""Performance-critical operations: search, scores, losses and updates, on a CPU or a GPU."""
+"""Operations of a search and a training step, dispatched by device.
 
-from elias.kernels.gradients import IndexGradients
-from elias.kernels.ops import (
-    Expansion,
-    adamw_edges,
-    adamw_pairs,
-    adamw_rows,
-    bag_sum,
-    edge_log,
-    expand_beam,
-    label_logits,
-    label_loss,
-    log_probabilities,
-    path_log,
-    shortlist_bce,
-)
+Most functions call the function of the same name in one of three modules:
 
-__all__ = [
-    "Expansion",
-    "IndexGradients",
-    "adamw_edges",
-    "adamw_pairs",
-    "adamw_rows",
-    "bag_sum",
-    "edge_log",
-    "expand_beam",
-    "label_logits",
-    "label_loss",
-    "log_probabilities",
-    "path_log",
-    "shortlist_bce",
-]
+- `elias.kernels.cpu`: loops compiled by numba, for tensors on a CPU;
+- `elias.kernels.gpu`: Triton kernels, for tensors on a GPU;
+- `elias.kernels.plain`: plain torch, for tensors on a GPU without Triton.
+
+Calls that pass an `IndexGradients` always run Triton kernels. Other calls that need a gradient with
+respect to edges or classifiers do not: Triton kernels return none. Triton is imported on first use,
+so importing `elias.kernels` does not require it.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import os
+from functools import cache
+from importlib.util import find_spec
+from typing import Any, NamedTuple
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from elias.errors import ConfigError
+from elias.kernels import cpu, plain
+from elias.kernels.adamw import EdgeState, History, LinearState
+from elias.kernels.adamw import IndexGradients as IndexGradients
+from elias.kernels.cpu import adamw_rows as adamw_rows
+from elias.kernels.cpu import rank_beams as rank_beams
+
+logger = logging.getLogger(__name__)
+
+KERNELS_VARIABLE = "ELIAS_KERNELS"
+_CHOICES = ("auto", "torch")
+
+
+@cache
+def has_triton() -> bool:
+    """Return whether GPUs run Triton kernels; call it only if there is a GPU.
+
+    The result is False if Triton is not installed (CUDA builds of torch include it) or if the
+    environment variable ``ELIAS_KERNELS`` is ``torch``. The variable is read once. It is not a
+    configuration setting because both implementations must train the same model.
+
+    Raises:
+        ConfigError: ``ELIAS_KERNELS`` is set to an unknown value.
+    """
+    choice = os.environ.get(KERNELS_VARIABLE, "auto")
+    if choice not in _CHOICES:
+        known = " or ".join(_CHOICES)
+        raise ConfigError(
+            f"{KERNELS_VARIABLE} is {choice!r} in the environment; set it to {known}, or unset it"
+        )
+    if choice == "torch":
+        logger.warning(
+            "%s is torch: the GPU runs plain torch instead of Triton kernels, which is slower",
+            KERNELS_VARIABLE,
+        )
+        return False
+    if find_spec("triton") is None:
+        logger.warning(
+            "Triton is not installed: the GPU runs plain torch instead of its kernels, which is "
+            "slower; install a CUDA build of torch, or the package triton"
+        )
+        return False
+    return True
+
+
+def runs_numba(tensor: Tensor) -> bool:
+    """Return whether operations on this tensor run as loops compiled by numba.
+
+    These return sparse gradients of tables, for `adamw_rows`.
+    """
+    return not tensor.is_cuda
+
+
+def runs_triton(tensor: Tensor) -> bool:
+    """Return whether operations on this tensor run as Triton kernels."""
+    return tensor.is_cuda and has_triton()
+
+
+def _gpu() -> Any:
+    from elias.kernels import gpu  # here: Triton may not be installed
+
+    return gpu
+
+
+def _kernels(tensor: Tensor, *, by_autograd: bool = False) -> Any:
+    """Return the kernel module for the device of this tensor.
+
+    With ``by_autograd``, the Triton kernels of the operation do not compute all its gradients.
+    """
+    if runs_numba(tensor):
+        return cpu
+    if has_triton() and not (by_autograd and torch.is_grad_enabled()):
+        return _gpu()
+    return plain
+
+
+class Expansion(NamedTuple):
+    """Labels that a beam reaches. A path is the number ``position in the beam · E + edge``."""
+
+    labels: Int[Tensor, "B K"]
+    """The best labels, in unspecified order, padded with ``n_labels``."""
+    paths: Int[Tensor, "B K"]
+    """The best path to each label (the lowest number among ties); 0 in padded slots."""
+    wanted_paths: Int[Tensor, "B Y"]
+    """The best path to each wanted label, even outside the shortlist; -1 if there is none."""
+
+
+@torch.no_grad()
+def expand_beam(
+    beam: Int[Tensor, "B b"],
+    beam_log: Float[Tensor, "B b"],
+    edge_labels: Int[Tensor, "C E"],
+    edge_log: Float[Tensor, "C E"],
+    wanted: Int[Tensor, "B Y"],
+    *,
+    n_labels: int,
+    shortlist_size: int,
+) -> Expansion:
+    """Return the K labels whose best path has the highest log ŝ_c + log ŝ_{c,ℓ} (Eq. 4–6).
+
+    ``beam_log`` and ``edge_log`` are log scores before the min(1, ·) of Eq. 1 and 5, called
+    unsaturated; min(1, ·) is applied here. Many labels share the score 1. Among equal scores, the
+    higher unsaturated score ranks first, then the lower label id. An edge with log score -inf does
+    not exist; a beam slot that holds C is empty. ``wanted`` holds label ids whose paths are needed
+    in any case, ascending in each row and padded with L.
+    """
+    run = _kernels(beam).expand_beam
+    return Expansion(*run(beam, beam_log, edge_labels, edge_log, wanted, n_labels, shortlist_size))
+
+
+def edge_log(
+    edge_logits: Float[Tensor, "C E"],
+    edge_labels: Int[Tensor, "C E"],
+    removed_log: Float[Tensor, " C"] | None = None,
+    *,
+    n_labels: int,
+    beta: float,
+    beam: Int[Tensor, "B b"] | None = None,
+) -> Float[Tensor, "C E"]:
+    """Return log(β · softmax_ℓ(a_c)), Eq. 5 before its min(1, ·); -inf where there is no edge.
+
+    ``removed_log`` is log Σ exp(a_{c,ℓ}) over edges that are not stored but have a share in the
+    softmax. If ``beam`` is given, the scores of clusters outside it may be undefined.
+    """
+    if removed_log is None and runs_triton(edge_logits) and not torch.is_grad_enabled():
+        return _gpu().edge_log(edge_logits, edge_labels, n_labels=n_labels, beta=beta, beam=beam)
+    shares = plain.log_shares(edge_logits, edge_labels >= n_labels, removed_log)
+    return math.log(beta) + shares
+
+
+def path_log(
+    cluster_log: Float[Tensor, "B C"],
+    edge_log: Float[Tensor, "C E"],
+    beam: Int[Tensor, "B b"],
+    paths: Int[Tensor, "B S"],
+    gradients: IndexGradients | None = None,
+) -> Float[Tensor, "B S"]:
+    """Return log ŝ_c + log ŝ_{c,ℓ} of each path; 0 for a path of -1.
+
+    ``cluster_log`` and ``edge_log`` are log scores before min(1, ·), which is applied here. With
+    ``gradients``, the backward pass adds the gradient with respect to ``edge_log`` to it, and
+    autograd returns none for ``edge_log``.
+    """
+    if gradients is not None:
+        return _gpu().path_log(cluster_log, edge_log, beam, paths, gradients)
+    return _kernels(cluster_log, by_autograd=True).path_log(cluster_log, edge_log, beam, paths)
+
+
+def label_logits(
+    embedding: Float[Tensor, "B D"],
+    weight: Float[Tensor, "L D"],
+    bias: Float[Tensor, " L"],
+    labels: Int[Tensor, "B K"],
+    gradients: IndexGradients | None = None,
+) -> Float[Tensor, "B K"]:
+    """Return w_ℓ·φ + bias_ℓ of the K labels of each point; a padded label (L) gives 0.
+
+    With ``gradients``, the backward pass adds (label, embedding) pairs to it, and autograd returns
+    no gradient for weights and biases.
+    """
+    if gradients is not None:
+        return _gpu().label_logits(embedding, weight, bias, labels, gradients)
+    return _kernels(embedding, by_autograd=True).label_logits(embedding, weight, bias, labels)
+
+
+def bag_sum(
+    weight: Float[Tensor, "V D"],
+    ids: Int[Tensor, " tokens"],
+    offsets: Int[Tensor, " B+1"],
+    coefficients: Float[Tensor, " tokens"],
+) -> Float[Tensor, "B D"]:
+    """Return Σ_j coefficient_j · weight[id_j] of each bag; the coefficients get no gradient."""
+    return _kernels(weight).bag_sum(weight, ids, offsets, coefficients)
+
+
+def log_probabilities(
+    logits: Float[Tensor, "B K"], log_scores: Float[Tensor, "B K"]
+) -> Float[Tensor, "B K"]:
+    """Return log p = log σ(logit) + log ŷ; on a CPU, bit-identical to `cpu.rank.rank_beams`."""
+    return _kernels(logits).log_probabilities(logits, log_scores)
+
+
+def shortlist_bce(
+    logits: Float[Tensor, "B K"],
+    shortlist_log: Float[Tensor, "B K"],
+    labels: Int[Tensor, "B K"],
+    positives: Int[Tensor, "B Y"],
+    n_labels: int,
+) -> Float[Tensor, ""]:
+    """Return Σ −[y log p + (1−y) log(1−p)] over the shortlists, p = σ(z)·ŷ (Eq. 7, corrected).
+
+    ``logits`` is z and ``shortlist_log`` is log ŷ ≤ 0. ``positives`` is ascending in each row and
+    padded with L; shortlist slots that hold L are ignored. The computation uses
+    log p = log σ(z) + log ŷ and 1−p = σ(−z) + σ(z)(1−ŷ), which avoids taking the logarithm of a
+    rounded probability. Neither the loss nor its gradients overflow.
+    """
+    return _ShortlistBCE.apply(logits, shortlist_log, labels, positives, n_labels)
+
+
+class _ShortlistBCE(torch.autograd.Function):
+    """Computes the loss and both gradients in one pass."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        logits: Tensor,
+        shortlist_log: Tensor,
+        labels: Tensor,
+        positives: Tensor,
+        n_labels: int,
+    ) -> Tensor:
+        loss, by_logits, by_shortlist = _kernels(logits).shortlist_bce(
+            logits.float(), shortlist_log, labels, positives, n_labels
+        )
+        ctx.save_for_backward(by_logits, by_shortlist)
+        return loss
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        by_logits, by_shortlist = ctx.saved_tensors
+        return grads[0] * by_logits, grads[0] * by_shortlist, None, None, None
+
+
+def label_loss(
+    embedding: Float[Tensor, "B D"],
+    shortlist_log: Float[Tensor, "B K"],
+    weight: Float[Tensor, "L D"],
+    bias: Float[Tensor, " L"],
+    labels: Int[Tensor, "B K"],
+    positives: Int[Tensor, "B Y"],
+    gradients: IndexGradients | None = None,
+) -> Float[Tensor, ""]:
+    """Return `shortlist_bce` of the logits w_ℓ·φ + bias_ℓ.
+
+    With ``gradients``, logits and loss are one autograd operation that runs Triton kernels, and
+    the backward pass adds the gradient of the classifiers to ``gradients``.
+    """
+    if gradients is not None:
+        return _gpu().label_loss(
+            embedding, shortlist_log, weight, bias, labels, positives, gradients
+        )
+    logits = label_logits(embedding, weight, bias, labels)
+    return shortlist_bce(logits, shortlist_log, labels, positives, len(weight))
+
+
+def adamw_pairs(
+    weight: Float[Tensor, "R D"],
+    bias: Float[Tensor, " R"],
+    state: LinearState,
+    labels: Int[Tensor, "B K"],
+    coefficients: Float[Tensor, "B K"],
+    embedding: Float[Tensor, "B D"],
+    history: History,
+) -> None:
+    """Apply lazy AdamW to the rows in ``labels``, in place; Triton only.
+
+    ``labels``, ``coefficients`` and ``embedding`` are the pairs of an `IndexGradients`. The bias
+    has no weight decay. A bfloat16 weight is rounded stochastically, seeded by the step.
+    """
+    gpu = _gpu()
+    # each embedding is read once per pair: beside bfloat16 weights bfloat16 is precise enough
+    pairs = gpu.pair_rows(labels, coefficients, embedding.to(weight.dtype))
+    gpu.adamw_pairs(weight, bias, state, pairs, history)
+
+
+def adamw_edges(
+    edge_logits: Float[Tensor, "C E"],
+    edge_labels: Int[Tensor, "C E"],
+    state: EdgeState,
+    gradients: IndexGradients,
+    history: History,
+    *,
+    n_labels: int,
+) -> None:
+    """Apply lazy AdamW to the edge logits of touched clusters, in place; Triton only.
+
+    The edge gradient in ``gradients`` is set to zero afterwards.
+    """
+    _gpu().adamw_edges(
+        edge_logits,
+        edge_labels,
+        state,
+        gradients.by_edge,
+        gradients.touched,
+        history,
+        n_labels=n_labels,
+    )

@@ -1,12 +1,8 @@
-"""Choose the device and kernel implementation, limit threads, explain out-of-memory errors."""
+"""Choose the device, limit threads, explain out-of-memory errors."""
 
 from __future__ import annotations
 
-import logging
-import os
 from contextlib import contextmanager
-from functools import cache
-from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
 import numba
@@ -16,51 +12,6 @@ from elias.errors import ConfigError, RunError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-
-    from torch import Tensor
-
-
-logger = logging.getLogger(__name__)
-
-KERNELS_VARIABLE = "ELIAS_KERNELS"
-_CHOICES = ("auto", "torch")
-
-
-@cache
-def has_triton() -> bool:
-    """Return whether GPUs run Triton kernels; call it only if there is a GPU.
-
-    The result is False if Triton is not installed (CUDA builds of torch include it) or if the
-    environment variable ``ELIAS_KERNELS`` is ``torch``. The variable is read once. It is not a
-    configuration setting because both implementations must train the same model.
-
-    Raises:
-        ConfigError: ``ELIAS_KERNELS`` is set to an unknown value.
-    """
-    choice = os.environ.get(KERNELS_VARIABLE, "auto")
-    if choice not in _CHOICES:
-        known = " or ".join(_CHOICES)
-        raise ConfigError(
-            f"{KERNELS_VARIABLE} is {choice!r} in the environment; set it to {known}, or unset it"
-        )
-    if choice == "torch":
-        logger.warning(
-            "%s is torch: the GPU runs plain torch instead of Triton kernels, which is slower",
-            KERNELS_VARIABLE,
-        )
-        return False
-    if find_spec("triton") is None:
-        logger.warning(
-            "Triton is not installed: the GPU runs plain torch instead of its kernels, which is "
-            "slower; install a CUDA build of torch, or the package triton"
-        )
-        return False
-    return True
-
-
-def runs_triton(tensor: Tensor) -> bool:
-    """Return whether operations on this tensor run as Triton kernels."""
-    return tensor.is_cuda and has_triton()
 
 
 _TORCH_ON_CPU = "you tried to allocate"

@@ -1,8 +1,8 @@
 """Plain torch implementation of the operations of `elias.kernels`, for GPUs without Triton.
 
 The functions have the same names and arguments as in `elias.kernels.cpu` and `elias.kernels.gpu`.
-Gradients come from autograd unless stated otherwise. `elias.kernels.gpu` also uses `bag_sum`,
-`adamw_rows` and `log_probabilities` from this module, because Triton kernels would not be faster.
+Gradients come from autograd unless stated otherwise. `elias.kernels.gpu` also uses `bag_sum` and
+`log_probabilities` from this module, because Triton kernels would not be faster.
 """
 
 from __future__ import annotations
@@ -11,8 +11,6 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 from torch.nn.functional import embedding_bag, logsigmoid, pad
-
-from elias.kernels.adamw import History, RowState
 
 _LOWEST = -(2**63)
 _LAST_ID = 2**31 - 1
@@ -89,6 +87,18 @@ def expand_beam(
         pad(paths.masked_fill(empty, 0), padding, value=0),
         wanted_paths.masked_fill(wanted_paths == n_paths, -1),
     )
+
+
+def log_shares(
+    edge_logits: Tensor, empty: Tensor, removed_log: Tensor | None = None
+) -> Float[Tensor, "C E"]:
+    """Return log softmax_ℓ(a_c) over stored and removed edges; -inf where ``empty`` is True."""
+    logits = edge_logits.float().masked_fill(empty, -torch.inf)
+    shares = logits.log_softmax(dim=-1)
+    if removed_log is not None:
+        stored_share = logsigmoid(logits.logsumexp(dim=-1) - removed_log)
+        shares = shares + stored_share.unsqueeze(-1)
+    return shares.masked_fill(empty, -torch.inf)
 
 
 def path_log(cluster_log: Tensor, edge_log: Tensor, beam: Tensor, paths: Tensor) -> Tensor:
@@ -181,24 +191,3 @@ def _fix_exceptions(
     loss[exceptions] = torch.where(relevant, -log_p, -log_not_p)
     by_logits[exceptions] = torch.where(relevant, -log_miss.exp(), (log_odds + log_miss).exp())
     by_shortlist[exceptions] = torch.where(relevant, torch.full_like(odds, -1.0), odds)
-
-
-def adamw_rows(
-    weight: Tensor, state: RowState, touched: Tensor, gradient: Tensor, history: History
-) -> None:
-    """Apply lazy AdamW to the touched rows in place."""
-    step, rates, logs = history.step, history.rates, history.decay_log
-    previous = state.last_step[touched]
-    skipped = (step - previous).double().unsqueeze(1)
-    decay = (logs[step] - logs[previous]).exp2().unsqueeze(1)
-    mean = state.mean[touched] * (rates.beta1**skipped).float() + (1 - rates.beta1) * gradient
-    variance = state.variance[touched] * (rates.beta2**skipped).float()
-    variance = variance + (1 - rates.beta2) * gradient.square()
-    rows = weight.detach()[touched] * decay.float()
-    scale = variance.div(1 - rates.beta2**step).sqrt_().add_(rates.eps)
-    rows = rows - rates.lr / (1 - rates.beta1**step) * mean / scale
-    with torch.no_grad():
-        weight[touched] = rows
-    state.mean[touched] = mean
-    state.variance[touched] = variance
-    state.last_step[touched] = step

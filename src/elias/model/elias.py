@@ -15,8 +15,9 @@ from elias.kernels import (
     label_logits,
     log_probabilities,
     path_log,
+    rank_beams,
+    runs_numba,
 )
-from elias.kernels.cpu.rank import Index, rank_beams
 from elias.kernels.one_vs_all import LabelUpdate, every_label_loss, every_label_top
 from elias.kernels.plain import ranking_key
 from elias.model.encoder import TextEncoder
@@ -282,18 +283,17 @@ class EliasModel(nn.Module):
         """
         cluster_log = self.unsaturated_log(embedding)
         beam = cluster_log.topk(min(sizes.beam_size, cluster_log.shape[1]), dim=1).indices
-        if self.labels.whole and not embedding.is_cuda:
-            if blocked is None:
-                blocked = torch.zeros(0, dtype=torch.bool)
-            index = Index(
-                self.graph.ordered_edges(),
-                self.labels.weight.detach().numpy(),
-                self.labels.bias.detach().numpy(),
-                blocked.numpy(),
-            )
-            beam_log = cluster_log.gather(1, beam)
+        if self.labels.whole and runs_numba(embedding):
             return rank_beams(
-                embedding.contiguous(), beam, beam_log, index, sizes.shortlist_size, top_k
+                embedding,
+                beam,
+                cluster_log.gather(1, beam),
+                self.graph.ordered_edges(),
+                self.labels.weight,
+                self.labels.bias,
+                blocked,
+                shortlist_size=sizes.shortlist_size,
+                top_k=top_k,
             )
         labels, log_scores, *_ = self.search(
             cluster_log, beam, sizes.shortlist_size, blocked=blocked

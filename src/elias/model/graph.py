@@ -5,12 +5,12 @@ from __future__ import annotations
 import math
 
 import torch
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from elias.kernels import edge_log
 from elias.kernels.cpu.search import OrderedEdges, order_edges
-from elias.kernels.device import runs_triton
+from elias.kernels.plain import log_shares
 
 
 class LabelGraph(nn.Module):
@@ -95,29 +95,17 @@ class LabelGraph(nn.Module):
         return self._cached_order[1]
 
     def _unsaturated_log(self, beam: Int[Tensor, "B b"] | None = None) -> Float[Tensor, "C E"]:
-        empty = self.edge_labels >= self.n_labels
         if not self.learned:
+            empty = self.edge_labels >= self.n_labels
             return torch.zeros(empty.shape, device=empty.device).masked_fill(empty, -math.inf)
-        no_gradient = not torch.is_grad_enabled() and self.removed_log is None
-        if no_gradient and runs_triton(self.edge_logits):
-            return edge_log(
-                self.edge_logits,
-                self.edge_labels,
-                n_labels=self.n_labels,
-                beta=self.beta,
-                beam=beam,
-            )
-        return math.log(self.beta) + self._log_shares(empty)
-
-    def _log_shares(self, empty: Bool[Tensor, "C E"]) -> Float[Tensor, "C E"]:
-        """Return log softmax_ℓ(a_c) over stored and pruned edges; -inf where there is no edge."""
-        logits = self.edge_logits.float().masked_fill(empty, -math.inf)
-        shares = logits.log_softmax(dim=-1)
-        if self.removed_log is not None:
-            stored = logits.logsumexp(dim=-1)
-            stored_share = nn.functional.logsigmoid(stored - self.removed_log)
-            shares = shares + stored_share.unsqueeze(-1)
-        return shares.masked_fill(empty, -math.inf)
+        return edge_log(
+            self.edge_logits,
+            self.edge_labels,
+            self.removed_log,
+            n_labels=self.n_labels,
+            beta=self.beta,
+            beam=beam,
+        )
 
     def partition(self) -> Int[Tensor, " L"]:
         """Return the cluster of each label; the graph must be a fixed partition (stage 1)."""
@@ -134,7 +122,7 @@ class LabelGraph(nn.Module):
         Edges are compared by unsaturated scores (Eq. 5 without min); ties go to the lower id.
         """
         empty = self.edge_labels >= self.n_labels
-        shares = self._log_shares(empty)
+        shares = log_shares(self.edge_logits, empty, self.removed_log)
         cluster = torch.arange(self.n_clusters, device=shares.device).unsqueeze(1)
         labels, shares, clusters = (
             part[~empty] for part in (self.edge_labels, shares, cluster.expand_as(empty))

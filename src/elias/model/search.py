@@ -20,8 +20,8 @@ from typing import TYPE_CHECKING, TypeVar
 import numpy as np
 import torch
 
+from elias.kernels import runs_triton
 from elias.kernels.cuda_graphs import CapturedFunction, GraphRecorder
-from elias.kernels.device import runs_triton
 from elias.predictions import PADDING_SCORE, Candidates
 from elias.progress import progress
 from elias.text.batches import (

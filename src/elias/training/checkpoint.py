@@ -27,7 +27,7 @@ from elias.data.atomic import digest, staged_folder
 from elias.distributed import SingleProcess
 from elias.errors import DataError, Interrupted, ModelError, RunError
 from elias.inference.predictor import Elias
-from elias.kernels.device import has_triton
+from elias.kernels import has_triton
 from elias.persistence.manifest import MODEL_FOLDER, all_finite
 from elias.training.checkpoint_shards import collect_shards, is_row, read_tensors, write_shard
 

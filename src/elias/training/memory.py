@@ -20,7 +20,7 @@ import torch
 
 from elias.distributed import process_counts
 from elias.errors import RunError
-from elias.kernels.device import has_triton
+from elias.kernels import has_triton
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

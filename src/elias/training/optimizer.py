@@ -9,7 +9,14 @@ from torch import Tensor, nn
 
 from elias.distributed import SingleProcess
 from elias.distributed.data_parallel import sum_gradients, sum_rows, sum_touched
-from elias.kernels import IndexGradients, adamw_edges, adamw_pairs, adamw_rows
+from elias.kernels import (
+    IndexGradients,
+    adamw_edges,
+    adamw_pairs,
+    adamw_rows,
+    runs_numba,
+    runs_triton,
+)
 from elias.kernels.adamw import (
     AdamWRates,
     EdgeState,
@@ -19,7 +26,6 @@ from elias.kernels.adamw import (
     adamw_dense,
     apply_pending_decay,
 )
-from elias.kernels.device import runs_triton
 from elias.model.one_vs_all import OneVsAll
 from elias.training.checkpoint import add_prefix, strip_prefix
 
@@ -399,9 +405,8 @@ class Optimizer:
         encoder_tables = {f"encoder.{name}" for name in self._model.encoder.table_names()}
         for name, parameter in parameters.items():
             rates = parameter_rates(name, parameter, self.stage)
-            is_label_table = name.startswith("labels.") and runs_triton(parameter)
-            is_cpu_table = name.startswith("labels.") or name in encoder_tables
-            if is_label_table or (is_cpu_table and not parameter.is_cuda):
+            is_table = name.startswith("labels.") or name in encoder_tables
+            if is_table and runs_numba(parameter):  # its gradient is sparse
                 tables.append(_RowUpdate(name, parameter, rates, accumulates=every > 1))
             else:
                 dense[parameter] = rates

@@ -34,7 +34,8 @@ from elias.inference.predict import (
     split_inputs,
 )
 from elias.inference.predictor import EVALUATED, Elias
-from elias.kernels.device import explain_out_of_memory, has_triton, limit_threads, pick_device
+from elias.kernels import has_triton
+from elias.kernels.device import explain_out_of_memory, limit_threads, pick_device
 from elias.metrics import REPORTED, measure, metric_names, rounded
 from elias.model.elias import EliasModel
 from elias.model.encoder import BagEncoder

@@ -1,66 +1,146 @@
-"""Who decides whether a GPU runs Triton kernels, and who is told."""
+import subprocess
+import sys
 
-import logging
-from types import SimpleNamespace
-
+import numba
+import numpy as np
 import pytest
+import torch
 
-from elias.errors import ConfigError
-from elias.kernels import device
-from elias.kernels.device import has_triton, runs_triton
+from elias.errors import ConfigError, RunError
+from elias.kernels.device import explain_out_of_memory, limit_threads, pick_device
 
-ON_GPU, ON_CPU = SimpleNamespace(is_cuda=True), SimpleNamespace(is_cuda=False)
-
-
-@pytest.fixture(autouse=True)
-def asked_anew(monkeypatch):
-    monkeypatch.delenv("ELIAS_KERNELS", raising=False)
-    monkeypatch.setattr(device, "find_spec", lambda _: object())
-    has_triton.cache_clear()
-    yield
-    has_triton.cache_clear()
+ON_LINUX = "DefaultCPUAllocator: can't allocate memory: you tried to allocate 40000000 bytes. Error"
+ON_WINDOWS = "DefaultCPUAllocator: not enough memory: you tried to allocate 40000000 bytes."
 
 
-@pytest.mark.parametrize("value", [None, "auto"])
-def test_triton_runs_on_a_gpu_where_it_is_installed(monkeypatch, caplog, value):
-    if value is not None:
-        monkeypatch.setenv("ELIAS_KERNELS", value)
-
-    assert runs_triton(ON_GPU)
-    assert not runs_triton(ON_CPU)
-    assert not caplog.records
+@pytest.fixture
+def threads():
+    """Set torch's number of threads for one test."""
+    before = torch.get_num_threads()
+    yield torch.set_num_threads
+    torch.set_num_threads(before)
 
 
-def test_the_environment_turns_triton_off(monkeypatch, caplog):
-    monkeypatch.setenv("ELIAS_KERNELS", "torch")
+@pytest.mark.parametrize("count", [1, 2])
+def test_the_kernels_get_as_many_threads_as_torch_has(threads, count):
+    before = numba.get_num_threads()
+    threads(count)
 
-    with caplog.at_level(logging.WARNING):
-        assert not runs_triton(ON_GPU)
+    with limit_threads():
+        inside = numba.get_num_threads()
 
-    assert "ELIAS_KERNELS is torch" in caplog.text
-
-
-def test_a_gpu_without_triton_is_warned_of_once(monkeypatch, caplog):
-    monkeypatch.setattr(device, "find_spec", lambda _: None)
-
-    with caplog.at_level(logging.WARNING):
-        assert not any(runs_triton(ON_GPU) for _ in range(3))
-
-    assert [record.levelname for record in caplog.records] == ["WARNING"]
-    assert "Triton is not installed" in caplog.text
+    assert inside == min(count, numba.config.NUMBA_NUM_THREADS)
+    assert numba.get_num_threads() == before
+    assert torch.get_num_threads() == count
 
 
-def test_a_cpu_is_warned_of_nothing(monkeypatch, caplog):
-    monkeypatch.setattr(device, "find_spec", lambda _: None)
-    monkeypatch.setenv("ELIAS_KERNELS", "torch")
+def test_torch_keeps_its_number_of_threads_when_numba_starts():
+    # in a new interpreter: numba starts once, and sets the threads of OpenMP, which torch uses too
+    code = """
+import torch
+from elias.kernels.device import limit_threads
+torch.set_num_threads(1)
+with limit_threads():
+    print(torch.get_num_threads())
+print(torch.get_num_threads())
+"""
 
-    assert not runs_triton(ON_CPU)
-    assert not caplog.records
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+
+    assert done.stdout.split() == ["1", "1"]
 
 
-@pytest.mark.parametrize("value", ["triton", "Torch", ""])
-def test_an_unknown_value_is_refused_with_the_known_ones(monkeypatch, value):
-    monkeypatch.setenv("ELIAS_KERNELS", value)
+def test_no_more_threads_are_asked_for_than_numba_has(threads):
+    threads(numba.config.NUMBA_NUM_THREADS + 3)
 
-    with pytest.raises(ConfigError, match=f"ELIAS_KERNELS is '{value}'.* auto or torch"):
-        runs_triton(ON_GPU)
+    with limit_threads():
+        inside = numba.get_num_threads()
+
+    assert inside == numba.config.NUMBA_NUM_THREADS
+    assert torch.get_num_threads() == numba.config.NUMBA_NUM_THREADS + 3
+
+
+def test_the_number_of_threads_comes_back_after_an_error(threads):
+    before = numba.get_num_threads()
+    threads(1)
+
+    with pytest.raises(ValueError, match="boom"), limit_threads():
+        raise ValueError("boom")
+
+    assert numba.get_num_threads() == before
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        MemoryError(),
+        MemoryError("Unable to allocate 9.09 TiB for an array"),
+        torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 40.00 GiB.\nMore advice."),
+        RuntimeError(ON_LINUX),
+        RuntimeError(ON_WINDOWS),
+    ],
+    ids=["bare", "numpy", "cuda", "linux", "windows"],
+)
+@pytest.mark.parametrize(
+    ("what", "remedy"),
+    [("training", "stages.*.batch_size"), ("predicting", "one text")],
+)
+def test_running_out_of_memory_says_what_to_lower(error, what, remedy):
+    with pytest.raises(RunError, match="out of memory") as caught, explain_out_of_memory(what):
+        raise error
+
+    assert remedy in str(caught.value)
+    assert "\n" not in str(caught.value)
+    assert caught.value.__cause__ is error
+
+
+def test_torch_still_words_a_lack_of_memory_on_the_cpu_as_we_expect():
+    with pytest.raises(RunError, match="out of memory"), explain_out_of_memory("training"):
+        torch.empty(2**60, dtype=torch.uint8)
+
+
+def test_an_array_too_large_for_numpy_is_explained():
+    with pytest.raises(RunError, match="out of memory"), explain_out_of_memory("training"):
+        np.empty(2**60, dtype=np.uint8)
+
+
+def test_other_errors_pass_through():
+    with pytest.raises(RuntimeError, match="shapes"), explain_out_of_memory("training"):
+        raise RuntimeError("shapes do not match")
+
+
+def test_a_device_that_is_not_there_is_refused():
+    with pytest.raises(ConfigError, match="unknown device 'tpu9'"):
+        pick_device("tpu9")
+    assert pick_device("cpu") == torch.device("cpu")
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
+def test_without_a_gpu_cuda_is_refused_and_auto_is_the_cpu():
+    with pytest.raises(ConfigError, match="use cpu or auto"):
+        pick_device("cuda")
+    assert pick_device("auto") == torch.device("cpu")
+
+
+@pytest.mark.parametrize("name", ["mps", "meta", "xpu"])
+def test_a_device_that_nothing_here_runs_on_is_refused(name):
+    with pytest.raises(ConfigError, match="is not supported; use auto, cpu or cuda"):
+        pick_device(name)
+
+
+def test_a_gpu_past_the_last_is_refused(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+
+    with pytest.raises(ConfigError, match="this machine has 2 GPUs, counted from 0; use cuda:1"):
+        pick_device("cuda:2")
+
+
+def test_the_gpu_asked_for_is_where_kernels_are_launched(monkeypatch):
+    chosen = []
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    monkeypatch.setattr(torch.cuda, "set_device", chosen.append)
+
+    assert pick_device("cuda:1") == torch.device("cuda", 1)
+    assert chosen == [torch.device("cuda", 1)]

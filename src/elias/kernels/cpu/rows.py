@@ -15,8 +15,6 @@ from numba import get_num_threads, njit, prange
 from numpy.typing import NDArray
 from torch import Tensor
 
-from elias.kernels.gradients import sparse_gradient
-
 Array: TypeAlias = NDArray[Any]
 
 # Sums may be reordered so that they vectorise; NaN and infinity keep their meaning.
@@ -62,8 +60,8 @@ class _LabelLogits(torch.autograd.Function):
         offsets = np.arange(len(labels) + 1, dtype=np.int64) * labels.shape[1]
         groups = group_by_id(ids.reshape(-1), offsets, len(weight))
         rows, gradient, sums = _row_gradient(groups, coefficients.reshape(-1), _array(embedding))
-        by_weight = sparse_gradient(rows, gradient, weight.shape)
-        return by_embedding, by_weight, sparse_gradient(rows, sums, bias.shape), None
+        by_weight = _sparse_gradient(rows, gradient, weight.shape)
+        return by_embedding, by_weight, _sparse_gradient(rows, sums, bias.shape), None
 
 
 class _BagSum(torch.autograd.Function):
@@ -80,7 +78,15 @@ class _BagSum(torch.autograd.Function):
         weight, ids, offsets, coefficients = ctx.saved_tensors
         groups = group_by_id(ids.numpy(), offsets.numpy(), len(weight))
         rows, gradient, _ = _row_gradient(groups, coefficients.numpy(), _array(grads[0]))
-        return sparse_gradient(rows, gradient, weight.shape), None, None, None
+        return _sparse_gradient(rows, gradient, weight.shape), None, None, None
+
+
+def _sparse_gradient(rows: Tensor, values: Tensor, shape: torch.Size) -> Tensor:
+    """Return a table's gradient as a sparse tensor; ``rows`` must be ascending and distinct."""
+    # torch 2.11 and 2.12 warn in spite of check_invariants=False; this is silent in all of them,
+    # and does not change the user's setting
+    with torch.sparse.check_sparse_tensor_invariants(enable=False):
+        return torch.sparse_coo_tensor(rows.unsqueeze(0), values, shape, is_coalesced=True)
 
 
 def _array(tensor: Tensor) -> Array:

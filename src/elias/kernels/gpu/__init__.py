@@ -1,16 +1,15 @@
-"""GPU kernels in Triton; `elias.kernels.ops` dispatches to them."""
+"""GPU kernels in Triton; `elias.kernels` dispatches to them."""
 
 from elias.kernels.gpu.adamw import adamw_edges, adamw_pairs
 from elias.kernels.gpu.loss import label_loss, shortlist_bce
 from elias.kernels.gpu.paths import edge_log, path_log
 from elias.kernels.gpu.rows import label_logits, pair_rows
 from elias.kernels.gpu.search import expand_beam
-from elias.kernels.plain import adamw_rows, bag_sum, log_probabilities
+from elias.kernels.plain import bag_sum, log_probabilities
 
 __all__ = [
     "adamw_edges",
     "adamw_pairs",
-    "adamw_rows",
     "bag_sum",
     "edge_log",
     "expand_beam",

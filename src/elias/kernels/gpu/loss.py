@@ -14,9 +14,9 @@ import triton.language as tl
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from elias.kernels.adamw import IndexGradients
 from elias.kernels.gpu.rows import gather_dot, gather_sum
 from elias.kernels.gpu.search import is_among
-from elias.kernels.gradients import IndexGradients
 
 _BLOCK = 1024
 

@@ -11,7 +11,7 @@ import triton.language as tl
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from elias.kernels.gradients import IndexGradients
+from elias.kernels.adamw import IndexGradients
 
 _BLOCK = 1024
 
@@ -59,8 +59,8 @@ def path_log(
 ) -> Tensor:
     """Return log ŝ_c + log ŝ_{c,ℓ} of each path; 0 for a path of -1.
 
-    The backward pass adds the gradient with respect to ``edge_log`` to ``gradients`` if given;
-    otherwise autograd returns it.
+    The backward pass adds the gradient with respect to ``edge_log`` to ``gradients``. Without it,
+    ``edge_log`` has no gradient.
     """
     return _PathLog.apply(cluster_log, edge_log, beam, paths, gradients)
 
@@ -96,16 +96,13 @@ class _PathLog(torch.autograd.Function):
         return out
 
     @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, Tensor | None, None, None, None]:
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None, None, None, None]:
         cluster_log, edge_log, beam, paths = ctx.saved_tensors
-        index: IndexGradients | None = ctx.gradients
-        if index is None and ctx.needs_input_grad[1]:
-            index = IndexGradients(edge_log)
-        by_edge, touched = (None, None) if index is None else (index.by_edge, index.touched)
+        by_edge, touched = ctx.gradients.by_edge, ctx.gradients.touched
         by_cluster = path_log_backward(
             grads[0], cluster_log, edge_log, beam, paths, by_edge, touched
         )
-        return by_cluster, by_edge if ctx.gradients is None else None, None, None, None
+        return by_cluster, None, None, None, None
 
 
 def path_log_backward(

@@ -1,8 +1,8 @@
 """Products with selected rows of a large table and their gradients as Triton kernels.
 
 No B×K×D tensor is stored: each program loads the rows of a few labels into registers. For the
-gradient of the table, the B·K (label, point) pairs are sorted by label; then one program sums the
-gradient of each touched row.
+gradient of the table, the B·K (label, point) pairs are sorted by label, so that one program can sum
+the gradient of each touched row.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import triton.language as tl
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from elias.kernels.gradients import IndexGradients, sparse_gradient
+from elias.kernels.adamw import IndexGradients
 
 _BLOCK_K = 16
 _SUM_BLOCK_K = 8
@@ -33,9 +33,11 @@ def label_logits(
 ) -> Tensor:
     """Return w_ℓ·φ + bias_ℓ of each label; 0 in padded slots.
 
-    The backward pass adds the gradient of weights and biases to ``gradients`` if given; otherwise
-    autograd returns it.
+    The backward pass adds the gradient of weights and biases to ``gradients``. Without it, the
+    logits have no gradient.
     """
+    if gradients is None:
+        return gather_dot(embedding, weight, bias, labels)
     return _LabelLogits.apply(embedding, weight, bias, labels, gradients)
 
 
@@ -47,22 +49,17 @@ class _LabelLogits(torch.autograd.Function):
         weight: Tensor,
         bias: Tensor,
         labels: Tensor,
-        gradients: IndexGradients | None,
+        gradients: IndexGradients,
     ) -> Tensor:
-        ctx.save_for_backward(embedding, weight, bias, labels)
+        ctx.save_for_backward(embedding, weight, labels)
         ctx.gradients = gradients
         return gather_dot(embedding, weight, bias, labels)
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
-        embedding, weight, bias, labels = ctx.saved_tensors
-        by_embedding = gather_sum(grads[0], weight, labels)
-        if ctx.gradients is not None:
-            ctx.gradients.add_pairs(labels, grads[0], embedding)
-            return by_embedding, None, None, None, None
-        rows, gradient, sums = sum_pairs(pair_rows(labels, grads[0], embedding), len(weight))
-        by_weight = sparse_gradient(rows, gradient.to(weight.dtype), weight.shape)
-        return by_embedding, by_weight, sparse_gradient(rows, sums, bias.shape), None, None
+        embedding, weight, labels = ctx.saved_tensors
+        ctx.gradients.add_pairs(labels, grads[0], embedding)
+        return gather_sum(grads[0], weight, labels), None, None, None, None
 
 
 def gather_dot(
@@ -174,39 +171,6 @@ def pair_rows(
 def row_programs(pairs: RowPairs) -> int:
     """Return the number of programs among which to divide the rows of these pairs."""
     return max(1, min(_ROW_PROGRAMS, len(pairs.ids)))
-
-
-def sum_pairs(
-    pairs: RowPairs, n_rows: int
-) -> tuple[Int[Tensor, " r"], Float[Tensor, "r D"], Float[Tensor, " r"]]:
-    """Return the touched rows, ascending, with the gradient and coefficient sum of each.
-
-    The host waits for the device, because it needs the number of rows.
-    """
-    heads = pairs.heads[: int(pairs.n_heads)].sort().values
-    heads = heads[pairs.ids[heads.long()] < n_rows]
-    dim = pairs.vectors.shape[1]
-    gradient = torch.empty((len(heads), dim), dtype=torch.float32, device=heads.device)
-    sums = torch.empty(len(heads), dtype=torch.float32, device=heads.device)
-    block_a, block_b = block_sizes(dim)
-    if len(heads):
-        _sum_pairs[(len(heads),)](
-            pairs.ids,
-            pairs.order,
-            heads,
-            pairs.coefficients,
-            pairs.vectors,
-            gradient,
-            sums,
-            len(pairs.ids),
-            pairs.per_vector,
-            dim,
-            BLOCK_J=4,
-            BLOCK_A=block_a,
-            BLOCK_B=block_b,
-            num_warps=2,
-        )
-    return pairs.ids[heads.long()].long(), gradient, sums
 
 
 @triton.jit
@@ -329,30 +293,3 @@ def row_sum(
         start += BLOCK_J
         going = tl.sum(same.to(tl.int32), axis=0) == BLOCK_J
     return total_a, total_b, tl.sum(sums, axis=0)
-
-
-@triton.jit
-def _sum_pairs(
-    ids: tl.tensor,
-    order: tl.tensor,
-    heads: tl.tensor,
-    coefficients: tl.tensor,
-    vectors: tl.tensor,
-    gradient: tl.tensor,
-    sums: tl.tensor,
-    n_pairs: tl.tensor,
-    per_vector: tl.tensor,
-    dim: tl.tensor,
-    BLOCK_J: tl.constexpr,
-    BLOCK_A: tl.constexpr,
-    BLOCK_B: tl.constexpr,
-) -> None:
-    i = tl.program_id(0).to(tl.int64)
-    a = tl.arange(0, BLOCK_A)
-    b = BLOCK_A + tl.arange(0, BLOCK_B)
-    head = tl.load(heads + i)
-    pairs = (ids, order, coefficients, vectors, n_pairs, per_vector, dim)
-    total_a, total_b, coefficient_sum = row_sum(pairs, head, BLOCK_J, BLOCK_A, BLOCK_B)
-    tl.store(gradient + i * dim + a, total_a, mask=a < dim)
-    tl.store(gradient + i * dim + b, total_b, mask=b < dim)
-    tl.store(sums + i, coefficient_sum)
