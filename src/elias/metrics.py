@@ -189,62 +189,39 @@ def recall_by_decile(
     return 100 * contribution / max(n_points, 1)
 
 
-@dataclass(frozen=True, slots=True)
-class LabelTable:
-    """Counts for each label; every column has L values."""
-
-    k: int
-    names: Sequence[str]
-    train_count: NDArray[np.int64] | None
-    """Training points of the label, or None if unknown."""
-    test_count: NDArray[np.int64]
-    """Evaluated points of the label."""
-    predicted: NDArray[np.int64]
-    """Points that have the label among their best k predictions."""
-    hits: NDArray[np.int64]
-    """Points counted in ``predicted`` for which the label is correct."""
-
-    def rows(self) -> Iterator[dict[str, Any]]:
-        """Yield one row for each label; unknown counts and ratios with denominator 0 are None."""
-        counts = [None] * len(self.names) if self.train_count is None else self.train_count.tolist()
-        lists = (column.tolist() for column in (self.test_count, self.predicted, self.hits))
-        for label_id, (name, train, test, predicted, hits) in enumerate(
-            zip(self.names, counts, *lists, strict=True)
-        ):
-            yield {
-                "id": label_id,
-                "label": name,
-                "train_count": train,
-                "test_count": test,
-                f"predicted@{self.k}": predicted,
-                f"hits@{self.k}": hits,
-                f"precision@{self.k}": hits / predicted if predicted else None,
-                f"recall@{self.k}": hits / test if test else None,
-            }
-
-
 def per_label(
     predictions: Predictions,
     truth: sparse.csr_matrix,
     frequencies: NDArray[np.int64] | None,
     k: int = 5,
-) -> LabelTable:
-    """Count how often each label is in the top ``k``, and how often it is correct there."""
+) -> Iterator[dict[str, Any]]:
+    """Yield a row of counts for each label; unknown counts and ratios of zero are None.
+
+    Args:
+        predictions: One row for each point.
+        truth: (n, L) true labels.
+        frequencies: (L,) training points of each label, or None if unknown.
+        k: Number of best predictions of each point that are counted.
+    """
     _check_shapes(predictions, truth)
     n_labels = predictions.n_labels
-    test_count, predicted, hits = (np.zeros(n_labels + 1, dtype=np.int64) for _ in range(3))
+    counts = np.zeros((3, n_labels + 1), dtype=np.int64)  # the last column counts padding
     for chunk in _chunks(predictions, truth, k, "zero"):
-        test_count += np.bincount(chunk.true_ids, minlength=n_labels + 1)
-        predicted += np.bincount(chunk.ids.ravel(), minlength=n_labels + 1)
-        hits += np.bincount(chunk.ids[chunk.hits], minlength=n_labels + 1)
-    return LabelTable(
-        k=k,
-        names=[predictions.name(label_id) for label_id in range(n_labels)],
-        train_count=frequencies,
-        test_count=test_count[:-1],  # the last entry counts padding
-        predicted=predicted[:-1],
-        hits=hits[:-1],
-    )
+        for row, ids in enumerate((chunk.true_ids, chunk.ids.ravel(), chunk.ids[chunk.hits])):
+            counts[row] += np.bincount(ids, minlength=n_labels + 1)
+    n_train = [None] * n_labels if frequencies is None else frequencies.tolist()
+    columns = zip(n_train, *counts[:, :-1].tolist(), strict=True)
+    for label_id, (train, test, predicted, hits) in enumerate(columns):
+        yield {
+            "id": label_id,
+            "label": predictions.name(label_id),
+            "train_count": train,
+            "test_count": test,
+            f"predicted@{k}": predicted,
+            f"hits@{k}": hits,
+            f"precision@{k}": hits / predicted if predicted else None,
+            f"recall@{k}": hits / test if test else None,
+        }
 
 
 @dataclass(frozen=True, slots=True)

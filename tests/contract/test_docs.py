@@ -17,7 +17,7 @@ from typer.main import get_command
 
 from contract.playing import ROOT, Stage, blocks_of, warm_interpreter
 from elias.cli.app import app
-from elias.cli.options import build_config
+from elias.cli.options import ConfigOptions
 from elias.config import EliasConfig
 from elias.data.readers.columns import LABELS, TEXT
 
@@ -115,8 +115,8 @@ def test_every_command_shown_is_one_that_parses(words):
     context = command.make_context(name, list(rest))
     assert not context.args
     if name == "train":
-        given = context.params
-        build_config(given["preset"], None, given["changes"])
+        values = context.params
+        ConfigOptions(preset=values["preset"], changes=values["changes"]).build()
 
 
 def test_commands_are_found_in_documents_and_scripts():

@@ -78,16 +78,16 @@ def test_evaluation_scores_the_test_points_of_training_and_says_how_it_reads(fil
 
 def test_the_test_points_of_another_seed_are_found_again(films):
     from elias import EliasConfig, train
-    from elias.cli.eval_data import choose_points
+    from elias.cli.evaluate import choose_points
 
     options = {"text": "heading,description", "labels": "genre", "separator": ";"}
     corpus = load_corpus(films, **options, seed=7, test_size=0.1)
     small = {"encoder.dim": 16, "stages.stage1.epochs": 1, "stages.stage2.epochs": 1}
     model = train(EliasConfig().override({**small, "rerank.enabled": False}), corpus, device="cpu")
 
-    chosen = choose_points(load_corpus(films, **options, test_size=0), model, "test")
+    chosen, _ = choose_points(load_corpus(films, **options, test_size=0), model, "test")
 
-    assert chosen.points.texts == corpus.test.texts
+    assert chosen.test.texts == corpus.test.texts
 
 
 def test_an_option_on_the_command_line_wins_and_the_test_points_stay(film_run, films):

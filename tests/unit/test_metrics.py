@@ -257,7 +257,7 @@ def test_deciles_run_from_head_to_tail_and_sum_to_recall():
 def test_the_table_of_labels_counts_predictions_and_hits(predictions):
     frequencies = np.array([3, 2, 1, 1, 2])
 
-    rows = list(per_label(predictions, TRUTH, frequencies, k=2).rows())
+    rows = list(per_label(predictions, TRUTH, frequencies, k=2))
 
     assert rows[0] == {
         "id": 0,

@@ -16,16 +16,12 @@ from typer.core import TyperGroup
 
 import elias
 from elias.cli import console, data, experiment
-from elias.cli.calibrate import calibrate
 from elias.cli.demo import demo
-from elias.cli.errors import report_errors
-from elias.cli.evaluate import evaluate
+from elias.cli.evaluate import calibrate, evaluate
 from elias.cli.explain import explain
-from elias.cli.export import export
-from elias.cli.info import info, presets
+from elias.cli.export import export, push
+from elias.cli.info import info, presets, report
 from elias.cli.predict import predict
-from elias.cli.push import push
-from elias.cli.report import report
 from elias.cli.serve import serve
 from elias.cli.torchrun import check_single_process, exit_at_once_if_joined
 from elias.cli.train import train
@@ -39,7 +35,7 @@ class Commands(TyperGroup):
 
     def invoke(self, ctx: Any) -> Any:
         """Run the chosen command."""
-        with report_errors():
+        with console.report_errors():
             return super().invoke(ctx)
 
 

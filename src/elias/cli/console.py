@@ -1,27 +1,36 @@
-"""Print notes, warnings and tables on the terminal."""
+"""Print notes, tables and errors on the terminal, and turn user errors into exit codes."""
 
 from __future__ import annotations
 
+import io
 import json
 import logging
+import os
+import signal
 import sys
+import traceback
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any
 
 import typer
 
 from elias import progress
+from elias.errors import DataError, EliasError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
-
-    from rich.console import Console, RenderableType
+    from rich.console import RenderableType
     from rich.table import Table
 
 
 NOTE = 25
 """Log level of notes printed by commands: above the library's INFO, below WARNING."""
+USER_ERROR = 2
+SIGNALLED = 128
+"""Offset of exit codes for signals: code 128 + n means signal n, so 130 is Ctrl-C."""
 STAGE_METRICS = ("P@1", "P@3", "P@5", "nDCG@5", "PSP@1", "PSP@3", "PSP@5", "R@10", "R@20", "R@100")
 """Metrics shown for each training stage."""
+_FORMATS = {int: ",", float: ",.2f"}
 _UNWRAPPED = 10_000  # columns
 
 _library_logger = logging.getLogger("elias")
@@ -36,15 +45,15 @@ class _ConsoleHandler(logging.Handler):
             text = record.getMessage()
             if record.levelno >= logging.WARNING:
                 text = f"{record.levelname.lower()}: {text}"
-            elif self.level <= logging.DEBUG:
+            elif is_verbose():
                 text = f"{record.name}: {text}"
             progress.console().print(text, markup=False, highlight=False, soft_wrap=True)
         except Exception:
             self.handleError(record)
 
 
-def _handlers() -> list[_ConsoleHandler]:
-    return [h for h in _library_logger.handlers if isinstance(h, _ConsoleHandler)]
+# The handler has a level because a run lowers the level of the logger for its own log file.
+_handler = _ConsoleHandler(NOTE)
 
 
 def set_up(*, verbose: bool, quiet: bool, log_steps: bool) -> None:
@@ -60,29 +69,26 @@ def set_up(*, verbose: bool, quiet: bool, log_steps: bool) -> None:
         level = logging.DEBUG
     elif quiet:
         level = logging.WARNING
-    for handler in _handlers():
-        _library_logger.removeHandler(handler)
-    # The handler keeps the level because a run lowers the logger's level for its own log file.
-    _library_logger.addHandler(_ConsoleHandler(level))
+    _handler.setLevel(level)
+    _library_logger.addHandler(_handler)
     _library_logger.setLevel(level)
     progress.enable(not quiet)
 
 
 def show_errors_only() -> None:
     """Hide all messages except errors. Ranks other than 0 call this; rank 0 prints for all."""
-    for handler in _handlers():
-        handler.setLevel(logging.ERROR)
+    _handler.setLevel(logging.ERROR)
     progress.enable(False)
 
 
 def is_verbose() -> bool:
     """Return whether ``--verbose`` was given."""
-    return any(handler.level <= logging.DEBUG for handler in _handlers())
+    return _handler.level <= logging.DEBUG
 
 
 def is_quiet() -> bool:
     """Return whether ``--quiet`` was given."""
-    return any(handler.level > NOTE for handler in _handlers())
+    return _handler.level > NOTE
 
 
 def note(text: str) -> None:
@@ -110,19 +116,14 @@ def print_out(*renderables: RenderableType) -> None:
     """Print on stdout, wrapped to the terminal width; do not wrap if stdout is not a terminal."""
     from rich.console import Console
 
-    if sys.stdout.isatty():
-        _print_all(Console(highlight=False, markup=False), renderables)
-        return
-    console = Console(width=_UNWRAPPED, highlight=False, markup=False, color_system=None)
-    with console.capture() as captured:
-        _print_all(console, renderables)
-    sys.stdout.writelines(f"{line.rstrip()}\n" for line in captured.get().splitlines())
-
-
-def _print_all(console: Console, renderables: Iterable[RenderableType]) -> None:
+    console, buffer = Console(), io.StringIO()
+    if not sys.stdout.isatty():
+        console = Console(file=buffer, width=_UNWRAPPED, color_system=None)
     for renderable in renderables:
         # Plain lines may be commands to copy: do not break them.
-        console.print(renderable, soft_wrap=isinstance(renderable, str))
+        is_line = isinstance(renderable, str)
+        console.print(renderable, soft_wrap=is_line, highlight=False, markup=False)
+    sys.stdout.writelines(f"{line.rstrip()}\n" for line in buffer.getvalue().splitlines())
 
 
 def grid(rows: Iterable[tuple[str, Any]]) -> Table:
@@ -135,7 +136,7 @@ def grid(rows: Iterable[tuple[str, Any]]) -> Table:
     table.add_column(overflow="fold")
     for name, value in rows:
         if value is not None:
-            table.add_row(Text(name), Text(_format(value)))
+            table.add_row(Text(name), Text(format(value, _FORMATS.get(type(value), ""))))
     return table
 
 
@@ -182,9 +183,38 @@ def _percent(value: float | None) -> str:
     return "" if value is None else f"{value:.2f}"
 
 
-def _format(value: Any) -> str:
-    if isinstance(value, bool):
-        return "yes" if value else "no"
-    if isinstance(value, int):
-        return f"{value:,}"
-    return f"{value:,.2f}" if isinstance(value, float) else str(value)
+@contextmanager
+def report_errors() -> Iterator[None]:
+    """Print errors that the user can fix as one line and exit; re-raise all other exceptions."""
+    try:
+        yield
+        sys.stdout.flush()
+    except BrokenPipeError:
+        # Redirect stdout, so that the flush at interpreter exit cannot fail.
+        with suppress(OSError, ValueError):  # stdout may not be a file at all
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        raise typer.Exit(SIGNALLED + signal.SIGPIPE) from None
+    except EliasError as error:
+        report_error(error)
+        raise typer.Exit(USER_ERROR) from error
+    except OSError as error:
+        if error.filename is None:  # not about one of the user's files
+            raise
+        report_error(DataError(f"{error.filename}: {error.strerror}"))
+        raise typer.Exit(USER_ERROR) from error
+    except KeyboardInterrupt as interrupt:
+        typer.echo(": ".join(["interrupted", *map(str, interrupt.args)]), err=True)
+        number = getattr(interrupt, "signal_number", signal.SIGINT)
+        raise typer.Exit(SIGNALLED + number) from None
+
+
+def report_error(error: BaseException) -> None:
+    """Print an `EliasError` immediately, and at most once.
+
+    `torchrun` kills all processes as soon as one exits, so an error printed at exit can be lost.
+    """
+    if isinstance(error, EliasError) and not error.reported:
+        error.reported = True
+        if is_verbose():
+            traceback.print_exc()
+        typer.echo(f"error: {' '.join(str(error).split())}", err=True)

@@ -8,11 +8,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from typer import Argument, Option
 
+import elias
 from elias.cli import console, options
 
 if TYPE_CHECKING:
-    from rich.table import Table
-
     from elias.data import CorpusStats, SplitStats
 
 
@@ -22,53 +21,44 @@ NewFolder = Annotated[Path, Argument(metavar="DIR", help="The folder to create."
 
 
 @app.command()
+@options.expand_groups
 def info(
-    path: options.DataPath,
-    text: options.TextColumn = None,
-    labels: options.LabelsColumn = None,
-    separator: options.Separator = None,
-    as_json: options.AsJson = False,
+    path: options.DataPath, reading: options.CorpusOptions, as_json: options.AsJson = False
 ) -> None:
     """Show statistics of a corpus: points, labels, text lengths, rare labels, duplicates."""
-    from elias.data import corpus_stats
-
-    corpus = options.read_corpus(path, text, labels, separator)
-    stats = corpus_stats(corpus)
+    corpus = reading.read(path)
+    stats = elias.corpus_stats(corpus)
     if as_json:
         notes = dict(corpus.notes)
         console.print_json({"format": corpus.format, **stats.to_dict(), "notes": notes})
         return
-    console.print_out(_split_table(stats), "", console.grid(_label_rows(stats)))
-    console.print_out("", console.grid([("format", corpus.format), *corpus.notes.items()]))
-
-
-def _split_table(stats: CorpusStats) -> Table:
     by_split = {name: _split_column(split) for name, split in stats.splits.items()}
-    properties = next(iter(by_split.values()))
-    rows = [[name, *(column[name] for column in by_split.values())] for name in properties]
-    return console.columns(["", *by_split], [row for row in rows if any(row[1:])])
+    rows = [[name, *(column[name] for column in by_split.values())] for name in by_split["train"]]
+    table = console.columns(["", *by_split], [row for row in rows if any(row[1:])])
+    console.print_out(table, "", console.grid(_label_rows(stats)))
+    console.print_out("", console.grid([("format", corpus.format), *corpus.notes.items()]))
 
 
 def _split_column(split: SplitStats) -> dict[str, str]:
     """Return the table column of a split; leave values that do not apply empty."""
+
+    def count(value: int | None) -> str:
+        return "" if value is None else f"{value:,}"
+
     lengths = split.words_percentiles
     return {
-        "points": f"{split.points:,}",
-        "point-label pairs": f"{split.pairs:,}",
+        "points": count(split.points),
+        "point-label pairs": count(split.pairs),
         "labels per point": f"{split.labels_per_point:.2f}",
-        "labels with points": f"{split.labels_with_points:,}",
-        "points without labels": f"{split.points_without_labels:,}",
+        "labels with points": count(split.labels_with_points),
+        "points without labels": count(split.points_without_labels),
         "words per text": "" if split.words_mean is None else f"{split.words_mean:.1f}",
         "words: 10/50/90/99 %": "" if lengths is None else " / ".join(map(str, lengths)),
-        "empty texts": _count(split.empty_texts),
-        "duplicate texts": _count(split.duplicate_texts),
-        "texts also in the training split": _count(split.texts_in_train),
-        "filtered pairs": _count(split.filter_pairs or None),
+        "empty texts": count(split.empty_texts),
+        "duplicate texts": count(split.duplicate_texts),
+        "texts also in the training split": count(split.texts_in_train),
+        "filtered pairs": count(split.filter_pairs or None),
     }
-
-
-def _count(value: int | None) -> str:
-    return "" if value is None else f"{value:,}"
 
 
 def _label_rows(stats: CorpusStats) -> list[tuple[str, Any]]:
@@ -87,7 +77,9 @@ def _label_rows(stats: CorpusStats) -> list[tuple[str, Any]]:
 
 
 @app.command()
+@options.expand_groups
 def convert(
+    *,
     source: Annotated[Path, Argument(metavar="SRC", help="The corpus to read.")],
     target: Annotated[Path, Argument(metavar="DST", help="The file or folder to write.")],
     to: Annotated[
@@ -98,18 +90,14 @@ def convert(
             help="jsonl, csv, tsv, parquet, folder, xmc, lf or pecos (default: by DST).",
         ),
     ] = None,
-    text: options.TextColumn = None,
-    labels: options.LabelsColumn = None,
-    separator: options.Separator = None,
+    reading: options.CorpusOptions,
     test_size: options.TestSize = None,
     overwrite: options.Overwrite = False,
 ) -> None:
     """Write a corpus in another format."""
-    from elias.data import convert as convert_corpus
-
-    corpus = options.read_corpus(source, text, labels, separator, test_size=test_size)
+    corpus = reading.read(source, test_size=test_size)
     with options.errors_name_options():
-        written = convert_corpus(corpus, target, to, overwrite=overwrite)
+        written = elias.convert(corpus, target, to, overwrite=overwrite)
     console.note(f"written in {written.format} format")
     typer.echo(written.path)
 

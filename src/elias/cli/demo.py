@@ -8,15 +8,15 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from typer import Option
 
+import elias
 from elias import progress
 from elias.cli import console, options
-from elias.cli.errors import resumable_run
-from elias.cli.train import show_plan
+from elias.cli.train import resumable_run, show_plan
+from elias.config import EliasConfig, model_settings, read_tree
+from elias.errors import ConfigError
 
 if TYPE_CHECKING:
-    from elias.config import EliasConfig, ResolvedConfig
-    from elias.data import Corpus
-    from elias.inference.predictor import Elias
+    from elias.config import ResolvedConfig
 
 
 PRESET = "mesh-titles"
@@ -37,50 +37,62 @@ def demo(
 
     The corpus is stored next to the run folder. A second demo shows the finished run again.
     """
-    from elias.inference.predictor import Elias
+    from elias.persistence.manifest import MODEL_FOLDER
     from elias.report.html import seconds
-    from elias.training.trainer import train
+    from elias.training.run import read_records
 
     start = time.monotonic()
     folder = _build_corpus(out.parent, synthetic)
-    corpus = options.read_corpus(folder)
-    corpus_time = time.monotonic() - start
+    corpus = elias.load_corpus(folder)
+    times = {"corpus": time.monotonic() - start}
     config = _config(synthetic)
     resolved = config.resolve(len(corpus.train), corpus.n_labels)
-    if not overwrite and _is_finished(out, resolved):
+    is_finished = not overwrite and _is_finished(out, resolved)
+    if is_finished:
         console.note(f"{out} is finished: showing its recorded results (--overwrite trains again)")
-        _show_results(out, Elias.from_pretrained(out, device=device), corpus, {})
+        model, times = elias.Elias.from_pretrained(out, device=device), {}
     else:
         show_plan(resolved, corpus)
         with resumable_run(out):
-            model = train(config, corpus, out=out, device=device, overwrite=overwrite)
-        _show_results(out, model, corpus, {"corpus": corpus_time})
+            model = elias.train(config, corpus, out=out, device=device, overwrite=overwrite)
+    progress.enable(False)
+    console.print_out("", *console.stage_table(model.metadata.get("metrics", {}), "test"), "")
+    texts = list((corpus.split("test").texts or [])[:N_EXAMPLES])
+    console.print_out(*_example_predictions(model, corpus, texts))
+    times |= read_records(out).times()
+    rows = [(f"  {name}", seconds(value)) for name, value in times.items()]
+    console.print_out("Time of each step:", console.grid(rows), "")
+    console.print_out(f"Model saved in {out / MODEL_FOLDER}")
+    if not is_finished:
         console.print_out(f"Total time: {seconds(time.monotonic() - start)}")
-    console.print_out(_next_commands(out, folder, corpus))
+    text = texts[0].replace('"', "").replace("$", "").replace("`", "")
+    console.print_out(
+        "\nCommands to try next:",
+        f'  echo "{text}" | elias predict {out} -k 5',
+        f'  elias explain {out} "{text}"',
+        f"  elias evaluate {out} {folder}",
+        f"  elias report {out}",
+        f"  elias info {out}",
+    )
 
 
 def _build_corpus(parent: Path, synthetic: bool) -> Path:
     """Return the corpus folder next to the run; create it if it does not exist."""
-    if not synthetic:
-        from elias.data.demo import build_demo_corpus
-
-        return build_demo_corpus(parent / PRESET)
+    from elias.data.demo import build_demo_corpus
     from elias.data.synthetic import write_synthetic
 
+    if not synthetic:
+        return build_demo_corpus(parent / PRESET)
     folder = parent / f"synthetic-{SYNTHETIC['n_points']}x{SYNTHETIC['n_labels']}"
     return folder if folder.is_dir() else write_synthetic(folder, **SYNTHETIC)
 
 
 def _config(synthetic: bool) -> EliasConfig:
-    from elias.config import EliasConfig
-
     return EliasConfig() if synthetic else EliasConfig.preset(PRESET)
 
 
 def _is_finished(run: Path, config: ResolvedConfig) -> bool:
     """Return whether the run folder has a model trained with exactly this configuration."""
-    from elias.config import model_settings, read_tree
-    from elias.errors import ConfigError
     from elias.persistence.manifest import MODEL_FOLDER
     from elias.training.run import CONFIG_FILE
 
@@ -92,53 +104,15 @@ def _is_finished(run: Path, config: ResolvedConfig) -> bool:
         return False
 
 
-def _show_results(run: Path, model: Elias, corpus: Corpus, times: dict[str, float]) -> None:
-    """Print the metrics of each stage, some predictions, the times and the model folder."""
-    from elias.persistence.manifest import MODEL_FOLDER
-    from elias.report.html import seconds
-    from elias.training.run import read_records
-
-    progress.enable(False)
-    console.print_out("", *console.stage_table(model.metadata.get("metrics", {}), "test"), "")
-    console.print_out(*_example_predictions(model, corpus))
-    steps = {**times, **read_records(run).times()}
-    rows = [(f"  {name}", seconds(value)) for name, value in steps.items()]
-    console.print_out("Time of each step:", console.grid(rows), "")
-    console.print_out(f"Model saved in {run / MODEL_FOLDER}")
-
-
-def _example_predictions(model: Elias, corpus: Corpus) -> list[Any]:
-    """Return the first test texts with their true and predicted labels."""
-    test = corpus.split("test")
-    texts = _texts(corpus)[:N_EXAMPLES]
+def _example_predictions(model: elias.Elias, corpus: elias.Corpus, texts: list[str]) -> list[Any]:
+    """Return texts of the test split with their true and predicted labels."""
+    true_labels = corpus.split("test").labels
     shown: list[Any] = [f"The first {len(texts)} test texts (✓: a true label):", ""]
     for row, ranking in enumerate(model.predict(texts, top_k=TOP_K)):
-        true = test.labels.indices[test.labels.indptr[row] : test.labels.indptr[row + 1]]
-        predicted = [
-            f"{score:.2f} {'✓' if label_id in true else ' '} {label}"
-            for label_id, label, score in zip(
-                ranking.ids, ranking.labels, ranking.scores, strict=True
-            )
-        ]
+        true = true_labels[row].indices
+        labels = zip(ranking.ids, ranking.labels, ranking.scores, strict=True)
+        predicted = [f"{score:.2f} {'✓' if i in true else ' '} {name}" for i, name, score in labels]
         true_names = " | ".join(corpus.label_names[i] for i in true)
         rows = [("text", texts[row]), ("true", true_names), ("predicted", "\n".join(predicted))]
         shown += [console.grid(rows), ""]
     return shown
-
-
-def _next_commands(run: Path, data: Path, corpus: Corpus) -> str:
-    text = _texts(corpus)[0].replace('"', "").replace("$", "").replace("`", "")
-    return (
-        "\nCommands to try next:\n"
-        f'  echo "{text}" | elias predict {run} -k 5\n'
-        f'  elias explain {run} "{text}"\n'
-        f"  elias evaluate {run} {data}\n"
-        f"  elias report {run}\n"
-        f"  elias info {run}"
-    )
-
-
-def _texts(corpus: Corpus) -> list[str]:
-    texts = corpus.split("test").texts
-    assert texts is not None
-    return list(texts[:N_EXAMPLES])

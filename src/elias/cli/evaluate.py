@@ -1,32 +1,32 @@
-"""``elias evaluate``: compute metrics of predictions made by a model or read from a file."""
+"""``elias evaluate`` and ``elias calibrate``: measure predictions, calibrate scores."""
 
 from __future__ import annotations
 
 import csv
+from collections.abc import Iterator
 from itertools import chain
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 from typer import Option
 
+import elias
 from elias.cli import console, options
-from elias.cli.eval_data import load_eval_data
+from elias.cli.info import probability_rows
 from elias.cli.torchrun import join_world
 from elias.errors import DataError
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from elias.cli.eval_data import EvalData
-    from elias.inference.predictor import Elias
-    from elias.metrics import LabelTable
-    from elias.predictions import Predictions
+    import numpy as np
+    from numpy.typing import NDArray
 
 
 RECALL_KS = (10, 20, 100)
 
 
+@options.expand_groups
 def evaluate(
+    *,
     run: options.RunPath,
     data: options.DataPath,
     split: Annotated[str, Option(metavar="test|validation|train", help="Points to use.")] = "test",
@@ -43,120 +43,192 @@ def evaluate(
         Path | None, Option(metavar="FILE", help="CSV file to write, a row per label.")
     ] = None,
     device: options.DeviceName = "auto",
-    text: options.TextColumn = None,
-    labels: options.LabelsColumn = None,
-    separator: options.Separator = None,
+    reading: options.CorpusOptions,
     as_json: options.AsJson = False,
 ) -> None:
     """Measure a model on a corpus: P, nDCG, PSP, PSnDCG, recall and ECE, in percent."""
     ks = sorted(set(ks or (1, 3, 5)))
-    columns = {"text": text, "labels": labels, "separator": separator}
     with join_world(device) as world:
-        from elias.inference.predictor import Elias
-
-        model = Elias.from_pretrained(run, device=device, world=world)
-        eval_data = load_eval_data(model, data, split, columns, world)
+        model = elias.Elias.from_pretrained(run, device=device, world=world)
+        # Rank 0 reads first, so that the other processes find the files that it has cached.
+        corpus = world.rank0_first(lambda: reading.read_as_trained(data, model))
+        corpus, frequencies = choose_points(corpus, model, split)
+        points = corpus.split(split)
         component = model.check_component(component)
-        top_k = max(*ks, *RECALL_KS)
-        predictions = _predictions(model, eval_data, predictions_file, top_k, component)
+        if predictions_file is None:
+            top_k = max(*ks, *RECALL_KS)
+            predictions = model.predict_split(points, top_k=top_k, component=component)
+        else:
+            predictions = _read_predictions(predictions_file, model, split, len(points))
     if not world.is_rank0:
         return
-    points = eval_data.points
+
+    from elias.metrics import inverse_propensities, recall_by_decile, score
+    from elias.metrics import per_label as rows_per_label
+    from elias.rerank.probabilities import ECE_AT
+
+    predictions = predictions.among(corpus.label_names)
     if points.filters is not None:
         predictions = predictions.drop(points.filters)
-    metrics = _measure(model, eval_data, predictions, ks)
+    kinds, weights = ["P", "nDCG"], None
+    if frequencies is not None:  # needed for propensities
+        kinds += ["PSP", "PSnDCG"]
+        constants = model.config.eval.propensity_a, model.config.eval.propensity_b
+        weights = inverse_propensities(frequencies, len(corpus.train), *constants)
+    names = [f"{kind}@{k}" for kind in kinds for k in ks] + [f"R@{k}" for k in RECALL_KS]
+    metrics = score(predictions, points.labels, weights, names)
     if per_label is not None:
-        from elias.metrics import per_label as count_per_label
-
-        table = count_per_label(predictions, points.labels, eval_data.frequencies, k=ks[-1])
-        _write_csv(per_label, table)
-        console.note(f"{per_label}: one row for each of {eval_data.corpus.n_labels:,} labels")
-    calibration = _calibration_errors(eval_data, predictions)
+        _write_csv(per_label, rows_per_label(predictions, points.labels, frequencies, k=ks[-1]))
+        console.note(f"{per_label}: one row for each of {corpus.n_labels:,} labels")
+    errors = {}
+    if predictions.probabilities is not None:
+        for name, calibrated in (f"ECE@{ECE_AT}", True), (f"ECE@{ECE_AT} of scores", False):
+            errors[name] = elias.calibration_error(
+                predictions, points.labels, ECE_AT, calibrated=calibrated
+            )
     if as_json:
-        metrics |= calibration
-        console.print_json({name: round(value, 4) for name, value in metrics.items()})
+        console.print_json({name: round(value, 4) for name, value in {**metrics, **errors}.items()})
         return
     console.note(f"{run} on the {len(points):,} {split} points of {data}")
-    console.print_out(console.metrics_table(metrics), *_recall_by_decile(eval_data, predictions))
-    if calibration:
-        errors = ", ".join(f"{name} {value:.2f}%" for name, value in calibration.items())
-        console.print_out("", f"calibration error: {errors}")
+    console.print_out(console.metrics_table(metrics))
+    if frequencies is not None:
+        k = RECALL_KS[-1]
+        shares = recall_by_decile(predictions, points.labels, frequencies, k=k)
+        title = f"share of R@{k} from each tenth of the labels, most frequent first:"
+        console.print_out("", title, "  " + "  ".join(f"{share:.1f}" for share in shares))
+    if errors:
+        listed = ", ".join(f"{name} {value:.2f}%" for name, value in errors.items())
+        console.print_out("", f"calibration error: {listed}")
 
 
-def _predictions(
-    model: Elias, eval_data: EvalData, file: Path | None, top_k: int, component: str
-) -> Predictions:
-    """Predict the points, or read their predictions from a file."""
+def _read_predictions(
+    file: Path, model: elias.Elias, split: str, n_points: int
+) -> elias.Predictions:
     from elias.inference.prediction_io import read_predictions
 
-    points = eval_data.points
-    if file is None:
-        predictions = model.predict_split(points, top_k=top_k, component=component)
-    else:
-        predictions = read_predictions(file, model.n_labels, model.label_names)
-    if len(predictions) != len(points):
+    predictions = read_predictions(file, model.n_labels, model.label_names)
+    if len(predictions) != n_points:
         raise DataError(
-            f"{file}: predictions for {len(predictions):,} points, but the {eval_data.split} "
-            f"split has {len(points):,}"
+            f"{file}: predictions for {len(predictions):,} points, but the {split} split has "
+            f"{n_points:,}"
         )
-    return predictions.among(eval_data.corpus.label_names)
+    return predictions
 
 
-def _measure(
-    model: Elias, eval_data: EvalData, predictions: Predictions, ks: Sequence[int]
-) -> dict[str, float]:
-    """Return the metrics by name, in percent; include PSP only if label frequencies are known."""
-    from elias.metrics import inverse_propensities, score
-
-    weights, kinds = None, ["P", "nDCG"]
-    if eval_data.frequencies is not None:
-        kinds += ["PSP", "PSnDCG"]
-        settings, n_points = model.config.eval, len(eval_data.corpus.train)
-        weights = inverse_propensities(
-            eval_data.frequencies, n_points, settings.propensity_a, settings.propensity_b
-        )
-    names = [f"{kind}@{k}" for kind in kinds for k in ks] + [f"R@{k}" for k in RECALL_KS]
-    return score(predictions, eval_data.points.labels, weights, names)
-
-
-def _calibration_errors(eval_data: EvalData, predictions: Predictions) -> dict[str, float]:
-    """Return ECE@5 of the probabilities and of the raw scores; empty without probabilities."""
-    from elias.rerank.probabilities import ECE_AT, calibration_error
-
-    if predictions.probabilities is None:
-        return {}
-    truth, raw = eval_data.points.labels, f"ECE@{ECE_AT} of scores"
-    return {
-        f"ECE@{ECE_AT}": calibration_error(predictions, truth, ECE_AT),
-        raw: calibration_error(predictions, truth, ECE_AT, calibrated=False),
-    }
-
-
-def _recall_by_decile(eval_data: EvalData, predictions: Predictions) -> list[str]:
-    """Format the share of recall from each decile of label frequency; empty if unknown."""
-    from elias.metrics import recall_by_decile
-
-    if eval_data.frequencies is None:
-        return []
-    k, truth = RECALL_KS[-1], eval_data.points.labels
-    shares = recall_by_decile(predictions, truth, eval_data.frequencies, k=k)
-    title = f"share of R@{k} from each tenth of the labels, most frequent first:"
-    return ["", title, "  " + "  ".join(f"{share:.1f}" for share in shares)]
-
-
-def _write_csv(path: Path, table: LabelTable) -> None:
-    """Write a table as CSV, atomically."""
+def _write_csv(path: Path, rows: Iterator[dict[str, Any]]) -> None:
+    """Write rows as CSV, atomically."""
     from elias.data.atomic import staged_file
 
-    rows = table.rows()
     first = next(rows)
     try:
-        with (
-            staged_file(path) as staged,
-            staged.open("w", encoding="utf8", newline="") as file,
-        ):
+        with staged_file(path) as staged, staged.open("w", encoding="utf8", newline="") as file:
             writer = csv.DictWriter(file, fieldnames=list(first), lineterminator="\n")
             writer.writeheader()
             writer.writerows(chain([first], rows))
     except OSError as error:  # its message would name the temporary file
         raise DataError(f"{path}: cannot be written ({error.strerror or error})") from None
+
+
+@options.expand_groups
+def calibrate(
+    *,
+    run: options.RunPath,
+    data: options.DataPath,
+    split: Annotated[str, Option(metavar="validation|test", help="Points to use.")] = "validation",
+    out: Annotated[
+        Path | None,
+        Option(metavar="FOLDER", help="Folder to write to (default: replace the model)."),
+    ] = None,
+    device: options.DeviceName = "auto",
+    reading: options.CorpusOptions,
+    as_json: options.AsJson = False,
+) -> None:
+    """Calibrate a model's scores as probabilities, on points it was not trained on."""
+    from elias.persistence.hub import hub_id
+    from elias.persistence.manifest import model_folder
+    from elias.rerank.probabilities import add_probabilities
+
+    if out is None and (name := hub_id(run)) is not None:
+        raise DataError(f"{name}: a model on the hub cannot be changed; name a folder with --out")
+    if split == "train":
+        raise DataError(
+            "--split train: the scores of training points are too high to calibrate on; use "
+            "validation or test"
+        )
+    model = elias.Elias.from_pretrained(run, device=device)
+    corpus, _ = choose_points(reading.read_as_trained(data, model), model, split)
+    if corpus.n_labels > model.n_labels:
+        raise DataError(
+            f"{data}: has labels that the model does not know; calibrate on a corpus with its own"
+        )
+    splits = {split: corpus.split(split)}
+    if corpus.test is not None:
+        splits["test"] = corpus.test
+    predicted = {
+        name: (model.predict_split(points), points.labels) for name, points in splits.items()
+    }
+    results = add_probabilities(model, predicted, name=split)
+    if not results:
+        raise DataError(f"{data}: has too few {split} points to calibrate on")
+    folder = model.save_pretrained(out or model_folder(run), overwrite=out is None)
+    if as_json:
+        console.print_json(results)
+        return
+    console.note(f"{folder}: calibrated on {len(splits[split]):,} {split} points")
+    console.print_out(console.grid(probability_rows(results)))
+
+
+def choose_points(
+    corpus: elias.Corpus, model: elias.Elias, split: str
+) -> tuple[elias.Corpus, NDArray[np.int64] | None]:
+    """Return the corpus with the points of ``split`` and with the label ids of the model.
+
+    If the corpus has only a training split, restore the splits of the training run. If the corpus
+    is not the training data, use all of its points as the test split.
+
+    Returns:
+        The corpus, and the number of training points of each label, or None if the model was not
+        trained on the training split.
+
+    Raises:
+        DataError: If the split does not exist, or if ``split`` is ``test`` and the model was
+            trained on all points.
+    """
+    from elias.data.corpus import SPLITS
+    from elias.data.splits import recorded_size, restore_splits, validation_split
+
+    if split not in SPLITS:
+        raise DataError(f"--split {split!r}: is not one of {', '.join(SPLITS)}")
+    is_training_data, source, n_points = True, corpus.source, len(corpus.train)
+    if list(corpus.splits) == ["train"]:
+        restored = restore_splits(corpus, model.label_names, model.metadata)
+        is_training_data = restored is not None
+        corpus = restored or corpus
+        if split == "test" and corpus.test is None:
+            if is_training_data:
+                raise DataError(
+                    f"{source}: the model was trained on all {n_points:,} points, so none is left "
+                    "to test on; give other data, or evaluate with --split train"
+                )
+            console.note(
+                f"{source}: no test split is given, so all {n_points:,} points are evaluated, "
+                "without PSP and PSnDCG, which need the training points"
+            )
+            if n_points == recorded_size(model.metadata):
+                console.warn(
+                    "the training data had the same number of points; if these are the same "
+                    "points, the model was trained on most of them"
+                )
+            corpus = corpus.with_splits(test=corpus.train)
+    if split == "validation" and corpus.validation is None:
+        if not is_training_data:
+            raise DataError(
+                f"{source}: has no validation split, and the model was not trained on it"
+            )
+        # The training split stays whole: propensities are computed on all of it.
+        _, held_out = validation_split(corpus, model.config)
+        if held_out is None:
+            raise DataError(f"{source}: has no validation split, and the run held none out")
+        corpus = corpus.with_splits(validation=held_out)
+    corpus = corpus.align_labels(model.label_names)
+    return corpus, corpus.label_frequencies() if is_training_data else None

@@ -2,40 +2,30 @@
 
 from __future__ import annotations
 
-import inspect
-from dataclasses import dataclass, fields, replace
-from functools import wraps
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, TypeVar
+from typing import TYPE_CHECKING, Annotated, TypeVar
 
 import typer
 from typer import Argument, Option
 
+import elias
 from elias.cli import console, options
 from elias.cli.train import show_plan
 from elias.errors import ConfigError, DataError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from elias.data import Corpus
-    from elias.experiments import Plan, Result, Setting
+    from elias.experiments import Plan, Setting
     from elias.experiments.prune import PruneRule
-    from elias.inference.predictor import Elias
 
 
 Number = TypeVar("Number", int, float)
 
-Out = Annotated[Path, Option("--out", metavar="DIR", help="Results folder; models go to DIR/runs.")]
-Seeds = Annotated[
-    str | None,
-    Option(metavar="S,S,…", help="Seeds to average over (default: the configuration's)."),
-]
 Component = Annotated[
     str | None,
     Option(metavar="NAME", help="Component to measure, e.g. rerank (default: the last stage)."),
 ]
-AsJson = Annotated[bool, Option("--json", help="Print the results as JSON.")]
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -43,27 +33,26 @@ app = typer.Typer(
 )
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Experiment:
     """Options that all experiments share."""
 
     data: options.DataPath
-    out: Out
-    preset: options.Preset = None
-    config_file: options.ConfigFile = None
-    changes: options.Changes = None
-    seeds: Seeds = None
+    out: Annotated[Path, Option(metavar="DIR", help="Results folder; models go to DIR/runs.")]
+    configuration: options.ConfigOptions
+    seeds: Annotated[
+        str | None,
+        Option(metavar="S,S,…", help="Seeds to average over (default: the configuration's)."),
+    ] = None
     device: options.DeviceName = "auto"
-    text: options.TextColumn = None
-    labels: options.LabelsColumn = None
-    separator: options.Separator = None
+    reading: options.CorpusOptions
     test_size: options.TestSize = None
     overwrite: options.Overwrite = False
-    as_json: AsJson = False
+    as_json: Annotated[bool, Option("--json", help="Print the results as JSON.")] = False
 
     def setting(self) -> Setting:
         """Check the options, read the corpus and print the configuration to be trained."""
-        config = options.build_config(self.preset, self.config_file, self.changes)
+        config = self.configuration.build()
         seeds = _parse_numbers("--seeds", self.seeds, int)
 
         from elias.experiments import Setting
@@ -73,55 +62,46 @@ class Experiment:
         # Check everything that needs no data before a large corpus is read.
         check_plan(config, None)
         pick_device(self.device)
-        corpus = options.read_corpus(
-            self.data, self.text, self.labels, self.separator, test_size=self.test_size
+        corpus = self.reading.read(self.data, test_size=self.test_size)
+        setting = Setting.of(
+            config, corpus, self.out, seeds=seeds, device=self.device, overwrite=self.overwrite
         )
-        how: dict[str, Any] = {"device": self.device, "overwrite": self.overwrite}
-        setting = Setting.of(config, corpus, self.out, seeds=seeds, **how)
         show_plan(setting.config, corpus)
         return setting
 
-    def setting_of(self, path: Path) -> tuple[Elias, Setting]:
-        """Load the trained model at ``path`` and its corpus."""
+    def setting_of(self, path: Path) -> tuple[elias.Elias, Setting]:
+        """Load the trained model at ``path``, and its corpus with the test points of its run."""
+        from elias.data.splits import DEFAULT_TEST_SHARE, hold_out_test, restore_splits
         from elias.experiments import Setting
-        from elias.inference.predictor import Elias
 
-        for option, value in (
-            ("--preset", self.preset),
-            ("--config", self.config_file),
-            ("--set", self.changes),
-            ("--seeds", self.seeds),
-        ):
-            if value:
-                raise ConfigError(f"{option} trains a model, and --model gives one; drop one")
-        model = Elias.from_pretrained(path, device=self.device)
-        corpus = self._corpus_as_trained(model)
+        training = {
+            "--preset": self.configuration.preset,
+            "--config": self.configuration.config_file,
+            "--set": self.configuration.changes,
+            "--seeds": self.seeds,
+        }
+        if conflicts := [option for option, value in training.items() if value]:
+            raise ConfigError(f"{conflicts[0]} trains a model, and --model gives one; drop one")
+        model = elias.Elias.from_pretrained(path, device=self.device)
+        corpus = self.reading.read_as_trained(self.data, model, test_size=self.test_size or 0)
+        if self.test_size is None and list(corpus.splits) == ["train"]:
+            restored = restore_splits(corpus, model.label_names, model.metadata)
+            corpus = restored or hold_out_test(corpus, DEFAULT_TEST_SHARE, seed=0)
         if list(corpus.label_names) != list(model.label_names):
             raise DataError(
                 f"{self.data}: its labels differ from those of {path}; give the model's corpus"
             )
-        how: dict[str, Any] = {"device": self.device, "overwrite": self.overwrite}
-        setting = Setting.of(model.config, corpus, self.out, **how)
+        setting = Setting.of(
+            model.config, corpus, self.out, device=self.device, overwrite=self.overwrite
+        )
         if model.metadata.get("data", {}).get("splits") != setting.data["splits"]:
             console.warn(
                 f"{path} was trained on other points, which may include some of the test points"
             )
         return model, setting
 
-    def _corpus_as_trained(self, model: Elias) -> Corpus:
-        """Read the corpus with the options and the test points of the training run."""
-        from elias.data.splits import DEFAULT_TEST_SHARE, hold_out_test, restore_splits
-
-        columns = {"text": self.text, "labels": self.labels, "separator": self.separator}
-        test_size = self.test_size or 0
-        corpus = options.read_corpus_as_trained(self.data, model, columns, test_size=test_size)
-        if self.test_size is not None or list(corpus.splits) != ["train"]:
-            return corpus
-        restored = restore_splits(corpus, model.label_names, model.metadata)
-        return restored or hold_out_test(corpus, DEFAULT_TEST_SHARE, seed=0)
-
     def run(self, plan: Plan) -> None:
-        """Run the plan and print its results."""
+        """Run the plan; print its table, and the notes of lines with missing numbers."""
         from elias.experiments import run_experiment
 
         try:
@@ -134,34 +114,25 @@ class Experiment:
         if self.as_json:
             console.print_json(result.document)
         else:
-            _show(plan, result)
+            measured = [replace(line, note="") for line in result.lines if line.mean]
+            shown = [key for key in plan.table.shown if any(key in line.mean for line in measured)]
+            rows = plan.table.rows(measured, shown, between="±")
+            notes = [f"{line.title}: {line.note}" for line in result.lines if line.note]
+            console.print_out(console.columns(plan.table.header(shown), rows), *notes)
         console.note(f"written: {', '.join(str(path) for path in result.files)}")
 
 
-def _command(function: Callable[..., None]) -> Callable[..., None]:
-    """Register a command whose options are its own, followed by the fields of `Experiment`."""
-
-    @wraps(function)
-    def command(**values: Any) -> None:
-        shared = {field.name: values.pop(field.name) for field in fields(Experiment)}
-        function(Experiment(**shared), **values)
-
-    _, *specific = inspect.signature(function, eval_str=True).parameters.values()
-    shared = inspect.signature(Experiment, eval_str=True).parameters.values()
-    parameters = [p.replace(kind=inspect.Parameter.KEYWORD_ONLY) for p in (*specific, *shared)]
-    command.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
-    return app.command()(command)
-
-
-@_command
+@app.command()
+@options.expand_groups
 def ablation(
-    experiment: Experiment,
+    *,
     members: Annotated[
         int | None, Option(metavar="N", help="Members of the ensemble; 1: none (default: 3).")
     ] = None,
     one_vs_all: Annotated[
         bool, Option("--one-vs-all", help="Also train one-vs-all with the same encoder.")
     ] = False,
+    experiment: Experiment,
 ) -> None:
     """Add component by component: stages, ranker, calibration, names, ensemble (Tables 3, 8)."""
     setting = experiment.setting()
@@ -171,9 +142,10 @@ def ablation(
     experiment.run(plan_ablation(setting, members=members, with_one_vs_all=one_vs_all))
 
 
-@_command
+@app.command()
+@options.expand_groups
 def compare(
-    experiment: Experiment,
+    *,
     members: Annotated[
         int | None,
         Option(metavar="N", help="Members of the ensemble (default: the configuration's)."),
@@ -187,6 +159,7 @@ def compare(
     ranker_features: Annotated[
         bool, Option("--ranker-features", help="Also run the peers on our features.")
     ] = False,
+    experiment: Experiment,
 ) -> None:
     """Compare with one-vs-all, nearest neighbours and linear peers (Tables 1 and 2)."""
     from elias.experiments.peers import parse_interpreters
@@ -202,9 +175,10 @@ def compare(
     experiment.run(plan)
 
 
-@_command
+@app.command()
+@options.expand_groups
 def sweep(
-    experiment: Experiment,
+    *,
     parameter: Annotated[
         str, Argument(metavar="PARAMETER", help="lambda, kappa, alpha, beta, beam or shortlist.")
     ],
@@ -213,6 +187,7 @@ def sweep(
         Option(metavar="V,V,…", help="Values to try (default: some around the configuration's)."),
     ] = None,
     component: Component = None,
+    experiment: Experiment,
 ) -> None:
     """Vary one parameter (Table 7); beam and shortlist train one model only."""
     from elias.experiments.sweep import parameter_called
@@ -226,9 +201,10 @@ def sweep(
     experiment.run(plan_sweep(setting, parameter, values=numbers, component=component))
 
 
-@_command
+@app.command()
+@options.expand_groups
 def prune(
-    experiment: Experiment,
+    *,
     model: Annotated[
         Path | None, Option(metavar="RUN", help="Run or saved model to prune (default: train one).")
     ] = None,
@@ -250,15 +226,17 @@ def prune(
         str | None,
         Option(metavar="RULE", help="Edges of the saved model: threshold=0.25 or top=100."),
     ] = None,
+    experiment: Experiment,
 ) -> None:
     """Prune the edges of a trained model by threshold and by rank (Table 9)."""
     cut = _parse_cut(save, keep, overwrite=experiment.overwrite)
     by_threshold = _parse_numbers("--thresholds", thresholds, float)
     by_rank = _parse_numbers("--top-k", tops, int)
-    trained, setting = None, None
-    if model is not None:
+    trained = None
+    if model is None:
+        setting = experiment.setting()
+    else:
         trained, setting = experiment.setting_of(model)
-    setting = setting or experiment.setting()
 
     from elias.experiments import prune as plan_pruning
     from elias.experiments.prune import save_pruned
@@ -283,9 +261,9 @@ def _parse_numbers(
     try:
         return [kind(part) for part in text.split(",")]
     except ValueError:
-        example = "whole numbers with commas between them, e.g. 0,1,2"
-        if kind is float:
-            example = "numbers with commas between them"
+        example = "numbers with commas between them"
+        if kind is int:
+            example = f"whole {example}, e.g. 0,1,2"
         raise ConfigError(f"{option} {text!r}: write {example}") from None
 
 
@@ -309,14 +287,3 @@ def _parse_cut(save: Path | None, keep: str | None, *, overwrite: bool) -> Prune
         raise ConfigError(
             f"--keep {keep!r}: write threshold=0.25, or top=100 to keep 100 edges per cluster"
         ) from None
-
-
-def _show(plan: Plan, result: Result) -> None:
-    """Print the table, followed by the notes of lines with missing numbers."""
-    measured = [replace(line, note="") for line in result.lines if line.mean]
-    columns = [key for key in plan.table.shown if any(key in line.mean for line in measured)]
-    rows = plan.table.rows(measured, columns, between="±")
-    console.print_out(console.columns(plan.table.header(columns), rows))
-    for line in result.lines:
-        if line.note:
-            console.print_out(f"{line.title}: {line.note}")

@@ -2,22 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Annotated
 
 from typer import Argument, Option
 
+import elias
 from elias import progress
 from elias.cli import console, options
-from elias.cli.inputs import STDIN, chunks, read_rows
+from elias.cli.predict import STDIN, chunks, read_rows
 from elias.errors import DataError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
-
     from rich.table import Table
-
-    from elias.inference.explain import ExplainedLabel, Explanation
-    from elias.inference.predictor import Elias
 
 
 CHUNK = 64
@@ -34,7 +31,7 @@ CALIBRATED_WITH_NAMES = (
     "the text, and (in --json) the share of the name that the text covers."
 )
 
-_OPTIONAL_COLUMNS: dict[str, Callable[[ExplainedLabel], float | None]] = {
+_OPTIONAL_COLUMNS: dict[str, Callable[[elias.ExplainedLabel], float | None]] = {
     "ranker": lambda label: label.ranker_score,
     "name": lambda label: label.name_likeness,
     "T": lambda label: label.calibrated_score,
@@ -55,13 +52,12 @@ def explain(
 ) -> None:
     """Show how a model ranks its labels: clusters, edges and every factor of a score."""
     from elias.data.readers.files import sanitize
-    from elias.inference.predictor import Elias
 
     lines: Iterable[str] = [text]
     if text == str(STDIN):
-        lines = (row.text for row in read_rows(STDIN, None))
-    elias = Elias.from_pretrained(model, device=device)
-    if elias.model.encoder.reads_features:
+        lines = (row.text for row in read_rows(STDIN))
+    loaded = elias.Elias.from_pretrained(model, device=device)
+    if loaded.model.encoder.reads_features:
         raise DataError(
             f"{model}: was trained on features, and this command reads texts; in Python, "
             "Elias.explain takes a CSR matrix"
@@ -70,22 +66,20 @@ def explain(
     count = 0
     for chunk in chunks(lines, CHUNK):
         texts, _ = sanitize(chunk)
-        for explanation in elias.explain(texts, top_k=top_k, paths=paths, member=member):
+        for explanation in loaded.explain(texts, top_k=top_k, paths=paths, member=member):
             if as_json:
                 console.print_json(explanation.to_dict())
             else:
-                if count:
-                    console.print_out("")
-                else:
-                    console.note(_legend(elias, member))
-                table = _label_table(explanation)
-                console.print_out(explanation.text or "(an empty text)", "", table)
+                if not count:
+                    console.note(_legend(loaded, member))
+                title = explanation.text or "(an empty text)"
+                console.print_out(*[""] * (count > 0), title, "", _label_table(explanation))
             count += 1
     if not count:
         console.note("no texts were given")
 
 
-def _legend(model: Elias, member: int) -> str:
+def _legend(model: elias.Elias, member: int) -> str:
     """Return a legend for the columns, with the ensemble member that is explained."""
     lines = []
     if model.others:
@@ -103,7 +97,7 @@ def _legend(model: Elias, member: int) -> str:
     return "\n".join([*lines, LEGEND])
 
 
-def _label_table(explanation: Explanation) -> Table:
+def _label_table(explanation: elias.Explanation) -> Table:
     """Return the labels of a text as a table, with the paths to each label below it."""
     from rich import box
     from rich.table import Table

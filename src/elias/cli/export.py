@@ -1,4 +1,4 @@
-"""``elias export``: write a model as one ONNX file."""
+"""``elias export`` and ``elias push``: write a model as ONNX, push it to the Hugging Face hub."""
 
 from __future__ import annotations
 
@@ -6,8 +6,10 @@ import time
 from pathlib import Path
 from typing import Annotated
 
+import typer
 from typer import Argument, Option
 
+import elias
 from elias.cli import console, options
 
 
@@ -26,13 +28,34 @@ def export(
 
     Ranker, calibration and probabilities are not exported: the file ranks as the last stage does.
     """
-    from elias.inference.predictor import Elias
-
-    elias = Elias.from_pretrained(model, device="cpu")
+    loaded = elias.Elias.from_pretrained(model, device="cpu")
     start = time.monotonic()
-    elias.export_onnx(out, top_k=top_k, int8=int8, overwrite=overwrite)
+    loaded.export_onnx(out, top_k=top_k, int8=int8, overwrite=overwrite)
     size = out.stat().st_size / 1e6
     console.note(f"{out}: {size:,.1f} MB, written in {time.monotonic() - start:.0f} s")
-    stage, *left_out = elias.components
+    stage, *left_out = loaded.components
     if left_out:
         console.note(f"it ranks as --component {stage} does; not exported: {', '.join(left_out)}")
+
+
+def push(
+    model: options.ModelPath,
+    repo_id: Annotated[str, Argument(metavar="USER/NAME", help="The repository on the hub.")],
+    private: Annotated[
+        bool | None, Option("--private/--public", help="Visibility of a new repository.")
+    ] = None,
+    revision: Annotated[
+        str | None,
+        Option(metavar="BRANCH", help="The branch; created if it does not exist (default: main)."),
+    ] = None,
+    license_name: Annotated[
+        str | None, Option("--license", metavar="ID", help="License for the model card, e.g. mit.")
+    ] = None,
+    message: Annotated[str | None, Option("-m", "--message", help="Commit message.")] = None,
+) -> None:
+    """Push a model and its card to the Hugging Face hub, and print its address."""
+    loaded = elias.Elias.from_pretrained(model, device="cpu")
+    url = loaded.push_to_hub(
+        repo_id, private=private, revision=revision, license=license_name, message=message
+    )
+    typer.echo(url)

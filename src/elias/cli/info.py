@@ -1,57 +1,68 @@
-"""``elias info`` and ``elias presets``: describe a model, list the presets."""
+"""``elias info``, ``elias report`` and ``elias presets``: describe models, runs and presets."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
 
+import typer
+from typer import Argument, Option
+
+import elias
 from elias.cli import console, options
-from elias.cli.calibrate import probability_rows
+from elias.config import EliasConfig, preset_names, preset_summary
 
 if TYPE_CHECKING:
     from elias.config import EncoderConfig, ResolvedConfig, ResolvedIndex
-    from elias.inference.predictor import Elias
     from elias.rerank import Reranker
 
 
 def info(model: options.ModelPath, as_json: options.AsJson = False) -> None:
     """Describe a saved model: sizes, training, metrics."""
-    from elias.inference.predictor import Elias
-
-    elias = Elias.from_pretrained(model, device="cpu")
-    n_parameters = sum(weights.numel() for weights in elias.model.parameters())
+    loaded = elias.Elias.from_pretrained(model, device="cpu")
+    n_parameters = sum(weights.numel() for weights in loaded.model.parameters())
     if as_json:
-        sizes = {"model": str(model), "labels": elias.n_labels, "parameters": n_parameters}
-        console.print_json({**sizes, "config": elias.config.to_dict(), **elias.metadata})
+        sizes = {"model": str(model), "labels": loaded.n_labels, "parameters": n_parameters}
+        console.print_json({**sizes, "config": loaded.config.to_dict(), **loaded.metadata})
         return
-    rows = dict(config_rows(elias.config)) | {"ranker": _describe_reranker(elias.reranker)}
-    console.print_out(console.grid([*_model_rows(elias, n_parameters), *rows.items()]))
-    metrics = elias.metadata.get("metrics", {})
+    rows = dict(config_rows(loaded.config)) | {"ranker": _describe_reranker(loaded.reranker)}
+    console.print_out(console.grid([*_model_rows(loaded, n_parameters), *rows.items()]))
+    metrics = loaded.metadata.get("metrics", {})
     for split in dict.fromkeys(split for splits in metrics.values() for split in splits):
         console.print_out("", *console.stage_table(metrics, split))
 
 
-def _model_rows(elias: Elias, n_parameters: int) -> list[tuple[str, Any]]:
+def _model_rows(model: elias.Elias, n_parameters: int) -> list[tuple[str, Any]]:
     from elias.report.html import seconds
 
-    metadata = elias.metadata
-    timings, pruned = metadata.get("timings", {}), metadata.get("pruned")
-    edges = None
+    metadata = model.metadata
+    timings, pruned, edges = metadata.get("timings", {}), metadata.get("pruned"), None
     if pruned is not None:
-        rule = f"at {pruned['threshold']:g}"
-        if "threshold" not in pruned:
-            rule = f"to {pruned['top_k']} each"
+        by_threshold = "threshold" in pruned
+        rule = f"at {pruned['threshold']:g}" if by_threshold else f"to {pruned['top_k']} each"
         edges = f"{pruned['after']:,} of {pruned['before']:,}, pruned {rule}"
+    splits = metadata.get("data", {}).get("splits", {})
     return [
-        ("labels", f"{elias.n_labels:,} ({', '.join(elias.label_names[:3])}, …)"),
+        ("labels", f"{model.n_labels:,} ({', '.join(model.label_names[:3])}, …)"),
         ("parameters", n_parameters),
-        (
-            "training points",
-            metadata.get("data", {}).get("splits", {}).get("train", {}).get("points"),
-        ),
+        ("training points", splits.get("train", {}).get("points")),
         ("training time", seconds(sum(timings.values())) if timings else None),
         ("edges", edges),
         *probability_rows(metadata.get("probabilities", {})),
     ]
+
+
+def probability_rows(results: dict[str, Any]) -> list[tuple[str, str]]:
+    """Return the calibration metrics of a model as (name, value) rows."""
+    rows = [
+        (f"ECE@5 {name}", f"{error['after']:.2f}% ({error['before']:.2f}% before calibration)")
+        for name, error in results.get("errors", {}).items()
+    ]
+    if best := results.get("f1"):
+        quality = f"precision {best['precision']:.1f}%, recall {best['recall']:.1f}%"
+        rows.append(("threshold of best F1", f"{best['threshold']:g} ({quality})"))
+    return rows
 
 
 def config_rows(config: ResolvedConfig) -> list[tuple[str, Any]]:
@@ -72,27 +83,11 @@ def config_rows(config: ResolvedConfig) -> list[tuple[str, Any]]:
     ]
 
 
-def _describe_reranker(reranker: Reranker | None) -> str:
-    """Describe the components that rescore the labels after the last stage."""
-    if reranker is None:
-        return "none"
-    parts = ["p·q" if reranker.sharpness == 1 else f"p·q^{reranker.sharpness:g}"]
-    if reranker.calibration is not None:
-        parts.append("calibrated")
-    if reranker.by_name is not None:
-        parts.append("with label names")
-    return ", ".join(parts)
-
-
-def _describe_ranker_config(config: ResolvedConfig) -> str:
-    rerank = config.rerank
-    if not rerank.enabled:
-        return "none (rerank.enabled=true trains one)"
-    names = ", with label names that are words" if rerank.names else ""
-    calibrated = (
-        f", then calibrated{names}" if rerank.calibrate and config.eval.validation_size else ""
-    )
-    return f"over the best {rerank.candidates} labels{calibrated} (rerank.enabled=false: none)"
+def _describe_encoder(encoder: EncoderConfig) -> str:
+    if encoder.kind == "bag":
+        return f"bag of words, {encoder.dim} dimensions"
+    bottleneck = f", bottleneck {encoder.bottleneck}" if encoder.bottleneck else ""
+    return f"{encoder.model}, {encoder.max_length} tokens, {encoder.pooling}{bottleneck}"
 
 
 def _index_rows(index: ResolvedIndex) -> list[tuple[str, Any]]:
@@ -111,25 +106,60 @@ def _index_rows(index: ResolvedIndex) -> list[tuple[str, Any]]:
     ]
 
 
-def _describe_encoder(encoder: EncoderConfig) -> str:
-    if encoder.kind == "bag":
-        return f"bag of words, {encoder.dim} dimensions"
-    bottleneck = f", bottleneck {encoder.bottleneck}" if encoder.bottleneck else ""
-    return f"{encoder.model}, {encoder.max_length} tokens, {encoder.pooling}{bottleneck}"
+def _describe_ranker_config(config: ResolvedConfig) -> str:
+    rerank = config.rerank
+    if not rerank.enabled:
+        return "none (rerank.enabled=true trains one)"
+    calibrated = ""
+    if rerank.calibrate and config.eval.validation_size:
+        calibrated = ", then calibrated" + ", with label names that are words" * rerank.names
+    return f"over the best {rerank.candidates} labels{calibrated} (rerank.enabled=false: none)"
+
+
+def _describe_reranker(reranker: Reranker | None) -> str:
+    """Describe the components that rescore the labels after the last stage."""
+    if reranker is None:
+        return "none"
+    parts = ["p·q" if reranker.sharpness == 1 else f"p·q^{reranker.sharpness:g}"]
+    if reranker.calibration is not None:
+        parts.append("calibrated")
+    if reranker.by_name is not None:
+        parts.append("with label names")
+    return ", ".join(parts)
+
+
+@options.expand_groups
+def report(
+    *,
+    run: options.RunPath,
+    data: Annotated[
+        Path | None,
+        Argument(metavar="[DATA]", help="The corpus (default: the path recorded in training)."),
+    ] = None,
+    out: Annotated[
+        Path | None, Option(metavar="FILE", help="The file to write (default: RUN/report.html).")
+    ] = None,
+    reading: options.CorpusOptions,
+    device: options.DeviceName = "auto",
+) -> None:
+    """Write an HTML report of a run: metrics, the paper's figures, examples, settings, times."""
+    from elias.report.report import write_report
+
+    columns = {name: value for name, value in asdict(reading).items() if value is not None}
+    path = write_report(run, data, out=out, reading=columns or None, device=device)
+    console.note("open it in a browser; it needs no network")
+    typer.echo(path)
 
 
 def presets(as_json: options.AsJson = False) -> None:
     """List the presets: purpose, encoder, epochs of each stage."""
-    from elias.config import EliasConfig, preset_names, preset_summary
-
     configs = {name: EliasConfig.preset(name) for name in preset_names()}
     if as_json:
-        console.print_json(
-            {
-                name: {"summary": preset_summary(name), "config": config.to_dict()}
-                for name, config in configs.items()
-            }
-        )
+        summaries = {
+            name: {"summary": preset_summary(name), "config": config.to_dict()}
+            for name, config in configs.items()
+        }
+        console.print_json(summaries)
         return
     rows = []
     for name, config in configs.items():

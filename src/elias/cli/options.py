@@ -1,61 +1,43 @@
-"""Options shared by several commands, and functions that read corpora with them."""
+"""Options shared by several commands, and functions that read configurations and corpora with them.
+
+A parameter of a command whose type is one of the dataclasses here, or in a command's own module,
+stands for one option for each of its fields; `expand_groups` does that.
+"""
 
 from __future__ import annotations
 
+import inspect
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import asdict, dataclass, is_dataclass
+from functools import wraps
 from pathlib import Path
 from shlex import quote
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 from typer import Argument, Option
 
+import elias
 from elias.cli import console
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
-
-    from elias.config import EliasConfig
-    from elias.data.corpus import Corpus
-    from elias.data.load import OnDisk
-    from elias.inference.predictor import Elias
-
+from elias.config import EliasConfig, merge, parse_override, preset_tree, read_tree
+from elias.errors import DataError
 
 DataPath = Annotated[Path, Argument(metavar="DATA", help="A corpus in any supported format.")]
 ModelPath = Annotated[Path, Argument(metavar="MODEL", help="A saved model, or a run folder.")]
 RunPath = Annotated[Path, Argument(metavar="RUN", help="A run folder, or a saved model.")]
 TextColumn = Annotated[
-    str | None,
-    Option("--text", metavar="COLUMN", help="Text column of a table; several as title,abstract."),
-]
-LabelsColumn = Annotated[
-    str | None, Option("--labels", metavar="COLUMN", help="Labels column of a table.")
-]
-Separator = Annotated[
-    str | None,
-    Option("--separator", metavar="CHARS", help="Separator between the labels in a cell."),
+    str | None, Option(metavar="COLUMN", help="Text column of a table; several as title,abstract.")
 ]
 TestSize = Annotated[
     float | None,
     Option(
-        "--test-size",
         metavar="N|SHARE",
         min=0,
         help="Number or share of test points; 0: none (default: a fifth of data without splits).",
     ),
 ]
-Preset = Annotated[
-    str | None, Option(metavar="NAME", help="Preset to start from; see elias presets.")
-]
-ConfigFile = Annotated[
-    Path | None,
-    Option("--config", metavar="FILE", help="A TOML file, or the config.json of a run."),
-]
-Changes = Annotated[
-    list[str] | None,
-    Option("--set", metavar="KEY=VALUE", help="Set one key, e.g. index.beta=75; repeatable."),
-]
 DeviceName = Annotated[
-    str, Option("--device", metavar="auto|cpu|cuda", help="Device; auto: a GPU if available.")
+    str, Option(metavar="auto|cpu|cuda", help="Device; auto: a GPU if available.")
 ]
 Component = Annotated[
     str | None,
@@ -66,52 +48,57 @@ AsJson = Annotated[bool, Option("--json", help="Print one JSON object.")]
 Overwrite = Annotated[bool, Option("--overwrite", help="Replace existing output.")]
 
 
-def build_config(preset: str | None, file: Path | None, changes: list[str] | None) -> EliasConfig:
-    """Build the configuration from defaults, preset, file and single changes; later ones win."""
-    from elias.config import EliasConfig, merge, parse_override, preset_tree, read_tree
+@dataclass(frozen=True, slots=True)
+class ConfigOptions:
+    """Options that define the configuration."""
 
-    if preset is None and file is None:
-        console.note("no --preset and no --config: the defaults are used")
-    tree = {} if preset is None else preset_tree(preset)
-    if file is not None:
-        tree = merge(tree, read_tree(file))
-    return EliasConfig.from_dict(tree).override(dict(map(parse_override, changes or [])))
+    preset: Annotated[
+        str | None, Option(metavar="NAME", help="Preset to start from; see elias presets.")
+    ] = None
+    config_file: Annotated[
+        Path | None,
+        Option("--config", metavar="FILE", help="A TOML file, or the config.json of a run."),
+    ] = None
+    changes: Annotated[
+        list[str] | None,
+        Option("--set", metavar="KEY=VALUE", help="Set one key, e.g. index.beta=75; repeatable."),
+    ] = None
 
-
-def read_corpus(
-    path: Path,
-    text: str | None = None,
-    labels: str | None = None,
-    separator: str | None = None,
-    *,
-    test_size: float | None = None,
-    on_disk: OnDisk = "auto",
-) -> Corpus:
-    """Read a corpus with the options of a command."""
-    from elias.data import load_corpus
-
-    with errors_name_options():
-        return load_corpus(
-            path,
-            text=text,
-            labels=labels,
-            separator=separator,
-            test_size=test_size,
-            on_disk=on_disk,
-        )
+    def build(self) -> EliasConfig:
+        """Build the configuration: defaults, preset, file, single changes; later ones win."""
+        if self.preset is None and self.config_file is None:
+            console.note("no --preset and no --config: the defaults are used")
+        tree = {} if self.preset is None else preset_tree(self.preset)
+        if self.config_file is not None:
+            tree = merge(tree, read_tree(self.config_file))
+        return EliasConfig.from_dict(tree).override(dict(map(parse_override, self.changes or [])))
 
 
-def read_corpus_as_trained(
-    path: Path, model: Elias, columns: Mapping[str, str | None], *, test_size: float = 0
-) -> Corpus:
-    """Read a corpus with the options of the model's training data; given options override them."""
-    options = training_options(path, model.data_settings, **columns)
-    values = (options.get(name) for name in ("text", "labels", "separator"))
-    return read_corpus(path, *values, test_size=test_size)
+@dataclass(frozen=True, slots=True)
+class CorpusOptions:
+    """Options for reading a corpus."""
+
+    text: TextColumn = None
+    labels: Annotated[str | None, Option(metavar="COLUMN", help="Labels column of a table.")] = None
+    separator: Annotated[
+        str | None, Option(metavar="CHARS", help="Separator between the labels in a cell.")
+    ] = None
+
+    def read(self, path: Path, **settings: Any) -> elias.Corpus:
+        """Read a corpus; ``settings`` are further arguments of `load_corpus`."""
+        with errors_name_options():
+            return elias.load_corpus(path, **asdict(self), **settings)
+
+    def read_as_trained(
+        self, path: Path, model: elias.Elias, *, test_size: float = 0
+    ) -> elias.Corpus:
+        """Read a corpus with the options of the training data, unless other options are given."""
+        options = training_options(path, model.data_settings, asdict(self))
+        return CorpusOptions(**options).read(path, test_size=test_size)
 
 
 def training_options(
-    path: Path, settings: Mapping[str, Any], **columns: str | None
+    path: Path, settings: Mapping[str, Any], columns: Mapping[str, str | None]
 ) -> dict[str, str]:
     """Return the options for reading a file: given options, completed by the training options."""
     from elias.data.load import reading_options
@@ -124,19 +111,54 @@ def training_options(
     return options
 
 
+_OPTION_NAMES = {
+    **{f" {name}=": f" --{name} " for name in ("text", "labels", "separator")},
+    **{f"({name}=)": f"(--{name})" for name in ("text", "labels", "separator")},
+    "overwrite=True": "--overwrite",
+    "leave test_size": "leave --test-size",
+    "test_size must": "--test-size must",
+}
+
+
 @contextmanager
 def errors_name_options() -> Iterator[None]:
     """Replace library argument names in error messages by command-line option names."""
-    from elias.errors import DataError
-
     try:
         yield
     except DataError as error:
         message = str(error)
-        for name in ("text", "labels", "separator"):
-            message = message.replace(f" {name}=", f" --{name} ")
-            message = message.replace(f"({name}=)", f"(--{name})")
-        message = message.replace("overwrite=True", "--overwrite")
-        message = message.replace("leave test_size", "leave --test-size")
-        message = message.replace("test_size must", "--test-size must")
+        for argument, option in _OPTION_NAMES.items():
+            message = message.replace(argument, option)
         raise DataError(message.rstrip()) from error
+
+
+def expand_groups(function: Callable[..., None]) -> Callable[..., None]:
+    """Replace parameters whose type is a dataclass by one parameter for each of its fields."""
+    parameters = inspect.signature(function, eval_str=True).parameters.values()
+
+    @wraps(function)
+    def command(**values: Any) -> None:
+        function(**{p.name: _collect(p, values) for p in parameters})
+
+    flat = [p.replace(kind=p.KEYWORD_ONLY) for group in parameters for p in _flatten(group)]
+    command.__signature__ = inspect.Signature(flat)  # type: ignore[attr-defined]
+    return command
+
+
+def _fields(group: Any) -> list[inspect.Parameter]:
+    """Return the fields of a dataclass; none for the type of a single option."""
+    if not (isinstance(group, type) and is_dataclass(group)):
+        return []
+    return list(inspect.signature(group, eval_str=True).parameters.values())
+
+
+def _flatten(parameter: inspect.Parameter) -> list[inspect.Parameter]:
+    fields = _fields(parameter.annotation)
+    return [p for field in fields for p in _flatten(field)] or [parameter]
+
+
+def _collect(parameter: inspect.Parameter, values: Mapping[str, Any]) -> Any:
+    fields = _fields(parameter.annotation)
+    if not fields:
+        return values[parameter.name]
+    return parameter.annotation(**{p.name: _collect(p, values) for p in fields})

@@ -4,26 +4,26 @@ from __future__ import annotations
 
 import sys
 import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 from typer import Argument, Option
 
+import elias
 from elias import progress
 from elias.cli import console, options
-from elias.cli.inputs import STDIN, chunks, open_file, read_rows
 from elias.cli.torchrun import follow_predict, join_world, shared_predict
 from elias.errors import DataError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Sequence
-
     from elias.data.readers.text_rows import TextRow
-    from elias.inference.batch_predict import FileTask
-    from elias.inference.predictor import Elias
-    from elias.predictions import Predictions
 
 
+T = TypeVar("T")
+
+STDIN = Path("-")
 CHUNK = 1024
 
 
@@ -78,8 +78,7 @@ def predict(
     if out is None and (file_format or chunk_size or overwrite):
         raise DataError("--format, --chunk-size and --overwrite need a file; name it with --out")
 
-    def open_texts() -> Iterator[TextRow] | FileTask:
-        from elias.inference.batch_predict import FileTask
+    def open_texts() -> Iterator[TextRow] | elias.FileTask:
         from elias.persistence.hub import find_model
         from elias.persistence.manifest import Manifest
 
@@ -88,55 +87,44 @@ def predict(
             return read_rows(texts, text, keep or [], settings)
         if texts == STDIN:
             raise DataError("--out: stdin cannot be read again after an interruption; give a file")
-        source = open_file(texts, text, keep or [], settings)
-        return FileTask.plan(
+        source = _open_file(texts, text, keep or [], settings)
+        return elias.FileTask.plan(
             source, out, format=file_format, chunk_size=chunk_size, overwrite=overwrite
         )
 
     with join_world(device) as world:
-        from elias.inference.predictor import Elias
-
         # Check the texts and the output before the model is loaded.
         source = world.run_on_rank0(open_texts)
-        elias = Elias.from_pretrained(model, device=device, world=world)
-        if elias.model.encoder.reads_features:
+        loaded = elias.Elias.from_pretrained(model, device=device, world=world)
+        if loaded.model.encoder.reads_features:
             raise DataError(
                 f"{model}: was trained on features, and this command reads texts; use elias "
                 "evaluate, or in Python Elias.predict with a CSR matrix"
             )
-        component = elias.check_component(component)
+        component = loaded.check_component(component)
         arguments = {
             "top_k": top_k,
-            "threshold": None if threshold is None else elias.threshold(threshold, component),
-            "only": parse_labels(only, elias.label_names),
-            "without": parse_labels(without, elias.label_names),
+            "threshold": None if threshold is None else loaded.threshold(threshold, component),
+            "only": parse_labels(only, loaded.label_names),
+            "without": parse_labels(without, loaded.label_names),
             "component": component,
         }
         if source is None:  # another process than rank 0
-            follow_predict(world, elias, arguments)
+            follow_predict(world, loaded, arguments)
             return
-        from elias.inference.batch_predict import FileTask
-
-        with shared_predict(world, elias) as predict_texts:
-            if isinstance(source, FileTask):
-                _write_file(elias, source, arguments, predict_texts)
+        with shared_predict(world, loaded) as predict_texts:
+            if isinstance(source, elias.FileTask):
+                _write_file(loaded, source, predict=predict_texts, **arguments)
             else:
                 size = 1 if texts == STDIN and sys.stdin.isatty() else CHUNK
                 _write_stdout(predict_texts, source, keep, arguments, size)
 
 
-def _write_file(
-    elias: Elias,
-    task: FileTask,
-    arguments: dict[str, Any],
-    predict_texts: Callable[..., Predictions],
-) -> None:
-    from elias.inference.batch_predict import predict_file
-
+def _write_file(model: elias.Elias, task: elias.FileTask, **arguments: Any) -> None:
     # Nothing appears on stdout, so log the progress even where there is no terminal for a bar.
     console.set_up(verbose=console.is_verbose(), quiet=console.is_quiet(), log_steps=True)
     start = time.monotonic()
-    done = predict_file(elias, task, predict=predict_texts, **arguments)
+    done = elias.predict_file(model, task, **arguments)
     seconds = max(time.monotonic() - start, 1e-9)
     resumed = f", {done.resumed:,} of them before the interruption" if done.resumed else ""
     speed = (done.texts - done.resumed) / seconds
@@ -144,7 +132,7 @@ def _write_file(
 
 
 def _write_stdout(
-    predict_texts: Callable[..., Predictions],
+    predict_texts: Callable[..., elias.Predictions],
     rows: Iterable[TextRow],
     keep: Sequence[str] | None,
     arguments: dict[str, Any],
@@ -169,6 +157,69 @@ def _write_stdout(
             count += len(chunk)
     if not count:
         console.note("no texts were given")
+
+
+def read_rows(
+    source: Path,
+    column: str | None = None,
+    keep: Sequence[str] = (),
+    settings: Mapping[str, Any] | None = None,
+) -> Iterator[TextRow]:
+    """Yield the texts one at a time; an empty line is an empty text.
+
+    Args:
+        source: A file, or ``-`` for stdin.
+        column: Text column. If given, a file is read as a table and stdin as JSON lines. If None,
+            a file is read as a table if it has the extension of a table format; other input has
+            one text per line.
+        keep: Columns to return with each text.
+        settings: Reading options of the model's training data, used if no column is given.
+    """
+    if source != STDIN:
+        return _open_file(source, column, keep, settings or {}).rows()
+
+    from elias.data.readers.text_rows import TextRow, json_text_rows
+
+    lines = _stdin_lines()
+    if column is not None:
+        return json_text_rows(lines, "stdin", column, keep)
+    if keep:
+        raise DataError("--keep: plain lines on stdin have no columns; name the text's with --text")
+    return (TextRow(number, line) for number, line in enumerate(lines, start=1))
+
+
+def _open_file(
+    source: Path, column: str | None, keep: Sequence[str], settings: Mapping[str, Any]
+) -> elias.TextFile:
+    """Find the text column and the kept columns of a file."""
+    from elias.data.readers.text_rows import is_table
+
+    if settings and source.is_file() and is_table(source, column, keep):
+        column = options.training_options(source, settings, {"text": column}).get("text")
+    with options.errors_name_options():
+        return elias.TextFile.find(source, text=column, keep=keep)
+
+
+def _stdin_lines() -> Iterator[str]:
+    from elias.data.readers.files import describe_utf8_error
+
+    for number, raw in enumerate(sys.stdin.buffer, start=1):
+        try:
+            line = raw.decode("utf-8-sig" if number == 1 else "utf-8")
+        except UnicodeDecodeError as error:
+            raise DataError(f"stdin:{number}: {describe_utf8_error(error)}") from None
+        yield line.rstrip("\n").rstrip("\r")
+
+
+def chunks(items: Iterable[T], size: int) -> Iterator[list[T]]:
+    """Yield the items as lists of ``size``; the last one may be shorter.
+
+    >>> list(chunks("abc", 2))
+    [['a', 'b'], ['c']]
+    """
+    iterator = iter(items)
+    while chunk := list(islice(iterator, size)):
+        yield chunk
 
 
 def parse_labels(values: Sequence[str] | None, names: Sequence[str]) -> list[str | int] | None:

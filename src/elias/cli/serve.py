@@ -8,7 +8,7 @@ from typing import Annotated
 from typer import Argument, Option
 
 from elias.cli import options
-from elias.config.hub_names import HUB_PREFIX
+from elias.config.io import HUB_PREFIX
 from elias.serve.settings import Limits, ServeSettings, check_installed, read_examples, read_keys
 
 _DEFAULTS = Limits()

@@ -5,20 +5,16 @@ from __future__ import annotations
 import os
 import sys
 import traceback
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+import elias
 from elias.cli import console
-from elias.cli.errors import report_error
 from elias.errors import ConfigError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping, Sequence
-    from typing import Any
-
     from elias.distributed import World
-    from elias.inference.predictor import Elias
-    from elias.predictions import Predictions
 
 
 DISTRIBUTED_COMMANDS = ("evaluate", "predict", "train")
@@ -56,18 +52,18 @@ def join_world(device: str) -> Iterator[World]:
     if rank > 0:
         console.show_errors_only()
     with joined(device) as world:
-        world.on_failure = report_error
+        world.on_failure = console.report_error
         yield world
 
 
 @contextmanager
-def shared_predict(world: World, model: Elias) -> Iterator[Callable[..., Predictions]]:
+def shared_predict(world: World, model: elias.Elias) -> Iterator[Callable[..., elias.Predictions]]:
     """Yield a variant of `Elias.predict` for rank 0 that sends its texts to all other ranks.
 
     Only rank 0 reads the texts. Meanwhile, the other ranks must run `follow_predict`.
     """
 
-    def predict(texts: Sequence[str], **options: Any) -> Predictions:
+    def predict(texts: Sequence[str], **options: Any) -> elias.Predictions:
         _broadcast_texts(world, texts)
         return model.predict(texts, **options)
 
@@ -75,7 +71,7 @@ def shared_predict(world: World, model: Elias) -> Iterator[Callable[..., Predict
     _broadcast_texts(world, None)
 
 
-def follow_predict(world: World, model: Elias, options: Mapping[str, Any]) -> None:
+def follow_predict(world: World, model: elias.Elias, options: Mapping[str, Any]) -> None:
     """Compute the share of this rank in every prediction that rank 0 makes in `shared_predict`."""
     while (texts := _broadcast_texts(world, None)) is not None:
         model.predict(texts, **options)

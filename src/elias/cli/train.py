@@ -3,40 +3,35 @@
 from __future__ import annotations
 
 import json
-from contextlib import nullcontext
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from typer import Option
 
+import elias
 from elias.cli import console, options
-from elias.cli.errors import resumable_run
 from elias.cli.info import config_rows
 from elias.cli.torchrun import join_world
 
 if TYPE_CHECKING:
     from elias.config import ResolvedConfig
-    from elias.data import Corpus
-    from elias.inference.predictor import Elias
     from elias.training.dry_run import DryRun
 
 
+@options.expand_groups
 def train(
+    *,
     data: options.DataPath,
-    out: Annotated[
-        Path | None, Option("--out", metavar="RUN", help="Run folder to create.")
-    ] = None,
-    preset: options.Preset = None,
-    config_file: options.ConfigFile = None,
-    changes: options.Changes = None,
+    out: Annotated[Path | None, Option(metavar="RUN", help="Run folder to create.")] = None,
+    configuration: options.ConfigOptions,
     device: options.DeviceName = "auto",
     init_from: Annotated[
         Path | None, Option(metavar="MODEL", help="Start from the weights of a saved model.")
     ] = None,
-    text: options.TextColumn = None,
-    labels: options.LabelsColumn = None,
-    separator: options.Separator = None,
+    reading: options.CorpusOptions,
     test_size: options.TestSize = None,
     overwrite: options.Overwrite = False,
     dry_run: Annotated[
@@ -63,25 +58,22 @@ def train(
         console.show_errors_only()
         if dry_run:
             return
-    config = options.build_config(preset, config_file, changes)
+    config = configuration.build()
 
-    from elias.inference.predictor import Elias
     from elias.kernels.device import pick_device
     from elias.training.trainer import check_plan, starting_config, train_resolved
 
     # Check everything that needs no data before a large corpus is read.
     check_plan(config, None if dry_run or rank else out, overwrite=overwrite)
     target_device = pick_device(device)
-    model: Elias | None
     with nullcontext(SingleProcess()) if dry_run else join_world(device) as world:
         # Each of several processes moves its own part to its own GPU.
         init_device = "cpu" if world.shards_labels else device
-        start = None if init_from is None else Elias.from_pretrained(init_from, device=init_device)
-        on_disk = config.data.on_disk
+        start = None
+        if init_from is not None:
+            start = elias.Elias.from_pretrained(init_from, device=init_device)
         corpus = world.rank0_first(
-            lambda: options.read_corpus(
-                data, text, labels, separator, test_size=test_size, on_disk=on_disk
-            )
+            lambda: reading.read(data, test_size=test_size, on_disk=config.data.on_disk)
         )
         resolved = starting_config(config, start).resolve(len(corpus.train), corpus.n_labels)
         show_plan(resolved, corpus)
@@ -106,11 +98,15 @@ def train(
                 ignore_memory=ignore_memory,
             )
     if model is not None:
-        _show_stages(model)
+        metrics = model.metadata.get("metrics", {})
+        splits = {split for measured in metrics.values() for split in measured}
+        if splits:
+            split = "test" if "test" in splits else "validation"
+            console.print_out(*console.stage_table(metrics, split))
         typer.echo(f"{out}/model")
 
 
-def show_plan(config: ResolvedConfig, corpus: Corpus) -> None:
+def show_plan(config: ResolvedConfig, corpus: elias.Corpus) -> None:
     """Print the sizes of the corpus and the resolved configuration on stderr."""
     counts = ", ".join(f"{len(split):,} {name}" for name, split in corpus.splits.items())
     rows = [("points", counts), ("labels", corpus.n_labels), *config_rows(config)]
@@ -119,13 +115,21 @@ def show_plan(config: ResolvedConfig, corpus: Corpus) -> None:
     console.show(console.grid(rows))
 
 
-def _show_stages(model: Elias) -> None:
-    """Print the metrics of each stage on the test split, or on validation if there is no test."""
-    metrics = model.metadata.get("metrics", {})
-    for split in ("test", "validation"):
-        if any(split in splits for splits in metrics.values()):
-            console.print_out(*console.stage_table(metrics, split))
-            return
+@contextmanager
+def resumable_run(run: Path | None, *, overwrite: bool = False) -> Iterator[None]:
+    """Add instructions for resuming the training run to the message of an interrupt."""
+    try:
+        yield
+    except KeyboardInterrupt as interrupt:
+        from elias.training.run import can_resume
+
+        remedy = "run the same command again to start over"
+        if run is not None and can_resume(run):
+            command = "run the same command again" + (" without --overwrite" if overwrite else "")
+            remedy = f"{command} to resume from the last checkpoint"
+        state = ": ".join([f"{run}/model was not written", *map(str, interrupt.args)])
+        interrupt.args = (f"{state}; {remedy}",)
+        raise
 
 
 def _show_estimate(estimate: DryRun) -> None:

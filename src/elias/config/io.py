@@ -16,6 +16,23 @@ from elias.errors import ConfigError, did_you_mean
 
 T = TypeVar("T")
 
+HUB_PREFIX = "hf://"
+"""Prefix of the name of a model on the Hugging Face hub: ``hf://user/model@revision``."""
+
+
+def looks_like_path(name: str) -> bool:
+    """Return True if a name is a path, False if it may be ``user/model`` on the hub.
+
+    >>> [looks_like_path(name) for name in ("./model", "~/model", "a/b/c", "user/model", "model")]
+    [True, True, True, False, False]
+    """
+    return (
+        name.startswith(("/", ".", "~"))
+        or "\\" in name
+        or name.count("/") > 1
+        or ("/" in name and Path(name).parent.is_dir())
+    )
+
 
 def read_tree(path: str | Path) -> dict[str, Any]:
     """Load a TOML or JSON file as a nested dict, without checking its keys."""
@@ -28,10 +45,7 @@ def read_tree(path: str | Path) -> dict[str, Any]:
         raise ConfigError(f"{path}: cannot be read: {error}") from error
     try:
         tree = json.loads(text) if path.suffix == ".json" else tomllib.loads(text)
-    except (
-        ValueError,
-        RecursionError,
-    ) as error:  # ValueError also for numbers with too many digits
+    except (ValueError, RecursionError) as error:  # also for numbers with too many digits
         language = "JSON" if path.suffix == ".json" else "TOML"
         raise ConfigError(f"{path}: not valid {language}: {error}") from error
     if not isinstance(tree, dict):

@@ -28,7 +28,7 @@ from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.utils import logging as transformers_logging
 
 from elias.config import EncoderConfig
-from elias.config.hub_names import looks_like_path
+from elias.config.io import looks_like_path
 from elias.errors import ConfigError, ModelError, damaged_file, quoted
 from elias.model.encoder import TextEncoder
 from elias.progress import progress

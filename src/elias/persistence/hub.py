@@ -15,7 +15,7 @@ from huggingface_hub.errors import (
     RevisionNotFoundError,
 )
 
-from elias.config.hub_names import HUB_PREFIX, looks_like_path
+from elias.config.io import HUB_PREFIX, looks_like_path
 from elias.errors import ModelError, quoted
 from elias.persistence.manifest import model_folder
 

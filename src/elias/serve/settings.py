@@ -6,7 +6,7 @@ import importlib.util
 from dataclasses import dataclass, fields
 from pathlib import Path
 
-from elias.config.hub_names import HUB_PREFIX
+from elias.config.io import HUB_PREFIX
 from elias.errors import ConfigError
 
 MAX_LABELS = 100

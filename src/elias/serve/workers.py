@@ -20,7 +20,7 @@ from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from elias.config.hub_names import HUB_PREFIX
+from elias.config.io import HUB_PREFIX
 from elias.errors import ConfigError, EliasError, RunError
 from elias.serve.settings import UNHEALTHY_FILE, ServeSettings, check_installed
 

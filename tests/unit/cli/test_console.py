@@ -1,6 +1,13 @@
+import logging
+from pathlib import Path
+
+import pytest
+import typer
+
 from elias.cli import console
-from elias.cli.inputs import chunks
-from elias.cli.predict import parse_labels
+from elias.cli.console import report_error, report_errors
+from elias.cli.train import resumable_run
+from elias.errors import DataError
 
 METRICS = {
     stage: {"test": dict.fromkeys(console.STAGE_METRICS, 99.99), "validation": {"P@1": 3.0}}
@@ -60,14 +67,102 @@ def test_brackets_in_a_name_are_not_markup(capsys):
     ]
 
 
-def test_a_label_with_a_number_for_its_name_is_meant_by_name():
-    assert parse_labels(["1984", "7"], ["fish", "1984"]) == ["1984", 7]
+@pytest.mark.parametrize(
+    ("error", "code", "line"),
+    [
+        (DataError("file.csv:3: broken"), 2, "error: file.csv:3: broken\n"),
+        (DataError("two\n  lines"), 2, "error: two lines\n"),
+        (FileNotFoundError(2, "No such file", "a.txt"), 2, "error: a.txt: No such file\n"),
+        (BrokenPipeError(), 141, ""),
+    ],
+)
+def test_a_user_error_becomes_one_line_and_an_exit_code(error, code, line, capsys):
+    with pytest.raises(typer.Exit) as caught, report_errors():
+        raise error
+
+    assert caught.value.exit_code == code
+    assert capsys.readouterr() == ("", line)
 
 
-def test_no_labels_given_means_no_limit():
-    assert parse_labels(None, ["fish"]) is None
-    assert parse_labels([], ["fish"]) is None
+def test_an_error_is_reported_once(capsys):
+    error = DataError("broken")
+    report_error(error)
+    assert capsys.readouterr().err == "error: broken\n"
+
+    with pytest.raises(typer.Exit) as caught, report_errors():
+        raise error
+
+    assert caught.value.exit_code == 2
+    assert capsys.readouterr().err == ""
 
 
-def test_chunks_hold_all_items_in_order():
-    assert list(chunks(iter(range(5)), 2)) == [[0, 1], [2, 3], [4]]
+def test_an_interrupt_has_a_code_of_its_own(capsys):
+    with pytest.raises(typer.Exit) as caught, report_errors():
+        raise KeyboardInterrupt
+
+    assert caught.value.exit_code == 130
+    assert capsys.readouterr().err == "interrupted\n"
+
+
+def test_an_interrupt_while_training_says_how_to_continue(capsys):
+    with pytest.raises(typer.Exit), report_errors(), resumable_run(Path("runs/mine")):
+        raise KeyboardInterrupt
+
+    message = "runs/mine/model was not written; run the same command again to start over"
+    assert capsys.readouterr().err == f"interrupted: {message}\n"
+
+
+@pytest.mark.parametrize("error", [ValueError("boom"), OSError("no file named")])
+def test_a_bug_passes_through(error):
+    with pytest.raises(type(error)), report_errors():
+        raise error
+
+
+@pytest.fixture
+def shown_lines(capsys):
+    """Log something at every level and return what is shown."""
+    yield lambda: (_log_all(), capsys.readouterr().err.split())[1]
+    console.set_up(verbose=False, quiet=False, log_steps=False)
+    for handler in list(logging.getLogger("elias").handlers):
+        logging.getLogger("elias").removeHandler(handler)
+    logging.getLogger("elias").setLevel(logging.NOTSET)
+    console.progress.enable(False)
+
+
+def _log_all():
+    logger = logging.getLogger("elias.model")
+    logger.debug("debug")
+    logger.info("info")
+    console.note("note")
+    logger.warning("[careful]")
+
+
+@pytest.mark.parametrize(
+    ("options", "shown"),
+    [
+        ({}, ["note", "warning:", "[careful]"]),
+        ({"log_steps": True}, ["info", "note", "warning:", "[careful]"]),
+        ({"quiet": True, "log_steps": True}, ["warning:", "[careful]"]),
+    ],
+)
+def test_the_options_choose_the_log_level(options, shown, shown_lines):
+    console.set_up(**{"verbose": False, "quiet": False, "log_steps": False, **options})
+
+    assert shown_lines() == shown
+
+
+def test_verbose_shows_everything_and_the_logger(shown_lines):
+    console.set_up(verbose=True, quiet=False, log_steps=False)
+
+    words = shown_lines()
+
+    assert words[:4] == ["elias.model:", "debug", "elias.model:", "info"]
+
+
+def test_a_long_log_line_stays_a_line(capsys, shown_lines):
+    console.set_up(verbose=False, quiet=False, log_steps=False)
+    shown_lines()
+
+    console.note("x" * 500)
+
+    assert capsys.readouterr().err == "x" * 500 + "\n"

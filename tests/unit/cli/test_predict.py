@@ -1,0 +1,14 @@
+from elias.cli.predict import chunks, parse_labels
+
+
+def test_a_label_with_a_number_for_its_name_is_meant_by_name():
+    assert parse_labels(["1984", "7"], ["fish", "1984"]) == ["1984", 7]
+
+
+def test_no_labels_given_means_no_limit():
+    assert parse_labels(None, ["fish"]) is None
+    assert parse_labels([], ["fish"]) is None
+
+
+def test_chunks_hold_all_items_in_order():
+    assert list(chunks(iter(range(5)), 2)) == [[0, 1], [2, 3], [4]]
