@@ -206,6 +206,23 @@ def test_a_second_command_trains_nothing_and_says_the_same(ablation, data, train
     assert trained == []
 
 
+def test_the_test_points_are_searched_once_for_each_member(ablation, data, tmp_path, monkeypatch):
+    folder, _ = ablation
+    shutil.copytree(folder / "runs", tmp_path / "runs")
+    searches, search = [], models.search_member
+    monkeypatch.setattr(
+        models, "search_member", lambda *a, **k: (searches.append(a), search(*a, **k))[1]
+    )
+
+    told = elias("experiment", "ablation", data, "--out", tmp_path, *SMALL, "--members", 2)
+
+    assert told.code == 0, told.err
+    assert len(searches) == 2
+    ours, theirs = rows_of(tmp_path, "ablation"), rows_of(folder, "ablation")
+    for name in ("elias/calibrate-blend", "elias/ensemble-unnamed", "elias/ensemble"):
+        assert ours[name, 0]["metrics"] == theirs[name, 0]["metrics"]
+
+
 def test_other_experiments_use_the_models_that_are_there(ablation, data, trained):
     folder, _ = ablation
 

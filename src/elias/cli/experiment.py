@@ -162,7 +162,7 @@ def compare(
     experiment: Experiment,
 ) -> None:
     """Compare with one-vs-all, nearest neighbours and linear peers (Tables 1 and 2)."""
-    from elias.experiments.peers import parse_interpreters
+    from elias.experiments.compare import parse_interpreters
 
     interpreters = parse_interpreters(peer_python or [])
     setting = experiment.setting()

@@ -3,8 +3,8 @@
 import warnings
 from typing import Any
 
-from elias.experiments.ablation import ablation
 from elias.experiments.compare import compare
+from elias.experiments.models import ablation
 from elias.experiments.prune import prune
 from elias.experiments.runner import Plan, Result, Setting, run_experiment
 from elias.experiments.sweep import sweep

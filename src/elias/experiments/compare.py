@@ -1,54 +1,71 @@
-"""Tables 1 and 2: compare the model with one-vs-all, nearest neighbours and linear peers."""
+"""Tables 1 and 2: compare the model with one-vs-all, nearest neighbours and linear peers.
+
+The peers (Parabel, Bonsai and XR-Linear) run on the same data, each in its own Python interpreter.
+"""
 
 from __future__ import annotations
 
+import json
+import logging
+import os
+import shutil
+import subprocess
+import sys
 import time
-from collections.abc import Callable, Mapping
-from dataclasses import replace
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, replace
 from functools import lru_cache, partial
-from typing import TYPE_CHECKING
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import TYPE_CHECKING, Any
+
+from scipy.sparse import csr_matrix, issparse, load_npz, save_npz
 
 from elias.baselines import NearestNeighbours
 from elias.baselines.knn import NEIGHBOURS
-from elias.experiments.models import FullModel, Models, one_vs_all
-from elias.experiments.peers import (
-    FEATURES,
-    METHODS,
-    PEER_TITLES,
-    RANKER,
-    WORDS,
-    Peer,
-    PeerFailedError,
-    PointFeatures,
-    find_peers,
-    point_features,
-    run_peer,
+from elias.errors import ConfigError, did_you_mean
+from elias.experiments import run_peer
+from elias.experiments.models import Models, one_vs_all
+from elias.experiments.runner import (
+    MEGABYTES,
+    MS_PER_POINT,
+    TRAIN_SECONDS,
+    Plan,
+    Row,
+    Table,
+    Task,
+    dot_plot,
 )
-from elias.experiments.runner import Plan, Task
-from elias.experiments.tables import MEGABYTES, MS_PER_POINT, TRAIN_SECONDS, Row, Table, dot_plot
-from elias.inference.predict import ENSEMBLE
+from elias.inference.predict import ENSEMBLE, max_filtered
 from elias.inference.predictor import EVALUATED
+from elias.predictions import Predictions
+from elias.progress import progress
+from elias.rerank import RankerFeatures
 from elias.rerank.reranker import CALIBRATE, NAMES, RERANK
+from elias.text.vectorizer import Featurizer, unit_rows
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from elias.config import ResolvedConfig
     from elias.experiments.runner import Setting
 
 
+logger = logging.getLogger(__name__)
+
 COSTS = (TRAIN_SECONDS, MS_PER_POINT, MEGABYTES)
-COLUMNS = (
-    *("P@1", "P@3", "P@5", "PSP@1", "PSP@3", "PSP@5", "R@10", "R@20", "R@100"),
-    *COSTS,
-)
-SHOWN = ("P@1", "P@5", "R@100", *COSTS)
+METRICS = ("P@1", "P@3", "P@5", "PSP@1", "PSP@3", "PSP@5", "R@10", "R@20", "R@100")
+SHOWN = ("P@1", "P@5", "R@100")
+WORDS, RANKER = "words", "ranker"
+FEATURES = {WORDS: "", RANKER: ", our features"}
+"""Kinds of features, with the suffix that each adds to row titles."""
+PEER_TITLES = {"parabel": "Parabel", "bonsai": "Bonsai", "xr-linear": "XR-Linear"}
 PEER_SEEDS = 3
 """Number of XR-Linear models, with different clusterings, averaged in its ensemble."""
 _PEER_REMARKS = {
     "omikuji": "Parabel and Bonsai are those of omikuji {}, with 3 trees.",
     "pecos": "XR-Linear is that of PECOS {}, its defaults (×3: three clusterings averaged).",
 }
+_FOLDER_PREFIX = ".peer-"
+_MAX_MESSAGE = 160
 
 
 def compare(
@@ -68,47 +85,40 @@ def compare(
         ranker_features: Run the peers also on the sparse features of the ELIAS ranker, in addition
             to word tf-idf.
     """
-    config, models = setting.config, Models(setting)
+    config, models = setting.config, Models(setting, timed=True)
     members = config.ensemble.members if members is None else members
-    titles = _titles(config, members)
-    model = FullModel(models, members=members, titles=titles, every_stage=False, timed=True)
     tasks = []
     for seed in setting.seeds:
-        tasks += model.tasks(seed)
+        tasks += models.full_model_tasks(seed, members, _titles(config, members))
         if config.index.kind != "all":
-            variant = models.variant_task(seed, "one-vs-all", "one-vs-all", one_vs_all, timed=True)
-            tasks.append(variant)
+            tasks.append(models.variant_task(seed, "one-vs-all", "one-vs-all", one_vs_all))
     tasks.append(_neighbours_task(models))
     peers = find_peers(interpreters or {})
+    versions = {package: peer.version for package, peer in peers.items()}
     kinds = [WORDS, RANKER] if ranker_features else [WORDS]
     features = lru_cache(maxsize=1)(partial(point_features, setting))
     tasks += [
-        _peer_task(models, peers[METHODS[method]], method, kind, seed, features)
+        _peer_task(models, peers[run_peer.METHODS[method]], method, kind, seed, features)
         for kind in kinds
         for seed in setting.seeds
-        for method in METHODS
+        for method in run_peer.METHODS
+    ]
+    remarks = [
+        "Times include the computation of features. Peers read tf-idf of words unless stated "
+        "otherwise, and train on the validation points too."
+    ]
+    remarks += [
+        _PEER_REMARKS[name].format(version) for name, version in versions.items() if version
     ]
     return Plan(
         name="compare",
         title="Comparison with other methods (Tables 1 and 2)",
         setting=setting,
         tasks=tasks,
-        table=Table(heading="method", columns=COLUMNS, shown=SHOWN),
-        plot=lambda lines: dot_plot(lines, "Comparison of methods", ("P@1", "P@5", "R@100")),
-        options={
-            "members": members,
-            "peers": {name: peer.version for name, peer in peers.items()},
-            "features": kinds,
-        },
-        remarks=[
-            "Times include the computation of features. Peers read tf-idf of words unless stated "
-            "otherwise, and train on the validation points too.",
-            *(
-                _PEER_REMARKS[name].format(peer.version)
-                for name, peer in peers.items()
-                if peer.version is not None
-            ),
-        ],
+        table=Table("method", columns=(*METRICS, *COSTS), shown=(*SHOWN, *COSTS)),
+        plot=lambda lines: dot_plot(lines, "Comparison of methods", SHOWN),
+        options={"members": members, "peers": versions, "features": kinds},
+        remarks=remarks,
     )
 
 
@@ -137,20 +147,107 @@ def _neighbours_task(models: Models) -> Task:
         middle = time.perf_counter()
         predictions = neighbours.predict_split(setting.corpus.split("test"), top_k=EVALUATED)
         end = time.perf_counter()
-        row = Row(
-            name="knn",
-            title=f"kNN-{NEIGHBOURS}",
-            metrics=models.evaluate(predictions),
-            costs=_costs(setting, middle - start, end - middle, neighbours.n_bytes / 1e6),
-        )
-        return [row]
+        costs = _costs(setting, middle - start, end - middle, neighbours.n_bytes / 1e6)
+        metrics = models.evaluate(predictions)
+        return [Row(name="knn", title=f"kNN-{NEIGHBOURS}", metrics=metrics, costs=costs)]
 
-    return Task(
-        name="knn",
-        title="nearest neighbours",
-        decided_by={"k": NEIGHBOURS, "eval": setting.config.to_dict()["eval"]},
-        measure=measure,
+    decided_by = {"k": NEIGHBOURS, "eval": setting.config.to_dict()["eval"]}
+    return Task(name="knn", title="nearest neighbours", decided_by=decided_by, measure=measure)
+
+
+def _costs(
+    setting: Setting, train_seconds: float, predict_seconds: float, megabytes: float
+) -> dict[str, float]:
+    n_points = len(setting.corpus.split("test"))
+    return {
+        TRAIN_SECONDS: round(train_seconds, 3),
+        MS_PER_POINT: round(1000 * predict_seconds / max(n_points, 1), 4),
+        MEGABYTES: round(megabytes, 3),
+    }
+
+
+@dataclass(frozen=True, slots=True)
+class PointFeatures:
+    """Features of the training and test points, with the time to compute each."""
+
+    train: csr_matrix
+    test: csr_matrix
+    train_seconds: float
+    test_seconds: float
+
+
+def point_features(setting: Setting, kind: str) -> PointFeatures:
+    """Compute word tf-idf or the sparse features of the ranker (without embeddings).
+
+    If the corpus has features instead of texts, only scale each row to unit length.
+    """
+    splits = [setting.corpus.split(name) for name in ("train", "test")]
+    points: list[Any] = [s.features if s.texts is None else s.texts for s in splits]
+    train, test = points
+    start = time.perf_counter()
+    transform: Callable[[Any], csr_matrix]
+    if issparse(train):
+        transform = unit_rows
+    elif kind == WORDS:
+        transform = Featurizer.fit(train, char_ngrams=(0, 0), min_count=1).transform
+    else:
+        transform = RankerFeatures.fit(train, setting.config.rerank).transform
+    train_features = transform(train)
+    middle = time.perf_counter()
+    test_features = transform(test)
+    return PointFeatures(
+        train_features, test_features, middle - start, time.perf_counter() - middle
     )
+
+
+@dataclass(frozen=True, slots=True)
+class Peer:
+    """A peer package, and the Python interpreter in which it is installed."""
+
+    package: str
+    python: Path
+    version: str | None
+    """Version of the package; None if it cannot be imported."""
+
+
+class PeerFailedError(Exception):
+    """A peer exited with an error; the message is its last line of output."""
+
+
+def parse_interpreters(options: list[str]) -> dict[str, Path]:
+    """Parse ``package=PATH`` pairs.
+
+    Raises:
+        ConfigError: If the package is not a peer, or the path is not an executable file.
+    """
+    interpreters, packages = {}, run_peer.DISTRIBUTIONS
+    for text in options:
+        package, equals, path = text.partition("=")
+        if not equals or package not in packages:
+            raise ConfigError(
+                f"--peer-python {text!r}: write it as PACKAGE=PATH, the package one of "
+                f"{', '.join(packages)}{did_you_mean(package, packages)}"
+            )
+        python = Path(path).expanduser()
+        if not python.is_file() or not os.access(python, os.X_OK):
+            raise ConfigError(f"--peer-python {text!r}: {path} is no program; give a python")
+        interpreters[package] = python
+    return interpreters
+
+
+def find_peers(interpreters: Mapping[str, Path]) -> dict[str, Peer]:
+    """Look up each package in its interpreter, which defaults to the current one."""
+    peers = {}
+    for package in run_peer.DISTRIBUTIONS:
+        python = interpreters.get(package, Path(sys.executable))
+        with TemporaryDirectory() as folder:
+            try:
+                version = _call(python, "probe", package, Path(folder))["version"]
+            except PeerFailedError as failure:
+                logger.debug("%s: %s", python, failure)
+                version = None
+        peers[package] = Peer(package, python, version)
+    return peers
 
 
 def _peer_task(
@@ -174,32 +271,31 @@ def _peer_task(
 
     def measure() -> list[Row]:
         if peer.version is None:
-            return [replace(empty, note=peer.missing)]
+            note = f"{run_peer.DISTRIBUTIONS[peer.package]} not found; name an interpreter that "
+            return [replace(empty, note=f"{note}has it: --peer-python {peer.package}=PATH")]
         inputs = features(kind)
         seeds = [PEER_SEEDS * seed + i for i in range(PEER_SEEDS)]
+        rows = []
         try:
-            results = run_peer(peer, method, inputs, setting, seeds)
+            for part, predictions in _run(peer, method, inputs, setting, seeds):
+                name = part["name"]  # empty for a single model; x3 for an ensemble of three
+                train_seconds = inputs.train_seconds + part["train_seconds"]
+                predict_seconds = inputs.test_seconds + part["predict_seconds"]
+                row = replace(
+                    empty,
+                    name=f"{method}-{name}/{kind}" if name else empty.name,
+                    title=title.format(f" ×{name[1:]}" if name else ""),
+                    metrics=models.evaluate(predictions),
+                    costs=_costs(setting, train_seconds, predict_seconds, part["megabytes"]),
+                )
+                rows.append(row)
         except PeerFailedError as failure:
             return [replace(empty, note=f"failed: {failure}")]
-        return [
-            replace(
-                empty,
-                name=f"{method}-{result.name}/{kind}" if result.name else empty.name,
-                title=title.format(f" ×{result.name[1:]}" if result.name else ""),
-                metrics=models.evaluate(result.predictions),
-                costs=_costs(
-                    setting,
-                    inputs.train_seconds + result.train_seconds,
-                    inputs.test_seconds + result.predict_seconds,
-                    result.megabytes,
-                ),
-            )
-            for result in results
-        ]
+        return rows
 
     return Task(
         name=f"{method}-{kind}-seed{seed}",
-        title=f"{title.format('')}, seed {seed}",
+        title=f"{empty.title}, seed {seed}",
         decided_by={
             "peer": [peer.package, peer.version],
             "method": method,
@@ -211,12 +307,56 @@ def _peer_task(
     )
 
 
-def _costs(
-    setting: Setting, train_seconds: float, predict_seconds: float, megabytes: float
-) -> dict[str, float]:
-    n_points = len(setting.corpus.split("test"))
-    return {
-        TRAIN_SECONDS: round(train_seconds, 3),
-        MS_PER_POINT: round(1000 * predict_seconds / max(n_points, 1), 4),
-        MEGABYTES: round(megabytes, 3),
-    }
+def _run(
+    peer: Peer, method: str, features: PointFeatures, setting: Setting, seeds: list[int]
+) -> Iterator[tuple[dict[str, Any], Predictions]]:
+    """Train a method of a peer, and yield times, size and test predictions of each model.
+
+    Raises:
+        PeerFailedError: If the peer ends with an error.
+    """
+    corpus = setting.corpus
+    top_k = EVALUATED + max_filtered(corpus.split("test"))
+    for stale in setting.folder.glob(f"{_FOLDER_PREFIX}*"):
+        shutil.rmtree(stale, ignore_errors=True)  # left by a command that was killed
+    with (
+        TemporaryDirectory(prefix=_FOLDER_PREFIX, dir=setting.folder) as out,
+        progress(f"Running {PEER_TITLES[method]}"),
+    ):
+        folder = Path(out)
+        job: dict[str, Any] = {"method": method, "seeds": seeds, "top_k": top_k, "out": out}
+        matrices = {"train_x": features.train, "train_y": corpus.train.labels}
+        for name, matrix in {**matrices, "test_x": features.test}.items():
+            plain = csr_matrix(matrix, copy=True)
+            plain.sort_indices()
+            job[name] = str(folder / f"{name}.npz")
+            save_npz(job[name], plain, compressed=False)
+        path = folder / "job.json"
+        path.write_text(json.dumps(job), encoding="utf8")
+        for part in _call(peer.python, "run", str(path), folder)["parts"]:
+            yield part, Predictions.from_csr(load_npz(part["scores"]), top_k, corpus.label_names)
+
+
+def _call(python: Path, command: str, argument: str, folder: Path) -> dict[str, Any]:
+    """Run ``run_peer.py`` with an interpreter and return its result."""
+    # the import path of our interpreter is not that of the peer
+    environment = {k: v for k, v in os.environ.items() if k not in ("PYTHONPATH", "PYTHONHOME")}
+    result = folder / "result.json"
+    try:
+        done = subprocess.run(
+            [str(python), run_peer.__file__, command, argument, str(result)],
+            env=environment,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            stdin=subprocess.DEVNULL,
+            text=True,
+            errors="replace",
+            check=False,
+        )
+    except OSError as error:
+        raise PeerFailedError(f"{python}: {error.strerror}") from error
+    if done.returncode != 0 or not result.exists():
+        last = (done.stdout.strip().splitlines() or [f"exit code {done.returncode}"])[-1]
+        raise PeerFailedError(last[:_MAX_MESSAGE])
+    content: dict[str, Any] = json.loads(result.read_text(encoding="utf8"))
+    return content

@@ -1,10 +1,13 @@
-"""Train, load and measure the models of an experiment: the full model and its variants."""
+"""Train, load and measure the models of an experiment: the full model and its variants.
+
+`ablation` plans Tables 3 and 8: the gain of each component, and of learning the index.
+"""
 
 from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass, replace
 from functools import partial
@@ -13,7 +16,6 @@ from typing import TYPE_CHECKING, Any
 
 from elias.config import (
     ONE_VS_ALL_STAGES,
-    EnsembleConfig,
     IndexConfig,
     LossConfig,
     first_difference,
@@ -22,12 +24,30 @@ from elias.config import (
 )
 from elias.data.splits import validation_split
 from elias.errors import ConfigError, RunError, did_you_mean
-from elias.experiments.runner import Task
-from elias.experiments.tables import MEGABYTES, MS_PER_POINT, TRAIN_SECONDS, Row
-from elias.inference.predict import ENSEMBLE, split_inputs
+from elias.experiments.runner import (
+    MEGABYTES,
+    MS_PER_POINT,
+    TRAIN_SECONDS,
+    Plan,
+    Row,
+    Table,
+    Task,
+    dot_plot,
+)
+from elias.inference.predict import (
+    ENSEMBLE,
+    SearchOptions,
+    cached_tokens,
+    drop_filtered,
+    max_filtered,
+    rank_candidates,
+    search_member,
+    split_inputs,
+)
 from elias.inference.predictor import EVALUATED, Elias
 from elias.metrics import REPORTED, measure
 from elias.persistence.manifest import MEMBERS_FOLDER, MODEL_FOLDER, RANKER_FOLDER
+from elias.predictions import Predictions
 from elias.report.sections import COMPONENTS
 from elias.rerank.calibration import MIN_POINTS, MIXTURES, is_word
 from elias.rerank.reranker import CALIBRATE, NAMES, RERANK
@@ -37,7 +57,6 @@ from elias.training.trainer import train
 if TYPE_CHECKING:
     from elias.config import EliasConfig, ResolvedConfig
     from elias.experiments.runner import Setting
-    from elias.predictions import Predictions
 
 
 logger = logging.getLogger(__name__)
@@ -49,6 +68,8 @@ DEFAULT_MEMBERS = 3
 TIMED_POINTS = 2_000
 """Maximum number of test points used to measure the prediction time."""
 WARM_UP_POINTS = 64
+METRICS = ("P@1", "P@3", "P@5", "PSP@1", "PSP@5", "R@10", "R@20", "R@100")
+"""Metrics of the tables of sweeps and pruning."""
 
 
 def run_name(name: str, seed: int, member: int = 0) -> str:
@@ -89,13 +110,12 @@ class TrainedModel:
         return total
 
     def megabytes(self, component: str | None = None) -> float:
-        """Return the size of the model files that a component needs.
+        """Return the size of the model files without ensemble members.
 
-        Ensemble members count only for the ensemble. The ranker does not count for a stage.
+        The ranker does not count if ``component`` is a stage.
         """
-        skipped = set() if component == ENSEMBLE else {MEMBERS_FOLDER}
-        if component in {stage.name for stage in self.model.config.stages}:
-            skipped.add(RANKER_FOLDER)
+        is_stage = component in {stage.name for stage in self.model.config.stages}
+        skipped = {MEMBERS_FOLDER, RANKER_FOLDER} if is_stage else {MEMBERS_FOLDER}
         folder = self.folder / MODEL_FOLDER
         files = (path for path in folder.rglob("*") if path.is_file())
         needed = (path for path in files if path.relative_to(folder).parts[0] not in skipped)
@@ -105,8 +125,10 @@ class TrainedModel:
 class Models:
     """Train, load and measure the models of an experiment."""
 
-    def __init__(self, setting: Setting) -> None:
-        self.setting = setting
+    def __init__(self, setting: Setting, *, timed: bool = False) -> None:
+        """Prepare to measure models; ``timed``: also their prediction time and size on disk."""
+        self.setting, self.timed = setting, timed
+        self._last: TrainedModel | None = None
 
     def check(self, name: str, config: ResolvedConfig) -> None:
         """Raise `RunError` if the run exists with another configuration and is not overwritten."""
@@ -127,25 +149,26 @@ class Models:
             RunError: If the run exists with another configuration or corpus.
         """
         folder, setting = self._folder(name), self.setting
+        if self._last is not None and self._last.folder == folder:
+            return self._last
+        self.check(name, config)
+        self._last = model = None  # free its memory before another model is trained
         is_finished = (folder / MODEL_FOLDER).is_dir()
         if is_finished and self._stored_config(name) == model_settings(config.to_dict()):
             model = Elias.from_pretrained(folder, device=setting.device)
             if model.metadata.get("corpus") == setting.data["fingerprint"]:
                 logger.info("%s: finished before, loaded", folder)
-                return TrainedModel(model, folder, read_records(folder))
-            if not setting.overwrite:
+            elif setting.overwrite:
+                model = None
+            else:
                 raise RunError(
                     f"{folder}: was trained on other data; use --overwrite or another --out"
                 )
-        self.check(name, config)
-        model = train(
-            config,
-            setting.corpus,
-            out=folder,
-            device=setting.device,
-            overwrite=setting.overwrite,
-        )
-        return TrainedModel(model, folder, read_records(folder))
+        if model is None:
+            how: dict[str, Any] = {"device": setting.device, "overwrite": setting.overwrite}
+            model = train(config, setting.corpus, out=folder, **how)
+        self._last = TrainedModel(model, folder, read_records(folder))
+        return self._last
 
     def _folder(self, name: str) -> Path:
         return self.setting.folder / RUNS / name
@@ -157,58 +180,67 @@ class Models:
             return None
 
     def evaluate(self, predictions: Predictions) -> dict[str, float]:
-        """Return the metrics of predictions for the test points, in percent."""
-        config, corpus = self.setting.config, self.setting.corpus
-        return measure(config.eval, predictions, corpus.split("test"), corpus, REPORTED)
+        """Return the metrics of predictions for the test points, in percent.
 
-    def ms_per_point(self, model: Elias, component: str) -> float:
-        """Measure the prediction time per test point in milliseconds, after a warm-up."""
+        Pairs that the filters of the test split exclude are dropped first.
+        """
+        config, corpus = self.setting.config, self.setting.corpus
+        test = corpus.split("test")
+        predictions = drop_filtered(predictions, test, EVALUATED)
+        return measure(config.eval, predictions, test, corpus, REPORTED)
+
+    def ms_per_point(self, members: Sequence[Elias], component: str) -> float:
+        """Measure the prediction time per test point in milliseconds, after a warm-up.
+
+        The predictions of several members are averaged.
+        """
         test = self.setting.corpus.split("test")
-        points, n_points = split_inputs(test, model.model.encoder), min(TIMED_POINTS, len(test))
-        # the first prediction compiles and loads code
-        model.predict(points[:WARM_UP_POINTS], top_k=EVALUATED, component=component)
-        start = time.perf_counter()
-        model.predict(points[:n_points], top_k=EVALUATED, component=component)
+        points = split_inputs(test, members[0].model.encoder)
+        for n_points in (WARM_UP_POINTS, min(TIMED_POINTS, len(test))):
+            start = time.perf_counter()  # the first prediction compiles and loads code
+            parts = [
+                model.predict(points[:n_points], top_k=EVALUATED, component=component)
+                for model in members
+            ]
+            if len(parts) > 1:
+                Predictions.merge(parts, k=EVALUATED)
         return round(1000 * (time.perf_counter() - start) / max(n_points, 1), 4)
 
-    def measure(self, row: Row, model: Elias, component: str, *, timed: bool = True) -> Row:
-        """Return a copy of the row with the test metrics and, if ``timed``, the prediction time."""
+    def measure(self, row: Row, model: Elias, component: str) -> Row:
+        """Return a copy of the row with the test metrics and the prediction time."""
         predictions = model.predict_split(self.setting.corpus.split("test"), component=component)
-        costs = dict(row.costs)
-        if timed:
-            costs[MS_PER_POINT] = self.ms_per_point(model, component)
+        costs = {**row.costs, MS_PER_POINT: self.ms_per_point([model], component)}
         return replace(row, metrics=self.evaluate(predictions), costs=costs)
 
-    def component_rows(
-        self,
-        trained: TrainedModel,
-        components: Iterable[str],
-        name: str,
-        title: Callable[[str], str],
-        *,
-        timed: bool,
-    ) -> list[Row]:
-        """Return a row for each component with the test metrics recorded during training.
+    def _costs(
+        self, trained: Sequence[TrainedModel], component: str, until: str | None = None
+    ) -> dict[str, float]:
+        """Return the costs of a component of one model, or of all members of an ensemble.
 
-        If ``timed``, also measure the prediction time and the size on disk.
+        The training time is that up to the component ``until``; None: all of it.
         """
-        rows = []
-        for component in components:
-            costs = {TRAIN_SECONDS: round(trained.train_seconds(component), 3)}
-            if timed:
-                costs[MS_PER_POINT] = self.ms_per_point(trained.model, component)
-                costs[MEGABYTES] = round(trained.megabytes(component), 3)
-            row = Row(
+        costs = {TRAIN_SECONDS: round(sum(one.train_seconds(until) for one in trained), 3)}
+        if self.timed:
+            costs[MS_PER_POINT] = self.ms_per_point([one.model for one in trained], component)
+            costs[MEGABYTES] = round(sum(one.megabytes(component) for one in trained), 3)
+        return costs
+
+    def component_rows(
+        self, trained: TrainedModel, components: Iterable[str], name: str, titles: Mapping[str, str]
+    ) -> list[Row]:
+        """Return a row for each component with the test metrics recorded during training."""
+        return [
+            Row(
                 name=f"{name}/{component}",
-                title=title(component),
+                title=titles[component],
                 seed=trained.model.config.seed,
                 metrics=trained.model.metadata["metrics"][component]["test"],
-                costs=costs,
+                costs=self._costs([trained], component, until=component),
                 settings={"component": component},
                 run=trained.run,
             )
-            rows.append(row)
-        return rows
+            for component in components
+        ]
 
     def component(self, name: str | None) -> str:
         """Return the component to measure, which defaults to the last stage.
@@ -218,13 +250,12 @@ class Models:
         """
         config, corpus = self.setting.config, self.setting.corpus
         rerank, (_, held_out) = config.rerank, validation_split(corpus, config)
+        calibrates = rerank.calibrate and len(held_out or ()) >= MIN_POINTS
+        has_names = corpus.train.features is None and any(map(is_word, corpus.label_names))
         known = [config.stages[-1].name]
         if rerank.enabled:
-            known.append(RERANK)
-            if rerank.calibrate and len(held_out or ()) >= MIN_POINTS:
-                known.append(CALIBRATE)
-                if rerank.names and corpus.train.features is None:
-                    known += [NAMES] if any(map(is_word, corpus.label_names)) else []
+            known += [RERANK, *([CALIBRATE] if calibrates else [])]
+            known += [NAMES] if calibrates and rerank.names and has_names else []
         if name is not None and name not in known:
             raise ConfigError(
                 f"--component {name!r}: the model will have no such component"
@@ -233,163 +264,136 @@ class Models:
         return name or known[0]
 
     def variant_task(
-        self,
-        seed: int,
-        name: str,
-        title: str,
-        make: Callable[[EliasConfig], EliasConfig],
-        *,
-        timed: bool = False,
+        self, seed: int, name: str, title: str, make: Callable[[EliasConfig], EliasConfig]
     ) -> Task:
         """Return the task that trains and measures a variant of the model.
 
         ``make`` derives the configuration of the variant from that of the experiment.
         """
-        corpus = self.setting.corpus
+        corpus, run = self.setting.corpus, run_name(name, seed)
         config = make(self.setting.seeded(seed)).resolve(len(corpus.train), corpus.n_labels)
-        run = run_name(name, seed)
+        titles = {key: f"{title} {suffix}" for key, suffix in COMPONENTS.items()}
+        titles[config.stages[-1].name] = title
         self.check(run, config)
 
-        def component_title(component: str) -> str:
-            return f"{title} {COMPONENTS.get(component, '')}".rstrip()
-
-        def measure_components() -> list[Row]:
+        def measure() -> list[Row]:
             trained = self.get(run, config)
-            components = trained.model.components
-            return self.component_rows(trained, components, name, component_title, timed=timed)
+            return self.component_rows(trained, trained.model.components, name, titles)
 
-        return Task(
-            name=run,
-            title=f"{title}, seed {seed}",
-            decided_by={"config": model_settings(config.to_dict()), "timed": timed},
-            measure=measure_components,
-        )
+        decided_by = {"config": model_settings(config.to_dict()), "timed": self.timed}
+        return Task(name=run, title=f"{title}, seed {seed}", decided_by=decided_by, measure=measure)
 
+    def search(self, model: Elias) -> dict[str, Predictions]:
+        """Search the test points once, and rank them by each component and each other mixture.
 
-class FullModel:
-    """The unmodified model of the configuration, and the ensemble of its members."""
+        Pairs that the filters exclude are still there; an ensemble needs them.
+        """
+        test, encoder = self.setting.corpus.split("test"), model.model.encoder
+        inputs, top_k = split_inputs(test, encoder), EVALUATED + max_filtered(test)
+        tokens, components = cached_tokens(test, encoder), model.components
+        candidates = search_member(model, tokens, components, SearchOptions(top_k))
+        ranked = rank_candidates(model, candidates, inputs, components, top_k)
+        if model.reranker is not None and CALIBRATE in components:
+            changed = copy(model)
+            for mixture in MIXTURES.keys() - {model.reranker.mixture}:
+                changed.reranker = replace(model.reranker, mixture=mixture)
+                other = rank_candidates(changed, candidates, inputs, [CALIBRATE], top_k)
+                ranked[f"{CALIBRATE}-{mixture}"] = other[CALIBRATE]
+        return ranked
 
-    def __init__(
-        self,
-        models: Models,
-        *,
-        members: int,
-        titles: Mapping[str, str],
-        every_stage: bool = True,
-        timed: bool = False,
-    ) -> None:
-        """Select the measurements.
+    def full_model_tasks(self, seed: int, members: int, titles: Mapping[str, str]) -> list[Task]:
+        """Return the tasks of the unmodified model: one per ensemble member, then the ensemble.
+
+        There is a row for each component of the saved model. Unless `timed`, there are also rows
+        for earlier stages and for the alternative mixture of calibrated scores.
 
         Args:
-            models: The models of the experiment.
+            seed: Seed of the first member.
             members: Number of members of the ensemble; 1 for a single model.
             titles: Title of the row of each component.
-            every_stage: Return a row for every stage instead of only the last one.
-            timed: Measure the prediction time and the size on disk.
         """
         if members < 1:
             raise ConfigError(f"--members must be >= 1, not {members}")
-        self.models, self.setting = models, models.setting
-        self.members, self.titles, self.every_stage = members, titles, every_stage
-        self.timed = timed
-
-    def tasks(self, seed: int) -> list[Task]:
-        """Return the tasks for one seed: one task per member, then one for the ensemble."""
         first = replace(self.setting.config, seed=seed)
-        runs = {run_name(MAIN_MODEL, seed, i): first.member(i) for i in range(self.members)}
+        configs = {run_name(MAIN_MODEL, seed, i): first.member(i) for i in range(members)}
+        settings = {run: model_settings(config.to_dict()) for run, config in configs.items()}
+        searched: dict[str, dict[str, Predictions]] = {}  # by run, until the ensemble is measured
+
+        def member_rows(run: str, member: int) -> list[Row]:
+            trained = self.get(run, configs[run])
+            model = trained.model
+            components = model.components if self.timed else model.metadata["metrics"]
+            rows = []
+            for row in self.component_rows(trained, components, MAIN_MODEL, titles):
+                rows.append(row)
+                if not self.timed and row.settings["component"] == CALIBRATE:
+                    ranked = self.search(model)
+                    if members > 1:
+                        searched[run] = ranked
+                    rows += [
+                        replace(
+                            row,
+                            name=f"{row.name}-{mixture}",
+                            title=f"{row.title}, mixed as {formula}",
+                            metrics=self.evaluate(ranked[f"{CALIBRATE}-{mixture}"]),
+                            settings={**row.settings, "mixture": mixture},
+                        )
+                        for mixture, formula in MIXTURES.items()
+                        if f"{CALIBRATE}-{mixture}" in ranked
+                    ]
+            return [replace(row, settings={**row.settings, "member": member}) for row in rows]
+
+        def ensemble_rows() -> list[Row]:
+            trained = [self.get(run, config) for run, config in configs.items()]
+            parts = [
+                searched.pop(run) if run in searched else self.search(one.model)
+                for run, one in zip(configs, trained, strict=True)
+            ]
+            rows, components = [], trained[0].model.components
+            for component in [CALIBRATE, NAMES] if NAMES in components else components[-1:]:
+                row = Row(
+                    name=f"{MAIN_MODEL}/{ENSEMBLE}",
+                    title=titles[ENSEMBLE],
+                    seed=seed,
+                    metrics=self.evaluate(Predictions.merge([part[component] for part in parts])),
+                    costs=self._costs(trained, component),
+                    settings={"component": ENSEMBLE, "members": members},
+                    run=trained[0].run,
+                )
+                if component != components[-1]:
+                    row = replace(
+                        row,
+                        name=f"{row.name}-unnamed",
+                        title=f"{row.title.replace(' with label names', '')}, without label names",
+                        settings={**row.settings, "names": False},
+                    )
+                rows.append(row)
+            return rows
+
         tasks = []
-        for member, (name, config) in enumerate(runs.items()):
-            self.models.check(name, config)
-            which = f"member {member + 1} of {self.members}" if member else "the model"
+        for member, (run, config) in enumerate(configs.items()):
+            self.check(run, config)
+            which = f"member {member + 1} of {members}" if member else "the model"
             task = Task(
-                name=name,
+                name=run,
                 title=f"{which}, seed {seed}",
                 decided_by={
-                    "config": model_settings(config.to_dict()),
+                    "config": settings[run],
                     "timed": self.timed,
-                    "stages": self.every_stage,
+                    "stages": not self.timed,
                 },
-                measure=partial(self._member_rows, name, config, member),
+                measure=partial(member_rows, run, member),
             )
             tasks.append(task)
-        if self.members > 1:
+        if members > 1:
             task = Task(
                 name=run_name(ENSEMBLE, seed),
-                title=f"the ensemble of {self.members}, seed {seed}",
-                decided_by={
-                    "members": [model_settings(config.to_dict()) for config in runs.values()],
-                    "timed": self.timed,
-                },
-                measure=partial(self._ensemble_rows, runs, seed),
+                title=f"the ensemble of {members}, seed {seed}",
+                decided_by={"members": list(settings.values()), "timed": self.timed},
+                measure=ensemble_rows,
             )
             tasks.append(task)
         return tasks
-
-    def _member_rows(self, name: str, config: ResolvedConfig, member: int) -> list[Row]:
-        trained = self.models.get(name, config)
-        model = trained.model
-        components = model.metadata["metrics"] if self.every_stage else model.components
-        title = self.titles.__getitem__
-        rows = self.models.component_rows(trained, components, MAIN_MODEL, title, timed=self.timed)
-        for i, row in enumerate(rows):
-            if self.every_stage and row.settings["component"] == CALIBRATE:
-                rows.insert(i + 1, self._other_mixture(model, row))
-                break
-        return [replace(row, settings={**row.settings, "member": member}) for row in rows]
-
-    def _other_mixture(self, model: Elias, calibrated: Row) -> Row:
-        """Measure the calibrated model with the alternative mixture of scores."""
-        assert model.reranker is not None
-        other = next(name for name in MIXTURES if name != model.reranker.mixture)
-        changed = model.joined_by((), model.config)
-        changed.reranker = replace(model.reranker, mixture=other)
-        row = replace(
-            calibrated,
-            name=f"{MAIN_MODEL}/{CALIBRATE}-{other}",
-            title=f"{calibrated.title}, mixed as {MIXTURES[other]}",
-            settings={**calibrated.settings, "mixture": other},
-        )
-        return self.models.measure(row, changed, CALIBRATE, timed=False)
-
-    def _ensemble_rows(self, runs: Mapping[str, ResolvedConfig], seed: int) -> list[Row]:
-        """Return the rows of the ensemble, without and with label names."""
-        trained = [self.models.get(name, config) for name, config in runs.items()]
-        members = [one.model for one in trained]
-        first_member = self.setting.config.ensemble.first_member
-        ensemble = EnsembleConfig(members=self.members, first_member=first_member)
-        config = replace(self.setting.config, seed=seed, ensemble=ensemble)
-        costs = {TRAIN_SECONDS: round(sum(one.train_seconds() for one in trained), 3)}
-        if self.timed:
-            costs[MEGABYTES] = round(sum(one.megabytes() for one in trained), 3)
-        row = Row(
-            name=f"{MAIN_MODEL}/{ENSEMBLE}",
-            title=self.titles[ENSEMBLE],
-            seed=seed,
-            costs=costs,
-            settings={"component": ENSEMBLE, "members": self.members},
-            run=trained[0].run,
-        )
-        variants = [(row, members)]
-        if NAMES in members[0].components:
-            unnamed = replace(
-                row,
-                name=f"{row.name}-unnamed",
-                title=f"{row.title.replace(' with label names', '')}, without label names",
-                settings={**row.settings, "names": False},
-            )
-            variants.insert(0, (unnamed, [_without_names(model) for model in members]))
-        return [
-            self.models.measure(empty, first.joined_by(others, config), ENSEMBLE, timed=self.timed)
-            for empty, (first, *others) in variants
-        ]
-
-
-def _without_names(model: Elias) -> Elias:
-    """Return the model without the component that uses label names."""
-    changed = copy(model)
-    assert model.reranker is not None
-    changed.reranker = replace(model.reranker, names=None, by_name=None)
-    return changed
 
 
 def learns_graph(config: EliasConfig) -> bool:
@@ -426,4 +430,45 @@ def one_vs_all(config: EliasConfig) -> EliasConfig:
     )
     return replace(
         config, index=IndexConfig(kind="all"), loss=LossConfig(reduction="sum"), stages=(stage,)
+    )
+
+
+def ablation(
+    setting: Setting, *, members: int | None = None, with_one_vs_all: bool = False
+) -> Plan:
+    """Plan the ablation: stages, ranker, calibration, label names, ensemble, fixed index.
+
+    Args:
+        setting: Configuration, corpus, seeds and folder.
+        members: Ensemble size; 1 for no ensemble. Defaults to the size in the configuration if it
+            has an ensemble, else to 3.
+        with_one_vs_all: Also train a one-vs-all classifier with the same encoder.
+    """
+    config, models = setting.config, Models(setting)
+    if members is None:
+        members = config.ensemble.members if config.ensemble.members > 1 else DEFAULT_MEMBERS
+    first, *others = config.stages
+    titles = {first.name: first.name}
+    for stage in others:
+        titles[stage.name] = f"+ {stage.name}{' (learned index)' if stage.learn_graph else ''}"
+    titles |= {**COMPONENTS, ENSEMBLE: f"+ ensemble of {members}"}
+    tasks = []
+    for seed in setting.seeds:
+        tasks += models.full_model_tasks(seed, members, titles)
+        if learns_graph(config):
+            tasks.append(models.variant_task(seed, "fixed", "fixed index throughout", fixed_index))
+        if with_one_vs_all:
+            tasks.append(models.variant_task(seed, "one-vs-all", "one-vs-all", one_vs_all))
+    return Plan(
+        name="ablation",
+        title="Gain of each component (Tables 3 and 8)",
+        setting=setting,
+        tasks=tasks,
+        table=Table(
+            "component",
+            columns=[*(name for name in REPORTED if name != "nDCG@1"), TRAIN_SECONDS],  # = P@1
+            shown=("P@1", "P@5", "R@10", "R@100", TRAIN_SECONDS),
+        ),
+        plot=lambda lines: dot_plot(lines, "Gain of each component", ("P@1", "P@5", "R@100")),
+        options={"members": members, "one_vs_all": with_one_vs_all},
     )

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import lru_cache, partial
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from elias.config import model_settings
 from elias.errors import ConfigError
-from elias.experiments.models import MAIN_MODEL, RUNS, Models, learns_graph, run_name
-from elias.experiments.runner import Plan, Task
-from elias.experiments.tables import MS_PER_POINT, REMOVED, Line, Row, Table
+from elias.experiments.models import MAIN_MODEL, METRICS, RUNS, Models, learns_graph, run_name
+from elias.experiments.runner import MS_PER_POINT, REMOVED, Line, Plan, Row, Table, Task
 from elias.inference.predictor import Elias
 from elias.inference.prune import EdgeCount, prune_edges
 from elias.report.plots import Axis, Plot
@@ -28,7 +27,6 @@ THRESHOLDS = (0.01, 0.05, 0.1, 0.25, 0.5, 0.75, 0.9)
 """Edge score thresholds of Table 9a."""
 SHARES = (0.75, 0.5, 0.3, 0.2, 0.1, 0.05)
 """Fractions of the κ edges of a cluster to keep, as in Table 9b."""
-METRICS = ("P@1", "P@3", "P@5", "PSP@1", "PSP@5", "R@10", "R@20", "R@100")
 SHOWN = (REMOVED, "P@1", "P@5", "R@10", "R@100", MS_PER_POINT)
 
 
@@ -91,22 +89,23 @@ def prune(
     """
     if not learns_graph(setting.config):
         raise ConfigError("no stage learns a graph, so there are no edges to prune")
-    if thresholds is None:
-        thresholds = THRESHOLDS
     if tops is None:
         kappa = setting.config.index.edges_per_cluster
         tops = [max(1, round(share * kappa)) for share in SHARES]
-    cuts = [ALL_EDGES, *(PruneRule(THRESHOLD, float(limit)) for limit in sorted(thresholds))]
+    thresholds = sorted(THRESHOLDS if thresholds is None else thresholds)
+    cuts = [ALL_EDGES, *(PruneRule(THRESHOLD, float(limit)) for limit in thresholds)]
     cuts += [PruneRule(TOP_K, float(limit)) for limit in sorted(tops, reverse=True)]
+    cuts = list(dict.fromkeys(cuts))
     models = Models(setting)
-    if model is None:
-        measured = models.component(component)
-    else:
+    if model is not None:
         measured = model.check_component(component or setting.config.stages[-1].name)
-    load = _loader(models, model)
+    else:
+        measured = models.component(component)
+        for seed in setting.seeds:
+            models.check(run_name(MAIN_MODEL, seed), setting.seeded(seed))
 
     def measure(cut: PruneRule, seed: int) -> list[Row]:
-        pruned, edges = cut.apply(load(seed))
+        pruned, edges = cut.apply(model or _trained(models, seed))
         row = Row(
             name=cut.name,
             title=cut.title,
@@ -134,16 +133,16 @@ def prune(
             measure=partial(measure, cut, seed),
         )
         for seed in setting.seeds
-        for cut in dict.fromkeys(cuts)
+        for cut in cuts
     ]
     return Plan(
         name="prune",
         title="Pruned edges (Table 9)",
         setting=setting,
         tasks=tasks,
-        table=Table(heading="edges kept", columns=(REMOVED, *METRICS, MS_PER_POINT), shown=SHOWN),
+        table=Table("edges kept", columns=(REMOVED, *METRICS, MS_PER_POINT), shown=SHOWN),
         plot=_plot,
-        options={"cuts": [cut.name for cut in dict.fromkeys(cuts)], "component": measured},
+        options={"cuts": [cut.name for cut in cuts], "component": measured},
         remarks=[
             f"Measured: {measured}. The scores of the edges that stay are unchanged, and every "
             "label keeps its strongest edge."
@@ -151,19 +150,8 @@ def prune(
     )
 
 
-def _loader(models: Models, model: Elias | None) -> Callable[[int], Elias]:
-    """Return a function from a seed to its model: ``model`` if given, else a trained one."""
-    if model is not None:
-        return lambda _seed: model
-    setting = models.setting
-    for seed in setting.seeds:
-        models.check(run_name(MAIN_MODEL, seed), setting.seeded(seed))
-
-    @lru_cache(maxsize=1)  # consecutive tasks have the same seed
-    def load(seed: int) -> Elias:
-        return models.get(run_name(MAIN_MODEL, seed), setting.seeded(seed)).model
-
-    return load
+def _trained(models: Models, seed: int) -> Elias:
+    return models.get(run_name(MAIN_MODEL, seed), models.setting.seeded(seed)).model
 
 
 def _plot(lines: Sequence[Line]) -> Markup:
@@ -197,7 +185,7 @@ def save_pruned(
         ModelError: If the folder exists, or cannot be written.
     """
     models = Models(setting)
-    pruned, edges = cut.apply(_loader(models, model)(setting.seeds[0]))
+    pruned, edges = cut.apply(model or _trained(models, setting.seeds[0]))
     predictions = pruned.predict_components(setting.corpus.split("test"))
     pruned.metadata["metrics"] = {
         component: {"test": models.evaluate(one)} for component, one in predictions.items()

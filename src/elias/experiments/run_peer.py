@@ -4,8 +4,7 @@
     python run_peer.py run JOB RESULT           runs a job and writes its results
 
 JOB and RESULT are JSON files; matrices are stored with ``scipy.sparse.save_npz``. The result is
-not read from stdout, so peers may print anything. The script supports Python 3.9, and elias does
-not import it.
+not read from stdout, so peers may print anything. The script supports Python 3.9.
 """
 
 from __future__ import annotations
@@ -15,10 +14,14 @@ import importlib.metadata
 import json
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 DISTRIBUTIONS = {"omikuji": "omikuji", "pecos": "libpecos"}
+"""Import name of each peer package, with its name on PyPI."""
+METHODS = {"parabel": "omikuji", "bonsai": "omikuji", "xr-linear": "pecos"}
+"""Methods, with the peer package that implements each."""
 MODULES = {"omikuji": "omikuji", "pecos": "pecos.xmc.xlinear.model"}
 TREES = 3
 """Number of trees of Parabel and Bonsai, as in their papers."""
@@ -33,17 +36,28 @@ def probe(package: str) -> dict[str, Any]:
 
 def run(job: dict[str, Any]) -> dict[str, Any]:
     """Train a peer and predict; return the times, size and predictions of each trained model."""
-    sparse = importlib.import_module("scipy.sparse")
+    from scipy import sparse
+
+    out, parts = Path(job["out"]), []
     train_x, train_y, test_x = (
         sparse.load_npz(job[name]).tocsr().astype("float32")
         for name in ("train_x", "train_y", "test_x")
     )
-    method = _xr_linear if job["method"] == "xr-linear" else _omikuji
-    return {"parts": method(job, train_x, train_y, test_x, Path(job["out"]))}
+    method = _omikuji if METHODS[job["method"]] == "omikuji" else _xr_linear
+    for name, times, megabytes, scores in method(job, train_x, train_y, test_x, out):
+        part = {"name": name, "train_seconds": times[0], "predict_seconds": times[1]}
+        path = str(out / f"scores{name}.npz")
+        sparse.save_npz(path, sparse.csr_matrix(scores))
+        parts.append({**part, "megabytes": megabytes, "scores": path})
+    return {"parts": parts}
 
 
-def _omikuji(job: dict[str, Any], train_x: Any, train_y: Any, test_x: Any, out: Path) -> list[Any]:
+def _omikuji(
+    job: dict[str, Any], train_x: Any, train_y: Any, test_x: Any, out: Path
+) -> Iterator[tuple[str, tuple[float, float], float, Any]]:
     """Train label trees and predict point by point, since omikuji cannot predict batches."""
+    from scipy import sparse
+
     omikuji = importlib.import_module("omikuji")
     data = out / "train.txt"
     _write_text(data, train_x, train_y)
@@ -64,14 +78,12 @@ def _omikuji(job: dict[str, Any], train_x: Any, train_y: Any, test_x: Any, out: 
         for a, b in zip(test_x.indptr, test_x.indptr[1:])  # noqa: B905 - for Python 3.9
     ]
     predict_seconds = time.perf_counter() - start
-    ends = [0]
-    for ranking in rankings:
-        ends.append(ends[-1] + len(ranking))
+    rows = [row for row, ranking in enumerate(rankings) for _ in ranking]
     labels = [int(label) for ranking in rankings for label, _ in ranking]
     scores = [float(score) for ranking in rankings for _, score in ranking]
-    sparse = importlib.import_module("scipy.sparse")
-    matrix = sparse.csr_matrix((scores, labels, ends), shape=(len(rankings), train_y.shape[1]))
-    return [_part("", train_seconds, predict_seconds, _megabytes(out / "model"), matrix, out)]
+    shape = (len(rankings), train_y.shape[1])
+    matrix = sparse.csr_matrix((scores, (rows, labels)), shape=shape)
+    yield "", (train_seconds, predict_seconds), _megabytes(out / "model"), matrix
 
 
 def _write_text(path: Path, x: Any, y: Any) -> None:
@@ -88,11 +100,10 @@ def _write_text(path: Path, x: Any, y: Any) -> None:
 
 def _xr_linear(
     job: dict[str, Any], train_x: Any, train_y: Any, test_x: Any, out: Path
-) -> list[Any]:
+) -> Iterator[tuple[str, tuple[float, float], float, Any]]:
     """Train XR-Linear with default settings: a single model, and an average over clusterings."""
     xmc = importlib.import_module("pecos.xmc")
     linear = importlib.import_module("pecos.xmc.xlinear.model").XLinearModel
-    parts = []
     train_seconds = predict_seconds = megabytes = 0.0
     total: Any = None
     for number, seed in enumerate(job["seeds"], start=1):
@@ -109,29 +120,7 @@ def _xr_linear(
         total = scores if total is None else total + scores
         if number in (1, len(job["seeds"])):
             name = "" if number == 1 else f"x{number}"
-            mean = total / number
-            parts.append(_part(name, train_seconds, predict_seconds, megabytes, mean, out))
-    return parts
-
-
-def _part(
-    name: str,
-    train_seconds: float,
-    predict_seconds: float,
-    megabytes: float,
-    scores: Any,
-    out: Path,
-) -> dict[str, Any]:
-    sparse = importlib.import_module("scipy.sparse")
-    path = out / f"scores{name}.npz"
-    sparse.save_npz(path, sparse.csr_matrix(scores))
-    return {
-        "name": name,
-        "train_seconds": train_seconds,
-        "predict_seconds": predict_seconds,
-        "megabytes": megabytes,
-        "scores": str(path),
-    }
+            yield name, (train_seconds, predict_seconds), megabytes, total / number
 
 
 def _megabytes(folder: Path) -> float:
@@ -141,8 +130,11 @@ def _megabytes(folder: Path) -> float:
 def main() -> None:
     """Run the command line."""
     del sys.path[0]  # the modules beside this script must not hide those of a peer
-    command, given, result = sys.argv[1:]
-    done = probe(given) if command == "probe" else run(json.loads(Path(given).read_text("utf8")))
+    command, argument, result = sys.argv[1:]
+    if command == "probe":
+        done = probe(argument)
+    else:
+        done = run(json.loads(Path(argument).read_text("utf8")))
     Path(result).write_text(json.dumps(done), encoding="utf8")
 
 

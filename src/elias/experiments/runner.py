@@ -1,4 +1,4 @@
-"""Run the tasks of an experiment, and resume an interrupted experiment."""
+"""Run the tasks of an experiment, resume it after an interruption, and write its results."""
 
 from __future__ import annotations
 
@@ -6,12 +6,13 @@ import hashlib
 import json
 import logging
 import platform
+import statistics
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from datetime import UTC, datetime
 from functools import cached_property
-from importlib.metadata import PackageNotFoundError, version
+from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -21,21 +22,24 @@ import elias
 from elias.config import EliasConfig, ResolvedConfig, first_difference, model_settings
 from elias.data.stats import corpus_stats
 from elias.errors import ConfigError, DataError, RunError
-from elias.experiments.tables import Line, Row, summarise
 from elias.kernels.device import pick_device
-from elias.report.plots import standalone
+from elias.report.html import Markup, seconds
+from elias.report.plots import Axis, Plot, standalone
 from elias.training.run import write_json, write_text
 
 if TYPE_CHECKING:
     from elias.data.corpus import Corpus
-    from elias.experiments.tables import Table
-    from elias.report.html import Markup
 
 
 logger = logging.getLogger(__name__)
 
 FORMAT_VERSION = 1
 _PACKAGES = ("torch", "numpy", "scipy", "numba", "scikit-learn", "transformers")
+TRAIN_SECONDS = "train_seconds"
+MS_PER_POINT = "ms_per_point"
+MEGABYTES = "megabytes"
+REMOVED = "edges_removed"
+"""Keys of `Row.costs`: `TRAIN_SECONDS` to `REMOVED`; `REMOVED` is in percent."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -99,6 +103,141 @@ class Setting:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Row:
+    """The measurements of one line of a table for one seed."""
+
+    name: str
+    """Key of the table line, the same for every seed."""
+    title: str
+    """Title of the line."""
+    seed: int | None = None
+    """Random seed; None for a deterministic method."""
+    metrics: Mapping[str, float] = field(default_factory=dict)
+    """Metrics by name, in percent; empty if nothing could be measured."""
+    costs: Mapping[str, float] = field(default_factory=dict)
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    """Settings of this line, such as the value of λ."""
+    run: str | None = None
+    """Folder of the run, relative to the folder of the experiment."""
+    note: str = ""
+    """Reason for missing numbers."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Line:
+    """A line of a table: the mean of all rows with the same name (seeds, ensemble members)."""
+
+    name: str
+    title: str
+    n_seeds: int
+    """Number of rows in the mean."""
+    mean: Mapping[str, float]
+    """Mean of each metric and cost."""
+    std: Mapping[str, float]
+    """Sample standard deviations; empty if there is only one row."""
+    settings: Mapping[str, Any]
+    note: str
+
+
+def summarise(rows: Iterable[Row]) -> list[Line]:
+    """Average the rows of each name into a line; order lines by their first row.
+
+    >>> rows = [Row(name="a", title="A", seed=s, metrics={"P@1": 70.0 + s}) for s in (0, 2)]
+    >>> (line,) = summarise(rows)
+    >>> line.mean["P@1"], round(line.std["P@1"], 3), line.n_seeds
+    (71.0, 1.414, 2)
+    """
+    by_name: dict[str, list[Row]] = {}
+    for row in rows:
+        by_name.setdefault(row.name, []).append(row)
+    lines = []
+    for name, same in by_name.items():
+        measured = [{**row.metrics, **row.costs} for row in same if row.metrics]
+        keys = dict.fromkeys(key for values in measured for key in values)
+        columns = {key: [values[key] for values in measured if key in values] for key in keys}
+        line = Line(
+            name=name,
+            title=same[0].title,
+            n_seeds=len(measured),
+            mean={key: statistics.fmean(v) for key, v in columns.items()},
+            std={key: statistics.stdev(v) for key, v in columns.items() if len(v) > 1},
+            settings=same[0].settings,
+            note="; ".join(dict.fromkeys(row.note for row in same if row.note)),
+        )
+        lines.append(line)
+    return lines
+
+
+_DECIMALS = {MS_PER_POINT: 3, MEGABYTES: 1, REMOVED: 1}
+_TITLES = {
+    TRAIN_SECONDS: "training time",
+    MS_PER_POINT: "ms/point",
+    MEGABYTES: "MB",
+    REMOVED: "% pruned",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Table:
+    """Columns of a table."""
+
+    heading: str
+    """Title of the first column."""
+    columns: Sequence[str]
+    """Metrics and costs of the Markdown table."""
+    shown: Sequence[str]
+    """Columns to show on a terminal, where fewer fit."""
+
+    def header(self, columns: Sequence[str]) -> list[str]:
+        """Return the titles of columns."""
+        return [self.heading, *(_TITLES.get(key, key) for key in columns)]
+
+    def rows(
+        self, lines: Sequence[Line], columns: Sequence[str], *, between: str = " ± "
+    ) -> list[list[str]]:
+        """Return the table cells of each line; the first cell includes the note of the line.
+
+        ``between`` separates a mean from its standard deviation.
+        """
+
+        def cell(line: Line, key: str) -> str:
+            if key not in line.mean:
+                return ""
+            if key == TRAIN_SECONDS:
+                return seconds(line.mean[key])
+            mean = f"{line.mean[key]:.{_DECIMALS.get(key, 2)}f}"
+            has_std = key not in _DECIMALS and key in line.std
+            return f"{mean}{between}{line.std[key]:.2f}" if has_std else mean
+
+        return [
+            [f"{line.title} ({line.note})" if line.note else line.title]
+            + [cell(line, key) for key in columns]
+            for line in lines
+        ]
+
+    def markdown(self, lines: Sequence[Line]) -> str:
+        """Return a Markdown table of all columns that have a number."""
+        columns = [key for key in self.columns if any(key in line.mean for line in lines)]
+        rows = [self.header(columns), ["---"] * (len(columns) + 1), *self.rows(lines, columns)]
+        escaped = ([" ".join(cell.split()).replace("|", "\\|") for cell in row] for row in rows)
+        return "".join(f"| {' | '.join(row)} |\n" for row in escaped)
+
+
+def dot_plot(lines: Sequence[Line], title: str, metrics: Sequence[str]) -> Markup:
+    """Plot a row for each line that has metrics, with a dot for each metric."""
+    shown = [line for line in lines if line.mean]
+    described = "; ".join(
+        f"{line.title}: {', '.join(f'{key} {line.mean[key]:.2f}' for key in metrics)}"
+        for line in shown
+    )
+    plot = Plot(title, Axis("%"), Axis("", categories=[line.title for line in shown]))
+    for key in metrics:
+        stds = [line.std.get(key, 0.0) for line in shown]
+        plot.dots(key, [line.mean[key] for line in shown], stds)
+    return plot.svg(f"{described}.")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Task:
     """A unit of work of an experiment. Its rows are stored together when it is finished."""
 
@@ -143,154 +282,116 @@ def run_experiment(plan: Plan) -> Result:
     Raises:
         RunError: If the folder has results of another configuration or of other data.
     """
-    results = _Results(plan)
+    digests = {task.name: _digest(task, plan.setting) for task in plan.tasks}
+    started, stored = _read_earlier(plan)
+    # results of other inputs are dropped; those of tasks that this plan does not have stay
+    stored = {
+        name: t for name, t in stored.items() if digests.get(name, t["digest"]) == t["digest"]
+    }
+    plan.setting.folder.mkdir(parents=True, exist_ok=True)
     for number, task in enumerate(plan.tasks, start=1):
         title = f"{plan.name} {number}/{len(plan.tasks)}: {task.title}"
-        if results.is_finished(task):
+        if task.name in stored and all(row["metrics"] for row in stored[task.name]["rows"]):
             logger.info("%s (finished before)", title)
             continue
         logger.info("%s", title)
         start = time.monotonic()
-        rows = task.measure()
-        results.add(task, rows, time.monotonic() - start)
-        results.write()
-    return results.write()
-
-
-class _Results:
-    """The rows of finished tasks, and the files that store them."""
-
-    def __init__(self, plan: Plan) -> None:
-        """Load the stored results of an earlier run of this experiment, if any."""
-        self.plan = plan
-        self.tasks: dict[str, dict[str, Any]] = {}
-        self.started = _now()
-        folder = plan.setting.folder
-        self.path = folder / f"{plan.name}.json"
-        if folder.exists() and not folder.is_dir():
-            raise RunError(f"{folder}: is a file; give another --out")
-        if self.path.exists():
-            earlier = _read(self.path)
-            difference = self._difference(earlier)
-            if difference and not plan.setting.overwrite:
-                raise RunError(f"{self.path}: {difference}; use --overwrite or another --out")
-            if not difference:
-                self.started = earlier["started"]
-                self.tasks = {t["name"]: t for t in (*earlier["tasks"], *earlier["set_aside"])}
-        folder.mkdir(parents=True, exist_ok=True)
-
-    def _difference(self, earlier: Mapping[str, Any]) -> str:
-        """Describe the difference between earlier results and this experiment; empty if none."""
-        config, before = (
-            {**model_settings(tree), "seed": None}  # seeds have tasks of their own
-            for tree in (self.plan.setting.config.to_dict(), earlier["config"])
-        )
-        changed = first_difference(config, before)
-        if changed:
-            return f"was made with another configuration ({changed})"
-        is_same = earlier["data"].get("fingerprint") == self.plan.setting.data["fingerprint"]
-        return "" if is_same else "was made with other data"
-
-    def is_finished(self, task: Task) -> bool:
-        """Return whether a task is up to date and all of its rows have numbers."""
-        return self._is_current(task) and all(
-            row["metrics"] for row in self.tasks[task.name]["rows"]
-        )
-
-    def _is_current(self, task: Task) -> bool:
-        return self.tasks.get(task.name, {}).get("digest") == self._digest(task)
-
-    def _digest(self, task: Task) -> str:
-        """Return a hash of everything that determines the results of a task."""
-        inputs = json.dumps([task.decided_by, self.plan.setting.data], sort_keys=True)
-        return hashlib.sha256(inputs.encode()).hexdigest()[:16]
-
-    def add(self, task: Task, rows: list[Row], seconds: float) -> None:
-        """Store the rows of a task."""
-        self.tasks[task.name] = {
+        rows = [asdict(row) for row in task.measure()]
+        stored[task.name] = {
             "name": task.name,
-            "digest": self._digest(task),
-            "seconds": round(seconds, 3),
-            "rows": [asdict(row) for row in rows],
+            "digest": digests[task.name],
+            "seconds": round(time.monotonic() - start, 3),
+            "rows": rows,
         }
-
-    def write(self) -> Result:
-        """Write all files, each atomically, and return the results so far."""
-        plan, setting = self.plan, self.plan.setting
-        current = [self.tasks[task.name] for task in plan.tasks if self._is_current(task)]
-        lines = summarise(Row(**row) for entry in current for row in entry["rows"])
-        names = {task.name for task in plan.tasks}
-        finished = len(current) == len(plan.tasks)
-        document = {
-            "experiment": plan.name,
-            "title": plan.title,
-            "format_version": FORMAT_VERSION,
-            "finished": finished,
-            "started": self.started,
-            "updated": _now(),
-            "seconds": round(sum(entry["seconds"] for entry in current), 3),
-            "versions": _versions(),
-            "device": _device_name(setting.device),
-            "threads": torch.get_num_threads(),
-            "seeds": list(setting.seeds),
-            "options": dict(plan.options),
-            "source": None if setting.corpus.source is None else str(setting.corpus.source),
-            "data": setting.data,
-            "config": setting.config.to_dict(),
-            "remarks": list(plan.remarks),
-            "table": [asdict(line) for line in lines],
-            "tasks": current,
-            "set_aside": [entry for entry in self.tasks.values() if entry["name"] not in names],
-        }
-        table, plot = self.path.with_suffix(".md"), self.path.with_suffix(".svg")
-        write_json(self.path, document)
-        write_text(table, self._markdown(lines, finished))
-        if any(line.mean for line in lines):
-            write_text(plot, standalone(plan.plot(lines)))
-        return Result(lines, document, (self.path, table, plot))
-
-    def _markdown(self, lines: list[Line], finished: bool) -> str:
-        plan, setting = self.plan, self.plan.setting
-        seeds = ", ".join(map(str, setting.seeds))
-        models = [f"the seeds {seeds}"] if setting.seeds[1:] else []
-        models += ["the members of the ensemble"] if plan.options.get("members", 1) > 1 else []
-        notes = [f"On the {len(setting.corpus.split('test')):,} test points, in percent."]
-        notes += [f"Mean ± standard deviation over {' and '.join(models)}."] if models else []
-        notes += plan.remarks
-        notes += [] if finished else ["Not finished: run the same command again to resume."]
-        return f"# {plan.title}\n\n{plan.table.markdown(lines)}\n{' '.join(notes)}\n"
+        _write(plan, started, stored)
+    return _write(plan, started, stored)
 
 
-def _read(path: Path) -> dict[str, Any]:
-    """Read the result file of an earlier run."""
+def _digest(task: Task, setting: Setting) -> str:
+    """Return a hash of everything that determines the results of a task."""
+    inputs = json.dumps([task.decided_by, setting.data], sort_keys=True)
+    return hashlib.sha256(inputs.encode()).hexdigest()[:16]
+
+
+def _read_earlier(plan: Plan) -> tuple[str, dict[str, dict[str, Any]]]:
+    """Return the start and the stored tasks of an earlier run; now and none if there is none."""
+    setting = plan.setting
+    path = setting.folder / f"{plan.name}.json"
+    new: tuple[str, dict[str, Any]] = (_now(), {})
+    if setting.folder.exists() and not setting.folder.is_dir():
+        raise RunError(f"{setting.folder}: is a file; give another --out")
+    if not path.exists():
+        return new
     try:
-        document: Any = json.loads(path.read_text(encoding="utf8"))
-    except (OSError, ValueError):
-        document = None
-    needed = {"config", "data", "tasks", "set_aside", "started"}
-    is_known = isinstance(document, dict) and document.get("format_version") == FORMAT_VERSION
-    if not is_known or not needed <= document.keys():
+        earlier = json.loads(path.read_text(encoding="utf8"))
+        if earlier["format_version"] != FORMAT_VERSION:
+            raise ValueError
+        config, fingerprint = earlier["config"], earlier["data"].get("fingerprint")
+        tasks = {task["name"]: task for task in (*earlier["tasks"], *earlier["set_aside"])}
+        started = earlier["started"]
+    except (OSError, ValueError, LookupError, TypeError):
         raise RunError(
             f"{path}: is not a result file of this version; remove it, or give another --out"
-        )
-    results: dict[str, Any] = document
-    return results
+        ) from None
+    ours, before = (
+        {**model_settings(tree), "seed": None}  # seeds have tasks of their own
+        for tree in (setting.config.to_dict(), config)
+    )
+    changed = first_difference(ours, before)
+    difference = f"another configuration ({changed})" if changed else "other data"
+    if not changed and fingerprint == setting.data["fingerprint"]:
+        return started, tasks
+    if setting.overwrite:
+        return new
+    raise RunError(f"{path}: was made with {difference}; use --overwrite or another --out")
+
+
+def _write(plan: Plan, started: str, stored: Mapping[str, dict[str, Any]]) -> Result:
+    """Write all files, each atomically, and return the results so far."""
+    setting, names = plan.setting, {task.name for task in plan.tasks}
+    current = [stored[task.name] for task in plan.tasks if task.name in stored]
+    lines = summarise(Row(**row) for task in current for row in task["rows"])
+    finished = len(current) == len(plan.tasks)
+    device = pick_device(setting.device)
+    document = {
+        "experiment": plan.name,
+        "title": plan.title,
+        "format_version": FORMAT_VERSION,
+        "finished": finished,
+        "started": started,
+        "updated": _now(),
+        "seconds": round(sum(task["seconds"] for task in current), 3),
+        "versions": {
+            "elias-xmc": elias.__version__,
+            "python": platform.python_version(),
+            **{package: version(package) for package in _PACKAGES},
+        },
+        "device": torch.cuda.get_device_name(device) if device.type == "cuda" else str(device),
+        "threads": torch.get_num_threads(),
+        "seeds": list(setting.seeds),
+        "options": dict(plan.options),
+        "source": None if setting.corpus.source is None else str(setting.corpus.source),
+        "data": setting.data,
+        "config": setting.config.to_dict(),
+        "remarks": list(plan.remarks),
+        "table": [asdict(line) for line in lines],
+        "tasks": current,
+        "set_aside": [task for name, task in stored.items() if name not in names],
+    }
+    seeds = ", ".join(map(str, setting.seeds))
+    models = [f"the seeds {seeds}"] if setting.seeds[1:] else []
+    models += ["the members of the ensemble"] if plan.options.get("members", 1) > 1 else []
+    notes = [f"On the {len(setting.corpus.split('test')):,} test points, in percent."]
+    notes += [f"Mean ± standard deviation over {' and '.join(models)}."] if models else []
+    notes += plan.remarks
+    notes += [] if finished else ["Not finished: run the same command again to resume."]
+    path, table, plot = (setting.folder / f"{plan.name}.{end}" for end in ("json", "md", "svg"))
+    write_json(path, document)
+    write_text(table, f"# {plan.title}\n\n{plan.table.markdown(lines)}\n{' '.join(notes)}\n")
+    if any(line.mean for line in lines):
+        write_text(plot, standalone(plan.plot(lines)))
+    return Result(lines, document, (path, table, plot))
 
 
 def _now() -> str:
     return datetime.now(UTC).isoformat(timespec="seconds")
-
-
-def _versions() -> dict[str, str]:
-    versions = {"elias-xmc": elias.__version__, "python": platform.python_version()}
-    for package in _PACKAGES:
-        try:
-            versions[package] = version(package)
-        except PackageNotFoundError:
-            continue
-    return versions
-
-
-def _device_name(device: str) -> str:
-    chosen = pick_device(device)
-    return torch.cuda.get_device_name(chosen) if chosen.type == "cuda" else str(chosen)

@@ -10,22 +10,21 @@ import math
 from collections.abc import Callable, Sequence
 from copy import copy
 from dataclasses import dataclass, replace
-from functools import lru_cache, partial
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from elias.config import model_settings
 from elias.errors import ConfigError, did_you_mean
-from elias.experiments.models import MAIN_MODEL, Models, run_name
-from elias.experiments.runner import Plan, Task
-from elias.experiments.tables import MS_PER_POINT, TRAIN_SECONDS, Line, Row, Table
+from elias.experiments.models import MAIN_MODEL, METRICS, Models, run_name
+from elias.experiments.runner import MS_PER_POINT, TRAIN_SECONDS, Plan, Row, Table, Task
 from elias.report.plots import Axis, Plot
 from elias.rerank.reranker import CALIBRATE, NAMES, RERANK
 
 if TYPE_CHECKING:
     from elias.config import ResolvedConfig
-    from elias.experiments.runner import Setting
+    from elias.experiments.runner import Line, Setting
     from elias.report.html import Markup
 
 
@@ -134,7 +133,6 @@ PARAMETERS = {
 }
 """Parameters by name. Table 7 varies λ and κ only."""
 
-METRICS = ("P@1", "P@3", "P@5", "PSP@1", "PSP@5", "R@10", "R@20", "R@100")
 SHOWN = ("P@1", "P@5", "R@10", "R@100")
 _LOG_RATIO = 20.0
 """Ratio of the largest to the smallest value above which the x axis is logarithmic."""
@@ -165,13 +163,9 @@ def sweep(
         chosen = swept.check(values, setting.config, n_labels)
     models = Models(setting)
     measured = models.component(component)
-    # all values of a parameter of the search use the same model
-    load_main = lru_cache(maxsize=1)(
-        lambda seed: models.get(run_name(MAIN_MODEL, seed), setting.seeded(seed))
-    )
 
-    def config_of(value: float, seed: int) -> tuple[str, ResolvedConfig]:
-        """Return the run name and the configuration for a value of the parameter."""
+    def run_of(value: float, seed: int) -> tuple[str, ResolvedConfig]:
+        """Return the name and the configuration of the run for a value of the parameter."""
         base = setting.seeded(seed)
         if swept.trained:
             config = swept.change(base, value).resolve(len(setting.corpus.train), n_labels)
@@ -182,10 +176,9 @@ def sweep(
         return run_name(MAIN_MODEL, seed), base
 
     def measure(value: float, seed: int) -> list[Row]:
-        trained = models.get(*config_of(value, seed)) if swept.trained else load_main(seed)
-        model = trained.model
+        trained = models.get(*run_of(value, seed))
+        model = copy(trained.model)
         if not swept.trained:
-            model = copy(model)
             model.config = swept.change(model.config, value)
         row = Row(
             name=f"{parameter}={value:.12g}",
@@ -200,7 +193,7 @@ def sweep(
     tasks = []
     for seed in setting.seeds:
         for value in chosen:
-            name, config = config_of(value, seed)
+            name, config = run_of(value, seed)
             models.check(name, config)
             task = Task(
                 name=f"{parameter}={value:.12g}-seed{seed}",
@@ -220,7 +213,7 @@ def sweep(
         title=f"Metrics by {swept.symbol} (Table 7)",
         setting=setting,
         tasks=tasks,
-        table=Table(heading=swept.symbol, columns=(*METRICS, *costs), shown=(*SHOWN, *costs)),
+        table=Table(swept.symbol, columns=(*METRICS, *costs), shown=(*SHOWN, *costs)),
         plot=lambda lines: _plot(lines, parameter, swept.symbol, base),
         options={"values": chosen, "component": measured},
         remarks=[f"Measured: {measured}."],
