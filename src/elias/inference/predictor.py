@@ -31,8 +31,7 @@ from elias.kernels.device import pick_device
 from elias.metrics import evaluate
 from elias.model.elias import EliasModel, SearchSizes
 from elias.model.search import BATCH_SIZE
-from elias.persistence.card import model_card
-from elias.persistence.hub import find_model, push
+from elias.persistence.hub import find_model, model_card, push
 from elias.persistence.manifest import CARD_FILE
 from elias.persistence.model_files import load_model, save_model
 from elias.predictions import Predictions

@@ -1,11 +1,14 @@
-"""Download models from the Hugging Face hub, and upload them with their card."""
+"""Share models on the Hugging Face hub: the model card, download and upload."""
 
 from __future__ import annotations
 
+import json
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from importlib.metadata import version
 from pathlib import Path
+from typing import Any
 
 from huggingface_hub import HfApi, get_token, snapshot_download
 from huggingface_hub.errors import (
@@ -15,6 +18,8 @@ from huggingface_hub.errors import (
     RevisionNotFoundError,
 )
 
+import elias
+from elias.config import ResolvedConfig
 from elias.config.io import HUB_PREFIX, looks_like_path
 from elias.errors import ModelError, quoted
 from elias.persistence.manifest import model_folder
@@ -139,3 +144,125 @@ def _hub_errors(name: str, revision: str | None, failure: str) -> Iterator[None]
             reason = f"{failure}, and the hub cannot be reached or HF_HUB_OFFLINE is set; check "
             reason += "the network, or give the folder of a saved model"
         raise ModelError(f"{name}: {reason}") from error
+
+
+# --- model card ---
+
+_NO_LICENSE = "# license: choose one before publishing"
+_HUB_METRICS = {"P": "precision", "nDCG": "ndcg", "R": "recall"}
+"""Names of metrics on the hub; other metrics keep their own name."""
+
+_TEMPLATE = Path(__file__).with_name("model_card.md")
+
+
+def model_card(
+    config: ResolvedConfig,
+    label_names: Sequence[str],
+    metadata: Mapping[str, Any],
+    *,
+    name: str = "path/to/this/folder",
+    license: str | None = None,
+) -> str:
+    """Return the card of a model as Markdown with YAML front matter.
+
+    Args:
+        config: The configuration.
+        label_names: One name for each label.
+        metadata: Metadata of the model. ``metrics``, ``probabilities`` and ``data`` are nested
+            dictionaries of numbers; each becomes a table.
+        name: The name of the model in the example.
+        license: License identifier of the hub, such as ``mit``.
+    """
+    index, encoder, n_labels = config.index, config.encoder, len(label_names)
+    parts = "a text encoder and one classifier per\nlabel, all of which are scored (one-vs-all)"
+    if index.kind != "all":
+        parts = (
+            f"a text encoder, an index of {index.n_clusters:,} clusters\n"
+            "over the labels that is learned with it, and one classifier per label"
+        )
+    about = f"learned word and character n-gram vectors, {encoder.dim} wide"
+    if encoder.kind != "bag":
+        about = (
+            f"transformer {_code(encoder.model)}, fine-tuned, {encoder.pooling} pooling, "
+            f"texts up to {encoder.max_length} tokens"
+        )
+    packages = [f"- {package} {version(package)}" for package in ("torch", "transformers", "numpy")]
+    return _TEMPLATE.read_text(encoding="utf8").format(
+        n_labels=n_labels,
+        parts=parts,
+        examples=", ".join(map(_code, label_names[:5])),
+        encoder=about,
+        sections=_sections(metadata),
+        versions="\n".join([f"- elias-xmc {elias.__version__}", *packages]),
+        name=name,
+        license=f"license: {json.dumps(license)}" if license else _NO_LICENSE,
+        results=_front_matter(metadata.get("metrics") or {}, n_labels),
+    )
+
+
+def _front_matter(metrics: Mapping[str, Any], n_labels: int) -> str:
+    """Return the test metrics of the last component as YAML front matter for the hub."""
+    trees = [tree for tree in metrics.values() if isinstance(tree, Mapping)]
+    tested = [tree["test"] for tree in trees if isinstance(tree.get("test"), Mapping)]
+    values = {path[-1]: value for path, value in _leaves(tested[-1])} if tested else {}
+    if not values:
+        return ""
+    types = {name: _HUB_METRICS.get(name.partition("@")[0], name) for name in values}
+    results = {
+        "task": {"type": "text-classification", "name": "Extreme multi-label classification"},
+        "dataset": {"type": "custom", "name": f"{n_labels:,} labels", "split": "test"},
+        "metrics": [{"type": types[k], "name": k, "value": value} for k, value in values.items()],
+    }
+    lines = {
+        "metrics": [name for name in _HUB_METRICS.values() if name in types.values()],
+        "model-index": [{"name": f"ELIAS model of {n_labels:,} labels", "results": [results]}],
+    }
+    # JSON is valid YAML and needs no quoting rules
+    return "".join(f"{k}: {json.dumps(v, ensure_ascii=False)}\n" for k, v in lines.items())
+
+
+def _sections(metadata: Mapping[str, Any]) -> str:
+    """Return the non-empty tables of metrics, probabilities and training data."""
+    groups: dict[str, dict[str, str]] = {}
+    for path, value in _leaves(metadata.get("metrics") or {}):
+        groups.setdefault(", ".join(path[:-1]), {})[path[-1]] = f"{value:.2f}"
+    columns = list(dict.fromkeys(name for group in groups.values() for name in group))
+    results = [[title, *(group.get(c, "") for c in columns)] for title, group in groups.items()]
+    probabilities = [
+        [" ".join(path), f"{value:,.2f}"]
+        for path, value in _leaves(metadata.get("probabilities") or {})
+    ]
+    data = [
+        [" ".join(path).replace("_", " "), f"{value:,}" if type(value) is int else f"{value:,.2f}"]
+        for path, value in _leaves(metadata.get("data") or {})
+    ]
+    ece = "Expected calibration error of the best five labels, and the best F1, in percent.\n\n"
+    return "".join(
+        f"## {title}\n\n{note}{_table(head, rows)}\n"
+        for title, note, head, rows in (
+            ("Results", "In percent.\n\n", ["", *columns], results),
+            ("Probabilities", ece, ["", ""], probabilities),
+            ("Training data", "", ["", "count"], data),
+        )
+        if rows
+    )
+
+
+def _leaves(tree: Mapping[str, Any], path: tuple[str, ...] = ()) -> Iterator[tuple[Any, Any]]:
+    """Yield every number of a tree with the path of keys that leads to it."""
+    for key, value in tree.items():
+        if isinstance(value, Mapping):
+            yield from _leaves(value, (*path, key))
+        elif isinstance(value, int | float) and not isinstance(value, bool):
+            yield (*path, key), value
+
+
+def _table(head: list[str], rows: list[list[str]]) -> str:
+    lines = [head, ["---"] * len(head), *rows]
+    cells = [[" ".join(cell.split()).replace("|", "\\|") for cell in line] for line in lines]
+    return "".join(f"| {' | '.join(line)} |\n" for line in cells)
+
+
+def _code(text: str) -> str:
+    """Return the text as inline code on one line of Markdown."""
+    return f"`{' '.join(text.replace('`', chr(39)).split())}`"

@@ -1,8 +1,12 @@
-"""Describe and check the folder of a saved model.
+r"""Describe and check the folder of a saved model.
 
 `CONFIG_FILE` is the manifest of the model, its ranker, members and probabilities. `Manifest` opens
 the files of the folder and raises an error if a file is missing, damaged or not listed. The folder
 contains neither code nor pickles.
+
+Names are text, one per line. Any string is allowed. Special characters are escaped: ``\\``, ``\n``,
+``\r``, and ``\uXXXX`` for other control characters, line separators, the byte order mark and lone
+surrogates. All other characters are written as UTF-8.
 """
 
 from __future__ import annotations
@@ -10,8 +14,8 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+import re
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -21,9 +25,9 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 import elias
-from elias.data.atomic import digest, staged_folder
+from elias.data.atomic import digest
 from elias.data.splits import DATA_SETTINGS
-from elias.errors import DataError, ModelError, damaged_file, quoted
+from elias.errors import ModelError, damaged_file, quoted
 
 FORMAT_VERSION = 3
 """Format number; increased when older versions of elias-xmc cannot read the new format."""
@@ -34,6 +38,11 @@ CARD_FILE = "README.md"
 LABELS_FILE = "labels.tsv"
 OLD_LABELS_FILE = "labels.txt"
 """The label names of formats 1 and 2, one per line."""
+LABEL_COLUMNS = ("name", "id", "synonyms", "description")
+"""Columns of the label table; all but the name are optional, and are not read yet.
+
+An ``id`` is an identifier or URI in the user's vocabulary, ``synonyms`` a JSON array of strings.
+"""
 VOCABULARY_FILE = "vocabulary.txt"
 """Vocabulary of the bag encoder or of the ranker: words, then n-grams."""
 ENCODER_FOLDER = "encoder"
@@ -54,6 +63,20 @@ Expected = Mapping[str, tuple[str, tuple[int | None, ...]]]
 """Dtype and shape of each tensor; ``int32|int64`` allows both dtypes, None allows any size."""
 Entries = Mapping[str, tuple[type, float | None]]
 """Type and minimum of each entry of a JSON object; None: no minimum."""
+_ENTRIES: Entries = {
+    **dict.fromkeys(("n_labels", "n_clusters", "n_edges"), (int, 1)),
+    **dict.fromkeys(("alpha", "beta"), (float, 1)),
+    **dict.fromkeys(("graph_learned", "first_encoder", "probabilities"), (bool, None)),
+    **dict.fromkeys(("encoder", "ranker", "config", "metadata"), (dict, None)),
+    **dict.fromkeys(("data_settings", "files"), (dict, None)),
+    "members": (int, 0),
+}
+"""Entries of the manifest; ``ranker`` is empty for a model without a ranker."""
+_SETTINGS: Entries = {
+    **dict.fromkeys(("text", "labels", "separator"), (str, None)),
+    "seed": (int, 0),
+}
+"""Entries of ``data_settings``, all optional."""
 
 
 def write_manifest(folder: Path, tree: Mapping[str, Any]) -> None:
@@ -99,7 +122,9 @@ class Manifest:
         self.is_old: bool = tree["format_version"] < FORMAT_VERSION
         self._entries = _upgraded(folder, tree) if self.is_old else tree
         check_values(self.path, self._entries, _ENTRIES)
-        check_values(self.path, _NO_SETTINGS | self["data_settings"], _SETTINGS, "data_settings.")
+        settings = self["data_settings"]
+        present = {key: entry for key, entry in _SETTINGS.items() if key in settings}
+        check_values(self.path, settings, present, "data_settings.")
 
     def __getitem__(self, key: str) -> Any:
         return self._entries[key]
@@ -109,18 +134,16 @@ class Manifest:
         path = self.folder / name
         if not path.is_file():
             raise damaged_file(path, "missing")
-        if not self.is_old:
-            entry = self["files"].get(name)
-            if not isinstance(entry, dict):
-                raise damaged_file(path, f"not listed in {CONFIG_FILE}")
-            if path.stat().st_size != entry.get("size"):
-                raise damaged_file(
-                    path, f"damaged: {path.stat().st_size} bytes, not {entry.get('size')}"
-                )
-            if digest(path) != entry.get("sha256"):
-                raise damaged_file(
-                    path, "damaged: its SHA-256 checksum is not that of the saved file"
-                )
+        if self.is_old:
+            return path
+        entry = self["files"].get(name)
+        if not isinstance(entry, dict):
+            raise damaged_file(path, f"not listed in {CONFIG_FILE}")
+        size, saved_size = path.stat().st_size, entry.get("size")
+        if size != saved_size:
+            raise damaged_file(path, f"damaged: {size} bytes, not {saved_size}")
+        if digest(path) != entry.get("sha256"):
+            raise damaged_file(path, "damaged: its SHA-256 checksum is not that of the saved file")
         return path
 
     def tensors(self, name: str) -> dict[str, Tensor]:
@@ -132,17 +155,16 @@ class Manifest:
         path = self.folder / name
         for key in sorted(expected.keys() ^ tensors.keys()):
             raise damaged_file(path, f"{key} is {'not expected' if key in tensors else 'missing'}")
-        for key, (dtypes, shape) in expected.items():
-            tensor = tensors[key]
-            same_rank = len(tensor.shape) == len(shape)
-            if not same_rank or any(
-                size not in (None, own) for own, size in zip(tensor.shape, shape, strict=True)
+        for key, (dtypes, sizes) in expected.items():
+            shape, dtype = tuple(tensors[key].shape), dtype_name(tensors[key])
+            if len(shape) != len(sizes) or any(
+                size not in (None, actual) for actual, size in zip(shape, sizes, strict=True)
             ):
-                wanted = tuple("any" if size is None else size for size in shape)
-                raise damaged_file(path, f"{key} has shape {tuple(tensor.shape)}, not {wanted}")
-            if dtype_name(tensor) not in dtypes.split("|"):
-                raise damaged_file(path, f"{key} is {dtype_name(tensor)}, not {dtypes}")
-            if not all_finite(tensor):
+                wanted = tuple("any" if size is None else size for size in sizes)
+                raise damaged_file(path, f"{key} has shape {shape}, not {wanted}")
+            if dtype not in dtypes.split("|"):
+                raise damaged_file(path, f"{key} is {dtype}, not {dtypes}")
+            if not all_finite(tensors[key]):
                 raise damaged_file(path, f"{key} has a number that is not finite")
 
 
@@ -171,38 +193,21 @@ def read_json(path: Path, newest: int) -> dict[str, Any]:
 def check_values(path: Path, tree: Mapping[str, Any], entries: Entries, prefix: str = "") -> None:
     """Raise an error if an entry of a JSON object is missing, mistyped or below its minimum."""
     for key, (kind, minimum) in entries.items():
-        value = tree.get(key)
+        value: Any = tree.get(key)
         is_kind = type(value) is kind or (kind is float and type(value) is int)
-        if not is_kind or (minimum is not None and not minimum <= value < math.inf):  # type: ignore[operator]
+        if not is_kind or (minimum is not None and not minimum <= value < math.inf):
             raise damaged_file(path, f"{prefix}{key} is {value!r}")
-
-
-_ENTRIES: Entries = {
-    **dict.fromkeys(("n_labels", "n_clusters", "n_edges"), (int, 1)),
-    **dict.fromkeys(("alpha", "beta"), (float, 1)),
-    **dict.fromkeys(("graph_learned", "first_encoder", "probabilities"), (bool, None)),
-    **dict.fromkeys(("encoder", "ranker", "config", "metadata"), (dict, None)),
-    **dict.fromkeys(("data_settings", "files"), (dict, None)),
-    "members": (int, 0),
-}
-"""Entries of the manifest; ``ranker`` is empty for a model without a ranker."""
-_NO_SETTINGS = {"text": "", "labels": "", "separator": "", "seed": 0}
-_SETTINGS: Entries = {
-    **dict.fromkeys(("text", "labels", "separator"), (str, None)),
-    "seed": (int, 0),
-}
 
 
 def _upgraded(folder: Path, tree: dict[str, Any]) -> dict[str, Any]:
     """Convert a manifest of format 1 or 2 to the current format, without checksums."""
-    path = folder / CONFIG_FILE
     tree.setdefault("beside", {})  # format 1 has only the model
-    check_values(path, tree, {"facts": (dict, None), "beside": (dict, None)})
+    check_values(folder / CONFIG_FILE, tree, {"facts": (dict, None), "beside": (dict, None)})
     beside: dict[str, Any] = tree["beside"]
     ranker: dict[str, Any] = {}
     if beside.get("ranker"):
-        ranker = read_json(folder / RANKER_FOLDER / "ranker.json", newest=2)
-        ranker = {"named": False, "sharpness": 1.0} | ranker
+        ranker = {"named": False, "sharpness": 1.0}
+        ranker |= read_json(folder / RANKER_FOLDER / "ranker.json", newest=2)
     return tree | {
         "ranker": ranker,
         "first_encoder": bool(beside.get("first_encoder")),
@@ -221,6 +226,27 @@ def fingerprint(folder: Path) -> str:
     files = sorted(path for path in folder.rglob("*") if path.is_file())
     lines = (f"{path.relative_to(folder)}\0{digest(path)}\0" for path in files)
     return hashlib.sha256("".join(lines).encode()).hexdigest()
+
+
+def model_folder(folder: Path) -> Path:
+    """Return the folder of the model, given that folder or the folder of its finished run."""
+    if not (folder / WEIGHTS_FILE).exists() and (folder / MODEL_FOLDER).is_dir():
+        return folder / MODEL_FOLDER
+    if (folder / METRICS_FILE).exists():
+        raise ModelError(
+            f"{folder}: the run is not finished, so it has no model yet; "
+            "run the same `elias train` command again to resume it"
+        )
+    return folder
+
+
+def as_json(value: Any) -> Any:
+    """Convert a value to JSON-compatible types; a number that is not finite becomes None."""
+    text = json.dumps(value, default=np.generic.item)
+    return json.loads(text, parse_constant=lambda _: None)
+
+
+# --- tensors ---
 
 
 def write_tensors(path: Path, tensors: Mapping[str, Tensor], remedy: str) -> None:
@@ -261,47 +287,64 @@ def all_finite(tensor: Tensor) -> bool:
     return bool(lowest.isfinite() & highest.isfinite())
 
 
-def as_json(value: Any) -> Any:
-    """Convert a value to JSON-compatible types; a number that is not finite becomes None."""
-    if isinstance(value, Mapping):
-        return {str(key): as_json(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [as_json(item) for item in value]
-    if isinstance(value, np.generic):
-        value = value.item()
-    if isinstance(value, float) and not math.isfinite(value):
-        return None
-    return value
+# --- names ---
+
+_SPECIAL = re.compile("[\\\\\x00-\x1f\x7f-\x9f\u2028\u2029\ufeff\ud800-\udfff]")
+_ESCAPE = re.compile(r"\\(?:[\\nr]|u([0-9a-f]{4})|)")
+_SHORT = {"\\": r"\\", "\n": r"\n", "\r": r"\r"}
+_CHARACTERS = {escaped: character for character, escaped in _SHORT.items()}
 
 
-def model_folder(folder: Path) -> Path:
-    """Return the folder of the model, given that folder or the folder of its finished run."""
-    if not (folder / WEIGHTS_FILE).exists() and (folder / MODEL_FOLDER).is_dir():
-        return folder / MODEL_FOLDER
-    if (folder / METRICS_FILE).exists():
-        raise ModelError(
-            f"{folder}: the run is not finished, so it has no model yet; "
-            "run the same `elias train` command again to resume it"
-        )
-    return folder
+def escape(name: str) -> str:
+    r"""Return the name as one line without tabs.
 
-
-@contextmanager
-def staged_model(folder: Path, *, overwrite: bool = False) -> Iterator[Path]:
-    """Yield an empty folder that becomes ``folder`` when the block ends without an error.
-
-    Raises:
-        ModelError: If the folder exists and is not a model to overwrite, or cannot be written.
+    >>> print(escape("two\nlines"))
+    two\nlines
     """
-    is_model = all((folder / name).is_file() for name in (CONFIG_FILE, WEIGHTS_FILE))
-    if overwrite and folder.is_dir() and any(folder.iterdir()) and not is_model:
-        raise ModelError(
-            f"{folder}: has no saved model, so it is not overwritten; choose another folder"
-        )
+    return _SPECIAL.sub(lambda match: _SHORT.get(match[0]) or rf"\u{ord(match[0]):04x}", name)
+
+
+def unescape(line: str) -> str:
+    r"""Return the name that `escape` turned into a line.
+
+    >>> unescape(escape("two\nlines"))
+    'two\nlines'
+    """
+    return _ESCAPE.sub(_unescaped, line) if "\\" in line else line
+
+
+def _unescaped(match: re.Match[str]) -> str:
+    if match[0] == "\\":
+        raise ValueError("a backslash that starts none of \\\\, \\n, \\r, \\uXXXX")
+    return _CHARACTERS.get(match[0]) or chr(int(match[1], 16))
+
+
+def write_names(path: Path, names: Iterable[str]) -> None:
+    """Write one name per line; the label table starts with the name of its column."""
+    path.write_bytes("".join(f"{escape(name)}\n" for name in names).encode("utf8"))
+
+
+def read_names(path: Path, n_names: int, *, is_table: bool = False) -> tuple[str, ...]:
+    """Return the names in a file of ``n_names`` lines, or in a label table, which has a header."""
     try:
-        with staged_folder(folder, overwrite=overwrite) as staging:
-            yield staging
-    except DataError as error:
-        raise ModelError(str(error)) from error
-    except (OSError, SafetensorError) as error:
-        raise ModelError(f"{folder}: cannot be written: {quoted(error)}") from error
+        lines = path.read_bytes().decode("utf8").split("\n")
+    except (OSError, UnicodeDecodeError) as error:
+        raise damaged_file(path, f"cannot be read ({quoted(error)})") from error
+    if lines.pop() != "" or len(lines) != n_names + is_table:
+        raise damaged_file(path, f"has {len(lines)} complete lines, not {n_names + is_table}")
+    if is_table:
+        header, *lines = lines
+        columns = header.split("\t")
+        if "name" not in columns or len({*LABEL_COLUMNS} & {*columns}) != len(columns):
+            raise damaged_file(path, f"has the columns {header!r:.80}")
+        if any(line.count("\t") != len(columns) - 1 for line in lines):
+            raise damaged_file(path, f"not every line has {len(columns)} columns")
+        cells = "\t".join(lines).split("\t")  # flat: a list for each of millions of lines is slow
+        lines = cells[columns.index("name") :: len(columns)]
+    names: list[str] = []
+    try:
+        names.extend(map(unescape, lines))
+    except ValueError as error:
+        number = 1 + is_table + len(names)
+        raise ModelError(f"{path}:{number}: {error}; write a backslash as \\\\") from error
+    return tuple(names)

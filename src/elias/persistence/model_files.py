@@ -13,26 +13,21 @@ from typing import TYPE_CHECKING, Any, TypeVar, get_args
 
 import numpy as np
 import torch
+from safetensors import SafetensorError
 from scipy.sparse import csr_matrix
 from torch import Tensor, nn
 
 from elias.config import EliasConfig, EncoderConfig, ResolvedConfig, fill_sizes
+from elias.data.atomic import staged_folder
 from elias.data.splits import DATA_SETTINGS
-from elias.errors import ConfigError, ModelError, damaged_file, quoted
+from elias.errors import ConfigError, DataError, ModelError, damaged_file, quoted
 from elias.model.elias import EliasModel, LinearRows
 from elias.model.encoder import BagEncoder, TextEncoder
 from elias.model.graph import LabelGraph
 from elias.model.one_vs_all import OneVsAll
 from elias.persistence import manifest as files
-from elias.persistence.card import model_card
-from elias.persistence.labels_file import read_labels, read_names, write_labels, write_names
-from elias.rerank.calibration import (
-    N_NAME_FEATURES,
-    N_TREE_FEATURES,
-    Calibration,
-    LabelNames,
-    Mixture,
-)
+from elias.persistence.hub import model_card
+from elias.rerank import calibration as trees
 from elias.rerank.probabilities import Probabilities
 from elias.rerank.reranker import Reranker
 from elias.rerank.sparse_ranker import RankerFeatures, SparseRanker, Transform
@@ -53,6 +48,12 @@ _IDF = "vocabulary.idf"
 """Inverse document frequencies of the bag encoder."""
 _STORED_DTYPES = {_EDGE_LABELS: "int32|int64", _LABEL_WEIGHT: "float32|bfloat16"}
 """Dtypes of tensors that are converted when they are loaded."""
+_ENCODER_ENTRIES: dict[str, files.Entries] = {
+    "transformer": {},
+    "features": {"n_features": (int, 0)},
+    "bag": {"n_words": (int, 0), "n_ngrams": (int, 0), "char_ngrams": (list, None)},
+}
+"""Manifest entries of each kind of encoder."""
 _RANKER_ENTRIES: files.Entries = {
     **dict.fromkeys(("n_labels", "n_features", "n_dense", "n_words", "word_ngrams"), (int, 0)),
     **dict.fromkeys(("reads_text", "calibrated", "named"), (bool, None)),
@@ -60,6 +61,11 @@ _RANKER_ENTRIES: files.Entries = {
     "char_ngrams": (list, None),
     "sharpness": (float, 1e-9),
 }
+_CALIBRATIONS = (
+    ("calibration", "calibrated", trees.N_TREE_FEATURES),
+    ("by_name", "named", trees.N_TREE_FEATURES + trees.N_NAME_FEATURES),
+)
+"""Attribute of `Reranker`, manifest entry and number of features of each calibration."""
 
 
 def save_model(elias: Elias, folder: str | Path, *, overwrite: bool = False) -> None:
@@ -73,13 +79,23 @@ def save_model(elias: Elias, folder: str | Path, *, overwrite: bool = False) -> 
     Raises:
         ModelError: If the folder exists or cannot be written, or a weight is not finite.
     """
-    with files.staged_model(Path(folder), overwrite=overwrite) as staging:
-        _write(elias, staging)
+    folder = Path(folder)
+    is_model = all((folder / name).is_file() for name in (files.CONFIG_FILE, files.WEIGHTS_FILE))
+    if overwrite and folder.is_dir() and any(folder.iterdir()) and not is_model:
+        raise ModelError(
+            f"{folder}: has no saved model, so it is not overwritten; choose another folder"
+        )
+    try:
+        with staged_folder(folder, overwrite=overwrite) as staging:
+            _write(elias, staging)
+    except DataError as error:
+        raise ModelError(str(error)) from error
+    except (OSError, SafetensorError) as error:
+        raise ModelError(f"{folder}: cannot be written: {quoted(error)}") from error
 
 
 def _write(elias: Elias, folder: Path) -> None:
     model, first_encoder = elias.model, elias.first_encoder
-    assert len(elias.label_names) == model.n_labels, "every label has a name"
     encoder, tensors = _save_encoder(model.encoder, folder)
     tensors |= _stored_tensors(model)
     tensors[_EDGE_LABELS] = tensors[_EDGE_LABELS].to(torch.int32)
@@ -87,7 +103,7 @@ def _write(elias: Elias, folder: Path) -> None:
         tensors[_LABEL_WEIGHT] = tensors[_LABEL_WEIGHT].to(torch.bfloat16)
     remedy = "lower the learning rates (stages.NAME.*_lr) and train again"
     files.write_tensors(folder / files.WEIGHTS_FILE, tensors, remedy)
-    write_labels(folder / files.LABELS_FILE, {"name": elias.label_names})
+    files.write_names(folder / files.LABELS_FILE, ["name", *elias.label_names])
     if first_encoder is not None:
         (folder / files.FIRST_ENCODER).mkdir()
         _save_encoder(first_encoder, folder / files.FIRST_ENCODER)
@@ -125,7 +141,7 @@ def _write(elias: Elias, folder: Path) -> None:
 
 def load_model(
     build: Callable[..., T],
-    folder: str | Path,
+    folder: Path,
     device: torch.device | str = "cpu",
     share: Callable[[LinearRows], LinearRows] | None = None,
 ) -> T:
@@ -140,7 +156,7 @@ def load_model(
     Raises:
         ModelError: If a file is missing, damaged, not saved by ELIAS, or of a newer format.
     """
-    manifest = files.Manifest(Path(folder))
+    manifest = files.Manifest(folder)
     n_labels = manifest["n_labels"]
     try:
         # sizes that older versions did not save only matter to training
@@ -148,19 +164,17 @@ def load_model(
     except ConfigError as error:
         reason = f"config does not fit this version of elias-xmc ({error})"
         raise damaged_file(manifest.path, reason) from error
-    if manifest.is_old:
-        label_names = read_names(manifest.file(files.OLD_LABELS_FILE), n_labels)
-    else:
-        label_names = read_labels(manifest.file(files.LABELS_FILE), n_labels)["name"]
-    model = _load_weights(manifest, config, share).to(torch.device(device)).eval()
+    path = manifest.file(files.OLD_LABELS_FILE if manifest.is_old else files.LABELS_FILE)
+    label_names = files.read_names(path, n_labels, is_table=not manifest.is_old)
+    model = _load_weights(manifest, config, share).to(device).eval()
     first_encoder = probabilities = None
     if manifest["first_encoder"]:
         name = f"{files.FIRST_ENCODER}/{files.WEIGHTS_FILE}"
-        first_encoder = _rebuild_transformer(manifest, config.encoder, f"{files.FIRST_ENCODER}/")
+        first_encoder = _load_transformer(manifest, config.encoder, f"{files.FIRST_ENCODER}/")
         tensors = manifest.tensors(name)
         manifest.check_tensors(name, tensors, _expected(first_encoder))
         first_encoder.load_state_dict(tensors, assign=True)
-        first_encoder.to(torch.device(device)).eval()
+        first_encoder.to(device).eval()
     if manifest["probabilities"]:
         path = manifest.file(files.PROBABILITIES_FILE)
         probabilities = Probabilities.from_dict(files.read_json(path, newest=1), path)
@@ -189,18 +203,31 @@ def _load_weights(
     share: Callable[[LinearRows], LinearRows] | None,
 ) -> EliasModel:
     tensors = manifest.tensors(files.WEIGHTS_FILE)
-    idf = {name: tensors.pop(name) for name in (_IDF,) if name in tensors}
+    n_labels, n_clusters = manifest["n_labels"], manifest["n_clusters"]
+    model: EliasModel
     try:
-        encoder = _rebuild_encoder(manifest, config.encoder, idf)
+        encoder = _load_encoder(manifest, config.encoder, tensors)
         # shapes without numbers: the saved tensors take their place, and nothing is drawn at random
         with torch.device("meta"):
-            model = _empty_model(manifest, config, encoder, pruned=_REMOVED in tensors)
+            if config.index.kind == "all":
+                model = OneVsAll(encoder, n_labels)
+            else:
+                edges = torch.empty((n_clusters, manifest["n_edges"]), dtype=torch.int64)
+                graph = LabelGraph(
+                    edges,
+                    n_labels,
+                    manifest["beta"],
+                    edge_logits=edges.float() if manifest["graph_learned"] else None,
+                    removed_log=torch.empty(n_clusters) if _REMOVED in tensors else None,
+                )
+                model = EliasModel(encoder, graph, manifest["alpha"])
     except (RuntimeError, OverflowError, TypeError, MemoryError) as error:
         raise damaged_file(manifest.path, f"its sizes make no model ({quoted(error)})") from error
     manifest.check_tensors(files.WEIGHTS_FILE, tensors, _expected(model))
-    edges = tensors[_EDGE_LABELS] = tensors[_EDGE_LABELS].to(torch.int64)
-    if edges.min() < 0 or edges.max() > model.n_labels:
-        reason = f"{_EDGE_LABELS} has a label outside 0..{model.n_labels}"
+    tensors[_EDGE_LABELS] = tensors[_EDGE_LABELS].to(torch.int64)
+    lowest, highest = tensors[_EDGE_LABELS].aminmax()
+    if lowest < 0 or highest > n_labels:
+        reason = f"{_EDGE_LABELS} has a label outside 0..{n_labels}"
         raise damaged_file(manifest.folder / files.WEIGHTS_FILE, reason)
     if share is None:
         tensors[_LABEL_WEIGHT] = tensors[_LABEL_WEIGHT].to(torch.float32)
@@ -210,21 +237,23 @@ def _load_weights(
     return model
 
 
-def _empty_model(
-    manifest: files.Manifest, config: ResolvedConfig, encoder: TextEncoder, *, pruned: bool
-) -> EliasModel:
-    n_labels, n_clusters = manifest["n_labels"], manifest["n_clusters"]
-    if config.index.kind == "all":
-        return OneVsAll(encoder, n_labels)
-    edges = (n_clusters, manifest["n_edges"])
-    graph = LabelGraph(
-        torch.empty(edges, dtype=torch.int64),
-        n_labels,
-        manifest["beta"],
-        edge_logits=torch.empty(edges) if manifest["graph_learned"] else None,
-        removed_log=torch.empty(n_clusters) if pruned else None,
-    )
-    return EliasModel(encoder, graph, manifest["alpha"])
+def _expected(module: nn.Module) -> files.Expected:
+    """Return dtypes and shapes of a module's saved tensors."""
+    return {
+        name: (_STORED_DTYPES.get(name, files.dtype_name(tensor)), tuple(tensor.shape))
+        for name, tensor in module.state_dict().items()
+    }
+
+
+def _stored_tensors(module: nn.Module) -> dict[str, Tensor]:
+    """Return the tensors of a module on the CPU, floating-point ones as float32."""
+    return {
+        name: tensor.cpu().to(torch.float32) if tensor.is_floating_point() else tensor.cpu()
+        for name, tensor in module.state_dict().items()
+    }
+
+
+# --- encoder ---
 
 
 def _save_encoder(encoder: TextEncoder, folder: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
@@ -241,34 +270,30 @@ def _save_encoder(encoder: TextEncoder, folder: Path) -> tuple[dict[str, Any], d
     return entry, {_IDF: torch.from_numpy(encoder.featurizer.idf)}
 
 
-def _rebuild_encoder(
-    manifest: files.Manifest, config: EncoderConfig, idf: Mapping[str, Tensor]
+def _load_encoder(
+    manifest: files.Manifest, config: EncoderConfig, tensors: dict[str, Tensor]
 ) -> TextEncoder:
-    """Return the encoder of a model without its weights."""
+    """Return the encoder of a model without its weights; remove its idf from ``tensors``."""
     entry = manifest["encoder"]
     kind = entry.get("kind")
-    if kind == "transformer":
-        return _rebuild_transformer(manifest, config)
-    if kind == "features":
-        files.check_values(manifest.path, entry, {"n_features": (int, 0)}, "encoder.")
-        with torch.device("meta"):
-            return BagEncoder(config, None, entry["n_features"])
-    if kind != "bag":
+    if kind not in _ENCODER_ENTRIES:
         raise damaged_file(manifest.path, f"encoder.kind is {kind!r}, which is not known")
-    files.check_values(
-        manifest.path,
-        entry,
-        {"n_words": (int, 0), "n_ngrams": (int, 0), "char_ngrams": (list, None)},
-        "encoder.",
-    )
-    n_features = entry["n_words"] + entry["n_ngrams"]
-    manifest.check_tensors(files.WEIGHTS_FILE, idf, {_IDF: ("float32", (n_features,))})
-    featurizer = _load_featurizer(manifest, entry, files.VOCABULARY_FILE, idf[_IDF].numpy())
+    files.check_values(manifest.path, entry, _ENCODER_ENTRIES[kind], "encoder.")
+    if kind == "transformer":
+        return _load_transformer(manifest, config)
+    featurizer = None
+    if kind == "features":
+        n_features = entry["n_features"]
+    else:
+        n_features = entry["n_words"] + entry["n_ngrams"]
+        idf = {name: tensors.pop(name) for name in (_IDF,) if name in tensors}
+        manifest.check_tensors(files.WEIGHTS_FILE, idf, {_IDF: ("float32", (n_features,))})
+        featurizer = _load_featurizer(manifest, entry, files.VOCABULARY_FILE, idf[_IDF].numpy())
     with torch.device("meta"):
         return BagEncoder(config, featurizer, n_features)
 
 
-def _rebuild_transformer(
+def _load_transformer(
     manifest: files.Manifest, config: EncoderConfig, parent: str = ""
 ) -> TextEncoder:
     from elias.model.transformer import SAVED_FILES, TransformerEncoder  # slow to import
@@ -279,7 +304,7 @@ def _rebuild_transformer(
 
 
 def _save_featurizer(featurizer: Featurizer, folder: Path) -> dict[str, Any]:
-    write_names(folder / files.VOCABULARY_FILE, [*featurizer.words, *featurizer.ngrams])
+    files.write_names(folder / files.VOCABULARY_FILE, [*featurizer.words, *featurizer.ngrams])
     return {
         "n_words": len(featurizer.words),
         "n_ngrams": len(featurizer.ngrams),
@@ -291,17 +316,15 @@ def _save_featurizer(featurizer: Featurizer, folder: Path) -> dict[str, Any]:
 def _load_featurizer(
     manifest: files.Manifest, entry: Mapping[str, Any], vocabulary: str, idf: NDArray[np.float32]
 ) -> Featurizer:
-    span = entry["char_ngrams"]
+    span, n_words = entry["char_ngrams"], entry["n_words"]
     if [type(size) for size in span] != [int, int] or not 0 <= span[0] <= span[1]:
         raise damaged_file(manifest.path, f"char_ngrams is {span!r}, not two lengths")
-    features = read_names(manifest.file(vocabulary), len(idf))
-    return Featurizer(
-        words=features[: entry["n_words"]],
-        ngrams=features[entry["n_words"] :],
-        idf=idf,
-        char_ngrams=(span[0], span[1]),
-        word_ngrams=entry.get("word_ngrams", 1),  # encoders of format 2 have no such entry
-    )
+    terms = files.read_names(manifest.file(vocabulary), len(idf))
+    word_ngrams = entry.get("word_ngrams", 1)  # encoders of format 2 have no such entry
+    return Featurizer(terms[:n_words], terms[n_words:], idf, (span[0], span[1]), word_ngrams)
+
+
+# --- ranker ---
 
 
 def save_reranker(reranker: Reranker, folder: Path) -> dict[str, Any]:
@@ -319,9 +342,10 @@ def save_reranker(reranker: Reranker, folder: Path) -> dict[str, Any]:
     if featurizer is not None:
         arrays["idf"] = featurizer.idf
         vocabulary = _save_featurizer(featurizer, folder / files.RANKER_FOLDER)
-    for prefix, trees in (("calibration", reranker.calibration), ("by_name", reranker.by_name)):
-        if trees is not None:
-            arrays |= {f"{prefix}.{name}": array for name, array in trees.to_arrays().items()}
+    for attribute, _, _ in _CALIBRATIONS:
+        if (calibration := getattr(reranker, attribute)) is not None:
+            parts = calibration.to_arrays()
+            arrays |= {f"{attribute}.{name}": array for name, array in parts.items()}
     if reranker.names is not None:
         arrays |= {"names.starts": reranker.names.starts, "names.columns": reranker.names.columns}
     tensors = {name: torch.from_numpy(np.ascontiguousarray(a)) for name, a in arrays.items()}
@@ -347,12 +371,12 @@ def load_reranker(manifest: files.Manifest) -> Reranker:
     Raises:
         ModelError: If a file is missing or damaged, or the ranker does not fit the model.
     """
-    entry = manifest["ranker"]
+    entry, path = manifest["ranker"], manifest.folder / files.RANKER_WEIGHTS_FILE
     files.check_values(manifest.path, entry, _RANKER_ENTRIES, "ranker.")
     n_labels, n_features, n_dense = (entry[f"n_{key}"] for key in ("labels", "features", "dense"))
     for key, allowed in (
         ("transform", get_args(Transform)),
-        ("mixture", get_args(Mixture)),
+        ("mixture", get_args(trees.Mixture)),
         ("n_labels", [manifest["n_labels"]]),
         ("named", [False, entry["calibrated"] and entry["reads_text"]]),
     ):
@@ -362,32 +386,35 @@ def load_reranker(manifest: files.Manifest) -> Reranker:
     tensors = manifest.tensors(files.RANKER_WEIGHTS_FILE)
     manifest.check_tensors(files.RANKER_WEIGHTS_FILE, tensors, _expected_of_ranker(entry))
     arrays = {name: tensor.numpy() for name, tensor in tensors.items()}
-    path = manifest.folder / files.RANKER_WEIGHTS_FILE
     weights = _csr(path, "weights", arrays, (n_labels, n_features + n_dense))
     if not weights.has_canonical_format:
         raise damaged_file(path, "weights.columns are not ascending within a label")
     if (arrays["frequencies"] < 0).any():
         raise damaged_file(path, "frequencies has a negative count")
-    featurizer = names = calibration = by_name = None
+    featurizer = names = None
     if entry["reads_text"]:
         vocabulary = f"{files.RANKER_FOLDER}/{files.VOCABULARY_FILE}"
         featurizer = _load_featurizer(manifest, entry, vocabulary, arrays["idf"])
-    if entry["calibrated"]:
-        calibration = _trees(path, "calibration", arrays, N_TREE_FEATURES)
     if entry["named"]:
-        by_name = _trees(path, "by_name", arrays, N_TREE_FEATURES + N_NAME_FEATURES)
         _csr(path, "names", arrays, (n_labels, n_features))
-        names = LabelNames(arrays["names.starts"], arrays["names.columns"], arrays["idf"])
+        names = trees.LabelNames(arrays["names.starts"], arrays["names.columns"], arrays["idf"])
+    calibrations: dict[str, trees.Calibration | None] = {"calibration": None}
+    for attribute, flag, n_inputs in _CALIBRATIONS:
+        if entry[flag]:
+            parts = {name: arrays[f"{attribute}.{name}"] for name in trees.Calibration.dtypes()}
+            try:
+                calibrations[attribute] = trees.Calibration.from_arrays(parts, n_inputs)
+            except ModelError as error:
+                raise damaged_file(path, str(error)) from error
     return Reranker(
         features=RankerFeatures(n_features, featurizer),
         ranker=SparseRanker(weights, arrays["biases"], n_dense),
         frequencies=arrays["frequencies"],
-        calibration=calibration,
         transform=entry["transform"],
         mixture=entry["mixture"],
         sharpness=entry["sharpness"],
         names=names,
-        by_name=by_name,
+        **calibrations,
     )
 
 
@@ -403,10 +430,10 @@ def _expected_of_ranker(entry: Mapping[str, Any]) -> files.Expected:
     }
     if entry["reads_text"]:
         expected["idf"] = ("float32", (entry["n_features"],))
-    for prefix, flag in (("calibration", "calibrated"), ("by_name", "named")):
+    for attribute, flag, _ in _CALIBRATIONS:
         if entry[flag]:
-            for name, kind in Calibration.dtypes().items():
-                expected[f"{prefix}.{name}"] = (np.dtype(kind).name, (None,))
+            for name, kind in trees.Calibration.dtypes().items():
+                expected[f"{attribute}.{name}"] = (np.dtype(kind).name, (None,))
     if entry["named"]:
         expected["names.starts"] = ("int64", (n_labels + 1,))
         expected["names.columns"] = ("uint32", (None,))
@@ -425,29 +452,3 @@ def _csr(
     except ValueError as error:
         raise damaged_file(path, f"{name} is not a sparse matrix ({quoted(error)})") from error
     return matrix
-
-
-def _trees(
-    path: Path, name: str, arrays: Mapping[str, NDArray[Any]], n_features: int
-) -> Calibration:
-    trees = {key: arrays[f"{name}.{key}"] for key in Calibration.dtypes()}
-    try:
-        return Calibration.from_arrays(trees, n_features)
-    except ModelError as error:
-        raise damaged_file(path, str(error)) from error
-
-
-def _expected(module: nn.Module) -> files.Expected:
-    """Return dtypes and shapes of a module's saved tensors."""
-    return {
-        name: (_STORED_DTYPES.get(name, files.dtype_name(tensor)), tuple(tensor.shape))
-        for name, tensor in module.state_dict().items()
-    }
-
-
-def _stored_tensors(module: nn.Module) -> dict[str, Tensor]:
-    """Return the tensors of a module on the CPU, floating-point ones as float32."""
-    return {
-        name: tensor.cpu().to(torch.float32) if tensor.is_floating_point() else tensor.cpu()
-        for name, tensor in module.state_dict().items()
-    }

@@ -6,7 +6,6 @@ import copy
 import json
 import logging
 import math
-import secrets
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -16,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
+from elias.data.atomic import staged_file
 from elias.errors import ModelError
 from elias.model.elias import EliasModel, SearchSizes
 from elias.model.encoder import BagEncoder
@@ -62,11 +62,12 @@ def export_onnx(
         raise ModelError(f"{path}: already exists; choose another file, or add --overwrite")
     try:
         import onnx
-        import onnxscript
+        import onnxscript  # noqa: F401 - torch.onnx imports it, late and with a long traceback
     except ImportError as error:
         raise missing_package(str(error.name)) from None
-    del onnxscript  # torch.onnx imports it, late and with a long traceback
-    if model.encoder.reads_features:
+    encoder: Any = model.encoder
+    is_bag = isinstance(model.encoder, BagEncoder)
+    if encoder.reads_features:
         raise ModelError("a model trained on features reads no text; it cannot be exported")
     weights = sum(tensor.nbytes for tensor in model.state_dict().values())
     if weights > _MAX_BYTES:
@@ -74,9 +75,7 @@ def export_onnx(
             f"the weights take {weights / 2**30:.1f} GiB, more than the 2 GiB of an ONNX file; "
             "the model cannot be exported"
         )
-    encoder: Any = model.encoder
-    if isinstance(encoder, BagEncoder):
-        assert encoder.featurizer is not None
+    if is_bag:
         names = ("words", "ngrams", "char_ngrams", "word_ngrams")
         entry = {name: getattr(encoder.featurizer, name) for name in names}
         entry |= {"kind": BAG, "idf": encoder.featurizer.idf.tolist()}
@@ -84,27 +83,31 @@ def export_onnx(
         tokenizer = encoder.tokenizer.to_str()
         entry = {"kind": TRANSFORMER, "tokenizer": tokenizer, "pad_id": encoder.pad_id}
     width = min(top_k or TOP_K, sizes.shortlist_size, model.n_labels)
-    metadata = {
-        "format": FORMAT,
-        "encoder": entry,
-        "labels": list(elias.label_names),
-        "top_k": width,
-    }
-    partial = path.with_name(f".{path.name}.{secrets.token_hex(4)}.partial")
-    try:
-        # a copy: the model keeps its device and its mode
-        graph = _Graph(copy.deepcopy(model).cpu().eval(), sizes, width)
-        with _quiet():
-            graph.write(partial)
-            if int8:
-                _quantise(partial)
-            proto = onnx.load(str(partial))
-            prop = proto.metadata_props.add()
-            prop.key, prop.value = METADATA, json.dumps(metadata)
-            onnx.save(proto, str(partial))
-        partial.replace(path)
-    finally:
-        partial.unlink(missing_ok=True)
+    labels = list(elias.label_names)
+    metadata = {"format": FORMAT, "encoder": entry, "labels": labels, "top_k": width}
+    # a copy: the model keeps its device and its mode
+    graph = _Graph(copy.deepcopy(model).cpu().float().eval(), sizes, width)
+    ids = torch.zeros((2, 3), dtype=torch.int64)  # an example: two texts with three tokens each
+    shape = {0: torch.export.Dim("texts"), 1: torch.export.Dim("tokens")}
+    with staged_file(path) as staged, _quiet():
+        torch.onnx.export(
+            graph,
+            (ids, ids.float() + 1 if is_bag else ids + 1),
+            str(staged),
+            input_names=["ids", "weights" if is_bag else "mask"],
+            output_names=["labels", "scores"],
+            dynamic_shapes=(shape, shape),
+            opset_version=OPSET,
+            dynamo=True,
+            external_data=False,
+            verbose=False,
+        )
+        if int8:
+            _quantise(staged)
+        proto = onnx.load(str(staged))
+        prop = proto.metadata_props.add()
+        prop.key, prop.value = METADATA, json.dumps(metadata)
+        onnx.save(proto, str(staged))
 
 
 def _quantise(path: Path) -> None:
@@ -126,156 +129,87 @@ def _quantise(path: Path) -> None:
 class _Graph(nn.Module):
     """Map padded tokens to the k best labels and their scores p, like `EliasModel.rank`."""
 
+    edge_log: Tensor
+
+    @torch.no_grad()
     def __init__(self, model: EliasModel, sizes: SearchSizes, top_k: int) -> None:
         super().__init__()
-        is_bag = isinstance(model.encoder, BagEncoder)
-        self.encoder = _Bag(model.encoder) if is_bag else _Transformer(model.encoder)
-        self.second_input = "weights" if is_bag else "mask"
-        self.search = _AllLabels(model) if isinstance(model, OneVsAll) else _Search(model, sizes)
-        self.n_labels = model.n_labels
-        self.top_k = top_k
+        self.model, self.top_k = model, top_k
+        self.beam_size = min(sizes.beam_size, model.graph.n_clusters)
+        self.shortlist_size = min(sizes.shortlist_size, model.n_labels)
+        self.register_buffer("edge_log", model.graph.unsaturated_log().detach().float())
 
     def forward(self, ids: Tensor, weights: Tensor) -> tuple[Tensor, Tensor]:
         """Return labels and scores (B, k); a slot without a label holds L and 0."""
-        labels, log_p = self.search(self.encoder(ids, weights))
+        is_bag = isinstance(self.model.encoder, BagEncoder)
+        embedding = self.embed_bag(ids, weights) if is_bag else self.embed(ids, weights)
+        if isinstance(self.model, OneVsAll):
+            labels = torch.arange(self.model.n_labels).unsqueeze(0).expand(ids.shape[0], -1)
+            log_p = _log_sigmoid(_logits(self.model.labels, embedding))
+        else:
+            labels, log_p = self.search(embedding)
         best = log_p.topk(self.top_k, dim=1)
         ranked = labels.gather(1, best.indices)
-        return ranked.masked_fill(best.values == -math.inf, self.n_labels), best.values.exp()
+        return ranked.masked_fill(best.values == -math.inf, self.model.n_labels), best.values.exp()
 
-    def write(self, path: Path) -> None:
-        """Export the graph to a file, traced on an example of two texts with three tokens each."""
-        ids = torch.zeros((2, 3), dtype=torch.int64)
-        weights = ids.float() + 1 if self.second_input == "weights" else ids + 1
-        shape = {0: torch.export.Dim("texts"), 1: torch.export.Dim("tokens")}
-        torch.onnx.export(
-            self,
-            (ids, weights),
-            str(path),
-            input_names=["ids", self.second_input],
-            output_names=["labels", "scores"],
-            dynamic_shapes=(shape, shape),
-            opset_version=OPSET,
-            dynamo=True,
-            external_data=False,
-            verbose=False,
-        )
-
-
-class _Bag(nn.Module):
-    """`BagEncoder` on padded ids; padding has weight 0."""
-
-    def __init__(self, encoder: Any) -> None:
-        super().__init__()
-        self.vectors = encoder.vectors
-        self.widen, self.narrow, self.norm = encoder.widen, encoder.narrow, encoder.norm
-
-    def forward(self, ids: Tensor, weights: Tensor) -> Tensor:
-        """Return φ(x)."""
-        vectors = nn.functional.embedding(ids, self.vectors)  # (B, T, D)
+    def embed_bag(self, ids: Tensor, weights: Tensor) -> Tensor:
+        """Return φ(x) of a `BagEncoder`; padding has weight 0."""
+        encoder: Any = self.model.encoder
+        vectors = nn.functional.embedding(ids, encoder.vectors)  # (B, T, D)
         summed = (weights.unsqueeze(1) @ vectors).squeeze(1)
-        mixed: Tensor = self.norm(summed + self.narrow(nn.functional.gelu(self.widen(summed))))
-        return mixed
-
-
-class _Transformer(nn.Module):
-    """`TransformerEncoder` on padded ids and a mask of the tokens."""
-
-    def __init__(self, encoder: Any) -> None:
-        super().__init__()
-        self.transformer, self.bottleneck = encoder.transformer, encoder.bottleneck
-        self.attention_mask, self.pooling = encoder.attention_mask, encoder.pooling
-
-    def forward(self, ids: Tensor, mask: Tensor) -> Tensor:
-        """Return φ(x)."""
-        attention = self.attention_mask(mask > 0)
-        hidden = self.transformer(input_ids=ids, attention_mask=attention).last_hidden_state
-        if self.pooling == "cls":
-            pooled = hidden[:, 0]
-        else:
-            inside = mask.unsqueeze(-1).to(hidden.dtype)
-            pooled = (hidden * inside).sum(dim=1) / inside.sum(dim=1)
-        embedding: Tensor = self.bottleneck(pooled)
+        mixed = summed + encoder.narrow(nn.functional.gelu(encoder.widen(summed)))
+        embedding: Tensor = encoder.norm(mixed)
         return embedding
 
+    def embed(self, ids: Tensor, mask: Tensor) -> Tensor:
+        """Return φ(x) of a `TransformerEncoder`."""
+        encoder: Any = self.model.encoder
+        attention = encoder.attention_mask(mask > 0)
+        hidden = encoder.transformer(input_ids=ids, attention_mask=attention).last_hidden_state
+        pooled = hidden[:, 0]
+        if encoder.pooling != "cls":
+            inside = mask.unsqueeze(-1).to(hidden.dtype)
+            pooled = (hidden * inside).sum(dim=1) / inside.sum(dim=1)
+        embedding: Tensor = encoder.bottleneck(pooled)
+        return embedding
 
-class _Search(nn.Module):
-    """`EliasModel.rank` in ONNX operations, dense over the labels.
+    def search(self, embedding: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the shortlisted labels (B, K), ascending, and log p; -inf for padding.
 
-    TopK of ONNX is stable. The labels are therefore sorted by the second key, then by the first;
-    labels with equal keys stay in the order of their ids.
-    """
-
-    edge_labels: Tensor
-    edge_log: Tensor
-
-    def __init__(self, model: EliasModel, sizes: SearchSizes) -> None:
-        super().__init__()
-        graph = model.graph
-        self.log_alpha = math.log(model.alpha)
-        self.n_labels = model.n_labels
-        self.beam_size = min(sizes.beam_size, graph.n_clusters)
-        self.shortlist_size = min(sizes.shortlist_size, model.n_labels)
-        self.clusters, self.labels = _linear(model.clusters), _linear(model.labels)
-        with torch.no_grad():
-            edge_log = graph.unsaturated_log().detach().float()
-        self.register_buffer("edge_log", edge_log)
-        self.register_buffer("edge_labels", graph.edge_labels)
-        self.all_at_once = model.n_labels <= _DENSE_RATIO * self.shortlist_size
-
-    def forward(self, embedding: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the shortlisted labels (B, K), ascending, and log p; -inf for padding."""
-        cluster_log = self.log_alpha + self.clusters(embedding).log_softmax(dim=-1)
-        beam = cluster_log.topk(self.beam_size, dim=1)
+        TopK of ONNX is stable. The labels are therefore sorted by the second key, then by the
+        first; labels with equal keys stay in the order of their ids.
+        """
+        model, n_labels, n_ranked = self.model, self.model.n_labels, self.shortlist_size
+        cluster_log = _logits(model.clusters, embedding).log_softmax(dim=-1)
+        beam = (math.log(model.alpha) + cluster_log).topk(self.beam_size, dim=1)
         cluster, edge = beam.values.unsqueeze(-1), self.edge_log[beam.indices]  # (B, b, E)
         uncut = (cluster + edge).flatten(1)  # breaks ties of saturated scores
         scores = (cluster.clamp(max=0) + edge.clamp(max=0)).flatten(1)
-        paths = self.edge_labels[beam.indices].flatten(1)  # L in empty slots
+        paths = model.graph.edge_labels[beam.indices].flatten(1)  # L in empty slots
 
-        nothing = torch.full((1, self.n_labels + 1), -math.inf).expand(embedding.shape[0], -1)
+        nothing = torch.full((1, n_labels + 1), -math.inf).expand(embedding.shape[0], -1)
         best = nothing.scatter_reduce(1, paths, scores, "amax")
         wins = scores == best.gather(1, paths)
         tie = nothing.scatter_reduce(1, paths, uncut.masked_fill(~wins, -math.inf), "amax")
 
-        best, tie = best[:, : self.n_labels], tie[:, : self.n_labels]
-        order = tie.topk(self.n_labels, dim=1).indices
-        top = best.gather(1, order).topk(self.shortlist_size, dim=1).indices
-        labels = order.gather(1, top).topk(self.shortlist_size, dim=1, largest=False).values
-        path_log = best.gather(1, labels)
-        return labels, _log_sigmoid(self._logits(embedding, labels)) + path_log
-
-    def _logits(self, embedding: Tensor, labels: Tensor) -> Tensor:
-        if self.all_at_once:
-            logits: Tensor = self.labels(embedding)
-            return logits.gather(1, labels)
-        rows = self.labels.weight[labels]  # (B, K, D)
-        return (rows @ embedding.unsqueeze(-1)).squeeze(-1) + self.labels.bias[labels]
+        order = tie[:, :n_labels].topk(n_labels, dim=1).indices
+        top = best.gather(1, order).topk(n_ranked, dim=1).indices
+        labels = order.gather(1, top).topk(n_ranked, dim=1, largest=False).values
+        if n_labels <= _DENSE_RATIO * n_ranked:
+            logits = _logits(model.labels, embedding).gather(1, labels)
+        else:
+            rows = model.labels.weight[labels]  # (B, K, D)
+            logits = (rows @ embedding.unsqueeze(-1)).squeeze(-1) + model.labels.bias[labels]
+        return labels, _log_sigmoid(logits) + best.gather(1, labels)
 
 
-class _AllLabels(nn.Module):
-    """Score every label, like `OneVsAll.rank`."""
-
-    def __init__(self, model: EliasModel) -> None:
-        super().__init__()
-        self.labels = _linear(model.labels)
-        self.n_labels = model.n_labels
-
-    def forward(self, embedding: Tensor) -> tuple[Tensor, Tensor]:
-        """Return all labels and log p."""
-        labels = torch.arange(self.n_labels).unsqueeze(0).expand(embedding.shape[0], -1)
-        return labels, _log_sigmoid(self.labels(embedding))
+def _logits(rows: Any, embedding: Tensor) -> Tensor:
+    return nn.functional.linear(embedding, rows.weight, rows.bias)
 
 
 def _log_sigmoid(logits: Tensor) -> Tensor:
     # logsigmoid of torch is exported as log(sigmoid), which is -inf for a low logit
     return -nn.functional.softplus(-logits)
-
-
-def _linear(rows: Any) -> nn.Linear:
-    """Return classifiers as a linear layer."""
-    layer = nn.Linear(rows.weight.shape[1], rows.weight.shape[0], device="meta")
-    layer.weight = nn.Parameter(rows.weight.detach().float(), requires_grad=False)
-    layer.bias = nn.Parameter(rows.bias.detach().float(), requires_grad=False)
-    return layer
 
 
 @contextmanager

@@ -126,21 +126,18 @@ class OnnxModel:
         """Return padded ids, with tf-idf weights (0 for padding) or a mask of the tokens."""
         if self._encoder["kind"] == BAG:
             features = self._featurizer.transform(texts)
-            inside = _inside(np.diff(features.indptr))
-            ids = np.zeros(inside.shape, dtype=np.int64)
-            weights = np.zeros(inside.shape, dtype=np.float32)
-            ids[inside], weights[inside] = features.indices, features.data
-            return {"ids": ids, "weights": weights}
-        clean = [text.encode("utf-8", "replace").decode("utf-8") for text in texts]
-        encodings = self._tokenizer.encode_batch_fast(clean)
-        rows = [encoding.ids or [self._encoder["pad_id"]] for encoding in encodings]
-        inside = _inside(np.array([len(row) for row in rows]))
-        ids = np.full(inside.shape, self._encoder["pad_id"], dtype=np.int64)
-        ids[inside] = np.concatenate(rows)
-        return {"ids": ids, "mask": inside.astype(np.int64)}
-
-
-def _inside(lengths: NDArray[Any]) -> NDArray[np.bool_]:
-    """Return a mask of the slots that are not padding."""
-    inside: NDArray[np.bool_] = np.arange(max(1, int(lengths.max()))) < lengths[:, None]
-    return inside
+            lengths, ids, pad_id = np.diff(features.indptr), features.indices, 0
+            name, values = "weights", features.data.astype(np.float32)
+        else:
+            clean = [text.encode("utf-8", "replace").decode("utf-8") for text in texts]
+            pad_id = self._encoder["pad_id"]
+            rows = [row.ids or [pad_id] for row in self._tokenizer.encode_batch_fast(clean)]
+            lengths, ids = np.array([len(row) for row in rows]), np.concatenate(rows)
+            name, values = "mask", np.ones(len(ids), dtype=np.int64)
+        inside = np.arange(max(1, int(lengths.max()))) < lengths[:, None]  # not padding
+        inputs = {
+            "ids": np.full(inside.shape, pad_id, dtype=np.int64),
+            name: np.zeros(inside.shape, dtype=values.dtype),
+        }
+        inputs["ids"][inside], inputs[name][inside] = ids, values
+        return inputs

@@ -1,6 +1,5 @@
 import json
 import shutil
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -14,7 +13,6 @@ from elias.model.elias import EliasModel, SearchSizes
 from elias.model.encoder import build_encoder
 from elias.model.graph import LabelGraph, partition_edges
 from elias.model.search import rank_all
-from elias.persistence.card import model_card
 from elias.persistence.manifest import Manifest, fingerprint
 from elias.rerank.probabilities import Probabilities
 from elias.text.tokens import Tokens
@@ -596,30 +594,3 @@ def test_a_transformer_without_a_readable_tokenizer_or_config_is_refused(name, c
 
     reason = "missing" if content is None else "cannot be"
     assert f"encoder/{name}: {reason}" in resealed_refusal(folder)
-
-
-def test_the_card_shows_metrics_data_and_how_to_use_the_model():
-    card = model_card(make_config(), ["cod", "a `tick`|", "x"], METADATA)
-
-    front = card.split("---\n")[1]
-    assert "library_name: elias" in front
-    assert "out of 3:" in card
-    assert "such as `cod`, `a 'tick'|`, `x`" in card
-    assert "|  | P@1 | PSP@1 |" in card
-    assert "| stage2, test | 71.50 | 3.00 |" in card
-    assert "| splits train points | 1,000 |" in card
-    assert "Elias.from_pretrained" in card
-    assert "- torch 2." in card
-
-
-def test_a_card_without_facts_has_no_empty_tables():
-    card = model_card(EliasConfig().resolve(1000, 1), ["cod"], {})
-
-    assert "Results" not in card
-    assert "Training data" not in card
-
-
-def test_the_card_names_the_transformer_it_was_fine_tuned_from():
-    config = make_config(kind="transformer", model=str(Path("some") / "bert"))
-
-    assert "transformer `some/bert`, fine-tuned, mean pooling" in model_card(config, ["cod"], {})

@@ -1,0 +1,41 @@
+"""The model card."""
+
+from pathlib import Path
+
+import numpy as np
+
+from elias.config import EliasConfig
+from elias.persistence.hub import model_card
+
+METADATA = {
+    "metrics": {"stage2": {"test": {"P@1": 71.5, "PSP@1": np.float64(3), "R@10": float("nan")}}},
+    "data": {"labels": np.int64(12), "splits": {"train": {"points": 1000, "words_mean": 7.25}}},
+}
+
+
+def test_the_card_shows_metrics_data_and_how_to_use_the_model():
+    card = model_card(EliasConfig().resolve(1000, 3), ["cod", "a `tick`|", "x"], METADATA)
+
+    front = card.split("---\n")[1]
+    assert "library_name: elias" in front
+    assert "out of 3:" in card
+    assert "such as `cod`, `a 'tick'|`, `x`" in card
+    assert "|  | P@1 | PSP@1 |" in card
+    assert "| stage2, test | 71.50 | 3.00 |" in card
+    assert "| splits train points | 1,000 |" in card
+    assert "Elias.from_pretrained" in card
+    assert "- torch 2." in card
+
+
+def test_a_card_without_facts_has_no_empty_tables():
+    card = model_card(EliasConfig().resolve(1000, 1), ["cod"], {})
+
+    assert "Results" not in card
+    assert "Training data" not in card
+
+
+def test_the_card_names_the_transformer_it_was_fine_tuned_from():
+    transformer = {"encoder.kind": "transformer", "encoder.model": str(Path("some") / "bert")}
+    config = EliasConfig().override(transformer).resolve(1000, 1)
+
+    assert "transformer `some/bert`, fine-tuned, mean pooling" in model_card(config, ["cod"], {})
