@@ -11,6 +11,7 @@ from sklearn.utils.validation import check_is_fitted
 
 from elias.config import EliasConfig
 from elias.data.corpus import Corpus, Split
+from elias.data.readers.base import csr_from_lists
 from elias.data.readers.files import sanitize
 from elias.errors import DataError
 from elias.inference.predictor import EVALUATED
@@ -205,10 +206,8 @@ def _inputs(texts: Any) -> list[str] | csr_matrix:
     """Return texts as a list of clean strings, or features as a CSR matrix."""
     if isinstance(texts, str):
         raise DataError("X is a single text; put it in a list: [text]")
-    if issparse(texts):
+    if _is_matrix(texts):
         return csr_matrix(texts, dtype=np.float32)
-    if isinstance(texts, np.ndarray) and texts.ndim == 2 and texts.dtype.kind in "fiub":
-        return csr_matrix(texts.astype(np.float32))
     if isinstance(texts, np.ndarray) and texts.ndim == 2 and texts.shape[1] == 1:
         texts = texts[:, 0]
     items = list(texts)
@@ -219,9 +218,10 @@ def _inputs(texts: Any) -> list[str] | csr_matrix:
     return clean
 
 
-def _is_indicator(labels: Any) -> bool:
-    return issparse(labels) or (
-        isinstance(labels, np.ndarray) and labels.ndim == 2 and labels.dtype.kind in "fiub"
+def _is_matrix(values: Any) -> bool:
+    """Return whether values are a matrix of numbers, sparse or not."""
+    return issparse(values) or (
+        isinstance(values, np.ndarray) and values.ndim == 2 and values.dtype.kind in "fiub"
     )
 
 
@@ -229,8 +229,8 @@ def _label_matrix(y: Any) -> tuple[csr_matrix, NDArray[Any]]:
     """Return the labels as an (N, L) matrix, and the label of each column."""
     if y is None:
         raise DataError("y is missing; give a list of names for each text, or a matrix (N, L)")
-    if _is_indicator(y):
-        matrix = csr_matrix(y, dtype=np.float32)
+    if _is_matrix(y):
+        matrix = csr_matrix(y, dtype=np.float32, copy=True)
         matrix.eliminate_zeros()
         matrix.data[:] = 1
         matrix.sort_indices()
@@ -243,22 +243,17 @@ def _label_matrix(y: Any) -> tuple[csr_matrix, NDArray[Any]]:
     if not names:
         raise DataError("no text has a label; check y")
     column = {name: i for i, name in enumerate(names)}
-    rows = [sorted(column[label] for label in labels) for labels in sets]
-    starts = np.concatenate([[0], np.cumsum([len(row) for row in rows])])
-    indices = np.array([i for row in rows for i in row], dtype=np.int64)
-    data = np.ones(len(indices), dtype=np.float32)
+    counts = np.array([len(labels) for labels in sets])
+    columns = np.array([column[label] for labels in sets for label in labels])
     classes = np.empty(len(names), dtype=object)  # numpy would convert other types
     classes[:] = names
-    return csr_matrix((data, indices, starts), shape=(len(sets), len(names))), classes
+    return csr_from_lists(counts, columns, len(names)), classes
 
 
 def _label_sets(y: Any) -> list[set[Any]]:
     """Return the set of labels of each text."""
-    if _is_indicator(y):
-        matrix = csr_matrix(y)
-        matrix.eliminate_zeros()
-        bounds = zip(matrix.indptr[:-1], matrix.indptr[1:], strict=True)
-        return [set(matrix.indices[start:end].tolist()) for start, end in bounds]
+    if _is_matrix(y):
+        return [set(row) for row in _label_matrix(y)[0].tolil().rows]
     rows: Sequence[Any] = list(y)
     for i, labels in enumerate(rows):
         if isinstance(labels, str) or not hasattr(labels, "__iter__"):

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import logging
 import re
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
@@ -152,9 +151,8 @@ def score(
     for chunk in _chunks(predictions, truth, width, empty):
         gains = _Gains(chunk, weights, width, best_width)
         totals += np.array([KINDS[kind](gains, k) for kind, k in wanted])
-    values = np.divide(
-        totals[:, 0], totals[:, 1], out=np.zeros(len(wanted)), where=totals[:, 1] > 0
-    )
+    sums, limits = totals.T
+    values = np.divide(sums, limits, out=np.zeros(len(wanted)), where=limits > 0)
     return Metrics(zip(names, (100 * values).tolist(), strict=True))
 
 
@@ -224,15 +222,19 @@ def per_label(
         }
 
 
-@dataclass(frozen=True, slots=True)
 class _Chunk:
     """A chunk of points: their top predictions, the hits among them, and their true labels."""
 
-    ids: NDArray[np.int64]
-    hits: NDArray[np.bool_]
-    n_true: NDArray[np.int64]
-    true_rows: NDArray[np.int64]
-    true_ids: NDArray[np.int64]
+    def __init__(self, ids: NDArray[np.int64], truth: sparse.csr_matrix) -> None:
+        self.ids = ids
+        self.n_true = np.diff(truth.indptr).astype(np.int64)
+        self.true_rows = np.repeat(np.arange(len(ids)), self.n_true)
+        self.true_ids = truth.indices.astype(np.int64)
+        # find the hits by binary search for each pair among the sorted true pairs
+        width = truth.shape[1] + 1  # ids go up to n_labels, the padding
+        true_keys = self.true_rows * width + self.true_ids
+        keys = np.arange(len(ids))[:, None] * width + ids
+        self.hits = np.append(true_keys, -1)[np.searchsorted(true_keys, keys)] == keys
 
 
 def _chunks(
@@ -249,19 +251,7 @@ def _chunks(
     ids = predictions.ids[:, :width]
     step = max(1, SLOTS_PER_CHUNK // max(ids.shape[1], 1))
     for start in range(0, len(ids), step):
-        yield _chunk(ids[start : start + step], truth[start : start + step])
-
-
-def _chunk(ids: NDArray[np.int64], truth: sparse.csr_matrix) -> _Chunk:
-    """Build a chunk; find the hits by binary search for each pair among the sorted true pairs."""
-    n_true = np.diff(truth.indptr).astype(np.int64)
-    true_rows = np.repeat(np.arange(len(ids)), n_true)
-    true_ids = truth.indices.astype(np.int64)
-    width = truth.shape[1] + 1  # ids go up to n_labels, the padding
-    true_keys = true_rows * width + true_ids
-    keys = np.arange(len(ids))[:, None] * width + ids
-    hits = np.append(true_keys, -1)[np.searchsorted(true_keys, keys)] == keys
-    return _Chunk(ids, hits, n_true, true_rows, true_ids)
+        yield _Chunk(ids[start : start + step], truth[start : start + step])
 
 
 class _Gains:
@@ -271,9 +261,8 @@ class _Gains:
         self.n_true = chunk.n_true
         self.hits = chunk.hits.astype(np.float64)  # (R, up to the largest k)
         self.weighted = self.hits * np.append(weights, 0.0)[chunk.ids]
-        self.best = _largest(
-            chunk, weights[chunk.true_ids], best_width
-        )  # largest w of Y_i, descending
+        # the largest w of Y_i, descending
+        self.best = _largest(chunk, weights[chunk.true_ids], best_width)
         self.discounts = 1 / np.log2(np.arange(2, width + 2))  # 1/log2(r + 1)
         self._ideal = np.append(0.0, self.discounts.cumsum())
 
@@ -342,20 +331,12 @@ REPORTED = [
 
 
 def measure(
-    settings: EvalConfig,
-    predictions: Predictions,
-    split: Split,
-    corpus: Corpus,
-    names: list[str],
+    settings: EvalConfig, predictions: Predictions, split: Split, corpus: Corpus, names: list[str]
 ) -> dict[str, float]:
     """Return the metrics of predictions, in percent, with the configured propensity constants."""
-    propensity = inverse_propensities(
-        corpus.label_frequencies(),
-        len(corpus.train),
-        settings.propensity_a,
-        settings.propensity_b,
-    )
-    measured = score(predictions, split.labels, propensity, names)
+    constants = settings.propensity_a, settings.propensity_b
+    weights = inverse_propensities(corpus.label_frequencies(), len(corpus.train), *constants)
+    measured = score(predictions, split.labels, weights, names)
     return {name: round(value, 4) for name, value in measured.items()}
 
 

@@ -11,7 +11,7 @@ from scipy import sparse
 from elias.errors import DataError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
     from numpy.typing import ArrayLike, NDArray
 
@@ -63,13 +63,9 @@ class Candidates:
 
     def take(self, rows: slice) -> Candidates:
         """Return the candidates of a slice of the points."""
-        embedding, channel = self.embedding, self.channel
-        return Candidates(
-            self.ids[rows],
-            self.scores[rows],
-            None if embedding is None else embedding[rows],
-            None if channel is None else channel[rows],
-        )
+        embedding = None if self.embedding is None else self.embedding[rows]
+        channel = None if self.channel is None else self.channel[rows]
+        return Candidates(self.ids[rows], self.scores[rows], embedding, channel)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -140,28 +136,21 @@ class Predictions:
         label_names: Sequence[str] | None = None,
     ) -> Predictions:
         """Build predictions from the ``k`` largest entries of each row of an (n, L) matrix."""
-        entries = sparse.coo_matrix(
-            sparse.csr_matrix(matrix)
-        )  # keeps duplicates, which are refused
-        n_points, n_labels = entries.shape
-        return from_entries(
-            Entries(entries.row, entries.col, entries.data), (n_points, n_labels), k, label_names
-        )
+        entries = sparse.csr_matrix(matrix).tocoo()  # keeps duplicates, which are refused
+        return from_entries(entries.row, entries.col, entries.data, entries.shape, k, label_names)
 
     @classmethod
     def stack(cls, parts: Sequence[Predictions]) -> Predictions:
         """Concatenate predictions for different points, e.g. for successive batches."""
         first = _common(parts)
         width = max(part.ids.shape[1] for part in parts)
-        known = [part.probabilities for part in parts if part.probabilities is not None]
-        probabilities = None
-        if len(known) == len(parts):
-            probabilities = np.concatenate([_widen(part, width, 0) for part in known])
+        wide = [part._widen(width) for part in parts]
+        known = [part.probabilities for part in wide if part.probabilities is not None]
         return replace(
             first,
-            probabilities=probabilities,
-            ids=np.concatenate([_widen(part.ids, width, first.n_labels) for part in parts]),
-            scores=np.concatenate([_widen(part.scores, width, PADDING_SCORE) for part in parts]),
+            ids=np.concatenate([part.ids for part in wide]),
+            scores=np.concatenate([part.scores for part in wide]),
+            probabilities=np.concatenate(known) if len(known) == len(wide) else None,
         )
 
     @classmethod
@@ -185,17 +174,16 @@ class Predictions:
             sizes = [len(part) for part in parts]
             raise DataError(f"predictions to merge: the numbers of points differ, {sizes}")
         entries = [part._entries() for part in parts]
-        rows = np.concatenate([entry.rows for entry in entries])
-        ids = np.concatenate([entry.ids for entry in entries])
-        scores = np.concatenate([entry.scores for entry in entries]).astype(np.float64)
+        rows, ids, scores = map(np.concatenate, zip(*entries, strict=True))
         keys, inverse = np.unique(rows * first.n_labels + ids, return_inverse=True)
         if how == "mean":
             joined = np.bincount(inverse, weights=scores, minlength=len(keys)) / len(parts)
         else:
             joined = np.full(len(keys), -np.inf)
             np.maximum.at(joined, inverse, scores)
-        merged = Entries(keys // first.n_labels, keys % first.n_labels, joined)
-        return from_entries(merged, (len(first), first.n_labels), k, first.label_names)
+        rows, ids = np.divmod(keys, first.n_labels)
+        shape = (len(first), first.n_labels)
+        return from_entries(rows, ids, joined, shape, k, first.label_names)
 
     def __repr__(self) -> str:
         """Return the sizes, without the arrays."""
@@ -209,13 +197,10 @@ class Predictions:
     def __getitem__(self, row: int) -> Ranking:
         """Return the labels of one point."""
         count = int((self.ids[row] < self.n_labels).sum())
-        ids, probabilities = self.ids[row, :count], self.probabilities
-        return Ranking(
-            ids,
-            self.scores[row, :count],
-            [self.name(i) for i in ids.tolist()],
-            None if probabilities is None else probabilities[row, :count],
-        )
+        ids, scores = self.ids[row, :count], self.scores[row, :count]
+        names = [self.name(label_id) for label_id in ids.tolist()]
+        probabilities = None if self.probabilities is None else self.probabilities[row, :count]
+        return Ranking(ids, scores, names, probabilities)
 
     def __iter__(self) -> Iterator[Ranking]:
         """Yield the labels of each point."""
@@ -227,17 +212,11 @@ class Predictions:
 
     def take(self, rows: NDArray[np.int64]) -> Predictions:
         """Return the predictions of the points ``rows``."""
-        probabilities = None if self.probabilities is None else self.probabilities[rows]
-        return replace(
-            self, ids=self.ids[rows], scores=self.scores[rows], probabilities=probabilities
-        )
+        return self._map(lambda array, _: array[rows])
 
     def top(self, k: int) -> Predictions:
         """Return the best ``k`` labels of each point."""
-        probabilities = None if self.probabilities is None else self.probabilities[:, :k]
-        return replace(
-            self, ids=self.ids[:, :k], scores=self.scores[:, :k], probabilities=probabilities
-        )
+        return self._map(lambda array, _: array[:, :k])
 
     def among(self, label_names: Sequence[str]) -> Predictions:
         """Return the same predictions over a longer list of labels that starts with this one.
@@ -246,17 +225,10 @@ class Predictions:
         Predictions(n=1, k=1, n_labels=3)
         """
         n_labels, width = len(label_names), self.ids.shape[1]
-        probabilities = self.probabilities
-        if width == self.n_labels:  # all labels are ranked, and stay so
-            width = n_labels
-        return replace(
-            self,
-            ids=_widen(np.where(self.ids == self.n_labels, n_labels, self.ids), width, n_labels),
-            scores=_widen(self.scores, width, PADDING_SCORE),
-            n_labels=n_labels,
-            label_names=label_names,
-            probabilities=None if probabilities is None else _widen(probabilities, width, 0),
-        )
+        ids = np.where(self.ids == self.n_labels, n_labels, self.ids)
+        longer = replace(self, ids=ids, n_labels=n_labels, label_names=label_names)
+        # If all labels are ranked, they stay so.
+        return longer._widen(n_labels if width == self.n_labels else width)
 
     def threshold(self, lowest: float) -> Predictions:
         """Keep labels with probability at least ``lowest``; without probabilities, use the scores.
@@ -306,41 +278,48 @@ class Predictions:
 
     def _keep(self, mask: NDArray[np.bool_]) -> Predictions:
         """Keep the labels for which ``mask`` is True, and move padding to the end of each row."""
-        ids = np.where(mask, self.ids, self.n_labels)
-        scores = np.where(mask, self.scores, np.float32(PADDING_SCORE))
-        order = np.argsort(ids == self.n_labels, axis=1, kind="stable")
+        order = np.argsort(~mask | (self.ids == self.n_labels), axis=1, kind="stable")
+
+        def keep(array: NDArray[Any], padding: float) -> NDArray[Any]:
+            masked = np.where(mask, array, np.asarray(padding, dtype=array.dtype))
+            return np.take_along_axis(masked, order, axis=1)
+
+        return self._map(keep)
+
+    def _map(self, function: Callable[[NDArray[Any], float], NDArray[Any]]) -> Predictions:
+        """Apply a function of an array and its padding value to ids, scores and probabilities."""
         probabilities = self.probabilities
-        if probabilities is not None:
-            probabilities = np.take_along_axis(np.where(mask, probabilities, 0), order, axis=1)
         return replace(
             self,
-            ids=np.take_along_axis(ids, order, axis=1),
-            scores=np.take_along_axis(scores, order, axis=1),
-            probabilities=probabilities,
+            ids=function(self.ids, self.n_labels),
+            scores=function(self.scores, PADDING_SCORE),
+            probabilities=None if probabilities is None else function(probabilities, 0),
         )
 
-    def _entries(self) -> Entries:
+    def _widen(self, width: int) -> Predictions:
+        """Append padding to each row."""
+        shape = ((0, 0), (0, width - self.ids.shape[1]))
+        return self._map(lambda array, padding: np.pad(array, shape, constant_values=padding))
+
+    def _entries(self) -> tuple[NDArray[Any], NDArray[Any], NDArray[Any]]:
+        """Return the point, label and score of each prediction."""
         rows, columns = np.nonzero(self.ids < self.n_labels)
-        return Entries(rows, self.ids[rows, columns], self.scores[rows, columns])
-
-
-@dataclass(frozen=True, slots=True)
-class Entries:
-    """Predictions as triplets of point, label and score."""
-
-    rows: NDArray[np.int64]
-    ids: NDArray[np.int64]
-    scores: NDArray[np.floating[Any]]
+        return rows, self.ids[rows, columns], self.scores[rows, columns]
 
 
 def from_entries(
-    entries: Entries, shape: tuple[int, int], k: int | None, label_names: Sequence[str] | None
+    rows: NDArray[Any],
+    ids: NDArray[Any],
+    scores: NDArray[Any],
+    shape: tuple[int, int],
+    k: int | None,
+    label_names: Sequence[str] | None,
 ) -> Predictions:
-    """Build predictions from the best ``k`` triplets of each row, given in any order."""
+    """Build predictions from the best ``k`` (point, label, score) of each row, in any order."""
     n_points, n_labels = shape
-    scores = entries.scores.astype(np.float32)
-    order = np.lexsort((entries.ids, -scores, entries.rows))
-    rows, ids, scores = entries.rows[order], entries.ids[order], scores[order]
+    scores = scores.astype(np.float32)
+    order = np.lexsort((ids, -scores, rows))
+    rows, ids, scores = rows[order], ids[order], scores[order]
     counts = np.bincount(rows, minlength=n_points)
     column = np.arange(len(rows)) - np.repeat(counts.cumsum() - counts, counts)
     width = int(counts.max(initial=0)) if k is None else k
@@ -388,8 +367,3 @@ def interpolate(
     """Map scores to probabilities by linear interpolation between ascending knots; padding to 0."""
     probability = np.interp(np.asarray(scores, dtype=np.float64), knots, values)
     return np.where(np.isneginf(scores), 0, probability).astype(np.float32)
-
-
-def _widen(array: NDArray[Any], width: int, fill: float) -> NDArray[Any]:
-    missing = width - array.shape[1]
-    return np.pad(array, ((0, 0), (0, missing)), constant_values=fill) if missing else array

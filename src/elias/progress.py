@@ -11,7 +11,7 @@ import sys
 import threading
 import time
 from collections.abc import Sized
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from functools import cache
 from typing import TYPE_CHECKING, Protocol, TypeVar
 
@@ -79,7 +79,7 @@ def progress(description: str, total: int | None = None) -> AbstractContextManag
     ...     advance(5, note="last file")
     """
     if not _state["enabled"]:
-        return _silent()
+        return nullcontext(_ignore)
     if sys.stderr.isatty():
         return _bar(description, total)
     return _lines(description, total)
@@ -93,30 +93,24 @@ def console() -> Console:
     return Console(stderr=True)
 
 
-@contextmanager
-def _silent() -> Iterator[Advance]:
-    def advance(steps: int = 1, note: str = "") -> None:
-        del steps, note
-
-    yield advance
+def _ignore(steps: int = 1, note: str = "") -> None:
+    del steps, note
 
 
 @contextmanager
 def _bar(description: str, total: int | None) -> Iterator[Advance]:
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
-    from rich.progress import TimeElapsedColumn as Elapsed
-    from rich.progress import TimeRemainingColumn as Remaining
+    from rich import progress as rich
 
     columns = (
-        TextColumn("{task.description}", markup=False),
-        BarColumn(),
-        MofNCompleteColumn(),
-        Elapsed(),
-        Remaining(),
-        TextColumn("{task.fields[note]}", markup=False),
+        rich.TextColumn("{task.description}", markup=False),
+        rich.BarColumn(),
+        rich.MofNCompleteColumn(),
+        rich.TimeElapsedColumn(),
+        rich.TimeRemainingColumn(),
+        rich.TextColumn("{task.fields[note]}", markup=False),
     )
     # stdout has data: rich must not redirect it to stderr
-    with Progress(*columns, console=console(), redirect_stdout=False, transient=True) as bar:
+    with rich.Progress(*columns, console=console(), redirect_stdout=False, transient=True) as bar:
         task = bar.add_task(description, total=total, note="")
 
         def advance(steps: int = 1, note: str = "") -> None:

@@ -63,20 +63,19 @@ def evaluate(
     if not world.is_rank0:
         return
 
-    from elias.metrics import inverse_propensities, recall_by_decile, score
     from elias.metrics import per_label as rows_per_label
+    from elias.metrics import recall_by_decile
     from elias.rerank.probabilities import ECE_AT
 
     predictions = predictions.among(corpus.label_names)
     if points.filters is not None:
         predictions = predictions.drop(points.filters)
-    kinds, weights = ["P", "nDCG"], None
-    if frequencies is not None:  # needed for propensities
-        kinds += ["PSP", "PSnDCG"]
-        constants = model.config.eval.propensity_a, model.config.eval.propensity_b
-        weights = inverse_propensities(frequencies, len(corpus.train), *constants)
-    names = [f"{kind}@{k}" for kind in kinds for k in ks] + [f"R@{k}" for k in RECALL_KS]
-    metrics = score(predictions, points.labels, weights, names)
+    a, b = model.config.eval.propensity_a, model.config.eval.propensity_b
+    metrics: dict[str, float] = elias.evaluate(
+        predictions, corpus, split=split, ks=ks, recall_ks=RECALL_KS, a=a, b=b
+    )
+    if frequencies is None:  # without them, PSP and PSnDCG are unknown
+        metrics = {name: value for name, value in metrics.items() if not name.startswith("PS")}
     if per_label is not None:
         _write_csv(per_label, rows_per_label(predictions, points.labels, frequencies, k=ks[-1]))
         console.note(f"{per_label}: one row for each of {corpus.n_labels:,} labels")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Annotated
 
 from typer import Argument, Option
@@ -31,12 +31,8 @@ CALIBRATED_WITH_NAMES = (
     "the text, and (in --json) the share of the name that the text covers."
 )
 
-_OPTIONAL_COLUMNS: dict[str, Callable[[elias.ExplainedLabel], float | None]] = {
-    "ranker": lambda label: label.ranker_score,
-    "name": lambda label: label.name_likeness,
-    "T": lambda label: label.calibrated_score,
-}
-"""Columns that are shown only if the model has the component that computes them."""
+_OPTIONAL_COLUMNS = {"ranker": "ranker_score", "name": "name_likeness", "T": "calibrated_score"}
+"""Columns, and their attributes, that only a model with the component that computes them has."""
 
 
 def explain(
@@ -103,11 +99,11 @@ def _label_table(explanation: elias.Explanation) -> Table:
     from rich.table import Table
     from rich.text import Text
 
-    extra = [
-        name
-        for name, value in _OPTIONAL_COLUMNS.items()
-        if any(value(label) is not None for label in explanation.labels)
-    ]
+    extra = {
+        name: attribute
+        for name, attribute in _OPTIONAL_COLUMNS.items()
+        if any(getattr(label, attribute) is not None for label in explanation.labels)
+    }
     header = [*(["score", *extra] if extra else []), "p", "classifier", "path", "cluster", "edge"]
     table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=(0, 1, 0, 0))
     for name in header:
@@ -120,7 +116,7 @@ def _label_table(explanation: elias.Explanation) -> Table:
         table.add_row(*cells, name, style="dim" if style == "dim" else "")
 
     for rank, label in enumerate(explanation.labels, start=1):
-        scores = [label.score, *(_OPTIONAL_COLUMNS[name](label) for name in extra)]
+        scores = [label.score, *(getattr(label, attribute) for attribute in extra.values())]
         factors = [label.p, label.classifier_score, label.path_score, None, None]
         add([*scores, *factors] if extra else factors, f"{rank}. {label.label}", "bold")
         for path in label.paths:

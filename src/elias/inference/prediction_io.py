@@ -22,7 +22,7 @@ import numpy as np
 from elias.data.readers.files import open_gzip
 from elias.data.readers.npz import NPZ_ERRORS, load_sparse
 from elias.errors import DataError, did_you_mean
-from elias.predictions import Entries, Predictions, from_entries
+from elias.predictions import Predictions, from_entries
 
 FORMATS = ("jsonl", "csv", "tsv", "parquet", "txt")
 """Formats of predictions; ``txt`` has lines of ``id:score id:score``."""
@@ -62,24 +62,22 @@ def read_predictions(
     pairs: _Row = []
     n_points = 0
     for where, row in read_rows(lines, path):
-        ids = [label_id for label_id, _ in row]
+        row_ids = [label_id for label_id, _ in row]
         for label_id, score in row:
             if not 0 <= label_id < n_labels:
                 raise DataError(f"{where}: label id {label_id!r:.40} is outside 0..{n_labels - 1}")
             if np.isnan(score):
                 raise DataError(f"{where}: the score of label {label_id} is not a number")
-        if len(set(ids)) < len(ids):
-            twice = next(i for i in ids if ids.count(i) > 1)
+        if len(set(row_ids)) < len(row_ids):
+            twice = next(i for i in row_ids if row_ids.count(i) > 1)
             raise DataError(f"{where}: label {twice} occurs more than once")
         rows.extend([n_points] * len(row))
         pairs.extend(row)
         n_points += 1
-    entries = Entries(
-        np.array(rows, dtype=np.int64),
-        np.array([label_id for label_id, _ in pairs], dtype=np.int64),
-        np.array([score for _, score in pairs], dtype=np.float32),
-    )
-    return from_entries(entries, (n_points, n_labels), None, label_names)
+    ids = np.array([label_id for label_id, _ in pairs], dtype=np.int64)
+    scores = np.array([score for _, score in pairs], dtype=np.float32)
+    shape = (n_points, n_labels)
+    return from_entries(np.array(rows, dtype=np.int64), ids, scores, shape, None, label_names)
 
 
 def _read_npz(
