@@ -15,9 +15,10 @@ from dataclasses import dataclass
 import httpx
 
 from e2e.commands import start_elias
-from elias.serve.app import Application, create_app
+from elias.serve.app import create_app
+from elias.serve.backend import Backend
+from elias.serve.server import bind, url_of
 from elias.serve.settings import Limits, ServeSettings
-from elias.serve.workers import bind, url_of
 
 
 @dataclass
@@ -25,7 +26,7 @@ class Live:
     """A server that runs."""
 
     url: str
-    application: Application
+    backend: Backend
     loop: asyncio.AbstractEventLoop
 
     def client(self, **options):
@@ -38,11 +39,11 @@ def live(model, *, load=True, limits=None, **settings):
     """Serve a model on a thread until the block ends."""
     import uvicorn
 
-    application = create_app(
-        ServeSettings(model=model, device="cpu", limits=limits or Limits(), **settings), load=load
+    backend = Backend(
+        ServeSettings(model=model, device="cpu", limits=limits or Limits(), **settings)
     )
     config = uvicorn.Config(
-        application.asgi, interface="asgi3", ws="none", lifespan="on", log_config=None
+        create_app(backend), interface="asgi3", ws="none", lifespan="on", log_config=None
     )
     server = uvicorn.Server(config)
     started = threading.Event()
@@ -53,6 +54,8 @@ def live(model, *, load=True, limits=None, **settings):
         serving = asyncio.create_task(server.serve(sockets=[sock]))
         while not server.started and not serving.done():
             await asyncio.sleep(0.01)
+        if load:
+            await backend.load()
         started.set()
         await serving
 
@@ -62,7 +65,7 @@ def live(model, *, load=True, limits=None, **settings):
         thread.start()
         assert started.wait(60)
         try:
-            yield Live(url, application, loops[0])
+            yield Live(url, backend, loops[0])
         finally:
             server.should_exit = True
             thread.join(30)

@@ -105,9 +105,7 @@ def test_a_model_of_the_hub_is_served_and_read_again_when_it_was_pushed_anew(mod
     with live("hf://user/fish@v2") as served, served.client() as client:
         first = client.get("/info").json()
         online.repos["user/fish"]["v2"]["config.json"] += b"\n"  # a commit of its own
-        reloading = asyncio.run_coroutine_threadsafe(
-            served.application.backend.reload(), served.loop
-        )
+        reloading = asyncio.run_coroutine_threadsafe(served.backend.reload(), served.loop)
         again = reloading.result(30) and client.get("/info").json()
         found = client.post("/predict", json={"inputs": ["roda"], "top_k": 2}).json()
 
@@ -166,9 +164,7 @@ def test_a_served_folder_that_was_moved_away_is_not_looked_up_on_the_hub(
     served_folder.symlink_to(run)
     with live(served_folder) as served, served.client() as client:
         served_folder.unlink()
-        reloading = asyncio.run_coroutine_threadsafe(
-            served.application.backend.reload(), served.loop
-        )
+        reloading = asyncio.run_coroutine_threadsafe(served.backend.reload(), served.loop)
         was_reloaded = reloading.result(30)
         name = client.get("/info").json()["model"]
 

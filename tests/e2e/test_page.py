@@ -271,7 +271,7 @@ def test_looking_at_one_thing_after_the_other_in_haste_ends_at_the_last(tab):
 
 def test_a_slow_server_is_waited_for_and_only_the_last_text_counts(tab, server, text, monkeypatch):
     may_go = threading.Event()
-    served = server.application.backend.served
+    served = server.backend.served
     compute = served.compute
 
     def slow(questions):
@@ -289,7 +289,7 @@ def test_a_slow_server_is_waited_for_and_only_the_last_text_counts(tab, server, 
 
     expect(tab.locator("#status")).to_contain_text("of the best 20 labels")
     expect(tab.locator("#labels")).not_to_have_class("waiting")
-    first = Elias.from_pretrained(server.application.backend.settings.model, device="cpu")
+    first = Elias.from_pretrained(server.backend.settings.model, device="cpu")
     expect(tab.locator(f"{ROWS} >> nth=0")).to_contain_text(first.predict([text])[0].labels[0])
 
 

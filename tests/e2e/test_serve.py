@@ -47,7 +47,7 @@ class Slow:
         self.may_go = threading.Event()
         self.begun = threading.Event()
         self.texts = []
-        backend = served.application.backend
+        backend = served.backend
         true = backend.served.compute
 
         def compute(questions):
@@ -438,7 +438,7 @@ def test_a_bug_of_ours_is_answered_500_and_logged_without_the_text(run, monkeypa
         raise ValueError(f"cannot do {questions[0].texts}")
 
     with live(run) as served, served.client() as client:
-        monkeypatch.setattr(served.application.backend.served, "compute", broken)
+        monkeypatch.setattr(served.backend.served, "compute", broken)
         with caplog.at_level(logging.INFO, logger="elias.access"):
             answer = client.post("/predict", json={"inputs": ["secret"]})
 
@@ -453,7 +453,7 @@ def test_a_reload_takes_the_new_model_and_a_broken_one_is_left(run, tmp_path):
     place = tmp_path / "model"
     model.save_pretrained(place)
     with live(place) as served, served.client() as client:
-        reload = served.application.backend.reload
+        reload = served.backend.reload
         before = client.get("/info").json()["loaded_at"]
         done = asyncio.run_coroutine_threadsafe(reload(), served.loop).result(30)
         after = client.get("/info").json()["loaded_at"]

@@ -61,6 +61,6 @@ def serve(
         limits=limits,
     )
 
-    from elias.serve.workers import serve as run_server
+    from elias.serve.server import serve as run_server
 
     run_server(settings)

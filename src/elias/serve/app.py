@@ -2,28 +2,21 @@
 
 from __future__ import annotations
 
-from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from importlib.resources import files
 from typing import TYPE_CHECKING, Any
 
-from fastapi import FastAPI
+from fastapi import FastAPI, Request, Response
 from fastapi.routing import APIRoute
 
 import elias
-from elias.serve.access_log import AccessLogMiddleware
-from elias.serve.backend import Backend
-from elias.serve.errors import add_exception_handlers
-from elias.serve.metrics import Metrics
-from elias.serve.middleware import HeadMiddleware, RequestCheckMiddleware
-from elias.serve.page import add_page_routes
+from elias.report.html import palette
+from elias.serve.errors import HANDLED, handle_exception
+from elias.serve.middleware import AccessLogMiddleware, RequestCheckMiddleware
 from elias.serve.routes import add_routes
 from elias.serve.settings import MAX_EXPLAINED
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
-
-    from starlette.types import ASGIApp
-
+    from elias.serve.backend import Backend
     from elias.serve.settings import ServeSettings
 
 
@@ -32,45 +25,56 @@ _DESCRIPTION = (
     '`{"error", "error_type"}`. If the server requires a key, send it as '
     "`Authorization: Bearer KEY` or `X-API-Key: KEY`."
 )
+_PAGE_NAMES = ("page.css", "page.js", "docs.js", "api.js", "dom.js", "graph.js", "panel.js")
+_PAGES = {"/": "index.html", "/docs": "docs.html"} | {f"/page/{name}": name for name in _PAGE_NAMES}
+"""Files in the folder ``page`` by URL path. They contain no information about the model."""
+_OPEN_PATHS = frozenset({*_PAGES, "/health", "/ready"})
+"""Paths that need no key: they reveal nothing about the model."""
+_MEDIA_TYPES = {"html": "text/html", "css": "text/css", "js": "text/javascript"}
+_PAGE_HEADERS = {
+    # Load nothing from other servers, and do not allow other pages to frame this one.
+    "Content-Security-Policy": "default-src 'none'; script-src 'self'; style-src 'self'; "
+    "connect-src 'self'; img-src 'self' data:; base-uri 'none'; form-action 'none'; "
+    "frame-ancestors 'none'",
+    "Referrer-Policy": "no-referrer",
+    "Cache-Control": "no-cache",
+}
 
 
-@dataclass(frozen=True)
-class Application:
-    """An ASGI application with its backend."""
-
-    asgi: ASGIApp
-    backend: Backend
-    api: FastAPI
-
-
-def create_app(settings: ServeSettings, *, load: bool = True) -> Application:
-    """Return the application; it loads the model at startup if ``load`` is true."""
-    metrics = Metrics(settings.metrics_folder)
-    backend = Backend(settings, metrics)
-
-    @asynccontextmanager
-    async def lifespan(_: FastAPI) -> AsyncIterator[None]:
-        backend.start()
-        if load:
-            await backend.load()
-        yield
-        await backend.close()
-
+def create_app(backend: Backend) -> FastAPI:
+    """Return the application that serves a backend."""
     api = FastAPI(
         title="ELIAS",
         version=elias.__version__,
         description=_DESCRIPTION,
         docs_url=None,  # FastAPI's page loads its script from another server
         redoc_url=None,
-        lifespan=lifespan,
+        lifespan=backend.running,
+        exception_handlers=dict.fromkeys(HANDLED, handle_exception),
     )
-    add_exception_handlers(api)
     add_routes(api, backend)
-    add_page_routes(api)
-    _add_limits_to_openapi(api, settings)
+    _add_page_routes(api)
+    _add_limits_to_openapi(api, backend.settings)
     paths = frozenset(route.path for route in api.routes if isinstance(route, APIRoute))
-    checked = RequestCheckMiddleware(HeadMiddleware(api), settings, backend.check_queue)
-    return Application(AccessLogMiddleware(checked, metrics, paths), backend, api)
+    api.add_middleware(RequestCheckMiddleware, backend, _OPEN_PATHS)
+    api.add_middleware(AccessLogMiddleware, backend.metrics, paths)
+    return api
+
+
+def _add_page_routes(api: FastAPI) -> None:
+    """Add the pages at ``/`` and ``/docs``: static files, without external resources."""
+    contents = {
+        path: (files("elias.serve") / "page" / _PAGES[path]).read_bytes() for path in _PAGES
+    }
+    contents["/page/page.css"] = palette().encode() + contents["/page/page.css"]
+
+    async def get_file(request: Request) -> Response:
+        path = request.scope["route"].path
+        media_type = _MEDIA_TYPES[_PAGES[path].rpartition(".")[2]]
+        return Response(contents[path], media_type=media_type, headers=_PAGE_HEADERS)
+
+    for path in _PAGES:
+        api.add_api_route(path, get_file, include_in_schema=False)
 
 
 def _add_limits_to_openapi(api: FastAPI, settings: ServeSettings) -> None:

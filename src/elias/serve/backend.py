@@ -1,15 +1,17 @@
-"""The served model: load it, run it on requests, and replace it while serving."""
+"""The served model: load it, compute requests in batches, and replace it while serving."""
 
 from __future__ import annotations
 
 import asyncio
 import gc
 import logging
+import math
 import time
+from collections import deque
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
-from functools import cached_property
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import numpy as np
 
@@ -17,15 +19,14 @@ from elias.data.readers.files import sanitize
 from elias.errors import DataError, EliasError
 from elias.inference.graph_view import GraphView, LabelSearch
 from elias.inference.predictor import Elias
-from elias.serve.batching import Batcher, overloaded
 from elias.serve.errors import RequestError
+from elias.serve.metrics import Metrics
 from elias.serve.settings import MAX_LABELS
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import AsyncIterator, Sequence
 
     from elias.inference.explain import Explanation
-    from elias.serve.metrics import Metrics
     from elias.serve.settings import ServeSettings
 
 
@@ -33,6 +34,8 @@ logger = logging.getLogger(__name__)
 
 _N_EXAMPLES = 6
 _WARM_UP = ("a text to warm up with", "another", "")
+_SMOOTHING = 0.2
+_MAX_RETRY_SECONDS = 60
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,11 +50,6 @@ class Job:
     label: int | None = None
     """Id of the only label to explain, with the first ensemble member that ranks it."""
 
-    @property
-    def size(self) -> int:
-        """Return the number of texts."""
-        return len(self.texts)
-
 
 Result = list[Any]
 
@@ -65,18 +63,14 @@ class ServedModel:
         self.graphs = [GraphView(member.model) for member in self.members]
         self.search = LabelSearch(model.label_names)
         self.loaded_at = time.time()
-        self._examples = tuple(examples)
+        self.examples = list(examples) or self._frequent_labels()
 
-    @cached_property
-    def examples(self) -> list[str]:
-        """Return the configured example texts, or names of frequent labels if there are none."""
-        if self._examples:
-            return list(self._examples)
+    def _frequent_labels(self) -> list[str]:
+        """Return names of frequent labels, or of the first ones if frequencies are not known."""
         reranker = self.model.reranker
         if reranker is None:
-            return [str(name) for name in self.model.label_names[:_N_EXAMPLES]]
-        ids = np.argsort(-reranker.frequencies, kind="stable")[:_N_EXAMPLES].tolist()
-        return [self.name(i) for i in ids]
+            return list(map(str, self.model.label_names[:_N_EXAMPLES]))
+        return list(map(self.name, np.argsort(-reranker.frequencies, kind="stable")[:_N_EXAMPLES]))
 
     def frequency(self, label: int) -> int | None:
         """Return the number of training points of a label, if known."""
@@ -98,11 +92,12 @@ class ServedModel:
         predictions = self.model.predict(texts, top_k=max(job.top_k for job in jobs))
         results, start = [], 0
         for job in jobs:
-            part = predictions.take(np.arange(start, start + job.size)).top(job.top_k)
+            end = start + len(job.texts)
+            part = predictions.take(np.arange(start, end)).top(job.top_k)
             if job.threshold is not None:
                 part = part.threshold(self.model.threshold(job.threshold))
             results.append(part.to_dicts())
-            start += job.size
+            start = end
         return results
 
     def _explain(self, job: Job) -> Result:
@@ -117,40 +112,56 @@ class ServedModel:
         for number, member in enumerate(self.members):
             (explanation,) = member.explain([text], top_k=MAX_LABELS, paths=paths)
             if any(explained.id == label for explained in explanation.labels):
-                return _to_dict(explanation, number, label)
+                tree = _to_dict(explanation, number)
+                tree["labels"] = [one for one in tree["labels"] if one["id"] == label]
+                used = {path["cluster"] for path in tree["labels"][0]["paths"]}
+                tree["clusters"] = [one for one in tree["clusters"] if one["id"] in used]
+                return tree
         raise RequestError(404, f"label {label} is not among the best {MAX_LABELS} of this text")
 
 
-def _to_dict(explanation: Explanation, member: int, label: int | None = None) -> dict[str, Any]:
-    """Return an explanation without its text, for all labels or only one."""
+def _to_dict(explanation: Explanation, member: int) -> dict[str, Any]:
+    """Return an explanation by a member of the ensemble, without its text."""
     tree = explanation.to_dict()
     del tree["text"]
-    if label is not None:
-        tree["labels"] = [one for one in tree["labels"] if one["id"] == label]
-        used = {path["cluster"] for one in tree["labels"] for path in one["paths"]}
-        tree["clusters"] = [cluster for cluster in tree["clusters"] if cluster["id"] in used]
     return {"member": member, **tree}
 
 
-class Backend:
-    """The served model and the thread that runs it.
+class _Waiting(NamedTuple):
+    job: Job
+    result: asyncio.Future[Result]
 
-    A new model is loaded on a separate thread and replaces the old one between two batches.
+
+class Backend:
+    """The served model, the queue of jobs, and the thread that computes one batch at a time.
+
+    Jobs that arrive while a batch is computed form the next batch; there is no timer. A new model
+    is loaded on a separate thread and replaces the old one between two batches.
     """
 
-    def __init__(self, settings: ServeSettings, metrics: Metrics) -> None:
+    def __init__(self, settings: ServeSettings) -> None:
         self.settings = settings
-        self.metrics = metrics
+        self.metrics = Metrics(settings.metrics_folder)
+        self.depth = 0
+        """Number of texts waiting."""
         self._served: ServedModel | None = None
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="elias-compute")
         self._loading = asyncio.Lock()
-        self._batcher: Batcher[Job, Result] = Batcher(
-            lambda jobs: self.served.compute(jobs),
-            self._thread,
-            max_batch=settings.limits.max_batch,
-            max_queue=settings.limits.max_queue,
-            metrics=metrics,
-        )
+        self._queue: deque[_Waiting] = deque()
+        self._arrived = asyncio.Event()
+        self._closing = False
+        self._seconds_per_text = 0.01
+
+    @asynccontextmanager
+    async def running(self, *_: object) -> AsyncIterator[None]:
+        """Compute submitted jobs in the block; at its end, compute the accepted ones and stop."""
+        self._task = asyncio.create_task(self._run())
+        yield
+        self._closing = True
+        self._arrived.set()
+        await self._task
+        self._thread.shutdown()
+        self.metrics.workers.set(0)
 
     @property
     def served(self) -> ServedModel:
@@ -165,37 +176,89 @@ class Backend:
 
     def check_ready(self) -> None:
         """Raise `RequestError` (503) if the server cannot answer requests."""
-        if self._served is None or not self._batcher.is_running:
+        if self._served is None or self._closing or self._task.done():
             raise _not_ready()
 
-    def check_queue(self) -> None:
-        """Raise `RequestError` (429) if the queue is full."""
-        if self._batcher.depth >= self.settings.limits.max_queue:
-            raise overloaded(self.retry_after)
+    def check_queue(self, n_texts: int = 1) -> None:
+        """Raise `RequestError` (429) if the queue has no room for so many texts."""
+        if self.depth + n_texts > self.settings.limits.max_queue:
+            message = f"the queue is full; try again in {self.retry_after} s"
+            raise RequestError(429, message, {"Retry-After": str(self.retry_after)})
 
     @property
     def retry_after(self) -> int:
         """Return the estimated seconds until the waiting jobs are computed."""
-        return self._batcher.retry_after
-
-    def start(self) -> None:
-        """Start computing submitted jobs."""
-        self._batcher.start()
-
-    async def close(self) -> None:
-        """Compute the accepted jobs, then stop."""
-        await self._batcher.close()
-        self._thread.shutdown()
-        self.metrics.workers.set(0)
+        return max(1, min(_MAX_RETRY_SECONDS, math.ceil(self.depth * self._seconds_per_text)))
 
     async def submit(self, job: Job) -> Result:
-        """Wait for the result of a job.
+        """Wait for the result of a job; a job that is cancelled while waiting is not computed.
 
         Raises:
             RequestError: If no model is loaded yet (503) or the queue is full (429).
         """
         _ = self.served
-        return await self._batcher.submit(job)
+        self.check_queue(len(job.texts))
+        waiting = _Waiting(job, asyncio.get_running_loop().create_future())
+        self._queue.append(waiting)
+        self._change_depth(len(job.texts))
+        self._arrived.set()
+        return await waiting.result
+
+    def _change_depth(self, change: int) -> None:
+        self.depth += change
+        self.metrics.queue_depth.set(self.depth)
+
+    async def _run(self) -> None:
+        while True:
+            batch = self._next_batch()
+            if batch:
+                await self._compute_batch(batch)
+            elif self._closing:
+                return
+            else:
+                self._arrived.clear()
+                await self._arrived.wait()
+
+    def _next_batch(self) -> list[_Waiting]:
+        """Return the next jobs of one kind that have not been cancelled.
+
+        They have at most ``max_batch`` texts, unless a single job has more.
+        """
+        batch: list[_Waiting] = []
+        size = 0
+        while self._queue:
+            job, result = self._queue[0]
+            n_texts = len(job.texts)
+            if not result.done():
+                fits = size + n_texts <= self.settings.limits.max_batch
+                if batch and not (fits and job.kind == batch[0].job.kind):
+                    break
+                batch.append(self._queue[0])
+                size += n_texts
+            self._queue.popleft()
+            self._change_depth(-n_texts)
+        return batch
+
+    async def _compute_batch(self, batch: Sequence[_Waiting]) -> None:
+        jobs = [waiting.job for waiting in batch]
+        start = time.perf_counter()
+        try:
+            loop = asyncio.get_running_loop()
+            results = await loop.run_in_executor(self._thread, self.served.compute, jobs)
+        except Exception as error:
+            if len(batch) > 1:  # compute one by one: the other jobs may succeed
+                for waiting in batch:
+                    await self._compute_batch([waiting])
+            elif not batch[0].result.done():
+                batch[0].result.set_exception(error)
+            return
+        n_texts, seconds = sum(len(job.texts) for job in jobs), time.perf_counter() - start
+        self.metrics.batch_size.observe(n_texts)
+        self.metrics.batch_seconds.observe(seconds)
+        self._seconds_per_text += _SMOOTHING * (seconds / n_texts - self._seconds_per_text)
+        for waiting, result in zip(batch, results, strict=True):
+            if not waiting.result.done():
+                waiting.result.set_result(result)
 
     async def load(self) -> None:
         """Load the model, and use it from the next batch on.

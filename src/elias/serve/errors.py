@@ -14,35 +14,30 @@ from elias.serve.schemas import Failure
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from fastapi import FastAPI, Request
+    from fastapi import Request
 
-
-ERROR_TYPES = {
-    401: "Unauthorized",
-    404: "NotFound",
-    405: "MethodNotAllowed",
-    408: "Timeout",
-    413: "Validation",
-    422: "Validation",
-    429: "Overloaded",
-    500: "Backend",
-    503: "Unhealthy",
-}
-"""The ``error_type`` of each HTTP status; uses the names of Text Embeddings Inference if any."""
 
 NOT_JSON = "the body is not JSON"
-INTERNAL_ERROR = "internal error; the server's log has the details"
 
 _MAX_LENGTH = 400
-_DESCRIPTIONS = {
-    401: "Missing or wrong key",
-    404: "Not found",
-    408: "The request took too long to arrive",
-    413: "Too large",
-    422: "Invalid request",
-    429: "Overloaded; retry after the seconds in Retry-After",
-    503: "Not ready, or too late",
+_ERRORS = {
+    401: ("Unauthorized", "Missing or wrong key"),
+    404: ("NotFound", "Not found"),
+    405: ("MethodNotAllowed", "Method not allowed"),
+    408: ("Timeout", "The request took too long to arrive"),
+    413: ("Validation", "Too large"),
+    422: ("Validation", "Invalid request"),
+    429: ("Overloaded", "Overloaded; retry after the seconds in Retry-After"),
+    500: ("Backend", "Internal error"),
+    503: ("Unhealthy", "Not ready, or too late"),
 }
+"""The ``error_type`` and the description of each HTTP status.
+
+The types have the names of Text Embeddings Inference if it has one.
+"""
+
+HANDLED = (HTTPException, RequestValidationError, EliasError)
+"""Exceptions that have their own response; any other is an internal error."""
 
 
 class RequestError(HTTPException):
@@ -51,10 +46,7 @@ class RequestError(HTTPException):
 
 def error_schemas(*statuses: int) -> dict[int | str, dict[str, Any]]:
     """Return the OpenAPI entries for the errors of a route."""
-    return {
-        status: {"model": Failure, "description": _DESCRIPTIONS[status]}
-        for status in sorted(statuses)
-    }
+    return {status: {"model": Failure, "description": _ERRORS[status][1]} for status in statuses}
 
 
 def error_response(
@@ -65,26 +57,19 @@ def error_response(
     if len(line) > _MAX_LENGTH:
         line = f"{line[: _MAX_LENGTH - 1]}…"
     line = line.encode("utf8", "replace").decode("utf8")
-    body = {"error": line, "error_type": ERROR_TYPES.get(status, "Backend")}
-    return JSONResponse(body, status, headers=dict(headers or {}))
+    body = {"error": line, "error_type": _ERRORS.get(status, _ERRORS[500])[0]}
+    return JSONResponse(body, status, headers)
 
 
-def add_exception_handlers(api: FastAPI) -> None:
-    """Return all errors of an application in the same JSON format."""
-    for kind in (HTTPException, RequestValidationError, EliasError, Exception):
-        api.add_exception_handler(kind, _handle_exception)
-
-
-async def _handle_exception(_: Request, error: Exception) -> JSONResponse:
-    if isinstance(error, HTTPException):
-        if error.status_code == 400:  # from FastAPI, for a body that is not even text
-            return error_response(422, NOT_JSON)
-        return error_response(error.status_code, str(error.detail), error.headers)
+async def handle_exception(_: Request, error: Exception) -> JSONResponse:
+    """Return the response for an exception of one of `HANDLED`."""
     if isinstance(error, RequestValidationError):
         return error_response(422, "; ".join(map(_describe, error.errors())))
-    if isinstance(error, EliasError):
+    if not isinstance(error, HTTPException):
         return error_response(422, str(error))
-    return error_response(500, INTERNAL_ERROR)  # raised again and logged after the response
+    if error.status_code == 400:  # from FastAPI, for a body that is not even text
+        return error_response(422, NOT_JSON)
+    return error_response(error.status_code, str(error.detail), error.headers)
 
 
 def _describe(error: Mapping[str, Any]) -> str:

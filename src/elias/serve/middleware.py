@@ -1,27 +1,45 @@
-"""Check requests before parsing: API key, queue, body size and structure, receive timeout."""
+"""Middleware around all routes: check requests before they are parsed, and log them.
+
+The checks are: API key, queue, body size and structure, time to receive. The log has one line of
+JSON per request, with the texts of the request only if `ServeSettings.log_texts` is set.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import hashlib
 import hmac
+import json
+import logging
+import os
+import re
+import secrets
+import time
+import traceback
 from contextlib import suppress
+from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
 from elias.serve.errors import NOT_JSON, RequestError, error_response
-from elias.serve.page import PATHS
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Container
 
     from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-    from elias.serve.settings import Limits, ServeSettings
+    from elias.serve.backend import Backend
+    from elias.serve.metrics import Metrics
+    from elias.serve.settings import Limits
 
 
-OPEN_PATHS = PATHS | {"/health", "/ready"}
-"""Paths that need no key: they reveal nothing about the model."""
-QUEUED_PATHS = frozenset({"/predict", "/explain"})
+access = logging.getLogger("elias.access")
+LOG_FIELDS = "elias.log_fields"
+"""Key of a request's scope: a dictionary of fields to add to its log line."""
+_NOT_LOGGED = frozenset({"/health", "/ready", "/metrics"})
+"""Routes that are not logged, because monitoring polls them every few seconds."""
+_VALID_ID = re.compile(rb"[A-Za-z0-9._-]{1,64}")
+
+_QUEUED_PATHS = frozenset({"/predict", "/explain"})
 _SECONDS_TO_DISCARD = 1.0
 _LARGE_BODY = 64 * 2**10
 """Body size in bytes from which the check runs on a thread, to keep the event loop free."""
@@ -33,46 +51,84 @@ _BYTES_PER_CHARACTER = 12
 """Longest JSON encoding of a character in bytes: two escapes, as in ``\\ud83d\\ude00``."""
 
 
-class HeadMiddleware:
-    """Answer HEAD on every route like GET, without the body; do not list HEAD in OpenAPI.
+class AccessLogMiddleware:
+    """Log, count and time requests; answer unexpected exceptions with 500 and log the traceback.
 
-    FastAPI does not answer HEAD, which uptime monitors and load balancers often send.
+    HEAD is answered like GET on every route, because uptime monitors and load balancers often send
+    it; the HTTP server drops the body.
     """
 
-    def __init__(self, app: ASGIApp) -> None:
+    def __init__(self, app: ASGIApp, metrics: Metrics, paths: Container[str]) -> None:
+        """Wrap an application; ``paths`` are the path patterns of its routes."""
         self._app = app
+        self._metrics = metrics
+        self._paths = paths
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Forward a request; turn HEAD into GET."""
-        if scope["type"] != "http" or scope["method"] != "HEAD":
+        """Forward a request, and log it when it is answered."""
+        if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
+        start = time.perf_counter()
+        request_id = dict(scope["headers"]).get(b"x-request-id", b"")
+        if not _VALID_ID.fullmatch(request_id):
+            request_id = secrets.token_hex(8).encode()
+        method = scope["method"]
+        # A copy: the HTTP server must still see HEAD.
+        scope = {**scope, LOG_FIELDS: {}, "method": "GET" if method == "HEAD" else method}
+        status = 0
 
-        async def send_without_body(message: Message) -> None:
-            if message["type"] == "http.response.body":
-                message = {**message, "body": b""}
+        async def send_with_id(message: Message) -> None:
+            nonlocal status
+            if message["type"] == "http.response.start":
+                status = message["status"]
+                headers = [(b"x-request-id", request_id), (b"x-content-type-options", b"nosniff")]
+                message = {**message, "headers": [*message.get("headers", []), *headers]}
             await send(message)
 
-        get_scope = {**scope, "method": "GET"}  # a copy: the server must still see HEAD
         try:
-            await self._app(get_scope, receive, send_without_body)
-        finally:
-            if "route" in get_scope:
-                scope["route"] = get_scope["route"]  # for the access log
+            await self._app(scope, receive, send_with_id)
+        except Exception as error:
+            # Leave out the message: it may quote a text.
+            frames = "".join(traceback.format_tb(error.__traceback__)).rstrip()
+            name = type(error).__name__
+            access.error("request %s: %s at\n%s", request_id.decode(), name, frames)
+            if not status:
+                response = error_response(500, "internal error; the server's log has the details")
+                await response(scope, receive, send_with_id)
+        seconds = time.perf_counter() - start
+        # Log the route's pattern, not the path: there are too many paths.
+        path = str(scope["path"])
+        route = getattr(scope.get("route"), "path", path if path in self._paths else "other")
+        self._metrics.requests.labels(route, str(status)).inc()
+        self._metrics.request_seconds.labels(route).observe(seconds)
+        if route in _NOT_LOGGED and status in (200, 503):
+            return
+        fields = {
+            "time": datetime.now(UTC).isoformat(timespec="milliseconds"),
+            "method": method,
+            "route": route,
+            "status": status,
+            "ms": round(1000 * seconds, 2),
+            "client": scope["client"][0] if scope.get("client") else None,
+            "id": request_id.decode(),
+            "pid": os.getpid(),
+            **scope[LOG_FIELDS],
+        }
+        access.info("%s", json.dumps(fields, ensure_ascii=False))
 
 
 class RequestCheckMiddleware:
     """Forward a request if its key is valid and its body is within the limits."""
 
-    def __init__(
-        self, app: ASGIApp, settings: ServeSettings, check_queue: Callable[[], None]
-    ) -> None:
-        """Wrap an application; ``check_queue`` raises `RequestError` if the queue is full."""
+    def __init__(self, app: ASGIApp, backend: Backend, open_paths: Container[str]) -> None:
+        """Wrap an application; ``open_paths`` need no key."""
         self._app = app
-        self._check_queue = check_queue
-        self._limits = settings.limits
+        self._backend = backend
+        self._open_paths = open_paths
+        self._limits = backend.settings.limits
         # Digests have the same length, so comparing them does not reveal the length of a key.
-        self._digests = [hashlib.sha256(key.encode()).digest() for key in settings.keys]
+        self._digests = [hashlib.sha256(key.encode()).digest() for key in backend.settings.keys]
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Forward a request, or answer with an error."""
@@ -85,7 +141,12 @@ class RequestCheckMiddleware:
             response = error_response(error.status_code, error.detail, error.headers)
             await response(scope, receive, send)
             return
-        await self._app(scope, _replay(body, receive), send)
+        messages = iter([{"type": "http.request", "body": body, "more_body": False}])
+
+        async def receive_again() -> Message:
+            return next(messages, None) or await receive()
+
+        await self._app(scope, receive_again, send)
 
     async def _check(self, scope: Scope, receive: Receive) -> bytes:
         """Check a request and return its body.
@@ -93,68 +154,53 @@ class RequestCheckMiddleware:
         Raises:
             RequestError: If a check fails.
         """
-        if self._digests and scope["path"] not in OPEN_PATHS and not self._has_key(scope):
+        headers, limits = dict(scope["headers"]), self._limits
+        if self._digests and scope["path"] not in self._open_paths and not self._has_key(headers):
             message = "a key is required: Authorization: Bearer KEY, or X-API-Key: KEY"
             raise RequestError(401, message, {"WWW-Authenticate": "Bearer"})
-        if scope["path"] in QUEUED_PATHS:
-            self._check_queue()  # before anything is read: refusing must cost next to nothing
-        timeout, max_body = self._limits.timeout, self._limits.max_body
+        if scope["path"] in _QUEUED_PATHS:
+            self._backend.check_queue()  # first: refusing must cost next to nothing
+        announced = headers.get(b"content-length", b"0")
+        is_large = announced.isdigit() and int(announced) > limits.max_body
+        body = b""
         try:
-            async with asyncio.timeout(timeout):
-                body = await self._read_body(scope, receive)
+            async with asyncio.timeout(limits.timeout):
+                if not is_large:
+                    body = await _read(receive, limits.max_body)
         except TimeoutError:
-            message = f"the request did not arrive within {timeout:g} s"
+            message = f"the request did not arrive within {limits.timeout:g} s"
             raise RequestError(408, message, {"Connection": "close"}) from None
-        if body is None:
-            await self._discard_body(receive)
-            message = f"the body is larger than {max_body:,} bytes; send fewer texts per request"
+        if is_large or len(body) > limits.max_body:
+            # A client whose connection is closed while it sends does not read the error response.
+            with suppress(TimeoutError):
+                async with asyncio.timeout(_SECONDS_TO_DISCARD):
+                    await _read(receive, limits.max_body)
+            problem = f"the body is larger than {limits.max_body:,} bytes"
+            message = f"{problem}; send fewer texts per request"
             raise RequestError(413, message, {"Connection": "close"})
         if len(body) < _LARGE_BODY:
-            check_structure(body, self._limits)
+            check_structure(body, limits)
         else:
-            await asyncio.to_thread(check_structure, body, self._limits)
+            await asyncio.to_thread(check_structure, body, limits)
         return body
 
-    def _has_key(self, scope: Scope) -> bool:
+    def _has_key(self, headers: dict[bytes, bytes]) -> bool:
         """Return whether a request has a valid key; the comparison takes constant time."""
-        headers = dict(scope["headers"])
         scheme, _, key = headers.get(b"authorization", b"").partition(b" ")
         if scheme.lower() != b"bearer":
             key = headers.get(b"x-api-key", b"")
         digest = hashlib.sha256(key.strip()).digest()
         return sum(hmac.compare_digest(digest, known) for known in self._digests) > 0
 
-    async def _read_body(self, scope: Scope, receive: Receive) -> bytes | None:
-        """Read and return the body, or stop and return None once it is too large."""
-        max_body = self._limits.max_body
-        announced = dict(scope["headers"]).get(b"content-length", b"0")
-        if announced.isdigit() and int(announced) > max_body:
-            return None
-        parts, size, more = [], 0, True
-        while more:
-            message = await receive()
-            if message["type"] == "http.disconnect":
-                break
-            part = message.get("body", b"")
-            size += len(part)
-            if size > max_body:
-                return None
-            parts.append(part)
-            more = message.get("more_body", False)
-        return b"".join(parts)
 
-    async def _discard_body(self, receive: Receive) -> None:
-        """Read and discard the rest of a refused body, up to a limit of size and time.
-
-        A client whose connection is closed while it sends does not read the error response.
-        """
-        size, more = 0, True
-        with suppress(TimeoutError):
-            async with asyncio.timeout(_SECONDS_TO_DISCARD):
-                while more and size < self._limits.max_body:
-                    message = await receive()
-                    size += len(message.get("body", b""))
-                    more = message.get("more_body", False)
+async def _read(receive: Receive, max_bytes: int) -> bytes:
+    """Read a body until it ends, the client disconnects, or it has more than ``max_bytes``."""
+    body, more = bytearray(), True
+    while more and len(body) <= max_bytes:
+        message = await receive()
+        body += message.get("body", b"")
+        more = message.get("more_body", False)
+    return bytes(body)
 
 
 def check_structure(body: bytes, limits: Limits) -> None:
@@ -171,33 +217,14 @@ def check_structure(body: bytes, limits: Limits) -> None:
         raise RequestError(422, NOT_JSON)
     # Twice as many: the routes have a better message for somewhat too many texts.
     max_strings = 2 * limits.max_inputs + _EXTRA_STRINGS
-    if b"\\" in body:
-        body = body.replace(b"\\\\", b"__").replace(b'\\"', b"__")
+    max_outside = _BYTES_OUTSIDE + max_strings * _BYTES_PER_STRING
+    body = body.replace(b"\\\\", b"__").replace(b'\\"', b"__")
     parts = body.split(b'"', 2 * max_strings + 1)  # outside a string, inside one, outside again, …
     if len(parts) > 2 * max_strings + 1:
-        raise RequestError(
-            413,
-            f"more than {max_strings:,} strings; at most {limits.max_inputs:,} texts per request",
-        )
+        problem = f"more than {max_strings:,} strings; at most {limits.max_inputs:,} texts"
+        raise RequestError(413, f"{problem} per request")
     if max(map(len, parts[1::2]), default=0) > _BYTES_PER_CHARACTER * limits.max_text:
         raise RequestError(413, f"a text is longer than {limits.max_text:,} characters; shorten it")
-    max_outside = _BYTES_OUTSIDE + max_strings * _BYTES_PER_STRING
     if sum(map(len, parts[::2])) > max_outside:
-        raise RequestError(
-            413,
-            f'more than {max_outside:,} bytes outside of strings; send {{"inputs": ["a text"]}}',
-        )
-
-
-def _replay(body: bytes, receive: Receive) -> Receive:
-    """Return a receive function that first returns a body already read, then new messages."""
-    replayed = False
-
-    async def receive_again() -> Message:
-        nonlocal replayed
-        if replayed:
-            return await receive()
-        replayed = True
-        return {"type": "http.request", "body": body, "more_body": False}
-
-    return receive_again
+        problem = f"more than {max_outside:,} bytes outside of strings"
+        raise RequestError(413, f'{problem}; send {{"inputs": ["a text"]}}')

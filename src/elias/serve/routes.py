@@ -6,14 +6,14 @@ import asyncio
 from typing import TYPE_CHECKING, Annotated, Any
 
 from fastapi import FastAPI, Path, Query, Request, Response
+from prometheus_client import CONTENT_TYPE_LATEST
 
 import elias
 from elias.inference.predictor import TOP_K
 from elias.serve import schemas
-from elias.serve.access_log import add_log_fields
 from elias.serve.backend import Job
 from elias.serve.errors import RequestError, error_schemas
-from elias.serve.metrics import CONTENT_TYPE
+from elias.serve.middleware import LOG_FIELDS
 from elias.serve.settings import MAX_EXPLAINED, MAX_LABELS
 
 if TYPE_CHECKING:
@@ -42,6 +42,7 @@ def add_routes(api: FastAPI, backend: Backend) -> None:
 
 def _add_model_routes(api: FastAPI, backend: Backend) -> None:
     errors = error_schemas(401, 408, 413, 422, 429, 503)
+    max_inputs = backend.settings.limits.max_inputs
 
     @api.post(
         "/predict", responses=errors, response_model_exclude_none=True, tags=["labels of texts"]
@@ -50,42 +51,26 @@ def _add_model_routes(api: FastAPI, backend: Backend) -> None:
         body: schemas.PredictRequest, request: Request
     ) -> list[list[schemas.ScoredLabel]]:
         """Rank the labels of each text, best first."""
-        _check_texts(body.inputs, backend, backend.settings.limits.max_inputs, request)
-        default = TOP_K if body.threshold is None else MAX_LABELS
-        top_k = body.top_k or default
+        top_k = body.top_k or (TOP_K if body.threshold is None else MAX_LABELS)
         job = Job("predict", body.inputs, top_k, threshold=body.threshold)
-        return await _result(backend, job, request)
+        return await _compute(backend, job, max_inputs, request)
 
     @api.post("/explain", responses=errors | error_schemas(404), tags=["labels of texts"])
     async def explain(body: schemas.ExplainRequest, request: Request) -> list[schemas.Why]:
         """Explain the labels of each text: the clusters on the way, the factors of each score."""
-        max_inputs = min(MAX_EXPLAINED, backend.settings.limits.max_inputs)
-        _check_texts(body.inputs, backend, max_inputs, request)
-        if body.label is not None:
-            _check_label(backend.served, body.label)
         job = Job("explain", body.inputs, body.top_k, paths=body.paths, label=body.label)
-        return await _result(backend, job, request)
+        return await _compute(backend, job, min(MAX_EXPLAINED, max_inputs), request)
 
 
-def _check_texts(texts: Sequence[str], backend: Backend, max_inputs: int, request: Request) -> None:
-    """Check the number and length of the texts, and log them."""
-    max_text = backend.settings.limits.max_text
-    if len(texts) > max_inputs:
-        raise RequestError(413, f"inputs: {len(texts)} texts; at most {max_inputs} per request")
-    for i, text in enumerate(texts):
-        if len(text) > max_text:
-            raise RequestError(
-                413,
-                f"inputs.{i}: {len(text):,} characters; at most {max_text:,} per text; shorten it, "
-                "the beginning matters most",
-            )
-    add_log_fields(request.scope, inputs=len(texts), characters=sum(map(len, texts)))
+async def _compute(backend: Backend, job: Job, max_inputs: int, request: Request) -> Result:
+    """Check a job, and wait for its result until the timeout or until the client disconnects."""
+    _check_texts(job.texts, max_inputs, backend.settings.limits.max_text)
+    fields = request.scope[LOG_FIELDS]
+    fields |= {"inputs": len(job.texts), "characters": sum(map(len, job.texts))}
     if backend.settings.log_texts:
-        add_log_fields(request.scope, texts=list(texts))
-
-
-async def _result(backend: Backend, job: Job, request: Request) -> Result:
-    """Wait for the result, until the timeout or until the client disconnects."""
+        fields["texts"] = job.texts
+    if job.label is not None:
+        _check_label(backend.served, job.label)
     result = asyncio.ensure_future(backend.submit(job))
     disconnect = asyncio.ensure_future(_disconnected(request))
     timeout = backend.settings.limits.timeout
@@ -102,6 +87,18 @@ async def _result(backend: Backend, job: Job, request: Request) -> Result:
     finally:
         result.cancel()
         disconnect.cancel()
+
+
+def _check_texts(texts: Sequence[str], max_inputs: int, max_text: int) -> None:
+    if len(texts) > max_inputs:
+        raise RequestError(413, f"inputs: {len(texts)} texts; at most {max_inputs} per request")
+    for i, text in enumerate(texts):
+        if len(text) > max_text:
+            raise RequestError(
+                413,
+                f"inputs.{i}: {len(text):,} characters; at most {max_text:,} per text; shorten it, "
+                "the beginning matters most",
+            )
 
 
 async def _disconnected(request: Request) -> None:
@@ -127,7 +124,36 @@ def _add_state_routes(api: FastAPI, backend: Backend) -> None:
     @api.get("/info", responses=error_schemas(401, 503), tags=["state"])
     async def info() -> schemas.Info:
         """Describe the served model and the limits of a request."""
-        return _info(backend)
+        served, limits = backend.served, backend.settings.limits
+        model, probabilities = served.model, served.model.probabilities
+        stages: list[dict[str, Any]] = list(model.metadata.get("metrics", {}).values()) or [{}]
+        metrics = stages[-1].get("test") or stages[-1].get("validation") or {}
+        decisions = None
+        if probabilities is not None:
+            decisions = schemas.Decisions(
+                thresholds=probabilities.thresholds.tolist(),
+                precision=probabilities.precision.round(4).tolist(),
+                recall=probabilities.recall.round(4).tolist(),
+                f1=probabilities.threshold("f1"),
+            )
+        return schemas.Info(
+            version=elias.__version__,
+            model=backend.settings.name,
+            loaded_at=served.loaded_at,
+            n_labels=model.n_labels,
+            n_clusters=model.model.graph.n_clusters,
+            n_members=len(served.graphs),
+            encoder=model.config.encoder.kind,
+            components=list(model.components),
+            metrics={name: value for name, value in metrics.items() if value is not None},
+            decisions=decisions,
+            limits=schemas.ServedLimits(
+                max_inputs=limits.max_inputs,
+                max_text=limits.max_text,
+                max_body=limits.max_body,
+                max_top_k=MAX_LABELS,
+            ),
+        )
 
     @api.get("/examples", responses=error_schemas(401, 503), tags=["state"])
     async def examples() -> schemas.Examples:
@@ -142,40 +168,7 @@ def _add_state_routes(api: FastAPI, backend: Backend) -> None:
     )
     def metrics() -> Response:
         """Return the Prometheus metrics of all workers together."""
-        return Response(backend.metrics.exposition(), media_type=CONTENT_TYPE)
-
-
-def _info(backend: Backend) -> schemas.Info:
-    served, limits = backend.served, backend.settings.limits
-    model, probabilities = served.model, served.model.probabilities
-    stages: list[dict[str, Any]] = list(model.metadata.get("metrics", {}).values()) or [{}]
-    metrics = stages[-1].get("test") or stages[-1].get("validation") or {}
-    decisions = None
-    if probabilities is not None:
-        decisions = schemas.Decisions(
-            thresholds=probabilities.thresholds.tolist(),
-            precision=probabilities.precision.round(4).tolist(),
-            recall=probabilities.recall.round(4).tolist(),
-            f1=probabilities.threshold("f1"),
-        )
-    return schemas.Info(
-        version=elias.__version__,
-        model=backend.settings.name,
-        loaded_at=served.loaded_at,
-        n_labels=model.n_labels,
-        n_clusters=model.model.graph.n_clusters,
-        n_members=len(served.members),
-        encoder=model.config.encoder.kind,
-        components=list(model.components),
-        metrics={name: value for name, value in metrics.items() if value is not None},
-        decisions=decisions,
-        limits=schemas.ServedLimits(
-            max_inputs=limits.max_inputs,
-            max_text=limits.max_text,
-            max_body=limits.max_body,
-            max_top_k=MAX_LABELS,
-        ),
-    )
+        return Response(backend.metrics.exposition(), media_type=CONTENT_TYPE_LATEST)
 
 
 def _add_graph_routes(api: FastAPI, backend: Backend) -> None:

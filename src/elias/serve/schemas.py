@@ -4,15 +4,13 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, FailFast, Field, model_validator
+from pydantic import BaseModel, BeforeValidator, FailFast, Field, model_validator
 
 from elias.serve.settings import MAX_LABELS
 
 
-class _Request(BaseModel):
-    # Python's JSON parser accepts NaN, and reads 1e999 as infinity: refuse both.
-    model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
-
+# Python's JSON parser accepts NaN, and reads 1e999 as infinity: refuse both.
+class _Request(BaseModel, extra="forbid", strict=True, allow_inf_nan=False):
     @model_validator(mode="before")
     @classmethod
     def _check_keys(cls, body: Any) -> Any:
@@ -21,10 +19,6 @@ class _Request(BaseModel):
             known = ", ".join(cls.model_fields)
             raise ValueError(f"unknown keys; the known ones are: {known}")
         return body
-
-
-class _Response(BaseModel):
-    model_config = ConfigDict(extra="forbid")
 
 
 def _whole(value: Any) -> Any:
@@ -43,7 +37,12 @@ Inputs = Annotated[
 TopK = Annotated[int, Field(ge=1, le=MAX_LABELS, description="Maximum labels per text."), Whole]
 
 
-class PredictRequest(_Request):
+class PredictRequest(
+    _Request,
+    json_schema_extra={
+        "examples": [{"inputs": ["cod quotas in the north sea"], "top_k": 5, "threshold": 0.3}]
+    },
+):
     """Texts to label."""
 
     inputs: Inputs
@@ -65,14 +64,11 @@ class PredictRequest(_Request):
         ),
     ] = None
 
-    model_config = ConfigDict(
-        json_schema_extra={
-            "examples": [{"inputs": ["cod quotas in the north sea"], "top_k": 5, "threshold": 0.3}]
-        }
-    )
 
-
-class ExplainRequest(_Request):
+class ExplainRequest(
+    _Request,
+    json_schema_extra={"examples": [{"inputs": ["cod quotas in the north sea"], "paths": 3}]},
+):
     """Texts whose labels to explain."""
 
     inputs: Inputs
@@ -82,16 +78,18 @@ class ExplainRequest(_Request):
         int | None, Field(ge=0, description="Id of the only label to explain."), Whole
     ] = None
 
-    model_config = ConfigDict(
-        json_schema_extra={"examples": [{"inputs": ["cod quotas in the north sea"], "paths": 3}]}
-    )
+
+class _Response(BaseModel, extra="forbid"): ...
 
 
-class ScoredLabel(_Response):
-    """A label and its score."""
-
+class _Label(_Response):
     id: int
     label: str
+
+
+class ScoredLabel(_Label):
+    """A label and its score."""
+
     score: float
     probability: Annotated[
         float | None, Field(description="Probability that the label is relevant, if known.")
@@ -108,11 +106,9 @@ class PathStep(_Response):
     won: bool
 
 
-class WhyLabel(_Response):
+class WhyLabel(_Label):
     """A predicted label and the factors of its score."""
 
-    id: int
-    label: str
     score: float
     probability: float | None
     p: float
@@ -141,11 +137,9 @@ class Why(_Response):
     clusters: list[NamedCluster]
 
 
-class LabelHit(_Response):
+class LabelHit(_Label):
     """A label found by its name."""
 
-    id: int
-    label: str
     frequency: int | None
 
 
@@ -155,19 +149,15 @@ class LabelList(_Response):
     labels: list[LabelHit]
 
 
-class LabelEdge(_Response):
+class LabelEdge(_Label):
     """An edge from a cluster to a label."""
 
-    id: int
-    label: str
     edge_score: float
 
 
-class ClusterEdge(_Response):
+class ClusterEdge(NamedCluster):
     """An edge from a label to a cluster, which is described by its strongest labels."""
 
-    id: int
-    labels: list[str]
     edge_score: float
 
 

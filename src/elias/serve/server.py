@@ -1,4 +1,7 @@
-"""One worker: an event loop that serves on a socket until a signal stops it."""
+"""Serve with one process, or with several worker processes under a supervisor.
+
+Each worker is an event loop that serves on the same socket. The supervisor loads no model.
+"""
 
 from __future__ import annotations
 
@@ -7,71 +10,265 @@ import logging
 import multiprocessing
 import os
 import signal
+import socket
 import sys
+import time
 from contextlib import contextmanager
+from dataclasses import replace
+from importlib import import_module
+from importlib.util import find_spec
+from multiprocessing.connection import wait
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING
 
 import uvicorn
 
-from elias import progress
-from elias.serve.app import create_app
+from elias.config.io import HUB_PREFIX
+from elias.errors import ConfigError, EliasError, RunError
+from elias.progress import progress_disabled
+from elias.serve.settings import UNHEALTHY_FILE, ServeSettings
 
 if TYPE_CHECKING:
-    import socket
-    from collections.abc import Callable, Iterator
+    from collections.abc import Iterator
+    from multiprocessing.context import SpawnProcess
 
     from elias.serve.backend import Backend
-    from elias.serve.settings import ServeSettings
 
 
 logger = logging.getLogger(__name__)
 
+_LOCAL_HOSTS = ("127.0.0.1", "localhost", "::1")
 _BACKLOG = 2048
+_MAX_DELAY = 30.0
+"""Maximum seconds between two attempts to start a worker."""
+_MAX_DEATHS = 10
+"""Number of worker deaths within `_PERIOD` after which the server exits if none is serving."""
+_UNHEALTHY_DEATHS = 3
+"""Number of deaths within `_PERIOD` from which ``/health`` is 503 until all are ready."""
+_PERIOD = 300.0
+_SECONDS_TO_EXIT = 5.0
+_POLL_SECONDS = 0.2
+_METRICS_VARIABLE = "PROMETHEUS_MULTIPROC_DIR"
+"""Environment variable with the metrics folder: enables multiprocess prometheus_client."""
+_READY_FILE, _ERROR_FILE = "ready-{}", "error-{}"
+"""Files in the metrics folder, by process id: the worker is ready, or cannot load the model."""
 
 
-class _Server(uvicorn.Server):
-    """A uvicorn server without signal handlers: `serve_on` handles signals and exits with 0."""
+def serve(settings: ServeSettings) -> None:
+    """Serve until SIGTERM or SIGINT, then finish accepted requests; SIGHUP reloads the model.
 
-    @contextmanager
-    def capture_signals(self) -> Iterator[None]:
-        """Override uvicorn: do not install signal handlers."""
-        yield
+    Raises:
+        ConfigError: If the address cannot be used.
+        ModelError: If the model cannot be loaded.
+    """
+    model = settings.model
+    if isinstance(model, Path) and not model.exists():
+        raise ConfigError(
+            f"{model}: no such folder; give that of a saved model or a run, or for a model of the "
+            f"hub write {HUB_PREFIX}user/model@revision"
+        )
+    with bind(settings.host, settings.port) as sock:
+        logger.info("serving %s on %s (Ctrl-C to stop)", model, url_of(sock))
+        if settings.host not in _LOCAL_HOSTS and not settings.keys:
+            logger.warning(
+                "anyone who can reach %s can use this server; --api-key-file requires a key",
+                settings.host,
+            )
+        if settings.workers > 1:
+            with TemporaryDirectory(prefix="elias-metrics-", ignore_cleanup_errors=True) as folder:
+                _Supervisor(sock, settings, Path(folder)).run()
+        else:
+            _serve_on(sock, settings)
 
 
-def serve_on(
-    sock: socket.socket,
-    settings: ServeSettings,
-    *,
-    on_ready: Callable[[], None] = lambda: None,
-    is_replacement: bool = False,
-) -> None:
-    """Serve until SIGTERM or SIGINT; SIGHUP reloads the model.
+def bind(host: str, port: int) -> socket.socket:
+    """Return a socket bound to an address.
 
-    Args:
-        sock: Bound socket to listen on.
-        settings: Settings of the server.
-        on_ready: Called when the model is loaded.
-        is_replacement: True if this worker replaces one that has exited. A failure to load the
-            model then counts as a failed reload in the metrics.
+    Raises:
+        ConfigError: If the address is in use, not permitted, or not an address of this machine.
+    """
+    try:
+        family, _, _, _, address = socket.getaddrinfo(
+            host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+        )[0]
+        sock = socket.socket(family, socket.SOCK_STREAM)
+    except OSError as error:
+        raise ConfigError(
+            f"--host {host}: is not an address ({error.strerror or error})"
+        ) from error
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        sock.bind(address)
+    except OSError as error:
+        sock.close()
+        raise ConfigError(
+            f"cannot serve on {host} port {port} ({error.strerror}); choose another with --host "
+            "and --port"
+        ) from error
+    return sock
+
+
+def url_of(sock: socket.socket) -> str:
+    """Return the URL of a server that listens on a socket."""
+    host, port = sock.getsockname()[:2]
+    if host in ("0.0.0.0", "::"):
+        host = "localhost"
+    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+
+
+class _Supervisor:
+    """Start workers, replace those that die, and forward signals to them."""
+
+    def __init__(self, sock: socket.socket, settings: ServeSettings, folder: Path) -> None:
+        self._sock = sock
+        self._settings = replace(settings, metrics_folder=folder)
+        self._folder = folder
+        self._workers: list[SpawnProcess] = []
+        self._signals: list[int] = []
+        self._stopping = False
+        self._kill_time = float("inf")
+        self._was_ready = False
+        self._failed_loads = 0
+        self._deaths: list[float] = []
+        self._next_start = 0.0
+
+    def run(self) -> None:
+        """Start the workers and supervise them until the server stops."""
+        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+            signal.signal(number, lambda number, _: self._signals.append(number))
+        os.environ[_METRICS_VARIABLE] = str(self._folder)
+        try:
+            while not self._stopping or self._workers:
+                self._process_signals()
+                self._start_workers()
+                wait([worker.sentinel for worker in self._workers], timeout=_POLL_SECONDS)
+                self._reap_workers()
+        finally:
+            self._signal_workers(signal.SIGKILL)
+
+    def _process_signals(self) -> None:
+        while self._signals:
+            if self._signals.pop(0) == signal.SIGHUP:
+                self._next_start = 0.0  # the model may be readable again
+                self._signal_workers(signal.SIGHUP)
+                continue
+            # A second signal does not wait.
+            self._signal_workers(signal.SIGKILL if self._stopping else signal.SIGTERM)
+            self._stopping = True
+            self._kill_time = time.monotonic() + self._settings.limits.timeout + _SECONDS_TO_EXIT
+        if time.monotonic() > self._kill_time:
+            self._signal_workers(signal.SIGKILL)
+
+    def _signal_workers(self, number: int) -> None:
+        for worker in self._workers:
+            if worker.pid is not None and worker.is_alive():
+                os.kill(worker.pid, number)
+
+    def _start_workers(self) -> None:
+        if self._stopping or time.monotonic() < self._next_start:
+            return
+        while len(self._workers) < self._settings.workers:
+            worker = multiprocessing.get_context("spawn").Process(
+                target=_run_worker, args=(self._sock, self._settings, self._folder)
+            )
+            worker.start()
+            self._workers.append(worker)
+
+    def _reap_workers(self) -> None:
+        """Handle workers that have exited, and mark the server healthy if all are ready."""
+        from prometheus_client.multiprocess import mark_process_dead
+
+        exited = [worker for worker in self._workers if not worker.is_alive()]
+        # Before the exits are handled: they need to know whether a worker was ever ready.
+        self._was_ready = self._was_ready or self._n_ready() > 0
+        for worker in exited:
+            self._workers.remove(worker)
+            # Remove its gauges from the metrics.
+            mark_process_dead(worker.pid, str(self._folder))  # type: ignore[no-untyped-call]
+            if not self._stopping:
+                self._handle_exit(worker)
+        if self._n_ready() == self._settings.workers:
+            self._failed_loads = 0
+            (self._folder / UNHEALTHY_FILE).unlink(missing_ok=True)
+
+    def _n_ready(self) -> int:
+        files = (self._folder / _READY_FILE.format(worker.pid) for worker in self._workers)
+        return sum(file.exists() for file in files)
+
+    def _handle_exit(self, worker: SpawnProcess) -> None:
+        """Schedule the replacement of a worker that has exited, or give up.
+
+        Raises:
+            RunError: If no worker ever loaded the model, or too many have died.
+        """
+        now, error_file = time.monotonic(), self._folder / _ERROR_FILE.format(worker.pid)
+        (self._folder / _READY_FILE.format(worker.pid)).unlink(missing_ok=True)
+        if error_file.exists():
+            error = error_file.read_text(encoding="utf8")
+            if not self._was_ready:
+                raise RunError(error)
+            # The model was readable before, so the other workers keep serving it.
+            delay = min(2.0**self._failed_loads, _MAX_DELAY)
+            self._failed_loads += 1
+            self._next_start = now + delay
+            logger.warning(
+                "worker %d could not be started, the others continue; retry in %g s or on SIGHUP: "
+                "%s",
+                *(worker.pid, delay, error),
+            )
+            return
+        self._deaths = [*(death for death in self._deaths if death >= now - _PERIOD), now]
+        code, count = worker.exitcode, len(self._deaths)
+        deaths = f"{count} workers have died within {_PERIOD / 60:g} minutes"
+        if count >= _UNHEALTHY_DEATHS:
+            temporary = self._folder / f"{UNHEALTHY_FILE}.new"
+            temporary.write_text(f"{deaths}; others are being started", encoding="utf8")
+            temporary.replace(self._folder / UNHEALTHY_FILE)
+        if count >= _MAX_DEATHS and not self._n_ready():
+            raise RunError(
+                f"{deaths} and none is serving, the last with code {code}; see the log for the "
+                "reason, or check whether there is too little memory"
+            )
+        delay = 0.0 if count == 1 else min(2.0 ** (count - 2), _MAX_DELAY)
+        self._next_start = now + delay
+        logger.warning("worker %d died (code %s); replacing it in %g s", worker.pid, code, delay)
+
+
+def _run_worker(sock: socket.socket, settings: ServeSettings, folder: Path) -> None:
+    """Serve in a worker process, and tell the supervisor if the model cannot be loaded."""
+    try:
+        _serve_on(sock, settings)
+    except EliasError as error:
+        file = folder / _ERROR_FILE.format(os.getpid())
+        file.write_text(" ".join(str(error).split()), encoding="utf8")
+        sys.exit(2)
+
+
+def _serve_on(sock: socket.socket, settings: ServeSettings) -> None:
+    """Serve on a bound socket in this process.
 
     Raises:
         EliasError: If the model cannot be loaded at the start.
     """
+    # Ignore SIGHUP until its handler is installed: the model is loaded after that.
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)
     _set_up_logging()
     if settings.workers > 1:
         _limit_threads(settings.workers)
+    loop_factory = import_module("uvloop").new_event_loop if find_spec("uvloop") else None
     # Progress bars of long batches would mix with the lines of the log.
-    with progress.progress_disabled(), asyncio.Runner(loop_factory=_loop_factory()) as runner:
-        runner.run(_serve(sock, settings, on_ready, is_replacement))
+    with progress_disabled(), asyncio.Runner(loop_factory=loop_factory) as runner:
+        runner.run(_serve(sock, settings))
 
 
-async def _serve(
-    sock: socket.socket, settings: ServeSettings, on_ready: Callable[[], None], is_replacement: bool
-) -> None:
-    application = create_app(settings, load=False)
-    backend = application.backend
+async def _serve(sock: socket.socket, settings: ServeSettings) -> None:
+    from elias.serve.app import create_app  # here: the supervisor must not import torch
+    from elias.serve.backend import Backend
+
+    backend = Backend(settings)
     config = uvicorn.Config(
-        application.asgi,
+        create_app(backend),
         interface="asgi3",
         ws="none",
         lifespan="on",
@@ -83,32 +280,38 @@ async def _serve(
         timeout_graceful_shutdown=int(settings.limits.timeout) + 1,
     )
     server = _Server(config)
-    _handle_signals(server, backend, is_single=settings.workers == 1)
+    _handle_signals(server, backend)
 
     async def load() -> None:
         try:
             await backend.load()
-        except BaseException:
+        except Exception:
+            backend.metrics.reloads.labels("failure").inc()  # seen only if other workers serve
             server.should_exit = True
             raise
         logger.info("worker %d is ready", os.getpid())
-        on_ready()
+        if settings.metrics_folder is not None:
+            (settings.metrics_folder / _READY_FILE.format(os.getpid())).touch()
 
     loading = asyncio.create_task(load())
     await server.serve(sockets=[sock])
     if loading.done():
-        if is_replacement and loading.exception() is not None:
-            backend.metrics.reloads.labels("failure").inc()
         loading.result()  # raises the error, if the model could not be loaded
     loading.cancel()
 
 
-def _handle_signals(server: uvicorn.Server, backend: Backend, *, is_single: bool) -> None:
+class _Server(uvicorn.Server):
+    """A uvicorn server without signal handlers: `_serve` handles signals and exits with 0."""
+
+    @contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        """Override uvicorn: do not install signal handlers."""
+        yield
+
+
+def _handle_signals(server: uvicorn.Server, backend: Backend) -> None:
     loop = asyncio.get_running_loop()
     reloads: set[asyncio.Task[bool]] = set()
-
-    def shut_down(number: int = signal.SIGTERM) -> None:
-        server.handle_exit(number, None)
 
     def reload() -> None:
         task = loop.create_task(backend.reload())
@@ -117,17 +320,16 @@ def _handle_signals(server: uvicorn.Server, backend: Backend, *, is_single: bool
 
     def parent_died(sentinel: int) -> None:
         loop.remove_reader(sentinel)
-        shut_down()
+        server.handle_exit(signal.SIGTERM, None)
 
-    loop.add_signal_handler(signal.SIGTERM, shut_down)
+    loop.add_signal_handler(signal.SIGTERM, server.handle_exit, signal.SIGTERM, None)
     loop.add_signal_handler(signal.SIGHUP, reload)
-    if is_single:
-        loop.add_signal_handler(signal.SIGINT, shut_down, signal.SIGINT)
+    if backend.settings.workers == 1:
+        loop.add_signal_handler(signal.SIGINT, server.handle_exit, signal.SIGINT, None)
         return
     # Ctrl-C reaches all processes of a terminal; the parent forwards it once.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    parent = multiprocessing.parent_process()
-    if parent is not None:
+    if (parent := multiprocessing.parent_process()) is not None:
         loop.add_reader(parent.sentinel, parent_died, parent.sentinel)
 
 
@@ -151,12 +353,3 @@ def _limit_threads(workers: int) -> None:
     has_affinity = hasattr(os, "sched_getaffinity")
     n_cores = len(os.sched_getaffinity(0)) if has_affinity else os.cpu_count() or 1
     torch.set_num_threads(max(1, n_cores // workers))
-
-
-def _loop_factory() -> Callable[[], asyncio.AbstractEventLoop]:
-    """Return the event loop factory of uvloop if it is installed, else that of asyncio."""
-    try:
-        import uvloop
-    except ImportError:
-        return asyncio.new_event_loop
-    return uvloop.new_event_loop

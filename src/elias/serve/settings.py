@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+from contextlib import suppress
 from dataclasses import dataclass, fields
 from pathlib import Path
 
@@ -74,12 +75,10 @@ class ServeSettings:
 
     def health_error(self) -> str | None:
         """Return the reason why the group of workers is unhealthy, or None if it is healthy."""
-        if self.metrics_folder is None:
-            return None
-        try:
-            return (self.metrics_folder / UNHEALTHY_FILE).read_text(encoding="utf8")
-        except OSError:  # the file does not exist
-            return None
+        if self.metrics_folder is not None:
+            with suppress(FileNotFoundError):
+                return (self.metrics_folder / UNHEALTHY_FILE).read_text(encoding="utf8")
+        return None
 
     @property
     def name(self) -> str:
@@ -87,11 +86,6 @@ class ServeSettings:
         if isinstance(self.model, str):
             return self.model.removeprefix(HUB_PREFIX)
         return self.model.resolve().name
-
-    @property
-    def is_local(self) -> bool:
-        """Return whether only this machine can reach the server."""
-        return self.host in ("127.0.0.1", "localhost", "::1")
 
 
 def check_installed() -> None:
@@ -107,15 +101,13 @@ def read_keys(path: Path) -> tuple[str, ...]:
     """Return the keys in a file, one per line; skip empty lines and comments (#).
 
     Raises:
+        DataError: If the file cannot be read.
         ConfigError: If the file has no key, or one that is too short or not valid in a header.
     """
-    try:
-        lines = path.read_text(encoding="utf8").splitlines()
-    except (OSError, UnicodeDecodeError) as error:
-        reason = error.strerror if isinstance(error, OSError) else "not UTF-8 text"
-        raise ConfigError(f"{path}: cannot be read ({reason})") from error
+    from elias.data.readers.files import read_lines
+
     keys = []
-    for number, key in enumerate(map(str.strip, lines), start=1):
+    for number, key in enumerate(map(str.strip, read_lines(path)), start=1):
         if not key or key.startswith("#"):
             continue
         # The message does not quote the key: it may end up in a log.
@@ -134,7 +126,7 @@ def read_examples(path: Path) -> tuple[str, ...]:
     """Return the texts in a file, one per line, without empty ones."""
     from elias.data.readers.files import read_lines
 
-    examples = tuple(line.strip() for line in read_lines(path) if line.strip())
+    examples = tuple(filter(None, map(str.strip, read_lines(path))))
     if not examples:
         raise ConfigError(f"{path}: is empty; it should hold one example text per line")
     return examples

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from elias.serve import middleware
+from elias.serve.backend import Backend
 from elias.serve.errors import RequestError
 from elias.serve.middleware import RequestCheckMiddleware, check_structure
 from elias.serve.schemas import ExplainRequest, PredictRequest
@@ -84,9 +85,7 @@ def send_body(body, tmp_path):
     """Return the status of a body that is sent through the checks, and whether it passed."""
     app, sent = Recorder(), []
     checked = RequestCheckMiddleware(
-        app,
-        ServeSettings(model=tmp_path, limits=LIMITS),
-        lambda: None,
+        app, Backend(ServeSettings(model=tmp_path, limits=LIMITS)), open_paths=()
     )
 
     async def receive():

@@ -2,24 +2,16 @@
 
 import asyncio
 import threading
-from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 
 import pytest
 
-from elias.serve.batching import Batcher
+from elias.serve.backend import Backend, Job
 from elias.serve.errors import RequestError
-from elias.serve.metrics import Metrics
+from elias.serve.settings import Limits, ServeSettings
 
 
-@dataclass(frozen=True)
-class Texts:
-    texts: tuple[str, ...]
-    kind: str = "predict"
-
-    @property
-    def size(self):
-        return len(self.texts)
+def texts(*texts, kind="predict"):
+    return Job(kind, texts, top_k=5)
 
 
 class Machine:
@@ -30,7 +22,7 @@ class Machine:
         self.may_go = threading.Event()
         self.may_go.set()
 
-    def __call__(self, jobs):
+    def compute(self, jobs):
         self.may_go.wait(10)
         self.batches.append([job.texts for job in jobs])
         if any("poison" in job.texts for job in jobs):
@@ -39,40 +31,38 @@ class Machine:
 
 
 def run(scenario, *, max_batch=4, max_queue=6):
-    """Run a scenario with a batcher that was started, and return its machine."""
+    """Run a scenario with a backend that computes with a machine, and return the machine."""
     machine = Machine()
+    limits = Limits(max_inputs=1, max_batch=max_batch, max_queue=max_queue)
 
     async def whole():
-        with ThreadPoolExecutor(1) as thread:
-            batcher = Batcher(
-                machine, thread, max_batch=max_batch, max_queue=max_queue, metrics=Metrics()
-            )
-            batcher.start()
+        backend = Backend(ServeSettings(model="m", limits=limits))
+        backend._served = machine
+        async with backend.running():
             try:
-                await scenario(batcher, machine)
+                await scenario(backend, machine)
             finally:
                 machine.may_go.set()
-                await batcher.close()
 
     asyncio.run(whole())
     return machine
 
 
-async def held(batcher, machine):
+async def held(backend, machine):
     """Have one job computed that does not come to an end yet."""
     machine.may_go.clear()
-    first = asyncio.create_task(batcher.submit(Texts(("first",))))
-    while batcher.depth or not first.done():
+    first = asyncio.create_task(backend.submit(texts("first")))
+    while backend.depth or not first.done():
         await asyncio.sleep(0.001)
-        if batcher.depth == 0:
+        if backend.depth == 0:
             break
     return first
 
 
 def test_what_comes_in_while_a_batch_is_computed_is_the_next_batch():
-    async def scenario(batcher, machine):
-        first = await held(batcher, machine)
-        others = [asyncio.create_task(batcher.submit(Texts((str(i),)))) for i in range(3)]
+    async def scenario(backend, machine):
+        first = await held(backend, machine)
+        others = [asyncio.create_task(backend.submit(texts(str(i)))) for i in range(3)]
         await asyncio.sleep(0)
         machine.may_go.set()
         assert await first == ["FIRST"]
@@ -84,10 +74,10 @@ def test_what_comes_in_while_a_batch_is_computed_is_the_next_batch():
 
 
 def test_a_batch_holds_no_more_than_it_may_unless_one_job_does():
-    async def scenario(batcher, machine):
-        first = await held(batcher, machine)
-        asks = [Texts(("a", "b", "c")), Texts(("d", "e")), Texts(("f",))]
-        others = [asyncio.create_task(batcher.submit(ask)) for ask in asks]
+    async def scenario(backend, machine):
+        first = await held(backend, machine)
+        asks = [texts("a", "b", "c"), texts("d", "e"), texts("f")]
+        others = [asyncio.create_task(backend.submit(ask)) for ask in asks]
         await asyncio.sleep(0)
         machine.may_go.set()
         await asyncio.gather(first, *others)
@@ -98,10 +88,10 @@ def test_a_batch_holds_no_more_than_it_may_unless_one_job_does():
 
 
 def test_jobs_of_two_kinds_are_not_computed_together():
-    async def scenario(batcher, machine):
-        first = await held(batcher, machine)
-        asks = [Texts(("a",)), Texts(("b",), "explain"), Texts(("c",))]
-        others = [asyncio.create_task(batcher.submit(ask)) for ask in asks]
+    async def scenario(backend, machine):
+        first = await held(backend, machine)
+        asks = [texts("a"), texts("b", kind="explain"), texts("c")]
+        others = [asyncio.create_task(backend.submit(ask)) for ask in asks]
         await asyncio.sleep(0)
         machine.may_go.set()
         await asyncio.gather(first, *others)
@@ -112,14 +102,14 @@ def test_jobs_of_two_kinds_are_not_computed_together():
 
 
 def test_what_would_exceed_the_queue_is_refused_with_a_time_to_come_back():
-    async def scenario(batcher, machine):
-        first = await held(batcher, machine)
-        waiting = asyncio.create_task(batcher.submit(Texts(("a",) * 5)))
+    async def scenario(backend, machine):
+        first = await held(backend, machine)
+        waiting = asyncio.create_task(backend.submit(texts(*["a"] * 5)))
         await asyncio.sleep(0)
         with pytest.raises(RequestError) as refused:
-            await batcher.submit(Texts(("b", "c")))
+            await backend.submit(texts("b", "c"))
         assert int(refused.value.headers["Retry-After"]) >= 1
-        last = asyncio.create_task(batcher.submit(Texts(("d",))))
+        last = asyncio.create_task(backend.submit(texts("d")))
         await asyncio.sleep(0)
         machine.may_go.set()
         await asyncio.gather(first, waiting, last)
@@ -128,16 +118,16 @@ def test_what_would_exceed_the_queue_is_refused_with_a_time_to_come_back():
 
 
 def test_what_nobody_waits_for_any_more_is_not_computed():
-    async def scenario(batcher, machine):
-        first = await held(batcher, machine)
-        gone = asyncio.create_task(batcher.submit(Texts(("gone",))))
-        stays = asyncio.create_task(batcher.submit(Texts(("stays",))))
+    async def scenario(backend, machine):
+        first = await held(backend, machine)
+        gone = asyncio.create_task(backend.submit(texts("gone")))
+        stays = asyncio.create_task(backend.submit(texts("stays")))
         await asyncio.sleep(0)
         gone.cancel()
         await asyncio.sleep(0)
         machine.may_go.set()
         await asyncio.gather(first, stays)
-        assert batcher.depth == 0
+        assert backend.depth == 0
 
     machine = run(scenario)
 
@@ -145,10 +135,10 @@ def test_what_nobody_waits_for_any_more_is_not_computed():
 
 
 def test_one_job_that_fails_does_not_spoil_the_others():
-    async def scenario(batcher, machine):
-        first = await held(batcher, machine)
-        asks = [Texts(("a",)), Texts(("poison",)), Texts(("b",))]
-        others = [asyncio.create_task(batcher.submit(ask)) for ask in asks]
+    async def scenario(backend, machine):
+        first = await held(backend, machine)
+        asks = [texts("a"), texts("poison"), texts("b")]
+        others = [asyncio.create_task(backend.submit(ask)) for ask in asks]
         await asyncio.sleep(0)
         machine.may_go.set()
         await first
@@ -160,16 +150,13 @@ def test_one_job_that_fails_does_not_spoil_the_others():
 
 
 def test_closing_computes_what_was_accepted():
-    answers = []
+    tasks = []
 
-    async def scenario(batcher, machine):
-        first = await held(batcher, machine)
-        second = asyncio.create_task(batcher.submit(Texts(("second",))))
+    async def scenario(backend, machine):
+        tasks.append(await held(backend, machine))
+        tasks.append(asyncio.create_task(backend.submit(texts("second"))))
         await asyncio.sleep(0)
-        threading.Timer(0.05, machine.may_go.set).start()
-        await batcher.close()
-        answers.extend([await first, await second])
 
     run(scenario)
 
-    assert answers == [["FIRST"], ["SECOND"]]
+    assert [task.result() for task in tasks] == [["FIRST"], ["SECOND"]]
