@@ -22,12 +22,12 @@ import numba
 import numpy as np
 from scipy import sparse as sp
 
-from elias.rerank.solver import FitSettings, fit_label_classifiers, group_pairs
+from elias.rerank.solver import fit_label_classifiers, group_pairs
 from elias.text.vectorizer import unit_rows
 
 PEER = Path(__file__).with_name("ranker_pecos.py")
 NEEDS = ["libpecos", "numpy<2", "scipy<1.14"]
-SETTINGS = FitSettings(cost=1.0, tolerance=0.1, max_iterations=100, prune=0.1)
+SETTINGS = {"cost": 1.0, "tolerance": 0.1, "max_iterations": 100, "prune": 0.1}
 KEY_WORDS = 8
 COMMON_WORDS = 44
 
@@ -94,7 +94,7 @@ def run_ours(problem):
     features, dense, candidates, labels = problem
     cpu, wall = time.process_time(), time.perf_counter()
     weights, biases = fit_label_classifiers(
-        features, dense, group_pairs(candidates, labels), SETTINGS
+        features, dense, group_pairs(candidates, labels), **SETTINGS
     )
     timed = {"cpu_s": time.process_time() - cpu, "wall_s": time.perf_counter() - wall}
     return timed | {"weights": int(weights.nnz)}, (weights, biases)
@@ -109,7 +109,7 @@ def write_problem(folder, problem):
     for name, matrix in (("features", features), ("labels", labels), ("mask", mask)):
         sp.save_npz(folder / f"{name}.npz", matrix, compressed=False)
     np.save(folder / "dense.npy", dense)
-    (folder / "settings.json").write_text(json.dumps(SETTINGS._asdict()))
+    (folder / "settings.json").write_text(json.dumps(SETTINGS))
 
 
 def run_peer(python, folder, n_threads):
@@ -209,7 +209,7 @@ def main():
     if asked.out is not None:
         asked.out.parent.mkdir(parents=True, exist_ok=True)
         names = ("points", "words", "dim", "labels", "candidates")
-        figures = dict(zip(names, sizes, strict=True)) | SETTINGS._asdict() | best
+        figures = dict(zip(names, sizes, strict=True)) | SETTINGS | best
         asked.out.write_text(json.dumps(figures, indent=2) + "\n", encoding="utf8")
 
 

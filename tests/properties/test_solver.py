@@ -6,10 +6,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy.sparse import csr_matrix, hstack, random_array
 
-from elias.rerank.solver import FitSettings, fit_label_classifiers, group_pairs
+from elias.rerank.solver import fit_label_classifiers, group_pairs
 from elias.rerank.sparse_ranker import SparseRanker, unit_embedding
 
-EXACT = FitSettings(tolerance=1e-10, max_iterations=100_000)
+EXACT = {"tolerance": 1e-10, "max_iterations": 100_000}
 SIZES = {
     "n_points": st.integers(1, 12),
     "n_features": st.integers(1, 9),
@@ -115,7 +115,9 @@ def test_every_classifier_is_at_the_minimum_of_its_own_rows(loss, n_more, cost, 
         widened(sparse, n_more, 0.0),
         dense,
         group_pairs(candidates, labels),
-        EXACT._replace(cost=cost, loss=loss),
+        cost=cost,
+        loss=loss,
+        **EXACT,
     )
 
     assert weights[:, :n_more].nnz == 0
@@ -131,8 +133,8 @@ def test_pruning_drops_small_weights_and_no_other(prune, seed, **sizes):
     sparse, dense, candidates, labels = make_problem(seed=seed, **sizes)
     groups = group_pairs(candidates, labels)
 
-    whole, biases = fit_label_classifiers(sparse, dense, groups, FitSettings())
-    pruned, same_biases = fit_label_classifiers(sparse, dense, groups, FitSettings(prune=prune))
+    whole, biases = fit_label_classifiers(sparse, dense, groups)
+    pruned, same_biases = fit_label_classifiers(sparse, dense, groups, prune=prune)
 
     expected = whole.toarray()
     expected[np.abs(expected) < np.float32(prune)] = 0

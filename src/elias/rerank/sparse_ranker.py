@@ -185,23 +185,21 @@ class SparseRanker:
             config: Cost, tolerance and pruning threshold.
             seed: Seed of the order in which points are visited.
         """
-        from elias.rerank.solver import (
-            FitSettings,
-            fit_label_classifiers,
-            group_pairs,
-        )  # only for training
+        from elias.rerank.solver import fit_label_classifiers, group_pairs  # only for training
 
         dense = unit_embedding(embedding, features.shape[0])
         groups = group_pairs(candidates, labels)
-        settings = FitSettings(
+        weights, biases = fit_label_classifiers(
+            features,
+            dense,
+            groups,
+            loss=config.loss,
             cost=config.cost,
             tolerance=config.tolerance,
             max_iterations=config.max_iterations,
             prune=config.prune,
             seed=seed,
-            loss=config.loss,
         )
-        weights, biases = fit_label_classifiers(features, dense, groups, settings)
         biases[np.diff(groups[0]) == 0] = UNSEEN_MARGIN
         return cls(weights, biases, dense.shape[1])
 

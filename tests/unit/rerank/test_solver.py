@@ -12,7 +12,7 @@ from sklearn.linear_model import LogisticRegression
 from sklearn.svm import LinearSVC
 
 from elias.rerank import solver
-from elias.rerank.solver import FitSettings, fit_label_classifiers, group_pairs
+from elias.rerank.solver import fit_label_classifiers, group_pairs
 
 N_POINTS, N_WORDS, N_DENSE, N_LABELS = 300, 80, 12, 15
 
@@ -47,10 +47,14 @@ def by_label(problem):
 def test_each_classifier_is_that_of_scikit_learn_on_the_same_rows(problem, cost):
     sparse, dense, candidates, labels = problem
     points = hstack([sparse, csr_matrix(dense)], format="csr", dtype=np.float64)
-    settings = FitSettings(cost=cost, tolerance=1e-8, max_iterations=100_000)
 
     weights, biases = fit_label_classifiers(
-        sparse, dense, group_pairs(candidates, labels), settings
+        sparse,
+        dense,
+        group_pairs(candidates, labels),
+        cost=cost,
+        tolerance=1e-8,
+        max_iterations=100_000,
     )
 
     for label, rows, signs in by_label(problem):
@@ -67,10 +71,15 @@ def test_each_classifier_is_that_of_scikit_learn_on_the_same_rows(problem, cost)
 def test_the_logistic_loss_is_that_of_scikit_learn_on_the_same_rows(problem, cost):
     sparse, dense, candidates, labels = problem
     points = hstack([sparse, csr_matrix(dense)], format="csr", dtype=np.float64)
-    settings = FitSettings(cost=cost, tolerance=1e-8, max_iterations=100_000, loss="logistic")
 
     weights, biases = fit_label_classifiers(
-        sparse, dense, group_pairs(candidates, labels), settings
+        sparse,
+        dense,
+        group_pairs(candidates, labels),
+        loss="logistic",
+        cost=cost,
+        tolerance=1e-8,
+        max_iterations=100_000,
     )
 
     for label, rows, signs in by_label(problem):
@@ -86,9 +95,9 @@ def test_the_usual_tolerance_ends_near_the_minimum(problem):
     points = hstack([sparse, csr_matrix(dense)], format="csr", dtype=np.float64)
     groups = group_pairs(candidates, labels)
 
-    rough, rough_biases = fit_label_classifiers(sparse, dense, groups, FitSettings())
+    rough, rough_biases = fit_label_classifiers(sparse, dense, groups)
     exact, biases = fit_label_classifiers(
-        sparse, dense, groups, FitSettings(tolerance=1e-8, max_iterations=100_000)
+        sparse, dense, groups, tolerance=1e-8, max_iterations=100_000
     )
 
     for label, rows, signs in by_label(problem):
@@ -107,7 +116,7 @@ def test_the_number_of_threads_changes_no_bit(problem, monkeypatch):
     before = numba.get_num_threads()
     for n_threads in (1, numba.config.NUMBA_NUM_THREADS):
         numba.set_num_threads(n_threads)
-        found.append(fit_label_classifiers(sparse, dense, groups, FitSettings(prune=0.1)))
+        found.append(fit_label_classifiers(sparse, dense, groups, prune=0.1))
     numba.set_num_threads(before)
 
     (one, one_biases), (other, other_biases) = found
@@ -121,8 +130,8 @@ def test_a_label_s_classifier_does_not_depend_on_the_other_labels(problem):
     kept = 3  # the rows of later labels go
     alone = np.minimum(starts, starts[kept]), rows[: starts[kept]], signs[: starts[kept]]
 
-    weights, _ = fit_label_classifiers(sparse, dense, (starts, rows, signs), FitSettings())
-    few_weights, _ = fit_label_classifiers(sparse, dense, alone, FitSettings())
+    weights, _ = fit_label_classifiers(sparse, dense, (starts, rows, signs))
+    few_weights, _ = fit_label_classifiers(sparse, dense, alone)
 
     assert (weights[:kept] != few_weights[:kept]).nnz == 0
     assert few_weights[kept:].nnz == 0
@@ -132,8 +141,8 @@ def test_another_seed_visits_points_in_another_order(problem):
     sparse, dense, candidates, labels = problem
     groups = group_pairs(candidates, labels)
 
-    one, _ = fit_label_classifiers(sparse, dense, groups, FitSettings(seed=0))
-    other, _ = fit_label_classifiers(sparse, dense, groups, FitSettings(seed=1))
+    one, _ = fit_label_classifiers(sparse, dense, groups, seed=0)
+    other, _ = fit_label_classifiers(sparse, dense, groups, seed=1)
 
     assert (one != other).nnz > 0
     np.testing.assert_allclose(one.toarray(), other.toarray(), atol=0.2)
@@ -143,10 +152,8 @@ def test_one_pass_stops_after_one_pass(problem):
     sparse, dense, candidates, labels = problem
     groups = group_pairs(candidates, labels)
 
-    one, _ = fit_label_classifiers(
-        sparse, dense, groups, FitSettings(tolerance=1e-9, max_iterations=1)
-    )
-    many, _ = fit_label_classifiers(sparse, dense, groups, FitSettings(tolerance=1e-9))
+    one, _ = fit_label_classifiers(sparse, dense, groups, tolerance=1e-9, max_iterations=1)
+    many, _ = fit_label_classifiers(sparse, dense, groups, tolerance=1e-9)
 
     assert np.abs(one - many).max() > 0.05
 
@@ -160,7 +167,8 @@ def fit_one(signs):
         sparse,
         np.zeros((sparse.shape[0], 0), dtype=np.float32),
         group_pairs(candidates, labels),
-        FitSettings(tolerance=1e-9, max_iterations=1000),
+        tolerance=1e-9,
+        max_iterations=1000,
     )
     return weights.toarray()[0], biases[0]
 
@@ -191,7 +199,6 @@ def test_a_positive_that_is_no_candidate_is_learned_from():
         sparse,
         np.zeros((3, 0), dtype=np.float32),
         group_pairs(candidates, labels),
-        FitSettings(),
     )
 
     positive, negative, untouched = weights.toarray()[0]
@@ -203,7 +210,7 @@ BITS = """
 import hashlib
 import numpy as np
 from scipy.sparse import csr_matrix
-from elias.rerank.solver import FitSettings, fit_label_classifiers
+from elias.rerank.solver import fit_label_classifiers
 from elias.rerank.solver import group_pairs
 
 rng = np.random.default_rng(0)
@@ -212,7 +219,7 @@ dense = rng.standard_normal((200, 37)).astype(np.float32)
 candidates = rng.permuted(np.tile(np.arange(20), (200, 1)), axis=1)[:, :8]
 labels = csr_matrix(rng.random((200, 20)) < 0.1, dtype=np.float32)
 groups = group_pairs(candidates, labels)
-weights, biases = fit_label_classifiers(sparse, dense, groups, FitSettings())
+weights, biases = fit_label_classifiers(sparse, dense, groups)
 print(hashlib.sha256(weights.data.tobytes() + biases.tobytes()).hexdigest())
 """
 
