@@ -6,7 +6,9 @@ import numpy as np
 from scipy.sparse import csr_matrix
 
 from elias.config import RerankConfig
-from elias.rerank import Candidates, RankerFeatures, Reranker
+from elias.predictions import Candidates
+from elias.rerank.reranker import Reranker
+from elias.rerank.sparse_ranker import RankerFeatures
 
 N_LABELS = 12
 
@@ -69,4 +71,5 @@ def scores_of(reranker, points, component=None):
     """The scores of a component, the last by default."""
     component = component or reranker.components[-1]
     psi = reranker.features.transform(points.inputs)
-    return reranker.scores(points.candidates, psi, [component])[component]
+    scores, _ = reranker.scores(points.candidates, psi, [component])
+    return scores[component]

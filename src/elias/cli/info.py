@@ -15,7 +15,7 @@ from elias.config import EliasConfig, preset_names, preset_summary
 
 if TYPE_CHECKING:
     from elias.config import EncoderConfig, ResolvedConfig, ResolvedIndex
-    from elias.rerank import Reranker
+    from elias.rerank.reranker import Reranker
 
 
 def info(model: options.ModelPath, as_json: options.AsJson = False) -> None:

@@ -40,8 +40,8 @@ from elias.inference.predict import ENSEMBLE, max_filtered
 from elias.inference.predictor import EVALUATED
 from elias.predictions import Predictions
 from elias.progress import progress
-from elias.rerank import RankerFeatures
 from elias.rerank.reranker import CALIBRATE, NAMES, RERANK
+from elias.rerank.sparse_ranker import RankerFeatures
 from elias.text.vectorizer import Featurizer, unit_rows
 
 if TYPE_CHECKING:

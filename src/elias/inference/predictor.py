@@ -35,7 +35,7 @@ from elias.persistence.hub import find_model, model_card, push
 from elias.persistence.manifest import CARD_FILE
 from elias.persistence.model_files import load_model, save_model
 from elias.predictions import Predictions
-from elias.rerank.probabilities import check_target
+from elias.rerank.probabilities import parse_target
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -259,7 +259,7 @@ class Elias:
         Raises:
             ConfigError: If the target is invalid, or the component has no probabilities.
         """
-        check_target(target)
+        parse_target(target)
         is_last = self.check_component(component) == self.components[-1]
         if is_last and self.probabilities is not None:
             return self.probabilities.threshold(target)

@@ -401,7 +401,7 @@ def load_reranker(manifest: files.Manifest) -> Reranker:
     calibrations: dict[str, trees.Calibration | None] = {"calibration": None}
     for attribute, flag, n_inputs in _CALIBRATIONS:
         if entry[flag]:
-            parts = {name: arrays[f"{attribute}.{name}"] for name in trees.Calibration.dtypes()}
+            parts = {name: arrays[f"{attribute}.{name}"] for name in trees.TREE_DTYPES}
             try:
                 calibrations[attribute] = trees.Calibration.from_arrays(parts, n_inputs)
             except ModelError as error:
@@ -432,7 +432,7 @@ def _expected_of_ranker(entry: Mapping[str, Any]) -> files.Expected:
         expected["idf"] = ("float32", (entry["n_features"],))
     for attribute, flag, _ in _CALIBRATIONS:
         if entry[flag]:
-            for name, kind in trees.Calibration.dtypes().items():
+            for name, kind in trees.TREE_DTYPES.items():
                 expected[f"{attribute}.{name}"] = (np.dtype(kind).name, (None,))
     if entry["named"]:
         expected["names.starts"] = ("int64", (n_labels + 1,))

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 
 from elias.errors import ModelError
 from elias.kernels.threads import thread_map_progress
-from elias.rerank.sparse_ranker import POINTS_PER_CHUNK, as_rows, run_on_points
+from elias.rerank.sparse_ranker import as_rows, run_on_points
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -42,13 +42,14 @@ FOREST_FEATURE_SHARE = 0.5
 """Share of the features that a node of a random forest chooses from."""
 LEAF = -1
 """Feature index that marks a leaf."""
-_DTYPES: dict[str, type] = {
+TREE_DTYPES: dict[str, type] = {
     "feature": np.int32,
     "threshold": np.float64,
     "left": np.int32,
     "right": np.int32,
     "value": np.float64,
 }
+"""Names and types of the arrays that make up the trees."""
 
 
 def combine_scores(
@@ -58,9 +59,8 @@ def combine_scores(
 
     The sum can exceed 1: it is a ranking score, not a probability.
     """
-    if mixture == "sum":
-        return (probability + product).astype(np.float32)
-    return (0.3 * probability + 0.7 * product).astype(np.float32)
+    mixed = probability + product if mixture == "sum" else 0.3 * probability + 0.7 * product
+    return mixed.astype(np.float32)
 
 
 @dataclass(frozen=True)
@@ -116,31 +116,34 @@ class Calibration:
             extra: Additional features of each pair.
             points: The point of each pair, ascending; None: each pair is a point of its own.
         """
+        from sklearn.tree import DecisionTreeClassifier  # here: only training needs it
+
         features = _features(scores, relevances, frequencies, extra)
         targets = np.ravel(relevant).astype(bool)
         point = np.arange(len(targets)) if points is None else np.ravel(points)
         starts = np.append(np.flatnonzero(np.diff(point, prepend=-1)), len(point))
 
-        def grow(tree: range, _: None) -> dict[str, NDArray[Any]]:
-            if n_trees == 1:
-                return _grow_tree(features, targets, depth, leaf)
-            seed = tree.start
-            pairs = _bootstrap(starts, seed)
-            return _grow_tree(
-                features[pairs], targets[pairs], depth, leaf, FOREST_FEATURE_SHARE, seed
+        def grow(seeds: Sequence[int], _: None) -> dict[str, NDArray[Any]]:
+            forest = n_trees > 1
+            pairs = _bootstrap(starts, seeds[0]) if forest else slice(None)
+            classifier = DecisionTreeClassifier(
+                max_depth=depth,
+                min_samples_leaf=leaf,
+                max_features=FOREST_FEATURE_SHARE if forest else 1.0,
+                random_state=seeds[0],
             )
+            return _tree_arrays(classifier.fit(features[pairs], targets[pairs]))
 
-        numbers = [range(tree, tree + 1) for tree in range(n_trees)]
-        trees = list(thread_map_progress(grow, numbers, lambda: None, "Growing trees", n_trees))
+        seeds = [[seed] for seed in range(n_trees)]
+        trees = list(thread_map_progress(grow, seeds, lambda: None, "Growing trees", n_trees))
         offsets = np.cumsum([0] + [len(tree["feature"]) for tree in trees])
         for tree, offset in zip(trees, offsets[:-1], strict=True):
-            inner = tree["feature"] != LEAF
             for side in ("left", "right"):
-                tree[side] = np.where(inner, tree[side] + offset, 0)
+                tree[side] = np.where(tree["feature"] != LEAF, tree[side] + offset, 0)
         return cls(
             **{
                 name: np.concatenate([tree[name] for tree in trees]).astype(dtype)
-                for name, dtype in _DTYPES.items()
+                for name, dtype in TREE_DTYPES.items()
             },
             n_features=features.shape[1],
         )
@@ -149,10 +152,8 @@ class Calibration:
     def roots(self) -> NDArray[np.int64]:
         """The index of each tree's root node."""
         inner = self.feature != LEAF
-        is_child = np.zeros(len(self.feature), dtype=bool)
-        is_child[self.left[inner]] = True
-        is_child[self.right[inner]] = True
-        return np.flatnonzero(~is_child)
+        children = np.concatenate([self.left[inner], self.right[inner]])
+        return np.setdiff1d(np.arange(len(self.feature)), children)
 
     def probability(
         self,
@@ -165,18 +166,13 @@ class Calibration:
         features = _features(scores, relevances, frequencies, extra)
         if features.shape[1] != self.n_features:
             raise ValueError(f"T reads {self.n_features} features, not {features.shape[1]}")
-        nodes = (self.feature, self.threshold, self.left, self.right, self.value)
-        probability: NDArray[np.float64] = _mean_value(features, self.roots, *nodes)
+        trees = self.to_arrays().values()
+        probability: NDArray[np.float64] = _mean_value(features, self.roots, *trees)
         return probability.reshape(np.shape(scores))
-
-    @staticmethod
-    def dtypes() -> dict[str, type]:
-        """Return the names and the types of the arrays that make up the trees."""
-        return dict(_DTYPES)
 
     def to_arrays(self) -> dict[str, NDArray[Any]]:
         """Return the trees as named arrays, for saving."""
-        return {name: getattr(self, name) for name in _DTYPES}
+        return {name: getattr(self, name) for name in TREE_DTYPES}
 
     @classmethod
     def from_arrays(
@@ -187,24 +183,19 @@ class Calibration:
         Raises:
             ModelError: If the arrays do not describe trees.
         """
-        for name, dtype in _DTYPES.items():
-            if name not in arrays:
-                raise ModelError(f"calibration.{name} is missing")
-            if arrays[name].dtype != dtype or arrays[name].shape != arrays["feature"].shape:
-                raise ModelError(f"calibration.{name} has another type or shape than when saved")
-        trees = cls(**{name: arrays[name] for name in _DTYPES}, n_features=n_features)
+        trees = cls(**arrays, n_features=n_features)
+        if len({array.shape for array in arrays.values()}) > 1:
+            raise ModelError("the arrays of calibration differ in length")
         n_nodes = len(trees.feature)
         inner = np.flatnonzero(trees.feature != LEAF)
         children = np.concatenate([trees.left[inner], trees.right[inner]])
         parents = np.concatenate([inner, inner])
         valid = (
-            trees.feature.ndim == 1
-            and n_nodes > 0
+            n_nodes > 0
             and trees.feature.min() >= LEAF
             and trees.feature.max() < n_features
             # children come after their parent, so every walk ends
             and bool(((children > parents) & (children < n_nodes)).all())
-            and np.isfinite(trees.threshold).all()
             and bool(((trees.value >= 0) & (trees.value <= 1)).all())
         )
         if not valid:
@@ -228,21 +219,9 @@ def _bootstrap(starts: NDArray[np.int64], seed: int) -> NDArray[np.int64]:
     return pairs
 
 
-def _grow_tree(
-    features: NDArray[np.float32],
-    targets: NDArray[np.bool_],
-    depth: int,
-    leaf: int,
-    feature_share: float = 1.0,
-    seed: int = 0,
-) -> dict[str, NDArray[Any]]:
-    """Return the arrays of one tree."""
-    from sklearn.tree import DecisionTreeClassifier  # here: only training needs it
-
-    classifier = DecisionTreeClassifier(
-        max_depth=depth, min_samples_leaf=leaf, max_features=feature_share, random_state=seed
-    )
-    tree = classifier.fit(features, targets).tree_
+def _tree_arrays(classifier: Any) -> dict[str, NDArray[Any]]:
+    """Return the arrays of a fitted tree."""
+    tree = classifier.tree_
     classes = classifier.classes_.tolist()
     shares = tree.value[:, 0, classes.index(True)] if True in classes else 0 * tree.threshold
     leaves = tree.children_left < 0
@@ -262,12 +241,10 @@ def _features(
     extra: Sequence[NDArray[np.floating[Any]]],
 ) -> NDArray[np.float32]:
     """Return (p, q, p·q, n_ℓ, …) of each pair as float32, which scikit-learn's trees use."""
-    p = np.ravel(scores).astype(np.float32)
-    q = np.ravel(relevances).astype(np.float32)
-    columns = [p, q, p * q]
-    for values in (frequencies, *extra):
-        columns.append(np.ravel(values).astype(np.float32))
-    return np.stack(columns, axis=1)
+    p, q, *others = (
+        np.ravel(values).astype(np.float32) for values in (scores, relevances, frequencies, *extra)
+    )
+    return np.stack([p, q, p * q, *others], axis=1)
 
 
 @njit(cache=True, nogil=True)
@@ -321,7 +298,7 @@ class LabelNames:
     """The words and n-grams of each label's name, as columns of the ranker's features.
 
     >>> from elias.config import RerankConfig
-    >>> from elias.rerank import RankerFeatures
+    >>> from elias.rerank.sparse_ranker import RankerFeatures
     >>> config = RerankConfig(word_ngrams=1, char_ngrams=(0, 0))
     >>> features = RankerFeatures.fit(["red cod", "red tape"], config)
     >>> names = LabelNames.read(features, ["cod", "Red Herring"])
@@ -363,15 +340,7 @@ class LabelNames:
         """
         rows = as_rows(features, np.zeros((len(candidates), 0), dtype=np.float32))
         names = (self.starts, self.columns)
-        out = NameOverlap(
-            np.empty(candidates.shape, dtype=np.float32),
-            np.empty(candidates.shape, dtype=np.float32),
-        )
-
-        if len(candidates) <= POINTS_PER_CHUNK:
-            buffer = np.zeros(len(self.idf), dtype=np.float32)
-            _compare(rows, (0, len(candidates)), names, self.idf, candidates, buffer, out)
-            return out
+        out = NameOverlap(*np.empty((2, *candidates.shape), dtype=np.float32))
 
         def work(points: range, buffer: NDArray[np.float32]) -> None:
             span = (points.start, points.stop)
@@ -394,7 +363,7 @@ def _compare(
     data, columns, starts, _ = rows
     name_starts, name_columns = names
     n_labels = name_starts.shape[0] - 1
-    for row in range(span[0], span[1]):
+    for row in range(*span):
         for j in range(starts[row], starts[row + 1]):
             buffer[columns[j]] = data[j]
         for k in range(candidates.shape[1]):

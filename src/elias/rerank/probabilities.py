@@ -106,9 +106,7 @@ class Probabilities:
         Raises:
             ConfigError: If the target is invalid, or no threshold reaches it.
         """
-        if not isinstance(target, str):
-            return float(target)
-        name, least = _parsed(target)
+        name, least = parse_target(target)
         if name == "f1":
             return float(np.argmax(self.f1)) / _STEPS
         if name is None:
@@ -151,35 +149,48 @@ class Probabilities:
             arrays = {name: np.array(tree[name], dtype=np.float64) for name in _ARRAYS}
         except (ValueError, KeyError, TypeError) as error:
             raise damaged_file(path, f"damaged ({quoted(error)})") from error
-        probabilities = cls(**arrays)
-        if not probabilities._is_valid():
+        scores, *shares = arrays.values()
+        values, precision, recall = shares
+        monotonic = (
+            all(array.ndim == 1 and np.isfinite(array).all() for array in arrays.values())
+            and len(scores) == len(values) > 0
+            and len(precision) == len(recall) == _STEPS + 1
+            and all((np.diff(knots) >= 0).all() for knots in (scores, values))
+            and all(((share >= 0) & (share <= 1)).all() for share in shares)
+        )
+        if not monotonic:
             raise damaged_file(
                 path, "the map from scores to probabilities is not monotonic in [0, 1]"
             )
-        return probabilities
-
-    def _is_valid(self) -> bool:
-        arrays = [getattr(self, name) for name in _ARRAYS]
-        if any(array.ndim != 1 or not np.isfinite(array).all() for array in arrays):
-            return False
-        shares = np.concatenate([self.values, self.precision, self.recall])
-        return bool(
-            len(self.scores) == len(self.values) > 0
-            and len(self.precision) == len(self.recall) == _STEPS + 1
-            and (np.diff(self.scores) >= 0).all()
-            and (np.diff(self.values) >= 0).all()
-            and ((shares >= 0) & (shares <= 1)).all()
-        )
+        return cls(**arrays)
 
 
-def check_target(target: float | str) -> None:
-    """Raise an error if a threshold is invalid.
+def parse_target(target: float | str) -> tuple[str | None, float]:
+    """Return the metric of a threshold target and its minimum; None and a plain threshold.
 
-    >>> check_target("f1"), check_target("0.3"), check_target("precision=0.8")
-    (None, None, None)
+    >>> parse_target("precision=0.8"), parse_target("0.3"), parse_target("f1")
+    (('precision', 0.8), (None, 0.3), ('f1', 0.0))
+
+    Raises:
+        ConfigError: If the target is invalid.
     """
-    if isinstance(target, str):
-        _parsed(target)
+    if not isinstance(target, str):
+        return None, float(target)
+    text = target.strip().lower()
+    if text == "f1":
+        return "f1", 0.0
+    match = _TARGET.fullmatch(text)
+    name, number = (match[1], match[2]) if match else (None, text)
+    try:
+        least = float(number)
+    except ValueError:
+        least = float("nan")
+    if not 0 <= least <= 1 and (name is not None or np.isnan(least)):
+        raise ConfigError(
+            f"threshold {target!r}: give a number, f1, precision=0.8 or recall=0.6 (precision and "
+            "recall between 0 and 1)"
+        )
+    return name, least
 
 
 @dataclass(frozen=True, slots=True)
@@ -233,24 +244,6 @@ def calibration_error(
     return reliability(predictions, labels, k, calibrated=calibrated).error
 
 
-def _parsed(target: str) -> tuple[str | None, float]:
-    """Return the target metric and its minimum; for a plain threshold, None and the number."""
-    text = target.strip().lower()
-    if text == "f1":
-        return "f1", 0.0
-    try:
-        match = _TARGET.fullmatch(text)
-        name, least = (match[1], float(match[2])) if match else (None, float(text))
-    except ValueError:
-        name, least = None, float("nan")
-    if not 0 <= least <= 1 and (name is not None or np.isnan(least)):
-        raise ConfigError(
-            f"threshold {target!r}: give a number, f1, precision=0.8 or recall=0.6 (precision and "
-            "recall between 0 and 1)"
-        )
-    return name, least
-
-
 def _precision_and_recall(
     probability: NDArray[np.float64], relevant: NDArray[np.bool_], n_relevant: int
 ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
@@ -292,32 +285,17 @@ def add_probabilities(
         logger.info("no label of the held-out points was predicted: there are no probabilities")
         return {}
     model.probabilities = learned
-    quality = {
-        "errors": {
-            split: _errors(learned, predictions.top(ECE_AT), labels)
-            for split, (predictions, labels) in predicted.items()
-        },
-        "f1": _quality_at(learned, learned.threshold("f1")),
-    }
+    errors = {}
+    for split, (predictions, labels) in predicted.items():
+        best = predictions.top(ECE_AT)
+        best = replace(best, probabilities=learned.of(best.scores))
+        errors[split] = {
+            when: round(calibration_error(best, labels, ECE_AT, calibrated=when == "after"), 4)
+            for when in ("before", "after")
+        }
+    step = int(np.argmax(learned.f1))
+    curves = {"precision": learned.precision, "recall": learned.recall, "F1": learned.f1}
+    at_best = {metric: round(100 * float(curve[step]), 2) for metric, curve in curves.items()}
+    quality = {"errors": errors, "f1": {"threshold": step / _STEPS, **at_best}}
     model.metadata[PROBABILITIES] = quality
     return quality
-
-
-def _errors(
-    learned: Probabilities, predictions: Predictions, labels: csr_matrix
-) -> dict[str, float]:
-    predictions = replace(predictions, probabilities=learned.of(predictions.scores))
-    before = calibration_error(predictions, labels, ECE_AT, calibrated=False)
-    after = calibration_error(predictions, labels, ECE_AT)
-    return {"before": round(before, 4), "after": round(after, 4)}
-
-
-def _quality_at(probabilities: Probabilities, threshold: float) -> dict[str, float]:
-    """Return a threshold with its precision, recall and F1 on the held-out points, in percent."""
-    step = int(np.searchsorted(probabilities.thresholds, threshold - 1e-9))
-    quality = {
-        "precision": probabilities.precision[step],
-        "recall": probabilities.recall[step],
-        "F1": probabilities.f1[step],
-    }
-    return {"threshold": threshold, **{k: round(100 * float(v), 2) for k, v in quality.items()}}

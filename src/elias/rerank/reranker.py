@@ -144,17 +144,13 @@ class Reranker:
         ids = candidates.ids
         known = ids < self.ranker.n_labels
         if len(ids) < MIN_POINTS:
-            logger.info(
-                "%d points are held out, fewer than %d: scores are not calibrated",
-                len(ids),
-                MIN_POINTS,
-            )
+            message = "%d points are held out, fewer than %d: scores are not calibrated"
+            logger.info(message, len(ids), MIN_POINTS)
             return self
         if not known.any():
             logger.warning("no held-out point has a candidate: scores are not calibrated")
             return self
-        margin = self.ranker.score(psi, candidates.embedding, ids)
-        q = relevance(margin, self.transform)
+        q = relevance(self.ranker.score(psi, candidates.embedding, ids), self.transform)
         relevant = relevant_candidates(ids, labels)
         sharpness = self.sharpness
         if config.sharpness is None:
@@ -176,21 +172,21 @@ class Reranker:
                 points=np.nonzero(known)[0],
             )
 
-        calibration = calibrated() if config.calibrate else None
-        names = by_name = None
+        reranker = replace(self, sharpness=sharpness)
+        if config.calibrate:
+            reranker = replace(reranker, calibration=calibrated())
         if config.calibrate and config.names:
             names = LabelNames.read(self.features, label_names)
-        if names is not None:
-            by_name = calibrated(names.overlap(psi, ids))
-        return replace(
-            self, sharpness=sharpness, calibration=calibration, names=names, by_name=by_name
-        )
+            if names is not None:
+                by_name = calibrated(names.overlap(psi, ids))
+                reranker = replace(reranker, names=names, by_name=by_name)
+        return reranker
 
     @cached_property
     def components(self) -> tuple[str, ...]:
         """The components that this reranker has, in order."""
-        calibrated, named = self.calibration is not None, self.by_name is not None
-        return (RERANK, *((CALIBRATE,) if calibrated else ()), *((NAMES,) if named else ()))
+        parts = {RERANK: self.ranker, CALIBRATE: self.calibration, NAMES: self.by_name}
+        return tuple(name for name, part in parts.items() if part is not None)
 
     def rerank(
         self,
@@ -214,17 +210,14 @@ class Reranker:
             label_names: Names for the predictions.
             psi: (N, F) features of the points; None: they are computed from ``inputs``.
         """
-        n_labels, n_points = len(self.frequencies), len(candidates.ids)
-        best, ids = candidates, candidates.ids[:, :width]
-        if ids.shape[1] > count:
-            best = candidates.top(count)
-        scores: dict[str, list[NDArray[np.float32]]] = {}
-        for start in range(0, max(n_points, 1), _POINTS_PER_CHUNK):
+        n_labels, ids = len(self.frequencies), candidates.ids[:, :width]
+        best = candidates.top(count)
+        scores: dict[str, list[NDArray[np.float32]]] = {name: [] for name in components}
+        for start in range(0, max(len(best), 1), _POINTS_PER_CHUNK):
             rows = slice(start, start + _POINTS_PER_CHUNK)
-            chunk = best if n_points <= _POINTS_PER_CHUNK else best.take(rows)
             features = self.features.transform(inputs[rows]) if psi is None else psi[rows]
-            for name, score in self.scores(chunk, features, components).items():
-                scores.setdefault(name, []).append(score)
+            for name, score in self.scores(best.take(rows), features, components)[0].items():
+                scores[name].append(score)
         predictions = {}
         for name in components:
             # p breaks ties, and labels past the candidates come after them
@@ -235,39 +228,32 @@ class Reranker:
         return predictions
 
     def scores(
-        self,
-        candidates: Candidates,
-        psi: csr_matrix,
-        components: Collection[str],
-        factors: dict[str, NDArray[np.float32]] | None = None,
-    ) -> dict[str, NDArray[np.float32]]:
-        """Return the scores (N, k) of the candidates for each component; -inf where padded.
+        self, candidates: Candidates, psi: csr_matrix, components: Collection[str]
+    ) -> tuple[dict[str, NDArray[np.float32]], dict[str, NDArray[np.float32]]]:
+        """Return the scores (N, k) of the candidates for each component, and their `factors`.
 
-        If ``factors`` is given, the factors of the scores are added to it; see `factors`.
+        The score of padding is -inf.
         """
-        ids, used = candidates.ids, {}
+        ids = candidates.ids
         known = ids < len(self.frequencies)
-        margin = self.ranker.score(psi, candidates.embedding, ids)
-        q = relevance(margin, self.transform) ** np.float32(self.sharpness)
+        q = relevance(self.ranker.score(psi, candidates.embedding, ids), self.transform)
+        q **= np.float32(self.sharpness)
         p = np.where(known, candidates.scores, 0).astype(np.float32)
-        used["ranker_score"] = q
-        scores = {}
+        scores, factors = {}, {"ranker_score": q}
         for name in components:
             final = product = p * q
             if name != RERANK:
                 trees, overlap = self.calibration, None
                 if name == NAMES and self.names is not None:
                     trees, overlap = self.by_name, self.names.overlap(psi, ids)
-                    used |= {"name_likeness": overlap.likeness, "name_coverage": overlap.coverage}
+                    factors["name_likeness"], factors["name_coverage"] = overlap
                 assert trees is not None, f"this reranker has no component {name}"
                 frequencies = np.append(self.frequencies, 0)[ids]
                 probability = trees.probability(p, q, frequencies, overlap or ())
-                used["calibrated_score"] = np.where(known, probability, 0).astype(np.float32)
+                factors["calibrated_score"] = np.where(known, probability, 0).astype(np.float32)
                 final = combine_scores(probability, product, self.mixture)
             scores[name] = np.where(known, final, -np.inf).astype(np.float32)
-        if factors is not None:
-            factors |= used
-        return scores
+        return scores, factors
 
     def factors(self, candidates: Candidates, inputs: Inputs) -> dict[str, NDArray[np.float32]]:
         """Return the factors of the final score, each (N, k) and 0 where padded.
@@ -275,10 +261,7 @@ class Reranker:
         ``ranker_score`` is q^γ. ``calibrated_score`` is T, if the reranker has a calibration.
         ``name_likeness`` and ``name_coverage`` are the `NameOverlap`, if T reads names.
         """
-        factors: dict[str, NDArray[np.float32]] = {}
-        psi = self.features.transform(inputs)
-        self.scores(candidates, psi, self.components[-1:], factors)
-        return factors
+        return self.scores(candidates, self.features.transform(inputs), self.components[-1:])[1]
 
 
 def relevant_candidates(ids: NDArray[np.integer[Any]], labels: csr_matrix) -> NDArray[np.bool_]:

@@ -108,17 +108,16 @@ def fit_label_classifiers(
     n_labels, width = len(groups[0]) - 1, features.shape[1] + dense.shape[1]
     limits = (cost, tolerance, max_iterations)
 
-    def work(labels: NDArray[np.int64], memory: tuple[Array, Entries]) -> tuple[Array, ...]:
+    def work(labels: NDArray[np.int64], weight: NDArray[np.float64]) -> tuple[Array, ...]:
         fitted: tuple[Array, ...] = _fit_labels(
-            rows, squares, groups, labels, *memory, loss == "logistic", limits, prune, seed
+            rows, squares, groups, labels, weight, loss == "logistic", limits, prune, seed
         )
         return fitted
 
-    def memory() -> tuple[Array, Entries]:
-        return np.zeros(width), (np.empty(width, np.int32), np.empty(width, np.float32))
-
     chunks = _chunks(groups[0])
-    fitted = thread_map_progress(work, chunks, memory, "Fitting the ranker", n_labels)
+    fitted = thread_map_progress(
+        work, chunks, lambda: np.zeros(width), "Fitting the ranker", n_labels
+    )
     counts, biases, columns, values = map(np.concatenate, zip(*fitted, strict=True))
     starts = np.concatenate([[0], np.cumsum(counts)])
     order = np.argsort(np.concatenate(chunks))
@@ -149,7 +148,6 @@ def _fit_labels(
     groups: Groups,
     labels: Array,
     weight: Array,
-    out: Entries,
     logistic: bool,
     limits: tuple[float, float, int],
     prune: float,
@@ -157,28 +155,27 @@ def _fit_labels(
 ) -> tuple[Array, Array, Array, Array]:
     """Fit a chunk of labels; return the number of weights and bias of each, and all weights.
 
-    ``weight`` (zeros) and ``out`` are buffers as wide as ψ.
+    ``weight`` is a buffer of zeros, as wide as ψ.
     """
     starts, members, signs = groups
+    _, _, row_starts, dense = rows
+    capacity = 0
+    for label in labels:
+        group = members[starts[label] : starts[label + 1]]
+        n_entries = (row_starts[group + 1] - row_starts[group]).sum() + dense.shape[1]
+        capacity += min(n_entries, weight.shape[0])
     counts = np.zeros(labels.shape[0], dtype=np.int64)
     biases = np.zeros(labels.shape[0], dtype=np.float32)
-    columns = np.empty(0, dtype=np.int32)
-    values = np.empty(0, dtype=np.float32)
+    columns = np.empty(capacity, dtype=np.int32)
+    values = np.empty(capacity, dtype=np.float32)
     size = 0
-    for i in range(labels.shape[0]):
-        begin, end = starts[labels[i]], starts[labels[i] + 1]
-        state = _first_state(seed, labels[i])
+    for i, label in enumerate(labels):
+        begin, end = starts[label], starts[label + 1]
         pairs = (members[begin:end], signs[begin:end])
+        state = _first_state(seed, label)
         biases[i], used = _solve(rows, squares, pairs, weight, logistic, limits, state)
-        counts[i] = count = _take(rows, used, weight, out, prune)
-        missing = size + count - columns.shape[0]
-        if missing > 0:
-            more = max(columns.shape[0], missing)
-            columns = np.concatenate((columns, np.empty(more, dtype=np.int32)))
-            values = np.concatenate((values, np.empty(more, dtype=np.float32)))
-        columns[size : size + count] = out[0][:count]
-        values[size : size + count] = out[1][:count]
-        size += count
+        counts[i] = _take(rows, used, weight, (columns[size:], values[size:]), prune)
+        size += counts[i]
     return counts, biases, columns[:size].copy(), values[:size].copy()
 
 

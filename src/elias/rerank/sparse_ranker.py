@@ -37,8 +37,7 @@ Classifiers: TypeAlias = tuple[Array, Array, Array, Array]
 UNSEEN_MARGIN = -1.0
 """Margin of a label without training pairs, the same as for a confident negative."""
 _PADDING = np.float32(-np.inf)
-POINTS_PER_CHUNK = 256
-"""Number of points that a thread scores at a time."""
+_POINTS_PER_CHUNK = 256  # that a thread scores at a time
 
 
 @dataclass(frozen=True)
@@ -216,12 +215,9 @@ class SparseRanker:
             embedding: (N, D) φ(x), or None, as in `fit`.
             candidates: (N, k) label ids; L is padding, whose margin is -inf.
         """
-        dense = np.zeros((features.shape[0], 0), dtype=np.float32)
-        if embedding is not None:
-            dense = unit_embedding(embedding, features.shape[0])
-        n_features = self.weights.shape[1] - self.n_dense
+        dense = unit_embedding(embedding, features.shape[0])
         for name, width, trained in (
-            ("features", features.shape[1], n_features),
+            ("features", features.shape[1], self.n_features),
             ("embedding", dense.shape[1], self.n_dense),
         ):
             if width != trained:
@@ -232,10 +228,6 @@ class SparseRanker:
             features = features.sorted_indices()
         rows, classifiers = as_rows(features, dense), self._classifiers
         margins = np.empty(candidates.shape, dtype=np.float32)
-        if len(candidates) <= POINTS_PER_CHUNK:  # one text must not wait for threads to start
-            buffer = np.zeros(self.weights.shape[1], dtype=np.float32)
-            _score_points(rows, (0, len(candidates)), classifiers, candidates, buffer, margins)
-            return margins
 
         def work(points: range, buffer: NDArray[np.float32]) -> None:
             span = (points.start, points.stop)
@@ -269,12 +261,16 @@ def run_on_points(
     description: str,
 ) -> None:
     """Call ``work`` on chunks of all points in threads, each with a zeroed buffer of ``width``."""
-    starts = range(0, n_points, POINTS_PER_CHUNK)
-    chunks = [range(start, min(start + POINTS_PER_CHUNK, n_points)) for start in starts]
-    for _ in thread_map_progress(
-        work, chunks, lambda: np.zeros(width, dtype=np.float32), description, n_points
-    ):
-        pass
+    points = range(n_points)
+    chunks = [points[i : i + _POINTS_PER_CHUNK] for i in points[::_POINTS_PER_CHUNK]]
+
+    def buffer() -> NDArray[np.float32]:
+        return np.zeros(width, dtype=np.float32)
+
+    if len(chunks) == 1:  # a single text must not wait for a progress bar
+        work(points, buffer())
+    else:
+        list(thread_map_progress(work, chunks, buffer, description, n_points))
 
 
 @njit(cache=True, nogil=True)
@@ -288,17 +284,16 @@ def _score_points(
 ) -> None:
     data, columns, starts, dense = rows
     n_labels = classifiers[3].shape[0]
-    for row in range(span[0], span[1]):
+    for row in range(*span):
         point = (data[starts[row] : starts[row + 1]], columns[starts[row] : starts[row + 1]])
         for j in range(point[0].shape[0]):
             buffer[point[1][j]] = point[0][j]
         buffer[buffer.shape[0] - dense.shape[1] :] = dense[row]
         for k in range(candidates.shape[1]):
-            label = candidates[row, k]
-            known = label < n_labels
-            out[row, k] = (
-                _margin(point, dense.shape[1], classifiers, label, buffer) if known else _PADDING
-            )
+            label, margin = candidates[row, k], _PADDING
+            if label < n_labels:
+                margin = _margin(point, dense.shape[1], classifiers, label, buffer)
+            out[row, k] = margin
         for j in range(point[0].shape[0]):
             buffer[point[1][j]] = 0.0
 
@@ -311,7 +306,8 @@ def _margin(
     values, columns, starts, biases = classifiers
     low, high = starts[label], starts[label + 1]
     total = np.float64(biases[label])
-    if _searching_is_faster(data.shape[0], high - low):
+    n_weights = high - low
+    if n_weights > 64 and n_weights > 2 * data.shape[0] * np.log2(n_weights):  # search is faster
         first_dense = _find(columns, low, high, buffer.shape[0] - n_dense)
         at = low
         for j in range(data.shape[0]):
@@ -320,12 +316,6 @@ def _margin(
                 total += data[j] * values[at]
         low = first_dense
     return np.float32(total + sparse_dot(values, columns, low, high, buffer))
-
-
-@njit(cache=True, nogil=True)
-def _searching_is_faster(n_features: int, n_weights: int) -> bool:
-    """Return True if binary search among the weights is faster than visiting all weights."""
-    return n_weights > 64 and n_weights > 2 * n_features * np.log2(n_weights)
 
 
 @njit(cache=True, nogil=True)

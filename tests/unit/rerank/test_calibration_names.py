@@ -12,8 +12,9 @@ from scipy.sparse import csr_matrix
 
 from elias.config import RerankConfig
 from elias.errors import ModelError
-from elias.rerank import Calibration, LabelNames, RankerFeatures, relevant_candidates
-from elias.rerank.reranker import CALIBRATE, NAMES, RERANK
+from elias.rerank.calibration import Calibration, LabelNames
+from elias.rerank.reranker import CALIBRATE, NAMES, RERANK, relevant_candidates
+from elias.rerank.sparse_ranker import RankerFeatures
 from rerank_problem import fit_reranker, scores_of
 from saved_models import as_old_format, change_config, load_ranker, reseal, save_ranker
 

@@ -14,7 +14,7 @@ from elias.predictions import Predictions
 from elias.rerank.probabilities import (
     Probabilities,
     calibration_error,
-    check_target,
+    parse_target,
     reliability,
 )
 
@@ -144,7 +144,7 @@ def test_a_number_is_its_own_threshold(fitted):
 @pytest.mark.parametrize("target", ["f2", "precision", "precision=2", "recall=.", "nan", ""])
 def test_a_target_that_is_none_is_refused_with_those_there_are(target):
     with pytest.raises(ConfigError, match=r"f1, precision=0.8 or recall=0.6"):
-        check_target(target)
+        parse_target(target)
 
 
 def test_a_target_out_of_reach_is_refused_with_the_best_there_was(fitted):

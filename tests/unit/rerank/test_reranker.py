@@ -8,9 +8,9 @@ from elias.config import RerankConfig
 from elias.errors import DataError
 from elias.metrics import score
 from elias.predictions import Predictions
-from elias.rerank import Calibration, SparseRanker, relevance, relevant_candidates
-from elias.rerank.reranker import CALIBRATE, POWERS, RERANK, choose_sharpness
-from elias.rerank.sparse_ranker import UNSEEN_MARGIN
+from elias.rerank.calibration import Calibration
+from elias.rerank.reranker import CALIBRATE, POWERS, RERANK, choose_sharpness, relevant_candidates
+from elias.rerank.sparse_ranker import UNSEEN_MARGIN, SparseRanker, relevance
 from rerank_problem import N_LABELS, Points, fit_reranker, scores_of
 
 

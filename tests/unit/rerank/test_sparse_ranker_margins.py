@@ -3,7 +3,7 @@ import numpy as np
 import pytest
 from scipy.sparse import csr_matrix
 
-from elias.rerank import SparseRanker
+from elias.rerank.sparse_ranker import SparseRanker
 
 N_POINTS, N_WORDS, N_DENSE, N_LABELS = 700, 3000, 4, 9
 
