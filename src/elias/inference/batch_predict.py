@@ -7,12 +7,11 @@ the input and the options, so that chunks of different requests are never mixed.
 from __future__ import annotations
 
 import json
-import os
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from itertools import islice
+from itertools import count, islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -23,7 +22,7 @@ from elias.data.atomic import digest, staged_file
 from elias.data.readers.files import sanitize
 from elias.data.readers.text_rows import TextFile
 from elias.errors import DataError, ModelError
-from elias.inference.prediction_io import PredictionFormat, PredictionWriter
+from elias.inference.prediction_io import PredictionFormat
 from elias.persistence.manifest import fingerprint
 from elias.progress import progress, progress_disabled
 
@@ -97,10 +96,9 @@ class FileTask:
         path = self.out.resolve()
         return path.with_name(f".{path.name}.partial")
 
-    @property
-    def columns(self) -> tuple[str, ...]:
-        """The input columns that the output has before the labels."""
-        return () if self.format.kind == "txt" else self.source.keep or (TEXT,)
+    def chunk_path(self, number: int) -> Path:
+        """Return the file of a finished chunk."""
+        return self.folder / f"{number:08d}.part"
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,9 +146,9 @@ def predict_file(
     request = {"input": checksum, **_request(model, task, options)}
     with _locked(task.folder):
         n_texts, types = _begin(task, request)
-        n_chunks = _count_chunks(task.folder)
+        arrow_types = _arrow_types(task, types)
+        n_chunks = next(n for n in count() if not task.chunk_path(n).exists())
         resumed = min(n_chunks * task.chunk_size, n_texts)
-        writer = PredictionWriter(task.format, task.columns, _arrow_types(task, types))
         rows = islice(task.source.rows(), n_chunks * task.chunk_size, None)
         try:
             with progress("Predicting", n_texts) as advance, progress_disabled():
@@ -158,12 +156,14 @@ def predict_file(
                 while chunk := list(islice(rows, task.chunk_size)):
                     texts, _ = sanitize([row.text for row in chunk])
                     predictions = (predict or model.predict)(texts, **options)
-                    kept = [
-                        row.kept if task.source.keep else (text,)
-                        for row, text in zip(chunk, texts, strict=True)
-                    ]
-                    data = writer.encode(kept, predictions, first=n_chunks == 0)
-                    with staged_file(_chunk_path(task.folder, n_chunks)) as part:
+                    columns: dict[str, Sequence[Any]] = {TEXT: texts}
+                    if task.source.keep:
+                        cells = zip(*(row.kept for row in chunk), strict=True)
+                        columns = dict(zip(task.source.keep, cells, strict=True))
+                    data = task.format.encode(
+                        columns, predictions, first=n_chunks == 0, types=arrow_types
+                    )
+                    with staged_file(task.chunk_path(n_chunks)) as part:
                         part.write_bytes(data)
                     n_chunks += 1
                     advance(len(chunk))
@@ -173,13 +173,9 @@ def predict_file(
         after = path.stat()
         if (after.st_size, after.st_mtime_ns) != (before.st_size, before.st_mtime_ns):
             raise DataError(f"{path}: changed while it was read; run the command again")
-        parts = [_chunk_path(task.folder, number) for number in range(n_chunks)]
-        whole = task.folder / "whole"
-        with whole.open("wb") as stream:
-            writer.join(parts, stream)
-            stream.flush()
-            os.fsync(stream.fileno())
-        whole.replace(task.out.resolve())
+        parts = [task.chunk_path(number) for number in range(n_chunks)]
+        with staged_file(task.out.resolve()) as whole, whole.open("wb") as stream:
+            task.format.join(parts, stream)
         for part in parts:
             part.unlink()
     return FileDone(n_texts, resumed)
@@ -192,20 +188,17 @@ def _request(model: Elias, task: FileTask, options: dict[str, Any]) -> dict[str,
             "a model that was not saved cannot be identified; save it and load it with "
             "Elias.from_pretrained first"
         )
-    return {
+    request = {
         "model": fingerprint(model.folder),
-        "columns": list(task.source.columns),
-        "keep": list(task.source.keep),
+        "columns": task.source.columns,
+        "keep": task.source.keep,
         "format": [task.format.kind, task.format.packed],
         "chunk_size": task.chunk_size,
-        "options": {
-            name: list(value) if isinstance(value, list | tuple | set) else value
-            for name, value in options.items()
-            if value is not None
-        },
+        "options": {name: value for name, value in options.items() if value is not None},
         "device": next(model.model.parameters()).device.type,
         "elias": elias.__version__,
     }
+    return dict(json.loads(json.dumps(request, default=list)))
 
 
 def _begin(task: FileTask, request: dict[str, Any]) -> tuple[int, dict[str, str]]:
@@ -232,19 +225,16 @@ def _begin(task: FileTask, request: dict[str, Any]) -> tuple[int, dict[str, str]
     needs_types = task.format.kind == "parquet" and task.source.kind == "jsonl"
     n_texts, types = 0, dict[str, str]()
     with progress("Checking the input") as advance:
-        for row in task.source.rows():
-            n_texts += 1
-            if needs_types:
-                for name, value in zip(task.source.keep, row.kept, strict=True):
-                    types[name] = _common_type(types.get(name), value)
+        for n_texts, row in enumerate(task.source.rows(), start=1):
+            for name, value in zip(task.source.keep, row.kept, strict=True) if needs_types else ():
+                types[name] = _common_type(types.get(name), value)
             if n_texts % CHUNK == 0:
                 advance(CHUNK)
     if not n_texts:
         raise DataError(f"{task.source.path}: is empty; give a file with a row for each text")
+    state = {"request": request, "texts": n_texts, "types": types}
     with staged_file(path) as staged:
-        staged.write_text(
-            json.dumps({"request": request, "texts": n_texts, "types": types}), "utf8"
-        )
+        staged.write_text(json.dumps(state), encoding="utf8")
     return n_texts, types
 
 
@@ -252,12 +242,9 @@ def _common_type(known: str | None, value: Any) -> str:
     """Return the Arrow type that holds ``value`` and all earlier values, of type ``known``."""
     if value is None:
         return known or "null"
-    if isinstance(value, bool):
-        kind = "bool"
-    elif isinstance(value, int) and -_INT64 <= value < _INT64:
-        kind = "int64"
-    else:
-        kind = "double" if isinstance(value, float) else "string"
+    kind = {bool: "bool", int: "int64", float: "double"}.get(type(value), "string")
+    if kind == "int64" and not -_INT64 <= value < _INT64:
+        kind = "string"
     if known in (None, "null", kind):
         return kind
     return "double" if {known, kind} == {"int64", "double"} else "string"
@@ -271,18 +258,6 @@ def _arrow_types(task: FileTask, types: dict[str, str]) -> dict[str, Any]:
     names = {"bool": pa.bool_(), "int64": pa.int64(), "double": pa.float64()}
     arrow = {name: names.get(kind, pa.large_string()) for name, kind in types.items()}
     return arrow | task.source.arrow_types()
-
-
-def _chunk_path(folder: Path, number: int) -> Path:
-    return folder / f"{number:08d}.part"
-
-
-def _count_chunks(folder: Path) -> int:
-    """Return the number of finished chunks before the first missing one."""
-    count = 0
-    while _chunk_path(folder, count).exists():
-        count += 1
-    return count
 
 
 @contextmanager

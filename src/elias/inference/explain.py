@@ -1,8 +1,13 @@
-"""Explain a prediction: the clusters and score factors of each label."""
+"""Explain predictions, and browse the learned graph.
+
+An explanation shows the clusters and the score factors of each label. `GraphView` shows the labels
+of a cluster and the clusters of a label; `LabelSearch` finds labels by name.
+"""
 
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -13,8 +18,8 @@ from jaxtyping import Float, Int
 from scipy.sparse import issparse
 from torch import Tensor, nn
 
-from elias.errors import DataError
-from elias.inference.predict import add_embedding
+from elias.errors import ConfigError, DataError
+from elias.inference.predict import add_embedding, tokenize
 from elias.kernels import label_logits, log_probabilities
 from elias.kernels.device import explain_out_of_memory, limit_threads
 from elias.model.elias import EliasModel
@@ -28,9 +33,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from elias.inference.predictor import Elias
-    from elias.predictions import Predictions
     from elias.rerank.sparse_ranker import Inputs
-    from elias.text.tokens import Tokens
 
 
 class LabelPaths(NamedTuple):
@@ -109,24 +112,30 @@ def _edges_to(model: EliasModel, beam: Tensor, labels: Tensor) -> Tensor:
     return torch.stack(rows) if rows else edge_log.new_empty((*labels.shape, beam.shape[1]))
 
 
+def _edges_from(
+    model: EliasModel, cluster: int, scores: Float[Tensor, "C E"]
+) -> tuple[Int[Tensor, " e"], Float[Tensor, " e"], Float[Tensor, " e"]]:
+    """Return the labels of a cluster, their ``scores``, and the similarity of the classifiers.
+
+    Many edges have the maximum score of 1; in a fixed graph all edges do. The similarity, the dot
+    product with the label's normalised classifier, tells which of them show the topic best.
+    """
+    is_edge = model.graph.edge_labels[cluster] < model.n_labels
+    labels = model.graph.edge_labels[cluster][is_edge]
+    directions = nn.functional.normalize(model.labels.weight[labels].float(), dim=1)
+    similarity = directions @ model.clusters.weight[cluster].float()
+    return labels, scores[cluster][is_edge], similarity
+
+
 @torch.no_grad()
 def strongest_labels(model: EliasModel, clusters: Sequence[int], count: int) -> list[list[int]]:
-    """Return the ``count`` labels with the strongest edges of each cluster, to describe it.
-
-    Labels are sorted by ŝ_{c,ℓ} (Eq. 5). Many edges have the maximum score of 1; in a fixed graph
-    all edges do. Ties are broken by the cosine similarity of the label's and the cluster's
-    classifier.
-    """
-    edge_log = model.graph.edge_log_scores()
-    strongest = []
+    """Return the ``count`` labels that describe each cluster: by edge score, then similarity."""
+    edge_log, strongest = model.graph.edge_log_scores(), []
     for cluster in clusters:
-        slots = model.graph.edge_labels[cluster]
-        stored = slots < model.n_labels
-        labels = slots[stored]
-        directions = nn.functional.normalize(model.labels.weight[labels].float(), dim=1)
-        order = (directions @ model.clusters.weight[cluster].float()).argsort(descending=True)
-        by_edge = edge_log[cluster][stored][order].argsort(descending=True, stable=True)
-        strongest.append(labels[order[by_edge][:count]].tolist())
+        labels, scores, similarity = _edges_from(model, cluster, edge_log)
+        order = similarity.argsort(descending=True)
+        order = order[scores[order].argsort(descending=True, stable=True)]
+        strongest.append(labels[order[:count]].tolist())
     return strongest
 
 
@@ -199,20 +208,20 @@ class Explanation:
 
 
 def explain(
-    member: Elias, inputs: Inputs, tokens: Tokens, predictions: Predictions, *, paths: int
+    elias: Elias, inputs: Inputs, *, top_k: int, paths: int, member: int
 ) -> list[Explanation]:
-    """Explain predicted labels by the search and the ranker of one member.
-
-    Args:
-        member: The model, or a member of an ensemble.
-        inputs: The texts, or features, that were predicted.
-        tokens: The inputs as tokens of the member's encoder.
-        predictions: The labels to explain.
-        paths: Maximum number of paths returned for each label.
-    """
+    """Explain the predicted labels of texts by one member; see `Elias.explain`."""
     if not isinstance(paths, int) or paths < 1:
         raise DataError(f"paths must be a whole number >= 1, not {paths!r}")
-    model = member.model
+    if not 0 <= member < len(elias.members):
+        n_members = len(elias.members)
+        raise ConfigError(f"there is no member {member}; the model has {n_members}, counted from 0")
+    if not issparse(inputs) and not isinstance(inputs, str):
+        inputs = list(inputs)
+    explained = elias.members[member]
+    tokens = tokenize(inputs, explained.model.encoder)
+    predictions = elias.predict(inputs, top_k=top_k)
+    model = explained.model
     with limit_threads(), explain_out_of_memory("predicting"):
         embedding = torch.from_numpy(embed_all(model.encoder, tokens))
         labels = torch.from_numpy(np.ascontiguousarray(predictions.ids))
@@ -221,18 +230,18 @@ def explain(
             model,
             embedding.to(device),
             labels.to(device),
-            beam_size=member.sizes.beam_size,
+            beam_size=explained.sizes.beam_size,
             n_paths=paths,
         )
     traced = LabelPaths(*(part.cpu() for part in traced))
     if isinstance(model, OneVsAll):  # all labels are scored: no path leads to them
         traced = traced._replace(n_paths=torch.zeros_like(traced.n_paths))
     factors: dict[str, NDArray[np.float32]] = {}
-    if member.reranker is not None:
+    if explained.reranker is not None:
         candidates = Candidates(predictions.ids, traced.p.numpy())
-        if member.config.rerank.embedding != "none":
-            candidates = add_embedding(member, candidates, tokens)
-        factors = member.reranker.factors(candidates, inputs)
+        if explained.config.rerank.embedding != "none":
+            candidates = add_embedding(explained, candidates, tokens)
+        factors = explained.reranker.factors(candidates, inputs)
     on_paths = [c for c in torch.unique(traced.clusters).tolist() if c < model.graph.n_clusters]
     strongest = strongest_labels(model, on_paths, N_DESCRIBING)
     names = {
@@ -241,38 +250,141 @@ def explain(
     }
     explanations = []
     for row, ranking in enumerate(predictions):
-        of_row = LabelPaths(*(part[row] for part in traced))
-        explained = tuple(
+        values = {
+            "score": ranking.scores,
+            "probability": ranking.probabilities,
+            "p": traced.p[row],
+            "classifier_score": traced.classifier[row],
+            "path_score": traced.path_scores[row, :, 0],
+            **{name: factor[row] for name, factor in factors.items()},
+        }
+        shown = tuple(
             ExplainedLabel(
                 id=int(ranking.ids[i]),
                 label=label,
-                score=float(ranking.scores[i]),
-                probability=(
-                    None if ranking.probabilities is None else float(ranking.probabilities[i])
-                ),
-                p=float(of_row.p[i]),
-                classifier_score=float(of_row.classifier[i]),
-                path_score=float(of_row.path_scores[i, 0]),
-                **{name: float(values[row, i]) for name, values in factors.items()},
-                paths=_paths(of_row, i),
-                n_paths=int(of_row.n_paths[i]),
+                **{name: float(array[i]) for name, array in values.items() if array is not None},
+                paths=_paths(traced, row, i),
+                n_paths=int(traced.n_paths[row, i]),
             )
             for i, label in enumerate(ranking.labels)
         )
-        used = dict.fromkeys(path.cluster for label in explained for path in label.paths)
+        used = dict.fromkeys(path.cluster for label in shown for path in label.paths)
         text = None if issparse(inputs) else inputs[row]
         clusters = {cluster: names[cluster] for cluster in used}
-        explanations.append(Explanation(text=text, labels=explained, clusters=clusters))
+        explanations.append(Explanation(text=text, labels=shown, clusters=clusters))
     return explanations
 
 
-def _paths(traced: LabelPaths, label: int) -> tuple[LabelPath, ...]:
-    """Return the paths to one label; ``traced`` holds the paths of a single text."""
+def _paths(traced: LabelPaths, row: int, label: int) -> tuple[LabelPath, ...]:
+    """Return the paths from a text to one of its labels."""
     columns = (traced.clusters, traced.cluster_scores, traced.edge_scores, traced.path_scores)
-    rows = zip(*(column[label].tolist() for column in columns), strict=True)
-    count = min(int(traced.n_paths[label]), traced.clusters.shape[1])
+    count = int(traced.n_paths[row, label])
+    paths = zip(*(column[row, label, :count].tolist() for column in columns), strict=True)
     return tuple(
         LabelPath(cluster=c, cluster_score=s, edge_score=e, score=score, won=i == 0)
-        for i, (c, s, e, score) in enumerate(rows)
-        if i < count
+        for i, (c, s, e, score) in enumerate(paths)
     )
+
+
+# --- browse the graph ---
+
+
+class Edge(NamedTuple):
+    """The id of the neighbour that an edge leads to, and the edge score ŝ_{c,ℓ} (Eq. 5)."""
+
+    id: int
+    score: float
+
+
+class GraphView:
+    """The labels of each cluster and the clusters of each label, strongest edge first.
+
+    Equally strong edges are sorted by the similarity of the cluster's and the label's classifier,
+    so that the first labels show the topic of a cluster.
+    """
+
+    @torch.no_grad()
+    def __init__(self, model: EliasModel) -> None:
+        self.n_clusters = model.graph.n_clusters
+        edge_scores, parts = model.graph.edge_log_scores().exp(), []
+        for cluster in range(self.n_clusters):  # all clusters at once would need C·E·D numbers
+            labels, *values = _edges_from(model, cluster, edge_scores)
+            parts.append((torch.full_like(labels, cluster), labels, *values))
+        columns = (torch.cat(column).cpu().numpy() for column in zip(*parts, strict=True))
+        clusters, label_ids, scores, similarity = columns
+        self._labels = _Neighbours(clusters, label_ids, scores, similarity, self.n_clusters)
+        self._clusters = _Neighbours(label_ids, clusters, scores, similarity, model.n_labels)
+
+    def n_labels_of(self, cluster: int) -> int:
+        """Return the number of labels of a cluster."""
+        return self._labels.count(cluster)
+
+    def n_clusters_of(self, label: int) -> int:
+        """Return the number of clusters of a label."""
+        return self._clusters.count(label)
+
+    def labels_of(self, cluster: int, count: int, start: int = 0) -> list[Edge]:
+        """Return ``count`` labels of a cluster from rank ``start``, strongest first."""
+        return self._labels.edges(cluster, count, start)
+
+    def clusters_of(self, label: int, count: int, start: int = 0) -> list[Edge]:
+        """Return ``count`` clusters of a label from rank ``start``, strongest first."""
+        return self._clusters.edges(label, count, start)
+
+
+class _Neighbours:
+    """The edges of each of ``n_nodes`` nodes, strongest first."""
+
+    def __init__(
+        self,
+        nodes: NDArray[np.int64],
+        others: NDArray[np.int64],
+        scores: NDArray[np.float32],
+        similarity: NDArray[np.float32],
+        n_nodes: int,
+    ) -> None:
+        order = np.lexsort((others, -similarity, -scores, nodes))
+        self._ids = others[order].astype(np.int32)
+        self._scores = scores[order]
+        self._starts = np.searchsorted(nodes[order], np.arange(n_nodes + 1))
+
+    def count(self, node: int) -> int:
+        return int(self._starts[node + 1] - self._starts[node])
+
+    def edges(self, node: int, count: int, start: int) -> list[Edge]:
+        first, end = self._starts[node : node + 2]
+        rows = slice(first + start, min(first + start + count, end))
+        return list(map(Edge, self._ids[rows].tolist(), self._scores[rows].tolist()))
+
+
+class LabelSearch:
+    """Finds labels by parts of their names.
+
+    >>> LabelSearch(["salt fish", "fish", "law", "shellfish"]).find("fish", 3)
+    [1, 0, 3]
+    """
+
+    def __init__(self, names: Sequence[str]) -> None:
+        self._names = [name.casefold() for name in names]
+
+    def find(self, query: str, count: int) -> list[int]:
+        """Return the ids of ``count`` labels whose names contain every word of the query.
+
+        Names equal to the query come first, then names that start with the query, then names with
+        a word that starts with the first word of the query, then all others. Within each group,
+        shorter names come first.
+        """
+        words = query.casefold().split()
+        if not words:
+            return list(range(min(count, len(self._names))))
+        phrase = " ".join(words)
+        matches = [i for i, name in enumerate(self._names) if all(word in name for word in words)]
+        word_start = re.compile(rf"\b{re.escape(words[0])}")
+
+        def rank(label: int) -> tuple[bool, bool, bool, int, int]:
+            name = self._names[label]
+            starts = name.startswith(phrase)
+            in_name = starts or word_start.search(name) is not None
+            return name != phrase, not starts, not in_name, len(name), label
+
+        return sorted(matches, key=rank)[:count]

@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 import numpy as np
 import torch
@@ -19,7 +19,7 @@ from scipy.sparse import csr_matrix, issparse
 from elias.data.storage import DiskTexts, is_mapped
 from elias.distributed.data_parallel import all_gather_rows, rank_sharded
 from elias.distributed.sharded_linear import ShardedRows
-from elias.errors import DataError, did_you_mean
+from elias.errors import DataError
 from elias.kernels.device import explain_out_of_memory, is_out_of_memory, limit_threads
 from elias.model.elias import SearchSizes
 from elias.model.encoder import BagEncoder
@@ -29,10 +29,11 @@ from elias.text.tokens import Tokens, cached, unit_tokens
 from elias.text.vectorizer import unit_rows
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable
 
     from elias.config import ResolvedIndex
     from elias.data.corpus import Split
+    from elias.distributed import World
     from elias.inference.predictor import Elias
     from elias.model.elias import EliasModel
     from elias.model.encoder import TextEncoder
@@ -40,6 +41,8 @@ if TYPE_CHECKING:
 
 
 logger = logging.getLogger(__name__)
+
+Ranked = TypeVar("Ranked", Candidates, Predictions)
 
 ENSEMBLE = "ensemble"
 """The component that averages the members of an ensemble."""
@@ -94,39 +97,41 @@ def predict(
             inputs = inputs[rows]
 
     merges = ENSEMBLE in components
-    top_k = max(options.top_k, MERGED_LABELS) if merges else options.top_k
-    alone = list(components)
-    if merges:
-        alone.remove(ENSEMBLE)
-    parts = []
+    widened = replace(options, top_k=max(options.top_k, MERGED_LABELS)) if merges else options
+    predictions: dict[str, Predictions] = {}
+    last = []
     for member in (model, *model.others) if merges else (model,):
-        wanted = [*alone, member.last_alone] if merges else alone
+        # the other members only contribute to the mean
+        wanted = [name for name in components if member is model and name != ENSEMBLE]
+        if merges:
+            wanted.append(member.last_alone)
         encoder = member.model.encoder
         tokens = tokenize(inputs, encoder) if tokens_of is None else tokens_of(member, rows)
-        candidates = search_member(member, tokens, wanted, replace(options, top_k=top_k))
-        parts.append(rank_candidates(member, candidates, inputs, wanted, top_k))
-        alone = []  # the other members only contribute to the mean
-    predictions = parts[0]
+        candidates = search_member(member, tokens, wanted, widened)
+        ranked = rank_candidates(member, candidates, inputs, wanted, widened.top_k)
+        predictions = ranked | predictions
+        if merges:
+            last.append(ranked[member.last_alone])
     if merges:
-        members = (model, *model.others)
-        last = [part[member.last_alone] for part, member in zip(parts, members, strict=True)]
         predictions[ENSEMBLE] = Predictions.merge(last, k=options.top_k)
 
     results = {}
     for name in components:
         result = predictions[name].top(options.top_k)
         if isinstance(labels, ShardedRows):
-            result = replace(
-                result,
-                ids=all_gather_rows(labels.world, result.ids, n_points, model.n_labels),
-                scores=all_gather_rows(labels.world, result.scores, n_points, PADDING_SCORE),
-            )
-        if name == model.components[-1] and model.probabilities is not None:
-            knots = model.probabilities
+            result = _gathered(result, labels.world, n_points, model.n_labels)
+        if name == model.components[-1] and (knots := model.probabilities) is not None:
             probabilities = interpolate(result.scores, knots.scores, knots.values)
             result = replace(result, probabilities=probabilities)
         results[name] = result
     return results
+
+
+def _gathered(ranked: Ranked, world: World, n_points: int, n_labels: int) -> Ranked:
+    """Return the labels and scores of all points, of which each process ranked its share."""
+    ids = all_gather_rows(world, ranked.ids, n_points, n_labels)
+    scores = all_gather_rows(world, ranked.scores, n_points, PADDING_SCORE)
+    return replace(ranked, ids=ids, scores=scores)
 
 
 def tokenize(inputs: Inputs, encoder: TextEncoder) -> Tokens:
@@ -224,15 +229,7 @@ def search_share(
     if not isinstance(labels, ShardedRows):
         return search(model, tokens, index, options)
     candidates = search(model, tokens.part(labels.world.share(n_points)), index, options)
-    channel = candidates.channel
-    if channel is not None:
-        channel = all_gather_rows(labels.world, channel, n_points, 0)
-    return replace(
-        candidates,
-        ids=all_gather_rows(labels.world, candidates.ids, n_points, model.n_labels),
-        scores=all_gather_rows(labels.world, candidates.scores, n_points, PADDING_SCORE),
-        channel=channel,
-    )
+    return _gathered(candidates, labels.world, n_points, model.n_labels)
 
 
 def rank_candidates(
@@ -249,11 +246,9 @@ def rank_candidates(
     """
     names, count = model.label_names, model.config.rerank.candidates
     stage = model.components[0]
-    predictions, reranked = {}, list(dict.fromkeys(components))
+    predictions, reranked = {}, [name for name in dict.fromkeys(components) if name != stage]
     if stage in components:
-        reranked.remove(stage)
-        ids, scores = candidates.ids, candidates.scores
-        predictions[stage] = Predictions(ids, scores, len(names), names)
+        predictions[stage] = Predictions(candidates.ids, candidates.scores, len(names), names)
     if reranked:
         assert model.reranker is not None
         predictions |= model.reranker.rerank(
@@ -268,45 +263,6 @@ def rank_candidates(
     for name, ranked in predictions.items():
         predictions[name] = ranked.top(top_k)
     return predictions
-
-
-def blocked_labels(
-    only: Iterable[int | str] | None,
-    without: Iterable[int | str] | None,
-    label_names: Sequence[str],
-) -> torch.Tensor:
-    """Return a mask (L,) of the labels that must not be predicted."""
-    blocked = np.zeros(len(label_names), dtype=bool)
-    if only is not None:
-        blocked[:] = True
-        blocked[label_ids(only, label_names)] = False
-    if without is not None:
-        blocked[label_ids(without, label_names)] = True
-    return torch.from_numpy(blocked)
-
-
-def label_ids(labels: Iterable[int | str], label_names: Sequence[str]) -> list[int]:
-    """Return the ids of labels given as ids or names; several labels may share a name."""
-    if isinstance(labels, str):
-        raise DataError(f"labels must be a list; wrap it: [{labels!r}]")
-    labels = list(labels)
-    by_name: dict[str, list[int]] = {name: [] for name in labels if isinstance(name, str)}
-    if by_name:
-        for i, name in enumerate(label_names):
-            if name in by_name:
-                by_name[name].append(i)
-    ids: list[int] = []
-    for label in labels:
-        if isinstance(label, str):
-            known = by_name[label]
-            hint = "" if known else did_you_mean(label, label_names)
-        else:
-            known = [int(label)] if 0 <= label < len(label_names) else []
-            hint = f"; ids go from 0 to {len(label_names) - 1}"
-        if not known:
-            raise DataError(f"the model has no label {label!r}{hint}")
-        ids.extend(known)
-    return ids
 
 
 def max_filtered(split: Split) -> int:

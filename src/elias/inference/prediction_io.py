@@ -29,7 +29,12 @@ FORMATS = ("jsonl", "csv", "tsv", "parquet", "txt")
 LABELS, IDS, SCORES, PROBABILITIES = "labels", "label_ids", "scores", "probabilities"
 """Columns of a table of predictions; each cell is a list, best first."""
 
-_SUFFIXES = {".ndjson": "jsonl", ".json": "jsonl", ".text": "txt", ".pq": "parquet"}
+_SUFFIXES = {f".{name}": name for name in FORMATS} | {
+    ".ndjson": "jsonl",
+    ".json": "jsonl",
+    ".text": "txt",
+    ".pq": "parquet",
+}
 _DELIMITER = {"csv": ",", "tsv": "\t"}
 _Row = list[tuple[int, float]]
 """Label ids and scores of one point."""
@@ -58,26 +63,22 @@ def read_predictions(
         raise DataError(f"{path}: empty; expected one line of predictions for each point")
     lines = text.removesuffix("\n").split("\n")
     read_rows = _json_rows if text.lstrip().startswith("{") else _text_rows
-    rows: list[int] = []
-    pairs: _Row = []
-    n_points = 0
-    for where, row in read_rows(lines, path):
-        row_ids = [label_id for label_id, _ in row]
+    entries: list[tuple[int, int, float]] = []
+    point = -1
+    for point, (where, row) in enumerate(read_rows(lines, path)):
+        ids = [label_id for label_id, _ in row]
         for label_id, score in row:
             if not 0 <= label_id < n_labels:
                 raise DataError(f"{where}: label id {label_id!r:.40} is outside 0..{n_labels - 1}")
             if np.isnan(score):
                 raise DataError(f"{where}: the score of label {label_id} is not a number")
-        if len(set(row_ids)) < len(row_ids):
-            twice = next(i for i in row_ids if row_ids.count(i) > 1)
+        if len(set(ids)) < len(ids):
+            twice = next(i for i in ids if ids.count(i) > 1)
             raise DataError(f"{where}: label {twice} occurs more than once")
-        rows.extend([n_points] * len(row))
-        pairs.extend(row)
-        n_points += 1
-    ids = np.array([label_id for label_id, _ in pairs], dtype=np.int64)
-    scores = np.array([score for _, score in pairs], dtype=np.float32)
-    shape = (n_points, n_labels)
-    return from_entries(np.array(rows, dtype=np.int64), ids, scores, shape, None, label_names)
+        entries.extend((point, label_id, score) for label_id, score in row)
+    points, label_ids, scores = np.array(entries, dtype=np.float64).reshape(-1, 3).T
+    points, label_ids = points.astype(np.int64), label_ids.astype(np.int64)
+    return from_entries(points, label_ids, scores, (point + 1, n_labels), None, label_names)
 
 
 def _read_npz(
@@ -143,16 +144,16 @@ class PredictionFormat:
         PredictionFormat(kind='csv', packed=True)
         """
         packed = path.name.lower().endswith(".gz")
-        suffix = Path(path.name[: -len(".gz")] if packed else path.name).suffix.lower()
         if kind is None:
-            kind = _SUFFIXES.get(suffix, suffix.removeprefix("."))
-            if kind not in FORMATS:
+            suffix = Path(path.name[: -len(".gz")] if packed else path.name).suffix.lower()
+            if suffix not in _SUFFIXES:
                 known = ", ".join(f".{name}" for name in FORMATS)
                 raise DataError(
                     f"{path}: the name does not say what to write; end it in one of {known} "
                     "(.gz after it packs text), or choose with --format"
                 )
-        if kind not in FORMATS:
+            kind = _SUFFIXES[suffix]
+        elif kind not in FORMATS:
             known = ", ".join(FORMATS)
             raise DataError(f"--format {kind!r}: not one of {known}{did_you_mean(kind, FORMATS)}")
         if packed and kind == "parquet":
@@ -172,48 +173,62 @@ class PredictionFormat:
                 reason = "the predictions have this name" if name in taken else "it is given twice"
                 raise DataError(f"--keep {name}: {reason}; rename the column in the input")
 
-
-@dataclass(frozen=True, slots=True)
-class PredictionWriter:
-    """Encode chunks of predictions, and join the chunks to a file."""
-
-    format: PredictionFormat
-    columns: tuple[str, ...] = ()
-    """Names of the columns before the predictions."""
-    types: Mapping[str, Any] | None = None
-    """Arrow types of these columns for Parquet; string by default."""
-
     def encode(
-        self, rows: Sequence[Sequence[Any]], predictions: Predictions, *, first: bool
+        self,
+        columns: Mapping[str, Sequence[Any]],
+        predictions: Predictions,
+        *,
+        first: bool,
+        types: Mapping[str, Any],
     ) -> bytes:
         """Return a chunk of the file.
 
         Args:
-            rows: For each text, the cells of the columns before the predictions.
+            columns: The columns before the predictions, with a cell for each text.
             predictions: The labels of each text.
             first: True for the first chunk, which starts with the header of a CSV or TSV table.
+            types: Arrow types of the columns for Parquet; string by default.
         """
-        if self.format.kind == "parquet":
-            return self._parquet(rows, predictions)
-        if self.format.kind == "jsonl":
-            text = "".join(
-                json_line(dict(zip(self.columns, row, strict=True)), labels)
-                for row, labels in zip(rows, predictions.to_dicts(), strict=True)
-            )
-        elif self.format.kind == "txt":  # nine digits represent a float32 exactly
+        if self.kind == "txt":  # nine digits represent a float32 exactly
             text = "".join(
                 " ".join(f"{i}:{s:.9g}" for i, s in zip(row.ids, row.scores, strict=True)) + "\n"
                 for row in predictions
             )
+        elif self.kind == "jsonl":
+            rows = zip(*columns.values(), strict=True)
+            text = "".join(
+                json_line(dict(zip(columns, row, strict=True)), labels)
+                for row, labels in zip(rows, predictions.to_dicts(), strict=True)
+            )
         else:
-            text = self._delimited(rows, predictions, first=first)
+            rankings = list(predictions)
+            table: dict[str, Sequence[Any]] = {
+                **columns,
+                LABELS: [row.labels for row in rankings],
+                IDS: [row.ids.tolist() for row in rankings],
+                SCORES: [row.scores.tolist() for row in rankings],
+            }
+            if predictions.probabilities is not None:
+                values = (row.probabilities for row in rankings)
+                table[PROBABILITIES] = [p.tolist() for p in values if p is not None]
+            if self.kind == "parquet":
+                return _parquet(table, types)
+            stream = io.StringIO(newline="")
+            # all cells quoted: before Python 3.13 a lone carriage return would not be quoted
+            writer = csv.writer(
+                stream, quoting=csv.QUOTE_ALL, delimiter=_DELIMITER[self.kind], lineterminator="\n"
+            )
+            if first:
+                writer.writerow(table)
+            writer.writerows(zip(*(map(as_cell, cells) for cells in table.values()), strict=True))
+            text = stream.getvalue()
         data = text.encode("utf8", "replace")
         # each chunk is a gzip member; without a date the same predictions give the same bytes
-        return gzip.compress(data, mtime=0) if self.format.packed else data
+        return gzip.compress(data, mtime=0) if self.packed else data
 
     def join(self, parts: Iterable[Path], target: IO[bytes]) -> None:
         """Concatenate files of encoded chunks to ``target``."""
-        if self.format.kind != "parquet":
+        if self.kind != "parquet":
             for part in parts:
                 with part.open("rb") as stream:
                     shutil.copyfileobj(stream, target, 1 << 20)
@@ -228,43 +243,23 @@ class PredictionWriter:
         if writer is not None:
             writer.close()
 
-    def _delimited(
-        self, rows: Sequence[Sequence[Any]], predictions: Predictions, *, first: bool
-    ) -> str:
-        lists = _columns(predictions)
-        text = io.StringIO(newline="")
-        # all cells quoted: before Python 3.13 a lone carriage return would not be quoted
-        writer = csv.writer(
-            text,
-            delimiter=_DELIMITER[self.format.kind],
-            quoting=csv.QUOTE_ALL,
-            lineterminator="\n",
-        )
-        if first:
-            writer.writerow([*self.columns, *lists])
-        writer.writerows(
-            [*map(as_cell, row), *(json.dumps(cell, ensure_ascii=False) for cell in cells)]
-            for row, cells in zip(rows, zip(*lists.values(), strict=True), strict=True)
-        )
-        return text.getvalue()
 
-    def _parquet(self, rows: Sequence[Sequence[Any]], predictions: Predictions) -> bytes:
-        import pyarrow as pa
-        from pyarrow.parquet import write_table
+def _parquet(table: Mapping[str, Sequence[Any]], types: Mapping[str, Any]) -> bytes:
+    import pyarrow as pa
+    from pyarrow.parquet import write_table
 
-        arrays = {}
-        for index, name in enumerate(self.columns):
-            kind = (self.types or {}).get(name, pa.large_string())
-            cells = [row[index] for row in rows]
-            if pa.types.is_large_string(kind) or pa.types.is_string(kind):
-                cells = [None if cell is None else as_cell(cell) for cell in cells]
-            arrays[name] = pa.array(cells, type=kind)
-        items = {LABELS: pa.large_string(), IDS: pa.int64()}
-        for name, lists in _columns(predictions).items():
-            arrays[name] = pa.array(lists, type=pa.large_list(items.get(name, pa.float32())))
-        out = io.BytesIO()
-        write_table(pa.table(arrays), out)
-        return out.getvalue()
+    items = {LABELS: pa.large_string(), IDS: pa.int64(), SCORES: pa.float32()}
+    items[PROBABILITIES] = pa.float32()
+    types = {**types, **{name: pa.large_list(item) for name, item in items.items()}}
+    arrays = {}
+    for name, cells in table.items():
+        kind = types.get(name, pa.large_string())
+        if pa.types.is_large_string(kind) or pa.types.is_string(kind):
+            cells = [None if cell is None else as_cell(cell) for cell in cells]
+        arrays[name] = pa.array(cells, type=kind)
+    out = io.BytesIO()
+    write_table(pa.table(arrays), out)
+    return out.getvalue()
 
 
 def json_line(columns: Mapping[str, Any], labels: Sequence[Mapping[str, Any]]) -> str:
@@ -283,19 +278,3 @@ def as_cell(value: Any) -> str:
     if isinstance(value, bool | list | dict):
         return json.dumps(value, ensure_ascii=False, default=str)
     return str(value)
-
-
-def _columns(predictions: Predictions) -> dict[str, list[list[Any]]]:
-    """Return the columns of a table; each cell is the list of values of one text, best first."""
-    rankings = list(predictions)
-    columns: dict[str, list[list[Any]]] = {
-        LABELS: [ranking.labels for ranking in rankings],
-        IDS: [ranking.ids.tolist() for ranking in rankings],
-        SCORES: [ranking.scores.tolist() for ranking in rankings],
-    }
-    if predictions.probabilities is not None:
-        columns[PROBABILITIES] = [
-            [] if ranking.probabilities is None else ranking.probabilities.tolist()
-            for ranking in rankings
-        ]
-    return columns

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import warnings
+from copy import copy
 from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
+import torch
 from scipy.sparse import csr_matrix, issparse
 
 from elias.data.splits import DATA_SETTINGS
@@ -18,14 +20,11 @@ from elias.inference.explain import Explanation, explain
 from elias.inference.predict import (
     ENSEMBLE,
     SearchOptions,
-    blocked_labels,
     cached_tokens,
     drop_filtered,
-    label_ids,
     max_filtered,
     predict,
     split_inputs,
-    tokenize,
 )
 from elias.kernels.device import pick_device
 from elias.metrics import evaluate
@@ -138,15 +137,10 @@ class Elias:
 
     def joined_by(self, others: Sequence[Elias], config: ResolvedConfig) -> Elias:
         """Return a copy of this model with ``others`` as the other members of its ensemble."""
-        return Elias(
-            self.model,
-            config,
-            self.label_names,
-            self.metadata,
-            reranker=self.reranker,
-            first_encoder=self.first_encoder,
-            others=others,
-        )
+        joined = copy(self)
+        joined.config, joined.others = config, tuple(others)
+        joined.probabilities = joined.folder = None
+        return joined
 
     @property
     def components(self) -> tuple[str, ...]:
@@ -248,7 +242,9 @@ class Elias:
             texts = list(texts)
         blocked = None
         if only is not None or without is not None:
-            blocked = blocked_labels(only, without, self.label_names)
+            blocked = torch.full((self.n_labels,), only is not None)
+            blocked[self.label_ids(() if only is None else only)] = False
+            blocked[self.label_ids(() if without is None else without)] = True
         options = SearchOptions(top_k, batch_size, blocked, every_cluster=only is not None)
         predictions = predict(self, texts, [component], options)[component]
         return predictions if lowest is None else predictions.threshold(lowest)
@@ -303,20 +299,7 @@ class Elias:
             >>> bool(abs(best.p - best.classifier_score * best.path_score) < 1e-6)
             True
         """
-        if not issparse(texts) and not isinstance(texts, str):
-            texts = list(texts)
-        if not 0 <= member < len(self.members):
-            raise ConfigError(
-                f"there is no member {member}; the model has {len(self.members)}, counted from 0"
-            )
-        explained = self.members[member]
-        return explain(
-            explained,
-            texts,
-            tokenize(texts, explained.model.encoder),
-            self.predict(texts, top_k=top_k),
-            paths=paths,
-        )
+        return explain(self, texts, top_k=top_k, paths=paths, member=member)
 
     def predict_split(
         self,
@@ -347,9 +330,13 @@ class Elias:
         ``components`` of None selects all `components`. ``top_k`` and ``tokens`` are as in
         `predict_split`.
         """
+        labels = self.model.labels
+        world = labels.world if isinstance(labels, ShardedRows) else SingleProcess()
 
         def split_tokens(member: Elias, rows: slice) -> Tokens:
-            known = member._tokens(split) if tokens is None else tokens
+            known = tokens
+            if known is None:  # rank 0 writes the cache before other ranks read it
+                known = world.rank0_first(lambda: cached_tokens(split, member.model.encoder))
             return known if rows == slice(None) else known.part(rows)
 
         components = self.components if components is None else components
@@ -357,12 +344,6 @@ class Elias:
         inputs = split_inputs(split, self.model.encoder)
         predictions = predict(self, inputs, components, options, split_tokens)
         return {name: drop_filtered(predictions[name], split, top_k) for name in components}
-
-    def _tokens(self, split: Split) -> Tokens:
-        """Return the tokens of a split; rank 0 writes the cache before other ranks read it."""
-        labels, encoder = self.model.labels, self.model.encoder
-        world = labels.world if isinstance(labels, ShardedRows) else SingleProcess()
-        return world.rank0_first(lambda: cached_tokens(split, encoder))
 
     def evaluate(
         self, corpus: Corpus, *, split: str = "test", component: str | None = None
@@ -483,4 +464,22 @@ class Elias:
 
     def label_ids(self, labels: Iterable[int | str]) -> list[int]:
         """Return the ids of labels given as ids or names; several labels may share a name."""
-        return label_ids(labels, self.label_names)
+        if isinstance(labels, str):
+            raise DataError(f"labels must be a list; wrap it: [{labels!r}]")
+        labels, n_labels = list(labels), len(self.label_names)
+        by_name: dict[str, list[int]] = {name: [] for name in labels if isinstance(name, str)}
+        for i, name in enumerate(self.label_names if by_name else ()):
+            if name in by_name:
+                by_name[name].append(i)
+        ids: list[int] = []
+        for label in labels:
+            if isinstance(label, str):
+                known = by_name[label]
+                hint = "" if known else did_you_mean(label, self.label_names)
+            else:
+                known = [int(label)] if 0 <= label < n_labels else []
+                hint = f"; ids go from 0 to {n_labels - 1}"
+            if not known:
+                raise DataError(f"the model has no label {label!r}{hint}")
+            ids += known
+        return ids

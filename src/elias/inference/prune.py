@@ -56,6 +56,13 @@ def pruned_graph(graph: LabelGraph, strong: Bool[Tensor, "C E"]) -> LabelGraph:
     labels = graph.edge_labels.clamp(max=graph.n_labels - 1)
     is_best = graph.strongest_parents()[labels] == clusters
     remains = (strong | is_best) & _is_edge(graph)
+    removed = ~remains & _is_edge(graph)
+    logits, removed_log = graph.edge_logits.detach(), graph.removed_log
+    if removed.any():
+        total = logits.float().masked_fill(~removed, -torch.inf).logsumexp(dim=1)
+        if removed_log is not None:
+            total = torch.logaddexp(total, removed_log)
+        removed_log = total.clamp(min=torch.finfo(total.dtype).min)  # only finite numbers are saved
     order = remains.int().argsort(dim=1, descending=True, stable=True)
     order = order[:, : int(remains.sum(dim=1).max())]
     filled = remains.gather(1, order)
@@ -63,21 +70,9 @@ def pruned_graph(graph: LabelGraph, strong: Bool[Tensor, "C E"]) -> LabelGraph:
         graph.edge_labels.gather(1, order).masked_fill(~filled, graph.n_labels),
         graph.n_labels,
         graph.beta,
-        edge_logits=graph.edge_logits.detach().gather(1, order).masked_fill(~filled, 0.0),
-        removed_log=_removed_log(graph, _is_edge(graph) & ~remains),
+        edge_logits=logits.gather(1, order).masked_fill(~filled, 0.0),
+        removed_log=removed_log,
     )
-
-
-def _removed_log(graph: LabelGraph, removed: Bool[Tensor, "C E"]) -> Tensor | None:
-    """Return log Σ exp(a_{c,ℓ}) over all edges removed from each cluster, now or earlier."""
-    before = graph.removed_log
-    if not removed.any():
-        return before
-    logits = graph.edge_logits.detach().float().masked_fill(~removed, -torch.inf)
-    total = logits.logsumexp(dim=1)
-    if before is not None:
-        total = torch.logaddexp(total, before)
-    return total.clamp(min=torch.finfo(total.dtype).min)  # only finite numbers are saved
 
 
 def _is_edge(graph: LabelGraph) -> Bool[Tensor, "C E"]:
@@ -131,18 +126,16 @@ def prune_edges(
     """
     if (threshold is None) == (top_k is None):
         raise ConfigError("pruning takes a threshold or a top_k, and not both")
-    members = [_prune_member(member, threshold, top_k) for member in model.members]
-    counts = [count for _, count in members]
-    total = EdgeCount(
-        before=sum(count.before for count in counts),
-        after=sum(count.after for count in counts),
-        for_labels=sum(count.for_labels for count in counts),
+    members, counts = zip(
+        *(_prune_member(member, threshold, top_k) for member in model.members), strict=True
     )
-    first, *others = (member for member, _ in members)
+    total = EdgeCount(
+        **{name: sum(asdict(count)[name] for count in counts) for name in asdict(counts[0])}
+    )
+    first, *others = members
     pruned = copy(model)
-    pruned.model = first.model
+    pruned.model, pruned.others = first.model, tuple(others)
     pruned.metadata = first.metadata | {PRUNED: first.metadata[PRUNED] | asdict(total)}
-    pruned.others = tuple(others)
     return pruned, total
 
 
@@ -156,10 +149,9 @@ def _prune_member(
         assert top_k is not None
         strong, rule = strongest_edges_of(graph, top_k), {"top_k": top_k}
     remaining = pruned_graph(graph, strong)
+    n_remaining = remaining.n_edges
     count = EdgeCount(
-        before=graph.n_edges,
-        after=remaining.n_edges,
-        for_labels=remaining.n_edges - int(strong.sum()),
+        before=graph.n_edges, after=n_remaining, for_labels=n_remaining - int(strong.sum())
     )
     with torch.device("meta"):  # the classifiers created here are replaced at once
         new = EliasModel(model.encoder, remaining, model.alpha)

@@ -17,7 +17,7 @@ import numpy as np
 
 from elias.data.readers.files import sanitize
 from elias.errors import DataError, EliasError
-from elias.inference.graph_view import GraphView, LabelSearch
+from elias.inference.explain import GraphView, LabelSearch
 from elias.inference.predictor import Elias
 from elias.serve.errors import RequestError
 from elias.serve.metrics import Metrics

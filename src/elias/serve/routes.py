@@ -19,7 +19,7 @@ from elias.serve.settings import MAX_EXPLAINED, MAX_LABELS
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from elias.inference.graph_view import GraphView
+    from elias.inference.explain import GraphView
     from elias.serve.backend import Backend, Result, ServedModel
 
 
