@@ -570,8 +570,7 @@ class Trainer:
             return candidates.top(count)
         candidates = candidates.top(count + max_filtered(split))
         ranked = drop_filtered(self._stage_predictions(model.model, candidates), split, count)
-        # the filters shift the candidates, so that `channel` would no longer fit
-        return replace(candidates, ids=ranked.ids, scores=ranked.scores, channel=None)
+        return replace(candidates, ids=ranked.ids, scores=ranked.scores)
 
     def _embedded_candidates(self, model: Elias, name: str) -> Candidates:
         """Return the candidates of a split, with φ(x) if the ranker uses it; embed texts once."""
