@@ -14,7 +14,7 @@ import time
 import traceback
 from pathlib import Path
 
-from e2e.killing import CONFIG, CORPUS
+from e2e.crash_worker import CONFIG, CORPUS
 from elias import EliasConfig, train
 from elias.data.synthetic import synthetic_corpus
 

@@ -21,8 +21,8 @@ os.environ["NUMBA_THREADING_LAYER"] = "workqueue"  # the only layer that survive
 
 import torch
 
-from e2e.killing import CONFIG, CORPUS
-from e2e.processes import free_port
+from e2e.crash_worker import CONFIG, CORPUS
+from e2e.train_worker import free_port
 from elias import EliasConfig
 from elias.data.synthetic import synthetic_corpus
 from elias.distributed import joined

@@ -15,7 +15,7 @@ import pytest
 import yaml
 from typer.main import get_command
 
-from contract.playing import ROOT
+from contract.documents import ROOT
 from elias.cli.app import app
 
 pytest.importorskip("prometheus_client")

@@ -1,6 +1,6 @@
 """What the documentation shows is true: code runs, commands exist, links lead somewhere.
 
-`playing.py` says how a document is played.
+`documents.py` describes how a document is run.
 """
 
 import os
@@ -15,7 +15,7 @@ from typing import get_args, get_type_hints
 import pytest
 from typer.main import get_command
 
-from contract.playing import ROOT, Stage, blocks_of, warm_interpreter
+from contract.documents import ROOT, Sandbox, blocks_of, shared_interpreter
 from elias.cli.app import app
 from elias.cli.options import ConfigOptions
 from elias.config import EliasConfig
@@ -38,7 +38,7 @@ NEEDS = {"export-to-onnx.md": "onnxscript", "serve.md": "uvicorn", "tutorial.md"
 
 @pytest.fixture(scope="module")
 def interpreter():
-    with warm_interpreter() as address:
+    with shared_interpreter() as address:
         yield address
 
 
@@ -48,9 +48,9 @@ def test_what_a_document_shows_runs_from_top_to_bottom(document, tmp_path, inter
         pytest.importorskip(NEEDS[document.name])
     if "\ncurl " in document.read_text(encoding="utf8") and shutil.which("curl") is None:
         pytest.skip("curl is not installed")
-    with Stage(tmp_path, interpreter) as stage:
+    with Sandbox(tmp_path, interpreter) as sandbox:
         for block in blocks_of(document):
-            stage.play(block)
+            sandbox.run_block(block)
 
 
 @pytest.mark.parametrize(
@@ -69,8 +69,8 @@ def test_a_document_that_shows_what_is_not_so_fails(wrong, tmp_path, interpreter
     document.write_text(wrong + "\n", encoding="utf8")
     (block,) = blocks_of(document)
 
-    with Stage(tmp_path, interpreter) as stage, pytest.raises(AssertionError):
-        stage.play(block)
+    with Sandbox(tmp_path, interpreter) as sandbox, pytest.raises(AssertionError):
+        sandbox.run_block(block)
 
 
 def test_the_readme_shows_few_lines_of_python():

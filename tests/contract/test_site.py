@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from contract.playing import ROOT
+from contract.documents import ROOT
 
 pytest.importorskip("mkdocs")
 pytest.importorskip("material")

@@ -9,7 +9,7 @@ import pytest
 from huggingface_hub import ModelCard, constants
 
 from e2e.commands import elias
-from e2e.hub import TOKEN, go_online, log_in, stand_in
+from e2e.hub_server import TOKEN, go_online, log_in, stand_in
 from elias.errors import ModelError
 from elias.inference.predictor import Elias
 from elias.persistence import hub
@@ -99,7 +99,7 @@ def test_the_command_pushes_and_every_command_reads_from_the_hub(run, logged_in)
 
 def test_a_model_of_the_hub_is_served_and_read_again_when_it_was_pushed_anew(model, online):
     pytest.importorskip("uvicorn")
-    from e2e.serving import live
+    from e2e.servers import live
 
     model.push_to_hub("user/fish", token=TOKEN, revision="v2")
     with live("hf://user/fish@v2") as served, served.client() as client:
@@ -156,7 +156,7 @@ def test_a_served_folder_that_was_moved_away_is_not_looked_up_on_the_hub(
     run, tmp_path, monkeypatch, caplog
 ):
     pytest.importorskip("uvicorn")
-    from e2e.serving import live
+    from e2e.servers import live
 
     monkeypatch.chdir(tmp_path)
     Path("runs").mkdir()

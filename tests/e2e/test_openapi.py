@@ -7,7 +7,7 @@ import schemathesis
 from hypothesis import HealthCheck, given, settings
 from schemathesis import GenerationMode
 
-from e2e.serving import live
+from e2e.servers import live
 from elias.serve.settings import Limits
 
 EXAMPLES = int(os.environ.get("ELIAS_FUZZ_EXAMPLES", "15"))

@@ -10,7 +10,7 @@ import time
 import pytest
 from playwright import sync_api as playwright
 
-from e2e.serving import live
+from e2e.servers import live
 from elias import Elias
 from elias.serve.settings import Limits
 

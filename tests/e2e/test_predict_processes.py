@@ -13,12 +13,12 @@ from e2e.test_processes import made_by
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
-    return made_by("predicting.py", tmp_path_factory.mktemp("predicting"))
+    return made_by("predict_worker.py", tmp_path_factory.mktemp("predicting"))
 
 
 @pytest.fixture(scope="module")
 def found(folder):
-    return json.loads((folder / "found.json").read_text())
+    return json.loads((folder / "results.json").read_text())
 
 
 def assert_same_rows(ours, theirs):

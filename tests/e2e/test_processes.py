@@ -39,12 +39,12 @@ def made_by(script, place):
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
-    return made_by("processes.py", tmp_path_factory.mktemp("processes"))
+    return made_by("train_worker.py", tmp_path_factory.mktemp("processes"))
 
 
 @pytest.fixture(scope="module")
 def found(folder):
-    return json.loads((folder / "found.json").read_text())
+    return json.loads((folder / "results.json").read_text())
 
 
 def records(run, event):
@@ -291,7 +291,7 @@ def test_processes_that_diverge_stop_with_the_same_error(corpus_folder, tmp_path
 
 def test_torchrun_starts_a_run_again_that_goes_on(folder, tmp_path):
     """`torchrun --max-restarts`: a process is killed in the first attempt, not in the second."""
-    script = Path(__file__).with_name("processes.py")
+    script = Path(__file__).with_name("train_worker.py")
     options = ("--nproc-per-node", "2", "--max-restarts", "1", "--monitor-interval", "0.2")
     ended = subprocess.run(
         [sys.executable, "-m", "torch.distributed.run", *options, str(script), str(tmp_path)],

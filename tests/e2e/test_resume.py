@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from e2e.commands import SOURCE, elias, start_elias
-from e2e.killing import CONFIG, CORPUS, call_before
+from e2e.crash_worker import CONFIG, CORPUS, call_before
 from elias import Elias, EliasConfig, train
 from elias.data.synthetic import synthetic_corpus, write_synthetic
 from elias.errors import Interrupted, ModelError, RunError
@@ -448,7 +448,12 @@ def test_a_run_that_is_killed_at_every_point_ends_where_it_would_have_ended(
     environment = {**os.environ, "PYTHONPATH": str(SOURCE), "XDG_CACHE_HOME": str(folder / "cache")}
 
     told = subprocess.run(
-        [sys.executable, Path(__file__).with_name("killing.py"), folder / "run", *POINTS.values()],
+        [
+            sys.executable,
+            Path(__file__).with_name("crash_worker.py"),
+            folder / "run",
+            *POINTS.values(),
+        ],
         env=environment,
         capture_output=True,
         text=True,

@@ -10,7 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 import httpx
 import pytest
 
-from e2e.serving import live
+from e2e.servers import live
 from elias import Elias
 from elias.serve.settings import Limits
 

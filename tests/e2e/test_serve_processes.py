@@ -10,7 +10,7 @@ import httpx
 import pytest
 
 from e2e.commands import start_elias
-from e2e.serving import Process
+from e2e.servers import Process
 from elias import Elias
 
 LOCAL = ("--port", "0", "--device", "cpu")

@@ -1,16 +1,16 @@
-"""Plays a document: from top to bottom, in an empty folder, as a reader would.
+"""Run a document from top to bottom in an empty folder, as a reader would.
 
-A block with a ``title`` is a file of that name. Python, ``sh`` and ``console`` blocks are run; a
-``console`` block is commands after ``$`` and what they say, ``…`` standing for anything. Above a
-block, ``<!-- run: COMMAND -->`` has a command run before it, and ``<!-- not run: REASON -->`` has
-it parsed alone.
+A block with a ``title`` is a file of that name. Python, ``sh`` and ``console`` blocks are run. A
+``console`` block has commands after ``$`` and their output, in which ``…`` matches anything. Above
+a block, ``<!-- run: COMMAND -->`` runs a command before it, and ``<!-- not run: REASON -->`` means
+that it is only parsed.
 
-An interpreter costs seconds to start, so there is one for all documents (`warm.py`): the ``elias``
-that a shell finds hands its arguments, streams and folder over to it. Only ``elias serve`` gets a
-process of its own, in the background and on a free port, until the document ends. There is no
-network, so ``elias data demo`` gives a small generated corpus, ``pip`` only looks whether there is
-such an extra, ``tiny-encoder FOLDER`` makes a transformer of a few hundred weights, and after
-``hub-stand-in`` the hub is a server of the tests.
+Starting an interpreter takes seconds, so all documents share one (`document_server.py`): the
+``elias`` of the shell passes its arguments, streams and folder to it. Only ``elias serve`` gets a
+process of its own, in the background on a free port, until the document ends. There is no network:
+``elias data demo`` generates a small corpus, ``pip`` only checks that the extra exists,
+``tiny-encoder FOLDER`` makes a transformer of a few hundred weights, and after ``hub-stand-in`` the
+hub is a server of the tests.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ RUN = ("python", "sh", "console")
 SHOWN_URL = "http://127.0.0.1:8000"
 
 BLOCK = re.compile(
-    r"(?:^<!-- (?P<mark>run|not run): (?P<said>[^\n]*) -->\n)?"
+    r"(?:^<!-- (?P<mark>run|not run): (?P<text>[^\n]*) -->\n)?"
     r'^```(?P<language>\w+)(?: title="(?P<title>[^"]+)")?\n(?P<body>.*?)^```$',
     re.MULTILINE | re.DOTALL,
 )
@@ -41,7 +41,7 @@ BLOCK = re.compile(
 
 @dataclass(frozen=True)
 class Block:
-    """A fenced block, and what the mark above it says."""
+    """A fenced block, and the mark above it."""
 
     language: str
     body: str
@@ -57,26 +57,26 @@ class Block:
 
 
 def blocks_of(document):
-    for found in BLOCK.finditer(document.read_text(encoding="utf8")):
-        marked = {found["mark"]: found["said"]}
+    for match in BLOCK.finditer(document.read_text(encoding="utf8")):
+        marked = {match["mark"]: match["text"]}
         yield Block(
-            found["language"],
-            found["body"],
-            found["title"],
+            match["language"],
+            match["body"],
+            match["title"],
             marked.get("run"),
             marked.get("not run"),
         )
 
 
 @contextmanager
-def warm_interpreter():
-    """Start the interpreter that answers all documents, and yield its address."""
+def shared_interpreter():
+    """Start the interpreter that all documents share, and yield its address."""
     with tempfile.TemporaryDirectory(prefix="elias-docs-") as folder:  # a short name: a socket
         address = str(Path(folder) / "ask")
         environment = {**os.environ, "PYTHONPATH": str(ROOT / "src")}
         environment["OMP_WAIT_POLICY"] = "passive"
         process = subprocess.Popen(
-            [sys.executable, str(HERE / "warm.py"), address],
+            [sys.executable, str(HERE / "document_server.py"), address],
             env=environment,
             stdout=subprocess.PIPE,
             text=True,
@@ -90,8 +90,8 @@ def warm_interpreter():
             process.stdout.close()
 
 
-class Stage:
-    """A folder to play a document in, where ``elias`` is this source tree's."""
+class Sandbox:
+    """A folder in which a document is run; ``elias`` is the one of this source tree."""
 
     def __init__(self, folder, address):
         self.folder = folder / "here"
@@ -100,7 +100,7 @@ class Stage:
         tools.mkdir()
         for name in ("elias", "python", "pip", "tiny-encoder", "hub-stand-in"):
             tool = tools / name
-            ask = f'exec "{sys.executable}" -SE "{HERE / "ask.py"}" {name} "$@"'
+            ask = f'exec "{sys.executable}" -SE "{HERE / "document_client.py"}" {name} "$@"'
             tool.write_text(f"#!/bin/sh\n{ask}\n")
             tool.chmod(0o755)
         with socket.socket() as free:
@@ -150,7 +150,7 @@ class Stage:
         """Return a command with the address that a document shows turned into the real one."""
         return text.replace(SHOWN_URL, f"http://127.0.0.1:{self.port}")
 
-    def play(self, block):
+    def run_block(self, block):
         if block.first:
             self.shell(block.first)
         if block.title is not None:
@@ -169,7 +169,7 @@ class Stage:
     def converse(self, body):
         for exchange in re.split(r"^\$ ", body, flags=re.MULTILINE)[1:]:
             command, _, answer = exchange.partition("\n")
-            said = self.run("bash", "-c", self.local(command)).stdout
+            output = self.run("bash", "-c", self.local(command)).stdout
             expected = ".*".join(map(re.escape, answer.split("…")))
-            told = f"$ {command}\n{said}\ninstead of\n{answer}"
-            assert re.fullmatch(expected, said, re.DOTALL), told
+            difference = f"$ {command}\n{output}\ninstead of\n{answer}"
+            assert re.fullmatch(expected, output, re.DOTALL), difference

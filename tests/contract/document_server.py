@@ -1,6 +1,6 @@
-"""An interpreter that has imported everything and does, one by one, what `ask.py` asks for.
+"""An interpreter with all imports done that runs the requests of `document_client.py`.
 
-python warm.py SOCKET
+python document_server.py SOCKET
 """
 
 import ast

@@ -1,9 +1,8 @@
-"""Predict in several processes, forked from one that has imported all, and note what they say.
+"""Predict in several processes, forked from one with all imports done, and record the results.
 
-    python predicting.py FOLDER
+    python predict_worker.py FOLDER
 
-What the tests ask about is in ``FOLDER/found.json``: `tests/e2e/test_predict_processes.py` reads
-it.
+`tests/e2e/test_predict_processes.py` reads the results from ``FOLDER/results.json``.
 """
 
 from __future__ import annotations
@@ -15,14 +14,14 @@ import sys
 from pathlib import Path
 
 # first: it sets what numba and Triton read when they are imported
-from e2e.processes import ALL, BASE, spawn
+from e2e.train_worker import ALL, BASE, spawn
 
 # isort: split
 
 import torch
 
 from e2e.commands import elias
-from e2e.killing import call_before
+from e2e.crash_worker import call_before
 from elias import train
 from elias.data.synthetic import synthetic_corpus
 from elias.inference import predict
@@ -128,7 +127,7 @@ def main(folder):
         "missing": one_without_its_file(folder, lines),
     }
     found["shares"] = shares(folder, lines)
-    (folder / "found.json").write_text(json.dumps(found))
+    (folder / "results.json").write_text(json.dumps(found))
 
 
 if __name__ == "__main__":

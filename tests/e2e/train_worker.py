@@ -1,10 +1,10 @@
-"""Train in several processes, forked from one that has imported all, and note what came of it.
+"""Train in several processes, forked from one with all imports done, and record the results.
 
-    python processes.py FOLDER
+    python train_worker.py FOLDER
 
-What the tests ask about is in ``FOLDER/found.json``: `tests/e2e/test_processes.py` reads it. Every
-process is forked from one that has loaded the compiled kernels. Started by torchrun it is one of
-the processes of a run that is killed once.
+`tests/e2e/test_processes.py` reads the results from ``FOLDER/results.json``. Every process is
+forked from one that has loaded the compiled kernels. Started by torchrun, it is one of the
+processes of a run that is killed once.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ import numpy as np
 import torch
 
 from e2e.commands import SMALL, elias
-from e2e.killing import CONFIG, CORPUS, call_before
+from e2e.crash_worker import CONFIG, CORPUS, call_before
 from elias import EliasConfig, train
 from elias.data.synthetic import synthetic_corpus, write_synthetic
 from elias.distributed import joined, watchdog
@@ -373,7 +373,7 @@ def main(folder):
     ]
     run, data = folder / "trained on corpus", folder / "corpus"
     found["evaluate"] = [evaluated(run, data), *spawn(2, lambda _: evaluated(run, data))]
-    (folder / "found.json").write_text(json.dumps(found))
+    (folder / "results.json").write_text(json.dumps(found))
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
 """Train in processes that are killed, each at a point of its own, until one is let through.
 
-    python killing.py RUN POINT...
+    python crash_worker.py RUN POINT...
 
 Each point is ``module:name:n``: the process kills itself when that function is called for the nth
 time. The processes are forked before anything is computed, so that torch is imported once.

@@ -1,6 +1,6 @@
-"""What a shell finds as ``elias``, ``python`` and ``pip`` while a document is played.
+"""The commands ``elias``, ``python`` and ``pip`` of the shell in which a document is run.
 
-Few imports, so that it starts at once; `playing.py` says what it is for.
+It imports little, so that it starts at once; see `documents.py`.
 """
 
 import os
@@ -8,7 +8,7 @@ import socket
 import sys
 
 TINY_DEMO = ["--points", "300", "--labels", "60"]
-"""What is generated in place of the demo corpus, which has to be fetched."""
+"""Options of the corpus that replaces the demo corpus, which needs a network."""
 DERIVED = [
     *("index.n_clusters", "index.edges_per_cluster", "index.beam_size", "index.shortlist_size"),
     "index.train_shortlist",
@@ -17,7 +17,7 @@ DERIVED = [
 """Sizes in the preset of the demo corpus that the small one is too small for."""
 HUB = """
 import os, pytest
-from e2e.hub import go_online, log_in, stand_in
+from e2e.hub_server import go_online, log_in, stand_in
 
 started, patch = stand_in(), pytest.MonkeyPatch()
 _, address = started.__enter__()
@@ -25,11 +25,11 @@ go_online.until_the_end = started  # it stops when nothing refers to it
 go_online(patch, address, os.environ["XDG_CACHE_HOME"])
 log_in(patch)
 """
-"""Python that has the warm interpreter take a server of the tests for the Hugging Face hub."""
+"""Python code that makes the shared interpreter use a server of the tests as the hub."""
 
 
 def ask(request):
-    """Have the warm interpreter do something with the streams of this process."""
+    """Send a request to the shared interpreter, with the streams of this process."""
     here = os.getcwd()  # noqa: PTH109 - pathlib is slow to import
     request |= {"folder": here, "environment": dict(os.environ)}
     data = repr(request).encode()
@@ -66,17 +66,17 @@ def serve(arguments):
 
 
 def install(arguments):
-    """Install nothing, but see that what is asked for is something this project has."""
+    """Install nothing, but check that the project and the extras exist."""
     import re
     import tomllib
     from pathlib import Path
 
     project = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text())["project"]
     for argument in arguments[1:]:
-        found = re.fullmatch(rf"(?:\.|{project['name']})(?:\[([\w,]+)\])?", argument)
-        if found is None:
+        match = re.fullmatch(rf"(?:\.|{project['name']})(?:\[([\w,]+)\])?", argument)
+        if match is None:
             sys.exit(f"pip {argument}: not this project")
-        for extra in filter(None, (found[1] or "").split(",")):
+        for extra in filter(None, (match[1] or "").split(",")):
             if extra not in project["optional-dependencies"]:
                 sys.exit(f"pip {argument}: pyproject.toml has no extra {extra}")
     return 0
