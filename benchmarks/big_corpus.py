@@ -60,12 +60,12 @@ def peak_mib() -> tuple[int, int]:
 
 def resident_mib() -> tuple[int, int]:
     """Return the current resident memory of anonymous pages and of mapped files."""
-    found = {}
+    sizes = {}
     for line in Path("/proc/self/status").read_text().splitlines():
         name, _, value = line.partition(":")
         if name in ("RssAnon", "RssFile", "RssShmem"):
-            found[name] = int(value.split()[0]) // 1024
-    return found["RssAnon"], found["RssFile"] + found["RssShmem"]
+            sizes[name] = int(value.split()[0]) // 1024
+    return sizes["RssAnon"], sizes["RssFile"] + sizes["RssShmem"]
 
 
 class Watch(threading.Thread):
@@ -90,7 +90,7 @@ WATCH = Watch()
 
 
 @contextmanager
-def told(step: str, table: list[dict]):
+def measured_step(step: str, table: list[dict]):
     start = time.monotonic()
     most = {"anonymous": 0, "files": 0, "both": 0}
     WATCH.steps[id(most)] = most
@@ -114,23 +114,23 @@ def tell_parts(table: list[dict]) -> dict:
     from elias.training import trainer
     from elias.training.run import Run
 
-    kept: dict = {}
+    longest: dict = {}
     tokenize, timed = trainer.cached_tokens, Run.timed
 
     def watched(split, encoder):
-        with told(f"tokenize {len(split):,} texts", table):
+        with measured_step(f"tokenize {len(split):,} texts", table):
             tokens = tokenize(split, encoder)
-        if len(split) > kept.get("n", 0):
-            kept.update(n=len(split), tokens=tokens, labels=split.labels)
+        if len(split) > longest.get("n", 0):
+            longest.update(n=len(split), tokens=tokens, labels=split.labels)
         return tokens
 
     @contextmanager
     def told_too(self, name):
-        with told(name, table), timed(self, name):
+        with measured_step(name, table), timed(self, name):
             yield
 
     trainer.cached_tokens, Run.timed = watched, told_too
-    return kept
+    return longest
 
 
 def config_for(args):
@@ -193,21 +193,21 @@ def main() -> None:
     table: list[dict] = []
     WATCH.start()
     data = args.work / f"texts-{args.points}-{args.labels}.jsonl"
-    with told("generate", table):
+    with measured_step("generate", table):
         if not data.exists():
             generate(data, args.points, args.labels)
 
     from elias import load_corpus, progress, train
 
     progress.enable(sys.stderr.isatty())
-    with told("read to disk", table):
+    with measured_step("read to disk", table):
         corpus = load_corpus(data, on_disk="on", test_size=5000)
     stop_after(args.steps)
-    kept = tell_parts(table)
-    with told("train, all of it", table):
+    longest = tell_parts(table)
+    with measured_step("train, all of it", table):
         model = train(config_for(args), corpus, device="cpu")
-    with told("read batches alone", table):
-        speed = reading_speed(kept["tokens"], kept["labels"], args.batch_size, 1000)
+    with measured_step("read batches alone", table):
+        speed = reading_speed(longest["tokens"], longest["labels"], args.batch_size, 1000)
     own, child = peak_mib()
     summary = {
         "points": args.points,

@@ -35,11 +35,11 @@ def steps(quick):
     numba.set_num_threads(1)
     cpu_step.measure(cpu_step.TINY, 2, with_naive=False)  # compile first
     for shape in cpu_step.SHAPES[: 1 if quick else None]:
-        found = cpu_step.measure(shape, 8, with_naive=True)
+        results = cpu_step.measure(shape, 8, with_naive=True)
         for part in cpu_step.PARTS:
-            ours, naive = (found[who][part] for who in ("ours", "naive"))
+            ours, naive = (results[who][part] for who in ("ours", "naive"))
             yield f"step, {shape.name} labels: {part}", "ms", ours, naive
-        ours, naive = (sum(found[who].values()) for who in ("ours", "naive"))
+        ours, naive = (sum(results[who].values()) for who in ("ours", "naive"))
         yield f"step, {shape.name} labels: all", "ms", ours, naive
     torch.set_num_threads(threads[0])
     numba.set_num_threads(threads[1])

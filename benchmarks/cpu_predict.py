@@ -123,8 +123,8 @@ def main():
             "every label {every_label_ms:7.3f}  CPU {every_label_cpu_ms:7.3f}".format(**row),
             flush=True,
         )
-    found = {"labels": given.labels, "encoder": given.encoder, "rows": rows}
-    write_json(given.out, "cpu_predict.json", found)
+    results = {"labels": given.labels, "encoder": given.encoder, "rows": rows}
+    write_json(given.out, "cpu_predict.json", results)
 
 
 if __name__ == "__main__":

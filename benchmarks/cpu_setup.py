@@ -55,8 +55,8 @@ class Parts:
         )
 
 
-def write_json(folder, name, found):
+def write_json(folder, name, results):
     """Write ``found`` to a file in the folder, if a folder is given."""
     if folder is not None:
         folder.mkdir(parents=True, exist_ok=True)
-        (folder / name).write_text(json.dumps(found, indent=1))
+        (folder / name).write_text(json.dumps(results, indent=1))

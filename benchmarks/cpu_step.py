@@ -113,15 +113,15 @@ def our_step(model, optimizer, shape, batch, clock):
     with clock.part("search"):
         cluster_log = model.unsaturated_log(embedding)
         beam = model.training_beam(cluster_log, batch.parents, shape.train_clusters)
-        found = model.search(cluster_log, beam, shape.shortlist_size, batch.positives)
+        paths = model.search(cluster_log, beam, shape.shortlist_size, batch.positives)
     with clock.part("classifier"):
-        logits = model.labels.logits(embedding, found.labels)
+        logits = model.labels.logits(embedding, paths.labels)
     with clock.part("loss"):
         loss = shortlist_bce(
-            logits, found.log_scores, found.labels, batch.positives, model.n_labels
+            logits, paths.log_scores, paths.labels, batch.positives, model.n_labels
         )
         loss = loss / shape.batch
-        loss = loss + shortlist_loss(found.positive_log, found.reached) / shape.batch
+        loss = loss + shortlist_loss(paths.positive_log, paths.reached) / shape.batch
     with clock.part("backward"):
         loss.backward()
     with clock.part("update"):
@@ -132,11 +132,11 @@ def naive_step(model, naive, encoder_optimizer, batch, clock):
     with clock.part("encoder"):
         embedding = model.encoder(batch.tokens).float()
     with clock.part("search"):
-        found = naive.search(embedding, batch.parents)
+        paths = naive.search(embedding, batch.parents)
     with clock.part("classifier"):
-        logits = naive.classify(embedding, found[2])
+        logits = naive.classify(embedding, paths[2])
     with clock.part("loss"):
-        loss = naive.loss(found, logits, batch.positives)
+        loss = naive.loss(paths, logits, batch.positives)
     with clock.part("backward"):
         loss.backward()
     with clock.part("update"):
@@ -155,7 +155,7 @@ def measure(shape, repeat, with_naive):
     ours, theirs = Clock(), Clock()
     for i in range(repeat + 2):
         our_step(model, optimizer, shape, batches[i % 4], ours)
-    found = {"ours": ours.medians()}
+    medians = {"ours": ours.medians()}
     if with_naive:
         naive = NaiveStep(shape, model)
         dense = {n: p for n, p in model.encoder.named_parameters() if n != "vectors"}
@@ -163,18 +163,18 @@ def measure(shape, repeat, with_naive):
         model.encoder.vectors.requires_grad_(False)
         for i in range(max(1, repeat // 4) + 2):
             naive_step(model, naive, encoder_optimizer, batches[i % 4], theirs)
-        found["naive"] = theirs.medians()
-    return found
+        medians["naive"] = theirs.medians()
+    return medians
 
 
-def show(shape, found):
+def show(shape, medians):
     print(
         f"\n{shape.name}: {shape.n_labels:,} labels, batch {shape.batch}, ms of CPU time per step"
     )
     for part in (*PARTS, "all"):
         times = {
             who: sum(spent.values()) if part == "all" else spent[part]
-            for who, spent in found.items()
+            for who, spent in medians.items()
         }
         line = f"  {part:12s}" + "".join(f"  {who} {ms:9.1f}" for who, ms in times.items())
         if "naive" in times:
@@ -198,8 +198,8 @@ def main():
         if shape.name in given.shapes:
             results[shape.name] = measure(shape, given.repeat, not given.no_naive)
             show(shape, results[shape.name])
-            found = {"threads": given.threads, "cpu_ms_a_step": results}
-            write_json(given.out, "cpu_step.json", found)
+            document = {"threads": given.threads, "cpu_ms_a_step": results}
+            write_json(given.out, "cpu_step.json", document)
 
 
 if __name__ == "__main__":

@@ -133,9 +133,9 @@ def measured(chosen, world):
 
 def run(chosen, size):
     """Return the measurements of ``size`` processes; 0 runs one process without a group."""
-    with socket.socket() as found:
-        found.bind(("127.0.0.1", 0))
-        port = found.getsockname()[1]
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
     readers = []
     for rank in range(max(1, size)):
         reader, writer = os.pipe()
@@ -146,22 +146,22 @@ def run(chosen, size):
                 os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
                 if size:
                     with joined("cpu") as world:
-                        told = measured(chosen, world)
+                        result = measured(chosen, world)
                 else:
-                    told = measured(chosen, SingleProcess())
-                os.write(writer, json.dumps(told).encode())
+                    result = measured(chosen, SingleProcess())
+                os.write(writer, json.dumps(result).encode())
                 code = 0
             finally:
                 os._exit(code)
         os.close(writer)
         readers.append(os.fdopen(reader, "rb"))
-    said = [json.loads(reader.read()) for reader in readers]
+    reports = [json.loads(reader.read()) for reader in readers]
     for _ in readers:
         os.wait()
-    return said
+    return reports
 
 
-def on_paper(chosen, size, told):
+def on_paper(chosen, size, result):
     """Return the expected memory and received bytes of a process in a step."""
     others = (size - 1) / size if size else 0.0
     batch, dim, wide = chosen.batch, chosen.dim, chosen.shortlist
@@ -173,14 +173,14 @@ def on_paper(chosen, size, told):
     return {
         "gradient of the rows touched": 4 * own * touched * (dim + 1),
         "W_L and its moments": own * (3 * 4 * (dim + 1) + 2 * 8),
-        "words and their moments": 3 * 4 * told["vectors"] + 8 * N_FEATURES,
-        "the rest and its moments": 4 * 4 * told["dense"] + 8 * graph,
+        "words and their moments": 3 * 4 * result["vectors"] + 8 * N_FEATURES,
+        "the rest and its moments": 4 * 4 * result["dense"] + 8 * graph,
         "received": {
             "φ and label ids": 4 * batch * (dim + wide) * others,
             "scores": 4 * batch * wide * others,
             "gradients by score": 4 * batch * wide * others,
             "gradients by φ": 4 * batch * dim * others,
-            "dense gradients": 8 * told["dense"] * others,
+            "dense gradients": 8 * result["dense"] * others,
         },
     }
 
@@ -205,13 +205,15 @@ def main():
     )  # compile first
     rows = []
     for size in chosen.sizes:
-        said = run(chosen, size)
-        paper = on_paper(chosen, size, said[0])
-        rows.append({"processes": size, "said": said, "paper": paper})
-        peaks = ", ".join(f"{told['peak'] / 2**20:.0f}" for told in said)
+        reports = run(chosen, size)
+        paper = on_paper(chosen, size, reports[0])
+        rows.append({"processes": size, "said": reports, "paper": paper})
+        peaks = ", ".join(f"{result['peak'] / 2**20:.0f}" for result in reports)
         held = sum(v for v in paper.values() if not isinstance(v, dict)) / 2**20
-        print(f"{size} processes: peak {peaks} MiB (paper {held:.0f}); {said[0]['seconds']:.2f} s")
-        for kind, value in said[0]["received"].items():
+        print(
+            f"{size} processes: peak {peaks} MiB (paper {held:.0f}); {reports[0]['seconds']:.2f} s"
+        )
+        for kind, value in reports[0]["received"].items():
             wanted = paper["received"].get(kind)
             shown = "" if wanted is None else f" (paper {wanted / 1e6:.3f})"
             print(f"    {kind}: {value / 1e6:.3f} MB{shown}")

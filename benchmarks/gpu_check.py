@@ -51,12 +51,12 @@ CPU_SIZE = Size(6, 2000, 50, 100, 8, 200, 64)  # numba may be missing, so keep i
 SMALL_SIZE = Size(3, 90, 7, 12, 4, 20, 24)
 
 
-def error_of(found, expected):
+def error_of(actual, expected):
     """Return ‖found − expected‖ / ‖expected‖; infinite if a number is missing."""
-    found, expected = found.detach().double().cpu(), expected.detach().double().cpu()
-    if found.shape != expected.shape or not found.isfinite().all():
+    actual, expected = actual.detach().double().cpu(), expected.detach().double().cpu()
+    if actual.shape != expected.shape or not actual.isfinite().all():
         return math.inf
-    return ((found - expected).norm() / expected.norm().clamp(min=1e-30)).item()
+    return ((actual - expected).norm() / expected.norm().clamp(min=1e-30)).item()
 
 
 def falling(step, n_steps):
@@ -130,12 +130,12 @@ class Checks:
     def _expand(self, size, n_listed=None, **options):
         given = self._beam(size, **options)
         poison(self.device)
-        found = gpu_search.expand_beam(*given, size.labels, size.keep, n_listed=n_listed)
+        actual = gpu_search.expand_beam(*given, size.labels, size.keep, n_listed=n_listed)
         expected = Expansion(*plain.expand_beam(*given, size.labels, size.keep))
         n_paths = given[0].shape[1] * size.edges + 1
         keys = [(labels * n_paths + paths).sort(dim=1).values for labels, paths in
-                (found[:2], expected[:2])]  # fmt: skip
-        wrong = (keys[0] != keys[1]).sum() + (found[2] != expected.wanted_paths).sum()
+                (actual[:2], expected[:2])]  # fmt: skip
+        wrong = (keys[0] != keys[1]).sum() + (actual[2] != expected.wanted_paths).sum()
         return wrong.item(), 0
 
     def expand(self):
@@ -195,7 +195,7 @@ class Checks:
     def _gather_dot(self, dtype, n_labels=None):
         embedding, weight, bias, labels = self._rows(dtype, n_labels)
         poison(self.device)
-        found = gpu_rows.gather_dot(embedding, weight, bias, labels)
+        actual = gpu_rows.gather_dot(embedding, weight, bias, labels)
         safe = labels.clamp(max=len(weight) - 1)
         expected = torch.stack(
             [
@@ -203,7 +203,7 @@ class Checks:
                 for i in range(len(labels))
             ]
         ).masked_fill(labels >= len(weight), 0)
-        return error_of(found, expected), 1e-5
+        return error_of(actual, expected), 1e-5
 
     def gather_dot(self):
         return self._gather_dot(torch.float32)
@@ -219,7 +219,7 @@ class Checks:
         _, weight, _, labels = self._rows(dtype)
         g = self.normal(*labels.shape)
         poison(self.device)
-        found = gpu_rows.gather_sum(g, weight, labels)
+        actual = gpu_rows.gather_sum(g, weight, labels)
         real = labels < len(weight)
         safe = labels.clamp(max=len(weight) - 1)
         expected = torch.stack(
@@ -228,7 +228,7 @@ class Checks:
                 for i in range(len(labels))
             ]
         )  # fmt: skip
-        return error_of(found, expected), 1e-5
+        return error_of(actual, expected), 1e-5
 
     def gather_sum(self):
         return self._gather_sum(torch.float32)
@@ -298,7 +298,7 @@ class Checks:
         positives = positives.sort(dim=1).values
         logs = -self.normal(*labels.shape).abs()
         poison(self.device)
-        found = gpu_loss.loss_and_gradients(embedding, weight, bias, logs, labels, positives)
+        actual = gpu_loss.loss_and_gradients(embedding, weight, bias, logs, labels, positives)
         stored = labels < size.labels
         safe = labels.clamp(max=size.labels - 1)
         points, logs = (part.double().requires_grad_() for part in (embedding, logs))
@@ -311,7 +311,7 @@ class Checks:
         each = torch.where(relevant, -p.log(), -not_p.log()).masked_fill(~stored, 0)
         each.sum().backward()
         expected = (each.sum(), points.grad, z.grad, logs.grad)
-        return max(error_of(one, other) for one, other in zip(found, expected, strict=True)), 2e-5
+        return max(error_of(one, other) for one, other in zip(actual, expected, strict=True)), 2e-5
 
     def label_loss(self):
         return self._label_loss(torch.float32)
@@ -379,8 +379,8 @@ class Checks:
             size = (variance[rows] / (1 - 0.999**step)).sqrt() + RATES.eps
             twin[rows] -= lr / (1 - 0.9**step) * mean[rows] / size
             last[rows] = step
-        found = torch.cat([weight.double(), bias.double().unsqueeze(1)], dim=1)
-        errors = [error_of(found, twin), error_of(bias, twin[:, -1])]
+        actual = torch.cat([weight.double(), bias.double().unsqueeze(1)], dim=1)
+        errors = [error_of(actual, twin), error_of(bias, twin[:, -1])]
         if not torch.equal(state.last_step.double(), last):
             errors.append(math.inf)
         means, variances = (state.mean, state.bias_mean), (state.variance, state.bias_variance)
@@ -418,15 +418,15 @@ class Checks:
     def edge_scores(self):
         logits, labels = self._graph()
         poison(self.device)
-        found = gpu_paths.edge_log(logits, labels, n_labels=self.size.labels, beta=20.0)
+        actual = gpu_paths.edge_log(logits, labels, n_labels=self.size.labels, beta=20.0)
         stored = labels < self.size.labels
         free = logits.double().masked_fill(~stored, -math.inf).log_softmax(dim=1) + math.log(20.0)
-        wrong = 0.0 if torch.equal(found == -math.inf, ~stored) else math.inf
+        wrong = 0.0 if torch.equal(actual == -math.inf, ~stored) else math.inf
         beam = self.ints(len(logits) + 1, 2, 3)  # C: an empty slot
         some = gpu_paths.edge_log(logits, labels, n_labels=self.size.labels, beta=20.0, beam=beam)
         rows = beam[beam < len(logits)]
-        wrong += 0.0 if torch.equal(some[rows], found[rows]) else math.inf
-        return error_of(found[stored], free[stored]) + wrong, 1e-5
+        wrong += 0.0 if torch.equal(some[rows], actual[rows]) else math.inf
+        return error_of(actual[stored], free[stored]) + wrong, 1e-5
 
     def _paths(self, labels):
         size = self.size
@@ -457,8 +457,8 @@ class Checks:
             other = clusters.detach().double().requires_grad_()
             scores = gpu_paths.edge_log(logits, labels, n_labels=size.labels, beta=20.0)
             poison(self.device)
-            found = path_log(clusters, scores, beam, paths, held)
-            (found * upstream).sum().backward()
+            actual = path_log(clusters, scores, beam, paths, held)
+            (actual * upstream).sum().backward()
             touched = held.touched.bool().clone()
             adamw_edges(
                 logits, labels, state, held.by_edge, held.touched, history, n_labels=size.labels
@@ -471,7 +471,7 @@ class Checks:
             expected = torch.where(paths >= 0, both, 0.0)
             (g,) = torch.autograd.grad((expected * upstream).sum(), twin, retain_graph=True)
             (by_cluster,) = torch.autograd.grad((expected * upstream).sum(), other)
-            errors += [error_of(found, expected), error_of(clusters.grad, by_cluster)]
+            errors += [error_of(actual, expected), error_of(clusters.grad, by_cluster)]
             skipped = (step - last[touched]).unsqueeze(1)
             with torch.no_grad():
                 mean[touched] = mean[touched] * 0.9**skipped + 0.1 * g[touched]
@@ -502,11 +502,11 @@ class Checks:
         twin = copy.deepcopy(model)
         held = IndexGradients(model.graph.edge_logits.detach())
         options = {"shortlist_weight": 0.3, "mean": False}
-        found = model.losses(*batches[0], sizes, **options, gradients=held)
-        found.total.backward()
+        actual = model.losses(*batches[0], sizes, **options, gradients=held)
+        actual.total.backward()
         expected = twin.losses(*batches[0], sizes, **options)
         expected.total.backward()
-        errors = [error_of(one, other) for one, other in zip(found, expected, strict=True)]
+        errors = [error_of(one, other) for one, other in zip(actual, expected, strict=True)]
         errors += [
             error_of(one.grad, other.grad)
             for one, other in (
@@ -617,11 +617,11 @@ class Checks:
             ids = batch.tokens.ids.view(32, 24)[:, :width].contiguous()
             square = PaddedBatch(ids, lengths.clamp(max=width), full=False)
             with self._no_memory_left() if i == short_at else nullcontext():
-                found = captured(square, batch.positives, batch.parents)
+                actual = captured(square, batch.positives, batch.parents)
             embedding = twin.encoder.embed(square).float()
             expected = twin.losses_of(embedding, *batch[1:], sizes, **options[1])
             expected.total.backward()
-            errors.append(error_of(found.total, expected.total))
+            errors.append(error_of(actual.total, expected.total))
             for optimizer in optimizers:
                 optimizer.step(1.0)
         assert len(captured._captured._graphs) == n_graphs, "other graphs than were expected"
@@ -646,10 +646,10 @@ class Checks:
         with torch.inference_mode():
             captured = SEARCH_GRAPHS.capture(model, sizes, 20)
             for batch in batches:
-                found = captured(batch.tokens.ids.view(32, 24), batch.tokens.lengths(), full=True)
+                actual = captured(batch.tokens.ids.view(32, 24), batch.tokens.lengths(), full=True)
                 expected = model.rank(encoder(batch.tokens).float(), sizes, 20)
-                errors.append(error_of(found[1], expected[1]))
-                errors.append((found[0] != expected[0]).double().mean().item())
+                errors.append(error_of(actual[1], expected[1]))
+                errors.append((actual[0] != expected[0]).double().mean().item())
         return max(errors), 1e-2
 
     def kept_ranking(self):
@@ -671,14 +671,14 @@ class Checks:
                         model.labels.weight.neg_()
                 tokens = random_tokens(rng, int(rng.choice([1, 2, 3, 32, 70])), 64)
                 asked = tokens, sizes, int(rng.choice([5, 20, 100]))
-                found = rank_all(model, *asked, batch_size=32)
+                actual = rank_all(model, *asked, batch_size=32)
                 encoder.takes_padded = False
                 expected = rank_all(copy.deepcopy(model), *asked, batch_size=32)
                 encoder.takes_padded = True
-                scores = (torch.from_numpy(part.scores) for part in (found, expected))
+                scores = (torch.from_numpy(part.scores) for part in (actual, expected))
                 errors.append(error_of(*scores))
-                differing += (found.ids != expected.ids).sum()
-                n_ids += found.ids.size
+                differing += (actual.ids != expected.ids).sum()
+                n_ids += actual.ids.size
         return max(*errors, differing / n_ids), 1e-2
 
     def predictions_as_on_the_cpu(self):

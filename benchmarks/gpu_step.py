@@ -61,13 +61,13 @@ def step_by_parts(shape, model, optimizer, batches, repeat):
         leaf = embedding.detach().requires_grad_()
         cluster_log = model.unsaturated_log(leaf)
         beam = model.training_beam(cluster_log, batch.parents, sizes.beam_size)
-        found = model.search(
+        paths = model.search(
             cluster_log, beam, sizes.shortlist_size, batch.positives, gradients=held
         )
         marks("search")
-        loss = classified(model, leaf, found, batch.positives, held)
+        loss = classified(model, leaf, paths, batch.positives, held)
         marks("classifier and its gradients")
-        loss = loss + 0.05 * shortlist_loss(found.positive_log, found.reached)
+        loss = loss + 0.05 * shortlist_loss(paths.positive_log, paths.reached)
         marks("loss")
         loss.backward()
         marks("backward")
@@ -80,11 +80,11 @@ def step_by_parts(shape, model, optimizer, batches, repeat):
     return marks.medians()
 
 
-def classified(model, embedding, found, positives, held):
+def classified(model, embedding, paths, positives, held):
     """Return the loss of the classifier, fused if ``held`` takes the gradients."""
     labels = model.labels
     return label_loss(
-        embedding, found.log_scores, labels.weight, labels.bias, found.labels, positives, held
+        embedding, paths.log_scores, labels.weight, labels.bias, paths.labels, positives, held
     )
 
 
@@ -247,14 +247,14 @@ def part_rows(shape, entries):
 
 
 def report(shapes, results):
-    found = [(shape, of_shape(shape, results)) for shape in shapes]
+    by_shape = [(shape, of_shape(shape, results)) for shape in shapes]
     header = ("shape", "what", "ms", "SPEC ms", "SPEC/it", "naive/it", "peak GiB", "SPEC/peak")
-    table("training step", header, [row for pair in found for row in step_rows(*pair)])
+    table("training step", header, [row for pair in by_shape for row in step_rows(*pair)])
     header = ("shape", "what", "part", "ms", "naive ms", "naive/it")
     title = "its parts (backward and update with the encoder's; ours has the classifier's gradients"
     title += " in the classifier)"
-    table(title, header, [row for pair in found for row in part_rows(*pair)])
-    for shape, entries in found:
+    table(title, header, [row for pair in by_shape for row in part_rows(*pair)])
+    for shape, entries in by_shape:
         if len({str(entry["data"]) for entry in entries.values() if "data" in entry}) > 1:
             print(f"{shape.name}: NOT ON THE SAME DATA, see the JSON")
         for name, entry in entries.items():

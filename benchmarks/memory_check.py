@@ -70,15 +70,15 @@ def run_on_cpu(name: str, out: str) -> None:
             "checkpoint.steps": 3,
         }
     )
-    found = []
+    results = []
 
     def watched(*args, **options):
-        found.append(whole(*args, **options))
-        return found[-1]
+        results.append(whole(*args, **options))
+        return results[-1]
 
     whole, trainer.estimate_memory = trainer.estimate_memory, watched
     train(config, generated(n_points, n_labels), out=out, device="cpu")
-    expected = dict(found[0].on_host)
+    expected = dict(results[0].on_host)
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss << 10
     print(json.dumps({"expected": expected, "peak": peak}))
 
@@ -95,14 +95,14 @@ def check_cpu(chosen: list[str]) -> list[dict]:
         if done.returncode:
             print(done.stderr[-2000:], file=sys.stderr)
             raise SystemExit(1)
-        found = json.loads(done.stdout.splitlines()[-1])
-        parts = {key: value for key, value in found["expected"].items() if value}
-        rows.append(row := told(name, sum(parts.values()), found["peak"]))
+        results = json.loads(done.stdout.splitlines()[-1])
+        parts = {key: value for key, value in results["expected"].items() if value}
+        rows.append(row := memory_row(name, sum(parts.values()), results["peak"]))
         print(json.dumps({**row, "parts": {k: v >> 20 for k, v in parts.items()}}), flush=True)
     return rows
 
 
-def told(name: str, expected: int, peak: int) -> dict:
+def memory_row(name: str, expected: int, peak: int) -> dict:
     return {
         "shape": name,
         "expected_mib": expected >> 20,
@@ -171,7 +171,7 @@ def check_gpu(args: argparse.Namespace) -> list[dict]:
             }
         )
         parts = step_memory(sizes, config, config.stages[1], device)
-        row = told(f"{name} {storage}", sum(parts.values()), peak)
+        row = memory_row(f"{name} {storage}", sum(parts.values()), peak)
         rows.append(row | {"reserved_mib": reserved >> 20})
         print(json.dumps({**rows[-1], "parts": {k: v >> 20 for k, v in parts.items()}}), flush=True)
         del encoder, model, batches, optimizer, step

@@ -61,8 +61,8 @@ class NaiveStep:
         rows = self.labels[labels]  # (B, K, D)
         return torch.einsum("bkd,bd->bk", rows, embedding) + self.label_bias[labels]
 
-    def loss(self, found, logits, positives):
-        all_labels, all_scores, labels, scores = found
+    def loss(self, paths, logits, positives):
+        all_labels, all_scores, labels, scores = paths
         relevant = torch.zeros_like(labels, dtype=torch.bool)
         shortlist = 0.0
         for column in positives.unbind(dim=1):  # every path with every positive
@@ -100,11 +100,11 @@ def naive_stepper(naive, encoder, batches, optimizer=None):
         embedding = encoder(batch.tokens).float()
         mark("encoder forward")
         leaf = embedding.detach().requires_grad_()
-        found = naive.search(leaf, batch.parents)
+        paths = naive.search(leaf, batch.parents)
         mark("search")
-        logits = naive.classify(leaf, found[2])
+        logits = naive.classify(leaf, paths[2])
         mark("classifier")
-        loss = naive.loss(found, logits, batch.positives)
+        loss = naive.loss(paths, logits, batch.positives)
         mark("loss")
         loss.backward()
         mark("backward")

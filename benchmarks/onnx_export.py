@@ -21,8 +21,8 @@ from elias.persistence.onnx_runtime import OnnxModel
 
 def timed(work):
     start = time.perf_counter()
-    found = work()
-    return found, time.perf_counter() - start
+    results = work()
+    return results, time.perf_counter() - start
 
 
 def main():
@@ -58,7 +58,7 @@ def main():
     )
     both = (ours.ids < ours.n_labels) & (theirs.ids < theirs.n_labels)
     apart = np.abs(np.where(both, ours.scores, 0) - np.where(both, theirs.scores, 0))
-    found = {
+    results = {
         "labels": model.n_labels,
         "int8": given.int8,
         "texts": len(texts),
@@ -73,9 +73,9 @@ def main():
         "largest_difference": float(apart.max()),
         "peak_memory_mib": round(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024),
     }
-    print(json.dumps(found))
+    print(json.dumps(results))
     if given.out:
-        given.out.write_text(json.dumps(found, indent=1) + "\n", encoding="utf8")
+        given.out.write_text(json.dumps(results, indent=1) + "\n", encoding="utf8")
 
 
 if __name__ == "__main__":

@@ -65,7 +65,7 @@ def main():
     model = centroid_model(corpus, np.arange(min(given.train, len(corpus.train))), given.encoder)
     test = corpus.test.take(np.arange(min(given.test, len(corpus.test))))
     texts = list(test.texts)
-    found = []
+    results = []
 
     def measure(name, predict, size=None):
         start = time.perf_counter()
@@ -74,7 +74,7 @@ def main():
         row |= score(ranked, test.labels, None, METRICS)
         row["same_best_label"] = float((ranked.ids[:, 0] == first.ids[:, 0]).mean())
         print(json.dumps(row), flush=True)
-        found.append(row)
+        results.append(row)
 
     first = model.predict(texts, top_k=100, batch_size=32)
     measure("torch", lambda given: model.predict(given, top_k=100, batch_size=32))
@@ -88,7 +88,7 @@ def main():
                 round(path.stat().st_size / 1e6, 1),
             )
     if given.out:
-        given.out.write_text(json.dumps(found, indent=1) + "\n", encoding="utf8")
+        given.out.write_text(json.dumps(results, indent=1) + "\n", encoding="utf8")
 
 
 if __name__ == "__main__":

@@ -51,18 +51,18 @@ def without_times(tree):
 
 def content(run):
     """Return the content of a finished run, except for its log and durations."""
-    found = {}
+    results = {}
     for path in [run / "metrics.jsonl", *(p for p in (run / "model").rglob("*") if p.is_file())]:
         name = path.relative_to(run).as_posix()
         if path.suffix == ".jsonl":
             lines = [without_times(json.loads(line)) for line in path.read_text().splitlines()]
             # the time of saving is logged after the model is written: a kill may lose it
-            found[name] = [line for line in lines if line.get("step") != "save"]
+            results[name] = [line for line in lines if line.get("step") != "save"]
         elif path.name == "config.json":
-            found[name] = without_times(json.loads(path.read_text()))
+            results[name] = without_times(json.loads(path.read_text()))
         else:
-            found[name] = path.read_bytes()
-    return found
+            results[name] = path.read_bytes()
+    return results
 
 
 def killed_often(out, longest, rng):

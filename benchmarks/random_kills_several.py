@@ -71,8 +71,8 @@ def ended(ids):
     while len(codes) < len(ids):
         for number in ids:
             if number not in codes:
-                found, status = os.waitpid(number, os.WNOHANG)
-                if found:
+                ended, status = os.waitpid(number, os.WNOHANG)
+                if ended:
                     codes[number] = os.waitstatus_to_exitcode(status)
         if time.monotonic() - began > LONGEST_END:
             for number in ids:
@@ -112,13 +112,13 @@ def killed_often(out, corpus, longest, rng):
             os.kill(ids[victim], signal.SIGKILL)
         codes, seconds = ended(ids)
         if victim is not None and codes[victim] == -signal.SIGKILL:
-            said = [path.read_text() for path in errors if path.exists()]
-            named = any(text.startswith(f"rank {victim} ") for text in said)
+            logs = [path.read_text() for path in errors if path.exists()]
+            named = any(text.startswith(f"rank {victim} ") for text in logs)
             outcomes["named" if named else "alone" if size == 1 else "not met, or parted"] += 1
             slowest = max(slowest, seconds)
         elif any(codes):
-            said = [path.read_text() for path in errors if path.exists()]
-            raise SystemExit(f"{out}: ended with {codes}: {said}")
+            logs = [path.read_text() for path in errors if path.exists()]
+            raise SystemExit(f"{out}: ended with {codes}: {logs}")
         if (out / "model").exists():
             return outcomes, slowest
     raise SystemExit(f"{out}: was not killed, but has no model")

@@ -129,13 +129,13 @@ def mean_objective(problem, fitted, n_labels=200):
     weights, biases = fitted
     starts, rows, signs = group_pairs(candidates, labels)
     points = sp.hstack([features, sp.csr_matrix(dense)], format="csr")
-    found = []
+    losses = []
     for label in range(n_labels):
         span = slice(starts[label], starts[label + 1])
         weight = weights[label].toarray().ravel().astype(np.float64)
         slack = np.maximum(0, 1 - signs[span] * (points[rows[span]] @ weight + biases[label]))
-        found.append(0.5 * (weight @ weight + biases[label] ** 2) + (slack**2).sum())
-    return float(np.mean(found))
+        losses.append(0.5 * (weight @ weight + biases[label] ** 2) + (slack**2).sum())
+    return float(np.mean(losses))
 
 
 def interpreter(environment):
@@ -167,11 +167,11 @@ def compare(problem, python, runs, n_threads):
             if python is not None:
                 results["pecos"].append(run_peer(python, folder, n_threads))
     best = {}
-    for name, found in results.items():
-        if found:
-            timed, fitted = min(found, key=lambda run: run[0]["cpu_s"])
+    for name, runs in results.items():
+        if runs:
+            timed, fitted = min(runs, key=lambda run: run[0]["cpu_s"])
             best[name] = timed | {"objective": mean_objective(problem, fitted)}
-            best[name]["all_cpu_s"] = [round(run[0]["cpu_s"], 2) for run in found]
+            best[name]["all_cpu_s"] = [round(run[0]["cpu_s"], 2) for run in runs]
     return best
 
 

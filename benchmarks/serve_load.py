@@ -47,18 +47,18 @@ def resident_mib(pids: list[int]) -> float:
 def family(pid: int | None) -> list[int]:
     if pid is None:
         return []
-    found = subprocess.run(
+    results = subprocess.run(
         ["ps", "-o", "pid=", "--ppid", str(pid)], capture_output=True, text=True, check=False
     )
-    return [pid, *map(int, found.stdout.split())]
+    return [pid, *map(int, results.stdout.split())]
 
 
 class Client:
     """One connection, reopened whenever it is closed."""
 
     def __init__(self, url: str) -> None:
-        place = urlsplit(url)
-        self._address = (place.hostname, place.port)
+        parts = urlsplit(url)
+        self._address = (parts.hostname, parts.port)
         self._streams: tuple[asyncio.StreamReader, asyncio.StreamWriter] | None = None
 
     async def predict(self, body: bytes) -> int:
@@ -148,9 +148,9 @@ async def load(options: argparse.Namespace) -> dict[str, object]:
                 memory.append([round(time.time(), 1), round(resident_mib(pids), 1)])
             await asyncio.sleep(min(5.0, options.seconds / 4))
         await asyncio.gather(*asking)
-        told = current.summary(clients, time.monotonic() - start)
-        print(json.dumps(told), flush=True)
-        rounds.append(told)
+        result = current.summary(clients, time.monotonic() - start)
+        print(json.dumps(result), flush=True)
+        rounds.append(result)
     return {
         "model": {key: info[key] for key in ("model", "n_labels", "n_members", "encoder")},
         "inputs_per_request": options.inputs,
@@ -172,9 +172,9 @@ def main() -> None:
     parser.add_argument("--pid", type=int, help="process id of the server, to record its memory")
     parser.add_argument("--out", type=Path, help="file for the results as JSON")
     options = parser.parse_args()
-    found = asyncio.run(load(options))
+    results = asyncio.run(load(options))
     if options.out:
-        options.out.write_text(json.dumps(found, indent=1) + "\n", encoding="utf8")
+        options.out.write_text(json.dumps(results, indent=1) + "\n", encoding="utf8")
 
 
 if __name__ == "__main__":

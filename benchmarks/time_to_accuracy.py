@@ -120,7 +120,7 @@ def main():
         machine |= {"device": given.device, "threads": torch.get_num_threads()}
         if given.device.startswith("cuda"):
             machine["gpu"] = torch.cuda.get_device_name()
-    found = {
+    results = {
         "corpus": given.corpus,
         "preset": given.preset,
         "set": given.set,
@@ -130,7 +130,7 @@ def main():
         "reached": rows,
         "curve": curve,
     }
-    write_json(given.out, "time_to_accuracy.json", found)
+    write_json(given.out, "time_to_accuracy.json", results)
 
 
 if __name__ == "__main__":

@@ -68,9 +68,9 @@ def path_scores(budgets, edges, clusters):
     for cluster in clusters:
         for label, edge in edges[cluster].items():
             score = budgets[cluster].clamp(max=1) * edge.clamp(max=1)
-            place = (-score.item(), -(budgets[cluster] * edge).item(), label)
-            if label not in best or place < order[label]:
-                best[label], order[label] = score, place
+            key = (-score.item(), -(budgets[cluster] * edge).item(), label)
+            if label not in best or key < order[label]:
+                best[label], order[label] = score, key
     return {label: best[label] for label in sorted(best, key=order.get)}
 
 
@@ -85,8 +85,8 @@ def rank(weights, embedding, beam_size, shortlist_size, top_k):
     for point, scores in zip(embedding, cluster_budgets(weights, embedding), strict=True):
         reached = path_scores(scores, edges, beam(scores, beam_size))
         p = {label: probability(weights, point, label, reached[label]) for label in reached}
-        kept = shortlist(reached, shortlist_size)
-        best = sorted(kept, key=lambda label: (-p[label].item(), label))[:top_k]
+        selected = shortlist(reached, shortlist_size)
+        best = sorted(selected, key=lambda label: (-p[label].item(), label))[:top_k]
         answers.append([(label, p[label].item()) for label in best])
     return answers
 

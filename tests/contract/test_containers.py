@@ -35,9 +35,9 @@ def instructions():
 
 
 def last_stage():
-    found = instructions()
-    start = max(i for i, (name, _) in enumerate(found) if name == "FROM")
-    return found[start:]
+    steps = instructions()
+    start = max(i for i, (name, _) in enumerate(steps) if name == "FROM")
+    return steps[start:]
 
 
 def exposed():
@@ -84,7 +84,7 @@ def test_the_image_runs_as_nobody_special_and_knows_when_it_is_ready():
 
 def test_what_the_image_copies_is_there_and_not_left_out():
     lines = (ROOT / ".dockerignore").read_text(encoding="utf8").split()
-    kept = [line[1:] for line in lines if line.startswith("!")]
+    included = [line[1:] for line in lines if line.startswith("!")]
     copied = [
         path
         for name, rest in instructions()
@@ -96,7 +96,7 @@ def test_what_the_image_copies_is_there_and_not_left_out():
     assert copied
     for path in copied:
         assert (ROOT / path).exists(), path
-        assert any(fnmatch.fnmatch(path, pattern) for pattern in kept), path
+        assert any(fnmatch.fnmatch(path, pattern) for pattern in included), path
 
 
 def test_every_file_that_a_service_mounts_is_there():
@@ -111,7 +111,7 @@ def test_every_file_that_a_service_mounts_is_there():
 def test_the_service_sees_a_model_that_is_renamed_into_place_and_starts_as_the_image_does():
     given = {"ELIAS_MODELS": "./runs", "ELIAS_MODEL": "articles"}
     service = SERVICES["elias"]
-    fill = functools.partial(re.sub, r"\$\{(\w+):\?[^}]*\}", lambda found: given[found[1]])
+    fill = functools.partial(re.sub, r"\$\{(\w+):\?[^}]*\}", lambda match: given[match[1]])
     model, *options = map(fill, service["command"])
     ((source, target, mode),) = (fill(volume).split(":") for volume in service["volumes"])
 
@@ -190,4 +190,4 @@ def test_panels_do_not_overlap():
         beside = a["x"] + a["w"] <= b["x"] or b["x"] + b["w"] <= a["x"]
         below = a["y"] + a["h"] <= b["y"] or b["y"] + b["h"] <= a["y"]
         assert beside or below, (a, b)
-    assert max(place["x"] + place["w"] for place in places) <= 24
+    assert max(position["x"] + position["w"] for position in places) <= 24

@@ -138,8 +138,8 @@ def test_every_link_leads_to_something(document):
     for target in LINK.findall(document.read_text(encoding="utf8")):
         if target.startswith("https://"):
             continue
-        place, _, anchor = target.partition("#")
-        path = (document.parent / place).resolve() if place else document
+        file, _, anchor = target.partition("#")
+        path = (document.parent / file).resolve() if file else document
         assert path.exists(), target
         assert not anchor or anchor in anchors_of(path), target
 

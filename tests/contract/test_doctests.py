@@ -11,8 +11,8 @@ SOURCE = Path(__file__).parents[2] / "src"
 
 def modules_with_examples():
     paths = sorted((SOURCE / "elias").rglob("*.py"))
-    found = [path for path in paths if ">>> " in path.read_text(encoding="utf8")]
-    names = [".".join(path.relative_to(SOURCE).with_suffix("").parts) for path in found]
+    actual = [path for path in paths if ">>> " in path.read_text(encoding="utf8")]
+    names = [".".join(path.relative_to(SOURCE).with_suffix("").parts) for path in actual]
     return [name.removesuffix(".__init__") for name in names]
 
 

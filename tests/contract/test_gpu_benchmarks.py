@@ -128,8 +128,8 @@ def test_the_naive_loss_and_its_gradients_are_ours(problem):
 
     loss = model.losses_of(ours, positives, parents, sizes, shortlist_weight=0.05, mean=True).total
     loss.backward()
-    found = naive.search(theirs, parents)
-    naive_loss = naive.loss(found, naive.classify(theirs, found[2]), positives)
+    actual = naive.search(theirs, parents)
+    naive_loss = naive.loss(actual, naive.classify(theirs, actual[2]), positives)
     naive_loss.backward()
 
     torch.testing.assert_close(loss, naive_loss, rtol=1e-4, atol=1e-5)

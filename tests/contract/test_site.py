@@ -33,9 +33,9 @@ def site(tmp_path_factory):
 
 
 def test_the_site_builds_without_a_warning(site):
-    folder, said = site
+    folder, message = site
 
-    assert "WARNING" not in said
+    assert "WARNING" not in message
     assert (folder / "index.html").exists()
 
 

@@ -233,7 +233,7 @@ def test_without_held_out_points_the_best_label_is_decided_for(texts, names):
 
 
 @pytest.mark.parametrize(
-    ("texts", "labels", "told"),
+    ("texts", "labels", "result"),
     [
         ("a text", [["a"]], "put it in a list"),
         (["a", None], [["a"], ["b"]], r"X\[1\] is NoneType"),
@@ -244,6 +244,6 @@ def test_without_held_out_points_the_best_label_is_decided_for(texts, names):
         (["a"], None, "y is missing"),
     ],
 )
-def test_mistakes_are_named(texts, labels, told):
-    with pytest.raises(DataError, match=told):
+def test_mistakes_are_named(texts, labels, result):
+    with pytest.raises(DataError, match=result):
         EliasClassifier(**QUICK).fit(texts, labels)

@@ -32,6 +32,6 @@ def trained(corpus_folder, tmp_path_factory):
 @pytest.fixture(scope="session")
 def run(trained):
     """The folder of a finished run."""
-    folder, told = trained
-    assert told.code == 0, told.err
+    folder, result = trained
+    assert result.code == 0, result.err
     return folder

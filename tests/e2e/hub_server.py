@@ -89,18 +89,18 @@ class Answering(BaseHTTPRequestHandler):
         path = self.path.partition("?")[0]
         if path == "/api/repos/create":
             self.create(json.loads(body))
-        elif found := re.fullmatch(r"/api/models/(\w+/\w+)/branch/(\w+)", path):
-            self.hub.repos[found[1]].setdefault(found[2], {})
+        elif match := re.fullmatch(r"/api/models/(\w+/\w+)/branch/(\w+)", path):
+            self.hub.repos[match[1]].setdefault(match[2], {})
             self.answer(200, {})
-        elif found := re.fullmatch(r"/api/models/(\w+/\w+)/preupload/(\w+)", path):
+        elif match := re.fullmatch(r"/api/models/(\w+/\w+)/preupload/(\w+)", path):
             files = [
                 {"path": file["path"], "uploadMode": "regular", "shouldIgnore": False}
                 for file in json.loads(body)["files"]
             ]
             self.answer(200, {"files": files})
-        elif found := re.fullmatch(r"/api/models/(\w+/\w+)/commit/(\w+)", path):
-            self.hub.commit(found[1], found[2], map(json.loads, body.splitlines()))
-            address = f"http://{self.headers['Host']}/{found[1]}/commit/{'0' * 40}"
+        elif match := re.fullmatch(r"/api/models/(\w+/\w+)/commit/(\w+)", path):
+            self.hub.commit(match[1], match[2], map(json.loads, body.splitlines()))
+            address = f"http://{self.headers['Host']}/{match[1]}/commit/{'0' * 40}"
             self.answer(200, {"commitUrl": address, "commitOid": "0" * 40, "success": True})
         else:
             self.answer(404, {"error": self.path})
@@ -120,14 +120,14 @@ class Answering(BaseHTTPRequestHandler):
             r"/(\w+/\w+)/resolve/(\w+)/(.+)": self.resolve,
         }
         for pattern, act in patterns.items():
-            if found := re.fullmatch(pattern, path):
-                repo, revision = found[1], found[2] or "main"
+            if match := re.fullmatch(pattern, path):
+                repo, revision = match[1], match[2] or "main"
                 if repo not in self.hub.repos:
                     self.answer(404, {"error": "no"}, X_Error_Code="RepoNotFound")
                 elif self.hub.branch(repo, revision) is None:
                     self.answer(404, {"error": "no"}, X_Error_Code="RevisionNotFound")
                 else:
-                    act(repo, revision, *found.groups()[2:])
+                    act(repo, revision, *match.groups()[2:])
                 return
         self.answer(404, {"error": self.path})
 

@@ -44,8 +44,8 @@ def models(folder):
 
 
 def command(*args, stdin=b""):
-    told = elias("predict", *args, "--device", "cpu", stdin=stdin)
-    return {"code": told.code, "out": told.out, "err": told.err}
+    result = elias("predict", *args, "--device", "cpu", stdin=stdin)
+    return {"code": result.code, "out": result.out, "err": result.err}
 
 
 def alone_and_together(sizes, *args, stdin=b""):
@@ -109,7 +109,7 @@ def main(folder):
     table.write_text("key,text\n" + "".join(f"{i},{text}\n" for i, text in enumerate(texts)))
     empty.write_text("")
     ranked = folder / "ranked"
-    found = {
+    results = {
         "sizes": alone_and_together([1, 2, 4], ranked, lines, "-k", "7"),
         "ensemble": alone_and_together([2], folder / "ensemble", lines),
         "all": alone_and_together([4], folder / "all", lines),
@@ -126,8 +126,8 @@ def main(folder):
         "killed": interrupted(folder, table),
         "missing": one_without_its_file(folder, lines),
     }
-    found["shares"] = shares(folder, lines)
-    (folder / "results.json").write_text(json.dumps(found))
+    results["shares"] = shares(folder, lines)
+    (folder / "results.json").write_text(json.dumps(results))
 
 
 if __name__ == "__main__":

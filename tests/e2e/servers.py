@@ -103,8 +103,8 @@ class Process:
     def metric(self, name):
         """Return a number that Prometheus would see, or None."""
         text = httpx.get(f"{self.url}/metrics", timeout=30).text
-        found = re.search(rf"^{re.escape(name)} (\S+)$", text, re.MULTILINE)
-        return None if found is None else float(found[1])
+        url_match = re.search(rf"^{re.escape(name)} (\S+)$", text, re.MULTILINE)
+        return None if url_match is None else float(url_match[1])
 
     def wait_for(self, condition, seconds=60.0):
         """Wait until something holds."""

@@ -38,9 +38,9 @@ def table(tmp_path):
 
 
 def predict(run, source, out, *more):
-    told = elias("predict", run, source, "--out", out, "--device", "cpu", "-k", 3, *more)
-    assert told.code == 0, told.err
-    return told
+    result = elias("predict", run, source, "--out", out, "--device", "cpu", "-k", 3, *more)
+    assert result.code == 0, result.err
+    return result
 
 
 def rows_of(path):
@@ -62,13 +62,13 @@ def test_a_table_has_the_kept_columns_and_the_labels_of_each_text(
 ):
     predict(run, table, tmp_path / name, "--keep", "id", "--chunk-size", 3)
 
-    found = rows_of(tmp_path / name)
+    actual = rows_of(tmp_path / name)
     expected = model.predict(TEXTS, top_k=3)
-    assert list(found[0]) == ["id", "labels", "label_ids", "scores", "probabilities"]
-    assert [int(row["id"]) for row in found] == list(range(len(TEXTS)))
-    assert [row["label_ids"] for row in found] == [ranked.ids.tolist() for ranked in expected]
-    assert [row["labels"] for row in found] == [ranked.labels for ranked in expected]
-    assert found[0]["scores"] == pytest.approx(expected[0].scores.tolist(), abs=1e-6)
+    assert list(actual[0]) == ["id", "labels", "label_ids", "scores", "probabilities"]
+    assert [int(row["id"]) for row in actual] == list(range(len(TEXTS)))
+    assert [row["label_ids"] for row in actual] == [ranked.ids.tolist() for ranked in expected]
+    assert [row["labels"] for row in actual] == [ranked.labels for ranked in expected]
+    assert actual[0]["scores"] == pytest.approx(expected[0].scores.tolist(), abs=1e-6)
 
 
 @pytest.mark.parametrize("name", ["out.jsonl", "out.ndjson.gz"])
@@ -84,10 +84,10 @@ def test_json_lines_are_those_of_stdout(run, table, tmp_path, name):
 def test_lines_of_id_and_score_are_read_back_as_predictions(run, model, table, tmp_path):
     predict(run, table, tmp_path / "out.txt")
 
-    found = read_predictions(tmp_path / "out.txt", model.n_labels)
+    actual = read_predictions(tmp_path / "out.txt", model.n_labels)
     expected = model.predict(TEXTS, top_k=3)
-    assert found.ids.tolist() == expected.ids.tolist()
-    assert found.scores.tolist() == expected.scores.tolist()
+    assert actual.ids.tolist() == expected.ids.tolist()
+    assert actual.scores.tolist() == expected.scores.tolist()
 
 
 @pytest.mark.parametrize("name", ["in.csv", "in.tsv.gz", "in.parquet", "in.txt.gz"])
@@ -106,9 +106,9 @@ def test_every_input_gives_the_same_labels(run, model, tmp_path, name):
 
     predict(run, source, tmp_path / "out.jsonl", "--chunk-size", 2)
 
-    found = rows_of(tmp_path / "out.jsonl")
-    assert [row["text"] for row in found] == TEXTS
-    assert [row["labels"] for row in found] == model.predict(TEXTS, top_k=3).to_dicts()
+    actual = rows_of(tmp_path / "out.jsonl")
+    assert [row["text"] for row in actual] == TEXTS
+    assert [row["labels"] for row in actual] == model.predict(TEXTS, top_k=3).to_dicts()
 
 
 def test_parquet_keeps_the_types_of_kept_columns(run, tmp_path):
@@ -219,10 +219,10 @@ def test_a_killed_command_goes_on_where_it_was(run, tmp_path):
     process.wait()
     process.stderr.close()
     assert not out.exists()
-    told = elias(*command, out)
+    result = elias(*command, out)
 
-    assert told.code == 0
-    assert " of them before" in told.err
+    assert result.code == 0
+    assert " of them before" in result.err
     assert out.read_bytes() == whole.read_bytes()
 
 
@@ -285,12 +285,12 @@ def test_a_bad_row_is_named_before_anything_is_computed(run, tmp_path, name):
     content, expected = BAD_ROWS[name]
     (tmp_path / name).write_text(content)
 
-    told = elias(
+    result = elias(
         "-q", "predict", run, tmp_path / name, "--out", tmp_path / "o.csv", "--chunk-size", 1
     )
 
-    (line,) = told.err.splitlines()
-    assert told.code == 2
+    (line,) = result.err.splitlines()
+    assert result.code == 2
     assert expected in line
     assert [path.name for path in tmp_path.iterdir()] == [name]
 
@@ -321,16 +321,16 @@ def test_a_mistake_gets_one_line_and_leaves_nothing(run, table, tmp_path, comman
     (tmp_path / "labelled.csv").write_text("text,labels\nroda,x\n")
     before = sorted(tmp_path.iterdir())
 
-    told = elias("-q", "predict", run, *command.format(table=table, tmp=tmp_path).split())
+    result = elias("-q", "predict", run, *command.format(table=table, tmp=tmp_path).split())
 
-    (line,) = told.err.splitlines()
-    assert told.code == 2
+    (line,) = result.err.splitlines()
+    assert result.code == 2
     assert MISTAKES[command] in line
     assert sorted(tmp_path.iterdir()) == before
 
 
 def test_stdout_has_kept_columns_too(run, table):
-    told = elias("predict", run, table, "--keep", "id", "-k", 1)
+    result = elias("predict", run, table, "--keep", "id", "-k", 1)
 
-    assert [json.loads(line)["id"] for line in told.out.splitlines()] == list(range(len(TEXTS)))
-    assert list(json.loads(told.out.splitlines()[0])) == ["id", "labels"]
+    assert [json.loads(line)["id"] for line in result.out.splitlines()] == list(range(len(TEXTS)))
+    assert list(json.loads(result.out.splitlines()[0])) == ["id", "labels"]

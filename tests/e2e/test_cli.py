@@ -40,36 +40,36 @@ def test_training_leaves_the_configuration_the_metrics_the_log_and_the_model(run
 
 
 def test_training_prints_a_row_for_each_stage_and_the_place_of_the_model(trained):
-    run, told = trained
+    run, result = trained
 
-    *_, stage1, stage2, ranker, calibration, names, place = told.out.splitlines()
+    *_, stage1, stage2, ranker, calibration, names, printed_path = result.out.splitlines()
 
     assert stage1.startswith("stage1")
     assert stage2.startswith("stage2")
     assert ranker.startswith("+ ranker")
     assert calibration.startswith("+ calibration")
     assert names.startswith("+ label names")
-    assert place == str(run / "model")
+    assert printed_path == str(run / "model")
 
 
 def test_training_tells_the_derived_sizes_and_that_defaults_are_used_on_stderr(trained):
-    _, told = trained
+    _, result = trained
 
-    assert "the defaults are used" in told.err
-    assert "clusters C" in told.err
-    assert "validation points" in told.err
+    assert "the defaults are used" in result.err
+    assert "clusters C" in result.err
+    assert "validation points" in result.err
 
 
 def test_the_configuration_of_a_run_alone_reproduces_it(run, corpus_folder, tmp_path):
     again = tmp_path / "again"
 
-    told = elias(
+    result = elias(
         *("train", corpus_folder, "--out", again, "--config", run / "config.json"),
         *("--device", "cpu"),
     )
 
     weights = "model/model.safetensors"
-    assert told.code == 0
+    assert result.code == 0
     assert (again / weights).read_bytes() == (run / weights).read_bytes()
     assert records(again, "stage") == records(run, "stage")
 
@@ -98,22 +98,22 @@ def test_a_dry_run_prints_a_configuration_that_can_be_used_and_writes_nothing(
 ):
     out = tmp_path / "run"
 
-    told = elias("train", corpus_folder, "--out", out, *SMALL, "--dry-run")
-    config = EliasConfig.from_dict(json.loads(told.out))
+    result = elias("train", corpus_folder, "--out", out, *SMALL, "--dry-run")
+    config = EliasConfig.from_dict(json.loads(result.out))
 
-    assert told.code == 0
+    assert result.code == 0
     assert config.to_dict() == config.resolve(400, 120).to_dict()
     assert config.encoder.dim == 16
-    assert "nothing was written" in told.err
+    assert "nothing was written" in result.err
     assert list(tmp_path.iterdir()) == []
 
 
 def test_a_dry_run_counts_the_parameters_that_the_model_has(run, corpus_folder):
-    told = elias("train", corpus_folder, *SMALL, "--dry-run")
+    result = elias("train", corpus_folder, *SMALL, "--dry-run")
     model = Elias.from_pretrained(run, device="cpu").model
 
     n_parameters = sum(weight.numel() for weight in model.parameters())
-    assert f"parameters: {n_parameters:,};" in told.err
+    assert f"parameters: {n_parameters:,};" in result.err
 
 
 def test_set_goes_over_config_goes_over_preset_goes_over_defaults(corpus_folder, tmp_path):
@@ -121,14 +121,14 @@ def test_set_goes_over_config_goes_over_preset_goes_over_defaults(corpus_folder,
     file = tmp_path / "mine.toml"
     file.write_text('[index]\nalpha = 4\nbeta = 5\n[encoder]\nkind = "bag"\n')
 
-    told = elias(
+    result = elias(
         *("train", corpus_folder, "--dry-run", "--preset", preset),
         *("--config", file, "--set", "index.beta=6", "--set", "index.n_clusters=8"),
         *("--set", "index.edges_per_cluster=50", "--set", "index.beam_size=4"),
         *("--set", "index.shortlist_size=60", "--set", "eval.validation_size=none"),
         *("--set", "index.label_storage=full"),
     )
-    tree = json.loads(told.out)
+    tree = json.loads(result.out)
 
     assert tree["index"]["beta"] == 6
     assert tree["index"]["alpha"] == 4
@@ -141,13 +141,13 @@ def test_training_can_start_from_a_saved_model(run, corpus_folder, tmp_path):
     out, more = tmp_path / "more", tmp_path / "more.toml"
     more.write_text('[[stages]]\nname = "stage2"\nlearn_graph = true\nepochs = 1\n')
 
-    told = elias(
+    result = elias(
         *("train", corpus_folder, "--out", out, "--init-from", run, "--config", more),
         *("--device", "cpu"),
     )
 
     first_of_stage2 = next(line for line in records(run, "epoch") if line["stage"] == "stage2")
-    assert told.code == 0, told.err
+    assert result.code == 0, result.err
     assert records(out, "epoch")[0]["loss"] < first_of_stage2["loss"]
 
 
@@ -155,11 +155,11 @@ def test_training_can_start_from_a_saved_model(run, corpus_folder, tmp_path):
 
 
 def test_training_into_a_finished_run_is_refused(run, corpus_folder):
-    told = elias("train", corpus_folder, "--out", run, *SMALL)
+    result = elias("train", corpus_folder, "--out", run, *SMALL)
 
-    assert told.code == 2
-    assert told.out == ""
-    assert f"error: {run}: holds a finished run; use --overwrite" in told.err
+    assert result.code == 2
+    assert result.out == ""
+    assert f"error: {run}: holds a finished run; use --overwrite" in result.err
 
 
 @pytest.mark.parametrize(
@@ -167,11 +167,11 @@ def test_training_into_a_finished_run_is_refused(run, corpus_folder):
     [([], "holds a finished run"), (["--overwrite", "--set", "eval.select_by=F1"], "'F1'")],
 )
 def test_what_no_corpus_can_mend_is_refused_before_it_is_read(run, options, problem):
-    told = elias("train", "nowhere", "--out", run, *SMALL, *options)
+    result = elias("train", "nowhere", "--out", run, *SMALL, *options)
 
-    assert told.code == 2
-    assert problem in told.err
-    assert "no such file" not in told.err
+    assert result.code == 2
+    assert problem in result.err
+    assert "no such file" not in result.err
 
 
 def test_training_checks_its_plan_once(corpus_folder, tmp_path, monkeypatch):
@@ -183,16 +183,16 @@ def test_training_checks_its_plan_once(corpus_folder, tmp_path, monkeypatch):
 
     monkeypatch.setattr(trainer, "check_plan", counted)
 
-    told = elias("train", corpus_folder, "--out", tmp_path / "run", *SMALL)
+    result = elias("train", corpus_folder, "--out", tmp_path / "run", *SMALL)
 
-    assert told.code == 0
+    assert result.code == 0
     assert checked == [tmp_path / "run"]
 
 
 def test_a_dry_run_may_name_a_finished_run(run, corpus_folder):
-    told = elias("train", corpus_folder, "--out", run, *SMALL, "--dry-run")
+    result = elias("train", corpus_folder, "--out", run, *SMALL, "--dry-run")
 
-    assert told.code == 0
+    assert result.code == 0
 
 
 @pytest.mark.parametrize(
@@ -216,10 +216,10 @@ def test_training_into_a_run_begun_with_another_configuration_is_refused(
 ):
     (tmp_path / "config.json").write_bytes((run / "config.json").read_bytes())
 
-    told = elias("train", corpus_folder, "--out", tmp_path, *SMALL, "--set", "seed=7")
+    result = elias("train", corpus_folder, "--out", tmp_path, *SMALL, "--set", "seed=7")
 
-    assert told.code == 2
-    assert "started here with another configuration" in told.err
+    assert result.code == 2
+    assert "started here with another configuration" in result.err
     assert [path.name for path in tmp_path.iterdir()] == ["config.json"]
 
 
@@ -227,9 +227,9 @@ def test_overwrite_replaces_a_run(corpus_folder, tmp_path):
     options = ["train", corpus_folder, "--out", tmp_path / "run", *SMALL]
     elias(*options)
 
-    told = elias(*options, "--set", "seed=3", "--overwrite")
+    result = elias(*options, "--set", "seed=3", "--overwrite")
 
-    assert told.code == 0
+    assert result.code == 0
     assert Elias.from_pretrained(tmp_path / "run", device="cpu").config.seed == 3
 
 
@@ -244,23 +244,23 @@ def test_an_interrupted_run_has_no_model_and_the_same_command_goes_on(corpus_fol
         time.sleep(0.01)
 
     interrupt(process)
-    printed, said = process.communicate(timeout=60)
+    printed, message = process.communicate(timeout=60)
     left = {path.name for path in out.iterdir()}
-    told = elias(*command)
+    result = elias(*command)
 
     assert process.returncode == 130
     assert printed == b""
-    assert b"Traceback" not in said
-    last = said.decode().splitlines()[-1]
+    assert b"Traceback" not in message
+    last = message.decode().splitlines()[-1]
     assert last.startswith(f"interrupted: {out}/model was not written")
     assert last.endswith("; run the same command again to resume from the last checkpoint")
     # within a stage it says where, and goes on there; between stages the last one is kept whole
     _, _, where = last.partition("stopped after ")
-    assert "resumed" in told.err
-    assert where.split(";")[0] in told.err
+    assert "resumed" in result.err
+    assert where.split(";")[0] in result.err
     left.discard("partition.npy")  # there if stage 1 was over when the signal came
     assert left == {"checkpoints", "config.json", "metrics.jsonl", "train.log"}
-    assert told.code == 0
+    assert result.code == 0
     assert (out / "model").is_dir()
 
 
@@ -268,10 +268,10 @@ def test_an_interrupted_run_has_no_model_and_the_same_command_goes_on(corpus_fol
 
 
 def test_evaluate_prints_one_json_object_in_percent_as_the_python_api_measures(run, corpus_folder):
-    told = elias("evaluate", run, corpus_folder, "--json", "--device", "cpu")
+    result = elias("evaluate", run, corpus_folder, "--json", "--device", "cpu")
 
     measured = Elias.from_pretrained(run, device="cpu").evaluate(load_corpus(corpus_folder))
-    shown = json.loads(told.out)
+    shown = json.loads(result.out)
     assert set(shown) - set(measured) == {"ECE@5", "ECE@5 of scores"}  # of probabilities
     assert {name: shown[name] for name in measured} == {
         name: round(value, 4) for name, value in measured.items()
@@ -282,20 +282,20 @@ def test_evaluate_prints_one_json_object_in_percent_as_the_python_api_measures(r
 
 @pytest.mark.parametrize("split", ["test", "validation"])
 def test_evaluate_finds_what_training_recorded(run, corpus_folder, split):
-    told = elias("evaluate", run / "model", corpus_folder, "--split", split, "--json")
+    result = elias("evaluate", run / "model", corpus_folder, "--split", split, "--json")
 
     recorded = records(run, "stage")[-1][split]
-    measured = json.loads(told.out)
+    measured = json.loads(result.out)
     assert {name: measured[name] for name in recorded} == pytest.approx(recorded, abs=1e-3)
 
 
 def test_evaluate_prints_a_table_for_people(run, corpus_folder):
-    told = elias("evaluate", run, corpus_folder, "-k", 1, "-k", 7)
+    result = elias("evaluate", run, corpus_folder, "-k", 1, "-k", 7)
 
-    header = told.out.splitlines()[0].split()
+    header = result.out.splitlines()[0].split()
     assert header == ["%", "@1", "@7", "@10", "@20", "@100"]
-    assert "share of R@100 from each tenth of the labels, most frequent first:" in told.out
-    assert "100 test points" in told.err
+    assert "share of R@100 from each tenth of the labels, most frequent first:" in result.out
+    assert "100 test points" in result.err
 
 
 def test_evaluate_takes_predictions_from_a_file(run, corpus_folder, tmp_path):
@@ -305,10 +305,10 @@ def test_evaluate_takes_predictions_from_a_file(run, corpus_folder, tmp_path):
     file = tmp_path / "predictions.jsonl"
     file.write_text(elias("predict", run, lines, "-k", 100).out, encoding="utf8")
 
-    told = elias("evaluate", run, corpus_folder, "--predictions", file, "--json")
+    result = elias("evaluate", run, corpus_folder, "--predictions", file, "--json")
 
     ours = json.loads(elias("evaluate", run, corpus_folder, "--json").out)
-    from_file = json.loads(told.out)
+    from_file = json.loads(result.out)
     assert from_file == pytest.approx({name: ours[name] for name in from_file})
     assert set(ours) - set(from_file) == {"ECE@5", "ECE@5 of scores"}  # a file has no such scores
 
@@ -316,7 +316,7 @@ def test_evaluate_takes_predictions_from_a_file(run, corpus_folder, tmp_path):
 def test_evaluate_writes_how_each_label_fared(run, corpus_folder, tmp_path):
     file = tmp_path / "labels.csv"
 
-    told = elias("evaluate", run, corpus_folder, "--per-label", file, "--json")
+    result = elias("evaluate", run, corpus_folder, "--per-label", file, "--json")
 
     with file.open(encoding="utf8", newline="") as stream:
         rows = list(csv.DictReader(stream))
@@ -324,16 +324,16 @@ def test_evaluate_writes_how_each_label_fared(run, corpus_folder, tmp_path):
     hits = sum(int(row["hits@5"]) for row in rows)
     assert len(rows) == 120
     assert sum(int(row["test_count"]) for row in rows) == labels.nnz
-    assert 100 * hits / (5 * 100) == pytest.approx(json.loads(told.out)["P@5"])
+    assert 100 * hits / (5 * 100) == pytest.approx(json.loads(result.out)["P@5"])
     assert [path.name for path in tmp_path.iterdir()] == ["labels.csv"]
 
 
 @pytest.mark.parametrize("component", ["stage2", "rerank", "calibrate", "names"])
 def test_a_component_is_measured_as_training_recorded_it(run, corpus_folder, component):
-    told = elias("evaluate", run, corpus_folder, "--json", "--component", component)
+    result = elias("evaluate", run, corpus_folder, "--json", "--component", component)
 
     recorded = Elias.from_pretrained(run, device="cpu").metadata["metrics"][component]["test"]
-    measured = json.loads(told.out)
+    measured = json.loads(result.out)
     assert {name: measured[name] for name in recorded} == pytest.approx(recorded, abs=1e-3)
 
 
@@ -347,10 +347,10 @@ def test_the_whole_of_a_model_is_its_last_component(run, corpus_folder):
 
 
 def test_predict_writes_a_json_line_for_each_text_as_the_python_api_ranks(run, texts):
-    told = elias("predict", run, "-k", 3, "--device", "cpu", stdin="\n".join(texts).encode())
+    result = elias("predict", run, "-k", 3, "--device", "cpu", stdin="\n".join(texts).encode())
 
     expected = Elias.from_pretrained(run, device="cpu").predict(texts, top_k=3).to_dicts()
-    lines = json_lines(told.out)
+    lines = json_lines(result.out)
     assert [line["text"] for line in lines] == texts
     assert [line["labels"] for line in lines] == expected
     assert set(expected[0][0]) == {"id", "label", "score", "probability"}
@@ -365,28 +365,28 @@ def test_predict_reads_lines_and_tables(run, corpus_folder, tmp_path, name):
     else:
         convert(corpus, file)
 
-    told = elias("predict", run, file, "-k", 1)
+    result = elias("predict", run, file, "-k", 1)
 
-    lines = json_lines(told.out)
+    lines = json_lines(result.out)
     assert [line["text"] for line in lines] == [*corpus.train.texts, *corpus.test.texts]
 
 
 def test_predict_reads_a_named_column_of_json_lines_on_stdin(run):
-    told = elias("predict", run, "--text", "body", stdin=b'{"body": "roda"}\n{"body": null}\n')
+    result = elias("predict", run, "--text", "body", stdin=b'{"body": "roda"}\n{"body": null}\n')
 
-    assert [line["text"] for line in json_lines(told.out)] == ["roda", ""]
+    assert [line["text"] for line in json_lines(result.out)] == ["roda", ""]
 
 
 def test_an_empty_line_is_an_empty_text(run):
-    told = elias("predict", run, "-", "-k", 1, stdin=b"roda\n\nvepi\r\n")
+    result = elias("predict", run, "-", "-k", 1, stdin=b"roda\n\nvepi\r\n")
 
-    assert [line["text"] for line in json_lines(told.out)] == ["roda", "", "vepi"]
+    assert [line["text"] for line in json_lines(result.out)] == ["roda", "", "vepi"]
 
 
 def test_no_texts_give_no_lines(run):
-    told = elias("predict", run, stdin=b"")
+    result = elias("predict", run, stdin=b"")
 
-    assert (told.code, told.out, told.err) == (0, "", "no texts were given\n")
+    assert (result.code, result.out, result.err) == (0, "", "no texts were given\n")
 
 
 def test_predict_can_be_limited_to_labels_by_name_id_and_file(run, texts, tmp_path):
@@ -394,25 +394,25 @@ def test_predict_can_be_limited_to_labels_by_name_id_and_file(run, texts, tmp_pa
     file = tmp_path / "labels.txt"
     file.write_text(f"{names[4]}\n5\n", encoding="utf8")
 
-    told = elias(
+    result = elias(
         *("predict", run, "-k", 50, "--only", names[3], "--only", f"@{file}"),
         stdin="\n".join(texts).encode(),
     )
 
-    found = {label["id"] for line in json_lines(told.out) for label in line["labels"]}
-    assert found == {3, 4, 5}
+    actual = {label["id"] for line in json_lines(result.out) for label in line["labels"]}
+    assert actual == {3, 4, 5}
 
 
 def test_predict_can_be_kept_off_labels_and_low_scores(run, texts):
     stdin = "\n".join(texts).encode()
     best = json_lines(elias("predict", run, "-k", 1, stdin=stdin).out)[0]["labels"][0]
 
-    told = elias(
+    result = elias(
         *("predict", run, "-k", 50, "--without", best["label"], "--threshold", best["score"] / 2),
         stdin=stdin,
     )
 
-    labels = [label for line in json_lines(told.out) for label in line["labels"]]
+    labels = [label for line in json_lines(result.out) for label in line["labels"]]
     assert best["label"] not in {label["label"] for label in labels}
     assert min(label["score"] for label in labels) >= best["score"] / 2
 
@@ -424,11 +424,11 @@ def test_a_closed_pipe_ends_predict_without_a_word(run, tmp_path):
 
     first = process.stdout.readline()
     process.stdout.close()
-    said = process.stderr.read()
+    message = process.stderr.read()
     process.stderr.close()
 
     assert json.loads(first)["text"] == "roda dabuva"
-    assert said == b""
+    assert message == b""
     assert process.wait(timeout=60) == 141
 
 
@@ -456,19 +456,19 @@ def test_data_info_counts_a_corpus_for_people_and_programs(corpus_folder):
 
 
 def test_data_convert_prints_where_it_wrote(corpus_folder, tmp_path):
-    told = elias("data", "convert", corpus_folder, tmp_path / "c.jsonl")
+    result = elias("data", "convert", corpus_folder, tmp_path / "c.jsonl")
 
-    assert told.out == f"{tmp_path / 'c.jsonl'}\n"
+    assert result.out == f"{tmp_path / 'c.jsonl'}\n"
     assert load_corpus(tmp_path / "c.jsonl").n_labels == 120
 
 
 def test_data_synthetic_makes_the_corpus_that_python_makes(corpus_folder, tmp_path):
-    told = elias(
+    result = elias(
         *("data", "synthetic", tmp_path / "same", "--points", 400, "--labels", 120, "--seed", 0)
     )
 
     names = ("raw/trn_X.txt", "raw/tst_X.txt", "Y.trn.npz", "Y.tst.npz")
-    assert told.code == 0
+    assert result.code == 0
     assert [(tmp_path / "same" / name).read_bytes() for name in names] == [
         (corpus_folder / name).read_bytes() for name in names
     ]
@@ -566,25 +566,25 @@ def test_a_mistake_gets_one_line_that_names_it_and_exit_code_2(command, broken, 
     before = sorted(broken.rglob("*"))
     args = command.format(tmp=broken, data=corpus_folder, run=run).split()
 
-    told = elias("-q", *args, stdin=b"roda\n")
+    result = elias("-q", *args, stdin=b"roda\n")
 
-    (line,) = told.err.splitlines()
-    assert told.code == 2
-    assert told.out == ""
+    (line,) = result.err.splitlines()
+    assert result.code == 2
+    assert result.out == ""
     assert line.startswith("error: ")
     assert MISTAKES[command] in line
     assert sorted(broken.rglob("*")) == before
 
 
 def test_bytes_on_stdin_that_are_not_utf8_are_named_by_line(run):
-    told = elias("predict", run, stdin=b"fine\n\xff\n")
+    result = elias("predict", run, stdin=b"fine\n\xff\n")
 
-    assert told.code == 2
-    assert told.err.startswith("error: stdin:2: not UTF-8 (byte 0xff)")
+    assert result.code == 2
+    assert result.err.startswith("error: stdin:2: not UTF-8 (byte 0xff)")
 
 
 def test_training_needs_a_place_for_the_run(corpus_folder):
-    told = elias("train", corpus_folder)
+    result = elias("train", corpus_folder)
 
-    assert told.code == 2
-    assert "--out" in told.err
+    assert result.code == 2
+    assert "--out" in result.err

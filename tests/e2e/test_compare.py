@@ -129,10 +129,10 @@ def folder(tmp_path_factory):
 
 
 def compare(data, folder, *options):
-    told = elias("experiment", "compare", data, "--out", folder, *SMALL, *options)
-    assert told.code == 0, told.err
+    output = elias("experiment", "compare", data, "--out", folder, *SMALL, *options)
+    assert output.code == 0, output.err
     document = json.loads((folder / "compare.json").read_text(encoding="utf8"))
-    return told, {line["name"]: line for line in document["table"]}
+    return output, {line["name"]: line for line in document["table"]}
 
 
 @pytest.fixture(scope="module")
@@ -184,12 +184,12 @@ def test_every_component_stands_beside_one_vs_all_and_neighbours(alone):
 
 
 def test_a_peer_that_is_not_there_is_a_line_without_numbers(alone, folder):
-    told, lines = alone
+    output, lines = alone
 
     for name, package in (("parabel/words", "omikuji"), ("xr-linear/words", "pecos")):
         assert lines[name]["mean"] == {}
         assert f"--peer-python {package}=PATH" in lines[name]["note"]
-        assert lines[name]["note"] in told.out
+        assert lines[name]["note"] in output.out
     assert json.loads((folder / "compare.json").read_text(encoding="utf8"))["finished"]
 
 
@@ -200,7 +200,7 @@ def test_neighbours_are_measured_as_evaluate_does(alone, data):
 
 
 def test_peers_are_run_by_their_own_interpreters(with_peers, data):
-    told, lines = with_peers
+    output, lines = with_peers
     corpus = load_corpus(data)
     counts = corpus.label_frequencies()
     often = np.lexsort((np.arange(30), -counts))
@@ -209,11 +209,11 @@ def test_peers_are_run_by_their_own_interpreters(with_peers, data):
 
     for kind in ("words", "ranker"):
         for name, order in (("parabel", often), ("bonsai", often[::-1])):
-            found = Predictions.from_scores(np.broadcast_to(order, shape), scores, 30)
-            close(lines[f"{name}/{kind}"], found, data)
+            actual = Predictions.from_scores(np.broadcast_to(order, shape), scores, 30)
+            close(lines[f"{name}/{kind}"], actual, data)
             assert lines[f"{name}/{kind}"]["mean"]["megabytes"] == 2.0
             assert lines[f"{name}/{kind}"]["settings"]["version"] == "9.9"
-    assert "a peer talks" not in told.out
+    assert "a peer talks" not in output.out
 
 
 def test_the_ensemble_of_xr_linear_averages_its_clusterings(with_peers, data):
@@ -232,10 +232,10 @@ def test_the_ensemble_of_xr_linear_averages_its_clusterings(with_peers, data):
 
 
 def test_what_was_finished_before_peers_were_found_is_not_done_again(with_peers):
-    told, lines = with_peers
+    output, lines = with_peers
 
-    assert told.err.count("(finished before)") == 3  # the model, one-vs-all, the neighbours
-    assert "the model, seed 0 (finished before)" in told.err
+    assert output.err.count("(finished before)") == 3  # the model, one-vs-all, the neighbours
+    assert "the model, seed 0 (finished before)" in output.err
     assert lines["elias/ensemble"]["title"] == "ELIAS++ with label names ×2"
 
 
@@ -245,11 +245,11 @@ def test_a_peer_that_fails_says_so_in_its_line(alone, data, folder, tmp_path):
     python = interpreter(tmp_path, {"omikuji.py": broken}, "omikuji", version="9.8")
     (folder / ".peer-killed").mkdir()  # what a killed command leaves
 
-    told, lines = compare(data, folder, "--peer-python", f"omikuji={python}")
+    output, lines = compare(data, folder, "--peer-python", f"omikuji={python}")
 
     assert lines["bonsai/words"]["note"] == "failed: RuntimeError: no such tree"
     assert lines["bonsai/words"]["mean"] == {}
-    assert "Bonsai: failed: RuntimeError: no such tree" in told.out
+    assert "Bonsai: failed: RuntimeError: no such tree" in output.out
     assert not list(folder.glob(".peer-*"))
 
 
@@ -278,11 +278,11 @@ def test_peers_read_given_features_and_honour_filters(tmp_path):
     often = np.lexsort((np.arange(12), -counts))
     shape = (len(corpus.test), 12)
     scores = np.broadcast_to(1 / (1 + np.arange(12)), shape)
-    found = Predictions.from_scores(np.broadcast_to(often, shape), scores, 12)
-    expected = evaluate(found, corpus)  # drops the filtered pairs
+    actual = Predictions.from_scores(np.broadcast_to(often, shape), scores, 12)
+    expected = evaluate(actual, corpus)  # drops the filtered pairs
     (parabel,) = (line for line in result.lines if line.name == "parabel/words")
     assert parabel.mean["P@5"] == pytest.approx(expected["P@5"], abs=1e-3)
-    assert expected["P@5"] != evaluate(found, unfiltered(corpus))["P@5"]
+    assert expected["P@5"] != evaluate(actual, unfiltered(corpus))["P@5"]
 
 
 def featured(rng, truth):

@@ -25,13 +25,13 @@ def write_films(path, rows, columns):
 def rows():
     """300 films; the title is a decoy that is read if no column is named."""
     corpus = synthetic_corpus(n_points=300, n_labels=40)
-    found = []
+    actual = []
     for text, row in zip(corpus.train.texts, corpus.train.labels, strict=True):
         first, _, rest = text.partition(" ")
         names = ";".join(corpus.label_names[i] for i in row.indices)
         parts = {"title": "a film", "heading": first, "description": rest}
-        found.append({**parts, "tags": "nothing", "genre": names})
-    return found
+        actual.append({**parts, "tags": "nothing", "genre": names})
+    return actual
 
 
 @pytest.fixture(scope="module")
@@ -42,14 +42,14 @@ def films(rows, tmp_path_factory):
 @pytest.fixture(scope="module")
 def film_run(films, tmp_path_factory):
     run = tmp_path_factory.mktemp("runs") / "films"
-    told = elias("train", films, *COLUMNS, "--out", run, *SMALL, "--test-size", 50)
-    assert told.code == 0, told.err
+    result = elias("train", films, *COLUMNS, "--out", run, *SMALL, "--test-size", 50)
+    assert result.code == 0, result.err
     return run
 
 
-def metrics_of(told):
-    assert told.code == 0, told.err
-    return json.loads(told.out)
+def metrics_of(result):
+    assert result.code == 0, result.err
+    return json.loads(result.out)
 
 
 def test_a_saved_model_knows_how_its_data_was_read(film_run, films):
@@ -67,13 +67,13 @@ def test_a_saved_model_knows_how_its_data_was_read(film_run, films):
 
 
 def test_evaluation_scores_the_test_points_of_training_and_says_how_it_reads(film_run, films):
-    told = elias("evaluate", film_run, films, "--json", "--device", "cpu")
+    result = elias("evaluate", film_run, films, "--json", "--device", "cpu")
 
     lines = (film_run / "metrics.jsonl").read_text(encoding="utf8").splitlines()
     recorded = [line for line in map(json.loads, lines) if line["event"] == "stage"][-1]["test"]
-    found = metrics_of(told)
-    assert {name: found[name] for name in recorded} == pytest.approx(recorded, abs=1e-3)
-    assert f"{films}: {HOW} --labels genre --separator ';'" in told.err.splitlines()
+    actual = metrics_of(result)
+    assert {name: actual[name] for name in recorded} == pytest.approx(recorded, abs=1e-3)
+    assert f"{films}: {HOW} --labels genre --separator ';'" in result.err.splitlines()
 
 
 def test_the_test_points_of_another_seed_are_found_again(films):
@@ -91,28 +91,28 @@ def test_the_test_points_of_another_seed_are_found_again(films):
 
 
 def test_an_option_on_the_command_line_wins_and_the_test_points_stay(film_run, films):
-    told = elias("evaluate", film_run, films, "--text", "title", "--device", "cpu")
+    result = elias("evaluate", film_run, films, "--text", "title", "--device", "cpu")
 
-    assert told.code == 0, told.err
-    assert "on the 50 test points" in told.err
-    assert "read as in training: --labels genre" in told.err
-    assert "--text" not in told.err
+    assert result.code == 0, result.err
+    assert "on the 50 test points" in result.err
+    assert "read as in training: --labels genre" in result.err
+    assert "--text" not in result.err
 
 
 def test_prediction_reads_the_columns_of_training(film_run, films, rows):
-    told = elias("predict", film_run, films, "--device", "cpu")
+    result = elias("predict", film_run, films, "--device", "cpu")
 
-    texts = [json.loads(line)["text"] for line in told.out.splitlines()]
+    texts = [json.loads(line)["text"] for line in result.out.splitlines()]
     assert texts == [f"{row['heading']} {row['description']}" for row in rows]
-    assert told.err.splitlines() == [f"{films}: {HOW}"]
+    assert result.err.splitlines() == [f"{films}: {HOW}"]
 
 
 def test_prediction_needs_no_labels_column(film_run, rows, tmp_path):
     path = write_films(tmp_path / "new.csv", rows[:3], ["title", "heading", "description"])
 
-    told = elias("predict", film_run, path, "--out", tmp_path / "out.csv", "--device", "cpu")
+    result = elias("predict", film_run, path, "--out", tmp_path / "out.csv", "--device", "cpu")
 
-    assert told.code == 0, told.err
+    assert result.code == 0, result.err
     assert rows[0]["description"] in (tmp_path / "out.csv").read_text(encoding="utf8")
 
 
@@ -122,11 +122,11 @@ def test_a_missing_text_column_is_refused_unless_others_are_named(
 ):
     path = write_films(tmp_path / "new.csv", rows[:3], ["title", "heading", "genre"])
 
-    told = elias("-q", command, film_run, path)
+    result = elias("-q", command, film_run, path)
     named = elias("-q", command, film_run, path, "--text", "heading", "--device", "cpu")
 
-    (line,) = told.err.splitlines()
-    assert told.code == 2
+    (line,) = result.err.splitlines()
+    assert result.code == 2
     assert "new.csv: no column 'description'" in line
     assert line.endswith("name those to read with --text")
     assert named.code == 0, named.err
@@ -144,32 +144,32 @@ def test_lines_of_text_are_read_as_before(film_run, tmp_path):
 
 
 def test_calibration_reads_the_points_held_out_in_training(film_run, films, tmp_path):
-    told = elias("calibrate", film_run, films, "--out", tmp_path / "model", "--device", "cpu")
+    result = elias("calibrate", film_run, films, "--out", tmp_path / "model", "--device", "cpu")
 
-    assert told.code == 0, told.err
-    assert HOW in told.err
+    assert result.code == 0, result.err
+    assert HOW in result.err
     model = Elias.from_pretrained(tmp_path / "model", device="cpu")
     assert model.data_settings["text"] == "heading,description"
 
 
 def test_pruning_a_model_measures_the_test_points_of_its_training(film_run, films, tmp_path):
-    told = elias(
+    result = elias(
         *("experiment", "prune", films, "--model", film_run, "--out", tmp_path / "pruned"),
         *("--thresholds", "0.1", "--top-k", "2", "--device", "cpu"),
     )
 
-    assert told.code == 0, told.err
-    assert HOW in told.err
-    assert "was trained on other points" not in told.err
+    assert result.code == 0, result.err
+    assert HOW in result.err
+    assert "was trained on other points" not in result.err
 
 
 def test_a_report_reads_the_data_of_a_model_alone_with_one_option_given(film_run, films, tmp_path):
-    told = elias(
+    result = elias(
         *("report", film_run / "model", films, "--labels", "genre"),
         *("--out", tmp_path / "report.html", "--device", "cpu"),
     )
 
-    assert told.code == 0, told.err
+    assert result.code == 0, result.err
     assert (tmp_path / "report.html").exists()
 
 
@@ -178,7 +178,7 @@ def test_a_model_without_settings_reads_a_table_by_its_common_names(film_run, fi
     del model.metadata["data_settings"]
     model.save_pretrained(tmp_path / "old")
 
-    told = elias("predict", tmp_path / "old", films, "--device", "cpu")
+    result = elias("predict", tmp_path / "old", films, "--device", "cpu")
 
-    assert {json.loads(line)["text"] for line in told.out.splitlines()} == {"a film"}
-    assert told.err == ""
+    assert {json.loads(line)["text"] for line in result.out.splitlines()} == {"a film"}
+    assert result.err == ""

@@ -26,21 +26,21 @@ def demo(folder, *options):
     return elias("demo", "--synthetic", "--out", folder / "demo", *options)
 
 
-def shown(told):
+def shown(result):
     """What is shown whether the model was trained just now or before."""
-    lines = told.out.splitlines()
-    kept = [line for line in lines if not line.startswith(("Total time", "  corpus"))]
-    return [" ".join(line.split()) for line in kept]
+    lines = result.out.splitlines()
+    remaining = [line for line in lines if not line.startswith(("Total time", "  corpus"))]
+    return [" ".join(line.split()) for line in remaining]
 
 
 def test_the_demo_shows_stages_texts_times_and_what_to_type_next(tmp_path):
-    told = demo(tmp_path)
+    result = demo(tmp_path)
 
     words = ["stage1", "stage2", "P@1", "PSP@5", "R@100", "true", "predicted", "elias predict"]
-    assert told.code == 0
-    assert all(word in told.out for word in words)
-    assert told.out.count("predicted  ") == 5
-    assert f"Model saved in {tmp_path / 'demo' / 'model'}" in told.out
+    assert result.code == 0
+    assert all(word in result.out for word in words)
+    assert result.out.count("predicted  ") == 5
+    assert f"Model saved in {tmp_path / 'demo' / 'model'}" in result.out
     assert {path.name for path in tmp_path.iterdir()} == {"demo", "synthetic-300x100"}
 
 

@@ -46,9 +46,9 @@ def averaged(members, texts, n_labels):
     """The dense twin: the mean of the members' scores, 0 where a member lacks the label."""
     total = np.zeros((len(texts), n_labels))
     for member in members:
-        found = member.predict(texts, top_k=100)
+        actual = member.predict(texts, top_k=100)
         for row in range(len(texts)):
-            ranking = found[row]
+            ranking = actual[row]
             total[row, ranking.ids] += ranking.scores
     return total / len(members)
 
@@ -57,9 +57,9 @@ def test_scores_are_the_mean_over_members(ensemble, corpus):
     texts = corpus.test.texts[:20]
     expected = averaged(ensemble.members, texts, corpus.n_labels)
 
-    found = ensemble.predict(texts, top_k=7)
+    actual = ensemble.predict(texts, top_k=7)
 
-    for row, ranking in enumerate(found):
+    for row, ranking in enumerate(actual):
         np.testing.assert_allclose(ranking.scores, expected[row, ranking.ids], rtol=1e-5)
         assert ranking.scores[-1] >= np.sort(expected[row])[-7] - 1e-6
 
@@ -135,9 +135,9 @@ def test_the_run_records_each_member_and_the_whole(run, ensemble, corpus):
 
 def test_predictions_can_be_limited(ensemble, corpus):
     few = list(corpus.label_names[:3])
-    found = ensemble.predict(corpus.test.texts[:5], only=few)
+    actual = ensemble.predict(corpus.test.texts[:5], only=few)
 
-    assert all(sorted(ranking.labels) == sorted(few) for ranking in found)
+    assert all(sorted(ranking.labels) == sorted(few) for ranking in actual)
 
 
 def test_a_missing_member_is_missed(ensemble, tmp_path):

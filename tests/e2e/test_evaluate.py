@@ -41,15 +41,15 @@ def table(corpus, tmp_path_factory):
 def table_run(table, tmp_path_factory):
     """A run on the table, with 50 of its 300 points set aside."""
     run = tmp_path_factory.mktemp("runs") / "table"
-    told = elias("train", table, "--out", run, *SMALL, "--test-size", 50)
-    assert told.code == 0, told.err
+    result = elias("train", table, "--out", run, *SMALL, "--test-size", 50)
+    assert result.code == 0, result.err
     return run
 
 
 def measured(*args):
-    told = elias("evaluate", *args, "--json", "--device", "cpu")
-    assert told.code == 0, told.err
-    return json.loads(told.out), told.err
+    result = elias("evaluate", *args, "--json", "--device", "cpu")
+    assert result.code == 0, result.err
+    return json.loads(result.out), result.err
 
 
 # the size of the test split
@@ -69,10 +69,10 @@ def test_training_sets_as_many_points_aside_as_it_is_told(table_run):
 
 @pytest.mark.parametrize(("size", "expected"), [("0.1", 30), ("40", 40), ("0", None)])
 def test_converting_sets_as_many_points_aside_as_it_is_told(table, tmp_path, size, expected):
-    told = elias("data", "convert", table, tmp_path / "cut.jsonl", "--test-size", size)
+    result = elias("data", "convert", table, tmp_path / "cut.jsonl", "--test-size", size)
 
     test = load_corpus(tmp_path / "cut.jsonl").test
-    assert told.code == 0
+    assert result.code == 0
     assert (None if test is None else len(test)) == expected
 
 
@@ -81,106 +81,108 @@ def test_converting_sets_as_many_points_aside_as_it_is_told(table, tmp_path, siz
     [("300", "--test-size must be a share below 1, or a whole"), ("2.5", "not 2.5")],
 )
 def test_a_test_size_that_cannot_be_is_refused(table, size, problem):
-    told = elias("-q", "train", table, "--dry-run", "--test-size", size)
+    result = elias("-q", "train", table, "--dry-run", "--test-size", size)
 
-    assert told.code == 2
-    assert problem in told.err
-    assert len(told.err.splitlines()) == 1
+    assert result.code == 2
+    assert problem in result.err
+    assert len(result.err.splitlines()) == 1
 
 
 def test_a_test_size_is_refused_where_a_test_split_is_given(corpus_folder):
-    told = elias("-q", "train", corpus_folder, "--dry-run", "--test-size", "0.1")
+    result = elias("-q", "train", corpus_folder, "--dry-run", "--test-size", "0.1")
 
-    assert told.code == 2
-    assert "has its own test split; leave --test-size out" in told.err
+    assert result.code == 2
+    assert "has its own test split; leave --test-size out" in result.err
 
 
 # data without splits
 
 
 def test_the_data_of_a_run_is_evaluated_on_what_the_run_set_aside(table, table_run):
-    found, said = measured(table_run, table)
+    actual, message = measured(table_run, table)
 
     last = [line for line in recorded(table_run) if line["event"] == "stage"][-1]["test"]
-    assert {name: found[name] for name in last} == pytest.approx(last, abs=1e-3)
-    assert "points are evaluated" not in said
+    assert {name: actual[name] for name in last} == pytest.approx(last, abs=1e-3)
+    assert "points are evaluated" not in message
 
 
 def test_the_validation_points_of_a_run_are_found_in_its_data(table, table_run):
-    found, _ = measured(table_run, table, "--split", "validation")
+    actual, _ = measured(table_run, table, "--split", "validation")
 
     last = [line for line in recorded(table_run) if line["event"] == "stage"][-1]["validation"]
-    assert {name: found[name] for name in last} == pytest.approx(last, abs=1e-3)
+    assert {name: actual[name] for name in last} == pytest.approx(last, abs=1e-3)
 
 
 def test_all_points_of_other_data_are_evaluated_and_that_is_said(corpus, table_run, tmp_path):
     path = write_table(tmp_path / "new.csv", corpus, range(60))
     given = load_corpus(path, test_size=0)
 
-    found, said = measured(table_run, path)
+    actual, message = measured(table_run, path)
 
     model = Elias.from_pretrained(table_run, device="cpu")
     in_python = model.evaluate(given, split="train")
     assert (
         f"{path}: no test split is given, so all 60 points are evaluated, without PSP and PSnDCG"
-        in said
+        in message
     )
-    assert not set(LEFT_OUT) & set(found)
-    ranked = {name: value for name, value in found.items() if not name.startswith("ECE")}
+    assert not set(LEFT_OUT) & set(actual)
+    ranked = {name: value for name, value in actual.items() if not name.startswith("ECE")}
     assert ranked == pytest.approx({name: in_python[name] for name in ranked}, abs=1e-4)
 
 
 def test_other_data_has_no_deciles_and_no_training_counts(corpus, table_run, tmp_path):
     path = write_table(tmp_path / "new.csv", corpus, range(60))
 
-    told = elias("evaluate", table_run, path, "--per-label", tmp_path / "labels.csv")
+    result = elias("evaluate", table_run, path, "--per-label", tmp_path / "labels.csv")
 
     with (tmp_path / "labels.csv").open(encoding="utf8", newline="") as stream:
         counts = {row["train_count"] for row in csv.DictReader(stream)}
-    assert told.code == 0
-    assert "tenth of the labels" not in told.out
-    assert "on the 60 test points" in told.err
+    assert result.code == 0
+    assert "tenth of the labels" not in result.out
+    assert "on the 60 test points" in result.err
     assert counts == {""}
 
 
 def test_other_data_of_the_same_size_is_told_from_the_runs(corpus, table_run, tmp_path):
     path = write_table(tmp_path / "reversed.csv", corpus, range(299, -1, -1))
 
-    found, said = measured(table_run, path)
+    actual, message = measured(table_run, path)
 
-    assert not set(LEFT_OUT) & set(found)
-    assert "all 300 points are evaluated" in said
-    assert "warning: the training data had the same number of points" in said
+    assert not set(LEFT_OUT) & set(actual)
+    assert "all 300 points are evaluated" in message
+    assert "warning: the training data had the same number of points" in message
 
 
 def test_points_that_were_all_trained_on_are_scored_only_on_request(table, tmp_path):
     elias("train", table, "--out", tmp_path / "run", *SMALL, "--test-size", 0)
 
-    told = elias("-q", "evaluate", tmp_path / "run", table)
-    found, _ = measured(tmp_path / "run", table, "--split", "train")
+    result = elias("-q", "evaluate", tmp_path / "run", table)
+    actual, _ = measured(tmp_path / "run", table, "--split", "train")
 
-    (line,) = told.err.splitlines()
-    assert told.code == 2
+    (line,) = result.err.splitlines()
+    assert result.code == 2
     assert "the model was trained on all 300 points" in line
     assert "--split train" in line
-    assert set(LEFT_OUT) < set(found)
+    assert set(LEFT_OUT) < set(actual)
 
 
 def test_calibration_refuses_training_points(table, table_run, tmp_path):
-    told = elias("-q", "calibrate", table_run, table, "--split", "train", "--out", tmp_path / "new")
+    result = elias(
+        "-q", "calibrate", table_run, table, "--split", "train", "--out", tmp_path / "new"
+    )
 
-    assert told.code == 2
-    assert "--split train" in told.err
+    assert result.code == 2
+    assert "--split train" in result.err
     assert not (tmp_path / "new").exists()
 
 
 def test_other_data_has_no_validation_points(corpus, table_run, tmp_path):
     path = write_table(tmp_path / "new.csv", corpus, range(60))
 
-    told = elias("-q", "evaluate", table_run, path, "--split", "validation")
+    result = elias("-q", "evaluate", table_run, path, "--split", "validation")
 
-    assert told.code == 2
-    assert "new.csv: has no validation split, and the model was not trained on it" in told.err
+    assert result.code == 2
+    assert "new.csv: has no validation split, and the model was not trained on it" in result.err
 
 
 # labels
@@ -196,7 +198,7 @@ def test_labels_are_matched_by_name_and_unknown_ones_count_as_missed(corpus, tab
     path = write_table(tmp_path / "new.csv", corpus, range(60), rename=renamed(new))
     given = load_corpus(path, test_size=0)
 
-    found, said = measured(table_run, path)
+    actual, message = measured(table_run, path)
 
     ranked = Elias.from_pretrained(table_run, device="cpu").predict(given.train.texts, top_k=10)
     true = [{given.label_names[i] for i in row.indices} for row in given.train.labels]
@@ -205,8 +207,8 @@ def test_labels_are_matched_by_name_and_unknown_ones_count_as_missed(corpus, tab
     ]
     n_new = len({name for names in true for name in names if name.startswith("new ")})
     assert n_new
-    assert f"warning: {path}: {n_new} of its {given.n_labels} labels are not the model's" in said
-    assert found["R@10"] == pytest.approx(100 * np.mean(recalls), abs=1e-3)
+    assert f"warning: {path}: {n_new} of its {given.n_labels} labels are not the model's" in message
+    assert actual["R@10"] == pytest.approx(100 * np.mean(recalls), abs=1e-3)
 
 
 def test_a_perfect_prediction_of_the_known_labels_misses_the_unknown(corpus, table_run, tmp_path):
@@ -218,19 +220,19 @@ def test_a_perfect_prediction_of_the_known_labels_misses_the_unknown(corpus, tab
     file = tmp_path / "predictions.jsonl"
     file.write_text("".join(json.dumps(line) + "\n" for line in lines))
 
-    found, _ = measured(table_run, path, "--predictions", file)
+    actual, _ = measured(table_run, path, "--predictions", file)
 
-    assert found["P@1"] == 100
-    assert found["R@10"] == pytest.approx(100 * (1 / 2 + 1) / 2)
+    assert actual["P@1"] == 100
+    assert actual["R@10"] == pytest.approx(100 * (1 / 2 + 1) / 2)
 
 
 def test_a_corpus_whose_labels_are_all_others_is_refused(corpus, table_run, tmp_path):
     path = write_table(tmp_path / "new.csv", corpus, range(9), rename=renamed(corpus.label_names))
 
-    told = elias("-q", "evaluate", table_run, path)
+    result = elias("-q", "evaluate", table_run, path)
 
-    (line,) = told.err.splitlines()
-    assert told.code == 2
+    (line,) = result.err.splitlines()
+    assert result.code == 2
     assert "new.csv: none of its " in line
     assert "is one of the model's 40, such as" in line
 

@@ -38,12 +38,12 @@ def data(tmp_path_factory):
 def ablation(data, tmp_path_factory):
     """The folder of an ablation, and what the command said."""
     folder = tmp_path_factory.mktemp("experiments") / "ablation"
-    told = elias(
+    result = elias(
         *("experiment", "ablation", data, "--out", folder, *SMALL),
         *("--members", 2, "--one-vs-all", "--seeds", "0,1"),
     )
-    assert told.code == 0, told.err
-    return folder, told
+    assert result.code == 0, result.err
+    return folder, result
 
 
 def results(folder, name):
@@ -85,7 +85,7 @@ def trained(monkeypatch):
 
 
 def test_an_ablation_has_a_line_for_each_component_and_control(ablation):
-    folder, told = ablation
+    folder, result = ablation
 
     table = results(folder, "ablation")["table"]
     assert [line["title"] for line in table] == [
@@ -96,7 +96,7 @@ def test_an_ablation_has_a_line_for_each_component_and_control(ablation):
         *("one-vs-all", "one-vs-all + ranker", "one-vs-all + calibration"),
         "one-vs-all + label names",
     ]
-    shown = [line for line in told.out.splitlines() if "±" in line]
+    shown = [line for line in result.out.splitlines() if "±" in line]
     assert len(shown) == len(table)
     assert f"{table[1]['mean']['P@1']:.2f}±{table[1]['std']['P@1']:.2f}" in shown[1]
 
@@ -159,9 +159,9 @@ def test_the_ensemble_is_the_one_that_training_makes(ablation, data):
 
 def test_the_table_has_means_and_deviations_over_seeds_and_members(ablation):
     folder, _ = ablation
-    found = results(folder, "ablation")
-    rows = [row for task in found["tasks"] for row in task["rows"]]
-    line = next(line for line in found["table"] if line["name"] == "elias/rerank")
+    actual = results(folder, "ablation")
+    rows = [row for task in actual["tasks"] for row in task["rows"]]
+    line = next(line for line in actual["table"] if line["name"] == "elias/rerank")
 
     values = {
         (row["seed"], row["settings"]["member"]): row["metrics"]["P@5"]
@@ -194,7 +194,7 @@ def test_the_files_are_whole_and_say_what_they_are_of(ablation):
 
 
 def test_a_second_command_trains_nothing_and_says_the_same(ablation, data, trained):
-    folder, told = ablation
+    folder, result = ablation
 
     again = elias(
         *("experiment", "ablation", data, "--out", folder, *SMALL),
@@ -202,7 +202,7 @@ def test_a_second_command_trains_nothing_and_says_the_same(ablation, data, train
     )
 
     assert again.code == 0, again.err
-    assert again.out == told.out
+    assert again.out == result.out
     assert trained == []
 
 
@@ -214,9 +214,9 @@ def test_the_test_points_are_searched_once_for_each_member(ablation, data, tmp_p
         models, "search_member", lambda *a, **k: (searches.append(a), search(*a, **k))[1]
     )
 
-    told = elias("experiment", "ablation", data, "--out", tmp_path, *SMALL, "--members", 2)
+    result = elias("experiment", "ablation", data, "--out", tmp_path, *SMALL, "--members", 2)
 
-    assert told.code == 0, told.err
+    assert result.code == 0, result.err
     assert len(searches) == 2
     ours, theirs = rows_of(tmp_path, "ablation"), rows_of(folder, "ablation")
     for name in ("elias/calibrate-blend", "elias/ensemble-unnamed", "elias/ensemble"):
@@ -226,9 +226,9 @@ def test_the_test_points_are_searched_once_for_each_member(ablation, data, tmp_p
 def test_other_experiments_use_the_models_that_are_there(ablation, data, trained):
     folder, _ = ablation
 
-    told = elias("experiment", "sweep", "beam", data, "--out", folder, *SMALL, "--values", "1,4")
+    result = elias("experiment", "sweep", "beam", data, "--out", folder, *SMALL, "--values", "1,4")
 
-    assert told.code == 0, told.err
+    assert result.code == 0, result.err
     assert trained == []
     same(
         rows_of(folder, "sweep-beam")["beam=4", 0],
@@ -287,10 +287,10 @@ def test_another_configuration_is_refused_unless_it_may_overwrite(data, tmp_path
     (tmp_path / "away").rename(tmp_path / "runs")
     replaced = elias(*command, *other, "--overwrite")
 
-    for told, place in ((by_its_run, "runs/elias-seed0"), (by_its_results, "sweep-beam.json")):
-        (line,) = (line for line in told.err.splitlines() if line.startswith("error: "))
-        assert told.code == 2
-        assert str(tmp_path / place) in line
+    for result, path in ((by_its_run, "runs/elias-seed0"), (by_its_results, "sweep-beam.json")):
+        (line,) = (line for line in result.err.splitlines() if line.startswith("error: "))
+        assert result.code == 2
+        assert str(tmp_path / path) in line
         assert "(index.beta is 3.0, there it is 8.0); use --overwrite or another --out" in line
     assert replaced.code == 0, replaced.err
     assert trained == ["elias-seed0", "elias-seed0"]
@@ -315,11 +315,11 @@ def test_other_data_is_refused(data, tmp_path):
 
 
 def test_a_sweep_of_what_training_needs_trains_each_value(data, tmp_path, trained):
-    told = elias(
+    result = elias(
         "experiment", "sweep", "lambda", data, "--out", tmp_path, *QUICK, "--values", "1,0"
     )
 
-    assert told.code == 0, told.err
+    assert result.code == 0, result.err
     assert trained == ["lambda-0-seed0", "elias-seed0"]
     for value, name in ((0, "lambda-0-seed0"), (1, "elias-seed0")):
         row = rows_of(tmp_path, "sweep-lambda")[f"lambda={value}", 0]
@@ -331,18 +331,18 @@ def test_a_sweep_of_what_training_needs_trains_each_value(data, tmp_path, traine
 
 @pytest.mark.parametrize(("component", "ranked"), [("stage2", False), ("rerank", True)])
 def test_a_sweep_trains_a_ranker_only_where_it_is_measured(data, tmp_path, component, ranked):
-    told = elias(
+    result = elias(
         *("experiment", "sweep", "lambda", data, "--out", tmp_path, *SMALL, "--values", "0"),
         *("--component", component),
     )
 
-    assert told.code == 0, told.err
+    assert result.code == 0, result.err
     config = EliasConfig.from_file(tmp_path / "runs" / "lambda-0-seed0" / "config.json")
     assert config.rerank.enabled is ranked
 
 
 def test_fewer_edges_than_the_shortlist_needs_shorten_it(data, tmp_path):
-    told = elias(
+    result = elias(
         "experiment",
         "sweep",
         "kappa",
@@ -355,8 +355,8 @@ def test_fewer_edges_than_the_shortlist_needs_shorten_it(data, tmp_path):
         "--json",
     )
 
-    assert told.code == 0, told.err
-    assert [line["settings"] for line in json.loads(told.out)["table"]] == [
+    assert result.code == 0, result.err
+    assert [line["settings"] for line in json.loads(result.out)["table"]] == [
         {"kappa": 5.0},
         {"kappa": 16.0},
     ]
@@ -366,14 +366,23 @@ def test_fewer_edges_than_the_shortlist_needs_shorten_it(data, tmp_path):
 
 def test_pruning_measures_each_cut_and_saves_one(ablation, data, tmp_path, trained):
     folder, _ = ablation
-    kept = tmp_path / "kept"
+    pruned_folder = tmp_path / "kept"
 
-    told = elias(
+    result = elias(
         *("experiment", "prune", data, "--out", folder, *SMALL),
-        *("--thresholds", "0.55,1", "--top-k", "2", "--save", kept, "--keep", "threshold=0.55"),
+        *(
+            "--thresholds",
+            "0.55,1",
+            "--top-k",
+            "2",
+            "--save",
+            pruned_folder,
+            "--keep",
+            "threshold=0.55",
+        ),
     )
 
-    assert told.code == 0, told.err
+    assert result.code == 0, result.err
     assert trained == []
     table = results(folder, "prune")["table"]
     assert [line["title"] for line in table] == [
@@ -386,25 +395,25 @@ def test_pruning_measures_each_cut_and_saves_one(ablation, data, tmp_path, train
     assert 0 < table[1]["mean"]["edges_removed"] <= table[2]["mean"]["edges_removed"] < 100
     rows = rows_of(folder, "prune")
     same(rows["threshold=0", 0], rows_of(folder, "ablation")["elias/stage2", 0]["metrics"])
-    same(rows["threshold=0.55", 0], evaluated(kept, data, "stage2"))
-    saved = Elias.from_pretrained(kept, device="cpu")
+    same(rows["threshold=0.55", 0], evaluated(pruned_folder, data, "stage2"))
+    saved = Elias.from_pretrained(pruned_folder, device="cpu")
     assert saved.model.graph.n_edges == rows["threshold=0.55", 0]["costs"]["edges"]
     assert list(saved.metadata["metrics"]) == list(saved.components)
-    same({"metrics": saved.metadata["metrics"]["names"]["test"]}, evaluated(kept, data))
+    same({"metrics": saved.metadata["metrics"]["names"]["test"]}, evaluated(pruned_folder, data))
     n_left, n_edges = (rows[f"threshold={t}", 0]["costs"]["edges"] for t in ("0.55", "0"))
-    assert f"{n_left:,} of {n_edges:,}, pruned at 0.55" in elias("info", kept).out
+    assert f"{n_left:,} of {n_edges:,}, pruned at 0.55" in elias("info", pruned_folder).out
 
 
 def test_a_given_model_is_pruned_without_training(ablation, data, tmp_path, trained):
     folder, _ = ablation
     run = folder / "runs" / "elias-seed1"
 
-    told = elias(
+    result = elias(
         *("experiment", "prune", data, "--out", tmp_path, "--model", run, "--device", "cpu"),
         *("--thresholds", "0.5", "--top-k", "3", "--component", "rerank"),
     )
 
-    assert told.code == 0, told.err
+    assert result.code == 0, result.err
     assert trained == []
     assert not (tmp_path / "runs").exists()
     same(rows_of(tmp_path, "prune")["threshold=0", 1], evaluated(run, data, "rerank"))
@@ -434,14 +443,16 @@ BAD = [
 ]
 
 
-@pytest.mark.parametrize(("command", "options", "said"), BAD)
-def test_a_mistake_is_one_line_and_trains_nothing(command, options, said, data, tmp_path, trained):
-    told = elias("experiment", *command, data, "--out", tmp_path / "out", *QUICK, *options)
+@pytest.mark.parametrize(("command", "options", "message"), BAD)
+def test_a_mistake_is_one_line_and_trains_nothing(
+    command, options, message, data, tmp_path, trained
+):
+    result = elias("experiment", *command, data, "--out", tmp_path / "out", *QUICK, *options)
 
-    (line,) = (line for line in told.err.splitlines() if line.startswith("error: "))
-    assert told.code == 2
-    assert told.out == ""
-    assert said in line
+    (line,) = (line for line in result.err.splitlines() if line.startswith("error: "))
+    assert result.code == 2
+    assert result.out == ""
+    assert message in line
     assert trained == []
     assert not (tmp_path / "out" / "runs").exists()
 
@@ -450,17 +461,17 @@ def test_a_corpus_without_test_points_has_nothing_to_measure_on(tmp_path):
     table = tmp_path / "table.csv"
     table.write_text("text,labels\n" + "red cod,fish\nred tape,office\n" * 20, encoding="utf8")
 
-    told = elias("experiment", "ablation", table, "--out", tmp_path / "out", "--test-size", 0)
+    result = elias("experiment", "ablation", table, "--out", tmp_path / "out", "--test-size", 0)
 
-    assert told.code == 2
-    assert "table.csv: has no test points to measure on; set some aside" in told.err
+    assert result.code == 2
+    assert "table.csv: has no test points to measure on; set some aside" in result.err
 
 
 def test_what_is_no_result_of_ours_is_left_alone(data, tmp_path):
     (tmp_path / "sweep-beam.json").write_text("[1, 2]", encoding="utf8")
 
-    told = elias("experiment", "sweep", "beam", data, "--out", tmp_path, *QUICK, "--overwrite")
+    result = elias("experiment", "sweep", "beam", data, "--out", tmp_path, *QUICK, "--overwrite")
 
-    assert told.code == 2
-    assert "is not a result file of this version; remove it" in told.err
+    assert result.code == 2
+    assert "is not a result file of this version; remove it" in result.err
     assert (tmp_path / "sweep-beam.json").read_text(encoding="utf8") == "[1, 2]"

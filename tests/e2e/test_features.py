@@ -24,18 +24,18 @@ def folder(tmp_path_factory):
         name: replace(split, texts=None, features=words.transform(split.texts))
         for name, split in corpus.splits.items()
     }
-    place = tmp_path_factory.mktemp("features") / "xmc"
-    convert(corpus.with_splits(**splits), place, format="xmc")
-    return place
+    path = tmp_path_factory.mktemp("features") / "xmc"
+    convert(corpus.with_splits(**splits), path, format="xmc")
+    return path
 
 
 @pytest.fixture(scope="module")
 def run(folder, tmp_path_factory):
     """A run trained on the features."""
-    place = tmp_path_factory.mktemp("runs") / "features"
-    told = elias("train", folder, "--out", place, *SMALL)
-    assert told.code == 0, told.err
-    return place
+    path = tmp_path_factory.mktemp("runs") / "features"
+    result = elias("train", folder, "--out", path, *SMALL)
+    assert result.code == 0, result.err
+    return path
 
 
 def test_the_corpus_has_features_and_no_text(folder):
@@ -57,9 +57,9 @@ def test_the_saved_model_ranks_the_features_as_the_trained_one(folder, run):
 
 
 def test_evaluate_finds_what_training_recorded_and_better_than_chance(folder, run):
-    told = elias("evaluate", run, folder, "--json", "--device", "cpu")
+    result = elias("evaluate", run, folder, "--json", "--device", "cpu")
 
-    measured = json.loads(told.out)
+    measured = json.loads(result.out)
     lines = (run / "metrics.jsonl").read_text(encoding="utf8").splitlines()
     recorded = [json.loads(line) for line in lines if '"calibrate"' in line][-1]["test"]
     assert {name: measured[name] for name in recorded} == pytest.approx(recorded, abs=1e-3)
@@ -67,11 +67,11 @@ def test_evaluate_finds_what_training_recorded_and_better_than_chance(folder, ru
 
 
 def test_predict_says_that_the_model_reads_features(run):
-    told = elias("predict", run, stdin=b"some text\n")
+    result = elias("predict", run, stdin=b"some text\n")
 
-    (line,) = told.err.splitlines()
-    assert told.code == 2
-    assert told.out == ""
+    (line,) = result.err.splitlines()
+    assert result.code == 2
+    assert result.out == ""
     assert "trained on features" in line
     assert "evaluate" in line
 
@@ -98,7 +98,7 @@ def test_a_transformer_cannot_read_features(folder):
 def test_a_report_shows_points_without_text_by_number(run, monkeypatch):
     monkeypatch.setattr(statistics, "N_PANELS", 1)
 
-    told = elias("report", run)
+    result = elias("report", run)
 
-    assert told.code == 0, told.err
+    assert result.code == 0, result.err
     assert "<blockquote>Point " in (run / "report.html").read_text(encoding="utf8")

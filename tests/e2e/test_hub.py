@@ -70,12 +70,12 @@ def test_the_card_says_how_good_the_model_is_as_the_hub_reads_it(model, online):
     model.push_to_hub("user/fish", token=TOKEN, license="mit")
 
     card = ModelCard(online.repos["user/fish"]["main"]["README.md"].decode())
-    told = {result.metric_name: result.metric_value for result in card.data.eval_results}
+    output = {result.metric_name: result.metric_value for result in card.data.eval_results}
     assert card.data.library_name == "elias"
     assert card.data.license == "mit"
     assert card.data.metrics == ["precision", "ndcg", "recall"]
     assert "extreme-classification" in card.data.tags
-    assert told == model.metadata["metrics"][model.components[-1]]["test"]
+    assert output == model.metadata["metrics"][model.components[-1]]["test"]
     assert 'Elias.from_pretrained("user/fish")' in card.content
 
 
@@ -107,11 +107,11 @@ def test_a_model_of_the_hub_is_served_and_read_again_when_it_was_pushed_anew(mod
         online.repos["user/fish"]["v2"]["config.json"] += b"\n"  # a commit of its own
         reloading = asyncio.run_coroutine_threadsafe(served.backend.reload(), served.loop)
         again = reloading.result(30) and client.get("/info").json()
-        found = client.post("/predict", json={"inputs": ["roda"], "top_k": 2}).json()
+        actual = client.post("/predict", json={"inputs": ["roda"], "top_k": 2}).json()
 
     assert first["model"] == again["model"] == "user/fish@v2"
     assert again["loaded_at"] > first["loaded_at"]
-    assert [label["id"] for label in found[0]] == list(model.predict(["roda"], top_k=2)[0].ids)
+    assert [label["id"] for label in actual[0]] == list(model.predict(["roda"], top_k=2)[0].ids)
 
 
 # what can go wrong
@@ -143,12 +143,12 @@ def unasked(monkeypatch):
 @pytest.mark.parametrize("command", ["predict", "info", "serve"])
 @pytest.mark.parametrize("name", ["runs/smal", "user/fish@v2"])
 def test_a_path_on_the_command_line_is_never_looked_up_on_the_hub(command, name):
-    told = elias(command, name)
+    output = elias(command, name)
 
-    assert told.code == 2
-    assert told.err.startswith(f"error: {name}: no such folder; ")
-    assert "hf://" in told.err
-    assert len(told.err.splitlines()) == 1
+    assert output.code == 2
+    assert output.err.startswith(f"error: {name}: no such folder; ")
+    assert "hf://" in output.err
+    assert len(output.err.splitlines()) == 1
 
 
 @pytest.mark.usefixtures("unasked")
@@ -191,10 +191,10 @@ def test_a_prefix_without_a_name_of_the_hub_is_refused(name):
 
 
 def test_a_model_of_the_hub_is_not_calibrated_in_its_place(corpus_folder):
-    told = elias("calibrate", "hf://user/fish", corpus_folder)
+    output = elias("calibrate", "hf://user/fish", corpus_folder)
 
-    assert told.code == 2
-    assert "user/fish: a model on the hub cannot be changed; name a folder with --out" in told.err
+    assert output.code == 2
+    assert "user/fish: a model on the hub cannot be changed; name a folder with --out" in output.err
 
 
 @pytest.mark.usefixtures("online")
@@ -228,11 +228,11 @@ def test_a_revision_that_is_not_there_is_named(model):
 def test_without_a_network_a_model_that_was_never_fetched_is_one_line(tmp_path, monkeypatch):
     monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path))
 
-    told = elias("info", "hf://user/fish")
+    output = elias("info", "hf://user/fish")
 
-    assert told.code == 2
-    assert told.err.startswith("error: user/fish: it cannot be downloaded, and the hub cannot")
-    assert len(told.err.splitlines()) == 1
+    assert output.code == 2
+    assert output.err.startswith("error: user/fish: it cannot be downloaded, and the hub cannot")
+    assert len(output.err.splitlines()) == 1
 
 
 def test_without_a_network_a_model_that_was_fetched_is_still_there(model, online, monkeypatch):

@@ -120,14 +120,14 @@ def test_the_encoder_is_described_as_the_given_models_whatever_was_configured(
     assert saved.predict(texts).ids.tolist() == again.predict(texts).ids.tolist()
 
 
-@pytest.mark.parametrize(("changes", "said"), [({}, False), ({"encoder.dim": 32}, True)])
-def test_encoder_settings_that_are_not_used_are_told(model, caplog, changes, said):
+@pytest.mark.parametrize(("changes", "message"), [({}, False), ({"encoder.dim": 32}, True)])
+def test_encoder_settings_that_are_not_used_are_told(model, caplog, changes, message):
     caplog.set_level("INFO", logger="elias")
 
     config = starting_config(CONFIG.override(changes), model)
 
     assert config.encoder == model.config.encoder
-    assert ("using the encoder and the encoder settings" in caplog.text) is said
+    assert ("using the encoder and the encoder settings" in caplog.text) is message
 
 
 def test_all_stages_go_on_with_everything_the_given_model_has_learned(corpus, model):

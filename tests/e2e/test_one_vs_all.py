@@ -29,17 +29,17 @@ def trained(request, corpus_folder, tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def run(trained):
-    folder, told = trained
-    assert told.code == 0, told.err
+    folder, result = trained
+    assert result.code == 0, result.err
     return folder
 
 
 def test_training_tells_that_every_label_is_scored_and_prints_its_stage(trained):
-    run, told = trained
+    run, result = trained
 
-    assert "none, every label is scored" in told.err
-    assert any(line.startswith("one-vs-all") for line in told.out.splitlines())
-    assert told.out.splitlines()[-1] == str(run / "model")
+    assert "none, every label is scored" in result.err
+    assert any(line.startswith("one-vs-all") for line in result.out.splitlines())
+    assert result.out.splitlines()[-1] == str(run / "model")
 
 
 def test_evaluate_finds_what_training_recorded(run, corpus_folder):
@@ -53,9 +53,9 @@ def test_evaluate_finds_what_training_recorded(run, corpus_folder):
 def test_predict_ranks_every_label_there_is(run, corpus_folder):
     text = load_corpus(corpus_folder).test.texts[0]
 
-    told = elias("predict", run, "-k", 1000, "--device", "cpu", stdin=text.encode())
+    result = elias("predict", run, "-k", 1000, "--device", "cpu", stdin=text.encode())
 
-    (line,) = (json.loads(line) for line in told.out.splitlines())
+    (line,) = (json.loads(line) for line in result.out.splitlines())
     scores = [label["score"] for label in line["labels"]]
     assert sorted(label["id"] for label in line["labels"]) == list(range(120))
     assert scores == sorted(scores, reverse=True)
@@ -73,19 +73,19 @@ def test_predict_can_be_limited_to_labels_and_kept_off_them(run, corpus_folder):
 
 
 def test_info_and_the_card_say_what_it_is(run):
-    told = elias("info", run)
+    result = elias("info", run)
 
-    assert "every label is scored" in told.out
-    assert "clusters" not in told.out
+    assert "every label is scored" in result.out
+    assert "clusters" not in result.out
     assert "one-vs-all" in (run / "model" / "README.md").read_text(encoding="utf8")
 
 
 def test_a_dry_run_counts_the_parameters_that_the_model_has(run, corpus_folder):
-    told = elias("train", corpus_folder, *SMALL, "--dry-run")
+    result = elias("train", corpus_folder, *SMALL, "--dry-run")
 
     model = Elias.from_pretrained(run, device="cpu").model
     n_parameters = sum(weight.numel() for weight in model.parameters())
-    assert f"parameters: {n_parameters:,};" in told.err
+    assert f"parameters: {n_parameters:,};" in result.err
 
 
 def test_python_trains_the_same_model_and_it_survives_being_saved(run, corpus_folder, tmp_path):
@@ -102,12 +102,12 @@ def test_python_trains_the_same_model_and_it_survives_being_saved(run, corpus_fo
 
 
 def test_a_preset_with_a_learned_graph_is_refused_in_one_line(corpus_folder):
-    told = elias(
+    result = elias(
         *("train", corpus_folder, "--preset", "mesh-titles", "--set", "index.kind=all"), "--dry-run"
     )
 
-    assert told.code == 2
-    assert "error: stages.stage2.learn_graph: with index.kind='all'" in told.err
+    assert result.code == 2
+    assert "error: stages.stage2.learn_graph: with index.kind='all'" in result.err
 
 
 def test_a_transformer_is_trained_one_vs_all_too(tmp_path):
@@ -139,8 +139,8 @@ def test_a_transformer_is_trained_one_vs_all_too(tmp_path):
 
 
 def test_a_label_that_no_path_leads_to_is_explained_by_its_classifier(run, corpus_folder, tmp_path):
-    told = elias("explain", run, "some text", "--json")
-    (label, *_) = json.loads(told.out)["labels"]
+    result = elias("explain", run, "some text", "--json")
+    (label, *_) = json.loads(result.out)["labels"]
     reported = elias("report", run, corpus_folder, "--out", tmp_path / "report.html")
 
     assert label["paths"] == []

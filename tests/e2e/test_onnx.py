@@ -67,13 +67,13 @@ def whole(encoder, graph=None, *, alpha=4.0, beam=3, shortlist=10):
 def agree(exported, model, texts, top_k):
     """Check what the issue asks for: the same ids but for near ties, scores to 1e-5."""
     expected = model.predict(texts, top_k=top_k, component=model.components[0])
-    found = exported.predict(texts, top_k=top_k, batch_size=4)
+    actual = exported.predict(texts, top_k=top_k, batch_size=4)
     there = expected.ids < expected.n_labels
-    np.testing.assert_array_equal(found.ids < found.n_labels, there)
-    np.testing.assert_allclose(found.scores[there], expected.scores[there], atol=1e-5, rtol=0)
+    np.testing.assert_array_equal(actual.ids < actual.n_labels, there)
+    np.testing.assert_allclose(actual.scores[there], expected.scores[there], atol=1e-5, rtol=0)
     gaps = np.abs(np.diff(expected.scores, axis=1, prepend=np.inf, append=-np.inf))
     clear = (gaps[:, :-1] > 1e-5) & (gaps[:, 1:] > 1e-5) & there
-    np.testing.assert_array_equal(found.ids[clear], expected.ids[clear])
+    np.testing.assert_array_equal(actual.ids[clear], expected.ids[clear])
     assert clear.sum() > clear.size / 4
 
 
@@ -101,13 +101,15 @@ def test_an_exported_model_finds_the_same_labels(case, tmp_path):
 
 
 def test_a_trained_model_goes_from_text_to_the_same_names(run, texts, tmp_path):
-    told = elias("export", run, tmp_path / "model.onnx")
+    result = elias("export", run, tmp_path / "model.onnx")
     model = Elias.from_pretrained(run, device="cpu")
 
     exported = OnnxModel(tmp_path / "model.onnx", threads=1)
 
-    assert told.code == 0, told.err
-    assert "it ranks as --component stage2 does; not exported: rerank, calibrate, names" in told.err
+    assert result.code == 0, result.err
+    assert (
+        "it ranks as --component stage2 does; not exported: rerank, calibrate, names" in result.err
+    )
     agree(exported, model, texts, top_k=20)
     best = model.predict(texts, top_k=1, component="stage2")
     assert [row.labels for row in exported.predict(texts, top_k=1)] == [r.labels for r in best]
@@ -215,10 +217,10 @@ def test_without_the_packages_the_extra_is_named(tmp_path, monkeypatch, package)
 def test_what_is_in_the_way_stays(run, tmp_path):
     (tmp_path / "there.onnx").write_text("mine")
 
-    told = elias("-q", "export", run, tmp_path / "there.onnx")
+    result = elias("-q", "export", run, tmp_path / "there.onnx")
 
-    assert told.code == 2
-    assert "already exists; choose another file, or add --overwrite" in told.err
+    assert result.code == 2
+    assert "already exists; choose another file, or add --overwrite" in result.err
     assert (tmp_path / "there.onnx").read_text() == "mine"
     assert list(tmp_path.iterdir()) == [tmp_path / "there.onnx"]
 

@@ -21,10 +21,10 @@ def base_url(run):
 
 @pytest.fixture(scope="module")
 def api(base_url):
-    found = schemathesis.openapi.from_url(f"{base_url}/openapi.json")
-    refusals = found.config.checks.negative_data_rejection
+    schema = schemathesis.openapi.from_url(f"{base_url}/openapi.json")
+    refusals = schema.config.checks.negative_data_rejection
     refusals.expected_statuses = [*refusals.expected_statuses, "413"]
-    return found
+    return schema
 
 
 ROUTES = [
@@ -36,7 +36,7 @@ ROUTES = [
 
 @pytest.fixture(scope="module")
 def operations(api):
-    return {found.ok().label: found.ok() for found in api.get_all_operations()}
+    return {schema.ok().label: schema.ok() for schema in api.get_all_operations()}
 
 
 def test_the_routes_are_those_of_the_documentation(operations):
@@ -71,10 +71,10 @@ def test_every_route_keeps_to_its_specification(route, mode, operations):
 def test_every_route_is_documented_with_what_it_does_and_how_it_fails(api):
     for path, methods in api.raw_schema["paths"].items():
         for method, operation in methods.items():
-            told = f"{method} {path}"
-            assert operation["description"], told
-            assert operation["tags"], told
+            result = f"{method} {path}"
+            assert operation["description"], result
+            assert operation["tags"], result
             for status, answer in operation["responses"].items():
                 if status.startswith(("4", "5")):
                     shown = answer["content"]["application/json"]["schema"]["$ref"]
-                    assert shown.endswith("/Failure"), told
+                    assert shown.endswith("/Failure"), result

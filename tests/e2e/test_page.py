@@ -105,12 +105,12 @@ def test_the_threshold_divides_the_labels_by_probability(tab, run, text):
     expect(tab.locator("#quality")).to_contain_text(re.compile(r"precision \d+%, recall \d+%"))
     assert float(tab.input_value("#threshold")) == pytest.approx(model.threshold("f1"))
     lowest = 0.05
-    kept = len(model.predict([text], top_k=20, threshold=lowest)[0])
-    assert 0 < kept < 20
+    remaining = len(model.predict([text], top_k=20, threshold=lowest)[0])
+    assert 0 < remaining < 20
 
     tab.locator("#threshold").fill(str(lowest))
 
-    assert tab.locator("#labels > li:not(.below):not(.rule)").count() == kept
+    assert tab.locator("#labels > li:not(.below):not(.rule)").count() == remaining
     expect(tab.locator("#labels .rule")).to_have_text("below the threshold")
     tab.locator("#threshold").fill(tab.locator("#threshold").get_attribute("max"))
     expect(tab.locator("#labels .rule")).to_have_text("no label reaches the threshold")

@@ -17,7 +17,7 @@ def folder(tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def found(folder):
+def results(folder):
     return json.loads((folder / "results.json").read_text())
 
 
@@ -39,8 +39,8 @@ def parts(label):
     return {name: value for name, value in label.items() if name not in numbers}, numbers
 
 
-def rows(told):
-    return [json.loads(line) for line in told["out"].splitlines()]
+def rows(result):
+    return [json.loads(line) for line in result["out"].splitlines()]
 
 
 def assert_same_told(alone, several):
@@ -48,36 +48,36 @@ def assert_same_told(alone, several):
     first, *others = several
     assert first["code"] == alone["code"] == 0, first["err"]
     assert_same_rows(rows(first), rows(alone))
-    for told in others:
-        assert told == {"code": 0, "out": "", "err": ""}
+    for result in others:
+        assert result == {"code": 0, "out": "", "err": ""}
 
 
-@pytest.mark.parametrize("place", [0, 1, 2], ids=["1", "2", "4"])
-def test_the_number_of_processes_changes_no_prediction(found, place):
-    alone, *several = found["sizes"]
+@pytest.mark.parametrize("index", [0, 1, 2], ids=["1", "2", "4"])
+def test_the_number_of_processes_changes_no_prediction(results, index):
+    alone, *several = results["sizes"]
 
     assert len(rows(alone)) == 11
-    assert_same_told(alone, several[place])
+    assert_same_told(alone, several[index])
 
 
 @pytest.mark.parametrize(
     "asked",
     ["ensemble", "all", "only", "all only", "without", "component", "stdin", "few", "nothing"],
 )
-def test_all_models_options_and_inputs_are_shared_out(found, asked):
-    alone, several = found[asked]
+def test_all_models_options_and_inputs_are_shared_out(results, asked):
+    alone, several = results[asked]
 
     assert_same_told(alone, several)
 
 
-def test_only_some_labels_are_those_alone(found):
-    _, several = found["only"]
+def test_only_some_labels_are_those_alone(results):
+    _, several = results["only"]
 
     assert {label["id"] for row in rows(several[0]) for label in row["labels"]} == {4, 9}
 
 
-def test_no_texts_are_told_of_once(found):
-    _, (first, other) = found["nothing"]
+def test_no_texts_are_told_of_once(results):
+    _, (first, other) = results["nothing"]
 
     assert first["err"] == "no texts were given\n"
     assert other["err"] == ""
@@ -115,12 +115,12 @@ def read_back(path):
 
 
 @pytest.mark.parametrize("form", ["jsonl", "csv", "tsv.gz", "parquet", "txt"])
-def test_a_file_is_written_by_one_process_in_the_order_of_the_input(folder, found, form):
-    alone, first, *others = found["files"][form]
+def test_a_file_is_written_by_one_process_in_the_order_of_the_input(folder, results, form):
+    alone, first, *others = results["files"][form]
 
     assert alone["code"] == first["code"] == 0, first["err"]
     assert "11 texts" in first["err"]
-    assert all(told == {"code": 0, "out": "", "err": ""} for told in others)
+    assert all(result == {"code": 0, "out": "", "err": ""} for result in others)
     ours, theirs = (read_back(folder / f"{name}.{form}") for name in ("several", "alone"))
     assert len(ours) == 11
     assert_same_rows(ours, theirs)
@@ -130,8 +130,8 @@ def test_a_file_is_written_by_one_process_in_the_order_of_the_input(folder, foun
 @pytest.mark.parametrize(
     ("asked", "problem"), [("empty", "empty.txt: is empty"), ("taken", "already exists")]
 )
-def test_a_mistake_ends_all_with_code_2_and_the_others_name_the_first(found, asked, problem):
-    first, other = found[asked]
+def test_a_mistake_ends_all_with_code_2_and_the_others_name_the_first(results, asked, problem):
+    first, other = results[asked]
 
     assert first["code"] == other["code"] == 2
     assert problem in first["err"].splitlines()[-1]
@@ -139,8 +139,8 @@ def test_a_mistake_ends_all_with_code_2_and_the_others_name_the_first(found, ask
     assert problem in other["err"]
 
 
-def test_a_mistake_of_another_process_is_named_by_the_first(found):
-    first, other = found["missing"]
+def test_a_mistake_of_another_process_is_named_by_the_first(results):
+    first, other = results["missing"]
 
     assert first["code"] == other["code"] == 2
     assert "only-1" in other["err"]
@@ -149,8 +149,8 @@ def test_a_mistake_of_another_process_is_named_by_the_first(found):
     assert first["out"] == ""
 
 
-def test_a_file_goes_on_after_a_process_was_killed(folder, found):
-    (first, killed, _), again = found["killed"]
+def test_a_file_goes_on_after_a_process_was_killed(folder, results):
+    (first, killed, _), again = results["killed"]
 
     assert killed == {"killed": -signal.SIGKILL}
     assert first["code"] == 2
@@ -164,7 +164,7 @@ def test_a_file_goes_on_after_a_process_was_killed(folder, found):
     )
 
 
-def test_each_process_searches_for_its_texts_with_its_rows_of_the_classifiers(found):
-    seen = [told["seen"] for told in found["shares"]]
+def test_each_process_searches_for_its_texts_with_its_rows_of_the_classifiers(results):
+    seen = [result["seen"] for result in results["shares"]]
 
     assert seen == [[[3, 11]], [[3, 10]], [[3, 10]], [[2, 10]]]

@@ -21,17 +21,17 @@ def texts(corpus_folder):
 
 
 def test_probabilities_come_with_the_labels_and_leave_their_order(model, texts):
-    found = model.predict(texts, top_k=20)
+    actual = model.predict(texts, top_k=20)
 
-    assert found.probabilities.shape == found.ids.shape
-    assert (np.diff(found.probabilities, axis=1) <= 0).all()
-    assert (np.diff(found.scores, axis=1) <= 0).all()
+    assert actual.probabilities.shape == actual.ids.shape
+    assert (np.diff(actual.probabilities, axis=1) <= 0).all()
+    assert (np.diff(actual.scores, axis=1) <= 0).all()
 
 
 def test_a_part_of_a_model_has_no_probabilities(model, texts):
-    found = model.predict(texts, component=model.components[0])
+    actual = model.predict(texts, component=model.components[0])
 
-    assert found.probabilities is None
+    assert actual.probabilities is None
     with pytest.raises(ConfigError, match="these scores have no probabilities"):
         model.predict(texts, component=model.components[0], threshold="f1")
 
@@ -45,20 +45,20 @@ def test_a_threshold_makes_decisions_of_any_number_of_labels(model, texts):
 
 
 def test_the_facts_say_how_good_they_are(model):
-    told = model.metadata["probabilities"]
+    result = model.metadata["probabilities"]
 
-    assert set(told["errors"]) == {"validation", "test"}
-    errors = told["errors"]["validation"]
+    assert set(result["errors"]) == {"validation", "test"}
+    errors = result["errors"]["validation"]
     assert errors["after"] < errors["before"]
-    assert told["f1"]["threshold"] == model.threshold("f1")
+    assert result["f1"]["threshold"] == model.threshold("f1")
 
 
 def test_an_evaluation_says_how_far_probabilities_are_off(run, model, corpus_folder):
-    told = elias("evaluate", run, corpus_folder, "--json", "--device", "cpu")
+    result = elias("evaluate", run, corpus_folder, "--json", "--device", "cpu")
     shown = elias("evaluate", run, corpus_folder, "--device", "cpu")
     part = elias("evaluate", run, corpus_folder, "--json", "--component", "stage2")
 
-    measured = json.loads(told.out)
+    measured = json.loads(result.out)
     known = model.metadata["probabilities"]["errors"]["test"]
     assert measured["ECE@5"] == pytest.approx(known["after"], abs=1e-3)
     assert measured["ECE@5 of scores"] == pytest.approx(known["before"], abs=1e-3)
@@ -75,13 +75,13 @@ def test_a_model_whose_probabilities_are_gone_says_so(model, tmp_path):
 
 
 def test_the_command_line_decides_by_a_target(run, model, texts):
-    told = elias(
+    result = elias(
         *("predict", run, "--threshold", "recall=0.3", "--device", "cpu"),
         stdin="\n".join(texts[:5]).encode(),
     )
 
-    assert told.code == 0, told.err
-    lines = [json.loads(line) for line in told.out.splitlines()]
+    assert result.code == 0, result.err
+    lines = [json.loads(line) for line in result.out.splitlines()]
     expected = model.predict(texts[:5], threshold="recall=0.3").to_dicts()
     assert [[label["id"] for label in line["labels"]] for line in lines] == [
         [label["id"] for label in row] for row in expected
@@ -93,15 +93,15 @@ def test_a_model_without_probabilities_is_read_and_can_be_given_some(
 ):
     without = Elias.from_pretrained(run, device="cpu")
     without.probabilities = None
-    place = without.save_pretrained(tmp_path / "model")
-    refused = elias("predict", place, "--threshold", "f1", "--device", "cpu", stdin=b"a text")
+    path = without.save_pretrained(tmp_path / "model")
+    refused = elias("predict", path, "--threshold", "f1", "--device", "cpu", stdin=b"a text")
 
-    told = elias("calibrate", place, corpus_folder, "--device", "cpu")
+    result = elias("calibrate", path, corpus_folder, "--device", "cpu")
 
     assert refused.code == 2
     assert "elias calibrate" in refused.err
-    assert told.code == 0, told.err
-    assert "threshold of best F1" in told.out
-    again = Elias.from_pretrained(place, device="cpu")
+    assert result.code == 0, result.err
+    assert "threshold of best F1" in result.out
+    again = Elias.from_pretrained(path, device="cpu")
     np.testing.assert_array_equal(again.probabilities.values, model.probabilities.values)
-    assert "ECE@5 test" in elias("info", place).out
+    assert "ECE@5 test" in elias("info", path).out

@@ -24,17 +24,17 @@ ENVIRONMENT = {
 
 
 def free_port():
-    with socket.socket() as found:
-        found.bind(("127.0.0.1", 0))
-        return found.getsockname()[1]
+    with socket.socket() as results:
+        results.bind(("127.0.0.1", 0))
+        return results.getsockname()[1]
 
 
-def made_by(script, place):
+def made_by(script, path):
     """The folder that one interpreter filled with all that tests ask about."""
-    command = [sys.executable, str(Path(__file__).with_name(script)), str(place)]
+    command = [sys.executable, str(Path(__file__).with_name(script)), str(path)]
     done = subprocess.run(command, env=ENVIRONMENT, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
-    return place
+    return path
 
 
 @pytest.fixture(scope="module")
@@ -43,7 +43,7 @@ def folder(tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def found(folder):
+def results(folder):
     return json.loads((folder / "results.json").read_text())
 
 
@@ -54,13 +54,13 @@ def records(run, event):
 
 
 def flat(tree):
-    found = {}
+    results = {}
     for key, value in tree.items():
         nested = value if isinstance(value, dict) else {"": value}
-        found |= {f"{key} {name}": number for name, number in nested.items()}
+        results |= {f"{key} {name}": number for name, number in nested.items()}
     for name in ("seconds ", "event "):
-        found.pop(name, None)
-    return found
+        results.pop(name, None)
+    return results
 
 
 def assert_same_run(run, other, tolerance=1e-5, weights=1e-4):
@@ -69,7 +69,7 @@ def assert_same_run(run, other, tolerance=1e-5, weights=1e-4):
         for ours, theirs in zip(records(run, event), records(other, event), strict=True):
             assert ours.pop("stage ") == theirs.pop("stage ")
             assert ours == pytest.approx(theirs, rel=tolerance), event
-    ours, theirs = (load_file(place / "model" / "model.safetensors") for place in (run, other))
+    ours, theirs = (load_file(path / "model" / "model.safetensors") for path in (run, other))
     assert ours.keys() == theirs.keys()
     for name, tensor in ours.items():
         assert (tensor.float() - theirs[name].float()).abs().max() < weights, name
@@ -81,29 +81,31 @@ def files(run):
 
 
 @pytest.mark.parametrize("n_labels", ["11", "3", "pairs"], ids=["uneven", "empty shard", "Triton"])
-def test_shared_rows_score_and_learn_as_rows_in_one_place_do(found, n_labels):
-    for told in found["scores"]:
-        same, differences = told["scores"][n_labels]
+def test_shared_rows_score_and_learn_as_rows_in_one_place_do(results, n_labels):
+    for result in results["scores"]:
+        same, differences = result["scores"][n_labels]
         assert same
         assert max(differences) < 1e-6
 
 
-def test_of_a_large_gradient_only_the_rows_that_were_touched_travel(found):
+def test_of_a_large_gradient_only_the_rows_that_were_touched_travel(results):
     whole = 1000 * 5000 * 4
 
-    for told in found["scores"]:
-        same, received = told["sums"]
+    for result in results["scores"]:
+        same, received = result["sums"]
         assert same == [True, True]
         assert 1.5 * whole < received < 1.6 * whole  # the one with many rows, there and back
 
 
-def test_an_array_reaches_all_processes_as_it_is(found):
-    assert [told["told"] for told in found["scores"]] == [["int32", [[0, 1, 2], [3, 4, 5]]]] * 4
+def test_an_array_reaches_all_processes_as_it_is(results):
+    assert [result["told"] for result in results["scores"]] == [
+        ["int32", [[0, 1, 2], [3, 4, 5]]]
+    ] * 4
 
 
 @pytest.mark.parametrize("size", [1, 2, 4])
-def test_the_number_of_processes_changes_nothing(folder, found, size):
-    assert not any("failed" in told for told in found["several"][str(size)])
+def test_the_number_of_processes_changes_nothing(folder, results, size):
+    assert not any("failed" in result for result in results["several"][str(size)])
 
     assert_same_run(folder / f"several-{size}", folder / "plain")
 
@@ -112,15 +114,15 @@ def test_one_vs_all_is_shared_out_too(folder):
     assert_same_run(folder / "all-2", folder / "all-plain")
 
 
-def test_dropout_is_keyed_by_point_even_where_a_batch_is_smaller_than_the_world(folder, found):
-    assert not any("failed" in told for told in found["dropping"]["4"])
+def test_dropout_is_keyed_by_point_even_where_a_batch_is_smaller_than_the_world(folder, results):
+    assert not any("failed" in result for result in results["dropping"]["4"])
 
     # AdamW enlarges rounding where gradients are tiny
     assert_same_run(folder / "dropping-4", folder / "dropping-1", 1e-4, weights=1e-3)
 
 
-def test_no_row_of_the_labels_travels_in_training(found):
-    received = found["several"]["2"][0]["received"]
+def test_no_row_of_the_labels_travels_in_training(results):
+    received = results["several"]["2"][0]["received"]
 
     assert set(received) >= {"embeddings and labels", "scores", "gradients by embedding"}
     # 25 steps of up to 64 points, D = 16 and K = 41, four bytes each, half of them here already
@@ -130,8 +132,8 @@ def test_no_row_of_the_labels_travels_in_training(found):
     assert received["scores"] < 4 * most * (16 + 41)  # searches of held-out points among them
 
 
-def test_a_run_goes_on_with_any_number_of_processes(folder, found):
-    stops = [{told["failed"] for told in step} for step in found["chain"][:-1]]
+def test_a_run_goes_on_with_any_number_of_processes(folder, results):
+    stops = [{result["failed"] for result in step} for step in results["chain"][:-1]]
 
     assert stops == [
         {"stopped after stage2 epoch 1 step 2"},
@@ -141,77 +143,77 @@ def test_a_run_goes_on_with_any_number_of_processes(folder, found):
     assert_same_run(folder / "chain", folder / "plain")
 
 
-def test_a_process_that_is_killed_is_named_by_the_others_and_the_run_goes_on(folder, found):
-    first, killed, other = found["lost"][0]
+def test_a_process_that_is_killed_is_named_by_the_others_and_the_run_goes_on(folder, results):
+    first, killed, other = results["lost"][0]
 
     assert killed == {"killed": -signal.SIGKILL}
-    for told in (first, other):
-        assert told["failed"].startswith("rank 1 (process ")
-        assert "died without an error message" in told["failed"]
-        assert "run the same command again to resume" in told["failed"]
+    for result in (first, other):
+        assert result["failed"].startswith("rank 1 (process ")
+        assert "died without an error message" in result["failed"]
+        assert "run the same command again to resume" in result["failed"]
     assert ": resumed " in (folder / "lost" / "train.log").read_text()
     assert_same_run(folder / "lost", folder / "plain")
 
 
-def test_a_process_that_hangs_is_named_after_a_time(found):
-    first, _, other = found["hanging"]
+def test_a_process_that_hangs_is_named_after_a_time(results):
+    first, _, other = results["hanging"]
 
-    for told in (first, other):
-        assert told["failed"].startswith("rank 1 (process "), told["failed"]
-        assert "did not answer in 3 s" in told["failed"]
-
-
-def test_a_process_that_waits_inside_something_for_one_that_is_gone_is_ended(found):
-    assert found["asleep"] == [{"killed": EXIT_CODE}, {"killed": -signal.SIGKILL}]
+    for result in (first, other):
+        assert result["failed"].startswith("rank 1 (process "), result["failed"]
+        assert "did not answer in 3 s" in result["failed"]
 
 
-def test_a_folder_that_not_all_processes_see_is_refused(found):
-    first, other = found["different"]
+def test_a_process_that_waits_inside_something_for_one_that_is_gone_is_ended(results):
+    assert results["asleep"] == [{"killed": EXIT_CODE}, {"killed": -signal.SIGKILL}]
+
+
+def test_a_folder_that_not_all_processes_see_is_refused(results):
+    first, other = results["different"]
 
     assert "rank 1 does not see what rank 0 has written there" in other["failed"]
     assert first["failed"].startswith("rank 1 (process ")
 
 
-def test_processes_that_read_different_files_are_refused(found):
-    first, other = found["reading"]
+def test_processes_that_read_different_files_are_refused(results):
+    first, other = results["reading"]
 
     assert "its corpus is of 1, that of rank 0 is of 0" in other["failed"]
     assert first == {"killed": EXIT_CODE}  # it had gone on, and was ended
 
 
-def test_one_process_of_each_machine_prepares_what_the_others_find(folder, found):
+def test_one_process_of_each_machine_prepares_what_the_others_find(folder, results):
     """However long that takes the other machine: here, longer than an exchange may."""
-    assert found["machines"] == [{"written": 3}, {"written": 0}] * 2
+    assert results["machines"] == [{"written": 3}, {"written": 0}] * 2
     assert_same_run(folder / "machines" / "run", folder / "plain")
 
 
-def test_a_process_that_dies_while_it_prepares_for_its_machine_is_named(found):
-    first, other, killed, last = found["machine lost"]
+def test_a_process_that_dies_while_it_prepares_for_its_machine_is_named(results):
+    first, other, killed, last = results["machine lost"]
 
     assert killed == {"killed": -signal.SIGKILL}
-    for told in (first, other, last):
-        assert told["failed"].startswith("rank 2 (process ")
-        assert "died without an error message" in told["failed"]
+    for result in (first, other, last):
+        assert result["failed"].startswith("rank 2 (process ")
+        assert "died without an error message" in result["failed"]
 
 
-def test_processes_whose_help_is_done_end_before_the_ranker(folder, found):
+def test_processes_whose_help_is_done_end_before_the_ranker(folder, results):
     """But for one of each other machine, which `torchrun` would not outlive."""
-    saved = [told["saved"] for told in found["ranking"]["left alone"]]
+    saved = [result["saved"] for result in results["ranking"]["left alone"]]
 
     assert saved == [True, False, True]
     assert_same_run(folder / "left alone" / "run", folder / "ranked")
 
 
-def test_the_model_is_saved_though_another_process_is_killed_in_the_ranker(folder, found):
-    first, ended, killed = found["ranking"]["killed"]
+def test_the_model_is_saved_though_another_process_is_killed_in_the_ranker(folder, results):
+    first, ended, killed = results["ranking"]["killed"]
 
     assert (first, ended) == ({"saved": True}, {"saved": False})
     assert killed == {"killed": -signal.SIGKILL}
     assert_same_run(folder / "killed" / "run", folder / "ranked")
 
 
-def test_what_fails_in_the_ranker_is_heard_by_the_process_that_waits(found):
-    first, ended, waiting = found["ranking"]["failing"]
+def test_what_fails_in_the_ranker_is_heard_by_the_process_that_waits(results):
+    first, ended, waiting = results["ranking"]["failing"]
 
     assert first == {"failed": "the ranker has failed"}
     assert ended == {"saved": False}
@@ -219,8 +221,8 @@ def test_what_fails_in_the_ranker_is_heard_by_the_process_that_waits(found):
     assert waiting["failed"].endswith("failed: the ranker has failed")
 
 
-def test_the_command_trains_and_only_the_first_process_tells(found):
-    (first, other), _ = found["commands"]
+def test_the_command_trains_and_only_the_first_process_tells(results):
+    (first, other), _ = results["commands"]
 
     assert first["code"] == other["code"] == 0
     assert first["out"].rstrip().endswith("trained on corpus/model")
@@ -228,15 +230,15 @@ def test_the_command_trains_and_only_the_first_process_tells(found):
     assert other["out"] == other["err"] == ""
 
 
-def test_a_model_is_evaluated_by_several_processes_as_by_one(found):
-    alone, first, other = (told["out"] for told in found["evaluate"])
+def test_a_model_is_evaluated_by_several_processes_as_by_one(results):
+    alone, first, other = (result["out"] for result in results["evaluate"])
 
     assert json.loads(first) == pytest.approx(json.loads(alone), abs=1e-3)
     assert other == ""
 
 
-def test_a_mistake_is_one_line_of_each_process(found):
-    _, (first, other) = found["commands"]
+def test_a_mistake_is_one_line_of_each_process(results):
+    _, (first, other) = results["commands"]
 
     assert first["code"] == other["code"] == 2
     assert first["err"].splitlines()[-1].endswith("nothing: no such file or folder")
@@ -257,10 +259,10 @@ def test_a_mistake_ends_each_process_with_its_exit_code(tmp_path):
         )
         for rank in range(2)
     ]
-    told = [process.communicate()[1].splitlines() for process in processes]
+    result = [process.communicate()[1].splitlines() for process in processes]
 
-    assert [process.returncode for process in processes] == [2, 2], told
-    for lines in told:
+    assert [process.returncode for process in processes] == [2, 2], result
+    for lines in result:
         errors = [line for line in lines if line.startswith("error: ")]
         assert len(errors) == 1
         assert errors[0].endswith("nothing: no such file or folder")
@@ -279,10 +281,10 @@ def test_processes_that_diverge_stop_with_the_same_error(corpus_folder, tmp_path
         )
         for rank in range(2)
     ]
-    told = [process.communicate()[1].splitlines() for process in processes]
+    result = [process.communicate()[1].splitlines() for process in processes]
 
-    assert [process.returncode for process in processes] == [2, 2], told
-    for lines in told:
+    assert [process.returncode for process in processes] == [2, 2], result
+    for lines in result:
         errors = [line for line in lines if line.startswith("error: ")]
         assert len(errors) == 1, lines
         assert "stage1 epoch 1 step 2: the loss is nan" in errors[0]

@@ -57,15 +57,15 @@ def only_paths_kept(model, pruned):
 def test_a_pruned_model_finds_what_the_paths_left_lead_to(model, corpus, monkeypatch):
     texts = corpus.test.texts
     pruned, edges = prune_edges(model, threshold=0.3)
-    found = pruned.predict(texts, top_k=20)
+    actual = pruned.predict(texts, top_k=20)
 
     masked = only_paths_kept(model, pruned)
     monkeypatch.setattr(model.model.graph, "unsaturated_log", lambda _=None: masked)
     expected = model.predict(texts, top_k=20)
 
     assert 0 < edges.after < edges.before
-    np.testing.assert_array_equal(found.ids, expected.ids)
-    np.testing.assert_allclose(found.scores, expected.scores, rtol=1e-5)
+    np.testing.assert_array_equal(actual.ids, expected.ids)
+    np.testing.assert_allclose(actual.scores, expected.scores, rtol=1e-5)
 
 
 def test_a_pruned_model_is_saved_and_read_again(model, corpus, tmp_path):
@@ -104,9 +104,9 @@ def test_pruning_leaves_the_given_model_as_it_was(model, corpus):
 def test_every_label_is_found_where_all_clusters_are_searched(model, corpus):
     pruned, _ = prune_edges(model, threshold=1.0)
 
-    found = pruned.predict(corpus.test.texts[:3], only=range(40), top_k=40)
+    actual = pruned.predict(corpus.test.texts[:3], only=range(40), top_k=40)
 
-    assert all(sorted(ranking.ids) == list(range(40)) for ranking in found)
+    assert all(sorted(ranking.ids) == list(range(40)) for ranking in actual)
 
 
 def test_all_members_of_an_ensemble_are_pruned(ensemble, corpus, tmp_path):

@@ -43,17 +43,17 @@ def parsed(path):
 
 
 def ids(tree, tag):
-    return [found.get("id") for found in tree.iter(f"{HTML}{tag}") if found.get("id")]
+    return [element.get("id") for element in tree.iter(f"{HTML}{tag}") if element.get("id")]
 
 
 def find(tree, key):
-    return next(found for found in tree.iter() if found.get("id") == key)
+    return next(element for element in tree.iter() if element.get("id") == key)
 
 
 def cells(tree, key, *, table=0):
     """The cells of a table within the element of this id, row by row."""
-    found = list(find(tree, key).iter(f"{HTML}table"))[table]
-    rows = found.find(f"{HTML}tbody")
+    element = list(find(tree, key).iter(f"{HTML}table"))[table]
+    rows = element.find(f"{HTML}tbody")
     return [["".join(cell.itertext()).strip() for cell in row] for row in rows]
 
 
@@ -61,16 +61,16 @@ def cells(tree, key, *, table=0):
 def page(run):
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(statistics, "N_PANELS", 1)
-        told = elias("report", run, "--device", "cpu")
-    assert told.code == 0, told.err
-    assert told.out == f"{run / 'report.html'}\n"
+        result = elias("report", run, "--device", "cpu")
+    assert result.code == 0, result.err
+    assert result.out == f"{run / 'report.html'}\n"
     return parsed(run / "report.html")
 
 
 def test_every_section_and_every_figure_is_there_once(page):
     assert ids(page, "section") == list(SECTIONS)
     assert sorted(ids(page, "figure")) == sorted(FIGURES)
-    every = [found.get("id") for found in page.iter() if found.get("id")]
+    every = [element.get("id") for element in page.iter() if element.get("id")]
     assert len(every) == len(set(every))
     links = [link.get("href") for link in page.iter(f"{HTML}a")]
     assert links == [f"#{key}" for key in SECTIONS]
@@ -90,7 +90,9 @@ def test_the_page_needs_nothing_beside_itself(run, page):
 
     addresses = set(re.findall(r"https?://[^\"\s]+", content))
     assert addresses == {"http://www.w3.org/1999/xhtml", "http://www.w3.org/2000/svg"}
-    assert not [found.tag for found in page.iter() if found.tag.endswith(("script", "link", "img"))]
+    assert not [
+        element.tag for element in page.iter() if element.tag.endswith(("script", "link", "img"))
+    ]
     assert "url(" not in content
     assert "prefers-color-scheme: dark" in content
 
@@ -123,12 +125,12 @@ def test_the_numbers_of_the_figures_are_those_computed(run, corpus_folder, page)
     stage1 = stage1_edges_above(edges, partition)
     mean = edge_scores(edges).mean
 
-    for column, found in ((1, of_stage2), (-1, of_all)):
+    for column, element in ((1, of_stage2), (-1, of_all)):
         assert [float(row[column]) for row in cells(page, "fig-5-curve")] == pytest.approx(
-            found.curve.tolist(), abs=0.005
+            element.curve.tolist(), abs=0.005
         )
         assert [float(row[column]) for row in cells(page, "fig-5-deciles")] == pytest.approx(
-            found.by_decile.tolist(), rel=5e-3
+            element.by_decile.tolist(), rel=5e-3
         )
     assert np.array(cells(page, "fig-7b"))[:, 1:].astype(float) == pytest.approx(
         np.stack(list(means.values()), axis=1), rel=5e-3
@@ -181,21 +183,21 @@ def nasty(tmp_path_factory):
         for i in range(120)
     )
     (folder / "points.csv").write_text(f"body,marks\n{rows}")
-    told = elias(
+    result = elias(
         *("train", folder / "points.csv", "--text", "body", "--labels", "marks"),
         *("--separator", "/", "--out", folder / "run", *SMALL),
     )
-    assert told.code == 0, told.err
+    assert result.code == 0, result.err
     return folder
 
 
 def test_texts_and_labels_that_look_like_markup_are_harmless(nasty):
-    told = elias("report", nasty / "run")  # with the columns that the run remembers
+    result = elias("report", nasty / "run")  # with the columns that the run remembers
 
-    assert told.code == 0, told.err
+    assert result.code == 0, result.err
     tree = parsed(nasty / "run" / "report.html")
-    assert not [found for found in tree.iter() if found.tag.endswith("script")]
-    assert not [name for found in tree.iter() for name in found.attrib if name.startswith("on")]
+    assert not [element for element in tree.iter() if element.tag.endswith("script")]
+    assert not [name for element in tree.iter() for name in element.attrib if name.startswith("on")]
     texts = [quote.text for quote in tree.iter(f"{HTML}blockquote")]
     assert all(text.startswith(NASTY) for text in texts)
 
@@ -207,31 +209,31 @@ def test_a_corpus_that_was_moved_is_one_line_with_the_remedy(nasty, tmp_path):
         record.replace(str(nasty / "points.csv"), str(tmp_path / "gone.csv"))
     )
 
-    told = elias("report", moved / "run")
+    result = elias("report", moved / "run")
     given = elias("report", moved / "run", moved / "points.csv", "--out", tmp_path / "page.html")
 
-    assert told.code == 2
-    assert told.err.startswith(f"error: {tmp_path / 'gone.csv'}: the corpus of ")
-    assert "elias report RUN DATA" in told.err
-    assert told.err.count("\n") == 1
+    assert result.code == 2
+    assert result.err.startswith(f"error: {tmp_path / 'gone.csv'}: the corpus of ")
+    assert "elias report RUN DATA" in result.err
+    assert result.err.count("\n") == 1
     assert given.code == 0, given.err
 
 
 def test_another_corpus_is_refused(nasty, corpus_folder):
-    told = elias("report", nasty / "run", corpus_folder, "--text", "x")
+    result = elias("report", nasty / "run", corpus_folder, "--text", "x")
 
-    assert told.code == 2
-    assert told.err.count("\n") == 1
+    assert result.code == 2
+    assert result.err.count("\n") == 1
 
 
 def test_a_corpus_with_other_points_is_refused(run, tmp_path):
-    told = elias("data", "synthetic", tmp_path / "other", "--points", 90, "--labels", 120)
-    assert told.code == 0
+    result = elias("data", "synthetic", tmp_path / "other", "--points", 90, "--labels", 120)
+    assert result.code == 0
 
-    told = elias("report", run, tmp_path / "other")
+    result = elias("report", run, tmp_path / "other")
 
-    assert told.code == 2
-    assert "but the run had 400 with" in told.err
+    assert result.code == 2
+    assert "but the run had 400 with" in result.err
 
 
 def test_a_model_alone_needs_its_corpus_and_a_place_to_write(run, corpus_folder, tmp_path):
@@ -251,10 +253,10 @@ def test_a_model_alone_needs_its_corpus_and_a_place_to_write(run, corpus_folder,
 
 @pytest.mark.parametrize("out", ["", "nowhere/page.html"])
 def test_a_place_that_cannot_be_written_is_told_before_the_work(run, tmp_path, out):
-    told = elias("report", run, "--out", tmp_path / out)
+    result = elias("report", run, "--out", tmp_path / out)
 
-    assert told.code == 2
-    assert "--out" in told.err
+    assert result.code == 2
+    assert "--out" in result.err
 
 
 def test_a_fixed_graph_has_a_report_too(corpus_folder, tmp_path):
@@ -262,9 +264,9 @@ def test_a_fixed_graph_has_a_report_too(corpus_folder, tmp_path):
     fixed = ("--set", "stages.stage2.learn_graph=false", "--set", "eval.validation_size=0")
     assert elias("train", corpus_folder, "--out", run, *SMALL, *fixed).code == 0
 
-    told = elias("report", run)
+    result = elias("report", run)
 
-    assert told.code == 0, told.err
+    assert result.code == 0, result.err
     tree = parsed(run / "report.html")
     assert "The graph is fixed" in "".join(find(tree, "index").itertext())
     assert not {"fig-3", "fig-7a", "fig-7b", "learning-validation"} & set(ids(tree, "figure"))
@@ -272,14 +274,14 @@ def test_a_fixed_graph_has_a_report_too(corpus_folder, tmp_path):
 
 def test_one_vs_all_is_explained_and_reported_without_an_index(corpus_folder, tmp_path):
     run = tmp_path / "all"
-    told = elias(
+    result = elias(
         *("train", corpus_folder, "--out", run, "--device", "cpu", "--set", "index.kind=all"),
         *("--set", "encoder.dim=16", "--set", "stages.one-vs-all.epochs=2"),
     )
-    assert told.code == 0, told.err
+    assert result.code == 0, result.err
 
     explained = elias("explain", run, "some words", "--json", "--device", "cpu")
-    told = elias("report", run, "--device", "cpu")
+    result = elias("report", run, "--device", "cpu")
 
     labels = json.loads(explained.out)["labels"]
     assert [label["paths"] for label in labels] == [[]] * 5  # there is no index
@@ -287,7 +289,7 @@ def test_one_vs_all_is_explained_and_reported_without_an_index(corpus_folder, tm
     assert [label["p"] for label in labels] == pytest.approx(
         [label["classifier_score"] for label in labels]
     )
-    assert told.code == 0, told.err
+    assert result.code == 0, result.err
     assert ids(parsed(run / "report.html"), "section") == list(SECTIONS)
 
 
@@ -311,9 +313,9 @@ def test_a_model_without_probabilities_has_a_section_that_says_so(run, corpus_fo
     model.probabilities = None
     folder = model.save_pretrained(tmp_path / "model")
 
-    told = elias("report", folder, corpus_folder, "--out", tmp_path / "r.html", "--device", "cpu")
+    result = elias("report", folder, corpus_folder, "--out", tmp_path / "r.html", "--device", "cpu")
 
-    assert told.code == 0, told.err
+    assert result.code == 0, result.err
     tree = parsed(tmp_path / "r.html")
     assert ids(tree, "section") == list(SECTIONS)
     assert not {"reliability", "thresholds"} & set(ids(tree, "figure"))
@@ -324,9 +326,9 @@ def test_an_ensemble_has_a_row_and_a_curve_beside_its_first_member(corpus_folder
     members = ("--set", "ensemble.members=2", "--set", "rerank.enabled=false")
     assert elias("train", corpus_folder, "--out", run, *SMALL, *members).code == 0
 
-    told = elias("report", run, "--device", "cpu")
+    result = elias("report", run, "--device", "cpu")
 
-    assert told.code == 0, told.err
+    assert result.code == 0, result.err
     tree = parsed(run / "report.html")
     assert [row[0] for row in cells(tree, "metrics")] == ["stage1", "stage2", "ensemble"]
     recorded = Elias.from_pretrained(run, device="cpu").metadata["metrics"]
@@ -343,8 +345,8 @@ def test_without_test_points_those_held_out_are_looked_at(tmp_path):
     table.write_text(f"text,labels\n{rows}")
     assert elias("train", table, "--test-size", 0, "--out", tmp_path / "run", *SMALL).code == 0
 
-    told = elias("report", tmp_path / "run")
+    result = elias("report", tmp_path / "run")
 
-    assert told.code == 0, told.err
+    assert result.code == 0, result.err
     words = "".join(find(parsed(tmp_path / "run" / "report.html"), "recall").itertext())
     assert "validation points" in words

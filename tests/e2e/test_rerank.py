@@ -51,13 +51,13 @@ def test_components_rank_the_same_candidates_by_their_own_scores(model, corpus):
     final = model.predict(texts, top_k=10)
 
     for row, explained in enumerate(model.explain(texts, top_k=10)):
-        told = {label.id: label for label in explained.labels}
-        assert set(told) == set(searched[row].ids.tolist()) == set(by_product[row].ids.tolist())
+        result = {label.id: label for label in explained.labels}
+        assert set(result) == set(searched[row].ids.tolist()) == set(by_product[row].ids.tolist())
         for label_id, score in zip(by_product[row].ids, by_product[row].scores, strict=True):
-            label = told[label_id]
+            label = result[label_id]
             assert score == pytest.approx(label.p * label.ranker_score, rel=1e-4, abs=1e-12)
         for label_id, score in zip(final[row].ids, final[row].scores, strict=True):
-            label = told[label_id]
+            label = result[label_id]
             mixture = label.calibrated_score + label.p * label.ranker_score
             assert score == pytest.approx(mixture, rel=1e-4, abs=1e-12)
         assert (np.diff(final[row].scores) <= 0).all()
@@ -96,9 +96,9 @@ def test_labels_that_are_kept_off_do_not_come_back(model, corpus):
     texts = list(corpus.test.texts[:15])
     kept_off = model.predict(texts, top_k=1).ids[:, 0].tolist()
 
-    found = model.predict(texts, without=kept_off)
+    actual = model.predict(texts, without=kept_off)
 
-    assert not set(kept_off) & set(found.ids.ravel().tolist())
+    assert not set(kept_off) & set(actual.ids.ravel().tolist())
 
 
 def test_each_component_is_measured_and_recorded(run, model, corpus):

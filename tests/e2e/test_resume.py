@@ -66,13 +66,13 @@ def without_times(tree):
 
 def content(run):
     """All that a run is, but for what things took."""
-    found = {}
+    actual = {}
     for path in run.rglob("*"):
         if path.is_dir() or path.name == "train.log":
             continue
         name = path.relative_to(run).as_posix()
         if path.name == "metrics.jsonl":
-            found[name] = [
+            actual[name] = [
                 without_times(json.loads(line)) for line in path.read_text().splitlines()
             ]
         elif path.name == "config.json":
@@ -82,10 +82,10 @@ def content(run):
             for name_of_file in list(tree.get("files", {})):
                 if name_of_file.endswith("config.json"):  # its checksum depends on the timings
                     del tree["files"][name_of_file]
-            found[name] = tree
+            actual[name] = tree
         else:
-            found[name] = path.read_bytes()
-    return found
+            actual[name] = path.read_bytes()
+    return actual
 
 
 def stop(config, corpus, out, step, number=signal.SIGTERM, **options):
@@ -113,7 +113,7 @@ def stopped(corpus, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("config", "steps", "said"),
+    ("config", "steps", "message"),
     [
         (SMALL, [1], "stage1 epoch 1 step 1"),
         (SMALL, [5], "stage1 epoch 1 step 5"),  # the last of an epoch, not yet validated
@@ -126,15 +126,15 @@ def stopped(corpus, tmp_path):
     ids=["first", "end of epoch", "stage1", "window", "average", "all", "ensemble"],
 )
 def test_a_run_that_was_stopped_ends_where_it_would_have_ended(
-    corpus, finished, tmp_path, caplog, config, steps, said
+    corpus, finished, tmp_path, caplog, config, steps, message
 ):
     stops = [stop(config, corpus, tmp_path / "run", step) for step in steps]
 
     with caplog.at_level(logging.INFO):
         train(config, corpus, out=tmp_path / "run", device="cpu")
 
-    assert stops[-1] == f"stopped after {said}"
-    assert f"resumed {said}" in caplog.text
+    assert stops[-1] == f"stopped after {message}"
+    assert f"resumed {message}" in caplog.text
     assert content(tmp_path / "run") == content(finished(config))
 
 
@@ -292,8 +292,8 @@ def test_a_damaged_checkpoint_is_passed_over(stopped, corpus, finished, caplog, 
 
 
 def test_a_run_without_a_whole_checkpoint_starts_over(stopped, corpus, finished, caplog):
-    for place in (stopped / "checkpoints").iterdir():
-        (place / "state.json").unlink()
+    for saved in (stopped / "checkpoints").iterdir():
+        (saved / "state.json").unlink()
 
     train(SMALL, corpus, out=stopped, device="cpu")
 
@@ -310,8 +310,8 @@ def test_a_loss_that_is_not_finite_names_the_batch_and_keeps_the_checkpoint_befo
 
     def spoiled(self, *args, **options):
         calls.append(1)
-        found = real(self, *args, **options)
-        return found._replace(total=found.total * float("nan")) if len(calls) == 13 else found
+        actual = real(self, *args, **options)
+        return actual._replace(total=actual.total * float("nan")) if len(calls) == 13 else actual
 
     often, run = SMALL.override({"checkpoint.steps": 1}), tmp_path / "run"
     with monkeypatch.context() as patch:
@@ -416,9 +416,9 @@ def test_sigterm_saves_and_the_same_command_goes_on(tmp_path):
         assert process.poll() is None, process.stderr.read().decode()
 
     process.send_signal(signal.SIGTERM)
-    printed, said = process.communicate(timeout=60)
+    printed, message = process.communicate(timeout=60)
 
-    *_, last = said.decode().splitlines()
+    *_, last = message.decode().splitlines()
     assert process.returncode == 143
     assert printed == b""
     assert last.startswith(f"interrupted: {out}/model was not written: stopped after stage1 epoch")
@@ -447,7 +447,7 @@ def test_a_run_that_is_killed_at_every_point_ends_where_it_would_have_ended(
     folder = tmp_path_factory.mktemp("killed")
     environment = {**os.environ, "PYTHONPATH": str(SOURCE), "XDG_CACHE_HOME": str(folder / "cache")}
 
-    told = subprocess.run(
+    result = subprocess.run(
         [
             sys.executable,
             Path(__file__).with_name("crash_worker.py"),
@@ -460,8 +460,8 @@ def test_a_run_that_is_killed_at_every_point_ends_where_it_would_have_ended(
         check=False,
     )
 
-    codes = [line.split()[1] for line in told.stdout.splitlines()]
-    assert codes == [*["-9"] * len(POINTS), "0"], told.stdout + told.stderr
+    codes = [line.split()[1] for line in result.stdout.splitlines()]
+    assert codes == [*["-9"] * len(POINTS), "0"], result.stdout + result.stderr
     assert content(folder / "run") == content(finished(SMALL))
     assert Elias.from_pretrained(folder / "run", device="cpu").model.n_labels == CORPUS["n_labels"]
     assert not [path for path in (folder / "run").iterdir() if path.name.startswith(".")]

@@ -89,17 +89,17 @@ def test_a_threshold_leaves_out_what_is_less_probable(client, texts):
     lowest = every[3]["probability"]
 
     body = {"inputs": texts[:1], "threshold": lowest - 1e-6}
-    kept = client.post("/predict", json=body).json()[0]
+    remaining = client.post("/predict", json=body).json()[0]
 
-    assert kept == [label for label in every if label["probability"] >= lowest]
+    assert remaining == [label for label in every if label["probability"] >= lowest]
 
 
 @pytest.mark.parametrize("target", ["f1", "precision=0.3", "recall=0.2"])
 def test_a_threshold_may_be_what_is_to_be_reached(client, model, texts, target):
-    (kept, *_) = client.post("/predict", json={"inputs": texts, "threshold": target}).json()
+    (remaining, *_) = client.post("/predict", json={"inputs": texts, "threshold": target}).json()
 
     expected = model.predict(texts, threshold=target)[0]
-    assert [label["id"] for label in kept] == expected.ids.tolist()
+    assert [label["id"] for label in remaining] == expected.ids.tolist()
 
 
 def test_info_tells_what_decisions_were_worth(client, model):
@@ -142,7 +142,7 @@ def test_a_label_is_found_by_name_and_leads_to_its_clusters_and_back(client, mod
 
 
 @pytest.mark.parametrize(
-    ("method", "path", "body", "status", "told"),
+    ("method", "path", "body", "status", "output"),
     [
         ("POST", "/predict", {"inputs": []}, 422, "inputs: List should have at least 1 item"),
         ("POST", "/predict", {"inputs": "a text"}, 422, "inputs: Input should be a valid list"),
@@ -162,17 +162,19 @@ def test_a_label_is_found_by_name_and_leads_to_its_clusters_and_back(client, mod
         ("GET", "/predict", None, 405, "Method Not Allowed"),
     ],
 )
-def test_what_cannot_be_answered_is_refused_in_one_shape(client, method, path, body, status, told):
+def test_what_cannot_be_answered_is_refused_in_one_shape(
+    client, method, path, body, status, output
+):
     answer = client.request(method, path, json=body)
 
     assert answer.status_code == status
     assert set(answer.json()) == {"error", "error_type"}
-    assert told in answer.json()["error"]
+    assert output in answer.json()["error"]
 
 
 @pytest.mark.parametrize("path", ["/predict", "/explain"])
 @pytest.mark.parametrize(
-    ("content", "status", "told"),
+    ("content", "status", "output"),
     [
         (b'{"inputs": [' + b"1," * 9000 + b"1]}", 413, "bytes outside of strings"),
         (b'{"inputs": [' + b"1," * 3000 + b"1]}", 422, "inputs.0: Input should be a valid string"),
@@ -188,13 +190,13 @@ def test_what_cannot_be_answered_is_refused_in_one_shape(client, method, path, b
         ('{"inputs": ["a"]}'.encode("utf-16"), 422, "the body is not JSON"),
     ],
 )
-def test_a_body_with_very_many_values_is_refused(client, path, content, status, told):
+def test_a_body_with_very_many_values_is_refused(client, path, content, status, output):
     headers = {"content-type": "application/json"}
 
     answer = client.post(path, content=content, headers=headers)
 
     assert answer.status_code == status
-    assert told in answer.json()["error"]
+    assert output in answer.json()["error"]
     assert answer.json()["error"].count("Input should be") <= 1
 
 
@@ -271,13 +273,13 @@ def test_head_tells_what_get_would_without_its_body(client, path):
 
 def test_head_is_logged_by_its_route_and_refused_where_get_is(client, caplog):
     with caplog.at_level(logging.INFO, logger="elias.access"):
-        found = client.head("/labels/1")
+        actual = client.head("/labels/1")
         refused = client.head("/predict")
         client.get("/health")  # answered once the line above is written, and not logged itself
-    told = [json.loads(record.getMessage()) for record in caplog.records]
-    lines = [line for line in told if line["method"] == "HEAD"]
+    output = [json.loads(record.getMessage()) for record in caplog.records]
+    lines = [line for line in output if line["method"] == "HEAD"]
 
-    assert [found.status_code, refused.status_code] == [200, 405]
+    assert [actual.status_code, refused.status_code] == [200, 405]
     assert [(line["method"], line["route"]) for line in lines] == [
         ("HEAD", "/labels/{label_id}"),
         ("HEAD", "/predict"),
@@ -297,8 +299,8 @@ def test_state_is_told(client, model):
 
 def test_metrics_count_requests_texts_and_what_waits(client, texts):
     def number(line):
-        found = [ln for ln in client.get("/metrics").text.splitlines() if ln.startswith(line)]
-        return float(found[0].rpartition(" ")[2]) if found else 0.0
+        actual = [ln for ln in client.get("/metrics").text.splitlines() if ln.startswith(line)]
+        return float(actual[0].rpartition(" ")[2]) if actual else 0.0
 
     before = number("elias_batch_size_sum")
     asked = 'elias_requests_total{route="/predict",status="200"}'
@@ -450,14 +452,14 @@ def test_a_bug_of_ours_is_answered_500_and_logged_without_the_text(run, monkeypa
 
 def test_a_reload_takes_the_new_model_and_a_broken_one_is_left(run, tmp_path):
     model = Elias.from_pretrained(run, device="cpu")
-    place = tmp_path / "model"
-    model.save_pretrained(place)
-    with live(place) as served, served.client() as client:
+    folder = tmp_path / "model"
+    model.save_pretrained(folder)
+    with live(folder) as served, served.client() as client:
         reload = served.backend.reload
         before = client.get("/info").json()["loaded_at"]
         done = asyncio.run_coroutine_threadsafe(reload(), served.loop).result(30)
         after = client.get("/info").json()["loaded_at"]
-        (place / "labels.tsv").unlink()
+        (folder / "labels.tsv").unlink()
         broken = asyncio.run_coroutine_threadsafe(reload(), served.loop).result(30)
 
         assert done

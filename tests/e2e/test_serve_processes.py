@@ -60,9 +60,9 @@ class Load:
 @pytest.fixture(scope="module")
 def saved(run, tmp_path_factory):
     """A model in a folder of its own, to be replaced."""
-    place = tmp_path_factory.mktemp("served") / "model"
-    Elias.from_pretrained(run, device="cpu").save_pretrained(place)
-    return place
+    folder = tmp_path_factory.mktemp("served") / "model"
+    Elias.from_pretrained(run, device="cpu").save_pretrained(folder)
+    return folder
 
 
 def test_a_worker_alone_reloads_under_load_and_ends_with_all_answered(saved):
@@ -113,24 +113,24 @@ def test_workers_that_keep_dying_are_told_by_health_until_all_are_back(saved):
     with Process(saved, *LOCAL, "--workers", "2") as server:
         server.wait_until_ready(workers=2)
         steady = int(server.find(r"worker (\d+) is ready")[1])
-        for place in range(1, 4):
-            server.wait_for(lambda place=place: len(ready(server)) > place)
+        for number in range(1, 4):
+            server.wait_for(lambda number=number: len(ready(server)) > number)
             os.kill(next(pid for pid in reversed(ready(server)) if pid != steady), signal.SIGKILL)
-            server.wait_for(lambda place=place: deaths(server) == place)
+            server.wait_for(lambda number=number: deaths(server) == number)
         server.find("replacing it in 2 s")
         server.wait_for(lambda: httpx.get(f"{server.url}/health").status_code == 503)
-        told, is_ready = (httpx.get(f"{server.url}{path}") for path in ("/health", "/ready"))
+        result, is_ready = (httpx.get(f"{server.url}{path}") for path in ("/health", "/ready"))
         server.wait_until_ready(workers=2)
         server.wait_for(lambda: httpx.get(f"{server.url}/health").status_code == 200)
         code = server.end()
 
-    assert "3 workers have died within 5 minutes" in told.json()["error"]
+    assert "3 workers have died within 5 minutes" in result.json()["error"]
     assert is_ready.status_code == 200
     assert code == 0
 
 
 def ready(server):
-    return [int(found[1]) for line in server.lines if (found := READY.search(line))]
+    return [int(match[1]) for line in server.lines if (match := READY.search(line))]
 
 
 def deaths(server):
@@ -163,8 +163,8 @@ def test_a_model_that_cannot_be_read_is_one_line_and_exit_code_2(tmp_path):
     folder.mkdir()
     process = start_elias("serve", folder, *LOCAL, "--workers", "2")
 
-    _, told = process.communicate(timeout=60)
+    _, result = process.communicate(timeout=60)
 
     assert process.returncode == 2
-    errors = [line for line in told.decode().splitlines() if line.startswith("error: ")]
+    errors = [line for line in result.decode().splitlines() if line.startswith("error: ")]
     assert errors == [f"error: {folder}: has no config.json; give the folder of a saved model"]

@@ -21,10 +21,12 @@ pytestmark = pytest.mark.slow
 
 
 def run(*command, **options):
-    kept = {name: value for name, value in os.environ.items() if not name.startswith("PYTHON")}
+    environment = {
+        name: value for name, value in os.environ.items() if not name.startswith("PYTHON")
+    }
     done = subprocess.run(
         [str(part) for part in command],
-        env={**kept, "NUMBA_DISABLE_JIT": "1"},  # compiling takes longer than all else here
+        env={**environment, "NUMBA_DISABLE_JIT": "1"},  # compiling takes longer than all else here
         capture_output=True,
         text=True,
         check=False,
@@ -73,13 +75,13 @@ def test_the_wheel_holds_the_presets_the_marker_of_types_and_the_licence(wheel):
 def test_the_installed_command_tells_its_version_and_presets(installed, tmp_path):
     version = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["version"]
 
-    told = run(installed / "elias", "--version", cwd=tmp_path)
+    result = run(installed / "elias", "--version", cwd=tmp_path)
     presets = json.loads(run(installed / "elias", "presets", "--json", cwd=tmp_path))
-    place = run(installed / "python", "-c", "import elias; print(elias.__file__)", cwd=tmp_path)
+    path = run(installed / "python", "-c", "import elias; print(elias.__file__)", cwd=tmp_path)
 
-    assert told == f"elias {version}\n"
+    assert result == f"elias {version}\n"
     assert list(presets) == preset_names()
-    assert place.startswith(str(installed.parent))
+    assert path.startswith(str(installed.parent))
 
 
 def test_the_installed_command_trains_and_predicts(installed, tmp_path):

@@ -60,9 +60,9 @@ def corpus(n_points=CORPUS["n_points"]):
 
 
 def free_port():
-    with socket.socket() as found:
-        found.bind(("127.0.0.1", 0))
-        return found.getsockname()[1]
+    with socket.socket() as results:
+        results.bind(("127.0.0.1", 0))
+        return results.getsockname()[1]
 
 
 def spawn(size, work, stopped=None):
@@ -76,7 +76,7 @@ def spawn(size, work, stopped=None):
         ids.append(os.fork())
         if ids[-1] == 0:
             os.close(reader)
-            told = {"failed": "?"}
+            result = {"failed": "?"}
             try:
                 torch.set_num_threads(1)
                 os.environ.update(
@@ -85,22 +85,22 @@ def spawn(size, work, stopped=None):
                     MASTER_ADDR="127.0.0.1",
                     MASTER_PORT=str(port),
                 )
-                told = work(rank)
+                result = work(rank)
             except (EliasError, Interrupted) as error:
-                told = {"failed": str(error)}
+                result = {"failed": str(error)}
             except BaseException:
-                told = {"failed": traceback.format_exc()}
+                result = {"failed": traceback.format_exc()}
             finally:
-                os.write(writer, json.dumps(told).encode())
+                os.write(writer, json.dumps(result).encode())
                 os._exit(0)
         os.close(writer)
         readers.append(os.fdopen(reader, "rb"))
-    said = [b"" if rank == stopped else readers[rank].read() for rank in range(size)]
+    message = [b"" if rank == stopped else readers[rank].read() for rank in range(size)]
     if stopped is not None:
         os.kill(ids[stopped], signal.SIGKILL)
     codes = [os.waitstatus_to_exitcode(os.waitpid(number, 0)[1]) for number in ids]
-    found = zip(said, codes, strict=True)
-    return [json.loads(text) if text else {"killed": code} for text, code in found]
+    results = zip(message, codes, strict=True)
+    return [json.loads(text) if text else {"killed": code} for text, code in results]
 
 
 def stopping_at(step):
@@ -152,9 +152,9 @@ def checked_scores(world, n_labels):
     (wanted * by_score).sum().backward()
 
     gradient = whole.weight.grad.to_dense()[world.rank :: world.size]
-    found = rows.weight.grad
-    found = torch.zeros_like(gradient) if found is None else found.to_dense()
-    pairs = [(scores, wanted[share]), (own.grad, every.grad[share]), (found, gradient)]
+    results = rows.weight.grad
+    results = torch.zeros_like(gradient) if results is None else results.to_dense()
+    pairs = [(scores, wanted[share]), (own.grad, every.grad[share]), (results, gradient)]
     gathered = rows.gathered()
     same = gathered is None or torch.equal(gathered.weight, whole.weight)
     return same, [float((a - b).detach().abs().max()) if a.numel() else 0.0 for a, b in pairs]
@@ -174,18 +174,18 @@ def checked_pairs(world):
     every = points.clone().requires_grad_()
     label_logits(every, whole.weight, whole.bias, labels).sum().backward()
 
-    found = torch.zeros(len(rows.weight) + 1, 8)
+    results = torch.zeros(len(rows.weight) + 1, 8)
     ids, coefficients, embedding = gradients.take_pairs()
     by_pair = coefficients.unsqueeze(2) * embedding.unsqueeze(1)
-    found.index_add_(0, ids.reshape(-1), by_pair.reshape(-1, 8))
+    results.index_add_(0, ids.reshape(-1), by_pair.reshape(-1, 8))
     wanted = whole.weight.grad.to_dense()[world.rank :: world.size]
     by_point = (own.grad - every.grad[share]).abs().max() if len(own) else torch.zeros(())
-    return rows.weight.grad is None, [float((found[:-1] - wanted).abs().max()), float(by_point)]
+    return rows.weight.grad is None, [float((results[:-1] - wanted).abs().max()), float(by_point)]
 
 
 def checked_sums(world):
     """Whether few rows of a large gradient, and many, are added up as a whole one is."""
-    found = []
+    results = []
     for n_rows in (30, 700):
         torch.manual_seed(n_rows)
         parts = torch.zeros(world.size, 1000, 5000)
@@ -193,19 +193,19 @@ def checked_sums(world):
             part[torch.randperm(1000)[: n_rows // world.size]] = 1.0
         gradient = parts[world.rank].clone()
         sum_touched(world, gradient)
-        found.append(bool(torch.equal(gradient, parts.sum(dim=0))))
-    return found, world.received["gradients of shared parameters"]
+        results.append(bool(torch.equal(gradient, parts.sum(dim=0))))
+    return results, world.received["gradients of shared parameters"]
 
 
 def scores_of_shared_rows(size):
     def work(_):
         with joined("cpu") as world:
-            found = {n_labels: checked_scores(world, n_labels) for n_labels in (11, 3)}
-            found["pairs"] = checked_pairs(world)
+            results = {n_labels: checked_scores(world, n_labels) for n_labels in (11, 3)}
+            results["pairs"] = checked_pairs(world)
             sums = checked_sums(world)
             array = np.arange(6, dtype=np.int32).reshape(2, 3) if world.is_rank0 else None
-            told = world.broadcast(array)
-        return {"scores": found, "sums": sums, "told": [str(told.dtype), told.tolist()]}
+            result = world.broadcast(array)
+        return {"scores": results, "sums": sums, "told": [str(result.dtype), result.tolist()]}
 
     return spawn(size, work)
 
@@ -258,8 +258,8 @@ def reading(rank):
 def commanded(folder, data):
     """Run `elias train` as torchrun would."""
     options = ("--set", "rerank.enabled=false", "--set", "stages.stage2.epochs=1")
-    told = elias("train", data, "--out", folder, *SMALL, *options)
-    return {"code": told.code, "out": told.out, "err": told.err}
+    result = elias("train", data, "--out", folder, *SMALL, *options)
+    return {"code": result.code, "out": result.out, "err": result.err}
 
 
 def evaluated(run, data):
@@ -298,9 +298,9 @@ def ranking(rank, folder, then):
     """Train on two machines, where ``then`` happens to the last process in the ranker."""
     on_two_machines(rank, folder)
     watchdog.GRACE_SECONDS = 0.2
-    told = folder / f"process {rank}"
-    told.parent.mkdir(exist_ok=True)
-    told.write_text(str(os.getpid()))
+    result = folder / f"process {rank}"
+    result.parent.mkdir(exist_ok=True)
+    result.write_text(str(os.getpid()))
 
     def begin():
         ended = folder / "ended 1"
@@ -336,44 +336,44 @@ def launched(folder):
 def main(folder):
     torch.set_num_threads(1)
     train(BASE, corpus(), out=folder / "plain", device="cpu")  # and all kernels are loaded
-    found = {"scores": scores_of_shared_rows(4)}
-    found["several"] = {
+    results = {"scores": scores_of_shared_rows(4)}
+    results["several"] = {
         size: together(size, BASE, folder / f"several-{size}") for size in (1, 2, 4)
     }
-    found["dropping"] = {
+    results["dropping"] = {
         size: together(size, DROPPING, folder / f"dropping-{size}", points=corpus(120))
         for size in (1, 4)
     }
-    found["all"] = [alone(ALL, folder / "all-plain"), together(2, ALL, folder / "all-2")]
+    results["all"] = [alone(ALL, folder / "all-plain"), together(2, ALL, folder / "all-2")]
     chain = folder / "chain"
-    found["chain"] = [
+    results["chain"] = [
         alone(BASE, chain, 12),  # a gradient waits there
         together(2, BASE, chain, 4, of=1),
         together(4, BASE, chain, 2),
         alone(BASE, chain),
     ]
     lost = folder / "lost"
-    found["lost"] = [spawn(3, lambda rank: killed(rank, lost)), together(2, BASE, lost)]
-    found["hanging"] = spawn(3, lambda rank: hanging(rank, folder / "hanging"), stopped=1)
-    found["asleep"] = spawn(2, asleep)
-    found["different"] = spawn(2, lambda rank: different(rank, folder / "different"))
-    found["reading"] = spawn(2, reading)
-    found["machines"] = spawn(4, lambda rank: preparing(rank, folder / "machines", sleeps=2.0))
-    found["machine lost"] = spawn(4, lambda rank: preparing(rank, folder / "less", dies=2))
+    results["lost"] = [spawn(3, lambda rank: killed(rank, lost)), together(2, BASE, lost)]
+    results["hanging"] = spawn(3, lambda rank: hanging(rank, folder / "hanging"), stopped=1)
+    results["asleep"] = spawn(2, asleep)
+    results["different"] = spawn(2, lambda rank: different(rank, folder / "different"))
+    results["reading"] = spawn(2, reading)
+    results["machines"] = spawn(4, lambda rank: preparing(rank, folder / "machines", sleeps=2.0))
+    results["machine lost"] = spawn(4, lambda rank: preparing(rank, folder / "less", dies=2))
     train(RANKED, corpus(), out=folder / "ranked", device="cpu")
     after = {"left alone": lambda _: None, "killed": kill, "failing": fail}
-    found["ranking"] = {
+    results["ranking"] = {
         name: spawn(3, lambda rank, name=name, then=then: ranking(rank, folder / name, then))
         for name, then in after.items()
     }
     write_synthetic(folder / "corpus", n_points=120, n_labels=20)
-    found["commands"] = [
+    results["commands"] = [
         spawn(2, lambda _, data=data: commanded(folder / f"trained on {data}", folder / data))
         for data in ("corpus", "nothing")
     ]
     run, data = folder / "trained on corpus", folder / "corpus"
-    found["evaluate"] = [evaluated(run, data), *spawn(2, lambda _: evaluated(run, data))]
-    (folder / "results.json").write_text(json.dumps(found))
+    results["evaluate"] = [evaluated(run, data), *spawn(2, lambda _: evaluated(run, data))]
+    (folder / "results.json").write_text(json.dumps(results))
 
 
 if __name__ == "__main__":

@@ -79,8 +79,8 @@ def test_a_centroid_is_the_unit_length_sum_of_its_points(n_points, with_embeddin
     for label in range(5):
         total = sum((points[i] for i in range(n_points) if labels[i, label]), 0 * points[0])
         expected = total / (np.linalg.norm(total) or 1)
-        found = np.concatenate([sparse.toarray()[label], dense[label]])
-        np.testing.assert_allclose(found, expected, atol=1e-5)
+        actual = np.concatenate([sparse.toarray()[label], dense[label]])
+        np.testing.assert_allclose(actual, expected, atol=1e-5)
 
 
 @given(power=st.integers(2, 6), dim=st.sampled_from([0, 3]), seed=st.integers(0, 2**31))

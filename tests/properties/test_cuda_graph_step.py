@@ -86,13 +86,13 @@ def train(model, stage, reduction, monkeypatch, record):
 def rerun(work):
     """Stand in for a CUDA graph: do the work again, and leave the results in the same memory."""
     work()
-    found = work()
+    actual = work()
 
     def replay():
-        for one, other in zip(*((of.losses, *of.pairs) for of in (found, work())), strict=True):
+        for one, other in zip(*((of.losses, *of.pairs) for of in (actual, work())), strict=True):
             one.copy_(other)
 
-    return replay, found
+    return replay, actual
 
 
 @pytest.mark.parametrize(

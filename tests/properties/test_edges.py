@@ -82,10 +82,10 @@ def test_every_label_keeps_an_edge_and_no_cluster_more_than_its_share(
 
     edges = strongest_edges(counts, partition, budget)
 
-    kept = kept_by(edges, n_labels)
+    selected = kept_by(edges, n_labels)
     assert edges.shape == (n_clusters, budget)
-    assert set().union(*kept) == set(range(n_labels))
-    assert [len(row) for row in kept] == [(row < n_labels).sum() for row in edges]  # no repeats
+    assert set().union(*selected) == set(range(n_labels))
+    assert [len(row) for row in selected] == [(row < n_labels).sum() for row in edges]  # no repeats
 
 
 @given(spare=st.integers(0, 5), **SIZES)
@@ -95,9 +95,9 @@ def test_a_strong_edge_gives_way_only_to_labels_of_the_clusters_own_partition(
     counts, partition = random_counts(n_labels, n_clusters, seed)
     budget = -(-n_labels // n_clusters) + spare
 
-    kept = kept_by(strongest_edges(counts, partition, budget), n_labels)
+    selected = kept_by(strongest_edges(counts, partition, budget), n_labels)
 
-    for cluster, labels in enumerate(kept):
+    for cluster, labels in enumerate(selected):
         strength = counts.toarray()[cluster]
         order = np.lexsort((np.arange(n_labels), -strength)).tolist()
         strongest = [label for label in order[:budget] if strength[label] > 0]
@@ -114,13 +114,13 @@ def test_with_room_for_all_every_counted_edge_is_kept_and_orphans_join_their_par
 ):
     counts, partition = random_counts(n_labels, n_clusters, seed)
 
-    kept = kept_by(strongest_edges(counts, partition, n_labels), n_labels)
+    selected = kept_by(strongest_edges(counts, partition, n_labels), n_labels)
 
     dense = counts.toarray()
     orphans = np.flatnonzero(dense.sum(axis=0) == 0)
     for cluster in range(n_clusters):
         own = {label for label in orphans if partition[label] == cluster}
-        assert kept[cluster] == set(np.flatnonzero(dense[cluster])) | own
+        assert selected[cluster] == set(np.flatnonzero(dense[cluster])) | own
 
 
 @given(**SIZES)

@@ -54,14 +54,14 @@ def slow_row(text, featurizer):
 def test_the_vocabulary_holds_what_enough_texts_hold(texts, span, longest, min_count):
     featurizer = Featurizer.fit(texts, char_ngrams=span, word_ngrams=longest, min_count=min_count)
 
-    for kind, found in enumerate((featurizer.words, featurizer.ngrams)):
+    for kind, actual in enumerate((featurizer.words, featurizer.ngrams)):
         frequency = Counter(
             term for text in texts for term in set(terms_of(text, span, longest)[kind])
         )
         expected = {term: n for term, n in frequency.items() if n >= min_count}
-        assert sorted(found) == sorted(expected)
+        assert sorted(actual) == sorted(expected)
         start = len(featurizer.words) * kind
-        for term, idf in zip(found, featurizer.idf[start:], strict=False):
+        for term, idf in zip(actual, featurizer.idf[start:], strict=False):
             np.testing.assert_allclose(
                 idf, math.log((1 + len(texts)) / (1 + expected[term])) + 1, rtol=1e-6
             )
@@ -75,9 +75,9 @@ def test_a_limited_vocabulary_holds_the_most_frequent(texts, span, limit):
 
     assert limited.n_features == min(limit, everything.n_features)
     rarest_kept = limited.idf.max(initial=0)
-    kept = {*limited.words}, {*limited.ngrams}
+    remaining = {*limited.words}, {*limited.ngrams}
     for i, term in enumerate([*everything.words, *everything.ngrams]):
-        if term not in kept[i >= len(everything.words)]:
+        if term not in remaining[i >= len(everything.words)]:
             assert everything.idf[i] >= rarest_kept - 1e-6
 
 
@@ -86,12 +86,12 @@ def test_a_limited_vocabulary_holds_the_most_frequent(texts, span, limit):
 def test_features_are_those_of_a_program_over_dictionaries(texts, others, span, longest):
     featurizer = Featurizer.fit(texts, char_ngrams=span, word_ngrams=longest, min_count=1)
 
-    found = featurizer.transform([*texts, *others])
+    actual = featurizer.transform([*texts, *others])
 
     columns = [(0, word) for word in featurizer.words] + [(1, term) for term in featurizer.ngrams]
-    assert found.shape == (len(texts) + len(others), featurizer.n_features)
-    assert found.dtype == np.float32
-    for text, row in zip([*texts, *others], found.toarray(), strict=True):
+    assert actual.shape == (len(texts) + len(others), featurizer.n_features)
+    assert actual.dtype == np.float32
+    for text, row in zip([*texts, *others], actual.toarray(), strict=True):
         expected = slow_row(text, featurizer)
         np.testing.assert_allclose(row, [expected.get(c, 0) for c in columns], rtol=1e-5)
 

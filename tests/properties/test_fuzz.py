@@ -43,8 +43,8 @@ def damage(draw):
 
 def damaged(content, wounds):
     for share, gone, new in wounds:
-        place = int(share * len(content))
-        content = content[:place] + new + content[place + gone :]
+        position = int(share * len(content))
+        content = content[:position] + new + content[position + gone :]
     return content
 
 
@@ -68,9 +68,9 @@ def files_of(kind):
     with tempfile.TemporaryDirectory() as folder:
         target = Path(folder) / "corpus"
         convert(corpus, target, kind)
-        found = [target] if target.is_file() else sorted(target.rglob("*"))
+        actual = [target] if target.is_file() else sorted(target.rglob("*"))
         root = target.parent if target.is_file() else target
-        return {str(p.relative_to(root)): p.read_bytes() for p in found if p.is_file()}
+        return {str(p.relative_to(root)): p.read_bytes() for p in actual if p.is_file()}
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -89,13 +89,13 @@ def test_a_damaged_corpus_is_read_or_refused_in_one_line(kind, wounds, data, pac
                 content = damaged(content, wounds)
             path.write_bytes(content)
 
-        found = []
+        actual = []
         for on_disk in ("off", "on"):
-            refused_or_done(lambda how=on_disk: found.append(read(folder, how)))
+            refused_or_done(lambda how=on_disk: actual.append(read(folder, how)))
 
     # what is refused in memory is refused on the way to disk, and what is read is the same
-    assert len(set(found)) <= 1
-    assert len(found) != 1
+    assert len(set(actual)) <= 1
+    assert len(actual) != 1
 
 
 def read(folder, on_disk):

@@ -84,9 +84,9 @@ def test_the_expansion_is_that_of_plain_torch(
     )
 
     expected = Expansion(*plain.expand_beam(*given_, n_labels, shortlist_size))
-    found = (labels * n_beam * n_edges + paths).sort(dim=1).values
+    actual = (labels * n_beam * n_edges + paths).sort(dim=1).values
     assert torch.equal(
-        found, (expected.labels * n_beam * n_edges + expected.paths).sort(dim=1).values
+        actual, (expected.labels * n_beam * n_edges + expected.paths).sort(dim=1).values
     )
     assert torch.equal(wanted_paths, expected.wanted_paths)
 
@@ -126,14 +126,16 @@ def test_logits_and_all_gradients_are_those_of_the_dense_product(**sizes):
 
     logits = label_logits(*given_, labels, held)
     (logits * upstream).sum().backward()
-    kept, coefficients, vectors = held.take_pairs()
+    selected, coefficients, vectors = held.take_pairs()
 
     expected = dense_logits(*twins, labels)
     (expected * upstream).sum().backward()
-    by_point = torch.zeros(len(kept), sizes["n_rows"] + 1).scatter_add(1, kept, coefficients)
+    by_point = torch.zeros(len(selected), sizes["n_rows"] + 1).scatter_add(
+        1, selected, coefficients
+    )
     by_weight, by_bias = by_point[:, :-1].T @ vectors, by_point[:, :-1].sum(dim=0)
-    found = [logits.detach(), given_[0].grad, by_weight, by_bias]
-    for one, other in zip(found, [expected.detach(), *(t.grad for t in twins)], strict=True):
+    actual = [logits.detach(), given_[0].grad, by_weight, by_bias]
+    for one, other in zip(actual, [expected.detach(), *(t.grad for t in twins)], strict=True):
         torch.testing.assert_close(one.double(), other, rtol=1e-4, atol=1e-4)
     assert given_[1].grad is None
 
@@ -202,11 +204,11 @@ def test_rows_moved_by_their_pairs_fade_and_decay_for_the_steps_they_skipped(n_s
 
     for row in range(n_rows):
         last = max((i for i, (by_row, _) in enumerate(steps, 1) if row in by_row), default=0)
-        for i, (found, decay) in enumerate(((weight, 0.1), (bias.unsqueeze(1), 0.0))):
+        for i, (actual, decay) in enumerate(((weight, 0.1), (bias.unsqueeze(1), 0.0))):
             seen = [both[i] for both in steps[:last]]
             rest = LRS[:last], (0.9, 0.99), 1e-8, decay
             expected = reference.adamw(first[i], seen, *rest)[row]
-            torch.testing.assert_close(found[row].double(), expected, rtol=1e-4, atol=1e-5)
+            torch.testing.assert_close(actual[row].double(), expected, rtol=1e-4, atol=1e-5)
         assert state.last_step[row] == last
 
 
@@ -299,13 +301,13 @@ def test_edges_of_touched_clusters_move_by_the_gradient_of_the_paths(
         graph.edge_logits.grad = None
 
         scores = gpu_paths.edge_log(logits, edge_labels, n_labels=n_labels, beta=beta)
-        found = path_log(clusters, scores, beam, paths, held)
-        (found * upstream).sum().backward()
+        actual = path_log(clusters, scores, beam, paths, held)
+        (actual * upstream).sum().backward()
         slow_scores = graph.unsaturated_log()
         expected = slow_path_log(twin, slow_scores, beam, paths)
         (expected * upstream).sum().backward()
         torch.testing.assert_close(scores, slow_scores.detach(), rtol=1e-5, atol=1e-5)
-        torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-5)
+        torch.testing.assert_close(actual, expected, rtol=1e-5, atol=1e-5)
         torch.testing.assert_close(clusters.grad, twin.grad, rtol=1e-4, atol=1e-5)
         touched = held.touched.nonzero().flatten().tolist()
         seen.append({row: graph.edge_logits.grad[row].double() for row in touched})
@@ -398,15 +400,15 @@ def test_a_model_trained_by_the_kernels_is_the_one_trained_without(learned, inde
             patch.setattr(optim, "runs_triton", lambda _, by_kernels=model is fast: by_kernels)
             optimizer = Optimizer(model, stage)
         for step in range(index_every):
-            found = model.losses(
+            actual = model.losses(
                 *make_batch(seed + 10 * step, model),
                 shortlist_weight=0.3,
                 mean=False,
                 gradients=optimizer.gradients,
             )
-            found.total.backward()
+            actual.total.backward()
             optimizer.step(1.0 - 0.3 * step)
-            losses.append(found.total.detach())
+            losses.append(actual.total.detach())
 
     assert optimizer.gradients is not None
     torch.testing.assert_close(losses[:index_every], losses[index_every:], rtol=1e-4, atol=1e-5)
@@ -421,13 +423,13 @@ def test_an_optimizer_by_the_kernels_goes_on_from_its_state(learned, stop, monke
 
     def train(model, optimizer, steps):
         for step in steps:
-            found = model.losses(
+            actual = model.losses(
                 *make_batch(10 * step, model),
                 shortlist_weight=0.3,
                 mean=False,
                 gradients=optimizer.gradients,
             )
-            found.total.backward()
+            actual.total.backward()
             optimizer.step(1.0 - 0.2 * step)
 
     whole, first, second = (make_model(7, learned=learned) for _ in range(3))
@@ -448,14 +450,14 @@ def test_an_optimizer_by_the_kernels_goes_on_from_its_state(learned, stop, monke
 def rerun(work):
     """Stand in for a CUDA graph: do the work again, and leave the results in the same memory."""
     work()  # once before it is recorded
-    found = work()
+    actual = work()
 
     def replay():
         again = work()
-        for one, other in zip(*((of.losses, *of.pairs) for of in (found, again)), strict=True):
+        for one, other in zip(*((of.losses, *of.pairs) for of in (actual, again)), strict=True):
             one.copy_(other)
 
-    return replay, found
+    return replay, actual
 
 
 @pytest.mark.parametrize("learned", [True, False])
@@ -482,10 +484,10 @@ def test_a_captured_step_trains_the_same_model(learned, index_every, seed):
         tokens, *labels, sizes = make_batch(seed + 10 * i, plain)
         expected = plain.losses(tokens, *labels, sizes, **options, gradients=held[0])
         expected.total.backward()
-        found = step(PaddedBatch(tokens.ids.unsqueeze(1), torch.ones(3), full=True), *labels)
+        actual = step(PaddedBatch(tokens.ids.unsqueeze(1), torch.ones(3), full=True), *labels)
         for optimizer in optimizers:
             optimizer.step(1.0)
-        torch.testing.assert_close(tuple(found), tuple(part.detach() for part in expected))
+        torch.testing.assert_close(tuple(actual), tuple(part.detach() for part in expected))
 
     for one, other in zip(plain.parameters(), captured.parameters(), strict=True):
         torch.testing.assert_close(one, other)
@@ -511,8 +513,8 @@ def test_a_step_that_cannot_be_captured_is_computed_all_the_same(monkeypatch, ca
     )
 
     for _ in range(2):  # a shape is recorded when it comes again
-        found = step(PaddedBatch(tokens.ids.unsqueeze(1), torch.ones(3), full=True), *labels)
+        actual = step(PaddedBatch(tokens.ids.unsqueeze(1), torch.ones(3), full=True), *labels)
 
-    torch.testing.assert_close(found.total, model.losses(tokens, *labels, sizes, **options).total)
+    torch.testing.assert_close(actual.total, model.losses(tokens, *labels, sizes, **options).total)
     assert "no graphs on this driver" in caplog.text
     assert model.encoder.vectors.grad.abs().sum() > 0

@@ -54,10 +54,10 @@ def test_labels_score_as_in_a_dense_product(n_points, n_queries, k, entries, see
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("elias.baselines.knn._MAX_SIMILARITIES", entries)
         neighbours = NearestNeighbours(corpus_of(points, labels), k=k)
-        found = neighbours.predict(csr_matrix(queries), top_k=9)
+        actual = neighbours.predict(csr_matrix(queries), top_k=9)
 
-    assert len(found) == n_queries
-    np.testing.assert_allclose(found.to_csr().toarray(), expected, atol=1e-5)
+    assert len(actual) == n_queries
+    np.testing.assert_allclose(actual.to_csr().toarray(), expected, atol=1e-5)
 
 
 @given(
@@ -67,9 +67,9 @@ def test_labels_score_as_in_a_dense_product(n_points, n_queries, k, entries, see
 def test_the_strongest_entries_are_kept_and_of_equal_ones_the_first(rows, k):
     matrix = np.array(rows, dtype=np.float32)
 
-    kept = strongest(csr_matrix(matrix), k).toarray()
+    selected = strongest(csr_matrix(matrix), k).toarray()
 
-    for row, left in zip(matrix, kept, strict=True):
+    for row, left in zip(matrix, selected, strict=True):
         best = sorted(np.flatnonzero(row), key=lambda i: (-row[i], i))[:k]
         assert sorted(np.flatnonzero(left)) == sorted(best)
         np.testing.assert_array_equal(left[best], row[best])

@@ -61,8 +61,8 @@ def test_the_classification_loss_and_its_gradients_match_the_naive_formula(slots
 def test_loss_and_gradients_are_finite_for_extreme_scores(version, logit, log_score, relevant):
     logits, logs, *labels = tensors([(logit, log_score, relevant, True)])
 
-    for found in version(logits.detach(), logs.detach(), *labels):
-        assert found.isfinite().all()
+    for actual in version(logits.detach(), logs.detach(), *labels):
+        assert actual.isfinite().all()
 
 
 @given(n_slots=st.integers(1, 70), seed=st.integers(0, 2**31))

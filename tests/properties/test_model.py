@@ -90,8 +90,8 @@ def pairs_of(labels, p, n_labels):
     return [[pair for pair in zip(*row, strict=True) if pair[0] < n_labels] for row in rows]
 
 
-def assert_same_ranking(found, expected):
-    for row, slow in zip(found, expected, strict=True):
+def assert_same_ranking(actual, expected):
+    for row, slow in zip(actual, expected, strict=True):
         assert [label for label, _ in row] == [label for label, _ in slow]
         assert [p for _, p in row] == pytest.approx([p for _, p in slow], rel=1e-4, abs=1e-7)
 
@@ -109,10 +109,10 @@ def test_the_ranking_is_that_of_the_slow_reference(case, beam_size, shortlist_si
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(search, "_FIRST_PATHS", first)  # labels looked at before the search may end
-        found = model.rank(embedding, SearchSizes(beam_size, shortlist_size), k)
+        actual = model.rank(embedding, SearchSizes(beam_size, shortlist_size), k)
 
     expected = reference.rank(weights_of(model), embedding.double(), beam_size, shortlist_size, k)
-    assert_same_ranking(pairs_of(*found, model.n_labels), expected)
+    assert_same_ranking(pairs_of(*actual, model.n_labels), expected)
 
 
 @given(k=st.integers(1, 7), shift=st.sampled_from([-3.0, 0.0, 8.0]), seed=st.integers(0, 2**31))
@@ -131,9 +131,9 @@ def test_a_search_that_ends_early_finds_what_one_over_all_labels_finds(k, shift,
         early = model.rank(embedding, sizes, k)
     alone = [model.rank(point.unsqueeze(0), sizes, k) for point in embedding]
 
-    for found in (many, early, [torch.cat(parts) for parts in zip(*alone, strict=True)]):
-        assert torch.equal(found[0], whole[0])
-        torch.testing.assert_close(found[1], whole[1], rtol=1e-5, atol=0)  # products of one row
+    for actual in (many, early, [torch.cat(parts) for parts in zip(*alone, strict=True)]):
+        assert torch.equal(actual[0], whole[0])
+        torch.testing.assert_close(actual[1], whole[1], rtol=1e-5, atol=0)  # products of one row
 
 
 @given(case=MODEL)
@@ -149,8 +149,8 @@ def test_a_beam_over_all_clusters_that_keeps_all_labels_is_exhaustive_search(cas
     edges.scatter_(1, model.graph.edge_labels, model.graph.edge_log_scores().exp())
     paths = (clusters.unsqueeze(-1) * edges[:, :n_labels]).amax(dim=1)  # (B, L)
     dense = paths * torch.sigmoid(embedding @ model.labels.weight.T + model.labels.bias)
-    found = torch.zeros(len(embedding), n_labels + 1).scatter_(1, labels, p)
-    torch.testing.assert_close(found[:, :n_labels], dense, rtol=1e-4, atol=1e-7)
+    actual = torch.zeros(len(embedding), n_labels + 1).scatter_(1, labels, p)
+    torch.testing.assert_close(actual[:, :n_labels], dense, rtol=1e-4, atol=1e-7)
 
 
 @settings(max_examples=80)
@@ -173,7 +173,7 @@ def test_losses_and_all_gradients_are_those_of_the_slow_reference(
         parents = torch.full_like(parents, model.graph.n_clusters)
     beam_size = beam_size + positives.shape[1]
 
-    found = model.losses(
+    actual = model.losses(
         batch_of(len(positives)),
         positives,
         parents,
@@ -181,16 +181,16 @@ def test_losses_and_all_gradients_are_those_of_the_slow_reference(
         shortlist_weight=weight,
         mean=mean,
     )
-    found.total.backward()
+    actual.total.backward()
 
     weights = weights_of(model)
     embedding = model.encoder.vectors.detach().double().requires_grad_()
     lists = (without(positives, model.n_labels), without(parents, model.graph.n_clusters))
     expected = reference.losses(weights, embedding, *lists, (beam_size, size), mean=mean)
     total = expected[0] + weight * expected[1]
-    torch.testing.assert_close(found.classification.double(), expected[0], rtol=1e-4, atol=1e-5)
-    torch.testing.assert_close(found.shortlist.double(), expected[1], rtol=1e-4, atol=1e-5)
-    torch.testing.assert_close(found.total.double(), total, rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(actual.classification.double(), expected[0], rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(actual.shortlist.double(), expected[1], rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(actual.total.double(), total, rtol=1e-4, atol=1e-5)
     assert_same_gradients(model, weights, embedding, total)
 
 
@@ -235,9 +235,9 @@ def dense(gradient):
     return gradient.to_dense() if gradient is not None and gradient.is_sparse else gradient
 
 
-def assert_close_gradient(found, expected):
-    expected = torch.zeros_like(found).double() if expected is None else expected
-    torch.testing.assert_close(found.double(), expected, rtol=1e-3, atol=1e-5)
+def assert_close_gradient(actual, expected):
+    expected = torch.zeros_like(actual).double() if expected is None else expected
+    torch.testing.assert_close(actual.double(), expected, rtol=1e-3, atol=1e-5)
 
 
 @given(case=MODEL, shortlist_size=st.integers(1, 14))

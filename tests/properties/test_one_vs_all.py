@@ -111,9 +111,9 @@ def test_the_best_labels_are_those_of_the_dense_logits_and_ties_go_by_id(
     labels, logits = every_label_top(embedding, weight, bias, top_k, blocked, chunk_size=chunk_size)
 
     scores = (embedding @ weight.T + bias).masked_fill(blocked, -torch.inf)
-    for row, found, values in zip(scores.tolist(), labels.tolist(), logits.tolist(), strict=True):
+    for row, actual, values in zip(scores.tolist(), labels.tolist(), logits.tolist(), strict=True):
         expected = sorted(range(n_labels), key=lambda label: (-row[label], label))[:top_k]
-        assert found == expected
+        assert actual == expected
         assert values == [row[label] for label in expected]
 
 

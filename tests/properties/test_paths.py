@@ -39,15 +39,15 @@ def test_the_first_path_is_the_one_that_the_search_keeps(case, beam_size):
     cluster_log = model.unsaturated_log(model.encoder.vectors.detach())
     best = cluster_log.topk(min(beam_size, model.graph.n_clusters), dim=1)
 
-    kept = expand_beam(
+    selected = expand_beam(
         *(best.indices, best.values, model.graph.edge_labels, model.graph.unsaturated_log()),
         labels,
         n_labels=model.n_labels,
         shortlist_size=model.n_labels,
     ).wanted_paths
 
-    position = kept.clamp(min=0) // model.graph.edge_labels.shape[1]
-    clusters = best.indices.gather(1, position).masked_fill(kept < 0, model.graph.n_clusters)
+    position = selected.clamp(min=0) // model.graph.edge_labels.shape[1]
+    clusters = best.indices.gather(1, position).masked_fill(selected < 0, model.graph.n_clusters)
     assert torch.equal(traced.clusters[..., 0], clusters)
 
 
@@ -61,20 +61,20 @@ def test_the_paths_are_all_that_a_slow_walk_finds_best_first(case, beam_size):
 
     for row, scores in enumerate(budgets):
         clusters = reference.beam(scores, beam_size)
-        for place, label in enumerate(labels[row].tolist()):
+        for rank, label in enumerate(labels[row].tolist()):
             slow = {
                 c: scores[c].clamp(max=1) * edges[c][label].clamp(max=1)
                 for c in clusters
                 if label in edges[c]
             }
-            count = int(traced.n_paths[row, place])
-            found = traced.path_scores[row, place, :count].tolist()
-            walked = traced.clusters[row, place, :count].tolist()
+            count = int(traced.n_paths[row, rank])
+            actual = traced.path_scores[row, rank, :count].tolist()
+            walked = traced.clusters[row, rank, :count].tolist()
             assert sorted(walked) == sorted(slow)
-            assert found == sorted(found, reverse=True)
-            assert found == pytest.approx([slow[c].item() for c in walked], rel=1e-4, abs=1e-7)
-            assert found == pytest.approx(
-                (traced.cluster_scores * traced.edge_scores)[row, place, :count].tolist(), rel=1e-4
+            assert actual == sorted(actual, reverse=True)
+            assert actual == pytest.approx([slow[c].item() for c in walked], rel=1e-4, abs=1e-7)
+            assert actual == pytest.approx(
+                (traced.cluster_scores * traced.edge_scores)[row, rank, :count].tolist(), rel=1e-4
             )
 
 

@@ -61,7 +61,7 @@ def test_dropping_pairs_is_a_filter(points, data):
     pair = st.tuples(st.integers(0, len(points) - 1), st.integers(0, N_LABELS - 1))
     pairs = data.draw(st.lists(pair))
     expected = [
-        [found for found in ranked(point) if (row, found[0]) not in pairs]
+        [actual for actual in ranked(point) if (row, actual[0]) not in pairs]
         for row, point in enumerate(points)
     ]
 

@@ -46,23 +46,23 @@ def dense(graph):
 def loop_over(graph, is_strong):
     """The twin: which (cluster, label) stay, one at a time; the best edge of a label always."""
     scores, free = dense(graph)
-    kept = set()
+    remaining = set()
     for cluster in range(graph.n_clusters):
         there = [label for label in range(graph.n_labels) if not free[cluster, label].isnan()]
         by_share = sorted(there, key=lambda label: (-free[cluster, label].item(), label))
         for label in there:
             if is_strong(scores[cluster, label].item(), by_share.index(label)):
-                kept.add((cluster, label))
+                remaining.add((cluster, label))
     for label in range(graph.n_labels):
         shares = free[:, label].nan_to_num(-1.0).tolist()
-        kept.add((shares.index(max(shares)), label))
-    return kept
+        remaining.add((shares.index(max(shares)), label))
+    return remaining
 
 
-def stays_as_it_was(graph, pruned, kept):
+def stays_as_it_was(graph, pruned, remaining):
     before, after = dense(graph)[0], dense(pruned)[0]
-    assert {(c, label) for c, label in (~after.isnan()).nonzero().tolist()} == kept
-    for cluster, label in kept:
+    assert {(c, label) for c, label in (~after.isnan()).nonzero().tolist()} == remaining
+    for cluster, label in remaining:
         assert after[cluster, label].item() == pytest.approx(before[cluster, label].item(), 1e-5)
 
 

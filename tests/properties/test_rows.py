@@ -39,8 +39,8 @@ def value_and_gradients(function, parameters, rest, upstream):
     return [value.detach(), *gradients]
 
 
-def assert_all_close(found, expected):
-    for one, other in zip(found, expected, strict=True):
+def assert_all_close(actual, expected):
+    for one, other in zip(actual, expected, strict=True):
         torch.testing.assert_close(one.double(), other, rtol=1e-4, atol=1e-5)
 
 
@@ -69,10 +69,10 @@ def test_label_logits_and_gradients_match_the_dense_product(
             "torch dense": lambda: plain.label_logits,
             "torch gathered": lambda: logits_in_pieces(patch, 2 * n_labels * dim),  # two at a time
         }[version]()
-        found = value_and_gradients(function, parameters, [labels], upstream)
+        actual = value_and_gradients(function, parameters, [labels], upstream)
 
     doubles = [part.double() for part in parameters]
-    assert_all_close(found, value_and_gradients(dense_logits, doubles, [labels], upstream))
+    assert_all_close(actual, value_and_gradients(dense_logits, doubles, [labels], upstream))
 
 
 @given(longest=st.integers(0, 5), **SIZES)
@@ -85,7 +85,7 @@ def test_bags_and_their_gradient_match_a_dense_product(n_points, n_rows, dim, lo
     weight = torch.randn(n_rows, dim, generator=generator)
     upstream = torch.randn(n_points, dim, generator=generator)
 
-    found = value_and_gradients(bag_sum, [weight], [ids, offsets, coefficients], upstream)
+    actual = value_and_gradients(bag_sum, [weight], [ids, offsets, coefficients], upstream)
 
     rest = [ids, offsets, coefficients.double()]
-    assert_all_close(found, value_and_gradients(dense_bags, [weight.double()], rest, upstream))
+    assert_all_close(actual, value_and_gradients(dense_bags, [weight.double()], rest, upstream))

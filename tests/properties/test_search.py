@@ -63,13 +63,13 @@ def walk(beam, beam_log, edge_labels, edge_log, wanted, *, n_labels, shortlist_s
     return rows
 
 
-def rows_of(found, n_labels):
-    pairs = zip(found.labels.tolist(), found.paths.tolist(), strict=True)
-    kept = [
+def rows_of(actual, n_labels):
+    pairs = zip(actual.labels.tolist(), actual.paths.tolist(), strict=True)
+    selected = [
         {label: path for label, path in zip(*pair, strict=True) if label < n_labels}
         for pair in pairs
     ]
-    return list(zip(kept, found.wanted_paths.tolist(), strict=True))
+    return list(zip(selected, actual.wanted_paths.tolist(), strict=True))
 
 
 @VERSIONS
@@ -80,9 +80,9 @@ def test_the_expansion_keeps_the_labels_and_paths_that_a_walk_over_all_paths_kee
     tensors = make(**case)
     sizes = {"n_labels": case["n_labels"], "shortlist_size": shortlist_size}
 
-    found = expand(*tensors, **sizes)
+    actual = expand(*tensors, **sizes)
 
-    assert rows_of(found, case["n_labels"]) == walk(*tensors, **sizes)
+    assert rows_of(actual, case["n_labels"]) == walk(*tensors, **sizes)
 
 
 @VERSIONS
@@ -90,9 +90,9 @@ def test_the_expansion_keeps_the_labels_and_paths_that_a_walk_over_all_paths_kee
 def test_no_label_is_kept_twice_and_padding_points_at_path_zero(expand, case, shortlist_size):
     n_labels = case["n_labels"]
 
-    found = expand(*make(**case), n_labels=n_labels, shortlist_size=shortlist_size)
+    actual = expand(*make(**case), n_labels=n_labels, shortlist_size=shortlist_size)
 
-    for labels, paths in zip(found.labels.tolist(), found.paths.tolist(), strict=True):
+    for labels, paths in zip(actual.labels.tolist(), actual.paths.tolist(), strict=True):
         real = [label for label in labels if label < n_labels]
         assert len(real) == len(set(real))
         assert all(label <= n_labels for label in labels)

@@ -121,11 +121,11 @@ def test_every_classifier_is_at_the_minimum_of_its_own_rows(loss, n_more, cost, 
     )
 
     assert weights[:, :n_more].nnz == 0
-    found = np.hstack([weights[:, n_more:].toarray(), biases[:, None]])
+    actual = np.hstack([weights[:, n_more:].toarray(), biases[:, None]])
     for label in range(labels.shape[1]):
         rows, signs = sub_problem(candidates, labels, label)
         expected = MINIMA[loss](points[rows], np.array(signs), cost)
-        np.testing.assert_allclose(found[label], expected, atol=2e-5)
+        np.testing.assert_allclose(actual[label], expected, atol=2e-5)
 
 
 @given(prune=st.sampled_from([0.0, 0.05, 0.3]), **SIZES)
@@ -154,11 +154,11 @@ def test_margins_of_candidates_are_those_of_the_dense_product(searching, seed, *
     if searching:  # with very many weights that no point has, features are searched for
         sparse, weights = widened(sparse, 5000, 0.0), widened(weights, 5000, 1.0)
 
-    found = SparseRanker(weights, biases, dense.shape[1]).score(sparse, dense, candidates)
+    actual = SparseRanker(weights, biases, dense.shape[1]).score(sparse, dense, candidates)
 
     points = np.hstack([sparse.toarray(), unit_embedding(dense, len(dense))])
     every = points @ weights.toarray().T + biases
     every = np.hstack([every, np.full((len(every), 1), -np.inf)])
     np.testing.assert_allclose(
-        found, np.take_along_axis(every, candidates, 1), rtol=1e-4, atol=1e-5
+        actual, np.take_along_axis(every, candidates, 1), rtol=1e-4, atol=1e-5
     )

@@ -78,7 +78,7 @@ def test_the_fields_usual_library_gives_the_same_values(case, setting):
     dense = np.array(golden["scores_dense"])
     widths = golden["cases"][case].get("row_k", [dense.shape[1] if case == "dense" else 30] * 50)
     rank = (-dense).argsort(axis=1).argsort(axis=1)
-    kept = sparse.csr_matrix(np.where(rank < np.array(widths)[:, None], dense, 0))
+    remaining = sparse.csr_matrix(np.where(rank < np.array(widths)[:, None], dense, 0))
     labels = [[] if "row7" in case and i == 7 else row for i, row in enumerate(golden["truth"])]
     weights = inverse_propensities(
         np.array(golden["train_label_freq"]),
@@ -94,7 +94,7 @@ def test_the_fields_usual_library_gives_the_same_values(case, setting):
     }
 
     values = score(
-        Predictions.from_csr(kept),
+        Predictions.from_csr(remaining),
         csr(labels, dense.shape[1]),
         weights,
         list(expected),

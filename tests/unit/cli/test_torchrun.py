@@ -6,7 +6,7 @@ from typer.testing import CliRunner
 from elias.cli.app import app
 
 
-def told(monkeypatch, size, *command):
+def run_command(monkeypatch, size, *command):
     where = {"RANK": "0", "WORLD_SIZE": size, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "1"}
     for name, value in where.items():
         monkeypatch.setenv(name, value)
@@ -17,13 +17,13 @@ def told(monkeypatch, size, *command):
     "command", ["calibrate", "report", "experiment", "serve", "export", "push", "demo"]
 )
 def test_what_each_process_would_do_again_is_refused(monkeypatch, command):
-    found = told(monkeypatch, "2", command, "x")
+    actual = run_command(monkeypatch, "2", command, "x")
 
-    assert found.exit_code == 2
-    assert found.stderr.startswith(f"error: elias {command}: each of the 2 processes")
-    assert "run it without torchrun (evaluate, predict, train share the work)" in found.stderr
-    assert len(found.stderr.splitlines()) == 1
+    assert actual.exit_code == 2
+    assert actual.stderr.startswith(f"error: elias {command}: each of the 2 processes")
+    assert "run it without torchrun (evaluate, predict, train share the work)" in actual.stderr
+    assert len(actual.stderr.splitlines()) == 1
 
 
 def test_one_process_of_torchrun_does_anything(monkeypatch):
-    assert told(monkeypatch, "1", "presets").exit_code == 0
+    assert run_command(monkeypatch, "1", "presets").exit_code == 0
