@@ -19,7 +19,7 @@ from contract.documents import ROOT, Sandbox, blocks_of, shared_interpreter
 from elias.cli.app import app
 from elias.cli.options import ConfigOptions
 from elias.config import EliasConfig
-from elias.data.readers.columns import LABELS, TEXT
+from elias.data.readers.table import LABEL_COLUMNS, TEXT_COLUMNS
 
 DOCUMENTS = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
 SCRIPTS = sorted((ROOT / "scripts").rglob("*.sh"))
@@ -173,7 +173,7 @@ def test_every_key_of_the_configuration_is_documented():
 def test_the_columns_that_are_found_by_name_are_listed_in_order():
     page = (ROOT / "docs" / "reference" / "data-formats.md").read_text(encoding="utf8")
 
-    for names in (TEXT, LABELS):
+    for names in (TEXT_COLUMNS, LABEL_COLUMNS):
         assert f"| {', '.join(f'`{name}`' for name in names)} |" in page
 
 

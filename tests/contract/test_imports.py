@@ -115,7 +115,6 @@ def test_imports_point_downwards_only():
         ("elias.pipeline", "Elias"),
         ("elias.pipeline", "train_together"),
         ("elias.onnx_model", "OnnxModel"),
-        ("elias.data.text_rows", "TextFile"),
     ],
 )
 def test_a_documented_name_that_moved_warns_for_one_release(module, name):

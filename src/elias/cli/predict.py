@@ -18,7 +18,7 @@ from elias.cli.torchrun import follow_predict, join_world, shared_predict
 from elias.errors import DataError
 
 if TYPE_CHECKING:
-    from elias.data.readers.text_rows import TextRow
+    from elias.data.text_rows import TextRow
 
 
 T = TypeVar("T")
@@ -178,7 +178,7 @@ def read_rows(
     if source != STDIN:
         return _open_file(source, column, keep, settings or {}).rows()
 
-    from elias.data.readers.text_rows import TextRow, json_text_rows
+    from elias.data.text_rows import TextRow, json_text_rows
 
     lines = _stdin_lines()
     if column is not None:
@@ -192,7 +192,7 @@ def _open_file(
     source: Path, column: str | None, keep: Sequence[str], settings: Mapping[str, Any]
 ) -> elias.TextFile:
     """Find the text column and the kept columns of a file."""
-    from elias.data.readers.text_rows import is_table
+    from elias.data.text_rows import is_table
 
     if settings and source.is_file() and is_table(source, column, keep):
         column = options.training_options(source, settings, {"text": column}).get("text")

@@ -6,19 +6,32 @@ import hashlib
 import json
 import logging
 import os
-from contextlib import suppress
+import re
+from collections import Counter
+from contextlib import ExitStack, closing, suppress
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 import numpy as np
 from scipy.sparse import vstack
 
 from elias.data.atomic import cache_root, evict_oldest, mark_in_use, staged_folder
 from elias.data.corpus import SPLITS, Corpus, Split
-from elias.data.readers.base import LABELS, Chunk, ReadOptions, csr_from_lists
-from elias.data.readers.detect import named_columns, open_reader, text_columns
-from elias.data.readers.files import is_gzip, sanitize
+from elias.data.readers import files, xmc
+from elias.data.readers.base import (
+    LABELS,
+    SHORT,
+    Chunk,
+    ReadOptions,
+    csr_from_lists,
+    find_file,
+    find_label_names,
+    split_files,
+)
+from elias.data.readers.files import data_error, sanitize
+from elias.data.readers.npz import NpzReader
+from elias.data.readers.table import KINDS, TableReader, choose_text, column_names
 from elias.data.splits import DEFAULT_TEST_SHARE, hold_out_test
 from elias.data.storage import SplitWriter, open_corpus, write_description
 from elias.errors import DataError, did_you_mean
@@ -39,6 +52,20 @@ OnDisk: TypeAlias = Literal["auto", "on", "off"]
 ON_DISK_BYTES = 1 << 30
 """Total file size from which ``auto`` keeps a corpus on disk; gzipped files count four times.
 Reading a table into memory takes about five times the size of its file."""
+ACCEPTED = (
+    "a table (JSON lines, CSV, TSV, Parquet; gzipped or not) with a text and a labels column, "
+    "an XMC `N D L` file, or a folder of raw/trn_X.txt + Y.trn.npz, train.* + test.*, "
+    "trn_X_Y.txt, trn.json.gz, or X.trn.txt + Y.trn.npz"
+)
+_FOREIGN = {
+    b"PK\x03\x04": "a zip or npz archive; unpack it, or give the folder it is in",
+    b"\xfd7zXZ": "an xz archive; unpack it first",
+    b"BZh": "a bzip2 archive; unpack it first",
+    b"\x28\xb5\x2f\xfd": "a zstd archive; unpack it first",
+    b"\x80\x04\x95": "a pickle, which is never read; write it as JSON lines or Parquet",
+}
+_JSON = re.compile(r"\s*(?:\{|\[\s*(?:[{\]]|$))")  # an object, or a list of objects
+_DELIMITER = re.compile(r"[\t,;]")
 _GZIP_FACTOR = 4
 _CACHE_BYTES = 100 * 2**30  # size of the cache of corpora before the oldest is removed
 _CACHE_VERSION = 1
@@ -95,7 +122,7 @@ def load_corpus(
     corpus, has_splits = (_read_to_disk if use_disk else _read_to_memory)(path, options)
     check_corpus(corpus)
     wanted = test_size if has_splits or test_size is not None else DEFAULT_TEST_SHARE
-    used = {**asdict(options), "text": text_columns(path, text), "test_size": wanted}
+    used = {**asdict(options), "text": _text_columns(path, text), "test_size": wanted}
     used["seed"] = seed if wanted else None
     settings = {name: value for name, value in used.items() if value is not None}
     corpus = replace(corpus, reading=settings)
@@ -106,45 +133,144 @@ def load_corpus(
     return corpus
 
 
-class _SplitCollector(Protocol):
-    """Collects the chunks of one split."""
+def detect(path: Path) -> tuple[str, Path, dict[str, list[Path]]]:
+    """Detect the format of a file or folder by its content.
 
-    def add(self, chunk: Chunk) -> None: ...
+    Returns:
+        The format (``npz``, ``lf``, ``xmc``, ``pecos`` or a kind of table); the file, or the
+        folder that holds the files; and the files by split, for tables, ``N D L`` files and PECOS
+        text. The key is empty if one file contains all splits.
 
-    def close(self) -> None: ...
+    Raises:
+        DataError: If the format is unknown, there is no training file, or formats are mixed.
+    """
+    if not path.is_dir():
+        return detect_file(path), path, {"": [path]}
+    if (path / "Y.trn.npz").is_file():
+        return "npz", path, {}
+    points = xmc.lf_points_file(path, "train")
+    if points is not None and xmc.LF_IDS in column_names(points, "jsonl"):
+        return "lf", path, {}
+    if find_file(path, xmc.LABEL_MATRIX.format(SHORT["train"])):
+        return "xmc", path, {}
+    by_split = split_files(path)
+    if not by_split and (path / "data").is_dir():  # the layout of data sets on the hub
+        by_split = split_files(path / "data")
+    if not by_split:
+        single = _single_file(path)
+        return detect_file(single), path, {"": [single]}
+    if "train" not in by_split:
+        names = ", ".join(path.name for paths in by_split.values() for path in paths)
+        raise data_error(path, f"no training file beside {names}; add train.*")
+    kind = detect_file(by_split["train"][0])
+    for file in (file for paths in by_split.values() for file in paths):
+        other = detect_file(file)
+        if other != kind:
+            raise data_error(file, f"is {other}, but the training file is {kind}; use one format")
+    return kind, by_split["train"][0].parent, by_split
 
 
-_Collector = TypeVar("_Collector", bound=_SplitCollector)
+def _single_file(folder: Path) -> Path:
+    label_names = find_label_names(folder)
+    paths = [path for path in sorted(folder.iterdir()) if path.is_file() and path != label_names]
+    data = [path for path in paths if not path.name.lower().startswith((".", "readme", "license"))]
+    if len(data) != 1:
+        names = ", ".join(path.name for path in sorted(folder.iterdir())[:8]) or "nothing"
+        raise data_error(folder, f"no corpus recognised in: {names}; expected {ACCEPTED}")
+    return data[0]
+
+
+def detect_file(path: Path) -> str:
+    """Return the file format: ``jsonl``, ``csv``, ``tsv``, ``parquet``, ``xmc`` or ``pecos``."""
+    head = files.read_head(path)
+    if not head.strip():
+        raise data_error(path, files.EMPTY)
+    if head.startswith(files.UTF16):
+        raise data_error(path, files.IS_UTF16, 1)
+    if head.startswith(b"PAR1"):
+        return "parquet"
+    for magic, what in _FOREIGN.items():
+        if head.startswith(magic):
+            raise data_error(path, f"is {what}")
+    lines = head.decode("utf-8", "replace").removeprefix("\ufeff").split("\n")
+    if any(line.strip() for line in lines[:-1]):
+        lines.pop()  # it may be cut
+    first = next((line for line in lines if line.strip()), "")
+    if _JSON.match(first):
+        return "jsonl"
+    if xmc.looks_xmc(lines):
+        return "xmc"
+    if xmc.looks_pecos(lines):
+        return "pecos"
+    if _DELIMITER.search(first):
+        return "tsv" if "\t" in first else "csv"
+    problem = f"not recognised from {files.short_repr(lines[0][:60])}; expected {ACCEPTED}"
+    raise data_error(path, problem)
+
+
+def _open_reader(path: Path, options: ReadOptions, *, in_memory: bool) -> Reader:
+    """Return the reader of a file or folder.
+
+    Args:
+        path: The file or folder, in any format.
+        options: The columns to read.
+        in_memory: Whether the corpus is read into memory, so that a reader that needs two passes
+            may keep the rows instead of reading the files twice.
+    """
+    kind, source, by_split = detect(path)
+    if kind == "npz":
+        return NpzReader(path, options)
+    if kind == "lf":
+        return xmc.LfReader(path, options)
+    if kind == "xmc":
+        return xmc.XmcReader(source, by_split, options)
+    if kind == "pecos":
+        return xmc.PecosReader(source, by_split, options)
+    return TableReader(source, by_split, kind, options, in_memory=in_memory)
+
+
+def _named_columns(path: Path) -> tuple[str, list[str]]:
+    """Return the format and the column names of a corpus; no names if the format has none."""
+    kind, _, by_split = detect(path)
+    if kind == "lf":
+        points = xmc.lf_points_file(path, "train")
+        assert points is not None
+        return kind, column_names(points, "jsonl")
+    return kind, column_names(next(iter(by_split.values()))[0], kind) if kind in KINDS else []
+
+
+def _text_columns(path: Path, text: str | None) -> str | None:
+    """Return the text columns to read, as ``title,abstract``; None if columns have no names."""
+    kind, names = _named_columns(path)
+    if not names:
+        return None
+    columns = xmc.lf_text_columns(names) if kind == "lf" and text is None else None
+    return ",".join(columns or choose_text(path, names, text))
 
 
 def _collect(
-    reader: Reader, path: Path, new_split: Callable[[str], _Collector]
-) -> tuple[dict[str, _Collector], Summary]:
+    reader: Reader, path: Path, new_split: Callable[[str], Any]
+) -> tuple[dict[str, Any], Summary]:
     """Pass each chunk of a reader to the collector of its split; return collectors and summary.
 
     Texts and label names are sanitized. Features of the labels go to the pseudo-split `LABELS`.
     """
-    collectors: dict[str, _Collector] = {}
-    n_points: dict[str, int] = {}
+    collectors: dict[str, Any] = {}
+    n_points: Counter[str] = Counter()
     n_uses = n_changed = 0
-    try:
-        with progress(f"Reading {path.name}") as advance:
-            for chunk in reader.chunks():
-                if chunk.split not in collectors:
-                    collectors[chunk.split] = new_split(chunk.split)
-                if chunk.texts is not None:
-                    texts, changed = sanitize(chunk.texts)
-                    n_changed += changed
-                    chunk = replace(chunk, texts=texts)
-                if chunk.labels is not None:
-                    count = len(chunk.labels.counts)
-                    n_points[chunk.split] = n_points.get(chunk.split, 0) + count
-                    n_uses += len(chunk.labels.codes)
-                    advance(count)
-                collectors[chunk.split].add(chunk)
-    finally:
-        for collector in collectors.values():
-            collector.close()
+    with progress(f"Reading {path.name}") as advance:
+        for chunk in reader.chunks():
+            if chunk.split not in collectors:
+                collectors[chunk.split] = new_split(chunk.split)
+            if chunk.texts is not None:
+                texts, changed = sanitize(chunk.texts)
+                n_changed += changed
+                chunk = replace(chunk, texts=texts)
+            if chunk.labels is not None:
+                n_points[chunk.split] += len(chunk.labels.counts)
+                n_uses += len(chunk.labels.codes)
+                advance(len(chunk.labels.counts))
+            collectors[chunk.split].add(chunk)
     in_order = {name: n_points[name] for name in SPLITS if name in n_points}
     summary = reader.finish(in_order, n_uses)
     names, changed = sanitize(summary.label_names)
@@ -153,8 +279,7 @@ def _collect(
         count = n_changed + changed
         notes["sanitized"] = f"NULs or lone surrogates replaced in {count} texts or names"
         logger.warning("%s: %s", path, notes["sanitized"])
-    order = [*in_order, *(name for name in collectors if name == LABELS)]
-    collected = {name: collectors[name] for name in order}
+    collected = {name: collectors[name] for name in (*SPLITS, LABELS) if name in collectors}
     return collected, replace(summary, label_names=names, notes=notes)
 
 
@@ -168,15 +293,12 @@ class _MemorySplit:
 
     def add(self, chunk: Chunk) -> None:
         if chunk.texts is not None:
-            self._texts = [] if self._texts is None else self._texts
+            self._texts = self._texts or []
             self._texts += chunk.texts
         if chunk.labels is not None:
             self._labels.append(chunk.labels)
         if chunk.features is not None:
             self._features.append(chunk.features)
-
-    def close(self) -> None:
-        """Do nothing: no file is open."""
 
     def features(self) -> csr_matrix | None:
         """Return the feature matrix, or None without features."""
@@ -200,7 +322,7 @@ class _MemorySplit:
 
 def _read_to_memory(path: Path, options: ReadOptions) -> tuple[Corpus, bool]:
     """Read a corpus into memory; also return whether its source names the splits."""
-    reader = open_reader(path, options, in_memory=True)
+    reader = _open_reader(path, options, in_memory=True)
     collected, summary = _collect(reader, path, _MemorySplit)
     label_features = collected.pop(LABELS).features() if LABELS in collected else None
     splits: dict[str, Any] = {
@@ -244,9 +366,14 @@ def _read_to_disk(path: Path, options: ReadOptions) -> tuple[Corpus, bool]:
 
 def _store(path: Path, options: ReadOptions, folder: Path) -> None:
     """Read a corpus, and store it in an empty folder."""
-    reader = open_reader(path, options, in_memory=False)
-    writers, summary = _collect(reader, path, lambda name: SplitWriter(folder / name))
+    reader = _open_reader(path, options, in_memory=False)
     description: dict[str, Any] = {"format": reader.format, "has_splits": reader.has_splits}
+    with ExitStack() as stack:
+
+        def new_split(name: str) -> SplitWriter:
+            return stack.enter_context(closing(SplitWriter(folder / name)))
+
+        writers, summary = _collect(reader, path, new_split)
     if LABELS in writers:
         description["label_features"] = writers.pop(LABELS).finish_features()
     description["notes"] = summary.notes
@@ -270,7 +397,7 @@ def _is_large(path: Path) -> bool:
     total = 0
     for file in _files(path):
         size = file.stat().st_size
-        is_packed = size > ON_DISK_BYTES // _GZIP_FACTOR and is_gzip(file)
+        is_packed = size > ON_DISK_BYTES // _GZIP_FACTOR and files.is_gzip(file)
         total += size * (_GZIP_FACTOR if is_packed else 1)
     return total > ON_DISK_BYTES
 
@@ -278,44 +405,42 @@ def _is_large(path: Path) -> bool:
 def _cache_key(path: Path, options: ReadOptions) -> str:
     """Return a cache key for the options and the current state of the source files."""
     stats = [(str(file.resolve()), file.stat()) for file in _files(path)]
-    files = [(name, stat.st_size, stat.st_mtime_ns) for name, stat in stats]
-    content = json.dumps([_CACHE_VERSION, str(path.resolve()), asdict(options), files])
+    states = [(name, stat.st_size, stat.st_mtime_ns) for name, stat in stats]
+    content = json.dumps([_CACHE_VERSION, str(path.resolve()), asdict(options), states])
     return hashlib.sha256(content.encode()).hexdigest()[:40]
 
 
 def check_corpus(corpus: Corpus) -> None:
     """Raise `DataError` if parts of the corpus have different sizes, or if it has no labels."""
-    for name, split in corpus.splits.items():
-        _check_split(corpus, name, split)
-    if corpus.label_features is not None and corpus.label_features.shape[0] != corpus.n_labels:
-        n_rows = corpus.label_features.shape[0]
-        raise _mismatch(corpus, f"{n_rows} rows of label features for {corpus.n_labels} labels")
+    problem = next(_mismatches(corpus), None)
+    if problem is not None:
+        raise DataError(f"{corpus.source or 'corpus'}: {problem}; the files must belong together")
     _check_training_labels(corpus)
 
 
-def _check_split(corpus: Corpus, name: str, split: Split) -> None:
-    n_points, n_labels = split.labels.shape
-    if n_points == 0:
-        raise _mismatch(corpus, f"the {name} split has no points")
-    if n_labels != corpus.n_labels:
-        counts = f"{n_labels} labels, but there are {corpus.n_labels} label names"
-        raise _mismatch(corpus, f"the {name} split is over {counts}")
-    if split.texts is not None and len(split.texts) != n_points:
-        raise _mismatch(corpus, f"{len(split.texts)} {name} texts for {n_points} points")
-    if split.features is None:
-        if split.texts is None:
-            raise _mismatch(corpus, f"the {name} points have neither texts nor features")
-        return
-    n_rows, n_columns = split.features.shape
-    if n_rows != n_points:
-        raise _mismatch(corpus, f"{n_rows} rows of {name} features for {n_points} points")
-    train = corpus.train.features
-    if train is not None and n_columns != train.shape[1]:
-        raise _mismatch(corpus, f"{name} features have {n_columns} columns, not {train.shape[1]}")
-
-
-def _mismatch(corpus: Corpus, problem: str) -> DataError:
-    return DataError(f"{corpus.source or 'corpus'}: {problem}; the files must belong together")
+def _mismatches(corpus: Corpus) -> Iterator[str]:
+    """Yield a description of each part of the corpus that does not fit the others."""
+    for name, split in corpus.splits.items():
+        n_points, n_labels = split.labels.shape
+        if n_points == 0:
+            yield f"the {name} split has no points"
+        if n_labels != corpus.n_labels:
+            counts = f"{n_labels} labels, but there are {corpus.n_labels} label names"
+            yield f"the {name} split is over {counts}"
+        if split.texts is not None and len(split.texts) != n_points:
+            yield f"{len(split.texts)} {name} texts for {n_points} points"
+        if split.features is not None:
+            n_rows, n_columns = split.features.shape
+            train = corpus.train.features
+            if n_rows != n_points:
+                yield f"{n_rows} rows of {name} features for {n_points} points"
+            if train is not None and n_columns != train.shape[1]:
+                yield f"{name} features have {n_columns} columns, not {train.shape[1]}"
+        elif split.texts is None:
+            yield f"the {name} points have neither texts nor features"
+    n_rows = corpus.n_labels if corpus.label_features is None else corpus.label_features.shape[0]
+    if n_rows != corpus.n_labels:
+        yield f"{n_rows} rows of label features for {corpus.n_labels} labels"
 
 
 def _check_training_labels(corpus: Corpus) -> None:
@@ -350,7 +475,7 @@ def reading_options(
     keys = [key for key in explicit if key not in options and settings.get(key) is not None]
     if not keys or not path.exists():  # the reader reports a missing file
         return options
-    kind, names = named_columns(path)
+    kind, names = _named_columns(path)
     if kind == "lf":  # its labels are always in the same column
         keys = [key for key in keys if key == "text"]
     for key in keys if names else []:

@@ -23,7 +23,7 @@ from scipy.sparse import csr_matrix, save_npz
 
 from elias.data.atomic import staged_folder
 from elias.data.corpus import SPLITS, Corpus, Split
-from elias.data.readers.files import SHORT
+from elias.data.readers.base import SHORT
 from elias.data.writers import write_lines
 from elias.errors import DataError
 from elias.progress import progress

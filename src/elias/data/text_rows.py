@@ -1,16 +1,119 @@
-"""Deprecated module: import `TextFile` from ``elias``. It will be removed in version 0.3."""
+"""Read texts to predict labels for, row by row: lines of a file, or columns of a table."""
 
 from __future__ import annotations
 
-import warnings
-from typing import Any
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from elias.data.load import detect_file
+from elias.data.readers.files import data_error, iter_lines
+from elias.data.readers.table import (
+    KINDS,
+    check_columns,
+    choose_text,
+    column_names,
+    iter_rows,
+    json_cells,
+    open_parquet,
+)
+
+LINES = "lines"
+"""Name of the format with one text per line."""
+_TABLE_SUFFIXES = {".jsonl", ".ndjson", ".json", ".csv", ".tsv", ".parquet"}
 
 
-def __getattr__(name: str) -> Any:
-    """Return a name that has moved to ``elias``, and warn that this module is deprecated."""
-    from elias.data.readers import text_rows
+class TextRow(NamedTuple):
+    """One text, its line number, and the other cells to keep of its row."""
 
-    if not hasattr(text_rows, name) or name.startswith("_"):
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    warnings.warn(f"{name} has moved: import it from elias", DeprecationWarning, stacklevel=2)
-    return getattr(text_rows, name)
+    line: int
+    """The 1-based number of the line on which the row ends; in Parquet, the row number."""
+    text: str
+    kept: tuple[Any, ...] = ()
+    """The cells of the columns in `TextFile.keep`, in the same order."""
+
+
+@dataclass(frozen=True, slots=True)
+class TextFile:
+    """A file of texts, and the columns to read."""
+
+    path: Path
+    kind: str
+    """``lines``, ``jsonl``, ``csv``, ``tsv`` or ``parquet``."""
+    columns: tuple[str, ...] = ()
+    """The text columns of a table, joined by spaces."""
+    keep: tuple[str, ...] = ()
+    """Columns of a table whose cells are returned with the text."""
+
+    @classmethod
+    def find(
+        cls, path: str | Path, *, text: str | None = None, keep: Sequence[str] = ()
+    ) -> TextFile:
+        """Detect the kind of a file and choose its columns.
+
+        Args:
+            path: A file, gzipped or not. It is read as a table if its suffix is that of a table or
+                if columns are named, else as one text per line.
+            text: The text column of a table, or several as ``title,abstract``; by default a column
+                with a common name such as ``text``.
+            keep: Columns of a table whose cells are returned with the text.
+
+        Raises:
+            DataError: If the file has another format, or lacks the columns.
+        """
+        path = Path(path)
+        if path.is_dir():
+            raise data_error(path, "is a folder; give a file of texts, or - for stdin")
+        if not is_table(path, text, keep):
+            return cls(path, LINES)
+        kind = detect_file(path)
+        if kind not in KINDS:
+            raise data_error(path, "is not a table; write one text per line in a .txt file")
+        names = column_names(path, kind)
+        check_columns(path, keep, names)
+        return cls(path, kind, choose_text(path, names, text), tuple(keep))
+
+    def rows(self) -> Iterator[TextRow]:
+        """Yield the rows; an error names the line of the row that cannot be read."""
+        if self.kind == LINES:
+            for number, text in enumerate(iter_lines(self.path), start=1):
+                yield TextRow(number, text.rstrip("\n").rstrip("\r"))
+            return
+        wanted = [*self.columns, *self.keep]
+        # with several text columns, or columns to keep, a row may lack some of them
+        required = self.columns if len(self.columns) == 1 else ()
+        for line, cells in iter_rows(self.path, self.kind, wanted, required):
+            parts = cells[: len(self.columns)]
+            text = " ".join(filter(None, (_text(part, self.path, line) for part in parts)))
+            yield TextRow(line, text, tuple(cells[len(self.columns) :]))
+
+    def arrow_types(self) -> dict[str, Any]:
+        """Return the Arrow types of the columns to keep, if the file is Parquet."""
+        if self.kind != "parquet":
+            return {}
+        schema = open_parquet(self.path).schema_arrow
+        return {name: schema.field(name).type for name in self.keep}
+
+
+def is_table(path: Path, text: str | None, keep: Sequence[str]) -> bool:
+    """Return True if a file has the suffix of a table, or if column names are given."""
+    suffix = Path(path.name.removesuffix(".gz")).suffix.lower()
+    return text is not None or bool(keep) or suffix in _TABLE_SUFFIXES
+
+
+def json_text_rows(
+    lines: Iterable[str], source: str, column: str, keep: Sequence[str] = ()
+) -> Iterator[TextRow]:
+    """Yield the rows of JSON lines that are not in a file, such as those of stdin."""
+    path, columns = Path(source), [column, *keep]
+    for line, [text, *cells] in json_cells(path, lines, columns, columns):
+        yield TextRow(line, _text(text, path, line), tuple(cells))
+
+
+def _text(value: Any, path: Path, line: int) -> str:
+    if value is None:
+        return ""
+    if not isinstance(value, str | int | float):
+        raise data_error(path, f"holds {type(value).__name__}, which is not a text", line)
+    return str(value)

@@ -27,12 +27,12 @@ from typing import IO, TYPE_CHECKING, Any, cast
 from scipy.sparse import save_npz
 
 from elias.data.atomic import staged_file, staged_folder
-from elias.data.readers import lf, xmc
-from elias.data.readers.columns import IDS, SPLIT, WEIGHTS
-from elias.data.readers.files import SHORT, data_error, sanitize
+from elias.data.readers import xmc
+from elias.data.readers.base import SHORT
+from elias.data.readers.files import data_error, sanitize
 from elias.data.readers.label_cells import SeparatorVotes, order_names, split_cells
 from elias.data.readers.npz import PECOS, RAW, FileNames
-from elias.data.readers.table import KINDS
+from elias.data.readers.table import IDS, KINDS, SPLIT, WEIGHTS
 from elias.errors import DataError, did_you_mean
 
 if TYPE_CHECKING:
@@ -349,7 +349,7 @@ def _lf_points(split: Split, texts: Sequence[str]) -> Iterator[dict[str, Any]]:
     ids, weights = (_rows(split.labels, f) for f in (split.labels.indices, split.labels.data))
     for row, (text, labels, values) in enumerate(zip(texts, ids, weights, strict=True)):
         point = {"uid": str(row), "title": text, "content": ""}
-        yield point | {lf.IDS: labels, lf.WEIGHTS: values}
+        yield point | {xmc.LF_IDS: labels, xmc.LF_WEIGHTS: values}
 
 
 def _write_matrix(folder: Path, short: str, matrix: csr_matrix | None) -> None:

@@ -1,29 +1,24 @@
-"""The interface of all corpus readers: a reader yields chunks of rows.
+"""What all corpus readers share: their interface, and the file names of a corpus.
 
-The caller, `elias.data.load`, decides where the chunks go: into memory, or into mapped files.
+A reader yields chunks of rows. The caller, `elias.data.load`, decides where the chunks go: into
+memory, or into mapped files.
 """
 
 from __future__ import annotations
 
+import re
 from abc import ABC, abstractmethod
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING
 
 import numpy as np
 from scipy.sparse import csr_matrix
 
-from elias.data.readers.files import (
-    data_error,
-    find_label_names,
-    line_chunks,
-    number_labels,
-    read_filters,
-    read_label_names,
-)
+from elias.data.readers.files import data_error, line_chunks, read_lines, short_repr
 from elias.errors import DataError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Iterator, Mapping, Sequence
     from pathlib import Path
 
     from numpy.typing import NDArray
@@ -31,6 +26,29 @@ if TYPE_CHECKING:
 
 LABELS = "labels"
 """Pseudo-split of chunks that contain features of the labels."""
+
+SHORT = {"train": "trn", "validation": "val", "test": "tst"}
+"""The short name of each split in npz and XMC folders."""
+
+ALIASES = {
+    "train": ("train", "trn", "training", "tr"),
+    "validation": ("validation", "valid", "val", "dev", "development"),
+    "test": ("test", "tst", "testing", "te", "eval"),
+}
+"""Accepted names of each split, in file names and in a ``split`` column."""
+
+LABEL_FILES = (
+    *("raw/Y.txt", "Y.txt", "labels.txt", "output-items.txt", "output-labels.txt"),
+    *("label_map.txt", "Yf.txt"),
+)
+"""Files of label names, one per line, in order of preference."""
+
+_MAX_LABELS = 100_000_000
+_LABELS_PER_USE = 100
+_MAX_UNUSED_LABELS = 5_000_000
+"""Labels without names are numbered up to the highest id. If there are more labels than this, and
+fewer than one in a hundred is used, the ids are assumed to be wrong: the names would exhaust
+memory."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,13 +62,11 @@ class ReadOptions:
     separator: str | None = None
     """The separator of the labels in one cell; with an empty string, each cell is one label."""
 
-    def check_unused(self, path: Path, format_name: str, *, text: bool = True) -> None:
+    def check_unused(self, path: Path, format_name: str, *, except_text: bool = False) -> None:
         """Raise `DataError` if options are set, for a format without named columns."""
-        values = {"text": self.text if text else None, "labels": self.labels}
-        values["separator"] = self.separator
-        unused = next((key for key, value in values.items() if value is not None), None)
-        if unused is not None:
-            raise DataError(f"{path}: is in {format_name} format, where {unused}= has no meaning")
+        for key, value in asdict(self).items():
+            if value is not None and not (except_text and key == "text"):
+                raise DataError(f"{path}: is in {format_name} format, where {key}= has no meaning")
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,6 +84,14 @@ class LabelRows:
     def from_csr(cls, matrix: csr_matrix) -> LabelRows:
         """Return the rows of a relevance matrix."""
         return cls(np.diff(matrix.indptr), matrix.indices, matrix.data)
+
+    @classmethod
+    def from_lines(cls, lists: Sequence[str]) -> LabelRows:
+        """Return rows that are written as ``id,id,…``, or as an empty string without labels."""
+        counts = np.array([row.count(",") + 1 if row else 0 for row in lists], dtype=np.int64)
+        flat = ",".join(filter(None, lists))
+        ids = np.array([int(label) for label in flat.split(",")] if flat else [], dtype=np.int64)
+        return cls(counts, ids)
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,6 +141,51 @@ class Reader(ABC):
         """
 
 
+class IdReader(Reader):
+    """Reads a format that stores labels by their ids, and their names in a separate file."""
+
+    def __init__(self, source: Path, folder: Path, names: list[str] | None) -> None:
+        """Store what the summary needs.
+
+        Args:
+            source: The path of the corpus, for error messages.
+            folder: The folder that may contain label names and filter files.
+            names: The label names, or None to name labels by number.
+        """
+        self._source = source
+        self._folder = folder
+        self._names = names
+        self._n_columns: dict[str, int] = {}  # of the label matrix of each split, if there are any
+        self._highest = -1  # the highest label id, if there are no matrices
+
+    def finish(self, n_points: Mapping[str, int], n_uses: int) -> Summary:
+        """Return the label names and filters."""
+        names, notes = self._names, {}
+        n_labels = self._n_columns.get("train", self._highest + 1)
+        if names is not None and self._n_columns and len(names) != n_labels:
+            problem = f"holds {len(names)} names for {n_labels} labels; give one line for each"
+            raise data_error(find_label_names(self._folder) or self._source, problem)
+        for split, count in self._n_columns.items():
+            if count != n_labels:
+                counts = f"{count} labels, but there are {n_labels} label names"
+                problem = f"the {split} split is over {counts}; the files must belong together"
+                raise data_error(self._source, problem)
+        if names is None:
+            if too_many_labels(n_labels, n_uses):
+                problem = f"label ids up to {n_labels - 1} are too large to count labels by"
+                remedy = "number the labels from 0, or give a file of label names"
+                raise data_error(self._source, f"{problem}; {remedy}")
+            names = [str(label) for label in range(n_labels)]
+            notes = {"labels": "no file of names: named by number"}
+        filters = read_filters(self._folder, n_points, len(names)) if self.has_splits else {}
+        return Summary(names, filters=filters, notes=notes)
+
+
+def too_many_labels(n_labels: int, n_uses: int) -> bool:
+    """Return True if the number of labels, or of unused labels, is implausibly large."""
+    return n_labels > min(_MAX_LABELS, max(_MAX_UNUSED_LABELS, _LABELS_PER_USE * n_uses))
+
+
 def text_chunks(path: Path, split: str, n_points: int) -> Iterator[Chunk]:
     """Yield the lines of a file as the texts of ``n_points`` points."""
     n_texts = 0
@@ -128,58 +197,32 @@ def text_chunks(path: Path, split: str, n_points: int) -> Iterator[Chunk]:
         raise data_error(path, problem)
 
 
-def summarize(
-    source: Path,
-    folder: Path | None,
-    names: list[str] | None,
-    n_labels: int,
-    n_points: Mapping[str, int],
-    n_uses: int,
-) -> Summary:
-    """Return the summary of a corpus whose codes are label ids.
+def row_of(counts: NDArray[np.int64], entry: int) -> int:
+    """Return the row of a flattened entry, from the number of entries of each row."""
+    return int(np.searchsorted(np.cumsum(counts), entry, side="right"))
+
+
+def check_entries(
+    path: Path,
+    values: NDArray[np.generic],
+    is_wrong: NDArray[np.bool_],
+    counts: NDArray[np.int64],
+    problem: str,
+    first_line: int,
+) -> None:
+    """Raise `DataError` with the line of the first wrong entry; ``{}`` in ``problem`` is its value.
 
     Args:
-        source: The path of the corpus, for error messages.
-        folder: The folder that may contain a filter file, or None.
-        names: The label names, or None to name labels by number.
-        n_labels: The number of labels if there are no names.
-        n_points: The number of points of each split.
-        n_uses: The total number of point-label pairs.
+        path: The file.
+        values: The entries of consecutive lines, flattened.
+        is_wrong: Whether each entry is wrong.
+        counts: The number of entries of each line.
+        problem: The error message.
+        first_line: The number of the first line.
     """
-    notes = {} if names is not None else {"labels": "no file of names: named by number"}
-    if names is None:
-        names = number_labels(source, n_labels, n_uses)
-    filters = {} if folder is None else read_filters(folder, n_points, len(names))
-    return Summary(names, filters=filters, notes=notes)
-
-
-def summarize_columns(
-    source: Path,
-    folder: Path | None,
-    n_columns: Mapping[str, int],
-    n_points: Mapping[str, int],
-    n_uses: int,
-) -> Summary:
-    """Return the summary of a corpus of label matrices, whose columns are the labels.
-
-    Args:
-        source: The path of the corpus, for error messages.
-        folder: The folder that may contain label names and a filter file, or None.
-        n_columns: The number of columns of each split's label matrix; all must be equal.
-        n_points: The number of points of each split.
-        n_uses: The total number of point-label pairs.
-    """
-    n_labels = n_columns["train"]
-    names = None if folder is None else read_label_names(folder)
-    if names is not None and len(names) != n_labels:
-        problem = f"holds {len(names)} names for {n_labels} labels; give one line for each"
-        raise data_error(find_label_names(folder or source) or source, problem)
-    for split, count in n_columns.items():
-        if count != n_labels:
-            counts = f"{count} labels, but there are {n_labels} label names"
-            problem = f"the {split} split is over {counts}; the files must belong together"
-            raise data_error(source, problem)
-    return summarize(source, folder, names, n_labels, n_points, n_uses)
+    if is_wrong.any():
+        entry = int(is_wrong.argmax())
+        raise data_error(path, problem.format(values[entry]), first_line + row_of(counts, entry))
 
 
 def csr_from_lists(
@@ -203,3 +246,96 @@ def csr_from_lists(
     if values is None:
         matrix.data[:] = 1
     return matrix
+
+
+def split_alias(name: str) -> str | None:
+    """Return the split that ``name`` is an alias of, or None."""
+    plain = name.strip().lower()
+    return next((split for split, names in ALIASES.items() if plain in names), None)
+
+
+def find_file(folder: Path, *names: str) -> Path | None:
+    """Return the first of the named files that exists, gzipped or not."""
+    candidates = (folder / (name + suffix) for name in names for suffix in ("", ".gz"))
+    return next((path for path in candidates if path.is_file()), None)
+
+
+def find_label_names(folder: Path) -> Path | None:
+    """Return the file of label names in a folder, or None."""
+    return find_file(folder, *LABEL_FILES)
+
+
+def read_label_names(folder: Path) -> list[str] | None:
+    """Read the label names from the file in a folder, one per line; None without such a file."""
+    path = find_label_names(folder)
+    if path is None:
+        return None
+    names = read_lines(path)
+    if not names:
+        raise data_error(path, "is empty; it should hold one label name per line")
+    return names
+
+
+def split_files(folder: Path) -> dict[str, list[Path]]:
+    """Return the files named after splits (``train.csv``, ``eurlex_test.txt``, shards), by split.
+
+    A file whose name is exactly the split is preferred to one whose name only ends in the split.
+    """
+    files = sorted(path for path in folder.iterdir() if path.is_file())
+    by_split = {}
+    for split, names in ALIASES.items():
+        name = "|".join(names)
+        exact = re.compile(rf"(?:{name})(?:-\d+-of-\d+)?(?:\..+)?", re.IGNORECASE)
+        ending = re.compile(rf".+[_.-](?:{name})(?:\..+)?", re.IGNORECASE)
+        for pattern in (exact, ending):
+            matching = [path for path in files if pattern.fullmatch(path.name)]
+            if matching:
+                by_split[split] = [path for path in matching if "filter" not in path.name]
+                break
+    return {split: paths for split, paths in by_split.items() if paths}
+
+
+def one_file_each(by_split: Mapping[str, list[Path]]) -> dict[str, Path]:
+    """Return the file of each split; raise `DataError` if a split has several."""
+    for split, paths in by_split.items():
+        if len(paths) > 1:
+            names = ", ".join(path.name for path in paths)
+            problem = f"several files for the {split} split ({names}); keep one"
+            raise data_error(paths[0].parent, problem)
+    return {split or "train": paths[0] for split, paths in by_split.items()}
+
+
+def read_filters(
+    folder: Path, n_points: Mapping[str, int], n_labels: int
+) -> dict[str, NDArray[np.int64]]:
+    """Read the (M, 2) pairs (point, label) to exclude, for each split that has a filter file.
+
+    Args:
+        folder: The folder of ``filter_labels_test.txt`` or ``tst_filter_labels.txt``.
+        n_points: The number of points of each split.
+        n_labels: L; points and labels must be in range.
+    """
+    filters = {}
+    for split, count in n_points.items():
+        names = [f"filter_labels_{name}.txt" for name in ALIASES[split]]
+        names += [f"{SHORT[split]}_filter_labels.txt"]
+        path = find_file(folder, *names, *(f"raw/{name}" for name in names))
+        if path is not None:
+            filters[split] = _read_pairs(path, count, n_labels)
+    return filters
+
+
+def _read_pairs(path: Path, n_points: int, n_labels: int) -> NDArray[np.int64]:
+    pairs = []
+    for number, line in enumerate(read_lines(path), start=1):
+        if not line.strip():
+            continue
+        try:
+            point, label = map(int, line.split())
+        except ValueError:
+            raise data_error(path, f"{short_repr(line)} is not `point label`", number) from None
+        if not (0 <= point < n_points and 0 <= label < n_labels):
+            limits = f"there are {n_points} points and {n_labels} labels, counted from 0"
+            raise data_error(path, f"the pair {point} {label} is out of range; {limits}", number)
+        pairs.append((point, label))
+    return np.array(pairs, dtype=np.int64).reshape(-1, 2)

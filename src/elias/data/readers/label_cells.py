@@ -21,7 +21,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from elias.data.readers.files import data_error, too_many_labels
+from elias.data.readers.base import row_of, too_many_labels
+from elias.data.readers.files import data_error
 from elias.errors import DataError, did_you_mean
 
 if TYPE_CHECKING:
@@ -53,10 +54,6 @@ class LabelLists:
     """(n,) the number of labels of each row."""
     values: list[str]
     """The labels of all rows, concatenated."""
-
-    def row_of(self, entry: int) -> int:
-        """Return the row of a flattened entry."""
-        return int(np.searchsorted(np.cumsum(self.counts), entry, side="right"))
 
 
 class SeparatorVotes:
@@ -228,7 +225,7 @@ class NamedLabels:
         if self._names is not None and len(codes_of) > n_before:
             new_codes, entries = np.unique(codes, return_index=True)
             for entry in entries[new_codes >= n_before].tolist():
-                self._first_lines.append((rows.path, rows.lines[lists.row_of(entry)]))
+                self._first_lines.append((rows.path, rows.lines[row_of(lists.counts, entry)]))
         return codes
 
     def finish(self, n_uses: int) -> tuple[NDArray[np.int64], list[str]]:
@@ -275,16 +272,16 @@ class NumberedLabels:
         wrong = next((i for i, v in enumerate(id_lists.values) if not _ID.fullmatch(v)), None)
         if wrong is not None:
             problem = f"label id {id_lists.values[wrong][:60]!r} is not a small whole number"
-            raise rows.error(id_lists.row_of(wrong), problem)
+            raise rows.error(row_of(id_lists.counts, wrong), problem)
         ids = np.array([int(value) for value in id_lists.values], dtype=np.int64)
         if len(ids) and (self._largest is None or ids.max() > self._largest[0]):
-            row = lists.row_of(int(ids.argmax()))
+            row = row_of(lists.counts, int(ids.argmax()))
             self._largest = (int(ids.max()), rows.path, rows.lines[row])
         names = self._names
         for entry, (label, name) in enumerate(zip(ids.tolist(), lists.values, strict=True)):
             if names.setdefault(label, name) != name:
                 problem = f"label id {label} has two names, {names[label][:40]!r} and {name[:40]!r}"
-                raise rows.error(lists.row_of(entry), problem)
+                raise rows.error(row_of(lists.counts, entry), problem)
         return ids
 
     def finish(self, n_uses: int) -> tuple[None, list[str]]:

@@ -4,7 +4,7 @@
 and ``X.lbl.npz`` (features of the labels).
 
 ``pecos``: ``X.trn.txt``, ``output-items.txt``, ``Y.trn.npz``, features in ``X.trn.npz`` or in a
-folder ``tfidf-attnxml``. `elias.data.readers.pecos` reads the one-file text format of PECOS.
+folder ``tfidf-attnxml``. `elias.data.readers.xmc` reads the one-file text format of PECOS.
 
 Both have splits ``trn``, ``val`` and ``tst``, and optionally ``filter_labels_test.txt``.
 """
@@ -16,30 +16,28 @@ import zipfile
 import zlib
 from dataclasses import dataclass
 from math import prod
-from typing import IO, TYPE_CHECKING, Any
+from typing import IO, TYPE_CHECKING
 
 import numpy as np
-from scipy.sparse import csr_matrix, issparse, load_npz
+from scipy.sparse import csr_matrix, load_npz
 
 from elias.data.readers.base import (
     LABELS,
+    SHORT,
     Chunk,
+    IdReader,
     LabelRows,
-    Reader,
     ReadOptions,
-    Summary,
-    summarize_columns,
+    find_file,
+    read_label_names,
+    row_of,
     text_chunks,
 )
-from elias.data.readers.files import SHORT, check_ratio, check_regular_file, data_error, find_file
+from elias.data.readers.files import check_ratio, data_error, open_bytes
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Iterator
     from pathlib import Path
-
-    from numpy.typing import NDArray
-
-    from elias.errors import DataError
 
 
 _MAX_EMPTY_ROWS = 1_000_000  # rows that a matrix may have beyond those it stores entries for
@@ -76,16 +74,14 @@ PECOS = FileNames(
 )
 
 
-class NpzReader(Reader):
+class NpzReader(IdReader):
     """Reads a folder of text lines and npz matrices, one matrix at a time."""
 
     def __init__(self, folder: Path, options: ReadOptions) -> None:
-        names = RAW if _find(folder, RAW.texts, "train") else PECOS
-        options.check_unused(folder, names.format)
-        self.format = names.format
-        self._folder = folder
-        self._names = names
-        self._n_columns: dict[str, int] = {}
+        self._file_names = RAW if _find(folder, RAW.texts, "train") else PECOS
+        self.format = self._file_names.format
+        options.check_unused(folder, self.format)
+        super().__init__(folder, folder, read_label_names(folder))
 
     def chunks(self) -> Iterator[Chunk]:
         """Yield the labels, texts and features of each split, then the features of the labels."""
@@ -93,46 +89,37 @@ class NpzReader(Reader):
             path = self._folder / f"Y.{short}.npz"
             if not path.is_file():
                 continue
-            texts = _find(self._folder, self._names.texts, split)
-            features = _find(self._folder, self._names.features, split)
+            texts = _find(self._folder, self._file_names.texts, split)
+            features = _find(self._folder, self._file_names.features, split)
             if texts is None and features is None:
-                expected = self._names.texts[0].format(short)
+                expected = self._file_names.texts[0].format(short)
                 problem = f"the {split} points have neither texts nor features; add {expected}"
                 raise data_error(path, problem)
-            labels = clean_matrix(read_npz(path), path, "relevance")
+            labels = _read_npz(path, "relevance")
             self._n_columns[split] = labels.shape[1]
             yield Chunk(split, labels=LabelRows.from_csr(labels))
             if texts is not None:
                 yield from text_chunks(texts, split, labels.shape[0])
             if features is not None:
-                matrix = clean_matrix(read_npz(features), features, "feature")
-                yield Chunk(split, features=matrix)
+                yield Chunk(split, features=_read_npz(features, "feature"))
         path = self._folder / "X.lbl.npz"
         if path.is_file():
-            yield Chunk(LABELS, features=clean_matrix(read_npz(path), path, "feature"))
-
-    def finish(self, n_points: Mapping[str, int], n_uses: int) -> Summary:
-        """Return the label names and filters."""
-        return summarize_columns(self._folder, self._folder, self._n_columns, n_points, n_uses)
+            yield Chunk(LABELS, features=_read_npz(path, "feature"))
 
 
 def _find(folder: Path, names: tuple[str, ...], split: str) -> Path | None:
     return find_file(folder, *(name.format(SHORT[split], long=split) for name in names))
 
 
-def read_npz(path: Path) -> csr_matrix:
-    """Read the sparse matrix of a SciPy npz file as CSR, without unpickling."""
-    check_regular_file(path)
+def _read_npz(path: Path, what: str) -> csr_matrix:
+    """Read the sparse matrix of a SciPy npz file; ``what`` is ``relevance`` or ``feature``."""
     try:
-        with path.open("rb") as stream:  # NumPy leaves a file open that it cannot read
-            return load_sparse(stream)
-    except FileNotFoundError:
-        raise data_error(path, "no such file") from None
-    except OSError as error:
-        raise data_error(path, f"cannot be read ({error.strerror or error})") from None
+        with open_bytes(path) as stream:  # NumPy leaves a file open that it cannot read
+            matrix = load_sparse(stream)
     except NPZ_ERRORS as error:
         remedy = "write it with scipy.sparse.save_npz"
         raise data_error(path, f"not a whole sparse npz file ({error}); {remedy}") from None
+    return clean_matrix(matrix, path, what)
 
 
 def load_sparse(stream: IO[bytes]) -> csr_matrix:
@@ -156,12 +143,11 @@ def load_sparse(stream: IO[bytes]) -> csr_matrix:
         packed = sum(info.compress_size for info in archive.infolist())
         if packed > stream.seek(0, io.SEEK_END):
             raise ValueError("the members are larger than the file")
-        kind, shape = (_read_array(archive, name) for name in ("format", "shape"))
-    if kind.shape != () or kind.dtype.kind not in "SU":
-        raise ValueError("does not name its format")
-    if kind.astype("U").item() not in _FORMATS:
-        kinds = ", ".join(_FORMATS)
-        raise ValueError(f"stored as {kind.astype('U').item()!r}; use tocsr() ({kinds} are read)")
+        kind, shape = (np.load(archive.open(f"{name}.npy")) for name in ("format", "shape"))
+    format_name = kind.astype("U").item()
+    if format_name not in _FORMATS:
+        names = ", ".join(_FORMATS)
+        raise ValueError(f"stored as {format_name!r}; use tocsr() ({names} are read)")
     if shape.shape != (2,) or shape.dtype.kind not in "iu" or (shape < 0).any():
         raise ValueError("its shape is not two counts")
     n_entries = shapes.get("indices", shapes.get("row"))
@@ -171,10 +157,7 @@ def load_sparse(stream: IO[bytes]) -> csr_matrix:
     if shape[0] > max(_MAX_EMPTY_ROWS, 10 * n_stored):
         raise ValueError(f"declares {shape[0]} rows, but stores nothing of most of them")
     stream.seek(0)
-    loaded: Any = load_npz(stream)  # SciPy passes allow_pickle=False
-    if not issparse(loaded) or loaded.ndim != 2:
-        raise ValueError("not a sparse matrix")
-    matrix = csr_matrix(loaded)
+    matrix = csr_matrix(load_npz(stream))  # SciPy passes allow_pickle=False
     matrix.check_format(full_check=True)
     return matrix
 
@@ -182,10 +165,8 @@ def load_sparse(stream: IO[bytes]) -> csr_matrix:
 def _checked_shape(archive: zipfile.ZipFile, info: zipfile.ZipInfo, name: str) -> tuple[int, ...]:
     """Return the shape of an npy array; check its header against the size of the zip member."""
     with archive.open(info) as member:
-        version = np.lib.format.read_magic(member)
-        formats = np.lib.format
-        read = formats.read_array_header_1_0 if version == (1, 0) else formats.read_array_header_2_0
-        shape, _, dtype = read(member)
+        np.lib.format.read_magic(member)
+        shape, _, dtype = np.lib.format.read_array_header_1_0(member)
         begin = member.tell()
     if dtype.hasobject:
         raise ValueError("holds pickled objects, which are never read")
@@ -205,11 +186,6 @@ def _checked_shape(archive: zipfile.ZipFile, info: zipfile.ZipInfo, name: str) -
     return shape
 
 
-def _read_array(archive: zipfile.ZipFile, name: str) -> Any:
-    with archive.open(f"{name}.npy") as member:
-        return np.lib.format.read_array(member, allow_pickle=False)
-
-
 def clean_matrix(matrix: csr_matrix, path: Path, what: str, first: int = 0) -> csr_matrix:
     """Return a matrix as float32 CSR, sorted, without duplicates; relevance also without zeros.
 
@@ -219,26 +195,18 @@ def clean_matrix(matrix: csr_matrix, path: Path, what: str, first: int = 0) -> c
         what: ``relevance``, which must not be negative, or ``feature``.
         first: The number of points before the first row, for error messages.
     """
-    if matrix.dtype.kind not in "biuf":
-        raise data_error(path, f"holds {matrix.dtype} values; {what} values are numbers")
     clean = matrix.astype(np.float32, copy=False)
     clean.sum_duplicates()
-    wrong = ~np.isfinite(clean.data)
-    if wrong.any():
-        raise _value_error(clean, wrong, path, f"a {what} value must be finite", first)
+    rules = {"must be finite": ~np.isfinite(clean.data)}
     if what == "relevance":
-        if clean.nnz and clean.data.min() < 0:
-            rule = "a relevance must not be negative"
-            raise _value_error(clean, clean.data < 0, path, rule, first)
+        rules["must not be negative"] = clean.data < 0
+    for rule, is_wrong in rules.items():
+        if is_wrong.any():
+            entry = int(is_wrong.argmax())
+            point = first + 1 + row_of(np.diff(clean.indptr), entry)
+            where = f"point {point}, column {clean.indices[entry]} holds {clean.data[entry]}"
+            remedy = "correct or drop the entry"
+            raise data_error(path, f"{where}: a {what} value {rule}; {remedy}")
+    if what == "relevance":
         clean.eliminate_zeros()
     return clean
-
-
-def _value_error(
-    matrix: csr_matrix, wrong: NDArray[np.bool_], path: Path, rule: str, first: int
-) -> DataError:
-    entry = int(np.flatnonzero(wrong)[0])
-    row = first + int(np.searchsorted(matrix.indptr, entry, side="right"))
-    column, value = int(matrix.indices[entry]), float(matrix.data[entry])
-    problem = f"point {row}, column {column} holds {value}: {rule}; correct or drop the entry"
-    return data_error(path, problem)

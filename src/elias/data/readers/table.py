@@ -21,20 +21,16 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from elias.data.readers import files
-from elias.data.readers.base import Chunk, LabelRows, Reader, ReadOptions, Summary
-from elias.data.readers.columns import choose_columns, missing_column
-from elias.data.readers.files import (
-    EMPTY,
-    CompressionRatioError,
-    check_ratio,
-    data_error,
-    is_gzip,
-    iter_lines,
-    open_bytes,
+from elias.data.readers.base import (
+    Chunk,
+    LabelRows,
+    Reader,
+    ReadOptions,
+    Summary,
     read_label_names,
-    short_repr,
     split_alias,
 )
+from elias.data.readers.files import data_error, iter_lines, short_repr
 from elias.data.readers.label_cells import (
     NamedLabels,
     NumberedLabels,
@@ -43,24 +39,106 @@ from elias.data.readers.label_cells import (
     parse_weights,
     split_cells,
 )
-from elias.errors import DataError
+from elias.errors import DataError, did_you_mean
 from elias.progress import progress
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
     from pathlib import Path
 
-    from elias.data.readers.columns import Columns
-
     Cells = Iterator[tuple[int, list[Any]]]
     """Iterator over rows: the line number (see `Rows.lines`) and the wanted cells of each row."""
 
+
 KINDS = ("jsonl", "csv", "tsv", "parquet")
+TEXT_COLUMNS = (
+    *("text", "texts", "title", "content", "input", "sentence", "document", "body", "abstract"),
+    *("description", "query", "question", "review", "comment", "message", "headline", "summary"),
+)
+"""Common names of the text column, in order of preference."""
+
+LABEL_COLUMNS = (
+    *("labels", "label", "tags", "tag", "categories", "category", "topics", "topic", "targets"),
+    *("target", "classes", "class", "subjects", "keywords", "genres", "genre", "label_names"),
+    *("target_ind", "label_ids", "codes", "annotations", "output", "y"),
+)
+"""Common names of the labels column, in order of preference."""
+
+IDS, WEIGHTS, SPLIT = "label_ids", "label_weights", "split"
 _SAMPLE_ROWS = 100
 _SPACE = re.compile(r"\s*")
 _DELIMITERS = ("\t", ",", ";")
 _PARQUET_ROWS = 1024  # rows read at a time
 _SIZED = (str, list)  # types of cells whose length is counted
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Columns:
+    """The columns to read, by role."""
+
+    text: tuple[str, ...]
+    labels: str
+    ids: str | None = None
+    weights: str | None = None
+    split: str | None = None
+
+    @property
+    def all(self) -> list[str]:
+        """Return every column once."""
+        extra = (self.ids, self.weights, self.split)
+        names = [*self.text, self.labels, *(name for name in extra if name is not None)]
+        return list(dict.fromkeys(names))
+
+
+def choose_columns(path: Path, names: Sequence[str], options: ReadOptions) -> Columns:
+    """Choose the columns that the options name, else columns with common names (ignoring case).
+
+    The columns ``label_ids`` and ``label_weights`` are read only if the labels column is found by
+    a common name. They are ignored if the options name the labels column.
+    """
+    plain = _plain_names(names)
+    text = choose_text(path, names, options.text)
+    if options.labels is not None:
+        check_columns(path, [options.labels], names)
+        return Columns(text=text, labels=options.labels, split=plain.get(SPLIT))
+    labels = _common(path, "labels", LABEL_COLUMNS, names)
+    return Columns(
+        text=text,
+        labels=labels,
+        ids=None if plain.get(IDS) == labels else plain.get(IDS),
+        weights=plain.get(WEIGHTS),
+        split=plain.get(SPLIT),
+    )
+
+
+def choose_text(path: Path, names: Sequence[str], text: str | None) -> tuple[str, ...]:
+    """Return the text columns that ``text`` lists, or, if None, a column with a common name."""
+    if text is None:
+        return (_common(path, "text", TEXT_COLUMNS, names),)
+    columns = (text,) if text in names else tuple(part.strip() for part in text.split(","))
+    check_columns(path, columns, names)
+    return columns
+
+
+def _plain_names(names: Sequence[str]) -> dict[str, str]:
+    return {name.strip().lower(): name for name in reversed(names)}
+
+
+def _common(path: Path, role: str, common: Sequence[str], names: Sequence[str]) -> str:
+    plain = _plain_names(names)
+    for name in common:
+        if name in plain:
+            return plain[name]
+    columns = ", ".join(map(repr, names))
+    raise data_error(path, f"no {role} column among {columns}; name one with {role}=")
+
+
+def check_columns(path: Path, wanted: Iterable[str], names: Sequence[str]) -> None:
+    """Raise `DataError` if a wanted column does not exist."""
+    for name in wanted:
+        if name not in names:
+            columns = ", ".join(map(repr, names))
+            raise data_error(path, f"no column {name!r} among {columns}{did_you_mean(name, names)}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,21 +220,16 @@ class TableReader(Reader):
         self.has_splits = "" not in by_split or columns.split is not None
         required = columns.text if kind == "jsonl" else columns.all  # JSON rows may omit the rest
         for _, path in self._files:
-            names = column_names(path, kind)
-            missing = next((name for name in required if name not in names), None)
-            if missing is not None:
-                raise missing_column(path, missing, names)
-        self._labels: NamedLabels | NumberedLabels
-        if columns.ids is not None:
-            self._labels = NumberedLabels()
-        else:
+            check_columns(path, required, column_names(path, kind))
+        self._labels: NamedLabels | NumberedLabels = NumberedLabels()
+        if columns.ids is None:
             self._labels = NamedLabels(read_label_names(source) if source.is_dir() else None)
         self._separator = ""
 
     def chunks(self) -> Iterator[Chunk]:
         """Yield the texts and labels of each split."""
         columns, separator = self._columns, self._options.separator
-        rows_in_memory = list(self._read_quoted()) if self._in_memory else None
+        rows_in_memory = list(self._read(columns.all)) if self._in_memory else None
 
         def passes(*names: str) -> Iterable[Rows]:
             return self._read(names) if rows_in_memory is None else rows_in_memory
@@ -188,18 +261,6 @@ class TableReader(Reader):
         for split, path in self._files:
             yield from row_chunks(path, split, self.format, names, required)
 
-    def _read_quoted(self) -> Iterator[Rows]:
-        """Yield the rows of all files; detect for each TSV file whether its cells are quoted."""
-        for split, path in self._files:
-            arguments = (path, split, self.format, self._columns.all, self._columns.text)
-            try:
-                rows = list(row_chunks(*arguments, csv.QUOTE_MINIMAL))
-            except DataError:
-                if self.format != "tsv":
-                    raise
-                rows = list(row_chunks(*arguments, csv.QUOTE_NONE))
-            yield from rows
-
     def finish(self, n_points: Mapping[str, int], n_uses: int) -> Summary:
         """Return the label names, and notes on the columns."""
         if "train" not in n_points:
@@ -228,12 +289,8 @@ def _separator(rows: Iterable[Rows], column: str, option: str | None) -> str:
 
 def _by_split(splits: list[str], texts: list[str], labels: LabelRows) -> Iterator[Chunk]:
     """Group rows by split, and yield one chunk per split."""
-    names = list(dict.fromkeys(splits))
-    if len(names) == 1:
-        yield Chunk(names[0], texts, labels)
-        return
     split_of = np.array(splits)
-    for name in names:
+    for name in dict.fromkeys(splits):
         chosen = split_of == name
         entries = np.repeat(chosen, labels.counts)
         weights = None if labels.weights is None else labels.weights[entries]
@@ -242,12 +299,7 @@ def _by_split(splits: list[str], texts: list[str], labels: LabelRows) -> Iterato
 
 
 def row_chunks(
-    path: Path,
-    split: str,
-    kind: str,
-    wanted: Sequence[str],
-    required: Sequence[str],
-    quoting: int | None = None,
+    path: Path, split: str, kind: str, wanted: Sequence[str], required: Sequence[str]
 ) -> Iterator[Rows]:
     """Yield the rows of a file in chunks that are bounded in rows and characters."""
 
@@ -258,12 +310,10 @@ def row_chunks(
     chunk: list[list[Any]] = []
     lines: list[int] = []
     size = 0
-    for line, cells in iter_rows(path, kind, wanted, required, quoting):
+    for line, cells in iter_rows(path, kind, wanted, required):
         chunk.append(cells)
         lines.append(line)
-        for cell in cells:
-            if isinstance(cell, _SIZED):
-                size += len(cell)
+        size += sum([len(cell) for cell in cells if isinstance(cell, _SIZED)])
         if len(chunk) >= files.CHUNK_ROWS or size >= files.CHUNK_CHARACTERS:
             yield rows()
             chunk, lines, size = [], [], 0
@@ -271,13 +321,7 @@ def row_chunks(
         yield rows()
 
 
-def iter_rows(
-    path: Path,
-    kind: str,
-    wanted: Sequence[str],
-    required: Sequence[str],
-    quoting: int | None = None,
-) -> Cells:
+def iter_rows(path: Path, kind: str, wanted: Sequence[str], required: Sequence[str]) -> Cells:
     """Yield the line and the wanted cells of each row of a file.
 
     Few rows are in memory at a time, except for two kinds of file that cannot be read in parts:
@@ -288,17 +332,14 @@ def iter_rows(
         kind: ``jsonl``, ``csv``, ``tsv`` or ``parquet``.
         wanted: The columns to return.
         required: The columns that every JSON object must have; other missing cells are None.
-        quoting: The quoting mode of a CSV or TSV file (see `csv`); None detects it.
     """
     if kind == "parquet":
         rows = _parquet_rows(path, wanted)
     elif kind == "jsonl":
-        rows = _json_cells(path, wanted, required)
+        rows = json_cells(path, iter_lines(path), wanted, required)
     else:
-        if quoting is None:
-            is_quoted = kind == "csv" or _is_quoted(path)
-            quoting = csv.QUOTE_MINIMAL if is_quoted else csv.QUOTE_NONE
-        rows = _delimited_rows(path, wanted, quoting)
+        is_quoted = kind == "csv" or _is_quoted(path)
+        rows = _delimited_rows(path, wanted, csv.QUOTE_MINIMAL if is_quoted else csv.QUOTE_NONE)
     row = None
     for row in rows:
         yield row
@@ -309,18 +350,21 @@ def iter_rows(
 def column_names(path: Path, kind: str) -> list[str]:
     """Return the column names of a table; for JSON lines, the keys of the first rows."""
     if kind == "parquet":
-        names = list(_parquet_file(path).schema_arrow.names)
+        names = list(open_parquet(path).schema_arrow.names)
         _check_distinct(path, names)
         return names
     if kind == "jsonl":
-        rows = islice(_json_rows(path), _SAMPLE_ROWS)
+        rows = islice(_json_rows(path, iter_lines(path)), _SAMPLE_ROWS)
         return list(dict.fromkeys(key for _, row in rows for key in row))
     with _csv_reader(path, csv.QUOTE_MINIMAL, strict=False) as reader:
         return _header(path, reader)
 
 
-def _json_cells(path: Path, wanted: Sequence[str], required: Sequence[str]) -> Cells:
-    for number, row in _json_rows(path):
+def json_cells(
+    path: Path, lines: Iterable[str], wanted: Sequence[str], required: Sequence[str]
+) -> Cells:
+    """Yield the line and the wanted cells of each JSON object."""
+    for number, row in _json_rows(path, lines):
         for name in required:
             if name not in row:
                 keys = ", ".join(row)
@@ -328,9 +372,9 @@ def _json_cells(path: Path, wanted: Sequence[str], required: Sequence[str]) -> C
         yield number, [row.get(name) for name in wanted]
 
 
-def _json_rows(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
+def _json_rows(path: Path, lines: Iterable[str]) -> Iterator[tuple[int, dict[str, Any]]]:
     """Yield (line, object); a file that is one JSON list of objects is read whole."""
-    lines = iter_lines(path)
+    lines = iter(lines)
     is_first = True
     for number, line in enumerate(lines, start=1):
         if not line.strip():
@@ -354,8 +398,8 @@ def _json_rows(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
 def _json_list(path: Path, text: str, line: int) -> Iterator[tuple[int, dict[str, Any]]]:
     """Yield (line, object) from the text of a JSON list that starts on ``line``."""
     decode = json.JSONDecoder().raw_decode
-    position = text.index("[")
-    while True:
+    position, mark = text.index("["), ","
+    while mark == ",":
         start = _SPACE.match(text, position + 1).end()  # type: ignore[union-attr]
         line += text.count("\n", position, start)
         try:
@@ -368,10 +412,9 @@ def _json_list(path: Path, text: str, line: int) -> Iterator[tuple[int, dict[str
         yield line, row
         position = _SPACE.match(text, end).end()  # type: ignore[union-attr]
         line += text.count("\n", start, position)
-        if text[position : position + 1] == "]":
-            return
-        if text[position : position + 1] != ",":
-            raise data_error(path, "the JSON list is cut short here; copy it again", line)
+        mark = text[position : position + 1]
+    if mark != "]":
+        raise data_error(path, "the JSON list is cut short here; copy it again", line)
 
 
 @contextmanager
@@ -398,7 +441,7 @@ def _csv_reader(path: Path, quoting: int, *, strict: bool = True) -> Iterator[An
 def _header(path: Path, reader: Any) -> list[str]:
     header = next((row for row in reader if row), None)
     if header is None:
-        raise data_error(path, EMPTY)
+        raise data_error(path, files.EMPTY)
     names = [name.strip() for name in header]
     _check_distinct(path, names, line=reader.line_num)
     return names
@@ -406,12 +449,10 @@ def _header(path: Path, reader: Any) -> list[str]:
 
 def _check_distinct(path: Path, names: list[str], line: int | None = None) -> None:
     """Raise an error if two columns have the same name; columns without a name are ignored."""
-    name, count = next(
-        ((name, count) for name, count in Counter(names).items() if name and count > 1), ("", 0)
-    )
-    if count:
-        problem = f"{count} columns are called {name!r}; rename all but one"
-        raise data_error(path, problem, line)
+    for name, count in Counter(names).items():
+        if name and count > 1:
+            problem = f"{count} columns are called {name!r}; rename all but one"
+            raise data_error(path, problem, line)
 
 
 def _is_quoted(path: Path) -> bool:
@@ -430,10 +471,10 @@ def _is_quoted(path: Path) -> bool:
 def _delimited_rows(path: Path, wanted: Sequence[str], quoting: int) -> Cells:
     with _csv_reader(path, quoting) as reader:
         header = _header(path, reader)
-        missing = next((name for name in wanted if name not in header), None)
-        if missing is not None:  # the columns were chosen with another quoting
-            problem = f"no column {missing!r} in the header; quote every cell, or none"
-            raise data_error(path, problem, 1)
+        for name in wanted:
+            if name not in header:  # the columns were chosen with another quoting
+                problem = f"no column {name!r} in the header; quote every cell, or none"
+                raise data_error(path, problem, 1)
         positions = [header.index(name) for name in wanted]
         for row in reader:
             if not row:
@@ -445,15 +486,14 @@ def _delimited_rows(path: Path, wanted: Sequence[str], quoting: int) -> Cells:
             yield reader.line_num, [row[position] for position in positions]
 
 
-def _parquet_file(path: Path) -> Any:
-    try:
-        from pyarrow import ArrowException
-        from pyarrow.parquet import ParquetFile
-    except ImportError:
-        raise data_error(path, "reading Parquet needs pyarrow: pip install pyarrow") from None
+def open_parquet(path: Path) -> Any:
+    """Open a Parquet file."""
+    from pyarrow import ArrowException
+    from pyarrow.parquet import ParquetFile
+
     source: Any = path
-    if is_gzip(path):
-        with open_bytes(path) as stream:
+    if files.is_gzip(path):
+        with files.open_bytes(path) as stream:
             source = io.BytesIO(stream.read())
     try:
         return ParquetFile(source)
@@ -461,25 +501,20 @@ def _parquet_file(path: Path) -> Any:
         raise data_error(path, f"not a whole Parquet file ({error}); copy it again") from None
 
 
-def parquet_schema(path: Path) -> Any:
-    """Return the Arrow schema of a Parquet file."""
-    return _parquet_file(path).schema_arrow
-
-
 def _parquet_rows(path: Path, wanted: Sequence[str]) -> Cells:
-    file, line, unpacked = _parquet_file(path), 0, 0
+    file, line, unpacked = open_parquet(path), 0, 0
     packed = path.stat().st_size
     try:
         for batch in file.iter_batches(batch_size=_PARQUET_ROWS, columns=list(wanted)):
             unpacked += batch.nbytes  # a value that repeats is stored once in the file
-            check_ratio("the Parquet data", packed, unpacked)
+            files.check_ratio("the Parquet data", packed, unpacked)
             columns = [batch.column(name).to_pylist() for name in wanted]
             for cells in zip(*columns, strict=True):
                 line += 1
                 yield line, list(cells)
     except UnicodeDecodeError:
         raise data_error(path, "a string column is not UTF-8; write it again as UTF-8") from None
-    except CompressionRatioError as error:
+    except files.CompressionRatioError as error:
         raise data_error(path, str(error)) from None
     except (OSError, ValueError) as error:
         problem = f"the Parquet data is broken ({error}); copy it again"

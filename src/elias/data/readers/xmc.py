@@ -1,107 +1,112 @@
-"""Read the sparse text format of the XMC repository.
+"""Read the text formats of the XMC repository and of PECOS.
 
-An ``N D L`` file has these sizes on its first line, then ``label,label feature:value …`` for each
-point. A corpus is one such file, or a folder of them (``train.txt`` or ``eurlex_train.txt``, and
-``test.txt``), or a folder with one matrix per file (``trn_X_Y.txt`` and ``trn_X_Xf.txt``).
+``xmc``: an ``N D L`` file has these sizes on its first line, then ``label,label feature:value …``
+for each point. A corpus is one such file, or a folder of them (``train.txt`` or
+``eurlex_train.txt``, and ``test.txt``), or a folder with one matrix per file (``trn_X_Y.txt`` and
+``trn_X_Xf.txt``). Optional files of a folder: texts in ``trn_X.txt``, label names in ``Y.txt`` or
+``Yf.txt``, label features in ``lbl_X_Xf.txt``, and filter pairs.
 
-Optional files of a folder: texts in ``trn_X.txt``, label names in ``Y.txt`` or ``Yf.txt``, label
-features in ``lbl_X_Xf.txt``, and filter pairs.
+``lf``: ``trn.json.gz``, ``tst.json.gz``: ``{"uid", "title", "content", "target_ind",
+"target_rel"}``; ``lbl.json.gz``: ``{"uid", "title"}`` for each label (or names in ``Yf.txt``). A
+text is the title and the content, joined by a space. Features are optional, as above.
+
+``pecos``: lines of ``id,id,…<tab>text``. Label names are read from a file in the same folder
+(``output-labels.txt``, ``output-items.txt``, ``labels.txt``, …); without it, labels are named by
+number. `elias.data.readers.npz` reads the npz folders of PECOS.
 """
 
 from __future__ import annotations
 
 import re
 import warnings
-from dataclasses import dataclass
 from itertools import chain
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from elias.data.readers.base import (
     LABELS,
+    SHORT,
     Chunk,
+    IdReader,
     LabelRows,
-    Reader,
     ReadOptions,
-    Summary,
+    check_entries,
     csr_from_lists,
-    summarize_columns,
+    find_file,
+    one_file_each,
+    read_label_names,
     text_chunks,
 )
-from elias.data.readers.files import (
-    SHORT,
-    data_error,
-    find_file,
-    line_chunks,
-    only_file,
-    short_repr,
-)
+from elias.data.readers.files import data_error, line_chunks, short_repr
+from elias.data.readers.label_cells import parse_weights
 from elias.data.readers.npz import clean_matrix
+from elias.data.readers.table import (
+    check_columns,
+    choose_text,
+    column_names,
+    iter_rows,
+    row_chunks,
+)
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Iterator, Sequence
     from pathlib import Path
 
     from numpy.typing import NDArray
     from scipy.sparse import csr_matrix
 
+    from elias.data.readers.table import Rows
     from elias.errors import DataError
 
-    _Pairs = tuple[NDArray[np.int64], NDArray[np.float32]]
 
 LABEL_MATRIX = "{}_X_Y.txt"
 FEATURE_MATRIX = "{}_X_Xf.txt"
+LF_IDS, LF_WEIGHTS = "target_ind", "target_rel"
+_LF_TEXT = ("title", "content")
+_MAX_ID = 2**31 - 1
 _COLON, _SPACE = ord(":"), ord(" ")
-_HEADER = re.compile(r"\s*\d+(?:\s+\d+){1,2}\s*")
+_HEADER = re.compile(r"\s*\d+(?:\s+\d+){2}\s*")
+_PECOS_LINE = re.compile(r"(?:\d+(?:,\d+)*)?\t.*", re.DOTALL)
+_PECOS_IDS = re.compile(r"(?:\d{1,18}(?:,\d{1,18})*)?")
+_PECOS_SAMPLE = 20  # lines
 
 
-def looks_sparse(lines: Sequence[str]) -> bool:
+def looks_xmc(lines: Sequence[str]) -> bool:
     """Return True if the first lines look like an ``N D L`` file.
 
     A table of numbers has no colons, and prose has no header of numbers. A file that contains only
     the header is accepted here, so that the reader reports the error.
     """
-    if not lines or not _HEADER.fullmatch(lines[0]) or len(lines[0].split()) != 3:
-        return False
-    return all(
+    return _HEADER.fullmatch(lines[0]) is not None and all(
         ":" in line or not line.strip() or "," in line or line.strip().isdigit()
         for line in lines[1:5]
     )
 
 
-class XmcReader(Reader):
+class XmcReader(IdReader):
     """Reads ``N D L`` files, or a folder of label and feature matrices (``trn_X_Y.txt``)."""
 
     format = "xmc"
 
-    def __init__(
-        self, source: Path, files: dict[str, list[Path]] | None, options: ReadOptions
-    ) -> None:
+    def __init__(self, source: Path, files: dict[str, list[Path]], options: ReadOptions) -> None:
         """Find the files of the corpus.
 
         Args:
             source: The file or folder.
             files: The ``N D L`` files by split; the key is empty if one file contains all points.
-                None for a folder of matrices.
+                Empty for a folder of matrices.
             options: Reader options; none may be set, because the format has no named columns.
         """
         options.check_unused(source, "XMC")
-        self._source = source
-        self._labelled = files is not None
-        self.has_splits = files is None or "" not in files
-        if files is None:
-            self._files = {
-                split: path
-                for split, short in SHORT.items()
-                if (path := find_file(source, LABEL_MATRIX.format(short))) is not None
-            }
-        else:
-            self._files = {
-                split or "train": only_file(split, paths) for split, paths in files.items()
-            }
-        self._folder = self._files["train"].parent
-        self._n_columns: dict[str, int] = {}
+        self._has_matrices = not files
+        self.has_splits = "" not in files
+        if not files:
+            paths = {name: find_file(source, LABEL_MATRIX.format(SHORT[name])) for name in SHORT}
+            files = {name: [path] for name, path in paths.items() if path is not None}
+        self._files = one_file_each(files)
+        folder = self._files["train"].parent
+        super().__init__(source, folder, read_label_names(folder) if self.has_splits else None)
 
     def chunks(self) -> Iterator[Chunk]:
         """Yield the labels, features and texts of each split, then the features of the labels."""
@@ -113,77 +118,64 @@ class XmcReader(Reader):
                 yield chunk
             if not self.has_splits:
                 return
-            if not self._labelled:
-                yield from feature_chunks(self._folder, split)
+            if self._has_matrices:
+                yield from _feature_chunks(self._folder, split)
             short = SHORT[split]
             texts = find_file(
                 self._folder, f"{short}_X.txt", f"raw/{short}_X.txt", f"{split}_raw_texts.txt"
             )
             if texts is not None:
                 yield from text_chunks(texts, split, n_points)
-        yield from feature_chunks(self._folder, LABELS)
+        yield from _feature_chunks(self._folder, LABELS)
 
     def _label_chunks(self, split: str) -> Iterator[Chunk]:
         path = self._files[split]
-        sizes, blocks = _read(path, 3 if self._labelled else 2)
-        n_labels = self._n_columns[split] = sizes[-1]
-        for block in blocks:
-            if not self._labelled:
-                labels = LabelRows.from_csr(_matrix(path, block, n_labels, "label"))
-                yield Chunk(split, labels=labels)
-                continue
-            counts = block.label_counts
-            _check_range(path, block.labels, counts, n_labels, "label", block.first)
-            features = _matrix(path, block, sizes[1], "feature")
-            yield Chunk(split, labels=LabelRows(counts, block.labels), features=features)
-
-    def finish(self, n_points: Mapping[str, int], n_uses: int) -> Summary:
-        """Return the label names and filters."""
-        folder = self._folder if self.has_splits else None
-        return summarize_columns(self._source, folder, self._n_columns, n_points, n_uses)
+        if self._has_matrices:
+            sizes, blocks = _read(path, 2, "label")
+            for _, matrix in blocks:
+                yield Chunk(split, labels=LabelRows.from_csr(matrix))
+        else:
+            sizes, blocks = _read(path, 3, "feature")
+            for labels, matrix in blocks:
+                yield Chunk(split, labels=labels, features=matrix)
+        self._n_columns[split] = sizes[-1]
 
 
-def feature_chunks(folder: Path, split: str) -> Iterator[Chunk]:
+def _feature_chunks(folder: Path, split: str) -> Iterator[Chunk]:
     """Yield the features in ``trn_X_Xf.txt`` (``lbl_X_Xf.txt`` for `LABELS`), if it exists."""
     path = find_file(folder, FEATURE_MATRIX.format(SHORT.get(split, "lbl")))
-    if path is None:
-        return
-    (_, n_columns), blocks = _read(path, 2)
-    for block in blocks:
-        yield Chunk(split, features=_matrix(path, block, n_columns, "feature"))
+    if path is not None:
+        for _, matrix in _read(path, 2, "feature")[1]:
+            yield Chunk(split, features=matrix)
 
 
-@dataclass(frozen=True, slots=True)
-class _Block:
-    """Consecutive rows, flattened: their label ids, then their ``index:value`` pairs."""
+def _read(
+    path: Path, n_sizes: int, what: str
+) -> tuple[list[int], Iterator[tuple[LabelRows, csr_matrix]]]:
+    """Read a file: return the sizes on its first line, and its rows in blocks.
 
-    first: int
-    """The number of rows before this block."""
-    label_counts: NDArray[np.int64]
-    labels: NDArray[np.int64]
-    pair_counts: NDArray[np.int64]
-    columns: NDArray[np.int64]
-    values: NDArray[np.float32]
-
-
-def _read(path: Path, n_sizes: int) -> tuple[list[int], Iterator[_Block]]:
-    """Read a file: return the sizes on its first line (``N D L`` or ``N D``) and blocks of rows."""
+    Args:
+        path: The file.
+        n_sizes: 3 for ``N D L``, where rows start with labels; 2 for ``N D``.
+        what: What the columns of the matrix are: ``label`` or ``feature``.
+    """
     chunks = line_chunks(path)
     first_lines = next(chunks, [""])
     header = first_lines[0].split()
-    if len(header) != n_sizes or not all(_is_id(size) for size in header):
-        sizes = "`points features labels`" if n_sizes == 3 else "`rows columns`"
-        problem = f"the first line is {short_repr(' '.join(header))}, not {sizes}"
+    if len(header) != n_sizes or not all(map(_is_id, header)):
+        expected = "`points features labels`" if n_sizes == 3 else "`rows columns`"
+        problem = f"the first line is {short_repr(' '.join(header))}, not {expected}"
         raise data_error(path, problem, 1)
+    sizes = [int(size) for size in header]
 
-    def blocks() -> Iterator[_Block]:
-        n_rows, done = int(header[0]), 0
+    def blocks() -> Iterator[tuple[LabelRows, csr_matrix]]:
+        n_rows, done = sizes[0], 0
         for chunk in chain([first_lines[1:]], chunks):
             n_wanted = max(n_rows - done, 0)
             # blank lines after the last row are no rows
             lines = chunk[:n_wanted] + [line for line in chunk[n_wanted:] if line.strip()]
             if lines:
-                yield _parse(path, lines, done, with_labels=n_sizes == 3)
+                yield _parse(path, lines, done, sizes, what)
                 done += len(lines)
         if not done:
             raise data_error(path, "holds no points after its first line")
@@ -192,28 +184,32 @@ def _read(path: Path, n_sizes: int) -> tuple[list[int], Iterator[_Block]]:
             counts = f"the first line says {n_rows} points, but {done} follow"
             raise data_error(path, f"{counts}; {remedy}")
 
-    return [int(size) for size in header], blocks()
+    return sizes, blocks()
 
 
-def _parse(path: Path, lines: list[str], first: int, *, with_labels: bool) -> _Block:
-    parts = [_split_line(line) if with_labels else ("", line.strip()) for line in lines]
-    heads = [head for head, _ in parts if head]
-    text = " ".join(rest for _, rest in parts if rest)
+def _parse(
+    path: Path, lines: list[str], n_before: int, sizes: Sequence[int], what: str
+) -> tuple[LabelRows, csr_matrix]:
+    """Return the labels and the matrix of consecutive rows, after ``n_before`` rows."""
+    first = n_before + 2  # the number of the first line
+    rows = [_split_line(line) if len(sizes) == 3 else ("", line.strip()) for line in lines]
     try:
-        labels = np.array([int(i) for i in ",".join(heads).split(",")] if heads else [], np.int64)
-        columns, values = _parse_pairs(text) or _parse_odd_pairs(text)
+        labels = LabelRows.from_lines([head for head, _ in rows])
+        columns, values = _parse_pairs(" ".join(pairs for _, pairs in rows))
     except (ValueError, OverflowError):
-        raise _broken_line(path, lines, first + 2, with_labels=with_labels) from None
-    label_counts = [head.count(",") + 1 if head else 0 for head, _ in parts]
-    pair_counts = [rest.count(":") for _, rest in parts]
-    return _Block(
-        first,
-        np.array(label_counts, dtype=np.int64),
-        labels,
-        np.array(pair_counts, dtype=np.int64),
-        columns,
-        values,
-    )
+        raise _broken_line(path, rows, first) from None
+    counts = np.array([pairs.count(":") for _, pairs in rows], dtype=np.int64)
+    for name, ids, row_counts, size in (
+        ("label", labels.codes, labels.counts, sizes[-1]),
+        (what, columns, counts, sizes[1]),
+    ):
+        problem = f"{name} id {{}} is out of range; the first line allows 0 to {size - 1}"
+        check_entries(path, ids, (ids < 0) | (ids >= size), row_counts, problem, first)
+    kind = "relevance" if what == "label" else what
+    problem = f"{{}}: a {kind} value must be finite; correct or drop the entry"
+    check_entries(path, values, ~np.isfinite(values), counts, problem, first)
+    matrix = csr_from_lists(counts, columns, sizes[1], values)
+    return labels, clean_matrix(matrix, path, kind, n_before)
 
 
 def _split_line(line: str) -> tuple[str, str]:
@@ -222,49 +218,32 @@ def _split_line(line: str) -> tuple[str, str]:
     return ("", line.strip()) if ":" in head else (head, rest.strip())
 
 
-def _parse_pairs(text: str) -> _Pairs | None:
-    """Parse ``index:value`` pairs separated by single spaces; return None for any other text."""
+def _parse_pairs(text: str) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
+    """Parse ``index:value`` pairs separated by white space; raise `ValueError` on failure."""
+    text = " ".join(text.split())
+    if not text:
+        return np.zeros(0, dtype=np.int64), np.zeros(0, dtype=np.float32)
     buffer = np.frombuffer(text.encode(), dtype=np.uint8)
-    marks = buffer[(buffer == _COLON) | (buffer <= _SPACE)]
-    n_pairs = (len(marks) + 1) // 2
+    marks = buffer[(buffer == _COLON) | (buffer == _SPACE)]
     if len(marks) % 2 == 0 or (marks[0::2] != _COLON).any() or (marks[1::2] != _SPACE).any():
-        return None
+        raise ValueError("not index:value pairs")
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", DeprecationWarning)  # about text that is not a number
-        try:
-            numbers = np.fromstring(text.replace(":", " "), sep=" ")
-        except ValueError:
-            return None
-    columns = numbers[0::2].astype(np.int64) if np.isfinite(numbers[0::2]).all() else None
-    if len(numbers) != 2 * n_pairs or columns is None or (columns != numbers[0::2]).any():
-        return None
-    return columns, _to_float32(numbers[1::2])
+        numbers = np.fromstring(text.replace(":", " "), sep=" ")
+    with np.errstate(over="ignore", invalid="ignore"):  # a value that becomes inf is refused later
+        columns, values = numbers[0::2].astype(np.int64), numbers[1::2].astype(np.float32)
+    if len(numbers) != len(marks) + 1 or (columns != numbers[0::2]).any():
+        raise ValueError("not numbers")
+    return columns, values
 
 
-def _parse_odd_pairs(text: str) -> _Pairs:
-    """Parse pairs separated by any white space; slower than `_parse_pairs`."""
-    pairs = text.split()
-    flat = ":".join(pairs).split(":") if pairs else []
-    if len(flat) != 2 * len(pairs) or not all(":" in pair for pair in pairs):
-        raise ValueError("not index:value pairs")
-    columns = np.fromiter(map(int, flat[0::2]), np.int64, len(pairs))
-    values = np.fromiter(map(float, flat[1::2]), np.float64, len(pairs))
-    return columns, _to_float32(values)
-
-
-def _to_float32(values: NDArray[np.float64]) -> NDArray[np.float32]:
-    with np.errstate(over="ignore"):  # too large a value becomes inf, which is refused later
-        return values.astype(np.float32)
-
-
-def _broken_line(path: Path, lines: list[str], first: int, *, with_labels: bool) -> DataError:
-    """Return the error for the first line that cannot be parsed; ``lines[0]`` is line ``first``."""
-    for number, line in enumerate(lines, start=first):
-        head, rest = _split_line(line) if with_labels else ("", line)
-        if head and not all(_is_id(label) for label in head.split(",")):
+def _broken_line(path: Path, rows: Sequence[tuple[str, str]], first: int) -> DataError:
+    """Return the error for the first row that cannot be parsed; ``rows[0]`` is line ``first``."""
+    for number, (head, pairs) in enumerate(rows, start=first):
+        if head and not all(map(_is_id, head.split(","))):
             problem = f"{short_repr(head)} is not a list of label ids like 3,17"
             return data_error(path, problem, number)
-        for pair in rest.split():
+        for pair in pairs.split():
             index, _, value = pair.partition(":")
             if not (_is_id(index) and _is_number(value)):
                 return data_error(path, f"{short_repr(pair)} is not an index:value pair", number)
@@ -283,30 +262,132 @@ def _is_number(text: str) -> bool:
     return True
 
 
-def _matrix(path: Path, block: _Block, n_columns: int, what: str) -> csr_matrix:
-    """Return the pairs of a block as a matrix; ``what`` is ``label`` or ``feature``."""
-    counts = block.pair_counts
-    _check_range(path, block.columns, counts, n_columns, what, block.first)
-    kind = "relevance" if what == "label" else what
-    wrong = np.flatnonzero(~np.isfinite(block.values))
-    if len(wrong):
-        value = block.values[wrong[0]]
-        problem = f"{value}: a {kind} value must be finite; correct or drop the entry"
-        raise data_error(path, problem, block.first + _line_of(wrong[0], counts))
-    matrix = csr_from_lists(counts, block.columns, n_columns, block.values)
-    return clean_matrix(matrix, path, kind, block.first)
+def looks_pecos(lines: Sequence[str]) -> bool:
+    """Return True if all given lines are ``ids<tab>text`` and at least one of them has ids."""
+    filled = [line for line in lines[:_PECOS_SAMPLE] if line]
+    return all(map(_PECOS_LINE.fullmatch, filled)) and not all(
+        line.startswith("\t") for line in filled
+    )
 
 
-def _check_range(
-    path: Path, ids: NDArray[np.int64], counts: NDArray[np.int64], size: int, what: str, first: int
-) -> None:
-    wrong = np.flatnonzero((ids < 0) | (ids >= size))
-    if len(wrong):
-        limits = f"the first line allows 0 to {size - 1}"
-        problem = f"{what} id {ids[wrong[0]]} is out of range; {limits}"
-        raise data_error(path, problem, first + _line_of(wrong[0], counts))
+class PecosReader(IdReader):
+    """Reads one file of ``ids<tab>text`` lines, or one for each split."""
+
+    format = "pecos"
+
+    def __init__(self, source: Path, files: dict[str, list[Path]], options: ReadOptions) -> None:
+        options.check_unused(source, "PECOS text")
+        self.has_splits = "" not in files
+        self._files = one_file_each(files)
+        folder = self._files["train"].parent
+        super().__init__(source, folder, read_label_names(folder))
+
+    def chunks(self) -> Iterator[Chunk]:
+        """Yield the texts and labels of each split."""
+        for split in (name for name in SHORT if name in self._files):
+            first = 1
+            for lines in line_chunks(self._files[split]):
+                yield self._parse(split, lines, first)
+                first += len(lines)
+
+    def _parse(self, split: str, lines: Sequence[str], first: int) -> Chunk:
+        path = self._files[split]
+        heads, texts = [], []
+        for number, line in enumerate(lines, start=first):
+            head, tab, text = line.partition("\t")
+            if not tab or not _PECOS_IDS.fullmatch(head):
+                raise data_error(path, f"{short_repr(line)} is not `id,id,…<tab>text`", number)
+            heads.append(head)
+            texts.append(text)
+        labels = LabelRows.from_lines(heads)
+        if self._names is None:
+            self._highest = max(self._highest, int(labels.codes.max(initial=-1)))
+        else:
+            n_labels = len(self._names)
+            limits = f"there are {n_labels} label names, counted from 0"
+            problem = f"label id {{}} is out of range; {limits}"
+            check_entries(
+                path, labels.codes, labels.codes >= n_labels, labels.counts, problem, first
+            )
+        return Chunk(split, texts=texts, labels=labels)
 
 
-def _line_of(entry: np.intp, counts: NDArray[np.int64]) -> int:
-    """Return the line number of a flattened entry; rows start at line 2, after the sizes."""
-    return 2 + int(np.searchsorted(np.cumsum(counts), entry, side="right"))
+def lf_points_file(folder: Path, split: str) -> Path | None:
+    """Return the JSON file of a split of an LF folder, or None."""
+    short = SHORT[split]
+    return find_file(folder, f"{short}.json", f"{short}.raw.json", f"{short}.jsonl")
+
+
+def lf_text_columns(names: Sequence[str]) -> tuple[str, ...]:
+    """Return the columns of an LF folder that texts are read from by default."""
+    return tuple(name for name in _LF_TEXT if name in names)
+
+
+class LfReader(IdReader):
+    """Reads a folder of JSON lines with label ids."""
+
+    format = "lf"
+
+    def __init__(self, folder: Path, options: ReadOptions) -> None:
+        options.check_unused(folder, "LF", except_text=True)
+        self._text = options.text
+        path = find_file(folder, "lbl.json", "lbl.raw.json", "lbl.jsonl")
+        if path is None:
+            names = read_label_names(folder)
+        else:
+            rows = iter_rows(path, "jsonl", ["title"], ["title"])
+            names = [str(title or "") for _, [title] in rows]
+        super().__init__(folder, folder, names)
+
+    def chunks(self) -> Iterator[Chunk]:
+        """Yield the texts, labels and features of each split, then the features of the labels."""
+        for split in SHORT:
+            path = lf_points_file(self._folder, split)
+            if path is not None:
+                yield from self._points(path, split)
+                yield from _feature_chunks(self._folder, split)
+        yield from _feature_chunks(self._folder, LABELS)
+
+    def _points(self, path: Path, split: str) -> Iterator[Chunk]:
+        """Yield texts and labels of a split. Relevance values must be in all rows or in none."""
+        text = self._text_columns(path)
+        has_weights = False
+        unweighted: DataError | None = None  # for the first row with labels but no relevance
+        columns = [*text, LF_IDS, LF_WEIGHTS]
+        for rows in row_chunks(path, split, "jsonl", columns, [text[0], LF_IDS]):
+            lists = [self._checked_ids(rows, row) for row in range(len(rows))]
+            counts = np.array([len(ids) for ids in lists], dtype=np.int64)
+            codes = np.array(list(chain.from_iterable(lists)), dtype=np.int64)
+            self._highest = max(self._highest, int(codes.max(initial=-1)))
+            weights = None
+            cells = rows.columns[LF_WEIGHTS]
+            has_weights = has_weights or any(cell is not None for cell in cells)
+            if has_weights:
+                if unweighted is not None:
+                    raise unweighted
+                weights = parse_weights(cells, counts, rows.error)
+            elif unweighted is None and counts.any():
+                row = int(np.flatnonzero(counts)[0])
+                problem = f"{counts[row]} labels but 0 relevance values; give one for each"
+                unweighted = rows.error(row, problem)
+            yield Chunk(split, rows.texts(text), LabelRows(counts, codes, weights))
+
+    def _text_columns(self, path: Path) -> tuple[str, ...]:
+        names = column_names(path, "jsonl")
+        columns = choose_text(path, names, self._text) if self._text else lf_text_columns(names)
+        check_columns(path, [*(columns or _LF_TEXT[:1]), LF_IDS], names)
+        return columns
+
+    def _checked_ids(self, rows: Rows, row: int) -> list[int]:
+        """Return the label ids of a row; raise an error if the cell is not a list of valid ids."""
+        cell: Any = rows.columns[LF_IDS][row] or []
+        limit = _MAX_ID if self._names is None else len(self._names)
+        wrong: Any = cell
+        if isinstance(cell, list):
+            wrong = next((i for i in cell if type(i) is not int or not 0 <= i < limit), None)
+        if wrong is not None:
+            count = "labels are" if self._names is None else f"there are {limit} labels,"
+            problem = f"{LF_IDS} {short_repr(wrong)} is out of range; {count} counted from 0"
+            raise rows.error(row, problem)
+        ids: list[int] = cell
+        return ids

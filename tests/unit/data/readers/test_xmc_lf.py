@@ -73,7 +73,10 @@ def test_names_may_come_one_to_a_line(folder):
         (point("z", [1], rel=[float("nan")]), "trn.json.gz:2: [nan]: a relevance must be finite"),
         (point("z", [1], rel=[-2.0]), "trn.json.gz:2: [-2.0]: a relevance must be finite and not"),
         (point("z", [1], rel=[]), "trn.json.gz:2: 1 labels but 0 relevance values"),
-        (point("z", [1], content=["p"]), "trn.json.gz:2: ['p'] is not a text"),
+        (
+            point("z", [1], content=["p"]),
+            "trn.json.gz:2: column 'content' holds ['p'], which is not a text",
+        ),
         ({"uid": 1, "title": "z"}, "trn.json.gz:2: no 'target_ind' in this row"),
     ],
 )
