@@ -167,7 +167,7 @@ class ArrayWriter:
 
     def __enter__(self) -> ArrayWriter:
         self._file = self._path.open("wb")
-        self._file.write(b"\0" * _HEADER_BYTES)
+        self._file.seek(_HEADER_BYTES)
         return self
 
     def append(self, numbers: NDArray[Any]) -> None:
@@ -183,9 +183,8 @@ class ArrayWriter:
         self._count += (path.stat().st_size - _HEADER_BYTES) // np.dtype(self._dtype).itemsize
 
     def __exit__(self, *_: object) -> None:
-        shape = f"({self._count},)"
-        header = f"{{'descr': '{self._dtype}', 'fortran_order': False, 'shape': {shape}, }}"
         with self._file as file:
             file.seek(0)
-            file.write(b"\x93NUMPY\x01\x00" + (_HEADER_BYTES - 10).to_bytes(2, "little"))
-            file.write((header.ljust(_HEADER_BYTES - 11) + "\n").encode("latin1"))
+            # NumPy pads the header, so that it takes 128 bytes whatever the length of the array
+            header = {"descr": self._dtype, "fortran_order": False, "shape": (self._count,)}
+            np.lib.format.write_array_header_1_0(file, header)

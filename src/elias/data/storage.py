@@ -16,6 +16,7 @@ import os
 import tempfile
 import threading
 from collections.abc import Sequence
+from contextlib import closing
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, overload
 from weakref import WeakSet
@@ -44,7 +45,7 @@ _TEXTS, _OFFSETS, _FILTERS = "texts.bin", "offsets.bin", "filters.npy"
 _INDPTR, _INDICES, _VALUES = "indptr.bin", "indices.bin", "values.bin"
 _FEATURES = "features-"  # prefix of the files of a feature matrix
 _DESCRIPTION, _NAMES = "corpus.json", "names.json"
-_CODES, _WEIGHTS, _NARROW = "codes.spool", "weights.spool", "{}narrow.spool"
+_CODES, _WEIGHTS = "codes.spool", "weights.spool"
 _ROWS = 1 << 16  # rows copied at a time
 _READ_TEXTS = 1 << 13  # texts read at a time
 _WIDEN_ITEMS = 1 << 20  # numbers converted at a time
@@ -108,10 +109,16 @@ class DiskTexts(Sequence[str]):
     def __getitem__(self, index: slice) -> list[str]: ...
     def __getitem__(self, index: int | slice) -> str | list[str]:
         """Return one text, or a list of texts."""
-        if isinstance(index, slice):
-            return [str(part, "utf-8") for part in self._parts(range(len(self))[index])]
-        row = range(len(self))[index]  # raises IndexError out of range
-        return str(next(self._parts(range(row, row + 1))), "utf-8")
+        positions = range(len(self))[index]  # raises IndexError out of range
+        if isinstance(positions, int):
+            return self._read(np.array([positions]))[0]
+        release_pages()
+        return self._read(np.arange(positions.start, positions.stop, positions.step))
+
+    def _read(self, positions: NDArray[np.int64]) -> list[str]:
+        rows = positions if self.rows is None else self.rows[positions]
+        begins, ends = self._offsets[rows].tolist(), self._offsets[rows + 1].tolist()
+        return [str(self._blob[i:j], "utf-8") for i, j in zip(begins, ends, strict=True)]
 
     def __iter__(self) -> Iterator[str]:
         """Yield all texts, with only a part of them in memory at a time."""
@@ -125,22 +132,6 @@ class DiskTexts(Sequence[str]):
         return len(self) == len(other) and all(a == b for a, b in zip(self, other, strict=True))
 
     __hash__ = None  # type: ignore[assignment]  # equal to a list, which has none
-
-    def _parts(self, positions: range) -> Iterator[memoryview]:
-        chosen = np.arange(positions.start, positions.stop, positions.step, dtype=np.int64)
-        if self.rows is not None:
-            chosen = self.rows[chosen]
-        if len(chosen) > 1:
-            release_pages()
-        begins, ends = self._offsets[chosen].tolist(), self._offsets[chosen + 1].tolist()
-        for begin, end in zip(begins, ends, strict=True):
-            yield self._blob[begin:end]
-
-    def encoded(self) -> Iterator[bytes]:
-        """Yield each text as UTF-8 bytes."""
-        for start in range(0, len(self), _READ_TEXTS):
-            for part in self._parts(range(start, min(start + _READ_TEXTS, len(self)))):
-                yield bytes(part)
 
     def take(self, rows: NDArray[np.int64]) -> DiskTexts:
         """Return the texts of ``rows``, in that order; nothing is copied."""
@@ -242,57 +233,52 @@ def scratch_array(size: int, dtype: np.dtype[Any]) -> NDArray[Any]:
 
 
 def _reserve(handle: int, n_bytes: int) -> None:
-    """Allocate disk space for a file, if the system supports it.
+    """Allocate disk space for a file, if the system (Linux) and the file system support it.
 
     Without it, writing to a mapped sparse file kills the process by a signal if the disk is full.
     """
-    if not hasattr(os, "posix_fallocate"):  # macOS, Windows
-        return
-    try:
-        os.posix_fallocate(handle, 0, n_bytes)
-    except OSError as error:
-        if error.errno not in (errno.EOPNOTSUPP, errno.EINVAL):  # not supported by the file system
-            raise
+    if hasattr(os, "posix_fallocate"):
+        try:
+            os.posix_fallocate(handle, 0, n_bytes)
+        except OSError as error:
+            if error.errno not in (errno.EOPNOTSUPP, errno.EINVAL):
+                raise
 
 
 class _MatrixWriter:
     """Writes a CSR matrix in chunks of rows."""
 
     def __init__(self, folder: Path, n_columns: int, prefix: str = "") -> None:
-        self._folder = folder
-        self._prefix = prefix
+        self._paths = [folder / f"{prefix}{name}" for name in (_INDPTR, _INDICES, _VALUES)]
         self._n_columns = n_columns
-        self._lengths: list[NDArray[np.int32]] = []
-        self._indices = (folder / _NARROW.format(prefix)).open("wb")
-        self._values = (folder / f"{prefix}{_VALUES}").open("wb")
+        self._lengths = [np.zeros(1, dtype=np.int32)]
+        self._files = [path.open("wb") for path in self._paths[1:]]
 
     def append(self, rows: csr_matrix) -> None:
         """Add rows in canonical form."""
-        self._indices.write(rows.indices.astype("<i4").data)
-        self._values.write(rows.data.astype("<f4").data)
+        indices, values = self._files
+        indices.write(rows.indices.astype("<i4").data)
+        values.write(rows.data.astype("<f4").data)
         self._lengths.append(np.diff(rows.indptr).astype(np.int32))
 
     def close(self) -> None:
-        self._indices.close()
-        self._values.close()
+        for file in self._files:
+            file.close()
 
     def finish(self) -> dict[str, int]:
         """Write the index arrays, and return the size description of the matrix."""
         self.close()
-        lengths = np.concatenate([np.zeros(1, np.int32), *self._lengths])
-        indptr = np.cumsum(lengths, dtype=np.int64)
+        indptr = np.cumsum(np.concatenate(self._lengths), dtype=np.int64)
         dtype = _index_type(int(indptr[-1]), self._n_columns)
-        narrow = self._folder / _NARROW.format(self._prefix)
-        target = self._folder / f"{self._prefix}{_INDICES}"
-        if dtype == "<i4":
-            narrow.rename(target)
-        else:
+        indptr_path, indices_path, _ = self._paths
+        if dtype == "<i8":
+            narrow = indices_path.rename(indices_path.with_suffix(".spool"))
             indices = _map_array(narrow, "<i4")
-            with target.open("wb") as out:
+            with indices_path.open("wb") as out:
                 for start in range(0, len(indices), _WIDEN_ITEMS):
                     out.write(indices[start : start + _WIDEN_ITEMS].astype("<i8").data)
             narrow.unlink()
-        (self._folder / f"{self._prefix}{_INDPTR}").write_bytes(indptr.astype(dtype).data)
+        indptr_path.write_bytes(indptr.astype(dtype).data)
         sizes = {"rows": len(indptr) - 1, "columns": self._n_columns}
         return {**sizes, "entries": int(indptr[-1])}
 
@@ -306,7 +292,7 @@ class SplitWriter:
         self._files: dict[str, IO[bytes]] = {}
         self._features: _MatrixWriter | None = None
         self._digest = hashlib.sha256()
-        self._text_sizes: list[NDArray[np.int32]] = []
+        self._text_sizes = [np.zeros(1, dtype=np.int32)]
         self._counts: list[NDArray[np.int32]] = []
 
     def add(self, chunk: Chunk) -> None:
@@ -356,16 +342,14 @@ class SplitWriter:
             filters: (M, 2) pairs (point, label) that must not be predicted.
         """
         self.close()
-        counts = np.concatenate([np.zeros(0, np.int32), *self._counts])
-        bounds = np.concatenate([[0], np.cumsum(counts, dtype=np.int64)])
+        counts = np.concatenate(self._counts).astype(np.int64)
+        bounds = np.concatenate([[0], np.cumsum(counts)])
         codes = _map_array(self._folder / _CODES, "<i4")
-        weights = None
-        if _WEIGHTS in self._files:
-            weights = _map_array(self._folder / _WEIGHTS, "<f4")
+        weights = _map_array(self._folder / _WEIGHTS, "<f4") if _WEIGHTS in self._files else None
         writer = _MatrixWriter(self._folder, n_labels)
-        try:
+        with closing(writer):
             for start in range(0, len(counts), _ROWS):
-                rows = counts[start : start + _ROWS].astype(np.int64)
+                rows = counts[start : start + _ROWS]
                 entries = slice(bounds[start], bounds[start + len(rows)])
                 chunk = codes[entries].astype(np.int64)
                 chunk = chunk if ids is None else ids[chunk]
@@ -373,20 +357,18 @@ class SplitWriter:
                 matrix = csr_from_lists(rows, chunk, n_labels, values)
                 matrix.eliminate_zeros()
                 writer.append(matrix)
-        finally:
-            writer.close()
-        sizes = writer.finish()
         for name in (_CODES, _WEIGHTS):
             (self._folder / name).unlink(missing_ok=True)
-        if self._text_sizes:
-            lengths = np.concatenate([np.zeros(1, np.int32), *self._text_sizes])
-            (self._folder / _OFFSETS).write_bytes(np.cumsum(lengths, dtype="<i8").data)
+        has_texts = _TEXTS in self._files
+        if has_texts:
+            offsets = np.cumsum(np.concatenate(self._text_sizes), dtype="<i8")
+            (self._folder / _OFFSETS).write_bytes(offsets.data)
         if filters is not None:
             np.save(self._folder / _FILTERS, filters)
         description = {
             "points": len(counts),
-            "entries": sizes["entries"],
-            "texts": bool(self._text_sizes),
+            "entries": writer.finish()["entries"],
+            "texts": has_texts,
             "digest": self._digest.hexdigest(),
         }
         features = self.finish_features()
@@ -434,7 +416,7 @@ def _open_split(folder: Path, description: dict[str, Any], n_labels: int) -> Spl
     from elias.data.corpus import Split
 
     n_points = description["points"]
-    texts = DiskTexts(folder, description["digest"]) if description.get("texts", True) else None
+    texts = DiskTexts(folder, description["digest"]) if description["texts"] else None
     if texts is not None and len(texts) != n_points:
         raise DataError(f"{folder}: has {len(texts)} texts instead of {n_points}")
     path = folder / _FILTERS

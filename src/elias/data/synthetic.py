@@ -16,7 +16,7 @@ from __future__ import annotations
 import logging
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 from scipy.sparse import csr_matrix, save_npz
@@ -29,7 +29,7 @@ from elias.errors import DataError
 from elias.progress import progress
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
     from numpy.typing import NDArray
 
@@ -60,14 +60,14 @@ def pseudowords(start: int, stop: int, min_syllables: int = 2) -> list[str]:
     words: list[str] = []
     n_syllables, first = min_syllables, 0
     while start < stop:
-        end = first + base**n_syllables
-        numbers = np.arange(start, min(stop, end), dtype=np.int64) - first
-        numbers = numbers * _SCATTER % base**n_syllables
+        n_words = base**n_syllables
+        numbers = np.arange(start, min(stop, first + n_words), dtype=np.int64) - first
+        numbers = numbers * _SCATTER % n_words
         digits = numbers[:, None] // base ** np.arange(n_syllables) % base  # (n, n_syllables)
         joined = np.ascontiguousarray(_SYLLABLES[digits]).view(f"S{2 * n_syllables}")
         words += joined.ravel().astype(str).tolist()
-        start = max(start, min(stop, end))
-        first, n_syllables = end, n_syllables + 1
+        first += n_words
+        start, n_syllables = max(start, first), n_syllables + 1
     return words
 
 
@@ -128,8 +128,7 @@ class SyntheticSpec:
         return {name: size for name, size in sizes if size}
 
 
-@dataclass(frozen=True, slots=True)
-class Points:
+class Points(NamedTuple):
     """A chunk of points of a synthetic corpus."""
 
     texts: list[str]
@@ -158,6 +157,19 @@ class CorpusGenerator:
         self._build_members()
         self._plan_covers(rng)
         self.words = pseudowords(0, spec.vocabulary)
+
+    def draw(self, split: str, add_texts: Callable[[list[str]], object]) -> csr_matrix:
+        """Pass the texts of a split to ``add_texts``, chunk by chunk, and return its labels."""
+        ids, lengths = [], [np.zeros(1, dtype=np.int64)]
+        with progress(f"generating {split} points", self.spec.sizes[split]) as advance:
+            for points in self.chunks(split):
+                add_texts(points.texts)
+                ids.append(points.label_ids)
+                lengths.append(points.lengths)
+                advance(len(points.texts))
+        indices, indptr = np.concatenate(ids), np.cumsum(np.concatenate(lengths))
+        data = np.ones(len(indices), dtype=np.float32)
+        return csr_matrix((data, indices, indptr), shape=(len(indptr) - 1, self.spec.n_labels))
 
     def chunks(self, split: str) -> Iterator[Points]:
         """Yield the points of a split; if possible, every label has at least one training point."""
@@ -317,15 +329,12 @@ class CorpusGenerator:
         return [" ".join([table[word] for word in row if word >= 0]) for row in words.tolist()]
 
 
-def _power_law_cdf(x: NDArray[np.float64], n: int, exponent: float) -> NDArray[np.float64]:
+def _power_law_cdf(x: NDArray[np.float64], n: int, exponent: float) -> Any:
     """Return the integral of t^-exponent from 1 to ``x``, divided by that from 1 to n + 1."""
     power = 1 - exponent
-    mass: NDArray[np.float64]
     if abs(power) < _NEARLY_ZERO:
-        mass = np.log(x) / np.log(n + 1)
-    else:
-        mass = (x**power - 1) / ((n + 1) ** power - 1)
-    return mass
+        return np.log(x) / np.log(n + 1)
+    return (x**power - 1) / ((n + 1) ** power - 1)
 
 
 def _draw_power_law(
@@ -366,27 +375,17 @@ def write_synthetic(
     """
     spec = SyntheticSpec(n_points=n_points, n_labels=n_labels, seed=seed, **options)
     generator = CorpusGenerator(spec)
-    n_missing = 0
     with staged_folder(Path(directory)) as staging:
         write_lines(staging / "raw" / "Y.txt", pseudowords(0, n_labels, _NAME_SYLLABLES))
-        for split, size in spec.sizes.items():
-            chunks: list[Points] = []
+        coverage = ""
+        for split in spec.sizes:
             path = staging / "raw" / f"{SHORT[split]}_X.txt"
-            with (
-                path.open("w", encoding="utf-8", newline="\n") as texts,
-                progress(f"generating {split} points", size) as advance,
-            ):
-                for points in generator.chunks(split):
-                    texts.writelines(f"{text}\n" for text in points.texts)
-                    advance(len(points.texts))
-                    points.texts.clear()
-                    chunks.append(points)
-            labels = _label_matrix(chunks, n_labels)
+            with path.open("w", encoding="utf-8", newline="\n") as out:
+                labels = generator.draw(split, lambda texts: out.write("\n".join([*texts, ""])))
             save_npz(staging / f"Y.{SHORT[split]}.npz", labels)
-            if split == "train":
-                n_missing = n_labels - len(np.unique(labels.indices))
+            coverage = coverage or _describe_coverage(labels)  # of the training split
         fields = "\n".join(f"- {name} = {value}" for name, value in asdict(spec).items())
-        note = f"# A generated corpus\n\n{_describe_coverage(n_labels, n_missing)}\n\n{fields}\n"
+        note = f"# A generated corpus\n\n{coverage}\n\n{fields}\n"
         (staging / "SOURCE.md").write_text(note, encoding="utf-8", newline="\n")
     return Path(directory)
 
@@ -402,26 +401,19 @@ def synthetic_corpus(n_points: int, n_labels: int, seed: int = 0, **options: Any
     generator = CorpusGenerator(spec)
     splits: dict[str, Any] = {}
     for name in spec.sizes:
-        chunks = list(generator.chunks(name))
-        texts = [text for points in chunks for text in points.texts]
-        splits[name] = Split(labels=_label_matrix(chunks, n_labels), texts=texts)
-    n_missing = n_labels - len(np.unique(splits["train"].labels.indices))
+        texts: list[str] = []
+        splits[name] = Split(labels=generator.draw(name, texts.extend), texts=texts)
     return Corpus(
         label_names=pseudowords(0, n_labels, _NAME_SYLLABLES),
         format="synthetic",
-        notes={"coverage": _describe_coverage(n_labels, n_missing)},
+        notes={"coverage": _describe_coverage(splits["train"].labels)},
         **splits,
     )
 
 
-def _label_matrix(chunks: list[Points], n_labels: int) -> csr_matrix:
-    indices = np.concatenate([points.label_ids for points in chunks])
-    indptr = np.cumsum(np.concatenate([[0], *(points.lengths for points in chunks)]))
-    data = np.ones(len(indices), dtype=np.float32)
-    return csr_matrix((data, indices, indptr), shape=(len(indptr) - 1, n_labels))
-
-
-def _describe_coverage(n_labels: int, n_missing: int) -> str:
+def _describe_coverage(labels: csr_matrix) -> str:
+    n_labels = labels.shape[1]
+    n_missing = n_labels - len(np.unique(labels.indices))
     if not n_missing:
         return f"Each of the {n_labels:,} labels has a training point."
     message = (
