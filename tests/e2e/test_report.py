@@ -14,9 +14,9 @@ from elias.report import statistics
 from elias.report.report import SECTIONS, write_report
 from elias.report.sections import COMPONENTS
 from elias.report.statistics import (
-    Edges,
     clusters_per_label,
-    edge_scores,
+    graph_edges,
+    ranked_edge_scores,
     recalls,
     stage1_edges_above,
 )
@@ -114,7 +114,7 @@ def test_the_metrics_are_those_that_the_run_recorded(run, page):
 
 def test_the_numbers_of_the_figures_are_those_computed(run, corpus_folder, page):
     model, corpus = Elias.from_pretrained(run, device="cpu"), load_corpus(corpus_folder)
-    frequencies, edges = corpus.label_frequencies(), Edges.of(model.model.graph)
+    frequencies, edges = corpus.label_frequencies(), graph_edges(model.model.graph)
     partition = np.load(run / "partition.npy")
 
     of_stage2, *_, of_all = (
@@ -123,7 +123,7 @@ def test_the_numbers_of_the_figures_are_those_computed(run, corpus_folder, page)
     )
     means = clusters_per_label(edges, frequencies, (0.1, 0.25, 0.5))
     stage1 = stage1_edges_above(edges, partition)
-    mean = edge_scores(edges).mean
+    mean = ranked_edge_scores(edges).mean(axis=0)
 
     for column, element in ((1, of_stage2), (-1, of_all)):
         assert [float(row[column]) for row in cells(page, "fig-5-curve")] == pytest.approx(

@@ -92,25 +92,22 @@ class Plot:
         x_values, y_values, *bounds = columns.tolist()
         series = len(self._legend)
         has_markers = len(x_values) <= MAX_MARKERS
-        stroke = {
-            "fill": "none",
-            "stroke": colour(series),
-            "stroke_width": 2,
-            "stroke_linejoin": "round",
-            "stroke_dasharray": _DASHES[series % len(_DASHES)],
-        }
+        style = {"stroke_width": 2, "stroke_linejoin": "round"}
+        style |= {"stroke_dasharray": _DASHES[series % len(_DASHES)]}
+        paint = colour(series)
 
         def draw(x: Scale, y: Scale) -> Iterator[Markup]:
             if bounds:
                 low, high = bounds
                 outline = _path(x, y, [*x_values, *x_values[::-1]], [*high, *low[::-1]])
-                yield element("path", d=f"{outline}Z", fill=colour(series), fill_opacity=0.16)
-            yield element("path", d=_path(x, y, x_values, y_values), **stroke)
+                yield element("path", d=f"{outline}Z", fill=paint, fill_opacity=0.16)
+            path = _path(x, y, x_values, y_values)
+            yield element("path", d=path, fill="none", stroke=paint, **style)
             for a, b in zip(x_values, y_values, strict=True) if has_markers else ():
                 value = element("title", f"{name}: {a:g}, {b:.4g}")
                 yield element("g", value, _marker(series, x(a), y(b)))
 
-        symbol = element("path", d="M-9 0H9", **stroke)
+        symbol = element("path", d="M-9 0H9", fill="none", stroke=paint, **style)
         self._legend.append((name, element("g", symbol, _marker(series) if has_markers else None)))
         self._xs += x_values
         self._ys += columns[1:].ravel().tolist()
@@ -189,8 +186,7 @@ class Plot:
 
     def histogram(self, counts: ArrayLike, edges: ArrayLike) -> None:
         """Add adjoining bars: ``counts[i]`` is the height from ``edges[i]`` to ``edges[i + 1]``."""
-        heights: list[float] = np.asarray(counts, dtype=np.float64).tolist()
-        bounds: list[float] = np.asarray(edges, dtype=np.float64).tolist()
+        heights, bounds = (np.asarray(v, dtype=np.float64).tolist() for v in (counts, edges))
 
         def draw(x: Scale, y: Scale) -> Iterator[Markup]:
             for (low, high), height in zip(pairwise(bounds), heights, strict=True):
@@ -258,18 +254,16 @@ def scatter_plot(
     shapes = []
     for i, (name, series, _) in enumerate(groups):
         size, opacity = (6.0, 0.95) if i == len(groups) - 1 else (4.0, 0.6)
-        places = ((points[i] - low) * scale + shift).tolist()
-        dots = [_marker(series, x, y, size) for x, y in places]
+        centres = ((points[i] - low) * scale + shift).tolist()
+        dots = [_marker(series, x, y, size) for x, y in centres]
         shapes.append(element("g", element("title", name), dots, opacity=opacity))
     return _svg(title, description, shapes, HEIGHT)
 
 
 def standalone(svg: Markup) -> str:
     """Return a plot as the text of an SVG file, with colours for light and dark mode."""
-    style = (
-        "svg { color: #1d2126; background: #ffffff } "
-        "@media (prefers-color-scheme: dark) { svg { color: #e4e7eb; background: #15181c } }"
-    )
+    style = "svg { color: #1d2126; background: #ffffff } "
+    style += "@media (prefers-color-scheme: dark) { svg { color: #e4e7eb; background: #15181c } }"
     return svg.replace("<title", f"<style>{style}</style><title", 1)
 
 
@@ -287,14 +281,14 @@ def _scale(
     There are at most ``most`` ticks, and fewer if their labels would touch.
     """
     if axis.categories is not None:
-        scale = Scale(0, len(axis.categories), start, end)
-        return scale, [(scale(i + 0.5), _cut(name)) for i, name in enumerate(axis.categories)]
+        scale, longest = Scale(0, len(axis.categories), start, end), _LONGEST_NAME
+        names = (n if len(n) <= longest else f"{n[: longest - 1]}…" for n in axis.categories)
+        return scale, [(scale(i + 0.5), name) for i, name in enumerate(names)]
     for n_ticks in range(most, 2, -1):
         low, high, ticks = axis_ticks(axis, values, n_ticks)
         scale = Scale(low, high, start, end, axis.log)
-        labels = [(scale(at), label) for at, label in zip(ticks, tick_labels(ticks), strict=True)]
-        is_vertical = end < start
-        if is_vertical or not labels_touch(labels):
+        labels = list(zip(map(scale, ticks), tick_labels(ticks), strict=True))
+        if end < start or not labels_touch(labels):  # a vertical axis starts at the bottom
             break
     return scale, labels
 
@@ -383,9 +377,7 @@ def _svg(title: str, description: str, shapes: Sequence[object], height: float) 
         viewBox=f"0 0 {WIDTH:g} {height:g}",
         role="img",
         aria_labelledby=f"{key}-title {key}-desc",
-        font_size=FONT,
-        font_family="system-ui, sans-serif",
-        fill="currentColor",
+        **{"font_size": FONT, "font_family": "system-ui, sans-serif", "fill": "currentColor"},
     )
 
 
@@ -402,23 +394,11 @@ def _text_width(label: str) -> float:
     return len(label) * _LETTER_WIDTH
 
 
-def _cut(name: str) -> str:
-    return name if len(name) <= _LONGEST_NAME else f"{name[: _LONGEST_NAME - 1]}…"
-
-
 def _bar(
     left: float, width: float, bottom: float, top: float, series: int, title: str, **style: object
 ) -> Markup:
-    return element(
-        "rect",
-        element("title", title),
-        x=left,
-        y=min(top, bottom),
-        width=width,
-        height=max(abs(bottom - top), 0.5),
-        fill=colour(series),
-        **style,
-    )
+    box = {"x": left, "y": min(top, bottom), "width": width, "height": max(abs(bottom - top), 0.5)}
+    return element("rect", element("title", title), **box, fill=colour(series), **style)
 
 
 def _marker(series: int, x: float = 0.0, y: float = 0.0, size: float = 3.2) -> Markup:

@@ -1,23 +1,28 @@
-"""Compute the numbers behind the figures of the paper."""
+"""Compute the numbers behind the figures of the paper.
+
+The edges of a graph are a CSR matrix (C, L) of ŝ_{c,ℓ}, Eq. 5.
+"""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
+from scipy.sparse import csr_matrix, vstack
 
 from elias.inference.predict import cached_tokens
 from elias.metrics import label_deciles, recall_by_decile, score
 from elias.model.search import embed_all
 from elias.progress import track
+from elias.rerank.reranker import relevant_candidates
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from numpy.typing import NDArray
-    from scipy.sparse import csc_matrix, csr_matrix
+    from scipy.sparse import csc_matrix
 
     from elias.data.corpus import Split
     from elias.model.elias import EliasModel
@@ -37,90 +42,42 @@ THRESHOLDS = np.round(np.arange(0, 1, 0.01), 2)
 """Thresholds on edge scores (Fig. 3 and 7a)."""
 
 
-@dataclass(frozen=True, slots=True)
-class Edges:
-    """Edges from clusters to labels."""
-
-    clusters: Ints
-    labels: Ints
-    scores: Array
-    """ŝ_{c,ℓ}, Eq. 5."""
-    n_clusters: int
-    n_labels: int
-
-    @classmethod
-    @torch.no_grad()
-    def of(cls, graph: LabelGraph) -> Edges:
-        """Return the edges of a graph, cluster by cluster."""
-        labels = graph.edge_labels.cpu().numpy()
-        scores = graph.edge_log_scores().exp().cpu().numpy().astype(np.float64)
-        kept = labels < graph.n_labels  # the rest is padding
-        clusters = np.nonzero(kept)[0].astype(np.int64)
-        kept_labels = labels[kept].astype(np.int64)
-        return cls(clusters, kept_labels, scores[kept], graph.n_clusters, graph.n_labels)
-
-    def above(self, threshold: float) -> Edges:
-        """Return the edges with a score above the threshold."""
-        kept = self.scores > threshold
-        return replace(
-            self,
-            clusters=self.clusters[kept],
-            labels=self.labels[kept],
-            scores=self.scores[kept],
-        )
-
-    def per_label(self) -> Ints:
-        """Count the edges of each label (L,)."""
-        return np.bincount(self.labels, minlength=self.n_labels)
-
-    def per_cluster(self) -> Ints:
-        """Count the edges of each cluster (C,)."""
-        return np.bincount(self.clusters, minlength=self.n_clusters)
+@torch.no_grad()
+def graph_edges(graph: LabelGraph) -> csr_matrix:
+    """Return the edges of a graph, without padding."""
+    labels = graph.edge_labels.cpu().numpy()
+    scores = graph.edge_log_scores().exp().cpu().numpy().astype(np.float64)
+    is_edge = labels < graph.n_labels
+    ends = np.append(0, is_edge.sum(axis=1).cumsum())
+    shape = (graph.n_clusters, graph.n_labels)
+    return csr_matrix((scores[is_edge], labels[is_edge], ends), shape=shape)
 
 
-@dataclass(frozen=True, slots=True)
-class EdgeScores:
-    """Edge scores by rank within the cluster, highest first (Fig. 3)."""
-
-    mean: Array
-    """Mean over clusters (κ,)."""
-    low: Array
-    """10th percentile over clusters (κ,)."""
-    high: Array
-    """90th percentile over clusters (κ,)."""
-    above: Array
-    """Share of all edges above each of `THRESHOLDS`."""
+def ranked_edge_scores(edges: csr_matrix) -> Array:
+    """Return the edge scores of each cluster (C, κ), highest first; 0: no edge (Fig. 3)."""
+    sizes = np.diff(edges.indptr)
+    ranked = np.zeros((len(sizes), max(1, int(sizes.max(initial=0)))))
+    ranked[np.arange(ranked.shape[1]) < sizes[:, None]] = edges.data
+    return -np.sort(-ranked, axis=1)
 
 
-def edge_scores(edges: Edges) -> EdgeScores:
-    """Summarise the edge scores of all clusters; a missing edge counts as 0 (Fig. 3)."""
-    sizes = edges.per_cluster()
-    order = np.lexsort((-edges.scores, edges.clusters))
-    rank = np.arange(len(order)) - np.repeat(sizes.cumsum() - sizes, sizes)
-    ranked = np.zeros((edges.n_clusters, max(1, int(sizes.max(initial=0)))))
-    ranked[edges.clusters[order], rank] = edges.scores[order]
-    low, high = np.quantile(ranked, (0.1, 0.9), axis=0)
-    shares = _shares_above(edges.scores, len(edges.scores))
-    return EdgeScores(ranked.mean(axis=0), low, high, shares)
+def shares_above(scores: Array) -> Array:
+    """Return the share of edge scores above each of `THRESHOLDS` (Fig. 3)."""
+    below = np.searchsorted(np.sort(scores), THRESHOLDS, side="right")
+    shares: Array = (len(scores) - below) / max(len(scores), 1)
+    return shares
 
 
-def stage1_edges_above(edges: Edges, partition: Ints) -> Array:
+def stage1_edges_above(edges: csr_matrix, partition: Ints) -> Array:
     """Return the share of stage 1 edges with a score above each threshold (Fig. 7a).
 
     ``partition`` holds the cluster of each label in stage 1 (L,).
     """
-    from_stage1 = partition[edges.labels] == edges.clusters
-    return _shares_above(edges.scores[from_stage1], len(partition))
-
-
-def _shares_above(scores: Array, total: int) -> Array:
-    below = np.searchsorted(np.sort(scores), THRESHOLDS, side="right")
-    shares: Array = (len(scores) - below) / max(total, 1)
-    return shares
+    return shares_above(np.asarray(edges[partition, np.arange(len(partition))]).ravel())
 
 
 def clusters_per_label(
-    edges: Edges, frequencies: Ints, thresholds: Sequence[float]
+    edges: csr_matrix, frequencies: Ints, thresholds: Sequence[float]
 ) -> dict[float, Array]:
     """Return the mean number of clusters per label in each decile, by threshold (Fig. 7b).
 
@@ -128,12 +85,9 @@ def clusters_per_label(
     """
     deciles = label_deciles(frequencies)
     sizes = np.bincount(deciles, minlength=N_DECILES)
-    totals = {
-        t: np.bincount(deciles, weights=edges.above(t).per_label(), minlength=N_DECILES)
-        for t in thresholds
-    }
+    counts = {threshold: (edges > threshold).getnnz(axis=0) for threshold in thresholds}
     with np.errstate(invalid="ignore"):
-        return {threshold: total / sizes for threshold, total in totals.items()}
+        return {t: np.bincount(deciles, n, minlength=N_DECILES) / sizes for t, n in counts.items()}
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,10 +105,7 @@ class TrueScores:
 def true_scores(predictions: Predictions, truth: csr_matrix, frequencies: Ints) -> TrueScores:
     """Return the predicted scores of true labels, by label decile (Fig. 4)."""
     deciles = label_deciles(frequencies)
-    width = predictions.n_labels + 1  # ids go up to n_labels, the padding
-    rows = np.repeat(np.arange(len(predictions)), np.diff(truth.indptr))
-    keys = np.arange(len(predictions))[:, None] * width + predictions.ids
-    hits = np.isin(keys, rows * width + truth.indices)  # (n, k)
+    hits = relevant_candidates(predictions.ids, truth)  # (n, k)
     hit_deciles, scores = deciles[predictions.ids[hits]], predictions.scores[hits]
     quantiles = np.full((N_DECILES, len(QUANTILES)), np.nan)
     for decile in np.unique(hit_deciles):
@@ -215,22 +166,16 @@ class PointSample:
 @torch.no_grad()
 def sample_points(model: EliasModel, split: Split, seed: int) -> PointSample:
     """Embed up to `MAX_POINTS` random training points."""
-    from scipy.sparse import csr_matrix, vstack
-
-    points = split
     if len(split) > MAX_POINTS:
         rows = np.random.default_rng(seed).permutation(len(split))[:MAX_POINTS]
-        points = split.take(np.sort(rows))
-    embedding = embed_all(model.encoder, cached_tokens(points, model.encoder))
+        split = split.take(np.sort(rows))
+    embedding = embed_all(model.encoder, cached_tokens(split, model.encoder))
     best, members = [], []
-    for start in range(0, len(embedding), _CHUNK):
-        chunk = torch.from_numpy(embedding[start : start + _CHUNK])
+    for chunk in torch.split(torch.from_numpy(embedding), _CHUNK):
         scores = model.unsaturated_log(chunk.to(model.clusters.weight.device))
         best.append(scores.argmax(dim=1).cpu().numpy())
         members.append(csr_matrix((scores > np.log(ASSIGNED)).cpu().numpy()))
-    return PointSample(
-        points.labels, embedding, np.concatenate(best), vstack(members, format="csr")
-    )
+    return PointSample(split.labels, embedding, np.concatenate(best), vstack(members, format="csr"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -256,30 +201,30 @@ class LabelMaps:
     spreads_one: tuple[float, ...]
 
 
-def label_maps(sample: PointSample, edges: Edges, seed: int) -> LabelMaps:
+def label_maps(sample: PointSample, edges: csr_matrix, seed: int) -> LabelMaps:
     """Map random labels in several clusters and in one, and compute spreads (Fig. 8 and 9)."""
-    assigned = edges.above(ASSIGNED)
-    n_clusters = assigned.per_label()
-    n_points = np.bincount(sample.labels.indices, minlength=edges.n_labels)
+    assigned = (edges > ASSIGNED).tocsc()
     by_label, by_cluster = sample.labels.tocsc(), sample.members.tocsc()
-    is_drawn = n_points >= MIN_POINTS
-    several = is_drawn & (n_clusters > 1) & (n_clusters <= MAX_CLUSTERS)
-    one = is_drawn & (n_clusters == 1)
+    n_clusters, n_points = np.diff(assigned.indptr), np.diff(by_label.indptr)
+    several, one = (n_clusters > 1) & (n_clusters <= MAX_CLUSTERS), n_clusters == 1
     rng = np.random.default_rng(seed)
-    chosen = [np.sort(rng.permutation(np.flatnonzero(m))[:N_PANELS]) for m in (several, one)]
+    is_drawn = n_points >= MIN_POINTS
+    chosen = [
+        np.sort(rng.permutation(np.flatnonzero(is_drawn & mask))[:N_PANELS])
+        for mask in (several, one)
+    ]
     maps = []
     for label in track(np.concatenate(chosen).tolist(), "t-SNE"):
-        clusters = assigned.clusters[assigned.labels == label].tolist()
+        clusters = _column_rows(assigned, label).tolist()
         with_label = _column_rows(by_label, label)
         drawn = [np.sort(rng.permutation(with_label)[:_DRAWN])]
         for cluster in clusters:
-            left = np.setdiff1d(
-                _column_rows(by_cluster, cluster), np.concatenate([with_label, *drawn])
-            )
+            others = np.concatenate([with_label, *drawn])
+            left = np.setdiff1d(_column_rows(by_cluster, cluster), others)
             drawn.append(np.sort(rng.permutation(left)[:_DRAWN]))
         plane = _tsne(sample.embedding[np.concatenate(drawn)], int(rng.integers(2**31)))
-        points, *others = np.split(plane, np.cumsum([len(rows) for rows in drawn])[:-1])
-        maps.append(LabelMap(label, tuple(clusters), points, tuple(others)))
+        points, *rest = np.split(plane, np.cumsum([len(rows) for rows in drawn])[:-1])
+        maps.append(LabelMap(label, tuple(clusters), points, tuple(rest)))
     low, high = SPREAD_FREQUENCIES
     compared = (n_points >= low) & (n_points <= high)
     spreads = [
@@ -287,7 +232,7 @@ def label_maps(sample: PointSample, edges: Edges, seed: int) -> LabelMaps:
             spread(sample.embedding[_column_rows(by_label, label)])
             for label in np.flatnonzero(compared & mask).tolist()
         )
-        for mask in (n_clusters > 1, n_clusters == 1)
+        for mask in (n_clusters > 1, one)
     ]
     n_several = len(chosen[0])
     return LabelMaps(tuple(maps[:n_several]), tuple(maps[n_several:]), *spreads)
@@ -312,22 +257,9 @@ def _tsne(embedding: Floats, seed: int) -> Floats:
     from threadpoolctl import threadpool_limits
 
     perplexity = min(30.0, max(1.0, (len(embedding) - 1) / 3))
-    start = _principal_components(embedding, np.random.default_rng(seed))
+    # principal components need two dimensions, and fail in scikit-learn 1.9.1 if points are equal
+    init = "pca" if min(embedding.shape) > 1 and np.ptp(embedding, axis=0).any() else "random"
     # with so few points, several threads would mostly wait for each other
     with threadpool_limits(1):
-        plane = TSNE(perplexity=perplexity, init=start, random_state=seed).fit_transform(embedding)
+        plane = TSNE(perplexity=perplexity, init=init, random_state=seed).fit_transform(embedding)
     return np.asarray(plane, dtype=np.float32)
-
-
-def _principal_components(embedding: Floats, rng: np.random.Generator) -> Floats:
-    """Return the first two principal components (n, 2), scaled down, to initialise t-SNE.
-
-    scikit-learn 1.9.1's own initialisation fails if all points are equal.
-    """
-    left, sizes, _ = np.linalg.svd(embedding - embedding.mean(axis=0), full_matrices=False)
-    start = rng.normal(scale=1e-6, size=(len(embedding), 2))
-    width = min(2, len(sizes))
-    if sizes[0] > 0:
-        deviation = sizes[0] / np.sqrt(len(embedding))
-        start[:, :width] += 1e-4 * left[:, :width] * sizes[:width] / deviation
-    return start.astype(np.float32)

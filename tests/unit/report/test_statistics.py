@@ -12,12 +12,13 @@ from elias.report import statistics as module
 from elias.report.statistics import (
     RECALL_AT,
     THRESHOLDS,
-    Edges,
     PointSample,
     clusters_per_label,
-    edge_scores,
+    graph_edges,
     label_maps,
+    ranked_edge_scores,
     recalls,
+    shares_above,
     spread,
     stage1_edges_above,
     true_scores,
@@ -27,32 +28,25 @@ from elias.report.statistics import (
 @pytest.fixture
 def edges():
     """Cluster 0 holds labels 0, 1, 2; cluster 1 holds labels 2, 3."""
-    return Edges(
-        np.array([0, 0, 0, 1, 1]),
-        np.array([0, 1, 2, 2, 3]),
-        np.array([1.0, 0.3, 0.05, 0.5, 0.2]),
-        n_clusters=2,
-        n_labels=4,
-    )
+    return csr_matrix([[1.0, 0.3, 0.05, 0.0], [0.0, 0.0, 0.5, 0.2]])
 
 
 def test_the_edges_of_a_graph_are_those_it_stores_with_equation_5():
     logits = torch.tensor([[0.0, 3.0], [1.0, 9.0]]).log1p()
     graph = LabelGraph(torch.tensor([[1, 0], [2, 3]]), 3, 1.5, edge_logits=logits)  # 3: no edge
 
-    found = Edges.of(graph)
+    edges = graph_edges(graph)
 
-    assert found.clusters.tolist() == [0, 0, 1]
-    assert found.labels.tolist() == [1, 0, 2]
-    assert found.scores.tolist() == pytest.approx([0.3, 1.0, 1.0])
+    assert edges.nnz == 3
+    assert edges.toarray() == pytest.approx(np.array([[1.0, 0.3, 0.0], [0.0, 0.0, 1.0]]))
 
 
 def test_edge_scores_are_averaged_by_rank_and_a_missing_edge_counts_as_0(edges):
-    scores = edge_scores(edges)
+    ranked, above = ranked_edge_scores(edges), shares_above(edges.data)
 
-    assert scores.mean.tolist() == pytest.approx([0.75, 0.25, 0.025])
-    assert scores.above[[0, 5, 25, 50]].tolist() == pytest.approx([1, 0.8, 0.6, 0.2])
-    assert len(scores.above) == len(THRESHOLDS)
+    assert ranked.mean(axis=0).tolist() == pytest.approx([0.75, 0.25, 0.025])
+    assert above[[0, 5, 25, 50]].tolist() == pytest.approx([1, 0.8, 0.6, 0.2])
+    assert len(above) == len(THRESHOLDS)
 
 
 def test_stage_1_edges_are_counted_where_the_graph_has_them_above_a_threshold(edges):
@@ -76,7 +70,7 @@ def test_clusters_of_a_label_are_counted_above_a_threshold(edges):
 
 def test_clusters_are_averaged_over_the_labels_of_a_decile():
     labels = np.array([0, 0, 0, 1, 19])
-    edges = Edges(np.arange(5), labels, np.ones(5), n_clusters=5, n_labels=20)
+    edges = csr_matrix((np.ones(5), (np.arange(5), labels)), shape=(5, 20))
 
     means = clusters_per_label(edges, np.arange(20)[::-1], (0.5,))
 
@@ -156,13 +150,7 @@ def sample():
 
 @pytest.fixture
 def label_edges():
-    return Edges(
-        np.array([0, 1, 0, 1]),
-        np.array([0, 0, 1, 1]),
-        np.array([0.9, 0.5, 1.0, 0.1]),
-        n_clusters=2,
-        n_labels=2,
-    )
+    return csr_matrix([[0.9, 1.0], [0.5, 0.1]])
 
 
 def test_labels_are_told_apart_by_how_many_clusters_they_are_assigned_to(sample, label_edges):

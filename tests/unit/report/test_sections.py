@@ -4,7 +4,7 @@ import numpy as np
 from scipy.sparse import csr_matrix
 
 from elias.predictions import Predictions
-from elias.report.figures import (
+from elias.report.sections import (
     clusters_figure,
     learning_figures,
     map_figures,
