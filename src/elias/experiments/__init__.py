@@ -1,4 +1,4 @@
-"""Experiments that reproduce the paper's tables on any corpus."""
+"""Experiments that reproduce the tables of the paper on any corpus."""
 
 import warnings
 from typing import Any

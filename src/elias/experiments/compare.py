@@ -59,7 +59,7 @@ FEATURES = {WORDS: "", RANKER: ", our features"}
 """Kinds of features, with the suffix that each adds to row titles."""
 PEER_TITLES = {"parabel": "Parabel", "bonsai": "Bonsai", "xr-linear": "XR-Linear"}
 PEER_SEEDS = 3
-"""Number of XR-Linear models, with different clusterings, averaged in its ensemble."""
+"""Number of XR-Linear models, each with another clustering, that its ensemble averages."""
 _PEER_REMARKS = {
     "omikuji": "Parabel and Bonsai are those of omikuji {}, with 3 trees.",
     "pecos": "XR-Linear is that of PECOS {}, its defaults (×3: three clusterings averaged).",
@@ -177,7 +177,7 @@ class PointFeatures:
 
 
 def point_features(setting: Setting, kind: str) -> PointFeatures:
-    """Compute word tf-idf or the sparse features of the ranker (without embeddings).
+    """Compute the tf-idf of words, or the sparse features of the ranker (without embeddings).
 
     If the corpus has features instead of texts, only scale each row to unit length.
     """

@@ -374,14 +374,11 @@ class Models:
         for member, (run, config) in enumerate(configs.items()):
             self.check(run, config)
             which = f"member {member + 1} of {members}" if member else "the model"
+            decided_by = {"config": settings[run], "timed": self.timed, "stages": not self.timed}
             task = Task(
                 name=run,
                 title=f"{which}, seed {seed}",
-                decided_by={
-                    "config": settings[run],
-                    "timed": self.timed,
-                    "stages": not self.timed,
-                },
+                decided_by=decided_by,
                 measure=partial(member_rows, run, member),
             )
             tasks.append(task)

@@ -159,11 +159,8 @@ def _plot(lines: Sequence[Line]) -> Markup:
     shown = [line for line in lines if line.mean]
     full = next((line for line in shown if line.name == ALL_EDGES.name), shown[0])
     most = max(line.mean[REMOVED] for line in shown)
-    plot = Plot(
-        "Metrics by share of edges removed (Table 9)",
-        Axis("% of edges removed", low=0.0, high=100.0),
-        Axis("difference to all edges, points"),
-    )
+    axes = Axis("% of edges removed", 0.0, 100.0), Axis("difference to all edges, points")
+    plot = Plot("Metrics by share of edges removed (Table 9)", *axes)
     for rule, title in RULES.items():
         cuts = [line for line in shown if line.settings["by"] == rule or line is full]
         cuts.sort(key=lambda line: line.mean[REMOVED])

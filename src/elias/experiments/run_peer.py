@@ -4,7 +4,7 @@
     python run_peer.py run JOB RESULT           runs a job and writes its results
 
 JOB and RESULT are JSON files; matrices are stored with ``scipy.sparse.save_npz``. The result is
-not read from stdout, so peers may print anything. The script supports Python 3.9.
+not read from stdout, so peers may print anything. This file must run with Python 3.9.
 """
 
 from __future__ import annotations

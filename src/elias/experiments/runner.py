@@ -35,11 +35,9 @@ logger = logging.getLogger(__name__)
 
 FORMAT_VERSION = 1
 _PACKAGES = ("torch", "numpy", "scipy", "numba", "scikit-learn", "transformers")
-TRAIN_SECONDS = "train_seconds"
-MS_PER_POINT = "ms_per_point"
-MEGABYTES = "megabytes"
+TRAIN_SECONDS, MS_PER_POINT, MEGABYTES = "train_seconds", "ms_per_point", "megabytes"
 REMOVED = "edges_removed"
-"""Keys of `Row.costs`: `TRAIN_SECONDS` to `REMOVED`; `REMOVED` is in percent."""
+"""Keys of `Row.costs`; `REMOVED` is the percentage of pruned edges."""
 
 
 @dataclass(frozen=True, kw_only=True)

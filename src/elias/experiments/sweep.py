@@ -134,8 +134,6 @@ PARAMETERS = {
 """Parameters by name. Table 7 varies λ and κ only."""
 
 SHOWN = ("P@1", "P@5", "R@10", "R@100")
-_LOG_RATIO = 20.0
-"""Ratio of the largest to the smallest value above which the x axis is logarithmic."""
 
 
 def sweep(
@@ -227,12 +225,9 @@ def _plot(lines: Sequence[Line], parameter: str, symbol: str, base: float) -> Ma
     at = int(np.argmin(np.abs(values - base)))
     means = {key: np.array([line.mean[key] for line in shown]) for key in SHOWN}
     best = ", ".join(f"{key} at {values[int(np.argmax(mean))]:g}" for key, mean in means.items())
-    is_wide = values.min() > 0 and values.max() / values.min() > _LOG_RATIO
-    plot = Plot(
-        f"Metrics by {symbol}",
-        Axis(symbol, log=bool(is_wide)),
-        Axis(f"difference to {symbol} = {values[at]:g}, points"),
-    )
+    is_wide = bool(values.min() > 0 and values.max() > 20 * values.min())
+    axes = Axis(symbol, log=is_wide), Axis(f"difference to {symbol} = {values[at]:g}, points")
+    plot = Plot(f"Metrics by {symbol}", *axes)
     for key, mean in means.items():
         change = mean - mean[at]
         std = np.array([line.std.get(key, 0.0) for line in shown])

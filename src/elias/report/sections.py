@@ -104,15 +104,16 @@ def metrics_section(run: FinishedRun) -> list[Markup]:
     content = [note(text)]
     for split in sorted(splits, key=lambda name: name != "test"):
         values = {name: by_split[split] for name, by_split in metrics.items() if split in by_split}
-        columns = list(dict.fromkeys(name for v in values.values() for name in v))
-        best = {c: max(v[c] for v in values.values() if c in v) for c in columns}
-        rows = []
-        for name, v in values.items():
-            bold = {c: "best" if v[c] == best[c] else None for c in columns if c in v}
-            cells = [
-                element("td", f"{v[c]:.2f}", class_=bold[c]) if c in v else "" for c in columns
+        columns = list(next(iter(values.values())))  # the same for all components
+        best = {column: max(v[column] for v in values.values()) for column in columns}
+        rows = [
+            [COMPONENTS.get(name, name)]
+            + [
+                element("td", f"{v[c]:.2f}", class_="best" if v[c] == best[c] else None)
+                for c in best
             ]
-            rows.append([COMPONENTS.get(name, name), *cells])
+            for name, v in values.items()
+        ]
         content.append(table(["", *columns], rows, caption=f"On the {split} points, in percent"))
     return content
 
