@@ -25,7 +25,6 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 
-_COPY_BYTES = 1 << 22
 _HEADER_BYTES = 128
 _ABANDONED_SECONDS = 24 * 3600
 """Age after which an unfinished folder is assumed to be left by a process that died."""
@@ -174,13 +173,6 @@ class ArrayWriter:
         """Append numbers to the array."""
         self._count += len(numbers)
         self._file.write(np.ascontiguousarray(numbers, dtype=self._dtype).data)
-
-    def append_file(self, path: Path) -> None:
-        """Append the numbers of a file that another writer of the same type wrote."""
-        with path.open("rb") as source:
-            source.seek(_HEADER_BYTES)
-            shutil.copyfileobj(source, self._file, _COPY_BYTES)
-        self._count += (path.stat().st_size - _HEADER_BYTES) // np.dtype(self._dtype).itemsize
 
     def __exit__(self, *_: object) -> None:
         with self._file as file:

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import threading
-from contextlib import suppress
+from collections import deque
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
-from queue import Full, Queue
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 import numpy as np
@@ -24,7 +23,6 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-_WAIT_SECONDS = 0.1
 _LENGTH_MULTIPLE = 8
 _SORTED_BATCHES = 50  # texts are sorted by length within this many batches
 
@@ -125,47 +123,26 @@ def prefetch(items: Iterable[T], depth: int = 3) -> Iterator[T]:
     Errors of the thread are raised in the caller. The thread ends when the iterator is closed, even
     if items are left.
     """
-    queue: Queue[tuple[T] | BaseException | None] = Queue(depth)
-    stopped = threading.Event()
-
-    def put(entry: tuple[T] | BaseException | None) -> None:
-        while not stopped.is_set():
-            with suppress(Full):
-                queue.put(entry, timeout=_WAIT_SECONDS)
-                return
-
-    def make() -> None:
-        try:
-            for item in items:
-                put((item,))
-                if stopped.is_set():
-                    return
-            put(None)
-        except BaseException as error:  # raised again by the consumer
-            put(error)
-
-    thread = threading.Thread(target=make, name="elias-prefetch", daemon=True)
-    thread.start()
+    iterator = iter(items)
+    end: Any = object()
+    pool = ThreadPoolExecutor(1, thread_name_prefix="elias-prefetch")
     try:
-        while (entry := queue.get()) is not None:
-            if isinstance(entry, BaseException):
-                raise entry
-            yield entry[0]
+        pending = deque(pool.submit(next, iterator, end) for _ in range(depth))
+        while (item := pending.popleft().result()) is not end:
+            pending.append(pool.submit(next, iterator, end))
+            yield item
     finally:
-        stopped.set()
-        thread.join()
+        pool.shutdown(cancel_futures=True)
 
 
 def collate(tokens: Tokens, rows: NDArray[np.int64]) -> TokenBatch:
     """Gather the tokens of ``rows`` into a batch."""
-    is_only_text = len(tokens.offsets) == 2 and len(rows) == 1
-    taken = tokens if is_only_text else tokens.take(rows)
-    weights = None if taken.weights is None else torch.from_numpy(np.array(taken.weights))
+    taken = tokens.take(rows)
     return TokenBatch(
         ids=torch.from_numpy(taken.ids.astype(np.int64)),
         offsets=torch.from_numpy(taken.offsets),
-        longest=int(np.diff(taken.offsets).max(initial=0)),
-        weights=weights,
+        longest=int(taken.lengths.max(initial=0)),
+        weights=None if taken.weights is None else torch.from_numpy(taken.weights),
     )
 
 
@@ -245,7 +222,5 @@ def ordered_batches(lengths: NDArray[np.int64], batch_size: int) -> Iterator[NDA
 
 
 def n_batches(n_rows: int, batch_size: int) -> int:
-    """Return the number of batches of `shuffled_batches`."""
-    window = batch_size * _SORTED_BATCHES
-    whole, rest = divmod(n_rows, window)
-    return whole * _SORTED_BATCHES + -(-rest // batch_size)
+    """Return the number of batches of `shuffled_batches` and `ordered_batches`."""
+    return -(-n_rows // batch_size)

@@ -1,25 +1,40 @@
-"""Tokenized texts as ragged arrays, and an on-disk cache of them, keyed by content."""
+"""Tokenized texts as ragged arrays, and an on-disk cache of them, keyed by content.
+
+Texts on disk are tokenized chunk by chunk. The tokenizer of a transformer has its own threads.
+Words and n-grams are looked up in Python, where threads do not help, so several worker processes
+each tokenize a range of the texts:
+
+    python -m elias.text.tokens JOB BEGIN END PART
+
+Unlike a ``multiprocessing`` process, a worker does not import the program that calls `elias.train`.
+"""
 
 from __future__ import annotations
 
 import hashlib
+import json
 import logging
 import os
+import shutil
+import subprocess
+import sys
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from elias.data.atomic import cache_root, evict_oldest, mark_in_use, staged_folder
+from elias.data.atomic import ArrayWriter, cache_root, evict_oldest, mark_in_use, staged_folder
 from elias.data.storage import DiskTexts, release_pages, scratch_array, track_pages
 from elias.errors import DataError
-from elias.text.parallel_tokenize import write_tokens
+from elias.progress import progress, progress_disabled
 from elias.text.vectorizer import Featurizer, unit_rows
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-    from pathlib import Path
+    from collections.abc import Callable, Iterable, Iterator, Sequence
 
     from numpy.typing import NDArray
     from scipy.sparse import csr_matrix
@@ -30,6 +45,10 @@ logger = logging.getLogger(__name__)
 _CACHE_LIMIT = 20 * 2**30  # bytes; beyond it the oldest entries are deleted
 _FORMAT = "3"
 _ROWS = 1 << 16  # rows of features scaled at a time
+_CHUNK = 8192  # texts on disk tokenized at a time
+_TEXTS_PER_WORKER = 50_000  # fewer are not worth another process
+_JOB_FILE, _IDF_FILE, _ROWS_FILE = "job.json", "idf.npy", "rows.npy"
+_ONE_THREAD = ("OMP_NUM_THREADS", "NUMBA_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,10 +169,10 @@ def cached(
     try:
         # a folder that exists is damaged, or another run was faster
         with staged_folder(folder, overwrite=True) as staging:
-            if isinstance(texts, DiskTexts):
-                write_tokens(texts, staging, tokenize, featurizer)
-            elif tokens is not None:
-                _store(tokens, staging)
+            if tokens is not None:
+                _store([tokens], staging)
+            elif isinstance(texts, DiskTexts):
+                _tokenize_on_disk(texts, staging, tokenize, featurizer)
         mark_in_use(folder)
         evict_oldest(folder.parent, _CACHE_LIMIT)
     except (OSError, DataError) as error:
@@ -173,33 +192,155 @@ def cached(
 
 
 def _load(folder: Path, n_texts: int) -> Tokens | None:
+    """Memory-map the tokens in a cache entry; return None if it does not exist or is damaged."""
     try:
-        offsets = np.load(folder / "offsets.npy", allow_pickle=False)
-        ids = np.load(folder / "ids.npy", mmap_mode="r", allow_pickle=False)
-        truncated = np.load(folder / "truncated.npy", allow_pickle=False)
-        weights = np.load(folder / "weights.npy", mmap_mode="r", allow_pickle=False)
-    except (OSError, ValueError, EOFError):
+        tokens = _read(folder)
+    except (OSError, ValueError, EOFError, IndexError):
         return None
     mark_in_use(folder)
-    for array in (ids, weights):
+    for array in (tokens.ids, tokens.weights):
         if isinstance(array, np.memmap):  # an empty array is not mapped
             track_pages(array)
     with suppress(OSError):  # a read-only cache can be used, too
         os.utime(folder)
-    complete = len(offsets) == n_texts + 1 and len(ids) == offsets[-1]
-    if not complete or len(weights) not in (0, len(ids)):
-        return None
-    return Tokens(
-        offsets=offsets,
-        ids=ids,
-        weights=weights if len(weights) == len(ids) else None,
-        n_truncated=int(truncated),
-    )
+    return tokens if len(tokens) == n_texts else None
 
 
-def _store(tokens: Tokens, folder: Path) -> None:
-    np.save(folder / "offsets.npy", tokens.offsets)
-    np.save(folder / "ids.npy", tokens.ids)
-    np.save(folder / "truncated.npy", np.int64(tokens.n_truncated))
-    no_weights = np.empty(0, dtype=np.float32)
-    np.save(folder / "weights.npy", no_weights if tokens.weights is None else tokens.weights)
+def _read(folder: Path) -> Tokens:
+    """Memory-map the tokens that `_store` wrote.
+
+    Raises:
+        ValueError: If the files do not fit together.
+    """
+    offsets, truncated = (np.load(folder / name) for name in ("offsets.npy", "truncated.npy"))
+    ids, weights = (np.load(folder / name, mmap_mode="r") for name in ("ids.npy", "weights.npy"))
+    if len(ids) != offsets[-1] or len(weights) not in (0, len(ids)):
+        raise ValueError("the files do not fit together")
+    has_weights = len(weights) == len(ids)
+    return Tokens(offsets, ids, weights if has_weights else None, n_truncated=int(truncated))
+
+
+def _store(chunks: Iterable[Tokens], folder: Path) -> None:
+    """Write the tokens of consecutive texts into an empty folder."""
+    lengths, n_truncated = [np.zeros(1, np.int64)], 0
+    with (
+        ArrayWriter(folder / "ids.npy", "<i4") as ids,
+        ArrayWriter(folder / "weights.npy", "<f4") as weights,
+    ):
+        for tokens in chunks:
+            ids.append(tokens.ids)
+            if tokens.weights is not None:
+                weights.append(tokens.weights)
+            lengths.append(tokens.lengths)
+            n_truncated += tokens.n_truncated
+    np.save(folder / "offsets.npy", np.cumsum(np.concatenate(lengths)))
+    np.save(folder / "truncated.npy", np.int64(n_truncated))
+
+
+def _tokenize_on_disk(
+    texts: DiskTexts,
+    folder: Path,
+    tokenize: Callable[[Sequence[str]], Tokens],
+    featurizer: Featurizer | None,
+) -> None:
+    """Store the tokens of texts on disk; use several processes if there is a vocabulary."""
+    n_workers = min(_n_cores(), len(texts) // _TEXTS_PER_WORKER)
+    with progress("Tokenizing", len(texts)) as advance, progress_disabled():
+        if featurizer is not None and n_workers > 1:
+            _run_workers(texts, folder, featurizer, n_workers, advance)
+        else:
+            _store(_chunks(texts, 0, len(texts), tokenize, advance), folder)
+
+
+def _n_cores() -> int:
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def _chunks(
+    texts: DiskTexts,
+    begin: int,
+    end: int,
+    tokenize: Callable[[Sequence[str]], Tokens],
+    advance: Callable[[int], None],
+) -> Iterator[Tokens]:
+    """Yield the tokens of the texts from ``begin`` to ``end``, chunk by chunk."""
+    for start in range(begin, end, _CHUNK):
+        tokens = tokenize(texts[start : min(start + _CHUNK, end)])
+        yield tokens
+        advance(len(tokens))
+
+
+def _run_workers(
+    texts: DiskTexts,
+    folder: Path,
+    featurizer: Featurizer,
+    n_workers: int,
+    advance: Callable[[int], None],
+) -> None:
+    """Tokenize all texts with several processes, and concatenate the parts that they write."""
+    job = folder / "job"
+    job.mkdir()
+    names = ("words", "ngrams", "char_ngrams", "word_ngrams")
+    vocabulary = {name: getattr(featurizer, name) for name in names}
+    tree = {"texts": str(texts.folder.resolve()), "vocabulary": vocabulary}
+    (job / _JOB_FILE).write_text(json.dumps(tree), encoding="utf8")
+    np.save(job / _IDF_FILE, featurizer.idf)
+    if texts.rows is not None:
+        np.save(job / _ROWS_FILE, texts.rows)
+    bounds = np.linspace(0, len(texts), n_workers + 1).astype(int).tolist()
+    parts = [job / f"part-{number}" for number in range(n_workers)]
+    workers = [_start(job, *each) for each in zip(bounds[:-1], bounds[1:], parts, strict=True)]
+    with ThreadPoolExecutor(n_workers) as pool:
+        try:
+            list(pool.map(partial(_follow, advance=advance), workers, parts))
+        except BaseException:
+            for worker in workers:
+                worker.kill()
+            raise
+    _store(map(_read, parts), folder)
+    shutil.rmtree(job)
+
+
+def _start(job: Path, begin: int, end: int, part: Path) -> subprocess.Popen[str]:
+    import elias
+
+    part.mkdir()
+    package = str(Path(elias.__file__).parent.parent)
+    path = os.pathsep.join(filter(None, [package, os.environ.get("PYTHONPATH")]))
+    environment = os.environ | {"PYTHONPATH": path} | dict.fromkeys(_ONE_THREAD, "1")
+    command = [sys.executable, "-m", __name__, str(job), str(begin), str(end), str(part)]
+    with (part / "stderr").open("wb") as stderr:
+        return subprocess.Popen(
+            command, stdout=subprocess.PIPE, stderr=stderr, text=True, env=environment
+        )
+
+
+def _follow(worker: subprocess.Popen[str], part: Path, advance: Callable[[int], None]) -> None:
+    """Wait for a worker process, and show its progress."""
+    assert worker.stdout is not None
+    with worker.stdout:
+        for line in worker.stdout:
+            advance(int(line))
+    if worker.wait() != 0:
+        output = (part / "stderr").read_text(encoding="utf8", errors="replace").strip()
+        reason = output.splitlines()[-1] if output else f"exit code {worker.returncode}"
+        raise DataError(f"a tokenizer process failed ({reason}); run the same command again")
+
+
+def _work(job: Path, begin: int, end: int, part: Path) -> None:
+    """Tokenize a range of texts into a folder; this function runs in a worker process."""
+    tree = json.loads((job / _JOB_FILE).read_text(encoding="utf8"))
+    featurizer = Featurizer(**tree["vocabulary"], idf=np.load(job / _IDF_FILE))
+    file = job / _ROWS_FILE
+    rows = np.load(file, mmap_mode="r") if file.exists() else None
+    texts = DiskTexts(Path(tree["texts"]), "", rows)
+
+    def tokenize(chunk: Sequence[str]) -> Tokens:
+        return Tokens.from_csr(featurizer.transform(chunk))
+
+    advance = partial(print, flush=True)  # the parent process counts the texts
+    _store(_chunks(texts, begin, end, tokenize, advance), part)
+
+
+if __name__ == "__main__":
+    _work(Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3]), Path(sys.argv[4]))

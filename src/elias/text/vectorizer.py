@@ -12,6 +12,7 @@ from __future__ import annotations
 import re
 import unicodedata
 from array import array
+from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -189,7 +190,9 @@ class Featurizer:
         if word_ngrams == 0:
             counts[:] = 0
         frequency = np.concatenate([counts, list(joined.values()), ngram_counts]).astype(np.int64)
-        keep = _most_frequent(frequency, max(1, min_count), max_features)
+        keep = np.flatnonzero(frequency >= max(1, min_count))
+        if len(keep) > max_features:  # the most frequent; ties go to the lower id
+            keep = np.sort(keep[np.argsort(-frequency[keep], kind="stable")[:max_features]])
         names, n_words = [*words, *joined, *ngrams], len(words) + len(joined)
         idf = np.log((1 + len(texts)) / (1 + frequency[keep])) + 1
         return cls(
@@ -212,7 +215,7 @@ class Featurizer:
 
     def transform(self, texts: Sequence[str]) -> csr_matrix:
         """Return the features (N, words + n-grams) in float32; unknown words are ignored."""
-        starts = range(0, len(texts), _CHUNK)
+        starts = range(0, max(1, len(texts)), _CHUNK)
         chunks: list[csr_matrix] = []
         for start in track(starts, "Reading words") if len(starts) > 1 else starts:
             lists: Iterable[list[str]]
@@ -224,8 +227,6 @@ class Featurizer:
             indptr, indices, data = weigh_terms(offsets, ids, self.idf, len(self.words))
             shape = len(offsets) - 1, len(self.idf)
             chunks.append(csr_matrix((data, indices, indptr), shape=shape))
-        if not chunks:
-            return csr_matrix((0, self.n_features), dtype=np.float32)
         return chunks[0] if len(chunks) == 1 else vstack(chunks, format="csr", dtype=np.float32)
 
     @cached_property
@@ -282,30 +283,18 @@ def _count_word_ngrams(texts: SplitTexts, longest: int, frequent: set[str]) -> d
 
     To bound memory, the rarest n-grams are dropped whenever there are very many.
     """
-    counts: dict[str, int] = {}
+    counts: Counter[str] = Counter()
     for start in track(range(0, len(texts), _CHUNK), "Counting word n-grams"):
         for words in texts.word_lists(start, start + _CHUNK):
             if not frequent.issuperset(words):
                 words = [word if word in frequent else _GAP for word in words]
             # a dict, not a set: its order is the same in every process
-            for ngram in dict.fromkeys(word_ngrams_of(words, longest)):
-                if _GAP not in ngram:
-                    counts[ngram] = counts.get(ngram, 0) + 1
+            ngrams = dict.fromkeys(word_ngrams_of(words, longest))
+            counts.update(ngram for ngram in ngrams if _GAP not in ngram)
             if len(counts) > _MAX_WORD_NGRAMS:  # keep at most the more frequent half
                 median = sorted(counts.values())[len(counts) // 2]
-                counts = {ngram: count for ngram, count in counts.items() if count > median}
+                counts = Counter({ngram: n for ngram, n in counts.items() if n > median})
     return counts
-
-
-def _most_frequent(
-    frequency: NDArray[np.int64], min_count: int, max_features: int
-) -> NDArray[np.int64]:
-    """Return the ids of the most frequent features, ascending; ties go to the lower id."""
-    enough = np.flatnonzero(frequency >= min_count)
-    if len(enough) > max_features:
-        order = np.argsort(-frequency[enough], kind="stable")
-        enough = np.sort(enough[order[:max_features]])
-    return enough.astype(np.int64)
 
 
 @njit(cache=True, nogil=True)
@@ -359,19 +348,16 @@ def weigh_terms(
     end = 0
     for text in range(n_texts):
         sorted_terms = np.sort(terms[starts[text] : starts[text + 1]])
-        first, first_ngram = end, -1
-        i = 0
+        first, i = end, 0
         while i < sorted_terms.shape[0]:
             term, count = sorted_terms[i], 0
             while i < sorted_terms.shape[0] and sorted_terms[i] == term:
                 count += 1
                 i += 1
-            if term >= n_words and first_ngram < 0:
-                first_ngram = end
             ids[end] = term
             weights[end] = (np.float32(1) + np.log(np.float32(count))) * idf[term]
             end += 1
-        border = end if first_ngram < 0 else first_ngram
+        border = first + np.searchsorted(ids[first:end], n_words)
         _to_unit_length(weights[first:border])
         _to_unit_length(weights[border:end])
         out_starts[text + 1] = end

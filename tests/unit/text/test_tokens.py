@@ -1,3 +1,4 @@
+import json
 import logging
 
 import numpy as np
@@ -5,9 +6,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from elias import load_corpus
 from elias.data import atomic
+from elias.errors import DataError
 from elias.text import tokens as module
 from elias.text.tokens import Tokens, cache_folder, cached, content_key
+from elias.text.vectorizer import Featurizer
 
 TEXTS = ["red cod", "", "tape"]
 
@@ -210,3 +214,50 @@ def test_what_this_process_uses_is_not_forgotten(monkeypatch):
 
     assert_same(first, Tokeniser()(TEXTS))
     assert all((cache_folder() / content_key(name, TEXTS)).exists() for name in "ab")
+
+
+def write_jsonl(path, rows):
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return path
+
+
+@pytest.mark.parametrize("by_workers", [True, False])
+def test_tokens_of_texts_on_disk_are_those_of_texts_in_memory(tmp_path, monkeypatch, by_workers):
+    rows = [{"text": f"red cod {i % 5} sea", "labels": ["x"]} for i in range(50)]
+    path = write_jsonl(tmp_path / "rows.jsonl", rows)
+    texts = load_corpus(path, on_disk="on", test_size=0).train.texts.take(np.arange(49, 3, -1))
+    featurizer = Featurizer.fit(list(texts), min_count=1)
+    monkeypatch.setattr(module, "_CHUNK", 16)
+    monkeypatch.setattr(module, "_TEXTS_PER_WORKER", 10 if by_workers else 10**9)
+    monkeypatch.setattr(module, "_n_cores", lambda: 2)
+    started = []
+    start = module._start
+    monkeypatch.setattr(module, "_start", lambda *a: (started.append(1), start(*a))[1])
+
+    def tokenize(some):
+        return Tokens.from_csr(featurizer.transform(some))
+
+    found = cached("words", texts, tokenize, featurizer)
+
+    expected = tokenize(list(texts))
+    assert len(started) == (2 if by_workers else 0)
+    np.testing.assert_array_equal(found.offsets, expected.offsets)
+    np.testing.assert_array_equal(found.ids, expected.ids)
+    np.testing.assert_array_equal(found.weights, expected.weights)
+    assert isinstance(found.ids, np.memmap)
+    assert not (next(cache_folder().iterdir()) / "job").exists()
+
+
+def test_a_worker_that_fails_is_reported_in_one_line(tmp_path, monkeypatch):
+    path = write_jsonl(tmp_path / "rows.jsonl", [{"text": "t", "labels": ["x"]}] * 30)
+    texts = load_corpus(path, on_disk="on", test_size=0).train.texts
+    monkeypatch.setattr(module, "_TEXTS_PER_WORKER", 10)
+    monkeypatch.setattr(module, "_n_cores", lambda: 2)
+    monkeypatch.setattr(module, "_IDF_FILE", "here.npy")  # unknown to the workers
+    featurizer = Featurizer.fit(["t"], min_count=1)
+
+    with pytest.raises(DataError, match="a tokenizer process failed") as caught:
+        cached("words", texts, None, featurizer)
+
+    assert "\n" not in str(caught.value)
+    assert list(cache_folder().iterdir()) == []
