@@ -9,7 +9,7 @@ import pytest
 
 from e2e.commands import SMALL, elias, interrupt, start_elias
 from elias import Elias, EliasConfig, load_corpus, train
-from elias.config import preset_tree
+from elias.config.io import preset_tree
 from elias.data import convert
 from elias.data.synthetic import write_synthetic
 from elias.errors import ConfigError, RunError

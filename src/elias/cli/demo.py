@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -96,12 +97,10 @@ def _is_finished(run: Path, config: ResolvedConfig) -> bool:
     from elias.persistence.manifest import MODEL_FOLDER
     from elias.training.run import CONFIG_FILE
 
-    if not (run / MODEL_FOLDER).is_dir():
-        return False
-    try:
-        return model_settings(read_tree(run / CONFIG_FILE)) == model_settings(config.to_dict())
-    except ConfigError:
-        return False
+    if (run / MODEL_FOLDER).is_dir():
+        with suppress(ConfigError):
+            return model_settings(read_tree(run / CONFIG_FILE)) == model_settings(config.to_dict())
+    return False
 
 
 def _example_predictions(model: elias.Elias, corpus: elias.Corpus, texts: list[str]) -> list[Any]:

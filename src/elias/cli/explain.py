@@ -66,10 +66,12 @@ def explain(
             if as_json:
                 console.print_json(explanation.to_dict())
             else:
-                if not count:
+                if count:
+                    console.print_out("")
+                else:
                     console.note(_legend(loaded, member))
                 title = explanation.text or "(an empty text)"
-                console.print_out(*[""] * (count > 0), title, "", _label_table(explanation))
+                console.print_out(title, "", _label_table(explanation))
             count += 1
     if not count:
         console.note("no texts were given")
@@ -99,10 +101,11 @@ def _label_table(explanation: elias.Explanation) -> Table:
     from rich.table import Table
     from rich.text import Text
 
+    labels = explanation.labels
     extra = {
-        name: attribute
-        for name, attribute in _OPTIONAL_COLUMNS.items()
-        if any(getattr(label, attribute) is not None for label in explanation.labels)
+        column: name
+        for column, name in _OPTIONAL_COLUMNS.items()
+        if any(getattr(label, name) is not None for label in labels)
     }
     header = [*(["score", *extra] if extra else []), "p", "classifier", "path", "cluster", "edge"]
     table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=(0, 1, 0, 0))
@@ -115,8 +118,8 @@ def _label_table(explanation: elias.Explanation) -> Table:
         name = Text(title, style=style, no_wrap=True, overflow="ellipsis")
         table.add_row(*cells, name, style="dim" if style == "dim" else "")
 
-    for rank, label in enumerate(explanation.labels, start=1):
-        scores = [label.score, *(getattr(label, attribute) for attribute in extra.values())]
+    for rank, label in enumerate(labels, start=1):
+        scores = [label.score, *(getattr(label, name) for name in extra.values())]
         factors = [label.p, label.classifier_score, label.path_score, None, None]
         add([*scores, *factors] if extra else factors, f"{rank}. {label.label}", "bold")
         for path in label.paths:

@@ -120,12 +120,9 @@ def _describe_reranker(reranker: Reranker | None) -> str:
     """Describe the components that rescore the labels after the last stage."""
     if reranker is None:
         return "none"
-    parts = ["p·q" if reranker.sharpness == 1 else f"p·q^{reranker.sharpness:g}"]
-    if reranker.calibration is not None:
-        parts.append("calibrated")
-    if reranker.by_name is not None:
-        parts.append("with label names")
-    return ", ".join(parts)
+    score = "p·q" if reranker.sharpness == 1 else f"p·q^{reranker.sharpness:g}"
+    calibrated = "" if reranker.calibration is None else ", calibrated"
+    return score + calibrated + ("" if reranker.by_name is None else ", with label names")
 
 
 @options.expand_groups

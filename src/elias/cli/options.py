@@ -19,7 +19,8 @@ from typer import Argument, Option
 
 import elias
 from elias.cli import console
-from elias.config import EliasConfig, merge, parse_override, preset_tree, read_tree
+from elias.config import EliasConfig
+from elias.config.io import merge, parse_override, preset_tree, read_tree
 from elias.errors import DataError
 
 DataPath = Annotated[Path, Argument(metavar="DATA", help="A corpus in any supported format.")]

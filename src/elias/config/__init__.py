@@ -6,12 +6,9 @@ derived from the data by `EliasConfig.resolve`; a run saves the resolved configu
 
 from elias.config.io import (
     first_difference,
-    merge,
     model_settings,
-    parse_override,
     preset_names,
     preset_summary,
-    preset_tree,
     read_tree,
     without_learning_rates,
 )
@@ -51,12 +48,9 @@ __all__ = [
     "TrackingConfig",
     "fill_sizes",
     "first_difference",
-    "merge",
     "model_settings",
-    "parse_override",
     "preset_names",
     "preset_summary",
-    "preset_tree",
     "read_tree",
     "without_learning_rates",
 ]

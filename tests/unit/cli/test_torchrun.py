@@ -17,12 +17,12 @@ def run_command(monkeypatch, size, *command):
     "command", ["calibrate", "report", "experiment", "serve", "export", "push", "demo"]
 )
 def test_what_each_process_would_do_again_is_refused(monkeypatch, command):
-    actual = run_command(monkeypatch, "2", command, "x")
+    result = run_command(monkeypatch, "2", command, "x")
 
-    assert actual.exit_code == 2
-    assert actual.stderr.startswith(f"error: elias {command}: each of the 2 processes")
-    assert "run it without torchrun (evaluate, predict, train share the work)" in actual.stderr
-    assert len(actual.stderr.splitlines()) == 1
+    assert result.exit_code == 2
+    assert result.stderr.startswith(f"error: elias {command}: each of the 2 processes")
+    assert "run it without torchrun (evaluate, predict, train share the work)" in result.stderr
+    assert len(result.stderr.splitlines()) == 1
 
 
 def test_one_process_of_torchrun_does_anything(monkeypatch):

@@ -11,12 +11,11 @@ from elias.config import (
     IndexConfig,
     ResolvedConfig,
     StageConfig,
-    merge,
-    parse_override,
     preset_names,
     preset_summary,
     read_tree,
 )
+from elias.config.io import merge, parse_override
 from elias.config.resolve import n_clusters, validation_size
 from elias.errors import ConfigError
 
