@@ -1,4 +1,4 @@
-"""Print notes, tables and errors on the terminal, and turn user errors into exit codes."""
+"""Print notes, tables and errors on the terminal; turn user errors into exit codes."""
 
 from __future__ import annotations
 

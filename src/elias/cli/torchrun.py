@@ -1,4 +1,4 @@
-"""Support for commands that `torchrun` starts in several processes."""
+"""Support for commands that ``torchrun`` starts in several processes."""
 
 from __future__ import annotations
 
