@@ -27,7 +27,7 @@ from elias.data.synthetic import pseudowords
 from elias.metrics import inverse_propensities, score
 from elias.predictions import Predictions
 from elias.text.vectorizer import Featurizer
-from elias.training.edges import edge_counts, first_logits, strongest_edges
+from elias.training.initialization import edge_counts, first_logits, strongest_edges
 
 LABELS_PER_TOPIC = 50
 

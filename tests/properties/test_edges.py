@@ -9,7 +9,7 @@ from scipy.sparse import csr_matrix
 
 import reference
 from elias.model.graph import partition_edges
-from elias.training.edges import edge_counts, first_logits, strongest_edges
+from elias.training.initialization import edge_counts, first_logits, strongest_edges
 
 SIZES = {
     "n_labels": st.integers(1, 15),

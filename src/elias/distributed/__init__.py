@@ -1,6 +1,5 @@
 """Train and predict in several processes, which share the points and the rows of W_L."""
 
-from elias.distributed.launch import joined, launched_rank, process_counts
-from elias.distributed.world import SingleProcess, World
+from elias.distributed.world import SingleProcess, World, joined, launched_rank, process_counts
 
 __all__ = ["SingleProcess", "World", "joined", "launched_rank", "process_counts"]

@@ -106,14 +106,7 @@ class KeyedDropout(TorchFunctionMode):
     ) -> Tensor:
         if dropout_p == 0 or is_causal or options:
             return torch.nn.functional.scaled_dot_product_attention(
-                query,
-                key,
-                value,
-                attn_mask=attn_mask,
-                dropout_p=dropout_p,
-                is_causal=is_causal,
-                scale=scale,
-                **options,
+                query, key, value, attn_mask, dropout_p, is_causal, scale=scale, **options
             )
         scores = query @ key.transpose(-2, -1) * (scale or 1 / math.sqrt(query.shape[-1]))
         if attn_mask is not None and attn_mask.dtype == torch.bool:

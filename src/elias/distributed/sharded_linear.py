@@ -27,15 +27,6 @@ if TYPE_CHECKING:
 _CHUNK_NUMBERS = 2**24  # weights sent or drawn at a time: 64 MB
 
 
-def rows_of(n_labels: int, rank: int, size: int) -> range:
-    """Return the labels that process ``rank`` of ``size`` owns, in the order of its rows.
-
-    >>> [list(rows_of(5, rank, 3)) for rank in range(3)]
-    [[0, 3], [1, 4], [2]]
-    """
-    return range(rank, n_labels, size)
-
-
 class ShardedRows(LinearRows):
     """This process's rows of W_L; labels of other processes are scored by their owners.
 
@@ -48,7 +39,7 @@ class ShardedRows(LinearRows):
         self.n_labels = n_labels
         self.n_points = 0
         """Number of points in the current batch of all processes; set it before each batch."""
-        n_rows = len(rows_of(n_labels, world.rank, world.size))
+        n_rows = len(range(world.rank, n_labels, world.size))
         self.weight = nn.Parameter(torch.zeros(n_rows, dim))
         self.bias = nn.Parameter(torch.zeros(n_rows))
 
@@ -58,10 +49,9 @@ class ShardedRows(LinearRows):
     def of(cls, world: World, rows: LinearRows) -> ShardedRows:
         """Return this process's share of unsharded rows, as a float32 copy."""
         sharded = cls(world, len(rows.weight), rows.weight.shape[1])
-        with torch.no_grad():
-            for name in ("weight", "bias"):
-                share = getattr(rows, name)[world.rank :: world.size]
-                setattr(sharded, name, nn.Parameter(share.to(torch.float32, copy=True)))
+        for name, table in rows.named_parameters():
+            share = table.detach()[world.rank :: world.size]
+            setattr(sharded, name, nn.Parameter(share.to(torch.float32, copy=True)))
         return sharded
 
     @torch.no_grad()
@@ -87,26 +77,13 @@ class ShardedRows(LinearRows):
         return scores
 
     def all_rows_loss(
-        self,
-        embedding: Tensor,
-        positives: Tensor,
-        scale: float,
-        update: LabelUpdate | None,
+        self, embedding: Tensor, positives: Tensor, scale: float, update: LabelUpdate | None
     ) -> Tensor:
         """Return the loss of this process's labels, summed over the points of all processes."""
-        everyone: Tensor = _GatheredEmbedding.apply(  # type: ignore[no-untyped-call]
-            embedding, self
-        )
+        everyone: Tensor = _GatheredEmbedding.apply(embedding, self)  # type: ignore[no-untyped-call]
         padded = _pad_rows(positives, self.max_points, self.n_labels)
-        all_positives = self.world.all_gather(padded, "positives")[: self.n_points]
-        return every_label_loss(
-            everyone,
-            self.weight,
-            self.bias,
-            self.local_rows(all_positives),
-            scale=scale,
-            update=update,
-        )
+        rows = self.local_rows(self.world.all_gather(padded, "positives")[: self.n_points])
+        return every_label_loss(everyone, self.weight, self.bias, rows, scale=scale, update=update)
 
     def all_rows_top(
         self, embedding: Tensor, top_k: int, blocked: Tensor | None
@@ -145,28 +122,21 @@ class ShardedRows(LinearRows):
     @torch.no_grad()
     def gathered(self) -> LinearRows | None:
         """Return all rows, on the CPU, on rank 0; return None on other ranks."""
-        whole = None
-        if self.world.is_rank0:
+        world, whole = self.world, None
+        if world.is_rank0:
             with torch.device("meta"):
                 whole = LinearRows(self.n_labels, self.weight.shape[1])
             whole = whole.to_empty(device="cpu")
-        for name in ("weight", "bias"):
-            target = None if whole is None else getattr(whole, name).detach()
-            self._gather(getattr(self, name).detach(), target)
+        labels = [np.arange(rank, self.n_labels, world.size) for rank in range(world.size)]
+        for name, table in self.named_parameters():
+            step = max(1, _CHUNK_NUMBERS // table.shape[1:].numel())
+            for first in range(0, len(labels[0]), step):
+                chunk = slice(first, first + step)
+                rows = world.gather_rows(table[chunk].float().cpu().numpy())
+                if whole is not None and rows is not None:
+                    ids = np.concatenate([owned[chunk] for owned in labels])
+                    getattr(whole, name)[torch.from_numpy(ids)] = torch.from_numpy(rows)
         return whole
-
-    def _gather(self, table: Tensor, target: Tensor | None) -> None:
-        """Copy the rows of all processes into ``target`` on rank 0, in chunks."""
-        world = self.world
-        owned = [rows_of(self.n_labels, rank, world.size) for rank in range(world.size)]
-        step = max(1, _CHUNK_NUMBERS // max(1, table[:1].numel()))
-        for first in range(0, len(owned[0]), step):
-            rows = world.gather_rows(table[first : first + step].float().cpu().numpy())
-            if rows is not None and target is not None:
-                labels = np.concatenate(
-                    [np.array(part[first : first + step], dtype=np.int64) for part in owned]
-                )
-                target[torch.from_numpy(labels)] = torch.from_numpy(rows)
 
 
 class _GatheredEmbedding(torch.autograd.Function):

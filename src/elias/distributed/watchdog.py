@@ -63,10 +63,11 @@ class Watchdog:
     def stop(self) -> None:
         """Send the final message to all other processes, and wait for their final messages."""
         self._stopped.set()
-        sent = [dist.isend(torch.ones(1), dst=other, group=self._group) for other in self._others]
+        sent: list[Any] = [
+            dist.isend(torch.ones(1), dst=other, group=self._group) for other in self._others
+        ]
         for work in sent:
-            if work is not None:
-                work.wait()
+            work.wait()
         for thread in self._threads:
             thread.join()
 
@@ -82,8 +83,7 @@ class Watchdog:
 
     def _watch(self, other: int) -> None:
         try:
-            work = dist.irecv(torch.zeros(1), src=other, group=self._group)
-            assert work is not None
+            work: Any = dist.irecv(torch.zeros(1), src=other, group=self._group)
             work.wait()
             return
         except RuntimeError:

@@ -11,7 +11,8 @@ import os
 import socket
 import time
 from collections import Counter
-from functools import partial
+from contextlib import contextmanager
+from datetime import timedelta
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
@@ -19,11 +20,10 @@ import torch
 import torch.distributed as dist
 
 from elias.distributed.watchdog import NEWS_SECONDS, Watchdog
-from elias.errors import EliasError, Interrupted, RunError
+from elias.errors import ConfigError, EliasError, Interrupted, RunError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
-    from datetime import timedelta
+    from collections.abc import Callable, Iterator, Mapping, Sequence
 
     from numpy.typing import NDArray
     from torch import Tensor
@@ -31,6 +31,9 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
+TIMEOUT_SECONDS = 600.0
+"""Timeout of one collective operation; a process that exceeds it counts as stuck."""
+_VARIABLES = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 _SHORTEST_POLL_SECONDS, _POLL_SECONDS, _LONG_POLL_SECONDS = 0.001, 0.05, 0.5
 _FINISHED = "over"
 _STAY_SECONDS = 1.0
@@ -46,6 +49,11 @@ class World:
 
     shards_labels = True
     """True if the rows of W_L are split among the processes."""
+    has_left = False
+    """True after `leave`, when rank 0 continues alone."""
+    on_failure: Callable[[BaseException], None] | None = None
+    """Called with the error that ends this process, before other processes learn of it."""
+    _host_group: Any = None
 
     def __init__(
         self, rank: int, size: int, device: torch.device, store: Any, timeout: timedelta
@@ -55,15 +63,10 @@ class World:
         self.device = device
         self.received: Counter[str] = Counter()
         """Bytes that this process has received, by purpose."""
-        self.has_left = False
-        """True after `leave`, when rank 0 continues alone."""
-        self.on_failure: Callable[[BaseException], None] | None = None
-        """Called with the error that ends this process, before other processes learn of it."""
         self._store = store
         self._rounds = 0
         self._failed = False
-        self._host_group: Any = dist.new_group(backend="gloo", timeout=timeout)
-        self._watchdog: Watchdog | None = None
+        self._host_group = dist.new_group(backend="gloo", timeout=timeout)
         self._timeout = timeout
         name = f"process {os.getpid()} on {socket.gethostname()}"
         self._names = self._exchange_text("name", name)
@@ -78,7 +81,7 @@ class World:
 
     def has_lost_process(self) -> bool:
         """Return whether another process has died."""
-        return self._watchdog is not None and bool(self._watchdog.lost)
+        return bool(self._watchdog.lost)
 
     def share(self, count: int) -> slice:
         """Return this process's slice of ``count`` items."""
@@ -94,7 +97,7 @@ class World:
     def all_reduce(self, tensor: Tensor, purpose: str = "") -> Tensor:
         """Sum a tensor over all processes in place, and return it."""
         self.received[purpose] += 2 * tensor.nbytes * (self.size - 1) // self.size
-        self._checked(lambda: dist.all_reduce(tensor))
+        self._checked(dist.all_reduce, tensor)
         return tensor
 
     def all_gather(self, tensor: Tensor, purpose: str = "") -> Tensor:
@@ -103,7 +106,7 @@ class World:
         self.received[purpose] += tensor.nbytes * (self.size - 1)
         # torch 2.13 has a new name for it, and warns of the old one
         run: Any = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
-        self._checked(lambda: run(gathered, tensor.contiguous()))
+        self._checked(run, gathered, tensor.contiguous())
         return gathered
 
     def reduce_scatter(self, tensor: Tensor, purpose: str = "") -> Tensor:
@@ -114,45 +117,40 @@ class World:
         """
         shares = torch.empty_like(tensor)
         self.received[purpose] += tensor.nbytes * (self.size - 1) // self.size
-        self._checked(lambda: dist.all_to_all_single(shares, tensor.contiguous()))
+        self._checked(dist.all_to_all_single, shares, tensor.contiguous())
         return shares.view(self.size, -1, *tensor.shape[1:]).sum(dim=0)
 
     def broadcast_tensors(self, tensors: Sequence[Tensor]) -> None:
         """Copy the values of rank 0 into the tensors of all processes."""
         for tensor in tensors:
             group = None if tensor.is_cuda else self._host_group
-            self._checked(partial(dist.broadcast, tensor, src=0, group=group))
+            self._checked(dist.broadcast, tensor, src=0, group=group)
 
     # values, on the host
 
     def broadcast(self, value: T, source: int = 0) -> T:
         """Return the Python object that process ``source`` passed."""
         values = [value if self.rank == source else None]
-        self._checked(
-            lambda: dist.broadcast_object_list(values, src=source, group=self._host_group)
-        )
+        self._checked(dist.broadcast_object_list, values, src=source, group=self._host_group)
         return values[0]  # type: ignore[return-value]
 
     def sum_array(self, array: NDArray[Any]) -> NDArray[Any]:
         """Return the sum of an array over all processes."""
         total = torch.from_numpy(np.array(array))
-        self._checked(lambda: dist.all_reduce(total, group=self._host_group))
+        self._checked(dist.all_reduce, total, group=self._host_group)
         return total.numpy()
 
     def gather_rows(self, rows: NDArray[Any]) -> NDArray[Any] | None:
         """Return the rows of all processes in rank order on rank 0; return None on other ranks."""
         parts: list[Any] | None = [None] * self.size if self.is_rank0 else None
-        self._checked(lambda: dist.gather_object(rows, parts, dst=0, group=self._host_group))
+        self._checked(dist.gather_object, rows, parts, dst=0, group=self._host_group)
         return None if parts is None else np.concatenate(parts)
 
     def max_async(self, values: Sequence[int]) -> Callable[[], list[int]]:
         """Start an element-wise maximum over processes; return a function that waits for it."""
         maxima = torch.tensor(list(values), dtype=torch.int64)
-        work: Any = self._checked(
-            lambda: dist.all_reduce(
-                maxima, op=dist.ReduceOp.MAX, group=self._host_group, async_op=True
-            )
-        )
+        options = {"op": dist.ReduceOp.MAX, "group": self._host_group, "async_op": True}
+        work: Any = self._checked(dist.all_reduce, maxima, **options)
 
         def wait() -> list[int]:
             self._checked(work.wait)
@@ -196,10 +194,9 @@ class World:
         The later processes can thus read files that the first one cached on the machine. All
         processes wait for each other without a timeout.
         """
-        first = self._run_on(self._local_leaders, work)
         others = [rank for rank in range(self.size) if rank not in self._local_leaders]
-        later = self._run_on(others, work)
-        return first if self.rank in self._local_leaders else later  # type: ignore[return-value]
+        results = [self._run_on(ranks, work) for ranks in (self._local_leaders, others)]
+        return results[1 if self.rank in others else 0]  # type: ignore[return-value]
 
     def _run_on(self, ranks: Sequence[int], work: Callable[[], T]) -> T | None:
         """Run ``work`` on the given ranks; all processes wait until it is done."""
@@ -218,13 +215,10 @@ class World:
 
     def _wait_for_keys(self, keys: list[str]) -> None:
         """Wait until the store has all keys; raise a `RunError` if a process dies meanwhile."""
-        assert self._watchdog is not None
         pause = _SHORTEST_POLL_SECONDS
-        while keys and not self._checked(partial(self._store.check, keys)):
-            reason = self._checked(partial(self._watchdog.failure_message, 0))
-            if reason and not self.is_rank0:
-                raise RunError(reason)
-            self._raise_if_lost(0.0)
+        while keys and not self._checked(self._store.check, keys):
+            reason = "" if self.is_rank0 else self._checked(self._watchdog.failure_message, 0)
+            _raise_if(reason or self._watchdog.wait_for_loss(0.0))
             time.sleep(pause)
             pause = min(2 * pause, _POLL_SECONDS)
 
@@ -233,7 +227,6 @@ class World:
     def shutdown(self) -> None:
         """Wait for all processes to finish their work, then stop the watchdog."""
         self.broadcast(None)
-        assert self._watchdog is not None
         self._watchdog.stop()
 
     def leave(self) -> None:
@@ -260,19 +253,15 @@ class World:
             return
         if self.device.type == "cuda":
             torch.cuda.empty_cache()
-        assert self._watchdog is not None
         try:
             while not self._store.check([_FINISHED]):
-                reason = self._watchdog.failure_message(0)
-                if reason:
-                    raise RunError(reason)
+                _raise_if(self._watchdog.failure_message(0))
                 time.sleep(_LONG_POLL_SECONDS)
         except RuntimeError:  # the store is gone, and so is rank 0
             return
 
     def report_failure(self, error: BaseException) -> None:
         """Report the error that ends this process to other processes; ignore later errors."""
-        assert self._watchdog is not None
         if self._failed:
             return
         self._failed = True
@@ -296,12 +285,12 @@ class World:
         self._store.set(f"{key}/{self.rank}", text)
         return [self._store.get(f"{key}/{rank}").decode() for rank in range(self.size)]
 
-    def _checked(self, exchange: Callable[[], T]) -> T:
+    def _checked(self, exchange: Callable[..., T], *args: Any, **options: Any) -> T:
         """Run an exchange; if it fails, raise an error that names the dead or silent process."""
         try:
-            return exchange()
+            return exchange(*args, **options)
         except RuntimeError as error:
-            self._raise_if_lost()
+            _raise_if(self._watchdog.wait_for_loss(NEWS_SECONDS))
             silent = self._silent_processes()
             if silent:
                 raise RunError(
@@ -312,8 +301,6 @@ class World:
 
     def _silent_processes(self) -> list[str]:
         """Return the names of processes that have not noticed the failed exchange in time."""
-        if self._watchdog is None:
-            return []
         self._store.set(f"noticed/{self.rank}", "")
         time.sleep(min(_NOTICE_SECONDS, self._timeout.total_seconds()))
         silent = [
@@ -325,53 +312,35 @@ class World:
             time.sleep(_STAY_SECONDS)  # this process may host the store that the others read
         return silent
 
-    def _raise_if_lost(self, seconds: float = NEWS_SECONDS) -> None:
-        """Wait up to ``seconds`` for a report that a process died; raise if one arrives."""
-        reason = "" if self._watchdog is None else self._watchdog.wait_for_loss(seconds)
-        if reason:
-            raise RunError(reason)
+
+def _raise_if(reason: str) -> None:
+    """Raise a `RunError` with the reason, unless it is empty."""
+    if reason:
+        raise RunError(reason)
 
 
 class SingleProcess(World):
-    """One process without others: every exchange returns its input."""
+    """One process without others: exchanges are skipped, and return what was passed in."""
 
     shards_labels = False
 
     def __init__(self, device: torch.device | None = None) -> None:
-        self.rank = 0
-        self.size = 1
-        self.device = device or torch.device("cpu")
+        self.rank, self.size, self.device = 0, 1, device or torch.device("cpu")
         self.received = Counter()
-        self.has_left = False
-        self.on_failure = None
-        self._watchdog = None
 
-    def all_reduce(self, tensor: Tensor, purpose: str = "") -> Tensor:
-        """Return the tensor."""
-        del purpose
-        return tensor
+    def _checked(self, exchange: Callable[..., T], *args: Any, **options: Any) -> Any:
+        """Skip the exchange."""
+
+    def has_lost_process(self) -> bool:
+        """Return False."""
+        return False
 
     def all_gather(self, tensor: Tensor, purpose: str = "") -> Tensor:
         """Return the tensor."""
         del purpose
         return tensor
 
-    def reduce_scatter(self, tensor: Tensor, purpose: str = "") -> Tensor:
-        """Return the tensor."""
-        del purpose
-        return tensor
-
-    def broadcast_tensors(self, tensors: Sequence[Tensor]) -> None:
-        """Do nothing."""
-
-    def broadcast(self, value: T, source: int = 0) -> T:
-        """Return the value."""
-        del source
-        return value
-
-    def sum_array(self, array: NDArray[Any]) -> NDArray[Any]:
-        """Return the array."""
-        return array
+    reduce_scatter = all_gather
 
     def gather_rows(self, rows: NDArray[Any]) -> NDArray[Any]:
         """Return the rows."""
@@ -385,9 +354,8 @@ class SingleProcess(World):
         """Run ``work``."""
         return work()
 
-    def _run_on(self, ranks: Sequence[int], work: Callable[[], T]) -> T:
+    def run_on_rank0(self, work: Callable[[], T]) -> T:
         """Run ``work``."""
-        del ranks
         return work()
 
     def shutdown(self) -> None:
@@ -401,3 +369,71 @@ class SingleProcess(World):
 
     def report_failure(self, error: BaseException) -> None:
         """Do nothing: there is no other process to tell."""
+
+
+def launched_rank() -> int | None:
+    """Return the rank that `torchrun` assigned; None if it did not start this process."""
+    return int(os.environ["RANK"]) if all(name in os.environ for name in _VARIABLES) else None
+
+
+def process_counts() -> tuple[int, int]:
+    """Return the number of processes in total and on this machine; (1, 1) without `torchrun`."""
+    if launched_rank() is None:
+        return 1, 1
+    return int(os.environ["WORLD_SIZE"]), int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
+
+
+@contextmanager
+def joined(device: str = "auto", *, timeout: float = TIMEOUT_SECONDS) -> Iterator[World]:
+    """Join the process group that `torchrun` started, for the duration of the block.
+
+    Args:
+        device: ``cpu``, ``cuda`` (one GPU per process), or ``auto`` (``cuda`` if available).
+        timeout: Timeout of one collective operation, in seconds.
+
+    Raises:
+        ConfigError: If this machine has fewer GPUs than processes.
+        RunError: If another process died; the message names it.
+    """
+    own_device = _device(device)
+    limit = timedelta(seconds=timeout)
+    rendezvous: Any = dist.rendezvous  # type: ignore[attr-defined]
+    prefixed: Any = dist.PrefixStore  # type: ignore[attr-defined]
+    store, rank, size = next(iter(rendezvous("env://", timeout=limit)))
+    # torchrun's store outlives its processes: restarted ones must not read keys of dead ones
+    store = prefixed(f"attempt {os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}", store)
+    dist.init_process_group(
+        "nccl" if own_device.type == "cuda" else "gloo",
+        store=prefixed("elias", store),
+        rank=rank,
+        world_size=size,
+        timeout=limit,
+    )
+    world = World(rank, size, own_device, prefixed("elias-talk", store), limit)
+    try:
+        yield world
+        if world.has_left:
+            world.wait_for_rank0()
+        else:
+            world.shutdown()
+    except BaseException as error:
+        world.report_failure(error)
+        raise
+    if not world.has_left:
+        dist.destroy_process_group()
+
+
+def _device(name: str) -> torch.device:
+    local_rank = int(os.environ.get("LOCAL_RANK", "0"))
+    n_gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    if name == "cpu" or (name == "auto" and not n_gpus):
+        return torch.device("cpu")
+    if name not in ("auto", "cuda"):
+        raise ConfigError(f"device {name!r}: with several processes use auto, cpu or cuda")
+    if local_rank >= n_gpus:
+        raise ConfigError(
+            f"device {name!r}: this machine has {n_gpus} GPUs and more processes than that; lower "
+            "torchrun's --nproc-per-node, or use --device cpu"
+        )
+    torch.cuda.set_device(local_rank)
+    return torch.device("cuda", local_rank)

@@ -4,6 +4,10 @@ A checkpoint is a folder with tensors (safetensors), metadata (JSON), and a mani
 last and has the size and the SHA-256 of every other file. It is written under a hidden name,
 flushed and renamed. Each finished member of an ensemble is saved in the same folder as the
 checkpoints: its model, the records of the run so far, and a manifest.
+
+With several processes, each process writes its own rows of W_L; any number of processes can read
+them. With P processes, label ℓ is row ℓ div P in the file of process ℓ mod P, see
+`elias.distributed.sharded_linear`. A checkpoint of one process has all rows in its main file.
 """
 
 from __future__ import annotations
@@ -13,23 +17,21 @@ import json
 import logging
 import secrets
 import shutil
-import threading
 import time
-from dataclasses import dataclass, field
+from concurrent.futures import Future, ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
-from safetensors import SafetensorError
+from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 
 import elias
-from elias.data.atomic import digest, staged_folder
+from elias.data.atomic import digest, staged_file, staged_folder
 from elias.distributed import SingleProcess
 from elias.errors import DataError, Interrupted, ModelError, RunError
 from elias.inference.predictor import Elias
 from elias.kernels import has_triton
 from elias.persistence.manifest import MODEL_FOLDER, all_finite
-from elias.training.checkpoint_shards import collect_shards, is_row, read_tensors, write_shard
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -40,7 +42,7 @@ if TYPE_CHECKING:
     from elias.config import CheckpointConfig
     from elias.data.corpus import Corpus
     from elias.distributed import World
-    from elias.training.run import Interruption, Run
+    from elias.training.run import Run
 
 
 logger = logging.getLogger(__name__)
@@ -52,6 +54,9 @@ FORMAT_VERSION = 2
 WEIGHTS = "model."
 """Prefix of the names of the model's weights, which must be finite."""
 _SHARDS = ".shards"
+_CHUNK_ROWS = 2**16
+_POLL_SECONDS = 0.05
+_MAX_WAIT = 1800.0  # seconds, for the slowest disk
 
 
 class Checkpoint(NamedTuple):
@@ -102,9 +107,8 @@ class Checkpoints:
         self.world = world
         self._steps = 0
         self._saved_at = time.monotonic()
-        self._thread: threading.Thread | None = None
-        self._written = False
-        self._failure: BaseException | None = None
+        self._writing: Future[bool] = Future()
+        self._writing.set_result(False)
 
     @property
     def enabled(self) -> bool:
@@ -118,7 +122,7 @@ class Checkpoints:
     def due(self) -> bool:
         """Count a step, and return whether a checkpoint should follow it."""
         self._steps += 1
-        if not self.enabled or (self._thread is not None and self._thread.is_alive()):
+        if not self.enabled or not self._writing.done():
             return False
         if self.config.steps is not None and self._steps >= self.config.steps:
             return True
@@ -141,31 +145,19 @@ class Checkpoints:
         """
         if not self.enabled:
             return False
-        self.join()
-        self._written = False
+        self.written()
         self._steps, self._saved_at = 0, time.monotonic()
-        self._thread = threading.Thread(
-            target=self._write,
-            args=(checkpoint, attempt or self.next_attempt()),
-            name="elias-checkpoint",
-            daemon=True,
-        )
-        self._thread.start()
+        executor = ThreadPoolExecutor(1, "elias-checkpoint")
+        self._writing = executor.submit(self._write, checkpoint, attempt or self.next_attempt())
+        executor.shutdown(wait=False)
         return self.written() if wait else True
 
     def written(self) -> bool:
-        """Wait for the last checkpoint to be written, and return whether that succeeded."""
-        self.join()
-        return self._written
+        """Wait for the last checkpoint to be written, and return whether that succeeded.
 
-    def join(self) -> None:
-        """Wait until no checkpoint is being written; raise an unexpected error of the thread."""
-        if self._thread is not None:
-            self._thread.join()
-            self._thread = None
-        if self._failure is not None:
-            failure, self._failure = self._failure, None
-            raise failure
+        Raise an unexpected error of the thread.
+        """
+        return self._writing.result()
 
     def newest(self, accept: Callable[[Mapping[str, Any]], bool]) -> Path | None:
         """Return the newest complete checkpoint whose metadata ``accept`` accepts.
@@ -183,11 +175,11 @@ class Checkpoints:
 
     def read(self, path: Path) -> Checkpoint:
         """Read a checkpoint; of W_L, read only the rows of this process."""
-        return Checkpoint(_read_metadata(path), read_tensors(path, TENSORS_FILE, self.world))
+        return Checkpoint(_read_metadata(path), read_tensors(path, self.world))
 
     def clear(self) -> None:
         """Remove the checkpoints, but keep the finished members."""
-        self.join()
+        self.written()
         for path in self._paths():
             _remove(path)
 
@@ -199,23 +191,22 @@ class Checkpoints:
     def _paths(self) -> list[Path]:
         return sorted(path for path in self.folder.glob("[0-9]*") if path.is_dir())
 
-    def _write(self, checkpoint: Checkpoint, attempt: Attempt) -> None:
+    def _write(self, checkpoint: Checkpoint, attempt: Attempt) -> bool:
+        """Write this process's part of a checkpoint, and return whether that succeeded."""
         path = self.folder / f"{attempt.number:08d}"
         shards = self.folder / f".{path.name}.{attempt.token}{_SHARDS}"
         try:
-            self._written = self._write_parts(checkpoint, path, shards)
+            return self._write_parts(checkpoint, path, shards)
         except (OSError, SafetensorError, DataError) as error:
             logger.warning(
                 "cannot write a checkpoint to %s (%s); training continues", self.folder, error
             )
-        except BaseException as error:  # a bug: raise it in the main thread
-            self._failure = error
+            return False
         finally:
             if self.world.is_rank0 and self.world.size > 1:
                 shutil.rmtree(shards, ignore_errors=True)
 
     def _write_parts(self, checkpoint: Checkpoint, path: Path, shards: Path) -> bool:
-        """Write this process's part of a checkpoint, and return whether that succeeded."""
         problem, tensors, world = "", checkpoint.tensors, self.world
         if not all(map(all_finite, strip_prefix(WEIGHTS, tensors).values())):
             problem = "a weight is not finite"
@@ -224,9 +215,8 @@ class Checkpoints:
             if world.is_rank0:  # parts written after rank 0 gave an attempt up
                 for old in set(self.folder.glob(f".*{_SHARDS}")) - {shards}:
                     shutil.rmtree(old, ignore_errors=True)
-            rows = {name: tensor for name, tensor in tensors.items() if is_row(name)}
-            tensors = {name: t for name, t in tensors.items() if name not in rows}
-            write_shard(shards, world, rows, problem)
+            write_shard(shards, world, {n: t for n, t in tensors.items() if is_row(n)}, problem)
+            tensors = {name: tensor for name, tensor in tensors.items() if not is_row(name)}
         if problem or not world.is_rank0:
             return not problem
         with staged_folder(path) as staging:
@@ -240,6 +230,121 @@ class Checkpoints:
         return True
 
 
+def is_row(name: str) -> bool:
+    """Return whether a tensor of a checkpoint, given by name, has one row per label.
+
+    >>> [is_row(name) for name in ("model.labels.bias", "model.clusters.bias")]
+    [True, False]
+    """
+    return ".labels." in name and ".gradient." not in name
+
+
+def _shard_name(rank: int, size: int) -> str:
+    return f"rows-{rank:05d}-of-{size:05d}.safetensors"
+
+
+def write_shard(folder: Path, world: World, tensors: dict[str, Tensor], problem: str) -> None:
+    """Write this process's rows, then a JSON note with their checksum or a problem.
+
+    If the disk is too full for the rows, the note usually still fits and reports the problem.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder / _shard_name(world.rank, world.size)
+    note: dict[str, Any] = {"problem": problem or "a bug"}
+    try:
+        if not problem:
+            save_file(tensors, path)
+            note = _manifest_entry(path)
+    except (OSError, SafetensorError) as error:
+        path.unlink(missing_ok=True)
+        note = {"problem": str(error)}
+        raise
+    finally:
+        with staged_file(path.with_name(f"{path.name}.json")) as staging:
+            _write_json(staging, note)
+
+
+def collect_shards(folder: Path, world: World, target: Path) -> dict[str, dict[str, Any]]:
+    """Wait for the rows of all processes, move them to ``target``, and return their checksums.
+
+    Raises:
+        DataError: If a process died, could not write its rows, or takes too long.
+    """
+    notes = {}
+    end = time.monotonic() + _MAX_WAIT
+    for rank in range(world.size):
+        name = _shard_name(rank, world.size)
+        path = folder / f"{name}.json"
+        while not path.exists():
+            if world.has_lost_process() or time.monotonic() > end:
+                raise DataError(f"the rows of rank {rank} are missing")
+            time.sleep(_POLL_SECONDS)
+        note = json.loads(path.read_text(encoding="utf8"))
+        if note.get("problem"):
+            raise DataError(f"rank {rank}: {note['problem']}")
+        (folder / name).rename(target / name)
+        notes[name] = note
+    return notes
+
+
+def read_tensors(folder: Path, world: World) -> dict[str, Tensor]:
+    """Read the tensors of a checkpoint; of tensors with one row per label, only the local rows."""
+    tensors: dict[str, Tensor] = {}
+    with safe_open(folder / TENSORS_FILE, framework="pt") as file:
+        names: list[str] = file.keys()
+        for name in names:
+            is_split = is_row(name) and world.size > 1
+            tensors[name] = _own_rows([file], name, world) if is_split else file.get_tensor(name)
+    shards = [safe_open(path, framework="pt") for path in sorted(folder.glob("rows-*.safetensors"))]
+    names = shards[0].keys() if shards else []  # type: ignore[no-untyped-call]
+    tensors |= {name: _own_rows(shards, name, world) for name in names}
+    return tensors if world.size == 1 else _split_gradients(tensors, world)
+
+
+def _own_rows(files: list[Any], name: str, world: World) -> Tensor:
+    """Read this process's rows of the table ``name`` from ``files``, in chunks."""
+    slices = [file.get_slice(name) for file in files]
+    shapes = [part.get_shape() for part in slices]
+    n_rows = len(range(world.rank, sum(shape[0] for shape in shapes), world.size))
+    rows = torch.empty((n_rows, *shapes[0][1:]), dtype=slices[0][0:0].dtype)
+    for number, (part, shape) in enumerate(zip(slices, shapes, strict=True)):
+        for first in range(0, shape[0], _CHUNK_ROWS):
+            chunk = part[first : first + _CHUNK_ROWS]
+            labels = torch.arange(first, first + len(chunk)) * len(files) + number
+            is_own = labels % world.size == world.rank
+            rows[labels[is_own] // world.size] = chunk[is_own]
+    return rows
+
+
+def _split_gradients(tensors: dict[str, Tensor], world: World) -> dict[str, Tensor]:
+    """Keep only this process's part of the pending gradients of a checkpoint.
+
+    Gradients of W_L are split by label. All other gradients are later summed over processes, so
+    only rank 0 keeps them. Pending gradients occur only in checkpoints of a single process,
+    because several processes write no checkpoint while a gradient is pending.
+    """
+    n_rows = len(tensors["model.labels.bias"])
+    result: dict[str, Tensor] = {}
+    for name, tensor in tensors.items():
+        _, is_gradient, parameter = name.partition(".gradient.")
+        if is_gradient and parameter.startswith("labels."):
+            key, _, part = name.rpartition(".")
+            labels = tensors[f"{key}.indices"]
+            is_own = labels[0] % world.size == world.rank
+            parts = {"indices": labels[:, is_own] // world.size}
+            result[name] = parts.get(part, tensor[is_own] if part == "values" else tensor)
+        elif ".index.gradients." in name and ".pairs." in name:
+            if name.endswith(".0"):  # label ids: those of other processes become padding
+                is_own = tensor % world.size == world.rank
+                tensor = torch.where(is_own, tensor // world.size, n_rows)
+            result[name] = tensor
+        elif not (is_gradient or ".index.gradients." in name) or world.rank == 0:
+            result[name] = tensor
+        elif ".index." in name:
+            result[name] = torch.zeros_like(tensor)
+    return result
+
+
 def write_manifest(folder: Path, checksums: Mapping[str, Mapping[str, Any]] | None = None) -> None:
     """Write the manifest of a folder that is otherwise complete.
 
@@ -249,9 +354,13 @@ def write_manifest(folder: Path, checksums: Mapping[str, Mapping[str, Any]] | No
     for path in sorted(folder.rglob("*")):
         name = path.relative_to(folder).as_posix()
         if path.is_file() and name not in files:
-            files[name] = {"bytes": path.stat().st_size, "sha256": digest(path)}
+            files[name] = _manifest_entry(path)
     versions = {"format_version": FORMAT_VERSION, "elias_version": elias.__version__}
     _write_json(folder / MANIFEST_FILE, {**versions, "files": files})
+
+
+def _manifest_entry(path: Path) -> dict[str, Any]:
+    return {"bytes": path.stat().st_size, "sha256": digest(path)}
 
 
 def find_damage(folder: Path) -> str:
@@ -310,17 +419,12 @@ def restore_random_state(state: Mapping[str, Tensor], device: torch.device) -> N
         torch.cuda.set_rng_state(state["random.cuda"], device)
 
 
-@dataclass
 class CheckpointWriter:
-    """Write checkpoints while one member trains: when one is due, or after a signal."""
+    """Write checkpoints during a stage: when one is due, or after a signal."""
 
-    checkpoints: Checkpoints
-    interruption: Interruption
-    run_metadata: Callable[[], Mapping[str, Any]]
-    """Return the metadata of the run: the member and the records so far."""
-    world: World = SingleProcess()
-    """The processes that write parts of each checkpoint and stop together."""
-    _requests: Callable[[], list[int]] | None = field(default=None, init=False)
+    def __init__(self, run: Run, checkpoints: Checkpoints) -> None:
+        self.run, self.checkpoints, self.world = run, checkpoints, checkpoints.world
+        self._requests: Callable[[], list[int]] | None = None
 
     def after_step(self, where: str, make: Callable[[], Checkpoint]) -> None:
         """Write a checkpoint if one is due; after a signal, write one and stop.
@@ -328,7 +432,7 @@ class CheckpointWriter:
         With several processes, act one step after a request. The requests are exchanged
         asynchronously during that step, so that no process waits.
         """
-        stop, due = self.interruption.signal, self.checkpoints.due()
+        stop, due = self.run.interruption.signal, self.checkpoints.due()
         if self.world.size > 1:
             stop, due = self._agree(stop, due)
         if stop is not None:
@@ -338,12 +442,11 @@ class CheckpointWriter:
 
     def after_stage(self, where: str, make: Callable[[], Checkpoint]) -> None:
         """Write a checkpoint, then stop if a signal was received."""
-        stop = self.interruption.signal
+        stop = self.run.interruption.signal
         if self.world.size > 1:
             self._agree(stop, False)  # the answer is about the last step
             stop, _ = self._agree(stop, False)
             self._agree(None, False)
-            self._requests = None
         written = self._save(make(), wait=stop is not None)
         if stop is not None:
             self._stop(where, written, stop)
@@ -365,8 +468,8 @@ class CheckpointWriter:
             for name, tensor in checkpoint.tensors.items()
             if self.world.is_rank0 or is_row(name)
         }
-        complete = Checkpoint({**checkpoint.metadata, **self.run_metadata()}, copies)
-        self.checkpoints.join()  # the next name depends on the checkpoint before
+        complete = Checkpoint({**checkpoint.metadata, "run": self.run.state()}, copies)
+        self.checkpoints.written()  # the next name depends on the checkpoint before
         attempt = self.world.broadcast(self.checkpoints.next_attempt())
         begun = self.checkpoints.save(complete, attempt=attempt)
         return self.world.broadcast_from_rank0(self.checkpoints.written) if wait else begun
@@ -374,24 +477,6 @@ class CheckpointWriter:
     def _stop(self, where: str, written: bool, signal_number: int) -> None:
         problem = "" if written else ", but no checkpoint could be written"
         raise Interrupted(f"stopped after {where}{problem}", signal_number=signal_number)
-
-
-def checkpoint_writer(run: Run, world: World = SingleProcess()) -> CheckpointWriter | None:
-    """Return a `CheckpointWriter` for a run, or None if the run has no folder."""
-    if run.checkpoints is None:
-        return None
-    return CheckpointWriter(run.checkpoints, run.interruption, lambda: {"run": run.state()}, world)
-
-
-class ResumeState(NamedTuple):
-    """The state from which an interrupted run continues."""
-
-    members: list[Elias]
-    """The finished members on rank 0; empty on other ranks."""
-    n_members: int
-    """Number of finished members."""
-    checkpoint: Checkpoint | None
-    """The checkpoint of the next member, if it has one."""
 
 
 def run_inputs(corpus: Corpus, init_from: Elias | None, device: torch.device) -> dict[str, Any]:
@@ -417,17 +502,20 @@ def _fingerprint(model: Elias) -> str:
 
 def resume(
     run: Run, n_members: int, device: torch.device, world: World = SingleProcess()
-) -> ResumeState:
+) -> tuple[list[Elias], int, Checkpoint | None]:
     """Return the state of an interrupted run, and reset the run's records to that state.
+
+    Returns:
+        The finished members (none on ranks other than 0), their number, and the checkpoint of the
+        next member, if it has one.
 
     Raises:
         RunError: If the run was started with a different corpus, initial model or device type.
     """
     members, path = world.run_on_rank0(lambda: _find_state(run, n_members, device)) or ([], None)
     n_finished, path = world.broadcast((len(members), path))
-    if run.checkpoints is None or path is None:
-        return ResumeState(members, n_finished, None)
-    return ResumeState(members, n_finished, run.checkpoints.read(path))
+    checkpoint = None if run.checkpoints is None or path is None else run.checkpoints.read(path)
+    return members, n_finished, checkpoint
 
 
 def _find_state(run: Run, n_members: int, device: torch.device) -> tuple[list[Elias], Path | None]:

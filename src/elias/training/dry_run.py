@@ -11,7 +11,6 @@ import numpy as np
 import torch
 
 from elias.data.splits import sample_setup_points, validation_split
-from elias.distributed import process_counts
 from elias.inference.predict import split_inputs, tokenize
 from elias.kernels.device import limit_threads
 from elias.model.elias import EliasModel
@@ -95,16 +94,9 @@ def estimate_run(
     sample = points.take(np.sort(order))
     with progress_disabled():
         tokens = tokenize(split_inputs(sample, encoder), encoder)
-    n_processes, _ = process_counts()
-    sizes = Sizes.measure(
-        encoder,
-        points.labels,
-        tokens,
-        config,
-        n_setup=len(points) if rows is None else len(rows),
-        words_per_text=_words_per_text(sample),
-        n_processes=n_processes,
-    )
+    n_setup = len(points) if rows is None else len(rows)
+    n_words = _words_per_text(sample)
+    sizes = Sizes.measure(encoder, points.labels, tokens, config, n_setup, n_words)
     memory = estimate_memory(
         sizes,
         config,
@@ -114,9 +106,9 @@ def estimate_run(
         validates=held_out is not None,
     )
     fits = memory.fits()
-    has_room = all(fit.possible and fit.free_now for fit in fits)
+    has_room = all(fit.free_now for fit in fits)
     seconds = {}
-    if has_room and n_processes == 1:  # the rows of all processes may not fit into this one
+    if has_room and sizes.n_processes == 1:  # the rows of all may not fit into one process
         seconds = _time_epochs(config, encoder, Points(tokens, sample.labels), len(points), device)
     return DryRun(
         n_parameters=n_parameters(config, corpus.n_labels, encoder),
@@ -159,10 +151,10 @@ def _time_epochs(
         encoder.prepare(device)
         for each in config.stages:
             stage = replace(each, batch_size=min(each.batch_size, n_points))
-            model = build_stage_model(config, stage, encoder, points.labels.shape[1]).to(device)
-            seconds = _step_seconds(config, stage, model, points)
+            model = build_stage_model(config, stage, encoder, points.labels.shape[1])
+            seconds = _step_seconds(config, stage, model.to(device), points)
+            del model  # before the next stage's is built
             epoch_seconds[stage.name] = seconds * n_batches(n_points, stage.batch_size)
-            del model
     return epoch_seconds
 
 

@@ -11,27 +11,29 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 import torch
+from scipy.sparse import csr_matrix
 
 from elias.clustering import balanced_clusters, label_centroids
 from elias.distributed import SingleProcess
 from elias.distributed.sharded_linear import ShardedRows
+from elias.kernels.cpu.cooccurrence import RaggedIds, strongest_counts
 from elias.model.elias import EliasModel
 from elias.model.encoder import BagEncoder, build_encoder
 from elias.model.graph import LabelGraph, partition_edges
 from elias.model.one_vs_all import OneVsAll
 from elias.model.search import cluster_all, embed_all
 from elias.progress import progress
-from elias.training.edges import edge_counts, first_logits, strongest_edges
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from numpy.typing import NDArray
-    from scipy.sparse import csr_matrix
+    from torch import Tensor
 
     from elias.config import ResolvedConfig, ResolvedEncoder, StageConfig
     from elias.distributed import World
@@ -47,15 +49,13 @@ _CHUNK_POINTS = 2**16  # points whose embeddings are broadcast at a time
 
 
 def initial_encoder(
-    config: ResolvedEncoder,
-    texts: Sequence[str] | None,
-    n_features: int | None,
-    world: World,
+    config: ResolvedEncoder, texts: Sequence[str] | None, n_features: int | None, world: World
 ) -> TextEncoder:
     """Return a new encoder; for a bag of words, rank 0 builds the vocabulary and broadcasts it."""
+    build = partial(build_encoder, config, texts, n_features)
     if config.kind != "bag" or texts is None:
-        return world.rank0_first(lambda: build_encoder(config, texts, n_features))
-    encoder = world.run_on_rank0(lambda: build_encoder(config, texts, n_features))
+        return world.rank0_first(build)
+    encoder = world.run_on_rank0(build)
     featurizer = world.broadcast(encoder.featurizer if isinstance(encoder, BagEncoder) else None)
     if encoder is not None:
         return encoder
@@ -176,19 +176,19 @@ class StageInitializer:
     def cluster_labels(self, with_encoder: bool) -> NDArray[np.int64]:
         """Cluster the labels on rank 0, and return each label's cluster on all processes."""
         embedding: NDArray[np.float32] | None = None
+        index, labels, seed = self.config.index, self.points.labels, self.config.member_seed
         if with_encoder:
             embedding = self.world.gather_rows(embed_all(self.encoder, self._own_tokens))
-        return self.world.broadcast_from_rank0(lambda: self._cluster_labels(embedding))
 
-    def _cluster_labels(self, embedding: NDArray[np.float32] | None) -> NDArray[np.int64]:
-        """Cluster the labels on bags of words and, if given, on the current φ (Eq. 14–15)."""
-        if self.config.index.kind == "all":
-            return np.zeros(self.points.labels.shape[1], dtype=np.int64)
-        assert self.bow is not None
-        sparse, dense = label_centroids(self.points.labels, self.bow, embedding)
-        return balanced_clusters(
-            sparse, dense, self.config.index.n_clusters, self.config.member_seed
-        )
+        def cluster() -> NDArray[np.int64]:
+            """Cluster the labels on bags of words and, if given, on the current φ (Eq. 14–15)."""
+            if index.kind == "all":
+                return np.zeros(labels.shape[1], dtype=np.int64)
+            assert self.bow is not None
+            sparse, dense = label_centroids(labels, self.bow, embedding)
+            return balanced_clusters(sparse, dense, index.n_clusters, seed)
+
+        return self.world.broadcast_from_rank0(cluster)
 
     def build_model(self, partition: NDArray[np.int64]) -> EliasModel:
         """Return a model with the fixed graph of a partition; call `init_classifiers` next."""
@@ -225,55 +225,124 @@ class StageInitializer:
             init_from_centroids(model.clusters, clusters, centroids, 0.0)
 
     def init_learned_graph(
-        self,
-        model: EliasModel,
-        partition: NDArray[np.int64],
-        stage: StageConfig,
-        position: int,
+        self, model: EliasModel, partition: NDArray[np.int64], stage: StageConfig, position: int
     ) -> EliasModel:
         """Replace the graph by a learned one, with edges from the points' clusters (Eq. 9–10)."""
-        index = self.config.index
-        beams, scores = (
-            self.world.gather_rows(part)
-            for part in cluster_all(model, self._own_tokens, index.beam_size)
-        )
-        edges, logits = self.world.broadcast_from_rank0(
-            lambda: self._choose_edges(model, beams, scores, partition, position)
-        )
-        model.graph = LabelGraph(
-            torch.from_numpy(edges),
-            model.n_labels,
-            index.beta,
-            edge_logits=torch.from_numpy(logits),
-        )
+        index, world = self.config.index, self.world
+        n_clusters, n_edges = model.graph.n_clusters, index.edges_per_cluster
+        ranked = cluster_all(model, self._own_tokens, index.beam_size)
+        beams, scores = (world.gather_rows(part) for part in ranked)
+
+        def choose_edges() -> tuple[NDArray[np.int64], Tensor]:
+            """Return the edges of the learned graph and their initial logits, each (C, κ)."""
+            assert beams is not None
+            assert scores is not None
+            generator = torch.Generator().manual_seed(self.config.member_seed * 1000 + position)
+            with progress("Choosing edges", 3) as advance:
+                labels = self.points.labels
+                counts = edge_counts(beams, scores, labels, partition, n_clusters, n_edges)
+                advance()
+                edges = strongest_edges(counts, partition, n_edges)
+                advance()
+                logits = first_logits(edges, counts, index.edge_init, generator)
+                advance()
+            return edges, logits
+
+        edges, logits = world.broadcast_from_rank0(choose_edges)
+        edge_labels = torch.from_numpy(edges)
+        model.graph = LabelGraph(edge_labels, model.n_labels, index.beta, edge_logits=logits)
         if not stage.keep_labels:
             self.init_classifiers(model, stage, None)
         return model
-
-    def _choose_edges(
-        self,
-        model: EliasModel,
-        beams: NDArray[np.int64] | None,
-        scores: NDArray[np.float32] | None,
-        partition: NDArray[np.int64],
-        position: int,
-    ) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
-        """Return the edges of the learned graph and their initial logits, each (C, κ)."""
-        index = self.config.index
-        assert beams is not None
-        assert scores is not None
-        n_clusters, n_edges = model.graph.n_clusters, index.edges_per_cluster
-        generator = torch.Generator().manual_seed(self.config.member_seed * 1000 + position)
-        with progress("Choosing edges", 3) as advance:
-            counts = edge_counts(beams, scores, self.points.labels, partition, n_clusters, n_edges)
-            advance()
-            edges = strongest_edges(counts, partition, n_edges)
-            advance()
-            logits = first_logits(edges, counts, index.edge_init, generator)
-            advance()
-        return edges, logits.numpy()
 
     def _prior(self) -> float:
         """Return the initial bias: the log of the expected share of positives in a shortlist."""
         per_point = max(self.labels_per_point, 1e-3)
         return min(0.0, math.log(per_point / self.config.index.train_shortlist))
+
+
+def edge_counts(
+    beams: NDArray[np.int64],
+    scores: NDArray[np.float32],
+    labels: csr_matrix,
+    partition: NDArray[np.int64],
+    n_clusters: int,
+    n_edges: int,
+) -> csr_matrix:
+    """Return A' = MᵀY (C, L), where M has the top-b cluster scores of each point (Eq. 9).
+
+    With millions of labels the full matrix would not fit in memory. The result therefore keeps,
+    for each cluster, only the ``n_edges`` labels of highest count and the labels that
+    ``partition`` assigns to it. `strongest_edges` needs no other entries.
+    """
+    n_points, width = beams.shape
+    offsets = np.arange(n_points + 1, dtype=np.int64) * width
+    to_clusters = csr_matrix((scores.ravel(), beams.ravel(), offsets), shape=(n_points, n_clusters))
+    of_cluster = to_clusters.T.tocsr()
+    counts = strongest_counts(
+        RaggedIds(of_cluster.indptr, of_cluster.indices),
+        of_cluster.data,
+        RaggedIds(labels.indptr, labels.indices),
+        partition,
+        n_edges,
+    )
+    matrix = csr_matrix(counts, shape=(n_clusters, labels.shape[1]))
+    matrix.sort_indices()
+    return matrix
+
+
+def strongest_edges(
+    counts: csr_matrix, partition: NDArray[np.int64], edges_per_cluster: int
+) -> NDArray[np.int64]:
+    """Return each cluster's κ labels of highest count (C, κ), padded with L.
+
+    A label that no cluster selects gets an edge from its cluster in the partition, which replaces
+    the weakest edge of that cluster. Every label can thus be reached.
+    """
+    n_clusters, n_labels = counts.shape
+    order = np.argsort(partition, kind="stable")
+    borders = np.searchsorted(partition[order], np.arange(n_clusters + 1))
+    required = np.zeros(n_labels, dtype=bool)
+    edges = np.full((n_clusters, edges_per_cluster), n_labels, dtype=np.int64)
+    outdated = np.ones(n_clusters, dtype=bool)
+    while outdated.any():
+        for cluster in np.flatnonzero(outdated).tolist():
+            members = order[borders[cluster] : borders[cluster + 1]]
+            chosen = _choose(counts, cluster, members[required[members]], edges_per_cluster)
+            edges[cluster] = n_labels
+            edges[cluster, : len(chosen)] = chosen
+        linked = np.zeros(n_labels + 1, dtype=bool)  # the last entry is for padding
+        linked[edges] = True
+        outdated[:] = False
+        outdated[partition[~linked[:-1]]] = True
+        required |= ~linked[:-1]
+    return edges
+
+
+def _choose(
+    counts: csr_matrix, cluster: int, required: NDArray[np.int64], n_edges: int
+) -> NDArray[np.int64]:
+    """Return the edges of one cluster: the required labels and the labels of highest count."""
+    begin, end = counts.indptr[cluster], counts.indptr[cluster + 1]
+    labels = counts.indices[begin:end].astype(np.int64)
+    strength = counts.data[begin:end].astype(np.float64)
+    if len(required):
+        is_free = ~np.isin(labels, required)
+        labels, strength = labels[is_free], strength[is_free]
+    order = np.lexsort((labels, -strength))[: max(0, n_edges - len(required))]
+    return np.sort(np.concatenate([required, labels[order]]))
+
+
+def first_logits(
+    edges: NDArray[np.int64], counts: csr_matrix, method: str, generator: torch.Generator
+) -> Tensor:
+    """Return the initial logits a_{c,ℓ}: ½·log(A' + 0.1), or uniform random (Eq. 10)."""
+    if method == "random":
+        return torch.rand(edges.shape, generator=generator)
+    n_clusters, n_labels = counts.shape
+    padded = csr_matrix(
+        (counts.data, counts.indices, counts.indptr), shape=(n_clusters, n_labels + 1)
+    )
+    rows = np.repeat(np.arange(n_clusters), edges.shape[1])
+    values = np.asarray(padded[rows, edges.ravel()]).reshape(edges.shape)
+    return torch.from_numpy((0.5 * np.log(values + 0.1)).astype(np.float32))

@@ -16,6 +16,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
+import numpy as np
 import torch
 
 from elias.distributed import process_counts
@@ -74,7 +75,7 @@ class Capacity(NamedTuple):
 
 def host_capacity() -> Capacity | None:
     """Return the memory of this machine or of its container; None if unknown."""
-    info = _meminfo()
+    info = _read_kilobytes(Path("/proc/meminfo"))
     if "MemTotal" not in info:
         try:
             total = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
@@ -106,10 +107,6 @@ def shared_bytes() -> int:
     """Return the part of `resident_bytes` that processes share, such as mapped files."""
     status = _read_kilobytes(Path("/proc/self/status"))
     return status.get("RssFile", 0) + status.get("RssShmem", 0)
-
-
-def _meminfo() -> dict[str, int]:
-    return _read_kilobytes(Path("/proc/meminfo"))
 
 
 def _read_kilobytes(path: Path) -> dict[str, int]:
@@ -164,22 +161,19 @@ class Sizes:
         labels: csr_matrix,
         tokens: Tokens,
         config: ResolvedConfig,
-        *,
         n_setup: int,
         words_per_text: float,
-        n_processes: int = 1,
     ) -> Sizes:
         """Return the sizes of a run on points with ``labels``; ``tokens`` may be a sample."""
         tables = encoder.table_names()
         parameters = dict(encoder.named_parameters())
         transformer = getattr(getattr(encoder, "transformer", None), "config", None)
-        counts = labels.indptr[1:] - labels.indptr[:-1]
         return cls(
             n_points=labels.shape[0],
             n_setup=n_setup,
             n_labels=labels.shape[1],
             n_entries=labels.nnz,
-            most_labels=int(counts.max(initial=1)),
+            most_labels=int(np.diff(labels.indptr).max(initial=1)),
             dim=encoder.dim,
             dense_weights=sum(p.numel() for name, p in parameters.items() if name not in tables),
             table_rows=sum(len(parameters[name]) for name in tables),
@@ -189,7 +183,7 @@ class Sizes:
             width=0 if transformer is None else int(transformer.hidden_size),
             words_per_text=words_per_text,
             n_threads=torch.get_num_threads(),
-            n_processes=n_processes,
+            n_processes=process_counts()[0],
         )
 
     @property
@@ -214,8 +208,8 @@ class MemoryCheck(NamedTuple):
 
     @property
     def free_now(self) -> bool:
-        """Return whether the run fits into the memory that is free now."""
-        return self.needed <= self.capacity.free
+        """Return whether the run fits into the memory that is free now, and into the total."""
+        return self.needed <= min(self.capacity)
 
 
 _DEVICE, _HOST = "GPU memory", "memory"
@@ -245,8 +239,7 @@ class MemoryEstimate:
     @property
     def machine_total(self) -> int:
         """Return the peak host memory of all processes of this machine; count shared pages once."""
-        others = process_counts()[1] - 1
-        return self.host_total + others * max(0, self.host_total - shared_bytes())
+        return _total_of(process_counts()[1], self.host_total)
 
     def fits(self, n_running: int = 1) -> list[MemoryCheck]:
         """Compare the run with the memory of the machine and of the GPU.
@@ -258,8 +251,7 @@ class MemoryEstimate:
         if device is not None:
             fits.append(MemoryCheck(_DEVICE, self.device_total, device))
         if host is not None:
-            resident = self.on_host.get(PROCESS, 0)
-            used = resident + (n_running - 1) * max(0, resident - shared_bytes())
+            used = _total_of(n_running, self.on_host.get(PROCESS, 0))
             host = host._replace(free=host.free + used)
             fits.append(MemoryCheck(_HOST, self.machine_total, host, process_counts()[1]))
         return fits
@@ -272,16 +264,12 @@ class MemoryEstimate:
         """
         fits = self.fits(process_counts()[1])
         for fit in fits:
-            needed, total = gib(fit.needed), gib(fit.capacity.total)
-            if fit.possible and fit.free_now:
+            needed, (total, free) = gib(fit.needed), map(gib, fit.capacity)
+            if fit.free_now:
                 continue
             if fit.possible:
-                logger.warning(
-                    "the run needs about %s of %s, of which %s is free now",
-                    needed,
-                    fit.memory,
-                    gib(fit.capacity.free),
-                )
+                text = "the run needs about %s of %s, of which %s is free now"
+                logger.warning(text, needed, fit.memory, free)
             elif ignore:
                 logger.warning("the run needs %s of %s, and there is %s", needed, fit.memory, total)
             else:
@@ -329,24 +317,29 @@ class MemoryEstimate:
 
     def _fitting_batch(self, fits: Sequence[MemoryCheck]) -> int:
         """Halve the batch size until the run fits and return it; half the current size if none."""
-        room = {fit.memory: min(fit.capacity) for fit in fits}
-        largest = max(stage.batch_size for stage in self.config.stages)
+        stages = self.config.stages
+        largest = max(stage.batch_size for stage in stages)
         half = batch = max(1, min(largest, self.sizes.n_points) // 2)
-        while room and batch >= 1:
-            stages = [replace(s, batch_size=min(s.batch_size, batch)) for s in self.config.stages]
+        while fits and batch >= 1:
+            capped = tuple(replace(s, batch_size=min(s.batch_size, batch)) for s in stages)
             smaller = estimate_memory(
                 self.sizes,
-                replace(self.config, stages=tuple(stages)),
+                replace(self.config, stages=capped),
                 self.device,
                 resident=self.on_host.get(PROCESS, 0),
                 keeps_checkpoints=self.on_host.get(_CHECKPOINT, 0) > 0,
                 validates=self.on_host.get(_BEST, 0) > 0,
             )
             needed = {_DEVICE: smaller.device_total, _HOST: smaller.machine_total}
-            if all(needed[memory] <= free for memory, free in room.items()):
+            if all(fit._replace(needed=needed[fit.memory]).free_now for fit in fits):
                 return batch
             batch //= 2
         return half
+
+
+def _total_of(n_processes: int, n_bytes: int) -> int:
+    """Return the memory of processes with ``n_bytes`` each; count shared pages once."""
+    return n_bytes + (n_processes - 1) * max(0, n_bytes - shared_bytes())
 
 
 def estimate_memory(

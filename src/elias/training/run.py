@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import logging
 import os
@@ -11,7 +12,7 @@ import signal
 import sys
 import threading
 import time
-from contextlib import contextmanager, suppress
+from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -154,23 +155,21 @@ def logged(path: Path) -> Iterator[None]:
     package.addHandler(handler)
     package.setLevel(min(level or logging.INFO, logging.INFO))
 
-    def log(level: int, text: str) -> None:  # to this file only
+    def log(text: str, level: int = logging.INFO) -> None:  # to this file only
         handler.handle(logger.makeRecord(logger.name, level, "", 0, text, (), None))
 
     start = time.monotonic()
     log(
-        logging.INFO,
         f"started in {path.parent.resolve()} by process {os.getpid()} on {platform.node()}: "
         f"elias-xmc {elias.__version__}, Python {platform.python_version()}, "
-        f"torch {torch.__version__}, {torch.get_num_threads()} threads",
+        f"torch {torch.__version__}, {torch.get_num_threads()} threads"
     )
     try:
         yield
-        log(logging.INFO, f"finished after {time.monotonic() - start:.1f} s")
+        log(f"finished after {time.monotonic() - start:.1f} s")
     except BaseException as error:
-        reason = " ".join(str(error).split()) or "no message"
-        kind = type(error).__name__
-        log(logging.ERROR, f"stopped after {time.monotonic() - start:.1f} s: {kind}: {reason}")
+        reason = f"{type(error).__name__}: {' '.join(str(error).split()) or 'no message'}"
+        log(f"stopped after {time.monotonic() - start:.1f} s: {reason}", logging.ERROR)
         raise
     finally:
         package.setLevel(level)
@@ -182,8 +181,10 @@ def logged(path: Path) -> Iterator[None]:
 class Run:
     """A training run; its events are written to its folder, if it has one."""
 
-    def __init__(self, folder: Path | None = None, common: Mapping[str, Any] | None = None) -> None:
+    def __init__(self, folder: Path | None = None) -> None:
         self.folder = folder
+        self.number = 0
+        """Number of this ensemble member."""
         self.records: list[dict[str, Any]] = []
         self.timings: dict[str, float] = {}
         self.interruption = Interruption()
@@ -191,7 +192,6 @@ class Run:
         self.loggers = Loggers([])
         self.inputs: Mapping[str, Any] = {}
         """Fingerprints of the inputs (`run_inputs`), which must be the same in a resumed run."""
-        self._common = dict(common or {})
         self._replaying = False
         self._started: dict[str, float] = {}
         self._earlier: dict[str, float] = {}
@@ -202,23 +202,14 @@ class Run:
         The first member is the run itself. Events of later members have a ``member`` number. All
         members share records, timings and checkpoints.
         """
-        if number == 0:
-            return self
-        member = Run(self.folder, {"member": number})
-        shared = ("records", "timings", "interruption", "checkpoints", "inputs", "loggers")
-        for name in (*shared, "_started", "_earlier"):
-            setattr(member, name, getattr(self, name))
+        member = self if number == 0 else copy.copy(self)
+        member.number = number
         return member
 
     @property
     def model_folder(self) -> Path | None:
         """Return the folder of the finished model, or None if the run has no folder."""
         return None if self.folder is None else self.folder / MODEL_FOLDER
-
-    @property
-    def number(self) -> int:
-        """Return the number of this ensemble member; 0 for the first."""
-        return int(self._common.get("member", 0))
 
     @property
     def can_resume(self) -> bool:
@@ -234,7 +225,8 @@ class Run:
         """Record an event, and append it as a line to ``metrics.jsonl``."""
         if self._replaying:
             return
-        line = {"event": event, **self._common, **values}
+        member = {"member": self.number} if self.number else {}
+        line = {"event": event, **member, **values}
         self.records.append(line)
         self.loggers.record(line)
         if self.folder is None:
@@ -283,7 +275,7 @@ class Run:
 
     def save_partition(self, clusters: NDArray[np.int64]) -> None:
         """Save the cluster of each label; do nothing for later ensemble members."""
-        if self.folder is None or self._common:
+        if self.folder is None or self.number:
             return
         path = self.folder / PARTITION_FILE
         with _write_errors(path), staged_file(path) as temporary, temporary.open("wb") as file:
@@ -333,19 +325,18 @@ def open_run(
         world.broadcast(None)
         yield run
         return
-    _check_is_folder(folder)
     new_folders = [path for path in (folder, *folder.parents) if not path.exists()]
     folder.mkdir(parents=True, exist_ok=True)
     try:
-        with locked(folder), _prepared(folder, config, run, overwrite=overwrite):
-            write_json(folder / CONFIG_FILE, config.to_dict())
-            with logged(folder / LOG_FILE), run.interruption.listening():
-                run.loggers = open_loggers(config, folder)
-                try:
-                    world.broadcast(None)  # the folder exists and is locked
-                    yield run
-                finally:
-                    run.loggers.close()
+        with (
+            locked(folder),
+            _prepared(folder, config, run, overwrite=overwrite),
+            logged(folder / LOG_FILE),
+            run.interruption.listening(),
+            closing(open_loggers(config, folder)) as run.loggers,
+        ):
+            world.broadcast(None)  # the folder exists and is locked
+            yield run
     finally:
         with suppress(OSError):
             for path in new_folders:
@@ -366,7 +357,7 @@ def _helping(run: Run, folder: Path | None, world: World) -> Iterator[None]:
             yield
         finally:
             if run.checkpoints is not None:
-                run.checkpoints.join()
+                run.checkpoints.written()
 
 
 @contextmanager
@@ -376,12 +367,13 @@ def _prepared(folder: Path, config: EliasConfig, run: Run, *, overwrite: bool) -
     checkpoints, aside = run.checkpoints, folder / _REPLACED
     assert checkpoints is not None
     try:
+        write_json(folder / CONFIG_FILE, config.to_dict())
         yield
-        checkpoints.join()
+        checkpoints.written()
         shutil.rmtree(checkpoints.folder, ignore_errors=True)
     except BaseException:
         with suppress(Exception):  # the first error matters more
-            checkpoints.join()
+            checkpoints.written()
         replaces_finished = (aside / MODEL_FOLDER).exists()
         if not (folder / MODEL_FOLDER).exists():
             if run.can_resume and replaces_finished:
@@ -405,14 +397,10 @@ def _remove_unfinished(folder: Path) -> None:
 
 def check_folder(folder: Path, *, overwrite: bool) -> None:
     """Raise a `RunError` if a run cannot start in ``folder``, whatever its configuration."""
-    _check_is_folder(folder)
-    check_unlocked(folder)
-    _check_unfinished(folder, overwrite=overwrite)
-
-
-def _check_is_folder(folder: Path) -> None:
     if folder.exists() and not folder.is_dir():
         raise RunError(f"{folder}: is a file; give another --out")
+    check_unlocked(folder)
+    _check_unfinished(folder, overwrite=overwrite)
 
 
 def _check_unfinished(folder: Path, *, overwrite: bool) -> None:
@@ -459,12 +447,9 @@ def _check_same_config(folder: Path, config: EliasConfig) -> None:
 
     Learning rates may differ, so that a run that diverged can be resumed with lower ones.
     """
-    rates = ""
+    rates, ours = "", model_settings(config.to_dict())
     try:
-        ours, theirs = (
-            model_settings(config.to_dict()),
-            model_settings(read_tree(folder / CONFIG_FILE)),
-        )
+        theirs = model_settings(read_tree(folder / CONFIG_FILE))
         difference = first_difference(without_learning_rates(ours), without_learning_rates(theirs))
         rates = first_difference(ours, theirs)
     except ConfigError as error:

@@ -36,10 +36,9 @@ from elias.text.batches import (
     shuffled_batches,
     to_device,
 )
-from elias.training.averaging import WeightAverage
 from elias.training.checkpoint import Checkpoint, add_prefix, strip_prefix
 from elias.training.cuda_graph_step import CudaGraphStep, pad_positives
-from elias.training.optimizer import Optimizer, schedule
+from elias.training.optimizer import Optimizer, WeightAverage, schedule
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -77,10 +76,8 @@ def torch_on_one_thread(model: EliasModel) -> Iterator[None]:
     1
     """
     n_threads = torch.get_num_threads()
-    if n_threads == 1 or not model.encoder.uses_numba or isinstance(model, OneVsAll):
-        yield
-        return
-    torch.set_num_threads(1)
+    if model.encoder.uses_numba and not isinstance(model, OneVsAll):
+        torch.set_num_threads(1)
     try:
         yield
     finally:
@@ -218,8 +215,7 @@ class StageLoop:
             self.model.load_state_dict(best.weights)
             return best.epoch
         self._optimizer.apply_pending_decay()
-        if self._average.started:
-            self._average.swap()
+        self._average.swap()
         return epoch.number
 
     def _start_epoch(self, number: int) -> _Epoch:
@@ -270,34 +266,39 @@ class StageLoop:
         For a GPU, a thread collates the next batch while the GPU computes.
         """
         encoder, on_gpu = self.model.encoder, self._device.type == "cuda"
+        all_tokens, labels = self.points
 
         def make(step: int, rows: NDArray[np.int64]) -> tuple[Batch, Tensor]:
             tokens: Batch
-            positives = positives_of(self.points.labels, rows)
+            positives = positives_of(labels, rows)
             if self._is_sharded:
                 seed = (self.config.member_seed, self.position, step)
-                tokens = shard_batch(self.world, self.points.tokens, rows, seed)
+                tokens = shard_batch(self.world, all_tokens, rows, seed)
                 positives = positives[self.world.share(len(rows))].contiguous()
             elif self._cuda_graph_step is None:
-                tokens = collate(self.points.tokens, rows)
+                tokens = collate(all_tokens, rows)
             else:
-                tokens = pad_batch(
-                    self.points.tokens, rows, pad_id=encoder.pad_id, longest=encoder.max_length
-                )
-                positives = pad_positives(
-                    positives, self.config.index.train_clusters, self.model.n_labels
-                )
+                pad_id, longest = encoder.pad_id, encoder.max_length
+                tokens = pad_batch(all_tokens, rows, pad_id=pad_id, longest=longest)
+                beam_size = self.config.index.train_clusters
+                positives = pad_positives(positives, beam_size, self.model.n_labels)
             return (tokens.pin_memory(), positives.pin_memory()) if on_gpu else (tokens, positives)
 
-        rows = shuffled_batches(self.points.tokens.lengths, self.stage.batch_size, self.rng)
+        rows = shuffled_batches(all_tokens.lengths, self.stage.batch_size, self.rng)
         batches = map(make, count(self._optimizer.steps), islice(rows, epoch.step, None))
         for tokens, positives in prefetch(batches) if on_gpu else batches:
             yield tokens.to(self._device), to_device(positives, self._device)
 
-    def _sizes(self, positives: Tensor) -> SearchSizes:
-        """Return the search sizes of a step; the beam has room for a parent of every positive."""
+    def _loss_options(self, positives: Tensor) -> dict[str, Any]:
+        """Return options of `EliasModel.losses`; the beam has room for every positive's parent."""
         index = self.config.index
-        return SearchSizes(max(index.train_clusters, positives.shape[1]), index.train_shortlist)
+        beam_size = max(index.train_clusters, positives.shape[1])
+        return {
+            "sizes": SearchSizes(beam_size, index.train_shortlist),
+            "shortlist_weight": self.stage.shortlist_loss_weight,
+            "mean": self.config.loss.reduction == "mean",
+            "gradients": self._optimizer.gradients,
+        }
 
     def _backward(self, tokens: Batch, positives: Tensor, parents: Tensor, scale: float) -> Losses:
         """Return the losses of a batch, and store their gradients for the optimizer."""
@@ -307,20 +308,12 @@ class StageLoop:
         if isinstance(tokens, PaddedBatch):
             assert self._cuda_graph_step is not None
             return self._cuda_graph_step(tokens, positives, parents[positives])
-        mean = self.config.loss.reduction == "mean"
+        options = self._loss_options(positives)
         if isinstance(self.model, OneVsAll):
             update = self._optimizer.label_update(scale)
-            losses = self.model.all_losses(tokens, positives, mean=mean, update=update)
+            losses = self.model.all_losses(tokens, positives, mean=options["mean"], update=update)
         else:
-            losses = self.model.losses(
-                tokens,
-                positives,
-                parents[positives],
-                self._sizes(positives),
-                shortlist_weight=self.stage.shortlist_loss_weight,
-                mean=mean,
-                gradients=self._optimizer.gradients,
-            )
+            losses = self.model.losses(tokens, positives, parents[positives], **options)
         losses.total.backward()  # type: ignore[no-untyped-call]
         return losses
 
@@ -332,23 +325,12 @@ class StageLoop:
 
         def losses(embedding: Tensor, positives: Tensor, parents: Tensor) -> Losses:
             widest = (positives < self.model.n_labels).any(dim=0).sum().clamp(min=1)
-            return self.model.losses_of(
-                embedding,
-                positives,
-                parents,
-                self._sizes(positives),
-                shortlist_weight=self.stage.shortlist_loss_weight,
-                mean=self.config.loss.reduction == "mean",
-                gradients=gradients,
-                widest=widest,
-            )
+            options = self._loss_options(positives)
+            return self.model.losses_of(embedding, positives, parents, **options, widest=widest)
 
+        accumulates, batch_size = self.stage.index_every > 1, self.stage.batch_size
         return CudaGraphStep(
-            self.model,
-            gradients,
-            losses,
-            accumulates=self.stage.index_every > 1,
-            batch_size=self.stage.batch_size,
+            self.model, gradients, losses, accumulates=accumulates, batch_size=batch_size
         )
 
     # validation
@@ -359,16 +341,14 @@ class StageLoop:
         if self.validate is None or not due:
             return {}
         self._optimizer.apply_pending_decay()
-        if self._average.started:
-            self._average.swap()
+        self._average.swap()
         metrics = self.validate(self.model)
         score = metrics[self.config.eval.select_by]
         if score > self._best.score:
             weights = self.model.state_dict().items()
             self._best.score, self._best.epoch = score, epoch
             self._best.weights = {name: t.detach().cpu().clone() for name, t in weights}
-        if self._average.started:
-            self._average.swap()
+        self._average.swap()
         return metrics
 
     # divergence
@@ -414,14 +394,13 @@ class StageLoop:
 
     def _divergence_error(self, problem: str) -> RunError:
         """Return an error that names the learning rate with the highest ratio to its default."""
-        rates = ["encoder_lr", "label_lr"]
+        rates, defaults = ["encoder_lr", "label_lr"], StageConfig()
         if isinstance(self.model.encoder, BagEncoder):
             rates.append("bag_lr")
         if not isinstance(self.model, OneVsAll):
             rates.append("cluster_lr")
         if self.model.graph.learned:
             rates.append("edge_lr")
-        defaults = StageConfig()
         key = max(rates, key=lambda key: getattr(self.stage, key) / getattr(defaults, key))
         return RunError(
             f"{problem}; the likely cause is a learning rate that is too high: lower "

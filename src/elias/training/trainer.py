@@ -50,8 +50,8 @@ from elias.text.vectorizer import Featurizer, SplitTexts, unit_rows
 from elias.training.checkpoint import (
     WEIGHTS,
     Checkpoint,
+    CheckpointWriter,
     add_prefix,
-    checkpoint_writer,
     random_state,
     restore_random_state,
     resume,
@@ -72,7 +72,7 @@ if TYPE_CHECKING:
     from scipy.sparse import csr_matrix
 
     from elias.config import EliasConfig, ResolvedConfig, StageConfig
-    from elias.data.corpus import Corpus, Split
+    from elias.data.corpus import Corpus
     from elias.distributed import World
     from elias.model.encoder import TextEncoder
     from elias.text.tokens import Tokens
@@ -118,9 +118,8 @@ class Trainer:
         config: ResolvedConfig,
         corpus: Corpus,
         run: Run,
-        device: torch.device,
-        *,
         world: World = SingleProcess(),
+        *,
         init_from: Elias | None = None,
         ignore_memory: bool = False,
     ) -> None:
@@ -130,17 +129,16 @@ class Trainer:
             config: The whole configuration.
             corpus: The points.
             run: Receives events, timings and checkpoints.
-            device: The device to train on.
-            world: The processes that train together.
+            world: The processes that train together, and the device of this one.
             init_from: A model to start from.
             ignore_memory: Start even if the memory estimate exceeds what is available.
 
         Raises:
             ConfigError: If the configuration needs kernels that the device does not have.
         """
-        check_storage(config, device, world)
+        check_storage(config, world.device, world)
         self.ensemble_config, self.ensemble_run = config, run
-        self.corpus, self.device, self.world = corpus, device, world
+        self.corpus, self.device, self.world = corpus, world.device, world
         self.init_from, self.ignore_memory = init_from, ignore_memory
         train, validation = validation_split(corpus, config)
         splits = {"train": train, "validation": validation, "test": corpus.test}
@@ -152,10 +150,8 @@ class Trainer:
 
     def _start_member(self, number: int) -> None:
         """Set the configuration and the run of a member, and clear the candidates."""
-        self.config, self.run = (
-            self.ensemble_config.member(number),
-            self.ensemble_run.member(number),
-        )
+        self.config = self.ensemble_config.member(number)
+        self.run = self.ensemble_run.member(number)
         self.metrics = self.run.metrics()
         self.candidates: dict[str, Candidates] = {}
         """The candidates of each split after the last stage."""
@@ -163,15 +159,13 @@ class Trainer:
     def train(self) -> Elias | None:
         """Train all unfinished members; return the model on rank 0 and None on other ranks."""
         n_members = self.ensemble_config.ensemble.members
-        members, n_finished, checkpoint = resume(
-            self.ensemble_run, n_members, self.device, self.world
-        )
+        run, world = self.ensemble_run, self.world
+        members, n_finished, checkpoint = resume(run, n_members, self.device, world)
         predictions: list[dict[str, Predictions] | None] = [None] * len(members)
+        gpus = [self.device.index or 0] if self.device.type == "cuda" else []
         for number in range(n_finished, n_members):
             self._start_member(number)
-            with torch.random.fork_rng(
-                devices=[self.device.index or 0] if self.device.type == "cuda" else []
-            ):
+            with torch.random.fork_rng(gpus):
                 torch.manual_seed(self.config.member_seed)
                 # a resumed run prepares the corpus again, with the same result
                 with self.run.replaying(checkpoint is not None):
@@ -182,17 +176,17 @@ class Trainer:
                 trained = self.train_stages(self._starting_model(), checkpoint)
             checkpoint = None
             if number == n_members - 1:
-                if self.run.checkpoints is not None and not self.world.is_rank0:
-                    self.run.checkpoints.join()
-                self.world.leave()
+                if run.checkpoints is not None and not world.is_rank0:
+                    run.checkpoints.written()
+                world.leave()
             finish = partial(self._finish_member, trained, first_encoder)
-            finished = self.world.run_on_rank0(finish)
+            finished = world.run_on_rank0(finish)
             if finished is not None:
                 members.append(finished[0])
                 predictions.append(finished[1])
                 if n_members > 1:
                     save_member(self.run, finished[0])
-        return self.world.run_on_rank0(lambda: self._finish(members, predictions))
+        return world.run_on_rank0(lambda: self._finish(members, predictions))
 
     # --- prepare: encoder, tokens, bags of words ---
 
@@ -204,9 +198,10 @@ class Trainer:
         train = self.splits["train"]
         sample = train if self.setup is None else train.take(self.setup)
         texts = None if sample.texts is None else SplitTexts(sample.texts)
+        encoder: TextEncoder
         with self.run.timed("encoder"):
             if self.init_from is not None:
-                encoder: TextEncoder = copy.deepcopy(self.init_from.model.encoder)
+                encoder = copy.deepcopy(self.init_from.model.encoder)
             else:
                 n_features = None if sample.features is None else sample.features.shape[1]
                 encoder = initial_encoder(self.config.encoder, texts, n_features, self.world)
@@ -235,25 +230,19 @@ class Trainer:
 
     def _check_memory(self, bow: csr_matrix) -> None:
         """Raise a `RunError` if the run needs more memory than the machine has."""
-        n_setup = bow.shape[0]
+        tokens, labels = self.points
+        n_setup, n_words = bow.shape[0], bow.nnz
         sizes = Sizes.measure(
-            self.encoder,
-            self.points.labels,
-            self.points.tokens,
-            self.config,
-            n_setup=n_setup,
-            words_per_text=bow.nnz / max(1, n_setup),
-            n_processes=self.world.size,
+            self.encoder, labels, tokens, self.config, n_setup, n_words / max(1, n_setup)
         )
-        estimate = estimate_memory(
+        estimate_memory(
             sizes,
             self.config,
             self.device,
             resident=resident_bytes(),
             keeps_checkpoints=self.run.folder is not None,
             validates="validation" in self.splits,
-        )
-        estimate.check(ignore=self.ignore_memory)
+        ).check(ignore=self.ignore_memory)
 
     def _starting_model(self) -> EliasModel | None:
         """Return a copy of ``init_from`` if it has the labels of the corpus, else None."""
@@ -292,14 +281,12 @@ class Trainer:
         else:
             first = resumed.metadata["position"]
             model, partition = self._restore(resumed)
+            if "epoch" in resumed.metadata:
+                self._train_stage(model, first, partition, resumed)
+            first += 1
         for position, stage in list(enumerate(self.config.stages))[first:]:
-            if resumed is not None and position == first:
-                assert model is not None
-                if "epoch" in resumed.metadata:
-                    self._train_stage(model, stage, position, partition, resumed)
-                continue
             if stage.learn_graph:
-                model = self._with_learned_graph(model, partition, stage, position)
+                model = self._with_learned_graph(model, partition, position)
             else:
                 new_clusters = partition is None or stage.cluster_with_encoder
                 if new_clusters:
@@ -317,7 +304,7 @@ class Trainer:
             if self.config.index.label_storage == "compact":
                 model.compact()
             model.to(self.device)
-            self._train_stage(model, stage, position, partition)
+            self._train_stage(model, position, partition)
         assert model is not None
         if model.labels.weight.dtype != torch.float32 or not model.labels.whole:
             self.candidates.clear()  # the whole model in float32 may round differently
@@ -351,9 +338,9 @@ class Trainer:
     def _warn_of_unused(self, first: int, init_from: EliasModel | None) -> None:
         """Warn of settings without effect when a graph is learned or ``init_from`` has one."""
         for stage in self.config.stages[first:]:
-            changed = {"keep_encoder": not stage.keep_encoder}
-            changed["cluster_with_encoder"] = stage.cluster_with_encoder
-            unused = [f"stages.{stage.name}.{key}" for key, is_set in changed.items() if is_set]
+            defaults = {"keep_encoder": True, "cluster_with_encoder": False}
+            changed = [key for key, value in defaults.items() if getattr(stage, key) != value]
+            unused = [f"stages.{stage.name}.{key}" for key in changed]
             if stage.learn_graph and unused:
                 logger.warning(
                     "%s: no effect, since a stage that learns the graph reuses the encoder and the "
@@ -362,11 +349,10 @@ class Trainer:
                 )
         if init_from is None or not self.config.stages[first].learn_graph:
             return
-        used = {"alpha": init_from.alpha}
-        if init_from.graph.learned:
-            n_clusters, n_edges = init_from.graph.edge_labels.shape
-            used |= {"n_clusters": n_clusters, "edges_per_cluster": n_edges}
-            used["beta"] = init_from.graph.beta
+        used, graph = {"alpha": init_from.alpha}, init_from.graph
+        if graph.learned:
+            n_clusters, n_edges = graph.edge_labels.shape
+            used |= {"n_clusters": n_clusters, "edges_per_cluster": n_edges, "beta": graph.beta}
         differ = [key for key, value in used.items() if getattr(self.config.index, key) != value]
         if differ:
             logger.warning(
@@ -377,21 +363,20 @@ class Trainer:
 
     def _partition_of(self, model: EliasModel | None) -> NDArray[np.int64] | None:
         """Return the partition of a model with a fixed graph that matches the configuration."""
-        if model is None or model.graph.learned:
-            return None
-        if isinstance(model, OneVsAll) != (self.config.index.kind == "all"):
-            return None
-        if model.graph.n_clusters != self.config.index.n_clusters:
+        index = self.config.index
+        if (
+            model is None
+            or model.graph.learned
+            or isinstance(model, OneVsAll) != (index.kind == "all")
+            or model.graph.n_clusters != index.n_clusters
+        ):
             return None
         return model.graph.partition().cpu().numpy()
 
     def _with_learned_graph(
-        self,
-        model: EliasModel | None,
-        partition: NDArray[np.int64] | None,
-        stage: StageConfig,
-        position: int,
+        self, model: EliasModel | None, partition: NDArray[np.int64] | None, position: int
     ) -> EliasModel:
+        stage = self.config.stages[position]
         if model is not None and model.graph.learned:
             return model
         if model is None or partition is None:
@@ -405,13 +390,13 @@ class Trainer:
     def _train_stage(
         self,
         model: EliasModel,
-        stage: StageConfig,
         position: int,
         partition: NDArray[np.int64] | None,
         resumed: Checkpoint | None = None,
     ) -> None:
         """Train one stage, record its metrics and save a checkpoint."""
-        writer = checkpoint_writer(self.run, self.world)
+        run, stage = self.run, self.config.stages[position]
+        writer = None if run.checkpoints is None else CheckpointWriter(run, run.checkpoints)
 
         def checkpoint(progress: Callable[[], Checkpoint]) -> Checkpoint:
             """Return the model and the progress of its stage; a finished stage has no epoch."""
@@ -424,12 +409,12 @@ class Trainer:
             return Checkpoint({**metadata, **done.metadata}, tensors | done.tensors)
 
         def keep(where: str, progress: Callable[[], Checkpoint]) -> None:
-            assert writer is not None
-            writer.after_step(where, partial(checkpoint, progress))
+            if writer is not None:
+                writer.after_step(where, partial(checkpoint, progress))
 
-        with nullcontext() if writer is None else writer.interruption.deferred():
-            with self.run.timed(stage.name):
-                loop = StageLoop(
+        with nullcontext() if writer is None else run.interruption.deferred():
+            with run.timed(stage.name):
+                best_epoch = StageLoop(
                     model=model,
                     stage=stage,
                     config=self.config,
@@ -437,12 +422,11 @@ class Trainer:
                     rng=np.random.default_rng([self.config.member_seed, position]),
                     validate=self._validate if "validation" in self.splits else None,
                     report=self._report_epoch,
-                    keep=None if writer is None else keep,
+                    keep=keep,
                     resumed=resumed,
                     world=self.world,
                     position=position,
-                )
-                best_epoch = loop.run()
+                ).run()
             self.report_stage(stage, model, best_epoch)
             if writer is not None:
                 writer.after_stage(stage.name, partial(checkpoint, lambda: Checkpoint({}, {})))
@@ -490,9 +474,8 @@ class Trainer:
         return self.candidates[name]
 
     def _stage_predictions(self, model: EliasModel, candidates: Candidates) -> Predictions:
-        return Predictions(
-            candidates.ids, candidates.scores, model.n_labels, self.corpus.label_names
-        )
+        names = self.corpus.label_names
+        return Predictions(candidates.ids, candidates.scores, model.n_labels, names)
 
     def _finish_member(
         self, trained: EliasModel, first_encoder: TextEncoder | None
@@ -504,13 +487,8 @@ class Trainer:
             DATA_SETTINGS: dict(self.corpus.reading),
             "metrics": self.metrics,
         }
-        model = Elias(
-            trained.eval(),
-            self.config,
-            self.corpus.label_names,
-            metadata,
-            first_encoder=first_encoder,
-        )
+        names = self.corpus.label_names
+        model = Elias(trained.eval(), self.config, names, metadata, first_encoder=first_encoder)
         psi: dict[str, csr_matrix] = {}
         if self.config.rerank.enabled:
             with self.run.timed(RERANK):
@@ -518,14 +496,10 @@ class Trainer:
             self._report_ranker(model.reranker)
         predictions = {}
         for name in self.evaluated:
-            split = self.splits[name]
+            split, candidates = self.splits[name], self._embedded_candidates(model, name)
+            inputs, top_k = split_inputs(split, self.encoder), EVALUATED + max_filtered(split)
             predictions[name] = rank_candidates(
-                model,
-                self._embedded_candidates(model, name),
-                split_inputs(split, self.encoder),
-                model.components,
-                EVALUATED + max_filtered(split),
-                psi.get(name),
+                model, candidates, inputs, model.components, top_k, psi.get(name)
             )
         for component in model.components[1:]:
             ranked = {name: predictions[name][component] for name in self.evaluated}
@@ -585,6 +559,7 @@ class Trainer:
     ) -> Elias:
         """Combine the members into one model, fit its probabilities and save it."""
         run, model = self.ensemble_run, members[0]
+        splits = {name: self.splits[name] for name in self.evaluated}
         with run.timed(ENSEMBLE) if len(members) > 1 else nullcontext():
             ranked = [
                 self._predict_member(member) if known is None else known
@@ -593,13 +568,9 @@ class Trainer:
             final = ranked[0]
             if len(members) > 1:
                 model = members[0].joined_by(members[1:], self.ensemble_config)
-                final = {
-                    name: Predictions.merge(
-                        [part[name] for part in ranked],
-                        k=EVALUATED + max_filtered(self.splits[name]),
-                    )
-                    for name in self.evaluated
-                }
+                for name, split in splits.items():
+                    parts = [part[name] for part in ranked]
+                    final[name] = Predictions.merge(parts, k=EVALUATED + max_filtered(split))
                 metrics = self._measure_all(final)
         if len(members) > 1:
             run.record("stage", stage=ENSEMBLE, **metrics)
@@ -607,8 +578,7 @@ class Trainer:
         with run.timed(PROBABILITIES):
             predicted = {
                 name: (drop_filtered(final[name], split, EVALUATED), split.labels)
-                for name, split in self.splits.items()
-                if name in self.evaluated
+                for name, split in splits.items()
             }
             quality = add_probabilities(model, predicted)
         run.record(PROBABILITIES, **quality)
@@ -620,14 +590,14 @@ class Trainer:
 
     def _predict_member(self, member: Elias) -> dict[str, Predictions]:
         """Return the final predictions of a member that was trained before the interruption."""
-        last, encoder = member.last_alone, member.model.encoder
-
-        def ranked(split: Split) -> Predictions:
+        last, encoder, predictions = member.last_alone, member.model.encoder, {}
+        for name in self.evaluated:
+            split = self.splits[name]
             tokens, inputs = cached_tokens(split, encoder), split_inputs(split, encoder)
             options = SearchOptions(EVALUATED + max_filtered(split))
-            return predict(member, inputs, [last], options, lambda *_: tokens)[last]
-
-        return {name: ranked(self.splits[name]) for name in self.evaluated}
+            ranked = predict(member, inputs, [last], options, lambda *_, tokens=tokens: tokens)
+            predictions[name] = ranked[last]
+        return predictions
 
     # --- metrics and reports ---
 
@@ -767,14 +737,12 @@ def train(
         >>> list(model.metadata["metrics"])  # of each component, on validation and test points
         ['stage1', 'stage2', 'rerank', 'calibrate', 'names']
     """
-    folder = None if out is None else Path(out)
-    check_plan(config, folder, overwrite=overwrite)
-    model = train_resolved(
+    model = train_together(
         SingleProcess(pick_device(device)),
-        starting_config(config, init_from).resolve(len(corpus.train), corpus.n_labels),
+        config,
         corpus,
-        folder,
-        init_from,
+        out=out,
+        init_from=init_from,
         overwrite=overwrite,
         ignore_memory=ignore_memory,
     )
@@ -835,15 +803,10 @@ def train_resolved(
         open_run(folder, resolved, overwrite=overwrite, inputs=inputs, world=world) as run,
         explain_out_of_memory("training"),
     ):
-        return Trainer(
-            resolved,
-            corpus,
-            run,
-            world.device,
-            world=world,
-            init_from=init_from,
-            ignore_memory=ignore_memory,
-        ).train()
+        trainer = Trainer(
+            resolved, corpus, run, world, init_from=init_from, ignore_memory=ignore_memory
+        )
+        return trainer.train()
 
 
 def check_plan(config: EliasConfig, out: Path | None, *, overwrite: bool = False) -> None:

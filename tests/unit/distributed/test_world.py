@@ -39,7 +39,7 @@ def test_a_single_process_returns_what_was_passed_in(method):
 
     result = getattr(SingleProcess(), method)(*arguments)
 
-    assert result is expected or result == expected
+    assert np.array_equal(result, expected)
 
 
 def test_the_maximum_over_a_single_process_is_its_own():

@@ -152,7 +152,7 @@ def test_none_is_due_while_one_is_written(tmp_path, monkeypatch):
     found.save(some(1))
     assert not found.due()
     held.set()
-    found.join()
+    found.written()
     assert found.due()
 
 

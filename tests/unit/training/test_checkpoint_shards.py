@@ -14,8 +14,15 @@ from safetensors.torch import save_file
 from elias.config import CheckpointConfig
 from elias.distributed import SingleProcess
 from elias.errors import DataError
-from elias.training.checkpoint import TENSORS_FILE, Attempt, Checkpoint, Checkpoints, find_damage
-from elias.training.checkpoint_shards import collect_shards, read_tensors, write_shard
+from elias.training.checkpoint import (
+    Attempt,
+    Checkpoint,
+    Checkpoints,
+    collect_shards,
+    find_damage,
+    read_tensors,
+    write_shard,
+)
 
 ROWS = (
     "model.labels.weight",
@@ -64,7 +71,7 @@ def test_any_number_of_processes_reads_what_any_other_wrote(n_labels, size, read
         assert find_damage(place) == ""
 
         for rank in range(readers):
-            found = read_tensors(place, TENSORS_FILE, Process(rank, readers))
+            found = read_tensors(place, Process(rank, readers))
 
             assert found.pop("model.encoder.x") == 4
             assert found.keys() == wanted.keys()
@@ -94,7 +101,7 @@ def test_gradients_that_wait_go_to_the_owners_of_rows_and_else_to_the_first(tmp_
     assert kept.save(Checkpoint({}, tensors), wait=True)
     place = kept.newest(lambda _: True)
 
-    first, second = (read_tensors(place, TENSORS_FILE, Process(rank, 2)) for rank in range(2))
+    first, second = (read_tensors(place, Process(rank, 2)) for rank in range(2))
 
     key = "optimizer.gradient.labels.weight"
     assert first[f"{key}.indices"].tolist() == [[1, 2]]  # labels 2 and 4
@@ -129,7 +136,7 @@ def test_rows_for_which_there_is_no_room_are_told_and_leave_nothing(tmp_path, mo
         path.write_bytes(b"half")
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("elias.training.checkpoint_shards.save_file", full)
+    monkeypatch.setattr("elias.training.checkpoint.save_file", full)
     first, second = (Checkpoints(tmp_path, CheckpointConfig(), Process(r, 2)) for r in (0, 1))
 
     second.save(Checkpoint({}, tables(4)), attempt=ONCE)
@@ -162,13 +169,13 @@ def test_rows_of_an_attempt_that_failed_are_in_no_later_checkpoint(tmp_path, mon
     first_waits = threading.Event()
     first = Checkpoints(tmp_path, CheckpointConfig(), Process(0, 2, is_waiting))
     second = Checkpoints(tmp_path, CheckpointConfig(), Process(1, 2))
-    monkeypatch.setattr("elias.training.checkpoint_shards.save_file", full)
+    monkeypatch.setattr("elias.training.checkpoint.save_file", full)
     failing = first.next_attempt()
     for each in (first, second) if late else (second, first):
         each.save(of_step(1.0), attempt=failing, wait=True)
     assert not first.written()
     assert bool(list(tmp_path.iterdir())) == late
-    monkeypatch.setattr("elias.training.checkpoint_shards.save_file", slow)
+    monkeypatch.setattr("elias.training.checkpoint.save_file", slow)
 
     attempt = first.next_attempt()
     second.save(of_step(2.0), attempt=attempt)
@@ -179,7 +186,7 @@ def test_rows_of_an_attempt_that_failed_are_in_no_later_checkpoint(tmp_path, mon
     assert [path.name for path in tmp_path.iterdir()] == ["00000001"]
     place = first.newest(lambda metadata: metadata["step"] == 2)
     assert find_damage(place) == ""
-    for tensor in read_tensors(place, TENSORS_FILE, Process()).values():
+    for tensor in read_tensors(place, Process()).values():
         assert tensor.tolist() == [2.0] * 4
 
 

@@ -71,9 +71,7 @@ def test_weights_edges_and_moments_are_counted_to_the_byte(stage):
             parameter.grad = torch.zeros_like(parameter)
     optimizer.step(1.0)
     tokens = Tokens.from_csr(csr_matrix(np.ones((4, 3), dtype=np.float32)))
-    found = Sizes.measure(
-        encoder, corpus.train.labels, tokens, resolved, n_setup=300, words_per_text=5.0
-    )
+    found = Sizes.measure(encoder, corpus.train.labels, tokens, resolved, 300, 5.0)
 
     only = EliasConfig.from_dict(
         {**resolved.to_dict(), "stages": [resolved.to_dict()["stages"][0]]}
@@ -314,7 +312,7 @@ def test_a_dry_run_under_torchrun_tells_the_share_of_a_process(monkeypatch):
 
 def test_a_container_has_what_it_is_allowed(monkeypatch):
     found = {"MemTotal": 64 << 30, "MemAvailable": 32 << 30}
-    monkeypatch.setattr(memory, "_meminfo", lambda: found)
+    monkeypatch.setattr(memory, "_read_kilobytes", lambda _: found)
     told = {"memory.max": 8 << 30, "memory.current": 3 << 30}
     monkeypatch.setattr(memory, "_read_number", lambda path: told.get(path.name))
 

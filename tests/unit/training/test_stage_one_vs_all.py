@@ -16,8 +16,7 @@ from elias.model.one_vs_all import OneVsAll
 from elias.model.search import rank_all
 from elias.text.batches import collate, positives_of
 from elias.text.vectorizer import Featurizer
-from elias.training.averaging import WeightAverage
-from elias.training.optimizer import Optimizer
+from elias.training.optimizer import Optimizer, WeightAverage
 from elias.training.run import Run
 from elias.training.stage import Points
 from elias.training.trainer import Trainer
@@ -48,7 +47,7 @@ def run(config, *, init_from=None, seen=None):
     torch.manual_seed(0)
     config = replace(config, encoder=EncoderConfig(**ENCODER), eval=EvalConfig(validation_size=0))
     config = config.resolve(N_POINTS, N_LABELS)
-    trainer = Trainer(config, make_corpus(), Run(), torch.device("cpu"))
+    trainer = Trainer(config, make_corpus(), Run())
     if seen is not None:
         trainer.report_stage = lambda _stage, model, _epoch: seen(model)
     trainer.prepare()

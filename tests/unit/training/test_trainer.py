@@ -45,9 +45,7 @@ def run(stages, seen=None, *, index=INDEX, init_from=None):
         train=Split(labels=csr_matrix(truth.astype(np.float32)), texts=texts),
         label_names=[f"label {i}" for i in range(N_LABELS)],
     )
-    trainer = ReportingTrainer(
-        config.resolve(len(texts), N_LABELS), corpus, Run(), torch.device("cpu")
-    )
+    trainer = ReportingTrainer(config.resolve(len(texts), N_LABELS), corpus, Run())
     trainer.seen = seen
     trainer.prepare()
     return trainer.train_stages(init_from)

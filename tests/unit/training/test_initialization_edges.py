@@ -4,7 +4,7 @@ import numpy as np
 import torch
 from scipy.sparse import csr_matrix
 
-from elias.training.edges import edge_counts, first_logits, strongest_edges
+from elias.training.initialization import edge_counts, first_logits, strongest_edges
 
 COUNTS = csr_matrix(np.array([[5.0, 3.0, 1.0, 0.0], [4.0, 0.0, 0.0, 0.0]], dtype=np.float32))
 
