@@ -520,7 +520,7 @@ def resume(
 
 def _find_state(run: Run, n_members: int, device: torch.device) -> tuple[list[Elias], Path | None]:
     """Return the finished members and the checkpoint to resume from."""
-    if run.checkpoints is None or not run.can_resume:
+    if run.checkpoints is None or not run.checkpoints.exist():
         return [], None
     run.checkpoints.remove_partial()
     members: list[Elias] = []

@@ -11,6 +11,7 @@ import numpy as np
 import torch
 
 from elias.data.splits import sample_setup_points, validation_split
+from elias.distributed import SingleProcess
 from elias.inference.predict import split_inputs, tokenize
 from elias.kernels.device import limit_threads
 from elias.model.elias import EliasModel
@@ -28,7 +29,7 @@ from elias.training.memory import (
     resident_bytes,
 )
 from elias.training.stage import Points, StageLoop
-from elias.training.trainer import check_storage
+from elias.training.trainer import check_world
 
 if TYPE_CHECKING:
     from elias.config import ResolvedConfig, StageConfig
@@ -79,7 +80,7 @@ def estimate_run(
     Raises:
         ConfigError: If the configuration needs kernels that the device does not have.
     """
-    check_storage(config, device)
+    check_world(config, SingleProcess(device))
     points, held_out = validation_split(corpus, config)
     rows = sample_setup_points(points, config)
     if init_from is not None:

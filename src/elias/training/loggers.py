@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 LOGGER_FOLDERS = ("tensorboard", "wandb")
-"""Folders that loggers write in the folder of a run; also the names of their packages."""
+"""Folders that loggers write in the folder of a run; also their packages and settings."""
 _RUN_ID_FILE = "elias-run-id"
 
 
@@ -41,9 +41,8 @@ class Logger(Protocol):
 
 def check_loggers(config: TrackingConfig) -> None:
     """Raise a `ConfigError` if the package of a configured logger is not installed."""
-    wanted = {"tensorboard": config.tensorboard, "wandb": config.wandb is not None}
-    for name, is_wanted in wanted.items():
-        if is_wanted and find_spec(name) is None:
+    for name in LOGGER_FOLDERS:
+        if getattr(config, name) and find_spec(name) is None:
             raise ConfigError(
                 f"tracking.{name}: {name} is not installed; pip install 'elias-xmc[{name}]'"
             )
@@ -51,18 +50,14 @@ def check_loggers(config: TrackingConfig) -> None:
 
 def open_loggers(config: EliasConfig, folder: Path) -> Loggers:
     """Open the configured loggers, which write into the folder of a run."""
-    check_loggers(config.tracking)
-    wanted: dict[str, Callable[[], Logger]] = {}
-    if config.tracking.tensorboard:
-        wanted["TensorBoard"] = lambda: _TensorBoard(folder / LOGGER_FOLDERS[0])
-    if config.tracking.wandb is not None:
-        wanted["Wandb"] = lambda: _Wandb(config, folder)
-    loggers = []
-    for name, make in wanted.items():
-        try:
-            loggers.append(make())
-        except Exception as error:  # no key, no network, no room: must not stop the run
-            logger.warning("%s is disabled: %s", name, _one_line(error))
+    loggers: list[Logger] = []
+    kinds: tuple[type[_TensorBoard | _Wandb], ...] = (_TensorBoard, _Wandb)
+    for name, kind in zip(LOGGER_FOLDERS, kinds, strict=True):
+        if getattr(config.tracking, name):
+            try:
+                loggers.append(kind(config, folder))
+            except Exception as error:  # no key, no network, no room: must not stop the run
+                logger.warning("%s is disabled: %s", kind.__name__[1:], _one_line(error))
     return Loggers(loggers)
 
 
@@ -71,21 +66,15 @@ class Loggers:
 
     def __init__(self, loggers: list[Logger]) -> None:
         self._loggers = loggers
-        self._epochs = 0
-
-    def resume(self, n_epochs: int) -> None:
-        """Continue counting from the epochs that were recorded before the interruption."""
-        self._epochs = n_epochs
+        self.n_epochs = 0
+        """Number of epochs so far; a resumed run sets it."""
 
     def record(self, event: Mapping[str, Any]) -> None:
         """Send the numbers of an event to all loggers."""
-        if not self._loggers:
-            return
         numbers = event_numbers(event)
-        if event.get("event") == "epoch":
-            self._epochs += 1
+        self.n_epochs += event.get("event") == "epoch"
         if numbers:
-            self._for_each(lambda each: each.add(numbers, self._epochs))
+            self._for_each(lambda each: each.add(numbers, self.n_epochs))
 
     def close(self) -> None:
         """Close all loggers."""
@@ -96,7 +85,7 @@ class Loggers:
             try:
                 work(each)
             except Exception as error:  # must not stop the run
-                name = type(each).__name__.lstrip("_")
+                name = type(each).__name__[1:]
                 logger.warning("%s is disabled from now on: %s", name, _one_line(error))
                 self._loggers.remove(each)
 
@@ -133,11 +122,11 @@ def _flatten(path: str, value: Any) -> list[tuple[str, float]]:
 
 
 class _TensorBoard:
-    def __init__(self, folder: Path) -> None:
-        from torch.utils.tensorboard import SummaryWriter
+    def __init__(self, config: EliasConfig, folder: Path) -> None:
+        from torch.utils import tensorboard
 
-        writer: Any = SummaryWriter
-        self._writer = writer(str(folder))
+        del config
+        self._writer: Any = tensorboard.SummaryWriter(str(folder / "tensorboard"))
 
     def add(self, numbers: Mapping[str, float], step: int) -> None:
         for name, number in numbers.items():
@@ -157,7 +146,7 @@ class _Wandb:
         self._run = library.init(
             project=config.tracking.wandb,
             name=folder.name,
-            id=_run_id(folder / LOGGER_FOLDERS[1] / _RUN_ID_FILE),
+            id=_run_id(folder / "wandb" / _RUN_ID_FILE),
             resume="allow",
             dir=str(folder.resolve()),
             config=config.to_dict(),
@@ -175,10 +164,8 @@ def _run_id(path: Path) -> str:
 
     A resumed run thus keeps its id, and a run that overwrites another gets a new one.
     """
-    if path.exists():
-        stored = path.read_text(encoding="utf8").strip()
-        if stored:
-            return stored
+    if path.exists() and (stored := path.read_text(encoding="utf8").strip()):
+        return stored
     run_id = secrets.token_hex(8)
     path.parent.mkdir(parents=True, exist_ok=True)
     with staged_file(path) as temporary:

@@ -207,16 +207,6 @@ class Run:
         return member
 
     @property
-    def model_folder(self) -> Path | None:
-        """Return the folder of the finished model, or None if the run has no folder."""
-        return None if self.folder is None else self.folder / MODEL_FOLDER
-
-    @property
-    def can_resume(self) -> bool:
-        """Return whether there is a checkpoint to resume from."""
-        return self.checkpoints is not None and self.checkpoints.exist()
-
-    @property
     def has_trained(self) -> bool:
         """Return whether at least one epoch is finished."""
         return any(record["event"] == "epoch" for record in self.records)
@@ -269,7 +259,7 @@ class Run:
         self.timings.clear()
         self.timings.update(state["timings"])
         self._earlier.update(state["under_way"])
-        self.loggers.resume(sum(record["event"] == "epoch" for record in self.records))
+        self.loggers.n_epochs = sum(record["event"] == "epoch" for record in self.records)
         if self.folder is not None:
             write_text(self.folder / METRICS_FILE, "".join(map(_json_line, self.records)))
 
@@ -375,12 +365,12 @@ def _prepared(folder: Path, config: EliasConfig, run: Run, *, overwrite: bool) -
         with suppress(Exception):  # the first error matters more
             checkpoints.written()
         replaces_finished = (aside / MODEL_FOLDER).exists()
-        if not (folder / MODEL_FOLDER).exists():
-            if run.can_resume and replaces_finished:
-                raise
-            if not run.can_resume and (replaces_finished or not run.has_trained):
-                _remove_unfinished(folder)
-                _move_parts(aside, folder)
+        if can_resume(folder) and replaces_finished:
+            raise
+        is_lost = not can_resume(folder) and not (folder / MODEL_FOLDER).exists()
+        if is_lost and (replaces_finished or not run.has_trained):
+            _remove_unfinished(folder)
+            _move_parts(aside, folder)
         shutil.rmtree(aside, ignore_errors=True)
         raise
     shutil.rmtree(aside, ignore_errors=True)

@@ -42,6 +42,7 @@ from elias.model.encoder import BagEncoder
 from elias.model.graph import LabelGraph
 from elias.model.one_vs_all import OneVsAll
 from elias.model.search import SEARCH_GRAPHS
+from elias.persistence.manifest import MODEL_FOLDER
 from elias.predictions import Candidates, Predictions
 from elias.rerank.probabilities import PROBABILITIES, add_probabilities
 from elias.rerank.reranker import RERANK, Reranker
@@ -83,15 +84,13 @@ logger = logging.getLogger(__name__)
 _MAX_FILLED = 0.7  # share of a GPU's free memory for W_L: searching needs some too
 
 
-def check_storage(
-    config: EliasConfig, device: torch.device, world: World = SingleProcess()
-) -> None:
-    """Raise if the configuration needs kernels that the device does not have.
+def check_world(config: EliasConfig, world: World) -> None:
+    """Raise if a setting does not work on the device, or not in several processes.
 
     Raises:
         ConfigError: Names the setting to change.
     """
-    index = config.index
+    index, encoder, device = config.index, config.encoder, world.device
     by_kernels = device.type == "cuda" and has_triton()
     if index.label_storage == "compact" and index.kind == "graph" and not by_kernels:
         raise ConfigError(
@@ -102,6 +101,18 @@ def check_storage(
         raise ConfigError(
             "several processes on GPUs need Triton, which is missing, or turned off by "
             "ELIAS_KERNELS; use --device cpu"
+        )
+    if not world.shards_labels or encoder.kind != "transformer":
+        return
+    if encoder.gradient_checkpointing:
+        raise ConfigError(
+            "encoder.gradient_checkpointing: with several processes dropout is keyed by point, "
+            "which the backward pass cannot recompute; set it to false"
+        )
+    if encoder.compile != "off":
+        raise ConfigError(
+            "encoder.compile: with several processes dropout is keyed by point, and torch.compile "
+            "would freeze its first value; set it to 'off'"
         )
 
 
@@ -123,7 +134,7 @@ class Trainer:
         init_from: Elias | None = None,
         ignore_memory: bool = False,
     ) -> None:
-        """Check the device and split the points.
+        """Split the points.
 
         Args:
             config: The whole configuration.
@@ -132,11 +143,7 @@ class Trainer:
             world: The processes that train together, and the device of this one.
             init_from: A model to start from.
             ignore_memory: Start even if the memory estimate exceeds what is available.
-
-        Raises:
-            ConfigError: If the configuration needs kernels that the device does not have.
         """
-        check_storage(config, world.device, world)
         self.ensemble_config, self.ensemble_run = config, run
         self.corpus, self.device, self.world = corpus, world.device, world
         self.init_from, self.ignore_memory = init_from, ignore_memory
@@ -326,10 +333,8 @@ class Trainer:
 
     def _first_stage(self, init_from: EliasModel | None) -> int:
         """Return the position of the first stage to train."""
-        if init_from is None or not init_from.graph.learned:
-            return 0
         learning = [i for i, stage in enumerate(self.config.stages) if stage.learn_graph]
-        if not learning or learning[0] == 0:
+        if init_from is None or not init_from.graph.learned or not learning or learning[0] == 0:
             return 0
         skipped = ", ".join(stage.name for stage in self.config.stages[: learning[0]])
         logger.info("the model to start from has a learned graph: %s is skipped", skipped)
@@ -583,9 +588,9 @@ class Trainer:
             quality = add_probabilities(model, predicted)
         run.record(PROBABILITIES, **quality)
         model.metadata["timings"] = rounded(run.timings)
-        if run.model_folder is not None:
+        if run.folder is not None:
             with run.timed("save"):
-                model.save_pretrained(run.model_folder)
+                model.save_pretrained(run.folder / MODEL_FOLDER)
         return model
 
     def _predict_member(self, member: Elias) -> dict[str, Predictions]:
@@ -792,8 +797,7 @@ def train_resolved(
     ignore_memory: bool,
 ) -> Elias | None:
     """Train with a resolved configuration; the caller must have called `check_plan`."""
-    if world.shards_labels:
-        check_sharded(resolved)
+    check_world(resolved, world)
     inputs: dict[str, Any] = {}
     if folder is not None or world.shards_labels:
         inputs = run_inputs(corpus, init_from, world.device)
@@ -820,25 +824,6 @@ def check_plan(config: EliasConfig, out: Path | None, *, overwrite: bool = False
     check_loggers(config.tracking)
     if out is not None:
         check_folder(out, overwrite=overwrite)
-
-
-def check_sharded(config: EliasConfig) -> None:
-    """Raise if a setting works in one process but not in several.
-
-    Raises:
-        ConfigError: Names the setting and the value to use.
-    """
-    encoder = config.encoder
-    if encoder.kind == "transformer" and encoder.gradient_checkpointing:
-        raise ConfigError(
-            "encoder.gradient_checkpointing: with several processes dropout is keyed by point, "
-            "which the backward pass cannot recompute; set it to false"
-        )
-    if encoder.kind == "transformer" and encoder.compile != "off":
-        raise ConfigError(
-            "encoder.compile: with several processes dropout is keyed by point, and torch.compile "
-            "would freeze its first value; set it to 'off'"
-        )
 
 
 def starting_config(config: EliasConfig, init_from: Elias | None) -> EliasConfig:
