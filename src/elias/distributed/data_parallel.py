@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -17,7 +16,7 @@ from elias.progress import progress
 from elias.text.batches import collate, to_device
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
+    from collections.abc import Iterable, Sequence
 
     from numpy.typing import NDArray
     from torch import Tensor
@@ -118,14 +117,11 @@ class ShardedBatch:
         """Return the batch in pinned memory."""
         return replace(self, tokens=self.tokens.pin_memory(), keys=self.keys.pin_memory())
 
-    @contextmanager
-    def activate(self, model: EliasModel) -> Iterator[None]:
-        """In this block, set the batch size of the sharded labels and use keyed dropout."""
-        rows = model.labels
-        assert isinstance(rows, ShardedRows)
-        rows.n_points = self.n_points
-        with KeyedDropout(self.keys, self.tokens):
-            yield
+    def activate(self, model: EliasModel) -> KeyedDropout:
+        """Set the batch size of the sharded labels; return the dropout to use for this batch."""
+        assert isinstance(model.labels, ShardedRows)
+        model.labels.n_points = self.n_points
+        return KeyedDropout(self.keys, self.tokens)
 
 
 def shard_batch(

@@ -109,6 +109,7 @@ class Checkpoints:
         self._saved_at = time.monotonic()
         self._writing: Future[bool] = Future()
         self._writing.set_result(False)
+        self._requests: Callable[[], list[int]] | None = None
 
     @property
     def enabled(self) -> bool:
@@ -158,6 +159,54 @@ class Checkpoints:
         Raise an unexpected error of the thread.
         """
         return self._writing.result()
+
+    def after_step(self, run: Run, where: str, make: Callable[[], Checkpoint]) -> None:
+        """Write a checkpoint if one is due; after a signal, write one and stop.
+
+        With several processes, act one step after a request. The requests are exchanged
+        asynchronously during that step, so that no process waits.
+        """
+        stop, due = run.interruption.signal, self.due()
+        if self.world.size > 1:
+            stop, due = self._agree(stop, due)
+        if stop is not None or due:
+            self._save_copy(run, where, make(), stop)
+
+    def after_stage(self, run: Run, where: str, make: Callable[[], Checkpoint]) -> None:
+        """Write a checkpoint, then stop if a signal was received."""
+        stop = run.interruption.signal
+        if self.world.size > 1:
+            self._agree(stop, False)  # the answer is about the last step
+            stop, _ = self._agree(stop, False)
+            self._agree(None, False)
+            self._requests = None
+        self._save_copy(run, where, make(), stop)
+
+    def _agree(self, stop: int | None, due: bool) -> tuple[int | None, bool]:
+        """Send this process's requests; return all processes' requests of the previous step."""
+        due = due and self.world.is_rank0
+        requests, self._requests = self._requests, self.world.max_async([stop or 0, int(due)])
+        signal_number, any_due = (0, 0) if requests is None else requests()
+        return signal_number or None, bool(any_due)
+
+    def _save_copy(self, run: Run, where: str, checkpoint: Checkpoint, stop: int | None) -> None:
+        """Write a copy of a checkpoint, with the state of the run; then stop if ``stop`` is set."""
+        written = False
+        if self.enabled:
+            copies = {
+                name: tensor.detach().to("cpu", copy=True).contiguous()
+                for name, tensor in checkpoint.tensors.items()
+                if self.world.is_rank0 or is_row(name)
+            }
+            self.written()  # the next name depends on the checkpoint before
+            attempt = self.world.broadcast(self.next_attempt())
+            metadata = {**checkpoint.metadata, "run": run.state()}
+            self.save(Checkpoint(metadata, copies), attempt=attempt)
+            if stop is not None:
+                written = self.world.broadcast_from_rank0(self.written)
+        if stop is not None:
+            problem = "" if written else ", but no checkpoint could be written"
+            raise Interrupted(f"stopped after {where}{problem}", signal_number=stop)
 
     def newest(self, accept: Callable[[Mapping[str, Any]], bool]) -> Path | None:
         """Return the newest complete checkpoint whose metadata ``accept`` accepts.
@@ -417,66 +466,6 @@ def restore_random_state(state: Mapping[str, Tensor], device: torch.device) -> N
     torch.set_rng_state(state["random.cpu"])
     if device.type == "cuda" and "random.cuda" in state:
         torch.cuda.set_rng_state(state["random.cuda"], device)
-
-
-class CheckpointWriter:
-    """Write checkpoints during a stage: when one is due, or after a signal."""
-
-    def __init__(self, run: Run, checkpoints: Checkpoints) -> None:
-        self.run, self.checkpoints, self.world = run, checkpoints, checkpoints.world
-        self._requests: Callable[[], list[int]] | None = None
-
-    def after_step(self, where: str, make: Callable[[], Checkpoint]) -> None:
-        """Write a checkpoint if one is due; after a signal, write one and stop.
-
-        With several processes, act one step after a request. The requests are exchanged
-        asynchronously during that step, so that no process waits.
-        """
-        stop, due = self.run.interruption.signal, self.checkpoints.due()
-        if self.world.size > 1:
-            stop, due = self._agree(stop, due)
-        if stop is not None:
-            self._stop(where, self._save(make(), wait=True), stop)
-        if due:
-            self._save(make(), wait=False)
-
-    def after_stage(self, where: str, make: Callable[[], Checkpoint]) -> None:
-        """Write a checkpoint, then stop if a signal was received."""
-        stop = self.run.interruption.signal
-        if self.world.size > 1:
-            self._agree(stop, False)  # the answer is about the last step
-            stop, _ = self._agree(stop, False)
-            self._agree(None, False)
-        written = self._save(make(), wait=stop is not None)
-        if stop is not None:
-            self._stop(where, written, stop)
-
-    def _agree(self, stop: int | None, due: bool) -> tuple[int | None, bool]:
-        """Send this process's requests; return all processes' requests of the previous step."""
-        due = due and self.world.is_rank0
-        requests, self._requests = self._requests, self.world.max_async([stop or 0, int(due)])
-        if requests is None:
-            return None, False
-        signal_number, any_due = requests()
-        return signal_number or None, bool(any_due)
-
-    def _save(self, checkpoint: Checkpoint, *, wait: bool) -> bool:
-        if not self.checkpoints.enabled:
-            return False
-        copies = {
-            name: tensor.detach().to("cpu", copy=True).contiguous()
-            for name, tensor in checkpoint.tensors.items()
-            if self.world.is_rank0 or is_row(name)
-        }
-        complete = Checkpoint({**checkpoint.metadata, "run": self.run.state()}, copies)
-        self.checkpoints.written()  # the next name depends on the checkpoint before
-        attempt = self.world.broadcast(self.checkpoints.next_attempt())
-        begun = self.checkpoints.save(complete, attempt=attempt)
-        return self.world.broadcast_from_rank0(self.checkpoints.written) if wait else begun
-
-    def _stop(self, where: str, written: bool, signal_number: int) -> None:
-        problem = "" if written else ", but no checkpoint could be written"
-        raise Interrupted(f"stopped after {where}{problem}", signal_number=signal_number)
 
 
 def run_inputs(corpus: Corpus, init_from: Elias | None, device: torch.device) -> dict[str, Any]:

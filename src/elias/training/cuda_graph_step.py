@@ -80,12 +80,10 @@ class CudaGraphStep:
         with self._undone(always=True):
             return self._record(work)
 
-    def _run_eagerly(
-        self, ids: Tensor, lengths: Tensor, positives: Tensor, parents: Tensor, *, full: bool
-    ) -> _Output:
+    def _run_eagerly(self, *inputs: Tensor, full: bool) -> _Output:
         """Run without a graph; if that fails, remove the gradients that it added."""
         with self._undone(always=False):
-            return self._run(ids, lengths, positives, parents, full=full)
+            return self._run(*inputs, full=full)
 
     @contextmanager
     def _undone(self, *, always: bool) -> Iterator[None]:
@@ -123,9 +121,7 @@ class CudaGraphStep:
     def _set_gradients(self, output: _Output) -> None:
         """Set the gradients of all parameters from the output of a step."""
         n_encoder = len(self._encoder)
-        for parameter, gradient, used in zip(
-            self._encoder, self._dense[:n_encoder], self._used[:n_encoder], strict=True
-        ):
+        for parameter, gradient, used in zip(self._encoder, self._dense, self._used, strict=False):
             if used:
                 parameter.grad = gradient  # updated in every step, so not copied
         for parameter, gradient in zip(self._clusters, self._dense[n_encoder:], strict=True):

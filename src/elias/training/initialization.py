@@ -226,7 +226,7 @@ class StageInitializer:
 
     def init_learned_graph(
         self, model: EliasModel, partition: NDArray[np.int64], stage: StageConfig, position: int
-    ) -> EliasModel:
+    ) -> None:
         """Replace the graph by a learned one, with edges from the points' clusters (Eq. 9–10)."""
         index, world = self.config.index, self.world
         n_clusters, n_edges = model.graph.n_clusters, index.edges_per_cluster
@@ -253,7 +253,6 @@ class StageInitializer:
         model.graph = LabelGraph(edge_labels, model.n_labels, index.beta, edge_logits=logits)
         if not stage.keep_labels:
             self.init_classifiers(model, stage, None)
-        return model
 
     def _prior(self) -> float:
         """Return the initial bias: the log of the expected share of positives in a shortlist."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Protocol, runtime_checkable
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
@@ -69,11 +69,10 @@ def _scaled(rates: AdamWRates, scale: float) -> AdamWRates:
     return rates._replace(lr=rates.lr * scale)
 
 
-@runtime_checkable
-class ParameterUpdate(Protocol):
+class ParameterUpdate:
     """AdamW for a group of parameters, with the optimizer state."""
 
-    prefix: str
+    prefix = ""
     """Prefix of the names of its tensors in a checkpoint."""
 
     def sum_gradients(self, world: World) -> None:
@@ -85,14 +84,18 @@ class ParameterUpdate(Protocol):
     def apply_pending_decay(self) -> None:
         """Apply the weight decay that lazy updates postponed for skipped rows."""
 
-    def state(self) -> Mapping[str, Tensor]:
+    def state(self) -> dict[str, Tensor]:
         """Return the state by name, without copying it."""
+        raise NotImplementedError
 
     def restore(self, state: Mapping[str, Tensor], scales: Sequence[float]) -> None:
         """Load a state that `state` returned after steps with these learning rate scales."""
+        del scales
+        for name, tensor in self.state().items():
+            tensor.copy_(state[name])
 
 
-class _DenseUpdate:
+class _DenseUpdate(ParameterUpdate):
     """`torch.optim.AdamW` for parameters with dense gradients."""
 
     prefix = "dense."
@@ -103,14 +106,11 @@ class _DenseUpdate:
             groups.setdefault(rates, []).append(parameter)
         self.parameters = [p for group in groups.values() for p in group]
         self._rates = list(groups)
-        self._adamw = torch.optim.AdamW(
-            [
-                {"params": group, "lr": rates.lr, "weight_decay": rates.decay, "eps": rates.eps}
-                for rates, group in groups.items()
-            ],
-            betas=BETAS,
-            fused=True,
-        )
+        params = [
+            {"params": group, "weight_decay": rates.decay, "eps": rates.eps}
+            for rates, group in groups.items()
+        ]
+        self._adamw = torch.optim.AdamW(params, betas=BETAS, fused=True)
 
     def sum_gradients(self, world: World) -> None:
         sum_gradients(world, self.parameters)
@@ -120,9 +120,6 @@ class _DenseUpdate:
             group["lr"] = rates.lr * scale
         self._adamw.step()
         self._adamw.zero_grad(set_to_none=True)
-
-    def apply_pending_decay(self) -> None:
-        pass
 
     def state(self) -> dict[str, Tensor]:
         state: dict[str, Tensor] = {}
@@ -140,7 +137,7 @@ class _DenseUpdate:
         self._adamw.load_state_dict({"state": by_parameter, "param_groups": groups})
 
 
-class _RowUpdate:
+class _RowUpdate(ParameterUpdate):
     """Lazy AdamW for a table with sparse gradients: a step updates only rows with a gradient."""
 
     def __init__(
@@ -184,12 +181,11 @@ class _RowUpdate:
         return self._state._asdict()
 
     def restore(self, state: Mapping[str, Tensor], scales: Sequence[float]) -> None:
-        for name, tensor in self._state._asdict().items():
-            tensor.copy_(state[name])
+        super().restore(state, scales)
         self._history.replay(_scaled(self._rates, scale) for scale in scales)
 
 
-class _KernelUpdate:
+class _KernelUpdate(ParameterUpdate):
     """Lazy AdamW in GPU kernels for W_L, its biases and A.
 
     A float32 W_L has full moments. A bfloat16 W_L has compact moments: the first moment in
@@ -245,13 +241,9 @@ class _KernelUpdate:
     def apply_pending_decay(self) -> None:
         if self._label_rates.decay:  # A does not decay
             mean, variance, bias_mean, bias_variance, last_step = self.label_state
-            apply_pending_decay(
-                self._model.labels.weight.detach(),
-                (mean, bias_mean),
-                (variance, bias_variance),
-                last_step,
-                self._label_history,
-            )
+            weight, means = self._model.labels.weight.detach(), (mean, bias_mean)
+            variances, history = (variance, bias_variance), self._label_history
+            apply_pending_decay(weight, means, variances, last_step, history)
 
     def _moments(self) -> dict[str, Tensor]:
         tables = (("labels", self.label_state), ("edges", self._edge_state or ()))
@@ -269,11 +261,13 @@ class _KernelUpdate:
             tensor.copy_(state[name])
 
 
-class ChunkedUpdate:
+class ChunkedUpdate(ParameterUpdate):
     """Dense AdamW for W_L of one-vs-all, applied to each chunk of labels during the loss.
 
     The moments are full or compact, as in `_KernelUpdate`.
     """
+
+    prefix = "labels."
 
     def __init__(self, labels: LinearRows, weight: AdamWRates, bias: AdamWRates) -> None:
         self._tables = (labels.weight.detach(), labels.bias.detach().unsqueeze(1))
@@ -288,14 +282,9 @@ class ChunkedUpdate:
             for table, rates, (mean, variance), gradient in zip(
                 self._tables, self._rates, self._moments, gradients, strict=True
             ):
-                rows = slice(first, first + len(gradient))
+                rows, scaled = slice(first, first + len(gradient)), _scaled(rates, scale)
                 adamw_dense(
-                    table[rows],
-                    mean[rows],
-                    variance[rows],
-                    gradient,
-                    step=step,
-                    rates=_scaled(rates, scale),
+                    table[rows], mean[rows], variance[rows], gradient, step=step, rates=scaled
                 )
 
         return apply
@@ -307,11 +296,6 @@ class ChunkedUpdate:
             for i, moments in enumerate(self._moments)
             for name, moment in zip(("mean", "variance"), moments, strict=True)
         }
-
-    def restore(self, state: Mapping[str, Tensor]) -> None:
-        """Load a state that `state` returned."""
-        for name, moment in self.state().items():
-            moment.copy_(state[name])
 
 
 def _zero_variance(table: Tensor) -> Tensor:
@@ -457,7 +441,7 @@ class Optimizer:
         for i, group in enumerate(self._groups):
             state |= add_prefix(f"part.{i}.", group.state())
         if self.chunked is not None:
-            state |= add_prefix("labels.", self.chunked.state())
+            state |= add_prefix(self.chunked.prefix, self.chunked.state())
         for name, parameter in self._model.named_parameters():
             if parameter.grad is not None:  # summed since the last update (`index_every`)
                 state |= add_prefix(f"gradient.{name}.", _gradient_state(parameter.grad))
@@ -475,7 +459,7 @@ class Optimizer:
         for i, group in enumerate(self._groups):
             group.restore(strip_prefix(f"part.{i}.", state), scale_at)
         if self.chunked is not None:
-            self.chunked.restore(strip_prefix("labels.", state))
+            self.chunked.restore(strip_prefix(self.chunked.prefix, state), [])
         for name, parameter in self._model.named_parameters():
             parts = strip_prefix(f"gradient.{name}.", state)
             parameter.grad = _restored_gradient(parts, parameter) if parts else None

@@ -206,11 +206,6 @@ class Run:
         member.number = number
         return member
 
-    @property
-    def has_trained(self) -> bool:
-        """Return whether at least one epoch is finished."""
-        return any(record["event"] == "epoch" for record in self.records)
-
     def record(self, event: str, **values: Any) -> None:
         """Record an event, and append it as a line to ``metrics.jsonl``."""
         if self._replaying:
@@ -368,7 +363,8 @@ def _prepared(folder: Path, config: EliasConfig, run: Run, *, overwrite: bool) -
         if can_resume(folder) and replaces_finished:
             raise
         is_lost = not can_resume(folder) and not (folder / MODEL_FOLDER).exists()
-        if is_lost and (replaces_finished or not run.has_trained):
+        has_trained = any(record["event"] == "epoch" for record in run.records)
+        if is_lost and (replaces_finished or not has_trained):
             _remove_unfinished(folder)
             _move_parts(aside, folder)
         shutil.rmtree(aside, ignore_errors=True)

@@ -51,7 +51,6 @@ from elias.text.vectorizer import Featurizer, SplitTexts, unit_rows
 from elias.training.checkpoint import (
     WEIGHTS,
     Checkpoint,
-    CheckpointWriter,
     add_prefix,
     random_state,
     restore_random_state,
@@ -226,13 +225,10 @@ class Trainer:
         self._report_data()
         if bow is not None:  # rank 0 needs most memory
             self._check_memory(bow)
+        points = self.points if self.setup is None else self.points.take(self.setup)
+        labels_per_point = train.labels.nnz / max(len(train), 1)
         self.initializer = StageInitializer(
-            self.config,
-            encoder,
-            self.points if self.setup is None else self.points.take(self.setup),
-            bow,
-            train.labels.nnz / max(len(train), 1),
-            self.world,
+            self.config, encoder, points, bow, labels_per_point, self.world
         )
 
     def _check_memory(self, bow: csr_matrix) -> None:
@@ -293,7 +289,14 @@ class Trainer:
             first += 1
         for position, stage in list(enumerate(self.config.stages))[first:]:
             if stage.learn_graph:
-                model = self._with_learned_graph(model, partition, position)
+                if model is None or (partition is None and not model.graph.learned):
+                    raise ConfigError(
+                        f"stages.{stage.name}.learn_graph: the first stage needs the fixed graph, "
+                        "or a model with a learned one to start from"
+                    )
+                if partition is not None and not model.graph.learned:
+                    with self.run.timed("edges"):
+                        self.initializer.init_learned_graph(model, partition, stage, position)
             else:
                 new_clusters = partition is None or stage.cluster_with_encoder
                 if new_clusters:
@@ -378,20 +381,6 @@ class Trainer:
             return None
         return model.graph.partition().cpu().numpy()
 
-    def _with_learned_graph(
-        self, model: EliasModel | None, partition: NDArray[np.int64] | None, position: int
-    ) -> EliasModel:
-        stage = self.config.stages[position]
-        if model is not None and model.graph.learned:
-            return model
-        if model is None or partition is None:
-            raise ConfigError(
-                f"stages.{stage.name}.learn_graph: the first stage needs the fixed graph, or a "
-                "model with a learned one to start from"
-            )
-        with self.run.timed("edges"):
-            return self.initializer.init_learned_graph(model, partition, stage, position)
-
     def _train_stage(
         self,
         model: EliasModel,
@@ -401,7 +390,7 @@ class Trainer:
     ) -> None:
         """Train one stage, record its metrics and save a checkpoint."""
         run, stage = self.run, self.config.stages[position]
-        writer = None if run.checkpoints is None else CheckpointWriter(run, run.checkpoints)
+        checkpoints = run.checkpoints
 
         def checkpoint(progress: Callable[[], Checkpoint]) -> Checkpoint:
             """Return the model and the progress of its stage; a finished stage has no epoch."""
@@ -414,10 +403,10 @@ class Trainer:
             return Checkpoint({**metadata, **done.metadata}, tensors | done.tensors)
 
         def keep(where: str, progress: Callable[[], Checkpoint]) -> None:
-            if writer is not None:
-                writer.after_step(where, partial(checkpoint, progress))
+            if checkpoints is not None:
+                checkpoints.after_step(run, where, partial(checkpoint, progress))
 
-        with nullcontext() if writer is None else run.interruption.deferred():
+        with nullcontext() if checkpoints is None else run.interruption.deferred():
             with run.timed(stage.name):
                 best_epoch = StageLoop(
                     model=model,
@@ -433,8 +422,9 @@ class Trainer:
                     position=position,
                 ).run()
             self.report_stage(stage, model, best_epoch)
-            if writer is not None:
-                writer.after_stage(stage.name, partial(checkpoint, lambda: Checkpoint({}, {})))
+            if checkpoints is not None:
+                done = partial(checkpoint, lambda: Checkpoint({}, {}))
+                checkpoints.after_stage(run, stage.name, done)
 
     def _restore(self, checkpoint: Checkpoint) -> tuple[EliasModel, NDArray[np.int64] | None]:
         """Return the model and the partition of a checkpoint, and restore the random state."""
@@ -555,9 +545,8 @@ class Trainer:
         """Return the candidates of a split, with φ(x) if the ranker uses it; embed texts once."""
         candidates, rerank = self._candidates(model.model, name), self.config.rerank
         if rerank.enabled and rerank.embedding != "none" and candidates.embedding is None:
-            candidates = add_embedding(model, candidates, self.tokens[name])
-            self.candidates[name] = candidates
-        return candidates
+            self.candidates[name] = add_embedding(model, candidates, self.tokens[name])
+        return self.candidates[name]
 
     def _finish(
         self, members: list[Elias], predictions: list[dict[str, Predictions] | None]
@@ -611,11 +600,9 @@ class Trainer:
         names = list(dict.fromkeys(["P@1", "P@5", "nDCG@5", "R@100", self.config.eval.select_by]))
         candidates = self._search(model, "validation", EVALUATED)
         predictions = self._stage_predictions(model, candidates)
-        return self._on_rank0(model, lambda: self._measure(predictions, "validation", names))
-
-    def _on_rank0(self, model: EliasModel, work: Callable[[], dict[str, Any]]) -> dict[str, Any]:
-        """Run ``work``; if W_L is sharded, run it on rank 0 and broadcast the result."""
-        return work() if model.labels.whole else self.world.broadcast_from_rank0(work)
+        return self.world.broadcast_from_rank0(
+            lambda: self._measure(predictions, "validation", names)
+        )
 
     def _measure(self, predictions: Predictions, name: str, names: list[str]) -> dict[str, float]:
         split = self.splits[name]
@@ -637,7 +624,7 @@ class Trainer:
             name: self._stage_predictions(model, self._candidates(model, name))
             for name in self.evaluated
         }
-        metrics = self._on_rank0(model, lambda: self._measure_all(predictions))
+        metrics = self.world.broadcast_from_rank0(lambda: self._measure_all(predictions))
         self._report(stage.name, metrics, best_epoch=best_epoch)
         if not model.graph.learned:
             self.run.save_partition(model.graph.partition().cpu().numpy())
@@ -645,14 +632,9 @@ class Trainer:
     def _report_epoch(self, report: EpochReport) -> None:
         self.run.record("epoch", **report._asdict())
         metrics = ", ".join(f"{name} {value:.2f}" for name, value in report.validation.items())
-        logger.info(
-            "%s epoch %d: loss %.4f%s (%.1f s)",
-            report.stage,
-            report.epoch,
-            report.loss,
-            f"; validation {metrics}" if metrics else "",
-            report.seconds,
-        )
+        losses = f"{report.loss:.4f}" + (f"; validation {metrics}" if metrics else "")
+        title = f"{report.stage} epoch {report.epoch}"
+        logger.info("%s: loss %s (%.1f s)", title, losses, report.seconds)
 
     def _report_ranker(self, ranker: Reranker) -> None:
         """Record the properties of the ranker, and log components that could not be trained."""
