@@ -8,9 +8,10 @@ from scipy.sparse import csr_matrix
 
 from elias.config import EliasConfig, EncoderConfig, EvalConfig, IndexConfig, StageConfig
 from elias.data.corpus import Corpus, Split
+from elias.distributed import SingleProcess
 from elias.errors import ConfigError
 from elias.training.run import Run
-from elias.training.trainer import Trainer
+from elias.training.trainer import Trainer, check_world
 
 N_LABELS = 12
 INDEX = IndexConfig(
@@ -72,8 +73,10 @@ def test_the_first_stage_trains_on_a_partition_and_the_second_learns_the_graph()
 
 
 def test_compact_labels_with_a_graph_are_refused_without_a_gpu():
+    compact = EliasConfig(index=replace(INDEX, label_storage="compact"))
+
     with pytest.raises(ConfigError, match=r"index\.label_storage is 'compact', which with a graph"):
-        run((FIXED,), index=replace(INDEX, label_storage="compact"))
+        check_world(compact, SingleProcess())
 
 
 def test_every_label_can_be_reached_after_all_stages():
