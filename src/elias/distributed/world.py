@@ -58,16 +58,13 @@ class World:
     def __init__(
         self, rank: int, size: int, device: torch.device, store: Any, timeout: timedelta
     ) -> None:
-        self.rank = rank
-        self.size = size
-        self.device = device
+        self.rank, self.size, self.device = rank, size, device
         self.received: Counter[str] = Counter()
         """Bytes that this process has received, by purpose."""
-        self._store = store
+        self._store, self._timeout = store, timeout
         self._rounds = 0
         self._failed = False
         self._host_group = dist.new_group(backend="gloo", timeout=timeout)
-        self._timeout = timeout
         name = f"process {os.getpid()} on {socket.gethostname()}"
         self._names = self._exchange_text("name", name)
         local_ranks = self._exchange_text("local", os.environ.get("LOCAL_RANK", str(rank)))

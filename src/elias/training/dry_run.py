@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import time
 from dataclasses import replace
 from typing import TYPE_CHECKING, NamedTuple
@@ -15,12 +14,11 @@ from elias.distributed import SingleProcess
 from elias.inference.predict import split_inputs, tokenize
 from elias.kernels.device import limit_threads
 from elias.model.elias import EliasModel
-from elias.model.encoder import build_encoder
 from elias.model.graph import LabelGraph
 from elias.progress import progress_disabled
 from elias.text.batches import n_batches
 from elias.text.vectorizer import words_of
-from elias.training.initialization import build_fixed_model
+from elias.training.initialization import build_fixed_model, initial_encoder
 from elias.training.memory import (
     MemoryCheck,
     MemoryEstimate,
@@ -83,12 +81,8 @@ def estimate_run(
     check_world(config, SingleProcess(device))
     points, held_out = validation_split(corpus, config)
     rows = sample_setup_points(points, config)
-    if init_from is not None:
-        encoder: TextEncoder = copy.deepcopy(init_from.model.encoder)
-    else:
-        chosen = points if rows is None else points.take(rows)
-        n_features = None if chosen.features is None else chosen.features.shape[1]
-        encoder = build_encoder(config.encoder, chosen.texts, n_features)
+    chosen = points if rows is None else points.take(rows)
+    encoder = initial_encoder(config.encoder, chosen.texts, chosen.features, init_from)
     batch = max(stage.batch_size for stage in config.stages)
     n_texts = min(_MAX_TEXTS, max(_MIN_TEXTS, (_WARMUP_STEPS + _TIMED_STEPS) * batch))
     order = np.random.default_rng(config.seed).permutation(len(points))[:n_texts]

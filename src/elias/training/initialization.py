@@ -9,6 +9,7 @@ With several processes, each embeds a share of the points; rank 0 clusters label
 
 from __future__ import annotations
 
+import copy
 import math
 from dataclasses import dataclass
 from functools import partial
@@ -37,6 +38,7 @@ if TYPE_CHECKING:
 
     from elias.config import ResolvedConfig, ResolvedEncoder, StageConfig
     from elias.distributed import World
+    from elias.inference.predictor import Elias
     from elias.model.elias import LinearRows
     from elias.model.encoder import TextEncoder
     from elias.text.tokens import Tokens
@@ -49,9 +51,19 @@ _CHUNK_POINTS = 2**16  # points whose embeddings are broadcast at a time
 
 
 def initial_encoder(
-    config: ResolvedEncoder, texts: Sequence[str] | None, n_features: int | None, world: World
+    config: ResolvedEncoder,
+    texts: Sequence[str] | None,
+    features: csr_matrix | None,
+    init_from: Elias | None,
+    world: World = SingleProcess(),
 ) -> TextEncoder:
-    """Return a new encoder; for a bag of words, rank 0 builds the vocabulary and broadcasts it."""
+    """Return a copy of the encoder of ``init_from``, or a new encoder.
+
+    For a bag of words, rank 0 builds the vocabulary and broadcasts it.
+    """
+    if init_from is not None:
+        return copy.deepcopy(init_from.model.encoder)
+    n_features = None if features is None else features.shape[1]
     build = partial(build_encoder, config, texts, n_features)
     if config.kind != "bag" or texts is None:
         return world.rank0_first(build)

@@ -204,13 +204,10 @@ class Trainer:
         train = self.splits["train"]
         sample = train if self.setup is None else train.take(self.setup)
         texts = None if sample.texts is None else SplitTexts(sample.texts)
-        encoder: TextEncoder
         with self.run.timed("encoder"):
-            if self.init_from is not None:
-                encoder = copy.deepcopy(self.init_from.model.encoder)
-            else:
-                n_features = None if sample.features is None else sample.features.shape[1]
-                encoder = initial_encoder(self.config.encoder, texts, n_features, self.world)
+            encoder = initial_encoder(
+                self.config.encoder, texts, sample.features, self.init_from, self.world
+            )
         with self.run.timed("tokens"):
             splits = dict(self.splits)
             in_memory = self.setup is None and not isinstance(train.texts, DiskTexts)
