@@ -185,8 +185,7 @@ class Trainer:
                 if run.checkpoints is not None and not world.is_rank0:
                     run.checkpoints.written()
                 world.leave()
-            finish = partial(self._finish_member, trained, first_encoder)
-            finished = world.run_on_rank0(finish)
+            finished = world.run_on_rank0(partial(self._finish_member, trained, first_encoder))
             if finished is not None:
                 members.append(finished[0])
                 predictions.append(finished[1])
@@ -389,9 +388,9 @@ class Trainer:
         run, stage = self.run, self.config.stages[position]
         checkpoints = run.checkpoints
 
-        def checkpoint(progress: Callable[[], Checkpoint]) -> Checkpoint:
-            """Return the model and the progress of its stage; a finished stage has no epoch."""
-            done, graph = progress(), model.graph
+        def checkpoint(progress: Callable[[], Checkpoint] | None = None) -> Checkpoint:
+            """Return the model and the progress of its stage; a finished stage has none."""
+            done, graph = Checkpoint({}, {}) if progress is None else progress(), model.graph
             settings = {"alpha": model.alpha, "beta": graph.beta, "learned": graph.learned}
             metadata = {"position": position, "stage": stage.name, "model": settings}
             tensors = add_prefix(WEIGHTS, model.state_dict()) | random_state(self.device)
@@ -420,8 +419,7 @@ class Trainer:
                 ).run()
             self.report_stage(stage, model, best_epoch)
             if checkpoints is not None:
-                done = partial(checkpoint, lambda: Checkpoint({}, {}))
-                checkpoints.after_stage(run, stage.name, done)
+                checkpoints.after_stage(run, stage.name, checkpoint)
 
     def _restore(self, checkpoint: Checkpoint) -> tuple[EliasModel, NDArray[np.int64] | None]:
         """Return the model and the partition of a checkpoint, and restore the random state."""
