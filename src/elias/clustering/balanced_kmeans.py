@@ -15,7 +15,6 @@ from numba import njit
 from numpy.typing import NDArray
 from scipy.sparse import csr_matrix
 
-from elias.kernels.cpu.select import nth_lowest
 from elias.kernels.threads import thread_map
 from elias.progress import progress
 
@@ -139,8 +138,7 @@ def _blocks(size: int) -> list[slice]:
 
 def _for_each(work: Callable[[int, None], None]) -> None:
     """Call ``work`` for each block index, on several threads."""
-    for _ in thread_map(work, range(_BLOCKS), lambda: None):
-        pass
+    list(thread_map(work, range(_BLOCKS), lambda: None))
 
 
 @njit(cache=True, nogil=True)
@@ -214,7 +212,7 @@ def _score(parts: Parts, members: Array, center: Array, dense_center: Array, sco
 @njit(cache=True, nogil=True)
 def _choose_lowest(scores: Array, count: int, chosen: Array) -> int:
     """Set ``chosen`` for the ``count`` lowest scores, ties by index; return how many changed."""
-    border = nth_lowest(scores.copy(), count)
+    border = np.partition(scores, count - 1)[count - 1]
     left = count  # number of ties to choose
     for score in scores:
         if score < border:

@@ -5,19 +5,15 @@ A first pass counts the nonzero columns of each centroid, so that memory is allo
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
 from numba import njit
 from numpy.typing import NDArray
 from scipy.sparse import csr_matrix
 
-from elias.kernels.threads import thread_map
+from elias.kernels.threads import split_range, thread_map
 from elias.progress import progress
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
 
 Array: TypeAlias = NDArray[Any]
 Rows: TypeAlias = tuple[Array, Array, Array]
@@ -41,7 +37,7 @@ def label_centroids(
     dense = np.zeros((n_labels, 0 if embedding is None else embedding.shape[1]), dtype=np.float32)
     rows = (bow.data.astype(np.float32, copy=False), bow.indices, bow.indptr)
     starts = np.zeros(n_labels + 1, dtype=np.int64)
-    spans = list(_ranges(n_labels, _LABELS_PER_TASK))
+    spans = split_range(n_labels, _LABELS_PER_TASK)
 
     def count_some(span: range, memory: Array) -> int:
         _count_columns(to_points, rows, memory, starts[1:], (span.start, span.stop))
@@ -84,15 +80,10 @@ def _transposed(labels: csr_matrix) -> tuple[Array, Array]:
     return by_label.indices, by_label.indptr
 
 
-def _ranges(n_rows: int, size: int) -> Iterator[range]:
-    for begin in range(0, n_rows, size):
-        yield range(begin, min(begin + size, n_rows))
-
-
 def _lengths(embedding: NDArray[np.float32]) -> NDArray[np.float32]:
     """Return the length of each vector, at least 1e-12, without copying the whole array."""
     lengths = np.empty(len(embedding), dtype=np.float32)
-    for span in _ranges(len(embedding), _ROWS_PER_COPY):
+    for span in split_range(len(embedding), _ROWS_PER_COPY):
         some = slice(span.start, span.stop)
         lengths[some] = np.linalg.norm(embedding[some], axis=1)
     return np.maximum(lengths, np.float32(1e-12))

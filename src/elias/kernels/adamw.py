@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from itertools import accumulate
 from typing import NamedTuple
 
 import torch
@@ -120,9 +119,8 @@ class IndexGradients:
         if self.by_edge is not None and self.touched is not None:
             self.by_edge.copy_(state["by_edge"])
             self.touched.copy_(state["touched"])
-        n_pairs = sum(name.startswith("pairs.") for name in state) // 3
         self.pairs = []
-        for number in range(n_pairs):
+        for number in range(sum(name.startswith("pairs.") for name in state) // 3):
             labels, coefficients, embedding = (
                 state[f"pairs.{number}.{part}"].to(device) for part in range(3)
             )
@@ -140,46 +138,26 @@ class History:
     def __init__(self, device: torch.device | str = "cpu") -> None:
         self.step = 0
         """Number of steps so far."""
-        self._rates: AdamWRates | None = None
+        self.rates: AdamWRates
+        """The rates of the last step; not set before the first."""
+        self.decay_log = torch.zeros(_INITIAL_CAPACITY, dtype=torch.float64, device=device)
+        """Entry s is Σ_{t≤s} log₂(1 − lr_t·λ); entries beyond the last step are unused."""
         self._sum = 0.0
-        self._logs = torch.zeros(_INITIAL_CAPACITY, dtype=torch.float64, device=device)
-
-    @property
-    def rates(self) -> AdamWRates:
-        """Return the rates of the last step."""
-        assert self._rates is not None, "no step was added"
-        return self._rates
-
-    @property
-    def decay_log(self) -> Float[Tensor, " n"]:
-        """Return a tensor whose entry s is Σ_{t≤s} log₂(1 − lr_t·λ).
-
-        Entries beyond the last step are unused.
-        """
-        return self._logs
 
     def add(self, rates: AdamWRates) -> None:
         """Add a step with these rates, without waiting for the device."""
         self.step += 1
-        self._rates = rates
-        self._sum += _log_decay(rates)
-        if self.step == len(self._logs):
-            self._logs = torch.cat([self._logs, torch.zeros_like(self._logs)])
-        self._logs[self.step].fill_(self._sum)
+        self.rates = rates
+        self._sum += math.log2(max(1 - rates.lr * rates.decay, 1e-38))
+        if self.step == len(self.decay_log):
+            self.decay_log = torch.cat([self.decay_log, torch.zeros_like(self.decay_log)])
+        self.decay_log[self.step].fill_(self._sum)
 
     def replay(self, past: Iterable[AdamWRates]) -> None:
-        """Replace the history by these steps, as if `add` had been called for each."""
-        steps = list(past)
-        sums = list(accumulate(map(_log_decay, steps), initial=0.0))
-        self.step, self._sum = len(steps), sums[-1]
-        self._rates = steps[-1] if steps else None
-        capacity = _INITIAL_CAPACITY << (len(steps) // _INITIAL_CAPACITY).bit_length()
-        sums += [0.0] * (capacity - len(sums))
-        self._logs = torch.tensor(sums, dtype=torch.float64).to(self._logs.device)
-
-
-def _log_decay(rates: AdamWRates) -> float:
-    return math.log2(max(1 - rates.lr * rates.decay, 1e-38))
+        """Replace the history by these steps."""
+        self.step, self._sum = 0, 0.0
+        for rates in past:
+            self.add(rates)
 
 
 def adamw_dense(

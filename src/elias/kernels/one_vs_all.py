@@ -46,8 +46,7 @@ def every_label_loss(
     a gradient for the embedding only. The returned loss must then be the whole objective, not a
     term or a multiple of it. Without ``update``, the classifiers get a dense gradient.
     """
-    size = chunk_size or _chunk_size(embedding)
-    return _EveryLabelLoss.apply(embedding, weight, bias, positives, scale, update, size)
+    return _EveryLabelLoss.apply(embedding, weight, bias, positives, scale, update, chunk_size)
 
 
 def every_label_top(
@@ -65,11 +64,11 @@ def every_label_top(
     come last. If there are fewer than k labels, all are returned.
     """
     best = torch.empty((len(embedding), 0), dtype=torch.int64, device=embedding.device)
-    for first, last in _chunks(len(weight), chunk_size or _chunk_size(embedding)):
-        logits = torch.addmm(bias[first:last], embedding, weight[first:last].float().T)
+    for first, rows, row_bias in _chunks(embedding, weight, bias, chunk_size):
+        logits = torch.addmm(row_bias, embedding, rows.T)
+        ids = torch.arange(first, first + len(rows), device=best.device)
         if blocked is not None:
-            logits = logits.masked_fill(blocked[first:last], -torch.inf)
-        ids = torch.arange(first, last, device=best.device)
+            logits = logits.masked_fill(blocked[ids], -torch.inf)
         keys = torch.cat([best, ranking_key(logits, ids)], dim=1)
         best = keys.topk(min(top_k, keys.shape[1]), dim=1).values
     return split_ranking_key(best)
@@ -85,18 +84,16 @@ class _EveryLabelLoss(torch.autograd.Function):
         positives: Tensor,
         scale: float,
         update: LabelUpdate | None,
-        chunk_size: int,
+        chunk_size: int | None,
     ) -> Tensor:
         dense = (None, None) if update else (torch.empty_like(weight), torch.empty_like(bias))
         by_embedding = torch.zeros_like(embedding)
         total = torch.zeros((), device=embedding.device)
-        for first, last in _chunks(len(weight), chunk_size):
-            rows = weight[first:last].float()
-            # z, then scale · (σ(z) − y)
-            residual = torch.addmm(bias[first:last], embedding, rows.T)
+        for first, rows, row_bias in _chunks(embedding, weight, bias, chunk_size):
+            residual = torch.addmm(row_bias, embedding, rows.T)  # z, then scale · (σ(z) − y)
             column = positives - first
-            inside = (column >= 0) & (column < last - first)
-            column = column.clamp(0, last - first - 1)
+            inside = (column >= 0) & (column < len(rows))
+            column = column.clamp(0, len(rows) - 1)
             relevant = inside.float()
             total += softplus(residual).sum() - (residual.gather(1, column) * relevant).sum()
             residual.sigmoid_().scatter_add_(1, column, -relevant).mul_(scale)
@@ -106,7 +103,7 @@ class _EveryLabelLoss(torch.autograd.Function):
                 update(first, *gradients)
             for whole, gradient in zip(dense, gradients, strict=True):
                 if whole is not None:
-                    whole[first:last] = gradient
+                    whole[first : first + len(rows)] = gradient
         ctx.save_for_backward(by_embedding, *dense)
         return total * scale
 
@@ -116,10 +113,10 @@ class _EveryLabelLoss(torch.autograd.Function):
         return (*parts, None, None, None, None)
 
 
-def _chunk_size(embedding: Tensor) -> int:
-    return max(1, _CHUNK_NUMBERS // max(embedding.shape))
-
-
-def _chunks(n_labels: int, size: int) -> Iterator[tuple[int, int]]:
-    for first in range(0, n_labels, size):
-        yield first, min(first + size, n_labels)
+def _chunks(
+    embedding: Tensor, weight: Tensor, bias: Tensor, size: int | None
+) -> Iterator[tuple[int, Tensor, Tensor]]:
+    """Yield the first label, the weights in float32 and the biases of each chunk."""
+    size = size or max(1, _CHUNK_NUMBERS // max(embedding.shape))
+    for first in range(0, len(weight), size):
+        yield first, weight[first : first + size].float(), bias[first : first + size]

@@ -20,6 +20,15 @@ Scratch = TypeVar("Scratch")
 Result = TypeVar("Result")
 
 
+def split_range(stop: int, size: int) -> list[range]:
+    """Split 0 … stop-1 into ranges of ``size`` numbers; the last may be shorter.
+
+    >>> split_range(5, 2)
+    [range(0, 2), range(2, 4), range(4, 5)]
+    """
+    return [range(stop)[begin : begin + size] for begin in range(0, stop, size)]
+
+
 def thread_map(
     work: Callable[[Item, Scratch], Result], items: Sequence[Item], scratch: Callable[[], Scratch]
 ) -> Iterator[Result]:

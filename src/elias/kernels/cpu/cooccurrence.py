@@ -8,8 +8,7 @@ import numpy as np
 from numba import njit
 from numpy.typing import NDArray
 
-from elias.kernels.cpu.select import nth_lowest
-from elias.kernels.threads import thread_map_progress
+from elias.kernels.threads import split_range, thread_map_progress
 
 Array: TypeAlias = NDArray[Any]
 
@@ -50,8 +49,7 @@ def strongest_counts(
         The values, label ids and row starts of a sparse (C, L) matrix; ids are unsorted.
     """
     n_clusters, n_labels = len(points.starts) - 1, len(partition)
-    begins = range(0, n_clusters, _CLUSTERS_PER_CHUNK)
-    spans = [range(begin, min(begin + _CLUSTERS_PER_CHUNK, n_clusters)) for begin in begins]
+    spans = split_range(n_clusters, _CLUSTERS_PER_CHUNK)
     n_own = np.bincount(partition, minlength=n_clusters)
 
     def count(span: range, scratch: _Scratch) -> tuple[Array, Array, Array]:
@@ -129,19 +127,9 @@ def _keep(
 @njit(cache=True, nogil=True)
 def _weakest_kept(touched: Array, sums: Array, most: int) -> tuple[Any, Any]:
     """Return the lowest sum that is kept, and the highest label id kept with exactly this sum."""
-    n_touched = touched.shape[0]
-    if n_touched <= most or n_touched == 0:
+    if touched.shape[0] <= most:
         return np.float32(-np.inf), np.int32(0)
-    negated = np.empty(n_touched, np.float32)
-    for i in range(n_touched):
-        negated[i] = -sums[touched[i]]
-    weakest = -nth_lowest(negated, most)
-    equal = np.empty(n_touched, np.int32)
-    n_above = n_equal = 0
-    for label in touched:
-        if sums[label] > weakest:
-            n_above += 1
-        elif sums[label] == weakest:
-            equal[n_equal] = label
-            n_equal += 1
-    return weakest, nth_lowest(equal[:n_equal], most - n_above)
+    counts = sums[touched]
+    weakest = -np.partition(-counts, most - 1)[most - 1]
+    n_above = (counts > weakest).sum()
+    return weakest, np.sort(touched[counts == weakest])[most - n_above - 1]

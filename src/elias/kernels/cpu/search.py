@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from elias.kernels.cpu.rows import FASTMATH
-from elias.kernels.threads import thread_map
+from elias.kernels.threads import split_range, thread_map
 
 Array: TypeAlias = NDArray[Any]
 
@@ -81,6 +81,7 @@ def expand_beam(
         order_edges(edge_labels, edge_log),
         wanted.numpy(),
         n_labels,
+        (n_labels.bit_length() + 1) // 2,
         min(numba.get_num_threads(), max(1, n_rows)),
         (labels, paths, wanted_paths),
     )
@@ -227,12 +228,12 @@ def walk(
             if not score >= threshold:
                 break
             label = ordered.labels[cluster, rank]
+            if with_blocked and blocked[label]:
+                rank += 1
+                continue
             unsaturated = cluster_unsaturated + edge_unsaturated
             before = scores[label, 0]
             if score > before or (score == before and unsaturated > scores[label, 1]):
-                if with_blocked and blocked[label]:
-                    rank += 1
-                    continue
                 if before == EMPTY:
                     best.reached[n_reached] = label
                     n_reached += 1
@@ -245,72 +246,37 @@ def walk(
 
 
 @njit(cache=True, nogil=True)
-def _walk_to_marked(
-    marked: Array,
-    beam: Array,
-    beam_log: Array,
-    ordered: OrderedEdges,
-    walked: Array,
-    best: BestPaths,
-) -> None:
-    """Walk the remaining paths that lead to marked labels."""
-    n_clusters, n_edges = ordered.logs.shape
-    scores = best.scores
-    for position in range(beam.shape[0]):
-        cluster = beam[position]
-        if cluster >= n_clusters:
-            continue
-        for rank in range(walked[position], ordered.sizes[cluster]):
-            label = ordered.labels[cluster, rank]
-            if not marked[label]:
-                continue
-            log = ordered.logs[cluster, rank]
-            score = min(beam_log[position], _SATURATED) + min(log, _SATURATED)
-            unsaturated = beam_log[position] + log
-            before = scores[label, 0]
-            if score > before or (score == before and unsaturated > scores[label, 1]):
-                scores[label, 0] = score
-                scores[label, 1] = unsaturated
-                best.path[label] = position * n_edges + ordered.edges[cluster, rank]
-
-
-@njit(cache=True, nogil=True)
 def _find_wanted(
     wanted: Array,
-    marked: Array,
+    others: Array,
     beam: Array,
     beam_log: Array,
     ordered: OrderedEdges,
     walked: Array,
     best: BestPaths,
+    n_reached: int,
     out: Array,
 ) -> None:
-    """Write the best path to each wanted label to ``out``; leave ``marked`` all False."""
+    """Write the best path to each wanted label to ``out``.
+
+    ``others`` (L,) is True for labels that are not walked to; before and after, it is all True.
+    """
     scores = best.scores
     n_labels = scores.shape[0]
     n_missing = 0
     for i in range(wanted.shape[0]):
         if wanted[i] < n_labels and scores[wanted[i], 0] == EMPTY:
-            marked[wanted[i]] = True
+            others[wanted[i]] = False
             n_missing += 1
     if n_missing:
-        _walk_to_marked(marked, beam, beam_log, ordered, walked, best)
+        walk(beam, beam_log, ordered, EMPTY, walked, best, n_reached, others)
     for i in range(wanted.shape[0]):
         if wanted[i] < n_labels and scores[wanted[i], 0] != EMPTY:
             out[i] = best.path[wanted[i]]
     for i in range(wanted.shape[0]):
-        if wanted[i] < n_labels and marked[wanted[i]]:
-            marked[wanted[i]] = False
+        if wanted[i] < n_labels and not others[wanted[i]]:
+            others[wanted[i]] = True
             scores[wanted[i], 0] = EMPTY
-
-
-@njit(cache=True, nogil=True)
-def _radix_bits(n_labels: int) -> int:
-    """Return half the number of bits of ``n_labels``, rounded up."""
-    n_bits = 1
-    while n_labels >> n_bits:
-        n_bits += 1
-    return (n_bits + 1) // 2
 
 
 @njit(cache=True, nogil=True)
@@ -368,23 +334,28 @@ def _expand_some(
     ordered: OrderedEdges,
     wanted: Array,
     n_labels: int,
+    n_bits: int,
     outs: tuple[Array, Array, Array],
 ) -> None:
-    """Expand the beams of rows first, first + step, …, where ``rows`` is (first, step)."""
+    """Expand the beams of rows first, first + step, …, where ``rows`` is (first, step).
+
+    ``n_bits`` is half the number of bits of a label id, rounded up.
+    """
     out_labels, out_paths, out_wanted = outs
     n_rows, n_beam = beams[0].shape
     n_keep = out_labels.shape[1]
-    n_bits = _radix_bits(n_labels)
     best = new_best_paths(n_labels)
     scores, unsaturated = np.empty(n_labels, dtype=np.float32), np.empty(n_labels, dtype=np.float32)
-    marked = np.zeros(n_labels, dtype=np.bool_)
+    others = np.ones(n_labels, dtype=np.bool_)
     spare, starts = np.empty(n_keep, dtype=np.int32), np.empty(1 << n_bits, dtype=np.int32)
     walked = np.empty(n_beam, dtype=np.int64)
     sample = np.empty(sample_size(n_beam, ordered.logs.shape[1]), dtype=np.float32)
     for row in range(rows[0], n_rows, rows[1]):
         beam, beam_log = beams[0][row], beams[1][row]
         n_reached = _reach(beam, beam_log, ordered, n_keep, walked, sample, best)
-        _find_wanted(wanted[row], marked, beam, beam_log, ordered, walked, best, out_wanted[row])
+        _find_wanted(
+            wanted[row], others, beam, beam_log, ordered, walked, best, n_reached, out_wanted[row]
+        )
         for i in range(n_reached):
             label = best.reached[i]
             scores[i] = best.scores[label, 0]
@@ -407,12 +378,13 @@ def _expand_rows(
     ordered: OrderedEdges,
     wanted: Array,
     n_labels: int,
+    n_bits: int,
     n_chunks: int,
     outs: tuple[Array, Array, Array],
 ) -> None:
     """Expand all beams with ``n_chunks`` workers, each with its own scratch memory of O(L)."""
     for chunk in prange(n_chunks):
-        _expand_some((chunk, n_chunks), beams, ordered, wanted, n_labels, outs)
+        _expand_some((chunk, n_chunks), beams, ordered, wanted, n_labels, n_bits, outs)
 
 
 class _Index(NamedTuple):
@@ -433,13 +405,7 @@ class _Scratch(NamedTuple):
     unsaturated: Array
 
 
-class _ThreadScratch(threading.local):
-    """Cached scratch memory of the calling thread; allocating it would dominate a single text."""
-
-    scratch: _Scratch | None = None
-
-
-_thread = _ThreadScratch()
+_thread = threading.local()  # caches its scratch memory: allocating it would dominate a single text
 
 
 def rank_beams(
@@ -468,18 +434,17 @@ def rank_beams(
     arrays = (embedding.contiguous().numpy(), beam.numpy(), beam_log.numpy(), index)
     sizes, out = (shortlist_size, _FIRST_PATHS), (labels, log_p)
     if n_rows <= _FEW_TEXTS or numba.get_num_threads() == 1:
-        if _thread.scratch is None or len(_thread.scratch.scores) != n_labels:
-            _thread.scratch = _new_scratch(n_labels)
-        _rank_rows(*arrays, sizes, (0, n_rows), _thread.scratch, out)
+        scratch = getattr(_thread, "scratch", None)
+        if scratch is None or len(scratch.scores) != n_labels:
+            scratch = _thread.scratch = _new_scratch(n_labels)
+        _rank_rows(*arrays, sizes, (0, n_rows), scratch, out)
     else:
 
         def rank_some(rows: range, scratch: _Scratch) -> None:
             _rank_rows(*arrays, sizes, (rows.start, rows.stop), scratch, out)
 
-        step = max(1, -(-n_rows // (4 * numba.get_num_threads())))
-        spans = [range(i, min(i + step, n_rows)) for i in range(0, n_rows, step)]
-        for _ in thread_map(rank_some, spans, lambda: _new_scratch(n_labels)):
-            pass
+        spans = split_range(n_rows, -(-n_rows // (4 * numba.get_num_threads())))
+        list(thread_map(rank_some, spans, lambda: _new_scratch(n_labels)))
     return torch.from_numpy(labels), torch.from_numpy(log_p).exp()
 
 
