@@ -18,7 +18,7 @@ import torch
 from gpu_setup import STAGE, Results, Rows, Shape, bert_base, make_batches, make_model, table
 
 from elias.kernels import Expansion, IndexGradients, label_logits, path_log, plain
-from elias.kernels.adamw import AdamWRates, EdgeState, History, LinearState, apply_pending_decay
+from elias.kernels.adamw import AdamWRates, History, LinearState, RowState, apply_pending_decay
 from elias.kernels.gpu import loss as gpu_loss
 from elias.kernels.gpu import paths as gpu_paths
 from elias.kernels.gpu import rows as gpu_rows
@@ -298,7 +298,11 @@ class Checks:
         positives = positives.sort(dim=1).values
         logs = -self.normal(*labels.shape).abs()
         poison(self.device)
-        actual = gpu_loss.loss_and_gradients(embedding, weight, bias, logs, labels, positives)
+        held = IndexGradients(None)
+        leaves = [part.clone().requires_grad_() for part in (embedding, logs)]
+        loss = gpu_loss.label_loss(*leaves, weight, bias, labels, positives, held)
+        loss.backward()
+        actual = loss.detach(), leaves[0].grad, held.take_pairs()[1], leaves[1].grad
         stored = labels < size.labels
         safe = labels.clamp(max=size.labels - 1)
         points, logs = (part.double().requires_grad_() for part in (embedding, logs))
@@ -444,7 +448,7 @@ class Checks:
         twin = logits.double().requires_grad_()
         held = IndexGradients(logits)
         steps = torch.zeros(size.clusters, dtype=torch.int32, device=self.device)
-        state = EdgeState(torch.zeros_like(logits), torch.zeros_like(logits), steps)
+        state = RowState(torch.zeros_like(logits), torch.zeros_like(logits), steps)
         mean, variance = torch.zeros_like(twin), torch.zeros_like(twin)
         last = torch.zeros(size.clusters, dtype=torch.float64, device=self.device)
         history, errors = History(self.device), []

@@ -140,8 +140,8 @@ def classifiers(shape, model):
 
     def whole_loss(case):
         log_scores = -case.coefficients.abs()
-        gpu_loss.loss_and_gradients(
-            case.embedding, weight, bias, log_scores, case.found.labels, case.positives
+        gpu_loss.label_loss(
+            case.embedding, log_scores, weight, bias, case.found.labels, case.positives, None
         )
 
     return {

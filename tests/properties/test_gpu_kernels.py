@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 import reference
 from elias.config import StageConfig
 from elias.kernels import Expansion, IndexGradients, label_logits, path_log, plain, shortlist_bce
-from elias.kernels.adamw import AdamWRates, EdgeState, History, LinearState
+from elias.kernels.adamw import AdamWRates, History, LinearState, RowState
 from elias.model.elias import EliasModel, SearchSizes
 from elias.model.encoder import TextEncoder
 from elias.model.graph import LabelGraph
@@ -289,7 +289,7 @@ def test_edges_of_touched_clusters_move_by_the_gradient_of_the_paths(
     logits = graph.edge_logits.detach()
     held, first = IndexGradients(logits), logits.double()
     moments = torch.zeros_like(logits), torch.zeros_like(logits)
-    state = EdgeState(*moments, torch.zeros(n_clusters, dtype=torch.int32))
+    state = RowState(*moments, torch.zeros(n_clusters, dtype=torch.int32))
     history, seen = History(), []
     for lr in LRS[:n_steps]:
         beam = torch.stack([torch.randperm(n_clusters, generator=generator) for _ in range(3)])

@@ -26,7 +26,7 @@ from torch import Tensor
 
 from elias.errors import ConfigError
 from elias.kernels import cpu, plain
-from elias.kernels.adamw import EdgeState, History, LinearState
+from elias.kernels.adamw import History, LinearState, RowState
 from elias.kernels.adamw import IndexGradients as IndexGradients
 from elias.kernels.cpu import adamw_rows as adamw_rows
 from elias.kernels.cpu import rank_beams as rank_beams
@@ -292,7 +292,7 @@ def adamw_pairs(
 def adamw_edges(
     edge_logits: Float[Tensor, "C E"],
     edge_labels: Int[Tensor, "C E"],
-    state: EdgeState,
+    state: RowState,
     gradients: IndexGradients,
     history: History,
     *,

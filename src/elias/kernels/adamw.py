@@ -51,14 +51,6 @@ class LinearState(NamedTuple):
     last_step: Int[Tensor, " R"]
 
 
-class EdgeState(NamedTuple):
-    """Moments of the edge logits, and the step that last updated each cluster."""
-
-    mean: Float[Tensor, "C E"]
-    variance: Float[Tensor, "C E"]
-    last_step: Int[Tensor, " C"]
-
-
 class IndexGradients:
     """Gradients of W_L and A since the last update, stored compactly.
 

@@ -19,7 +19,6 @@ from elias.kernels import (
 )
 from elias.kernels.adamw import (
     AdamWRates,
-    EdgeState,
     History,
     LinearState,
     RowState,
@@ -209,10 +208,10 @@ class _KernelUpdate(ParameterUpdate):
             torch.zeros_like(bias),
             torch.zeros(len(bias), dtype=torch.int32, device=bias.device),
         )
-        self._edge_state: EdgeState | None = None
+        self._edge_state: RowState | None = None
         if graph.learned:
             last_step = torch.zeros(len(logits), dtype=torch.int32, device=logits.device)
-            self._edge_state = EdgeState(
+            self._edge_state = RowState(
                 torch.zeros_like(logits), torch.zeros_like(logits), last_step
             )
 

@@ -2,6 +2,7 @@
 
 import inspect
 import logging
+from functools import partial
 from types import SimpleNamespace
 
 import pytest
@@ -23,6 +24,8 @@ OPERATIONS = [
 
 def required(function):
     """Names of the parameters without default."""
+    if inspect.ismethod(function):  # `apply` of an autograd function, called without its context
+        function = partial(function.__self__.forward, None)
     parameters = inspect.signature(function).parameters.values()
     return [part.name for part in parameters if part.default is part.empty]
 

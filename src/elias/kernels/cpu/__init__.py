@@ -1,18 +1,10 @@
 """CPU kernels compiled by numba; `elias.kernels` dispatches to them."""
 
-from elias.kernels.cpu.adamw import adamw_rows
-from elias.kernels.cpu.loss import shortlist_bce
-from elias.kernels.cpu.paths import path_log
-from elias.kernels.cpu.rows import bag_sum, label_logits
-from elias.kernels.cpu.search import expand_beam, log_probabilities, rank_beams
-
-__all__ = [
-    "adamw_rows",
-    "bag_sum",
-    "expand_beam",
-    "label_logits",
-    "log_probabilities",
-    "path_log",
-    "rank_beams",
-    "shortlist_bce",
-]
+from elias.kernels.cpu.adamw import adamw_rows as adamw_rows
+from elias.kernels.cpu.loss import shortlist_bce as shortlist_bce
+from elias.kernels.cpu.paths import path_log as path_log
+from elias.kernels.cpu.rows import bag_sum as bag_sum
+from elias.kernels.cpu.rows import label_logits as label_logits
+from elias.kernels.cpu.search import expand_beam as expand_beam
+from elias.kernels.cpu.search import log_probabilities as log_probabilities
+from elias.kernels.cpu.search import rank_beams as rank_beams

@@ -22,12 +22,9 @@ _SATURATED = np.float32(0.0)
 _MAX_BLOCKS = 8
 
 
-def path_log(cluster_log: Tensor, edge_log: Tensor, beam: Tensor, paths: Tensor) -> Tensor:
-    """Return log ŝ_c + log ŝ_{c,ℓ} of each path, with gradients; 0 for a path of -1."""
-    return _PathLog.apply(cluster_log, edge_log, beam, paths)
-
-
 class _PathLog(torch.autograd.Function):
+    """log ŝ_c + log ŝ_{c,ℓ} of each path; 0 for a path of -1."""
+
     @staticmethod
     def forward(
         ctx: Any, cluster_log: Tensor, edge_log: Tensor, beam: Tensor, paths: Tensor
@@ -59,6 +56,9 @@ class _PathLog(torch.autograd.Function):
         by_edge = torch.empty_like(edge_log)
         _add_blocks(blocks.numpy(), by_edge.numpy())
         return by_cluster, by_edge, None, None
+
+
+path_log = _PathLog.apply
 
 
 @njit(cache=True, nogil=True)

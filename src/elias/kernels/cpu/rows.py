@@ -22,11 +22,6 @@ FASTMATH = {"reassoc", "contract", "nsz"}
 _SLOTS_PER_CHUNK = 64  # slots of all shortlists that are processed together
 
 
-def label_logits(embedding: Tensor, weight: Tensor, bias: Tensor, labels: Tensor) -> Tensor:
-    """Return w_ℓ·φ + bias_ℓ of each label, with sparse gradients; 0 in padded slots."""
-    return _LabelLogits.apply(embedding, weight, bias, labels)
-
-
 def bag_sum(weight: Tensor, ids: Tensor, offsets: Tensor, coefficients: Tensor) -> Tensor:
     """Return Σ_j coefficient_j · weight[id_j] of each bag, with a sparse gradient."""
     if torch.is_grad_enabled():
@@ -38,6 +33,8 @@ def bag_sum(weight: Tensor, ids: Tensor, offsets: Tensor, coefficients: Tensor) 
 
 
 class _LabelLogits(torch.autograd.Function):
+    """w_ℓ·φ + bias_ℓ of each label, with sparse gradients; 0 in padded slots."""
+
     @staticmethod
     def forward(
         ctx: Any, embedding: Tensor, weight: Tensor, bias: Tensor, labels: Tensor
@@ -62,6 +59,9 @@ class _LabelLogits(torch.autograd.Function):
         rows, gradient, sums = _row_gradient(groups, coefficients.reshape(-1), _array(embedding))
         by_weight = _sparse_gradient(rows, gradient, weight.shape)
         return by_embedding, by_weight, _sparse_gradient(rows, sums, bias.shape), None
+
+
+label_logits = _LabelLogits.apply
 
 
 class _BagSum(torch.autograd.Function):
@@ -268,69 +268,30 @@ def _shortlist_dots(
                 _dots(embedding[row], weight, bias, labels[row, slots], out[row, slots])
 
 
-@njit(parallel=True, cache=True)
-def _count_ids(ids: Array, bounds: Array, n_ids: int) -> Array:
-    """Return the number of occurrences of each id in each chunk of ``ids``, (chunks, n_ids)."""
-    n_chunks = bounds.shape[0] - 1
-    counts = np.zeros((n_chunks, n_ids), dtype=np.int32)
-    for chunk in prange(n_chunks):
-        for j in range(bounds[chunk], bounds[chunk + 1]):
-            if ids[j] < n_ids:
-                counts[chunk, ids[j]] += 1
-    return counts
-
-
 @njit(cache=True)
-def _group_starts(counts: Array) -> tuple[Array, Array]:
-    """Return (touched ids ascending, start of each id's group) from the counts of `_count_ids`.
-
-    Overwrites each count with the index at which the chunk starts to write that id.
-    """
-    n_chunks, n_ids = counts.shape
-    touched = np.empty(n_ids, dtype=np.int64)
-    starts = np.zeros(n_ids + 1, dtype=np.int64)
-    n_touched, end = 0, 0
-    for i in range(n_ids):
-        before = end
-        for chunk in range(n_chunks):
-            count = counts[chunk, i]
-            counts[chunk, i] = end
-            end += count
-        if end > before:
-            touched[n_touched] = i
-            n_touched += 1
-            starts[n_touched] = end
-    return touched[:n_touched].copy(), starts[: n_touched + 1].copy()
-
-
-@njit(parallel=True, cache=True)
-def _fill_groups(
-    ids: Array, offsets: Array, first: Array, slots: Array, rows: Array, positions: Array
-) -> None:
-    n_chunks, n_ids = slots.shape
-    for chunk in prange(n_chunks):
-        for row in range(first[chunk], first[chunk + 1]):
-            for j in range(offsets[row], offsets[row + 1]):
-                if ids[j] < n_ids:
-                    slot = slots[chunk, ids[j]]
-                    rows[slot] = row
-                    positions[slot] = j
-                    slots[chunk, ids[j]] = slot + 1
-
-
 def group_by_id(ids: Array, offsets: Array, n_ids: int) -> tuple[Array, Array, Array, Array]:
     """Invert rows of ids: return the rows and positions in which each id occurs.
 
     Returns (touched ids ascending, start of each id's group, rows, positions). Rows ascend within
     each group; a position is an index into ``ids``. Ids of at least ``n_ids`` are padding. ``ids``
-    may have up to 2^31 entries. Chunks of rows are counted, then written, in parallel.
+    may have up to 2^31 entries.
     """
-    n_rows = len(offsets) - 1
-    n_chunks = max(1, min(get_num_threads(), n_rows, len(ids) // max(1, n_ids)))
-    first = np.arange(n_chunks + 1) * n_rows // n_chunks
-    counts = _count_ids(ids, offsets[first], n_ids)
-    touched, starts = _group_starts(counts)
+    counts = np.zeros(n_ids, dtype=np.int32)
+    for i in ids:
+        if i < n_ids:
+            counts[i] += 1
+    touched = np.flatnonzero(counts)
+    starts = np.zeros(touched.shape[0] + 1, dtype=np.int64)
+    starts[1:] = np.cumsum(counts[touched])
+    slots = counts  # where the next occurrence of each touched id is written
+    slots[touched] = starts[:-1]
     rows = np.empty(starts[-1], dtype=np.int32)
     positions = np.empty(starts[-1], dtype=np.int32)
-    _fill_groups(ids, offsets, first, counts, rows, positions)
+    for row in range(offsets.shape[0] - 1):
+        for j in range(offsets[row], offsets[row + 1]):
+            if ids[j] < n_ids:
+                slot = slots[ids[j]]
+                rows[slot] = row
+                positions[slot] = j
+                slots[ids[j]] = slot + 1
     return touched, starts, rows, positions

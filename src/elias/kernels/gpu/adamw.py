@@ -11,8 +11,9 @@ import triton
 import triton.language as tl
 from jaxtyping import Float, Int
 from torch import Tensor
+from triton.language import constexpr, tensor
 
-from elias.kernels.adamw import EdgeState, History, LinearState
+from elias.kernels.adamw import History, LinearState, RowState
 from elias.kernels.gpu.rows import RowPairs, block_sizes, row_programs, row_sum
 
 
@@ -65,7 +66,7 @@ def adamw_pairs(
 def adamw_edges(
     edge_logits: Float[Tensor, "C E"],
     edge_labels: Int[Tensor, "C E"],
-    state: EdgeState,
+    state: RowState,
     by_log: Float[Tensor, "C E"],
     touched: Int[Tensor, " C"],
     history: History,
@@ -109,14 +110,14 @@ def _numbers(history: History) -> tuple[float, ...]:
 
 
 @triton.jit
-def _hash(bits: tl.tensor) -> tl.tensor:
+def _hash(bits: tensor) -> tensor:
     """Hash 32 bits so that each output bit depends on all input bits."""
     bits = (bits ^ (bits >> 15)) * 3141592653
     return (bits ^ (bits >> 12)) * 2718281829
 
 
 @triton.jit
-def _stochastic_round(values: tl.tensor, seed: tl.tensor, columns: tl.tensor) -> tl.tensor:
+def _stochastic_round(values: tensor, seed: tensor, columns: tensor) -> tensor:
     """Round float32 to an adjacent bfloat16 value at random; the expectation is the input.
 
     The noise of each weight is a cheap hash of the row's seed and the column.
@@ -129,14 +130,14 @@ def _stochastic_round(values: tl.tensor, seed: tl.tensor, columns: tl.tensor) ->
 
 @triton.jit
 def _update_block(
-    table: tl.tensor,
-    values: tl.tensor,
-    d: tl.tensor,
-    inside: tl.tensor,
-    numbers: tl.tensor,
-    seed: tl.tensor,
-    ONE_VARIANCE: tl.constexpr,
-    ROUND: tl.constexpr,
+    table: tensor,
+    values: tensor,
+    d: tensor,
+    inside: tensor,
+    numbers: tensor,
+    seed: tensor,
+    ONE_VARIANCE: constexpr,
+    ROUND: constexpr,
 ) -> None:
     """Apply AdamW to one block of a row, given its weights, first moments and gradient."""
     weight, mean, variance = table
@@ -160,37 +161,37 @@ def _update_block(
 
 @triton.jit(do_not_specialize=["step"])
 def _adamw_pairs(
-    weight: tl.tensor,
-    bias: tl.tensor,
-    mean: tl.tensor,
-    variance: tl.tensor,
-    bias_mean: tl.tensor,
-    bias_variance: tl.tensor,
-    last_step: tl.tensor,
-    ids: tl.tensor,
-    order: tl.tensor,
-    heads: tl.tensor,
-    n_heads: tl.tensor,
-    coefficients: tl.tensor,
-    vectors: tl.tensor,
-    n_pairs: tl.tensor,
-    per_vector: tl.tensor,
-    n_rows: tl.tensor,
-    dim: tl.tensor,
-    step: tl.tensor,
-    decay_log: tl.tensor,
-    log_fade1: tl.tensor,
-    log_fade2: tl.tensor,
-    rate: tl.tensor,
-    eps: tl.tensor,
-    new1: tl.tensor,
-    new2: tl.tensor,
-    correction: tl.tensor,
-    ONE_VARIANCE: tl.constexpr,
-    ROUND: tl.constexpr,
-    BLOCK_J: tl.constexpr,
-    BLOCK_A: tl.constexpr,
-    BLOCK_B: tl.constexpr,
+    weight: tensor,
+    bias: tensor,
+    mean: tensor,
+    variance: tensor,
+    bias_mean: tensor,
+    bias_variance: tensor,
+    last_step: tensor,
+    ids: tensor,
+    order: tensor,
+    heads: tensor,
+    n_heads: tensor,
+    coefficients: tensor,
+    vectors: tensor,
+    n_pairs: tensor,
+    per_vector: tensor,
+    n_rows: tensor,
+    dim: tensor,
+    step: tensor,
+    decay_log: tensor,
+    log_fade1: tensor,
+    log_fade2: tensor,
+    rate: tensor,
+    eps: tensor,
+    new1: tensor,
+    new2: tensor,
+    correction: tensor,
+    ONE_VARIANCE: constexpr,
+    ROUND: constexpr,
+    BLOCK_J: constexpr,
+    BLOCK_A: constexpr,
+    BLOCK_B: constexpr,
 ) -> None:
     a = tl.arange(0, BLOCK_A)
     b = BLOCK_A + tl.arange(0, BLOCK_B)
@@ -249,25 +250,25 @@ def _adamw_pairs(
 
 @triton.jit(do_not_specialize=["step"])
 def _adamw_edges(
-    edge_logits: tl.tensor,
-    edge_labels: tl.tensor,
-    mean: tl.tensor,
-    variance: tl.tensor,
-    last_step: tl.tensor,
-    by_log: tl.tensor,
-    touched: tl.tensor,
-    n_edges: tl.tensor,
-    n_labels: tl.tensor,
-    step: tl.tensor,
-    decay_log: tl.tensor,
-    log_fade1: tl.tensor,
-    log_fade2: tl.tensor,
-    rate: tl.tensor,
-    eps: tl.tensor,
-    new1: tl.tensor,
-    new2: tl.tensor,
-    correction: tl.tensor,
-    BLOCK_E: tl.constexpr,
+    edge_logits: tensor,
+    edge_labels: tensor,
+    mean: tensor,
+    variance: tensor,
+    last_step: tensor,
+    by_log: tensor,
+    touched: tensor,
+    n_edges: tensor,
+    n_labels: tensor,
+    step: tensor,
+    decay_log: tensor,
+    log_fade1: tensor,
+    log_fade2: tensor,
+    rate: tensor,
+    eps: tensor,
+    new1: tensor,
+    new2: tensor,
+    correction: tensor,
+    BLOCK_E: constexpr,
 ) -> None:
     cluster = tl.program_id(0).to(tl.int64)
     if tl.load(touched + cluster) != 0:

@@ -11,8 +11,8 @@ from typing import Any
 import torch
 import triton
 import triton.language as tl
-from jaxtyping import Float, Int
 from torch import Tensor
+from triton.language import constexpr, tensor
 
 from elias.kernels.adamw import IndexGradients
 from elias.kernels.gpu.rows import gather_dot, gather_sum
@@ -21,20 +21,13 @@ from elias.kernels.gpu.search import is_among
 _BLOCK = 1024
 
 
-def label_loss(
-    embedding: Tensor,
-    shortlist_log: Tensor,
-    weight: Tensor,
-    bias: Tensor,
-    labels: Tensor,
-    positives: Tensor,
-    gradients: IndexGradients,
-) -> Tensor:
-    """Return the shortlist loss; backward adds the classifiers' gradient to ``gradients``."""
-    return _LabelLoss.apply(embedding, shortlist_log, weight, bias, labels, positives, gradients)
-
-
 class _LabelLoss(torch.autograd.Function):
+    """The shortlist loss of the logits z = w·φ + bias, with its gradients.
+
+    The weight rows are read twice: for z and for the gradient by φ. A single pass is possible, but
+    every lane of the warp that holds a row would compute the same loss, which costs more.
+    """
+
     @staticmethod
     def forward(
         ctx: Any,
@@ -46,8 +39,12 @@ class _LabelLoss(torch.autograd.Function):
         positives: Tensor,
         gradients: IndexGradients,
     ) -> Tensor:
-        loss, *parts = loss_and_gradients(embedding, weight, bias, shortlist_log, labels, positives)
-        ctx.save_for_backward(*parts, embedding, labels)
+        logits = gather_dot(embedding, weight, bias, labels)
+        loss, by_logits, by_shortlist = shortlist_bce(
+            logits, shortlist_log, labels, positives, len(weight)
+        )
+        by_embedding = gather_sum(by_logits, weight, labels)
+        ctx.save_for_backward(by_embedding, by_logits, by_shortlist, embedding, labels)
         ctx.gradients = gradients
         return loss
 
@@ -58,26 +55,7 @@ class _LabelLoss(torch.autograd.Function):
         return grads[0] * by_embedding, grads[0] * by_shortlist, None, None, None, None, None
 
 
-def loss_and_gradients(
-    embedding: Float[Tensor, "B D"],
-    weight: Float[Tensor, "L D"],
-    bias: Float[Tensor, " L"],
-    shortlist_log: Float[Tensor, "B K"],
-    labels: Int[Tensor, "B K"],
-    positives: Int[Tensor, "B Y"],
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Return the loss of the logits z = w·φ + bias, and its gradients by φ, by z and by log ŷ.
-
-    The weight rows are read twice: for z and for the gradient by φ. A single pass is possible, but
-    every lane of the warp that holds a row would compute the same loss, which costs more.
-    """
-    weight, bias = weight.detach(), bias.detach()
-    logits = gather_dot(embedding.detach(), weight, bias, labels)
-    loss, by_logits, by_shortlist = shortlist_bce(
-        logits, shortlist_log, labels, positives, len(weight)
-    )
-    by_embedding = gather_sum(by_logits, weight, labels)
-    return loss, by_embedding, by_logits, by_shortlist
+label_loss = _LabelLoss.apply
 
 
 def shortlist_bce(
@@ -109,26 +87,26 @@ def shortlist_bce(
 
 
 @triton.jit
-def _log1p(x: tl.tensor) -> tl.tensor:
+def _log1p(x: tensor) -> tensor:
     """Return log(1 + x) for 0 ≤ x ≤ 1, accurate even for tiny x."""
     rounded = 1.0 + x
     return tl.where(rounded == 1.0, x, tl.log(rounded) * (x / (rounded - 1.0)))
 
 
 @triton.jit
-def _log_sigmoid(z: tl.tensor) -> tl.tensor:
+def _log_sigmoid(z: tensor) -> tensor:
     return tl.minimum(z, 0.0) - _log1p(tl.exp(-tl.abs(z)))
 
 
 @triton.jit
-def _one_minus_exp(s: tl.tensor) -> tl.tensor:
+def _one_minus_exp(s: tensor) -> tensor:
     """Return 1 − exp(s) for s ≤ 0, accurate even for tiny |s|."""
     near = 1.0 + s / 2 * (1.0 + s / 3 * (1.0 + s / 4 * (1.0 + s / 5 * (1.0 + s / 6))))
     return tl.where(s > -0.25, -s * near, 1.0 - tl.exp(s))
 
 
 @triton.jit
-def _cross_entropy(z: tl.tensor, shortlist: tl.tensor, relevant: tl.tensor) -> tl.tensor:
+def _cross_entropy(z: tensor, shortlist: tensor, relevant: tensor) -> tensor:
     """Return −[y log p + (1−y) log(1−p)], and its derivatives by z and by log ŷ."""
     log_hit = _log_sigmoid(z)
     log_miss = _log_sigmoid(-z)
@@ -146,18 +124,18 @@ def _cross_entropy(z: tl.tensor, shortlist: tl.tensor, relevant: tl.tensor) -> t
 
 @triton.jit(do_not_specialize=["n_positives"])
 def _shortlist_bce(
-    logits: tl.tensor,
-    shortlist_log: tl.tensor,
-    labels: tl.tensor,
-    positives: tl.tensor,
-    partial: tl.tensor,
-    by_logits: tl.tensor,
-    by_shortlist: tl.tensor,
-    n_keep: tl.tensor,
-    n_positives: tl.tensor,
-    n_labels: tl.tensor,
-    HALVINGS: tl.constexpr,
-    BLOCK: tl.constexpr,
+    logits: tensor,
+    shortlist_log: tensor,
+    labels: tensor,
+    positives: tensor,
+    partial: tensor,
+    by_logits: tensor,
+    by_shortlist: tensor,
+    n_keep: tensor,
+    n_positives: tensor,
+    n_labels: tensor,
+    HALVINGS: constexpr,
+    BLOCK: constexpr,
 ) -> None:
     row = tl.program_id(0).to(tl.int64)
     k = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)

@@ -10,6 +10,7 @@ import triton
 import triton.language as tl
 from jaxtyping import Float, Int
 from torch import Tensor
+from triton.language import constexpr, tensor
 
 from elias.kernels.adamw import IndexGradients
 
@@ -50,22 +51,13 @@ def edge_log(
     return out
 
 
-def path_log(
-    cluster_log: Tensor,
-    edge_log: Tensor,
-    beam: Tensor,
-    paths: Tensor,
-    gradients: IndexGradients | None = None,
-) -> Tensor:
-    """Return log ŝ_c + log ŝ_{c,ℓ} of each path; 0 for a path of -1.
+class _PathLog(torch.autograd.Function):
+    """log ŝ_c + log ŝ_{c,ℓ} of each path; 0 for a path of -1.
 
     The backward pass adds the gradient with respect to ``edge_log`` to ``gradients``. Without it,
-    ``edge_log`` has no gradient.
+    the scores have no gradient.
     """
-    return _PathLog.apply(cluster_log, edge_log, beam, paths, gradients)
 
-
-class _PathLog(torch.autograd.Function):
     @staticmethod
     def forward(
         ctx: Any,
@@ -73,7 +65,7 @@ class _PathLog(torch.autograd.Function):
         edge_log: Tensor,
         beam: Tensor,
         paths: Tensor,
-        gradients: IndexGradients | None,
+        gradients: IndexGradients | None = None,
     ) -> Tensor:
         ctx.save_for_backward(cluster_log, edge_log, beam, paths)
         ctx.gradients = gradients
@@ -103,6 +95,9 @@ class _PathLog(torch.autograd.Function):
             grads[0], cluster_log, edge_log, beam, paths, by_edge, touched
         )
         return by_cluster, None, None, None, None
+
+
+path_log = _PathLog.apply
 
 
 def path_log_backward(
@@ -147,16 +142,16 @@ def path_log_backward(
 
 @triton.jit
 def _edge_log(
-    edge_logits: tl.tensor,
-    edge_labels: tl.tensor,
-    beam: tl.tensor,
-    out: tl.tensor,
-    n_clusters: tl.tensor,
-    n_edges: tl.tensor,
-    n_labels: tl.tensor,
-    log_beta: tl.tensor,
-    PICKED: tl.constexpr,
-    BLOCK_E: tl.constexpr,
+    edge_logits: tensor,
+    edge_labels: tensor,
+    beam: tensor,
+    out: tensor,
+    n_clusters: tensor,
+    n_edges: tensor,
+    n_labels: tensor,
+    log_beta: tensor,
+    PICKED: constexpr,
+    BLOCK_E: constexpr,
 ) -> None:
     cluster = tl.program_id(0).to(tl.int64)
     if PICKED:  # a cluster in several beams is written several times, with the same scores
@@ -176,16 +171,16 @@ def _edge_log(
 
 @triton.jit(do_not_specialize=["n_beam", "n_slots"])
 def _path_log(
-    cluster_log: tl.tensor,
-    edge_log: tl.tensor,
-    beam: tl.tensor,
-    paths: tl.tensor,
-    out: tl.tensor,
-    n_clusters: tl.tensor,
-    n_beam: tl.tensor,
-    n_edges: tl.tensor,
-    n_slots: tl.tensor,
-    BLOCK: tl.constexpr,
+    cluster_log: tensor,
+    edge_log: tensor,
+    beam: tensor,
+    paths: tensor,
+    out: tensor,
+    n_clusters: tensor,
+    n_beam: tensor,
+    n_edges: tensor,
+    n_slots: tensor,
+    BLOCK: constexpr,
 ) -> None:
     row = tl.program_id(0).to(tl.int64)
     slot = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
@@ -202,21 +197,21 @@ def _path_log(
 
 @triton.jit(do_not_specialize=["n_beam", "n_slots"])
 def _path_log_backward(
-    gradient: tl.tensor,
-    cluster_log: tl.tensor,
-    edge_log: tl.tensor,
-    beam: tl.tensor,
-    paths: tl.tensor,
-    by_cluster: tl.tensor,
-    by_edge: tl.tensor,
-    touched: tl.tensor,
-    n_clusters: tl.tensor,
-    n_beam: tl.tensor,
-    n_edges: tl.tensor,
-    n_slots: tl.tensor,
-    LEARNED: tl.constexpr,
-    BLOCK_B: tl.constexpr,
-    BLOCK: tl.constexpr,
+    gradient: tensor,
+    cluster_log: tensor,
+    edge_log: tensor,
+    beam: tensor,
+    paths: tensor,
+    by_cluster: tensor,
+    by_edge: tensor,
+    touched: tensor,
+    n_clusters: tensor,
+    n_beam: tensor,
+    n_edges: tensor,
+    n_slots: tensor,
+    LEARNED: constexpr,
+    BLOCK_B: constexpr,
+    BLOCK: constexpr,
 ) -> None:
     row = tl.program_id(0).to(tl.int64)
     spot = tl.arange(0, BLOCK_B)

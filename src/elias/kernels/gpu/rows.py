@@ -14,6 +14,7 @@ import triton
 import triton.language as tl
 from jaxtyping import Float, Int
 from torch import Tensor
+from triton.language import constexpr, tensor
 
 from elias.kernels.adamw import IndexGradients
 
@@ -175,16 +176,16 @@ def row_programs(pairs: RowPairs) -> int:
 
 @triton.jit
 def _gather_dot(
-    embedding: tl.tensor,
-    weight: tl.tensor,
-    bias: tl.tensor,
-    labels: tl.tensor,
-    out: tl.tensor,
-    n_keep: tl.tensor,
-    n_labels: tl.tensor,
-    dim: tl.tensor,
-    BLOCK_K: tl.constexpr,
-    BLOCK_D: tl.constexpr,
+    embedding: tensor,
+    weight: tensor,
+    bias: tensor,
+    labels: tensor,
+    out: tensor,
+    n_keep: tensor,
+    n_labels: tensor,
+    dim: tensor,
+    BLOCK_K: constexpr,
+    BLOCK_D: constexpr,
 ) -> None:
     row = tl.program_id(0).to(tl.int64)
     k = tl.program_id(1) * BLOCK_K + tl.arange(0, BLOCK_K)
@@ -203,18 +204,18 @@ def _gather_dot(
 
 @triton.jit(do_not_specialize=["n_rows"])
 def _gather_sum(
-    coefficients: tl.tensor,
-    weight: tl.tensor,
-    labels: tl.tensor,
-    out: tl.tensor,
-    n_rows: tl.tensor,
-    n_keep: tl.tensor,
-    n_labels: tl.tensor,
-    dim: tl.tensor,
-    per_part: tl.tensor,
-    BLOCK_K: tl.constexpr,
-    BLOCK_A: tl.constexpr,
-    BLOCK_B: tl.constexpr,
+    coefficients: tensor,
+    weight: tensor,
+    labels: tensor,
+    out: tensor,
+    n_rows: tensor,
+    n_keep: tensor,
+    n_labels: tensor,
+    dim: tensor,
+    per_part: tensor,
+    BLOCK_K: constexpr,
+    BLOCK_A: constexpr,
+    BLOCK_B: constexpr,
 ) -> None:
     row = tl.program_id(0).to(tl.int64)
     part = tl.program_id(1)
@@ -244,11 +245,7 @@ def _gather_sum(
 
 @triton.jit
 def _find_heads(
-    ids: tl.tensor,
-    heads: tl.tensor,
-    n_heads: tl.tensor,
-    n_pairs: tl.tensor,
-    BLOCK: tl.constexpr,
+    ids: tensor, heads: tensor, n_heads: tensor, n_pairs: tensor, BLOCK: constexpr
 ) -> None:
     """Write to ``heads`` the indices at which the id differs from its predecessor."""
     i = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
@@ -263,12 +260,8 @@ def _find_heads(
 
 @triton.jit
 def row_sum(
-    pairs: tl.tensor,
-    head: tl.tensor,
-    BLOCK_J: tl.constexpr,
-    BLOCK_A: tl.constexpr,
-    BLOCK_B: tl.constexpr,
-) -> tl.tensor:
+    pairs: tensor, head: tensor, BLOCK_J: constexpr, BLOCK_A: constexpr, BLOCK_B: constexpr
+) -> tensor:
     """Return Σ coefficient · vector, in two blocks, and Σ coefficient of the row at ``head``."""
     ids, order, coefficients, vectors, n_pairs, per_vector, dim = pairs
     row = tl.load(ids + head)

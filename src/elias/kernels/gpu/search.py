@@ -2,9 +2,8 @@
 
 First `list_paths` scores all paths and lists the best of them with `torch.topk`, several per label
 to keep. Then one program per point processes the listed paths and all paths to wanted labels. It
-finds the best path to each label and selects the K best labels (`elias.kernels.gpu.select`). If
-fewer than K labels score above the worst listed path, the program starts over with all paths. The
-list does not change the result.
+finds the best path to each label and selects the K best labels. If fewer than K labels score above
+the worst listed path, the program starts over with all paths. The list does not change the result.
 
 The best path to a label is found through a table with one entry per label. Each path occupies a
 slot, and writes the index of its slot to the entry of its label. One write survives: this slot is
@@ -12,6 +11,9 @@ the label's *representative*, and all paths to the label are compared there by a
 The table needs no clearing: an entry is read only if a path of the current point has just written
 it, or it is checked against the label stored in the slot. Entries have 16 bits if these suffice to
 number all slots.
+
+The K best labels are selected without sorting, by radix selection: by score; ties by unsaturated
+score, then by label id. Each pass processes a digit of eight bits.
 """
 
 from __future__ import annotations
@@ -20,269 +22,9 @@ import torch
 import triton
 import triton.language as tl
 from torch import Tensor
-
-from elias.kernels.gpu.select import select
+from triton.language import constexpr, tensor
 
 _SCORE_BLOCK = 1024
-
-
-def list_paths(
-    inputs: tuple[Tensor, ...], n_labels: int, n_listed: int
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Return the best paths, their scores, the paths to wanted labels, and the latter's number.
-
-    Among the best paths, paths to wanted labels count as -inf, because they are listed separately.
-    """
-    beam, _, edge_labels, _, wanted = inputs
-    (n_rows, n_beam), (n_clusters, n_edges) = beam.shape, edge_labels.shape
-    n_paths = n_beam * n_edges
-    scores = torch.empty((n_rows, n_paths), dtype=torch.float32, device=beam.device)
-    n_matches = torch.zeros(n_rows, dtype=torch.int32, device=beam.device)
-    matches = n_matches
-    if wanted.numel():
-        matches = torch.empty((n_rows, n_paths), dtype=torch.int32, device=beam.device)
-    _score_paths[(n_rows, triton.cdiv(n_paths, _SCORE_BLOCK))](
-        *inputs,
-        scores,
-        matches,
-        n_matches,
-        n_beam,
-        n_clusters,
-        n_edges,
-        n_labels,
-        wanted.shape[1],
-        HALVINGS=wanted.shape[1].bit_length(),
-        BLOCK=_SCORE_BLOCK,
-        num_warps=4,
-    )
-    tops, listed = scores.topk(n_listed, dim=1, sorted=False)
-    return listed, tops, matches, n_matches
-
-
-@triton.jit
-def is_among(
-    label: tl.tensor,
-    ascending: tl.tensor,
-    n_ascending: tl.tensor,
-    HALVINGS: tl.constexpr,
-) -> tl.tensor:
-    """Return a mask of the labels that are in the ascending list, found by binary search."""
-    low = tl.zeros_like(label).to(tl.int32)
-    high = low + n_ascending
-    for _ in tl.static_range(HALVINGS):
-        middle = (low + high) // 2
-        open_ = low < high
-        below = tl.load(ascending + middle, mask=open_, other=0) < label
-        low = tl.where(open_ & below, middle + 1, low)
-        high = tl.where(open_ & (below == 0), middle, high)
-    return tl.load(ascending + low, mask=low < n_ascending, other=-1) == label
-
-
-@triton.jit(do_not_specialize=["n_wanted"])
-def _score_paths(
-    beam: tl.tensor,
-    beam_log: tl.tensor,
-    edge_labels: tl.tensor,
-    edge_log: tl.tensor,
-    wanted: tl.tensor,
-    scores: tl.tensor,
-    matches: tl.tensor,
-    n_matches: tl.tensor,
-    n_beam: tl.tensor,
-    n_clusters: tl.tensor,
-    n_edges: tl.tensor,
-    n_labels: tl.tensor,
-    n_wanted: tl.tensor,
-    HALVINGS: tl.constexpr,
-    BLOCK: tl.constexpr,
-) -> None:
-    """Write the score of each path to ``scores``, and the paths to wanted labels to ``matches``.
-
-    ``scores`` is -inf for paths that do not exist and for paths to wanted labels.
-    """
-    row = tl.program_id(0).to(tl.int64)
-    path = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
-    n_paths = n_beam * n_edges
-    graph = (edge_labels, edge_log, n_clusters, n_edges, n_labels)
-    beams = (beam + row * n_beam, beam_log + row * n_beam)
-    label, score, _, inside = score_of(beams, graph, path, path < n_paths)
-    if HALVINGS > 0:
-        match = inside & is_among(label, wanted + row * n_wanted, n_wanted, HALVINGS)
-        slot = tl.atomic_add(n_matches + row + path * 0, 1, mask=match, sem="relaxed")
-        tl.store(matches + row * n_paths + slot, path, mask=match)
-        inside = inside & (match == 0)
-    score = tl.where(inside, score, -float("inf"))
-    tl.store(scores + row * n_paths + path, score, mask=path < n_paths)
-
-
-@triton.jit
-def score_of(beams: tl.tensor, graph: tl.tensor, path: tl.tensor, inside: tl.tensor) -> tl.tensor:
-    """Return label, score and unsaturated score of a point's paths, and a mask of existing ones."""
-    beam, beam_log = beams
-    edge_labels, edge_log, n_clusters, n_edges, n_labels = graph
-    position = path // n_edges
-    cluster = tl.load(beam + position, mask=inside, other=n_clusters)
-    inside = inside & (cluster < n_clusters)
-    edge = cluster.to(tl.int64) * n_edges + (path - position * n_edges)
-    cluster_unsaturated = tl.load(beam_log + position, mask=inside, other=0.0)
-    edge_unsaturated = tl.load(edge_log + edge, mask=inside, other=-float("inf"))
-    label = tl.load(edge_labels + edge, mask=inside, other=n_labels).to(tl.int32)
-    unsaturated = cluster_unsaturated + edge_unsaturated
-    inside = inside & (unsaturated != -float("inf")) & (label < n_labels)
-    score = tl.minimum(cluster_unsaturated, 0.0) + tl.minimum(edge_unsaturated, 0.0)
-    return label, score, unsaturated, inside
-
-
-@triton.jit
-def sortable(scores: tl.tensor) -> tl.tensor:
-    """Map float32 values to int32 values in the same order."""
-    bits = scores.to(tl.int32, bitcast=True)
-    return tl.where(bits < 0, -(bits & 0x7FFFFFFF), bits)
-
-
-@triton.jit
-def sort_key(score: tl.tensor, unsaturated: tl.tensor) -> tl.tensor:
-    """Combine two sortable integers into a key that orders by score, then unsaturated score."""
-    return score.to(tl.int64) * 4294967296 + (unsaturated.to(tl.int64) + 2147483648)
-
-
-@triton.jit
-def walk_paths(
-    beams: tl.tensor,
-    graph: tl.tensor,
-    lists: tl.tensor,
-    scratch: tl.tensor,
-    n_slots: tl.tensor,
-    n_paths: tl.tensor,
-    listing: tl.tensor,
-    LISTED: tl.constexpr,
-    BLOCK: tl.constexpr,
-) -> tl.tensor:
-    """Store label, scores and key of each path of a point, and a representative of each label.
-
-    Return the lowest score of the listed paths, as a sortable integer; it is −(2³¹ − 1) if the list
-    holds every path. If ``listing`` is 0, process all paths by number instead of the list.
-    """
-    table, labels, scores, unsaturated_scores, numbers, best, first = scratch
-    listed, tops, matches, n_listed = lists
-    _, _, _, _, n_labels = graph
-    lowest = tl.zeros([BLOCK], tl.int32) + 2147483647
-    for start in range(0, n_slots, BLOCK):
-        slot = start + tl.arange(0, BLOCK)
-        known = slot < n_slots
-        path = slot
-        if LISTED:
-            is_listed = known & (slot < n_listed) & (listing != 0)
-            is_match = known & (slot >= n_listed) & (listing != 0)
-            top = tl.load(tops + slot, mask=is_listed, other=0.0)
-            path = tl.load(listed + slot, mask=is_listed, other=0).to(tl.int32)
-            path += tl.load(matches + slot - n_listed, mask=is_match, other=0).to(tl.int32)
-            path = tl.where(listing != 0, path, slot)
-            path = tl.where(top == -float("inf"), n_paths, path)  # no path, or one of the matches
-        inside = known & (path < n_paths)
-        label, score, unsaturated, inside = score_of(beams, graph, path, inside)
-        score = sortable(score)
-        unsaturated = sortable(unsaturated)
-        if LISTED:
-            floor = tl.where(inside, score, -2147483647)
-            lowest = tl.minimum(lowest, tl.where(is_listed, floor, 2147483647))
-        tl.store(labels + slot, tl.where(inside, label, n_labels), mask=known)
-        tl.store(scores + slot, score, mask=known)
-        tl.store(unsaturated_scores + slot, unsaturated, mask=known)
-        tl.store(numbers + slot, path, mask=known)
-        tl.store(best + slot, sort_key(score, unsaturated), mask=known)
-        tl.store(first + slot, tl.zeros([BLOCK], tl.int32) + 2147483647, mask=known)
-        tl.store(table + label, slot.to(table.dtype.element_ty), mask=inside)
-    return tl.min(lowest, axis=0)
-
-
-@triton.jit
-def representative(table: tl.tensor, label: tl.tensor, inside: tl.tensor) -> tl.tensor:
-    """Return each label's representative; bypass the L1 cache to see other threads' writes."""
-    return tl.load(table + label, mask=inside, other=0, cache_modifier=".cg").to(tl.int32)
-
-
-@triton.jit
-def best_path_per_label(
-    scratch: tl.tensor,
-    n_slots: tl.tensor,
-    n_labels: tl.tensor,
-    BY_NUMBER: tl.constexpr,
-    BLOCK: tl.constexpr,
-) -> None:
-    """Find the best key of each label; with BY_NUMBER, the lowest path number with that key."""
-    table, labels, scores, unsaturated_scores, numbers, best, first = scratch
-    for start in range(0, n_slots, BLOCK):
-        slot = start + tl.arange(0, BLOCK)
-        label = tl.load(labels + slot, mask=slot < n_slots, other=n_labels)
-        inside = label < n_labels
-        slot_of_label = representative(table, label, inside)
-        score = tl.load(scores + slot, mask=inside, other=0)
-        unsaturated = tl.load(unsaturated_scores + slot, mask=inside, other=0)
-        key = sort_key(score, unsaturated)
-        if BY_NUMBER:
-            top = tl.load(best + slot_of_label, mask=inside, other=0, cache_modifier=".cg")
-            number = tl.load(numbers + slot, mask=inside, other=0)
-            tl.atomic_min(first + slot_of_label, number, mask=inside & (key == top), sem="relaxed")
-        else:
-            tl.atomic_max(
-                best + slot_of_label, key, mask=inside & (slot_of_label != slot), sem="relaxed"
-            )
-
-
-@triton.jit
-def find_wanted(
-    scratch: tl.tensor,
-    wanted_lists: tl.tensor,
-    n_slots: tl.tensor,
-    n_labels: tl.tensor,
-    BLOCK: tl.constexpr,
-) -> None:
-    """Write the best path to each wanted label; ignore stale table entries of earlier points."""
-    wanted, out, n_wanted = wanted_lists
-    table, labels, _, _, _, _, first = scratch
-    for start in range(0, n_wanted, BLOCK):
-        i = start + tl.arange(0, BLOCK)
-        label = tl.load(wanted + i, mask=i < n_wanted, other=n_labels)
-        slot_of_label = representative(table, label, label < n_labels)
-        named = (slot_of_label >= 0) & (slot_of_label < n_slots)
-        slot_of_label = tl.where(named, slot_of_label, 0)
-        stored = tl.load(labels + slot_of_label, mask=named, other=n_labels)
-        named = named & (stored == label) & (label < n_labels)
-        path = tl.load(first + slot_of_label, mask=named, other=-1, cache_modifier=".cg")
-        tl.store(out + i, path.to(tl.int64), mask=i < n_wanted)
-
-
-@triton.jit
-def drop_losers(
-    scratch: tl.tensor,
-    n_slots: tl.tensor,
-    n_labels: tl.tensor,
-    lowest: tl.tensor,
-    BLOCK: tl.constexpr,
-) -> tl.tensor:
-    """Discard every path that is not the best path to its label.
-
-    Return the number of labels left, and the number of those that score above ``lowest``.
-    """
-    table, labels, scores, _, numbers, _, first = scratch
-    n_kept = tl.zeros([BLOCK], tl.int32)
-    n_above = tl.zeros([BLOCK], tl.int32)
-    for start in range(0, n_slots, BLOCK):
-        slot = start + tl.arange(0, BLOCK)
-        label = tl.load(labels + slot, mask=slot < n_slots, other=n_labels)
-        inside = label < n_labels
-        slot_of_label = representative(table, label, inside)
-        winner = tl.load(first + slot_of_label, mask=inside, other=-1, cache_modifier=".cg")
-        number = tl.load(numbers + slot, mask=inside, other=0)
-        score = tl.load(scores + slot, mask=inside, other=0)
-        wins = inside & (winner == number)
-        n_kept += wins.to(tl.int32)
-        n_above += (wins & (score > lowest)).to(tl.int32)
-        tl.store(labels + slot, slot * 0 + n_labels, mask=inside & (wins == 0))
-    return tl.sum(n_kept, axis=0), tl.sum(n_above, axis=0)
-
-
 _TABLE_BYTES = 2**31  # for the label tables of all programs
 _MULTIPROCESSORS = 132  # of an H200; on a GPU with fewer, programs wait
 _BLOCK, _WARPS = 4096, 16
@@ -374,40 +116,389 @@ def expand_beam(
     return labels, paths, wanted_paths
 
 
+def list_paths(
+    inputs: tuple[Tensor, ...], n_labels: int, n_listed: int
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Return the best paths, their scores, the paths to wanted labels, and the latter's number.
+
+    Among the best paths, paths to wanted labels count as -inf, because they are listed separately.
+    """
+    beam, _, edge_labels, _, wanted = inputs
+    (n_rows, n_beam), (n_clusters, n_edges) = beam.shape, edge_labels.shape
+    n_paths = n_beam * n_edges
+    scores = torch.empty((n_rows, n_paths), dtype=torch.float32, device=beam.device)
+    n_matches = torch.zeros(n_rows, dtype=torch.int32, device=beam.device)
+    matches = n_matches
+    if wanted.numel():
+        matches = torch.empty((n_rows, n_paths), dtype=torch.int32, device=beam.device)
+    _score_paths[(n_rows, triton.cdiv(n_paths, _SCORE_BLOCK))](
+        *inputs,
+        scores,
+        matches,
+        n_matches,
+        n_beam,
+        n_clusters,
+        n_edges,
+        n_labels,
+        wanted.shape[1],
+        HALVINGS=wanted.shape[1].bit_length(),
+        BLOCK=_SCORE_BLOCK,
+        num_warps=4,
+    )
+    tops, listed = scores.topk(n_listed, dim=1, sorted=False)
+    return listed, tops, matches, n_matches
+
+
+@triton.jit
+def is_among(label: tensor, ascending: tensor, n_ascending: tensor, HALVINGS: constexpr) -> tensor:
+    """Return a mask of the labels that are in the ascending list, found by binary search."""
+    low = tl.zeros_like(label).to(tl.int32)
+    high = low + n_ascending
+    for _ in tl.static_range(HALVINGS):
+        middle = (low + high) // 2
+        open_ = low < high
+        below = tl.load(ascending + middle, mask=open_, other=0) < label
+        low = tl.where(open_ & below, middle + 1, low)
+        high = tl.where(open_ & (below == 0), middle, high)
+    return tl.load(ascending + low, mask=low < n_ascending, other=-1) == label
+
+
+@triton.jit(do_not_specialize=["n_wanted"])
+def _score_paths(
+    beam: tensor,
+    beam_log: tensor,
+    edge_labels: tensor,
+    edge_log: tensor,
+    wanted: tensor,
+    scores: tensor,
+    matches: tensor,
+    n_matches: tensor,
+    n_beam: tensor,
+    n_clusters: tensor,
+    n_edges: tensor,
+    n_labels: tensor,
+    n_wanted: tensor,
+    HALVINGS: constexpr,
+    BLOCK: constexpr,
+) -> None:
+    """Write the score of each path to ``scores``, and the paths to wanted labels to ``matches``.
+
+    ``scores`` is -inf for paths that do not exist and for paths to wanted labels.
+    """
+    row = tl.program_id(0).to(tl.int64)
+    path = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    n_paths = n_beam * n_edges
+    graph = (edge_labels, edge_log, n_clusters, n_edges, n_labels)
+    beams = (beam + row * n_beam, beam_log + row * n_beam)
+    label, score, _, inside = score_of(beams, graph, path, path < n_paths)
+    if HALVINGS > 0:
+        match = inside & is_among(label, wanted + row * n_wanted, n_wanted, HALVINGS)
+        slot = tl.atomic_add(n_matches + row + path * 0, 1, mask=match, sem="relaxed")
+        tl.store(matches + row * n_paths + slot, path, mask=match)
+        inside = inside & (match == 0)
+    score = tl.where(inside, score, -float("inf"))
+    tl.store(scores + row * n_paths + path, score, mask=path < n_paths)
+
+
+@triton.jit
+def score_of(beams: tensor, graph: tensor, path: tensor, inside: tensor) -> tensor:
+    """Return label, score and unsaturated score of a point's paths, and a mask of existing ones."""
+    beam, beam_log = beams
+    edge_labels, edge_log, n_clusters, n_edges, n_labels = graph
+    position = path // n_edges
+    cluster = tl.load(beam + position, mask=inside, other=n_clusters)
+    inside = inside & (cluster < n_clusters)
+    edge = cluster.to(tl.int64) * n_edges + (path - position * n_edges)
+    cluster_unsaturated = tl.load(beam_log + position, mask=inside, other=0.0)
+    edge_unsaturated = tl.load(edge_log + edge, mask=inside, other=-float("inf"))
+    label = tl.load(edge_labels + edge, mask=inside, other=n_labels).to(tl.int32)
+    unsaturated = cluster_unsaturated + edge_unsaturated
+    inside = inside & (unsaturated != -float("inf")) & (label < n_labels)
+    score = tl.minimum(cluster_unsaturated, 0.0) + tl.minimum(edge_unsaturated, 0.0)
+    return label, score, unsaturated, inside
+
+
+@triton.jit
+def sortable(scores: tensor) -> tensor:
+    """Map float32 values to int32 values in the same order."""
+    bits = scores.to(tl.int32, bitcast=True)
+    return tl.where(bits < 0, -(bits & 0x7FFFFFFF), bits)
+
+
+@triton.jit
+def sort_key(score: tensor, unsaturated: tensor) -> tensor:
+    """Combine two sortable integers into a key that orders by score, then unsaturated score."""
+    return score.to(tl.int64) * 4294967296 + (unsaturated.to(tl.int64) + 2147483648)
+
+
+@triton.jit
+def walk_paths(
+    beams: tensor,
+    graph: tensor,
+    lists: tensor,
+    scratch: tensor,
+    n_slots: tensor,
+    n_paths: tensor,
+    listing: tensor,
+    LISTED: constexpr,
+    BLOCK: constexpr,
+) -> tensor:
+    """Store label, scores and key of each path of a point, and a representative of each label.
+
+    Return the lowest score of the listed paths, as a sortable integer; it is −(2³¹ − 1) if the list
+    holds every path. If ``listing`` is 0, process all paths by number instead of the list.
+    """
+    table, labels, scores, unsaturated_scores, numbers, best, first = scratch
+    listed, tops, matches, n_listed = lists
+    _, _, _, _, n_labels = graph
+    lowest = tl.zeros([BLOCK], tl.int32) + 2147483647
+    for start in range(0, n_slots, BLOCK):
+        slot = start + tl.arange(0, BLOCK)
+        known = slot < n_slots
+        path = slot
+        if LISTED:
+            is_listed = known & (slot < n_listed) & (listing != 0)
+            is_match = known & (slot >= n_listed) & (listing != 0)
+            top = tl.load(tops + slot, mask=is_listed, other=0.0)
+            path = tl.load(listed + slot, mask=is_listed, other=0).to(tl.int32)
+            path += tl.load(matches + slot - n_listed, mask=is_match, other=0).to(tl.int32)
+            path = tl.where(listing != 0, path, slot)
+            path = tl.where(top == -float("inf"), n_paths, path)  # no path, or one of the matches
+        inside = known & (path < n_paths)
+        label, score, unsaturated, inside = score_of(beams, graph, path, inside)
+        score = sortable(score)
+        unsaturated = sortable(unsaturated)
+        if LISTED:
+            floor = tl.where(inside, score, -2147483647)
+            lowest = tl.minimum(lowest, tl.where(is_listed, floor, 2147483647))
+        tl.store(labels + slot, tl.where(inside, label, n_labels), mask=known)
+        tl.store(scores + slot, score, mask=known)
+        tl.store(unsaturated_scores + slot, unsaturated, mask=known)
+        tl.store(numbers + slot, path, mask=known)
+        tl.store(best + slot, sort_key(score, unsaturated), mask=known)
+        tl.store(first + slot, tl.zeros([BLOCK], tl.int32) + 2147483647, mask=known)
+        tl.store(table + label, slot.to(table.dtype.element_ty), mask=inside)
+    return tl.min(lowest, axis=0)
+
+
+@triton.jit
+def representative(table: tensor, label: tensor, inside: tensor) -> tensor:
+    """Return each label's representative; bypass the L1 cache to see other threads' writes."""
+    return tl.load(table + label, mask=inside, other=0, cache_modifier=".cg").to(tl.int32)
+
+
+@triton.jit
+def best_path_per_label(
+    scratch: tensor, n_slots: tensor, n_labels: tensor, BY_NUMBER: constexpr, BLOCK: constexpr
+) -> None:
+    """Find the best key of each label; with BY_NUMBER, the lowest path number with that key."""
+    table, labels, scores, unsaturated_scores, numbers, best, first = scratch
+    for start in range(0, n_slots, BLOCK):
+        slot = start + tl.arange(0, BLOCK)
+        label = tl.load(labels + slot, mask=slot < n_slots, other=n_labels)
+        inside = label < n_labels
+        slot_of_label = representative(table, label, inside)
+        score = tl.load(scores + slot, mask=inside, other=0)
+        unsaturated = tl.load(unsaturated_scores + slot, mask=inside, other=0)
+        key = sort_key(score, unsaturated)
+        if BY_NUMBER:
+            top = tl.load(best + slot_of_label, mask=inside, other=0, cache_modifier=".cg")
+            number = tl.load(numbers + slot, mask=inside, other=0)
+            tl.atomic_min(first + slot_of_label, number, mask=inside & (key == top), sem="relaxed")
+        else:
+            tl.atomic_max(
+                best + slot_of_label, key, mask=inside & (slot_of_label != slot), sem="relaxed"
+            )
+
+
+@triton.jit
+def find_wanted(
+    scratch: tensor, wanted_lists: tensor, n_slots: tensor, n_labels: tensor, BLOCK: constexpr
+) -> None:
+    """Write the best path to each wanted label; ignore stale table entries of earlier points."""
+    wanted, out, n_wanted = wanted_lists
+    table, labels, _, _, _, _, first = scratch
+    for start in range(0, n_wanted, BLOCK):
+        i = start + tl.arange(0, BLOCK)
+        label = tl.load(wanted + i, mask=i < n_wanted, other=n_labels)
+        slot_of_label = representative(table, label, label < n_labels)
+        named = (slot_of_label >= 0) & (slot_of_label < n_slots)
+        slot_of_label = tl.where(named, slot_of_label, 0)
+        stored = tl.load(labels + slot_of_label, mask=named, other=n_labels)
+        named = named & (stored == label) & (label < n_labels)
+        path = tl.load(first + slot_of_label, mask=named, other=-1, cache_modifier=".cg")
+        tl.store(out + i, path.to(tl.int64), mask=i < n_wanted)
+
+
+@triton.jit
+def drop_losers(
+    scratch: tensor, n_slots: tensor, n_labels: tensor, lowest: tensor, BLOCK: constexpr
+) -> tensor:
+    """Discard every path that is not the best path to its label.
+
+    Return the number of labels left, and the number of those that score above ``lowest``.
+    """
+    table, labels, scores, _, numbers, _, first = scratch
+    n_kept = tl.zeros([BLOCK], tl.int32)
+    n_above = tl.zeros([BLOCK], tl.int32)
+    for start in range(0, n_slots, BLOCK):
+        slot = start + tl.arange(0, BLOCK)
+        label = tl.load(labels + slot, mask=slot < n_slots, other=n_labels)
+        inside = label < n_labels
+        slot_of_label = representative(table, label, inside)
+        winner = tl.load(first + slot_of_label, mask=inside, other=-1, cache_modifier=".cg")
+        number = tl.load(numbers + slot, mask=inside, other=0)
+        score = tl.load(scores + slot, mask=inside, other=0)
+        wins = inside & (winner == number)
+        n_kept += wins.to(tl.int32)
+        n_above += (wins & (score > lowest)).to(tl.int32)
+        tl.store(labels + slot, slot * 0 + n_labels, mask=inside & (wins == 0))
+    return tl.sum(n_kept, axis=0), tl.sum(n_above, axis=0)
+
+
+@triton.jit
+def _digit_counts(
+    keys: tensor,
+    sizes: tensor,
+    limits: tensor,
+    prefix: tensor,
+    shift: tensor,
+    LEVEL: constexpr,
+    BLOCK: constexpr,
+) -> tensor:
+    """Return the histogram of the key digit at ``shift`` over the labels still undecided.
+
+    These labels equal ``limits`` at all lower levels, and ``prefix`` in the digits above. The key
+    is the score at level 0, the unsaturated score at level 1, and n_labels − id at level 2.
+    """
+    labels, scores, unsaturated_scores = keys
+    n_slots, n_labels = sizes
+    score, unsaturated = limits
+    counts = tl.zeros([256], tl.int32)
+    sign = tl.where(shift == 24, 128, 0)  # negative keys come first
+    for start in range(0, n_slots, BLOCK):
+        slot = start + tl.arange(0, BLOCK)
+        label = tl.load(labels + slot, mask=slot < n_slots, other=n_labels)
+        level = label < n_labels
+        key = tl.load(scores + slot, mask=level, other=0)
+        if LEVEL > 0:
+            level = level & (key == score)
+            key = tl.load(unsaturated_scores + slot, mask=level, other=0)
+        if LEVEL > 1:
+            level = level & (key == unsaturated)
+            key = n_labels - label
+        level = level & ((shift == 24) | ((key >> tl.minimum(shift + 8, 31)) == prefix))
+        counts += tl.histogram(((key >> shift) & 255) ^ sign, 256, mask=level)
+    return counts
+
+
+@triton.jit
+def _limit(
+    keys: tensor, sizes: tensor, limits: tensor, needed: tensor, LEVEL: constexpr, BLOCK: constexpr
+) -> tensor:
+    """Return the lowest key to keep, the number of labels with it, and how many of them to keep.
+
+    The key is found digit by digit, the most significant first.
+    """
+    digits = tl.arange(0, 256)
+    prefix = needed * 0
+    level = needed
+    for i in range(4):
+        shift = 24 - 8 * i
+        counts = _digit_counts(keys, sizes, limits, prefix, shift, LEVEL, BLOCK)
+        not_below = tl.sum(counts, axis=0) - tl.cumsum(counts, axis=0) + counts
+        digit = tl.maximum(tl.sum((not_below >= needed).to(tl.int32), axis=0) - 1, 0)
+        above = tl.sum(tl.where(digits > digit, counts, 0), axis=0)
+        level = tl.sum(tl.where(digits == digit, counts, 0), axis=0)
+        prefix = tl.where(shift == 24, digit - 128, prefix * 256 + digit)
+        needed -= above
+    return prefix, level, needed
+
+
+@triton.jit
+def _write_kept(
+    scratch: tensor, out: tensor, sizes: tensor, limits: tensor, BLOCK: constexpr
+) -> None:
+    """Write the labels that rank at or above ``limits``, and their paths; pad the other slots."""
+    _, labels, scores, unsaturated_scores, numbers, _, _ = scratch
+    out_labels, out_paths = out
+    n_slots, n_labels, n_keep = sizes
+    last_score, last_unsaturated, last_negated = limits
+    n_written = n_slots * 0
+    for start in range(0, n_slots, BLOCK):
+        slot = start + tl.arange(0, BLOCK)
+        label = tl.load(labels + slot, mask=slot < n_slots, other=n_labels)
+        inside = label < n_labels
+        score = tl.load(scores + slot, mask=inside, other=0)
+        unsaturated = tl.load(unsaturated_scores + slot, mask=inside, other=0)
+        number = tl.load(numbers + slot, mask=inside, other=0)
+        equal = (unsaturated > last_unsaturated) | (
+            (unsaturated == last_unsaturated) & (n_labels - label >= last_negated)
+        )
+        kept = inside & ((score > last_score) | ((score == last_score) & equal))
+        slot_out = n_written + tl.cumsum(kept.to(tl.int32), axis=0) - 1
+        tl.store(out_labels + slot_out, label.to(tl.int64), mask=kept & (slot_out < n_keep))
+        tl.store(out_paths + slot_out, number.to(tl.int64), mask=kept & (slot_out < n_keep))
+        n_written += tl.sum(kept.to(tl.int32), axis=0)
+    for start in range(0, n_keep, BLOCK):
+        slot_out = start + tl.arange(0, BLOCK)
+        empty = (slot_out >= n_written) & (slot_out < n_keep)
+        tl.store(out_labels + slot_out, slot_out.to(tl.int64) * 0 + n_labels, mask=empty)
+        tl.store(out_paths + slot_out, slot_out.to(tl.int64) * 0, mask=empty)
+
+
+@triton.jit
+def select(scratch: tensor, out: tensor, sizes: tensor, n_left: tensor, BLOCK: constexpr) -> None:
+    """Write the K best of the labels left by `drop_losers`, and their paths."""
+    _, labels, scores, unsaturated_scores, _, _, _ = scratch
+    keys = (labels, scores, unsaturated_scores)
+    n_slots, n_labels, n_keep = sizes
+    both = (n_slots, n_labels)
+    needed = tl.minimum(n_left, n_keep)
+    score, level, needed = _limit(keys, both, (0, 0), needed, 0, BLOCK)
+    unsaturated = needed * 0 - 2147483647  # below all: keep every label with the last score
+    negated = needed * 0
+    if level > needed:
+        unsaturated, level, needed = _limit(keys, both, (score, 0), needed, 1, BLOCK)
+        if level > needed:
+            negated, level, needed = _limit(keys, both, (score, unsaturated), needed, 2, BLOCK)
+    _write_kept(scratch, out, sizes, (score, unsaturated, negated), BLOCK)
+
+
 _SIZES = ["n_rows", "n_beam", "n_clusters", "n_edges", "n_labels", "n_wanted", "n_keep", "n_listed"]
 
 
 @triton.jit(do_not_specialize=_SIZES)
 def _expand(
-    beam: tl.tensor,
-    beam_log: tl.tensor,
-    edge_labels: tl.tensor,
-    edge_log: tl.tensor,
-    wanted: tl.tensor,
-    listed: tl.tensor,
-    tops: tl.tensor,
-    matches: tl.tensor,
-    n_matches: tl.tensor,
-    table: tl.tensor,
-    labels: tl.tensor,
-    scores: tl.tensor,
-    unsaturated_scores: tl.tensor,
-    numbers: tl.tensor,
-    best: tl.tensor,
-    first: tl.tensor,
-    out_labels: tl.tensor,
-    out_paths: tl.tensor,
-    out_wanted: tl.tensor,
-    n_rows: tl.tensor,
-    n_beam: tl.tensor,
-    n_clusters: tl.tensor,
-    n_edges: tl.tensor,
-    n_labels: tl.tensor,
-    n_wanted: tl.tensor,
-    n_keep: tl.tensor,
-    n_listed: tl.tensor,
-    BLOCK: tl.constexpr,
-    LISTED: tl.constexpr,
+    beam: tensor,
+    beam_log: tensor,
+    edge_labels: tensor,
+    edge_log: tensor,
+    wanted: tensor,
+    listed: tensor,
+    tops: tensor,
+    matches: tensor,
+    n_matches: tensor,
+    table: tensor,
+    labels: tensor,
+    scores: tensor,
+    unsaturated_scores: tensor,
+    numbers: tensor,
+    best: tensor,
+    first: tensor,
+    out_labels: tensor,
+    out_paths: tensor,
+    out_wanted: tensor,
+    n_rows: tensor,
+    n_beam: tensor,
+    n_clusters: tensor,
+    n_edges: tensor,
+    n_labels: tensor,
+    n_wanted: tensor,
+    n_keep: tensor,
+    n_listed: tensor,
+    BLOCK: constexpr,
+    LISTED: constexpr,
 ) -> None:
     program = tl.program_id(0).to(tl.int64)
     n_paths = n_beam * n_edges
