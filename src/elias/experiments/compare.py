@@ -26,16 +26,7 @@ from elias.baselines.knn import NEIGHBOURS
 from elias.errors import ConfigError, did_you_mean
 from elias.experiments import run_peer
 from elias.experiments.models import Models, one_vs_all
-from elias.experiments.runner import (
-    MEGABYTES,
-    MS_PER_POINT,
-    TRAIN_SECONDS,
-    Plan,
-    Row,
-    Table,
-    Task,
-    dot_plot,
-)
+from elias.experiments.runner import COSTS, Plan, Row, Table, Task, dot_plot
 from elias.inference.predict import ENSEMBLE, max_filtered
 from elias.inference.predictor import EVALUATED
 from elias.predictions import Predictions
@@ -51,7 +42,6 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-COSTS = (TRAIN_SECONDS, MS_PER_POINT, MEGABYTES)
 METRICS = ("P@1", "P@3", "P@5", "PSP@1", "PSP@3", "PSP@5", "R@10", "R@20", "R@100")
 SHOWN = ("P@1", "P@5", "R@100")
 WORDS, RANKER = "words", "ranker"
@@ -158,12 +148,9 @@ def _neighbours_task(models: Models) -> Task:
 def _costs(
     setting: Setting, train_seconds: float, predict_seconds: float, megabytes: float
 ) -> dict[str, float]:
-    n_points = len(setting.corpus.split("test"))
-    return {
-        TRAIN_SECONDS: round(train_seconds, 3),
-        MS_PER_POINT: round(1000 * predict_seconds / max(n_points, 1), 4),
-        MEGABYTES: round(megabytes, 3),
-    }
+    milliseconds = 1000 * predict_seconds / max(len(setting.corpus.split("test")), 1)
+    values = (round(train_seconds, 3), round(milliseconds, 4), round(megabytes, 3))
+    return dict(zip(COSTS, values, strict=True))
 
 
 @dataclass(frozen=True, slots=True)

@@ -46,7 +46,7 @@ from elias.inference.predict import (
 )
 from elias.inference.predictor import EVALUATED, Elias
 from elias.metrics import REPORTED, measure
-from elias.persistence.manifest import MEMBERS_FOLDER, MODEL_FOLDER, RANKER_FOLDER
+from elias.persistence.manifest import MODEL_FOLDER, RANKER_FOLDER
 from elias.predictions import Predictions
 from elias.report.sections import COMPONENTS
 from elias.rerank.calibration import MIN_POINTS, MIXTURES, is_word
@@ -95,31 +95,24 @@ class TrainedModel:
         return f"{RUNS}/{self.folder.name}"
 
     def train_seconds(self, component: str | None = None) -> float:
-        """Return the training time in seconds, without saving and ensemble members.
+        """Return the training time in seconds, without saving.
 
         If ``component`` is given, count only the time until it was trained.
         """
         total = 0.0
         for event in self.records.events:
-            if "member" in event or event.get("step") == "save":
-                continue
-            if event["event"] == "time":
+            if event["event"] == "time" and event["step"] != "save":
                 total += event["seconds"]
             if event["event"] == "stage" and event["stage"] == component:
                 break
         return total
 
-    def megabytes(self, component: str | None = None) -> float:
-        """Return the size of the model files without ensemble members.
-
-        The ranker does not count if ``component`` is a stage.
-        """
-        is_stage = component in {stage.name for stage in self.model.config.stages}
-        skipped = {MEMBERS_FOLDER, RANKER_FOLDER} if is_stage else {MEMBERS_FOLDER}
-        folder = self.folder / MODEL_FOLDER
-        files = (path for path in folder.rglob("*") if path.is_file())
-        needed = (path for path in files if path.relative_to(folder).parts[0] not in skipped)
-        return sum(path.stat().st_size for path in needed) / 1e6
+    def megabytes(self, component: str) -> float:
+        """Return the size of the model files; the ranker does not count for a stage."""
+        folder, is_stage = self.folder / MODEL_FOLDER, component == self.model.components[0]
+        files = {path for path in folder.rglob("*") if path.is_file()}
+        files -= set((folder / RANKER_FOLDER).rglob("*")) if is_stage else set()
+        return sum(path.stat().st_size for path in files) / 1e6
 
 
 class Models:

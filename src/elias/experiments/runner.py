@@ -35,7 +35,7 @@ logger = logging.getLogger(__name__)
 
 FORMAT_VERSION = 1
 _PACKAGES = ("torch", "numpy", "scipy", "numba", "scikit-learn", "transformers")
-TRAIN_SECONDS, MS_PER_POINT, MEGABYTES = "train_seconds", "ms_per_point", "megabytes"
+COSTS = TRAIN_SECONDS, MS_PER_POINT, MEGABYTES = "train_seconds", "ms_per_point", "megabytes"
 REMOVED = "edges_removed"
 """Keys of `Row.costs`; `REMOVED` is the percentage of pruned edges."""
 

@@ -163,15 +163,6 @@ def number(value: float) -> str:
     return f"{value:,.0f}" if abs(value) >= 1000 or value == int(value) else f"{value:,.3g}"
 
 
-def percent(share: float) -> str:
-    """Format a share as a percentage.
-
-    >>> percent(0.7516), percent(1.0)
-    ('75.2%', '100%')
-    """
-    return f"{100 * share:.3g}%" if math.isfinite(share) else "–"
-
-
 def seconds(value: float) -> str:
     """Format a duration.
 

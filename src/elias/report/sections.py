@@ -12,18 +12,7 @@ import numpy as np
 from elias.data.stats import PERCENTILES, corpus_stats
 from elias.inference.predict import split_inputs
 from elias.report import statistics
-from elias.report.html import (
-    Markup,
-    details,
-    element,
-    grid,
-    join,
-    note,
-    number,
-    percent,
-    seconds,
-    table,
-)
+from elias.report.html import Markup, details, element, grid, note, number, seconds, table
 from elias.report.plots import Axis, Plot, colour, scatter_plot
 from elias.report.statistics import ASSIGNED, MAX_CLUSTERS, MIN_POINTS, RECALL_AT, THRESHOLDS
 from elias.rerank.probabilities import ECE_AT, PROBABILITIES, reliability
@@ -42,6 +31,7 @@ COMPONENTS = {"rerank": "+ ranker", "calibrate": "+ calibration", "names": "+ la
 """Titles of the components that are not stages."""
 DECILES = [str(i) for i in range(1, statistics.N_DECILES + 1)]
 DECILE_AXIS = Axis("label decile, most frequent first", categories=DECILES)
+_AT_ASSIGNED = int(np.searchsorted(THRESHOLDS, ASSIGNED))
 _NO_INDEX = note("The model has no index: it scores every label (one-vs-all).")
 _NO_POINTS = note("The corpus has neither test nor validation points.")
 
@@ -349,8 +339,8 @@ def _edge_figures(ranked: Array, above: Array) -> list[Markup]:
     histogram = Plot("Histogram of edge scores", Axis("edge score ŝ"), Axis("% of edges", low=0.0))
     steps = np.append(above[::5], 0.0)
     histogram.histogram(-100 * np.diff(steps), np.append(THRESHOLDS[::5], 1.0))
-    low_scores = f"{percent(1 - _at(above, ASSIGNED))} of the edges score {ASSIGNED} or "
-    low_scores += "less. In Table 9 of the paper, removing them costs next to nothing."
+    low_scores = f"{100 * (1 - above[_AT_ASSIGNED]):.3g}% of the edges score {ASSIGNED} or less. "
+    low_scores += "In Table 9 of the paper, removing them costs next to nothing."
     return [
         _figure("fig-3", by_rank, caption, ["rank", "mean ŝ"], rows),
         _figure("fig-3-histogram", histogram, low_scores),
@@ -365,17 +355,13 @@ def _stage1_figure(stage1: Array, above: Array) -> Markup:
     )
     plot = Plot("Stage 1 edges in the learned graph (Fig. 7a)", *axes)
     caption = (
-        f"Stage 1 connects each label to one cluster. {percent(stage1[0])} of these edges are "
-        f"stored, {percent(_at(stage1, ASSIGNED))} score more than {ASSIGNED}."
+        f"Stage 1 connects each label to one cluster. {100 * stage1[0]:.3g}% of these edges are "
+        f"stored, {100 * stage1[_AT_ASSIGNED]:.3g}% score more than {ASSIGNED}."
     )
     curves = {"stage 1 edges": 100 * stage1, "all edges": 100 * above}
     thresholds = (0.0, 0.01, 0.05, 0.1, 0.25, 0.5, 0.75, 0.9)  # of Table 9, and 0
     shown = np.searchsorted(THRESHOLDS, thresholds).tolist()
     return _curve_figure("fig-7a", plot, caption, "threshold", THRESHOLDS, curves, shown)
-
-
-def _at(shares: Array, threshold: float) -> float:
-    return float(shares[np.searchsorted(THRESHOLDS, threshold)])
 
 
 def clusters_figure(means: Mapping[float, Array]) -> Markup:
@@ -614,7 +600,7 @@ def _item(label: ExplainedLabel, clusters: Mapping[int, Sequence[str]], is_true:
     )
 
 
-def _path(path: LabelPath, clusters: Mapping[int, Sequence[str]]) -> Markup:
+def _path(path: LabelPath, clusters: Mapping[int, Sequence[str]]) -> list[str]:
     names = " · ".join(clusters[path.cluster][:N_CLUSTER_LABELS])
     factors = f"cluster {path.cluster_score:.3f} × edge {path.edge_score:.3f}"
-    return join([f"{factors}, by cluster {path.cluster}: ", element("em", names)])
+    return [f"{factors}, by cluster {path.cluster}: ", element("em", names)]
