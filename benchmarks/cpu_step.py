@@ -23,10 +23,9 @@ from naive_step import NaiveStep
 
 from elias.config import EncoderConfig, StageConfig
 from elias.kernels import shortlist_bce
-from elias.model.elias import EliasModel
+from elias.model.elias import EliasModel, shortlist_loss
 from elias.model.encoder import BagEncoder
 from elias.model.graph import LabelGraph
-from elias.model.losses import shortlist_loss
 from elias.text.batches import TokenBatch
 from elias.training.optimizer import Optimizer
 

@@ -14,7 +14,7 @@ from elias.progress import track
 from elias.text.vectorizer import Featurizer, unit_rows
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Sequence
 
     from numpy.typing import NDArray
 
@@ -50,13 +50,12 @@ class NearestNeighbours:
         self.label_names = corpus.label_names
         points = corpus.train
         if points.texts is not None:
-            options = {"char_ngrams": (0, 0), "min_count": 1}
-            self._featurizer: Featurizer | None
-            self._featurizer, features = Featurizer.fit_transform(points.texts, **options)
+            featurizer, features = Featurizer.fit_transform(
+                points.texts, char_ngrams=(0, 0), min_count=1
+            )
         else:
-            assert points.features is not None, "a split has texts or features"
-            self._featurizer = None
-            features = unit_rows(points.features)
+            featurizer, features = None, unit_rows(points.features)
+        self._featurizer: Featurizer | None = featurizer
         self._points_by_word = features.T.tocsr()  # (words, N)
         labels = points.labels
         ones = np.ones(labels.nnz, dtype=np.float32)
@@ -75,11 +74,11 @@ class NearestNeighbours:
             texts: A list of texts; for a corpus without texts, a CSR matrix of features.
             top_k: Labels per text; a text gets fewer if its neighbours have fewer.
         """
-        features = self._features(texts)
-        parts = [
-            Predictions.from_csr(self._scores(features[begin:end]), top_k, self.label_names)
-            for begin, end in track(list(self._batches(features)), "Finding neighbours")
-        ]
+        features, parts = self._features(texts), []
+        for begin, end in track(self._batches(features), "Finding neighbours"):
+            nearest = strongest(features[begin:end] @ self._points_by_word, self.k)
+            scores = (nearest @ self._labels).tocsr()
+            parts.append(Predictions.from_csr(scores, top_k, self.label_names))
         return Predictions.stack(parts)
 
     def predict_split(self, split: Split, *, top_k: int = 100) -> Predictions:
@@ -88,10 +87,11 @@ class NearestNeighbours:
         if inputs is None:
             kind = "features" if self._featurizer is None else "texts"
             raise DataError(f"the neighbours are compared by {kind}, and the split has none")
-        filters = np.empty((0, 2), dtype=np.int64) if split.filters is None else split.filters
-        most_filtered = int(np.bincount(filters[:, 0], minlength=1).max())
+        if split.filters is None:
+            return self.predict(inputs, top_k=top_k)
+        most_filtered = int(np.bincount(split.filters[:, 0], minlength=1).max())
         predictions = self.predict(inputs, top_k=top_k + most_filtered)
-        return (predictions.drop(filters) if most_filtered else predictions).top(top_k)
+        return predictions.drop(split.filters).top(top_k)
 
     def _features(self, texts: Sequence[str] | csr_matrix) -> csr_matrix:
         if self._featurizer is not None:
@@ -103,27 +103,22 @@ class NearestNeighbours:
             raise DataError(f"the neighbours are features; give a CSR matrix of {n_features}")
         return unit_rows(texts)
 
-    def _batches(self, features: csr_matrix) -> Iterator[tuple[int, int]]:
-        """Yield ranges of rows whose similarities to all points fit in memory."""
+    def _batches(self, features: csr_matrix) -> list[tuple[int, int]]:
+        """Return ranges of rows whose similarities to all points fit in memory."""
         n_points_of_word = np.diff(self._points_by_word.indptr)
         words = csr_matrix(
             (np.ones(features.nnz), features.indices, features.indptr), shape=features.shape
         )
         n_similar = np.minimum(words @ n_points_of_word, self._points_by_word.shape[1])
         batch = (np.cumsum(n_similar) // _MAX_SIMILARITIES).astype(np.int64)
-        starts = [0, *(np.flatnonzero(np.diff(batch)) + 1).tolist(), len(batch)]
-        yield from pairwise(starts)
-
-    def _scores(self, features: csr_matrix) -> csr_matrix:
-        nearest = strongest(features @ self._points_by_word, self.k)
-        return (nearest @ self._labels).tocsr()
+        return list(pairwise([0, *(np.flatnonzero(np.diff(batch)) + 1).tolist(), len(batch)]))
 
 
 def strongest(matrix: csr_matrix, k: int) -> csr_matrix:
     """Return the matrix with only the ``k`` largest entries of each row, ties by column."""
-    kept = [_largest(matrix, begin, end, k) for begin, end in pairwise(matrix.indptr.tolist())]
-    indptr = np.cumsum([0, *map(len, kept)], dtype=np.int64)
-    entries = np.concatenate([np.empty(0, dtype=np.int64), *kept])
+    rows = [_largest(matrix, begin, end, k) for begin, end in pairwise(matrix.indptr.tolist())]
+    indptr = np.cumsum([0, *map(len, rows)], dtype=np.int64)
+    entries = np.concatenate([np.empty(0, dtype=np.int64), *rows])
     return csr_matrix((matrix.data[entries], matrix.indices[entries], indptr), shape=matrix.shape)
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -13,16 +13,17 @@ from elias.kernels import (
     IndexGradients,
     expand_beam,
     label_logits,
+    label_loss,
     log_probabilities,
     path_log,
     rank_beams,
     runs_numba,
+    shortlist_bce,
 )
 from elias.kernels.one_vs_all import LabelUpdate, every_label_loss, every_label_top
 from elias.kernels.plain import ranking_key
 from elias.model.encoder import TextEncoder
 from elias.model.graph import LabelGraph
-from elias.model.losses import classification_loss, shortlist_loss
 from elias.text.batches import TokenBatch
 
 
@@ -208,30 +209,11 @@ class EliasModel(nn.Module):
         positives: Int[Tensor, "B Y"],
         parents: Int[Tensor, "B Y"],
         sizes: SearchSizes,
-        *,
-        shortlist_weight: float,
-        mean: bool,
-        gradients: IndexGradients | None = None,
+        **options: Any,
     ) -> Losses:
-        """Return L = L_c + λ·L_s of a batch.
-
-        With ``mean``, L_c is averaged over all B·K slots and L_s over all B·Y slots; the paper's λ
-        assumes this. Otherwise both are summed over the slots of a point and averaged over points.
-        With ``gradients``, Triton kernels compute the loss and add the gradients of W_L and A to
-        ``gradients`` instead of ``.grad``.
-
-        If the batch is divided among processes, each loss is divided by the number of points in
-        the whole batch. The losses of all processes then add up to the loss of the batch.
-        """
-        return self.losses_of(
-            self.encoder(tokens).float(),
-            positives,
-            parents,
-            sizes,
-            shortlist_weight=shortlist_weight,
-            mean=mean,
-            gradients=gradients,
-        )
+        """Return `losses_of` the embeddings of a batch of texts."""
+        embedding = self.encoder(tokens).float()
+        return self.losses_of(embedding, positives, parents, sizes, **options)
 
     def losses_of(
         self,
@@ -245,10 +227,16 @@ class EliasModel(nn.Module):
         gradients: IndexGradients | None = None,
         widest: Int[Tensor, ""] | None = None,
     ) -> Losses:
-        """Return `losses` of embedded texts.
+        """Return L = L_c + λ·L_s of a batch of embedded texts.
 
-        ``widest`` is the largest number of positives of a point, if ``positives`` has more columns
-        than that.
+        With ``mean``, L_c is averaged over all B·K slots and L_s over all B·Y slots; the paper's λ
+        assumes this. Otherwise both are summed over the slots of a point and averaged over points.
+        With ``gradients``, Triton kernels compute the loss and add the gradients of W_L and A to
+        ``gradients`` instead of ``.grad``. ``widest`` is the largest number of positives of a
+        point, if ``positives`` has more columns than that.
+
+        If the batch is divided among processes, each loss is divided by the number of points in
+        the whole batch. The losses of all processes then add up to the loss of the batch.
         """
         cluster_log = self.unsaturated_log(embedding)
         beam = self.training_beam(cluster_log, parents, sizes.beam_size)
@@ -312,3 +300,34 @@ def best_labels(
     order = keys.topk(min(top_k, labels.shape[1]), dim=1).indices
     labels, log_p = labels.gather(1, order), log_p.gather(1, order)
     return labels.masked_fill(log_p == -math.inf, n_labels), log_p.exp()
+
+
+def classification_loss(
+    rows: LinearRows,
+    embedding: Float[Tensor, "B D"],
+    shortlist_log: Float[Tensor, "B K"],
+    labels: Int[Tensor, "B K"],
+    positives: Int[Tensor, "B Y"],
+    n_labels: int,
+    gradients: IndexGradients | None = None,
+) -> Float[Tensor, ""]:
+    """Return Σ −[y log p + (1−y) log(1−p)] over shortlists, with p = σ(z)·ŷ (Eq. 7, corrected).
+
+    z = w·φ + bias are the logits of ``rows`` (W_L), and ``shortlist_log`` is log ŷ ≤ 0. ``labels``
+    and ``positives`` are padded with L; positives ascend in each row. The loss is computed in
+    float32; neither it nor its gradients overflow. If ``gradients`` is given, it receives the
+    gradient of W_L.
+    """
+    if rows.whole:
+        return label_loss(
+            embedding, shortlist_log, rows.weight, rows.bias, labels, positives, gradients
+        )
+    logits = rows.logits(embedding, labels, gradients)
+    return shortlist_bce(logits, shortlist_log, labels, positives, n_labels)
+
+
+def shortlist_loss(
+    positive_log: Float[Tensor, "B Y"], reached: Bool[Tensor, "B Y"]
+) -> Float[Tensor, ""]:
+    """Return Σ −log ŷ over the positives that a path reaches (Eq. 8)."""
+    return -torch.where(reached, positive_log, torch.zeros_like(positive_log)).sum()

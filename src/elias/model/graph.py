@@ -107,14 +107,6 @@ class LabelGraph(nn.Module):
             beam=beam,
         )
 
-    def partition(self) -> Int[Tensor, " L"]:
-        """Return the cluster of each label; the graph must be a fixed partition (stage 1)."""
-        stored = self.edge_labels < self.n_labels
-        clusters = torch.arange(self.n_clusters, device=stored.device).unsqueeze(1)
-        assignment = torch.zeros(self.n_labels, dtype=torch.int64, device=stored.device)
-        assignment[self.edge_labels[stored]] = clusters.expand_as(stored)[stored]
-        return assignment
-
     @torch.no_grad()
     def strongest_parents(self) -> Int[Tensor, " L"]:
         """Return, for each label, the cluster with the strongest edge; C for a label without edges.
@@ -123,10 +115,8 @@ class LabelGraph(nn.Module):
         """
         empty = self.edge_labels >= self.n_labels
         shares = log_shares(self.edge_logits, empty, self.removed_log)
-        cluster = torch.arange(self.n_clusters, device=shares.device).unsqueeze(1)
-        labels, shares, clusters = (
-            part[~empty] for part in (self.edge_labels, shares, cluster.expand_as(empty))
-        )
+        clusters, _ = (~empty).nonzero(as_tuple=True)
+        labels, shares = self.edge_labels[~empty], shares[~empty]
         best = torch.full((self.n_labels,), -math.inf, device=shares.device)
         best.scatter_reduce_(0, labels, shares, "amax")
         winners = shares == best[labels]

@@ -10,12 +10,12 @@ from __future__ import annotations
 
 import logging
 import threading
-import weakref
 from collections import deque
 from contextlib import contextmanager
+from dataclasses import dataclass, field
 from functools import partial
-from operator import attrgetter
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Any, TypeAlias
+from weakref import WeakKeyDictionary, ref
 
 import numpy as np
 import torch
@@ -38,7 +38,7 @@ from elias.text.batches import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterator, Mapping, MutableMapping
 
     from numpy.typing import NDArray
     from torch import Tensor, nn
@@ -48,10 +48,10 @@ if TYPE_CHECKING:
     from elias.model.encoder import TextEncoder
     from elias.text.tokens import Tokens
 
+    Gather: TypeAlias = Callable[[Tokens, NDArray[np.int64]], TokenBatch | PaddedBatch]
+    Graphs: TypeAlias = CapturedFunction[tuple[Tensor, Tensor]]
 
 logger = logging.getLogger(__name__)
-
-Batch = TypeVar("Batch", TokenBatch, PaddedBatch, TokenBatch | PaddedBatch)
 
 BATCH_SIZE = 256
 _IN_FLIGHT = 2  # batches whose results may still be on their way from a GPU
@@ -68,10 +68,10 @@ def rank_all(
     graphs: SearchGraphs | None = None,
 ) -> Candidates:
     """Return the k best labels of every text; exclude labels that ``blocked`` (L,) marks."""
-    lengths, n_labels = np.diff(tokens.offsets), model.graph.n_labels
+    n_labels = model.graph.n_labels
     width = min(top_k, sizes.shortlist_size, n_labels)
-    ids = np.full((len(lengths), width), n_labels, dtype=np.int64)
-    scores = np.zeros((len(lengths), width), dtype=np.float32)
+    ids = np.full((len(tokens), width), n_labels, dtype=np.int64)
+    scores = np.zeros((len(tokens), width), dtype=np.float32)
     pending: deque[tuple[NDArray[np.int64], HostCopy, HostCopy]] = deque()
     graphs = graphs or SEARCH_GRAPHS
 
@@ -79,11 +79,11 @@ def rank_all(
         ids[rows, : labels.tensor.shape[1]] = labels.wait().numpy()
         scores[rows, : labels.tensor.shape[1]] = p.wait().numpy()
 
-    with graphs.captured(model, sizes, width, blocked, len(lengths)) as captured:
-        gather: Callable[[NDArray[np.int64]], TokenBatch | PaddedBatch] = partial(collate, tokens)
+    with graphs.captured(model, sizes, width, blocked, len(tokens)) as captured:
+        gather: Gather = collate
         if captured is not None:
-            gather = partial(graphs.pad, model.encoder, tokens, batch_size)
-        for rows, batch in _batches(model, lengths, batch_size, "Searching", gather):
+            gather = partial(graphs.pad, model.encoder, batch_size)
+        for rows, batch in _batches(model, tokens, batch_size, "Searching", gather):
             if captured is not None and isinstance(batch, PaddedBatch):
                 labels, p = captured(batch.ids, batch.lengths, full=batch.full)
             else:
@@ -108,8 +108,7 @@ def embed_all(
 ) -> NDArray[np.float32]:
     """Return φ(x) of every text (N, D)."""
     embedding = np.zeros((len(tokens), encoder.dim), dtype=np.float32)
-    gather = partial(collate, tokens)
-    for rows, batch in _batches(encoder, tokens.lengths, batch_size, "Embedding", gather):
+    for rows, batch in _batches(encoder, tokens, batch_size, "Embedding"):
         embedding[rows] = encoder(batch).float().cpu().numpy()
     return embedding
 
@@ -121,8 +120,7 @@ def cluster_all(
     width = min(beam_size, model.graph.n_clusters)
     beams = np.zeros((len(tokens), width), dtype=np.int64)
     scores = np.zeros((len(tokens), width), dtype=np.float32)
-    gather = partial(collate, tokens)
-    for rows, batch in _batches(model, tokens.lengths, batch_size, "Finding clusters", gather):
+    for rows, batch in _batches(model, tokens, batch_size, "Finding clusters"):
         best = model.unsaturated_log(model.encoder(batch).float()).topk(width, dim=1)
         beams[rows] = best.indices.cpu().numpy()
         scores[rows] = best.values.clamp(max=0).exp().cpu().numpy()
@@ -131,26 +129,26 @@ def cluster_all(
 
 def _batches(
     model: nn.Module,
-    lengths: NDArray[np.int64],
+    tokens: Tokens,
     batch_size: int,
     description: str,
-    gather: Callable[[NDArray[np.int64]], Batch],
-) -> Iterator[tuple[NDArray[np.int64], Batch]]:
+    gather: Gather = collate,
+) -> Iterator[tuple[NDArray[np.int64], Any]]:
     """Yield row numbers and their batch on the model's device; prefetch batches for a GPU."""
-    device = next(model.parameters()).device
+    device, lengths = next(model.parameters()).device, np.diff(tokens.offsets)
     with evaluating(model):
-        if len(lengths) <= batch_size and device.type == "cpu":  # the fast way for a single text
-            if len(lengths):
+        if len(tokens) <= batch_size and device.type == "cpu":  # the fast way for a single text
+            if len(tokens):
                 order = np.argsort(lengths, kind="stable")
-                yield order, gather(order)
+                yield order, gather(tokens, order)
             return
 
-        def make(rows: NDArray[np.int64]) -> tuple[NDArray[np.int64], Batch]:
-            batch = gather(rows)
+        def make(rows: NDArray[np.int64]) -> tuple[NDArray[np.int64], TokenBatch | PaddedBatch]:
+            batch = gather(tokens, rows)
             return rows, batch.pin_memory() if device.type == "cuda" else batch
 
         made = map(make, ordered_batches(lengths, batch_size))
-        total = n_batches(len(lengths), batch_size)
+        total = n_batches(len(tokens), batch_size)
         with progress(description, total) as advance:
             for rows, batch in prefetch(made) if device.type == "cuda" and total > 1 else made:
                 yield rows, batch.to(device)
@@ -162,15 +160,19 @@ def evaluating(model: nn.Module) -> Iterator[None]:
     """Switch off dropout and gradients, and restore both afterwards."""
     was_training = model.training
     # setting the mode of every part of a large encoder takes as long as a short text
-    is_off = not (was_training or any(map(attrgetter("training"), model.children())))
-    if not is_off:
+    change = _in_training(model)
+    if change:
         model.eval()
     try:
         with torch.inference_mode():
             yield
     finally:
-        if not is_off:
+        if change:
             model.train(was_training)
+
+
+def _in_training(model: nn.Module) -> bool:
+    return model.training or any(part.training for part in model.children())
 
 
 def can_capture(model: EliasModel) -> bool:
@@ -178,41 +180,29 @@ def can_capture(model: EliasModel) -> bool:
     return model.encoder.takes_padded and runs_triton(model.labels.weight)
 
 
+@dataclass(eq=False)
 class SearchGraphs:
-    """Cache of the CUDA graphs of searches, for each model.
+    """Cache of the CUDA graphs of searches, for each model."""
 
-    Args:
-        many_texts: Number of texts from which compiling the encoder, or capturing graphs for a
-            single call, saves time.
-        large_call: Minimum number of texts of a call that counts towards ``many_texts``.
-        min_calls: Number of calls with a shape before it is captured.
-        max_graphs: Maximum number of shapes (length and number of texts) captured for a model.
-        min_width: Minimum number of labels that a graph ranks; a call with lower k takes the top k.
-        max_padded_tokens: Maximum number of tokens of a batch whose number of texts is padded.
-        recorder: Return the function that captures graphs on a device.
-        supported: Return True if searches of a model can be captured.
-    """
-
-    def __init__(
-        self,
-        *,
-        many_texts: int = 16_384,
-        large_call: int = 1_024,
-        min_calls: int = 8,
-        max_graphs: int = 64,
-        min_width: int = 100,
-        max_padded_tokens: int = 4_096,
-        recorder: Callable[[torch.device], Capture[tuple[Tensor, Tensor]]] = GraphRecorder,
-        supported: Callable[[EliasModel], bool] = can_capture,
-    ) -> None:
-        self.many_texts, self.large_call = many_texts, large_call
-        self.min_calls, self.max_graphs = min_calls, max_graphs
-        self.min_width, self.max_padded_tokens = min_width, max_padded_tokens
-        self._recorder, self._supported = recorder, supported
-        self.by_model: weakref.WeakKeyDictionary[EliasModel, _ModelGraphs] = (
-            weakref.WeakKeyDictionary()
-        )
-        self._n_predicted: weakref.WeakKeyDictionary[EliasModel, int] = weakref.WeakKeyDictionary()
+    many_texts: int = 16_384
+    """Number of texts from which compiling the encoder, or capturing graphs for a single call,
+    saves time."""
+    large_call: int = 1_024
+    """Minimum number of texts of a call that counts towards ``many_texts``."""
+    min_calls: int = 8
+    """Number of calls with a shape before it is captured."""
+    max_graphs: int = 64
+    """Maximum number of shapes (length and number of texts) captured for a model."""
+    min_width: int = 100
+    """Minimum number of labels that a graph ranks; a call with lower k takes the top k."""
+    max_padded_tokens: int = 4_096
+    """Maximum number of tokens of a batch whose number of texts is padded."""
+    recorder: Callable[[torch.device], Capture[tuple[Tensor, Tensor]]] = GraphRecorder
+    """Return the function that captures graphs on a device."""
+    supported: Callable[[EliasModel], bool] = can_capture
+    """Return True if searches of a model can be captured."""
+    by_model: MutableMapping[EliasModel, _ModelGraphs] = field(default_factory=WeakKeyDictionary)
+    _n_predicted: MutableMapping[EliasModel, int] = field(default_factory=WeakKeyDictionary)
 
     @contextmanager
     def captured(
@@ -222,7 +212,7 @@ class SearchGraphs:
         top_k: int,
         blocked: Tensor | None,
         n_texts: int,
-    ) -> Iterator[CapturedFunction[tuple[Tensor, Tensor]] | None]:
+    ) -> Iterator[Graphs | None]:
         """Yield the CUDA graphs for ``n_texts`` texts, or None if they cannot be used.
 
         The graphs rank at least ``top_k`` labels of each text. A model that is not in training
@@ -233,13 +223,12 @@ class SearchGraphs:
         """
         if n_texts >= self.large_call:
             self._compile_encoder(model, n_texts)
-        if not model.encoder.takes_padded or not self._supported(model):
+        if not model.encoder.takes_padded or not self.supported(model):
             self.by_model.pop(model, None)
             yield None
             return
-        in_training = model.training or any(map(attrgetter("training"), model.children()))
-        if blocked is not None or in_training:
-            if in_training:
+        if blocked is not None or _in_training(model):
+            if _in_training(model):
                 self.by_model.pop(model, None)
             if n_texts < self.many_texts:
                 yield None
@@ -260,13 +249,13 @@ class SearchGraphs:
         except (MemoryError, torch.OutOfMemoryError):
             raise  # the caller may free other memory first
         except BaseException:
-            graphs.forget()  # its state is unknown
+            graphs.captured = None  # its state is unknown
             raise
         finally:
             graphs.lock.release()
 
     def pad(
-        self, encoder: TextEncoder, tokens: Tokens, batch_size: int, rows: NDArray[np.int64]
+        self, encoder: TextEncoder, batch_size: int, tokens: Tokens, rows: NDArray[np.int64]
     ) -> TokenBatch | PaddedBatch:
         """Return the texts of ``rows`` as a batch, padded to one of a few shapes for CUDA graphs.
 
@@ -293,12 +282,12 @@ class SearchGraphs:
         *,
         min_calls: int = 1,
         max_graphs: int = 32,
-    ) -> CapturedFunction[tuple[Tensor, Tensor]]:
+    ) -> Graphs:
         """Return a function that ranks padded texts with CUDA graphs.
 
         It holds only a weak reference to the model.
         """
-        reference = weakref.ref(model)
+        reference = ref(model)
 
         def rank(ids: Tensor, lengths: Tensor, *, full: bool) -> tuple[Tensor, Tensor]:
             model = reference()
@@ -306,13 +295,13 @@ class SearchGraphs:
             embedding = model.encoder.embed(PaddedBatch(ids, lengths, full)).float()
             return model.rank(embedding, sizes, top_k, blocked)
 
-        capture = self._recorder(model.labels.weight.device)
+        capture = self.recorder(model.labels.weight.device)
         return CapturedFunction(rank, capture, min_calls=min_calls, max_graphs=max_graphs)
 
     def _compile_encoder(self, model: EliasModel, n_texts: int) -> None:
         """Compile the encoder once a model has predicted ``many_texts`` texts in large calls."""
         weight = model.labels.weight
-        if model.training or not (weight.is_cuda or self._supported(model)):
+        if model.training or not (weight.is_cuda or self.supported(model)):
             return
         before = self._n_predicted.get(model, 0)
         self._n_predicted[model] = before + n_texts
@@ -338,58 +327,47 @@ class SearchGraphs:
         return released
 
 
+@dataclass(eq=False)
 class _ModelGraphs:
-    """The graphs of one model, with the search sizes and weights they were captured for."""
+    """The graphs of one model, with the sizes, settings and weights they were captured for.
 
-    def __init__(self) -> None:
-        self.lock = threading.Lock()
-        self.captured: CapturedFunction[tuple[Tensor, Tensor]] | None = None
-        self._asked: tuple[SearchSizes, int] | None = None
-        self._weights: _Weights | None = None
+    Listing all tensors of a model with hundreds of modules takes as long as searching a text. The
+    dictionaries that hold the tensors are therefore cached.
+    """
+
+    lock: threading.Lock = field(default_factory=threading.Lock)
+    captured: Graphs | None = None
+    _asked: tuple[SearchSizes, int] | None = None
+    _edge_scores: Tensor | None = None  # the graphs read it, so it must not be freed
+    _children: list[Mapping[str, nn.Module | None]] = field(default_factory=list)
+    _tables: list[Mapping[str, Tensor | None]] = field(default_factory=list)
+    _state: list[object] = field(default_factory=list)
 
     def captured_for(
         self, graphs: SearchGraphs, model: EliasModel, sizes: SearchSizes, top_k: int
-    ) -> CapturedFunction[tuple[Tensor, Tensor]]:
+    ) -> Graphs:
         """Return the graphs of the last call if sizes and weights still match, else new ones."""
         width = min(max(top_k, graphs.min_width), sizes.shortlist_size, model.n_labels)
         if self._asked is not None and self._asked[0] == sizes:
             width = max(width, self._asked[1])
-        unchanged = self._weights is not None and self._weights.are_unchanged(model)
+        with torch.inference_mode():
+            edge_scores = model.graph.unsaturated_log()
+        unchanged = edge_scores is self._edge_scores and self._current(model) == self._state
         if self.captured is None or not unchanged or self._asked != (sizes, width):
-            self.forget()  # free the memory first
-            self._weights = _Weights(model)
+            self.captured = None  # free the memory first
+            parts = list(model.modules())
+            self._children = [part._modules for part in parts if part._modules]
+            tables = [table for part in parts for table in (part._parameters, part._buffers)]
+            self._tables = [table for table in tables if table]
+            self._edge_scores, self._state = edge_scores, self._current(model)
             self._asked = sizes, width
             self.captured = graphs.capture(
                 model, sizes, width, min_calls=graphs.min_calls, max_graphs=graphs.max_graphs
             )
         return self.captured
 
-    def forget(self) -> None:
-        """Drop the graphs, so that the next call creates new ones."""
-        self.captured = self._weights = None
-
-
-class _Weights:
-    """The addresses and versions of the tensors that a model's graphs read, and its settings.
-
-    Listing all tensors of a model with hundreds of modules takes as long as searching a text. The
-    dictionaries that hold the tensors are therefore cached.
-    """
-
-    def __init__(self, model: EliasModel) -> None:
-        parts = list(model.modules())
-        self._children = [part._modules for part in parts if part._modules]
-        self._tables = [
-            table for part in parts for table in (part._parameters, part._buffers) if table
-        ]
-        self._edges = self._edge_scores(model)  # the graphs read it, so it must not be freed
-        self._state = self._current(model)
-
-    def are_unchanged(self, model: EliasModel) -> bool:
-        """Return True if no tensor or setting of the model has changed."""
-        return self._edge_scores(model) is self._edges and self._current(model) == self._state
-
     def _current(self, model: EliasModel) -> list[object]:
+        """Return the settings of a model, and the addresses and versions of its tensors."""
         graph = model.graph
         state: list[object] = [model.alpha, graph.beta, graph.learned, graph.n_labels]
         state += [id(part) for children in self._children for part in children.values()]
@@ -399,11 +377,6 @@ class _Weights:
                     version = 0 if tensor.is_inference() else tensor._version
                     state.append((tensor.data_ptr(), version))
         return state
-
-    @staticmethod
-    def _edge_scores(model: EliasModel) -> Tensor:
-        with torch.inference_mode():
-            return model.graph.unsaturated_log()
 
 
 SEARCH_GRAPHS = SearchGraphs()

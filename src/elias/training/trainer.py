@@ -375,7 +375,7 @@ class Trainer:
             or model.graph.n_clusters != index.n_clusters
         ):
             return None
-        return model.graph.partition().cpu().numpy()
+        return model.graph.strongest_parents().cpu().numpy()
 
     def _train_stage(
         self,
@@ -622,7 +622,7 @@ class Trainer:
         metrics = self.world.broadcast_from_rank0(lambda: self._measure_all(predictions))
         self._report(stage.name, metrics, best_epoch=best_epoch)
         if not model.graph.learned:
-            self.run.save_partition(model.graph.partition().cpu().numpy())
+            self.run.save_partition(model.graph.strongest_parents().cpu().numpy())
 
     def _report_epoch(self, report: EpochReport) -> None:
         self.run.record("epoch", **report._asdict())

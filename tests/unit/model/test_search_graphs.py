@@ -321,7 +321,7 @@ def test_the_number_of_texts_is_padded_to_a_power_of_two(
     model, graphs, n_texts, batch_size, kind, n_rows
 ):
     tokens = model.encoder.tokenize(texts_of(*[3] * n_texts))
-    batch = graphs.pad(model.encoder, tokens, batch_size, np.arange(n_texts))
+    batch = graphs.pad(model.encoder, batch_size, tokens, np.arange(n_texts))
 
     assert isinstance(batch, kind)
     assert len(batch) == n_rows
@@ -331,7 +331,7 @@ def test_the_number_of_texts_is_padded_to_a_power_of_two(
 def test_texts_that_are_not_few_are_not_padded_with_others(model):
     graphs = Graphs(max_padded_tokens=16)
     tokens = model.encoder.tokenize(texts_of(3, 3, 3, 3))
-    three, four = (graphs.pad(model.encoder, tokens, 8, np.arange(n_rows)) for n_rows in (3, 4))
+    three, four = (graphs.pad(model.encoder, 8, tokens, np.arange(n_rows)) for n_rows in (3, 4))
 
     assert isinstance(three, TokenBatch)
     assert isinstance(four, PaddedBatch)
