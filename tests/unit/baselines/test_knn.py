@@ -18,17 +18,17 @@ def corpus():
 
 
 def test_the_labels_of_like_texts_come_first(corpus):
-    found = NearestNeighbours(corpus).predict(["a cod, red", "tape"])
+    actual = NearestNeighbours(corpus).predict(["a cod, red", "tape"])
 
-    assert found[0].labels == ["fish", "work"]
-    assert found[1].labels == ["office"]
-    assert found[0].scores[0] > found[0].scores[1]
+    assert actual[0].labels == ["fish", "work"]
+    assert actual[1].labels == ["office"]
+    assert actual[0].scores[0] > actual[0].scores[1]
 
 
 def test_a_text_without_a_known_word_has_no_neighbour(corpus):
-    found = NearestNeighbours(corpus).predict(["zebra", ""])
+    actual = NearestNeighbours(corpus).predict(["zebra", ""])
 
-    assert [ranking.labels for ranking in found] == [[], []]
+    assert [ranking.labels for ranking in actual] == [[], []]
 
 
 def test_no_texts_give_no_predictions(corpus):
@@ -36,26 +36,26 @@ def test_no_texts_give_no_predictions(corpus):
 
 
 def test_a_neighbour_further_than_the_kth_has_no_say(corpus):
-    found = NearestNeighbours(corpus, k=1).predict(["red cod"])
+    actual = NearestNeighbours(corpus, k=1).predict(["red cod"])
 
-    assert found[0].labels == ["fish"]
-    assert found[0].scores[0] == pytest.approx(1)
+    assert actual[0].labels == ["fish"]
+    assert actual[0].scores[0] == pytest.approx(1)
 
 
 def test_pairs_that_a_filter_forbids_are_not_predicted(corpus):
     split = Split(labels=LABELS[:1], texts=["red cod"], filters=np.array([[0, 0]]))
 
-    found = NearestNeighbours(corpus).predict_split(split, top_k=1)
+    actual = NearestNeighbours(corpus).predict_split(split, top_k=1)
 
-    assert found[0].labels == ["work"]
+    assert actual[0].labels == ["work"]
 
 
 def test_neighbours_beat_chance_by_far():
     corpus = synthetic_corpus(n_points=300, n_labels=30)
 
-    found = NearestNeighbours(corpus).predict_split(corpus.test)
+    actual = NearestNeighbours(corpus).predict_split(corpus.test)
 
-    assert evaluate(found, corpus)["P@1"] > 50
+    assert evaluate(actual, corpus)["P@1"] > 50
 
 
 @pytest.mark.parametrize(

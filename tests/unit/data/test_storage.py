@@ -75,9 +75,9 @@ def with_features(corpus, seed=0):
     rng = np.random.default_rng(seed)
 
     def features(n_rows):
-        found = random(n_rows, 23, density=0.2, format="csr", dtype=np.float32, rng=rng)
-        found.sort_indices()
-        return found
+        actual = random(n_rows, 23, density=0.2, format="csr", dtype=np.float32, rng=rng)
+        actual.sort_indices()
+        return actual
 
     splits = {name: replace(s, features=features(len(s))) for name, s in corpus.splits.items()}
     splits["test"] = replace(splits["test"], filters=np.array([[0, 1], [2, 0]]))
@@ -496,10 +496,10 @@ def test_scratch_on_a_full_disk_is_an_error_not_a_signal(monkeypatch):
 def test_scratch_needs_no_file_system_that_reserves(monkeypatch):
     reserving(monkeypatch, errno.EOPNOTSUPP)
 
-    found = scratch_array(1000, np.dtype(np.int32))
-    found[:] = 3
+    actual = scratch_array(1000, np.dtype(np.int32))
+    actual[:] = 3
 
-    assert found.sum() == 3000
+    assert actual.sum() == 3000
 
 
 @pytest.mark.skipif(not hasattr(os, "posix_fallocate"), reason="this system reserves nothing")
@@ -513,8 +513,8 @@ def test_scratch_has_its_room_before_it_is_written(monkeypatch):
 
     monkeypatch.setattr(os, "posix_fallocate", noted)
 
-    found = scratch_array(100_000, np.dtype(np.float32))
+    actual = scratch_array(100_000, np.dtype(np.float32))
 
-    assert not found.any()
+    assert not actual.any()
     assert taken[0][0] == 400_000
     assert taken[0][1] >= 400_000

@@ -31,11 +31,11 @@ def config():
 def test_default_values_lie_around_that_of_the_configuration(name, values, config):
     parameter = PARAMETERS[name]
 
-    found = parameter.defaults(config, N_LABELS)
+    actual = parameter.defaults(config, N_LABELS)
 
-    assert found == values
-    assert parameter.read(config) in found
-    assert parameter.check(found, config, N_LABELS) == found
+    assert actual == values
+    assert parameter.read(config) in actual
+    assert parameter.check(actual, config, N_LABELS) == actual
 
 
 @pytest.mark.parametrize("name", list(PARAMETERS))

@@ -37,7 +37,7 @@ def model():
     return Elias(EliasModel(encoder, graph, alpha=1.5), config, NAMES)
 
 
-def found(predictions):
+def predicted_ids(predictions):
     return [set(ranking.ids.tolist()) for ranking in predictions]
 
 
@@ -47,7 +47,7 @@ def found(predictions):
 def test_only_ranks_just_the_labels_named_wherever_they_are(model, few):
     predictions = model.predict(TEXTS, top_k=10, only=few)
 
-    assert found(predictions) == [{3, 30}] * 3
+    assert predicted_ids(predictions) == [{3, 30}] * 3
 
 
 def test_only_ranks_as_an_exhaustive_search_over_those_labels_does(model):
@@ -70,7 +70,7 @@ def test_only_ranks_all_of_the_labels_though_the_shortlist_holds_fewer(model):
     predictions = model.predict(TEXTS, top_k=40, only=range(1, 40), without=range(36, 40))
 
     assert model.sizes.shortlist_size < len(wanted)
-    assert found(predictions) == [wanted] * 3
+    assert predicted_ids(predictions) == [wanted] * 3
 
 
 def test_only_many_more_labels_than_can_be_scored_still_fills_the_ranking(model, monkeypatch):
@@ -79,7 +79,7 @@ def test_only_many_more_labels_than_can_be_scored_still_fills_the_ranking(model,
     predictions = model.predict(TEXTS, top_k=6, only=range(1, 40))
 
     assert all(len(ranking) == 6 for ranking in predictions)
-    assert all(0 not in ranking for ranking in found(predictions))
+    assert all(0 not in ranking for ranking in predicted_ids(predictions))
 
 
 @pytest.mark.parametrize("by", ["name", "id"])
@@ -89,13 +89,13 @@ def test_without_keeps_off_labels_and_others_take_their_place(model, by):
 
     predictions = model.predict(TEXTS, top_k=3, without=kept_off)
 
-    assert all(not best & ranking and len(ranking) == 3 for ranking in found(predictions))
+    assert all(not best & ranking and len(ranking) == 3 for ranking in predicted_ids(predictions))
 
 
 def test_only_and_without_together_leave_the_difference(model):
     predictions = model.predict(TEXTS, top_k=5, only=["label 3", 4, 5], without=[4])
 
-    assert found(predictions) == [{3, 5}] * 3
+    assert predicted_ids(predictions) == [{3, 5}] * 3
 
 
 def test_a_name_that_two_labels_share_stands_for_both(model):
@@ -126,9 +126,9 @@ def test_many_labels_are_found_in_one_pass(model):
     large = Elias(model.model, model.config, names)
 
     begin = time.process_time()
-    found = large.label_ids(names[:40])
+    ids = large.label_ids(names[:40])
 
-    assert found == list(range(40))
+    assert ids == list(range(40))
     assert time.process_time() - begin < 1
 
 

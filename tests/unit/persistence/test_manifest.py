@@ -489,10 +489,10 @@ def test_an_encoder_that_cannot_be_rebuilt_is_refused(encoder, reason, saved):
     assert reason in refusal(saved)
 
 
-@pytest.mark.parametrize("kept", [0, 5, 100, -1])
-def test_weights_cut_short_are_refused(kept, saved):
+@pytest.mark.parametrize("remaining", [0, 5, 100, -1])
+def test_weights_cut_short_are_refused(remaining, saved):
     path = saved / "model.safetensors"
-    path.write_bytes(path.read_bytes()[:kept])
+    path.write_bytes(path.read_bytes()[:remaining])
 
     assert "model.safetensors: truncated or damaged" in resealed_refusal(saved)
 

@@ -22,10 +22,10 @@ def test_a_reranker_comes_back_as_it_was(problem, reranker, saved):
     again = load_ranker(saved)
 
     for component in reranker.components:
-        found, expected = (
+        actual, expected = (
             scores_of(one, problem.validation, component) for one in (again, reranker)
         )
-        np.testing.assert_array_equal(found, expected)
+        np.testing.assert_array_equal(actual, expected)
     assert again.features.featurizer.words == reranker.features.featurizer.words
     assert (again.transform, again.mixture) == (reranker.transform, reranker.mixture)
 

@@ -90,14 +90,14 @@ def evaluated():
 def test_recall_is_that_of_the_metrics(evaluated):
     predictions, truth, frequencies = evaluated
 
-    found = recalls(*evaluated)
+    actual = recalls(*evaluated)
 
-    assert found.ks[-1] == 20
-    assert found.curve[-1] == pytest.approx(score(predictions, truth, None, ["R@20"])["R@20"])
-    assert found.by_decile.tolist() == pytest.approx(
+    assert actual.ks[-1] == 20
+    assert actual.curve[-1] == pytest.approx(score(predictions, truth, None, ["R@20"])["R@20"])
+    assert actual.by_decile.tolist() == pytest.approx(
         recall_by_decile(predictions, truth, frequencies, RECALL_AT).tolist()
     )
-    assert found.by_decile.sum() == pytest.approx(found.curve[-1])
+    assert actual.by_decile.sum() == pytest.approx(actual.curve[-1])
 
 
 def test_scores_of_true_labels_are_those_predicted_for_them(evaluated):
@@ -111,23 +111,23 @@ def test_scores_of_true_labels_are_those_predicted_for_them(evaluated):
         if dense[row, label] and label in first
     ]
 
-    found = true_scores(*evaluated)
+    actual = true_scores(*evaluated)
 
-    assert found.quantiles[0].tolist() == pytest.approx(
+    assert actual.quantiles[0].tolist() == pytest.approx(
         np.quantile(scores, (0.1, 0.25, 0.5, 0.75, 0.9)).tolist()
     )
-    assert found.pairs[0] == dense[:, first].sum()
-    assert found.recall[0] == pytest.approx(len(scores) / dense[:, first].sum())
+    assert actual.pairs[0] == dense[:, first].sum()
+    assert actual.recall[0] == pytest.approx(len(scores) / dense[:, first].sum())
 
 
 def test_a_decile_without_true_labels_has_no_scores():
     predictions = Predictions.from_scores([[0, 1]], [[0.5, 0.4]], n_labels=10)
 
-    found = true_scores(predictions, csr_matrix(np.eye(1, 10)), np.arange(10)[::-1])
+    actual = true_scores(predictions, csr_matrix(np.eye(1, 10)), np.arange(10)[::-1])
 
-    assert found.quantiles[0].tolist() == pytest.approx([0.5] * 5)
-    assert np.isnan(found.quantiles[1:]).all()
-    assert found.recall.tolist() == [1] + [0] * 9
+    assert actual.quantiles[0].tolist() == pytest.approx([0.5] * 5)
+    assert np.isnan(actual.quantiles[1:]).all()
+    assert actual.recall.tolist() == [1] + [0] * 9
 
 
 N_POINTS = 60
@@ -154,11 +154,11 @@ def label_edges():
 
 
 def test_labels_are_told_apart_by_how_many_clusters_they_are_assigned_to(sample, label_edges):
-    found = label_maps(sample, label_edges, seed=0)
+    actual = label_maps(sample, label_edges, seed=0)
 
-    assert [(panel.label, panel.clusters) for panel in found.several] == [(0, (0, 1))]
-    assert [(panel.label, panel.clusters) for panel in found.one] == [(1, (0,))]
-    assert (len(found.spreads_several), len(found.spreads_one)) == (1, 1)
+    assert [(panel.label, panel.clusters) for panel in actual.several] == [(0, (0, 1))]
+    assert [(panel.label, panel.clusters) for panel in actual.one] == [(1, (0,))]
+    assert (len(actual.spreads_several), len(actual.spreads_one)) == (1, 1)
 
 
 def test_a_point_is_drawn_once_and_its_label_comes_first(sample, label_edges):
@@ -175,17 +175,17 @@ def test_the_same_seed_gives_the_same_picture(sample, label_edges):
 
 
 def test_points_that_point_every_way_spread_more_than_those_that_agree(sample, label_edges):
-    found = label_maps(sample, label_edges, seed=0)
+    actual = label_maps(sample, label_edges, seed=0)
 
-    assert found.spreads_several[0] > 0.5 > 0.1 > found.spreads_one[0]
+    assert actual.spreads_several[0] > 0.5 > 0.1 > actual.spreads_one[0]
 
 
 def test_labels_with_few_points_are_not_drawn(sample, label_edges, monkeypatch):
     monkeypatch.setattr(module, "MIN_POINTS", 21)
 
-    found = label_maps(sample, label_edges, seed=0)
+    actual = label_maps(sample, label_edges, seed=0)
 
-    assert (found.several, found.one) == ((), ())
+    assert (actual.several, actual.one) == ((), ())
 
 
 def test_spread_is_0_for_one_direction_and_1_for_opposite_ones():
@@ -196,6 +196,6 @@ def test_spread_is_0_for_one_direction_and_1_for_opposite_ones():
 def test_points_that_are_all_alike_can_be_drawn(sample, label_edges):
     alike = PointSample(sample.labels, np.ones_like(sample.embedding), sample.best, sample.members)
 
-    found = label_maps(alike, label_edges, seed=0)
+    actual = label_maps(alike, label_edges, seed=0)
 
-    assert np.isfinite(found.one[0].points).all()
+    assert np.isfinite(actual.one[0].points).all()

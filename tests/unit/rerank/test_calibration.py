@@ -25,10 +25,10 @@ def test_the_tree_says_exactly_what_scikit_learn_s_says(seed, depth, leaf):
     grown.fit(np.stack([p, q, p * q, frequency.astype(np.float32)], axis=1), relevant)
 
     tree = Calibration.fit(p, q, frequency, relevant, depth=depth, leaf=leaf)
-    found = tree.probability(other_p, other_q, other_frequency)
+    actual = tree.probability(other_p, other_q, other_frequency)
 
     asked = np.stack([other_p, other_q, other_p * other_q, other_frequency], axis=1)
-    np.testing.assert_array_equal(found, grown.predict_proba(asked.astype(np.float32))[:, 1])
+    np.testing.assert_array_equal(actual, grown.predict_proba(asked.astype(np.float32))[:, 1])
 
 
 @given(seed=st.integers(0, 2**31), n_trees=st.integers(2, 5), known=st.booleans())
@@ -38,7 +38,7 @@ def test_several_trees_are_the_mean_of_trees_grown_on_points_drawn(seed, n_trees
     # points of one to a dozen pairs, some numbers of points having none
     points = np.sort(np.random.default_rng(seed).integers(0, 80, len(p))) if known else None
 
-    found = Calibration.fit(
+    actual = Calibration.fit(
         p, q, frequency, relevant, depth=4, leaf=5, n_trees=n_trees, points=points
     )
 
@@ -53,11 +53,11 @@ def test_several_trees_are_the_mean_of_trees_grown_on_points_drawn(seed, n_trees
         )
         grown.fit(asked[rows], relevant[rows])
         expected += grown.predict_proba(asked)[:, 1]
-    np.testing.assert_allclose(found.probability(p, q, frequency), expected / n_trees, rtol=1e-12)
-    assert len(found.roots) == n_trees
-    again = Calibration.from_arrays(found.to_arrays())
+    np.testing.assert_allclose(actual.probability(p, q, frequency), expected / n_trees, rtol=1e-12)
+    assert len(actual.roots) == n_trees
+    again = Calibration.from_arrays(actual.to_arrays())
     np.testing.assert_array_equal(
-        again.probability(p, q, frequency), found.probability(p, q, frequency)
+        again.probability(p, q, frequency), actual.probability(p, q, frequency)
     )
 
 
@@ -70,8 +70,8 @@ def test_a_value_on_the_threshold_goes_left_as_in_scikit_learn():
     on, over = border, np.nextafter(border, np.float32(1))
     root = {0: (on, over), 1: (on, over)}.get(asked, (np.sqrt(on), 1.0))
 
-    found = tree.probability(np.float32(root), np.float32(root), np.ones(2))
-    assert found.tolist() == [0.0, 1.0]
+    actual = tree.probability(np.float32(root), np.float32(root), np.ones(2))
+    assert actual.tolist() == [0.0, 1.0]
 
 
 @pytest.mark.parametrize(("answer", "expected"), [(False, 0.0), (True, 1.0)])
@@ -88,10 +88,10 @@ def test_probabilities_come_in_the_shape_of_the_scores():
     p, q, frequency, relevant = pairs(1)
     tree = Calibration.fit(p, q, frequency, relevant, depth=3, leaf=1)
 
-    found = tree.probability(p.reshape(40, 10), q.reshape(40, 10), frequency.reshape(40, 10))
+    actual = tree.probability(p.reshape(40, 10), q.reshape(40, 10), frequency.reshape(40, 10))
 
-    np.testing.assert_array_equal(found.ravel(), tree.probability(p, q, frequency))
-    assert found.shape == (40, 10)
+    np.testing.assert_array_equal(actual.ravel(), tree.probability(p, q, frequency))
+    assert actual.shape == (40, 10)
     assert tree.probability(p[:0], q[:0], frequency[:0]).shape == (0,)
 
 

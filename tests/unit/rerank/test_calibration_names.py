@@ -52,11 +52,11 @@ def test_nearness_is_that_of_plain_matrices(seed, n_points, width, density):
 
     label_names = LabelNames(starts, np.nonzero(names)[1].astype(np.uint32), idf.astype(np.float32))
 
-    found = label_names.overlap(csr_matrix(texts.astype(np.float32)), candidates)
+    actual = label_names.overlap(csr_matrix(texts.astype(np.float32)), candidates)
 
     likeness, coverage = dense_nearness(texts, names, idf, candidates)
-    np.testing.assert_allclose(found.likeness, likeness, atol=1e-5)
-    np.testing.assert_allclose(found.coverage, coverage, atol=1e-5)
+    np.testing.assert_allclose(actual.likeness, likeness, atol=1e-5)
+    np.testing.assert_allclose(actual.coverage, coverage, atol=1e-5)
 
 
 @pytest.fixture(scope="module")

@@ -32,12 +32,12 @@ def drawn(seed=0, n_points=400, n_labels=30, k=10):
     return Predictions.from_scores(ids, scores, n_labels), truth
 
 
-def with_probabilities(found, probabilities):
+def with_probabilities(actual, probabilities):
     return Predictions(
-        found.ids,
-        found.scores,
-        found.n_labels,
-        probabilities=probabilities.of(found.scores),
+        actual.ids,
+        actual.scores,
+        actual.n_labels,
+        probabilities=probabilities.of(actual.scores),
     )
 
 
@@ -51,55 +51,55 @@ def test_probabilities_are_close_to_the_true_ones_on_other_points(fitted):
 
 
 def test_the_calibration_error_falls_on_other_points(fitted):
-    found, truth = drawn(seed=1)
-    found = with_probabilities(found, fitted)
+    actual, truth = drawn(seed=1)
+    actual = with_probabilities(actual, fitted)
 
-    before = calibration_error(found, truth, 5, calibrated=False)
+    before = calibration_error(actual, truth, 5, calibrated=False)
 
-    assert calibration_error(found, truth, 5) < before / 3
+    assert calibration_error(actual, truth, 5) < before / 3
 
 
 def test_the_calibration_error_by_hand():
-    found = Predictions.from_scores([[0, 1], [0, 1]], [[0.9, 0.1], [0.9, 0.1]], n_labels=2)
+    actual = Predictions.from_scores([[0, 1], [0, 1]], [[0.9, 0.1], [0.9, 0.1]], n_labels=2)
     truth = csr_matrix([[1, 0], [0, 0]])
 
     # two pairs of 0.9 with one hit, two of 0.1 with none: (|1.8 - 1| + |0.2 - 0|) / 4
-    assert calibration_error(found, truth, 2) == pytest.approx(25.0)
-    assert calibration_error(found, truth, 1) == pytest.approx(40.0)
+    assert calibration_error(actual, truth, 2) == pytest.approx(25.0)
+    assert calibration_error(actual, truth, 1) == pytest.approx(40.0)
 
 
 @given(seed=st.integers(0, 2**31), k=st.integers(1, 10), calibrated=st.booleans())
 def test_reliability_is_what_counting_pair_by_pair_gives(fitted, seed, k, calibrated):
-    found, truth = drawn(seed, n_points=12)
-    found, dense = with_probabilities(found, fitted), truth.toarray()
+    actual, truth = drawn(seed, n_points=12)
+    actual, dense = with_probabilities(actual, fitted), truth.toarray()
     pairs = {number: [] for number in range(15)}
-    for point, ranking in enumerate(found.top(k)):
+    for point, ranking in enumerate(actual.top(k)):
         numbers = ranking.probabilities if calibrated else ranking.scores
         for label, probability in zip(ranking.ids, numbers, strict=True):
-            place = min(int(float(probability) * 15), 14)
-            pairs[place].append((float(probability), dense[point, label]))
+            index = min(int(float(probability) * 15), 14)
+            pairs[index].append((float(probability), dense[point, label]))
 
-    measured = reliability(found, truth, k, calibrated=calibrated)
+    measured = reliability(actual, truth, k, calibrated=calibrated)
 
     assert measured.counts.tolist() == [len(own) for own in pairs.values()]
-    for place, own in pairs.items():
+    for index, own in pairs.items():
         if own:
             means = np.mean(own, axis=0)
-            assert (measured.predicted[place], measured.true[place]) == pytest.approx(tuple(means))
+            assert (measured.predicted[index], measured.true[index]) == pytest.approx(tuple(means))
     apart = [len(own) * abs(np.subtract(*np.mean(own, axis=0))) for own in pairs.values() if own]
     assert measured.error == pytest.approx(100 * sum(apart) / (12 * k))
 
 
 def test_where_nothing_was_found_there_is_no_error():
-    found = Predictions.from_scores(np.zeros((0, 3), int), np.zeros((0, 3)), n_labels=4)
+    actual = Predictions.from_scores(np.zeros((0, 3), int), np.zeros((0, 3)), n_labels=4)
 
-    assert calibration_error(found, csr_matrix((0, 4)), 3) == 0
+    assert calibration_error(actual, csr_matrix((0, 4)), 3) == 0
 
 
 @given(seed=st.integers(0, 2**31), n_points=st.integers(3, 40))
 def test_probabilities_never_fall_as_scores_rise_and_lie_between_0_and_1(seed, n_points):
-    found, truth = drawn(seed, n_points)
-    fitted = Probabilities.fit(found, truth)
+    actual, truth = drawn(seed, n_points)
+    fitted = Probabilities.fit(actual, truth)
     if fitted is None:
         return
 
@@ -112,26 +112,26 @@ def test_probabilities_never_fall_as_scores_rise_and_lie_between_0_and_1(seed, n
 
 @given(seed=st.integers(0, 2**31), threshold=st.floats(0, 1))
 def test_precision_and_recall_of_a_threshold_are_those_of_the_decisions(seed, threshold):
-    found, truth = drawn(seed, 30)
-    fitted = Probabilities.fit(found, truth)
+    actual, truth = drawn(seed, 30)
+    fitted = Probabilities.fit(actual, truth)
     threshold = round(threshold * 200) / 200
 
-    kept = with_probabilities(found, fitted).threshold(threshold).to_csr()
+    remaining = with_probabilities(actual, fitted).threshold(threshold).to_csr()
 
-    right = kept.astype(bool).multiply(truth.astype(bool)).nnz
-    place = round(threshold * 200)
-    assert fitted.recall[place] == pytest.approx(right / truth.nnz)
-    assert fitted.precision[place] == pytest.approx(right / kept.nnz if kept.nnz else 1.0)
+    right = remaining.astype(bool).multiply(truth.astype(bool)).nnz
+    index = round(threshold * 200)
+    assert fitted.recall[index] == pytest.approx(right / truth.nnz)
+    assert fitted.precision[index] == pytest.approx(right / remaining.nnz if remaining.nnz else 1.0)
 
 
 @pytest.mark.parametrize("least", [0.3, 0.6, 0.8])
 def test_a_target_is_reached_by_as_little_as_it_takes(fitted, least):
-    place = round(200 * fitted.threshold(f"precision={least}"))
-    assert fitted.precision[place] >= least
-    assert place == 0 or fitted.precision[place - 1] < least
+    index = round(200 * fitted.threshold(f"precision={least}"))
+    assert fitted.precision[index] >= least
+    assert index == 0 or fitted.precision[index - 1] < least
 
-    place = round(200 * fitted.threshold(f"recall={least}"))
-    assert fitted.recall[place] >= least > fitted.recall[place + 1]
+    index = round(200 * fitted.threshold(f"recall={least}"))
+    assert fitted.recall[index] >= least > fitted.recall[index + 1]
 
     best = round(200 * fitted.threshold("f1"))
     assert fitted.f1[best] == fitted.f1.max()
@@ -155,9 +155,9 @@ def test_a_target_out_of_reach_is_refused_with_the_best_there_was(fitted):
 
 
 def test_without_a_relevant_label_there_is_nothing_to_learn():
-    found, truth = drawn(n_points=5)
+    actual, truth = drawn(n_points=5)
 
-    assert Probabilities.fit(found, csr_matrix(truth.shape)) is None
+    assert Probabilities.fit(actual, csr_matrix(truth.shape)) is None
 
 
 def test_what_is_saved_is_read_again(fitted):

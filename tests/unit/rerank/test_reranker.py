@@ -59,12 +59,12 @@ def test_padding_scores_minus_infinity_whatever_its_p(problem, reranker):
     scores = np.where(known, points.candidates.scores, -np.inf).astype(np.float32)
     endless = points._replace(candidates=replace(points.candidates, scores=scores))
 
-    found, other = scores_of(reranker, points), scores_of(reranker, endless)
+    actual, other = scores_of(reranker, points), scores_of(reranker, endless)
 
     assert (~known).any()
-    assert (found[~known] == -np.inf).all()
-    assert np.isfinite(found[known]).all()
-    np.testing.assert_array_equal(found, other)
+    assert (actual[~known] == -np.inf).all()
+    assert np.isfinite(actual[known]).all()
+    np.testing.assert_array_equal(actual, other)
     assert (scores_of(reranker, points, RERANK)[~known] == -np.inf).all()
 
 
@@ -85,11 +85,11 @@ def test_several_components_are_ranked_as_each_is_alone(problem, reranker):
     together = reranker.rerank(candidates, inputs, reranker.components, count=5)
 
     assert list(together) == [RERANK, CALIBRATE]
-    for name, found in together.items():
+    for name, actual in together.items():
         for options in ({}, {"psi": psi}):
             alone = reranker.rerank(candidates, inputs, [name], count=5, **options)[name]
-            np.testing.assert_array_equal(found.ids, alone.ids)
-            np.testing.assert_array_equal(found.scores, alone.scores)
+            np.testing.assert_array_equal(actual.ids, alone.ids)
+            np.testing.assert_array_equal(actual.scores, alone.scores)
 
 
 def test_labels_past_the_candidates_come_after_them_in_their_old_order(problem, reranker):
@@ -101,9 +101,9 @@ def test_labels_past_the_candidates_come_after_them_in_their_old_order(problem, 
         scores=np.take_along_axis(candidates.scores, order, axis=1),
     )
 
-    found = reranker.rerank(candidates, inputs, [CALIBRATE], count=2)[CALIBRATE]
+    actual = reranker.rerank(candidates, inputs, [CALIBRATE], count=2)[CALIBRATE]
 
-    for row, ranking in enumerate(found):
+    for row, ranking in enumerate(actual):
         known = candidates.ids[row][candidates.ids[row] < N_LABELS].tolist()
         assert sorted(ranking.ids[:2].tolist()) == sorted(known[:2])
         assert ranking.ids[2:].tolist() == known[2:]
@@ -152,8 +152,8 @@ def test_the_power_of_q_is_the_one_that_ranks_held_out_points_best(problem, scal
     qualities = {}
     for power in POWERS:
         each = ndcg_of_each(points, scores_of(replace(plain, sharpness=power), points))
-        qualities[power] = np.array([found["nDCG@5"] for found in each])
-    gains = {power: found - qualities[1] for power, found in qualities.items()}
+        qualities[power] = np.array([actual["nDCG@5"] for actual in each])
+    gains = {power: actual - qualities[1] for power, actual in qualities.items()}
     clear = [p for p, gain in gains.items() if gain.mean() > gain.std() / len(gain) ** 0.5]
 
     chosen = choose_sharpness(
@@ -163,7 +163,7 @@ def test_the_power_of_q_is_the_one_that_ranks_held_out_points_best(problem, scal
         np.diff(points.labels.indptr),
     )
 
-    assert len({found.mean() for found in qualities.values()}) > 1
+    assert len({actual.mean() for actual in qualities.values()}) > 1
     assert chosen == max(clear, key=lambda power: gains[power].mean(), default=1)
 
 
@@ -289,7 +289,7 @@ def test_margins_become_relevances_between_zero_and_one():
 def test_relevant_candidates_are_those_of_a_dense_lookup(problem):
     candidates, _, labels = problem.validation
 
-    found = relevant_candidates(candidates.ids, labels)
+    actual = relevant_candidates(candidates.ids, labels)
 
     table = np.hstack([labels.toarray() > 0, np.zeros((labels.shape[0], 1), dtype=bool)])
-    np.testing.assert_array_equal(found, np.take_along_axis(table, candidates.ids, axis=1))
+    np.testing.assert_array_equal(actual, np.take_along_axis(table, candidates.ids, axis=1))

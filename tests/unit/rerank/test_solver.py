@@ -111,15 +111,15 @@ def test_the_number_of_threads_changes_no_bit(problem, monkeypatch):
     groups = group_pairs(candidates, labels)
     monkeypatch.setattr(solver, "_PAIRS_PER_CHUNK", 50)  # so that threads have something to share
     assert len(list(solver._chunks(groups[0]))) > 3
-    found = []
+    actual = []
 
     before = numba.get_num_threads()
     for n_threads in (1, numba.config.NUMBA_NUM_THREADS):
         numba.set_num_threads(n_threads)
-        found.append(fit_label_classifiers(sparse, dense, groups, prune=0.1))
+        actual.append(fit_label_classifiers(sparse, dense, groups, prune=0.1))
     numba.set_num_threads(before)
 
-    (one, one_biases), (other, other_biases) = found
+    (one, one_biases), (other, other_biases) = actual
     assert (one != other).nnz == 0
     np.testing.assert_array_equal(one_biases, other_biases)
 
@@ -127,14 +127,18 @@ def test_the_number_of_threads_changes_no_bit(problem, monkeypatch):
 def test_a_label_s_classifier_does_not_depend_on_the_other_labels(problem):
     sparse, dense, candidates, labels = problem
     starts, rows, signs = group_pairs(candidates, labels)
-    kept = 3  # the rows of later labels go
-    alone = np.minimum(starts, starts[kept]), rows[: starts[kept]], signs[: starts[kept]]
+    remaining = 3  # the rows of later labels go
+    alone = (
+        np.minimum(starts, starts[remaining]),
+        rows[: starts[remaining]],
+        signs[: starts[remaining]],
+    )
 
     weights, _ = fit_label_classifiers(sparse, dense, (starts, rows, signs))
     few_weights, _ = fit_label_classifiers(sparse, dense, alone)
 
-    assert (weights[:kept] != few_weights[:kept]).nnz == 0
-    assert few_weights[kept:].nnz == 0
+    assert (weights[:remaining] != few_weights[:remaining]).nnz == 0
+    assert few_weights[remaining:].nnz == 0
 
 
 def test_another_seed_visits_points_in_another_order(problem):

@@ -16,12 +16,12 @@ def lengths(matrix):
 def test_rows_have_length_one_and_words_weigh_as_much_as_ngrams():
     features = RankerFeatures.fit(TEXTS, RerankConfig())
 
-    found = features.transform(TEXTS)
+    actual = features.transform(TEXTS)
 
-    np.testing.assert_allclose(lengths(found), 1, rtol=1e-6)
+    np.testing.assert_allclose(lengths(actual), 1, rtol=1e-6)
     n_words = len(features.featurizer.words)
-    np.testing.assert_allclose(lengths(found[:, :n_words]), np.sqrt(0.5), rtol=1e-6)
-    assert found.dtype == np.float32
+    np.testing.assert_allclose(lengths(actual[:, :n_words]), np.sqrt(0.5), rtol=1e-6)
+    assert actual.dtype == np.float32
 
 
 def test_the_vocabulary_holds_the_configured_terms():
@@ -70,7 +70,7 @@ def test_texts_for_a_ranker_of_features_are_refused_and_the_other_way_round():
 
 
 def test_an_embedding_is_scaled_to_length_one_and_none_has_no_width():
-    found = unit_embedding(np.float32([[3, 4], [0, 0]]), 2)
+    actual = unit_embedding(np.float32([[3, 4], [0, 0]]), 2)
 
-    np.testing.assert_allclose(found, [[0.6, 0.8], [0, 0]])
+    np.testing.assert_allclose(actual, [[0.6, 0.8], [0, 0]])
     assert unit_embedding(None, 5).shape == (5, 0)

@@ -39,13 +39,13 @@ def test_many_points_on_threads_score_as_each_does_alone(problem):
 
 def test_the_number_of_threads_changes_no_margin(problem):
     before = numba.get_num_threads()
-    found = []
+    actual = []
     for n_threads in (1, numba.config.NUMBA_NUM_THREADS):
         numba.set_num_threads(n_threads)
-        found.append(scores(*problem))
+        actual.append(scores(*problem))
     numba.set_num_threads(before)
 
-    np.testing.assert_array_equal(found[0], found[1])
+    np.testing.assert_array_equal(actual[0], actual[1])
 
 
 def test_columns_need_not_be_in_order(problem):
@@ -57,14 +57,14 @@ def test_columns_need_not_be_in_order(problem):
         backwards.data[span] = sparse.data[span][::-1]
     backwards.has_sorted_indices = False
 
-    found = scores(backwards, dense, ranker, candidates)
+    actual = scores(backwards, dense, ranker, candidates)
 
-    np.testing.assert_array_equal(found, scores(sparse, dense, ranker, candidates))
+    np.testing.assert_array_equal(actual, scores(sparse, dense, ranker, candidates))
 
 
 def test_no_points_have_no_margins(problem):
     sparse, dense, ranker, candidates = problem
 
-    found = scores(sparse[:0], dense[:0], ranker, candidates[:0])
+    actual = scores(sparse[:0], dense[:0], ranker, candidates[:0])
 
-    assert found.shape == (0, 5)
+    assert actual.shape == (0, 5)

@@ -37,13 +37,13 @@ class Tokeniser:
         return Tokens(offsets, ids, weights, n_truncated=2)
 
 
-def assert_same(found, expected):
-    assert np.array_equal(found.offsets, expected.offsets)
-    assert np.array_equal(found.ids, expected.ids)
-    assert found.n_truncated == expected.n_truncated
-    assert (found.weights is None) == (expected.weights is None)
+def assert_same(actual, expected):
+    assert np.array_equal(actual.offsets, expected.offsets)
+    assert np.array_equal(actual.ids, expected.ids)
+    assert actual.n_truncated == expected.n_truncated
+    assert (actual.weights is None) == (expected.weights is None)
     if expected.weights is not None:
-        assert np.array_equal(found.weights, expected.weights)
+        assert np.array_equal(actual.weights, expected.weights)
 
 
 @given(
@@ -79,8 +79,8 @@ def test_taking_rows_takes_their_tokens_in_that_order(texts, data):
     taken = tokens.take(np.array(rows, dtype=np.int64))
 
     assert len(taken) == len(rows)
-    for place, row in enumerate(rows):
-        part = slice(taken.offsets[place], taken.offsets[place + 1])
+    for index, row in enumerate(rows):
+        part = slice(taken.offsets[index], taken.offsets[index + 1])
         assert taken.ids[part].tolist() == texts[row]
         assert taken.weights[part].tolist() == pytest.approx([i / 3 for i in texts[row]])
 
@@ -158,10 +158,10 @@ def test_other_texts_or_another_tokenizer_miss_the_cache(fingerprint, texts):
     tokenize = Tokeniser()
     cached("letters", TEXTS, tokenize)
 
-    found = cached(fingerprint, texts, tokenize)
+    actual = cached(fingerprint, texts, tokenize)
 
     assert tokenize.calls == 2
-    assert len(found) == len(texts)
+    assert len(actual) == len(texts)
 
 
 def test_a_lone_surrogate_can_be_cached():
@@ -172,9 +172,9 @@ def test_a_cache_that_cannot_be_written_does_not_stop_the_run(cache, caplog):
     (cache / "elias").write_text("a file where a folder should be")
 
     with caplog.at_level(logging.WARNING):
-        found = cached("letters", TEXTS, Tokeniser())
+        actual = cached("letters", TEXTS, Tokeniser())
 
-    assert_same(found, Tokeniser()(TEXTS))
+    assert_same(actual, Tokeniser()(TEXTS))
     assert "cannot cache" in caplog.text
 
 
@@ -237,14 +237,14 @@ def test_tokens_of_texts_on_disk_are_those_of_texts_in_memory(tmp_path, monkeypa
     def tokenize(some):
         return Tokens.from_csr(featurizer.transform(some))
 
-    found = cached("words", texts, tokenize, featurizer)
+    actual = cached("words", texts, tokenize, featurizer)
 
     expected = tokenize(list(texts))
     assert len(started) == (2 if by_workers else 0)
-    np.testing.assert_array_equal(found.offsets, expected.offsets)
-    np.testing.assert_array_equal(found.ids, expected.ids)
-    np.testing.assert_array_equal(found.weights, expected.weights)
-    assert isinstance(found.ids, np.memmap)
+    np.testing.assert_array_equal(actual.offsets, expected.offsets)
+    np.testing.assert_array_equal(actual.ids, expected.ids)
+    np.testing.assert_array_equal(actual.weights, expected.weights)
+    assert isinstance(actual.ids, np.memmap)
     assert not (next(cache_folder().iterdir()) / "job").exists()
 
 

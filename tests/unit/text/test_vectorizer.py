@@ -117,8 +117,8 @@ def test_of_very_many_word_ngrams_the_rarest_are_dropped(monkeypatch):
     runs = [word for word in featurizer.words if " " in word]
     assert "red cod" in runs
     assert len(runs) <= 7
-    (place,) = (i for i, word in enumerate(featurizer.words) if word == "red cod")
-    assert featurizer.idf[place] == pytest.approx(np.log(27 / 7) + 1)
+    (index,) = (i for i, word in enumerate(featurizer.words) if word == "red cod")
+    assert featurizer.idf[index] == pytest.approx(np.log(27 / 7) + 1)
 
 
 def test_words_that_left_the_cache_are_looked_up_again(monkeypatch):

@@ -120,7 +120,7 @@ def test_a_text_to_predict_may_not_be_endless_either(tmp_path):
         out.write(b"cod\n")
         out.truncate(4 * MEBIBYTE)
 
-    message = refusal(path, lambda place: list(TextFile.find(place).rows()))
+    message = refusal(path, lambda file: list(TextFile.find(file).rows()))
 
     assert "texts.txt:2: the line is longer" in message
 
@@ -298,8 +298,8 @@ def test_an_array_that_is_there_twice_is_refused(tmp_path):
 
 def test_an_archive_member_that_is_declared_too_small_is_refused(tmp_path):
     content = bytearray(npz(**csr_parts()))
-    place = content.index(b"PK\x01\x02")  # the first record of the directory: its sizes
-    content[place + 20 : place + 28] = struct.pack("<II", 4, 4)
+    position = content.index(b"PK\x01\x02")  # the first record of the directory: its sizes
+    content[position + 20 : position + 28] = struct.pack("<II", 4, 4)
 
     assert "Y.trn.npz: not a whole" in refusal(folder_with(tmp_path, bytes(content)))
 
@@ -422,14 +422,14 @@ def test_broken_predictions_are_refused_in_one_line(tmp_path, content):
     path = tmp_path / "predictions"
     path.write_bytes(content)
 
-    refusal(path, lambda place: read_predictions(place, n_labels=2))
+    refusal(path, lambda file: read_predictions(file, n_labels=2))
 
 
 @pytest.mark.usefixtures("small_limits")
 def test_a_bomb_of_predictions_is_refused(tmp_path, peak):
     path = gzip_bomb(tmp_path / "predictions.gz", b"0:1 ", 64 * MEBIBYTE)
 
-    assert "unpacks from" in refusal(path, lambda place: read_predictions(place, n_labels=2))
+    assert "unpacks from" in refusal(path, lambda file: read_predictions(file, n_labels=2))
     assert peak() < 16 * MEBIBYTE
 
 
