@@ -18,17 +18,7 @@ from scipy.sparse import vstack
 
 from elias.data.atomic import cache_root, evict_oldest, mark_in_use, staged_folder
 from elias.data.corpus import SPLITS, Corpus, Split
-from elias.data.readers import files, xmc
-from elias.data.readers.base import (
-    LABELS,
-    SHORT,
-    Chunk,
-    ReadOptions,
-    csr_from_lists,
-    find_file,
-    find_label_names,
-    split_files,
-)
+from elias.data.readers import base, files, xmc
 from elias.data.readers.files import data_error, sanitize
 from elias.data.readers.npz import NpzReader
 from elias.data.readers.table import KINDS, TableReader, choose_text, column_names
@@ -42,8 +32,6 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
     from scipy.sparse import csr_matrix
-
-    from elias.data.readers.base import LabelRows, Reader, Summary
 
 
 logger = logging.getLogger(__name__)
@@ -117,7 +105,7 @@ def load_corpus(
     if not path.exists():
         siblings = [p.name for p in path.parent.iterdir()] if path.parent.is_dir() else []
         raise DataError(f"{path}: no such file or folder{did_you_mean(path.name, siblings)}")
-    options = ReadOptions(text=text, labels=labels, separator=separator)
+    options = base.ReadOptions(text=text, labels=labels, separator=separator)
     use_disk = _is_large(path) if on_disk == "auto" else on_disk == "on"
     corpus, has_splits = (_read_to_disk if use_disk else _read_to_memory)(path, options)
     check_corpus(corpus)
@@ -151,11 +139,11 @@ def detect(path: Path) -> tuple[str, Path, dict[str, list[Path]]]:
     points = xmc.lf_points_file(path, "train")
     if points is not None and xmc.LF_IDS in column_names(points, "jsonl"):
         return "lf", path, {}
-    if find_file(path, xmc.LABEL_MATRIX.format(SHORT["train"])):
+    if base.find_file(path, xmc.LABEL_MATRIX.format(base.SHORT["train"])):
         return "xmc", path, {}
-    by_split = split_files(path)
+    by_split = base.split_files(path)
     if not by_split and (path / "data").is_dir():  # the layout of data sets on the hub
-        by_split = split_files(path / "data")
+        by_split = base.split_files(path / "data")
     if not by_split:
         single = _single_file(path)
         return detect_file(single), path, {"": [single]}
@@ -171,7 +159,7 @@ def detect(path: Path) -> tuple[str, Path, dict[str, list[Path]]]:
 
 
 def _single_file(folder: Path) -> Path:
-    label_names = find_label_names(folder)
+    label_names = base.find_label_names(folder)
     paths = [path for path in sorted(folder.iterdir()) if path.is_file() and path != label_names]
     data = [path for path in paths if not path.name.lower().startswith((".", "readme", "license"))]
     if len(data) != 1:
@@ -208,7 +196,7 @@ def detect_file(path: Path) -> str:
     raise data_error(path, problem)
 
 
-def _open_reader(path: Path, options: ReadOptions, *, in_memory: bool) -> Reader:
+def _open_reader(path: Path, options: base.ReadOptions, *, in_memory: bool) -> base.Reader:
     """Return the reader of a file or folder.
 
     Args:
@@ -249,11 +237,11 @@ def _text_columns(path: Path, text: str | None) -> str | None:
 
 
 def _collect(
-    reader: Reader, path: Path, new_split: Callable[[str], Any]
-) -> tuple[dict[str, Any], Summary]:
+    reader: base.Reader, path: Path, new_split: Callable[[str], Any]
+) -> tuple[dict[str, Any], base.Summary]:
     """Pass each chunk of a reader to the collector of its split; return collectors and summary.
 
-    Texts and label names are sanitized. Features of the labels go to the pseudo-split `LABELS`.
+    Texts and label names are sanitized. Features of labels go to the pseudo-split `base.LABELS`.
     """
     collectors: dict[str, Any] = {}
     n_points: Counter[str] = Counter()
@@ -279,7 +267,7 @@ def _collect(
         count = n_changed + changed
         notes["sanitized"] = f"NULs or lone surrogates replaced in {count} texts or names"
         logger.warning("%s: %s", path, notes["sanitized"])
-    collected = {name: collectors[name] for name in (*SPLITS, LABELS) if name in collectors}
+    collected = {name: collectors[name] for name in (*SPLITS, base.LABELS) if name in collectors}
     return collected, replace(summary, label_names=names, notes=notes)
 
 
@@ -288,10 +276,10 @@ class _MemorySplit:
 
     def __init__(self, _: str) -> None:
         self._texts: list[str] | None = None
-        self._labels: list[LabelRows] = []
+        self._labels: list[base.LabelRows] = []
         self._features: list[csr_matrix] = []
 
-    def add(self, chunk: Chunk) -> None:
+    def add(self, chunk: base.Chunk) -> None:
         if chunk.texts is not None:
             self._texts = self._texts or []
             self._texts += chunk.texts
@@ -304,12 +292,12 @@ class _MemorySplit:
         """Return the feature matrix, or None without features."""
         return vstack(self._features, format="csr") if self._features else None
 
-    def split(self, summary: Summary, filters: NDArray[np.int64] | None) -> Split:
+    def split(self, summary: base.Summary, filters: NDArray[np.int64] | None) -> Split:
         """Return the collected chunks as a split."""
         counts = np.concatenate([rows.counts for rows in self._labels])
         codes = np.concatenate([rows.codes for rows in self._labels])
         weights = [rows.weights for rows in self._labels if rows.weights is not None]
-        labels = csr_from_lists(
+        labels = base.csr_from_lists(
             counts,
             codes if summary.ids is None else summary.ids[codes],
             len(summary.label_names),
@@ -320,11 +308,11 @@ class _MemorySplit:
         return Split(labels=labels, texts=self._texts, features=features, filters=filters)
 
 
-def _read_to_memory(path: Path, options: ReadOptions) -> tuple[Corpus, bool]:
+def _read_to_memory(path: Path, options: base.ReadOptions) -> tuple[Corpus, bool]:
     """Read a corpus into memory; also return whether its source names the splits."""
     reader = _open_reader(path, options, in_memory=True)
     collected, summary = _collect(reader, path, _MemorySplit)
-    label_features = collected.pop(LABELS).features() if LABELS in collected else None
+    label_features = collected.pop(base.LABELS).features() if base.LABELS in collected else None
     splits: dict[str, Any] = {
         name: split.split(summary, summary.filters.get(name)) for name, split in collected.items()
     }
@@ -339,7 +327,7 @@ def _read_to_memory(path: Path, options: ReadOptions) -> tuple[Corpus, bool]:
     return corpus, reader.has_splits
 
 
-def _read_to_disk(path: Path, options: ReadOptions) -> tuple[Corpus, bool]:
+def _read_to_disk(path: Path, options: base.ReadOptions) -> tuple[Corpus, bool]:
     """Read a corpus into the cache folder, or find it there, and open it memory-mapped.
 
     A cached corpus is reused if the source files have the same names, sizes and times.
@@ -364,7 +352,7 @@ def _read_to_disk(path: Path, options: ReadOptions) -> tuple[Corpus, bool]:
     return open_corpus(folder, path)
 
 
-def _store(path: Path, options: ReadOptions, folder: Path) -> None:
+def _store(path: Path, options: base.ReadOptions, folder: Path) -> None:
     """Read a corpus, and store it in an empty folder."""
     reader = _open_reader(path, options, in_memory=False)
     description: dict[str, Any] = {"format": reader.format, "has_splits": reader.has_splits}
@@ -374,8 +362,8 @@ def _store(path: Path, options: ReadOptions, folder: Path) -> None:
             return stack.enter_context(closing(SplitWriter(folder / name)))
 
         writers, summary = _collect(reader, path, new_split)
-    if LABELS in writers:
-        description["label_features"] = writers.pop(LABELS).finish_features()
+    if base.LABELS in writers:
+        description["label_features"] = writers.pop(base.LABELS).finish_features()
     description["notes"] = summary.notes
     description["splits"] = {
         name: writer.finish(summary.ids, len(summary.label_names), summary.filters.get(name))
@@ -402,7 +390,7 @@ def _is_large(path: Path) -> bool:
     return total > ON_DISK_BYTES
 
 
-def _cache_key(path: Path, options: ReadOptions) -> str:
+def _cache_key(path: Path, options: base.ReadOptions) -> str:
     """Return a cache key for the options and the current state of the source files."""
     stats = [(str(file.resolve()), file.stat()) for file in _files(path)]
     states = [(name, stat.st_size, stat.st_mtime_ns) for name, stat in stats]

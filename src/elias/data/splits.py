@@ -58,12 +58,8 @@ def hold_out(
 
     Returns:
         The training rows and the validation rows, each sorted.
-
-    Raises:
-        DataError: If ``size`` is not between 0 and N.
     """
     n_points = int(labels.shape[0])
-    _check_size("size", size, n_points)
     if not labels.has_canonical_format:
         labels = labels.copy()
         labels.sum_duplicates()
@@ -95,27 +91,10 @@ def _sparable(labels: csr_matrix, rows: Rows, remaining: NDArray[np.int64]) -> R
     return rows[sparable]
 
 
-def random_split(n_points: int, test_size: int, seed: int) -> tuple[Rows, Rows]:
-    """Split ``n_points`` rows into training rows and exactly ``test_size`` test rows, each sorted.
-
-    >>> train, test = random_split(10, 3, seed=0)
-    >>> len(train), len(test)
-    (7, 3)
-    """
-    _check_size("test_size", test_size, n_points)
-    order = np.random.default_rng(seed).permutation(n_points)
-    return _partition(n_points, order[:test_size])
-
-
 def _partition(n_points: int, taken: Rows) -> tuple[Rows, Rows]:
     is_taken = np.zeros(n_points, dtype=bool)
     is_taken[taken] = True
     return np.flatnonzero(~is_taken), np.flatnonzero(is_taken)
-
-
-def _check_size(name: str, size: int, n_points: int) -> None:
-    if not 0 <= size <= n_points:
-        raise DataError(f"{name} must be between 0 and the {n_points} points, not {size}")
 
 
 def sample_setup_points(split: Split, config: ResolvedConfig) -> Rows | None:
@@ -208,7 +187,8 @@ def hold_out_test(corpus: Corpus, test_size: float, seed: int) -> Corpus:
     else:
         allowed = f"a share below 1, or a whole number below the {n_points} points"
         raise DataError(f"test_size must be {allowed}, not {test_size:g}")
-    train, test = random_split(n_points, count, seed)
+    order = np.random.default_rng(seed).permutation(n_points)
+    train, test = _partition(n_points, order[:count])
     note = f"{count} of {n_points} points set aside at random (seed {seed})"
     logger.info("%s: %s", corpus.source, note)
     cut = corpus.with_splits(train=corpus.train.take(train), test=corpus.train.take(test))

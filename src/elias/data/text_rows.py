@@ -8,16 +8,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from elias.data.load import detect_file
+from elias.data.readers import table
 from elias.data.readers.files import data_error, iter_lines
-from elias.data.readers.table import (
-    KINDS,
-    check_columns,
-    choose_text,
-    column_names,
-    iter_rows,
-    json_cells,
-    open_parquet,
-)
 
 LINES = "lines"
 """Name of the format with one text per line."""
@@ -68,11 +60,11 @@ class TextFile:
         if not is_table(path, text, keep):
             return cls(path, LINES)
         kind = detect_file(path)
-        if kind not in KINDS:
+        if kind not in table.KINDS:
             raise data_error(path, "is not a table; write one text per line in a .txt file")
-        names = column_names(path, kind)
-        check_columns(path, keep, names)
-        return cls(path, kind, choose_text(path, names, text), tuple(keep))
+        names = table.column_names(path, kind)
+        table.check_columns(path, keep, names)
+        return cls(path, kind, table.choose_text(path, names, text), tuple(keep))
 
     def rows(self) -> Iterator[TextRow]:
         """Yield the rows; an error names the line of the row that cannot be read."""
@@ -83,7 +75,7 @@ class TextFile:
         wanted = [*self.columns, *self.keep]
         # with several text columns, or columns to keep, a row may lack some of them
         required = self.columns if len(self.columns) == 1 else ()
-        for line, cells in iter_rows(self.path, self.kind, wanted, required):
+        for line, cells in table.iter_rows(self.path, self.kind, wanted, required):
             parts = cells[: len(self.columns)]
             text = " ".join(filter(None, (_text(part, self.path, line) for part in parts)))
             yield TextRow(line, text, tuple(cells[len(self.columns) :]))
@@ -92,7 +84,7 @@ class TextFile:
         """Return the Arrow types of the columns to keep, if the file is Parquet."""
         if self.kind != "parquet":
             return {}
-        schema = open_parquet(self.path).schema_arrow
+        schema = table.open_parquet(self.path).schema_arrow
         return {name: schema.field(name).type for name in self.keep}
 
 
@@ -107,7 +99,7 @@ def json_text_rows(
 ) -> Iterator[TextRow]:
     """Yield the rows of JSON lines that are not in a file, such as those of stdin."""
     path, columns = Path(source), [column, *keep]
-    for line, [text, *cells] in json_cells(path, lines, columns, columns):
+    for line, [text, *cells] in table.json_cells(path, lines, columns, columns):
         yield TextRow(line, _text(text, path, line), tuple(cells))
 
 

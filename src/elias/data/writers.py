@@ -18,7 +18,7 @@ import json
 import logging
 import re
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from itertools import chain, pairwise
 from pathlib import Path
@@ -97,6 +97,7 @@ def convert(
     }
     names = sanitize(corpus.label_names)[0]
     clean = replace(corpus.with_splits(**splits), label_names=names)
+    _check_parts(corpus, chosen)
     try:
         if chosen in KINDS:
             _write_file(clean, target, chosen)
@@ -122,6 +123,19 @@ def _choose_format(target: Path, format: str | None) -> str:
         problem = f"unknown format {format!r}{did_you_mean(format, FORMATS)}"
         raise DataError(f"{problem}; formats: {', '.join(FORMATS)}")
     return format
+
+
+def _check_parts(corpus: Corpus, format: str) -> None:
+    """Raise `DataError` if the corpus lacks the texts or features that a format needs."""
+    needed, others = "texts", "xmc, folder or pecos"
+    if format == "xmc":
+        needed, others = "features", "lf, folder or jsonl"
+    for name, split in corpus.splits.items():
+        if format not in ("folder", "pecos") and getattr(split, needed) is None:
+            raise DataError(
+                f"{corpus.source or 'the corpus'}: the {name} points have no {needed}, which the "
+                f"{format} format needs; write it as {others}"
+            )
 
 
 def _left_out(corpus: Corpus, format: str) -> list[str]:
@@ -156,27 +170,19 @@ def _used_labels(corpus: Corpus) -> set[int]:
 def _write_file(corpus: Corpus, target: Path, kind: str) -> None:
     """Write all splits as one table."""
     columns = _columns(corpus)
-    with _staged_stream(target) as stream:
+    target.parent.mkdir(parents=True, exist_ok=True)
+    with (
+        staged_file(target) as staging,
+        staging.open("wb") as raw,
+        _gzip(raw) if target.name.endswith(".gz") else nullcontext(raw) as stream,
+    ):
         if kind == "jsonl":
-            keys = list(columns)
             rows = zip(*columns.values(), strict=True)
-            _write_json(stream, (dict(zip(keys, values, strict=True)) for values in rows))
+            _write_json(stream, (dict(zip(columns, cells, strict=True)) for cells in rows))
         elif kind == "parquet":
             _write_parquet(columns, stream)
         else:
             _write_delimited(columns, stream, _DELIMITER[kind])
-
-
-@contextmanager
-def _staged_stream(target: Path) -> Iterator[IO[bytes]]:
-    """Yield a stream that becomes ``target`` on success; gzip it if the name ends in ``.gz``."""
-    target.parent.mkdir(parents=True, exist_ok=True)
-    with staged_file(target) as staging, staging.open("wb") as stream:
-        if target.name.endswith(".gz"):
-            with _gzip(stream) as packed:
-                yield packed
-        else:
-            yield stream
 
 
 def _gzip(stream: IO[bytes]) -> IO[bytes]:
@@ -186,16 +192,10 @@ def _gzip(stream: IO[bytes]) -> IO[bytes]:
 
 def _columns(corpus: Corpus) -> dict[str, list[Any]]:
     splits = corpus.splits
-    texts = [split.texts for split in splits.values()]
-    if any(part is None for part in texts):
-        raise DataError(
-            f"{corpus.source or 'the corpus'}: has features but no texts, and a table needs "
-            "texts; write it as xmc, folder or pecos"
-        )
     ids = list(chain.from_iterable(_rows(s.labels, s.labels.indices) for s in splits.values()))
     names = list(corpus.label_names)
     columns: dict[str, list[Any]] = {
-        "text": list(chain.from_iterable(part or () for part in texts)),
+        "text": list(chain.from_iterable(split.texts or () for split in splits.values())),
         "labels": [[names[label] for label in row] for row in ids],
     }
     distinct = set(names)
@@ -315,11 +315,7 @@ def _write_xmc(corpus: Corpus, folder: Path) -> None:
     write_lines(folder / "Y.txt", corpus.label_names)
     _write_matrix(folder, "lbl", corpus.label_features)
     for name, split in corpus.splits.items():
-        if split.features is None:
-            raise DataError(
-                f"{corpus.source or 'the corpus'}: the {name} points have texts but no features, "
-                "which the xmc format needs; write it as lf, folder or jsonl"
-            )
+        assert split.features is not None
         sizes = f"{len(split)} {split.features.shape[1]} {split.labels.shape[1]}"
         ids = _rows(split.labels, split.labels.indices)
         rows = zip(ids, _pairs(split.features), strict=True)
@@ -331,23 +327,19 @@ def _write_xmc(corpus: Corpus, folder: Path) -> None:
 
 def _write_lf(corpus: Corpus, folder: Path) -> None:
     labels = ({"uid": str(i), "title": name} for i, name in enumerate(corpus.label_names))
-    with (folder / "lbl.json.gz").open("wb") as raw, _gzip(raw) as stream:
-        _write_json(stream, labels)
+    parts: dict[str, Iterable[dict[str, Any]]] = {"lbl": labels}
+    parts |= {SHORT[name]: _lf_points(split) for name, split in corpus.splits.items()}
+    for short, rows in parts.items():
+        with (folder / f"{short}.json.gz").open("wb") as raw, _gzip(raw) as stream:
+            _write_json(stream, rows)
     _write_matrix(folder, "lbl", corpus.label_features)
     for name, split in corpus.splits.items():
-        if split.texts is None:
-            raise DataError(
-                f"{corpus.source or 'the corpus'}: the {name} points have features but no texts, "
-                "which the lf format needs; write it as xmc, folder or pecos"
-            )
-        with (folder / f"{SHORT[name]}.json.gz").open("wb") as raw, _gzip(raw) as stream:
-            _write_json(stream, _lf_points(split, split.texts))
         _write_matrix(folder, SHORT[name], split.features)
 
 
-def _lf_points(split: Split, texts: Sequence[str]) -> Iterator[dict[str, Any]]:
+def _lf_points(split: Split) -> Iterator[dict[str, Any]]:
     ids, weights = (_rows(split.labels, f) for f in (split.labels.indices, split.labels.data))
-    for row, (text, labels, values) in enumerate(zip(texts, ids, weights, strict=True)):
+    for row, (text, labels, values) in enumerate(zip(split.texts or (), ids, weights, strict=True)):
         point = {"uid": str(row), "title": text, "content": ""}
         yield point | {xmc.LF_IDS: labels, xmc.LF_WEIGHTS: values}
 

@@ -1,19 +1,11 @@
 from dataclasses import replace
 
 import numpy as np
-import pytest
 from scipy.sparse import csr_matrix
 
-from elias.data.splits import (
-    hold_out,
-    hold_out_test,
-    random_split,
-    recorded_size,
-    restore_splits,
-)
+from elias.data.splits import hold_out, hold_out_test, recorded_size, restore_splits
 from elias.data.stats import corpus_stats
 from elias.data.synthetic import synthetic_corpus
-from elias.errors import DataError
 
 
 def test_the_only_point_of_a_label_stays_in_training():
@@ -67,22 +59,6 @@ def test_hold_out_chunks_do_not_change_the_choice(monkeypatch):
     _, in_pieces = hold_out(labels, size=50, seed=1)
 
     np.testing.assert_array_equal(whole, in_pieces)
-
-
-def test_a_random_split_cuts_all_rows_in_two():
-    train, test = random_split(10, 4, seed=3)
-
-    assert len(test) == 4
-    assert sorted([*train, *test]) == list(range(10))
-    assert (train.dtype, test.dtype) == (np.int64, np.int64)
-
-
-@pytest.mark.parametrize("size", [-1, 3])
-def test_a_size_out_of_range_is_refused(size):
-    with pytest.raises(DataError, match="between 0 and the 2 points"):
-        hold_out(csr_matrix(np.ones((2, 1))), size=size, seed=0)
-    with pytest.raises(DataError, match="between 0 and the 2 points"):
-        random_split(2, size, seed=0)
 
 
 def test_points_held_out_at_random_may_have_the_only_point_of_a_label():

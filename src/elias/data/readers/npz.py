@@ -21,18 +21,7 @@ from typing import IO, TYPE_CHECKING
 import numpy as np
 from scipy.sparse import csr_matrix, load_npz
 
-from elias.data.readers.base import (
-    LABELS,
-    SHORT,
-    Chunk,
-    IdReader,
-    LabelRows,
-    ReadOptions,
-    find_file,
-    read_label_names,
-    row_of,
-    text_chunks,
-)
+from elias.data.readers import base
 from elias.data.readers.files import check_ratio, data_error, open_bytes
 
 if TYPE_CHECKING:
@@ -74,18 +63,18 @@ PECOS = FileNames(
 )
 
 
-class NpzReader(IdReader):
+class NpzReader(base.IdReader):
     """Reads a folder of text lines and npz matrices, one matrix at a time."""
 
-    def __init__(self, folder: Path, options: ReadOptions) -> None:
+    def __init__(self, folder: Path, options: base.ReadOptions) -> None:
         self._file_names = RAW if _find(folder, RAW.texts, "train") else PECOS
         self.format = self._file_names.format
         options.check_unused(folder, self.format)
-        super().__init__(folder, folder, read_label_names(folder))
+        super().__init__(folder, folder, base.read_label_names(folder))
 
-    def chunks(self) -> Iterator[Chunk]:
+    def chunks(self) -> Iterator[base.Chunk]:
         """Yield the labels, texts and features of each split, then the features of the labels."""
-        for split, short in SHORT.items():
+        for split, short in base.SHORT.items():
             path = self._folder / f"Y.{short}.npz"
             if not path.is_file():
                 continue
@@ -97,18 +86,18 @@ class NpzReader(IdReader):
                 raise data_error(path, problem)
             labels = _read_npz(path, "relevance")
             self._n_columns[split] = labels.shape[1]
-            yield Chunk(split, labels=LabelRows.from_csr(labels))
+            yield base.Chunk(split, labels=base.LabelRows.from_csr(labels))
             if texts is not None:
-                yield from text_chunks(texts, split, labels.shape[0])
+                yield from base.text_chunks(texts, split, labels.shape[0])
             if features is not None:
-                yield Chunk(split, features=_read_npz(features, "feature"))
+                yield base.Chunk(split, features=_read_npz(features, "feature"))
         path = self._folder / "X.lbl.npz"
         if path.is_file():
-            yield Chunk(LABELS, features=_read_npz(path, "feature"))
+            yield base.Chunk(base.LABELS, features=_read_npz(path, "feature"))
 
 
 def _find(folder: Path, names: tuple[str, ...], split: str) -> Path | None:
-    return find_file(folder, *(name.format(SHORT[split], long=split) for name in names))
+    return base.find_file(folder, *(name.format(base.SHORT[split], long=split) for name in names))
 
 
 def _read_npz(path: Path, what: str) -> csr_matrix:
@@ -203,7 +192,7 @@ def clean_matrix(matrix: csr_matrix, path: Path, what: str, first: int = 0) -> c
     for rule, is_wrong in rules.items():
         if is_wrong.any():
             entry = int(is_wrong.argmax())
-            point = first + 1 + row_of(np.diff(clean.indptr), entry)
+            point = first + 1 + base.row_of(np.diff(clean.indptr), entry)
             where = f"point {point}, column {clean.indices[entry]} holds {clean.data[entry]}"
             remedy = "correct or drop the entry"
             raise data_error(path, f"{where}: a {what} value {rule}; {remedy}")

@@ -20,25 +20,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from elias.data.readers import files
-from elias.data.readers.base import (
-    Chunk,
-    LabelRows,
-    Reader,
-    ReadOptions,
-    Summary,
-    read_label_names,
-    split_alias,
-)
+from elias.data.readers import base, files, label_cells
 from elias.data.readers.files import data_error, iter_lines, short_repr
-from elias.data.readers.label_cells import (
-    NamedLabels,
-    NumberedLabels,
-    SeparatorVotes,
-    is_missing,
-    parse_weights,
-    split_cells,
-)
+from elias.data.readers.label_cells import NamedLabels, NumberedLabels, parse_weights, split_cells
 from elias.errors import DataError, did_you_mean
 from elias.progress import progress
 
@@ -90,7 +74,7 @@ class Columns:
         return list(dict.fromkeys(names))
 
 
-def choose_columns(path: Path, names: Sequence[str], options: ReadOptions) -> Columns:
+def choose_columns(path: Path, names: Sequence[str], options: base.ReadOptions) -> Columns:
     """Choose the columns that the options name, else columns with common names (ignoring case).
 
     The columns ``label_ids`` and ``label_weights`` are read only if the labels column is found by
@@ -174,7 +158,7 @@ class Rows:
                 if isinstance(value, list | dict | bytes):
                     problem = f"column {name!r} holds {short_repr(value)}, which is not a text"
                     raise self.error(row, problem)
-                values[row] = "" if is_missing(value) else str(value)
+                values[row] = "" if label_cells.is_missing(value) else str(value)
         return values
 
     def splits(self, column: str | None) -> list[str]:
@@ -182,7 +166,7 @@ class Rows:
         if column is None:
             return [self.split or "train"] * len(self)
         values = [str(value or "") for value in self.columns[column]]
-        known = {value: split_alias(value) for value in set(values)}
+        known = {value: base.split_alias(value) for value in set(values)}
         for row, value in enumerate(values):
             if known[value] is None:
                 remedy = "use train, validation or test, or rename the column"
@@ -190,7 +174,7 @@ class Rows:
         return [known[value] or "" for value in values]
 
 
-class TableReader(Reader):
+class TableReader(base.Reader):
     """Reads the files of a table.
 
     The label separator depends on all cells of the labels column, so two passes are needed. If the
@@ -203,7 +187,7 @@ class TableReader(Reader):
         source: Path,
         by_split: dict[str, list[Path]],
         kind: str,
-        options: ReadOptions,
+        options: base.ReadOptions,
         *,
         in_memory: bool,
     ) -> None:
@@ -223,10 +207,10 @@ class TableReader(Reader):
             check_columns(path, required, column_names(path, kind))
         self._labels: NamedLabels | NumberedLabels = NumberedLabels()
         if columns.ids is None:
-            self._labels = NamedLabels(read_label_names(source) if source.is_dir() else None)
+            self._labels = NamedLabels(base.read_label_names(source) if source.is_dir() else None)
         self._separator = ""
 
-    def chunks(self) -> Iterator[Chunk]:
+    def chunks(self) -> Iterator[base.Chunk]:
         """Yield the texts and labels of each split."""
         columns, separator = self._columns, self._options.separator
         rows_in_memory = list(self._read(columns.all)) if self._in_memory else None
@@ -253,7 +237,7 @@ class TableReader(Reader):
             if columns.weights is not None:
                 cells = rows.columns[columns.weights]
                 weights = parse_weights(cells, lists.counts, rows.error)
-            labels = LabelRows(lists.counts, codes, weights)
+            labels = base.LabelRows(lists.counts, codes, weights)
             yield from _by_split(rows.splits(columns.split), rows.texts(columns.text), labels)
 
     def _read(self, names: Sequence[str]) -> Iterator[Rows]:
@@ -261,7 +245,7 @@ class TableReader(Reader):
         for split, path in self._files:
             yield from row_chunks(path, split, self.format, names, required)
 
-    def finish(self, n_points: Mapping[str, int], n_uses: int) -> Summary:
+    def finish(self, n_points: Mapping[str, int], n_uses: int) -> base.Summary:
         """Return the label names, and notes on the columns."""
         if "train" not in n_points:
             problem = f"no training rows, only: {', '.join(n_points)}; name some rows train"
@@ -272,14 +256,14 @@ class TableReader(Reader):
             "text": f"column {', '.join(map(repr, self._columns.text))}",
             "labels": f"column {self._columns.labels!r}{separated}",
         }
-        return Summary(names, ids, notes=notes)
+        return base.Summary(names, ids, notes=notes)
 
 
 def _separator(rows: Iterable[Rows], column: str, option: str | None) -> str:
     """Return the label separator of a column: the option if set, else detected from all cells."""
     if option is not None:
         return option
-    votes = SeparatorVotes()
+    votes = label_cells.SeparatorVotes()
     with progress("Reading labels") as advance:
         for chunk in rows:
             votes.add(chunk.columns[column], chunk.error)
@@ -287,15 +271,15 @@ def _separator(rows: Iterable[Rows], column: str, option: str | None) -> str:
     return votes.winner()
 
 
-def _by_split(splits: list[str], texts: list[str], labels: LabelRows) -> Iterator[Chunk]:
+def _by_split(splits: list[str], texts: list[str], labels: base.LabelRows) -> Iterator[base.Chunk]:
     """Group rows by split, and yield one chunk per split."""
     split_of = np.array(splits)
     for name in dict.fromkeys(splits):
         chosen = split_of == name
         entries = np.repeat(chosen, labels.counts)
         weights = None if labels.weights is None else labels.weights[entries]
-        own_labels = LabelRows(labels.counts[chosen], labels.codes[entries], weights)
-        yield Chunk(name, [texts[row] for row in np.flatnonzero(chosen)], own_labels)
+        own_labels = base.LabelRows(labels.counts[chosen], labels.codes[entries], weights)
+        yield base.Chunk(name, [texts[row] for row in np.flatnonzero(chosen)], own_labels)
 
 
 def row_chunks(

@@ -24,30 +24,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from elias.data.readers.base import (
-    LABELS,
-    SHORT,
-    Chunk,
-    IdReader,
-    LabelRows,
-    ReadOptions,
-    check_entries,
-    csr_from_lists,
-    find_file,
-    one_file_each,
-    read_label_names,
-    text_chunks,
-)
+from elias.data.readers import base, table
 from elias.data.readers.files import data_error, line_chunks, short_repr
 from elias.data.readers.label_cells import parse_weights
 from elias.data.readers.npz import clean_matrix
-from elias.data.readers.table import (
-    check_columns,
-    choose_text,
-    column_names,
-    iter_rows,
-    row_chunks,
-)
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -56,7 +36,6 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
     from scipy.sparse import csr_matrix
 
-    from elias.data.readers.table import Rows
     from elias.errors import DataError
 
 
@@ -84,12 +63,14 @@ def looks_xmc(lines: Sequence[str]) -> bool:
     )
 
 
-class XmcReader(IdReader):
+class XmcReader(base.IdReader):
     """Reads ``N D L`` files, or a folder of label and feature matrices (``trn_X_Y.txt``)."""
 
     format = "xmc"
 
-    def __init__(self, source: Path, files: dict[str, list[Path]], options: ReadOptions) -> None:
+    def __init__(
+        self, source: Path, files: dict[str, list[Path]], options: base.ReadOptions
+    ) -> None:
         """Find the files of the corpus.
 
         Args:
@@ -102,15 +83,18 @@ class XmcReader(IdReader):
         self._has_matrices = not files
         self.has_splits = "" not in files
         if not files:
-            paths = {name: find_file(source, LABEL_MATRIX.format(SHORT[name])) for name in SHORT}
-            files = {name: [path] for name, path in paths.items() if path is not None}
-        self._files = one_file_each(files)
+            files = {
+                split: [path]
+                for split, short in base.SHORT.items()
+                if (path := base.find_file(source, LABEL_MATRIX.format(short)))
+            }
+        self._files = base.one_file_each(files)
         folder = self._files["train"].parent
-        super().__init__(source, folder, read_label_names(folder) if self.has_splits else None)
+        super().__init__(source, folder, base.read_label_names(folder) if self.has_splits else None)
 
-    def chunks(self) -> Iterator[Chunk]:
+    def chunks(self) -> Iterator[base.Chunk]:
         """Yield the labels, features and texts of each split, then the features of the labels."""
-        for split in (name for name in SHORT if name in self._files):
+        for split in (name for name in base.SHORT if name in self._files):
             n_points = 0
             for chunk in self._label_chunks(split):
                 assert chunk.labels is not None
@@ -120,38 +104,38 @@ class XmcReader(IdReader):
                 return
             if self._has_matrices:
                 yield from _feature_chunks(self._folder, split)
-            short = SHORT[split]
-            texts = find_file(
+            short = base.SHORT[split]
+            texts = base.find_file(
                 self._folder, f"{short}_X.txt", f"raw/{short}_X.txt", f"{split}_raw_texts.txt"
             )
             if texts is not None:
-                yield from text_chunks(texts, split, n_points)
-        yield from _feature_chunks(self._folder, LABELS)
+                yield from base.text_chunks(texts, split, n_points)
+        yield from _feature_chunks(self._folder, base.LABELS)
 
-    def _label_chunks(self, split: str) -> Iterator[Chunk]:
+    def _label_chunks(self, split: str) -> Iterator[base.Chunk]:
         path = self._files[split]
         if self._has_matrices:
             sizes, blocks = _read(path, 2, "label")
             for _, matrix in blocks:
-                yield Chunk(split, labels=LabelRows.from_csr(matrix))
+                yield base.Chunk(split, labels=base.LabelRows.from_csr(matrix))
         else:
             sizes, blocks = _read(path, 3, "feature")
             for labels, matrix in blocks:
-                yield Chunk(split, labels=labels, features=matrix)
+                yield base.Chunk(split, labels=labels, features=matrix)
         self._n_columns[split] = sizes[-1]
 
 
-def _feature_chunks(folder: Path, split: str) -> Iterator[Chunk]:
-    """Yield the features in ``trn_X_Xf.txt`` (``lbl_X_Xf.txt`` for `LABELS`), if it exists."""
-    path = find_file(folder, FEATURE_MATRIX.format(SHORT.get(split, "lbl")))
+def _feature_chunks(folder: Path, split: str) -> Iterator[base.Chunk]:
+    """Yield the features in ``trn_X_Xf.txt`` (``lbl_X_Xf.txt`` for `base.LABELS`), if it exists."""
+    path = base.find_file(folder, FEATURE_MATRIX.format(base.SHORT.get(split, "lbl")))
     if path is not None:
         for _, matrix in _read(path, 2, "feature")[1]:
-            yield Chunk(split, features=matrix)
+            yield base.Chunk(split, features=matrix)
 
 
 def _read(
     path: Path, n_sizes: int, what: str
-) -> tuple[list[int], Iterator[tuple[LabelRows, csr_matrix]]]:
+) -> tuple[list[int], Iterator[tuple[base.LabelRows, csr_matrix]]]:
     """Read a file: return the sizes on its first line, and its rows in blocks.
 
     Args:
@@ -168,7 +152,7 @@ def _read(
         raise data_error(path, problem, 1)
     sizes = [int(size) for size in header]
 
-    def blocks() -> Iterator[tuple[LabelRows, csr_matrix]]:
+    def blocks() -> Iterator[tuple[base.LabelRows, csr_matrix]]:
         n_rows, done = sizes[0], 0
         for chunk in chain([first_lines[1:]], chunks):
             n_wanted = max(n_rows - done, 0)
@@ -189,12 +173,12 @@ def _read(
 
 def _parse(
     path: Path, lines: list[str], n_before: int, sizes: Sequence[int], what: str
-) -> tuple[LabelRows, csr_matrix]:
+) -> tuple[base.LabelRows, csr_matrix]:
     """Return the labels and the matrix of consecutive rows, after ``n_before`` rows."""
     first = n_before + 2  # the number of the first line
     rows = [_split_line(line) if len(sizes) == 3 else ("", line.strip()) for line in lines]
     try:
-        labels = LabelRows.from_lines([head for head, _ in rows])
+        labels = base.LabelRows.from_lines([head for head, _ in rows])
         columns, values = _parse_pairs(" ".join(pairs for _, pairs in rows))
     except (ValueError, OverflowError):
         raise _broken_line(path, rows, first) from None
@@ -204,11 +188,11 @@ def _parse(
         (what, columns, counts, sizes[1]),
     ):
         problem = f"{name} id {{}} is out of range; the first line allows 0 to {size - 1}"
-        check_entries(path, ids, (ids < 0) | (ids >= size), row_counts, problem, first)
+        base.check_entries(path, ids, (ids < 0) | (ids >= size), row_counts, problem, first)
     kind = "relevance" if what == "label" else what
     problem = f"{{}}: a {kind} value must be finite; correct or drop the entry"
-    check_entries(path, values, ~np.isfinite(values), counts, problem, first)
-    matrix = csr_from_lists(counts, columns, sizes[1], values)
+    base.check_entries(path, values, ~np.isfinite(values), counts, problem, first)
+    matrix = base.csr_from_lists(counts, columns, sizes[1], values)
     return labels, clean_matrix(matrix, path, kind, n_before)
 
 
@@ -270,27 +254,29 @@ def looks_pecos(lines: Sequence[str]) -> bool:
     )
 
 
-class PecosReader(IdReader):
+class PecosReader(base.IdReader):
     """Reads one file of ``ids<tab>text`` lines, or one for each split."""
 
     format = "pecos"
 
-    def __init__(self, source: Path, files: dict[str, list[Path]], options: ReadOptions) -> None:
+    def __init__(
+        self, source: Path, files: dict[str, list[Path]], options: base.ReadOptions
+    ) -> None:
         options.check_unused(source, "PECOS text")
         self.has_splits = "" not in files
-        self._files = one_file_each(files)
+        self._files = base.one_file_each(files)
         folder = self._files["train"].parent
-        super().__init__(source, folder, read_label_names(folder))
+        super().__init__(source, folder, base.read_label_names(folder))
 
-    def chunks(self) -> Iterator[Chunk]:
+    def chunks(self) -> Iterator[base.Chunk]:
         """Yield the texts and labels of each split."""
-        for split in (name for name in SHORT if name in self._files):
+        for split in (name for name in base.SHORT if name in self._files):
             first = 1
             for lines in line_chunks(self._files[split]):
                 yield self._parse(split, lines, first)
                 first += len(lines)
 
-    def _parse(self, split: str, lines: Sequence[str], first: int) -> Chunk:
+    def _parse(self, split: str, lines: Sequence[str], first: int) -> base.Chunk:
         path = self._files[split]
         heads, texts = [], []
         for number, line in enumerate(lines, start=first):
@@ -299,23 +285,23 @@ class PecosReader(IdReader):
                 raise data_error(path, f"{short_repr(line)} is not `id,id,…<tab>text`", number)
             heads.append(head)
             texts.append(text)
-        labels = LabelRows.from_lines(heads)
+        labels = base.LabelRows.from_lines(heads)
         if self._names is None:
             self._highest = max(self._highest, int(labels.codes.max(initial=-1)))
         else:
             n_labels = len(self._names)
             limits = f"there are {n_labels} label names, counted from 0"
             problem = f"label id {{}} is out of range; {limits}"
-            check_entries(
+            base.check_entries(
                 path, labels.codes, labels.codes >= n_labels, labels.counts, problem, first
             )
-        return Chunk(split, texts=texts, labels=labels)
+        return base.Chunk(split, texts=texts, labels=labels)
 
 
 def lf_points_file(folder: Path, split: str) -> Path | None:
     """Return the JSON file of a split of an LF folder, or None."""
-    short = SHORT[split]
-    return find_file(folder, f"{short}.json", f"{short}.raw.json", f"{short}.jsonl")
+    short = base.SHORT[split]
+    return base.find_file(folder, f"{short}.json", f"{short}.raw.json", f"{short}.jsonl")
 
 
 def lf_text_columns(names: Sequence[str]) -> tuple[str, ...]:
@@ -323,38 +309,38 @@ def lf_text_columns(names: Sequence[str]) -> tuple[str, ...]:
     return tuple(name for name in _LF_TEXT if name in names)
 
 
-class LfReader(IdReader):
+class LfReader(base.IdReader):
     """Reads a folder of JSON lines with label ids."""
 
     format = "lf"
 
-    def __init__(self, folder: Path, options: ReadOptions) -> None:
+    def __init__(self, folder: Path, options: base.ReadOptions) -> None:
         options.check_unused(folder, "LF", except_text=True)
         self._text = options.text
-        path = find_file(folder, "lbl.json", "lbl.raw.json", "lbl.jsonl")
+        path = base.find_file(folder, "lbl.json", "lbl.raw.json", "lbl.jsonl")
         if path is None:
-            names = read_label_names(folder)
+            names = base.read_label_names(folder)
         else:
-            rows = iter_rows(path, "jsonl", ["title"], ["title"])
+            rows = table.iter_rows(path, "jsonl", ["title"], ["title"])
             names = [str(title or "") for _, [title] in rows]
         super().__init__(folder, folder, names)
 
-    def chunks(self) -> Iterator[Chunk]:
+    def chunks(self) -> Iterator[base.Chunk]:
         """Yield the texts, labels and features of each split, then the features of the labels."""
-        for split in SHORT:
+        for split in base.SHORT:
             path = lf_points_file(self._folder, split)
             if path is not None:
                 yield from self._points(path, split)
                 yield from _feature_chunks(self._folder, split)
-        yield from _feature_chunks(self._folder, LABELS)
+        yield from _feature_chunks(self._folder, base.LABELS)
 
-    def _points(self, path: Path, split: str) -> Iterator[Chunk]:
+    def _points(self, path: Path, split: str) -> Iterator[base.Chunk]:
         """Yield texts and labels of a split. Relevance values must be in all rows or in none."""
         text = self._text_columns(path)
         has_weights = False
         unweighted: DataError | None = None  # for the first row with labels but no relevance
         columns = [*text, LF_IDS, LF_WEIGHTS]
-        for rows in row_chunks(path, split, "jsonl", columns, [text[0], LF_IDS]):
+        for rows in table.row_chunks(path, split, "jsonl", columns, [text[0], LF_IDS]):
             lists = [self._checked_ids(rows, row) for row in range(len(rows))]
             counts = np.array([len(ids) for ids in lists], dtype=np.int64)
             codes = np.array(list(chain.from_iterable(lists)), dtype=np.int64)
@@ -370,15 +356,17 @@ class LfReader(IdReader):
                 row = int(np.flatnonzero(counts)[0])
                 problem = f"{counts[row]} labels but 0 relevance values; give one for each"
                 unweighted = rows.error(row, problem)
-            yield Chunk(split, rows.texts(text), LabelRows(counts, codes, weights))
+            yield base.Chunk(split, rows.texts(text), base.LabelRows(counts, codes, weights))
 
     def _text_columns(self, path: Path) -> tuple[str, ...]:
-        names = column_names(path, "jsonl")
-        columns = choose_text(path, names, self._text) if self._text else lf_text_columns(names)
-        check_columns(path, [*(columns or _LF_TEXT[:1]), LF_IDS], names)
+        names = table.column_names(path, "jsonl")
+        columns = lf_text_columns(names)
+        if self._text:
+            columns = table.choose_text(path, names, self._text)
+        table.check_columns(path, [*(columns or _LF_TEXT[:1]), LF_IDS], names)
         return columns
 
-    def _checked_ids(self, rows: Rows, row: int) -> list[int]:
+    def _checked_ids(self, rows: table.Rows, row: int) -> list[int]:
         """Return the label ids of a row; raise an error if the cell is not a list of valid ids."""
         cell: Any = rows.columns[LF_IDS][row] or []
         limit = _MAX_ID if self._names is None else len(self._names)
