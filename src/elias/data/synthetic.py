@@ -264,9 +264,8 @@ class CorpusGenerator:
         forced[:, 0] = ranks
         return topics, forced
 
-    def _count_modes_of(self, ranks: NDArray[np.integer]) -> Ints:
-        counts: Ints = np.sum([ranks < n for n in self.n_with_mode], axis=0)
-        return counts
+    def _count_modes_of(self, ranks: Ints) -> Any:
+        return np.sum([ranks < n for n in self.n_with_mode], axis=0)
 
     def _cover(self, rows: Ints, topics: Ints, forced: Ints) -> None:
         """Set topic and prescribed labels of those ``rows`` that are covers, in place."""

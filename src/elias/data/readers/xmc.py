@@ -45,6 +45,9 @@ LF_IDS, LF_WEIGHTS = "target_ind", "target_rel"
 _LF_TEXT = ("title", "content")
 _MAX_ID = 2**31 - 1
 _COLON, _SPACE = ord(":"), ord(" ")
+_ID = re.compile(r"-?\d{1,18}")
+_NUMBER = r"[-+]?(?:\d+\.?\d*|\.\d+|inf|nan)(?:e[-+]?\d+)?"
+_PAIR = re.compile(rf"{_ID.pattern}:{_NUMBER}", re.IGNORECASE)
 _HEADER = re.compile(r"\s*\d+(?:\s+\d+){2}\s*")
 _PECOS_LINE = re.compile(r"(?:\d+(?:,\d+)*)?\t.*", re.DOTALL)
 _PECOS_IDS = re.compile(r"(?:\d{1,18}(?:,\d{1,18})*)?")
@@ -146,7 +149,7 @@ def _read(
     chunks = line_chunks(path)
     first_lines = next(chunks, [""])
     header = first_lines[0].split()
-    if len(header) != n_sizes or not all(map(_is_id, header)):
+    if len(header) != n_sizes or not all(map(_ID.fullmatch, header)):
         expected = "`points features labels`" if n_sizes == 3 else "`rows columns`"
         problem = f"the first line is {short_repr(' '.join(header))}, not {expected}"
         raise data_error(path, problem, 1)
@@ -224,26 +227,13 @@ def _parse_pairs(text: str) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
 def _broken_line(path: Path, rows: Sequence[tuple[str, str]], first: int) -> DataError:
     """Return the error for the first row that cannot be parsed; ``rows[0]`` is line ``first``."""
     for number, (head, pairs) in enumerate(rows, start=first):
-        if head and not all(map(_is_id, head.split(","))):
+        if head and not all(map(_ID.fullmatch, head.split(","))):
             problem = f"{short_repr(head)} is not a list of label ids like 3,17"
             return data_error(path, problem, number)
         for pair in pairs.split():
-            index, _, value = pair.partition(":")
-            if not (_is_id(index) and _is_number(value)):
+            if not _PAIR.fullmatch(pair):
                 return data_error(path, f"{short_repr(pair)} is not an index:value pair", number)
     return data_error(path, "a number is too large", first)
-
-
-def _is_id(text: str) -> bool:
-    return text.removeprefix("-").isdecimal() and len(text) < 19
-
-
-def _is_number(text: str) -> bool:
-    try:
-        float(text)
-    except ValueError:
-        return False
-    return True
 
 
 def looks_pecos(lines: Sequence[str]) -> bool:
