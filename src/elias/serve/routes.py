@@ -17,8 +17,6 @@ from elias.serve.middleware import LOG_FIELDS
 from elias.serve.settings import MAX_EXPLAINED, MAX_LABELS
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from elias.inference.explain import GraphView
     from elias.serve.backend import Backend, Result, ServedModel
 
@@ -64,9 +62,18 @@ def _add_model_routes(api: FastAPI, backend: Backend) -> None:
 
 async def _compute(backend: Backend, job: Job, max_inputs: int, request: Request) -> Result:
     """Check a job, and wait for its result until the timeout or until the client disconnects."""
-    _check_texts(job.texts, max_inputs, backend.settings.limits.max_text)
+    n_texts, max_text = len(job.texts), backend.settings.limits.max_text
+    if n_texts > max_inputs:
+        raise RequestError(413, f"inputs: {n_texts} texts; at most {max_inputs} per request")
+    for i, text in enumerate(job.texts):
+        if len(text) > max_text:
+            raise RequestError(
+                413,
+                f"inputs.{i}: {len(text):,} characters; at most {max_text:,} per text; shorten it, "
+                "the beginning matters most",
+            )
     fields = request.scope[LOG_FIELDS]
-    fields |= {"inputs": len(job.texts), "characters": sum(map(len, job.texts))}
+    fields |= {"inputs": n_texts, "characters": sum(map(len, job.texts))}
     if backend.settings.log_texts:
         fields["texts"] = job.texts
     if job.label is not None:
@@ -87,18 +94,6 @@ async def _compute(backend: Backend, job: Job, max_inputs: int, request: Request
     finally:
         result.cancel()
         disconnect.cancel()
-
-
-def _check_texts(texts: Sequence[str], max_inputs: int, max_text: int) -> None:
-    if len(texts) > max_inputs:
-        raise RequestError(413, f"inputs: {len(texts)} texts; at most {max_inputs} per request")
-    for i, text in enumerate(texts):
-        if len(text) > max_text:
-            raise RequestError(
-                413,
-                f"inputs.{i}: {len(text):,} characters; at most {max_text:,} per text; shorten it, "
-                "the beginning matters most",
-            )
 
 
 async def _disconnected(request: Request) -> None:
@@ -179,9 +174,8 @@ def _add_graph_routes(api: FastAPI, backend: Backend) -> None:
     def labels(q: NameQuery = "", limit: Count = 20) -> schemas.LabelList:
         """Find labels by parts of their names, ignoring case."""
         served = backend.served
-        return schemas.LabelList(
-            labels=[_label_hit(served, i) for i in served.search.find(q, limit)]
-        )
+        hits = [_label_hit(served, i) for i in served.search.find(q, limit)]
+        return schemas.LabelList(labels=hits)
 
     @api.get("/labels/{label_id}", responses=errors, tags=["the index"])
     def label(

@@ -39,7 +39,6 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 _LOCAL_HOSTS = ("127.0.0.1", "localhost", "::1")
-_BACKLOG = 2048
 _MAX_DELAY = 30.0
 """Maximum seconds between two attempts to start a worker."""
 _MAX_DEATHS = 10
@@ -49,8 +48,6 @@ _UNHEALTHY_DEATHS = 3
 _PERIOD = 300.0
 _SECONDS_TO_EXIT = 5.0
 _POLL_SECONDS = 0.2
-_METRICS_VARIABLE = "PROMETHEUS_MULTIPROC_DIR"
-"""Environment variable with the metrics folder: enables multiprocess prometheus_client."""
 _READY_FILE, _ERROR_FILE = "ready-{}", "error-{}"
 """Files in the metrics folder, by process id: the worker is ready, or cannot load the model."""
 
@@ -89,23 +86,17 @@ def bind(host: str, port: int) -> socket.socket:
         ConfigError: If the address is in use, not permitted, or not an address of this machine.
     """
     try:
-        family, _, _, _, address = socket.getaddrinfo(
-            host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
-        )[0]
+        family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
         sock = socket.socket(family, socket.SOCK_STREAM)
     except OSError as error:
-        raise ConfigError(
-            f"--host {host}: is not an address ({error.strerror or error})"
-        ) from error
+        raise ConfigError(f"--host {host}: is not an address ({error.strerror})") from error
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
         sock.bind(address)
     except OSError as error:
         sock.close()
-        raise ConfigError(
-            f"cannot serve on {host} port {port} ({error.strerror}); choose another with --host "
-            "and --port"
-        ) from error
+        problem = f"cannot serve on {host} port {port} ({error.strerror})"
+        raise ConfigError(f"{problem}; choose another with --host and --port") from error
     return sock
 
 
@@ -137,7 +128,8 @@ class _Supervisor:
         """Start the workers and supervise them until the server stops."""
         for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
             signal.signal(number, lambda number, _: self._signals.append(number))
-        os.environ[_METRICS_VARIABLE] = str(self._folder)
+        # prometheus_client then writes the metrics of each process to this folder.
+        os.environ["PROMETHEUS_MULTIPROC_DIR"] = str(self._folder)
         try:
             while not self._stopping or self._workers:
                 self._process_signals()
@@ -206,6 +198,7 @@ class _Supervisor:
         (self._folder / _READY_FILE.format(worker.pid)).unlink(missing_ok=True)
         if error_file.exists():
             error = error_file.read_text(encoding="utf8")
+            error_file.unlink()
             if not self._was_ready:
                 raise RunError(error)
             # The model was readable before, so the other workers keep serving it.
@@ -269,13 +262,11 @@ async def _serve(sock: socket.socket, settings: ServeSettings) -> None:
     backend = Backend(settings)
     config = uvicorn.Config(
         create_app(backend),
-        interface="asgi3",
         ws="none",
         lifespan="on",
         log_config=None,
         access_log=False,
         server_header=False,
-        backlog=_BACKLOG,
         # By then every accepted request is answered.
         timeout_graceful_shutdown=int(settings.limits.timeout) + 1,
     )
@@ -297,7 +288,6 @@ async def _serve(sock: socket.socket, settings: ServeSettings) -> None:
     await server.serve(sockets=[sock])
     if loading.done():
         loading.result()  # raises the error, if the model could not be loaded
-    loading.cancel()
 
 
 class _Server(uvicorn.Server):
@@ -311,19 +301,16 @@ class _Server(uvicorn.Server):
 
 def _handle_signals(server: uvicorn.Server, backend: Backend) -> None:
     loop = asyncio.get_running_loop()
-    reloads: set[asyncio.Task[bool]] = set()
-
-    def reload() -> None:
-        task = loop.create_task(backend.reload())
-        reloads.add(task)  # keep a reference, or the task may be garbage collected
-        task.add_done_callback(reloads.discard)
+    reloads: list[asyncio.Task[bool]] = []  # without a reference, a task may be garbage collected
 
     def parent_died(sentinel: int) -> None:
         loop.remove_reader(sentinel)
         server.handle_exit(signal.SIGTERM, None)
 
     loop.add_signal_handler(signal.SIGTERM, server.handle_exit, signal.SIGTERM, None)
-    loop.add_signal_handler(signal.SIGHUP, reload)
+    loop.add_signal_handler(
+        signal.SIGHUP, lambda: reloads.append(loop.create_task(backend.reload()))
+    )
     if backend.settings.workers == 1:
         loop.add_signal_handler(signal.SIGINT, server.handle_exit, signal.SIGINT, None)
         return

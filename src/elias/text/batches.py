@@ -111,8 +111,7 @@ def copy_to_host(tensor: Tensor) -> HostCopy:
         return HostCopy(tensor, None)
     copy = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)
     copy.copy_(tensor, non_blocking=True)
-    make_event: Any = torch.cuda.Event
-    done: torch.cuda.Event = make_event()
+    done = torch.cuda.Event()  # type: ignore[no-untyped-call]
     done.record(torch.cuda.current_stream(tensor.device))
     return HostCopy(copy, done)
 

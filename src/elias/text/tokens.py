@@ -133,11 +133,10 @@ def content_key(fingerprint: str, texts: Sequence[str]) -> str:
     digest = hashlib.sha256(f"{_FORMAT}\n{fingerprint}\n{len(texts)}\n".encode())
     if isinstance(texts, DiskTexts):
         digest.update(f"on disk {texts.digest}".encode())
-        return digest.hexdigest()[:40]
-    for text in texts:
-        encoded = text.encode("utf8", "surrogatepass")
-        digest.update(len(encoded).to_bytes(8, "little"))
-        digest.update(encoded)
+    else:
+        for text in texts:
+            encoded = text.encode("utf8", "surrogatepass")
+            digest.update(len(encoded).to_bytes(8, "little") + encoded)
     return digest.hexdigest()[:40]
 
 

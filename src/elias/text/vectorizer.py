@@ -218,11 +218,10 @@ class Featurizer:
         starts = range(0, max(1, len(texts)), _CHUNK)
         chunks: list[csr_matrix] = []
         for start in track(starts, "Reading words") if len(starts) > 1 else starts:
-            lists: Iterable[list[str]]
             if isinstance(texts, SplitTexts):
                 lists = texts.word_lists(start, start + _CHUNK)
             else:
-                lists = map(words_of, texts[start : start + _CHUNK])
+                lists = [words_of(text) for text in texts[start : start + _CHUNK]]
             offsets, ids = self._feature_ids(lists)
             indptr, indices, data = weigh_terms(offsets, ids, self.idf, len(self.words))
             shape = len(offsets) - 1, len(self.idf)
