@@ -56,7 +56,7 @@ def balanced_clusters(
             first = np.where(divided, (counts + 1) // 2, counts)  # clusters of the first half
             even, extra = np.divmod(np.diff(starts), counts)
             cuts = starts[:-1] + even * first + np.minimum(extra, first)
-            for n_done in _halve_level(parts, sparse.shape[1], members, (starts, cuts), seeds):
+            for n_done in _halve_level(parts, sparse.shape[1], members, starts, cuts, seeds):
                 advance(n_done)
             exists = np.column_stack([divided, np.ones_like(divided)])
             starts = np.append(0, np.column_stack([cuts, starts[1:]])[exists])
@@ -67,14 +67,9 @@ def balanced_clusters(
 
 
 def _halve_level(
-    parts: Parts,
-    n_columns: int,
-    members: Array,
-    borders: tuple[Array, Array],
-    seeds: Array,
+    parts: Parts, n_columns: int, members: Array, starts: Array, cuts: Array, seeds: Array
 ) -> Iterator[int]:
     """Split all nodes of a level; yield the number of members processed after each part."""
-    starts, cuts = borders
     sizes = np.diff(starts)
     for node in np.flatnonzero(sizes >= _LARGE_NODE).tolist():
         begin, cut, end = int(starts[node]), int(cuts[node]), int(starts[node + 1])
@@ -85,7 +80,7 @@ def _halve_level(
     n_chunks = min(_CHUNKS, len(small))
 
     def halve_some(nodes: Array, center: Array) -> int:
-        _halve_some(parts, members, (starts, cuts), seeds, nodes, center)
+        _halve_some(parts, members, starts, cuts, seeds, nodes, center)
         return int(sizes[nodes].sum())
 
     yield from thread_map(
@@ -120,13 +115,16 @@ def _halve_large(parts: Parts, n_columns: int, members: Array, n_first: int, see
         for other in columns[1:]:
             columns[0] += other
 
+    def on_each_block(work: Callable[[int, None], None]) -> None:
+        list(thread_map(work, range(_BLOCKS), lambda: None))
+
     _add_two(parts, members, seeds, centers[0], dense_centers[0])
     for _ in range(_MAX_ITERATIONS):
-        _for_each(score_block)
+        on_each_block(score_block)
         if _choose_lowest(scores, n_first, first) == 0:
             break
-        _for_each(add_block)
-        _for_each(sum_columns)
+        on_each_block(add_block)
+        on_each_block(sum_columns)
         for other in dense_centers[1:]:
             dense_centers[0] += other
     _sort_halves(members, first)
@@ -134,11 +132,6 @@ def _halve_large(parts: Parts, n_columns: int, members: Array, n_first: int, see
 
 def _blocks(size: int) -> list[slice]:
     return [slice(i * size // _BLOCKS, (i + 1) * size // _BLOCKS) for i in range(_BLOCKS)]
-
-
-def _for_each(work: Callable[[int, None], None]) -> None:
-    """Call ``work`` for each block index, on several threads."""
-    list(thread_map(work, range(_BLOCKS), lambda: None))
 
 
 @njit(cache=True, nogil=True)
@@ -213,10 +206,7 @@ def _score(parts: Parts, members: Array, center: Array, dense_center: Array, sco
 def _choose_lowest(scores: Array, count: int, chosen: Array) -> int:
     """Set ``chosen`` for the ``count`` lowest scores, ties by index; return how many changed."""
     border = np.partition(scores, count - 1)[count - 1]
-    left = count  # number of ties to choose
-    for score in scores:
-        if score < border:
-            left -= 1
+    left = count - (scores < border).sum()  # number of ties to choose
     changed = 0
     for i in range(scores.shape[0]):
         now = scores[i] < border
@@ -232,13 +222,7 @@ def _choose_lowest(scores: Array, count: int, chosen: Array) -> int:
 @njit(cache=True, nogil=True)
 def _sort_halves(members: Array, first: Array) -> None:
     """Move the members of the first half to the front; keep the order within each half."""
-    before = members.copy()
-    end = 0
-    for half in (True, False):
-        for i in range(before.shape[0]):
-            if first[i] == half:
-                members[end] = before[i]
-                end += 1
+    members[:] = np.concatenate((members[first], members[~first]))
 
 
 @njit(cache=True, nogil=True)
@@ -265,12 +249,12 @@ def _halve(parts: Parts, members: Array, n_first: int, center: Array, seeds: Arr
 def _halve_some(
     parts: Parts,
     members: Array,
-    borders: tuple[Array, Array],
+    starts: Array,
+    cuts: Array,
     seeds: Array,
     nodes: Array,
     center: Array,
 ) -> None:
-    starts, cuts = borders
     for node in nodes:
         begin, cut, end = starts[node], cuts[node], starts[node + 1]
         if cut > begin and cut < end:

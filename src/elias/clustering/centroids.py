@@ -5,6 +5,7 @@ A first pass counts the nonzero columns of each centroid, so that memory is allo
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -55,9 +56,7 @@ def label_centroids(
         _scale(data, starts, dense, scale, span.start)
         return len(span)
 
-    def new_memory() -> Array:
-        return np.full(n_columns, -1, dtype=np.int64)
-
+    new_memory = partial(np.full, n_columns, -1, np.int64)
     with progress("Centroids of labels", 2 * n_labels) as advance:
         for n_done in thread_map(count_some, spans, new_memory):
             advance(n_done)

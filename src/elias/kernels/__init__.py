@@ -33,9 +33,6 @@ from elias.kernels.cpu import rank_beams as rank_beams
 
 logger = logging.getLogger(__name__)
 
-KERNELS_VARIABLE = "ELIAS_KERNELS"
-_CHOICES = ("auto", "torch")
-
 
 @cache
 def has_triton() -> bool:
@@ -48,16 +45,15 @@ def has_triton() -> bool:
     Raises:
         ConfigError: ``ELIAS_KERNELS`` is set to an unknown value.
     """
-    choice = os.environ.get(KERNELS_VARIABLE, "auto")
-    if choice not in _CHOICES:
-        known = " or ".join(_CHOICES)
+    choice = os.environ.get("ELIAS_KERNELS", "auto")
+    if choice not in ("auto", "torch"):
         raise ConfigError(
-            f"{KERNELS_VARIABLE} is {choice!r} in the environment; set it to {known}, or unset it"
+            f"ELIAS_KERNELS is {choice!r} in the environment; set it to auto or torch, or unset it"
         )
     if choice == "torch":
         logger.warning(
-            "%s is torch: the GPU runs plain torch instead of Triton kernels, which is slower",
-            KERNELS_VARIABLE,
+            "ELIAS_KERNELS is torch: the GPU runs plain torch instead of Triton kernels, "
+            "which is slower"
         )
         return False
     if find_spec("triton") is None:

@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any, TypeAlias
-
 import numpy as np
 from numba import njit, prange
-from numpy.typing import NDArray
 from torch import Tensor
 
 from elias.kernels.adamw import History, RowState
-
-Array: TypeAlias = NDArray[Any]
+from elias.kernels.cpu.rows import Array
 
 
 def adamw_rows(

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, NamedTuple
 
 import numpy as np
 from numba import njit
-from numpy.typing import NDArray
 
+from elias.kernels.cpu.rows import Array
 from elias.kernels.threads import split_range, thread_map_progress
-
-Array: TypeAlias = NDArray[Any]
 
 _CLUSTERS_PER_CHUNK = 32
 

@@ -7,15 +7,12 @@ which the compiler can vectorise; calls to the maths library would process one s
 
 from __future__ import annotations
 
-from typing import Any, TypeAlias
-
 import numpy as np
 import torch
 from numba import get_num_threads, njit, prange
-from numpy.typing import NDArray
 from torch import Tensor
 
-Array: TypeAlias = NDArray[Any]
+from elias.kernels.cpu.rows import Array
 
 _ONE = np.float32(1.0)
 _HALF = np.float32(0.5)

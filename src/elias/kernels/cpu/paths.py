@@ -8,15 +8,14 @@ result.
 
 from __future__ import annotations
 
-from typing import Any, TypeAlias
+from typing import Any
 
 import numpy as np
 import torch
 from numba import njit, prange
-from numpy.typing import NDArray
 from torch import Tensor
 
-Array: TypeAlias = NDArray[Any]
+from elias.kernels.cpu.rows import Array
 
 _SATURATED = np.float32(0.0)
 _MAX_BLOCKS = 8

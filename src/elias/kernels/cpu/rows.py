@@ -108,11 +108,20 @@ def _row_gradient(
     return touched, gradient, sums
 
 
+@njit(cache=True, nogil=True, fastmath=FASTMATH)
+def dot(row: Array, point: Array) -> np.float32:
+    """Return the dot product of two vectors."""
+    total = np.float32(0.0)
+    for d in range(point.shape[0]):
+        total += row[d] * point[d]
+    return total
+
+
 @njit(parallel=True, cache=True, fastmath=FASTMATH)
 def _gather_dot(embedding: Array, weight: Array, bias: Array, labels: Array, out: Array) -> None:
     """Write ``out[i, k] = weight[labels[i, k]]·embedding[i] + bias``; a padded label gives 0."""
     n_rows, n_keep = labels.shape
-    n_labels, dim = weight.shape
+    n_labels = len(weight)
     for row in prange(n_rows):
         point = embedding[row]
         for k in range(n_keep):
@@ -120,10 +129,7 @@ def _gather_dot(embedding: Array, weight: Array, bias: Array, labels: Array, out
             if label >= n_labels:
                 out[row, k] = 0.0
                 continue
-            total = np.float32(0.0)
-            for d in range(dim):
-                total += weight[label, d] * point[d]
-            out[row, k] = total + bias[label]
+            out[row, k] = dot(weight[label], point) + bias[label]
 
 
 @njit(cache=True, fastmath=FASTMATH)
@@ -246,11 +252,7 @@ def _dots(point: Array, weight: Array, bias: Array, labels: Array, out: Array) -
             continue
         out[k] = 0.0
         if labels[k] < n_labels:
-            row = weight[labels[k]]
-            total = np.float32(0.0)
-            for d in range(point.shape[0]):
-                total += row[d] * point[d]
-            out[k] = total + bias[labels[k]]
+            out[k] = dot(weight[labels[k]], point) + bias[labels[k]]
         k += 1
 
 

@@ -12,20 +12,17 @@ scored, and the search ends when no other label can enter the k best.
 from __future__ import annotations
 
 import threading
-from typing import Any, NamedTuple, TypeAlias
+from typing import NamedTuple
 
 import numba
 import numpy as np
 import torch
 from jaxtyping import Bool, Float, Int
 from numba import njit, prange
-from numpy.typing import NDArray
 from torch import Tensor
 
-from elias.kernels.cpu.rows import FASTMATH
+from elias.kernels.cpu.rows import Array, dot
 from elias.kernels.threads import split_range, thread_map
-
-Array: TypeAlias = NDArray[Any]
 
 EMPTY = np.float32(-np.inf)
 _SATURATED = np.float32(0.0)
@@ -515,7 +512,7 @@ def _choose(
             _keep_some(scratch, done, n_reached, take)
         for i in range(done, done + take):
             label = best.reached[i]
-            logit = _dot(index.weight[label], point) + index.bias[label]
+            logit = dot(index.weight[label], point) + index.bias[label]
             _insert(top, top_log, label, _log_sigmoid(logit) + best.scores[label, 0])
         done += take
         if top_log[n_top - 1] >= threshold:
@@ -533,14 +530,6 @@ def _keep_some(scratch: _Scratch, begin: int, end: int, keep: int) -> None:
         scratch.unsaturated[i - begin] = scratch.best.scores[label, 1]
     labels = scratch.best.reached[begin:end]
     keep_best(scratch.scores, scratch.unsaturated, labels, end - begin, keep)
-
-
-@njit(cache=True, nogil=True, fastmath=FASTMATH)
-def _dot(row: Array, point: Array) -> np.float32:
-    total = np.float32(0.0)
-    for d in range(point.shape[0]):
-        total += row[d] * point[d]
-    return total
 
 
 @njit(cache=True, nogil=True)
