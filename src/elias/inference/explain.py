@@ -30,10 +30,8 @@ from elias.predictions import Candidates
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from numpy.typing import NDArray
-
     from elias.inference.predictor import Elias
-    from elias.rerank.sparse_ranker import Inputs
+    from elias.rerank.sparse_ranker import Array, Inputs
 
 
 class LabelPaths(NamedTuple):
@@ -219,24 +217,17 @@ def explain(
     if not issparse(inputs) and not isinstance(inputs, str):
         inputs = list(inputs)
     explained = elias.members[member]
-    tokens = tokenize(inputs, explained.model.encoder)
+    model, tokens = explained.model, tokenize(inputs, explained.model.encoder)
     predictions = elias.predict(inputs, top_k=top_k)
-    model = explained.model
     with limit_threads(), explain_out_of_memory("predicting"):
-        embedding = torch.from_numpy(embed_all(model.encoder, tokens))
-        labels = torch.from_numpy(np.ascontiguousarray(predictions.ids))
-        device = model.labels.weight.device
-        traced = trace(
-            model,
-            embedding.to(device),
-            labels.to(device),
-            beam_size=explained.sizes.beam_size,
-            n_paths=paths,
-        )
+        device, beam_size = model.labels.weight.device, explained.sizes.beam_size
+        embedding = torch.from_numpy(embed_all(model.encoder, tokens)).to(device)
+        labels = torch.from_numpy(np.ascontiguousarray(predictions.ids)).to(device)
+        traced = trace(model, embedding, labels, beam_size=beam_size, n_paths=paths)
     traced = LabelPaths(*(part.cpu() for part in traced))
     if isinstance(model, OneVsAll):  # all labels are scored: no path leads to them
         traced = traced._replace(n_paths=torch.zeros_like(traced.n_paths))
-    factors: dict[str, NDArray[np.float32]] = {}
+    factors: dict[str, Array] = {}
     if explained.reranker is not None:
         candidates = Candidates(predictions.ids, traced.p.numpy())
         if explained.config.rerank.embedding != "none":
@@ -312,36 +303,17 @@ class GraphView:
             parts.append((torch.full_like(labels, cluster), labels, *values))
         columns = (torch.cat(column).cpu().numpy() for column in zip(*parts, strict=True))
         clusters, label_ids, scores, similarity = columns
-        self._labels = _Neighbours(clusters, label_ids, scores, similarity, self.n_clusters)
-        self._clusters = _Neighbours(label_ids, clusters, scores, similarity, model.n_labels)
-
-    def n_labels_of(self, cluster: int) -> int:
-        """Return the number of labels of a cluster."""
-        return self._labels.count(cluster)
-
-    def n_clusters_of(self, label: int) -> int:
-        """Return the number of clusters of a label."""
-        return self._clusters.count(label)
-
-    def labels_of(self, cluster: int, count: int, start: int = 0) -> list[Edge]:
-        """Return ``count`` labels of a cluster from rank ``start``, strongest first."""
-        return self._labels.edges(cluster, count, start)
-
-    def clusters_of(self, label: int, count: int, start: int = 0) -> list[Edge]:
-        """Return ``count`` clusters of a label from rank ``start``, strongest first."""
-        return self._clusters.edges(label, count, start)
+        self.labels = Neighbours(clusters, label_ids, scores, similarity, self.n_clusters)
+        """The labels of each cluster."""
+        self.clusters = Neighbours(label_ids, clusters, scores, similarity, model.n_labels)
+        """The clusters of each label."""
 
 
-class _Neighbours:
-    """The edges of each of ``n_nodes`` nodes, strongest first."""
+class Neighbours:
+    """The edges of each of ``n_nodes`` nodes to ``others``, strongest first."""
 
     def __init__(
-        self,
-        nodes: NDArray[np.int64],
-        others: NDArray[np.int64],
-        scores: NDArray[np.float32],
-        similarity: NDArray[np.float32],
-        n_nodes: int,
+        self, nodes: Array, others: Array, scores: Array, similarity: Array, n_nodes: int
     ) -> None:
         order = np.lexsort((others, -similarity, -scores, nodes))
         self._ids = others[order].astype(np.int32)
@@ -349,9 +321,11 @@ class _Neighbours:
         self._starts = np.searchsorted(nodes[order], np.arange(n_nodes + 1))
 
     def count(self, node: int) -> int:
+        """Return the number of edges of a node."""
         return int(self._starts[node + 1] - self._starts[node])
 
-    def edges(self, node: int, count: int, start: int) -> list[Edge]:
+    def edges(self, node: int, count: int, start: int = 0) -> list[Edge]:
+        """Return ``count`` edges of a node from rank ``start``, strongest first."""
         first, end = self._starts[node : node + 2]
         rows = slice(first + start, min(first + start + count, end))
         return list(map(Edge, self._ids[rows].tolist(), self._scores[rows].tolist()))

@@ -98,13 +98,13 @@ def predict(
 
     merges = ENSEMBLE in components
     widened = replace(options, top_k=max(options.top_k, MERGED_LABELS)) if merges else options
+    alone = list(components)
+    if merges:
+        alone.remove(ENSEMBLE)
     predictions: dict[str, Predictions] = {}
     last = []
     for member in (model, *model.others) if merges else (model,):
-        # the other members only contribute to the mean
-        wanted = [name for name in components if member is model and name != ENSEMBLE]
-        if merges:
-            wanted.append(member.last_alone)
+        wanted = [*alone, member.last_alone] if merges else alone
         encoder = member.model.encoder
         tokens = tokenize(inputs, encoder) if tokens_of is None else tokens_of(member, rows)
         candidates = search_member(member, tokens, wanted, widened)
@@ -112,6 +112,7 @@ def predict(
         predictions = ranked | predictions
         if merges:
             last.append(ranked[member.last_alone])
+            alone = []  # the other members only contribute to the mean
     if merges:
         predictions[ENSEMBLE] = Predictions.merge(last, k=options.top_k)
 
@@ -246,8 +247,9 @@ def rank_candidates(
     """
     names, count = model.label_names, model.config.rerank.candidates
     stage = model.components[0]
-    predictions, reranked = {}, [name for name in dict.fromkeys(components) if name != stage]
+    predictions, reranked = {}, list(dict.fromkeys(components))
     if stage in components:
+        reranked.remove(stage)
         predictions[stage] = Predictions(candidates.ids, candidates.scores, len(names), names)
     if reranked:
         assert model.reranker is not None

@@ -302,42 +302,29 @@ class Elias:
         return explain(self, texts, top_k=top_k, paths=paths, member=member)
 
     def predict_split(
-        self,
-        split: Split,
-        *,
-        top_k: int = EVALUATED,
-        tokens: Tokens | None = None,
-        component: str | None = None,
+        self, split: Split, *, top_k: int = EVALUATED, component: str | None = None
     ) -> Predictions:
         """Predict a split, without the (text, label) pairs that its filter file excludes.
 
-        ``tokens`` are the tokens of the split; None: they are computed or read from the cache.
         ``component`` is as in `predict`.
         """
         component = self.check_component(component)
-        return self.predict_components(split, [component], top_k=top_k, tokens=tokens)[component]
+        return self.predict_components(split, [component], top_k=top_k)[component]
 
     def predict_components(
-        self,
-        split: Split,
-        components: Sequence[str] | None = None,
-        *,
-        top_k: int = EVALUATED,
-        tokens: Tokens | None = None,
+        self, split: Split, components: Sequence[str] | None = None, *, top_k: int = EVALUATED
     ) -> dict[str, Predictions]:
         """Return the predictions of several components for a split, from a single search.
 
-        ``components`` of None selects all `components`. ``top_k`` and ``tokens`` are as in
-        `predict_split`.
+        ``components`` of None selects all `components`.
         """
         labels = self.model.labels
         world = labels.world if isinstance(labels, ShardedRows) else SingleProcess()
 
         def split_tokens(member: Elias, rows: slice) -> Tokens:
-            known = tokens
-            if known is None:  # rank 0 writes the cache before other ranks read it
-                known = world.rank0_first(lambda: cached_tokens(split, member.model.encoder))
-            return known if rows == slice(None) else known.part(rows)
+            # rank 0 writes the cache before other ranks read it
+            tokens = world.rank0_first(lambda: cached_tokens(split, member.model.encoder))
+            return tokens if rows == slice(None) else tokens.part(rows)
 
         components = self.components if components is None else components
         options = SearchOptions(top_k + max_filtered(split))

@@ -188,12 +188,12 @@ def _add_graph_routes(api: FastAPI, backend: Backend) -> None:
         clusters = [
             schemas.ClusterEdge(
                 id=edge.id,
-                labels=[served.name(i) for i, _ in graph.labels_of(edge.id, N_DESCRIBING)],
+                labels=[served.name(i) for i, _ in graph.labels.edges(edge.id, N_DESCRIBING)],
                 edge_score=edge.score,
             )
-            for edge in graph.clusters_of(label_id, limit, start)
+            for edge in graph.clusters.edges(label_id, limit, start)
         ]
-        n_clusters = graph.n_clusters_of(label_id)
+        n_clusters = graph.clusters.count(label_id)
         hit = dict(_label_hit(served, label_id))
         return schemas.LabelPage(**hit, member=member, n_clusters=n_clusters, clusters=clusters)
 
@@ -208,9 +208,9 @@ def _add_graph_routes(api: FastAPI, backend: Backend) -> None:
             raise RequestError(404, f"there is no cluster {cluster_id}")
         labels = [
             schemas.LabelEdge(id=edge.id, label=served.name(edge.id), edge_score=edge.score)
-            for edge in graph.labels_of(cluster_id, limit, start)
+            for edge in graph.labels.edges(cluster_id, limit, start)
         ]
-        n_labels = graph.n_labels_of(cluster_id)
+        n_labels = graph.labels.count(cluster_id)
         return schemas.ClusterPage(id=cluster_id, member=member, n_labels=n_labels, labels=labels)
 
 
