@@ -49,6 +49,8 @@ class Candidates:
     """(n, k) score p of each label."""
     embedding: NDArray[np.float32] | None = None
     """(n, D) φ(x), if the ranker uses it as features (`RerankConfig.embedding`); else None."""
+    channel: NDArray[np.int8] | None = None
+    """(n, k) channel that proposed each candidate; None if all come from the search."""
 
     def __len__(self) -> int:
         """Return the number of points."""
@@ -56,12 +58,14 @@ class Candidates:
 
     def top(self, k: int) -> Candidates:
         """Return the best ``k`` candidates of each point."""
-        return Candidates(self.ids[:, :k], self.scores[:, :k], self.embedding)
+        channel = None if self.channel is None else self.channel[:, :k]
+        return Candidates(self.ids[:, :k], self.scores[:, :k], self.embedding, channel)
 
     def take(self, rows: slice) -> Candidates:
         """Return the candidates of a slice of the points."""
         embedding = None if self.embedding is None else self.embedding[rows]
-        return Candidates(self.ids[rows], self.scores[rows], embedding)
+        channel = None if self.channel is None else self.channel[rows]
+        return Candidates(self.ids[rows], self.scores[rows], embedding, channel)
 
 
 @dataclass(frozen=True, slots=True, eq=False)

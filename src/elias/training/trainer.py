@@ -534,7 +534,8 @@ class Trainer:
             return candidates.top(count)
         candidates = candidates.top(count + max_filtered(split))
         ranked = drop_filtered(self._stage_predictions(model.model, candidates), split, count)
-        return replace(candidates, ids=ranked.ids, scores=ranked.scores)
+        # the filters shift the candidates, so that `channel` would no longer fit
+        return replace(candidates, ids=ranked.ids, scores=ranked.scores, channel=None)
 
     def _embedded_candidates(self, model: Elias, name: str) -> Candidates:
         """Return the candidates of a split, with φ(x) if the ranker uses it; embed texts once."""

@@ -214,8 +214,11 @@ def test_a_model_is_loaded_without_a_world(model, tmp_path):
     assert loaded.predict(TEXTS).ids.tolist() == model.predict(TEXTS).ids.tolist()
 
 
-def test_a_search_of_divided_rows_returns_the_candidates_of_all_processes(model, monkeypatch):
-    candidates = Candidates(np.int64([[1, 2]] * 3), np.float32([[0.9, 0.5]] * 3), np.ones((3, 8)))
+def test_a_search_of_divided_rows_keeps_the_channel_of_each_candidate(model, monkeypatch):
+    channel = np.int8([[1, 0], [0, 1], [1, 1]])
+    candidates = Candidates(
+        np.int64([[1, 2]] * 3), np.float32([[0.9, 0.5]] * 3), np.ones((3, 8)), channel
+    )
     monkeypatch.setattr(predict, "rank_sharded", lambda *_, **__: candidates)
     encoder, graph = model.model.encoder, model.model.graph
     rows = ShardedRows.of(SingleProcess(), model.model.labels)
@@ -225,5 +228,5 @@ def test_a_search_of_divided_rows_returns_the_candidates_of_all_processes(model,
     shared = predict.search_share(divided, tokens, model.config.index, predict.SearchOptions(2))
 
     assert shared.ids.tolist() == candidates.ids.tolist()
-    assert shared.scores.tolist() == candidates.scores.tolist()
+    assert shared.channel.tolist() == channel.tolist()
     assert shared.embedding is candidates.embedding
