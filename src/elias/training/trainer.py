@@ -132,6 +132,7 @@ class Trainer:
         *,
         init_from: Elias | None = None,
         ignore_memory: bool = False,
+        on_epoch: Callable[[EpochReport], None] | None = None,
     ) -> None:
         """Split the points.
 
@@ -142,7 +143,9 @@ class Trainer:
             world: The processes that train together, and the device of this one.
             init_from: A model to start from.
             ignore_memory: Start even if the memory estimate exceeds what is available.
+            on_epoch: Called after each epoch; an exception that it raises stops training.
         """
+        self.on_epoch = on_epoch
         self.ensemble_config, self.ensemble_run = config, run
         self.corpus, self.device, self.world = corpus, world.device, world
         self.init_from, self.ignore_memory = init_from, ignore_memory
@@ -631,6 +634,8 @@ class Trainer:
         losses = f"{report.loss:.4f}" + (f"; validation {metrics}" if metrics else "")
         title = f"{report.stage} epoch {report.epoch}"
         logger.info("%s: loss %s (%.1f s)", title, losses, report.seconds)
+        if self.on_epoch is not None:
+            self.on_epoch(report)
 
     def _report_ranker(self, ranker: Reranker) -> None:
         """Record the properties of the ranker, and log components that could not be trained."""
@@ -773,8 +778,12 @@ def train_resolved(
     *,
     overwrite: bool,
     ignore_memory: bool,
+    on_epoch: Callable[[EpochReport], None] | None = None,
 ) -> Elias | None:
-    """Train with a resolved configuration; the caller must have called `check_plan`."""
+    """Train with a resolved configuration; the caller must have called `check_plan`.
+
+    ``on_epoch`` is called after each epoch; an exception that it raises stops training.
+    """
     check_world(resolved, world)
     inputs: dict[str, Any] = {}
     if folder is not None or world.shards_labels:
@@ -785,10 +794,15 @@ def train_resolved(
         open_run(folder, resolved, overwrite=overwrite, inputs=inputs, world=world) as run,
         explain_out_of_memory("training"),
     ):
-        trainer = Trainer(
-            resolved, corpus, run, world, init_from=init_from, ignore_memory=ignore_memory
-        )
-        return trainer.train()
+        return Trainer(
+            resolved,
+            corpus,
+            run,
+            world,
+            init_from=init_from,
+            ignore_memory=ignore_memory,
+            on_epoch=on_epoch,
+        ).train()
 
 
 def check_plan(config: EliasConfig, out: Path | None, *, overwrite: bool = False) -> None:
