@@ -59,6 +59,7 @@ def test_a_saved_model_knows_how_its_data_was_read(film_run, films):
         "text": "heading,description",
         "labels": "genre",
         "separator": ";",
+        "group": "near-duplicates",
         "test_size": 50,
         "seed": 0,
     }

@@ -3,6 +3,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy.sparse import csr_matrix
 
+from elias.data.groups import first_members
 from elias.data.splits import hold_out
 
 seeds = st.integers(0, 2**31)
@@ -55,3 +56,60 @@ def test_a_seed_takes_the_same_points(labels, share, seed):
     first, again = (hold_out(labels, size, seed) for _ in range(2))
 
     np.testing.assert_array_equal(first[1], again[1])
+
+
+def slow_hold_out(labels, size, seed, covered, groups):
+    """The rule of `hold_out`, step by step over sets of points."""
+    order = np.random.default_rng(seed).permutation(labels.shape[0]).tolist()
+    labels_of = [set(row.indices.tolist()) for row in labels]
+    members = {first: [r for r, g in enumerate(groups) if g == first] for first in set(groups)}
+    tried = [members[row] for row in order if row in members]
+    taken = set()
+
+    def may_go(group):
+        rest = set(range(len(order))) - taken - set(group)
+        left = set().union(*(labels_of[row] for row in rest)) if rest else set()
+        kept = not covered or all(labels_of[row] <= left for row in group)
+        return bool(rest) and kept and all(labels_of[row] for row in group)
+
+    def draw(tried, fits):
+        for group in tried:
+            missing = size - len(taken)
+            if missing > 0 and taken.isdisjoint(group) and fits(len(group), missing):
+                taken.update(group if may_go(group) else [])
+
+    draw([g for g in tried if len(g) <= max(1, size / 2)], lambda n, missing: n <= missing)
+    draw(tried, lambda n, missing: abs(n - missing) < missing)
+    if not taken:
+        draw(sorted(tried, key=len), lambda *_: True)
+    return sorted(taken)
+
+
+@st.composite
+def grouped_points(draw):
+    labels = draw(label_matrices())
+    keys = draw(st.lists(st.integers(0, 6), min_size=labels.shape[0], max_size=labels.shape[0]))
+    return labels, first_members(np.array(keys, dtype=np.int64))
+
+
+@given(grouped_points(), st.floats(0, 0.6), seeds, st.booleans())
+def test_groups_are_drawn_as_the_slow_rule_draws_them(points, share, seed, covered):
+    labels, groups = points
+    size = int(share * labels.shape[0])
+
+    train, held_out = hold_out(labels, size, seed, covered=covered, groups=groups)
+
+    assert held_out.tolist() == slow_hold_out(labels, size, seed, covered, groups.tolist())
+    assert not set(groups[train]) & set(groups[held_out])
+    assert len(train) > 0
+
+
+@given(label_matrices(), st.floats(0, 1), seeds, st.booleans())
+def test_groups_of_one_point_change_nothing(labels, share, seed, covered):
+    size = int(share * (labels.shape[0] - 1))
+    alone = np.arange(labels.shape[0])
+
+    plain = hold_out(labels, size, seed, covered=covered)
+    grouped = hold_out(labels, size, seed, covered=covered, groups=alone)
+
+    np.testing.assert_array_equal(plain[1], grouped[1])

@@ -71,7 +71,12 @@ class Experiment:
 
     def setting_of(self, path: Path) -> tuple[elias.Elias, Setting]:
         """Load the trained model at ``path``, and its corpus with the test points of its run."""
-        from elias.data.splits import DEFAULT_TEST_SHARE, hold_out_test, restore_splits
+        from elias.data.splits import (
+            DEFAULT_TEST_SHARE,
+            hold_out_test,
+            restore_splits,
+            same_statistics,
+        )
         from elias.experiments import Setting
 
         training = {
@@ -94,7 +99,8 @@ class Experiment:
         setting = Setting.of(
             model.config, corpus, self.out, device=self.device, overwrite=self.overwrite
         )
-        if model.metadata.get("data", {}).get("splits") != setting.data["splits"]:
+        recorded = model.metadata.get("data", {}).get("splits", {})
+        if not same_statistics(setting.data["splits"], recorded):
             console.warn(
                 f"{path} was trained on other points, which may include some of the test points"
             )

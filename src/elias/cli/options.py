@@ -84,6 +84,13 @@ class CorpusOptions:
     separator: Annotated[
         str | None, Option(metavar="CHARS", help="Separator between the labels in a cell.")
     ] = None
+    group: Annotated[
+        str | None,
+        Option(
+            metavar="COLUMN",
+            help="Column whose equal cells stay in one split (default: near-duplicate texts).",
+        ),
+    ] = None
 
     def read(self, path: Path, **settings: Any) -> elias.Corpus:
         """Read a corpus; ``settings`` are further arguments of `load_corpus`."""
@@ -113,7 +120,7 @@ def training_options(
 
 
 _OPTION_NAMES = {
-    **{f" {name}=": f" --{name} " for name in ("text", "labels", "separator")},
+    **{f" {name}=": f" --{name} " for name in ("text", "labels", "separator", "group")},
     **{f"({name}=)": f"(--{name})" for name in ("text", "labels", "separator")},
     "overwrite=True": "--overwrite",
     "leave test_size": "leave --test-size",

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from scipy.sparse import csr_matrix
 
+from elias.data.groups import NEAR_DUPLICATES, first_members
 from elias.data.storage import DiskTexts, is_mapped, release_pages, take_rows
 from elias.errors import DataError
 
@@ -41,6 +42,8 @@ class Split:
     """(N, D_bow) sparse features from the source, or None."""
     filters: NDArray[np.int64] | None = None
     """(M, 2) pairs (point, label) that must not be predicted, e.g. a product for itself."""
+    groups: NDArray[np.int64] | None = None
+    """(N,) keys of a group column, equal for points of one group; 0: the point is in no group."""
 
     def __len__(self) -> int:
         """Return N."""
@@ -68,7 +71,8 @@ class Split:
         elif texts is not None:
             texts = [texts[row] for row in rows]
         labels = take_rows(self.labels, rows) if self.on_disk else self.labels[rows]
-        return Split(labels=labels, texts=texts, features=features, filters=filters)
+        groups = None if self.groups is None else self.groups[rows]
+        return Split(labels=labels, texts=texts, features=features, filters=filters, groups=groups)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -86,8 +90,9 @@ class Corpus:
     """The file or folder that the corpus was read from."""
     format: str = ""
     """The name of the format that the corpus was read as."""
-    reading: Mapping[str, Any] = field(default_factory=dict)
-    """The arguments with which `load_corpus` reads the same corpus again."""
+    reading: Mapping[str, Any] = field(default_factory=lambda: {"group": NEAR_DUPLICATES})
+    """The arguments with which `load_corpus` reads the same corpus again; ``group`` says which
+    points stay together when the training split is split."""
     notes: Mapping[str, str] = field(default_factory=dict)
     """Decisions of the reader that a user should know, e.g. a test split drawn at random."""
 
@@ -123,7 +128,7 @@ class Corpus:
         return counts.astype(np.int64)
 
     def fingerprint(self) -> str:
-        """Return a hash of the content: labels, texts or features, filters, label names.
+        """Return a hash of the content: labels, texts or features, filters, groups, label names.
 
         The hash does not depend on the source, the format or the storage of the corpus.
         """
@@ -139,6 +144,8 @@ class Corpus:
                 _hash_matrix(digest, split.features)
             if split.filters is not None:
                 digest.update(np.ascontiguousarray(split.filters).data)
+            if split.groups is not None:
+                digest.update(first_members(np.asarray(split.groups)).data)
         return digest.hexdigest()
 
     def align_labels(self, names: Sequence[str]) -> Corpus:

@@ -18,6 +18,7 @@ from scipy.sparse import vstack
 
 from elias.data.atomic import cache_root, evict_oldest, mark_in_use, staged_folder
 from elias.data.corpus import SPLITS, Corpus, Split
+from elias.data.groups import NEAR_DUPLICATES, NO_GROUPS
 from elias.data.readers import base, files, xmc
 from elias.data.readers.files import data_error, sanitize
 from elias.data.readers.npz import NpzReader
@@ -65,6 +66,7 @@ def load_corpus(
     text: str | None = None,
     labels: str | None = None,
     separator: str | None = None,
+    group: str | None = None,
     seed: int = 0,
     test_size: float | None = None,
     on_disk: OnDisk = "auto",
@@ -78,6 +80,10 @@ def load_corpus(
         labels: The labels column; by default a column called labels, tags, categories …
         separator: The separator of labels in one cell (``""``: each cell is one label); by
             default ``|``, ``;``, tab or comma, detected from the cells.
+        group: A column of a table; points with equal cells stay together in training, validation
+            or test when points are held out. By default (``near-duplicates``), texts that are equal
+            up to case, digits, punctuation and white space stay together; ``none``: each point is
+            drawn alone.
         seed: Seed of the random choice of test points.
         test_size: The number of points to test on, or a share below 1; 0 for none. By default, a
             fifth of the points if the source names no splits.
@@ -105,12 +111,14 @@ def load_corpus(
     if not path.exists():
         siblings = [p.name for p in path.parent.iterdir()] if path.parent.is_dir() else []
         raise DataError(f"{path}: no such file or folder{did_you_mean(path.name, siblings)}")
-    options = base.ReadOptions(text=text, labels=labels, separator=separator)
+    column = None if group in (NEAR_DUPLICATES, NO_GROUPS) else group
+    options = base.ReadOptions(text=text, labels=labels, separator=separator, group=column)
     use_disk = _is_large(path) if on_disk == "auto" else on_disk == "on"
     corpus, has_splits = (_read_to_disk if use_disk else _read_to_memory)(path, options)
     check_corpus(corpus)
     wanted = test_size if has_splits or test_size is not None else DEFAULT_TEST_SHARE
     used = {**asdict(options), "text": _text_columns(path, text), "test_size": wanted}
+    used["group"] = NEAR_DUPLICATES if group is None else group
     used["seed"] = seed if wanted else None
     settings = {name: value for name, value in used.items() if value is not None}
     corpus = replace(corpus, reading=settings)
@@ -278,6 +286,7 @@ class _MemorySplit:
         self._texts: list[str] | None = None
         self._labels: list[base.LabelRows] = []
         self._features: list[csr_matrix] = []
+        self._groups: list[NDArray[np.int64]] = []
 
     def add(self, chunk: base.Chunk) -> None:
         if chunk.texts is not None:
@@ -287,6 +296,8 @@ class _MemorySplit:
             self._labels.append(chunk.labels)
         if chunk.features is not None:
             self._features.append(chunk.features)
+        if chunk.groups is not None:
+            self._groups.append(chunk.groups)
 
     def features(self) -> csr_matrix | None:
         """Return the feature matrix, or None without features."""
@@ -304,8 +315,13 @@ class _MemorySplit:
             np.concatenate(weights) if weights else None,
         )
         labels.eliminate_zeros()
-        features = self.features()
-        return Split(labels=labels, texts=self._texts, features=features, filters=filters)
+        return Split(
+            labels=labels,
+            texts=self._texts,
+            features=self.features(),
+            filters=filters,
+            groups=np.concatenate(self._groups) if self._groups else None,
+        )
 
 
 def _read_to_memory(path: Path, options: base.ReadOptions) -> tuple[Corpus, bool]:
@@ -447,8 +463,8 @@ def reading_options(
     Args:
         path: The file or folder to read.
         settings: The options with which the training data was read, see `Elias.data_settings`.
-        explicit: Values of ``text``, ``labels`` and ``separator`` that take precedence. None uses
-            the recorded value. Options that are not keys of this mapping are left out.
+        explicit: Values of ``text``, ``labels``, ``separator`` and ``group`` that take precedence.
+            None uses the recorded value. Options that are not keys of this mapping are left out.
 
     Returns:
         Arguments of `load_corpus`. Recorded options are ignored for a format without named columns.
@@ -460,6 +476,8 @@ def reading_options(
     """
     path = Path(path).expanduser()
     options = {key: value for key, value in explicit.items() if value is not None}
+    if "group" in explicit and settings.get("group") == NO_GROUPS:
+        options.setdefault("group", NO_GROUPS)
     keys = [key for key in explicit if key not in options and settings.get(key) is not None]
     if not keys or not path.exists():  # the reader reports a missing file
         return options
@@ -472,6 +490,10 @@ def reading_options(
         missing = [part.strip() for part in parts if part.strip() not in names]
         if key == "separator" or not missing:
             options[key] = value
+        elif key == "group":
+            if value != NEAR_DUPLICATES:
+                problem = "which gave the groups in training; other points may be held out"
+                logger.warning("%s: no column %r, %s", path, value, problem)
         elif len(parts) > 1:
             raise DataError(
                 f"{path}: no column {missing[0]!r}, and the model was trained on the columns "

@@ -8,16 +8,18 @@ from __future__ import annotations
 
 import json
 import logging
+import re
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from elias.data.groups import NEAR_DUPLICATES, NO_GROUPS, training_groups
 from elias.data.stats import corpus_stats
 from elias.errors import ConfigError, DataError
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from numpy.typing import NDArray
     from scipy.sparse import csr_matrix
@@ -42,19 +44,27 @@ _SAMPLE_CHUNK = 1 << 20
 
 
 def hold_out(
-    labels: csr_matrix, size: int, seed: int, *, covered: bool = True
+    labels: csr_matrix,
+    size: int,
+    seed: int,
+    *,
+    covered: bool = True,
+    groups: Rows | None = None,
 ) -> tuple[Rows, Rows]:
     """Choose validation points; with ``covered``, every label keeps a training point.
 
-    Points are tried in a seeded random order. With ``covered``, a point is taken only if each of
-    its labels also belongs to another point that remains in training. Points without labels
-    are never taken.
+    Points, or whole groups of points, are tried in a seeded random order. With ``covered``, they
+    are taken only if each of their labels also belongs to another point that remains in training.
+    Points without labels, and groups with such a point, are never taken. Groups are drawn until
+    the size is reached, see `_draw`.
 
     Args:
         labels: (N, L) relevance; a stored entry is a relevant label.
-        size: Number of points to take. Fewer are taken if ``covered`` does not allow as many.
+        size: Number of points to take. Fewer are taken if ``covered`` does not allow as many; with
+            groups it is approximate.
         seed: Seed of the order; the same seed takes the same points.
         covered: Whether every label must keep a training point.
+        groups: (N,) the first row of each point's group; by default every point is drawn alone.
 
     Returns:
         The training rows and the validation rows, each sorted.
@@ -64,31 +74,86 @@ def hold_out(
         labels = labels.copy()
         labels.sum_duplicates()
     order = np.random.default_rng(seed).permutation(n_points)
+    refused = np.diff(labels.indptr) == 0
     if not covered:
-        labelled = order[np.diff(labels.indptr)[order] > 0]
-        return _partition(n_points, labelled[:size])
+        return _draw(order, size, groups, refused)
     remaining = np.bincount(labels.indices, minlength=labels.shape[1])
-    taken: list[int] = []
-    for start in range(0, n_points, _CHUNK):
-        # a label's count only falls, so a point that fails here would also fail in the loop
-        for row in _sparable(labels, order[start : start + _CHUNK], remaining).tolist():
-            if len(taken) >= size:
-                return _partition(n_points, np.array(taken, dtype=np.int64))
-            ids = labels.indices[labels.indptr[row] : labels.indptr[row + 1]]
-            if remaining[ids].min() >= 2:
-                remaining[ids] -= 1
-                taken.append(row)
-    return _partition(n_points, np.array(taken, dtype=np.int64))
+    for start in range(0, n_points, _CHUNK):  # refuse the only points of labels, to save time below
+        indptr = labels.indptr[start : start + _CHUNK + 1].astype(np.int64)
+        on_last_point = remaining[labels.indices[indptr[0] : indptr[-1]]] < 2
+        before = np.concatenate([[0], np.cumsum(on_last_point)])[indptr - indptr[0]]
+        refused[start : start + _CHUNK] |= np.diff(before) > 0
+
+    def claim(rows: Rows) -> bool:
+        """Take rows out of the training points, unless a label would be left without a point."""
+        spans = [labels.indices[labels.indptr[row] : labels.indptr[row + 1]] for row in rows]
+        ids = np.concatenate(spans)
+        np.subtract.at(remaining, ids, 1)
+        if remaining[ids].min() >= 1:
+            return True
+        np.add.at(remaining, ids, 1)
+        return False
+
+    return _draw(order, size, groups, refused, claim)
 
 
-def _sparable(labels: csr_matrix, rows: Rows, remaining: NDArray[np.int64]) -> Rows:
-    """Return the labelled rows whose labels all belong to at least one other remaining point."""
-    chunk = labels[rows]
-    on_last_point = remaining[chunk.indices] < 2
-    before = np.concatenate([[0], np.cumsum(on_last_point)])
-    n_last = before[chunk.indptr[1:]] - before[chunk.indptr[:-1]]
-    sparable: NDArray[np.bool_] = (n_last == 0) & (np.diff(chunk.indptr) > 0)
-    return rows[sparable]
+def _draw(
+    order: Rows,
+    size: int,
+    groups: Rows | None,
+    refused: NDArray[np.bool_] | None = None,
+    claim: Callable[[Rows], bool] | None = None,
+) -> tuple[Rows, Rows]:
+    """Draw whole groups in a random order until about ``size`` points are taken.
+
+    A group comes when its first row comes in ``order``, so large groups are drawn as often as small
+    ones. Groups of at most half of the size are drawn first, each if all of its points fit. If
+    points are missing in the end, all groups are tried again, and taken if they bring the number
+    of points closer to the size. If nothing can be taken in this way, the smallest group is taken.
+    Some points always remain. Without groups, each point is a group, and none is tried again.
+
+    Args:
+        order: All rows in random order.
+        size: Number of points to take.
+        groups: (N,) the first row of each point's group, or None without groups.
+        refused: (N,) whether a point must not be taken, nor its group.
+        claim: Called with the rows of a group that would be taken; returns False to refuse it.
+
+    Returns:
+        The rows that remain and the rows that are taken, each sorted.
+    """
+    if refused is None:
+        refused = np.zeros(len(order), dtype=bool)
+    if groups is None and claim is None:
+        return _partition(len(order), order[~refused[order]][:size])
+    firsts = np.arange(len(order)) if groups is None else groups
+    sizes = np.bincount(firsts, minlength=len(order))
+    members, ends = np.argsort(firsts, kind="stable"), np.cumsum(sizes)
+    is_refused, is_taken = np.zeros((2, len(order)), dtype=bool)
+    is_refused[firsts[refused]] = True
+    tried = order[(firsts[order] == order) & ~is_refused[order]]
+    missing = size
+
+    def draw(tried: Rows, limit: Callable[[int], float]) -> None:
+        """Take each group of at most ``limit`` points, given how many are missing."""
+        nonlocal missing
+        for start in range(0, len(tried), _CHUNK):
+            chunk = tried[start : start + _CHUNK]
+            for first, count in zip(chunk.tolist(), sizes[chunk].tolist(), strict=True):
+                if missing <= 0:
+                    return
+                if count > limit(missing) or size - missing + count >= len(order):
+                    continue
+                if claim is None or claim(members[ends[first] - count : ends[first]]):
+                    is_taken[first] = True
+                    missing -= count
+
+    draw(tried[sizes[tried] <= max(1, size // 2)], lambda missing: missing)
+    if groups is not None:
+        draw(tried[~is_taken[tried]], lambda missing: 2 * missing - 1)
+        if missing == size:
+            draw(tried[np.argsort(sizes[tried], kind="stable")], lambda _: np.inf)
+    return _partition(len(order), np.flatnonzero(is_taken[firsts]))
 
 
 def _partition(n_points: int, taken: Rows) -> tuple[Rows, Rows]:
@@ -133,8 +198,9 @@ def validation_split(corpus: Corpus, config: ResolvedConfig) -> tuple[Split, Spl
     """Return the training and validation splits that `train` uses.
 
     If the corpus has a validation split, return its own splits. Otherwise hold out points of the
-    training split; the same resolved configuration gives the same points. The validation
-    split is None if no point is held out.
+    training split, and keep groups of points on one side (see `training_groups`); the same
+    resolved configuration gives the same points. The validation split is None if no point is held
+    out.
     """
     if corpus.validation is not None:
         return corpus.train, corpus.validation
@@ -148,21 +214,30 @@ def validation_split(corpus: Corpus, config: ResolvedConfig) -> tuple[Split, Spl
             "points; lower it, or set it to none to have it derived"
         )
     covered = config.eval.hold_out == "covered"
-    train_rows, held_rows = hold_out(train.labels, size, config.seed, covered=covered)
+    groups = training_groups(corpus)
+    train_rows, held_rows = hold_out(
+        train.labels, size, config.seed, covered=covered, groups=groups
+    )
+    or_group = "" if groups is None else ", or is in a group that cannot be taken as a whole"
     if len(held_rows) == 0:
-        logger.warning("no point can be held out: every point has a label that no other point has")
+        logger.warning(
+            "no point can be held out: every point has a label that no other point has%s", or_group
+        )
         return train, None
     if len(held_rows) < size:
         logger.warning(
             "%d points held out for validation instead of %d: every other point has a label that "
-            "no other training point has",
-            *(len(held_rows), size),
+            "no other training point has%s",
+            *(len(held_rows), size, or_group),
         )
     return train.take(train_rows), train.take(held_rows)
 
 
 def hold_out_test(corpus: Corpus, test_size: float, seed: int) -> Corpus:
     """Return the corpus with test points drawn from its training split.
+
+    Groups of points (see `training_groups`) stay on one side: whole groups are drawn until the size
+    is reached approximately. A group larger than half of it is drawn only if no other is left.
 
     Args:
         corpus: A corpus without a test split, unless ``test_size`` is 0.
@@ -188,11 +263,16 @@ def hold_out_test(corpus: Corpus, test_size: float, seed: int) -> Corpus:
         allowed = f"a share below 1, or a whole number below the {n_points} points"
         raise DataError(f"test_size must be {allowed}, not {test_size:g}")
     order = np.random.default_rng(seed).permutation(n_points)
-    train, test = _partition(n_points, order[:count])
-    note = f"{count} of {n_points} points set aside at random (seed {seed})"
+    groups = training_groups(corpus)
+    train, test = _draw(order, count, groups)
+    note = f"{len(test)} of {n_points} points set aside at random (seed {seed})"
+    if groups is not None:
+        n_groups = int((np.bincount(groups) > 1).sum())
+        note += f", {n_groups} groups kept together"
     logger.info("%s: %s", corpus.source, note)
     cut = corpus.with_splits(train=corpus.train.take(train), test=corpus.train.take(test))
-    return replace(cut, notes={**corpus.notes, "test": note})
+    reading = {**corpus.reading, "test_size": test_size, "seed": seed}
+    return replace(cut, notes={**corpus.notes, "test": note}, reading=reading)
 
 
 def recorded_size(metadata: Mapping[str, Any]) -> int:
@@ -213,6 +293,9 @@ def restore_splits(
     Returns:
         The corpus with the same test split as in the run, if the run had one; None if the run used
         different data, or data with given splits.
+
+    Raises:
+        DataError: If other text columns are read, in which the near-duplicates differ.
     """
     recorded = _recorded_splits(metadata)
     expected = {"train", "test"} if "test" in recorded else {"train"}
@@ -220,20 +303,41 @@ def restore_splits(
         return None
     if list(corpus.label_names) != list(label_names):
         return None
-    n_test = recorded["test"]["points"] if "test" in recorded else 0
     settings = metadata.get(DATA_SETTINGS, {})
-    cut = hold_out_test(corpus, n_test, seed=settings.get("seed", 0))
+    cut = repeat_hold_out(corpus, metadata)
     stats = json.loads(json.dumps(corpus_stats(cut).to_dict()["splits"]))
     columns, trained_on = corpus.reading.get("text"), settings.get("text")
     if columns and trained_on and columns != trained_on:  # same points, but other texts
         stats, recorded = _without_texts(stats), _without_texts(recorded)
-    return cut if stats == recorded else None
+        if settings.get("group") == NEAR_DUPLICATES and not same_statistics(stats, recorded):
+            raise DataError(
+                f"{corpus.source}: the test points of the run depend on near-duplicates in the "
+                f"text column {trained_on}, but {columns} is read; read {trained_on}"
+            )
+    return cut if same_statistics(stats, recorded) else None
+
+
+def repeat_hold_out(corpus: Corpus, metadata: Mapping[str, Any]) -> Corpus:
+    """Hold out test points of a corpus, without test split, with the settings of a model's run."""
+    settings = metadata.get(DATA_SETTINGS, {})
+    test_size = _recorded_splits(metadata).get("test", {}).get("points", 0)
+    if test_size and "group" in settings:  # the number of points depends on the groups
+        test_size = settings.get("test_size", test_size)
+    reading = {**corpus.reading, "group": settings.get("group", NO_GROUPS)}
+    return hold_out_test(replace(corpus, reading=reading), test_size, settings.get("seed", 0))
+
+
+def same_statistics(splits: Mapping[str, Any], recorded: Mapping[str, Any]) -> bool:
+    """Return True if splits agree in all statistics that are recorded; older models lack some."""
+    return splits.keys() == recorded.keys() and all(
+        {key: splits[name].get(key) for key in stats} == stats for name, stats in recorded.items()
+    )
 
 
 def _without_texts(splits: dict[str, Any]) -> dict[str, Any]:
     """Return those statistics of the splits that do not depend on the texts."""
     return {
-        name: {k: value for k, value in stats.items() if "text" not in k and "word" not in k}
+        name: {key: stats[key] for key in stats if not re.search("text|word|duplicate", key)}
         for name, stats in splits.items()
     }
 

@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from elias.data.groups import ALONE, count_groups, text_keys
+
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
@@ -15,8 +17,14 @@ if TYPE_CHECKING:
 
     from elias.data.corpus import Corpus, Split
 
+    _Hashes = tuple[NDArray[np.int64], NDArray[np.int64]]
+
 
 PERCENTILES = (10, 50, 90, 99)
+_TEXT_COUNTS = (
+    *("duplicate_texts", "texts_in_train"),
+    *("near_duplicate_groups", "near_duplicates", "near_duplicates_in_train"),
+)
 _WORD = re.compile(r"\w+")
 
 
@@ -39,6 +47,12 @@ class SplitStats:
     """Number of texts that repeat an earlier text of this split, ignoring case and punctuation."""
     texts_in_train: int | None
     """Number of texts that also occur in the training split; None for the training split."""
+    near_duplicate_groups: int | None
+    """Number of groups of at least two near-duplicates, see `elias.data.groups.normal_form`."""
+    near_duplicates: int | None
+    """Number of texts in these groups."""
+    near_duplicates_in_train: int | None
+    """Number of texts with a near-duplicate in the training split; None for that split."""
     filter_pairs: int
 
 
@@ -70,12 +84,12 @@ class CorpusStats:
 
 def corpus_stats(corpus: Corpus) -> CorpusStats:
     """Return the statistics of a corpus."""
-    in_train = _hashes(corpus.train.texts)
+    hashes = {name: _hashes(split.texts) for name, split in corpus.splits.items()}
     frequencies = corpus.label_frequencies()
     features = corpus.train.features
     return CorpusStats(
         splits={
-            name: _split_stats(split, None if name == "train" else in_train)
+            name: _split_stats(split, hashes[name], None if name == "train" else hashes["train"])
             for name, split in corpus.splits.items()
         },
         labels=corpus.n_labels,
@@ -90,10 +104,19 @@ def corpus_stats(corpus: Corpus) -> CorpusStats:
     )
 
 
-def _split_stats(split: Split, in_train: NDArray[np.int64] | None) -> SplitStats:
+def _split_stats(split: Split, hashes: _Hashes | None, in_train: _Hashes | None) -> SplitStats:
     n_labels_of = np.diff(split.labels.indptr)
     words = _word_counts(split.texts)
-    texts = _hashes(split.texts)
+    counts: dict[str, int | None] = dict.fromkeys(_TEXT_COUNTS)
+    if hashes is not None:
+        texts, keys = hashes
+        counts["duplicate_texts"] = len(texts) - len(np.unique(texts))
+        counts["near_duplicate_groups"], counts["near_duplicates"] = count_groups(keys)
+        if in_train is not None:
+            counts["texts_in_train"] = int(np.isin(texts, in_train[0]).sum())
+            counts["near_duplicates_in_train"] = int(
+                (np.isin(keys, in_train[1]) & (keys != ALONE)).sum()
+            )
     return SplitStats(
         points=len(split),
         pairs=int(split.labels.nnz),
@@ -103,10 +126,7 @@ def _split_stats(split: Split, in_train: NDArray[np.int64] | None) -> SplitStats
         words_mean=None if words is None else float(words.mean()),
         words_percentiles=None if words is None else _percentiles(words, PERCENTILES),
         empty_texts=None if words is None else int((words == 0).sum()),
-        duplicate_texts=None if texts is None else len(texts) - len(np.unique(texts)),
-        texts_in_train=None
-        if texts is None or in_train is None
-        else int(np.isin(texts, in_train).sum()),
+        **counts,
         filter_pairs=0 if split.filters is None else len(split.filters),
     )
 
@@ -117,8 +137,8 @@ def _word_counts(texts: Sequence[str] | None) -> NDArray[np.int64] | None:
     return np.fromiter((len(text.split()) for text in texts), np.int64, len(texts))
 
 
-def _hashes(texts: Sequence[str] | None) -> NDArray[np.int64] | None:
-    """Return a 64-bit hash of each text, ignoring case and punctuation.
+def _hashes(texts: Sequence[str] | None) -> _Hashes | None:
+    """Return a 64-bit hash of each text, ignoring case and punctuation, and its `text_keys`.
 
     Hashes are kept instead of texts to save memory. The probability that two of ten million
     different texts collide is one in 370,000. A text that consists only of
@@ -127,7 +147,7 @@ def _hashes(texts: Sequence[str] | None) -> NDArray[np.int64] | None:
     if texts is None:
         return None
     plain = (" ".join(_WORD.findall(text.lower())) or text for text in texts)
-    return np.fromiter(map(hash, plain), np.int64, len(texts))
+    return np.fromiter(map(hash, plain), np.int64, len(texts)), text_keys(texts)
 
 
 def _percentiles(values: NDArray[np.int64], at: Sequence[int]) -> tuple[int, ...]:

@@ -42,6 +42,7 @@ PAGE_LIMIT = 512 << 20
 FORMAT_VERSION = 1
 _STATM = Path("/proc/self/statm")  # Linux only; elsewhere nothing is released
 _TEXTS, _OFFSETS, _FILTERS = "texts.bin", "offsets.bin", "filters.npy"
+_GROUPS = "groups.bin"
 _INDPTR, _INDICES, _VALUES = "indptr.bin", "indices.bin", "values.bin"
 _FEATURES = "features-"  # prefix of the files of a feature matrix
 _DESCRIPTION, _NAMES = "corpus.json", "names.json"
@@ -310,6 +311,8 @@ class SplitWriter:
             self._write(_CODES, chunk.labels.codes.astype("<i4").data)
             if chunk.labels.weights is not None:
                 self._write(_WEIGHTS, chunk.labels.weights.astype("<f4").data)
+        if chunk.groups is not None:
+            self._write(_GROUPS, chunk.groups.astype("<i8").data)
         if chunk.features is not None:
             if self._features is None:
                 self._features = _MatrixWriter(self._folder, chunk.features.shape[1], _FEATURES)
@@ -419,12 +422,13 @@ def _open_split(folder: Path, description: dict[str, Any], n_labels: int) -> Spl
     texts = DiskTexts(folder, description["digest"]) if description["texts"] else None
     if texts is not None and len(texts) != n_points:
         raise DataError(f"{folder}: has {len(texts)} texts instead of {n_points}")
-    path = folder / _FILTERS
+    path, groups = folder / _FILTERS, folder / _GROUPS
     return Split(
         labels=_open_csr(folder, (n_points, n_labels), description["entries"]),
         texts=texts,
         features=_open_features(folder, description.get("features")),
         filters=np.load(path, allow_pickle=False) if path.exists() else None,
+        groups=_map_array(groups, "<i8") if groups.exists() else None,
     )
 
 

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from scipy.sparse import csr_matrix, issparse
 
+from elias.data.groups import NO_GROUPS
 from elias.data.splits import DATA_SETTINGS
 from elias.distributed import SingleProcess
 from elias.distributed.sharded_linear import ShardedRows
@@ -192,7 +193,8 @@ class Elias:
         points. The settings are empty if the model was not trained on a file, or was saved by an
         older version.
         """
-        return dict(self.metadata.get(DATA_SETTINGS, {}))
+        settings = dict(self.metadata.get(DATA_SETTINGS, {}))
+        return {**settings, "group": settings.get("group", NO_GROUPS)} if settings else {}
 
     @property
     def sizes(self) -> SearchSizes:

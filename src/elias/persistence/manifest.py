@@ -73,8 +73,9 @@ _ENTRIES: Entries = {
 }
 """Entries of the manifest; ``ranker`` is empty for a model without a ranker."""
 _SETTINGS: Entries = {
-    **dict.fromkeys(("text", "labels", "separator"), (str, None)),
+    **dict.fromkeys(("text", "labels", "separator", "group"), (str, None)),
     "seed": (int, 0),
+    "test_size": (float, 0),
 }
 """Entries of ``data_settings``, all optional."""
 

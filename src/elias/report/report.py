@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import elias
 from elias.data import load_corpus
 from elias.data.load import reading_options
-from elias.data.splits import hold_out_test, validation_split
+from elias.data.splits import repeat_hold_out, validation_split
 from elias.errors import DataError, RunError
 from elias.inference.predictor import Elias
 from elias.persistence.manifest import METRICS_FILE, MODEL_FOLDER
@@ -174,7 +174,7 @@ def load_run(
         raise DataError(
             f"{path}: the corpus of {folder} is missing; give its new path: elias report RUN DATA"
         )
-    explicit = {"text": None, "labels": None, "separator": None, **(reading or {})}
+    explicit = {**dict.fromkeys(("text", "labels", "separator", "group")), **(reading or {})}
     options = reading_options(path, model.data_settings or records.reading(), explicit)
     graph = model.model.graph
     return FinishedRun(
@@ -192,7 +192,7 @@ def _load_corpus(path: Path, options: Mapping[str, Any], model: Elias) -> Corpus
     corpus = load_corpus(path, **options, test_size=0 if recorded else None)
     n_test = recorded.get("test", {}).get("points", 0)
     if corpus.test is None and 0 < n_test < len(corpus.train):
-        corpus = hold_out_test(corpus, n_test, seed=model.data_settings.get("seed", 0))
+        corpus = repeat_hold_out(corpus, model.metadata)
     for name, stats in recorded.items():
         split = corpus.splits.get(name)
         n_points, n_pairs = (0, 0) if split is None else (len(split), int(split.labels.nnz))

@@ -134,5 +134,11 @@ def test_a_corpus_knows_how_it_can_be_read_again(tmp_path):
 
     corpus = load_corpus(path, text="body", separator="/")
 
-    assert corpus.reading == {"text": "body", "separator": "/", "test_size": 0.2, "seed": 0}
+    assert corpus.reading == {
+        "text": "body",
+        "separator": "/",
+        "group": "near-duplicates",
+        "test_size": 0.2,
+        "seed": 0,
+    }
     assert load_corpus(corpus.source, **corpus.reading).train.texts == corpus.train.texts

@@ -73,8 +73,18 @@ def test_only_the_text_of_an_lf_folder_is_recorded(tmp_path):
 
     corpus = load_corpus(tmp_path)
 
-    assert corpus.reading == {"text": "title,content"}
-    assert reading_options(tmp_path, {**corpus.reading, "labels": "genre"}, NONE) == corpus.reading
+    assert corpus.reading == {"text": "title,content", "group": "near-duplicates"}
+    settings = {**corpus.reading, "labels": "genre"}
+    assert reading_options(tmp_path, settings, NONE) == {"text": "title,content"}
+
+
+@pytest.mark.parametrize(
+    ("recorded", "expected"),
+    [("near-duplicates", {}), ("none", {"group": "none"}), ("body", {"group": "body"}), ("x", {})],
+)
+def test_groups_are_those_of_training_if_the_table_has_them(table, recorded, expected):
+    assert reading_options(table, {"group": recorded}, {"group": None}) == expected
+    assert reading_options(table, {"group": recorded}, {"group": "title"}) == {"group": "title"}
 
 
 @pytest.mark.parametrize(
@@ -97,7 +107,7 @@ def test_only_the_text_of_an_lf_folder_is_recorded(tmp_path):
 def test_a_corpus_keeps_the_arguments_that_read_it_again(table, arguments, expected):
     corpus = load_corpus(table, **arguments)
 
-    assert corpus.reading == expected
+    assert corpus.reading == {**expected, "group": "near-duplicates"}
     assert load_corpus(table, **corpus.reading).fingerprint() == corpus.fingerprint()
 
 
@@ -105,4 +115,4 @@ def test_a_source_with_splits_records_no_test_size(tmp_path):
     path = tmp_path / "films.csv"
     path.write_text("title,genre,split\na,x,train\nb,x,test\n")
 
-    assert load_corpus(path).reading == {"text": "title"}
+    assert load_corpus(path).reading == {"text": "title", "group": "near-duplicates"}

@@ -1,11 +1,21 @@
 from dataclasses import replace
 
 import numpy as np
+import pytest
 from scipy.sparse import csr_matrix
 
-from elias.data.splits import hold_out, hold_out_test, recorded_size, restore_splits
+from elias import EliasConfig
+from elias.data.groups import text_keys
+from elias.data.splits import (
+    hold_out,
+    hold_out_test,
+    recorded_size,
+    restore_splits,
+    validation_split,
+)
 from elias.data.stats import corpus_stats
 from elias.data.synthetic import synthetic_corpus
+from elias.errors import DataError
 
 
 def test_the_only_point_of_a_label_stays_in_training():
@@ -96,7 +106,10 @@ def test_the_test_points_of_a_run_are_found_again():
 def test_a_run_that_tested_on_nothing_gives_all_points():
     whole = synthetic_corpus(n_points=60, n_labels=12, n_test=0)
 
-    assert restore_splits(whole, whole.label_names, recorded(whole)) is whole
+    restored = restore_splits(whole, whole.label_names, recorded(whole))
+
+    assert restored.test is None
+    assert restored.fingerprint() == whole.fingerprint()
 
 
 def test_data_of_another_run_is_not_split():
@@ -119,3 +132,92 @@ def test_texts_of_other_columns_do_not_hide_the_points_of_a_run():
     restored = restore_splits(other, whole.label_names, recorded(cut, seed=3, text="body"))
 
     assert restored.test.labels.nnz == cut.test.labels.nnz
+
+
+def test_a_large_group_is_not_held_out_while_others_are_left():
+    labels = csr_matrix(np.ones((40, 1)))
+    groups = np.array([0] * 11 + list(range(11, 40)))
+
+    for seed in range(20):
+        assert hold_out(labels, 20, seed, groups=groups)[1].min() >= 11
+
+
+def test_if_nothing_else_is_left_the_smallest_group_is_held_out():
+    labels = csr_matrix(np.ones((30, 1)))
+    groups = np.array([0] * 16 + [16] * 14)
+
+    _, held_out = hold_out(labels, 3, 0, covered=False, groups=groups)
+
+    assert held_out.tolist() == list(range(16, 30))
+
+
+def test_each_point_is_held_out_equally_often_whatever_the_size_of_its_group():
+    labels = csr_matrix(np.ones((600, 1)))
+    groups = np.array([row - row % 5 if row < 300 else row for row in range(600)])
+
+    n_times = np.zeros(600)
+    for seed in range(100):
+        n_times[hold_out(labels, 150, seed, covered=False, groups=groups)[1]] += 1
+
+    assert n_times.sum() == 100 * 150
+    assert n_times[:300].mean() == pytest.approx(25, rel=0.05)
+
+
+def with_duplicates(n_points=80, copies=20):
+    """A corpus in which the last points repeat the texts of the first ones, with a number."""
+    corpus = synthetic_corpus(n_points=n_points, n_labels=8, n_test=0)
+    texts = list(corpus.train.texts)
+    texts[-copies:] = [f"{text.upper()} 2!" for text in texts[:copies]]
+    return replace(corpus, train=replace(corpus.train, texts=texts))
+
+
+def assert_apart(*splits):
+    keys = [set(text_keys(split.texts)) for split in splits]
+    assert len(set.union(*keys)) == sum(map(len, keys))
+
+
+def test_near_duplicates_stay_on_one_side_in_both_splits():
+    whole = with_duplicates()
+
+    cut = hold_out_test(whole, 0.25, seed=1)
+    config = EliasConfig().override({"eval.validation_size": 10, "eval.hold_out": "random"})
+    train, validation = validation_split(cut, config.resolve(len(cut.train), cut.n_labels))
+
+    assert (len(cut.test), len(validation)) == (20, 10)
+    assert_apart(train, validation, cut.test)
+
+
+def test_a_run_with_groups_is_split_again_as_it_was():
+    whole = with_duplicates()
+    for seed in range(10):
+        cut = hold_out_test(whole, 0.2, seed=seed)
+
+        restored = restore_splits(
+            replace(whole, reading={}), whole.label_names, recorded(cut, **cut.reading)
+        )
+
+        assert restored.fingerprint() == cut.fingerprint()
+        assert restored.reading["group"] == "near-duplicates"
+
+
+def test_a_run_of_an_older_version_had_no_groups():
+    whole = with_duplicates()
+    cut = hold_out_test(replace(whole, reading={}), 0.2, seed=3)
+    metadata = recorded(cut, seed=3, test_size=0.2)
+    for split in metadata["data"]["splits"].values():
+        del split["near_duplicates"]  # older versions did not count them
+
+    restored = restore_splits(whole, whole.label_names, metadata)
+
+    assert restored.fingerprint() == cut.fingerprint()
+    assert restored.reading["group"] == "none"
+
+
+def test_other_texts_with_other_near_duplicates_are_refused():
+    whole = with_duplicates()
+    cut = hold_out_test(replace(whole, reading={"group": "near-duplicates"}), 0.2, seed=3)
+    train = replace(whole.train, texts=[f"a{'b' * (row // 2)}" for row in range(80)])
+    other = replace(whole, train=train, reading={"text": "title"})
+
+    with pytest.raises(DataError, match="near-duplicates in the text column body, but title"):
+        restore_splits(other, whole.label_names, recorded(cut, **cut.reading, text="body"))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import tarfile
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -65,6 +66,17 @@ def test_duplicates_are_found_whatever_their_case_and_punctuation(corpus):
     assert train.duplicate_texts == 1
     assert train.texts_in_train is None
     assert (test.duplicate_texts, test.texts_in_train) == (0, 1)
+
+
+def test_near_duplicates_are_counted_without_empty_texts(corpus):
+    train = replace(corpus.train, texts=["cod 1", "Cod 2", ""])
+    test = replace(corpus.test, texts=["(cod)", ""])
+
+    stats = corpus_stats(corpus.with_splits(train=train, test=test)).splits
+
+    assert (stats["train"].near_duplicate_groups, stats["train"].near_duplicates) == (1, 2)
+    assert stats["train"].near_duplicates_in_train is None
+    assert (stats["test"].near_duplicate_groups, stats["test"].near_duplicates_in_train) == (0, 1)
 
 
 def test_a_corpus_of_features_has_no_text_counts(corpus):

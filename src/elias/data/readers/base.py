@@ -61,6 +61,8 @@ class ReadOptions:
     """The labels column."""
     separator: str | None = None
     """The separator of the labels in one cell; with an empty string, each cell is one label."""
+    group: str | None = None
+    """The column whose equal cells put points into one group."""
 
     def check_unused(self, path: Path, format_name: str, *, except_text: bool = False) -> None:
         """Raise `DataError` if options are set, for a format without named columns."""
@@ -106,6 +108,8 @@ class Chunk:
     texts: list[str] | None = None
     labels: LabelRows | None = None
     features: csr_matrix | None = None
+    groups: NDArray[np.int64] | None = None
+    """Keys of the groups, see `Split.groups`."""
 
 
 @dataclass(frozen=True, slots=True)

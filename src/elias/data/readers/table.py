@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from elias.data.groups import cell_keys
 from elias.data.readers import base, files, label_cells
 from elias.data.readers.files import data_error, iter_lines, short_repr
 from elias.data.readers.label_cells import NamedLabels, NumberedLabels, parse_weights, split_cells
@@ -29,6 +30,8 @@ from elias.progress import progress
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
     from pathlib import Path
+
+    from numpy.typing import NDArray
 
     Cells = Iterator[tuple[int, list[Any]]]
     """Iterator over rows: the line number (see `Rows.lines`) and the wanted cells of each row."""
@@ -65,11 +68,12 @@ class Columns:
     ids: str | None = None
     weights: str | None = None
     split: str | None = None
+    group: str | None = None
 
     @property
     def all(self) -> list[str]:
         """Return every column once."""
-        extra = (self.ids, self.weights, self.split)
+        extra = (self.ids, self.weights, self.split, self.group)
         names = [*self.text, self.labels, *(name for name in extra if name is not None)]
         return list(dict.fromkeys(names))
 
@@ -81,10 +85,10 @@ def choose_columns(path: Path, names: Sequence[str], options: base.ReadOptions) 
     a common name. They are ignored if the options name the labels column.
     """
     plain = _plain_names(names)
-    text = choose_text(path, names, options.text)
+    text, group = choose_text(path, names, options.text), options.group
+    check_columns(path, [name for name in (options.labels, group) if name is not None], names)
     if options.labels is not None:
-        check_columns(path, [options.labels], names)
-        return Columns(text=text, labels=options.labels, split=plain.get(SPLIT))
+        return Columns(text=text, labels=options.labels, split=plain.get(SPLIT), group=group)
     labels = _common(path, "labels", LABEL_COLUMNS, names)
     return Columns(
         text=text,
@@ -92,6 +96,7 @@ def choose_columns(path: Path, names: Sequence[str], options: base.ReadOptions) 
         ids=None if plain.get(IDS) == labels else plain.get(IDS),
         weights=plain.get(WEIGHTS),
         split=plain.get(SPLIT),
+        group=group,
     )
 
 
@@ -238,7 +243,9 @@ class TableReader(base.Reader):
                 cells = rows.columns[columns.weights]
                 weights = parse_weights(cells, lists.counts, rows.error)
             labels = base.LabelRows(lists.counts, codes, weights)
-            yield from _by_split(rows.splits(columns.split), rows.texts(columns.text), labels)
+            texts = rows.texts(columns.text)
+            groups = None if columns.group is None else cell_keys(rows.columns[columns.group])
+            yield from _by_split(rows.splits(columns.split), texts, labels, groups)
 
     def _read(self, names: Sequence[str]) -> Iterator[Rows]:
         required = [name for name in self._columns.text if name in names]
@@ -256,6 +263,8 @@ class TableReader(base.Reader):
             "text": f"column {', '.join(map(repr, self._columns.text))}",
             "labels": f"column {self._columns.labels!r}{separated}",
         }
+        if self._columns.group is not None:
+            notes["groups"] = f"column {self._columns.group!r}"
         return base.Summary(names, ids, notes=notes)
 
 
@@ -271,7 +280,12 @@ def _separator(rows: Iterable[Rows], column: str, option: str | None) -> str:
     return votes.winner()
 
 
-def _by_split(splits: list[str], texts: list[str], labels: base.LabelRows) -> Iterator[base.Chunk]:
+def _by_split(
+    splits: list[str],
+    texts: list[str],
+    labels: base.LabelRows,
+    groups: NDArray[np.int64] | None,
+) -> Iterator[base.Chunk]:
     """Group rows by split, and yield one chunk per split."""
     split_of = np.array(splits)
     for name in dict.fromkeys(splits):
@@ -279,7 +293,9 @@ def _by_split(splits: list[str], texts: list[str], labels: base.LabelRows) -> It
         entries = np.repeat(chosen, labels.counts)
         weights = None if labels.weights is None else labels.weights[entries]
         own_labels = base.LabelRows(labels.counts[chosen], labels.codes[entries], weights)
-        yield base.Chunk(name, [texts[row] for row in np.flatnonzero(chosen)], own_labels)
+        own_texts = [texts[row] for row in np.flatnonzero(chosen)]
+        own_groups = None if groups is None else groups[chosen]
+        yield base.Chunk(name, own_texts, own_labels, groups=own_groups)
 
 
 def row_chunks(

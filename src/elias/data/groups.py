@@ -1,0 +1,115 @@
+"""Find groups of points that belong on one side of a split: near-duplicate texts, or a column."""
+
+from __future__ import annotations
+
+import logging
+import unicodedata
+from itertools import compress
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from elias.progress import progress
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from numpy.typing import NDArray
+
+    from elias.data.corpus import Corpus
+
+    Ids = NDArray[np.int64]
+
+
+logger = logging.getLogger(__name__)
+
+NEAR_DUPLICATES, NO_GROUPS = "near-duplicates", "none"
+"""Values of ``group=`` that are not names of columns. A model whose data settings lack ``group``
+is of an older version, which had no groups."""
+ALONE = 0
+"""Key of a point that is in no group, as its text or its cell is empty: the hash of ``""``."""
+_CHUNK = 1 << 13
+
+
+class _Letters(dict[int, int]):
+    """Table for `str.translate` that keeps letters with their marks, and puts spaces for the rest.
+
+    An entry is made when its character is first met.
+    """
+
+    def __missing__(self, code: int) -> int:
+        self[code] = code if unicodedata.category(chr(code))[0] in "LM" else ord(" ")
+        return self[code]
+
+
+_LETTERS = _Letters()
+
+
+def normal_form(text: str) -> str:
+    """Return the words of a text, casefolded, without digits, punctuation and extra white space.
+
+    A text without letters is returned unchanged, except for white space around it.
+    """
+    return " ".join(text.casefold().translate(_LETTERS).split()) or text.strip()
+
+
+def text_keys(texts: Sequence[str]) -> Ids:
+    """Return a 64-bit key (N,) of each text, equal for near-duplicates; `ALONE` for empty texts.
+
+    Near-duplicates are texts with the same normal form. Texts on disk are read in chunks. Keys
+    differ between processes.
+    """
+    keys = np.empty(len(texts), dtype=np.int64)
+    with progress("Finding near-duplicates", total=len(texts)) as advance:
+        for start in range(0, len(texts), _CHUNK):
+            chunk = texts[start : start + _CHUNK]
+            keys[start : start + len(chunk)] = [hash(normal_form(text)) for text in chunk]
+            advance(len(chunk))
+    return keys
+
+
+def cell_keys(cells: Sequence[object]) -> Ids:
+    """Return a key (N,) of each cell of a group column, equal for equal cells as text."""
+    plain = ("" if cell is None or cell != cell else str(cell).strip() for cell in cells)
+    return np.fromiter(map(hash, plain), np.int64, len(cells))
+
+
+def first_members(keys: Ids) -> Ids:
+    """Return the first row (N,) of each point's group; points of one group have the same key."""
+    _, first, inverse = np.unique(keys, return_index=True, return_inverse=True)
+    return np.where(keys == ALONE, np.arange(len(keys)), first[inverse])
+
+
+def count_groups(keys: Ids) -> tuple[int, int]:
+    """Return the number of groups of at least two points, and the number of points in them."""
+    sizes = np.unique(keys[keys != ALONE], return_counts=True)[1]
+    return int((sizes > 1).sum()), int(sizes[sizes > 1].sum())
+
+
+def training_groups(corpus: Corpus) -> Ids | None:
+    """Return the groups of the training points, see `first_members`; None if all are alone.
+
+    The groups are those of the column that the corpus was read with. Otherwise they are
+    near-duplicate texts, unless ``corpus.reading`` names no groups. If one normal form covers more
+    than a twentieth of the points (and more than 8), its texts probably differ by their numbers
+    (``item 12``), so that only equal ones form a group.
+    """
+    train = corpus.train
+    if train.groups is not None:
+        groups = first_members(np.asarray(train.groups))
+    elif corpus.reading.get("group") == NEAR_DUPLICATES and train.texts is not None:
+        keys = text_keys(train.texts)
+        groups = first_members(keys)
+        sizes = np.bincount(groups, minlength=len(groups))
+        large = sizes[groups] > max(min(8, len(train) // 2), len(train) // 20)
+        if large.any():
+            keys[large] = [hash(text.strip()) for text in compress(train.texts, large)]
+            groups = first_members(keys)
+    else:
+        return None
+    if (groups == np.arange(len(groups))).all():
+        return None
+    if not groups.any():
+        logger.warning("all %d points are one group, so points are split at random", len(groups))
+        return None
+    return groups
