@@ -86,19 +86,38 @@ def count_groups(keys: Ids) -> tuple[int, int]:
     return int((sizes > 1).sum()), int(sizes[sizes > 1].sum())
 
 
+def repeats(keys: Ids, train_keys: Ids) -> int:
+    """Return the number of points whose group has a training point."""
+    return int((np.isin(keys, train_keys) & (keys != ALONE)).sum())
+
+
 def training_groups(corpus: Corpus) -> Ids | None:
     """Return the groups of the training points, see `first_members`; None if all are alone.
 
     The groups are those of the column that the corpus was read with. Otherwise they are
-    near-duplicate texts, unless ``corpus.reading`` names no groups. If one normal form covers more
-    than a twentieth of the points (and more than 8), its texts probably differ by their numbers
-    (``item 12``), so that only equal ones form a group.
+    near-duplicate texts, with three exceptions:
+
+    - ``corpus.reading`` names no groups.
+    - The corpus has test texts that were drawn without regard to near-duplicates: the share of them
+      with a near-duplicate in the training split is more than half of that of training texts.
+      Points held out without groups then resemble the test points more.
+    - One normal form covers more than a twentieth of the points, and more than 8. Its texts
+      probably differ by their numbers (``item 12``), so that only equal ones form a group.
     """
     train = corpus.train
     if train.groups is not None:
         groups = first_members(np.asarray(train.groups))
     elif corpus.reading.get("group") == NEAR_DUPLICATES and train.texts is not None:
         keys = text_keys(train.texts)
+        if corpus.test is not None and corpus.test.texts is not None:
+            share = repeats(text_keys(corpus.test.texts), keys) / len(corpus.test)
+            if share > count_groups(keys)[1] / len(keys) / 2:
+                logger.info(
+                    "near-duplicates are not kept together when points are held out, as %.1f%% of "
+                    "the test texts have one in the training split",
+                    100 * share,
+                )
+                return None
         groups = first_members(keys)
         sizes = np.bincount(groups, minlength=len(groups))
         large = sizes[groups] > max(min(8, len(train) // 2), len(train) // 20)

@@ -268,7 +268,7 @@ def hold_out_test(corpus: Corpus, test_size: float, seed: int) -> Corpus:
     note = f"{len(test)} of {n_points} points set aside at random (seed {seed})"
     if groups is not None:
         n_groups = int((np.bincount(groups) > 1).sum())
-        note += f", {n_groups} groups kept together"
+        note += f", groups kept together: {n_groups}"
     logger.info("%s: %s", corpus.source, note)
     cut = corpus.with_splits(train=corpus.train.take(train), test=corpus.train.take(test))
     reading = {**corpus.reading, "test_size": test_size, "seed": seed}

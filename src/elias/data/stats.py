@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from elias.data.groups import ALONE, count_groups, text_keys
+from elias.data.groups import count_groups, repeats, text_keys
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -114,9 +114,7 @@ def _split_stats(split: Split, hashes: _Hashes | None, in_train: _Hashes | None)
         counts["near_duplicate_groups"], counts["near_duplicates"] = count_groups(keys)
         if in_train is not None:
             counts["texts_in_train"] = int(np.isin(texts, in_train[0]).sum())
-            counts["near_duplicates_in_train"] = int(
-                (np.isin(keys, in_train[1]) & (keys != ALONE)).sum()
-            )
+            counts["near_duplicates_in_train"] = repeats(keys, in_train[1])
     return SplitStats(
         points=len(split),
         pairs=int(split.labels.nnz),

@@ -62,6 +62,7 @@ def corpus_of(texts, **options):
     return Corpus(train=Split(labels=labels, texts=texts), label_names=["a"], **options)
 
 
+TESTS = {"at random": ["aa 2", "new", "newer"], "apart": ["new", "newer", ""]}
 WORDS = [chr(ord("a") + i) + chr(ord("a") + j) for i in range(10) for j in range(10)]
 
 
@@ -71,6 +72,16 @@ def test_the_training_points_are_grouped_by_near_duplicates():
     assert training_groups(corpus_of(texts)).tolist() == [*range(100), 0]
     assert training_groups(corpus_of(texts, reading={"group": "none"})) is None
     assert training_groups(corpus_of(WORDS)) is None
+
+
+def test_points_are_grouped_only_if_the_test_texts_are_apart_from_the_training_texts():
+    corpus = corpus_of([*WORDS, *(word.upper() for word in WORDS[:20])])
+    tests = {name: corpus_of(texts).train for name, texts in TESTS.items()}
+
+    groups = {name: training_groups(corpus.with_splits(test=test)) for name, test in tests.items()}
+
+    assert groups["at random"] is None
+    assert groups["apart"].tolist() == [*range(100), *range(20)]
 
 
 def test_many_texts_that_differ_by_their_numbers_are_no_duplicates():
@@ -117,7 +128,7 @@ def test_near_duplicates_on_disk_stay_together(tmp_path, monkeypatch):
     assert disk.test.texts == memory.test.texts
     assert len(disk.test) == 40
     assert not {text[:8] for text in disk.train.texts} & {text[:8] for text in disk.test.texts}
-    assert disk.notes["test"].endswith("(seed 0), 100 groups kept together")
+    assert disk.notes["test"].endswith("(seed 0), groups kept together: 100")
 
 
 def test_a_group_column_that_does_not_exist_is_named(tmp_path):
