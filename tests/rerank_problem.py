@@ -25,6 +25,13 @@ class Points(NamedTuple):
         """Which candidates are no padding."""
         return self.candidates.ids < N_LABELS
 
+    def take(self, rows):
+        """A slice of the points."""
+        ids, scores, embedding = (
+            getattr(self.candidates, name)[rows] for name in ("ids", "scores", "embedding")
+        )
+        return Points(Candidates(ids, scores, embedding), self.inputs[rows], self.labels[rows])
+
 
 class Problem(NamedTuple):
     train: Points

@@ -52,20 +52,10 @@ class Candidates:
     channel: NDArray[np.int8] | None = None
     """(n, k) channel that proposed each candidate; None if all come from the search."""
 
-    def __len__(self) -> int:
-        """Return the number of points."""
-        return len(self.ids)
-
     def top(self, k: int) -> Candidates:
         """Return the best ``k`` candidates of each point."""
         channel = None if self.channel is None else self.channel[:, :k]
         return Candidates(self.ids[:, :k], self.scores[:, :k], self.embedding, channel)
-
-    def take(self, rows: slice) -> Candidates:
-        """Return the candidates of a slice of the points."""
-        embedding = None if self.embedding is None else self.embedding[rows]
-        channel = None if self.channel is None else self.channel[rows]
-        return Candidates(self.ids[rows], self.scores[rows], embedding, channel)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -216,7 +206,10 @@ class Predictions:
 
     def top(self, k: int) -> Predictions:
         """Return the best ``k`` labels of each point."""
-        return self._map(lambda array, _: array[:, :k])
+        probabilities = None if self.probabilities is None else self.probabilities[:, :k]
+        return replace(
+            self, ids=self.ids[:, :k], scores=self.scores[:, :k], probabilities=probabilities
+        )
 
     def among(self, label_names: Sequence[str]) -> Predictions:
         """Return the same predictions over a longer list of labels that starts with this one.

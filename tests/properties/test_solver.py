@@ -156,7 +156,7 @@ def test_margins_of_candidates_are_those_of_the_dense_product(searching, seed, *
 
     actual = SparseRanker(weights, biases, dense.shape[1]).score(sparse, dense, candidates)
 
-    points = np.hstack([sparse.toarray(), unit_embedding(dense, len(dense))])
+    points = np.hstack([sparse.toarray(), unit_embedding(dense)])
     every = points @ weights.toarray().T + biases
     every = np.hstack([every, np.full((len(every), 1), -np.inf)])
     np.testing.assert_allclose(

@@ -65,14 +65,6 @@ def has_triton() -> bool:
     return True
 
 
-def runs_numba(tensor: Tensor) -> bool:
-    """Return whether operations on this tensor run as loops compiled by numba.
-
-    These return sparse gradients of tables, for `adamw_rows`.
-    """
-    return not tensor.is_cuda
-
-
 def runs_triton(tensor: Tensor) -> bool:
     """Return whether operations on this tensor run as Triton kernels."""
     return tensor.is_cuda and has_triton()
@@ -89,7 +81,7 @@ def _kernels(tensor: Tensor, *, by_autograd: bool = False) -> Any:
 
     With ``by_autograd``, the Triton kernels of the operation do not compute all its gradients.
     """
-    if runs_numba(tensor):
+    if not tensor.is_cuda:
         return cpu
     if has_triton() and not (by_autograd and torch.is_grad_enabled()):
         return _gpu()

@@ -17,7 +17,6 @@ from elias.kernels import (
     log_probabilities,
     path_log,
     rank_beams,
-    runs_numba,
     shortlist_bce,
 )
 from elias.kernels.one_vs_all import LabelUpdate, every_label_loss, every_label_top
@@ -271,7 +270,7 @@ class EliasModel(nn.Module):
         """
         cluster_log = self.unsaturated_log(embedding)
         beam = cluster_log.topk(min(sizes.beam_size, cluster_log.shape[1]), dim=1).indices
-        if self.labels.whole and runs_numba(embedding):
+        if self.labels.whole and not embedding.is_cuda:
             return rank_beams(
                 embedding,
                 beam,

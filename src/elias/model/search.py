@@ -14,6 +14,7 @@ from collections import deque
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
+from operator import attrgetter
 from typing import TYPE_CHECKING, Any, TypeAlias
 from weakref import WeakKeyDictionary, ref
 
@@ -68,10 +69,10 @@ def rank_all(
     graphs: SearchGraphs | None = None,
 ) -> Candidates:
     """Return the k best labels of every text; exclude labels that ``blocked`` (L,) marks."""
-    n_labels = model.graph.n_labels
+    n_labels, n_texts = model.graph.n_labels, len(tokens.offsets) - 1
     width = min(top_k, sizes.shortlist_size, n_labels)
-    ids = np.full((len(tokens), width), n_labels, dtype=np.int64)
-    scores = np.zeros((len(tokens), width), dtype=np.float32)
+    ids = np.full((n_texts, width), n_labels, dtype=np.int64)
+    scores = np.zeros((n_texts, width), dtype=np.float32)
     pending: deque[tuple[NDArray[np.int64], HostCopy, HostCopy]] = deque()
     graphs = graphs or SEARCH_GRAPHS
 
@@ -79,7 +80,7 @@ def rank_all(
         ids[rows, : labels.tensor.shape[1]] = labels.wait().numpy()
         scores[rows, : labels.tensor.shape[1]] = p.wait().numpy()
 
-    with graphs.captured(model, sizes, width, blocked, len(tokens)) as captured:
+    with graphs.captured(model, sizes, width, blocked, n_texts) as captured:
         gather: Gather = collate
         if captured is not None:
             gather = partial(graphs.pad, model.encoder, batch_size)
@@ -137,8 +138,8 @@ def _batches(
     """Yield row numbers and their batch on the model's device; prefetch batches for a GPU."""
     device, lengths = next(model.parameters()).device, np.diff(tokens.offsets)
     with evaluating(model):
-        if len(tokens) <= batch_size and device.type == "cpu":  # the fast way for a single text
-            if len(tokens):
+        if len(lengths) <= batch_size and device.type == "cpu":  # the fast way for a single text
+            if len(lengths):
                 order = np.argsort(lengths, kind="stable")
                 yield order, gather(tokens, order)
             return
@@ -148,7 +149,7 @@ def _batches(
             return rows, batch.pin_memory() if device.type == "cuda" else batch
 
         made = map(make, ordered_batches(lengths, batch_size))
-        total = n_batches(len(tokens), batch_size)
+        total = n_batches(len(lengths), batch_size)
         with progress(description, total) as advance:
             for rows, batch in prefetch(made) if device.type == "cuda" and total > 1 else made:
                 yield rows, batch.to(device)
@@ -172,7 +173,7 @@ def evaluating(model: nn.Module) -> Iterator[None]:
 
 
 def _in_training(model: nn.Module) -> bool:
-    return model.training or any(part.training for part in model.children())
+    return model.training or any(map(attrgetter("training"), model.children()))
 
 
 def can_capture(model: EliasModel) -> bool:

@@ -32,7 +32,10 @@ if TYPE_CHECKING:
 
 Mixture: TypeAlias = Literal["sum", "blend"]
 MIXTURES: dict[Mixture, str] = {"sum": "T + p·q", "blend": "0.3·T + 0.7·p·q"}
-"""Formulas of the final score: ``sum`` is the paper's, ``blend`` that of the authors' program."""
+"""Formulas of the final score: ``sum`` is the paper's, ``blend`` that of the authors' program.
+
+The sum can exceed 1: it is a ranking score, not a probability.
+"""
 
 MIN_POINTS = 20
 """Minimum number of held-out points for calibration."""
@@ -50,17 +53,6 @@ TREE_DTYPES: dict[str, type] = {
     "value": np.float64,
 }
 """Names and types of the arrays that make up the trees."""
-
-
-def combine_scores(
-    probability: NDArray[np.float64], product: NDArray[np.float32], mixture: Mixture
-) -> NDArray[np.float32]:
-    """Return the final score from T and p·q: their sum, or 0.3·T + 0.7·p·q.
-
-    The sum can exceed 1: it is a ranking score, not a probability.
-    """
-    mixed = probability + product if mixture == "sum" else 0.3 * probability + 0.7 * product
-    return mixed.astype(np.float32)
 
 
 @dataclass(frozen=True)
@@ -166,8 +158,8 @@ class Calibration:
         features = _features(scores, relevances, frequencies, extra)
         if features.shape[1] != self.n_features:
             raise ValueError(f"T reads {self.n_features} features, not {features.shape[1]}")
-        trees = self.to_arrays().values()
-        probability: NDArray[np.float64] = _mean_value(features, self.roots, *trees)
+        nodes = (self.feature, self.threshold, self.left, self.right, self.value)
+        probability: NDArray[np.float64] = _mean_value(features, self.roots, *nodes)
         return probability.reshape(np.shape(scores))
 
     def to_arrays(self) -> dict[str, NDArray[Any]]:
@@ -241,10 +233,9 @@ def _features(
     extra: Sequence[NDArray[np.floating[Any]]],
 ) -> NDArray[np.float32]:
     """Return (p, q, p·q, n_ℓ, …) of each pair as float32, which scikit-learn's trees use."""
-    p, q, *others = (
-        np.ravel(values).astype(np.float32) for values in (scores, relevances, frequencies, *extra)
-    )
-    return np.stack([p, q, p * q, *others], axis=1)
+    p, q = np.asarray(scores, np.float32), np.asarray(relevances, np.float32)
+    columns = (p, q, p * q, frequencies, *extra)
+    return np.stack(columns, axis=-1, dtype=np.float32).reshape(-1, len(columns))
 
 
 @njit(cache=True, nogil=True)
@@ -338,32 +329,27 @@ class LabelNames:
             features: (N, F) from `RankerFeatures.transform`: unit rows without duplicate columns.
             candidates: (N, k) label ids; ids of L and above are padding.
         """
-        rows = as_rows(features, np.zeros((len(candidates), 0), dtype=np.float32))
-        names = (self.starts, self.columns)
         out = NameOverlap(*np.empty((2, *candidates.shape), dtype=np.float32))
-
-        def work(points: range, buffer: NDArray[np.float32]) -> None:
-            span = (points.start, points.stop)
-            _compare(rows, span, names, self.idf, candidates, buffer, out)
-
-        run_on_points(work, len(candidates), len(self.idf), "Comparing names")
+        arrays = (as_rows(features), (self.starts, self.columns), self.idf, candidates, out)
+        run_on_points(_compare, len(self.idf), "Comparing names", *arrays)
         return out
 
 
 @njit(cache=True, nogil=True)
 def _compare(
+    begin: int,
+    end: int,
+    buffer: NDArray[Any],
     rows: Rows,
-    span: tuple[int, int],
     names: tuple[NDArray[Any], NDArray[Any]],
     idf: NDArray[Any],
     candidates: NDArray[Any],
-    buffer: NDArray[Any],
     out: tuple[NDArray[Any], NDArray[Any]],
 ) -> None:
     data, columns, starts, _ = rows
     name_starts, name_columns = names
     n_labels = name_starts.shape[0] - 1
-    for row in range(*span):
+    for row in range(begin, end):
         for j in range(starts[row], starts[row + 1]):
             buffer[columns[j]] = data[j]
         for k in range(candidates.shape[1]):

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import logging
+from collections import defaultdict
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from elias.predictions import PADDING_SCORE, Predictions
-from elias.rerank.calibration import MIN_POINTS, Calibration, LabelNames, Mixture, combine_scores
+from elias.predictions import PADDING_SCORE, Candidates, Predictions
+from elias.rerank.calibration import MIN_POINTS, Calibration, LabelNames, Mixture
 from elias.rerank.sparse_ranker import RankerFeatures, SparseRanker, Transform, relevance
 
 if TYPE_CHECKING:
@@ -20,7 +21,6 @@ if TYPE_CHECKING:
     from scipy.sparse import csr_matrix
 
     from elias.config import RerankConfig
-    from elias.predictions import Candidates
     from elias.rerank.sparse_ranker import Inputs
 
 
@@ -163,7 +163,7 @@ class Reranker:
             return Calibration.fit(
                 candidates.scores[known],
                 q[known] ** np.float32(sharpness),
-                np.append(self.frequencies, 0)[ids][known],
+                self.frequencies[ids[known]],
                 relevant[known],
                 depth=config.tree_depth,
                 leaf=config.tree_leaf,
@@ -210,19 +210,20 @@ class Reranker:
             label_names: Names for the predictions.
             psi: (N, F) features of the points; None: they are computed from ``inputs``.
         """
-        n_labels, ids = len(self.frequencies), candidates.ids[:, :width]
-        best = candidates.top(count)
-        scores: dict[str, list[NDArray[np.float32]]] = {name: [] for name in components}
-        for start in range(0, max(len(best), 1), _POINTS_PER_CHUNK):
+        n_labels, ids, p = len(self.frequencies), candidates.ids[:, :width], candidates.scores
+        scores: dict[str, list[NDArray[np.float32]]] = defaultdict(list)
+        for start in range(0, max(len(ids), 1), _POINTS_PER_CHUNK):
             rows = slice(start, start + _POINTS_PER_CHUNK)
             features = self.features.transform(inputs[rows]) if psi is None else psi[rows]
-            for name, score in self.scores(best.take(rows), features, components)[0].items():
+            dense = None if candidates.embedding is None else candidates.embedding[rows]
+            best = Candidates(ids[rows, :count], p[rows, :count], dense)
+            for name, score in self.scores(best, features, components)[0].items():
                 scores[name].append(score)
         predictions = {}
-        for name in components:
+        for name, chunks in scores.items():
             # p breaks ties, and labels past the candidates come after them
-            head = np.concatenate(scores[name]) + _TIE_BREAK * (1 + best.scores)
-            joined = np.concatenate([head, _TAIL * candidates.scores[:, count:width]], axis=1)
+            head = np.concatenate(chunks) + _TIE_BREAK * (1 + p[:, :count])
+            joined = np.concatenate([head, _TAIL * p[:, count:width]], axis=1)
             joined[ids >= n_labels] = PADDING_SCORE
             predictions[name] = Predictions.from_scores(ids, joined, n_labels, label_names)
         return predictions
@@ -248,10 +249,13 @@ class Reranker:
                     trees, overlap = self.by_name, self.names.overlap(psi, ids)
                     factors["name_likeness"], factors["name_coverage"] = overlap
                 assert trees is not None, f"this reranker has no component {name}"
-                frequencies = np.append(self.frequencies, 0)[ids]
+                frequencies = np.take(self.frequencies, ids, mode="clip")
                 probability = trees.probability(p, q, frequencies, overlap or ())
                 factors["calibrated_score"] = np.where(known, probability, 0).astype(np.float32)
-                final = combine_scores(probability, product, self.mixture)
+                if self.mixture == "sum":
+                    final = probability + product
+                else:
+                    final = 0.3 * probability + 0.7 * product
             scores[name] = np.where(known, final, -np.inf).astype(np.float32)
         return scores, factors
 

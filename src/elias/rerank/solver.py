@@ -76,7 +76,7 @@ def _visit_pairs(
 
 def fit_label_classifiers(
     features: csr_matrix,
-    dense: NDArray[np.float32],
+    dense: NDArray[np.float32] | None,
     groups: Groups,
     *,
     loss: Loss = "squared-hinge",
@@ -94,7 +94,7 @@ def fit_label_classifiers(
 
     Args:
         features: (N, F) sparse features, float32.
-        dense: (N, D) dense features; D may be 0.
+        dense: (N, D) dense features, or None.
         groups: The rows of each label and their signs; see `group_pairs`.
         loss: The loss function.
         cost: C, the weight of the loss relative to ½‖w‖².
@@ -105,7 +105,7 @@ def fit_label_classifiers(
     """
     rows = as_rows(features, dense)
     squares = _squares(rows)
-    n_labels, width = len(groups[0]) - 1, features.shape[1] + dense.shape[1]
+    n_labels, width = len(groups[0]) - 1, features.shape[1] + rows[3].shape[1]
     limits = (cost, tolerance, max_iterations)
 
     def work(labels: NDArray[np.int64], weight: NDArray[np.float64]) -> tuple[Array, ...]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 import numpy as np
@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from scipy.sparse import csr_matrix, issparse
 
 from elias.errors import DataError
-from elias.kernels.threads import thread_map_progress
+from elias.kernels.threads import split_range, thread_map_progress
 from elias.text.vectorizer import Featurizer, unit_rows
 
 if TYPE_CHECKING:
@@ -107,10 +107,8 @@ class RankerFeatures:
         return matrix
 
 
-def unit_embedding(embedding: NDArray[np.float32] | None, n_points: int) -> NDArray[np.float32]:
-    """Return φ/‖φ‖ of each point, the dense part of ψ(x) (Eq. 16); None gives width 0."""
-    if embedding is None:
-        return np.zeros((n_points, 0), dtype=np.float32)
+def unit_embedding(embedding: NDArray[np.float32]) -> NDArray[np.float32]:
+    """Return φ/‖φ‖ of each point, the dense part of ψ(x) (Eq. 16)."""
     length = np.linalg.norm(embedding, axis=1, keepdims=True)
     scaled: NDArray[np.float32] = (embedding / np.maximum(length, 1e-12)).astype(np.float32)
     return scaled
@@ -155,11 +153,6 @@ class SparseRanker:
         """Return L."""
         return len(self.biases)
 
-    @property
-    def n_features(self) -> int:
-        """Return F, the number of sparse features."""
-        return int(self.weights.shape[1]) - self.n_dense
-
     @classmethod
     def fit(
         cls,
@@ -186,11 +179,10 @@ class SparseRanker:
         """
         from elias.rerank.solver import fit_label_classifiers, group_pairs  # only for training
 
-        dense = unit_embedding(embedding, features.shape[0])
         groups = group_pairs(candidates, labels)
         weights, biases = fit_label_classifiers(
             features,
-            dense,
+            None if embedding is None else unit_embedding(embedding),
             groups,
             loss=config.loss,
             cost=config.cost,
@@ -200,7 +192,7 @@ class SparseRanker:
             seed=seed,
         )
         biases[np.diff(groups[0]) == 0] = UNSEEN_MARGIN
-        return cls(weights, biases, dense.shape[1])
+        return cls(weights, biases, weights.shape[1] - features.shape[1])
 
     def score(
         self,
@@ -215,25 +207,21 @@ class SparseRanker:
             embedding: (N, D) φ(x), or None, as in `fit`.
             candidates: (N, k) label ids; L is padding, whose margin is -inf.
         """
-        dense = unit_embedding(embedding, features.shape[0])
+        if not features.has_sorted_indices:  # binary search needs ascending columns
+            features = features.sorted_indices()
+        rows = as_rows(features, None if embedding is None else unit_embedding(embedding))
+        n_columns = self.weights.shape[1]
         for name, width, trained in (
-            ("features", features.shape[1], self.n_features),
-            ("embedding", dense.shape[1], self.n_dense),
+            ("features", features.shape[1], n_columns - self.n_dense),
+            ("embedding", rows[3].shape[1], self.n_dense),
         ):
             if width != trained:
                 raise DataError(
                     f"the {name} have width {width}, the ranker was trained on {trained}"
                 )
-        if not features.has_sorted_indices:  # binary search needs ascending columns
-            features = features.sorted_indices()
-        rows, classifiers = as_rows(features, dense), self._classifiers
         margins = np.empty(candidates.shape, dtype=np.float32)
-
-        def work(points: range, buffer: NDArray[np.float32]) -> None:
-            span = (points.start, points.stop)
-            _score_points(rows, span, classifiers, candidates, buffer, margins)
-
-        run_on_points(work, len(candidates), self.weights.shape[1], "Ranking candidates")
+        arrays = (rows, self._classifiers, candidates, margins)
+        run_on_points(_score_points, n_columns, "Ranking candidates", *arrays)
         return margins
 
     @cached_property
@@ -244,8 +232,10 @@ class SparseRanker:
         return self.weights.data, columns, starts, self.biases
 
 
-def as_rows(features: csr_matrix, dense: NDArray[np.float32]) -> Rows:
+def as_rows(features: csr_matrix, dense: NDArray[np.float32] | None = None) -> Rows:
     """Return ψ as plain arrays; with unsigned columns, numba omits checks for negative indices."""
+    if dense is None:
+        dense = np.zeros((features.shape[0], 0), dtype=np.float32)
     return (
         np.ascontiguousarray(features.data, dtype=np.float32),
         np.ascontiguousarray(features.indices).astype(np.uint32, copy=False),
@@ -255,36 +245,38 @@ def as_rows(features: csr_matrix, dense: NDArray[np.float32]) -> Rows:
 
 
 def run_on_points(
-    work: Callable[[range, NDArray[np.float32]], None],
-    n_points: int,
-    width: int,
-    description: str,
+    kernel: Callable[..., None], n_columns: int, description: str, rows: Rows, *arrays: Any
 ) -> None:
-    """Call ``work`` on chunks of all points in threads, each with a zeroed buffer of ``width``."""
-    points = range(n_points)
-    chunks = [points[i : i + _POINTS_PER_CHUNK] for i in points[::_POINTS_PER_CHUNK]]
+    """Call ``kernel(begin, end, buffer, rows, *arrays)`` on chunks of all points, in threads.
 
-    def buffer() -> NDArray[np.float32]:
-        return np.zeros(width, dtype=np.float32)
+    Each thread has its own buffer, of ``n_columns`` zeros.
+    """
+    n_points = len(rows[2]) - 1
+    buffer = partial(np.zeros, n_columns, np.float32)
+    if n_points <= _POINTS_PER_CHUNK:  # a single text must not wait for threads
+        kernel(0, n_points, buffer(), rows, *arrays)
+        return
 
-    if len(chunks) == 1:  # a single text must not wait for a progress bar
-        work(points, buffer())
-    else:
-        list(thread_map_progress(work, chunks, buffer, description, n_points))
+    def work(points: range, buffer: NDArray[np.float32]) -> None:
+        kernel(points.start, points.stop, buffer, rows, *arrays)
+
+    chunks = split_range(n_points, _POINTS_PER_CHUNK)
+    list(thread_map_progress(work, chunks, buffer, description, n_points))
 
 
 @njit(cache=True, nogil=True)
 def _score_points(
+    begin: int,
+    end: int,
+    buffer: Array,
     rows: Rows,
-    span: tuple[int, int],
     classifiers: Classifiers,
     candidates: Array,
-    buffer: Array,
     out: Array,
 ) -> None:
     data, columns, starts, dense = rows
     n_labels = classifiers[3].shape[0]
-    for row in range(*span):
+    for row in range(begin, end):
         point = (data[starts[row] : starts[row + 1]], columns[starts[row] : starts[row + 1]])
         for j in range(point[0].shape[0]):
             buffer[point[1][j]] = point[0][j]

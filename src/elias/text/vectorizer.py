@@ -219,10 +219,9 @@ class Featurizer:
         chunks: list[csr_matrix] = []
         for start in track(starts, "Reading words") if len(starts) > 1 else starts:
             if isinstance(texts, SplitTexts):
-                lists = texts.word_lists(start, start + _CHUNK)
+                offsets, ids = self._feature_ids(texts.word_lists(start, start + _CHUNK))
             else:
-                lists = [words_of(text) for text in texts[start : start + _CHUNK]]
-            offsets, ids = self._feature_ids(lists)
+                offsets, ids = self._feature_ids(map(words_of, texts[start : start + _CHUNK]))
             indptr, indices, data = weigh_terms(offsets, ids, self.idf, len(self.words))
             shape = len(offsets) - 1, len(self.idf)
             chunks.append(csr_matrix((data, indices, indptr), shape=shape))

@@ -14,7 +14,6 @@ from elias.kernels import (
     adamw_edges,
     adamw_pairs,
     adamw_rows,
-    runs_numba,
     runs_triton,
 )
 from elias.kernels.adamw import (
@@ -389,7 +388,7 @@ class Optimizer:
         for name, parameter in parameters.items():
             rates = parameter_rates(name, parameter, self.stage)
             is_table = name.startswith("labels.") or name in encoder_tables
-            if is_table and runs_numba(parameter):  # its gradient is sparse
+            if is_table and not parameter.is_cuda:  # its gradient is sparse
                 tables.append(_RowUpdate(name, parameter, rates, accumulates=every > 1))
             else:
                 dense[parameter] = rates

@@ -5,7 +5,7 @@ from hypothesis import strategies as st
 from sklearn.tree import DecisionTreeClassifier
 
 from elias.errors import ModelError
-from elias.rerank.calibration import LEAF, Calibration, combine_scores
+from elias.rerank.calibration import LEAF, Calibration
 
 
 def pairs(seed, size=400):
@@ -93,13 +93,6 @@ def test_probabilities_come_in_the_shape_of_the_scores():
     np.testing.assert_array_equal(actual.ravel(), tree.probability(p, q, frequency))
     assert actual.shape == (40, 10)
     assert tree.probability(p[:0], q[:0], frequency[:0]).shape == (0,)
-
-
-def test_the_mixtures_are_a_sum_and_a_blend():
-    probability, product = np.array([0.5, 1.0]), np.float32([0.25, 1.0])
-
-    np.testing.assert_allclose(combine_scores(probability, product, "sum"), [0.75, 2.0])
-    np.testing.assert_allclose(combine_scores(probability, product, "blend"), [0.325, 1.0])
 
 
 def test_a_tree_comes_back_from_its_arrays():

@@ -11,7 +11,7 @@ from elias.predictions import Predictions
 from elias.rerank.calibration import Calibration
 from elias.rerank.reranker import CALIBRATE, POWERS, RERANK, choose_sharpness, relevant_candidates
 from elias.rerank.sparse_ranker import UNSEEN_MARGIN, SparseRanker, relevance
-from rerank_problem import N_LABELS, Points, fit_reranker, scores_of
+from rerank_problem import N_LABELS, fit_reranker, scores_of
 
 
 def precision_at_1(scores, points):
@@ -44,6 +44,8 @@ def test_the_parts_fit_together(problem, reranker):
     np.testing.assert_allclose(
         scores_of(reranker, points)[known], (probability + product)[known], rtol=1e-6
     )
+    blend = scores_of(replace(reranker, mixture="blend"), points)
+    np.testing.assert_allclose(blend[known], (0.3 * probability + 0.7 * product)[known], rtol=1e-6)
     frequencies = np.bincount(problem.train.labels.indices)
     np.testing.assert_allclose(
         probability[known],
@@ -74,8 +76,7 @@ def test_a_point_alone_scores_as_it_does_among_others(problem, reranker):
 
     for i in range(5):
         row = slice(i, i + 1)
-        one = Points(points.candidates.take(row), points.inputs[row], points.labels[row])
-        np.testing.assert_array_equal(scores_of(reranker, one), together[row])
+        np.testing.assert_array_equal(scores_of(reranker, points.take(row)), together[row])
 
 
 def test_several_components_are_ranked_as_each_is_alone(problem, reranker):
@@ -186,8 +187,7 @@ def test_held_out_points_choose_the_power_and_a_given_one_is_kept(problem, reran
 
 
 def test_nothing_is_learned_from_a_handful_of_points(problem, caplog):
-    candidates, inputs, labels = problem.validation
-    few = Points(candidates.take(slice(19)), inputs[:19], labels[:19])
+    few = problem.validation.take(slice(19))
 
     with caplog.at_level("INFO"):
         reranker = fit_reranker(

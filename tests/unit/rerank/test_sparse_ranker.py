@@ -69,8 +69,7 @@ def test_texts_for_a_ranker_of_features_are_refused_and_the_other_way_round():
         of_features.transform(csr_matrix((1, 3), dtype=np.float32))
 
 
-def test_an_embedding_is_scaled_to_length_one_and_none_has_no_width():
-    actual = unit_embedding(np.float32([[3, 4], [0, 0]]), 2)
+def test_an_embedding_is_scaled_to_length_one():
+    actual = unit_embedding(np.float32([[3, 4], [0, 0]]))
 
     np.testing.assert_allclose(actual, [[0.6, 0.8], [0, 0]])
-    assert unit_embedding(None, 5).shape == (5, 0)
