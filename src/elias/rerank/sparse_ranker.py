@@ -252,16 +252,16 @@ def run_on_points(
     Each thread has its own buffer, of ``n_columns`` zeros.
     """
     n_points = len(rows[2]) - 1
-    buffer = partial(np.zeros, n_columns, np.float32)
+    new_buffer: Callable[[], Array] = partial(np.zeros, n_columns, np.float32)
     if n_points <= _POINTS_PER_CHUNK:  # a single text must not wait for threads
-        kernel(0, n_points, buffer(), rows, *arrays)
+        kernel(0, n_points, new_buffer(), rows, *arrays)
         return
 
-    def work(points: range, buffer: NDArray[np.float32]) -> None:
+    def work(points: range, buffer: Array) -> None:
         kernel(points.start, points.stop, buffer, rows, *arrays)
 
     chunks = split_range(n_points, _POINTS_PER_CHUNK)
-    list(thread_map_progress(work, chunks, buffer, description, n_points))
+    list(thread_map_progress(work, chunks, new_buffer, description, n_points))
 
 
 @njit(cache=True, nogil=True)
