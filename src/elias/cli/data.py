@@ -59,7 +59,7 @@ def _split_column(split: SplitStats) -> dict[str, str]:
         "texts also in the training split": count(split.texts_in_train),
         "groups of near-duplicates": count(split.near_duplicate_groups),
         "texts in these groups": count(split.near_duplicates),
-        "texts with a near-duplicate in train": count(split.near_duplicates_in_train),
+        "near-duplicates of train texts": count(split.near_duplicates_in_train),
         "filtered pairs": count(split.filter_pairs or None),
     }
 
