@@ -17,8 +17,9 @@ from elias.inference.prune import EdgeCount, prune_edges
 from elias.report.plots import Axis, Plot
 
 if TYPE_CHECKING:
+    from markupsafe import Markup
+
     from elias.experiments.runner import Setting
-    from elias.report.html import Markup
 
 
 THRESHOLD, TOP_K = "threshold", "top_k"

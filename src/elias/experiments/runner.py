@@ -17,13 +17,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
+from markupsafe import Markup
 
 import elias
 from elias.config import EliasConfig, ResolvedConfig, first_difference, model_settings
 from elias.data.stats import corpus_stats
 from elias.errors import ConfigError, DataError, RunError
 from elias.kernels.device import pick_device
-from elias.report.html import Markup, seconds
+from elias.report.html import seconds
 from elias.report.plots import Axis, Plot, standalone
 from elias.training.run import write_json, write_text
 

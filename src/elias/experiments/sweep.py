@@ -23,9 +23,10 @@ from elias.report.plots import Axis, Plot
 from elias.rerank.reranker import CALIBRATE, NAMES, RERANK
 
 if TYPE_CHECKING:
+    from markupsafe import Markup
+
     from elias.config import ResolvedConfig
     from elias.experiments.runner import Line, Setting
-    from elias.report.html import Markup
 
 
 @dataclass(frozen=True, slots=True)

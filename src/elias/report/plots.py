@@ -19,9 +19,10 @@ from itertools import pairwise
 from typing import Any
 
 import numpy as np
+from markupsafe import Markup
 from numpy.typing import ArrayLike, NDArray
 
-from elias.report.html import Markup, element, number
+from elias.report.html import element, number
 
 WIDTH = 460.0
 """Width of a plot in SVG units, close to its width in pixels, so that text keeps its size."""
@@ -264,7 +265,7 @@ def standalone(svg: Markup) -> str:
     """Return a plot as the text of an SVG file, with colours for light and dark mode."""
     style = "svg { color: #1d2126; background: #ffffff } "
     style += "@media (prefers-color-scheme: dark) { svg { color: #e4e7eb; background: #15181c } }"
-    return svg.replace("<title", f"<style>{style}</style><title", 1)
+    return str(svg).replace("<title", f"<style>{style}</style><title", 1)
 
 
 def colour(series: int) -> str:

@@ -2,47 +2,25 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import elias
 from elias.data import load_corpus
 from elias.data.load import reading_options
-from elias.data.splits import repeat_hold_out, validation_split
+from elias.data.splits import repeat_hold_out
 from elias.errors import DataError, RunError
 from elias.inference.predictor import Elias
 from elias.persistence.manifest import METRICS_FILE, MODEL_FOLDER
-from elias.report import sections
-from elias.report.html import Markup, cards, element, note, page, seconds, section
-from elias.report.statistics import PointSample, graph_edges, sample_points
-from elias.training.run import REPORT_FILE, RunRecords, read_partition, read_records, write_text
+from elias.report.html import render
+from elias.report.sections import report_values
+from elias.training.run import REPORT_FILE, read_partition, read_records, write_text
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    import numpy as np
-    from numpy.typing import NDArray
-    from scipy.sparse import csr_matrix
-
-    from elias.data.corpus import Corpus, Split
-    from elias.predictions import Predictions
+    from elias.data.corpus import Corpus
 
 
-SECTIONS = {
-    "metrics": ("Metrics", sections.metrics_section),
-    "learning": ("Learning curves", sections.learning_section),
-    "recall": ("Recall and scores", sections.recall_section),
-    "probabilities": ("Probabilities", sections.probabilities_section),
-    "index": ("Index", sections.index_section),
-    "embeddings": ("Embeddings", sections.embeddings_section),
-    "examples": ("Examples", sections.examples_section),
-    "data": ("Data", sections.data_section),
-    "times": ("Times", sections.times_section),
-    "configuration": ("Configuration", sections.configuration_section),
-}
-_HEADLINES = ("P@1", "P@5", "PSP@5", "R@100")
 _REMEDY = "give the corpus that the run was trained on"
 
 
@@ -70,9 +48,24 @@ def write_report(
     """
     run = Path(run)
     target = _target(run, None if out is None else Path(out))
-    finished = load_run(run, None if data is None else Path(data), reading=reading, device=device)
-    content = [section(key, title, write(finished)) for key, (title, write) in SECTIONS.items()]
-    write_text(target, page(f"{finished.name}: ELIAS report", _header(finished), content))
+    model = Elias.from_pretrained(run, device=device)
+    folder = _run_folder(run) or run
+    records = read_records(folder)
+    path = records.source() if data is None else Path(data)
+    if path is None:
+        raise DataError(
+            f"{folder}: the path of its corpus is not recorded; give it: elias report RUN DATA"
+        )
+    if data is None and not path.exists():
+        raise DataError(
+            f"{path}: the corpus of {folder} is missing; give its new path: elias report RUN DATA"
+        )
+    explicit = {**dict.fromkeys(("text", "labels", "separator", "group")), **(reading or {})}
+    options = reading_options(path, model.data_settings or records.reading(), explicit)
+    corpus = _load_corpus(path, options, model)
+    partition = read_partition(folder, model.n_labels, model.model.graph.n_clusters)
+    values = report_values(model, corpus, records, partition)
+    write_text(target, render({"name": folder.resolve().name, **values}))
     return target
 
 
@@ -94,96 +87,6 @@ def _run_folder(folder: Path) -> Path | None:
     """Return the run folder, given that folder or its model folder; None if there is no run."""
     run = folder.parent if folder.name == MODEL_FOLDER else folder
     return next((path for path in (folder, run) if (path / METRICS_FILE).exists()), None)
-
-
-def _header(run: FinishedRun) -> list[Markup]:
-    """Return the title, the key figures and the links to the sections."""
-    model, corpus = run.model, run.corpus
-    *_, last = model.metadata.get("metrics", {}).values() or [{}]
-    best = last.get("test") or last.get("validation") or {}
-    figures = {name: f"{best[name]:.2f}" for name in _HEADLINES if name in best}
-    figures |= {"labels": f"{model.n_labels:,}", "training points": f"{len(corpus.train):,}"}
-    times = run.records.times()
-    if times:
-        figures["training time"] = seconds(sum(times.values()))
-    source = "" if corpus.source is None else f" on {corpus.source.name}"
-    text = f"Written by ELIAS {elias.__version__}. Metrics are in percent."
-    if model.others:
-        text += f" An ensemble of {len(model.members)}: learning curves, index, embeddings and "
-        text += "examples are those of its first member."
-    links = [element("li", element("a", t, href=f"#{key}")) for key, (t, _) in SECTIONS.items()]
-    nav = element("nav", element("ul", links), aria_label="Contents")
-    return [element("h1", f"{run.name}{source}"), note(text), cards(figures), nav]
-
-
-@dataclass(frozen=True, kw_only=True)
-class FinishedRun:
-    """A trained model with its corpus and the log of its run; computed results are cached."""
-
-    name: str
-    model: Elias
-    corpus: Corpus
-    """The corpus, with the labels of the model in the same order."""
-    records: RunRecords
-    partition: NDArray[np.int64] | None
-    """The cluster of each label in stage 1 (L,), if the run stored it."""
-
-    @cached_property
-    def evaluated(self) -> tuple[str, Split] | None:
-        """Return the name and points of the test split, else of the validation split, else None."""
-        if self.corpus.test is not None:
-            return "test", self.corpus.test
-        held_out = validation_split(self.corpus, self.model.config)[1]
-        return None if held_out is None else ("validation", held_out)
-
-    @cached_property
-    def predictions(self) -> dict[str, Predictions]:
-        """Return the predictions of each component for the evaluated split, from one search."""
-        return {} if self.evaluated is None else self.model.predict_components(self.evaluated[1])
-
-    @cached_property
-    def edges(self) -> csr_matrix | None:
-        """Return the edges of the graph (C, L); None for one-vs-all."""
-        return (
-            None if self.model.config.index.kind == "all" else graph_edges(self.model.model.graph)
-        )
-
-    @cached_property
-    def sample(self) -> PointSample:
-        """Return a random sample of training points with their clusters."""
-        return sample_points(self.model.model, self.corpus.train, self.model.config.seed)
-
-
-def load_run(
-    run: Path, data: Path | None, *, reading: Mapping[str, str] | None, device: str
-) -> FinishedRun:
-    """Load a finished run and its corpus; the arguments are those of `write_report`.
-
-    Raises:
-        DataError: If the corpus is unknown, missing, or not the one of the run.
-    """
-    model = Elias.from_pretrained(run, device=device)
-    folder = _run_folder(run) or run
-    records = read_records(folder)
-    path = data or records.source()
-    if path is None:
-        raise DataError(
-            f"{folder}: the path of its corpus is not recorded; give it: elias report RUN DATA"
-        )
-    if data is None and not path.exists():
-        raise DataError(
-            f"{path}: the corpus of {folder} is missing; give its new path: elias report RUN DATA"
-        )
-    explicit = {**dict.fromkeys(("text", "labels", "separator", "group")), **(reading or {})}
-    options = reading_options(path, model.data_settings or records.reading(), explicit)
-    graph = model.model.graph
-    return FinishedRun(
-        name=folder.resolve().name,
-        model=model,
-        corpus=_load_corpus(path, options, model),
-        records=records,
-        partition=read_partition(folder, graph.n_labels, graph.n_clusters),
-    )
 
 
 def _load_corpus(path: Path, options: Mapping[str, Any], model: Elias) -> Corpus:

@@ -9,7 +9,6 @@ from fastapi import FastAPI, Request, Response
 from fastapi.routing import APIRoute
 
 import elias
-from elias.report.html import palette
 from elias.serve.errors import HANDLED, handle_exception
 from elias.serve.middleware import AccessLogMiddleware, RequestCheckMiddleware
 from elias.serve.routes import add_routes
@@ -66,7 +65,8 @@ def _add_page_routes(api: FastAPI) -> None:
     contents = {
         path: (files("elias.serve") / "page" / _PAGES[path]).read_bytes() for path in _PAGES
     }
-    contents["/page/page.css"] = palette().encode() + contents["/page/page.css"]
+    palette = files("elias.report") / "palette.css"  # the colours of the report
+    contents["/page/page.css"] = palette.read_bytes() + contents["/page/page.css"]
 
     async def get_file(request: Request) -> Response:
         path = request.scope["route"].path

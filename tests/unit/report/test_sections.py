@@ -1,17 +1,31 @@
 """Figures show the numbers they are given, and leave out what is not known."""
 
+from xml.etree import ElementTree
+
 import numpy as np
 from scipy.sparse import csr_matrix
 
+from elias.data.stats import PERCENTILES
 from elias.predictions import Predictions
+from elias.report import statistics
+from elias.report.html import render
 from elias.report.sections import (
-    clusters_figure,
-    learning_figures,
-    map_figures,
-    recall_figures,
+    edge_values,
+    learning_values,
+    map_values,
+    recall_values,
+    size_values,
 )
-from elias.report.statistics import LabelMaps, Recalls, true_scores
+from elias.report.statistics import LabelMaps
 
+NOTHING = {
+    **dict.fromkeys(("source", "learning", "recall", "probabilities", "reliability", "index")),
+    **dict.fromkeys(("embeddings", "examples")),
+    **{key: {} for key in ("calibration_errors", "metrics", "times", "configuration")},
+    **{"name": "run", "version": "1", "n_members": 1, "n_labels": 1, "n_points": 1},
+    **{"statistics": statistics, "ECE_AT": 5, "PERCENTILES": PERCENTILES},
+    **{"data": {"splits": {}}, "data_source": {}, "split": "test", "n_evaluated": 2},
+}
 EPOCHS = [
     {"stage": "stage1", "loss": 3.0, "validation": {"P@1": 10.0}},
     {"stage": "stage1", "loss": None, "validation": {"P@1": 20.0}},
@@ -19,57 +33,82 @@ EPOCHS = [
 ]
 
 
-def test_learning_curves_go_through_all_stages():
-    loss, validation = learning_figures(EPOCHS)
+def parts(**values):
+    """The text of each element that has an id, in a report with these values."""
+    page = render(NOTHING | values).removeprefix("<!DOCTYPE html>")
+    elements = [one for one in ElementTree.fromstring(page).iter() if one.get("id")]
+    return {one.get("id"): " ".join(" ".join(one.itertext()).split()) for one in elements}
 
-    assert "Stages: stage1 from epoch 1, stage2 from epoch 3." in loss
-    assert "loss: 1, 3</title>" in loss
-    assert "loss: 2" not in loss  # not recorded
-    assert "Last: P@1 30.00, R@100 5.00." in validation
-    assert "R@100: 3, 5</title>" in validation
-    assert "R@100: 1" not in validation
+
+def test_a_section_with_nothing_to_show_says_so():
+    shown = parts()
+
+    assert "was saved without metrics" in shown["metrics"]
+    assert "no learning curves" in shown["learning"]
+    assert "neither test nor validation points" in shown["recall"]
+    assert "no probabilities" in shown["probabilities"]
+    assert "has no index" in shown["index"]
+
+
+def test_learning_curves_go_through_all_stages():
+    shown = parts(learning=learning_values(EPOCHS))
+
+    assert "Stages: stage1 from epoch 1, stage2 from epoch 3." in shown["learning-loss"]
+    assert "loss: 1, 3" in shown["learning-loss"]
+    assert "loss: 2" not in shown["learning-loss"]  # not recorded
+    assert "Last: P@1 30.00, R@100 5.00." in shown["learning-validation"]
+    assert "R@100: 3, 5" in shown["learning-validation"]
+    assert "R@100: 1" not in shown["learning-validation"]
 
 
 def test_without_validation_there_is_the_loss_alone():
-    (loss,) = learning_figures([{"stage": "stage1", "loss": 3.0, "validation": {}}])
+    epochs = [{"stage": "stage1", "loss": 3.0, "validation": {}}]
 
-    assert 'id="learning-loss"' in loss
+    shown = parts(learning=learning_values(epochs))
+
+    assert "learning-loss" in shown
+    assert "learning-validation" not in shown
 
 
 def test_clusters_per_label_are_compared_with_the_paper():
-    falling, rising = np.arange(10.0)[::-1], np.arange(10.0)
+    edges = csr_matrix([[1.0, 1.0], [1.0, 0.0]])  # label 0 has two clusters, label 1 has one
+    sizes = size_values(edges, np.array([0, 1]))
 
-    assert "have more clusters than rare ones, as in the paper" in clusters_figure({0.25: falling})
-    assert "do not have more clusters" in clusters_figure({0.25: rising})
+    frequent_first, rare_first = (
+        parts(index=sizes | edge_values(edges, None, np.array(frequencies)))["fig-7b"]
+        for frequencies in ([9, 1], [1, 9])
+    )
+
+    assert "have more clusters than rare ones, as in the paper" in frequent_first
+    assert "2 in the first decile, 1 in the last" in frequent_first
+    assert "do not have more clusters than rare ones, unlike in the paper" in rare_first
 
 
 def test_a_spread_that_cannot_be_compared_is_said_to_be_missing():
-    *_, text = map_figures(LabelMaps((), (), (0.4,), ()), ["a"])
+    shown = parts(embeddings=map_values(LabelMaps((), (), (0.4,), ()), ["a"]))
 
-    assert "too few labels" in text
+    assert "too few labels" in shown["embeddings"]
 
 
 def test_the_spread_of_labels_is_compared():
-    *_, text = map_figures(LabelMaps((), (), (0.4, 0.6), (0.3,)), ["a"])
+    shown = parts(embeddings=map_values(LabelMaps((), (), (0.4, 0.6), (0.3,)), ["a"]))
 
-    assert "spread more widely" in text
-    assert "0.5 against 0.3" in text
+    assert "spread more widely" in shown["embeddings"]
+    assert "0.5 against 0.3" in shown["embeddings"]
 
 
 def test_components_that_predict_fewer_labels_have_shorter_recall_curves():
-    tenths = np.full(10, 1.0)
-    long = Recalls([1, 10, 100], np.array([10.0, 20.0, 30.0]), tenths)
-    short = Recalls([1, 10], np.array([11.0, 21.0]), tenths)
-    truth = csr_matrix(np.eye(2))
-    scores = true_scores(Predictions(np.array([[0], [1]]), np.ones((2, 1)), 2), truth, np.ones(2))
+    truth = csr_matrix(np.eye(2, 10))
+    ids = np.tile(np.arange(10), (2, 1))  # point 0 has label 0, point 1 has label 1
+    long, short = (Predictions(ids[:, :k], np.ones((2, k)), 10) for k in (10, 1))
 
-    curve, *_ = recall_figures(
-        {"stage2": long, "ensemble": short},
-        dict.fromkeys(("stage2", "ensemble"), scores),
-        {},
-        "test",
-    )
+    predictions = {"stage2": long, "ensemble": short}
+    recorded = {"stage1": {"R@5": 40.0}, "stage2": {"R@5": 100.0}}
+    shown = parts(recall=recall_values(predictions, truth, np.ones(10), recorded))
 
-    assert "Last value of each curve: stage2 30.00%, ensemble 21.00%." in curve
-    assert "ensemble: 10, 21</title>" in curve
-    assert "ensemble: 100" not in curve
+    curve = shown["fig-5-curve"]
+    assert "Of stage1, only the values in the log of the run are known." in curve
+    assert "Of stage2" not in curve
+    assert "Last value of each curve: stage2 100.00%, ensemble 50.00%." in curve
+    assert "ensemble: 1, 50" in curve
+    assert "ensemble: 2" not in curve
