@@ -163,9 +163,10 @@ class Predictions:
         if len({len(part) for part in parts}) > 1:
             sizes = [len(part) for part in parts]
             raise DataError(f"predictions to merge: the numbers of points differ, {sizes}")
-        entries = [part._entries() for part in parts]
-        rows, ids, scores = map(np.concatenate, zip(*entries, strict=True))
-        keys, inverse = np.unique(rows * first.n_labels + ids, return_inverse=True)
+        ids = np.concatenate([part.ids for part in parts], axis=1)
+        rows, columns = np.nonzero(ids < first.n_labels)
+        scores = np.concatenate([part.scores for part in parts], axis=1)[rows, columns]
+        keys, inverse = np.unique(rows * first.n_labels + ids[rows, columns], return_inverse=True)
         if how == "mean":
             joined = np.bincount(inverse, weights=scores, minlength=len(keys)) / len(parts)
         else:
@@ -293,11 +294,6 @@ class Predictions:
         """Append padding to each row."""
         shape = ((0, 0), (0, width - self.ids.shape[1]))
         return self._map(lambda array, padding: np.pad(array, shape, constant_values=padding))
-
-    def _entries(self) -> tuple[NDArray[Any], NDArray[Any], NDArray[Any]]:
-        """Return the point, label and score of each prediction."""
-        rows, columns = np.nonzero(self.ids < self.n_labels)
-        return rows, self.ids[rows, columns], self.scores[rows, columns]
 
 
 def from_entries(

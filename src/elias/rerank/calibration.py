@@ -124,7 +124,15 @@ class Calibration:
                 max_features=FOREST_FEATURE_SHARE if forest else 1.0,
                 random_state=seeds[0],
             )
-            return _tree_arrays(classifier.fit(features[pairs], targets[pairs]))
+            tree = classifier.fit(features[pairs], targets[pairs]).tree_
+            leaves, classes = tree.children_left < 0, classifier.classes_.tolist()
+            return {
+                "feature": np.where(leaves, LEAF, tree.feature),
+                "threshold": np.where(leaves, 0.0, tree.threshold),
+                "left": tree.children_left,
+                "right": tree.children_right,
+                "value": tree.value[:, 0, classes.index(True)] if True in classes else 0.0 * leaves,
+            }
 
         seeds = [[seed] for seed in range(n_trees)]
         trees = list(thread_map_progress(grow, seeds, lambda: None, "Growing trees", n_trees))
@@ -209,21 +217,6 @@ def _bootstrap(starts: NDArray[np.int64], seed: int) -> NDArray[np.int64]:
     offset = np.arange(sizes.sum()) - np.repeat(np.cumsum(sizes) - sizes, sizes)
     pairs: NDArray[np.int64] = np.repeat(starts[drawn], sizes) + offset
     return pairs
-
-
-def _tree_arrays(classifier: Any) -> dict[str, NDArray[Any]]:
-    """Return the arrays of a fitted tree."""
-    tree = classifier.tree_
-    classes = classifier.classes_.tolist()
-    shares = tree.value[:, 0, classes.index(True)] if True in classes else 0 * tree.threshold
-    leaves = tree.children_left < 0
-    return {
-        "feature": np.where(leaves, LEAF, tree.feature),
-        "threshold": np.where(leaves, 0.0, tree.threshold),
-        "left": tree.children_left,
-        "right": tree.children_right,
-        "value": shares,
-    }
 
 
 def _features(

@@ -173,14 +173,13 @@ class Reranker:
             )
 
         reranker = replace(self, sharpness=sharpness)
-        if config.calibrate:
-            reranker = replace(reranker, calibration=calibrated())
-        if config.calibrate and config.names:
-            names = LabelNames.read(self.features, label_names)
-            if names is not None:
-                by_name = calibrated(names.overlap(psi, ids))
-                reranker = replace(reranker, names=names, by_name=by_name)
-        return reranker
+        if not config.calibrate:
+            return reranker
+        reranker = replace(reranker, calibration=calibrated())
+        names = LabelNames.read(self.features, label_names) if config.names else None
+        if names is None:
+            return reranker
+        return replace(reranker, names=names, by_name=calibrated(names.overlap(psi, ids)))
 
     @cached_property
     def components(self) -> tuple[str, ...]:

@@ -110,8 +110,7 @@ class RankerFeatures:
 def unit_embedding(embedding: NDArray[np.float32]) -> NDArray[np.float32]:
     """Return φ/‖φ‖ of each point, the dense part of ψ(x) (Eq. 16)."""
     length = np.linalg.norm(embedding, axis=1, keepdims=True)
-    scaled: NDArray[np.float32] = (embedding / np.maximum(length, 1e-12)).astype(np.float32)
-    return scaled
+    return np.asarray(embedding / np.maximum(length, 1e-12), dtype=np.float32)
 
 
 def relevance(margins: NDArray[np.float32], transform: Transform) -> NDArray[np.float32]:
