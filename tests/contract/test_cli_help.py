@@ -40,7 +40,7 @@ def run(*args, **options):
 def test_the_commands_are_those_of_the_documentation():
     assert set(ALL) == {
         *("", "demo", "train", "evaluate", "predict", "explain", "report", "serve", "calibrate"),
-        *("info", "presets", "push", "export"),
+        *("info", "presets", "push", "export", "tune"),
         *("data", "data info", "data convert", "data demo", "data synthetic"),
         *("experiment", "experiment ablation", "experiment compare", "experiment sweep"),
         "experiment prune",

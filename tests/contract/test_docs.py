@@ -32,7 +32,12 @@ LINK = re.compile(r"\]\((?P<target>[^)\s]+)\)")
 PLAYED = [path for path in DOCUMENTS if any(block.runs for block in blocks_of(path))]
 
 
-NEEDS = {"export-to-onnx.md": "onnxscript", "serve.md": "uvicorn", "tutorial.md": "uvicorn"}
+NEEDS = {
+    "export-to-onnx.md": "onnxscript",
+    "serve.md": "uvicorn",
+    "tune.md": "optuna",
+    "tutorial.md": "uvicorn",
+}
 """Packages of extras that a document uses."""
 
 

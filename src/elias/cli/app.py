@@ -25,6 +25,7 @@ from elias.cli.predict import predict
 from elias.cli.serve import serve
 from elias.cli.torchrun import check_single_process, exit_at_once_if_joined
 from elias.cli.train import train
+from elias.cli.tune import tune
 
 LOGGED_COMMANDS = ("demo", "experiment", "serve", "train")
 """Commands that log their steps by default."""
@@ -75,7 +76,7 @@ def configure(
 
 app.command()(demo)
 app.add_typer(data.app, name="data")
-for _command in (train, evaluate, calibrate, predict, explain, report, serve, push, export):
+for _command in (train, tune, evaluate, calibrate, predict, explain, report, serve, push, export):
     app.command()(_command)
 app.add_typer(experiment.app, name="experiment")
 app.command()(info)

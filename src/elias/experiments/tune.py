@@ -1,0 +1,459 @@
+"""Search for better settings with Optuna: train trials and compare them on the held-out points.
+
+The study is an SQLite file, so that it can be continued. Trials never see test points. They train
+without the ranker, unless the search space has a key of ``rerank``.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import math
+import time
+import tomllib
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from fnmatch import fnmatchcase
+from importlib import resources
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from elias.config import EliasConfig, StageConfig, fill_sizes, first_difference, read_tree
+from elias.data.splits import validation_split
+from elias.distributed import SingleProcess
+from elias.errors import ConfigError, DataError, EliasError, RunError, did_you_mean, quoted
+from elias.kernels.device import pick_device
+from elias.progress import progress, progress_disabled
+from elias.report import html
+from elias.report.plots import Axis, Plot
+from elias.training.run import Interruption, locked, write_text
+from elias.training.trainer import train_resolved
+
+try:
+    import optuna
+    from optuna.trial import FrozenTrial, Trial, TrialState
+except ImportError:
+    raise ConfigError("tuning needs Optuna: pip install 'elias-xmc[tune]'") from None
+
+if TYPE_CHECKING:
+    from elias.config import ResolvedConfig
+    from elias.data.corpus import Corpus
+    from elias.training.stage import EpochReport
+
+
+logger = logging.getLogger(__name__)
+
+DEFAULT_TRIALS = 20
+"""Number of trials if neither a number nor a time is given."""
+BEST_FILE, SPACE_FILE, STUDY_FILE = "best.toml", "space.toml", "study.db"
+MARKDOWN_FILE, HTML_FILE = "summary.md", "summary.html"
+_STEPS_PER_STAGE = 10  # at which trials with any number of epochs are compared
+_MIN_FOR_IMPORTANCE = 5  # trials
+_KINDS = ("factor", "range", "values")
+
+
+@dataclass(frozen=True, slots=True)
+class Parameter:
+    """A parameter of the search, which sets one configuration key, or one in every stage."""
+
+    name: str
+    """The key; ``stages.*.epochs`` stands for all stages."""
+    kind: str
+    """``factor`` (of the default), ``range`` or ``values``."""
+    options: Sequence[Any]
+    """Lowest and highest value; or all values, for ``values`` and more than two factors."""
+    defaults: Mapping[str, Any]
+    """The keys that it sets, and their values without it."""
+
+    @property
+    def is_choice(self) -> bool:
+        """Return whether only the options themselves are sampled, and nothing between them."""
+        return self.kind == "values" or len(self.options) > 2
+
+    def start(self) -> dict[str, Any]:
+        """Return the value that keeps the default, by name; nothing if it is not in the search."""
+        value = 1.0 if self.kind == "factor" else next(iter(self.defaults.values()))
+        is_inside = not self.is_choice and value and self.options[0] <= value <= self.options[1]
+        return {self.name: value} if is_inside or value in self.options else {}
+
+    def suggest(self, trial: Trial) -> Any:
+        """Sample a value."""
+        if self.is_choice:
+            return trial.suggest_categorical(self.name, list(self.options))
+        values = [*self.options, *self.defaults.values()]
+        if self.kind == "range" and not any(isinstance(value, float) for value in values):
+            return trial.suggest_int(self.name, *self.options)
+        return trial.suggest_float(self.name, *self.options, log=self.kind == "factor")
+
+    def changes(self, value: Any) -> dict[str, Any]:
+        """Return the configuration keys for a value; a factor of 1 leaves them to be derived."""
+        if self.kind == "factor":
+            scaled = {key: value * base for key, base in self.defaults.items() if value != 1}
+        else:
+            scaled = dict.fromkeys(self.defaults, value)
+        for key, new in scaled.items():
+            if self.kind == "factor" and isinstance(self.defaults[key], int):
+                scaled[key] = max(1, round(new))
+            elif isinstance(new, float):
+                scaled[key] = float(f"{new:.3g}")
+        return scaled
+
+    def format(self, *values: Any) -> str:
+        """Format one value, or all options, for the summary."""
+        numbers = [f"{value:.3g}" if isinstance(value, float) else str(value) for value in values]
+        joined = (", " if self.is_choice else " to ").join(numbers)
+        return f"× {joined}" if self.kind == "factor" else joined
+
+
+def default_space(config: ResolvedConfig) -> dict[str, Any]:
+    """Return the default search space for the encoder and the index of a configuration.
+
+    >>> default_space(EliasConfig().resolve(n_points=1000, n_labels=500))["encoder.dropout"]
+    {'range': [0.1, 0.7]}
+    """
+    path = resources.files("elias.experiments") / "spaces" / f"{config.encoder.kind}.toml"
+    space, settings = tomllib.loads(path.read_text("utf8")), dict(_flatten(config.to_dict()))
+    for name in list(space):
+        of_graph = name.startswith("index.") or name.endswith(".cluster_lr")
+        is_zero = not all(v for key, v in settings.items() if fnmatchcase(key, name))
+        if (of_graph and config.index.kind == "all") or (is_zero and "factor" in space[name]):
+            del space[name]
+    return space
+
+
+def read_space(
+    path: str | Path | None, config: EliasConfig, resolved: ResolvedConfig
+) -> list[Parameter]:
+    """Read and check the search space in a TOML file; None is the default space.
+
+    Raises:
+        ConfigError: If a key is unknown, or a value is not valid for its key.
+    """
+    tree = default_space(resolved) if path is None else read_tree(path)
+    settings, parameters = dict(_flatten(resolved.to_dict())), []
+    for name, rule in _flatten(tree):
+        defaults = {key: value for key, value in settings.items() if fnmatchcase(key, name)}
+        try:
+            if not defaults:
+                raise ConfigError(f"unknown key{did_you_mean(name, settings)}")
+            parameter = Parameter(name, *_parse_rule(rule, list(defaults.values())), defaults)
+            for value in parameter.options:
+                config.override(parameter.changes(value))
+        except ConfigError as error:
+            raise ConfigError(f"{path or 'search space'}: {name}: {error}") from None
+        parameters.append(parameter)
+    if not parameters:
+        raise ConfigError(f"{path}: is empty; write encoder.dropout = {{ range = [0.1, 0.5] }}")
+    return parameters
+
+
+def _parse_rule(rule: Any, defaults: Sequence[Any]) -> tuple[str, list[Any]]:
+    """Return the kind and the options of a rule such as ``{"range": [0.0, 0.5]}``."""
+    kind, options = next(iter(rule.items())) if isinstance(rule, dict) else ("", None)
+    if isinstance(options, list) and options and len(rule) == 1 and kind in _KINDS:
+        are_numbers = all(type(value) in (int, float) for value in options)
+        is_rising = are_numbers and len(options) > 1 and options == sorted(set(options))
+        if (
+            kind == "values"
+            or (kind == "range" and is_rising and len(options) == 2)
+            or (kind == "factor" and is_rising and options[0] > 0 and all(defaults))
+        ):
+            return kind, options
+    raise ConfigError(
+        "write { factor = [low, high] } (if the default is not 0), { range = [low, high] } or "
+        f"{{ values = [a, b] }}, not {rule!r}"
+    )
+
+
+def _flatten(tree: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """Yield the dotted keys of a configuration or a search space, with their values."""
+    for key, value in tree.items():
+        if key == "stages" and isinstance(value, list):
+            value = {stage["name"]: stage for stage in value}
+        if isinstance(value, dict) and not any(kind in value for kind in _KINDS):
+            yield from _flatten(value, f"{prefix}{key}.")
+        else:
+            yield prefix + key, value
+
+
+@dataclass
+class Tuner:
+    """A study and what its trials need; `tune` makes one."""
+
+    config: EliasConfig
+    corpus: Corpus
+    """The whole corpus, from which open settings are derived, as in `train`."""
+    points: Corpus
+    """The points that trials see: training and held-out points, no test points."""
+    parameters: Sequence[Parameter]
+    study: optuna.Study
+    device: str
+    deadline: float
+
+    def trials(self, *states: TrialState) -> list[FrozenTrial]:
+        """Return the trials in the given states."""
+        return self.study.get_trials(deepcopy=False, states=states)
+
+    def objective(self, trial: Trial) -> float:
+        """Train a trial and return its held-out metric; raise `TrialPruned` if it lags behind.
+
+        A trial that fails counts as pruned, so that the search avoids its settings. If the first
+        trial fails, nothing would work, and the error is raised.
+        """
+        try:
+            return self._train(trial, self._sample(trial))
+        except EliasError as error:
+            if not self.trials(TrialState.COMPLETE):
+                raise
+            trial.set_user_attr("error", quoted(error))
+            raise optuna.TrialPruned from error
+
+    def _sample(self, trial: Trial) -> ResolvedConfig:
+        """Sample the configuration of a trial; lower index sizes that are too large."""
+        changes: dict[str, Any] = {}
+        for parameter in self.parameters:
+            changes |= parameter.changes(parameter.suggest(trial))
+        n_points, n_labels = len(self.corpus.train), self.corpus.n_labels
+        index = fill_sizes(self.config.override(changes), n_points, n_labels).index
+        n_paths = min(index.beam_size, index.n_clusters) * index.edges_per_cluster
+        limits = {"beam_size": index.n_clusters, "shortlist_size": min(n_labels, n_paths)}
+        changes |= {
+            f"index.{name}": min(changes[f"index.{name}"], limit)
+            for name, limit in limits.items()
+            if f"index.{name}" in changes
+        }
+        trial.set_user_attr("changes", changes)
+        fixed = {"ensemble.members": 1, "rerank.enabled": False}
+        if any(parameter.name.startswith("rerank.") for parameter in self.parameters):
+            del fixed["rerank.enabled"]
+        return resolve(self.config.override(changes | fixed), self.corpus)
+
+    def _train(self, trial: Trial, config: ResolvedConfig) -> float:
+        metric = config.eval.select_by
+        epochs = {stage.name: stage.epochs for stage in config.stages}
+        done = 0
+
+        def on_epoch(report: EpochReport) -> None:
+            nonlocal done
+            value = report.validation.get(metric)
+            advance(note="" if value is None else f"{metric} {value:.2f}")
+            if value is not None:
+                stages = list(epochs).index(report.stage) + report.epoch / epochs[report.stage]
+                before, done = done, int(_STEPS_PER_STAGE * stages)
+                for step in range(before + 1, done + 1):
+                    trial.report(value, step)
+            out_of_time = time.monotonic() > self.deadline and self.trials(TrialState.COMPLETE)
+            if out_of_time or (value is not None and trial.should_prune()):
+                raise optuna.TrialPruned
+
+        with (
+            progress(f"trial {trial.number}", sum(epochs.values())) as advance,
+            progress_disabled(),
+        ):
+            model = train_resolved(
+                *(SingleProcess(pick_device(self.device)), config, self.points, None, None),
+                overwrite=False,
+                ignore_memory=False,
+                on_epoch=on_epoch,
+            )
+        assert model is not None
+        # of the ranker's components the first: calibration is fitted on the held-out points
+        component = model.components[:2][-1]
+        return float(model.metadata["metrics"][component]["validation"][metric])
+
+    def best_config(self) -> EliasConfig:
+        """Return the configuration of the best trial, with the ranker and ensemble of `config`."""
+        return self.config.override(self.study.best_trial.user_attrs["changes"])
+
+
+def resolve(config: EliasConfig, corpus: Corpus) -> ResolvedConfig:
+    """Derive the open settings of a configuration from a corpus."""
+    return config.resolve(len(corpus.train), corpus.n_labels)
+
+
+def tune(
+    config: EliasConfig,
+    corpus: Corpus,
+    out: str | Path,
+    *,
+    space: str | Path | None = None,
+    trials: int | None = None,
+    seconds: float | None = None,
+    device: str = "auto",
+    overwrite: bool = False,
+    report: Callable[[str], None] = logger.info,
+) -> EliasConfig:
+    """Search for a better configuration and return it; write study, summary and result to ``out``.
+
+    The first trial trains ``config`` itself. Call this again with the same arguments to continue.
+
+    Args:
+        config: The configuration to improve.
+        corpus: The points. Test points are not used. Without a validation split, the same points
+            are held out as in `train`.
+        out: Folder of the results.
+        space: TOML file with a search space; by default `default_space`.
+        trials: Number of trials of the study, those of earlier calls included.
+        seconds: Time for this call. When it is over, the current trial is stopped after its epoch,
+            except the first.
+        device: ``auto`` uses a GPU if there is one.
+        overwrite: Replace an earlier study in ``out``.
+        report: Called with a line of text after each trial.
+
+    Raises:
+        RunError: If ``out`` has a study of another configuration, search space or corpus.
+    """
+    deadline = math.inf if seconds is None else time.monotonic() + seconds
+    folder, resolved = Path(out), resolve(config, corpus)
+    parameters = read_space(space, config, resolved)
+    train, validation = validation_split(corpus, resolved)
+    if validation is None:
+        raise DataError("tuning needs held-out points; set eval.validation_size to none")
+    points = corpus.with_splits(train=train, validation=validation, test=None)
+    if folder.exists() and not folder.is_dir():
+        raise RunError(f"{folder}: is a file; give another --out")
+    folder.mkdir(parents=True, exist_ok=True)
+    rules = {p.name: {p.kind: list(p.options)} for p in parameters}
+    inputs = {"config": config.to_dict(), "space": rules, "points": points.fingerprint()}
+    training = logging.getLogger("elias.training")
+    with (
+        locked(folder),
+        _open_study(folder / STUDY_FILE, inputs, config.seed, overwrite=overwrite) as study,
+        Interruption().listening(),
+    ):
+        tuner = Tuner(config, corpus, points, parameters, study, device, deadline)
+
+        def after_trial(_: optuna.Study, trial: FrozenTrial) -> None:
+            if trial.state is not TrialState.FAIL:  # an interrupted one
+                best = f"best {config.eval.select_by} {study.best_value:.2f}"
+                report(f"trial {trial.number}: {_outcome(trial)}; {best}")
+                write_results(tuner, folder)
+                training.setLevel(logging.ERROR)  # other trials would repeat the warnings
+            if time.monotonic() >= deadline:
+                study.stop()
+
+        lines = [f'"{p.name}" = {{ {p.kind} = {_toml(p.options)} }}\n' for p in parameters]
+        write_text(folder / SPACE_FILE, "".join(lines))
+        n_done = len(tuner.trials(TrialState.COMPLETE, TrialState.PRUNED))
+        if not n_done:
+            study.enqueue_trial({k: v for p in parameters for k, v in p.start().items()})
+        if seconds is None and trials is None:
+            trials = DEFAULT_TRIALS
+        n_left = None if trials is None else max(0, trials - n_done)
+        try:
+            study.optimize(tuner.objective, n_left, callbacks=[after_trial])
+        except KeyboardInterrupt as interrupt:
+            remedy = "run the same command again to continue"
+            interrupt.args = (f"the study is kept in {folder}; {remedy}",)
+            raise
+        finally:
+            training.setLevel(logging.NOTSET)
+        write_results(tuner, folder)
+        return tuner.best_config()
+
+
+@contextmanager
+def _open_study(
+    path: Path, inputs: Mapping[str, Any], seed: int, *, overwrite: bool
+) -> Iterator[optuna.Study]:
+    """Create or load the study of a file; raise a `RunError` if it has other inputs."""
+    optuna.logging.set_verbosity(optuna.logging.ERROR)
+    remedy = "use --overwrite or another --out"
+    if overwrite:
+        path.unlink(missing_ok=True)
+    try:
+        storage = optuna.storages.RDBStorage(f"sqlite:///{path.resolve()}")
+        study = optuna.create_study(
+            study_name="elias", storage=storage, direction="maximize", load_if_exists=True
+        )
+    except Exception as error:  # of SQLite, SQLAlchemy or Optuna
+        raise RunError(f"{path}: is not a study: {quoted(error)}; {remedy}") from error
+    try:
+        difference = first_difference(dict(inputs), study.user_attrs.get("inputs", inputs))
+        if difference:
+            raise RunError(f"{path}: was made with other inputs ({difference}); {remedy}")
+        study.set_user_attr("inputs", inputs)
+        for trial in study.get_trials(states=(TrialState.RUNNING,)):  # of a process that was killed
+            study.tell(trial.number, state=TrialState.FAIL)
+        # a study that continues must not sample the same values again
+        study.sampler = optuna.samplers.TPESampler(seed=seed + len(study.trials))
+        study.pruner = optuna.pruners.MedianPruner()
+        yield study
+    finally:
+        storage.remove_session()
+        storage.engine.dispose()
+
+
+# --- results ---
+
+
+def _toml(value: Any) -> str:
+    return json.dumps(value, ensure_ascii=False)
+
+
+def config_toml(config: EliasConfig) -> str:
+    """Format the settings that are not the default as a file for ``--config``."""
+    tree, default = config.to_dict(), EliasConfig().to_dict()
+    sections = [(f"[{k}]", v, default[k]) for k, v in tree.items() if isinstance(v, dict)]
+    sections += [("[[stages]]", s, {**asdict(StageConfig()), "name": ""}) for s in tree["stages"]]
+    text = f"seed = {config.seed}\n"
+    for title, values, defaults in sections:
+        changed = {k: v for k, v in values.items() if v is not None and v != defaults[k]}
+        lines = [f"{key} = {_toml(value)}\n" for key, value in changed.items()]
+        text += "".join([f"\n{title}\n", *lines]) if lines else ""
+    return text
+
+
+def _outcome(trial: FrozenTrial) -> str:
+    duration = html.seconds(0.0 if trial.duration is None else trial.duration.total_seconds())
+    is_complete = trial.state is TrialState.COMPLETE  # a pruned trial has a value too
+    pruned = trial.user_attrs.get("error", "pruned")
+    return f"{f'{trial.value:.2f}' if is_complete else pruned} ({duration})"
+
+
+def write_results(tuner: Tuner, folder: Path) -> None:
+    """Write the best configuration, and the summary as Markdown and HTML."""
+    study, metric, best = tuner.study, tuner.config.eval.select_by, tuner.study.best_trial
+    complete, pruned = tuner.trials(TrialState.COMPLETE), tuner.trials(TrialState.PRUNED)
+    shares: dict[str, float] = {}
+    if len(complete) >= _MIN_FOR_IMPORTANCE:
+        with warnings.catch_warnings():  # of trials with equal values
+            warnings.simplefilter("ignore")
+            shares = optuna.importance.get_param_importances(study)
+    parameters = sorted(tuner.parameters, key=lambda p: -shares.get(p.name, 0.0))
+    headline = (
+        f"{len(complete)} trials, and {len(pruned)} that were pruned. Best: trial "
+        f"{best.number}, {metric} {best.value:.2f} on {len(tuner.points.split('validation')):,} "
+        f"held-out points; first trial: {complete[0].value:.2f}. The best of many trials is partly "
+        "luck: compare both on test points, once."
+    )
+    percent = {name: f"{share:.0%}" for name, share in shares.items()}
+    settings = [
+        [p.name, p.format(*p.options), p.format(best.params[p.name]), percent.get(p.name, "")]
+        for p in parameters
+    ]
+    ranked = sorted(complete, key=lambda trial: -(trial.value or 0.0)) + pruned
+    rows = [
+        [str(t.number), _outcome(t), *(p.format(t.params[p.name]) for p in parameters)]
+        for t in ranked
+    ]
+    tables = {
+        "Parameters": (["parameter", "searched", "best", "importance"], settings),
+        "Trials": (["trial", metric, *(p.name for p in parameters)], rows),
+    }
+    numbers, values = [t.number for t in complete], [t.value or 0.0 for t in complete]
+    plot = Plot("Held-out metric by trial", Axis("trial"), Axis(metric))
+    plot.line("trial", numbers, values)
+    plot.line("best so far", numbers, [max(values[: i + 1]) for i in range(len(values))])
+    command = f"elias train DATA --config {folder / BEST_FILE}"
+    markdown, sections = f"# Tuning\n\n{headline}\n\n    {command}\n", [plot.svg(headline)]
+    for title, (header, cells) in tables.items():
+        lines = (" | ".join(row) for row in (header, ["---"] * len(header), *cells))
+        markdown += f"\n## {title}\n\n" + "".join(f"| {line} |\n" for line in lines)
+        sections.append(html.section(title.lower(), title, html.table(header, cells)))
+    heading = [html.element("h1", "Tuning"), html.element("p", headline, " ", command)]
+    write_text(folder / BEST_FILE, f"# {headline}\n{config_toml(tuner.best_config())}")
+    write_text(folder / MARKDOWN_FILE, markdown)
+    write_text(folder / HTML_FILE, html.page("Tuning", heading, sections))
