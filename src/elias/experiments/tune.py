@@ -448,12 +448,11 @@ def write_results(tuner: Tuner, folder: Path) -> None:
     plot.line("trial", numbers, values)
     plot.line("best so far", numbers, [max(values[: i + 1]) for i in range(len(values))])
     command = f"elias train DATA --config {folder / BEST_FILE}"
-    markdown, sections = f"# Tuning\n\n{headline}\n\n    {command}\n", [plot.svg(headline)]
+    markdown = f"# Tuning\n\n{headline}\n\n    {command}\n"
     for title, (header, cells) in tables.items():
         lines = (" | ".join(row) for row in (header, ["---"] * len(header), *cells))
         markdown += f"\n## {title}\n\n" + "".join(f"| {line} |\n" for line in lines)
-        sections.append(html.section(title.lower(), title, html.table(header, cells)))
-    heading = [html.element("h1", "Tuning"), html.element("p", headline, " ", command)]
+    page = {"headline": headline, "command": command, "plot": plot.svg(headline), "tables": tables}
     write_text(folder / BEST_FILE, f"# {headline}\n{config_toml(tuner.best_config())}")
     write_text(folder / MARKDOWN_FILE, markdown)
-    write_text(folder / HTML_FILE, html.page("Tuning", heading, sections))
+    write_text(folder / HTML_FILE, html.render(page, "tune.html.j2"))

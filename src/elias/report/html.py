@@ -19,8 +19,8 @@ if TYPE_CHECKING:
 _NOT_XML = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\ud800-\udfff\ufffe\uffff]")
 
 
-def render(values: Mapping[str, Any]) -> str:
-    """Return the page of the report, which loads nothing: no script, no font, no image."""
+def render(values: Mapping[str, Any], template: str = "report.html.j2") -> str:
+    """Return the page of a template, which loads nothing: no script, no font, no image."""
     environment = Environment(
         loader=PackageLoader("elias", "report"),
         autoescape=True,
@@ -30,7 +30,7 @@ def render(values: Mapping[str, Any]) -> str:
         lstrip_blocks=True,
     )
     environment.filters |= {"fmt": format, "number": number, "seconds": seconds}
-    return environment.get_template("report.html.j2").render(values)
+    return environment.get_template(template).render(values)
 
 
 def text(value: object) -> Markup:
