@@ -183,3 +183,29 @@ def test_a_model_without_settings_reads_a_table_by_its_common_names(film_run, fi
 
     assert {json.loads(line)["text"] for line in result.out.splitlines()} == {"a film"}
     assert result.err == ""
+
+
+def test_the_groups_of_a_column_are_kept_in_training_and_evaluation(rows, tmp_path):
+    grouped = [{**row, "director": i // 3} for i, row in enumerate(rows)]
+    path = write_films(tmp_path / "films.csv", grouped, [*rows[0], "director"])
+    run = tmp_path / "run"
+    trained = elias("train", path, *COLUMNS, "--group", "director", "--out", run, *SMALL)
+
+    result = elias("evaluate", run, path, "--device", "cpu")
+
+    assert (trained.code, result.code) == (0, 0), trained.err + result.err
+    assert "--group director" in result.err
+    assert "on the 60 test points" in result.err
+    settings = Elias.from_pretrained(run, device="cpu").data_settings
+    corpus = load_corpus(path, **settings)
+    assert not set(corpus.train.groups) & set(corpus.test.groups)
+
+
+def test_a_group_column_has_no_meaning_without_columns(tmp_path):
+    path = tmp_path / "points.txt"
+    path.write_text("1 2 2\n0 0:1.0 1:0.5\n")
+
+    result = elias("data", "info", path, "--group", "author")
+
+    assert result.code == 2
+    assert "where --group has no meaning" in result.err
