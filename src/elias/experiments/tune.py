@@ -380,7 +380,11 @@ def _open_study(
         # a study that continues must not sample the same values again
         study.sampler = optuna.samplers.TPESampler(seed=seed + len(study.trials))
         study.pruner = optuna.pruners.MedianPruner()
-        yield study
+        with (
+            warnings.catch_warnings()
+        ):  # of options that are lists, and of trials with equal values
+            warnings.filterwarnings("ignore", "Choices for a categorical|Target and region")
+            yield study
     finally:
         storage.remove_session()
         storage.engine.dispose()
@@ -419,9 +423,7 @@ def write_results(tuner: Tuner, folder: Path) -> None:
     complete, pruned = tuner.trials(TrialState.COMPLETE), tuner.trials(TrialState.PRUNED)
     shares: dict[str, float] = {}
     if len(complete) >= _MIN_FOR_IMPORTANCE:
-        with warnings.catch_warnings():  # of trials with equal values
-            warnings.simplefilter("ignore")
-            shares = optuna.importance.get_param_importances(study)
+        shares = optuna.importance.get_param_importances(study)
     parameters = sorted(tuner.parameters, key=lambda p: -shares.get(p.name, 0.0))
     headline = (
         f"{len(complete)} trials, and {len(pruned)} that were pruned. Best: trial "

@@ -306,6 +306,16 @@ def test_time_stops_the_search_but_not_its_first_trial(corpus, space, tmp_path, 
     assert len(training.seen) == 2
 
 
+def test_a_value_can_be_a_list(corpus, tmp_path, training):
+    path = tmp_path / "space.toml"
+    path.write_text("encoder.char_ngrams = { values = [[3, 5], [2, 4]] }", encoding="utf8")
+
+    best = tune(CONFIG, corpus, tmp_path / "t", space=path, trials=5)
+
+    assert {config.encoder.char_ngrams for config, _ in training.seen} == {(3, 5), (2, 4)}
+    assert best == EliasConfig.from_file(tmp_path / "t" / "best.toml")
+
+
 def test_index_sizes_are_lowered_until_they_fit(corpus, tmp_path, training):
     path = tmp_path / "space.toml"
     path.write_text(
