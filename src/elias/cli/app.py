@@ -27,7 +27,7 @@ from elias.cli.torchrun import check_single_process, exit_at_once_if_joined
 from elias.cli.train import train
 from elias.cli.tune import tune
 
-LOGGED_COMMANDS = ("demo", "experiment", "serve", "train")
+LOGGED_COMMANDS = ("demo", "experiment", "serve", "train", "tune")
 """Commands that log their steps by default."""
 
 

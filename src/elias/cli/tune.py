@@ -65,7 +65,6 @@ def tune(
         seconds=seconds,
         device=device,
         overwrite=overwrite,
-        report=console.note,
     )
     console.note(f"{out / tuning.HTML_FILE}: all trials")
     typer.echo(f"{out / tuning.BEST_FILE}")

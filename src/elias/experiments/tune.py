@@ -12,7 +12,7 @@ import math
 import time
 import tomllib
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from fnmatch import fnmatchcase
@@ -156,14 +156,14 @@ def _parse_rule(rule: Any, defaults: Sequence[Any]) -> tuple[str, list[Any]]:
         are_numbers = all(type(value) in (int, float) for value in options)
         is_rising = are_numbers and len(options) > 1 and options == sorted(set(options))
         if (
-            kind == "values"
+            (kind == "values" and not any(isinstance(value, list | dict) for value in options))
             or (kind == "range" and is_rising and len(options) == 2)
             or (kind == "factor" and is_rising and options[0] > 0 and all(defaults))
         ):
             return kind, options
     raise ConfigError(
         "write { factor = [low, high] } (if the default is not 0), { range = [low, high] } or "
-        f"{{ values = [a, b] }}, not {rule!r}"
+        f"{{ values = [a, b] }} of single values, not {rule!r}"
     )
 
 
@@ -283,7 +283,6 @@ def tune(
     seconds: float | None = None,
     device: str = "auto",
     overwrite: bool = False,
-    report: Callable[[str], None] = logger.info,
 ) -> EliasConfig:
     """Search for a better configuration and return it; write study, summary and result to ``out``.
 
@@ -300,7 +299,6 @@ def tune(
             except the first.
         device: ``auto`` uses a GPU if there is one.
         overwrite: Replace an earlier study in ``out``.
-        report: Called with a line of text after each trial.
 
     Raises:
         RunError: If ``out`` has a study of another configuration, search space or corpus.
@@ -328,7 +326,7 @@ def tune(
         def after_trial(_: optuna.Study, trial: FrozenTrial) -> None:
             if trial.state is not TrialState.FAIL:  # an interrupted one
                 best = f"best {config.eval.select_by} {study.best_value:.2f}"
-                report(f"trial {trial.number}: {_outcome(trial)}; {best}")
+                logger.info("trial %d: %s; %s", trial.number, _outcome(trial), best)
                 write_results(tuner, folder)
                 training.setLevel(logging.ERROR)  # other trials would repeat the warnings
             if time.monotonic() >= deadline:
@@ -342,6 +340,7 @@ def tune(
         if seconds is None and trials is None:
             trials = DEFAULT_TRIALS
         n_left = None if trials is None else max(0, trials - n_done)
+        training.setLevel(logging.WARNING)  # a line for each trial, not for each epoch
         try:
             study.optimize(tuner.objective, n_left, callbacks=[after_trial])
         except KeyboardInterrupt as interrupt:
@@ -380,10 +379,8 @@ def _open_study(
         # a study that continues must not sample the same values again
         study.sampler = optuna.samplers.TPESampler(seed=seed + len(study.trials))
         study.pruner = optuna.pruners.MedianPruner()
-        with (
-            warnings.catch_warnings()
-        ):  # of options that are lists, and of trials with equal values
-            warnings.filterwarnings("ignore", "Choices for a categorical|Target and region")
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", "Target and region")  # trials with equal values
             yield study
     finally:
         storage.remove_session()
