@@ -315,7 +315,6 @@ def tune(
     folder.mkdir(parents=True, exist_ok=True)
     rules = {p.name: {p.kind: list(p.options)} for p in parameters}
     inputs = {"config": config.to_dict(), "space": rules, "points": points.fingerprint()}
-    training = logging.getLogger("elias.training")
     with (
         locked(folder),
         _open_study(folder / STUDY_FILE, inputs, config.seed, overwrite=overwrite) as study,
@@ -328,7 +327,7 @@ def tune(
                 best = f"best {config.eval.select_by} {study.best_value:.2f}"
                 logger.info("trial %d: %s; %s", trial.number, _outcome(trial), best)
                 write_results(tuner, folder)
-                training.setLevel(logging.ERROR)  # other trials would repeat the warnings
+                _set_log_level(logging.ERROR)  # other trials would repeat the warnings
             if time.monotonic() >= deadline:
                 study.stop()
 
@@ -340,7 +339,7 @@ def tune(
         if seconds is None and trials is None:
             trials = DEFAULT_TRIALS
         n_left = None if trials is None else max(0, trials - n_done)
-        training.setLevel(logging.WARNING)  # a line for each trial, not for each epoch
+        _set_log_level(logging.WARNING)  # a line for each trial, not for each epoch
         try:
             study.optimize(tuner.objective, n_left, callbacks=[after_trial])
         except KeyboardInterrupt as interrupt:
@@ -348,9 +347,15 @@ def tune(
             interrupt.args = (f"the study is kept in {folder}; {remedy}",)
             raise
         finally:
-            training.setLevel(logging.NOTSET)
+            _set_log_level(logging.NOTSET)
         write_results(tuner, folder)
         return tuner.best_config()
+
+
+def _set_log_level(level: int) -> None:
+    """Set the lowest level of messages that training shows."""
+    for package in ("inference", "metrics", "rerank", "text", "training"):
+        logging.getLogger(f"elias.{package}").setLevel(level)
 
 
 @contextmanager
@@ -423,7 +428,7 @@ def write_results(tuner: Tuner, folder: Path) -> None:
         shares = optuna.importance.get_param_importances(study)
     parameters = sorted(tuner.parameters, key=lambda p: -shares.get(p.name, 0.0))
     headline = (
-        f"{len(complete)} trials, and {len(pruned)} that were pruned. Best: trial "
+        f"Complete trials: {len(complete)}; pruned: {len(pruned)}. Best: trial "
         f"{best.number}, {metric} {best.value:.2f} on {len(tuner.points.split('validation')):,} "
         f"held-out points; first trial: {complete[0].value:.2f}. The best of many trials is partly "
         "luck: compare both on test points, once."
