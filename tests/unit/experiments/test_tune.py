@@ -105,10 +105,12 @@ def test_a_default_of_zero_has_no_multiples():
 
 
 def test_a_factor_scales_every_stage_and_keeps_whole_numbers(tmp_path):
+    rates = {"stages.stage1.label_lr": 4e-3, "stages.stage2.label_lr": 8e-3}
     (rate, epochs) = parse(
         '"stages.*.label_lr" = { factor = [0.5, 2] }\n'
         "[stages.stage2]\nepochs = { factor = [1, 9] }",
         tmp_path,
+        CONFIG.override(rates),
     )
 
     assert rate.changes(0.5) == {"stages.stage1.label_lr": 2e-3, "stages.stage2.label_lr": 4e-3}
