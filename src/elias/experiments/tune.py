@@ -155,14 +155,15 @@ def _parse_rule(rule: Any, defaults: Sequence[Any]) -> tuple[str, list[Any]]:
     if isinstance(options, list) and options and len(rule) == 1 and kind in _KINDS:
         are_numbers = all(type(value) in (int, float) for value in options)
         is_rising = are_numbers and len(options) > 1 and options == sorted(set(options))
+        can_scale = all(type(value) in (int, float) and value for value in defaults)
         if (
             (kind == "values" and not any(isinstance(value, list | dict) for value in options))
             or (kind == "range" and is_rising and len(options) == 2)
-            or (kind == "factor" and is_rising and options[0] > 0 and all(defaults))
+            or (kind == "factor" and is_rising and options[0] > 0 and can_scale)
         ):
             return kind, options
     raise ConfigError(
-        "write { factor = [low, high] } (if the default is not 0), { range = [low, high] } or "
+        "write { factor = [low, high] } (of a default other than 0), { range = [low, high] } or "
         f"{{ values = [a, b] }} of single values, not {rule!r}"
     )
 
