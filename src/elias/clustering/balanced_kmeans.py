@@ -1,9 +1,10 @@
 """Recursive balanced 2-means over label centroids (appendix C.1).
 
-A node is a set of labels, its members; each level of the recursion splits every node in two. The
-threads process small nodes in parallel, one thread per node. A large node, as in the first levels,
-is processed by all threads: its members are divided into a fixed number of blocks, so the result
-depends on the seed and not on the number of threads.
+A node is a set of labels, called its members. Each level of the recursion splits every node in two.
+Small nodes are processed in parallel, each by one thread. Large nodes, which occur in the first
+levels, are processed one after the other, each by all threads. The members of a large node are
+divided into a fixed number of blocks, so the result depends on the seed but not on the number of
+threads.
 """
 
 from __future__ import annotations
@@ -24,22 +25,22 @@ if TYPE_CHECKING:
 
 Array: TypeAlias = NDArray[Any]
 Parts: TypeAlias = tuple[Array, Array, Array, Array]
-"""The centroids: (values, columns, row starts) of the sparse part, then the dense part."""
+"""Centroids: the sparse part in CSR layout (data, indices, indptr), then the dense part."""
 
 _MAX_ITERATIONS = 20
-_LARGE_NODE = 2**16  # members; the threads divide a larger node
-_BLOCKS = 32  # blocks of a large node; their centres are added in order
-_CHUNKS = 64  # chunks of the small nodes of a level
+_LARGE_NODE = 2**16  # minimum number of members for a node that all threads process
+_BLOCKS = 32  # number of blocks of a large node; their sums are added in a fixed order
+_CHUNKS = 64  # maximum number of chunks into which the small nodes of a level are divided
 
 
 def balanced_clusters(
     sparse: csr_matrix, dense: NDArray[np.float32], n_clusters: int, seed: int
 ) -> NDArray[np.int64]:
-    """Return the cluster of each label, 0 … C-1; cluster sizes differ by at most one.
+    """Return the cluster id (0 … C-1) of each label. Cluster sizes differ by at most one.
 
-    Each node is split recursively by balanced 2-means, at the median score. If C is not a power of
+    Nodes are split recursively by balanced 2-means, at the median score. If C is not a power of
     two, each half gets labels in proportion to its number of clusters. Labels with a zero centroid
-    (no training point) are spread over the clusters, smaller clusters first.
+    (no training point) are distributed over the clusters, starting with the smaller clusters.
     """
     n_labels = sparse.shape[0]
     known = (np.diff(sparse.indptr) > 0) | dense.any(axis=1)
@@ -53,7 +54,7 @@ def balanced_clusters(
         while counts.max() > 1:
             seeds = np.random.default_rng([seed, len(counts)]).random((len(counts), 2))
             divided = counts > 1
-            first = np.where(divided, (counts + 1) // 2, counts)  # clusters of the first half
+            first = np.where(divided, (counts + 1) // 2, counts)  # clusters in the first half
             even, extra = np.divmod(np.diff(starts), counts)
             cuts = starts[:-1] + even * first + np.minimum(extra, first)
             for n_done in _halve_level(parts, sparse.shape[1], members, starts, cuts, seeds):
@@ -69,7 +70,7 @@ def balanced_clusters(
 def _halve_level(
     parts: Parts, n_columns: int, members: Array, starts: Array, cuts: Array, seeds: Array
 ) -> Iterator[int]:
-    """Split all nodes of a level; yield the number of members processed after each part."""
+    """Split all nodes of a level. After each part, yield the number of members in it."""
     sizes = np.diff(starts)
     for node in np.flatnonzero(sizes >= _LARGE_NODE).tolist():
         begin, cut, end = int(starts[node]), int(cuts[node]), int(starts[node + 1])
@@ -91,7 +92,7 @@ def _halve_level(
 
 
 def _halve_large(parts: Parts, n_columns: int, members: Array, n_first: int, seeds: Array) -> None:
-    """Split a large node as `_halve` does, with its members divided among the threads."""
+    """Split a large node like `_halve`, with its members divided among the threads."""
     size, dim = len(members), parts[3].shape[1]
     scores = np.empty(size, dtype=np.float32)
     centers = np.zeros((_BLOCKS, n_columns), dtype=np.float32)
@@ -136,7 +137,7 @@ def _blocks(size: int) -> list[slice]:
 
 @njit(cache=True, nogil=True)
 def _weights(n_first: int, size: int) -> tuple[np.float32, np.float32]:
-    """Return each half's weight per member in the difference: first centre − second centre."""
+    """Return the weight of a member of each half in (first centre − second centre)."""
     return np.float32(1.0 / max(1, n_first)), np.float32(-1.0 / max(1, size - n_first))
 
 
@@ -204,7 +205,10 @@ def _score(parts: Parts, members: Array, center: Array, dense_center: Array, sco
 
 @njit(cache=True, nogil=True)
 def _choose_lowest(scores: Array, count: int, chosen: Array) -> int:
-    """Set ``chosen`` for the ``count`` lowest scores, ties by index; return how many changed."""
+    """Mark the ``count`` lowest scores in ``chosen`` and return how many marks changed.
+
+    Ties go to the lower index.
+    """
     border = np.partition(scores, count - 1)[count - 1]
     left = count - (scores < border).sum()  # number of ties to choose
     changed = 0
@@ -227,7 +231,7 @@ def _sort_halves(members: Array, first: Array) -> None:
 
 @njit(cache=True, nogil=True)
 def _halve(parts: Parts, members: Array, n_first: int, center: Array, seeds: Array) -> None:
-    """Reorder ``members`` in place: the ``n_first`` nearest to the first centre come first."""
+    """Move the ``n_first`` members nearest to the first centre to the front, in place."""
     size = members.shape[0]
     dense_center = np.zeros(parts[3].shape[1], dtype=np.float32)
     scores = np.empty(size, dtype=np.float32)

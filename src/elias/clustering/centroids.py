@@ -1,4 +1,4 @@
-"""Label centroids: the normalised sum of each label's points.
+"""Compute label centroids: the normalised sum of each label's points.
 
 A first pass counts the nonzero columns of each centroid, so that memory is allocated only once.
 """
@@ -18,7 +18,7 @@ from elias.progress import progress
 
 Array: TypeAlias = NDArray[Any]
 Rows: TypeAlias = tuple[Array, Array, Array]
-"""The values, columns and row starts of a sparse matrix."""
+"""A sparse matrix in CSR layout (data, indices, indptr)."""
 
 _LABELS_PER_TASK = 2_000
 _ROWS_PER_COPY = 100_000
@@ -29,9 +29,9 @@ def label_centroids(
 ) -> tuple[csr_matrix, NDArray[np.float32]]:
     """Return μ_ℓ, the sum of ψ(x) over the points of each label, scaled to length 1 (Eq. 14–15).
 
-    ψ = [bow/‖·‖, φ/‖·‖]; the rows of ``bow`` must have length 1 already. The sparse and the dense
-    part are returned separately, both divided by the length of the whole centroid. A label without
-    points has a centroid of zero.
+    Here ψ = [bow/‖·‖, φ/‖·‖]. The rows of ``bow`` must already have length 1. The sparse and the
+    dense part are returned separately, both divided by the length of the whole centroid. A label
+    without points has a zero centroid.
     """
     to_points = _transposed(labels)
     n_labels, n_columns = labels.shape[1], bow.shape[1]
@@ -57,7 +57,7 @@ def label_centroids(
         return len(span)
 
     new_memory = partial(np.full, n_columns, -1, np.int64)
-    with progress("Centroids of labels", 2 * n_labels) as advance:
+    with progress("Computing label centroids", 2 * n_labels) as advance:
         for n_done in thread_map(count_some, spans, new_memory):
             advance(n_done)
         np.cumsum(starts, out=starts)
@@ -72,15 +72,15 @@ def label_centroids(
 
 
 def _transposed(labels: csr_matrix) -> tuple[Array, Array]:
-    """Return the points of all labels, ascending for each, and the start of each label."""
-    # with small values, because scipy copies them
+    """Return the transposed label matrix in CSR layout (sorted indices, indptr), without values."""
+    # scipy copies the values, so a small dtype saves memory
     ones = np.ones(labels.nnz, dtype=np.bool_)
     by_label = csr_matrix((ones, labels.indices, labels.indptr), shape=labels.shape).T.tocsr()
     return by_label.indices, by_label.indptr
 
 
 def _lengths(embedding: NDArray[np.float32]) -> NDArray[np.float32]:
-    """Return the length of each vector, at least 1e-12, without copying the whole array."""
+    """Return the length of each vector, but at least 1e-12, without copying the whole array."""
     lengths = np.empty(len(embedding), dtype=np.float32)
     for span in split_range(len(embedding), _ROWS_PER_COPY):
         some = slice(span.start, span.stop)

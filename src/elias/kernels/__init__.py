@@ -1,4 +1,4 @@
-"""Operations of a search and a training step, dispatched by device.
+"""Dispatch the operations of searches and training steps to the kernels of a device.
 
 Most functions call the function of the same name in one of three modules:
 
@@ -6,9 +6,9 @@ Most functions call the function of the same name in one of three modules:
 - `elias.kernels.gpu`: Triton kernels, for tensors on a GPU;
 - `elias.kernels.plain`: plain torch, for tensors on a GPU without Triton.
 
-Calls that pass an `IndexGradients` always run Triton kernels. Other calls that need a gradient with
-respect to edges or classifiers do not: Triton kernels return none. Triton is imported on first use,
-so importing `elias.kernels` does not require it.
+Calls that pass an `IndexGradients` always run Triton kernels. Other calls on a GPU run plain torch
+if they need gradients of edges or classifiers, because the Triton kernels do not return these to
+autograd. Triton is imported on first use, so importing `elias.kernels` does not require it.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ logger = logging.getLogger(__name__)
 
 @cache
 def has_triton() -> bool:
-    """Return whether GPUs run Triton kernels; call it only if there is a GPU.
+    """Return whether GPUs run Triton kernels. Call this only if there is a GPU.
 
     The result is False if Triton is not installed (CUDA builds of torch include it) or if the
     environment variable ``ELIAS_KERNELS`` is ``torch``. The variable is read once. It is not a
@@ -48,7 +48,7 @@ def has_triton() -> bool:
     choice = os.environ.get("ELIAS_KERNELS", "auto")
     if choice not in ("auto", "torch"):
         raise ConfigError(
-            f"ELIAS_KERNELS is {choice!r} in the environment; set it to auto or torch, or unset it"
+            f"environment variable ELIAS_KERNELS is {choice!r}; set it to auto or torch or unset it"
         )
     if choice == "torch":
         logger.warning(
@@ -58,8 +58,8 @@ def has_triton() -> bool:
         return False
     if find_spec("triton") is None:
         logger.warning(
-            "Triton is not installed: the GPU runs plain torch instead of its kernels, which is "
-            "slower; install a CUDA build of torch, or the package triton"
+            "Triton is not installed: the GPU runs plain torch instead of Triton kernels, which is "
+            "slower; install a CUDA build of torch or the package triton"
         )
         return False
     return True
@@ -71,7 +71,7 @@ def runs_triton(tensor: Tensor) -> bool:
 
 
 def _gpu() -> Any:
-    from elias.kernels import gpu  # here: Triton may not be installed
+    from elias.kernels import gpu  # imported here because Triton may not be installed
 
     return gpu
 
@@ -79,7 +79,8 @@ def _gpu() -> Any:
 def _kernels(tensor: Tensor, *, by_autograd: bool = False) -> Any:
     """Return the kernel module for the device of this tensor.
 
-    With ``by_autograd``, the Triton kernels of the operation do not compute all its gradients.
+    Set ``by_autograd`` for an operation whose Triton kernel does not compute all gradients. While
+    gradients are enabled, such an operation runs in plain torch on a GPU.
     """
     if not tensor.is_cuda:
         return cpu
@@ -89,14 +90,14 @@ def _kernels(tensor: Tensor, *, by_autograd: bool = False) -> Any:
 
 
 class Expansion(NamedTuple):
-    """Labels that a beam reaches. A path is the number ``position in the beam · E + edge``."""
+    """Labels that a beam reaches. A path is encoded as ``position in the beam · E + edge``."""
 
     labels: Int[Tensor, "B K"]
     """The best labels, in unspecified order, padded with ``n_labels``."""
     paths: Int[Tensor, "B K"]
-    """The best path to each label (the lowest number among ties); 0 in padded slots."""
+    """The best path to each label. Ties go to the lower path number. Padded slots hold 0."""
     wanted_paths: Int[Tensor, "B Y"]
-    """The best path to each wanted label, even outside the shortlist; -1 if there is none."""
+    """The best path to each wanted label, even outside the shortlist; -1 if no path reaches it."""
 
 
 @torch.no_grad()
@@ -112,11 +113,11 @@ def expand_beam(
 ) -> Expansion:
     """Return the K labels whose best path has the highest log ŝ_c + log ŝ_{c,ℓ} (Eq. 4–6).
 
-    ``beam_log`` and ``edge_log`` are log scores before the min(1, ·) of Eq. 1 and 5, called
-    unsaturated; min(1, ·) is applied here. Many labels share the score 1. Among equal scores, the
-    higher unsaturated score ranks first, then the lower label id. An edge with log score -inf does
-    not exist; a beam slot that holds C is empty. ``wanted`` holds label ids whose paths are needed
-    in any case, ascending in each row and padded with L.
+    ``beam_log`` and ``edge_log`` are *unsaturated* log scores: this function applies the min(1, ·)
+    of Eq. 1 and 5 to them. Many labels then have the score 1. Ties are broken by the higher
+    unsaturated score, then by the lower label id. An edge with log score -inf counts as missing,
+    and a beam slot that holds C as empty. ``wanted`` holds labels whose best paths are returned
+    even outside the shortlist. Its rows are ascending and padded with L.
     """
     run = _kernels(beam).expand_beam
     return Expansion(*run(beam, beam_log, edge_labels, edge_log, wanted, n_labels, shortlist_size))
@@ -133,7 +134,7 @@ def edge_log(
 ) -> Float[Tensor, "C E"]:
     """Return log(β · softmax_ℓ(a_c)), Eq. 5 before its min(1, ·); -inf where there is no edge.
 
-    ``removed_log`` is log Σ exp(a_{c,ℓ}) over edges that are not stored but have a share in the
+    ``removed_log`` is log Σ exp(a_{c,ℓ}) over edges that are not stored but are part of the
     softmax. If ``beam`` is given, the scores of clusters outside it may be undefined.
     """
     if removed_log is None and runs_triton(edge_logits) and not torch.is_grad_enabled():
@@ -151,9 +152,9 @@ def path_log(
 ) -> Float[Tensor, "B S"]:
     """Return log ŝ_c + log ŝ_{c,ℓ} of each path; 0 for a path of -1.
 
-    ``cluster_log`` and ``edge_log`` are log scores before min(1, ·), which is applied here. With
-    ``gradients``, the backward pass adds the gradient with respect to ``edge_log`` to it, and
-    autograd returns none for ``edge_log``.
+    ``cluster_log`` and ``edge_log`` are log scores before min(1, ·), which is applied here. If
+    ``gradients`` is given, the backward pass adds the gradient of ``edge_log`` to it instead of
+    returning it to autograd.
     """
     if gradients is not None:
         return _gpu().path_log(cluster_log, edge_log, beam, paths, gradients)
@@ -169,8 +170,8 @@ def label_logits(
 ) -> Float[Tensor, "B K"]:
     """Return w_ℓ·φ + bias_ℓ of the K labels of each point; a padded label (L) gives 0.
 
-    With ``gradients``, the backward pass adds (label, embedding) pairs to it, and autograd returns
-    no gradient for weights and biases.
+    If ``gradients`` is given, the backward pass adds the gradient of weights and biases to it, as
+    (label, embedding) pairs, instead of returning it to autograd.
     """
     if gradients is not None:
         return _gpu().label_logits(embedding, weight, bias, labels, gradients)
@@ -183,14 +184,14 @@ def bag_sum(
     offsets: Int[Tensor, " B+1"],
     coefficients: Float[Tensor, " tokens"],
 ) -> Float[Tensor, "B D"]:
-    """Return Σ_j coefficient_j · weight[id_j] of each bag; the coefficients get no gradient."""
+    """Return Σ_j coefficient_j · weight[id_j] of each bag. The coefficients get no gradient."""
     return _kernels(weight).bag_sum(weight, ids, offsets, coefficients)
 
 
 def log_probabilities(
     logits: Float[Tensor, "B K"], log_scores: Float[Tensor, "B K"]
 ) -> Float[Tensor, "B K"]:
-    """Return log p = log σ(logit) + log ŷ; on a CPU, bit-identical to `cpu.rank.rank_beams`."""
+    """Return log p = log σ(logit) + log ŷ. On a CPU, it is bit-identical to `rank_beams`."""
     return _kernels(logits).log_probabilities(logits, log_scores)
 
 
@@ -201,7 +202,7 @@ def shortlist_bce(
     positives: Int[Tensor, "B Y"],
     n_labels: int,
 ) -> Float[Tensor, ""]:
-    """Return Σ −[y log p + (1−y) log(1−p)] over the shortlists, p = σ(z)·ŷ (Eq. 7, corrected).
+    """Return Σ −[y log p + (1−y) log(1−p)] over shortlists, with p = σ(z)·ŷ (Eq. 7, corrected).
 
     ``logits`` is z and ``shortlist_log`` is log ŷ ≤ 0. ``positives`` is ascending in each row and
     padded with L; shortlist slots that hold L are ignored. The computation uses
@@ -246,8 +247,8 @@ def label_loss(
 ) -> Float[Tensor, ""]:
     """Return `shortlist_bce` of the logits w_ℓ·φ + bias_ℓ.
 
-    With ``gradients``, logits and loss are one autograd operation that runs Triton kernels, and
-    the backward pass adds the gradient of the classifiers to ``gradients``.
+    If ``gradients`` is given, logits and loss are one autograd operation that runs Triton kernels,
+    and the backward pass adds the gradient of the classifiers to ``gradients``.
     """
     if gradients is not None:
         return _gpu().label_loss(
@@ -266,13 +267,13 @@ def adamw_pairs(
     embedding: Float[Tensor, "B D"],
     history: History,
 ) -> None:
-    """Apply lazy AdamW to the rows in ``labels``, in place; Triton only.
+    """Apply lazy AdamW to the rows in ``labels``, in place. This requires Triton.
 
     ``labels``, ``coefficients`` and ``embedding`` are the pairs of an `IndexGradients`. The bias
-    has no weight decay. A bfloat16 weight is rounded stochastically, seeded by the step.
+    has no weight decay. A bfloat16 weight is rounded stochastically, with the step as seed.
     """
     gpu = _gpu()
-    # each embedding is read once per pair: beside bfloat16 weights bfloat16 is precise enough
+    # embeddings are read once per pair; with bfloat16 weights, bfloat16 is precise enough
     pairs = gpu.pair_rows(labels, coefficients, embedding.to(weight.dtype))
     gpu.adamw_pairs(weight, bias, state, pairs, history)
 
@@ -286,7 +287,7 @@ def adamw_edges(
     *,
     n_labels: int,
 ) -> None:
-    """Apply lazy AdamW to the edge logits of touched clusters, in place; Triton only.
+    """Apply lazy AdamW to the edge logits of touched clusters, in place. This requires Triton.
 
     The edge gradient in ``gradients`` is set to zero afterwards.
     """

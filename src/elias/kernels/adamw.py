@@ -16,7 +16,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-_INITIAL_CAPACITY = 1024  # steps; doubled when it is used up
+_INITIAL_CAPACITY = 1024  # number of steps; doubled whenever it is reached
 _CHUNK_WEIGHTS = 2**22  # weights per chunk, to keep temporaries small
 
 
@@ -61,7 +61,7 @@ class IndexGradients:
     """
 
     def __init__(self, edge_logits: Float[Tensor, "C E"] | None) -> None:
-        """Start without gradients; ``edge_logits`` is A, or None if A is fixed."""
+        """Create empty gradients. ``edge_logits`` is A, or None if A is fixed."""
         self.by_edge: Float[Tensor, "C E"] | None = None
         """The gradient with respect to log ŝ_{c,ℓ}; zero for clusters that are not touched."""
         self.touched: Int[Tensor, " C"] | None = None
@@ -124,14 +124,14 @@ class History:
 
     The learning rate changes from step to step, so a row that skipped steps must decay by the
     product of (1 − lr_t·λ) over exactly those steps. This product is the quotient of two cumulative
-    products. They are stored as logarithms: one float64 per step, on the device of the table.
+    products. Their logarithms are stored, one float64 per step, on the device of the table.
     """
 
     def __init__(self, device: torch.device | str = "cpu") -> None:
         self.step = 0
         """Number of steps so far."""
         self.rates: AdamWRates
-        """The rates of the last step; not set before the first."""
+        """The rates of the last step. This attribute is not set before the first step."""
         self.decay_log = torch.zeros(_INITIAL_CAPACITY, dtype=torch.float64, device=device)
         """Entry s is Σ_{t≤s} log₂(1 − lr_t·λ); entries beyond the last step are unused."""
         self._sum = 0.0
@@ -161,14 +161,14 @@ def adamw_dense(
     step: int,
     rates: AdamWRates,
 ) -> None:
-    """Apply dense AdamW in place; compute in float32 regardless of the tensors' dtype.
+    """Apply dense AdamW in place, computed in float32 regardless of the dtype of the tensors.
 
     A ``variance`` of width 1 holds one second moment per row, the mean of its squared gradients.
     A bfloat16 weight is rounded stochastically, because rounding to nearest would discard updates
     smaller than half a unit in the last place. A bfloat16 first moment is rounded to nearest: each
     step replaces a fraction 1 − β₁ of it, so rounding errors do not accumulate.
     """
-    exact_mean = mean.float().lerp_(gradient, 1 - rates.beta1)  # in place where it is float32
+    exact_mean = mean.float().lerp_(gradient, 1 - rates.beta1)  # in place if mean is float32
     squares = gradient.square()
     if variance.shape != gradient.shape:
         squares = squares.mean(dim=1, keepdim=True)
@@ -182,9 +182,10 @@ def adamw_dense(
 
 
 def stochastic_round(values: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
-    """Round float32 to an adjacent bfloat16 value at random; the expectation is the input."""
+    """Round float32 to bfloat16 at random, such that the expected value is the input."""
     noise = torch.randint(0, 2**16, values.shape, dtype=torch.int32, device=values.device)
-    # bfloat16 is the upper half of float32: the lower half carries over with its own probability
+    # bfloat16 is the upper half of float32. After the noise is added, the lower half carries into
+    # the upper half with the probability that stochastic rounding requires.
     bits = noise.add_(values.view(torch.int32)).bitwise_and_(-(2**16))
     return bits.view(torch.float32).to(torch.bfloat16)
 
@@ -200,8 +201,8 @@ def apply_pending_decay(
     """Apply the deferred decay of lazy AdamW to the weights and moments of all rows, in place.
 
     Call it before weights are evaluated, averaged or saved. It changes later training only by
-    rounding. A bfloat16 weight is rounded stochastically, as in a step. A row that the last step
-    updated does not change.
+    rounding errors. A bfloat16 weight is rounded stochastically, as in a step. A row that the last
+    step updated does not change.
     """
     if not history.step:
         return

@@ -16,12 +16,15 @@ from torch import Tensor
 
 logger = logging.getLogger(__name__)
 
-_WARMUP_RUNS = 3  # kernels are compiled and loaded here, which a capture does not allow
+_WARMUP_RUNS = 3  # to compile and load kernels, which is not possible during a capture
 _MAX_GRAPHS = 32  # further shapes run eagerly
 
 Result = TypeVar("Result")
 Capture: TypeAlias = Callable[[Callable[[], Result]], tuple[Callable[[], object], Result]]
-"""Captures a function; returns its replay and its result, whose memory each replay overwrites."""
+"""Captures a function. Returns a function that replays it, and its result.
+
+Each replay overwrites the result in place.
+"""
 
 
 class GraphRecorder:
@@ -36,7 +39,7 @@ class GraphRecorder:
         self._pool: Any = None
 
     def __call__(self, function: Callable[[], Result]) -> tuple[Callable[[], object], Result]:
-        """Warm up and capture the function; return its replay and its result."""
+        """Warm up and capture the function. Return a function that replays it, and its result."""
         if self._pool is None:
             self._pool = torch.cuda.graph_pool_handle()
         current = torch.cuda.current_stream(self._stream.device)
@@ -50,11 +53,11 @@ class GraphRecorder:
         return graph.replay, result
 
     def _capture(self, graph: Any, function: Callable[[], Result]) -> Result:
-        _free_cached()  # the warm-up cannot use what other streams hold in their cache
+        _free_cached()  # the warm-up cannot use memory cached by other streams
         for _ in range(_WARMUP_RUNS):
             function()
-        _free_cached()  # nor can the graph use the cache of the warm-up
-        # thread_local: the prefetch thread may go on pinning memory
+        _free_cached()  # the graph cannot use memory cached by the warm-up
+        # thread_local allows the prefetch thread to pin memory during the capture
         graph.capture_begin(pool=self._pool, capture_error_mode="thread_local")
         try:
             result = function()
@@ -78,9 +81,9 @@ def _free_cached() -> None:
 class CapturedFunction(Generic[Result]):
     """A function of tensors, captured as a CUDA graph for each input shape that recurs.
 
-    If a capture fails, for example for lack of memory, a warning is logged, no further shapes are
-    captured, and they run eagerly. If an eager call runs out of memory while graphs exist, the
-    graphs are released and the call is repeated.
+    If a capture fails, for example for lack of memory, a warning is logged, no more shapes are
+    captured, and shapes without a graph run eagerly. If an eager call runs out of memory while
+    graphs exist, the graphs are released and the call is repeated.
     """
 
     def __init__(
@@ -96,7 +99,7 @@ class CapturedFunction(Generic[Result]):
 
         Args:
             function: Takes tensors and boolean options.
-            capture: Runs a function and captures it.
+            capture: Captures a function as a CUDA graph.
             fallback: Variant of ``function`` that cleans up after a failure. Needed if a failing
                 ``function`` leaves partial results behind.
             min_calls: Number of eager calls with a shape before it is captured.
@@ -138,7 +141,7 @@ class CapturedFunction(Generic[Result]):
             return self._fallback(*inputs, **options)
         except torch.OutOfMemoryError:
             logger.warning(
-                "encoder.capture: not enough memory beside the CUDA graphs; continuing without them"
+                "encoder.capture: the CUDA graphs leave too little memory; continuing without them"
             )
             self.release()
         _free_cached()
@@ -150,21 +153,21 @@ class CapturedFunction(Generic[Result]):
         self._stopped = True
 
     def _add_graph(self, key: object, inputs: tuple[Tensor, ...], options: dict[str, bool]) -> bool:
-        """Capture the function for a new shape, if due; return whether it was captured."""
+        """Capture a new shape after ``min_calls`` eager calls. Return whether it was captured."""
         if self._stopped or self._calls[key] < self._min_calls:
             self._calls[key] += 1
             return False
         if len(self._graphs) == self._max_graphs:
-            logger.info("encoder.capture: texts of more than %d shapes", self._max_graphs)
+            logger.info("encoder.capture: reached the limit of %d CUDA graphs", self._max_graphs)
             self._stopped = True
             return False
         buffers = [tensor.clone() for tensor in inputs]
         try:
             captured = self._capture(lambda: self._function(*buffers, **options))
-        except Exception as error:  # drivers raise many types
+        except Exception as error:  # drivers raise many exception types
             reason = str(error).strip().split("\n")[0]
             logger.warning(
-                "encoder.capture: cannot capture a CUDA graph (%s: %s); continuing without",
+                "encoder.capture: cannot capture a CUDA graph (%s: %s); continuing without it",
                 type(error).__name__,
                 reason,
             )

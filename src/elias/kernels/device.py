@@ -1,4 +1,4 @@
-"""Choose the device, limit threads, explain out-of-memory errors."""
+"""Choose the device, limit threads, and explain out-of-memory errors."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _TORCH_ON_CPU = "you tried to allocate"
 _REMEDIES = {
     "training": "Lower stages.*.batch_size, index.train_shortlist, encoder.max_length or "
     "encoder.dim, or set encoder.gradient_checkpointing=true or encoder.capture=false",
-    "predicting": "Not even one text at a time fits; use device cpu, or free memory",
+    "predicting": "Not even one text fits; use device cpu or free some memory",
 }
 
 
@@ -34,7 +34,7 @@ def is_out_of_memory(error: BaseException) -> bool:
 def pick_device(device: str) -> torch.device:
     """Return the named device; ``auto`` means a GPU if available, else the CPU.
 
-    A GPU named with its index becomes torch's current device, because kernels launch there.
+    A GPU named with its index becomes torch's current device, because kernels are launched there.
 
     Raises:
         ConfigError: There is no such device.
@@ -76,7 +76,8 @@ def limit_threads(limit: int | None = None) -> Iterator[None]:
     count = torch_before if limit is None else min(limit, torch_before)
     available: int = numba.config.NUMBA_NUM_THREADS  # type: ignore[attr-defined]
     numba.set_num_threads(min(available, count))
-    if torch.get_num_threads() != count:  # when its threads start, numba sets OpenMP's for all
+    # numba, when it starts its threads, also sets the number of OpenMP threads that torch uses
+    if torch.get_num_threads() != count:
         torch.set_num_threads(count)
     try:
         yield

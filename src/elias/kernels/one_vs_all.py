@@ -1,4 +1,4 @@
-"""One-vs-all: score every label, to compute the loss and its gradients or the k best labels.
+"""One-vs-all: score every label to compute the loss with its gradients, or the k best labels.
 
 Labels are processed in chunks, so the B×L logits are never held in memory. If the classifiers are
 updated chunk by chunk, their L×D gradient is not held either. The code is plain torch, for CPU and
@@ -36,15 +36,15 @@ def every_label_loss(
     update: LabelUpdate | None = None,
     chunk_size: int | None = None,
 ) -> Float[Tensor, ""]:
-    """Return scale · Σ −[y log σ(z) + (1−y) log σ(−z)] over all points and labels, z = w·φ + bias.
+    """Return scale · Σ −[y log σ(z) + (1−y) log σ(−z)] over all points and labels; z = w·φ + bias.
 
     This is Eq. 7 (corrected) with every label in the shortlist and every ŷ = 1. Its gradient with
     respect to z is scale · (σ(z) − y). ``positives`` is padded with L; a row must not repeat a
     label.
 
-    With ``update``, the classifiers are updated while the loss is computed, and `backward` returns
-    a gradient for the embedding only. The returned loss must then be the whole objective, not a
-    term or a multiple of it. Without ``update``, the classifiers get a dense gradient.
+    If ``update`` is given, it updates the classifiers while the loss is computed, and `backward`
+    returns a gradient for the embedding only. The returned loss must then be the whole objective,
+    not a term or a multiple of it. Without ``update``, the classifiers get a dense gradient.
     """
     return _EveryLabelLoss.apply(embedding, weight, bias, positives, scale, update, chunk_size)
 

@@ -15,10 +15,10 @@ from torch.nn.functional import embedding_bag, logsigmoid, pad
 _LOWEST = -(2**63)
 _LAST_ID = 2**31 - 1
 _MAX_DENSE_LOGITS = 2**30  # up to this many B·L logits, one dense product is faster than gathering
-_MAX_GATHERED = 2**27  # weights gathered at a time, else
+_MAX_GATHERED = 2**27  # number of weights gathered at a time otherwise
 _MAX_EXPONENT = 80.0  # keeps exp finite in float32
-_MAX_EXACT_LOGIT = 15.0  # up to here 1−p is exact enough without logarithms
-_SLOTS_PER_CHUNK = 2**17  # each needs a dozen temporaries
+_MAX_EXACT_LOGIT = 15.0  # up to this logit, 1−p is accurate without log space
+_SLOTS_PER_CHUNK = 2**17  # shortlist slots per chunk; each needs a dozen temporary values
 
 
 def sortable(scores: Float[Tensor, "B P"]) -> Int[Tensor, "B P"]:
@@ -28,7 +28,7 @@ def sortable(scores: Float[Tensor, "B P"]) -> Int[Tensor, "B P"]:
 
 
 def ranking_key(scores: Float[Tensor, "B K"], labels: Int[Tensor, "*B K"]) -> Int[Tensor, "B K"]:
-    """Return integers that are larger for a higher score, and among equal scores a lower id."""
+    """Return integers that are larger for higher scores and, among ties, for lower label ids."""
     return (sortable(scores) << 32) + (_LAST_ID - labels)
 
 
@@ -60,8 +60,8 @@ def expand_beam(
     labels = edge_labels[clusters].flatten(1).masked_fill(unsaturated == -torch.inf, n_labels)
     n_paths = unsaturated.shape[1]
 
-    # Of the paths to a label the best score wins, then the best unsaturated score (one 64-bit
-    # key for both), then the lowest path number.
+    # Of the paths to a label, the one with the best score wins, then the one with the best
+    # unsaturated score (one 64-bit key for both), then the one with the lowest path number.
     key = (sortable(scores) << 32) + (sortable(unsaturated) + 2**31)
     number = torch.arange(n_paths, device=beam.device).expand_as(key)
     best = torch.full((len(beam), n_labels + 1), _LOWEST, device=beam.device)
@@ -72,7 +72,7 @@ def expand_beam(
     first[:, n_labels] = n_paths
     wins = number == first.gather(1, labels)
 
-    # The K best labels: all above the K-th key, then those equal to it by label id.
+    # The K best labels are those above the K-th key, then those equal to it in order of label id.
     full_size = min(shortlist_size, n_labels)
     size = min(full_size, n_paths)
     choice = key.masked_fill(~wins, _LOWEST)
@@ -162,7 +162,10 @@ def shortlist_bce(
 
 
 def _negatives_loss(z: Tensor, shortlist_log: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Return −log(1−p) of each slot and its gradients by z and log ŷ; accurate for z ≤ 15."""
+    """Return −log(1−p) of each slot and its gradients with respect to z and log ŷ.
+
+    The results are accurate for z ≤ 15.
+    """
     small = torch.exp(-z.abs())
     larger = 1 / (1 + small)
     smaller = small.mul_(larger)
@@ -185,7 +188,7 @@ def _fix_exceptions(
     log_p = log_hit + shortlist_log
     log_rest = torch.log(-torch.expm1(shortlist_log))  # log(1−ŷ), −inf where ŷ = 1
     log_not_p = torch.logaddexp(log_miss, log_hit + log_rest)
-    log_odds = log_p - log_not_p  # of p / (1−p)
+    log_odds = log_p - log_not_p  # log(p / (1−p))
     odds = log_odds.clamp(max=_MAX_EXPONENT).exp()
     loss, by_logits, by_shortlist = parts
     loss[exceptions] = torch.where(relevant, -log_p, -log_not_p)

@@ -32,7 +32,7 @@ def split_range(stop: int, size: int) -> list[range]:
 def thread_map(
     work: Callable[[Item, Scratch], Result], items: Sequence[Item], scratch: Callable[[], Scratch]
 ) -> Iterator[Result]:
-    """Yield ``work(item, memory)`` for each item in order, computed on numba's number of threads.
+    """Yield ``work(item, memory)`` for each item in order, using as many threads as numba does.
 
     An idle thread takes the next item, so items may differ in size. ``scratch()`` allocates the
     memory passed to ``work``. It is called once per thread, and concurrent calls never share it.

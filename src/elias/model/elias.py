@@ -84,7 +84,7 @@ class LinearRows(nn.Module):
         scale: float,
         update: LabelUpdate | None,
     ) -> Float[Tensor, ""]:
-        """Return the one-vs-all loss over all rows, see `elias.kernels.one_vs_all`."""
+        """Return the one-vs-all loss over all rows; see `elias.kernels.one_vs_all`."""
         return every_label_loss(
             embedding, self.weight, self.bias, positives, scale=scale, update=update
         )
@@ -92,7 +92,7 @@ class LinearRows(nn.Module):
     def all_rows_top(
         self, embedding: Float[Tensor, "B D"], top_k: int, blocked: Bool[Tensor, " L"] | None
     ) -> tuple[Int[Tensor, "B k"], Float[Tensor, "B k"]]:
-        """Return the k rows of highest logit for each point, and their logits."""
+        """Return the k rows with the highest logits for each point, and these logits."""
         return every_label_top(embedding, self.weight, self.bias, top_k, blocked)
 
     def batch_size(self, n_points: int) -> int:
@@ -109,8 +109,9 @@ class LinearRows(nn.Module):
 class EliasModel(nn.Module):
     """ELIAS: a text encoder, a graph, and classifiers of clusters and labels.
 
-    Notation: B texts, D embedding width, C clusters, E edges per cluster, b beam, K shortlist,
-    L labels, Y positives of a point, padded.
+    Notation for sizes: B texts in a batch, D embedding dimensions, C clusters, E edges per
+    cluster, b clusters in a beam, K labels in a shortlist, L labels in total, Y positives per
+    point after padding.
     """
 
     def __init__(
@@ -158,7 +159,7 @@ class EliasModel(nn.Module):
         blocked: Bool[Tensor, " L"] | None = None,
         gradients: IndexGradients | None = None,
     ) -> Shortlist:
-        """Expand a beam of clusters into the K best labels, Eq. 4–6; skip blocked labels.
+        """Expand a beam of clusters into the K best labels that are not ``blocked`` (Eq. 4–6).
 
         ``cluster_log`` is the result of `unsaturated_log`. Paths to ``wanted`` labels are also
         scored. If ``gradients`` is given, it receives the gradients of the edges.
@@ -199,7 +200,7 @@ class EliasModel(nn.Module):
         rank = torch.cat([cluster_log, cluster_log.new_zeros(len(cluster_log), 1)], dim=1)
         rank.scatter_(1, parents, math.inf)
         beam = rank[:, :-1].topk(min(size, cluster_log.shape[1]), dim=1).indices
-        # Best clusters first: later paths to a label are then seldom better.
+        # Put the best clusters first, so that later paths to a label are seldom better.
         return beam.gather(1, cluster_log.gather(1, beam).argsort(dim=1, descending=True))
 
     def losses(
@@ -210,7 +211,7 @@ class EliasModel(nn.Module):
         sizes: SearchSizes,
         **options: Any,
     ) -> Losses:
-        """Return `losses_of` the embeddings of a batch of texts."""
+        """Embed a batch of texts and return its losses; `losses_of` describes the arguments."""
         embedding = self.encoder(tokens).float()
         return self.losses_of(embedding, positives, parents, sizes, **options)
 
@@ -226,12 +227,12 @@ class EliasModel(nn.Module):
         gradients: IndexGradients | None = None,
         widest: Int[Tensor, ""] | None = None,
     ) -> Losses:
-        """Return L = L_c + λ·L_s of a batch of embedded texts.
+        """Return the loss L = L_c + λ·L_s of a batch of embedded texts, with its parts L_c and L_s.
 
         With ``mean``, L_c is averaged over all B·K slots and L_s over all B·Y slots; the paper's λ
         assumes this. Otherwise both are summed over the slots of a point and averaged over points.
-        With ``gradients``, Triton kernels compute the loss and add the gradients of W_L and A to
-        ``gradients`` instead of ``.grad``. ``widest`` is the largest number of positives of a
+        If ``gradients`` is given, Triton kernels compute the loss, and add the gradients of W_L
+        and A to it instead of ``.grad``. ``widest`` is the largest number of positives of a
         point, if ``positives`` has more columns than that.
 
         If the batch is divided among processes, each loss is divided by the number of points in
@@ -246,8 +247,8 @@ class EliasModel(nn.Module):
             self.labels, embedding, log_scores, labels, positives, self.n_labels, gradients
         )
         shortlist = shortlist_loss(positive_log, reached)
-        # A search skips paths of score NaN, so its loss would be 0. Softmax spreads a NaN over
-        # its row: one column makes the loss NaN, and adds 0 otherwise.
+        # The search skips paths with a NaN score, so their loss would be 0. Softmax spreads a NaN
+        # over its row, so that this term is NaN then and 0 otherwise.
         shortlist = shortlist + 0 * cluster_log[:, 0].detach().sum()
         count = self.labels.batch_size(len(positives))
         classification = classification / (count * labels.shape[1] if mean else count)
@@ -263,9 +264,9 @@ class EliasModel(nn.Module):
         top_k: int,
         blocked: Bool[Tensor, " L"] | None = None,
     ) -> tuple[Int[Tensor, "B k"], Float[Tensor, "B k"]]:
-        """Return the k labels of highest p = σ(w·φ + bias)·ŷ and their p, descending.
+        """Return the k labels with the highest p = σ(w·φ + bias)·ŷ, and p, in descending order.
 
-        Equal p are ordered by label id. Unused slots have label ``n_labels`` and p = 0.
+        Labels with equal p are ordered by label id. Unused slots have label ``n_labels`` and p = 0.
         ``blocked`` labels are excluded.
         """
         cluster_log = self.unsaturated_log(embedding)
@@ -294,7 +295,10 @@ class EliasModel(nn.Module):
 def best_labels(
     labels: Int[Tensor, "B K"], log_p: Float[Tensor, "B K"], top_k: int, n_labels: int
 ) -> tuple[Int[Tensor, "B k"], Float[Tensor, "B k"]]:
-    """Return the k labels of highest p, ties by label id, and their p; L and 0 where p = 0."""
+    """Return the k labels with the highest p, and p; where p is 0, the label is L.
+
+    Labels with equal p are ordered by label id.
+    """
     keys = ranking_key(log_p, labels)
     order = keys.topk(min(top_k, labels.shape[1]), dim=1).indices
     labels, log_p = labels.gather(1, order), log_p.gather(1, order)

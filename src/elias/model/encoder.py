@@ -20,7 +20,7 @@ from elias.text.vectorizer import Featurizer
 
 
 class TextEncoder(nn.Module):
-    """Map tokenized texts to embeddings φ(x) of width ``dim``."""
+    """Maps tokenized texts to embeddings φ(x) of width ``dim``."""
 
     dim: int
     reads_features: bool = False
@@ -35,17 +35,17 @@ class TextEncoder(nn.Module):
     @property
     @abstractmethod
     def fingerprint(self) -> str:
-        """Return a string that differs between encoders whose `tokenize` differs."""
+        """Return a string that is different for encoders that tokenize differently."""
 
     @abstractmethod
     def table_names(self) -> set[str]:
-        """Return the names of parameters that are tables with sparse gradients."""
+        """Return the names of the parameters that are tables with sparse gradients."""
 
     uses_numba: bool = False
-    """True if most of its work on a CPU runs in numba kernels and not in torch."""
+    """True if most of the work on a CPU is done by numba kernels instead of torch."""
 
     def prepare(self, device: torch.device) -> bool:  # noqa: ARG002 - for subclasses
-        """Prepare for many batches on a device, for example compile; return whether it changed."""
+        """Prepare for many batches, for example compile. Return whether anything changed."""
         return False
 
     takes_padded: bool = False
@@ -67,8 +67,8 @@ class TextEncoder(nn.Module):
 class BagEncoder(TextEncoder):
     """φ(x) = LayerNorm(h + W₂·GELU(W₁·h)), with h the tf-idf weighted sum of word vectors.
 
-    Words and n-grams have vectors, which are trained from scratch. A text without known words has
-    the same embedding as an empty text. Without a featurizer, the sparse features of a corpus take
+    The vectors of words and n-grams are trained from scratch. A text without known words has the
+    same embedding as an empty text. Without a featurizer, the sparse features of a corpus take
     the place of words.
     """
 
@@ -127,21 +127,21 @@ def build_encoder(
 
     Raises:
         ConfigError: If this kind of encoder cannot read the corpus.
-        DataError: If the corpus has neither texts nor features, or no frequent word.
+        DataError: If the corpus has neither texts nor features, or no word that is frequent enough.
         ModelError: If the pretrained weights cannot be loaded.
     """
     if config.kind == "transformer":
         if texts is None:
             raise ConfigError(
-                "encoder.kind: the corpus has features and no text; only 'bag' can read them"
+                "encoder.kind: the corpus has features and no text; only 'bag' can read features"
             )
-        # here: transformers is slow to import, and a bag of words does not need it
+        # imported here: transformers is slow to import, and a bag of words does not need it
         from elias.model.transformer import TransformerEncoder
 
         return TransformerEncoder.from_config(config)
     if texts is None:
         if not n_features:
-            raise DataError("the corpus has neither texts nor features; nothing to learn from")
+            raise DataError("the corpus has neither texts nor features; add one of them")
         return BagEncoder(config, None, n_features)
     featurizer = Featurizer.fit(
         texts,
@@ -151,9 +151,9 @@ def build_encoder(
     )
     if not featurizer.n_features:
         if config.min_count == 1:
-            raise DataError(f"no word occurs in any of the {len(texts)} training texts")
+            raise DataError(f"none of the {len(texts)} training texts contains a word")
         raise DataError(
-            f"no word occurs in {config.min_count} of the {len(texts)} training texts; "
+            f"no word occurs in at least {config.min_count} of the {len(texts)} training texts; "
             "lower encoder.min_count or check the texts"
         )
     return BagEncoder(config, featurizer, featurizer.n_features)

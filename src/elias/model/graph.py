@@ -88,7 +88,7 @@ class LabelGraph(nn.Module):
         return self._cached_log[1]
 
     def ordered_edges(self) -> OrderedEdges:
-        """Return the edges of each cluster, best first, for the CPU search; cache the result."""
+        """Return the edges of each cluster, best first, for the CPU search. They are cached."""
         scores = self.unsaturated_log()
         if self._cached_order is None or self._cached_order[0] is not scores:
             self._cached_order = (scores, order_edges(self.edge_labels, scores))
@@ -111,7 +111,7 @@ class LabelGraph(nn.Module):
     def strongest_parents(self) -> Int[Tensor, " L"]:
         """Return, for each label, the cluster with the strongest edge; C for a label without edges.
 
-        Edges are compared by unsaturated scores (Eq. 5 without min); ties go to the lower id.
+        Edges are compared by unsaturated score (Eq. 5 without min); ties go to the lower cluster.
         """
         empty = self.edge_labels >= self.n_labels
         shares = log_shares(self.edge_logits, empty, self.removed_log)

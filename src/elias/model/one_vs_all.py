@@ -34,10 +34,11 @@ class OneVsAll(EliasModel):
         mean: bool,
         update: LabelUpdate | None = None,
     ) -> Losses:
-        """Return the same as `losses`; ``update`` changes W_L after each chunk of labels.
+        """Return the losses of a batch, like `losses`, but computed in chunks of labels.
 
-        With ``mean``, the loss is averaged over all B·L slots. Otherwise it is summed over labels
-        and averaged over points. L_s is 0, because every label is reached.
+        If ``update`` is given, it updates W_L after each chunk. With ``mean``, the loss is averaged
+        over all B·L slots. Otherwise it is summed over labels and averaged over points. L_s is 0,
+        because every label is reached.
         """
         embedding = self.encoder(tokens).float()
         slots = self.labels.batch_size(len(positives)) * (self.n_labels if mean else 1)
@@ -48,13 +49,13 @@ class OneVsAll(EliasModel):
     def rank(
         self,
         embedding: Float[Tensor, "B D"],
-        sizes: SearchSizes,  # noqa: ARG002 - nothing is searched
+        sizes: SearchSizes,  # noqa: ARG002 - there is no search
         top_k: int,
         blocked: Bool[Tensor, " L"] | None = None,
     ) -> tuple[Int[Tensor, "B k"], Float[Tensor, "B k"]]:
-        """Return the k labels of highest p = σ(w·φ + bias) and their p, descending.
+        """Return the k labels with the highest p = σ(w·φ + bias), and p, in descending order.
 
-        Equal p are ordered by label id. Unused slots have label ``n_labels`` and p = 0.
+        Labels with equal p are ordered by label id. Unused slots have label ``n_labels`` and p = 0.
         """
         labels, logits = self.labels.all_rows_top(embedding, top_k, blocked)
         return best_labels(labels, nn.functional.logsigmoid(logits), top_k, self.n_labels)

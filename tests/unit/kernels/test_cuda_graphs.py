@@ -64,7 +64,7 @@ def test_shapes_past_the_limit_run_as_they_are(caplog):
         assert found.tolist() == [6.0] * width
 
     assert len(recordings) == 2
-    assert caplog.text.count("more than 2 shapes") == 1
+    assert caplog.text.count("reached the limit of 2 CUDA graphs") == 1
 
 
 def test_what_was_recorded_can_be_given_up():

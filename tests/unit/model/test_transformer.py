@@ -347,7 +347,7 @@ def test_a_folder_without_one_of_its_files_is_refused(missing, tmp_path):
     folder = Path(save_tiny_bert(tmp_path / "model"))
     (folder / missing).unlink()
 
-    assert "the folder must hold" in refusal(folder)
+    assert "the folder must contain" in refusal(folder)
 
 
 def test_weights_cut_short_are_refused(tmp_path):
@@ -409,7 +409,7 @@ def test_the_kind_decides_which_encoder_is_built(tiny_bert):
     [
         (ResolvedEncoder(min_count=1), None, "neither texts nor features"),
         (ResolvedEncoder(min_count=2), ["red", "cod"], "lower encoder.min_count"),
-        (ResolvedEncoder(min_count=1), ["?", ""], "no word occurs in any of the 2 training texts"),
+        (ResolvedEncoder(min_count=1), ["?", ""], "none of the 2 training texts contains a word"),
     ],
 )
 def test_a_corpus_the_encoder_cannot_read_is_refused(config, texts, reason):
@@ -418,7 +418,7 @@ def test_a_corpus_the_encoder_cannot_read_is_refused(config, texts, reason):
 
 
 def test_a_transformer_is_the_wrong_choice_for_features_without_text():
-    with pytest.raises(ConfigError, match=r"encoder\.kind: .* no text; only 'bag' can read them"):
+    with pytest.raises(ConfigError, match=r"encoder\.kind: .* only 'bag' can read features"):
         build_encoder(ResolvedEncoder(kind="transformer", min_count=1), None, 7)
 
 

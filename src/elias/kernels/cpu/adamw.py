@@ -53,9 +53,9 @@ def _adamw_rows(
 ) -> None:
     """Update the touched rows.
 
-    ``skipped`` is the number of steps since each row's last update. ``fades`` (3, n) holds the
-    decay factors of mean, variance and weight for each such number. ``rates`` holds the
-    bias-corrected learning rate, ε, 1 − β₁, 1 − β₂ and the bias correction of the variance.
+    ``skipped`` is the number of steps since each row's last update. ``fades[:, s]`` holds the decay
+    factors of mean, variance and weight after s such steps. ``rates`` holds the bias-corrected
+    learning rate, ε, 1 − β₁, 1 − β₂ and the bias correction of the variance.
     Fastmath is off: with it, a freshly compiled loop and the same loop loaded from numba's cache
     could round differently.
     """

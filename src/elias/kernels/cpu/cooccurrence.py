@@ -14,7 +14,7 @@ _CLUSTERS_PER_CHUNK = 32
 
 
 class RaggedIds(NamedTuple):
-    """Concatenated rows of ids; row i starts at ``starts[i]``."""
+    """Concatenated rows of ids. Row i is ``ids[starts[i] : starts[i + 1]]``."""
 
     starts: Array
     ids: Array
@@ -44,7 +44,7 @@ def strongest_counts(
         most: Number of highest counts kept for each cluster; ties go to the lower label id.
 
     Returns:
-        The values, label ids and row starts of a sparse (C, L) matrix; ids are unsorted.
+        A sparse (C, L) matrix in CSR layout (data, unsorted indices, indptr).
     """
     n_clusters, n_labels = len(points.starts) - 1, len(partition)
     spans = split_range(n_clusters, _CLUSTERS_PER_CHUNK)

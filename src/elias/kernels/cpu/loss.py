@@ -19,18 +19,19 @@ _HALF = np.float32(0.5)
 _ZERO = np.float32(0.0)
 _LOWEST = np.float32(-87.0)  # its exponential is about the smallest normal float32
 _LOG2_E = np.float32(1.4426950408889634)
-_LOG_2 = np.float32(0.693145751953125)  # log 2 in two parts; integer multiples of this are exact
+_LOG_2 = np.float32(0.693145751953125)  # upper part of log 2; its product with n is exact
 _LOG_2_REST = np.float32(1.42860682e-6)
-_BIAS = np.int32(127)  # of a float32's exponent, which lies above 23 bits
-_FRACTION = np.int32(23)
+_BIAS = np.int32(127)  # exponent bias of float32
+_FRACTION = np.int32(23)  # number of fraction bits of float32
 _FRACTION_BITS = np.int32(0x7FFFFF)
 _ROOT_HALF = np.int32(0x3F3504F3)  # the bits of sqrt(1/2)
-_MAX_EXACT_LOGIT = np.float32(15.0)  # up to here 1-p is exact enough without logarithms
+_MAX_EXACT_LOGIT = np.float32(15.0)  # up to this logit, 1-p is accurate without log space
 _MAX_EXPONENT = 80.0  # keeps exp finite in float32
 
-# Taylor coefficients of exp(r) after r, highest first: enough for |r| up to (log 2) / 2
+# Taylor coefficients of exp(r) from r⁷ down to r³, accurate enough for |r| ≤ (log 2) / 2
 _E7, _E6, _E5, _E4, _E3 = (np.float32(1 / n) for n in (5040, 720, 120, 24, 6))
-# P in log(1 + f) = f - f²/2 + f³·P(f), through Chebyshev nodes of 1 + f in sqrt(1/2)…sqrt(2)
+# Coefficients of P in log(1 + f) = f - f²/2 + f³·P(f), interpolated at Chebyshev nodes with
+# 1 + f between sqrt(1/2) and sqrt(2)
 _L8, _L7, _L6, _L5, _L4 = (
     np.float32(c) for c in (0.0697161183, -0.114797339, 0.116854198, -0.124256872, 0.142490581)
 )
@@ -55,7 +56,7 @@ def shortlist_bce(
 def _find_positives(
     labels: Array, positives: Array, n_labels: int, n_chunks: int, out: Array
 ) -> None:
-    """Write to ``out`` whether each label is a positive of its row; padding (L) is not.
+    """Write to ``out`` whether each label is a positive of its row; padding (L) never is.
 
     The rows are divided among ``n_chunks`` workers, each with scratch memory of L + 1 entries.
     """
@@ -98,7 +99,10 @@ def _log(x: np.float32) -> np.float32:
 def _negatives_loss(
     z: Array, shortlist_log: Array, loss: Array, by_logits: Array, by_shortlist: Array
 ) -> None:
-    """Write -log(1-p) of each slot and its gradients by z and log ŷ; accurate for z ≤ 15."""
+    """Write -log(1-p) of each slot and its gradients with respect to z and log ŷ.
+
+    The results are accurate for z ≤ 15.
+    """
     for k in range(z.shape[0]):
         scale, rest = _exp(-abs(z[k]))
         small = scale + scale * rest
@@ -118,7 +122,7 @@ def _negatives_loss(
 
 @njit(cache=True, nogil=True, error_model="numpy")
 def _exception_loss(z: float, shortlist_log: float, relevant: bool) -> tuple[float, float, float]:
-    """Return the loss and gradients in log space, for positives and for z > 15."""
+    """Return the loss and gradients of a slot that is positive or has z > 15, using log space."""
     fall = np.log1p(np.exp(-abs(z)))
     log_hit = min(z, 0.0) - fall
     log_miss = min(-z, 0.0) - fall
@@ -142,7 +146,7 @@ def _shortlist_bce(
     by_logits: Array,
     by_shortlist: Array,
 ) -> float:
-    """Return the loss over the slots marked in ``stored`` (not padding); write its gradients."""
+    """Return the loss over the slots marked in ``stored``, all but padding; write its gradients."""
     n_rows, n_slots = z.shape
     losses = np.empty(n_rows, dtype=np.float64)
     for row in prange(n_rows):

@@ -22,7 +22,7 @@ _MAX_BLOCKS = 8
 
 
 class _PathLog(torch.autograd.Function):
-    """log ŝ_c + log ŝ_{c,ℓ} of each path; 0 for a path of -1."""
+    """Computes log ŝ_c + log ŝ_{c,ℓ} of each path, and 0 for a path of -1."""
 
     @staticmethod
     def forward(
@@ -38,7 +38,7 @@ class _PathLog(torch.autograd.Function):
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, Tensor | None, None, None]:
         cluster_log, edge_log, beam, paths = ctx.saved_tensors
         with_edges = ctx.needs_input_grad[1]
-        # each block needs the memory of all edges, which should stay below the work of the paths
+        # each block holds one sum per edge: use few blocks if there are few paths per edge
         n_blocks = max(1, min(_MAX_BLOCKS, 4 * paths.numel() // max(1, edge_log.numel())))
         by_cluster = torch.zeros_like(cluster_log)
         blocks = torch.zeros((n_blocks, *(edge_log if with_edges else edge_log[:0]).shape))

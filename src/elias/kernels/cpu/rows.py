@@ -19,7 +19,7 @@ Array: TypeAlias = NDArray[Any]
 
 # Sums may be reordered so that they vectorise; NaN and infinity keep their meaning.
 FASTMATH = {"reassoc", "contract", "nsz"}
-_SLOTS_PER_CHUNK = 64  # slots of all shortlists that are processed together
+_SLOTS_PER_CHUNK = 64  # number of shortlist slots processed for all rows before the next slots
 
 
 def bag_sum(weight: Tensor, ids: Tensor, offsets: Tensor, coefficients: Tensor) -> Tensor:
@@ -33,7 +33,7 @@ def bag_sum(weight: Tensor, ids: Tensor, offsets: Tensor, coefficients: Tensor) 
 
 
 class _LabelLogits(torch.autograd.Function):
-    """w_ℓ·φ + bias_ℓ of each label, with sparse gradients; 0 in padded slots."""
+    """Computes w_ℓ·φ + bias_ℓ of each label, with sparse gradients, and 0 in padded slots."""
 
     @staticmethod
     def forward(
@@ -83,8 +83,8 @@ class _BagSum(torch.autograd.Function):
 
 def _sparse_gradient(rows: Tensor, values: Tensor, shape: torch.Size) -> Tensor:
     """Return a table's gradient as a sparse tensor; ``rows`` must be ascending and distinct."""
-    # torch 2.11 and 2.12 warn in spite of check_invariants=False; this is silent in all of them,
-    # and does not change the user's setting
+    # torch 2.11 and 2.12 warn despite check_invariants=False. This context manager is silent in
+    # all versions and does not change the user's setting.
     with torch.sparse.check_sparse_tensor_invariants(enable=False):
         return torch.sparse_coo_tensor(rows.unsqueeze(0), values, shape, is_coalesced=True)
 
@@ -100,7 +100,7 @@ def _n_chunks(labels: Tensor) -> int:
 def _row_gradient(
     groups: tuple[Array, ...], coefficients: Array, vectors: Array
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Return (touched rows, gradient of each, sum of coefficients of each)."""
+    """Return the touched rows, the gradient of each row, and the sum of its coefficients."""
     touched = torch.from_numpy(groups[0])
     gradient = torch.empty((len(touched), vectors.shape[1]))
     sums = torch.empty(len(touched))

@@ -1,12 +1,13 @@
-"""Expand beams and rank labels on the CPU, compiled by numba, which walks only the best paths.
+"""Expand beams and rank labels on the CPU by walking only the best paths, compiled by numba.
 
 The edges of each cluster are sorted by score, once for all rows. The best paths of a row therefore
-use the first edges of each cluster. The search estimates a score threshold that somewhat more paths
-pass than labels are needed. It lowers the threshold until these paths reach enough labels. The
-result does not depend on the estimate. Rows are independent and are divided among threads.
+use the first edges of each cluster. The search estimates a score threshold such that the number of
+paths above it is somewhat larger than the number of labels needed. If these paths reach too few
+labels, the search lowers the threshold. The result does not depend on the estimate. Rows are
+independent and are divided among threads.
 
-A ranking goes further. p = σ(w·φ + bias)·ŷ never exceeds ŷ, so the labels that are reached are
-scored, and the search ends when no other label can enter the k best.
+To rank labels, the search also scores the labels that it reaches. Since p = σ(w·φ + bias)·ŷ never
+exceeds ŷ, it stops as soon as no other label can enter the k best.
 """
 
 from __future__ import annotations
@@ -26,9 +27,9 @@ from elias.kernels.threads import split_range, thread_map
 
 EMPTY = np.float32(-np.inf)
 _SATURATED = np.float32(0.0)
-_STRIDE = 16  # one in so many paths of a cluster is sampled for the threshold
-_FIRST_PATHS = 64  # paths walked in the first round, or as many as labels are wanted
-_FEW_TEXTS = 64  # so few are ranked sooner than threads start
+_STRIDE = 16  # every 16th path of a cluster is sampled to estimate the threshold
+_FIRST_PATHS = 64  # approximate number of paths walked in the first round, or k if that is larger
+_FEW_TEXTS = 64  # up to this number of texts, one thread is faster than starting several
 
 
 class OrderedEdges(NamedTuple):
@@ -45,12 +46,12 @@ class OrderedEdges(NamedTuple):
 
 
 class BestPaths(NamedTuple):
-    """Scratch memory for one row's search; all ``scores[:, 0]`` are -inf between rows."""
+    """Scratch memory for the search of one row. Between rows, all ``scores[:, 0]`` are -inf."""
 
     scores: Array
     """(L, 2) score and unsaturated score of the best path to each label; -inf if not reached.
 
-    They are adjacent in memory, so that a path reads one cache line.
+    The two scores are adjacent in memory, so that walking a path reads one cache line.
     """
     path: Array
     """(L,) the best path to each reached label."""
@@ -94,7 +95,7 @@ def order_edges(edge_labels: Int[Tensor, "C E"], edge_log: Float[Tensor, "C E"])
         labels=np.empty(shape, dtype=np.int32),
         sizes=np.empty(shape[0], dtype=np.int64),
     )
-    # one by one: numba drops what a parallel loop writes into a named tuple
+    # passed one by one, because numba loses what a parallel loop writes into a named tuple
     _order_edges(edge_labels.numpy(), edge_log.detach().float().numpy(), *ordered)
     return ordered
 
@@ -136,8 +137,8 @@ def _compare(
 def keep_best(scores: Array, unsaturated: Array, labels: Array, size: int, keep: int) -> None:
     """Move the ``keep`` best of the first ``size`` entries to the front, in unspecified order.
 
-    Uses quickselect by (score, unsaturated score, lower label id). This order has no ties, so the
-    selected set is unique.
+    Quickselect orders entries by higher score, then higher unsaturated score, then lower label id.
+    This order has no ties, so the selected set is unique.
     """
     low = 0
     high = size - 1
@@ -175,7 +176,7 @@ def sample_size(n_beam: int, n_edges: int) -> int:
 def score_threshold(
     beam: Array, beam_log: Array, ordered: OrderedEdges, n_paths: int, sample: Array
 ) -> np.float32:
-    """Return a score that about ``n_paths`` paths of a row reach; -inf to select all paths."""
+    """Return a score that about ``n_paths`` paths of a row reach, or -inf to select all paths."""
     n_clusters = ordered.logs.shape[0]
     count = 0
     for position in range(beam.shape[0]):
@@ -256,7 +257,8 @@ def _find_wanted(
 ) -> None:
     """Write the best path to each wanted label to ``out``.
 
-    ``others`` (L,) is True for labels that are not walked to; before and after, it is all True.
+    ``others`` (L,) is scratch memory that marks the labels to skip. It must be all True before the
+    call, and it is all True again afterwards.
     """
     scores = best.scores
     n_labels = scores.shape[0]
@@ -278,7 +280,7 @@ def _find_wanted(
 
 @njit(cache=True, nogil=True)
 def _counting_sort(labels: Array, out: Array, starts: Array, shift: int) -> None:
-    """Sort label ids stably by one digit: the bits from ``shift``, len(``starts``) values."""
+    """Sort label ids stably by a digit that starts at bit ``shift`` and has len(starts) values."""
     mask = starts.shape[0] - 1
     starts[:] = 0
     for i in range(labels.shape[0]):
@@ -334,7 +336,7 @@ def _expand_some(
     n_bits: int,
     outs: tuple[Array, Array, Array],
 ) -> None:
-    """Expand the beams of rows first, first + step, …, where ``rows`` is (first, step).
+    """Expand the beams of every ``rows[1]``-th row, starting at row ``rows[0]``.
 
     ``n_bits`` is half the number of bits of a label id, rounded up.
     """
@@ -361,7 +363,7 @@ def _expand_some(
         if n_reached > n_keep:
             keep_best(scores, unsaturated, best.reached, n_reached, n_keep)
         n_kept = min(n_reached, n_keep)
-        # ascending label ids: by their lower bits, then by the upper ones
+        # radix sort of the label ids: first by their lower bits, then by their upper bits
         _counting_sort(best.reached[:n_kept], spare, starts, 0)
         _counting_sort(spare[:n_kept], best.reached[:n_kept], starts, n_bits)
         for i in range(n_kept):
@@ -402,7 +404,8 @@ class _Scratch(NamedTuple):
     unsaturated: Array
 
 
-_thread = threading.local()  # caches its scratch memory: allocating it would dominate a single text
+# caches the scratch memory of a thread, because allocating it would dominate the time of one text
+_thread = threading.local()
 
 
 def rank_beams(
@@ -446,7 +449,7 @@ def rank_beams(
 
 
 def log_probabilities(logits: Tensor, log_scores: Tensor) -> Tensor:
-    """Return log p = log σ(logit) + log ŷ, bit-identical to `rank_beams`."""
+    """Return log p = log σ(logit) + log ŷ, bit-identical to that of `rank_beams`."""
     log_p = np.empty(logits.numel(), dtype=np.float32)
     _log_p(logits.reshape(-1).numpy(), log_scores.reshape(-1).numpy(), log_p)
     return torch.from_numpy(log_p).view(logits.shape)
@@ -492,7 +495,7 @@ def _choose(
 ) -> int:
     """Score labels in rounds, best paths first, until no other label can enter the top k.
 
-    Returns the number of labels reached. Path scores in a round are below those of earlier rounds.
+    Returns the number of labels reached. Paths in a round score lower than in earlier rounds.
     """
     shortlist_size, n_first = sizes
     sample, walked = spare

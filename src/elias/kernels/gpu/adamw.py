@@ -1,4 +1,4 @@
-"""Lazy AdamW on the rows that a step touches; Triton kernels fuse gradient and update.
+"""Lazy AdamW on the rows that a step touches, as Triton kernels that fuse gradient and update.
 
 See `elias.kernels.adamw` for the decay of rows that skipped steps.
 """
@@ -29,12 +29,12 @@ def adamw_pairs(
     """Sum each touched row's gradient over its pairs and apply AdamW to the row, in place.
 
     The update is the last step of ``history``. The bias has no weight decay. A bfloat16 weight is
-    rounded stochastically, seeded by the step.
+    rounded stochastically, with the step as seed.
     """
     if not len(pairs.ids):
         return
     compact = weight.element_size() == 2
-    # where rows have few pairs, a larger block would mostly load masked ones
+    # if rows have few pairs, most pairs in a larger block would be masked
     block_j = 4 if len(pairs.ids) > 2 * len(weight) else 2
     block_a, block_b = block_sizes(weight.shape[1])
     _adamw_pairs[(row_programs(pairs),)](
@@ -97,7 +97,7 @@ def adamw_edges(
 
 
 def _numbers(history: History) -> tuple[float, ...]:
-    """Return log₂ β₁, log₂ β₂, the corrected lr, ε, 1 − β₁, 1 − β₂ and 1 / (1 − β₂^step)."""
+    """Return log₂ β₁, log₂ β₂, the bias-corrected lr, ε, 1 − β₁, 1 − β₂ and 1 / (1 − β₂^step)."""
     rates, step = history.rates, history.step
     return (
         *(math.log2(max(fade, 1e-38)) for fade in (rates.beta1, rates.beta2)),
@@ -118,7 +118,7 @@ def _hash(bits: tensor) -> tensor:
 
 @triton.jit
 def _stochastic_round(values: tensor, seed: tensor, columns: tensor) -> tensor:
-    """Round float32 to an adjacent bfloat16 value at random; the expectation is the input.
+    """Round float32 to bfloat16 at random, such that the expected value is the input.
 
     The noise of each weight is a cheap hash of the row's seed and the column.
     """
@@ -206,7 +206,7 @@ def _adamw_pairs(
         next_head = tl.load(heads + follows, mask=follows < n_touched, other=0)
         next_row = tl.load(ids + next_head).to(tl.int64)
         if row < n_rows:
-            # loaded before the gradient, so that they arrive while it is summed
+            # loaded before the gradient is summed, to hide the memory latency
             row_weight = weight + row * dim
             row_mean = mean + row * dim
             w_a = tl.load(row_weight + a, mask=in_a, other=0.0)

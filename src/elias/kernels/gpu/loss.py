@@ -24,8 +24,8 @@ _BLOCK = 1024
 class _LabelLoss(torch.autograd.Function):
     """The shortlist loss of the logits z = w·φ + bias, with its gradients.
 
-    The weight rows are read twice: for z and for the gradient by φ. A single pass is possible, but
-    every lane of the warp that holds a row would compute the same loss, which costs more.
+    The weight rows are read twice: for z and for the gradient with respect to φ. A single pass
+    would be slower, because every lane of the warp that holds a row would compute the same loss.
     """
 
     @staticmethod
@@ -107,11 +107,11 @@ def _one_minus_exp(s: tensor) -> tensor:
 
 @triton.jit
 def _cross_entropy(z: tensor, shortlist: tensor, relevant: tensor) -> tensor:
-    """Return −[y log p + (1−y) log(1−p)], and its derivatives by z and by log ŷ."""
+    """Return −[y log p + (1−y) log(1−p)], and its derivatives with respect to z and log ŷ."""
     log_hit = _log_sigmoid(z)
     log_miss = _log_sigmoid(-z)
     log_p = log_hit + shortlist
-    log_second = log_hit + tl.log(_one_minus_exp(shortlist))  # of σ(z)(1−ŷ), −inf where ŷ = 1
+    log_second = log_hit + tl.log(_one_minus_exp(shortlist))  # log of σ(z)(1−ŷ); −inf if ŷ = 1
     larger = tl.maximum(log_miss, log_second)
     smaller = tl.minimum(log_miss, log_second)
     log_not_p = larger + _log1p(tl.exp(smaller - larger))

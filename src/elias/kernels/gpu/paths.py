@@ -25,7 +25,7 @@ def edge_log(
     beta: float,
     beam: Int[Tensor, "B b"] | None = None,
 ) -> Float[Tensor, "C E"]:
-    """Return log(β · softmax_ℓ(a_c)), -inf where there is no edge; no gradient.
+    """Return log(β · softmax_ℓ(a_c)) without a gradient; -inf where there is no edge.
 
     If ``beam`` is given, the scores of clusters outside it are undefined.
     """
@@ -52,10 +52,10 @@ def edge_log(
 
 
 class _PathLog(torch.autograd.Function):
-    """log ŝ_c + log ŝ_{c,ℓ} of each path; 0 for a path of -1.
+    """Computes log ŝ_c + log ŝ_{c,ℓ} of each path, and 0 for a path of -1.
 
-    The backward pass adds the gradient with respect to ``edge_log`` to ``gradients``. Without it,
-    the scores have no gradient.
+    The backward pass adds the gradient of ``edge_log`` to ``gradients``. If ``gradients`` is None,
+    there is no backward pass.
     """
 
     @staticmethod
@@ -109,7 +109,7 @@ def path_log_backward(
     by_edge: Float[Tensor, "C E"] | None,
     touched: Int[Tensor, " C"] | None,
 ) -> Float[Tensor, "B C"]:
-    """Return the gradient by ``cluster_log``; add the gradient by ``edge_log`` to ``by_edge``.
+    """Return the gradient of ``cluster_log`` and add the gradient of ``edge_log`` to ``by_edge``.
 
     The gradient is zero where min(1, ·) is constant. ``touched`` is set to 1 for each cluster on a
     path. ``by_edge`` and ``touched`` are None if the edges are fixed.
@@ -163,7 +163,7 @@ def _edge_log(
     stored = label < n_labels
     logits = tl.load(edge_logits + at, mask=stored, other=-float("inf"))
     highest = tl.max(logits, axis=0)
-    highest = tl.where(highest == -float("inf"), 0.0, highest)  # no edge at all
+    highest = tl.where(highest == -float("inf"), 0.0, highest)  # the cluster has no edges
     total = tl.sum(tl.exp(logits - highest), axis=0)
     scores = log_beta + (logits - highest - tl.log(total))
     tl.store(out + at, tl.where(stored, scores, -float("inf")), mask=inside)
@@ -215,7 +215,7 @@ def _path_log_backward(
 ) -> None:
     row = tl.program_id(0).to(tl.int64)
     spot = tl.arange(0, BLOCK_B)
-    sums = tl.zeros([BLOCK_B], tl.float32)  # a row has few clusters: no atomics needed here
+    sums = tl.zeros([BLOCK_B], tl.float32)  # a row has few clusters, so no atomics are needed
     hits = tl.zeros([BLOCK_B], tl.int32)
     for start in range(0, n_slots, BLOCK):
         slot = start + tl.arange(0, BLOCK)

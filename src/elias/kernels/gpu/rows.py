@@ -20,7 +20,7 @@ from elias.kernels.adamw import IndexGradients
 
 _BLOCK_K = 16
 _SUM_BLOCK_K = 8
-_SUM_PROGRAMS = 8192  # of one warp each, to keep a large GPU busy
+_SUM_PROGRAMS = 8192  # number of one-warp programs that keeps a large GPU busy
 _ROW_PROGRAMS = 2112  # rows of a table processed at a time: 16 per multiprocessor of an H200
 _HEADS_BLOCK = 1024
 
@@ -34,8 +34,8 @@ def label_logits(
 ) -> Tensor:
     """Return w_ℓ·φ + bias_ℓ of each label; 0 in padded slots.
 
-    The backward pass adds the gradient of weights and biases to ``gradients``. Without it, the
-    logits have no gradient.
+    The backward pass adds the gradient of weights and biases to ``gradients``. If ``gradients`` is
+    None, there is no backward pass.
     """
     if gradients is None:
         return gather_dot(embedding, weight, bias, labels)
@@ -262,7 +262,10 @@ def _find_heads(
 def row_sum(
     pairs: tensor, head: tensor, BLOCK_J: constexpr, BLOCK_A: constexpr, BLOCK_B: constexpr
 ) -> tensor:
-    """Return Σ coefficient · vector, in two blocks, and Σ coefficient of the row at ``head``."""
+    """Return Σ coefficient · vector (in two blocks) and Σ coefficient over the pairs of a row.
+
+    ``head`` is the index of the first pair of the row.
+    """
     ids, order, coefficients, vectors, n_pairs, per_vector, dim = pairs
     row = tl.load(ids + head)
     a = tl.arange(0, BLOCK_A)

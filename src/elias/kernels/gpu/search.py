@@ -1,19 +1,20 @@
 """Beam expansion as Triton kernels.
 
-First `list_paths` scores all paths and lists the best of them with `torch.topk`, several per label
-to keep. Then one program per point processes the listed paths and all paths to wanted labels. It
-finds the best path to each label and selects the K best labels. If fewer than K labels score above
-the worst listed path, the program starts over with all paths. The list does not change the result.
+First, `list_paths` scores all paths and lists the best of them with `torch.topk`. The list is
+several times longer than the shortlist. Then one program per point processes the listed paths and
+all paths to wanted labels. It finds the best path to each label and selects the K best labels. If
+fewer than K labels score above the worst listed path, the program starts over with all paths. The
+list saves time but does not change the result.
 
 The best path to a label is found through a table with one entry per label. Each path occupies a
 slot, and writes the index of its slot to the entry of its label. One write survives: this slot is
 the label's *representative*, and all paths to the label are compared there by atomic operations.
 The table needs no clearing: an entry is read only if a path of the current point has just written
-it, or it is checked against the label stored in the slot. Entries have 16 bits if these suffice to
-number all slots.
+it, or it is checked against the label stored in the slot. Entries have 16 bits if that is enough
+to number all slots, otherwise 32.
 
-The K best labels are selected without sorting, by radix selection: by score; ties by unsaturated
-score, then by label id. Each pass processes a digit of eight bits.
+The K best labels are selected by radix selection on the score, without sorting. Ties are broken by
+unsaturated score, then by label id. Each pass processes a digit of eight bits.
 """
 
 from __future__ import annotations
@@ -25,11 +26,11 @@ from torch import Tensor
 from triton.language import constexpr, tensor
 
 _SCORE_BLOCK = 1024
-_TABLE_BYTES = 2**31  # for the label tables of all programs
-_MULTIPROCESSORS = 132  # of an H200; on a GPU with fewer, programs wait
+_TABLE_BYTES = 2**31  # memory limit for the label tables of all programs
+_MULTIPROCESSORS = 132  # of an H200; on a smaller GPU, some programs wait for others
 _BLOCK, _WARPS = 4096, 16
 LISTED_PER_LABEL = 4
-"""Number of paths that `list_paths` lists per label to keep."""
+"""Number of paths that `list_paths` lists for each label of the shortlist."""
 
 
 def expand_beam(
@@ -50,7 +51,8 @@ def expand_beam(
     """Return the fields of `elias.kernels.Expansion`: labels, paths and wanted paths.
 
     The keyword arguments are for tests and benchmarks. ``n_listed`` is the number of paths that
-    `list_paths` lists (0: process all paths at once). ``entry`` is the dtype of the label tables.
+    `list_paths` lists; if it is 0, all paths are processed at once. ``entry`` is the dtype of the
+    label tables.
     """
     n_rows, n_beam = beam.shape
     n_clusters, n_edges = edge_labels.shape
@@ -61,7 +63,7 @@ def expand_beam(
     wanted_paths = torch.empty(wanted.shape, dtype=torch.int64, device=beam.device)
     if n_rows == 0:
         return labels, paths, wanted_paths
-    # a point that has a multiprocessor to itself uses more of it
+    # if each point has a multiprocessor to itself, give it more threads
     share = 2 if n_rows <= _MULTIPROCESSORS else 1
     if n_listed is None:
         n_listed = LISTED_PER_LABEL * n_keep if 2 * LISTED_PER_LABEL * n_keep <= n_paths else 0
@@ -80,7 +82,7 @@ def expand_beam(
         edge_log.detach().float().contiguous(),
         wanted.contiguous(),
     )
-    listed = tops = matches = n_matches = beam  # not read without a list
+    listed = tops = matches = n_matches = beam  # placeholders, not read without a list
     if n_listed:
         listed, tops, matches, n_matches = list_paths(inputs, n_labels, n_listed)
     _expand[(n_programs,)](
@@ -119,9 +121,9 @@ def expand_beam(
 def list_paths(
     inputs: tuple[Tensor, ...], n_labels: int, n_listed: int
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Return the best paths, their scores, the paths to wanted labels, and the latter's number.
+    """Return the best paths, their scores, the paths to wanted labels, and how many these are.
 
-    Among the best paths, paths to wanted labels count as -inf, because they are listed separately.
+    Paths to wanted labels are listed separately, so their score counts as -inf in the first list.
     """
     beam, _, edge_labels, _, wanted = inputs
     (n_rows, n_beam), (n_clusters, n_edges) = beam.shape, edge_labels.shape
@@ -246,7 +248,7 @@ def walk_paths(
     """Store label, scores and key of each path of a point, and a representative of each label.
 
     Return the lowest score of the listed paths, as a sortable integer; it is −(2³¹ − 1) if the list
-    holds every path. If ``listing`` is 0, process all paths by number instead of the list.
+    holds every path. If ``listing`` is 0, process all paths instead of the list.
     """
     table, labels, scores, unsaturated_scores, numbers, best, first = scratch
     listed, tops, matches, n_listed = lists
@@ -368,14 +370,15 @@ def _digit_counts(
 ) -> tensor:
     """Return the histogram of the key digit at ``shift`` over the labels still undecided.
 
-    These labels equal ``limits`` at all lower levels, and ``prefix`` in the digits above. The key
-    is the score at level 0, the unsaturated score at level 1, and n_labels − id at level 2.
+    The keys of these labels equal ``limits`` at all lower levels, and ``prefix`` in the digits
+    above ``shift``. The key is the score at level 0, the unsaturated score at level 1, and
+    n_labels − id at level 2.
     """
     labels, scores, unsaturated_scores = keys
     n_slots, n_labels = sizes
     score, unsaturated = limits
     counts = tl.zeros([256], tl.int32)
-    sign = tl.where(shift == 24, 128, 0)  # negative keys come first
+    sign = tl.where(shift == 24, 128, 0)  # flip the sign bit, so that negative keys come first
     for start in range(0, n_slots, BLOCK):
         slot = start + tl.arange(0, BLOCK)
         label = tl.load(labels + slot, mask=slot < n_slots, other=n_labels)
@@ -456,7 +459,7 @@ def select(scratch: tensor, out: tensor, sizes: tensor, n_left: tensor, BLOCK: c
     both = (n_slots, n_labels)
     needed = tl.minimum(n_left, n_keep)
     score, level, needed = _limit(keys, both, (0, 0), needed, 0, BLOCK)
-    unsaturated = needed * 0 - 2147483647  # below all: keep every label with the last score
+    unsaturated = needed * 0 - 2147483647  # below all: keep every label with the limit score
     negated = needed * 0
     if level > needed:
         unsaturated, level, needed = _limit(keys, both, (score, 0), needed, 1, BLOCK)
@@ -514,7 +517,7 @@ def _expand(
     )
     graph = (edge_labels, edge_log, n_clusters, n_edges, n_labels)
     for row in range(tl.program_id(0), n_rows, tl.num_programs(0)):
-        at = program * 0 + row  # 64 bits, also where the interpreter has a plain number
+        at = program * 0 + row  # 64 bits, even if row is a Python int in the interpreter
         listing = n_paths * 0
         n_slots = n_paths
         if LISTED:
