@@ -28,7 +28,7 @@ Parts: TypeAlias = tuple[Array, Array, Array, Array]
 """Centroids: the sparse part in CSR layout (data, indices, indptr), then the dense part."""
 
 _MAX_ITERATIONS = 20
-_LARGE_NODE = 2**16  # minimum number of members for a node that all threads process
+_LARGE_NODE = 2**16  # minimum number of members of a large node
 _BLOCKS = 32  # number of blocks of a large node; their sums are added in a fixed order
 _CHUNKS = 64  # maximum number of chunks into which the small nodes of a level are divided
 
@@ -70,7 +70,7 @@ def balanced_clusters(
 def _halve_level(
     parts: Parts, n_columns: int, members: Array, starts: Array, cuts: Array, seeds: Array
 ) -> Iterator[int]:
-    """Split all nodes of a level. After each part, yield the number of members in it."""
+    """Split all nodes of a level, and yield the number of members processed by each task."""
     sizes = np.diff(starts)
     for node in np.flatnonzero(sizes >= _LARGE_NODE).tolist():
         begin, cut, end = int(starts[node]), int(cuts[node]), int(starts[node + 1])
@@ -137,7 +137,7 @@ def _blocks(size: int) -> list[slice]:
 
 @njit(cache=True, nogil=True)
 def _weights(n_first: int, size: int) -> tuple[np.float32, np.float32]:
-    """Return the weight of a member of each half in (first centre − second centre)."""
+    """Return the weight of each half's members in the difference first centre − second centre."""
     return np.float32(1.0 / max(1, n_first)), np.float32(-1.0 / max(1, size - n_first))
 
 

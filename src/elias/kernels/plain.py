@@ -15,7 +15,7 @@ from torch.nn.functional import embedding_bag, logsigmoid, pad
 _LOWEST = -(2**63)
 _LAST_ID = 2**31 - 1
 _MAX_DENSE_LOGITS = 2**30  # up to this many B·L logits, one dense product is faster than gathering
-_MAX_GATHERED = 2**27  # number of weights gathered at a time otherwise
+_MAX_GATHERED = 2**27  # for more logits, number of weights gathered at a time
 _MAX_EXPONENT = 80.0  # keeps exp finite in float32
 _MAX_EXACT_LOGIT = 15.0  # up to this logit, 1−p is accurate without log space
 _SLOTS_PER_CHUNK = 2**17  # shortlist slots per chunk; each needs a dozen temporary values

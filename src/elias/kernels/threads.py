@@ -35,7 +35,7 @@ def thread_map(
     """Yield ``work(item, memory)`` for each item in order, using as many threads as numba does.
 
     An idle thread takes the next item, so items may differ in size. ``scratch()`` allocates the
-    memory passed to ``work``. It is called once per thread, and concurrent calls never share it.
+    memory passed to ``work``. It is called once per thread, so concurrent calls never share memory.
 
     >>> list(thread_map(lambda item, _: 2 * item, [1, 2, 3], dict))
     [2, 4, 6]

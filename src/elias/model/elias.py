@@ -264,7 +264,7 @@ class EliasModel(nn.Module):
         top_k: int,
         blocked: Bool[Tensor, " L"] | None = None,
     ) -> tuple[Int[Tensor, "B k"], Float[Tensor, "B k"]]:
-        """Return the k labels with the highest p = σ(w·φ + bias)·ŷ, and p, in descending order.
+        """Return the k labels with the highest p = σ(w·φ + bias)·ŷ, and their p, best first.
 
         Labels with equal p are ordered by label id. Unused slots have label ``n_labels`` and p = 0.
         ``blocked`` labels are excluded.
@@ -295,9 +295,9 @@ class EliasModel(nn.Module):
 def best_labels(
     labels: Int[Tensor, "B K"], log_p: Float[Tensor, "B K"], top_k: int, n_labels: int
 ) -> tuple[Int[Tensor, "B k"], Float[Tensor, "B k"]]:
-    """Return the k labels with the highest p, and p; where p is 0, the label is L.
+    """Return the k labels with the highest p, and their p, in descending order.
 
-    Labels with equal p are ordered by label id.
+    Labels with equal p are ordered by label id. Where p is 0, the label is L.
     """
     keys = ranking_key(log_p, labels)
     order = keys.topk(min(top_k, labels.shape[1]), dim=1).indices

@@ -45,7 +45,7 @@ class TextEncoder(nn.Module):
     """True if most of the work on a CPU is done by numba kernels instead of torch."""
 
     def prepare(self, device: torch.device) -> bool:  # noqa: ARG002 - for subclasses
-        """Prepare for many batches, for example compile. Return whether anything changed."""
+        """Prepare for many batches, for example by compiling. Return whether anything changed."""
         return False
 
     takes_padded: bool = False
@@ -151,7 +151,7 @@ def build_encoder(
     )
     if not featurizer.n_features:
         if config.min_count == 1:
-            raise DataError(f"none of the {len(texts)} training texts contains a word")
+            raise DataError(f"the {len(texts)} training texts contain no word; check the texts")
         raise DataError(
             f"no word occurs in at least {config.min_count} of the {len(texts)} training texts; "
             "lower encoder.min_count or check the texts"

@@ -53,7 +53,7 @@ class OneVsAll(EliasModel):
         top_k: int,
         blocked: Bool[Tensor, " L"] | None = None,
     ) -> tuple[Int[Tensor, "B k"], Float[Tensor, "B k"]]:
-        """Return the k labels with the highest p = σ(w·φ + bias), and p, in descending order.
+        """Return the k labels with the highest p = σ(w·φ + bias), and their p, in descending order.
 
         Labels with equal p are ordered by label id. Unused slots have label ``n_labels`` and p = 0.
         """

@@ -318,7 +318,7 @@ def _check_sizes(settings: Any) -> None:
     for name, value in settings.to_dict().items():
         is_count = isinstance(value, int) and not isinstance(value, bool)
         if is_count and value > (_MAX_LAYERS if "layer" in name else _MAX_SIZE):
-            raise ValueError(f"{name} is {value}")
+            raise ValueError(f"{name} is {value}, which is too large")
 
 
 def _check_fit(config: EncoderConfig, transformer: Any, tokenizer: Tokenizer) -> None:

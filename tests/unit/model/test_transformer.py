@@ -409,7 +409,7 @@ def test_the_kind_decides_which_encoder_is_built(tiny_bert):
     [
         (ResolvedEncoder(min_count=1), None, "neither texts nor features"),
         (ResolvedEncoder(min_count=2), ["red", "cod"], "lower encoder.min_count"),
-        (ResolvedEncoder(min_count=1), ["?", ""], "none of the 2 training texts contains a word"),
+        (ResolvedEncoder(min_count=1), ["?", ""], "the 2 training texts contain no word"),
     ],
 )
 def test_a_corpus_the_encoder_cannot_read_is_refused(config, texts, reason):

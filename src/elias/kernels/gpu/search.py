@@ -459,7 +459,7 @@ def select(scratch: tensor, out: tensor, sizes: tensor, n_left: tensor, BLOCK: c
     both = (n_slots, n_labels)
     needed = tl.minimum(n_left, n_keep)
     score, level, needed = _limit(keys, both, (0, 0), needed, 0, BLOCK)
-    unsaturated = needed * 0 - 2147483647  # below all: keep every label with the limit score
+    unsaturated = needed * 0 - 2147483647  # below all: keep every label whose score is the limit
     negated = needed * 0
     if level > needed:
         unsaturated, level, needed = _limit(keys, both, (score, 0), needed, 1, BLOCK)
