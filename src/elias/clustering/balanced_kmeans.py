@@ -225,7 +225,7 @@ def _choose_lowest(scores: Array, count: int, chosen: Array) -> int:
 
 @njit(cache=True, nogil=True)
 def _sort_halves(members: Array, first: Array) -> None:
-    """Move the members of the first half to the front; keep the order within each half."""
+    """Move the members of the first half to the front, keeping the order within each half."""
     members[:] = np.concatenate((members[first], members[~first]))
 
 

@@ -132,7 +132,7 @@ def edge_log(
     beta: float,
     beam: Int[Tensor, "B b"] | None = None,
 ) -> Float[Tensor, "C E"]:
-    """Return log(β · softmax_ℓ(a_c)), Eq. 5 before its min(1, ·); -inf where there is no edge.
+    """Return log(β · softmax_ℓ(a_c)), Eq. 5 before min(1, ·). Slots without an edge give -inf.
 
     ``removed_log`` is log Σ exp(a_{c,ℓ}) over edges that are not stored but are part of the
     softmax. If ``beam`` is given, the scores of clusters outside it may be undefined.
@@ -150,7 +150,7 @@ def path_log(
     paths: Int[Tensor, "B S"],
     gradients: IndexGradients | None = None,
 ) -> Float[Tensor, "B S"]:
-    """Return log ŝ_c + log ŝ_{c,ℓ} of each path; 0 for a path of -1.
+    """Return log ŝ_c + log ŝ_{c,ℓ} of each path. A path of -1 gives 0.
 
     ``cluster_log`` and ``edge_log`` are log scores before min(1, ·), which is applied here. If
     ``gradients`` is given, the backward pass adds the gradient of ``edge_log`` to it instead of
@@ -168,7 +168,7 @@ def label_logits(
     labels: Int[Tensor, "B K"],
     gradients: IndexGradients | None = None,
 ) -> Float[Tensor, "B K"]:
-    """Return w_ℓ·φ + bias_ℓ of the K labels of each point; a padded label (L) gives 0.
+    """Return w_ℓ·φ + bias_ℓ of the K labels of each point. A padded label (L) gives 0.
 
     If ``gradients`` is given, the backward pass adds the gradient of weights and biases to it, as
     (label, embedding) pairs, instead of returning it to autograd.

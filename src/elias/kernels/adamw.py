@@ -21,7 +21,7 @@ _CHUNK_WEIGHTS = 2**22  # weights per chunk, to keep temporaries small
 
 
 class AdamWRates(NamedTuple):
-    """Hyperparameters of one AdamW step; ``decay`` is the weight decay λ."""
+    """Hyperparameters of one AdamW step. ``decay`` is the weight decay λ."""
 
     lr: float
     beta1: float
@@ -63,7 +63,7 @@ class IndexGradients:
     def __init__(self, edge_logits: Float[Tensor, "C E"] | None) -> None:
         """Create empty gradients. ``edge_logits`` is A, or None if A is fixed."""
         self.by_edge: Float[Tensor, "C E"] | None = None
-        """The gradient with respect to log ŝ_{c,ℓ}; zero for clusters that are not touched."""
+        """The gradient with respect to log ŝ_{c,ℓ}. It is zero for untouched clusters."""
         self.touched: Int[Tensor, " C"] | None = None
         """1 for each cluster on a path since the last update, else 0."""
         if edge_logits is not None:

@@ -123,7 +123,7 @@ class CapturedFunction(Generic[Result]):
         return self._stopped and not self._graphs
 
     def __call__(self, *inputs: Tensor, **options: bool) -> Result:
-        """Replay or run the function and return its result; the next call may overwrite it."""
+        """Replay or run the function and return its result, which the next call may overwrite."""
         key = (*(tensor.shape for tensor in inputs), *options.items())
         if key not in self._graphs and not self._add_graph(key, inputs, options):
             return self.run_eagerly(*inputs, **options)

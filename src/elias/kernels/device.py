@@ -32,7 +32,7 @@ def is_out_of_memory(error: BaseException) -> bool:
 
 
 def pick_device(device: str) -> torch.device:
-    """Return the named device; ``auto`` means a GPU if available, else the CPU.
+    """Return the named device. ``auto`` means a GPU if one is available, else the CPU.
 
     A GPU named with its index becomes torch's current device, because kernels are launched there.
 

@@ -92,7 +92,7 @@ def expand_beam(
 def log_shares(
     edge_logits: Tensor, empty: Tensor, removed_log: Tensor | None = None
 ) -> Float[Tensor, "C E"]:
-    """Return log softmax_ℓ(a_c) over stored and removed edges; -inf where ``empty`` is True."""
+    """Return log softmax_ℓ(a_c) over stored and removed edges. ``empty`` slots give -inf."""
     logits = edge_logits.float().masked_fill(empty, -torch.inf)
     shares = logits.log_softmax(dim=-1)
     if removed_log is not None:
@@ -102,7 +102,7 @@ def log_shares(
 
 
 def path_log(cluster_log: Tensor, edge_log: Tensor, beam: Tensor, paths: Tensor) -> Tensor:
-    """Return log ŝ_c + log ŝ_{c,ℓ} of each path; 0 for a path of -1."""
+    """Return log ŝ_c + log ŝ_{c,ℓ} of each path. A path of -1 gives 0."""
     n_edges = edge_log.shape[1]
     valid, paths = paths >= 0, paths.clamp(min=0)
     cluster = beam.gather(1, paths // n_edges)
@@ -112,7 +112,7 @@ def path_log(cluster_log: Tensor, edge_log: Tensor, beam: Tensor, paths: Tensor)
 
 
 def label_logits(embedding: Tensor, weight: Tensor, bias: Tensor, labels: Tensor) -> Tensor:
-    """Return w_ℓ·φ + bias_ℓ of each label; 0 in padded slots."""
+    """Return w_ℓ·φ + bias_ℓ of each label. Padded slots give 0."""
     n_labels = len(weight)
     known = labels.clamp(max=n_labels - 1)
     if len(embedding) * n_labels <= _MAX_DENSE_LOGITS:

@@ -21,7 +21,7 @@ Result = TypeVar("Result")
 
 
 def split_range(stop: int, size: int) -> list[range]:
-    """Split 0 … stop-1 into ranges of ``size`` numbers; the last may be shorter.
+    """Split 0 … stop-1 into ranges of ``size`` numbers. The last range may be shorter.
 
     >>> split_range(5, 2)
     [range(0, 2), range(2, 4), range(4, 5)]

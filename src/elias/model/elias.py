@@ -41,7 +41,7 @@ class Shortlist(NamedTuple):
     labels: Int[Tensor, "B K"]
     """Shortlisted labels, unordered, padded with ``n_labels``."""
     log_scores: Float[Tensor, "B K"]
-    """log ŷ_ℓ of the best path, with gradients to clusters and edges; 0 in padded slots."""
+    """log ŷ_ℓ of the best path, with gradients to clusters and edges. Padded slots hold 0."""
     positive_log: Float[Tensor, "B Y"]
     """log ŷ_ℓ of the ``wanted`` labels, even outside the shortlist; 0 if no path reaches them."""
     reached: Bool[Tensor, "B Y"]

@@ -51,7 +51,7 @@ class LabelGraph(nn.Module):
         self._cached_order: tuple[Tensor, OrderedEdges] | None = None
 
     def train(self, mode: bool = True) -> LabelGraph:
-        """Set training or evaluation mode; training mode drops cached scores."""
+        """Set training or evaluation mode. Training mode discards cached scores."""
         if mode:
             self._cached_log = self._cached_order = None
         return super().train(mode)
@@ -67,11 +67,11 @@ class LabelGraph(nn.Module):
         return int((self.edge_labels < self.n_labels).sum())
 
     def edge_log_scores(self) -> Float[Tensor, "C E"]:
-        """Return log ŝ_{c,ℓ} for every edge, Eq. 5; -inf where no edge is stored."""
+        """Return log ŝ_{c,ℓ} for every edge (Eq. 5). Slots without an edge give -inf."""
         return self.unsaturated_log().clamp(max=0)
 
     def unsaturated_log(self, beam: Int[Tensor, "B b"] | None = None) -> Float[Tensor, "C E"]:
-        """Return log(β · softmax_ℓ(a_c)), Eq. 5 before its min(1, ·); -inf where there is no edge.
+        """Return log(β · softmax_ℓ(a_c)), Eq. 5 before min(1, ·). Slots without an edge give -inf.
 
         If ``beam`` is given, scores of clusters outside it may be undefined. In evaluation mode,
         all scores are computed once and cached, because they take most of the time for one text.
@@ -109,7 +109,7 @@ class LabelGraph(nn.Module):
 
     @torch.no_grad()
     def strongest_parents(self) -> Int[Tensor, " L"]:
-        """Return, for each label, the cluster with the strongest edge; C for a label without edges.
+        """Return the cluster with the strongest edge to each label, or C for a label without edges.
 
         Edges are compared by unsaturated score (Eq. 5 without min); ties go to the lower cluster.
         """

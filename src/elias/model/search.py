@@ -311,7 +311,7 @@ class SearchGraphs:
             self.by_model.pop(model, None)  # they were captured before the encoder was compiled
 
     def clear(self) -> None:
-        """Free all graphs; later predictions may capture new ones."""
+        """Free all graphs. Later predictions may capture new ones."""
         self.by_model.clear()
 
     def release(self) -> bool:

@@ -215,7 +215,7 @@ class TransformerEncoder(TextEncoder):
         return embedding
 
     def prepare(self, device: torch.device) -> bool:
-        """Compile the transformer on a GPU if configured; return whether it was compiled now.
+        """Compile the transformer if configured and on a GPU. Return whether it was compiled now.
 
         In a stack of layers of the same type, each layer is compiled by itself. The layers share
         the compiled code of the first, so this takes only seconds. A transformer without such a
@@ -234,7 +234,7 @@ class TransformerEncoder(TextEncoder):
         return True
 
     def _run(self, ids: Int[Tensor, "B T"], mask: Tensor | None) -> Any:
-        """Run the compiled transformer, if any; after a failure, use the uncompiled one."""
+        """Run the transformer, compiled if possible. If the compiled one fails, stop using it."""
         if self._compiled is None:
             return self.transformer(input_ids=ids, attention_mask=mask)
         try:
@@ -345,7 +345,7 @@ def _check_fit(config: EncoderConfig, transformer: Any, tokenizer: Tokenizer) ->
 
 
 def _max_tokens(transformer: nn.Module) -> int | None:
-    """Return the maximum number of tokens that the model reads; None if there is no limit."""
+    """Return the maximum number of tokens that the model reads, or None if there is no limit."""
     for name, module in transformer.named_modules():
         if name.endswith("position_embeddings") and isinstance(module, nn.Embedding):
             # RoBERTa and its relatives count positions from the one after the padding

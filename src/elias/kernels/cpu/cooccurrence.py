@@ -109,7 +109,7 @@ def _keep(
     most: int,
     out: tuple[Array, Array, int],
 ) -> int:
-    """Write the cluster's strongest labels and its own labels; return their number."""
+    """Write the cluster's strongest labels and its own labels, and return their number."""
     weakest, last_label = _weakest_kept(touched, sums, most)
     values, ids, start = out
     n_kept = 0

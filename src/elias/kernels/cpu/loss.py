@@ -146,7 +146,7 @@ def _shortlist_bce(
     by_logits: Array,
     by_shortlist: Array,
 ) -> float:
-    """Return the loss over the slots marked in ``stored``, all but padding; write its gradients."""
+    """Write the gradients and return the loss over ``stored`` slots, which excludes padding."""
     n_rows, n_slots = z.shape
     losses = np.empty(n_rows, dtype=np.float64)
     for row in prange(n_rows):

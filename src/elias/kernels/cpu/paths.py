@@ -22,7 +22,7 @@ _MAX_BLOCKS = 8
 
 
 class _PathLog(torch.autograd.Function):
-    """Computes log ŝ_c + log ŝ_{c,ℓ} of each path, and 0 for a path of -1."""
+    """Computes log ŝ_c + log ŝ_{c,ℓ} of each path. A path of -1 gives 0."""
 
     @staticmethod
     def forward(

@@ -33,7 +33,7 @@ def bag_sum(weight: Tensor, ids: Tensor, offsets: Tensor, coefficients: Tensor) 
 
 
 class _LabelLogits(torch.autograd.Function):
-    """Computes w_ℓ·φ + bias_ℓ of each label, with sparse gradients, and 0 in padded slots."""
+    """Computes w_ℓ·φ + bias_ℓ of each label, with sparse gradients. Padded slots give 0."""
 
     @staticmethod
     def forward(
@@ -82,7 +82,7 @@ class _BagSum(torch.autograd.Function):
 
 
 def _sparse_gradient(rows: Tensor, values: Tensor, shape: torch.Size) -> Tensor:
-    """Return a table's gradient as a sparse tensor; ``rows`` must be ascending and distinct."""
+    """Return a table's gradient as a sparse tensor. ``rows`` must be ascending and distinct."""
     # torch 2.11 and 2.12 warn despite check_invariants=False. This context manager is silent in
     # all versions and does not change the user's setting.
     with torch.sparse.check_sparse_tensor_invariants(enable=False):

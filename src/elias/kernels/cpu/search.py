@@ -49,7 +49,7 @@ class BestPaths(NamedTuple):
     """Scratch memory for the search of one row. Between rows, all ``scores[:, 0]`` are -inf."""
 
     scores: Array
-    """(L, 2) score and unsaturated score of the best path to each label; -inf if not reached.
+    """(L, 2) score and unsaturated score of the best path to each label, or -inf if none is known.
 
     The two scores are adjacent in memory, so that walking a path reads one cache line.
     """
@@ -87,7 +87,7 @@ def expand_beam(
 
 
 def order_edges(edge_labels: Int[Tensor, "C E"], edge_log: Float[Tensor, "C E"]) -> OrderedEdges:
-    """Return the edges of each cluster, best first; edges with log score -inf are omitted."""
+    """Return the edges of each cluster, best first, without edges of log score -inf."""
     shape = tuple(edge_labels.shape)
     ordered = OrderedEdges(
         edges=np.empty(shape, dtype=np.int32),

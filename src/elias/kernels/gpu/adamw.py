@@ -214,7 +214,7 @@ def _adamw_pairs(
             m_a = tl.load(row_mean + a, mask=in_a, other=0.0)
             m_b = tl.load(row_mean + b, mask=in_b, other=0.0)
             previous = tl.load(last_step + row)
-            # float64: after many steps this is a small difference of large sums
+            # in float64, because after many steps this is a small difference of large sums
             log_decay = tl.load(decay_log + step) - tl.load(decay_log + previous)
             bias_w, bias_m = tl.load(bias + row), tl.load(bias_mean + row)
             bias_v = tl.load(bias_variance + row)

@@ -25,7 +25,7 @@ def edge_log(
     beta: float,
     beam: Int[Tensor, "B b"] | None = None,
 ) -> Float[Tensor, "C E"]:
-    """Return log(β · softmax_ℓ(a_c)) without a gradient; -inf where there is no edge.
+    """Return log(β · softmax_ℓ(a_c)) without a gradient. Slots without an edge give -inf.
 
     If ``beam`` is given, the scores of clusters outside it are undefined.
     """
@@ -52,7 +52,7 @@ def edge_log(
 
 
 class _PathLog(torch.autograd.Function):
-    """Computes log ŝ_c + log ŝ_{c,ℓ} of each path, and 0 for a path of -1.
+    """Computes log ŝ_c + log ŝ_{c,ℓ} of each path. A path of -1 gives 0.
 
     The backward pass adds the gradient of ``edge_log`` to ``gradients``. If ``gradients`` is None,
     there is no backward pass.

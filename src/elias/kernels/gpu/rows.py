@@ -21,7 +21,7 @@ from elias.kernels.adamw import IndexGradients
 _BLOCK_K = 16
 _SUM_BLOCK_K = 8
 _SUM_PROGRAMS = 8192  # number of one-warp programs that keeps a large GPU busy
-_ROW_PROGRAMS = 2112  # rows of a table processed at a time: 16 per multiprocessor of an H200
+_ROW_PROGRAMS = 2112  # programs that process table rows: 16 per multiprocessor of an H200
 _HEADS_BLOCK = 1024
 
 
@@ -32,7 +32,7 @@ def label_logits(
     labels: Tensor,
     gradients: IndexGradients | None = None,
 ) -> Tensor:
-    """Return w_ℓ·φ + bias_ℓ of each label; 0 in padded slots.
+    """Return w_ℓ·φ + bias_ℓ of each label. Padded slots give 0.
 
     The backward pass adds the gradient of weights and biases to ``gradients``. If ``gradients`` is
     None, there is no backward pass.
@@ -69,7 +69,7 @@ def gather_dot(
     bias: Float[Tensor, " L"],
     labels: Int[Tensor, "B K"],
 ) -> Float[Tensor, "B K"]:
-    """Return w_ℓ·φ + bias_ℓ of the K labels of each point; a padded label (L) gives 0."""
+    """Return w_ℓ·φ + bias_ℓ of the K labels of each point. A padded label (L) gives 0."""
     n_rows, n_keep = labels.shape
     out = torch.empty((n_rows, n_keep), dtype=torch.float32, device=embedding.device)
     if out.numel():

@@ -285,7 +285,7 @@ def walk_paths(
 
 @triton.jit
 def representative(table: tensor, label: tensor, inside: tensor) -> tensor:
-    """Return each label's representative; bypass the L1 cache to see other threads' writes."""
+    """Return each label's representative, read past the L1 cache to see writes of other threads."""
     return tl.load(table + label, mask=inside, other=0, cache_modifier=".cg").to(tl.int32)
 
 
@@ -293,7 +293,7 @@ def representative(table: tensor, label: tensor, inside: tensor) -> tensor:
 def best_path_per_label(
     scratch: tensor, n_slots: tensor, n_labels: tensor, BY_NUMBER: constexpr, BLOCK: constexpr
 ) -> None:
-    """Find the best key of each label; with BY_NUMBER, the lowest path number with that key."""
+    """Find the best key of each label or, with BY_NUMBER, the lowest path number with this key."""
     table, labels, scores, unsaturated_scores, numbers, best, first = scratch
     for start in range(0, n_slots, BLOCK):
         slot = start + tl.arange(0, BLOCK)
@@ -422,7 +422,7 @@ def _limit(
 def _write_kept(
     scratch: tensor, out: tensor, sizes: tensor, limits: tensor, BLOCK: constexpr
 ) -> None:
-    """Write the labels that rank at or above ``limits``, and their paths; pad the other slots."""
+    """Write the labels that rank at or above ``limits``, and their paths. Pad the other slots."""
     _, labels, scores, unsaturated_scores, numbers, _, _ = scratch
     out_labels, out_paths = out
     n_slots, n_labels, n_keep = sizes
@@ -545,6 +545,6 @@ def _expand(
                 out = (out_labels + at * n_keep, out_paths + at * n_keep)
                 select(scratch, out, (n_slots, n_labels, n_keep), n_kept, BLOCK)
             tl.debug_barrier()
-            going = enough == 0  # the list was too short: repeat with all paths
+            going = enough == 0  # if the list was too short, repeat with all paths
             listing = listing * 0
             n_slots = n_paths
