@@ -145,7 +145,7 @@ def test_a_replacement_that_cannot_read_the_model_leaves_the_others_alone(saved)
         saved.rename(away)
         try:
             os.kill(victim, signal.SIGKILL)
-            server.find("could not be started, the others continue; retry in 2 s")
+            server.find("could not load the model, the others continue; retry in 2 s")
             failed = server.metric('elias_reloads_total{outcome="failure"}')
             answer = httpx.post(f"{server.url}/predict", json={"inputs": ["a text"]}, timeout=30)
         finally:

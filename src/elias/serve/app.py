@@ -26,9 +26,9 @@ _DESCRIPTION = (
 )
 _PAGE_NAMES = ("page.css", "page.js", "docs.js", "api.js", "dom.js", "graph.js", "panel.js")
 _PAGES = {"/": "index.html", "/docs": "docs.html"} | {f"/page/{name}": name for name in _PAGE_NAMES}
-"""Files in the folder ``page`` by URL path. They contain no information about the model."""
+"""File in the folder ``page`` for each URL path. The files reveal nothing about the model."""
 _OPEN_PATHS = frozenset({*_PAGES, "/health", "/ready"})
-"""Paths that need no key: they reveal nothing about the model."""
+"""Paths that require no API key, because they reveal nothing about the model."""
 _MEDIA_TYPES = {"html": "text/html", "css": "text/css", "js": "text/javascript"}
 _PAGE_HEADERS = {
     # Load nothing from other servers, and do not allow other pages to frame this one.
@@ -61,7 +61,7 @@ def create_app(backend: Backend) -> FastAPI:
 
 
 def _add_page_routes(api: FastAPI) -> None:
-    """Add the pages at ``/`` and ``/docs``: static files, without external resources."""
+    """Add the pages at ``/`` and ``/docs``. They are static files without external resources."""
     contents = {
         path: (files("elias.serve") / "page" / _PAGES[path]).read_bytes() for path in _PAGES
     }

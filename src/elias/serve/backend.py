@@ -1,4 +1,4 @@
-"""The served model: load it, compute requests in batches, and replace it while serving."""
+"""Load the served model, compute requests in batches, and replace the model while serving."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ _MAX_RETRY_SECONDS = 60
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """The texts of one request, to predict or explain their labels."""
+    """A request to predict or explain the labels of texts."""
 
     kind: Literal["predict", "explain"]
     texts: Sequence[str]
@@ -48,7 +48,7 @@ class Job:
     threshold: float | str | None = None
     paths: int = 3
     label: int | None = None
-    """Id of the only label to explain, with the first ensemble member that ranks it."""
+    """Id of a single label to explain. If None, the ``top_k`` best labels are explained."""
 
 
 Result = list[Any]
@@ -82,7 +82,7 @@ class ServedModel:
         return str(self.model.label_names[label])
 
     def compute(self, jobs: Sequence[Job]) -> list[Result]:
-        """Return the result of each job; all jobs must be of the same kind."""
+        """Return the result of each job. All jobs must be of the same kind."""
         if jobs[0].kind == "predict":
             return self._predict(jobs)
         return [self._explain(job) for job in jobs]
@@ -117,11 +117,11 @@ class ServedModel:
                 used = {path["cluster"] for path in tree["labels"][0]["paths"]}
                 tree["clusters"] = [one for one in tree["clusters"] if one["id"] in used]
                 return tree
-        raise RequestError(404, f"label {label} is not among the best {MAX_LABELS} of this text")
+        raise RequestError(404, f"label {label} is not among the {MAX_LABELS} best for this text")
 
 
 def _to_dict(explanation: Explanation, member: int) -> dict[str, Any]:
-    """Return an explanation by a member of the ensemble, without its text."""
+    """Return the explanation of an ensemble member as a dictionary, without the text."""
     tree = explanation.to_dict()
     del tree["text"]
     return {"member": member, **tree}
@@ -143,7 +143,7 @@ class Backend:
         self.settings = settings
         self.metrics = Metrics(settings.metrics_folder)
         self.depth = 0
-        """Number of texts waiting."""
+        """Number of texts in the queue."""
         self._served: ServedModel | None = None
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="elias-compute")
         self._loading = asyncio.Lock()
@@ -154,7 +154,7 @@ class Backend:
 
     @asynccontextmanager
     async def running(self, *_: object) -> AsyncIterator[None]:
-        """Compute submitted jobs in the block; at its end, compute the accepted ones and stop."""
+        """Compute submitted jobs while the block runs, then finish the queued jobs and stop."""
         self._task = asyncio.create_task(self._run())
         yield
         self._closing = True
@@ -180,7 +180,7 @@ class Backend:
             raise _not_ready()
 
     def check_queue(self, n_texts: int = 1) -> None:
-        """Raise `RequestError` (429) if the queue has no room for so many texts."""
+        """Raise `RequestError` (429) if the queue has no room for ``n_texts`` more texts."""
         if self.depth + n_texts > self.settings.limits.max_queue:
             message = f"the queue is full; try again in {self.retry_after} s"
             raise RequestError(429, message, {"Retry-After": str(self.retry_after)})
@@ -191,7 +191,9 @@ class Backend:
         return max(1, min(_MAX_RETRY_SECONDS, math.ceil(self.depth * self._seconds_per_text)))
 
     async def submit(self, job: Job) -> Result:
-        """Wait for the result of a job; a job that is cancelled while waiting is not computed.
+        """Add a job to the queue and wait for its result.
+
+        A job that is cancelled while it waits is not computed.
 
         Raises:
             RequestError: If no model is loaded yet (503) or the queue is full (429).
@@ -220,9 +222,9 @@ class Backend:
                 await self._arrived.wait()
 
     def _next_batch(self) -> list[_Waiting]:
-        """Return the next jobs of one kind that have not been cancelled.
+        """Remove the next jobs of one kind from the queue, and return those not cancelled.
 
-        They have at most ``max_batch`` texts, unless a single job has more.
+        Together they have at most ``max_batch`` texts, unless a single job has more.
         """
         batch: list[_Waiting] = []
         size = 0
@@ -293,7 +295,7 @@ class Backend:
         model = Elias.from_pretrained(self.settings.model, device=self.settings.device)
         if model.model.encoder.reads_features:
             raise DataError(
-                f"{self.settings.model}: was trained on features, and the server takes texts; "
+                f"{self.settings.model}: was trained on features, but the server accepts texts; "
                 "train a model on texts, or use Elias.predict in Python"
             )
         return ServedModel(model, self.settings.examples)
@@ -304,7 +306,7 @@ def _not_ready() -> RequestError:
 
 
 def _warm_up(served: ServedModel) -> None:
-    """Run the model, so that the first requests do not wait for compilation and page-in."""
+    """Run the model, so that the first requests need not wait for compilation and disk reads."""
     served.compute([Job("predict", _WARM_UP, 5)])
-    served.compute([Job("predict", _WARM_UP * 8, 5)])  # enough texts for several threads
+    served.compute([Job("predict", _WARM_UP * 8, 5)])  # enough to use several threads
     served.compute([Job("explain", _WARM_UP[:1], 5)])

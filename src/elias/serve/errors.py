@@ -1,4 +1,4 @@
-"""Error responses: an HTTP status, and a JSON body with a one-line message."""
+"""Error responses, which have an HTTP status and a JSON body with a one-line message."""
 
 from __future__ import annotations
 
@@ -21,27 +21,27 @@ NOT_JSON = "the body is not JSON"
 
 _MAX_LENGTH = 400
 _ERRORS = {
-    401: ("Unauthorized", "Missing or wrong key"),
+    401: ("Unauthorized", "Missing or invalid API key"),
     404: ("NotFound", "Not found"),
     405: ("MethodNotAllowed", "Method not allowed"),
-    408: ("Timeout", "The request took too long to arrive"),
-    413: ("Validation", "Too large"),
+    408: ("Timeout", "The request did not arrive within the timeout"),
+    413: ("Validation", "Request too large"),
     422: ("Validation", "Invalid request"),
     429: ("Overloaded", "Overloaded; retry after the seconds in Retry-After"),
     500: ("Backend", "Internal error"),
-    503: ("Unhealthy", "Not ready, or too late"),
+    503: ("Unhealthy", "Not ready, or no result within the timeout"),
 }
 """The ``error_type`` and the description of each HTTP status.
 
-The types have the names of Text Embeddings Inference if it has one.
+Where Text Embeddings Inference has a name for an ``error_type``, this server uses the same.
 """
 
 HANDLED = (HTTPException, RequestValidationError, EliasError)
-"""Exceptions that have their own response; any other is an internal error."""
+"""Exceptions with an error response of their own. Any other becomes an internal error (500)."""
 
 
 class RequestError(HTTPException):
-    """A request that cannot be answered: status, message and headers of the response."""
+    """An error response to a request, with a status, a message and headers."""
 
 
 def error_schemas(*statuses: int) -> dict[int | str, dict[str, Any]]:
@@ -52,7 +52,7 @@ def error_schemas(*statuses: int) -> dict[int | str, dict[str, Any]]:
 def error_response(
     status: int, message: str, headers: Mapping[str, str] | None = None
 ) -> JSONResponse:
-    """Return the response for an error; the message becomes one line of limited length."""
+    """Return an error response. A long message is shortened, and always put on one line."""
     line = " ".join(message.split())
     if len(line) > _MAX_LENGTH:
         line = f"{line[: _MAX_LENGTH - 1]}…"
@@ -62,12 +62,12 @@ def error_response(
 
 
 async def handle_exception(_: Request, error: Exception) -> JSONResponse:
-    """Return the response for an exception of one of `HANDLED`."""
+    """Return the error response for an exception whose type is in `HANDLED`."""
     if isinstance(error, RequestValidationError):
         return error_response(422, "; ".join(map(_describe, error.errors())))
     if not isinstance(error, HTTPException):
         return error_response(422, str(error))
-    if error.status_code == 400:  # from FastAPI, for a body that is not even text
+    if error.status_code == 400:  # raised by FastAPI for a body that is not text
         return error_response(422, NOT_JSON)
     return error_response(error.status_code, str(error.detail), error.headers)
 

@@ -46,7 +46,7 @@ class Metrics:
         self.reloads = counter("elias_reloads", "Model reloads, by outcome.", ["outcome"])
         self.loaded_at = gauge(
             "elias_model_loaded_timestamp_seconds",
-            "Time when the model was loaded; the earliest of all workers.",
+            "Time when the model was loaded (the earliest time of all workers).",
             multiprocess_mode="livemin",
         )
         self.workers = gauge("elias_workers", "Workers ready.", multiprocess_mode="livesum")

@@ -1,7 +1,8 @@
 """Middleware around all routes: check requests before they are parsed, and log them.
 
-The checks are: API key, queue, body size and structure, time to receive. The log has one line of
-JSON per request, with the texts of the request only if `ServeSettings.log_texts` is set.
+The checks cover the API key, the queue, the size and structure of the body, and the time to receive
+it. The log has one line of JSON per request. It contains texts only if `ServeSettings.log_texts` is
+set.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ if TYPE_CHECKING:
 
 access = logging.getLogger("elias.access")
 LOG_FIELDS = "elias.log_fields"
-"""Key of a request's scope: a dictionary of fields to add to its log line."""
+"""Key in the ASGI scope of a request. Its value is a dictionary of extra fields for the log."""
 _NOT_LOGGED = frozenset({"/health", "/ready", "/metrics"})
 """Routes that are not logged, because monitoring polls them every few seconds."""
 _VALID_ID = re.compile(rb"[A-Za-z0-9._-]{1,64}")
@@ -48,18 +49,18 @@ _BYTES_OUTSIDE = 8 * 2**10
 """Bytes allowed outside JSON strings, in addition to `_BYTES_PER_STRING` for each string."""
 _BYTES_PER_STRING = 16
 _BYTES_PER_CHARACTER = 12
-"""Longest JSON encoding of a character in bytes: two escapes, as in ``\\ud83d\\ude00``."""
+"""Maximum bytes of a character in JSON, which is that of two escapes (``\\ud83d\\ude00``)."""
 
 
 class AccessLogMiddleware:
-    """Log, count and time requests; answer unexpected exceptions with 500 and log the traceback.
+    """Log, count and time requests, and answer unexpected exceptions with status 500.
 
-    HEAD is answered like GET on every route, because uptime monitors and load balancers often send
-    it; the HTTP server drops the body.
+    The traceback of such an exception is logged. HEAD is answered like GET on every route, because
+    uptime monitors and load balancers often send it. The HTTP server drops the body.
     """
 
     def __init__(self, app: ASGIApp, metrics: Metrics, paths: Container[str]) -> None:
-        """Wrap an application; ``paths`` are the path patterns of its routes."""
+        """Wrap an application. ``paths`` are the path patterns of its routes."""
         self._app = app
         self._metrics = metrics
         self._paths = paths
@@ -74,7 +75,7 @@ class AccessLogMiddleware:
         if not _VALID_ID.fullmatch(request_id):
             request_id = secrets.token_hex(8).encode()
         method = scope["method"]
-        # A copy: the HTTP server must still see HEAD.
+        # Copy the scope, because the HTTP server must still see HEAD.
         scope = {**scope, LOG_FIELDS: {}, "method": "GET" if method == "HEAD" else method}
         status = 0
 
@@ -89,15 +90,15 @@ class AccessLogMiddleware:
         try:
             await self._app(scope, receive, send_with_id)
         except Exception as error:
-            # Leave out the message: it may quote a text.
+            # Do not log the message of the exception, because it may quote a text.
             frames = "".join(traceback.format_tb(error.__traceback__)).rstrip()
             name = type(error).__name__
             access.error("request %s: %s at\n%s", request_id.decode(), name, frames)
             if not status:
-                response = error_response(500, "internal error; the server's log has the details")
+                response = error_response(500, "internal error; see the server log for details")
                 await response(scope, receive, send_with_id)
         seconds = time.perf_counter() - start
-        # Log the route's pattern, not the path: there are too many paths.
+        # Use the pattern of the route, because there are too many different paths for metrics.
         path = str(scope["path"])
         route = getattr(scope.get("route"), "path", path if path in self._paths else "other")
         self._metrics.requests.labels(route, str(status)).inc()
@@ -122,7 +123,7 @@ class RequestCheckMiddleware:
     """Forward a request if its key is valid and its body is within the limits."""
 
     def __init__(self, app: ASGIApp, backend: Backend, open_paths: Container[str]) -> None:
-        """Wrap an application; ``open_paths`` need no key."""
+        """Wrap an application. ``open_paths`` are the paths that require no API key."""
         self._app = app
         self._backend = backend
         self._open_paths = open_paths
@@ -156,10 +157,10 @@ class RequestCheckMiddleware:
         """
         headers, limits = dict(scope["headers"]), self._limits
         if self._digests and scope["path"] not in self._open_paths and not self._has_key(headers):
-            message = "a key is required: Authorization: Bearer KEY, or X-API-Key: KEY"
+            message = "an API key is required; send Authorization: Bearer KEY or X-API-Key: KEY"
             raise RequestError(401, message, {"WWW-Authenticate": "Bearer"})
         if scope["path"] in _QUEUED_PATHS:
-            self._backend.check_queue()  # first: refusing must cost next to nothing
+            self._backend.check_queue()  # before the body is read, so that refusing is cheap
         announced = headers.get(b"content-length", b"0")
         is_large = announced.isdigit() and int(announced) > limits.max_body
         body = b""
@@ -171,7 +172,7 @@ class RequestCheckMiddleware:
             message = f"the request did not arrive within {limits.timeout:g} s"
             raise RequestError(408, message, {"Connection": "close"}) from None
         if is_large or len(body) > limits.max_body:
-            # A client whose connection is closed while it sends does not read the error response.
+            # Read on for a moment, because a client reads the response only when it has sent all.
             with suppress(TimeoutError):
                 async with asyncio.timeout(_SECONDS_TO_DISCARD):
                     await _read(receive, limits.max_body)
@@ -185,7 +186,7 @@ class RequestCheckMiddleware:
         return body
 
     def _has_key(self, headers: dict[bytes, bytes]) -> bool:
-        """Return whether a request has a valid key; the comparison takes constant time."""
+        """Return whether a request has a valid API key. The comparison takes constant time."""
         scheme, _, key = headers.get(b"authorization", b"").partition(b" ")
         if scheme.lower() != b"bearer":
             key = headers.get(b"x-api-key", b"")
@@ -204,7 +205,7 @@ async def _read(receive: Receive, max_bytes: int) -> bytes:
 
 
 def check_structure(body: bytes, limits: Limits) -> None:
-    """Refuse a body that has too many JSON values to parse.
+    """Reject a body with far more JSON values than a valid request has.
 
     A valid request is a flat object: a few keys and numbers, and a limited number of texts.
     Parsing millions of values blocks the interpreter for seconds, so this check first counts the
@@ -213,15 +214,15 @@ def check_structure(body: bytes, limits: Limits) -> None:
     Raises:
         RequestError: If the body has too many values (413) or is not UTF-8 (422).
     """
-    if b"\0" in body:  # UTF-16 or UTF-32, in which the bytes below mean something else
+    if b"\0" in body:  # UTF-16 or UTF-32; the code below expects UTF-8
         raise RequestError(422, NOT_JSON)
-    # Twice as many: the routes have a better message for somewhat too many texts.
+    # Allow twice as many, because the routes have a better message for slightly too many texts.
     max_strings = 2 * limits.max_inputs + _EXTRA_STRINGS
     max_outside = _BYTES_OUTSIDE + max_strings * _BYTES_PER_STRING
     body = body.replace(b"\\\\", b"__").replace(b'\\"', b"__")
     parts = body.split(b'"', 2 * max_strings + 1)  # outside a string, inside one, outside again, …
     if len(parts) > 2 * max_strings + 1:
-        problem = f"more than {max_strings:,} strings; at most {limits.max_inputs:,} texts"
+        problem = f"more than {max_strings:,} strings; send at most {limits.max_inputs:,} texts"
         raise RequestError(413, f"{problem} per request")
     if max(map(len, parts[1::2]), default=0) > _BYTES_PER_CHARACTER * limits.max_text:
         raise RequestError(413, f"a text is longer than {limits.max_text:,} characters; shorten it")

@@ -26,9 +26,9 @@ N_DESCRIBING = 3
 
 Count = Annotated[int, Query(ge=1, le=200, description="Maximum number of results.")]
 Start = Annotated[int, Query(ge=0, le=10_000_000, description="Number of results to skip.")]
-Member = Annotated[int, Query(ge=0, le=1000, description="Member of an ensemble, from 0.")]
+Member = Annotated[int, Query(ge=0, le=1000, description="Ensemble member, counted from 0.")]
 Id = Annotated[int, Path(ge=0, le=2**53)]
-NameQuery = Annotated[str, Query(max_length=200, description="Parts of a name.")]
+NameQuery = Annotated[str, Query(max_length=200, description="Parts of a label name.")]
 
 
 def add_routes(api: FastAPI, backend: Backend) -> None:
@@ -55,7 +55,7 @@ def _add_model_routes(api: FastAPI, backend: Backend) -> None:
 
     @api.post("/explain", responses=errors | error_schemas(404), tags=["labels of texts"])
     async def explain(body: schemas.ExplainRequest, request: Request) -> list[schemas.Why]:
-        """Explain the labels of each text: the clusters on the way, the factors of each score."""
+        """Explain the labels of each text by their clusters and the factors of their scores."""
         job = Job("explain", body.inputs, body.top_k, paths=body.paths, label=body.label)
         return await _compute(backend, job, min(MAX_EXPLAINED, max_inputs), request)
 
@@ -167,7 +167,7 @@ def _add_state_routes(api: FastAPI, backend: Backend) -> None:
 
 
 def _add_graph_routes(api: FastAPI, backend: Backend) -> None:
-    """Add the routes to browse the index; plain functions, which FastAPI runs on threads."""
+    """Add the routes to browse the index. They are not async, so FastAPI runs them on threads."""
     errors = error_schemas(401, 404, 422, 503)
 
     @api.get("/labels", responses=error_schemas(401, 422, 503), tags=["the index"])

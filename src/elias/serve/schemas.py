@@ -9,12 +9,12 @@ from pydantic import BaseModel, BeforeValidator, FailFast, Field, model_validato
 from elias.serve.settings import MAX_LABELS
 
 
-# Python's JSON parser accepts NaN, and reads 1e999 as infinity: refuse both.
+# Python's JSON parser accepts NaN and reads 1e999 as infinity, but a request must not have them.
 class _Request(BaseModel, extra="forbid", strict=True, allow_inf_nan=False):
     @model_validator(mode="before")
     @classmethod
     def _check_keys(cls, body: Any) -> Any:
-        """Refuse a body with many unknown keys with one error, not one for each key."""
+        """Report many unknown keys in a single error instead of one for each key."""
         if isinstance(body, dict) and len(body) > len(cls.model_fields):
             known = ", ".join(cls.model_fields)
             raise ValueError(f"unknown keys; the known ones are: {known}")
@@ -22,17 +22,17 @@ class _Request(BaseModel, extra="forbid", strict=True, allow_inf_nan=False):
 
 
 def _whole(value: Any) -> Any:
-    """Return 5.0 as 5: in JSON they are the same number."""
+    """Convert a whole float to an int, because 5.0 and 5 are the same number in JSON."""
     return int(value) if isinstance(value, float) and value.is_integer() else value
 
 
-# Put it after the bounds in an annotation, so that these stay in the OpenAPI file.
+# In an annotation, put this after the bounds. Otherwise the OpenAPI file has no bounds.
 Whole = BeforeValidator(_whole)
 Target = Annotated[str, Field(pattern=r"^(f1|(precision|recall)=(0(\.[0-9]{1,9})?|1(\.0{1,9})?))$")]
 Inputs = Annotated[
     list[str],
     FailFast(),
-    Field(min_length=1, description="Texts, as a list even for a single one."),
+    Field(min_length=1, description="List of texts, even if there is only one."),
 ]
 TopK = Annotated[int, Field(ge=1, le=MAX_LABELS, description="Maximum labels per text."), Whole]
 
@@ -51,16 +51,16 @@ class PredictRequest(
         Field(
             ge=1,
             le=MAX_LABELS,
-            description="Maximum labels per text; default 5, or 100 with a threshold.",
+            description="Maximum labels per text. The default is 5, or 100 with a threshold.",
         ),
         Whole,
     ] = None
     threshold: Annotated[
         float | Target | None,
         Field(
-            description="Drop labels with a lower probability (a lower score, if the model has "
-            "no probabilities). Or a target to reach on held-out points: f1, precision=0.8, "
-            "recall=0.6."
+            description="Minimum probability of a label, or minimum score if the model has no "
+            "probabilities. Alternatively, the target on held-out points for which a threshold "
+            "is chosen: f1, precision=0.8 or recall=0.6."
         ),
     ] = None
 
@@ -75,7 +75,7 @@ class ExplainRequest(
     top_k: TopK = 5
     paths: Annotated[int, Field(ge=1, le=20, description="Maximum clusters per label."), Whole] = 3
     label: Annotated[
-        int | None, Field(ge=0, description="Id of the only label to explain."), Whole
+        int | None, Field(ge=0, description="Explain only the label with this id."), Whole
     ] = None
 
 
@@ -97,7 +97,7 @@ class ScoredLabel(_Label):
 
 
 class PathStep(_Response):
-    """A path over a cluster to a label; its score is the product of both parts."""
+    """A path through a cluster to a label. Its score is cluster_score times edge_score."""
 
     cluster: int
     cluster_score: float
@@ -138,7 +138,7 @@ class Why(_Response):
 
 
 class LabelHit(_Label):
-    """A label found by its name."""
+    """A label and its number of training points, if known."""
 
     frequency: int | None
 

@@ -1,6 +1,6 @@
 """Serve with one process, or with several worker processes under a supervisor.
 
-Each worker is an event loop that serves on the same socket. The supervisor loads no model.
+Each worker runs its own event loop and serves on the same socket. The supervisor loads no model.
 """
 
 from __future__ import annotations
@@ -44,16 +44,19 @@ _MAX_DELAY = 30.0
 _MAX_DEATHS = 10
 """Number of worker deaths within `_PERIOD` after which the server exits if none is serving."""
 _UNHEALTHY_DEATHS = 3
-"""Number of deaths within `_PERIOD` from which ``/health`` is 503 until all are ready."""
+"""Number of worker deaths within `_PERIOD` that make ``/health`` 503 until all are ready."""
 _PERIOD = 300.0
 _SECONDS_TO_EXIT = 5.0
 _POLL_SECONDS = 0.2
 _READY_FILE, _ERROR_FILE = "ready-{}", "error-{}"
-"""Files in the metrics folder, by process id: the worker is ready, or cannot load the model."""
+"""Files in the metrics folder that a worker writes when it is ready or cannot load the model.
+
+Their names contain the process id of the worker.
+"""
 
 
 def serve(settings: ServeSettings) -> None:
-    """Serve until SIGTERM or SIGINT, then finish accepted requests; SIGHUP reloads the model.
+    """Serve until SIGTERM or SIGINT, then finish accepted requests. SIGHUP reloads the model.
 
     Raises:
         ConfigError: If the address cannot be used.
@@ -62,14 +65,14 @@ def serve(settings: ServeSettings) -> None:
     model = settings.model
     if isinstance(model, Path) and not model.exists():
         raise ConfigError(
-            f"{model}: no such folder; give that of a saved model or a run, or for a model of the "
-            f"hub write {HUB_PREFIX}user/model@revision"
+            f"{model}: no such folder; give the folder of a saved model or a run, or "
+            f"{HUB_PREFIX}user/model@revision for a model on the hub"
         )
     with bind(settings.host, settings.port) as sock:
         logger.info("serving %s on %s (Ctrl-C to stop)", model, url_of(sock))
         if settings.host not in _LOCAL_HOSTS and not settings.keys:
             logger.warning(
-                "anyone who can reach %s can use this server; --api-key-file requires a key",
+                "anyone who can reach %s can use this server; use --api-key-file to require a key",
                 settings.host,
             )
         if settings.workers > 1:
@@ -96,7 +99,7 @@ def bind(host: str, port: int) -> socket.socket:
     except OSError as error:
         sock.close()
         problem = f"cannot serve on {host} port {port} ({error.strerror})"
-        raise ConfigError(f"{problem}; choose another with --host and --port") from error
+        raise ConfigError(f"{problem}; choose another with --host or --port") from error
     return sock
 
 
@@ -145,7 +148,7 @@ class _Supervisor:
                 self._next_start = 0.0  # the model may be readable again
                 self._signal_workers(signal.SIGHUP)
                 continue
-            # A second signal does not wait.
+            # On a second signal, stop without waiting for accepted requests.
             self._signal_workers(signal.SIGKILL if self._stopping else signal.SIGTERM)
             self._stopping = True
             self._kill_time = time.monotonic() + self._settings.limits.timeout + _SECONDS_TO_EXIT
@@ -172,7 +175,7 @@ class _Supervisor:
         from prometheus_client.multiprocess import mark_process_dead
 
         exited = [worker for worker in self._workers if not worker.is_alive()]
-        # Before the exits are handled: they need to know whether a worker was ever ready.
+        # Update this first, because `_handle_exit` needs to know whether a worker was ever ready.
         self._was_ready = self._was_ready or self._n_ready() > 0
         for worker in exited:
             self._workers.remove(worker)
@@ -206,8 +209,8 @@ class _Supervisor:
             self._failed_loads += 1
             self._next_start = now + delay
             logger.warning(
-                "worker %d could not be started, the others continue; retry in %g s or on SIGHUP: "
-                "%s",
+                "worker %d could not load the model, the others continue; retry in %g s or on "
+                "SIGHUP: %s",
                 *(worker.pid, delay, error),
             )
             return
@@ -220,8 +223,8 @@ class _Supervisor:
             temporary.replace(self._folder / UNHEALTHY_FILE)
         if count >= _MAX_DEATHS and not self._n_ready():
             raise RunError(
-                f"{deaths} and none is serving, the last with code {code}; see the log for the "
-                "reason, or check whether there is too little memory"
+                f"{deaths} and none is serving (last exit code: {code}); see the log for the "
+                "reason, and check whether there is enough memory"
             )
         delay = 0.0 if count == 1 else min(2.0 ** (count - 2), _MAX_DELAY)
         self._next_start = now + delay
@@ -244,7 +247,7 @@ def _serve_on(sock: socket.socket, settings: ServeSettings) -> None:
     Raises:
         EliasError: If the model cannot be loaded at the start.
     """
-    # Ignore SIGHUP until its handler is installed: the model is loaded after that.
+    # Ignore SIGHUP until its handler is installed, which is before the model is loaded.
     signal.signal(signal.SIGHUP, signal.SIG_IGN)
     _set_up_logging()
     if settings.workers > 1:
@@ -267,7 +270,7 @@ async def _serve(sock: socket.socket, settings: ServeSettings) -> None:
         log_config=None,
         access_log=False,
         server_header=False,
-        # By then every accepted request is answered.
+        # Longer than the timeout of a request, so that every accepted request is answered.
         timeout_graceful_shutdown=int(settings.limits.timeout) + 1,
     )
     server = _Server(config)
@@ -291,7 +294,7 @@ async def _serve(sock: socket.socket, settings: ServeSettings) -> None:
 
 
 class _Server(uvicorn.Server):
-    """A uvicorn server without signal handlers: `_serve` handles signals and exits with 0."""
+    """A uvicorn server without its own signal handlers. `_handle_signals` replaces them."""
 
     @contextmanager
     def capture_signals(self) -> Iterator[None]:
@@ -328,7 +331,7 @@ def _set_up_logging() -> None:
         log.propagate = False
         log.setLevel(level)
     library = logging.getLogger("elias")
-    if not library.handlers:  # in one of several workers; else the command line has set it up
+    if not library.handlers:  # one of several workers; otherwise, the command line has done it
         library.addHandler(logging.StreamHandler(sys.__stderr__))
         library.setLevel(logging.INFO)
 

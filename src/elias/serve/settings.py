@@ -11,7 +11,7 @@ from elias.config.io import HUB_PREFIX
 from elias.errors import ConfigError
 
 MAX_LABELS = 100
-"""Largest ``top_k``: number of labels per member that an ensemble averages."""
+"""Maximum ``top_k``. It is also the number of labels of each member that an ensemble averages."""
 MAX_EXPLAINED = 8
 """Maximum number of texts in one request to ``/explain``."""
 UNHEALTHY_FILE = "unhealthy"
@@ -56,7 +56,9 @@ class ServeSettings:
     """Settings of a server: the model, the address, the keys, the limits."""
 
     model: Path | str
-    """Folder of a saved model or a run, or ``hf://user/model@revision``; a reload reads it again.
+    """Folder of a saved model or a run, or ``hf://user/model@revision``.
+
+    It is read again when the model is reloaded.
     """
     host: str = "127.0.0.1"
     port: int = 8000
@@ -67,7 +69,7 @@ class ServeSettings:
     device: str = "auto"
     limits: Limits = Limits()
     examples: tuple[str, ...] = ()
-    """Example texts for the page; names of frequent labels if empty."""
+    """Example texts on the web page. If empty, names of frequent labels are used."""
     log_texts: bool = False
     """Write the texts to the access log."""
     metrics_folder: Path | None = None
@@ -82,7 +84,7 @@ class ServeSettings:
 
     @property
     def name(self) -> str:
-        """Return the name of the model's folder, or ``user/model@revision``; never a path."""
+        """Return ``user/model@revision``, or the name of the model folder without its path."""
         if isinstance(self.model, str):
             return self.model.removeprefix(HUB_PREFIX)
         return self.model.resolve().name
@@ -118,7 +120,7 @@ def read_keys(path: Path) -> tuple[str, ...]:
             )
         keys.append(key)
     if not keys:
-        raise ConfigError(f"{path}: holds no key; write one key per line")
+        raise ConfigError(f"{path}: contains no API key; write one key per line")
     return tuple(keys)
 
 
@@ -128,5 +130,5 @@ def read_examples(path: Path) -> tuple[str, ...]:
 
     examples = tuple(filter(None, map(str.strip, read_lines(path))))
     if not examples:
-        raise ConfigError(f"{path}: is empty; it should hold one example text per line")
+        raise ConfigError(f"{path}: is empty; it should have one example text per line")
     return examples

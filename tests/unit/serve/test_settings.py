@@ -22,7 +22,7 @@ def test_keys_are_lines_that_are_no_comments(tmp_path):
 @pytest.mark.parametrize(
     ("content", "told"),
     [
-        ("", "holds no key"),
+        ("", "contains no API key"),
         ("short", ":1: a key must have at least"),
         ("# a\nwith a space in it", ":2:"),
     ],
