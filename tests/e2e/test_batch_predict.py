@@ -308,7 +308,7 @@ MISTAKES = {
     "{table} --out {tmp}/o.txt --keep id": "lines of id:score have no columns",
     "{tmp}/labelled.csv --out {tmp}/o.csv --keep labels": "the predictions have this name",
     "- --out {tmp}/o.csv": "stdin cannot be read again",
-    "{table} --format csv": "name it with --out",
+    "{table} --format csv": "give --out FILE",
     "- --keep id": "lines on stdin have no columns",
     "{tmp}/gone.txt --out {tmp}/o.csv": "gone.txt: no such file",
     "{tmp}/there.csv --out {tmp}/o.csv": "no text column among 'x', 'y'; name one with --text",

@@ -294,7 +294,7 @@ def test_evaluate_prints_a_table_for_people(run, corpus_folder):
 
     header = result.out.splitlines()[0].split()
     assert header == ["%", "@1", "@7", "@10", "@20", "@100"]
-    assert "share of R@100 from each tenth of the labels, most frequent first:" in result.out
+    assert "contribution of each label decile to R@100, most frequent labels first:" in result.out
     assert "100 test points" in result.err
 
 

@@ -51,7 +51,7 @@ def test_a_second_demo_shows_the_same_without_training(tmp_path):
     second = demo(tmp_path)
 
     assert second.code == 0
-    assert "is finished: showing its recorded results" in second.err
+    assert "is finished; showing its results" in second.err
     assert shown(second) == shown(first)
     assert (tmp_path / "demo" / "train.log").read_bytes() == log
 

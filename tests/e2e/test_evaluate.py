@@ -122,7 +122,7 @@ def test_all_points_of_other_data_are_evaluated_and_that_is_said(corpus, table_r
     model = Elias.from_pretrained(table_run, device="cpu")
     in_python = model.evaluate(given, split="train")
     assert (
-        f"{path}: no test split is given, so all 60 points are evaluated, without PSP and PSnDCG"
+        f"{path}: has no test split, so all 60 points are evaluated, without PSP and PSnDCG"
         in message
     )
     assert not set(LEFT_OUT) & set(actual)
@@ -182,7 +182,7 @@ def test_other_data_has_no_validation_points(corpus, table_run, tmp_path):
     result = elias("-q", "evaluate", table_run, path, "--split", "validation")
 
     assert result.code == 2
-    assert "new.csv: has no validation split, and the model was not trained on it" in result.err
+    assert "new.csv: has no validation split and is not the training data" in result.err
 
 
 # labels

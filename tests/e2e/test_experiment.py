@@ -436,10 +436,10 @@ BAD = [
     (("sweep", "beam"), ("--set", "index.kind=all"), "stages"),
     (("prune",), ("--thresholds", "2"), "a threshold must be in [0, 1]"),
     (("prune",), ("--top-k", "0"), "must be a whole number >= 1, not 0"),
-    (("prune",), ("--keep", "top=3"), "--save FOLDER and --keep RULE go together"),
+    (("prune",), ("--keep", "top=3"), "--save requires --keep, and --keep requires --save"),
     (("prune",), ("--save", "there", "--keep", "best=3"), "write threshold=0.25, or top=100"),
     (("prune",), ("--save", "there", "--keep", "top=0"), "must be a whole number >= 1, not 0"),
-    (("prune",), ("--model", "nowhere"), "--set trains a model, and --model gives one"),
+    (("prune",), ("--model", "nowhere"), "--set has no effect on a trained --model"),
 ]
 
 

@@ -89,7 +89,7 @@ def main() -> None:
     # the same cores, and training itself (up to five times slower).
     os.environ.setdefault("OMP_WAIT_POLICY", "passive")
     for stream in (sys.stdout, sys.stderr):
-        if hasattr(stream, "reconfigure"):  # JSON is UTF-8, whatever the terminal's language
+        if hasattr(stream, "reconfigure"):  # JSON is always UTF-8, whatever the locale
             stream.reconfigure(encoding="utf-8", errors="backslashreplace")
     with exit_at_once_if_joined():
         app(prog_name="elias")

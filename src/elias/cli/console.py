@@ -60,9 +60,9 @@ def set_up(*, verbose: bool, quiet: bool, log_steps: bool) -> None:
     """Show progress bars and log lines on stderr.
 
     Args:
-        verbose: Show everything.
-        quiet: Show warnings only, and no bars.
-        log_steps: Show the library's INFO lines.
+        verbose: Show all messages, including those for debugging.
+        quiet: Show only warnings and errors, and no progress bars.
+        log_steps: Show the INFO messages of the library.
     """
     level = logging.INFO if log_steps else NOTE
     if verbose:
@@ -113,7 +113,7 @@ def print_json(value: Any) -> None:
 
 
 def print_out(*renderables: RenderableType) -> None:
-    """Print on stdout, wrapped to the terminal width; do not wrap if stdout is not a terminal."""
+    """Print on stdout. Long lines are wrapped only if stdout is a terminal."""
     from rich.console import Console
 
     console, buffer = Console(), io.StringIO()
@@ -127,7 +127,7 @@ def print_out(*renderables: RenderableType) -> None:
 
 
 def grid(rows: Iterable[tuple[str, Any]]) -> Table:
-    """Return a borderless table of (name, value) rows; skip rows whose value is None."""
+    """Return a borderless table of (name, value) rows, without those whose value is None."""
     from rich.table import Table
     from rich.text import Text
 
@@ -141,7 +141,7 @@ def grid(rows: Iterable[tuple[str, Any]]) -> Table:
 
 
 def columns(header: Sequence[str], rows: Iterable[Sequence[str]], *, n_left: int = 1) -> Table:
-    """Return a table with a header; left-align the first ``n_left`` columns only."""
+    """Return a table with a header. Only the first ``n_left`` columns are left-aligned."""
     from rich import box
     from rich.table import Table
     from rich.text import Text
@@ -172,7 +172,7 @@ def stage_table(
 
 
 def metrics_table(metrics: Mapping[str, float]) -> Table:
-    """Return a table of metrics with a row for each name (``P``) and a column for each k."""
+    """Return a table with a row for each metric, such as ``P``, and a column for each k."""
     kinds = list(dict.fromkeys(name.partition("@")[0] for name in metrics))
     ks = sorted({int(name.partition("@")[2]) for name in metrics})
     rows = [[kind, *(_percent(metrics.get(f"{kind}@{k}")) for k in ks)] for kind in kinds]
@@ -198,7 +198,7 @@ def report_errors() -> Iterator[None]:
         report_error(error)
         raise typer.Exit(USER_ERROR) from error
     except OSError as error:
-        if error.filename is None:  # not about one of the user's files
+        if error.filename is None:  # not an error with one of the user's files
             raise
         report_error(DataError(f"{error.filename}: {error.strerror}"))
         raise typer.Exit(USER_ERROR) from error

@@ -40,7 +40,7 @@ def info(
 
 
 def _split_column(split: SplitStats) -> dict[str, str]:
-    """Return the table column of a split; leave values that do not apply empty."""
+    """Return the table column of a split, with empty cells for values that do not apply."""
 
     def count(value: int | None) -> str:
         return "" if value is None else f"{value:,}"
@@ -90,7 +90,7 @@ def convert(
         Option(
             "--format",
             metavar="NAME",
-            help="jsonl, csv, tsv, parquet, folder, xmc, lf or pecos (default: by DST).",
+            help="jsonl, csv, tsv, parquet, folder, xmc, lf or pecos (default: from DST).",
         ),
     ] = None,
     reading: options.CorpusOptions,
@@ -107,7 +107,7 @@ def convert(
 
 @app.command()
 def demo(directory: NewFolder) -> None:
-    """Build the demo corpus: MEDLINE titles and their MeSH headings (needs a network)."""
+    """Build the demo corpus: MEDLINE titles and their MeSH headings (requires internet access)."""
     from elias.data.demo import build_demo_corpus
 
     typer.echo(build_demo_corpus(directory))
@@ -116,16 +116,16 @@ def demo(directory: NewFolder) -> None:
 @app.command()
 def synthetic(
     directory: NewFolder,
-    points: Annotated[int, Option(min=1, help="Training points.")] = 10_000,
-    labels: Annotated[int, Option(min=1, help="Labels.")] = 1_000,
+    points: Annotated[int, Option(min=1, help="Number of training points.")] = 10_000,
+    labels: Annotated[int, Option(min=1, help="Number of labels.")] = 1_000,
     seed: Annotated[int, Option(min=0, help="Random seed.")] = 0,
-    test: Annotated[int | None, Option(min=0, help="Test points (default: a quarter).")] = None,
-    validation: Annotated[int, Option(min=0, help="Validation points.")] = 0,
-    tail: Annotated[float, Option(min=0, help="Exponent of the power law; 0: uniform.")] = 1.0,
+    test: Annotated[int | None, Option(min=0, help="Test points (default: points / 4).")] = None,
+    validation: Annotated[int, Option(min=0, help="Number of validation points.")] = 0,
+    tail: Annotated[float, Option(min=0, help="Power-law exponent (0 for uniform labels).")] = 1.0,
     modes: Annotated[int, Option(min=1, help="Maximum number of topics per label.")] = 3,
     labels_per_point: Annotated[float, Option(min=1, help="Mean labels per point.")] = 3.0,
 ) -> None:
-    """Generate a corpus of any size; the same options give the same corpus."""
+    """Generate a synthetic corpus. The same options always give the same corpus."""
     from elias.data.synthetic import write_synthetic
 
     folder = write_synthetic(

@@ -29,14 +29,15 @@ TOP_K = 5
 def demo(
     out: Annotated[Path, Option(metavar="DIR", help="The run folder.")] = Path("runs/demo"),
     synthetic: Annotated[
-        bool, Option("--synthetic", help="Use a generated corpus; needs no network.")
+        bool, Option("--synthetic", help="Use a generated corpus; needs no internet access.")
     ] = False,
     device: options.DeviceName = "cpu",
     overwrite: options.Overwrite = False,
 ) -> None:
     """Train, evaluate and query a model on a real corpus (MEDLINE titles, MeSH headings).
 
-    The corpus is stored next to the run folder. A second demo shows the finished run again.
+    The corpus is stored next to the run folder. If the run is finished, its results are shown again
+    without training.
     """
     from elias.persistence.manifest import MODEL_FOLDER
     from elias.report.html import seconds
@@ -50,7 +51,7 @@ def demo(
     resolved = config.resolve(len(corpus.train), corpus.n_labels)
     is_finished = not overwrite and _is_finished(out, resolved)
     if is_finished:
-        console.note(f"{out} is finished: showing its recorded results (--overwrite trains again)")
+        console.note(f"{out} is finished; showing its results (use --overwrite to train again)")
         model, times = elias.Elias.from_pretrained(out, device=device), {}
     else:
         show_plan(resolved, corpus)
@@ -106,7 +107,7 @@ def _is_finished(run: Path, config: ResolvedConfig) -> bool:
 def _example_predictions(model: elias.Elias, corpus: elias.Corpus, texts: list[str]) -> list[Any]:
     """Return texts of the test split with their true and predicted labels."""
     true_labels = corpus.split("test").labels
-    shown: list[Any] = [f"The first {len(texts)} test texts (✓: a true label):", ""]
+    shown: list[Any] = [f"The first {len(texts)} test texts (✓ marks a true label):", ""]
     for row, ranking in enumerate(model.predict(texts, top_k=TOP_K)):
         true = true_labels[row].indices
         labels = zip(ranking.ids, ranking.labels, ranking.scores, strict=True)

@@ -1,4 +1,4 @@
-"""``elias evaluate`` and ``elias calibrate``: measure predictions, calibrate scores."""
+"""``elias evaluate`` and ``elias calibrate``: measure predictions and calibrate scores."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def evaluate(
     *,
     run: options.RunPath,
     data: options.DataPath,
-    split: Annotated[str, Option(metavar="test|validation|train", help="Points to use.")] = "test",
+    split: Annotated[str, Option(metavar="test|validation|train", help="Split to use.")] = "test",
     ks: Annotated[
         list[int] | None,
         Option("-k", min=1, help="k of P, nDCG, PSP and PSnDCG; repeatable (default: 1 3 5)."),
@@ -37,10 +37,10 @@ def evaluate(
     component: options.Component = None,
     predictions_file: Annotated[
         Path | None,
-        Option("--predictions", metavar="FILE", help="Evaluate this file instead of the model."),
+        Option("--predictions", metavar="FILE", help="Evaluate the predictions in this file."),
     ] = None,
     per_label: Annotated[
-        Path | None, Option(metavar="FILE", help="CSV file to write, a row per label.")
+        Path | None, Option(metavar="FILE", help="Write a CSV file with a row for each label.")
     ] = None,
     device: options.DeviceName = "auto",
     reading: options.CorpusOptions,
@@ -93,7 +93,7 @@ def evaluate(
     if frequencies is not None:
         k = RECALL_KS[-1]
         shares = recall_by_decile(predictions, points.labels, frequencies, k=k)
-        title = f"share of R@{k} from each tenth of the labels, most frequent first:"
+        title = f"contribution of each label decile to R@{k}, most frequent labels first:"
         console.print_out("", title, "  " + "  ".join(f"{share:.1f}" for share in shares))
     if errors:
         listed = ", ".join(f"{name} {value:.2f}%" for name, value in errors.items())
@@ -109,7 +109,7 @@ def _read_predictions(
     if len(predictions) != n_points:
         raise DataError(
             f"{file}: predictions for {len(predictions):,} points, but the {split} split has "
-            f"{n_points:,}"
+            f"{n_points:,}; give predictions for this split of the corpus"
         )
     return predictions
 
@@ -133,16 +133,16 @@ def calibrate(
     *,
     run: options.RunPath,
     data: options.DataPath,
-    split: Annotated[str, Option(metavar="validation|test", help="Points to use.")] = "validation",
+    split: Annotated[str, Option(metavar="validation|test", help="Split to use.")] = "validation",
     out: Annotated[
         Path | None,
-        Option(metavar="FOLDER", help="Folder to write to (default: replace the model)."),
+        Option(metavar="FOLDER", help="Folder to save to (default: replace the model)."),
     ] = None,
     device: options.DeviceName = "auto",
     reading: options.CorpusOptions,
     as_json: options.AsJson = False,
 ) -> None:
-    """Calibrate a model's scores as probabilities, on points it was not trained on."""
+    """Turn a model's scores into calibrated probabilities, on points it was not trained on."""
     from elias.persistence.hub import hub_id
     from elias.persistence.manifest import model_folder
     from elias.rerank.probabilities import add_probabilities
@@ -158,7 +158,7 @@ def calibrate(
     corpus, _ = choose_points(reading.read_as_trained(data, model), model, split)
     if corpus.n_labels > model.n_labels:
         raise DataError(
-            f"{data}: has labels that the model does not know; calibrate on a corpus with its own"
+            f"{data}: has labels that the model does not know; use a corpus without them"
         )
     splits = {split: corpus.split(split)}
     if corpus.test is not None:
@@ -168,7 +168,7 @@ def calibrate(
     }
     results = add_probabilities(model, predicted, name=split)
     if not results:
-        raise DataError(f"{data}: has too few {split} points to calibrate on")
+        raise DataError(f"{data}: has too few {split} points to calibrate on; use more data")
     folder = model.save_pretrained(out or model_folder(run), overwrite=out is None)
     if as_json:
         console.print_json(results)
@@ -180,7 +180,7 @@ def calibrate(
 def choose_points(
     corpus: elias.Corpus, model: elias.Elias, split: str
 ) -> tuple[elias.Corpus, NDArray[np.int64] | None]:
-    """Return the corpus with the points of ``split`` and with the label ids of the model.
+    """Return the corpus with the requested split and with the label ids of the model.
 
     If the corpus has only a training split, restore the splits of the training run. If the corpus
     is not the training data, use all of its points as the test split.
@@ -210,8 +210,8 @@ def choose_points(
                     "to test on; give other data, or evaluate with --split train"
                 )
             console.note(
-                f"{source}: no test split is given, so all {n_points:,} points are evaluated, "
-                "without PSP and PSnDCG, which need the training points"
+                f"{source}: has no test split, so all {n_points:,} points are evaluated, without "
+                "PSP and PSnDCG, which need the training points"
             )
             if n_points == recorded_size(model.metadata):
                 console.warn(
@@ -222,9 +222,9 @@ def choose_points(
     if split == "validation" and corpus.validation is None:
         if not is_training_data:
             raise DataError(
-                f"{source}: has no validation split, and the model was not trained on it"
+                f"{source}: has no validation split and is not the training data; use --split test"
             )
-        # The training split stays whole: propensities are computed on all of it.
+        # Keep the whole training split, because propensities are computed on all of it.
         _, held_out = validation_split(corpus, model.config)
         if held_out is None:
             raise DataError(f"{source}: has no validation split, and the run held none out")

@@ -86,7 +86,7 @@ class Experiment:
             "--seeds": self.seeds,
         }
         if conflicts := [option for option, value in training.items() if value]:
-            raise ConfigError(f"{conflicts[0]} trains a model, and --model gives one; drop one")
+            raise ConfigError(f"{conflicts[0]} has no effect on a trained --model; drop one")
         model = elias.Elias.from_pretrained(path, device=self.device)
         corpus = self.reading.read_as_trained(self.data, model, test_size=self.test_size or 0)
         if self.test_size is None and list(corpus.splits) == ["train"]:
@@ -94,7 +94,7 @@ class Experiment:
             corpus = restored or hold_out_test(corpus, DEFAULT_TEST_SHARE, seed=0)
         if list(corpus.label_names) != list(model.label_names):
             raise DataError(
-                f"{self.data}: its labels differ from those of {path}; give the model's corpus"
+                f"{self.data}: its labels are not those of {path}; give its training corpus"
             )
         setting = Setting.of(
             model.config, corpus, self.out, device=self.device, overwrite=self.overwrite
@@ -107,7 +107,7 @@ class Experiment:
         return model, setting
 
     def run(self, plan: Plan) -> None:
-        """Run the plan; print its table, and the notes of lines with missing numbers."""
+        """Run the plan, then print its table and the reasons for missing numbers."""
         from elias.experiments import run_experiment
 
         try:
@@ -133,14 +133,14 @@ class Experiment:
 def ablation(
     *,
     members: Annotated[
-        int | None, Option(metavar="N", help="Members of the ensemble; 1: none (default: 3).")
+        int | None, Option(metavar="N", help="Ensemble size; 1 for no ensemble (default: 3).")
     ] = None,
     one_vs_all: Annotated[
         bool, Option("--one-vs-all", help="Also train one-vs-all with the same encoder.")
     ] = False,
     experiment: Experiment,
 ) -> None:
-    """Add component by component: stages, ranker, calibration, names, ensemble (Tables 3, 8)."""
+    """Measure the gain of stages, ranker, calibration, names and ensemble (Tables 3 and 8)."""
     setting = experiment.setting()
 
     from elias.experiments import ablation as plan_ablation
@@ -154,16 +154,16 @@ def compare(
     *,
     members: Annotated[
         int | None,
-        Option(metavar="N", help="Members of the ensemble (default: the configuration's)."),
+        Option(metavar="N", help="Ensemble size (default: the configured one)."),
     ] = None,
     peer_python: Annotated[
         list[str] | None,
         Option(
-            metavar="PEER=PATH", help="Python with a peer: omikuji=PATH, pecos=PATH; repeatable."
+            metavar="PEER=PATH", help="Python with omikuji or pecos, e.g. pecos=PATH; repeatable."
         ),
     ] = None,
     ranker_features: Annotated[
-        bool, Option("--ranker-features", help="Also run the peers on our features.")
+        bool, Option("--ranker-features", help="Also run the peers on the ranker's features.")
     ] = False,
     experiment: Experiment,
 ) -> None:
@@ -190,12 +190,15 @@ def sweep(
     ],
     values: Annotated[
         str | None,
-        Option(metavar="V,V,…", help="Values to try (default: some around the configuration's)."),
+        Option(metavar="V,V,…", help="Values to try (default: near the configured value)."),
     ] = None,
     component: Component = None,
     experiment: Experiment,
 ) -> None:
-    """Vary one parameter (Table 7); beam and shortlist train one model only."""
+    """Vary one parameter (Table 7).
+
+    A model is trained for each value, except for beam and shortlist, which need only one model.
+    """
     from elias.experiments.sweep import parameter_called
 
     parameter_called(parameter)
@@ -221,16 +224,16 @@ def prune(
     tops: Annotated[
         str | None,
         Option(
-            "--top-k", metavar="N,N,…", help="Edges per cluster to keep (default: shares of κ)."
+            "--top-k", metavar="N,N,…", help="Edges to keep per cluster (default: fractions of κ)."
         ),
     ] = None,
     component: Component = None,
     save: Annotated[
-        Path | None, Option(metavar="FOLDER", help="Save a pruned model; needs --keep.")
+        Path | None, Option(metavar="FOLDER", help="Save a pruned model; requires --keep.")
     ] = None,
     keep: Annotated[
         str | None,
-        Option(metavar="RULE", help="Edges of the saved model: threshold=0.25 or top=100."),
+        Option(metavar="RULE", help="Edges to keep in it: threshold=0.25 or top=100."),
     ] = None,
     experiment: Experiment,
 ) -> None:
@@ -267,23 +270,23 @@ def _parse_numbers(
     try:
         return [kind(part) for part in text.split(",")]
     except ValueError:
-        example = "numbers with commas between them"
+        example = "numbers separated by commas"
         if kind is int:
             example = f"whole {example}, e.g. 0,1,2"
         raise ConfigError(f"{option} {text!r}: write {example}") from None
 
 
 def _parse_cut(save: Path | None, keep: str | None, *, overwrite: bool) -> PruneRule | None:
-    """Parse ``--save`` and ``--keep``; raise an error before training if the folder is in use.
+    """Parse ``--save`` and ``--keep``, and check before training that the folder can be used.
 
-    An empty folder is free; with ``overwrite``, any folder is.
+    The folder must be new or empty, unless ``overwrite`` is set.
     """
     from elias.experiments.prune import THRESHOLD, TOP_K, PruneRule
 
     if save is None and keep is None:
         return None
     if save is None or keep is None:
-        raise ConfigError("--save FOLDER and --keep RULE go together, e.g. --keep threshold=0.25")
+        raise ConfigError("--save requires --keep, and --keep requires --save; give both")
     if save.exists() and not overwrite and (not save.is_dir() or any(save.iterdir())):
         raise ConfigError(f"--save {save}: already exists; use --overwrite or another folder")
     rule, _, limit = keep.partition("=")

@@ -32,21 +32,21 @@ CALIBRATED_WITH_NAMES = (
 )
 
 _OPTIONAL_COLUMNS = {"ranker": "ranker_score", "name": "name_likeness", "T": "calibrated_score"}
-"""Columns, and their attributes, that only a model with the component that computes them has."""
+"""Columns that are shown only if the model computes them, with their attributes."""
 
 
 def explain(
     model: options.ModelPath,
     text: Annotated[
-        str, Argument(metavar="[TEXT|-]", help="A text; - or nothing: one per line of stdin.")
+        str, Argument(metavar="[TEXT|-]", help="A text. If omitted or -, read texts from stdin.")
     ] = str(STDIN),
     top_k: options.TopK = 5,
     paths: Annotated[int, Option(min=1, help="Maximum number of clusters per label.")] = 3,
-    member: Annotated[int, Option(min=0, help="Ensemble member to explain, from 0.")] = 0,
+    member: Annotated[int, Option(min=0, help="Ensemble member to explain, counted from 0.")] = 0,
     as_json: Annotated[bool, Option("--json", help="Print one JSON object per text.")] = False,
     device: options.DeviceName = "auto",
 ) -> None:
-    """Show how a model ranks its labels: clusters, edges and every factor of a score."""
+    """Show why a model predicts its labels, with clusters, edges and all factors of a score."""
     from elias.data.readers.files import sanitize
 
     lines: Iterable[str] = [text]
@@ -55,8 +55,8 @@ def explain(
     loaded = elias.Elias.from_pretrained(model, device=device)
     if loaded.model.encoder.reads_features:
         raise DataError(
-            f"{model}: was trained on features, and this command reads texts; in Python, "
-            "Elias.explain takes a CSR matrix"
+            f"{model}: was trained on features, but this command reads texts; use Elias.explain "
+            "with a CSR matrix in Python"
         )
     progress.enable(False)  # a bar for every chunk would flicker
     count = 0

@@ -1,4 +1,4 @@
-"""``elias export`` and ``elias push``: write a model as ONNX, push it to the Hugging Face hub."""
+"""``elias export`` and ``elias push``: export a model to ONNX, push it to the Hugging Face hub."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ def export(
         int | None, Option("-k", "--top-k", min=1, help="Maximum labels per text (default: 100).")
     ] = None,
     int8: Annotated[
-        bool, Option("--int8", help="Store weights in 8 bits: smaller, slightly less exact.")
+        bool, Option("--int8", help="Store weights in 8 bits: smaller, slightly less accurate.")
     ] = False,
     overwrite: options.Overwrite = False,
 ) -> None:
-    """Write encoder and search as one ONNX file with tokenizer and labels.
+    """Export the encoder and the search as one ONNX file with tokenizer and labels.
 
-    Ranker, calibration and probabilities are not exported: the file ranks as the last stage does.
+    Ranker, calibration and probabilities are not exported, so the file ranks by the last stage.
     """
     loaded = elias.Elias.from_pretrained(model, device="cpu")
     start = time.monotonic()
@@ -35,7 +35,7 @@ def export(
     console.note(f"{out}: {size:,.1f} MB, written in {time.monotonic() - start:.0f} s")
     stage, *left_out = loaded.components
     if left_out:
-        console.note(f"it ranks as --component {stage} does; not exported: {', '.join(left_out)}")
+        console.note(f"it ranks like --component {stage}; not exported: {', '.join(left_out)}")
 
 
 def push(
@@ -46,14 +46,14 @@ def push(
     ] = None,
     revision: Annotated[
         str | None,
-        Option(metavar="BRANCH", help="The branch; created if it does not exist (default: main)."),
+        Option(metavar="BRANCH", help="Branch, created if it does not exist (default: main)."),
     ] = None,
     license_name: Annotated[
         str | None, Option("--license", metavar="ID", help="License for the model card, e.g. mit.")
     ] = None,
     message: Annotated[str | None, Option("-m", "--message", help="Commit message.")] = None,
 ) -> None:
-    """Push a model and its card to the Hugging Face hub, and print its address."""
+    """Push a model and its card to the Hugging Face hub, and print its URL."""
     loaded = elias.Elias.from_pretrained(model, device="cpu")
     url = loaded.push_to_hub(
         repo_id, private=private, revision=revision, license=license_name, message=message

@@ -1,7 +1,7 @@
 """Options shared by several commands, and functions that read configurations and corpora with them.
 
-A parameter of a command whose type is one of the dataclasses here, or in a command's own module,
-stands for one option for each of its fields; `expand_groups` does that.
+If the type of a command's parameter is a dataclass, `expand_groups` replaces the parameter by one
+option for each field of the dataclass.
 """
 
 from __future__ import annotations
@@ -27,24 +27,24 @@ DataPath = Annotated[Path, Argument(metavar="DATA", help="A corpus in any suppor
 ModelPath = Annotated[Path, Argument(metavar="MODEL", help="A saved model, or a run folder.")]
 RunPath = Annotated[Path, Argument(metavar="RUN", help="A run folder, or a saved model.")]
 TextColumn = Annotated[
-    str | None, Option(metavar="COLUMN", help="Text column of a table; several as title,abstract.")
+    str | None, Option(metavar="COLUMN", help="Text column of a table, or several: title,abstract.")
 ]
 TestSize = Annotated[
     float | None,
     Option(
         metavar="N|SHARE",
         min=0,
-        help="Number or share of test points; 0: none (default: a fifth of data without splits).",
+        help="Number or share of test points; 0 for none (default: a fifth if none are given).",
     ),
 ]
 DeviceName = Annotated[
-    str, Option(metavar="auto|cpu|cuda", help="Device; auto: a GPU if available.")
+    str, Option(metavar="auto|cpu|cuda", help="Device; auto uses a GPU if available.")
 ]
 Component = Annotated[
     str | None,
     Option(metavar="NAME", help="Last component: stage2, rerank, calibrate, names (default: all)."),
 ]
-TopK = Annotated[int, Option("-k", "--top-k", min=1, help="Labels per text.")]
+TopK = Annotated[int, Option("-k", "--top-k", min=1, help="Number of labels per text.")]
 AsJson = Annotated[bool, Option("--json", help="Print one JSON object.")]
 Overwrite = Annotated[bool, Option("--overwrite", help="Replace existing output.")]
 
@@ -66,7 +66,10 @@ class ConfigOptions:
     ] = None
 
     def build(self) -> EliasConfig:
-        """Build the configuration: defaults, preset, file, single changes; later ones win."""
+        """Build the configuration from the defaults, the preset, the file and ``--set``.
+
+        Later values override earlier ones.
+        """
         if self.preset is None and self.config_file is None:
             console.note("no --preset and no --config: the defaults are used")
         tree = {} if self.preset is None else preset_tree(self.preset)
@@ -88,12 +91,12 @@ class CorpusOptions:
         str | None,
         Option(
             metavar="COLUMN",
-            help="Column whose equal cells stay in one split (default: near-duplicate texts).",
+            help="Column of groups that stay in one split (default: near-duplicate texts).",
         ),
     ] = None
 
     def read(self, path: Path, **settings: Any) -> elias.Corpus:
-        """Read a corpus; ``settings`` are further arguments of `load_corpus`."""
+        """Read a corpus. ``settings`` are further arguments of `load_corpus`."""
         with errors_name_options():
             return elias.load_corpus(path, **asdict(self), **settings)
 
@@ -108,7 +111,7 @@ class CorpusOptions:
 def training_options(
     path: Path, settings: Mapping[str, Any], columns: Mapping[str, str | None]
 ) -> dict[str, str]:
-    """Return the options for reading a file: given options, completed by the training options."""
+    """Return the options for reading a file. Options not given are those of the training data."""
     from elias.data.load import reading_options
 
     with errors_name_options():
@@ -154,7 +157,7 @@ def expand_groups(function: Callable[..., None]) -> Callable[..., None]:
 
 
 def _fields(group: Any) -> list[inspect.Parameter]:
-    """Return the fields of a dataclass; none for the type of a single option."""
+    """Return the fields of a dataclass as parameters, or an empty list for any other type."""
     if not (isinstance(group, type) and is_dataclass(group)):
         return []
     return list(inspect.signature(group, eval_str=True).parameters.values())

@@ -31,11 +31,11 @@ def predict(
     model: options.ModelPath,
     texts: Annotated[
         Path,
-        Argument(metavar="[FILE|-]", help="One text per line, or a table; - or nothing: stdin."),
+        Argument(metavar="[FILE|-]", help="Lines of text, or a table; stdin if omitted or -."),
     ] = STDIN,
     top_k: Annotated[
         int | None,
-        Option("-k", "--top-k", min=1, help="Labels per text (default: 5; with a threshold 100)."),
+        Option("-k", "--top-k", min=1, help="Labels per text (default: 5; with --threshold 100)."),
     ] = None,
     threshold: Annotated[
         str | None,
@@ -43,11 +43,11 @@ def predict(
     ] = None,
     only: Annotated[
         list[str] | None,
-        Option(metavar="LABEL", help="Predict only these names or ids, or @FILE; repeatable."),
+        Option(metavar="LABEL", help="Predict only this label (name, id or @FILE); repeatable."),
     ] = None,
     without: Annotated[
         list[str] | None,
-        Option(metavar="LABEL", help="Never predict these names or ids, or @FILE; repeatable."),
+        Option(metavar="LABEL", help="Never predict this label (name, id or @FILE); repeatable."),
     ] = None,
     component: options.Component = None,
     text: options.TextColumn = None,
@@ -66,17 +66,17 @@ def predict(
         str | None,
         Option("--format", metavar="NAME", help="Format of OUTPUT (default: by its extension)."),
     ] = None,
-    chunk_size: Annotated[int | None, Option(min=1, help="Texts in memory with --out.")] = None,
+    chunk_size: Annotated[int | None, Option(min=1, help="Texts per chunk with --out.")] = None,
     overwrite: options.Overwrite = False,
     device: options.DeviceName = "auto",
 ) -> None:
-    """Predict labels: one JSON object per text, with the text and its labels (id, label, score).
+    """Predict labels and print one JSON object per text, with its labels (id, label, score).
 
-    With --out the labels go to a file, which appears when it is complete. Run the same command
-    again to resume an interrupted one. Processes started by torchrun share the work.
+    With --out, write the labels to a file, which appears when it is complete. Run the same command
+    again to resume after an interruption. Processes started by torchrun share the work.
     """
     if out is None and (file_format or chunk_size or overwrite):
-        raise DataError("--format, --chunk-size and --overwrite need a file; name it with --out")
+        raise DataError("--format, --chunk-size and --overwrite apply to a file; give --out FILE")
 
     def open_texts() -> Iterator[TextRow] | elias.FileTask:
         from elias.persistence.hub import find_model
@@ -98,8 +98,8 @@ def predict(
         loaded = elias.Elias.from_pretrained(model, device=device, world=world)
         if loaded.model.encoder.reads_features:
             raise DataError(
-                f"{model}: was trained on features, and this command reads texts; use elias "
-                "evaluate, or in Python Elias.predict with a CSR matrix"
+                f"{model}: was trained on features, but this command reads texts; use elias "
+                "evaluate, or Elias.predict with a CSR matrix in Python"
             )
         component = loaded.check_component(component)
         arguments = {
@@ -109,7 +109,7 @@ def predict(
             "without": parse_labels(without, loaded.label_names),
             "component": component,
         }
-        if source is None:  # another process than rank 0
+        if source is None:  # on all ranks except 0
             follow_predict(world, loaded, arguments)
             return
         with shared_predict(world, loaded) as predict_texts:
@@ -165,7 +165,7 @@ def read_rows(
     keep: Sequence[str] = (),
     settings: Mapping[str, Any] | None = None,
 ) -> Iterator[TextRow]:
-    """Yield the texts one at a time; an empty line is an empty text.
+    """Yield the input texts one at a time. An empty line is an empty text.
 
     Args:
         source: A file, or ``-`` for stdin.
@@ -184,7 +184,7 @@ def read_rows(
     if column is not None:
         return json_text_rows(lines, "stdin", column, keep)
     if keep:
-        raise DataError("--keep: plain lines on stdin have no columns; name the text's with --text")
+        raise DataError("--keep: plain lines on stdin have no columns; send JSON, and give --text")
     return (TextRow(number, line) for number, line in enumerate(lines, start=1))
 
 
@@ -212,7 +212,7 @@ def _stdin_lines() -> Iterator[str]:
 
 
 def chunks(items: Iterable[T], size: int) -> Iterator[list[T]]:
-    """Yield the items as lists of ``size``; the last one may be shorter.
+    """Yield the items as lists of length ``size``. The last one may be shorter.
 
     >>> list(chunks("abc", 2))
     [['a', 'b'], ['c']]
@@ -223,7 +223,9 @@ def chunks(items: Iterable[T], size: int) -> Iterator[list[T]]:
 
 
 def parse_labels(values: Sequence[str] | None, names: Sequence[str]) -> list[str | int] | None:
-    """Return label names, and ids for numbers that are not names; ``@FILE`` holds one per line.
+    """Return the labels of ``--only`` or ``--without`` as names or ids.
+
+    A number is an id, unless a label has that name. ``@FILE`` is a file with one label per line.
 
     >>> parse_labels(["fish", "1"], ["fish", "law"])
     ['fish', 1]
@@ -239,7 +241,7 @@ def parse_labels(values: Sequence[str] | None, names: Sequence[str]) -> list[str
             continue
         lines = [line.strip() for line in read_lines(Path(value[1:])) if line.strip()]
         if not lines:
-            raise DataError(f"{value[1:]}: is empty; it should hold one label per line")
+            raise DataError(f"{value[1:]}: is empty; it should have one label per line")
         labels += lines
     known = set(names)
     return [int(label) if label not in known and label.isdecimal() else label for label in labels]

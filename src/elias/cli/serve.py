@@ -19,8 +19,8 @@ def serve(
         str,
         Argument(metavar="MODEL", help="A saved model, a run folder, or hf://user/model@revision."),
     ],
-    port: Annotated[int, Option(min=0, max=65535, help="Port; 0: any free port.")] = 8000,
-    host: Annotated[str, Option(help="Address; 0.0.0.0: all interfaces.")] = "127.0.0.1",
+    port: Annotated[int, Option(min=0, max=65535, help="Port; 0 selects a free port.")] = 8000,
+    host: Annotated[str, Option(help="Address; 0.0.0.0 for all interfaces.")] = "127.0.0.1",
     workers: Annotated[int, Option(min=1, max=256, help="Processes; each loads the model.")] = 1,
     api_key_file: Annotated[
         Path | None, Option(metavar="FILE", help="Require one of these API keys, one per line.")
@@ -33,7 +33,7 @@ def serve(
     max_body: Annotated[int, Option(min=1, help="Bytes per request.")] = _DEFAULTS.max_body,
     max_batch: Annotated[int, Option(min=1, help="Texts per batch.")] = _DEFAULTS.max_batch,
     max_queue: Annotated[
-        int, Option(min=1, help="Texts waiting per worker; beyond it, status 429.")
+        int, Option(min=1, help="Waiting texts per worker; if exceeded, status 429.")
     ] = _DEFAULTS.max_queue,
     timeout: Annotated[float, Option(min=0.01, help="Seconds per request.")] = _DEFAULTS.timeout,
     log_texts: Annotated[bool, Option("--log-texts", help="Log the texts of requests.")] = False,

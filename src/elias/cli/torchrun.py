@@ -22,7 +22,7 @@ DISTRIBUTED_COMMANDS = ("evaluate", "predict", "train")
 
 
 def check_single_process(command: str | None) -> None:
-    """Raise an error if `torchrun` started a command that cannot split its work.
+    """Check that `torchrun` did not start several processes of a command that cannot share work.
 
     Raises:
         ConfigError: If there are several processes and the command cannot share its work.
@@ -32,8 +32,8 @@ def check_single_process(command: str | None) -> None:
     launched = "RANK" in os.environ and "MASTER_ADDR" in os.environ
     if command not in DISTRIBUTED_COMMANDS and launched and size.isdigit() and int(size) > 1:
         raise ConfigError(
-            f"elias {command}: each of the {size} processes that torchrun started would do the "
-            f"same; run it without torchrun ({', '.join(DISTRIBUTED_COMMANDS)} share the work)"
+            f"elias {command}: each of the {size} processes of torchrun would do the same; run it "
+            f"without torchrun (only {', '.join(DISTRIBUTED_COMMANDS)} share the work)"
         )
 
 
@@ -78,7 +78,7 @@ def follow_predict(world: World, model: elias.Elias, options: Mapping[str, Any])
 
 
 def _broadcast_texts(world: World, texts: Sequence[str] | None) -> Sequence[str] | None:
-    """Return the texts of rank 0; wait without a timeout until rank 0 has read them."""
+    """Wait until rank 0 has read its texts, without a timeout, and return them."""
     world.run_on_rank0(lambda: None)
     return world.broadcast(texts)
 

@@ -24,15 +24,15 @@ def tune(
     trials: Annotated[
         int | None,
         Option(
-            metavar="N", min=1, help="Trials in all (default: 20, or as many as --time allows)."
+            metavar="N", min=1, help="Trials in total (default: 20, or as many as --time allows)."
         ),
     ] = None,
     duration: Annotated[
-        str | None, Option("--time", metavar="1h30m", help="Time for this command: 2h, 45m, 90s.")
+        str | None, Option("--time", metavar="1h30m", help="Time limit, e.g. 2h, 45m or 1h30m.")
     ] = None,
     space: Annotated[
         Path | None,
-        Option(metavar="FILE", help="Search space, TOML (default: one for the encoder)."),
+        Option(metavar="FILE", help="TOML file with the search space (default: by encoder)."),
     ] = None,
     configuration: options.ConfigOptions,
     device: options.DeviceName = "auto",
@@ -40,9 +40,10 @@ def tune(
     test_size: options.TestSize = None,
     overwrite: options.Overwrite = False,
 ) -> None:
-    """Search for better settings on held-out points; DIR/best.toml is for elias train --config.
+    """Search for settings that give better results on held-out points.
 
-    Run the same command again to continue an interrupted study. Test points are not used.
+    The best settings are written to DIR/best.toml, for elias train --config. Run the same command
+    again to continue an interrupted study. Test points are not used.
     """
     seconds = None if duration is None else parse_duration(duration)
     config = configuration.build()
