@@ -234,8 +234,8 @@ def test_the_ensemble_of_xr_linear_averages_its_clusterings(with_peers, data):
 def test_what_was_finished_before_peers_were_found_is_not_done_again(with_peers):
     output, lines = with_peers
 
-    assert output.err.count("(finished before)") == 3  # the model, one-vs-all, the neighbours
-    assert "the model, seed 0 (finished before)" in output.err
+    assert output.err.count("(already finished)") == 3  # the model, one-vs-all, the neighbours
+    assert "the model, seed 0 (already finished)" in output.err
     assert lines["elias/ensemble"]["title"] == "ELIAS++ with label names ×2"
 
 

@@ -421,12 +421,12 @@ def test_a_given_model_is_pruned_without_training(ablation, data, tmp_path, trai
 
 BAD = [
     (("ablation",), ("--seeds", "0,x"), "--seeds '0,x': write whole numbers"),
-    (("ablation",), ("--seeds", "1,1"), "seeds must be different"),
+    (("ablation",), ("--seeds", "1,1"), "give one or more distinct seeds"),
     (("ablation",), ("--members", "0"), "--members must be >= 1, not 0"),
     (("ablation",), ("--preset", "mesh-title"), "did you mean 'mesh-titles'?"),
-    (("compare",), ("--peer-python", "omikuji"), "write it as PACKAGE=PATH"),
+    (("compare",), ("--peer-python", "omikuji"), "write PACKAGE=PATH"),
     (("compare",), ("--peer-python", "annif=/bin/sh"), "the package one of omikuji, pecos"),
-    (("compare",), ("--peer-python", "pecos=/no/python"), "/no/python is no program"),
+    (("compare",), ("--peer-python", "pecos=/no/python"), "/no/python is not a Python interpreter"),
     (("sweep", "lamda"), (), "cannot sweep 'lamda'; did you mean 'lambda'?"),
     (("sweep", "beam"), ("--values", "1.5"), "b must be a whole number, not 1.5"),
     (("sweep", "beam"), ("--values", "9"), "b must be at least 1 and at most 8 here, not 9"),

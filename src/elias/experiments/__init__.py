@@ -16,6 +16,6 @@ def __getattr__(name: str) -> Any:
     """Resolve ``carry_out``, the deprecated name of `run_experiment`, with a warning."""
     if name != "carry_out":
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    text = "elias.experiments.carry_out is now run_experiment; the old name will go in 0.3"
+    text = "elias.experiments.carry_out is now run_experiment; the old name will be removed in 0.3"
     warnings.warn(text, DeprecationWarning, stacklevel=2)
     return run_experiment

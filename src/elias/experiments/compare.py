@@ -49,7 +49,7 @@ FEATURES = {WORDS: "", RANKER: ", our features"}
 """Kinds of features, with the suffix that each adds to row titles."""
 PEER_TITLES = {"parabel": "Parabel", "bonsai": "Bonsai", "xr-linear": "XR-Linear"}
 PEER_SEEDS = 3
-"""Number of XR-Linear models, each with another clustering, that its ensemble averages."""
+"""Size of the XR-Linear ensemble, in which each model has another clustering."""
 _PEER_REMARKS = {
     "omikuji": "Parabel and Bonsai are those of omikuji {}, with 3 trees.",
     "pecos": "XR-Linear is that of PECOS {}, its defaults (×3: three clusterings averaged).",
@@ -164,9 +164,10 @@ class PointFeatures:
 
 
 def point_features(setting: Setting, kind: str) -> PointFeatures:
-    """Compute the tf-idf of words, or the sparse features of the ranker (without embeddings).
+    """Compute the features of all points, which are word tf-idf or the ranker's sparse features.
 
-    If the corpus has features instead of texts, only scale each row to unit length.
+    Embeddings are not included. If the corpus has features instead of texts, each row is only
+    scaled to unit length.
     """
     splits = [setting.corpus.split(name) for name in ("train", "test")]
     points: list[Any] = [s.features if s.texts is None else s.texts for s in splits]
@@ -198,7 +199,7 @@ class Peer:
 
 
 class PeerFailedError(Exception):
-    """A peer exited with an error; the message is its last line of output."""
+    """Raised if a peer exits with an error. The message is its last line of output."""
 
 
 def parse_interpreters(options: list[str]) -> dict[str, Path]:
@@ -212,12 +213,12 @@ def parse_interpreters(options: list[str]) -> dict[str, Path]:
         package, equals, path = text.partition("=")
         if not equals or package not in packages:
             raise ConfigError(
-                f"--peer-python {text!r}: write it as PACKAGE=PATH, the package one of "
+                f"--peer-python {text!r}: write PACKAGE=PATH, where PACKAGE is one of "
                 f"{', '.join(packages)}{did_you_mean(package, packages)}"
             )
         python = Path(path).expanduser()
         if not python.is_file() or not os.access(python, os.X_OK):
-            raise ConfigError(f"--peer-python {text!r}: {path} is no program; give a python")
+            raise ConfigError(f"--peer-python {text!r}: {path} is not a Python interpreter")
         interpreters[package] = python
     return interpreters
 
@@ -297,7 +298,7 @@ def _peer_task(
 def _run(
     peer: Peer, method: str, features: PointFeatures, setting: Setting, seeds: list[int]
 ) -> Iterator[tuple[dict[str, Any], Predictions]]:
-    """Train a method of a peer, and yield times, size and test predictions of each model.
+    """Train a method of a peer, and yield the times, size and test predictions of each model.
 
     Raises:
         PeerFailedError: If the peer ends with an error.
@@ -305,7 +306,7 @@ def _run(
     corpus = setting.corpus
     top_k = EVALUATED + max_filtered(corpus.split("test"))
     for stale in setting.folder.glob(f"{_FOLDER_PREFIX}*"):
-        shutil.rmtree(stale, ignore_errors=True)  # left by a command that was killed
+        shutil.rmtree(stale, ignore_errors=True)  # left behind by a command that was killed
     with (
         TemporaryDirectory(prefix=_FOLDER_PREFIX, dir=setting.folder) as out,
         progress(f"Running {PEER_TITLES[method]}"),
@@ -326,7 +327,7 @@ def _run(
 
 def _call(python: Path, command: str, argument: str, folder: Path) -> dict[str, Any]:
     """Run ``run_peer.py`` with an interpreter and return its result."""
-    # the import path of our interpreter is not that of the peer
+    # the interpreter of the peer must not use our import path
     environment = {k: v for k, v in os.environ.items() if k not in ("PYTHONPATH", "PYTHONHOME")}
     result = folder / "result.json"
     try:

@@ -108,7 +108,7 @@ class TrainedModel:
         return total
 
     def megabytes(self, component: str) -> float:
-        """Return the size of the model files; the ranker does not count for a stage."""
+        """Return the size of the model files. For a stage, the ranker is not counted."""
         folder, is_stage = self.folder / MODEL_FOLDER, component == self.model.components[0]
         files = {path for path in folder.rglob("*") if path.is_file()}
         files -= set((folder / RANKER_FOLDER).rglob("*")) if is_stage else set()
@@ -119,7 +119,10 @@ class Models:
     """Train, load and measure the models of an experiment."""
 
     def __init__(self, setting: Setting, *, timed: bool = False) -> None:
-        """Prepare to measure models; ``timed``: also their prediction time and size on disk."""
+        """Set up the models of an experiment.
+
+        If ``timed``, also measure their prediction time and size on disk.
+        """
         self.setting, self.timed = setting, timed
         self._last: TrainedModel | None = None
 
@@ -150,7 +153,7 @@ class Models:
         if is_finished and self._stored_config(name) == model_settings(config.to_dict()):
             model = Elias.from_pretrained(folder, device=setting.device)
             if model.metadata.get("corpus") == setting.data["fingerprint"]:
-                logger.info("%s: finished before, loaded", folder)
+                logger.info("%s: already finished, loaded", folder)
             elif setting.overwrite:
                 model = None
             else:
@@ -210,7 +213,7 @@ class Models:
     ) -> dict[str, float]:
         """Return the costs of a component of one model, or of all members of an ensemble.
 
-        The training time is that up to the component ``until``; None: all of it.
+        If ``until`` is given, count only the training time up to this component.
         """
         costs = {TRAIN_SECONDS: round(sum(one.train_seconds(until) for one in trained), 3)}
         if self.timed:
@@ -277,9 +280,10 @@ class Models:
         return Task(name=run, title=f"{title}, seed {seed}", decided_by=decided_by, measure=measure)
 
     def search(self, model: Elias) -> dict[str, Predictions]:
-        """Search the test points once, and rank them by each component and each other mixture.
+        """Search the test points once, and rank the candidates by each component.
 
-        Pairs that the filters exclude are still there; an ensemble needs them.
+        Calibrated scores are also ranked with each mixture that the model does not use. Filtered
+        pairs are not dropped, because an ensemble needs them.
         """
         test, encoder = self.setting.corpus.split("test"), model.model.encoder
         inputs, top_k = split_inputs(test, encoder), EVALUATED + max_filtered(test)

@@ -33,10 +33,12 @@ SHOWN = (REMOVED, "P@1", "P@5", "R@10", "R@100", MS_PER_POINT)
 
 @dataclass(frozen=True, slots=True)
 class PruneRule:
-    """A pruning rule: a key of `RULES`, and its limit (lowest score or edges per cluster)."""
+    """A rule that selects the edges to keep."""
 
     by: str
+    """A key of `RULES`."""
     limit: float
+    """Minimum edge score, or maximum number of edges per cluster."""
 
     def __post_init__(self) -> None:
         """Check the limit."""
@@ -46,7 +48,7 @@ class PruneRule:
             )
         if self.by == TOP_K and (self.limit < 1 or self.limit != int(self.limit)):
             raise ConfigError(
-                f"the edges kept of a cluster must be a whole number >= 1, not {self.limit:g}"
+                f"the edges kept per cluster must be a whole number >= 1, not {self.limit:g}"
             )
 
     @property

@@ -35,7 +35,7 @@ def probe(package: str) -> dict[str, Any]:
 
 
 def run(job: dict[str, Any]) -> dict[str, Any]:
-    """Train a peer and predict; return the times, size and predictions of each trained model."""
+    """Train a peer, predict, and return the times, size and predictions of each trained model."""
     from scipy import sparse
 
     out, parts = Path(job["out"]), []
@@ -87,7 +87,7 @@ def _omikuji(
 
 
 def _write_text(path: Path, x: Any, y: Any) -> None:
-    """Write points in the format of the XMC repository; skip those without labels or features."""
+    """Write the points with labels and features in the format of the XMC repository."""
     rows = [i for i in range(x.shape[0]) if x.indptr[i] < x.indptr[i + 1] and y[i].nnz]
     with path.open("w", encoding="utf8") as file:
         file.write(f"{len(rows)} {x.shape[1]} {y.shape[1]}\n")
@@ -101,7 +101,7 @@ def _write_text(path: Path, x: Any, y: Any) -> None:
 def _xr_linear(
     job: dict[str, Any], train_x: Any, train_y: Any, test_x: Any, out: Path
 ) -> Iterator[tuple[str, tuple[float, float], float, Any]]:
-    """Train XR-Linear with default settings: a single model, and an average over clusterings."""
+    """Train a single XR-Linear model and an average over clusterings, with default settings."""
     xmc = importlib.import_module("pecos.xmc")
     linear = importlib.import_module("pecos.xmc.xlinear.model").XLinearModel
     train_seconds = predict_seconds = megabytes = 0.0

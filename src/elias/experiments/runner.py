@@ -43,14 +43,14 @@ REMOVED = "edges_removed"
 
 @dataclass(frozen=True, kw_only=True)
 class Setting:
-    """Configuration, corpus, seeds and folder of an experiment; make one with `Setting.of`."""
+    """Configuration, corpus, seeds and folder of an experiment. Create it with `Setting.of`."""
 
     config: ResolvedConfig
     """The resolved configuration."""
     corpus: Corpus
-    """The corpus; everything is measured on its test points."""
+    """The corpus. Everything is measured on its test points."""
     folder: Path
-    """Folder of the results; models go to its subfolder ``runs``."""
+    """Folder of the results. Models are saved in its subfolder ``runs``."""
     seeds: tuple[int, ...]
     device: str = "auto"
     overwrite: bool = False
@@ -67,7 +67,7 @@ class Setting:
         device: str = "auto",
         overwrite: bool = False,
     ) -> Setting:
-        """Resolve the configuration for a corpus; ``seeds`` defaults to the configured seed.
+        """Resolve the configuration for a corpus. By default, the configured seed is used.
 
         Raises:
             DataError: If the corpus has no test points.
@@ -80,7 +80,7 @@ class Setting:
             )
         chosen = (config.seed,) if seeds is None else tuple(seeds)
         if len(set(chosen)) < len(chosen) or not chosen:
-            raise ConfigError(f"seeds must be different, and at least one, not {list(chosen)}")
+            raise ConfigError(f"give one or more distinct seeds, not {list(chosen)}")
         return cls(
             config=config.resolve(len(corpus.train), corpus.n_labels),
             corpus=corpus,
@@ -139,7 +139,7 @@ class Line:
 
 
 def summarise(rows: Iterable[Row]) -> list[Line]:
-    """Average the rows of each name into a line; order lines by their first row.
+    """Average the rows with the same name into one line. Lines are in the order of the rows.
 
     >>> rows = [Row(name="a", title="A", seed=s, metrics={"P@1": 70.0 + s}) for s in (0, 2)]
     >>> (line,) = summarise(rows)
@@ -194,7 +194,7 @@ class Table:
     def rows(
         self, lines: Sequence[Line], columns: Sequence[str], *, between: str = " ± "
     ) -> list[list[str]]:
-        """Return the table cells of each line; the first cell includes the note of the line.
+        """Return the table cells of each line. The first cell includes the note of the line.
 
         ``between`` separates a mean from its standard deviation.
         """
@@ -283,7 +283,7 @@ def run_experiment(plan: Plan) -> Result:
     """
     digests = {task.name: _digest(task, plan.setting) for task in plan.tasks}
     started, stored = _read_earlier(plan)
-    # results of other inputs are dropped; those of tasks that this plan does not have stay
+    # drop results of changed inputs, but keep those of tasks that are not in this plan
     stored = {
         name: t for name, t in stored.items() if digests.get(name, t["digest"]) == t["digest"]
     }
@@ -291,7 +291,7 @@ def run_experiment(plan: Plan) -> Result:
     for number, task in enumerate(plan.tasks, start=1):
         title = f"{plan.name} {number}/{len(plan.tasks)}: {task.title}"
         if task.name in stored and all(row["metrics"] for row in stored[task.name]["rows"]):
-            logger.info("%s (finished before)", title)
+            logger.info("%s (already finished)", title)
             continue
         logger.info("%s", title)
         start = time.monotonic()
@@ -313,7 +313,10 @@ def _digest(task: Task, setting: Setting) -> str:
 
 
 def _read_earlier(plan: Plan) -> tuple[str, dict[str, dict[str, Any]]]:
-    """Return the start and the stored tasks of an earlier run; now and none if there is none."""
+    """Return the start time and the stored tasks of an earlier run.
+
+    If there is none, return the current time and no tasks.
+    """
     setting = plan.setting
     path = setting.folder / f"{plan.name}.json"
     new: tuple[str, dict[str, Any]] = (_now(), {})
@@ -333,7 +336,7 @@ def _read_earlier(plan: Plan) -> tuple[str, dict[str, dict[str, Any]]]:
             f"{path}: is not a result file of this version; remove it, or give another --out"
         ) from None
     ours, before = (
-        {**model_settings(tree), "seed": None}  # seeds have tasks of their own
+        {**model_settings(tree), "seed": None}  # each seed has its own tasks
         for tree in (setting.config.to_dict(), config)
     )
     changed = first_difference(ours, before)

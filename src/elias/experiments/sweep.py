@@ -1,4 +1,4 @@
-"""Table 7: vary one parameter and keep everything else.
+"""Table 7: vary one parameter and keep all others.
 
 λ, κ, α and β are parameters of training, so each value trains a model. Beam and shortlist are
 parameters of the search, so all values use one model.
@@ -57,7 +57,7 @@ class Parameter:
             return replace(config, stages=stages)
         changes: dict[str, Any] = {self.key: int(value) if self.whole else value}
         index = replace(config.index, **changes)
-        if self.key == _KAPPA:  # with fewer edges, the beam reaches a shorter shortlist only
+        if self.key == _KAPPA:  # with fewer edges, the beam may not reach enough labels
             reached = index.beam_size * index.edges_per_cluster
             index = replace(
                 index,
@@ -92,7 +92,11 @@ class Parameter:
 
 
 def parameter_called(name: str) -> Parameter:
-    """Return the parameter with a name; for an unknown name, raise an error that lists all."""
+    """Return the parameter with a name.
+
+    Raises:
+        ConfigError: If the name is unknown. The message lists all names.
+    """
     if name not in PARAMETERS:
         known = ", ".join(PARAMETERS)
         raise ConfigError(
@@ -154,7 +158,7 @@ def sweep(
         component: The component to measure; by default the last stage.
     """
     if setting.config.index.kind == "all":
-        raise ConfigError("one-vs-all has no index to sweep; leave index.kind at 'graph'")
+        raise ConfigError("one-vs-all has no index to sweep; set index.kind to 'graph'")
     swept, n_labels = parameter_called(parameter), setting.corpus.n_labels
     if values is None:
         chosen = swept.defaults(setting.config, n_labels)

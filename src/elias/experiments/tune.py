@@ -1,7 +1,7 @@
 """Search for better settings with Optuna: train trials and compare them on the held-out points.
 
 The study is an SQLite file, so that it can be continued. Trials never see test points. They train
-without the ranker, unless the search space has a key of ``rerank``.
+without the ranker, unless the search space contains a ``rerank`` setting.
 """
 
 from __future__ import annotations
@@ -49,23 +49,23 @@ DEFAULT_TRIALS = 20
 """Number of trials if neither a number nor a time is given."""
 BEST_FILE, SPACE_FILE, STUDY_FILE = "best.toml", "space.toml", "study.db"
 MARKDOWN_FILE, HTML_FILE = "summary.md", "summary.html"
-_STEPS_PER_STAGE = 10  # at which trials with any number of epochs are compared
+_STEPS_PER_STAGE = 10  # steps at which trials are compared, whatever their number of epochs
 _MIN_FOR_IMPORTANCE = 5  # trials
 _KINDS = ("factor", "range", "values")
 
 
 @dataclass(frozen=True, slots=True)
 class Parameter:
-    """A parameter of the search, which sets one configuration key, or one in every stage."""
+    """A search parameter, which sets one configuration key or the same key in every stage."""
 
     name: str
-    """The key; ``stages.*.epochs`` stands for all stages."""
+    """The configuration key. ``stages.*.epochs`` stands for the key in all stages."""
     kind: str
-    """``factor`` (of the default), ``range`` or ``values``."""
+    """``factor`` (multiples of the default), ``range`` or ``values``."""
     options: Sequence[Any]
-    """Lowest and highest value; or all values, for ``values`` and more than two factors."""
+    """All values if `is_choice`, otherwise the lowest and the highest value."""
     defaults: Mapping[str, Any]
-    """The keys that it sets, and their values without it."""
+    """The configuration keys that it sets, with their default values."""
 
     @property
     def is_choice(self) -> bool:
@@ -73,7 +73,7 @@ class Parameter:
         return self.kind == "values" or len(self.options) > 2
 
     def start(self) -> dict[str, Any]:
-        """Return the value that keeps the default, by name; nothing if it is not in the search."""
+        """Return ``{name: value}`` for the default, or ``{}`` if the search does not include it."""
         value = 1.0 if self.kind == "factor" else next(iter(self.defaults.values()))
         is_inside = not self.is_choice and value and self.options[0] <= value <= self.options[1]
         return {self.name: value} if is_inside or value in self.options else {}
@@ -88,7 +88,7 @@ class Parameter:
         return trial.suggest_float(self.name, *self.options, log=self.kind == "factor")
 
     def changes(self, value: Any) -> dict[str, Any]:
-        """Return the configuration keys for a value; a factor of 1 leaves them to be derived."""
+        """Return the configuration changes for a value. A factor of 1 changes nothing."""
         if self.kind == "factor":
             scaled = {key: value * base for key, base in self.defaults.items() if value != 1}
         else:
@@ -126,7 +126,7 @@ def default_space(config: ResolvedConfig) -> dict[str, Any]:
 def read_space(
     path: str | Path | None, config: EliasConfig, resolved: ResolvedConfig
 ) -> list[Parameter]:
-    """Read and check the search space in a TOML file; None is the default space.
+    """Read and check the search space in a TOML file, or the default space if there is no file.
 
     Raises:
         ConfigError: If a key is unknown, or a value is not valid for its key.
@@ -181,13 +181,13 @@ def _flatten(tree: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, A
 
 @dataclass
 class Tuner:
-    """A study and what its trials need; `tune` makes one."""
+    """A study with everything that its trials need. It is created by `tune`."""
 
     config: EliasConfig
     corpus: Corpus
-    """The whole corpus, from which open settings are derived, as in `train`."""
+    """The whole corpus. Settings that are not given are derived from it, as in `train`."""
     points: Corpus
-    """The points that trials see: training and held-out points, no test points."""
+    """The training and held-out points, which the trials see. There are no test points."""
     parameters: Sequence[Parameter]
     study: optuna.Study
     device: str
@@ -198,10 +198,10 @@ class Tuner:
         return self.study.get_trials(deepcopy=False, states=states)
 
     def objective(self, trial: Trial) -> float:
-        """Train a trial and return its held-out metric; raise `TrialPruned` if it lags behind.
+        """Train a trial and return its held-out metric. Raise `TrialPruned` if it lags behind.
 
-        A trial that fails counts as pruned, so that the search avoids its settings. If the first
-        trial fails, nothing would work, and the error is raised.
+        A trial that fails counts as pruned, so that the search avoids its settings. If no trial has
+        succeeded yet, the error is raised.
         """
         try:
             return self._train(trial, self._sample(trial))
@@ -212,7 +212,7 @@ class Tuner:
             raise optuna.TrialPruned from error
 
     def _sample(self, trial: Trial) -> ResolvedConfig:
-        """Sample the configuration of a trial; lower index sizes that are too large."""
+        """Sample the configuration of a trial. Index sizes that are too large are reduced."""
         changes: dict[str, Any] = {}
         for parameter in self.parameters:
             changes |= parameter.changes(parameter.suggest(trial))
@@ -260,7 +260,7 @@ class Tuner:
                 on_epoch=on_epoch,
             )
         assert model is not None
-        # of the ranker's components the first: calibration is fitted on the held-out points
+        # measure without calibration, because that is fitted on the held-out points
         component = model.components[:2][-1]
         return float(model.metadata["metrics"][component]["validation"][metric])
 
@@ -270,7 +270,7 @@ class Tuner:
 
 
 def resolve(config: EliasConfig, corpus: Corpus) -> ResolvedConfig:
-    """Derive the open settings of a configuration from a corpus."""
+    """Derive the settings that a configuration does not give from a corpus."""
     return config.resolve(len(corpus.train), corpus.n_labels)
 
 
@@ -285,9 +285,10 @@ def tune(
     device: str = "auto",
     overwrite: bool = False,
 ) -> EliasConfig:
-    """Search for a better configuration and return it; write study, summary and result to ``out``.
+    """Search for a better configuration and return it.
 
-    The first trial trains ``config`` itself. Call this again with the same arguments to continue.
+    The study, its summary and the best configuration are written to ``out``. The first trial trains
+    ``config`` itself. Call this again with the same arguments to continue.
 
     Args:
         config: The configuration to improve.
@@ -295,9 +296,9 @@ def tune(
             are held out as in `train`.
         out: Folder of the results.
         space: TOML file with a search space; by default `default_space`.
-        trials: Number of trials of the study, those of earlier calls included.
-        seconds: Time for this call. When it is over, the current trial is stopped after its epoch,
-            except the first.
+        trials: Total number of trials of the study, including those of earlier calls.
+        seconds: Time limit for this call. When it is reached, the current trial stops after its
+            epoch. The first trial always finishes.
         device: ``auto`` uses a GPU if there is one.
         overwrite: Replace an earlier study in ``out``.
 
@@ -309,7 +310,7 @@ def tune(
     parameters = read_space(space, config, resolved)
     train, validation = validation_split(corpus, resolved)
     if validation is None:
-        raise DataError("tuning needs held-out points; set eval.validation_size to none")
+        raise DataError("tuning needs held-out points; set eval.validation_size to 1 or more")
     points = corpus.with_splits(train=train, validation=validation, test=None)
     if folder.exists() and not folder.is_dir():
         raise RunError(f"{folder}: is a file; give another --out")
@@ -324,7 +325,7 @@ def tune(
         tuner = Tuner(config, corpus, points, parameters, study, device, deadline)
 
         def after_trial(_: optuna.Study, trial: FrozenTrial) -> None:
-            if trial.state is not TrialState.FAIL:  # an interrupted one
+            if trial.state is not TrialState.FAIL:  # not an interrupted trial
                 best = f"best {config.eval.select_by} {study.best_value:.2f}"
                 logger.info("trial %d: %s; %s", trial.number, _outcome(trial), best)
                 write_results(tuner, folder)
@@ -363,7 +364,7 @@ def _set_log_level(level: int) -> None:
 def _open_study(
     path: Path, inputs: Mapping[str, Any], seed: int, *, overwrite: bool
 ) -> Iterator[optuna.Study]:
-    """Create or load the study of a file; raise a `RunError` if it has other inputs."""
+    """Create or load the study in a file. Raise a `RunError` if it has other inputs."""
     optuna.logging.set_verbosity(optuna.logging.ERROR)
     remedy = "use --overwrite or another --out"
     if overwrite:
@@ -401,7 +402,7 @@ def _toml(value: Any) -> str:
 
 
 def config_toml(config: EliasConfig) -> str:
-    """Format the settings that are not the default as a file for ``--config``."""
+    """Format the settings that differ from the defaults as a TOML file for ``--config``."""
     tree, default = config.to_dict(), EliasConfig().to_dict()
     sections = [(f"[{k}]", v, default[k]) for k, v in tree.items() if isinstance(v, dict)]
     sections += [("[[stages]]", s, {**asdict(StageConfig()), "name": ""}) for s in tree["stages"]]
@@ -415,7 +416,7 @@ def config_toml(config: EliasConfig) -> str:
 
 def _outcome(trial: FrozenTrial) -> str:
     duration = html.seconds(0.0 if trial.duration is None else trial.duration.total_seconds())
-    is_complete = trial.state is TrialState.COMPLETE  # a pruned trial has a value too
+    is_complete = trial.state is TrialState.COMPLETE  # a pruned trial also has a value
     pruned = trial.user_attrs.get("error", "pruned")
     return f"{f'{trial.value:.2f}' if is_complete else pruned} ({duration})"
 

@@ -20,7 +20,7 @@ _NOT_XML = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\ud800-\udfff\ufffe\u
 
 
 def render(values: Mapping[str, Any], template: str = "report.html.j2") -> str:
-    """Return the page of a template, which loads nothing: no script, no font, no image."""
+    """Render a template as a self-contained page without scripts, fonts or images."""
     environment = Environment(
         loader=PackageLoader("elias", "report"),
         autoescape=True,
@@ -34,9 +34,9 @@ def render(values: Mapping[str, Any], template: str = "report.html.j2") -> str:
 
 
 def text(value: object) -> Markup:
-    """Escape a value for use in markup; markup is returned unchanged.
+    """Escape a value for use in markup. Markup itself is returned unchanged.
 
-    Characters that XML does not allow become a replacement character.
+    Characters that XML does not allow are replaced by U+FFFD.
 
     >>> print(text("a < b"), text(Markup("<b>bold</b>")))
     a &lt; b <b>bold</b>
@@ -45,7 +45,9 @@ def text(value: object) -> Markup:
 
 
 def element(name: str, /, *children: object, **attributes: object) -> Markup:
-    """Return an element with its children, which may be lists; None adds nothing.
+    """Return an element with its children as markup.
+
+    Children may be lists. Children and attributes that are None are skipped.
 
     Underscores in attribute names become hyphens, because ``stroke-width`` cannot be a Python name.
     Floats are rounded to two decimals.
@@ -72,7 +74,7 @@ def _two_decimals(value: object) -> object:
 
 
 def number(value: float, digits: int = 3) -> str:
-    """Format a number with three significant digits or as a whole number.
+    """Format a number with ``digits`` significant digits, or as a whole number if it is large.
 
     >>> number(1234567.0), number(0.12345), number(0.12345, 4), number(float("nan"))
     ('1,234,567', '0.123', '0.1235', '–')

@@ -46,7 +46,7 @@ class Axis:
 
     label: str
     low: float | None = None
-    """Lower end; derived from the data if None."""
+    """Lower end. If None, it is derived from the data. The same holds for ``high``."""
     high: float | None = None
     log: bool = False
     """True for a logarithmic axis, whose values must be positive."""
@@ -75,7 +75,7 @@ class Plot:
 
     def __init__(self, title: str, x: Axis, y: Axis) -> None:
         self.title, self.x, self.y = title, x, y
-        self._xs: list[float] = []  # values that the axes must hold
+        self._xs: list[float] = []  # values that the axes must cover
         self._ys: list[float] = []
         self._legend: list[tuple[str, Markup]] = []  # name and symbol of each series
         self._marks: list[Callable[[Scale, Scale], Iterator[Markup]]] = []
@@ -84,9 +84,9 @@ class Plot:
     def line(
         self, name: str, xs: ArrayLike, ys: ArrayLike, *, band: Sequence[ArrayLike] = ()
     ) -> None:
-        """Add a line; points whose y is not finite are skipped.
+        """Add a line. Points whose y is not finite are skipped.
 
-        ``band`` holds lower and upper bounds, between which the area is shaded.
+        ``band`` has the lower and upper bounds of an area to shade around the line.
         """
         columns = np.array([xs, ys, *band], dtype=np.float64)
         columns = columns[:, np.isfinite(columns[1])]
@@ -128,9 +128,9 @@ class Plot:
         self._marks.append(draw)
 
     def bars(self, groups: Mapping[str, ArrayLike]) -> None:
-        """Add the bars of each group over the categories of the x axis; NaN has no bar.
+        """Add the bars of each group over the categories of the x axis, except for NaN.
 
-        The bars of a single group have their values above them.
+        If there is only one group, the value of each bar is written above it.
         """
         values = self._add_groups(groups)
 
@@ -146,10 +146,10 @@ class Plot:
         self._marks.append(draw)
 
     def boxes(self, groups: Mapping[str, ArrayLike]) -> None:
-        """Add the boxes of each group over the categories of the x axis; NaN has no box.
+        """Add the boxes of each group over the categories of the x axis, except for NaN.
 
-        A group holds five increasing quantiles for each category. The line goes from the first to
-        the last, the box from the second to the fourth, and a bar marks the third.
+        A group has five increasing quantiles for each category. The line goes from the first to the
+        last, the box from the second to the fourth, and a bar marks the third.
         """
         values = self._add_groups(groups)
 
@@ -200,7 +200,7 @@ class Plot:
         self._marks.append(draw)
 
     def dots(self, name: str, values: Sequence[float], spreads: Sequence[float]) -> None:
-        """Add a dot in each category of the y axis; a thin line spans ± its spread."""
+        """Add a dot in each category of the y axis, with a thin line for ± its spread."""
         series = len(self._legend)
 
         def draw(x: Scale, y: Scale) -> Iterator[Markup]:

@@ -70,7 +70,7 @@ def write_report(
 
 
 def _target(run: Path, out: Path | None) -> Path:
-    """Return the file to write; raise before any work if it cannot be written."""
+    """Return the file to write. Raise an error before any work if it cannot be written."""
     if out is None:
         folder = _run_folder(run)
         if folder is None and run.is_dir():
@@ -84,7 +84,7 @@ def _target(run: Path, out: Path | None) -> Path:
 
 
 def _run_folder(folder: Path) -> Path | None:
-    """Return the run folder, given that folder or its model folder; None if there is no run."""
+    """Return the run folder of a run or of its model folder, or None if there is no run."""
     run = folder.parent if folder.name == MODEL_FOLDER else folder
     return next((path for path in (folder, run) if (path / METRICS_FILE).exists()), None)
 

@@ -1,4 +1,4 @@
-"""Compute what the sections of the report show; ``report.html.j2`` has its markup and prose."""
+"""Compute the values shown in the report. The template ``report.html.j2`` has markup and text."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ class Figure(NamedTuple):
 def report_values(
     model: Elias, corpus: Corpus, records: RunRecords, partition: Ints | None
 ) -> dict[str, Any]:
-    """Return the values of the template; those of a section with nothing to show are None or empty.
+    """Return the values for the template. For sections without content, they are None or empty.
 
     Args:
         model: The trained model.
@@ -111,7 +111,10 @@ def _curve_figure(
     curves: Mapping[str, Array],
     shown: Iterable[int] | None = None,
 ) -> Figure:
-    """Return a figure with curves over the same ``xs``; its table has the rows ``shown``."""
+    """Return a figure with curves over the same ``xs``, and their values as a table.
+
+    If ``shown`` is given, the table has only the rows with these indices.
+    """
     for name, ys in curves.items():
         plot.line(name, xs, ys)
     rows = list(zip(xs, *curves.values(), strict=True))
@@ -119,7 +122,7 @@ def _curve_figure(
 
 
 def _decile_figure(title: str, axis: Axis, groups: Mapping[str, Array], **counts: Ints) -> Figure:
-    """Return a figure with bars by label decile; its table also has the columns ``counts``."""
+    """Return a figure with bars by label decile. Its table also has the columns ``counts``."""
     plot = Plot(title, DECILE_AXIS, axis)
     plot.bars(groups)
     rows = list(zip(DECILES, *groups.values(), *counts.values(), strict=True))
@@ -145,7 +148,7 @@ def learning_values(epochs: Sequence[Mapping[str, Any]]) -> dict[str, Any] | Non
     starts = {i + 1: s for i, s in enumerate(stages) if i == 0 or stages[i - 1] != s}
     measured = [epoch.get("validation") or {} for epoch in epochs]
     names = dict.fromkeys(name for values in measured for name in values)
-    # None, for what was not measured, becomes NaN
+    # values that were not measured are None, which becomes NaN
     loss = np.array([epoch.get("loss") for epoch in epochs], dtype=np.float64)
     metrics = {name: np.array([v.get(name) for v in measured], dtype=np.float64) for name in names}
 
@@ -181,7 +184,7 @@ def recall_values(
     scores = {k: statistics.true_scores(p, truth, frequencies) for k, p in predictions.items()}
     axis = Axis("labels predicted, k", low=1.0, log=True)
     curve = Plot("Recall by number of predictions (Fig. 5, left)", axis, Axis("R@k, %", low=0.0))
-    recorded = []  # earlier stages are not saved: only their recorded R@k are known
+    recorded = []  # earlier stages are not saved, so only their recorded R@k are known
     for name, values in metrics.items():
         by_k = sorted((int(k[2:]), value) for k, value in values.items() if k.startswith("R@"))
         if by_k and name not in predictions:
@@ -302,7 +305,7 @@ def edge_values(edges: csr_matrix, partition: Ints | None, frequencies: Ints) ->
         axis = Axis("threshold on the edge score ŝ", 0.0, 1.0)
         percent = Axis("% above the threshold", 0.0, 100.0)
         plot = Plot("Stage 1 edges in the learned graph (Fig. 7a)", axis, percent)
-        thresholds = (0.0, 0.01, 0.05, 0.1, 0.25, 0.5, 0.75, 0.9)  # of Table 9, and 0
+        thresholds = (0.0, 0.01, 0.05, 0.1, 0.25, 0.5, 0.75, 0.9)  # those of Table 9, and 0
         shown = np.searchsorted(THRESHOLDS, thresholds).tolist()
         curves = {"stage 1 edges": stage1, "all edges": 100 * above}
         values["stage1"] = _curve_figure(plot, "threshold", THRESHOLDS, curves, shown)
@@ -334,7 +337,10 @@ def map_values(maps: LabelMaps, label_names: Sequence[str]) -> dict[str, Any]:
 
 
 def _leaves(tree: Any, path: str = "") -> Iterator[tuple[str, str]]:
-    """Yield the dotted key and the value of each setting; keys contain the names of stages."""
+    """Yield the dotted key and the value of each setting, such as ``stages.stage1.epochs``.
+
+    A list of tables, such as the stages, is indexed by the names of its entries.
+    """
     if isinstance(tree, list) and tree and isinstance(tree[0], dict):
         tree = {value.get("name", i): value for i, value in enumerate(tree)}
     if isinstance(tree, dict):

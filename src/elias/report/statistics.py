@@ -1,6 +1,6 @@
 """Compute the numbers behind the figures of the paper.
 
-The edges of a graph are a CSR matrix (C, L) of ŝ_{c,ℓ}, Eq. 5.
+The edges of a graph are given as a CSR matrix (C, L) of their scores ŝ_{c,ℓ} (Eq. 5).
 """
 
 from __future__ import annotations
@@ -54,7 +54,10 @@ def graph_edges(graph: LabelGraph) -> csr_matrix:
 
 
 def ranked_edge_scores(edges: csr_matrix) -> Array:
-    """Return the edge scores of each cluster (C, κ), highest first; 0: no edge (Fig. 3)."""
+    """Return the edge scores of each cluster (C, κ), highest first (Fig. 3).
+
+    If a cluster has fewer than κ edges, its row is padded with zeros.
+    """
     sizes = np.diff(edges.indptr)
     ranked = np.zeros((len(sizes), max(1, int(sizes.max(initial=0)))))
     ranked[np.arange(ranked.shape[1]) < sizes[:, None]] = edges.data
@@ -71,7 +74,7 @@ def shares_above(scores: Array) -> Array:
 def stage1_edges_above(edges: csr_matrix, partition: Ints) -> Array:
     """Return the share of stage 1 edges with a score above each threshold (Fig. 7a).
 
-    ``partition`` holds the cluster of each label in stage 1 (L,).
+    ``partition`` is the cluster of each label in stage 1 (L,).
     """
     return shares_above(np.asarray(edges[partition, np.arange(len(partition))]).ravel())
 
@@ -144,8 +147,11 @@ MIN_POINTS = 10
 """Minimum number of sampled points that a label must have to be drawn."""
 MAX_CLUSTERS = 5
 SPREAD_FREQUENCIES = (10, 30)
-"""Range of points per label in the comparison of `spread`, which grows with their number."""
-_DRAWN = 60  # points of a label, and of each of its clusters
+"""Minimum and maximum number of points of the labels whose `spread` is compared.
+
+The range is narrow because the spread grows with the number of points.
+"""
+_DRAWN = 60  # maximum points of a label, and of each of its clusters
 _CHUNK = 1024
 
 
@@ -154,13 +160,13 @@ class PointSample:
     """A sample of training points with their labels, embeddings and clusters."""
 
     labels: csr_matrix
-    """(n, L)."""
+    """(n, L) labels of the points."""
     embedding: Floats
-    """(n, D) φ(x)."""
+    """(n, D) embeddings φ(x)."""
     best: Ints
-    """(n,) the cluster with the highest ŝ_c."""
+    """(n,) cluster with the highest score ŝ_c."""
     members: csr_matrix
-    """(n, C) clusters with ŝ_c above `ASSIGNED`."""
+    """(n, C) clusters with a score ŝ_c above `ASSIGNED`."""
 
 
 @torch.no_grad()
@@ -239,7 +245,10 @@ def label_maps(sample: PointSample, edges: csr_matrix, seed: int) -> LabelMaps:
 
 
 def spread(embedding: Floats) -> float:
-    """Return 1 - ‖mean of φ/‖φ‖‖: 0 if all directions are equal, 1 if they cancel out."""
+    """Return the spread of embeddings, 1 - ‖mean of φ/‖φ‖‖.
+
+    It is 0 if all directions are equal, and 1 if they cancel out.
+    """
     lengths = np.linalg.norm(embedding, axis=1, keepdims=True)
     directions = embedding / np.maximum(lengths, 1e-12)
     return float(1 - np.linalg.norm(directions.mean(axis=0)))
