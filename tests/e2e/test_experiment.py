@@ -425,7 +425,7 @@ BAD = [
     (("ablation",), ("--members", "0"), "--members must be >= 1, not 0"),
     (("ablation",), ("--preset", "mesh-title"), "did you mean 'mesh-titles'?"),
     (("compare",), ("--peer-python", "omikuji"), "write PACKAGE=PATH"),
-    (("compare",), ("--peer-python", "annif=/bin/sh"), "the package one of omikuji, pecos"),
+    (("compare",), ("--peer-python", "annif=/bin/sh"), "where PACKAGE is one of omikuji, pecos"),
     (("compare",), ("--peer-python", "pecos=/no/python"), "/no/python is not a Python interpreter"),
     (("sweep", "lamda"), (), "cannot sweep 'lamda'; did you mean 'lambda'?"),
     (("sweep", "beam"), ("--values", "1.5"), "b must be a whole number, not 1.5"),

@@ -34,7 +34,7 @@ TestSize = Annotated[
     Option(
         metavar="N|SHARE",
         min=0,
-        help="Number or share of test points; 0 for none (default: a fifth if none are given).",
+        help="Number or share of test points; 0 for none (default: a fifth if there are no splits).",
     ),
 ]
 DeviceName = Annotated[
