@@ -67,7 +67,7 @@ def configure(
         bool, Option("--version", callback=_print_version, is_eager=True, help="Print the version.")
     ] = False,
 ) -> None:
-    """Set up logging on stderr; results go to stdout."""
+    """Set up logging on stderr. Results are printed on stdout."""
     del version
     command = ctx.invoked_subcommand
     console.set_up(verbose=verbose, quiet=quiet, log_steps=command in LOGGED_COMMANDS)
@@ -85,8 +85,8 @@ app.command()(presets)
 
 def main() -> None:
     """Run the command line and exit with 0, 1 (a bug), 2 (user error) or 130 (Ctrl-C)."""
-    # Before torch is imported: OpenMP threads that wait by spinning slow down other programs on
-    # the same cores, and training itself (up to five times slower).
+    # This must be set before torch is imported. OpenMP threads that wait by spinning slow down
+    # other programs on the same cores, and training itself (up to five times slower).
     os.environ.setdefault("OMP_WAIT_POLICY", "passive")
     for stream in (sys.stdout, sys.stderr):
         if hasattr(stream, "reconfigure"):  # JSON is always UTF-8, whatever the locale

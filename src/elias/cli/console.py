@@ -1,4 +1,4 @@
-"""Print notes, tables and errors on the terminal; turn user errors into exit codes."""
+"""Print notes, tables and errors on the terminal, and turn user errors into exit codes."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ if TYPE_CHECKING:
 
 
 NOTE = 25
-"""Log level of notes printed by commands: above the library's INFO, below WARNING."""
+"""Log level of notes printed by commands, between INFO (used by the library) and WARNING."""
 USER_ERROR = 2
 SIGNALLED = 128
-"""Offset of exit codes for signals: code 128 + n means signal n, so 130 is Ctrl-C."""
+"""Offset of exit codes for signals. A command that signal n ends exits with 128 + n."""
 STAGE_METRICS = ("P@1", "P@3", "P@5", "nDCG@5", "PSP@1", "PSP@3", "PSP@5", "R@10", "R@20", "R@100")
 """Metrics shown for each training stage."""
 _FORMATS = {int: ",", float: ",.2f"}
@@ -76,7 +76,7 @@ def set_up(*, verbose: bool, quiet: bool, log_steps: bool) -> None:
 
 
 def show_errors_only() -> None:
-    """Hide all messages except errors. Ranks other than 0 call this; rank 0 prints for all."""
+    """Hide all messages except errors, on ranks other than 0. Rank 0 prints for all."""
     _handler.setLevel(logging.ERROR)
     progress.enable(False)
 
@@ -120,7 +120,7 @@ def print_out(*renderables: RenderableType) -> None:
     if not sys.stdout.isatty():
         console = Console(file=buffer, width=_UNWRAPPED, color_system=None)
     for renderable in renderables:
-        # Plain lines may be commands to copy: do not break them.
+        # Do not break plain lines, because they may be commands to copy.
         is_line = isinstance(renderable, str)
         console.print(renderable, soft_wrap=is_line, highlight=False, markup=False)
     sys.stdout.writelines(f"{line.rstrip()}\n" for line in buffer.getvalue().splitlines())
@@ -185,7 +185,7 @@ def _percent(value: float | None) -> str:
 
 @contextmanager
 def report_errors() -> Iterator[None]:
-    """Print errors that the user can fix as one line and exit; re-raise all other exceptions."""
+    """Print errors that the user can fix as one line and exit. Let other exceptions through."""
     try:
         yield
         sys.stdout.flush()

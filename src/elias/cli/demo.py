@@ -79,7 +79,7 @@ def demo(
 
 
 def _build_corpus(parent: Path, synthetic: bool) -> Path:
-    """Return the corpus folder next to the run; create it if it does not exist."""
+    """Return the corpus folder next to the run, and create it if it does not exist."""
     from elias.data.demo import build_demo_corpus
     from elias.data.synthetic import write_synthetic
 

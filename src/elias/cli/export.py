@@ -1,4 +1,4 @@
-"""``elias export`` and ``elias push``: export a model to ONNX, push it to the Hugging Face hub."""
+"""``elias export`` and ``elias push``: export a model to ONNX or push it to the hub."""
 
 from __future__ import annotations
 

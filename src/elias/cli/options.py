@@ -34,7 +34,7 @@ TestSize = Annotated[
     Option(
         metavar="N|SHARE",
         min=0,
-        help="Number or share of test points; 0 for none (default: a fifth if there are no splits).",
+        help="Number or share of test points; 0 for none (default: a fifth if no split exists).",
     ),
 ]
 DeviceName = Annotated[

@@ -299,7 +299,7 @@ class Models:
         return ranked
 
     def full_model_tasks(self, seed: int, members: int, titles: Mapping[str, str]) -> list[Task]:
-        """Return the tasks of the unmodified model: one per ensemble member, then the ensemble.
+        """Return a task for each ensemble member of the unmodified model, then the ensemble's.
 
         There is a row for each component of the saved model. Unless `timed`, there are also rows
         for earlier stages and for the alternative mixture of calibrated scores.
@@ -430,7 +430,7 @@ def one_vs_all(config: EliasConfig) -> EliasConfig:
 def ablation(
     setting: Setting, *, members: int | None = None, with_one_vs_all: bool = False
 ) -> Plan:
-    """Plan the ablation: stages, ranker, calibration, label names, ensemble, fixed index.
+    """Plan the ablation of stages, ranker, calibration, label names, ensemble and learned index.
 
     Args:
         setting: Configuration, corpus, seeds and folder.

@@ -124,7 +124,7 @@ class Row:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Line:
-    """A line of a table: the mean of all rows with the same name (seeds, ensemble members)."""
+    """A line of a table with the mean of all rows of the same name (seeds, ensemble members)."""
 
     name: str
     title: str

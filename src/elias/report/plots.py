@@ -71,7 +71,7 @@ class Scale:
 
 
 class Plot:
-    """A plot with two axes: add marks, then draw it with `svg`."""
+    """A plot with two axes. Add marks, then draw it with `svg`."""
 
     def __init__(self, title: str, x: Axis, y: Axis) -> None:
         self.title, self.x, self.y = title, x, y
@@ -186,7 +186,7 @@ class Plot:
                     yield series, f"{name}, {category}", values[i].tolist(), left, width
 
     def histogram(self, counts: ArrayLike, edges: ArrayLike) -> None:
-        """Add adjoining bars: ``counts[i]`` is the height from ``edges[i]`` to ``edges[i + 1]``."""
+        """Add a histogram. Bar ``counts[i]`` goes from ``edges[i]`` to ``edges[i + 1]``."""
         heights, bounds = (np.asarray(v, dtype=np.float64).tolist() for v in (counts, edges))
 
         def draw(x: Scale, y: Scale) -> Iterator[Markup]:
@@ -403,7 +403,7 @@ def _bar(
 
 
 def _marker(series: int, x: float = 0.0, y: float = 0.0, size: float = 3.2) -> Markup:
-    """Return the marker of a series: a circle, square, diamond or triangle."""
+    """Return the marker of a series, which is a circle, square, diamond or triangle."""
     fill, shape = colour(series), series % 4
     if shape == 0:
         return element("circle", cx=x, cy=y, r=size, fill=fill)

@@ -129,7 +129,7 @@ class Recalls:
     curve: Array
     """R@k for each of ``ks``."""
     by_decile: Array
-    """(10,) contribution of each decile to R@100; the contributions add up to R@100."""
+    """(10,) contribution of each decile to R@100. Their sum is R@100."""
 
 
 def recalls(predictions: Predictions, truth: csr_matrix, frequencies: Ints) -> Recalls:

@@ -1,1 +1,1 @@
-"""The HTTP service: a model behind a JSON API, with a web page to try it."""
+"""The HTTP service, which offers a model as a JSON API, with a web page to try it."""

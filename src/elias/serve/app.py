@@ -1,4 +1,4 @@
-"""The ASGI application: API routes and pages on a backend, wrapped in middleware."""
+"""The ASGI application, which has API routes and pages, and is wrapped in middleware."""
 
 from __future__ import annotations
 

@@ -248,7 +248,7 @@ class Backend:
             loop = asyncio.get_running_loop()
             results = await loop.run_in_executor(self._thread, self.served.compute, jobs)
         except Exception as error:
-            if len(batch) > 1:  # compute one by one: the other jobs may succeed
+            if len(batch) > 1:  # compute one by one, because other jobs may succeed
                 for waiting in batch:
                     await self._compute_batch([waiting])
             elif not batch[0].result.done():
@@ -281,7 +281,7 @@ class Backend:
         await asyncio.to_thread(gc.collect)  # the old model is large and has reference cycles
 
     async def reload(self) -> bool:
-        """Reload the model and return True on success; on failure, keep the old model."""
+        """Reload the model and return whether this succeeded. On failure, keep the old model."""
         try:
             await self.load()
         except (EliasError, OSError, MemoryError) as error:

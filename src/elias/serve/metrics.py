@@ -1,4 +1,4 @@
-"""Prometheus metrics: requests, durations, batch sizes, queue depth.
+"""Prometheus metrics of requests, durations, batch sizes and queue depth.
 
 With several workers, prometheus_client stores the metrics of each worker in files of a shared
 folder. The supervisor sets the environment variable that names the folder. The worker that answers

@@ -1,4 +1,4 @@
-"""Middleware around all routes: check requests before they are parsed, and log them.
+"""Middleware around all routes, which checks requests before they are parsed, and logs them.
 
 The checks cover the API key, the queue, the size and structure of the body, and the time to receive
 it. The log has one line of JSON per request. It contains texts only if `ServeSettings.log_texts` is

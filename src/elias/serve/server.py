@@ -298,7 +298,7 @@ class _Server(uvicorn.Server):
 
     @contextmanager
     def capture_signals(self) -> Iterator[None]:
-        """Override uvicorn: do not install signal handlers."""
+        """Install no signal handlers, unlike uvicorn."""
         yield
 
 
@@ -317,7 +317,7 @@ def _handle_signals(server: uvicorn.Server, backend: Backend) -> None:
     if backend.settings.workers == 1:
         loop.add_signal_handler(signal.SIGINT, server.handle_exit, signal.SIGINT, None)
         return
-    # Ctrl-C reaches all processes of a terminal; the parent forwards it once.
+    # Ctrl-C reaches all processes of a terminal. Ignore it here, because the parent forwards it.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     if (parent := multiprocessing.parent_process()) is not None:
         loop.add_reader(parent.sentinel, parent_died, parent.sentinel)

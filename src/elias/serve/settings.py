@@ -15,7 +15,7 @@ MAX_LABELS = 100
 MAX_EXPLAINED = 8
 """Maximum number of texts in one request to ``/explain``."""
 UNHEALTHY_FILE = "unhealthy"
-"""File in the metrics folder that exists while workers keep dying; ``/health`` reads it."""
+"""File in the metrics folder that exists while workers keep dying. ``/health`` reports it."""
 
 _REQUIRED = ("fastapi", "uvicorn", "prometheus_client")
 _MIN_KEY_LENGTH = 16
@@ -53,7 +53,7 @@ class Limits:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServeSettings:
-    """Settings of a server: the model, the address, the keys, the limits."""
+    """Settings of a server, such as the model, the address, the API keys and the limits."""
 
     model: Path | str
     """Folder of a saved model or a run, or ``hf://user/model@revision``.
@@ -100,7 +100,7 @@ def check_installed() -> None:
 
 
 def read_keys(path: Path) -> tuple[str, ...]:
-    """Return the keys in a file, one per line; skip empty lines and comments (#).
+    """Return the API keys in a file with one key per line. Skip empty lines and # comments.
 
     Raises:
         DataError: If the file cannot be read.
@@ -112,7 +112,7 @@ def read_keys(path: Path) -> tuple[str, ...]:
     for number, key in enumerate(map(str.strip, read_lines(path)), start=1):
         if not key or key.startswith("#"):
             continue
-        # The message does not quote the key: it may end up in a log.
+        # The message does not quote the key, because it may end up in a log.
         if len(key) < _MIN_KEY_LENGTH or not key.isascii() or not key.isprintable() or " " in key:
             raise ConfigError(
                 f"{path}:{number}: a key must have at least {_MIN_KEY_LENGTH} printable ASCII "
