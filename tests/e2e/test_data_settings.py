@@ -129,7 +129,7 @@ def test_a_missing_text_column_is_refused_unless_others_are_named(
     (line,) = result.err.splitlines()
     assert result.code == 2
     assert "new.csv: no column 'description'" in line
-    assert line.endswith("name those to read with --text")
+    assert line.endswith("name the columns to read with --text")
     assert named.code == 0, named.err
 
 

@@ -92,7 +92,7 @@ def test_a_test_size_is_refused_where_a_test_split_is_given(corpus_folder):
     result = elias("-q", "train", corpus_folder, "--dry-run", "--test-size", "0.1")
 
     assert result.code == 2
-    assert "has its own test split; leave --test-size out" in result.err
+    assert "has its own test split; do not set --test-size" in result.err
 
 
 # data without splits
@@ -207,7 +207,7 @@ def test_labels_are_matched_by_name_and_unknown_ones_count_as_missed(corpus, tab
     ]
     n_new = len({name for names in true for name in names if name.startswith("new ")})
     assert n_new
-    assert f"warning: {path}: {n_new} of its {given.n_labels} labels are not the model's" in message
+    assert f"warning: {path}: the model does not know {n_new} of the {given.n_labels}" in message
     assert actual["R@10"] == pytest.approx(100 * np.mean(recalls), abs=1e-3)
 
 
@@ -234,7 +234,7 @@ def test_a_corpus_whose_labels_are_all_others_is_refused(corpus, table_run, tmp_
     (line,) = result.err.splitlines()
     assert result.code == 2
     assert "new.csv: none of its " in line
-    assert "is one of the model's 40, such as" in line
+    assert "is one of the model's 40 labels, such as" in line
 
 
 def test_python_matches_labels_by_name_too(corpus, table_run):
@@ -257,5 +257,5 @@ def test_names_that_repeat_are_matched_by_row_or_not_at_all(corpus, table_run):
     same = replace(corpus, label_names=twins)
 
     assert twice.evaluate(same)["R@100"] > 0
-    with pytest.raises(DataError, match=r"label 0 is .*, in the model it is 'twin'; repeated"):
+    with pytest.raises(DataError, match=r"label 0 is .*, but in the model it is 'twin'; repeated"):
         twice.evaluate(corpus)

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 _HEADER_BYTES = 128
 _ABANDONED_SECONDS = 24 * 3600
-"""Age after which an unfinished folder is assumed to be left by a process that died."""
+"""Age after which an unfinished folder is assumed to be the leftover of a dead process."""
 _used: set[Path] = set()
 
 
@@ -44,15 +44,15 @@ def digest(path: Path) -> str:
 
 
 def mark_in_use(entry: Path) -> None:
-    """Protect a cache entry from eviction by this process, which may have mapped its files."""
+    """Protect a cache entry from eviction by this process, because its files may be mapped."""
     _used.add(entry.resolve())
 
 
 def evict_oldest(root: Path, limit: int) -> None:
     """Remove the least recently used entries of a cache until it has at most ``limit`` bytes.
 
-    Keep the newest entry, whatever its size, entries that this process uses, and entries that
-    another process may be writing. Skip entries that another process removes meanwhile.
+    Never remove the newest entry, entries that this process uses, or entries that another process
+    may be writing. Ignore entries that another process removes in the meantime.
     """
     entries = []
     for entry in root.iterdir():
@@ -89,9 +89,10 @@ def staged_folder(target: Path, *, overwrite: bool = False) -> Iterator[Path]:
             sure that the existing folder may be removed.
 
     Raises:
-        DataError: If ``target`` exists; it is not changed.
+        DataError: If ``target`` cannot be created, is a file, or is a folder that is not empty and
+            must not be overwritten. An existing ``target`` is not changed.
     """
-    target = target.resolve()  # gives "." a name and a parent
+    target = target.resolve()  # so that "." has a name and a parent
     if target.exists() and (not target.is_dir() or (any(target.iterdir()) and not overwrite)):
         raise DataError(f"{target}: already exists; remove it or choose another folder")
     staging = target.with_name(f".{target.name}.{secrets.token_hex(4)}.partial")
@@ -177,6 +178,6 @@ class ArrayWriter:
     def __exit__(self, *_: object) -> None:
         with self._file as file:
             file.seek(0)
-            # NumPy pads the header, so that it takes 128 bytes whatever the length of the array
+            # NumPy pads the header to 128 bytes, whatever the length of the array
             header = {"descr": self._dtype, "fortran_order": False, "shape": (self._count,)}
             np.lib.format.write_array_header_1_0(file, header)

@@ -1,4 +1,4 @@
-"""A corpus: texts or sparse features, their labels as CSR, and the label names."""
+"""Data model of a corpus: texts or sparse features, a CSR matrix of labels, and label names."""
 
 from __future__ import annotations
 
@@ -31,11 +31,11 @@ _HASH_ITEMS = 1 << 20  # numbers hashed at a time
 class Split:
     """Points of a corpus, one per row.
 
-    At least one of ``texts`` and ``features`` is set; both have as many rows as ``labels``.
+    At least one of ``texts`` and ``features`` is set. Both have as many rows as ``labels``.
     """
 
     labels: csr_matrix
-    """(N, L) relevance, float32; a stored entry is a relevant label."""
+    """(N, L) relevance values in float32. Each stored entry is a relevant label."""
     texts: Sequence[str] | None = None
     """N texts, or None for a corpus of features only."""
     features: csr_matrix | None = None
@@ -43,7 +43,7 @@ class Split:
     filters: NDArray[np.int64] | None = None
     """(M, 2) pairs (point, label) that must not be predicted, e.g. a product for itself."""
     groups: NDArray[np.int64] | None = None
-    """(N,) keys of a group column, equal for points of one group; 0: the point is in no group."""
+    """(N,) keys from the group column. Points of one group have the same key; 0 means no group."""
 
     def __len__(self) -> int:
         """Return N."""
@@ -55,7 +55,7 @@ class Split:
         return isinstance(self.texts, DiskTexts) or is_mapped(self.features)
 
     def take(self, rows: NDArray[np.int64]) -> Split:
-        """Return a new split with the given rows; filter pairs are renumbered accordingly."""
+        """Return a new split with the given rows, and renumber the filter pairs accordingly."""
         filters = self.filters
         if filters is not None:
             new_row = np.full(len(self), -1, dtype=np.int64)
@@ -85,14 +85,14 @@ class Corpus:
     validation: Split | None = None
     test: Split | None = None
     label_features: csr_matrix | None = None
-    """(L, D_bow) features of the labels ("LF" data sets), or None; the model does not use them."""
+    """(L, D_bow) features of the labels ("LF" data sets), or None. The model does not use them."""
     source: Path | None = None
     """The file or folder that the corpus was read from."""
     format: str = ""
     """The name of the format that the corpus was read as."""
     reading: Mapping[str, Any] = field(default_factory=lambda: {"group": NEAR_DUPLICATES})
-    """The arguments with which `load_corpus` reads the same corpus again; ``group`` says which
-    points stay together when the training split is split."""
+    """Arguments with which `load_corpus` reads the same corpus again. The value of ``group``
+    determines which points stay together when points are held out."""
     notes: Mapping[str, str] = field(default_factory=dict)
     """Decisions of the reader that a user should know, e.g. a test split drawn at random."""
 
@@ -152,11 +152,11 @@ class Corpus:
         """Return the corpus over the labels of a model, matched by name.
 
         Labels that the model does not know are appended after the model's labels, so that they
-        stay in the true labels and count as missed. Repeated names cannot be matched. If names
-        repeat, both label lists must be equal.
+        remain relevant labels and count as missed. Repeated names cannot be matched: if names
+        repeat, both lists of names must be equal.
 
         Raises:
-            DataError: If the labels cannot be matched, or no label is known to the model.
+            DataError: If the labels cannot be matched, or if the model knows none of them.
         """
         own_names = list(self.label_names)
         if own_names == list(names):
@@ -173,11 +173,11 @@ class Corpus:
         if len(unknown) == len(own_names):
             raise DataError(
                 f"{source}: none of its {len(own_names)} labels, such as {own_names[0]!r}, is "
-                f"one of the model's {len(names)}, such as {names[0]!r}; {remedy}"
+                f"one of the model's {len(names)} labels, such as {names[0]!r}; {remedy}"
             )
         if unknown:
             logger.warning(
-                "%s: %d of its %d labels are not the model's, such as %r; they count as missed",
+                "%s: the model does not know %d of the %d labels, such as %r; they count as missed",
                 *(source, len(unknown), len(own_names), unknown[0]),
             )
         all_names = [*names, *unknown]
@@ -191,7 +191,7 @@ class Corpus:
 
 
 def _hash_matrix(digest: hashlib._Hash, matrix: csr_matrix) -> None:
-    """Update the digest with a matrix, independent of index types and of the order within rows."""
+    """Update the digest with a matrix. Index types and the order within rows do not matter."""
     if not matrix.has_sorted_indices:
         matrix = matrix.sorted_indices()
     for array, dtype in ((matrix.indptr, "<i8"), (matrix.indices, "<i8"), (matrix.data, "<f4")):
@@ -203,15 +203,15 @@ def _hash_matrix(digest: hashlib._Hash, matrix: csr_matrix) -> None:
 
 def _first_difference(own_names: Sequence[str], model_names: Sequence[str]) -> str:
     if len(own_names) != len(model_names):
-        return f"has {len(own_names)} labels, the model {len(model_names)}"
+        return f"has {len(own_names)} labels, but the model has {len(model_names)}"
     pairs = enumerate(zip(own_names, model_names, strict=True))
     label, (own, other) = next(pair for pair in pairs if pair[1][0] != pair[1][1])
-    return f"label {label} is {own!r}, in the model it is {other!r}"
+    return f"label {label} is {own!r}, but in the model it is {other!r}"
 
 
 def _renumber(split: Split, new_ids: NDArray[np.int64], n_known: int, n_labels: int) -> Split:
     old = split.labels
-    # a copy of the values, since sorting permutes them in place
+    # copy the values, because sorting permutes them in place
     entries = (old.data.copy(), new_ids[old.indices], old.indptr)
     labels = csr_matrix(entries, shape=(len(split), n_labels))
     labels.sort_indices()

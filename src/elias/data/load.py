@@ -39,24 +39,24 @@ logger = logging.getLogger(__name__)
 
 OnDisk: TypeAlias = Literal["auto", "on", "off"]
 ON_DISK_BYTES = 1 << 30
-"""Total file size from which ``auto`` keeps a corpus on disk; gzipped files count four times.
-Reading a table into memory takes about five times the size of its file."""
+"""Total file size above which ``on_disk="auto"`` keeps a corpus on disk. The size of a gzipped file
+counts four times. A table that is read into memory takes about five times its file size."""
 ACCEPTED = (
     "a table (JSON lines, CSV, TSV, Parquet; gzipped or not) with a text and a labels column, "
     "an XMC `N D L` file, or a folder of raw/trn_X.txt + Y.trn.npz, train.* + test.*, "
     "trn_X_Y.txt, trn.json.gz, or X.trn.txt + Y.trn.npz"
 )
 _FOREIGN = {
-    b"PK\x03\x04": "a zip or npz archive; unpack it, or give the folder it is in",
+    b"PK\x03\x04": "a zip or npz archive; unpack it, or pass the folder that contains it",
     b"\xfd7zXZ": "an xz archive; unpack it first",
     b"BZh": "a bzip2 archive; unpack it first",
     b"\x28\xb5\x2f\xfd": "a zstd archive; unpack it first",
-    b"\x80\x04\x95": "a pickle, which is never read; write it as JSON lines or Parquet",
+    b"\x80\x04\x95": "a pickle file, which is unsafe to load; save it as JSON lines or Parquet",
 }
 _JSON = re.compile(r"\s*(?:\{|\[\s*(?:[{\]]|$))")  # an object, or a list of objects
 _DELIMITER = re.compile(r"[\t,;]")
 _GZIP_FACTOR = 4
-_CACHE_BYTES = 100 * 2**30  # size of the cache of corpora before the oldest is removed
+_CACHE_BYTES = 100 * 2**30  # size of the corpus cache above which old entries are removed
 _CACHE_VERSION = 1
 
 
@@ -71,30 +71,31 @@ def load_corpus(
     test_size: float | None = None,
     on_disk: OnDisk = "auto",
 ) -> Corpus:
-    r"""Read a corpus in any supported format, which is detected by content.
+    r"""Read a corpus in any supported format. The format is detected from the content.
 
     Args:
         path: A file or folder.
-        text: The text column of a table; several (``"title,abstract"``) are joined by a space.
-            By default a column called text, title, content …
-        labels: The labels column; by default a column called labels, tags, categories …
-        separator: The separator of labels in one cell (``""``: each cell is one label); by
-            default ``|``, ``;``, tab or comma, detected from the cells.
-        group: A column of a table; points with equal cells stay together in training, validation
+        text: The text column of a table. Several columns (``"title,abstract"``) are joined by a
+            space. By default, a column with a common name such as text, title or content is read.
+        labels: The labels column of a table. By default, a column with a common name such as
+            labels, tags or categories is read.
+        separator: The separator between the labels of one cell. If it is empty, each cell is one
+            label. By default it is detected from the cells: ``|``, ``;``, tab or comma.
+        group: A column of a table. Points with the same value stay together in training, validation
             or test when points are held out. By default (``near-duplicates``), texts that are equal
-            up to case, digits, punctuation and white space stay together; ``none``: each point is
-            drawn alone.
+            up to case, digits, punctuation and white space stay together. With ``none``, points
+            are held out individually.
         seed: Seed of the random choice of test points.
-        test_size: The number of points to test on, or a share below 1; 0 for none. By default, a
-            fifth of the points if the source names no splits.
-        on_disk: Whether texts and labels stay on disk, in the cache folder, instead of in memory;
-            ``auto``: if the files are large (see `elias.data.load`).
+        test_size: The number of test points, or a share below 1. With 0, no test points are held
+            out. By default, a fifth of the points is held out if the source does not define splits.
+        on_disk: Whether texts and labels stay on disk, in the cache folder, instead of in memory.
+            With ``auto``, only large corpora stay on disk (see `ON_DISK_BYTES`).
 
     Returns:
-        The corpus; its ``notes`` list the decisions of the reader.
+        The corpus. Its ``notes`` list the decisions of the reader.
 
     Raises:
-        DataError: If the corpus cannot be read. The message names the file, the line number if
+        DataError: If the corpus cannot be read. The message gives the file, the line number if
             there is one, and the remedy.
 
     Example:
@@ -133,9 +134,9 @@ def detect(path: Path) -> tuple[str, Path, dict[str, list[Path]]]:
     """Detect the format of a file or folder by its content.
 
     Returns:
-        The format (``npz``, ``lf``, ``xmc``, ``pecos`` or a kind of table); the file, or the
-        folder that holds the files; and the files by split, for tables, ``N D L`` files and PECOS
-        text. The key is empty if one file contains all splits.
+        The format (``npz``, ``lf``, ``xmc``, ``pecos`` or a kind of table), the file or the folder
+        that contains the files, and a dictionary of the files by split. The only key is ``""`` if
+        one file contains all points. The dictionary is empty for folders of matrices and for LF.
 
     Raises:
         DataError: If the format is unknown, there is no training file, or formats are mixed.
@@ -162,7 +163,7 @@ def detect(path: Path) -> tuple[str, Path, dict[str, list[Path]]]:
     for file in (file for paths in by_split.values() for file in paths):
         other = detect_file(file)
         if other != kind:
-            raise data_error(file, f"is {other}, but the training file is {kind}; use one format")
+            raise data_error(file, f"is {other}, but the training file is {kind}; convert it")
     return kind, by_split["train"][0].parent, by_split
 
 
@@ -190,7 +191,7 @@ def detect_file(path: Path) -> str:
             raise data_error(path, f"is {what}")
     lines = head.decode("utf-8", "replace").removeprefix("\ufeff").split("\n")
     if any(line.strip() for line in lines[:-1]):
-        lines.pop()  # it may be cut
+        lines.pop()  # the last line may be incomplete
     first = next((line for line in lines if line.strip()), "")
     if _JSON.match(first):
         return "jsonl"
@@ -200,7 +201,7 @@ def detect_file(path: Path) -> str:
         return "pecos"
     if _DELIMITER.search(first):
         return "tsv" if "\t" in first else "csv"
-    problem = f"not recognised from {files.short_repr(lines[0][:60])}; expected {ACCEPTED}"
+    problem = f"unknown format; starts with {files.short_repr(lines[0][:60])}; expected {ACCEPTED}"
     raise data_error(path, problem)
 
 
@@ -210,8 +211,8 @@ def _open_reader(path: Path, options: base.ReadOptions, *, in_memory: bool) -> b
     Args:
         path: The file or folder, in any format.
         options: The columns to read.
-        in_memory: Whether the corpus is read into memory, so that a reader that needs two passes
-            may keep the rows instead of reading the files twice.
+        in_memory: Whether the corpus is read into memory. If so, a reader that needs two passes
+            keeps the rows instead of reading the files twice.
     """
     kind, source, by_split = detect(path)
     if kind == "npz":
@@ -226,7 +227,7 @@ def _open_reader(path: Path, options: base.ReadOptions, *, in_memory: bool) -> b
 
 
 def _named_columns(path: Path) -> tuple[str, list[str]]:
-    """Return the format and the column names of a corpus; no names if the format has none."""
+    """Return the format of a corpus, and its column names if the format has named columns."""
     kind, _, by_split = detect(path)
     if kind == "lf":
         points = xmc.lf_points_file(path, "train")
@@ -236,7 +237,7 @@ def _named_columns(path: Path) -> tuple[str, list[str]]:
 
 
 def _text_columns(path: Path, text: str | None) -> str | None:
-    """Return the text columns to read, as ``title,abstract``; None if columns have no names."""
+    """Return the text columns, joined by commas, or None if the format has no named columns."""
     kind, names = _named_columns(path)
     if not names:
         return None
@@ -247,7 +248,7 @@ def _text_columns(path: Path, text: str | None) -> str | None:
 def _collect(
     reader: base.Reader, path: Path, new_split: Callable[[str], Any]
 ) -> tuple[dict[str, Any], base.Summary]:
-    """Pass each chunk of a reader to the collector of its split; return collectors and summary.
+    """Pass each chunk to the collector of its split, and return the collectors and the summary.
 
     Texts and label names are sanitized. Features of labels go to the pseudo-split `base.LABELS`.
     """
@@ -300,7 +301,7 @@ class _MemorySplit:
             self._groups.append(chunk.groups)
 
     def features(self) -> csr_matrix | None:
-        """Return the feature matrix, or None without features."""
+        """Return the feature matrix, or None if there are no features."""
         return vstack(self._features, format="csr") if self._features else None
 
     def split(self, summary: base.Summary, filters: NDArray[np.int64] | None) -> Split:
@@ -325,7 +326,7 @@ class _MemorySplit:
 
 
 def _read_to_memory(path: Path, options: base.ReadOptions) -> tuple[Corpus, bool]:
-    """Read a corpus into memory; also return whether its source names the splits."""
+    """Read a corpus into memory. Also return whether its source defines splits."""
     reader = _open_reader(path, options, in_memory=True)
     collected, summary = _collect(reader, path, _MemorySplit)
     label_features = collected.pop(base.LABELS).features() if base.LABELS in collected else None
@@ -344,9 +345,10 @@ def _read_to_memory(path: Path, options: base.ReadOptions) -> tuple[Corpus, bool
 
 
 def _read_to_disk(path: Path, options: base.ReadOptions) -> tuple[Corpus, bool]:
-    """Read a corpus into the cache folder, or find it there, and open it memory-mapped.
+    """Read a corpus into the cache folder, unless it is already there, and memory-map it.
 
-    A cached corpus is reused if the source files have the same names, sizes and times.
+    A cached corpus is reused if the names, sizes and modification times of the source files, and
+    the options, are the same. Also return whether the source defines splits.
     """
     folder = cache_root() / "corpora" / _cache_key(path, options)
     with suppress(DataError):
@@ -362,14 +364,14 @@ def _read_to_disk(path: Path, options: base.ReadOptions) -> tuple[Corpus, bool]:
         evict_oldest(folder.parent, _CACHE_BYTES)
     except OSError as error:
         raise DataError(
-            f"{folder.parent}: the corpus cannot be stored there ({error.strerror}); free some "
+            f"{folder.parent}: cannot store the corpus here ({error.strerror}); free some "
             "space, or set XDG_CACHE_HOME to a folder on another disk"
         ) from error
     return open_corpus(folder, path)
 
 
 def _store(path: Path, options: base.ReadOptions, folder: Path) -> None:
-    """Read a corpus, and store it in an empty folder."""
+    """Read a corpus in chunks, and store it in an empty folder."""
     reader = _open_reader(path, options, in_memory=False)
     description: dict[str, Any] = {"format": reader.format, "has_splits": reader.has_splits}
     with ExitStack() as stack:
@@ -418,19 +420,19 @@ def check_corpus(corpus: Corpus) -> None:
     """Raise `DataError` if parts of the corpus have different sizes, or if it has no labels."""
     problem = next(_mismatches(corpus), None)
     if problem is not None:
-        raise DataError(f"{corpus.source or 'corpus'}: {problem}; the files must belong together")
+        raise DataError(f"{corpus.source or 'corpus'}: {problem}; use files of the same corpus")
     _check_training_labels(corpus)
 
 
 def _mismatches(corpus: Corpus) -> Iterator[str]:
-    """Yield a description of each part of the corpus that does not fit the others."""
+    """Yield a description of each inconsistency between the parts of the corpus."""
     for name, split in corpus.splits.items():
         n_points, n_labels = split.labels.shape
         if n_points == 0:
             yield f"the {name} split has no points"
         if n_labels != corpus.n_labels:
             counts = f"{n_labels} labels, but there are {corpus.n_labels} label names"
-            yield f"the {name} split is over {counts}"
+            yield f"the {name} split has {counts}"
         if split.texts is not None and len(split.texts) != n_points:
             yield f"{len(split.texts)} {name} texts for {n_points} points"
         if split.features is not None:
@@ -451,28 +453,29 @@ def _check_training_labels(corpus: Corpus) -> None:
     if corpus.train.labels.nnz == 0:
         raise DataError(
             f"{corpus.source or 'corpus'}: no training point has a label; "
-            "is the labels column (labels=) the right one?"
+            "check that the labels column (labels=) is the right one"
         )
 
 
 def reading_options(
     path: str | Path, settings: Mapping[str, Any], explicit: Mapping[str, str | None]
 ) -> dict[str, str]:
-    """Return the options for reading a file or folder: explicit values, else recorded ones.
+    """Return the options for reading a file or folder. Explicit values override recorded ones.
 
     Args:
         path: The file or folder to read.
         settings: The options with which the training data was read, see `Elias.data_settings`.
         explicit: Values of ``text``, ``labels``, ``separator`` and ``group`` that take precedence.
-            None uses the recorded value. Options that are not keys of this mapping are left out.
+            If a value is None, the recorded value is used. Options that are not keys of this
+            mapping are left out.
 
     Returns:
         Arguments of `load_corpus`. Recorded options are ignored for a format without named columns.
-        If an option records one column and the file lacks it, the option is left out with a
-        warning, and the reader looks for a column with a common name.
+        If the file does not have a recorded column, the option is left out with a warning. The
+        reader then looks for a column with a common name.
 
     Raises:
-        DataError: If the file lacks one of several text columns.
+        DataError: If several text columns are recorded and the file does not have all of them.
     """
     path = Path(path).expanduser()
     options = {key: value for key, value in explicit.items() if value is not None}
@@ -492,12 +495,12 @@ def reading_options(
             options[key] = value
         elif key == "group":
             if value != NEAR_DUPLICATES:
-                problem = "which gave the groups in training; other points may be held out"
+                problem = "which defined the groups in training; other points may be held out"
                 logger.warning("%s: no column %r, %s", path, value, problem)
         elif len(parts) > 1:
             raise DataError(
                 f"{path}: no column {missing[0]!r}, and the model was trained on the columns "
-                f"{value}; name those to read with {key}="
+                f"{value}; name the columns to read with {key}="
             )
         else:
             logger.warning(

@@ -1,6 +1,6 @@
 """Split points into training, validation and test sets.
 
-Most labels of an XMC corpus have only a few points. A purely random validation split would contain
+Most labels of an XMC corpus have only a few points. A purely random validation split would take
 the only training point of some labels.
 """
 
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 DATA_SETTINGS = "data_settings"
-"""Metadata key of the options that the training data was read with; absent in older models."""
+"""Metadata key of the options that the training data was read with. Older models do not have it."""
 
 DEFAULT_TEST_SHARE = 0.2
 """Share of the points used for testing if the source has no splits."""
@@ -51,20 +51,20 @@ def hold_out(
     covered: bool = True,
     groups: Rows | None = None,
 ) -> tuple[Rows, Rows]:
-    """Choose validation points; with ``covered``, every label keeps a training point.
+    """Choose validation points. If ``covered``, every label keeps a training point.
 
-    Points, or whole groups of points, are tried in a seeded random order. With ``covered``, they
+    Points, or whole groups of points, are tried in a seeded random order. If ``covered``, they
     are taken only if each of their labels also belongs to another point that remains in training.
-    Points without labels, and groups with such a point, are never taken. Groups are drawn until
-    the size is reached, see `_draw`.
+    Points without labels, and groups that contain such a point, are never taken. `_draw` describes
+    how groups are drawn.
 
     Args:
-        labels: (N, L) relevance; a stored entry is a relevant label.
-        size: Number of points to take. Fewer are taken if ``covered`` does not allow as many; with
-            groups it is approximate.
-        seed: Seed of the order; the same seed takes the same points.
+        labels: (N, L) relevance values. Each stored entry is a relevant label.
+        size: Number of points to take. Fewer are taken if ``covered`` excludes too many points.
+            With groups, the number is approximate.
+        seed: Seed of the random order. The same seed gives the same points.
         covered: Whether every label must keep a training point.
-        groups: (N,) the first row of each point's group; by default every point is drawn alone.
+        groups: (N,) the first row of each point's group. By default, each point is its own group.
 
     Returns:
         The training rows and the validation rows, each sorted.
@@ -78,14 +78,14 @@ def hold_out(
     if not covered:
         return _draw(order, size, groups, refused)
     remaining = np.bincount(labels.indices, minlength=labels.shape[1])
-    for start in range(0, n_points, _CHUNK):  # refuse the only points of labels, to save time below
+    for start in range(0, n_points, _CHUNK):  # refuse points with a label that no other point has
         indptr = labels.indptr[start : start + _CHUNK + 1].astype(np.int64)
         on_last_point = remaining[labels.indices[indptr[0] : indptr[-1]]] < 2
         before = np.concatenate([[0], np.cumsum(on_last_point)])[indptr - indptr[0]]
         refused[start : start + _CHUNK] |= np.diff(before) > 0
 
     def claim(rows: Rows) -> bool:
-        """Take rows out of the training points, unless a label would be left without a point."""
+        """Remove rows from the training points, unless a label would lose its last point."""
         spans = [labels.indices[labels.indptr[row] : labels.indptr[row + 1]] for row in rows]
         ids = np.concatenate(spans)
         np.subtract.at(remaining, ids, 1)
@@ -106,18 +106,20 @@ def _draw(
 ) -> tuple[Rows, Rows]:
     """Draw whole groups in a random order until about ``size`` points are taken.
 
-    A group comes when its first row comes in ``order``, so large groups are drawn as often as small
-    ones. Groups of at most half of the size are drawn first, each if all of its points fit. If
-    points are missing in the end, all groups are tried again, and taken if they bring the number
-    of points closer to the size. If nothing can be taken in this way, the smallest group is taken.
-    Some points always remain. Without groups, each point is a group, and none is tried again.
+    A group is tried when its first row comes up in ``order``, so large groups are as likely as
+    small ones. Groups of at most ``size / 2`` points are tried first, and taken if all of their
+    points fit. If points are still missing, all other groups are tried, and taken if they bring the
+    number of points closer to ``size``. If nothing can be taken in this way, the smallest group is
+    taken. At least one point always remains. Without groups, each point is its own group, and there
+    is no second attempt.
 
     Args:
         order: All rows in random order.
         size: Number of points to take.
-        groups: (N,) the first row of each point's group, or None without groups.
-        refused: (N,) whether a point must not be taken, nor its group.
-        claim: Called with the rows of a group that would be taken; returns False to refuse it.
+        groups: (N,) the first row of each point's group, or None if there are no groups.
+        refused: (N,) True for points that must not be taken. Their groups are not taken either.
+        claim: Function that gets the rows of a group before it is taken. It returns False to
+            refuse the group.
 
     Returns:
         The rows that remain and the rows that are taken, each sorted.
@@ -135,7 +137,7 @@ def _draw(
     missing = size
 
     def draw(tried: Rows, limit: Callable[[int], float]) -> None:
-        """Take each group of at most ``limit`` points, given how many are missing."""
+        """Take groups of at most ``limit(missing)`` points until no more points are missing."""
         nonlocal missing
         for start in range(0, len(tried), _CHUNK):
             chunk = tried[start : start + _CHUNK]
@@ -169,7 +171,7 @@ def sample_setup_points(split: Split, config: ResolvedConfig) -> Rows | None:
 
 
 def sample_points(labels: csr_matrix, size: int, seed: int) -> Rows:
-    """Return ``size`` random rows, ascending, that cover every label that has a point.
+    """Return ``size`` random rows in ascending order that cover every label with points.
 
     The sample is larger than ``size`` if covering the labels requires more rows. The same seed
     gives the same rows.
@@ -198,9 +200,8 @@ def validation_split(corpus: Corpus, config: ResolvedConfig) -> tuple[Split, Spl
     """Return the training and validation splits that `train` uses.
 
     If the corpus has a validation split, return its own splits. Otherwise hold out points of the
-    training split, and keep groups of points on one side (see `training_groups`); the same
-    resolved configuration gives the same points. The validation split is None if no point is held
-    out.
+    training split, without dividing groups of points (see `training_groups`). The same resolved
+    configuration gives the same points. The validation split is None if no point is held out.
     """
     if corpus.validation is not None:
         return corpus.train, corpus.validation
@@ -236,14 +237,15 @@ def validation_split(corpus: Corpus, config: ResolvedConfig) -> tuple[Split, Spl
 def hold_out_test(corpus: Corpus, test_size: float, seed: int) -> Corpus:
     """Return the corpus with test points drawn from its training split.
 
-    Groups of points (see `training_groups`) stay on one side: whole groups are drawn until the size
-    is reached approximately. A group larger than half of it is drawn only if no other is left.
+    Groups of points (see `training_groups`) are not divided. Whole groups are drawn until about
+    ``test_size`` points are taken. A group larger than half of that is drawn only if no smaller
+    group is left.
 
     Args:
         corpus: A corpus without a test split, unless ``test_size`` is 0.
-        test_size: A number of points, or a share below 1. A corpus with a single
-            point is not split by a share.
-        seed: The same seed and size give the same points.
+        test_size: A number of points, or a share below 1. If it is a share, a corpus with a single
+            point is not split.
+        seed: Seed of the random order. The same seed and size give the same points.
 
     Raises:
         DataError: If the corpus has a test split, or ``test_size`` is out of range.
@@ -251,16 +253,16 @@ def hold_out_test(corpus: Corpus, test_size: float, seed: int) -> Corpus:
     if test_size == 0:
         return corpus
     if corpus.test is not None:
-        raise DataError(f"{corpus.source}: has its own test split; leave test_size out")
+        raise DataError(f"{corpus.source}: has its own test split; do not set test_size")
     n_points = len(corpus.train)
     if 0 < test_size < 1:
         if n_points == 1:
             return corpus
         count = min(max(1, round(test_size * n_points)), n_points - 1)
-    elif 0 <= test_size < n_points and test_size == int(test_size):  # NaN is in no range
+    elif 0 <= test_size < n_points and test_size == int(test_size):  # False for NaN
         count = int(test_size)
     else:
-        allowed = f"a share below 1, or a whole number below the {n_points} points"
+        allowed = f"a share below 1, or a whole number below {n_points} (the number of points)"
         raise DataError(f"test_size must be {allowed}, not {test_size:g}")
     order = np.random.default_rng(seed).permutation(n_points)
     groups = training_groups(corpus)
@@ -291,11 +293,11 @@ def restore_splits(
         metadata: The training metadata of the model.
 
     Returns:
-        The corpus with the same test split as in the run, if the run had one; None if the run used
-        different data, or data with given splits.
+        The corpus, with the same test split as in the run if the run had one. None if the run used
+        different data, or data that defines its splits.
 
     Raises:
-        DataError: If other text columns are read, in which the near-duplicates differ.
+        DataError: If the corpus was read with other text columns, whose near-duplicates differ.
     """
     recorded = _recorded_splits(metadata)
     expected = {"train", "test"} if "test" in recorded else {"train"}
@@ -312,13 +314,13 @@ def restore_splits(
         if settings.get("group") == NEAR_DUPLICATES and not same_statistics(stats, recorded):
             raise DataError(
                 f"{corpus.source}: the test points of the run depend on near-duplicates in the "
-                f"text column {trained_on}, but {columns} is read; read {trained_on}"
+                f"text column {trained_on}, but {columns} was read; read {trained_on} instead"
             )
     return cut if same_statistics(stats, recorded) else None
 
 
 def repeat_hold_out(corpus: Corpus, metadata: Mapping[str, Any]) -> Corpus:
-    """Hold out test points of a corpus, without test split, with the settings of a model's run."""
+    """Hold out test points with the settings of a model's run. ``corpus`` has no test split yet."""
     settings = metadata.get(DATA_SETTINGS, {})
     test_size = _recorded_splits(metadata).get("test", {}).get("points", 0)
     if test_size and "group" in settings:  # the number of points depends on the groups
@@ -328,7 +330,7 @@ def repeat_hold_out(corpus: Corpus, metadata: Mapping[str, Any]) -> Corpus:
 
 
 def same_statistics(splits: Mapping[str, Any], recorded: Mapping[str, Any]) -> bool:
-    """Return True if splits agree in all statistics that are recorded; older models lack some."""
+    """Return True if all recorded statistics agree. Older models do not record all of them."""
     return splits.keys() == recorded.keys() and all(
         {key: splits[name].get(key) for key in stats} == stats for name, stats in recorded.items()
     )

@@ -41,7 +41,7 @@ class SplitStats:
     words_mean: float | None
     """Mean number of words per text, split at white space; None without texts."""
     words_percentiles: tuple[int, ...] | None
-    """The 10th, 50th, 90th and 99th percentile of words per text."""
+    """The 10th, 50th, 90th and 99th percentile of the number of words per text."""
     empty_texts: int | None
     duplicate_texts: int | None
     """Number of texts that repeat an earlier text of this split, ignoring case and punctuation."""
@@ -62,18 +62,18 @@ class CorpusStats:
 
     splits: dict[str, SplitStats]
     labels: int
-    """L."""
+    """Number of labels L."""
     features: int | None
-    """D_bow, the width of the features of the source."""
+    """D_bow, the number of feature columns in the source; None without features."""
     points_per_label: float
     """Mean number of training points per label: training pairs divided by L."""
     points_per_label_percentiles: tuple[int, ...]
-    """The 10th, 50th, 90th and 99th percentile, and the maximum."""
+    """The 10th, 50th, 90th and 99th percentile of points per label, and the maximum."""
     labels_with_training_points: int
     labels_without_training_points: int
     labels_with_one_training_point: int
     labels_with_up_to_five_training_points: int
-    """This includes labels without training points."""
+    """Number of labels with 0 to 5 training points."""
     repeated_names: int
     """Number of labels that have the same name as an earlier label."""
 
@@ -136,11 +136,11 @@ def _word_counts(texts: Sequence[str] | None) -> NDArray[np.int64] | None:
 
 
 def _hashes(texts: Sequence[str] | None) -> _Hashes | None:
-    """Return a 64-bit hash of each text, ignoring case and punctuation, and its `text_keys`.
+    """Return 64-bit hashes of the texts, ignoring case and punctuation, and their `text_keys`.
 
-    Hashes are kept instead of texts to save memory. The probability that two of ten million
-    different texts collide is one in 370,000. A text that consists only of
-    punctuation is hashed unchanged.
+    Hashes are kept instead of texts to save memory. The probability that any two of ten million
+    different texts collide is one in 370,000. A text that consists only of punctuation is hashed
+    unchanged.
     """
     if texts is None:
         return None

@@ -1,4 +1,4 @@
-"""Memory-mapped corpora: texts and matrices in files, and the writers of these files.
+"""Store the texts and matrices of a corpus in files, and open them memory-mapped.
 
 The texts of a split are stored in a UTF-8 file and a file of offsets. Its labels are stored as the
 three arrays of a CSR matrix. Mapped pages count as resident memory until the system reclaims them,
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 
 
 PAGE_LIMIT = 512 << 20
-"""Releasable mapped bytes in resident memory from which `release_pages` releases the pages."""
+"""Resident bytes of mapped files above which `release_pages` releases their pages."""
 FORMAT_VERSION = 1
 _STATM = Path("/proc/self/statm")  # Linux only; elsewhere nothing is released
 _TEXTS, _OFFSETS, _FILTERS = "texts.bin", "offsets.bin", "filters.npy"
@@ -64,7 +64,7 @@ def track_pages(array: memmap[Any, Any]) -> None:
 
 
 def release_pages() -> None:
-    """Release the pages of mapped arrays if they take much memory; call this between chunks."""
+    """Release the pages of mapped arrays if they take much memory. Call this between chunks."""
     global _unreleasable
     if not _maps or not hasattr(mmap, "MADV_DONTNEED"):
         return
@@ -77,7 +77,7 @@ def release_pages() -> None:
 
 
 def mapped_bytes() -> int:
-    """Return the bytes of file pages in this process's resident memory; 0 if unknown."""
+    """Return the bytes of mapped files in this process's resident memory, or 0 if unknown."""
     try:
         return int(_STATM.read_bytes().split()[2]) * os.sysconf("SC_PAGE_SIZE")
     except OSError:
@@ -85,7 +85,7 @@ def mapped_bytes() -> int:
 
 
 class DiskTexts(Sequence[str]):
-    """N texts in the files of a folder; a selection of them stores only row numbers.
+    """N texts that are stored in a folder. A selection of them keeps only row numbers.
 
     Slicing loads the texts into a list, so use short slices.
     """
@@ -132,10 +132,10 @@ class DiskTexts(Sequence[str]):
             return NotImplemented
         return len(self) == len(other) and all(a == b for a, b in zip(self, other, strict=True))
 
-    __hash__ = None  # type: ignore[assignment]  # equal to a list, which has none
+    __hash__ = None  # type: ignore[assignment]  # unhashable like a list
 
     def take(self, rows: NDArray[np.int64]) -> DiskTexts:
-        """Return the texts of ``rows``, in that order; nothing is copied."""
+        """Return the texts of ``rows``, in that order, without copying them."""
         rows = np.asarray(rows, dtype=np.int64)
         return DiskTexts(self.folder, self._digest, rows if self.rows is None else self.rows[rows])
 
@@ -168,7 +168,7 @@ def _canonical_csr(
 ) -> csr_matrix:
     """Return a CSR matrix that shares the given arrays, which must be in canonical form.
 
-    Both index arrays must have the type that `_index_type` returns, or SciPy copies them.
+    Both index arrays must have the type that `_index_type` returns. Otherwise SciPy copies them.
     """
     matrix = csr_matrix((values, indices, indptr), shape=shape, copy=False)
     matrix.has_canonical_format = True
@@ -200,7 +200,7 @@ def is_mapped(matrix: csr_matrix | None) -> bool:
 
 
 def take_rows(matrix: csr_matrix, rows: NDArray[np.int64]) -> csr_matrix:
-    """Copy rows of a mapped matrix to a temporary file, which is deleted with the result."""
+    """Copy rows of a mapped matrix to a temporary file that is deleted together with the result."""
     counts = matrix.indptr[rows + 1] - matrix.indptr[rows]
     indptr = np.zeros(len(rows) + 1, dtype=matrix.indptr.dtype)
     np.cumsum(counts, out=indptr[1:])
@@ -215,7 +215,7 @@ def take_rows(matrix: csr_matrix, rows: NDArray[np.int64]) -> csr_matrix:
 
 
 def scratch_array(size: int, dtype: np.dtype[Any]) -> NDArray[Any]:
-    """Return an array in an unnamed temporary file, which is deleted with the array."""
+    """Return an array in an unnamed temporary file that is deleted together with the array."""
     if size == 0:
         return np.empty(0, dtype=dtype)
     root = cache_root()
@@ -226,7 +226,7 @@ def scratch_array(size: int, dtype: np.dtype[Any]) -> NDArray[Any]:
             array = np.memmap(file, dtype, mode="w+", shape=(size,))
     except OSError as error:
         raise DataError(
-            f"{root}: no room for a scratch file ({error.strerror}); free some space, or set "
+            f"{root}: cannot create a temporary file ({error.strerror}); free some space, or set "
             "XDG_CACHE_HOME to a folder on another disk"
         ) from error
     track_pages(array)
@@ -236,7 +236,8 @@ def scratch_array(size: int, dtype: np.dtype[Any]) -> NDArray[Any]:
 def _reserve(handle: int, n_bytes: int) -> None:
     """Allocate disk space for a file, if the system (Linux) and the file system support it.
 
-    Without it, writing to a mapped sparse file kills the process by a signal if the disk is full.
+    Without this, a full disk would kill the process with a signal when it writes to the mapped
+    file.
     """
     if hasattr(os, "posix_fallocate"):
         try:
@@ -256,7 +257,7 @@ class _MatrixWriter:
         self._files = [path.open("wb") for path in self._paths[1:]]
 
     def append(self, rows: csr_matrix) -> None:
-        """Add rows in canonical form."""
+        """Append rows, which must be in canonical form."""
         indices, values = self._files
         indices.write(rows.indices.astype("<i4").data)
         values.write(rows.data.astype("<f4").data)
@@ -267,7 +268,7 @@ class _MatrixWriter:
             file.close()
 
     def finish(self) -> dict[str, int]:
-        """Write the index arrays, and return the size description of the matrix."""
+        """Complete the files, and return the numbers of rows, columns and entries."""
         self.close()
         indptr = np.cumsum(np.concatenate(self._lengths), dtype=np.int64)
         dtype = _index_type(int(indptr[-1]), self._n_columns)
@@ -331,7 +332,7 @@ class SplitWriter:
             self._features.close()
 
     def finish_features(self) -> dict[str, int] | None:
-        """Complete the feature files; return the size description, or None without features."""
+        """Complete the feature files, and return their sizes, or None if there are no features."""
         return None if self._features is None else self._features.finish()
 
     def finish(
@@ -340,8 +341,8 @@ class SplitWriter:
         """Write the labels in canonical form, and return the description of the split.
 
         Args:
-            ids: The label id of each code; None if codes are ids.
-            n_labels: L.
+            ids: The label id of each code, or None if the codes are label ids.
+            n_labels: Number of labels L.
             filters: (M, 2) pairs (point, label) that must not be predicted.
         """
         self.close()
@@ -379,19 +380,19 @@ class SplitWriter:
 
 
 def write_description(folder: Path, description: dict[str, Any], names: Sequence[str]) -> None:
-    """Write the description of a stored corpus. Write it last: it marks the corpus as complete."""
+    """Write the description of a stored corpus. Call this last: it marks the corpus as complete."""
     (folder / _NAMES).write_text(json.dumps(list(names), ensure_ascii=False), encoding="utf-8")
     content = json.dumps({"format_version": FORMAT_VERSION, **description}, indent=2)
     (folder / _DESCRIPTION).write_text(content, encoding="utf-8")
 
 
 def open_corpus(folder: Path, source: Path) -> tuple[Corpus, bool]:
-    """Memory-map a stored corpus; also return whether its source names the splits.
+    """Memory-map a stored corpus. Also return whether its source defines splits.
 
     Raises:
         DataError: If the stored corpus does not exist, or is incomplete.
     """
-    from elias.data.corpus import Corpus  # here, since that module imports this one
+    from elias.data.corpus import Corpus  # avoids a circular import
 
     try:
         description = json.loads((folder / _DESCRIPTION).read_text(encoding="utf-8"))

@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 _SYLLABLES = np.array([c + v for c in "bcdfghjklmnprstvz" for v in "aeiou"], dtype="S2")
-_SCATTER = 48_271  # coprime to the number of syllables: consecutive numbers give unlike words
+_SCATTER = 48_271  # coprime to the number of syllables; makes consecutive words dissimilar
 _NAME_SYLLABLES = 3
 _POINTS_PER_CHUNK = 8192
 _CELLS_PER_CHUNK = 1 << 20
@@ -49,7 +49,7 @@ _MAY_BE_ZERO = ("seed", "n_test", "n_validation", "tail", "noise_words", "label_
 
 
 def pseudowords(start: int, stop: int, min_syllables: int = 2) -> list[str]:
-    """Return the words of the numbers ``start`` … ``stop - 1``; low numbers give short words.
+    """Return artificial words numbered ``start`` to ``stop - 1``. Low numbers give short words.
 
     >>> pseudowords(1, 4)
     ['vepi', 'sija', 'pobo']
@@ -73,37 +73,37 @@ def pseudowords(start: int, stop: int, min_syllables: int = 2) -> list[str]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SyntheticSpec:
-    """The parameters of a synthetic corpus; the same values give the same corpus."""
+    """The parameters of a synthetic corpus. The same values give the same corpus."""
 
     n_points: int
-    """Training points."""
+    """Number of training points."""
     n_labels: int
-    """L."""
+    """Number of labels L."""
     seed: int = 0
     n_test: int | None = None
-    """Test points; None means a quarter of the training points."""
+    """Number of test points. None means a quarter of the training points."""
     n_validation: int = 0
-    """Validation points."""
+    """Number of validation points."""
     tail: float = 1.0
-    """The r-th most frequent label has probability ∝ r^-tail; 0 makes all labels equally likely."""
+    """The r-th most frequent label has probability ∝ r^-tail. 0 makes all labels equally likely."""
     modes: int = 3
-    """Maximum number of modes of a label; with 1, each label belongs to a single topic."""
+    """Maximum number of modes of a label. With 1, each label belongs to a single topic."""
     points_per_mode: int = 8
     """A label gets one mode per this many expected training points, up to ``modes``."""
     labels_per_point: float = 3.0
-    """Mean labels per point, at least 1 (slightly more if rare labels must be covered)."""
+    """Mean number of labels per point, at least 1. Covering rare labels may increase it."""
     labels_per_topic: int = 32
     """Number of labels that have their first mode in the same topic."""
     vocabulary: int = 50_000
     """Number of different words."""
     words_per_topic: int = 30
-    """Words of each topic."""
+    """Number of different words of each topic."""
     words_per_label: int = 3
-    """Words of each label in each of its modes."""
+    """Number of different words of each label in each of its modes."""
     topic_words: int = 4
-    """Topic words in each text."""
+    """Number of topic words in each text."""
     noise_words: int = 3
-    """Noise words in each text; the first words of the vocabulary are the most frequent."""
+    """Number of noise words in each text. The first words of the vocabulary are most frequent."""
     label_signal: float = 0.8
     """Probability that a label of a point adds one of its words to the text."""
 
@@ -117,7 +117,7 @@ class SyntheticSpec:
 
     @property
     def n_topics(self) -> int:
-        """Return the number of topics, which allows each mode of a label a different topic."""
+        """Return the number of topics. If possible, all modes of a label have different topics."""
         return min(self.n_labels, max(2 * self.modes, -(-self.n_labels // self.labels_per_topic)))
 
     @property
@@ -135,7 +135,7 @@ class Points(NamedTuple):
     lengths: Ints
     """The number of labels of each point."""
     label_ids: NDArray[np.int32]
-    """The label ids of all points, concatenated, sorted within each point."""
+    """The label ids of all points, concatenated. The ids of each point are sorted."""
     topics: Ints
 
 
@@ -172,7 +172,7 @@ class CorpusGenerator:
         return csr_matrix((data, indices, indptr), shape=(len(indptr) - 1, self.spec.n_labels))
 
     def chunks(self, split: str) -> Iterator[Points]:
-        """Yield the points of a split; if possible, every label has at least one training point."""
+        """Yield the points of a split. If possible, every label has at least one training point."""
         n_points = self.spec.sizes[split]
         step = _CELLS_PER_CHUNK // (self._widest_topic * self._labels_per_cover)
         step = min(max(step, 1), _POINTS_PER_CHUNK)
@@ -202,7 +202,7 @@ class CorpusGenerator:
         return [spec.n_labels, *(n for n in more if n)]
 
     def _draw_topics(self, rng: np.random.Generator) -> list[NDArray[np.int32]]:
-        """Return for each mode the topics of the labels with that mode; a label's topics differ."""
+        """Return, for each mode, the topics of the labels with it. A label's topics differ."""
         n_topics, n_labels = self.spec.n_topics, self.spec.n_labels
         topic_of = [np.empty(n_labels, dtype=np.int32)]
         topic_of[0][self._by_first_topic] = np.arange(n_labels) * n_topics // n_labels
@@ -215,7 +215,7 @@ class CorpusGenerator:
         return topic_of
 
     def _build_members(self) -> None:
-        """List the labels of each topic, with the mode that puts them there, in CSR form."""
+        """Store the labels of each topic, and the modes that assign them to it, in CSR layout."""
         n_modes, n_labels = len(self.n_with_mode), self.spec.n_labels
         keys = np.concatenate(
             [
@@ -235,8 +235,8 @@ class CorpusGenerator:
 
         Each cover has the smallest number of labels for which all covers together take at most
         half of the training points, but at most the mean number of labels per point. If there are
-        more covers than points, only half of the points are covers, and the power law alone draws
-        the rest.
+        more covers than points, only half of the points are covers, and the labels of the other
+        points are drawn only by the power law.
         """
         spec = self.spec
         widest = -(-spec.n_labels // spec.n_topics)
@@ -253,7 +253,8 @@ class CorpusGenerator:
     def _draw_topics_of_points(self, rng: np.random.Generator, n: int) -> tuple[Ints, Ints]:
         """Draw a label for each point by the power law, and then one of that label's topics.
 
-        Return the topics (n,) and the labels that each point must have (n, labels per cover).
+        Return the topics (n,) and the labels that each point must have (n, labels per cover),
+        padded with `_NO_LABEL`.
         """
         ranks = _draw_power_law(rng, n, self.spec.n_labels, self.spec.tail)
         modes = (rng.random(n) * self._count_modes_of(ranks)).astype(np.int64)
@@ -268,7 +269,7 @@ class CorpusGenerator:
         return np.sum([ranks < n for n in self.n_with_mode], axis=0)
 
     def _cover(self, rows: Ints, topics: Ints, forced: Ints) -> None:
-        """Set topic and prescribed labels of those ``rows`` that are covers, in place."""
+        """Set the topic and the prescribed labels of those ``rows`` that are covers, in place."""
         spec = self.spec
         n_covers = len(self._cover_order)
         before = rows * n_covers // spec.n_points
@@ -311,7 +312,7 @@ class CorpusGenerator:
     def _draw_texts(
         self, rng: np.random.Generator, topics: Ints, ranks: Ints, modes: Ints
     ) -> list[str]:
-        """Draw the words of each text; hashes map topics to even and labels to odd word numbers."""
+        """Draw the words of each text. Topic words hash even numbers, label words odd numbers."""
         spec, n = self.spec, len(topics)
         which = rng.integers(spec.words_per_topic, size=(n, spec.topic_words))
         of_topic = _hash(2 * (topics[:, None] * spec.words_per_topic + which), spec.seed)
@@ -363,9 +364,9 @@ def write_synthetic(
     """Generate a corpus on disk, in the ``raw/trn_X.txt`` + ``Y.trn.npz`` format.
 
     Args:
-        directory: The folder to create; it must not exist or be empty.
-        n_points: Training points.
-        n_labels: L.
+        directory: The folder to create. If it exists, it must be empty.
+        n_points: Number of training points.
+        n_labels: Number of labels L.
         seed: Seed of all random choices.
         **options: Other fields of `SyntheticSpec`.
 
@@ -416,8 +417,8 @@ def _describe_coverage(labels: csr_matrix) -> str:
     if not n_missing:
         return f"Each of the {n_labels:,} labels has a training point."
     message = (
-        f"{n_missing:,} of {n_labels:,} labels have no training point: "
-        "more points, or more labels per point, would reach them."
+        f"{n_missing:,} of {n_labels:,} labels have no training point; "
+        "generate more points, or more labels per point, to cover them."
     )
     logger.warning("synthetic corpus: %s", message)
     return message

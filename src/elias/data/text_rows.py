@@ -1,4 +1,4 @@
-"""Read texts to predict labels for, row by row: lines of a file, or columns of a table."""
+"""Read the input texts for prediction, one row at a time, from a text file or a table."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _TABLE_SUFFIXES = {".jsonl", ".ndjson", ".json", ".csv", ".tsv", ".parquet"}
 
 
 class TextRow(NamedTuple):
-    """One text, its line number, and the other cells to keep of its row."""
+    """One text, its line number, and selected other cells of its row."""
 
     line: int
     """The 1-based number of the line on which the row ends; in Parquet, the row number."""
@@ -28,13 +28,13 @@ class TextRow(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class TextFile:
-    """A file of texts, and the columns to read."""
+    """A file of texts, and the columns to read from it."""
 
     path: Path
     kind: str
     """``lines``, ``jsonl``, ``csv``, ``tsv`` or ``parquet``."""
     columns: tuple[str, ...] = ()
-    """The text columns of a table, joined by spaces."""
+    """The text columns of a table. Their cells are joined by spaces."""
     keep: tuple[str, ...] = ()
     """Columns of a table whose cells are returned with the text."""
 
@@ -45,14 +45,14 @@ class TextFile:
         """Detect the kind of a file and choose its columns.
 
         Args:
-            path: A file, gzipped or not. It is read as a table if its suffix is that of a table or
-                if columns are named, else as one text per line.
-            text: The text column of a table, or several as ``title,abstract``; by default a column
-                with a common name such as ``text``.
+            path: A file, gzipped or not. It is read as a table if it has the suffix of a table, or
+                if ``text`` or ``keep`` is given. Otherwise each line is one text.
+            text: The text column of a table, or several such as ``title,abstract``. By default, a
+                column with a common name such as ``text`` is read.
             keep: Columns of a table whose cells are returned with the text.
 
         Raises:
-            DataError: If the file has another format, or lacks the columns.
+            DataError: If the file is a folder, is not a table, or does not have the columns.
         """
         path = Path(path)
         if path.is_dir():
@@ -67,13 +67,13 @@ class TextFile:
         return cls(path, kind, table.choose_text(path, names, text), tuple(keep))
 
     def rows(self) -> Iterator[TextRow]:
-        """Yield the rows; an error names the line of the row that cannot be read."""
+        """Yield the rows. If a row cannot be read, the error gives its line number."""
         if self.kind == LINES:
             for number, text in enumerate(iter_lines(self.path), start=1):
                 yield TextRow(number, text.rstrip("\n").rstrip("\r"))
             return
         wanted = [*self.columns, *self.keep]
-        # with several text columns, or columns to keep, a row may lack some of them
+        # a single text column must be in every row; other columns may be missing in some rows
         required = self.columns if len(self.columns) == 1 else ()
         for line, cells in table.iter_rows(self.path, self.kind, wanted, required):
             parts = cells[: len(self.columns)]
@@ -81,7 +81,7 @@ class TextFile:
             yield TextRow(line, text, tuple(cells[len(self.columns) :]))
 
     def arrow_types(self) -> dict[str, Any]:
-        """Return the Arrow types of the columns to keep, if the file is Parquet."""
+        """Return the Arrow types of the columns in ``keep`` if the file is Parquet, else ``{}``."""
         if self.kind != "parquet":
             return {}
         schema = table.open_parquet(self.path).schema_arrow
@@ -89,7 +89,7 @@ class TextFile:
 
 
 def is_table(path: Path, text: str | None, keep: Sequence[str]) -> bool:
-    """Return True if a file has the suffix of a table, or if column names are given."""
+    """Return True if a file has the suffix of a table, or if ``text`` or ``keep`` is given."""
     suffix = Path(path.name.removesuffix(".gz")).suffix.lower()
     return text is not None or bool(keep) or suffix in _TABLE_SUFFIXES
 
@@ -97,7 +97,7 @@ def is_table(path: Path, text: str | None, keep: Sequence[str]) -> bool:
 def json_text_rows(
     lines: Iterable[str], source: str, column: str, keep: Sequence[str] = ()
 ) -> Iterator[TextRow]:
-    """Yield the rows of JSON lines that are not in a file, such as those of stdin."""
+    """Yield the rows of JSON lines that do not come from a file but, for example, from stdin."""
     path, columns = Path(source), [column, *keep]
     for line, [text, *cells] in table.json_cells(path, lines, columns, columns):
         yield TextRow(line, _text(text, path, line), tuple(cells))

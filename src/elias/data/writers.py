@@ -68,29 +68,30 @@ class ConversionResult:
 def convert(
     corpus: Corpus, dst: str | Path, format: str | None = None, *, overwrite: bool = False
 ) -> ConversionResult:
-    """Write a corpus; ``dst`` appears only when it is complete.
+    """Write a corpus to a file or folder, which appears only when it is complete.
 
-    Tables (``jsonl``, ``csv``, ``tsv``, ``parquet``) are one file with a column ``split``; the
+    A table (``jsonl``, ``csv``, ``tsv``, ``parquet``) is one file with a column ``split``. The
     other formats are folders. Line-based formats (``folder``, ``xmc``, ``pecos``) replace a line
     end inside a text or a name by a space.
 
     Args:
         corpus: The corpus to write.
         dst: The file or folder to write.
-        format: One of `FORMATS`; by default chosen by the suffix of ``dst`` (optionally followed
-            by ``.gz``), and ``folder`` without a suffix.
+        format: One of `FORMATS`. By default, it is chosen by the suffix of ``dst``, ignoring
+            ``.gz``. Without a suffix, it is ``folder``.
         overwrite: Whether to replace an existing file or folder. A folder is replaced only if all
             of its files belong to a corpus.
 
     Raises:
-        DataError: If ``dst`` exists, or the format cannot hold this corpus.
+        DataError: If ``dst`` exists, or if the format requires texts or features that the corpus
+            does not have.
     """
     target = Path(dst).expanduser()
     chosen = _choose_format(target, format)
     if target.exists() and not overwrite:
         raise data_error(target, "already exists; choose another name, or pass overwrite=True")
     if target.is_dir() == (chosen in KINDS) and target.exists():
-        raise data_error(target, f"is in the way of the {chosen} format; remove it")
+        raise data_error(target, f"is the wrong kind (file or folder) for {chosen}; remove it")
     splits = {
         name: split if split.texts is None else replace(split, texts=sanitize(split.texts)[0])
         for name, split in corpus.splits.items()
@@ -107,7 +108,7 @@ def convert(
         raise data_error(target, f"cannot be written ({error.strerror or error})") from None
     written = ConversionResult(target, chosen, tuple(_left_out(corpus, chosen)))
     if written.left_out:
-        logger.warning("%s: left out: %s", target, "; ".join(written.left_out))
+        logger.warning("%s: the format cannot store: %s", target, "; ".join(written.left_out))
     return written
 
 
@@ -126,7 +127,7 @@ def _choose_format(target: Path, format: str | None) -> str:
 
 
 def _check_parts(corpus: Corpus, format: str) -> None:
-    """Raise `DataError` if the corpus lacks the texts or features that a format needs."""
+    """Raise `DataError` if the corpus does not have the texts or features that a format needs."""
     needed, others = "texts", "xmc, folder or pecos"
     if format == "xmc":
         needed, others = "features", "lf, folder or jsonl"
@@ -186,7 +187,7 @@ def _write_file(corpus: Corpus, target: Path, kind: str) -> None:
 
 
 def _gzip(stream: IO[bytes]) -> IO[bytes]:
-    # without a name or a date inside, the same corpus gives the same bytes
+    # store no file name and no date, so that the same corpus gives the same bytes
     return cast("IO[bytes]", gzip.GzipFile("", "wb", 6, stream, mtime=0))
 
 
@@ -245,7 +246,7 @@ def _write_delimited(columns: dict[str, list[Any]], stream: IO[bytes], delimiter
         for name, values in columns.items()
     }
     text = io.TextIOWrapper(stream, encoding="utf-8", newline="", write_through=True)
-    # All cells are quoted: before Python 3.13 a lone carriage return would not be.
+    # Quote all cells, because Python before 3.13 does not quote a lone carriage return.
     writer = csv.writer(text, delimiter=delimiter, quoting=csv.QUOTE_ALL, lineterminator="\n")
     writer.writerow(cells)
     writer.writerows(zip(*cells.values(), strict=True))
@@ -253,7 +254,7 @@ def _write_delimited(columns: dict[str, list[Any]], stream: IO[bytes], delimiter
 
 
 def _join(lists: Sequence[list[Any]], *, plain: bool) -> list[str]:
-    """Return lists as cells: joined if reading restores the same lists, else as JSON."""
+    """Format lists as cells, joined by ``|`` if they are read back correctly, else as JSON."""
     if plain:
         joined = [_SEPARATOR.join(row) for row in lists]
         if _reads_back(joined, lists):
@@ -282,7 +283,7 @@ def _write_folder(corpus: Corpus, target: Path, format: str) -> None:
         names = (path.relative_to(target).as_posix() for path in sorted(target.rglob("*")))
         foreign = next((name for name in names if not _CORPUS_FILE.fullmatch(name)), None)
         if foreign is not None:
-            problem = f"also holds {foreign}, which is no part of a corpus; remove it yourself"
+            problem = f"contains {foreign}, which is not a corpus file; move it elsewhere"
             raise data_error(target, problem)
     with staged_folder(target, overwrite=True) as folder:
         if format == "xmc":
@@ -356,7 +357,7 @@ def _pairs(matrix: csr_matrix) -> Iterator[str]:
     """Yield each row as ``index:value`` pairs."""
     columns, values = matrix.indices.tolist(), matrix.data.tolist()
     for start, end in pairwise(matrix.indptr.tolist()):
-        # nine digits give back every float32 exactly
+        # nine digits represent every float32 exactly
         yield " ".join(f"{columns[i]}:{values[i]:.9g}" for i in range(start, end))
 
 
@@ -370,7 +371,7 @@ def one_line(text: str) -> str:
 
 
 def write_lines(path: Path, lines: Iterable[str]) -> None:
-    """Write lines as UTF-8; create the folder if it is missing."""
+    """Write lines as UTF-8. Create the folder if it does not exist."""
     path.parent.mkdir(exist_ok=True)
     with path.open("w", encoding="utf-8", newline="\n") as out:
         out.writelines(f"{one_line(line)}\n" for line in lines)

@@ -1,4 +1,4 @@
-"""Batches of tokenized texts: collating, padding, prefetching, and copies to and from a GPU."""
+"""Collate and pad batches of tokenized texts, prefetch them, and copy them to and from a GPU."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class TokenBatch:
     ids: Int[Tensor, " tokens"]
     offsets: Int[Tensor, " B+1"]
     longest: int
-    """Number of tokens of the longest text, kept on the host so that padding needs no GPU sync."""
+    """Number of tokens of the longest text, as a host value, so that padding needs no GPU sync."""
     weights: Float[Tensor, " tokens"] | None = None
 
     def __len__(self) -> int:
@@ -80,13 +80,13 @@ class PaddedBatch:
         return PaddedBatch(self.ids.pin_memory(), self.lengths.pin_memory(), self.full)
 
     def mask(self) -> Bool[Tensor, "B T"]:
-        """Return a mask: True for tokens and the first position of an empty text, else False."""
+        """Return a mask that is True for tokens and for the first position of an empty text."""
         position = torch.arange(self.ids.shape[1], device=self.ids.device)
         return position < self.lengths.clamp(min=1).unsqueeze(1)
 
 
 def to_device(tensor: Tensor, device: torch.device) -> Tensor:
-    """Return the tensor on a device; a copy to a GPU does not block the host."""
+    """Return the tensor on a device. A copy to a GPU does not block the host."""
     if device.type == "cuda":
         return tensor.pin_memory().to(device, non_blocking=True)
     return tensor.to(device)
@@ -117,7 +117,7 @@ def copy_to_host(tensor: Tensor) -> HostCopy:
 
 
 def prefetch(items: Iterable[T], depth: int = 3) -> Iterator[T]:
-    """Yield the items; a background thread produces up to ``depth`` of them in advance.
+    """Yield the items while a background thread produces up to ``depth`` of them in advance.
 
     Errors of the thread are raised in the caller. The thread ends when the iterator is closed, even
     if items are left.
@@ -136,7 +136,7 @@ def prefetch(items: Iterable[T], depth: int = 3) -> Iterator[T]:
 
 def collate(tokens: Tokens, rows: NDArray[np.int64]) -> TokenBatch:
     """Gather the tokens of ``rows`` into a batch."""
-    # the fast way for a single text
+    # a single text needs no copy
     taken = tokens if len(rows) == len(tokens.offsets) - 1 == 1 else tokens.take(rows)
     return TokenBatch(
         ids=torch.from_numpy(taken.ids.astype(np.int64)),
@@ -147,9 +147,10 @@ def collate(tokens: Tokens, rows: NDArray[np.int64]) -> TokenBatch:
 
 
 def padded_length(most: int, longest: int) -> int:
-    """Round the length ``most`` up to one of a few lengths, but to at most ``longest``.
+    """Round the length ``most`` up to one of a few padded lengths, but to at most ``longest``.
 
-    The lengths are multiples of 8, or of a quarter of the next power of two.
+    The padded lengths are multiples of 8 or, for longer texts, of a quarter of the next power of
+    two.
 
     >>> [padded_length(most, 512) for most in (0, 8, 9, 60, 65, 300)]
     [8, 8, 16, 64, 96, 384]
@@ -167,9 +168,10 @@ def pad_batch(
     longest: int,
     n_rows: int | None = None,
 ) -> PaddedBatch:
-    """Gather the tokens of ``rows``, padded to one of a few lengths (`padded_length`).
+    """Gather the tokens of ``rows`` into a batch, and pad them to the same length.
 
-    If ``n_rows`` is given, empty texts are appended until the batch has ``n_rows`` texts.
+    The length is given by `padded_length`. If ``n_rows`` is given, empty texts are appended until
+    the batch has ``n_rows`` texts.
 
     >>> from elias.text.tokens import Tokens
     >>> texts = Tokens(offsets=np.array([0, 2, 3]), ids=np.array([5, 6, 7], dtype=np.int32))
@@ -188,7 +190,7 @@ def pad_batch(
 
 
 def positives_of(labels: csr_matrix, rows: NDArray[np.int64]) -> Int[Tensor, "B Y"]:
-    """Return the label ids of each row as (B, Y), ascending, padded with L; Y is at least 1."""
+    """Return the sorted label ids of each row as (B, Y), padded with L. Y is at least 1."""
     n_labels = labels.shape[1]
     counts = labels.indptr[rows + 1] - labels.indptr[rows]
     padded = np.full((len(rows), max(1, int(counts.max(initial=0)))), n_labels, dtype=np.int64)
@@ -202,7 +204,7 @@ def positives_of(labels: csr_matrix, rows: NDArray[np.int64]) -> Int[Tensor, "B 
 def shuffled_batches(
     lengths: NDArray[np.int64], batch_size: int, rng: np.random.Generator
 ) -> Iterator[NDArray[np.int64]]:
-    """Yield random batches of texts with similar lengths; each row occurs once."""
+    """Yield random batches of texts with similar lengths. Each row is in exactly one batch."""
     order = rng.permutation(len(lengths))
     window = batch_size * _SORTED_BATCHES
     batches: list[NDArray[np.int64]] = []

@@ -1,8 +1,8 @@
-"""Tokenized texts as ragged arrays, and an on-disk cache of them, keyed by content.
+"""Store tokenized texts as ragged arrays, and cache them on disk by a hash of their content.
 
 Texts on disk are tokenized chunk by chunk. The tokenizer of a transformer has its own threads.
-Words and n-grams are looked up in Python, where threads do not help, so several worker processes
-each tokenize a range of the texts:
+Words and n-grams are looked up in Python, where threads do not help. Several worker processes
+therefore tokenize a range of the texts each:
 
     python -m elias.text.tokens JOB BEGIN END PART
 
@@ -42,21 +42,21 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-_CACHE_LIMIT = 20 * 2**30  # bytes; beyond it the oldest entries are deleted
+_CACHE_LIMIT = 20 * 2**30  # bytes above which the oldest entries are deleted
 _FORMAT = "3"
 _ROWS = 1 << 16  # rows of features scaled at a time
 _CHUNK = 8192  # texts on disk tokenized at a time
-_TEXTS_PER_WORKER = 50_000  # fewer are not worth another process
+_TEXTS_PER_WORKER = 50_000  # minimum for which another process pays off
 _JOB_FILE, _IDF_FILE, _ROWS_FILE = "job.json", "idf.npy", "rows.npy"
 _ONE_THREAD = ("OMP_NUM_THREADS", "NUMBA_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
 
 
 @dataclass(frozen=True, slots=True)
 class Tokens:
-    """The concatenated token ids of N texts; tokens of a bag encoder also have weights."""
+    """The concatenated token ids of N texts. Tokens of a bag encoder also have weights."""
 
     offsets: NDArray[np.int64]
-    """(N + 1,) offsets: the tokens of text i are ``ids[offsets[i]:offsets[i + 1]]``."""
+    """(N + 1,) offsets. The tokens of text i are ``ids[offsets[i]:offsets[i + 1]]``."""
     ids: NDArray[np.int32]
     weights: NDArray[np.float32] | None = None
     n_truncated: int = 0
@@ -73,7 +73,7 @@ class Tokens:
 
     @classmethod
     def from_csr(cls, features: csr_matrix) -> Tokens:
-        """Convert a feature matrix: stored columns become token ids, and values become weights."""
+        """Convert a feature matrix. Column indices become token ids, and values become weights."""
         return cls(
             offsets=features.indptr.astype(np.int64),
             ids=features.indices.astype(np.int32),
@@ -129,7 +129,7 @@ def cache_folder() -> Path:
 
 
 def content_key(fingerprint: str, texts: Sequence[str]) -> str:
-    """Return a hash of the tokenizer and of every text."""
+    """Return a hash of the tokenizer's fingerprint and of all texts."""
     digest = hashlib.sha256(f"{_FORMAT}\n{fingerprint}\n{len(texts)}\n".encode())
     if isinstance(texts, DiskTexts):
         digest.update(f"on disk {texts.digest}".encode())
@@ -146,14 +146,14 @@ def cached(
     tokenize: Callable[[Sequence[str]], Tokens],
     featurizer: Featurizer | None = None,
 ) -> Tokens:
-    """Memory-map the tokens of ``texts`` from the cache; on a miss, tokenize and store them.
+    """Memory-map the tokens of ``texts`` from the cache. On a miss, tokenize and store them first.
 
     Args:
-        fingerprint: Identifies the tokenizer.
+        fingerprint: A string that identifies the tokenizer.
         texts: The texts.
-        tokenize: Turns texts into tokens.
-        featurizer: The vocabulary that ``tokenize`` uses, if any, so that several processes can
-            tokenize texts on disk.
+        tokenize: Function that converts texts to tokens.
+        featurizer: The featurizer that ``tokenize`` uses, if any. If it is given, several
+            processes can tokenize texts on disk.
 
     Raises:
         DataError: If the tokens of texts on disk cannot be written.
@@ -166,7 +166,7 @@ def cached(
     if not isinstance(texts, DiskTexts):
         tokens = tokenize(texts)
     try:
-        # a folder that exists is damaged, or another run was faster
+        # an existing folder is damaged, or was just written by another run
         with staged_folder(folder, overwrite=True) as staging:
             if tokens is not None:
                 _store([tokens], staging)
@@ -181,17 +181,17 @@ def cached(
         if isinstance(error, DataError):
             raise
         raise DataError(
-            f"{folder.parent}: no space for the tokens of {len(texts):,} texts "
-            f"({error.strerror}); free some, or set XDG_CACHE_HOME to a folder on another disk"
+            f"{folder.parent}: cannot store the tokens of {len(texts):,} texts ({error.strerror}); "
+            "free some space, or set XDG_CACHE_HOME to a folder on another disk"
         ) from error
     tokens = _load(folder, len(texts)) or tokens
     if tokens is None:
-        raise DataError(f"{folder}: the new tokens disappeared; run the same command again")
+        raise DataError(f"{folder}: the new tokens are missing or damaged; run the command again")
     return tokens
 
 
 def _load(folder: Path, n_texts: int) -> Tokens | None:
-    """Memory-map the tokens in a cache entry; return None if it does not exist or is damaged."""
+    """Memory-map the tokens of a cache entry. Return None if it does not exist or is damaged."""
     try:
         tokens = _read(folder)
     except (OSError, ValueError, EOFError, IndexError):
@@ -209,12 +209,12 @@ def _read(folder: Path) -> Tokens:
     """Memory-map the tokens that `_store` wrote.
 
     Raises:
-        ValueError: If the files do not fit together.
+        ValueError: If the files are inconsistent.
     """
     offsets, truncated = (np.load(folder / name) for name in ("offsets.npy", "truncated.npy"))
     ids, weights = (np.load(folder / name, mmap_mode="r") for name in ("ids.npy", "weights.npy"))
     if len(ids) != offsets[-1] or len(weights) not in (0, len(ids)):
-        raise ValueError("the files do not fit together")
+        raise ValueError("the files are inconsistent")
     has_weights = len(weights) == len(ids)
     return Tokens(offsets, ids, weights if has_weights else None, n_truncated=int(truncated))
 
@@ -242,7 +242,7 @@ def _tokenize_on_disk(
     tokenize: Callable[[Sequence[str]], Tokens],
     featurizer: Featurizer | None,
 ) -> None:
-    """Store the tokens of texts on disk; use several processes if there is a vocabulary."""
+    """Tokenize texts on disk into a folder. If ``featurizer`` is given, use several processes."""
     n_workers = min(_n_cores(), len(texts) // _TEXTS_PER_WORKER)
     with progress("Tokenizing", len(texts)) as advance, progress_disabled():
         if featurizer is not None and n_workers > 1:
@@ -262,7 +262,7 @@ def _chunks(
     tokenize: Callable[[Sequence[str]], Tokens],
     advance: Callable[[int], None],
 ) -> Iterator[Tokens]:
-    """Yield the tokens of the texts from ``begin`` to ``end``, chunk by chunk."""
+    """Yield the tokens of the texts ``begin`` to ``end - 1``, chunk by chunk."""
     for start in range(begin, end, _CHUNK):
         tokens = tokenize(texts[start : min(start + _CHUNK, end)])
         yield tokens
@@ -276,7 +276,7 @@ def _run_workers(
     n_workers: int,
     advance: Callable[[int], None],
 ) -> None:
-    """Tokenize all texts with several processes, and concatenate the parts that they write."""
+    """Tokenize all texts with several processes, and concatenate their results."""
     job = folder / "job"
     job.mkdir()
     names = ("words", "ngrams", "char_ngrams", "word_ngrams")
@@ -327,7 +327,7 @@ def _follow(worker: subprocess.Popen[str], part: Path, advance: Callable[[int], 
 
 
 def _work(job: Path, begin: int, end: int, part: Path) -> None:
-    """Tokenize a range of texts into a folder; this function runs in a worker process."""
+    """Tokenize a range of texts into a folder. This function runs in a worker process."""
     tree = json.loads((job / _JOB_FILE).read_text(encoding="utf8"))
     featurizer = Featurizer(**tree["vocabulary"], idf=np.load(job / _IDF_FILE))
     file = job / _ROWS_FILE

@@ -1,4 +1,4 @@
-"""tf-idf features of texts: words, word n-grams and character n-grams.
+"""Compute tf-idf features of words, word n-grams and character n-grams.
 
 Words are sequences of letters and digits, case-folded. In scripts written without spaces, every
 character and every pair of neighbouring characters is a word. Word n-grams are joined by spaces.
@@ -28,7 +28,7 @@ from elias.errors import DataError
 from elias.progress import track
 
 Ids: TypeAlias = tuple[NDArray[np.int64], NDArray[np.int32]]
-"""Ragged lists of ids, as a pair (starts, ids): list i is ``ids[starts[i]:starts[i + 1]]``."""
+"""Ragged lists of ids as a pair (starts, ids). List i is ``ids[starts[i]:starts[i + 1]]``."""
 
 _CHUNK = 10_000  # texts transformed at a time, to bound memory
 _MAX_WORD_NGRAMS = 4_000_000  # word n-grams counted at a time, to bound memory
@@ -39,7 +39,7 @@ _UNSPACED = (
     "\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9fff"
     "\U00020000-\U0003134f"
 )
-# Accents, points and vowel signs, which are no word characters in Python: combining accents,
+# Accents, points and vowel signs, which `\w` does not match in Python: combining accents,
 # Hebrew, Arabic, the scripts of India and Sri Lanka (except their full stops), joiners.
 _MARKS = (
     "\u0300-\u036f\u0591-\u05bd\u05bf\u05c1-\u05c7\u0610-\u061a\u064b-\u065f\u0670\u06d6-\u06ed"
@@ -50,7 +50,7 @@ _UNSPACED_WORD = re.compile(rf"[{_UNSPACED}]")
 
 
 def words_of(text: str) -> list[str]:
-    """Return the words of a text, in order, repeats included.
+    """Return the words of a text, in order and including repeats.
 
     >>> words_of("Cod-liver OIL, 2nd ed.")
     ['cod', 'liver', 'oil', '2nd', 'ed']
@@ -118,11 +118,11 @@ class SplitTexts(Sequence[str]):
 
     @cached_property
     def words(self) -> tuple[list[str], Ids]:
-        """Return the distinct words, and the ids of the words of each text, repeats included."""
+        """Return the distinct words, and the word ids of each text, including repeats."""
         return _number(map(words_of, track(self._texts, "Counting words")))
 
     def word_lists(self, start: int, stop: int) -> list[list[str]]:
-        """Return the words of the texts from ``start`` to ``stop``."""
+        """Return the words of the texts ``start`` to ``stop - 1``."""
         words, (starts, ids) = self.words
         bounds = starts[start : stop + 1].tolist()
         first = bounds[0]
@@ -171,10 +171,12 @@ class Featurizer:
 
         Args:
             texts: The training texts. Pass `SplitTexts` if they will be transformed as well.
-            char_ngrams: Shortest and longest character n-gram; (0, 0) for none.
-            word_ngrams: Words in the longest word n-gram; 1 for words only, 0 for none.
-            min_count: Minimum number of texts that contain a feature.
-            max_features: Maximum number of features; the most frequent are kept.
+            char_ngrams: Lengths of the shortest and the longest character n-gram, or (0, 0) for
+                no character n-grams.
+            word_ngrams: Number of words in the longest word n-gram. 1 means single words only, and
+                0 means no words at all.
+            min_count: Minimum number of texts that must contain a feature.
+            max_features: Maximum number of features. The most frequent ones are kept.
         """
         split = texts if isinstance(texts, SplitTexts) else SplitTexts(texts)
         words, of_text = split.words
@@ -191,7 +193,7 @@ class Featurizer:
             counts[:] = 0
         frequency = np.concatenate([counts, list(joined.values()), ngram_counts]).astype(np.int64)
         keep = np.flatnonzero(frequency >= max(1, min_count))
-        if len(keep) > max_features:  # the most frequent; ties go to the lower id
+        if len(keep) > max_features:  # keep the most frequent; ties go to the lower id
             keep = np.sort(keep[np.argsort(-frequency[keep], kind="stable")[:max_features]])
         names, n_words = [*words, *joined, *ngrams], len(words) + len(joined)
         idf = np.log((1 + len(texts)) / (1 + frequency[keep])) + 1
@@ -205,16 +207,16 @@ class Featurizer:
 
     @classmethod
     def fit_transform(cls, texts: Sequence[str], **options: Any) -> tuple[Featurizer, csr_matrix]:
-        """Fit on texts, and return the featurizer and the features; split texts into words once.
+        """Fit on texts, and return the featurizer and the features of the texts.
 
-        The options are the keyword arguments of `fit`.
+        The texts are split into words only once. The options are the keyword arguments of `fit`.
         """
         split = texts if isinstance(texts, SplitTexts) else SplitTexts(texts)
         featurizer = cls.fit(split, **options)
         return featurizer, featurizer.transform(split)
 
     def transform(self, texts: Sequence[str]) -> csr_matrix:
-        """Return the features (N, words + n-grams) in float32; unknown words are ignored."""
+        """Return the features (N, words + n-grams) in float32. Unknown words are ignored."""
         starts = range(0, max(1, len(texts)), _CHUNK)
         chunks: list[csr_matrix] = []
         for start in track(starts, "Reading words") if len(starts) > 1 else starts:
@@ -241,14 +243,14 @@ class Featurizer:
         return {}
 
     def _feature_ids(self, word_lists: Iterable[list[str]]) -> Ids:
-        """Return the feature ids of each text, in no particular order, repeats included."""
+        """Return the feature ids of each text, in no particular order and including repeats."""
         ids, ends = array("i"), [0]
         known = self._ids_of_word
         if len(known) > _MAX_CACHED_WORDS:
             known.clear()
         for words in word_lists:
             for word in words:
-                # extending an array by another one copies memory, without a loop over numbers
+                # extending an array by an array copies memory at once, without a Python loop
                 ids.extend(known[word] if word in known else self._look_up(word))
             if self.word_ngrams > 1:
                 known_ids = self._word_ids
@@ -267,7 +269,7 @@ class Featurizer:
 
 
 def _number(lists: Iterable[Iterable[str]]) -> tuple[list[str], Ids]:
-    """Assign ids to the distinct names in lists; return the names, and the lists as ids."""
+    """Assign ids to the distinct names in lists, and return the names and the lists of ids."""
     ids: dict[str, int] = {}
     numbers, ends = array("i"), [0]
     for names in lists:
@@ -279,14 +281,14 @@ def _number(lists: Iterable[Iterable[str]]) -> tuple[list[str], Ids]:
 def _count_word_ngrams(texts: SplitTexts, longest: int, frequent: set[str]) -> dict[str, int]:
     """Return the number of texts that contain each word n-gram made of frequent words.
 
-    To bound memory, the rarest n-grams are dropped whenever there are very many.
+    To bound memory, the rarest n-grams are dropped whenever there are too many.
     """
     counts: Counter[str] = Counter()
     for start in track(range(0, len(texts), _CHUNK), "Counting word n-grams"):
         for words in texts.word_lists(start, start + _CHUNK):
             if not frequent.issuperset(words):
                 words = [word if word in frequent else _GAP for word in words]
-            # a dict, not a set: its order is the same in every process
+            # a dict, because the order of a set differs between processes
             ngrams = dict.fromkeys(word_ngrams_of(words, longest))
             counts.update(ngram for ngram in ngrams if _GAP not in ngram)
             if len(counts) > _MAX_WORD_NGRAMS:  # keep at most the more frequent half
@@ -302,8 +304,8 @@ def count_texts(
     """Count the texts that contain each word and each character n-gram.
 
     Args:
-        of_text: The words of each text, repeats included.
-        of_word: The n-grams of each word, repeats included.
+        of_text: The word ids of each text, including repeats.
+        of_word: The n-gram ids of each word, including repeats.
         counts: Array to which the count of each word is added.
         ngram_counts: Array to which the count of each n-gram is added.
     """
@@ -328,16 +330,16 @@ def count_texts(
 def weigh_terms(
     starts: NDArray[np.int64], terms: NDArray[np.int32], idf: NDArray[np.float32], n_words: int
 ) -> tuple[NDArray[np.int64], NDArray[np.int32], NDArray[np.float32]]:
-    """Weigh the terms of each text by (1 + log tf)·idf; normalize words and n-grams separately.
+    """Weigh the terms of each text by (1 + log tf)·idf, and scale words and n-grams to unit norm.
 
     Args:
-        starts: (N + 1,) offsets: the terms of text i are ``terms[starts[i]:starts[i + 1]]``.
-        terms: Ids in any order, repeats included.
+        starts: (N + 1,) offsets. The terms of text i are ``terms[starts[i]:starts[i + 1]]``.
+        terms: Term ids in any order, including repeats.
         idf: Inverse document frequency of every id.
         n_words: Number of words. Ids below it are words; the rest are character n-grams.
 
     Returns:
-        Row starts, ids (each once, ascending) and weights.
+        The weights in CSR layout (indptr, sorted indices, data).
     """
     n_texts = starts.shape[0] - 1
     out_starts = np.zeros(n_texts + 1, np.int64)
@@ -374,11 +376,11 @@ def _to_unit_length(weights: NDArray[Any]) -> None:
 
 
 def unit_rows(matrix: csr_matrix, first_row: int = 0) -> csr_matrix:
-    """Return the matrix with every row scaled to L2 norm 1; zero rows stay zero.
+    """Return the matrix with every row scaled to L2 norm 1. Zero rows stay zero.
 
     Args:
         matrix: Features of points.
-        first_row: Row number in the corpus of the first row, for the error message.
+        first_row: Row of the corpus at which the matrix starts, for the error message.
 
     Raises:
         DataError: If a value is not finite, or its square is not finite in float32.

@@ -71,7 +71,7 @@ def test_labels_are_aligned_by_name_and_unknown_ones_come_last(caplog):
     for name in ("train", "test"):
         assert aligned.split(name).labels.toarray().tolist() == expected
         assert aligned.split(name).filters.tolist() == [[1, 1]]  # "new" is never predicted
-    assert "1 of its 3 labels are not the model's, such as 'new'" in caplog.text
+    assert "the model does not know 1 of the 3 labels, such as 'new'" in caplog.text
     assert split.labels.toarray().tolist() == [[1, 2, 0], [0, 0, 3]]  # the original is unchanged
 
 
@@ -85,8 +85,8 @@ def test_equal_labels_need_no_alignment():
     ("names", "problem"),
     [
         (["wine", "tax"], "none of its 2 labels, such as 'fish', is one of the model's 2"),
-        (["law", "law"], "label 0 is 'fish', in the model it is 'law'; repeated label names"),
-        (["law", "law", "fish"], "has 2 labels, the model 3; repeated label names"),
+        (["law", "law"], "label 0 is 'fish', but in the model it is 'law'; repeated label names"),
+        (["law", "law", "fish"], "has 2 labels, but the model has 3; repeated label names"),
     ],
 )
 def test_labels_that_cannot_be_aligned_are_refused(names, problem):

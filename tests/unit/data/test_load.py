@@ -62,7 +62,7 @@ def test_a_test_split_is_not_made_twice(tmp_path):
     for name in ("train", "test"):
         (tmp_path / f"{name}.csv").write_text("text,labels\na,x\n")
 
-    with pytest.raises(DataError, match="has its own test split; leave test_size out"):
+    with pytest.raises(DataError, match="has its own test split; do not set test_size"):
         load_corpus(tmp_path, test_size=0.1)
 
 
@@ -105,7 +105,7 @@ def corpus_of(**parts):
         ({"texts": ["a"]}, "1 train texts for 2 points"),
         ({"texts": None}, "neither texts nor features"),
         ({"features": csr_matrix((3, 4))}, "3 rows of train features for 2 points"),
-        ({"labels": csr_matrix((2, 3))}, "over 3 labels, but there are 2 label names"),
+        ({"labels": csr_matrix((2, 3))}, "has 3 labels, but there are 2 label names"),
         ({"labels": csr_matrix((0, 2)), "texts": []}, "the train split has no points"),
     ],
 )

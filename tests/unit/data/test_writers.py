@@ -72,7 +72,7 @@ def test_a_folder_with_other_things_in_it_is_never_replaced(tmp_path, corpus):
     convert(corpus, tmp_path / "out")
     (tmp_path / "out" / "thesis.tex").write_text("years of work")
 
-    with pytest.raises(DataError, match=r"also holds thesis\.tex, which is no part of a corpus"):
+    with pytest.raises(DataError, match=r"contains thesis\.tex, which is not a corpus file"):
         convert(corpus, tmp_path / "out", overwrite=True)
 
     assert (tmp_path / "out" / "thesis.tex").exists()
@@ -81,7 +81,7 @@ def test_a_folder_with_other_things_in_it_is_never_replaced(tmp_path, corpus):
 def test_a_table_does_not_replace_a_folder(tmp_path, corpus):
     (tmp_path / "a.csv").mkdir()
 
-    with pytest.raises(DataError, match="is in the way of the csv format"):
+    with pytest.raises(DataError, match=r"is the wrong kind \(file or folder\) for csv"):
         convert(corpus, tmp_path / "a.csv", overwrite=True)
 
 

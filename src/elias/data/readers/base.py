@@ -1,7 +1,7 @@
-"""What all corpus readers share: their interface, and the file names of a corpus.
+"""Common interface of the corpus readers, and the file names of a corpus.
 
-A reader yields chunks of rows. The caller, `elias.data.load`, decides where the chunks go: into
-memory, or into mapped files.
+A reader yields chunks of rows. The caller, `elias.data.load`, collects them in memory or writes
+them to disk.
 """
 
 from __future__ import annotations
@@ -46,9 +46,8 @@ LABEL_FILES = (
 _MAX_LABELS = 100_000_000
 _LABELS_PER_USE = 100
 _MAX_UNUSED_LABELS = 5_000_000
-"""Labels without names are numbered up to the highest id. If there are more labels than this, and
-fewer than one in a hundred is used, the ids are assumed to be wrong: the names would exhaust
-memory."""
+"""Maximum number of labels if fewer than one in a hundred is used. Labels without names are
+numbered up to the highest id, so a single wrong id could create more names than fit into memory."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,16 +55,16 @@ class ReadOptions:
     """Options that name the columns of a table, if they do not have common names."""
 
     text: str | None = None
-    """The text column; several, separated by commas, are joined by a space."""
+    """The text column. Several columns, separated by commas, are joined by a space."""
     labels: str | None = None
     """The labels column."""
     separator: str | None = None
-    """The separator of the labels in one cell; with an empty string, each cell is one label."""
+    """The separator between the labels of one cell. If it is empty, each cell is one label."""
     group: str | None = None
-    """The column whose equal cells put points into one group."""
+    """The group column. Points with the same value belong to one group."""
 
     def check_unused(self, path: Path, format_name: str, *, except_text: bool = False) -> None:
-        """Raise `DataError` if options are set, for a format without named columns."""
+        """Raise `DataError` if an option is set, because the format has no named columns."""
         for key, value in asdict(self).items():
             if value is not None and not (except_text and key == "text"):
                 raise DataError(f"{path}: is in {format_name} format, where {key}= has no meaning")
@@ -78,9 +77,10 @@ class LabelRows:
     counts: NDArray[np.int64]
     """(n,) the number of labels of each row."""
     codes: NDArray[np.int64]
-    """The labels of all rows: ids, or numbers that `Summary.ids` turns into ids."""
+    """The label ids of all rows, concatenated, or codes that `Summary.ids` maps to label ids."""
     weights: NDArray[np.float32] | None = None
-    """The relevance of each label, or None if all are 1; None for all chunks of a split or none."""
+    """The relevance of each label, or None if all are 1. It is None in all chunks of a split or in
+    none of them."""
 
     @classmethod
     def from_csr(cls, matrix: csr_matrix) -> LabelRows:
@@ -89,7 +89,7 @@ class LabelRows:
 
     @classmethod
     def from_lines(cls, lists: Sequence[str]) -> LabelRows:
-        """Return rows that are written as ``id,id,…``, or as an empty string without labels."""
+        """Parse rows of the form ``id,id,…``. An empty string is a row without labels."""
         counts = np.array([row.count(",") + 1 if row else 0 for row in lists], dtype=np.int64)
         flat = ",".join(filter(None, lists))
         ids = np.array([int(label) for label in flat.split(",")] if flat else [], dtype=np.int64)
@@ -98,7 +98,7 @@ class LabelRows:
 
 @dataclass(frozen=True, slots=True)
 class Chunk:
-    """Consecutive rows of a split: texts, labels, features, or a combination of them.
+    """Texts, labels or features of consecutive rows of a split, or several of these.
 
     Texts, labels and features of the same points may be in different chunks, e.g. if texts and
     labels are in two files. Each of them is yielded in the order of the rows.
@@ -114,13 +114,13 @@ class Chunk:
 
 @dataclass(frozen=True, slots=True)
 class Summary:
-    """Information that a reader has only after all rows are read."""
+    """Information that is available only after all rows have been read."""
 
     label_names: list[str]
     ids: NDArray[np.int64] | None = None
-    """The label id of each code; None if codes are ids."""
+    """The label id of each code, or None if the codes are label ids."""
     filters: dict[str, NDArray[np.int64]] = field(default_factory=dict)
-    """(M, 2) pairs (point, label) that must not be predicted, by split."""
+    """For each split, (M, 2) pairs (point, label) that must not be predicted."""
     notes: Mapping[str, str] = field(default_factory=dict)
 
 
@@ -129,7 +129,7 @@ class Reader(ABC):
 
     format: str
     has_splits = True
-    """True if the source names its splits; otherwise all points are in the training split."""
+    """True if the source defines splits. Otherwise all points are in the training split."""
 
     @abstractmethod
     def chunks(self) -> Iterator[Chunk]:
@@ -137,7 +137,7 @@ class Reader(ABC):
 
     @abstractmethod
     def finish(self, n_points: Mapping[str, int], n_uses: int) -> Summary:
-        """Return the label names, filters and notes, after all chunks were read.
+        """Return the label names, filters and notes. Call this after all chunks have been read.
 
         Args:
             n_points: The number of points of each split.
@@ -146,41 +146,41 @@ class Reader(ABC):
 
 
 class IdReader(Reader):
-    """Reads a format that stores labels by their ids, and their names in a separate file."""
+    """Base class for formats that store label ids, and label names in a separate file."""
 
     def __init__(self, source: Path, folder: Path, names: list[str] | None) -> None:
-        """Store what the summary needs.
+        """Store the label names and the paths.
 
         Args:
             source: The path of the corpus, for error messages.
             folder: The folder that may contain label names and filter files.
-            names: The label names, or None to name labels by number.
+            names: The label names, or None to name each label by its id.
         """
         self._source = source
         self._folder = folder
         self._names = names
-        self._n_columns: dict[str, int] = {}  # of the label matrix of each split, if there are any
-        self._highest = -1  # the highest label id, if there are no matrices
+        self._n_columns: dict[str, int] = {}  # width of the label matrix of each split, if any
+        self._highest = -1  # the highest label id, if there are no label matrices
 
     def finish(self, n_points: Mapping[str, int], n_uses: int) -> Summary:
         """Return the label names and filters."""
         names, notes = self._names, {}
         n_labels = self._n_columns.get("train", self._highest + 1)
         if names is not None and self._n_columns and len(names) != n_labels:
-            problem = f"holds {len(names)} names for {n_labels} labels; give one line for each"
+            problem = f"holds {len(names)} names for {n_labels} labels; write one line per label"
             raise data_error(find_label_names(self._folder) or self._source, problem)
         for split, count in self._n_columns.items():
             if count != n_labels:
                 counts = f"{count} labels, but there are {n_labels} label names"
-                problem = f"the {split} split is over {counts}; the files must belong together"
+                problem = f"the {split} split has {counts}; use files of the same corpus"
                 raise data_error(self._source, problem)
         if names is None:
             if too_many_labels(n_labels, n_uses):
-                problem = f"label ids up to {n_labels - 1} are too large to count labels by"
+                problem = f"label ids up to {n_labels - 1} are implausibly large"
                 remedy = "number the labels from 0, or give a file of label names"
                 raise data_error(self._source, f"{problem}; {remedy}")
             names = [str(label) for label in range(n_labels)]
-            notes = {"labels": "no file of names: named by number"}
+            notes = {"labels": "no file of label names; each label is named by its id"}
         filters = read_filters(self._folder, n_points, len(names)) if self.has_splits else {}
         return Summary(names, filters=filters, notes=notes)
 
@@ -197,12 +197,12 @@ def text_chunks(path: Path, split: str, n_points: int) -> Iterator[Chunk]:
         n_texts += len(lines)
         yield Chunk(split, texts=lines)
     if n_texts != n_points:
-        problem = f"holds {n_texts} texts for {n_points} points; give one line for each"
+        problem = f"holds {n_texts} texts for {n_points} points; write one line per point"
         raise data_error(path, problem)
 
 
 def row_of(counts: NDArray[np.int64], entry: int) -> int:
-    """Return the row of a flattened entry, from the number of entries of each row."""
+    """Return the row that contains a flattened entry, given the number of entries in each row."""
     return int(np.searchsorted(np.cumsum(counts), entry, side="right"))
 
 
@@ -214,14 +214,14 @@ def check_entries(
     problem: str,
     first_line: int,
 ) -> None:
-    """Raise `DataError` with the line of the first wrong entry; ``{}`` in ``problem`` is its value.
+    """Raise `DataError` with the line number of the first wrong entry, if there is one.
 
     Args:
         path: The file.
         values: The entries of consecutive lines, flattened.
-        is_wrong: Whether each entry is wrong.
+        is_wrong: True for each wrong entry.
         counts: The number of entries of each line.
-        problem: The error message.
+        problem: The error message. ``{}`` is replaced by the wrong value.
         first_line: The number of the first line.
     """
     if is_wrong.any():
@@ -235,13 +235,14 @@ def csr_from_lists(
     n_columns: int,
     values: NDArray[np.float32] | None = None,
 ) -> csr_matrix:
-    """Return flattened lists as a CSR matrix in canonical form (sorted, without duplicates).
+    """Convert flattened lists to a CSR matrix in canonical form (sorted, without duplicates).
 
     Args:
         counts: (N,) the number of entries of each row.
         columns: The columns of all entries, row after row, each below ``n_columns``.
         n_columns: The width of the matrix.
-        values: The values of the entries, summed over duplicates; None makes every entry 1.
+        values: The values of the entries. The values of duplicates are added up. If None, every
+            entry is 1.
     """
     ends = np.concatenate([np.zeros(1, dtype=np.int64), np.cumsum(counts, dtype=np.int64)])
     data = np.ones(len(columns), dtype=np.float32) if values is None else values
@@ -259,7 +260,7 @@ def split_alias(name: str) -> str | None:
 
 
 def find_file(folder: Path, *names: str) -> Path | None:
-    """Return the first of the named files that exists, gzipped or not."""
+    """Return the first of the named files that exists, gzipped or not, or None."""
     candidates = (folder / (name + suffix) for name in names for suffix in ("", ".gz"))
     return next((path for path in candidates if path.is_file()), None)
 
@@ -270,7 +271,7 @@ def find_label_names(folder: Path) -> Path | None:
 
 
 def read_label_names(folder: Path) -> list[str] | None:
-    """Read the label names from the file in a folder, one per line; None without such a file."""
+    """Read the label names from the file in a folder, or return None if there is no such file."""
     path = find_label_names(folder)
     if path is None:
         return None
@@ -281,7 +282,7 @@ def read_label_names(folder: Path) -> list[str] | None:
 
 
 def split_files(folder: Path) -> dict[str, list[Path]]:
-    """Return the files named after splits (``train.csv``, ``eurlex_test.txt``, shards), by split.
+    """Return the files of each split, found by name (``train.csv``, ``eurlex_test.txt``, shards).
 
     A file whose name is exactly the split is preferred to one whose name only ends in the split.
     """
@@ -300,7 +301,7 @@ def split_files(folder: Path) -> dict[str, list[Path]]:
 
 
 def one_file_each(by_split: Mapping[str, list[Path]]) -> dict[str, Path]:
-    """Return the file of each split; raise `DataError` if a split has several."""
+    """Return the file of each split. Raise `DataError` if a split has several files."""
     for split, paths in by_split.items():
         if len(paths) > 1:
             names = ", ".join(path.name for path in paths)
@@ -316,8 +317,8 @@ def read_filters(
 
     Args:
         folder: The folder of ``filter_labels_test.txt`` or ``tst_filter_labels.txt``.
-        n_points: The number of points of each split.
-        n_labels: L; points and labels must be in range.
+        n_points: The number of points of each split. A point out of range is an error.
+        n_labels: Number of labels L. A label out of range is an error.
     """
     filters = {}
     for split, count in n_points.items():

@@ -30,19 +30,19 @@ RATIO_CHECK_BYTES = 256 << 20
 MAX_RATIO = 400
 """Maximum compression ratio of data with an unpacked size above `RATIO_CHECK_BYTES`."""
 MAX_LINE = 256 << 20
-"""Maximum bytes of a line, and characters of a table cell."""
+"""Maximum number of bytes in a line, and of characters in a table cell."""
 UTF16 = (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
 """Byte-order marks of UTF-16."""
-IS_UTF16 = "save it as UTF-8 (it is UTF-16)"
+IS_UTF16 = "is UTF-16; save it as UTF-8"
 EMPTY = "is empty; give a file with a row for each text"
 _GZIP = b"\x1f\x8b"
-_MAX_PROBLEM = 800  # characters of an error message
+_MAX_PROBLEM = 800  # maximum number of characters in an error message
 _HEAD_BYTES = 1 << 16
 _SURROGATE = re.compile("[\ud800-\udfff]")
 
 
 def data_error(path: Path, problem: str, line: int | None = None) -> DataError:
-    """Return a one-line error for ``path``, with the 1-based number ``line`` if it is given."""
+    """Return a one-line error for ``path``, and for the 1-based ``line`` if it is given."""
     where = f"{path}:{line}" if line is not None else f"{path}"
     text = " ".join(problem.split())
     if len(text) > _MAX_PROBLEM:  # e.g. a header of a million columns
@@ -61,11 +61,11 @@ class CompressionRatioError(ValueError):
 
 
 def check_ratio(what: str, packed: int, unpacked: int) -> None:
-    """Refuse data that is large and compressed more than `MAX_RATIO` times."""
+    """Raise an error if data is large and its compression ratio is above `MAX_RATIO`."""
     if unpacked > RATIO_CHECK_BYTES and unpacked > MAX_RATIO * max(packed, 1):
         raise CompressionRatioError(
-            f"{what} unpacks from {packed:,} to {unpacked:,} bytes or more, as no real data does; "
-            "if you trust it, unpack it yourself and write it again"
+            f"{what} unpacks from {packed:,} to {unpacked:,} bytes or more, which is implausible; "
+            "if you trust the file, save it without compression"
         )
 
 
@@ -95,13 +95,13 @@ def open_gzip(raw: IO[bytes]) -> io.BufferedReader:
 
 @contextmanager
 def open_bytes(path: Path) -> Iterator[IO[bytes]]:
-    """Open a file for reading; unpack it if its first bytes are those of gzip.
+    """Open a file for reading, and unpack it if it is gzipped.
 
     Errors that occur while the file is read are raised as `DataError`.
     """
     if path.exists() and not path.is_file() and not path.is_dir():
         # opening a pipe or device may block, and it cannot be read twice
-        raise data_error(path, "is not a regular file; write its content to one first")
+        raise data_error(path, "is not a regular file; save its content to a file first")
     try:
         with path.open("rb") as raw:
             is_packed = raw.read(2) == _GZIP
@@ -125,7 +125,7 @@ def is_gzip(path: Path) -> bool:
 
 
 def read_head(path: Path) -> bytes:
-    """Return the first bytes of a file, unpacked."""
+    """Return the first bytes of a file, unpacked if it is gzipped."""
     with open_bytes(path) as stream:
         return stream.read(_HEAD_BYTES)
 
@@ -140,7 +140,7 @@ def iter_lines(path: Path) -> Iterator[str]:
         for number, line in enumerate(lines, start=1):
             if len(line) > MAX_LINE and not line.endswith(b"\n"):
                 problem = f"the line is longer than {MAX_LINE >> 20} MiB"
-                raise data_error(path, f"{problem}; give each text its own line", number)
+                raise data_error(path, f"{problem}; write each text on its own line", number)
             try:
                 text = line.decode("utf-8")
             except UnicodeDecodeError as error:
@@ -163,7 +163,7 @@ def line_chunks(path: Path) -> Iterator[list[str]]:
 
 
 def read_lines(path: Path) -> list[str]:
-    """Return all lines of a UTF-8 file without line ends; the byte-order mark is dropped."""
+    """Return all lines of a UTF-8 file, without line ends and byte-order mark."""
     return [line for lines in line_chunks(path) for line in lines]
 
 
@@ -178,7 +178,7 @@ def describe_utf8_error(error: UnicodeDecodeError) -> str:
 
 
 def sanitize(texts: Sequence[str]) -> tuple[list[str], int]:
-    """Replace NULs by spaces and lone surrogates by U+FFFD; return the texts and how many changed.
+    """Replace NULs by spaces and lone surrogates by U+FFFD, and count the texts that changed.
 
     Both are legal in JSON, but tokenizers cannot encode surrogates, and many tools end a string
     at a NUL.
@@ -187,7 +187,7 @@ def sanitize(texts: Sequence[str]) -> tuple[list[str], int]:
     n_changed = 0
     for row, text in enumerate(clean):
         if "\0" in text or not (text.isascii() or _SURROGATE.search(text) is None):
-            # through UTF-16, a pair of surrogates becomes the character it stands for
+            # encoding as UTF-16 turns a surrogate pair into the character that it stands for
             whole = text.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace")
             clean[row] = whole.replace("\0", " ")
             n_changed += 1

@@ -1,13 +1,15 @@
-"""Parse the label cells of a table into ids: lists or separated strings, of names or numbers.
+"""Parse the label cells of a table into label ids.
 
-A cell in brackets is a list. The separator of all other cells is chosen once for the whole table.
-The meaning of a label value depends on the other files and columns:
+A cell is a list or a separated string, of names or numbers. A cell in brackets is a list. The
+separator of all other cells is chosen once for the whole table. The meaning of a label value
+depends on the other files and columns:
 
-* With a file of label names beside the table, whole numbers are row numbers of that file (from
-  0) and any other value must be one of its names.
-* Without one, each distinct value is a label. Names are sorted; if every value is a whole number,
-  they are sorted as numbers and each number is the name of its label (ids may have gaps).
-* With a ``label_ids`` column beside the names, the ids come from there, and names may repeat.
+* If there is a file of label names in the folder of the table, whole numbers are row numbers of
+  that file (from 0), and any other value must be one of its names.
+* If there is no such file, each distinct value is a label. Names are sorted. If every value is a
+  whole number, they are sorted as numbers, and each number is the name of its label (the numbers
+  may have gaps).
+* If the table has a ``label_ids`` column, the ids are read from it, and names may repeat.
 """
 
 from __future__ import annotations
@@ -34,10 +36,10 @@ if TYPE_CHECKING:
     from elias.data.readers.table import Rows
 
     RowError = Callable[[int, str], DataError]
-    """Function (row, problem) → error that returns the error for a row of the table."""
+    """Function that takes a row number and a problem, and returns the error for this row."""
 
 _WHOLE = re.compile(r"0|[1-9][0-9]{0,17}")
-_ID = re.compile(r"0|[1-9][0-9]{0,7}")  # small enough to number labels by
+_ID = re.compile(r"0|[1-9][0-9]{0,7}")  # at most 8 digits, since all labels up to it are numbered
 _BRACKETS = {"[": "]", "(": ")", "{": "}"}
 _NO_COMMA = re.compile(r"""['"]\s+['"]""")
 _TWO_PAIRS = re.compile(r"\([^()]*\).*\(.*\)", re.DOTALL)
@@ -113,12 +115,12 @@ def split_cells(
     lists: bool = True,
     keep_empty: bool = False,
 ) -> LabelLists:
-    """Return the labels of every cell.
+    """Return the label values of every cell.
 
     Args:
         cells: Lists, strings, whole numbers, or None for no label.
         separator: The separator of labels in a string; if it is empty, each cell is one label.
-        row_error: Function that returns the error for a row.
+        row_error: Function that returns the error for a row number and a problem.
         lists: Whether to parse a string in brackets as a JSON or Python list.
         keep_empty: Whether to keep an empty string in a list as a label.
     """
@@ -156,7 +158,7 @@ def _looks_like_list(cell: str) -> bool:
     text = cell.strip()
     if _BRACKETS.get(text[:1]) != text[-1:]:
         return False
-    # a name may start and end with parentheses that are no pair: (R)-carvone (natural)
+    # a name may start and end with different pairs of parentheses: (R)-carvone (natural)
     return text[0] != "(" or not _TWO_PAIRS.fullmatch(text) or _parse_list(text) is not None
 
 
@@ -177,9 +179,9 @@ def _parse_list(cell: str) -> list[Any] | None:
         return None
     except ValueError:
         pass
-    if _NO_COMMA.search(text):  # NumPy's notation, in which Python would join the strings
+    if _NO_COMMA.search(text):  # NumPy writes no commas, and Python would join the strings
         return None
-    if text[0] == "{":  # as a list, a set keeps its order, and a dict is refused
+    if text[0] == "{":  # parsed as a list, a set keeps its order, and a dict fails
         text = f"[{text[1:-1]}]"
     try:
         value = ast.literal_eval(text)  # pandas writes a column of lists this way
@@ -199,20 +201,20 @@ def _label_name(item: object, row: int, row_error: RowError) -> str:
 
 
 def order_names(names: Sequence[str]) -> list[str]:
-    """Sort distinct names by label id: as numbers if all are whole numbers, else as text."""
+    """Sort distinct names as numbers if all are whole numbers, else as text."""
     if all(_WHOLE.fullmatch(name) for name in names):
         return sorted(names, key=int)
     return sorted(names)
 
 
 class NamedLabels:
-    """Numbers label values in order of appearance; `finish` turns these codes into ids."""
+    """Assigns codes to label values in order of appearance. `finish` maps them to label ids."""
 
     def __init__(self, names: list[str] | None) -> None:
-        """Store the names of all labels in the order of their ids; None if they are unknown."""
+        """Store the names of all labels in the order of their ids, or None if they are unknown."""
         self._names = names
         self._codes: dict[str, int] = {}
-        self._first_lines: list[tuple[Path, int]] = []  # of each code, for errors
+        self._first_lines: list[tuple[Path, int]] = []  # where each code first occurs, for errors
 
     def add(self, lists: LabelLists, _: object, rows: Rows) -> NDArray[np.int64]:
         """Assign codes to label values, and return them."""
@@ -249,7 +251,7 @@ class NamedLabels:
                 problem = f"label {value[:60]!r} is not in the file of label names{near}"
                 raise self._error(code, problem)
             if times[value] > 1:
-                problem = f"label {value[:60]!r} is {times[value]} times in the file of label names"
+                problem = f"label {value[:60]!r} occurs {times[value]} times in the label names"
                 raise self._error(code, f"{problem}; use row numbers")
         return np.fromiter((id_of[name] for name in distinct), np.int64, len(distinct)), names
 
@@ -266,12 +268,12 @@ class NumberedLabels:
         self._largest: tuple[int, Path, int] | None = None  # id, file and line
 
     def add(self, lists: LabelLists, id_lists: LabelLists | None, rows: Rows) -> NDArray[np.int64]:
-        """Return the label ids; record the name of each id."""
+        """Return the label ids, and record the name of each id."""
         assert id_lists is not None
         _check_lengths(lists.counts, id_lists.counts, "label ids", rows.error)
         wrong = next((i for i, v in enumerate(id_lists.values) if not _ID.fullmatch(v)), None)
         if wrong is not None:
-            problem = f"label id {id_lists.values[wrong][:60]!r} is not a small whole number"
+            problem = f"label id {id_lists.values[wrong][:60]!r} is not a whole number below 10^8"
             raise rows.error(row_of(id_lists.counts, wrong), problem)
         ids = np.array([int(value) for value in id_lists.values], dtype=np.int64)
         if len(ids) and (self._largest is None or ids.max() > self._largest[0]):
@@ -285,12 +287,12 @@ class NumberedLabels:
         return ids
 
     def finish(self, n_uses: int) -> tuple[None, list[str]]:
-        """Return (None, names): codes are already ids; labels without a name are named by id."""
+        """Return None, because codes are already ids, and the names. The default name is the id."""
         if self._largest is None:
             return None, []
         largest, path, line = self._largest
         if too_many_labels(largest + 1, n_uses):
-            problem = f"label id {largest} is too large to count labels by; count from 0"
+            problem = f"label id {largest} is implausibly large; number the labels from 0"
             raise data_error(path, problem, line)
         return None, [self._names.get(label, str(label)) for label in range(largest + 1)]
 
@@ -298,7 +300,7 @@ class NumberedLabels:
 def parse_weights(
     cells: Sequence[object], counts: NDArray[np.int64], row_error: RowError
 ) -> NDArray[np.float32]:
-    """Parse the relevance of every label; each list must be as long as the row's label list."""
+    """Parse the relevance of every label. Each list must be as long as the row's label list."""
     values: list[float] = []
     lengths = np.zeros(len(cells), dtype=np.int64)
     for row, cell in enumerate(cells):
@@ -308,7 +310,7 @@ def parse_weights(
         except (TypeError, ValueError):
             raise row_error(row, f"{cell!r:.60} is not a list of relevance values") from None
         if not all(0 <= number < float("inf") for number in numbers):
-            raise row_error(row, f"{cell!r:.60}: a relevance must be finite and not negative")
+            raise row_error(row, f"{cell!r:.60}: relevance must be finite and not negative")
         values += numbers
         lengths[row] = len(numbers)
     _check_lengths(counts, lengths, "relevance values", row_error)
@@ -318,8 +320,8 @@ def parse_weights(
 def _check_lengths(
     counts: NDArray[np.int64], lengths: NDArray[np.int64], what: str, row_error: RowError
 ) -> None:
-    """Raise an error for a row in which another list is not as long as the list of labels."""
+    """Raise an error for the first row with different numbers of labels and of ``what``."""
     wrong = np.flatnonzero(counts != lengths)
     if len(wrong):
         row = int(wrong[0])
-        raise row_error(row, f"{counts[row]} labels but {lengths[row]} {what}; give one for each")
+        raise row_error(row, f"{counts[row]} labels but {lengths[row]} {what}; give one per label")

@@ -29,9 +29,9 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 
-_MAX_EMPTY_ROWS = 1_000_000  # rows that a matrix may have beyond those it stores entries for
-_MAX_TEXT_BYTES = 4096  # size of the members that hold the format and the shape
-_FORMATS = ("csr", "csc", "coo")  # those that store an index for each value
+_MAX_EMPTY_ROWS = 1_000_000  # number of rows up to which most rows of a matrix may be empty
+_MAX_TEXT_BYTES = 4096  # maximum size of the zip members that contain the format and the shape
+_FORMATS = ("csr", "csc", "coo")  # sparse formats that store an index for each value
 NPZ_ERRORS = (
     *(ValueError, LookupError, TypeError, EOFError, OverflowError, MemoryError),
     *(NotImplementedError, RuntimeError, SyntaxError, zipfile.BadZipFile, zlib.error),
@@ -101,13 +101,13 @@ def _find(folder: Path, names: tuple[str, ...], split: str) -> Path | None:
 
 
 def _read_npz(path: Path, what: str) -> csr_matrix:
-    """Read the sparse matrix of a SciPy npz file; ``what`` is ``relevance`` or ``feature``."""
+    """Read the sparse matrix of a SciPy npz file. ``what`` is ``relevance`` or ``feature``."""
     try:
-        with open_bytes(path) as stream:  # NumPy leaves a file open that it cannot read
+        with open_bytes(path) as stream:  # NumPy does not close a file that it cannot read
             matrix = load_sparse(stream)
     except NPZ_ERRORS as error:
         remedy = "write it with scipy.sparse.save_npz"
-        raise data_error(path, f"not a whole sparse npz file ({error}); {remedy}") from None
+        raise data_error(path, f"not a complete sparse npz file ({error}); {remedy}") from None
     return clean_matrix(matrix, path, what)
 
 
@@ -127,7 +127,7 @@ def load_sparse(stream: IO[bytes]) -> csr_matrix:
         for info in archive.infolist():
             name = info.filename.removesuffix(".npy")
             if name in shapes:
-                raise ValueError(f"holds {name} twice")
+                raise ValueError(f"contains {name} twice")
             shapes[name] = _checked_shape(archive, info, name)
         packed = sum(info.compress_size for info in archive.infolist())
         if packed > stream.seek(0, io.SEEK_END):
@@ -136,15 +136,15 @@ def load_sparse(stream: IO[bytes]) -> csr_matrix:
     format_name = kind.astype("U").item()
     if format_name not in _FORMATS:
         names = ", ".join(_FORMATS)
-        raise ValueError(f"stored as {format_name!r}; use tocsr() ({names} are read)")
+        raise ValueError(f"format {format_name!r} is not one of {names}; convert it by tocsr()")
     if shape.shape != (2,) or shape.dtype.kind not in "iu" or (shape < 0).any():
-        raise ValueError("its shape is not two counts")
+        raise ValueError("its shape is not a pair of non-negative integers")
     n_entries = shapes.get("indices", shapes.get("row"))
     if n_entries is None or len(n_entries) != 1 or shapes["data"] != n_entries:
-        raise ValueError(f"values of shape {shapes['data']} for indices of shape {n_entries}")
+        raise ValueError(f"data has shape {shapes['data']}, but indices have shape {n_entries}")
     n_stored = max(prod(shapes.get("indptr", (0,))), *n_entries)
     if shape[0] > max(_MAX_EMPTY_ROWS, 10 * n_stored):
-        raise ValueError(f"declares {shape[0]} rows, but stores nothing of most of them")
+        raise ValueError(f"declares {shape[0]} rows, but most of them are empty")
     stream.seek(0)
     matrix = csr_matrix(load_npz(stream))  # SciPy passes allow_pickle=False
     matrix.check_format(full_check=True)
@@ -152,23 +152,23 @@ def load_sparse(stream: IO[bytes]) -> csr_matrix:
 
 
 def _checked_shape(archive: zipfile.ZipFile, info: zipfile.ZipInfo, name: str) -> tuple[int, ...]:
-    """Return the shape of an npy array; check its header against the size of the zip member."""
+    """Return the shape of an npy array, and check its header against the size of the zip member."""
     with archive.open(info) as member:
         np.lib.format.read_magic(member)
         shape, _, dtype = np.lib.format.read_array_header_1_0(member)
         begin = member.tell()
     if dtype.hasobject:
-        raise ValueError("holds pickled objects, which are never read")
+        raise ValueError("contains pickled objects, which are unsafe to load")
     if prod(shape) < 0 or begin + prod(shape) * dtype.itemsize != info.file_size:
-        raise ValueError(f"the size of {name} differs from its header")
+        raise ValueError(f"the size of {name} does not match its header")
     if name == "data":
-        # The values of a label matrix are all 1 and compress more than anything else, so the ratio
-        # is not checked: there are as many as indices, which bounds them.
+        # The values of a label matrix are all 1 and compress extremely well, so their ratio is not
+        # checked. There must be as many values as indices, whose ratio is checked.
         if dtype.kind not in "biuf" or dtype.itemsize > 8:
-            raise ValueError(f"holds {dtype} values, not plain numbers of 8 bytes at most")
+            raise ValueError(f"{dtype} data; expected bool, integer or float of at most 64 bits")
         return shape
     if name in ("indices", "indptr", "row", "col") and dtype.kind not in "iu":
-        raise ValueError(f"{name} holds {dtype} values, not whole numbers")
+        raise ValueError(f"{name} has {dtype} values; expected integers")
     if name in ("format", "shape") and info.file_size > _MAX_TEXT_BYTES:
         raise ValueError(f"{name} is {info.file_size:,} bytes long")
     check_ratio(name, info.compress_size, info.file_size)
@@ -176,12 +176,12 @@ def _checked_shape(archive: zipfile.ZipFile, info: zipfile.ZipInfo, name: str) -
 
 
 def clean_matrix(matrix: csr_matrix, path: Path, what: str, first: int = 0) -> csr_matrix:
-    """Return a matrix as float32 CSR, sorted, without duplicates; relevance also without zeros.
+    """Convert a matrix to float32 CSR in canonical form. Drop the zeros of a relevance matrix.
 
     Args:
         matrix: A matrix of any numeric type; it may be changed in place.
         path: The file that contains the matrix, for error messages.
-        what: ``relevance``, which must not be negative, or ``feature``.
+        what: ``relevance`` or ``feature``. Relevance values must not be negative.
         first: The number of points before the first row, for error messages.
     """
     clean = matrix.astype(np.float32, copy=False)

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     Cells = Iterator[tuple[int, list[Any]]]
-    """Iterator over rows: the line number (see `Rows.lines`) and the wanted cells of each row."""
+    """Iterator over the line number (see `Rows.lines`) and the wanted cells of each row."""
 
 
 KINDS = ("jsonl", "csv", "tsv", "parquet")
@@ -72,17 +72,17 @@ class Columns:
 
     @property
     def all(self) -> list[str]:
-        """Return every column once."""
+        """Return the names of all columns to read, without duplicates."""
         extra = (self.ids, self.weights, self.split, self.group)
         names = [*self.text, self.labels, *(name for name in extra if name is not None)]
         return list(dict.fromkeys(names))
 
 
 def choose_columns(path: Path, names: Sequence[str], options: base.ReadOptions) -> Columns:
-    """Choose the columns that the options name, else columns with common names (ignoring case).
+    """Choose the columns that the options name, or else columns with common names.
 
-    The columns ``label_ids`` and ``label_weights`` are read only if the labels column is found by
-    a common name. They are ignored if the options name the labels column.
+    Case is ignored in common names. The columns ``label_ids`` and ``label_weights`` are read only
+    if the labels column is found by a common name. They are ignored if the options name it.
     """
     plain = _plain_names(names)
     text, group = choose_text(path, names, options.text), options.group
@@ -101,7 +101,7 @@ def choose_columns(path: Path, names: Sequence[str], options: base.ReadOptions) 
 
 
 def choose_text(path: Path, names: Sequence[str], text: str | None) -> tuple[str, ...]:
-    """Return the text columns that ``text`` lists, or, if None, a column with a common name."""
+    """Return the text columns in ``text``, or a column with a common name if ``text`` is None."""
     if text is None:
         return (_common(path, "text", TEXT_COLUMNS, names),)
     columns = (text,) if text in names else tuple(part.strip() for part in text.split(","))
@@ -150,7 +150,7 @@ class Rows:
         return data_error(self.path, problem, self.lines[row])
 
     def texts(self, names: tuple[str, ...]) -> list[str]:
-        """Return the text of every row; several columns are joined by spaces."""
+        """Return the text of every row. Several columns are joined by spaces."""
         columns = [self._strings(name) for name in names]
         if len(columns) == 1:
             return columns[0]
@@ -183,8 +183,8 @@ class TableReader(base.Reader):
     """Reads the files of a table.
 
     The label separator depends on all cells of the labels column, so two passes are needed. If the
-    corpus is read into memory, the rows are read once and kept. Otherwise the label columns are
-    read first.
+    corpus is read into memory, the files are read once and the rows are kept. Otherwise the label
+    columns are read first, and then all columns.
     """
 
     def __init__(
@@ -203,7 +203,7 @@ class TableReader(base.Reader):
         self._in_memory = in_memory
         first = self._files[0][1]
         columns = choose_columns(first, column_names(first, kind), options)
-        if "" not in by_split:  # the file names give the split, not a column
+        if "" not in by_split:  # the split is given by the file name, not by a column
             columns = replace(columns, split=None)
         self._columns: Columns = columns
         self.has_splits = "" not in by_split or columns.split is not None
@@ -255,7 +255,7 @@ class TableReader(base.Reader):
     def finish(self, n_points: Mapping[str, int], n_uses: int) -> base.Summary:
         """Return the label names, and notes on the columns."""
         if "train" not in n_points:
-            problem = f"no training rows, only: {', '.join(n_points)}; name some rows train"
+            problem = f"no training rows, only: {', '.join(n_points)}; mark some rows as train"
             raise data_error(self._source, problem)
         ids, names = self._labels.finish(n_uses)
         separated = f", separated by {self._separator!r}" if self._separator else ""
@@ -269,7 +269,7 @@ class TableReader(base.Reader):
 
 
 def _separator(rows: Iterable[Rows], column: str, option: str | None) -> str:
-    """Return the label separator of a column: the option if set, else detected from all cells."""
+    """Return ``option`` if it is set, or else detect the label separator from all cells."""
     if option is not None:
         return option
     votes = label_cells.SeparatorVotes()
@@ -301,7 +301,7 @@ def _by_split(
 def row_chunks(
     path: Path, split: str, kind: str, wanted: Sequence[str], required: Sequence[str]
 ) -> Iterator[Rows]:
-    """Yield the rows of a file in chunks that are bounded in rows and characters."""
+    """Yield the rows of a file in chunks with a limited number of rows and characters."""
 
     def rows() -> Rows:
         columns = {name: [cells[i] for cells in chunk] for i, name in enumerate(wanted)}
@@ -322,16 +322,16 @@ def row_chunks(
 
 
 def iter_rows(path: Path, kind: str, wanted: Sequence[str], required: Sequence[str]) -> Cells:
-    """Yield the line and the wanted cells of each row of a file.
+    """Yield the line number and the wanted cells of each row of a file.
 
-    Few rows are in memory at a time, except for two kinds of file that cannot be read in parts:
-    JSON that is one list, and gzipped Parquet.
+    Only a few rows are in memory at a time. There are two exceptions that cannot be read in parts:
+    a file that is a single JSON list, and gzipped Parquet.
 
     Args:
         path: The file.
         kind: ``jsonl``, ``csv``, ``tsv`` or ``parquet``.
         wanted: The columns to return.
-        required: The columns that every JSON object must have; other missing cells are None.
+        required: The columns that every JSON object must have. Other missing cells are None.
     """
     if kind == "parquet":
         rows = _parquet_rows(path, wanted)
@@ -344,11 +344,11 @@ def iter_rows(path: Path, kind: str, wanted: Sequence[str], required: Sequence[s
     for row in rows:
         yield row
     if row is None:
-        raise data_error(path, "holds no rows; it should have one for each text")
+        raise data_error(path, "has no rows; it should have one row per text")
 
 
 def column_names(path: Path, kind: str) -> list[str]:
-    """Return the column names of a table; for JSON lines, the keys of the first rows."""
+    """Return the column names of a table. For JSON lines, these are the keys of the first rows."""
     if kind == "parquet":
         names = list(open_parquet(path).schema_arrow.names)
         _check_distinct(path, names)
@@ -363,7 +363,7 @@ def column_names(path: Path, kind: str) -> list[str]:
 def json_cells(
     path: Path, lines: Iterable[str], wanted: Sequence[str], required: Sequence[str]
 ) -> Cells:
-    """Yield the line and the wanted cells of each JSON object."""
+    """Yield the line number and the wanted cells of each JSON object."""
     for number, row in _json_rows(path, lines):
         for name in required:
             if name not in row:
@@ -373,7 +373,7 @@ def json_cells(
 
 
 def _json_rows(path: Path, lines: Iterable[str]) -> Iterator[tuple[int, dict[str, Any]]]:
-    """Yield (line, object); a file that is one JSON list of objects is read whole."""
+    """Yield (line, object). A file that is a single JSON list of objects is read at once."""
     lines = iter(lines)
     is_first = True
     for number, line in enumerate(lines, start=1):
@@ -390,7 +390,7 @@ def _json_rows(path: Path, lines: Iterable[str]) -> Iterator[tuple[int, dict[str
             problem = f"not a JSON object ({reason}): {short_repr(line)}"
             raise data_error(path, problem, number) from None
         if not isinstance(row, dict):
-            problem = f"{short_repr(row)} is not a JSON object; give one per line"
+            problem = f"{short_repr(row)} is not a JSON object; write one object per line"
             raise data_error(path, problem, number)
         yield number, row
 
@@ -419,7 +419,7 @@ def _json_list(path: Path, text: str, line: int) -> Iterator[tuple[int, dict[str
 
 @contextmanager
 def _csv_reader(path: Path, quoting: int, *, strict: bool = True) -> Iterator[Any]:
-    """Open a CSV or TSV file; its delimiter is the most frequent one of the first line.
+    """Open a CSV or TSV file. Its delimiter is the one that is most frequent in the first line.
 
     The maximum cell length is larger than the default of 131,072 characters, but finite. Without a
     limit, an unclosed quotation mark would turn the whole file into one cell.
@@ -431,7 +431,7 @@ def _csv_reader(path: Path, quoting: int, *, strict: bool = True) -> Iterator[An
     try:
         yield reader
     except csv.Error as error:
-        remedy = "quote cells that hold quotation marks or line ends"
+        remedy = "quote cells that contain quotation marks or line ends"
         problem = f"not a valid table row ({error}); {remedy}"
         raise data_error(path, problem, reader.line_num) from None
     finally:
@@ -448,7 +448,7 @@ def _header(path: Path, reader: Any) -> list[str]:
 
 
 def _check_distinct(path: Path, names: list[str], line: int | None = None) -> None:
-    """Raise an error if two columns have the same name; columns without a name are ignored."""
+    """Raise an error if two columns have the same name. Columns without a name are ignored."""
     for name, count in Counter(names).items():
         if name and count > 1:
             problem = f"{count} columns are called {name!r}; rename all but one"
@@ -458,7 +458,7 @@ def _check_distinct(path: Path, names: list[str], line: int | None = None) -> No
 def _is_quoted(path: Path) -> bool:
     """Return True if all rows of a TSV file can be read with quoted cells.
 
-    Many TSV files do not use quoting; a quotation mark is then an ordinary character.
+    Many TSV files do not use quoting. A quotation mark is then an ordinary character.
     """
     try:
         for _ in _delimited_rows(path, (), csv.QUOTE_MINIMAL):
@@ -472,7 +472,7 @@ def _delimited_rows(path: Path, wanted: Sequence[str], quoting: int) -> Cells:
     with _csv_reader(path, quoting) as reader:
         header = _header(path, reader)
         for name in wanted:
-            if name not in header:  # the columns were chosen with another quoting
+            if name not in header:  # the columns were chosen with other quoting rules
                 problem = f"no column {name!r} in the header; quote every cell, or none"
                 raise data_error(path, problem, 1)
         positions = [header.index(name) for name in wanted]
@@ -481,7 +481,7 @@ def _delimited_rows(path: Path, wanted: Sequence[str], quoting: int) -> Cells:
                 continue
             if len(row) != len(header):
                 counts = f"{len(row)} cells in this row but {len(header)} columns in the header"
-                problem = f"{counts}; quote cells that hold the delimiter"
+                problem = f"{counts}; quote cells that contain the delimiter"
                 raise data_error(path, problem, reader.line_num)
             yield reader.line_num, [row[position] for position in positions]
 
@@ -498,7 +498,7 @@ def open_parquet(path: Path) -> Any:
     try:
         return ParquetFile(source)
     except (ArrowException, ValueError, OSError) as error:
-        raise data_error(path, f"not a whole Parquet file ({error}); copy it again") from None
+        raise data_error(path, f"not a complete Parquet file ({error}); copy it again") from None
 
 
 def _parquet_rows(path: Path, wanted: Sequence[str]) -> Cells:
@@ -506,14 +506,14 @@ def _parquet_rows(path: Path, wanted: Sequence[str]) -> Cells:
     packed = path.stat().st_size
     try:
         for batch in file.iter_batches(batch_size=_PARQUET_ROWS, columns=list(wanted)):
-            unpacked += batch.nbytes  # a value that repeats is stored once in the file
+            unpacked += batch.nbytes  # repeated values are stored only once in the file
             files.check_ratio("the Parquet data", packed, unpacked)
             columns = [batch.column(name).to_pylist() for name in wanted]
             for cells in zip(*columns, strict=True):
                 line += 1
                 yield line, list(cells)
     except UnicodeDecodeError:
-        raise data_error(path, "a string column is not UTF-8; write it again as UTF-8") from None
+        raise data_error(path, "a string column is not UTF-8; save it as UTF-8") from None
     except files.CompressionRatioError as error:
         raise data_error(path, str(error)) from None
     except (OSError, ValueError) as error:

@@ -1,18 +1,19 @@
 """Read the text formats of the XMC repository and of PECOS.
 
-``xmc``: an ``N D L`` file has these sizes on its first line, then ``label,label feature:value …``
-for each point. A corpus is one such file, or a folder of them (``train.txt`` or
-``eurlex_train.txt``, and ``test.txt``), or a folder with one matrix per file (``trn_X_Y.txt`` and
-``trn_X_Xf.txt``). Optional files of a folder: texts in ``trn_X.txt``, label names in ``Y.txt`` or
-``Yf.txt``, label features in ``lbl_X_Xf.txt``, and filter pairs.
+``xmc``: The first line of an ``N D L`` file gives the numbers of points, features and labels. Each
+further line is a point, ``label,label feature:value …``. A corpus is one such file, or a folder of
+them (``train.txt`` or ``eurlex_train.txt``, and ``test.txt``), or a folder with one matrix per file
+(``trn_X_Y.txt`` and ``trn_X_Xf.txt``). Optional files of a folder are texts in ``trn_X.txt``, label
+names in ``Y.txt`` or ``Yf.txt``, label features in ``lbl_X_Xf.txt``, and filter pairs.
 
-``lf``: ``trn.json.gz``, ``tst.json.gz``: ``{"uid", "title", "content", "target_ind",
-"target_rel"}``; ``lbl.json.gz``: ``{"uid", "title"}`` for each label (or names in ``Yf.txt``). A
-text is the title and the content, joined by a space. Features are optional, as above.
+``lf``: Each line of ``trn.json.gz`` and ``tst.json.gz`` is an object ``{"uid", "title", "content",
+"target_ind", "target_rel"}``. Each line of ``lbl.json.gz`` is an object ``{"uid", "title"}`` for a
+label; without this file, label names are read from ``Yf.txt``. A text is the title and the content,
+joined by a space. Feature matrices are optional, as in ``xmc``.
 
-``pecos``: lines of ``id,id,…<tab>text``. Label names are read from a file in the same folder
-(``output-labels.txt``, ``output-items.txt``, ``labels.txt``, …); without it, labels are named by
-number. `elias.data.readers.npz` reads the npz folders of PECOS.
+``pecos``: Each line is ``id,id,…<tab>text``. Label names are read from a file in the same folder
+(``output-labels.txt``, ``output-items.txt``, ``labels.txt``, …). Without it, each label is named by
+its id. `elias.data.readers.npz` reads the npz folders of PECOS.
 """
 
 from __future__ import annotations
@@ -78,8 +79,8 @@ class XmcReader(base.IdReader):
 
         Args:
             source: The file or folder.
-            files: The ``N D L`` files by split; the key is empty if one file contains all points.
-                Empty for a folder of matrices.
+            files: The ``N D L`` files by split. The only key is ``""`` if one file contains all
+                points. The dictionary is empty for a folder of matrices.
             options: Reader options; none may be set, because the format has no named columns.
         """
         options.check_unused(source, "XMC")
@@ -129,7 +130,7 @@ class XmcReader(base.IdReader):
 
 
 def _feature_chunks(folder: Path, split: str) -> Iterator[base.Chunk]:
-    """Yield the features in ``trn_X_Xf.txt`` (``lbl_X_Xf.txt`` for `base.LABELS`), if it exists."""
+    """Yield the features in ``trn_X_Xf.txt`` (or ``lbl_X_Xf.txt``), if this file exists."""
     path = base.find_file(folder, FEATURE_MATRIX.format(base.SHORT.get(split, "lbl")))
     if path is not None:
         for _, matrix in _read(path, 2, "feature")[1]:
@@ -139,12 +140,12 @@ def _feature_chunks(folder: Path, split: str) -> Iterator[base.Chunk]:
 def _read(
     path: Path, n_sizes: int, what: str
 ) -> tuple[list[int], Iterator[tuple[base.LabelRows, csr_matrix]]]:
-    """Read a file: return the sizes on its first line, and its rows in blocks.
+    """Return the sizes on the first line of a file, and an iterator over its rows in blocks.
 
     Args:
         path: The file.
-        n_sizes: 3 for ``N D L``, where rows start with labels; 2 for ``N D``.
-        what: What the columns of the matrix are: ``label`` or ``feature``.
+        n_sizes: 3 if the first line is ``N D L`` and rows start with labels, or 2 if it is ``N D``.
+        what: The kind of the matrix columns, ``label`` or ``feature``.
     """
     chunks = line_chunks(path)
     first_lines = next(chunks, [""])
@@ -159,15 +160,15 @@ def _read(
         n_rows, done = sizes[0], 0
         for chunk in chain([first_lines[1:]], chunks):
             n_wanted = max(n_rows - done, 0)
-            # blank lines after the last row are no rows
+            # ignore blank lines after the last row
             lines = chunk[:n_wanted] + [line for line in chunk[n_wanted:] if line.strip()]
             if lines:
                 yield _parse(path, lines, done, sizes, what)
                 done += len(lines)
         if not done:
-            raise data_error(path, "holds no points after its first line")
+            raise data_error(path, "has no points after its first line")
         if done != n_rows:
-            remedy = "correct the first line, or the file is cut short"
+            remedy = "correct the first line, or copy the file again if it is truncated"
             counts = f"the first line says {n_rows} points, but {done} follow"
             raise data_error(path, f"{counts}; {remedy}")
 
@@ -177,7 +178,7 @@ def _read(
 def _parse(
     path: Path, lines: list[str], n_before: int, sizes: Sequence[int], what: str
 ) -> tuple[base.LabelRows, csr_matrix]:
-    """Return the labels and the matrix of consecutive rows, after ``n_before`` rows."""
+    """Parse consecutive rows that follow ``n_before`` rows into labels and a matrix."""
     first = n_before + 2  # the number of the first line
     rows = [_split_line(line) if len(sizes) == 3 else ("", line.strip()) for line in lines]
     try:
@@ -200,13 +201,13 @@ def _parse(
 
 
 def _split_line(line: str) -> tuple[str, str]:
-    """Return the labels and the pairs of a line; a line without labels starts with a space."""
+    """Return the labels and the pairs of a line. A line without labels starts with a space."""
     head, _, rest = line.rstrip().partition(" ")
     return ("", line.strip()) if ":" in head else (head, rest.strip())
 
 
 def _parse_pairs(text: str) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
-    """Parse ``index:value`` pairs separated by white space; raise `ValueError` on failure."""
+    """Parse ``index:value`` pairs separated by white space. Raise `ValueError` on failure."""
     text = " ".join(text.split())
     if not text:
         return np.zeros(0, dtype=np.int64), np.zeros(0, dtype=np.float32)
@@ -225,7 +226,7 @@ def _parse_pairs(text: str) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
 
 
 def _broken_line(path: Path, rows: Sequence[tuple[str, str]], first: int) -> DataError:
-    """Return the error for the first row that cannot be parsed; ``rows[0]`` is line ``first``."""
+    """Return the error for the first row that cannot be parsed. ``rows[0]`` is line ``first``."""
     for number, (head, pairs) in enumerate(rows, start=first):
         if head and not all(map(_ID.fullmatch, head.split(","))):
             problem = f"{short_repr(head)} is not a list of label ids like 3,17"
@@ -245,7 +246,7 @@ def looks_pecos(lines: Sequence[str]) -> bool:
 
 
 class PecosReader(base.IdReader):
-    """Reads one file of ``ids<tab>text`` lines, or one for each split."""
+    """Reads one file of ``ids<tab>text`` lines, or one such file for each split."""
 
     format = "pecos"
 
@@ -344,7 +345,7 @@ class LfReader(base.IdReader):
                 weights = parse_weights(cells, counts, rows.error)
             elif unweighted is None and counts.any():
                 row = int(np.flatnonzero(counts)[0])
-                problem = f"{counts[row]} labels but 0 relevance values; give one for each"
+                problem = f"{counts[row]} labels but 0 relevance values; give one per label"
                 unweighted = rows.error(row, problem)
             yield base.Chunk(split, rows.texts(text), base.LabelRows(counts, codes, weights))
 
@@ -357,7 +358,7 @@ class LfReader(base.IdReader):
         return columns
 
     def _checked_ids(self, rows: table.Rows, row: int) -> list[int]:
-        """Return the label ids of a row; raise an error if the cell is not a list of valid ids."""
+        """Return the label ids of a row. Raise an error if the cell is not a list of valid ids."""
         cell: Any = rows.columns[LF_IDS][row] or []
         limit = _MAX_ID if self._names is None else len(self._names)
         wrong: Any = cell

@@ -110,8 +110,8 @@ def test_many_lines_are_read_in_blocks(tmp_path):
         ("2 4 5\n0 1:1\n 1:2 2:-inf\n", "data.txt:3: -inf: a feature value must be finite"),
         ("1 4 5\n0 1:1e99\n", "data.txt:2: inf: a feature value must be finite"),
         (f"{'9' * 5000} 4 5\n0 1:1\n", "data.txt:1: the first line is '999"),
-        ("3 4 5\n", "data.txt: holds no points after its first line"),
-        ("1 4 999999999999\n0 1:1\n", "too large to count labels by"),
+        ("3 4 5\n", "data.txt: has no points after its first line"),
+        ("1 4 999999999999\n0 1:1\n", "implausibly large"),
     ],
 )
 def test_broken_files_are_refused_in_one_line_that_names_the_place(tmp_path, content, message):
@@ -128,7 +128,7 @@ def test_broken_files_are_refused_in_one_line_that_names_the_place(tmp_path, con
     ("name", "content", "message"),
     [
         ("test.txt", "1 3 5\n0 1:1\n", "test features have 3 columns, not 4"),
-        ("test.txt", "1 4 6\n0 1:1\n", "the test split is over 6 labels, but there are 5"),
+        ("test.txt", "1 4 6\n0 1:1\n", "the test split has 6 labels, but there are 5"),
         ("Y.txt", "a\nb\n", "Y.txt: holds 2 names for 5 labels"),
         ("trn_X.txt", "a\n", "trn_X.txt: holds 1 texts for 3 points"),
         ("filter_labels_train.txt", "0 1\n3 1\n", "filter_labels_train.txt:2: the pair 3 1 is out"),

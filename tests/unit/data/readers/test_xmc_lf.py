@@ -70,8 +70,8 @@ def test_names_may_come_one_to_a_line(folder):
         (point("z", [3]), "trn.json.gz:2: target_ind 3 is out of range; there are 3 labels"),
         (point("z", [-1]), "trn.json.gz:2: target_ind -1 is out of range"),
         (point("z", ["1"]), "trn.json.gz:2: target_ind '1' is out of range"),
-        (point("z", [1], rel=[float("nan")]), "trn.json.gz:2: [nan]: a relevance must be finite"),
-        (point("z", [1], rel=[-2.0]), "trn.json.gz:2: [-2.0]: a relevance must be finite and not"),
+        (point("z", [1], rel=[float("nan")]), "trn.json.gz:2: [nan]: relevance must be finite"),
+        (point("z", [1], rel=[-2.0]), "trn.json.gz:2: [-2.0]: relevance must be finite and not"),
         (point("z", [1], rel=[]), "trn.json.gz:2: 1 labels but 0 relevance values"),
         (
             point("z", [1], content=["p"]),
