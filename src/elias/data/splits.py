@@ -165,7 +165,7 @@ def _partition(n_points: int, taken: Rows) -> tuple[Rows, Rows]:
 
 
 def sample_setup_points(split: Split, config: ResolvedConfig) -> Rows | None:
-    """Sample the points used for vocabulary, clusters and initialisation; None means all points."""
+    """Sample points for vocabulary, clusters and initialisation, or return None to use all."""
     size = config.data.setup_points or (SETUP_POINTS if split.on_disk else len(split))
     return None if size >= len(split) else sample_points(split.labels, size, config.seed)
 

@@ -93,7 +93,7 @@ class DiskTexts(Sequence[str]):
     def __init__(self, folder: Path, digest: str, rows: NDArray[np.int64] | None = None) -> None:
         self.folder = folder
         self.rows = rows
-        """The rows of the stored texts that this object selects; None selects all rows."""
+        """The rows of the stored texts that this object selects, or None for all rows."""
         self._digest = digest
         self._offsets = _map_array(folder / _OFFSETS, "<i8")
         self._blob = memoryview(_map_array(folder / _TEXTS, "u1").data)

@@ -151,7 +151,7 @@ class CorpusGenerator:
         rng = np.random.default_rng([spec.seed, 0])
         self.ids = rng.permutation(spec.n_labels).astype(np.int32)
         self.n_with_mode = self._count_modes()
-        """Number of labels that have a 1st, 2nd, … mode; these are the most frequent labels."""
+        """Number of labels that have a 1st, 2nd, … mode. They are always the most frequent ones."""
         self._by_first_topic = rng.permutation(spec.n_labels).astype(np.int32)
         self._topic_of = self._draw_topics(rng)
         self._build_members()

@@ -20,7 +20,7 @@ class TextRow(NamedTuple):
     """One text, its line number, and selected other cells of its row."""
 
     line: int
-    """The 1-based number of the line on which the row ends; in Parquet, the row number."""
+    """The 1-based number of the line on which the row ends. For Parquet, it is the row number."""
     text: str
     kept: tuple[Any, ...] = ()
     """The cells of the columns in `TextFile.keep`, in the same order."""

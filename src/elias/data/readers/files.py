@@ -1,4 +1,4 @@
-"""Open data files safely: compression, encoding and size limits.
+"""Open data files safely: unpack them, check their encoding, and limit their size.
 
 Deflate can compress repeated bytes by a factor of 1000, but real texts and label ids by at most
 about 40. A large file with a higher compression ratio than any real data is refused.

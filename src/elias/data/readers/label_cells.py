@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     """Function that takes a row number and a problem, and returns the error for this row."""
 
 _WHOLE = re.compile(r"0|[1-9][0-9]{0,17}")
-_ID = re.compile(r"0|[1-9][0-9]{0,7}")  # at most 8 digits, since all labels up to it are numbered
+_ID = re.compile(r"0|[1-9][0-9]{0,7}")  # at most 8 digits, since every lower id becomes a label
 _BRACKETS = {"[": "]", "(": ")", "{": "}"}
 _NO_COMMA = re.compile(r"""['"]\s+['"]""")
 _TWO_PAIRS = re.compile(r"\([^()]*\).*\(.*\)", re.DOTALL)
@@ -76,7 +76,7 @@ class SeparatorVotes:
         self._any_space = False
 
     def add(self, cells: Sequence[object], row_error: RowError) -> None:
-        """Count separators in cells; raise an error if the first bracketed cell is not a list."""
+        """Count separators in cells. Raise an error if the first bracketed cell is not a list."""
         for row, cell in enumerate(cells):
             if not isinstance(cell, str):
                 self._n_lists += isinstance(cell, list | tuple) and len(cell) > 0
@@ -168,7 +168,7 @@ def _not_a_list(row: int, cell: str, row_error: RowError) -> DataError:
 
 
 def _parse_list(cell: str) -> list[Any] | None:
-    """Parse a cell as a JSON list or a Python list, tuple or set; return None on failure."""
+    """Parse a cell as a JSON list or a Python list, tuple or set. Return None on failure."""
     text = cell.strip()
     if _BRACKETS.get(text[:1]) != text[-1:]:
         return None

@@ -41,7 +41,7 @@ NPZ_ERRORS = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FileNames:
-    """The file names of a folder format; ``{}`` stands for trn, val or tst."""
+    """The file names of a folder format, in which ``{}`` stands for trn, val or tst."""
 
     format: str
     texts: tuple[str, ...]

@@ -136,10 +136,10 @@ class Rows:
 
     path: Path
     split: str
-    """The split of the file; empty if a column names the split, or if there are no splits."""
+    """The split of the file. It is empty if a column gives the split, or if there are no splits."""
     columns: dict[str, list[Any]]
     lines: Sequence[int]
-    """The 1-based number of the line on which each row ends; in Parquet, the row number."""
+    """The 1-based number of the line on which each row ends. For Parquet, it is the row number."""
 
     def __len__(self) -> int:
         """Return the number of rows."""

@@ -52,7 +52,7 @@ _PAIR = re.compile(rf"{_ID.pattern}:{_NUMBER}", re.IGNORECASE)
 _HEADER = re.compile(r"\s*\d+(?:\s+\d+){2}\s*")
 _PECOS_LINE = re.compile(r"(?:\d+(?:,\d+)*)?\t.*", re.DOTALL)
 _PECOS_IDS = re.compile(r"(?:\d{1,18}(?:,\d{1,18})*)?")
-_PECOS_SAMPLE = 20  # lines
+_PECOS_SAMPLE = 20  # lines from which the format is detected
 
 
 def looks_xmc(lines: Sequence[str]) -> bool:
