@@ -49,7 +49,7 @@ DEFAULT_TRIALS = 20
 """Number of trials if neither a number nor a time is given."""
 BEST_FILE, SPACE_FILE, STUDY_FILE = "best.toml", "space.toml", "study.db"
 MARKDOWN_FILE, HTML_FILE = "summary.md", "summary.html"
-_STEPS_PER_STAGE = 10  # steps at which trials are compared, whatever their number of epochs
+_STEPS = 10  # steps of a stage at which trials are compared, whatever their number of epochs
 _MIN_FOR_IMPORTANCE = 5  # trials
 _KINDS = ("factor", "range", "values")
 
@@ -234,20 +234,22 @@ class Tuner:
     def _train(self, trial: Trial, config: ResolvedConfig) -> float:
         metric = config.eval.select_by
         epochs = {stage.name: stage.epochs for stage in config.stages}
-        done = 0
 
         def on_epoch(report: EpochReport) -> None:
-            nonlocal done
-            value = report.validation.get(metric)
+            value, n_epochs = report.validation.get(metric), epochs[report.stage]
             advance(note="" if value is None else f"{metric} {value:.2f}")
-            if value is not None:
-                stages = list(epochs).index(report.stage) + report.epoch / epochs[report.stage]
-                before, done = done, int(_STEPS_PER_STAGE * stages)
-                for step in range(before + 1, done + 1):
-                    trial.report(value, step)
-            out_of_time = time.monotonic() > self.deadline and self.trials(TrialState.COMPLETE)
-            if out_of_time or (value is not None and trial.should_prune()):
+            if time.monotonic() > self.deadline and self.trials(TrialState.COMPLETE):
                 raise optuna.TrialPruned
+            if value is None:
+                return
+            # the steps from the end of this epoch until the end of the next
+            start, stop = (
+                -(-_STEPS * epoch // n_epochs) for epoch in (report.epoch, report.epoch + 1)
+            )
+            for step in range(start, min(stop, _STEPS + 1)):
+                trial.report(value, _STEPS * list(epochs).index(report.stage) + step)
+                if step == start and trial.should_prune():
+                    raise optuna.TrialPruned
 
         with (
             progress(f"trial {trial.number}", sum(epochs.values())) as advance,
@@ -385,7 +387,7 @@ def _open_study(
             study.tell(trial.number, state=TrialState.FAIL)
         # a study that continues must not sample the same values again
         study.sampler = optuna.samplers.TPESampler(seed=seed + len(study.trials))
-        study.pruner = optuna.pruners.MedianPruner()
+        study.pruner = optuna.pruners.MedianPruner(n_warmup_steps=_STEPS // 2)
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", "Target and region")  # trials with equal values
             yield study

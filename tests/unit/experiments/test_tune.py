@@ -180,7 +180,7 @@ def test_a_study_trains_trials_and_writes_its_best_configuration(corpus, space, 
     first, second = study_of(tmp_path / "t")
     assert first.params == {"stages.*.label_lr": 1.0, "encoder.dropout": 0.5}
     assert first.value != second.value
-    assert set(first.intermediate_values) == set(range(1, 21))
+    assert list(first.intermediate_values) == [10, *range(15, 21)]  # epochs: 1/1, 1/2 and 2/2
     assert (best == CONFIG) == (first.value > second.value)
     assert best == EliasConfig.from_file(tmp_path / "t" / "best.toml")
 
@@ -288,6 +288,20 @@ def test_a_trial_that_lags_behind_is_pruned(corpus, tmp_path):
     assert pruned
     assert min(t.number for t in pruned) >= 5
     assert "pruned (" in (tmp_path / "t" / "summary.md").read_text(encoding="utf8")
+
+
+@pytest.mark.usefixtures("training")
+def test_a_trial_is_compared_with_others_at_the_same_share_of_a_stage(corpus, tmp_path):
+    path = tmp_path / "space.toml"
+    path.write_text("stages.stage1.epochs = { values = [2, 4, 30] }", encoding="utf8")
+
+    tune(CONFIG, corpus, tmp_path / "t", space=path, trials=8)
+
+    for trial in study_of(tmp_path / "t"):
+        n_epochs = trial.params["stages.stage1.epochs"]
+        values = {step: v for step, v in trial.intermediate_values.items() if step <= 10}
+        # the value of the last epoch that has ended by then
+        assert values == {step: 5 * (step * n_epochs // 10) for step in values}
 
 
 @pytest.mark.usefixtures("training")
