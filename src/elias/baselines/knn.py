@@ -1,4 +1,4 @@
-"""Nearest neighbours by tf-idf: predict the labels of similar training texts."""
+"""Nearest-neighbour baseline that predicts the labels of the most similar training texts."""
 
 from __future__ import annotations
 
@@ -22,15 +22,15 @@ if TYPE_CHECKING:
 
 
 NEIGHBOURS = 30
-_MAX_SIMILARITIES = 2**23  # computed at a time: 64 MB
+_MAX_SIMILARITIES = 2**23  # number computed at a time (64 MB)
 
 
 class NearestNeighbours:
     """Score each label by the summed cosine similarity of the nearest points with that label.
 
-    The k nearest training points vote. Points are compared by the tf-idf of their words, or by the
-    features of the corpus. Points without a common word are not neighbours, so a text can have
-    fewer than k neighbours, or none.
+    Only the k nearest training points count. Points are compared by the tf-idf of their words, or
+    by the features of the corpus if it has no texts. Points without a common word are not
+    neighbours, so a text can have fewer than k neighbours, or none.
 
     Example:
         >>> from elias import evaluate
@@ -63,16 +63,16 @@ class NearestNeighbours:
 
     @property
     def n_bytes(self) -> int:
-        """Return the size in memory of the points and their labels."""
+        """Return the size of the training points and their labels in memory, in bytes."""
         parts = (self._points_by_word, self._labels)
         return sum(m.data.nbytes + m.indices.nbytes + m.indptr.nbytes for m in parts)
 
     def predict(self, texts: Sequence[str] | csr_matrix, *, top_k: int = 100) -> Predictions:
-        """Return the ``top_k`` best labels of each text, best first, ties by label id.
+        """Return the ``top_k`` best labels of each text, sorted by score, then by label id.
 
         Args:
-            texts: A list of texts; for a corpus without texts, a CSR matrix of features.
-            top_k: Labels per text; a text gets fewer if its neighbours have fewer.
+            texts: A list of texts or, for a corpus without texts, a CSR matrix of features.
+            top_k: Number of labels per text. A text gets fewer if its neighbours have fewer.
         """
         features, parts = self._features(texts), []
         for begin, end in track(self._batches(features), "Finding neighbours"):
@@ -82,11 +82,11 @@ class NearestNeighbours:
         return Predictions.stack(parts)
 
     def predict_split(self, split: Split, *, top_k: int = 100) -> Predictions:
-        """Return predictions for a split, without the pairs that its filters exclude."""
+        """Return predictions for a split, without the labels that its filters exclude."""
         inputs = split.features if self._featurizer is None else split.texts
         if inputs is None:
             kind = "features" if self._featurizer is None else "texts"
-            raise DataError(f"the neighbours are compared by {kind}, and the split has none")
+            raise DataError(f"this model was fitted on {kind}, but the split has none")
         if split.filters is None:
             return self.predict(inputs, top_k=top_k)
         most_filtered = int(np.bincount(split.filters[:, 0], minlength=1).max())
@@ -100,11 +100,11 @@ class NearestNeighbours:
             return self._featurizer.transform(texts)
         n_features = self._points_by_word.shape[0]
         if not issparse(texts) or texts.shape[1] != n_features:  # type: ignore[union-attr]
-            raise DataError(f"the neighbours are features; give a CSR matrix of {n_features}")
+            raise DataError(f"expected features as a CSR matrix with {n_features} columns")
         return unit_rows(texts)
 
     def _batches(self, features: csr_matrix) -> list[tuple[int, int]]:
-        """Return ranges of rows whose similarities to all points fit in memory."""
+        """Return row ranges with at most about `_MAX_SIMILARITIES` non-zero similarities each."""
         n_points_of_word = np.diff(self._points_by_word.indptr)
         words = csr_matrix(
             (np.ones(features.nnz), features.indices, features.indptr), shape=features.shape
@@ -115,7 +115,7 @@ class NearestNeighbours:
 
 
 def strongest(matrix: csr_matrix, k: int) -> csr_matrix:
-    """Return the matrix with only the ``k`` largest entries of each row, ties by column."""
+    """Keep the ``k`` largest entries of each row. Of equal entries, prefer lower columns."""
     rows = [_largest(matrix, begin, end, k) for begin, end in pairwise(matrix.indptr.tolist())]
     indptr = np.cumsum([0, *map(len, rows)], dtype=np.int64)
     entries = np.concatenate([np.empty(0, dtype=np.int64), *rows])

@@ -1,4 +1,4 @@
-"""Train and predict in several processes, which share the points and the rows of W_L."""
+"""Train and predict in several processes, each with a part of the points and the rows of W_L."""
 
 from elias.distributed.world import SingleProcess, World, joined, launched_rank, process_counts
 

@@ -27,13 +27,13 @@ if TYPE_CHECKING:
     from elias.text.tokens import Tokens
 
 
-_FLATTENED = 2**22  # numbers: larger gradients are summed alone, without a copy
+_FLATTENED = 2**22  # elements; a larger gradient is summed separately, without a copy
 _PURPOSE = "gradients of shared parameters"
 
 
 @torch.no_grad()
 def sum_gradients(world: World, parameters: Iterable[Tensor]) -> None:
-    """Replace the dense gradient of every parameter by its sum over all processes.
+    """Replace the dense gradient of each parameter by its sum over all processes.
 
     A process without points must have zero gradients. A parameter must have a gradient in all
     processes or in none.
@@ -58,9 +58,9 @@ def sum_gradients(world: World, parameters: Iterable[Tensor]) -> None:
 def sum_touched(world: World, gradient: Tensor, touched: Tensor | None = None) -> None:
     """Sum a gradient with many zero rows over processes, in place.
 
-    For example, a batch touches the edges of at most B·b clusters in A. If at most half of the
-    rows of a large gradient are touched, only these rows are sent. ``touched`` marks the non-zero
-    rows; it is also summed in place.
+    For example, a batch of B points with beam size b touches the edges of at most B·b clusters in
+    A. If at most half of the rows of a large gradient are touched, only these rows are sent.
+    ``touched`` marks the non-zero rows, and is also summed in place.
     """
     if gradient.dim() < 2 or gradient.numel() <= _FLATTENED:
         world.all_reduce(gradient, _PURPOSE)
@@ -78,7 +78,7 @@ def sum_touched(world: World, gradient: Tensor, touched: Tensor | None = None) -
 
 @torch.no_grad()
 def sum_rows(world: World, table: Tensor) -> None:
-    """Sum a table's sparse gradient over all processes; a missing one counts as zero."""
+    """Sum a table's sparse gradient over all processes. A missing gradient counts as zero."""
     gradient = table.grad
     if gradient is None:
         indices = torch.zeros(1, 0, dtype=torch.int64)
@@ -118,7 +118,7 @@ class ShardedBatch:
         return replace(self, tokens=self.tokens.pin_memory(), keys=self.keys.pin_memory())
 
     def activate(self, model: EliasModel) -> KeyedDropout:
-        """Set the batch size of the sharded labels; return the dropout to use for this batch."""
+        """Set the batch size of the sharded labels, and return the dropout for this batch."""
         assert isinstance(model.labels, ShardedRows)
         model.labels.n_points = self.n_points
         return KeyedDropout(self.keys, self.tokens)
@@ -141,11 +141,11 @@ def rank_sharded(
     batch_size: int = BATCH_SIZE,
     blocked: Tensor | None = None,
 ) -> Candidates:
-    """Return the result of `rank_all` for this process's texts, with sharded labels.
+    """Rank the labels for this process's texts, as `rank_all` does, if the labels are sharded.
 
-    All processes must call this, each with its own texts; their numbers may differ or be zero. In
-    each step, a process searches a batch of its own texts and scores its own labels for the
-    batches of all processes.
+    All processes must call this, each with its own texts. The number of texts may differ between
+    processes, and may be zero. In each step, a process searches a batch of its own texts, and
+    scores its own labels for the batches of all processes.
     """
     rows = model.labels
     assert isinstance(rows, ShardedRows)
@@ -154,7 +154,7 @@ def rank_sharded(
     ids = np.full((len(tokens), width), model.n_labels, dtype=np.int64)
     scores = np.zeros((len(tokens), width), dtype=np.float32)
     longest = world.max_async([len(tokens)])()[0]
-    order = np.argsort(tokens.lengths, kind="stable")  # shortest first: the least padding
+    order = np.argsort(tokens.lengths, kind="stable")  # sorting by length minimises padding
     with evaluating(model), progress("Searching", -(-longest // batch_size)) as advance:
         for start in range(0, longest, batch_size):
             batch = order[start : start + batch_size]
@@ -169,9 +169,10 @@ def rank_sharded(
 
 
 def all_gather_rows(world: World, rows: NDArray[Any], n_rows: int, padding: float) -> NDArray[Any]:
-    """Return the rows (n, k) of all processes, in rank order, on every process.
+    """Return the rows of all processes, in rank order, on every process.
 
-    Shares with fewer columns than the widest are padded with ``padding``.
+    ``n_rows`` is their total number. If the processes have different numbers of columns, missing
+    columns are filled with ``padding``.
     """
     width = world.max_async([rows.shape[1]])()[0]
     padded = np.full((world.max_share(n_rows), width), padding, dtype=rows.dtype)

@@ -24,8 +24,8 @@ if TYPE_CHECKING:
 
 
 _MASK_32_BITS = 0xFFFFFFFF
-# One odd factor for each axis, so that positions on an axis differ. It must not be the length of
-# the next axis: padding must not change the result.
+# One odd factor for each axis, so that all positions along an axis get different numbers. The
+# factors must not depend on the shape of the tensor, because padding must not change the mask.
 _STRIDES = (0x9E3779B1, 0x85EBCA6B, 0xC2B2AE35, 0x27D4EB2F)
 
 
@@ -43,10 +43,11 @@ def point_keys(seed: Sequence[int], rows: NDArray[np.int64]) -> Tensor:
 
 
 class KeyedDropout(TorchFunctionMode):
-    """Replace every dropout inside the block by one that is keyed by point.
+    """Replace every dropout inside the block by one whose mask depends on the keys of the points.
 
-    The first axis of a dropout input must index points; an input with one axis must index the
-    tokens of the batch. Attention with dropout is computed without a fused kernel.
+    The first axis of a dropout input must be the points of the batch. If the input has only one
+    axis, that axis must be the tokens of the batch. Attention with dropout is computed without a
+    fused kernel.
     """
 
     def __init__(self, keys: Tensor, batch: TokenBatch) -> None:

@@ -2,8 +2,8 @@
 
 Consecutive labels go to different processes to balance the work, because labels are often sorted
 by frequency and frequent labels are shortlisted more often. To score shortlists, all processes
-exchange the embeddings and label ids of their points, B·(D+K) numbers, and each process returns the
-scores of its own labels. Rows of W_L are never sent.
+exchange the embeddings and shortlists of their points (B·(D+K) numbers), and each process returns
+the scores of its own labels. Rows of W_L are never sent.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ if TYPE_CHECKING:
     from elias.kernels.one_vs_all import LabelUpdate
 
 
-_CHUNK_NUMBERS = 2**24  # weights sent or drawn at a time: 64 MB
+_CHUNK_NUMBERS = 2**24  # number of weights sent or drawn at a time (64 MB)
 
 
 class ShardedRows(LinearRows):
-    """This process's rows of W_L; labels of other processes are scored by their owners.
+    """This process's rows of W_L. Other labels are scored by the processes that own them.
 
-    The constructor sets all weights to zero; `reset` draws random ones.
+    The constructor sets all weights to zero. Call `reset` to draw random weights.
     """
 
     def __init__(self, world: World, n_labels: int, dim: int) -> None:
@@ -38,7 +38,7 @@ class ShardedRows(LinearRows):
         self.world = world
         self.n_labels = n_labels
         self.n_points = 0
-        """Number of points in the current batch of all processes; set it before each batch."""
+        """Number of points in the current batch of all processes. Set it before each batch."""
         n_rows = len(range(world.rank, n_labels, world.size))
         self.weight = nn.Parameter(torch.zeros(n_rows, dim))
         self.bias = nn.Parameter(torch.zeros(n_rows))
@@ -70,7 +70,7 @@ class ShardedRows(LinearRows):
     def logits(
         self, embedding: Tensor, labels: Tensor, gradients: IndexGradients | None = None
     ) -> Tensor:
-        """Return w_ℓ·φ + bias_ℓ (B, K) for this process's points; computed by its owner."""
+        """Return w_ℓ·φ + bias_ℓ (B, K) for this process's points, computed by the label owners."""
         scores: Tensor = _ShardedLogits.apply(  # type: ignore[no-untyped-call]
             embedding, self.weight, self.bias, labels, self, gradients, torch.is_grad_enabled()
         )
@@ -105,23 +105,26 @@ class ShardedRows(LinearRows):
         return own_points(labels), own_points(logits)
 
     def batch_size(self, n_points: int) -> int:
-        """Return the number of points in the batch of all processes; ``n_points`` is ignored."""
+        """Return the number of points in the batch of all processes. Ignore ``n_points``."""
         del n_points
         return self.n_points
 
     @property
     def max_points(self) -> int:
-        """Return the number of points in the largest share of the batch."""
+        """Return the number of points in the largest share of the batch of all processes."""
         return self.world.max_share(self.n_points)
 
     def local_rows(self, labels: Tensor) -> Tensor:
-        """Return the local row of each label; the row count for padding and non-local labels."""
+        """Return the local row of each label.
+
+        For padding and labels of other processes, return the number of local rows.
+        """
         is_local = (labels % self.world.size == self.world.rank) & (labels < self.n_labels)
         return torch.where(is_local, labels // self.world.size, len(self.weight))
 
     @torch.no_grad()
     def gathered(self) -> LinearRows | None:
-        """Return all rows, on the CPU, on rank 0; return None on other ranks."""
+        """Return the rows of all processes on the CPU of rank 0, and None on other ranks."""
         world, whole = self.world, None
         if world.is_rank0:
             with torch.device("meta"):
@@ -175,7 +178,7 @@ class _ShardedLogits(torch.autograd.Function):
         learns: bool,
     ) -> Tensor:
         world, most = rows.world, rows.max_points
-        assert len(embedding) <= most, "all processes must know the size of the batch"
+        assert len(embedding) <= most, "n_points must be the batch size of all processes"
         points = _pad_rows(embedding.detach().float(), most, 0)
         ids = _pad_rows(labels.to(torch.int32), most, rows.n_labels)
         message = torch.cat([points, ids.view(torch.float32)], dim=1)

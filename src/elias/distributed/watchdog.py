@@ -25,7 +25,7 @@ GRACE_SECONDS = 10.0
 EXIT_CODE = 3
 """Exit code of a process that does not stop within `GRACE_SECONDS`."""
 NEWS_SECONDS = 3.0
-"""Seconds to wait for the threads to report a death after an exchange failed."""
+"""Seconds to wait after a failed exchange for the threads to report a dead process."""
 _FOREVER = timedelta(days=365)
 
 
@@ -49,7 +49,7 @@ class Watchdog:
             thread.start()
 
     def wait_for_loss(self, seconds: float = NEWS_SECONDS) -> str:
-        """Wait up to ``seconds`` for a dead process; describe it, or return an empty string."""
+        """Wait up to ``seconds`` for a process to die. Return a message, or an empty string."""
         end = time.monotonic() + seconds
         while not self.lost and time.monotonic() < end:
             time.sleep(0.02)
@@ -72,12 +72,12 @@ class Watchdog:
             thread.join()
 
     def failure_message(self, rank: int) -> str:
-        """Return a message about the failure that a process reported, or an empty string."""
+        """Return a message about the failure that ``rank`` reported, or an empty string."""
         key = f"failed/{rank}"
         if not self._store.check([key]):
             return ""
         reason: str = self._store.get(key).decode()
-        if reason.startswith("rank "):  # it ends because of another process
+        if reason.startswith("rank "):  # it failed because of another process
             return reason
         return f"rank {rank} ({self._names[rank]}) failed: {reason}"
 
@@ -91,14 +91,14 @@ class Watchdog:
                 return
         try:
             message = self.failure_message(other)
-        except RuntimeError:  # the store is gone too
+        except RuntimeError:  # the store is not reachable either
             message = ""
         self.lost[other] = message or (
-            f"rank {other} ({self._names[other]}) died without an error message (killed, or out of "
-            "memory?); run the same command again to resume"
+            f"rank {other} ({self._names[other]}) died without an error message, perhaps killed or "
+            "out of memory; run the same command again to resume"
         )
         if not self._stopped.wait(GRACE_SECONDS):
             # the main thread may wait inside a library for a message that will never come
-            logger.error("%s; rank %d ends", next(iter(self.lost.values())), self._rank)
+            logger.error("%s; stopping rank %d", next(iter(self.lost.values())), self._rank)
             sys.stderr.flush()
             os._exit(EXIT_CODE)

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 TIMEOUT_SECONDS = 600.0
-"""Timeout of one collective operation; a process that exceeds it counts as stuck."""
+"""Timeout of one collective operation. A process that exceeds it is considered stuck."""
 _VARIABLES = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 _SHORTEST_POLL_SECONDS, _POLL_SECONDS, _LONG_POLL_SECONDS = 0.001, 0.05, 0.5
 _FINISHED = "over"
@@ -81,7 +81,7 @@ class World:
         return bool(self._watchdog.lost)
 
     def share(self, count: int) -> slice:
-        """Return this process's slice of ``count`` items."""
+        """Return the slice of ``count`` items that belongs to this process."""
         largest = self.max_share(count)
         return slice(min(self.rank * largest, count), min((self.rank + 1) * largest, count))
 
@@ -89,7 +89,7 @@ class World:
         """Return the size of the largest share of ``count`` items, which rank 0 has."""
         return -(-count // self.size)
 
-    # tensors, on the device
+    # exchange of tensors, on their device
 
     def all_reduce(self, tensor: Tensor, purpose: str = "") -> Tensor:
         """Sum a tensor over all processes in place, and return it."""
@@ -98,10 +98,10 @@ class World:
         return tensor
 
     def all_gather(self, tensor: Tensor, purpose: str = "") -> Tensor:
-        """Return the rows of all processes in rank order; all must pass equally many rows."""
+        """Return the rows of all processes in rank order. All must pass equally many rows."""
         gathered = tensor.new_empty((self.size * len(tensor), *tensor.shape[1:]))
         self.received[purpose] += tensor.nbytes * (self.size - 1)
-        # torch 2.13 has a new name for it, and warns of the old one
+        # torch 2.13 renames this function, and warns if the old name is used
         run: Any = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
         self._checked(run, gathered, tensor.contiguous())
         return gathered
@@ -123,10 +123,10 @@ class World:
             group = None if tensor.is_cuda else self._host_group
             self._checked(dist.broadcast, tensor, src=0, group=group)
 
-    # values, on the host
+    # exchange of Python values and arrays, on the host
 
     def broadcast(self, value: T, source: int = 0) -> T:
-        """Return the Python object that process ``source`` passed."""
+        """Return, on all processes, the Python object that process ``source`` passed."""
         values = [value if self.rank == source else None]
         self._checked(dist.broadcast_object_list, values, src=source, group=self._host_group)
         return values[0]  # type: ignore[return-value]
@@ -144,7 +144,7 @@ class World:
         return None if parts is None else np.concatenate(parts)
 
     def max_async(self, values: Sequence[int]) -> Callable[[], list[int]]:
-        """Start an element-wise maximum over processes; return a function that waits for it."""
+        """Start an element-wise maximum over processes. Return a function that waits for it."""
         maxima = torch.tensor(list(values), dtype=torch.int64)
         options = {"op": dist.ReduceOp.MAX, "group": self._host_group, "async_op": True}
         work: Any = self._checked(dist.all_reduce, maxima, **options)
@@ -159,7 +159,7 @@ class World:
         """Check that every process has the same metadata as rank 0.
 
         Raises:
-            RunError: If a value differs; the message names it.
+            RunError: If a value differs. The message names the value.
         """
         reference = self.broadcast(dict(metadata))
         for name, value in metadata.items():
@@ -169,7 +169,7 @@ class World:
                     f"{reference.get(name)}; all processes must read the same files"
                 )
 
-    # turns
+    # work on some processes while others wait
 
     def run_on_rank0(self, work: Callable[[], T]) -> T | None:
         """Run ``work`` on rank 0 and return its result; on other ranks, wait and return None.
@@ -188,15 +188,15 @@ class World:
     def rank0_first(self, work: Callable[[], T]) -> T:
         """Run ``work`` on local rank 0 of each machine, then on its other processes.
 
-        The later processes can thus read files that the first one cached on the machine. All
-        processes wait for each other without a timeout.
+        The other processes can then read the files that local rank 0 has cached. All processes wait
+        for each other without a timeout.
         """
         others = [rank for rank in range(self.size) if rank not in self._local_leaders]
         results = [self._run_on(ranks, work) for ranks in (self._local_leaders, others)]
         return results[1 if self.rank in others else 0]  # type: ignore[return-value]
 
     def _run_on(self, ranks: Sequence[int], work: Callable[[], T]) -> T | None:
-        """Run ``work`` on the given ranks; all processes wait until it is done."""
+        """Run ``work`` on the given ranks. All processes wait until it is done."""
         self._rounds += 1
         result = None
         if self.rank in ranks:
@@ -211,7 +211,7 @@ class World:
         return result
 
     def _wait_for_keys(self, keys: list[str]) -> None:
-        """Wait until the store has all keys; raise a `RunError` if a process dies meanwhile."""
+        """Wait until the store has all keys. Raise a `RunError` if a process dies before that."""
         pause = _SHORTEST_POLL_SECONDS
         while keys and not self._checked(self._store.check, keys):
             reason = "" if self.is_rank0 else self._checked(self._watchdog.failure_message, 0)
@@ -219,7 +219,7 @@ class World:
             time.sleep(pause)
             pause = min(2 * pause, _POLL_SECONDS)
 
-    # the end
+    # shutdown and failures
 
     def shutdown(self) -> None:
         """Wait for all processes to finish their work, then stop the watchdog."""
@@ -229,8 +229,8 @@ class World:
     def leave(self) -> None:
         """End the process group, so that rank 0 continues alone and other processes can exit.
 
-        `torchrun` may host the store, and exits five minutes after the last process of its
-        machine. Local rank 0 of each other machine therefore stays alive (`wait_for_rank0`).
+        `torchrun` may host the store on any machine, and exits five minutes after the last process
+        of that machine. Local rank 0 of every machine therefore stays alive (`wait_for_rank0`).
         """
         self._run_on(range(self.size), lambda: None)
         self.shutdown()
@@ -238,7 +238,7 @@ class World:
         dist.destroy_process_group()
 
     def wait_for_rank0(self) -> None:
-        """After `leave`, wait until rank 0 is done if this process is local rank 0 of a machine.
+        """Wait after `leave` until rank 0 is done, if this process is local rank 0 of its machine.
 
         Raises:
             RunError: If rank 0 reported a failure.
@@ -258,7 +258,7 @@ class World:
             return
 
     def report_failure(self, error: BaseException) -> None:
-        """Report the error that ends this process to other processes; ignore later errors."""
+        """Report the error that ends this process to other processes. Ignore later errors."""
         if self._failed:
             return
         self._failed = True
@@ -272,18 +272,18 @@ class World:
                 reason = f"{type(error).__name__}: {reason}"
         try:
             self._watchdog.report_failure(reason)
-        except RuntimeError:  # the store is gone too
+        except RuntimeError:  # the store is not reachable either
             return
         if self.is_rank0 and self.size > 1 and not isinstance(error, Interrupted):
             time.sleep(_STAY_SECONDS)  # this process may host the store that the others read
 
     def _exchange_text(self, key: str, text: str) -> list[str]:
-        """Exchange a text through the store, and return the texts of all processes by rank."""
+        """Exchange a text through the store, and return the texts of all processes, by rank."""
         self._store.set(f"{key}/{self.rank}", text)
         return [self._store.get(f"{key}/{rank}").decode() for rank in range(self.size)]
 
     def _checked(self, exchange: Callable[..., T], *args: Any, **options: Any) -> T:
-        """Run an exchange; if it fails, raise an error that names the dead or silent process."""
+        """Run an exchange. If it fails, raise an error that names the dead or silent process."""
         try:
             return exchange(*args, **options)
         except RuntimeError as error:
@@ -317,7 +317,7 @@ def _raise_if(reason: str) -> None:
 
 
 class SingleProcess(World):
-    """One process without others: exchanges are skipped, and return what was passed in."""
+    """A process that runs alone. Exchanges are skipped and return what was passed in."""
 
     shards_labels = False
 
@@ -359,22 +359,22 @@ class SingleProcess(World):
         """Do nothing."""
 
     def leave(self) -> None:
-        """Do nothing: there is no other process."""
+        """Do nothing, because there is no other process."""
 
     def wait_for_rank0(self) -> None:
-        """Do nothing: this is rank 0."""
+        """Do nothing, because this is rank 0."""
 
     def report_failure(self, error: BaseException) -> None:
-        """Do nothing: there is no other process to tell."""
+        """Do nothing, because there is no other process."""
 
 
 def launched_rank() -> int | None:
-    """Return the rank that `torchrun` assigned; None if it did not start this process."""
+    """Return the rank of this process, or None if `torchrun` did not start it."""
     return int(os.environ["RANK"]) if all(name in os.environ for name in _VARIABLES) else None
 
 
 def process_counts() -> tuple[int, int]:
-    """Return the number of processes in total and on this machine; (1, 1) without `torchrun`."""
+    """Return the number of processes in total and on this machine, or (1, 1) without `torchrun`."""
     if launched_rank() is None:
         return 1, 1
     return int(os.environ["WORLD_SIZE"]), int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
@@ -390,14 +390,14 @@ def joined(device: str = "auto", *, timeout: float = TIMEOUT_SECONDS) -> Iterato
 
     Raises:
         ConfigError: If this machine has fewer GPUs than processes.
-        RunError: If another process died; the message names it.
+        RunError: If another process died. The message names the process.
     """
     own_device = _device(device)
     limit = timedelta(seconds=timeout)
     rendezvous: Any = dist.rendezvous  # type: ignore[attr-defined]
     prefixed: Any = dist.PrefixStore  # type: ignore[attr-defined]
     store, rank, size = next(iter(rendezvous("env://", timeout=limit)))
-    # torchrun's store outlives its processes: restarted ones must not read keys of dead ones
+    # torchrun's store outlives its processes; restarted processes must not read the old keys
     store = prefixed(f"attempt {os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}", store)
     dist.init_process_group(
         "nccl" if own_device.type == "cuda" else "gloo",
@@ -426,10 +426,10 @@ def _device(name: str) -> torch.device:
     if name == "cpu" or (name == "auto" and not n_gpus):
         return torch.device("cpu")
     if name not in ("auto", "cuda"):
-        raise ConfigError(f"device {name!r}: with several processes use auto, cpu or cuda")
+        raise ConfigError(f"device {name!r}: with several processes, use auto, cpu or cuda")
     if local_rank >= n_gpus:
         raise ConfigError(
-            f"device {name!r}: this machine has {n_gpus} GPUs and more processes than that; lower "
+            f"device {name!r}: this machine has more processes than GPUs ({n_gpus}); lower "
             "torchrun's --nproc-per-node, or use --device cpu"
         )
     torch.cuda.set_device(local_rank)

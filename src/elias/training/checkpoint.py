@@ -1,13 +1,14 @@
 """Write, find and read checkpoints, and resume an interrupted run.
 
-A checkpoint is a folder with tensors (safetensors), metadata (JSON), and a manifest that is written
-last and has the size and the SHA-256 of every other file. It is written under a hidden name,
-flushed and renamed. Each finished member of an ensemble is saved in the same folder as the
-checkpoints: its model, the records of the run so far, and a manifest.
+A checkpoint is a folder with tensors (safetensors), metadata (JSON) and a manifest. The manifest is
+written last and lists the size and the SHA-256 of every other file. The folder is written under a
+hidden name, flushed to disk and then renamed. Each finished ensemble member is saved next to the
+checkpoints, with its model, the records of the run so far, and a manifest.
 
-With several processes, each process writes its own rows of W_L; any number of processes can read
-them. With P processes, label ℓ is row ℓ div P in the file of process ℓ mod P, see
-`elias.distributed.sharded_linear`. A checkpoint of one process has all rows in its main file.
+With several processes, each process writes its own rows of W_L to a separate file. A run can be
+resumed with a different number of processes. With P processes, label ℓ is row ℓ div P in the file
+of process ℓ mod P, as in `elias.distributed.sharded_linear`. A single process writes all rows to
+the main file.
 """
 
 from __future__ import annotations
@@ -52,11 +53,11 @@ METADATA_FILE = "state.json"
 TENSORS_FILE = "state.safetensors"
 FORMAT_VERSION = 2
 WEIGHTS = "model."
-"""Prefix of the names of the model's weights, which must be finite."""
+"""Name prefix of the model weights. A checkpoint is only written if all of them are finite."""
 _SHARDS = ".shards"
 _CHUNK_ROWS = 2**16
 _POLL_SECONDS = 0.05
-_MAX_WAIT = 1800.0  # seconds, for the slowest disk
+_MAX_WAIT = 1800.0  # seconds to wait for another process that writes to a slow disk
 
 
 class Checkpoint(NamedTuple):
@@ -69,16 +70,16 @@ class Checkpoint(NamedTuple):
 
 
 class Attempt(NamedTuple):
-    """Identity of one attempt to write a checkpoint; all processes must use the same one."""
+    """Identity of one attempt to write a checkpoint. It must be the same in all processes."""
 
     number: int
-    """Number of the checkpoint; names its folder."""
+    """Number of the checkpoint, which is also the name of its folder."""
     token: str
-    """Random string that separates the files of this attempt from a later one with this number."""
+    """Random string, which differs between attempts to write a checkpoint with the same number."""
 
 
 def add_prefix(prefix: str, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Return the tensors with a prefix before their names.
+    """Return the tensors with ``prefix`` added to their names.
 
     >>> from torch import zeros
     >>> list(add_prefix("model.", {"bias": zeros(1)}))
@@ -88,7 +89,7 @@ def add_prefix(prefix: str, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 
 def strip_prefix(prefix: str, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Return the tensors whose names start with a prefix, without the prefix."""
+    """Return the tensors whose names start with ``prefix``, and remove it from the names."""
     return {
         name.removeprefix(prefix): tensor
         for name, tensor in tensors.items()
@@ -117,11 +118,11 @@ class Checkpoints:
         return self.config.keep > 0
 
     def exist(self) -> bool:
-        """Return whether the folder has a checkpoint or a finished member, even a damaged one."""
+        """Return whether the folder has any checkpoint or finished member, damaged or not."""
         return next(self.folder.glob("[!.]*"), None) is not None
 
     def due(self) -> bool:
-        """Count a step, and return whether a checkpoint should follow it."""
+        """Count a training step, and return whether a checkpoint should be written after it."""
         self._steps += 1
         if not self.enabled or not self._writing.done():
             return False
@@ -130,19 +131,20 @@ class Checkpoints:
         return 0 < self.config.minutes * 60 <= time.monotonic() - self._saved_at
 
     def next_attempt(self) -> Attempt:
-        """Return the number of the next checkpoint, with a new token."""
+        """Return an attempt with the next free checkpoint number and a new token."""
         paths = self._paths()
         return Attempt(int(paths[-1].name) + 1 if paths else 1, secrets.token_hex(4))
 
     def save(
         self, checkpoint: Checkpoint, *, wait: bool = False, attempt: Attempt | None = None
     ) -> bool:
-        """Write a checkpoint in a thread; the caller must not change its tensors afterwards.
+        """Write a checkpoint in a background thread.
 
-        First wait until the previous checkpoint is written. If writing fails, for example because
-        the disk is full, log a warning and continue training. With ``wait``, return whether the
-        checkpoint was written; otherwise return whether writing has started. With several
-        processes, all must pass the same ``attempt``.
+        The caller must not change the tensors afterwards. If the previous checkpoint is still
+        being written, wait for it first. If writing fails, for example because the disk is full,
+        log a warning and let training continue. If ``wait``, return whether the checkpoint was
+        written, otherwise whether writing has started. With several processes, all must pass the
+        same ``attempt``.
         """
         if not self.enabled:
             return False
@@ -154,17 +156,17 @@ class Checkpoints:
         return self.written() if wait else True
 
     def written(self) -> bool:
-        """Wait for the last checkpoint to be written, and return whether that succeeded.
+        """Wait until the last checkpoint is written, and return whether that succeeded.
 
-        Raise an unexpected error of the thread.
+        An unexpected error in the background thread is raised here.
         """
         return self._writing.result()
 
     def after_step(self, run: Run, where: str, make: Callable[[], Checkpoint]) -> None:
-        """Write a checkpoint if one is due; after a signal, write one and stop.
+        """Write a checkpoint if one is due. If a signal was received, write one and stop the run.
 
-        With several processes, act one step after a request. The requests are exchanged
-        asynchronously during that step, so that no process waits.
+        With several processes, this happens one step later, because the processes exchange their
+        requests asynchronously during the next step. No process has to wait.
         """
         stop, due = run.interruption.signal, self.due()
         if self.world.size > 1:
@@ -173,24 +175,24 @@ class Checkpoints:
             self._save_copy(run, where, make(), stop)
 
     def after_stage(self, run: Run, where: str, make: Callable[[], Checkpoint]) -> None:
-        """Write a checkpoint, then stop if a signal was received."""
+        """Write a checkpoint, then stop the run if a signal was received."""
         stop = run.interruption.signal
         if self.world.size > 1:
-            self._agree(stop, False)  # the answer is about the last step
+            self._agree(stop, False)  # returns the requests of the last step
             stop, _ = self._agree(stop, False)
             self._agree(None, False)
             self._requests = None
         self._save_copy(run, where, make(), stop)
 
     def _agree(self, stop: int | None, due: bool) -> tuple[int | None, bool]:
-        """Send this process's requests; return all processes' requests of the previous step."""
+        """Send this process's requests, and return those of all processes in the previous step."""
         due = due and self.world.is_rank0
         requests, self._requests = self._requests, self.world.max_async([stop or 0, int(due)])
         signal_number, any_due = (0, 0) if requests is None else requests()
         return signal_number or None, bool(any_due)
 
     def _save_copy(self, run: Run, where: str, checkpoint: Checkpoint, stop: int | None) -> None:
-        """Write a copy of a checkpoint, with the state of the run; then stop if ``stop`` is set."""
+        """Write a copy of a checkpoint and the state of the run. Stop if ``stop`` is a signal."""
         written = False
         if self.enabled:
             copies = {
@@ -198,7 +200,7 @@ class Checkpoints:
                 for name, tensor in checkpoint.tensors.items()
                 if self.world.is_rank0 or is_row(name)
             }
-            self.written()  # the next name depends on the checkpoint before
+            self.written()  # the next number depends on the previous checkpoint
             attempt = self.world.broadcast(self.next_attempt())
             metadata = {**checkpoint.metadata, "run": run.state()}
             self.save(Checkpoint(metadata, copies), attempt=attempt)
@@ -209,9 +211,9 @@ class Checkpoints:
             raise Interrupted(f"stopped after {where}{problem}", signal_number=stop)
 
     def newest(self, accept: Callable[[Mapping[str, Any]], bool]) -> Path | None:
-        """Return the newest complete checkpoint whose metadata ``accept`` accepts.
+        """Return the newest intact checkpoint for whose metadata ``accept`` returns True.
 
-        A damaged checkpoint is removed with a warning, and the previous one is tried.
+        Damaged checkpoints are removed with a warning.
         """
         for path in reversed(self._paths()):
             problem = find_damage(path)
@@ -223,7 +225,7 @@ class Checkpoints:
         return None
 
     def read(self, path: Path) -> Checkpoint:
-        """Read a checkpoint; of W_L, read only the rows of this process."""
+        """Read a checkpoint, but only this process's rows of W_L."""
         return Checkpoint(_read_metadata(path), read_tensors(path, self.world))
 
     def clear(self) -> None:
@@ -261,7 +263,7 @@ class Checkpoints:
             problem = "a weight is not finite"
             logger.warning("no checkpoint is written: %s", problem)
         if world.size > 1:
-            if world.is_rank0:  # parts written after rank 0 gave an attempt up
+            if world.is_rank0:  # remove parts that were written after rank 0 gave up an attempt
                 for old in set(self.folder.glob(f".*{_SHARDS}")) - {shards}:
                     shutil.rmtree(old, ignore_errors=True)
             write_shard(shards, world, {n: t for n, t in tensors.items() if is_row(n)}, problem)
@@ -280,7 +282,7 @@ class Checkpoints:
 
 
 def is_row(name: str) -> bool:
-    """Return whether a tensor of a checkpoint, given by name, has one row per label.
+    """Return whether the checkpoint tensor with this name has one row per label.
 
     >>> [is_row(name) for name in ("model.labels.bias", "model.clusters.bias")]
     [True, False]
@@ -293,13 +295,14 @@ def _shard_name(rank: int, size: int) -> str:
 
 
 def write_shard(folder: Path, world: World, tensors: dict[str, Tensor], problem: str) -> None:
-    """Write this process's rows, then a JSON note with their checksum or a problem.
+    """Write this process's rows, then a JSON file with their size and checksum.
 
-    If the disk is too full for the rows, the note usually still fits and reports the problem.
+    If there is a ``problem`` or the rows cannot be written, the JSON file reports that instead. It
+    usually fits on the disk even if the rows do not.
     """
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / _shard_name(world.rank, world.size)
-    note: dict[str, Any] = {"problem": problem or "a bug"}
+    note: dict[str, Any] = {"problem": problem or "unexpected error"}
     try:
         if not problem:
             save_file(tensors, path)
@@ -314,10 +317,13 @@ def write_shard(folder: Path, world: World, tensors: dict[str, Tensor], problem:
 
 
 def collect_shards(folder: Path, world: World, target: Path) -> dict[str, dict[str, Any]]:
-    """Wait for the rows of all processes, move them to ``target``, and return their checksums.
+    """Wait for the rows of all processes, and move their files to ``target``.
+
+    Returns:
+        The manifest entry of each file, by name.
 
     Raises:
-        DataError: If a process died, could not write its rows, or takes too long.
+        DataError: If a process died, could not write its rows, or took too long.
     """
     notes = {}
     end = time.monotonic() + _MAX_WAIT
@@ -337,7 +343,7 @@ def collect_shards(folder: Path, world: World, target: Path) -> dict[str, dict[s
 
 
 def read_tensors(folder: Path, world: World) -> dict[str, Tensor]:
-    """Read the tensors of a checkpoint; of tensors with one row per label, only the local rows."""
+    """Read a checkpoint's tensors. If they have one row per label, read this process's rows."""
     tensors: dict[str, Tensor] = {}
     with safe_open(folder / TENSORS_FILE, framework="pt") as file:
         names: list[str] = file.keys()
@@ -351,7 +357,7 @@ def read_tensors(folder: Path, world: World) -> dict[str, Tensor]:
 
 
 def _own_rows(files: list[Any], name: str, world: World) -> Tensor:
-    """Read this process's rows of the table ``name`` from ``files``, in chunks."""
+    """Read this process's rows of the tensor ``name`` from ``files``, in chunks."""
     slices = [file.get_slice(name) for file in files]
     shapes = [part.get_shape() for part in slices]
     n_rows = len(range(world.rank, sum(shape[0] for shape in shapes), world.size))
@@ -369,8 +375,7 @@ def _split_gradients(tensors: dict[str, Tensor], world: World) -> dict[str, Tens
     """Keep only this process's part of the pending gradients of a checkpoint.
 
     Gradients of W_L are split by label. All other gradients are later summed over processes, so
-    only rank 0 keeps them. Pending gradients occur only in checkpoints of a single process,
-    because several processes write no checkpoint while a gradient is pending.
+    only rank 0 keeps them. Only a single process writes checkpoints with pending gradients.
     """
     n_rows = len(tensors["model.labels.bias"])
     result: dict[str, Tensor] = {}
@@ -383,7 +388,7 @@ def _split_gradients(tensors: dict[str, Tensor], world: World) -> dict[str, Tens
             parts = {"indices": labels[:, is_own] // world.size}
             result[name] = parts.get(part, tensor[is_own] if part == "values" else tensor)
         elif ".index.gradients." in name and ".pairs." in name:
-            if name.endswith(".0"):  # label ids: those of other processes become padding
+            if name.endswith(".0"):  # label ids; labels of other processes become padding
                 is_own = tensor % world.size == world.rank
                 tensor = torch.where(is_own, tensor // world.size, n_rows)
             result[name] = tensor
@@ -395,9 +400,9 @@ def _split_gradients(tensors: dict[str, Tensor], world: World) -> dict[str, Tens
 
 
 def write_manifest(folder: Path, checksums: Mapping[str, Mapping[str, Any]] | None = None) -> None:
-    """Write the manifest of a folder that is otherwise complete.
+    """Write the manifest of a folder after all its other files.
 
-    ``checksums`` has the manifest entries of files whose checksum is already known.
+    ``checksums`` contains the manifest entries of files whose checksums are already known.
     """
     files = dict(checksums or {})
     for path in sorted(folder.rglob("*")):
@@ -413,7 +418,7 @@ def _manifest_entry(path: Path) -> dict[str, Any]:
 
 
 def find_damage(folder: Path) -> str:
-    """Compare a folder with its manifest; describe the first problem, or return an empty string."""
+    """Check a folder against its manifest. Return the first problem, or an empty string."""
     try:
         manifest = json.loads((folder / MANIFEST_FILE).read_text(encoding="utf8"))
         version, files = manifest["format_version"], manifest["files"]
@@ -444,7 +449,10 @@ def _read_metadata(folder: Path) -> dict[str, Any]:
 
 
 def _remove(path: Path) -> None:
-    """Hide a checkpoint by renaming it, then remove it; a partly removed one is never visible."""
+    """Rename a checkpoint to a hidden name, then remove it.
+
+    A partly removed checkpoint is therefore never visible.
+    """
     hidden = path.with_name(f".{path.name}.old")
     try:
         path.rename(hidden)
@@ -469,9 +477,10 @@ def restore_random_state(state: Mapping[str, Tensor], device: torch.device) -> N
 
 
 def run_inputs(corpus: Corpus, init_from: Elias | None, device: torch.device) -> dict[str, Any]:
-    """Return fingerprints of the inputs, except the configuration, that a resumed run must share.
+    """Return fingerprints of the inputs that must not change when a run is resumed.
 
-    The device type is included because it determines the optimizer state in a checkpoint.
+    The configuration is checked separately. The device type is included because it determines the
+    format of the optimizer state in a checkpoint.
     """
     by_kernels = device.type == "cuda" and has_triton()
     return {
@@ -495,8 +504,8 @@ def resume(
     """Return the state of an interrupted run, and reset the run's records to that state.
 
     Returns:
-        The finished members (none on ranks other than 0), their number, and the checkpoint of the
-        next member, if it has one.
+        The finished members (an empty list on ranks other than 0), the number of finished members,
+        and the checkpoint of the next member, if it has one.
 
     Raises:
         RunError: If the run was started with a different corpus, initial model or device type.
@@ -538,19 +547,19 @@ def _find_state(run: Run, n_members: int, device: torch.device) -> tuple[list[El
 
 
 def _checked_state(run: Run, state: dict[str, Any]) -> dict[str, Any]:
-    """Return ``state`` unchanged; raise a `RunError` if its inputs differ from those of ``run``."""
+    """Return ``state``, or raise a `RunError` if its inputs differ from those of ``run``."""
     for name, value in run.inputs.items():
         former = state["made_of"].get(name)
         if former != value:
             raise RunError(
                 f"{run.folder}: a run was started here with another {name} ({former}, not "
-                f"{value}); use that one, or --overwrite, or another --out"
+                f"{value}); use the original one, --overwrite to start over, or another --out"
             )
     return state
 
 
 def save_member(run: Run, model: Elias) -> None:
-    """Save a finished member of an ensemble and remove its checkpoints; warn if saving fails."""
+    """Save a finished ensemble member and remove its checkpoints. Only warn if saving fails."""
     if run.checkpoints is None or not run.checkpoints.enabled:
         return
     try:

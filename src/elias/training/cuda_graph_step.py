@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 class _Output(NamedTuple):
-    """The output tensors of a step; the next step overwrites them."""
+    """The output tensors of a step. The next step overwrites them."""
 
     losses: Tensor
     pairs: tuple[Tensor, Tensor, Tensor]
@@ -44,15 +44,15 @@ class CudaGraphStep:
         batch_size: int,
         record: Capture[_Output] | None = None,
     ) -> None:
-        """Allocate the gradient buffers; graphs are captured during later calls.
+        """Allocate the gradient buffers. Graphs are captured during later calls.
 
         Args:
-            model: A model in training on a GPU; its weights must stay at their addresses.
-            gradients: Receives the gradients of W_L and A.
-            losses: `EliasModel.losses_of`, as a function of φ, positives and parents.
-            accumulates: Whether gradients accumulate over several steps, so they must be copied.
-            batch_size: Only batches of this size are captured.
-            record: Function that captures a graph; tests replace it.
+            model: A model in training mode on a GPU. Its weights must stay at the same addresses.
+            gradients: Container that receives the gradients of W_L and A.
+            losses: Function that calls `EliasModel.losses_of` with φ, positives and parents.
+            accumulates: Whether gradients are accumulated over several steps and must be copied.
+            batch_size: Number of points in a full batch. Smaller batches run without a graph.
+            record: Function that captures a graph. Tests replace it.
         """
         self._model, self._gradients, self._losses = model, gradients, losses
         self._accumulates, self._batch_size = accumulates, batch_size
@@ -76,18 +76,21 @@ class CudaGraphStep:
         return Losses(*output.losses.clone().unbind())
 
     def _capture(self, work: Callable[[], _Output]) -> tuple[Callable[[], object], _Output]:
-        """Capture ``work``; remove the gradients that the warm-up runs add."""
+        """Capture ``work``, and remove the gradients that its warm-up runs add."""
         with self._undone(always=True):
             return self._record(work)
 
     def _run_eagerly(self, *inputs: Tensor, full: bool) -> _Output:
-        """Run without a graph; if that fails, remove the gradients that it added."""
+        """Run without a graph. If that fails, remove the gradients that the run added."""
         with self._undone(always=False):
             return self._run(*inputs, full=full)
 
     @contextmanager
     def _undone(self, *, always: bool) -> Iterator[None]:
-        """Restore the gradients of W_L and A after the block, ``always`` or only on an error."""
+        """Restore the gradients of W_L and A after the block.
+
+        Unless ``always``, restore them only if the block raises an error.
+        """
         held = self._gradients
         n_pairs = len(held.pairs)
         buffers = [part for part in (held.by_edge, held.touched) if part is not None]
@@ -123,7 +126,7 @@ class CudaGraphStep:
         n_encoder = len(self._encoder)
         for parameter, gradient, used in zip(self._encoder, self._dense, self._used, strict=False):
             if used:
-                parameter.grad = gradient  # updated in every step, so not copied
+                parameter.grad = gradient  # not copied, because every step updates the encoder
         for parameter, gradient in zip(self._clusters, self._dense[n_encoder:], strict=True):
             if parameter.grad is None:
                 parameter.grad = self._owned(gradient)
@@ -132,12 +135,14 @@ class CudaGraphStep:
         self._gradients.add_pairs(*map(self._owned, output.pairs))
 
     def _owned(self, tensor: Tensor) -> Tensor:
-        """Return a copy if gradients accumulate over steps, else the tensor itself."""
+        """Return a copy if gradients are accumulated over steps, otherwise the tensor itself."""
         return tensor.clone() if self._accumulates else tensor
 
 
 def pad_positives(positives: Tensor, beam_size: int, n_labels: int) -> Tensor:
-    """Pad positives (B, Y) with L to width ``beam_size`` or, if Y is larger, a power of two ≥ Y.
+    """Pad positives (B, Y) to width ``beam_size`` or, if Y is larger, to the next power of two.
+
+    The padding value is ``n_labels``.
 
     >>> pad_positives(torch.tensor([[3]]), 2, 9).tolist()
     [[3, 9]]

@@ -1,4 +1,7 @@
-"""Estimate the parameters, the memory and, from a few timed steps, the epoch time of a run."""
+"""Estimate the number of parameters, the memory and the epoch time of a run.
+
+The epoch time is extrapolated from a few timed steps.
+"""
 
 from __future__ import annotations
 
@@ -38,7 +41,7 @@ if TYPE_CHECKING:
 
 
 _WARMUP_STEPS, _TIMED_STEPS = 2, 4
-_LONG_WARMUP = 20.0  # seconds after which the warm-up itself is the measurement
+_LONG_WARMUP = 20.0  # seconds; after a longer warm-up, its own time is the measurement
 _MIN_TEXTS, _MAX_TEXTS = 1000, 10_000
 
 
@@ -49,9 +52,9 @@ class DryRun(NamedTuple):
     memory: MemoryEstimate
     fits: list[MemoryCheck]
     remedies: list[str]
-    """Settings to change; empty if the run fits."""
+    """Suggested changes to the settings. Empty if the run fits into memory."""
     epoch_seconds: dict[str, float]
-    """Estimated seconds per epoch, by stage; empty if no step was timed."""
+    """Estimated seconds per epoch, by stage. Empty if no step was timed."""
     n_steps: dict[str, int]
     """Number of steps per epoch, by stage."""
 
@@ -64,19 +67,19 @@ def estimate_run(
     init_from: Elias | None = None,
     keeps_checkpoints: bool = True,
 ) -> DryRun:
-    """Estimate the memory of a run; if it fits, time a few steps of each stage.
+    """Estimate the memory of a run. If the run fits, also time a few steps of each stage.
 
     Under `torchrun`, estimate the memory of each process with its share of W_L, and time no steps.
 
     Args:
         config: The configuration of the run.
         corpus: The data.
-        device: The device that would train.
-        init_from: A model to start from.
-        keeps_checkpoints: Whether the run would have a folder, and so write checkpoints.
+        device: The device to train on.
+        init_from: The trained model to start from, if any.
+        keeps_checkpoints: Whether the run has a folder and therefore writes checkpoints.
 
     Raises:
-        ConfigError: If the configuration needs kernels that the device does not have.
+        ConfigError: If the configuration requires kernels that the device does not support.
     """
     check_world(config, SingleProcess(device))
     points, held_out = validation_split(corpus, config)
@@ -103,7 +106,7 @@ def estimate_run(
     fits = memory.fits()
     has_room = all(fit.free_now for fit in fits)
     seconds = {}
-    if has_room and sizes.n_processes == 1:  # the rows of all may not fit into one process
+    if has_room and sizes.n_processes == 1:  # otherwise W_L may not fit into this process
         seconds = _time_epochs(config, encoder, Points(tokens, sample.labels), len(points), device)
     return DryRun(
         n_parameters=n_parameters(config, corpus.n_labels, encoder),
@@ -118,13 +121,13 @@ def estimate_run(
 def n_parameters(config: ResolvedConfig, n_labels: int, encoder: TextEncoder) -> int:
     """Return the number of weights of the model: encoder, Ŵ_C, W_L and the edges of A."""
     index = config.index
-    n_rows = index.n_clusters + n_labels  # each with a weight for every dimension and a bias
+    n_rows = index.n_clusters + n_labels  # each row has one weight per dimension and a bias
     in_encoder = sum(weight.numel() for weight in encoder.parameters())
     return in_encoder + n_rows * (encoder.dim + 1) + index.n_clusters * index.edges_per_cluster
 
 
 def _words_per_text(sample: Split) -> float:
-    """Return the mean number of distinct words per text, or of features per point."""
+    """Return the mean number of distinct words per text, or of features if there are no texts."""
     if sample.features is not None:
         return float(sample.features.nnz / max(1, len(sample)))
     assert sample.texts is not None
@@ -148,7 +151,7 @@ def _time_epochs(
             stage = replace(each, batch_size=min(each.batch_size, n_points))
             model = build_stage_model(config, stage, encoder, points.labels.shape[1])
             seconds = _step_seconds(config, stage, model.to(device), points)
-            del model  # before the next stage's is built
+            del model  # free its memory before the next model is built
             epoch_seconds[stage.name] = seconds * n_batches(n_points, stage.batch_size)
     return epoch_seconds
 
@@ -180,7 +183,7 @@ def _step_seconds(
 def build_stage_model(
     config: ResolvedConfig, stage: StageConfig, encoder: TextEncoder, n_labels: int
 ) -> EliasModel:
-    """Return a model with the sizes of a stage, but arbitrary clusters and edges, for timing."""
+    """Build a model to time a stage, with its real sizes but arbitrary clusters and edges."""
     index = config.index
     model = build_fixed_model(config, encoder, np.arange(n_labels) % index.n_clusters)
     if stage.learn_graph and index.kind == "graph":

@@ -1,7 +1,7 @@
 """Log the metrics of a run to TensorBoard and Weights & Biases.
 
-Both receive the events that are written to ``metrics.jsonl``. A logger that fails is dropped with a
-warning; the run continues.
+Both receive the events that are written to ``metrics.jsonl``. If a logger fails, it is disabled
+with a warning, and the run continues.
 """
 
 from __future__ import annotations
@@ -24,7 +24,10 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 LOGGER_FOLDERS = ("tensorboard", "wandb")
-"""Folders that loggers write in the folder of a run; also their packages and settings."""
+"""Folders that the loggers create in the folder of a run.
+
+The required package and the setting of each logger have the same name.
+"""
 _RUN_ID_FILE = "elias-run-id"
 
 
@@ -33,7 +36,7 @@ class Logger(Protocol):
     """Receive the metrics of a run."""
 
     def add(self, numbers: Mapping[str, float], step: int) -> None:
-        """Log numbers by name; ``step`` is the number of finished epochs."""
+        """Log named numbers. ``step`` is the number of finished epochs."""
 
     def close(self) -> None:
         """Flush pending data and close the logger."""
@@ -56,18 +59,18 @@ def open_loggers(config: EliasConfig, folder: Path) -> Loggers:
         if getattr(config.tracking, name):
             try:
                 loggers.append(kind(config, folder))
-            except Exception as error:  # no key, no network, no room: must not stop the run
+            except Exception as error:  # for example, no API key; must not stop the run
                 logger.warning("%s is disabled: %s", kind.__name__[1:], _one_line(error))
     return Loggers(loggers)
 
 
 class Loggers:
-    """All loggers of a run; one that fails is dropped."""
+    """All loggers of a run. A logger that fails is removed."""
 
     def __init__(self, loggers: list[Logger]) -> None:
         self._loggers = loggers
         self.n_epochs = 0
-        """Number of epochs so far; a resumed run sets it."""
+        """Number of epochs recorded so far. A resumed run sets it."""
 
     def record(self, event: Mapping[str, Any]) -> None:
         """Send the numbers of an event to all loggers."""
@@ -95,7 +98,7 @@ def _one_line(error: Exception) -> str:
 
 
 def event_numbers(event: Mapping[str, Any]) -> dict[str, float]:
-    """Return the numbers of an event, keyed by their path.
+    """Return the numbers in an event, named by their path.
 
     >>> event_numbers({"event": "epoch", "stage": "stage1", "epoch": 2, "loss": 0.5})
     {'stage1/loss': 0.5}
@@ -160,9 +163,9 @@ class _Wandb:
 
 
 def _run_id(path: Path) -> str:
-    """Return the id stored at ``path``; if there is none, create and store one.
+    """Return the run id stored in ``path``. If there is none, create and store one.
 
-    A resumed run thus keeps its id, and a run that overwrites another gets a new one.
+    A resumed run therefore keeps its id, and a run that overwrites another gets a new one.
     """
     if path.exists() and (stored := path.read_text(encoding="utf8").strip()):
         return stored

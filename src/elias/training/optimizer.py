@@ -1,4 +1,4 @@
-"""AdamW for dense parameters, sparsely updated tables, and W_L and A in GPU kernels; averaging."""
+"""AdamW with lazy updates of tables and W_L, gradient accumulation, and weight averaging."""
 
 from __future__ import annotations
 
@@ -41,7 +41,10 @@ EPS = 1e-8
 
 
 def schedule(step: int, n_steps: int, warmup: float) -> float:
-    """Return the learning rate factor at ``step`` (from 0): linear warm-up, then linear decay."""
+    """Return the factor of the learning rate at ``step``, which counts from 0.
+
+    The learning rate rises linearly during warm-up, then decays linearly.
+    """
     n_warmup = warmup * n_steps
     if step < n_warmup:
         return (step + 1) / (n_warmup + 1)
@@ -68,26 +71,29 @@ def _scaled(rates: AdamWRates, scale: float) -> AdamWRates:
 
 
 class ParameterUpdate:
-    """AdamW for a group of parameters, with the optimizer state."""
+    """The AdamW update and optimizer state of a group of parameters."""
 
     prefix = ""
-    """Prefix of the names of its tensors in a checkpoint."""
+    """Name prefix of its tensors in a checkpoint."""
 
     def sum_gradients(self, world: World) -> None:
-        """Sum over all processes the gradients of parameters that are not sharded."""
+        """Sum the gradients of unsharded parameters over all processes."""
 
     def step(self, scale: float) -> None:
-        """Apply and clear the gradients, with learning rates times ``scale``."""
+        """Multiply the learning rates by ``scale``, apply the gradients and clear them."""
 
     def apply_pending_decay(self) -> None:
-        """Apply the weight decay that lazy updates postponed for skipped rows."""
+        """Apply the weight decay that lazy updates have postponed for skipped rows."""
 
     def state(self) -> dict[str, Tensor]:
-        """Return the state by name, without copying it."""
+        """Return the state as named tensors, which are not copied."""
         raise NotImplementedError
 
     def restore(self, state: Mapping[str, Tensor], scales: Sequence[float]) -> None:
-        """Load a state that `state` returned after steps with these learning rate scales."""
+        """Load a state that `state` returned.
+
+        ``scales`` contains the learning rate scale of each past step.
+        """
         del scales
         for name, tensor in self.state().items():
             tensor.copy_(state[name])
@@ -136,7 +142,7 @@ class _DenseUpdate(ParameterUpdate):
 
 
 class _RowUpdate(ParameterUpdate):
-    """Lazy AdamW for a table with sparse gradients: a step updates only rows with a gradient."""
+    """Lazy AdamW for a table with sparse gradients. A step updates only rows with a gradient."""
 
     def __init__(
         self, name: str, table: nn.Parameter, rates: AdamWRates, *, accumulates: bool
@@ -155,7 +161,7 @@ class _RowUpdate(ParameterUpdate):
         self._history = History(table.device)
 
     def sum_gradients(self, world: World) -> None:
-        if not self._is_sharded:  # each row of W_L has one owner
+        if not self._is_sharded:  # each row of W_L belongs to one process
             sum_rows(world, self._table)
 
     def step(self, scale: float) -> None:
@@ -165,7 +171,7 @@ class _RowUpdate(ParameterUpdate):
             return
         if self._accumulates:
             gradient = gradient.coalesce()
-        # The rows are distinct because a step uses each table once; autograd does not mark this.
+        # A step uses each table once, so the rows are distinct even if not marked as coalesced.
         values = gradient._values().view(-1, self._flat.shape[1])
         adamw_rows(self._flat, self._state, gradient._indices()[0], values, self._history)
         self._table.grad = None
@@ -237,7 +243,7 @@ class _KernelUpdate(ParameterUpdate):
             )
 
     def apply_pending_decay(self) -> None:
-        if self._label_rates.decay:  # A does not decay
+        if self._label_rates.decay:  # A has no weight decay
             mean, variance, bias_mean, bias_variance, last_step = self.label_state
             weight, means = self._model.labels.weight.detach(), (mean, bias_mean)
             variances, history = (variance, bias_variance), self._label_history
@@ -260,9 +266,10 @@ class _KernelUpdate(ParameterUpdate):
 
 
 class ChunkedUpdate(ParameterUpdate):
-    """Dense AdamW for W_L of one-vs-all, applied to each chunk of labels during the loss.
+    """Dense AdamW for W_L of a one-vs-all model.
 
-    The moments are full or compact, as in `_KernelUpdate`.
+    W_L is updated one chunk of labels at a time while the loss is computed. The moments are full or
+    compact, as in `_KernelUpdate`.
     """
 
     prefix = "labels."
@@ -273,7 +280,7 @@ class ChunkedUpdate(ParameterUpdate):
         self._moments = [(torch.zeros_like(t), _zero_variance(t)) for t in self._tables]
 
     def update(self, step: int, scale: float) -> LabelUpdate:
-        """Return a function that updates W_L with the gradients of a chunk in ``step`` (from 1)."""
+        """Return a function that updates a chunk of W_L. ``step`` counts from 1."""
 
         def apply(first: int, weight_gradient: Tensor, bias_gradient: Tensor) -> None:
             gradients = (weight_gradient, bias_gradient.unsqueeze(1))
@@ -288,7 +295,7 @@ class ChunkedUpdate(ParameterUpdate):
         return apply
 
     def state(self) -> dict[str, Tensor]:
-        """Return the moments by name."""
+        """Return the moments as named tensors."""
         return {
             f"{i}.{name}": moment
             for i, moments in enumerate(self._moments)
@@ -297,7 +304,7 @@ class ChunkedUpdate(ParameterUpdate):
 
 
 def _zero_variance(table: Tensor) -> Tensor:
-    """Return zero second moments: one per weight, or one per row of a bfloat16 table."""
+    """Return zero second moments, one per weight or, if the table is bfloat16, one per row."""
     width = 1 if table.dtype == torch.bfloat16 else table.shape[1]
     return torch.zeros(len(table), width, device=table.device)
 
@@ -309,7 +316,7 @@ class _UpdateGroup:
         self.updates = updates
         self._every = every
         self.n_pending = 0
-        """Number of steps accumulated since the last update."""
+        """Number of steps whose gradients have been accumulated since the last update."""
         self._scales: list[float] = []
         """The learning rate scale of each past update."""
 
@@ -338,7 +345,7 @@ class _UpdateGroup:
         self.n_pending = int(state["waited"])
         if "scales" in state:
             self._scales = state["scales"].tolist()
-        else:  # an old checkpoint
+        else:  # a checkpoint of an older version
             assert scale_at is not None
             numbers = range(1, int(state["steps"]) + 1)
             self._scales = [scale_at(number * self._every - 1) for number in numbers]
@@ -349,7 +356,8 @@ class _UpdateGroup:
 class Optimizer:
     """AdamW for all parameters of a model, with the learning rates of a stage.
 
-    The encoder is updated in every step; Ŵ_C, A and W_L every `StageConfig.index_every` steps.
+    The encoder is updated in every step. Ŵ_C, A and W_L are updated every
+    `StageConfig.index_every` steps.
     """
 
     def __init__(
@@ -366,7 +374,7 @@ class Optimizer:
             rates = (parameter_rates("labels.", p, stage) for p in model.labels.parameters())
             self.chunked, handled = ChunkedUpdate(model.labels, *rates), ("labels.",)
         elif model.graph.removed_log is None and runs_triton(model.labels.weight):
-            # the kernels do not support pruned edges
+            # the kernels do not support pruned graphs
             self.kernels, handled = _KernelUpdate(model, stage), ("labels.", "graph.")
         encoder: dict[str, nn.Parameter] = {}
         index: dict[str, nn.Parameter] = {}
@@ -381,14 +389,14 @@ class Optimizer:
         self._groups = (self.encoder_group, self.index_group)
 
     def _updates(self, parameters: Mapping[str, nn.Parameter], every: int) -> list[ParameterUpdate]:
-        """Return one update for all dense parameters, and one for each table."""
+        """Return one update for all dense parameters, and one for each table on the CPU."""
         tables: list[ParameterUpdate] = []
         dense: dict[nn.Parameter, AdamWRates] = {}
         encoder_tables = {f"encoder.{name}" for name in self._model.encoder.table_names()}
         for name, parameter in parameters.items():
             rates = parameter_rates(name, parameter, self.stage)
             is_table = name.startswith("labels.") or name in encoder_tables
-            if is_table and not parameter.is_cuda:  # its gradient is sparse
+            if is_table and not parameter.is_cuda:  # tables have sparse gradients on the CPU
                 tables.append(_RowUpdate(name, parameter, rates, accumulates=every > 1))
             else:
                 dense[parameter] = rates
@@ -401,7 +409,7 @@ class Optimizer:
 
     @property
     def gradients(self) -> IndexGradients | None:
-        """Return the container for gradients of W_L and A, or None if they go to ``.grad``."""
+        """Return the container of the gradients of W_L and A, or None if ``.grad`` has them."""
         return None if self.kernels is None else self.kernels.gradients
 
     def label_update(self, scale: float) -> LabelUpdate | None:
@@ -412,7 +420,7 @@ class Optimizer:
         return None if self.chunked is None else self.chunked.update(self.steps + 1, scale)
 
     def step(self, scale: float) -> None:
-        """Update all parameter groups that are due, with learning rates times ``scale``."""
+        """Update all parameter groups that are due. Multiply learning rates by ``scale``."""
         self.steps += 1
         due = [update for group in self._groups if group.due for update in group.updates]
         if self._world.size > 1:
@@ -425,23 +433,23 @@ class Optimizer:
             group.step(scale)
 
     def apply_pending_decay(self) -> None:
-        """Apply the weight decay that lazy updates postponed; call before reading weights."""
+        """Apply the weight decay that lazy updates have postponed.
+
+        Call this before reading the weights.
+        """
         for group in self._groups:
             for update in group.updates:
                 update.apply_pending_decay()
 
     def state(self) -> dict[str, Tensor]:
-        """Return the optimizer state that the next steps depend on, by name.
-
-        The tensors are not copied.
-        """
+        """Return the optimizer state as named tensors, which are not copied."""
         state = {"steps": torch.tensor(self.steps)}
         for i, group in enumerate(self._groups):
             state |= add_prefix(f"part.{i}.", group.state())
         if self.chunked is not None:
             state |= add_prefix(self.chunked.prefix, self.chunked.state())
         for name, parameter in self._model.named_parameters():
-            if parameter.grad is not None:  # summed since the last update (`index_every`)
+            if parameter.grad is not None:  # accumulated since the last update (`index_every`)
                 state |= add_prefix(f"gradient.{name}.", _gradient_state(parameter.grad))
         return state
 
@@ -449,9 +457,10 @@ class Optimizer:
     def restore(
         self, state: Mapping[str, Tensor], scale_at: Callable[[int], float] | None = None
     ) -> None:
-        """Load a state that `state` returned, from any device.
+        """Load a state that `state` returned. Its tensors may be on any device.
 
-        ``scale_at`` returns the scale of a step (from 0) for old states without scales.
+        States of older versions have no learning rate scales. For these, ``scale_at`` must return
+        the scale of a step, counted from 0.
         """
         self.steps = int(state["steps"])
         for i, group in enumerate(self._groups):
@@ -484,7 +493,7 @@ class WeightAverage:
                 self._mean[name].lerp_(parameter.detach().float(), 1 / self._count)
 
     def state(self) -> dict[str, Tensor]:
-        """Return the mean weights and the number of updates, by name, without copying tensors."""
+        """Return the mean weights, which are not copied, and the number of updates."""
         return {"count": torch.tensor(self._count), **add_prefix("mean.", self._mean)}
 
     def restore(self, state: Mapping[str, Tensor]) -> None:
@@ -496,7 +505,7 @@ class WeightAverage:
 
     @torch.no_grad()
     def swap(self) -> None:
-        """Exchange the model's weights and the mean, if any; a second call undoes the first."""
+        """Exchange the model's weights with the mean, if any. A second call undoes the first."""
         for name, parameter in self._model.named_parameters():
             if name in self._mean:
                 current = parameter.detach().to(torch.float32, copy=True)
@@ -505,7 +514,10 @@ class WeightAverage:
 
 
 def _gradient_state(gradient: Tensor) -> dict[str, Tensor]:
-    """Return a gradient as named tensors; keep a sparse one uncoalesced to preserve sum order."""
+    """Return a gradient as named tensors.
+
+    A sparse gradient is not coalesced, so that its values are later summed in the same order.
+    """
     if not gradient.is_sparse:
         return {"dense": gradient}
     return {

@@ -46,11 +46,11 @@ LOCK_FILE = ".lock"
 CONFIG_FILE = "config.json"
 LOG_FILE = "train.log"
 PARTITION_FILE = "partition.npy"
-"""Cluster of each label (L,) in the last stage with a fixed graph, for Fig. 7."""
+"""Cluster of each label in the last stage with a fixed graph, an array (L,) for Fig. 7."""
 REPORT_FILE = "report.html"
-"""Report that `elias report` writes; moved or removed together with the run."""
+"""Report that `elias report` writes. It is moved or removed together with the run."""
 CHECKPOINTS_FOLDER = "checkpoints"
-"""Folder of the checkpoints; removed when the run is finished."""
+"""Folder of the checkpoints. It is removed when the run is finished."""
 _FILES = (CONFIG_FILE, METRICS_FILE, LOG_FILE, PARTITION_FILE, REPORT_FILE)
 _PARTS = (*_FILES, *LOGGER_FOLDERS, CHECKPOINTS_FOLDER, MODEL_FOLDER)
 _REPLACED = ".replaced"
@@ -58,7 +58,9 @@ _REPLACED = ".replaced"
 
 @contextmanager
 def locked(folder: Path) -> Iterator[None]:
-    """Hold a lock on a folder. The operating system releases it when the process ends.
+    """Hold a lock on a folder during the block.
+
+    If the process is killed, the operating system releases the lock.
 
     Raises:
         RunError: If another process, or another run in this process, holds the lock.
@@ -72,16 +74,16 @@ def locked(folder: Path) -> Iterator[None]:
         with suppress(OSError):
             holder = path.read_text(encoding="ascii", errors="replace").strip() or holder
         raise RunError(
-            f"{folder}: a run is active here (process {holder}); wait for it, stop it, or use "
-            "another --out"
+            f"{folder}: a run is active here (process {holder}); wait until it is finished, stop "
+            "it, or use another --out"
         ) from None
     try:
-        with suppress(OSError):  # for the message above only
+        with suppress(OSError):  # the process id is only needed for the message above
             path.write_text(f"{os.getpid()}\n", encoding="ascii")
         yield
     finally:
         with suppress(OSError):
-            path.unlink()  # before the release: FileLock does not lock a file that was removed
+            path.unlink()  # before the release; FileLock does not accept a file that was removed
         lock.release()
 
 
@@ -138,7 +140,7 @@ class Interruption:
 
 
 class _LogFile(logging.FileHandler):
-    """A log file that ignores write errors such as a full disk; other code reports them."""
+    """A log file that ignores write errors such as a full disk, which other code reports."""
 
     def handleError(self, record: logging.LogRecord) -> None:  # noqa: N802 - logging's name
         if not isinstance(sys.exc_info()[1], OSError):
@@ -179,19 +181,19 @@ def logged(path: Path) -> Iterator[None]:
 
 
 class Run:
-    """A training run; its events are written to its folder, if it has one."""
+    """A training run. If it has a folder, its events are written there."""
 
     def __init__(self, folder: Path | None = None) -> None:
         self.folder = folder
         self.number = 0
-        """Number of this ensemble member."""
+        """Number of this ensemble member, counted from 0."""
         self.records: list[dict[str, Any]] = []
         self.timings: dict[str, float] = {}
         self.interruption = Interruption()
         self.checkpoints: Checkpoints | None = None
         self.loggers = Loggers([])
         self.inputs: Mapping[str, Any] = {}
-        """Fingerprints of the inputs (`run_inputs`), which must be the same in a resumed run."""
+        """Fingerprints of the inputs (`run_inputs`). A resumed run must have the same ones."""
         self._replaying = False
         self._started: dict[str, float] = {}
         self._earlier: dict[str, float] = {}
@@ -199,15 +201,15 @@ class Run:
     def member(self, number: int) -> Run:
         """Return the run of one member of an ensemble.
 
-        The first member is the run itself. Events of later members have a ``member`` number. All
-        members share records, timings and checkpoints.
+        The first member is the run itself. Events of later members have a ``member`` field with the
+        number of the member. All members share records, timings and checkpoints.
         """
         member = self if number == 0 else copy.copy(self)
         member.number = number
         return member
 
     def record(self, event: str, **values: Any) -> None:
-        """Record an event, and append it as a line to ``metrics.jsonl``."""
+        """Record an event, and append it to ``metrics.jsonl`` as one line."""
         if self._replaying:
             return
         member = {"member": self.number} if self.number else {}
@@ -222,7 +224,10 @@ class Run:
 
     @contextmanager
     def replaying(self, on: bool) -> Iterator[None]:
-        """If ``on``, record nothing in this block, because a resumed run repeats earlier events."""
+        """Record nothing in this block if ``on``.
+
+        A resumed run repeats some steps whose events were already recorded.
+        """
         self._replaying = on
         try:
             yield
@@ -249,7 +254,7 @@ class Run:
         }
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Reset the run to a state that `state` returned; drop later records."""
+        """Reset the run to a state that `state` returned, and drop later records."""
         self.records[:] = state["records"]
         self.timings.clear()
         self.timings.update(state["timings"])
@@ -259,7 +264,7 @@ class Run:
             write_text(self.folder / METRICS_FILE, "".join(map(_json_line, self.records)))
 
     def save_partition(self, clusters: NDArray[np.int64]) -> None:
-        """Save the cluster of each label; do nothing for later ensemble members."""
+        """Save the cluster of each label. Only the first ensemble member does this."""
         if self.folder is None or self.number:
             return
         path = self.folder / PARTITION_FILE
@@ -292,11 +297,11 @@ def open_run(
     inputs: Mapping[str, Any] | None = None,
     world: World = SingleProcess(),
 ) -> Iterator[Run]:
-    """Start or resume a run in ``folder``; replace a finished run only with ``overwrite``.
+    """Start or resume a run in ``folder``. Replace a finished run only if ``overwrite``.
 
     A run that fails before its first epoch or checkpoint is removed. If a run that replaces a
-    finished run fails and cannot be resumed, the finished run is restored. Processes other than
-    rank 0 only write their share of the checkpoints.
+    finished run fails and cannot be resumed, the finished run is restored. Rank 0 writes all files.
+    The other processes only write their share of the checkpoints.
     """
     run = Run(folder if world.is_rank0 else None)
     run.inputs = dict(inputs or {})
@@ -320,7 +325,7 @@ def open_run(
             run.interruption.listening(),
             closing(open_loggers(config, folder)) as run.loggers,
         ):
-            world.broadcast(None)  # the folder exists and is locked
+            world.broadcast(None)  # tell the other processes that the folder is ready
             yield run
     finally:
         with suppress(OSError):
@@ -330,11 +335,11 @@ def open_run(
 
 @contextmanager
 def _helping(run: Run, folder: Path | None, world: World) -> Iterator[None]:
-    """Wait until rank 0 has opened the run; at the end, wait for this process's checkpoint."""
+    """Wait until rank 0 has opened the run. After the block, wait for this process's checkpoint."""
     world.broadcast(None)
     if folder is not None and not (folder / CONFIG_FILE).exists():
         raise RunError(
-            f"{folder}: rank {world.rank} does not see what rank 0 has written there; give an "
+            f"{folder}: rank {world.rank} does not see what rank 0 has written there; use an "
             "--out on a file system that all machines share"
         )
     with run.interruption.listening():
@@ -347,7 +352,7 @@ def _helping(run: Run, folder: Path | None, world: World) -> Iterator[None]:
 
 @contextmanager
 def _prepared(folder: Path, config: EliasConfig, run: Run, *, overwrite: bool) -> Iterator[None]:
-    """Prepare the folder for a run; clean up after the run finishes, fails or is interrupted."""
+    """Prepare the folder for a run, and clean up after the run ends, fails or is interrupted."""
     _make_room(folder, config, overwrite=overwrite)
     checkpoints, aside = run.checkpoints, folder / _REPLACED
     assert checkpoints is not None
@@ -357,7 +362,7 @@ def _prepared(folder: Path, config: EliasConfig, run: Run, *, overwrite: bool) -
         checkpoints.written()
         shutil.rmtree(checkpoints.folder, ignore_errors=True)
     except BaseException:
-        with suppress(Exception):  # the first error matters more
+        with suppress(Exception):  # the error that ended the run is more important
             checkpoints.written()
         replaces_finished = (aside / MODEL_FOLDER).exists()
         if can_resume(folder) and replaces_finished:
@@ -374,7 +379,7 @@ def _prepared(folder: Path, config: EliasConfig, run: Run, *, overwrite: bool) -
 
 def _remove_unfinished(folder: Path) -> None:
     """Remove the files of an unfinished run, so that a new run can use its folder."""
-    with suppress(OSError):  # the first error matters more
+    with suppress(OSError):  # the error that ended the run is more important
         for name in (CHECKPOINTS_FOLDER, *LOGGER_FOLDERS):
             shutil.rmtree(folder / name, ignore_errors=True)
         for name in _FILES:
@@ -382,39 +387,42 @@ def _remove_unfinished(folder: Path) -> None:
 
 
 def check_folder(folder: Path, *, overwrite: bool) -> None:
-    """Raise a `RunError` if a run cannot start in ``folder``, whatever its configuration."""
+    """Raise a `RunError` if no run can start in ``folder``, whatever its configuration."""
     if folder.exists() and not folder.is_dir():
-        raise RunError(f"{folder}: is a file; give another --out")
+        raise RunError(f"{folder}: is a file, not a folder; use another --out")
     check_unlocked(folder)
     _check_unfinished(folder, overwrite=overwrite)
 
 
 def _check_unfinished(folder: Path, *, overwrite: bool) -> None:
-    """Raise a `RunError` if the folder has a finished run, or one that `_make_room` restores."""
+    """Raise a `RunError` if the folder has a finished run that must not be overwritten.
+
+    This includes a finished run that was moved aside and that `_make_room` will restore.
+    """
     restored = (folder / _REPLACED / MODEL_FOLDER).exists() and not can_resume(folder)
     if not overwrite and ((folder / MODEL_FOLDER).exists() or restored):
         raise RunError(f"{folder}: holds a finished run; use --overwrite or another --out")
 
 
 def can_resume(folder: Path) -> bool:
-    """Return whether a folder has an unfinished run with a checkpoint."""
+    """Return whether a folder has an unfinished run with a checkpoint or a finished member."""
     has_checkpoint = next((folder / CHECKPOINTS_FOLDER).glob("[!.]*"), None) is not None
     return has_checkpoint and not (folder / MODEL_FOLDER).exists()
 
 
 def _make_room(folder: Path, config: EliasConfig, *, overwrite: bool) -> None:
-    """Check that a run can start or resume in ``folder``; move files of an earlier run aside."""
+    """Check that a run can start or resume in ``folder``. If it starts, move old files aside."""
     aside = folder / _REPLACED
     if (
         (aside / MODEL_FOLDER).exists()
         and not (folder / MODEL_FOLDER).exists()
         and (overwrite or not can_resume(folder))
     ):
-        # a run that was to replace a finished one was killed: restore the finished run
+        # A run that was replacing a finished run was killed. Restore the finished run.
         _remove_unfinished(folder)
         _move_parts(aside, folder)
     _check_unfinished(folder, overwrite=overwrite)
-    for partial in folder.glob(f".{MODEL_FOLDER}.*.partial"):  # of a run killed while it saved
+    for partial in folder.glob(f".{MODEL_FOLDER}.*.partial"):  # of a run killed while saving
         shutil.rmtree(partial, ignore_errors=True)
     if not any((folder / name).exists() for name in _PARTS):
         return
@@ -422,14 +430,14 @@ def _make_room(folder: Path, config: EliasConfig, *, overwrite: bool) -> None:
         _check_same_config(folder, config)
         if can_resume(folder):
             return
-        logger.info("%s: an unfinished run of this configuration starts over", folder)
+        logger.info("%s: starting over because the unfinished run has no checkpoint", folder)
     shutil.rmtree(aside, ignore_errors=True)
     aside.mkdir()
     _move_parts(folder, aside)
 
 
 def _check_same_config(folder: Path, config: EliasConfig) -> None:
-    """Raise a `RunError` that names the first difference if the configuration has changed.
+    """Raise a `RunError` if the configuration has changed. The error names the first difference.
 
     Learning rates may differ, so that a run that diverged can be resumed with lower ones.
     """
@@ -443,7 +451,7 @@ def _check_same_config(folder: Path, config: EliasConfig) -> None:
     if difference:
         raise RunError(
             f"{folder}: a run was started here with another configuration ({difference}); "
-            "use --overwrite or another --out"
+            "use the original one, --overwrite to start over, or another --out"
         )
     if rates:
         logger.warning("%s: resumes with other learning rates (%s)", folder, rates)
@@ -461,54 +469,54 @@ def _json_line(record: Mapping[str, Any]) -> str:
 
 
 def write_json(path: Path, tree: Any) -> None:
-    """Write JSON to a temporary file, then rename it to ``path``."""
+    """Write ``tree`` as JSON to a temporary file, then rename it to ``path``."""
     write_text(path, json.dumps(tree, indent=2, ensure_ascii=False) + "\n")
 
 
 def write_text(path: Path, text: str) -> None:
-    """Write a text to a temporary file, then rename it to ``path``."""
+    """Write ``text`` to a temporary file, then rename it to ``path``."""
     with _write_errors(path), staged_file(path) as temporary:
         temporary.write_text(text, encoding="utf8", newline="\n")
 
 
 @contextmanager
 def _write_errors(path: Path) -> Iterator[None]:
-    """Convert an `OSError` while writing ``path`` into a `RunError`."""
+    """Convert an `OSError` in this block, which writes ``path``, into a `RunError`."""
     try:
         yield
     except OSError as error:
         raise RunError(
-            f"{path}: cannot be written: {error.strerror}; fix this, and run the same command again"
+            f"{path}: cannot be written: {error.strerror}; fix this and run the same command again"
         ) from error
 
 
 @dataclass(frozen=True, slots=True)
 class RunRecords:
-    """The events in ``metrics.jsonl``; empty for a model without a run."""
+    """The events in the ``metrics.jsonl`` of a run. A model without a run has none."""
 
     events: Sequence[Mapping[str, Any]] = ()
 
     def of(self, event: str) -> list[Mapping[str, Any]]:
         """Return all events of one kind, such as data, epoch or stage, in order.
 
-        For an ensemble, return only events of the first member, which have no ``member`` field.
+        For an ensemble, return only the events of the first member, which have no ``member`` field.
         """
         return [r for r in self.events if r.get("event") == event and "member" not in r]
 
     def times(self) -> dict[str, float]:
-        """Return the seconds of each timed step, summed over ensemble members."""
+        """Return the duration of each timed step in seconds, summed over ensemble members."""
         seconds: dict[str, float] = {}
         for record in (r for r in self.events if r.get("event") == "time"):
             seconds[record["step"]] = seconds.get(record["step"], 0.0) + record["seconds"]
         return seconds
 
     def source(self) -> Path | None:
-        """Return the path of the corpus, if recorded."""
+        """Return the path of the corpus, or None if it was not recorded."""
         path = self._last_data().get("source")
         return Path(path) if path else None
 
     def reading(self) -> dict[str, Any]:
-        """Return the recorded options with which the corpus was read."""
+        """Return the options with which the corpus was read, if they were recorded."""
         return dict(self._last_data().get("reading") or {})
 
     def _last_data(self) -> Mapping[str, Any]:
@@ -516,7 +524,7 @@ class RunRecords:
 
 
 def read_records(run: Path) -> RunRecords:
-    """Read the events of a run; return no events if the folder has no ``metrics.jsonl``."""
+    """Read the events of a run. There are none if the folder has no ``metrics.jsonl``."""
     path = run / METRICS_FILE
     if not path.exists():
         return RunRecords()
@@ -527,13 +535,13 @@ def read_records(run: Path) -> RunRecords:
         except ValueError:
             record = None
         if not isinstance(record, dict):
-            raise RunError(f"{path}:{number}: is not a JSON object; train the run again")
+            raise RunError(f"{path}:{number}: is not a JSON object; correct or remove this line")
         events.append(record)
     return RunRecords(tuple(events))
 
 
 def read_partition(run: Path, n_labels: int, n_clusters: int) -> NDArray[np.int64] | None:
-    """Return each label's cluster in the fixed graph (L,), or None if the run has no such file."""
+    """Return the cluster of each label in the fixed graph (L,), or None if it was not saved."""
     path = run / PARTITION_FILE
     if not path.exists():
         return None
@@ -544,7 +552,7 @@ def read_partition(run: Path, n_labels: int, n_clusters: int) -> NDArray[np.int6
     is_valid = partition.shape == (n_labels,) and np.issubdtype(partition.dtype, np.integer)
     if not is_valid or partition.min() < 0 or partition.max() >= n_clusters:
         raise RunError(
-            f"{path}: must hold {n_labels} cluster ids, each below {n_clusters}; "
+            f"{path}: expected {n_labels} cluster ids below {n_clusters}; "
             "remove the file, or train the run again"
         )
     clusters: NDArray[np.int64] = partition.astype(np.int64)

@@ -58,7 +58,7 @@ logger = logging.getLogger(__name__)
 Batch = TokenBatch | PaddedBatch | ShardedBatch
 
 _AVERAGES_PER_EPOCH = 10
-_STEPS_PER_CHECK = 50  # of the losses on a GPU, because each check waits for the GPU
+_STEPS_PER_CHECK = 50  # losses on a GPU are checked this rarely because a check waits for the GPU
 _MAX_NAMED_POINTS = 10
 
 
@@ -66,9 +66,9 @@ _MAX_NAMED_POINTS = 10
 def torch_on_one_thread(model: EliasModel) -> Iterator[None]:
     """Limit torch to the calling thread if numba kernels do most of a model's work.
 
-    Torch then runs only small operations, which threads would slow down, and whose sums would
-    depend on the number of threads. Transformers and one-vs-all models compute mostly in torch and
-    keep its threads.
+    Torch then runs only small operations. More threads would make these slower, and their sums
+    would depend on the number of threads. Transformers and one-vs-all models compute mostly in
+    torch, so they use all threads.
 
     >>> from types import SimpleNamespace
     >>> with torch_on_one_thread(SimpleNamespace(encoder=SimpleNamespace(uses_numba=True))):
@@ -86,7 +86,7 @@ def torch_on_one_thread(model: EliasModel) -> Iterator[None]:
 
 @contextmanager
 def tensor_cores() -> Iterator[None]:
-    """Allow TF32 for float32 matrix products on a GPU; products are accumulated in float32."""
+    """Allow TF32 for float32 matrix products on a GPU. Sums are still accumulated in float32."""
     precision = torch.get_float32_matmul_precision()
     torch.set_float32_matmul_precision("high")
     try:
@@ -102,7 +102,7 @@ class Points(NamedTuple):
     labels: csr_matrix
 
     def take(self, rows: NDArray[np.int64]) -> Points:
-        """Return the points with the given row numbers, in memory."""
+        """Load the points with the given row numbers into memory."""
         return Points(self.tokens.take(rows), self.labels[rows])
 
 
@@ -133,11 +133,11 @@ class _Epoch:
 
     number: int
     order: dict[str, Any]
-    """State of the random generator at the start of the epoch, from which batches are drawn."""
+    """State of the random generator at the start of the epoch, which determines the batches."""
     parents: Tensor
-    """(L + 1,) strongest parent of each label at the start of the epoch; last entry C (padding)."""
+    """Strongest parent of each label at the start of the epoch, and C as padding (L + 1,)."""
     totals: Tensor
-    """(3,) sums of total, classification and shortlist loss over the finished steps."""
+    """Sums of the total, classification and shortlist loss over the finished steps (3,)."""
     step: int = 0
     """Number of finished steps."""
     seconds: float = 0.0
@@ -151,7 +151,7 @@ class _Epoch:
 
 
 def first_non_finite(model: EliasModel, world: World = SingleProcess()) -> str:
-    """Return the name of a weight that is not finite in some process, or an empty string."""
+    """Return the name of a weight that is not finite on some process, or an empty string."""
     weights = model.state_dict()
     wrong = [i for i, tensor in enumerate(weights.values(), start=1) if not all_finite(tensor)]
     (number,) = world.max_async([max(wrong, default=0)])()
@@ -172,11 +172,11 @@ class StageLoop:
     keep: Callable[[str, Callable[[], Checkpoint]], None] | None = None
     """Called after each step with the step's name and a function that returns a checkpoint."""
     resumed: Checkpoint | None = None
-    """The checkpoint to resume from; its weights must already be loaded into the model."""
+    """The checkpoint to resume from. Its weights must already be loaded into the model."""
     world: World = SingleProcess()
     """The processes that share each batch."""
     position: int = 0
-    """Position of the stage in the configuration; part of the seed of keyed dropout."""
+    """Position of the stage in the configuration, which is part of the seed of keyed dropout."""
 
     def run(self) -> int:
         """Train, load the weights of the best epoch into the model, and return its number."""
@@ -205,7 +205,7 @@ class StageLoop:
             self.report(EpochReport(self.stage.name, epoch.number, *losses, seconds, validation))
             n_worse = epoch.number - best.epoch
             if validation and 0 < self.config.eval.patience <= n_worse:
-                logger.info("%s: no better epoch for %d, stopping", self.stage.name, n_worse)
+                logger.info("%s: no improvement for %d epochs, stopping", self.stage.name, n_worse)
                 break
             if epoch.number == self.stage.epochs:
                 break
@@ -290,7 +290,10 @@ class StageLoop:
             yield tokens.to(self._device), to_device(positives, self._device)
 
     def _loss_options(self, positives: Tensor) -> dict[str, Any]:
-        """Return options of `EliasModel.losses`; the beam has room for every positive's parent."""
+        """Return the options of `EliasModel.losses`.
+
+        The beam is wide enough for the parent of every positive.
+        """
         index = self.config.index
         beam_size = max(index.train_clusters, positives.shape[1])
         return {
@@ -318,7 +321,7 @@ class StageLoop:
         return losses
 
     def _make_cuda_graph_step(self) -> CudaGraphStep | None:
-        """Return a `CudaGraphStep`, or None if the step of this model cannot be captured."""
+        """Return a `CudaGraphStep`, or None if this model cannot be trained with CUDA graphs."""
         gradients = self._optimizer.gradients
         if gradients is None or self._is_sharded or not self.model.encoder.takes_padded:
             return None
@@ -336,7 +339,7 @@ class StageLoop:
     # validation
 
     def _validate(self, epoch: int) -> dict[str, float]:
-        """If validation is due, return the metrics, and keep the weights if they are the best."""
+        """Validate if it is due, and return the metrics. Keep the weights if they are the best."""
         due = epoch % self.config.eval.every == 0 or epoch == self.stage.epochs
         if self.validate is None or not due:
             return {}
@@ -354,7 +357,7 @@ class StageLoop:
     # divergence
 
     def _check_losses(self, epoch: _Epoch) -> None:
-        """Raise a `RunError` that names the points of the batch if a loss is not finite."""
+        """Raise a `RunError` if a loss is not finite. The error names the points of the batch."""
         losses = torch.stack(epoch.unchecked).tolist() if epoch.unchecked else []
         first = epoch.step - len(losses) + 1
         epoch.unchecked.clear()
@@ -372,12 +375,12 @@ class StageLoop:
                 points += f" and {len(rows) - _MAX_NAMED_POINTS} more"
             problem = (
                 f"{self.stage.name} epoch {epoch.number} step {step}: the loss is {loss} for the "
-                f"training points {points} (counted from 0, without those held out)"
+                f"training points {points} (counted from 0, without held-out points)"
             )
             if wrong:
                 raise RunError(
-                    f"{problem}; their input features hold a value that is not finite: "
-                    "correct it, and run again with --overwrite"
+                    f"{problem}; their input features contain NaN or infinite values; "
+                    "correct these, and run again with --overwrite"
                 )
             raise self._divergence_error(problem)
 
@@ -393,7 +396,10 @@ class StageLoop:
             raise self._divergence_error(f"{where}: {name} is not finite")
 
     def _divergence_error(self, problem: str) -> RunError:
-        """Return an error that names the learning rate with the highest ratio to its default."""
+        """Return an error that suggests which learning rate to lower.
+
+        It is the one with the highest ratio to its default.
+        """
         rates, defaults = ["encoder_lr", "label_lr"], StageConfig()
         if isinstance(self.model.encoder, BagEncoder):
             rates.append("bag_lr")
@@ -411,14 +417,14 @@ class StageLoop:
     # checkpoints
 
     def _offer_checkpoint(self, epoch: _Epoch) -> None:
-        """Call `keep`, unless W_L is sharded and accumulated gradients await an update."""
+        """Call `keep`, unless W_L is sharded and there are pending gradients."""
         if self.keep is None or (self._is_sharded and self._optimizer.has_pending_gradients):
             return
         where = f"{self.stage.name} epoch {epoch.number} step {epoch.step}"
         self.keep(where, lambda: self._checkpoint(epoch))
 
     def _checkpoint(self, epoch: _Epoch) -> Checkpoint:
-        """Return the state, except the weights, that the rest of the stage depends on."""
+        """Return all state that is needed to resume the stage, except the weights."""
         self._check_losses(epoch)
         self._check_weights(epoch)
         best = self._best
@@ -439,7 +445,7 @@ class StageLoop:
         return Checkpoint(metadata, tensors)
 
     def _resume(self, checkpoint: Checkpoint) -> _Epoch:
-        """Load all state except the weights from a checkpoint, and return its epoch."""
+        """Load all state except the weights from a checkpoint, and return the epoch to continue."""
         metadata, tensors = checkpoint
         self._optimizer.restore(strip_prefix("optimizer.", tensors), self._scale)
         self._average.restore(strip_prefix("average.", tensors))

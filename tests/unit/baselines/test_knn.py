@@ -70,7 +70,7 @@ def test_features_of_another_width_are_refused():
     train = Split(labels=LABELS, features=csr_matrix(np.eye(4, dtype=np.float32)))
     neighbours = NearestNeighbours(Corpus(train=train, label_names=["a", "b", "c"]))
 
-    with pytest.raises(DataError, match="a CSR matrix of 4"):
+    with pytest.raises(DataError, match="a CSR matrix with 4 columns"):
         neighbours.predict(csr_matrix((2, 5)))
 
 

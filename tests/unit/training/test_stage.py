@@ -224,7 +224,7 @@ def test_a_point_whose_token_weight_is_not_finite_is_named():
     weights[tokens.offsets[5]] = float("nan")
     loop.points = loop.points._replace(tokens=replace(tokens, weights=weights))
 
-    with pytest.raises(RunError, match=r"training points 5 .*input features hold a value that is"):
+    with pytest.raises(RunError, match=r"training points 5 .*input features contain NaN or inf"):
         loop.run()
 
 
