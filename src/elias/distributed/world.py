@@ -98,7 +98,7 @@ class World:
         return tensor
 
     def all_gather(self, tensor: Tensor, purpose: str = "") -> Tensor:
-        """Return the rows of all processes in rank order. All must pass equally many rows."""
+        """Return the rows of all processes in rank order. All must pass the same number of rows."""
         gathered = tensor.new_empty((self.size * len(tensor), *tensor.shape[1:]))
         self.received[purpose] += tensor.nbytes * (self.size - 1)
         # torch 2.13 renames this function, and warns if the old name is used
@@ -138,7 +138,7 @@ class World:
         return total.numpy()
 
     def gather_rows(self, rows: NDArray[Any]) -> NDArray[Any] | None:
-        """Return the rows of all processes in rank order on rank 0; return None on other ranks."""
+        """Return the rows of all processes in rank order on rank 0, and None on other ranks."""
         parts: list[Any] | None = [None] * self.size if self.is_rank0 else None
         self._checked(dist.gather_object, rows, parts, dst=0, group=self._host_group)
         return None if parts is None else np.concatenate(parts)
@@ -172,10 +172,10 @@ class World:
     # work on some processes while others wait
 
     def run_on_rank0(self, work: Callable[[], T]) -> T | None:
-        """Run ``work`` on rank 0 and return its result; on other ranks, wait and return None.
+        """Run ``work`` on rank 0 and return its result. Other ranks wait and return None.
 
-        The wait has no timeout, but raises an error if a process dies. After `leave`, other ranks
-        do not wait.
+        They wait without a timeout, but raise an error if a process dies. After `leave`, they do
+        not wait.
         """
         if self.has_left:
             return work() if self.is_rank0 else None

@@ -343,7 +343,10 @@ def collect_shards(folder: Path, world: World, target: Path) -> dict[str, dict[s
 
 
 def read_tensors(folder: Path, world: World) -> dict[str, Tensor]:
-    """Read a checkpoint's tensors. If they have one row per label, read this process's rows."""
+    """Read the tensors of a checkpoint.
+
+    If a tensor has one row per label, read only this process's rows.
+    """
     tensors: dict[str, Tensor] = {}
     with safe_open(folder / TENSORS_FILE, framework="pt") as file:
         names: list[str] = file.keys()
@@ -559,7 +562,10 @@ def _checked_state(run: Run, state: dict[str, Any]) -> dict[str, Any]:
 
 
 def save_member(run: Run, model: Elias) -> None:
-    """Save a finished ensemble member and remove its checkpoints. Only warn if saving fails."""
+    """Save a finished ensemble member, then remove its checkpoints.
+
+    If saving fails, log a warning and keep the checkpoints.
+    """
     if run.checkpoints is None or not run.checkpoints.enabled:
         return
     try:

@@ -119,7 +119,7 @@ def estimate_run(
 
 
 def n_parameters(config: ResolvedConfig, n_labels: int, encoder: TextEncoder) -> int:
-    """Return the number of weights of the model: encoder, Ŵ_C, W_L and the edges of A."""
+    """Return the number of weights in the encoder, Ŵ_C, W_L and the edges of A."""
     index = config.index
     n_rows = index.n_clusters + n_labels  # each row has one weight per dimension and a bias
     in_encoder = sum(weight.numel() for weight in encoder.parameters())

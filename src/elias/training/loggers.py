@@ -98,7 +98,7 @@ def _one_line(error: Exception) -> str:
 
 
 def event_numbers(event: Mapping[str, Any]) -> dict[str, float]:
-    """Return the numbers in an event, named by their path.
+    """Return the numbers in an event. Their names are paths such as stage1/loss.
 
     >>> event_numbers({"event": "epoch", "stage": "stage1", "epoch": 2, "loss": 0.5})
     {'stage1/loss': 0.5}

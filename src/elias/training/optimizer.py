@@ -80,7 +80,7 @@ class ParameterUpdate:
         """Sum the gradients of unsharded parameters over all processes."""
 
     def step(self, scale: float) -> None:
-        """Multiply the learning rates by ``scale``, apply the gradients and clear them."""
+        """Apply the gradients with learning rates multiplied by ``scale``, then clear them."""
 
     def apply_pending_decay(self) -> None:
         """Apply the weight decay that lazy updates have postponed for skipped rows."""
@@ -404,12 +404,12 @@ class Optimizer:
 
     @property
     def has_pending_gradients(self) -> bool:
-        """Return whether accumulated gradients await an update (`StageConfig.index_every`)."""
+        """Return whether gradients have been accumulated for a later update (`index_every`)."""
         return any(group.n_pending for group in self._groups)
 
     @property
     def gradients(self) -> IndexGradients | None:
-        """Return the container of the gradients of W_L and A, or None if ``.grad`` has them."""
+        """Return the container of the gradients of W_L and A, or None if they are in ``.grad``."""
         return None if self.kernels is None else self.kernels.gradients
 
     def label_update(self, scale: float) -> LabelUpdate | None:
@@ -420,7 +420,7 @@ class Optimizer:
         return None if self.chunked is None else self.chunked.update(self.steps + 1, scale)
 
     def step(self, scale: float) -> None:
-        """Update all parameter groups that are due. Multiply learning rates by ``scale``."""
+        """Update the parameter groups that are due, with learning rates multiplied by ``scale``."""
         self.steps += 1
         due = [update for group in self._groups if group.due for update in group.updates]
         if self._world.size > 1:

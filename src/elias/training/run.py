@@ -46,7 +46,7 @@ LOCK_FILE = ".lock"
 CONFIG_FILE = "config.json"
 LOG_FILE = "train.log"
 PARTITION_FILE = "partition.npy"
-"""Cluster of each label in the last stage with a fixed graph, an array (L,) for Fig. 7."""
+"""Array (L,) with the cluster of each label in the last stage with a fixed graph, for Fig. 7."""
 REPORT_FILE = "report.html"
 """Report that `elias report` writes. It is moved or removed together with the run."""
 CHECKPOINTS_FOLDER = "checkpoints"
@@ -157,7 +157,7 @@ def logged(path: Path) -> Iterator[None]:
     package.addHandler(handler)
     package.setLevel(min(level or logging.INFO, logging.INFO))
 
-    def log(text: str, level: int = logging.INFO) -> None:  # to this file only
+    def log(text: str, level: int = logging.INFO) -> None:  # write to this file only
         handler.handle(logger.makeRecord(logger.name, level, "", 0, text, (), None))
 
     start = time.monotonic()
@@ -300,8 +300,8 @@ def open_run(
     """Start or resume a run in ``folder``. Replace a finished run only if ``overwrite``.
 
     A run that fails before its first epoch or checkpoint is removed. If a run that replaces a
-    finished run fails and cannot be resumed, the finished run is restored. Rank 0 writes all files.
-    The other processes only write their share of the checkpoints.
+    finished run fails and cannot be resumed, the finished run is restored. Processes other than
+    rank 0 write nothing but their share of the checkpoints.
     """
     run = Run(folder if world.is_rank0 else None)
     run.inputs = dict(inputs or {})
@@ -481,7 +481,7 @@ def write_text(path: Path, text: str) -> None:
 
 @contextmanager
 def _write_errors(path: Path) -> Iterator[None]:
-    """Convert an `OSError` in this block, which writes ``path``, into a `RunError`."""
+    """Convert an `OSError` that occurs while writing ``path`` into a `RunError`."""
     try:
         yield
     except OSError as error:

@@ -174,7 +174,7 @@ class StageLoop:
     resumed: Checkpoint | None = None
     """The checkpoint to resume from. Its weights must already be loaded into the model."""
     world: World = SingleProcess()
-    """The processes that share each batch."""
+    """The processes among which each batch is split."""
     position: int = 0
     """Position of the stage in the configuration, which is part of the seed of keyed dropout."""
 
@@ -255,7 +255,7 @@ class StageLoop:
         return means[0], means[1], means[2]
 
     def _scale(self, step: int) -> float:
-        """Return the learning rate scale of a step (from 0)."""
+        """Return the learning rate scale at ``step``, which counts from 0."""
         return schedule(step, self._n_steps, self.stage.warmup)
 
     # batches and losses
@@ -339,7 +339,7 @@ class StageLoop:
     # validation
 
     def _validate(self, epoch: int) -> dict[str, float]:
-        """Validate if it is due, and return the metrics. Keep the weights if they are the best."""
+        """Validate the model if that is due, keep the best weights, and return the metrics."""
         due = epoch % self.config.eval.every == 0 or epoch == self.stage.epochs
         if self.validate is None or not due:
             return {}
@@ -417,7 +417,7 @@ class StageLoop:
     # checkpoints
 
     def _offer_checkpoint(self, epoch: _Epoch) -> None:
-        """Call `keep`, unless W_L is sharded and there are pending gradients."""
+        """Call `keep`, unless W_L is sharded and gradients are accumulated for a later update."""
         if self.keep is None or (self._is_sharded and self._optimizer.has_pending_gradients):
             return
         where = f"{self.stage.name} epoch {epoch.number} step {epoch.step}"
