@@ -186,7 +186,7 @@ class Plot:
                     yield series, f"{name}, {category}", values[i].tolist(), left, width
 
     def histogram(self, counts: ArrayLike, edges: ArrayLike) -> None:
-        """Add a histogram. Bar ``counts[i]`` goes from ``edges[i]`` to ``edges[i + 1]``."""
+        """Add a histogram with a bar for each of ``counts``, between consecutive ``edges``."""
         heights, bounds = (np.asarray(v, dtype=np.float64).tolist() for v in (counts, edges))
 
         def draw(x: Scale, y: Scale) -> Iterator[Markup]:
