@@ -223,7 +223,7 @@ class _Supervisor:
             temporary.replace(self._folder / UNHEALTHY_FILE)
         if count >= _MAX_DEATHS and not self._n_ready():
             raise RunError(
-                f"{deaths} and none is serving (last exit code: {code}); see the log for the "
+                f"{deaths} and none is serving (last exit code {code}); see the log for the "
                 "reason, and check whether there is enough memory"
             )
         delay = 0.0 if count == 1 else min(2.0 ** (count - 2), _MAX_DELAY)

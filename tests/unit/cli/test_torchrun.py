@@ -21,7 +21,7 @@ def test_what_each_process_would_do_again_is_refused(monkeypatch, command):
 
     assert result.exit_code == 2
     assert result.stderr.startswith(f"error: elias {command}: each of the 2 processes")
-    assert "run it without torchrun (evaluate, predict, train share the work)" in result.stderr
+    assert "run it without torchrun (only evaluate, predict, train share the work)" in result.stderr
     assert len(result.stderr.splitlines()) == 1
 
 
