@@ -1,6 +1,6 @@
-"""ELIAS: extreme multi-label classification with an index that is learned end to end.
+"""ELIAS: extreme multi-label classification with a label index that is learned end to end.
 
-Public names are imported on first use, so that ``import elias`` is fast.
+Each public name is imported when it is first used. This keeps ``import elias`` fast.
 """
 
 from __future__ import annotations
@@ -89,7 +89,7 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    """Return the public names and the names loaded so far."""
+    """Return all public names, whether or not they have been imported yet."""
     return sorted({*globals(), *__all__})
 
 
@@ -98,5 +98,5 @@ def _version() -> str:
 
     try:
         return version("elias-xmc")
-    except PackageNotFoundError:  # a source tree that is not installed
+    except PackageNotFoundError:  # running from a source tree that is not installed
         return "0+source"

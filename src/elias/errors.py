@@ -1,8 +1,8 @@
-"""Errors that a user can fix, and helpers to word their messages.
+"""Errors that a user can fix, and helper functions for their messages.
 
-An `EliasError` reports a mistake of the user. Its message names the file or value and the remedy.
-The command line prints the message as one line and exits with code 2. Any other exception is a bug,
-and its traceback is shown.
+An `EliasError` reports a problem that the user can fix, such as a bad file or setting. Its message
+names the file or value and says how to fix it. The command line prints the message as one line and
+exits with code 2. Any other exception is a bug, and its traceback is shown.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ if TYPE_CHECKING:
 
 
 class EliasError(Exception):
-    """Base class of the errors that the package raises on purpose; the message is one line."""
+    """Base class of all errors that the package raises on purpose. The message is one line."""
 
     reported = False
-    """True once the message has been printed."""
+    """True if the message has already been printed, so that it is not printed twice."""
 
 
 class ConfigError(EliasError):
@@ -40,21 +40,21 @@ class RunError(EliasError):
 
 
 class Interrupted(KeyboardInterrupt):
-    """A run was stopped by Ctrl-C or SIGTERM; the message says how to resume it."""
+    """A run was stopped by Ctrl-C or SIGTERM. The message says how to resume it."""
 
     def __init__(self, message: str = "", *, signal_number: int = 2) -> None:
         super().__init__(*([message] if message else []))
         self.signal_number = signal_number
 
 
-_MAX_COMPARED = 5_000  # more names would take seconds
+_MAX_COMPARED = 5_000  # comparing more names would take seconds
 
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:
     """Return ``"; did you mean 'x'?"`` for the closest known name, or an empty string.
 
-    If there are very many known names, compare only those with the same first letter and a
-    similar length.
+    If there are too many known names to compare them all, consider only names with the same first
+    letter and a similar length.
     """
     names = list(known)
     if len(names) > _MAX_COMPARED:

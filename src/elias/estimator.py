@@ -1,4 +1,4 @@
-"""`EliasClassifier`: a scikit-learn estimator that trains and applies ELIAS."""
+"""`EliasClassifier`: a scikit-learn estimator for ELIAS."""
 
 from __future__ import annotations
 
@@ -35,34 +35,35 @@ _SETTINGS = {
     "validation_size": "eval.validation_size",
     "random_state": "seed",
 }
-"""Maps each estimator parameter that sets a single configuration key to that key."""
+"""Configuration key that each of these estimator parameters sets."""
 
 
 class EliasClassifier(BaseEstimator):  # type: ignore[misc]  # scikit-learn has no types
     """Multi-label classifier for texts with very many labels.
 
     Args:
-        encoder: ``bag`` for learned vectors of words and n-grams; ``minilm``, a folder or a model
-            on the hub for a transformer.
-        epochs: Number of epochs of the last stage; None uses the value of the preset.
-        dim: Width of the ``bag`` encoder.
-        n_clusters: C, the number of clusters of labels; None derives it from the data.
-        beam_size: b, the number of clusters searched for a text; None derives it.
-        rerank: Whether to train the sparse ranker; None decides by the size of the data.
-        members: Number of models whose scores are averaged.
-        validation_size: Points held out for the choice of the best epoch, calibration and
-            thresholds; None derives it, 0 holds none out.
+        encoder: ``bag`` learns a vector for each word and n-gram. ``minilm``, a folder or the name
+            of a model on the Hugging Face hub selects a transformer.
+        epochs: Number of epochs of the last stage. None uses the value of the preset.
+        dim: Embedding dimension of the ``bag`` encoder.
+        n_clusters: C, the number of label clusters. None chooses it from the size of the data.
+        beam_size: b, the number of clusters searched for each text. None chooses it from the size
+            of the data.
+        rerank: Whether to train the sparse ranker. None decides by the size of the data.
+        members: Number of models in the ensemble, whose scores are averaged.
+        validation_size: Number of training points to hold out for choosing the best epoch,
+            calibration and thresholds. None chooses it from the size of the data; 0 holds out none.
         threshold: Decision rule of `predict`: a probability, ``"f1"``, ``"precision=0.8"`` or
             ``"recall=0.6"``. A model without probabilities predicts the best label instead.
-        preset: Name of a preset, see ``elias presets``.
-        settings: Further keys of the configuration, such as ``{"index.alpha": 20}``; they override
-            the other parameters.
-        device: ``auto`` uses a GPU if there is one.
-        random_state: The seed.
+        preset: Name of a preset. ``elias presets`` lists them.
+        settings: Additional configuration keys, such as ``{"index.alpha": 20}``. They override the
+            other parameters.
+        device: ``auto``, ``cpu`` or ``cuda``. ``auto`` uses a GPU if there is one.
+        random_state: Random seed.
 
     Attributes:
         classes_: The labels, in the order of the columns that `predict` returns.
-        model_: The trained `Elias`, with ``model_.explain``, ``model_.metadata`` and so on.
+        model_: The trained `Elias` model, for example to call ``model_.explain``.
 
     Example:
         >>> from elias import EliasClassifier
@@ -112,12 +113,12 @@ class EliasClassifier(BaseEstimator):  # type: ignore[misc]  # scikit-learn has 
         self.random_state = random_state
 
     def fit(self, X: Any, y: Any) -> EliasClassifier:  # noqa: N803 - scikit-learn's name
-        """Train on texts, or on features, and their labels.
+        """Train on labelled texts or feature vectors.
 
         Args:
-            X: N texts in a list, array or Series; or a matrix (N, D) of features.
-            y: A list of label names for each text (or of other labels that are hashable and can be
-                sorted); or a matrix (N, L) of zeros and ones, sparse or not.
+            X: N texts as a list, array or Series, or an (N, D) feature matrix, dense or sparse.
+            y: A list of labels for each text, or an (N, L) matrix of zeros and ones, dense or
+                sparse. Labels are names or other hashable values that can be sorted.
         """
         inputs = _inputs(X)
         labels, classes = _label_matrix(y)
@@ -134,7 +135,7 @@ class EliasClassifier(BaseEstimator):  # type: ignore[misc]  # scikit-learn has 
         return self
 
     def config(self) -> EliasConfig:
-        """Return the configuration that the estimator's parameters define."""
+        """Return the configuration that results from the estimator's parameters."""
         start = EliasConfig() if self.preset is None else EliasConfig.preset(self.preset)
         defaults = EliasClassifier().get_params()
         changes: dict[str, Any] = {}
@@ -142,7 +143,7 @@ class EliasClassifier(BaseEstimator):  # type: ignore[misc]  # scikit-learn has 
             changes |= {"encoder.kind": "transformer", "encoder.model": self.encoder}
         for name, key in _SETTINGS.items():
             value = getattr(self, name)
-            # a parameter with its default value does not override the preset
+            # a parameter left at its default does not override the preset
             if value is not None and (self.preset is None or value != defaults[name]):
                 changes[key] = value
         if self.epochs is not None:
@@ -150,7 +151,7 @@ class EliasClassifier(BaseEstimator):  # type: ignore[misc]  # scikit-learn has 
         return start.override(changes | dict(self.settings or {}))
 
     def predict(self, X: Any) -> csr_matrix:  # noqa: N803
-        """Return predicted labels as an (N, L) 0/1 matrix; the columns are ``classes_``."""
+        """Return the predicted labels as an (N, L) 0/1 matrix, with ``classes_`` as columns."""
         check_is_fitted(self)
         if self.model_.probabilities is None and isinstance(self.threshold, str):
             predictions = self._predict(X, 1)
@@ -162,9 +163,9 @@ class EliasClassifier(BaseEstimator):  # type: ignore[misc]  # scikit-learn has 
         return matrix
 
     def predict_proba(self, X: Any) -> csr_matrix:  # noqa: N803
-        """Return the probabilities of the best 100 labels of each text, a CSR matrix (N, L).
+        """Return the probabilities of the best 100 labels of each text as an (N, L) CSR matrix.
 
-        A model without probabilities returns its scores, clipped to [0, 1].
+        If the model has no probabilities, return its scores, clipped to [0, 1].
         """
         check_is_fitted(self)
         matrix = self._predict(X, EVALUATED).to_csr()
@@ -203,7 +204,7 @@ class EliasClassifier(BaseEstimator):  # type: ignore[misc]  # scikit-learn has 
 
 
 def _inputs(texts: Any) -> list[str] | csr_matrix:
-    """Return texts as a list of clean strings, or features as a CSR matrix."""
+    """Return the input as a list of sanitized texts or as a CSR feature matrix."""
     if isinstance(texts, str):
         raise DataError("X is a single text; put it in a list: [text]")
     if _is_matrix(texts):
@@ -214,12 +215,12 @@ def _inputs(texts: Any) -> list[str] | csr_matrix:
     for i, text in enumerate(items):
         if not isinstance(text, str):
             raise DataError(f"X[{i}] is {type(text).__name__}, not a text")
-    clean, _ = sanitize([str(text) for text in items])  # like the texts of files
+    clean, _ = sanitize([str(text) for text in items])  # as for texts read from files
     return clean
 
 
 def _is_matrix(values: Any) -> bool:
-    """Return whether values are a matrix of numbers, sparse or not."""
+    """Return whether ``values`` is a numeric matrix, dense or sparse."""
     return issparse(values) or (
         isinstance(values, np.ndarray) and values.ndim == 2 and values.dtype.kind in "fiub"
     )
@@ -228,7 +229,7 @@ def _is_matrix(values: Any) -> bool:
 def _label_matrix(y: Any) -> tuple[csr_matrix, NDArray[Any]]:
     """Return the labels as an (N, L) matrix, and the label of each column."""
     if y is None:
-        raise DataError("y is missing; give a list of names for each text, or a matrix (N, L)")
+        raise DataError("y is missing; give a list of labels for each text, or an (N, L) matrix")
     if _is_matrix(y):
         matrix = csr_matrix(y, dtype=np.float32, copy=True)
         matrix.eliminate_zeros()
@@ -239,13 +240,13 @@ def _label_matrix(y: Any) -> tuple[csr_matrix, NDArray[Any]]:
     try:
         names = sorted({label for labels in sets for label in labels})
     except TypeError as error:
-        raise DataError(f"labels cannot be sorted: {error}; use names only") from error
+        raise DataError(f"labels cannot be sorted ({error}); use strings only") from error
     if not names:
         raise DataError("no text has a label; check y")
     column = {name: i for i, name in enumerate(names)}
     counts = np.array([len(labels) for labels in sets])
     columns = np.array([column[label] for labels in sets for label in labels])
-    classes = np.empty(len(names), dtype=object)  # numpy would convert other types
+    classes = np.empty(len(names), dtype=object)  # np.array(names) would convert mixed types
     classes[:] = names
     return csr_from_lists(counts, columns, len(names)), classes
 

@@ -1,7 +1,6 @@
 """Ranking metrics at any k: P, nDCG, their propensity-scored forms PSP and PSnDCG, and recall R.
 
-Each metric is a ratio of two sums over points. The sums are computed over chunks of points, to
-limit the memory needed in addition to the predictions.
+Each metric is a ratio of two sums over points. Points are processed in chunks to limit memory use.
 """
 
 from __future__ import annotations
@@ -30,11 +29,11 @@ logger = logging.getLogger(__name__)
 
 Empty = Literal["zero", "drop"]
 
-SLOTS_PER_CHUNK = 4_000_000  # predictions compared at a time
+SLOTS_PER_CHUNK = 4_000_000  # predicted labels compared at a time
 
 
 class Metrics(dict[str, float]):
-    """Metrics in percent by name, such as ``"PSP@3"``.
+    """A dictionary from metric names, such as ``"PSP@3"``, to values in percent.
 
     >>> print(Metrics({"P@1": 71.0, "P@5": 40.93, "R@100": 69.4}))
     P   @1    71.00   @5    40.93
@@ -62,18 +61,18 @@ def evaluate(
     b: float = 1.5,
     empty: Empty = "zero",
 ) -> Metrics:
-    """Compare the predictions for a split of the corpus with its true labels.
+    """Compute metrics of the predictions for a split of the corpus.
 
     Args:
         predictions: One row for each point of the split.
-        corpus: The corpus, with true labels, filters and training frequencies.
-        split: The split that was predicted.
+        corpus: The corpus that provides true labels, filters and training frequencies.
+        split: Name of the split that was predicted.
         ks: Values of k for P, nDCG, PSP and PSnDCG.
         recall_ks: Values of k for R.
-        a: A of the propensity model.
-        b: B of the propensity model.
-        empty: ``zero`` counts points without a true label as 0 in P and nDCG; ``drop`` leaves them
-            out.
+        a: Constant A of the propensity model.
+        b: Constant B of the propensity model.
+        empty: How P and nDCG treat points without true labels. ``zero`` counts them as 0;
+            ``drop`` leaves them out.
 
     Example:
         Predict the five most frequent labels for every text:
@@ -109,8 +108,8 @@ def evaluate(
 def inverse_propensities(
     frequencies: NDArray[np.int64], n_points: int, a: float = 0.55, b: float = 1.5
 ) -> Array:
-    """Return w_ℓ = 1 + C·(n_ℓ + B)^(-A) with C = (ln N - 1)·(B + 1)^A, (L,)."""
-    # with fewer than e points, rare labels would weigh less than common ones
+    """Return the (L,) weights w_ℓ = 1 + C·(n_ℓ + B)^(-A), where C = (ln N - 1)·(B + 1)^A."""
+    # with N < e, C would be negative and rare labels would weigh less than common ones
     c = max(np.log(max(n_points, 1)) - 1, 0) * (b + 1) ** a
     weights: Array = 1 + c * (frequencies.astype(np.float64) + b) ** -a
     return weights
@@ -124,15 +123,15 @@ def score(
     *,
     empty: Empty = "zero",
 ) -> Metrics:
-    """Return the named metrics in percent; a name is a kind and any k, such as ``"P@7"``.
+    """Compute the named metrics in percent.
 
     Args:
-        predictions: One row for each point; a missing prediction is a miss.
+        predictions: One row for each point. A missing prediction counts as a miss.
         truth: (n, L) true labels.
-        inverse_propensity: (L,) weights of the labels, for PSP and PSnDCG.
-        names: Names of the metrics.
-        empty: ``zero`` counts points without a true label as 0 in P and nDCG; ``drop`` leaves them
-            out.
+        inverse_propensity: (L,) label weights, required for PSP and PSnDCG.
+        names: Names such as ``"P@7"``: P, nDCG, PSP, PSnDCG or R at any k.
+        empty: How P and nDCG treat points without true labels. ``zero`` counts them as 0;
+            ``drop`` leaves them out.
     """
     wanted = [_parse(name) for name in names]
     _check_shapes(predictions, truth)
@@ -141,7 +140,7 @@ def score(
     width = max((k for _, k in wanted), default=1)
     if (n_predicted := predictions.ids.shape[1]) < min(width, predictions.n_labels):
         logger.warning(
-            "points have at most %d predicted labels; the ranks up to %d count as misses",
+            "points have at most %d predicted labels; missing ranks up to %d count as misses",
             n_predicted,
             width,
         )
@@ -157,7 +156,7 @@ def score(
 
 
 def label_deciles(frequencies: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Return the decile of each label (L,): 0 for the labels with most training points, up to 9.
+    """Return each label's frequency decile (L,): 0 for the most frequent labels, 9 for the rarest.
 
     >>> label_deciles(np.array([1, 9, 5]))
     array([6, 0, 3])
@@ -173,7 +172,7 @@ def recall_by_decile(
 ) -> Array:
     """Return the contribution of each decile of labels to R@k, in percent (10,), as in Fig. 5.
 
-    The first decile has the labels with most training points. The contributions add up to R@k.
+    The first decile has the most frequent labels. The contributions add up to R@k.
     """
     _check_shapes(predictions, truth)
     decile = label_deciles(frequencies)
@@ -193,13 +192,15 @@ def per_label(
     frequencies: NDArray[np.int64] | None,
     k: int = 5,
 ) -> Iterator[dict[str, Any]]:
-    """Yield a row of counts for each label; unknown counts and ratios of zero are None.
+    """Yield a dictionary of counts, precision and recall for each label.
+
+    A value is None if it is unknown or would divide by zero.
 
     Args:
         predictions: One row for each point.
         truth: (n, L) true labels.
-        frequencies: (L,) training points of each label, or None if unknown.
-        k: Number of best predictions of each point that are counted.
+        frequencies: (L,) number of training points of each label, or None if unknown.
+        k: Number of top predictions of each point to count.
     """
     _check_shapes(predictions, truth)
     n_labels = predictions.n_labels
@@ -230,8 +231,8 @@ class _Chunk:
         self.n_true = np.diff(truth.indptr).astype(np.int64)
         self.true_rows = np.repeat(np.arange(len(ids)), self.n_true)
         self.true_ids = truth.indices.astype(np.int64)
-        # find the hits by binary search for each pair among the sorted true pairs
-        width = truth.shape[1] + 1  # ids go up to n_labels, the padding
+        # look up each predicted (point, label) pair in the sorted true pairs by binary search
+        width = truth.shape[1] + 1  # ids range from 0 to n_labels, which is padding
         true_keys = self.true_rows * width + self.true_ids
         keys = np.arange(len(ids))[:, None] * width + ids
         self.hits = np.append(true_keys, -1)[np.searchsorted(true_keys, keys)] == keys
@@ -255,26 +256,26 @@ def _chunks(
 
 
 class _Gains:
-    """Gains of one chunk of points, shared by the metrics; r is a rank, w an inverse propensity."""
+    """Gains that the metrics share for a chunk of points. r is a rank, w an inverse propensity."""
 
     def __init__(self, chunk: _Chunk, weights: Array, width: int, best_width: int) -> None:
         self.n_true = chunk.n_true
-        self.hits = chunk.hits.astype(np.float64)  # (R, up to the largest k)
+        self.hits = chunk.hits.astype(np.float64)  # (R, k) for the largest k
         self.weighted = self.hits * np.append(weights, 0.0)[chunk.ids]
-        # the largest w of Y_i, descending
+        # the largest w of the true labels Y_i, descending
         self.best = _largest(chunk, weights[chunk.true_ids], best_width)
         self.discounts = 1 / np.log2(np.arange(2, width + 2))  # 1/log2(r + 1)
         self._ideal = np.append(0.0, self.discounts.cumsum())
 
     def discounted(self, gains: Array, k: int) -> Array:
-        """Return Σ_r≤k gain/log2(r + 1) / Σ_r≤min(k, |Y_i|) 1/log2(r + 1) of each point (R,)."""
+        """Return Σ_r≤k gain/log2(r + 1) / Σ_r≤min(k, |Y_i|) 1/log2(r + 1) for each point (R,)."""
         ideal = self._ideal[np.minimum(k, self.n_true)]
         sums: Array = gains[:, :k] @ self.discounts[: gains[:, :k].shape[1]]
         shares: Array = np.divide(sums, ideal, out=np.zeros_like(sums), where=ideal > 0)
         return shares
 
     def recall(self, k: int) -> Array:
-        """Return the share of each point's true labels in its best k predictions (R,)."""
+        """Return the share of each point's true labels among its top k predictions (R,)."""
         shares: Array = self.hits[:, :k].sum(axis=1) / np.maximum(self.n_true, 1)
         return shares
 
@@ -296,11 +297,15 @@ KINDS: dict[str, Callable[[_Gains, int], tuple[float, float]]] = {
     "PSnDCG": lambda g, k: (g.discounted(g.weighted, k).sum(), g.discounted(g.best, k).sum()),
     "R": lambda g, k: (g.recall(k).sum(), int(np.count_nonzero(g.n_true))),
 }
-"""Maps each kind of metric to a function that returns its numerator and its denominator."""
+"""Function for each kind of metric that returns its numerator and denominator."""
 
 
 def metric_names(names: Iterable[str]) -> list[str]:
-    """Return the names of metrics; raise `ConfigError` if `score` cannot compute one of them."""
+    """Return metric names after checking that `score` can compute them.
+
+    Raises:
+        ConfigError: If a metric is unknown.
+    """
     return [f"{kind}@{k}" for kind, k in map(_parse, names)]
 
 
@@ -316,8 +321,8 @@ def _check_shapes(predictions: Predictions, truth: sparse.csr_matrix) -> None:
     if truth.shape != (len(predictions), predictions.n_labels):
         n_points, n_labels = truth.shape
         raise DataError(
-            f"predictions for {len(predictions)} points and {predictions.n_labels} labels do not "
-            f"fit true labels for {n_points} points and {n_labels} labels"
+            f"predictions have {len(predictions)} points and {predictions.n_labels} labels, but "
+            f"true labels have {n_points} points and {n_labels} labels"
         )
     if len(predictions) == 0:
         raise DataError("there are no points to evaluate")
@@ -333,7 +338,7 @@ REPORTED = [
 def measure(
     settings: EvalConfig, predictions: Predictions, split: Split, corpus: Corpus, names: list[str]
 ) -> dict[str, float]:
-    """Return the metrics of predictions, in percent, with the configured propensity constants."""
+    """Compute metrics in percent with the propensity constants of the configuration."""
     constants = settings.propensity_a, settings.propensity_b
     weights = inverse_propensities(corpus.label_frequencies(), len(corpus.train), *constants)
     measured = score(predictions, split.labels, weights, names)

@@ -12,7 +12,7 @@ _MOVED |= {"predict_file", "prune_edges", "train", "train_together"}
 
 
 def __getattr__(name: str) -> Any:
-    """Return a name that has moved to ``elias``, and warn that this module is deprecated."""
+    """Return a name that has moved to ``elias``, with a deprecation warning."""
     if name not in _MOVED:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     warnings.warn(f"{name} has moved: import it from elias", DeprecationWarning, stacklevel=2)

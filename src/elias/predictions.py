@@ -1,4 +1,4 @@
-"""Predictions: the best labels of each point with their scores, best first."""
+"""Classes for ranked labels: `Predictions`, `Ranking` and `Candidates`."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class Ranking:
     labels: list[str]
     """Names of the labels, or their ids as strings if there are no names."""
     probabilities: NDArray[np.float32] | None = None
-    """Probability that each label is relevant, if the model has learned probabilities."""
+    """Probability that each label is relevant, or None if the model has no probabilities."""
 
     def __len__(self) -> int:
         """Return the number of labels."""
@@ -37,10 +37,10 @@ class Ranking:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Candidates:
-    """The labels that a search proposes for n points, at most k for each, best first.
+    """The labels that the search proposes for n points, at most k for each, best first.
 
-    The reranker takes them as input. A row with fewer than k labels ends in padding: id L
-    and score -inf.
+    They are the input of the reranker. A row with fewer than k labels is padded with id L and
+    score -inf.
     """
 
     ids: NDArray[np.int64]
@@ -48,9 +48,9 @@ class Candidates:
     scores: NDArray[np.float32]
     """(n, k) score p of each label."""
     embedding: NDArray[np.float32] | None = None
-    """(n, D) φ(x), if the ranker uses it as features (`RerankConfig.embedding`); else None."""
+    """(n, D) φ(x) if the ranker uses it as features (`RerankConfig.embedding`), else None."""
     channel: NDArray[np.int8] | None = None
-    """(n, k) channel that proposed each candidate; None if all come from the search."""
+    """(n, k) channel that proposed each candidate, or None if all come from the search."""
 
     def top(self, k: int) -> Candidates:
         """Return the best ``k`` candidates of each point."""
@@ -62,8 +62,8 @@ class Candidates:
 class Predictions:
     """Ranked labels for n points, at most k for each.
 
-    Rows are sorted by descending score, ties by label id. A row with fewer than k labels ends in
-    padding: id ``n_labels`` and score -inf.
+    Each row is sorted by descending score; ties are sorted by label id. A row with fewer than k
+    labels is padded with id ``n_labels`` and score -inf.
 
     >>> predictions = Predictions.from_scores([[3, 0]], [[0.2, 0.9]], n_labels=4)
     >>> predictions[0].ids.tolist()
@@ -75,11 +75,11 @@ class Predictions:
     scores: NDArray[np.float32]
     """(n, k) scores."""
     n_labels: int
-    """L; this value is also the id of padding."""
+    """L, the number of labels. It is also the id of padding."""
     label_names: Sequence[str] | None = None
-    """Names of the L labels, or None."""
+    """Names of the L labels, or None if the labels have no names."""
     probabilities: NDArray[np.float32] | None = None
-    """(n, k) probability that each label is relevant, descending within a row; or None."""
+    """(n, k) probability that each label is relevant, or None. Each row is descending."""
 
     def __post_init__(self) -> None:
         """Check that the shapes of the arrays are consistent."""
@@ -90,7 +90,7 @@ class Predictions:
             )
         if self.probabilities is not None and self.probabilities.shape != self.ids.shape:
             raise DataError(
-                f"predictions: probabilities {self.probabilities.shape} for ids {self.ids.shape}"
+                f"predictions: ids {self.ids.shape}, but probabilities {self.probabilities.shape}"
             )
         if self.label_names is not None and len(self.label_names) != self.n_labels:
             raise DataError(
@@ -105,7 +105,7 @@ class Predictions:
         n_labels: int,
         label_names: Sequence[str] | None = None,
     ) -> Predictions:
-        """Build predictions from labels in any order; id ``n_labels`` is padding."""
+        """Build predictions from label ids and scores in any order. Id ``n_labels`` is padding."""
         id_array = np.asarray(ids, dtype=np.int64)
         score_array = np.asarray(scores, dtype=np.float32)
         unsorted = cls(id_array, score_array, n_labels, label_names)
@@ -126,12 +126,12 @@ class Predictions:
         label_names: Sequence[str] | None = None,
     ) -> Predictions:
         """Build predictions from the ``k`` largest entries of each row of an (n, L) matrix."""
-        entries = sparse.csr_matrix(matrix).tocoo()  # keeps duplicates, which are refused
+        entries = sparse.csr_matrix(matrix).tocoo()  # keeps duplicates, to report them
         return from_entries(entries.row, entries.col, entries.data, entries.shape, k, label_names)
 
     @classmethod
     def stack(cls, parts: Sequence[Predictions]) -> Predictions:
-        """Concatenate predictions for different points, e.g. for successive batches."""
+        """Concatenate predictions for different points, for example of successive batches."""
         first = _common(parts)
         width = max(part.ids.shape[1] for part in parts)
         wide = [part._widen(width) for part in parts]
@@ -155,9 +155,9 @@ class Predictions:
 
         Args:
             parts: Predictions of several models.
-            how: ``mean`` averages the scores of a label, 0 where it is missing; ``max`` takes the
-                best one.
-            k: Maximum number of labels for each point; None keeps all.
+            how: ``mean`` averages the scores of a label and counts a missing label as 0; ``max``
+                takes the highest score.
+            k: Maximum number of labels for each point. None keeps all labels.
         """
         first = _common(parts)
         if len({len(part) for part in parts}) > 1:
@@ -177,7 +177,7 @@ class Predictions:
         return from_entries(rows, ids, joined, shape, k, first.label_names)
 
     def __repr__(self) -> str:
-        """Return the sizes, without the arrays."""
+        """Return a short description with the sizes only."""
         n_points, k = self.ids.shape
         return f"Predictions(n={n_points}, k={k}, n_labels={self.n_labels})"
 
@@ -186,7 +186,7 @@ class Predictions:
         return len(self.ids)
 
     def __getitem__(self, row: int) -> Ranking:
-        """Return the labels of one point."""
+        """Return the ranked labels of one point."""
         count = int((self.ids[row] < self.n_labels).sum())
         ids, scores = self.ids[row, :count], self.scores[row, :count]
         names = [self.name(label_id) for label_id in ids.tolist()]
@@ -194,7 +194,7 @@ class Predictions:
         return Ranking(ids, scores, names, probabilities)
 
     def __iter__(self) -> Iterator[Ranking]:
-        """Yield the labels of each point."""
+        """Yield the ranked labels of each point."""
         return (self[row] for row in range(len(self)))
 
     def name(self, label_id: int) -> str:
@@ -213,7 +213,9 @@ class Predictions:
         )
 
     def among(self, label_names: Sequence[str]) -> Predictions:
-        """Return the same predictions over a longer list of labels that starts with this one.
+        """Return the same predictions for a longer list of labels.
+
+        ``label_names`` must start with the labels of these predictions.
 
         >>> Predictions.from_scores([[1]], [[0.9]], n_labels=2).among(["a", "b", "c"])
         Predictions(n=1, k=1, n_labels=3)
@@ -221,11 +223,13 @@ class Predictions:
         n_labels, width = len(label_names), self.ids.shape[1]
         ids = np.where(self.ids == self.n_labels, n_labels, self.ids)
         longer = replace(self, ids=ids, n_labels=n_labels, label_names=label_names)
-        # If all labels are ranked, they stay so.
+        # If every label had a slot in each row, every label of the longer list gets one too.
         return longer._widen(n_labels if width == self.n_labels else width)
 
     def threshold(self, lowest: float) -> Predictions:
-        """Keep labels with probability at least ``lowest``; without probabilities, use the scores.
+        """Keep only labels with a probability of at least ``lowest``.
+
+        If there are no probabilities, compare the scores with ``lowest``.
 
         >>> Predictions.from_scores([[1, 0]], [[0.9, 0.2]], n_labels=2).threshold(0.5)[0].ids
         array([1])
@@ -234,21 +238,21 @@ class Predictions:
         return self._keep(values >= lowest)
 
     def drop(self, pairs: NDArray[np.int64]) -> Predictions:
-        """Remove the pairs (point, label) of a filter file, given as an (M, 2) array."""
+        """Remove the (point, label) pairs of a filter file, given as an (M, 2) array."""
         pairs = np.asarray(pairs, dtype=np.int64).reshape(-1, 2)
         limits = np.array([len(self), self.n_labels])
         if ((pairs < 0) | (pairs >= limits)).any():
             bad = pairs[((pairs < 0) | (pairs >= limits)).any(axis=1)][0].tolist()
             raise DataError(
                 f"filter pair {bad} is outside {len(self)} points x {self.n_labels} labels; "
-                "are these the filters of another split?"
+                "check that the filters belong to this split"
             )
-        width = self.n_labels + 1  # ids go up to n_labels, the padding
+        width = self.n_labels + 1  # ids range from 0 to n_labels, which is padding
         keys = np.arange(len(self))[:, None] * width + self.ids
         return self._keep(~np.isin(keys, pairs[:, 0] * width + pairs[:, 1]))
 
     def to_csr(self) -> sparse.csr_matrix:
-        """Return the scores as an (n, L) CSR matrix, in which scores of 0 are stored explicitly."""
+        """Return the scores as an (n, L) CSR matrix that stores scores of 0 explicitly."""
         mask = self.ids < self.n_labels
         ends = np.concatenate([[0], mask.sum(axis=1).cumsum()])
         parts = (self.scores[mask], self.ids[mask], ends)
@@ -257,9 +261,10 @@ class Predictions:
         return matrix
 
     def to_dicts(self) -> list[list[dict[str, Any]]]:
-        """Return a JSON-serializable list of ``{"id", "label", "score"}`` for each point.
+        """Return a list of dictionaries for each point, ready for JSON.
 
-        If the predictions have probabilities, each dict also has a key ``"probability"``.
+        Each dictionary has the keys ``id``, ``label`` and ``score``, and also ``probability`` if
+        the predictions have probabilities.
         """
         rankings: list[list[dict[str, Any]]] = []
         for row in self:
@@ -271,7 +276,7 @@ class Predictions:
         return rankings
 
     def _keep(self, mask: NDArray[np.bool_]) -> Predictions:
-        """Keep the labels for which ``mask`` is True, and move padding to the end of each row."""
+        """Keep the labels where ``mask`` is True, and move padding to the end of each row."""
         order = np.argsort(~mask | (self.ids == self.n_labels), axis=1, kind="stable")
 
         def keep(array: NDArray[Any], padding: float) -> NDArray[Any]:
@@ -281,7 +286,7 @@ class Predictions:
         return self._map(keep)
 
     def _map(self, function: Callable[[NDArray[Any], float], NDArray[Any]]) -> Predictions:
-        """Apply a function of an array and its padding value to ids, scores and probabilities."""
+        """Apply ``function(array, padding)`` to the ids, scores and probabilities."""
         probabilities = self.probabilities
         return replace(
             self,
@@ -291,7 +296,7 @@ class Predictions:
         )
 
     def _widen(self, width: int) -> Predictions:
-        """Append padding to each row."""
+        """Pad each row to ``width`` labels."""
         shape = ((0, 0), (0, width - self.ids.shape[1]))
         return self._map(lambda array, padding: np.pad(array, shape, constant_values=padding))
 
@@ -304,7 +309,11 @@ def from_entries(
     k: int | None,
     label_names: Sequence[str] | None,
 ) -> Predictions:
-    """Build predictions from the best ``k`` (point, label, score) of each row, in any order."""
+    """Build predictions from the best ``k`` labels of each point.
+
+    Entry i says that point ``rows[i]`` has label ``ids[i]`` with score ``scores[i]``. Entries may
+    be in any order. If ``k`` is None, keep all labels.
+    """
     n_points, n_labels = shape
     scores = scores.astype(np.float32)
     order = np.lexsort((ids, -scores, rows))
@@ -322,7 +331,7 @@ def from_entries(
 
 
 def _check_values(ids: NDArray[np.int64], scores: NDArray[np.float32], n_labels: int) -> None:
-    """Raise `DataError` for ids outside 0..L, NaN scores, and repeated labels in a row."""
+    """Raise `DataError` if an id is outside 0..L, a score is NaN, or a row repeats a label."""
     if ids.size == 0:
         return
     if ids.min() < 0 or ids.max() > n_labels:
@@ -341,18 +350,21 @@ def _check_values(ids: NDArray[np.int64], scores: NDArray[np.float32], n_labels:
 
 
 def _common(parts: Sequence[Predictions]) -> Predictions:
-    """Return the first part; raise `DataError` unless all parts have the same labels."""
+    """Return the first part. Raise `DataError` unless all parts have the same number of labels."""
     if not parts:
-        raise DataError("predictions: there are none to join; give at least one")
+        raise DataError("no predictions to combine; give at least one")
     sizes = sorted({part.n_labels for part in parts})
     if len(sizes) > 1:
-        raise DataError(f"predictions to join: the numbers of labels differ, {sizes}")
+        raise DataError(f"predictions to combine: the numbers of labels differ, {sizes}")
     return parts[0]
 
 
 def interpolate(
     scores: NDArray[np.floating[Any]], knots: NDArray[np.float64], values: NDArray[np.float64]
 ) -> NDArray[np.float32]:
-    """Map scores to probabilities by linear interpolation between ascending knots; padding to 0."""
+    """Map scores to probabilities by linear interpolation between ascending knots.
+
+    Padding, which has a score of -inf, gets probability 0.
+    """
     probability = np.interp(np.asarray(scores, dtype=np.float64), knots, values)
     return np.where(np.isneginf(scores), 0, probability).astype(np.float32)

@@ -1,7 +1,7 @@
-"""Show the progress of long tasks: a bar if stderr is a terminal, otherwise log lines.
+"""Show the progress of long tasks as a bar on a terminal, or as log lines if there is none.
 
-Nothing is shown until `enable` is called. The command line calls it; a library should not write to
-the terminal on its own.
+Nothing is shown until `enable` is called. The command line calls it. When the package is used as a
+library, it does not write to the terminal unasked.
 """
 
 from __future__ import annotations
@@ -33,10 +33,10 @@ _state = {"enabled": False}
 
 
 class Advance(Protocol):
-    """Function that advances a progress bar."""
+    """Type of the function that advances a progress bar."""
 
     def __call__(self, steps: int = 1, note: str = "") -> None:
-        """Add ``steps`` to the count, and show ``note`` (e.g. a loss) beside it."""
+        """Add ``steps`` to the count, and show ``note``, such as the loss, next to it."""
 
 
 def enable(on: bool = True) -> None:
@@ -46,7 +46,7 @@ def enable(on: bool = True) -> None:
 
 @contextmanager
 def progress_disabled() -> Iterator[None]:
-    """Hide progress that starts inside the block, e.g. if an outer bar already shows the total."""
+    """Hide progress that starts inside a ``with`` block, e.g. if an outer bar shows the total."""
     before = _state["enabled"]
     enable(False)
     try:
@@ -87,8 +87,8 @@ def progress(description: str, total: int | None = None) -> AbstractContextManag
 
 @cache
 def console() -> Console:
-    """Return the console on stderr; log messages must use it, so that they do not break bars."""
-    from rich.console import Console  # imported here, because libraries rarely need it
+    """Return the console on stderr. Log messages must use it so that they do not break the bars."""
+    from rich.console import Console  # imported late, because it is only needed on the command line
 
     return Console(stderr=True)
 
@@ -109,7 +109,7 @@ def _bar(description: str, total: int | None) -> Iterator[Advance]:
         rich.TimeRemainingColumn(),
         rich.TextColumn("{task.fields[note]}", markup=False),
     )
-    # stdout has data: rich must not redirect it to stderr
+    # stdout may carry data, so rich must not redirect it to stderr
     with rich.Progress(*columns, console=console(), redirect_stdout=False, transient=True) as bar:
         task = bar.add_task(description, total=total, note="")
 
@@ -127,7 +127,7 @@ def _lines(description: str, total: int | None) -> Iterator[Advance]:
     done, last = 0, start
     title = description if total is None else f"{description} ({total:,})"
     first = threading.Timer(SECONDS_BEFORE_LINE, logger.info, ("%s ...", title))
-    first.daemon = True  # the interpreter can exit while it waits
+    first.daemon = True  # a waiting timer must not keep the interpreter alive
     first.start()
 
     def advance(steps: int = 1, note: str = "") -> None:

@@ -215,7 +215,7 @@ def test_propensity_scored_metrics_need_propensities(predictions):
 
 
 def test_predictions_for_another_corpus_are_refused(predictions):
-    with pytest.raises(DataError, match=r"2 points and 5 labels do not fit .* 1 points and 5"):
+    with pytest.raises(DataError, match=r"2 points and 5 labels, but .* 1 points and 5"):
         score(predictions, TRUTH[:1], None, ["P@1"])
 
 

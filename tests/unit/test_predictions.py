@@ -161,7 +161,7 @@ def test_predictions_for_other_points_or_labels_do_not_merge(predictions):
         Predictions.merge([predictions, predictions.take(np.array([0]))])
     with pytest.raises(DataError, match="the numbers of labels differ"):
         Predictions.merge([predictions, Predictions.from_scores([[0]], [[1.0]], n_labels=9)])
-    with pytest.raises(DataError, match="there are none to join"):
+    with pytest.raises(DataError, match="no predictions to combine"):
         Predictions.merge([])
 
 
