@@ -1,4 +1,4 @@
-"""Share models on the Hugging Face hub: the model card, download and upload."""
+"""Download models from the Hugging Face hub, upload them, and write their model cards."""
 
 from __future__ import annotations
 
@@ -25,20 +25,20 @@ from elias.errors import ModelError, quoted
 from elias.persistence.manifest import model_folder
 
 _HUB_ID = re.compile(r"(?P<repo>[\w-][\w.-]*/[\w-][\w.-]*)(?:@(?P<revision>[\w./-]+))?")
-_WRITTEN_PREFIX = re.compile("hf:/{1,2}")  # pathlib drops one of two slashes
+_WRITTEN_PREFIX = re.compile("hf:/{1,2}")  # pathlib turns hf:// into hf:/
 _LOG_IN = "log in with `hf auth login`, or set HF_TOKEN"
 _MODEL_FILES = [
     *("*.safetensors", "config.json", "labels.t*", "vocabulary.txt", "probabilities.json"),
     *("encoder/*", "ranker/*", "first_encoder/*", "members/*"),
 ]
-"""Model files to delete from the repository if the pushed model does not have them."""
+"""Patterns of old model files, which a push deletes unless the new model has them too."""
 
 
 def hub_id(name: str | Path) -> str | None:
-    """Return ``user/model`` or ``user/model@revision`` for a name on the hub, None for a folder.
+    """Return ``user/model`` or ``user/model@revision`` for a hub model, or None for a folder.
 
-    ``hf://user/model`` is always a name on the hub. A `Path` is a folder, and so is a string that
-    looks like a path; any other string ``user/model`` is a name on the hub.
+    ``hf://user/model`` is always a hub model. A `Path`, or a string that looks like a path, is a
+    folder. Any other string of the form ``user/model`` is a hub model.
 
     >>> hub_id("hf://user/model@v1"), hub_id("user/model@v1")
     ('user/model@v1', 'user/model@v1')
@@ -53,7 +53,7 @@ def hub_id(name: str | Path) -> str | None:
         text = text[prefix.end() :]
         if not _HUB_ID.fullmatch(text):
             raise ModelError(
-                f"{HUB_PREFIX}{text}: not a name of the hub; write {HUB_PREFIX}user/model or "
+                f"{HUB_PREFIX}{text}: not a valid hub name; write {HUB_PREFIX}user/model or "
                 f"{HUB_PREFIX}user/model@revision"
             )
         return text
@@ -62,17 +62,17 @@ def hub_id(name: str | Path) -> str | None:
 
 
 def find_model(name: str | Path, *, revision: str | None = None, token: str | None = None) -> Path:
-    """Return the folder of a saved model; download a hub model unless it is cached.
+    """Return the folder of a saved model. A hub model is downloaded unless it is cached.
 
     Args:
-        name: The folder of a model or of its run, or ``user/model@revision`` on the hub, with or
-            without ``hf://``.
-        revision: A branch, tag or commit of the hub; overrides the one in the name.
-        token: Overrides the token of the login.
+        name: The folder of a model or of a finished run, or the hub name ``user/model`` or
+            ``user/model@revision``, with or without ``hf://``.
+        revision: Branch, tag or commit on the hub. It overrides the revision in the name.
+        token: Access token. None uses the token of the login.
 
     Raises:
-        ModelError: If there is no such folder, repository or revision, a revision is given for a
-            folder, or the hub cannot be reached.
+        ModelError: If the folder, repository or revision does not exist, a revision is given for
+            a folder, or the hub cannot be reached.
     """
     match = _HUB_ID.fullmatch(hub_id(name) or "")
     if match is not None:
@@ -82,12 +82,12 @@ def find_model(name: str | Path, *, revision: str | None = None, token: str | No
         with _hub_errors(match[0], revision, failure):
             return Path(snapshot_download(match["repo"], revision=revision, token=token))
     if revision is not None:
-        raise ModelError(f"{name}: revision={revision!r} is for a name of the hub, user/model")
+        raise ModelError(f"{name}: revision={revision!r} needs a hub name such as user/model")
     if not Path(name).exists():
         hint = ""
         if _HUB_ID.fullmatch(str(name)):
-            hint = f"; for a model of the hub write {HUB_PREFIX}{name}"
-        raise ModelError(f"{name}: no such folder; give that of a saved model or a run{hint}")
+            hint = f"; to load a model from the hub, write {HUB_PREFIX}{name}"
+        raise ModelError(f"{name}: no such folder; give the folder of a saved model or run{hint}")
     return model_folder(Path(name))
 
 
@@ -100,7 +100,7 @@ def push(
     message: str | None = None,
     token: str | None = None,
 ) -> str:
-    """Upload a saved model in one commit and return its address; see `Elias.push_to_hub`."""
+    """Upload a saved model in one commit and return its URL. See `Elias.push_to_hub`."""
     if token is None and get_token() is None:
         raise ModelError(f"{repo_id}: pushing needs a token; {_LOG_IN}")
     api = HfApi(token=token)
@@ -120,29 +120,29 @@ def push(
 
 @contextmanager
 def _hub_errors(name: str, revision: str | None, failure: str) -> Iterator[None]:
-    """Convert errors of huggingface_hub to a `ModelError` with a one-line remedy."""
+    """Convert errors of huggingface_hub to a `ModelError` that says how to fix them."""
     try:
         yield
-    except (OSError, HFValidationError) as error:  # the base classes of all its errors
+    except (OSError, HFValidationError) as error:  # base classes of all huggingface_hub errors
         status = getattr(getattr(error, "response", None), "status_code", None)
         if isinstance(error, GatedRepoError):
-            reason = f"its owner grants access on request; ask on its page, then {_LOG_IN}"
+            reason = f"access is restricted; request it on the model's page, then {_LOG_IN}"
         elif isinstance(error, RepositoryNotFoundError):
-            reason = f"{failure}, and the hub shows no such repository; check the name, or for a "
-            reason += f"private one {_LOG_IN}"
+            reason = f"{failure}, and the hub has no such repository; check the name, and if "
+            reason += f"it is private, {_LOG_IN}"
         elif isinstance(error, RevisionNotFoundError):
-            reason = f"the repository has no revision {revision!r}; name a branch, tag or commit"
+            reason = f"the repository has no revision {revision!r}; give a branch, tag or commit"
         elif isinstance(error, HFValidationError):
-            reason = f"not a name of the hub ({quoted(error)})"
+            reason = f"not a valid hub name ({quoted(error)})"
         elif status in (401, 403):
-            reason = f"the hub refuses ({status}): the token may not do this; {_LOG_IN}"
+            reason = f"the hub denies access ({status}): the token lacks permission; {_LOG_IN}"
         elif status is not None:
-            reason = f"the hub answers {status} ({quoted(error)}); try again later"
-        elif isinstance(error, OSError) and error.filename is not None:  # a full disk, for example
+            reason = f"the hub returned HTTP {status} ({quoted(error)}); try again later"
+        elif isinstance(error, OSError) and error.filename is not None:  # for example a full disk
             reason = f"{error.filename}: {quoted(error)}"
         else:
             reason = f"{failure}, and the hub cannot be reached or HF_HUB_OFFLINE is set; check "
-            reason += "the network, or give the folder of a saved model"
+            reason += "the internet connection, or give the folder of a saved model"
         raise ModelError(f"{name}: {reason}") from error
 
 
@@ -150,7 +150,7 @@ def _hub_errors(name: str, revision: str | None, failure: str) -> Iterator[None]
 
 _NO_LICENSE = "# license: choose one before publishing"
 _HUB_METRICS = {"P": "precision", "nDCG": "ndcg", "R": "recall"}
-"""Names of metrics on the hub; other metrics keep their own name."""
+"""Names that the hub uses for metrics. Other metrics keep their own names."""
 
 _TEMPLATE = Path(__file__).with_name("model_card.md")
 
@@ -163,15 +163,15 @@ def model_card(
     name: str = "path/to/this/folder",
     license: str | None = None,
 ) -> str:
-    """Return the card of a model as Markdown with YAML front matter.
+    """Return the model card as Markdown with YAML front matter.
 
     Args:
         config: The configuration.
         label_names: One name for each label.
-        metadata: Metadata of the model. ``metrics``, ``probabilities`` and ``data`` are nested
-            dictionaries of numbers; each becomes a table.
-        name: The name of the model in the example.
-        license: License identifier of the hub, such as ``mit``.
+        metadata: Metadata of the model. The nested dictionaries ``metrics``, ``probabilities`` and
+            ``data`` each become a table.
+        name: Model name in the usage example.
+        license: License identifier as used on the hub, such as ``mit``.
     """
     index, encoder, n_labels = config.index, config.encoder, len(label_names)
     parts = "a text encoder and one classifier per\nlabel, all of which are scored (one-vs-all)"
@@ -201,7 +201,7 @@ def model_card(
 
 
 def _front_matter(metrics: Mapping[str, Any], n_labels: int) -> str:
-    """Return the test metrics of the last component as YAML front matter for the hub."""
+    """Return YAML front matter with the test metrics of the last component that has some."""
     trees = [tree for tree in metrics.values() if isinstance(tree, Mapping)]
     tested = [tree["test"] for tree in trees if isinstance(tree.get("test"), Mapping)]
     values = {path[-1]: value for path, value in _leaves(tested[-1])} if tested else {}
@@ -217,12 +217,12 @@ def _front_matter(metrics: Mapping[str, Any], n_labels: int) -> str:
         "metrics": [name for name in _HUB_METRICS.values() if name in types.values()],
         "model-index": [{"name": f"ELIAS model of {n_labels:,} labels", "results": [results]}],
     }
-    # JSON is valid YAML and needs no quoting rules
+    # JSON is valid YAML, so json.dumps takes care of quoting
     return "".join(f"{k}: {json.dumps(v, ensure_ascii=False)}\n" for k, v in lines.items())
 
 
 def _sections(metadata: Mapping[str, Any]) -> str:
-    """Return the non-empty tables of metrics, probabilities and training data."""
+    """Return the tables of metrics, probabilities and training data, without empty ones."""
     groups: dict[str, dict[str, str]] = {}
     for path, value in _leaves(metadata.get("metrics") or {}):
         groups.setdefault(", ".join(path[:-1]), {})[path[-1]] = f"{value:.2f}"
@@ -249,7 +249,7 @@ def _sections(metadata: Mapping[str, Any]) -> str:
 
 
 def _leaves(tree: Mapping[str, Any], path: tuple[str, ...] = ()) -> Iterator[tuple[Any, Any]]:
-    """Yield every number of a tree with the path of keys that leads to it."""
+    """Yield the key path and value of every number in a nested dictionary."""
     for key, value in tree.items():
         if isinstance(value, Mapping):
             yield from _leaves(value, (*path, key))
@@ -264,5 +264,5 @@ def _table(head: list[str], rows: list[list[str]]) -> str:
 
 
 def _code(text: str) -> str:
-    """Return the text as inline code on one line of Markdown."""
+    """Return the text as Markdown inline code on one line."""
     return f"`{' '.join(text.replace('`', chr(39)).split())}`"

@@ -4,9 +4,10 @@ r"""Describe and check the folder of a saved model.
 the files of the folder and raises an error if a file is missing, damaged or not listed. The folder
 contains neither code nor pickles.
 
-Names are text, one per line. Any string is allowed. Special characters are escaped: ``\\``, ``\n``,
-``\r``, and ``\uXXXX`` for other control characters, line separators, the byte order mark and lone
-surrogates. All other characters are written as UTF-8.
+Label names and vocabularies are stored as text with one name per line. Any string is allowed as a
+name, because special characters are escaped: ``\\``, ``\n``, ``\r``, and ``\uXXXX`` for other
+control characters, line separators, the byte order mark and lone surrogates. All other characters
+are written as UTF-8.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ from elias.data.splits import DATA_SETTINGS
 from elias.errors import ModelError, damaged_file, quoted
 
 FORMAT_VERSION = 3
-"""Format number; increased when older versions of elias-xmc cannot read the new format."""
+"""Format number, increased when older versions of elias-xmc cannot read the new format."""
 
 CONFIG_FILE = "config.json"
 WEIGHTS_FILE = "model.safetensors"
@@ -39,30 +40,30 @@ LABELS_FILE = "labels.tsv"
 OLD_LABELS_FILE = "labels.txt"
 """The label names of formats 1 and 2, one per line."""
 LABEL_COLUMNS = ("name", "id", "synonyms", "description")
-"""Columns of the label table; all but the name are optional, and are not read yet.
+"""Columns of the label table. All columns except ``name`` are optional and currently ignored.
 
-An ``id`` is an identifier or URI in the user's vocabulary, ``synonyms`` a JSON array of strings.
+``id`` is an identifier or URI in the user's vocabulary; ``synonyms`` is a JSON array of strings.
 """
 VOCABULARY_FILE = "vocabulary.txt"
-"""Vocabulary of the bag encoder or of the ranker: words, then n-grams."""
+"""Vocabulary of the bag encoder or the ranker. The words come first, then the n-grams."""
 ENCODER_FOLDER = "encoder"
 """Configuration and tokenizer of a transformer encoder."""
 PROBABILITIES_FILE = "probabilities.json"
 RANKER_FOLDER = "ranker"
 RANKER_WEIGHTS_FILE = f"{RANKER_FOLDER}/ranker.safetensors"
 FIRST_ENCODER = "first_encoder"
-"""The encoder before training, if the ranker uses it."""
+"""Folder of the encoder before training, which is saved if the ranker uses it."""
 MEMBERS_FOLDER = "members"
-"""The other members of an ensemble: saved models in folders 1, 2, …"""
+"""Folder of the other members of an ensemble, saved in subfolders 1, 2, …"""
 
 METRICS_FILE = "metrics.jsonl"
 MODEL_FOLDER = "model"
-"""Names in the folder of a run: its log, and the folder of its model once it is finished."""
+"""Subfolder of a finished run that holds its model."""
 
 Expected = Mapping[str, tuple[str, tuple[int | None, ...]]]
-"""Dtype and shape of each tensor; ``int32|int64`` allows both dtypes, None allows any size."""
+"""Dtype and shape of each tensor. ``int32|int64`` allows both dtypes; None allows any size."""
 Entries = Mapping[str, tuple[type, float | None]]
-"""Type and minimum of each entry of a JSON object; None: no minimum."""
+"""Type and minimum of each entry of a JSON object. A minimum of None means no minimum."""
 _ENTRIES: Entries = {
     **dict.fromkeys(("n_labels", "n_clusters", "n_edges"), (int, 1)),
     **dict.fromkeys(("alpha", "beta"), (float, 1)),
@@ -71,26 +72,26 @@ _ENTRIES: Entries = {
     **dict.fromkeys(("data_settings", "files"), (dict, None)),
     "members": (int, 0),
 }
-"""Entries of the manifest; ``ranker`` is empty for a model without a ranker."""
+"""Entries of the manifest. ``ranker`` is empty if the model has no ranker."""
 _SETTINGS: Entries = {
     **dict.fromkeys(("text", "labels", "separator", "group"), (str, None)),
     "seed": (int, 0),
     "test_size": (float, 0),
 }
-"""Entries of ``data_settings``, all optional."""
+"""Entries of ``data_settings``, all of which are optional."""
 
 
 def write_manifest(folder: Path, tree: Mapping[str, Any]) -> None:
-    """Write the manifest of a folder whose other files are complete.
+    """Write the manifest, with the size and checksum of every other file of the folder.
 
     Args:
-        folder: The folder; the checksums of all its files are added.
-        tree: The entries of the manifest, JSON-compatible.
+        folder: The folder of the model. All its other files must already be complete.
+        tree: The other entries of the manifest, JSON-compatible.
     """
     files: dict[str, Any] = {}
     for path in sorted(folder.rglob("*")):
         name = path.relative_to(folder).as_posix()
-        # a member's files are in its own manifest; the owner of a model edits its card
+        # each member lists its files in its own manifest; users may edit the model card
         in_member = name.startswith(f"{MEMBERS_FOLDER}/") and path.name != CONFIG_FILE
         if not path.is_file() or in_member or name in (CONFIG_FILE, CARD_FILE):
             continue
@@ -104,10 +105,10 @@ def write_manifest(folder: Path, tree: Mapping[str, Any]) -> None:
 
 
 class Manifest:
-    """The checked manifest of a saved model, which opens the model's files.
+    """The manifest of a saved model, with methods that check and open the model's files.
 
-    ``manifest["n_labels"]`` returns an entry. The manifest of an older format is converted to the
-    current format, without checksums of its files.
+    ``manifest["n_labels"]`` returns an entry. A manifest of an older format is converted to the
+    current one. Older formats have no checksums.
 
     Raises:
         ModelError: If the manifest is missing, damaged, not saved by ELIAS, or of a newer format.
@@ -131,7 +132,7 @@ class Manifest:
         return self._entries[key]
 
     def file(self, name: str) -> Path:
-        """Return the path of a file after checking its size and checksum."""
+        """Check the size and checksum of a file, and return its path."""
         path = self.folder / name
         if not path.is_file():
             raise damaged_file(path, "missing")
@@ -142,9 +143,9 @@ class Manifest:
             raise damaged_file(path, f"not listed in {CONFIG_FILE}")
         size, saved_size = path.stat().st_size, entry.get("size")
         if size != saved_size:
-            raise damaged_file(path, f"damaged: {size} bytes, not {saved_size}")
+            raise damaged_file(path, f"damaged: it has {size} bytes, not {saved_size}")
         if digest(path) != entry.get("sha256"):
-            raise damaged_file(path, "damaged: its SHA-256 checksum is not that of the saved file")
+            raise damaged_file(path, "damaged: its SHA-256 checksum is wrong")
         return path
 
     def tensors(self, name: str) -> dict[str, Tensor]:
@@ -152,7 +153,7 @@ class Manifest:
         return _read_tensors(self.file(name))
 
     def check_tensors(self, name: str, tensors: Mapping[str, Tensor], expected: Expected) -> None:
-        """Raise an error if a tensor is missing, unexpected, malformed or not finite."""
+        """Raise an error if the tensors of a file differ from ``expected``, or are not finite."""
         path = self.folder / name
         for key in sorted(expected.keys() ^ tensors.keys()):
             raise damaged_file(path, f"{key} is {'not expected' if key in tensors else 'missing'}")
@@ -170,7 +171,7 @@ class Manifest:
 
 
 def read_json(path: Path, newest: int) -> dict[str, Any]:
-    """Read a JSON object that ELIAS saved, of format ``newest`` or older.
+    """Read a JSON object saved by ELIAS in format ``newest`` or an older one.
 
     Raises:
         ModelError: If the file is not valid JSON, not saved by ELIAS, or of a newer format.
@@ -186,23 +187,23 @@ def read_json(path: Path, newest: int) -> dict[str, Any]:
     if version > newest:
         raise ModelError(
             f"{path}: format {version}, written by elias-xmc {tree.get('elias_version')}, is newer "
-            f"than format {newest} of this {elias.__version__}; upgrade elias-xmc"
+            f"than format {newest} of elias-xmc {elias.__version__}; upgrade elias-xmc"
         )
     return dict(tree)
 
 
 def check_values(path: Path, tree: Mapping[str, Any], entries: Entries, prefix: str = "") -> None:
-    """Raise an error if an entry of a JSON object is missing, mistyped or below its minimum."""
+    """Raise an error if an entry is missing, has the wrong type or is below its minimum."""
     for key, (kind, minimum) in entries.items():
         value: Any = tree.get(key)
         is_kind = type(value) is kind or (kind is float and type(value) is int)
         if not is_kind or (minimum is not None and not minimum <= value < math.inf):
-            raise damaged_file(path, f"{prefix}{key} is {value!r}")
+            raise damaged_file(path, f"{prefix}{key} is {value!r}, which is not valid")
 
 
 def _upgraded(folder: Path, tree: dict[str, Any]) -> dict[str, Any]:
     """Convert a manifest of format 1 or 2 to the current format, without checksums."""
-    tree.setdefault("beside", {})  # format 1 has only the model
+    tree.setdefault("beside", {})  # format 1 stores only the model
     check_values(folder / CONFIG_FILE, tree, {"facts": (dict, None), "beside": (dict, None)})
     beside: dict[str, Any] = tree["beside"]
     ranker: dict[str, Any] = {}
@@ -221,7 +222,7 @@ def _upgraded(folder: Path, tree: dict[str, Any]) -> dict[str, Any]:
 
 
 def fingerprint(folder: Path) -> str:
-    """Return a string that identifies the saved model in a folder."""
+    """Return a checksum that identifies a saved model."""
     if not Manifest(folder).is_old:
         return digest(folder / CONFIG_FILE)
     files = sorted(path for path in folder.rglob("*") if path.is_file())
@@ -230,7 +231,7 @@ def fingerprint(folder: Path) -> str:
 
 
 def model_folder(folder: Path) -> Path:
-    """Return the folder of the model, given that folder or the folder of its finished run."""
+    """Return the folder of a model, given this folder or the folder of the finished run."""
     if not (folder / WEIGHTS_FILE).exists() and (folder / MODEL_FOLDER).is_dir():
         return folder / MODEL_FOLDER
     if (folder / METRICS_FILE).exists():
@@ -242,7 +243,7 @@ def model_folder(folder: Path) -> Path:
 
 
 def as_json(value: Any) -> Any:
-    """Convert a value to JSON-compatible types; a number that is not finite becomes None."""
+    """Convert a value to JSON-compatible types. NaN and infinity become None."""
     text = json.dumps(value, default=np.generic.item)
     return json.loads(text, parse_constant=lambda _: None)
 
@@ -251,9 +252,9 @@ def as_json(value: Any) -> Any:
 
 
 def write_tensors(path: Path, tensors: Mapping[str, Tensor], remedy: str) -> None:
-    """Write a safetensors file; raise an error if a number is not finite.
+    """Write a safetensors file. Raise an error if a tensor contains NaN or infinity.
 
-    ``remedy`` is the part of the error message that tells the user how to fix it.
+    ``remedy`` is the last part of the error message, which says how to fix the problem.
     """
     for name, tensor in tensors.items():
         if not all_finite(tensor):
@@ -263,7 +264,7 @@ def write_tensors(path: Path, tensors: Mapping[str, Tensor], remedy: str) -> Non
     path.touch()
     mode = path.stat().st_mode
     save_file({k: t.contiguous() for k, t in tensors.items()}, path, metadata={"format": "pt"})
-    path.chmod(mode)  # safetensors makes a file that only its owner may read
+    path.chmod(mode)  # safetensors lets only the owner read the file
 
 
 def _read_tensors(path: Path) -> dict[str, Tensor]:
@@ -280,10 +281,10 @@ def dtype_name(tensor: Tensor) -> str:
 
 
 def all_finite(tensor: Tensor) -> bool:
-    """Return True if all numbers of a tensor are finite; integers always are."""
+    """Return whether a tensor contains neither NaN nor infinity."""
     if not tensor.is_floating_point() or not tensor.numel():
         return True
-    # both are nan if any is: one pass, and no mask as large as the weights
+    # one pass without a mask as large as the tensor; if any number is NaN, both results are NaN
     lowest, highest = tensor.aminmax()
     return bool(lowest.isfinite() & highest.isfinite())
 
@@ -297,7 +298,7 @@ _CHARACTERS = {escaped: character for character, escaped in _SHORT.items()}
 
 
 def escape(name: str) -> str:
-    r"""Return the name as one line without tabs.
+    r"""Escape special characters, so that the name fits on one line without tabs.
 
     >>> print(escape("two\nlines"))
     two\nlines
@@ -306,7 +307,7 @@ def escape(name: str) -> str:
 
 
 def unescape(line: str) -> str:
-    r"""Return the name that `escape` turned into a line.
+    r"""Return the name that was escaped by `escape`.
 
     >>> unescape(escape("two\nlines"))
     'two\nlines'
@@ -316,17 +317,17 @@ def unescape(line: str) -> str:
 
 def _unescaped(match: re.Match[str]) -> str:
     if match[0] == "\\":
-        raise ValueError("a backslash that starts none of \\\\, \\n, \\r, \\uXXXX")
+        raise ValueError("a backslash must start \\\\, \\n, \\r or \\uXXXX")
     return _CHARACTERS.get(match[0]) or chr(int(match[1], 16))
 
 
 def write_names(path: Path, names: Iterable[str]) -> None:
-    """Write one name per line; the label table starts with the name of its column."""
+    """Write one escaped name per line. For a label table, the first name is the column header."""
     path.write_bytes("".join(f"{escape(name)}\n" for name in names).encode("utf8"))
 
 
 def read_names(path: Path, n_names: int, *, is_table: bool = False) -> tuple[str, ...]:
-    """Return the names in a file of ``n_names`` lines, or in a label table, which has a header."""
+    """Read ``n_names`` names, one per line, or the name column of a label table (``is_table``)."""
     try:
         lines = path.read_bytes().decode("utf8").split("\n")
     except (OSError, UnicodeDecodeError) as error:
@@ -337,10 +338,10 @@ def read_names(path: Path, n_names: int, *, is_table: bool = False) -> tuple[str
         header, *lines = lines
         columns = header.split("\t")
         if "name" not in columns or len({*LABEL_COLUMNS} & {*columns}) != len(columns):
-            raise damaged_file(path, f"has the columns {header!r:.80}")
+            raise damaged_file(path, f"has the columns {header!r:.80}, which are not valid")
         if any(line.count("\t") != len(columns) - 1 for line in lines):
             raise damaged_file(path, f"not every line has {len(columns)} columns")
-        cells = "\t".join(lines).split("\t")  # flat: a list for each of millions of lines is slow
+        cells = "\t".join(lines).split("\t")  # faster than splitting millions of lines
         lines = cells[columns.index("name") :: len(columns)]
     names: list[str] = []
     try:

@@ -43,11 +43,11 @@ T = TypeVar("T")
 _EDGE_LABELS = "graph.edge_labels"
 _LABEL_WEIGHT = "labels.weight"
 _REMOVED = "graph.removed_log"
-"""Tensor that only models with pruned edges have."""
+"""Name of a tensor that only models with pruned edges have."""
 _IDF = "vocabulary.idf"
-"""Inverse document frequencies of the bag encoder."""
+"""Name of the tensor of inverse document frequencies of the bag encoder."""
 _STORED_DTYPES = {_EDGE_LABELS: "int32|int64", _LABEL_WEIGHT: "float32|bfloat16"}
-"""Dtypes of tensors that are converted when they are loaded."""
+"""Dtypes allowed for tensors that are converted when they are loaded."""
 _ENCODER_ENTRIES: dict[str, files.Entries] = {
     "transformer": {},
     "features": {"n_features": (int, 0)},
@@ -65,7 +65,7 @@ _CALIBRATIONS = (
     ("calibration", "calibrated", trees.N_TREE_FEATURES),
     ("by_name", "named", trees.N_TREE_FEATURES + trees.N_NAME_FEATURES),
 )
-"""Attribute of `Reranker`, manifest entry and number of features of each calibration."""
+"""For each calibration: attribute of `Reranker`, manifest entry and number of features."""
 
 
 def save_model(elias: Elias, folder: str | Path, *, overwrite: bool = False) -> None:
@@ -73,8 +73,8 @@ def save_model(elias: Elias, folder: str | Path, *, overwrite: bool = False) -> 
 
     Args:
         elias: The model.
-        folder: A folder that does not exist or is empty; it appears only when it is complete.
-        overwrite: Replace a saved model in ``folder``.
+        folder: A new or empty folder. It appears only when all files are complete.
+        overwrite: Replace the model that is saved in ``folder``.
 
     Raises:
         ModelError: If the folder exists or cannot be written, or a weight is not finite.
@@ -99,7 +99,7 @@ def _write(elias: Elias, folder: Path) -> None:
     encoder, tensors = _save_encoder(model.encoder, folder)
     tensors |= _stored_tensors(model)
     tensors[_EDGE_LABELS] = tensors[_EDGE_LABELS].to(torch.int32)
-    if elias.config.index.label_storage == "compact":  # exact: it was trained in bfloat16
+    if elias.config.index.label_storage == "compact":  # no loss: it was trained in bfloat16
         tensors[_LABEL_WEIGHT] = tensors[_LABEL_WEIGHT].to(torch.bfloat16)
     remedy = "lower the learning rates (stages.NAME.*_lr) and train again"
     files.write_tensors(folder / files.WEIGHTS_FILE, tensors, remedy)
@@ -148,10 +148,10 @@ def load_model(
     """Load a saved model with its ranker, members and probabilities, ready to predict.
 
     Args:
-        build: Constructor to call with the parts as keyword arguments: `Elias`.
+        build: Constructor that takes the parts as keyword arguments (the class `Elias`).
         folder: The folder of a saved model.
-        device: The device of the tensors.
-        share: Function that returns the rows of W_L that this process holds; None: all rows.
+        device: Device to load the tensors to.
+        share: Function that selects the rows of W_L for this process. None loads all rows.
 
     Raises:
         ModelError: If a file is missing, damaged, not saved by ELIAS, or of a newer format.
@@ -159,10 +159,10 @@ def load_model(
     manifest = files.Manifest(folder)
     n_labels = manifest["n_labels"]
     try:
-        # sizes that older versions did not save only matter to training
+        # older versions did not save all sizes; the missing ones only matter for training
         config = fill_sizes(EliasConfig.from_dict(manifest["config"]), 0, n_labels)
     except ConfigError as error:
-        reason = f"config does not fit this version of elias-xmc ({error})"
+        reason = f"config is not valid in this version of elias-xmc ({error})"
         raise damaged_file(manifest.path, reason) from error
     path = manifest.file(files.OLD_LABELS_FILE if manifest.is_old else files.LABELS_FILE)
     label_names = files.read_names(path, n_labels, is_table=not manifest.is_old)
@@ -207,7 +207,7 @@ def _load_weights(
     model: EliasModel
     try:
         encoder = _load_encoder(manifest, config.encoder, tensors)
-        # shapes without numbers: the saved tensors take their place, and nothing is drawn at random
+        # no memory or random initialization: the saved tensors replace these tensors
         with torch.device("meta"):
             if config.index.kind == "all":
                 model = OneVsAll(encoder, n_labels)
@@ -222,12 +222,12 @@ def _load_weights(
                 )
                 model = EliasModel(encoder, graph, manifest["alpha"])
     except (RuntimeError, OverflowError, TypeError, MemoryError) as error:
-        raise damaged_file(manifest.path, f"its sizes make no model ({quoted(error)})") from error
+        raise damaged_file(manifest.path, f"the sizes are invalid ({quoted(error)})") from error
     manifest.check_tensors(files.WEIGHTS_FILE, tensors, _expected(model))
     tensors[_EDGE_LABELS] = tensors[_EDGE_LABELS].to(torch.int64)
     lowest, highest = tensors[_EDGE_LABELS].aminmax()
     if lowest < 0 or highest > n_labels:
-        reason = f"{_EDGE_LABELS} has a label outside 0..{n_labels}"
+        reason = f"{_EDGE_LABELS} has a label id outside 0..{n_labels}"
         raise damaged_file(manifest.folder / files.WEIGHTS_FILE, reason)
     if share is None:
         tensors[_LABEL_WEIGHT] = tensors[_LABEL_WEIGHT].to(torch.float32)
@@ -238,7 +238,7 @@ def _load_weights(
 
 
 def _expected(module: nn.Module) -> files.Expected:
-    """Return dtypes and shapes of a module's saved tensors."""
+    """Return the expected dtype and shape of each saved tensor of a module."""
     return {
         name: (_STORED_DTYPES.get(name, files.dtype_name(tensor)), tuple(tensor.shape))
         for name, tensor in module.state_dict().items()
@@ -246,7 +246,7 @@ def _expected(module: nn.Module) -> files.Expected:
 
 
 def _stored_tensors(module: nn.Module) -> dict[str, Tensor]:
-    """Return the tensors of a module on the CPU, floating-point ones as float32."""
+    """Return the tensors of a module on the CPU, with floating-point tensors as float32."""
     return {
         name: tensor.cpu().to(torch.float32) if tensor.is_floating_point() else tensor.cpu()
         for name, tensor in module.state_dict().items()
@@ -257,7 +257,7 @@ def _stored_tensors(module: nn.Module) -> dict[str, Tensor]:
 
 
 def _save_encoder(encoder: TextEncoder, folder: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
-    """Write the files of an encoder; return its manifest entry and additional tensors."""
+    """Write the files of an encoder. Return its manifest entry and additional tensors."""
     if not isinstance(encoder, BagEncoder):
         from elias.model.transformer import TransformerEncoder  # slow to import
 
@@ -273,11 +273,11 @@ def _save_encoder(encoder: TextEncoder, folder: Path) -> tuple[dict[str, Any], d
 def _load_encoder(
     manifest: files.Manifest, config: EncoderConfig, tensors: dict[str, Tensor]
 ) -> TextEncoder:
-    """Return the encoder of a model without its weights; remove its idf from ``tensors``."""
+    """Return the encoder of a model without its weights. The idf is removed from ``tensors``."""
     entry = manifest["encoder"]
     kind = entry.get("kind")
     if kind not in _ENCODER_ENTRIES:
-        raise damaged_file(manifest.path, f"encoder.kind is {kind!r}, which is not known")
+        raise damaged_file(manifest.path, f"encoder.kind is {kind!r}, which is unknown")
     files.check_values(manifest.path, entry, _ENCODER_ENTRIES[kind], "encoder.")
     if kind == "transformer":
         return _load_transformer(manifest, config)
@@ -318,9 +318,9 @@ def _load_featurizer(
 ) -> Featurizer:
     span, n_words = entry["char_ngrams"], entry["n_words"]
     if [type(size) for size in span] != [int, int] or not 0 <= span[0] <= span[1]:
-        raise damaged_file(manifest.path, f"char_ngrams is {span!r}, not two lengths")
+        raise damaged_file(manifest.path, f"char_ngrams is {span!r}, not a pair of lengths")
     terms = files.read_names(manifest.file(vocabulary), len(idf))
-    word_ngrams = entry.get("word_ngrams", 1)  # encoders of format 2 have no such entry
+    word_ngrams = entry.get("word_ngrams", 1)  # missing for encoders of format 2
     return Featurizer(terms[:n_words], terms[n_words:], idf, (span[0], span[1]), word_ngrams)
 
 
@@ -328,7 +328,7 @@ def _load_featurizer(
 
 
 def save_reranker(reranker: Reranker, folder: Path) -> dict[str, Any]:
-    """Write the files of a ranker to a subfolder of the model; return its manifest entry."""
+    """Write the files of a ranker to a subfolder of the model. Return its manifest entry."""
     ranker, featurizer = reranker.ranker, reranker.features.featurizer
     (folder / files.RANKER_FOLDER).mkdir()
     arrays: dict[str, NDArray[Any]] = {
@@ -388,7 +388,7 @@ def load_reranker(manifest: files.Manifest) -> Reranker:
     arrays = {name: tensor.numpy() for name, tensor in tensors.items()}
     weights = _csr(path, "weights", arrays, (n_labels, n_features + n_dense))
     if not weights.has_canonical_format:
-        raise damaged_file(path, "weights.columns are not ascending within a label")
+        raise damaged_file(path, "weights.columns are not sorted within each label")
     if (arrays["frequencies"] < 0).any():
         raise damaged_file(path, "frequencies has a negative count")
     featurizer = names = None
@@ -419,7 +419,7 @@ def load_reranker(manifest: files.Manifest) -> Reranker:
 
 
 def _expected_of_ranker(entry: Mapping[str, Any]) -> files.Expected:
-    """Return dtypes and shapes of the arrays of a ranker with this manifest entry."""
+    """Return the expected dtype and shape of each array, given the ranker's manifest entry."""
     n_labels = entry["n_labels"]
     expected: dict[str, tuple[str, tuple[int | None, ...]]] = {
         "weights.values": ("float32", (None,)),
@@ -443,7 +443,7 @@ def _expected_of_ranker(entry: Mapping[str, Any]) -> files.Expected:
 def _csr(
     path: Path, name: str, arrays: Mapping[str, NDArray[Any]], shape: tuple[int, int]
 ) -> csr_matrix:
-    """Return a sparse matrix after checking that its rows and columns are in range."""
+    """Build a CSR matrix from saved arrays after checking that they are consistent."""
     starts, columns = arrays[f"{name}.starts"], arrays[f"{name}.columns"]
     values = arrays.get(f"{name}.values", columns)
     try:

@@ -1,4 +1,7 @@
-"""Export encoder and search as one ONNX graph, with tokenizer and label names as metadata."""
+"""Export the encoder and the search as an ONNX graph.
+
+The tokenizer and the label names are stored in the metadata of the file.
+"""
 
 from __future__ import annotations
 
@@ -27,15 +30,18 @@ if TYPE_CHECKING:
 
 
 OPSET = 18
-"""ONNX operator set; version 18 is the first with scatter-max."""
+"""ONNX operator set version. Version 18 is the first that supports scatter-max."""
 TOP_K = 100
 """Default number of labels that an exported model ranks."""
 _QUANTISED = ["MatMul", "Gather"]
-"""Operators whose matrices are quantised; edges use GatherND, so they are not quantised."""
+"""Operators whose matrices are quantised. Edges are not, because they use GatherND."""
 _DENSE_RATIO = 16
-"""Score all L labels by one matrix product if L/K is at most this, for K shortlisted labels."""
+"""Maximum L/K at which all L labels are scored, not only the K shortlisted ones.
+
+A single matrix product over all labels is then faster than gathering rows.
+"""
 _MAX_BYTES = 2**31 - 2**20
-"""Maximum size of an ONNX file, which is a single protobuf message."""
+"""Maximum size of the weights. An ONNX file is a protobuf message of at most 2 GiB."""
 
 
 def export_onnx(
@@ -46,34 +52,34 @@ def export_onnx(
     int8: bool = False,
     overwrite: bool = False,
 ) -> None:
-    """Write encoder and search to a file for `OnnxModel`; see `Elias.export_onnx`.
+    """Write the encoder and the search to a file for `OnnxModel`. See `Elias.export_onnx`.
 
     Raises:
         ModelError: If the file exists, onnx is not installed, or the model cannot be exported.
     """
     model, sizes = elias.model, elias.sizes
     if elias.others:
-        raise ModelError("an ensemble is not one graph; export each of its members instead")
+        raise ModelError("an ensemble cannot be exported; export each of its members instead")
     if path.is_dir() or not path.resolve().parent.is_dir():
         raise ModelError(
-            f"{path}: is a folder or in no folder; name a file in a folder that exists"
+            f"{path}: is a folder, or its folder does not exist; name a file in an existing folder"
         )
     if path.exists() and not overwrite:
         raise ModelError(f"{path}: already exists; choose another file, or add --overwrite")
     try:
         import onnx
-        import onnxscript  # noqa: F401 - torch.onnx imports it, late and with a long traceback
+        import onnxscript  # noqa: F401 - if it is missing, torch.onnx fails later, unclearly
     except ImportError as error:
         raise missing_package(str(error.name)) from None
     encoder: Any = model.encoder
     is_bag = isinstance(model.encoder, BagEncoder)
     if encoder.reads_features:
-        raise ModelError("a model trained on features reads no text; it cannot be exported")
+        raise ModelError("a model trained on features instead of texts cannot be exported")
     weights = sum(tensor.nbytes for tensor in model.state_dict().values())
     if weights > _MAX_BYTES:
         raise ModelError(
-            f"the weights take {weights / 2**30:.1f} GiB, more than the 2 GiB of an ONNX file; "
-            "the model cannot be exported"
+            f"the model cannot be exported: its weights take {weights / 2**30:.1f} GiB, but an "
+            "ONNX file holds at most 2 GiB"
         )
     if is_bag:
         names = ("words", "ngrams", "char_ngrams", "word_ngrams")
@@ -85,9 +91,9 @@ def export_onnx(
     width = min(top_k or TOP_K, sizes.shortlist_size, model.n_labels)
     labels = list(elias.label_names)
     metadata = {"format": FORMAT, "encoder": entry, "labels": labels, "top_k": width}
-    # a copy: the model keeps its device and its mode
+    # export a copy, so that the model keeps its device and mode
     graph = _Graph(copy.deepcopy(model).cpu().float().eval(), sizes, width)
-    ids = torch.zeros((2, 3), dtype=torch.int64)  # an example: two texts with three tokens each
+    ids = torch.zeros((2, 3), dtype=torch.int64)  # example input: two texts with three tokens each
     shape = {0: torch.export.Dim("texts"), 1: torch.export.Dim("tokens")}
     with staged_file(path) as staged, _quiet():
         torch.onnx.export(
@@ -111,12 +117,12 @@ def export_onnx(
 
 
 def _quantise(path: Path) -> None:
-    """Store the matrices of a graph, and the vectors of a bag, as 8-bit integers."""
+    """Quantise the matrices of a graph, and the vectors of a bag encoder, to 8-bit integers."""
     import onnx
     from onnxruntime.quantization import QuantType, quantize_dynamic
 
     proto = onnx.load(str(path))
-    del proto.graph.value_info[:]  # shapes that quantisation makes wrong
+    del proto.graph.value_info[:]  # these shapes are wrong after quantisation
     quantize_dynamic(
         proto,
         str(path),
@@ -127,7 +133,7 @@ def _quantise(path: Path) -> None:
 
 
 class _Graph(nn.Module):
-    """Map padded tokens to the k best labels and their scores p, like `EliasModel.rank`."""
+    """The exported computation: from padded tokens to the k best labels, as `EliasModel.rank`."""
 
     edge_log: Tensor
 
@@ -140,7 +146,7 @@ class _Graph(nn.Module):
         self.register_buffer("edge_log", model.graph.unsaturated_log().detach().float())
 
     def forward(self, ids: Tensor, weights: Tensor) -> tuple[Tensor, Tensor]:
-        """Return labels and scores (B, k); a slot without a label holds L and 0."""
+        """Return labels and scores p (B, k). An empty slot has label L and score 0."""
         is_bag = isinstance(self.model.encoder, BagEncoder)
         embedding = self.embed_bag(ids, weights) if is_bag else self.embed(ids, weights)
         if isinstance(self.model, OneVsAll):
@@ -153,7 +159,7 @@ class _Graph(nn.Module):
         return ranked.masked_fill(best.values == -math.inf, self.model.n_labels), best.values.exp()
 
     def embed_bag(self, ids: Tensor, weights: Tensor) -> Tensor:
-        """Return φ(x) of a `BagEncoder`; padding has weight 0."""
+        """Return φ(x) of a `BagEncoder`. Padding has weight 0."""
         encoder: Any = self.model.encoder
         vectors = nn.functional.embedding(ids, encoder.vectors)  # (B, T, D)
         summed = (weights.unsqueeze(1) @ vectors).squeeze(1)
@@ -174,16 +180,16 @@ class _Graph(nn.Module):
         return embedding
 
     def search(self, embedding: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the shortlisted labels (B, K), ascending, and log p; -inf for padding.
+        """Return the shortlisted labels (B, K) in ascending order, and their log p.
 
-        TopK of ONNX is stable. The labels are therefore sorted by the second key, then by the
-        first; labels with equal keys stay in the order of their ids.
+        log p is -inf for padding. TopK of ONNX is a stable sort, so sorting by the second key and
+        then by the first sorts by both. Labels with equal keys stay in the order of their ids.
         """
         model, n_labels, n_ranked = self.model, self.model.n_labels, self.shortlist_size
         cluster_log = _logits(model.clusters, embedding).log_softmax(dim=-1)
         beam = (math.log(model.alpha) + cluster_log).topk(self.beam_size, dim=1)
         cluster, edge = beam.values.unsqueeze(-1), self.edge_log[beam.indices]  # (B, b, E)
-        uncut = (cluster + edge).flatten(1)  # breaks ties of saturated scores
+        uncut = (cluster + edge).flatten(1)  # score before min(1, ·), which breaks ties
         scores = (cluster.clamp(max=0) + edge.clamp(max=0)).flatten(1)
         paths = model.graph.edge_labels[beam.indices].flatten(1)  # L in empty slots
 
@@ -208,13 +214,13 @@ def _logits(rows: Any, embedding: Tensor) -> Tensor:
 
 
 def _log_sigmoid(logits: Tensor) -> Tensor:
-    # logsigmoid of torch is exported as log(sigmoid), which is -inf for a low logit
+    # torch exports logsigmoid as log(sigmoid), which is -inf for very low logits
     return -nn.functional.softplus(-logits)
 
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Silence the log messages and warnings of the exporters."""
+    """Silence log messages and warnings during the export."""
     before = logging.root.manager.disable
     logging.disable(logging.WARNING)
     try:

@@ -1,7 +1,7 @@
-"""Run a model that was exported to ONNX with onnxruntime, without torch.
+"""Predict with a model that was exported to ONNX. This needs onnxruntime, but not torch.
 
-The file contains the encoder and the search as a graph, and the tokenizer and the names of the
-labels as metadata. `elias.persistence.onnx_export` writes it.
+The file contains the encoder and the search as a graph, and the tokenizer and the label names as
+metadata. `elias.persistence.onnx_export` writes it.
 """
 
 from __future__ import annotations
@@ -25,33 +25,33 @@ if TYPE_CHECKING:
 METADATA = "elias"
 """Metadata key whose value is JSON with ``format``, ``labels``, ``top_k`` and ``encoder``."""
 FORMAT = 1
-"""Format number; increased when older versions of `OnnxModel` cannot read the new format."""
+"""Format number, increased when older versions of `OnnxModel` cannot read the new format."""
 BAG, TRANSFORMER = "bag", "transformer"
-"""Kinds of encoders; a bag stores the fields of `Featurizer`, a transformer its tokenizer."""
+"""Kinds of encoders. ``bag`` stores the fields of `Featurizer`; ``transformer`` its tokenizer."""
 BATCH_SIZE = 32
 
 
 def missing_package(name: str) -> ModelError:
     """Return the error for a package that is not installed."""
-    return ModelError(f"{name} is not installed; pip install 'elias-xmc[export]' installs it")
+    return ModelError(f"{name} is not installed; pip install 'elias-xmc[export]'")
 
 
 class OnnxModel:
-    """A model read from an ONNX file, with the names of its labels.
+    """A model loaded from an ONNX file.
 
-    It ranks as the last stage of the exported model does (``component="stage2"``): the file has no
-    ranker, calibration, probabilities or other members of an ensemble.
+    It predicts like the last stage of the exported model (``component="stage2"``), because the file
+    does not contain the ranker, the calibration or the probabilities.
 
     Example:
         ``OnnxModel("model.onnx").predict(["cod quotas"], top_k=5)[0].labels``
     """
 
     def __init__(self, path: str | Path, *, threads: int | None = None) -> None:
-        """Load a file.
+        """Load an exported model.
 
         Args:
-            path: A file that `Elias.export_onnx` or ``elias export`` wrote.
-            threads: Number of threads; None: all cores.
+            path: A file written by `Elias.export_onnx` or ``elias export``.
+            threads: Number of threads. None uses all cores.
 
         Raises:
             ModelError: If the file is not an exported model, or onnxruntime is not installed.
@@ -64,13 +64,13 @@ class OnnxModel:
         options.intra_op_num_threads = threads or 0
         options.log_severity_level = 3
         if not Path(path).is_file():
-            raise ModelError(f"{path}: no such file; elias export writes one")
+            raise ModelError(f"{path}: no such file; create it with elias export")
         try:
             self.session = onnxruntime.InferenceSession(
                 str(path), options, providers=["CPUExecutionProvider"]
             )
             metadata = self.session.get_modelmeta().custom_metadata_map.get(METADATA)
-        except Exception as error:  # onnxruntime's errors share no other class
+        except Exception as error:  # onnxruntime's errors have no other common base class
             first = str(error).partition("\n")[0]
             raise ModelError(f"{path}: cannot be read ({first}); export the model again") from error
         if metadata is None:
@@ -79,9 +79,9 @@ class OnnxModel:
         if tree["format"] > FORMAT:
             raise ModelError(f"{path}: has a newer format; upgrade elias-xmc")
         self.label_names: tuple[str, ...] = tuple(tree["labels"])
-        """One name for each label."""
+        """The name of each label."""
         self.top_k: int = tree["top_k"]
-        """Maximum number of labels for a text."""
+        """Maximum number of labels that the model can predict for a text."""
         self._encoder = tree["encoder"]
         if self._encoder["kind"] == BAG:
             self._featurizer = Featurizer(
@@ -102,7 +102,7 @@ class OnnxModel:
         """Return the ``top_k`` best labels of each text, best first.
 
         Raises:
-            DataError: If ``top_k`` is not between 1 and the ``top_k`` of the export, or a text is
+            DataError: If ``top_k`` is below 1 or above the ``top_k`` of the export, or a text is
                 not a string.
         """
         if isinstance(texts, str) or not all(isinstance(text, str) for text in texts):
@@ -123,7 +123,7 @@ class OnnxModel:
         return Predictions(ids, scores, n_labels, self.label_names)
 
     def _inputs(self, texts: Sequence[str]) -> dict[str, NDArray[Any]]:
-        """Return padded ids, with tf-idf weights (0 for padding) or a mask of the tokens."""
+        """Return the padded token ids of texts, with their tf-idf weights or the attention mask."""
         if self._encoder["kind"] == BAG:
             features = self._featurizer.transform(texts)
             lengths, ids, pad_id = np.diff(features.indptr), features.indices, 0
@@ -134,7 +134,7 @@ class OnnxModel:
             rows = [row.ids or [pad_id] for row in self._tokenizer.encode_batch_fast(clean)]
             lengths, ids = np.array([len(row) for row in rows]), np.concatenate(rows)
             name, values = "mask", np.ones(len(ids), dtype=np.int64)
-        inside = np.arange(max(1, int(lengths.max()))) < lengths[:, None]  # not padding
+        inside = np.arange(max(1, int(lengths.max()))) < lengths[:, None]  # False for padding
         inputs = {
             "ids": np.full(inside.shape, pad_id, dtype=np.int64),
             name: np.zeros(inside.shape, dtype=values.dtype),
