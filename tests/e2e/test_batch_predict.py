@@ -261,7 +261,7 @@ def test_two_processes_do_not_write_one_output(model, table, tmp_path):
             return getattr(model, name)
 
         def predict(self, texts, **options):
-            with pytest.raises(DataError, match="another process writes this output"):
+            with pytest.raises(DataError, match="another process is writing this output"):
                 predict_file(model, task, **options)
             return model.predict(texts, **options)
 
@@ -296,17 +296,17 @@ def test_a_bad_row_is_named_before_anything_is_computed(run, tmp_path, name):
 
 
 MISTAKES = {
-    "{table} --out {tmp}/o.xlsx": "o.xlsx: the name does not say what to write",
+    "{table} --out {tmp}/o.xlsx": "o.xlsx: the file extension does not name a format",
     "{table} --out {tmp}/o --format jsonk": "did you mean 'jsonl'?",
-    "{table} --out {tmp}/o.parquet.gz": "Parquet is packed already",
+    "{table} --out {tmp}/o.parquet.gz": "Parquet is already compressed",
     "{table} --out {tmp}/no/o.csv": "its folder does not exist",
     "{table} --out {tmp} --format csv": "is a folder",
-    "{table} --out {table} --overwrite": "is the input itself",
+    "{table} --out {table} --overwrite": "is also the input file",
     "{table} --out {tmp}/there.csv": "already exists; choose another file, or add --overwrite",
     "{table} --out {tmp}/o.csv --keep idd": "no column 'idd' among 'id', 'text', 'year'; did you",
     "{table} --out {tmp}/o.csv --keep id --keep id": "it is given twice",
-    "{table} --out {tmp}/o.txt --keep id": "lines of id:score have no columns",
-    "{tmp}/labelled.csv --out {tmp}/o.csv --keep labels": "the predictions have this name",
+    "{table} --out {tmp}/o.txt --keep id": "the txt format has no columns",
+    "{tmp}/labelled.csv --out {tmp}/o.csv --keep labels": "the output uses this name",
     "- --out {tmp}/o.csv": "stdin cannot be read again",
     "{table} --format csv": "give --out FILE",
     "- --keep id": "lines on stdin have no columns",

@@ -84,7 +84,7 @@ def test_a_text_is_refused_by_python_too(run):
 def test_features_of_another_width_are_refused(folder, run):
     features = load_corpus(folder).test.features[:, :-1]
 
-    with pytest.raises(DataError, match="columns, the model reads"):
+    with pytest.raises(DataError, match="columns, but the model expects"):
         Elias.from_pretrained(run, device="cpu").predict(features)
 
 

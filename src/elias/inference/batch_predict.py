@@ -1,7 +1,7 @@
 """Predict labels for files of any size, in chunks, and resume after an interruption.
 
-Finished chunks are stored in a hidden folder beside the output. The folder also stores the model,
-the input and the options, so that chunks of different requests are never mixed.
+Finished chunks are stored in a hidden folder next to the output file. The folder also records which
+model, input and options were used, so that chunks of different requests are never mixed.
 """
 
 from __future__ import annotations
@@ -32,16 +32,16 @@ if TYPE_CHECKING:
 
 
 CHUNK = 4096
-"""Default number of texts in memory at a time; an interruption loses at most one chunk."""
+"""Default number of texts in a chunk. An interruption loses the work on at most one chunk."""
 TEXT = "text"
-"""Name of the text column, which the output has if no input column is kept."""
+"""Name of the output column with the text, which is written if no input column is kept."""
 _STATE_FILE = "state.json"
 _INT64 = 2**63
 
 
 @dataclass(frozen=True, slots=True)
 class FileTask:
-    """A file of texts, and the output file for their labels."""
+    """A prediction task: an input file of texts and an output file for their labels."""
 
     source: TextFile
     out: Path
@@ -59,20 +59,22 @@ class FileTask:
         chunk_size: int | None = None,
         overwrite: bool = False,
     ) -> FileTask:
-        """Check that the output can be written, before anything is computed.
+        """Create a task after checking that the output can be written.
 
         Args:
-            source: The texts and the columns to keep; by default the text is kept.
+            source: The input file, its text columns and the columns to copy to the output. If no
+                column is to be copied, the text is copied.
             out: The output file. Unless ``format`` is given, its extension sets the format: .jsonl,
-                .csv, .tsv, .parquet, or .txt for lines of ``id:score``. A final .gz compresses all
-                formats except Parquet.
+                .csv, .tsv, .parquet, or .txt for lines of ``id:score``. If .gz follows the
+                extension, the file is compressed; Parquet does not allow this.
             format: One of `elias.inference.prediction_io.FORMATS`.
-            chunk_size: Texts in memory at a time; `CHUNK` by default.
-            overwrite: Replace an existing output, and unfinished work of another request.
+            chunk_size: Number of texts in memory at a time, `CHUNK` by default.
+            overwrite: Replace an existing output file and discard unfinished work of a different
+                request.
 
         Raises:
-            DataError: If the output exists or cannot be written, or the format cannot hold a kept
-                column.
+            DataError: If the output exists or cannot be written, or a kept column is not possible
+                in this format.
         """
         out = Path(out)
         form = PredictionFormat.of(out, format)
@@ -83,32 +85,32 @@ class FileTask:
         if not out.resolve().parent.is_dir():
             raise DataError(f"{out}: its folder does not exist; create it first")
         if out.is_dir():
-            raise DataError(f"{out}: is a folder; name a file in it")
+            raise DataError(f"{out}: is a folder; give the name of a file")
         if out.exists() and out.samefile(source.path):
-            raise DataError(f"{out}: is the input itself; choose another output")
+            raise DataError(f"{out}: is also the input file; choose another output file")
         if out.exists() and not overwrite:
             raise DataError(f"{out}: already exists; choose another file, or add --overwrite")
         return cls(source, out, form, chunk_size, overwrite)
 
     @property
     def folder(self) -> Path:
-        """The hidden folder that stores finished chunks."""
+        """The hidden folder in which finished chunks are stored."""
         path = self.out.resolve()
         return path.with_name(f".{path.name}.partial")
 
     def chunk_path(self, number: int) -> Path:
-        """Return the file of a finished chunk."""
+        """Return the path of the file of a chunk."""
         return self.folder / f"{number:08d}.part"
 
 
 @dataclass(frozen=True, slots=True)
 class FileDone:
-    """The number of texts in a finished output."""
+    """Result of `predict_file`."""
 
     texts: int
     """Number of texts in the output."""
     resumed: int
-    """Number of these texts that an earlier, interrupted call had finished."""
+    """Number of these texts that had been finished by an earlier, interrupted call."""
 
 
 def predict_file(
@@ -118,21 +120,23 @@ def predict_file(
     predict: Callable[..., Predictions] | None = None,
     **options: Any,
 ) -> FileDone:
-    """Write the labels of a file's texts to another file, in the order of the input.
+    """Predict labels for the texts of a file, and write them to another file in the same order.
 
-    Call it again to resume after an interruption. The output appears only when it is complete, and
-    has the same bytes whether or not the work was interrupted. Memory does not grow with the file.
+    To resume after an interruption, call the function again with the same arguments. The output
+    file appears only when it is complete, and is identical whether or not the work was interrupted.
+    Memory use does not depend on the size of the file.
 
     Args:
-        model: A model that was loaded from a folder, which identifies it when work is resumed.
-        task: The input and the output.
-        predict: A function to call instead of ``model.predict``, for example one that distributes
-            the texts over several processes.
+        model: A model that was loaded from a folder. The folder's checksum identifies the model
+            when work is resumed.
+        task: The input file and the output file.
+        predict: Function to call instead of ``model.predict``, for example one that distributes the
+            texts over several processes.
         options: Arguments of `Elias.predict`: ``top_k``, ``threshold``, ``only``, ``without``,
             ``component``, ``batch_size``.
 
     Raises:
-        DataError: If a row cannot be read, or the output was begun with another request.
+        DataError: If a row cannot be read, or there is unfinished work of a different request.
     """
     if model.model.encoder.reads_features:
         raise DataError("this model was trained on features; it cannot predict a file of texts")
@@ -182,11 +186,11 @@ def predict_file(
 
 
 def _request(model: Elias, task: FileTask, options: dict[str, Any]) -> dict[str, Any]:
-    """Return, as JSON, everything except the input that affects the output."""
+    """Return everything that affects the output, except the input file, in JSON types."""
     if model.folder is None:
         raise ModelError(
-            "a model that was not saved cannot be identified; save it and load it with "
-            "Elias.from_pretrained first"
+            "predicting a file needs a saved model; save this model and load it with "
+            "Elias.from_pretrained"
         )
     request = {
         "model": fingerprint(model.folder),
@@ -202,10 +206,10 @@ def _request(model: Elias, task: FileTask, options: dict[str, Any]) -> dict[str,
 
 
 def _begin(task: FileTask, request: dict[str, Any]) -> tuple[int, dict[str, str]]:
-    """Return the number of texts and the Arrow types of kept columns that need one.
+    """Return the number of texts, and the Arrow types of kept JSON columns for Parquet output.
 
     If unfinished work exists, read both from its state file. Otherwise read all rows of the input,
-    so that a bad row is reported before anything is computed.
+    so that an invalid row is reported before the first prediction.
     """
     path = task.folder / _STATE_FILE
     try:
@@ -214,11 +218,11 @@ def _begin(task: FileTask, request: dict[str, Any]) -> tuple[int, dict[str, str]
         if not differing:
             return state["texts"], state["types"]
     except (OSError, ValueError, LookupError, TypeError, AttributeError):
-        differing = []  # no unfinished work, or none of ours
+        differing = []  # no unfinished work, or an unreadable state file
     if differing and not task.overwrite:
         raise DataError(
-            f"{task.out}: was begun with another {', another '.join(differing)}; repeat that "
-            "command to resume, or add --overwrite to start over"
+            f"{task.out}: was begun with another {', another '.join(differing)}; run the earlier "
+            "command again to resume it, or add --overwrite to start over"
         )
     for part in task.folder.glob("*.part"):
         part.unlink()
@@ -239,7 +243,7 @@ def _begin(task: FileTask, request: dict[str, Any]) -> tuple[int, dict[str, str]
 
 
 def _common_type(known: str | None, value: Any) -> str:
-    """Return the Arrow type that holds ``value`` and all earlier values, of type ``known``."""
+    """Return an Arrow type for both ``value`` and earlier values of type ``known``."""
     if value is None:
         return known or "null"
     kind = {bool: "bool", int: "int64", float: "double"}.get(type(value), "string")
@@ -262,7 +266,7 @@ def _arrow_types(task: FileTask, types: dict[str, str]) -> dict[str, Any]:
 
 @contextmanager
 def _locked(folder: Path) -> Iterator[None]:
-    """Lock the folder against other processes; remove it at the end if it has no chunks."""
+    """Lock the folder against other processes. Afterwards, remove it if it has no chunks."""
     folder.mkdir(exist_ok=True)
     try:
         with FileLock(folder / "lock", timeout=0):
@@ -273,5 +277,5 @@ def _locked(folder: Path) -> Iterator[None]:
                     shutil.rmtree(folder, ignore_errors=True)
     except Timeout:
         raise DataError(
-            f"{folder}: another process writes this output; wait for it, or choose another"
+            f"{folder}: another process is writing this output; wait for it, or choose another"
         ) from None

@@ -1,7 +1,8 @@
 """Explain predictions, and browse the learned graph.
 
-An explanation shows the clusters and the score factors of each label. `GraphView` shows the labels
-of a cluster and the clusters of a label; `LabelSearch` finds labels by name.
+An explanation shows the clusters through which each label was found, and the factors of its score.
+`GraphView` shows the labels of a cluster and the clusters of a label. `LabelSearch` finds labels by
+name.
 """
 
 from __future__ import annotations
@@ -37,8 +38,8 @@ if TYPE_CHECKING:
 class LabelPaths(NamedTuple):
     """The best paths to each of k labels of each text, best first.
 
-    The first path determines the score of its label (Eq. 6). A slot without a path holds the
-    cluster C and scores of 0.
+    The first path determines the score of its label (Eq. 6). A slot without a path has cluster C
+    and scores of 0.
     """
 
     clusters: Int[Tensor, "B k P"]
@@ -47,13 +48,13 @@ class LabelPaths(NamedTuple):
     edge_scores: Float[Tensor, "B k P"]
     """ŝ_{c,ℓ}, Eq. 5."""
     path_scores: Float[Tensor, "B k P"]
-    """ŝ_c · ŝ_{c,ℓ}; the score of the first path is ŷ_ℓ, Eq. 6."""
+    """ŝ_c · ŝ_{c,ℓ}. The score of the first path is ŷ_ℓ, Eq. 6."""
     n_paths: Int[Tensor, "B k"]
-    """Number of all paths from the beam to the label, including those beyond the best P."""
+    """Number of all paths from the beam to the label, not only the best P."""
     classifier: Float[Tensor, "B k"]
     """σ(w_ℓ·φ + bias_ℓ)."""
     p: Float[Tensor, "B k"]
-    """σ(w_ℓ·φ + bias_ℓ)·ŷ_ℓ, as in `EliasModel.rank`; 0 for a label that is not reached."""
+    """σ(w_ℓ·φ + bias_ℓ)·ŷ_ℓ, as in `EliasModel.rank`. It is 0 if no path leads to the label."""
 
 
 @torch.no_grad()
@@ -65,7 +66,7 @@ def trace(
     beam_size: int,
     n_paths: int,
 ) -> LabelPaths:
-    """Return the ``n_paths`` best paths by which a search with this beam reaches each label.
+    """Return the ``n_paths`` best paths by which a search with ``beam_size`` reaches each label.
 
     ``labels`` may be padded with L. Paths are sorted by score, as in the search. Ties are broken by
     the score before min(1, ·), then by the rank of the cluster in the beam.
@@ -85,7 +86,7 @@ def trace(
     is_path = reached.gather(2, order)
     clusters = best.indices.unsqueeze(1).expand_as(edge_free).gather(2, order)
     in_order = cluster_free.expand_as(edge_free).gather(2, order).clamp(max=0)
-    weight = model.labels.weight.float()  # one-vs-all may be stored in bfloat16
+    weight = model.labels.weight.float()  # one-vs-all weights may be bfloat16
     logits = label_logits(embedding, weight, model.labels.bias, labels).float()
     log_p = log_probabilities(logits, path_log.amax(dim=2))
     return LabelPaths(
@@ -103,7 +104,7 @@ def _edges_to(model: EliasModel, beam: Tensor, labels: Tensor) -> Tensor:
     """Return log(β·softmax) of the edge from each cluster of the beam to each label (B, k, b)."""
     edge_log = model.graph.unsaturated_log()
     rows = []
-    for clusters, wanted in zip(beam, labels, strict=True):  # B·k·b·E at once would be large
+    for clusters, wanted in zip(beam, labels, strict=True):  # one text at a time, to limit memory
         same = model.graph.edge_labels[clusters] == wanted[:, None, None]  # (k, b, E)
         same &= (wanted < model.n_labels)[:, None, None]
         rows.append(edge_log[clusters].masked_fill(~same, -math.inf).amax(dim=2))
@@ -113,10 +114,11 @@ def _edges_to(model: EliasModel, beam: Tensor, labels: Tensor) -> Tensor:
 def _edges_from(
     model: EliasModel, cluster: int, scores: Float[Tensor, "C E"]
 ) -> tuple[Int[Tensor, " e"], Float[Tensor, " e"], Float[Tensor, " e"]]:
-    """Return the labels of a cluster, their ``scores``, and the similarity of the classifiers.
+    """Return the labels of a cluster, their ``scores``, and their similarity to the cluster.
 
-    Many edges have the maximum score of 1; in a fixed graph all edges do. The similarity, the dot
-    product with the label's normalised classifier, tells which of them show the topic best.
+    Many edges have the maximum score of 1; in a fixed graph, all edges do. The similarity tells
+    which of these labels describe the cluster best. It is the dot product of the cluster's
+    classifier and the label's normalised classifier.
     """
     is_edge = model.graph.edge_labels[cluster] < model.n_labels
     labels = model.graph.edge_labels[cluster][is_edge]
@@ -127,7 +129,7 @@ def _edges_from(
 
 @torch.no_grad()
 def strongest_labels(model: EliasModel, clusters: Sequence[int], count: int) -> list[list[int]]:
-    """Return the ``count`` labels that describe each cluster: by edge score, then similarity."""
+    """Return the ``count`` best labels of each cluster, by edge score and then by similarity."""
     edge_log, strongest = model.graph.edge_log_scores(), []
     for cluster in clusters:
         labels, scores, similarity = _edges_from(model, cluster, edge_log)
@@ -138,15 +140,15 @@ def strongest_labels(model: EliasModel, clusters: Sequence[int], count: int) -> 
 
 
 N_DESCRIBING = 5
-"""Number of labels that describe a cluster."""
+"""Number of labels shown to describe a cluster."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LabelPath:
-    """One path to a label through a cluster."""
+    """A path from a text through a cluster to a label."""
 
     cluster: int
-    """c, a key of `Explanation.clusters`."""
+    """Id c of the cluster, a key of `Explanation.clusters`."""
     cluster_score: float
     """ŝ_c, how well the text fits the cluster (Eq. 1)."""
     edge_score: float
@@ -167,7 +169,7 @@ class ExplainedLabel:
     score: float
     """The score by which `Elias.predict` ranks the label."""
     probability: float | None = None
-    """The probability that the label is relevant; None if the model has no probabilities."""
+    """The probability that the label is relevant, or None if the model has no probabilities."""
     p: float
     """σ(w_ℓ·φ + bias_ℓ)·ŷ_ℓ, the score of the search."""
     classifier_score: float
@@ -175,13 +177,13 @@ class ExplainedLabel:
     path_score: float
     """ŷ_ℓ, the score of the best path (Eq. 6)."""
     ranker_score: float | None = None
-    """q^γ, from the score q of the sparse ranker (§3.5); None without a ranker."""
+    """q^γ, where q is the score of the sparse ranker (§3.5), or None without a ranker."""
     calibrated_score: float | None = None
-    """T, the calibration of p and q; None without a calibration."""
+    """T, the calibrated score from p and q, or None without a calibration."""
     name_likeness: float | None = None
-    """Cosine similarity of text and label name, an input of T; None if T reads no names."""
+    """Cosine similarity of text and label name, or None if T does not use names."""
     name_coverage: float | None = None
-    """Share of the label name that occurs in the text; None if T reads no names."""
+    """Share of the label name that occurs in the text, or None if T does not use names."""
     paths: tuple[LabelPath, ...]
     """The best paths, best first."""
     n_paths: int
@@ -190,16 +192,16 @@ class ExplainedLabel:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Explanation:
-    """The labels of one text, best first, with the clusters on their paths."""
+    """The explained labels of one text, best first, and the clusters on their paths."""
 
     text: str | None
-    """The text; None if features were given."""
+    """The text, or None if the input was a feature vector."""
     labels: tuple[ExplainedLabel, ...]
     clusters: Mapping[int, tuple[str, ...]]
-    """Names of the strongest labels of each cluster that is on one of the paths."""
+    """For each cluster on one of the paths, the names of its strongest labels."""
 
     def to_dict(self) -> dict[str, Any]:
-        """Return plain values for JSON."""
+        """Return the explanation as a JSON-compatible dictionary."""
         labels = [asdict(label) for label in self.labels]
         clusters = [{"id": i, "labels": list(names)} for i, names in self.clusters.items()]
         return {"text": self.text, "labels": labels, "clusters": clusters}
@@ -208,7 +210,7 @@ class Explanation:
 def explain(
     elias: Elias, inputs: Inputs, *, top_k: int, paths: int, member: int
 ) -> list[Explanation]:
-    """Explain the predicted labels of texts by one member; see `Elias.explain`."""
+    """Explain the predicted labels of texts by the paths in one member. See `Elias.explain`."""
     if not isinstance(paths, int) or paths < 1:
         raise DataError(f"paths must be a whole number >= 1, not {paths!r}")
     if not 0 <= member < len(elias.members):
@@ -225,7 +227,7 @@ def explain(
         labels = torch.from_numpy(np.ascontiguousarray(predictions.ids)).to(device)
         traced = trace(model, embedding, labels, beam_size=beam_size, n_paths=paths)
     traced = LabelPaths(*(part.cpu() for part in traced))
-    if isinstance(model, OneVsAll):  # all labels are scored: no path leads to them
+    if isinstance(model, OneVsAll):  # scores all labels without paths
         traced = traced._replace(n_paths=torch.zeros_like(traced.n_paths))
     factors: dict[str, Array] = {}
     if explained.reranker is not None:
@@ -281,7 +283,7 @@ def _paths(traced: LabelPaths, row: int, label: int) -> tuple[LabelPath, ...]:
 
 
 class Edge(NamedTuple):
-    """The id of the neighbour that an edge leads to, and the edge score ŝ_{c,ℓ} (Eq. 5)."""
+    """An edge of the graph: the id of the neighbour and the edge score ŝ_{c,ℓ} (Eq. 5)."""
 
     id: int
     score: float
@@ -290,15 +292,15 @@ class Edge(NamedTuple):
 class GraphView:
     """The labels of each cluster and the clusters of each label, strongest edge first.
 
-    Equally strong edges are sorted by the similarity of the cluster's and the label's classifier,
-    so that the first labels show the topic of a cluster.
+    Equally strong edges are sorted by the similarity of cluster and label, so that the first labels
+    show the topic of a cluster.
     """
 
     @torch.no_grad()
     def __init__(self, model: EliasModel) -> None:
         self.n_clusters = model.graph.n_clusters
         edge_scores, parts = model.graph.edge_log_scores().exp(), []
-        for cluster in range(self.n_clusters):  # all clusters at once would need C·E·D numbers
+        for cluster in range(self.n_clusters):  # all at once would take C·E·D numbers
             labels, *values = _edges_from(model, cluster, edge_scores)
             parts.append((torch.full_like(labels, cluster), labels, *values))
         columns = (torch.cat(column).cpu().numpy() for column in zip(*parts, strict=True))
@@ -310,7 +312,10 @@ class GraphView:
 
 
 class Neighbours:
-    """The edges of each of ``n_nodes`` nodes to ``others``, strongest first."""
+    """The edges of each node, strongest first.
+
+    Edge i connects ``nodes[i]`` with ``others[i]``. Node ids range from 0 to ``n_nodes`` - 1.
+    """
 
     def __init__(
         self, nodes: Array, others: Array, scores: Array, similarity: Array, n_nodes: int
@@ -325,14 +330,14 @@ class Neighbours:
         return int(self._starts[node + 1] - self._starts[node])
 
     def edges(self, node: int, count: int, start: int = 0) -> list[Edge]:
-        """Return ``count`` edges of a node from rank ``start``, strongest first."""
+        """Return up to ``count`` edges of a node, strongest first, after skipping ``start``."""
         first, end = self._starts[node : node + 2]
         rows = slice(first + start, min(first + start + count, end))
         return list(map(Edge, self._ids[rows].tolist(), self._scores[rows].tolist()))
 
 
 class LabelSearch:
-    """Finds labels by parts of their names.
+    """Search for labels by words in their names.
 
     >>> LabelSearch(["salt fish", "fish", "law", "shellfish"]).find("fish", 3)
     [1, 0, 3]
@@ -342,7 +347,7 @@ class LabelSearch:
         self._names = [name.casefold() for name in names]
 
     def find(self, query: str, count: int) -> list[int]:
-        """Return the ids of ``count`` labels whose names contain every word of the query.
+        """Return the ids of up to ``count`` labels whose names contain every word of the query.
 
         Names equal to the query come first, then names that start with the query, then names with
         a word that starts with the first word of the query, then all others. Within each group,

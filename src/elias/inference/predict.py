@@ -1,7 +1,7 @@
-"""Predict: text → tokens → search → rerank → `Predictions`.
+"""The prediction pipeline: text → tokens → search → rerank → `Predictions`.
 
-`predict` runs the whole pipeline; the functions below it are its steps, in order of execution. Each
-member of a model is searched once. The predictions of all components are derived from the
+`predict` runs the whole pipeline. The functions below it are its steps, in order of execution. Each
+member of an ensemble searches once, and the predictions of all its components are derived from the
 candidates of that search.
 """
 
@@ -45,13 +45,13 @@ logger = logging.getLogger(__name__)
 Ranked = TypeVar("Ranked", Candidates, Predictions)
 
 ENSEMBLE = "ensemble"
-"""The component that averages the members of an ensemble."""
+"""Name of the component that averages the scores of the members of an ensemble."""
 MERGED_LABELS = 100
-"""Minimum number of labels of each member that an ensemble averages, even for a lower ``top_k``."""
+"""Minimum number of labels per member that an ensemble averages, even if ``top_k`` is lower."""
 MAX_RANKED_CHOICES = 10_000
-"""Maximum size to which the shortlist is enlarged to hold all labels allowed by ``only``."""
+"""Maximum size of the shortlist if it is enlarged to hold all labels given by ``only``."""
 FEW_TEXTS = 16
-"""Number of texts up to which a bag encoder and its search are faster with a single thread."""
+"""Maximum number of texts for which a bag encoder and its search use a single thread."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,12 +59,12 @@ class SearchOptions:
     """Options of a prediction."""
 
     top_k: int
-    """Labels per text."""
+    """Number of labels per text."""
     batch_size: int = BATCH_SIZE
     blocked: torch.Tensor | None = None
-    """(L,) mask of the labels that must not be predicted."""
+    """(L,) mask that is True for labels that must not be predicted."""
     every_cluster: bool = False
-    """Search all clusters, used when the allowed labels were given by ``only``."""
+    """Search all clusters instead of a beam. This is used if ``only`` limits the labels."""
 
 
 def predict(
@@ -74,18 +74,18 @@ def predict(
     options: SearchOptions,
     tokens_of: Callable[[Elias, slice], Tokens] | None = None,
 ) -> dict[str, Predictions]:
-    """Return the predictions of the given components, from one search of each member.
+    """Return the predictions of the given components, with one search per member.
 
     If W_L is sharded, all processes must call this function. Each process predicts its share of the
     texts, and every process returns the predictions of all texts.
 
     Args:
         model: The model.
-        inputs: Texts, or given features.
-        components: Any of `Elias.components`.
+        inputs: Texts, or feature vectors for a model that was trained on features.
+        components: Names from `Elias.components`.
         options: Options of the search.
-        tokens_of: Function that returns the tokens of a slice of the rows for a member's encoder;
-            None: ``inputs`` are tokenized.
+        tokens_of: Function that returns the tokens of a slice of rows for a member. None tokenizes
+            ``inputs``.
     """
     labels, rows = model.model.labels, slice(None)
     n_points = len(inputs) if isinstance(inputs, Sequence) else int(inputs.shape[0])
@@ -112,7 +112,7 @@ def predict(
         predictions = ranked | predictions
         if merges:
             last.append(ranked[member.last_alone])
-            alone = []  # the other members only contribute to the mean
+            alone = []  # other members only contribute to the mean
     if merges:
         predictions[ENSEMBLE] = Predictions.merge(last, k=options.top_k)
 
@@ -129,25 +129,25 @@ def predict(
 
 
 def _gathered(ranked: Ranked, world: World, n_points: int, n_labels: int) -> Ranked:
-    """Return the labels and scores of all points, of which each process ranked its share."""
+    """Gather the labels and scores of all points from all processes."""
     ids = all_gather_rows(world, ranked.ids, n_points, n_labels)
     scores = all_gather_rows(world, ranked.scores, n_points, PADDING_SCORE)
     return replace(ranked, ids=ids, scores=scores)
 
 
 def tokenize(inputs: Inputs, encoder: TextEncoder) -> Tokens:
-    """Return texts, or given features scaled to length 1, as tokens of an encoder.
+    """Convert texts, or feature vectors scaled to length 1, to tokens of an encoder.
 
     Raises:
-        DataError: If the inputs are not of the kind (texts or features) the model was trained on.
+        DataError: If the model was trained on texts and the inputs are features, or vice versa.
     """
     if issparse(inputs):
         features = inputs if isinstance(inputs, csr_matrix) else csr_matrix(inputs)
         if not encoder.reads_features:
-            raise DataError("this model reads text; give it a list of texts")
+            raise DataError("this model was trained on texts; pass a list of texts")
         if features.shape[1] != encoder.n_features:
             raise DataError(
-                f"the features have {features.shape[1]} columns, the model reads "
+                f"the features have {features.shape[1]} columns, but the model expects "
                 f"{encoder.n_features}"
             )
         mapped = is_mapped(features)
@@ -167,7 +167,7 @@ def tokenize(inputs: Inputs, encoder: TextEncoder) -> Tokens:
 def search_member(
     member: Elias, tokens: Tokens, components: Sequence[str], options: SearchOptions
 ) -> Candidates:
-    """Return one ensemble member's candidates, with embeddings if its ranker uses them."""
+    """Return the candidates of one member, with embeddings if its ranker uses them."""
     index, rerank = member.config.index, member.config.rerank
     if set(components) <= {member.components[0]}:
         return search(member.model, tokens, index, options)
@@ -177,7 +177,7 @@ def search_member(
 
 
 def add_embedding(member: Elias, candidates: Candidates, tokens: Tokens) -> Candidates:
-    """Return the candidates with the embeddings φ(x) that the ranker of a member reads."""
+    """Return the candidates with the embeddings φ(x) that the member's ranker uses."""
     encoder = member.first_encoder or member.model.encoder
     return replace(candidates, embedding=embed_all(encoder, tokens))
 
@@ -185,10 +185,10 @@ def add_embedding(member: Elias, candidates: Candidates, tokens: Tokens) -> Cand
 def search(
     model: EliasModel, tokens: Tokens, index: ResolvedIndex, options: SearchOptions
 ) -> Candidates:
-    """Return the best labels of each text; ``index`` sets the widths of beam and shortlist.
+    """Return the best labels of each text. ``index`` sets the sizes of the beam and the shortlist.
 
-    If memory runs out, release CUDA graphs first, then halve the batch size until a batch fits.
-    If W_L is sharded, each process searches its own texts.
+    If memory runs out, release CUDA graphs first, then halve the batch size until a batch fits. If
+    W_L is sharded, each process passes its own texts.
     """
     sizes = SearchSizes(index.beam_size, index.shortlist_size)
     batch_size, blocked = options.batch_size, options.blocked
@@ -211,7 +211,7 @@ def search(
                 if model.labels.whole and SEARCH_GRAPHS.release():
                     logger.warning("out of memory: continuing without CUDA graphs for predictions")
                     continue
-                # sharded: all processes must take the same number of texts at a time
+                # if W_L is sharded, all processes must use the same batch size
                 if batch_size == 1 or not model.labels.whole:
                     with explain_out_of_memory("predicting"):
                         raise
@@ -222,9 +222,9 @@ def search(
 def search_share(
     model: EliasModel, tokens: Tokens, index: ResolvedIndex, options: SearchOptions
 ) -> Candidates:
-    """Return the best labels of each text.
+    """Return the best labels of each text, as `search` does, but for all texts on every process.
 
-    If W_L is sharded, each process searches its share of the texts, and all shares are gathered.
+    If W_L is sharded, each process searches its share of the texts. The results are then gathered.
     """
     labels, n_points = model.labels, len(tokens)
     if not isinstance(labels, ShardedRows):
@@ -241,9 +241,9 @@ def rank_candidates(
     top_k: int,
     psi: csr_matrix | None = None,
 ) -> dict[str, Predictions]:
-    """Return the predictions of the given components of one model, all from the same candidates.
+    """Return the predictions of several components of a model from the same candidates.
 
-    ``psi`` are the ranker's features of the inputs; None: they are computed.
+    ``psi`` are the ranker's features of the inputs. They are computed if ``psi`` is None.
     """
     names, count = model.label_names, model.config.rerank.candidates
     stage = model.components[0]
@@ -268,23 +268,23 @@ def rank_candidates(
 
 
 def max_filtered(split: Split) -> int:
-    """Return the maximum number of labels that a split's filters exclude for one point."""
+    """Return the maximum number of labels that the filters of a split exclude for a point."""
     return 0 if split.filters is None else int(np.bincount(split.filters[:, 0], minlength=1).max())
 
 
 def drop_filtered(predictions: Predictions, split: Split, top_k: int) -> Predictions:
-    """Return the best ``top_k`` predictions, without the pairs that a split's filters exclude."""
+    """Remove the pairs that a split's filters exclude, and return the best ``top_k`` labels."""
     if split.filters is not None and len(split.filters):
         predictions = predictions.drop(split.filters)
     return predictions.top(top_k)
 
 
 def split_inputs(split: Split, encoder: TextEncoder) -> Inputs:
-    """Return the part of a split that the encoder reads: its texts, or its features."""
+    """Return the texts or the features of a split, whichever the encoder reads."""
     inputs = split.features if encoder.reads_features else split.texts
     if inputs is None:
         wanted = "features" if encoder.reads_features else "texts"
-        raise DataError(f"the model reads {wanted}, and the corpus has none")
+        raise DataError(f"the model needs {wanted}, but the corpus has none")
     return inputs
 
 

@@ -1,7 +1,7 @@
 """Read and write files of predictions.
 
-Each chunk of predictions is encoded separately, and the file is the concatenation of its chunks.
-Writing therefore needs memory for one chunk only, and can be resumed after the last chunk.
+Files are written in chunks. Each chunk is encoded separately, and the file is the concatenation of
+its chunks. Writing therefore needs memory for only one chunk, and can resume after the last chunk.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ from elias.errors import DataError, did_you_mean
 from elias.predictions import Predictions, from_entries
 
 FORMATS = ("jsonl", "csv", "tsv", "parquet", "txt")
-"""Formats of predictions; ``txt`` has lines of ``id:score id:score``."""
+"""File formats for predictions. A line of ``txt`` is ``id:score id:score …``."""
 LABELS, IDS, SCORES, PROBABILITIES = "labels", "label_ids", "scores", "probabilities"
-"""Columns of a table of predictions; each cell is a list, best first."""
+"""Columns of a table of predictions. Each cell is a list, best label first."""
 
 _SUFFIXES = {f".{name}": name for name in FORMATS} | {
     ".ndjson": "jsonl",
@@ -37,16 +37,17 @@ _SUFFIXES = {f".{name}": name for name in FORMATS} | {
 }
 _DELIMITER = {"csv": ",", "tsv": "\t"}
 _Row = list[tuple[int, float]]
-"""Label ids and scores of one point."""
+"""(label id, score) pairs of one point."""
 
 
 def read_predictions(
     path: str | Path, n_labels: int, label_names: Sequence[str] | None = None
 ) -> Predictions:
-    """Read a file of predictions, written by any tool, with one point per line or row.
+    """Read a file of predictions of this or another tool, with one line or row per point.
 
-    The format is detected: JSON lines as ``elias predict`` writes them, a scipy CSR matrix (.npz),
-    or text lines ``id:score id:score`` (after an optional line ``N L``). Each may be gzipped.
+    The format is detected from the content: JSON lines as written by ``elias predict``, a scipy CSR
+    matrix (.npz), or lines of ``id:score id:score`` after an optional header ``N L``. The file may
+    be gzipped.
     """
     path = Path(path)
     try:
@@ -138,7 +139,7 @@ class PredictionFormat:
 
     @classmethod
     def of(cls, path: Path, kind: str | None = None) -> PredictionFormat:
-        """Return the format of a file: ``kind``, or by default the format of its extension.
+        """Return the format ``kind``, or if it is None, the format given by the file extension.
 
         >>> PredictionFormat.of(Path("labels.csv.gz"))
         PredictionFormat(kind='csv', packed=True)
@@ -149,28 +150,28 @@ class PredictionFormat:
             if suffix not in _SUFFIXES:
                 known = ", ".join(f".{name}" for name in FORMATS)
                 raise DataError(
-                    f"{path}: the name does not say what to write; end it in one of {known} "
-                    "(.gz after it packs text), or choose with --format"
+                    f"{path}: the file extension does not name a format; use one of {known} "
+                    "(plus .gz to compress a text format), or add --format"
                 )
             kind = _SUFFIXES[suffix]
         elif kind not in FORMATS:
             known = ", ".join(FORMATS)
             raise DataError(f"--format {kind!r}: not one of {known}{did_you_mean(kind, FORMATS)}")
         if packed and kind == "parquet":
-            raise DataError(f"{path}: Parquet is packed already; remove .gz from its name")
+            raise DataError(f"{path}: Parquet is already compressed; remove .gz from the file name")
         return cls(kind, packed)
 
     def check_columns(self, names: Sequence[str]) -> None:
-        """Raise an error if the format cannot hold one of the kept columns."""
+        """Raise an error if a column cannot be kept in this format."""
         if self.kind == "txt" and names:
             raise DataError(
-                f"--keep {names[0]}: lines of id:score have no columns; write jsonl, csv, tsv or "
-                "parquet"
+                f"--keep {names[0]}: the txt format has no columns; use jsonl, csv, tsv or "
+                "parquet instead"
             )
         taken = {LABELS} if self.kind == "jsonl" else {LABELS, IDS, SCORES, PROBABILITIES}
         for name in names:
             if name in taken or names.count(name) > 1:
-                reason = "the predictions have this name" if name in taken else "it is given twice"
+                reason = "the output uses this name" if name in taken else "it is given twice"
                 raise DataError(f"--keep {name}: {reason}; rename the column in the input")
 
     def encode(
@@ -181,13 +182,13 @@ class PredictionFormat:
         first: bool,
         types: Mapping[str, Any],
     ) -> bytes:
-        """Return a chunk of the file.
+        """Return the bytes of a chunk of the file.
 
         Args:
-            columns: The columns before the predictions, with a cell for each text.
+            columns: The columns to write before the predictions, with one cell per text.
             predictions: The labels of each text.
-            first: True for the first chunk, which starts with the header of a CSV or TSV table.
-            types: Arrow types of the columns for Parquet; string by default.
+            first: Whether this is the first chunk, in which CSV and TSV have a header.
+            types: Arrow types of the columns in Parquet files. The default is string.
         """
         if self.kind == "txt":  # nine digits represent a float32 exactly
             text = "".join(
@@ -214,7 +215,7 @@ class PredictionFormat:
             if self.kind == "parquet":
                 return _parquet(table, types)
             stream = io.StringIO(newline="")
-            # all cells quoted: before Python 3.13 a lone carriage return would not be quoted
+            # quote all cells, because Python before 3.13 does not quote a lone carriage return
             writer = csv.writer(
                 stream, quoting=csv.QUOTE_ALL, delimiter=_DELIMITER[self.kind], lineterminator="\n"
             )
@@ -223,11 +224,11 @@ class PredictionFormat:
             writer.writerows(zip(*(map(as_cell, cells) for cells in table.values()), strict=True))
             text = stream.getvalue()
         data = text.encode("utf8", "replace")
-        # each chunk is a gzip member; without a date the same predictions give the same bytes
+        # each chunk is a gzip member; with mtime=0, equal predictions give equal bytes
         return gzip.compress(data, mtime=0) if self.packed else data
 
     def join(self, parts: Iterable[Path], target: IO[bytes]) -> None:
-        """Concatenate files of encoded chunks to ``target``."""
+        """Write the encoded chunks in ``parts`` to ``target``, one after the other."""
         if self.kind != "parquet":
             for part in parts:
                 with part.open("rb") as stream:
@@ -236,7 +237,7 @@ class PredictionFormat:
         from pyarrow.parquet import ParquetFile, ParquetWriter
 
         writer = None
-        for part in parts:  # each becomes a row group
+        for part in parts:  # each chunk becomes a row group
             with ParquetFile(part) as file:
                 writer = writer or ParquetWriter(target, file.schema_arrow)
                 writer.write_table(file.read())
@@ -263,12 +264,12 @@ def _parquet(table: Mapping[str, Sequence[Any]], types: Mapping[str, Any]) -> by
 
 
 def json_line(columns: Mapping[str, Any], labels: Sequence[Mapping[str, Any]]) -> str:
-    """Return one line of JSON with the kept columns and the labels of a text."""
+    """Return a line of JSON with the kept columns and the labels of a text."""
     return json.dumps({**columns, LABELS: labels}, ensure_ascii=False, default=str) + "\n"
 
 
 def as_cell(value: Any) -> str:
-    """Return a value as a cell of a table.
+    """Return a value as the text of a table cell.
 
     >>> [as_cell(value) for value in ("a", None, 7, True, ["x"])]
     ['a', '', '7', 'true', '["x"]']

@@ -51,11 +51,11 @@ if TYPE_CHECKING:
 
 
 TOP_K = 5
-EVALUATED = 100  # labels ranked for metrics: R@100 needs no more
+EVALUATED = 100  # number of labels ranked for metrics, enough for R@100
 
 
 class Elias:
-    """A trained model with its labels' names: text in, ranked labels out.
+    """A trained model that predicts ranked labels for texts.
 
     Example:
         >>> from pathlib import Path
@@ -111,33 +111,33 @@ class Elias:
         self.config = config
         self.label_names = label_names
         self.metadata = metadata or {}
-        """JSON-compatible metadata: data statistics, metrics of each stage, timings."""
+        """JSON-compatible metadata, such as data statistics, metrics of each stage and timings."""
         self.reranker = reranker
-        """The sparse ranker and its calibration (§3.5), if trained."""
+        """The sparse ranker and its calibration (§3.5), or None."""
         self.first_encoder = first_encoder
-        """The encoder φ before training, if the ranker reads its embeddings."""
+        """The encoder φ before training, if the ranker uses its embeddings, or None."""
         self.others = tuple(others)
         """The other members of an ensemble."""
         self.probabilities = probabilities
-        """The map from scores of the last component to probabilities, if points were held out."""
+        """The map from scores of the last component to probabilities, or None."""
         self.folder: Path | None = None
-        """The folder that the model was loaded from, if any."""
+        """The folder that the model was loaded from, or None."""
 
     @property
     def facts(self) -> dict[str, Any]:
-        """Return `metadata`. Deprecated: the next release removes this name."""
+        """Return `metadata`. This name is deprecated; the next release removes it."""
         warnings.warn("Elias.facts is now Elias.metadata", DeprecationWarning, stacklevel=2)
         return self.metadata
 
     @property
     def members(self) -> tuple[Elias, ...]:
-        """Return the models whose scores are averaged; each is a complete model."""
+        """Return the members of the ensemble as complete models, or the model itself."""
         if not self.others:
             return (self,)
         return (self.joined_by((), self.config.member(0)), *self.others)
 
     def joined_by(self, others: Sequence[Elias], config: ResolvedConfig) -> Elias:
-        """Return a copy of this model with ``others`` as the other members of its ensemble."""
+        """Return a copy of this model that forms an ensemble with ``others``."""
         joined = copy(self)
         joined.config, joined.others = config, tuple(others)
         joined.probabilities = joined.folder = None
@@ -145,11 +145,11 @@ class Elias:
 
     @property
     def components(self) -> tuple[str, ...]:
-        """Return the names of the model's components; `predict` uses the last one by default.
+        """Return the names of the model's components. `predict` uses the last one by default.
 
-        The first is the last trained stage. It is followed by those of ``rerank``, ``calibrate``,
-        ``names`` and ``ensemble`` that the model has. Each component refines the ranking of the
-        previous one.
+        The first component is the last training stage, such as ``stage2``. ``rerank``,
+        ``calibrate``, ``names`` and ``ensemble`` follow if the model has them. Each component
+        refines the ranking of the previous one.
         """
         ranker = self.reranker
         return (
@@ -160,11 +160,11 @@ class Elias:
 
     @property
     def last_alone(self) -> str:
-        """Return the last component except ``ensemble``; an ensemble averages its scores."""
+        """Return the last component before ``ensemble``, whose scores an ensemble averages."""
         return self.components[-2 if self.others else -1]
 
     def check_component(self, name: str | None) -> str:
-        """Return the name of an existing component; None selects the last one.
+        """Check that the model has a component, and return its name. None selects the last one.
 
         Raises:
             ConfigError: If the model has no such component.
@@ -182,23 +182,23 @@ class Elias:
 
     @property
     def n_labels(self) -> int:
-        """Return L."""
+        """Return L, the number of labels."""
         return self.model.n_labels
 
     @property
     def data_settings(self) -> dict[str, Any]:
-        """Return the settings with which the training data was read, for `load_corpus`.
+        """Return the arguments of `load_corpus` with which the training data was read.
 
-        ``load_corpus(path, **model.data_settings)`` reads the data again, with the same test
-        points. The settings are empty if the model was not trained on a file, or was saved by an
-        older version.
+        ``load_corpus(path, **model.data_settings)`` reads the data again with the same test points.
+        The settings are empty if the model was not trained on a file, or was saved by an older
+        version.
         """
         settings = dict(self.metadata.get(DATA_SETTINGS, {}))
         return {**settings, "group": settings.get("group", NO_GROUPS)} if settings else {}
 
     @property
     def sizes(self) -> SearchSizes:
-        """Return the widths of the search: beam and shortlist."""
+        """Return the beam size and the shortlist size of the search."""
         index = self.config.index
         return SearchSizes(index.beam_size, index.shortlist_size)
 
@@ -213,21 +213,20 @@ class Elias:
         without: Iterable[int | str] | None = None,
         component: str | None = None,
     ) -> Predictions:
-        """Return the ``top_k`` best labels of each text, best first, ties by label id.
+        """Return the ``top_k`` best labels of each text, sorted by score and then by label id.
 
         Args:
-            texts: A list of texts; for a model trained on features, their CSR matrix.
-            top_k: Labels per text; fewer if the search finds fewer. Default: 5, or 100 with a
-                threshold.
-            threshold: Minimum probability of a label; ``"f1"``, ``"precision=0.8"`` or
-                ``"recall=0.6"`` chooses it, see `Probabilities.threshold`. For a model without
-                probabilities, a number is compared with the scores.
-            batch_size: Texts per batch, fewer if memory runs out. Except for rounding, the result
-                does not depend on it.
+            texts: A list of texts, or a CSR feature matrix if the model was trained on features.
+            top_k: Maximum number of labels per text. The default is 5, or 100 with a threshold.
+            threshold: Minimum probability of a label, or a target by which to choose it: ``"f1"``,
+                ``"precision=0.8"`` or ``"recall=0.6"`` (see `Probabilities.threshold`). If the
+                model has no probabilities, give a number, which is compared with the scores.
+            batch_size: Texts per batch. It is reduced if memory runs out. Except for rounding, the
+                result does not depend on it.
             only: Ids or names of the labels to choose from. All clusters are searched for them,
                 and up to 10,000 of them are ranked.
             without: Ids or names of labels to exclude.
-            component: One of `components`; None uses the last, with all parts of the model.
+            component: One of `components`. None uses the last one, and so all parts of the model.
 
         Raises:
             DataError: If a text is not a string, or a label is unknown.
@@ -252,7 +251,7 @@ class Elias:
         return predictions if lowest is None else predictions.threshold(lowest)
 
     def threshold(self, target: float | str, component: str | None = None) -> float:
-        """Return the threshold for a target, see `Probabilities.threshold`.
+        """Return the threshold for a target. See `Probabilities.threshold`.
 
         Raises:
             ConfigError: If the target is invalid, or the component has no probabilities.
@@ -266,7 +265,7 @@ class Elias:
         except ValueError:
             raise ConfigError(
                 f"threshold {target!r}: these scores have no probabilities, so give a number; "
-                "elias calibrate adds probabilities to a whole model"
+                "elias calibrate adds probabilities to the last component of a model"
             ) from None
 
     def explain(
@@ -279,13 +278,13 @@ class Elias:
     ) -> list[Explanation]:
         """Explain the ``top_k`` best labels of each text, as `predict` ranks them.
 
-        For an ensemble, labels and scores are those of the mean; clusters and factors are those of
-        one member.
+        For an ensemble, labels and scores are those of the ensemble, but clusters and factors are
+        those of one member.
 
         Args:
-            texts: The texts, or features, as for `predict`.
-            top_k: Labels per text.
-            paths: Maximum number of paths per label, best first.
+            texts: Texts or features, as for `predict`.
+            top_k: Maximum number of labels per text.
+            paths: Maximum number of paths per label.
             member: Index of the ensemble member whose clusters and factors are shown. It may have
                 no path to a label that only other members found.
 
@@ -308,7 +307,7 @@ class Elias:
     ) -> Predictions:
         """Predict a split, without the (text, label) pairs that its filter file excludes.
 
-        ``component`` is as in `predict`.
+        ``component`` has the same meaning as in `predict`.
         """
         component = self.check_component(component)
         return self.predict_components(split, [component], top_k=top_k)[component]
@@ -318,7 +317,7 @@ class Elias:
     ) -> dict[str, Predictions]:
         """Return the predictions of several components for a split, from a single search.
 
-        ``components`` of None selects all `components`.
+        If ``components`` is None, return the predictions of all components.
         """
         labels = self.model.labels
         world = labels.world if isinstance(labels, ShardedRows) else SingleProcess()
@@ -337,10 +336,11 @@ class Elias:
     def evaluate(
         self, corpus: Corpus, *, split: str = "test", component: str | None = None
     ) -> Metrics:
-        """Return the metrics on a split of the corpus, with this model's propensity constants.
+        """Return the metrics on a split of the corpus.
 
-        Labels are matched by name; labels that the model does not know count as misses.
-        ``component`` is as in `predict`.
+        The propensity constants are those of the model's configuration. Labels are matched by name;
+        labels that the model does not know count as misses. ``component`` has the same meaning as
+        in `predict`.
         """
         corpus = corpus.align_labels(self.label_names)
         predictions = self.predict_split(corpus.split(split), component=component)
@@ -363,22 +363,23 @@ class Elias:
         int8: bool = False,
         overwrite: bool = False,
     ) -> Path:
-        """Write encoder and search to one ONNX file, for `elias.OnnxModel`.
+        """Write the encoder and the search to one ONNX file for `elias.OnnxModel`.
 
-        The exported model ranks like the last stage (``component="stage2"``): ranker, calibration
-        and probabilities are not exported.
+        The exported model predicts like the last stage (``component="stage2"``), because ranker,
+        calibration and probabilities are not exported.
 
         Args:
-            path: The file; it is written atomically.
-            top_k: Maximum number of labels that the exported model ranks; None: 100.
-            int8: Store matrices in 8 bits: a smaller file, slightly less exact.
+            path: The file, which is written atomically.
+            top_k: Maximum number of labels that the exported model can predict. None means 100.
+            int8: Store matrices as 8-bit integers. The file is smaller, and the scores are
+                slightly less exact.
             overwrite: Replace an existing file.
 
         Raises:
             ModelError: If the file exists, the model cannot be exported, or the packages of the
                 extra ``export`` are not installed.
         """
-        from elias.persistence.onnx_export import export_onnx  # here: onnx is an extra
+        from elias.persistence.onnx_export import export_onnx  # late import: onnx is an extra
 
         export_onnx(self, Path(path), top_k=top_k, int8=int8, overwrite=overwrite)
         return Path(path)
@@ -393,18 +394,18 @@ class Elias:
         message: str | None = None,
         token: str | None = None,
     ) -> str:
-        """Upload the model and its card to the Hugging Face hub, and return its address.
+        """Upload the model and its card to the Hugging Face hub, and return the URL.
 
         Args:
-            repo_id: ``user/name``; created if it does not exist.
-            private: Whether a new repository is private; None: the default of the hub.
-            revision: The branch, created if it does not exist; None: the main branch.
-            license: License in the model card, as the hub spells it (``mit``); None: no entry.
-            message: The commit message.
-            token: Access token; None: the one from the login.
+            repo_id: Repository ``user/name``. It is created if it does not exist.
+            private: Whether a new repository is private. None uses the default of the hub.
+            revision: Branch, which is created if it does not exist. None uses the main branch.
+            license: License identifier for the model card, such as ``mit``. None leaves it out.
+            message: Commit message.
+            token: Access token. None uses the token of the login.
 
         Raises:
-            ModelError: If there is no token, no write access, or no network.
+            ModelError: If there is no token, no write access, or no internet connection.
         """
         card = model_card(
             self.config, self.label_names, self.metadata, name=repo_id, license=license
@@ -429,19 +430,19 @@ class Elias:
         """Load a saved model from its folder, the folder of a finished run, or the hub.
 
         Args:
-            folder: A folder, or ``hf://user/model@revision`` on the Hugging Face hub. A string
-                ``user/model`` is a name of the hub too, unless it looks like a path: it starts
-                with ``.``, ``/`` or ``~``, has several ``/``, or its parent folder exists. A
-                `Path` is a folder.
-            revision: A branch, tag or commit of the hub.
-            token: Access token for a private repository; None: the one from the login.
+            folder: A folder, or ``hf://user/model@revision`` for a model on the Hugging Face hub. A
+                string ``user/model`` is also a hub model, unless it looks like a path, that is, it
+                starts with ``.``, ``/`` or ``~``, has several ``/``, or its parent folder exists.
+                A `Path` is always a folder.
+            revision: Branch, tag or commit on the hub.
+            token: Access token for a private repository. None uses the token of the login.
             device: ``auto``, ``cpu`` or ``cuda``.
-            world: Processes joined by `elias.distributed.joined`, instead of a device: each holds
-                its rows of the classifiers on its own device. All processes must then make the
-                same calls, and all get the predictions.
+            world: Processes joined by `elias.distributed.joined`. Each process then holds some rows
+                of the classifiers on its own device, and ``device`` is ignored. All processes must
+                make the same calls, and all get the predictions.
 
         Raises:
-            ModelError: If anything is missing, damaged, foreign, or from a newer version.
+            ModelError: If a file is missing, damaged, not saved by ELIAS, or of a newer format.
         """
         path = find_model(folder, revision=revision, token=token)
         if world is not None and world.shards_labels:
@@ -452,9 +453,9 @@ class Elias:
         return model
 
     def label_ids(self, labels: Iterable[int | str]) -> list[int]:
-        """Return the ids of labels given as ids or names; several labels may share a name."""
+        """Return the ids of labels given by id or name. A name can stand for several labels."""
         if isinstance(labels, str):
-            raise DataError(f"labels must be a list; wrap it: [{labels!r}]")
+            raise DataError(f"labels must be a list; wrap a name in a list: [{labels!r}]")
         labels, n_labels = list(labels), len(self.label_names)
         by_name: dict[str, list[int]] = {name: [] for name in labels if isinstance(name, str)}
         for i, name in enumerate(self.label_names if by_name else ()):

@@ -16,14 +16,14 @@ from elias.model.graph import LabelGraph
 from elias.rerank.probabilities import PROBABILITIES
 
 PRUNED = "pruned"
-"""Key of a model's metadata: the rule and the result of pruning."""
+"""Metadata key under which a pruned model stores the pruning rule and the edge counts."""
 
 
 @torch.no_grad()
 def edges_above(graph: LabelGraph, threshold: float) -> Bool[Tensor, "C E"]:
-    """Return a mask of the edges with ŝ_{c,ℓ} of at least ``threshold``."""
+    """Return a mask of the edges whose score ŝ_{c,ℓ} is at least ``threshold``."""
     if not 0 <= threshold <= 1:
-        raise ConfigError(f"threshold must be in [0, 1], as edge scores are, not {threshold}")
+        raise ConfigError(f"threshold must be in [0, 1], like the edge scores, not {threshold}")
     return (graph.edge_log_scores().exp() >= threshold) & _is_edge(graph)
 
 
@@ -31,11 +31,11 @@ def edges_above(graph: LabelGraph, threshold: float) -> Bool[Tensor, "C E"]:
 def strongest_edges_of(graph: LabelGraph, count: int) -> Bool[Tensor, "C E"]:
     """Return a mask of the ``count`` strongest edges of each cluster.
 
-    Edges are sorted by β·softmax before min(1, ·), which also orders edges with the maximum score
-    of 1. Ties are broken by slot.
+    Edges are sorted by β·softmax before min(1, ·), so that edges with the maximum score of 1 are
+    ordered too. Ties are broken by slot.
     """
     if count < 1:
-        raise ConfigError(f"top_k, the edges kept of a cluster, must be >= 1, not {count}")
+        raise ConfigError(f"top_k, the edges to keep per cluster, must be >= 1, not {count}")
     order = graph.unsaturated_log().argsort(dim=1, descending=True, stable=True)
     strong = torch.zeros_like(order, dtype=torch.bool).scatter_(1, order[:, :count], True)
     return strong & _is_edge(graph)
@@ -43,15 +43,15 @@ def strongest_edges_of(graph: LabelGraph, count: int) -> Bool[Tensor, "C E"]:
 
 @torch.no_grad()
 def pruned_graph(graph: LabelGraph, strong: Bool[Tensor, "C E"]) -> LabelGraph:
-    """Return the graph with its ``strong`` edges and the strongest edge of each label.
+    """Return the graph with only the ``strong`` edges and the strongest edge of each label.
 
     The scores ŝ_{c,ℓ} of the remaining edges do not change, because the softmax still includes the
-    removed edges of the cluster. The graph has the minimum number of slots per cluster; empty slots
-    hold L.
+    removed edges of the cluster. The new graph has as few slots per cluster as possible. Empty
+    slots hold L.
     """
     if not graph.learned:
         raise ConfigError("the model has no learned graph, so there are no edges to prune")
-    # without its strongest edge a label could not be found
+    # a label without edges could never be predicted
     clusters = torch.arange(graph.n_clusters, device=graph.edge_labels.device).unsqueeze(1)
     labels = graph.edge_labels.clamp(max=graph.n_labels - 1)
     is_best = graph.strongest_parents()[labels] == clusters
@@ -62,7 +62,7 @@ def pruned_graph(graph: LabelGraph, strong: Bool[Tensor, "C E"]) -> LabelGraph:
         total = logits.float().masked_fill(~removed, -torch.inf).logsumexp(dim=1)
         if removed_log is not None:
             total = torch.logaddexp(total, removed_log)
-        removed_log = total.clamp(min=torch.finfo(total.dtype).min)  # only finite numbers are saved
+        removed_log = total.clamp(min=torch.finfo(total.dtype).min)  # must be finite to be saved
     order = remains.int().argsort(dim=1, descending=True, stable=True)
     order = order[:, : int(remains.sum(dim=1).max())]
     filled = remains.gather(1, order)
@@ -82,12 +82,12 @@ def _is_edge(graph: LabelGraph) -> Bool[Tensor, "C E"]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EdgeCount:
-    """Number of edges before and after pruning, over all members."""
+    """Number of edges before and after pruning, summed over all members."""
 
     before: int
     after: int
     for_labels: int
-    """Weak edges that remain because they are the strongest edge of their label."""
+    """Number of weak edges that were kept because they are the strongest edge of their label."""
 
     @property
     def removed(self) -> float:
@@ -98,20 +98,20 @@ class EdgeCount:
 def prune_edges(
     model: Elias, *, threshold: float | None = None, top_k: int | None = None
 ) -> tuple[Elias, EdgeCount]:
-    """Return a copy of the model without its weak edges, and the number of edges.
+    """Return a copy of the model without its weak edges, and the edge counts.
 
     The remaining edges keep their scores, and every label keeps its strongest edge. All members of
-    an ensemble are pruned. The copy has no metrics in ``metadata``, because those of the given
-    model do not apply to it.
+    an ensemble are pruned. The ``metadata`` of the copy have no metrics, because those of the
+    original model do not apply to it.
 
     Args:
         model: A model with a learned graph.
-        threshold: Keep edges with ŝ_{c,ℓ} (Eq. 5) of at least this.
+        threshold: Keep edges whose score ŝ_{c,ℓ} (Eq. 5) is at least this.
         top_k: Keep the ``top_k`` strongest edges of each cluster.
 
     Raises:
-        ConfigError: If not exactly one of ``threshold`` and ``top_k`` is given, or the model has no
-            learned graph.
+        ConfigError: If both or neither of ``threshold`` and ``top_k`` are given, or the model has
+            no learned graph.
 
     Example:
         >>> from elias import EliasConfig, train
@@ -153,7 +153,7 @@ def _prune_member(
     count = EdgeCount(
         before=graph.n_edges, after=n_remaining, for_labels=n_remaining - int(strong.sum())
     )
-    with torch.device("meta"):  # the classifiers created here are replaced at once
+    with torch.device("meta"):  # the new classifiers are replaced below
         new = EliasModel(model.encoder, remaining, model.alpha)
     new.clusters, new.labels, new.training = model.clusters, model.labels, model.training
     pruned = copy(member)

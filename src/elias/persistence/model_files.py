@@ -318,7 +318,7 @@ def _load_featurizer(
 ) -> Featurizer:
     span, n_words = entry["char_ngrams"], entry["n_words"]
     if [type(size) for size in span] != [int, int] or not 0 <= span[0] <= span[1]:
-        raise damaged_file(manifest.path, f"char_ngrams is {span!r}, not a pair of lengths")
+        raise damaged_file(manifest.path, f"char_ngrams is {span!r}, not two lengths")
     terms = files.read_names(manifest.file(vocabulary), len(idf))
     word_ngrams = entry.get("word_ngrams", 1)  # missing for encoders of format 2
     return Featurizer(terms[:n_words], terms[n_words:], idf, (span[0], span[1]), word_ngrams)
@@ -388,7 +388,7 @@ def load_reranker(manifest: files.Manifest) -> Reranker:
     arrays = {name: tensor.numpy() for name, tensor in tensors.items()}
     weights = _csr(path, "weights", arrays, (n_labels, n_features + n_dense))
     if not weights.has_canonical_format:
-        raise damaged_file(path, "weights.columns are not sorted within each label")
+        raise damaged_file(path, "weights.columns are not ascending within a label")
     if (arrays["frequencies"] < 0).any():
         raise damaged_file(path, "frequencies has a negative count")
     featurizer = names = None

@@ -117,7 +117,7 @@ def test_an_unknown_label_is_refused_with_the_nearest_name(model, label, problem
 
 
 def test_a_bare_label_is_refused(model):
-    with pytest.raises(DataError, match="wrap it"):
+    with pytest.raises(DataError, match="wrap a name in a list"):
         model.predict(TEXTS, only="label 3")
 
 
