@@ -1,1 +1,1 @@
-"""ELIAS++: a sparse ranker over the model's best labels, and the calibration of scores (§3.5)."""
+"""ELIAS++: rerank the best labels with a sparse ranker, and calibrate the scores (§3.5)."""

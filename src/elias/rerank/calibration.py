@@ -1,11 +1,11 @@
 """Score calibration T: small decision trees over the scores and the label name (appendix C.2).
 
-scikit-learn grows the trees. They are stored as arrays and evaluated by a compiled loop, so that a
-saved model holds no pickle and prediction does not need scikit-learn.
+The trees are trained with scikit-learn. They are stored as arrays and evaluated by a compiled loop,
+so that a saved model contains no pickle and prediction does not need scikit-learn.
 
-The classifier of a label with a single training point is poor, but the name of a rare label is as
-informative as that of a frequent one. T can therefore also read the share of a label's name that
-occurs in the text. Names are vectorised with the ranker's vocabulary, without further training.
+A label with few training points has a poor classifier, but its name is as informative as that of a
+frequent label. T can therefore also use the similarity of label name and text. Names are vectorised
+with the ranker's vocabulary, without further training.
 """
 
 from __future__ import annotations
@@ -32,17 +32,17 @@ if TYPE_CHECKING:
 
 Mixture: TypeAlias = Literal["sum", "blend"]
 MIXTURES: dict[Mixture, str] = {"sum": "T + p·q", "blend": "0.3·T + 0.7·p·q"}
-"""Formulas of the final score: ``sum`` is the paper's, ``blend`` that of the authors' program.
+"""Formulas of the final score. ``sum`` is from the paper, ``blend`` from the authors' program.
 
-The sum can exceed 1: it is a ranking score, not a probability.
+The sum is a ranking score, not a probability, because it can exceed 1.
 """
 
 MIN_POINTS = 20
 """Minimum number of held-out points for calibration."""
 N_TREE_FEATURES = 4
-"""Features of the paper's T: p, q, p·q and the label's frequency."""
+"""Number of features of T in the paper: p, q, p·q and the frequency of the label."""
 FOREST_FEATURE_SHARE = 0.5
-"""Share of the features that a node of a random forest chooses from."""
+"""Share of the features that are considered at each node of a random forest."""
 LEAF = -1
 """Feature index that marks a leaf."""
 TREE_DTYPES: dict[str, type] = {
@@ -52,15 +52,16 @@ TREE_DTYPES: dict[str, type] = {
     "right": np.int32,
     "value": np.float64,
 }
-"""Names and types of the arrays that make up the trees."""
+"""Names and dtypes of the arrays in which the trees are stored."""
 
 
 @dataclass(frozen=True)
 class Calibration:
-    """T(p, q, p·q, n_ℓ): a mean over decision trees of the probability of being relevant.
+    """T(p, q, p·q, n_ℓ): the probability of being relevant, averaged over decision trees.
 
-    A node compares one feature with a threshold and goes left if the feature is not larger. All
-    trees are concatenated in the same arrays; a node without a parent is the root of a tree.
+    Each node compares a feature with a threshold. The left child follows if the feature is at most
+    the threshold, else the right child. The nodes of all trees are stored in the same arrays. A
+    node without a parent is the root of a tree.
 
     >>> p = np.linspace(0, 1, 100, dtype=np.float32)
     >>> ones = np.ones(100)
@@ -70,14 +71,14 @@ class Calibration:
     """
 
     feature: NDArray[np.int32]
-    """The feature that each node compares, counted from 0; `LEAF` for a leaf."""
+    """Index of the feature that each node compares, or `LEAF`."""
     threshold: NDArray[np.float64]
     left: NDArray[np.int32]
     right: NDArray[np.int32]
     value: NDArray[np.float64]
     """Share of relevant pairs among the training pairs that reached each node."""
     n_features: int = N_TREE_FEATURES
-    """Number of features: the four of the paper and the ``extra`` features."""
+    """Number of features: the four of the paper plus the ``extra`` features."""
 
     @classmethod
     def fit(
@@ -93,22 +94,24 @@ class Calibration:
         extra: Sequence[NDArray[np.floating[Any]]] = (),
         points: NDArray[np.integer[Any]] | None = None,
     ) -> Calibration:
-        """Grow the trees on pairs of held-out points and their candidates, without padding.
+        """Train the trees on (point, label) pairs of held-out points and their candidates.
+
+        Padding must be removed before.
 
         Args:
-            scores: p of each pair, any shape.
+            scores: p of each pair, an array of any shape.
             relevances: q of each pair.
-            frequencies: n_ℓ of each pair's label, its number of training points.
+            frequencies: n_ℓ, the number of training points of each pair's label.
             relevant: Whether the label is relevant to the point.
             depth: Maximum depth of a tree.
             leaf: Minimum number of pairs in a leaf.
-            n_trees: 1 grows one tree on all pairs, as in the paper. A larger number grows a random
-                forest: each tree is trained on a bootstrap sample of the points, and each node
-                chooses from half of the features.
+            n_trees: Number of trees. A single tree is trained on all pairs, as in the paper.
+                Several trees are trained as a random forest: each tree gets a bootstrap sample of
+                the points, and each node considers half of the features.
             extra: Additional features of each pair.
-            points: The point of each pair, ascending; None: each pair is a point of its own.
+            points: The point of each pair, ascending. None treats each pair as a separate point.
         """
-        from sklearn.tree import DecisionTreeClassifier  # here: only training needs it
+        from sklearn.tree import DecisionTreeClassifier  # late import: only needed for training
 
         features = _features(scores, relevances, frequencies, extra)
         targets = np.ravel(relevant).astype(bool)
@@ -150,7 +153,7 @@ class Calibration:
 
     @cached_property
     def roots(self) -> NDArray[np.int64]:
-        """The index of each tree's root node."""
+        """Index of the root node of each tree."""
         inner = self.feature != LEAF
         children = np.concatenate([self.left[inner], self.right[inner]])
         return np.setdiff1d(np.arange(len(self.feature)), children)
@@ -162,26 +165,26 @@ class Calibration:
         frequencies: NDArray[Any],
         extra: Sequence[NDArray[np.floating[Any]]] = (),
     ) -> NDArray[np.float64]:
-        """Return T of each pair, in the shape of ``scores``; arguments as in `fit`."""
+        """Return T of each pair in the shape of ``scores``. The arguments are as in `fit`."""
         features = _features(scores, relevances, frequencies, extra)
         if features.shape[1] != self.n_features:
-            raise ValueError(f"T reads {self.n_features} features, not {features.shape[1]}")
+            raise ValueError(f"T expects {self.n_features} features, not {features.shape[1]}")
         nodes = (self.feature, self.threshold, self.left, self.right, self.value)
         probability: NDArray[np.float64] = _mean_value(features, self.roots, *nodes)
         return probability.reshape(np.shape(scores))
 
     def to_arrays(self) -> dict[str, NDArray[Any]]:
-        """Return the trees as named arrays, for saving."""
+        """Return the arrays of the trees by name, for saving."""
         return {name: getattr(self, name) for name in TREE_DTYPES}
 
     @classmethod
     def from_arrays(
         cls, arrays: Mapping[str, NDArray[Any]], n_features: int = N_TREE_FEATURES
     ) -> Calibration:
-        """Return the trees from the arrays of `to_arrays`.
+        """Build the trees from the arrays that `to_arrays` returned.
 
         Raises:
-            ModelError: If the arrays do not describe trees.
+            ModelError: If the arrays do not describe valid trees.
         """
         trees = cls(**arrays, n_features=n_features)
         if len({array.shape for array in arrays.values()}) > 1:
@@ -194,7 +197,7 @@ class Calibration:
             n_nodes > 0
             and trees.feature.min() >= LEAF
             and trees.feature.max() < n_features
-            # children come after their parent, so every walk ends
+            # children come after their parent, so there are no cycles
             and bool(((children > parents) & (children < n_nodes)).all())
             and bool(((trees.value >= 0) & (trees.value <= 1)).all())
         )
@@ -204,16 +207,16 @@ class Calibration:
 
 
 def _bootstrap(starts: NDArray[np.int64], seed: int) -> NDArray[np.int64]:
-    """Return all pairs of n points drawn with replacement from n.
+    """Draw as many points as there are, with replacement, and return the indices of their pairs.
 
     Args:
-        starts: (n + 1,) index of the first pair of each point, then the number of pairs.
-        seed: Seed of the draw.
+        starts: (n + 1,) index of the first pair of each point, followed by the number of pairs.
+        seed: Random seed.
     """
     n_points = len(starts) - 1
     drawn = np.random.default_rng(seed).integers(0, n_points, n_points)
     sizes = np.diff(starts)[drawn]
-    # for each pair: where its point begins, plus its offset within the point
+    # index of a pair = start of its point + offset within the point
     offset = np.arange(sizes.sum()) - np.repeat(np.cumsum(sizes) - sizes, sizes)
     pairs: NDArray[np.int64] = np.repeat(starts[drawn], sizes) + offset
     return pairs
@@ -225,7 +228,7 @@ def _features(
     frequencies: NDArray[Any],
     extra: Sequence[NDArray[np.floating[Any]]],
 ) -> NDArray[np.float32]:
-    """Return (p, q, p·q, n_ℓ, …) of each pair as float32, which scikit-learn's trees use."""
+    """Return (p, q, p·q, n_ℓ, …) of each pair as float32, like the trees of scikit-learn."""
     p, q = np.asarray(scores, np.float32), np.asarray(relevances, np.float32)
     columns = (p, q, p * q, frequencies, *extra)
     return np.stack(columns, axis=-1, dtype=np.float32).reshape(-1, len(columns))
@@ -241,7 +244,7 @@ def _mean_value(
     right: NDArray[np.int32],
     value: NDArray[np.float64],
 ) -> NDArray[np.float64]:
-    """Return, for each row, the mean over all trees of the value of the leaf it reaches."""
+    """Return for each row the value of the leaf that it reaches, averaged over all trees."""
     out = np.zeros(features.shape[0])
     for row in range(features.shape[0]):
         total = 0.0
@@ -256,20 +259,20 @@ def _mean_value(
 
 
 class NameOverlap(NamedTuple):
-    """The overlap between texts and the names of their candidates, both (N, k) in [0, 1]."""
+    """The overlap of texts with the names of their candidates, as (N, k) arrays in [0, 1]."""
 
     likeness: NDArray[np.float32]
-    """Cosine similarity of text and name, with idf weights for the features of the name."""
+    """Cosine similarity of text and name, where the features of the name have idf weights."""
     coverage: NDArray[np.float32]
-    """The share of Σ idf² over the name's features that occurs in the text."""
+    """Share of the name's features that occur in the text, weighted by idf²."""
 
 
 N_NAME_FEATURES = len(NameOverlap._fields)
-"""Number of extra features of a T that reads names."""
+"""Number of extra features if T uses names."""
 
 
 def is_word(name: str) -> bool:
-    """Return True if a label name has a letter; other names are only identifiers.
+    """Return whether a label name has a letter. Names without letters are only identifiers.
 
     >>> is_word("Room 101"), is_word("101")
     (True, False)
@@ -279,7 +282,7 @@ def is_word(name: str) -> bool:
 
 @dataclass(frozen=True)
 class LabelNames:
-    """The words and n-grams of each label's name, as columns of the ranker's features.
+    """The words and n-grams of each label name, as columns of the ranker's feature matrix.
 
     >>> from elias.config import RerankConfig
     >>> from elias.rerank.sparse_ranker import RankerFeatures
@@ -292,17 +295,18 @@ class LabelNames:
     """
 
     starts: NDArray[np.int64]
-    """(L + 1,) index in ``columns`` of the first feature of each label, then the length."""
+    """(L + 1,) position of each label's first feature in ``columns``, as indptr of a CSR matrix."""
     columns: NDArray[np.uint32]
-    """The features, ascending per label."""
+    """Feature indices of all labels, ascending within each label."""
     idf: NDArray[np.float32]
-    """(F,) the weight of each feature."""
+    """(F,) inverse document frequency of each feature."""
 
     @classmethod
     def read(cls, features: RankerFeatures, names: Sequence[str]) -> LabelNames | None:
-        """Return the features of names; None if no name has a feature, or the ranker reads no text.
+        """Vectorise label names with the ranker's vocabulary.
 
-        Names without a letter are ignored, because they are only identifiers.
+        Names without a letter are ignored, because they are only identifiers. Return None if no
+        name has a feature, or if the ranker was trained on features instead of texts.
         """
         featurizer = features.featurizer
         if featurizer is None:
@@ -314,13 +318,14 @@ class LabelNames:
         return cls(matrix.indptr.astype(np.int64), matrix.indices.astype(np.uint32), featurizer.idf)
 
     def overlap(self, features: csr_matrix, candidates: NDArray[np.integer[Any]]) -> NameOverlap:
-        """Return the overlap of each point's text with the names of its candidates.
+        """Return the overlap of each text with the names of its candidates.
 
-        The overlap is 0 if a candidate is padding or its name has no features.
+        The overlap is 0 for padding and for names without features.
 
         Args:
-            features: (N, F) from `RankerFeatures.transform`: unit rows without duplicate columns.
-            candidates: (N, k) label ids; ids of L and above are padding.
+            features: (N, F) matrix of the texts, from `RankerFeatures.transform`. Rows must have
+                length 1 and no duplicate columns.
+            candidates: (N, k) label ids. Ids of L and above are padding.
         """
         out = NameOverlap(*np.empty((2, *candidates.shape), dtype=np.float32))
         arrays = (as_rows(features), (self.starts, self.columns), self.idf, candidates, out)

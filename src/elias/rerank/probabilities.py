@@ -1,9 +1,8 @@
 """Turn scores into probabilities and choose decision thresholds.
 
-The map from scores to probabilities is monotone, so it does not change the ranking. It is stored
-with the precision and recall at each threshold on the held-out points, from which decision
-thresholds are chosen. scikit-learn fits the map. The map is stored as arrays, so that a saved model
-contains no pickle.
+The map from scores to probabilities is monotone, so it does not change the ranking. It is fitted
+with scikit-learn and stored as arrays, so that a saved model contains no pickle. Precision and
+recall on the held-out points are stored for each threshold. Decision thresholds are chosen by them.
 """
 
 from __future__ import annotations
@@ -34,10 +33,10 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 PROBABILITIES = "probabilities"
-"""Key of a model's metadata that holds the quality of its probabilities."""
+"""Metadata key under which a model stores the quality of its probabilities."""
 ECE_AT = 5
 _STEPS = 200
-"""Precision and recall are measured at the thresholds 0, 1/200 … 1."""
+"""Precision and recall are measured at the thresholds 0, 1/200, 2/200, …, 1."""
 _N_BINS = 15
 _TARGET = re.compile(r"(precision|recall)\s*=\s*([0-9.]+)")
 _ARRAYS = ("scores", "values", "precision", "recall")
@@ -62,19 +61,20 @@ class Probabilities:
     scores: NDArray[np.float64]
     """Knots of the map, ascending."""
     values: NDArray[np.float64]
-    """Probability at each knot, non-decreasing; interpolated linearly between knots."""
+    """Probability at each knot, non-decreasing. Between knots it is interpolated linearly."""
     precision: NDArray[np.float64]
-    """Precision at each threshold: share of relevant labels among the assigned labels."""
+    """Precision at each threshold, the share of assigned labels that are relevant."""
     recall: NDArray[np.float64]
-    """Recall at each threshold: share of assigned labels among the relevant labels."""
+    """Recall at each threshold, the share of relevant labels that are assigned."""
 
     @classmethod
     def fit(cls, predictions: Predictions, labels: csr_matrix) -> Probabilities | None:
         """Fit the map to predictions for held-out points and their relevant labels (N, L).
 
-        Return None if there is nothing to learn: no predicted label is relevant, or all are.
+        Return None if the map cannot be fitted, because none or all of the predicted labels are
+        relevant.
         """
-        from sklearn.isotonic import IsotonicRegression  # here: only training needs it
+        from sklearn.isotonic import IsotonicRegression  # late import: only for training
 
         known = predictions.ids < predictions.n_labels
         scores = predictions.scores[known].astype(np.float64)
@@ -82,7 +82,7 @@ class Probabilities:
         if not relevant.any() or relevant.all():
             return None
         isotonic = IsotonicRegression(y_min=0, y_max=1)
-        # one wrong label at the top, so that the highest score does not become a certainty
+        # add a wrong label with the highest score, so that no probability becomes 1
         isotonic.fit(np.append(scores, scores.max()), np.append(relevant, False))
         knots = np.asarray(isotonic.X_thresholds_, dtype=np.float64)
         values = np.asarray(isotonic.y_thresholds_, dtype=np.float64)
@@ -91,17 +91,19 @@ class Probabilities:
         return cls(knots, values, precision, recall)
 
     def of(self, scores: NDArray[np.floating[Any]]) -> NDArray[np.float32]:
-        """Return the probability of each score; 0 for padding."""
+        """Return the probability of each score. Padding has probability 0."""
         return interpolate(scores, self.scores, self.values)
 
     def threshold(self, target: float | str) -> float:
-        """Return the threshold for a target: the lowest probability of an assigned label.
+        """Return the decision threshold for a target.
+
+        Labels with a probability of at least the threshold are assigned.
 
         Args:
-            target: A probability, which is returned. ``"f1"`` maximises F1 on the held-out points.
-                ``"precision=0.8"`` returns the lowest threshold with at least that precision,
-                ``"recall=0.6"`` the highest threshold with at least that recall. All three metrics
-                are micro-averaged over pairs of point and label.
+            target: A number is returned unchanged. ``"f1"`` chooses the threshold with the highest
+                F1 on the held-out points, ``"precision=0.8"`` the lowest threshold with at least
+                this precision, and ``"recall=0.6"`` the highest threshold with at least this
+                recall. All three metrics are micro-averaged over (point, label) pairs.
 
         Raises:
             ConfigError: If the target is invalid, or no threshold reaches it.
@@ -118,7 +120,7 @@ class Probabilities:
                 f"threshold {target!r}: no threshold reached that on the held-out points; the "
                 f"highest {name} was {best:.3f}"
             )
-        # lower thresholds only add labels: the last with the recall, the first with the precision
+        # lower thresholds add labels: take the highest with this recall, the lowest for precision
         steps = np.flatnonzero(reached)
         return float(steps[-1] if name == "recall" else steps[0]) / _STEPS
 
@@ -135,12 +137,12 @@ class Probabilities:
         return np.arange(_STEPS + 1) / _STEPS
 
     def to_dict(self) -> dict[str, list[float]]:
-        """Return the map, precision and recall as lists, for JSON."""
+        """Return the map, precision and recall as a JSON-compatible dictionary of lists."""
         return {name: getattr(self, name).tolist() for name in _ARRAYS}
 
     @classmethod
     def from_dict(cls, tree: Mapping[str, Any], path: Path) -> Probabilities:
-        """Build the map from the lists of `to_dict`; ``path`` is the file they were read from.
+        """Build the map from the result of `to_dict`, which was read from the file ``path``.
 
         Raises:
             ModelError: If an array is missing or invalid.
@@ -166,7 +168,9 @@ class Probabilities:
 
 
 def parse_target(target: float | str) -> tuple[str | None, float]:
-    """Return the metric of a threshold target and its minimum; None and a plain threshold.
+    """Return the metric of a threshold target and its minimum.
+
+    If the target is a number, return None and this number.
 
     >>> parse_target("precision=0.8"), parse_target("0.3"), parse_target("f1")
     (('precision', 0.8), (None, 0.3), ('f1', 0.0))
@@ -195,12 +199,12 @@ def parse_target(target: float | str) -> tuple[str | None, float]:
 
 @dataclass(frozen=True, slots=True)
 class Reliability:
-    """A reliability diagram: mean probability and share of relevant labels in equal-width bins."""
+    """Data of a reliability diagram with equal-width bins of probability."""
 
     predicted: NDArray[np.float64]
-    """The mean probability of each bin; NaN for an empty bin."""
+    """Mean probability of the labels in each bin, or NaN if the bin is empty."""
     true: NDArray[np.float64]
-    """The share of relevant labels in each bin."""
+    """Share of relevant labels in each bin, or NaN if the bin is empty."""
     counts: NDArray[np.int64]
 
     @property
@@ -213,7 +217,7 @@ class Reliability:
 def reliability(
     predictions: Predictions, labels: csr_matrix, k: int, *, calibrated: bool = True
 ) -> Reliability:
-    """Return the reliability of the probabilities of the best ``k`` labels of each point.
+    """Compare the probabilities of the best ``k`` labels of each point with their relevance.
 
     If ``calibrated`` is False, scores clipped to [0, 1] are used as probabilities.
     """
@@ -237,9 +241,9 @@ def calibration_error(
     """Return ECE@k in percent: the expected calibration error of the best ``k`` labels.
 
     Labels are grouped into fifteen bins by probability. The error of a bin is the absolute
-    difference between its mean probability and its share of relevant labels. The mean over bins is
-    weighted by the number of labels. If ``calibrated`` is False, scores clipped to [0, 1] are used
-    as probabilities.
+    difference between its mean probability and its share of relevant labels. The errors are
+    averaged, weighted by the number of labels in each bin. If ``calibrated`` is False, scores
+    clipped to [0, 1] are used as probabilities.
     """
     return reliability(predictions, labels, k, calibrated=calibrated).error
 
@@ -248,7 +252,7 @@ def _precision_and_recall(
     probability: NDArray[np.float64], relevant: NDArray[np.bool_], n_relevant: int
 ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
     """Return precision and recall at each threshold."""
-    # a label of probability p is assigned at the thresholds 0, 1/200 … that are at most p
+    # a label of probability p is assigned at the thresholds 0, 1/200, … up to p
     step = np.floor(probability.astype(np.float32).astype(np.float64) * _STEPS + 1e-9).astype(int)
     assigned = np.bincount(step, minlength=_STEPS + 1)[::-1].cumsum()[::-1]
     right = np.bincount(step, weights=relevant, minlength=_STEPS + 1)[::-1].cumsum()[::-1]
@@ -262,27 +266,27 @@ def add_probabilities(
     *,
     name: str = "validation",
 ) -> dict[str, Any]:
-    """Add probabilities for the last component to a model, and return their quality.
+    """Fit probabilities for the last component of a model, and return their quality.
 
     Args:
-        model: A trained model; its old probabilities are dropped.
-        predicted: The model's predictions (`Elias.predict_split`) and the relevant labels of each
-            split, by name of the split. Calibration errors are measured on every split.
-        name: The split to fit the map on; the model must not be trained on its points.
+        model: A trained model. Its probabilities are replaced.
+        predicted: For each split, by name, the model's predictions (`Elias.predict_split`) and the
+            relevant labels. Calibration errors are measured on every split.
+        name: Name of the split to fit the map on. The model must not be trained on its points.
 
     Returns:
         ECE@5 of each split in percent, before and after calibration, and the threshold with the
-        best F1; empty if the map cannot be fitted.
+        best F1. The dictionary is empty if the map cannot be fitted.
     """
     model.probabilities = None
     model.metadata.pop(PROBABILITIES, None)
     n_points = len(predicted[name][0]) if name in predicted else 0
     if n_points < MIN_POINTS:
-        logger.info("%d points are held out: too few to learn probabilities from", n_points)
+        logger.info("no probabilities: %d held-out points are too few to fit them", n_points)
         return {}
     learned = Probabilities.fit(*predicted[name])
     if learned is None:
-        logger.info("no label of the held-out points was predicted: there are no probabilities")
+        logger.info("no probabilities: all or no predictions for held-out points are right")
         return {}
     model.probabilities = learned
     errors = {}

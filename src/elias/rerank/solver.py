@@ -1,9 +1,9 @@
 """Fit one linear classifier per label by dual coordinate descent.
 
-The sub-problem of a label is a list of rows of one matrix ψ, which all labels share without copies.
+Each label is trained on some rows of the feature matrix ψ, which all labels share without copies.
 The loops release the GIL, and idle threads take the next labels. Each thread has its own weight
-buffers, and each label has its own random order, so the result does not depend on the number of
-threads.
+buffer, and each label has its own random order, so that the result does not depend on the number
+of threads.
 """
 
 from __future__ import annotations
@@ -21,27 +21,27 @@ from elias.rerank.sparse_ranker import Array, Rows, as_rows, sparse_dot
 
 Loss: TypeAlias = Literal["squared-hinge", "logistic"]
 Groups: TypeAlias = tuple[Array, Array, Array]
-"""Sub-problems: the first pair of each label, and the row and y (+1 or -1) of each pair."""
+"""Training pairs grouped by label: start of each group, row of each pair, y of each pair (±1)."""
 Entries: TypeAlias = tuple[Array, Array]
-"""Columns and values of sparse weights."""
+"""Column indices and values of sparse weights."""
 
 _PAIRS_PER_CHUNK = 20_000  # about 10 ms of work for a thread
-_SCAN_IS_FASTER = 4  # scan all columns if picking would touch at least one in four
+_SCAN_IS_FASTER = 4  # scan all columns if at least a quarter of them may be used
 _STILL = 1e-12  # projected gradients below this count as zero
-_NEWTON_STEPS = 50  # maximum for one coordinate; three or four are usual
-_FIRST_LOGIT = -4.0  # initial logit of α/C: each point contributes a little to w
-# Allow reordered sums, for vectorisation; NaN and infinity keep their meaning.
+_NEWTON_STEPS = 50  # maximum for one coordinate; usually three or four suffice
+_FIRST_LOGIT = -4.0  # initial logit of α/C, so that each point contributes a little to w
+# Allow reordered sums for vectorisation, but keep correct results for NaN and infinity.
 _SUMS = {"reassoc", "contract", "nsz"}
 
 
 def group_pairs(candidates: NDArray[np.integer[Any]], labels: csr_matrix) -> Groups:
-    """Return each label's sub-problem: the points for which it is a candidate or relevant.
+    """Return each label's training pairs: the points for which it is a candidate or relevant.
 
-    The rows are in ascending order, with +1 where the label is relevant and -1 elsewhere.
+    The rows of a label are in ascending order. y is +1 if the label is relevant, else -1.
 
     Args:
-        candidates: (N, k) label ids; ids of L and above are padding.
-        labels: (N, L) relevance; a stored entry is a relevant label.
+        candidates: (N, k) label ids. Ids of L and above are padding.
+        labels: (N, L) relevant labels. Every stored entry counts as relevant.
     """
     relevant = (labels.indptr, labels.indices)
     counts = np.zeros(labels.shape[1], dtype=np.int64)
@@ -56,7 +56,7 @@ def group_pairs(candidates: NDArray[np.integer[Any]], labels: csr_matrix) -> Gro
 def _visit_pairs(
     candidates: Array, relevant: tuple[Array, Array], slots: Array, pairs: tuple[Array, Array]
 ) -> None:
-    """Write each pair to the next slot of its label; if ``pairs`` is empty, only count pairs."""
+    """Write each pair to the next slot of its label. If ``pairs`` is empty, only count pairs."""
     label_starts, label_ids = relevant
     rows, signs = pairs
     n_labels = slots.shape[0]
@@ -86,19 +86,19 @@ def fit_label_classifiers(
     prune: float = 0.0,
     seed: int = 0,
 ) -> tuple[csr_matrix, NDArray[np.float32]]:
-    """Fit one classifier for each label on its own rows; return weights (L, F + D) and biases (L,).
+    """Fit a classifier for each label, and return weights (L, F + D) and biases (L,).
 
     Minimise ½(‖w‖² + b²) + C·Σ_i loss(y_i·(w·ψ_i + b)) over the label's rows i. ψ concatenates the
-    sparse and the dense features. The loss is log(1 + exp(−s)), the masked loss of Eq. 17, or the
-    squared hinge max(0, 1 − s)².
+    sparse and the dense features. The loss is the logistic loss log(1 + exp(−s)), as in the masked
+    loss of Eq. 17, or the squared hinge loss max(0, 1 − s)².
 
     Args:
         features: (N, F) sparse features, float32.
         dense: (N, D) dense features, or None.
-        groups: The rows of each label and their signs; see `group_pairs`.
+        groups: The training pairs of each label, from `group_pairs`.
         loss: The loss function.
         cost: C, the weight of the loss relative to ½‖w‖².
-        tolerance: Stopping tolerance on the gradients of the dual; see `_solve`.
+        tolerance: Stopping tolerance on the gradients of the dual. See `_solve`.
         max_iterations: Maximum number of passes over the points of a label.
         prune: Drop weights whose absolute value is smaller than this.
         seed: Seed of the order in which points are visited.
@@ -125,7 +125,7 @@ def fit_label_classifiers(
 
 
 def _chunks(starts: NDArray[np.int64]) -> list[NDArray[np.int64]]:
-    """Return the labels in chunks, the largest first, so that all threads finish together."""
+    """Split the labels into chunks, largest labels first, so that all threads finish together."""
     sizes = np.diff(starts)
     order = np.argsort(-sizes, kind="stable")
     before = np.cumsum(sizes[order] + 1) - (sizes[order] + 1)
@@ -133,7 +133,7 @@ def _chunks(starts: NDArray[np.int64]) -> list[NDArray[np.int64]]:
 
 
 def _squares(rows: Rows) -> NDArray[np.float64]:
-    """Return ‖ψ‖² + 1 of each row; the 1 is the constant feature of the bias."""
+    """Return ‖ψ‖² + 1 of each row. The 1 is from the constant feature of the bias."""
     data, _, starts, dense = rows
     total = np.concatenate([[0.0], np.cumsum(data.astype(np.float64) ** 2)])
     dense_squares = np.einsum("nd,nd->n", dense, dense, dtype=np.float64)
@@ -153,9 +153,10 @@ def _fit_labels(
     prune: float,
     seed: int,
 ) -> tuple[Array, Array, Array, Array]:
-    """Fit a chunk of labels; return the number of weights and bias of each, and all weights.
+    """Fit a chunk of labels.
 
-    ``weight`` is a buffer of zeros, as wide as ψ.
+    ``weight`` is a buffer of zeros, as wide as ψ. Return the number of weights of each label, the
+    biases, and the columns and values of all weights.
     """
     starts, members, signs = groups
     _, _, row_starts, dense = rows
@@ -189,14 +190,14 @@ def _solve(
     limits: tuple[float, float, int],
     state: np.uint64,
 ) -> tuple[float, Array]:
-    """Fit one classifier into ``weight``; return its bias and the rows that contribute to it.
+    """Fit a classifier in ``weight``, and return its bias and the rows that contribute to it.
 
     The dual is minimised over one α_i at a time, with w = Σ α_i·y_i·ψ_i and
-    Q_ij = y_i·y_j·(ψ_i·ψ_j + 1). Each sweep has a new random order.
+    Q_ij = y_i·y_j·(ψ_i·ψ_j + 1). Each sweep visits the points in a new random order.
 
     Squared hinge: min ½αᵀ(Q + 1/(2C))α − Σα over α ≥ 0. An α_i of 0 becomes inactive if its
     gradient exceeds the highest projected gradient of the previous sweep. The solver stops when the
-    highest and lowest projected gradient of all points differ by at most the tolerance.
+    highest and lowest projected gradients of all points differ by at most the tolerance.
 
     Logistic: min ½αᵀQα + Σ α_i·log α_i + (C − α_i)·log(C − α_i) over 0 < α < C, the dual of
     ½‖w‖² + C·Σ log(1 + exp(−y_i·w·ψ_i)). Its derivative in α_i is y_i·w·ψ_i + u_i, where u_i is the
@@ -252,13 +253,13 @@ def _solve(
         if (max(highest, -lowest) if logistic else highest - lowest) <= tolerance:
             if active == size:
                 break
-            active, bound = size, np.inf  # check all of them again
+            active, bound = size, np.inf  # check all points again
     return bias, members[moved]
 
 
 @njit(cache=True, nogil=True)
 def _best_logit(logit: float, margin: float, square: float, cost: float, precision: float) -> float:
-    """Return the optimal u_i: the root of u + A·σ(u) + B, which is unique as the slope is ≥ 1.
+    """Return the optimal u_i, the root of u + A·σ(u) + B. It is unique, because the slope is ≥ 1.
 
     Newton steps are limited to the interval [−B − A, −B], which contains the root.
     """
@@ -314,7 +315,7 @@ def _add(rows: Rows, row: int, scale: float, weight: Array) -> None:
 
 @njit(cache=True, nogil=True)
 def _first_state(seed: int, label: int) -> np.uint64:
-    """Return the initial random state of a label, never 0; neighbouring ids get distant states."""
+    """Return the initial random state of a label: a hash of seed and label, never 0."""
     mixed = np.uint64(seed) * np.uint64(0x9E3779B97F4A7C15) + np.uint64(label) + np.uint64(1)
     mixed = (mixed ^ (mixed >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     mixed = (mixed ^ (mixed >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
@@ -323,7 +324,7 @@ def _first_state(seed: int, label: int) -> np.uint64:
 
 @njit(cache=True, nogil=True)
 def _shuffle(order: Array, size: int, state: np.uint64) -> np.uint64:
-    """Shuffle the first ``size`` entries in place; return the next random state."""
+    """Shuffle the first ``size`` entries in place, and return the next random state."""
     for i in range(size - 1, 0, -1):
         state ^= state << np.uint64(13)
         state ^= state >> np.uint64(7)
@@ -335,10 +336,10 @@ def _shuffle(order: Array, size: int, state: np.uint64) -> np.uint64:
 
 @njit(cache=True, nogil=True)
 def _take(rows: Rows, used: Array, weight: Array, out: Entries, prune: float) -> int:
-    """Move the unpruned weights to ``out``, columns ascending; reset all weights to 0.
+    """Move the unpruned weights to ``out`` in order of their columns, and return their number.
 
-    Return the number of moved weights. Only the sparse columns of the ``used`` rows can have a
-    weight; if these rows have many entries, scanning all columns is faster.
+    All weights are reset to 0. Only columns of the ``used`` rows and dense columns can have a
+    weight. If the ``used`` rows have many entries, it is faster to scan all columns.
     """
     _, columns, starts, dense = rows
     first_dense = weight.shape[0] - dense.shape[1]
@@ -355,11 +356,11 @@ def _take(rows: Rows, used: Array, weight: Array, out: Entries, prune: float) ->
 
 @njit(cache=True, nogil=True)
 def _move(weight: Array, columns: Array | range, out: Entries, size: int, prune: float) -> int:
-    """Move the unpruned weights of some columns to ``out``; return the new size of ``out``."""
+    """Move the unpruned weights of some columns to ``out``, and return the new size of ``out``."""
     for column in columns:
         value = weight[column]
         if value != 0.0:
-            weight[column] = 0.0  # a column of several rows is taken once
+            weight[column] = 0.0  # so that a column of several rows is moved only once
             if abs(value) >= prune:
                 out[0][size] = column
                 out[1][size] = value

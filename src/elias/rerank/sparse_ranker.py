@@ -1,8 +1,8 @@
 """The sparse ranker: features ψ(x) and one masked linear classifier per label (§3.5, C.2).
 
 To score a point, its features are written to a dense buffer, and the weights of each candidate
-are multiplied with the values of their columns. For a label with very many weights, the point's
-features are found among the label's weights by binary search instead.
+are multiplied by the buffer's values in their columns. For a label with very many weights, it is
+faster to look up the point's features among the label's weights by binary search.
 """
 
 from __future__ import annotations
@@ -27,22 +27,24 @@ if TYPE_CHECKING:
 
 Array: TypeAlias = NDArray[Any]
 Inputs: TypeAlias = Sequence[str] | csr_matrix
-"""Texts, or the features (N, F) of a corpus that has features instead of texts."""
+"""Texts, or the (N, F) feature matrix of a corpus that has features instead of texts."""
 Transform: TypeAlias = Literal["l3-hinge", "sigmoid"]
 Rows: TypeAlias = tuple[Array, Array, Array, Array]
-"""ψ: values, columns (uint32) and row starts of the sparse part, and the dense part (N, D)."""
+"""ψ: the sparse part in CSR layout (data, uint32 indices, indptr), and the dense part (N, D)."""
 Classifiers: TypeAlias = tuple[Array, Array, Array, Array]
-"""Values, columns (ascending per label) and label starts of the weights, and the biases."""
+"""Label weights in CSR layout (data, sorted indices, indptr), and the biases."""
 
 UNSEEN_MARGIN = -1.0
-"""Margin of a label without training pairs, the same as for a confident negative."""
+"""Margin of a label without training pairs, which is that of a confident negative."""
 _PADDING = np.float32(-np.inf)
-_POINTS_PER_CHUNK = 256  # that a thread scores at a time
+_POINTS_PER_CHUNK = 256  # points that a thread scores at a time
 
 
 @dataclass(frozen=True)
 class RankerFeatures:
-    """Convert texts, or given features, to the sparse part of ψ(x) (Eq. 16), with unit rows.
+    """Convert texts or feature vectors to the sparse part of ψ(x) (Eq. 16).
+
+    Each row is scaled to length 1.
 
     >>> from elias.config import RerankConfig
     >>> config = RerankConfig(word_ngrams=2, char_ngrams=(0, 0), min_count=1)
@@ -54,13 +56,13 @@ class RankerFeatures:
     """
 
     n_features: int
-    """F, the number of columns."""
+    """F, the number of features."""
     featurizer: Featurizer | None
-    """The vocabulary; None if the corpus has features instead of texts."""
+    """The vocabulary, or None if features are given or the ranker uses only the embedding."""
 
     @classmethod
     def fit(cls, inputs: Inputs, config: RerankConfig) -> RankerFeatures:
-        """Learn the vocabulary from training texts; for given features, store only their number.
+        """Learn the vocabulary of training texts. For feature vectors, store only their width.
 
         Raises:
             DataError: If no word or n-gram is frequent enough.
@@ -84,23 +86,23 @@ class RankerFeatures:
         return cls(featurizer.n_features, featurizer)
 
     def transform(self, inputs: Inputs) -> csr_matrix:
-        """Return the features (N, F) of texts, or given features scaled to unit rows, as float32.
+        """Return the (N, F) float32 features of texts, or feature vectors scaled to length 1.
 
         Raises:
-            DataError: If the inputs differ from the training inputs in kind (texts or features) or
-                in the number of features.
+            DataError: If the ranker was trained on texts and the inputs are features, or vice
+                versa, or the number of features differs.
         """
         if isinstance(inputs, Sequence):
             if self.featurizer is not None:
                 return unit_rows(self.featurizer.transform(inputs))
             if self.n_features == 0:
                 return csr_matrix((len(inputs), 0), dtype=np.float32)
-            raise DataError("this ranker was trained on features; give it their CSR matrix")
+            raise DataError("this ranker was trained on features; pass a CSR matrix")
         if self.featurizer is not None:
-            raise DataError("this ranker reads text; give it a list of texts")
+            raise DataError("this ranker was trained on texts; pass a list of texts")
         if inputs.shape[1] != self.n_features:
             raise DataError(
-                f"the features have {inputs.shape[1]} columns, the ranker reads {self.n_features}"
+                f"the features have {inputs.shape[1]} columns, the ranker expects {self.n_features}"
             )
         matrix = unit_rows(inputs)
         matrix.sum_duplicates()
@@ -108,7 +110,7 @@ class RankerFeatures:
 
 
 def unit_embedding(embedding: NDArray[np.float32]) -> NDArray[np.float32]:
-    """Return φ/‖φ‖ of each point, the dense part of ψ(x) (Eq. 16)."""
+    """Return φ/‖φ‖ for each point, the dense part of ψ(x) (Eq. 16)."""
     length = np.linalg.norm(embedding, axis=1, keepdims=True)
     return np.asarray(embedding / np.maximum(length, 1e-12), dtype=np.float32)
 
@@ -129,7 +131,9 @@ def relevance(margins: NDArray[np.float32], transform: Transform) -> NDArray[np.
 
 @dataclass(frozen=True)
 class SparseRanker:
-    """Classifiers w̄_ℓ over ψ(x), each trained on the points that have its label as a candidate.
+    """Linear classifiers w̄_ℓ over ψ(x).
+
+    Each is trained only on points for which its label is relevant or a candidate.
 
     >>> from elias.config import RerankConfig
     >>> features = csr_matrix(np.eye(4, dtype=np.float32)[[0, 0, 1, 1]])
@@ -141,7 +145,7 @@ class SparseRanker:
     """
 
     weights: csr_matrix
-    """(L, F + D) weights left after pruning, columns ascending, float32."""
+    """(L, F + D) float32 weights after pruning, with sorted column indices."""
     biases: NDArray[np.float32]
     """(L,) bias of each label."""
     n_dense: int
@@ -149,7 +153,7 @@ class SparseRanker:
 
     @property
     def n_labels(self) -> int:
-        """Return L."""
+        """Return L, the number of labels."""
         return len(self.biases)
 
     @classmethod
@@ -163,17 +167,17 @@ class SparseRanker:
         *,
         seed: int = 0,
     ) -> SparseRanker:
-        """Train on the candidates of the training points and on their relevant labels.
+        """Train on the candidates and the relevant labels of the training points.
 
-        Minimise Eq. 17 for each label, with the logistic loss, or with the squared hinge loss of
-        the authors' program.
+        Minimise Eq. 17 for each label with the logistic loss, or with the squared hinge loss that
+        the authors' program uses.
 
         Args:
-            features: (N, F) sparse part of ψ(x), rows of length 1.
-            embedding: (N, D) φ(x), which is scaled to length 1; or None.
-            candidates: (N, k) label ids in any order; L is padding.
+            features: (N, F) sparse part of ψ(x), with rows of length 1.
+            embedding: (N, D) φ(x), which is scaled to length 1, or None.
+            candidates: (N, k) label ids in any order. L is padding.
             labels: (N, L) relevant labels.
-            config: Cost, tolerance and pruning threshold.
+            config: Loss, cost, tolerance and pruning threshold.
             seed: Seed of the order in which points are visited.
         """
         from elias.rerank.solver import fit_label_classifiers, group_pairs  # only for training
@@ -204,9 +208,9 @@ class SparseRanker:
         Args:
             features: (N, F) sparse features, as in `fit`.
             embedding: (N, D) φ(x), or None, as in `fit`.
-            candidates: (N, k) label ids; L is padding, whose margin is -inf.
+            candidates: (N, k) label ids. L is padding, which has a margin of -inf.
         """
-        if not features.has_sorted_indices:  # binary search needs ascending columns
+        if not features.has_sorted_indices:  # binary search needs sorted columns
             features = features.sorted_indices()
         rows = as_rows(features, None if embedding is None else unit_embedding(embedding))
         n_columns = self.weights.shape[1]
@@ -225,14 +229,17 @@ class SparseRanker:
 
     @cached_property
     def _classifiers(self) -> Classifiers:
-        """The weights and biases as plain arrays."""
+        """The weights and biases as arrays for the compiled functions."""
         columns = np.ascontiguousarray(self.weights.indices).astype(np.uint32, copy=False)
         starts = self.weights.indptr.astype(np.int64, copy=False)
         return self.weights.data, columns, starts, self.biases
 
 
 def as_rows(features: csr_matrix, dense: NDArray[np.float32] | None = None) -> Rows:
-    """Return ψ as plain arrays; with unsigned columns, numba omits checks for negative indices."""
+    """Return ψ as arrays for the compiled functions.
+
+    Column indices are unsigned, so that numba omits checks for negative indices.
+    """
     if dense is None:
         dense = np.zeros((features.shape[0], 0), dtype=np.float32)
     return (
@@ -246,13 +253,13 @@ def as_rows(features: csr_matrix, dense: NDArray[np.float32] | None = None) -> R
 def run_on_points(
     kernel: Callable[..., None], n_columns: int, description: str, rows: Rows, *arrays: Any
 ) -> None:
-    """Call ``kernel(begin, end, buffer, rows, *arrays)`` on chunks of all points, in threads.
+    """Call ``kernel(begin, end, buffer, rows, *arrays)`` for chunks of points in several threads.
 
-    Each thread has its own buffer, of ``n_columns`` zeros.
+    Each thread has its own buffer of ``n_columns`` zeros.
     """
     n_points = len(rows[2]) - 1
     new_buffer: Callable[[], Array] = partial(np.zeros, n_columns, np.float32)
-    if n_points <= _POINTS_PER_CHUNK:  # a single text must not wait for threads
+    if n_points <= _POINTS_PER_CHUNK:  # starting threads would only delay a few points
         kernel(0, n_points, new_buffer(), rows, *arrays)
         return
 
@@ -298,7 +305,7 @@ def _margin(
     low, high = starts[label], starts[label + 1]
     total = np.float64(biases[label])
     n_weights = high - low
-    if n_weights > 64 and n_weights > 2 * data.shape[0] * np.log2(n_weights):  # search is faster
+    if n_weights > 64 and n_weights > 2 * data.shape[0] * np.log2(n_weights):  # binary search
         first_dense = _find(columns, low, high, buffer.shape[0] - n_dense)
         at = low
         for j in range(data.shape[0]):
@@ -311,7 +318,7 @@ def _margin(
 
 @njit(cache=True, nogil=True)
 def _find(columns: Array, low: int, high: int, wanted: int) -> int:
-    """Return the first position in an ascending range whose column is at least ``wanted``."""
+    """Return the first position in low..high whose column is at least ``wanted``, or ``high``."""
     while low < high:
         middle = (low + high) // 2
         if columns[middle] < wanted:
@@ -323,7 +330,7 @@ def _find(columns: Array, low: int, high: int, wanted: int) -> int:
 
 @njit(cache=True, nogil=True)
 def sparse_dot(data: Array, columns: Array, begin: int, end: int, weight: Array) -> float:
-    """Return Σ data·weight[columns] in four independent sums, which the CPU runs in parallel."""
+    """Return Σ data·weight[columns], in four partial sums that the CPU computes in parallel."""
     first, second, third, fourth = 0.0, 0.0, 0.0, 0.0
     j = begin
     while j + 3 < end:

@@ -149,7 +149,7 @@ def test_names_that_cannot_help_are_left_out(problem, why):
 def test_trees_refuse_another_number_of_features(named):
     one = np.ones(3, dtype=np.float32)
 
-    with pytest.raises(ValueError, match="T reads 6 features, not 4"):
+    with pytest.raises(ValueError, match="T expects 6 features, not 4"):
         named.by_name.probability(one, one, one)
 
 
