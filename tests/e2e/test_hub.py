@@ -125,7 +125,7 @@ def test_serving_what_is_neither_a_folder_nor_on_the_hub_is_refused():
     missing = elias("serve", "hf://user/none", "--port", 0)
 
     assert slip.code == missing.code == 2
-    assert "none: no such folder; give" in slip.err
+    assert "none: no such folder; give the folder of a saved model" in slip.err
     assert "user/none: it cannot be downloaded, and the hub has no such repos" in missing.err
 
 
