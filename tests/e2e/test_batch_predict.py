@@ -244,7 +244,7 @@ def test_begun_work_is_not_mixed_with_other_work(model, table, tmp_path):
         predict_file(stopping, task, top_k=2)
     table.write_text(table.read_text().replace("vepi", "roda"))
 
-    with pytest.raises(DataError, match="begun with another input, another options; run the earlier"):
+    with pytest.raises(DataError, match="begun with another input, another options; run"):
         predict_file(model, task, top_k=3)
     anew = FileTask.plan(task.source, task.out, chunk_size=2, overwrite=True)
     done = predict_file(model, anew, top_k=3)
