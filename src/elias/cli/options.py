@@ -126,7 +126,7 @@ _OPTION_NAMES = {
     **{f" {name}=": f" --{name} " for name in ("text", "labels", "separator", "group")},
     **{f"({name}=)": f"(--{name})" for name in ("text", "labels", "separator")},
     "overwrite=True": "--overwrite",
-    "leave test_size": "leave --test-size",
+    "do not set test_size": "do not set --test-size",
     "test_size must": "--test-size must",
 }
 
