@@ -21,7 +21,7 @@ import torch
 from cpu_setup import write_json
 from naive_step import NaiveStep
 
-from elias.config import EncoderConfig, StageConfig
+from elias.config import EncoderConfig, ResolvedStage
 from elias.kernels import shortlist_bce
 from elias.model.elias import EliasModel, shortlist_loss
 from elias.model.encoder import BagEncoder
@@ -150,7 +150,7 @@ def measure(shape, repeat, with_naive):
     model = make_model(shape, rng)
     parents = torch.cat([model.graph.strongest_parents(), torch.tensor([shape.n_clusters])])
     batches = [make_batch(shape, rng, parents) for _ in range(4)]
-    optimizer = Optimizer(model, StageConfig(name="stage2", learn_graph=True))
+    optimizer = Optimizer(model, ResolvedStage(name="stage2", learn_graph=True))
     ours, theirs = Clock(), Clock()
     for i in range(repeat + 2):
         our_step(model, optimizer, shape, batches[i % 4], ours)

@@ -35,7 +35,7 @@ from tokenizers.models import WordLevel
 from torch import nn
 from transformers import BertConfig, BertModel
 
-from elias.config import EncoderConfig, StageConfig
+from elias.config import EncoderConfig, ResolvedStage
 from elias.model.elias import EliasModel, SearchSizes
 from elias.model.encoder import TextEncoder
 from elias.model.graph import LabelGraph
@@ -235,7 +235,7 @@ def rectangle_of(tokens):
     return PaddedBatch(tokens.ids.view(len(tokens), -1), tokens.lengths(), full=True)
 
 
-STAGE = StageConfig(
+STAGE = ResolvedStage(
     name="stage2", learn_graph=True, encoder_lr=1e-5, cluster_lr=1e-4, label_lr=1e-3, edge_lr=1e-2
 )
 

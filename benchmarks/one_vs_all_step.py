@@ -10,7 +10,7 @@ import time
 import torch
 from torch import nn
 
-from elias.config import StageConfig
+from elias.config import ResolvedStage
 from elias.model.elias import SearchSizes
 from elias.model.encoder import TextEncoder
 from elias.model.one_vs_all import OneVsAll
@@ -59,7 +59,7 @@ def main():
     if given.storage == "compact":
         model.compact()
     model.to(device)
-    optimizer = Optimizer(model, StageConfig())
+    optimizer = Optimizer(model, ResolvedStage())
     ids = torch.arange(given.batch, device=device)
     tokens = TokenBatch(ids=ids, offsets=torch.arange(given.batch + 1, device=device), longest=1)
     positives = torch.randint(given.labels, (given.batch, 20), device=device).sort(dim=1).values

@@ -88,8 +88,9 @@ def _meanings(part: Any) -> dict[str, tuple[str, str]]:
 
 def _kind(annotation: str) -> str:
     """Return a type in plain words."""
-    if choices := re.fullmatch(r"Literal\[(.*)\]", annotation):
-        return " or ".join(f"`{ast.literal_eval(choice)}`" for choice in choices[1].split(", "))
+    if choices := re.fullmatch(r"Literal\[(.*)\]( \| None)?", annotation):
+        values = [f"`{ast.literal_eval(choice)}`" for choice in choices[1].split(", ")]
+        return " or ".join(values + ["`none`"] * bool(choices[2]))
     if pair := re.fullmatch(r"tuple\[(\w+), \w+\]", annotation):
         return f"two {PLAIN[pair[1]]}s"
     plain, _, open_end = annotation.partition(" | ")
@@ -114,7 +115,7 @@ def _listed(stages: tuple[StageConfig, ...]) -> str:
         names = [field.name for field in fields(stage)]
         changed = [n for n in names if getattr(stage, n) != getattr(plain, n) and n != "name"]
         listed = ", ".join(f"`{n}` {_shown(getattr(stage, n))}" for n in changed)
-        lines.append(f"- `{stage.name}`: {listed}.\n")
+        lines.append(f"- `{stage.name}`: {listed or 'all derived'}.\n")
     return "".join(lines)
 
 

@@ -12,13 +12,6 @@ from e2e.commands import elias
 from elias import Elias
 
 FIXTURES = Path(__file__).parents[1] / "fixtures"
-SETTINGS = (
-    *("encoder.dim=8", "encoder.hidden_dim=8", "encoder.char_ngrams=[0,0]"),
-    *("rerank.char_ngrams=[0,0]", "rerank.word_ngrams=1", "rerank.candidates=12"),
-    *("eval.validation_size=24", "stages.stage1.batch_size=32", "stages.stage2.batch_size=32"),
-    *("stages.stage1.epochs=2", "stages.stage2.epochs=40"),
-)
-"""Settings of the interrupted run, as in the README of the fixtures."""
 
 
 def predicted(model):
@@ -74,10 +67,10 @@ def test_a_run_interrupted_in_0_1_resumes_and_ends_with_the_weights_of_an_uninte
     tmp_path,
 ):
     folder = shutil.copytree(FIXTURES / "run-0.1", tmp_path / "fixtures")
-    settings = [option for setting in SETTINGS for option in ("--set", setting)]
 
     result = elias(
-        "-q", "train", folder / "corpus", "--out", folder / "run", "--device", "cpu", *settings
+        *("-q", "train", folder / "corpus", "--out", folder / "run", "--device", "cpu"),
+        *("--config", folder / "run" / "config.json"),  # the defaults have changed since
     )
 
     assert result.code == 0, result.err

@@ -18,7 +18,8 @@ SOURCE = Path(__file__).parents[2] / "src"
 SMALL = (
     *("--device", "cpu", "--set", "encoder.dim=16", "--set", "encoder.hidden_dim=16"),
     *("--set", "stages.stage1.epochs=1", "--set", "stages.stage2.epochs=3"),
-    *("--set", "stages.stage2.label_lr=0.05"),
+    *("--set", "stages.stage2.label_lr=0.05", "--set", "stages.stage1.score_all=false"),
+    *("--set", "eval.drop_unhelpful=false"),
 )
 """Options that make training a matter of a second."""
 

@@ -24,6 +24,8 @@ CONFIG = {
     "encoder.dim": 16,
     "encoder.hidden_dim": 16,
     "stages.stage1.epochs": 2,
+    "stages.stage1.score_all": False,
+    "eval.drop_unhelpful": False,
     "stages.stage2.epochs": 3,
     "stages.stage1.batch_size": 64,
     "stages.stage2.batch_size": 64,

@@ -20,7 +20,7 @@ from elias.predictions import Predictions
 SMALL = (
     *("--device", "cpu", "--set", "encoder.dim=16", "--set", "encoder.hidden_dim=16"),
     *("--set", "stages.stage1.epochs=1", "--set", "stages.stage2.epochs=1"),
-    *("--set", "eval.validation_size=20"),
+    *("--set", "eval.validation_size=20", "--set", "stages.stage1.score_all=false"),
 )
 
 OMIKUJI = '''

@@ -12,6 +12,7 @@ SMALL = {
     "encoder.dim": 16,
     "encoder.hidden_dim": 16,
     "stages.stage1.epochs": 1,
+    "eval.drop_unhelpful": False,
     "stages.stage2.epochs": 2,
 }
 
@@ -19,7 +20,7 @@ SMALL = {
 @pytest.fixture(autouse=True)
 def small_demo(monkeypatch):
     monkeypatch.setattr(demo_command, "SYNTHETIC", {"n_points": 300, "n_labels": 100})
-    monkeypatch.setattr(demo_command, "_config", lambda _: EliasConfig().override(SMALL))
+    monkeypatch.setattr(demo_command, "_config", lambda: EliasConfig().override(SMALL))
 
 
 def demo(folder, *options):
@@ -69,7 +70,7 @@ def test_an_unfinished_demo_starts_over(tmp_path):
 
 def test_a_demo_does_not_take_the_place_of_another_run(tmp_path, monkeypatch):
     demo(tmp_path)
-    monkeypatch.setattr(demo_command, "_config", lambda _: EliasConfig(seed=5).override(SMALL))
+    monkeypatch.setattr(demo_command, "_config", lambda: EliasConfig(seed=5).override(SMALL))
 
     refused = demo(tmp_path)
     replaced = demo(tmp_path, "--overwrite")

@@ -17,6 +17,8 @@ SMALL = {
     "index.edges_per_cluster": 12,
     "index.beam_size": 4,
     "stages.stage1.epochs": 1,
+    "stages.stage1.score_all": False,
+    "eval.drop_unhelpful": False,
     "stages.stage2.epochs": 2,
     "rerank.candidates": 20,
     "rerank.char_ngrams": [0, 0],

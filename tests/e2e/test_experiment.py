@@ -23,6 +23,7 @@ SMALL = (
     *("--set", "index.beam_size=4", "--set", "index.shortlist_size=30"),
     *("--set", "stages.stage1.epochs=1", "--set", "stages.stage2.epochs=2"),
     *("--set", "stages.stage2.label_lr=0.05", "--set", "eval.validation_size=30"),
+    *("--set", "stages.stage1.score_all=false", "--set", "eval.drop_unhelpful=false"),
 )
 QUICK = (*SMALL, "--set", "rerank.enabled=false")
 """Without the ranker, for what does not need one."""
@@ -291,7 +292,7 @@ def test_another_configuration_is_refused_unless_it_may_overwrite(data, tmp_path
         (line,) = (line for line in result.err.splitlines() if line.startswith("error: "))
         assert result.code == 2
         assert str(tmp_path / path) in line
-        assert "(index.beta is 3.0, there it is 8.0); use --overwrite or another --out" in line
+        assert "(index.beta is 3.0, there it is 5.0); use --overwrite or another --out" in line
     assert replaced.code == 0, replaced.err
     assert trained == ["elias-seed0", "elias-seed0"]
     assert results(tmp_path, "sweep-beam")["config"]["index"]["beta"] == 3.0

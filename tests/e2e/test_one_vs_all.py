@@ -15,7 +15,7 @@ SMALL = (
     *("--device", "cpu", "--set", "index.kind=all"),
     *("--set", "encoder.dim=16", "--set", "encoder.hidden_dim=16"),
     *("--set", "stages.one-vs-all.epochs=6", "--set", "stages.one-vs-all.batch_size=32"),
-    *("--set", "stages.one-vs-all.label_lr=0.05"),
+    *("--set", "stages.one-vs-all.label_lr=0.05", "--set", "eval.drop_unhelpful=false"),
 )
 
 

@@ -17,6 +17,8 @@ SMALL = {
     "index.beam_size": 4,
     "index.shortlist_size": 40,
     "stages.stage1.epochs": 1,
+    "stages.stage1.score_all": False,
+    "eval.drop_unhelpful": False,
     "stages.stage2.epochs": 2,
     "rerank.enabled": False,
     "eval.validation_size": 30,

@@ -19,6 +19,8 @@ SMALL = {
     "index.edges_per_cluster": 24,
     "index.beam_size": 6,
     "stages.stage1.epochs": 1,
+    "stages.stage1.score_all": False,
+    "eval.drop_unhelpful": False,
     "stages.stage2.epochs": 1,
     "rerank.candidates": 10,
     "rerank.char_ngrams": [3, 3],

@@ -20,7 +20,8 @@ from elias.data.synthetic import synthetic_corpus, write_synthetic
 from elias.errors import Interrupted, ModelError, RunError
 
 STEP = "elias.training.optimizer:Optimizer.step"
-SMALL = EliasConfig().override(CONFIG | {"checkpoint.steps": None})
+SMEVERY_LABEL = SMALL.override({"stages.stage1.score_all": True, "eval.drop_unhelpful": True})
+ALL = EliasConfig().override(CONFIG | {"checkpoint.steps": None})
 ENSEMBLE = SMALL.override({"ensemble.members": 2, "stages.stage1.epochs": 1})
 ALL = EliasConfig().override(
     {key: value for key, value in CONFIG.items() if not key.startswith("stages")}
@@ -121,6 +122,8 @@ def stopped(corpus, tmp_path):
         (SMALL, [12], "stage2 epoch 1 step 2"),  # inside a window of `index_every`
         (SMALL, [18, 4, 1], "stage2 epoch 3 step 3"),  # the weights are averaged; three stops
         (ALL, [7], "one-vs-all epoch 2 step 2"),
+        (EVERY_LABEL, [7], "stage1 epoch 2 step 2"),
+        (EVERY_LABEL, [12], "stage2 epoch 1 step 2"),
         (ENSEMBLE, [9, 24], "stage2 epoch 2 step 3"),  # in the first member, then in the second
     ],
     ids=["first", "end of epoch", "stage1", "window", "average", "all", "ensemble"],

@@ -8,7 +8,7 @@ import pytest
 import torch
 from scipy.sparse import csr_matrix
 
-from elias.config import EliasConfig, EncoderConfig, IndexConfig, LossConfig, StageConfig
+from elias.config import EliasConfig, EncoderConfig, IndexConfig, LossConfig, ResolvedStage
 from elias.model.elias import EliasModel
 from elias.model.graph import LabelGraph
 from elias.model.transformer import TransformerEncoder
@@ -99,7 +99,7 @@ def rerun(work):
     ("reduction", "index_every", "clip"), [("mean", 1, 0.0), ("sum", 2, 0.0), ("mean", 3, 0.5)]
 )
 def test_a_recorded_stage_trains_the_same_model(folder, reduction, index_every, clip, monkeypatch):
-    stage = StageConfig(
+    stage = ResolvedStage(
         epochs=3,
         batch_size=2,
         learn_graph=True,
@@ -125,7 +125,7 @@ def test_a_recorded_stage_trains_the_same_model(folder, reduction, index_every, 
 
 
 def test_a_recording_that_fails_half_way_leaves_nothing_behind(folder, monkeypatch):
-    stage = StageConfig(epochs=2, batch_size=2, learn_graph=True, index_every=2, label_eps=1e-4)
+    stage = ResolvedStage(epochs=2, batch_size=2, learn_graph=True, index_every=2, label_eps=1e-4)
     model = make_model(folder)
     plain = copy.deepcopy(model)
     plain.encoder.takes_padded = False
@@ -147,7 +147,7 @@ def test_a_recording_that_fails_half_way_leaves_nothing_behind(folder, monkeypat
 def test_a_step_short_of_memory_beside_graphs_is_done_once_more_without_them(
     folder, monkeypatch, caplog
 ):
-    stage = StageConfig(epochs=3, batch_size=2, learn_graph=True, index_every=2, label_eps=1e-4)
+    stage = ResolvedStage(epochs=3, batch_size=2, learn_graph=True, index_every=2, label_eps=1e-4)
     model = make_model(folder)
     plain = copy.deepcopy(model)
     plain.encoder.takes_padded = False
@@ -175,7 +175,7 @@ def test_a_step_short_of_memory_beside_graphs_is_done_once_more_without_them(
 
 
 def test_parameters_without_a_part_in_the_loss_do_not_move(folder, monkeypatch):
-    stage = StageConfig(epochs=2, batch_size=2, learn_graph=True, weight_decay=0.1)
+    stage = ResolvedStage(epochs=2, batch_size=2, learn_graph=True, weight_decay=0.1)
     model = make_model(folder)
     model.encoder.idle = torch.nn.Parameter(torch.ones(2, 2))
 
@@ -189,6 +189,6 @@ def test_a_stage_gives_the_memory_of_its_graphs_back(folder, monkeypatch):
     closed = []
     monkeypatch.setattr(CudaGraphStep, "close", lambda self: closed.append(self))
 
-    train(make_model(folder), StageConfig(epochs=1, batch_size=2), "sum", monkeypatch, rerun)
+    train(make_model(folder), ResolvedStage(epochs=1, batch_size=2), "sum", monkeypatch, rerun)
 
     assert len(closed) == 1

@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import reference
-from elias.config import StageConfig
+from elias.config import ResolvedStage
 from elias.kernels import Expansion, IndexGradients, label_logits, path_log, plain, shortlist_bce
 from elias.kernels.adamw import AdamWRates, History, LinearState, RowState
 from elias.model.elias import EliasModel, SearchSizes
@@ -391,7 +391,9 @@ def make_batch(seed, model):
 @settings(max_examples=4)
 @given(index_every=st.integers(1, 3), seed=SEEDS)
 def test_a_model_trained_by_the_kernels_is_the_one_trained_without(learned, index_every, seed):
-    stage = StageConfig(index_every=index_every, learn_graph=learned, label_eps=1e-3, edge_lr=0.01)
+    stage = ResolvedStage(
+        index_every=index_every, learn_graph=learned, label_eps=1e-3, edge_lr=0.01
+    )
     slow, fast = (make_model(seed, learned=learned) for _ in range(2))
     losses = []
 
@@ -419,7 +421,7 @@ def test_a_model_trained_by_the_kernels_is_the_one_trained_without(learned, inde
 @pytest.mark.parametrize(("learned", "stop"), [(True, 3), (False, 2)])
 def test_an_optimizer_by_the_kernels_goes_on_from_its_state(learned, stop, monkeypatch):
     monkeypatch.setattr(optim, "runs_triton", lambda _: True)
-    stage = StageConfig(index_every=2, learn_graph=learned, label_eps=1e-3, edge_lr=0.01)
+    stage = ResolvedStage(index_every=2, learn_graph=learned, label_eps=1e-3, edge_lr=0.01)
 
     def train(model, optimizer, steps):
         for step in steps:
@@ -464,7 +466,7 @@ def rerun(work):
 @settings(max_examples=3)
 @given(index_every=st.integers(1, 3), seed=SEEDS)
 def test_a_captured_step_trains_the_same_model(learned, index_every, seed):
-    stage = StageConfig(index_every=index_every, learn_graph=learned)
+    stage = ResolvedStage(index_every=index_every, learn_graph=learned)
     plain, captured = (make_model(seed, learned=learned) for _ in range(2))
     options = {"shortlist_weight": 0.3, "mean": False}
     with pytest.MonkeyPatch.context() as patch:
@@ -500,7 +502,7 @@ def test_a_step_that_cannot_be_captured_is_computed_all_the_same(monkeypatch, ca
         raise RuntimeError("no graphs on this driver")
 
     model = make_model(1, learned=True)
-    held = Optimizer(model, StageConfig(learn_graph=True)).gradients
+    held = Optimizer(model, ResolvedStage(learn_graph=True)).gradients
     options = {"shortlist_weight": 0.3, "mean": False, "gradients": held}
     tokens, *labels, sizes = make_batch(1, model)
     step = CudaGraphStep(

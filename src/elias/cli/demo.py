@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from elias.config import ResolvedConfig
 
 
-PRESET = "mesh-titles"
+CORPUS = "mesh-titles"
 SYNTHETIC = {"n_points": 8_000, "n_labels": 2_000}
 N_EXAMPLES = 5
 TOP_K = 5
@@ -39,6 +39,7 @@ def demo(
     The corpus is stored next to the run folder. If the run is finished, its results are shown again
     without training.
     """
+    from elias.data.stats import resolve_config
     from elias.persistence.manifest import MODEL_FOLDER
     from elias.report.html import seconds
     from elias.training.run import read_records
@@ -47,8 +48,8 @@ def demo(
     folder = _build_corpus(out.parent, synthetic)
     corpus = elias.load_corpus(folder)
     times = {"corpus": time.monotonic() - start}
-    config = _config(synthetic)
-    resolved = config.resolve(len(corpus.train), corpus.n_labels)
+    config = _config()
+    resolved = resolve_config(config, corpus)
     is_finished = not overwrite and _is_finished(out, resolved)
     if is_finished:
         console.note(f"{out} is finished; showing its results (use --overwrite to train again)")
@@ -84,13 +85,13 @@ def _build_corpus(parent: Path, synthetic: bool) -> Path:
     from elias.data.synthetic import write_synthetic
 
     if not synthetic:
-        return build_demo_corpus(parent / PRESET)
+        return build_demo_corpus(parent / CORPUS)
     folder = parent / f"synthetic-{SYNTHETIC['n_points']}x{SYNTHETIC['n_labels']}"
     return folder if folder.is_dir() else write_synthetic(folder, **SYNTHETIC)
 
 
-def _config(synthetic: bool) -> EliasConfig:
-    return EliasConfig() if synthetic else EliasConfig.preset(PRESET)
+def _config() -> EliasConfig:
+    return EliasConfig()
 
 
 def _is_finished(run: Path, config: ResolvedConfig) -> bool:

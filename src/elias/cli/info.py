@@ -14,7 +14,7 @@ from elias.cli import console, options
 from elias.config import EliasConfig, preset_names, preset_summary
 
 if TYPE_CHECKING:
-    from elias.config import EncoderConfig, ResolvedConfig, ResolvedIndex
+    from elias.config import EncoderConfig, ResolvedConfig, ResolvedIndex, ResolvedStage
     from elias.rerank.reranker import Reranker
 
 
@@ -68,8 +68,8 @@ def probability_rows(results: dict[str, Any]) -> list[tuple[str, str]]:
 def config_rows(config: ResolvedConfig) -> list[tuple[str, Any]]:
     """Return a resolved configuration as (name, value) rows."""
     stages = "; ".join(
-        f"{stage.name}: {stage.epochs} epochs of {stage.batch_size}"
-        f"{', learned graph' if stage.learn_graph else ''}"
+        f"{stage.name}: at most {stage.epochs} epochs in batches of {stage.batch_size}, "
+        + ("learns the graph" if stage.learn_graph else _without_learning(stage))
         for stage in config.stages
     )
     return [
@@ -81,6 +81,10 @@ def config_rows(config: ResolvedConfig) -> list[tuple[str, Any]]:
         ("members", config.ensemble.members if config.ensemble.members > 1 else None),
         ("seed", config.seed),
     ]
+
+
+def _without_learning(stage: ResolvedStage) -> str:
+    return "scores every label" if stage.score_all else "fixed graph"
 
 
 def _describe_encoder(encoder: EncoderConfig) -> str:
@@ -160,6 +164,6 @@ def presets(as_json: options.AsJson = False) -> None:
         return
     rows = []
     for name, config in configs.items():
-        epochs = " + ".join(str(stage.epochs) for stage in config.stages)
+        epochs = " + ".join(str(stage.epochs or "derived") for stage in config.stages)
         rows.append([name, preset_summary(name), config.encoder.kind, epochs])
     console.print_out(console.columns(["preset", "for", "encoder", "epochs"], rows, n_left=4))

@@ -60,6 +60,7 @@ def train(
             return
     config = configuration.build()
 
+    from elias.data.stats import resolve_config
     from elias.kernels.device import pick_device
     from elias.training.trainer import check_plan, starting_config, train_resolved
 
@@ -75,7 +76,7 @@ def train(
         corpus = world.rank0_first(
             lambda: reading.read(data, test_size=test_size, on_disk=config.data.on_disk)
         )
-        resolved = starting_config(config, start).resolve(len(corpus.train), corpus.n_labels)
+        resolved = resolve_config(starting_config(config, start), corpus)
         show_plan(resolved, corpus)
         if dry_run:
             from elias.training.dry_run import estimate_run

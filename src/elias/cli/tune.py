@@ -48,6 +48,7 @@ def tune(
     seconds = None if duration is None else parse_duration(duration)
     config = configuration.build()
 
+    from elias.data.stats import resolve_config
     from elias.experiments import tune as tuning
     from elias.kernels.device import pick_device
     from elias.training.trainer import check_plan
@@ -56,7 +57,7 @@ def tune(
     check_plan(config, None)
     pick_device(device)
     corpus = reading.read(data, test_size=test_size, on_disk=config.data.on_disk)
-    show_plan(tuning.resolve(config, corpus), corpus)
+    show_plan(resolve_config(config, corpus), corpus)
     tuning.tune(
         config,
         corpus,

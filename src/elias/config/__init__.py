@@ -5,6 +5,7 @@ derived from the data by `EliasConfig.resolve`; a run saves the resolved configu
 """
 
 from elias.config.io import (
+    complete_tree,
     first_difference,
     model_settings,
     preset_names,
@@ -12,7 +13,13 @@ from elias.config.io import (
     read_tree,
     without_learning_rates,
 )
-from elias.config.resolve import ResolvedConfig, ResolvedEncoder, ResolvedIndex, fill_sizes
+from elias.config.resolve import (
+    ResolvedConfig,
+    ResolvedEncoder,
+    ResolvedIndex,
+    ResolvedStage,
+    fill_sizes,
+)
 from elias.config.schema import (
     DEFAULT_STAGES,
     ONE_VS_ALL_STAGES,
@@ -44,8 +51,10 @@ __all__ = [
     "ResolvedConfig",
     "ResolvedEncoder",
     "ResolvedIndex",
+    "ResolvedStage",
     "StageConfig",
     "TrackingConfig",
+    "complete_tree",
     "fill_sizes",
     "first_difference",
     "model_settings",

@@ -51,7 +51,7 @@ def read_tree(path: str | Path) -> dict[str, Any]:
     if not isinstance(tree, dict):
         raise ConfigError(f"{path}: must contain a table of keys, not a {type(tree).__name__}")
     tree.pop("format_version", None)
-    return tree
+    return complete_tree(tree) if path.suffix == ".json" else tree
 
 
 def merge(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
@@ -216,6 +216,26 @@ _OLD_RERANK = {"loss": "squared-hinge", "sharpness": 1.0, "names": False}
 _ABSENT = "not set"
 
 
+def complete_tree(tree: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a saved configuration with the keys that an older version of ELIAS did not write.
+
+    >>> complete_tree({"stages": [{"name": "stage1", "max_grad_norm": 0.0}]})["stages"]
+    [{'score_all': False, 'name': 'stage1', 'max_grad_norm': 0.0}]
+    """
+    complete = dict(tree)
+    if isinstance(tree.get("stages"), list):
+        every_label = {"score_all": tree.get("index", {}).get("kind") == "all"}
+        complete["stages"] = [
+            every_label | stage if "max_grad_norm" in stage else stage for stage in tree["stages"]
+        ]
+    rerank, evaluation = tree.get("rerank"), tree.get("eval")
+    if isinstance(rerank, dict) and rerank.get("enabled") is not False:
+        complete["rerank"] = _OLD_RERANK | rerank
+    if isinstance(evaluation, dict) and "propensity_a" in evaluation:
+        complete["eval"] = {"drop_unhelpful": False} | evaluation
+    return complete
+
+
 def model_settings(tree: Mapping[str, Any]) -> dict[str, Any]:
     """Return the settings of a configuration that change the trained model.
 
@@ -224,11 +244,11 @@ def model_settings(tree: Mapping[str, Any]) -> dict[str, Any]:
     >>> model_settings({"rerank": {"enabled": False, "cost": 2.0}})
     {'rerank': {'enabled': False}}
     """
+    tree = complete_tree(tree)
     settings = {key: value for key, value in tree.items() if key not in _NO_EFFECT}
     rerank = settings.get("rerank")
-    if isinstance(rerank, dict):
-        disabled = rerank.get("enabled") is False
-        settings["rerank"] = {"enabled": False} if disabled else {**_OLD_RERANK, **rerank}
+    if isinstance(rerank, dict) and rerank.get("enabled") is False:
+        settings["rerank"] = {"enabled": False}
     return settings
 
 

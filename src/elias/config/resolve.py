@@ -1,4 +1,9 @@
-"""Resolve a configuration: derive every size that is None from the data.
+"""Resolve a configuration: derive every setting that is None from the encoder and the data.
+
+The default schedule has two stages. Stage 1 trains the encoder and the classifiers W_L with a loss
+over every label, if that is affordable, and with the fixed graph of the paper otherwise. Stage 2
+keeps them, adds clusters and edges, and learns the graph. The learning rates of a stage depend on
+its task and on the kind of encoder; see `_STAGES`.
 
 `fill_sizes` derives the sizes one after another, so that a derived size can depend on given sizes.
 `check_sizes` checks that the sizes are consistent with each other and with the data.
@@ -7,24 +12,124 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, fields
-from typing import Any, TypeVar
+from dataclasses import dataclass, fields, replace
+from typing import Any, Literal, NamedTuple, TypeVar
 
-from elias.config.schema import EliasConfig, EncoderConfig, EvalConfig, IndexConfig, RerankConfig
+from elias.config.schema import (
+    EliasConfig,
+    EncoderConfig,
+    EvalConfig,
+    IndexConfig,
+    RerankConfig,
+    StageConfig,
+)
 from elias.errors import ConfigError
 
 T = TypeVar("T")
 
 
-LABELS_PER_CLUSTER = 100
 MIN_CLUSTERS = 32
 MIN_LABELS_PER_CLUSTER = 4
-EDGES_PER_LABEL = 10
-BEAM_SIZE = 20
 EXTRA_TRAIN_CLUSTERS = 5  # room for the parents of a text's labels
-MIN_SHORTLIST, MAX_SHORTLIST = 100, 2000
+MIN_SHORTLIST = 100
+
+
+class _IndexRule(NamedTuple):
+    """How the sizes of the index depend on the number of labels."""
+
+    labels_per_cluster: int
+    edges_per_label: int
+    beam_size: int
+    max_shortlist: int
+    shortlist_share: float  # of the labels
+    train_share: float  # of the shortlist
+    alpha_share: float  # of the beam
+    beta_share: float  # of the edges of a cluster
+
+
+MAX_WIDE_LABELS = 50_000
+WIDE = _IndexRule(50, 12, 40, 3000, 0.35, 2 / 3, 1.0, 0.3)
+"""Up to 50,000 labels: more and smaller clusters, and a wider search that costs little."""
+PAPER = _IndexRule(100, 10, 20, 2000, 0.35, 1.0, 0.5, 0.15)
+"""Above: the sizes of the paper (Table 4)."""
 MAX_VALIDATION = 5000
 MAX_RERANKED_LABELS, MAX_RERANKED_POINTS = 200_000, 1_000_000  # minutes on a CPU
+MAX_LENGTHS = (32, 64, 128, 256)
+BYTES_PER_TOKEN = 3.5
+MAX_SCORES = 2e9
+"""Points × labels up to which a stage scores every label: minutes on a CPU. With more labels, most
+have one or two points, and training on hard negatives alone is better too."""
+BATCH_SIZES = {"bag": (16, 256), "transformer": (16, 1024)}
+STEPS_PER_EPOCH = 80
+
+_COMMON = {
+    "cluster_with_encoder": False,
+    "keep_labels": True,
+    "first_classifiers": "centroids",
+    "encoder_lr": 1e-3,
+    "bag_lr": 1e-2,
+    "cluster_lr": 1e-2,
+    "label_lr": 4e-3,
+    "label_eps": 1e-4,
+    "edge_lr": 5e-2,
+    "index_every": 1,
+    "weight_decay": 0.01,
+    "shortlist_loss_weight": 1.0,
+    "average_from": 0.5,
+}
+_STAGES: dict[tuple[str, str], dict[str, Any]] = {
+    ("bag", "all"): {"epochs": 15, "bag_lr": 2e-2, "label_lr": 2e-3, "label_eps": 1e-3},
+    ("bag", "learn after all"): {
+        "epochs": 8,
+        "encoder_lr": 2.5e-4,
+        "bag_lr": 2.5e-3,
+        "cluster_lr": 5e-3,
+        "label_lr": 1e-3,
+    },
+    ("bag", "fixed"): {"epochs": 4, "cluster_with_encoder": True, "average_from": 1.0},
+    ("bag", "learn after fixed"): {
+        "epochs": 10,
+        "encoder_lr": 5e-4,
+        "bag_lr": 5e-3,
+        "cluster_lr": 5e-3,
+        "edge_lr": 1e-2,
+        "index_every": 5,
+        "weight_decay": 0.1,
+    },
+    ("transformer", "all"): {
+        "epochs": 14,
+        "encoder_lr": 2e-4,
+        "label_eps": 1e-3,
+    },
+    ("transformer", "learn after all"): {
+        "epochs": 6,
+        "encoder_lr": 5e-5,
+        "cluster_lr": 5e-3,
+        "label_lr": 1e-3,
+    },
+    ("transformer", "fixed"): {
+        "epochs": 16,
+        "cluster_with_encoder": True,
+        "first_classifiers": "random",
+        "encoder_lr": 2e-4,
+        "cluster_lr": 5e-3,
+        "label_lr": 5e-3,
+        "average_from": 0.6,
+    },
+    ("transformer", "learn after fixed"): {
+        "epochs": 20,
+        "keep_labels": False,
+        "first_classifiers": "random",
+        "encoder_lr": 1e-4,
+        "cluster_lr": 3e-4,
+        "label_eps": 1e-5,
+        "edge_lr": 3e-3,
+        "index_every": 10,
+        "shortlist_loss_weight": 2.0,
+        "average_from": 0.6,
+    },
+}
+"""Settings of a stage that differ from `_COMMON`, by kind of encoder and task of the stage."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,6 +137,7 @@ class ResolvedEncoder(EncoderConfig):
     """An `EncoderConfig` in which no size is None."""
 
     min_count: int
+    max_length: int = MAX_LENGTHS[0]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,9 +148,32 @@ class ResolvedIndex(IndexConfig):
     edges_per_cluster: int
     beam_size: int
     shortlist_size: int
+    alpha: float
     beta: float
     train_clusters: int
     train_shortlist: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ResolvedStage(StageConfig):
+    """A `StageConfig` in which nothing is None."""
+
+    score_all: bool = False
+    epochs: int = 5
+    batch_size: int = 256
+    cluster_with_encoder: bool = False
+    keep_labels: bool = False
+    first_classifiers: Literal["centroids", "random"] = "centroids"
+    encoder_lr: float = 1e-3
+    bag_lr: float = 1e-2
+    cluster_lr: float = 1e-2
+    label_lr: float = 4e-3
+    label_eps: float = 1e-8
+    edge_lr: float = 5e-2
+    index_every: int = 1
+    weight_decay: float = 0.01
+    shortlist_loss_weight: float = 1.0
+    average_from: float = 1.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,19 +200,25 @@ class ResolvedConfig(EliasConfig):
 
     encoder: ResolvedEncoder
     index: ResolvedIndex
+    stages: tuple[ResolvedStage, ...]
     rerank: ResolvedRerank
     eval: ResolvedEval
 
 
-def fill_sizes(config: EliasConfig, n_points: int, n_labels: int) -> ResolvedConfig:
-    """Return ``config`` with every size that is None derived from N points and L labels.
+def fill_sizes(
+    config: EliasConfig, n_points: int, n_labels: int, n_bytes: int | None = None
+) -> ResolvedConfig:
+    """Return ``config`` with every None derived from N points, L labels and the length of texts.
 
     This function does not check that the sizes are consistent; `EliasConfig.resolve` does.
 
     >>> from elias.config import EliasConfig
-    >>> index = fill_sizes(EliasConfig(), n_points=20_000, n_labels=8484).index
+    >>> config = fill_sizes(EliasConfig(), n_points=20_000, n_labels=8484)
+    >>> index = config.index
     >>> index.n_clusters, index.edges_per_cluster, index.beam_size, index.shortlist_size
-    (128, 663, 20, 1000)
+    (256, 398, 40, 2969)
+    >>> [(stage.name, stage.score_all, stage.epochs) for stage in config.stages]
+    [('stage1', True, 15), ('stage2', False, 8)]
     """
     held_out, enabled = config.eval.validation_size, config.rerank.enabled
     if held_out is None:
@@ -92,14 +227,71 @@ def fill_sizes(config: EliasConfig, n_points: int, n_labels: int) -> ResolvedCon
         enabled = n_labels <= MAX_RERANKED_LABELS and n_points <= MAX_RERANKED_POINTS
     # in a small corpus few words are in two texts
     min_count = config.encoder.min_count or (1 if n_points < 100 else 2)
+    length = config.encoder.max_length or max_length(n_bytes)
     return _narrow(
         ResolvedConfig,
         config,
-        encoder=_narrow(ResolvedEncoder, config.encoder, min_count=min_count),
+        encoder=_narrow(ResolvedEncoder, config.encoder, min_count=min_count, max_length=length),
         index=_fill_index(config.index, n_labels),
+        stages=_fill_stages(config, n_points, n_labels),
         rerank=_narrow(ResolvedRerank, config.rerank, enabled=enabled),
         eval=_narrow(ResolvedEval, config.eval, validation_size=held_out),
     )
+
+
+def _fill_stages(config: EliasConfig, n_points: int, n_labels: int) -> tuple[ResolvedStage, ...]:
+    kind = config.encoder.kind
+    affordable = n_points * n_labels <= MAX_SCORES and config.loss.reduction == "sum"
+    resolved: list[ResolvedStage] = []
+    for stage in config.stages:
+        is_last = stage is config.stages[-1]
+        every_label = stage.score_all
+        if config.index.kind == "all":
+            every_label = True
+        elif every_label is None:
+            every_label = affordable and not stage.learn_graph and not is_last
+        elif every_label and is_last:
+            raise ConfigError(
+                f"stages.{stage.name}.score_all: the last stage must use the index; add a stage "
+                "with learn_graph, or set index.kind to 'all'"
+            )
+        if isinstance(stage, ResolvedStage):
+            resolved.append(replace(stage, score_all=every_label))
+            continue
+        if stage.learn_graph:
+            after_all = bool(resolved) and resolved[-1].score_all
+            task = "learn after all" if after_all else "learn after fixed"
+        else:
+            task = "all" if every_label else "fixed"
+        size = batch_size(kind, n_points)
+        if (kind, task) == ("transformer", "learn after fixed"):
+            size = max(1, size // 2)
+        derived: dict[str, Any] = {"batch_size": size} | _COMMON | _STAGES[kind, task]
+        given = {field.name: getattr(stage, field.name) for field in fields(stage)}
+        derived |= {name: value for name, value in given.items() if value is not None}
+        resolved.append(ResolvedStage(**derived | {"score_all": every_label}))
+    return tuple(resolved)
+
+
+def batch_size(kind: str, n_points: int) -> int:
+    """Return the power of two that makes about 80 steps an epoch, within the encoder's limits.
+
+    >>> batch_size("bag", 1000), batch_size("bag", 100_000), batch_size("transformer", 100_000)
+    (16, 256, 1024)
+    """
+    least, most = BATCH_SIZES[kind]
+    points = max(n_points / STEPS_PER_EPOCH, least)
+    return min(1 << round(math.log2(points)), most)
+
+
+def max_length(n_bytes: int | None) -> int:
+    """Return the number of tokens that a text of ``n_bytes`` needs, one of 32, 64, 128 and 256.
+
+    >>> max_length(100), max_length(10_000)
+    (32, 256)
+    """
+    n_tokens = 0 if n_bytes is None else n_bytes / BYTES_PER_TOKEN + 2
+    return next((length for length in MAX_LENGTHS if length >= n_tokens), MAX_LENGTHS[-1])
 
 
 def _narrow(cls: type[T], config: Any, **values: Any) -> T:
@@ -107,17 +299,24 @@ def _narrow(cls: type[T], config: Any, **values: Any) -> T:
     return cls(**{field.name: getattr(config, field.name) for field in fields(config)} | values)
 
 
+def index_rule(n_labels: int) -> _IndexRule:
+    """Return the rule for the sizes of an index over this number of labels."""
+    return WIDE if n_labels <= MAX_WIDE_LABELS else PAPER
+
+
 def n_clusters(n_labels: int) -> int:
-    """Return C = 2^⌈log2(L/100)⌉; for a small L, return a larger power of two."""
-    clusters = 1 << math.ceil(math.log2(max(n_labels / LABELS_PER_CLUSTER, 1)))
+    """Return C, the power of two from L/50 up (from L/100 for many labels); for a small L, more."""
+    share = n_labels / index_rule(n_labels).labels_per_cluster
+    clusters = 1 << math.ceil(math.log2(max(share, 1)))
     most = 1 << math.floor(math.log2(max(n_labels / MIN_LABELS_PER_CLUSTER, 1)))
     return min(max(clusters, MIN_CLUSTERS), most)
 
 
 def shortlist_size(n_labels: int, n_paths: int) -> int:
-    """Return K: L/8 in whole hundreds, at most 2000 (as in the paper) and at most b·κ paths."""
-    eighth = n_labels // 800 * 100
-    return min(MAX_SHORTLIST, max(MIN_SHORTLIST, eighth), n_labels, n_paths)
+    """Return K: 35% of the labels, at least 100, at most 3000 (or 2000) and at most b·κ paths."""
+    rule = index_rule(n_labels)
+    share = max(MIN_SHORTLIST, int(rule.shortlist_share * n_labels))
+    return min(rule.max_shortlist, share, n_labels, n_paths)
 
 
 def validation_size(n_points: int) -> int:
@@ -139,10 +338,14 @@ def _fill_index(index: IndexConfig, n_labels: int) -> ResolvedIndex:
             alpha=1.0,
             beta=1.0,
         )
+    rule = index_rule(n_labels)
     clusters = index.n_clusters or n_clusters(n_labels)
-    edges = index.edges_per_cluster or min(n_labels, -(-EDGES_PER_LABEL * n_labels // clusters))
-    beam = index.beam_size or min(BEAM_SIZE, clusters)
+    edges = index.edges_per_cluster
+    if edges is None:
+        edges = min(n_labels, -(-rule.edges_per_label * n_labels // clusters))
+    beam = index.beam_size or min(rule.beam_size, clusters)
     shortlist = index.shortlist_size or shortlist_size(n_labels, beam * edges)
+    train_shortlist = max(int(rule.train_share * shortlist), min(MIN_SHORTLIST, shortlist))
     return _narrow(
         ResolvedIndex,
         index,
@@ -151,9 +354,9 @@ def _fill_index(index: IndexConfig, n_labels: int) -> ResolvedIndex:
         beam_size=beam,
         train_clusters=index.train_clusters or beam + EXTRA_TRAIN_CLUSTERS,
         shortlist_size=shortlist,
-        train_shortlist=index.train_shortlist or shortlist,
-        # the paper's 150 at 100 labels per cluster
-        beta=index.beta or float(max(1, round(1.5 * n_labels / clusters))),
+        train_shortlist=index.train_shortlist or train_shortlist,
+        alpha=index.alpha or beam * rule.alpha_share,
+        beta=index.beta or float(max(1, round(rule.beta_share * edges))),
     )
 
 

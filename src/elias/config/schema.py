@@ -44,7 +44,7 @@ class RerankConfig:
     enabled: bool | None = None
     """Train the ranker after the last stage. Derived: true for at most 200,000 labels and 1,000,000
     points, which a CPU trains in minutes."""
-    candidates: int = 100
+    candidates: int = 200
     """Number of the model's best labels that are reranked for each text."""
     word_ngrams: int = 2
     """Longest word n-gram that is a feature: 1 for words, 2 for words and pairs, 0 for none."""
@@ -142,8 +142,10 @@ class EncoderConfig:
     """transformer: a folder, a model on the Hugging Face hub, or ``minilm``."""
     pooling: Literal["mean", "cls"] = "mean"
     """transformer: how token vectors are pooled into one."""
-    max_length: int = 32
-    """transformer: maximum number of tokens; longer texts are truncated and counted."""
+    max_length: int | None = None
+    """transformer: maximum number of tokens; longer texts are truncated and counted. Derived: the
+    first of 32, 64, 128 and 256 that is enough for 95% of the texts, as estimated from their bytes.
+    """
     bottleneck: int | None = None
     """transformer: project φ to this width; None keeps the width of the transformer."""
     gradient_checkpointing: bool = False
@@ -197,19 +199,20 @@ class IndexConfig:
     ``compact``: W_L and the first moment in bfloat16 and one second moment per label, 4 bytes per
     weight. With a graph, ``compact`` needs a GPU."""
     n_clusters: int | None = None
-    """C: number of clusters; a power of two gives clusters of equal size. Derived: 2^⌈log2(L/100)⌉,
-    more for few labels."""
+    """C: number of clusters; a power of two gives clusters of equal size. Derived: 2^⌈log2(L/50)⌉,
+    2^⌈log2(L/100)⌉ for more than 50,000 labels, more for few labels."""
     edges_per_cluster: int | None = None
-    """κ: edges of each cluster in the learned graph. Derived: about 10·L/C."""
+    """κ: edges of each cluster in the learned graph. Derived: 12·L/C (more than 50,000 labels:
+    10·L/C)."""
     beam_size: int | None = None
-    """b: clusters searched for a text. Derived: 20, or all clusters if there are fewer."""
+    """b: clusters searched for a text. Derived: 40 (20), or all clusters if there are fewer."""
     shortlist_size: int | None = None
-    """K: labels scored by their own classifier. Derived: 2000, fewer if there are few labels."""
-    alpha: float = 10.0
-    """α in Eq. 1: number of clusters that can reach the score 1."""
+    """K: labels scored by their own classifier. Derived: 35% of the labels, at most 3000 (2000)."""
+    alpha: float | None = None
+    """α in Eq. 1: number of clusters that can reach the score 1. Derived: b (b/2)."""
     beta: float | None = None
-    """β in Eq. 5: number of labels of a cluster that can reach the score 1. Derived: about 1.5·L/C.
-    """
+    """β in Eq. 5: number of labels of a cluster that can reach the score 1. Derived: 0.3·κ
+    (0.15·κ)."""
     edge_init: Literal["counts", "random"] = "counts"
     """Initial edge logits: ``counts`` is ½·log(A' + 0.1); ``random`` is uniform as in the paper
     (Eq. 10)."""
@@ -218,8 +221,9 @@ class IndexConfig:
     best others. A text with more labels than this gets one cluster for each. Derived:
     beam_size + 5."""
     train_shortlist: int | None = None
-    """Labels scored by their own classifier in training. Derived: shortlist_size. A smaller value
-    trains faster, and a larger shortlist_size still finds more labels in prediction."""
+    """Labels scored by their own classifier in training. Derived: two thirds of shortlist_size
+    (all of it). A smaller value trains faster, and a larger shortlist_size still finds more labels
+    in prediction."""
 
     def __post_init__(self) -> None:
         """Check the values."""
@@ -239,49 +243,57 @@ class LossConfig:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StageConfig:
-    """One stage of training (§3.4)."""
+    """One stage of training (§3.4).
+
+    Fields that are None are derived from the kind of encoder, the data and the task of the stage:
+    to train with every label, with a fixed graph, or to learn the graph. See `elias.config.resolve`
+    for the values.
+    """
 
     name: str = "stage1"
     """Name of the stage in logs and metrics."""
-    epochs: int = 5
-    """Passes over the training points."""
-    batch_size: int = 256
-    """Points per step."""
     learn_graph: bool = False
-    """False: fixed graph, a partition with all edge scores 1. True: edges from M'Y, then learned.
-    """
-    cluster_with_encoder: bool = False
+    """True: edges from M'Y, then learned. False: every label, or a fixed graph; see `score_all`."""
+    score_all: bool | None = None
+    """Without `learn_graph`, True: score every label in each step (one-vs-all), without clusters;
+    False: a fixed graph, a partition with all edge scores 1, as in the paper. Derived: true for a
+    stage before the last one, if points × labels is at most 2·10⁹."""
+    epochs: int | None = None
+    """Maximum number of passes over the training points; see `EvalConfig.patience`."""
+    batch_size: int | None = None
+    """Points per step."""
+    cluster_with_encoder: bool | None = None
     """Cluster the labels again at the start of the stage, on φ and the bag of words."""
-    keep_labels: bool = False
+    keep_labels: bool | None = None
     """Keep W_L of the previous stage instead of new classifiers."""
-    first_classifiers: Literal["centroids", "random"] = "centroids"
+    first_classifiers: Literal["centroids", "random"] | None = None
     """Initial weights of new classifiers: the mean φ of their points, or random as in the paper."""
     keep_encoder: bool = True
     """Keep φ of the previous stage instead of the initial weights of the encoder."""
-    encoder_lr: float = 1e-3
+    encoder_lr: float | None = None
     """Learning rate of φ, without the vectors of a bag encoder."""
-    bag_lr: float = 1e-2
+    bag_lr: float | None = None
     """Learning rate of the word and n-gram vectors of a bag encoder."""
-    cluster_lr: float = 1e-2
+    cluster_lr: float | None = None
     """Learning rate of Ŵ_C."""
-    label_lr: float = 4e-3
+    label_lr: float | None = None
     """Learning rate of W_L."""
-    label_eps: float = 1e-8
+    label_eps: float | None = None
     """ε of AdamW for W_L. Gradients much smaller than ε hardly move a label; with the ``sum``
     reduction the gradient of a positive label is about 1 / batch size."""
-    edge_lr: float = 5e-2
+    edge_lr: float | None = None
     """Learning rate of the edge logits a."""
-    index_every: int = 1
+    index_every: int | None = None
     """Update Ŵ_C, A and W_L once in this number of steps, with the sum of the gradients; φ is
     updated in every step. Larger values reduce overfitting of rare labels (the paper's program uses
     10 in stage 2)."""
-    weight_decay: float = 0.01
+    weight_decay: float | None = None
     """Weight decay of AdamW, on all weights except gains, biases, edges and the bag's vectors."""
     warmup: float = 0.1
     """Share of the steps in which learning rates rise; then they fall linearly to zero."""
-    shortlist_loss_weight: float = 1.0
+    shortlist_loss_weight: float | None = None
     """λ: weight of the shortlist loss L_s."""
-    average_from: float = 1.0
+    average_from: float | None = None
     """Average the weights (except A) over the steps after this share of the stage; 1: no averaging.
     """
     max_grad_norm: float = 0.0
@@ -297,7 +309,14 @@ class StageConfig:
         _at_least(0, self, section, "max_grad_norm")
         for name in ("warmup", "average_from"):
             value = getattr(self, name)
-            require(0 <= value <= 1, f"{section}.{name} must be in [0, 1], not {value}")
+            require(
+                value is None or 0 <= value <= 1, f"{section}.{name} must be in [0, 1], not {value}"
+            )
+        require(
+            not (self.learn_graph and self.score_all),
+            f"{section}.score_all: a stage that learns the graph scores a shortlist; set one of "
+            "score_all and learn_graph to false",
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -327,14 +346,16 @@ class EvalConfig:
     validation_size: int | None = None
     """Points held out of the training split if the corpus has no validation split; 0: none.
     Derived: a tenth of the points up to 1000, then a twentieth up to 5000."""
-    hold_out: Literal["covered", "random"] = "covered"
+    hold_out: Literal["covered", "random"] = "random"
     """``covered``: hold out only points whose labels all have another point, so that training sees
     every label; ``random``: any points. If many labels have a single point, covered points are
     easier than new texts, and scores calibrated on them fit new texts less well."""
     select_by: str = "nDCG@5"
     """Validation metric that selects the best epoch."""
-    patience: int = 0
+    patience: int = 5
     """Stop a stage after this number of epochs without a better validation metric; 0: never."""
+    drop_unhelpful: bool = True
+    """Leave out a last stage, calibration or label names that do not help on held-out points."""
     every: int = 1
     """Number of epochs between validations; the last epoch is always validated."""
     propensity_a: float = 0.55
@@ -391,21 +412,8 @@ class TrackingConfig:
         )
 
 
-DEFAULT_STAGES = (
-    StageConfig(name="stage1", epochs=4),
-    StageConfig(name="stage2", epochs=8, learn_graph=True, cluster_lr=5e-3, label_lr=8e-3),
-)
-
-ONE_VS_ALL_STAGES = (
-    StageConfig(
-        name="one-vs-all",
-        epochs=15,
-        bag_lr=2e-2,
-        label_lr=2e-3,
-        label_eps=1e-3,
-        average_from=0.5,
-    ),
-)
+DEFAULT_STAGES = (StageConfig(name="stage1"), StageConfig(name="stage2", learn_graph=True))
+ONE_VS_ALL_STAGES = (StageConfig(name="one-vs-all"),)
 """The stages of one-vs-all, if the configuration gives none."""
 
 
@@ -413,7 +421,7 @@ ONE_VS_ALL_STAGES = (
 class EliasConfig:
     """The complete configuration of a training run.
 
-    >>> config = EliasConfig.preset("mesh-titles").override({"index.beta": 75})
+    >>> config = EliasConfig.preset("fast").override({"index.beta": 75})
     >>> config.index.beta
     75.0
     """
@@ -448,7 +456,7 @@ class EliasConfig:
                 "learn; give stages without it, e.g. in a --config file",
             )
             require(
-                stage.index_every == 1,
+                stage.index_every in (None, 1),
                 f"stages.{stage.name}.index_every must be 1 with index.kind='all', not "
                 f"{stage.index_every}: one-vs-all updates the labels in every step",
             )
@@ -496,8 +504,10 @@ class EliasConfig:
             set_key(tree, key, value)
         return EliasConfig.from_dict(tree)
 
-    def resolve(self, n_points: int, n_labels: int) -> ResolvedConfig:
-        """Return a copy in which every size that is None is derived from the data.
+    def resolve(self, n_points: int, n_labels: int, n_bytes: int | None = None) -> ResolvedConfig:
+        """Return a copy in which every setting that is None is derived from the data.
+
+        ``n_bytes`` is the size of a long text (95% are shorter) in UTF-8, if there are texts.
 
         Raises:
             ConfigError: If a given size does not fit the others or the number of labels.
@@ -506,6 +516,6 @@ class EliasConfig:
 
         if n_labels < 1:
             raise ConfigError(f"a model needs at least one label, not {n_labels}")
-        resolved = fill_sizes(self, n_points, n_labels)
+        resolved = fill_sizes(self, n_points, n_labels, n_bytes)
         check_sizes(resolved.index, n_labels)
         return resolved

@@ -15,11 +15,13 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
+    from elias.config import EliasConfig, ResolvedConfig
     from elias.data.corpus import Corpus, Split
 
     _Hashes = tuple[NDArray[np.int64], NDArray[np.int64]]
 
 
+_SAMPLED_TEXTS = 10_000  # whose lengths are measured
 PERCENTILES = (10, 50, 90, 99)
 _TEXT_COUNTS = (
     *("duplicate_texts", "texts_in_train"),
@@ -80,6 +82,16 @@ class CorpusStats:
     def to_dict(self) -> dict[str, Any]:
         """Return the statistics as plain values for JSON."""
         return asdict(self)
+
+
+def resolve_config(config: EliasConfig, corpus: Corpus) -> ResolvedConfig:
+    """Return the configuration with every open setting derived from the training points."""
+    texts, n_bytes = corpus.train.texts, None
+    if texts is not None and len(texts):
+        step = -(-len(texts) // _SAMPLED_TEXTS)
+        sample = [len(texts[i].encode()) for i in range(0, len(texts), step)]
+        n_bytes = int(np.percentile(sample, 95))
+    return config.resolve(len(corpus.train), corpus.n_labels, n_bytes)
 
 
 def corpus_stats(corpus: Corpus) -> CorpusStats:

@@ -23,6 +23,7 @@ from elias.config import (
     read_tree,
 )
 from elias.data.splits import validation_split
+from elias.data.stats import resolve_config
 from elias.errors import ConfigError, RunError, did_you_mean
 from elias.experiments.runner import (
     MEGABYTES,
@@ -267,7 +268,7 @@ class Models:
         ``make`` derives the configuration of the variant from that of the experiment.
         """
         corpus, run = self.setting.corpus, run_name(name, seed)
-        config = make(self.setting.seeded(seed)).resolve(len(corpus.train), corpus.n_labels)
+        config = resolve_config(make(self.setting.seeded(seed)), corpus)
         titles = {key: f"{title} {suffix}" for key, suffix in COMPONENTS.items()}
         titles[config.stages[-1].name] = title
         self.check(run, config)
@@ -397,7 +398,7 @@ def learns_graph(config: EliasConfig) -> bool:
 
 def fixed_index(config: EliasConfig) -> EliasConfig:
     """Return the configuration with a fixed graph in all stages and without ranker."""
-    stages = tuple(replace(stage, learn_graph=False) for stage in config.stages)
+    stages = tuple(replace(stage, learn_graph=False, score_all=False) for stage in config.stages)
     return replace(config, stages=stages, rerank=replace(config.rerank, enabled=False))
 
 
@@ -406,18 +407,19 @@ def one_vs_all(config: EliasConfig) -> EliasConfig:
 
     Encoder, seed, ranker and evaluation are unchanged. The stage is the default one-vs-all stage,
     with the batch size, encoder learning rate and classifier initialisation of the first stage of
-    ``config`` and the total number of epochs of all its stages. The loss is summed over labels:
-    the gradients of a mean over all labels would be smaller than the ε of AdamW.
+    ``config`` and, if its stages give them, the total number of their epochs. The loss is summed
+    over labels: the gradients of a mean over all labels would be smaller than the ε of AdamW.
 
     >>> from elias import EliasConfig
-    >>> variant = one_vs_all(EliasConfig.preset("mesh-titles"))
+    >>> variant = one_vs_all(EliasConfig.preset("lf-amazontitles-131k"))
     >>> variant.index.kind, [(stage.name, stage.epochs) for stage in variant.stages]
-    ('all', [('one-vs-all', 13)])
+    ('all', [('one-vs-all', 75)])
     """
     first, (default,) = config.stages[0], ONE_VS_ALL_STAGES
+    epochs = [stage.epochs for stage in config.stages if stage.epochs is not None]
     stage = replace(
         default,
-        epochs=sum(stage.epochs for stage in config.stages),
+        epochs=sum(epochs) if len(epochs) == len(config.stages) else None,
         batch_size=first.batch_size,
         encoder_lr=first.encoder_lr,
         first_classifiers=first.first_classifiers,

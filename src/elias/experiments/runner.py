@@ -21,7 +21,7 @@ from markupsafe import Markup
 
 import elias
 from elias.config import EliasConfig, ResolvedConfig, first_difference, model_settings
-from elias.data.stats import corpus_stats
+from elias.data.stats import corpus_stats, resolve_config
 from elias.errors import ConfigError, DataError, RunError
 from elias.kernels.device import pick_device
 from elias.report.html import seconds
@@ -82,7 +82,7 @@ class Setting:
         if len(set(chosen)) < len(chosen) or not chosen:
             raise ConfigError(f"give one or more distinct seeds, not {list(chosen)}")
         return cls(
-            config=config.resolve(len(corpus.train), corpus.n_labels),
+            config=resolve_config(config.override({"eval.drop_unhelpful": False}), corpus),
             corpus=corpus,
             folder=Path(folder),
             seeds=chosen,

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from elias.config import model_settings
+from elias.data.stats import resolve_config
 from elias.errors import ConfigError, did_you_mean
 from elias.experiments.models import MAIN_MODEL, METRICS, Models, run_name
 from elias.experiments.runner import MS_PER_POINT, TRAIN_SECONDS, Plan, Row, Table, Task
@@ -171,7 +172,7 @@ def sweep(
         """Return the name and the configuration of the run for a value of the parameter."""
         base = setting.seeded(seed)
         if swept.trained:
-            config = swept.change(base, value).resolve(len(setting.corpus.train), n_labels)
+            config = resolve_config(swept.change(base, value), setting.corpus)
             if config != base:
                 if measured not in (RERANK, CALIBRATE, NAMES):  # a ranker would not be measured
                     config = replace(config, rerank=replace(config.rerank, enabled=False))

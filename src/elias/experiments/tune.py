@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any
 
 from elias.config import EliasConfig, StageConfig, fill_sizes, first_difference, read_tree
 from elias.data.splits import validation_split
+from elias.data.stats import resolve_config
 from elias.distributed import SingleProcess
 from elias.errors import ConfigError, DataError, EliasError, RunError, did_you_mean, quoted
 from elias.kernels.device import pick_device
@@ -229,7 +230,7 @@ class Tuner:
         fixed = {"ensemble.members": 1, "rerank.enabled": False}
         if any(parameter.name.startswith("rerank.") for parameter in self.parameters):
             del fixed["rerank.enabled"]
-        return resolve(self.config.override(changes | fixed), self.corpus)
+        return resolve_config(self.config.override(changes | fixed), self.corpus)
 
     def _train(self, trial: Trial, config: ResolvedConfig) -> float:
         metric = config.eval.select_by
@@ -271,11 +272,6 @@ class Tuner:
         return self.config.override(self.study.best_trial.user_attrs["changes"])
 
 
-def resolve(config: EliasConfig, corpus: Corpus) -> ResolvedConfig:
-    """Derive the settings that a configuration does not give from a corpus."""
-    return config.resolve(len(corpus.train), corpus.n_labels)
-
-
 def tune(
     config: EliasConfig,
     corpus: Corpus,
@@ -308,7 +304,7 @@ def tune(
         RunError: If ``out`` has a study of another configuration, search space or corpus.
     """
     deadline = math.inf if seconds is None else time.monotonic() + seconds
-    folder, resolved = Path(out), resolve(config, corpus)
+    folder, resolved = Path(out), resolve_config(config, corpus)
     parameters = read_space(space, config, resolved)
     train, validation = validation_split(corpus, resolved)
     if validation is None:

@@ -28,6 +28,7 @@ from transformers.utils import logging as transformers_logging
 
 from elias.config import EncoderConfig
 from elias.config.io import looks_like_path
+from elias.config.resolve import MAX_LENGTHS
 from elias.errors import ConfigError, ModelError, damaged_file, quoted
 from elias.model.encoder import TextEncoder
 from elias.progress import progress
@@ -80,8 +81,8 @@ class TransformerEncoder(TextEncoder):
         self.transformer = transformer
         self.tokenizer = tokenizer
         self.tokenizer.no_padding()
-        self.tokenizer.enable_truncation(config.max_length)
-        self.max_length = config.max_length
+        self.max_length = config.max_length or MAX_LENGTHS[0]
+        self.tokenizer.enable_truncation(self.max_length)
         # gradient checkpointing reads the random state, which a CUDA graph does not allow
         self.takes_padded = config.capture and not config.gradient_checkpointing
         self.pad_id = getattr(settings, "pad_token_id", None) or 0
@@ -330,7 +331,7 @@ def _check_fit(config: EncoderConfig, transformer: Any, tokenizer: Tokenizer) ->
             "as bert, roberta or distilbert"
         )
     longest = _max_tokens(transformer)
-    if longest is not None and config.max_length > longest:
+    if longest is not None and (config.max_length or 0) > longest:
         raise ConfigError(
             f"encoder.max_length is {config.max_length}, but {config.model} reads at most "
             f"{longest} tokens; lower encoder.max_length"

@@ -17,7 +17,13 @@ from safetensors import SafetensorError
 from scipy.sparse import csr_matrix
 from torch import Tensor, nn
 
-from elias.config import EliasConfig, EncoderConfig, ResolvedConfig, fill_sizes
+from elias.config import (
+    EliasConfig,
+    ResolvedConfig,
+    ResolvedEncoder,
+    complete_tree,
+    fill_sizes,
+)
 from elias.data.atomic import staged_folder
 from elias.data.splits import DATA_SETTINGS
 from elias.errors import ConfigError, DataError, ModelError, damaged_file, quoted
@@ -160,7 +166,7 @@ def load_model(
     n_labels = manifest["n_labels"]
     try:
         # older versions did not save all sizes; the missing ones only matter for training
-        config = fill_sizes(EliasConfig.from_dict(manifest["config"]), 0, n_labels)
+        config = fill_sizes(EliasConfig.from_dict(complete_tree(manifest["config"])), 0, n_labels)
     except ConfigError as error:
         reason = f"config is not valid in this version of elias-xmc ({error})"
         raise damaged_file(manifest.path, reason) from error
@@ -271,7 +277,7 @@ def _save_encoder(encoder: TextEncoder, folder: Path) -> tuple[dict[str, Any], d
 
 
 def _load_encoder(
-    manifest: files.Manifest, config: EncoderConfig, tensors: dict[str, Tensor]
+    manifest: files.Manifest, config: ResolvedEncoder, tensors: dict[str, Tensor]
 ) -> TextEncoder:
     """Return the encoder of a model without its weights. The idf is removed from ``tensors``."""
     entry = manifest["encoder"]
@@ -294,7 +300,7 @@ def _load_encoder(
 
 
 def _load_transformer(
-    manifest: files.Manifest, config: EncoderConfig, parent: str = ""
+    manifest: files.Manifest, config: ResolvedEncoder, parent: str = ""
 ) -> TextEncoder:
     from elias.model.transformer import SAVED_FILES, TransformerEncoder  # slow to import
 
@@ -398,7 +404,7 @@ def load_reranker(manifest: files.Manifest) -> Reranker:
     if entry["named"]:
         _csr(path, "names", arrays, (n_labels, n_features))
         names = trees.LabelNames(arrays["names.starts"], arrays["names.columns"], arrays["idf"])
-    calibrations: dict[str, trees.Calibration | None] = {"calibration": None}
+    calibrations: dict[str, trees.Calibration] = {}
     for attribute, flag, n_inputs in _CALIBRATIONS:
         if entry[flag]:
             parts = {name: arrays[f"{attribute}.{name}"] for name in trees.TREE_DTYPES}
@@ -414,7 +420,8 @@ def load_reranker(manifest: files.Manifest) -> Reranker:
         mixture=entry["mixture"],
         sharpness=entry["sharpness"],
         names=names,
-        **calibrations,
+        calibration=calibrations.get("calibration"),
+        by_name=calibrations.get("by_name"),
     )
 
 

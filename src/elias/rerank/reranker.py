@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections import defaultdict
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
@@ -15,7 +15,7 @@ from elias.rerank.calibration import MIN_POINTS, Calibration, LabelNames, Mixtur
 from elias.rerank.sparse_ranker import RankerFeatures, SparseRanker, Transform, relevance
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable, Sequence
+    from collections.abc import Collection, Sequence
 
     from numpy.typing import NDArray
     from scipy.sparse import csr_matrix
@@ -32,6 +32,8 @@ POWERS = (1.0, 0.5, 0.25, 0.125)
 """Candidate values of γ, the power of q; values above 1 were never clearly better."""
 POWER_K = 5
 """k of the nDCG@k that chooses γ."""
+FOLDS = 3
+"""Parts of the held-out points; each is scored by calibrations that were fitted on the others."""
 _DISCOUNTS = 1 / np.log2(np.arange(2, POWER_K + 2))
 _POINTS_PER_CHUNK = 8192  # whose features are in memory at once
 # Added to the final score: p breaks ties of candidates, and labels past them come last.
@@ -95,6 +97,9 @@ class Reranker:
     """The label names that ``by_name`` reads; None if ``by_name`` is None."""
     by_name: Calibration | None = None
     """A second T that also reads the overlap of a label's name with the text."""
+    cross_fitted: tuple[tuple[NDArray[np.bool_], Reranker], ...] = field(default=(), compare=False)
+    """After `fit`: parts of the held-out points, each with a reranker whose calibrations did not
+    see them. They are not saved."""
 
     @classmethod
     def fit(
@@ -159,27 +164,71 @@ class Reranker:
             if sharpness != 1:
                 logger.info("held-out points rank best with q to the power of %g", sharpness)
 
-        def calibrated(extra: Iterable[NDArray[np.float32]] = ()) -> Calibration:
+        if not config.calibrate:
+            return replace(self, sharpness=sharpness)
+        frequencies = np.append(self.frequencies, 0)[ids]
+        p, q = candidates.scores, q ** np.float32(sharpness)
+        folds = np.random.default_rng(0).permutation(len(ids)) % FOLDS
+
+        def fit(points: NDArray[np.bool_], extra: Sequence[NDArray[np.float32]]) -> Calibration:
+            chosen = known & points[:, None]
             return Calibration.fit(
-                candidates.scores[known],
-                q[known] ** np.float32(sharpness),
-                self.frequencies[ids[known]],
-                relevant[known],
+                p[chosen],
+                q[chosen],
+                frequencies[chosen],
+                relevant[chosen],
                 depth=config.tree_depth,
                 leaf=config.tree_leaf,
                 n_trees=config.trees,
-                extra=[values[known] for values in extra],
-                points=np.nonzero(known)[0],
+                extra=[values[chosen] for values in extra],
+                points=np.nonzero(chosen)[0],
             )
 
-        reranker = replace(self, sharpness=sharpness)
-        if not config.calibrate:
-            return reranker
-        reranker = replace(reranker, calibration=calibrated())
+        def calibrated(points: NDArray[np.bool_]) -> Reranker:
+            """Return the reranker with calibrations that are fitted on some of the points."""
+            by_name = None if overlap is None else fit(points, overlap)
+            return replace(
+                self,
+                sharpness=sharpness,
+                calibration=fit(points, ()),
+                names=names,
+                by_name=by_name,
+            )
+
         names = LabelNames.read(self.features, label_names) if config.names else None
-        if names is None:
-            return reranker
-        return replace(reranker, names=names, by_name=calibrated(names.overlap(psi, ids)))
+        overlap = None if names is None else names.overlap(psi, ids)
+        parts = [folds == part for part in range(FOLDS)]
+        cross_fitted = tuple((rows, calibrated(~rows)) for rows in parts)
+        return replace(calibrated(np.ones(len(ids), dtype=bool)), cross_fitted=cross_fitted)
+
+    def rerank_cross_fitted(
+        self, candidates: Candidates, psi: csr_matrix, *, count: int, width: int | None = None
+    ) -> dict[str, Predictions]:
+        """Return the calibrated rankings of the held-out points that `fit` was given.
+
+        Each point is ranked by calibrations that were fitted on other points, as a new text is.
+        """
+        names = [name for name in self.components if name != RERANK]
+        parts, n_labels = [], len(self.frequencies)
+        for rows, fold in self.cross_fitted:
+            dense = None if candidates.embedding is None else candidates.embedding[rows]
+            part = Candidates(candidates.ids[rows], candidates.scores[rows], dense)
+            parts.append(fold.rerank(part, (), names, count=count, width=width, psi=psi[rows]))
+        order = np.argsort(np.concatenate([np.flatnonzero(rows) for rows, _ in self.cross_fitted]))
+        return {
+            name: Predictions(
+                np.concatenate([part[name].ids for part in parts])[order],
+                np.concatenate([part[name].scores for part in parts])[order],
+                n_labels,
+            )
+            for name in names
+        }
+
+    def up_to(self, component: str) -> Reranker:
+        """Return a copy without the components that follow ``component``."""
+        if component == RERANK:
+            return replace(self, calibration=None, names=None, by_name=None)
+        return self if component == NAMES else replace(self, names=None, by_name=None)
 
     @cached_property
     def components(self) -> tuple[str, ...]:

@@ -21,7 +21,7 @@ from elias.model.graph import LabelGraph
 from elias.progress import progress_disabled
 from elias.text.batches import n_batches
 from elias.text.vectorizer import words_of
-from elias.training.initialization import build_fixed_model, initial_encoder
+from elias.training.initialization import build_model, initial_encoder
 from elias.training.memory import (
     MemoryCheck,
     MemoryEstimate,
@@ -33,7 +33,7 @@ from elias.training.stage import Points, StageLoop
 from elias.training.trainer import check_world
 
 if TYPE_CHECKING:
-    from elias.config import ResolvedConfig, StageConfig
+    from elias.config import ResolvedConfig, ResolvedStage
     from elias.data.corpus import Corpus, Split
     from elias.inference.predictor import Elias
     from elias.model.elias import EliasModel
@@ -157,7 +157,7 @@ def _time_epochs(
 
 
 def _step_seconds(
-    config: ResolvedConfig, stage: StageConfig, model: EliasModel, points: Points
+    config: ResolvedConfig, stage: ResolvedStage, model: EliasModel, points: Points
 ) -> float:
     def run(n_steps: int) -> float:
         rows = np.arange(n_steps * stage.batch_size) % len(points.tokens)
@@ -181,12 +181,13 @@ def _step_seconds(
 
 
 def build_stage_model(
-    config: ResolvedConfig, stage: StageConfig, encoder: TextEncoder, n_labels: int
+    config: ResolvedConfig, stage: ResolvedStage, encoder: TextEncoder, n_labels: int
 ) -> EliasModel:
     """Build a model to time a stage, with its real sizes but arbitrary clusters and edges."""
     index = config.index
-    model = build_fixed_model(config, encoder, np.arange(n_labels) % index.n_clusters)
-    if stage.learn_graph and index.kind == "graph":
+    partition = None if stage.score_all else np.arange(n_labels) % index.n_clusters
+    model = build_model(config, encoder, n_labels, partition)
+    if stage.learn_graph:
         edges = model.graph.edge_labels
         missing = max(0, index.edges_per_cluster - edges.shape[1])
         others = torch.randint(0, n_labels, (index.n_clusters, missing))

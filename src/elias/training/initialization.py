@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
     from torch import Tensor
 
-    from elias.config import ResolvedConfig, ResolvedEncoder, StageConfig
+    from elias.config import ResolvedConfig, ResolvedEncoder, ResolvedStage
     from elias.distributed import World
     from elias.inference.predictor import Elias
     from elias.model.elias import LinearRows
@@ -152,16 +152,17 @@ def _unit_rows(rows: NDArray[np.float32]) -> NDArray[np.float32]:
     return directions
 
 
-def build_fixed_model(
+def build_model(
     config: ResolvedConfig,
     encoder: TextEncoder,
-    partition: NDArray[np.int64],
+    n_labels: int,
+    partition: NDArray[np.int64] | None,
     rows: LinearRows | None = None,
 ) -> EliasModel:
-    """Return an untrained model with the fixed graph of a partition, or a one-vs-all model."""
-    index, n_labels = config.index, len(partition)
-    if index.kind == "all":
+    """Return an untrained model with the fixed graph of a partition; None: a one-vs-all model."""
+    if partition is None:
         return OneVsAll(encoder, n_labels, rows)
+    index = config.index
     edges = partition_edges(torch.from_numpy(partition), index.n_clusters)
     return EliasModel(encoder, LabelGraph(edges, n_labels, index.beta), index.alpha, rows)
 
@@ -194,18 +195,17 @@ class StageInitializer:
 
         def cluster() -> NDArray[np.int64]:
             """Cluster the labels on bags of words and, if given, on the current φ (Eq. 14–15)."""
-            if index.kind == "all":
-                return np.zeros(labels.shape[1], dtype=np.int64)
             assert self.bow is not None
             sparse, dense = label_centroids(labels, self.bow, embedding)
             return balanced_clusters(sparse, dense, index.n_clusters, seed)
 
         return self.world.broadcast_from_rank0(cluster)
 
-    def build_model(self, partition: NDArray[np.int64]) -> EliasModel:
-        """Return a model with the fixed graph of a partition; call `init_classifiers` next."""
-        rows = self.label_rows(len(partition))
-        return build_fixed_model(self.config, self.encoder, partition, rows)
+    def build_model(self, partition: NDArray[np.int64] | None) -> EliasModel:
+        """Return the result of `build_model`; call `init_classifiers` next."""
+        n_labels = self.points.labels.shape[1]
+        rows = self.label_rows(n_labels)
+        return build_model(self.config, self.encoder, n_labels, partition, rows)
 
     def label_rows(self, n_labels: int) -> LinearRows | None:
         """Return this process's rows of W_L, or None for a single process, which has all rows."""
@@ -214,22 +214,22 @@ class StageInitializer:
         return ShardedRows(self.world, n_labels, self.encoder.dim)
 
     def init_classifiers(
-        self, model: EliasModel, stage: StageConfig, partition: NDArray[np.int64] | None
+        self, model: EliasModel, stage: ResolvedStage, partition: NDArray[np.int64] | None
     ) -> None:
         """Initialise the classifiers of labels and, if a partition is given, of clusters."""
         labels, sharded = self.points.labels, isinstance(model.labels, ShardedRows)
         if stage.first_classifiers == "random":
             if sharded and partition is not None:
                 model.labels.reset()  # draw as often as a single process, see LinearRows
-            model.labels.reset(self._prior())
+            model.labels.reset(self._prior(stage))
             return
         if sharded:
             embedding = embed_all(self.encoder, self._own_tokens)
             centroids = find_sharded_centroids(labels, embedding, self.world)
         else:
-            model.labels.reset(self._prior())
+            model.labels.reset(self._prior(stage))
             centroids = find_centroids(labels, embed_all(self.encoder, self.points.tokens))
-        init_from_centroids(model.labels, centroids.directions, centroids, self._prior())
+        init_from_centroids(model.labels, centroids.directions, centroids, self._prior(stage))
         if partition is not None:
             clusters = cluster_directions(
                 centroids.directions, partition, model.graph.n_clusters, self.world
@@ -237,7 +237,7 @@ class StageInitializer:
             init_from_centroids(model.clusters, clusters, centroids, 0.0)
 
     def init_learned_graph(
-        self, model: EliasModel, partition: NDArray[np.int64], stage: StageConfig, position: int
+        self, model: EliasModel, partition: NDArray[np.int64], stage: ResolvedStage, position: int
     ) -> None:
         """Replace the graph by a learned one, with edges from the points' clusters (Eq. 9–10)."""
         index, world = self.config.index, self.world
@@ -266,10 +266,12 @@ class StageInitializer:
         if not stage.keep_labels:
             self.init_classifiers(model, stage, None)
 
-    def _prior(self) -> float:
-        """Return the initial bias: the log of the expected share of positives in a shortlist."""
-        per_point = max(self.labels_per_point, 1e-3)
-        return min(0.0, math.log(per_point / self.config.index.train_shortlist))
+    def _prior(self, stage: ResolvedStage) -> float:
+        """Return the initial bias: the log of the expected share of positives in what is scored."""
+        n_scored = self.config.index.train_shortlist
+        if stage.score_all:
+            n_scored = self.points.labels.shape[1]
+        return min(0.0, math.log(max(self.labels_per_point, 1e-3) / n_scored))
 
 
 def edge_counts(

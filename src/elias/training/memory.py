@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
     from scipy.sparse import csr_matrix
 
-    from elias.config import ResolvedConfig, StageConfig
+    from elias.config import ResolvedConfig, ResolvedStage
     from elias.model.encoder import TextEncoder
     from elias.text.tokens import Tokens
 
@@ -389,13 +389,14 @@ def estimate_memory(
 
 
 def step_memory(
-    sizes: Sizes, config: ResolvedConfig, stage: StageConfig, device: torch.device
+    sizes: Sizes, config: ResolvedConfig, stage: ResolvedStage, device: torch.device
 ) -> dict[str, int]:
     """Return the training device's memory in a step of the stage, in bytes by purpose."""
-    index, dim, n_clusters = config.index, sizes.dim, config.index.n_clusters
+    index, dim = config.index, sizes.dim
     on_cpu, compact = device.type == "cpu", index.label_storage == "compact"
     by_kernels = not on_cpu and has_triton()
     labels = -(-sizes.n_labels // sizes.n_processes)  # rows of W_L are split over the processes
+    n_clusters = 1 if stage.score_all else index.n_clusters
     width = index.edges_per_cluster if stage.learn_graph else -(-sizes.n_labels // n_clusters)
     edges = n_clusters * width
     dense = sizes.dense_weights + n_clusters * (dim + 1)
@@ -426,7 +427,7 @@ def step_memory(
 
 
 def _encoder_activations(
-    sizes: Sizes, config: ResolvedConfig, stage: StageConfig, device: torch.device
+    sizes: Sizes, config: ResolvedConfig, stage: ResolvedStage, device: torch.device
 ) -> int:
     encoder, batch = config.encoder, min(stage.batch_size, sizes.n_points)
     if not sizes.layers:
@@ -446,11 +447,11 @@ def _encoder_activations(
 
 
 def _index_activations(
-    sizes: Sizes, config: ResolvedConfig, stage: StageConfig, edges: int, by_kernels: bool
+    sizes: Sizes, config: ResolvedConfig, stage: ResolvedStage, edges: int, by_kernels: bool
 ) -> int:
     index, dim = config.index, sizes.dim
     batch = min(stage.batch_size, sizes.n_points)
-    if index.kind == "all":
+    if stage.score_all:
         return FLOAT * (batch * min(sizes.n_labels, _ALL_CHUNK) * 4 + _ALL_CHUNK * dim * 2)
     slots = batch * index.train_shortlist
     beam = min(max(index.train_clusters, sizes.most_labels), index.n_clusters)

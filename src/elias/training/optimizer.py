@@ -30,7 +30,7 @@ from elias.training.checkpoint import add_prefix, strip_prefix
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
-    from elias.config import StageConfig
+    from elias.config import ResolvedStage
     from elias.distributed import World
     from elias.kernels.one_vs_all import LabelUpdate
     from elias.model.elias import EliasModel, LinearRows
@@ -51,7 +51,7 @@ def schedule(step: int, n_steps: int, warmup: float) -> float:
     return max(0.0, (n_steps - step) / max(1.0, n_steps - n_warmup))
 
 
-def parameter_rates(name: str, parameter: Tensor, stage: StageConfig) -> AdamWRates:
+def parameter_rates(name: str, parameter: Tensor, stage: ResolvedStage) -> AdamWRates:
     """Return the AdamW hyperparameters of one parameter in a stage."""
     decay = stage.weight_decay if parameter.ndim > 1 else 0.0
     lr, eps = stage.encoder_lr, EPS
@@ -198,7 +198,7 @@ class _KernelUpdate(ParameterUpdate):
 
     prefix = "index."
 
-    def __init__(self, model: EliasModel, stage: StageConfig) -> None:
+    def __init__(self, model: EliasModel, stage: ResolvedStage) -> None:
         labels, graph = model.labels, model.graph
         weight, bias, logits = (p.detach() for p in (labels.weight, labels.bias, graph.edge_logits))
         self._model = model
@@ -361,7 +361,7 @@ class Optimizer:
     """
 
     def __init__(
-        self, model: EliasModel, stage: StageConfig, world: World = SingleProcess()
+        self, model: EliasModel, stage: ResolvedStage, world: World = SingleProcess()
     ) -> None:
         self.stage = stage
         self.steps = 0

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 import torch
 
-from elias.config import StageConfig
+from elias.config import ResolvedStage
 from elias.distributed import SingleProcess
 from elias.distributed.data_parallel import ShardedBatch, shard_batch
 from elias.distributed.sharded_linear import ShardedRows
@@ -163,7 +163,7 @@ class StageLoop:
     """The training loop of one stage."""
 
     model: EliasModel
-    stage: StageConfig
+    stage: ResolvedStage
     config: ResolvedConfig
     points: Points
     rng: np.random.Generator
@@ -400,7 +400,7 @@ class StageLoop:
 
         It is the one with the highest ratio to its default.
         """
-        rates, defaults = ["encoder_lr", "label_lr"], StageConfig()
+        rates, defaults = ["encoder_lr", "label_lr"], ResolvedStage()
         if isinstance(self.model.encoder, BagEncoder):
             rates.append("bag_lr")
         if not isinstance(self.model, OneVsAll):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import logging
+import math
 from collections.abc import Sequence
 from contextlib import nullcontext
 from dataclasses import asdict, replace
@@ -14,9 +15,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
-from elias.config import model_settings
+from elias.config import EliasConfig, IndexConfig, model_settings
 from elias.data.splits import DATA_SETTINGS, sample_setup_points, validation_split
-from elias.data.stats import corpus_stats
+from elias.data.stats import corpus_stats, resolve_config
 from elias.data.storage import DiskTexts
 from elias.distributed import SingleProcess
 from elias.distributed.sharded_linear import ShardedRows
@@ -71,7 +72,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
     from scipy.sparse import csr_matrix
 
-    from elias.config import EliasConfig, ResolvedConfig, StageConfig
+    from elias.config import ResolvedConfig, ResolvedStage
     from elias.data.corpus import Corpus
     from elias.distributed import World
     from elias.model.encoder import TextEncoder
@@ -80,6 +81,8 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
+_POINT_DEVIATION = 0.3  # typical standard deviation of the nDCG@5 of a point between two models
+_COLLAPSED, _MIN_COLLAPSED = 0.9, 20  # share of texts with the same first label, of how many
 _MAX_FILLED = 0.7  # share of a GPU's free memory for W_L: searching needs some too
 
 
@@ -164,6 +167,8 @@ class Trainer:
         self.metrics = self.run.metrics()
         self.candidates: dict[str, Candidates] = {}
         """The candidates of each split after the last stage."""
+        self.earlier: Checkpoint | None = None
+        """The best finished stage before the current one, to return to if later ones are worse."""
 
     def train(self) -> Elias | None:
         """Train all unfinished members; return the model on rank 0 and None on other ranks."""
@@ -288,25 +293,18 @@ class Trainer:
             first += 1
         for position, stage in list(enumerate(self.config.stages))[first:]:
             if stage.learn_graph:
-                if model is None or (partition is None and not model.graph.learned):
-                    raise ConfigError(
-                        f"stages.{stage.name}.learn_graph: the first stage needs the fixed graph, "
-                        "or a model with a learned one to start from"
-                    )
-                if partition is not None and not model.graph.learned:
-                    with self.run.timed("edges"):
-                        self.initializer.init_learned_graph(model, partition, stage, position)
+                model, partition = self._with_learned_graph(model, partition, position)
             else:
-                new_clusters = partition is None or stage.cluster_with_encoder
-                if new_clusters:
-                    with self.run.timed("clusters"):
-                        partition = self.initializer.cluster_labels(stage.cluster_with_encoder)
-                assert partition is not None
                 if not stage.keep_encoder:
                     self.encoder.load_state_dict(initial_encoder)
-                before, model = model, self.initializer.build_model(partition)
+                before, clusters = model, partition
+                if stage.score_all:
+                    partition = None
+                elif clusters is None or stage.cluster_with_encoder:
+                    partition = self._cluster(stage.cluster_with_encoder)
+                model = self.initializer.build_model(partition)
                 self.initializer.init_classifiers(model, stage, partition)
-                if before is not None and not new_clusters:
+                if before is not None and clusters is partition is not None:
                     model.clusters = before.clusters
                 if before is not None and (stage.keep_labels or before is init_from):
                     model.labels = before.labels
@@ -315,10 +313,41 @@ class Trainer:
             model.to(self.device)
             self._train_stage(model, position, partition)
         assert model is not None
+        model = self._better_stage(model)
         if model.labels.weight.dtype != torch.float32 or not model.labels.whole:
             self.candidates.clear()  # the whole model in float32 may round differently
         model.labels.float()
         return self._gathered(model)
+
+    def _cluster(self, with_encoder: bool) -> NDArray[np.int64]:
+        with self.run.timed("clusters"):
+            return self.initializer.cluster_labels(with_encoder)
+
+    def _with_learned_graph(
+        self, model: EliasModel | None, partition: NDArray[np.int64] | None, position: int
+    ) -> tuple[EliasModel, NDArray[np.int64] | None]:
+        """Return a model with a graph to learn, and the partition that its edges start from.
+
+        The labels of a one-vs-all model are clustered with its encoder; it keeps its classifiers.
+        """
+        stage = self.config.stages[position]
+        if model is None:
+            raise ConfigError(
+                f"stages.{stage.name}.learn_graph: the first stage must score every label or use "
+                "a fixed graph, or training must start from a model"
+            )
+        if model.graph.learned:
+            return model, partition
+        if partition is None:
+            partition, labels = self._cluster(with_encoder=True), model.labels
+            self.run.save_partition(partition)
+            model = self.initializer.build_model(partition)
+            self.initializer.init_classifiers(model, stage, partition)
+            model.labels = labels
+            model.to(self.device)
+        with self.run.timed("edges"):
+            self.initializer.init_learned_graph(model, partition, stage, position)
+        return model, partition
 
     def _gathered(self, model: EliasModel) -> EliasModel:
         """Gather W_L on rank 0; move the model to the CPU if W_L does not fit on the GPU."""
@@ -374,7 +403,7 @@ class Trainer:
         if (
             model is None
             or model.graph.learned
-            or isinstance(model, OneVsAll) != (index.kind == "all")
+            or isinstance(model, OneVsAll)
             or model.graph.n_clusters != index.n_clusters
         ):
             return None
@@ -393,13 +422,16 @@ class Trainer:
 
         def checkpoint(progress: Callable[[], Checkpoint] | None = None) -> Checkpoint:
             """Return the model and the progress of its stage; a finished stage has none."""
-            done, graph = Checkpoint({}, {}) if progress is None else progress(), model.graph
-            settings = {"alpha": model.alpha, "beta": graph.beta, "learned": graph.learned}
-            metadata = {"position": position, "stage": stage.name, "model": settings}
-            tensors = add_prefix(WEIGHTS, model.state_dict()) | random_state(self.device)
+            done = Checkpoint({}, {}) if progress is None else progress()
+            current = self._snapshot(model, position)
+            tensors = current.tensors | random_state(self.device)
             if partition is not None:
                 tensors["partition"] = torch.from_numpy(partition)
-            return Checkpoint({**metadata, **done.metadata}, tensors | done.tensors)
+            metadata = {**current.metadata, "earlier": None, **done.metadata}
+            if self.earlier is not None:
+                metadata["earlier"] = self.earlier.metadata
+                tensors |= add_prefix("earlier.", self.earlier.tensors)
+            return Checkpoint(metadata, tensors | done.tensors)
 
         def keep(where: str, progress: Callable[[], Checkpoint]) -> None:
             if checkpoints is not None:
@@ -421,17 +453,72 @@ class Trainer:
                     position=position,
                 ).run()
             self.report_stage(stage, model, best_epoch)
+            if self._score(stage) > -math.inf and position + 1 < len(self.config.stages):
+                current = self._snapshot(model, position)
+                weights = {name: t.detach().cpu().clone() for name, t in current.tensors.items()}
+                if self.earlier is None or self._score(stage) > self.earlier.metadata["score"]:
+                    self.earlier = Checkpoint(current.metadata, weights)
             if checkpoints is not None:
                 checkpoints.after_stage(run, stage.name, checkpoint)
 
-    def _restore(self, checkpoint: Checkpoint) -> tuple[EliasModel, NDArray[np.int64] | None]:
-        """Return the model and the partition of a checkpoint, and restore the random state."""
-        metadata = checkpoint.metadata
-        settings, tensors = metadata["model"], strip_prefix(WEIGHTS, checkpoint.tensors)
+    def _score(self, stage: ResolvedStage) -> float:
+        """Return the validation metric of a finished stage; -inf if it cannot be returned to."""
+        can_return = self.config.eval.drop_unhelpful and "validation" in self.splits
+        in_ensemble = self.ensemble_config.ensemble.members > 1
+        can_return = can_return and not self.world.shards_labels and not in_ensemble
+        if not can_return or stage.name not in self.metrics:
+            return -math.inf
+        return self.metrics[stage.name]["validation"][self.config.eval.select_by]
+
+    def _better_stage(self, model: EliasModel) -> EliasModel:
+        """Return the model of an earlier stage if the last one is clearly worse on held-out points.
+
+        A difference in nDCG@5 of less than about one standard error does not count.
+        """
+        last, earlier = self.config.stages[-1], self.earlier
+        error = 100 * _POINT_DEVIATION / math.sqrt(max(1, len(self.splits.get("validation", ()))))
+        if earlier is None or self._score(last) >= earlier.metadata["score"] - error:
+            return model
+        stages = self.config.stages[: earlier.metadata["position"] + 1]
+        metric = self.config.eval.select_by
+        logger.warning(
+            "%s is worse than %s on held-out points (%s %.2f, %.2f): the model is that of %s",
+            *(last.name, stages[-1].name, metric, self._score(last), earlier.metadata["score"]),
+            stages[-1].name,
+        )
+        model = self._rebuild(earlier)
+        config = replace(self.config, stages=stages)
+        if isinstance(model, OneVsAll):
+            index = IndexConfig(kind="all", label_storage=config.index.label_storage)
+            every_label = EliasConfig(index=index).resolve(len(self.points.tokens), model.n_labels)
+            config = replace(config, index=every_label.index)
+        self.config = self.initializer.config = config
+        self.candidates.clear()
+        return model
+
+    def _snapshot(self, model: EliasModel, position: int) -> Checkpoint:
+        """Return the weights of a model after or within a stage, and what `_rebuild` needs."""
+        graph, stage = model.graph, self.config.stages[position]
+        settings = {
+            "alpha": model.alpha,
+            "beta": graph.beta,
+            "learned": graph.learned,
+            "one_vs_all": isinstance(model, OneVsAll),
+        }
+        metadata = {"position": position, "stage": stage.name, "model": settings}
+        score = self._score(stage)
+        if math.isfinite(score):
+            metadata["score"] = score
+        return Checkpoint(metadata, add_prefix(WEIGHTS, model.state_dict()))
+
+    def _rebuild(self, checkpoint: Checkpoint) -> EliasModel:
+        """Return the model of a checkpoint."""
+        settings = checkpoint.metadata["model"]
+        tensors = strip_prefix(WEIGHTS, checkpoint.tensors)
         n_labels = self.points.labels.shape[1]
         rows = self.initializer.label_rows(n_labels)
         model: EliasModel
-        if self.config.index.kind == "all":
+        if settings.get("one_vs_all", self.config.index.kind == "all"):
             model = OneVsAll(self.encoder, n_labels, rows)
         else:
             graph = LabelGraph(
@@ -445,11 +532,19 @@ class Trainer:
         if tensors["labels.weight"].dtype == torch.bfloat16:
             model.compact()
         model.load_state_dict(tensors)
-        restore_random_state(checkpoint.tensors, self.device)
+        return model.to(self.device)
+
+    def _restore(self, checkpoint: Checkpoint) -> tuple[EliasModel, NDArray[np.int64] | None]:
+        """Return the model and the partition of a checkpoint, and restore the random state."""
+        metadata, tensors = checkpoint
+        model = self._rebuild(checkpoint)
+        if metadata.get("earlier") is not None:
+            self.earlier = Checkpoint(metadata["earlier"], strip_prefix("earlier.", tensors))
+        restore_random_state(tensors, self.device)
         where = "after {stage}" if "epoch" not in metadata else "{stage} epoch {epoch} step {step}"
         logger.info("resumed %s", where.format_map(metadata))
-        partition = checkpoint.tensors.get("partition")
-        return model.to(self.device), None if partition is None else partition.numpy()
+        partition = tensors.get("partition")
+        return model, None if partition is None else partition.numpy()
 
     # --- search and rank ---
 
@@ -480,7 +575,7 @@ class Trainer:
             DATA_SETTINGS: dict(self.corpus.reading),
             "metrics": self.metrics,
         }
-        names = self.corpus.label_names
+        names, in_ensemble = self.corpus.label_names, self.ensemble_config.ensemble.members > 1
         model = Elias(trained.eval(), self.config, names, metadata, first_encoder=first_encoder)
         psi: dict[str, csr_matrix] = {}
         if self.config.rerank.enabled:
@@ -494,12 +589,39 @@ class Trainer:
             predictions[name] = rank_candidates(
                 model, candidates, inputs, model.components, top_k, psi.get(name)
             )
+            reranker = model.reranker
+            # members that a resumed run loads cannot be cross-fitted again
+            if name == "validation" and reranker and reranker.cross_fitted and not in_ensemble:
+                count = self.config.rerank.candidates
+                cross_fitted = reranker.rerank_cross_fitted(
+                    candidates, psi[name], count=count, width=max(top_k, count)
+                )
+                predictions[name] |= {c: ranked.top(top_k) for c, ranked in cross_fitted.items()}
         for component in model.components[1:]:
             ranked = {name: predictions[name][component] for name in self.evaluated}
             self._report(component, self._measure_all(ranked))
+        self._drop_unhelpful(model)
         model.metadata["timings"] = rounded(self.run.timings)
         self.candidates.clear()
         return model, {name: predictions[name][model.last_alone] for name in self.evaluated}
+
+    def _drop_unhelpful(self, model: Elias) -> None:
+        """Drop the components of the ranker that do not help on the held-out points."""
+        if model.reranker is None or "validation" not in self.splits:
+            return
+        if not self.config.eval.drop_unhelpful:
+            return
+        metric = self.config.eval.select_by
+        scores = {name: self.metrics[name]["validation"][metric] for name in model.components}
+        best = max(scores, key=lambda name: scores[name])
+        dropped = model.components[model.components.index(best) + 1 :]
+        for name in dropped:
+            logger.info(
+                "%s does not help: %s %.2f on held-out points, %.2f with %s; it is left out",
+                *(name, metric, scores[name], scores[best], best),
+            )
+        is_stage = best == model.components[0]
+        model.reranker = None if is_stage else model.reranker.up_to(best)
 
     def _fit_reranker(self, model: Elias) -> tuple[Reranker, dict[str, csr_matrix]]:
         """Train the ranker on the training points, and its calibration on held-out points.
@@ -599,9 +721,25 @@ class Trainer:
         names = list(dict.fromkeys(["P@1", "P@5", "nDCG@5", "R@100", self.config.eval.select_by]))
         candidates = self._search(model, "validation", EVALUATED)
         predictions = self._stage_predictions(model, candidates)
+        self._warn_of_collapse(predictions)
         return self.world.broadcast_from_rank0(
             lambda: self._measure(predictions, "validation", names)
         )
+
+    def _warn_of_collapse(self, predictions: Predictions) -> None:
+        """Warn if nearly all held-out texts get the same first label, though few have it."""
+        first, counts = np.unique(predictions.ids[:, 0], return_counts=True)
+        label = int(first[counts.argmax()])
+        labels = self.splits["validation"].labels
+        n_points, share = labels.shape[0], counts.max() / counts.sum()
+        true_share = (labels.indices == label).sum() / max(1, n_points)
+        if n_points >= _MIN_COLLAPSED and share > _COLLAPSED and true_share < share / 2:
+            logger.warning(
+                "the same label comes first for %.0f%% of the held-out texts, and %.0f%% have it: "
+                "the encoder may have collapsed; if this does not change in the next epochs, lower "
+                "the encoder_lr of the stages",
+                *(100 * share, 100 * true_share),
+            )
 
     def _measure(self, predictions: Predictions, name: str, names: list[str]) -> dict[str, float]:
         split = self.splits[name]
@@ -616,7 +754,7 @@ class Trainer:
         self.metrics[title] = metrics
         self.run.record("stage", stage=title, **values, **metrics)
 
-    def report_stage(self, stage: StageConfig, model: EliasModel, best_epoch: int) -> None:
+    def report_stage(self, stage: ResolvedStage, model: EliasModel, best_epoch: int) -> None:
         """Measure a trained stage, record its metrics, and keep its candidates."""
         self.candidates.clear()
         predictions = {
@@ -625,7 +763,7 @@ class Trainer:
         }
         metrics = self.world.broadcast_from_rank0(lambda: self._measure_all(predictions))
         self._report(stage.name, metrics, best_epoch=best_epoch)
-        if not model.graph.learned:
+        if not model.graph.learned and not isinstance(model, OneVsAll):
             self.run.save_partition(model.graph.strongest_parents().cpu().numpy())
 
     def _report_epoch(self, report: EpochReport) -> None:
@@ -760,7 +898,7 @@ def train_together(
     check_plan(config, folder if world.is_rank0 else None, overwrite=overwrite)
     return train_resolved(
         world,
-        starting_config(config, init_from).resolve(len(corpus.train), corpus.n_labels),
+        resolve_config(starting_config(config, init_from), corpus),
         corpus,
         folder,
         init_from,
@@ -823,8 +961,9 @@ def starting_config(config: EliasConfig, init_from: Elias | None) -> EliasConfig
     if init_from is None:
         return config
     theirs, ours = init_from.config.encoder, config.encoder
-    if ours.min_count is None:  # open: taken from the model
-        ours = replace(ours, min_count=theirs.min_count)
+    for name in ("min_count", "max_length"):
+        if getattr(ours, name) is None:  # open: taken from the model
+            ours = replace(ours, **{name: getattr(theirs, name)})
     if asdict(ours) != asdict(theirs):
         logger.info("using the encoder and the encoder settings of the model to start from")
     return replace(config, encoder=theirs)

@@ -35,6 +35,7 @@ OUR_LABELS = {
     "wordnet-related-minilm-plus": 101_909,
     "wordnet-related-minilm-one-vs-all": 101_909,
 }
+INTENTS = {"fast": 8_484, "balanced": 3_341, "best": 14_672, "small": 50}
 
 
 def test_a_configuration_is_frozen():
@@ -60,11 +61,11 @@ def test_every_preset_loads_and_says_what_it_is_for(name):
     assert len(preset_summary(name)) > 20
 
 
-def test_presets_cover_the_papers_data_sets_and_ours():
-    assert set(preset_names()) == {*PAPER_LABELS, *OUR_LABELS}
+def test_presets_are_intents_and_the_papers_data_sets_and_ours():
+    assert set(preset_names()) == {*PAPER_LABELS, *OUR_LABELS, *INTENTS}
 
 
-@pytest.mark.parametrize(("name", "n_labels"), [*PAPER_LABELS.items(), *OUR_LABELS.items()])
+@pytest.mark.parametrize(("name", "n_labels"), (PAPER_LABELS | OUR_LABELS | INTENTS).items())
 def test_every_preset_fits_its_data_set(name, n_labels):
     resolved = EliasConfig.preset(name).resolve(n_points=100_000, n_labels=n_labels)
 
@@ -81,8 +82,8 @@ def test_the_papers_presets_start_edges_at_random_and_average_the_loss(name):
 
 
 def test_an_unknown_preset_is_refused_with_the_nearest_name():
-    with pytest.raises(ConfigError, match=r"unknown preset 'mesh-title'; did you mean 'mesh-tit"):
-        EliasConfig.preset("mesh-title")
+    with pytest.raises(ConfigError, match=r"unknown preset 'balance'; did you mean 'balanced"):
+        EliasConfig.preset("balance")
 
 
 def test_every_unknown_key_is_named_at_once():
@@ -233,8 +234,17 @@ def test_merging_lays_tables_key_by_key_and_lists_whole():
 
 
 @pytest.mark.parametrize(("name", "n_labels"), PAPER_LABELS.items())
-def test_the_derived_number_of_clusters_is_the_papers(name, n_labels):
-    assert n_clusters(n_labels) == EliasConfig.preset(name).index.n_clusters
+def test_the_derived_index_of_many_labels_is_the_papers(name, n_labels):
+    paper, derived = EliasConfig.preset(name).index, EliasConfig().resolve(10**6, n_labels).index
+
+    assert derived.n_clusters == paper.n_clusters
+    assert derived.edges_per_cluster == pytest.approx(paper.edges_per_cluster, rel=0.4)
+    assert (derived.beam_size, derived.shortlist_size) == (paper.beam_size, paper.shortlist_size)
+
+
+@pytest.mark.parametrize("n_labels", [3341, 8484, 14_672, 41_000])
+def test_clusters_of_up_to_50000_labels_have_25_to_50(n_labels):
+    assert 25 <= n_labels / n_clusters(n_labels) <= 50
 
 
 def test_sizes_that_were_given_are_kept():
@@ -391,7 +401,7 @@ def test_a_stage_that_learns_a_graph_is_refused_where_there_is_none():
     with pytest.raises(
         ConfigError, match=r"stages\.stage2\.learn_graph: with index\.kind='all' th"
     ):
-        EliasConfig.preset("mesh-titles").override({"index.kind": "all"})
+        EliasConfig.preset("fast").override({"index.kind": "all"})
 
 
 def test_one_vs_all_resolves_to_one_cluster_of_all_labels_whatever_sizes_were_given():
@@ -405,12 +415,12 @@ def test_one_vs_all_resolves_to_one_cluster_of_all_labels_whatever_sizes_were_gi
     assert resolved.resolve(n_points=100, n_labels=50) == resolved
 
 
-def test_a_shorter_shortlist_while_training_is_kept_and_else_it_is_the_same():
+def test_a_given_training_shortlist_is_kept_and_else_it_is_two_thirds():
     given = EliasConfig().override({"index.train_shortlist": 120, "index.shortlist_size": 300})
 
     assert given.resolve(20_000, 8_000).index.train_shortlist == 120
     index = EliasConfig().resolve(20_000, 8_000).index
-    assert index.train_shortlist == index.shortlist_size
+    assert index.train_shortlist == 2 * index.shortlist_size // 3
 
 
 def test_a_shortlist_while_training_of_more_labels_than_there_are_is_refused():

@@ -14,7 +14,10 @@ N_LABELS = 8_484
 
 @pytest.fixture
 def config():
-    return EliasConfig().resolve(20_000, N_LABELS)  # C 128, κ 663, b 20, K 1000, α 10, β 99, λ 1
+    sizes = {"n_clusters": 128, "edges_per_cluster": 663, "beam_size": 20, "shortlist_size": 1000}
+    sizes |= {"alpha": 10.0, "beta": 99.0}
+    changes = {f"index.{name}": size for name, size in sizes.items()}
+    return EliasConfig().override(changes).resolve(20_000, N_LABELS)  # λ is 1
 
 
 @pytest.mark.parametrize(
@@ -71,7 +74,7 @@ def test_the_first_difference_names_stages_and_missing_keys():
     shorter = {**ours, "stages": ours["stages"][:1]}
 
     assert first_difference(ours, ours) == ""
-    assert first_difference(ours, theirs) == "stages.stage2.epochs is 8, there it is 99"
+    assert first_difference(ours, theirs) == "stages.stage2.epochs is None, there it is 99"
     assert first_difference(ours, shorter) == "stages is stage1, stage2, there it is stage1"
     assert first_difference({"a": 1, "b": 2}, {"a": 1}) == "b is 2, there it is not set"
 

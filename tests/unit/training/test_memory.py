@@ -31,6 +31,8 @@ def config(**changes):
     tiny = {"encoder.dim": 16, "encoder.hidden_dim": 24, "rerank.enabled": False}
     for name in ("stage1", "stage2"):
         tiny |= {f"stages.{name}.epochs": 1, f"stages.{name}.batch_size": 32}
+        tiny |= {f"stages.{name}.score_all": False, f"stages.{name}.average_from": 1.0}
+        tiny |= {f"stages.{name}.index_every": 1}
     return EliasConfig().override(tiny | changes)
 
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch.testing import assert_close
 
-from elias.config import EncoderConfig, StageConfig
+from elias.config import EncoderConfig, ResolvedStage
 from elias.model.elias import EliasModel, SearchSizes
 from elias.model.encoder import BagEncoder
 from elias.model.graph import LabelGraph
@@ -71,7 +71,7 @@ def test_a_stage_of_one_step_moves():
 
 def test_every_parameter_moves_by_its_own_learning_rate(model):
     rates = {"bag_lr": 1e-1, "encoder_lr": 1e-2, "cluster_lr": 1e-3, "label_lr": 1e-4}
-    stage = StageConfig(**rates, edge_lr=1e-5, weight_decay=0.0)
+    stage = ResolvedStage(**rates, edge_lr=1e-5, weight_decay=0.0)
     expected = {
         "encoder.vectors": 1e-1,
         "encoder.widen.weight": 1e-2,
@@ -95,7 +95,7 @@ def test_the_scale_applies_to_every_learning_rate(model):
     before = weights(model)
 
     backward(model)
-    Optimizer(model, StageConfig(weight_decay=0.0)).step(0.0)
+    Optimizer(model, ResolvedStage(weight_decay=0.0)).step(0.0)
 
     assert all(torch.equal(value, before[name]) for name, value in weights(model).items())
 
@@ -103,7 +103,7 @@ def test_the_scale_applies_to_every_learning_rate(model):
 def test_gains_biases_edges_and_bag_vectors_do_not_decay(model):
     decaying = {"clusters.weight", "labels.weight", "encoder.widen.weight", "encoder.narrow.weight"}
     before = weights(model)
-    optimizer = Optimizer(model, StageConfig(weight_decay=1.0))
+    optimizer = Optimizer(model, ResolvedStage(weight_decay=1.0))
     for name, parameter in model.named_parameters():
         parameter.data += 1
         before[name] += 1
@@ -118,7 +118,7 @@ def test_gains_biases_edges_and_bag_vectors_do_not_decay(model):
 
 
 def test_gradients_are_cleared_after_a_step(model):
-    optimizer = Optimizer(model, StageConfig())
+    optimizer = Optimizer(model, ResolvedStage())
 
     backward(model)
     optimizer.step(1.0)
@@ -128,7 +128,7 @@ def test_gradients_are_cleared_after_a_step(model):
 
 def test_clipping_bounds_the_gradient_of_the_dense_parameters(model):
     seen = []
-    optimizer = Optimizer(model, StageConfig(max_grad_norm=1e-3))
+    optimizer = Optimizer(model, ResolvedStage(max_grad_norm=1e-3))
     for group in (optimizer.encoder_group, optimizer.index_group):
         dense = group.updates[0]
         dense._adamw.register_step_pre_hook(
@@ -150,10 +150,10 @@ def test_the_index_moves_every_so_many_steps_by_the_summed_gradient(model):
     sums = {name: p.grad.to_dense().clone() for name, p in twin.named_parameters()}
     for name, p in twin.named_parameters():
         p.grad = all_rows(sums[name]) if p.grad.is_sparse else sums[name]
-    Optimizer(twin, StageConfig(**rates)).step(0.5)
+    Optimizer(twin, ResolvedStage(**rates)).step(0.5)
 
     before = weights(model)
-    optimizer = Optimizer(model, StageConfig(**rates, index_every=2))
+    optimizer = Optimizer(model, ResolvedStage(**rates, index_every=2))
     backward(model)
     optimizer.step(1.0)
     assert all(torch.equal(value, before[name]) for name, value in weights(model).items())
@@ -166,7 +166,7 @@ def test_the_index_moves_every_so_many_steps_by_the_summed_gradient(model):
 
 def test_the_encoder_moves_in_every_step_though_the_index_waits(model):
     before = weights(model)
-    optimizer = Optimizer(model, StageConfig(index_every=3))
+    optimizer = Optimizer(model, ResolvedStage(index_every=3))
 
     backward(model)
     optimizer.step(1.0)
@@ -195,7 +195,7 @@ def move_first_label(model, optimizer, scales):
 
 @pytest.mark.parametrize("index_every", [1, 2])
 def test_labels_that_no_step_touched_catch_up_with_the_decay_of_every_move(model, index_every):
-    stage = StageConfig(weight_decay=2.0, label_lr=0.1, index_every=index_every)
+    stage = ResolvedStage(weight_decay=2.0, label_lr=0.1, index_every=index_every)
     before = weights(model)
     optimizer = Optimizer(model, stage)
 
@@ -215,7 +215,7 @@ def test_labels_that_no_step_touched_catch_up_with_the_decay_of_every_move(model
 @pytest.mark.parametrize("kept", [True, False], ids=["its state has them", "it is of before"])
 @pytest.mark.parametrize("index_every", [1, 2])
 def test_an_optimizer_goes_on_with_the_scales_there_were(model, index_every, kept):
-    stage = StageConfig(weight_decay=2.0, label_lr=0.1, index_every=index_every)
+    stage = ResolvedStage(weight_decay=2.0, label_lr=0.1, index_every=index_every)
     twin = copy.deepcopy(model)
     whole = Optimizer(twin, stage)
     move_first_label(twin, whole, SCALES)

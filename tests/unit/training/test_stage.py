@@ -5,7 +5,7 @@ import pytest
 import torch
 from scipy.sparse import csr_matrix
 
-from elias.config import EliasConfig, EncoderConfig, EvalConfig, IndexConfig, StageConfig
+from elias.config import EliasConfig, EncoderConfig, EvalConfig, IndexConfig, ResolvedStage
 from elias.errors import RunError
 from elias.model.elias import EliasModel
 from elias.model.encoder import BagEncoder
@@ -18,7 +18,7 @@ from elias.training.stage import Points, StageLoop, first_non_finite
 
 N_LABELS = 6
 TEXTS = [f"{word} {other}" for word in ("cod", "tape", "ship") for other in ("red", "blue", "old")]
-STAGE = StageConfig(epochs=6, batch_size=4, cluster_lr=0.05, label_lr=0.05)
+STAGE = ResolvedStage(epochs=6, batch_size=4, cluster_lr=0.05, label_lr=0.05)
 CONFIG = EliasConfig(
     index=IndexConfig(
         n_clusters=3,

@@ -6,7 +6,7 @@ import pytest
 import torch
 from scipy.sparse import csr_matrix
 
-from elias.config import EliasConfig, EncoderConfig, EvalConfig, IndexConfig, StageConfig
+from elias.config import EliasConfig, EncoderConfig, EvalConfig, IndexConfig, ResolvedStage
 from elias.data.corpus import Corpus, Split
 from elias.distributed import SingleProcess
 from elias.errors import ConfigError
@@ -25,9 +25,9 @@ INDEX = IndexConfig(
     alpha=2.0,
 )
 CLUSTER, FIXED, LEARNED = (
-    StageConfig(name="clusters", epochs=1, batch_size=8),
-    StageConfig(name="stage1", epochs=1, batch_size=8, cluster_with_encoder=True),
-    StageConfig(name="stage2", epochs=2, batch_size=8, learn_graph=True),
+    ResolvedStage(name="clusters", epochs=1, batch_size=8),
+    ResolvedStage(name="stage1", epochs=1, batch_size=8, cluster_with_encoder=True),
+    ResolvedStage(name="stage2", epochs=2, batch_size=8, learn_graph=True),
 )
 
 
@@ -108,8 +108,8 @@ def test_the_number_of_threads_of_the_kernels_does_not_change_the_model():
 def test_label_classifiers_go_on_only_when_the_stage_keeps_them(keep):
     still = {"label_lr": 0.0, "weight_decay": 0.0}
     stages = (
-        StageConfig(name="stage1", epochs=1, **still),
-        StageConfig(name="stage2", epochs=1, learn_graph=True, keep_labels=keep, **still),
+        ResolvedStage(name="stage1", epochs=1, **still),
+        ResolvedStage(name="stage2", epochs=1, learn_graph=True, keep_labels=keep, **still),
     )
     weights = {}
 
