@@ -20,8 +20,8 @@ from elias.data.synthetic import synthetic_corpus, write_synthetic
 from elias.errors import Interrupted, ModelError, RunError
 
 STEP = "elias.training.optimizer:Optimizer.step"
-SMEVERY_LABEL = SMALL.override({"stages.stage1.score_all": True, "eval.drop_unhelpful": True})
-ALL = EliasConfig().override(CONFIG | {"checkpoint.steps": None})
+SMALL = EliasConfig().override(CONFIG | {"checkpoint.steps": None})
+EVERY_LABEL = SMALL.override({"stages.stage1.score_all": True, "eval.drop_unhelpful": True})
 ENSEMBLE = SMALL.override({"ensemble.members": 2, "stages.stage1.epochs": 1})
 ALL = EliasConfig().override(
     {key: value for key, value in CONFIG.items() if not key.startswith("stages")}
@@ -126,7 +126,17 @@ def stopped(corpus, tmp_path):
         (EVERY_LABEL, [12], "stage2 epoch 1 step 2"),
         (ENSEMBLE, [9, 24], "stage2 epoch 2 step 3"),  # in the first member, then in the second
     ],
-    ids=["first", "end of epoch", "stage1", "window", "average", "all", "ensemble"],
+    ids=[
+        "first",
+        "end of epoch",
+        "stage1",
+        "window",
+        "average",
+        "all",
+        "every",
+        "graph",
+        "ensemble",
+    ],
 )
 def test_a_run_that_was_stopped_ends_where_it_would_have_ended(
     corpus, finished, tmp_path, caplog, config, steps, message
