@@ -354,7 +354,7 @@ def test_a_diverged_run_exits_2_and_resumes_with_a_lower_learning_rate(tmp_path)
     assert diverged.out == ""
     assert len(errors) == 1
     assert diverged.err.count("training points") == 1
-    assert errors[0].startswith("error: stage2 epoch 2 step 1: the loss is nan ")
+    assert errors[0].startswith("error: stage2 epoch 1 step 2: the loss is nan ")
     assert "lower stages.stage2.bag_lr (now 1e+20)" in errors[0]
     assert "model" not in left
     assert resumed.code == 0, resumed.err
