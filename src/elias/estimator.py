@@ -43,7 +43,7 @@ class EliasClassifier(BaseEstimator):  # type: ignore[misc]  # scikit-learn has 
 
     Args:
         encoder: ``bag`` learns a vector for each word and n-gram. ``minilm``, a folder or the name
-            of a model on the Hugging Face hub selects a transformer.
+            of a model on the Hugging Face hub selects a transformer, like ``elias train --encoder``.
         epochs: Number of epochs of the last stage. None uses the value of the preset.
         dim: Embedding dimension of the ``bag`` encoder.
         n_clusters: C, the number of label clusters. None chooses it from the size of the data.
@@ -140,7 +140,7 @@ class EliasClassifier(BaseEstimator):  # type: ignore[misc]  # scikit-learn has 
         defaults = EliasClassifier().get_params()
         changes: dict[str, Any] = {}
         if self.encoder != "bag":
-            changes |= {"encoder.kind": "transformer", "encoder.model": self.encoder}
+            start = start.with_encoder(self.encoder)
         for name, key in _SETTINGS.items():
             value = getattr(self, name)
             # a parameter left at its default does not override the preset

@@ -82,6 +82,7 @@ class Experiment:
         training = {
             "--preset": self.configuration.preset,
             "--config": self.configuration.config_file,
+            "--encoder": self.configuration.encoder,
             "--set": self.configuration.changes,
             "--seeds": self.seeds,
         }

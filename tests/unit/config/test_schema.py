@@ -430,3 +430,22 @@ def test_a_shortlist_while_training_of_more_labels_than_there_are_is_refused():
         ConfigError, match="train_shortlist is 9000, more than the number of labels"
     ):
         config.resolve(20_000, 8_000)
+
+
+def test_with_encoder_chooses_a_kind_and_a_model():
+    config = EliasConfig().with_encoder("user/model")
+
+    assert (config.encoder.kind, config.encoder.model) == ("transformer", "user/model")
+    assert config.with_encoder("bag").encoder.kind == "bag"
+
+
+@pytest.mark.parametrize(("model", "pooling"), [("bert-base-uncased", "cls"), ("minilm", None)])
+def test_pooling_that_was_set_for_another_model_is_derived_again(model, pooling):
+    config = EliasConfig.preset("amazon-670k").with_encoder(model)
+
+    assert config.encoder.pooling == pooling
+
+
+def test_an_encoder_without_a_name_is_refused():
+    with pytest.raises(ConfigError, match="encoder.model must name a model"):
+        EliasConfig().with_encoder(" ")

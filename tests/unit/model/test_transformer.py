@@ -18,7 +18,7 @@ from transformers import (
 )
 from transformers.utils import logging as transformers_logging
 
-from elias.config import EncoderConfig, ResolvedEncoder
+from elias.config import ResolvedEncoder, pretrained
 from elias.errors import ConfigError, DataError, ModelError
 from elias.model import transformer
 from elias.model.encoder import BagEncoder, build_encoder
@@ -37,7 +37,8 @@ def tiny_bert(tmp_path_factory):
 
 
 def make_encoder(folder, **changes):
-    config = EncoderConfig(kind="transformer", model=folder, **{"dropout": 0.0} | changes)
+    settings = {"dropout": 0.0, "min_count": 1} | changes
+    config = ResolvedEncoder(kind="transformer", model=folder, **settings)
     return TransformerEncoder.from_config(config)
 
 
@@ -325,8 +326,8 @@ def test_a_folder_in_the_home_folder_is_found(tiny_bert, monkeypatch):
 
 
 def test_minilm_without_its_package_names_the_extra(monkeypatch):
-    monkeypatch.setattr(transformer, "MINILM_PACKAGE", "no_such_package")
-    monkeypatch.setattr(transformer, "MINILM_HUB_ID", "nobody/nothing-such")
+    monkeypatch.setattr(pretrained, "MINILM_PACKAGE", "no_such_package")
+    monkeypatch.setattr(pretrained, "MINILM_HUB_ID", "nobody/nothing-such")
 
     assert "pip install 'elias-xmc[minilm]'" in refusal("minilm")
 
@@ -337,7 +338,7 @@ def test_minilm_is_read_from_its_package_without_importing_it(tiny_bert, tmp_pat
     (package / "__init__.py").write_text("raise RuntimeError('imported')")
     (package / "model").symlink_to(tiny_bert)
     monkeypatch.syspath_prepend(tmp_path)
-    monkeypatch.setattr(transformer, "MINILM_PACKAGE", "weights_package")
+    monkeypatch.setattr(pretrained, "MINILM_PACKAGE", "weights_package")
 
     assert make_encoder("minilm").dim == WIDTH
 

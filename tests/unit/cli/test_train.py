@@ -1,0 +1,39 @@
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from elias.cli.app import app
+from elias.cli.options import ConfigOptions
+from elias.cli.train import _suggest_encoder
+from elias.config import EliasConfig
+
+
+@pytest.mark.parametrize(
+    ("options", "encoder", "is_suggested"),
+    [
+        ({}, "bag", True),
+        ({"preset": "best"}, "bag", True),
+        ({"encoder": "bag"}, "bag", False),
+        ({"config_file": Path("mine.toml")}, "bag", False),
+        ({"changes": ["encoder.kind=transformer"]}, "user/model", False),
+    ],
+)
+def test_a_pretrained_encoder_is_suggested_unless_one_was_chosen(
+    options, encoder, is_suggested, monkeypatch
+):
+    notes = []
+    monkeypatch.setattr("elias.cli.console.note", notes.append)
+    config = EliasConfig().with_encoder(encoder).override({"encoder.pooling": "mean"})
+
+    _suggest_encoder(
+        ConfigOptions(**options), config.override({"encoder.max_length": 32}).resolve(1000, 50)
+    )
+
+    assert ["--encoder minilm" in note for note in notes] == [True] * is_suggested
+
+
+def test_the_help_fits_on_one_screen():
+    result = CliRunner().invoke(app, ["train", "--help"], env={"COLUMNS": "80"})
+
+    assert len(result.stdout.splitlines()) <= 40
