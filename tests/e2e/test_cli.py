@@ -14,6 +14,7 @@ from elias.data import convert
 from elias.data.synthetic import write_synthetic
 from elias.errors import ConfigError, RunError
 from elias.training import trainer
+from tiny_bert import MOST_TOKENS, save_tiny_bert
 
 
 def json_lines(text):
@@ -135,6 +136,32 @@ def test_set_goes_over_config_goes_over_preset_goes_over_defaults(corpus_folder,
     assert tree["encoder"]["kind"] == "bag"
     assert tree["stages"][0]["epochs"] == preset_tree(preset)["stages"][0]["epochs"]
     assert tree["seed"] == 0
+
+
+def test_an_encoder_is_one_option_and_its_files_say_how_it_pools(corpus_folder, tmp_path):
+    bert = save_tiny_bert(tmp_path / "bert")
+    (tmp_path / "bert" / "1_Pooling").mkdir()
+    (tmp_path / "bert" / "1_Pooling" / "config.json").write_text('{"pooling_mode_cls_token": true}')
+    short = [f"stages.{stage}.epochs=1" for stage in ("stage1", "stage2")]
+
+    result = elias(
+        *("train", corpus_folder, "--out", tmp_path / "run", "--encoder", bert, "--device", "cpu"),
+        *(word for change in (*short, "rerank.enabled=false") for word in ("--set", change)),
+    )
+    saved = Elias.from_pretrained(tmp_path / "run", device="cpu").config.encoder
+
+    assert result.code == 0, result.err
+    assert (saved.kind, saved.model, saved.pooling) == ("transformer", bert, "cls")
+    assert saved.max_length <= MOST_TOKENS
+
+
+def test_a_saved_model_brings_its_own_encoder(run, corpus_folder, tmp_path):
+    result = elias(
+        *("train", corpus_folder, "--out", tmp_path / "more", "--init-from", run),
+        *("--encoder", "bag"),
+    )
+
+    assert (result.code, "leave out --encoder" in result.err) == (2, True)
 
 
 def test_training_can_start_from_a_saved_model(run, corpus_folder, tmp_path):

@@ -124,8 +124,8 @@ def _suggest_encoder(configuration: options.ConfigOptions, config: ResolvedConfi
     chosen = configuration.encoder is not None or configuration.config_file is not None
     if config.encoder.kind == "bag" and not chosen:
         console.note(
-            "a GPU is available: --encoder minilm fine-tunes a pretrained transformer, usually more "
-            "accurate than the default bag of words, in more time (--encoder bag hides this note)"
+            "a GPU is available: --encoder minilm fine-tunes a pretrained transformer, which is "
+            "usually more accurate than the default bag of words (--encoder bag hides this note)"
         )
 
 

@@ -447,5 +447,5 @@ def test_pooling_that_was_set_for_another_model_is_derived_again(model, pooling)
 
 
 def test_an_encoder_without_a_name_is_refused():
-    with pytest.raises(ConfigError, match="encoder.model must name a model"):
+    with pytest.raises(ConfigError, match=r"encoder\.model must name a model"):
         EliasConfig().with_encoder(" ")

@@ -18,7 +18,7 @@ from transformers import (
 )
 from transformers.utils import logging as transformers_logging
 
-from elias.config import ResolvedEncoder, pretrained
+from elias.config import EncoderConfig, ResolvedEncoder, pretrained
 from elias.errors import ConfigError, DataError, ModelError
 from elias.model import transformer
 from elias.model.encoder import BagEncoder, build_encoder
@@ -37,8 +37,7 @@ def tiny_bert(tmp_path_factory):
 
 
 def make_encoder(folder, **changes):
-    settings = {"dropout": 0.0, "min_count": 1} | changes
-    config = ResolvedEncoder(kind="transformer", model=folder, **settings)
+    config = EncoderConfig(kind="transformer", model=folder, **{"dropout": 0.0} | changes)
     return TransformerEncoder.from_config(config)
 
 
