@@ -75,12 +75,13 @@ def _read(model: str, name: str) -> dict[str, Any]:
 
 def _download(repo_id: str, name: str) -> Path:
     """Return the path of a file from the hub, or one that does not exist."""
-    import huggingface_hub  # slow to import
+    import huggingface_hub as hub  # slow to import
 
     try:
-        cached = huggingface_hub.try_to_load_from_cache(repo_id, name)
+        cached = hub.try_to_load_from_cache(repo_id, name)
         if cached is None:  # not known; for a file that the hub does not have it is an object
-            cached = huggingface_hub.hf_hub_download(repo_id, name)
+            hub.get_hf_file_metadata(hub.hf_hub_url(repo_id, name))  # a download tries six times
+            cached = hub.hf_hub_download(repo_id, name)
     except Exception:  # the hub raises many types; loading the weights explains what is wrong
         cached = None
     return Path(cached) if isinstance(cached, str) else Path(repo_id) / name

@@ -95,16 +95,17 @@ def test_a_file_in_the_cache_of_the_hub_is_not_downloaded_again(tmp_path, monkey
 def test_a_file_that_is_not_in_the_cache_is_downloaded(tmp_path, monkeypatch):
     folder = save(tmp_path, BERT, {"pooling_mode": "cls"})
     monkeypatch.setattr(huggingface_hub, "try_to_load_from_cache", lambda *_: None)
+    monkeypatch.setattr(huggingface_hub, "get_hf_file_metadata", lambda _: None)
     monkeypatch.setattr(huggingface_hub, "hf_hub_download", lambda _, name: f"{folder}/{name}")
 
     assert resolved_encoder("user/model").pooling == "cls"
 
 
 def test_a_hub_that_cannot_be_reached_leaves_the_defaults(monkeypatch):
-    def refuse(*_):
+    def refuse(_):
         raise OSError("no network")
 
-    monkeypatch.setattr(huggingface_hub, "hf_hub_download", refuse)
+    monkeypatch.setattr(huggingface_hub, "get_hf_file_metadata", refuse)
 
     encoder = resolved_encoder("nobody/nothing-such")
 
