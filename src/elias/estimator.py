@@ -43,7 +43,8 @@ class EliasClassifier(BaseEstimator):  # type: ignore[misc]  # scikit-learn has 
 
     Args:
         encoder: ``bag`` learns a vector for each word and n-gram. ``minilm``, a folder or the name
-            of a model on the Hugging Face hub selects a transformer, like ``elias train --encoder``.
+            of a model on the Hugging Face hub selects a transformer, as ``elias train --encoder``
+            does.
         epochs: Number of epochs of the last stage. None uses the value of the preset.
         dim: Embedding dimension of the ``bag`` encoder.
         n_clusters: C, the number of label clusters. None chooses it from the size of the data.
