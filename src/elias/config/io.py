@@ -229,7 +229,7 @@ def complete_tree(tree: Mapping[str, Any]) -> dict[str, Any]:
             every_label | stage if "max_grad_norm" in stage else stage for stage in tree["stages"]
         ]
     rerank, evaluation = tree.get("rerank"), tree.get("eval")
-    if isinstance(rerank, dict) and rerank.get("enabled") is not False:
+    if isinstance(rerank, dict) and "max_iterations" in rerank:  # saved, not written by a person
         complete["rerank"] = _OLD_RERANK | rerank
     if isinstance(evaluation, dict) and "propensity_a" in evaluation:
         complete["eval"] = {"drop_unhelpful": False} | evaluation

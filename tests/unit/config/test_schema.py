@@ -449,3 +449,15 @@ def test_pooling_that_was_set_for_another_model_is_derived_again(model, pooling)
 def test_an_encoder_without_a_name_is_refused():
     with pytest.raises(ConfigError, match=r"encoder\.model must name a model"):
         EliasConfig().with_encoder(" ")
+
+
+def test_a_json_file_of_a_few_keys_leaves_the_others_at_their_defaults(tmp_path):
+    path = tmp_path / "mine.json"
+    path.write_text(
+        '{"rerank": {"candidates": 50}, "stages": [{"name": "a", "learn_graph": true}]}'
+    )
+
+    config = EliasConfig.from_file(path)
+
+    assert config.rerank == dataclasses.replace(EliasConfig().rerank, candidates=50)
+    assert config.stages[0].score_all is None
