@@ -24,8 +24,8 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 NEAR_DUPLICATES, NO_GROUPS = "near-duplicates", "none"
-"""Values of ``group=`` that are not column names. Older versions had no groups, so their models do
-not have ``group`` in their data settings."""
+"""Special values of ``group=``; any other value is a column name. Models saved by older versions
+have no ``group`` setting, which is read as ``none``."""
 ALONE = 0
 """Key of a point without a group, because its text or cell is empty. It equals ``hash("")``."""
 _CHUNK = 1 << 13

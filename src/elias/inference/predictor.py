@@ -218,15 +218,15 @@ class Elias:
         Args:
             texts: A list of texts, or a CSR feature matrix if the model was trained on features.
             top_k: Maximum number of labels per text. The default is 5, or 100 with a threshold.
-            threshold: Minimum probability of a label, or a target by which to choose it: ``"f1"``,
-                ``"precision=0.8"`` or ``"recall=0.6"`` (see `Probabilities.threshold`). If the
-                model has no probabilities, give a number, which is compared with the scores.
+            threshold: Minimum probability of a label, or a criterion for choosing the threshold:
+                ``"f1"``, ``"precision=0.8"`` or ``"recall=0.6"`` (see `Probabilities.threshold`).
+                If the model has no probabilities, give a number; it is compared with the scores.
             batch_size: Texts per batch. It is reduced if memory runs out. Except for rounding, the
                 result does not depend on it.
             only: Ids or names of the labels to choose from. All clusters are searched for them,
                 and up to 10,000 of them are ranked.
             without: Ids or names of labels to exclude.
-            component: One of `components`. None uses the last one, and so all parts of the model.
+            component: One of `components`. The default is the last one, which uses the whole model.
 
         Raises:
             DataError: If a text is not a string, or a label is unknown.

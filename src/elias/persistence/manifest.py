@@ -231,7 +231,7 @@ def fingerprint(folder: Path) -> str:
 
 
 def model_folder(folder: Path) -> Path:
-    """Return the folder of a model, given this folder or the folder of the finished run."""
+    """Return the model folder. ``folder`` is that folder itself, or that of a finished run."""
     if not (folder / WEIGHTS_FILE).exists() and (folder / MODEL_FOLDER).is_dir():
         return folder / MODEL_FOLDER
     if (folder / METRICS_FILE).exists():

@@ -125,7 +125,10 @@ def fit_label_classifiers(
 
 
 def _chunks(starts: NDArray[np.int64]) -> list[NDArray[np.int64]]:
-    """Split the labels into chunks, largest labels first, so that all threads finish together."""
+    """Split the labels into chunks with about the same number of training pairs.
+
+    Labels with the most pairs come first, so that all threads finish at about the same time.
+    """
     sizes = np.diff(starts)
     order = np.argsort(-sizes, kind="stable")
     before = np.cumsum(sizes[order] + 1) - (sizes[order] + 1)
