@@ -16,7 +16,7 @@ MINILM_HUB_ID = "sentence-transformers/all-MiniLM-L6-v2"
 
 CONFIG_FILE = "config.json"
 POOLING_FILE = "1_Pooling/config.json"
-"""Where sentence-transformers writes how a model pools the vectors of its tokens."""
+"""File of sentence-transformers with the pooling of token vectors."""
 
 
 def find_pretrained(model: str) -> str:

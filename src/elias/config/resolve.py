@@ -36,7 +36,7 @@ MIN_SHORTLIST = 100
 
 
 class _IndexRule(NamedTuple):
-    """How the sizes of the index depend on the number of labels."""
+    """Constants from which the sizes of an index are derived."""
 
     labels_per_cluster: int
     edges_per_label: int

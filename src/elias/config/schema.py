@@ -357,7 +357,7 @@ class EvalConfig:
     patience: int = 5
     """Stop a stage after this number of epochs without a better validation metric; 0: never."""
     drop_unhelpful: bool = True
-    """Leave out a last stage, calibration or label names that do not help on held-out points."""
+    """Drop a last stage, a calibration or label names that do not help on held-out points."""
     every: int = 1
     """Number of epochs between validations; the last epoch is always validated."""
     propensity_a: float = 0.55
