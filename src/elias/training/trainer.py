@@ -155,6 +155,8 @@ class Trainer:
         train, validation = validation_split(corpus, config)
         splits = {"train": train, "validation": validation, "test": corpus.test}
         self.splits = {name: split for name, split in splits.items() if split is not None}
+        self._drops_unhelpful = config.eval.drop_unhelpful and "validation" in self.splits
+        self._in_ensemble = config.ensemble.members > 1
         self.evaluated = [name for name in self.splits if name != "train"]
         self.setup = sample_setup_points(train, config)
         """Training points used for vocabulary, clusters and initialisation; None for all points."""
@@ -463,9 +465,7 @@ class Trainer:
 
     def _score(self, stage: ResolvedStage) -> float:
         """Return the validation metric of a finished stage; -inf if it cannot be returned to."""
-        can_return = self.config.eval.drop_unhelpful and "validation" in self.splits
-        in_ensemble = self.ensemble_config.ensemble.members > 1
-        can_return = can_return and not self.world.shards_labels and not in_ensemble
+        can_return = self._drops_unhelpful and not (self.world.shards_labels or self._in_ensemble)
         if not can_return or stage.name not in self.metrics:
             return -math.inf
         return self.metrics[stage.name]["validation"][self.config.eval.select_by]
@@ -575,7 +575,7 @@ class Trainer:
             DATA_SETTINGS: dict(self.corpus.reading),
             "metrics": self.metrics,
         }
-        names, in_ensemble = self.corpus.label_names, self.ensemble_config.ensemble.members > 1
+        names = self.corpus.label_names
         model = Elias(trained.eval(), self.config, names, metadata, first_encoder=first_encoder)
         psi: dict[str, csr_matrix] = {}
         if self.config.rerank.enabled:
@@ -589,9 +589,9 @@ class Trainer:
             predictions[name] = rank_candidates(
                 model, candidates, inputs, model.components, top_k, psi.get(name)
             )
-            reranker = model.reranker
-            # members that a resumed run loads cannot be cross-fitted again
-            if name == "validation" and reranker and reranker.cross_fitted and not in_ensemble:
+            reranker = None if self._in_ensemble else model.reranker
+            # not in an ensemble: members that a resumed run loads cannot be cross-fitted again
+            if name == "validation" and reranker is not None and reranker.cross_fitted:
                 count = self.config.rerank.candidates
                 cross_fitted = reranker.rerank_cross_fitted(
                     candidates, psi[name], count=count, width=max(top_k, count)
@@ -607,9 +607,7 @@ class Trainer:
 
     def _drop_unhelpful(self, model: Elias) -> None:
         """Drop the components of the ranker that do not help on the held-out points."""
-        if model.reranker is None or "validation" not in self.splits:
-            return
-        if not self.config.eval.drop_unhelpful:
+        if model.reranker is None or not self._drops_unhelpful:
             return
         metric = self.config.eval.select_by
         scores = {name: self.metrics[name]["validation"][metric] for name in model.components}
