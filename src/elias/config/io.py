@@ -222,16 +222,17 @@ def complete_tree(tree: Mapping[str, Any]) -> dict[str, Any]:
     >>> complete_tree({"stages": [{"name": "stage1", "max_grad_norm": 0.0}]})["stages"]
     [{'score_all': False, 'name': 'stage1', 'max_grad_norm': 0.0}]
     """
-    complete = dict(tree)
-    if isinstance(tree.get("stages"), list):
-        every_label = {"score_all": tree.get("index", {}).get("kind") == "all"}
-        complete["stages"] = [
-            every_label | stage if "max_grad_norm" in stage else stage for stage in tree["stages"]
-        ]
-    rerank, evaluation = tree.get("rerank"), tree.get("eval")
-    if isinstance(rerank, dict) and "max_iterations" in rerank:  # saved, not written by a person
+    stages, complete = tree.get("stages"), dict(tree)
+    if not isinstance(stages, list) or not all(
+        isinstance(stage, dict) and "max_grad_norm" in stage for stage in stages
+    ):  # written by a person, who left keys out on purpose
+        return complete
+    index, rerank, evaluation = (tree.get(name) for name in ("index", "rerank", "eval"))
+    every_label = {"score_all": isinstance(index, dict) and index.get("kind") == "all"}
+    complete["stages"] = [every_label | stage for stage in stages]
+    if isinstance(rerank, dict):
         complete["rerank"] = _OLD_RERANK | rerank
-    if isinstance(evaluation, dict) and "propensity_a" in evaluation:
+    if isinstance(evaluation, dict):
         complete["eval"] = {"drop_unhelpful": False} | evaluation
     return complete
 

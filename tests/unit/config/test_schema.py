@@ -461,3 +461,12 @@ def test_a_json_file_of_a_few_keys_leaves_the_others_at_their_defaults(tmp_path)
 
     assert config.rerank == dataclasses.replace(EliasConfig().rerank, candidates=50)
     assert config.stages[0].score_all is None
+
+
+@pytest.mark.parametrize("tree", ['{"stages": [1]}', '{"stages": 1}', '{"index": 3}'])
+def test_a_json_file_of_another_shape_is_refused(tmp_path, tree):
+    path = tmp_path / "mine.json"
+    path.write_text(tree)
+
+    with pytest.raises(ConfigError, match="must be a"):
+        EliasConfig.from_file(path)
