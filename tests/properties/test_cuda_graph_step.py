@@ -95,16 +95,13 @@ def rerun(work):
     return replay, actual
 
 
-@pytest.mark.parametrize(
-    ("reduction", "index_every", "clip"), [("mean", 1, 0.0), ("sum", 2, 0.0), ("mean", 3, 0.5)]
-)
-def test_a_recorded_stage_trains_the_same_model(folder, reduction, index_every, clip, monkeypatch):
+@pytest.mark.parametrize(("reduction", "index_every"), [("mean", 1), ("sum", 2), ("mean", 3)])
+def test_a_recorded_stage_trains_the_same_model(folder, reduction, index_every, monkeypatch):
     stage = ResolvedStage(
         epochs=3,
         batch_size=2,
         learn_graph=True,
         index_every=index_every,
-        max_grad_norm=clip,
         average_from=0.5,
         label_eps=1e-4,
     )

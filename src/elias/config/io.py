@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 import json
+import logging
 import tomllib
 import types
 import typing
@@ -15,6 +17,7 @@ from typing import Any, Literal, TypeVar, get_args, get_origin, get_type_hints
 from elias.errors import ConfigError, did_you_mean
 
 T = TypeVar("T")
+logger = logging.getLogger(__name__)
 
 HUB_PREFIX = "hf://"
 """Prefix of the name of a model on the Hugging Face hub: ``hf://user/model@revision``."""
@@ -102,7 +105,9 @@ def _child(node: Any, part: str, where: str) -> Any:
 
 
 def _key_hint(dotted: str, part: str, known: Mapping[str, Any]) -> str:
-    """Suggest a known key in place of ``part``, the last part of ``dotted``."""
+    """Say what replaced ``part``, the last part of ``dotted``, or suggest a known key."""
+    if removed := _REMOVED.get(f"{dotted.partition('.')[0]}.{part}"):
+        return f", which was removed: {removed[1]}"
     hint = did_you_mean(part, known)
     prefix = dotted[: len(dotted) - len(part)]
     return hint.replace("'", f"'{prefix}", 1) if hint else f" (known: {', '.join(known)})"
@@ -211,29 +216,64 @@ def _preset_text(name: str) -> str:
 
 
 _NO_EFFECT = ("checkpoint", "tracking")  # sections that do not change the model
-_OLD_RERANK = {"loss": "squared-hinge", "sharpness": 1.0, "names": False}
+_OLD_RERANK = {"loss": "squared-hinge", "names": False}
 """Values assumed for ranker keys that older configurations lack."""
+_REMOVED: dict[str, tuple[Any, str]] = {
+    "encoder.capture": (True, "CUDA graphs are used unless encoder.gradient_checkpointing is set"),
+    "stages.warmup": (0.1, "learning rates always rise in the first tenth of the steps"),
+    "stages.max_grad_norm": (0.0, "gradients are not clipped; lower stages.*.encoder_lr instead"),
+    "rerank.min_count": (1, "every word and n-gram is a feature"),
+    "rerank.max_features": (1_000_000, "the limit is a million"),
+    "rerank.tolerance": (0.1, "it is always 0.1"),
+    "rerank.max_iterations": (100, "it is always 100"),
+    "rerank.prune": (0.1, "it is always 0.1"),
+    "rerank.transform": (
+        lambda rerank: "sigmoid" if rerank.get("loss") == "logistic" else "l3-hinge",
+        "it follows from rerank.loss",
+    ),
+    "rerank.sharpness": (None, "the exponent is always chosen on validation points"),
+    "rerank.tree_depth": (5, "it is always 5"),
+    "rerank.tree_leaf": (
+        lambda rerank: 1 if rerank.get("trees") == 1 else 20,
+        "it follows from rerank.trees",
+    ),
+    "rerank.mixture": ("sum", "the final score is always T + p·q"),
+}
+"""Keys of older versions: the value that is now constant (or a function of its section), and what
+replaced the key. None of them affects the predictions of a saved model."""
 _ABSENT = "not set"
 
 
-def complete_tree(tree: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a saved configuration with the keys that an older version of ELIAS did not write.
+def complete_tree(tree: Mapping[str, Any], *, drop_removed: bool = False) -> dict[str, Any]:
+    """Return a configuration saved by an older version of ELIAS as this version would write it.
+
+    Missing keys are added. Removed keys are dropped if their value is now constant; other values
+    remain, to be refused, or are logged and dropped too if ``drop_removed``.
 
     >>> complete_tree({"stages": [{"name": "stage1", "max_grad_norm": 0.0}]})["stages"]
-    [{'score_all': False, 'name': 'stage1', 'max_grad_norm': 0.0}]
+    [{'score_all': False, 'name': 'stage1'}]
     """
-    stages, complete = tree.get("stages"), dict(tree)
-    if not isinstance(stages, list) or not all(
+    complete = copy.deepcopy(dict(tree))
+    stages, index, rerank = (complete.get(name) for name in ("stages", "index", "rerank"))
+    if isinstance(stages, list) and all(
         isinstance(stage, dict) and "max_grad_norm" in stage for stage in stages
-    ):  # written by a person, who left keys out on purpose
-        return complete
-    index, rerank, evaluation = (tree.get(name) for name in ("index", "rerank", "eval"))
-    every_label = {"score_all": isinstance(index, dict) and index.get("kind") == "all"}
-    complete["stages"] = [every_label | stage for stage in stages]
-    if isinstance(rerank, dict):
-        complete["rerank"] = _OLD_RERANK | rerank
-    if isinstance(evaluation, dict):
-        complete["eval"] = {"drop_unhelpful": False} | evaluation
+    ):  # otherwise a person wrote it, and left keys out on purpose
+        every_label = {"score_all": isinstance(index, dict) and index.get("kind") == "all"}
+        complete["stages"] = [every_label | stage for stage in stages]
+        if isinstance(rerank, dict):
+            complete["rerank"] = _OLD_RERANK | rerank
+        if isinstance(complete.get("eval"), dict):
+            complete["eval"] = {"drop_unhelpful": False} | complete["eval"]
+    for name, (constant, _) in _REMOVED.items():
+        section, key = name.split(".")
+        parts = complete.get(section)
+        for part in parts if isinstance(parts, list) else [parts]:
+            if not isinstance(part, dict) or key not in part:
+                continue
+            if part[key] == (constant(part) if callable(constant) else constant):
+                del part[key]
+            elif drop_removed:
+                logger.info("%s=%s of the saved model is no longer used", name, part.pop(key))
     return complete
 
 

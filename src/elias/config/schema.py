@@ -50,30 +50,15 @@ class RerankConfig:
     """Longest word n-gram that is a feature: 1 for words, 2 for words and pairs, 0 for none."""
     char_ngrams: tuple[int, int] = (3, 5)
     """Shortest and longest character n-gram that is a feature; (0, 0) for none."""
-    min_count: int = 1
-    """Minimum number of training texts that contain a feature."""
-    max_features: int = 1_000_000
-    """Maximum number of words and n-grams; the most frequent are kept."""
     embedding: Literal["none", "encoder", "first"] = "none"
     """Dense features in addition: ``encoder``, φ after training (as in the paper; it overfits,
     because the ranker trains on the same points), or ``first``, φ before training, for a pretrained
     encoder."""
     loss: Literal["squared-hinge", "logistic"] = "squared-hinge"
     """Loss of the ranker: ``squared-hinge`` as in the paper's program, or ``logistic`` as in
-    Eq. 17, for which `transform` is best set to ``sigmoid``."""
+    Eq. 17. The margin s becomes q = exp(−max(1−s, 0)³), or q = σ(s) for ``logistic``."""
     cost: float = 1.0
     """C: weight of the loss relative to the regularisation."""
-    tolerance: float = 0.1
-    """ε: a classifier has converged when no step changes its gradient by more."""
-    max_iterations: int = 100
-    """Maximum number of passes over the points of a label."""
-    prune: float = 0.1
-    """Weights smaller than this are set to zero."""
-    transform: Literal["l3-hinge", "sigmoid"] = "l3-hinge"
-    """Function of the margin s that gives q: exp(−max(1−s, 0)³), or σ(s)."""
-    sharpness: float | None = None
-    """γ: exponent of q; a small exponent gives p more weight. Derived: the best of 1, ½, ¼ and ⅛ on
-    the validation points (nDCG@5 of p·q), or 1 as in the paper if there are none."""
     calibrate: bool = True
     """Fit the decision trees T (appendix C.2) on the validation points, if there are any."""
     names: bool = True
@@ -82,20 +67,11 @@ class RerankConfig:
     trees: int = 40
     """Number of trees that T averages. Each tree is fitted on its own random sample of the points,
     and each node can use a random half of the features. With 1, as in the paper, the tree uses all
-    points and all features."""
-    tree_depth: int = 5
-    """Maximum depth of a tree."""
-    tree_leaf: int = 20
-    """Minimum number of pairs in a leaf; 1 in the paper."""
-    mixture: Literal["sum", "blend"] = "sum"
-    """Final score: ``sum`` is T + p·q as in the paper; ``blend`` is 0.3·T + 0.7·p·q as in its
-    program."""
+    points and all features, and a leaf can hold a single pair."""
 
     def __post_init__(self) -> None:
         """Check the values."""
-        _at_least(1, self, "rerank", "candidates", "min_count", "max_features", "max_iterations")
-        _at_least(1, self, "rerank", "trees", "tree_depth", "tree_leaf")
-        _at_least(0, self, "rerank", "prune", finite=True)
+        _at_least(1, self, "rerank", "candidates", "trees")
         words = self.word_ngrams
         require(0 <= words <= 5, f"rerank.word_ngrams must be in 0..5, not {words}")
         _check_span(self.char_ngrams, "rerank.char_ngrams")
@@ -104,13 +80,10 @@ class RerankConfig:
             "rerank has no features: set rerank.word_ngrams, rerank.char_ngrams or "
             "rerank.embedding",
         )
-        for name in ("cost", "tolerance", "sharpness"):
-            value = getattr(self, name)
-            require(
-                value is None or 0 < value < math.inf,
-                f"rerank.{name} must be greater than 0 and finite, not {value}",
-            )
-        require(self.tree_depth <= 20, f"rerank.tree_depth must be <= 20, not {self.tree_depth}")
+        require(
+            0 < self.cost < math.inf,
+            f"rerank.cost must be greater than 0 and finite, not {self.cost}",
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -157,9 +130,6 @@ class EncoderConfig:
     compile: Literal["off", "on"] = "off"
     """transformer, on a GPU: ``on`` compiles the layers with torch.compile. That takes some seconds
     at the start of training, or after a saved model has predicted many texts."""
-    capture: bool = True
-    """transformer, on a GPU: record repeated training steps and predictions as CUDA graphs. Texts
-    are padded to a multiple of 8 tokens for it."""
     dim: int = 256
     """bag: D, the width of φ."""
     hidden_dim: int = 512
@@ -291,15 +261,11 @@ class StageConfig:
     10 in stage 2)."""
     weight_decay: float | None = None
     """Weight decay of AdamW, on all weights except gains, biases, edges and the bag's vectors."""
-    warmup: float = 0.1
-    """Share of the steps in which learning rates rise; then they fall linearly to zero."""
     shortlist_loss_weight: float | None = None
     """λ: weight of the shortlist loss L_s."""
     average_from: float | None = None
     """Average the weights (except A) over the steps after this share of the stage; 1: no averaging.
     """
-    max_grad_norm: float = 0.0
-    """Clip the gradient of the dense parameters to this norm; 0: no clipping."""
 
     def __post_init__(self) -> None:
         """Check the values."""
@@ -308,12 +274,11 @@ class StageConfig:
         rates = ("encoder_lr", "bag_lr", "cluster_lr", "label_lr", "edge_lr")
         _at_least(0, self, section, *rates, finite=True)
         _at_least(0, self, section, "weight_decay", "shortlist_loss_weight", "label_eps")
-        _at_least(0, self, section, "max_grad_norm")
-        for name in ("warmup", "average_from"):
-            value = getattr(self, name)
-            require(
-                value is None or 0 <= value <= 1, f"{section}.{name} must be in [0, 1], not {value}"
-            )
+        start = self.average_from
+        require(
+            start is None or 0 <= start <= 1,
+            f"{section}.average_from must be in [0, 1], not {start}",
+        )
         require(
             not (self.learn_graph and self.score_all),
             f"{section}.score_all: a stage that learns the graph scores a shortlist; set one of "

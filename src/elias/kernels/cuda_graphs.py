@@ -140,9 +140,7 @@ class CapturedFunction(Generic[Result]):
         try:
             return self._fallback(*inputs, **options)
         except torch.OutOfMemoryError:
-            logger.warning(
-                "encoder.capture: the CUDA graphs leave too little memory; continuing without them"
-            )
+            logger.warning("the CUDA graphs leave too little memory; continuing without them")
             self.release()
         _free_cached()
         return self._function(*inputs, **options)
@@ -158,7 +156,7 @@ class CapturedFunction(Generic[Result]):
             self._calls[key] += 1
             return False
         if len(self._graphs) == self._max_graphs:
-            logger.info("encoder.capture: reached the limit of %d CUDA graphs", self._max_graphs)
+            logger.info("reached the limit of %d CUDA graphs", self._max_graphs)
             self._stopped = True
             return False
         buffers = [tensor.clone() for tensor in inputs]
@@ -167,7 +165,7 @@ class CapturedFunction(Generic[Result]):
         except Exception as error:  # drivers raise many exception types
             reason = str(error).strip().split("\n")[0]
             logger.warning(
-                "encoder.capture: cannot capture a CUDA graph (%s: %s); continuing without it",
+                "cannot capture a CUDA graph (%s: %s); continuing without it",
                 type(error).__name__,
                 reason,
             )

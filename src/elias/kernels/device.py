@@ -20,7 +20,7 @@ _TORCH_ON_CPU = "you tried to allocate"
 
 _REMEDIES = {
     "training": "Lower stages.*.batch_size, index.train_shortlist, encoder.max_length or "
-    "encoder.dim, or set encoder.gradient_checkpointing=true or encoder.capture=false",
+    "encoder.dim, or set encoder.gradient_checkpointing=true",
     "predicting": "Not even one text fits; use device cpu or free some memory",
 }
 

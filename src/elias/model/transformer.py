@@ -78,7 +78,7 @@ class TransformerEncoder(TextEncoder):
         self.max_length = config.max_length or MAX_LENGTHS[0]
         self.tokenizer.enable_truncation(self.max_length)
         # gradient checkpointing reads the random state, which a CUDA graph does not allow
-        self.takes_padded = config.capture and not config.gradient_checkpointing
+        self.takes_padded = not config.gradient_checkpointing
         self.pad_id = getattr(settings, "pad_token_id", None) or 0
         width: int = settings.hidden_size
         self.dim = config.bottleneck or width

@@ -166,7 +166,8 @@ def load_model(
     n_labels = manifest["n_labels"]
     try:
         # older versions did not save all sizes; the missing ones only matter for training
-        config = fill_sizes(EliasConfig.from_dict(complete_tree(manifest["config"])), 0, n_labels)
+        tree = complete_tree(manifest["config"], drop_removed=True)
+        config = fill_sizes(EliasConfig.from_dict(tree), 0, n_labels)
     except ConfigError as error:
         reason = f"config is not valid in this version of elias-xmc ({error})"
         raise damaged_file(manifest.path, reason) from error

@@ -41,6 +41,9 @@ MIN_POINTS = 20
 """Minimum number of held-out points for calibration."""
 N_TREE_FEATURES = 4
 """Number of features of T in the paper: p, q, p·q and the frequency of the label."""
+TREE_DEPTH = 5
+FOREST_LEAF = 20
+"""Minimum number of pairs in a leaf of a random forest."""
 FOREST_FEATURE_SHARE = 0.5
 """Share of the features that are considered at each node of a random forest."""
 LEAF = -1
@@ -88,8 +91,8 @@ class Calibration:
         frequencies: NDArray[Any],
         relevant: NDArray[np.bool_],
         *,
-        depth: int,
-        leaf: int,
+        depth: int = TREE_DEPTH,
+        leaf: int = 1,
         n_trees: int = 1,
         extra: Sequence[NDArray[np.floating[Any]]] = (),
         points: NDArray[np.integer[Any]] | None = None,

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from elias.predictions import PADDING_SCORE, Candidates, Predictions
-from elias.rerank.calibration import MIN_POINTS, Calibration, LabelNames, Mixture
+from elias.rerank.calibration import FOREST_LEAF, MIN_POINTS, Calibration, LabelNames, Mixture
 from elias.rerank.sparse_ranker import RankerFeatures, SparseRanker, Transform, relevance
 
 if TYPE_CHECKING:
@@ -129,10 +129,8 @@ class Reranker:
         """
         ranker = SparseRanker.fit(psi, train.embedding, train.ids, labels, config, seed=seed)
         frequencies = np.bincount(labels.indices, minlength=labels.shape[1]).astype(np.int64)
-        sharpness = 1.0 if config.sharpness is None else config.sharpness
-        reranker = cls(
-            features, ranker, frequencies, None, config.transform, config.mixture, sharpness
-        )
+        transform: Transform = "sigmoid" if config.loss == "logistic" else "l3-hinge"
+        reranker = cls(features, ranker, frequencies, None, transform, "sum")
         if validation is not None:
             reranker = reranker._fit_held_out(*validation, config, label_names or ())
         return reranker
@@ -157,13 +155,10 @@ class Reranker:
             return self
         q = relevance(self.ranker.score(psi, candidates.embedding, ids), self.transform)
         relevant = relevant_candidates(ids, labels)
-        sharpness = self.sharpness
-        if config.sharpness is None:
-            p = np.where(known, candidates.scores, 0)
-            sharpness = choose_sharpness(p, q, relevant, np.diff(labels.indptr))
-            if sharpness != 1:
-                logger.info("held-out points rank best with q to the power of %g", sharpness)
-
+        p = np.where(known, candidates.scores, 0)
+        sharpness = choose_sharpness(p, q, relevant, np.diff(labels.indptr))
+        if sharpness != 1:
+            logger.info("held-out points rank best with q to the power of %g", sharpness)
         if not config.calibrate:
             return replace(self, sharpness=sharpness)
         frequencies = np.append(self.frequencies, 0)[ids]
@@ -177,8 +172,7 @@ class Reranker:
                 q[chosen],
                 frequencies[chosen],
                 relevant[chosen],
-                depth=config.tree_depth,
-                leaf=config.tree_leaf,
+                leaf=1 if config.trees == 1 else FOREST_LEAF,
                 n_trees=config.trees,
                 extra=[values[chosen] for values in extra],
                 points=np.nonzero(chosen)[0],

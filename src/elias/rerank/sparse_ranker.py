@@ -29,6 +29,8 @@ Array: TypeAlias = NDArray[Any]
 Inputs: TypeAlias = Sequence[str] | csr_matrix
 """Texts, or the (N, F) feature matrix of a corpus that has features instead of texts."""
 Transform: TypeAlias = Literal["l3-hinge", "sigmoid"]
+MAX_FEATURES = 1_000_000
+MIN_WEIGHT = 0.1  # smaller weights are set to zero
 Rows: TypeAlias = tuple[Array, Array, Array, Array]
 """ψ: the sparse part in CSR layout (data, uint32 indices, indptr), and the dense part (N, D)."""
 Classifiers: TypeAlias = tuple[Array, Array, Array, Array]
@@ -47,7 +49,7 @@ class RankerFeatures:
     Each row is scaled to length 1.
 
     >>> from elias.config import RerankConfig
-    >>> config = RerankConfig(word_ngrams=2, char_ngrams=(0, 0), min_count=1)
+    >>> config = RerankConfig(word_ngrams=2, char_ngrams=(0, 0))
     >>> features = RankerFeatures.fit(["red cod", "red tape"], config)
     >>> features.featurizer.words
     ('red', 'cod', 'tape', 'red cod', 'red tape')
@@ -65,7 +67,7 @@ class RankerFeatures:
         """Learn the vocabulary of training texts. For feature vectors, store only their width.
 
         Raises:
-            DataError: If no word or n-gram is frequent enough.
+            DataError: If the texts have no word or n-gram.
         """
         if issparse(inputs):
             return cls(csr_matrix(inputs).shape[1], None)
@@ -75,13 +77,12 @@ class RankerFeatures:
             inputs,
             char_ngrams=config.char_ngrams,
             word_ngrams=config.word_ngrams,
-            min_count=config.min_count,
-            max_features=config.max_features,
+            min_count=1,
+            max_features=MAX_FEATURES,
         )
         if not featurizer.n_features:
             raise DataError(
-                f"no word or n-gram occurs in {config.min_count} of the {len(inputs)} training "
-                "texts; lower rerank.min_count or check the texts"
+                f"the {len(inputs)} training texts contain no word or n-gram; check the texts"
             )
         return cls(featurizer.n_features, featurizer)
 
@@ -177,7 +178,7 @@ class SparseRanker:
             embedding: (N, D) φ(x), which is scaled to length 1, or None.
             candidates: (N, k) label ids in any order. L is padding.
             labels: (N, L) relevant labels.
-            config: Loss, cost, tolerance and pruning threshold.
+            config: Loss and cost.
             seed: Seed of the order in which points are visited.
         """
         from elias.rerank.solver import fit_label_classifiers, group_pairs  # only for training
@@ -189,9 +190,7 @@ class SparseRanker:
             groups,
             loss=config.loss,
             cost=config.cost,
-            tolerance=config.tolerance,
-            max_iterations=config.max_iterations,
-            prune=config.prune,
+            prune=MIN_WEIGHT,
             seed=seed,
         )
         biases[np.diff(groups[0]) == 0] = UNSEEN_MARGIN

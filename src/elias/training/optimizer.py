@@ -38,14 +38,15 @@ if TYPE_CHECKING:
 
 BETAS = (0.9, 0.999)
 EPS = 1e-8
+WARMUP = 0.1  # share of the steps
 
 
-def schedule(step: int, n_steps: int, warmup: float) -> float:
+def schedule(step: int, n_steps: int) -> float:
     """Return the factor of the learning rate at ``step``, which counts from 0.
 
     The learning rate rises linearly during warm-up, then decays linearly.
     """
-    n_warmup = warmup * n_steps
+    n_warmup = WARMUP * n_steps
     if step < n_warmup:
         return (step + 1) / (n_warmup + 1)
     return max(0.0, (n_steps - step) / max(1.0, n_steps - n_warmup))
@@ -426,9 +427,6 @@ class Optimizer:
         if self._world.size > 1:
             for update in due:
                 update.sum_gradients(self._world)
-        if self.stage.max_grad_norm:
-            dense = [p for each in due if isinstance(each, _DenseUpdate) for p in each.parameters]
-            torch.nn.utils.clip_grad_norm_(dense, self.stage.max_grad_norm)
         for group in self._groups:
             group.step(scale)
 

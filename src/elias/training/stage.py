@@ -256,7 +256,7 @@ class StageLoop:
 
     def _scale(self, step: int) -> float:
         """Return the learning rate scale at ``step``, which counts from 0."""
-        return schedule(step, self._n_steps, self.stage.warmup)
+        return schedule(step, self._n_steps)
 
     # batches and losses
 

@@ -1,3 +1,4 @@
+import copy
 import dataclasses
 import json
 
@@ -11,6 +12,7 @@ from elias.config import (
     IndexConfig,
     ResolvedConfig,
     StageConfig,
+    complete_tree,
     preset_names,
     preset_summary,
     read_tree,
@@ -352,16 +354,11 @@ def test_a_ranker_that_was_asked_for_or_refused_stays_so(enabled):
     ("key", "value", "message"),
     [
         ("candidates", 0, "rerank.candidates must be >= 1, not 0"),
-        ("min_count", 0, "rerank.min_count must be >= 1, not 0"),
         ("word_ngrams", 6, "rerank.word_ngrams must be in 0..5, not 6"),
         ("char_ngrams", [5, 3], "rerank.char_ngrams must be .* not \\[5, 3\\]"),
+        ("trees", 0, "rerank.trees must be >= 1, not 0"),
+        ("cost", float("inf"), "rerank.cost must be greater than 0 and finite, not inf"),
         ("cost", 0.0, "rerank.cost must be greater than 0 and finite, not 0.0"),
-        ("tolerance", float("inf"), "rerank.tolerance must be greater than 0 and finite, not inf"),
-        ("max_iterations", 0, "rerank.max_iterations must be >= 1, not 0"),
-        ("prune", -0.1, "rerank.prune must be >= 0, not -0.1"),
-        ("prune", float("nan"), "rerank.prune must be >= 0, not nan"),
-        ("tree_depth", 21, "rerank.tree_depth must be <= 20, not 21"),
-        ("mixture", "product", "rerank.mixture must be one of sum, blend, not 'product'"),
     ],
 )
 def test_a_ranker_setting_that_cannot_be_is_refused(key, value, message):
@@ -470,3 +467,45 @@ def test_a_json_file_of_another_shape_is_refused(tmp_path, tree):
 
     with pytest.raises(ConfigError, match="must be a"):
         EliasConfig.from_file(path)
+
+
+OLD_TREE = {
+    "encoder": {"capture": True},
+    "stages": [{"name": "a", "warmup": 0.1, "max_grad_norm": 0.0, "score_all": True}],
+    "rerank": {"trees": 1, "tree_leaf": 1, "loss": "logistic", "transform": "sigmoid"},
+}
+
+
+def test_a_removed_key_with_the_value_that_is_now_constant_is_accepted(tmp_path):
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps(OLD_TREE))
+
+    config = EliasConfig.from_file(path)
+
+    assert (config.rerank.trees, config.rerank.loss) == (1, "logistic")
+
+
+@pytest.mark.parametrize(
+    ("section", "key", "value", "reason"),
+    [
+        ("encoder", "capture", False, "'encoder.capture', which was removed: CUDA graphs"),
+        ("stages", "warmup", 0.2, "'stages.0.warmup', which was removed: learning rates"),
+        ("rerank", "tree_leaf", 20, "'rerank.tree_leaf', which was removed: .* rerank.trees"),
+        ("rerank", "transform", "l3-hinge", "'rerank.transform', .* from rerank.loss"),
+    ],
+)
+def test_a_removed_key_with_another_value_is_refused_or_dropped(section, key, value, reason):
+    tree = copy.deepcopy(OLD_TREE)
+    (tree["stages"][0] if section == "stages" else tree[section])[key] = value
+
+    with pytest.raises(ConfigError, match=reason):
+        EliasConfig.from_dict(complete_tree(tree))
+    dropped = complete_tree(tree, drop_removed=True)
+    assert dropped == complete_tree(OLD_TREE)
+    assert EliasConfig.from_dict(dropped).rerank.trees == 1
+
+
+@pytest.mark.parametrize("key", ["rerank.mixture", "stages.stage1.max_grad_norm"])
+def test_a_removed_key_cannot_be_set(key):
+    with pytest.raises(ConfigError, match=f"unknown key '{key}', which was removed: "):
+        EliasConfig().override({key: 1.0})

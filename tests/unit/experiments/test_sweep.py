@@ -82,13 +82,15 @@ def test_the_first_difference_names_stages_and_missing_keys():
 def test_a_configuration_of_before_is_told_what_held_then():
     ours = EliasConfig().to_dict()
     before = copy.deepcopy(ours)
-    for key in ("loss", "sharpness", "names"):
+    for key in ("loss", "names"):
         del before["rerank"][key]
-    as_then = EliasConfig().override({"rerank.sharpness": 1.0, "rerank.names": False}).to_dict()
+    for stage in before["stages"]:
+        stage["max_grad_norm"] = 0.0
+    as_then = EliasConfig().override({"rerank.names": False}).to_dict()
 
     differs = first_difference(model_settings(ours), model_settings(before))
 
-    assert differs == "rerank.sharpness is None, there it is 1.0"
+    assert differs == "rerank.names is True, there it is False"
     assert first_difference(model_settings(as_then), model_settings(before)) == ""
     for tree in (ours, before):
         tree["rerank"]["enabled"] = False

@@ -12,7 +12,7 @@ from scipy.sparse import csr_matrix
 
 from elias.config import RerankConfig
 from elias.errors import ModelError
-from elias.rerank.calibration import Calibration, LabelNames
+from elias.rerank.calibration import FOREST_LEAF, Calibration, LabelNames
 from elias.rerank.reranker import CALIBRATE, NAMES, RERANK, relevant_candidates
 from elias.rerank.sparse_ranker import RankerFeatures
 from rerank_problem import fit_reranker, scores_of
@@ -91,8 +91,7 @@ def test_t_reads_names_beside_the_paper_s_features(problem, named):
         factors["ranker_score"][known],
         named.frequencies[candidates.ids[known]],
         relevant_candidates(candidates.ids, points.labels)[known],
-        depth=problem.config.tree_depth,
-        leaf=problem.config.tree_leaf,
+        leaf=FOREST_LEAF,
         n_trees=problem.config.trees,
         extra=[near.likeness[known], near.coverage[known]],
         points=np.nonzero(known)[0],

@@ -175,7 +175,7 @@ def test_a_label_that_no_step_touches_decays_with_the_schedule(validated, averag
     loop.run()
 
     n_steps = 3 * stage.epochs
-    factors = [1 - 2.0 * 0.05 * schedule(step, n_steps, stage.warmup) for step in range(n_steps)]
+    factors = [1 - 2.0 * 0.05 * schedule(step, n_steps) for step in range(n_steps)]
     kept = np.cumprod(factors)  # with three steps an epoch, the average takes all of them in
     first = int(average_from * n_steps)
     expected = kept[-1] if average_from == 1 else kept[first:].mean()
