@@ -25,6 +25,8 @@ CHUNK_ROWS = 1 << 14
 """Maximum number of rows in a chunk."""
 CHUNK_CHARACTERS = 1 << 22
 """Approximate maximum number of characters in a chunk."""
+READ_BYTES = 1 << 18
+"""Number of bytes to read from a file at a time."""
 RATIO_CHECK_BYTES = 256 << 20
 """Unpacked size below which the compression ratio is not checked."""
 MAX_RATIO = 400
@@ -130,36 +132,47 @@ def read_head(path: Path) -> bytes:
         return stream.read(_HEAD_BYTES)
 
 
-def iter_lines(path: Path) -> Iterator[str]:
-    """Yield the lines of a UTF-8 file with their line ends, split at newlines only.
-
-    The byte-order mark is dropped.
-    """
+def _line_blocks(path: Path) -> Iterator[str]:
+    """Yield consecutive whole lines of a UTF-8 file, many at a time. Drop the byte-order mark."""
+    n_lines, rest = 0, b""
     with open_bytes(path) as stream:
-        lines = iter(lambda: stream.readline(MAX_LINE + 1), b"")
-        for number, line in enumerate(lines, start=1):
-            if len(line) > MAX_LINE and not line.endswith(b"\n"):
+        while more := stream.read(max(READ_BYTES, len(rest))):
+            block, newline, rest = (rest + more).rpartition(b"\n")
+            if len(rest) > MAX_LINE:
                 problem = f"the line is longer than {MAX_LINE >> 20} MiB"
+                number = n_lines + block.count(b"\n") + len(newline) + 1
                 raise data_error(path, f"{problem}; write each text on its own line", number)
-            try:
-                text = line.decode("utf-8")
-            except UnicodeDecodeError as error:
-                raise data_error(path, describe_utf8_error(error), number) from None
-            yield text.removeprefix("\ufeff") if number == 1 else text
+            if newline:
+                yield _decode(path, block + newline, n_lines)
+                n_lines += block.count(b"\n") + 1
+    if rest:
+        yield _decode(path, rest, n_lines)
+
+
+def _decode(path: Path, block: bytes, n_before: int) -> str:
+    """Decode lines that follow ``n_before`` lines."""
+    try:
+        text = block.decode("utf-8")
+    except UnicodeDecodeError as error:
+        number = n_before + block.count(b"\n", 0, error.start) + 1
+        raise data_error(path, describe_utf8_error(error), number) from None
+    return text if n_before else text.removeprefix("\ufeff")
+
+
+def iter_lines(path: Path) -> Iterator[str]:
+    """Yield the lines of a UTF-8 file with their line ends, split at newlines only."""
+    for block in _line_blocks(path):
+        yield from io.StringIO(block, newline="\n")
 
 
 def line_chunks(path: Path) -> Iterator[list[str]]:
     r"""Yield lists of lines of a UTF-8 file, without line ends (``\n`` or ``\r\n``)."""
-    lines: list[str] = []
-    size = 0
-    for line in iter_lines(path):
-        lines.append(line.removesuffix("\n").removesuffix("\r"))
-        size += len(line)
-        if len(lines) >= CHUNK_ROWS or size >= CHUNK_CHARACTERS:
-            yield lines
-            lines, size = [], 0
-    if lines:
-        yield lines
+    for block in _line_blocks(path):
+        lines = block.removesuffix("\n").split("\n")
+        if "\r" in block:
+            lines = [line.removesuffix("\r") for line in lines]
+        for start in range(0, len(lines), CHUNK_ROWS):
+            yield lines[start : start + CHUNK_ROWS]
 
 
 def read_lines(path: Path) -> list[str]:
@@ -185,6 +198,9 @@ def sanitize(texts: Sequence[str]) -> tuple[list[str], int]:
     """
     clean = list(texts)
     n_changed = 0
+    joined = "".join(clean)
+    if "\0" not in joined and (joined.isascii() or _SURROGATE.search(joined) is None):
+        return clean, 0
     for row, text in enumerate(clean):
         if "\0" in text or not (text.isascii() or _SURROGATE.search(text) is None):
             # encoding as UTF-16 turns a surrogate pair into the character that it stands for

@@ -17,8 +17,9 @@ from __future__ import annotations
 import ast
 import json
 import re
-from collections import Counter
+from collections import Counter, defaultdict
 from dataclasses import dataclass
+from itertools import count
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -213,18 +214,14 @@ class NamedLabels:
     def __init__(self, names: list[str] | None) -> None:
         """Store the names of all labels in the order of their ids, or None if they are unknown."""
         self._names = names
-        self._codes: dict[str, int] = {}
+        self._codes: dict[str, int] = defaultdict(count().__next__)
         self._first_lines: list[tuple[Path, int]] = []  # where each code first occurs, for errors
 
     def add(self, lists: LabelLists, _: object, rows: Rows) -> NDArray[np.int64]:
         """Assign codes to label values, and return them."""
-        n_before, codes_of = len(self._codes), self._codes
-        codes = np.fromiter(
-            (codes_of.setdefault(value, len(codes_of)) for value in lists.values),
-            np.int64,
-            len(lists.values),
-        )
-        if self._names is not None and len(codes_of) > n_before:
+        n_before, values = len(self._codes), lists.values
+        codes = np.fromiter(map(self._codes.__getitem__, values), np.int64, len(values))
+        if self._names is not None and len(self._codes) > n_before:
             new_codes, entries = np.unique(codes, return_index=True)
             for entry in entries[new_codes >= n_before].tolist():
                 self._first_lines.append((rows.path, rows.lines[row_of(lists.counts, entry)]))

@@ -55,6 +55,7 @@ IDS, WEIGHTS, SPLIT = "label_ids", "label_weights", "split"
 _SAMPLE_ROWS = 100
 _SPACE = re.compile(r"\s*")
 _DELIMITERS = ("\t", ",", ";")
+_CELL_QUOTE = re.compile(rb'"(?<=[\t,;\r\n\xbf]")')  # at the start of a cell; \xbf ends a BOM
 _PARQUET_ROWS = 1024  # rows read at a time
 _SIZED = (str, list)  # types of cells whose length is counted
 
@@ -287,8 +288,12 @@ def _by_split(
     groups: NDArray[np.int64] | None,
 ) -> Iterator[base.Chunk]:
     """Group rows by split, and yield one chunk per split."""
+    names = set(splits)
+    if len(names) == 1:
+        yield base.Chunk(names.pop(), texts, labels, groups=groups)
+        return
     split_of = np.array(splits)
-    for name in dict.fromkeys(splits):
+    for name in sorted(names):
         chosen = split_of == name
         entries = np.repeat(chosen, labels.counts)
         weights = None if labels.weights is None else labels.weights[entries]
@@ -302,23 +307,20 @@ def row_chunks(
     path: Path, split: str, kind: str, wanted: Sequence[str], required: Sequence[str]
 ) -> Iterator[Rows]:
     """Yield the rows of a file in chunks with a limited number of rows and characters."""
-
-    def rows() -> Rows:
-        columns = {name: [cells[i] for cells in chunk] for i, name in enumerate(wanted)}
-        return Rows(path, split, columns, lines)
-
-    chunk: list[list[Any]] = []
     lines: list[int] = []
+    columns: list[list[Any]] = [[] for _ in wanted]
     size = 0
     for line, cells in iter_rows(path, kind, wanted, required):
-        chunk.append(cells)
         lines.append(line)
-        size += sum([len(cell) for cell in cells if isinstance(cell, _SIZED)])
-        if len(chunk) >= files.CHUNK_ROWS or size >= files.CHUNK_CHARACTERS:
-            yield rows()
-            chunk, lines, size = [], [], 0
-    if chunk:
-        yield rows()
+        for column, cell in zip(columns, cells):  # noqa: B905 - strict takes time
+            column.append(cell)
+            if isinstance(cell, _SIZED):
+                size += len(cell)
+        if len(lines) >= files.CHUNK_ROWS or size >= files.CHUNK_CHARACTERS:
+            yield Rows(path, split, dict(zip(wanted, columns, strict=True)), lines)
+            lines, columns, size = [], [[] for _ in wanted], 0
+    if lines:
+        yield Rows(path, split, dict(zip(wanted, columns, strict=True)), lines)
 
 
 def iter_rows(path: Path, kind: str, wanted: Sequence[str], required: Sequence[str]) -> Cells:
@@ -340,11 +342,11 @@ def iter_rows(path: Path, kind: str, wanted: Sequence[str], required: Sequence[s
     else:
         is_quoted = kind == "csv" or _is_quoted(path)
         rows = _delimited_rows(path, wanted, csv.QUOTE_MINIMAL if is_quoted else csv.QUOTE_NONE)
-    row = None
-    for row in rows:
-        yield row
-    if row is None:
+    first = next(rows, None)
+    if first is None:
         raise data_error(path, "has no rows; it should have one row per text")
+    yield first
+    yield from rows
 
 
 def column_names(path: Path, kind: str) -> list[str]:
@@ -456,10 +458,16 @@ def _check_distinct(path: Path, names: list[str], line: int | None = None) -> No
 
 
 def _is_quoted(path: Path) -> bool:
-    """Return True if all rows of a TSV file can be read with quoted cells.
+    """Return True if a TSV file has quoted cells, and all its rows can be read this way.
 
     Many TSV files do not use quoting. A quotation mark is then an ordinary character.
     """
+    with files.open_bytes(path) as stream:
+        last, block = b"\n", stream.read(files.READ_BYTES)
+        while block and not _CELL_QUOTE.search(last + block):
+            last, block = block[-1:], stream.read(files.READ_BYTES)
+    if not block:
+        return False
     try:
         for _ in _delimited_rows(path, (), csv.QUOTE_MINIMAL):
             pass

@@ -183,7 +183,7 @@ def _parse(
     rows = [_split_line(line) if len(sizes) == 3 else ("", line.strip()) for line in lines]
     try:
         labels = base.LabelRows.from_lines([head for head, _ in rows])
-        columns, values = _parse_pairs(" ".join(pairs for _, pairs in rows))
+        columns, values = _parse_pairs(" ".join([pairs for _, pairs in rows if pairs]))
     except (ValueError, OverflowError):
         raise _broken_line(path, rows, first) from None
     counts = np.array([pairs.count(":") for _, pairs in rows], dtype=np.int64)
@@ -208,13 +208,15 @@ def _split_line(line: str) -> tuple[str, str]:
 
 def _parse_pairs(text: str) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
     """Parse ``index:value`` pairs separated by white space. Raise `ValueError` on failure."""
-    text = " ".join(text.split())
     if not text:
         return np.zeros(0, dtype=np.int64), np.zeros(0, dtype=np.float32)
     buffer = np.frombuffer(text.encode(), dtype=np.uint8)
-    marks = buffer[(buffer == _COLON) | (buffer == _SPACE)]
+    marks = buffer[(buffer == _COLON) | (buffer <= _SPACE)]
     if len(marks) % 2 == 0 or (marks[0::2] != _COLON).any() or (marks[1::2] != _SPACE).any():
-        raise ValueError("not index:value pairs")
+        regular = " ".join(text.split())
+        if regular == text:
+            raise ValueError("not index:value pairs")
+        return _parse_pairs(regular)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", DeprecationWarning)  # about text that is not a number
         numbers = np.fromstring(text.replace(":", " "), sep=" ")
