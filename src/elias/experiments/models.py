@@ -283,8 +283,8 @@ class Models:
     def search(self, model: Elias) -> dict[str, Predictions]:
         """Search the test points once, and rank the candidates by each component.
 
-        Calibrated scores are also ranked with each mixture that the model does not use. Filtered
-        pairs are not dropped, because an ensemble needs them.
+        Also rank by calibrated scores with the other formulas of `MIXTURES`. Filtered pairs are not
+        dropped, because an ensemble needs them.
         """
         test, encoder = self.setting.corpus.split("test"), model.model.encoder
         inputs, top_k = split_inputs(test, encoder), EVALUATED + max_filtered(test)
@@ -300,7 +300,7 @@ class Models:
         return ranked
 
     def full_model_tasks(self, seed: int, members: int, titles: Mapping[str, str]) -> list[Task]:
-        """Return a task for each ensemble member of the unmodified model, then the ensemble's.
+        """Return a task for each member of the full model, then a task for the ensemble.
 
         There is a row for each component of the saved model. Unless `timed`, there are also rows
         for earlier stages and for the alternative mixture of calibrated scores.

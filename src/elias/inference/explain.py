@@ -179,11 +179,11 @@ class ExplainedLabel:
     ranker_score: float | None = None
     """q^γ, where q is the score of the sparse ranker (§3.5), or None without a ranker."""
     calibrated_score: float | None = None
-    """T, the calibrated score from p and q, or None without a calibration."""
+    """T, the calibrated score computed from p and q, or None without a calibration."""
     name_likeness: float | None = None
-    """Cosine similarity of text and label name, or None if T does not use names."""
+    """Cosine similarity of text and label name, or None if the calibration does not use names."""
     name_coverage: float | None = None
-    """Share of the label name that occurs in the text, or None if T does not use names."""
+    """Share of the label name that occurs in the text, or None as for ``name_likeness``."""
     paths: tuple[LabelPath, ...]
     """The best paths, best first."""
     n_paths: int

@@ -91,7 +91,7 @@ class BagEncoder(TextEncoder):
 
     def tokenize(self, texts: Sequence[str]) -> Tokens:
         """Return the known words and n-grams of the texts with their tf-idf weights."""
-        assert self.featurizer is not None, "an encoder of features reads no text"
+        assert self.featurizer is not None, "this encoder reads features, not texts"
         features = self.featurizer.transform(texts)
         ids = features.indices.astype(np.int32, copy=False)
         return Tokens(features.indptr.astype(np.int64), ids, features.data)
@@ -99,7 +99,7 @@ class BagEncoder(TextEncoder):
     @property
     def fingerprint(self) -> str:
         """Return a hash of the vocabulary and its idf weights."""
-        assert self.featurizer is not None, "an encoder of features reads no text"
+        assert self.featurizer is not None, "this encoder reads features, not texts"
         digest = hashlib.sha256(repr(self.featurizer.char_ngrams).encode())
         for terms in (self.featurizer.words, self.featurizer.ngrams):
             digest.update("\n".join(terms).encode("utf8", "surrogatepass") + b"\0")

@@ -104,7 +104,7 @@ def push(
     if token is None and get_token() is None:
         raise ModelError(f"{repo_id}: pushing needs a token; {_LOG_IN}")
     api = HfApi(token=token)
-    with _hub_errors(repo_id, revision, "it cannot be pushed to"):
+    with _hub_errors(repo_id, revision, "the model cannot be pushed"):
         api.create_repo(repo_id, private=private, exist_ok=True)
         if revision is not None:
             api.create_branch(repo_id, branch=revision, exist_ok=True)

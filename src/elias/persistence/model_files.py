@@ -268,7 +268,7 @@ def _save_encoder(encoder: TextEncoder, folder: Path) -> tuple[dict[str, Any], d
     if not isinstance(encoder, BagEncoder):
         from elias.model.transformer import TransformerEncoder  # slow to import
 
-        assert isinstance(encoder, TransformerEncoder), "no other kind is known"
+        assert isinstance(encoder, TransformerEncoder), "unknown kind of encoder"
         encoder.save(folder / files.ENCODER_FOLDER)
         return {"kind": "transformer"}, {}
     if encoder.featurizer is None:

@@ -122,7 +122,7 @@ def _curve_figure(
 
 
 def _decile_figure(title: str, axis: Axis, groups: Mapping[str, Array], **counts: Ints) -> Figure:
-    """Return a figure with bars by label decile. Its table also has the columns ``counts``."""
+    """Return a figure with bars by label decile. The table also shows ``counts``."""
     plot = Plot(title, DECILE_AXIS, axis)
     plot.bars(groups)
     rows = list(zip(DECILES, *groups.values(), *counts.values(), strict=True))

@@ -171,7 +171,7 @@ class PointSample:
 
 @torch.no_grad()
 def sample_points(model: EliasModel, split: Split, seed: int) -> PointSample:
-    """Embed up to `MAX_POINTS` random training points."""
+    """Embed up to `MAX_POINTS` random training points, and find their clusters."""
     if len(split) > MAX_POINTS:
         rows = np.random.default_rng(seed).permutation(len(split))[:MAX_POINTS]
         split = split.take(np.sort(rows))

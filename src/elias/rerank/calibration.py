@@ -171,7 +171,7 @@ class Calibration:
         """Return T of each pair in the shape of ``scores``. The arguments are as in `fit`."""
         features = _features(scores, relevances, frequencies, extra)
         if features.shape[1] != self.n_features:
-            raise ValueError(f"T expects {self.n_features} features, not {features.shape[1]}")
+            raise ValueError(f"expected {self.n_features} features, not {features.shape[1]}")
         nodes = (self.feature, self.threshold, self.left, self.right, self.value)
         probability: NDArray[np.float64] = _mean_value(features, self.roots, *nodes)
         return probability.reshape(np.shape(scores))
@@ -191,7 +191,7 @@ class Calibration:
         """
         trees = cls(**arrays, n_features=n_features)
         if len({array.shape for array in arrays.values()}) > 1:
-            raise ModelError("the arrays of calibration differ in length")
+            raise ModelError("the calibration arrays differ in length")
         n_nodes = len(trees.feature)
         inner = np.flatnonzero(trees.feature != LEAF)
         children = np.concatenate([trees.left[inner], trees.right[inner]])
@@ -205,7 +205,7 @@ class Calibration:
             and bool(((trees.value >= 0) & (trees.value <= 1)).all())
         )
         if not valid:
-            raise ModelError("calibration is not made of trees")
+            raise ModelError("the calibration arrays are not valid decision trees")
         return trees
 
 

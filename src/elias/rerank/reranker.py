@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 RERANK, CALIBRATE, NAMES = "rerank", "calibrate", "names"
-"""Components: p·q; the mixture of p·q and T; the mixture of p·q and a T that reads names."""
+"""Components: p·q; p·q with calibration T; p·q with a calibration T that uses label names."""
 POWERS = (1.0, 0.5, 0.25, 0.125)
 """Candidate values of γ, the power of q; values above 1 were never clearly better."""
 POWER_K = 5
@@ -158,7 +158,7 @@ class Reranker:
         p = np.where(known, candidates.scores, 0)
         sharpness = choose_sharpness(p, q, relevant, np.diff(labels.indptr))
         if sharpness != 1:
-            logger.info("held-out points rank best with q to the power of %g", sharpness)
+            logger.info("exponent of the ranker score, chosen on held-out points: %g", sharpness)
         if not config.calibrate:
             return replace(self, sharpness=sharpness)
         frequencies = np.append(self.frequencies, 0)[ids]

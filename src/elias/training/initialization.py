@@ -159,7 +159,7 @@ def build_model(
     partition: NDArray[np.int64] | None,
     rows: LinearRows | None = None,
 ) -> EliasModel:
-    """Return an untrained model with the fixed graph of a partition; None: a one-vs-all model."""
+    """Return an untrained model with the fixed graph of a partition, or one-vs-all if None."""
     if partition is None:
         return OneVsAll(encoder, n_labels, rows)
     index = config.index
@@ -183,7 +183,7 @@ class StageInitializer:
 
     @property
     def _own_tokens(self) -> Tokens:
-        """Return this process's share of the tokenised texts."""
+        """Return this process's share of the tokenized texts."""
         return self.points.tokens.part(self.world.share(len(self.points.tokens)))
 
     def cluster_labels(self, with_encoder: bool) -> NDArray[np.int64]:
@@ -267,7 +267,7 @@ class StageInitializer:
             self.init_classifiers(model, stage, None)
 
     def _prior(self, stage: ResolvedStage) -> float:
-        """Return the initial bias: the log of the expected share of positives in what is scored."""
+        """Return the initial bias: the log of the share of scored labels that are positive."""
         n_scored = self.config.index.train_shortlist
         if stage.score_all:
             n_scored = self.points.labels.shape[1]

@@ -142,7 +142,7 @@ class Sizes:
     dense_weights: int
     """Weights of the encoder that every step updates."""
     table_rows: int = 0
-    """Rows (of D weights) of sparsely updated tables: the vectors of a bag of words."""
+    """Rows of tables with sparse gradients, such as the word vectors of a bag of words."""
     tokens_per_text: float = 0.0
     longest_text: int = 0
     """T for transformers, which pad texts; 0 for a bag of words."""
@@ -291,8 +291,8 @@ class MemoryEstimate:
         remedies = []
         if sizes.most_labels > 10 * max(1, sizes.n_entries // max(1, sizes.n_points)) + 1000:
             remedies.append(
-                f"drop or split the point with {sizes.most_labels:,} labels, to which its batches "
-                "are padded"
+                f"drop or split the point with {sizes.most_labels:,} labels, because all points "
+                "of its batches are padded to this number"
             )
         if large & {"label weights", "optimizer", _BEST, _CHECKPOINT, _INITIALISATION}:
             if sizes.dim > 64:
@@ -316,7 +316,7 @@ class MemoryEstimate:
         return remedies
 
     def _fitting_batch(self, fits: Sequence[MemoryCheck]) -> int:
-        """Halve the batch size until the run fits and return it; half the current size if none."""
+        """Return the largest half, quarter, … of the batch size that fits, or half if none fits."""
         stages = self.config.stages
         largest = max(stage.batch_size for stage in stages)
         half = batch = max(1, min(largest, self.sizes.n_points) // 2)

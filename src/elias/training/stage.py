@@ -96,7 +96,7 @@ def tensor_cores() -> Iterator[None]:
 
 
 class Points(NamedTuple):
-    """Tokenised texts and their labels."""
+    """Tokenized texts and their labels."""
 
     tokens: Tokens
     labels: csr_matrix

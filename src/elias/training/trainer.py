@@ -423,7 +423,7 @@ class Trainer:
         checkpoints = run.checkpoints
 
         def checkpoint(progress: Callable[[], Checkpoint] | None = None) -> Checkpoint:
-            """Return the model and the progress of its stage; a finished stage has none."""
+            """Return a checkpoint within a stage or, without ``progress``, after it."""
             done = Checkpoint({}, {}) if progress is None else progress()
             current = self._snapshot(model, position)
             tensors = current.tensors | random_state(self.device)
@@ -464,7 +464,7 @@ class Trainer:
                 checkpoints.after_stage(run, stage.name, checkpoint)
 
     def _score(self, stage: ResolvedStage) -> float:
-        """Return the validation metric of a finished stage; -inf if it cannot be returned to."""
+        """Return the validation metric of a stage, or -inf if training cannot go back to it."""
         can_return = self._drops_unhelpful and not (self.world.shards_labels or self._in_ensemble)
         if not can_return or stage.name not in self.metrics:
             return -math.inf
@@ -482,7 +482,7 @@ class Trainer:
         stages = self.config.stages[: earlier.metadata["position"] + 1]
         metric = self.config.eval.select_by
         logger.warning(
-            "%s is worse than %s on held-out points (%s %.2f, %.2f): the model is that of %s",
+            "%s is worse than %s on held-out points (%s %.2f, %.2f): keeping the model of %s",
             *(last.name, stages[-1].name, metric, self._score(last), earlier.metadata["score"]),
             stages[-1].name,
         )
@@ -497,7 +497,7 @@ class Trainer:
         return model
 
     def _snapshot(self, model: EliasModel, position: int) -> Checkpoint:
-        """Return the weights of a model after or within a stage, and what `_rebuild` needs."""
+        """Return a checkpoint of a model with the weights and metadata that `_rebuild` needs."""
         graph, stage = model.graph, self.config.stages[position]
         settings = {
             "alpha": model.alpha,
@@ -733,7 +733,7 @@ class Trainer:
         true_share = (labels.indices == label).sum() / max(1, n_points)
         if n_points >= _MIN_COLLAPSED and share > _COLLAPSED and true_share < share / 2:
             logger.warning(
-                "the same label comes first for %.0f%% of the held-out texts, and %.0f%% have it: "
+                "%.0f%% of the held-out texts get the same best label, but only %.0f%% have it: "
                 "the encoder may have collapsed; if this does not change in the next epochs, lower "
                 "the encoder_lr of the stages",
                 *(100 * share, 100 * true_share),
@@ -946,8 +946,8 @@ def check_plan(config: EliasConfig, out: Path | None, *, overwrite: bool = False
     metric_names([config.eval.select_by])
     if config.rerank.embedding == "first" and config.encoder.kind == "bag":
         raise ConfigError(
-            "rerank.embedding='first' is φ before training, which a bag encoder starts at random; "
-            "use 'none' or 'encoder', or a transformer"
+            "rerank.embedding='first' uses the encoder before training, but a bag encoder starts "
+            "with random weights; use 'none' or 'encoder', or a transformer"
         )
     check_loggers(config.tracking)
     if out is not None:

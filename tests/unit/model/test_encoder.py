@@ -71,5 +71,5 @@ def test_the_fingerprint_follows_the_vocabulary_alone():
 def test_an_encoder_of_given_features_refuses_text():
     encoder = BagEncoder(EncoderConfig(dim=4), None, 10)
 
-    with pytest.raises(AssertionError, match="reads no text"):
+    with pytest.raises(AssertionError, match="reads features, not texts"):
         encoder.tokenize(["red cod"])

@@ -148,7 +148,7 @@ def test_names_that_cannot_help_are_left_out(problem, why):
 def test_trees_refuse_another_number_of_features(named):
     one = np.ones(3, dtype=np.float32)
 
-    with pytest.raises(ValueError, match="T expects 6 features, not 4"):
+    with pytest.raises(ValueError, match="expected 6 features, not 4"):
         named.by_name.probability(one, one, one)
 
 
@@ -190,7 +190,7 @@ def test_a_ranker_of_format_1_has_no_names_and_the_paper_s_power(reranker, probl
         ),
         (lambda a: {"names.columns": a["names.columns"] + 10**6}, "names is not a sparse"),
         (lambda a: {"names.columns": a["names.columns"].astype(np.int32)}, "is int32, not uint32"),
-        (lambda a: {"by_name.feature": a["by_name.feature"] + 6}, "not made of trees"),
+        (lambda a: {"by_name.feature": a["by_name.feature"] + 6}, "not valid decision trees"),
     ],
 )
 def test_damaged_names_are_refused(saved, change, message):
