@@ -158,7 +158,7 @@ def detect(path: Path) -> tuple[str, Path, dict[str, list[Path]]]:
         return detect_file(single), path, {"": [single]}
     if "train" not in by_split:
         names = ", ".join(path.name for paths in by_split.values() for path in paths)
-        raise data_error(path, f"no training file beside {names}; add train.*")
+        raise data_error(path, f"no training file, only {names}; add train.*")
     kind = detect_file(by_split["train"][0])
     for file in (file for paths in by_split.values() for file in paths):
         other = detect_file(file)

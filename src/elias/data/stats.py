@@ -85,7 +85,7 @@ class CorpusStats:
 
 
 def resolve_config(config: EliasConfig, corpus: Corpus) -> ResolvedConfig:
-    """Return the configuration with every open setting derived from the training points."""
+    """Return the configuration with all unset settings derived from the training points."""
     texts, n_bytes = corpus.train.texts, None
     if texts is not None and len(texts):
         step = -(-len(texts) // _SAMPLED_TEXTS)

@@ -87,7 +87,7 @@ _MAX_FILLED = 0.7  # share of a GPU's free memory for W_L: searching needs some 
 
 
 def check_world(config: EliasConfig, world: World) -> None:
-    """Raise if a setting does not work on the device, or not in several processes.
+    """Raise an error if a setting does not work on the device or in several processes.
 
     Raises:
         ConfigError: Names the setting to change.
@@ -374,7 +374,7 @@ class Trainer:
         return learning[0]
 
     def _warn_of_unused(self, first: int, init_from: EliasModel | None) -> None:
-        """Warn of settings without effect when a graph is learned or ``init_from`` has one."""
+        """Warn of settings without effect in a stage that learns the graph, or with ``init_from``."""
         for stage in self.config.stages[first:]:
             defaults = {"keep_encoder": True, "cluster_with_encoder": False}
             changed = [key for key, value in defaults.items() if getattr(stage, key) != value]
@@ -942,7 +942,7 @@ def train_resolved(
 
 
 def check_plan(config: EliasConfig, out: Path | None, *, overwrite: bool = False) -> None:
-    """Raise if the configuration or ``out`` is invalid for any corpus, before one is read."""
+    """Raise an error if the configuration or ``out`` is invalid, whatever the corpus."""
     metric_names([config.eval.select_by])
     if config.rerank.embedding == "first" and config.encoder.kind == "bag":
         raise ConfigError(

@@ -89,7 +89,7 @@ def test_a_folder_of_something_else_says_what_is_accepted(tmp_path):
 def test_a_folder_without_training_points_is_refused(tmp_path):
     (tmp_path / "test.csv").write_text("text,labels\na,x\n")
 
-    with pytest.raises(DataError, match=r"no training file beside test\.csv; add train"):
+    with pytest.raises(DataError, match=r"no training file, only test\.csv; add train"):
         load_corpus(tmp_path)
 
 

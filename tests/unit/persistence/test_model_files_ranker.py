@@ -146,7 +146,10 @@ def swapped(columns):
             "weights is not a sparse",
         ),
         (lambda a: a | {"frequencies": a["frequencies"] - 10**6}, "negative count"),
-        (lambda a: a | {"calibration.left": 0 * a["calibration.left"]}, "are not valid decision trees"),
+        (
+            lambda a: a | {"calibration.left": 0 * a["calibration.left"]},
+            "are not valid decision trees",
+        ),
     ],
 )
 def test_arrays_that_do_not_fit_are_refused(saved, change, message):
