@@ -45,7 +45,8 @@ class EliasClassifier(BaseEstimator):  # type: ignore[misc]  # scikit-learn has 
         encoder: ``bag`` learns a vector for each word and n-gram. ``minilm``, a folder or the name
             of a model on the Hugging Face hub selects a transformer, as ``elias train --encoder``
             does.
-        epochs: Number of epochs of the last stage. None uses the value of the preset.
+        epochs: Maximum number of epochs of the last stage. None uses the value of the preset, or
+            derives it from the size of the data.
         dim: Embedding dimension of the ``bag`` encoder.
         n_clusters: C, the number of label clusters. None chooses it from the size of the data.
         beam_size: b, the number of clusters searched for each text. None chooses it from the size
@@ -55,7 +56,8 @@ class EliasClassifier(BaseEstimator):  # type: ignore[misc]  # scikit-learn has 
         validation_size: Number of training points to hold out for choosing the best epoch,
             calibration and thresholds. None chooses it from the size of the data; 0 holds out none.
         threshold: Decision rule of `predict`: a probability, ``"f1"``, ``"precision=0.8"`` or
-            ``"recall=0.6"``. A model without probabilities predicts the best label instead.
+            ``"recall=0.6"``. If the model has no probabilities, a number is compared with the
+            scores, and the other rules predict the best label.
         preset: Name of a preset. ``elias presets`` lists them.
         settings: Additional configuration keys, such as ``{"index.alpha": 20}``. They override the
             other parameters.

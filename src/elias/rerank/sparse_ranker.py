@@ -37,7 +37,7 @@ Classifiers: TypeAlias = tuple[Array, Array, Array, Array]
 """Label weights in CSR layout (data, sorted indices, indptr), and the biases."""
 
 UNSEEN_MARGIN = -1.0
-"""Margin of a label without training pairs, which is that of a confident negative."""
+"""Margin of a label without training pairs. It is that of a clearly irrelevant label."""
 _PADDING = np.float32(-np.inf)
 _POINTS_PER_CHUNK = 256  # points that a thread scores at a time
 

@@ -374,7 +374,7 @@ class Trainer:
         return learning[0]
 
     def _warn_of_unused(self, first: int, init_from: EliasModel | None) -> None:
-        """Warn of settings without effect in a stage that learns the graph, or with ``init_from``."""
+        """Warn of settings without effect if a graph is learned or ``init_from`` is given."""
         for stage in self.config.stages[first:]:
             defaults = {"keep_encoder": True, "cluster_with_encoder": False}
             changed = [key for key, value in defaults.items() if getattr(stage, key) != value]
