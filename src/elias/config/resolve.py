@@ -48,11 +48,11 @@ class _IndexRule(NamedTuple):
     beta_share: float  # of the edges of a cluster
 
 
-MAX_WIDE_LABELS = 50_000
+MAX_WIDE_LABELS = {"bag": 200_000, "transformer": 50_000}
 WIDE = _IndexRule(50, 12, 40, 3000, 0.35, 2 / 3, 1.0, 0.3)
-"""Up to 50,000 labels: more and smaller clusters, and a wider search that costs little."""
+"""More and smaller clusters, and a wider search that costs little."""
 PAPER = _IndexRule(100, 10, 20, 2000, 0.35, 1.0, 0.5, 0.15)
-"""Above: the sizes of the paper (Table 4)."""
+"""With more labels: the sizes of the paper (Table 4)."""
 MAX_VALIDATION = 5000
 MAX_RERANKED_LABELS, MAX_RERANKED_POINTS = 200_000, 1_000_000  # minutes on a CPU
 MAX_LENGTHS = (32, 64, 128, 256)
@@ -61,9 +61,9 @@ MAX_SCORES = 2e9
 """Points × labels up to which a stage scores every label: minutes on a CPU. With more labels, most
 have one or two points, and training on hard negatives alone is better too."""
 BATCH_SIZES = {"bag": (16, 256), "transformer": (16, 1024)}
-STEPS_PER_EPOCH = 80
 
 _COMMON = {
+    "steps": 80,  # about, in an epoch: sets the batch size
     "cluster_with_encoder": False,
     "keep_labels": True,
     "first_classifiers": "centroids",
@@ -79,13 +79,13 @@ _COMMON = {
     "average_from": 0.5,
 }
 _STAGES: dict[tuple[str, str], dict[str, Any]] = {
-    ("bag", "all"): {"epochs": 15, "bag_lr": 2e-2, "label_lr": 2e-3, "label_eps": 1e-3},
+    ("bag", "all"): {"epochs": 15, "label_lr": 2e-3, "label_eps": 1e-3, "weight_decay": 0.1},
     ("bag", "learn after all"): {
         "epochs": 8,
-        "encoder_lr": 2.5e-4,
-        "bag_lr": 2.5e-3,
+        "encoder_lr": 5e-5,
+        "bag_lr": 5e-4,
         "cluster_lr": 5e-3,
-        "label_lr": 1e-3,
+        "label_lr": 2e-4,
     },
     ("bag", "fixed"): {"epochs": 4, "cluster_with_encoder": True, "average_from": 1.0},
     ("bag", "learn after fixed"): {
@@ -99,11 +99,13 @@ _STAGES: dict[tuple[str, str], dict[str, Any]] = {
     },
     ("transformer", "all"): {
         "epochs": 14,
+        "steps": 300,
         "encoder_lr": 2e-4,
         "label_eps": 1e-3,
     },
     ("transformer", "learn after all"): {
         "epochs": 6,
+        "steps": 300,
         "encoder_lr": 5e-5,
         "cluster_lr": 5e-3,
         "label_lr": 1e-3,
@@ -119,6 +121,7 @@ _STAGES: dict[tuple[str, str], dict[str, Any]] = {
     },
     ("transformer", "learn after fixed"): {
         "epochs": 20,
+        "steps": 160,
         "keep_labels": False,
         "first_classifiers": "random",
         "encoder_lr": 1e-4,
@@ -233,7 +236,7 @@ def fill_sizes(
         ResolvedConfig,
         config,
         encoder=_fill_encoder(config.encoder, min_count, n_bytes),
-        index=_fill_index(config.index, n_labels),
+        index=_fill_index(config.index, config.encoder.kind, n_labels),
         stages=_fill_stages(config, n_points, n_labels),
         rerank=_narrow(ResolvedRerank, config.rerank, enabled=enabled),
         eval=_narrow(ResolvedEval, config.eval, validation_size=held_out),
@@ -277,25 +280,22 @@ def _fill_stages(config: EliasConfig, n_points: int, n_labels: int) -> tuple[Res
             task = "learn after all" if after_all else "learn after fixed"
         else:
             task = "all" if every_label else "fixed"
-        size = batch_size(kind, n_points)
-        if (kind, task) == ("transformer", "learn after fixed"):
-            size = max(1, size // 2)
-        derived: dict[str, Any] = {"batch_size": size} | _COMMON | _STAGES[kind, task]
+        derived: dict[str, Any] = _COMMON | _STAGES[kind, task]
+        derived["batch_size"] = batch_size(kind, n_points, derived.pop("steps"))
         given = {field.name: getattr(stage, field.name) for field in fields(stage)}
         derived |= {name: value for name, value in given.items() if value is not None}
         resolved.append(ResolvedStage(**derived | {"score_all": every_label}))
     return tuple(resolved)
 
 
-def batch_size(kind: str, n_points: int) -> int:
-    """Return the power of two that makes about 80 steps an epoch, within the encoder's limits.
+def batch_size(kind: str, n_points: int, steps: int) -> int:
+    """Return the power of two that makes about ``steps`` steps an epoch, within limits.
 
-    >>> batch_size("bag", 1000), batch_size("bag", 100_000), batch_size("transformer", 100_000)
-    (16, 256, 1024)
+    >>> batch_size("bag", 1000, 80), batch_size("bag", 10**6, 80)
+    (16, 256)
     """
     least, most = BATCH_SIZES[kind]
-    points = max(n_points / STEPS_PER_EPOCH, least)
-    return min(1 << round(math.log2(points)), most)
+    return min(1 << round(math.log2(max(n_points / steps, least))), most)
 
 
 def max_length(n_bytes: int | None) -> int:
@@ -313,22 +313,16 @@ def _narrow(cls: type[T], config: Any, **values: Any) -> T:
     return cls(**{field.name: getattr(config, field.name) for field in fields(config)} | values)
 
 
-def index_rule(n_labels: int) -> _IndexRule:
-    """Return the rule for the sizes of an index over this number of labels."""
-    return WIDE if n_labels <= MAX_WIDE_LABELS else PAPER
-
-
-def n_clusters(n_labels: int) -> int:
+def n_clusters(n_labels: int, rule: _IndexRule) -> int:
     """Return C, the power of two from L/50 up (from L/100 for many labels); for a small L, more."""
-    share = n_labels / index_rule(n_labels).labels_per_cluster
+    share = n_labels / rule.labels_per_cluster
     clusters = 1 << math.ceil(math.log2(max(share, 1)))
     most = 1 << math.floor(math.log2(max(n_labels / MIN_LABELS_PER_CLUSTER, 1)))
     return min(max(clusters, MIN_CLUSTERS), most)
 
 
-def shortlist_size(n_labels: int, n_paths: int) -> int:
+def shortlist_size(n_labels: int, n_paths: int, rule: _IndexRule) -> int:
     """Return K: 35% of the labels, at least 100, at most 3000 (or 2000) and at most b·κ paths."""
-    rule = index_rule(n_labels)
     share = max(MIN_SHORTLIST, int(rule.shortlist_share * n_labels))
     return min(rule.max_shortlist, share, n_labels, n_paths)
 
@@ -338,7 +332,7 @@ def validation_size(n_points: int) -> int:
     return min(max(n_points // 20, min(n_points // 10, 1000)), MAX_VALIDATION)
 
 
-def _fill_index(index: IndexConfig, n_labels: int) -> ResolvedIndex:
+def _fill_index(index: IndexConfig, kind: str, n_labels: int) -> ResolvedIndex:
     if index.kind == "all":  # one cluster that holds every label, each with a score of 1
         return _narrow(
             ResolvedIndex,
@@ -352,13 +346,13 @@ def _fill_index(index: IndexConfig, n_labels: int) -> ResolvedIndex:
             alpha=1.0,
             beta=1.0,
         )
-    rule = index_rule(n_labels)
-    clusters = index.n_clusters or n_clusters(n_labels)
+    rule = WIDE if n_labels <= MAX_WIDE_LABELS[kind] else PAPER
+    clusters = index.n_clusters or n_clusters(n_labels, rule)
     edges = index.edges_per_cluster
     if edges is None:
         edges = min(n_labels, -(-rule.edges_per_label * n_labels // clusters))
     beam = index.beam_size or min(rule.beam_size, clusters)
-    shortlist = index.shortlist_size or shortlist_size(n_labels, beam * edges)
+    shortlist = index.shortlist_size or shortlist_size(n_labels, beam * edges, rule)
     train_shortlist = max(int(rule.train_share * shortlist), min(MIN_SHORTLIST, shortlist))
     return _narrow(
         ResolvedIndex,

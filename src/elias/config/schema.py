@@ -141,7 +141,7 @@ class EncoderConfig:
     fewer than 100 texts."""
     max_features: int = 400_000
     """bag: maximum number of words and n-grams; the most frequent are kept."""
-    token_dropout: float = 0.3
+    token_dropout: float = 0.5
     """bag: share of the words and n-grams dropped during training."""
 
     def __post_init__(self) -> None:
