@@ -37,7 +37,6 @@ def make_model(given, texts, rng):
     if given.encoder != "bag":
         config = config.override(
             {
-                "encoder.kind": "transformer",
                 "encoder.model": given.encoder,
                 "encoder.pooling": "mean",
             }

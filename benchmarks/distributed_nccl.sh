@@ -25,7 +25,7 @@ PYTHON
 
 set -- "$place/corpus" --device "${DEVICE:-cuda}" --set rerank.enabled=false \
     --set encoder.dropout=0 --set encoder.token_dropout=0 \
-    --set stages.stage1.epochs=3 --set stages.stage2.epochs=3 --set checkpoint.steps=20 "$@"
+    --set stages.stage1.epochs=3 --set stages.stage2.epochs=3 --set checkpoint.minutes=0.02 "$@"
 
 echo "== torchrun, $processes process(es), stopped after a while"
 "$python" -m torch.distributed.run --nproc-per-node "$processes" \

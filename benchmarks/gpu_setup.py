@@ -121,7 +121,6 @@ class Rows(TextEncoder):
 def bert_base(n_tokens, device, compiled="off", *, layers=12, width=DIM, dropout=0.1):
     """Return an encoder of BERT-base's shape with random weights."""
     config = EncoderConfig(
-        kind="transformer",
         model="bert-base",
         max_length=n_tokens,
         pooling="cls",

@@ -67,7 +67,7 @@ def run_on_cpu(name: str, out: str) -> None:
             "eval.validation_size": 200,
             "eval.hold_out": "random",
             "rerank.enabled": False,
-            "checkpoint.steps": 3,
+            "checkpoint.minutes": 1e-9,
         }
     )
     results = []
@@ -157,7 +157,7 @@ def check_gpu(args: argparse.Namespace) -> list[dict]:
         )
         config = EliasConfig().override(
             {
-                "encoder.kind": "transformer",
+                "encoder.model": "minilm",
                 "encoder.compile": compiled,
                 "index.n_clusters": shape.n_clusters,
                 "index.edges_per_cluster": shape.n_edges,

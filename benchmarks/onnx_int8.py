@@ -30,7 +30,6 @@ def centroid_model(corpus, rows, encoder_folder):
     """Return a model with centroid classifiers, without training."""
     config = EliasConfig().override(
         {
-            "encoder.kind": "transformer",
             "encoder.model": encoder_folder,
             "encoder.pooling": "mean",
             "index.kind": "all",

@@ -309,7 +309,7 @@ def resume(recorder: Recorder) -> None:
     """Record that a run stopped by SIGTERM half way ends where an uninterrupted one does."""
     recorder.train("plain", cases.SMALL)
     recorder.keep_run("plain")
-    command = train_command("stopped", cases.SMALL | {"checkpoint.steps": 1})
+    command = train_command("stopped", cases.SMALL | {"checkpoint.minutes": 1e-9})
     metrics = recorder.work / "runs/stopped/metrics.jsonl"
     with (recorder.work / "stopped.log").open("w") as log:
         training = subprocess.Popen(

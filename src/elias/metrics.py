@@ -339,7 +339,7 @@ def measure(
     settings: EvalConfig, predictions: Predictions, split: Split, corpus: Corpus, names: list[str]
 ) -> dict[str, float]:
     """Compute metrics in percent with the propensity constants of the configuration."""
-    constants = settings.propensity_a, settings.propensity_b
+    constants = settings.propensity
     weights = inverse_propensities(corpus.label_frequencies(), len(corpus.train), *constants)
     measured = score(predictions, split.labels, weights, names)
     return {name: round(value, 4) for name, value in measured.items()}

@@ -57,6 +57,14 @@ def test_every_command_explains_itself_on_stdout(command, flag):
     assert result.stderr == ""
 
 
+@pytest.mark.parametrize("command", ALL)
+def test_help_fits_on_one_screen(command):
+    wide = {"COLUMNS": "100", "TERMINAL_WIDTH": "100"}
+    result = CliRunner().invoke(app, [*command.split(), "--help"], env=wide)
+
+    assert len(result.stdout.splitlines()) <= 40
+
+
 def test_help_of_no_command_imports_anything_heavy():
     script = f"""
 import sys

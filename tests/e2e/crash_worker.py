@@ -34,7 +34,7 @@ CONFIG = {
     "rerank.candidates": 20,
     "rerank.char_ngrams": [0, 0],
     "eval.validation_size": 30,
-    "checkpoint.steps": 1,
+    "checkpoint.minutes": 1e-9,
 }
 """5 steps in an epoch."""
 

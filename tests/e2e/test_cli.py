@@ -120,7 +120,7 @@ def test_a_dry_run_counts_the_parameters_that_the_model_has(run, corpus_folder):
 def test_set_goes_over_config_goes_over_preset_goes_over_defaults(corpus_folder, tmp_path):
     preset = "wordnet-related-minilm"
     file = tmp_path / "mine.toml"
-    file.write_text('[index]\nalpha = 4\nbeta = 5\n[encoder]\nkind = "bag"\n')
+    file.write_text('[index]\nalpha = 4\nbeta = 5\n[encoder]\nmodel = "bag"\n')
 
     result = elias(
         *("train", corpus_folder, "--dry-run", "--preset", preset),
@@ -133,7 +133,7 @@ def test_set_goes_over_config_goes_over_preset_goes_over_defaults(corpus_folder,
 
     assert tree["index"]["beta"] == 6
     assert tree["index"]["alpha"] == 4
-    assert tree["encoder"]["kind"] == "bag"
+    assert tree["encoder"]["model"] == "bag"
     assert tree["stages"][0]["epochs"] == preset_tree(preset)["stages"][0]["epochs"]
     assert tree["seed"] == 0
 
@@ -547,18 +547,14 @@ MISTAKES = {
     "train {data} --out {tmp}/run --set indx.beta=3": "did you mean 'index'?",
     "train {data} --out {tmp}/run --set stages.stage2.epoch=3": "mean 'stages.stage2.epochs'?",
     "train {data} --out {tmp}/run --set stages.stage9.epochs=3": "stages are: stage1, stage2",
-    "train {data} --out {tmp}/run --set encoder.kind=bags": "did you mean 'bag'?",
+    "train {data} --out {tmp}/run --set encoder.kind=bag": "was removed: set encoder.model to bag",
     "train {data} --out {tmp}/run --config {tmp}/typo.toml": "did you mean 'encoder.dim'?",
     "train {data} --dry-run --config {tmp}/typo.toml": "did you mean 'stages.0.epochs'?",
     "train {data} --dry-run --preset wordnet": "presets: ",
     "train {data} --dry-run --device cpu --set index.label_storage=compact": "set it to 'full'",
     "train {data} --out {tmp}/a/run --set encoder.min_count=9999": "lower encoder.min_count",
-    "train {data} --out {tmp}/run --set encoder.kind=transformer --set encoder.model={tmp}/empty": (
-        "empty"
-    ),
-    "train {data} --out {tmp}/run --set encoder.kind=transformer --set encoder.model=./none": (
-        "error: ./none: no such folder"
-    ),
+    "train {data} --out {tmp}/run --set encoder.model={tmp}/empty": ("empty"),
+    "train {data} --out {tmp}/run --set encoder.model=./none": ("error: ./none: no such folder"),
     "train {data} --out {tmp}/run --set index.beta": "write it as key=value",
     "train {data} --out {tmp}/run --set seed=abc": "seed must be a whole number",
     "train {data} --out {tmp}/run --set index.n_clusters=5000": "more than the number of labels",

@@ -14,9 +14,9 @@ def text(corpus_folder):
 
 
 def test_json_holds_what_python_gives(run, text):
-    result = elias("explain", run, text, "-k", 3, "--paths", 2, "--json", "--device", "cpu")
+    result = elias("explain", run, text, "-k", 3, "--json", "--device", "cpu")
 
-    expected = Elias.from_pretrained(run, device="cpu").explain([text], top_k=3, paths=2)
+    expected = Elias.from_pretrained(run, device="cpu").explain([text], top_k=3)
     assert result.code == 0, result.err
     assert json.loads(result.out) == json.loads(json.dumps(expected[0].to_dict()))
 

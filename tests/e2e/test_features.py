@@ -89,7 +89,7 @@ def test_features_of_another_width_are_refused(folder, run):
 
 
 def test_a_transformer_cannot_read_features(folder):
-    config = EliasConfig().override({"encoder.kind": "transformer"})
+    config = EliasConfig().override({"encoder.model": "minilm"})
 
     with pytest.raises(ConfigError, match="features and no text; only 'bag'"):
         train(config, load_corpus(folder), device="cpu")

@@ -119,7 +119,6 @@ def test_a_transformer_is_trained_one_vs_all_too(tmp_path):
     config = EliasConfig().override(
         {
             "index.kind": "all",
-            "encoder.kind": "transformer",
             "encoder.model": save_tiny_bert(tmp_path / "bert"),
             "encoder.dropout": 0.0,
             "eval.validation_size": 0,

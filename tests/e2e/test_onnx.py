@@ -38,9 +38,7 @@ def bag():
 def bert(folder, **changes):
     from elias.model.transformer import TransformerEncoder
 
-    config = EncoderConfig(
-        kind="transformer", model=save_tiny_bert(folder / "bert"), max_length=12, **changes
-    )
+    config = EncoderConfig(model=save_tiny_bert(folder / "bert"), max_length=12, **changes)
     return TransformerEncoder.from_config(config)
 
 

@@ -167,7 +167,6 @@ def test_a_missing_or_broken_ranker_is_missed(model, tmp_path):
 def test_the_ranker_can_read_the_embedding_from_before_training(corpus, tmp_path):
     bert = save_tiny_bert(tmp_path / "bert")
     changes = {
-        "encoder.kind": "transformer",
         "encoder.model": bert,
         "encoder.max_length": 8,
         "rerank.embedding": "first",

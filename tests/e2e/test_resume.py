@@ -20,7 +20,7 @@ from elias.data.synthetic import synthetic_corpus, write_synthetic
 from elias.errors import Interrupted, ModelError, RunError
 
 STEP = "elias.training.optimizer:Optimizer.step"
-SMALL = EliasConfig().override(CONFIG | {"checkpoint.steps": None})
+SMALL = EliasConfig().override(CONFIG | {"checkpoint.minutes": 10.0})
 EVERY_LABEL = SMALL.override({"stages.stage1.score_all": True, "eval.drop_unhelpful": True})
 ENSEMBLE = SMALL.override({"ensemble.members": 2, "stages.stage1.epochs": 1})
 ALL = EliasConfig().override(
@@ -167,7 +167,7 @@ def test_a_finished_member_is_not_trained_again(corpus, tmp_path, monkeypatch):
 
 
 def test_checkpoints_do_not_change_the_run(corpus, finished, tmp_path):
-    often = SMALL.override({"checkpoint.steps": 1})
+    often = SMALL.override({"checkpoint.minutes": 1e-9})
 
     train(often, corpus, out=tmp_path / "often", device="cpu")
     train(SMALL.override({"checkpoint.keep": 0}), corpus, out=tmp_path / "none", device="cpu")
@@ -326,7 +326,7 @@ def test_a_loss_that_is_not_finite_names_the_batch_and_keeps_the_checkpoint_befo
         actual = real(self, *args, **options)
         return actual._replace(total=actual.total * float("nan")) if len(calls) == 13 else actual
 
-    often, run = SMALL.override({"checkpoint.steps": 1}), tmp_path / "run"
+    often, run = SMALL.override({"checkpoint.minutes": 1e-9}), tmp_path / "run"
     with monkeypatch.context() as patch:
         patch.setattr(EliasModel, "losses", spoiled)
         named = r"stage2 epoch 1 step 3: the loss is nan for the training points 7, 116, .* and 54"
@@ -424,7 +424,7 @@ def test_sigterm_saves_and_the_same_command_goes_on(tmp_path):
     short = {"stages.stage1.epochs": 400, "stages.stage2.epochs": 1}
     options = [f"--set={key}={value}" for key, value in {**settings, **short}.items()]
     command = ["train", data, "--out", out, "--device", "cpu", "--set=eval.every=400", *options]
-    process = start_elias(*command, "--set=checkpoint.steps=2", stdout=subprocess.PIPE)
+    process = start_elias(*command, "--set=checkpoint.minutes=1e-9", stdout=subprocess.PIPE)
     while not list(out.glob("checkpoints/0*")):
         assert process.poll() is None, process.stderr.read().decode()
 

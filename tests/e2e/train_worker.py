@@ -40,7 +40,7 @@ from elias.training.trainer import train_together
 
 STEP = "elias.training.optimizer:Optimizer.step"
 NO_DROPOUT = {"encoder.dropout": 0.0, "encoder.token_dropout": 0.0, "rerank.enabled": False}
-BASE = EliasConfig().override(CONFIG | NO_DROPOUT | {"checkpoint.steps": None})
+BASE = EliasConfig().override(CONFIG | NO_DROPOUT | {"checkpoint.minutes": 10.0})
 RANKED = BASE.override(
     {"rerank.enabled": True, "stages.stage1.epochs": 1, "stages.stage2.epochs": 1}
 )
@@ -215,7 +215,7 @@ def killed(rank, folder):
     if rank == 1:
         call_before(f"{STEP}:13", lambda: os.kill(os.getpid(), signal.SIGKILL))
     with joined("cpu") as world:
-        train_together(world, BASE.override({"checkpoint.steps": 2}), corpus(), out=folder)
+        train_together(world, BASE.override({"checkpoint.minutes": 1e-9}), corpus(), out=folder)
     return {}
 
 

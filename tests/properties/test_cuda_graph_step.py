@@ -51,7 +51,7 @@ def folder(tmp_path_factory):
 
 
 def make_model(folder):
-    config = EncoderConfig(kind="transformer", model=folder, max_length=12, dropout=0.0)
+    config = EncoderConfig(model=folder, max_length=12, dropout=0.0)
     torch.manual_seed(2)
     edges = torch.stack([torch.randperm(N_LABELS)[:5] for _ in range(4)])
     graph = LabelGraph(edges, N_LABELS, 2.0, edge_logits=torch.randn(4, 5))

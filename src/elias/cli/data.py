@@ -120,23 +120,8 @@ def synthetic(
     labels: Annotated[int, Option(min=1, help="Number of labels.")] = 1_000,
     seed: Annotated[int, Option(min=0, help="Random seed.")] = 0,
     test: Annotated[int | None, Option(min=0, help="Test points (default: points / 4).")] = None,
-    validation: Annotated[int, Option(min=0, help="Number of validation points.")] = 0,
-    tail: Annotated[float, Option(min=0, help="Power-law exponent (0 for uniform labels).")] = 1.0,
-    modes: Annotated[int, Option(min=1, help="Maximum number of topics per label.")] = 3,
-    labels_per_point: Annotated[float, Option(min=1, help="Mean labels per point.")] = 3.0,
 ) -> None:
     """Generate a synthetic corpus. The same options always give the same corpus."""
     from elias.data.synthetic import write_synthetic
 
-    folder = write_synthetic(
-        directory,
-        n_points=points,
-        n_labels=labels,
-        seed=seed,
-        n_test=test,
-        n_validation=validation,
-        tail=tail,
-        modes=modes,
-        labels_per_point=labels_per_point,
-    )
-    typer.echo(folder)
+    typer.echo(write_synthetic(directory, n_points=points, n_labels=labels, seed=seed, n_test=test))

@@ -70,7 +70,7 @@ def evaluate(
     predictions = predictions.among(corpus.label_names)
     if points.filters is not None:
         predictions = predictions.drop(points.filters)
-    a, b = model.config.eval.propensity_a, model.config.eval.propensity_b
+    a, b = model.config.eval.propensity
     metrics: dict[str, float] = elias.evaluate(
         predictions, corpus, split=split, ks=ks, recall_ks=RECALL_KS, a=a, b=b
     )

@@ -41,7 +41,6 @@ def explain(
         str, Argument(metavar="[TEXT|-]", help="A text. If omitted or -, read texts from stdin.")
     ] = str(STDIN),
     top_k: options.TopK = 5,
-    paths: Annotated[int, Option(min=1, help="Maximum number of clusters per label.")] = 3,
     member: Annotated[int, Option(min=0, help="Ensemble member to explain, counted from 0.")] = 0,
     as_json: Annotated[bool, Option("--json", help="Print one JSON object per text.")] = False,
     device: options.DeviceName = "auto",
@@ -62,7 +61,7 @@ def explain(
     count = 0
     for chunk in chunks(lines, CHUNK):
         texts, _ = sanitize(chunk)
-        for explanation in loaded.explain(texts, top_k=top_k, paths=paths, member=member):
+        for explanation in loaded.explain(texts, top_k=top_k, member=member):
             if as_json:
                 console.print_json(explanation.to_dict())
             else:

@@ -66,7 +66,7 @@ def predict(
         str | None,
         Option("--format", metavar="NAME", help="Format of OUTPUT (default: by its extension)."),
     ] = None,
-    chunk_size: Annotated[int | None, Option(min=1, help="Texts per chunk with --out.")] = None,
+    chunk_size: Annotated[int | None, Option(min=1, hidden=True)] = None,
     overwrite: options.Overwrite = False,
     device: options.DeviceName = "auto",
 ) -> None:
@@ -76,7 +76,7 @@ def predict(
     again to resume after an interruption. Processes started by torchrun share the work.
     """
     if out is None and (file_format or chunk_size or overwrite):
-        raise DataError("--format, --chunk-size and --overwrite apply to a file; give --out FILE")
+        raise DataError("--format and --overwrite apply to a file; give --out FILE")
 
     def open_texts() -> Iterator[TextRow] | elias.FileTask:
         from elias.persistence.hub import find_model

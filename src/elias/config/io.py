@@ -106,8 +106,8 @@ def _child(node: Any, part: str, where: str) -> Any:
 
 def _key_hint(dotted: str, part: str, known: Mapping[str, Any]) -> str:
     """Say what replaced ``part``, the last part of ``dotted``, or suggest a known key."""
-    if removed := _REMOVED.get(f"{dotted.partition('.')[0]}.{part}"):
-        return f", which was removed: {removed[1]}"
+    if (key := f"{dotted.partition('.')[0]}.{part}") in _REMOVED | _REPLACED:
+        return f", which was removed: {_REPLACED.get(key) or f'it is always {_REMOVED[key]}'}"
     hint = did_you_mean(part, known)
     prefix = dotted[: len(dotted) - len(part)]
     return hint.replace("'", f"'{prefix}", 1) if hint else f" (known: {', '.join(known)})"
@@ -218,29 +218,35 @@ def _preset_text(name: str) -> str:
 _NO_EFFECT = ("checkpoint", "tracking")  # sections that do not change the model
 _OLD_RERANK = {"loss": "squared-hinge", "names": False}
 """Values assumed for ranker keys that older configurations lack."""
-_REMOVED: dict[str, tuple[Any, str]] = {
-    "encoder.capture": (True, "CUDA graphs are used unless encoder.gradient_checkpointing is set"),
-    "stages.warmup": (0.1, "learning rates always rise in the first tenth of the steps"),
-    "stages.max_grad_norm": (0.0, "gradients are not clipped; lower stages.*.encoder_lr instead"),
-    "rerank.min_count": (1, "every word and n-gram is a feature"),
-    "rerank.max_features": (1_000_000, "the limit is a million"),
-    "rerank.tolerance": (0.1, "it is always 0.1"),
-    "rerank.max_iterations": (100, "it is always 100"),
-    "rerank.prune": (0.1, "it is always 0.1"),
-    "rerank.transform": (
-        lambda rerank: "sigmoid" if rerank.get("loss") == "logistic" else "l3-hinge",
-        "it follows from rerank.loss",
-    ),
-    "rerank.sharpness": (None, "the exponent is always chosen on validation points"),
-    "rerank.tree_depth": (5, "it is always 5"),
-    "rerank.tree_leaf": (
-        lambda rerank: 1 if rerank.get("trees") == 1 else 20,
-        "it follows from rerank.trees",
-    ),
-    "rerank.mixture": ("sum", "the final score is always T + p·q"),
+_REMOVED: dict[str, Any] = {
+    "encoder.capture": True,
+    "stages.warmup": 0.1,
+    "stages.max_grad_norm": 0.0,
+    "rerank.min_count": 1,
+    "rerank.max_features": 1_000_000,
+    "rerank.tolerance": 0.1,
+    "rerank.max_iterations": 100,
+    "rerank.prune": 0.1,
+    "rerank.transform": lambda part: "sigmoid" if part.get("loss") == "logistic" else "l3-hinge",
+    "rerank.sharpness": None,
+    "rerank.tree_depth": 5,
+    "rerank.tree_leaf": lambda part: 1 if part.get("trees") == 1 else 20,
+    "rerank.mixture": "sum",
+    "checkpoint.steps": lambda part: part["steps"],  # any value
 }
-"""Keys of older versions: the value that is now constant (or a function of its section), and what
-replaced the key. None of them affects the predictions of a saved model."""
+"""Keys of older versions, with their value today, or a function of their section that returns it.
+
+None of them affects the predictions of a saved model.
+"""
+_REPLACED = {
+    "encoder.kind": "set encoder.model to bag, minilm, a folder or a hub id",
+    "rerank.transform": "it follows from rerank.loss",
+    "rerank.sharpness": "it is chosen on held-out points",
+    "rerank.tree_leaf": "it follows from rerank.trees",
+    "checkpoint.steps": "use checkpoint.minutes",
+    **dict.fromkeys(("eval.propensity_a", "eval.propensity_b"), "use eval.propensity = [A, B]"),
+}
+"""Why an older key is unknown, if the reason is not that it is constant."""
 _ABSENT = "not set"
 
 
@@ -255,6 +261,12 @@ def complete_tree(tree: Mapping[str, Any], *, drop_removed: bool = False) -> dic
     """
     complete = copy.deepcopy(dict(tree))
     stages, index, rerank = (complete.get(name) for name in ("stages", "index", "rerank"))
+    encoder, evaluation = (complete.get(name) for name in ("encoder", "eval"))
+    if isinstance(encoder, dict) and (kind := encoder.pop("kind", None)):
+        encoder["model"] = kind if kind == "bag" else encoder.get("model", "minilm")
+    if isinstance(evaluation, dict) and "propensity_a" in evaluation:
+        constants = evaluation.pop("propensity_a"), evaluation.pop("propensity_b", None)
+        evaluation["propensity"] = list(constants)
     if isinstance(stages, list) and all(
         isinstance(stage, dict) and "max_grad_norm" in stage for stage in stages
     ):  # otherwise a person wrote it, and left keys out on purpose
@@ -262,9 +274,9 @@ def complete_tree(tree: Mapping[str, Any], *, drop_removed: bool = False) -> dic
         complete["stages"] = [every_label | stage for stage in stages]
         if isinstance(rerank, dict):
             complete["rerank"] = _OLD_RERANK | rerank
-        if isinstance(complete.get("eval"), dict):
-            complete["eval"] = {"drop_unhelpful": False} | complete["eval"]
-    for name, (constant, _) in _REMOVED.items():
+        if isinstance(evaluation, dict):
+            complete["eval"] = {"drop_unhelpful": False} | evaluation
+    for name, constant in _REMOVED.items():
         section, key = name.split(".")
         parts = complete.get(section)
         for part in parts if isinstance(parts, list) else [parts]:

@@ -106,13 +106,11 @@ class DataConfig:
 class EncoderConfig:
     """The text encoder φ (§3.1). Fields of the other kind are ignored."""
 
-    kind: Literal["bag", "transformer"] = "bag"
-    """``bag``: learned vectors of words and character n-grams; ``transformer``: a pretrained
-    transformer."""
+    model: str = "bag"
+    """``bag``: learned vectors of words and character n-grams; ``minilm``, a folder or a model on
+    the Hugging Face hub: a pretrained transformer."""
     dropout: float = 0.5
     """Dropout on the embedding φ(x) during training."""
-    model: str = "minilm"
-    """transformer: a folder, a model on the Hugging Face hub, or ``minilm``."""
     pooling: Literal["mean", "cls"] | None = None
     """transformer: how token vectors are pooled into one. Derived: as the model's own files say
     (``1_Pooling`` of sentence-transformers), else ``mean``."""
@@ -154,6 +152,11 @@ class EncoderConfig:
         _at_least(3, self, "encoder", "max_length")
         _check_span(self.char_ngrams, "encoder.char_ngrams")
         require(bool(self.model.strip()), "encoder.model must name a model")
+
+    @property
+    def kind(self) -> Literal["bag", "transformer"]:
+        """Return the kind of the encoder."""
+        return "bag" if self.model == "bag" else "transformer"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -325,10 +328,8 @@ class EvalConfig:
     """Drop a last stage, a calibration or label names that do not help on held-out points."""
     every: int = 1
     """Number of epochs between validations; the last epoch is always validated."""
-    propensity_a: float = 0.55
-    """A of the propensity model."""
-    propensity_b: float = 1.5
-    """B of the propensity model."""
+    propensity: tuple[float, float] = (0.55, 1.5)
+    """A and B of the propensity model."""
 
     def __post_init__(self) -> None:
         """Check the values."""
@@ -346,16 +347,12 @@ class CheckpointConfig:
 
     minutes: float = 10.0
     """Minutes between checkpoints; 0: none by time."""
-    steps: int | None = None
-    """Steps between checkpoints, in addition."""
     keep: int = 2
     """Number of checkpoints to keep, the newest; 0: none is written."""
 
     def __post_init__(self) -> None:
         """Check the values."""
         _at_least(0, self, "checkpoint", "minutes", "keep", finite=True)
-        steps = self.steps
-        require(steps is None or steps >= 1, f"checkpoint.steps must be >= 1 or none, not {steps}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -479,11 +476,8 @@ class EliasConfig:
         >>> EliasConfig().with_encoder("minilm").encoder.kind
         'transformer'
         """
-        if name == "bag":
-            return self.override({"encoder.kind": "bag"})
         pooling = self.encoder.pooling if name == self.encoder.model else None
-        changes = {"kind": "transformer", "model": name, "pooling": pooling}
-        return self.override({f"encoder.{key}": value for key, value in changes.items()})
+        return self.override({"encoder.model": name, "encoder.pooling": pooling})
 
     def resolve(self, n_points: int, n_labels: int, n_bytes: int | None = None) -> ResolvedConfig:
         """Return a copy in which every setting that is None is derived from the data.

@@ -345,10 +345,8 @@ class Elias:
         corpus = corpus.align_labels(self.label_names)
         predictions = self.predict_split(corpus.split(split), component=component)
         predictions = predictions.among(corpus.label_names)
-        settings = self.config.eval
-        return evaluate(
-            predictions, corpus, split=split, a=settings.propensity_a, b=settings.propensity_b
-        )
+        a, b = self.config.eval.propensity
+        return evaluate(predictions, corpus, split=split, a=a, b=b)
 
     def save_pretrained(self, folder: str | Path, *, overwrite: bool = False) -> Path:
         """Write the model atomically to a folder that `from_pretrained` can load."""

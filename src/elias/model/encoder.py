@@ -133,7 +133,7 @@ def build_encoder(
     if config.kind == "transformer":
         if texts is None:
             raise ConfigError(
-                "encoder.kind: the corpus has features and no text; only 'bag' can read features"
+                "encoder.model: the corpus has features and no text; only 'bag' can read features"
             )
         # imported here: transformers is slow to import, and a bag of words does not need it
         from elias.model.transformer import TransformerEncoder

@@ -106,7 +106,6 @@ class Checkpoints:
         self.folder = folder
         self.config = config
         self.world = world
-        self._steps = 0
         self._saved_at = time.monotonic()
         self._writing: Future[bool] = Future()
         self._writing.set_result(False)
@@ -122,12 +121,9 @@ class Checkpoints:
         return next(self.folder.glob("[!.]*"), None) is not None
 
     def due(self) -> bool:
-        """Count a training step, and return whether a checkpoint should be written after it."""
-        self._steps += 1
+        """Return whether a checkpoint should be written after a training step."""
         if not self.enabled or not self._writing.done():
             return False
-        if self.config.steps is not None and self._steps >= self.config.steps:
-            return True
         return 0 < self.config.minutes * 60 <= time.monotonic() - self._saved_at
 
     def next_attempt(self) -> Attempt:
@@ -149,7 +145,7 @@ class Checkpoints:
         if not self.enabled:
             return False
         self.written()
-        self._steps, self._saved_at = 0, time.monotonic()
+        self._saved_at = time.monotonic()
         executor = ThreadPoolExecutor(1, "elias-checkpoint")
         self._writing = executor.submit(self._write, checkpoint, attempt or self.next_attempt())
         executor.shutdown(wait=False)

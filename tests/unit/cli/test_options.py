@@ -31,7 +31,7 @@ def test_the_fields_of_a_group_become_parameters_in_its_position():
 
 def test_an_encoder_option_overrides_the_file_and_set_overrides_the_option(tmp_path):
     path = tmp_path / "mine.toml"
-    path.write_text('[encoder]\nkind = "transformer"\nmodel = "of/file"\npooling = "cls"\n')
+    path.write_text('[encoder]\nmodel = "of/file"\npooling = "cls"\n')
 
     chosen = ConfigOptions(config_file=path, encoder="of/option", changes=["encoder.max_length=9"])
     changed = ConfigOptions(config_file=path, encoder="minilm", changes=["encoder.model=of/set"])

@@ -16,7 +16,7 @@ from elias.config import EliasConfig
         ({"preset": "best"}, "bag", True),
         ({"encoder": "bag"}, "bag", False),
         ({"config_file": Path("mine.toml")}, "bag", False),
-        ({"changes": ["encoder.kind=transformer"]}, "user/model", False),
+        ({"changes": ["encoder.model=minilm"]}, "user/model", False),
     ],
 )
 def test_a_pretrained_encoder_is_suggested_unless_one_was_chosen(

@@ -471,7 +471,9 @@ def test_a_json_file_of_another_shape_is_refused(tmp_path, tree):
 
 
 OLD_TREE = {
-    "encoder": {"capture": True},
+    "encoder": {"kind": "transformer", "model": "user/model", "capture": True},
+    "eval": {"propensity_a": 0.6, "propensity_b": 2.6},
+    "checkpoint": {"steps": 20},
     "stages": [{"name": "a", "warmup": 0.1, "max_grad_norm": 0.0, "score_all": True}],
     "rerank": {"trees": 1, "tree_leaf": 1, "loss": "logistic", "transform": "sigmoid"},
 }
@@ -484,13 +486,14 @@ def test_a_removed_key_with_the_value_that_is_now_constant_is_accepted(tmp_path)
     config = EliasConfig.from_file(path)
 
     assert (config.rerank.trees, config.rerank.loss) == (1, "logistic")
+    assert (config.encoder.model, config.eval.propensity) == ("user/model", (0.6, 2.6))
 
 
 @pytest.mark.parametrize(
     ("section", "key", "value", "reason"),
     [
-        ("encoder", "capture", False, "'encoder.capture', which was removed: CUDA graphs"),
-        ("stages", "warmup", 0.2, "'stages.0.warmup', which was removed: learning rates"),
+        ("encoder", "capture", False, "'encoder.capture', which was removed: it is always True"),
+        ("stages", "warmup", 0.2, "'stages.0.warmup', which was removed: it is always 0.1"),
         ("rerank", "tree_leaf", 20, "'rerank.tree_leaf', which was removed: .* rerank.trees"),
         ("rerank", "transform", "l3-hinge", "'rerank.transform', .* from rerank.loss"),
     ],
@@ -506,7 +509,14 @@ def test_a_removed_key_with_another_value_is_refused_or_dropped(section, key, va
     assert EliasConfig.from_dict(dropped).rerank.trees == 1
 
 
-@pytest.mark.parametrize("key", ["rerank.mixture", "stages.stage1.max_grad_norm"])
+@pytest.mark.parametrize(("kind", "model"), [("bag", "bag"), ("transformer", "minilm")])
+def test_the_kind_of_an_encoder_is_now_said_by_its_model(kind, model):
+    tree = complete_tree({"encoder": {"kind": kind, "model": "minilm"}})
+
+    assert tree == {"encoder": {"model": model}}
+
+
+@pytest.mark.parametrize("key", ["encoder.kind", "rerank.mixture", "stages.stage1.max_grad_norm"])
 def test_a_removed_key_cannot_be_set(key):
     with pytest.raises(ConfigError, match=f"unknown key '{key}', which was removed: "):
         EliasConfig().override({key: 1.0})

@@ -23,7 +23,7 @@ def bert(tmp_path_factory):
     folder = tmp_path_factory.mktemp("bert")
     settings = BertConfig(**SIZES, hidden_dropout_prob=0.2, attention_probs_dropout_prob=0.2)
     save_tiny_model(folder, settings)
-    config = EncoderConfig(kind="transformer", model=str(folder), dropout=0.3, max_length=12)
+    config = EncoderConfig(model=str(folder), dropout=0.3, max_length=12)
     return TransformerEncoder.from_config(config).train()
 
 

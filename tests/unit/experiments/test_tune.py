@@ -85,15 +85,15 @@ def study_of(folder):
 
 
 @pytest.mark.parametrize("kind", ["graph", "all"])
-@pytest.mark.parametrize("encoder", ["bag", "transformer"])
+@pytest.mark.parametrize("encoder", ["bag", "minilm"])
 def test_the_default_space_fits_encoder_and_index_and_includes_the_defaults(encoder, kind):
-    config = EliasConfig().override({"encoder.kind": encoder, "index.kind": kind})
+    config = EliasConfig().override({"encoder.model": encoder, "index.kind": kind})
     resolved = config.resolve(20_000, 8_000)
 
     parameters = {p.name: p for p in read_space(None, config, resolved)}
 
     assert ("stages.*.bag_lr" in parameters) == (encoder == "bag")
-    assert ("stages.*.encoder_lr" in parameters) == (encoder == "transformer")
+    assert ("stages.*.encoder_lr" in parameters) == (encoder == "minilm")
     assert ("index.n_clusters" in parameters) == (kind == "graph")
     assert all(p.start() for p in parameters.values())
 
@@ -150,7 +150,7 @@ def test_the_search_starts_from_the_defaults_that_it_includes(rule, default, sta
         ("index.beam_size = { values = [] }", "write"),
         ("encoder.char_ngrams = { values = [[3, 5], [2, 4]] }", "single values"),
         ("encoder.pooling = { values = ['mean', 'max'] }", "must be one of mean, cls"),
-        ("checkpoint.steps = { factor = [0.5, 2] }", "of a default other than 0"),
+        ("encoder.bottleneck = { factor = [0.5, 2] }", "of a default other than 0"),
         ("encoder.pooling = { factor = [0.5, 2] }", "of a default other than 0"),
         ("", "is empty"),
         ("encoder.dropout = ", "not valid TOML"),

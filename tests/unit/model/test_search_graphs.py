@@ -58,7 +58,7 @@ def tiny_bert(tmp_path_factory):
 
 def make_model(folder, seed=0):
     torch.manual_seed(seed)
-    encoder = TransformerEncoder.from_config(EncoderConfig(kind="transformer", model=folder))
+    encoder = TransformerEncoder.from_config(EncoderConfig(model=folder))
     edges = torch.arange(32).view(8, 4) % N_LABELS
     graph = LabelGraph(edges, N_LABELS, 2.0, edge_logits=edges / 9)
     return EliasModel(encoder, graph, 2.0).eval()

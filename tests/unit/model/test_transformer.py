@@ -37,7 +37,7 @@ def tiny_bert(tmp_path_factory):
 
 
 def make_encoder(folder, **changes):
-    config = EncoderConfig(kind="transformer", model=folder, **{"dropout": 0.0} | changes)
+    config = EncoderConfig(model=folder, **{"dropout": 0.0} | changes)
     return TransformerEncoder.from_config(config)
 
 
@@ -394,7 +394,7 @@ def test_the_longest_text_a_model_reads_is_embedded(tiny_bert):
 def test_the_kind_decides_which_encoder_is_built(tiny_bert):
     bag = build_encoder(ResolvedEncoder(dim=8, min_count=2), ["red cod", "red tape"], None)
     ready = build_encoder(ResolvedEncoder(dim=8, min_count=1), None, 7)
-    config = ResolvedEncoder(kind="transformer", model=tiny_bert, min_count=1)
+    config = ResolvedEncoder(model=tiny_bert, min_count=1)
     pretrained = build_encoder(config, TEXTS, None)
 
     assert isinstance(bag, BagEncoder)
@@ -418,8 +418,8 @@ def test_a_corpus_the_encoder_cannot_read_is_refused(config, texts, reason):
 
 
 def test_a_transformer_is_the_wrong_choice_for_features_without_text():
-    with pytest.raises(ConfigError, match=r"encoder\.kind: .* only 'bag' can read features"):
-        build_encoder(ResolvedEncoder(kind="transformer", min_count=1), None, 7)
+    with pytest.raises(ConfigError, match=r"encoder\.model: .* only 'bag' can read features"):
+        build_encoder(ResolvedEncoder(model="minilm", min_count=1), None, 7)
 
 
 @pytest.mark.skipif(not MINILM.is_dir(), reason="the MiniLM weights are not here")

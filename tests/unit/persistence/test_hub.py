@@ -35,7 +35,7 @@ def test_a_card_without_facts_has_no_empty_tables():
 
 
 def test_the_card_names_the_transformer_it_was_fine_tuned_from():
-    transformer = {"encoder.kind": "transformer", "encoder.model": str(Path("some") / "bert")}
+    transformer = {"encoder.model": str(Path("some") / "bert")}
     config = EliasConfig().override(transformer).resolve(1000, 1)
 
     assert "transformer `some/bert`, fine-tuned, mean pooling" in model_card(config, ["cod"], {})

@@ -105,7 +105,7 @@ def test_a_model_of_given_features_predicts_the_same_after_loading(tmp_path):
 
 @pytest.mark.parametrize("changes", [{}, {"bottleneck": 5, "pooling": "cls", "max_length": 6}])
 def test_a_transformer_model_is_whole_without_the_weights_it_began_with(changes, tmp_path):
-    config = make_config(kind="transformer", model=save_tiny_bert(tmp_path / "bert"), **changes)
+    config = make_config(model=save_tiny_bert(tmp_path / "bert"), **changes)
     model = make_model(config)
     folder = save(tmp_path / "model", model, config)
     shutil.rmtree(tmp_path / "bert")
@@ -195,7 +195,7 @@ def test_facts_come_back_as_json_holds_them(saved):
 
 
 def test_saving_and_loading_draw_no_random_numbers(tmp_path):
-    config = make_config(kind="transformer", model=save_tiny_bert(tmp_path / "bert"))
+    config = make_config(model=save_tiny_bert(tmp_path / "bert"))
     model = make_model(config)
     before = torch.get_rng_state()
 
@@ -587,7 +587,7 @@ def test_label_names_of_an_old_model_that_do_not_fit_are_refused(content, reason
 @pytest.mark.parametrize("name", ["tokenizer.json", "config.json"])
 @pytest.mark.parametrize("content", [None, "{"])
 def test_a_transformer_without_a_readable_tokenizer_or_config_is_refused(name, content, tmp_path):
-    config = make_config(kind="transformer", model=save_tiny_bert(tmp_path / "bert"))
+    config = make_config(model=save_tiny_bert(tmp_path / "bert"))
     folder = save(tmp_path / "model", make_model(config), config)
     path = folder / "encoder" / name
     path.unlink() if content is None else path.write_text(content)

@@ -45,9 +45,7 @@ def bag(tmp_path):
 
 @pytest.fixture
 def bert(tmp_path):
-    return saved_model(
-        tmp_path / "model", kind="transformer", model=save_tiny_bert(tmp_path / "bert")
-    )
+    return saved_model(tmp_path / "model", model=save_tiny_bert(tmp_path / "bert"))
 
 
 def refusal(folder):

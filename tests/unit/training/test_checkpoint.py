@@ -146,7 +146,7 @@ def test_none_is_due_while_one_is_written(tmp_path, monkeypatch):
         real(*args, **options)
 
     monkeypatch.setattr(module, "save_file", slow)
-    found = Checkpoints(tmp_path, CheckpointConfig(steps=1))
+    found = Checkpoints(tmp_path, CheckpointConfig(minutes=1e-9))
 
     assert found.due()
     found.save(some(1))
@@ -159,13 +159,12 @@ def test_none_is_due_while_one_is_written(tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     ("config", "expected"),
     [
-        (CheckpointConfig(steps=3), [False, False, True]),
         (CheckpointConfig(minutes=1e-9), [True, True, True]),
         (CheckpointConfig(minutes=0), [False, False, False]),
-        (CheckpointConfig(minutes=1e-9, steps=1, keep=0), [False, False, False]),
+        (CheckpointConfig(minutes=1e-9, keep=0), [False, False, False]),
     ],
 )
-def test_one_is_due_after_minutes_or_steps(tmp_path, config, expected):
+def test_one_is_due_after_some_minutes(tmp_path, config, expected):
     found = Checkpoints(tmp_path, config)
 
     assert [found.due() for _ in range(3)] == expected

@@ -132,7 +132,7 @@ def test_compact_storage_and_more_processes_take_less_of_a_gpu():
 def test_a_transformer_in_bfloat16_and_with_checkpoints_keeps_less():
     def activations(**changes):
         changes = {f"encoder.{key}": value for key, value in changes.items()}
-        given = config(**{"encoder.kind": "transformer", **changes}).resolve(10_000, 5_000)
+        given = config(**{"encoder.model": "minilm", **changes}).resolve(10_000, 5_000)
         found = sizes(layers=12, width=768, longest_text=128, table_rows=0)
         return estimate_memory(found, given, CUDA).on_device["encoder activations"]
 
@@ -194,7 +194,7 @@ def test_a_point_with_a_million_labels_is_named():
 
 
 def test_remedies_go_by_what_is_large():
-    resolved = config(**{"encoder.kind": "transformer"}).resolve(10_000, 5_000)
+    resolved = config(**{"encoder.model": "minilm"}).resolve(10_000, 5_000)
     found = sizes(layers=12, width=768, longest_text=512, table_rows=0, dim=768)
     wide = {"encoder activations": 90, "label weights": 5, "optimizer": 5}
     deep = {"encoder activations": 5, "label weights": 40, "optimizer": 55}
