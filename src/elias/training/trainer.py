@@ -316,8 +316,6 @@ class Trainer:
             self._train_stage(model, position, partition)
         assert model is not None
         model = self._better_stage(model)
-        if model.labels.weight.dtype != torch.float32 or not model.labels.whole:
-            self.candidates.clear()  # the whole model in float32 may round differently
         model.labels.float()
         return self._gathered(model)
 

@@ -5,6 +5,7 @@ from collections import Counter
 import pytest
 
 from elias import EliasConfig, train
+from elias.config import IndexConfig, StageConfig
 from elias.data.synthetic import synthetic_corpus
 from elias.inference import predict
 from elias.text import vectorizer
@@ -40,6 +41,17 @@ def test_after_the_last_epoch_each_split_is_searched_once(corpus, searches, rera
     reports = [n_validation, n_test]
     assert Counter(searches) == Counter([*epochs, *reports, *reports, *[n_train] * rerank])
     assert searches[-3 if rerank else -2 :][:2] == reports
+
+
+def test_compact_labels_are_not_searched_again_in_float32(corpus, searches):
+    index = IndexConfig(kind="all", label_storage="compact")
+    stages = (StageConfig(name="stage1", epochs=1),)
+    config = EliasConfig(index=index, stages=stages).override({"encoder.dim": 16})
+
+    train(config, corpus, device="cpu")
+
+    n_rerank = [300] * config.resolve(300, 30).rerank.enabled
+    assert Counter(searches) == Counter([40, 40, len(corpus.test), *n_rerank])
 
 
 def test_the_members_of_an_ensemble_are_not_searched_again_for_their_mean(corpus, searches):
