@@ -49,7 +49,7 @@ def test_a_row_is_a_ranking_with_names_and_without_padding(predictions):
     assert len(row) == 1
 
 
-def test_labels_without_names_go_by_their_ids():
+def test_labels_without_names_are_named_by_their_ids():
     predictions = Predictions.from_scores([[3]], [[0.5]], n_labels=4)
 
     assert predictions[0].labels == ["3"]

@@ -33,7 +33,7 @@ def test_nothing_is_shown_unless_enabled(capsys, caplog):
 
 
 @pytest.mark.usefixtures("enabled")
-def test_without_a_terminal_a_log_line_tells_what_runs_once_it_takes_a_while(caplog, monkeypatch):
+def test_without_a_terminal_slow_work_is_logged(caplog, monkeypatch):
     caplog.set_level(logging.INFO)
     monkeypatch.setattr(progress, "SECONDS_BEFORE_LINE", 0.0)
 
@@ -46,7 +46,7 @@ def test_without_a_terminal_a_log_line_tells_what_runs_once_it_takes_a_while(cap
 
 
 @pytest.mark.usefixtures("enabled")
-def test_without_a_terminal_short_work_is_not_told(caplog, monkeypatch):
+def test_without_a_terminal_short_work_is_not_logged(caplog, monkeypatch):
     caplog.set_level(logging.INFO)
     monkeypatch.setattr(progress, "SECONDS_BEFORE_LINE", 0.2)
 

@@ -1,8 +1,4 @@
-"""Split points into training, validation and test sets.
-
-Most labels of an XMC corpus have only a few points. A purely random validation split would take
-the only training point of some labels.
-"""
+"""Split points into training, validation and test sets, without dividing groups of points."""
 
 from __future__ import annotations
 

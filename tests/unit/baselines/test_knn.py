@@ -17,7 +17,7 @@ def corpus():
     return Corpus(train=Split(labels=LABELS, texts=TEXTS), label_names=["fish", "work", "office"])
 
 
-def test_the_labels_of_like_texts_come_first(corpus):
+def test_the_labels_of_similar_texts_come_first(corpus):
     actual = NearestNeighbours(corpus).predict(["a cod, red", "tape"])
 
     assert actual[0].labels == ["fish", "work"]
@@ -35,7 +35,7 @@ def test_no_texts_give_no_predictions(corpus):
     assert len(NearestNeighbours(corpus).predict([])) == 0
 
 
-def test_a_neighbour_further_than_the_kth_has_no_say(corpus):
+def test_neighbours_beyond_the_kth_do_not_count(corpus):
     actual = NearestNeighbours(corpus, k=1).predict(["red cod"])
 
     assert actual[0].labels == ["fish"]
@@ -61,7 +61,7 @@ def test_neighbours_beat_chance_by_far():
 @pytest.mark.parametrize(
     ("texts", "problem"), [("red cod", "a list of texts"), (csr_matrix((1, 4)), "a list of texts")]
 )
-def test_what_is_no_list_of_texts_is_refused(corpus, texts, problem):
+def test_inputs_other_than_a_list_of_texts_are_refused(corpus, texts, problem):
     with pytest.raises(DataError, match=problem):
         NearestNeighbours(corpus).predict(texts)
 

@@ -16,7 +16,7 @@ def run_command(monkeypatch, size, *command):
 @pytest.mark.parametrize(
     "command", ["calibrate", "report", "experiment", "serve", "export", "push", "demo"]
 )
-def test_what_each_process_would_do_again_is_refused(monkeypatch, command):
+def test_commands_that_cannot_share_work_are_refused(monkeypatch, command):
     result = run_command(monkeypatch, "2", command, "x")
 
     assert result.exit_code == 2
@@ -25,5 +25,5 @@ def test_what_each_process_would_do_again_is_refused(monkeypatch, command):
     assert len(result.stderr.splitlines()) == 1
 
 
-def test_one_process_of_torchrun_does_anything(monkeypatch):
+def test_a_single_process_of_torchrun_may_run_any_command(monkeypatch):
     assert run_command(monkeypatch, "1", "presets").exit_code == 0

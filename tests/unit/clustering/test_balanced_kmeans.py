@@ -7,7 +7,7 @@ from elias.clustering import balanced_clusters, label_centroids
 NOTHING = np.zeros((4, 0), dtype=np.float32)
 
 
-def test_like_labels_end_in_the_same_cluster():
+def test_similar_labels_are_in_the_same_cluster():
     rows = np.repeat(np.eye(4, dtype=np.float32), 25, axis=0)
     order = np.random.default_rng(0).permutation(100)
 
@@ -26,7 +26,7 @@ def test_labels_without_points_fill_the_smaller_clusters():
     assert np.bincount(assignment).tolist() == [2, 2]
 
 
-def test_labels_without_any_point_at_all_are_dealt_out():
+def test_if_no_label_has_points_labels_are_distributed_evenly():
     assignment = balanced_clusters(csr_matrix((4, 3), dtype=np.float32), NOTHING, 3, 0)
 
     assert assignment.tolist() == [0, 1, 2, 0]
@@ -38,7 +38,7 @@ def test_one_cluster_takes_all():
     assert assignment.tolist() == [0, 0, 0, 0]
 
 
-def test_another_seed_may_cluster_otherwise():
+def test_another_seed_may_give_other_clusters():
     rng = np.random.default_rng(0)
     sparse, dense = csr_matrix((64, 1), dtype=np.float32), rng.random((64, 5), dtype=np.float32)
 

@@ -385,7 +385,7 @@ def test_without_stages_of_its_own_one_vs_all_has_one_that_learns_no_graph():
     assert not ONE_VS_ALL_STAGES[0].learn_graph
 
 
-def test_its_stage_can_be_changed_in_the_same_breath_in_any_order():
+def test_the_stage_of_one_vs_all_can_be_changed_in_the_same_override():
     changes = {"stages.one-vs-all.epochs": 3, "index.label_storage": "compact"}
 
     first = EliasConfig().override({**changes, "index.kind": "all"})

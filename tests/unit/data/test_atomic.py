@@ -43,7 +43,7 @@ def aged(folder, seconds, size=10):
     return folder
 
 
-def test_a_folder_that_may_be_in_work_is_not_forgotten(tmp_path):
+def test_a_folder_that_may_be_in_use_is_not_evicted(tmp_path):
     new = aged(tmp_path / "new", 0)
     old = aged(tmp_path / "old", 3600)
     in_work = aged(tmp_path / ".a.0123.partial", 7200)
@@ -58,7 +58,7 @@ def test_a_folder_that_may_be_in_work_is_not_forgotten(tmp_path):
     assert not abandoned.exists()
 
 
-def test_entries_that_another_process_removes_meanwhile_are_passed_over(tmp_path, monkeypatch):
+def test_entries_that_another_process_removes_are_skipped(tmp_path, monkeypatch):
     new, old = aged(tmp_path / "new", 0), aged(tmp_path / "old", 3600)
     gone = [tmp_path / "gone", new, old]
     monkeypatch.setattr(Path, "iterdir", lambda _: iter(gone))
@@ -70,7 +70,7 @@ def test_entries_that_another_process_removes_meanwhile_are_passed_over(tmp_path
 
 
 @pytest.mark.parametrize("name", ["file", "full"])
-def test_what_is_already_there_is_left_alone(name, tmp_path):
+def test_an_existing_target_is_not_changed(name, tmp_path):
     (tmp_path / "full").mkdir()
     (tmp_path / "full" / "kept").touch()
     (tmp_path / "file").touch()

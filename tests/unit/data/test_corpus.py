@@ -52,7 +52,7 @@ def test_the_order_in_which_entries_are_stored_does_not_matter():
     assert small(labels=labels).fingerprint() == small(labels=ordered).fingerprint()
 
 
-def test_the_same_data_in_another_place_is_the_same_corpus(tmp_path):
+def test_the_same_data_at_another_path_is_the_same_corpus(tmp_path):
     corpus = synthetic_corpus(n_points=60, n_labels=12, seed=2)
     convert(corpus, tmp_path / "one")
 

@@ -93,7 +93,7 @@ def recorded(corpus, **settings):
     return {"data": corpus_stats(corpus).to_dict(), "data_settings": settings}
 
 
-def test_the_test_points_of_a_run_are_found_again():
+def test_the_test_points_of_a_run_are_restored():
     whole = synthetic_corpus(n_points=60, n_labels=12, n_test=0)
     cut = hold_out_test(whole, 0.2, seed=3)
 

@@ -220,7 +220,7 @@ def test_lf_points_mean_the_same_read_in_chunks(tmp_path_factory, cells, names):
         ("filter_labels_test.txt", "9 9\n"),
     ],
 )
-def test_what_is_wrong_is_said_in_the_same_words(tmp_path, name, content):
+def test_errors_are_the_same_in_memory_and_on_disk(tmp_path, name, content):
     files = {
         "trn_X_Y.txt": "20 4\n" + "1:1\n" * 20,
         "trn_X.txt": "text\n" * 20,
@@ -298,7 +298,7 @@ def test_row_numbers_of_a_file_of_names_are_the_same(tmp_path):
     assert "train.jsonl:31: label id 9 is out of range" in messages[0]
 
 
-def test_texts_are_mended_on_the_way_to_disk(tmp_path):
+def test_texts_are_sanitized_when_stored_on_disk(tmp_path):
     rows = [{"text": "a\0b \ud800", "labels": ["x"]}, {"text": "", "labels": ["y\0"]}]
 
     assert_same(*both(write_jsonl(tmp_path / "rows.jsonl", rows), test_size=0))
@@ -457,7 +457,7 @@ def test_reading_to_disk_takes_a_fraction_of_the_memory(tmp_path, format):
 
 
 @pytest.mark.skipif(not storage.mapped_bytes(), reason="only Linux says how much is mapped")
-def test_pages_of_files_are_given_back_while_texts_are_read(tmp_path, monkeypatch):
+def test_mapped_pages_are_released_while_texts_are_read(tmp_path, monkeypatch):
     rows = ({"text": "word " * 1000, "labels": ["x"]} for _ in range(8_000))
     path = write_jsonl(tmp_path / "rows.jsonl", rows)  # 40 MB
     monkeypatch.setattr(storage, "_READ_TEXTS", 100)
@@ -503,7 +503,7 @@ def test_scratch_needs_no_file_system_that_reserves(monkeypatch):
 
 
 @pytest.mark.skipif(not hasattr(os, "posix_fallocate"), reason="this system reserves nothing")
-def test_scratch_has_its_room_before_it_is_written(monkeypatch):
+def test_scratch_space_is_reserved_before_it_is_written(monkeypatch):
     taken = []
     reserve = os.posix_fallocate
 

@@ -97,7 +97,7 @@ def test_points_of_a_label_with_modes_fall_in_as_many_unrelated_topics():
     assert len({tuple(sorted(topics_of[rank])) for rank in range(n_three)}) > n_three / 2
 
 
-def test_a_label_shows_itself_by_other_words_in_each_topic():
+def test_a_label_has_different_words_in_each_topic():
     options = {"n_points": 3000, "n_labels": 60, "noise_words": 0, "label_signal": 1.0, "modes": 2}
     generator = CorpusGenerator(SyntheticSpec(**options, labels_per_point=1, vocabulary=500_000))
     head = generator.ids[0]
@@ -112,7 +112,7 @@ def test_a_label_shows_itself_by_other_words_in_each_topic():
     assert first.isdisjoint(second)
 
 
-def test_modes_of_one_make_every_label_live_in_one_topic():
+def test_with_one_mode_every_label_has_one_topic():
     _, topics_of = draw(n_points=500, n_labels=100, modes=1)
 
     assert all(len(topics) == 1 for topics in topics_of.values())

@@ -54,7 +54,7 @@ def test_an_unknown_format_names_the_nearest(tmp_path, corpus):
 
 
 @pytest.mark.parametrize("format", FORMATS)
-def test_what_is_there_already_is_kept_unless_told_otherwise(tmp_path, corpus, format):
+def test_existing_files_are_kept_without_overwrite(tmp_path, corpus, format):
     target = tmp_path / "out"
     convert(corpus, target, format)
     smaller = corpus.with_splits(test=None)
@@ -108,7 +108,7 @@ def test_an_interrupted_write_leaves_what_was_there(
         assert load_corpus(target).test is not None
 
 
-def test_a_place_that_cannot_be_written_is_refused(tmp_path, corpus):
+def test_a_target_that_cannot_be_written_is_refused(tmp_path, corpus):
     (tmp_path / "file").write_text("")
 
     for name in ("a.csv", "folder"):

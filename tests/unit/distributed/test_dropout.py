@@ -43,7 +43,7 @@ def embedded(encoder, rows, seed=SEED):
 
 
 @pytest.mark.parametrize("kind", ["bag", "bert"])
-def test_a_point_loses_the_same_in_any_batch(kind, request):
+def test_dropout_of_a_point_does_not_depend_on_the_batch(kind, request):
     encoder = request.getfixturevalue(kind)
     whole = embedded(encoder, [0, 1, 2, 3, 4, 5])
 
@@ -55,7 +55,7 @@ def test_a_point_loses_the_same_in_any_batch(kind, request):
 
 
 @pytest.mark.parametrize("kind", ["bag", "bert"])
-def test_it_loses_something_else_in_another_step_than_before_and_nothing_in_use(kind, request):
+def test_dropout_differs_between_steps_and_is_off_in_evaluation(kind, request):
     encoder = request.getfixturevalue(kind)
     first, other = embedded(encoder, [0, 3]), embedded(encoder, [0, 3], (5, 1, 78))
 
@@ -80,7 +80,7 @@ def test_a_process_without_points_has_no_embedding_and_no_gradient(kind, request
             assert not parameter.grad.to_dense().any()
 
 
-def test_as_many_are_dropped_as_asked_for_and_the_rest_is_scaled():
+def test_the_requested_share_is_dropped_and_the_rest_is_scaled():
     rows = np.arange(400)
     batch = TokenBatch(torch.zeros(0, dtype=torch.int64), torch.zeros(401, dtype=torch.int64), 0)
 

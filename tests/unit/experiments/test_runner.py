@@ -37,7 +37,7 @@ def test_lines_come_in_the_order_of_their_first_rows():
     assert lines[1].std == {}
 
 
-def test_a_seed_that_failed_is_left_out_of_the_mean_and_told():
+def test_a_failed_seed_is_left_out_of_the_mean_and_noted():
     (line,) = summarise([row("a", 0, 5.0), row("a", 1, note="no memory"), row("a", 2, 7.0)])
 
     assert (line.mean["P@1"], line.n_seeds, line.note) == (6.0, 2, "no memory")

@@ -79,7 +79,7 @@ def test_the_first_difference_names_stages_and_missing_keys():
     assert first_difference({"a": 1, "b": 2}, {"a": 1}) == "b is 2, there it is not set"
 
 
-def test_a_configuration_of_before_is_told_what_held_then():
+def test_an_older_configuration_gets_the_defaults_of_its_time():
     ours = EliasConfig().to_dict()
     before = copy.deepcopy(ours)
     for key in ("loss", "names"):

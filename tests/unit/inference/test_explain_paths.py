@@ -18,7 +18,7 @@ def test_the_strongest_labels_of_a_cluster_have_its_heaviest_edges():
     assert strongest_labels(model, [0, 1], count=2) == [[1, 2], [3, 0]]
 
 
-def test_equal_edges_are_told_apart_by_the_classifiers():
+def test_equal_edges_are_ordered_by_the_classifiers():
     model = model_over([[0, 1, 2, 3]])
     model.clusters.weight.data = torch.tensor([[1.0, 0.0]])
     model.labels.weight.data = torch.tensor([[0.0, 5.0], [-1.0, 0.0], [0.1, 0.0], [1.0, 1.0]])

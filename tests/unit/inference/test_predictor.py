@@ -83,7 +83,7 @@ def test_only_many_more_labels_than_can_be_scored_still_fills_the_ranking(model,
 
 
 @pytest.mark.parametrize("by", ["name", "id"])
-def test_without_keeps_off_labels_and_others_take_their_place(model, by):
+def test_without_excludes_labels_and_others_are_ranked_instead(model, by):
     best = {int(ranking.ids[0]) for ranking in model.predict(TEXTS, top_k=1)}
     kept_off = [NAMES[i] for i in best] if by == "name" else best
 
@@ -121,7 +121,7 @@ def test_a_bare_label_is_refused(model):
         model.predict(TEXTS, only="label 3")
 
 
-def test_many_labels_are_found_in_one_pass(model):
+def test_many_label_names_are_looked_up_in_one_pass(model):
     names = [f"label {i}" for i in range(300_000)]
     large = Elias(model.model, model.config, names)
 
@@ -136,7 +136,7 @@ def test_many_labels_are_found_in_one_pass(model):
     ("texts", "problem"),
     [("red cod", "wrap the text in a list"), (["cod", 3], r"texts\[1\] is int, not a string")],
 )
-def test_what_is_no_list_of_texts_is_refused(model, texts, problem):
+def test_inputs_other_than_a_list_of_texts_are_refused(model, texts, problem):
     with pytest.raises(DataError, match=problem):
         model.predict(texts)
 
@@ -145,7 +145,7 @@ def test_no_texts_give_no_rankings(model):
     assert len(model.predict([])) == 0
 
 
-def test_memory_that_runs_out_halves_the_batch(model, monkeypatch):
+def test_the_batch_is_halved_if_memory_runs_out(model, monkeypatch):
     sizes = []
 
     def scarce(*args, batch_size, **kwargs):
@@ -162,7 +162,7 @@ def test_memory_that_runs_out_halves_the_batch(model, monkeypatch):
     assert len(predictions) == 3
 
 
-def test_memory_that_runs_out_takes_the_graphs_before_the_batch_is_halved(model, monkeypatch):
+def test_graphs_are_released_before_the_batch_is_halved(model, monkeypatch):
     sizes, graphs = [], [True, False]
 
     def scarce(*args, batch_size, **kwargs):
@@ -180,7 +180,7 @@ def test_memory_that_runs_out_takes_the_graphs_before_the_batch_is_halved(model,
     assert len(predictions) == 3
 
 
-def test_memory_that_does_not_hold_one_text_is_an_error_that_says_so(model, monkeypatch):
+def test_too_little_memory_for_one_text_is_a_clear_error(model, monkeypatch):
     def none_left(*_, **__):
         raise MemoryError
 
@@ -196,7 +196,7 @@ def test_sizes_must_be_whole_and_positive(model, name, value):
         model.predict(["a"], **{name: value})
 
 
-def test_an_unfinished_run_is_called_so(tmp_path):
+def test_an_unfinished_run_is_reported_as_unfinished(tmp_path):
     (tmp_path / "config.json").write_text("{}")
     (tmp_path / "metrics.jsonl").write_text("")
 
@@ -214,7 +214,7 @@ def test_a_model_is_loaded_without_a_world(model, tmp_path):
     assert loaded.predict(TEXTS).ids.tolist() == model.predict(TEXTS).ids.tolist()
 
 
-def test_a_search_of_divided_rows_keeps_the_channel_of_each_candidate(model, monkeypatch):
+def test_a_sharded_search_keeps_the_channel_of_each_candidate(model, monkeypatch):
     channel = np.int8([[1, 0], [0, 1], [1, 1]])
     candidates = Candidates(
         np.int64([[1, 2]] * 3), np.float32([[0.9, 0.5]] * 3), np.ones((3, 8)), channel

@@ -62,7 +62,7 @@ def test_touching_no_row_changes_nothing(table):
     assert torch.equal(weight, torch.ones(3, 2))
 
 
-def test_a_history_replayed_has_the_bits_of_one_lived_through():
+def test_a_replayed_history_equals_the_original_bit_for_bit():
     lrs = [0.1 / (step + 3) for step in range(2500)]  # more than there is room for at first
 
     lived = after(*lrs)
@@ -78,7 +78,7 @@ def test_a_history_replayed_has_the_bits_of_one_lived_through():
     assert torch.equal(lived.decay_log[: 2 * n_steps + 1], replayed.decay_log[: 2 * n_steps + 1])
 
 
-def test_a_weight_in_bfloat16_catches_up_on_average():
+def test_pending_decay_of_bfloat16_weights_is_right_on_average():
     weight = torch.ones(500, 200).bfloat16()
     means, variances = (torch.ones(500, 200).bfloat16(),), (torch.ones(500, 1), torch.ones(500))
     last_step = torch.zeros(500, dtype=torch.int32)
@@ -95,7 +95,7 @@ def test_a_weight_in_bfloat16_catches_up_on_average():
     assert (last_step == 2).all()
 
 
-def test_no_step_leaves_nothing_to_catch_up_with(table):
+def test_without_steps_there_is_no_pending_decay(table):
     weight, state = table
 
     apply_pending_decay(weight, (state.mean,), (state.variance,), state.last_step, History())

@@ -16,7 +16,7 @@ def doubled(values, *, negated):
     return values * (-2 if negated else 2)
 
 
-def test_work_is_recorded_when_a_shape_and_option_come_again():
+def test_a_recurring_shape_and_option_is_captured():
     recordings = []
     recorded = CapturedFunction(doubled, lambda work: recordings.append(1) or record(work))
     calls = [([1.0], False), ([5.0], True), ([1.0, 2.0], False)]
@@ -28,7 +28,7 @@ def test_work_is_recorded_when_a_shape_and_option_come_again():
     assert len(recordings) == 2
 
 
-def test_a_shape_graphs_as_it_is_eagerly_min_calls_times_before_it_is_captured():
+def test_a_shape_runs_eagerly_min_calls_times_before_it_is_captured():
     recordings = []
     recorded = CapturedFunction(
         doubled, lambda work: recordings.append(1) or record(work), min_calls=3
@@ -42,7 +42,7 @@ def test_a_shape_graphs_as_it_is_eagerly_min_calls_times_before_it_is_captured()
     assert counts == [0, 0, 0, 0, 1, 1, 1]
 
 
-def test_what_was_found_is_overwritten_by_the_next_call():
+def test_the_result_is_overwritten_by_the_next_call():
     recorded = CapturedFunction(doubled, record)
     recorded(torch.ones(2), negated=False)
 
@@ -52,7 +52,7 @@ def test_what_was_found_is_overwritten_by_the_next_call():
     assert first.tolist() == [8.0, 8.0]
 
 
-def test_shapes_past_the_limit_run_as_they_are(caplog):
+def test_shapes_beyond_the_limit_run_eagerly(caplog):
     caplog.set_level("INFO")
     recordings = []
     recorded = CapturedFunction(
@@ -67,7 +67,7 @@ def test_shapes_past_the_limit_run_as_they_are(caplog):
     assert caplog.text.count("reached the limit of 2 CUDA graphs") == 1
 
 
-def test_what_was_recorded_can_be_given_up():
+def test_captured_graphs_can_be_released():
     recorded = CapturedFunction(doubled, record)
     for _ in range(2):
         found = recorded(torch.ones(1), negated=False)
@@ -83,7 +83,7 @@ def test_what_was_recorded_can_be_given_up():
     assert recorded(torch.ones(1), negated=False).tolist() == [2.0]
 
 
-def test_where_nothing_can_be_recorded_the_work_is_done_all_the_same(caplog):
+def test_the_function_runs_eagerly_if_capturing_fails(caplog):
     def broken(_):
         raise RuntimeError("no graphs here\nstack of the driver")
 
@@ -95,7 +95,7 @@ def test_where_nothing_can_be_recorded_the_work_is_done_all_the_same(caplog):
     assert "stack of the driver" not in caplog.text
 
 
-def test_too_little_memory_for_a_graph_ends_nothing(caplog):
+def test_too_little_memory_for_a_graph_is_not_an_error(caplog):
     def greedy(_):
         raise torch.OutOfMemoryError("too much")
 
@@ -106,7 +106,7 @@ def test_too_little_memory_for_a_graph_ends_nothing(caplog):
     assert "too much" in caplog.text
 
 
-def test_graphs_are_given_up_where_other_work_has_too_little_memory_beside_them(caplog):
+def test_graphs_are_released_if_an_eager_call_runs_out_of_memory(caplog):
     asked = []
 
     def scarce(values, *, negated):

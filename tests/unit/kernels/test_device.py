@@ -50,7 +50,7 @@ print(torch.get_num_threads())
     assert done.stdout.split() == ["1", "1"]
 
 
-def test_no_more_threads_are_asked_for_than_numba_has(threads):
+def test_at_most_as_many_threads_are_set_as_numba_has(threads):
     threads(numba.config.NUMBA_NUM_THREADS + 3)
 
     with limit_threads():
@@ -94,7 +94,7 @@ def test_running_out_of_memory_says_what_to_lower(error, what, remedy):
     assert caught.value.__cause__ is error
 
 
-def test_torch_still_words_a_lack_of_memory_on_the_cpu_as_we_expect():
+def test_the_out_of_memory_message_of_torch_on_the_cpu_is_recognised():
     with pytest.raises(RunError, match="out of memory"), explain_out_of_memory("training"):
         torch.empty(2**60, dtype=torch.uint8)
 
@@ -123,7 +123,7 @@ def test_without_a_gpu_cuda_is_refused_and_auto_is_the_cpu():
 
 
 @pytest.mark.parametrize("name", ["mps", "meta", "xpu"])
-def test_a_device_that_nothing_here_runs_on_is_refused(name):
+def test_an_unsupported_device_is_refused(name):
     with pytest.raises(ConfigError, match="is not supported; use auto, cpu or cuda"):
         pick_device(name)
 

@@ -18,7 +18,7 @@ def test_nothing_to_do_gives_nothing():
     assert list(thread_map_progress(lambda item, _: item, [], dict, "resting", 0)) == []
 
 
-def test_no_memory_is_used_by_two_at_once_and_no_more_are_made_than_threads():
+def test_each_thread_has_its_own_scratch_memory():
     made, clashes = [], []
 
     def memory():
@@ -37,7 +37,7 @@ def test_no_memory_is_used_by_two_at_once_and_no_more_are_made_than_threads():
     assert 1 <= len(made) <= numba.get_num_threads()
 
 
-def test_an_error_comes_through_and_what_has_not_begun_never_does():
+def test_an_error_is_raised_and_later_items_are_not_started():
     begun = []
 
     def work(item, _):

@@ -63,7 +63,7 @@ def test_equal_scores_are_ranked_by_label_id():
     assert labels.tolist() == [[0, 1, 2]]
 
 
-def test_places_without_a_label_hold_the_number_of_labels_and_zero():
+def test_slots_without_a_label_hold_the_number_of_labels_and_zero():
     model = make_model([[0, 3], [1, 2]], 3, [5.0, 0.0], [0.0, 0.0, 0.0])
 
     labels, p = model.rank(PHI, SearchSizes(1, 3), top_k=3)
@@ -72,7 +72,7 @@ def test_places_without_a_label_hold_the_number_of_labels_and_zero():
     assert p[0, 1:].tolist() == [0.0, 0.0]
 
 
-def test_a_blocked_label_leaves_its_place_in_the_shortlist_to_the_next():
+def test_a_blocked_label_frees_its_slot_in_the_shortlist():
     model = make_model([[0, 1, 2]], 3, [0.0], [3.0, 2.0, 1.0])
     blocked = torch.tensor([True, False, False])
 

@@ -60,7 +60,7 @@ def test_losses_are_float32_whatever_the_logits_are():
 
 
 @pytest.mark.parametrize("kernels", [cpu, plain])
-def test_positives_are_found_in_any_slot_and_padding_never_is_one(kernels):
+def test_positives_are_found_in_any_slot_and_padding_is_never_positive(kernels):
     labels = torch.tensor([[0, 3, 5, 6], [6, 2, 1, 0]])
     positives = torch.tensor([[0, 5, 6], [6, 6, 6]])  # 6 labels: 6 is padding
 

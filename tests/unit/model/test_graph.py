@@ -101,7 +101,7 @@ def test_a_graph_that_only_searches_computes_its_scores_once_until_they_change()
     assert changed[0, 0] > first[0, 0]
 
 
-def test_what_was_kept_for_searching_is_forgotten_when_training_begins():
+def test_cached_scores_are_discarded_when_training_begins():
     graph = make_graph([[0, 1]], 2, logits=[[0.0, 1.0]]).eval()
     with torch.no_grad():
         before = graph.unsaturated_log()

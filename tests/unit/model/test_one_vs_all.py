@@ -113,7 +113,7 @@ class Largest(TorchDispatchMode):
         return answer
 
 
-def test_neither_all_logits_nor_all_gradients_are_ever_held():
+def test_neither_all_logits_nor_all_gradients_are_in_memory():
     n_points, n_labels, dim, chunk = 6, 500, 8, 20
     embedding = torch.randn(n_points, dim, requires_grad=True)
     weight, bias = torch.randn(n_labels, dim).requires_grad_(), torch.zeros(n_labels)

@@ -61,7 +61,7 @@ def test_a_text_is_ranked_alike_alone_and_beside_a_long_one(model, texts):
     np.testing.assert_allclose(beside.scores[1], alone.scores[0], rtol=1e-5)
 
 
-def test_rows_come_in_the_order_of_the_texts_with_scores_descending(model, tokens, texts):
+def test_rows_are_in_the_order_of_the_texts_with_descending_scores(model, tokens, texts):
     found = rank_all(model, tokens, SIZES, 5)
 
     model.eval()
@@ -73,7 +73,7 @@ def test_rows_come_in_the_order_of_the_texts_with_scores_descending(model, token
     assert (np.diff(found.scores, axis=1) <= 0).all()
 
 
-def test_no_more_labels_come_back_than_the_shortlist_holds(model, tokens):
+def test_at_most_shortlist_size_labels_are_returned(model, tokens):
     assert rank_all(model, tokens, SearchSizes(4, 3), 5).ids.shape == (10, 3)
 
 
@@ -116,7 +116,7 @@ def test_the_best_clusters_come_with_their_scores(model, tokens):
 
 
 @pytest.mark.parametrize("training", [True, False])
-def test_evaluating_turns_dropout_and_gradients_off_and_back_to_what_they_were(model, training):
+def test_evaluating_switches_dropout_and_gradients_off_and_restores_them(model, training):
     model.train(training)
 
     with evaluating(model):

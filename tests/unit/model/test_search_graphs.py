@@ -100,14 +100,14 @@ def assert_right_again_and_again(model, graphs):
         assert_alike(rank(model, 3, graphs=graphs), plain(model, 3))
 
 
-def test_one_text_is_recorded_when_its_shape_comes_again_and_found_in_later_calls(model, graphs):
+def test_a_recurring_shape_is_captured_and_reused_in_later_calls(model, graphs):
     for _ in range(5):
         assert_alike(rank(model, 3, graphs=graphs), plain(model, 3))
 
     assert (graphs.recorded, graphs.repeated) == (1, 4)
 
 
-def test_a_shape_comes_often_before_it_is_recorded(model):
+def test_a_shape_is_captured_after_min_calls(model):
     graphs = Graphs(min_calls=3)
 
     recorded = []
@@ -119,7 +119,7 @@ def test_a_shape_comes_often_before_it_is_recorded(model):
 
 
 @pytest.mark.parametrize("batch_size", [1, 3, 4, 100])
-def test_recorded_searches_rank_as_single_ones_do(model, graphs, batch_size):
+def test_captured_searches_rank_like_eager_ones(model, graphs, batch_size):
     calls = [(0, 1, 9, 3, 2, 30, 1, 5), (7, 4, 0), (1,), (3, 3), (2, 30, 9, 1, 4, 8, 9)]
 
     for sizes in calls * 3:
@@ -137,7 +137,7 @@ def test_another_number_of_labels_uses_the_same_graphs(model, graphs):
     assert graphs.recorded == 1
 
 
-def test_more_labels_than_before_are_recorded_anew_and_serve_those_who_want_fewer(model):
+def test_graphs_for_more_labels_also_serve_calls_with_fewer(model):
     graphs = Graphs(min_width=2)
 
     for top_k in (2, 2, 6, 6, 2, 6):
@@ -147,7 +147,7 @@ def test_more_labels_than_before_are_recorded_anew_and_serve_those_who_want_fewe
     assert graphs.recorded == 2
 
 
-def test_other_sizes_of_the_search_are_recorded_anew(model, graphs):
+def test_other_search_sizes_are_captured_again(model, graphs):
     tokens = model.encoder.tokenize(texts_of(3))
     for sizes in (SIZES, SIZES, SearchSizes(2, 12), SearchSizes(2, 12)):
         found = rank_all(model, tokens, sizes, 5, graphs=graphs)
@@ -185,7 +185,7 @@ def set_beta(model):
 @pytest.mark.parametrize(
     "change", [move, change_in_place, replace_tensor, replace_part, set_beta, lambda m: m.double()]
 )
-def test_graphs_are_recorded_anew_when_the_weights_are_others(model, graphs, change):
+def test_graphs_are_captured_again_when_the_weights_change(model, graphs, change):
     record_one(model, graphs)
     change(model)
     model.float()
@@ -195,7 +195,7 @@ def test_graphs_are_recorded_anew_when_the_weights_are_others(model, graphs, cha
     assert graphs.recorded == 2
 
 
-def test_a_model_in_training_keeps_none(model, graphs):
+def test_a_model_in_training_keeps_no_graphs(model, graphs):
     record_one(model, graphs)
     model.train()
 
@@ -206,7 +206,7 @@ def test_a_model_in_training_keeps_none(model, graphs):
     assert model not in graphs.by_model
 
 
-def test_many_texts_of_a_model_in_training_are_recorded_for_the_call(model):
+def test_graphs_of_a_model_in_training_last_for_one_call(model):
     graphs = Graphs(many_texts=8)
     expected = plain(model, *[3] * 8, batch_size=2)
     model.train()
@@ -221,7 +221,7 @@ def test_many_texts_of_a_model_in_training_are_recorded_for_the_call(model):
     assert model not in graphs.by_model
 
 
-def test_blocked_labels_do_not_use_what_is_kept(model, graphs):
+def test_blocked_labels_do_not_use_cached_graphs(model, graphs):
     for _ in range(2):
         best = rank(model, 3, graphs=graphs).ids[0, 0]
     before = graphs.repeated
@@ -235,7 +235,7 @@ def test_blocked_labels_do_not_use_what_is_kept(model, graphs):
     assert rank(model, 3, graphs=graphs).ids[0, 0] == best
 
 
-def test_members_of_an_ensemble_have_their_own(tiny_bert, graphs):
+def test_members_of_an_ensemble_have_their_own_graphs(tiny_bert, graphs):
     members = [make_model(tiny_bert, seed) for seed in (1, 2)]
 
     for _ in range(3):
@@ -245,7 +245,7 @@ def test_members_of_an_ensemble_have_their_own(tiny_bert, graphs):
     assert graphs.recorded == 2
 
 
-def test_copies_and_saved_weights_know_nothing_of_graphs(model, graphs):
+def test_copies_and_saved_weights_contain_no_graphs(model, graphs):
     names = list(model.state_dict())
     record_one(model, graphs)
 
@@ -256,7 +256,7 @@ def test_copies_and_saved_weights_know_nothing_of_graphs(model, graphs):
     assert graphs.recorded == 1
 
 
-def test_graphs_go_with_their_model(tiny_bert, graphs):
+def test_graphs_are_freed_with_their_model(tiny_bert, graphs):
     model = make_model(tiny_bert)
     record_one(model, graphs)
     kept = weakref.ref(graphs.by_model[model])
@@ -283,7 +283,7 @@ def test_two_threads_never_share_a_graph(model, graphs):
     assert_alike(found[0], expected)
 
 
-def test_graphs_are_given_up_for_good_where_memory_is_short(model, graphs):
+def test_graphs_are_released_for_good_if_memory_runs_out(model, graphs):
     record_one(model, graphs)
 
     assert graphs.release()
@@ -293,7 +293,7 @@ def test_graphs_are_given_up_for_good_where_memory_is_short(model, graphs):
     assert graphs.recorded == 1
 
 
-def test_a_call_that_fails_begins_anew(model, graphs):
+def test_graphs_are_captured_again_after_a_failed_call(model, graphs):
     record_one(model, graphs)
 
     def interrupted():
@@ -328,7 +328,7 @@ def test_the_number_of_texts_is_padded_to_a_power_of_two(
     assert graphs.recorded == 0
 
 
-def test_texts_that_are_not_few_are_not_padded_with_others(model):
+def test_large_batches_are_not_padded_with_empty_texts(model):
     graphs = Graphs(max_padded_tokens=16)
     tokens = model.encoder.tokenize(texts_of(3, 3, 3, 3))
     three, four = (graphs.pad(model.encoder, 8, tokens, np.arange(n_rows)) for n_rows in (3, 4))
@@ -338,14 +338,14 @@ def test_texts_that_are_not_few_are_not_padded_with_others(model):
     assert graphs.recorded == 0
 
 
-def test_where_nothing_is_recorded_texts_are_not_padded(model):
+def test_texts_are_not_padded_if_graphs_are_not_used(model):
     with SEARCH_GRAPHS.captured(model, SIZES, 5, None, 10**6) as captured:
         assert captured is None
 
     assert model not in SEARCH_GRAPHS.by_model
 
 
-def test_an_encoder_is_compiled_once_after_large_calls_alone(model):
+def test_an_encoder_is_compiled_once_and_only_after_large_calls(model):
     prepared, graphs = [], Graphs(many_texts=6, large_call=3)
     model.encoder.prepare = lambda device: prepared.append(device.type) or True
 

@@ -52,7 +52,7 @@ def last_layer(folder, ids):
     return model(input_ids=torch.tensor([ids])).last_hidden_state[0]
 
 
-def test_a_text_becomes_its_tokens_between_the_special_ones(tiny_bert):
+def test_a_text_becomes_its_tokens_between_special_tokens(tiny_bert):
     tokens = make_encoder(tiny_bert).tokenize(["red herring", "xyz"])
 
     assert tokens.ids.tolist() == [CLS, 5, 7, 8, SEP, CLS, UNK, SEP]
@@ -87,7 +87,7 @@ def test_no_texts_are_no_tokens(tiny_bert):
 
 
 @pytest.mark.parametrize("text", ["red \ud800 cod", "\udfff", "red\0cod", "\0", "\u202e \ufeff"])
-def test_text_that_is_not_quite_unicode_is_read(text, tiny_bert):
+def test_text_with_lone_surrogates_is_tokenized(text, tiny_bert):
     tokens = make_encoder(tiny_bert).tokenize([text, "red"])
 
     assert len(tokens) == 2
@@ -235,7 +235,7 @@ class NoAnswers(TorchDispatchMode):
 
 
 @pytest.mark.parametrize("texts", [TEXTS, ["red", "cod"]])
-def test_a_forward_pass_asks_nothing_of_the_device(texts, tiny_bert):
+def test_a_forward_pass_reads_nothing_back_from_the_device(texts, tiny_bert):
     encoder = make_encoder(tiny_bert)
     batch = collate(encoder.tokenize(texts), np.arange(len(texts)))
 
@@ -277,7 +277,7 @@ def test_no_parameter_is_a_table(tiny_bert):
     assert make_encoder(tiny_bert).table_names() == set()
 
 
-def test_loading_says_nothing_and_leaves_the_librarys_settings(tiny_bert, capfd):
+def test_loading_is_silent_and_restores_the_settings_of_transformers(tiny_bert, capfd):
     before = transformers_logging.get_verbosity(), transformers_logging.is_progress_bar_enabled()
 
     make_encoder(tiny_bert)
@@ -287,7 +287,7 @@ def test_loading_says_nothing_and_leaves_the_librarys_settings(tiny_bert, capfd)
     assert after == before
 
 
-def test_the_tokenizer_given_to_the_encoder_keeps_no_length_of_its_own(tiny_bert):
+def test_the_maximum_length_of_the_tokenizer_is_ignored(tiny_bert):
     tokens = make_encoder(tiny_bert).tokenize(["the herring quota in the north sea", "red"])
 
     assert tokens.lengths.tolist() == [10, 3]
@@ -301,12 +301,12 @@ def refusal(folder, **changes):
     return message
 
 
-def test_a_name_that_is_nowhere_is_refused_with_a_remedy():
+def test_an_unknown_model_name_is_refused_with_a_remedy():
     assert "set encoder.model to a local folder" in refusal("nobody/nothing-such")
 
 
 @pytest.mark.parametrize("name", ["/nonexistent/folder", "./none", "~/none-such", "a/b/c"])
-def test_a_folder_that_is_not_there_is_refused_as_one(name):
+def test_a_missing_folder_is_refused_as_a_folder(name):
     assert refusal(name).startswith(f"{name}: no such folder; ")
 
 
@@ -432,7 +432,7 @@ def test_minilm_finds_a_paraphrase_closer_than_another_sentence():
     assert close > 0.5 > far
 
 
-def test_where_compiling_fails_the_encoder_goes_on_without(tiny_bert, monkeypatch, caplog):
+def test_the_encoder_continues_if_compiling_fails(tiny_bert, monkeypatch, caplog):
     def broken(*_, **__):
         raise RuntimeError("no compiler")
 

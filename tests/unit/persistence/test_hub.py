@@ -27,7 +27,7 @@ def test_the_card_shows_metrics_data_and_how_to_use_the_model():
     assert "- torch 2." in card
 
 
-def test_a_card_without_facts_has_no_empty_tables():
+def test_a_card_without_metadata_has_no_empty_tables():
     card = model_card(EliasConfig().resolve(1000, 1), ["cod"], {})
 
     assert "Results" not in card

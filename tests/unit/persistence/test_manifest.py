@@ -79,7 +79,7 @@ def test_a_bag_model_predicts_the_same_after_loading(learned, tmp_path):
     assert (loaded.config, loaded.label_names) == (config, tuple(NAMES))
 
 
-def test_labels_kept_in_bfloat16_take_half_the_room_and_predict_the_same_on_a_cpu(tmp_path):
+def test_labels_in_bfloat16_take_half_the_space_and_predict_the_same_on_a_cpu(tmp_path):
     config = make_config(min_count=1)
     model = make_model(config)
     model.labels.weight.data = model.labels.weight.data.bfloat16().float()  # as a GPU leaves them
@@ -178,13 +178,13 @@ def test_the_folder_holds_what_the_format_says(saved):
     assert list(saved.parent.iterdir()) == [saved]
 
 
-def test_who_may_read_one_file_may_read_all(saved):
+def test_all_files_have_the_same_permissions(saved):
     modes = {path.stat().st_mode for path in saved.iterdir()}
 
     assert len(modes) == 1
 
 
-def test_facts_come_back_as_json_holds_them(saved):
+def test_metadata_is_loaded_in_json_types(saved):
     metadata = load(saved).metadata
 
     assert metadata["metrics"]["stage2"]["test"] == {"P@1": 71.5, "PSP@1": 3.0, "R@10": None}
@@ -218,7 +218,7 @@ def test_a_model_of_many_labels_keeps_all_names(tmp_path):
     assert list(loaded.label_names) == names
 
 
-def test_a_taken_folder_is_left_alone(saved):
+def test_an_existing_folder_is_not_changed(saved):
     config = make_config()
     before = (saved / "model.safetensors").read_bytes()
 
@@ -325,7 +325,7 @@ def test_data_settings_of_another_type_are_refused(saved, settings):
     assert "config.json: data_settings" in refusal(saved)
 
 
-def test_data_settings_come_back_as_metadata(tmp_path):
+def test_data_settings_are_loaded_as_metadata(tmp_path):
     config = make_config()
     settings = {"text": "title", "labels": "topics", "separator": "|", "seed": 3}
     folder = save(
@@ -345,7 +345,7 @@ def test_parts_of_an_old_model_must_be_counted(saved, beside):
     assert "config.json: " in refusal(saved)
 
 
-def test_a_member_comes_back_and_is_checked(saved, tmp_path):
+def test_a_member_is_loaded_and_checked(saved, tmp_path):
     config = make_config()
     member = load(saved)
     folder = save(tmp_path / "ensemble", make_model(config), config, others=[member])
@@ -362,7 +362,7 @@ def test_a_member_comes_back_and_is_checked(saved, tmp_path):
     assert "members/1: its labels are not those" in resealed_refusal(folder)
 
 
-def test_probabilities_come_back_and_are_checked(tmp_path):
+def test_probabilities_are_loaded_and_checked(tmp_path):
     config = make_config()
     steps = np.linspace(0, 1, 201)
     probabilities = Probabilities(np.array([0.0, 1.0]), np.array([0.1, 0.7]), steps, steps[::-1])
@@ -454,7 +454,7 @@ def test_a_newer_format_asks_for_an_upgrade(saved):
         ("files", None),
     ],
 )
-def test_a_value_that_cannot_be_is_refused(key, value, saved):
+def test_an_impossible_value_is_refused(key, value, saved):
     change_config(saved, **{key: value})
 
     assert f"config.json: {key} is {value!r}" in refusal(saved)

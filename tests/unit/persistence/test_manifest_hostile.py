@@ -96,7 +96,7 @@ def tensor(shape=(4,), begin=0, end=16, dtype="F32"):
         b"\x80\x04cos\nsystem\n(S'true'\ntR.",
     ],
 )
-def test_weights_whose_header_lies_are_refused(bag, content):
+def test_weights_with_a_wrong_header_are_refused(bag, content):
     (bag / "model.safetensors").write_bytes(content)
 
     assert "model.safetensors" in refusal(bag)
@@ -195,7 +195,7 @@ def test_an_absurd_tokenizer_is_refused(bert, content):
     refusal(bert)
 
 
-def test_a_tokenizer_that_fails_at_a_text_is_told_in_one_line(bert):
+def test_a_tokenizer_that_fails_on_a_text_is_reported_in_one_line(bert):
     path = bert / "encoder" / "tokenizer.json"
     tree = json.loads(path.read_text(encoding="utf8"))
     tree["model"]["unk_token"] = "[NONE]"

@@ -18,7 +18,7 @@ def saved(reranker, tmp_path):
     return save_ranker(tmp_path / "model", reranker)
 
 
-def test_a_reranker_comes_back_as_it_was(problem, reranker, saved):
+def test_a_reranker_is_loaded_as_it_was_saved(problem, reranker, saved):
     again = load_ranker(saved)
 
     for component in reranker.components:
@@ -30,7 +30,7 @@ def test_a_reranker_comes_back_as_it_was(problem, reranker, saved):
     assert (again.transform, again.mixture) == (reranker.transform, reranker.mixture)
 
 
-def test_a_reranker_of_features_without_calibration_comes_back(problem, tmp_path):
+def test_a_reranker_of_features_without_calibration_is_loaded(problem, tmp_path):
     features = csr_matrix(np.eye(300, 7, dtype=np.float32))
     plain = replace(problem.train.candidates, embedding=None)
     train = problem.train._replace(inputs=features, candidates=plain)
@@ -48,7 +48,7 @@ def test_nothing_is_pickled(saved):
     assert names == ["ranker.safetensors", "vocabulary.txt"]
 
 
-def test_a_reranker_of_format_2_comes_back(problem, reranker, saved):
+def test_a_reranker_of_format_2_is_loaded(problem, reranker, saved):
     as_old_format(saved)
 
     again = load_ranker(saved)

@@ -26,7 +26,7 @@ def test_characters_that_no_document_may_hold_are_replaced():
     assert text("a\x00b\ud800c\x1bd") == "a\ufffdb\ufffdc\ufffdd"
 
 
-def test_lists_are_unfolded_and_none_is_nothing():
+def test_lists_are_flattened_and_none_is_skipped():
     assert element("ul", [element("li", "a"), None, ["b"]]) == "<ul><li>a</li>b</ul>"
 
 
@@ -42,5 +42,5 @@ def test_text_joined_to_markup_is_escaped():
     ("value", "shown"),
     [(0.04, "0.0 s"), (59.94, "59.9 s"), (60, "1 min 0 s"), (150.6, "2 min 31 s")],
 )
-def test_seconds_read_as_people_say_them(value, shown):
+def test_durations_are_formatted(value, shown):
     assert seconds(value) == shown

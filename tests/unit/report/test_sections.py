@@ -84,7 +84,7 @@ def test_clusters_per_label_are_compared_with_the_paper():
     assert "do not have more clusters than rare ones, unlike in the paper" in rare_first
 
 
-def test_a_spread_that_cannot_be_compared_is_said_to_be_missing():
+def test_a_spread_that_cannot_be_compared_is_reported_as_missing():
     shown = parts(embeddings=map_values(LabelMaps((), (), (0.4,), ()), ["a"]))
 
     assert "too few labels" in shown["embeddings"]

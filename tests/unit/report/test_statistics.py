@@ -153,7 +153,7 @@ def label_edges():
     return csr_matrix([[0.9, 1.0], [0.5, 0.1]])
 
 
-def test_labels_are_told_apart_by_how_many_clusters_they_are_assigned_to(sample, label_edges):
+def test_labels_are_divided_by_their_number_of_clusters(sample, label_edges):
     actual = label_maps(sample, label_edges, seed=0)
 
     assert [(panel.label, panel.clusters) for panel in actual.several] == [(0, (0, 1))]

@@ -18,7 +18,7 @@ def pairs(seed, size=400):
 
 
 @given(seed=st.integers(0, 2**31), depth=st.integers(1, 7), leaf=st.sampled_from([1, 20]))
-def test_the_tree_says_exactly_what_scikit_learn_s_says(seed, depth, leaf):
+def test_the_tree_equals_that_of_scikit_learn(seed, depth, leaf):
     p, q, frequency, relevant = pairs(seed)
     other_p, other_q, other_frequency, _ = pairs(seed + 1)
     grown = DecisionTreeClassifier(max_depth=depth, min_samples_leaf=leaf, random_state=0)
@@ -32,7 +32,7 @@ def test_the_tree_says_exactly_what_scikit_learn_s_says(seed, depth, leaf):
 
 
 @given(seed=st.integers(0, 2**31), n_trees=st.integers(2, 5), known=st.booleans())
-def test_several_trees_are_the_mean_of_trees_grown_on_points_drawn(seed, n_trees, known):
+def test_several_trees_are_averaged_over_bootstrap_samples(seed, n_trees, known):
     p, q, frequency, relevant = pairs(seed)
     asked = np.stack([p, q, p * q, frequency], axis=1).astype(np.float32)
     # points of one to a dozen pairs, some numbers of points having none
@@ -95,7 +95,7 @@ def test_probabilities_come_in_the_shape_of_the_scores():
     assert tree.probability(p[:0], q[:0], frequency[:0]).shape == (0,)
 
 
-def test_a_tree_comes_back_from_its_arrays():
+def test_a_tree_is_restored_from_its_arrays():
     p, q, frequency, relevant = pairs(2)
     tree = Calibration.fit(p, q, frequency, relevant, depth=4, leaf=1)
 
@@ -117,7 +117,7 @@ def test_a_tree_comes_back_from_its_arrays():
         ("value", lambda a: a[:-1]),
     ],
 )
-def test_arrays_that_are_no_tree_are_refused(name, change):
+def test_arrays_that_are_not_a_tree_are_refused(name, change):
     p, q, frequency, relevant = pairs(3)
     arrays = Calibration.fit(p, q, frequency, relevant, depth=3, leaf=1).to_arrays()
     arrays[name] = change(arrays[name])

@@ -40,7 +40,7 @@ def dense_nearness(texts, names, idf, candidates):
     width=st.integers(1, 8),
     density=st.sampled_from([0.0, 0.2, 0.9]),
 )
-def test_nearness_is_that_of_plain_matrices(seed, n_points, width, density):
+def test_name_overlap_equals_that_of_dense_matrices(seed, n_points, width, density):
     rng = np.random.default_rng(seed)
     n_labels, n_features = 6, 9
     texts = rng.random((n_points, n_features)) * (rng.random((n_points, n_features)) < density)
@@ -81,7 +81,7 @@ def test_a_text_that_holds_a_name_covers_it(problem, named):
     assert (near.coverage[~known] == 0).all()
 
 
-def test_t_reads_names_beside_the_paper_s_features(problem, named):
+def test_the_calibration_uses_names_and_the_features_of_the_paper(problem, named):
     points, known = problem.validation, problem.validation.known
     candidates = points.candidates
     factors = named.factors(candidates, points.inputs)
@@ -119,7 +119,7 @@ def test_without_names_the_paper_s_calibration_is_left(problem, named, reranker)
     assert (scores_of(named, points) != scores_of(reranker, points)).any()
 
 
-def test_a_number_is_no_name():
+def test_names_without_letters_are_ignored():
     features = RankerFeatures.fit(["channel 4 of 1984", "room 101"], RerankConfig())
 
     assert LabelNames.read(features, ["4", "1984", "101"]) is None
@@ -157,7 +157,7 @@ def saved(named, tmp_path):
     return save_ranker(tmp_path / "model", named)
 
 
-def test_names_come_back_as_they_were(problem, named, saved):
+def test_names_are_loaded_as_they_were_saved(problem, named, saved):
     again = load_ranker(saved)
 
     points = problem.validation

@@ -90,7 +90,7 @@ def test_reliability_is_what_counting_pair_by_pair_gives(fitted, seed, k, calibr
     assert measured.error == pytest.approx(100 * sum(apart) / (12 * k))
 
 
-def test_where_nothing_was_found_there_is_no_error():
+def test_without_predictions_there_is_no_calibration_error():
     actual = Predictions.from_scores(np.zeros((0, 3), int), np.zeros((0, 3)), n_labels=4)
 
     assert calibration_error(actual, csr_matrix((0, 4)), 3) == 0
@@ -125,7 +125,7 @@ def test_precision_and_recall_of_a_threshold_are_those_of_the_decisions(seed, th
 
 
 @pytest.mark.parametrize("least", [0.3, 0.6, 0.8])
-def test_a_target_is_reached_by_as_little_as_it_takes(fitted, least):
+def test_a_target_gives_the_least_strict_threshold(fitted, least):
     index = round(200 * fitted.threshold(f"precision={least}"))
     assert fitted.precision[index] >= least
     assert index == 0 or fitted.precision[index - 1] < least
@@ -142,12 +142,12 @@ def test_a_number_is_its_own_threshold(fitted):
 
 
 @pytest.mark.parametrize("target", ["f2", "precision", "precision=2", "recall=.", "nan", ""])
-def test_a_target_that_is_none_is_refused_with_those_there_are(target):
+def test_an_unknown_target_is_refused_with_the_known_ones(target):
     with pytest.raises(ConfigError, match=r"f1, precision=0.8 or recall=0.6"):
         parse_target(target)
 
 
-def test_a_target_out_of_reach_is_refused_with_the_best_there_was(fitted):
+def test_an_unreachable_target_is_refused_with_the_best_value(fitted):
     with pytest.raises(ConfigError, match=r"the highest recall was 1\.000|no threshold reached"):
         Probabilities(
             fitted.scores, fitted.values, 0 * fitted.precision + 0.5, fitted.recall

@@ -19,7 +19,7 @@ def precision_at_1(scores, points):
     return relevant_candidates(best, points.labels).mean()
 
 
-def test_each_step_ranks_held_out_points_better_than_the_one_before(problem, reranker):
+def test_each_component_improves_the_ranking_of_held_out_points(problem, reranker):
     points = problem.validation
     before = precision_at_1(np.where(points.known, points.candidates.scores, -1), points)
 
@@ -27,7 +27,7 @@ def test_each_step_ranks_held_out_points_better_than_the_one_before(problem, rer
         assert precision_at_1(scores_of(reranker, points, component), points) > before + 0.1
 
 
-def test_the_parts_fit_together(problem, reranker):
+def test_the_components_agree_with_their_formulas(problem, reranker):
     points, known = problem.validation, problem.validation.known
     candidates = points.candidates
 
@@ -182,7 +182,7 @@ def test_held_out_points_choose_the_power(problem, reranker):
     np.testing.assert_allclose(powered["ranker_score"][known], q[known] ** 0.3, rtol=1e-5)
 
 
-def test_nothing_is_learned_from_a_handful_of_points(problem, caplog):
+def test_a_handful_of_points_gives_no_calibration(problem, caplog):
     few = problem.validation.take(slice(19))
 
     with caplog.at_level("INFO"):
@@ -240,7 +240,7 @@ def fit_ranker():
     return SparseRanker.fit(features, None, candidates, labels, RerankConfig())
 
 
-def test_a_label_never_seen_is_a_sure_negative():
+def test_a_label_without_training_pairs_gets_the_margin_of_a_negative():
     ranker = fit_ranker()
 
     margins = ranker.score(csr_matrix(np.eye(3, dtype=np.float32)), None, np.array([[3]] * 3))
@@ -256,7 +256,7 @@ def test_a_missing_positive_is_added_to_the_candidates():
     assert margins[2] > 0.5 > margins[1]
 
 
-def test_small_weights_are_gone(problem):
+def test_small_weights_are_pruned(problem):
     assert np.abs(fit_reranker(problem.train, problem.config).ranker.weights.data).min() >= 0.1
 
 

@@ -185,7 +185,7 @@ def test_a_label_that_no_point_has_learns_nothing():
 
 
 @pytest.mark.parametrize("sign", [1, -1])
-def test_a_label_with_points_of_one_kind_only_leans_their_way(sign):
+def test_a_label_with_points_of_one_class_predicts_that_class(sign):
     weight, bias = fit_one([sign] * 4)
 
     # α = 1/(Q + ½) with Q = 1 on the diagonal and 1 for the bias everywhere: α(1.5 + 4) = 1

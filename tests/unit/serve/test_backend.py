@@ -59,7 +59,7 @@ async def held(backend, machine):
     return first
 
 
-def test_what_comes_in_while_a_batch_is_computed_is_the_next_batch():
+def test_jobs_that_arrive_during_a_batch_form_the_next_batch():
     async def scenario(backend, machine):
         first = await held(backend, machine)
         others = [asyncio.create_task(backend.submit(texts(str(i)))) for i in range(3)]
@@ -73,7 +73,7 @@ def test_what_comes_in_while_a_batch_is_computed_is_the_next_batch():
     assert machine.batches == [[("first",)], [("0",), ("1",), ("2",)]]
 
 
-def test_a_batch_holds_no_more_than_it_may_unless_one_job_does():
+def test_a_batch_is_at_most_max_batch_unless_one_job_is_larger():
     async def scenario(backend, machine):
         first = await held(backend, machine)
         asks = [texts("a", "b", "c"), texts("d", "e"), texts("f")]
@@ -101,7 +101,7 @@ def test_jobs_of_two_kinds_are_not_computed_together():
     assert machine.batches[1:] == [[("a",)], [("b",)], [("c",)]]
 
 
-def test_what_would_exceed_the_queue_is_refused_with_a_time_to_come_back():
+def test_a_full_queue_refuses_with_retry_after():
     async def scenario(backend, machine):
         first = await held(backend, machine)
         waiting = asyncio.create_task(backend.submit(texts(*["a"] * 5)))
@@ -117,7 +117,7 @@ def test_what_would_exceed_the_queue_is_refused_with_a_time_to_come_back():
     run(scenario)
 
 
-def test_what_nobody_waits_for_any_more_is_not_computed():
+def test_cancelled_jobs_are_not_computed():
     async def scenario(backend, machine):
         first = await held(backend, machine)
         gone = asyncio.create_task(backend.submit(texts("gone")))

@@ -15,7 +15,7 @@ from elias.serve import server
 from elias.serve.settings import ServeSettings
 
 
-def test_no_bar_of_a_batch_stands_between_the_lines_of_the_log(tmp_path, monkeypatch):
+def test_batches_show_no_progress_bars(tmp_path, monkeypatch):
     shown = []
 
     async def serve(*_):
@@ -99,12 +99,12 @@ def die(parent, clock, seconds=0.0):
     return parent._next_start - clock.now
 
 
-def test_each_death_is_waited_for_longer_and_that_is_forgotten(parent, clock):
+def test_the_restart_delay_grows_with_each_death_and_is_reset(parent, clock):
     assert [die(parent, clock) for _ in range(8)] == [0, 1, 2, 4, 8, 16, 30, 30]
     assert die(parent, clock, seconds=301) == 0
 
 
-def test_many_deaths_are_told_until_all_workers_are_ready(parent, clock):
+def test_the_server_is_unhealthy_after_many_deaths_until_all_workers_are_ready(parent, clock):
     settings = parent._settings
     die(parent, clock)
     die(parent, clock)
@@ -131,13 +131,13 @@ def test_ten_deaths_in_five_minutes_end_the_server(parent, clock):
         die(parent, clock, seconds=20)
 
 
-def test_they_do_not_while_another_worker_serves(parent, clock):
+def test_many_deaths_do_not_end_the_server_while_a_worker_serves(parent, clock):
     parent._workers = [worker(parent, 8)]
 
     assert [die(parent, clock) for _ in range(12)][-1] == 30
 
 
-def test_deaths_that_are_far_apart_end_nothing(parent, clock):
+def test_deaths_that_are_far_apart_do_not_end_the_server(parent, clock):
     assert all(die(parent, clock, seconds=90) <= 4 for _ in range(30))
 
 

@@ -12,7 +12,7 @@ from elias.serve.settings import Limits, ServeSettings, check_installed, read_ke
 KEY = "a-key-of-sixteen-characters"
 
 
-def test_keys_are_lines_that_are_no_comments(tmp_path):
+def test_keys_are_lines_that_are_not_comments(tmp_path):
     file = tmp_path / "keys"
     file.write_text(f"# for the website\n{KEY}\n\n  {KEY}-2  \n")
 
@@ -27,7 +27,7 @@ def test_keys_are_lines_that_are_no_comments(tmp_path):
         ("# a\nwith a space in it", ":2:"),
     ],
 )
-def test_a_file_without_a_good_key_is_refused_without_telling_the_key(content, told, tmp_path):
+def test_a_file_without_a_valid_key_is_refused_without_showing_the_key(content, told, tmp_path):
     file = tmp_path / "keys"
     file.write_text(content)
 
@@ -37,13 +37,13 @@ def test_a_file_without_a_good_key_is_refused_without_telling_the_key(content, t
     assert "space in it" not in str(refused.value)
 
 
-def test_a_file_of_keys_that_is_not_there_is_named(tmp_path):
+def test_a_missing_key_file_is_named(tmp_path):
     with pytest.raises(DataError, match="nokeys: no such file"):
         read_keys(tmp_path / "nokeys")
 
 
 @pytest.mark.parametrize("name", ["max_inputs", "max_text", "max_batch", "timeout"])
-def test_a_limit_of_nothing_is_refused(name):
+def test_a_limit_of_zero_is_refused(name):
     with pytest.raises(ConfigError, match=f"{name} must be more than 0"):
         Limits(**{name: 0})
 
@@ -59,7 +59,7 @@ def test_a_queue_that_no_request_fits_into_is_refused():
         Limits(max_queue=8)
 
 
-def test_only_this_machine_reaches_a_server_unless_it_is_told_otherwise(tmp_path):
+def test_a_server_listens_on_localhost_by_default(tmp_path):
     assert ServeSettings(model=tmp_path).host == "127.0.0.1"
 
 

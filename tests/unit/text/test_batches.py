@@ -39,7 +39,7 @@ def test_ordered_batches_hold_every_row_once_shortest_first(lengths, batch_size)
     assert len(batches) == n_batches(len(lengths), batch_size)
 
 
-def test_texts_of_like_length_share_a_batch_and_epochs_differ():
+def test_texts_of_similar_length_share_a_batch_and_epochs_differ():
     lengths, rng = np.random.default_rng(0).integers(1, 500, 1000), np.random.default_rng(1)
 
     first, second = (list(shuffled_batches(lengths, 20, rng)) for _ in range(2))
@@ -84,18 +84,18 @@ def test_a_batch_holds_the_tokens_of_its_rows():
     assert batch.longest == 3
 
 
-def test_tokens_without_weights_make_batches_without():
+def test_tokens_without_weights_give_batches_without_weights():
     batch = collate(Tokens(np.array([0, 1]), np.array([7], dtype=np.int32)), np.array([0, 0]))
 
     assert batch.weights is None
     assert batch.to(torch.device("cpu")).ids.tolist() == [7, 7]
 
 
-def test_items_made_ahead_come_in_order_and_once():
+def test_prefetched_items_are_in_order_and_complete():
     assert list(prefetch(iter(range(20)), depth=2)) == list(range(20))
 
 
-def test_what_goes_wrong_while_making_ahead_is_raised_where_the_items_are_used():
+def test_errors_while_prefetching_are_raised_in_the_caller():
     def make():
         yield 1
         raise ValueError("no more")
@@ -107,7 +107,7 @@ def test_what_goes_wrong_while_making_ahead_is_raised_where_the_items_are_used()
         next(taken)
 
 
-def test_the_thread_ends_when_nobody_wants_the_rest():
+def test_the_prefetch_thread_ends_when_the_iterator_is_closed():
     taken = prefetch(iter(range(10**9)), depth=1)
     next(taken)
 

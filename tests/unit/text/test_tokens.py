@@ -51,7 +51,7 @@ def assert_same(actual, expected):
     start=st.integers(0, 9),
     end=st.integers(0, 9),
 )
-def test_a_part_is_what_taking_its_rows_gives_over_the_same_arrays(texts, start, end):
+def test_a_part_equals_the_taken_rows_and_shares_the_arrays(texts, start, end):
     offsets = np.cumsum([0, *map(len, texts)])
     ids = np.array([token for text in texts for token in text], dtype=np.int32)
     tokens = Tokens(offsets=offsets, ids=ids, weights=ids / np.float32(10))
@@ -178,7 +178,7 @@ def test_a_cache_that_cannot_be_written_does_not_stop_the_run(cache, caplog):
     assert "cannot cache" in caplog.text
 
 
-def test_no_half_written_entry_stays_behind(monkeypatch):
+def test_no_incomplete_cache_entry_is_left(monkeypatch):
     def fail(*_):
         raise KeyboardInterrupt
 
@@ -190,7 +190,7 @@ def test_no_half_written_entry_stays_behind(monkeypatch):
     assert list(cache_folder().iterdir()) == []
 
 
-def test_the_entries_used_longest_ago_go_first(monkeypatch):
+def test_the_least_recently_used_entries_are_evicted_first(monkeypatch):
     tokenize = Tokeniser()
     for name in "abc":
         cached(name, TEXTS, tokenize)
@@ -206,7 +206,7 @@ def test_the_entries_used_longest_ago_go_first(monkeypatch):
     assert [name for name in "abcd" if entries[name].exists()] == ["a", "c", "d"]
 
 
-def test_what_this_process_uses_is_not_forgotten(monkeypatch):
+def test_entries_in_use_by_this_process_are_not_evicted(monkeypatch):
     monkeypatch.setattr(module, "_CACHE_LIMIT", 1)
 
     first = cached("a", TEXTS, Tokeniser())

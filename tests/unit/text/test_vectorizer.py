@@ -39,7 +39,7 @@ def test_without_spaces_between_words_characters_and_pairs_are_words(text, words
     assert words_of(text) == words
 
 
-def test_ngrams_shorter_than_the_word_with_its_marks_are_taken():
+def test_ngrams_are_shorter_than_the_word_with_its_boundary_marks():
     assert list(ngrams_of("ab", 3, 5)) == ["<ab", "ab>"]
     assert list(ngrams_of("a", 3, 5)) == []
 

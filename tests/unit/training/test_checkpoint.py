@@ -43,7 +43,7 @@ def cut(path):
     path.write_bytes(path.read_bytes()[:-1])
 
 
-def test_the_newest_comes_back_as_it_was(kept):
+def test_the_newest_checkpoint_is_restored_exactly(kept):
     facts, tensors = newest(kept)
 
     assert facts == {"number": 3}
@@ -51,11 +51,11 @@ def test_the_newest_comes_back_as_it_was(kept):
     assert int(tensors["step"]) == 3
 
 
-def test_the_last_few_are_kept_and_nothing_else(kept):
+def test_only_the_last_checkpoints_are_kept(kept):
     assert sorted(path.name for path in kept.folder.iterdir()) == ["00000002", "00000003"]
 
 
-def test_the_manifest_names_the_sum_of_every_other_file(kept):
+def test_the_manifest_has_the_checksum_of_every_other_file(kept):
     place = kept.folder / "00000003"
 
     files = json.loads((place / "manifest.json").read_text())["files"]
@@ -66,7 +66,7 @@ def test_the_manifest_names_the_sum_of_every_other_file(kept):
 
 @pytest.mark.parametrize("name", ["state.safetensors", "state.json", "manifest.json"])
 @pytest.mark.parametrize("harm", [flip, cut, lambda path: path.unlink()])
-def test_a_damaged_one_is_told_and_the_one_before_it_used(kept, caplog, name, harm):
+def test_a_damaged_checkpoint_is_reported_and_the_previous_one_used(kept, caplog, name, harm):
     harm(kept.folder / "00000003" / name)
 
     found = newest(kept)
@@ -76,14 +76,14 @@ def test_a_damaged_one_is_told_and_the_one_before_it_used(kept, caplog, name, ha
     assert "using the one before it" in caplog.text
 
 
-def test_without_a_whole_one_there_is_none(kept):
+def test_without_an_intact_checkpoint_there_is_none(kept):
     for place in kept.folder.iterdir():
         cut(place / "state.json")
 
     assert newest(kept) is None
 
 
-def test_a_writer_that_was_killed_leaves_nothing_that_counts(kept):
+def test_a_killed_writer_leaves_no_valid_checkpoint(kept):
     (kept.folder / ".00000004.abcd.partial").mkdir()
 
     assert newest(kept).metadata == {"number": 3}
@@ -91,7 +91,7 @@ def test_a_writer_that_was_killed_leaves_nothing_that_counts(kept):
     assert sorted(path.name for path in kept.folder.iterdir()) == ["00000002", "00000003"]
 
 
-def test_a_full_disk_is_a_warning_and_leaves_the_former_ones(kept, monkeypatch, caplog):
+def test_a_full_disk_gives_a_warning_and_keeps_earlier_checkpoints(kept, monkeypatch, caplog):
     def full(*_, **__):
         raise OSError(errno.ENOSPC, "No space left on device")
 
@@ -104,7 +104,7 @@ def test_a_full_disk_is_a_warning_and_leaves_the_former_ones(kept, monkeypatch, 
     assert sorted(path.name for path in kept.folder.iterdir()) == ["00000002", "00000003"]
 
 
-def test_a_file_that_finds_no_room_is_a_warning_too(kept, caplog):
+def test_a_file_too_large_for_the_disk_gives_a_warning(kept, caplog):
     large = Checkpoint({}, {"model.weight": torch.zeros(10_000)})
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
 
@@ -119,7 +119,7 @@ def test_a_file_that_finds_no_room_is_a_warning_too(kept, caplog):
     assert sorted(path.name for path in kept.folder.iterdir()) == ["00000002", "00000003"]
 
 
-def test_weights_that_are_not_finite_are_never_kept(kept, caplog):
+def test_weights_that_are_not_finite_are_never_saved(kept, caplog):
     broken = some(4)
     broken.tensors["model.weight"][2] = float("nan")
 
@@ -138,7 +138,7 @@ def test_a_bug_while_writing_is_raised(kept, monkeypatch):
         kept.save(some(4), wait=True)
 
 
-def test_none_is_due_while_one_is_written(tmp_path, monkeypatch):
+def test_no_checkpoint_is_due_while_one_is_written(tmp_path, monkeypatch):
     held, real = threading.Event(), module.save_file
 
     def slow(*args, **options):
@@ -170,7 +170,7 @@ def test_one_is_due_after_some_minutes(tmp_path, config, expected):
     assert [found.due() for _ in range(3)] == expected
 
 
-def test_one_of_another_format_is_not_read(kept):
+def test_a_checkpoint_of_another_format_is_not_read(kept):
     manifest = kept.folder / "00000003" / "manifest.json"
     manifest.write_text(json.dumps({"format_version": 99, "files": {}}))
 

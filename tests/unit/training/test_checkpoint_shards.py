@@ -87,7 +87,7 @@ def test_a_checkpoint_is_whole_only_with_the_rows_of_all(tmp_path):
     assert "rows-00001-of-00003.safetensors has 0 bytes" in find_damage(place)
 
 
-def test_gradients_that_wait_go_to_the_owners_of_rows_and_else_to_the_first(tmp_path):
+def test_pending_gradients_go_to_the_owners_of_rows_or_to_rank_0(tmp_path):
     tensors = tables(5) | {
         "optimizer.gradient.labels.weight.indices": torch.tensor([[1, 2, 4]]),
         "optimizer.gradient.labels.weight.values": torch.tensor([[10.0], [20.0], [40.0]]),
@@ -131,7 +131,7 @@ def test_rows_that_are_missing_or_refused_make_no_checkpoint(tmp_path):
         collect_shards(tmp_path / "shards", Process(0, 3, lambda: True), tmp_path / "into")
 
 
-def test_rows_for_which_there_is_no_room_are_told_and_leave_nothing(tmp_path, monkeypatch, caplog):
+def test_rows_that_do_not_fit_on_the_disk_are_reported_and_removed(tmp_path, monkeypatch, caplog):
     def full(_, path):
         path.write_bytes(b"half")
         raise OSError(28, "No space left on device")

@@ -17,7 +17,7 @@ LABELS = csr_matrix(np.array([[1, 0, 0], [1, 0, 0], [0, 1, 0], [0, 1, 0]], dtype
 EMBEDDING = np.array([[5, 1], [7, 1], [6, 3], [6, 5]], dtype=np.float32)  # mean (6, 2.5)
 
 
-def test_a_label_points_to_its_points_from_the_middle_of_all():
+def test_a_label_direction_is_its_mean_minus_the_mean_of_all_points():
     found = find_centroids(LABELS, EMBEDDING)
 
     np.testing.assert_allclose(found.center, [6, 2.5])
@@ -25,7 +25,7 @@ def test_a_label_points_to_its_points_from_the_middle_of_all():
     np.testing.assert_allclose(found.directions[1], [0, 1], atol=1e-6)
 
 
-def test_a_label_without_points_points_nowhere():
+def test_a_label_without_points_has_a_zero_direction():
     found = find_centroids(LABELS, EMBEDDING)
 
     assert found.directions[2].tolist() == [0, 0]
@@ -43,7 +43,7 @@ def test_the_first_logit_is_the_scaled_cosine_plus_the_bias(direction, cosine):
     assert logit.item() == pytest.approx(SCALE * cosine - 4, abs=1e-4)
 
 
-def test_a_cluster_points_to_the_mean_of_its_labels_with_length_one():
+def test_a_cluster_direction_is_the_unit_mean_of_its_labels():
     found = find_centroids(LABELS, EMBEDDING)
 
     directions = cluster_directions(found.directions, np.array([1, 1, 0]), n_clusters=3)

@@ -9,7 +9,7 @@ from elias.training.initialization import edge_counts, first_logits, strongest_e
 COUNTS = csr_matrix(np.array([[5.0, 3.0, 1.0, 0.0], [4.0, 0.0, 0.0, 0.0]], dtype=np.float32))
 
 
-def test_a_point_lends_its_cluster_scores_to_its_labels():
+def test_the_cluster_scores_of_a_point_count_for_its_labels():
     beams, scores = np.array([[0, 1], [1, 0]]), np.array([[0.9, 0.2], [0.8, 0.1]], dtype=np.float32)
     labels = csr_matrix(np.array([[7.0, 0.0], [7.0, 7.0]]))  # what is stored counts once
 
@@ -18,13 +18,13 @@ def test_a_point_lends_its_cluster_scores_to_its_labels():
     np.testing.assert_allclose(counts.toarray(), [[1.0, 0.1], [1.0, 0.8], [0.0, 0.0]], rtol=1e-6)
 
 
-def test_a_label_that_would_lose_every_edge_keeps_the_one_to_its_first_cluster():
+def test_a_label_without_other_edges_keeps_the_edge_of_its_cluster():
     edges = strongest_edges(COUNTS, np.array([0, 0, 1, 1]), edges_per_cluster=2)
 
     assert [sorted(row) for row in edges.tolist()] == [[0, 1], [2, 3]]
 
 
-def test_a_label_may_hang_under_several_clusters():
+def test_a_label_may_have_several_clusters():
     edges = strongest_edges(COUNTS, np.array([0, 0, 1, 1]), edges_per_cluster=3)
 
     assert [sorted(row) for row in edges.tolist()] == [[0, 1, 2], [0, 3, 4]]  # 4: no edge

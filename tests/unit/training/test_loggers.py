@@ -88,7 +88,7 @@ def test_wandb_gets_the_configuration_and_the_numbers(tmp_path, wandb):
     assert wandb.finished
 
 
-def test_a_run_that_goes_on_goes_on_in_the_same_place(tmp_path, wandb):
+def test_a_resumed_run_keeps_its_wandb_run(tmp_path, wandb):
     ids = []
     for folder in ("run", "run", "other"):
         open_loggers(configured(wandb="labels"), tmp_path / folder).close()
@@ -99,7 +99,7 @@ def test_a_run_that_goes_on_goes_on_in_the_same_place(tmp_path, wandb):
     assert ids[2] != ids[0]
 
 
-def test_steps_count_on_where_a_run_goes_on(tmp_path, wandb):
+def test_steps_continue_in_a_resumed_run(tmp_path, wandb):
     with open_run(tmp_path / "first", configured(), overwrite=False) as run:
         run.record("epoch", **EPOCH)
         run.record("epoch", **EPOCH | {"epoch": 2})
@@ -112,7 +112,7 @@ def test_steps_count_on_where_a_run_goes_on(tmp_path, wandb):
     assert [numbers["epoch"] for numbers in wandb.logged] == [3]
 
 
-def test_a_run_that_is_overwritten_is_another_run_there(tmp_path, wandb):
+def test_an_overwritten_run_gets_a_new_wandb_run(tmp_path, wandb):
     ids = []
     for _ in range(2):
         with open_run(tmp_path / "run", configured(wandb="labels"), overwrite=True) as run:
@@ -122,7 +122,7 @@ def test_a_run_that_is_overwritten_is_another_run_there(tmp_path, wandb):
     assert ids[0] != ids[1]
 
 
-def test_a_tracker_that_cannot_begin_is_left_out_and_the_run_goes_on(
+def test_a_logger_that_cannot_start_is_disabled_and_the_run_continues(
     tmp_path, wandb, monkeypatch, caplog
 ):
     def refuse(**_):
@@ -138,7 +138,7 @@ def test_a_tracker_that_cannot_begin_is_left_out_and_the_run_goes_on(
     assert len((tmp_path / "run" / "metrics.jsonl").read_text().splitlines()) == 1
 
 
-def test_a_tracker_that_fails_is_left_out_and_the_run_goes_on(tmp_path, wandb, caplog):
+def test_a_logger_that_fails_is_disabled_and_the_run_continues(tmp_path, wandb, caplog):
     wandb.fails = True
 
     with open_run(tmp_path / "run", configured(wandb="labels"), overwrite=False) as run:
@@ -150,7 +150,7 @@ def test_a_tracker_that_fails_is_left_out_and_the_run_goes_on(tmp_path, wandb, c
 
 
 @pytest.mark.parametrize(("name", "value"), [("tensorboard", True), ("wandb", "labels")])
-def test_a_missing_package_is_told_before_anything_is_done(monkeypatch, name, value):
+def test_a_missing_package_is_reported_before_any_work(monkeypatch, name, value):
     monkeypatch.setattr(loggers, "find_spec", lambda _: None)
 
     with pytest.raises(ConfigError, match=rf"pip install 'elias-xmc\[{name}\]'"):
@@ -162,7 +162,7 @@ def test_an_empty_project_is_refused():
         configured(wandb=" ")
 
 
-def test_events_without_numbers_are_passed_over():
+def test_events_without_numbers_are_skipped():
     assert event_numbers({"event": "probabilities", "ece": 0.1}) == {}
     assert event_numbers({"event": "data", "source": "x", "labels": 3}) == {"data/labels": 3.0}
     named = event_numbers({"event": "epoch", "member": 2, "stage": "s", "loss": 1})

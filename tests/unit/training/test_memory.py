@@ -164,7 +164,7 @@ def test_a_run_that_cannot_fit_is_refused_with_remedies(monkeypatch):
     assert "torchrun" in str(e.value)
 
 
-def test_one_that_fits_beside_nothing_else_is_begun_with_a_warning(monkeypatch, caplog):
+def test_a_run_that_fits_only_in_total_memory_starts_with_a_warning(monkeypatch, caplog):
     check(expecting(10 << 30), monkeypatch, Capacity(16 << 30, 8 << 30))
 
     assert "10.0 GiB of memory, of which 8.0 GiB is free now" in caplog.text
@@ -176,7 +176,7 @@ def test_the_check_can_be_ignored(monkeypatch, caplog):
     assert "needs 20.0 GiB of memory, and there is 16.0 GiB" in caplog.text
 
 
-def test_what_the_process_holds_is_its_own(monkeypatch, caplog):
+def test_memory_in_use_by_the_run_counts_as_free(monkeypatch, caplog):
     room = Capacity(16 << 30, 8 << 30)
     check(expecting(10 << 30, resident=4 << 30), monkeypatch, room)
 
@@ -193,7 +193,7 @@ def test_a_point_with_a_million_labels_is_named():
     assert "the point with 1,000,000 labels" in expected.remedies()[0]
 
 
-def test_remedies_go_by_what_is_large():
+def test_remedies_depend_on_what_is_large():
     resolved = config(**{"encoder.model": "minilm"}).resolve(10_000, 5_000)
     found = sizes(layers=12, width=768, longest_text=512, table_rows=0, dim=768)
     wide = {"encoder activations": 90, "label weights": 5, "optimizer": 5}
@@ -219,7 +219,7 @@ def test_a_run_that_is_too_large_leaves_nothing(tmp_path, monkeypatch):
     assert model.metadata["metrics"]
 
 
-def test_a_dry_run_tells_memory_and_time_and_writes_nothing(tmp_path, monkeypatch):
+def test_a_dry_run_estimates_memory_and_time_and_writes_nothing(tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     corpus = synthetic_corpus(n_points=200, n_labels=20)
 
@@ -298,7 +298,7 @@ def test_the_processes_of_a_machine_share_its_memory(monkeypatch, caplog):
     assert not caplog.text  # all that is not free is theirs
 
 
-def test_a_dry_run_under_torchrun_tells_the_share_of_a_process(monkeypatch):
+def test_a_dry_run_under_torchrun_estimates_the_share_of_a_process(monkeypatch):
     corpus = synthetic_corpus(n_points=200, n_labels=20)
     given = config().resolve(len(corpus.train), 20)
     alone = estimate_run(given, corpus, CPU)
@@ -312,7 +312,7 @@ def test_a_dry_run_under_torchrun_tells_the_share_of_a_process(monkeypatch):
     assert found.epoch_seconds == {}
 
 
-def test_a_container_has_what_it_is_allowed(monkeypatch):
+def test_a_container_has_the_memory_of_its_limit(monkeypatch):
     found = {"MemTotal": 64 << 30, "MemAvailable": 32 << 30}
     monkeypatch.setattr(memory, "_read_kilobytes", lambda _: found)
     told = {"memory.max": 8 << 30, "memory.current": 3 << 30}
@@ -323,17 +323,17 @@ def test_a_container_has_what_it_is_allowed(monkeypatch):
     assert host_capacity() == Capacity(64 << 30, 32 << 30)
 
 
-def test_a_machine_that_tells_nothing_refuses_nothing(monkeypatch):
+def test_a_machine_of_unknown_memory_refuses_no_run(monkeypatch):
     monkeypatch.setattr(memory, "host_capacity", lambda: None)
 
     assert expecting(1 << 60).fits() == []
 
 
-def test_bytes_are_told_for_people():
+def test_bytes_are_formatted_as_mib_or_gib():
     assert (gib(5 << 20), gib(200 << 20)) == ("5 MiB", "0.2 GiB")
 
 
-def test_the_gpu_is_asked_where_it_trains(monkeypatch):
+def test_the_memory_of_the_training_gpu_is_checked(monkeypatch):
     cuda = SimpleNamespace(mem_get_info=lambda _: (3, 10), memory_reserved=lambda _: 2)
     monkeypatch.setattr(memory.torch, "cuda", cuda)
 

@@ -64,7 +64,7 @@ def test_learning_rates_end_near_zero():
     assert schedule(100, 100) == 0
 
 
-def test_a_stage_of_one_step_moves():
+def test_a_stage_of_one_step_changes_the_weights():
     assert schedule(0, 1) > 0
 
 
@@ -125,7 +125,7 @@ def test_gradients_are_cleared_after_a_step(model):
     assert all(parameter.grad is None for parameter in model.parameters())
 
 
-def test_the_index_moves_every_so_many_steps_by_the_summed_gradient(model):
+def test_the_index_is_updated_every_n_steps_with_the_summed_gradient(model):
     """Two steps of a gradient each are for W_L, A and Ŵ_C one step of their sum."""
     rates = {"encoder_lr": 0.0, "bag_lr": 0.0, "weight_decay": 0.0, "label_eps": 1.0}
     twin = copy.deepcopy(model)
@@ -148,7 +148,7 @@ def test_the_index_moves_every_so_many_steps_by_the_summed_gradient(model):
         assert_close(value, weights(twin)[name], rtol=1e-5, atol=1e-7, msg=name)
 
 
-def test_the_encoder_moves_in_every_step_though_the_index_waits(model):
+def test_the_encoder_is_updated_in_every_step(model):
     before = weights(model)
     optimizer = Optimizer(model, ResolvedStage(index_every=3))
 
@@ -178,7 +178,7 @@ def move_first_label(model, optimizer, scales):
 
 
 @pytest.mark.parametrize("index_every", [1, 2])
-def test_labels_that_no_step_touched_catch_up_with_the_decay_of_every_move(model, index_every):
+def test_untouched_labels_get_the_pending_decay_of_every_update(model, index_every):
     stage = ResolvedStage(weight_decay=2.0, label_lr=0.1, index_every=index_every)
     before = weights(model)
     optimizer = Optimizer(model, stage)
@@ -198,7 +198,7 @@ def test_labels_that_no_step_touched_catch_up_with_the_decay_of_every_move(model
 
 @pytest.mark.parametrize("kept", [True, False], ids=["its state has them", "it is of before"])
 @pytest.mark.parametrize("index_every", [1, 2])
-def test_an_optimizer_goes_on_with_the_scales_there_were(model, index_every, kept):
+def test_a_restored_optimizer_uses_the_recorded_scales(model, index_every, kept):
     stage = ResolvedStage(weight_decay=2.0, label_lr=0.1, index_every=index_every)
     twin = copy.deepcopy(model)
     whole = Optimizer(twin, stage)

@@ -38,14 +38,14 @@ def names(folder):
 
 
 @pytest.mark.parametrize("error", [RunError("no such device"), ValueError(), KeyboardInterrupt()])
-def test_a_start_that_fails_leaves_nothing_behind(tmp_path, error):
+def test_a_failed_start_leaves_no_files(tmp_path, error):
     with pytest.raises(type(error)):
         begin(tmp_path / "runs" / "first", error=error)
 
     assert names(tmp_path) == set()
 
 
-def test_a_start_that_fails_leaves_what_others_put_in_the_folder(tmp_path):
+def test_a_failed_start_keeps_other_files_in_the_folder(tmp_path):
     (tmp_path / "notes.txt").write_text("mine")
 
     with pytest.raises(RunError):
@@ -54,7 +54,7 @@ def test_a_start_that_fails_leaves_what_others_put_in_the_folder(tmp_path):
     assert names(tmp_path) == {"notes.txt"}
 
 
-def test_after_a_start_that_failed_another_configuration_may_begin(tmp_path):
+def test_after_a_failed_start_another_configuration_may_start(tmp_path):
     with pytest.raises(RunError):
         begin(tmp_path / "run", error=RunError("no such model"))
 
@@ -74,7 +74,7 @@ def test_a_run_that_fails_after_an_epoch_stays(tmp_path, error):
     assert [json.loads(line)["event"] for line in lines] == ["data", "epoch"]
 
 
-def test_the_log_is_in_the_folder_and_logging_is_as_it_was_afterwards(tmp_path):
+def test_the_log_is_in_the_folder_and_logging_is_restored(tmp_path):
     ours = logging.getLogger("elias")
     before = (ours.level, list(ours.handlers))
 
@@ -93,7 +93,7 @@ def test_without_a_folder_nothing_is_written(tmp_path, monkeypatch):
     assert names(tmp_path) == set()
 
 
-def test_a_replaced_run_comes_back_when_the_new_one_fails_before_its_first_epoch(tmp_path):
+def test_a_replaced_run_is_restored_if_the_new_one_fails_before_its_first_epoch(tmp_path):
     with open_run(tmp_path / "run", EliasConfig(), overwrite=False) as run:
         run.record("epoch", epoch=1)
     (tmp_path / "run" / MODEL_FOLDER).mkdir()
@@ -110,7 +110,7 @@ def test_a_replaced_run_comes_back_when_the_new_one_fails_before_its_first_epoch
     assert (tmp_path / "run" / METRICS_FILE).read_text() == before
 
 
-def test_a_replaced_run_is_gone_once_the_new_one_has_trained(tmp_path):
+def test_a_replaced_run_is_removed_once_the_new_one_has_trained(tmp_path):
     with open_run(tmp_path / "run", EliasConfig(), overwrite=False) as run:
         run.record("epoch", epoch=1)
     (tmp_path / "run" / MODEL_FOLDER).mkdir()
@@ -123,7 +123,7 @@ def test_a_replaced_run_is_gone_once_the_new_one_has_trained(tmp_path):
     assert not (tmp_path / "run" / ".replaced").exists()
 
 
-def test_a_finished_run_comes_back_when_the_new_one_is_interrupted(tmp_path):
+def test_a_finished_run_is_restored_if_the_new_one_is_interrupted(tmp_path):
     with open_run(tmp_path / "run", EliasConfig(), overwrite=False) as run:
         run.record("epoch", epoch=1)
     (tmp_path / "run" / MODEL_FOLDER).mkdir()
@@ -148,7 +148,7 @@ def test_a_folder_can_be_checked_before_there_is_a_configuration(tmp_path):
     assert names(tmp_path) == {"done", "file"}
 
 
-def test_a_finished_run_comes_back_after_the_new_one_was_killed(tmp_path):
+def test_a_finished_run_is_restored_after_the_new_one_was_killed(tmp_path):
     run_folder, aside = tmp_path / "run", tmp_path / "run" / ".replaced"
     (aside / MODEL_FOLDER).mkdir(parents=True)  # what kill -9 leaves
     (aside / METRICS_FILE).write_text("old")
@@ -172,7 +172,7 @@ def test_a_run_keeps_the_partition_of_its_labels(tmp_path):
     assert names(tmp_path / "run") == {CONFIG_FILE, LOG_FILE, PARTITION_FILE}
 
 
-def test_a_report_goes_with_the_run_that_it_is_about(tmp_path):
+def test_a_report_is_moved_together_with_its_run(tmp_path):
     begin(tmp_path / "run", epochs=1)
     (tmp_path / "run" / REPORT_FILE).write_text("old")
 
@@ -181,7 +181,7 @@ def test_a_report_goes_with_the_run_that_it_is_about(tmp_path):
     assert names(tmp_path / "run") == {CONFIG_FILE, LOG_FILE, METRICS_FILE}
 
 
-def test_a_run_that_goes_on_forgets_what_was_recorded_after_its_checkpoint(tmp_path):
+def test_a_resumed_run_drops_records_after_its_checkpoint(tmp_path):
     with open_run(tmp_path / "run", CONFIG, overwrite=False) as run:
         run.record("epoch", epoch=1)
         state = json.loads(json.dumps(run.state()))
@@ -194,7 +194,7 @@ def test_a_run_that_goes_on_forgets_what_was_recorded_after_its_checkpoint(tmp_p
     assert [json.loads(line)["epoch"] for line in lines] == [1, 2]
 
 
-def test_what_is_done_again_is_not_recorded_again():
+def test_repeated_steps_are_not_recorded_again():
     run = Run()
 
     with run.replaying(True), run.timed("tokens"):
@@ -203,7 +203,7 @@ def test_what_is_done_again_is_not_recorded_again():
     assert (run.records, run.timings) == ([], {})
 
 
-def test_a_step_that_was_stopped_takes_what_both_parts_took(monkeypatch):
+def test_the_time_of_a_resumed_step_includes_both_parts(monkeypatch):
     now = iter([10.0, 13.0, 14.0, 100.0, 102.0])
     monkeypatch.setattr("elias.training.run.time.monotonic", lambda: next(now))
     first, second = Run(), Run()
@@ -217,7 +217,7 @@ def test_a_step_that_was_stopped_takes_what_both_parts_took(monkeypatch):
     assert second.timings == {"stage1": 5.0}
 
 
-def test_a_run_that_is_at_work_is_not_disturbed(tmp_path):
+def test_an_active_run_is_not_changed(tmp_path):
     with open_run(tmp_path / "run", CONFIG, overwrite=False):
         for overwrite in (False, True):
             with pytest.raises(RunError, match="a run is active here"):
@@ -228,7 +228,7 @@ def test_a_run_that_is_at_work_is_not_disturbed(tmp_path):
         assert CONFIG_FILE in names(tmp_path / "run")
 
 
-def test_what_a_killed_save_left_goes_when_the_run_begins_again(tmp_path):
+def test_leftovers_of_a_killed_save_are_removed_on_restart(tmp_path):
     (tmp_path / "run" / ".model.abcd.partial").mkdir(parents=True)
 
     begin(tmp_path / "run", epochs=1)

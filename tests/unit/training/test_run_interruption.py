@@ -25,7 +25,7 @@ def usual_handlers():
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_a_signal_stops_at_once_where_nothing_would_be_lost(number):
+def test_a_signal_outside_deferred_stops_at_once(number):
     with pytest.raises(Interrupted) as caught, Interruption().listening():
         send(number)
 
@@ -33,7 +33,7 @@ def test_a_signal_stops_at_once_where_nothing_would_be_lost(number):
     assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
 
 
-def test_a_signal_is_noted_where_work_must_end_first():
+def test_a_signal_inside_deferred_is_recorded():
     interruption = Interruption()
 
     with interruption.listening(), interruption.deferred():
@@ -42,14 +42,14 @@ def test_a_signal_is_noted_where_work_must_end_first():
     assert interruption.signal == signal.SIGTERM
 
 
-def test_a_second_signal_does_not_wait():
+def test_a_second_signal_stops_at_once():
     interruption = Interruption()
 
     with pytest.raises(Interrupted), interruption.listening(), interruption.deferred():
         send(signal.SIGINT, signal.SIGINT)
 
 
-def test_a_program_that_listens_itself_is_left_alone():
+def test_signal_handlers_of_the_caller_are_kept():
     heard = []
     signal.signal(signal.SIGTERM, lambda number, _: heard.append(number))
 

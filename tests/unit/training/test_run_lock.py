@@ -17,14 +17,14 @@ with locked(Path(sys.argv[1])):
 """
 
 
-def test_a_second_run_is_refused_and_told_who_is_at_work(tmp_path):
+def test_a_second_run_is_refused_with_the_process_id_of_the_first(tmp_path):
     with locked(tmp_path):
         for refused in (lambda: locked(tmp_path).__enter__(), lambda: check_unlocked(tmp_path)):
             with pytest.raises(RunError, match=f"process {os.getpid()}"):
                 refused()
 
 
-def test_the_lock_goes_with_the_run(tmp_path):
+def test_the_lock_is_released_when_the_run_ends(tmp_path):
     with locked(tmp_path):
         assert (tmp_path / LOCK_FILE).exists()
 
@@ -32,7 +32,7 @@ def test_the_lock_goes_with_the_run(tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_lock_file_that_nobody_holds_does_not_matter(tmp_path):
+def test_a_lock_file_without_a_holder_is_ignored(tmp_path):
     (tmp_path / LOCK_FILE).write_text("1\n")
 
     check_unlocked(tmp_path)
@@ -40,7 +40,7 @@ def test_a_lock_file_that_nobody_holds_does_not_matter(tmp_path):
         assert (tmp_path / LOCK_FILE).read_text() == f"{os.getpid()}\n"
 
 
-def test_a_process_that_is_killed_holds_nothing(tmp_path):
+def test_a_killed_process_releases_its_lock(tmp_path):
     source = os.pathsep.join(path for path in sys.path if path)
     with subprocess.Popen(
         [sys.executable, "-c", HOLD, str(tmp_path)],

@@ -25,7 +25,7 @@ def records(tmp_path):
     return read_records(write(tmp_path, map(json.dumps, EVENTS)))
 
 
-def test_events_come_back_by_kind(records):
+def test_events_are_read_by_kind(records):
     assert records.of("epoch") == [{"event": "epoch", "epoch": 1}]
 
 
@@ -33,7 +33,7 @@ def test_times_of_a_step_add_up(records):
     assert records.times() == {"clusters": 2.5}
 
 
-def test_of_an_ensemble_the_first_member_is_told_and_all_take_time(tmp_path):
+def test_records_are_of_the_first_member_and_times_of_all_members(tmp_path):
     second = [{**event, "member": 1} for event in EVENTS]
 
     records = read_records(write(tmp_path, map(json.dumps, [*EVENTS, *second])))
@@ -64,7 +64,7 @@ def test_a_broken_line_is_named(tmp_path, line):
         read_records(write(tmp_path, ["{}", line]))
 
 
-def test_the_partition_comes_back(tmp_path):
+def test_the_partition_is_read_back(tmp_path):
     np.save(tmp_path / PARTITION_FILE, np.array([1, 0, 1], dtype=np.int32))
 
     assert read_partition(tmp_path, n_labels=3, n_clusters=2).tolist() == [1, 0, 1]
@@ -79,7 +79,7 @@ def test_a_partition_of_other_labels_is_refused(tmp_path, content):
         read_partition(tmp_path, n_labels=3, n_clusters=2)
 
 
-def test_a_partition_that_is_no_array_is_refused(tmp_path):
+def test_a_partition_file_that_is_not_an_array_is_refused(tmp_path):
     (tmp_path / PARTITION_FILE).write_bytes(b"half")
 
     with pytest.raises(RunError, match=r"remove the file"):

@@ -124,7 +124,7 @@ def test_a_stage_stops_when_validation_no_longer_improves():
     assert len(reports) == 4
 
 
-def test_validation_sees_the_averaged_weights_and_training_goes_on_with_its_own():
+def test_validation_uses_the_averaged_weights_and_training_the_current_ones():
     seen_averaged, seen_plain = [], []
     for seen, average_from in ((seen_averaged, 0.5), (seen_plain, 1.0)):
         torch.manual_seed(0)

@@ -119,7 +119,7 @@ def test_every_part_but_the_unused_cluster_moves(model):
     assert still == {"clusters.weight", "clusters.bias", "graph.edge_logits", "graph.edge_labels"}
 
 
-def test_a_rate_scaled_to_nothing_moves_no_label(model):
+def test_a_learning_rate_of_zero_changes_no_label(model):
     before = model.labels.weight.detach().clone()
 
     step(model, Optimizer(model, ResolvedStage()), 0.0)
@@ -191,7 +191,7 @@ def test_a_run_is_repeatable_bit_for_bit():
     assert all(torch.equal(value, again[name]) for name, value in first.items())
 
 
-def test_the_graph_can_go_on_from_one_vs_all_and_back():
+def test_training_can_continue_from_one_vs_all_to_a_graph_and_back():
     graph = EliasConfig().override({"index.n_clusters": 3, "stages.stage1.epochs": 2})
     graph = replace(graph, stages=graph.stages[:1])
     first = run(CONFIG.override({"index.label_storage": "compact"}))

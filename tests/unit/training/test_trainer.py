@@ -105,7 +105,7 @@ def test_the_number_of_threads_of_the_kernels_does_not_change_the_model():
 
 
 @pytest.mark.parametrize("keep", [True, False])
-def test_label_classifiers_go_on_only_when_the_stage_keeps_them(keep):
+def test_label_classifiers_are_kept_only_with_keep_labels(keep):
     still = {"label_lr": 0.0, "weight_decay": 0.0}
     stages = (
         ResolvedStage(name="stage1", epochs=1, **still),
@@ -127,7 +127,7 @@ def test_settings_that_a_stage_which_learns_the_graph_ignores_are_named(caplog):
     assert warning.startswith("stages.stage2.keep_encoder, stages.stage2.cluster_with_encoder: ")
 
 
-def test_settings_that_every_stage_uses_are_passed_over_in_silence(caplog):
+def test_settings_that_every_stage_uses_give_no_warning(caplog):
     run((CLUSTER, replace(FIXED, keep_encoder=False), LEARNED))
 
     assert "no effect" not in caplog.text

@@ -54,7 +54,7 @@ def test_features_on_disk_train_the_same_model(tmp_path, monkeypatch):
         assert torch.equal(weights[name], weight), name
 
 
-def test_what_comes_before_training_can_be_computed_from_a_sample(table):
+def test_initialisation_can_use_a_sample_of_the_points(table):
     corpus = load_corpus(table, on_disk="on")
     some = config(**{"data.setup_points": 50})
 
@@ -68,7 +68,7 @@ def test_what_comes_before_training_can_be_computed_from_a_sample(table):
     assert np.isfinite(model.metadata["metrics"]["stage2"]["test"]["P@1"])
 
 
-def test_a_corpus_in_memory_is_set_up_from_all_points(table):
+def test_initialisation_of_a_corpus_in_memory_uses_all_points(table):
     corpus = load_corpus(table, on_disk="off")
 
     assert sample_setup_points(corpus.train, config()) is None

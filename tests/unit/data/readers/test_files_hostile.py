@@ -114,7 +114,7 @@ def test_a_quotation_mark_that_is_never_closed_does_not_swallow_the_file(tmp_pat
 
 
 @pytest.mark.usefixtures("small_limits")
-def test_a_text_to_predict_may_not_be_endless_either(tmp_path):
+def test_an_endless_line_of_texts_to_predict_is_refused(tmp_path):
     path = tmp_path / "texts.txt"
     with path.open("wb") as out:
         out.write(b"cod\n")
@@ -199,7 +199,7 @@ def array_header(shape, dtype="<i4"):
         {"shape": 7},
     ],
 )
-def test_a_csr_matrix_that_lies_is_refused(tmp_path, changes, kind):
+def test_an_inconsistent_csr_matrix_is_refused(tmp_path, changes, kind):
     changed = {
         name: np.array(value, np.int64 if name == "shape" else kind)
         for name, value in changes.items()
@@ -210,7 +210,7 @@ def test_a_csr_matrix_that_lies_is_refused(tmp_path, changes, kind):
 
 
 @pytest.mark.parametrize("kind", ["csc", "coo"])
-def test_rows_that_nothing_bears_out_are_refused(tmp_path, kind, peak):
+def test_a_shape_with_implausibly_many_rows_is_refused(tmp_path, kind, peak):
     out = io.BytesIO()
     matrix = coo_matrix((np.ones(1, np.float32), ([0], [0])), shape=(2**33, 2))
     if kind == "csc":
@@ -240,7 +240,7 @@ def test_rows_that_nothing_bears_out_are_refused(tmp_path, kind, peak):
     ],
     ids=["long", "wide", "short", "negative", "pickle", "deep", "code", "version", "empty"],
 )
-def test_an_array_whose_header_lies_is_refused_before_it_is_made(tmp_path, member, peak):
+def test_an_array_with_a_wrong_header_is_refused_before_it_is_allocated(tmp_path, member, peak):
     content = npz(**csr_parts(indices=member))
 
     assert "Y.trn.npz: not a complete sparse npz file" in refusal(folder_with(tmp_path, content))
@@ -275,7 +275,7 @@ def test_an_npz_bomb_is_refused_before_it_is_unpacked(tmp_path, peak, member):
     ],
     ids=["text", "complex", "long", "wide", "many", "nothing", "format", "bsr", "dia"],
 )
-def test_values_that_no_index_bears_out_are_refused_before_they_are_unpacked(
+def test_values_without_indices_are_refused_before_they_are_unpacked(
     tmp_path, monkeypatch, changes, why
 ):
     changes = dict(changes)
@@ -304,7 +304,7 @@ def test_an_archive_member_that_is_declared_too_small_is_refused(tmp_path):
     assert "Y.trn.npz: not a complete" in refusal(folder_with(tmp_path, bytes(content)))
 
 
-def test_names_in_an_archive_lead_nowhere(tmp_path):
+def test_paths_in_an_archive_are_not_followed(tmp_path):
     outside = tmp_path / "outside.npy"
     folder = tmp_path / "corpus"
     folder.mkdir()
@@ -327,7 +327,7 @@ def test_a_corpus_may_be_reached_by_links_but_a_loop_is_refused(tmp_path):
         assert "no such file" in refusal(tmp_path / name)
 
 
-def test_a_pipe_or_a_device_is_no_corpus(tmp_path):
+def test_a_pipe_or_a_device_is_refused(tmp_path):
     folder = tmp_path / "corpus"
     folder.mkdir()
     os.mkfifo(folder / "train.csv")
@@ -379,7 +379,7 @@ def test_a_row_of_very_many_columns_is_refused_in_a_short_line(tmp_path):
         ("trn.json", '{"title": "cod", "target_ind": [1e400]}\n'),
     ],
 )
-def test_ids_that_cannot_count_labels_are_refused_at_once(tmp_path, name, content, peak):
+def test_implausible_label_ids_are_refused_at_once(tmp_path, name, content, peak):
     path = tmp_path / name
     path.write_text(content)
 
@@ -388,7 +388,7 @@ def test_ids_that_cannot_count_labels_are_refused_at_once(tmp_path, name, conten
 
 
 @pytest.mark.parametrize("form", ["csv", "jsonl", "pecos"])
-def test_nuls_and_lone_surrogates_are_read_and_mended(tmp_path, form):
+def test_nuls_and_lone_surrogates_are_read_and_replaced(tmp_path, form):
     path = tmp_path / "odd"
     if form == "csv":
         path.write_bytes(b"text,labels\nco\0d,fi\0sh\nwine,drink\n")

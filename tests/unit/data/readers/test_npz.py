@@ -87,7 +87,7 @@ def test_unsorted_and_doubled_entries_are_put_in_order_and_zeros_dropped(tmp_pat
     assert labels.has_sorted_indices
 
 
-def test_windows_line_ends_and_unusual_line_separators_stay_out_of_the_count(tmp_path):
+def test_windows_line_ends_and_unusual_line_separators_do_not_split_lines(tmp_path):
     build(tmp_path, trn="cod\r\nwi\x85n\u2028e\r\n")
 
     assert load_corpus(tmp_path).train.texts == ["cod", "wi\x85n\u2028e"]

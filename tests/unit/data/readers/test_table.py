@@ -230,7 +230,7 @@ def test_csv_cells_may_hold_line_ends_and_be_very_long(tmp_path):
     assert len(texts[1]) == 200_000
 
 
-def test_a_byte_order_mark_and_windows_line_ends_do_no_harm(tmp_path):
+def test_a_byte_order_mark_and_windows_line_ends_are_accepted(tmp_path):
     path = write(tmp_path / "a.csv", "\ufefftext;labels\r\ncod;x\r\n\r\nwine;y\r\n")
 
     corpus = load_all(path)
@@ -332,7 +332,7 @@ def test_a_given_separator_leaves_brackets_alone(tmp_path):
     assert load_all(path, separator="").label_names == ["[1]", "[oops]|(c)"]
 
 
-def test_numbers_of_any_length_and_lists_of_any_depth_do_no_harm(tmp_path):
+def test_very_long_numbers_and_deep_lists_are_handled(tmp_path):
     long = write(tmp_path / "long.csv", f"text,labels\na,{'9' * 5000}\nb,x\n")
     deep = write(tmp_path / "deep.csv", f"text,labels\nb,{'[' * 5000}{']' * 5000}\n")
 
@@ -410,9 +410,7 @@ BROKEN = {
     ("name", "content", "message"),
     [(name, content, message) for name, cases in BROKEN.items() for content, message in cases],
 )
-def test_broken_tables_are_refused_in_one_line_that_names_the_place(
-    tmp_path, name, content, message
-):
+def test_broken_tables_are_refused_in_one_line_with_file_and_line(tmp_path, name, content, message):
     path = write(tmp_path / name, content)
 
     with pytest.raises(DataError) as caught:

@@ -65,7 +65,7 @@ def test_a_folder_has_train_and_test_files(tmp_path, stem):
     assert corpus.label_names == ["p", "q", "r", "s", "t"]
 
 
-def test_a_folder_may_have_a_matrix_for_each_thing(tmp_path):
+def test_a_folder_may_have_one_matrix_per_file(tmp_path):
     (tmp_path / "trn_X_Y.txt.gz").write_bytes(gzip.compress(b"2 3\n0:1 2:0.5\n1:0\n", mtime=0))
     write(tmp_path / "trn_X_Xf.txt", "2 2\n0:1\n1:-1\n")
     write(tmp_path / "lbl_X_Xf.txt", "3 2\n0:1\n1:1\n\n")
@@ -114,7 +114,7 @@ def test_many_lines_are_read_in_blocks(tmp_path):
         ("1 4 999999999999\n0 1:1\n", "implausibly large"),
     ],
 )
-def test_broken_files_are_refused_in_one_line_that_names_the_place(tmp_path, content, message):
+def test_broken_files_are_refused_in_one_line_with_file_and_line(tmp_path, content, message):
     path = write(tmp_path / "data.txt", content)
 
     with pytest.raises(DataError) as caught:

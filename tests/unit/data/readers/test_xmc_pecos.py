@@ -22,7 +22,7 @@ def test_ids_come_before_the_tab(tmp_path):
     assert corpus.label_names == ["0", "1", "2"]
 
 
-def test_names_lie_beside_the_file(tmp_path):
+def test_label_names_are_read_from_a_file_in_the_same_folder(tmp_path):
     (tmp_path / "train.txt").write_text(LINES)
     (tmp_path / "test.txt").write_text("3\twine\n")
     (tmp_path / "output-labels.txt").write_text("a\nb\nc\nd\n")
@@ -52,7 +52,7 @@ def test_broken_lines_are_refused_with_their_number(tmp_path, content, message):
     assert message in str(caught.value)
 
 
-def test_ids_too_large_to_count_by_are_refused(tmp_path):
+def test_implausibly_large_ids_are_refused(tmp_path):
     path = tmp_path / "train.txt"
     path.write_text("999999999999\ta\n")
 

@@ -51,7 +51,7 @@ def test_an_empty_bag_sums_to_zero():
 
 
 @pytest.mark.parametrize("checked", [True, False])
-def test_the_users_choice_of_checking_sparse_tensors_stands(checked):
+def test_the_users_sparse_tensor_checks_are_kept(checked):
     weight, bias = torch.zeros(3, 2, requires_grad=True), torch.zeros(3, requires_grad=True)
 
     with torch.sparse.check_sparse_tensor_invariants(checked):
