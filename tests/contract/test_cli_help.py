@@ -121,7 +121,7 @@ def test_presets_are_listed_for_people_and_programs():
         ["presets", "--nosuchoption"],
     ],
 )
-def test_wrong_usage_is_told_on_stderr_with_exit_code_2(arguments):
+def test_wrong_usage_is_reported_on_stderr_with_exit_code_2(arguments):
     result = CliRunner().invoke(app, arguments, prog_name="elias")
 
     assert result.exit_code == 2
@@ -145,7 +145,7 @@ def test_verbose_shows_the_traceback_of_a_mistake_too(tmp_path):
     assert done.stderr.splitlines()[-1].startswith("error: ")
 
 
-def test_a_bug_of_ours_keeps_its_plain_traceback_and_exit_code_1():
+def test_a_bug_shows_a_traceback_and_exits_with_code_1():
     script = """
 import elias.config
 def broken():

@@ -75,14 +75,14 @@ def test_what_the_image_starts_is_a_command_that_parses():
     assert str(context.params["port"]) == stage["EXPOSE"]
 
 
-def test_the_image_runs_as_nobody_special_and_knows_when_it_is_ready():
+def test_the_image_runs_as_an_unprivileged_user_with_a_health_check():
     stage = dict(last_stage())
 
     assert int(stage["USER"]) > 0
     assert f"http://127.0.0.1:{stage['EXPOSE']}/ready" in stage["HEALTHCHECK"]
 
 
-def test_what_the_image_copies_is_there_and_not_left_out():
+def test_files_that_the_image_copies_exist_and_are_not_ignored():
     lines = (ROOT / ".dockerignore").read_text(encoding="utf8").split()
     included = [line[1:] for line in lines if line.startswith("!")]
     copied = [
@@ -162,7 +162,7 @@ def test_grafana_finds_prometheus_and_the_dashboard():
 
 
 @pytest.mark.parametrize("query", sorted(set(QUERIES)))
-def test_a_query_of_the_dashboard_asks_for_what_the_server_tells(query):
+def test_a_query_of_the_dashboard_uses_metrics_of_the_server(query):
     known = exposed()
     names = set(re.findall(r"\belias_\w+", query))
     asked = set(re.findall(r"(\w+)\s*=~?\s*\"", query))

@@ -48,7 +48,7 @@ def interpreter():
 
 
 @pytest.mark.parametrize("document", PLAYED, ids=lambda path: path.name)
-def test_what_a_document_shows_runs_from_top_to_bottom(document, tmp_path, interpreter):
+def test_the_examples_of_a_document_run_in_order(document, tmp_path, interpreter):
     if document.name in NEEDS:
         pytest.importorskip(NEEDS[document.name])
     if "\ncurl " in document.read_text(encoding="utf8") and shutil.which("curl") is None:
@@ -69,7 +69,7 @@ def test_what_a_document_shows_runs_from_top_to_bottom(document, tmp_path, inter
         "<!-- run: false -->\n```sh\ntrue\n```",
     ],
 )
-def test_a_document_that_shows_what_is_not_so_fails(wrong, tmp_path, interpreter):
+def test_a_document_with_a_wrong_output_fails(wrong, tmp_path, interpreter):
     document = tmp_path / "wrong.md"
     document.write_text(wrong + "\n", encoding="utf8")
     (block,) = blocks_of(document)
@@ -183,7 +183,7 @@ def test_the_columns_that_are_found_by_name_are_listed_in_order():
 
 
 @pytest.mark.parametrize("path", OURS, ids=lambda path: path.name)
-def test_nothing_names_a_place_on_one_machine_or_a_package_registry(path):
+def test_no_file_contains_a_local_path_or_a_package_registry(path):
     text = path.read_text(encoding="utf8")
 
     assert not re.search(r"(?:^|[\s\"'(=`])/(?:work|opt|root|home|tmp|Users)/", text)

@@ -56,7 +56,7 @@ def test_a_page_loads_nothing_from_elsewhere(site):
         assert "url(http" not in path.read_text(encoding="utf8"), path.name
 
 
-def test_public_names_have_a_place_in_the_reference(site):
+def test_public_names_are_in_the_reference(site):
     import elias
 
     folder, _ = site

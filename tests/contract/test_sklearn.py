@@ -84,7 +84,7 @@ def test_fit_returns_itself_and_what_was_learned_ends_in_an_underscore(texts, na
     assert {name: getattr(classifier, name) for name in before} == before
 
 
-def test_what_is_not_fitted_says_so(texts):
+def test_an_unfitted_estimator_raises_an_error(texts):
     for method in ("predict", "predict_proba", "predict_topk"):
         with pytest.raises(NotFittedError):
             getattr(EliasClassifier(), method)(texts)
@@ -114,7 +114,7 @@ def test_the_best_labels_are_names_in_order_of_probability(fitted, texts):
         assert values[0] == probable[row].max()
 
 
-def test_it_learns(fitted, texts, names, corpus):
+def test_the_estimator_learns(fitted, texts, names, corpus):
     tested = [[corpus.label_names[i] for i in row.indices] for row in corpus.test.labels]
 
     assert fitted.score(texts, names) > 0.6

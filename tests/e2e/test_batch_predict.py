@@ -153,7 +153,7 @@ def stop_after(model, n_calls, error):
 
 
 @pytest.mark.parametrize("kind", FORMATS)
-def test_an_interrupted_file_goes_on_to_the_same_bytes(model, table, tmp_path, kind):
+def test_an_interrupted_file_resumes_to_the_same_bytes(model, table, tmp_path, kind):
     source = TextFile.find(table)
     whole = FileTask.plan(source, tmp_path / f"whole.{kind}", chunk_size=2)
     broken = FileTask.plan(source, tmp_path / f"broken.{kind}", chunk_size=2)
@@ -173,7 +173,7 @@ def test_an_interrupted_file_goes_on_to_the_same_bytes(model, table, tmp_path, k
     ]  # fmt: skip
 
 
-def test_no_more_texts_than_a_chunk_are_ever_asked_about(model, tmp_path):
+def test_at_most_one_chunk_of_texts_is_predicted_at_a_time(model, tmp_path):
     source = tmp_path / "in.txt"
     source.write_text("roda\n" * 1000)
     counting, answered = stop_after(model, 999, StoppedError())
@@ -203,7 +203,7 @@ def test_memory_does_not_grow_with_the_rows_of_a_file(tmp_path, name):
     assert most < 4_000_000  # some blocks of the file; a list of these rows takes over 10 MB
 
 
-def test_a_killed_command_goes_on_where_it_was(run, tmp_path):
+def test_a_killed_command_resumes(run, tmp_path):
     source, whole, out = tmp_path / "in.txt", tmp_path / "whole.csv.gz", tmp_path / "out.csv.gz"
     source.write_text("".join(f"roda vepi dabuva {i}\n" for i in range(6_000)))
     command = ("predict", run, source, "--device", "cpu", "--chunk-size", 100, "--out")
@@ -226,7 +226,7 @@ def test_a_killed_command_goes_on_where_it_was(run, tmp_path):
     assert out.read_bytes() == whole.read_bytes()
 
 
-def test_an_interrupt_says_how_far_it_came(model, table, tmp_path):
+def test_an_interrupt_reports_the_progress(model, table, tmp_path):
     stopping, _ = stop_after(model, 1, KeyboardInterrupt())
 
     with pytest.raises(
@@ -237,7 +237,7 @@ def test_an_interrupt_says_how_far_it_came(model, table, tmp_path):
         )
 
 
-def test_begun_work_is_not_mixed_with_other_work(model, table, tmp_path):
+def test_chunks_of_different_requests_are_not_mixed(model, table, tmp_path):
     task = FileTask.plan(TextFile.find(table), tmp_path / "o.jsonl", chunk_size=2)
     stopping, _ = stop_after(model, 2, StoppedError())
     with pytest.raises(StoppedError):

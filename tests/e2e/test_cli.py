@@ -40,7 +40,7 @@ def test_training_leaves_the_configuration_the_metrics_the_log_and_the_model(run
     assert left == {"config.json", "metrics.jsonl", "train.log", "partition.npy", "model"}
 
 
-def test_training_prints_a_row_for_each_stage_and_the_place_of_the_model(trained):
+def test_training_prints_a_row_for_each_stage_and_the_path_of_the_model(trained):
     run, result = trained
 
     *_, stage1, stage2, ranker, calibration, names, printed_path = result.out.splitlines()
@@ -53,7 +53,7 @@ def test_training_prints_a_row_for_each_stage_and_the_place_of_the_model(trained
     assert printed_path == str(run / "model")
 
 
-def test_training_tells_the_derived_sizes_and_that_defaults_are_used_on_stderr(trained):
+def test_training_prints_derived_sizes_on_stderr(trained):
     _, result = trained
 
     assert "the defaults are used" in result.err
@@ -117,7 +117,7 @@ def test_a_dry_run_counts_the_parameters_that_the_model_has(run, corpus_folder):
     assert f"parameters: {n_parameters:,};" in result.err
 
 
-def test_set_goes_over_config_goes_over_preset_goes_over_defaults(corpus_folder, tmp_path):
+def test_set_overrides_config_overrides_preset_overrides_defaults(corpus_folder, tmp_path):
     preset = "wordnet-related-minilm"
     file = tmp_path / "mine.toml"
     file.write_text('[index]\nalpha = 4\nbeta = 5\n[encoder]\nmodel = "bag"\n')
@@ -193,7 +193,7 @@ def test_training_into_a_finished_run_is_refused(run, corpus_folder):
     ("options", "problem"),
     [([], "holds a finished run"), (["--overwrite", "--set", "eval.select_by=F1"], "'F1'")],
 )
-def test_what_no_corpus_can_mend_is_refused_before_it_is_read(run, options, problem):
+def test_invalid_settings_are_refused_before_the_corpus_is_read(run, options, problem):
     result = elias("train", "nowhere", "--out", run, *SMALL, *options)
 
     assert result.code == 2
@@ -225,7 +225,7 @@ def test_a_dry_run_may_name_a_finished_run(run, corpus_folder):
 @pytest.mark.parametrize(
     ("changes", "error"), [({}, RunError), ({"eval.select_by": "F1"}, ConfigError)]
 )
-def test_python_refuses_them_before_a_text_is_read(
+def test_python_refuses_invalid_settings_before_a_text_is_read(
     run, corpus_folder, tmp_path, monkeypatch, changes, error
 ):
     def too_late(*_):
@@ -260,7 +260,7 @@ def test_overwrite_replaces_a_run(corpus_folder, tmp_path):
     assert Elias.from_pretrained(tmp_path / "run", device="cpu").config.seed == 3
 
 
-def test_an_interrupted_run_has_no_model_and_the_same_command_goes_on(corpus_folder, tmp_path):
+def test_an_interrupted_run_has_no_model_and_the_same_command_resumes(corpus_folder, tmp_path):
     out = tmp_path / "run"
     command = ["train", corpus_folder, "--out", out, *SMALL, "--set", "stages.stage2.epochs=60"]
     process = start_elias(*command, stdout=subprocess.PIPE)
@@ -343,7 +343,7 @@ def test_evaluate_takes_predictions_from_a_file(run, corpus_folder, tmp_path):
     assert set(ours) - set(from_file) == {"ECE@5", "ECE@5 of scores"}  # a file has no such scores
 
 
-def test_evaluate_writes_how_each_label_fared(run, corpus_folder, tmp_path):
+def test_evaluate_writes_a_row_for_each_label(run, corpus_folder, tmp_path):
     file = tmp_path / "labels.csv"
 
     result = elias("evaluate", run, corpus_folder, "--per-label", file, "--json")
@@ -367,7 +367,7 @@ def test_a_component_is_measured_as_training_recorded_it(run, corpus_folder, com
     assert {name: measured[name] for name in recorded} == pytest.approx(recorded, abs=1e-3)
 
 
-def test_the_whole_of_a_model_is_its_last_component(run, corpus_folder):
+def test_the_last_component_uses_the_whole_model(run, corpus_folder):
     narrowed = elias("evaluate", run, corpus_folder, "--json", "--component", "names")
 
     assert narrowed.out == elias("evaluate", run, corpus_folder, "--json").out
@@ -433,7 +433,7 @@ def test_predict_can_be_limited_to_labels_by_name_id_and_file(run, texts, tmp_pa
     assert actual == {3, 4, 5}
 
 
-def test_predict_can_be_kept_off_labels_and_low_scores(run, texts):
+def test_predict_can_exclude_labels_and_low_scores(run, texts):
     stdin = "\n".join(texts).encode()
     best = json_lines(elias("predict", run, "-k", 1, stdin=stdin).out)[0]["labels"][0]
 
@@ -447,7 +447,7 @@ def test_predict_can_be_kept_off_labels_and_low_scores(run, texts):
     assert min(label["score"] for label in labels) >= best["score"] / 2
 
 
-def test_a_closed_pipe_ends_predict_without_a_word(run, tmp_path):
+def test_a_closed_pipe_ends_predict_silently(run, tmp_path):
     file = tmp_path / "many.txt"
     file.write_text("roda dabuva\n" * 20_000)
     process = start_elias("predict", run, file, "-k", 100, stdout=subprocess.PIPE)
@@ -609,7 +609,7 @@ def test_bytes_on_stdin_that_are_not_utf8_are_named_by_line(run):
     assert result.err.startswith("error: stdin:2: not UTF-8 (byte 0xff)")
 
 
-def test_training_needs_a_place_for_the_run(corpus_folder):
+def test_training_needs_a_run_folder(corpus_folder):
     result = elias("train", corpus_folder)
 
     assert result.code == 2

@@ -167,7 +167,7 @@ def close(line, predictions, data):
         assert line["mean"][name] == pytest.approx(expected[name], abs=1e-3), name
 
 
-def test_every_component_stands_beside_one_vs_all_and_neighbours(alone):
+def test_every_component_is_compared_with_one_vs_all_and_neighbours(alone):
     _, lines = alone
 
     measured = [name for name, line in lines.items() if line["mean"]]
@@ -183,7 +183,7 @@ def test_every_component_stands_beside_one_vs_all_and_neighbours(alone):
     assert lines["elias/stage2"]["mean"]["megabytes"] < lines["elias/rerank"]["mean"]["megabytes"]
 
 
-def test_a_peer_that_is_not_there_is_a_line_without_numbers(alone, folder):
+def test_a_missing_peer_gives_a_line_without_numbers(alone, folder):
     output, lines = alone
 
     for name, package in (("parabel/words", "omikuji"), ("xr-linear/words", "pecos")):
@@ -231,7 +231,7 @@ def test_the_ensemble_of_xr_linear_averages_its_clusterings(with_peers, data):
     assert lines["xr-linear-x3/ranker"]["title"] == "XR-Linear ×3, our features"
 
 
-def test_what_was_finished_before_peers_were_found_is_not_done_again(with_peers):
+def test_finished_tasks_are_not_repeated_when_peers_are_installed(with_peers):
     output, lines = with_peers
 
     assert output.err.count("(already finished)") == 3  # the model, one-vs-all, the neighbours
@@ -253,7 +253,7 @@ def test_a_peer_that_fails_says_so_in_its_line(alone, data, folder, tmp_path):
     assert not list(folder.glob(".peer-*"))
 
 
-def test_an_interpreter_without_the_package_is_a_peer_that_is_not_there(alone, data, folder):
+def test_an_interpreter_without_the_package_counts_as_a_missing_peer(alone, data, folder):
     del alone
 
     _, lines = compare(data, folder, "--peer-python", f"pecos={sys.executable}")

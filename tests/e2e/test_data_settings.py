@@ -52,7 +52,7 @@ def metrics_of(result):
     return json.loads(result.out)
 
 
-def test_a_saved_model_knows_how_its_data_was_read(film_run, films):
+def test_a_saved_model_records_how_its_data_was_read(film_run, films):
     model = Elias.from_pretrained(film_run, device="cpu")
 
     assert model.data_settings == {
@@ -67,7 +67,7 @@ def test_a_saved_model_knows_how_its_data_was_read(film_run, films):
     assert again.fingerprint() == model.metadata["corpus"]
 
 
-def test_evaluation_scores_the_test_points_of_training_and_says_how_it_reads(film_run, films):
+def test_evaluation_uses_the_test_points_and_options_of_training(film_run, films):
     result = elias("evaluate", film_run, films, "--json", "--device", "cpu")
 
     lines = (film_run / "metrics.jsonl").read_text(encoding="utf8").splitlines()
@@ -77,7 +77,7 @@ def test_evaluation_scores_the_test_points_of_training_and_says_how_it_reads(fil
     assert f"{films}: {HOW} --labels genre --separator ';'" in result.err.splitlines()
 
 
-def test_the_test_points_of_another_seed_are_found_again(films):
+def test_the_test_points_of_another_seed_are_restored(films):
     from elias import EliasConfig, train
     from elias.cli.evaluate import choose_points
 

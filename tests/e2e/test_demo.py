@@ -68,7 +68,7 @@ def test_an_unfinished_demo_starts_over(tmp_path):
     assert (tmp_path / "demo" / "model").is_dir()
 
 
-def test_a_demo_does_not_take_the_place_of_another_run(tmp_path, monkeypatch):
+def test_a_demo_does_not_replace_another_run(tmp_path, monkeypatch):
     demo(tmp_path)
     monkeypatch.setattr(demo_command, "_config", lambda: EliasConfig(seed=5).override(SMALL))
 

@@ -142,7 +142,7 @@ def test_predictions_can_be_limited(ensemble, corpus):
     assert all(sorted(ranking.labels) == sorted(few) for ranking in actual)
 
 
-def test_a_missing_member_is_missed(ensemble, tmp_path):
+def test_a_missing_member_is_an_error(ensemble, tmp_path):
     folder = ensemble.save_pretrained(tmp_path / "model")
     (folder / "members" / "1" / "model.safetensors").unlink()
 

@@ -60,7 +60,7 @@ def recorded(run):
     return [json.loads(line) for line in lines]
 
 
-def test_training_sets_as_many_points_aside_as_it_is_told(table_run):
+def test_training_holds_out_test_size_points(table_run):
     (data,) = (line for line in recorded(table_run) if line["event"] == "data")
 
     assert data["points"]["test"] == 50
@@ -68,7 +68,7 @@ def test_training_sets_as_many_points_aside_as_it_is_told(table_run):
 
 
 @pytest.mark.parametrize(("size", "expected"), [("0.1", 30), ("40", 40), ("0", None)])
-def test_converting_sets_as_many_points_aside_as_it_is_told(table, tmp_path, size, expected):
+def test_converting_holds_out_test_size_points(table, tmp_path, size, expected):
     result = elias("data", "convert", table, tmp_path / "cut.jsonl", "--test-size", size)
 
     test = load_corpus(tmp_path / "cut.jsonl").test
@@ -80,7 +80,7 @@ def test_converting_sets_as_many_points_aside_as_it_is_told(table, tmp_path, siz
     ("size", "problem"),
     [("300", "--test-size must be a share below 1, or a whole"), ("2.5", "not 2.5")],
 )
-def test_a_test_size_that_cannot_be_is_refused(table, size, problem):
+def test_an_impossible_test_size_is_refused_by_commands(table, size, problem):
     result = elias("-q", "train", table, "--dry-run", "--test-size", size)
 
     assert result.code == 2
@@ -114,7 +114,7 @@ def test_the_validation_points_of_a_run_are_found_in_its_data(table, table_run):
     assert {name: actual[name] for name in expected} == pytest.approx(expected, abs=1e-3)
 
 
-def test_all_points_of_other_data_are_evaluated_and_that_is_said(corpus, table_run, tmp_path):
+def test_all_points_of_other_data_are_evaluated_with_a_note(corpus, table_run, tmp_path):
     path = write_table(tmp_path / "new.csv", corpus, range(60))
     given = load_corpus(path, test_size=0)
 
@@ -144,7 +144,9 @@ def test_other_data_has_no_deciles_and_no_training_counts(corpus, table_run, tmp
     assert counts == {""}
 
 
-def test_other_data_of_the_same_size_is_told_from_the_runs(corpus, table_run, tmp_path):
+def test_other_data_of_the_same_size_is_distinguished_from_the_training_data(
+    corpus, table_run, tmp_path
+):
     path = write_table(tmp_path / "reversed.csv", corpus, range(299, -1, -1))
 
     actual, message = measured(table_run, path)

@@ -114,7 +114,7 @@ def test_the_numbers_of_an_ablation_are_those_of_evaluate(ablation, data):
         same(row, evaluated(folder / row["run"], data))
 
 
-def test_the_other_mixture_is_that_of_a_model_told_to_use_it(ablation, data):
+def test_the_row_of_the_other_mixture_equals_a_model_with_it(ablation, data):
     folder, _ = ablation
     row = rows_of(folder, "ablation")["elias/calibrate-blend", 0]
     model = Elias.from_pretrained(folder / row["run"], device="cpu")
@@ -178,7 +178,7 @@ def test_the_table_has_means_and_deviations_over_seeds_and_members(ablation):
     assert f"| {line['mean']['P@5']:.2f} ± {line['std']['P@5']:.2f} |" in markdown
 
 
-def test_the_files_are_whole_and_say_what_they_are_of(ablation):
+def test_the_files_are_complete_and_describe_the_experiment(ablation):
     folder, _ = ablation
 
     document = results(folder, "ablation")
@@ -194,7 +194,7 @@ def test_the_files_are_whole_and_say_what_they_are_of(ablation):
     assert not list(folder.glob(".*"))
 
 
-def test_a_second_command_trains_nothing_and_says_the_same(ablation, data, trained):
+def test_a_second_command_trains_nothing_and_prints_the_same(ablation, data, trained):
     folder, result = ablation
 
     again = elias(
@@ -224,7 +224,7 @@ def test_the_test_points_are_searched_once_for_each_member(ablation, data, tmp_p
         assert ours[name, 0]["metrics"] == theirs[name, 0]["metrics"]
 
 
-def test_other_experiments_use_the_models_that_are_there(ablation, data, trained):
+def test_other_experiments_reuse_trained_models(ablation, data, trained):
     folder, _ = ablation
 
     result = elias("experiment", "sweep", "beam", data, "--out", folder, *SMALL, "--values", "1,4")
@@ -237,7 +237,7 @@ def test_other_experiments_use_the_models_that_are_there(ablation, data, trained
     )
 
 
-def test_an_interrupted_experiment_goes_on_where_it_stopped(data, tmp_path, monkeypatch):
+def test_an_interrupted_experiment_resumes(data, tmp_path, monkeypatch):
     command = ("experiment", "ablation", data, "--out", tmp_path, *QUICK, "--members", 2)
     seen = []
 
@@ -468,7 +468,7 @@ def test_a_corpus_without_test_points_has_nothing_to_measure_on(tmp_path):
     assert "table.csv: has no test points to measure on; set some aside" in result.err
 
 
-def test_what_is_no_result_of_ours_is_left_alone(data, tmp_path):
+def test_files_that_are_not_results_are_not_overwritten(data, tmp_path):
     (tmp_path / "sweep-beam.json").write_text("[1, 2]", encoding="utf8")
 
     result = elias("experiment", "sweep", "beam", data, "--out", tmp_path, *QUICK, "--overwrite")

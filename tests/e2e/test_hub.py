@@ -34,7 +34,7 @@ def model(run):
     return Elias.from_pretrained(run, device="cpu")
 
 
-def test_a_model_comes_back_from_the_hub_as_it_was_pushed(model, online):
+def test_a_model_is_loaded_from_the_hub_as_it_was_pushed(model, online):
     address = model.push_to_hub("user/fish", token=TOKEN, message="First")
 
     again = Elias.from_pretrained("user/fish", device="cpu")
@@ -56,7 +56,7 @@ def test_a_revision_is_a_branch_of_its_own(model, online):
     assert by_name.n_labels == model.n_labels
 
 
-def test_what_a_newer_model_lacks_goes_from_the_repository(model, online):
+def test_files_that_a_newer_model_lacks_are_removed_from_the_repository(model, online):
     online.repos["user/fish"] = {"main": {"members/1/config.json": b"{}", "notes.md": b"mine"}}
 
     model.push_to_hub("user/fish", token=TOKEN)
@@ -190,7 +190,7 @@ def test_a_prefix_without_a_name_of_the_hub_is_refused(name):
         Elias.from_pretrained(name)
 
 
-def test_a_model_of_the_hub_is_not_calibrated_in_its_place(corpus_folder):
+def test_a_model_on_the_hub_is_not_calibrated_in_place(corpus_folder):
     output = elias("calibrate", "hf://user/fish", corpus_folder)
 
     assert output.code == 2

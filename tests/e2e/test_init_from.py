@@ -56,14 +56,14 @@ def test_the_given_model_does_not_change(corpus, model, stages):
     assert (model.config, list(model.label_names)) == (config, names)
 
 
-def test_a_first_stage_that_learns_the_graph_goes_on_with_the_given_one(corpus, model):
+def test_a_first_stage_that_learns_the_graph_continues_with_that_of_the_model(corpus, model):
     again = train(only_stage2(still(CONFIG.stages[1])), corpus, device="cpu", init_from=model)
 
     after = weights(again)
     assert all(torch.equal(value, after[name]) for name, value in weights(model).items())
 
 
-def test_more_training_moves_the_given_models_edges_but_keeps_their_places(corpus, model):
+def test_more_training_changes_edge_scores_but_not_which_edges_exist(corpus, model):
     again = train(only_stage2(CONFIG.stages[1]), corpus, device="cpu", init_from=model)
 
     before, after = weights(model), weights(again)
@@ -81,7 +81,7 @@ def test_a_saved_model_serves_as_well_as_the_one_in_memory(corpus, model, tmp_pa
     assert all(torch.equal(value, theirs[name]) for name, value in ours.items())
 
 
-def test_the_classifiers_of_the_same_labels_go_on(corpus, model):
+def test_the_classifiers_of_the_same_labels_are_kept(corpus, model):
     stage1 = replace(still(CONFIG.stages[0]), keep_labels=True)
 
     again = train(replace(CONFIG, stages=(stage1,)), corpus, device="cpu", init_from=model)
@@ -89,7 +89,7 @@ def test_the_classifiers_of_the_same_labels_go_on(corpus, model):
     assert torch.equal(weights(again)["labels.weight"], weights(model)["labels.weight"])
 
 
-def test_of_a_model_with_other_labels_the_encoder_alone_is_taken(model):
+def test_only_the_encoder_of_a_model_with_other_labels_is_used(model):
     other = synthetic_corpus(n_points=300, n_labels=40, seed=1)
     stages = tuple(replace(still(stage), keep_encoder=True) for stage in CONFIG.stages)
 
@@ -102,7 +102,7 @@ def test_of_a_model_with_other_labels_the_encoder_alone_is_taken(model):
     assert all(torch.equal(before[name], after[name]) for name in encoder)
 
 
-def test_with_other_labels_there_is_no_graph_to_go_on_with(model):
+def test_with_other_labels_the_graph_is_not_reused(model):
     other = synthetic_corpus(n_points=300, n_labels=40, seed=1)
 
     with pytest.raises(ConfigError, match="learn_graph"):
@@ -123,7 +123,7 @@ def test_the_encoder_is_described_as_the_given_models_whatever_was_configured(
 
 
 @pytest.mark.parametrize(("changes", "message"), [({}, False), ({"encoder.dim": 32}, True)])
-def test_encoder_settings_that_are_not_used_are_told(model, caplog, changes, message):
+def test_unused_encoder_settings_are_reported(model, caplog, changes, message):
     caplog.set_level("INFO", logger="elias")
 
     config = starting_config(CONFIG.override(changes), model)
@@ -132,7 +132,7 @@ def test_encoder_settings_that_are_not_used_are_told(model, caplog, changes, mes
     assert ("using the encoder and the encoder settings" in caplog.text) is message
 
 
-def test_all_stages_go_on_with_everything_the_given_model_has_learned(corpus, model):
+def test_all_stages_continue_from_the_given_model(corpus, model):
     config = replace(CONFIG, stages=tuple(still(stage) for stage in CONFIG.stages))
 
     again = train(config, corpus, device="cpu", init_from=model)

@@ -34,7 +34,7 @@ def run(trained):
     return folder
 
 
-def test_training_tells_that_every_label_is_scored_and_prints_its_stage(trained):
+def test_training_prints_that_every_label_is_scored(trained):
     run, result = trained
 
     assert "none, every label is scored" in result.err
@@ -61,7 +61,7 @@ def test_predict_ranks_every_label_there_is(run, corpus_folder):
     assert scores == sorted(scores, reverse=True)
 
 
-def test_predict_can_be_limited_to_labels_and_kept_off_them(run, corpus_folder):
+def test_predict_can_include_and_exclude_labels(run, corpus_folder):
     model = Elias.from_pretrained(run, device="cpu")
     texts = load_corpus(corpus_folder).test.texts[:3]
 
@@ -72,7 +72,7 @@ def test_predict_can_be_limited_to_labels_and_kept_off_them(run, corpus_folder):
     assert all(len(ranking.ids) == 118 and not {3, 7} & set(ranking.ids) for ranking in without)
 
 
-def test_info_and_the_card_say_what_it_is(run):
+def test_info_and_the_card_describe_one_vs_all(run):
     result = elias("info", run)
 
     assert "every label is scored" in result.out

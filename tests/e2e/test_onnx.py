@@ -186,7 +186,7 @@ def test_a_bare_text_is_refused(exported):
         OnnxModel(exported).predict("red")
 
 
-def test_a_file_that_is_no_exported_model_is_one_line(tmp_path, exported):
+def test_a_file_that_is_not_an_exported_model_is_refused_in_one_line(tmp_path, exported):
     broken, foreign = tmp_path / "broken.onnx", tmp_path / "foreign.onnx"
     broken.write_bytes(exported.read_bytes()[:500])
     stripped = onnx.load(str(exported))
@@ -210,7 +210,7 @@ def test_without_the_packages_the_extra_is_named(tmp_path, monkeypatch, package)
         whole(bag(), graph_of()).export_onnx(tmp_path / "m.onnx")
 
 
-def test_what_is_in_the_way_stays(run, tmp_path):
+def test_existing_files_are_not_overwritten_by_export(run, tmp_path):
     (tmp_path / "there.onnx").write_text("mine")
 
     result = elias("-q", "export", run, tmp_path / "there.onnx")

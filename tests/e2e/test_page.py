@@ -221,7 +221,7 @@ def contrast(one, other):
     return (max(one, other) + 0.05) / (min(one, other) + 0.05)
 
 
-def test_a_busy_server_is_told_of_and_asked_again(tab, text):
+def test_a_busy_server_is_reported_and_retried(tab, text):
     refusals = []
 
     def busy(route):
@@ -241,7 +241,7 @@ def test_a_busy_server_is_told_of_and_asked_again(tab, text):
     expect(tab.locator("#error")).to_be_hidden()
 
 
-def test_a_server_that_has_gone_is_told_of_until_it_is_back(tab, text):
+def test_a_server_that_is_down_is_reported_until_it_is_back(tab, text):
     tab.wait_for_selector("#examples button")
     tab.route("**/predict", lambda route: route.abort())
     tab.fill(TEXT, text)
@@ -254,7 +254,7 @@ def test_a_server_that_has_gone_is_told_of_until_it_is_back(tab, text):
     expect(tab.locator("#error")).to_be_hidden()
 
 
-def test_an_answer_that_breaks_off_is_told_of(tab, text):
+def test_a_truncated_response_is_reported(tab, text):
     tab.wait_for_selector("#examples button")
     tab.route("**/predict", lambda r: r.fulfill(body='[[{"id"', content_type="application/json"))
     tab.fill(TEXT, text)
@@ -262,14 +262,14 @@ def test_an_answer_that_breaks_off_is_told_of(tab, text):
     expect(tab.locator("#error")).to_contain_text("response is incomplete")
 
 
-def test_looking_at_one_thing_after_the_other_in_haste_ends_at_the_last(tab):
+def test_after_quick_clicks_the_last_page_is_shown(tab):
     tab.wait_for_selector("#examples button")
     tab.evaluate("for (let i = 0; i < 30; i++) location.hash = `#label/${i % 7}/0`")
 
     expect(tab.locator("#panel")).to_contain_text("Label 1 ")
 
 
-def test_a_slow_server_is_waited_for_and_only_the_last_text_counts(tab, server, text, monkeypatch):
+def test_only_the_response_to_the_last_text_is_shown(tab, server, text, monkeypatch):
     may_go = threading.Event()
     served = server.backend.served
     compute = served.compute

@@ -64,7 +64,7 @@ def test_the_number_of_processes_changes_no_prediction(results, index):
     "asked",
     ["ensemble", "all", "only", "all only", "without", "component", "stdin", "few", "nothing"],
 )
-def test_all_models_options_and_inputs_are_shared_out(results, asked):
+def test_all_models_options_and_inputs_work_with_several_processes(results, asked):
     alone, several = results[asked]
 
     assert_same_told(alone, several)
@@ -76,7 +76,7 @@ def test_only_some_labels_are_those_alone(results):
     assert {label["id"] for row in rows(several[0]) for label in row["labels"]} == {4, 9}
 
 
-def test_no_texts_are_told_of_once(results):
+def test_missing_texts_are_reported_once(results):
     _, (first, other) = results["nothing"]
 
     assert first["err"] == "no texts were given\n"
@@ -149,7 +149,7 @@ def test_a_mistake_of_another_process_is_named_by_the_first(results):
     assert first["out"] == ""
 
 
-def test_a_file_goes_on_after_a_process_was_killed(folder, results):
+def test_a_file_resumes_after_a_process_was_killed(folder, results):
     (first, killed, _), again = results["killed"]
 
     assert killed == {"killed": -signal.SIGKILL}

@@ -20,7 +20,7 @@ def texts(corpus_folder):
     return load_corpus(corpus_folder).test.texts
 
 
-def test_probabilities_come_with_the_labels_and_leave_their_order(model, texts):
+def test_probabilities_do_not_change_the_order_of_labels(model, texts):
     actual = model.predict(texts, top_k=20)
 
     assert actual.probabilities.shape == actual.ids.shape
@@ -44,7 +44,7 @@ def test_a_threshold_makes_decisions_of_any_number_of_labels(model, texts):
     assert all((row.probabilities >= model.threshold("f1")).all() for row in decided)
 
 
-def test_the_facts_say_how_good_they_are(model):
+def test_the_metadata_has_the_calibration_error(model):
     result = model.metadata["probabilities"]
 
     assert set(result["errors"]) == {"validation", "test"}
@@ -53,7 +53,7 @@ def test_the_facts_say_how_good_they_are(model):
     assert result["f1"]["threshold"] == model.threshold("f1")
 
 
-def test_an_evaluation_says_how_far_probabilities_are_off(run, model, corpus_folder):
+def test_an_evaluation_has_the_calibration_error(run, model, corpus_folder):
     result = elias("evaluate", run, corpus_folder, "--json", "--device", "cpu")
     shown = elias("evaluate", run, corpus_folder, "--device", "cpu")
     part = elias("evaluate", run, corpus_folder, "--json", "--component", "stage2")
@@ -66,7 +66,7 @@ def test_an_evaluation_says_how_far_probabilities_are_off(run, model, corpus_fol
     assert not any(name.startswith("ECE") for name in json.loads(part.out))
 
 
-def test_a_model_whose_probabilities_are_gone_says_so(model, tmp_path):
+def test_missing_probabilities_are_reported(model, tmp_path):
     folder = model.save_pretrained(tmp_path / "model")
     (folder / "probabilities.json").unlink()
 

@@ -83,14 +83,14 @@ def files(run):
 
 
 @pytest.mark.parametrize("n_labels", ["11", "3", "pairs"], ids=["uneven", "empty shard", "Triton"])
-def test_shared_rows_score_and_learn_as_rows_in_one_place_do(results, n_labels):
+def test_sharded_rows_score_and_learn_like_whole_rows(results, n_labels):
     for result in results["scores"]:
         same, differences = result["scores"][n_labels]
         assert same
         assert max(differences) < 1e-6
 
 
-def test_of_a_large_gradient_only_the_rows_that_were_touched_travel(results):
+def test_only_touched_rows_of_a_large_gradient_are_sent(results):
     whole = 1000 * 5000 * 4
 
     for result in results["scores"]:
@@ -99,20 +99,20 @@ def test_of_a_large_gradient_only_the_rows_that_were_touched_travel(results):
         assert 1.5 * whole < received < 1.6 * whole  # the one with many rows, there and back
 
 
-def test_an_array_reaches_all_processes_as_it_is(results):
+def test_an_array_is_broadcast_unchanged(results):
     assert [result["told"] for result in results["scores"]] == [
         ["int32", [[0, 1, 2], [3, 4, 5]]]
     ] * 4
 
 
 @pytest.mark.parametrize("size", [1, 2, 4])
-def test_the_number_of_processes_changes_nothing(folder, results, size):
+def test_the_model_does_not_depend_on_the_number_of_processes(folder, results, size):
     assert not any("failed" in result for result in results["several"][str(size)])
 
     assert_same_run(folder / f"several-{size}", folder / "plain")
 
 
-def test_one_vs_all_is_shared_out_too(folder):
+def test_one_vs_all_is_sharded_too(folder):
     assert_same_run(folder / "all-2", folder / "all-plain")
 
 
@@ -123,7 +123,7 @@ def test_dropout_is_keyed_by_point_even_where_a_batch_is_smaller_than_the_world(
     assert_same_run(folder / "dropping-4", folder / "dropping-1", 1e-4, weights=1e-3)
 
 
-def test_no_row_of_the_labels_travels_in_training(results):
+def test_no_label_row_is_sent_in_training(results):
     received = results["several"]["2"][0]["received"]
 
     assert set(received) >= {"embeddings and labels", "scores", "gradients by embedding"}
@@ -134,7 +134,7 @@ def test_no_row_of_the_labels_travels_in_training(results):
     assert received["scores"] < 4 * most * (16 + 41)  # searches of held-out points among them
 
 
-def test_a_run_goes_on_with_any_number_of_processes(folder, results):
+def test_a_run_resumes_with_any_number_of_processes(folder, results):
     stops = [{result["failed"] for result in step} for step in results["chain"][:-1]]
 
     assert stops == [
@@ -145,7 +145,7 @@ def test_a_run_goes_on_with_any_number_of_processes(folder, results):
     assert_same_run(folder / "chain", folder / "plain")
 
 
-def test_a_process_that_is_killed_is_named_by_the_others_and_the_run_goes_on(folder, results):
+def test_a_killed_process_is_named_by_the_others_and_the_run_resumes(folder, results):
     first, killed, other = results["lost"][0]
 
     assert killed == {"killed": -signal.SIGKILL}
@@ -165,7 +165,7 @@ def test_a_process_that_hangs_is_named_after_a_time(results):
         assert "did not answer in 3 s" in result["failed"]
 
 
-def test_a_process_that_waits_inside_something_for_one_that_is_gone_is_ended(results):
+def test_a_process_that_waits_for_a_dead_one_is_stopped(results):
     assert results["asleep"] == [{"killed": EXIT_CODE}, {"killed": -signal.SIGKILL}]
 
 
@@ -183,13 +183,13 @@ def test_processes_that_read_different_files_are_refused(results):
     assert first == {"killed": EXIT_CODE}  # it had gone on, and was ended
 
 
-def test_one_process_of_each_machine_prepares_what_the_others_find(folder, results):
+def test_local_rank_0_prepares_files_for_its_machine(folder, results):
     """However long that takes the other machine: here, longer than an exchange may."""
     assert results["machines"] == [{"written": 3}, {"written": 0}] * 2
     assert_same_run(folder / "machines" / "run", folder / "plain")
 
 
-def test_a_process_that_dies_while_it_prepares_for_its_machine_is_named(results):
+def test_a_local_rank_0_that_dies_while_preparing_is_named(results):
     first, other, killed, last = results["machine lost"]
 
     assert killed == {"killed": -signal.SIGKILL}
@@ -198,7 +198,7 @@ def test_a_process_that_dies_while_it_prepares_for_its_machine_is_named(results)
         assert "died without an error message" in result["failed"]
 
 
-def test_processes_whose_help_is_done_end_before_the_ranker(folder, results):
+def test_other_processes_exit_before_the_ranker(folder, results):
     """But for one of each other machine, which `torchrun` would not outlive."""
     saved = [result["saved"] for result in results["ranking"]["left alone"]]
 
@@ -214,7 +214,7 @@ def test_the_model_is_saved_though_another_process_is_killed_in_the_ranker(folde
     assert_same_run(folder / "killed" / "run", folder / "ranked")
 
 
-def test_what_fails_in_the_ranker_is_heard_by_the_process_that_waits(results):
+def test_a_failure_in_the_ranker_is_reported_to_waiting_processes(results):
     first, ended, waiting = results["ranking"]["failing"]
 
     assert first == {"failed": "the ranker has failed"}
@@ -223,7 +223,7 @@ def test_what_fails_in_the_ranker_is_heard_by_the_process_that_waits(results):
     assert waiting["failed"].endswith("failed: the ranker has failed")
 
 
-def test_the_command_trains_and_only_the_first_process_tells(results):
+def test_the_command_trains_and_only_rank_0_prints(results):
     (first, other), _ = results["commands"]
 
     assert first["code"] == other["code"] == 0
@@ -293,7 +293,7 @@ def test_processes_that_diverge_stop_with_the_same_error(corpus_folder, tmp_path
         assert "lower stages.stage1.bag_lr (now 1e+20)" in errors[0]
 
 
-def test_torchrun_starts_a_run_again_that_goes_on(folder, tmp_path):
+def test_a_run_restarted_by_torchrun_resumes(folder, tmp_path):
     """`torchrun --max-restarts`: a process is killed in the first attempt, not in the second."""
     script = Path(__file__).with_name("train_worker.py")
     options = ("--nproc-per-node", "2", "--max-restarts", "1", "--monitor-interval", "0.2")

@@ -80,7 +80,7 @@ def test_every_section_and_every_figure_is_there_once(page):
     assert links == [f"#{key}" for key in SECTIONS]
 
 
-def test_figures_are_pictures_with_words(page):
+def test_figures_have_titles_and_descriptions(page):
     pictures = list(page.iter(f"{SVG}svg"))
 
     assert len(pictures) == len(FIGURES) + sum(
@@ -89,7 +89,7 @@ def test_figures_are_pictures_with_words(page):
     assert all(picture[0].text and picture[1].text for picture in pictures)
 
 
-def test_the_page_needs_nothing_beside_itself(run, page):
+def test_the_page_is_self_contained(run, page):
     content = (run / "report.html").read_text(encoding="utf8")
 
     addresses = set(re.findall(r"https?://[^\"\s]+", content))
@@ -240,7 +240,7 @@ def test_a_corpus_with_other_points_is_refused(run, tmp_path):
     assert "but the run had 400 with" in result.err
 
 
-def test_a_model_alone_needs_its_corpus_and_a_place_to_write(run, corpus_folder, tmp_path):
+def test_a_model_without_a_run_needs_a_corpus_and_an_output_path(run, corpus_folder, tmp_path):
     model = shutil.copytree(run / "model", tmp_path / "mine")
     page = tmp_path / "page.html"
 
@@ -256,7 +256,7 @@ def test_a_model_alone_needs_its_corpus_and_a_place_to_write(run, corpus_folder,
 
 
 @pytest.mark.parametrize("out", ["", "nowhere/page.html"])
-def test_a_place_that_cannot_be_written_is_told_before_the_work(run, tmp_path, out):
+def test_an_output_path_that_cannot_be_written_is_refused_before_the_work(run, tmp_path, out):
     result = elias("report", run, "--out", tmp_path / out)
 
     assert result.code == 2
@@ -297,7 +297,7 @@ def test_one_vs_all_is_explained_and_reported_without_an_index(corpus_folder, tm
     assert ids(parsed(run / "report.html"), "section") == SECTIONS
 
 
-def test_probabilities_are_shown_beside_what_was_true(run, page):
+def test_probabilities_are_shown_with_the_share_of_relevant_labels(run, page):
     model = Elias.from_pretrained(run, device="cpu")
     errors = model.metadata["probabilities"]["errors"]
     rows = cells(page, "probabilities")
@@ -343,7 +343,7 @@ def test_an_ensemble_has_a_row_and_a_curve_beside_its_first_member(corpus_folder
     assert epochs == ["1", "2", "3", "4"]
 
 
-def test_without_test_points_those_held_out_are_looked_at(tmp_path):
+def test_without_test_points_the_held_out_points_are_used(tmp_path):
     table = tmp_path / "points.csv"
     rows = "".join(f"text {i % 17} of {i % 5},label {i % 3}\n" for i in range(200))
     table.write_text(f"text,labels\n{rows}")

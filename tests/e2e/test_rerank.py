@@ -65,7 +65,7 @@ def test_components_rank_the_same_candidates_by_their_own_scores(model, corpus):
         assert (np.diff(final[row].scores) <= 0).all()
 
 
-def test_labels_past_the_candidates_follow_in_the_models_own_order(model, corpus):
+def test_labels_after_the_candidates_keep_the_order_of_the_model(model, corpus):
     texts = list(corpus.test.texts[:15])
     searched = model.predict(texts, top_k=25, component="stage2")
     final = model.predict(texts, top_k=25)
@@ -84,7 +84,7 @@ def test_fewer_labels_than_candidates_may_be_asked_for(model, corpus):
     np.testing.assert_array_equal(few.ids, model.predict(texts, top_k=10).ids[:, :3])
 
 
-def test_one_text_gets_what_it_gets_among_many(model, corpus):
+def test_one_text_is_ranked_as_among_many(model, corpus):
     texts = list(corpus.test.texts[:15])
     together = model.predict(texts)
 
@@ -94,7 +94,7 @@ def test_one_text_gets_what_it_gets_among_many(model, corpus):
         )
 
 
-def test_labels_that_are_kept_off_do_not_come_back(model, corpus):
+def test_excluded_labels_are_not_predicted(model, corpus):
     texts = list(corpus.test.texts[:15])
     kept_off = model.predict(texts, top_k=1).ids[:, 0].tolist()
 
@@ -128,7 +128,7 @@ def test_without_held_out_points_there_is_no_calibration(corpus):
     assert train(config, corpus, device="cpu").components == ("stage2", "rerank")
 
 
-def test_no_ranker_where_none_is_wanted(corpus):
+def test_no_ranker_is_trained_if_disabled(corpus):
     config = EliasConfig().override(SMALL | {"rerank.enabled": False})
 
     assert train(config, corpus, device="cpu").components == ("stage2",)
@@ -150,7 +150,7 @@ def test_a_bag_has_no_embedding_before_training(corpus, tmp_path):
     assert not (tmp_path / "run").exists()
 
 
-def test_a_missing_or_broken_ranker_is_missed(model, tmp_path):
+def test_a_missing_or_broken_ranker_is_an_error(model, tmp_path):
     folder = model.save_pretrained(tmp_path / "model")
     path = folder / "ranker" / "ranker.safetensors"
     path.write_bytes(path.read_bytes()[:100])

@@ -138,7 +138,7 @@ def stopped(corpus, tmp_path):
         "ensemble",
     ],
 )
-def test_a_run_that_was_stopped_ends_where_it_would_have_ended(
+def test_a_resumed_run_gives_the_model_of_an_uninterrupted_one(
     corpus, finished, tmp_path, caplog, config, steps, message
 ):
     stops = [stop(config, corpus, tmp_path / "run", step) for step in steps]
@@ -176,7 +176,7 @@ def test_checkpoints_do_not_change_the_run(corpus, finished, tmp_path):
     assert content(tmp_path / "none") == content(finished(SMALL))
 
 
-def test_the_log_tells_both_parts(stopped, corpus):
+def test_the_log_has_both_parts_of_a_resumed_run(stopped, corpus):
     train(SMALL, corpus, out=stopped, device="cpu")
 
     log = (stopped / "train.log").read_text()
@@ -227,7 +227,7 @@ def test_overwrite_starts_over(stopped, corpus, finished, caplog):
     assert content(stopped) == content(finished(SMALL))
 
 
-def test_a_run_that_replaces_another_goes_on_without_overwrite(corpus, finished, tmp_path):
+def test_a_run_that_replaces_another_resumes_without_overwrite(corpus, finished, tmp_path):
     out, other = tmp_path / "run", SMALL.override({"seed": 1})
     shutil.copytree(finished(SMALL), out)
 
@@ -240,7 +240,7 @@ def test_a_run_that_replaces_another_goes_on_without_overwrite(corpus, finished,
     assert content(out) == content(finished(other))
 
 
-def test_a_run_that_replaces_another_and_is_given_up_brings_it_back(corpus, finished, tmp_path):
+def test_a_finished_run_is_restored_if_its_replacement_is_abandoned(corpus, finished, tmp_path):
     out = tmp_path / "run"
     shutil.copytree(finished(SMALL), out)
 
@@ -253,7 +253,7 @@ def test_a_run_that_replaces_another_and_is_given_up_brings_it_back(corpus, fini
     assert content(out) == content(finished(SMALL))
 
 
-def test_a_run_goes_on_with_the_model_it_started_from_and_no_other(corpus, finished, tmp_path):
+def test_a_run_resumes_only_with_the_same_initial_model(corpus, finished, tmp_path):
     start = Elias.from_pretrained(finished(SMALL), device="cpu")
     other = Elias.from_pretrained(finished(SMALL.override({"seed": 1})), device="cpu")
     whole, out = tmp_path / "whole", tmp_path / "run"
@@ -290,7 +290,7 @@ def test_a_second_run_in_the_folder_is_refused(corpus, tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("name", ["state.safetensors", "manifest.json"])
-def test_a_damaged_checkpoint_is_passed_over(stopped, corpus, finished, caplog, name):
+def test_a_damaged_checkpoint_is_skipped(stopped, corpus, finished, caplog, name):
     newest = max((stopped / "checkpoints").iterdir())
     flipped = bytearray((newest / name).read_bytes())
     flipped[len(flipped) // 2] ^= 1
@@ -304,7 +304,7 @@ def test_a_damaged_checkpoint_is_passed_over(stopped, corpus, finished, caplog, 
     assert content(stopped) == content(finished(SMALL))
 
 
-def test_a_run_without_a_whole_checkpoint_starts_over(stopped, corpus, finished, caplog):
+def test_a_run_without_an_intact_checkpoint_starts_over(stopped, corpus, finished, caplog):
     for saved in (stopped / "checkpoints").iterdir():
         (saved / "state.json").unlink()
 
@@ -363,7 +363,7 @@ def test_a_diverged_run_exits_2_and_resumes_with_a_lower_learning_rate(tmp_path)
     Elias.from_pretrained(tmp_path / "run" / "model")
 
 
-def test_a_full_disk_while_the_model_is_saved_is_one_line_and_leaves_nothing_half(
+def test_a_full_disk_while_saving_is_reported_in_one_line_and_leaves_no_partial_files(
     corpus, finished, tmp_path, monkeypatch
 ):
     from safetensors import SafetensorError
@@ -384,7 +384,7 @@ def test_a_full_disk_while_the_model_is_saved_is_one_line_and_leaves_nothing_hal
     assert content(tmp_path / "run") == content(finished(SMALL))
 
 
-def test_a_model_that_finds_no_room_leaves_nothing(finished, tmp_path):
+def test_a_model_that_does_not_fit_on_the_disk_leaves_no_files(finished, tmp_path):
     model = Elias.from_pretrained(finished(SMALL), device="cpu")
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
 
@@ -417,7 +417,7 @@ def test_a_full_disk_while_checkpoints_are_written_does_not_stop_training(
 # the command line, and processes that are killed
 
 
-def test_sigterm_saves_and_the_same_command_goes_on(tmp_path):
+def test_sigterm_saves_a_checkpoint_and_the_same_command_resumes(tmp_path):
     data = write_synthetic(tmp_path / "data", n_points=300, n_labels=40)
     out = tmp_path / "run"
     settings = {"encoder.dim": 16, "encoder.hidden_dim": 16, "stages.stage1.batch_size": 4}
@@ -454,9 +454,7 @@ POINTS = {
 }
 
 
-def test_a_run_that_is_killed_at_every_point_ends_where_it_would_have_ended(
-    finished, tmp_path_factory
-):
+def test_a_run_killed_at_every_point_gives_the_same_model(finished, tmp_path_factory):
     folder = tmp_path_factory.mktemp("killed")
     environment = {**os.environ, "PYTHONPATH": str(SOURCE), "XDG_CACHE_HOME": str(folder / "cache")}
 
@@ -486,7 +484,7 @@ def test_nothing_in_a_checkpoint_is_pickled(stopped):
     assert names == {"state.json", "state.safetensors", "manifest.json"}
 
 
-def test_torch_goes_on_with_its_own_random_numbers_after_training(corpus):
+def test_training_restores_the_random_state_of_torch(corpus):
     torch.manual_seed(5)
     expected = torch.rand(1)
     torch.manual_seed(5)

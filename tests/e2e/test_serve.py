@@ -95,21 +95,21 @@ def test_a_threshold_leaves_out_what_is_less_probable(client, texts):
 
 
 @pytest.mark.parametrize("target", ["f1", "precision=0.3", "recall=0.2"])
-def test_a_threshold_may_be_what_is_to_be_reached(client, model, texts, target):
+def test_a_threshold_may_be_a_target(client, model, texts, target):
     (remaining, *_) = client.post("/predict", json={"inputs": texts, "threshold": target}).json()
 
     expected = model.predict(texts, threshold=target)[0]
     assert [label["id"] for label in remaining] == expected.ids.tolist()
 
 
-def test_info_tells_what_decisions_were_worth(client, model):
+def test_info_returns_precision_and_recall_by_threshold(client, model):
     decisions = client.get("/info").json()["decisions"]
 
     assert decisions["f1"] == model.threshold("f1")
     assert len(decisions["thresholds"]) == len(decisions["precision"]) == len(decisions["recall"])
 
 
-def test_explain_tells_the_paths_to_each_label(client, model, texts):
+def test_explain_returns_the_paths_to_each_label(client, model, texts):
     (why,) = client.post("/explain", json={"inputs": texts[:1], "top_k": 2}).json()
 
     expected = model.explain(texts[:1], top_k=2)[0].to_dict()
@@ -120,7 +120,7 @@ def test_explain_tells_the_paths_to_each_label(client, model, texts):
     assert "text" not in why
 
 
-def test_explain_of_one_label_tells_of_that_alone(client, texts):
+def test_explain_of_one_label_returns_only_that_label(client, texts):
     (every,) = client.post("/predict", json={"inputs": texts[:1], "top_k": 9}).json()
 
     (why,) = client.post("/explain", json={"inputs": texts[:1], "label": every[8]["id"]}).json()
@@ -162,9 +162,7 @@ def test_a_label_is_found_by_name_and_leads_to_its_clusters_and_back(client, mod
         ("GET", "/predict", None, 405, "Method Not Allowed"),
     ],
 )
-def test_what_cannot_be_answered_is_refused_in_one_shape(
-    client, method, path, body, status, output
-):
+def test_invalid_requests_get_errors_of_one_form(client, method, path, body, status, output):
     answer = client.request(method, path, json=body)
 
     assert answer.status_code == status
@@ -263,7 +261,7 @@ def test_a_lone_surrogate_is_answered_or_refused_but_no_error_of_ours(client):
 @pytest.mark.parametrize(
     "path", ["/", "/docs", "/health", "/ready", "/info", "/metrics", "/labels/1", "/openapi.json"]
 )
-def test_head_tells_what_get_would_without_its_body(client, path):
+def test_head_answers_like_get_without_a_body(client, path):
     head, get = client.head(path), client.get(path)
 
     assert head.status_code == get.status_code == 200
@@ -286,7 +284,7 @@ def test_head_is_logged_by_its_route_and_refused_where_get_is(client, caplog):
     ]
 
 
-def test_state_is_told(client, model):
+def test_health_and_ready_return_the_state(client, model):
     info = client.get("/info").json()
 
     assert client.get("/health").json() == {"status": "ok"}
@@ -297,7 +295,7 @@ def test_state_is_told(client, model):
     assert info["model"] == "run"  # a name, no path of the server's
 
 
-def test_metrics_count_requests_texts_and_what_waits(client, texts):
+def test_metrics_count_requests_texts_and_the_queue(client, texts):
     def number(line):
         actual = [ln for ln in client.get("/metrics").text.splitlines() if ln.startswith(line)]
         return float(actual[0].rpartition(" ")[2]) if actual else 0.0
@@ -333,7 +331,7 @@ def test_the_log_has_a_line_of_json_for_each_request_without_its_text(client, ca
     assert "secret" not in caplog.text
 
 
-def test_the_log_has_the_texts_where_that_was_asked_for(run, caplog):
+def test_the_log_has_texts_with_log_texts(run, caplog):
     caplog.set_level(logging.INFO, logger="elias.access")
     with live(run, log_texts=True) as served, served.client() as client:
         client.post("/predict", json={"inputs": ["a text to log"]})
@@ -341,7 +339,7 @@ def test_the_log_has_the_texts_where_that_was_asked_for(run, caplog):
     assert "a text to log" in caplog.text
 
 
-def test_without_its_key_a_server_tells_nothing_of_its_model(run):
+def test_without_a_key_the_server_reveals_nothing_about_its_model(run):
     with live(run, keys=(f"{KEY}-other", KEY)) as served, served.client() as client:
         closed = ["/info", "/labels", "/labels/1", "/clusters/1", "/metrics", "/examples"]
         assert {client.get(path).status_code for path in [*closed, "/openapi.json"]} == {401}
@@ -357,7 +355,7 @@ def test_without_its_key_a_server_tells_nothing_of_its_model(run):
             assert KEY not in answer.text
 
 
-def test_overload_is_answered_429_with_a_time_to_come_back(run, monkeypatch):
+def test_overload_is_answered_429_with_retry_after(run, monkeypatch):
     with live(run, limits=SMALL) as served, served.client() as client:
         slow = Slow(served, monkeypatch)
         with ThreadPoolExecutor(12) as pool:
@@ -380,7 +378,7 @@ def test_overload_is_answered_429_with_a_time_to_come_back(run, monkeypatch):
     assert refused.json()["error_type"] == "Overloaded"
 
 
-def test_what_takes_too_long_is_answered_503_and_the_server_lives_on(run, monkeypatch):
+def test_a_timeout_is_answered_503_and_the_server_continues(run, monkeypatch):
     limits = Limits(timeout=0.3)
     with live(run, limits=limits) as served, served.client() as client:
         slow = Slow(served, monkeypatch)
@@ -396,7 +394,7 @@ def test_what_takes_too_long_is_answered_503_and_the_server_lives_on(run, monkey
     assert slow.texts == ["a", "b"]
 
 
-def test_a_client_that_has_gone_is_not_computed_for(run, monkeypatch):
+def test_requests_of_disconnected_clients_are_not_computed(run, monkeypatch):
     with live(run) as served, served.client() as client:
         slow = Slow(served, monkeypatch)
         with ThreadPoolExecutor(2) as pool:
@@ -411,7 +409,7 @@ def test_a_client_that_has_gone_is_not_computed_for(run, monkeypatch):
     assert slow.texts == ["first"]
 
 
-def test_a_body_that_does_not_arrive_is_given_up(run):
+def test_a_body_that_does_not_arrive_times_out(run):
     with live(run, limits=Limits(timeout=0.3), load=False) as served:
 
         async def trickle():
@@ -435,7 +433,7 @@ def test_without_a_model_a_server_is_healthy_but_not_ready(run):
             assert answer.headers["retry-after"] == "1"
 
 
-def test_a_bug_of_ours_is_answered_500_and_logged_without_the_text(run, monkeypatch, caplog):
+def test_a_bug_is_answered_500_and_logged_without_the_text(run, monkeypatch, caplog):
     def broken(questions):
         raise ValueError(f"cannot do {questions[0].texts}")
 

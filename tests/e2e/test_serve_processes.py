@@ -109,7 +109,7 @@ def test_several_workers_count_together_and_one_that_is_killed_is_replaced(saved
     assert code == 0
 
 
-def test_workers_that_keep_dying_are_told_by_health_until_all_are_back(saved):
+def test_health_reports_dying_workers_until_all_are_ready(saved):
     with Process(saved, *LOCAL, "--workers", "2") as server:
         server.wait_until_ready(workers=2)
         steady = int(server.find(r"worker (\d+) is ready")[1])

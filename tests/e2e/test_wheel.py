@@ -72,7 +72,7 @@ def test_the_wheel_holds_the_presets_the_marker_of_types_and_the_licence(wheel):
     assert not any(name.startswith("tests") for name in names)
 
 
-def test_the_installed_command_tells_its_version_and_presets(installed, tmp_path):
+def test_the_installed_command_prints_its_version_and_presets(installed, tmp_path):
     version = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["version"]
 
     result = run(installed / "elias", "--version", cwd=tmp_path)

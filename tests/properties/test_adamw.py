@@ -33,7 +33,7 @@ def bring_up_to_date(weight, state, history):
     caught_up_at=st.integers(0, 12),
     seed=st.integers(0, 2**31),
 )
-def test_skipped_steps_fade_the_moments_and_decay_the_weight_at_the_rate_each_had(
+def test_skipped_steps_decay_moments_and_weight_at_the_rate_of_each_step(
     steps, dim, decay, caught_up_at, seed
 ):
     generator = torch.Generator().manual_seed(seed)

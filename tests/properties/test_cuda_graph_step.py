@@ -121,7 +121,7 @@ def test_a_recorded_stage_trains_the_same_model(folder, reduction, index_every, 
         torch.testing.assert_close(one, other, rtol=1e-3, atol=1e-4, msg=lambda m, n=name: n + m)
 
 
-def test_a_recording_that_fails_half_way_leaves_nothing_behind(folder, monkeypatch):
+def test_a_failed_capture_leaves_no_gradients(folder, monkeypatch):
     stage = ResolvedStage(epochs=2, batch_size=2, learn_graph=True, index_every=2, label_eps=1e-4)
     model = make_model(folder)
     plain = copy.deepcopy(model)
@@ -141,9 +141,7 @@ def test_a_recording_that_fails_half_way_leaves_nothing_behind(folder, monkeypat
     np.testing.assert_allclose(losses, expected, rtol=1e-4)
 
 
-def test_a_step_short_of_memory_beside_graphs_is_done_once_more_without_them(
-    folder, monkeypatch, caplog
-):
+def test_a_step_that_runs_out_of_memory_is_repeated_without_graphs(folder, monkeypatch, caplog):
     stage = ResolvedStage(epochs=3, batch_size=2, learn_graph=True, index_every=2, label_eps=1e-4)
     model = make_model(folder)
     plain = copy.deepcopy(model)
@@ -182,7 +180,7 @@ def test_parameters_without_a_part_in_the_loss_do_not_move(folder, monkeypatch):
     assert torch.equal(model.encoder.idle, torch.ones(2, 2))
 
 
-def test_a_stage_gives_the_memory_of_its_graphs_back(folder, monkeypatch):
+def test_a_stage_frees_the_memory_of_its_graphs(folder, monkeypatch):
     closed = []
     monkeypatch.setattr(CudaGraphStep, "close", lambda self: closed.append(self))
 

@@ -48,7 +48,7 @@ def test_edge_counts_are_those_of_a_loop_over_points(width, n_points, n_labels, 
 
 
 @given(n_points=st.integers(1, 20), most=st.integers(1, 6), **SIZES)
-def test_counts_that_are_let_go_change_neither_edges_nor_their_first_logits(
+def test_dropped_counts_change_neither_edges_nor_initial_logits(
     n_points, most, n_labels, n_clusters, seed
 ):
     rng = np.random.default_rng(seed)

@@ -188,7 +188,7 @@ def label_state(weight, bias, *, one_variance):
 
 @FEW
 @given(n_steps=st.integers(1, 5), dim=st.sampled_from([1, 3, 40]), seed=SEEDS)
-def test_rows_moved_by_their_pairs_fade_and_decay_for_the_steps_they_skipped(n_steps, dim, seed):
+def test_rows_updated_by_pairs_get_the_decay_of_skipped_steps(n_steps, dim, seed):
     generator, n_rows = generator_of(seed), 6
     weight, bias = normal(generator, n_rows, dim), normal(generator, n_rows)
     first = (weight.double(), bias.double().unsqueeze(1))
@@ -419,7 +419,7 @@ def test_a_model_trained_by_the_kernels_is_the_one_trained_without(learned, inde
 
 
 @pytest.mark.parametrize(("learned", "stop"), [(True, 3), (False, 2)])
-def test_an_optimizer_by_the_kernels_goes_on_from_its_state(learned, stop, monkeypatch):
+def test_a_kernel_optimizer_resumes_from_its_state(learned, stop, monkeypatch):
     monkeypatch.setattr(optim, "runs_triton", lambda _: True)
     stage = ResolvedStage(index_every=2, learn_graph=learned, label_eps=1e-3, edge_lr=0.01)
 
@@ -495,7 +495,7 @@ def test_a_captured_step_trains_the_same_model(learned, index_every, seed):
         torch.testing.assert_close(one, other)
 
 
-def test_a_step_that_cannot_be_captured_is_computed_all_the_same(monkeypatch, caplog):
+def test_a_step_that_cannot_be_captured_runs_eagerly(monkeypatch, caplog):
     monkeypatch.setattr(optim, "runs_triton", lambda _: True)
 
     def broken(_):

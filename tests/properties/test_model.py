@@ -241,7 +241,7 @@ def assert_close_gradient(actual, expected):
 
 
 @given(case=MODEL, shortlist_size=st.integers(1, 14))
-def test_blocked_labels_never_appear_and_their_places_go_to_others(case, shortlist_size):
+def test_blocked_labels_are_replaced_by_others(case, shortlist_size):
     model = make_model(**case)
     embedding = model.encoder.vectors.detach()
     sizes = SearchSizes(model.graph.n_clusters, shortlist_size)

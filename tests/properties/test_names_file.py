@@ -58,5 +58,5 @@ def test_an_escaped_name_is_one_line_and_means_the_name(name):
 
 
 @given(st.text(st.characters(categories=["L", "N", "P", "Zs"], exclude_characters="\\")))
-def test_ordinary_names_stand_as_they_are(name):
+def test_ordinary_names_are_not_escaped(name):
     assert escape(name) == name

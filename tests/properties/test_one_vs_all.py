@@ -136,7 +136,7 @@ def test_a_value_is_rounded_to_one_of_its_neighbours_in_bfloat16(values, seed):
 
 
 @given(value=st.floats(-100, 100, width=32).filter(lambda value: abs(value) > 1e-3))
-def test_rounding_by_chance_is_right_on_average(value):
+def test_stochastic_rounding_is_right_on_average(value):
     torch.manual_seed(0)
     n = 20_000
     exact = torch.full((n,), value)

@@ -21,7 +21,7 @@ def traced_rank(model, beam_size, n_paths=10, k=8):
 
 
 @given(case=MODEL, beam_size=BEAM)
-def test_the_winning_path_gives_the_very_score_of_the_ranking(case, beam_size):
+def test_the_best_path_gives_exactly_the_score_of_the_ranking(case, beam_size):
     model = make_model(**case)
 
     labels, p, traced = traced_rank(model, beam_size)

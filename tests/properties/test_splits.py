@@ -40,7 +40,7 @@ def test_the_two_parts_are_sorted_disjoint_and_all_there_is(labels, share, seed)
 
 
 @given(label_matrices(), seeds)
-def test_no_point_left_behind_could_still_be_spared(labels, seed):
+def test_no_remaining_point_could_still_be_held_out(labels, seed):
     train, _ = hold_out(labels, labels.shape[0], seed)
 
     counts = np.bincount(labels[train].indices, minlength=labels.shape[1])
