@@ -303,10 +303,7 @@ class EnsembleConfig:
     def __post_init__(self) -> None:
         """Check the values."""
         _at_least(1, self, "ensemble", "members")
-        require(
-            0 <= self.first_member < 2**20,
-            f"ensemble.first_member must be >= 0 and below 2^20, not {self.first_member}",
-        )
+        _at_least(0, self, "ensemble", "first_member")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -122,9 +122,8 @@ class Checkpoints:
 
     def due(self) -> bool:
         """Return whether a checkpoint should be written after a training step."""
-        if not self.enabled or not self._writing.done():
-            return False
-        return 0 < self.config.minutes * 60 <= time.monotonic() - self._saved_at
+        elapsed, seconds = time.monotonic() - self._saved_at, 60 * self.config.minutes
+        return self.enabled and self._writing.done() and 0 < seconds <= elapsed
 
     def next_attempt(self) -> Attempt:
         """Return an attempt with the next free checkpoint number and a new token."""
