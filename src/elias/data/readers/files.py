@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 CHUNK_ROWS = 1 << 14
 """Maximum number of rows in a chunk."""
 CHUNK_CHARACTERS = 1 << 22
-"""Approximate maximum number of characters in a chunk."""
+"""Approximate maximum number of characters in a chunk of a table."""
 READ_BYTES = 1 << 18
 """Number of bytes to read from a file at a time."""
 RATIO_CHECK_BYTES = 256 << 20

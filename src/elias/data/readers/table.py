@@ -469,11 +469,11 @@ def _is_quoted(path: Path) -> bool:
     if not block:
         return False
     try:
-        for _ in _delimited_rows(path, (), csv.QUOTE_MINIMAL):
-            pass
+        with _csv_reader(path, csv.QUOTE_MINIMAL) as reader:
+            n_columns = len(_header(path, reader))
+            return set(map(len, reader)) <= {0, n_columns}
     except DataError:
         return False
-    return True
 
 
 def _delimited_rows(path: Path, wanted: Sequence[str], quoting: int) -> Cells:
