@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import chain, count
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from elias.data.load import detect_file
 from elias.data.readers import table
-from elias.data.readers.files import data_error, line_chunks
+from elias.data.readers.files import data_error, iter_lines
 
 LINES = "lines"
 """Name of the format with one text per line."""
@@ -70,8 +69,8 @@ class TextFile:
     def rows(self) -> Iterator[TextRow]:
         """Yield the rows. If a row cannot be read, the error gives its line number."""
         if self.kind == LINES:
-            lines = chain.from_iterable(line_chunks(self.path))
-            yield from map(TextRow, count(1), lines)
+            for number, text in enumerate(iter_lines(self.path), start=1):
+                yield TextRow(number, text.removesuffix("\n").removesuffix("\r"))
             return
         wanted = [*self.columns, *self.keep]
         # a single text column must be in every row; other columns may be missing in some rows
