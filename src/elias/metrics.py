@@ -1,5 +1,7 @@
 """Ranking metrics at any k: P, nDCG, their propensity-scored forms PSP and PSnDCG, and recall R.
 
+`f1_metrics` measures labels assigned by a threshold.
+
 Each metric is a ratio of two sums over points. Points are processed in chunks to limit memory use.
 """
 
@@ -35,9 +37,9 @@ SLOTS_PER_CHUNK = 4_000_000  # predicted labels compared at a time
 class Metrics(dict[str, float]):
     """A dictionary from metric names, such as ``"PSP@3"``, to values in percent.
 
-    >>> print(Metrics({"P@1": 71.0, "P@5": 40.93, "R@100": 69.4}))
-    P   @1    71.00   @5    40.93
-    R   @100  69.40
+    >>> print(Metrics({"P@1": 71.0, "P@5": 40.93, "micro-recall": 52.5, "micro-F1": 50.1}))
+    P       @1    71.00   @5    40.93
+    micro   recall 52.50   F1 50.10
     """
 
     def __str__(self) -> str:
@@ -45,7 +47,9 @@ class Metrics(dict[str, float]):
         lines: dict[str, list[str]] = {}
         for name, value in self.items():
             kind, _, k = name.partition("@")
-            lines.setdefault(kind, []).append(f"@{k:<4}{value:6.2f}")
+            average, _, rest = name.partition("-")  # such as micro-F1
+            cell = f"{rest} {value:.2f}" if rest else f"@{k:<4}{value:6.2f}"
+            lines.setdefault(average if rest else kind, []).append(cell)
         width = max(map(len, lines), default=0)
         return "\n".join(f"{kind:<{width}}   {'   '.join(row)}" for kind, row in lines.items())
 
@@ -191,6 +195,7 @@ def per_label(
     truth: sparse.csr_matrix,
     frequencies: NDArray[np.int64] | None,
     k: int = 5,
+    assigned: Predictions | None = None,
 ) -> Iterator[dict[str, Any]]:
     """Yield a dictionary of counts, precision and recall for each label.
 
@@ -201,17 +206,16 @@ def per_label(
         truth: (n, L) true labels.
         frequencies: (L,) number of training points of each label, or None if unknown.
         k: Number of top predictions of each point to count.
+        assigned: The predictions above a threshold. If given, their precision, recall and F1 are
+            added.
     """
-    _check_shapes(predictions, truth)
     n_labels = predictions.n_labels
-    counts = np.zeros((3, n_labels + 1), dtype=np.int64)  # the last column counts padding
-    for chunk in _chunks(predictions, truth, k, "zero"):
-        for row, ids in enumerate((chunk.true_ids, chunk.ids.ravel(), chunk.ids[chunk.hits])):
-            counts[row] += np.bincount(ids, minlength=n_labels + 1)
+    counts = _label_counts(predictions, truth, k)
     n_train = [None] * n_labels if frequencies is None else frequencies.tolist()
-    columns = zip(n_train, *counts[:, :-1].tolist(), strict=True)
-    for label_id, (train, test, predicted, hits) in enumerate(columns):
-        yield {
+    at_threshold = counts[1:] if assigned is None else _label_counts(assigned, truth)[1:]
+    columns = zip(n_train, *counts.tolist(), *at_threshold.tolist(), strict=True)
+    for label_id, (train, test, predicted, hits, n_assigned, n_right) in enumerate(columns):
+        row = {
             "id": label_id,
             "label": predictions.name(label_id),
             "train_count": train,
@@ -221,6 +225,59 @@ def per_label(
             f"precision@{k}": hits / predicted if predicted else None,
             f"recall@{k}": hits / test if test else None,
         }
+        if assigned is not None:
+            row |= {
+                "assigned": n_assigned,
+                "hits": n_right,
+                "precision": n_right / n_assigned if n_assigned else None,
+                "recall": n_right / test if test else None,
+                "f1": 2 * n_right / (n_assigned + test) if n_assigned + test else None,
+            }
+        yield row
+
+
+def f1_metrics(assigned: Predictions, truth: sparse.csr_matrix) -> dict[str, float]:
+    """Return micro- and macro-averaged precision, recall and F1 in percent.
+
+    Micro averages count all (point, label) pairs together. Macro averages are the mean over the
+    labels that are true or assigned for at least one point. A division by zero counts as 0, as in
+    scikit-learn.
+
+    Args:
+        assigned: The labels assigned to each point, such as ``predictions.threshold(0.3)``.
+        truth: (n, L) true labels.
+
+    >>> from elias.predictions import Predictions
+    >>> predictions = Predictions.from_scores([[0, 1], [1, 0]], [[0.9, 0.4], [0.8, 0.1]], 2)
+    >>> f1_metrics(predictions.threshold(0.3), sparse.csr_matrix([[1, 0], [1, 1]]))["micro-recall"]
+    66.66666666666667
+    """
+    counts = _label_counts(assigned, truth)
+    occurring = counts[:, counts[:2].any(axis=0)]
+    metrics = {}
+    for kind, of in ("micro", counts.sum(axis=1, keepdims=True)), ("macro", occurring):
+        n_true, n_assigned, hits = of
+        ratios = {
+            "precision": hits / np.maximum(n_assigned, 1),
+            "recall": hits / np.maximum(n_true, 1),
+            "F1": 2 * hits / np.maximum(n_true + n_assigned, 1),
+        }
+        for name, ratio in ratios.items():
+            metrics[f"{kind}-{name}"] = 100 * float(ratio.mean()) if ratio.size else 0.0
+    return metrics
+
+
+def _label_counts(
+    predictions: Predictions, truth: sparse.csr_matrix, k: int | None = None
+) -> NDArray[np.int64]:
+    """Return (3, L) the true, predicted and correctly predicted points of each label."""
+    _check_shapes(predictions, truth)
+    n_labels = predictions.n_labels
+    counts = np.zeros((3, n_labels + 1), dtype=np.int64)  # the last column counts padding
+    for chunk in _chunks(predictions, truth, k or predictions.ids.shape[1], "zero"):
+        for row, ids in enumerate((chunk.true_ids, chunk.ids.ravel(), chunk.ids[chunk.hits])):
+            counts[row] += np.bincount(ids, minlength=n_labels + 1)
+    return counts[:, :-1]
 
 
 class _Chunk:

@@ -43,14 +43,30 @@ def test_training_leaves_the_configuration_the_metrics_the_log_and_the_model(run
 def test_training_prints_a_row_for_each_stage_and_the_path_of_the_model(trained):
     run, result = trained
 
-    *_, stage1, stage2, ranker, calibration, names, printed_path = result.out.splitlines()
+    lines = result.out.splitlines()
+    start = next(i for i, line in enumerate(lines) if line.startswith("stage1"))
+    stage1, stage2, ranker, calibration, names = lines[start : start + 5]
 
     assert stage1.startswith("stage1")
     assert stage2.startswith("stage2")
     assert ranker.startswith("+ ranker")
     assert calibration.startswith("+ calibration")
     assert names.startswith("+ label names")
-    assert printed_path == str(run / "model")
+    assert [line.split()[0] for line in lines[-3:-1]] == ["micro", "macro"]
+    assert lines[-1] == str(run / "model")
+
+
+def test_training_ends_with_the_time_and_three_commands(trained):
+    run, result = trained
+
+    *_, title, predict, explain, serve = result.err.splitlines()
+
+    assert "finished in " in result.err
+    assert title == "next:"
+    assert predict.startswith("  echo ")
+    assert predict.endswith(f"| elias predict {run}")
+    assert explain.startswith(f"  elias explain {run} ")
+    assert serve == f"  elias serve {run}"
 
 
 def test_training_prints_derived_sizes_on_stderr(trained):
@@ -299,7 +315,7 @@ def test_evaluate_prints_one_json_object_in_percent_as_the_python_api_measures(r
 
     measured = Elias.from_pretrained(run, device="cpu").evaluate(load_corpus(corpus_folder))
     shown = json.loads(result.out)
-    assert set(shown) - set(measured) == {"ECE@5", "ECE@5 of scores"}  # of probabilities
+    assert set(shown) - set(measured) == {"threshold", "ECE@5", "ECE@5 of scores"}
     assert {name: shown[name] for name in measured} == {
         name: round(value, 4) for name, value in measured.items()
     }
@@ -340,7 +356,8 @@ def test_evaluate_takes_predictions_from_a_file(run, corpus_folder, tmp_path):
     ours = json.loads(elias("evaluate", run, corpus_folder, "--json").out)
     from_file = json.loads(result.out)
     assert from_file == pytest.approx({name: ours[name] for name in from_file})
-    assert set(ours) - set(from_file) == {"ECE@5", "ECE@5 of scores"}  # a file has no such scores
+    missing = set(ours) - set(from_file)  # a file has no probabilities
+    assert {"ECE@5", "threshold", "micro-F1", "macro-recall"} <= missing
 
 
 def test_evaluate_writes_a_row_for_each_label(run, corpus_folder, tmp_path):
@@ -355,7 +372,19 @@ def test_evaluate_writes_a_row_for_each_label(run, corpus_folder, tmp_path):
     assert len(rows) == 120
     assert sum(int(row["test_count"]) for row in rows) == labels.nnz
     assert 100 * hits / (5 * 100) == pytest.approx(json.loads(result.out)["P@5"])
+    recall = sum(int(row["hits"]) for row in rows) / labels.nnz
+    assert 100 * recall == pytest.approx(json.loads(result.out)["micro-recall"], abs=1e-3)
     assert [path.name for path in tmp_path.iterdir()] == ["labels.csv"]
+
+
+def test_f1_after_training_is_that_of_evaluate(run, corpus_folder):
+    shown = elias("evaluate", run, corpus_folder).out
+
+    recorded = Elias.from_pretrained(run, device="cpu").metadata["probabilities"]
+    values = [f"{value:.2f}" for value in recorded["at_threshold"]["test"].values()]
+    (micro,) = (line.split()[1:] for line in shown.splitlines() if line.startswith("micro"))
+    assert micro == values[:3]
+    assert f"with a probability of at least {recorded['f1']['threshold']:g} (f1):" in shown
 
 
 @pytest.mark.parametrize("component", ["stage2", "rerank", "calibrate", "names"])
@@ -384,6 +413,17 @@ def test_predict_writes_a_json_line_for_each_text_as_the_python_api_ranks(run, t
     assert [line["text"] for line in lines] == texts
     assert [line["labels"] for line in lines] == expected
     assert set(expected[0][0]) == {"id", "label", "score", "probability"}
+
+
+def test_predict_prints_a_table_of_probabilities_on_a_terminal(run, texts):
+    result = elias("predict", run, "-k", 2, "--table", stdin=f"{texts[0]}\n".encode())
+
+    labels = Elias.from_pretrained(run, device="cpu").predict(texts[:1], top_k=2)[0]
+    title, *rows, end = result.out.splitlines()
+    assert texts[0].startswith(title.removesuffix("…"))
+    assert [row.split(maxsplit=1)[1] for row in rows] == labels.labels
+    assert [row.split()[0] for row in rows] == [f"{p:.0%}" for p in labels.probabilities]
+    assert end == ""
 
 
 @pytest.mark.parametrize("name", ["texts.txt", "texts.jsonl", "texts.csv.gz", "texts.parquet"])

@@ -46,7 +46,7 @@ def test_people_get_a_table_on_stdout_and_its_meaning_on_stderr(run, text):
     lines = result.out.splitlines()
     assert lines[0] == text
     row = next(line for line in lines if line.endswith(f" 1. {best.label}"))
-    shown = (best.score, best.ranker_score, best.name_likeness, best.calibrated_score)
+    shown = (best.probability, best.ranker_score, best.name_likeness, best.calibrated_score)
     shown = (*shown, best.p, best.classifier_score, best.path_score)
     assert row.split()[:7] == [f"{value:.3f}" for value in shown]
     assert sum("▸" in line for line in lines) == 2

@@ -156,7 +156,7 @@ def test_twenty_points_are_shown_with_what_predict_says_of_them(run, corpus_fold
         first = next(article.iter(f"{HTML}li"))
         shown = [span.text for span in first.iter(f"{HTML}span")]
         true = corpus.test.labels.indices[slice(*corpus.test.labels.indptr[row : row + 2])]
-        assert f"{best.scores[0]:.3f}" in shown
+        assert f"{best.probabilities[0]:.0%}" in shown
         assert ("✓" in shown) == (best.ids[0] in true)
 
 

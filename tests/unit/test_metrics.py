@@ -11,6 +11,7 @@ from elias.data.corpus import Corpus, Split
 from elias.errors import ConfigError, DataError
 from elias.metrics import (
     evaluate,
+    f1_metrics,
     inverse_propensities,
     metric_names,
     per_label,
@@ -272,3 +273,69 @@ def test_the_table_of_labels_counts_predictions_and_hits(predictions):
     assert [row["hits@2"] for row in rows] == [1, 0, 0, 0, 1]
     assert [row["precision@2"] for row in rows] == [1.0, 0.0, None, 0.0, 1.0]
     assert [row["recall@2"] for row in rows] == [1.0, None, 0.0, None, 1.0]
+
+
+def test_the_table_of_labels_has_precision_recall_and_f1_at_a_threshold(predictions):
+    rows = list(per_label(predictions, TRUTH, None, assigned=predictions.threshold(0.75)))
+
+    assert [row["assigned"] for row in rows] == [1, 1, 0, 1, 1]
+    assert [row["precision"] for row in rows] == [1.0, 0.0, None, 0.0, 1.0]
+    assert [row["recall"] for row in rows] == [1.0, None, 0.0, None, 1.0]
+    assert [row["f1"] for row in rows] == [1.0, 0.0, 0.0, 0.0, 1.0]
+
+
+def slow_f1_metrics(assigned, truth):
+    """Count every point and label in turn."""
+    n_labels, ratios = truth.shape[1], {"precision": [], "recall": [], "F1": []}
+    pairs = [
+        (label in row.ids, truth[i, label] > 0, label)
+        for i, row in enumerate(assigned)
+        for label in range(n_labels)
+    ]
+
+    def add(of):
+        hits = sum(given and true for given, true, _ in of)
+        n_given, n_true = sum(given for given, _, _ in of), sum(true for _, true, _ in of)
+        ratios["precision"].append(hits / n_given if n_given else 0)
+        ratios["recall"].append(hits / n_true if n_true else 0)
+        ratios["F1"].append(2 * hits / (n_given + n_true) if n_given + n_true else 0)
+
+    add(pairs)
+    for label in range(n_labels):
+        of = [pair for pair in pairs if pair[2] == label]
+        if any(given or true for given, true, _ in of):
+            add(of)
+    micro = {f"micro-{name}": 100 * values[0] for name, values in ratios.items()}
+    macro = {f"macro-{name}": 100 * np.mean(values[1:] or 0) for name, values in ratios.items()}
+    return micro | macro
+
+
+@pytest.mark.parametrize("seed", range(5))
+@pytest.mark.parametrize("lowest", [0.0, 0.3, 0.8, 2.0])
+def test_f1_metrics_match_a_slow_count(seed, lowest, monkeypatch):
+    rng = np.random.default_rng(seed)
+    truth = sparse.csr_matrix(rng.random((13, 9)) < 0.2)
+    scores = rng.random((13, 9)).astype(np.float32)
+    ids = np.tile(np.arange(9), (13, 1))
+    assigned = Predictions.from_scores(ids, scores, n_labels=9).top(5).threshold(lowest)
+    monkeypatch.setattr(metrics, "SLOTS_PER_CHUNK", 12)
+
+    assert f1_metrics(assigned, truth) == pytest.approx(slow_f1_metrics(assigned, truth))
+
+
+def test_f1_metrics_match_scikit_learn_on_labels_that_occur():
+    from sklearn.metrics import precision_recall_fscore_support
+
+    rng = np.random.default_rng(0)
+    truth, scores = rng.random((40, 6)) < 0.3, rng.random((40, 6)).astype(np.float32)
+    ids = np.tile(np.arange(6), (40, 1))
+
+    assigned = Predictions.from_scores(ids, scores, n_labels=6).threshold(0.6)
+
+    for average in ("micro", "macro"):
+        expected = precision_recall_fscore_support(
+            truth, scores >= 0.6, average=average, zero_division=0
+        )
+        ours = f1_metrics(assigned, sparse.csr_matrix(truth))
+        names = [f"{average}-{name}" for name in ("precision", "recall", "F1")]
+        assert [ours[name] for name in names] == pytest.approx([100 * v for v in expected[:3]])

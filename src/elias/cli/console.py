@@ -156,19 +156,45 @@ def columns(header: Sequence[str], rows: Iterable[Sequence[str]], *, n_left: int
     return table
 
 
-def stage_table(
-    metrics: Mapping[str, Mapping[str, Mapping[str, float]]], split: str
-) -> list[RenderableType]:
-    """Return a heading and a table of metrics on a split, one row per stage or component."""
+def stage_table(metadata: Mapping[str, Any], split: str) -> list[RenderableType]:
+    """Return headings and tables of a model's metrics on a split.
+
+    The first table has one row per stage or component. The second has precision, recall and F1 at
+    the model's threshold, if it has one.
+    """
     from elias.report.sections import COMPONENTS
 
+    metrics, probabilities = metadata.get("metrics", {}), metadata.get("probabilities", {})
     stages = {stage: splits[split] for stage, splits in metrics.items() if split in splits}
     rows = [
         [COMPONENTS.get(stage, stage), *(_percent(values.get(name)) for name in STAGE_METRICS)]
         for stage, values in stages.items()
     ]
     members = "; rows above the ensemble are of its first member" if "ensemble" in stages else ""
-    return [f"On the {split} split, in percent{members}:", columns(["", *STAGE_METRICS], rows)]
+    shown: list[RenderableType] = [
+        f"On the {split} split, in percent{members}:",
+        columns(["", *STAGE_METRICS], rows),
+    ]
+    if at_threshold := probabilities.get("at_threshold", {}).get(split):
+        title = f"With a probability of at least {probabilities['f1']['threshold']:g} (best F1):"
+        shown += ["", title, f1_table(at_threshold)]
+    return shown
+
+
+def likelihood(probability: float | None, score: float) -> str:
+    """Return a probability in percent, or the score if there is none.
+
+    >>> likelihood(0.861, 1.87), likelihood(0.001, 0.2), likelihood(None, 0.2)
+    ('86%', '<1%', '0.200')
+    """
+    if probability is None:
+        return f"{score:.3f}"
+    return "<1%" if 0 < probability < 0.005 else f"{probability:.0%}"
+
+
+def one_line(text: str) -> str:
+    """Return a text as one line that is safe to print on a terminal."""
+    return " ".join("".join(c if c.isprintable() else " " for c in text).split())
 
 
 def metrics_table(metrics: Mapping[str, float]) -> Table:
@@ -177,6 +203,16 @@ def metrics_table(metrics: Mapping[str, float]) -> Table:
     ks = sorted({int(name.partition("@")[2]) for name in metrics})
     rows = [[kind, *(_percent(metrics.get(f"{kind}@{k}")) for k in ks)] for kind in kinds]
     return columns(["%", *(f"@{k}" for k in ks)], rows)
+
+
+def f1_table(metrics: Mapping[str, float]) -> Table:
+    """Return a table of `f1_metrics`, with a row for micro and one for macro averages."""
+    kinds = ("precision", "recall", "F1")
+    rows = [
+        [average, *(_percent(metrics.get(f"{average}-{kind}")) for kind in kinds)]
+        for average in ("micro", "macro")
+    ]
+    return columns(["%", *kinds], rows)
 
 
 def _percent(value: float | None) -> str:

@@ -59,7 +59,7 @@ def demo(
         with resumable_run(out):
             model = elias.train(config, corpus, out=out, device=device, overwrite=overwrite)
     progress.enable(False)
-    console.print_out("", *console.stage_table(model.metadata.get("metrics", {}), "test"), "")
+    console.print_out("", *console.stage_table(model.metadata, "test"), "")
     texts = list((corpus.split("test").texts or [])[:N_EXAMPLES])
     console.print_out(*_example_predictions(model, corpus, texts))
     times |= read_records(out).times()
@@ -109,10 +109,13 @@ def _example_predictions(model: elias.Elias, corpus: elias.Corpus, texts: list[s
     """Return texts of the test split with their true and predicted labels."""
     true_labels = corpus.split("test").labels
     shown: list[Any] = [f"The first {len(texts)} test texts (✓ marks a true label):", ""]
-    for row, ranking in enumerate(model.predict(texts, top_k=TOP_K)):
+    for row, labels in enumerate(model.predict(texts, top_k=TOP_K).to_dicts()):
         true = true_labels[row].indices
-        labels = zip(ranking.ids, ranking.labels, ranking.scores, strict=True)
-        predicted = [f"{score:.2f} {'✓' if i in true else ' '} {name}" for i, name, score in labels]
+        predicted = [
+            f"{console.likelihood(label.get('probability'), label['score']):>5} "
+            f"{'✓' if label['id'] in true else ' '} {label['label']}"
+            for label in labels
+        ]
         true_names = " | ".join(corpus.label_names[i] for i in true)
         rows = [("text", texts[row]), ("true", true_names), ("predicted", "\n".join(predicted))]
         shown += [console.grid(rows), ""]

@@ -39,6 +39,10 @@ def evaluate(
         Path | None,
         Option("--predictions", metavar="FILE", help="Evaluate the predictions in this file."),
     ] = None,
+    threshold: Annotated[
+        str | None,
+        Option(metavar="P|TARGET", help="Threshold for precision, recall and F1 (default: f1)."),
+    ] = None,
     per_label: Annotated[
         Path | None, Option(metavar="FILE", help="Write a CSV file with a row for each label.")
     ] = None,
@@ -46,7 +50,9 @@ def evaluate(
     reading: options.CorpusOptions,
     as_json: options.AsJson = False,
 ) -> None:
-    """Measure a model on a corpus: P, nDCG, PSP, PSnDCG, recall and ECE, in percent."""
+    """Measure a model on a corpus: P, nDCG, PSP, recall, F1 and ECE, in percent."""
+    from elias.rerank.probabilities import parse_target
+
     ks = sorted(set(ks or (1, 3, 5)))
     with join_world(device) as world:
         model = elias.Elias.from_pretrained(run, device=device, world=world)
@@ -56,15 +62,21 @@ def evaluate(
         points = corpus.split(split)
         component = model.check_component(component)
         if predictions_file is None:
+            if threshold is not None:
+                model.threshold(threshold, component)  # raises errors before the search
             top_k = max(*ks, *RECALL_KS)
             predictions = model.predict_split(points, top_k=top_k, component=component)
         else:
             predictions = _read_predictions(predictions_file, model, split, len(points))
+            if threshold is not None and parse_target(threshold)[0] is not None:
+                raise DataError(
+                    f"{predictions_file}: has no probabilities; give --threshold a number"
+                )
     if not world.is_rank0:
         return
 
+    from elias.metrics import f1_metrics, recall_by_decile
     from elias.metrics import per_label as rows_per_label
-    from elias.metrics import recall_by_decile
     from elias.rerank.probabilities import ECE_AT
 
     predictions = predictions.among(corpus.label_names)
@@ -76,8 +88,14 @@ def evaluate(
     )
     if frequencies is None:  # without them, PSP and PSnDCG are unknown
         metrics = {name: value for name, value in metrics.items() if not name.startswith("PS")}
+    assigned, decided, rule = None, {}, threshold or "f1"
+    if predictions.probabilities is not None or threshold is not None:
+        lowest = model.threshold(rule, component)
+        assigned = model.assign(predictions, rule, component)
+        decided = f1_metrics(assigned, points.labels)
     if per_label is not None:
-        _write_csv(per_label, rows_per_label(predictions, points.labels, frequencies, k=ks[-1]))
+        rows = rows_per_label(predictions, points.labels, frequencies, ks[-1], assigned)
+        _write_csv(per_label, rows)
         console.note(f"{per_label}: one row for each of {corpus.n_labels:,} labels")
     errors = {}
     if predictions.probabilities is not None:
@@ -86,10 +104,17 @@ def evaluate(
                 predictions, points.labels, ECE_AT, calibrated=calibrated
             )
     if as_json:
-        console.print_json({name: round(value, 4) for name, value in {**metrics, **errors}.items()})
+        known = {"threshold": lowest} if decided else {}
+        values = {**metrics, **known, **decided, **errors}
+        console.print_json({name: round(value, 4) for name, value in values.items()})
         return
     console.note(f"{run} on the {len(points):,} {split} points of {data}")
     console.print_out(console.metrics_table(metrics))
+    if decided:
+        kind = "score" if predictions.probabilities is None else "probability"
+        target = f" ({rule})" if rule != f"{lowest:g}" else ""
+        title = f"with a {kind} of at least {lowest:g}{target}:"
+        console.print_out("", title, console.f1_table(decided))
     if frequencies is not None:
         k = RECALL_KS[-1]
         shares = recall_by_decile(predictions, points.labels, frequencies, k=k)

@@ -79,6 +79,8 @@ def explain(
 def _legend(model: elias.Elias, member: int) -> str:
     """Return a legend for the columns, with the ensemble member that is explained."""
     lines = []
+    if model.probabilities is not None:
+        lines.append("prob is the probability of the label. It grows with score, which ranks.")
     if model.others:
         lines.append(
             f"score is the mean of {len(model.members)} members, by which elias predict ranks; "
@@ -101,12 +103,14 @@ def _label_table(explanation: elias.Explanation) -> Table:
     from rich.text import Text
 
     labels = explanation.labels
+    known = all(label.probability is not None for label in labels)
     extra = {
         column: name
         for column, name in _OPTIONAL_COLUMNS.items()
         if any(getattr(label, name) is not None for label in labels)
     }
-    header = [*(["score", *extra] if extra else []), "p", "classifier", "path", "cluster", "edge"]
+    main = ["prob" if known else "score", *extra] if known or extra else []
+    header = [*main, "p", "classifier", "path", "cluster", "edge"]
     table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=(0, 1, 0, 0))
     for name in header:
         table.add_column(name, justify="right", no_wrap=True)
@@ -118,9 +122,10 @@ def _label_table(explanation: elias.Explanation) -> Table:
         table.add_row(*cells, name, style="dim" if style == "dim" else "")
 
     for rank, label in enumerate(labels, start=1):
-        scores = [label.score, *(getattr(label, name) for name in extra.values())]
+        strength = label.probability if known else label.score
+        scores = [strength, *(getattr(label, name) for name in extra.values())]
         factors = [label.p, label.classifier_score, label.path_score, None, None]
-        add([*scores, *factors] if extra else factors, f"{rank}. {label.label}", "bold")
+        add([*scores, *factors] if main else factors, f"{rank}. {label.label}", "bold")
         for path in label.paths:
             title = f"  {'▸' if path.won else ' '} {path.cluster}: "
             title += " | ".join(explanation.clusters[path.cluster])

@@ -30,7 +30,7 @@ def info(model: options.ModelPath, as_json: options.AsJson = False) -> None:
     console.print_out(console.grid([*_model_rows(loaded, n_parameters), *rows.items()]))
     metrics = loaded.metadata.get("metrics", {})
     for split in dict.fromkeys(split for splits in metrics.values() for split in splits):
-        console.print_out("", *console.stage_table(metrics, split))
+        console.print_out("", *console.stage_table(loaded.metadata, split))
 
 
 def _model_rows(model: elias.Elias, n_parameters: int) -> list[tuple[str, Any]]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -68,9 +69,13 @@ def predict(
     ] = None,
     chunk_size: Annotated[int | None, Option(min=1, hidden=True)] = None,
     overwrite: options.Overwrite = False,
+    as_json: Annotated[
+        bool | None,
+        Option("--json/--table", help="Output (default: a table on a terminal, otherwise JSON)."),
+    ] = None,
     device: options.DeviceName = "auto",
 ) -> None:
-    """Predict labels and print one JSON object per text, with its labels (id, label, score).
+    """Predict the labels of texts and print them, as a table or as one JSON object per text.
 
     With --out, write the labels to a file, which appears when it is complete. Run the same command
     again to resume after an interruption. Processes started by torchrun share the work.
@@ -117,7 +122,10 @@ def predict(
                 _write_file(loaded, source, predict=predict_texts, **arguments)
             else:
                 size = 1 if texts == STDIN and sys.stdin.isatty() else CHUNK
-                _write_stdout(predict_texts, source, keep, arguments, size)
+                if as_json is None:
+                    as_json = not sys.stdout.isatty()
+                write = _print_json if as_json else _print_table
+                _write_stdout(predict_texts, source, keep, arguments, size, write)
 
 
 def _write_file(model: elias.Elias, task: elias.FileTask, **arguments: Any) -> None:
@@ -137,9 +145,9 @@ def _write_stdout(
     keep: Sequence[str] | None,
     arguments: dict[str, Any],
     size: int,
+    write: Callable[[Mapping[str, Any], Sequence[Mapping[str, Any]]], None],
 ) -> None:
     from elias.data.readers.files import sanitize
-    from elias.inference.prediction_io import json_line
 
     if sys.stdout.isatty():
         progress.enable(False)  # a bar would mix with the results
@@ -151,12 +159,30 @@ def _write_stdout(
             predictions = predict_texts(texts, **arguments).to_dicts()
             for row, text, labels in zip(chunk, texts, predictions, strict=True):
                 columns = dict(zip(keep, row.kept, strict=True)) if keep else {"text": text}
-                sys.stdout.write(json_line(columns, labels))
+                write(columns, labels)
             sys.stdout.flush()
             advance(len(chunk))
             count += len(chunk)
     if not count:
         console.note("no texts were given")
+
+
+def _print_json(columns: Mapping[str, Any], labels: Sequence[Mapping[str, Any]]) -> None:
+    from elias.inference.prediction_io import json_line
+
+    sys.stdout.write(json_line(columns, labels))
+
+
+def _print_table(columns: Mapping[str, Any], labels: Sequence[Mapping[str, Any]]) -> None:
+    """Print a text, shortened to one line, and a line for each of its labels."""
+    title = console.one_line(" | ".join(map(str, columns.values()))) or "(an empty text)"
+    width = shutil.get_terminal_size().columns
+    lines = [title if len(title) <= width else f"{title[: width - 1]}…"]
+    for label in labels:
+        share = console.likelihood(label.get("probability"), label["score"])
+        lines.append(f"{share:>6}  {console.one_line(label['label'])}")
+    lines += ["  no label reaches the threshold"] * (not labels)
+    sys.stdout.write("\n".join([*lines, "", ""]))
 
 
 def read_rows(

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
+import shlex
+import textwrap
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
@@ -47,6 +51,7 @@ def train(
 
     Run the same command again to resume an interrupted run.
     """
+    start_time = time.monotonic()
     if out is None and not dry_run:
         raise typer.BadParameter("a run folder is required (or --dry-run)", param_hint="--out")
     if init_from is not None and configuration.encoder is not None:
@@ -101,13 +106,33 @@ def train(
                 overwrite=overwrite,
                 ignore_memory=ignore_memory,
             )
-    if model is not None:
+    if model is not None and out is not None:
+        from elias.report.html import seconds
+
+        console.note(f"finished in {seconds(time.monotonic() - start_time)}")
         metrics = model.metadata.get("metrics", {})
         splits = {split for measured in metrics.values() for split in measured}
         if splits:
             split = "test" if "test" in splits else "validation"
-            console.print_out(*console.stage_table(metrics, split))
+            console.print_out(*console.stage_table(model.metadata, split))
         typer.echo(f"{out}/model")
+        console.note("\n".join(["next:", *(f"  {line}" for line in next_commands(out, corpus))]))
+
+
+def next_commands(run: Path, corpus: elias.Corpus) -> list[str]:
+    """Return three commands to try with a trained model."""
+    folder = shlex.quote(str(run))
+    texts = (corpus.test or corpus.train).texts
+    if texts is None:
+        data = shlex.quote(str(corpus.source or "DATA"))
+        return [f"elias evaluate {folder} {data}", f"elias report {folder}", f"elias info {folder}"]
+    text = shlex.quote(console.one_line(textwrap.shorten(texts[0], 60, placeholder="")) or "a text")
+    can_serve = importlib.util.find_spec("fastapi") is not None
+    return [
+        f"echo {text} | elias predict {folder}",
+        f"elias explain {folder} {text}",
+        f"elias serve {folder}" if can_serve else f"elias report {folder}",
+    ]
 
 
 def show_plan(config: ResolvedConfig, corpus: elias.Corpus) -> None:

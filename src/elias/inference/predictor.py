@@ -28,7 +28,7 @@ from elias.inference.predict import (
     split_inputs,
 )
 from elias.kernels.device import pick_device
-from elias.metrics import evaluate
+from elias.metrics import evaluate, f1_metrics
 from elias.model.elias import EliasModel, SearchSizes
 from elias.model.search import BATCH_SIZE
 from elias.persistence.hub import find_model, model_card, push
@@ -268,6 +268,12 @@ class Elias:
                 "elias calibrate adds probabilities to the last component of a model"
             ) from None
 
+    def assign(
+        self, predictions: Predictions, threshold: float | str = "f1", component: str | None = None
+    ) -> Predictions:
+        """Keep the predictions that a threshold assigns, as `predict` with ``threshold`` does."""
+        return predictions.threshold(self.threshold(threshold, component))
+
     def explain(
         self,
         texts: Sequence[str] | csr_matrix,
@@ -334,19 +340,29 @@ class Elias:
         return {name: drop_filtered(predictions[name], split, top_k) for name in components}
 
     def evaluate(
-        self, corpus: Corpus, *, split: str = "test", component: str | None = None
+        self,
+        corpus: Corpus,
+        *,
+        split: str = "test",
+        component: str | None = None,
+        threshold: float | str | None = None,
     ) -> Metrics:
         """Return the metrics on a split of the corpus.
 
         The propensity constants are those of the model's configuration. Labels are matched by name;
-        labels that the model does not know count as misses. ``component`` has the same meaning as
-        in `predict`.
+        labels that the model does not know count as misses. ``component`` and ``threshold`` have
+        the same meaning as in `predict`. Precision, recall and F1 (`f1_metrics`) are those of the
+        threshold, by default ``"f1"`` if there are probabilities.
         """
         corpus = corpus.align_labels(self.label_names)
         predictions = self.predict_split(corpus.split(split), component=component)
         predictions = predictions.among(corpus.label_names)
         a, b = self.config.eval.propensity
-        return evaluate(predictions, corpus, split=split, a=a, b=b)
+        metrics = evaluate(predictions, corpus, split=split, a=a, b=b)
+        if predictions.probabilities is not None or threshold is not None:
+            assigned = self.assign(predictions, threshold or "f1", component)
+            metrics.update(f1_metrics(assigned, corpus.split(split).labels))
+        return metrics
 
     def save_pretrained(self, folder: str | Path, *, overwrite: bool = False) -> Path:
         """Write the model atomically to a folder that `from_pretrained` can load."""

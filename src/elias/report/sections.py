@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from heapq import nlargest, nsmallest
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -10,6 +11,7 @@ import elias
 from elias.data.splits import validation_split
 from elias.data.stats import PERCENTILES, corpus_stats
 from elias.inference.predict import split_inputs
+from elias.metrics import f1_metrics, per_label
 from elias.report import statistics
 from elias.report.html import number
 from elias.report.plots import Axis, Plot, colour, scatter_plot
@@ -33,6 +35,10 @@ COMPONENTS = {"rerank": "+ ranker", "calibrate": "+ calibration", "names": "+ la
 """Titles of the components that are not stages."""
 DECILES = [str(i) for i in range(1, statistics.N_DECILES + 1)]
 DECILE_AXIS = Axis("label decile, most frequent first", categories=DECILES)
+N_LABELS = 10
+"""Number of labels in each table of labels with errors."""
+MIN_TEST_POINTS = 5
+"""Number of test points below which a label is left out of the labels with the lowest F1."""
 _AT_ASSIGNED = int(np.searchsorted(THRESHOLDS, ASSIGNED))
 
 
@@ -74,7 +80,7 @@ def report_values(
         "data_source": {"format": corpus.format, **corpus.notes},
         "times": records.times(),
         "configuration": dict(_leaves(model.config.to_dict())),
-        **dict.fromkeys(("recall", "reliability", "index", "embeddings", "examples")),
+        **dict.fromkeys(("recall", "decisions", "reliability", "index", "embeddings", "examples")),
     }
     name, split = "test", corpus.test
     if split is None:
@@ -93,6 +99,7 @@ def report_values(
         if model.probabilities:
             last = components[model.components[-1]]
             values["reliability"] = _reliability_values(last, split.labels)
+            values["decisions"] = decision_values(model.assign(last), split.labels, frequencies)
     if model.config.index.kind != "all":
         edges = statistics.graph_edges(model.model.graph)
         sample = statistics.sample_points(model.model, corpus.train, model.config.seed)
@@ -237,6 +244,30 @@ def _probability_values(probabilities: Probabilities) -> dict[str, Any]:
         "best": best,
         "at_best": {name: curve[at] for name, curve in curves.items()},
         "thresholds": _curve_figure(plot, "threshold", thresholds, curves, shown),
+    }
+
+
+def decision_values(assigned: Predictions, truth: csr_matrix, frequencies: Ints) -> dict[str, Any]:
+    """Return precision, recall and F1 of the assigned labels, and the labels with most errors."""
+    rows = [
+        row
+        for row in per_label(assigned, truth, frequencies, assigned=assigned)
+        if row["test_count"]
+    ]
+    missed = nlargest(N_LABELS, rows, key=lambda row: row["test_count"] - row["hits"])
+    common = [row for row in rows if row["test_count"] >= MIN_TEST_POINTS]
+    worst = nsmallest(N_LABELS, common, key=lambda row: (row["f1"], -row["test_count"]))
+
+    def cells(row: Mapping[str, Any]) -> list[str]:
+        counts = [f"{row[name]:,}" for name in ("train_count", "test_count", "assigned", "hits")]
+        ratios = (row[name] for name in ("precision", "recall", "f1"))
+        return [row["label"], *counts, *("–" if r is None else f"{100 * r:.1f}" for r in ratios)]
+
+    return {
+        "metrics": f1_metrics(assigned, truth),
+        "missed": [cells(row) for row in missed if row["hits"] < row["test_count"]],
+        "worst": [cells(row) for row in worst],
+        "min_points": MIN_TEST_POINTS,
     }
 
 

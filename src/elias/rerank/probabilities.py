@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from elias.errors import ConfigError, damaged_file, quoted
+from elias.metrics import f1_metrics, rounded
 from elias.predictions import interpolate
 from elias.rerank.calibration import MIN_POINTS
 from elias.rerank.reranker import relevant_candidates
@@ -275,8 +276,9 @@ def add_probabilities(
         name: Name of the split to fit the map on. The model must not be trained on its points.
 
     Returns:
-        ECE@5 of each split in percent, before and after calibration, and the threshold with the
-        best F1. The dictionary is empty if the map cannot be fitted.
+        ECE@5 of each split in percent, before and after calibration, the threshold with the best
+        F1, and `f1_metrics` of each split at this threshold. The dictionary is empty if the map
+        cannot be fitted.
     """
     model.probabilities = None
     model.metadata.pop(PROBABILITIES, None)
@@ -289,10 +291,11 @@ def add_probabilities(
         logger.info("no probabilities: all or no predictions for held-out points are right")
         return {}
     model.probabilities = learned
-    errors = {}
+    errors, at_threshold = {}, {}
     for split, (predictions, labels) in predicted.items():
-        best = predictions.top(ECE_AT)
-        best = replace(best, probabilities=learned.of(best.scores))
+        ranked = replace(predictions, probabilities=learned.of(predictions.scores))
+        at_threshold[split] = rounded(f1_metrics(model.assign(ranked), labels))
+        best = ranked.top(ECE_AT)
         errors[split] = {
             when: round(calibration_error(best, labels, ECE_AT, calibrated=when == "after"), 4)
             for when in ("before", "after")
@@ -301,5 +304,6 @@ def add_probabilities(
     curves = {"precision": learned.precision, "recall": learned.recall, "F1": learned.f1}
     at_best = {metric: round(100 * float(curve[step]), 2) for metric, curve in curves.items()}
     quality = {"errors": errors, "f1": {"threshold": step / _STEPS, **at_best}}
+    quality["at_threshold"] = at_threshold
     model.metadata[PROBABILITIES] = quality
     return quality

@@ -21,23 +21,36 @@ def printed(capsys, *renderables):
 
 
 def test_an_ensembles_table_says_whose_the_other_rows_are(capsys):
-    metrics = {**METRICS, "ensemble": METRICS["stage1"]}
+    metadata = {"metrics": {**METRICS, "ensemble": METRICS["stage1"]}}
 
-    assert "of its first member" in printed(capsys, *console.stage_table(metrics, "test"))[0]
-    assert "member" not in printed(capsys, *console.stage_table(METRICS, "test"))[0]
+    assert "of its first member" in printed(capsys, *console.stage_table(metadata, "test"))[0]
+    shown = printed(capsys, *console.stage_table({"metrics": METRICS}, "test"))
+    assert "member" not in shown[0]
 
 
 def test_the_stage_table_fits_80_columns(capsys):
-    lines = printed(capsys, *console.stage_table(METRICS, "test"))
+    lines = printed(capsys, *console.stage_table({"metrics": METRICS}, "test"))
 
     assert max(map(len, lines)) <= 80
     assert lines[-1].split() == ["stage2", *["99.99"] * 10]
 
 
 def test_a_metric_that_was_not_measured_is_left_blank(capsys):
-    lines = printed(capsys, *console.stage_table(METRICS, "validation"))
+    lines = printed(capsys, *console.stage_table({"metrics": METRICS}, "validation"))
 
     assert lines[-1].split() == ["stage2", "3.00"]
+
+
+def test_precision_recall_and_f1_follow_the_table_of_stages(capsys):
+    shares = {"micro-precision": 40.0, "micro-recall": 30.0, "micro-F1": 34.29}
+    probabilities = {"f1": {"threshold": 0.25}, "at_threshold": {"test": shares}}
+
+    lines = printed(
+        capsys, *console.stage_table({"metrics": METRICS, "probabilities": probabilities}, "test")
+    )
+
+    assert "With a probability of at least 0.25 (best F1):" in lines
+    assert lines[-2].split() == ["micro", "40.00", "30.00", "34.29"]
 
 
 def test_metrics_stand_in_rows_by_kind_and_columns_by_k(capsys):

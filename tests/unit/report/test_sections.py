@@ -10,6 +10,7 @@ from elias.predictions import Predictions
 from elias.report import statistics
 from elias.report.html import render
 from elias.report.sections import (
+    decision_values,
     edge_values,
     learning_values,
     map_values,
@@ -20,7 +21,7 @@ from elias.report.statistics import LabelMaps
 
 NOTHING = {
     **dict.fromkeys(("source", "learning", "recall", "probabilities", "reliability", "index")),
-    **dict.fromkeys(("embeddings", "examples")),
+    **dict.fromkeys(("embeddings", "examples", "decisions")),
     **{key: {} for key in ("calibration_errors", "metrics", "times", "configuration")},
     **{"name": "run", "version": "1", "n_members": 1, "n_labels": 1, "n_points": 1},
     **{"statistics": statistics, "ECE_AT": 5, "PERCENTILES": PERCENTILES},
@@ -112,3 +113,15 @@ def test_components_that_predict_fewer_labels_have_shorter_recall_curves():
     assert "Last value of each curve: stage2 100.00%, ensemble 50.00%." in curve
     assert "ensemble: 1, 50" in curve
     assert "ensemble: 2" not in curve
+
+
+def test_decisions_name_the_labels_that_are_missed_most_often():
+    truth = csr_matrix([[1, 1, 0]] * 6 + [[0, 1, 0]])
+    names = ["seen", "missed", "never true"]
+    assigned = Predictions.from_scores([[0, 2]] * 7, [[0.9, 0.8]] * 7, 3, names)
+
+    decisions = decision_values(assigned, truth, np.array([5, 4, 3]))
+
+    assert decisions["missed"] == [["missed", "4", "7", "0", "0", "–", "0.0", "0.0"]]
+    assert [row[0] for row in decisions["worst"]] == ["missed", "seen"]
+    assert decisions["metrics"]["micro-recall"] == 100 * 6 / 13
