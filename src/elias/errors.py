@@ -8,7 +8,7 @@ exits with code 2. Any other exception is a bug, and its traceback is shown.
 from __future__ import annotations
 
 from difflib import get_close_matches
-from itertools import islice
+from heapq import nlargest
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -48,21 +48,27 @@ class Interrupted(KeyboardInterrupt):
 
 
 _MAX_COMPARED = 5_000  # comparing more names would take seconds
+_MAX_RANKED = 100
 
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:
     """Return ``"; did you mean 'x'?"`` for the closest known name, or an empty string.
 
-    If there are too many known names to compare them all, consider only names with the same first
-    letter and a similar length.
+    Case is ignored. If there are too many known names to compare them all, compare those that share
+    the most pairs of letters with the name.
     """
-    names = list(known)
-    if len(names) > _MAX_COMPARED:
-        first, size = name[:1].casefold(), len(name)
-        similar = (n for n in names if abs(len(n) - size) <= 2 and n[:1].casefold() == first)
-        names = list(islice(similar, _MAX_COMPARED))
-    close = get_close_matches(name, names, n=1)
-    return f"; did you mean {close[0]!r}?" if close else ""
+    plain = {known_name.casefold(): known_name for known_name in known}
+    wanted, candidates = name.casefold(), list(plain)
+    if len(candidates) > _MAX_COMPARED:
+        pairs = {wanted[i : i + 2] for i in range(len(wanted) - 1)}
+
+        def shared(other: str) -> int:
+            return sum(pair in other for pair in pairs) - abs(len(other) - len(wanted))
+
+        similar = (other for other in candidates if abs(len(other) - len(wanted)) <= len(wanted))
+        candidates = nlargest(_MAX_RANKED, similar, key=shared)
+    close = get_close_matches(wanted, candidates, n=1)
+    return f"; did you mean {plain[close[0]]!r}?" if close else ""
 
 
 _LONGEST_QUOTE = 160

@@ -27,4 +27,12 @@ def test_did_you_mean_compares_only_similar_ones_of_a_million_names(monkeypatch)
     hint = did_you_mean("zebrafsh", names)
 
     assert hint == "; did you mean 'Zebrafish'?"
-    assert compared == ["Zebrafish"]
+    assert len(compared) == 100
+    assert compared[0] == "zebrafish"
+
+
+@pytest.mark.parametrize("wrong", ["oncology", "Neoplasm", "Braest Neoplasms", "BREAST NEOPLASMS"])
+def test_did_you_mean_finds_close_names_among_many(wrong):
+    names = [f"Syndrome {i}" for i in range(6000)] + ["Breast Neoplasms", "Neoplasms", "Oncologie"]
+
+    assert did_you_mean(wrong, names)

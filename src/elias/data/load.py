@@ -22,7 +22,7 @@ from elias.data.groups import NEAR_DUPLICATES, NO_GROUPS
 from elias.data.readers import base, files, xmc
 from elias.data.readers.files import data_error, sanitize
 from elias.data.readers.npz import NpzReader
-from elias.data.readers.table import KINDS, TableReader, choose_text, column_names
+from elias.data.readers.table import KINDS, TableReader, column_names
 from elias.data.splits import DEFAULT_TEST_SHARE, hold_out_test
 from elias.data.storage import SplitWriter, open_corpus, write_description
 from elias.errors import DataError, did_you_mean
@@ -57,7 +57,8 @@ _JSON = re.compile(r"\s*(?:\{|\[\s*(?:[{\]]|$))")  # an object, or a list of obj
 _DELIMITER = re.compile(r"[\t,;]")
 _GZIP_FACTOR = 4
 _CACHE_BYTES = 100 * 2**30  # size of the corpus cache above which old entries are removed
-_CACHE_VERSION = 1
+_CACHE_VERSION = 2
+_ROLES = ("text", "labels")
 
 
 def load_corpus(
@@ -118,7 +119,7 @@ def load_corpus(
     corpus, has_splits = (_read_to_disk if use_disk else _read_to_memory)(path, options)
     check_corpus(corpus)
     wanted = test_size if has_splits or test_size is not None else DEFAULT_TEST_SHARE
-    used = {**asdict(options), "text": _text_columns(path, text), "test_size": wanted}
+    used = {**asdict(options), **corpus.reading, "test_size": wanted}
     used["group"] = NEAR_DUPLICATES if group is None else group
     used["seed"] = seed if wanted else None
     settings = {name: value for name, value in used.items() if value is not None}
@@ -126,7 +127,9 @@ def load_corpus(
     if wanted is not None:
         corpus = hold_out_test(corpus, wanted, seed)
         _check_training_labels(corpus)
-    logger.info("%s: %s format, %d labels", path, corpus.format, corpus.n_labels)
+    roles = [f"{role}: {note}" for role, note in corpus.notes.items() if role in _ROLES]
+    described = "; ".join([f"{corpus.format} format, {corpus.n_labels:,} labels", *roles])
+    logger.info("%s: %s", path, described)
     return corpus
 
 
@@ -236,15 +239,6 @@ def _named_columns(path: Path) -> tuple[str, list[str]]:
     return kind, column_names(next(iter(by_split.values()))[0], kind) if kind in KINDS else []
 
 
-def _text_columns(path: Path, text: str | None) -> str | None:
-    """Return the text columns, joined by commas, or None if the format has no named columns."""
-    kind, names = _named_columns(path)
-    if not names:
-        return None
-    columns = xmc.lf_text_columns(names) if kind == "lf" and text is None else None
-    return ",".join(columns or choose_text(path, names, text))
-
-
 def _collect(
     reader: base.Reader, path: Path, new_split: Callable[[str], Any]
 ) -> tuple[dict[str, Any], base.Summary]:
@@ -339,6 +333,7 @@ def _read_to_memory(path: Path, options: base.ReadOptions) -> tuple[Corpus, bool
         source=path,
         format=reader.format,
         notes=summary.notes,
+        reading=summary.reading,
         **splits,
     )
     return corpus, reader.has_splits
@@ -382,7 +377,7 @@ def _store(path: Path, options: base.ReadOptions, folder: Path) -> None:
         writers, summary = _collect(reader, path, new_split)
     if base.LABELS in writers:
         description["label_features"] = writers.pop(base.LABELS).finish_features()
-    description["notes"] = summary.notes
+    description["notes"], description["reading"] = summary.notes, summary.reading
     description["splits"] = {
         name: writer.finish(summary.ids, len(summary.label_names), summary.filters.get(name))
         for name, writer in writers.items()

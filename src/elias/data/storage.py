@@ -409,6 +409,7 @@ def open_corpus(folder: Path, source: Path) -> tuple[Corpus, bool]:
             source=source,
             format=description["format"],
             notes=description["notes"],
+            reading=description["reading"],
             **splits,  # type: ignore[arg-type]  # its keys are the names of splits
         )
         return corpus, bool(description["has_splits"])

@@ -122,6 +122,8 @@ class Summary:
     filters: dict[str, NDArray[np.int64]] = field(default_factory=dict)
     """For each split, (M, 2) pairs (point, label) that must not be predicted."""
     notes: Mapping[str, str] = field(default_factory=dict)
+    reading: Mapping[str, str] = field(default_factory=dict)
+    """Options of `load_corpus` that the reader chose itself, to read similar files in this way."""
 
 
 class Reader(ABC):

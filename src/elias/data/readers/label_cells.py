@@ -1,8 +1,8 @@
 """Parse the label cells of a table into label ids.
 
-A cell is a list or a separated string, of names or numbers. A cell in brackets is a list. The
-separator of all other cells is chosen once for the whole table. The meaning of a label value
-depends on the other files and columns:
+A cell is a list or a separated string, of names, numbers or objects with a name. A cell in brackets
+is a list. The separator of all other cells is chosen once for the whole table. The meaning of a
+label value depends on the other files and columns:
 
 * If there is a file of label names in the folder of the table, whole numbers are row numbers of
   that file (from 0), and any other value must be one of its names.
@@ -46,7 +46,14 @@ _NO_COMMA = re.compile(r"""['"]\s+['"]""")
 _TWO_PAIRS = re.compile(r"\([^()]*\).*\(.*\)", re.DOTALL)
 _STRONG = ("|", ";", "\t")
 _STRONG_SHARE = 0.05
-"""Minimum share of cells that must contain ``|``, ``;`` or tab to prefer it to a comma."""
+"""Minimum share of cells that must contain a separator to prefer it to weaker ones."""
+_PATTERNS = {"><": re.compile(r"(?:<[^<>]+>\s*)+"), "#": re.compile(r"(?:#[^#\s]+\s*)+")}
+"""Separators that are recognised by the form of all cells, and this form."""
+LOOKS = {"><": "<a><b>", "#": "#a #b", " / ": "a / b", " ": "a b"}
+"""Examples of cells with a recognised separator, for messages."""
+_SAMPLED_CELLS = 50_000  # whose parts are counted
+_MIN_JOINED = 3
+_OBJECT_KEYS = ("name", "label", "title", "tag", "term", "text", "value")
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,13 +66,41 @@ class LabelLists:
     """The labels of all rows, concatenated."""
 
 
+@dataclass(frozen=True, slots=True)
+class CellFormat:
+    """How the labels of a column are written."""
+
+    separator: str
+    """The separator of labels in a string. If it is empty, each string is one label. With ``><``,
+    the brackets around the cell are removed."""
+    lists: bool = True
+    """Whether a string in brackets is a JSON or Python list."""
+    key: str | None = None
+    """The key of the name, if labels are objects. If None, it is chosen for each object."""
+    any_list: bool = True
+    """Whether a cell may be a list. The format of a column without lists can be recorded."""
+
+    def describe(self) -> str:
+        """Return a description that follows the name of the column, or an empty string."""
+        if self.key is not None:
+            return f", the {self.key!r} of each object"
+        if not self.separator:
+            return ""
+        if self.lists and self.separator in LOOKS:
+            look = LOOKS[self.separator]
+            return f", whose cells look like {look}: split at {self.separator!r}"
+        return f", separated by {self.separator!r}"
+
+
 class SeparatorVotes:
     r"""Choose the separator of labels in plain cells, i.e. string cells that are not lists.
 
-    Choose ``|``, ``;`` or tab if at least `_STRONG_SHARE` of the plain cells contain it (label
-    names often contain commas). Otherwise choose a comma, or white space between whole numbers, or
-    no separator (an empty string). Also choose no separator if there are at least as many lists as
-    plain cells: then each plain cell is one label.
+    Choose ``><`` or ``#`` if all plain cells have the form ``<a><b>`` or ``#a #b``. Choose ``|``,
+    ``;``, tab or else a comma if at least `_STRONG_SHARE` of the plain cells contain it (label
+    names often contain commas). Otherwise choose white space between whole numbers, or ``/`` or a
+    space if the parts repeat across cells as labels do, or a rare separator, or none (an empty
+    string). Also choose none if there are at least as many lists as plain cells: then each plain
+    cell is one label.
     """
 
     def __init__(self) -> None:
@@ -75,17 +110,27 @@ class SeparatorVotes:
         self._any_list_cell = False
         self._all_numbers = True
         self._any_space = False
+        self._key: str | None = None
+        self._patterns = dict(_PATTERNS)
+        self._cells: Counter[str] = Counter()  # of the first plain cells
 
     def add(self, cells: Sequence[object], row_error: RowError) -> None:
         """Count separators in cells. Raise an error if the first bracketed cell is not a list."""
         for row, cell in enumerate(cells):
             if not isinstance(cell, str):
-                self._n_lists += isinstance(cell, list | tuple) and len(cell) > 0
+                if isinstance(cell, list | tuple) and len(cell) > 0:
+                    self._count_list(cell)
             elif _looks_like_list(cell):
-                if not self._any_list_cell and _parse_list(cell) is None:
+                is_empty = not cell.strip()[1:-1].strip()
+                if self._any_list_cell and (self._n_lists or is_empty):
+                    self._n_lists += not is_empty
+                    continue
+                items = _parse_list(cell)
+                if items is None:
                     raise _not_a_list(row, cell, row_error)
                 self._any_list_cell = True
-                self._n_lists += bool(cell.strip()[1:-1].strip())
+                if items:
+                    self._count_list(items)
             elif cell.strip():
                 self._n_plain += 1
                 for mark in self._votes:
@@ -93,47 +138,84 @@ class SeparatorVotes:
                 numbers = self._all_numbers and all(map(_WHOLE.fullmatch, cell.split()))
                 self._all_numbers = numbers
                 self._any_space = self._any_space or " " in cell.strip()
+                for mark, pattern in tuple(self._patterns.items()):
+                    if not pattern.fullmatch(cell.strip()):
+                        del self._patterns[mark]
+                if self._n_plain <= _SAMPLED_CELLS:
+                    self._cells[" ".join(cell.split())] += 1
 
-    def winner(self) -> str:
-        """Return the chosen separator."""
+    def _count_list(self, items: Sequence[object]) -> None:
+        self._n_lists += 1
+        if self._n_lists == 1 and isinstance(first := items[0], dict):
+            self._key = next((key for key in _OBJECT_KEYS if key in first), None)
+
+    def winner(self) -> CellFormat:
+        """Return the chosen format."""
+        any_list = self._any_list_cell or self._n_lists > 0
+        return CellFormat(self._separator(), key=self._key, any_list=any_list)
+
+    def _separator(self) -> str:
         if self._n_plain <= self._n_lists:
             return ""
+        if self._patterns:
+            return next(iter(self._patterns))
         best = max(_STRONG, key=lambda mark: self._votes[mark])
-        if self._votes[best] >= max(1, _STRONG_SHARE * self._n_plain):
-            return best
-        if self._votes[","]:
-            return ","
-        if self._votes[best]:
-            return best
-        return " " if self._all_numbers and self._any_space else ""
+        for mark in (best, ","):
+            if self._votes[mark] >= max(1, _STRONG_SHARE * self._n_plain):
+                return mark
+        if self._all_numbers and self._any_space:
+            return " "
+        for mark in (" / ", " "):
+            if _parts_are_labels(self._cells, mark):
+                return mark
+        return next((mark for mark in (",", best) if self._votes[mark]), "")
+
+
+def _parts_are_labels(cells: Counter[str], mark: str) -> bool:
+    """Return True if the parts of cells, split at a weak mark, repeat across cells as labels do.
+
+    Words of one name ("New York City") rarely are names themselves, and the whole cell repeats.
+    Labels (``python pandas``) are in other cells alone, and either most combinations are rare, or
+    few labels form many combinations.
+    """
+    joined = [cell for cell in cells if mark in cell]
+    n_joined = sum(cells[cell] for cell in joined)
+    if len(joined) < _MIN_JOINED or n_joined < _STRONG_SHARE * cells.total():
+        return False
+    parts = Counter(part for cell in joined for part in set(cell.split(mark)))
+    n_parts = parts.total()
+    few_parts = 2 * len(parts) <= len(joined)
+    alone = sum(count for part, count in parts.items() if part in cells) >= n_parts / 2
+    parts_repeat = sum(count for count in parts.values() if count > 1) >= n_parts / 2
+    cells_repeat = sum(cells[cell] for cell in joined if cells[cell] > 1) > n_joined / 2
+    if mark == " ":
+        return alone and (few_parts or (parts_repeat and not cells_repeat))
+    return few_parts or (alone and parts_repeat and not cells_repeat)
 
 
 def split_cells(
-    cells: Sequence[object],
-    separator: str,
-    row_error: RowError,
-    *,
-    lists: bool = True,
-    keep_empty: bool = False,
+    cells: Sequence[object], form: CellFormat, row_error: RowError, *, keep_empty: bool = False
 ) -> LabelLists:
     """Return the label values of every cell.
 
     Args:
         cells: Lists, strings, whole numbers, or None for no label.
-        separator: The separator of labels in a string; if it is empty, each cell is one label.
+        form: How labels are written.
         row_error: Function that returns the error for a row number and a problem.
-        lists: Whether to parse a string in brackets as a JSON or Python list.
         keep_empty: Whether to keep an empty string in a list as a label.
     """
     counts = np.zeros(len(cells), dtype=np.int64)
     values: list[str] = []
     for row, cell in enumerate(cells):
         before = len(values)
-        if isinstance(cell, str) and not (lists and _looks_like_list(cell)):
-            parts = cell.split(separator) if separator else [cell]
+        if isinstance(cell, str) and not (form.lists and _looks_like_list(cell)):
+            if form.separator == "><":
+                cell = cell.strip().removeprefix("<").removesuffix(">")
+            parts = cell.split(form.separator) if form.separator else [cell]
             values += [stripped for part in parts if (stripped := part.strip())]
         else:
-            names = [_label_name(item, row, row_error) for item in _items(cell, row, row_error)]
+            items = _items(cell, row, row_error)
+            names = [_label_name(item, row, row_error, form.key) for item in items]
             values += names if keep_empty else filter(None, names)
         counts[row] = len(values) - before
     return LabelLists(counts, values)
@@ -191,7 +273,14 @@ def _parse_list(cell: str) -> list[Any] | None:
     return list(value) if isinstance(value, list | tuple) else None
 
 
-def _label_name(item: object, row: int, row_error: RowError) -> str:
+def _label_name(item: object, row: int, row_error: RowError, key: str | None) -> str:
+    if isinstance(item, dict):
+        keys = _OBJECT_KEYS if key is None else (key,)
+        name = next((item[key] for key in keys if key in item), None)
+        if name is None or isinstance(name, dict):
+            problem = f"{item!r:.60} is not a label; an object needs a {keys[0]!r}"
+            raise row_error(row, problem)
+        return _label_name(name, row, row_error, None)
     if isinstance(item, str):
         return item
     if isinstance(item, int) and not isinstance(item, bool):
@@ -244,7 +333,7 @@ class NamedLabels:
         times = Counter(names)
         for code, value in enumerate(distinct):
             if value not in id_of:
-                near = did_you_mean(value, names[:10_000])
+                near = did_you_mean(value, names)
                 problem = f"label {value[:60]!r} is not in the file of label names{near}"
                 raise self._error(code, problem)
             if times[value] > 1:

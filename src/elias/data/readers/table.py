@@ -214,31 +214,31 @@ class TableReader(base.Reader):
         self._labels: NamedLabels | NumberedLabels = NumberedLabels()
         if columns.ids is None:
             self._labels = NamedLabels(base.read_label_names(source) if source.is_dir() else None)
-        self._separator = ""
+        self._format = label_cells.CellFormat("")
 
     def chunks(self) -> Iterator[base.Chunk]:
         """Yield the texts and labels of each split."""
-        columns, separator = self._columns, self._options.separator
+        columns = self._columns
         rows_in_memory = list(self._read(columns.all)) if self._in_memory else None
 
         def passes(*names: str) -> Iterable[Rows]:
             return self._read(names) if rows_in_memory is None else rows_in_memory
 
-        self._separator = _separator(passes(columns.labels), columns.labels, separator)
-        id_separator = ""
+        separator = self._options.separator
+        self._format = _cell_format(passes(columns.labels), columns.labels, separator)
+        id_format = label_cells.CellFormat("")
         if columns.ids is not None:
-            id_separator = _separator(passes(columns.ids), columns.ids, None)
+            id_format = _cell_format(passes(columns.ids), columns.ids, None)
         for rows in passes(*columns.all):
             lists = split_cells(
                 rows.columns[columns.labels],
-                self._separator,
+                self._format,
                 rows.error,
-                lists=separator is None,
                 keep_empty=columns.ids is not None,
             )
             id_lists = weights = None
             if columns.ids is not None:
-                id_lists = split_cells(rows.columns[columns.ids], id_separator, rows.error)
+                id_lists = split_cells(rows.columns[columns.ids], id_format, rows.error)
             codes = self._labels.add(lists, id_lists, rows)
             if columns.weights is not None:
                 cells = rows.columns[columns.weights]
@@ -259,20 +259,24 @@ class TableReader(base.Reader):
             problem = f"no training rows, only: {', '.join(n_points)}; mark some rows as train"
             raise data_error(self._source, problem)
         ids, names = self._labels.finish(n_uses)
-        separated = f", separated by {self._separator!r}" if self._separator else ""
         notes = {
             "text": f"column {', '.join(map(repr, self._columns.text))}",
-            "labels": f"column {self._columns.labels!r}{separated}",
+            "labels": f"column {self._columns.labels!r}{self._format.describe()}",
         }
         if self._columns.group is not None:
             notes["groups"] = f"column {self._columns.group!r}"
-        return base.Summary(names, ids, notes=notes)
+        recorded = {"text": ",".join(self._columns.text)}
+        if self._format.separator and not self._format.any_list:
+            recorded["separator"] = self._format.separator
+        return base.Summary(names, ids, notes=notes, reading=recorded)
 
 
-def _separator(rows: Iterable[Rows], column: str, option: str | None) -> str:
-    """Return ``option`` if it is set, or else detect the label separator from all cells."""
-    if option is not None:
-        return option
+def _cell_format(
+    rows: Iterable[Rows], column: str, separator: str | None
+) -> label_cells.CellFormat:
+    """Return the format with the given separator, or else detect it from all cells."""
+    if separator is not None:
+        return label_cells.CellFormat(separator, lists=False)
     votes = label_cells.SeparatorVotes()
     with progress("Reading labels") as advance:
         for chunk in rows:

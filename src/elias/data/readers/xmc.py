@@ -20,6 +20,7 @@ from __future__ import annotations
 
 import re
 import warnings
+from dataclasses import replace
 from itertools import chain
 from typing import TYPE_CHECKING, Any
 
@@ -31,7 +32,7 @@ from elias.data.readers.label_cells import parse_weights
 from elias.data.readers.npz import clean_matrix
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
     from pathlib import Path
 
     from numpy.typing import NDArray
@@ -297,11 +298,6 @@ def lf_points_file(folder: Path, split: str) -> Path | None:
     return base.find_file(folder, f"{short}.json", f"{short}.raw.json", f"{short}.jsonl")
 
 
-def lf_text_columns(names: Sequence[str]) -> tuple[str, ...]:
-    """Return the columns of an LF folder that texts are read from by default."""
-    return tuple(name for name in _LF_TEXT if name in names)
-
-
 class LfReader(base.IdReader):
     """Reads a folder of JSON lines with label ids."""
 
@@ -351,9 +347,16 @@ class LfReader(base.IdReader):
                 unweighted = rows.error(row, problem)
             yield base.Chunk(split, rows.texts(text), base.LabelRows(counts, codes, weights))
 
+    def finish(self, n_points: Mapping[str, int], n_uses: int) -> base.Summary:
+        """Return the label names and filters, and the text columns of the training points."""
+        path = lf_points_file(self._folder, "train")
+        assert path is not None
+        reading = {"text": ",".join(self._text_columns(path))}
+        return replace(super().finish(n_points, n_uses), reading=reading)
+
     def _text_columns(self, path: Path) -> tuple[str, ...]:
         names = table.column_names(path, "jsonl")
-        columns = lf_text_columns(names)
+        columns = tuple(name for name in _LF_TEXT if name in names)
         if self._text:
             columns = table.choose_text(path, names, self._text)
         table.check_columns(path, [*(columns or _LF_TEXT[:1]), LF_IDS], names)
