@@ -410,7 +410,7 @@ def open_corpus(folder: Path, source: Path) -> tuple[Corpus, bool]:
             format=description["format"],
             notes=description["notes"],
             reading=description["reading"],
-            **splits,  # type: ignore[arg-type]  # its keys are the names of splits
+            **splits,
         )
         return corpus, bool(description["has_splits"])
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:

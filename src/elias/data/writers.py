@@ -269,10 +269,10 @@ def _reads_back(joined: Sequence[str], lists: Sequence[list[Any]]) -> bool:
     votes = SeparatorVotes()
     try:
         votes.add(joined, row_error)
-        separator = votes.winner()
-        if separator != _SEPARATOR and (separator != "" or any(len(row) > 1 for row in lists)):
+        form = votes.winner()
+        if form.separator != _SEPARATOR and (form.separator or any(len(row) > 1 for row in lists)):
             return False
-        values = split_cells(joined, separator, row_error).values
+        values = split_cells(joined, form, row_error).values
     except DataError:  # a name that looks like a list
         return False
     return values == list(chain.from_iterable(lists))
