@@ -41,7 +41,7 @@ def test_skipped_steps_decay_moments_and_weight_at_the_rate_of_each_step(
     gradients = [
         {row: torch.randn(dim, generator=generator) for row in sorted(rows)} for rows in steps
     ]
-    lrs = [0.3 * schedule(step, len(steps), 0.3) for step in range(len(steps))]
+    lrs = [0.3 * schedule(step, len(steps)) for step in range(len(steps))]
     fast, state, history = weight.clone(), zero_state(weight), History()
 
     for step, (by_row, lr) in enumerate(zip(gradients, lrs, strict=True), start=1):
@@ -79,7 +79,7 @@ def test_a_table_touched_whole_in_every_step_is_updated_as_torch_does(n_steps, s
     for step in range(n_steps):
         gradient = torch.randn(4, 6, generator=generator)
         parameter.grad = gradient.clone()
-        lr = optimizer.param_groups[0]["lr"] = 0.05 * schedule(step, n_steps, 0.3)
+        lr = optimizer.param_groups[0]["lr"] = 0.05 * schedule(step, n_steps)
         optimizer.step()
         history.add(AdamWRates(lr=lr, beta1=0.9, beta2=0.999, eps=1e-8, decay=0.1))
         adamw_rows(weight, state, torch.arange(4), gradient, history)
@@ -96,7 +96,7 @@ def test_a_row_without_gradients_decays_as_torch_decays_it(n_steps, decay, seed)
 
     for step in range(n_steps):
         parameter.grad = torch.zeros_like(parameter)
-        lr = optimizer.param_groups[0]["lr"] = 0.1 * schedule(step, n_steps, 0.1)
+        lr = optimizer.param_groups[0]["lr"] = 0.1 * schedule(step, n_steps)
         optimizer.step()
         history.add(AdamWRates(lr=lr, beta1=0.9, beta2=0.999, eps=1e-8, decay=decay))
     adamw_rows(weight, state, torch.tensor([1]), torch.zeros(1, 3), history)  # the last step alone

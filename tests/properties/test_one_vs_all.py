@@ -6,7 +6,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch.nn.functional import binary_cross_entropy_with_logits as cross_entropy
 
-from elias.kernels.adamw import AdamWRates, adamw_dense, stochastic_round
+from elias.kernels import adamw_dense, every_label_bce, plain
+from elias.kernels.adamw import AdamWRates, stochastic_round
 from elias.kernels.one_vs_all import every_label_loss, every_label_top
 from elias.model.elias import LinearRows
 from elias.training.optimizer import ChunkedUpdate
@@ -58,6 +59,60 @@ def test_loss_and_gradients_are_those_of_the_dense_loss(
     torch.testing.assert_close(loss.double(), expected, rtol=1e-5, atol=1e-5)
     for ours, theirs in zip(chunked, dense, strict=True):
         torch.testing.assert_close(ours.grad.double(), theirs.grad, rtol=1e-4, atol=1e-5)
+
+
+@given(
+    n_points=st.integers(1, 5),
+    n_labels=st.sampled_from([1, 7, 511, 512, 513, 1100]),
+    spread=st.sampled_from([0.1, 3.0, 40.0]),
+    seed=st.integers(0, 2**31),
+)
+def test_the_compiled_loss_is_the_plain_one_whatever_the_blocks_and_the_logits(
+    n_points, n_labels, spread, seed
+):
+    problem = Problem(n_points, n_labels, 6, seed)
+    embedding = spread * problem.embedding
+    positives = problem.positives - 1  # numbers outside the rows are ignored, also negative ones
+    parts = (problem.weight, problem.bias)
+
+    loss, residual, sums = every_label_bce(embedding, *parts, positives, 0.25)
+
+    doubles = (part.double() for part in (embedding, *parts))
+    expected = plain.every_label_bce(*doubles, positives, 0.25)
+    torch.testing.assert_close(loss.double(), expected[0], rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(residual.double(), expected[1], rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(sums.double(), expected[2], rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+def test_a_logit_that_is_no_number_shows_in_the_loss(value):
+    loss, residual, _ = every_label_bce(
+        torch.ones(1, 1), torch.ones(3, 1), torch.tensor([0, value, 0]), torch.tensor([[0]]), 1.0
+    )
+
+    assert not loss.isfinite()
+    assert residual[0, [0, 2]].isfinite().all()
+
+
+@given(
+    n_rows=st.integers(1, 4),
+    dim=st.integers(1, 40),
+    decay=st.sampled_from([0.0, 0.3]),
+    seed=st.integers(0, 2**31),
+)
+def test_the_compiled_dense_update_is_the_plain_one(n_rows, dim, decay, seed):
+    generator = torch.Generator().manual_seed(seed)
+    tables = [torch.zeros(n_rows, dim) for _ in range(3)]
+    twins = [table.clone() for table in tables]
+    rates = AdamWRates(lr=0.1, beta1=0.9, beta2=0.999, eps=1e-8, decay=decay)
+
+    for step in range(1, 5):
+        gradient = torch.randn(n_rows, dim, generator=generator)
+        adamw_dense(*tables, gradient, step=step, rates=rates)
+        plain.adamw_dense(*twins, gradient, step, rates)
+
+    for ours, theirs in zip(tables, twins, strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-5)
 
 
 @given(**SIZES, decay=st.sampled_from([0.0, 0.3]), eps=st.sampled_from([1e-3, 1e-1]))

@@ -26,7 +26,7 @@ from torch import Tensor
 
 from elias.errors import ConfigError
 from elias.kernels import cpu, plain
-from elias.kernels.adamw import History, LinearState, RowState
+from elias.kernels.adamw import AdamWRates, History, LinearState, RowState
 from elias.kernels.adamw import IndexGradients as IndexGradients
 from elias.kernels.cpu import adamw_rows as adamw_rows
 from elias.kernels.cpu import rank_beams as rank_beams
@@ -256,6 +256,40 @@ def label_loss(
         )
     logits = label_logits(embedding, weight, bias, labels)
     return shortlist_bce(logits, shortlist_log, labels, positives, len(weight))
+
+
+def every_label_bce(
+    embedding: Float[Tensor, "B D"],
+    weight: Float[Tensor, "n D"],
+    bias: Float[Tensor, " n"],
+    positives: Int[Tensor, "B Y"],
+    scale: float,
+) -> tuple[Float[Tensor, ""], Float[Tensor, "B n"], Float[Tensor, " n"]]:
+    """Return Σ −[y log σ(z) + (1−y) log σ(−z)], scale · (σ(z) − y) and its column sums.
+
+    z = w·φ + bias, for every point and every row of ``weight``. ``positives`` holds row numbers;
+    those outside 0 … n−1 are ignored.
+    """
+    return _kernels(embedding).every_label_bce(embedding, weight, bias, positives, scale)
+
+
+def adamw_dense(
+    weight: Float[Tensor, "R D"],
+    mean: Float[Tensor, "R D"],
+    variance: Float[Tensor, "R d"],
+    gradient: Float[Tensor, "R D"],
+    *,
+    step: int,
+    rates: AdamWRates,
+) -> None:
+    """Apply dense AdamW in place.
+
+    A ``variance`` of width 1 holds one second moment per row, the mean of its squared gradients.
+    A bfloat16 weight is rounded stochastically, because rounding to nearest would discard updates
+    smaller than half a unit in the last place. A bfloat16 first moment is rounded to nearest: each
+    step replaces a fraction 1 − β₁ of it, so rounding errors do not accumulate.
+    """
+    _kernels(weight).adamw_dense(weight, mean, variance, gradient, step, rates)
 
 
 def adamw_pairs(

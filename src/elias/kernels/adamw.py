@@ -152,35 +152,6 @@ class History:
             self.add(rates)
 
 
-def adamw_dense(
-    weight: Float[Tensor, "R D"],
-    mean: Float[Tensor, "R D"],
-    variance: Float[Tensor, "R d"],
-    gradient: Float[Tensor, "R D"],
-    *,
-    step: int,
-    rates: AdamWRates,
-) -> None:
-    """Apply dense AdamW in place, computed in float32 regardless of the dtype of the tensors.
-
-    A ``variance`` of width 1 holds one second moment per row, the mean of its squared gradients.
-    A bfloat16 weight is rounded stochastically, because rounding to nearest would discard updates
-    smaller than half a unit in the last place. A bfloat16 first moment is rounded to nearest: each
-    step replaces a fraction 1 − β₁ of it, so rounding errors do not accumulate.
-    """
-    exact_mean = mean.float().lerp_(gradient, 1 - rates.beta1)  # in place if mean is float32
-    squares = gradient.square()
-    if variance.shape != gradient.shape:
-        squares = squares.mean(dim=1, keepdim=True)
-    variance.lerp_(squares, 1 - rates.beta2)
-    size = (variance / (1 - rates.beta2**step)).sqrt_().add_(rates.eps)
-    exact = weight.float().mul_(1 - rates.lr * rates.decay)
-    exact.addcdiv_(exact_mean, size, value=-rates.lr / (1 - rates.beta1**step))
-    if weight.dtype == torch.bfloat16:
-        mean.copy_(exact_mean)
-        weight.copy_(stochastic_round(exact))
-
-
 def stochastic_round(values: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
     """Round float32 to bfloat16 at random, such that the expected value is the input."""
     noise = torch.randint(0, 2**16, values.shape, dtype=torch.int32, device=values.device)

@@ -1,8 +1,7 @@
 """One-vs-all: score every label to compute the loss with its gradients, or the k best labels.
 
 Labels are processed in chunks, so the B×L logits are never held in memory. If the classifiers are
-updated chunk by chunk, their L×D gradient is not held either. The code is plain torch, for CPU and
-GPU.
+updated chunk by chunk, their L×D gradient is not held either.
 """
 
 from __future__ import annotations
@@ -13,8 +12,8 @@ from typing import Any, TypeAlias
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
-from torch.nn.functional import softplus
 
+from elias.kernels import every_label_bce
 from elias.kernels.plain import ranking_key, split_ranking_key
 
 _CHUNK_NUMBERS = 2**24  # logits or weights per chunk: 64 MB in float32
@@ -90,15 +89,12 @@ class _EveryLabelLoss(torch.autograd.Function):
         by_embedding = torch.zeros_like(embedding)
         total = torch.zeros((), device=embedding.device)
         for first, rows, row_bias in _chunks(embedding, weight, bias, chunk_size):
-            residual = torch.addmm(row_bias, embedding, rows.T)  # z, then scale · (σ(z) − y)
-            column = positives - first
-            inside = (column >= 0) & (column < len(rows))
-            column = column.clamp(0, len(rows) - 1)
-            relevant = inside.float()
-            total += softplus(residual).sum() - (residual.gather(1, column) * relevant).sum()
-            residual.sigmoid_().scatter_add_(1, column, -relevant).mul_(scale)
+            loss, residual, by_bias = every_label_bce(
+                embedding, rows, row_bias, positives - first, scale
+            )
+            total += loss
             by_embedding.addmm_(residual, rows)
-            gradients = (residual.T @ embedding, residual.sum(dim=0))
+            gradients = (residual.T @ embedding, by_bias)
             if update is not None:
                 update(first, *gradients)
             for whole, gradient in zip(dense, gradients, strict=True):

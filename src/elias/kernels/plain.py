@@ -1,8 +1,8 @@
 """Plain torch implementation of the operations of `elias.kernels`, for GPUs without Triton.
 
 The functions have the same names and arguments as in `elias.kernels.cpu` and `elias.kernels.gpu`.
-Gradients come from autograd unless stated otherwise. `elias.kernels.gpu` also uses `bag_sum` and
-`log_probabilities` from this module, because Triton kernels would not be faster.
+Gradients come from autograd unless stated otherwise. `elias.kernels.gpu` also uses `bag_sum`,
+`log_probabilities`, `every_label_bce` and `adamw_dense` from this module.
 """
 
 from __future__ import annotations
@@ -10,7 +10,9 @@ from __future__ import annotations
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
-from torch.nn.functional import embedding_bag, logsigmoid, pad
+from torch.nn.functional import embedding_bag, logsigmoid, pad, softplus
+
+from elias.kernels.adamw import AdamWRates, stochastic_round
 
 _LOWEST = -(2**63)
 _LAST_ID = 2**31 - 1
@@ -194,3 +196,38 @@ def _fix_exceptions(
     loss[exceptions] = torch.where(relevant, -log_p, -log_not_p)
     by_logits[exceptions] = torch.where(relevant, -log_miss.exp(), (log_odds + log_miss).exp())
     by_shortlist[exceptions] = torch.where(relevant, torch.full_like(odds, -1.0), odds)
+
+
+def every_label_bce(
+    embedding: Tensor, weight: Tensor, bias: Tensor, positives: Tensor, scale: float
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Return the loss over all rows of ``weight``, its gradient by z, and the column sums of it."""
+    residual = torch.addmm(bias, embedding, weight.T)  # z, then scale · (σ(z) − y)
+    inside = (positives >= 0) & (positives < len(weight))
+    column = positives.clamp(0, len(weight) - 1)
+    relevant = inside.to(residual.dtype)
+    loss = softplus(residual).sum() - (residual.gather(1, column) * relevant).sum()
+    residual.sigmoid_().scatter_add_(1, column, -relevant).mul_(scale)
+    return loss, residual, residual.sum(dim=0)
+
+
+def adamw_dense(
+    weight: Tensor,
+    mean: Tensor,
+    variance: Tensor,
+    gradient: Tensor,
+    step: int,
+    rates: AdamWRates,
+) -> None:
+    """Apply dense AdamW in place, computed in float32 regardless of the dtype of the tensors."""
+    exact_mean = mean.float().lerp_(gradient, 1 - rates.beta1)  # in place if mean is float32
+    squares = gradient.square()
+    if variance.shape != gradient.shape:
+        squares = squares.mean(dim=1, keepdim=True)
+    variance.lerp_(squares, 1 - rates.beta2)
+    size = (variance / (1 - rates.beta2**step)).sqrt_().add_(rates.eps)
+    exact = weight.float().mul_(1 - rates.lr * rates.decay)
+    exact.addcdiv_(exact_mean, size, value=-rates.lr / (1 - rates.beta1**step))
+    if weight.dtype == torch.bfloat16:
+        mean.copy_(exact_mean)
+        weight.copy_(stochastic_round(exact))

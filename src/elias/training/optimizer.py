@@ -11,6 +11,7 @@ from elias.distributed import SingleProcess
 from elias.distributed.data_parallel import sum_gradients, sum_rows, sum_touched
 from elias.kernels import (
     IndexGradients,
+    adamw_dense,
     adamw_edges,
     adamw_pairs,
     adamw_rows,
@@ -21,7 +22,6 @@ from elias.kernels.adamw import (
     History,
     LinearState,
     RowState,
-    adamw_dense,
     apply_pending_decay,
 )
 from elias.model.one_vs_all import OneVsAll

@@ -13,7 +13,9 @@ from elias.errors import ConfigError
 from elias.kernels import cpu, has_triton, plain, runs_triton
 
 OPERATIONS = [
+    "adamw_dense",
     "bag_sum",
+    "every_label_bce",
     "expand_beam",
     "label_logits",
     "log_probabilities",

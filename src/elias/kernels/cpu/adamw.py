@@ -1,12 +1,14 @@
-"""Lazy AdamW on the rows that a step touches, compiled by numba for the CPU."""
+"""AdamW on all rows or, lazily, on those that a step touches, compiled by numba for the CPU."""
 
 from __future__ import annotations
 
 import numpy as np
+import torch
 from numba import njit, prange
 from torch import Tensor
 
-from elias.kernels.adamw import History, RowState
+from elias.kernels import plain
+from elias.kernels.adamw import AdamWRates, History, RowState
 from elias.kernels.cpu.rows import Array
 
 
@@ -20,13 +22,6 @@ def adamw_rows(
     powers = np.arange(int(skipped.max(initial=0)) + 1)
     logs = history.decay_log.numpy()
     fades = (rates.beta1**powers, rates.beta2**powers, np.exp2(logs[step] - logs[step - powers]))
-    numbers = (
-        rates.lr / (1 - rates.beta1**step),
-        rates.eps,
-        1 - rates.beta1,
-        1 - rates.beta2,
-        1 / (1 - rates.beta2**step),
-    )
     _adamw_rows(
         weight.detach().numpy(),
         state.mean.numpy(),
@@ -35,12 +30,41 @@ def adamw_rows(
         gradient.contiguous().numpy(),
         skipped,
         np.stack(fades).astype(np.float32),
-        np.array(numbers, dtype=np.float32),
+        _step_rates(step, rates),
     )
     last_step[rows] = step
 
 
-@njit(parallel=True, cache=True)
+def adamw_dense(
+    weight: Tensor, mean: Tensor, variance: Tensor, gradient: Tensor, step: int, rates: AdamWRates
+) -> None:
+    """Apply AdamW to all rows in place. Compact tables (bfloat16) are updated in plain torch."""
+    if weight.dtype != torch.float32 or variance.shape != weight.shape:
+        plain.adamw_dense(weight, mean, variance, gradient, step, rates)
+        return
+    fades = (rates.beta1, rates.beta2, 1 - rates.lr * rates.decay)
+    _adamw_rows(
+        *(tensor.detach().numpy() for tensor in (weight, mean, variance)),
+        np.arange(len(weight)),
+        gradient.contiguous().numpy(),
+        np.zeros(len(weight), dtype=np.int64),  # every row has the same factors: the only column
+        np.array(fades, dtype=np.float32).reshape(3, 1),
+        _step_rates(step, rates),
+    )
+
+
+def _step_rates(step: int, rates: AdamWRates) -> Array:
+    numbers = (
+        rates.lr / (1 - rates.beta1**step),
+        rates.eps,
+        1 - rates.beta1,
+        1 - rates.beta2,
+        1 / (1 - rates.beta2**step),
+    )
+    return np.array(numbers, dtype=np.float32)
+
+
+@njit(parallel=True, cache=True, error_model="numpy")
 def _adamw_rows(
     weight: Array,
     mean: Array,

@@ -1,8 +1,9 @@
-"""Shortlist loss and its gradients in one pass, compiled by numba for the CPU.
+"""Losses and their gradients in one pass, compiled by numba for the CPU.
 
-Rows are divided among threads and each row is summed in a fixed order, so the result does not
-depend on the number of threads. Exponentials and logarithms are branch-free float32 polynomials,
-which the compiler can vectorise; calls to the maths library would process one slot at a time.
+Rows or blocks of labels are divided among threads and each is summed in a fixed order, so the
+result does not depend on the number of threads. Exponentials and logarithms are branch-free float32
+polynomials, which the compiler can vectorise; calls to the maths library would process one slot at
+a time.
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ _FRACTION = np.int32(23)  # number of fraction bits of float32
 _FRACTION_BITS = np.int32(0x7FFFFF)
 _ROOT_HALF = np.int32(0x3F3504F3)  # the bits of sqrt(1/2)
 _MAX_EXACT_LOGIT = np.float32(15.0)  # up to this logit, 1-p is accurate without log space
+_LABELS_PER_BLOCK = 512  # their sums stay in the L1 cache
 _MAX_EXPONENT = 80.0  # keeps exp finite in float32
 
 # Taylor coefficients of exp(r) from r⁷ down to r³, accurate enough for |r| ≤ (log 2) / 2
@@ -172,3 +174,62 @@ def _shortlist_bce(
     for row in range(n_rows):
         whole += losses[row]
     return whole
+
+
+def every_label_bce(
+    embedding: Tensor, weight: Tensor, bias: Tensor, positives: Tensor, scale: float
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Return the loss over all rows of ``weight``, its gradient by z, and the column sums of it."""
+    residual, sums = embedding @ weight.T, torch.zeros(len(weight))
+    arrays = (part.detach().contiguous().numpy() for part in (residual, bias, positives))
+    loss = _every_label_bce(*arrays, np.float32(scale), sums.numpy())
+    return torch.tensor(loss, dtype=torch.float32), residual, sums
+
+
+@njit(cache=True, nogil=True, error_model="numpy")
+def _all_negatives(z: Array, bias: Array, scale: np.float32, losses: Array, sums: Array) -> None:
+    """Compute the losses of a row of negatives and the residuals scale · σ(z).
+
+    ``z`` lacks the bias and is replaced by the residuals, which are also added to ``sums``.
+    """
+    for k in range(z.shape[0]):
+        logit = z[k] + bias[k]
+        power, rest = _exp(-abs(logit))
+        small = power + power * rest
+        whole = _ONE + small
+        larger = _ONE / whole
+        smaller = small * larger
+        log1p = _log(whole) + (small - (whole - _ONE)) * larger  # adds what 1 + small rounded off
+        losses[k] += max(logit, _ZERO) + log1p
+        z[k] = scale * (larger if logit >= _ZERO else smaller)
+        sums[k] += z[k]
+
+
+@njit(parallel=True, cache=True, error_model="numpy")
+def _every_label_bce(
+    z: Array, bias: Array, positives: Array, scale: np.float32, sums: Array
+) -> float:
+    """Return the loss, replace z by the residuals and add their column sums to ``sums``.
+
+    Every slot is first computed as a negative, then the positives are corrected.
+    """
+    n_rows, n_labels = z.shape
+    losses = np.zeros(n_labels, dtype=np.float32)
+    total = 0.0
+    for row in range(n_rows):
+        for label in positives[row]:
+            if 0 <= label < n_labels:
+                total -= np.float64(z[row, label] + bias[label])
+    for block in prange((n_labels + _LABELS_PER_BLOCK - 1) // _LABELS_PER_BLOCK):
+        first = block * _LABELS_PER_BLOCK
+        part = slice(first, min(first + _LABELS_PER_BLOCK, n_labels))
+        for row in range(n_rows):
+            _all_negatives(z[row, part], bias[part], scale, losses[part], sums[part])
+    for row in range(n_rows):
+        for label in positives[row]:
+            if 0 <= label < n_labels:
+                z[row, label] -= scale
+                sums[label] -= scale
+    for label in range(n_labels):
+        total += losses[label]
+    return total

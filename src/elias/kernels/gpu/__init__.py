@@ -9,5 +9,7 @@ from elias.kernels.gpu.paths import path_log as path_log
 from elias.kernels.gpu.rows import label_logits as label_logits
 from elias.kernels.gpu.rows import pair_rows as pair_rows
 from elias.kernels.gpu.search import expand_beam as expand_beam
+from elias.kernels.plain import adamw_dense as adamw_dense
 from elias.kernels.plain import bag_sum as bag_sum
+from elias.kernels.plain import every_label_bce as every_label_bce
 from elias.kernels.plain import log_probabilities as log_probabilities

@@ -4,7 +4,14 @@ import numba
 import pytest
 import torch
 
-from elias.kernels import bag_sum, expand_beam, label_logits, path_log, shortlist_bce
+from elias.kernels import (
+    bag_sum,
+    every_label_bce,
+    expand_beam,
+    label_logits,
+    path_log,
+    shortlist_bce,
+)
 
 N_LABELS, N_CLUSTERS, N_EDGES, WIDTH = 300, 12, 40, 20
 
@@ -39,7 +46,10 @@ def step():
     loss = shortlist_bce(logits, scores, found.labels, wanted, N_LABELS)
     loss.backward()
     tables = (words.grad, clusters.grad, edges.grad, weight.grad, bias.grad)
-    return [found.labels, found.wanted_paths, loss.detach(), *(part.to_dense() for part in tables)]
+    parts = (loss.detach(), *(part.to_dense() for part in tables))
+    many = torch.randn(3000, WIDTH)  # several blocks of labels
+    every_label = every_label_bce(embedding.detach(), many, torch.randn(3000), wanted, 0.5)
+    return [found.labels, found.wanted_paths, *parts, *every_label]
 
 
 def test_a_step_has_the_same_bits_with_one_thread_and_with_two():
