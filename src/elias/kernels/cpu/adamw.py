@@ -44,7 +44,9 @@ def adamw_dense(
         return
     fades = (rates.beta1, rates.beta2, 1 - rates.lr * rates.decay)
     _adamw_rows(
-        *(tensor.detach().numpy() for tensor in (weight, mean, variance)),
+        weight.detach().numpy(),
+        mean.numpy(),
+        variance.numpy(),
         np.arange(len(weight)),
         gradient.contiguous().numpy(),
         np.zeros(len(weight), dtype=np.int64),  # every row has the same factors: the only column

@@ -181,8 +181,13 @@ def every_label_bce(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Return the loss over all rows of ``weight``, its gradient by z, and the column sums of it."""
     residual, sums = embedding @ weight.T, torch.zeros(len(weight))
-    arrays = (part.detach().contiguous().numpy() for part in (residual, bias, positives))
-    loss = _every_label_bce(*arrays, np.float32(scale), sums.numpy())
+    loss = _every_label_bce(
+        residual.detach().numpy(),
+        bias.detach().contiguous().numpy(),
+        positives.contiguous().numpy(),
+        np.float32(scale),
+        sums.numpy(),
+    )
     return torch.tensor(loss, dtype=torch.float32), residual, sums
 
 
