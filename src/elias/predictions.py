@@ -226,16 +226,20 @@ class Predictions:
         # If every label had a slot in each row, every label of the longer list gets one too.
         return longer._widen(n_labels if width == self.n_labels else width)
 
-    def threshold(self, lowest: float) -> Predictions:
+    def threshold(self, lowest: float, *, keep_best: bool = False) -> Predictions:
         """Keep only labels with a probability of at least ``lowest``.
 
-        If there are no probabilities, compare the scores with ``lowest``.
+        If there are no probabilities, compare the scores with ``lowest``. If ``keep_best``, also
+        keep the best label of each point.
 
         >>> Predictions.from_scores([[1, 0]], [[0.9, 0.2]], n_labels=2).threshold(0.5)[0].ids
         array([1])
         """
         values = self.scores if self.probabilities is None else self.probabilities
-        return self._keep(values >= lowest)
+        mask = values >= lowest
+        if keep_best:
+            mask[:, :1] = True
+        return self._keep(mask)
 
     def drop(self, pairs: NDArray[np.int64]) -> Predictions:
         """Remove the (point, label) pairs of a filter file, given as an (M, 2) array."""

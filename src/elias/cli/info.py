@@ -61,7 +61,10 @@ def probability_rows(results: dict[str, Any]) -> list[tuple[str, str]]:
     ]
     if best := results.get("f1"):
         quality = f"precision {best['precision']:.1f}%, recall {best['recall']:.1f}%"
-        rows.append(("threshold of best F1", f"{best['threshold']:g} ({quality})"))
+        rule = f"{best['threshold']:g}"
+        if best.get("keep_best"):
+            rule = "the best label" + ("" if best["threshold"] == 1 else f", others from {rule}")
+        rows.append(("threshold of best F1", f"{rule} ({quality})"))
     return rows
 
 
@@ -97,7 +100,7 @@ def _describe_encoder(encoder: EncoderConfig) -> str:
 def _index_rows(index: ResolvedIndex) -> list[tuple[str, Any]]:
     if index.kind == "all":
         storage = ", stored in bfloat16" if index.label_storage == "compact" else ""
-        return [("index", f"none, every label is scored{storage}")]
+        return [("index", f"none, every label is scored{storage} (index.kind=graph: searched)")]
     shortlist = f"{index.shortlist_size:,}"
     if index.train_shortlist != index.shortlist_size:
         shortlist += f", {index.train_shortlist:,} while training"
@@ -114,6 +117,9 @@ def _describe_ranker_config(config: ResolvedConfig) -> str:
     rerank = config.rerank
     if not rerank.enabled:
         return "none (rerank.enabled=true trains one)"
+    index = config.index
+    if index.kind == "all" and index.shortlist_size <= rerank.candidates:
+        return "over every label, in the end on all points (rerank.enabled=false: none)"
     calibrated = ""
     if rerank.calibrate and config.eval.validation_size:
         calibrated = ", then calibrated" + ", with label names that are words" * rerank.names
@@ -124,7 +130,8 @@ def _describe_reranker(reranker: Reranker | None) -> str:
     """Describe the components that rescore the labels after the last stage."""
     if reranker is None:
         return "none"
-    score = "p·q" if reranker.sharpness == 1 else f"p·q^{reranker.sharpness:g}"
+    power = reranker.sharpness
+    score = f"p^{1 / power:g}·q" if power > 1 else "p·q" if power == 1 else f"p·q^{power:g}"
     calibrated = "" if reranker.calibration is None else ", calibrated"
     return score + calibrated + ("" if reranker.by_name is None else ", with label names")
 

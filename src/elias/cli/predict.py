@@ -40,7 +40,7 @@ def predict(
     ] = None,
     threshold: Annotated[
         str | None,
-        Option(metavar="P|TARGET", help="Minimum probability: 0.3, f1, precision=0.8, recall=0.6."),
+        Option(metavar="P|TARGET", help="Minimum probability: 0.3, f1, macro-f1, precision=0.8."),
     ] = None,
     only: Annotated[
         list[str] | None,
@@ -107,9 +107,11 @@ def predict(
                 "evaluate, or Elias.predict with a CSR matrix in Python"
             )
         component = loaded.check_component(component)
+        if threshold is not None:
+            loaded.threshold(threshold, component)  # an error before the texts are read
         arguments = {
             "top_k": top_k,
-            "threshold": None if threshold is None else loaded.threshold(threshold, component),
+            "threshold": threshold,
             "only": parse_labels(only, loaded.label_names),
             "without": parse_labels(without, loaded.label_names),
             "component": component,

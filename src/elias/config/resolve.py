@@ -17,6 +17,7 @@ from typing import Any, Literal, NamedTuple, TypeVar
 
 from elias.config.pretrained import pretrained_max_tokens, pretrained_pooling
 from elias.config.schema import (
+    DEFAULT_STAGES,
     EliasConfig,
     EncoderConfig,
     EvalConfig,
@@ -48,6 +49,8 @@ class _IndexRule(NamedTuple):
     beta_share: float  # of the edges of a cluster
 
 
+MAX_SCORED_LABELS = 1000
+"""Labels up to which every label is scored instead of an index: as accurate, in less time."""
 MAX_WIDE_LABELS = {"bag": 200_000, "transformer": 50_000}
 WIDE = _IndexRule(50, 12, 40, 3000, 0.35, 2 / 3, 1.0, 0.3)
 """More and smaller clusters, and a wider search that costs little."""
@@ -149,6 +152,7 @@ class ResolvedEncoder(EncoderConfig):
 class ResolvedIndex(IndexConfig):
     """An `IndexConfig` in which no size is None."""
 
+    kind: Literal["graph", "all"] = "graph"
     n_clusters: int
     edges_per_cluster: int
     beam_size: int
@@ -225,9 +229,11 @@ def fill_sizes(
     >>> [(stage.name, stage.score_all, stage.epochs) for stage in config.stages]
     [('stage1', True, 15), ('stage2', False, 8)]
     """
+    config = replace(config, index=replace(config.index, kind=index_kind(config, n_labels)))
     held_out, enabled = config.eval.validation_size, config.rerank.enabled
     if held_out is None:
-        held_out = validation_size(n_points)
+        few = config.index.kind == "all" and n_labels <= config.rerank.candidates
+        held_out = validation_size(n_points, few_labels=few and enabled is not False)
     if enabled is None:
         enabled = n_labels <= MAX_RERANKED_LABELS and n_points <= MAX_RERANKED_POINTS
     # in a small corpus few words are in two texts
@@ -308,6 +314,20 @@ def max_length(n_bytes: int | None) -> int:
     return next((length for length in MAX_LENGTHS if length >= n_tokens), MAX_LENGTHS[-1])
 
 
+def index_kind(config: EliasConfig, n_labels: int) -> Literal["graph", "all"]:
+    """Return the given kind of index, or ``all`` for few labels if nothing of an index is given.
+
+    >>> index_kind(EliasConfig(), 50), index_kind(EliasConfig(), 5000)
+    ('all', 'graph')
+    """
+    index = config.index
+    if index.kind is not None:
+        return index.kind
+    is_default = replace(index, label_storage="full") == IndexConfig()
+    few = n_labels <= MAX_SCORED_LABELS
+    return "all" if few and is_default and config.stages == DEFAULT_STAGES else "graph"
+
+
 def _narrow(cls: type[T], config: Any, **values: Any) -> T:
     """Convert ``config`` to its subclass ``cls``, and replace the fields in ``values``."""
     return cls(**{field.name: getattr(config, field.name) for field in fields(config)} | values)
@@ -327,9 +347,16 @@ def shortlist_size(n_labels: int, n_paths: int, rule: _IndexRule) -> int:
     return min(rule.max_shortlist, share, n_labels, n_paths)
 
 
-def validation_size(n_points: int) -> int:
-    """Return the number of points to hold out: a tenth up to 1000, then a twentieth up to 5000."""
-    return min(max(n_points // 20, min(n_points // 10, 1000)), MAX_VALIDATION)
+def validation_size(n_points: int, *, few_labels: bool = False) -> int:
+    """Return the number of points to hold out: a tenth up to 1000, then a twentieth up to 5000.
+
+    With few labels, whose ranker trains on the held-out points in the end, a fifth up to 2000.
+
+    >>> validation_size(4000), validation_size(4000, few_labels=True)
+    (400, 800)
+    """
+    at_first = min(n_points // 5, 2000) if few_labels else min(n_points // 10, 1000)
+    return min(max(n_points // 20, at_first), MAX_VALIDATION)
 
 
 def _fill_index(index: IndexConfig, kind: str, n_labels: int) -> ResolvedIndex:

@@ -57,8 +57,9 @@ class RerankConfig:
     loss: Literal["squared-hinge", "logistic"] = "squared-hinge"
     """Loss of the ranker: ``squared-hinge`` as in the paper's program, or ``logistic`` as in
     Eq. 17. The margin s becomes q = exp(−max(1−s, 0)³), or q = σ(s) for ``logistic``."""
-    cost: float = 1.0
-    """C: weight of the loss relative to the regularisation."""
+    cost: float | None = None
+    """C: weight of the loss relative to the regularisation. Derived: 1, or 2 if every label is
+    scored and is a candidate."""
     calibrate: bool = True
     """Fit the decision trees T (appendix C.2) on the validation points, if there are any."""
     names: bool = True
@@ -81,7 +82,7 @@ class RerankConfig:
             "rerank.embedding",
         )
         require(
-            0 < self.cost < math.inf,
+            self.cost is None or 0 < self.cost < math.inf,
             f"rerank.cost must be greater than 0 and finite, not {self.cost}",
         )
 
@@ -166,9 +167,9 @@ class IndexConfig:
     With ``kind`` ``all`` there is no graph, and the fields that size and initialise it are ignored.
     """
 
-    kind: Literal["graph", "all"] = "graph"
+    kind: Literal["graph", "all"] | None = None
     """``graph``: labels are searched through clusters; ``all``: every label is scored (one-vs-all).
-    """
+    Derived: ``all`` for at most 1000 labels, unless stages or sizes of the index are given."""
     label_storage: Literal["full", "compact"] = "full"
     """``full``: W_L and the moments of AdamW in float32, 12 bytes per weight in training;
     ``compact``: W_L and the first moment in bfloat16 and one second moment per label, 4 bytes per
@@ -406,7 +407,7 @@ class EliasConfig:
         require(bool(self.stages), "stages must not be empty")
         names = [stage.name for stage in self.stages]
         require(len(set(names)) == len(names), f"stages must have different names, not {names}")
-        if self.index.kind == "graph":
+        if self.index.kind != "all":
             return
         if self.stages == DEFAULT_STAGES:  # none were given
             object.__setattr__(self, "stages", ONE_VS_ALL_STAGES)

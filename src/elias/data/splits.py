@@ -50,9 +50,9 @@ def hold_out(
     """Choose validation points. If ``covered``, every label keeps a training point.
 
     Points, or whole groups of points, are tried in a seeded random order. If ``covered``, they
-    are taken only if each of their labels also belongs to another point that remains in training.
-    Points without labels, and groups that contain such a point, are never taken. `_draw` describes
-    how groups are drawn.
+    are taken only if each of their labels also belongs to another point that remains in training,
+    and points without labels, or groups that contain such a point, are never taken. `_draw`
+    describes how groups are drawn.
 
     Args:
         labels: (N, L) relevance values. Each stored entry is a relevant label.
@@ -70,9 +70,9 @@ def hold_out(
         labels = labels.copy()
         labels.sum_duplicates()
     order = np.random.default_rng(seed).permutation(n_points)
-    refused = np.diff(labels.indptr) == 0
     if not covered:
-        return _draw(order, size, groups, refused)
+        return _draw(order, size, groups)
+    refused = np.diff(labels.indptr) == 0
     remaining = np.bincount(labels.indices, minlength=labels.shape[1])
     for start in range(0, n_points, _CHUNK):  # refuse points with a label that no other point has
         indptr = labels.indptr[start : start + _CHUNK + 1].astype(np.int64)

@@ -305,6 +305,8 @@ def tune(
     """
     deadline = math.inf if seconds is None else time.monotonic() + seconds
     folder, resolved = Path(out), resolve_config(config, corpus)
+    if resolved.index.kind == "all":  # it decides which stages exist
+        config = config.override({"index.kind": "all"})
     parameters = read_space(space, config, resolved)
     train, validation = validation_split(corpus, resolved)
     if validation is None:

@@ -219,7 +219,8 @@ class Elias:
             texts: A list of texts, or a CSR feature matrix if the model was trained on features.
             top_k: Maximum number of labels per text. The default is 5, or 100 with a threshold.
             threshold: Minimum probability of a label, or a criterion for choosing the threshold:
-                ``"f1"``, ``"precision=0.8"`` or ``"recall=0.6"`` (see `Probabilities.threshold`).
+                ``"f1"``, ``"macro-f1"``, ``"precision=0.8"`` or ``"recall=0.6"`` (see
+                `Probabilities.threshold`).
                 If the model has no probabilities, give a number; it is compared with the scores.
             batch_size: Texts per batch. It is reduced if memory runs out. Except for rounding, the
                 result does not depend on it.
@@ -248,7 +249,14 @@ class Elias:
             blocked[self.label_ids(() if without is None else without)] = True
         options = SearchOptions(top_k, batch_size, blocked, every_cluster=only is not None)
         predictions = predict(self, texts, [component], options)[component]
-        return predictions if lowest is None else predictions.threshold(lowest)
+        if threshold is None or lowest is None:
+            return predictions
+        return predictions.threshold(lowest, keep_best=self.keeps_best(threshold, component))
+
+    def keeps_best(self, target: float | str, component: str | None = None) -> bool:
+        """Return whether a target always keeps the best label (`Probabilities.keeps_best`)."""
+        is_last = self.check_component(component) == self.components[-1]
+        return is_last and self.probabilities is not None and self.probabilities.keeps_best(target)
 
     def threshold(self, target: float | str, component: str | None = None) -> float:
         """Return the threshold for a target. See `Probabilities.threshold`.
@@ -272,7 +280,8 @@ class Elias:
         self, predictions: Predictions, threshold: float | str = "f1", component: str | None = None
     ) -> Predictions:
         """Keep the predictions that a threshold assigns, as `predict` with ``threshold`` does."""
-        return predictions.threshold(self.threshold(threshold, component))
+        keep_best = self.keeps_best(threshold, component)
+        return predictions.threshold(self.threshold(threshold, component), keep_best=keep_best)
 
     def explain(
         self,

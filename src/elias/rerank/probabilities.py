@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import logging
 import re
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -21,7 +22,6 @@ from elias.rerank.calibration import MIN_POINTS
 from elias.rerank.reranker import relevant_candidates
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
     from pathlib import Path
 
     from numpy.typing import NDArray
@@ -39,6 +39,7 @@ ECE_AT = 5
 _STEPS = 200
 """Precision and recall are measured at the thresholds 0, 1/200, 2/200, …, 1."""
 _N_BINS = 15
+F1_TARGETS = ("f1", "macro-f1")
 _TARGET = re.compile(r"(precision|recall)\s*=\s*([0-9.]+)")
 _ARRAYS = ("scores", "values", "precision", "recall")
 
@@ -67,6 +68,9 @@ class Probabilities:
     """Precision at each threshold, the share of assigned labels that are relevant."""
     recall: NDArray[np.float64]
     """Recall at each threshold, the share of relevant labels that are assigned."""
+    rules: Mapping[str, tuple[float, bool]] = field(default_factory=dict)
+    """For ``f1`` and ``macro-f1``, the best threshold, and whether the best label of each point is
+    assigned in any case. Models of older versions have none: the best label is not kept."""
 
     @classmethod
     def fit(cls, predictions: Predictions, labels: csr_matrix) -> Probabilities | None:
@@ -89,7 +93,10 @@ class Probabilities:
         values = np.asarray(isotonic.y_thresholds_, dtype=np.float64)
         probability = np.interp(scores, knots, values)
         precision, recall = _precision_and_recall(probability, relevant, int(labels.nnz))
-        return cls(knots, values, precision, recall)
+        steps = np.zeros(known.shape, dtype=int)
+        steps[known] = _steps(probability)
+        rules = _choose_rules(steps, np.where(known, predictions.ids, -1), labels)
+        return cls(knots, values, precision, recall, rules)
 
     def of(self, scores: NDArray[np.floating[Any]]) -> NDArray[np.float32]:
         """Return the probability of each score. Padding has probability 0."""
@@ -105,13 +112,14 @@ class Probabilities:
                 F1 on the held-out points, ``"precision=0.8"`` the lowest threshold with at least
                 this precision, and ``"recall=0.6"`` the highest threshold with at least this
                 recall. All three metrics are micro-averaged over (point, label) pairs.
+                ``"macro-f1"`` chooses the highest mean F1 of the labels. See also `keeps_best`.
 
         Raises:
             ConfigError: If the target is invalid, or no threshold reaches it.
         """
         name, least = parse_target(target)
-        if name == "f1":
-            return float(np.argmax(self.f1)) / _STEPS
+        if name in F1_TARGETS:
+            return self.rules[name][0] if name in self.rules else self.f1.argmax() / _STEPS
         if name is None:
             return least
         reached = (getattr(self, name) >= least) & (self.recall > 0)
@@ -125,6 +133,13 @@ class Probabilities:
         steps = np.flatnonzero(reached)
         return float(steps[-1] if name == "recall" else steps[0]) / _STEPS
 
+    def keeps_best(self, target: float | str) -> bool:
+        """Return whether the best label of each point is assigned below the threshold too.
+
+        That is so for ``"f1"`` and ``"macro-f1"`` if it raised them on the held-out points.
+        """
+        return self.rules.get(str(parse_target(target)[0]), (0.0, False))[1]
+
     @property
     def f1(self) -> NDArray[np.float64]:
         """Return F1 at each threshold: the harmonic mean of precision and recall."""
@@ -137,9 +152,10 @@ class Probabilities:
         """Return the thresholds at which precision and recall were measured."""
         return np.arange(_STEPS + 1) / _STEPS
 
-    def to_dict(self) -> dict[str, list[float]]:
+    def to_dict(self) -> dict[str, Any]:
         """Return the map, precision and recall as a JSON-compatible dictionary of lists."""
-        return {name: getattr(self, name).tolist() for name in _ARRAYS}
+        arrays = {name: getattr(self, name).tolist() for name in _ARRAYS}
+        return arrays | {"rules": {name: list(rule) for name, rule in self.rules.items()}}
 
     @classmethod
     def from_dict(cls, tree: Mapping[str, Any], path: Path) -> Probabilities:
@@ -150,7 +166,11 @@ class Probabilities:
         """
         try:
             arrays = {name: np.array(tree[name], dtype=np.float64) for name in _ARRAYS}
-        except (ValueError, KeyError, TypeError) as error:
+            rules = {
+                str(name): (float(lowest), bool(keeps_best))
+                for name, (lowest, keeps_best) in tree.get("rules", {}).items()
+            }
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise damaged_file(path, f"damaged ({quoted(error)})") from error
         scores, *shares = arrays.values()
         values, precision, recall = shares
@@ -165,7 +185,7 @@ class Probabilities:
             raise damaged_file(
                 path, "the map from scores to probabilities is not monotonic in [0, 1]"
             )
-        return cls(**arrays)
+        return cls(**arrays, rules=rules)
 
 
 def parse_target(target: float | str) -> tuple[str | None, float]:
@@ -182,8 +202,8 @@ def parse_target(target: float | str) -> tuple[str | None, float]:
     if not isinstance(target, str):
         return None, float(target)
     text = target.strip().lower()
-    if text == "f1":
-        return "f1", 0.0
+    if text in F1_TARGETS:
+        return text, 0.0
     match = _TARGET.fullmatch(text)
     name, number = (match[1], match[2]) if match else (None, text)
     try:
@@ -192,8 +212,8 @@ def parse_target(target: float | str) -> tuple[str | None, float]:
         least = float("nan")
     if not 0 <= least <= 1 and (name is not None or np.isnan(least)):
         raise ConfigError(
-            f"threshold {target!r}: give a number, f1, precision=0.8 or recall=0.6 (precision and "
-            "recall between 0 and 1)"
+            f"threshold {target!r}: give a number, f1, macro-f1, precision=0.8 or recall=0.6 "
+            "(precision and recall between 0 and 1)"
         )
     return name, least
 
@@ -249,12 +269,62 @@ def calibration_error(
     return reliability(predictions, labels, k, calibrated=calibrated).error
 
 
+def _steps(probability: NDArray[np.float64]) -> NDArray[np.int64]:
+    """Return i for labels that are assigned at the thresholds 0, 1/200, … up to i/200."""
+    rounded = probability.astype(np.float32).astype(np.float64)
+    return np.floor(rounded * _STEPS + 1e-9).astype(np.int64)
+
+
+def _choose_rules(
+    steps: NDArray[np.int64], ids: NDArray[np.integer[Any]], labels: csr_matrix
+) -> dict[str, tuple[float, bool]]:
+    """Return the best decision rule for each of `F1_TARGETS` on held-out points.
+
+    If every point has exactly one label, F1 assigns one label to each.
+
+    Args:
+        steps: (N, k) result of `_steps` for the ranked labels of each point.
+        ids: (N, k) their ids, -1 for padding.
+        labels: (N, L) relevant labels.
+    """
+    known = ids >= 0
+    right = relevant_candidates(np.where(known, ids, labels.shape[1]), labels)[known]
+    # number the labels that occur: the others do not change which rule is best
+    names, of_label = np.unique(np.append(ids[known], labels.indices), return_inverse=True)
+    n_labels, n_pairs = len(names), len(right)
+    n_relevant = np.bincount(of_label[n_pairs:], minlength=n_labels)
+    rules: dict[str, tuple[float, bool]] = {}
+    best = dict.fromkeys(F1_TARGETS, -1.0)
+    for keep_best in (False, True):
+        is_kept = keep_best & (np.arange(ids.shape[1]) == 0)
+        reached = np.where(is_kept, _STEPS, steps)[known]
+        order = np.argsort(-reached, kind="stable")
+        ends = np.searchsorted(-reached[order], -np.arange(_STEPS + 1), side="right")
+        assigned, hits = np.zeros((2, n_labels))
+        begin = 0
+        for step in range(_STEPS, -1, -1):
+            new = order[begin : ends[step]]
+            begin = ends[step]
+            assigned += np.bincount(of_label[new], minlength=n_labels)
+            hits += np.bincount(of_label[new], weights=right[new], minlength=n_labels)
+            totals = assigned + n_relevant
+            values = (
+                2 * hits.sum() / max(1, totals.sum()),
+                float(np.mean(2 * hits / np.maximum(totals, 1))),
+            )
+            for name, value in zip(F1_TARGETS, values, strict=True):
+                if value > best[name]:
+                    best[name], rules[name] = value, (step / _STEPS, keep_best)
+    if (np.diff(labels.indptr) == 1).all():
+        rules["f1"] = (1.0, True)
+    return rules
+
+
 def _precision_and_recall(
     probability: NDArray[np.float64], relevant: NDArray[np.bool_], n_relevant: int
 ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
     """Return precision and recall at each threshold."""
-    # a label of probability p is assigned at the thresholds 0, 1/200, … up to p
-    step = np.floor(probability.astype(np.float32).astype(np.float64) * _STEPS + 1e-9).astype(int)
+    step = _steps(probability)
     assigned = np.bincount(step, minlength=_STEPS + 1)[::-1].cumsum()[::-1]
     right = np.bincount(step, weights=relevant, minlength=_STEPS + 1)[::-1].cumsum()[::-1]
     precision = np.divide(right, assigned, out=np.ones_like(right), where=assigned > 0)
@@ -300,10 +370,13 @@ def add_probabilities(
             when: round(calibration_error(best, labels, ECE_AT, calibrated=when == "after"), 4)
             for when in ("before", "after")
         }
-    step = int(np.argmax(learned.f1))
-    curves = {"precision": learned.precision, "recall": learned.recall, "F1": learned.f1}
-    at_best = {metric: round(100 * float(curve[step]), 2) for metric, curve in curves.items()}
-    quality = {"errors": errors, "f1": {"threshold": step / _STEPS, **at_best}}
-    quality["at_threshold"] = at_threshold
+    at_rule = at_threshold[name]
+    at_best = {metric: at_rule[f"micro-{metric}"] for metric in ("precision", "recall", "F1")}
+    threshold, keep_best = learned.threshold("f1"), learned.keeps_best("f1")
+    quality: dict[str, Any] = {
+        "errors": errors,
+        "f1": {"threshold": threshold, "keep_best": keep_best, **at_best},
+        "at_threshold": at_threshold,
+    }
     model.metadata[PROBABILITIES] = quality
     return quality

@@ -5,14 +5,21 @@ from __future__ import annotations
 import logging
 from collections import defaultdict
 from dataclasses import dataclass, field, replace
-from functools import cached_property
+from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from scipy.sparse import vstack
 
 from elias.predictions import PADDING_SCORE, Candidates, Predictions
 from elias.rerank.calibration import FOREST_LEAF, MIN_POINTS, Calibration, LabelNames, Mixture
-from elias.rerank.sparse_ranker import RankerFeatures, SparseRanker, Transform, relevance
+from elias.rerank.sparse_ranker import (
+    MIN_WEIGHT,
+    RankerFeatures,
+    SparseRanker,
+    Transform,
+    relevance,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Sequence
@@ -34,6 +41,11 @@ POWER_K = 5
 """k of the nDCG@k that chooses γ."""
 FOLDS = 3
 """Parts of the held-out points; each is scored by calibrations that were fitted on the others."""
+FEW_LABELS_COST = 2.0
+"""C where the ranker scores every label, unless it is given."""
+FEW_POWERS = (16.0, 4.0, *POWERS)
+"""Candidate values of γ there: with a bag encoder, q was the better classifier of the two."""
+FEW_MIN_WEIGHT = 0.01
 _DISCOUNTS = 1 / np.log2(np.arange(2, POWER_K + 2))
 _POINTS_PER_CHUNK = 8192  # whose features are in memory at once
 # Added to the final score: p breaks ties of candidates, and labels past them come last.
@@ -46,11 +58,12 @@ def choose_sharpness(
     relevances: NDArray[np.floating[Any]],
     relevant: NDArray[np.bool_],
     n_relevant: NDArray[np.integer[Any]],
+    powers: Sequence[float] = POWERS,
 ) -> float:
     """Return the power γ for which p·q^γ has the best nDCG@5.
 
-    Another power replaces γ = 1, the paper's value, only if its gain in nDCG@5 exceeds the standard
-    error of the gain.
+    Another power replaces the first one only if its gain in nDCG@5 exceeds the standard error of
+    the gain.
 
     Args:
         scores: (N, k) p of each point's candidates, 0 where padded.
@@ -58,6 +71,7 @@ def choose_sharpness(
         relevant: (N, k) mask of the relevant candidates.
         n_relevant: (N,) number of relevant labels of each point, including labels that are not
             candidates.
+        powers: Values of γ to choose from. The paper's value is 1.
 
     >>> p, q = np.array([[0.9, 0.8]] * 9), np.array([[0.5, 0.6]] * 9)
     >>> choose_sharpness(p, q, np.array([[True, False]] * 9), np.ones(9, dtype=int))
@@ -66,13 +80,15 @@ def choose_sharpness(
     ideal = np.cumsum(_DISCOUNTS)[np.clip(n_relevant, 1, POWER_K) - 1]
 
     def ndcg(power: float) -> NDArray[np.float64]:
-        order = np.argsort(-scores * relevances**power, axis=1, kind="stable")[:, :POWER_K]
+        scale = min(1, 1 / power)  # as in `Reranker.scores`
+        product = scores**scale * relevances ** (power * scale)
+        order = np.argsort(-product, axis=1, kind="stable")[:, :POWER_K]
         gains = np.take_along_axis(relevant, order, axis=1) * _DISCOUNTS[: order.shape[1]]
         return np.asarray(gains.sum(axis=1) / ideal)
 
-    baseline = ndcg(POWERS[0])
-    best, largest_gain = POWERS[0], 0.0
-    for power in POWERS[1:]:
+    baseline = ndcg(powers[0])
+    best, largest_gain = powers[0], 0.0
+    for power in powers[1:]:
         gain = ndcg(power) - baseline
         error = gain.std() / np.sqrt(max(1, len(gain)))
         if gain.mean() > max(largest_gain, error):
@@ -92,7 +108,7 @@ class Reranker:
     transform: Transform
     mixture: Mixture
     sharpness: float = 1.0
-    """γ, the power of q."""
+    """γ, the power of q in p·q^γ; above 1, the score is the root p^(1/γ)·q."""
     names: LabelNames | None = None
     """The label names that ``by_name`` reads; None if ``by_name`` is None."""
     by_name: Calibration | None = None
@@ -100,6 +116,8 @@ class Reranker:
     cross_fitted: tuple[tuple[NDArray[np.bool_], Reranker], ...] = field(default=(), compare=False)
     """After `fit`: parts of the held-out points, each with a reranker whose calibrations did not
     see them. They are not saved."""
+    refitted: bool = field(default=False, compare=False)
+    """After `fit`: the ranker has seen the held-out points too."""
 
     @classmethod
     def fit(
@@ -112,6 +130,8 @@ class Reranker:
         *,
         validation: tuple[Candidates, csr_matrix, csr_matrix] | None = None,
         label_names: Sequence[str] | None = None,
+        every_label: bool = False,
+        refit: bool = False,
         seed: int = 0,
     ) -> Reranker:
         """Train the ranker, and fit the calibrations without and with names on held-out points.
@@ -125,14 +145,36 @@ class Reranker:
             validation: Candidates, features and relevant labels of points that neither model nor
                 ranker has seen; None: scores are not calibrated.
             label_names: Names of the labels, for `RerankConfig.names`.
+            every_label: The candidates are all labels, so that the ranker is a linear classifier
+                of its own: it is regularised less, and q has more weight.
+            refit: At the end, train the ranker on the held-out points too, if they were enough for
+                `cross_fitted`, whose rankers have not seen them.
             seed: Seed of the order in which the ranker visits points.
         """
-        ranker = SparseRanker.fit(psi, train.embedding, train.ids, labels, config, seed=seed)
+        min_weight = MIN_WEIGHT
+        powers: tuple[float, ...] = POWERS
+        if every_label:
+            min_weight, powers = FEW_MIN_WEIGHT, FEW_POWERS
+            config = replace(config, cost=config.cost or FEW_LABELS_COST)
+        fit_ranker = partial(SparseRanker.fit, config=config, min_weight=min_weight, seed=seed)
+        ranker = fit_ranker(psi, train.embedding, train.ids, labels)
         frequencies = np.bincount(labels.indices, minlength=labels.shape[1]).astype(np.int64)
         transform: Transform = "sigmoid" if config.loss == "logistic" else "l3-hinge"
         reranker = cls(features, ranker, frequencies, None, transform, "sum")
         if validation is not None:
-            reranker = reranker._fit_held_out(*validation, config, label_names or ())
+            reranker = reranker._fit_held_out(*validation, config, label_names or (), powers)
+        if refit and validation is not None and reranker.cross_fitted:
+            held_out, more_psi, more_labels = validation
+            dense = None
+            if train.embedding is not None and held_out.embedding is not None:
+                dense = np.concatenate([train.embedding, held_out.embedding])
+            ranker = fit_ranker(
+                vstack([psi, more_psi], format="csr"),
+                dense,
+                np.concatenate([train.ids, held_out.ids]),
+                vstack([labels, more_labels], format="csr"),
+            )
+            reranker = replace(reranker, ranker=ranker, refitted=True)
         return reranker
 
     def _fit_held_out(
@@ -142,6 +184,7 @@ class Reranker:
         labels: csr_matrix,
         config: RerankConfig,
         label_names: Sequence[str],
+        powers: Sequence[float],
     ) -> Reranker:
         """Choose γ and fit the calibrations on held-out points."""
         ids = candidates.ids
@@ -156,9 +199,12 @@ class Reranker:
         q = relevance(self.ranker.score(psi, candidates.embedding, ids), self.transform)
         relevant = relevant_candidates(ids, labels)
         p = np.where(known, candidates.scores, 0)
-        sharpness = choose_sharpness(p, q, relevant, np.diff(labels.indptr))
-        if sharpness != 1:
+        sharpness = choose_sharpness(p, q, relevant, np.diff(labels.indptr), powers)
+        if sharpness != powers[0]:
             logger.info("exponent of the ranker score, chosen on held-out points: %g", sharpness)
+        if powers is FEW_POWERS:  # trees did not help: the ranker has seen every pair
+            ranker = replace(self, sharpness=sharpness)
+            return replace(ranker, cross_fitted=((np.ones(len(ids), dtype=bool), ranker),))
         if not config.calibrate:
             return replace(self, sharpness=sharpness)
         frequencies = np.append(self.frequencies, 0)[ids]
@@ -198,11 +244,12 @@ class Reranker:
     def rerank_cross_fitted(
         self, candidates: Candidates, psi: csr_matrix, *, count: int, width: int | None = None
     ) -> dict[str, Predictions]:
-        """Return the calibrated rankings of the held-out points that `fit` was given.
+        """Return the rankings of the held-out points that `fit` was given.
 
-        Each point is ranked by calibrations that were fitted on other points, as a new text is.
+        Each point is ranked by a ranker and calibrations that were fitted on other points, as a new
+        text is.
         """
-        names = [name for name in self.components if name != RERANK]
+        names = self.components
         parts, n_labels = [], len(self.frequencies)
         for rows, fold in self.cross_fitted:
             dense = None if candidates.embedding is None else candidates.embedding[rows]
@@ -280,11 +327,14 @@ class Reranker:
         ids = candidates.ids
         known = ids < len(self.frequencies)
         q = relevance(self.ranker.score(psi, candidates.embedding, ids), self.transform)
-        q **= np.float32(self.sharpness)
         p = np.where(known, candidates.scores, 0).astype(np.float32)
+        # the root of p·q^γ for γ > 1, which ranks alike and does not underflow
+        product = p ** np.float32(min(1, 1 / self.sharpness))
+        q **= np.float32(min(self.sharpness, 1))
+        product *= q
         scores, factors = {}, {"ranker_score": q}
         for name in components:
-            final = product = p * q
+            final = product
             if name != RERANK:
                 trees, overlap = self.calibration, None
                 if name == NAMES and self.names is not None:

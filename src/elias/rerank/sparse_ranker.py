@@ -30,6 +30,7 @@ Inputs: TypeAlias = Sequence[str] | csr_matrix
 """Texts, or the (N, F) feature matrix of a corpus that has features instead of texts."""
 Transform: TypeAlias = Literal["l3-hinge", "sigmoid"]
 MAX_FEATURES = 1_000_000
+DEFAULT_COST = 1.0
 MIN_WEIGHT = 0.1  # smaller weights are set to zero
 Rows: TypeAlias = tuple[Array, Array, Array, Array]
 """ψ: the sparse part in CSR layout (data, uint32 indices, indptr), and the dense part (N, D)."""
@@ -166,6 +167,7 @@ class SparseRanker:
         labels: csr_matrix,
         config: RerankConfig,
         *,
+        min_weight: float = MIN_WEIGHT,
         seed: int = 0,
     ) -> SparseRanker:
         """Train on the candidates and the relevant labels of the training points.
@@ -179,6 +181,7 @@ class SparseRanker:
             candidates: (N, k) label ids in any order. L is padding.
             labels: (N, L) relevant labels.
             config: Loss and cost.
+            min_weight: Smaller weights are set to zero.
             seed: Seed of the order in which points are visited.
         """
         from elias.rerank.solver import fit_label_classifiers, group_pairs  # only for training
@@ -189,8 +192,8 @@ class SparseRanker:
             None if embedding is None else unit_embedding(embedding),
             groups,
             loss=config.loss,
-            cost=config.cost,
-            prune=MIN_WEIGHT,
+            cost=DEFAULT_COST if config.cost is None else config.cost,
+            prune=min_weight,
             seed=seed,
         )
         biases[np.diff(groups[0]) == 0] = UNSEEN_MARGIN

@@ -95,7 +95,8 @@ class ServedModel:
             end = start + len(job.texts)
             part = predictions.take(np.arange(start, end)).top(job.top_k)
             if job.threshold is not None:
-                part = part.threshold(self.model.threshold(job.threshold))
+                keep_best = self.model.keeps_best(job.threshold)
+                part = part.threshold(self.model.threshold(job.threshold), keep_best=keep_best)
             results.append(part.to_dicts())
             start = end
         return results

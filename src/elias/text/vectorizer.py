@@ -14,8 +14,8 @@ import unicodedata
 from array import array
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
-from functools import cached_property
+from dataclasses import dataclass, field
+from functools import cached_property, partial
 from itertools import pairwise
 from typing import Any, TypeAlias
 
@@ -47,24 +47,35 @@ _MARKS = (
 )
 _WORD = re.compile(rf"[{_UNSPACED}]+|(?:[^\W_{_UNSPACED}]|[{_MARKS}])+")
 _UNSPACED_WORD = re.compile(rf"[{_UNSPACED}]")
+_SYMBOL = re.compile(r"[^\w\s]")
 
 
-def words_of(text: str) -> list[str]:
-    """Return the words of a text, in order and including repeats.
+def words_of(text: str, *, symbols: bool = False) -> list[str]:
+    """Return the words of a text, in order and including repeats; its ``symbols`` follow them.
 
     >>> words_of("Cod-liver OIL, 2nd ed.")
     ['cod', 'liver', 'oil', '2nd', 'ed']
+    >>> words_of("Win £100!!", symbols=True)
+    ['win', '100', '£', '!', '!']
     >>> words_of("東京都")
     ['東', '京', '都', '東京', '京都']
     """
     words: list[str] = []
-    for match in _WORD.findall(unicodedata.normalize("NFKC", text).casefold()):
+    text = unicodedata.normalize("NFKC", text).casefold()
+    for match in _WORD.findall(text):
         if _UNSPACED_WORD.match(match):
             words.extend(match)
             words.extend(match[i : i + 2] for i in range(len(match) - 1))
         else:
             words.append(match)
+    if symbols:
+        words.extend(filter(_is_symbol, _SYMBOL.findall(text)))
     return words
+
+
+def _is_symbol(text: str) -> bool:
+    """Return whether a text is one punctuation mark or symbol."""
+    return len(text) == 1 and unicodedata.category(text)[0] in "PS"
 
 
 def word_ngrams_of(words: Sequence[str], longest: int) -> list[str]:
@@ -105,8 +116,9 @@ class SplitTexts(Sequence[str]):
     (2, 3)
     """
 
-    def __init__(self, texts: Sequence[str]) -> None:
-        self._texts = texts
+    def __init__(self, texts: Sequence[str], *, symbols: bool = False) -> None:
+        """Take texts; with ``symbols``, punctuation marks and symbols count as words."""
+        self._texts, self._symbols = texts, symbols
 
     def __len__(self) -> int:
         """Return the number of texts."""
@@ -119,7 +131,8 @@ class SplitTexts(Sequence[str]):
     @cached_property
     def words(self) -> tuple[list[str], Ids]:
         """Return the distinct words, and the word ids of each text, including repeats."""
-        return _number(map(words_of, track(self._texts, "Counting words")))
+        words = partial(words_of, symbols=self._symbols)
+        return _number(map(words, track(self._texts, "Counting words")))
 
     def word_lists(self, start: int, stop: int) -> list[list[str]]:
         """Return the words of the texts ``start`` to ``stop - 1``."""
@@ -151,6 +164,14 @@ class Featurizer:
     """Lengths of the shortest and the longest character n-gram."""
     word_ngrams: int = 1
     """Number of words in the longest word n-gram."""
+
+    reads_symbols: bool = field(init=False, repr=False)
+    """Whether the vocabulary was fitted on `SplitTexts` with symbols."""
+
+    def __post_init__(self) -> None:
+        """Set `reads_symbols`."""
+        has_symbol = any(len(word) == 1 and _is_symbol(word) for word in self.words)
+        object.__setattr__(self, "reads_symbols", has_symbol)
 
     @property
     def n_features(self) -> int:
@@ -223,7 +244,8 @@ class Featurizer:
             if isinstance(texts, SplitTexts):
                 offsets, ids = self._feature_ids(texts.word_lists(start, start + _CHUNK))
             else:
-                offsets, ids = self._feature_ids(map(words_of, texts[start : start + _CHUNK]))
+                words = partial(words_of, symbols=self.reads_symbols)
+                offsets, ids = self._feature_ids(map(words, texts[start : start + _CHUNK]))
             indptr, indices, data = weigh_terms(offsets, ids, self.idf, len(self.words))
             shape = len(offsets) - 1, len(self.idf)
             chunks.append(csr_matrix((data, indices, indptr), shape=shape))

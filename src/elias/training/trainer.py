@@ -157,6 +157,8 @@ class Trainer:
         self.splits = {name: split for name, split in splits.items() if split is not None}
         self._drops_unhelpful = config.eval.drop_unhelpful and "validation" in self.splits
         self._in_ensemble = config.ensemble.members > 1
+        n_held_out = len(self.splits.get("validation", ()))
+        self._standard_error = 100 * _POINT_DEVIATION / math.sqrt(max(1, n_held_out))
         self.evaluated = [name for name in self.splits if name != "train"]
         self.setup = sample_setup_points(train, config)
         """Training points used for vocabulary, clusters and initialisation; None for all points."""
@@ -203,6 +205,12 @@ class Trainer:
                     save_member(self.run, finished[0])
         return world.run_on_rank0(lambda: self._finish(members, predictions))
 
+    @property
+    def _ranks_every_label(self) -> bool:
+        """Whether there are so few labels that the ranker scores all of them for each point."""
+        few = self.corpus.n_labels <= self.config.rerank.candidates
+        return few and self.config.index.kind == "all"
+
     # --- prepare: encoder, tokens, bags of words ---
 
     def prepare(self) -> None:
@@ -212,7 +220,8 @@ class Trainer:
         """
         train = self.splits["train"]
         sample = train if self.setup is None else train.take(self.setup)
-        texts = None if sample.texts is None else SplitTexts(sample.texts)
+        symbols = self._ranks_every_label
+        texts = None if sample.texts is None else SplitTexts(sample.texts, symbols=symbols)
         with self.run.timed("encoder"):
             encoder = initial_encoder(
                 self.config.encoder, texts, sample.features, self.init_from, self.world
@@ -474,8 +483,9 @@ class Trainer:
         A difference in nDCG@5 of less than about one standard error does not count.
         """
         last, earlier = self.config.stages[-1], self.earlier
-        error = 100 * _POINT_DEVIATION / math.sqrt(max(1, len(self.splits.get("validation", ()))))
-        if earlier is None or self._score(last) >= earlier.metadata["score"] - error:
+        if earlier is None or (
+            self._score(last) >= earlier.metadata["score"] - self._standard_error
+        ):
             return model
         stages = self.config.stages[: earlier.metadata["position"] + 1]
         metric = self.config.eval.select_by
@@ -609,6 +619,8 @@ class Trainer:
             return
         metric = self.config.eval.select_by
         scores = {name: self.metrics[name]["validation"][metric] for name in model.components}
+        if model.reranker.refitted:  # it has seen more points than the stage
+            scores[model.components[0]] -= self._standard_error
         best = max(scores, key=lambda name: scores[name])
         dropped = model.components[model.components.index(best) + 1 :]
         for name in dropped:
@@ -626,9 +638,16 @@ class Trainer:
         """
         config, psi = self.config.rerank, {}
         inputs = split_inputs(self.splits["train"], self.encoder)
+        every_label = self._ranks_every_label
+        # not in an ensemble, where held-out points are not cross-fitted
+        refit = every_label and not self._in_ensemble and "validation" in self.splits
         if isinstance(inputs, Sequence):
-            inputs = SplitTexts(inputs)
+            more = split_inputs(self.splits["validation"], self.encoder) if refit else ()
+            inputs = SplitTexts([*inputs, *more] if more else inputs, symbols=every_label)
         features = RankerFeatures.fit(inputs, config)
+        train_psi = features.transform(inputs)
+        if refit:
+            train_psi = train_psi[: len(self.splits["train"])]
         validation = None
         if "validation" in self.splits:
             split = self.splits["validation"]
@@ -638,11 +657,13 @@ class Trainer:
         reranker = Reranker.fit(
             features,
             self._ranker_candidates(model, "train"),
-            features.transform(inputs),
+            train_psi,
             self.splits["train"].labels,
             config,
             validation=validation,
             label_names=self.corpus.label_names,
+            every_label=every_label,
+            refit=refit,
             seed=self.config.member_seed % 2**32,
         )
         return reranker, psi
@@ -960,4 +981,7 @@ def starting_config(config: EliasConfig, init_from: Elias | None) -> EliasConfig
     given = {key: value for key, value in asdict(config.encoder).items() if value is not None}
     if asdict(theirs) != asdict(theirs) | given:
         logger.info("using the encoder and the encoder settings of the model to start from")
-    return replace(config, encoder=theirs)
+    index = config.index
+    if index.kind is None and init_from.config.index.kind == "graph":
+        index = replace(index, kind="graph")
+    return replace(config, encoder=theirs, index=index)

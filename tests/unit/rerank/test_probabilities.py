@@ -1,6 +1,7 @@
 """Probabilities never change a ranking, mean what they say, and choose thresholds that keep it."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -185,3 +186,41 @@ def test_a_damaged_file_is_refused(fitted, damage):
 
     with pytest.raises(ModelError, match=r"p\.json"):
         Probabilities.from_dict(tree, Path("p.json"))
+
+
+def test_f1_keeps_the_best_label_of_points_that_have_one_each():
+    rng = np.random.default_rng(0)
+    scores = rng.random((40, 3))
+    truth = csr_matrix(np.eye(3)[(scores + 0.3 * rng.random((40, 3))).argmax(axis=1)])
+    predictions = Predictions.from_scores(np.tile(np.arange(3), (40, 1)), scores, n_labels=3)
+
+    learned = Probabilities.fit(predictions, truth)
+
+    assert (learned.threshold("f1"), learned.keeps_best("f1")) == (1.0, True)
+    known = replace(predictions, probabilities=learned.of(predictions.scores))
+    assigned = known.threshold(1.0, keep_best=True)
+    assert (assigned.ids[:, 0] == predictions.ids[:, 0]).all()
+    assert (assigned.ids[:, 1:] == 3).all()
+    assert not learned.keeps_best("precision=0.5")
+    assert not learned.keeps_best(0.3)
+
+
+def test_the_rules_have_the_best_micro_and_macro_f1():
+    rng = np.random.default_rng(1)
+    scores = rng.random((60, 4)).astype(np.float32)
+    truth = (scores + 0.5 * rng.random((60, 4)) > [1.0, 1.1, 1.2, 1.3]).astype(float)
+    predictions = Predictions.from_scores(np.tile(np.arange(4), (60, 1)), scores, n_labels=4)
+    learned = Probabilities.fit(predictions, csr_matrix(truth))
+    known = replace(predictions, probabilities=learned.of(predictions.scores))
+
+    def f1(threshold, keep_best):
+        assigned = known.threshold(threshold, keep_best=keep_best).to_csr()
+        assigned.data[:] = 1
+        hits, totals = assigned.toarray() * truth, assigned.toarray() + truth
+        macro = np.mean(2 * hits.sum(axis=0) / np.maximum(totals.sum(axis=0), 1))
+        return 2 * hits.sum() / totals.sum(), macro
+
+    values = np.array([f1(t, keep) for t in learned.thresholds for keep in (False, True)])
+    for column, target in enumerate(("f1", "macro-f1")):
+        chosen = f1(learned.threshold(target), learned.keeps_best(target))
+        assert chosen[column] == pytest.approx(values[:, column].max())

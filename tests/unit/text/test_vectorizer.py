@@ -142,7 +142,9 @@ def test_unit_rows_refuse_a_value_that_float32_cannot_square(value):
 
 def test_several_vocabularies_split_each_text_once(monkeypatch):
     seen = []
-    monkeypatch.setattr(vectorizer, "words_of", lambda text: seen.append(text) or words_of(text))
+    monkeypatch.setattr(
+        vectorizer, "words_of", lambda text, **_: seen.append(text) or words_of(text)
+    )
     texts = SplitTexts(["red cod", "red tape", "cod liver oil"])
 
     Featurizer.fit(texts, min_count=1).transform(texts)
@@ -154,7 +156,9 @@ def test_several_vocabularies_split_each_text_once(monkeypatch):
 
 def test_fit_transform_splits_each_text_once(monkeypatch):
     seen = []
-    monkeypatch.setattr(vectorizer, "words_of", lambda text: seen.append(text) or words_of(text))
+    monkeypatch.setattr(
+        vectorizer, "words_of", lambda text, **_: seen.append(text) or words_of(text)
+    )
     texts = ["red cod", "red tape"]
 
     featurizer, features = Featurizer.fit_transform(texts, word_ngrams=2, min_count=1)
@@ -162,3 +166,14 @@ def test_fit_transform_splits_each_text_once(monkeypatch):
     assert seen == texts
     assert featurizer.words == ("red", "cod", "tape", "red cod", "red tape")
     assert (features != featurizer.transform(texts)).nnz == 0
+
+
+def test_symbols_are_words_if_the_vocabulary_has_them():
+    texts = ["Win £100!!", "see you at 100"]
+    featurizer = Featurizer.fit(SplitTexts(texts, symbols=True), char_ngrams=(0, 0), min_count=1)
+
+    assert {"£", "!"} <= set(featurizer.words)
+    (with_symbols,) = featurizer.transform(["£!"]).toarray()
+    assert [featurizer.words[i] for i in with_symbols.nonzero()[0]] == ["£", "!"]
+    plain = Featurizer.fit(texts, char_ngrams=(0, 0), min_count=1)
+    assert plain.transform(["£!"]).nnz == 0

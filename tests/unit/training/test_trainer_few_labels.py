@@ -1,0 +1,70 @@
+"""Training with few labels: every label is scored, and unusual corpora train too."""
+
+import numpy as np
+import pytest
+
+from elias import EliasConfig, train
+from elias.data.synthetic import synthetic_corpus
+from elias.estimator import EliasClassifier
+from elias.rerank.reranker import FEW_POWERS
+
+SMALL = {"encoder.dim": 16, "encoder.hidden_dim": 16, "rerank.trees": 2}
+
+
+@pytest.fixture(scope="module")
+def trained():
+    corpus = synthetic_corpus(n_points=300, n_labels=8)
+    return corpus, train(EliasConfig().override(SMALL), corpus, device="cpu")
+
+
+def test_few_labels_are_all_scored(trained):
+    _, model = trained
+
+    assert model.config.index.kind == "all"
+    assert [stage.name for stage in model.config.stages] == ["one-vs-all"]
+
+
+def test_the_ranker_of_few_labels_trains_on_the_held_out_points_too(trained):
+    corpus, model = trained
+
+    assert model.reranker is not None
+    assert model.reranker.refitted
+    assert model.reranker.sharpness in FEW_POWERS
+    assert model.config.eval.validation_size == len(corpus.train) // 5
+    # measured by rankers that have not seen the held-out points
+    assert model.metadata["metrics"]["rerank"]["validation"]["P@1"] < 100
+
+
+def test_stages_or_sizes_of_an_index_ask_for_one():
+    few = {"n_points": 300, "n_labels": 8}
+
+    for changes in ({"stages.stage2.epochs": 2}, {"index.n_clusters": 2}, {"index.kind": "graph"}):
+        assert EliasConfig().override(changes).resolve(**few).index.kind == "graph"
+    assert EliasConfig().resolve(n_points=300, n_labels=8484).index.kind == "graph"
+
+
+def words(rng, label):
+    """Return a text of random words, some of which name the label."""
+    return " ".join([f"{label}{rng.integers(3)}" for _ in range(3)] + [f"w{rng.integers(40)}"] * 3)
+
+
+CORPORA = {
+    "90% with one label": lambda i: ["common"] if i % 10 else ["rare"],
+    "labels with one point": lambda i: ["a"] if i > 4 else [f"single{i}"],
+    "one label": lambda _: ["only"],
+    "points without labels": lambda i: [] if i % 2 else ["a", "b"],
+}
+
+
+@pytest.mark.parametrize("name", CORPORA)
+@pytest.mark.parametrize("n_points", [30, 150])
+def test_an_unusual_corpus_trains_and_predicts(name, n_points):
+    rng = np.random.default_rng(0)
+    labels = [CORPORA[name](i) for i in range(n_points)]
+    texts = [words(rng, (row or ["none"])[0]) for row in labels]
+    texts[0], texts[1] = "", "long " * 20_000
+    classifier = EliasClassifier(settings=SMALL, device="cpu")
+
+    predicted = classifier.fit(texts, labels).predict(["common0 common1", ""])
+
+    assert predicted.shape == (2, len(classifier.classes_))
