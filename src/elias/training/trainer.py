@@ -94,7 +94,7 @@ def check_world(config: EliasConfig, world: World) -> None:
     """
     index, encoder, device = config.index, config.encoder, world.device
     by_kernels = device.type == "cuda" and has_triton()
-    if index.label_storage == "compact" and index.kind == "graph" and not by_kernels:
+    if index.label_storage == "compact" and index.kind != "all" and not by_kernels:
         raise ConfigError(
             "index.label_storage is 'compact', which with a graph needs a GPU and Triton; set "
             "it to 'full', or train with --device cuda"

@@ -285,7 +285,7 @@ def test_derived_sizes_fit_together_for_any_data(n_points, n_labels):
     assert index.edges_per_cluster <= n_labels
     assert index.shortlist_size <= min(n_labels, index.beam_size * index.edges_per_cluster)
     assert index.beta >= 1
-    assert 0 <= resolved.eval.validation_size <= n_points / 10
+    assert 0 <= resolved.eval.validation_size <= n_points / 5
     assert resolved.resolve(n_points, n_labels) == resolved
 
 
