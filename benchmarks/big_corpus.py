@@ -205,7 +205,7 @@ def main() -> None:
     stop_after(args.steps)
     longest = tell_parts(table)
     with measured_step("train, all of it", table):
-        model = train(config_for(args), corpus, device="cpu")
+        model = train(corpus, config_for(args), device="cpu")
     with measured_step("read batches alone", table):
         speed = reading_speed(longest["tokens"], longest["labels"], args.batch_size, 1000)
     own, child = peak_mib()

@@ -30,7 +30,7 @@ def start(out):
     code = 1
     try:
         config = EliasConfig().override(CONFIG | LONGER)
-        train(config, synthetic_corpus(**CORPUS), out=out, device="cpu")
+        train(synthetic_corpus(**CORPUS), config, out=out, device="cpu")
         code = 0
     except BaseException:
         traceback.print_exc()

@@ -136,7 +136,7 @@ def main():
     with_kernels = EliasConfig().override(CONFIG | {"rerank.enabled": False})
     from elias import train
 
-    train(with_kernels, corpus, device="cpu")  # load all kernels before the forks
+    train(corpus, with_kernels, device="cpu")  # load all kernels before the forks
     codes, _ = ended(start(chosen.folder / "whole", 1, corpus)[0])
     if any(codes):
         raise SystemExit("the uninterrupted run failed")

@@ -77,7 +77,7 @@ def train_run(given, folder):
     # the ranker runs after the last epoch, so it does not change these times
     settings = {"eval.every": 1, "rerank.enabled": False}
     config = config.override(settings | dict(map(override_of, given.set)))
-    train(config, load_corpus(given.corpus), out=folder, device=given.device, overwrite=True)
+    train(load_corpus(given.corpus), config, out=folder, device=given.device, overwrite=True)
 
 
 def show(curve, rows, prepared, metric):

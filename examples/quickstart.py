@@ -10,7 +10,7 @@ from elias.data.synthetic import synthetic_corpus
 
 corpus = synthetic_corpus(n_points=2_000, n_labels=200)
 config = EliasConfig().override({"encoder.dim": 64, "stages.stage2.epochs": 5})
-model = train(config, corpus, out="runs/quickstart", overwrite=True)
+model = train(corpus, config, out="runs/quickstart", overwrite=True)
 
 predictions = model.predict(corpus.test.texts, top_k=100)
 print(evaluate(predictions, corpus))

@@ -119,9 +119,11 @@ class EliasClassifier(BaseEstimator):  # type: ignore[misc]  # scikit-learn has 
         """Train on labelled texts or feature vectors.
 
         Args:
-            X: N texts as a list, array or Series, or an (N, D) feature matrix, dense or sparse.
+            X: N texts as a list, array, Series or frame of one column, or an (N, D) feature
+                matrix, dense or sparse.
             y: A list of labels for each text, or an (N, L) matrix of zeros and ones, dense or
-                sparse. Labels are names or other hashable values that can be sorted.
+                sparse, or such a frame, whose columns are the labels. Labels are names or other
+                hashable values that can be sorted.
         """
         inputs = _inputs(X)
         labels, classes = _label_matrix(y)
@@ -133,7 +135,7 @@ class EliasClassifier(BaseEstimator):  # type: ignore[misc]  # scikit-learn has 
             train=Split(labels=labels, texts=texts, features=features),
             label_names=[str(name) for name in classes],
         )
-        self.model_ = train(self.config(), corpus, device=self.device)
+        self.model_ = train(corpus, self.config(), device=self.device)
         self.classes_ = classes
         return self
 
@@ -214,8 +216,14 @@ def _inputs(texts: Any) -> list[str] | csr_matrix:
         raise DataError("X is a single text; put it in a list: [text]")
     if _is_matrix(texts):
         return csr_matrix(texts, dtype=np.float32)
-    if isinstance(texts, np.ndarray) and texts.ndim == 2 and texts.shape[1] == 1:
-        texts = texts[:, 0]
+    if getattr(texts, "ndim", 1) == 2:  # an array or a data frame
+        values = texts.to_numpy() if hasattr(texts, "to_numpy") else texts
+        if _is_matrix(values):
+            return csr_matrix(values, dtype=np.float32)
+        if values.shape[1] != 1:
+            columns = ", ".join(map(repr, getattr(texts, "columns", range(values.shape[1]))))
+            raise DataError(f"X has {values.shape[1]} columns ({columns}); choose one text column")
+        texts = values[:, 0]
     items = list(texts)
     for i, text in enumerate(items):
         if not isinstance(text, str):
@@ -235,12 +243,13 @@ def _label_matrix(y: Any) -> tuple[csr_matrix, NDArray[Any]]:
     """Return the labels as an (N, L) matrix, and the label of each column."""
     if y is None:
         raise DataError("y is missing; give a list of labels for each text, or an (N, L) matrix")
-    if _is_matrix(y):
-        matrix = csr_matrix(y, dtype=np.float32, copy=True)
+    values = y.to_numpy() if hasattr(y, "columns") else y
+    if _is_matrix(values):
+        matrix = csr_matrix(values, dtype=np.float32, copy=True)
         matrix.eliminate_zeros()
         matrix.data[:] = 1
         matrix.sort_indices()
-        return matrix, np.arange(matrix.shape[1])
+        return matrix, np.array(getattr(y, "columns", range(matrix.shape[1])))
     sets = _label_sets(y)
     try:
         names = sorted({label for labels in sets for label in labels})
@@ -258,9 +267,13 @@ def _label_matrix(y: Any) -> tuple[csr_matrix, NDArray[Any]]:
 
 def _label_sets(y: Any) -> list[set[Any]]:
     """Return the set of labels of each text."""
-    if _is_matrix(y):
-        return [set(row) for row in _label_matrix(y)[0].tolil().rows]
-    rows: Sequence[Any] = list(y)
+    values = y.to_numpy() if hasattr(y, "columns") else y
+    if _is_matrix(values):
+        matrix, classes = _label_matrix(y)
+        return [set(classes[row.indices].tolist()) for row in matrix]
+    if getattr(values, "ndim", 1) == 2 and values.shape[1] == 1:  # one column of lists
+        values = values[:, 0]
+    rows: Sequence[Any] = list(values)
     for i, labels in enumerate(rows):
         if isinstance(labels, str) or not hasattr(labels, "__iter__"):
             raise DataError(f"y[{i}] is {labels!r}; give a list of labels: [{labels!r}]")

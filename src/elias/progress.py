@@ -1,7 +1,7 @@
 """Show the progress of long tasks as a bar on a terminal, or as log lines if there is none.
 
 Nothing is shown until `enable` is called. The command line calls it. When the package is used as a
-library, it does not write to the terminal unasked.
+library, it does not write to the terminal unasked, except in a notebook.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ import logging
 import sys
 import threading
 import time
+import warnings
 from collections.abc import Sized
 from contextlib import contextmanager, nullcontext
 from functools import cache
@@ -26,10 +27,12 @@ logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
+SECONDS_BEFORE_BAR = 1.0  # in a notebook, where a bar that disappears leaves a gap
 SECONDS_BEFORE_LINE = 2.0
 SECONDS_BETWEEN_LINES = 10.0
 
-_state = {"enabled": False}
+_IN_NOTEBOOK = "ipykernel" in sys.modules
+_state = {"enabled": _IN_NOTEBOOK}
 
 
 class Advance(Protocol):
@@ -80,6 +83,8 @@ def progress(description: str, total: int | None = None) -> AbstractContextManag
     """
     if not _state["enabled"]:
         return nullcontext(_ignore)
+    if _IN_NOTEBOOK:
+        return _notebook_bar(description, total)
     if sys.stderr.isatty():
         return _bar(description, total)
     return _lines(description, total)
@@ -117,6 +122,22 @@ def _bar(description: str, total: int | None) -> Iterator[Advance]:
             bar.advance(task, steps)
             if note:
                 bar.update(task, note=note)
+
+        yield advance
+
+
+@contextmanager
+def _notebook_bar(description: str, total: int | None) -> Iterator[Advance]:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # without ipywidgets, tqdm shows a bar of characters
+        from tqdm.auto import tqdm
+
+    with tqdm(total=total, desc=description, leave=False, delay=SECONDS_BEFORE_BAR) as bar:
+
+        def advance(steps: int = 1, note: str = "") -> None:
+            bar.update(steps)
+            if note:
+                bar.set_postfix_str(note, refresh=False)
 
         yield advance
 

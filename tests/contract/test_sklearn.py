@@ -122,15 +122,18 @@ def test_the_estimator_learns(fitted, texts, names, corpus):
     assert fitted.score(texts[:2], [["unknown"], []]) == 0.0
 
 
-@pytest.mark.parametrize("kind", ["list", "series", "array", "tuple"])
+@pytest.mark.parametrize("kind", ["list", "series", "array", "tuple", "frame"])
 def test_texts_and_labels_come_in_any_sequence(kind, texts, names, fitted):
     def ragged(rows):
         array = np.empty(len(rows), dtype=object)
         array[:] = rows
         return array
 
-    as_texts = {"list": list, "series": pd.Series, "array": np.array, "tuple": tuple}[kind]
-    as_labels = {"list": list, "series": pd.Series, "array": ragged, "tuple": tuple}[kind]
+    def frame(rows):
+        return pd.DataFrame({"column": rows})
+
+    kinds = {"list": list, "series": pd.Series, "tuple": tuple, "frame": frame}
+    as_texts, as_labels = kinds.get(kind, np.array), kinds.get(kind, ragged)
 
     classifier = EliasClassifier(**QUICK).fit(as_texts(texts), as_labels(names))
 

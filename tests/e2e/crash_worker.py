@@ -70,7 +70,7 @@ def attempt(run, point):
     try:
         if point:
             call_before(point, kill)
-        train(EliasConfig().override(CONFIG), synthetic_corpus(**CORPUS), out=run, device="cpu")
+        train(synthetic_corpus(**CORPUS), EliasConfig().override(CONFIG), out=run, device="cpu")
         code = 0
     except BaseException:
         traceback.print_exc()

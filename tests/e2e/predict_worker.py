@@ -36,9 +36,9 @@ def models(folder):
     """A model with a ranker, an ensemble, and one-vs-all with fewer labels than processes."""
     corpus = synthetic_corpus(n_points=300, n_labels=N_LABELS, seed=3)
     few = synthetic_corpus(n_points=60, n_labels=3, seed=3)
-    train(RANKED, corpus, device="cpu").save_pretrained(folder / "ranked")
+    train(corpus, RANKED, device="cpu").save_pretrained(folder / "ranked")
     both = RANKED.override({"ensemble.members": 2})
-    train(both, corpus, device="cpu").save_pretrained(folder / "ensemble")
+    train(corpus, both, device="cpu").save_pretrained(folder / "ensemble")
     train(ALL, few, device="cpu").save_pretrained(folder / "all")
     return corpus.test.texts
 

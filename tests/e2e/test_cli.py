@@ -251,7 +251,7 @@ def test_python_refuses_invalid_settings_before_a_text_is_read(
     out = tmp_path / "new" if changes else run
 
     with pytest.raises(error):
-        train(EliasConfig().override(changes), load_corpus(corpus_folder), out=out)
+        train(load_corpus(corpus_folder), EliasConfig().override(changes), out=out)
 
 
 def test_training_into_a_run_begun_with_another_configuration_is_refused(
@@ -547,7 +547,7 @@ def test_data_synthetic_makes_the_corpus_that_python_makes(corpus_folder, tmp_pa
 def test_python_trains_the_same_model_as_the_command_line(run, corpus_folder, texts):
     config = EliasConfig.from_file(run / "config.json")
 
-    model = train(config, load_corpus(corpus_folder), device="cpu")
+    model = train(load_corpus(corpus_folder), config, device="cpu")
 
     saved = Elias.from_pretrained(run, device="cpu").predict(texts)
     assert model.predict(texts).ids.tolist() == saved.ids.tolist()

@@ -84,7 +84,7 @@ def test_the_test_points_of_another_seed_are_restored(films):
     options = {"text": "heading,description", "labels": "genre", "separator": ";"}
     corpus = load_corpus(films, **options, seed=7, test_size=0.1)
     small = {"encoder.dim": 16, "stages.stage1.epochs": 1, "stages.stage2.epochs": 1}
-    model = train(EliasConfig().override({**small, "rerank.enabled": False}), corpus, device="cpu")
+    model = train(corpus, EliasConfig().override({**small, "rerank.enabled": False}), device="cpu")
 
     chosen, _ = choose_points(load_corpus(films, **options, test_size=0), model, "test")
 

@@ -35,7 +35,7 @@ def corpus():
 def run(corpus, tmp_path_factory):
     folder = tmp_path_factory.mktemp("runs") / "ensemble"
     config = EliasConfig().override(SMALL | {"ensemble.members": 3})
-    train(config, corpus, out=folder, device="cpu")
+    train(corpus, config, out=folder, device="cpu")
     return folder
 
 
@@ -115,7 +115,7 @@ def test_a_member_that_is_not_there_explains_nothing(ensemble, corpus):
 def test_a_members_configuration_trains_it_again_by_itself(ensemble, corpus):
     second = ensemble.members[1]
 
-    again = train(second.config, corpus, device="cpu")
+    again = train(corpus, second.config, device="cpu")
 
     assert second.config.ensemble.members == 1
     texts = corpus.test.texts[:10]

@@ -77,9 +77,9 @@ def trained(monkeypatch):
     """The runs that are trained, in order."""
     seen = []
 
-    def counted(config, corpus, *, out, **options):
+    def counted(corpus, config, *, out, **options):
         seen.append(Path(out).name)
-        return train(config, corpus, out=out, **options)
+        return train(corpus, config, out=out, **options)
 
     monkeypatch.setattr(models, "train", counted)
     return seen
@@ -146,7 +146,7 @@ def test_the_ensemble_is_the_one_that_training_makes(ablation, data):
     folder, _ = ablation
     config = EliasConfig.from_file(folder / "runs" / "elias-seed1" / "config.json")
 
-    together = train(config.override({"ensemble.members": 2}), load_corpus(data), device="cpu")
+    together = train(load_corpus(data), config.override({"ensemble.members": 2}), device="cpu")
 
     same(
         rows_of(folder, "ablation")["elias/ensemble", 1],
@@ -241,11 +241,11 @@ def test_an_interrupted_experiment_resumes(data, tmp_path, monkeypatch):
     command = ("experiment", "ablation", data, "--out", tmp_path, *QUICK, "--members", 2)
     seen = []
 
-    def interrupted(config, corpus, *, out, **options):
+    def interrupted(corpus, config, *, out, **options):
         if len(seen) == 1:
             raise KeyboardInterrupt
         seen.append(Path(out).name)
-        return train(config, corpus, out=out, **options)
+        return train(corpus, config, out=out, **options)
 
     monkeypatch.setattr(models, "train", interrupted)
     first = elias(*command)

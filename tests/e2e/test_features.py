@@ -50,7 +50,7 @@ def test_the_saved_model_ranks_the_features_as_the_trained_one(folder, run):
     config = EliasConfig.from_file(run / "config.json")
 
     saved = Elias.from_pretrained(run, device="cpu").predict(corpus.test.features)
-    trained = train(config, corpus, device="cpu").predict(corpus.test.features)
+    trained = train(corpus, config, device="cpu").predict(corpus.test.features)
 
     assert saved.ids.tolist() == trained.ids.tolist()
     np.testing.assert_array_equal(saved.scores, trained.scores)
@@ -92,7 +92,7 @@ def test_a_transformer_cannot_read_features(folder):
     config = EliasConfig().override({"encoder.model": "minilm"})
 
     with pytest.raises(ConfigError, match="features and no text; only 'bag'"):
-        train(config, load_corpus(folder), device="cpu")
+        train(load_corpus(folder), config, device="cpu")
 
 
 def test_a_report_shows_points_without_text_by_number(run, monkeypatch):

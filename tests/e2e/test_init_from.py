@@ -29,7 +29,7 @@ def corpus():
 
 @pytest.fixture(scope="module")
 def model(corpus):
-    return train(CONFIG, corpus, device="cpu")
+    return train(corpus, CONFIG, device="cpu")
 
 
 def weights(model):
@@ -49,7 +49,7 @@ def only_stage2(stage2):
 def test_the_given_model_does_not_change(corpus, model, stages):
     before, config, names = weights(model), model.config, list(model.label_names)
 
-    train(replace(CONFIG, stages=stages), corpus, device="cpu", init_from=model)
+    train(corpus, replace(CONFIG, stages=stages), device="cpu", init_from=model)
 
     after = weights(model)
     assert all(torch.equal(value, after[name]) for name, value in before.items())
@@ -57,14 +57,14 @@ def test_the_given_model_does_not_change(corpus, model, stages):
 
 
 def test_a_first_stage_that_learns_the_graph_continues_with_that_of_the_model(corpus, model):
-    again = train(only_stage2(still(CONFIG.stages[1])), corpus, device="cpu", init_from=model)
+    again = train(corpus, only_stage2(still(CONFIG.stages[1])), device="cpu", init_from=model)
 
     after = weights(again)
     assert all(torch.equal(value, after[name]) for name, value in weights(model).items())
 
 
 def test_more_training_changes_edge_scores_but_not_which_edges_exist(corpus, model):
-    again = train(only_stage2(CONFIG.stages[1]), corpus, device="cpu", init_from=model)
+    again = train(corpus, only_stage2(CONFIG.stages[1]), device="cpu", init_from=model)
 
     before, after = weights(model), weights(again)
     assert torch.equal(before["graph.edge_labels"], after["graph.edge_labels"])
@@ -75,7 +75,7 @@ def test_a_saved_model_serves_as_well_as_the_one_in_memory(corpus, model, tmp_pa
     saved = Elias.from_pretrained(model.save_pretrained(tmp_path / "model"), device="cpu")
 
     ours, theirs = (
-        weights(train(CONFIG, corpus, device="cpu", init_from=start)) for start in (model, saved)
+        weights(train(corpus, CONFIG, device="cpu", init_from=start)) for start in (model, saved)
     )
 
     assert all(torch.equal(value, theirs[name]) for name, value in ours.items())
@@ -84,7 +84,7 @@ def test_a_saved_model_serves_as_well_as_the_one_in_memory(corpus, model, tmp_pa
 def test_the_classifiers_of_the_same_labels_are_kept(corpus, model):
     stage1 = replace(still(CONFIG.stages[0]), keep_labels=True)
 
-    again = train(replace(CONFIG, stages=(stage1,)), corpus, device="cpu", init_from=model)
+    again = train(corpus, replace(CONFIG, stages=(stage1,)), device="cpu", init_from=model)
 
     assert torch.equal(weights(again)["labels.weight"], weights(model)["labels.weight"])
 
@@ -114,7 +114,7 @@ def test_the_encoder_is_described_as_the_given_models_whatever_was_configured(
 ):
     config = CONFIG.override({"encoder.dim": 32, "encoder.hidden_dim": 24})
 
-    again = train(config, corpus, device="cpu", init_from=model, out=tmp_path / "run")
+    again = train(corpus, config, device="cpu", init_from=model, out=tmp_path / "run")
 
     saved = Elias.from_pretrained(tmp_path / "run", device="cpu")
     texts = corpus.test.texts
@@ -135,7 +135,7 @@ def test_unused_encoder_settings_are_reported(model, caplog, changes, message):
 def test_all_stages_continue_from_the_given_model(corpus, model):
     config = replace(CONFIG, stages=tuple(still(stage) for stage in CONFIG.stages))
 
-    again = train(config, corpus, device="cpu", init_from=model)
+    again = train(corpus, config, device="cpu", init_from=model)
 
     after = weights(again)
     assert all(torch.equal(value, after[name]) for name, value in weights(model).items())
@@ -145,10 +145,10 @@ def test_a_model_with_the_fixed_graph_keeps_its_clusters_and_classifiers(corpus)
     changes = {"stages.stage1.cluster_with_encoder": False}
     config = CONFIG.override(changes)
     config = replace(config, stages=config.stages[:1])
-    first = train(config, corpus, device="cpu")
+    first = train(corpus, config, device="cpu")
 
     again = train(
-        replace(config, stages=(still(config.stages[0]),)), corpus, device="cpu", init_from=first
+        corpus, replace(config, stages=(still(config.stages[0]),)), device="cpu", init_from=first
     )
 
     after = weights(again)
@@ -157,4 +157,4 @@ def test_a_model_with_the_fixed_graph_keeps_its_clusters_and_classifiers(corpus)
 
 def test_holding_out_more_than_half_of_the_points_is_refused(corpus):
     with pytest.raises(ConfigError, match=r"eval.validation_size is 300.*400 training points"):
-        train(CONFIG.override({"eval.validation_size": 300}), corpus, device="cpu")
+        train(corpus, CONFIG.override({"eval.validation_size": 300}), device="cpu")

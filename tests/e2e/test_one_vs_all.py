@@ -92,7 +92,7 @@ def test_python_trains_the_same_model_and_it_survives_being_saved(run, corpus_fo
     corpus = load_corpus(corpus_folder)
     saved = Elias.from_pretrained(run, device="cpu")
 
-    model = train(EliasConfig.from_file(run / "config.json"), corpus, device="cpu")
+    model = train(corpus, EliasConfig.from_file(run / "config.json"), device="cpu")
     again = Elias.from_pretrained(model.save_pretrained(tmp_path / "model"), device="cpu")
 
     for other in (model, again):
@@ -129,7 +129,7 @@ def test_a_transformer_is_trained_one_vs_all_too(tmp_path):
         }
     )
 
-    model = train(config, Corpus(train=split, test=split, label_names=words), device="cpu")
+    model = train(Corpus(train=split, test=split, label_names=words), config, device="cpu")
     again = Elias.from_pretrained(model.save_pretrained(tmp_path / "model"), device="cpu")
 
     assert model.metadata["metrics"]["one-vs-all"]["test"]["R@10"] == 100

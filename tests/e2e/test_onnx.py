@@ -181,9 +181,12 @@ def test_more_labels_than_the_file_ranks_are_refused(exported):
         OnnxModel(exported).predict(["red"], top_k=4)
 
 
-def test_a_bare_text_is_refused(exported):
-    with pytest.raises(DataError, match="wrap a text in a list"):
-        OnnxModel(exported).predict("red")
+def test_a_single_text_gives_one_ranking(exported):
+    model = OnnxModel(exported)
+
+    assert model.predict("red", top_k=2).labels == model.predict(["red"], top_k=2)[0].labels
+    with pytest.raises(DataError, match=r"texts\[1\] is int, not a string"):
+        model.predict(["red", 3])
 
 
 def test_a_file_that_is_not_an_exported_model_is_refused_in_one_line(tmp_path, exported):

@@ -33,7 +33,7 @@ def corpus():
 @pytest.fixture(scope="module")
 def ensemble(corpus):
     config = EliasConfig().override(SMALL | {"ensemble.members": 2})
-    return train(config, corpus, device="cpu")
+    return train(corpus, config, device="cpu")
 
 
 @pytest.fixture(scope="module")
@@ -128,7 +128,7 @@ def test_all_members_of_an_ensemble_are_pruned(ensemble, corpus, tmp_path):
 def test_a_pruned_model_can_be_trained_further(model, corpus):
     pruned, edges = prune_edges(model, top_k=4)
 
-    again = train(model.config, corpus, device="cpu", init_from=pruned)
+    again = train(corpus, model.config, device="cpu", init_from=pruned)
 
     assert again.model.graph.n_edges == edges.after
     assert again.model.graph.removed_log is not None
@@ -146,4 +146,4 @@ def test_one_vs_all_has_no_edges_to_prune(corpus):
     )
 
     with pytest.raises(ConfigError, match="no learned graph"):
-        prune_edges(train(config, corpus, device="cpu"), threshold=0.5)
+        prune_edges(train(corpus, config, device="cpu"), threshold=0.5)

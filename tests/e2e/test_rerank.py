@@ -36,7 +36,7 @@ def corpus():
 @pytest.fixture(scope="module")
 def run(corpus, tmp_path_factory):
     folder = tmp_path_factory.mktemp("runs") / "reranked"
-    train(EliasConfig().override(SMALL), corpus, out=folder, device="cpu")
+    train(corpus, EliasConfig().override(SMALL), out=folder, device="cpu")
     return folder
 
 
@@ -116,7 +116,7 @@ def test_each_component_is_measured_and_recorded(run, model, corpus):
 
 
 def test_a_run_repeats_bit_for_bit(model, corpus):
-    again = train(EliasConfig().override(SMALL), corpus, device="cpu")
+    again = train(corpus, EliasConfig().override(SMALL), device="cpu")
 
     texts = list(corpus.test.texts[:15])
     np.testing.assert_array_equal(again.predict(texts).scores, model.predict(texts).scores)
@@ -125,18 +125,18 @@ def test_a_run_repeats_bit_for_bit(model, corpus):
 def test_without_held_out_points_there_is_no_calibration(corpus):
     config = EliasConfig().override(SMALL | {"eval.validation_size": 0})
 
-    assert train(config, corpus, device="cpu").components == ("stage2", "rerank")
+    assert train(corpus, config, device="cpu").components == ("stage2", "rerank")
 
 
 def test_no_ranker_is_trained_if_disabled(corpus):
     config = EliasConfig().override(SMALL | {"rerank.enabled": False})
 
-    assert train(config, corpus, device="cpu").components == ("stage2",)
+    assert train(corpus, config, device="cpu").components == ("stage2",)
 
 
 def test_the_ranker_can_read_the_embedding(corpus):
     config = EliasConfig().override(SMALL | {"rerank.embedding": "encoder"})
-    model = train(config, corpus, device="cpu")
+    model = train(corpus, config, device="cpu")
 
     assert model.reranker.ranker.n_dense == 16
     assert len(model.predict(list(corpus.test.texts[:3]))) == 3
@@ -146,7 +146,7 @@ def test_a_bag_has_no_embedding_before_training(corpus, tmp_path):
     config = EliasConfig().override(SMALL | {"rerank.embedding": "first"})
 
     with pytest.raises(ConfigError, match=r"rerank\.embedding='first'.*transformer"):
-        train(config, corpus, out=tmp_path / "run", device="cpu")
+        train(corpus, config, out=tmp_path / "run", device="cpu")
     assert not (tmp_path / "run").exists()
 
 
@@ -171,7 +171,7 @@ def test_the_ranker_can_read_the_embedding_from_before_training(corpus, tmp_path
         "encoder.max_length": 8,
         "rerank.embedding": "first",
     }
-    model = train(EliasConfig().override(SMALL | changes), corpus, device="cpu")
+    model = train(corpus, EliasConfig().override(SMALL | changes), device="cpu")
     texts = ["red herring", "cod quota in the north sea"]
     before = AutoModel.from_pretrained(bert).state_dict()["embeddings.word_embeddings.weight"]
 

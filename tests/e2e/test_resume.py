@@ -52,7 +52,7 @@ def finished(corpus, tmp_path_factory):
     def make(config):
         if config not in made:
             made[config] = tmp_path_factory.mktemp("finished") / "run"
-            train(config, corpus, out=made[config], device="cpu")
+            train(corpus, config, out=made[config], device="cpu")
         return made[config]
 
     return make
@@ -97,7 +97,7 @@ def stop(config, corpus, out, step, number=signal.SIGTERM, **options):
         patch.setattr(Optimizer, "step", Optimizer.step)  # taken back with the patch
         call_before(f"{STEP}:{step}", lambda: os.kill(os.getpid(), number))
         with pytest.raises(Interrupted) as caught:
-            train(config, corpus, out=out, device="cpu", **options)
+            train(corpus, config, out=out, device="cpu", **options)
     assert caught.value.signal_number == number
     return str(caught.value)
 
@@ -144,7 +144,7 @@ def test_a_resumed_run_gives_the_model_of_an_uninterrupted_one(
     stops = [stop(config, corpus, tmp_path / "run", step) for step in steps]
 
     with caplog.at_level(logging.INFO):
-        train(config, corpus, out=tmp_path / "run", device="cpu")
+        train(corpus, config, out=tmp_path / "run", device="cpu")
 
     assert stops[-1] == f"stopped after {message}"
     assert f"resumed {message}" in caplog.text
@@ -161,7 +161,7 @@ def test_a_finished_member_is_not_trained_again(corpus, tmp_path, monkeypatch):
         StageLoop, "run", lambda self: (stages.append(self.config.ensemble), real(self))[1]
     )
 
-    train(ENSEMBLE, corpus, out=tmp_path / "run", device="cpu")
+    train(corpus, ENSEMBLE, out=tmp_path / "run", device="cpu")
 
     assert {ensemble.first_member for ensemble in stages} == {1}
 
@@ -169,15 +169,15 @@ def test_a_finished_member_is_not_trained_again(corpus, tmp_path, monkeypatch):
 def test_checkpoints_do_not_change_the_run(corpus, finished, tmp_path):
     often = SMALL.override({"checkpoint.minutes": 1e-9})
 
-    train(often, corpus, out=tmp_path / "often", device="cpu")
-    train(SMALL.override({"checkpoint.keep": 0}), corpus, out=tmp_path / "none", device="cpu")
+    train(corpus, often, out=tmp_path / "often", device="cpu")
+    train(corpus, SMALL.override({"checkpoint.keep": 0}), out=tmp_path / "none", device="cpu")
 
     assert content(tmp_path / "often") == content(finished(SMALL))
     assert content(tmp_path / "none") == content(finished(SMALL))
 
 
 def test_the_log_has_both_parts_of_a_resumed_run(stopped, corpus):
-    train(SMALL, corpus, out=stopped, device="cpu")
+    train(corpus, SMALL, out=stopped, device="cpu")
 
     log = (stopped / "train.log").read_text()
     assert log.index("stage1 epoch 1: loss") < log.index("resumed stage2 epoch 1 step 4")
@@ -199,7 +199,7 @@ def test_another_configuration_is_refused_and_the_difference_named(
     before = content(stopped)
 
     with pytest.raises(RunError, match=problem):
-        train(SMALL.override(changes), corpus, out=stopped, device="cpu")
+        train(corpus, SMALL.override(changes), out=stopped, device="cpu")
 
     assert content(stopped) == before
 
@@ -214,14 +214,14 @@ def test_another_corpus_is_refused(stopped):
 
 
 def test_how_often_checkpoints_are_written_may_change(stopped, corpus, finished):
-    train(SMALL.override({"checkpoint.minutes": 1}), corpus, out=stopped, device="cpu")
+    train(corpus, SMALL.override({"checkpoint.minutes": 1}), out=stopped, device="cpu")
 
     assert content(stopped) == content(finished(SMALL))
 
 
 def test_overwrite_starts_over(stopped, corpus, finished, caplog):
     with caplog.at_level(logging.INFO):
-        train(SMALL, corpus, out=stopped, device="cpu", overwrite=True)
+        train(corpus, SMALL, out=stopped, device="cpu", overwrite=True)
 
     assert "resumed" not in caplog.text
     assert content(stopped) == content(finished(SMALL))
@@ -233,7 +233,7 @@ def test_a_run_that_replaces_another_resumes_without_overwrite(corpus, finished,
 
     stop(other, corpus, out, 7, overwrite=True)
     aside = (out / ".replaced" / "model").is_dir()
-    train(other, corpus, out=out, device="cpu")
+    train(corpus, other, out=out, device="cpu")
 
     assert aside
     assert not (out / ".replaced").exists()
@@ -248,7 +248,7 @@ def test_a_finished_run_is_restored_if_its_replacement_is_abandoned(corpus, fini
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("elias.training.initialization.build_encoder", lambda *_: 1 / 0)
         with pytest.raises(ZeroDivisionError):
-            train(SMALL, corpus, out=out, device="cpu", overwrite=True)
+            train(corpus, SMALL, out=out, device="cpu", overwrite=True)
 
     assert content(out) == content(finished(SMALL))
 
@@ -257,13 +257,13 @@ def test_a_run_resumes_only_with_the_same_initial_model(corpus, finished, tmp_pa
     start = Elias.from_pretrained(finished(SMALL), device="cpu")
     other = Elias.from_pretrained(finished(SMALL.override({"seed": 1})), device="cpu")
     whole, out = tmp_path / "whole", tmp_path / "run"
-    train(SMALL, corpus, out=whole, device="cpu", init_from=start)
+    train(corpus, SMALL, out=whole, device="cpu", init_from=start)
 
     stop(SMALL, corpus, out, 7, init_from=start)
     for wrong in (other, None):
         with pytest.raises(RunError, match="another model to start from"):
-            train(SMALL, corpus, out=out, device="cpu", init_from=wrong)
-    train(SMALL, corpus, out=out, device="cpu", init_from=start)
+            train(corpus, SMALL, out=out, device="cpu", init_from=wrong)
+    train(corpus, SMALL, out=out, device="cpu", init_from=start)
 
     assert content(out) == content(whole)
 
@@ -273,14 +273,14 @@ def test_a_second_run_in_the_folder_is_refused(corpus, tmp_path, monkeypatch):
 
     def second():
         with pytest.raises(RunError, match="a run is active here") as caught:
-            train(SMALL, corpus, out=tmp_path / "run", device="cpu", overwrite=True)
+            train(corpus, SMALL, out=tmp_path / "run", device="cpu", overwrite=True)
         refused.append(caught)
 
     from elias.training.optimizer import Optimizer
 
     monkeypatch.setattr(Optimizer, "step", Optimizer.step)
     call_before(f"{STEP}:3", second)
-    train(SMALL, corpus, out=tmp_path / "run", device="cpu")
+    train(corpus, SMALL, out=tmp_path / "run", device="cpu")
 
     assert len(refused) == 1
     assert (tmp_path / "run" / "model").is_dir()
@@ -297,7 +297,7 @@ def test_a_damaged_checkpoint_is_skipped(stopped, corpus, finished, caplog, name
     (newest / name).write_bytes(flipped)
 
     with caplog.at_level(logging.INFO):
-        train(SMALL, corpus, out=stopped, device="cpu")
+        train(corpus, SMALL, out=stopped, device="cpu")
 
     assert f"checkpoint {newest}" in caplog.text
     assert "resumed stage2 epoch 1 step 2" in caplog.text
@@ -308,7 +308,7 @@ def test_a_run_without_an_intact_checkpoint_starts_over(stopped, corpus, finishe
     for saved in (stopped / "checkpoints").iterdir():
         (saved / "state.json").unlink()
 
-    train(SMALL, corpus, out=stopped, device="cpu")
+    train(corpus, SMALL, out=stopped, device="cpu")
 
     assert "no checkpoint can be used, the run starts over" in caplog.text
     assert content(stopped) == content(finished(SMALL))
@@ -331,9 +331,9 @@ def test_a_loss_that_is_not_finite_names_the_batch_and_keeps_the_checkpoint_befo
         patch.setattr(EliasModel, "losses", spoiled)
         named = r"stage2 epoch 1 step 3: the loss is nan for the training points 7, 116, .* and 54"
         with pytest.raises(RunError, match=named):
-            train(often, corpus, out=run, device="cpu")
+            train(corpus, often, out=run, device="cpu")
     with caplog.at_level(logging.INFO):
-        train(often, corpus, out=run, device="cpu")
+        train(corpus, often, out=run, device="cpu")
 
     assert "resumed" in caplog.text
     assert content(run) == content(finished(SMALL))
@@ -376,9 +376,9 @@ def test_a_full_disk_while_saving_is_reported_in_one_line_and_leaves_no_partial_
     with monkeypatch.context() as patch:
         patch.setattr(manifest, "save_file", full)
         with pytest.raises(ModelError, match=r"model: cannot be written: .*No space left"):
-            train(SMALL, corpus, out=tmp_path / "run", device="cpu")
+            train(corpus, SMALL, out=tmp_path / "run", device="cpu")
     left = {path.name for path in (tmp_path / "run").iterdir()}
-    train(SMALL, corpus, out=tmp_path / "run", device="cpu")
+    train(corpus, SMALL, out=tmp_path / "run", device="cpu")
 
     assert left == {"config.json", "metrics.jsonl", "train.log", "partition.npy", "checkpoints"}
     assert content(tmp_path / "run") == content(finished(SMALL))
@@ -408,7 +408,7 @@ def test_a_full_disk_while_checkpoints_are_written_does_not_stop_training(
 
     monkeypatch.setattr(checkpoint, "save_file", full)
 
-    train(SMALL, corpus, out=tmp_path / "run", device="cpu")
+    train(corpus, SMALL, out=tmp_path / "run", device="cpu")
 
     assert "training continues" in caplog.text
     assert content(tmp_path / "run") == content(finished(SMALL))
@@ -489,6 +489,6 @@ def test_training_restores_the_random_state_of_torch(corpus):
     expected = torch.rand(1)
     torch.manual_seed(5)
 
-    train(SMALL, corpus, device="cpu")
+    train(corpus, SMALL, device="cpu")
 
     assert torch.rand(1) == expected

@@ -112,7 +112,7 @@ def stopping_at(step):
 def alone(config, out, step=None):
     def work(_):
         stopping_at(step)
-        train(config, corpus(), out=out, device="cpu")
+        train(corpus(), config, out=out, device="cpu")
         return {}
 
     return spawn(1, work)
@@ -335,7 +335,7 @@ def launched(folder):
 
 def main(folder):
     torch.set_num_threads(1)
-    train(BASE, corpus(), out=folder / "plain", device="cpu")  # and all kernels are loaded
+    train(corpus(), BASE, out=folder / "plain", device="cpu")  # and all kernels are loaded
     results = {"scores": scores_of_shared_rows(4)}
     results["several"] = {
         size: together(size, BASE, folder / f"several-{size}") for size in (1, 2, 4)
@@ -360,7 +360,7 @@ def main(folder):
     results["reading"] = spawn(2, reading)
     results["machines"] = spawn(4, lambda rank: preparing(rank, folder / "machines", sleeps=2.0))
     results["machine lost"] = spawn(4, lambda rank: preparing(rank, folder / "less", dies=2))
-    train(RANKED, corpus(), out=folder / "ranked", device="cpu")
+    train(corpus(), RANKED, out=folder / "ranked", device="cpu")
     after = {"left alone": lambda _: None, "killed": kill, "failing": fail}
     results["ranking"] = {
         name: spawn(3, lambda rank, name=name, then=then: ranking(rank, folder / name, then))

@@ -112,3 +112,14 @@ def test_bars_may_nest(monkeypatch):
 def test_an_error_passes_through_a_bar():
     with pytest.raises(ValueError, match="boom"), progress.progress("failing", total=2):
         raise ValueError("boom")
+
+
+@pytest.mark.usefixtures("enabled")
+def test_a_notebook_shows_a_bar(capsys, monkeypatch):
+    monkeypatch.setattr(progress, "_IN_NOTEBOOK", True)
+    monkeypatch.setattr(progress, "SECONDS_BEFORE_BAR", 0.0)
+
+    with progress.progress("counting", 4) as advance:
+        advance(4, note="loss 0.1")
+
+    assert "counting" in capsys.readouterr().err

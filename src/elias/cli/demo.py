@@ -57,7 +57,7 @@ def demo(
     else:
         show_plan(resolved, corpus)
         with resumable_run(out):
-            model = elias.train(config, corpus, out=out, device=device, overwrite=overwrite)
+            model = elias.train(corpus, config, out=out, device=device, overwrite=overwrite)
     progress.enable(False)
     console.print_out("", *console.stage_table(model.metadata, "test"), "")
     texts = list((corpus.split("test").texts or [])[:N_EXAMPLES])

@@ -18,6 +18,7 @@ from scipy.sparse import vstack
 
 from elias.data.atomic import cache_root, evict_oldest, mark_in_use, staged_folder
 from elias.data.corpus import SPLITS, Corpus, Split
+from elias.data.frames import as_parquet, list_table
 from elias.data.groups import NEAR_DUPLICATES, NO_GROUPS
 from elias.data.readers import base, files, xmc
 from elias.data.readers.files import data_error, sanitize
@@ -29,7 +30,7 @@ from elias.errors import DataError, did_you_mean
 from elias.progress import progress
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
+    from collections.abc import Callable, Iterator, Mapping, Sequence
 
     from numpy.typing import NDArray
     from scipy.sparse import csr_matrix
@@ -62,10 +63,11 @@ _ROLES = ("text", "labels")
 
 
 def load_corpus(
-    path: str | Path,
+    source: str | Path | Any = None,
     *,
-    text: str | None = None,
-    labels: str | None = None,
+    text: str | Sequence[str] | None = None,
+    labels: str | Sequence[Any] | None = None,
+    texts: Sequence[str] | None = None,
     separator: str | None = None,
     group: str | None = None,
     seed: int = 0,
@@ -75,11 +77,16 @@ def load_corpus(
     r"""Read a corpus in any supported format. The format is detected from the content.
 
     Args:
-        path: A file or folder.
-        text: The text column of a table. Several columns (``"title,abstract"``) are joined by a
-            space. By default, a column with a common name such as text, title or content is read.
+        source: A file or folder. Or a table in memory: a pandas or polars DataFrame, an Arrow
+            table, a `datasets.Dataset`, a list of dictionaries, or a dictionary that maps split
+            names to tables, such as a `DatasetDict`.
+        text: The text column of a table. Several columns (``["title", "abstract"]`` or
+            ``"title,abstract"``) are joined by a space. By default, a column with a common name
+            such as text, title or content is read.
         labels: The labels column of a table. By default, a column with a common name such as
             labels, tags or categories is read.
+            With ``texts``, the labels of each text: a list of names, or one name.
+        texts: A list of texts, instead of ``source``.
         separator: The separator between the labels of one cell. If it is empty, each cell is one
             label. By default it is detected from the cells: ``|``, ``;``, tab or comma.
         group: A column of a table. Points with the same value stay together in training, validation
@@ -108,8 +115,28 @@ def load_corpus(
         ...     corpus = load_corpus(path, test_size=0)
         >>> corpus.train.texts, corpus.label_names
         (['cod quotas', 'wine labels'], ['fish', 'law'])
+        >>> rows = {"title": ["cod", "wine"], "body": ["quotas", "labels"], "tags": ["fish", "law"]}
+        >>> load_corpus(rows, text=["title", "body"], test_size=0).train.texts
+        ['cod quotas', 'wine labels']
+        >>> load_corpus(texts=["cod quotas"], labels=[["fish", "law"]], test_size=0).label_names
+        ['fish', 'law']
     """
-    path = Path(path).expanduser()
+    if not isinstance(source, str | Path):
+        return _load_table(
+            source,
+            text,
+            labels,
+            texts,
+            separator,
+            group=group,
+            seed=seed,
+            test_size=test_size,
+            on_disk=on_disk,
+        )
+    if texts is not None or not (labels is None or isinstance(labels, str)):
+        raise DataError("labels= names a column of source; give lists as texts= and labels=")
+    text = ",".join(text) if text is not None and not isinstance(text, str) else text
+    path = Path(source).expanduser()
     if not path.exists():
         siblings = [p.name for p in path.parent.iterdir()] if path.parent.is_dir() else []
         raise DataError(f"{path}: no such file or folder{did_you_mean(path.name, siblings)}")
@@ -131,6 +158,31 @@ def load_corpus(
     described = "; ".join([f"{corpus.format} format, {corpus.n_labels:,} labels", *roles])
     logger.info("%s: %s", path, described)
     return corpus
+
+
+def _load_table(
+    source: Any,
+    text: str | Sequence[str] | None,
+    labels: str | Sequence[Any] | None,
+    texts: Sequence[str] | None,
+    separator: str | None,
+    **options: Any,
+) -> Corpus:
+    """Load a table in memory, or lists of texts and labels, for `load_corpus`."""
+    if (source is None) == (texts is None):
+        raise DataError("give a path or a table, or else texts= and labels=")
+    if texts is None:
+        if not (labels is None or isinstance(labels, str)):
+            raise DataError("labels= is the name of a column; with lists, give texts= and labels=")
+        with as_parquet(source) as path:
+            corpus = load_corpus(path, text=text, labels=labels, separator=separator, **options)
+        return replace(corpus, source=None, format=type(source).__name__)
+    # a string is one label, whatever characters it contains
+    columns: dict[str, Any] = {"text": "text", "labels": "labels", "separator": separator or ""}
+    with as_parquet(list_table(texts, labels)) as path:
+        corpus = load_corpus(path, **columns, **options)
+    reading = {key: value for key, value in corpus.reading.items() if key not in columns}
+    return replace(corpus, source=None, format="lists", reading=reading)
 
 
 def detect(path: Path) -> tuple[str, Path, dict[str, list[Path]]]:

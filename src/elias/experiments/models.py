@@ -163,7 +163,7 @@ class Models:
                 )
         if model is None:
             how: dict[str, Any] = {"device": setting.device, "overwrite": setting.overwrite}
-            model = train(config, setting.corpus, out=folder, **how)
+            model = train(setting.corpus, config, out=folder, **how)
         self._last = TrainedModel(model, folder, read_records(folder))
         return self._last
 

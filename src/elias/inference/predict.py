@@ -153,7 +153,7 @@ def tokenize(inputs: Inputs, encoder: TextEncoder) -> Tokens:
         mapped = is_mapped(features)
         return unit_tokens(features) if mapped else Tokens.from_csr(unit_rows(features))
     if isinstance(inputs, str):
-        raise DataError("predict takes a list of texts; wrap the text in a list: [text]")
+        raise DataError("texts is a single text; wrap the text in a list: [text]")
     for i, text in enumerate(inputs):
         if not isinstance(text, str):
             raise DataError(f"texts[{i}] is {type(text).__name__}, not a string")

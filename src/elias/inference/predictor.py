@@ -7,7 +7,7 @@ from copy import copy
 from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, overload
 
 import torch
 from scipy.sparse import csr_matrix, issparse
@@ -45,6 +45,7 @@ if TYPE_CHECKING:
     from elias.distributed import World
     from elias.metrics import Metrics
     from elias.model.encoder import TextEncoder
+    from elias.predictions import Ranking
     from elias.rerank.probabilities import Probabilities
     from elias.rerank.reranker import Reranker
     from elias.text.tokens import Tokens
@@ -64,7 +65,7 @@ class Elias:
         >>> from elias.data.synthetic import synthetic_corpus
         >>> corpus = synthetic_corpus(n_points=300, n_labels=30)
         >>> config = EliasConfig().override({"encoder.dim": 16, "stages.stage2.epochs": 3})
-        >>> model = train(config, corpus)
+        >>> model = train(corpus, config)
 
         Save it to a folder and load it again:
 
@@ -77,6 +78,8 @@ class Elias:
         >>> predictions = model.predict(corpus.test.texts, top_k=3)
         >>> len(predictions), len(predictions[0].labels)
         (75, 3)
+        >>> model.predict(corpus.test.texts[0], top_k=3).labels == predictions[0].labels
+        True
         >>> best, second, third = predictions[0].scores
         >>> best >= second >= third
         np.True_
@@ -202,9 +205,35 @@ class Elias:
         index = self.config.index
         return SearchSizes(index.beam_size, index.shortlist_size)
 
+    @overload
+    def predict(  # type: ignore[overload-overlap]  # a str is a sequence of str
+        self,
+        texts: str,
+        *,
+        top_k: int | None = ...,
+        threshold: float | str | None = ...,
+        batch_size: int = ...,
+        only: Iterable[int | str] | None = ...,
+        without: Iterable[int | str] | None = ...,
+        component: str | None = ...,
+    ) -> Ranking: ...
+
+    @overload
     def predict(
         self,
         texts: Sequence[str] | csr_matrix,
+        *,
+        top_k: int | None = ...,
+        threshold: float | str | None = ...,
+        batch_size: int = ...,
+        only: Iterable[int | str] | None = ...,
+        without: Iterable[int | str] | None = ...,
+        component: str | None = ...,
+    ) -> Predictions: ...
+
+    def predict(
+        self,
+        texts: str | Sequence[str] | csr_matrix,
         *,
         top_k: int | None = None,
         threshold: float | str | None = None,
@@ -212,11 +241,12 @@ class Elias:
         only: Iterable[int | str] | None = None,
         without: Iterable[int | str] | None = None,
         component: str | None = None,
-    ) -> Predictions:
+    ) -> Predictions | Ranking:
         """Return the ``top_k`` best labels of each text, sorted by score and then by label id.
 
         Args:
             texts: A list of texts, or a CSR feature matrix if the model was trained on features.
+                For a single text, return its `Ranking` instead of `Predictions`.
             top_k: Maximum number of labels per text. The default is 5, or 100 with a threshold.
             threshold: Minimum probability of a label, or a criterion for choosing the threshold:
                 ``"f1"``, ``"macro-f1"``, ``"precision=0.8"`` or ``"recall=0.6"`` (see
@@ -240,18 +270,18 @@ class Elias:
                 raise DataError(f"{name} must be a whole number >= 1, not {value!r}")
         component = self.components[-1] if component is None else self.check_component(component)
         lowest = None if threshold is None else self.threshold(threshold, component)
-        if not issparse(texts) and not isinstance(texts, str):
-            texts = list(texts)
+        inputs = [texts] if isinstance(texts, str) else texts if issparse(texts) else list(texts)
         blocked = None
         if only is not None or without is not None:
             blocked = torch.full((self.n_labels,), only is not None)
             blocked[self.label_ids(() if only is None else only)] = False
             blocked[self.label_ids(() if without is None else without)] = True
         options = SearchOptions(top_k, batch_size, blocked, every_cluster=only is not None)
-        predictions = predict(self, texts, [component], options)[component]
-        if threshold is None or lowest is None:
-            return predictions
-        return predictions.threshold(lowest, keep_best=self.keeps_best(threshold, component))
+        predictions = predict(self, inputs, [component], options)[component]
+        if threshold is not None and lowest is not None:
+            keep_best = self.keeps_best(threshold, component)
+            predictions = predictions.threshold(lowest, keep_best=keep_best)
+        return predictions[0] if isinstance(texts, str) else predictions
 
     def keeps_best(self, target: float | str, component: str | None = None) -> bool:
         """Return whether a target always keeps the best label (`Probabilities.keeps_best`)."""
@@ -308,7 +338,7 @@ class Elias:
             >>> from elias.data.synthetic import synthetic_corpus
             >>> corpus = synthetic_corpus(n_points=300, n_labels=30)
             >>> config = EliasConfig().override({"encoder.dim": 16, "stages.stage2.epochs": 3})
-            >>> model = train(config, corpus)
+            >>> model = train(corpus, config)
             >>> best = model.explain(corpus.test.texts[:1], top_k=3)[0].labels[0]
             >>> best.paths[0].won
             True

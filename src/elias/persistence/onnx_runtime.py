@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, overload
 
 import numpy as np
 
 from elias.errors import DataError, ModelError
-from elias.predictions import PADDING_SCORE, Predictions
+from elias.predictions import PADDING_SCORE, Predictions, Ranking
 from elias.text.vectorizer import Featurizer
 
 if TYPE_CHECKING:
@@ -96,17 +96,30 @@ class OnnxModel:
 
             self._tokenizer = Tokenizer.from_str(self._encoder["tokenizer"])
 
+    @overload
+    def predict(  # type: ignore[overload-overlap]  # a str is a sequence of str
+        self, texts: str, *, top_k: int = ..., batch_size: int = ...
+    ) -> Ranking: ...
+
+    @overload
     def predict(
-        self, texts: Sequence[str], *, top_k: int = 5, batch_size: int = BATCH_SIZE
-    ) -> Predictions:
-        """Return the ``top_k`` best labels of each text, best first.
+        self, texts: Sequence[str], *, top_k: int = ..., batch_size: int = ...
+    ) -> Predictions: ...
+
+    def predict(
+        self, texts: str | Sequence[str], *, top_k: int = 5, batch_size: int = BATCH_SIZE
+    ) -> Predictions | Ranking:
+        """Return the ``top_k`` best labels of each text, best first, or of a single text.
 
         Raises:
             DataError: If ``top_k`` is below 1 or above the ``top_k`` of the export, or a text is
                 not a string.
         """
-        if isinstance(texts, str) or not all(isinstance(text, str) for text in texts):
-            raise DataError("predict takes a list of texts; wrap a text in a list: [text]")
+        if isinstance(texts, str):
+            return self.predict([texts], top_k=top_k, batch_size=batch_size)[0]
+        for i, text in enumerate(texts):
+            if not isinstance(text, str):
+                raise DataError(f"texts[{i}] is {type(text).__name__}, not a string")
         if not 1 <= top_k <= self.top_k:
             raise DataError(
                 f"top_k must be 1 to {self.top_k}, not {top_k}; export again with a larger top_k"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import logging
 import math
+import warnings
 from collections.abc import Sequence
 from contextlib import nullcontext
 from dataclasses import asdict, replace
@@ -16,6 +17,8 @@ import numpy as np
 import torch
 
 from elias.config import EliasConfig, IndexConfig, model_settings
+from elias.data.corpus import Corpus
+from elias.data.load import load_corpus
 from elias.data.splits import DATA_SETTINGS, sample_setup_points, validation_split
 from elias.data.stats import corpus_stats, resolve_config
 from elias.data.storage import DiskTexts
@@ -73,7 +76,6 @@ if TYPE_CHECKING:
     from scipy.sparse import csr_matrix
 
     from elias.config import ResolvedConfig, ResolvedStage
-    from elias.data.corpus import Corpus
     from elias.distributed import World
     from elias.model.encoder import TextEncoder
     from elias.text.tokens import Tokens
@@ -817,6 +819,13 @@ class Trainer:
             source=None if self.corpus.source is None else str(self.corpus.source.resolve()),
             reading=dict(self.corpus.reading),
         )
+        texts = train.texts
+        if self.corpus.n_labels == 1:
+            logger.warning("there is only one label, so it is predicted for every text")
+        if len(train) == 1:
+            logger.warning("there is only one training point; a useful model needs thousands")
+        elif texts is not None and all(text == texts[0] for text in texts):
+            logger.warning("all training texts are the same; check the text column")
         if n_empty:
             logger.warning(
                 "%d of %d labels have no training point: they are spread over the clusters and "
@@ -843,10 +852,12 @@ def bag_of_words(texts: Sequence[str] | None, features: csr_matrix | None) -> cs
 
 
 def train(
-    config: EliasConfig,
-    corpus: Corpus,
-    *,
+    corpus: Corpus | str | Path | Any = None,
+    config: EliasConfig | Any = None,
     out: str | Path | None = None,
+    *,
+    texts: Sequence[str] | None = None,
+    labels: Sequence[Sequence[str]] | None = None,
     device: str = "auto",
     init_from: Elias | None = None,
     overwrite: bool = False,
@@ -855,10 +866,13 @@ def train(
     """Train ELIAS on a corpus and return the model; save the run in ``out`` if given.
 
     Args:
+        corpus: The points; without a validation split, training points may be held out. A path, a
+            DataFrame or another table is read with `load_corpus`.
         config: The configuration; sizes that are not set are derived from the corpus.
-        corpus: The points; without a validation split, training points may be held out.
         out: The run folder: ``config.json``, ``metrics.jsonl``, ``train.log``, and, at the end,
             ``model/``. An interrupted run in this folder is resumed from its last checkpoint.
+        texts: Instead of a corpus, the training texts. No test points are held out.
+        labels: The labels of each of the ``texts``, as lists of names.
         device: ``auto`` uses a GPU if there is one.
         init_from: A model to start from; it is not modified. Training starts with its encoder,
             including vocabulary or tokenizer. If it has the same labels, training also starts
@@ -867,6 +881,8 @@ def train(
         overwrite: Replace the files of a former run in ``out``.
         ignore_memory: Start even if the memory estimate exceeds what is available.
 
+    The former order of arguments, ``train(config, corpus)``, is deprecated.
+
     Example:
         >>> from elias import EliasConfig, train
         >>> from elias.data.synthetic import synthetic_corpus
@@ -874,12 +890,27 @@ def train(
         >>> config = EliasConfig().override(
         ...     {"encoder.dim": 16, "stages.stage1.epochs": 1, "stages.stage2.epochs": 1}
         ... )
-        >>> model = train(config, corpus, device="cpu")
+        >>> model = train(corpus, config, device="cpu")
         >>> 1 < model.config.index.n_clusters < 30  # derived from the data
         True
         >>> list(model.metadata["metrics"])  # of each component, on validation and test points
         ['stage1', 'stage2', 'rerank', 'calibrate', 'names']
     """
+    if isinstance(corpus, EliasConfig) or isinstance(config, Corpus):
+        order = "train(config, corpus) is now train(corpus, config)"
+        warnings.warn(order, DeprecationWarning, stacklevel=2)
+        corpus, config = config, corpus
+    if (corpus is None) == (texts is None):
+        raise ConfigError("train needs a corpus, or texts= and labels=, but not both")
+    if texts is not None:
+        corpus = load_corpus(texts=texts, labels=labels, test_size=0)
+    elif not isinstance(corpus, Corpus):
+        corpus = load_corpus(corpus)
+    if config is None:
+        config = EliasConfig()
+    elif not isinstance(config, EliasConfig):
+        remedy = "such as EliasConfig() or EliasConfig.preset(name)"
+        raise ConfigError(f"config is {config!r:.60}; give an EliasConfig, {remedy}")
     model = train_together(
         SingleProcess(pick_device(device)),
         config,

@@ -16,7 +16,7 @@ from elias.model.elias import EliasModel
 from elias.model.encoder import BagEncoder
 from elias.model.graph import LabelGraph, partition_edges
 from elias.model.search import SEARCH_GRAPHS, rank_all
-from elias.predictions import Candidates
+from elias.predictions import Candidates, Ranking
 from elias.text.vectorizer import Featurizer
 
 TEXTS = ["red cod", "blue cod", "red tape"]
@@ -132,13 +132,19 @@ def test_many_label_names_are_looked_up_in_one_pass(model):
     assert time.process_time() - begin < 1
 
 
-@pytest.mark.parametrize(
-    ("texts", "problem"),
-    [("red cod", "wrap the text in a list"), (["cod", 3], r"texts\[1\] is int, not a string")],
-)
-def test_inputs_other_than_a_list_of_texts_are_refused(model, texts, problem):
-    with pytest.raises(DataError, match=problem):
-        model.predict(texts)
+def test_a_text_that_is_not_a_string_is_refused(model):
+    with pytest.raises(DataError, match=r"texts\[1\] is int, not a string"):
+        model.predict(["cod", 3])
+
+
+def test_a_single_text_gives_one_ranking(model):
+    ranking = model.predict("red cod", top_k=3)
+    (expected,) = model.predict(["red cod"], top_k=3)
+
+    assert isinstance(ranking, Ranking)
+    assert ranking.labels == expected.labels
+    assert ranking.scores.tolist() == expected.scores.tolist()
+    assert len(model.predict("red cod", threshold=2.0)) == 0
 
 
 def test_no_texts_give_no_rankings(model):

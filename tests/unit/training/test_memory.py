@@ -212,10 +212,10 @@ def test_a_run_that_is_too_large_leaves_nothing(tmp_path, monkeypatch):
     monkeypatch.setattr(memory, "host_capacity", lambda: Capacity(1 << 20, 1 << 20))
 
     with pytest.raises(RunError, match="needs about"):
-        train(config(), corpus, out=tmp_path / "run", device="cpu")
+        train(corpus, config(), out=tmp_path / "run", device="cpu")
 
     assert not (tmp_path / "run").exists()
-    model = train(config(), corpus, out=tmp_path / "run", device="cpu", ignore_memory=True)
+    model = train(corpus, config(), out=tmp_path / "run", device="cpu", ignore_memory=True)
     assert model.metadata["metrics"]
 
 

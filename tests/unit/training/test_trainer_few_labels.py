@@ -14,7 +14,7 @@ SMALL = {"encoder.dim": 16, "encoder.hidden_dim": 16, "rerank.trees": 2}
 @pytest.fixture(scope="module")
 def trained():
     corpus = synthetic_corpus(n_points=300, n_labels=8)
-    return corpus, train(EliasConfig().override(SMALL), corpus, device="cpu")
+    return corpus, train(corpus, EliasConfig().override(SMALL), device="cpu")
 
 
 def test_few_labels_are_all_scored(trained):

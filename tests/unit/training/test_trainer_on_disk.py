@@ -30,8 +30,8 @@ def config(**changes):
 
 
 def test_a_corpus_on_disk_trains_the_same_model(table):
-    memory = train(config(), load_corpus(table, on_disk="off"), device="cpu")
-    disk = train(config(), load_corpus(table, on_disk="on"), device="cpu")
+    memory = train(load_corpus(table, on_disk="off"), config(), device="cpu")
+    disk = train(load_corpus(table, on_disk="on"), config(), device="cpu")
 
     assert disk.metadata["corpus"] == memory.metadata["corpus"]
     assert disk.metadata["data"] == memory.metadata["data"]
@@ -46,7 +46,7 @@ def test_features_on_disk_train_the_same_model(tmp_path, monkeypatch):
     rows = [f"{i % 9} {i % 9}:1 {9 + i % 5}:0.5 {14 + i % 4}:0.2" for i in range(200)]
     path.write_text("\n".join(["200 18 9", *rows]) + "\n")
     read = {how: load_corpus(path, on_disk=how) for how in ("off", "on")}
-    models = {how: train(config(), corpus, device="cpu") for how, corpus in read.items()}
+    models = {how: train(corpus, config(), device="cpu") for how, corpus in read.items()}
 
     assert read["on"].train.on_disk
     weights = models["on"].model.state_dict()
@@ -59,11 +59,11 @@ def test_initialisation_can_use_a_sample_of_the_points(table):
     some = config(**{"data.setup_points": 50})
 
     chosen = sample_setup_points(corpus.train, some)
-    model = train(some, corpus, device="cpu")
+    model = train(corpus, some, device="cpu")
 
     assert 50 <= len(chosen) < 100
     assert set(corpus.train.labels[chosen].indices) == set(corpus.train.labels.indices)
-    whole = train(config(), corpus, device="cpu")
+    whole = train(corpus, config(), device="cpu")
     assert len(model.model.encoder.vectors) < len(whole.model.encoder.vectors)
     assert np.isfinite(model.metadata["metrics"]["stage2"]["test"]["P@1"])
 

@@ -34,7 +34,7 @@ def searches(monkeypatch):
 
 @pytest.mark.parametrize("rerank", [True, False])
 def test_after_the_last_epoch_each_split_is_searched_once(corpus, searches, rerank):
-    train(EliasConfig().override({**SMALL, "rerank.enabled": rerank}), corpus, device="cpu")
+    train(corpus, EliasConfig().override({**SMALL, "rerank.enabled": rerank}), device="cpu")
 
     n_train, n_validation, n_test = 300, 40, len(corpus.test)
     epochs = [n_validation] * 3
@@ -48,14 +48,14 @@ def test_compact_labels_are_not_searched_again_in_float32(corpus, searches):
     stages = (StageConfig(name="stage1", epochs=1),)
     config = EliasConfig(index=index, stages=stages).override({"encoder.dim": 16})
 
-    train(config, corpus, device="cpu")
+    train(corpus, config, device="cpu")
 
     n_rerank = [300] * config.resolve(300, 30).rerank.enabled
     assert Counter(searches) == Counter([40, 40, len(corpus.test), *n_rerank])
 
 
 def test_the_members_of_an_ensemble_are_not_searched_again_for_their_mean(corpus, searches):
-    train(EliasConfig().override({**SMALL, "ensemble.members": 2}), corpus, device="cpu")
+    train(corpus, EliasConfig().override({**SMALL, "ensemble.members": 2}), device="cpu")
 
     assert Counter(searches) == Counter(2 * ([40] * 3 + [40, len(corpus.test)] * 2 + [300]))
 
@@ -69,7 +69,7 @@ def test_each_text_is_split_into_words_once_per_vocabulary(corpus, monkeypatch):
 
     monkeypatch.setattr(vectorizer, "words_of", counted)
 
-    train(EliasConfig().override(SMALL), corpus, device="cpu")
+    train(corpus, EliasConfig().override(SMALL), device="cpu")
 
     for split in (corpus.train, corpus.validation, corpus.test):
         counts = {splits[text] for text, n in Counter(split.texts).items() if n == 1}
@@ -85,6 +85,6 @@ def test_each_split_is_embedded_once_for_the_ranker(corpus, monkeypatch):
 
     monkeypatch.setattr(predict, "embed_all", counted)
 
-    train(EliasConfig().override({**SMALL, "rerank.embedding": "encoder"}), corpus, device="cpu")
+    train(corpus, EliasConfig().override({**SMALL, "rerank.embedding": "encoder"}), device="cpu")
 
     assert sorted(sizes) == sorted([40, len(corpus.test), 300])

@@ -1,0 +1,61 @@
+"""`train` takes a corpus, a table, or lists, and warns of corpora that teach nothing."""
+
+import logging
+
+import pytest
+
+from elias import EliasConfig, load_corpus, train
+from elias.errors import ConfigError
+
+CONFIG = EliasConfig().override(
+    {"encoder.dim": 8, "stages.stage1.epochs": 1, "stages.stage2.epochs": 1}
+)
+TEXTS = [f"{word} number {i}" for i in range(20) for word in ("cod", "wine")]
+LABELS = [["fish"], ["drink", "law"]] * 20
+
+
+def scores(model):
+    return model.predict(["cod and wine"]).scores.tolist()
+
+
+def test_a_corpus_lists_and_columns_give_the_same_model():
+    corpus = load_corpus(texts=TEXTS, labels=LABELS, test_size=0)
+
+    expected = scores(train(corpus, CONFIG))
+
+    assert scores(train(texts=TEXTS, labels=LABELS, config=CONFIG)) == expected
+    with pytest.warns(DeprecationWarning, match=r"is now train\(corpus, config\)"):
+        assert scores(train(corpus, CONFIG)) == expected
+
+
+def test_a_table_is_loaded_and_the_configuration_is_optional(tmp_path):
+    run = tmp_path / "run"
+
+    model = train({"text": TEXTS, "tags": LABELS}, out=run, overwrite=True)
+    again = train(None, {"text": TEXTS, "tags": LABELS}, run, overwrite=True)
+
+    assert model.label_names == ["drink", "fish", "law"]
+    assert scores(again) == scores(model)
+
+
+def test_a_call_without_data_or_with_another_configuration_is_refused():
+    with pytest.raises(ConfigError, match="needs a corpus, or texts= and labels="):
+        train(config=CONFIG)
+    with pytest.raises(ConfigError, match="config is 'mesh-titles'; give an EliasConfig"):
+        train("mesh-titles", {"text": TEXTS, "tags": LABELS})
+
+
+@pytest.mark.parametrize(
+    ("texts", "labels", "warning"),
+    [
+        (["a cod", "a wine"], [["x"], ["x"]], "only one label"),
+        (["a cod"], [["x", "y"]], "only one training point"),
+        (["a cod"] * 4, [["x"], ["y"]] * 2, "all training texts are the same"),
+    ],
+)
+def test_a_corpus_that_teaches_nothing_is_trained_with_a_warning(caplog, texts, labels, warning):
+    with caplog.at_level(logging.WARNING):
+        model = train(texts=texts, labels=labels, config=CONFIG)
+
+    assert warning in caplog.text
+    assert model.predict("a cod").labels[0] in {"x", "y"}
