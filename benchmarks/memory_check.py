@@ -77,7 +77,7 @@ def run_on_cpu(name: str, out: str) -> None:
         return results[-1]
 
     whole, trainer.estimate_memory = trainer.estimate_memory, watched
-    train(config, generated(n_points, n_labels), out=out, device="cpu")
+    train(generated(n_points, n_labels), config, out=out, device="cpu")
     expected = dict(results[0].on_host)
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss << 10
     print(json.dumps({"expected": expected, "peak": peak}))

@@ -39,7 +39,7 @@ def models(folder):
     train(corpus, RANKED, device="cpu").save_pretrained(folder / "ranked")
     both = RANKED.override({"ensemble.members": 2})
     train(corpus, both, device="cpu").save_pretrained(folder / "ensemble")
-    train(ALL, few, device="cpu").save_pretrained(folder / "all")
+    train(few, ALL, device="cpu").save_pretrained(folder / "all")
     return corpus.test.texts
 
 

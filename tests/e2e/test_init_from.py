@@ -93,7 +93,7 @@ def test_only_the_encoder_of_a_model_with_other_labels_is_used(model):
     other = synthetic_corpus(n_points=300, n_labels=40, seed=1)
     stages = tuple(replace(still(stage), keep_encoder=True) for stage in CONFIG.stages)
 
-    new = train(replace(CONFIG, stages=stages), other, device="cpu", init_from=model)
+    new = train(other, replace(CONFIG, stages=stages), device="cpu", init_from=model)
 
     before, after = weights(model), weights(new)
     encoder = [name for name in before if name.startswith("encoder.")]
@@ -106,7 +106,7 @@ def test_with_other_labels_the_graph_is_not_reused(model):
     other = synthetic_corpus(n_points=300, n_labels=40, seed=1)
 
     with pytest.raises(ConfigError, match="learn_graph"):
-        train(only_stage2(CONFIG.stages[1]), other, device="cpu", init_from=model)
+        train(other, only_stage2(CONFIG.stages[1]), device="cpu", init_from=model)
 
 
 def test_the_encoder_is_described_as_the_given_models_whatever_was_configured(

@@ -208,7 +208,7 @@ def test_another_corpus_is_refused(stopped):
     other = synthetic_corpus(**CORPUS | {"seed": 4})
 
     with pytest.raises(RunError, match="another corpus"):
-        train(SMALL, other, out=stopped, device="cpu")
+        train(other, SMALL, out=stopped, device="cpu")
 
     assert list((stopped / "checkpoints").iterdir())
 

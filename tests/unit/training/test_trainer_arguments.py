@@ -25,14 +25,14 @@ def test_a_corpus_lists_and_columns_give_the_same_model():
 
     assert scores(train(texts=TEXTS, labels=LABELS, config=CONFIG)) == expected
     with pytest.warns(DeprecationWarning, match=r"is now train\(corpus, config\)"):
-        assert scores(train(corpus, CONFIG)) == expected
+        assert scores(train(CONFIG, corpus)) == expected
 
 
 def test_a_table_is_loaded_and_the_configuration_is_optional(tmp_path):
     run = tmp_path / "run"
 
     model = train({"text": TEXTS, "tags": LABELS}, out=run, overwrite=True)
-    again = train(None, {"text": TEXTS, "tags": LABELS}, run, overwrite=True)
+    again = train({"text": TEXTS, "tags": LABELS}, None, run, overwrite=True)
 
     assert model.label_names == ["drink", "fish", "law"]
     assert scores(again) == scores(model)
@@ -42,7 +42,7 @@ def test_a_call_without_data_or_with_another_configuration_is_refused():
     with pytest.raises(ConfigError, match="needs a corpus, or texts= and labels="):
         train(config=CONFIG)
     with pytest.raises(ConfigError, match="config is 'mesh-titles'; give an EliasConfig"):
-        train("mesh-titles", {"text": TEXTS, "tags": LABELS})
+        train({"text": TEXTS, "tags": LABELS}, "mesh-titles")
 
 
 @pytest.mark.parametrize(
