@@ -48,6 +48,13 @@ def test_the_commands_are_those_of_the_documentation():
 
 
 @pytest.mark.parametrize("command", ALL)
+def test_flags_are_shown_without_a_value(command):
+    result = CliRunner().invoke(app, [*command.split(), "--help"], prog_name="elias")
+
+    assert "bool" not in result.stdout
+
+
+@pytest.mark.parametrize("command", ALL)
 @pytest.mark.parametrize("flag", ["--help", "-h"])
 def test_every_command_explains_itself_on_stdout(command, flag):
     result = CliRunner().invoke(app, [*command.split(), flag], prog_name="elias")

@@ -597,6 +597,7 @@ MISTAKES = {
     "train {data} --out {tmp}/run --set encoder.model=./none": ("error: ./none: no such folder"),
     "train {data} --out {tmp}/run --set index.beta": "write it as key=value",
     "train {data} --out {tmp}/run --set seed=abc": "seed must be a whole number",
+    "train {data} --out {tmp}/run --set stages.stage2.epochs=x": "stages.stage2.epochs must be a",
     "train {data} --out {tmp}/run --set index.n_clusters=5000": "more than the number of labels",
     "train {data} --out {tmp}/run --set eval.select_by=F1": "unknown metric 'F1'",
     "train {data} --out {tmp}/run --config {tmp}/bad.toml": "bad.toml: not valid TOML",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import subprocess
 import sys
 
@@ -18,6 +19,7 @@ from elias.model.elias import EliasModel
 from elias.model.encoder import BagEncoder
 from elias.model.graph import LabelGraph
 from elias.model.one_vs_all import OneVsAll
+from elias.persistence import onnx_export
 from elias.persistence.onnx_runtime import OnnxModel
 from elias.text.vectorizer import Featurizer
 from tiny_bert import save_tiny_bert
@@ -230,3 +232,12 @@ def test_an_ensemble_is_exported_member_by_member(tmp_path):
 
     with pytest.raises(ModelError, match="export each of its members"):
         joined.export_onnx(tmp_path / "m.onnx")
+
+
+def test_an_export_leaves_the_handlers_of_the_root_logger(monkeypatch):
+    monkeypatch.setattr(logging.root, "handlers", [])
+
+    with onnx_export._quiet():
+        logging.warning("what onnxruntime says")  # adds a handler
+
+    assert logging.root.handlers == []

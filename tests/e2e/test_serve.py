@@ -61,6 +61,7 @@ class Slow:
 
 def test_predict_answers_what_the_model_predicts(client, model, texts):
     answer = client.post("/predict", json={"inputs": texts, "top_k": 3})
+    single = client.post("/predict", json={"inputs": texts[0], "top_k": 3})
 
     assert answer.status_code == 200
     expected = model.predict(texts, top_k=3).to_dicts()
@@ -68,6 +69,9 @@ def test_predict_answers_what_the_model_predicts(client, model, texts):
         [label["id"] for label in row] for row in expected
     ]
     assert answer.json()[0][0]["score"] == pytest.approx(expected[0][0]["score"], rel=1e-4)
+    assert [[label["id"] for label in row] for row in single.json()] == [
+        [label["id"] for label in expected[0]]
+    ]
 
 
 def test_requests_for_different_depths_get_their_own(client, texts):
@@ -145,7 +149,8 @@ def test_a_label_is_found_by_name_and_leads_to_its_clusters_and_back(client, mod
     ("method", "path", "body", "status", "output"),
     [
         ("POST", "/predict", {"inputs": []}, 422, "inputs: List should have at least 1 item"),
-        ("POST", "/predict", {"inputs": "a text"}, 422, "inputs: Input should be a valid list"),
+        ("POST", "/predict", {"inputs": 3}, 422, "inputs: Input should be a valid list"),
+        ("POST", "/predict", {"inputs": "a" * 501}, 413, "501 characters; at most 500"),
         ("POST", "/predict", {"inputs": ["a"], "top_k": 0}, 422, "top_k"),
         ("POST", "/predict", {"inputs": ["a"], "top_k": 101}, 422, "top_k"),
         ("POST", "/predict", {"inputs": ["a"], "topk": 3}, 422, "topk: Extra inputs"),

@@ -12,10 +12,9 @@ from typing import Annotated, Any
 
 import typer
 from typer import Option
-from typer.core import TyperGroup
 
 import elias
-from elias.cli import console, data, experiment
+from elias.cli import console, data, experiment, options
 from elias.cli.demo import demo
 from elias.cli.evaluate import calibrate, evaluate
 from elias.cli.explain import explain
@@ -31,7 +30,7 @@ LOGGED_COMMANDS = ("demo", "experiment", "serve", "train", "tune")
 """Commands that log their steps by default."""
 
 
-class Commands(TyperGroup):
+class Commands(options.Group):
     """A command group that turns exceptions into one-line messages and exit codes."""
 
     def invoke(self, ctx: Any) -> Any:
@@ -74,13 +73,13 @@ def configure(
     check_single_process(command)
 
 
-app.command()(demo)
+app.command(cls=options.Command)(demo)
 app.add_typer(data.app, name="data")
 for _command in (train, tune, evaluate, calibrate, predict, explain, report, serve, push, export):
-    app.command()(_command)
+    app.command(cls=options.Command)(_command)
 app.add_typer(experiment.app, name="experiment")
-app.command()(info)
-app.command()(presets)
+app.command(cls=options.Command)(info)
+app.command(cls=options.Command)(presets)
 
 
 def main() -> None:

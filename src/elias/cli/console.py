@@ -6,6 +6,7 @@ import io
 import json
 import logging
 import os
+import re
 import signal
 import sys
 import traceback
@@ -253,4 +254,16 @@ def report_error(error: BaseException) -> None:
         error.reported = True
         if is_verbose():
             traceback.print_exc()
-        typer.echo(f"error: {' '.join(str(error).split())}", err=True)
+        typer.echo(f"error: {name_options(' '.join(str(error).split()))}", err=True)
+
+
+def name_options(message: str) -> str:
+    """Replace arguments of Python functions in a message by options of the command line.
+
+    >>> name_options("holds a finished run; use overwrite=True or another out=")
+    'holds a finished run; use --overwrite or another --out'
+    """
+    message = re.sub(r"\b(overwrite|ignore_memory)=True", r"--\1", message)
+    message = re.sub(r"\bout=(?=[\s,;]|$)", "--out", message)
+    message = re.sub(r"\bdevice='(\w+)'", r"--device \1", message)
+    return message.replace("--ignore_memory", "--ignore-memory")

@@ -15,12 +15,14 @@ if TYPE_CHECKING:
     from elias.data import CorpusStats, SplitStats
 
 
-app = typer.Typer(no_args_is_help=True, help="Inspect, convert and generate corpora.")
+app = typer.Typer(
+    cls=options.Group, no_args_is_help=True, help="Inspect, convert and generate corpora."
+)
 
 NewFolder = Annotated[Path, Argument(metavar="DIR", help="The folder to create.")]
 
 
-@app.command()
+@app.command(cls=options.Command)
 @options.expand_groups
 def info(
     path: options.DataPath, reading: options.CorpusOptions, as_json: options.AsJson = False
@@ -79,7 +81,7 @@ def _label_rows(stats: CorpusStats) -> list[tuple[str, Any]]:
     ]
 
 
-@app.command()
+@app.command(cls=options.Command)
 @options.expand_groups
 def convert(
     *,
@@ -105,7 +107,7 @@ def convert(
     typer.echo(written.path)
 
 
-@app.command()
+@app.command(cls=options.Command)
 def demo(directory: NewFolder) -> None:
     """Build the demo corpus: MEDLINE titles and their MeSH headings (requires internet access)."""
     from elias.data.demo import build_demo_corpus
@@ -113,7 +115,7 @@ def demo(directory: NewFolder) -> None:
     typer.echo(build_demo_corpus(directory))
 
 
-@app.command()
+@app.command(cls=options.Command)
 def synthetic(
     directory: NewFolder,
     points: Annotated[int, Option(min=1, help="Number of training points.")] = 10_000,

@@ -28,6 +28,7 @@ Component = Annotated[
 ]
 
 app = typer.Typer(
+    cls=options.Group,
     no_args_is_help=True,
     help="Run the paper's experiments on a corpus: ablation, comparison, sweeps, pruning.",
 )
@@ -129,7 +130,7 @@ class Experiment:
         console.note(f"written: {', '.join(str(path) for path in result.files)}")
 
 
-@app.command()
+@app.command(cls=options.Command)
 @options.expand_groups
 def ablation(
     *,
@@ -149,7 +150,7 @@ def ablation(
     experiment.run(plan_ablation(setting, members=members, with_one_vs_all=one_vs_all))
 
 
-@app.command()
+@app.command(cls=options.Command)
 @options.expand_groups
 def compare(
     *,
@@ -182,7 +183,7 @@ def compare(
     experiment.run(plan)
 
 
-@app.command()
+@app.command(cls=options.Command)
 @options.expand_groups
 def sweep(
     *,
@@ -211,7 +212,7 @@ def sweep(
     experiment.run(plan_sweep(setting, parameter, values=numbers, component=component))
 
 
-@app.command()
+@app.command(cls=options.Command)
 @options.expand_groups
 def prune(
     *,

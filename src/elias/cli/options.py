@@ -16,6 +16,7 @@ from shlex import quote
 from typing import Annotated, Any
 
 from typer import Argument, Option
+from typer.core import TyperCommand, TyperGroup
 
 import elias
 from elias.cli import console
@@ -47,6 +48,26 @@ Component = Annotated[
 TopK = Annotated[int, Option("-k", "--top-k", min=1, help="Number of labels per text.")]
 AsJson = Annotated[bool, Option("--json", help="Print one JSON object.")]
 Overwrite = Annotated[bool, Option("--overwrite", help="Replace existing output.")]
+
+
+class _PlainFlags:
+    """Mixin that shows flags in the help as ``--json`` instead of ``--json <bool>``."""
+
+    def get_params(self, ctx: Any) -> list[Any]:
+        """Return the parameters of a command."""
+        params: list[Any] = super().get_params(ctx)  # type: ignore[misc]
+        for param in params:
+            if getattr(param, "is_flag", False):
+                param.metavar = ""
+        return params
+
+
+class Command(_PlainFlags, TyperCommand):
+    """A command whose help shows flags plainly."""
+
+
+class Group(_PlainFlags, TyperGroup):
+    """A group of commands whose help shows flags plainly."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -130,7 +130,7 @@ def _unknown_keys(hint: Any, value: Any, where: str) -> Iterator[str]:
     """Yield a message for each key in ``value`` that is not a field of the dataclass ``hint``."""
     if get_origin(hint) is tuple and isinstance(value, list | tuple):
         for i, item in enumerate(value):
-            yield from _unknown_keys(get_args(hint)[0], item, f"{where}{i}.")
+            yield from _unknown_keys(get_args(hint)[0], item, f"{where}{_item_key(i, item)}.")
     if not is_dataclass(hint) or not isinstance(value, Mapping):
         return
     hints = get_type_hints(hint)
@@ -176,7 +176,16 @@ def _convert_tuple(args: tuple[Any, ...], value: Any, where: str) -> tuple[Any, 
     if len(inner) != len(value):
         raise ConfigError(f"{where} must have {len(inner)} values, not {len(value)}")
     pairs = zip(inner, value, strict=True)
-    return tuple(_convert(hint, item, f"{where}.{i}") for i, (hint, item) in enumerate(pairs))
+    return tuple(
+        _convert(hint, item, f"{where}.{_item_key(i, item)}")
+        for i, (hint, item) in enumerate(pairs)
+    )
+
+
+def _item_key(i: int, item: Any) -> str:
+    """Return the key of a list item in messages: the name of a stage, or else its index."""
+    name = item.get("name") if isinstance(item, Mapping) else None
+    return name if isinstance(name, str) else str(i)
 
 
 def _convert_scalar(hint: Any, value: Any, where: str) -> Any:

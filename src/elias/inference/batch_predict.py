@@ -89,7 +89,7 @@ class FileTask:
         if out.exists() and out.samefile(source.path):
             raise DataError(f"{out}: is also the input file; choose another output file")
         if out.exists() and not overwrite:
-            raise DataError(f"{out}: already exists; choose another file, or add --overwrite")
+            raise DataError(f"{out}: already exists; choose another file, or add overwrite=True")
         return cls(source, out, form, chunk_size, overwrite)
 
     @property
@@ -222,7 +222,7 @@ def _begin(task: FileTask, request: dict[str, Any]) -> tuple[int, dict[str, str]
     if differing and not task.overwrite:
         raise DataError(
             f"{task.out}: was begun with another {', another '.join(differing)}; run the earlier "
-            "command again to resume it, or add --overwrite to start over"
+            "command again to resume it, or add overwrite=True to start over"
         )
     for part in task.folder.glob("*.part"):
         part.unlink()

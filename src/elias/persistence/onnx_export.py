@@ -65,7 +65,7 @@ def export_onnx(
             f"{path}: is a folder, or its folder does not exist; name a file in an existing folder"
         )
     if path.exists() and not overwrite:
-        raise ModelError(f"{path}: already exists; choose another file, or add --overwrite")
+        raise ModelError(f"{path}: already exists; choose another file, or add overwrite=True")
     try:
         import onnx
         import onnxscript  # noqa: F401 - if it is missing, torch.onnx fails later, unclearly
@@ -221,7 +221,7 @@ def _log_sigmoid(logits: Tensor) -> Tensor:
 @contextmanager
 def _quiet() -> Iterator[None]:
     """Silence log messages and warnings during the export."""
-    before = logging.root.manager.disable
+    before, handlers = logging.root.manager.disable, logging.root.handlers[:]
     logging.disable(logging.WARNING)
     try:
         with warnings.catch_warnings():
@@ -229,3 +229,4 @@ def _quiet() -> Iterator[None]:
             yield
     finally:
         logging.disable(before)
+        logging.root.handlers[:] = handlers  # onnxruntime adds one, which repeats our messages

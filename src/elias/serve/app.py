@@ -89,8 +89,9 @@ def _add_limits_to_openapi(api: FastAPI, settings: ServeSettings) -> None:
             ("ExplainRequest", min(MAX_EXPLAINED, limits.max_inputs)),
         ):
             inputs = tree["components"]["schemas"][name]["properties"]["inputs"]
-            inputs["maxItems"] = max_inputs
-            inputs["items"]["maxLength"] = limits.max_text
+            text, texts = inputs["anyOf"]
+            texts["maxItems"] = max_inputs
+            text["maxLength"] = texts["items"]["maxLength"] = limits.max_text
         if settings.keys:
             tree["components"]["securitySchemes"] = {"key": {"type": "http", "scheme": "bearer"}}
             tree["security"] = [{"key": []}]

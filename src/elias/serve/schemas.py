@@ -29,10 +29,15 @@ def _whole(value: Any) -> Any:
 # In an annotation, put this after the bounds. Otherwise the OpenAPI file has no bounds.
 Whole = BeforeValidator(_whole)
 Target = Annotated[str, Field(pattern=r"^(f1|(precision|recall)=(0(\.[0-9]{1,9})?|1(\.0{1,9})?))$")]
+_OneOrMore = str | Annotated[list[str], Field(min_length=1)]
 Inputs = Annotated[
     list[str],
     FailFast(),
-    Field(min_length=1, description="List of texts, even if there is only one."),
+    Field(min_length=1, description="A list of texts, or a single text; the answer is a list."),
+    BeforeValidator(
+        lambda value: [value] if isinstance(value, str) else value,
+        json_schema_input_type=_OneOrMore,
+    ),
 ]
 TopK = Annotated[int, Field(ge=1, le=MAX_LABELS, description="Maximum labels per text."), Whole]
 

@@ -551,7 +551,7 @@ def _checked_state(run: Run, state: dict[str, Any]) -> dict[str, Any]:
         if former != value:
             raise RunError(
                 f"{run.folder}: a run was started here with another {name} ({former}, not "
-                f"{value}); use the original one, --overwrite to start over, or another --out"
+                f"{value}); use the original one, overwrite=True to start over, or another out="
             )
     return state
 

@@ -276,7 +276,7 @@ class MemoryEstimate:
                 advice = "; ".join(self.remedies(fits)) or "use a larger machine"
                 raise RunError(
                     f"the run needs about {needed} of {fit.memory}, and there is {total}; "
-                    f"{advice}; or pass --ignore-memory to try it anyway"
+                    f"{advice}; or pass ignore_memory=True to try it anyway"
                 )
 
     def remedies(self, fits: Sequence[MemoryCheck] = ()) -> list[str]:

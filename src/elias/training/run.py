@@ -75,7 +75,7 @@ def locked(folder: Path) -> Iterator[None]:
             holder = path.read_text(encoding="ascii", errors="replace").strip() or holder
         raise RunError(
             f"{folder}: a run is active here (process {holder}); wait until it is finished, stop "
-            "it, or use another --out"
+            "it, or use another out="
         ) from None
     try:
         with suppress(OSError):  # the process id is only needed for the message above
@@ -340,7 +340,7 @@ def _helping(run: Run, folder: Path | None, world: World) -> Iterator[None]:
     if folder is not None and not (folder / CONFIG_FILE).exists():
         raise RunError(
             f"{folder}: rank {world.rank} does not see what rank 0 has written there; use an "
-            "--out on a file system that all machines share"
+            "out= on a file system that all machines share"
         )
     with run.interruption.listening():
         try:
@@ -389,7 +389,7 @@ def _remove_unfinished(folder: Path) -> None:
 def check_folder(folder: Path, *, overwrite: bool) -> None:
     """Raise a `RunError` if no run can start in ``folder``, whatever its configuration."""
     if folder.exists() and not folder.is_dir():
-        raise RunError(f"{folder}: is a file, not a folder; use another --out")
+        raise RunError(f"{folder}: is a file, not a folder; use another out=")
     check_unlocked(folder)
     _check_unfinished(folder, overwrite=overwrite)
 
@@ -401,7 +401,7 @@ def _check_unfinished(folder: Path, *, overwrite: bool) -> None:
     """
     restored = (folder / _REPLACED / MODEL_FOLDER).exists() and not can_resume(folder)
     if not overwrite and ((folder / MODEL_FOLDER).exists() or restored):
-        raise RunError(f"{folder}: holds a finished run; use --overwrite or another --out")
+        raise RunError(f"{folder}: holds a finished run; use overwrite=True or another out=")
 
 
 def can_resume(folder: Path) -> bool:
@@ -451,7 +451,7 @@ def _check_same_config(folder: Path, config: EliasConfig) -> None:
     if difference:
         raise RunError(
             f"{folder}: a run was started here with another configuration ({difference}); "
-            "use the original one, --overwrite to start over, or another --out"
+            "use the original one, overwrite=True to start over, or another out="
         )
     if rates:
         logger.warning("%s: resumes with other learning rates (%s)", folder, rates)

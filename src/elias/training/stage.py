@@ -380,7 +380,7 @@ class StageLoop:
             if wrong:
                 raise RunError(
                     f"{problem}; their input features contain NaN or infinite values; "
-                    "correct these, and run again with --overwrite"
+                    "correct these, and run again with overwrite=True"
                 )
             raise self._divergence_error(problem)
 
@@ -411,7 +411,7 @@ class StageLoop:
         return RunError(
             f"{problem}; the likely cause is a learning rate that is too high: lower "
             f"stages.{self.stage.name}.{key} (now {getattr(self.stage, key):g}), and run again to "
-            "resume from the last good checkpoint, or with --overwrite to start over"
+            "resume from the last good checkpoint, or with overwrite=True to start over"
         )
 
     # checkpoints

@@ -99,12 +99,12 @@ def check_world(config: EliasConfig, world: World) -> None:
     if index.label_storage == "compact" and index.kind != "all" and not by_kernels:
         raise ConfigError(
             "index.label_storage is 'compact', which with a graph needs a GPU and Triton; set "
-            "it to 'full', or train with --device cuda"
+            "it to 'full', or train with device='cuda'"
         )
     if world.shards_labels and device.type == "cuda" and not by_kernels:
         raise ConfigError(
             "several processes on GPUs need Triton, which is missing, or turned off by "
-            "ELIAS_KERNELS; use --device cpu"
+            "ELIAS_KERNELS; use device='cpu'"
         )
     if not world.shards_labels or encoder.kind != "transformer":
         return

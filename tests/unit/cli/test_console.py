@@ -179,3 +179,12 @@ def test_a_long_log_line_stays_a_line(capsys, shown_lines):
     console.note("x" * 500)
 
     assert capsys.readouterr().err == "x" * 500 + "\n"
+
+
+def test_errors_name_options_instead_of_arguments():
+    message = "other data; use overwrite=True or another out=, ignore_memory=True, device='cpu'"
+
+    assert console.name_options(message) == (
+        "other data; use --overwrite or another --out, --ignore-memory, --device cpu"
+    )
+    assert console.name_options("about=; out=x.csv") == "about=; out=x.csv"

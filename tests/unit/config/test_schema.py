@@ -101,6 +101,13 @@ def test_every_unknown_key_is_named_at_once():
     ]
 
 
+def test_messages_name_a_stage_by_its_name():
+    with pytest.raises(ConfigError, match=r"^stages.stage2.epochs must be a whole number, not 'x'"):
+        EliasConfig().override({"stages.stage2.epochs": "x"})
+    with pytest.raises(ConfigError, match=r"'stages.first.epohcs'; did you mean 'stages.first.ep"):
+        EliasConfig.from_dict({"stages": [{"name": "first", "epohcs": 1}]})
+
+
 def test_an_unknown_key_near_nothing_lists_the_known_ones():
     with pytest.raises(ConfigError, match=r"unknown key 'loss.zzz' \(known: reduction"):
         EliasConfig.from_dict({"loss": {"zzz": 1}})
@@ -493,7 +500,7 @@ def test_a_removed_key_with_the_value_that_is_now_constant_is_accepted(tmp_path)
     ("section", "key", "value", "reason"),
     [
         ("encoder", "capture", False, "'encoder.capture', which was removed: it is always True"),
-        ("stages", "warmup", 0.2, "'stages.0.warmup', which was removed: it is always 0.1"),
+        ("stages", "warmup", 0.2, r"'stages\.\w+\.warmup', which was removed: it is always 0.1"),
         ("rerank", "tree_leaf", 20, "'rerank.tree_leaf', which was removed: .* rerank.trees"),
         ("rerank", "transform", "l3-hinge", "'rerank.transform', .* from rerank.loss"),
     ],

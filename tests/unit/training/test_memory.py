@@ -160,7 +160,7 @@ def test_a_run_that_cannot_fit_is_refused_with_remedies(monkeypatch):
         check(expected, monkeypatch, Capacity(16 << 30, 8 << 30))
 
     assert "\n" not in str(e.value)
-    assert "--ignore-memory" in str(e.value)
+    assert "ignore_memory=True" in str(e.value)
     assert "torchrun" in str(e.value)
 
 
