@@ -16,7 +16,7 @@ def text(corpus_folder):
 def test_json_holds_what_python_gives(run, text):
     result = elias("explain", run, text, "-k", 3, "--json", "--device", "cpu")
 
-    expected = Elias.from_pretrained(run, device="cpu").explain([text], top_k=3)
+    expected = Elias.from_pretrained(run, device="cpu").explain([text], top_k=3, words=True)
     assert result.code == 0, result.err
     assert json.loads(result.out) == json.loads(json.dumps(expected[0].to_dict()))
 
@@ -53,6 +53,19 @@ def test_people_get_a_table_on_stdout_and_its_meaning_on_stderr(run, text):
     assert "p = classifier · path" in result.err
     assert "score = T + p · ranker" in result.err
     assert "the similarity of the label's name and the text" in result.err
+
+
+def test_words_for_and_against_each_label_are_listed_below_the_table(run, text):
+    shown = elias("explain", run, text, "-k", 1).out
+    without = elias("explain", run, text, "-k", 1, "--no-words").out
+
+    best = Elias.from_pretrained(run, device="cpu").explain([text], top_k=1, words=True)[0]
+    label = best.labels[0]
+    strongest = max(label.words, key=lambda word: word.effect)
+    word = text[strongest.start : strongest.end]
+    assert f"  for: {word} ({strongest.probability:.0%} without it)" in shown
+    assert f"  in the ranker: {label.terms[0].term} {label.terms[0].weight:+.2f}" in shown
+    assert "without it" not in without
 
 
 def test_nothing_is_explained_without_a_text(run):

@@ -138,6 +138,19 @@ def test_a_label_says_why_and_leads_on_to_clusters_and_labels_and_back(tab, text
     expect(tab.locator("#panel h2")).to_have_text(name)
 
 
+def test_the_text_is_shown_with_the_words_for_and_against_a_label(tab, run, text):
+    astral = f"\U0001f41f {text}"
+    typed(tab, astral)
+
+    tab.click(f"{ROWS} >> nth=0")
+
+    label = Elias.from_pretrained(run, device="cpu").explain([astral], top_k=1, words=True)[0]
+    strongest = max(label.labels[0].words, key=lambda word: word.effect)
+    expect(tab.locator(".words")).to_have_text(astral)
+    marked = tab.locator(".words mark.for").all_inner_texts()
+    assert astral[strongest.start : strongest.end] in marked
+
+
 def test_a_label_is_found_by_a_part_of_its_name(tab, run):
     name = Elias.from_pretrained(run, device="cpu").label_names[5]
 

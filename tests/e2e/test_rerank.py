@@ -10,6 +10,7 @@ from transformers import AutoModel
 from elias import Elias, EliasConfig, train
 from elias.data.synthetic import synthetic_corpus
 from elias.errors import ConfigError, ModelError
+from elias.inference.explain import ranker_terms
 from tiny_bert import save_tiny_bert
 
 SMALL = {
@@ -101,6 +102,20 @@ def test_excluded_labels_are_not_predicted(model, corpus):
     actual = model.predict(texts, without=kept_off)
 
     assert not set(kept_off) & set(actual.ids.ravel().tolist())
+
+
+def test_the_terms_of_a_label_add_up_to_the_margin_of_the_ranker(model, corpus):
+    text = corpus.test.texts[0]
+    reranker = model.reranker
+    ids = model.predict([text], top_k=4).ids
+
+    terms = ranker_terms(reranker, text, ids[0].tolist(), count=10_000)
+
+    margins = reranker.ranker.score(reranker.features.transform([text]), None, ids)[0]
+    for label, found, margin in zip(ids[0], terms, margins, strict=True):
+        total = reranker.ranker.biases[label] + sum(one.weight for one in found)
+        assert total == pytest.approx(margin, abs=1e-5)
+        assert any(one.term in text.casefold() for one in found)
 
 
 def test_each_component_is_measured_and_recorded(run, model, corpus):

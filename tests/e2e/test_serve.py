@@ -124,6 +124,19 @@ def test_explain_returns_the_paths_to_each_label(client, model, texts):
     assert "text" not in why
 
 
+def test_explain_measures_the_effect_of_words_of_one_text(client, model, texts):
+    (expected,) = model.explain(texts[:1], top_k=1, words=True)
+    label = expected.to_dict()["labels"][0]
+
+    body = {"inputs": texts[:1], "label": label["id"], "words": True}
+    (why,) = client.post("/explain", json=body).json()
+    refused = client.post("/explain", json={"inputs": texts[:2], "words": True})
+
+    assert why["labels"][0]["words"] == list(label["words"])
+    assert why["labels"][0]["terms"] == list(label["terms"])
+    assert refused.status_code == 413
+
+
 def test_explain_of_one_label_returns_only_that_label(client, texts):
     (every,) = client.post("/predict", json={"inputs": texts[:1], "top_k": 9}).json()
 

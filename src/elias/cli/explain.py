@@ -14,10 +14,13 @@ from elias.cli.predict import STDIN, chunks, read_rows
 from elias.errors import DataError
 
 if TYPE_CHECKING:
+    from rich.console import RenderableType
     from rich.table import Table
 
 
 CHUNK = 64
+N_WORDS = 6
+"""Number of words and terms shown in one line."""
 
 LEGEND = (
     "p = classifier · path, and path = cluster · edge on the best path (▸) to the label.\n"
@@ -42,12 +45,17 @@ def explain(
     ] = str(STDIN),
     top_k: options.TopK = 5,
     member: Annotated[int, Option(min=0, help="Ensemble member to explain, counted from 0.")] = 0,
+    words: Annotated[
+        bool | None,
+        Option(help="Leave out each word to measure its effect (default: only for a TEXT given)."),
+    ] = None,
     as_json: Annotated[bool, Option("--json", help="Print one JSON object per text.")] = False,
     device: options.DeviceName = "auto",
 ) -> None:
-    """Show why a model predicts its labels, with clusters, edges and all factors of a score."""
+    """Show why a model predicts its labels: words, clusters, edges and the factors of a score."""
     from elias.data.readers.files import sanitize
 
+    words = text != str(STDIN) if words is None else words
     lines: Iterable[str] = [text]
     if text == str(STDIN):
         lines = (row.text for row in read_rows(STDIN))
@@ -57,11 +65,12 @@ def explain(
             f"{model}: was trained on features, but this command reads texts; use Elias.explain "
             "with a CSR matrix in Python"
         )
-    progress.enable(False)  # a bar for every chunk would flicker
+    if text == str(STDIN):
+        progress.enable(False)  # a bar for every chunk would flicker
     count = 0
     for chunk in chunks(lines, CHUNK):
         texts, _ = sanitize(chunk)
-        for explanation in loaded.explain(texts, top_k=top_k, member=member):
+        for explanation in loaded.explain(texts, top_k=top_k, member=member, words=words):
             if as_json:
                 console.print_json(explanation.to_dict())
             else:
@@ -70,7 +79,7 @@ def explain(
                 else:
                     console.note(_legend(loaded, member))
                 title = explanation.text or "(an empty text)"
-                console.print_out(title, "", _label_table(explanation))
+                console.print_out(title, "", _label_table(explanation), *_word_lines(explanation))
             count += 1
     if not count:
         console.note("no texts were given")
@@ -134,6 +143,31 @@ def _label_table(explanation: elias.Explanation) -> Table:
         if label.n_paths > len(label.paths):
             add([], f"    … and {label.n_paths - len(label.paths)} more", "dim")
     return table
+
+
+def _word_lines(explanation: elias.Explanation) -> list[RenderableType]:
+    """Return the words and ranker terms with the largest effects, a few lines for each label."""
+    from rich.text import Text
+
+    lines: list[RenderableType] = []
+    text = explanation.text or ""
+    for label in explanation.labels:
+        words = sorted(label.words, key=lambda word: -abs(word.effect))
+        strong = [word for word in words if abs(word.effect) > 0.05 * abs(words[0].effect)]
+        rows: dict[str, list[str]] = {"for": [], "against": []}
+        for word in strong:
+            without = console.likelihood(word.probability, label.score - word.effect)
+            shown = f"{console.one_line(text[word.start : word.end])} ({without} without it)"
+            rows["for" if word.effect > 0 else "against"].append(shown)
+        rows["in the ranker"] = [f"{one.term} {one.weight:+.2f}" for one in label.terms]
+        if any(rows.values()):
+            now = console.likelihood(label.probability, label.score)
+            lines += ["", Text(f"{label.label} ({now})", style="bold")]
+        for name, shown_words in rows.items():
+            if shown_words:
+                style = {"for": "green", "against": "red"}.get(name, "dim")
+                lines.append(Text(f"  {name}: {', '.join(shown_words[:N_WORDS])}", style=style))
+    return lines
 
 
 def _number(value: float | None) -> str:

@@ -1,6 +1,8 @@
 """Explain predictions, and browse the learned graph.
 
 An explanation shows the clusters through which each label was found, and the factors of its score.
+It can also show the effect of each word, measured by leaving the word out of the text (occlusion),
+and the exact weights of the text's n-grams in the ranker, which is linear.
 `GraphView` shows the labels of a cluster and the clusters of a label. `LabelSearch` finds labels by
 name.
 """
@@ -27,11 +29,13 @@ from elias.model.elias import EliasModel
 from elias.model.one_vs_all import OneVsAll
 from elias.model.search import embed_all
 from elias.predictions import Candidates
+from elias.text.vectorizer import word_spans
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from elias.inference.predictor import Elias
+    from elias.rerank.reranker import Reranker
     from elias.rerank.sparse_ranker import Array, Inputs
 
 
@@ -160,6 +164,30 @@ class LabelPath:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class WordEffect:
+    """The effect of a word on a label, measured by leaving the word out (occlusion)."""
+
+    start: int
+    end: int
+    """The word is ``text[start:end]``. In long texts it stands for several consecutive words."""
+    effect: float
+    """The score of the label minus its score in the text without the word. It is positive if the
+    word speaks for the label."""
+    probability: float | None = None
+    """Probability of the label without the word, or None if the model has no probabilities."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankerTerm:
+    """A word or n-gram of the text and its exact share in the ranker's margin of a label."""
+
+    term: str
+    weight: float
+    """w̄_{ℓ,j}·ψ_j(x). The weights of all terms and a bias add up to the margin, in a ranker
+    without embedding."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ExplainedLabel:
     """A predicted label and the factors of its score."""
 
@@ -188,6 +216,10 @@ class ExplainedLabel:
     """The best paths, best first."""
     n_paths: int
     """Number of paths to the label that the search found."""
+    words: tuple[WordEffect, ...] = ()
+    """The effect of each word, in the order of the text, if it was asked for."""
+    terms: tuple[RankerTerm, ...] = ()
+    """The terms with the largest weights in the ranker, if they were asked for."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -207,8 +239,73 @@ class Explanation:
         return {"text": self.text, "labels": labels, "clusters": clusters}
 
 
+MAX_PIECES = 200
+"""Maximum number of words, or groups of consecutive words, that are left out of a text."""
+_MAX_CHARACTERS = 2_000_000  # of all variants of a text together
+N_TERMS = 20
+CHARACTER_NGRAMS = "(character n-grams)"
+"""The term that stands for all character n-grams of a text."""
+
+
+def word_effects(elias: Elias, text: str, labels: Sequence[int]) -> list[tuple[WordEffect, ...]]:
+    """Return the effect of each word of a text on each label, by occlusion.
+
+    The whole model predicts the text without each word in turn, so this holds for every encoder and
+    every component. A label that is not among the best 100 has a score of 0.
+    """
+    from elias.inference.predictor import EVALUATED
+
+    spans = word_spans(text)
+    count = max(1, min(MAX_PIECES, _MAX_CHARACTERS // max(1, len(text))))
+    size = -(-len(spans) // count)  # words that are left out together
+    pieces = [(spans[i][0], spans[i : i + size][-1][1]) for i in range(0, len(spans), max(1, size))]
+    variants = [text, *(f"{text[:start]} {text[end:]}" for start, end in pieces)]
+    predictions = elias.predict(variants, top_k=EVALUATED)
+    effects = []
+    for label in labels:
+        is_label = predictions.ids == label
+        scores = np.where(is_label, predictions.scores, 0).sum(axis=1)
+        chances: Sequence[float | None] = [None] * len(pieces)
+        if predictions.probabilities is not None:
+            chances = (is_label * predictions.probabilities).sum(axis=1)[1:].tolist()
+        columns = zip(pieces, (scores[0] - scores[1:]).tolist(), chances, strict=True)
+        effects.append(
+            tuple(
+                WordEffect(start=start, end=end, effect=effect, probability=probability)
+                for (start, end), effect, probability in columns
+            )
+        )
+    return effects
+
+
+def ranker_terms(
+    reranker: Reranker | None, text: str, labels: Sequence[int], count: int = N_TERMS
+) -> list[tuple[RankerTerm, ...]]:
+    """Return the ``count`` terms of a text with the largest weights for each label, by size.
+
+    The character n-grams of the text are one term.
+    """
+    featurizer = None if reranker is None else reranker.features.featurizer
+    if reranker is None or featurizer is None:
+        return [()] * len(labels)
+    psi, terms, n_words = reranker.features.transform([text]), [], len(featurizer.words)
+    for label in labels:
+        weights = reranker.ranker.weights[label]
+        shared = np.intersect1d(psi.indices, weights.indices, return_indices=True)
+        columns, products = shared[0], psi.data[shared[1]] * weights.data[shared[2]]
+        n_known = np.searchsorted(columns, n_words)  # columns of character n-grams come last
+        shares = [
+            *zip((featurizer.words[j] for j in columns[:n_known]), products, strict=False),
+            *([(CHARACTER_NGRAMS, products[n_known:].sum())] if n_known < len(columns) else []),
+        ]
+        shares.sort(key=lambda share: -abs(share[1]))
+        best = (RankerTerm(term=term, weight=float(weight)) for term, weight in shares[:count])
+        terms.append(tuple(best))
+    return terms
+
+
 def explain(
-    elias: Elias, inputs: Inputs, *, top_k: int, paths: int, member: int
+    elias: Elias, inputs: Inputs, *, top_k: int, paths: int, member: int, words: bool = False
 ) -> list[Explanation]:
     """Explain the predicted labels of texts by the paths in one member. See `Elias.explain`."""
     if not isinstance(paths, int) or paths < 1:
@@ -218,6 +315,8 @@ def explain(
         raise ConfigError(f"there is no member {member}; the model has {n_members}, counted from 0")
     if not issparse(inputs) and not isinstance(inputs, str):
         inputs = list(inputs)
+    if words and issparse(inputs):
+        raise DataError("the effect of words needs texts, not features; leave out words=True")
     explained = elias.members[member]
     model, tokens = explained.model, tokenize(inputs, explained.model.encoder)
     predictions = elias.predict(inputs, top_k=top_k)
@@ -251,18 +350,25 @@ def explain(
             "path_score": traced.path_scores[row, :, 0],
             **{name: factor[row] for name, factor in factors.items()},
         }
+        text, ids = None if issparse(inputs) else inputs[row], ranking.ids.tolist()
+        effects: list[tuple[WordEffect, ...]] = [()] * len(ids)
+        terms: list[tuple[RankerTerm, ...]] = [()] * len(ids)
+        if words and text is not None:
+            effects = word_effects(elias, text, ids)
+            terms = ranker_terms(explained.reranker, text, ids)
         shown = tuple(
             ExplainedLabel(
-                id=int(ranking.ids[i]),
+                id=ids[i],
                 label=label,
                 **{name: float(array[i]) for name, array in values.items() if array is not None},
                 paths=_paths(traced, row, i),
                 n_paths=int(traced.n_paths[row, i]),
+                words=effects[i],
+                terms=terms[i],
             )
             for i, label in enumerate(ranking.labels)
         )
         used = dict.fromkeys(path.cluster for label in shown for path in label.paths)
-        text = None if issparse(inputs) else inputs[row]
         clusters = {cluster: names[cluster] for cluster in used}
         explanations.append(Explanation(text=text, labels=shown, clusters=clusters))
     return explanations

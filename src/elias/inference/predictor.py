@@ -320,6 +320,7 @@ class Elias:
         top_k: int = 5,
         paths: int = 3,
         member: int = 0,
+        words: bool = False,
     ) -> list[Explanation]:
         """Explain the ``top_k`` best labels of each text, as `predict` ranks them.
 
@@ -332,6 +333,9 @@ class Elias:
             paths: Maximum number of paths per label.
             member: Index of the ensemble member whose clusters and factors are shown. It may have
                 no path to a label that only other members found.
+            words: Also measure the effect of each word on each label, by leaving the word out of
+                the text, and name the terms with the largest weights in the ranker. Each text is
+                then predicted up to 200 times.
 
         Example:
             >>> from elias import EliasConfig, train
@@ -345,7 +349,7 @@ class Elias:
             >>> bool(abs(best.p - best.classifier_score * best.path_score) < 1e-6)
             True
         """
-        return explain(self, texts, top_k=top_k, paths=paths, member=member)
+        return explain(self, texts, top_k=top_k, paths=paths, member=member, words=words)
 
     def predict_split(
         self, split: Split, *, top_k: int = EVALUATED, component: str | None = None

@@ -10,14 +10,14 @@ import time
 from collections import deque
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import numpy as np
 
 from elias.data.readers.files import sanitize
 from elias.errors import DataError, EliasError
-from elias.inference.explain import GraphView, LabelSearch
+from elias.inference.explain import GraphView, LabelSearch, ranker_terms, word_effects
 from elias.inference.predictor import Elias
 from elias.serve.errors import RequestError
 from elias.serve.metrics import Metrics
@@ -49,6 +49,8 @@ class Job:
     paths: int = 3
     label: int | None = None
     """Id of a single label to explain. If None, the ``top_k`` best labels are explained."""
+    words: bool = False
+    """Whether to measure the effect of each word."""
 
 
 Result = list[Any]
@@ -95,8 +97,7 @@ class ServedModel:
             end = start + len(job.texts)
             part = predictions.take(np.arange(start, end)).top(job.top_k)
             if job.threshold is not None:
-                keep_best = self.model.keeps_best(job.threshold)
-                part = part.threshold(self.model.threshold(job.threshold), keep_best=keep_best)
+                part = self.model.assign(part, job.threshold)
             results.append(part.to_dicts())
             start = end
         return results
@@ -104,19 +105,28 @@ class ServedModel:
     def _explain(self, job: Job) -> Result:
         texts, _ = sanitize(job.texts)
         if job.label is None:
-            explanations = self.model.explain(texts, top_k=job.top_k, paths=job.paths)
+            explanations = self.model.explain(
+                texts, top_k=job.top_k, paths=job.paths, words=job.words
+            )
             return [_to_dict(explanation, 0) for explanation in explanations]
-        return [self._explain_label(text, job.label, job.paths) for text in texts]
+        return [self._explain_label(text, job.label, job) for text in texts]
 
-    def _explain_label(self, text: str, label: int, paths: int) -> dict[str, Any]:
+    def _explain_label(self, text: str, label: int, job: Job) -> dict[str, Any]:
         """Explain one label with the first ensemble member that has it in its top `MAX_LABELS`."""
         for number, member in enumerate(self.members):
-            (explanation,) = member.explain([text], top_k=MAX_LABELS, paths=paths)
+            (explanation,) = member.explain([text], top_k=MAX_LABELS, paths=job.paths)
             if any(explained.id == label for explained in explanation.labels):
                 tree = _to_dict(explanation, number)
                 tree["labels"] = [one for one in tree["labels"] if one["id"] == label]
                 used = {path["cluster"] for path in tree["labels"][0]["paths"]}
                 tree["clusters"] = [one for one in tree["clusters"] if one["id"] in used]
+                if job.words:
+                    (words,) = word_effects(self.model, text, [label])
+                    (terms,) = ranker_terms(member.reranker, text, [label])
+                    tree["labels"][0] |= {
+                        "words": list(map(asdict, words)),
+                        "terms": list(map(asdict, terms)),
+                    }
                 return tree
         raise RequestError(404, f"label {label} is not among the {MAX_LABELS} best for this text")
 

@@ -56,7 +56,16 @@ def _add_model_routes(api: FastAPI, backend: Backend) -> None:
     @api.post("/explain", responses=errors | error_schemas(404), tags=["labels of texts"])
     async def explain(body: schemas.ExplainRequest, request: Request) -> list[schemas.Why]:
         """Explain the labels of each text by their clusters and the factors of their scores."""
-        job = Job("explain", body.inputs, body.top_k, paths=body.paths, label=body.label)
+        if body.words and len(body.inputs) > 1:
+            raise RequestError(413, "words: at most one text per request; leave out words")
+        job = Job(
+            "explain",
+            body.inputs,
+            body.top_k,
+            paths=body.paths,
+            label=body.label,
+            words=body.words,
+        )
         return await _compute(backend, job, min(MAX_EXPLAINED, max_inputs), request)
 
 

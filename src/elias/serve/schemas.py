@@ -82,6 +82,12 @@ class ExplainRequest(
     label: Annotated[
         int | None, Field(ge=0, description="Explain only the label with this id."), Whole
     ] = None
+    words: Annotated[
+        bool,
+        Field(
+            description="Also measure the effect of each word, by leaving it out; one text only."
+        ),
+    ] = False
 
 
 class _Response(BaseModel, extra="forbid"): ...
@@ -111,6 +117,22 @@ class PathStep(_Response):
     won: bool
 
 
+class WordEffect(_Response):
+    """The effect of the word from ``start`` to ``end``: the score minus the score without it."""
+
+    start: int
+    end: int
+    effect: float
+    probability: Annotated[float | None, Field(description="Probability without the word.")]
+
+
+class RankerTerm(_Response):
+    """A word or n-gram and its weight in the ranker."""
+
+    term: str
+    weight: float
+
+
 class WhyLabel(_Label):
     """A predicted label and the factors of its score."""
 
@@ -125,6 +147,8 @@ class WhyLabel(_Label):
     name_coverage: float | None
     paths: list[PathStep]
     n_paths: int
+    words: list[WordEffect]
+    terms: list[RankerTerm]
 
 
 class NamedCluster(_Response):

@@ -46,6 +46,7 @@ _MARKS = (
     "\u0900-\u0963\u0966-\u0dff\u200c\u200d"
 )
 _WORD = re.compile(rf"[{_UNSPACED}]+|(?:[^\W_{_UNSPACED}]|[{_MARKS}])+")
+_PIECE = re.compile(rf"[{_UNSPACED}]|(?:[^\W_{_UNSPACED}]|[{_MARKS}])+|[^\w\s]+|_+")
 _UNSPACED_WORD = re.compile(rf"[{_UNSPACED}]")
 _SYMBOL = re.compile(r"[^\w\s]")
 
@@ -76,6 +77,17 @@ def words_of(text: str, *, symbols: bool = False) -> list[str]:
 def _is_symbol(text: str) -> bool:
     """Return whether a text is one punctuation mark or symbol."""
     return len(text) == 1 and unicodedata.category(text)[0] in "PS"
+
+
+def word_spans(text: str) -> list[tuple[int, int]]:
+    """Return the start and end of each word and each run of other symbols in a text.
+
+    In scripts written without spaces, every character is a word.
+
+    >>> [("cod-oil 東京"[start:end]) for start, end in word_spans("cod-oil 東京")]
+    ['cod', '-', 'oil', '東', '京']
+    """
+    return [match.span() for match in _PIECE.finditer(text)]
 
 
 def word_ngrams_of(words: Sequence[str], longest: int) -> list[str]:

@@ -9,6 +9,7 @@ from scipy.sparse import csr_matrix
 from elias import Elias, EliasConfig
 from elias.config import EncoderConfig, IndexConfig
 from elias.errors import DataError
+from elias.inference import explain
 from elias.model.elias import EliasModel
 from elias.model.encoder import BagEncoder
 from elias.model.graph import LabelGraph
@@ -112,3 +113,39 @@ def test_a_number_of_paths_that_makes_no_sense_is_refused(paths):
 def test_a_bare_text_is_refused():
     with pytest.raises(DataError, match=r"wrap the text in a list"):
         make().explain("red cod")
+
+
+def test_the_effect_of_a_word_is_the_score_that_the_text_loses_without_it():
+    model, text = make(), "red, red cod"
+
+    (explanation,) = model.explain([text], top_k=3, words=True)
+
+    for label in explanation.labels:
+        assert [text[w.start : w.end] for w in label.words] == ["red", ",", "red", "cod"]
+        for word in label.words:
+            variant = f"{text[: word.start]} {text[word.end :]}"
+            ranking = model.predict([variant], top_k=N_LABELS)[0]
+            without = dict(zip(ranking.ids.tolist(), ranking.scores.tolist(), strict=True))
+            assert word.effect == pytest.approx(label.score - without[label.id], abs=1e-6)
+            assert word.probability is None
+        assert label.words[1].effect == 0  # the encoder does not read commas
+
+
+def test_words_of_a_long_text_are_left_out_in_groups(monkeypatch):
+    monkeypatch.setattr(explain, "MAX_PIECES", 3)
+    text = "red cod blue cod red tape cod"
+
+    (words,) = explain.word_effects(make(), text, [0])
+
+    assert [text[w.start : w.end] for w in words] == ["red cod blue", "cod red tape", "cod"]
+
+
+def test_a_text_without_words_has_no_effects():
+    (explanation,) = make().explain([" "], top_k=1, words=True)
+
+    assert explanation.labels[0].words == ()
+
+
+def test_words_of_features_are_refused():
+    with pytest.raises(DataError, match=r"^the effect of words needs texts"):
+        make(features=True).explain(csr_matrix((1, 5)), words=True)

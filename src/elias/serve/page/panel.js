@@ -1,11 +1,12 @@
 // The side panel: the explanation of a label, the clusters of a label, the labels of a cluster.
 
-import { request } from "./api.js";
-import { byId, count, h, meter, number } from "./dom.js";
+import { ApiError, request } from "./api.js";
+import { byId, count, h, meter, number, percent } from "./dom.js";
 import { graph } from "./graph.js";
 
 const PATHS = 5;
 const PAGE_SIZE = 30;
+const WORDS_DELAY = 400; // ms before the words are asked for, which takes the server longest
 
 export const hrefs = {
   why: (id) => `#why/${id}`,
@@ -68,12 +69,43 @@ const factors = (label) =>
     FACTORS.filter(([key]) => label[key] !== null && label[key] !== undefined).map(([key, name, meaning]) =>
       [h("dt", {}, number(label[key])), h("dd", {}, name), h("dd", {}, meaning)]));
 
+// Show the text with the words that speak for the label in one colour, against it in another.
+// Positions count Unicode characters, not UTF-16 units.
+function highlighted(text, label) {
+  const characters = [...text];
+  const strongest = Math.max(...label.words.map((word) => Math.abs(word.effect)));
+  const parts = [];
+  let at = 0;
+  for (const word of label.words) {
+    parts.push(characters.slice(at, word.start).join(""));
+    at = word.end;
+    const share = strongest > 0 ? word.effect / strongest : 0;
+    const piece = characters.slice(word.start, word.end).join("");
+    if (Math.abs(share) < 0.02) {
+      parts.push(piece);
+      continue;
+    }
+    const without = word.probability === null ? "" : `; ${percent(word.probability)} without it`;
+    const title = `speaks ${share > 0 ? "for" : "against"} the label${without}`;
+    const mark = h("mark", { class: share > 0 ? "for" : "against", title }, piece);
+    mark.style.setProperty("--share", `${Math.round(10 + 30 * Math.abs(share))}%`);
+    parts.push(mark);
+  }
+  return h("p", { class: "words" }, parts, characters.slice(at).join(""));
+}
+
+const terms = (label) =>
+  h("p", { class: "soft" }, "In the ranker: ",
+    label.terms.slice(0, 6).map((one) => `${one.term} ${one.weight > 0 ? "+" : "−"}${number(Math.abs(one.weight))}`)
+      .join(", "));
+
 export async function why(text, id, nMembers, signal) {
   const body = { inputs: [text], label: id, paths: PATHS };
   const [explanation] = await request("explain", { body, signal });
   const label = explanation.labels[0];
   const clusters = new Map(explanation.clusters.map((cluster) => [cluster.id, cluster.labels]));
   const graphBox = h("div", { class: "graph" });
+  const wordBox = h("div");
   const hidden = label.n_paths - label.paths.length;
   const about = "The text is compared with clusters of labels; edges lead from the best clusters to labels. "
     + "Only the best path counts; it is drawn in colour. Scores range from 0 to 1.";
@@ -81,6 +113,7 @@ export async function why(text, id, nMembers, signal) {
     heading(label.label),
     h("p", { class: "soft" }, about),
     graphBox,
+    wordBox,
     h("h3", {}, "Factors of the score"),
     factors(label),
     nMembers > 1
@@ -103,6 +136,28 @@ export async function why(text, id, nMembers, signal) {
     graphBox.replaceChildren(graph(width, label, clusters, (c) => hrefs.cluster(c, explanation.member)));
   };
   redraw();
+  setTimeout(() => showWords(wordBox, text, { ...body, words: true }, signal), WORDS_DELAY);
+}
+
+async function showWords(box, text, body, signal) {
+  if (signal.aborted) return;
+  try {
+    const [{ labels: [label] }] = await request("explain", { body, signal });
+    if (!label.words.length) return;
+    box.append(
+      h("h3", {}, "Words"),
+      highlighted(text, label),
+      h("p", { class: "soft" }, "Each word was left out in turn. The label's score is lower without a word marked ",
+        h("mark", { class: "for" }, "for"), " and higher without one marked ", h("mark", { class: "against" }, "against"), "."),
+    );
+    if (label.terms.length) box.append(terms(label));
+  } catch (error) {
+    if (!(error instanceof ApiError)) {
+      if (error.name === "AbortError") return;
+      throw error;
+    }
+    box.append(h("p", { class: "soft" }, `The effect of words is not known: ${error.message}`));
+  }
 }
 
 // ---- the index
