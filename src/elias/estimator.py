@@ -161,10 +161,7 @@ class EliasClassifier(BaseEstimator):  # type: ignore[misc]  # scikit-learn has 
         if self.model_.probabilities is None and isinstance(self.threshold, str):
             predictions = self._predict(X, 1)
         else:
-            predictions = self._predict(X, EVALUATED).threshold(
-                self.model_.threshold(self.threshold),
-                keep_best=self.model_.keeps_best(self.threshold),
-            )
+            predictions = self.model_.assign(self._predict(X, EVALUATED), self.threshold)
         matrix = predictions.to_csr()
         matrix.data = np.ones(len(matrix.data), dtype=np.int8)
         return matrix

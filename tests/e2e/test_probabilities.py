@@ -101,7 +101,7 @@ def test_a_model_without_probabilities_is_read_and_can_be_given_some(
     assert refused.code == 2
     assert "elias calibrate" in refused.err
     assert result.code == 0, result.err
-    assert "threshold of best F1" in result.out
+    assert "best F1  " in result.out
     again = Elias.from_pretrained(path, device="cpu")
     # training fits them on cross-fitted scores, the command on those of the saved model
     assert again.probabilities is not None

@@ -177,9 +177,22 @@ def stage_table(metadata: Mapping[str, Any], split: str) -> list[RenderableType]
         columns(["", *STAGE_METRICS], rows),
     ]
     if at_threshold := probabilities.get("at_threshold", {}).get(split):
-        title = f"With a probability of at least {probabilities['f1']['threshold']:g} (best F1):"
-        shown += ["", title, f1_table(at_threshold)]
+        best = probabilities["f1"]
+        rule = describe_rule(best["threshold"], keep_best=best.get("keep_best", False))
+        shown += ["", f"With the best F1 on held-out points ({rule}):", f1_table(at_threshold)]
     return shown
+
+
+def describe_rule(threshold: float, *, keep_best: bool) -> str:
+    """Describe which labels a threshold assigns.
+
+    >>> describe_rule(0.25, keep_best=False), describe_rule(1.0, keep_best=True)
+    ('probability from 0.25', 'the best label')
+    """
+    others = f"probability from {threshold:g}"
+    if not keep_best:
+        return others
+    return "the best label" + ("" if threshold == 1 else f", others: {others}")
 
 
 def likelihood(probability: float | None, score: float) -> str:

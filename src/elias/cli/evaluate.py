@@ -51,8 +51,6 @@ def evaluate(
     as_json: options.AsJson = False,
 ) -> None:
     """Measure a model on a corpus: P, nDCG, PSP, recall, F1 and ECE, in percent."""
-    from elias.rerank.probabilities import parse_target
-
     ks = sorted(set(ks or (1, 3, 5)))
     with join_world(device) as world:
         model = elias.Elias.from_pretrained(run, device=device, world=world)
@@ -67,11 +65,7 @@ def evaluate(
             top_k = max(*ks, *RECALL_KS)
             predictions = model.predict_split(points, top_k=top_k, component=component)
         else:
-            predictions = _read_predictions(predictions_file, model, split, len(points))
-            if threshold is not None and parse_target(threshold)[0] is not None:
-                raise DataError(
-                    f"{predictions_file}: has no probabilities; give --threshold a number"
-                )
+            predictions = _read_predictions(predictions_file, model, split, len(points), threshold)
     if not world.is_rank0:
         return
 
@@ -111,9 +105,10 @@ def evaluate(
     console.note(f"{run} on the {len(points):,} {split} points of {data}")
     console.print_out(console.metrics_table(metrics))
     if decided:
-        kind = "score" if predictions.probabilities is None else "probability"
-        target = f" ({rule})" if rule != f"{lowest:g}" else ""
-        title = f"with a {kind} of at least {lowest:g}{target}:"
+        described = console.describe_rule(lowest, keep_best=model.keeps_best(rule, component))
+        if predictions.probabilities is None:
+            described = f"score from {lowest:g}"
+        title = f"labels assigned by --threshold {rule} ({described}):"
         console.print_out("", title, console.f1_table(decided))
     if frequencies is not None:
         k = RECALL_KS[-1]
@@ -126,10 +121,13 @@ def evaluate(
 
 
 def _read_predictions(
-    file: Path, model: elias.Elias, split: str, n_points: int
+    file: Path, model: elias.Elias, split: str, n_points: int, threshold: str | None
 ) -> elias.Predictions:
     from elias.inference.prediction_io import read_predictions
+    from elias.rerank.probabilities import parse_target
 
+    if threshold is not None and parse_target(threshold)[0] is not None:
+        raise DataError(f"{file}: has no probabilities; give --threshold a number")
     predictions = read_predictions(file, model.n_labels, model.label_names)
     if len(predictions) != n_points:
         raise DataError(

@@ -61,10 +61,8 @@ def probability_rows(results: dict[str, Any]) -> list[tuple[str, str]]:
     ]
     if best := results.get("f1"):
         quality = f"precision {best['precision']:.1f}%, recall {best['recall']:.1f}%"
-        rule = f"{best['threshold']:g}"
-        if best.get("keep_best"):
-            rule = "the best label" + ("" if best["threshold"] == 1 else f", others from {rule}")
-        rows.append(("threshold of best F1", f"{rule} ({quality})"))
+        rule = console.describe_rule(best["threshold"], keep_best=best.get("keep_best", False))
+        rows.append(("best F1", f"{rule} ({quality})"))
     return rows
 
 

@@ -269,7 +269,8 @@ class Elias:
             if not isinstance(value, int) or value < 1:
                 raise DataError(f"{name} must be a whole number >= 1, not {value!r}")
         component = self.components[-1] if component is None else self.check_component(component)
-        lowest = None if threshold is None else self.threshold(threshold, component)
+        if threshold is not None:
+            self.threshold(threshold, component)  # raises errors before the search
         inputs = [texts] if isinstance(texts, str) else texts if issparse(texts) else list(texts)
         blocked = None
         if only is not None or without is not None:
@@ -278,9 +279,8 @@ class Elias:
             blocked[self.label_ids(() if without is None else without)] = True
         options = SearchOptions(top_k, batch_size, blocked, every_cluster=only is not None)
         predictions = predict(self, inputs, [component], options)[component]
-        if threshold is not None and lowest is not None:
-            keep_best = self.keeps_best(threshold, component)
-            predictions = predictions.threshold(lowest, keep_best=keep_best)
+        if threshold is not None:
+            predictions = self.assign(predictions, threshold, component)
         return predictions[0] if isinstance(texts, str) else predictions
 
     def keeps_best(self, target: float | str, component: str | None = None) -> bool:

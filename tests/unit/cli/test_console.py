@@ -49,7 +49,7 @@ def test_precision_recall_and_f1_follow_the_table_of_stages(capsys):
         capsys, *console.stage_table({"metrics": METRICS, "probabilities": probabilities}, "test")
     )
 
-    assert "With a probability of at least 0.25 (best F1):" in lines
+    assert "With the best F1 on held-out points (probability from 0.25):" in lines
     assert lines[-2].split() == ["micro", "40.00", "30.00", "34.29"]
 
 
