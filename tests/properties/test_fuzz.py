@@ -29,7 +29,16 @@ ODD = [
     *(b"-1", b"99999999999999999999", b"1e999", b"NaN", b"[" * 3000, b"{}", b"null", b"'", b"]"),
     *(b"\xe2\x80\xa8", b"__class__", b"|", b";", b":", b"../", b"\x1f\x8b", b"PK\x03\x04", b"PAR1"),
 ]
-KINDS = ("jsonl", "csv", "tsv", "parquet", "folder", "pecos", "lf", "xmc")
+GUESSED = {
+    "fasttext": b"__label__fish __label__law cod quota\n__label__law red wine\n",
+    "no header": b"a cod in the sea\t27\tx1\n'so what'\t3,27\tx2\nred wine is good\t27\tx3\n",
+    "indicators": b"id,title,plot,fish,law\n1,cod,the sea,1,0\n2,wine,is good,0,1\n",
+    "brackets": b"text,tags\nred wine,<drink><law>\ncod,<fish>\n",
+    "spaces": b"text,tags\na,x y\nb,x\nc,z y\nd,z\ne,y\nf,z x\n",
+    "objects": b'title\tgenres\nHeat\t[{"id": 28, "name": "Action"}]\nCod\t[]\n',
+}
+"""Files whose layout is recognised by content."""
+KINDS = ("jsonl", "csv", "tsv", "parquet", "folder", "pecos", "lf", "xmc", *GUESSED)
 
 
 @st.composite
@@ -62,6 +71,8 @@ def refused_or_done(work):
 @cache
 def files_of(kind):
     """Return the files of a small corpus in a format, by name."""
+    if kind in GUESSED:
+        return {"file": GUESSED[kind]}
     labels = csr_matrix(np.array([[1, 0, 1], [0, 1, 0], [1, 0, 0]], dtype=np.float32))
     split = Split(labels=labels, texts=["cod quota", "red, wine", "sea\n"], features=labels)
     corpus = Corpus(train=split, test=split, label_names=["fish", "drink; all", "law"])

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -151,7 +150,7 @@ def report(
     """Write an HTML report of a run: metrics, the paper's figures, examples, settings, times."""
     from elias.report.report import write_report
 
-    columns = {name: value for name, value in asdict(reading).items() if value is not None}
+    columns = {name: value for name, value in reading.arguments().items() if value is not None}
     path = write_report(run, data, out=out, reading=columns or None, device=device)
     console.note("open it in a browser; it needs no network")
     typer.echo(path)

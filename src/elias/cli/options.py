@@ -30,6 +30,7 @@ RunPath = Annotated[Path, Argument(metavar="RUN", help="A run folder, or a saved
 TextColumn = Annotated[
     str | None, Option(metavar="COLUMN", help="Text column, or several: title,abstract.")
 ]
+Encoding = Annotated[str | None, Option(metavar="NAME", help="Encoding of DATA: cp1252, utf-16, …")]
 TestSize = Annotated[
     float | None,
     Option(
@@ -121,36 +122,49 @@ class CorpusOptions:
             help="Equal cells stay in one split (default: near-duplicate texts).",
         ),
     ] = None
+    no_header: Annotated[bool, Option("--no-header", help="Line 1 is data: columns 1, 2, …")] = (
+        False
+    )
+    encoding: Encoding = None
+
+    def arguments(self) -> dict[str, Any]:
+        """Return the options as arguments of `load_corpus`, None if an option is not given."""
+        values = asdict(self)
+        return {"header": False if values.pop("no_header") else None, **values}
 
     def read(self, path: Path, **settings: Any) -> elias.Corpus:
         """Read a corpus. ``settings`` are further arguments of `load_corpus`."""
         with errors_name_options():
-            return elias.load_corpus(path, **asdict(self), **settings)
+            return elias.load_corpus(path, **{**self.arguments(), **settings})
 
     def read_as_trained(
         self, path: Path, model: elias.Elias, *, test_size: float = 0
     ) -> elias.Corpus:
         """Read a corpus with the options of the training data, unless other options are given."""
-        options = training_options(path, model.data_settings, asdict(self))
-        return CorpusOptions(**options).read(path, test_size=test_size)
+        options = training_options(path, model.data_settings, self.arguments())
+        return CorpusOptions().read(path, test_size=test_size, **options)
 
 
 def training_options(
-    path: Path, settings: Mapping[str, Any], columns: Mapping[str, str | None]
-) -> dict[str, str]:
+    path: Path, settings: Mapping[str, Any], columns: Mapping[str, Any]
+) -> dict[str, Any]:
     """Return the options for reading a file. Options not given are those of the training data."""
     from elias.data.load import reading_options
 
     with errors_name_options():
         options = reading_options(path, settings, columns)
-    reused = [f"--{key} {quote(options[key])}" for key in options if columns[key] is None]
+    reused = [
+        "--no-header" if key == "header" else f"--{key} {quote(options[key])}"
+        for key in options
+        if columns[key] is None and options[key] is not True
+    ]
     if reused:
         console.note(f"{path}: read as in training: {' '.join(reused)}")
     return options
 
 
 _OPTION_NAMES = {
-    **{f" {name}=": f" --{name} " for name in ("text", "labels", "separator", "group")},
+    **{f" {name}=": f" --{name} " for name in ("text", "labels", "separator", "group", "encoding")},
     **{f"({name}=)": f"(--{name})" for name in ("text", "labels", "separator")},
     "overwrite=True": "--overwrite",
     "do not set test_size": "do not set --test-size",

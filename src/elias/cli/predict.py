@@ -52,6 +52,7 @@ def predict(
     ] = None,
     component: options.Component = None,
     text: options.TextColumn = None,
+    encoding: options.Encoding = None,
     keep: Annotated[
         list[str] | None,
         Option(metavar="COLUMN", help="Write this column instead of the text; repeatable."),
@@ -89,10 +90,10 @@ def predict(
 
         settings = Manifest(find_model(model))["data_settings"]
         if out is None:
-            return read_rows(texts, text, keep or [], settings)
+            return read_rows(texts, text, keep or [], settings, encoding)
         if texts == STDIN:
             raise DataError("--out: stdin cannot be read again after an interruption; give a file")
-        source = _open_file(texts, text, keep or [], settings)
+        source = _open_file(texts, text, keep or [], settings, encoding)
         return elias.FileTask.plan(
             source, out, format=file_format, chunk_size=chunk_size, overwrite=overwrite
         )
@@ -192,6 +193,7 @@ def read_rows(
     column: str | None = None,
     keep: Sequence[str] = (),
     settings: Mapping[str, Any] | None = None,
+    encoding: str | None = None,
 ) -> Iterator[TextRow]:
     """Yield the input texts one at a time. An empty line is an empty text.
 
@@ -202,9 +204,10 @@ def read_rows(
             one text per line.
         keep: Columns to return with each text.
         settings: Reading options of the model's training data, used if no column is given.
+        encoding: The encoding of a file.
     """
     if source != STDIN:
-        return _open_file(source, column, keep, settings or {}).rows()
+        return _open_file(source, column, keep, settings or {}, encoding).rows()
 
     from elias.data.text_rows import TextRow, json_text_rows
 
@@ -217,15 +220,21 @@ def read_rows(
 
 
 def _open_file(
-    source: Path, column: str | None, keep: Sequence[str], settings: Mapping[str, Any]
+    source: Path,
+    column: str | None,
+    keep: Sequence[str],
+    settings: Mapping[str, Any],
+    encoding: str | None,
 ) -> elias.TextFile:
     """Find the text column and the kept columns of a file."""
     from elias.data.text_rows import is_table
 
+    reading: dict[str, Any] = {"text": column, "encoding": encoding}
     if settings and source.is_file() and is_table(source, column, keep):
-        column = options.training_options(source, settings, {"text": column}).get("text")
+        given = {"text": column, "header": None, "encoding": encoding}
+        reading = options.training_options(source, settings, given)
     with options.errors_name_options():
-        return elias.TextFile.find(source, text=column, keep=keep)
+        return elias.TextFile.find(source, keep=keep, **reading)
 
 
 def _stdin_lines() -> Iterator[str]:

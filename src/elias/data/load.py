@@ -44,6 +44,7 @@ ON_DISK_BYTES = 1 << 30
 counts four times. A table that is read into memory takes about five times its file size."""
 ACCEPTED = (
     "a table (JSON lines, CSV, TSV, Parquet; gzipped or not) with a text and a labels column, "
+    "fastText lines, "
     "an XMC `N D L` file, or a folder of raw/trn_X.txt + Y.trn.npz, train.* + test.*, "
     "trn_X_Y.txt, trn.json.gz, or X.trn.txt + Y.trn.npz"
 )
@@ -59,7 +60,10 @@ _DELIMITER = re.compile(r"[\t,;]")
 _GZIP_FACTOR = 4
 _CACHE_BYTES = 100 * 2**30  # size of the corpus cache above which old entries are removed
 _CACHE_VERSION = 2
-_ROLES = ("text", "labels")
+_ROLES = ("text", "labels", "header")
+_FILE_OPTIONS = ("header", "encoding")
+READING_OPTIONS = ("text", "labels", "separator", "group", *_FILE_OPTIONS)
+"""Arguments of `load_corpus` that say how a table is read."""
 
 
 def load_corpus(
@@ -70,6 +74,8 @@ def load_corpus(
     texts: Sequence[str] | None = None,
     separator: str | None = None,
     group: str | None = None,
+    header: bool | None = None,
+    encoding: str | None = None,
     seed: int = 0,
     test_size: float | None = None,
     on_disk: OnDisk = "auto",
@@ -81,10 +87,11 @@ def load_corpus(
             table, a `datasets.Dataset`, a list of dictionaries, or a dictionary that maps split
             names to tables, such as a `DatasetDict`.
         text: The text column of a table. Several columns (``["title", "abstract"]`` or
-            ``"title,abstract"``) are joined by a space. By default, a column with a common name
-            such as text, title or content is read.
-        labels: The labels column of a table. By default, a column with a common name such as
-            labels, tags or categories is read.
+            ``"title,abstract"``) are joined by a space. By default, all columns with common names
+            such as text, title or description that look like text are read; without any, columns
+            of prose.
+        labels: The labels column of a table, or several columns of 0 and 1, separated by commas. By
+            default, a column with a common name such as labels, tags or categories is read.
             With ``texts``, the labels of each text: a list of names, or one name.
         texts: A list of texts, instead of ``source``.
         separator: The separator between the labels of one cell. If it is empty, each cell is one
@@ -93,6 +100,9 @@ def load_corpus(
             or test when points are held out. By default (``near-duplicates``), texts that are equal
             up to case, digits, punctuation and white space stay together. With ``none``, points
             are held out individually.
+        header: Whether the first line of a CSV or TSV file is a header. By default it is
+            recognised. Without a header, columns are named by their numbers, from 1.
+        encoding: The encoding of a text file. By default UTF-8.
         seed: Seed of the random choice of test points.
         test_size: The number of test points, or a share below 1. With 0, no test points are held
             out. By default, a fifth of the points is held out if the source does not define splits.
@@ -141,7 +151,14 @@ def load_corpus(
         siblings = [p.name for p in path.parent.iterdir()] if path.parent.is_dir() else []
         raise DataError(f"{path}: no such file or folder{did_you_mean(path.name, siblings)}")
     column = None if group in (NEAR_DUPLICATES, NO_GROUPS) else group
-    options = base.ReadOptions(text=text, labels=labels, separator=separator, group=column)
+    options = base.ReadOptions(
+        text=text,
+        labels=labels,
+        separator=separator,
+        group=column,
+        header=header,
+        encoding=encoding,
+    )
     use_disk = _is_large(path) if on_disk == "auto" else on_disk == "on"
     corpus, has_splits = (_read_to_disk if use_disk else _read_to_memory)(path, options)
     check_corpus(corpus)
@@ -185,7 +202,7 @@ def _load_table(
     return replace(corpus, source=None, format="lists", reading=reading)
 
 
-def detect(path: Path) -> tuple[str, Path, dict[str, list[Path]]]:
+def detect(path: Path, encoding: str | None = None) -> tuple[str, Path, dict[str, list[Path]]]:
     """Detect the format of a file or folder by its content.
 
     Returns:
@@ -197,7 +214,7 @@ def detect(path: Path) -> tuple[str, Path, dict[str, list[Path]]]:
         DataError: If the format is unknown, there is no training file, or formats are mixed.
     """
     if not path.is_dir():
-        return detect_file(path), path, {"": [path]}
+        return detect_file(path, encoding), path, {"": [path]}
     if (path / "Y.trn.npz").is_file():
         return "npz", path, {}
     points = xmc.lf_points_file(path, "train")
@@ -210,13 +227,13 @@ def detect(path: Path) -> tuple[str, Path, dict[str, list[Path]]]:
         by_split = base.split_files(path / "data")
     if not by_split:
         single = _single_file(path)
-        return detect_file(single), path, {"": [single]}
+        return detect_file(single, encoding), path, {"": [single]}
     if "train" not in by_split:
         names = ", ".join(path.name for paths in by_split.values() for path in paths)
         raise data_error(path, f"no training file, only {names}; add train.*")
-    kind = detect_file(by_split["train"][0])
+    kind = detect_file(by_split["train"][0], encoding)
     for file in (file for paths in by_split.values() for file in paths):
-        other = detect_file(file)
+        other = detect_file(file, encoding)
         if other != kind:
             raise data_error(file, f"is {other}, but the training file is {kind}; convert it")
     return kind, by_split["train"][0].parent, by_split
@@ -232,9 +249,9 @@ def _single_file(folder: Path) -> Path:
     return data[0]
 
 
-def detect_file(path: Path) -> str:
-    """Return the file format: ``jsonl``, ``csv``, ``tsv``, ``parquet``, ``xmc`` or ``pecos``."""
-    head = files.read_head(path)
+def detect_file(path: Path, encoding: str | None = None) -> str:
+    """Return the file format: ``xmc``, ``pecos`` or one of `KINDS`."""
+    head = files.read_head(path, encoding)
     if not head.strip():
         raise data_error(path, files.EMPTY)
     if head.startswith(files.UTF16):
@@ -250,6 +267,8 @@ def detect_file(path: Path) -> str:
     first = next((line for line in lines if line.strip()), "")
     if _JSON.match(first):
         return "jsonl"
+    if first.lstrip().startswith("__label__"):
+        return "fasttext"
     if xmc.looks_xmc(lines):
         return "xmc"
     if xmc.looks_pecos(lines):
@@ -269,7 +288,7 @@ def _open_reader(path: Path, options: base.ReadOptions, *, in_memory: bool) -> b
         in_memory: Whether the corpus is read into memory. If so, a reader that needs two passes
             keeps the rows instead of reading the files twice.
     """
-    kind, source, by_split = detect(path)
+    kind, source, by_split = detect(path, options.encoding)
     if kind == "npz":
         return NpzReader(path, options)
     if kind == "lf":
@@ -281,14 +300,16 @@ def _open_reader(path: Path, options: base.ReadOptions, *, in_memory: bool) -> b
     return TableReader(source, by_split, kind, options, in_memory=in_memory)
 
 
-def _named_columns(path: Path) -> tuple[str, list[str]]:
+def _named_columns(path: Path, options: base.ReadOptions) -> tuple[str, list[str]]:
     """Return the format of a corpus, and its column names if the format has named columns."""
-    kind, _, by_split = detect(path)
+    kind, _, by_split = detect(path, options.encoding)
     if kind == "lf":
         points = xmc.lf_points_file(path, "train")
         assert points is not None
         return kind, column_names(points, "jsonl")
-    return kind, column_names(next(iter(by_split.values()))[0], kind) if kind in KINDS else []
+    if kind not in KINDS:
+        return kind, []
+    return kind, column_names(next(iter(by_split.values()))[0], kind, options)
 
 
 def _collect(
@@ -505,16 +526,16 @@ def _check_training_labels(corpus: Corpus) -> None:
 
 
 def reading_options(
-    path: str | Path, settings: Mapping[str, Any], explicit: Mapping[str, str | None]
-) -> dict[str, str]:
+    path: str | Path, settings: Mapping[str, Any], explicit: Mapping[str, Any]
+) -> dict[str, Any]:
     """Return the options for reading a file or folder. Explicit values override recorded ones.
 
     Args:
         path: The file or folder to read.
         settings: The options with which the training data was read, see `Elias.data_settings`.
-        explicit: Values of ``text``, ``labels``, ``separator`` and ``group`` that take precedence.
-            If a value is None, the recorded value is used. Options that are not keys of this
-            mapping are left out.
+        explicit: Values of ``text``, ``labels``, ``separator``, ``group``, ``header`` and
+            ``encoding`` that take precedence. If a value is None, the recorded value is used.
+            Options that are not keys of this mapping are left out.
 
     Returns:
         Arguments of `load_corpus`. Recorded options are ignored for a format without named columns.
@@ -531,14 +552,20 @@ def reading_options(
     keys = [key for key in explicit if key not in options and settings.get(key) is not None]
     if not keys or not path.exists():  # the reader reports a missing file
         return options
-    kind, names = _named_columns(path)
+    file_options = {key: settings.get(key) for key in _FILE_OPTIONS if key in keys}
+    file_options |= {key: options[key] for key in _FILE_OPTIONS if key in options}
+    kind, names = _named_columns(path, base.ReadOptions(**file_options))
     if kind == "lf":  # its labels are always in the same column
         keys = [key for key in keys if key == "text"]
     for key in keys if names else []:
-        value: str = settings[key]
-        parts = [value] if key != "text" or value in names else value.split(",")
+        value = settings[key]
+        if key in ("separator", *_FILE_OPTIONS):
+            options[key] = value
+            continue
+        has_parts = key in ("text", "labels") and value not in names
+        parts = value.split(",") if has_parts else [value]
         missing = [part.strip() for part in parts if part.strip() not in names]
-        if key == "separator" or not missing:
+        if not missing:
             options[key] = value
         elif key == "group":
             if value != NEAR_DUPLICATES:

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 
 from elias.data.load import detect_file
 from elias.data.readers import table
+from elias.data.readers.base import ReadOptions
 from elias.data.readers.files import data_error, iter_lines
 
 LINES = "lines"
@@ -37,19 +38,29 @@ class TextFile:
     """The text columns of a table. Their cells are joined by spaces."""
     keep: tuple[str, ...] = ()
     """Columns of a table whose cells are returned with the text."""
+    options: ReadOptions = ReadOptions()  # noqa: RUF009 - it is frozen
+    """The encoding of the file, and whether a CSV or TSV file has a header."""
 
     @classmethod
     def find(
-        cls, path: str | Path, *, text: str | None = None, keep: Sequence[str] = ()
+        cls,
+        path: str | Path,
+        *,
+        text: str | None = None,
+        keep: Sequence[str] = (),
+        header: bool | None = None,
+        encoding: str | None = None,
     ) -> TextFile:
         """Detect the kind of a file and choose its columns.
 
         Args:
             path: A file, gzipped or not. It is read as a table if it has the suffix of a table, or
                 if ``text`` or ``keep`` is given. Otherwise each line is one text.
-            text: The text column of a table, or several such as ``title,abstract``. By default, a
-                column with a common name such as ``text`` is read.
+            text: The text column of a table, or several such as ``title,abstract``. By default,
+                columns that look like text are read, see `load_corpus`.
             keep: Columns of a table whose cells are returned with the text.
+            header: Whether a CSV or TSV file has a header. By default it is recognised.
+            encoding: The encoding of the file, UTF-8 by default.
 
         Raises:
             DataError: If the file is a folder, is not a table, or does not have the columns.
@@ -57,25 +68,25 @@ class TextFile:
         path = Path(path)
         if path.is_dir():
             raise data_error(path, "is a folder; give a file of texts, or - for stdin")
+        options = ReadOptions(text=text, header=header, encoding=encoding)
         if not is_table(path, text, keep):
-            return cls(path, LINES)
-        kind = detect_file(path)
+            return cls(path, LINES, options=options)
+        kind = detect_file(path, encoding)
         if kind not in table.KINDS:
             raise data_error(path, "is not a table; write one text per line in a .txt file")
-        names = table.column_names(path, kind)
-        table.check_columns(path, keep, names)
-        return cls(path, kind, table.choose_text(path, names, text), tuple(keep))
+        table.check_columns(path, keep, table.column_names(path, kind, options))
+        return cls(path, kind, table.choose_text(path, kind, options), tuple(keep), options)
 
     def rows(self) -> Iterator[TextRow]:
         """Yield the rows. If a row cannot be read, the error gives its line number."""
         if self.kind == LINES:
-            for number, text in enumerate(iter_lines(self.path), start=1):
+            for number, text in enumerate(iter_lines(self.path, self.options.encoding), start=1):
                 yield TextRow(number, text.removesuffix("\n").removesuffix("\r"))
             return
         wanted = [*self.columns, *self.keep]
         # a single text column must be in every row; other columns may be missing in some rows
         required = self.columns if len(self.columns) == 1 else ()
-        for line, cells in table.iter_rows(self.path, self.kind, wanted, required):
+        for line, cells in table.iter_rows(self.path, self.kind, wanted, required, self.options):
             parts = cells[: len(self.columns)]
             text = " ".join(filter(None, (_text(part, self.path, line) for part in parts)))
             yield TextRow(line, text, tuple(cells[len(self.columns) :]))

@@ -32,7 +32,7 @@ from elias.data.readers.base import SHORT
 from elias.data.readers.files import data_error, sanitize
 from elias.data.readers.label_cells import SeparatorVotes, order_names, split_cells
 from elias.data.readers.npz import PECOS, RAW, FileNames
-from elias.data.readers.table import IDS, KINDS, SPLIT, WEIGHTS
+from elias.data.readers.table import IDS, SPLIT, WEIGHTS
 from elias.errors import DataError, did_you_mean
 
 if TYPE_CHECKING:
@@ -43,8 +43,9 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-FORMATS = (*KINDS, "folder", "xmc", "lf", "pecos")
-_SUFFIXES = {f".{kind}": kind for kind in KINDS} | {".ndjson": "jsonl", ".json": "jsonl"}
+_TABLES = ("jsonl", "csv", "tsv", "parquet")
+FORMATS = (*_TABLES, "folder", "xmc", "lf", "pecos")
+_SUFFIXES = {f".{kind}": kind for kind in _TABLES} | {".ndjson": "jsonl", ".json": "jsonl"}
 _SEPARATOR = "|"
 _DELIMITER = {"csv": ",", "tsv": "\t"}
 _LINE_END = re.compile(r"\r\n|\r|\n")
@@ -90,7 +91,7 @@ def convert(
     chosen = _choose_format(target, format)
     if target.exists() and not overwrite:
         raise data_error(target, "already exists; choose another name, or pass overwrite=True")
-    if target.is_dir() == (chosen in KINDS) and target.exists():
+    if target.is_dir() == (chosen in _TABLES) and target.exists():
         raise data_error(target, f"is the wrong kind (file or folder) for {chosen}; remove it")
     splits = {
         name: split if split.texts is None else replace(split, texts=sanitize(split.texts)[0])
@@ -100,7 +101,7 @@ def convert(
     clean = replace(corpus.with_splits(**splits), label_names=names)
     _check_parts(corpus, chosen)
     try:
-        if chosen in KINDS:
+        if chosen in _TABLES:
             _write_file(clean, target, chosen)
         else:
             _write_folder(clean, target, chosen)
@@ -145,7 +146,7 @@ def _left_out(corpus: Corpus, format: str) -> list[str]:
     missing = []
     if format == "xmc" and not _is_binary(corpus):
         missing.append("relevance other than 1")
-    if format in KINDS:
+    if format in _TABLES:
         if any(split.features is not None for split in splits):
             missing.append("features")
         if any(split.filters is not None for split in splits):

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from elias.data import load_corpus
-from elias.data.load import reading_options
+from elias.data.load import READING_OPTIONS, reading_options
 from elias.data.splits import repeat_hold_out
 from elias.errors import DataError, RunError
 from elias.inference.predictor import Elias
@@ -60,7 +60,7 @@ def write_report(
         raise DataError(
             f"{path}: the corpus of {folder} is missing; give its new path: elias report RUN DATA"
         )
-    explicit = {**dict.fromkeys(("text", "labels", "separator", "group")), **(reading or {})}
+    explicit = {**dict.fromkeys(READING_OPTIONS), **(reading or {})}
     options = reading_options(path, model.data_settings or records.reading(), explicit)
     corpus = _load_corpus(path, options, model)
     partition = read_partition(folder, model.n_labels, model.model.graph.n_clusters)

@@ -90,8 +90,8 @@ def test_groups_are_those_of_training_if_the_table_has_them(table, recorded, exp
 @pytest.mark.parametrize(
     ("arguments", "expected"),
     [
-        ({}, {"text": "title", "separator": ";", "test_size": 0.2, "seed": 0}),
-        ({"test_size": 0}, {"text": "title", "separator": ";", "test_size": 0}),
+        ({}, {"text": "title,body", "separator": ";", "test_size": 0.2, "seed": 0}),
+        ({"test_size": 0}, {"text": "title,body", "separator": ";", "test_size": 0}),
         (
             {"text": "title,body", "labels": "genre", "separator": ";", "seed": 3},
             {

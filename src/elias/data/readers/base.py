@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from abc import ABC, abstractmethod
 from dataclasses import asdict, dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from scipy.sparse import csr_matrix
@@ -62,6 +62,11 @@ class ReadOptions:
     """The separator between the labels of one cell. If it is empty, each cell is one label."""
     group: str | None = None
     """The group column. Points with the same value belong to one group."""
+    header: bool | None = None
+    """Whether the first line of a CSV or TSV file is a header. By default it is recognised. Without
+    a header, columns are named by their numbers, from 1."""
+    encoding: str | None = None
+    """The encoding of a text file, UTF-8 by default."""
 
     def check_unused(self, path: Path, format_name: str, *, except_text: bool = False) -> None:
         """Raise `DataError` if an option is set, because the format has no named columns."""
@@ -122,7 +127,7 @@ class Summary:
     filters: dict[str, NDArray[np.int64]] = field(default_factory=dict)
     """For each split, (M, 2) pairs (point, label) that must not be predicted."""
     notes: Mapping[str, str] = field(default_factory=dict)
-    reading: Mapping[str, str] = field(default_factory=dict)
+    reading: Mapping[str, Any] = field(default_factory=dict)
     """Options of `load_corpus` that the reader chose itself, to read similar files in this way."""
 
 

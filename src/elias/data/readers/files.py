@@ -35,7 +35,7 @@ MAX_LINE = 256 << 20
 """Maximum number of bytes in a line, and of characters in a table cell."""
 UTF16 = (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
 """Byte-order marks of UTF-16."""
-IS_UTF16 = "is UTF-16; save it as UTF-8"
+IS_UTF16 = "is UTF-16; save it as UTF-8, or pass encoding=utf-16"
 EMPTY = "is empty; give a file with a row for each text"
 _GZIP = b"\x1f\x8b"
 _MAX_PROBLEM = 800  # maximum number of characters in an error message
@@ -95,9 +95,40 @@ def open_gzip(raw: IO[bytes]) -> io.BufferedReader:
     return io.BufferedReader(_GzipReader(raw), 1 << 18)
 
 
+class _Recoder(io.RawIOBase):
+    """Reads text in another encoding as UTF-8."""
+
+    def __init__(self, stream: IO[bytes], encoding: str) -> None:
+        self._stream = stream
+        self._decoder = codecs.getincrementaldecoder(encoding)()
+        self._rest = b""
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        more = b" "
+        while not self._rest and more:
+            more = self._stream.read(READ_BYTES)
+            self._rest = self._decoder.decode(more, final=not more).encode("utf-8", "replace")
+        count = min(len(buffer), len(self._rest))
+        buffer[:count], self._rest = self._rest[:count], self._rest[count:]
+        return count
+
+
+def _is_utf8(path: Path, encoding: str | None) -> bool:
+    """Return True if an encoding is UTF-8 or None. Raise `DataError` if it is unknown."""
+    try:
+        "a".encode(encoding or "utf-8")  # fails if it is not an encoding of text
+        return codecs.lookup(encoding or "utf-8").name == "utf-8"
+    except (LookupError, ValueError):
+        problem = f"unknown encoding= {encoding!r}; use, for example, cp1252, latin-1 or utf-16"
+        raise data_error(path, problem) from None
+
+
 @contextmanager
-def open_bytes(path: Path) -> Iterator[IO[bytes]]:
-    """Open a file for reading, and unpack it if it is gzipped.
+def open_bytes(path: Path, encoding: str | None = None) -> Iterator[IO[bytes]]:
+    """Open a file for reading, and unpack it if it is gzipped. Text is recoded as UTF-8.
 
     Errors that occur while the file is read are raised as `DataError`.
     """
@@ -108,11 +139,16 @@ def open_bytes(path: Path) -> Iterator[IO[bytes]]:
         with path.open("rb") as raw:
             is_packed = raw.read(2) == _GZIP
             raw.seek(0)
-            yield open_gzip(raw) if is_packed else raw
+            stream = open_gzip(raw) if is_packed else raw
+            if not _is_utf8(path, encoding):
+                stream = io.BufferedReader(_Recoder(stream, encoding or ""), READ_BYTES)
+            yield stream
     except FileNotFoundError:
         raise data_error(path, "no such file") from None
     except CompressionRatioError as error:
         raise data_error(path, str(error)) from None
+    except UnicodeError as error:
+        raise data_error(path, f"is not in the encoding {encoding} ({error})") from None
     except (EOFError, zlib.error, gzip.BadGzipFile) as error:
         problem = f"the gzip data is cut short or broken ({error}); copy it again"
         raise data_error(path, problem) from None
@@ -126,16 +162,24 @@ def is_gzip(path: Path) -> bool:
         return raw.read(2) == _GZIP
 
 
-def read_head(path: Path) -> bytes:
+def read_head(path: Path, encoding: str | None = None) -> bytes:
     """Return the first bytes of a file, unpacked if it is gzipped."""
-    with open_bytes(path) as stream:
+    with open_bytes(path, encoding) as stream:
         return stream.read(_HEAD_BYTES)
 
 
-def _line_blocks(path: Path) -> Iterator[str]:
+def head_lines(path: Path, encoding: str | None = None) -> list[str]:
+    """Return the first lines of a file, without byte-order mark and with their line ends."""
+    head = read_head(path, encoding)
+    text = head.decode("utf-8", "replace").removeprefix("\ufeff")
+    lines = list(io.StringIO(text, newline="\n"))
+    return lines[:-1] if len(head) == _HEAD_BYTES and len(lines) > 1 else lines
+
+
+def _line_blocks(path: Path, encoding: str | None = None) -> Iterator[str]:
     """Yield consecutive whole lines of a UTF-8 file, many at a time. Drop the byte-order mark."""
     n_lines, rest = 0, b""
-    with open_bytes(path) as stream:
+    with open_bytes(path, encoding) as stream:
         while more := stream.read(max(READ_BYTES, len(rest))):
             block, newline, rest = (rest + more).rpartition(b"\n")
             if len(rest) > MAX_LINE:
@@ -159,9 +203,9 @@ def _decode(path: Path, block: bytes, n_before: int) -> str:
     return text if n_before else text.removeprefix("\ufeff")
 
 
-def iter_lines(path: Path) -> Iterator[str]:
-    """Yield the lines of a UTF-8 file with their line ends, split at newlines only."""
-    for block in _line_blocks(path):
+def iter_lines(path: Path, encoding: str | None = None) -> Iterator[str]:
+    """Yield the lines of a file with their line ends, split at newlines only."""
+    for block in _line_blocks(path, encoding):
         yield from io.StringIO(block, newline="\n")
 
 
@@ -185,8 +229,8 @@ def describe_utf8_error(error: UnicodeDecodeError) -> str:
     if error.object.startswith(UTF16):
         return IS_UTF16
     return (
-        f"not UTF-8 (byte 0x{error.object[error.start]:02x}); convert it first, "
-        "e.g. with `iconv -f latin1 -t utf-8`, or remove the line"
+        f"not UTF-8 (byte 0x{error.object[error.start]:02x}); save it as UTF-8, "
+        "or pass encoding=cp1252 (or latin-1, …)"
     )
 
 

@@ -1,9 +1,10 @@
-"""Read tables: JSON lines, CSV, TSV and Parquet.
+"""Read tables: JSON lines, CSV, TSV, Parquet and fastText files.
 
 A table is one file (optionally with a column ``split``), or a folder with one or more files for
 each split: ``train.*``, ``validation.*``, ``test.*``. A ``labels.txt`` in the folder contains the
-label names, one per line. Columns are chosen by common names or by options. Two optional columns,
-``label_ids`` and ``label_weights``, contain lists of the same lengths as the lists of labels.
+label names, one per line. Columns are chosen by common names, by content or by options. Two
+optional columns, ``label_ids`` and ``label_weights``, contain lists of the same lengths as the
+lists of labels.
 """
 
 from __future__ import annotations
@@ -13,9 +14,9 @@ import io
 import json
 import re
 from collections import Counter
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
-from itertools import islice
+from itertools import chain, islice
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -37,12 +38,23 @@ if TYPE_CHECKING:
     """Iterator over the line number (see `Rows.lines`) and the wanted cells of each row."""
 
 
-KINDS = ("jsonl", "csv", "tsv", "parquet")
+KINDS = ("jsonl", "csv", "tsv", "parquet", "fasttext")
 TEXT_COLUMNS = (
     *("text", "texts", "title", "content", "input", "sentence", "document", "body", "abstract"),
     *("description", "query", "question", "review", "comment", "message", "headline", "summary"),
+    *(
+        "overview",
+        "plot",
+        "synopsis",
+        "tweet",
+        "post",
+        "article",
+        "passage",
+        "utterance",
+        "caption",
+    ),
 )
-"""Common names of the text column, in order of preference."""
+"""Common names of text columns. The first is preferred if none looks like text."""
 
 LABEL_COLUMNS = (
     *("labels", "label", "tags", "tag", "categories", "category", "topics", "topic", "targets"),
@@ -52,8 +64,18 @@ LABEL_COLUMNS = (
 """Common names of the labels column, in order of preference."""
 
 IDS, WEIGHTS, SPLIT = "label_ids", "label_weights", "split"
+_COMMON = {*TEXT_COLUMNS, *LABEL_COLUMNS, WEIGHTS, SPLIT, "id"}
+_DELIMITED = ("csv", "tsv")
+_DEFAULT = base.ReadOptions()
 _SAMPLE_ROWS = 100
 _SPACE = re.compile(r"\s*")
+_NOT_TEXT = re.compile(  # numbers and dates, URLs, hexadecimal ids
+    r"[\d\s.,:/+%$€-]*\d[\d\s.,:/+%$€-]*(?:T[\d:.Z+-]+)?|(?:https?:|www\.)\S+|[0-9a-fA-F-]{8,}"
+)
+_NAME_WORDS = 8  # a cell with more words is not the name of a column
+_PROSE_WORDS = 3  # mean number of words of a column that is a text whatever its name
+_ONE, _ZERO = ("1", "1.0", "true"), ("0", "0.0", "false", "")
+_FASTTEXT = re.compile(r"__label__(\S+)\s?")
 _DELIMITERS = ("\t", ",", ";")
 _CELL_QUOTE = re.compile(rb'"(?<=[\t,;\r\n\xbf]")')  # at the start of a cell; \xbf ends a BOM
 _PARQUET_ROWS = 1024  # rows read at a time
@@ -66,6 +88,8 @@ class Columns:
 
     text: tuple[str, ...]
     labels: str
+    indicators: tuple[str, ...] = ()
+    """Columns of 0 and 1, one for each label. If there are any, ``labels`` is empty."""
     ids: str | None = None
     weights: str | None = None
     split: str | None = None
@@ -75,43 +99,123 @@ class Columns:
     def all(self) -> list[str]:
         """Return the names of all columns to read, without duplicates."""
         extra = (self.ids, self.weights, self.split, self.group)
-        names = [*self.text, self.labels, *(name for name in extra if name is not None)]
+        labels = self.indicators or (self.labels,)
+        names = [*self.text, *labels, *(name for name in extra if name is not None)]
         return list(dict.fromkeys(names))
 
 
-def choose_columns(path: Path, names: Sequence[str], options: base.ReadOptions) -> Columns:
-    """Choose the columns that the options name, or else columns with common names.
+def choose_columns(path: Path, kind: str, options: base.ReadOptions) -> tuple[Columns, list[str]]:
+    """Choose the columns that the options name, or else columns by their names and content.
 
     Case is ignored in common names. The columns ``label_ids`` and ``label_weights`` are read only
     if the labels column is found by a common name. They are ignored if the options name it.
+
+    Returns:
+        The columns, and the names of other columns that look like text.
     """
-    plain = _plain_names(names)
-    text, group = choose_text(path, names, options.text), options.group
-    check_columns(path, [name for name in (options.labels, group) if name is not None], names)
-    if options.labels is not None:
-        return Columns(text=text, labels=options.labels, split=plain.get(SPLIT), group=group)
-    labels = _common(path, "labels", LABEL_COLUMNS, names)
-    return Columns(
-        text=text,
-        labels=labels,
-        ids=None if plain.get(IDS) == labels else plain.get(IDS),
-        weights=plain.get(WEIGHTS),
-        split=plain.get(SPLIT),
-        group=group,
-    )
+    sample = sample_columns(path, kind, options)
+    names, plain, group = list(sample), _plain_names(sample), options.group
+    check_columns(path, [] if group is None else [group], names)
+    special = [name for name in (plain.get(IDS), plain.get(WEIGHTS), plain.get(SPLIT)) if name]
+    special += [] if group is None else [group]
+    named = () if options.labels is None else _named(path, options.labels, names)
+    left_out: list[str] = []
+    if options.text is not None:
+        text = _named(path, options.text, names)
+    else:
+        text, left_out = _guess_text(path, sample, {*special, *named})
+    labels = named or _guess_labels(path, sample, {*special, *text})
+    if len(labels) > 1:
+        chosen = Columns(text=text, labels="", indicators=labels, split=plain.get(SPLIT))
+        return replace(chosen, group=group), left_out
+    chosen = Columns(text=text, labels=labels[0], split=plain.get(SPLIT), group=group)
+    if options.labels is None:
+        ids = None if plain.get(IDS) == labels[0] else plain.get(IDS)
+        chosen = replace(chosen, ids=ids, weights=plain.get(WEIGHTS))
+    return chosen, left_out
 
 
-def choose_text(path: Path, names: Sequence[str], text: str | None) -> tuple[str, ...]:
-    """Return the text columns in ``text``, or a column with a common name if ``text`` is None."""
-    if text is None:
-        return (_common(path, "text", TEXT_COLUMNS, names),)
-    columns = (text,) if text in names else tuple(part.strip() for part in text.split(","))
+def choose_text(path: Path, kind: str, options: base.ReadOptions) -> tuple[str, ...]:
+    """Return the text columns that the options name, or else columns that look like text."""
+    if options.text is not None:
+        return _named(path, options.text, column_names(path, kind, options))
+    return _guess_text(path, sample_columns(path, kind, options), set())[0]
+
+
+def _named(path: Path, value: str, names: Sequence[str]) -> tuple[str, ...]:
+    """Return the columns that an option names: one, or several separated by commas."""
+    columns = (value,) if value in names else tuple(part.strip() for part in value.split(","))
     check_columns(path, columns, names)
     return columns
 
 
-def _plain_names(names: Sequence[str]) -> dict[str, str]:
-    return {name.strip().lower(): name for name in reversed(names)}
+def _guess_labels(path: Path, sample: Mapping[str, list[Any]], taken: set[str]) -> tuple[str, ...]:
+    """Return the labels column, or several columns of 0 and 1."""
+    plain = _plain_names(sample)
+    common = next((plain[name] for name in LABEL_COLUMNS if name in plain), None)
+    if common is not None:
+        return (common,)
+    free = {name: cells for name, cells in sample.items() if name and name not in taken}
+    flags = [name for name in free if all(map(_is_flag, free[name])) and free[name]]
+    if len(flags) > 1:
+        return tuple(flags)
+    if list(sample) == _numbers(len(sample)):  # no header: a column whose cells repeat
+        repeated = [
+            name
+            for name, cells in free.items()
+            if len(set(map(str, cells))) <= 0.8 * len(cells) and not _is_prose(cells)
+        ]
+        if len(repeated) == 1:
+            return tuple(repeated)
+    return (_common(path, "labels", LABEL_COLUMNS, list(sample)),)
+
+
+def _guess_text(
+    path: Path, sample: Mapping[str, list[Any]], taken: set[str]
+) -> tuple[tuple[str, ...], list[str]]:
+    """Return the columns that look like text, and others that might be text.
+
+    Columns with common names are preferred. Without any, all columns of prose are chosen.
+    """
+    free = {name: cells for name, cells in sample.items() if name and name not in taken}
+    common = [name for name in free if name.strip().lower() in TEXT_COLUMNS]
+    prose = [name for name in free if _is_prose(free[name])]
+    prose = [name for name in prose if name.strip().lower() not in LABEL_COLUMNS]
+    chosen = [name for name in common if _is_text(free[name])]
+    if not chosen:
+        chosen = prose if not common else [_common(path, "text", TEXT_COLUMNS, list(free))]
+    if not chosen:
+        _common(path, "text", TEXT_COLUMNS, list(sample))  # raises an error
+    return tuple(chosen), [name for name in free if name in {*common, *prose} - {*chosen}]
+
+
+def _is_text(cells: Sequence[Any]) -> bool:
+    """Return False if all cells are empty, most are numbers, dates, URLs or ids, or few differ."""
+    values = [value.strip() for value in cells if isinstance(value, str) and value.strip()]
+    n_odd = sum(_NOT_TEXT.fullmatch(value) is not None for value in values)
+    is_varied = len(values) < 20 or len(set(values)) > 0.1 * len(values)
+    return len(values) - n_odd > n_odd and is_varied
+
+
+def _is_prose(cells: Sequence[Any]) -> bool:
+    """Return True if cells are texts of several words that rarely repeat."""
+    values = [value for value in cells if isinstance(value, str) and value.strip()]
+    n_words = sum(len(value.split()) for value in values)
+    is_distinct = len(set(values)) >= 0.5 * len(values)
+    return _is_text(cells) and n_words >= _PROSE_WORDS * len(values) and is_distinct
+
+
+def _is_flag(cell: Any) -> bool:
+    return str(cell).strip().lower() in (*_ONE, *_ZERO[:-1])
+
+
+def _plain_names(names: Iterable[str]) -> dict[str, str]:
+    return {name.strip().lower(): name for name in reversed(list(names))}
+
+
+def _numbers(count: int) -> list[str]:
+    """Return the names of the columns of a file without a header."""
+    return [str(number) for number in range(1, count + 1)]
 
 
 def _common(path: Path, role: str, common: Sequence[str], names: Sequence[str]) -> str:
@@ -120,7 +224,11 @@ def _common(path: Path, role: str, common: Sequence[str], names: Sequence[str]) 
         if name in plain:
             return plain[name]
     columns = ", ".join(map(repr, names))
-    raise data_error(path, f"no {role} column among {columns}; name one with {role}=")
+    problem = f"no {role} column among {columns}; name one with {role}="
+    if list(names) == _numbers(len(names)):
+        problem = f"no header, and which column holds the {role} is unclear; give {role}=NUMBER"
+        problem += f", from 1 to {len(names)}"
+    raise data_error(path, problem)
 
 
 def check_columns(path: Path, wanted: Iterable[str], names: Sequence[str]) -> None:
@@ -167,6 +275,19 @@ class Rows:
                 values[row] = "" if label_cells.is_missing(value) else str(value)
         return values
 
+    def indicated(self, names: Sequence[str]) -> list[list[str]]:
+        """Return, for every row, the names of the columns that hold 1."""
+        rows: list[list[str]] = [[] for _ in self.lines]
+        for name in names:
+            for row, cell in enumerate(self.columns[name]):
+                value = "" if label_cells.is_missing(cell) else str(cell).strip().lower()
+                if value in _ONE:
+                    rows[row].append(name)
+                elif value not in _ZERO:
+                    problem = f"column {name!r} holds {short_repr(cell)}, which is neither 0 nor 1"
+                    raise self.error(row, f"{problem}; name the labels columns with labels=")
+        return rows
+
     def splits(self, column: str | None) -> list[str]:
         """Return the split of every row."""
         if column is None:
@@ -203,14 +324,17 @@ class TableReader(base.Reader):
         self._options = options
         self._in_memory = in_memory
         first = self._files[0][1]
-        columns = choose_columns(first, column_names(first, kind), options)
+        column_names(first, kind, options)  # reports a broken header
+        columns, self._left_out = choose_columns(first, kind, options)
         if "" not in by_split:  # the split is given by the file name, not by a column
             columns = replace(columns, split=None)
         self._columns: Columns = columns
         self.has_splits = "" not in by_split or columns.split is not None
-        required = columns.text if kind == "jsonl" else columns.all  # JSON rows may omit the rest
+        # JSON rows may omit other columns, and one of several text columns
+        self._required = columns.text if len(columns.text) == 1 else ()
         for _, path in self._files:
-            check_columns(path, required, column_names(path, kind))
+            needed = self._required if kind == "jsonl" else columns.all
+            check_columns(path, needed, column_names(path, kind, options))
         self._labels: NamedLabels | NumberedLabels = NumberedLabels()
         if columns.ids is None:
             self._labels = NamedLabels(base.read_label_names(source) if source.is_dir() else None)
@@ -224,18 +348,20 @@ class TableReader(base.Reader):
         def passes(*names: str) -> Iterable[Rows]:
             return self._read(names) if rows_in_memory is None else rows_in_memory
 
-        separator = self._options.separator
-        self._format = _cell_format(passes(columns.labels), columns.labels, separator)
+        if not columns.indicators:
+            separator = self._options.separator
+            self._format = _cell_format(passes(columns.labels), columns.labels, separator)
         id_format = label_cells.CellFormat("")
         if columns.ids is not None:
             id_format = _cell_format(passes(columns.ids), columns.ids, None)
         for rows in passes(*columns.all):
-            lists = split_cells(
-                rows.columns[columns.labels],
-                self._format,
-                rows.error,
-                keep_empty=columns.ids is not None,
+            cells: Sequence[object] = (
+                rows.indicated(columns.indicators)
+                if columns.indicators
+                else rows.columns[columns.labels]
             )
+            keep_empty = columns.ids is not None
+            lists = split_cells(cells, self._format, rows.error, keep_empty=keep_empty)
             id_lists = weights = None
             if columns.ids is not None:
                 id_lists = split_cells(rows.columns[columns.ids], id_format, rows.error)
@@ -249,9 +375,9 @@ class TableReader(base.Reader):
             yield from _by_split(rows.splits(columns.split), texts, labels, groups)
 
     def _read(self, names: Sequence[str]) -> Iterator[Rows]:
-        required = [name for name in self._columns.text if name in names]
+        required = [name for name in self._required if name in names]
         for split, path in self._files:
-            yield from row_chunks(path, split, self.format, names, required)
+            yield from row_chunks(path, split, self.format, names, required, self._options)
 
     def finish(self, n_points: Mapping[str, int], n_uses: int) -> base.Summary:
         """Return the label names, and notes on the columns."""
@@ -259,16 +385,28 @@ class TableReader(base.Reader):
             problem = f"no training rows, only: {', '.join(n_points)}; mark some rows as train"
             raise data_error(self._source, problem)
         ids, names = self._labels.finish(n_uses)
-        notes = {
-            "text": f"column {', '.join(map(repr, self._columns.text))}",
-            "labels": f"column {self._columns.labels!r}{self._format.describe()}",
-        }
-        if self._columns.group is not None:
-            notes["groups"] = f"column {self._columns.group!r}"
-        recorded = {"text": ",".join(self._columns.text)}
+        columns, first = self._columns, self._files[0][1]
+        notes = {"text": _listed(columns.text)}
+        if self._left_out:
+            notes["text"] += f"; left out: {_listed(self._left_out)} (text= chooses)"
+        notes["labels"] = f"{_listed([columns.labels])}{self._format.describe()}"
+        recorded: dict[str, Any] = {"text": ",".join(columns.text)}
+        if columns.indicators:
+            notes["labels"] = f"{_listed(columns.indicators)}, each 0 or 1"
+            recorded["labels"] = ",".join(columns.indicators)
+        if self.format in _DELIMITED and not has_header(first, self.format, self._options):
+            notes["header"] = "none; columns are named by their numbers"
+            recorded |= {"header": False, "labels": recorded.get("labels", columns.labels)}
+        if columns.group is not None:
+            notes["groups"] = _listed([columns.group])
         if self._format.separator and not self._format.any_list:
             recorded["separator"] = self._format.separator
         return base.Summary(names, ids, notes=notes, reading=recorded)
+
+
+def _listed(names: Sequence[str]) -> str:
+    shown = ", ".join(map(repr, names[:6])) + (", …" if len(names) > 6 else "")
+    return f"column {shown}" if len(names) == 1 else f"{len(names)} columns, {shown}"
 
 
 def _cell_format(
@@ -308,13 +446,18 @@ def _by_split(
 
 
 def row_chunks(
-    path: Path, split: str, kind: str, wanted: Sequence[str], required: Sequence[str]
+    path: Path,
+    split: str,
+    kind: str,
+    wanted: Sequence[str],
+    required: Sequence[str],
+    options: base.ReadOptions = _DEFAULT,
 ) -> Iterator[Rows]:
     """Yield the rows of a file in chunks with a limited number of rows and characters."""
     lines: list[int] = []
     columns: list[list[Any]] = [[] for _ in wanted]
     size = 0
-    for line, cells in iter_rows(path, kind, wanted, required):
+    for line, cells in iter_rows(path, kind, wanted, required, options):
         lines.append(line)
         for column, cell in zip(columns, cells):  # noqa: B905 - strict takes time
             column.append(cell)
@@ -327,7 +470,13 @@ def row_chunks(
         yield Rows(path, split, dict(zip(wanted, columns, strict=True)), lines)
 
 
-def iter_rows(path: Path, kind: str, wanted: Sequence[str], required: Sequence[str]) -> Cells:
+def iter_rows(
+    path: Path,
+    kind: str,
+    wanted: Sequence[str],
+    required: Sequence[str],
+    options: base.ReadOptions = _DEFAULT,
+) -> Cells:
     """Yield the line number and the wanted cells of each row of a file.
 
     Only a few rows are in memory at a time. There are two exceptions that cannot be read in parts:
@@ -335,17 +484,19 @@ def iter_rows(path: Path, kind: str, wanted: Sequence[str], required: Sequence[s
 
     Args:
         path: The file.
-        kind: ``jsonl``, ``csv``, ``tsv`` or ``parquet``.
+        kind: The format, one of `KINDS`.
         wanted: The columns to return.
         required: The columns that every JSON object must have. Other missing cells are None.
+        options: The encoding, and whether there is a header.
     """
     if kind == "parquet":
         rows = _parquet_rows(path, wanted)
     elif kind == "jsonl":
-        rows = json_cells(path, iter_lines(path), wanted, required)
+        rows = json_cells(path, iter_lines(path, options.encoding), wanted, required)
+    elif kind == "fasttext":
+        rows = _fasttext_rows(path, wanted, options)
     else:
-        is_quoted = kind == "csv" or _is_quoted(path)
-        rows = _delimited_rows(path, wanted, csv.QUOTE_MINIMAL if is_quoted else csv.QUOTE_NONE)
+        rows = _delimited_rows(path, kind, wanted, options)
     first = next(rows, None)
     if first is None:
         raise data_error(path, "has no rows; it should have one row per text")
@@ -353,17 +504,70 @@ def iter_rows(path: Path, kind: str, wanted: Sequence[str], required: Sequence[s
     yield from rows
 
 
-def column_names(path: Path, kind: str) -> list[str]:
+def column_names(path: Path, kind: str, options: base.ReadOptions = _DEFAULT) -> list[str]:
     """Return the column names of a table. For JSON lines, these are the keys of the first rows."""
     if kind == "parquet":
         names = list(open_parquet(path).schema_arrow.names)
         _check_distinct(path, names)
         return names
     if kind == "jsonl":
-        rows = islice(_json_rows(path, iter_lines(path)), _SAMPLE_ROWS)
+        rows = islice(_json_rows(path, iter_lines(path, options.encoding)), _SAMPLE_ROWS)
         return list(dict.fromkeys(key for _, row in rows for key in row))
-    with _csv_reader(path, csv.QUOTE_MINIMAL, strict=False) as reader:
+    if kind == "fasttext":
+        return ["text", "labels"]
+    if not has_header(path, kind, options):
+        return _numbers(len(_head_rows(path, kind, options)[0]))
+    with _csv_reader(path, csv.QUOTE_MINIMAL, options, strict=False) as reader:
         return _header(path, reader)
+
+
+def sample_columns(path: Path, kind: str, options: base.ReadOptions) -> dict[str, list[Any]]:
+    """Return the first cells of each column."""
+    names = column_names(path, kind, options)
+    if kind in _DELIMITED:
+        rows = _head_rows(path, kind, options)[has_header(path, kind, options) :]
+        rows = [row for row in rows if len(row) == len(names)]
+    else:
+        cells = iter_rows(path, kind, list(dict.fromkeys(names)), (), options)
+        rows = [row for _, row in islice(cells, _SAMPLE_ROWS)]
+    columns = zip(*rows, strict=True) if rows else ([] for _ in names)
+    return dict(zip(names, map(list, columns), strict=True))
+
+
+def _head_rows(path: Path, kind: str, options: base.ReadOptions) -> list[list[str]]:
+    """Return the first rows of a CSV or TSV file, stripped, as far as they can be read."""
+    lines = files.head_lines(path, options.encoding)
+    quoting: Any = csv.QUOTE_MINIMAL if kind == "csv" else csv.QUOTE_NONE
+    reader = csv.reader(lines, delimiter=_delimiter(lines), quoting=quoting)
+    rows: list[list[str]] = []
+    with suppress(csv.Error):
+        rows.extend(
+            [cell.strip() for cell in row] for row in islice(filter(None, reader), _SAMPLE_ROWS)
+        )
+    return rows
+
+
+def has_header(path: Path, kind: str, options: base.ReadOptions) -> bool:
+    """Return whether the first line of a CSV or TSV file is a header.
+
+    It is one if it has a wanted column name, or a common one that does not repeat below. Otherwise,
+    it is not if a cell is a number, date, URL or long text, or repeats below.
+    """
+    if options.header is not None:
+        return options.header
+    first, *rest = _head_rows(path, kind, options) or [[]]
+    below = list(zip(*(row for row in rest if len(row) == len(first)), strict=True))
+    repeats = [bool(cell) and cell in cells for cell, cells in zip(first, below, strict=False)]
+    if not rest or not repeats:
+        return True
+    wanted = {options.labels, options.group, *(options.text or "").split(",")}
+    for cell, is_repeated in zip(first, repeats, strict=True):
+        if (cell and cell in wanted) or (cell.lower() in _COMMON and not is_repeated):
+            return True
+    return not any(
+        is_repeated or _NOT_TEXT.fullmatch(cell) or len(cell.split()) > _NAME_WORDS
+        for cell, is_repeated in zip(first, repeats, strict=True)
+    )
 
 
 def json_cells(
@@ -423,17 +627,36 @@ def _json_list(path: Path, text: str, line: int) -> Iterator[tuple[int, dict[str
         raise data_error(path, "the JSON list is cut short here; copy it again", line)
 
 
+def _fasttext_rows(path: Path, wanted: Sequence[str], options: base.ReadOptions) -> Cells:
+    for number, line in enumerate(iter_lines(path, options.encoding), start=1):
+        if line.strip():
+            text = _FASTTEXT.sub("", line).strip()
+            cells = {"text": text, "labels": _FASTTEXT.findall(line)}
+            yield number, [cells[name] for name in wanted]
+
+
+def _delimiter(lines: Sequence[str]) -> str:
+    """Return tab if all lines have the same number of it, else the most frequent of the first."""
+    lines = [line for line in lines if line.strip()] or [""]
+    n_tabs = {line.count("\t") for line in lines}
+    if len(n_tabs) == 1 and 0 not in n_tabs:
+        return "\t"
+    return max(_DELIMITERS, key=lines[0].count)
+
+
 @contextmanager
-def _csv_reader(path: Path, quoting: int, *, strict: bool = True) -> Iterator[Any]:
-    """Open a CSV or TSV file. Its delimiter is the one that is most frequent in the first line.
+def _csv_reader(
+    path: Path, quoting: int, options: base.ReadOptions, *, strict: bool = True
+) -> Iterator[Any]:
+    """Open a CSV or TSV file.
 
     The maximum cell length is larger than the default of 131,072 characters, but finite. Without a
     limit, an unclosed quotation mark would turn the whole file into one cell.
     """
-    delimiter = max(_DELIMITERS, key=next(iter_lines(path), "").count)
+    delimiter = _delimiter(files.head_lines(path, options.encoding))
     limit = csv.field_size_limit(files.MAX_LINE)
     style: Any = {"delimiter": delimiter, "quoting": quoting, "strict": strict}
-    reader = csv.reader(iter_lines(path), **style)
+    reader = csv.reader(iter_lines(path, options.encoding), **style)
     try:
         yield reader
     except csv.Error as error:
@@ -445,12 +668,16 @@ def _csv_reader(path: Path, quoting: int, *, strict: bool = True) -> Iterator[An
 
 
 def _header(path: Path, reader: Any) -> list[str]:
-    header = next((row for row in reader if row), None)
-    if header is None:
-        raise data_error(path, files.EMPTY)
-    names = [name.strip() for name in header]
+    names = [name.strip() for name in _first_row(path, reader)]
     _check_distinct(path, names, line=reader.line_num)
     return names
+
+
+def _first_row(path: Path, reader: Any) -> list[str]:
+    first: list[str] | None = next((row for row in reader if row), None)
+    if first is None:
+        raise data_error(path, files.EMPTY)
+    return first
 
 
 def _check_distinct(path: Path, names: list[str], line: int | None = None) -> None:
@@ -461,38 +688,45 @@ def _check_distinct(path: Path, names: list[str], line: int | None = None) -> No
             raise data_error(path, problem, line)
 
 
-def _is_quoted(path: Path) -> bool:
+def _is_quoted(path: Path, options: base.ReadOptions) -> bool:
     """Return True if a TSV file has quoted cells, and all its rows can be read this way.
 
     Many TSV files do not use quoting. A quotation mark is then an ordinary character.
     """
-    with files.open_bytes(path) as stream:
+    with files.open_bytes(path, options.encoding) as stream:
         last, block = b"\n", stream.read(files.READ_BYTES)
         while block and not _CELL_QUOTE.search(last + block):
             last, block = block[-1:], stream.read(files.READ_BYTES)
     if not block:
         return False
     try:
-        with _csv_reader(path, csv.QUOTE_MINIMAL) as reader:
-            n_columns = len(_header(path, reader))
+        with _csv_reader(path, csv.QUOTE_MINIMAL, options) as reader:
+            n_columns = len(_first_row(path, reader))
             return set(map(len, reader)) <= {0, n_columns}
     except DataError:
         return False
 
 
-def _delimited_rows(path: Path, wanted: Sequence[str], quoting: int) -> Cells:
-    with _csv_reader(path, quoting) as reader:
-        header = _header(path, reader)
+def _delimited_rows(
+    path: Path, kind: str, wanted: Sequence[str], options: base.ReadOptions
+) -> Cells:
+    is_quoted = kind == "csv" or _is_quoted(path, options)
+    quoting = csv.QUOTE_MINIMAL if is_quoted else csv.QUOTE_NONE
+    named = has_header(path, kind, options)
+    with _csv_reader(path, quoting, options) as reader:
+        first = _header(path, reader) if named else _first_row(path, reader)
+        header = first if named else _numbers(len(first))
         for name in wanted:
             if name not in header:  # the columns were chosen with other quoting rules
                 problem = f"no column {name!r} in the header; quote every cell, or none"
                 raise data_error(path, problem, 1)
         positions = [header.index(name) for name in wanted]
-        for row in reader:
+        for row in reader if named else chain([first], reader):
             if not row:
                 continue
             if len(row) != len(header):
-                counts = f"{len(row)} cells in this row but {len(header)} columns in the header"
+                where = "the header" if named else "the first row"
+                counts = f"{len(row)} cells in this row but {len(header)} columns in {where}"
                 problem = f"{counts}; quote cells that contain the delimiter"
                 raise data_error(path, problem, reader.line_num)
             yield reader.line_num, [row[position] for position in positions]

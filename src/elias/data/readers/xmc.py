@@ -358,7 +358,7 @@ class LfReader(base.IdReader):
         names = table.column_names(path, "jsonl")
         columns = tuple(name for name in _LF_TEXT if name in names)
         if self._text:
-            columns = table.choose_text(path, names, self._text)
+            columns = table.choose_text(path, "jsonl", base.ReadOptions(text=self._text))
         table.check_columns(path, [*(columns or _LF_TEXT[:1]), LF_IDS], names)
         return columns
 
