@@ -297,7 +297,7 @@ def names_and_keys(recorder: Recorder) -> None:
     """Record presets, configuration keys, and which documented names can be imported."""
     recorder.keep("presets", "presets")
     recorder.keep("presets as JSON", "presets", "--json")
-    recorder.keep("dry run", "train", "inputs/corpus", "--dry-run", "--device", "cpu")
+    recorder.keep("dry run", "train", "inputs/corpus", "--dry-run", "--json", "--device", "cpu")
     recorder.python("configuration", cases.KEYS.format("EliasConfig()"))
     for preset in recorder.values["presets as JSON"]["out"]:
         recorder.python(f"preset {preset}", cases.KEYS.format(f"EliasConfig.preset({preset!r})"))

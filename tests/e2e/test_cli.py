@@ -115,18 +115,20 @@ def test_a_dry_run_prints_a_configuration_that_can_be_used_and_writes_nothing(
 ):
     out = tmp_path / "run"
 
-    result = elias("train", corpus_folder, "--out", out, *SMALL, "--dry-run")
+    result = elias("train", corpus_folder, "--out", out, *SMALL, "--dry-run", "--json")
     config = EliasConfig.from_dict(json.loads(result.out))
 
     assert result.code == 0
     assert config.to_dict() == config.resolve(400, 120).to_dict()
     assert config.encoder.dim == 16
+    assert "all epochs, at most" in result.err
     assert "nothing was written" in result.err
     assert list(tmp_path.iterdir()) == []
 
 
 def test_a_dry_run_counts_the_parameters_that_the_model_has(run, corpus_folder):
     result = elias("train", corpus_folder, *SMALL, "--dry-run")
+    assert result.out == ""
     model = Elias.from_pretrained(run, device="cpu").model
 
     n_parameters = sum(weight.numel() for weight in model.parameters())
@@ -139,7 +141,7 @@ def test_set_overrides_config_overrides_preset_overrides_defaults(corpus_folder,
     file.write_text('[index]\nalpha = 4\nbeta = 5\n[encoder]\nmodel = "bag"\n')
 
     result = elias(
-        *("train", corpus_folder, "--dry-run", "--preset", preset),
+        *("train", corpus_folder, "--dry-run", "--json", "--preset", preset),
         *("--config", file, "--set", "index.beta=6", "--set", "index.n_clusters=8"),
         *("--set", "index.edges_per_cluster=50", "--set", "index.beam_size=4"),
         *("--set", "index.shortlist_size=60", "--set", "eval.validation_size=none"),
@@ -596,6 +598,7 @@ MISTAKES = {
     "train {data} --out {tmp}/run --set encoder.model={tmp}/empty": ("empty"),
     "train {data} --out {tmp}/run --set encoder.model=./none": ("error: ./none: no such folder"),
     "train {data} --out {tmp}/run --set index.beta": "write it as key=value",
+    "train {data} --out {tmp}/run --json": "only with --dry-run",
     "train {data} --out {tmp}/run --set seed=abc": "seed must be a whole number",
     "train {data} --out {tmp}/run --set stages.stage2.epochs=x": "stages.stage2.epochs must be a",
     "train {data} --out {tmp}/run --set index.n_clusters=5000": "more than the number of labels",

@@ -42,6 +42,9 @@ def train(
     dry_run: Annotated[
         bool, Option("--dry-run", help="Estimate memory and time, then exit.")
     ] = False,
+    as_json: Annotated[
+        bool, Option("--json", help="With --dry-run: print all settings as JSON.")
+    ] = False,
     ignore_memory: Annotated[
         bool,
         Option("--ignore-memory", help="Start even if memory seems too small."),
@@ -54,6 +57,8 @@ def train(
     start_time = time.monotonic()
     if out is None and not dry_run:
         raise typer.BadParameter("a run folder is required (or --dry-run)", param_hint="--out")
+    if as_json and not dry_run:
+        raise ConfigError("--json: only with --dry-run, to print the settings")
     if init_from is not None and configuration.encoder is not None:
         raise ConfigError("--init-from: the encoder is the saved model's; leave out --encoder")
 
@@ -94,7 +99,8 @@ def train(
             )
             _show_estimate(estimate)
             console.note(f"parameters: {estimate.n_parameters:,}; nothing was written")
-            typer.echo(json.dumps(resolved.to_dict(), indent=2, ensure_ascii=False))
+            if as_json:
+                typer.echo(json.dumps(resolved.to_dict(), indent=2, ensure_ascii=False))
             return
         with resumable_run(out, overwrite=overwrite):
             model = train_resolved(
@@ -173,6 +179,7 @@ def resumable_run(run: Path | None, *, overwrite: bool = False) -> Iterator[None
 
 def _show_estimate(estimate: DryRun) -> None:
     """Print the estimated memory and time of a run on stderr."""
+    from elias.report.html import seconds as duration
     from elias.training.memory import gib
 
     rows: list[tuple[str, Any]] = []
@@ -184,6 +191,8 @@ def _show_estimate(estimate: DryRun) -> None:
         rows.append((f"{fit.memory} {processes}", room))
     for stage, seconds in estimate.epoch_seconds.items():
         rows.append((f"{stage}, an epoch", f"{seconds:,.1f} s ({estimate.n_steps[stage]:,} steps)"))
+    if estimate.total_seconds:
+        rows.append(("all epochs, at most", duration(estimate.total_seconds)))
     console.show(console.grid(rows))
     if estimate.remedies:
         problem = "the run does not fit"

@@ -1,6 +1,6 @@
 """Estimate the number of parameters, the memory and the epoch time of a run.
 
-The epoch time is extrapolated from a few timed steps.
+The epoch time is extrapolated from a few timed steps, after a warm-up that compiles what they need.
 """
 
 from __future__ import annotations
@@ -40,8 +40,8 @@ if TYPE_CHECKING:
     from elias.model.encoder import TextEncoder
 
 
-_WARMUP_STEPS, _TIMED_STEPS = 2, 4
-_LONG_WARMUP = 20.0  # seconds; after a longer warm-up, its own time is the measurement
+_TIMED_STEPS = 4
+_LONG_WARMUP = 20.0  # seconds; after a longer warm-up, a single step is timed
 _MIN_TEXTS, _MAX_TEXTS = 1000, 10_000
 
 
@@ -57,6 +57,8 @@ class DryRun(NamedTuple):
     """Estimated seconds per epoch, by stage. Empty if no step was timed."""
     n_steps: dict[str, int]
     """Number of steps per epoch, by stage."""
+    total_seconds: float
+    """Seconds of all epochs of all members, if no stage stops early. 0 if no step was timed."""
 
 
 def estimate_run(
@@ -87,7 +89,7 @@ def estimate_run(
     chosen = points if rows is None else points.take(rows)
     encoder = initial_encoder(config.encoder, chosen.texts, chosen.features, init_from)
     batch = max(stage.batch_size for stage in config.stages)
-    n_texts = min(_MAX_TEXTS, max(_MIN_TEXTS, (_WARMUP_STEPS + _TIMED_STEPS) * batch))
+    n_texts = min(_MAX_TEXTS, max(_MIN_TEXTS, _TIMED_STEPS * batch))
     order = np.random.default_rng(config.seed).permutation(len(points))[:n_texts]
     sample = points.take(np.sort(order))
     with progress_disabled():
@@ -108,6 +110,7 @@ def estimate_run(
     seconds = {}
     if has_room and sizes.n_processes == 1:  # otherwise W_L may not fit into this process
         seconds = _time_epochs(config, encoder, Points(tokens, sample.labels), len(points), device)
+    total = sum(seconds[stage.name] * stage.epochs for stage in config.stages if seconds)
     return DryRun(
         n_parameters=n_parameters(config, corpus.n_labels, encoder),
         memory=memory,
@@ -115,6 +118,7 @@ def estimate_run(
         remedies=[] if has_room else memory.remedies(fits),
         epoch_seconds=seconds,
         n_steps={stage.name: n_batches(len(points), stage.batch_size) for stage in config.stages},
+        total_seconds=total * config.ensemble.members,
     )
 
 
@@ -176,8 +180,9 @@ def _step_seconds(
             torch.cuda.synchronize()
         return (time.monotonic() - start) / n_steps
 
-    warmup = run(_WARMUP_STEPS)
-    return warmup if warmup * _WARMUP_STEPS > _LONG_WARMUP else run(_TIMED_STEPS)
+    # the warm-up takes the same steps, so that everything they need is compiled before
+    warmup = run(_TIMED_STEPS) * _TIMED_STEPS
+    return run(1 if warmup > _LONG_WARMUP else _TIMED_STEPS)
 
 
 def build_stage_model(

@@ -228,8 +228,33 @@ def test_a_dry_run_estimates_memory_and_time_and_writes_nothing(tmp_path, monkey
     assert set(found.epoch_seconds) == {"stage1", "stage2"}
     assert all(seconds > 0 for seconds in found.epoch_seconds.values())
     assert found.n_steps["stage1"] >= 5
+    assert found.total_seconds >= sum(found.epoch_seconds.values())
     assert found.memory.host_total > resident_bytes() // 2
     assert not (tmp_path / "cache").exists()
+
+
+def test_a_dry_run_does_not_count_what_is_compiled_in_the_warm_up(monkeypatch):
+    corpus = synthetic_corpus(n_points=200, n_labels=20)
+    loops, clock = [], [0.0]
+
+    class Loop:
+        def __init__(self, *, points, **_):
+            self.n_points = len(points.tokens)
+
+        def run(self):
+            clock[0] += 0 if loops else 500  # compilation
+            clock[0] += self.n_points
+            loops.append(self.n_points)
+
+    monkeypatch.setattr(dry_run, "StageLoop", Loop)
+    monkeypatch.setattr(dry_run.time, "monotonic", lambda: clock[0])
+    resolved = config().resolve(len(corpus.train), 20)
+
+    found = estimate_run(resolved, corpus, CPU)
+
+    sizes = {stage.name: min(stage.batch_size, 200) for stage in resolved.stages}
+    assert found.epoch_seconds == {name: found.n_steps[name] * size for name, size in sizes.items()}
+    assert len(loops) == 4
 
 
 def test_a_dry_run_of_what_does_not_fit_times_nothing(monkeypatch):
