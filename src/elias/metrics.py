@@ -249,8 +249,9 @@ def f1_metrics(assigned: Predictions, truth: sparse.csr_matrix) -> dict[str, flo
 
     >>> from elias.predictions import Predictions
     >>> predictions = Predictions.from_scores([[0, 1], [1, 0]], [[0.9, 0.4], [0.8, 0.1]], 2)
-    >>> f1_metrics(predictions.threshold(0.3), sparse.csr_matrix([[1, 0], [1, 1]]))["micro-recall"]
-    66.66666666666667
+    >>> metrics = f1_metrics(predictions.threshold(0.3), sparse.csr_matrix([[1, 0], [1, 1]]))
+    >>> round(metrics["micro-recall"], 1)
+    66.7
     """
     counts = _label_counts(assigned, truth)
     occurring = counts[:, counts[:2].any(axis=0)]
