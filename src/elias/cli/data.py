@@ -12,12 +12,16 @@ import elias
 from elias.cli import console, options
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from elias.data import CorpusStats, SplitStats
 
 
 app = typer.Typer(
     cls=options.Group, no_args_is_help=True, help="Inspect, convert and generate corpora."
 )
+
+_EXAMPLE_LENGTH = 200  # characters
 
 NewFolder = Annotated[Path, Argument(metavar="DIR", help="The folder to create.")]
 
@@ -27,18 +31,39 @@ NewFolder = Annotated[Path, Argument(metavar="DIR", help="The folder to create."
 def info(
     path: options.DataPath, reading: options.CorpusOptions, as_json: options.AsJson = False
 ) -> None:
-    """Show statistics of a corpus: points, labels, text lengths, rare labels, duplicates."""
+    """Show examples and statistics of a corpus: texts, labels, lengths, duplicates, hints."""
+    from elias.data.stats import data_hints, example_labels, example_points
+
     corpus = reading.read(path)
     stats = elias.corpus_stats(corpus)
+    examples, (frequent, rare) = example_points(corpus), example_labels(corpus)
+    hints = list(map(options.name_options, data_hints(corpus, stats)))
+    notes = dict(corpus.notes)
     if as_json:
-        notes = dict(corpus.notes)
-        console.print_json({"format": corpus.format, **stats.to_dict(), "notes": notes})
+        shown = {"examples": examples, "frequent_labels": frequent, "rare_labels": rare}
+        values = {**stats.to_dict(), **shown, "hints": hints, "notes": notes}
+        console.print_json({"format": corpus.format, **values})
         return
+    for text, names in examples:
+        labels = console.one_line(" | ".join(names)) or "(no label)"
+        console.print_out(f"{_shortened(text) or '(empty)'}\n  → {labels}")
+    console.print_out("" if examples else "no texts, only features\n")
     by_split = {name: _split_column(split) for name, split in stats.splits.items()}
     rows = [[name, *(column[name] for column in by_split.values())] for name in by_split["train"]]
     table = console.columns(["", *by_split], [row for row in rows if any(row[1:])])
     console.print_out(table, "", console.grid(_label_rows(stats)))
-    console.print_out("", console.grid([("format", corpus.format), *corpus.notes.items()]))
+    counted = [("frequent labels", _counted(frequent)), ("rare labels", _counted(rare) or None)]
+    console.print_out("", console.grid([*counted, *(("hint", hint) for hint in hints)]))
+    console.print_out("", console.grid([("format", corpus.format), *notes.items()]))
+
+
+def _shortened(text: str) -> str:
+    line = console.one_line(text)
+    return line if len(line) <= _EXAMPLE_LENGTH else f"{line[: _EXAMPLE_LENGTH - 1]}…"
+
+
+def _counted(labels: Sequence[tuple[str, int]]) -> str:
+    return ", ".join(f"{_shortened(name)} ({count:,})" for name, count in labels)
 
 
 def _split_column(split: SplitStats) -> dict[str, str]:
@@ -52,6 +77,7 @@ def _split_column(split: SplitStats) -> dict[str, str]:
         "points": count(split.points),
         "point-label pairs": count(split.pairs),
         "labels per point": f"{split.labels_per_point:.2f}",
+        "labels: 10/50/90/99 %": " / ".join(map(str, split.labels_percentiles)),
         "labels with points": count(split.labels_with_points),
         "points without labels": count(split.points_without_labels),
         "words per text": "" if split.words_mean is None else f"{split.words_mean:.1f}",

@@ -166,10 +166,18 @@ def training_options(
 _OPTION_NAMES = {
     **{f" {name}=": f" --{name} " for name in ("text", "labels", "separator", "group", "encoding")},
     **{f"({name}=)": f"(--{name})" for name in ("text", "labels", "separator")},
+    "(header=False)": "(--no-header)",
     "overwrite=True": "--overwrite",
     "do not set test_size": "do not set --test-size",
     "test_size must": "--test-size must",
 }
+
+
+def name_options(message: str) -> str:
+    """Replace library argument names in a message by command-line option names."""
+    for argument, option in _OPTION_NAMES.items():
+        message = message.replace(argument, option)
+    return message.rstrip()
 
 
 @contextmanager
@@ -178,10 +186,7 @@ def errors_name_options() -> Iterator[None]:
     try:
         yield
     except DataError as error:
-        message = str(error)
-        for argument, option in _OPTION_NAMES.items():
-            message = message.replace(argument, option)
-        raise DataError(message.rstrip()) from error
+        raise DataError(name_options(str(error))) from error
 
 
 def expand_groups(function: Callable[..., None]) -> Callable[..., None]:

@@ -28,6 +28,9 @@ _TEXT_COUNTS = (
     *("near_duplicate_groups", "near_duplicates", "near_duplicates_in_train"),
 )
 _WORD = re.compile(r"\w+")
+_NOTICEABLE = 0.05  # share of points from which a hint is given
+_FEW_LABELS = 20  # with fewer labels, it says little that most occur once
+_LONG_NAME = 12  # words
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,6 +42,8 @@ class SplitStats:
     """Relevant (point, label) pairs."""
     labels_with_points: int
     labels_per_point: float
+    labels_percentiles: tuple[int, ...]
+    """The 10th, 50th, 90th and 99th percentile of the number of labels per point."""
     points_without_labels: int
     words_mean: float | None
     """Mean number of words per text, split at white space; None without texts."""
@@ -116,6 +121,57 @@ def corpus_stats(corpus: Corpus) -> CorpusStats:
     )
 
 
+def example_points(corpus: Corpus, count: int = 3) -> list[tuple[str, list[str]]]:
+    """Return some training texts, as the encoder reads them, and the names of their labels."""
+    texts, labels = corpus.train.texts, corpus.train.labels
+    if texts is None:
+        return []
+    rows = sorted({round(row) for row in np.linspace(0, len(texts) - 1, count)})
+    ids = {row: labels.indices[labels.indptr[row] : labels.indptr[row + 1]] for row in rows}
+    return [(texts[row], [corpus.label_names[label] for label in ids[row]]) for row in rows]
+
+
+def example_labels(
+    corpus: Corpus, n_frequent: int = 10, n_rare: int = 5
+) -> tuple[list[tuple[str, int]], list[tuple[str, int]]]:
+    """Return the most frequent labels, and some of the rarest, with their training points."""
+    frequencies = corpus.label_frequencies().astype(np.int64)
+    order = np.argsort(-frequencies, kind="stable")
+    order = order[frequencies[order] > 0]
+
+    def counts(labels: NDArray[np.int64]) -> list[tuple[str, int]]:
+        return [(corpus.label_names[label], int(frequencies[label])) for label in labels]
+
+    return counts(order[:n_frequent]), counts(order[n_frequent:][-n_rare:])
+
+
+def data_hints(corpus: Corpus, stats: CorpusStats) -> list[str]:
+    """Return signs that the data was read in the wrong way, or needs attention."""
+    train, hints = stats.splits["train"], []
+
+    def share(count: int | None, problem: str, n_points: int = train.points) -> None:
+        if count and count >= _NOTICEABLE * n_points:
+            hints.append(f"{count / n_points:.0%} of {problem}")
+
+    share(train.empty_texts, "texts are empty")
+    share(train.points_without_labels, "texts have no label")
+    share(train.duplicate_texts, "texts repeat an earlier text")
+    if test := stats.splits.get("test"):
+        share(test.texts_in_train, "test texts are also in the training split", test.points)
+    column = str(corpus.reading.get("text", ""))
+    if corpus.format in ("csv", "tsv") and len(column.split()) > 3:
+        hints.append(f"no header line? the text column is called {column[:40]!r} (header=False)")
+    n_once = stats.labels_with_one_training_point
+    is_single = train.pairs + train.points_without_labels == train.points
+    if stats.labels == 1:
+        hints.append("there is only one label")
+    elif stats.labels >= _FEW_LABELS and is_single and n_once > stats.labels / 2:
+        hints.append("one label per text, and most occur once: several in a cell? (separator=)")
+    if np.mean([len(name.split()) for name in corpus.label_names[:1000]]) > _LONG_NAME:
+        hints.append("labels are long texts: is it the right column? (labels=)")
+    return hints
+
+
 def _split_stats(split: Split, hashes: _Hashes | None, in_train: _Hashes | None) -> SplitStats:
     n_labels_of = np.diff(split.labels.indptr)
     words = _word_counts(split.texts)
@@ -132,6 +188,7 @@ def _split_stats(split: Split, hashes: _Hashes | None, in_train: _Hashes | None)
         pairs=int(split.labels.nnz),
         labels_with_points=len(np.unique(split.labels.indices)),
         labels_per_point=split.labels.nnz / max(len(split), 1),
+        labels_percentiles=_percentiles(n_labels_of, PERCENTILES),
         points_without_labels=int((n_labels_of == 0).sum()),
         words_mean=None if words is None else float(words.mean()),
         words_percentiles=None if words is None else _percentiles(words, PERCENTILES),

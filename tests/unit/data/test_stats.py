@@ -12,6 +12,7 @@ import pytest
 from scipy.sparse import csr_matrix
 
 from elias.data import Corpus, Split, corpus_stats, load_corpus
+from elias.data.stats import data_hints, example_labels, example_points
 
 SHARED = Path(__file__).parents[4] / "shared" / "data"
 
@@ -116,3 +117,49 @@ def test_the_wordnet_set_counts_as_its_source_says(tmp_path):
     assert stats.labels_with_one_training_point == 47221
     assert stats.labels_with_up_to_five_training_points == 92567
     assert (train.duplicate_texts, test.texts_in_train) == (1, 0)
+
+
+def test_labels_per_point_have_percentiles(corpus):
+    assert corpus_stats(corpus).splits["train"].labels_percentiles == (0, 1, 1, 1)
+
+
+def test_examples_show_texts_and_their_labels(corpus):
+    assert example_points(corpus) == [
+        ("Cod, quotas!", ["a", "b"]),
+        ("cod  quotas", ["a"]),
+        ("", []),
+    ]
+    assert example_points(corpus, 1) == [("Cod, quotas!", ["a", "b"])]
+    assert example_points(replace(corpus, train=replace(corpus.train, texts=None))) == []
+
+
+def test_examples_of_labels_are_the_most_frequent_and_the_rarest_that_occur():
+    labels = csr_matrix(np.tri(6, 6, dtype=np.float32)[:, :5])
+    points = Split(labels=labels, texts=[f"text {i}" for i in range(6)])
+    corpus = Corpus(train=points, label_names=list("abcdef"[:5]))
+
+    frequent, rare = example_labels(corpus, 2, 2)
+
+    assert frequent == [("a", 6), ("b", 5)]
+    assert rare == [("d", 3), ("e", 2)]
+
+
+def hints_of(path, content, **options):
+    path.write_text(content)
+    corpus = load_corpus(path, test_size=0, **options)
+    return data_hints(corpus, corpus_stats(corpus))
+
+
+def test_hints_name_what_may_be_wrong(tmp_path):
+    table = "text,labels\n" + ",x\n" * 12 + "".join(f"t {'z' * i},y\n" for i in range(88))
+    tags = "text,labels\n" + "".join(f"{'b' * i},a{i} b{i}\n" for i in range(1, 40))
+    no_header = "cod in the north sea,fish\nwine,drink\n"
+
+    assert "12% of texts are empty" in hints_of(tmp_path / "a.csv", table)
+    assert any("separator=" in hint for hint in hints_of(tmp_path / "b.csv", tags))
+    columns = {"text": "cod in the north sea", "labels": "fish"}
+    assert any("no header" in hint for hint in hints_of(tmp_path / "c.csv", no_header, **columns))
+
+
+def test_a_plain_corpus_gets_no_hint(tmp_path):
+    assert hints_of(tmp_path / "a.csv", "text,labels\ncod,fish|law\nwine,law\n") == []

@@ -388,7 +388,7 @@ class TableReader(base.Reader):
         columns, first = self._columns, self._files[0][1]
         notes = {"text": _listed(columns.text)}
         if self._left_out:
-            notes["text"] += f"; left out: {_listed(self._left_out)} (text= chooses)"
+            notes["text"] += f"; left out: {_listed(self._left_out)}"
         notes["labels"] = f"{_listed([columns.labels])}{self._format.describe()}"
         recorded: dict[str, Any] = {"text": ",".join(columns.text)}
         if columns.indicators:

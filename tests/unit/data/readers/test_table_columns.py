@@ -41,7 +41,7 @@ def test_all_columns_that_look_like_text_are_read_and_the_rest_is_named(tmp_path
     corpus = load_all(write(tmp_path / "films.csv", *rows))
 
     assert corpus.train.texts[0] == "Dick is dead A father nears his end"
-    expected = "2 columns, 'title', 'description'; left out: column 'plot outline' (text= chooses)"
+    expected = "2 columns, 'title', 'description'; left out: column 'plot outline'"
     assert corpus.notes["text"] == expected
     assert corpus.reading["text"] == "title,description"
 
