@@ -239,7 +239,8 @@ class Predictions:
         mask = values >= lowest
         if keep_best:
             mask[:, :1] = True
-        return self._keep(mask)
+        width = max(1, int(mask.sum(axis=1).max(initial=0)))  # rows are sorted: the first labels
+        return self.top(width)._keep(mask[:, :width])
 
     def drop(self, pairs: NDArray[np.int64]) -> Predictions:
         """Remove the (point, label) pairs of a filter file, given as an (M, 2) array."""
