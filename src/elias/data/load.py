@@ -43,13 +43,13 @@ ON_DISK_BYTES = 1 << 30
 """Total file size above which ``on_disk="auto"`` keeps a corpus on disk. The size of a gzipped file
 counts four times. A table that is read into memory takes about five times its file size."""
 ACCEPTED = (
-    "a table (JSON lines, CSV, TSV, Parquet; gzipped or not) with a text and a labels column, "
-    "fastText lines, "
-    "an XMC `N D L` file, or a folder of raw/trn_X.txt + Y.trn.npz, train.* + test.*, "
-    "trn_X_Y.txt, trn.json.gz, or X.trn.txt + Y.trn.npz"
+    "a table (JSON lines, CSV, TSV, Parquet, Excel; gzipped or not) with a text and a labels "
+    "column, fastText lines, an XMC `N D L` file, or a folder of raw/trn_X.txt + Y.trn.npz, "
+    "train.* + test.*, trn_X_Y.txt, trn.json.gz, or X.trn.txt + Y.trn.npz"
 )
 _FOREIGN = {
     b"PK\x03\x04": "a zip or npz archive; unpack it, or pass the folder that contains it",
+    b"\xd0\xcf\x11\xe0": "an old Excel file; save it as .xlsx or CSV",
     b"\xfd7zXZ": "an xz archive; unpack it first",
     b"BZh": "a bzip2 archive; unpack it first",
     b"\x28\xb5\x2f\xfd": "a zstd archive; unpack it first",
@@ -258,6 +258,8 @@ def detect_file(path: Path, encoding: str | None = None) -> str:
         raise data_error(path, files.IS_UTF16, 1)
     if head.startswith(b"PAR1"):
         return "parquet"
+    if head.startswith(b"PK\x03\x04") and files.is_excel(path):
+        return "xlsx"
     for magic, what in _FOREIGN.items():
         if head.startswith(magic):
             raise data_error(path, f"is {what}")

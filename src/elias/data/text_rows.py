@@ -14,7 +14,7 @@ from elias.data.readers.files import data_error, iter_lines
 
 LINES = "lines"
 """Name of the format with one text per line."""
-_TABLE_SUFFIXES = {".jsonl", ".ndjson", ".json", ".csv", ".tsv", ".parquet"}
+_TABLE_SUFFIXES = {".jsonl", ".ndjson", ".json", ".csv", ".tsv", ".parquet", ".xlsx"}
 
 
 class TextRow(NamedTuple):

@@ -10,6 +10,7 @@ import codecs
 import gzip
 import io
 import re
+import zipfile
 import zlib
 from contextlib import contextmanager
 from typing import IO, TYPE_CHECKING, Any
@@ -148,7 +149,7 @@ def open_bytes(path: Path, encoding: str | None = None) -> Iterator[IO[bytes]]:
     except CompressionRatioError as error:
         raise data_error(path, str(error)) from None
     except UnicodeError as error:
-        raise data_error(path, f"is not in the encoding {encoding} ({error})") from None
+        raise data_error(path, f"is not in the encoding {encoding or 'utf-8'} ({error})") from None
     except (EOFError, zlib.error, gzip.BadGzipFile) as error:
         problem = f"the gzip data is cut short or broken ({error}); copy it again"
         raise data_error(path, problem) from None
@@ -160,6 +161,15 @@ def is_gzip(path: Path) -> bool:
     """Return True if a file is gzipped, whatever its name."""
     with path.open("rb") as raw:
         return raw.read(2) == _GZIP
+
+
+def is_excel(path: Path) -> bool:
+    """Return True if a zip archive is an Excel workbook."""
+    try:
+        with zipfile.ZipFile(path) as archive:
+            return "xl/workbook.xml" in archive.namelist()
+    except (OSError, ValueError, zipfile.BadZipFile):
+        return False
 
 
 def read_head(path: Path, encoding: str | None = None) -> bytes:

@@ -1,4 +1,4 @@
-"""Read tables: JSON lines, CSV, TSV, Parquet and fastText files.
+"""Read tables: JSON lines, CSV, TSV, Parquet, Excel and fastText files.
 
 A table is one file (optionally with a column ``split``), or a folder with one or more files for
 each split: ``train.*``, ``validation.*``, ``test.*``. A ``labels.txt`` in the folder contains the
@@ -13,6 +13,8 @@ import csv
 import io
 import json
 import re
+import warnings
+import zipfile
 from collections import Counter
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
@@ -25,7 +27,7 @@ from elias.data.groups import cell_keys
 from elias.data.readers import base, files, label_cells
 from elias.data.readers.files import data_error, iter_lines, short_repr
 from elias.data.readers.label_cells import NamedLabels, NumberedLabels, parse_weights, split_cells
-from elias.errors import DataError, did_you_mean
+from elias.errors import DataError, did_you_mean, quoted
 from elias.progress import progress
 
 if TYPE_CHECKING:
@@ -38,7 +40,7 @@ if TYPE_CHECKING:
     """Iterator over the line number (see `Rows.lines`) and the wanted cells of each row."""
 
 
-KINDS = ("jsonl", "csv", "tsv", "parquet", "fasttext")
+KINDS = ("jsonl", "csv", "tsv", "parquet", "xlsx", "fasttext")
 TEXT_COLUMNS = (
     *("text", "texts", "title", "content", "input", "sentence", "document", "body", "abstract"),
     *("description", "query", "question", "review", "comment", "message", "headline", "summary"),
@@ -65,7 +67,7 @@ LABEL_COLUMNS = (
 
 IDS, WEIGHTS, SPLIT = "label_ids", "label_weights", "split"
 _COMMON = {*TEXT_COLUMNS, *LABEL_COLUMNS, WEIGHTS, SPLIT, "id"}
-_DELIMITED = ("csv", "tsv")
+_DELIMITED = ("csv", "tsv", "xlsx")
 _DEFAULT = base.ReadOptions()
 _SAMPLE_ROWS = 100
 _SPACE = re.compile(r"\s*")
@@ -517,7 +519,7 @@ def column_names(path: Path, kind: str, options: base.ReadOptions = _DEFAULT) ->
         return ["text", "labels"]
     if not has_header(path, kind, options):
         return _numbers(len(_head_rows(path, kind, options)[0]))
-    with _csv_reader(path, csv.QUOTE_MINIMAL, options, strict=False) as reader:
+    with _row_reader(path, kind, csv.QUOTE_MINIMAL, options, strict=False) as reader:
         return _header(path, reader)
 
 
@@ -535,7 +537,9 @@ def sample_columns(path: Path, kind: str, options: base.ReadOptions) -> dict[str
 
 
 def _head_rows(path: Path, kind: str, options: base.ReadOptions) -> list[list[str]]:
-    """Return the first rows of a CSV or TSV file, stripped, as far as they can be read."""
+    """Return the first rows of a CSV, TSV or Excel file, stripped, as far as they can be read."""
+    if kind == "xlsx":
+        return [[cell.strip() for cell in row] for row in islice(_Sheet(path), _SAMPLE_ROWS)]
     lines = files.head_lines(path, options.encoding)
     quoting: Any = csv.QUOTE_MINIMAL if kind == "csv" else csv.QUOTE_NONE
     reader = csv.reader(lines, delimiter=_delimiter(lines), quoting=quoting)
@@ -548,7 +552,7 @@ def _head_rows(path: Path, kind: str, options: base.ReadOptions) -> list[list[st
 
 
 def has_header(path: Path, kind: str, options: base.ReadOptions) -> bool:
-    """Return whether the first line of a CSV or TSV file is a header.
+    """Return whether the first line of a CSV, TSV or Excel file is a header.
 
     It is one if it has a wanted column name, or a common one that does not repeat below. Otherwise,
     it is not if a cell is a number, date, URL or long text, or repeats below.
@@ -644,15 +648,62 @@ def _delimiter(lines: Sequence[str]) -> str:
     return max(_DELIMITERS, key=lines[0].count)
 
 
+class _Sheet:
+    """Reads the rows of the first sheet of an Excel file as text, like `csv.reader`."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self.line_num = 0
+        self._rows = self._read()
+
+    def __iter__(self) -> Iterator[list[str]]:
+        return self._rows
+
+    def _read(self) -> Iterator[list[str]]:
+        try:
+            from openpyxl import load_workbook
+        except ImportError:
+            remedy = "install elias-xmc[excel], or save it as CSV"
+            raise data_error(self._path, f"Excel files need openpyxl; {remedy}") from None
+        try:
+            with files.open_bytes(self._path) as stream:
+                for member in zipfile.ZipFile(stream).infolist():
+                    files.check_ratio(member.filename, member.compress_size, member.file_size)
+                with warnings.catch_warnings(action="ignore"):
+                    sheet = load_workbook(stream, read_only=True, data_only=True).worksheets[0]
+                width = 0
+                for self.line_num, cells in enumerate(sheet.iter_rows(values_only=True), start=1):
+                    row = list(map(_excel_text, cells))
+                    while row and not row[-1] and (not width or len(row) > width):
+                        row.pop()
+                    width = width or len(row)
+                    if any(row):
+                        yield row + [""] * (width - len(row))
+        except (DataError, GeneratorExit):
+            raise
+        except Exception as error:  # openpyxl raises errors of many types for a damaged file
+            problem = f"not a complete Excel file ({quoted(error)}); save it again, or as CSV"
+            raise data_error(self._path, problem) from None
+
+
+def _excel_text(cell: object) -> str:
+    if cell is None:
+        return ""
+    return str(int(cell) if isinstance(cell, float) and cell.is_integer() else cell)
+
+
 @contextmanager
-def _csv_reader(
-    path: Path, quoting: int, options: base.ReadOptions, *, strict: bool = True
+def _row_reader(
+    path: Path, kind: str, quoting: int, options: base.ReadOptions, *, strict: bool = True
 ) -> Iterator[Any]:
-    """Open a CSV or TSV file.
+    """Open a CSV, TSV or Excel file.
 
     The maximum cell length is larger than the default of 131,072 characters, but finite. Without a
     limit, an unclosed quotation mark would turn the whole file into one cell.
     """
+    if kind == "xlsx":
+        yield _Sheet(path)
+        return
     delimiter = _delimiter(files.head_lines(path, options.encoding))
     limit = csv.field_size_limit(files.MAX_LINE)
     style: Any = {"delimiter": delimiter, "quoting": quoting, "strict": strict}
@@ -700,7 +751,7 @@ def _is_quoted(path: Path, options: base.ReadOptions) -> bool:
     if not block:
         return False
     try:
-        with _csv_reader(path, csv.QUOTE_MINIMAL, options) as reader:
+        with _row_reader(path, "tsv", csv.QUOTE_MINIMAL, options) as reader:
             n_columns = len(_first_row(path, reader))
             return set(map(len, reader)) <= {0, n_columns}
     except DataError:
@@ -710,10 +761,10 @@ def _is_quoted(path: Path, options: base.ReadOptions) -> bool:
 def _delimited_rows(
     path: Path, kind: str, wanted: Sequence[str], options: base.ReadOptions
 ) -> Cells:
-    is_quoted = kind == "csv" or _is_quoted(path, options)
+    is_quoted = kind != "tsv" or _is_quoted(path, options)
     quoting = csv.QUOTE_MINIMAL if is_quoted else csv.QUOTE_NONE
     named = has_header(path, kind, options)
-    with _csv_reader(path, quoting, options) as reader:
+    with _row_reader(path, kind, quoting, options) as reader:
         first = _header(path, reader) if named else _first_row(path, reader)
         header = first if named else _numbers(len(first))
         for name in wanted:

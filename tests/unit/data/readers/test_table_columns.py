@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import json
+import random
+import sys
+import zipfile
+from contextlib import suppress
 
 import pytest
 
@@ -210,3 +214,64 @@ def test_bytes_outside_the_encoding_are_refused(tmp_path):
 
     with pytest.raises(DataError, match="is not in the encoding ascii"):
         load_all(path, encoding="ascii")
+
+
+def excel(path, *rows):
+    openpyxl = pytest.importorskip("openpyxl")
+    book = openpyxl.Workbook()
+    for row in rows:
+        book.active.append(row)
+    book.save(path)
+    return path
+
+
+def test_the_first_sheet_of_an_excel_file_is_read(tmp_path):
+    rows = [["title", "year", "labels"], ["cod quotas", 2019, "fish|law"], ["wine", 2.5, "law"]]
+    path = excel(tmp_path / "a.xlsx", *rows, [None, None, None], ["bread", None, None])
+
+    corpus = load_all(path)
+
+    assert corpus.format == "xlsx"
+    assert corpus.train.texts == ["cod quotas", "wine", "bread"]
+    assert labels_of(corpus) == [["fish", "law"], ["law"], []]
+    assert [row.text for row in TextFile.find(path, text="year").rows()] == ["2019", "2.5", ""]
+
+
+def test_an_excel_file_may_have_no_header_and_columns_of_0_and_1(tmp_path):
+    rows = [
+        ["a cod in the sea", 27, "x1"],
+        ["a glass of wine", 3, "x2"],
+        ["oil and more", 27, "x3"],
+    ]
+    flags = [["text", "fish", "law"], ["cod", 1, 0], ["wine", 0, 1]]
+
+    no_header = load_all(excel(tmp_path / "a.xlsx", *rows))
+    indicators = load_all(excel(tmp_path / "b.xlsx", *flags))
+
+    assert labels_of(no_header) == [["27"], ["3"], ["27"]]
+    assert labels_of(indicators) == [["fish"], ["law"]]
+
+
+def test_a_damaged_excel_file_is_read_or_refused(tmp_path):
+    whole = excel(tmp_path / "a.xlsx", ["text", "labels"], ["cod", "fish"]).read_bytes()
+    rng = random.Random(0)
+    n_read = 0
+    for number in range(60):
+        content = bytearray(whole[: rng.randrange(200, len(whole) + 1)] if number % 2 else whole)
+        for _ in range(4):
+            content[rng.randrange(len(content))] = rng.randrange(256)
+        path = tmp_path / f"{number}.xlsx"
+        path.write_bytes(content)
+        with suppress(DataError):
+            load_all(path)
+            n_read += 1
+    assert n_read < 40
+
+
+def test_excel_without_its_package_names_the_extra(tmp_path, monkeypatch):
+    with zipfile.ZipFile(tmp_path / "a.xlsx", "w") as archive:
+        archive.writestr("xl/workbook.xml", "")
+    monkeypatch.setitem(sys.modules, "openpyxl", None)
+
+    with pytest.raises(DataError, match=r"need openpyxl; install elias-xmc\[excel\]"):
+        load_all(tmp_path / "a.xlsx")
