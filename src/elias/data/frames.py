@@ -22,6 +22,10 @@ if TYPE_CHECKING:
     import pyarrow
 
 
+_ARROW_STREAM = "__arrow_c_stream__"
+"""Method with which polars, DuckDB and others hand over a table."""
+
+
 @contextmanager
 def as_parquet(source: Any) -> Iterator[Path]:
     """Write a table, or a mapping from split names to tables, to a folder of Parquet files.
@@ -90,10 +94,9 @@ def _to_arrow(table: Any) -> pyarrow.Table:
             return pyarrow.table({str(name): list(column) for name, column in table.items()})
         if isinstance(table, Sequence) and all(isinstance(row, Mapping) for row in table):
             return pyarrow.Table.from_pylist(list(table))
-        if isinstance(table, pyarrow.RecordBatch) or hasattr(table, "__arrow_c_stream__"):
+        is_table = hasattr(table, "columns") or hasattr(table, "schema")  # not a Series
+        if is_table and (isinstance(table, pyarrow.RecordBatch) or hasattr(table, _ARROW_STREAM)):
             return pyarrow.table(table)
-        if hasattr(table, "to_arrow"):
-            return table.to_arrow()
     except (pyarrow.ArrowException, TypeError, ValueError) as error:
         problem = " ".join(str(error).split())[:200]
         raise DataError(

@@ -90,7 +90,7 @@ def load_corpus(
             ``"title,abstract"``) are joined by a space. By default, all columns with common names
             such as text, title or description that look like text are read; without any, columns
             of prose.
-        labels: The labels column of a table, or several columns of 0 and 1, separated by commas. By
+        labels: The labels column of a table, or several columns of 0 and 1 (a list of names). By
             default, a column with a common name such as labels, tags or categories is read.
             With ``texts``, the labels of each text: a list of names, or one name.
         texts: A list of texts, instead of ``source``.
@@ -143,9 +143,9 @@ def load_corpus(
             test_size=test_size,
             on_disk=on_disk,
         )
-    if texts is not None or not (labels is None or isinstance(labels, str)):
-        raise DataError("labels= names a column of source; give lists as texts= and labels=")
-    text = ",".join(text) if text is not None and not isinstance(text, str) else text
+    if texts is not None:
+        raise DataError("give a path or a table, or else texts= and labels=")
+    text, labels = _joined(text, "text"), _joined(labels, "labels")
     path = Path(source).expanduser()
     if not path.exists():
         siblings = [p.name for p in path.parent.iterdir()] if path.parent.is_dir() else []
@@ -177,6 +177,16 @@ def load_corpus(
     return corpus
 
 
+def _joined(columns: str | Sequence[Any] | None, role: str) -> str | None:
+    """Return column names separated by commas."""
+    if columns is None or isinstance(columns, str):
+        return columns
+    names = list(columns)
+    if not all(isinstance(name, str) for name in names):
+        raise DataError(f"{role}= names columns of a table; give lists as texts= and labels=")
+    return ",".join(names)
+
+
 def _load_table(
     source: Any,
     text: str | Sequence[str] | None,
@@ -189,8 +199,6 @@ def _load_table(
     if (source is None) == (texts is None):
         raise DataError("give a path or a table, or else texts= and labels=")
     if texts is None:
-        if not (labels is None or isinstance(labels, str)):
-            raise DataError("labels= is the name of a column; with lists, give texts= and labels=")
         with as_parquet(source) as path:
             corpus = load_corpus(path, text=text, labels=labels, separator=separator, **options)
         return replace(corpus, source=None, format=type(source).__name__)

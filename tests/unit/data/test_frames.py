@@ -58,6 +58,24 @@ def test_arrow_tables_dictionaries_and_columns_are_read(table):
     check(load_corpus(table, text=["title", "overview"], labels="genres", test_size=0))
 
 
+def test_columns_of_0_and_1_are_labels():
+    table = {"text": ["a cod", "a wine", "both"], "fish": [1, 0, 1], "drink": [0, 1, 1]}
+
+    corpus = load_corpus(table, text="text", labels=["fish", "drink"], test_size=0)
+
+    assert [sorted(names) for names in names_of(corpus)] == [["fish"], ["drink"], ["drink", "fish"]]
+
+
+def test_a_table_of_another_package_is_read_through_its_arrow_stream():
+    class Frame:
+        columns = ("title", "overview", "genres")
+
+        def __arrow_c_stream__(self, schema=None):
+            return pyarrow.Table.from_pylist(ROWS).__arrow_c_stream__(schema)
+
+    check(load_corpus(Frame(), text=["title", "overview"], labels="genres", test_size=0))
+
+
 def test_a_mapping_of_splits_keeps_them():
     corpus = load_corpus({"train": ROWS, "valid": ROWS[:1]}, labels="genres")
 
@@ -115,10 +133,13 @@ def test_lists_of_texts_and_labels_are_read():
         ),
         ({"texts": ["a", 1], "labels": ["x", "y"]}, r"texts\[1\] is int, not a string"),
         ({"source": 3}, "cannot read a corpus from int; give a path, a DataFrame"),
-        ({"source": ROWS, "labels": [["x"]]}, "labels= is the name of a column"),
+        ({"source": ROWS, "labels": [["x"]]}, "labels= names columns of a table; give lists as"),
+        ({"source": pyarrow.array(["a"])}, "cannot read a corpus from StringArray"),
+        ({"source": pyarrow.chunked_array([["a"]])}, "cannot read a corpus from ChunkedArray"),
         ({"source": ROWS, "labels": "genre"}, "^list: no column 'genre' among .*; did you mean"),
         ({"source": {"text": ["a"], "labels": [[{1: 2}]]}}, "dict: cannot be converted to Arrow"),
-        ({"source": "a.csv", "labels": [["x"]]}, "labels= names a column of source"),
+        ({"source": "a.csv", "labels": [["x"]]}, "labels= names columns of a table"),
+        ({"source": "a.csv", "texts": ["x"]}, "give a path or a table, or else texts="),
     ],
 )
 def test_errors_name_the_argument(arguments, problem):
