@@ -50,6 +50,7 @@ ACCEPTED = (
 _FOREIGN = {
     b"PK\x03\x04": "a zip or npz archive; unpack it, or pass the folder that contains it",
     b"\xd0\xcf\x11\xe0": "an old Excel file; save it as .xlsx or CSV",
+    b"version https://git-lfs": "a Git LFS pointer, not the data; run `git lfs pull`",
     b"\xfd7zXZ": "an xz archive; unpack it first",
     b"BZh": "a bzip2 archive; unpack it first",
     b"\x28\xb5\x2f\xfd": "a zstd archive; unpack it first",

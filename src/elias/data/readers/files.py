@@ -149,7 +149,9 @@ def open_bytes(path: Path, encoding: str | None = None) -> Iterator[IO[bytes]]:
     except CompressionRatioError as error:
         raise data_error(path, str(error)) from None
     except UnicodeError as error:
-        raise data_error(path, f"is not in the encoding {encoding or 'utf-8'} ({error})") from None
+        raise data_error(
+            path, f"is not in the encoding {encoding or 'utf-8'} ({error}); try latin-1"
+        ) from None
     except (EOFError, zlib.error, gzip.BadGzipFile) as error:
         problem = f"the gzip data is cut short or broken ({error}); copy it again"
         raise data_error(path, problem) from None

@@ -12,6 +12,7 @@ from __future__ import annotations
 import csv
 import io
 import json
+import operator
 import re
 import warnings
 import zipfile
@@ -71,9 +72,12 @@ _DELIMITED = ("csv", "tsv", "xlsx")
 _DEFAULT = base.ReadOptions()
 _SAMPLE_ROWS = 100
 _SPACE = re.compile(r"\s*")
-_NOT_TEXT = re.compile(  # numbers and dates, URLs, hexadecimal ids
+_NOT_TEXT = re.compile(  # numbers and dates, URLs, hexadecimal ids, lists
     r"[\d\s.,:/+%$€-]*\d[\d\s.,:/+%$€-]*(?:T[\d:.Z+-]+)?|(?:https?:|www\.)\S+|[0-9a-fA-F-]{8,}"
+    r"|\[.*\]|\{.*\}",
+    re.DOTALL,
 )
+_WORD_ENDS = re.compile(r"[\W_]+")
 _NAME_WORDS = 8  # a cell with more words is not the name of a column
 _PROSE_WORDS = 3  # mean number of words of a column that is a text whatever its name
 _ONE, _ZERO = ("1", "1.0", "true"), ("0", "0.0", "false", "")
@@ -180,15 +184,32 @@ def _guess_text(
     Columns with common names are preferred. Without any, all columns of prose are chosen.
     """
     free = {name: cells for name, cells in sample.items() if name and name not in taken}
-    common = [name for name in free if name.strip().lower() in TEXT_COLUMNS]
+    common = [name for name in free if _is_text_name(name)]
     prose = [name for name in free if _is_prose(free[name])]
     prose = [name for name in prose if name.strip().lower() not in LABEL_COLUMNS]
-    chosen = [name for name in common if _is_text(free[name])]
+    chosen: list[str] = []
+    for name in sorted(common, key=lambda name: name.strip().lower() not in TEXT_COLUMNS):
+        is_new = not any(_are_similar(free[name], free[other]) for other in chosen)
+        chosen += [name] if is_new and _is_text(free[name]) else []
+    chosen.sort(key=list(free).index)
     if not chosen:
-        chosen = prose if not common else [_common(path, "text", TEXT_COLUMNS, list(free))]
+        exact = _plain_names(common)
+        chosen = [exact[name] for name in TEXT_COLUMNS if name in exact][:1] or prose
     if not chosen:
         _common(path, "text", TEXT_COLUMNS, list(sample))  # raises an error
     return tuple(chosen), [name for name in free if name in {*common, *prose} - {*chosen}]
+
+
+def _is_text_name(name: str) -> bool:
+    """Return True for common names, also in the plural or after other words: movie_titles."""
+    plain = name.strip().lower()
+    last = _WORD_ENDS.split(plain)[-1]
+    return not {plain, last, last.removesuffix("s")}.isdisjoint(TEXT_COLUMNS)
+
+
+def _are_similar(cells: Sequence[Any], others: Sequence[Any]) -> bool:
+    """Return True if most cells of two columns are equal, such as a title and original title."""
+    return sum(map(operator.eq, cells, others)) > 0.5 * len(cells)
 
 
 def _is_text(cells: Sequence[Any]) -> bool:
@@ -326,8 +347,11 @@ class TableReader(base.Reader):
         self._options = options
         self._in_memory = in_memory
         first = self._files[0][1]
-        column_names(first, kind, options)  # reports a broken header
+        names = column_names(first, kind, options)
         columns, self._left_out = choose_columns(first, kind, options)
+        others = [name for name in names if name.strip().lower() in LABEL_COLUMNS]
+        taken = columns.all if options.labels is None else others
+        self._other_labels = [name for name in others if name not in taken]
         if "" not in by_split:  # the split is given by the file name, not by a column
             columns = replace(columns, split=None)
         self._columns: Columns = columns
@@ -399,6 +423,8 @@ class TableReader(base.Reader):
         if self.format in _DELIMITED and not has_header(first, self.format, self._options):
             notes["header"] = "none; columns are named by their numbers"
             recorded |= {"header": False, "labels": recorded.get("labels", columns.labels)}
+        if self._other_labels:
+            notes["labels"] += f"; left out: {_listed(self._other_labels)}"
         if columns.group is not None:
             notes["groups"] = _listed([columns.group])
         if self._format.separator and not self._format.any_list:

@@ -275,3 +275,27 @@ def test_excel_without_its_package_names_the_extra(tmp_path, monkeypatch):
 
     with pytest.raises(DataError, match=r"need openpyxl; install elias-xmc\[excel\]"):
         load_all(tmp_path / "a.xlsx")
+
+
+def test_common_names_may_be_plural_or_follow_other_words(tmp_path):
+    header = "comment_id,Movie Title,original_title,short_descriptions,labels"
+    path = write(tmp_path / "a.csv", header, "x1,Cod,Cod,In the sea,x", "x2,Wine,Wine,A drink,y")
+
+    corpus = load_all(path)
+
+    assert corpus.train.texts == ["Cod In the sea", "Wine A drink"]
+    assert "left out: column 'original_title'" in corpus.notes["text"]
+
+
+def test_a_git_lfs_pointer_is_named(tmp_path):
+    path = write(tmp_path / "a.csv", "version https://git-lfs.github.com/spec/v1", "oid sha256:1")
+
+    with pytest.raises(DataError, match="is a Git LFS pointer, not the data; run `git lfs pull`"):
+        load_all(path)
+
+
+def test_other_columns_of_labels_are_named(tmp_path):
+    path = write(tmp_path / "a.csv", "text,tags,genres", "cod,a|b,x", "wine,b,y")
+
+    assert load_all(path).notes["labels"].endswith("separated by '|'; left out: column 'genres'")
+    assert load_all(path, labels="tags").notes["labels"].endswith("separated by '|'")
