@@ -12,7 +12,6 @@ from __future__ import annotations
 import csv
 import io
 import json
-import operator
 import re
 import warnings
 import zipfile
@@ -209,7 +208,8 @@ def _is_text_name(name: str) -> bool:
 
 def _are_similar(cells: Sequence[Any], others: Sequence[Any]) -> bool:
     """Return True if most cells of two columns are equal, such as a title and original title."""
-    return sum(map(operator.eq, cells, others)) > 0.5 * len(cells)
+    n_equal = sum(1 for cell, other in zip(cells, others, strict=False) if cell == other)
+    return n_equal > 0.5 * len(cells)
 
 
 def _is_text(cells: Sequence[Any]) -> bool:
