@@ -197,6 +197,9 @@ def test_the_ranker_can_read_the_embedding_from_before_training(corpus, tmp_path
     assert torch.equal(first, before)
     assert not torch.equal(trained, before)
     np.testing.assert_array_equal(loaded.predict(texts).scores, model.predict(texts).scores)
+    label = loaded.explain(texts[1:], top_k=1, words=True)[0].labels[0]  # by a transformer
+    assert [texts[1][word.start : word.end] for word in label.words] == texts[1].split()
+    assert any(word.effect for word in label.words)
     (tmp_path / "model" / "first_encoder" / "model.safetensors").unlink()
     with pytest.raises(ModelError, match=r"first_encoder.model\.safetensors"):
         Elias.from_pretrained(tmp_path / "model", device="cpu")
