@@ -619,7 +619,8 @@ MISTAKES = {
     "predict {tmp}/empty": "empty: has no config.json",
     "predict {run} {tmp}/nowhere.txt": "nowhere.txt: no such file",
     "predict {run} {tmp}/empty": "empty: is a folder",
-    "predict {run} {tmp}/latin1.txt": "latin1.txt:2: not UTF-8 (byte 0xe9)",
+    "predict {run} {tmp}/latin1.txt": "latin1.txt:2: not UTF-8 (byte 0xe9); save it as UTF-8, or "
+    "pass --encoding cp1252",
     "predict {run} {tmp}/utf16.txt": "utf16.txt:1: is UTF-16; save it as UTF-8",
     "data info {tmp}/utf16.txt": "utf16.txt:1: is UTF-16; save it as UTF-8",
     "predict {run} {tmp}/table.csv --text body": "no column 'body'",

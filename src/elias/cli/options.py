@@ -186,7 +186,9 @@ def errors_name_options() -> Iterator[None]:
     try:
         yield
     except DataError as error:
-        raise DataError(name_options(str(error))) from error
+        renamed = DataError(name_options(str(error)))
+        renamed.reported = error.reported
+        raise renamed from error
 
 
 def expand_groups(function: Callable[..., None]) -> Callable[..., None]:

@@ -98,7 +98,7 @@ def predict(
             source, out, format=file_format, chunk_size=chunk_size, overwrite=overwrite
         )
 
-    with join_world(device) as world:
+    with options.errors_name_options(), join_world(device) as world:
         # Check the texts and the output before the model is loaded.
         source = world.run_on_rank0(open_texts)
         loaded = elias.Elias.from_pretrained(model, device=device, world=world)
@@ -244,7 +244,8 @@ def _stdin_lines() -> Iterator[str]:
         try:
             line = raw.decode("utf-8-sig" if number == 1 else "utf-8")
         except UnicodeDecodeError as error:
-            raise DataError(f"stdin:{number}: {describe_utf8_error(error)}") from None
+            problem = describe_utf8_error(error).partition(", or pass")[0]  # files alone have it
+            raise DataError(f"stdin:{number}: {problem}") from None
         yield line.rstrip("\n").rstrip("\r")
 
 
