@@ -593,7 +593,8 @@ MISTAKES = {
     "train {data} --out {tmp}/run --config {tmp}/typo.toml": "did you mean 'encoder.dim'?",
     "train {data} --dry-run --config {tmp}/typo.toml": "did you mean 'stages.0.epochs'?",
     "train {data} --dry-run --preset wordnet": "presets: ",
-    "train {data} --dry-run --device cpu --set index.label_storage=compact": "set it to 'full'",
+    "train {data} --dry-run --device cpu --set index.kind=graph"
+    " --set index.label_storage=compact": "set it to 'full'",
     "train {data} --out {tmp}/a/run --set encoder.min_count=9999": "lower encoder.min_count",
     "train {data} --out {tmp}/run --set encoder.model={tmp}/empty": ("empty"),
     "train {data} --out {tmp}/run --set encoder.model=./none": ("error: ./none: no such folder"),
