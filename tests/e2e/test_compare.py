@@ -21,6 +21,7 @@ SMALL = (
     *("--device", "cpu", "--set", "encoder.dim=16", "--set", "encoder.hidden_dim=16"),
     *("--set", "stages.stage1.epochs=1", "--set", "stages.stage2.epochs=1"),
     *("--set", "eval.validation_size=20", "--set", "stages.stage1.score_all=false"),
+    *("--set", "rerank.candidates=10"),  # fewer than labels, so that trees are fitted
 )
 
 OMIKUJI = '''

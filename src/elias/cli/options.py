@@ -40,7 +40,7 @@ TestSize = Annotated[
     ),
 ]
 DeviceName = Annotated[
-    str, Option(metavar="auto|cpu|cuda", help="Device; auto uses a GPU if available.")
+    str, Option(metavar="auto|cpu|cuda", help="auto uses a GPU if there is one.")
 ]
 Component = Annotated[
     str | None,

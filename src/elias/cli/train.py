@@ -40,14 +40,14 @@ def train(
     test_size: options.TestSize = None,
     overwrite: options.Overwrite = False,
     dry_run: Annotated[
-        bool, Option("--dry-run", help="Estimate memory and time, then exit.")
+        bool, Option("--dry-run", help="Estimate memory and time and exit.")
     ] = False,
     as_json: Annotated[
         bool, Option("--json", help="With --dry-run: print all settings as JSON.")
     ] = False,
     ignore_memory: Annotated[
         bool,
-        Option("--ignore-memory", help="Start even if memory seems too small."),
+        Option("--ignore-memory", help="Start even if memory seems short."),
     ] = False,
 ) -> None:
     """Train a model on a corpus; RUN/model is written when training is finished.

@@ -69,6 +69,9 @@ class Setting:
     ) -> Setting:
         """Resolve the configuration for a corpus. By default, the configured seed is used.
 
+        An index is trained even for few labels, unless ``index.kind`` is ``all``, and no stage or
+        component is dropped.
+
         Raises:
             DataError: If the corpus has no test points.
             ConfigError: If a seed is repeated.
@@ -81,8 +84,10 @@ class Setting:
         chosen = (config.seed,) if seeds is None else tuple(seeds)
         if len(set(chosen)) < len(chosen) or not chosen:
             raise ConfigError(f"give one or more distinct seeds, not {list(chosen)}")
+        kind = config.index.kind or "graph"
+        changed = config.override({"eval.drop_unhelpful": False, "index.kind": kind})
         return cls(
-            config=resolve_config(config.override({"eval.drop_unhelpful": False}), corpus),
+            config=resolve_config(changed, corpus),
             corpus=corpus,
             folder=Path(folder),
             seeds=chosen,
