@@ -50,7 +50,7 @@ class _IndexRule(NamedTuple):
 
 
 MAX_SCORED_LABELS = 1000
-"""Labels up to which every label is scored instead of an index: as accurate, in less time."""
+"""Labels up to which every label is scored instead of an index: as precise, with more recall."""
 MAX_WIDE_LABELS = {"bag": 200_000, "transformer": 50_000}
 WIDE = _IndexRule(50, 12, 40, 3000, 0.35, 2 / 3, 1.0, 0.3)
 """More and smaller clusters, and a wider search that costs little."""
