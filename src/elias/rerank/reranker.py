@@ -152,9 +152,8 @@ class Reranker:
             seed: Seed of the order in which the ranker visits points.
         """
         min_weight = MIN_WEIGHT
-        powers: tuple[float, ...] = POWERS
         if every_label:
-            min_weight, powers = FEW_MIN_WEIGHT, FEW_POWERS
+            min_weight = FEW_MIN_WEIGHT
             config = replace(config, cost=config.cost or FEW_LABELS_COST)
         fit_ranker = partial(SparseRanker.fit, config=config, min_weight=min_weight, seed=seed)
         ranker = fit_ranker(psi, train.embedding, train.ids, labels)
@@ -162,7 +161,9 @@ class Reranker:
         transform: Transform = "sigmoid" if config.loss == "logistic" else "l3-hinge"
         reranker = cls(features, ranker, frequencies, None, transform, "sum")
         if validation is not None:
-            reranker = reranker._fit_held_out(*validation, config, label_names or (), powers)
+            reranker = reranker._fit_held_out(
+                *validation, config, label_names or (), every_label=every_label
+            )
         if refit and validation is not None and reranker.cross_fitted:
             held_out, more_psi, more_labels = validation
             dense = None
@@ -184,7 +185,8 @@ class Reranker:
         labels: csr_matrix,
         config: RerankConfig,
         label_names: Sequence[str],
-        powers: Sequence[float],
+        *,
+        every_label: bool,
     ) -> Reranker:
         """Choose γ and fit the calibrations on held-out points."""
         ids = candidates.ids
@@ -199,10 +201,11 @@ class Reranker:
         q = relevance(self.ranker.score(psi, candidates.embedding, ids), self.transform)
         relevant = relevant_candidates(ids, labels)
         p = np.where(known, candidates.scores, 0)
+        powers = FEW_POWERS if every_label else POWERS
         sharpness = choose_sharpness(p, q, relevant, np.diff(labels.indptr), powers)
         if sharpness != powers[0]:
             logger.info("exponent of the ranker score, chosen on held-out points: %g", sharpness)
-        if powers is FEW_POWERS:  # trees did not help: the ranker has seen every pair
+        if every_label:  # trees did not help: the ranker has seen every pair
             ranker = replace(self, sharpness=sharpness)
             return replace(ranker, cross_fitted=((np.ones(len(ids), dtype=bool), ranker),))
         if not config.calibrate:
