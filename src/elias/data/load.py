@@ -20,10 +20,10 @@ from elias.data.atomic import cache_root, evict_oldest, mark_in_use, staged_fold
 from elias.data.corpus import SPLITS, Corpus, Split
 from elias.data.frames import as_parquet, list_table
 from elias.data.groups import NEAR_DUPLICATES, NO_GROUPS
-from elias.data.readers import base, files, xmc
+from elias.data.readers import base, files, full_text, xmc
 from elias.data.readers.files import data_error, sanitize
 from elias.data.readers.npz import NpzReader
-from elias.data.readers.table import KINDS, TableReader, column_names
+from elias.data.readers.table import KINDS, TableReader, column_names, looks_annif
 from elias.data.splits import DEFAULT_TEST_SHARE, hold_out_test
 from elias.data.storage import SplitWriter, open_corpus, write_description
 from elias.errors import DataError, did_you_mean
@@ -45,7 +45,7 @@ counts four times. A table that is read into memory takes about five times its f
 ACCEPTED = (
     "a table (JSON lines, CSV, TSV, Parquet, Excel; gzipped or not) with a text and a labels "
     "column, fastText lines, an XMC `N D L` file, or a folder of raw/trn_X.txt + Y.trn.npz, "
-    "train.* + test.*, trn_X_Y.txt, trn.json.gz, or X.trn.txt + Y.trn.npz"
+    "train.* + test.*, trn_X_Y.txt, trn.json.gz, X.trn.txt + Y.trn.npz, or *.txt + *.key or *.tsv"
 )
 _FOREIGN = {
     b"PK\x03\x04": "a zip or npz archive; unpack it, or pass the folder that contains it",
@@ -215,9 +215,10 @@ def detect(path: Path, encoding: str | None = None) -> tuple[str, Path, dict[str
     """Detect the format of a file or folder by its content.
 
     Returns:
-        The format (``npz``, ``lf``, ``xmc``, ``pecos`` or a kind of table), the file or the folder
-        that contains the files, and a dictionary of the files by split. The only key is ``""`` if
-        one file contains all points. The dictionary is empty for folders of matrices and for LF.
+        The format (``npz``, ``lf``, ``xmc``, ``pecos``, ``full-text`` or a kind of table), the file
+        or the folder that contains the files, and a dictionary of the files by split. The only key
+        is ``""`` if one file contains all points. The dictionary is empty for folders of matrices
+        and for LF. For full texts, it contains folders.
 
     Raises:
         DataError: If the format is unknown, there is no training file, or formats are mixed.
@@ -232,6 +233,8 @@ def detect(path: Path, encoding: str | None = None) -> tuple[str, Path, dict[str
     if base.find_file(path, xmc.LABEL_MATRIX.format(base.SHORT["train"])):
         return "xmc", path, {}
     by_split = base.split_files(path)
+    if "train" not in by_split and (folders := full_text.find_folders(path)):
+        return "full-text", path, folders
     if not by_split and (path / "data").is_dir():  # the layout of data sets on the hub
         by_split = base.split_files(path / "data")
     if not by_split:
@@ -284,6 +287,8 @@ def detect_file(path: Path, encoding: str | None = None) -> str:
         return "xmc"
     if xmc.looks_pecos(lines):
         return "pecos"
+    if "\t" in first and looks_annif(lines):
+        return "annif"
     if _DELIMITER.search(first):
         return "tsv" if "\t" in first else "csv"
     problem = f"unknown format; starts with {files.short_repr(lines[0][:60])}; expected {ACCEPTED}"
@@ -308,6 +313,8 @@ def _open_reader(path: Path, options: base.ReadOptions, *, in_memory: bool) -> b
         return xmc.XmcReader(source, by_split, options)
     if kind == "pecos":
         return xmc.PecosReader(source, by_split, options)
+    if kind == "full-text":
+        return full_text.FullTextReader(source, by_split, options)
     return TableReader(source, by_split, kind, options, in_memory=in_memory)
 
 

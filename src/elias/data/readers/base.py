@@ -32,7 +32,7 @@ SHORT = {"train": "trn", "validation": "val", "test": "tst"}
 
 ALIASES = {
     "train": ("train", "trn", "training", "tr"),
-    "validation": ("validation", "valid", "val", "dev", "development"),
+    "validation": ("validation", "validate", "valid", "val", "dev", "development"),
     "test": ("test", "tst", "testing", "te", "eval"),
 }
 """Accepted names of each split, in file names and in a ``split`` column."""
@@ -288,12 +288,14 @@ def read_label_names(folder: Path) -> list[str] | None:
     return names
 
 
-def split_files(folder: Path) -> dict[str, list[Path]]:
+def split_files(folder: Path, *, folders: bool = False) -> dict[str, list[Path]]:
     """Return the files of each split, found by name (``train.csv``, ``eurlex_test.txt``, shards).
 
     A file whose name is exactly the split is preferred to one whose name only ends in the split.
+    With ``folders=True``, return subfolders instead of files.
     """
-    files = sorted(path for path in folder.iterdir() if path.is_file())
+    paths = sorted(folder.iterdir())
+    files = [path for path in paths if (path.is_dir() if folders else path.is_file())]
     by_split = {}
     for split, names in ALIASES.items():
         name = "|".join(names)

@@ -47,13 +47,18 @@ _TWO_PAIRS = re.compile(r"\([^()]*\).*\(.*\)", re.DOTALL)
 _STRONG = ("|", ";", "\t")
 _STRONG_SHARE = 0.05
 """Minimum share of cells that must contain a separator to prefer it to weaker ones."""
-_PATTERNS = {"><": re.compile(r"(?:<[^<>]+>\s*)+"), "#": re.compile(r"(?:#[^#\s]+\s*)+")}
+_URI = r"(?:<[a-zA-Z][\w+.-]*:[^<>\s]+>|(?:https?|urn):[^<>\s]+)"
+_PATTERNS = {
+    " ": re.compile(rf"{_URI}(?:\s+{_URI})*"),
+    "><": re.compile(r"(?:<[^<>]+>\s*)+"),
+    "#": re.compile(r"(?:#[^#\s]+\s*)+"),
+}
 """Separators that are recognised by the form of all cells, and this form."""
 LOOKS = {"><": "<a><b>", "#": "#a #b", " / ": "a / b", " ": "a b"}
 """Examples of cells with a recognised separator, for messages."""
 _SAMPLED_CELLS = 50_000  # whose parts are counted
 _MIN_JOINED = 3
-_OBJECT_KEYS = ("name", "label", "title", "tag", "term", "text", "value")
+_OBJECT_KEYS = ("name", "label", "title", "tag", "term", "text", "value", "uri")
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,7 +100,8 @@ class CellFormat:
 class SeparatorVotes:
     r"""Choose the separator of labels in plain cells, i.e. string cells that are not lists.
 
-    Choose ``><`` or ``#`` if all plain cells have the form ``<a><b>`` or ``#a #b``. Choose ``|``,
+    Choose a space if all plain cells are URIs, as in ``<http://a> <http://b>``. Choose ``><`` or
+    ``#`` if all plain cells have the form ``<a><b>`` or ``#a #b``. Choose ``|``,
     ``;``, tab or else a comma if at least `_STRONG_SHARE` of the plain cells contain it (label
     names often contain commas). Otherwise choose white space between whole numbers, or ``/`` or a
     space if the parts repeat across cells as labels do, or a rare separator, or none (an empty
@@ -212,6 +218,8 @@ def split_cells(
             if form.separator == "><":
                 cell = cell.strip().removeprefix("<").removesuffix(">")
             parts = cell.split(form.separator) if form.separator else [cell]
+            if form.separator == " ":
+                parts = list(map(strip_uri, parts))
             values += [stripped for part in parts if (stripped := part.strip())]
         else:
             items = _items(cell, row, row_error)
@@ -219,6 +227,16 @@ def split_cells(
             values += names if keep_empty else filter(None, names)
         counts[row] = len(values) - before
     return LabelLists(counts, values)
+
+
+def strip_uri(label: str) -> str:
+    """Remove the angle brackets around a URI. Return any other label unchanged."""
+    return label[1:-1] if label[:1] == "<" and is_uri_list(label) else label
+
+
+def is_uri_list(cell: str) -> bool:
+    """Return True if a cell holds URIs separated by white space: ``<http://a> <http://b>``."""
+    return _PATTERNS[" "].fullmatch(cell.strip()) is not None
 
 
 def is_missing(cell: object) -> bool:

@@ -1,4 +1,4 @@
-"""Read tables: JSON lines, CSV, TSV, Parquet, Excel and fastText files.
+"""Read tables: JSON lines, CSV, TSV, Parquet, Excel, fastText and Annif's short-text files.
 
 A table is one file (optionally with a column ``split``), or a folder with one or more files for
 each split: ``train.*``, ``validation.*``, ``test.*``. A ``labels.txt`` in the folder contains the
@@ -26,7 +26,14 @@ import numpy as np
 from elias.data.groups import cell_keys
 from elias.data.readers import base, files, label_cells
 from elias.data.readers.files import data_error, iter_lines, short_repr
-from elias.data.readers.label_cells import NamedLabels, NumberedLabels, parse_weights, split_cells
+from elias.data.readers.label_cells import (
+    NamedLabels,
+    NumberedLabels,
+    is_uri_list,
+    parse_weights,
+    split_cells,
+    strip_uri,
+)
 from elias.errors import DataError, did_you_mean, quoted
 from elias.progress import progress
 
@@ -40,7 +47,7 @@ if TYPE_CHECKING:
     """Iterator over the line number (see `Rows.lines`) and the wanted cells of each row."""
 
 
-KINDS = ("jsonl", "csv", "tsv", "parquet", "xlsx", "fasttext")
+KINDS = ("jsonl", "csv", "tsv", "parquet", "xlsx", "fasttext", "annif")
 TEXT_COLUMNS = (
     *("text", "texts", "title", "content", "input", "sentence", "document", "body", "abstract"),
     *("description", "query", "question", "review", "comment", "message", "headline", "summary"),
@@ -61,7 +68,7 @@ TEXT_COLUMNS = (
 LABEL_COLUMNS = (
     *("labels", "label", "tags", "tag", "categories", "category", "topics", "topic", "targets"),
     *("target", "classes", "class", "subjects", "keywords", "genres", "genre", "label_names"),
-    *("target_ind", "label_ids", "codes", "annotations", "output", "y"),
+    *("subject_uris", "target_ind", "label_ids", "codes", "annotations", "output", "y"),
 )
 """Common names of the labels column, in order of preference."""
 
@@ -523,6 +530,8 @@ def iter_rows(
         rows = json_cells(path, iter_lines(path, options.encoding), wanted, required)
     elif kind == "fasttext":
         rows = _fasttext_rows(path, wanted, options)
+    elif kind == "annif":
+        rows = _annif_rows(path, wanted, options)
     else:
         rows = _delimited_rows(path, kind, wanted, options)
     first = next(rows, None)
@@ -541,7 +550,7 @@ def column_names(path: Path, kind: str, options: base.ReadOptions = _DEFAULT) ->
     if kind == "jsonl":
         rows = islice(_json_rows(path, iter_lines(path, options.encoding)), _SAMPLE_ROWS)
         return list(dict.fromkeys(key for _, row in rows for key in row))
-    if kind == "fasttext":
+    if kind in ("fasttext", "annif"):
         return ["text", "labels"]
     if not has_header(path, kind, options):
         return _numbers(len(_head_rows(path, kind, options)[0]))
@@ -662,6 +671,20 @@ def _fasttext_rows(path: Path, wanted: Sequence[str], options: base.ReadOptions)
         if line.strip():
             text = _FASTTEXT.sub("", line).strip()
             cells = {"text": text, "labels": _FASTTEXT.findall(line)}
+            yield number, [cells[name] for name in wanted]
+
+
+def looks_annif(lines: Sequence[str]) -> bool:
+    """Return True if the lines are those of a short-text corpus of Annif: text, tab, URIs."""
+    subjects = [line.partition("\t")[2].strip() for line in lines]
+    return any(subjects) and all(is_uri_list(cell) for cell in subjects if cell)
+
+
+def _annif_rows(path: Path, wanted: Sequence[str], options: base.ReadOptions) -> Cells:
+    for number, line in enumerate(iter_lines(path, options.encoding), start=1):
+        text, _, subjects = line.partition("\t")
+        if line.strip():
+            cells = {"text": text.strip(), "labels": list(map(strip_uri, subjects.split()))}
             yield number, [cells[name] for name in wanted]
 
 
