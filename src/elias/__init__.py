@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from elias.config import EliasConfig
-    from elias.data import Corpus, Split, convert, corpus_stats, load_corpus
+    from elias.data import Corpus, Split, convert, corpus_stats, load_corpus, load_label_table
     from elias.data.text_rows import TextFile
     from elias.errors import EliasError
     from elias.estimator import EliasClassifier
@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from elias.inference.explain import ExplainedLabel, Explanation, LabelPath
     from elias.inference.predictor import Elias
     from elias.inference.prune import EdgeCount, prune_edges
+    from elias.labels import LabelTable
     from elias.metrics import Metrics, evaluate
     from elias.persistence.onnx_runtime import OnnxModel
     from elias.predictions import Predictions, Ranking
@@ -28,7 +29,7 @@ if TYPE_CHECKING:
 
 _MODULES = {
     "elias.config": "EliasConfig",
-    "elias.data": "Corpus Split convert corpus_stats load_corpus",
+    "elias.data": "Corpus Split convert corpus_stats load_corpus load_label_table",
     "elias.data.text_rows": "TextFile",
     "elias.errors": "EliasError",
     "elias.estimator": "EliasClassifier",
@@ -36,6 +37,7 @@ _MODULES = {
     "elias.inference.explain": "ExplainedLabel Explanation LabelPath",
     "elias.inference.predictor": "Elias",
     "elias.inference.prune": "EdgeCount prune_edges",
+    "elias.labels": "LabelTable",
     "elias.metrics": "Metrics evaluate",
     "elias.persistence.onnx_runtime": "OnnxModel",
     "elias.predictions": "Predictions Ranking",
@@ -56,6 +58,7 @@ __all__ = [
     "FileDone",
     "FileTask",
     "LabelPath",
+    "LabelTable",
     "Metrics",
     "OnnxModel",
     "Predictions",
@@ -69,6 +72,7 @@ __all__ = [
     "corpus_stats",
     "evaluate",
     "load_corpus",
+    "load_label_table",
     "predict_file",
     "prune_edges",
     "train",

@@ -9,6 +9,7 @@ import numpy as np
 from scipy import sparse
 
 from elias.errors import DataError
+from elias.labels import LabelTable
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -77,7 +78,7 @@ class Predictions:
     n_labels: int
     """L, the number of labels. It is also the id of padding."""
     label_names: Sequence[str] | None = None
-    """Names of the L labels, or None if the labels have no names."""
+    """Names of the L labels (a `LabelTable` if they have ids), or None if they have no names."""
     probabilities: NDArray[np.float32] | None = None
     """(n, k) probability that each label is relevant, or None. Each row is descending."""
 
@@ -201,6 +202,16 @@ class Predictions:
         """Return the name of a label, or its id if there are no names."""
         return str(label_id) if self.label_names is None else self.label_names[label_id]
 
+    @property
+    def has_uris(self) -> bool:
+        """Return whether the labels have ids in a vocabulary."""
+        return isinstance(self.label_names, LabelTable) and self.label_names.ids is not None
+
+    def uri(self, label_id: int) -> str | None:
+        """Return the id or URI of a label in the user's vocabulary, or None if it has none."""
+        names = self.label_names
+        return names.id(label_id) if isinstance(names, LabelTable) else None
+
     def take(self, rows: NDArray[np.int64]) -> Predictions:
         """Return the predictions of the points ``rows``."""
         return self._map(lambda array, _: array[rows])
@@ -268,12 +279,14 @@ class Predictions:
     def to_dicts(self) -> list[list[dict[str, Any]]]:
         """Return a list of dictionaries for each point, ready for JSON.
 
-        Each dictionary has the keys ``id``, ``label`` and ``score``, and also ``probability`` if
-        the predictions have probabilities.
+        Each dictionary has the keys ``id``, ``label`` and ``score``, also ``uri`` if the label
+        table has ids, and ``probability`` if the predictions have probabilities.
         """
         rankings: list[list[dict[str, Any]]] = []
         for row in self:
             columns = {"id": row.ids.tolist(), "label": row.labels, "score": row.scores.tolist()}
+            if self.has_uris:
+                columns["uri"] = list(map(self.uri, columns["id"]))
             if row.probabilities is not None:
                 columns["probability"] = row.probabilities.tolist()
             values = zip(*columns.values(), strict=True)

@@ -1,10 +1,20 @@
 import tempfile
 from pathlib import Path
 
+import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from elias.persistence.manifest import LABEL_COLUMNS, escape, read_names, unescape, write_names
+from elias.errors import ModelError
+from elias.labels import LabelTable
+from elias.persistence.manifest import (
+    escape,
+    read_labels,
+    read_names,
+    unescape,
+    write_labels,
+    write_names,
+)
 
 # every code point, lone surrogates and line breaks of all kinds included
 ANY_TEXT = st.text(st.characters(exclude_categories=[]), max_size=20)
@@ -32,21 +42,29 @@ def test_any_names_survive_the_file(names):
 CELL = ANY_TEXT | AWKWARD | st.text(st.sampled_from("\t|a"))
 
 
-@given(
-    rows=st.lists(st.tuples(CELL, CELL, CELL, CELL), min_size=1),
-    columns=st.permutations(LABEL_COLUMNS),
-)
-def test_the_names_of_any_label_table_are_read(rows, columns):
-    lines = [columns, *(tuple(map(escape, row)) for row in rows)]
+@given(rows=st.lists(st.tuples(CELL, CELL, st.lists(CELL), CELL), min_size=1))
+def test_any_label_table_survives_the_file(rows):
+    table = LabelTable.from_columns(*zip(*rows, strict=True))
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "labels.tsv"
-        path.write_bytes("".join("\t".join(line) + "\n" for line in lines).encode("utf8"))
+        write_labels(path, table)
 
-        names = read_names(path, len(rows), is_table=True)
+        again = read_labels(path, len(rows))
 
         text = path.read_bytes().decode("utf8")
-    assert names == tuple(row[columns.index("name")] for row in rows)
+    assert LabelTable.of(again) == table
     assert len(text.splitlines()) == 1 + len(rows)
+
+
+@pytest.mark.parametrize(
+    "content", ["id\nx\n", "name\tname\na\tb\n", "name\tsynonyms\na\t[1]\n", "name\tid\na\n"]
+)
+def test_an_invalid_label_table_is_refused(content, tmp_path):
+    path = tmp_path / "labels.tsv"
+    path.write_text(content)
+
+    with pytest.raises(ModelError, match="column"):
+        read_labels(path, 1)
 
 
 @given(ANY_TEXT | AWKWARD)

@@ -134,7 +134,7 @@ def _label_table(explanation: elias.Explanation) -> Table:
         strength = label.probability if known else label.score
         scores = [strength, *(getattr(label, name) for name in extra.values())]
         factors = [label.p, label.classifier_score, label.path_score, None, None]
-        add([*scores, *factors] if main else factors, f"{rank}. {label.label}", "bold")
+        add([*scores, *factors] if main else factors, f"{rank}. {_title(label)}", "bold")
         for path in label.paths:
             title = f"  {'▸' if path.won else ' '} {path.cluster}: "
             title += " | ".join(explanation.clusters[path.cluster])
@@ -143,6 +143,10 @@ def _label_table(explanation: elias.Explanation) -> Table:
         if label.n_paths > len(label.paths):
             add([], f"    … and {label.n_paths - len(label.paths)} more", "dim")
     return table
+
+
+def _title(label: elias.ExplainedLabel) -> str:
+    return label.label if label.uri is None else f"{label.label} ({label.uri})"
 
 
 def _word_lines(explanation: elias.Explanation) -> list[RenderableType]:

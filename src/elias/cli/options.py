@@ -126,6 +126,10 @@ class CorpusOptions:
         False
     )
     encoding: Encoding = None
+    label_table: Annotated[
+        Path | None,
+        Option(metavar="FILE", help="Label table: columns id, name, synonyms, description."),
+    ] = None
 
     def arguments(self) -> dict[str, Any]:
         """Return the options as arguments of `load_corpus`, None if an option is not given."""
@@ -141,8 +145,12 @@ class CorpusOptions:
         self, path: Path, model: elias.Elias, *, test_size: float = 0
     ) -> elias.Corpus:
         """Read a corpus with the options of the training data, unless other options are given."""
-        options = training_options(path, model.data_settings, self.arguments())
-        return CorpusOptions().read(path, test_size=test_size, **options)
+        columns = self.arguments()
+        table = columns.pop("label_table")
+        if table is None and model.label_table.ids is not None:
+            table = model.label_table  # the points may have ids in place of names
+        options = training_options(path, model.data_settings, columns)
+        return CorpusOptions().read(path, test_size=test_size, label_table=table, **options)
 
 
 def training_options(

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from elias.data.corpus import SPLITS, Corpus, Split
-    from elias.data.load import load_corpus
+    from elias.data.load import load_corpus, load_label_table
     from elias.data.stats import CorpusStats, SplitStats, corpus_stats
     from elias.data.writers import ConversionResult, convert
 
@@ -25,11 +25,12 @@ __all__ = [
     "convert",
     "corpus_stats",
     "load_corpus",
+    "load_label_table",
 ]
 
 _MODULES = {
     "corpus": ("SPLITS", "Corpus", "Split"),
-    "load": ("load_corpus",),
+    "load": ("load_corpus", "load_label_table"),
     "stats": ("CorpusStats", "SplitStats", "corpus_stats"),
     "writers": ("ConversionResult", "convert"),
 }

@@ -11,8 +11,9 @@ import numpy as np
 from scipy.sparse import csr_matrix
 
 from elias.data.groups import NEAR_DUPLICATES, first_members
-from elias.data.storage import DiskTexts, is_mapped, release_pages, take_rows
+from elias.data.storage import DiskTexts, is_mapped, release_pages, take_rows, widen
 from elias.errors import DataError
+from elias.labels import LabelTable
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -81,7 +82,8 @@ class Corpus:
 
     train: Split
     label_names: Sequence[str]
-    """Names of the L labels. The position is the label id; names may repeat."""
+    """Names of the L labels. The position is the label id; names may repeat. If ids, synonyms or
+    descriptions are known, it is a `LabelTable`."""
     validation: Split | None = None
     test: Split | None = None
     label_features: csr_matrix | None = None
@@ -100,6 +102,11 @@ class Corpus:
     def n_labels(self) -> int:
         """Return L."""
         return len(self.label_names)
+
+    @property
+    def label_table(self) -> LabelTable:
+        """Return the names of the labels, and their ids, synonyms and descriptions if known."""
+        return LabelTable.of(self.label_names)
 
     @property
     def splits(self) -> dict[str, Split]:
@@ -122,6 +129,45 @@ class Corpus:
         """Return a copy of the corpus in which the given splits are replaced."""
         return replace(self, **splits)  # type: ignore[arg-type]
 
+    def with_label_table(self, table: LabelTable) -> Corpus:
+        """Return the corpus with the names, ids, synonyms and descriptions of a table.
+
+        The labels of the corpus are matched with the table (`LabelTable.match`) and keep their
+        positions. Rows that no label matches are appended as labels without points.
+        """
+        own, taken = self.label_table, set[int]()
+        rows = list(own.rows())
+        details = list(table.rows())
+        for label, match in enumerate(table.match(own)):
+            if match is not None and match not in taken:
+                taken.add(match)
+                rows[label] = details[match]
+        if not taken:
+            raise DataError(
+                f"{self.source or 'corpus'}: none of its {len(own)} labels, such as {own[0]!r}, is "
+                f"an id or a name of the label table, which starts with {details[0][:2]}"
+            )
+        unknown = len(own) - len(taken)
+        rows += (row for i, row in enumerate(details) if i not in taken)
+        note = f"{len(table):,} rows, {len(rows) - len(own):,} of them without points"
+        if unknown:
+            note += f"; {unknown:,} labels of the points are not in it"
+        splits: dict[str, Any] = {
+            name: replace(split, labels=widen(split.labels, len(rows)))
+            for name, split in self.splits.items()
+        }
+        features = self.label_features
+        if features is not None:
+            features = features.copy()
+            features.resize((len(rows), features.shape[1]))
+        return replace(
+            self,
+            **splits,
+            label_names=LabelTable.from_columns(*zip(*rows, strict=True)),
+            label_features=features,
+            notes={**self.notes, "label table": note},
+        )
+
     def label_frequencies(self) -> NDArray[np.int64]:
         """Return n_ℓ, the number of training points of each label (L,)."""
         counts = np.bincount(self.train.labels.indices, minlength=self.n_labels)
@@ -135,6 +181,8 @@ class Corpus:
         digest = hashlib.sha256()
         for name in self.label_names:
             digest.update(name.encode("utf8", "surrogatepass") + b"\0")
+        if self.label_table.has_details:
+            digest.update(repr(list(self.label_table.rows())).encode("utf8", "surrogatepass"))
         for name, split in self.splits.items():
             digest.update(f"{name} {split.labels.shape}".encode())
             _hash_matrix(digest, split.labels)
@@ -149,11 +197,15 @@ class Corpus:
         return digest.hexdigest()
 
     def align_labels(self, names: Sequence[str]) -> Corpus:
-        """Return the corpus over the labels of a model, matched by name.
+        """Return the corpus over the labels of a model, matched by id or name.
 
         Labels that the model does not know are appended after the model's labels, so that they
         remain relevant labels and count as missed. Repeated names cannot be matched: if names
         repeat, both lists of names must be equal.
+
+        Args:
+            names: The names of the model's labels. If it is a `LabelTable` with ids, the corpus may
+                have these ids in place of names.
 
         Raises:
             DataError: If the labels cannot be matched, or if the model knows none of them.
@@ -163,13 +215,16 @@ class Corpus:
             return self
         source = self.source or "corpus"
         remedy = "evaluate on the corpus that the model was trained on"
-        if len(set(own_names)) < len(own_names) or len(set(names)) < len(names):
+        table = LabelTable.of(names)
+        matches = table.match(self.label_names)
+        if len({*matches} - {None}) < len(matches) - matches.count(None) or (
+            table.ids is None and len(set(names)) < len(names)
+        ):
             difference = _first_difference(own_names, names)
             raise DataError(
                 f"{source}: {difference}; repeated label names cannot be matched; {remedy}"
             )
-        known = set(names)
-        unknown = [name for name in own_names if name not in known]
+        unknown = [label for label, match in enumerate(matches) if match is None]
         if len(unknown) == len(own_names):
             raise DataError(
                 f"{source}: none of its {len(own_names)} labels, such as {own_names[0]!r}, is "
@@ -178,15 +233,18 @@ class Corpus:
         if unknown:
             logger.warning(
                 "%s: the model does not know %d of the %d labels, such as %r; they count as missed",
-                *(source, len(unknown), len(own_names), unknown[0]),
+                *(source, len(unknown), len(own_names), own_names[unknown[0]]),
             )
-        all_names = [*names, *unknown]
-        id_of = {name: label for label, name in enumerate(all_names)}
-        new_ids = np.array([id_of[name] for name in own_names], dtype=np.int64)
+        new_ids = np.array([-1 if match is None else match for match in matches], dtype=np.int64)
+        new_ids[unknown] = np.arange(len(names), len(names) + len(unknown))
+        n_labels = len(names) + len(unknown)
         splits: dict[str, Split | None] = {
-            name: _renumber(split, new_ids, len(names), len(all_names))
+            name: _renumber(split, new_ids, len(names), n_labels)
             for name, split in self.splits.items()
         }
+        all_names: Sequence[str] = [*names, *(own_names[label] for label in unknown)]
+        if isinstance(names, LabelTable):
+            all_names = names + self.label_table.take(unknown)
         return replace(self.with_splits(**splits), label_names=all_names, label_features=None)
 
 

@@ -8,6 +8,7 @@ import logging
 import os
 import re
 from collections import Counter
+from collections.abc import Sequence
 from contextlib import ExitStack, closing, suppress
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -22,15 +23,18 @@ from elias.data.frames import as_parquet, list_table
 from elias.data.groups import NEAR_DUPLICATES, NO_GROUPS
 from elias.data.readers import base, files, full_text, xmc
 from elias.data.readers.files import data_error, sanitize
+from elias.data.readers.label_table import FILES as LABEL_TABLE_FILES
+from elias.data.readers.label_table import read_label_table
 from elias.data.readers.npz import NpzReader
 from elias.data.readers.table import KINDS, TableReader, column_names, looks_annif
 from elias.data.splits import DEFAULT_TEST_SHARE, hold_out_test
 from elias.data.storage import SplitWriter, open_corpus, write_description
 from elias.errors import DataError, did_you_mean
+from elias.labels import LabelTable
 from elias.progress import progress
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterator, Mapping
 
     from numpy.typing import NDArray
     from scipy.sparse import csr_matrix
@@ -79,6 +83,7 @@ def load_corpus(
     encoding: str | None = None,
     seed: int = 0,
     test_size: float | None = None,
+    label_table: str | Path | LabelTable | Any = None,
     on_disk: OnDisk = "auto",
 ) -> Corpus:
     r"""Read a corpus in any supported format. The format is detected from the content.
@@ -107,6 +112,10 @@ def load_corpus(
         seed: Seed of the random choice of test points.
         test_size: The number of test points, or a share below 1. With 0, no test points are held
             out. By default, a fifth of the points is held out if the source does not define splits.
+        label_table: Names, ids, synonyms and descriptions of the labels: a file or a table in
+            memory, see `load_label_table`. By default, ``labels.csv`` (or .tsv, .jsonl, .parquet)
+            in the folder ``source``, if there is one. Its rows are matched with the labels of the
+            points by id, else by name. A row that no point has becomes a label without points.
         on_disk: Whether texts and labels stay on disk, in the cache folder, instead of in memory.
             With ``auto``, only large corpora stay on disk (see `ON_DISK_BYTES`).
 
@@ -142,6 +151,7 @@ def load_corpus(
             group=group,
             seed=seed,
             test_size=test_size,
+            label_table=label_table,
             on_disk=on_disk,
         )
     if texts is not None:
@@ -163,6 +173,10 @@ def load_corpus(
     use_disk = _is_large(path) if on_disk == "auto" else on_disk == "on"
     corpus, has_splits = (_read_to_disk if use_disk else _read_to_memory)(path, options)
     check_corpus(corpus)
+    if label_table is None and path.is_dir():
+        label_table = base.find_file(path, *LABEL_TABLE_FILES)
+    if label_table is not None:
+        corpus = corpus.with_label_table(load_label_table(label_table))
     wanted = test_size if has_splits or test_size is not None else DEFAULT_TEST_SHARE
     used = {**asdict(options), **corpus.reading, "test_size": wanted}
     used["group"] = NEAR_DUPLICATES if group is None else group
@@ -176,6 +190,45 @@ def load_corpus(
     described = "; ".join([f"{corpus.format} format, {corpus.n_labels:,} labels", *roles])
     logger.info("%s: %s", path, described)
     return corpus
+
+
+def load_label_table(source: str | Path | Any, *, encoding: str | None = None) -> LabelTable:
+    r"""Read a table of labels with the columns id, name, synonyms and description.
+
+    All columns except the name are optional. They are found by common names, such as ``uri``,
+    ``label``, ``altLabel`` or ``definition``. Synonyms are a list, or are separated by ``|`` or
+    ``;``.
+
+    Args:
+        source: A CSV, TSV, JSON lines, Parquet or Excel file, gzipped or not; a ``.txt`` file with
+            one name per line; a list of names; or a table in memory, as for `load_corpus`.
+        encoding: The encoding of a text file. By default UTF-8.
+
+    Raises:
+        DataError: If the table cannot be read. The message gives the file, the line and the remedy.
+
+    Example:
+        >>> rows = [{"uri": "D009369", "label": "Neoplasms", "altLabel": ["Cancer", "Tumors"]}]
+        >>> load_label_table(rows).texts()
+        ['Neoplasms. Cancer. Tumors']
+    """
+    if isinstance(source, LabelTable):
+        return source
+    if not isinstance(source, str | Path):
+        if isinstance(source, Sequence) and all(isinstance(name, str) for name in source):
+            return LabelTable(tuple(source))
+        with as_parquet(source) as folder:
+            return read_label_table(folder / "data.parquet", "parquet")
+    path = Path(source).expanduser()
+    if not path.is_file():
+        siblings = [p.name for p in path.parent.iterdir()] if path.parent.is_dir() else []
+        raise DataError(f"{path}: no such file{did_you_mean(path.name, siblings)}")
+    suffix = Path(path.name.removesuffix(".gz")).suffix.lower().removeprefix(".")
+    if suffix == "txt":
+        kind = "lines"
+    else:
+        kind = suffix if suffix in ("csv", "tsv") else detect_file(path, encoding)
+    return read_label_table(path, kind, encoding)
 
 
 def _joined(columns: str | Sequence[Any] | None, role: str) -> str | None:

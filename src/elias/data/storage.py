@@ -175,6 +175,12 @@ def _canonical_csr(
     return matrix
 
 
+def widen(matrix: csr_matrix, n_columns: int) -> csr_matrix:
+    """Return a CSR matrix with more columns that shares the arrays of ``matrix``."""
+    shape = (matrix.shape[0], n_columns)
+    return csr_matrix((matrix.data, matrix.indices, matrix.indptr), shape=shape, copy=False)
+
+
 def _index_type(n_entries: int, n_columns: int) -> str:
     """Return the dtype of both CSR index arrays: int32 if it is large enough, else int64."""
     return "<i4" if max(n_entries, n_columns) <= _INT32_MAX else "<i8"

@@ -50,7 +50,7 @@ _SEPARATOR = "|"
 _DELIMITER = {"csv": ",", "tsv": "\t"}
 _LINE_END = re.compile(r"\r\n|\r|\n")
 _CORPUS_FILE = re.compile(
-    r"(raw/)?(Y|(trn|val|tst)_X|labels)\.txt|[XY]\.(trn|val|tst|lbl)\.(npz|txt)|output-items\.txt"
+    r"(raw/)?(Y|(trn|val|tst)_X|labels)\.txt|labels\.jsonl|[XY]\.(trn|val|tst|lbl)\.(npz|txt)|output-items\.txt"
     r"|(train|validation|test)\.txt|filter_labels_(train|validation|test)\.txt"
     r"|(trn|val|tst|lbl)(_X_Xf|_X_Y)\.txt|(trn|val|tst|lbl)\.json\.gz|raw"
 )
@@ -98,7 +98,8 @@ def convert(
         for name, split in corpus.splits.items()
     }
     names = sanitize(corpus.label_names)[0]
-    clean = replace(corpus.with_splits(**splits), label_names=names)
+    table = replace(corpus.label_table, names=tuple(names))
+    clean = replace(corpus.with_splits(**splits), label_names=table)
     _check_parts(corpus, chosen)
     try:
         if chosen in _TABLES:
@@ -153,6 +154,8 @@ def _left_out(corpus: Corpus, format: str) -> list[str]:
             missing.append("filter pairs")
         if corpus.label_features is not None:
             missing.append("label features")
+        if corpus.label_table.has_details:
+            missing.append("ids, synonyms and descriptions of the labels")
         n_unused = corpus.n_labels - len(_used_labels(corpus))
         if n_unused:
             missing.append(f"the names of {n_unused} labels that no point has")
@@ -293,6 +296,13 @@ def _write_folder(corpus: Corpus, target: Path, format: str) -> None:
             _write_lf(corpus, folder)
         else:
             write_npz_folder(corpus, folder, PECOS if format == "pecos" else RAW)
+        if corpus.label_table.has_details:
+            rows = (
+                {"id": key, "name": one_line(name), "synonyms": synonyms, "description": text}
+                for name, key, synonyms, text in corpus.label_table.rows()
+            )
+            with (folder / "labels.jsonl").open("wb") as stream:
+                _write_json(stream, rows)
         for name, split in corpus.splits.items():
             if split.filters is not None:
                 pairs = (f"{point} {label}" for point, label in split.filters.tolist())

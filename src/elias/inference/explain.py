@@ -194,6 +194,8 @@ class ExplainedLabel:
     id: int
     label: str
     """Name of the label."""
+    uri: str | None = None
+    """Id or URI of the label in the user's vocabulary, or None if the model does not know it."""
     score: float
     """The score by which `Elias.predict` ranks the label."""
     probability: float | None = None
@@ -360,6 +362,7 @@ def explain(
             ExplainedLabel(
                 id=ids[i],
                 label=label,
+                uri=predictions.uri(ids[i]),
                 **{name: float(array[i]) for name, array in values.items() if array is not None},
                 paths=_paths(traced, row, i),
                 n_paths=int(traced.n_paths[row, i]),

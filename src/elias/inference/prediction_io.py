@@ -27,6 +27,7 @@ from elias.predictions import Predictions, from_entries
 FORMATS = ("jsonl", "csv", "tsv", "parquet", "txt")
 """File formats for predictions. A line of ``txt`` is ``id:score id:score …``."""
 LABELS, IDS, SCORES, PROBABILITIES = "labels", "label_ids", "scores", "probabilities"
+URIS = "uris"
 """Columns of a table of predictions. Each cell is a list, best label first."""
 
 _SUFFIXES = {f".{name}": name for name in FORMATS} | {
@@ -168,7 +169,7 @@ class PredictionFormat:
                 f"--keep {names[0]}: the txt format has no columns; use jsonl, csv, tsv or "
                 "parquet instead"
             )
-        taken = {LABELS} if self.kind == "jsonl" else {LABELS, IDS, SCORES, PROBABILITIES}
+        taken = {LABELS} if self.kind == "jsonl" else {LABELS, IDS, SCORES, PROBABILITIES, URIS}
         for name in names:
             if name in taken or names.count(name) > 1:
                 reason = "the output uses this name" if name in taken else "it is given twice"
@@ -209,6 +210,8 @@ class PredictionFormat:
                 IDS: [row.ids.tolist() for row in rankings],
                 SCORES: [row.scores.tolist() for row in rankings],
             }
+            if predictions.has_uris:
+                table[URIS] = [[predictions.uri(i) for i in row] for row in table[IDS]]
             if predictions.probabilities is not None:
                 values = (row.probabilities for row in rankings)
                 table[PROBABILITIES] = [p.tolist() for p in values if p is not None]
@@ -250,7 +253,7 @@ def _parquet(table: Mapping[str, Sequence[Any]], types: Mapping[str, Any]) -> by
     from pyarrow.parquet import write_table
 
     items = {LABELS: pa.large_string(), IDS: pa.int64(), SCORES: pa.float32()}
-    items[PROBABILITIES] = pa.float32()
+    items |= {PROBABILITIES: pa.float32(), URIS: pa.large_string()}
     types = {**types, **{name: pa.large_list(item) for name, item in items.items()}}
     arrays = {}
     for name, cells in table.items():

@@ -28,6 +28,7 @@ from elias.inference.predict import (
     split_inputs,
 )
 from elias.kernels.device import pick_device
+from elias.labels import LabelTable
 from elias.metrics import evaluate, f1_metrics
 from elias.model.elias import EliasModel, SearchSizes
 from elias.model.search import BATCH_SIZE
@@ -113,6 +114,7 @@ class Elias:
         self.model = model
         self.config = config
         self.label_names = label_names
+        """The names of the labels, as a `LabelTable` if ids, synonyms or descriptions are known."""
         self.metadata = metadata or {}
         """JSON-compatible metadata, such as data statistics, metrics of each stage and timings."""
         self.reranker = reranker
@@ -198,6 +200,11 @@ class Elias:
         """
         settings = dict(self.metadata.get(DATA_SETTINGS, {}))
         return {**settings, "group": settings.get("group", NO_GROUPS)} if settings else {}
+
+    @property
+    def label_table(self) -> LabelTable:
+        """Return the names of the labels, and their ids, synonyms and descriptions if known."""
+        return LabelTable.of(self.label_names)
 
     @property
     def sizes(self) -> SearchSizes:
@@ -510,7 +517,10 @@ class Elias:
         return model
 
     def label_ids(self, labels: Iterable[int | str]) -> list[int]:
-        """Return the ids of labels given by id or name. A name can stand for several labels."""
+        """Return the numbers of labels given by number, name, or id in the label table.
+
+        A name can stand for several labels.
+        """
         if isinstance(labels, str):
             raise DataError(f"labels must be a list; wrap a name in a list: [{labels!r}]")
         labels, n_labels = list(labels), len(self.label_names)
@@ -518,6 +528,9 @@ class Elias:
         for i, name in enumerate(self.label_names if by_name else ()):
             if name in by_name:
                 by_name[name].append(i)
+        for i, key in enumerate(self.label_table.ids or () if by_name else ()):
+            if key in by_name and not by_name[key]:
+                by_name[key].append(i)
         ids: list[int] = []
         for label in labels:
             if isinstance(label, str):

@@ -16,7 +16,7 @@ import hashlib
 import json
 import math
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +29,7 @@ import elias
 from elias.data.atomic import digest
 from elias.data.splits import DATA_SETTINGS
 from elias.errors import ModelError, damaged_file, quoted
+from elias.labels import LabelTable
 
 FORMAT_VERSION = 3
 """Format number, increased when older versions of elias-xmc cannot read the new format."""
@@ -40,7 +41,7 @@ LABELS_FILE = "labels.tsv"
 OLD_LABELS_FILE = "labels.txt"
 """The label names of formats 1 and 2, one per line."""
 LABEL_COLUMNS = ("name", "id", "synonyms", "description")
-"""Columns of the label table. All columns except ``name`` are optional and currently ignored.
+"""Columns of the label table. All columns except ``name`` are optional.
 
 ``id`` is an identifier or URI in the user's vocabulary; ``synonyms`` is a JSON array of strings.
 """
@@ -322,31 +323,70 @@ def _unescaped(match: re.Match[str]) -> str:
 
 
 def write_names(path: Path, names: Iterable[str]) -> None:
-    """Write one escaped name per line. For a label table, the first name is the column header."""
+    """Write one escaped name per line."""
     path.write_bytes("".join(f"{escape(name)}\n" for name in names).encode("utf8"))
 
 
-def read_names(path: Path, n_names: int, *, is_table: bool = False) -> tuple[str, ...]:
-    """Read ``n_names`` names, one per line, or the name column of a label table (``is_table``)."""
+def write_labels(path: Path, labels: Sequence[str]) -> None:
+    """Write the label table, with the columns of `LABEL_COLUMNS` that the labels have."""
+    table = LabelTable.of(labels)
+    columns: dict[str, Iterable[str]] = {"name": table.names}
+    if table.ids is not None:
+        columns["id"] = table.ids
+    if table.synonyms is not None:
+        cells = (json.dumps(names, ensure_ascii=False) if names else "" for names in table.synonyms)
+        columns["synonyms"] = cells
+    if table.descriptions is not None:
+        columns["description"] = table.descriptions
+    rows = zip(*columns.values(), strict=True)
+    lines = ["\t".join(columns), *("\t".join(map(escape, row)) for row in rows)]
+    path.write_bytes("".join(f"{line}\n" for line in lines).encode("utf8"))
+
+
+def read_labels(path: Path, n_labels: int) -> Sequence[str]:
+    """Read the label table: a tuple of names, or a `LabelTable` if there are other columns."""
+    header, *lines = _read_lines(path, n_labels + 1)
+    names = header.split("\t")
+    if "name" not in names or len({*LABEL_COLUMNS} & {*names}) != len(names):
+        raise damaged_file(path, f"has the columns {header!r:.80}, which are not valid")
+    if any(line.count("\t") != len(names) - 1 for line in lines):
+        raise damaged_file(path, f"not every line has {len(names)} columns")
+    cells = "\t".join(lines).split("\t")  # faster than splitting millions of lines
+    columns = {name: _unescape_all(path, cells[i :: len(names)], 2) for i, name in enumerate(names)}
+    if names == ["name"]:
+        return columns["name"]
+    synonyms = None
+    if "synonyms" in columns:
+        try:
+            synonyms = tuple(tuple(json.loads(cell or "[]")) for cell in columns["synonyms"])
+            is_valid = all(isinstance(name, str) for cell in synonyms for name in cell)
+        except (ValueError, TypeError, RecursionError):
+            is_valid = False
+        if not is_valid:
+            raise damaged_file(path, "synonyms is not a column of lists of names")
+    return LabelTable(columns["name"], columns.get("id"), synonyms, columns.get("description"))
+
+
+def read_names(path: Path, n_names: int) -> tuple[str, ...]:
+    """Read ``n_names`` names, one per line."""
+    return _unescape_all(path, _read_lines(path, n_names), 1)
+
+
+def _read_lines(path: Path, n_lines: int) -> list[str]:
     try:
         lines = path.read_bytes().decode("utf8").split("\n")
     except (OSError, UnicodeDecodeError) as error:
         raise damaged_file(path, f"cannot be read ({quoted(error)})") from error
-    if lines.pop() != "" or len(lines) != n_names + is_table:
-        raise damaged_file(path, f"has {len(lines)} complete lines, not {n_names + is_table}")
-    if is_table:
-        header, *lines = lines
-        columns = header.split("\t")
-        if "name" not in columns or len({*LABEL_COLUMNS} & {*columns}) != len(columns):
-            raise damaged_file(path, f"has the columns {header!r:.80}, which are not valid")
-        if any(line.count("\t") != len(columns) - 1 for line in lines):
-            raise damaged_file(path, f"not every line has {len(columns)} columns")
-        cells = "\t".join(lines).split("\t")  # faster than splitting millions of lines
-        lines = cells[columns.index("name") :: len(columns)]
+    if lines.pop() != "" or len(lines) != n_lines:
+        raise damaged_file(path, f"has {len(lines)} complete lines, not {n_lines}")
+    return lines
+
+
+def _unescape_all(path: Path, cells: Iterable[str], first_line: int) -> tuple[str, ...]:
     names: list[str] = []
     try:
-        names.extend(map(unescape, lines))
+        names.extend(map(unescape, cells))
     except ValueError as error:
-        number = 1 + is_table + len(names)
+        number = first_line + len(names)
         raise ModelError(f"{path}:{number}: {error}; write a backslash as \\\\") from error
     return tuple(names)

@@ -109,7 +109,7 @@ def _write(elias: Elias, folder: Path) -> None:
         tensors[_LABEL_WEIGHT] = tensors[_LABEL_WEIGHT].to(torch.bfloat16)
     remedy = "lower the learning rates (stages.NAME.*_lr) and train again"
     files.write_tensors(folder / files.WEIGHTS_FILE, tensors, remedy)
-    files.write_names(folder / files.LABELS_FILE, ["name", *elias.label_names])
+    files.write_labels(folder / files.LABELS_FILE, elias.label_names)
     if first_encoder is not None:
         (folder / files.FIRST_ENCODER).mkdir()
         _save_encoder(first_encoder, folder / files.FIRST_ENCODER)
@@ -171,8 +171,10 @@ def load_model(
     except ConfigError as error:
         reason = f"config is not valid in this version of elias-xmc ({error})"
         raise damaged_file(manifest.path, reason) from error
-    path = manifest.file(files.OLD_LABELS_FILE if manifest.is_old else files.LABELS_FILE)
-    label_names = files.read_names(path, n_labels, is_table=not manifest.is_old)
+    if manifest.is_old:
+        label_names: Any = files.read_names(manifest.file(files.OLD_LABELS_FILE), n_labels)
+    else:
+        label_names = files.read_labels(manifest.file(files.LABELS_FILE), n_labels)
     model = _load_weights(manifest, config, share).to(device).eval()
     first_encoder = probabilities = None
     if manifest["first_encoder"]:

@@ -83,6 +83,10 @@ class ServedModel:
         """Return the name of a label."""
         return str(self.model.label_names[label])
 
+    def uri(self, label: int) -> str | None:
+        """Return the id or URI of a label in its vocabulary, if known."""
+        return self.model.label_table.id(label)
+
     def compute(self, jobs: Sequence[Job]) -> list[Result]:
         """Return the result of each job. All jobs must be of the same kind."""
         if jobs[0].kind == "predict":

@@ -216,7 +216,12 @@ def _add_graph_routes(api: FastAPI, backend: Backend) -> None:
         if cluster_id >= graph.n_clusters:
             raise RequestError(404, f"there is no cluster {cluster_id}")
         labels = [
-            schemas.LabelEdge(id=edge.id, label=served.name(edge.id), edge_score=edge.score)
+            schemas.LabelEdge(
+                id=edge.id,
+                label=served.name(edge.id),
+                uri=served.uri(edge.id),
+                edge_score=edge.score,
+            )
             for edge in graph.labels.edges(cluster_id, limit, start)
         ]
         n_labels = graph.labels.count(cluster_id)
@@ -235,4 +240,6 @@ def _check_label(served: ServedModel, label: int) -> None:
 
 
 def _label_hit(served: ServedModel, label: int) -> schemas.LabelHit:
-    return schemas.LabelHit(id=label, label=served.name(label), frequency=served.frequency(label))
+    return schemas.LabelHit(
+        id=label, label=served.name(label), uri=served.uri(label), frequency=served.frequency(label)
+    )

@@ -96,6 +96,9 @@ class _Response(BaseModel, extra="forbid"): ...
 class _Label(_Response):
     id: int
     label: str
+    uri: Annotated[
+        str | None, Field(description="Id or URI of the label in its vocabulary, if known.")
+    ] = None
 
 
 class ScoredLabel(_Label):

@@ -99,6 +99,13 @@ const terms = (label) =>
     label.terms.slice(0, 6).map((one) => `${one.term} ${one.weight > 0 ? "+" : "−"}${number(Math.abs(one.weight))}`)
       .join(", "));
 
+// Show the label's id in its vocabulary, as a link if it is one.
+const uri = (label) => {
+  if (!label.uri) return null;
+  const shown = /^https?:/.test(label.uri) ? h("a", { href: label.uri, rel: "noreferrer" }, label.uri) : label.uri;
+  return h("p", { class: "soft" }, shown);
+};
+
 export async function why(text, id, nMembers, signal) {
   const body = { inputs: [text], label: id, paths: PATHS };
   const [explanation] = await request("explain", { body, signal });
@@ -111,6 +118,7 @@ export async function why(text, id, nMembers, signal) {
     + "Only the best path counts; it is drawn in colour. Scores range from 0 to 1.";
   panel(
     heading(label.label),
+    uri(label),
     h("p", { class: "soft" }, about),
     graphBox,
     wordBox,
@@ -200,6 +208,7 @@ export async function label(id, member, signal) {
   panel(
     heading(page.label),
     h("p", { class: "soft" }, `Label ${id}${points} · in ${count(page.n_clusters)} clusters`),
+    uri(page),
     h("h3", {}, "Clusters by edge score"),
     list,
     moreButton(list, page.n_clusters,

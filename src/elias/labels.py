@@ -1,0 +1,138 @@
+"""The table of labels: names, and optionally ids, synonyms and descriptions."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, overload
+
+from elias.errors import DataError
+
+
+@dataclass(frozen=True, slots=True)
+class LabelTable(Sequence[str]):
+    """The names of L labels, with their ids, synonyms and descriptions where these are known.
+
+    A table is a sequence of names, so it is accepted wherever label names are. The position of a
+    label is its number in the model; names may repeat.
+
+    >>> table = LabelTable(("Neoplasms", "Mice"), ids=("D009369", "D051379"),
+    ...                    synonyms=(("Cancer", "Tumors"), ()), descriptions=("New growth.", ""))
+    >>> table[0], len(table)
+    ('Neoplasms', 2)
+    >>> table.texts()
+    ['Neoplasms. Cancer. Tumors. New growth.', 'Mice']
+    >>> table.match(["D051379", "Neoplasms", "cod"])
+    [1, 0, None]
+    """
+
+    names: tuple[str, ...]
+    ids: tuple[str, ...] | None = None
+    """Identifier or URI of each label in the user's vocabulary, or an empty string."""
+    synonyms: tuple[tuple[str, ...], ...] | None = None
+    """Other names of each label."""
+    descriptions: tuple[str, ...] | None = None
+    """A sentence or more about each label, or an empty string."""
+
+    def __post_init__(self) -> None:
+        """Check that all columns have the same length."""
+        for name in ("ids", "synonyms", "descriptions"):
+            column = getattr(self, name)
+            if column is not None and len(column) != len(self.names):
+                raise DataError(f"label table: {len(column)} {name} for {len(self.names)} names")
+
+    @classmethod
+    def of(cls, names: Sequence[str]) -> LabelTable:
+        """Return ``names`` itself if it is a table, else a table that has only these names."""
+        return names if isinstance(names, LabelTable) else cls(tuple(names))
+
+    @classmethod
+    def from_columns(
+        cls,
+        names: Iterable[str],
+        ids: Iterable[str],
+        synonyms: Iterable[Sequence[str]],
+        descriptions: Iterable[str],
+    ) -> LabelTable:
+        """Return a table without the columns that are empty for every label."""
+        columns: tuple[Any, ...] = (tuple(ids), tuple(map(tuple, synonyms)), tuple(descriptions))
+        return cls(tuple(names), *(column if any(column) else None for column in columns))
+
+    def __len__(self) -> int:
+        """Return L."""
+        return len(self.names)
+
+    @overload
+    def __getitem__(self, index: int) -> str: ...
+    @overload
+    def __getitem__(self, index: slice) -> tuple[str, ...]: ...
+    def __getitem__(self, index: int | slice) -> str | tuple[str, ...]:
+        """Return the name of a label, or the names of several."""
+        return self.names[index]
+
+    def __iter__(self) -> Iterator[str]:
+        """Iterate over the names."""
+        return iter(self.names)
+
+    @property
+    def has_details(self) -> bool:
+        """Return whether the table has more than names."""
+        return any(column is not None for column in (self.ids, self.synonyms, self.descriptions))
+
+    def id(self, label: int) -> str | None:
+        """Return the id of a label in the user's vocabulary, or None if it has none."""
+        return None if self.ids is None else self.ids[label] or None
+
+    def rows(self) -> Iterator[tuple[str, str, tuple[str, ...], str]]:
+        """Yield name, id, synonyms and description of each label."""
+        blank = ("",) * len(self)
+        synonyms = ((),) * len(self) if self.synonyms is None else self.synonyms
+        return zip(self.names, self.ids or blank, synonyms, self.descriptions or blank, strict=True)
+
+    def texts(self) -> list[str]:
+        """Return the label text of each label: its name, synonyms and description."""
+        return [
+            ". ".join(filter(None, (name, *synonyms, description)))
+            if synonyms or description
+            else name
+            for name, _, synonyms, description in self.rows()
+        ]
+
+    def take(self, labels: Iterable[int]) -> LabelTable:
+        """Return the table of some labels, in the given order."""
+        chosen = list(labels)
+
+        def pick(column: tuple[Any, ...] | None) -> Any:
+            return None if column is None else tuple(column[label] for label in chosen)
+
+        columns = (self.names, self.ids, self.synonyms, self.descriptions)
+        return LabelTable(*map(pick, columns))
+
+    def __add__(self, other: LabelTable) -> LabelTable:
+        """Return the labels of this table followed by those of ``other``."""
+        rows = [*self.rows(), *other.rows()]
+        return LabelTable.from_columns(*zip(*rows, strict=True)) if rows else self
+
+    def rename(self, label: int, name: str) -> LabelTable:
+        """Return a copy in which a label has another name."""
+        return replace(self, names=(*self.names[:label], name, *self.names[label + 1 :]))
+
+    def match(self, labels: Sequence[str]) -> list[int | None]:
+        """Return the position in this table of each of ``labels``, or None.
+
+        A label is matched by its id if ``labels`` is a table with ids, else by its name. A plain
+        name may also be an id of this table. Of several labels with the same name, the first is
+        taken, but labels with different ids never match.
+        """
+        by_name = {name: label for label, name in reversed(list(enumerate(self.names)))}
+        by_id = {key: label for label, key in enumerate(self.ids or ()) if key}
+
+        def find(name: str, key: str) -> int | None:
+            label = by_id.get(key or name)
+            if label is None:
+                label = by_name.get(name)
+                if label is not None and key and self.id(label):
+                    return None
+            return label
+
+        return [find(name, key) for name, key, _, _ in LabelTable.of(labels).rows()]
