@@ -6,6 +6,8 @@ BIN := $(VENV)/bin
 # Each worker runs whole test files. More than 8 workers use much memory and save little time.
 TEST_WORKERS := -n auto --maxprocesses 8 --dist loadfile
 PIP_INSTALL := $(BIN)/python -m pip install --disable-pip-version-check -c constraints.txt
+# make demo TORCH_INDEX=ADDRESS takes torch from another index, e.g. that of the wheels for CPUs.
+INSTALL_TORCH := $(if $(TORCH_INDEX),$(PIP_INSTALL) -i $(TORCH_INDEX) torch,@:)
 
 .DEFAULT_GOAL := help
 .PHONY: help demo test test-fast check lint format docs bench build clean
@@ -40,8 +42,9 @@ docs: $(VENV)/.installed-dev  ## Build the documentation as a site into build/si
 bench: $(VENV)/.installed  ## Time the hot code on the CPU against simple implementations
 	$(BIN)/python benchmarks/cpu_bench.py --out runs/bench
 
-build: $(VENV)/.installed-dev  ## Build the wheel and the source archive into dist/
+build: $(VENV)/.installed-dev  ## Build the wheels and the source archive into dist/
 	$(BIN)/python -m build --no-isolation
+	$(BIN)/python -m build --no-isolation --wheel --outdir dist runtime
 
 clean:  ## Remove the environment, caches and builds; runs/ and data/ stay
 	rm -rf $(VENV) build dist .cache .mypy_cache .pytest_cache .ruff_cache .hypothesis
@@ -55,10 +58,12 @@ $(BIN)/python:
 
 $(VENV)/.installed: pyproject.toml constraints.txt | $(BIN)/python
 	@echo "Installing ELIAS into $(VENV) (torch is large; a slow connection takes minutes) ..."
-	$(PIP_INSTALL) -e .
+	$(INSTALL_TORCH)
+	$(PIP_INSTALL) -e '.[serve]'
 	@touch $@
 
 $(VENV)/.installed-dev: pyproject.toml constraints.txt | $(BIN)/python
 	@echo "Installing ELIAS and its development tools into $(VENV) ..."
+	$(INSTALL_TORCH)
 	$(PIP_INSTALL) -e '.[dev,serve,export,docs]'
 	@touch $(VENV)/.installed $@

@@ -85,7 +85,13 @@ def __getattr__(name: str) -> Any:
     if name == "__version__":
         value: Any = _version()
     elif name in _MODULE_OF:
-        value = getattr(import_module(_MODULE_OF[name]), name)
+        try:
+            value = getattr(import_module(_MODULE_OF[name]), name)
+        except ModuleNotFoundError as error:
+            if not (error.name or "").startswith("elias."):
+                raise
+            message = f"elias-xmc-runtime has no {name}; install elias-xmc instead"
+            raise ImportError(message) from None
     else:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     globals()[name] = value
@@ -98,9 +104,10 @@ def __dir__() -> list[str]:
 
 
 def _version() -> str:
+    from contextlib import suppress
     from importlib.metadata import PackageNotFoundError, version
 
-    try:
-        return version("elias-xmc")
-    except PackageNotFoundError:  # running from a source tree that is not installed
-        return "0+source"
+    for distribution in ("elias-xmc", "elias-xmc-runtime"):
+        with suppress(PackageNotFoundError):
+            return version(distribution)
+    return "0+source"  # running from a source tree that is not installed

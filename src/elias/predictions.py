@@ -6,7 +6,6 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
-from scipy import sparse
 
 from elias.errors import DataError
 from elias.labels import LabelTable
@@ -15,6 +14,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
     from numpy.typing import ArrayLike, NDArray
+    from scipy import sparse
 
 
 PADDING_SCORE = -np.inf
@@ -127,6 +127,8 @@ class Predictions:
         label_names: Sequence[str] | None = None,
     ) -> Predictions:
         """Build predictions from the ``k`` largest entries of each row of an (n, L) matrix."""
+        from scipy import sparse
+
         entries = sparse.csr_matrix(matrix).tocoo()  # keeps duplicates, to report them
         return from_entries(entries.row, entries.col, entries.data, entries.shape, k, label_names)
 
@@ -269,6 +271,8 @@ class Predictions:
 
     def to_csr(self) -> sparse.csr_matrix:
         """Return the scores as an (n, L) CSR matrix that stores scores of 0 explicitly."""
+        from scipy import sparse
+
         mask = self.ids < self.n_labels
         ends = np.concatenate([[0], mask.sum(axis=1).cumsum()])
         parts = (self.scores[mask], self.ids[mask], ends)

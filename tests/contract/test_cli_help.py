@@ -203,3 +203,33 @@ def test_names_in_any_script_are_printed_whatever_the_terminals_language(tmp_pat
 
     assert done.returncode == 0, done.stderr
     assert "étiquettes" in done.stdout
+
+
+def test_the_shell_completes_commands_and_options():
+    words = {"elias ev": "evaluate", "elias train data --overw": "--overwrite"}
+
+    for line, expected in words.items():
+        environment = {
+            "_ELIAS_COMPLETE": "complete_bash",
+            "COMP_WORDS": line,
+            "COMP_CWORD": str(line.count(" ")),
+        }
+        assert run("-m", "elias", env=environment).stdout.split() == [expected]
+
+
+@pytest.mark.parametrize(
+    ("called", "path", "expected"),
+    [("bin/elias", "", "bin/elias"), ("bin/elias", "bin", "elias"), ("pytest", "", "elias")],
+)
+def test_suggested_commands_start_as_the_program_was_called(
+    called, path, expected, tmp_path, monkeypatch
+):
+    from elias.cli import console
+
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "bin").mkdir()
+    (tmp_path / "bin" / "elias").touch(mode=0o755)
+    monkeypatch.setattr("sys.argv", [called])
+    monkeypatch.setenv("PATH", path)
+
+    assert console.program() == expected

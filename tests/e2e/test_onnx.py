@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import logging
+import re
 import subprocess
 import sys
+import venv
+import zipfile
+from importlib.metadata import PackageNotFoundError, distribution
 
 import numpy as np
 import pytest
@@ -141,23 +145,71 @@ def exported(tmp_path_factory):
     return whole(bag(), graph_of()).export_onnx(tmp_path_factory.mktemp("onnx") / "m.onnx", top_k=3)
 
 
-def test_a_file_is_run_without_torch(exported):
+@pytest.fixture(scope="module")
+def runtime(tmp_path_factory):
+    """Return the Python of an empty environment with elias-xmc-runtime and what it declares.
+
+    There is no network in tests, so the declared packages are links to those installed here.
+    """
+    pytest.importorskip("build")
+    pytest.importorskip("hatchling")
+    folder = tmp_path_factory.mktemp("runtime")
+    build = [sys.executable, "-m", "build", "--no-isolation", "--wheel", "--outdir", folder]
+    subprocess.run([*build, SOURCE.parent / "runtime"], check=True, capture_output=True)
+    (wheel,) = folder.glob("*.whl")
+    venv.create(folder / "env", with_pip=False, symlinks=True)
+    python = folder / "env" / "bin" / "python"
+    pip = [sys.executable, "-m", "pip", "--python", python, "install", "--no-deps", "--no-index"]
+    subprocess.run([*pip, wheel], check=True, capture_output=True)
+    (packages,) = folder.glob("env/lib/*/site-packages")
+    with zipfile.ZipFile(wheel) as archive:
+        (metadata,) = (name for name in archive.namelist() if name.endswith("/METADATA"))
+        needs = re.findall(r"^Requires-Dist: ([\w.-]+)", archive.read(metadata).decode(), re.M)
+    for name in closure(needs):
+        for file in distribution(name).files:
+            top = file.parts[0]
+            if top not in ("..", "__pycache__") and not (packages / top).exists():
+                (packages / top).symlink_to(distribution(name).locate_file(top))
+    return python
+
+
+def closure(names):
+    """Return distributions with all that they need here, without their extras."""
+    found, queue = set(), list(names)
+    while queue:
+        name = queue.pop()
+        if name in found:
+            continue
+        try:
+            needs = distribution(name).requires or []
+        except PackageNotFoundError:  # for another system
+            continue
+        found.add(name)
+        queue += [re.match(r"[\w.-]+", need)[0] for need in needs if "extra ==" not in need]
+    return found
+
+
+def test_the_runtime_needs_neither_torch_nor_scipy_nor_numba(runtime, exported, tmp_path):
+    model = whole(bert(tmp_path), graph_of())
+    files = [exported, model.export_onnx(tmp_path / "bert.onnx", top_k=3)]
     code = (
-        "import sys; from elias.persistence.onnx_runtime import OnnxModel; "
-        f"print(OnnxModel({str(exported)!r}).predict(['red cod'], top_k=1)[0].labels); "
-        "assert 'torch' not in sys.modules"
+        "import sys, elias; from importlib.util import find_spec\n"
+        "assert not any(map(find_spec, ('torch', 'scipy', 'numba', 'transformers')))\n"
+        "assert elias.__version__[0].isdigit()\n"
+        "for path in sys.argv[1:]: print(elias.OnnxModel(path).predict('red cod', top_k=3).labels)"
+        "\ntry: elias.train\nexcept ImportError as error: print(error)"
     )
 
     done = subprocess.run(
-        [sys.executable, "-c", code],
-        env={"PYTHONPATH": str(SOURCE), "PATH": ""},
-        capture_output=True,
-        text=True,
-        check=False,
+        [runtime, "-I", "-c", code, *files], capture_output=True, text=True, check=False
     )
 
+    expected = [OnnxModel(path).predict("red cod", top_k=3).labels for path in files]
     assert done.returncode == 0, done.stderr
-    assert done.stdout.startswith("['label ")
+    assert done.stdout.splitlines() == [
+        *map(str, expected),
+        "elias-xmc-runtime has no train; install elias-xmc instead",
+    ]
 
 
 def test_no_texts_give_no_rows(exported):

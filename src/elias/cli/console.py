@@ -7,11 +7,14 @@ import json
 import logging
 import os
 import re
+import shlex
+import shutil
 import signal
 import sys
 import traceback
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import typer
@@ -204,6 +207,16 @@ def likelihood(probability: float | None, score: float) -> str:
     if probability is None:
         return f"{score:.3f}"
     return "<1%" if 0 < probability < 0.005 else f"{probability:.0%}"
+
+
+def program() -> str:
+    """Return how to call this program in the user's shell: ``elias``, or ``.venv/bin/elias``."""
+    called = Path(sys.argv[0])
+    if called.name != "elias" or not called.is_file():
+        return "elias"
+    on_path = shutil.which("elias")
+    is_on_path = on_path is not None and called.samefile(on_path)
+    return "elias" if is_on_path else shlex.quote(str(called))
 
 
 def one_line(text: str) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from contextlib import suppress
 from pathlib import Path
+from shlex import quote
 from typing import TYPE_CHECKING, Annotated, Any
 
 from typer import Option
@@ -12,7 +13,7 @@ from typer import Option
 import elias
 from elias import progress
 from elias.cli import console, options
-from elias.cli.train import resumable_run, show_plan
+from elias.cli.train import next_commands, resumable_run, show_plan
 from elias.config import EliasConfig, model_settings, read_tree
 from elias.errors import ConfigError
 
@@ -68,15 +69,11 @@ def demo(
     console.print_out(f"Model saved in {out / MODEL_FOLDER}")
     if not is_finished:
         console.print_out(f"Total time: {seconds(time.monotonic() - start)}")
-    text = texts[0].replace('"', "").replace("$", "").replace("`", "")
-    console.print_out(
-        "\nCommands to try next:",
-        f'  echo "{text}" | elias predict {out} -k 5',
-        f'  elias explain {out} "{text}"',
-        f"  elias evaluate {out} {folder}",
-        f"  elias report {out}",
-        f"  elias info {out}",
-    )
+    program = console.program()
+    more = [f"{program} evaluate {quote(str(out))} {quote(str(folder))}"]
+    more += [f"{program} report {quote(str(out))}", f"{program} info {quote(str(out))}"]
+    commands = dict.fromkeys([*next_commands(out, corpus), *more])
+    console.print_out("\nCommands to try next:", *(f"  {command}" for command in commands))
 
 
 def _build_corpus(parent: Path, synthetic: bool) -> Path:

@@ -127,17 +127,21 @@ def train(
 
 def next_commands(run: Path, corpus: elias.Corpus) -> list[str]:
     """Return three commands to try with a trained model."""
-    folder = shlex.quote(str(run))
+    program, folder = console.program(), shlex.quote(str(run))
     texts = (corpus.test or corpus.train).texts
     if texts is None:
         data = shlex.quote(str(corpus.source or "DATA"))
-        return [f"elias evaluate {folder} {data}", f"elias report {folder}", f"elias info {folder}"]
+        return [
+            f"{program} evaluate {folder} {data}",
+            f"{program} report {folder}",
+            f"{program} info {folder}",
+        ]
     text = shlex.quote(console.one_line(textwrap.shorten(texts[0], 60, placeholder="")) or "a text")
     can_serve = importlib.util.find_spec("fastapi") is not None
     return [
-        f"echo {text} | elias predict {folder}",
-        f"elias explain {folder} {text}",
-        f"elias serve {folder}" if can_serve else f"elias report {folder}",
+        f"echo {text} | {program} predict {folder}",
+        f"{program} explain {folder} {text}",
+        f"{program} {'serve' if can_serve else 'report'} {folder}",
     ]
 
 

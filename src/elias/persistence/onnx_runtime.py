@@ -1,7 +1,8 @@
-"""Predict with a model that was exported to ONNX. This needs onnxruntime, but not torch.
+"""Predict with a model that was exported to ONNX.
 
 The file contains the encoder and the search as a graph, and the tokenizer and the label names as
-metadata. `elias.persistence.onnx_export` writes it.
+metadata. `elias.persistence.onnx_export` writes it. This module needs numpy, onnxruntime and, for
+transformers, tokenizers: the distribution elias-xmc-runtime consists of it and of what it imports.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ import numpy as np
 
 from elias.errors import DataError, ModelError
 from elias.predictions import PADDING_SCORE, Predictions, Ranking
-from elias.text.vectorizer import Featurizer
+from elias.text.vectorizer import Featurizer, weigh_terms, words_of
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -137,10 +138,13 @@ class OnnxModel:
 
     def _inputs(self, texts: Sequence[str]) -> dict[str, NDArray[Any]]:
         """Return the padded token ids of texts, with their tf-idf weights or the attention mask."""
+        values: NDArray[Any]
         if self._encoder["kind"] == BAG:
-            features = self._featurizer.transform(texts)
-            lengths, ids, pad_id = np.diff(features.indptr), features.indices, 0
-            name, values = "weights", features.data.astype(np.float32)
+            featurizer = self._featurizer  # its `transform` would need scipy
+            words = (words_of(text, symbols=featurizer.reads_symbols) for text in texts)
+            terms = featurizer.feature_ids(words)
+            indptr, ids, values = weigh_terms(*terms, featurizer.idf, len(featurizer.words))
+            name, lengths, pad_id = "weights", np.diff(indptr), 0
         else:
             clean = [text.encode("utf-8", "replace").decode("utf-8") for text in texts]
             pad_id = self._encoder["pad_id"]

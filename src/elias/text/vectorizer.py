@@ -17,15 +17,25 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, partial
 from itertools import pairwise
-from typing import Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
-from numba import njit
 from numpy.typing import NDArray
-from scipy.sparse import csr_matrix, vstack
 
 from elias.errors import DataError
 from elias.progress import track
+
+if TYPE_CHECKING:
+    from scipy.sparse import csr_matrix
+
+try:
+    from numba import njit
+except ImportError:  # elias-xmc-runtime has neither numba nor scipy; the loops run in Python
+
+    def njit(**_: Any) -> Any:  # type: ignore[no-redef]
+        """Return a decorator that changes nothing."""
+        return lambda function: function
+
 
 Ids: TypeAlias = tuple[NDArray[np.int64], NDArray[np.int32]]
 """Ragged lists of ids as a pair (starts, ids). List i is ``ids[starts[i]:starts[i + 1]]``."""
@@ -250,14 +260,16 @@ class Featurizer:
 
     def transform(self, texts: Sequence[str]) -> csr_matrix:
         """Return the features (N, words + n-grams) in float32. Unknown words are ignored."""
+        from scipy.sparse import csr_matrix, vstack
+
         starts = range(0, max(1, len(texts)), _CHUNK)
         chunks: list[csr_matrix] = []
         for start in track(starts, "Reading words") if len(starts) > 1 else starts:
             if isinstance(texts, SplitTexts):
-                offsets, ids = self._feature_ids(texts.word_lists(start, start + _CHUNK))
+                offsets, ids = self.feature_ids(texts.word_lists(start, start + _CHUNK))
             else:
                 words = partial(words_of, symbols=self.reads_symbols)
-                offsets, ids = self._feature_ids(map(words, texts[start : start + _CHUNK]))
+                offsets, ids = self.feature_ids(map(words, texts[start : start + _CHUNK]))
             indptr, indices, data = weigh_terms(offsets, ids, self.idf, len(self.words))
             shape = len(offsets) - 1, len(self.idf)
             chunks.append(csr_matrix((data, indices, indptr), shape=shape))
@@ -276,7 +288,7 @@ class Featurizer:
         """Cache the feature ids of each distinct word: its own id and those of its n-grams."""
         return {}
 
-    def _feature_ids(self, word_lists: Iterable[list[str]]) -> Ids:
+    def feature_ids(self, word_lists: Iterable[list[str]]) -> Ids:
         """Return the feature ids of each text, in no particular order and including repeats."""
         ids, ends = array("i"), [0]
         known = self._ids_of_word
@@ -419,6 +431,8 @@ def unit_rows(matrix: csr_matrix, first_row: int = 0) -> csr_matrix:
     Raises:
         DataError: If a value is not finite, or its square is not finite in float32.
     """
+    from scipy.sparse import csr_matrix
+
     with np.errstate(over="ignore"):
         matrix = csr_matrix(matrix, dtype=np.float32, copy=True)
         length = np.sqrt(np.asarray(matrix.multiply(matrix).sum(axis=1)).ravel())
