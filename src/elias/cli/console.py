@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 from elias import progress
-from elias.errors import DataError, EliasError
+from elias.errors import DataError, EliasError, RunError, quoted
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -259,6 +259,10 @@ def report_errors() -> Iterator[None]:
         raise typer.Exit(SIGNALLED + signal.SIGPIPE) from None
     except EliasError as error:
         report_error(error)
+        raise typer.Exit(USER_ERROR) from error
+    except MemoryError as error:
+        problem = f"out of memory ({quoted(error)}); close other programs, or give smaller files"
+        report_error(RunError(problem))
         raise typer.Exit(USER_ERROR) from error
     except OSError as error:
         if error.filename is None:  # not an error with one of the user's files

@@ -29,7 +29,7 @@ from elias.data.readers.npz import NpzReader
 from elias.data.readers.table import KINDS, TableReader, column_names, looks_annif
 from elias.data.splits import DEFAULT_TEST_SHARE, hold_out_test
 from elias.data.storage import SplitWriter, open_corpus, write_description
-from elias.errors import DataError, did_you_mean
+from elias.errors import DataError, did_you_mean, quoted
 from elias.labels import LabelTable
 from elias.progress import progress
 
@@ -171,7 +171,13 @@ def load_corpus(
         encoding=encoding,
     )
     use_disk = _is_large(path) if on_disk == "auto" else on_disk == "on"
-    corpus, has_splits = (_read_to_disk if use_disk else _read_to_memory)(path, options)
+    try:
+        corpus, has_splits = (_read_to_disk if use_disk else _read_to_memory)(path, options)
+    except MemoryError as error:
+        remedy = "free some memory"
+        if not use_disk:
+            remedy = "keep it on disk with on_disk='on' (in a configuration: data.on_disk=on)"
+        raise DataError(f"{path}: does not fit into memory ({quoted(error)}); {remedy}") from error
     check_corpus(corpus)
     if label_table is None and path.is_dir():
         label_table = base.find_file(path, *LABEL_TABLE_FILES)

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 
 from elias.data.load import detect_file
 from elias.data.readers import table
+from elias.data.readers.parquet import open_parquet
 from elias.data.readers.base import ReadOptions
 from elias.data.readers.files import data_error, iter_lines
 
@@ -95,7 +96,7 @@ class TextFile:
         """Return the Arrow types of the columns in ``keep`` if the file is Parquet, else ``{}``."""
         if self.kind != "parquet":
             return {}
-        schema = table.open_parquet(self.path).schema_arrow
+        schema = open_parquet(self.path).schema_arrow
         return {name: schema.field(name).type for name in self.keep}
 
 

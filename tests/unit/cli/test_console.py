@@ -188,3 +188,11 @@ def test_errors_name_options_instead_of_arguments():
         "other data; use --overwrite or another --out, --ignore-memory, --device cpu"
     )
     assert console.name_options("about=; out=x.csv") == "about=; out=x.csv"
+
+
+def test_running_out_of_memory_is_reported_in_one_line(capsys):
+    with pytest.raises(typer.Exit) as caught, report_errors():
+        raise MemoryError("Unable to allocate 9.09 TiB for an array")
+
+    assert caught.value.exit_code == 2
+    assert capsys.readouterr().err.startswith("error: out of memory (Unable to allocate 9.09 TiB")

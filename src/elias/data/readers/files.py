@@ -28,9 +28,11 @@ CHUNK_CHARACTERS = 1 << 22
 """Approximate maximum number of characters in a chunk of a table."""
 READ_BYTES = 1 << 18
 """Number of bytes to read from a file at a time."""
-RATIO_CHECK_BYTES = 256 << 20
-"""Unpacked size below which the compression ratio is not checked."""
-MAX_RATIO = 400
+RATIO_CHECK_BYTES = 16 << 20
+"""Unpacked size below which the compression ratio is not checked.
+
+It is small because short lines and cells take many times their size as Python objects."""
+MAX_RATIO = 200
 """Maximum compression ratio of data with an unpacked size above `RATIO_CHECK_BYTES`."""
 MAX_LINE = 256 << 20
 """Maximum number of bytes in a line, and of characters in a table cell."""
@@ -63,9 +65,14 @@ class CompressionRatioError(ValueError):
     """A file has a higher compression ratio than any real data."""
 
 
+def is_implausible(packed: int, unpacked: int) -> bool:
+    """Return True if data is large and its compression ratio is above `MAX_RATIO`."""
+    return unpacked > RATIO_CHECK_BYTES and unpacked > MAX_RATIO * max(packed, 1)
+
+
 def check_ratio(what: str, packed: int, unpacked: int) -> None:
     """Raise an error if data is large and its compression ratio is above `MAX_RATIO`."""
-    if unpacked > RATIO_CHECK_BYTES and unpacked > MAX_RATIO * max(packed, 1):
+    if is_implausible(packed, unpacked):
         raise CompressionRatioError(
             f"{what} unpacks from {packed:,} to {unpacked:,} bytes or more, which is implausible; "
             "if you trust the file, save it without compression"

@@ -10,7 +10,6 @@ lists of labels.
 from __future__ import annotations
 
 import csv
-import io
 import json
 import re
 import warnings
@@ -34,6 +33,7 @@ from elias.data.readers.label_cells import (
     split_cells,
     strip_uri,
 )
+from elias.data.readers.parquet import open_parquet, parquet_rows
 from elias.errors import DataError, did_you_mean, quoted
 from elias.progress import progress
 
@@ -90,7 +90,6 @@ _ONE, _ZERO = ("1", "1.0", "true"), ("0", "0.0", "false", "")
 _FASTTEXT = re.compile(r"__label__(\S+)\s?")
 _DELIMITERS = ("\t", ",", ";")
 _CELL_QUOTE = re.compile(rb'"(?<=[\t,;\r\n\xbf]")')  # at the start of a cell; \xbf ends a BOM
-_PARQUET_ROWS = 1024  # rows read at a time
 _SIZED = (str, list)  # types of cells whose length is counted
 
 
@@ -525,7 +524,7 @@ def iter_rows(
         options: The encoding, and whether there is a header.
     """
     if kind == "parquet":
-        rows = _parquet_rows(path, wanted)
+        rows = parquet_rows(path, wanted)
     elif kind == "jsonl":
         rows = json_cells(path, iter_lines(path, options.encoding), wanted, required)
     elif kind == "fasttext":
@@ -830,38 +829,3 @@ def _delimited_rows(
                 problem = f"{counts}; quote cells that contain the delimiter"
                 raise data_error(path, problem, reader.line_num)
             yield reader.line_num, [row[position] for position in positions]
-
-
-def open_parquet(path: Path) -> Any:
-    """Open a Parquet file."""
-    from pyarrow import ArrowException
-    from pyarrow.parquet import ParquetFile
-
-    source: Any = path
-    if files.is_gzip(path):
-        with files.open_bytes(path) as stream:
-            source = io.BytesIO(stream.read())
-    try:
-        return ParquetFile(source)
-    except (ArrowException, ValueError, OSError) as error:
-        raise data_error(path, f"not a complete Parquet file ({error}); copy it again") from None
-
-
-def _parquet_rows(path: Path, wanted: Sequence[str]) -> Cells:
-    file, line, unpacked = open_parquet(path), 0, 0
-    packed = path.stat().st_size
-    try:
-        for batch in file.iter_batches(batch_size=_PARQUET_ROWS, columns=list(wanted)):
-            unpacked += batch.nbytes  # repeated values are stored only once in the file
-            files.check_ratio("the Parquet data", packed, unpacked)
-            columns = [batch.column(name).to_pylist() for name in wanted]
-            for cells in zip(*columns, strict=True):
-                line += 1
-                yield line, list(cells)
-    except UnicodeDecodeError:
-        raise data_error(path, "a string column is not UTF-8; save it as UTF-8") from None
-    except files.CompressionRatioError as error:
-        raise data_error(path, str(error)) from None
-    except (OSError, ValueError) as error:
-        problem = f"the Parquet data is broken ({error}); copy it again"
-        raise data_error(path, problem) from None

@@ -137,6 +137,57 @@ def test_a_parquet_file_of_one_repeated_value_is_refused(tmp_path):
     assert "bytes or more, which is implausible" in refusal(path)
 
 
+BIG = "x" * MEBIBYTE
+HUGE_CELLS = {
+    "dictionary": lambda: pa.array([BIG]).dictionary_encode().take(pa.array([0] * 300)),
+    "large strings": lambda: pa.array([BIG] * 30, pa.large_string()),
+    "string views": lambda: pa.array([BIG] * 30, pa.string_view()),
+    "lists": lambda: pa.array([[], [BIG] * 30]),
+    "large lists": lambda: pa.array([[BIG] * 30], pa.large_list(pa.large_string())),
+    "structures": lambda: pa.array([{"a": 1, "b": [BIG] * 3}] * 10),
+    "maps": lambda: pa.array([[("a", BIG)]] * 30, pa.map_(pa.string(), pa.string())),
+    "fixed width": lambda: pa.array([BIG.encode()] * 30, pa.binary(MEBIBYTE)),
+    "numbers": lambda: pa.array([[7] * 4_000_000]),
+    "empty lists first": lambda: pa.array([[]] * 3000 + [[BIG] * 30]),
+}
+
+
+@pytest.mark.parametrize("kind", HUGE_CELLS)
+def test_a_parquet_bomb_is_refused_whatever_the_type_of_its_column(tmp_path, kind):
+    path, cells = tmp_path / "bomb.parquet", HUGE_CELLS[kind]()
+    table = pa.table({"text": cells, "labels": pa.array(["fish"] * len(cells))})
+    pq.write_table(table, path, compression="zstd", dictionary_pagesize_limit=1 << 30)
+    assert path.stat().st_size < 10_000
+    before = pa.default_memory_pool().max_memory()
+
+    assert "bytes or more, which is implausible" in refusal(path)
+    assert pa.default_memory_pool().max_memory() <= before  # what writing it took at most
+
+
+def test_a_parquet_column_of_few_long_and_many_short_values_is_read(tmp_path):
+    path = tmp_path / "a.parquet"
+    labels = [["long " * 2000], *([f"label {i % 50}", "b"] for i in range(4000))]
+    texts = [f"{i * 7919 % 4001} cod" for i in range(4001)]
+    pq.write_table(pa.table({"text": texts, "labels": labels}), path)
+
+    corpus = load_corpus(path, test_size=0)  # 80 MB if all labels were as long as the longest
+
+    assert corpus.train.labels.nnz == 8001
+    assert corpus.train.texts == texts
+
+
+def test_a_corpus_that_does_not_fit_into_memory_is_refused_in_one_line(tmp_path, monkeypatch):
+    path = tmp_path / "a.csv"
+    path.write_text("text,labels\ncod,fish\n", encoding="utf8")
+
+    def fail(*_):
+        raise MemoryError
+
+    monkeypatch.setattr("elias.data.load._collect", fail)
+
+    assert "a.csv: does not fit into memory (MemoryError); keep it on disk" in refusal(path)
+
+
 def folder_with(tmp_path, matrix_bytes):
     (tmp_path / "raw").mkdir()
     (tmp_path / "raw" / "trn_X.txt").write_text("cod\nwine\n")
