@@ -1,4 +1,4 @@
-"""Write files and folders atomically, and evict old cache entries.
+"""Write files and folders atomically, record their checksums, and evict old cache entries.
 
 A folder is written under a hidden name next to its target. It is renamed to the target when it is
 complete and on disk, so that an interrupted write never looks like a corpus or a model.
@@ -7,6 +7,7 @@ complete and on disk, so that an interrupted write never looks like a corpus or 
 from __future__ import annotations
 
 import hashlib
+import json
 import os
 import secrets
 import shutil
@@ -17,14 +18,16 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+import elias
 from elias.errors import DataError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Mapping
 
     from numpy.typing import NDArray
 
 
+MANIFEST_FILE = "manifest.json"
 _HEADER_BYTES = 128
 _ABANDONED_SECONDS = 24 * 3600
 """Age after which an unfinished folder is assumed to be the leftover of a dead process."""
@@ -41,6 +44,57 @@ def digest(path: Path) -> str:
     """Return the SHA-256 checksum of a file."""
     with path.open("rb") as stream:
         return hashlib.file_digest(stream, "sha256").hexdigest()
+
+
+def write_manifest(
+    folder: Path, version: int, known: Mapping[str, Mapping[str, Any]] | None = None
+) -> None:
+    """Write the manifest of a folder after all its other files.
+
+    Args:
+        folder: The folder.
+        version: The format version of its content.
+        known: The manifest entries of files whose checksums are already known.
+    """
+    files = dict(known or {})
+    for path in sorted(folder.rglob("*")):
+        name = path.relative_to(folder).as_posix()
+        if path.is_file() and name not in files:
+            files[name] = manifest_entry(path)
+    tree = {"format_version": version, "elias_version": elias.__version__, "files": files}
+    (folder / MANIFEST_FILE).write_text(json.dumps(tree), encoding="utf8")
+
+
+def manifest_entry(path: Path) -> dict[str, Any]:
+    """Return the size, modification time and checksum of a file."""
+    stat = path.stat()
+    return {"bytes": stat.st_size, "mtime_ns": stat.st_mtime_ns, "sha256": digest(path)}
+
+
+def find_damage(folder: Path, version: int, *, trust_times: bool = False) -> str:
+    """Check a folder against its manifest. Return the first problem, or an empty string.
+
+    With ``trust_times``, files that still have the recorded modification time are not read.
+    """
+    try:
+        manifest = json.loads((folder / MANIFEST_FILE).read_text(encoding="utf8"))
+        if manifest["format_version"] != version:
+            return f"has format {manifest['format_version']}, not {version}"
+        for name, entry in manifest["files"].items():
+            path = folder / name
+            if not path.is_file():
+                return f"{name} is missing"
+            stat = path.stat()
+            if stat.st_size != entry["bytes"]:
+                return f"{name} has {stat.st_size} bytes, not {entry['bytes']}"
+            is_trusted = trust_times and stat.st_mtime_ns == entry.get("mtime_ns")
+            if not is_trusted and digest(path) != entry["sha256"]:
+                return f"{name} was changed (its SHA-256 differs)"
+    except FileNotFoundError:
+        return f"{MANIFEST_FILE} is missing"
+    except (OSError, ValueError, LookupError, TypeError, AttributeError) as error:
+        return f"{MANIFEST_FILE} cannot be read ({error})"
+    return ""
 
 
 def mark_in_use(entry: Path) -> None:

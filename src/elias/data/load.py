@@ -64,7 +64,7 @@ _JSON = re.compile(r"\s*(?:\{|\[\s*(?:[{\]]|$))")  # an object, or a list of obj
 _DELIMITER = re.compile(r"[\t,;]")
 _GZIP_FACTOR = 4
 _CACHE_BYTES = 100 * 2**30  # size of the corpus cache above which old entries are removed
-_CACHE_VERSION = 2
+_CACHE_VERSION = 3
 _ROLES = ("text", "labels", "header")
 _FILE_OPTIONS = ("header", "encoding")
 READING_OPTIONS = ("text", "labels", "separator", "group", *_FILE_OPTIONS)
@@ -496,12 +496,17 @@ def _read_to_disk(path: Path, options: base.ReadOptions) -> tuple[Corpus, bool]:
     the options, are the same. Also return whether the source defines splits.
     """
     folder = cache_root() / "corpora" / _cache_key(path, options)
-    with suppress(DataError):
-        cached = open_corpus(folder, path)
-        mark_in_use(folder)
-        os.utime(folder)
-        logger.info("%s: read from the cache", path)
-        return cached
+    if folder.exists():
+        try:
+            cached = open_corpus(folder, path)
+        except DataError as error:
+            logger.warning("the cached corpus is damaged (%s); reading %s again", error, path)
+        else:
+            mark_in_use(folder)
+            with suppress(OSError):  # a read-only cache can be used, too
+                os.utime(folder)
+            logger.info("%s: read from the cache", path)
+            return cached
     try:
         with staged_folder(folder, overwrite=True) as staging:
             _store(path, options, staging)

@@ -24,7 +24,7 @@ from weakref import WeakSet
 import numpy as np
 from scipy.sparse import csr_matrix
 
-from elias.data.atomic import cache_root
+from elias.data.atomic import cache_root, find_damage, write_manifest
 from elias.data.readers.base import LABELS, Chunk, csr_from_lists
 from elias.errors import DataError
 
@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 
 PAGE_LIMIT = 512 << 20
 """Resident bytes of mapped files above which `release_pages` releases their pages."""
-FORMAT_VERSION = 1
+FORMAT_VERSION = 2
 _STATM = Path("/proc/self/statm")  # Linux only; elsewhere nothing is released
 _TEXTS, _OFFSETS, _FILTERS = "texts.bin", "offsets.bin", "filters.npy"
 _GROUPS = "groups.bin"
@@ -99,6 +99,10 @@ class DiskTexts(Sequence[str]):
         self._blob = memoryview(_map_array(folder / _TEXTS, "u1").data)
         if not len(self._offsets) or len(self._blob) != int(self._offsets[-1]):
             raise DataError(f"{folder}: {_TEXTS} and {_OFFSETS} do not match; remove the folder")
+
+    def is_valid(self) -> bool:
+        """Return whether the offsets of the texts in the file are ascending from 0."""
+        return bool(self._offsets[0] == 0 and (np.diff(self._offsets) >= 0).all())
 
     def __len__(self) -> int:
         """Return N."""
@@ -194,6 +198,11 @@ def _open_csr(folder: Path, shape: tuple[int, int], n_entries: int, prefix: str 
     values = _map_array(folder / f"{prefix}{_VALUES}", "<f4")
     if (len(indptr), len(indices), len(values)) != (shape[0] + 1, n_entries, n_entries):
         raise DataError(f"{folder}: its {prefix or 'labels'} files are incomplete; remove it")
+    # kernels rely on these
+    is_valid = indptr[0] == 0 and indptr[-1] == n_entries and (np.diff(indptr) >= 0).all()
+    if not is_valid or (n_entries and not 0 <= indices.min() <= indices.max() < shape[1]):
+        raise DataError(f"{folder}: its {prefix or 'labels'} files are damaged; remove it")
+    release_pages()
     return _canonical_csr(values, indices, indptr, shape)
 
 
@@ -390,21 +399,22 @@ def write_description(folder: Path, description: dict[str, Any], names: Sequence
     (folder / _NAMES).write_text(json.dumps(list(names), ensure_ascii=False), encoding="utf-8")
     content = json.dumps({"format_version": FORMAT_VERSION, **description}, indent=2)
     (folder / _DESCRIPTION).write_text(content, encoding="utf-8")
+    write_manifest(folder, FORMAT_VERSION)
 
 
 def open_corpus(folder: Path, source: Path) -> tuple[Corpus, bool]:
     """Memory-map a stored corpus. Also return whether its source defines splits.
 
     Raises:
-        DataError: If the stored corpus does not exist, or is incomplete.
+        DataError: If the stored corpus does not exist, or is damaged.
     """
     from elias.data.corpus import Corpus  # avoids a circular import
 
+    if problem := find_damage(folder, FORMAT_VERSION, trust_times=True):
+        raise DataError(f"{folder}: {problem}")
     try:
         description = json.loads((folder / _DESCRIPTION).read_text(encoding="utf-8"))
         names = json.loads((folder / _NAMES).read_text(encoding="utf-8"))
-        if description["format_version"] != FORMAT_VERSION:
-            raise DataError(f"{folder}: has another format version")
         splits = {
             name: _open_split(folder / name, split, len(names))
             for name, split in description["splits"].items()
@@ -428,8 +438,8 @@ def _open_split(folder: Path, description: dict[str, Any], n_labels: int) -> Spl
 
     n_points = description["points"]
     texts = DiskTexts(folder, description["digest"]) if description["texts"] else None
-    if texts is not None and len(texts) != n_points:
-        raise DataError(f"{folder}: has {len(texts)} texts instead of {n_points}")
+    if texts is not None and (len(texts) != n_points or not texts.is_valid()):
+        raise DataError(f"{folder}: its offsets are not those of {n_points} texts")
     path, groups = folder / _FILTERS, folder / _GROUPS
     return Split(
         labels=_open_csr(folder, (n_points, n_labels), description["entries"]),

@@ -9,9 +9,9 @@ from typing import Any, NamedTuple
 
 from elias.data.load import detect_file
 from elias.data.readers import table
-from elias.data.readers.parquet import open_parquet
 from elias.data.readers.base import ReadOptions
 from elias.data.readers.files import data_error, iter_lines
+from elias.data.readers.parquet import open_parquet
 
 LINES = "lines"
 """Name of the format with one text per line."""

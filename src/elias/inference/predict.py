@@ -294,4 +294,6 @@ def cached_tokens(split: Split, encoder: TextEncoder) -> Tokens:
     if issparse(inputs):
         return tokenize(inputs, encoder)
     featurizer = encoder.featurizer if isinstance(encoder, BagEncoder) else None
-    return cached(encoder.fingerprint, inputs, encoder.tokenize, featurizer)
+    return cached(
+        encoder.fingerprint, inputs, encoder.tokenize, featurizer, n_ids=encoder.n_features
+    )

@@ -26,7 +26,7 @@ class TextEncoder(nn.Module):
     reads_features: bool = False
     """True if the input is the sparse features of a corpus instead of text."""
     n_features: int = 0
-    """Number of input features, if `reads_features` is True."""
+    """Number of token ids or, if `reads_features` is True, of input features."""
 
     @abstractmethod
     def tokenize(self, texts: Sequence[str]) -> Tokens:

@@ -73,6 +73,7 @@ class TransformerEncoder(TextEncoder):
         if plain and settings._attn_implementation == "sdpa":
             transformer.set_attn_implementation(_OWN_ATTENTION)
         self.transformer = transformer
+        self.n_features = transformer.get_input_embeddings().num_embeddings
         self.tokenizer = tokenizer
         self.tokenizer.no_padding()
         self.max_length = config.max_length or MAX_LENGTHS[0]

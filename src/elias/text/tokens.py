@@ -27,7 +27,15 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from elias.data.atomic import ArrayWriter, cache_root, evict_oldest, mark_in_use, staged_folder
+from elias.data.atomic import (
+    ArrayWriter,
+    cache_root,
+    evict_oldest,
+    find_damage,
+    mark_in_use,
+    staged_folder,
+    write_manifest,
+)
 from elias.data.storage import DiskTexts, release_pages, scratch_array, track_pages
 from elias.errors import DataError
 from elias.progress import progress, progress_disabled
@@ -43,7 +51,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 _CACHE_LIMIT = 20 * 2**30  # bytes above which the oldest entries are deleted
-_FORMAT = "3"
+_FORMAT = 4
 _ROWS = 1 << 16  # rows of features scaled at a time
 _CHUNK = 8192  # texts on disk tokenized at a time
 _TEXTS_PER_WORKER = 50_000  # minimum for which another process pays off
@@ -145,8 +153,12 @@ def cached(
     texts: Sequence[str],
     tokenize: Callable[[Sequence[str]], Tokens],
     featurizer: Featurizer | None = None,
+    *,
+    n_ids: int | None = None,
 ) -> Tokens:
     """Memory-map the tokens of ``texts`` from the cache. On a miss, tokenize and store them first.
+
+    Damaged tokens are computed again.
 
     Args:
         fingerprint: A string that identifies the tokenizer.
@@ -154,12 +166,13 @@ def cached(
         tokenize: Function that converts texts to tokens.
         featurizer: The featurizer that ``tokenize`` uses, if any. If it is given, several
             processes can tokenize texts on disk.
+        n_ids: Number of token ids. Kernels rely on it that stored ids are lower.
 
     Raises:
         DataError: If the tokens of texts on disk cannot be written.
     """
     folder = cache_folder() / content_key(fingerprint, texts)
-    tokens = _load(folder, len(texts))
+    tokens = _load(folder, len(texts), n_ids)
     if tokens is not None:
         logger.info("tokens of %d texts read from the cache", len(texts))
         return tokens
@@ -172,6 +185,7 @@ def cached(
                 _store([tokens], staging)
             elif isinstance(texts, DiskTexts):
                 _tokenize_on_disk(texts, staging, tokenize, featurizer)
+            write_manifest(staging, _FORMAT)
         mark_in_use(folder)
         evict_oldest(folder.parent, _CACHE_LIMIT)
     except (OSError, DataError) as error:
@@ -184,17 +198,23 @@ def cached(
             f"{folder.parent}: cannot store the tokens of {len(texts):,} texts ({error.strerror}); "
             "free some space, or set XDG_CACHE_HOME to a folder on another disk"
         ) from error
-    tokens = _load(folder, len(texts)) or tokens
+    tokens = _load(folder, len(texts), n_ids) or tokens
     if tokens is None:
         raise DataError(f"{folder}: the new tokens are missing or damaged; run the command again")
     return tokens
 
 
-def _load(folder: Path, n_texts: int) -> Tokens | None:
+def _load(folder: Path, n_texts: int, n_ids: int | None) -> Tokens | None:
     """Memory-map the tokens of a cache entry. Return None if it does not exist or is damaged."""
+    if not folder.exists():
+        return None
     try:
+        if problem := find_damage(folder, _FORMAT, trust_times=True):
+            raise ValueError(problem)
         tokens = _read(folder)
-    except (OSError, ValueError, EOFError, IndexError):
+        _check(tokens, n_texts, n_ids)
+    except (OSError, ValueError, EOFError, IndexError) as error:
+        logger.warning("%s: the cached tokens are damaged (%s); tokenizing again", folder, error)
         return None
     mark_in_use(folder)
     for array in (tokens.ids, tokens.weights):
@@ -202,7 +222,17 @@ def _load(folder: Path, n_texts: int) -> Tokens | None:
             track_pages(array)
     with suppress(OSError):  # a read-only cache can be used, too
         os.utime(folder)
-    return tokens if len(tokens) == n_texts else None
+    return tokens
+
+
+def _check(tokens: Tokens, n_texts: int, n_ids: int | None) -> None:
+    """Raise a `ValueError` if tokens from a file cannot be those of ``n_texts`` texts."""
+    if len(tokens) != n_texts or tokens.offsets[0] != 0 or (tokens.lengths < 0).any():
+        raise ValueError(f"the offsets are not those of {n_texts} texts")
+    if len(tokens.ids) and n_ids is not None:
+        lowest, highest = int(tokens.ids.min()), int(tokens.ids.max())
+        if lowest < 0 or highest >= n_ids:
+            raise ValueError(f"the ids are {lowest} to {highest}, not 0 to {n_ids - 1}")
 
 
 def _read(folder: Path) -> Tokens:

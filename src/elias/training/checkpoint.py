@@ -26,8 +26,13 @@ import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 
-import elias
-from elias.data.atomic import digest, staged_file, staged_folder
+from elias.data.atomic import (
+    find_damage,
+    manifest_entry,
+    staged_file,
+    staged_folder,
+    write_manifest,
+)
 from elias.distributed import SingleProcess
 from elias.errors import DataError, Interrupted, ModelError, RunError
 from elias.inference.predictor import Elias
@@ -48,7 +53,6 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-MANIFEST_FILE = "manifest.json"
 METADATA_FILE = "state.json"
 TENSORS_FILE = "state.safetensors"
 FORMAT_VERSION = 2
@@ -211,7 +215,7 @@ class Checkpoints:
         Damaged checkpoints are removed with a warning.
         """
         for path in reversed(self._paths()):
-            problem = find_damage(path)
+            problem = find_damage(path, FORMAT_VERSION)
             if problem:
                 logger.warning("checkpoint %s: %s; using the one before it", path, problem)
                 _remove(path)
@@ -269,7 +273,7 @@ class Checkpoints:
             checksums = collect_shards(shards, world, staging) if world.size > 1 else {}
             save_file(tensors, staging / TENSORS_FILE)
             _write_json(staging / METADATA_FILE, checkpoint.metadata)
-            write_manifest(staging, checksums)
+            write_manifest(staging, FORMAT_VERSION, checksums)
         for old in self._paths()[: -self.config.keep]:
             _remove(old)
         logger.debug("checkpoint %s written", path)
@@ -301,7 +305,7 @@ def write_shard(folder: Path, world: World, tensors: dict[str, Tensor], problem:
     try:
         if not problem:
             save_file(tensors, path)
-            note = _manifest_entry(path)
+            note = manifest_entry(path)
     except (OSError, SafetensorError) as error:
         path.unlink(missing_ok=True)
         note = {"problem": str(error)}
@@ -397,46 +401,6 @@ def _split_gradients(tensors: dict[str, Tensor], world: World) -> dict[str, Tens
     return result
 
 
-def write_manifest(folder: Path, checksums: Mapping[str, Mapping[str, Any]] | None = None) -> None:
-    """Write the manifest of a folder after all its other files.
-
-    ``checksums`` contains the manifest entries of files whose checksums are already known.
-    """
-    files = dict(checksums or {})
-    for path in sorted(folder.rglob("*")):
-        name = path.relative_to(folder).as_posix()
-        if path.is_file() and name not in files:
-            files[name] = _manifest_entry(path)
-    versions = {"format_version": FORMAT_VERSION, "elias_version": elias.__version__}
-    _write_json(folder / MANIFEST_FILE, {**versions, "files": files})
-
-
-def _manifest_entry(path: Path) -> dict[str, Any]:
-    return {"bytes": path.stat().st_size, "sha256": digest(path)}
-
-
-def find_damage(folder: Path) -> str:
-    """Check a folder against its manifest. Return the first problem, or an empty string."""
-    try:
-        manifest = json.loads((folder / MANIFEST_FILE).read_text(encoding="utf8"))
-        version, files = manifest["format_version"], manifest["files"]
-        if version != FORMAT_VERSION:
-            return f"has format {version}, not {FORMAT_VERSION}"
-        for name, entry in files.items():
-            path = folder / name
-            if not path.is_file():
-                return f"{name} is missing"
-            if path.stat().st_size != entry["bytes"]:
-                return f"{name} has {path.stat().st_size} bytes, not {entry['bytes']}"
-            if digest(path) != entry["sha256"]:
-                return f"{name} was changed (its SHA-256 differs)"
-    except FileNotFoundError:
-        return f"{MANIFEST_FILE} is missing"
-    except (OSError, ValueError, LookupError, TypeError, AttributeError) as error:
-        return f"{MANIFEST_FILE} cannot be read ({error})"
-    return ""
-
-
 def _write_json(path: Path, tree: Mapping[str, Any]) -> None:
     path.write_text(json.dumps(tree, ensure_ascii=False), encoding="utf8")
 
@@ -525,7 +489,7 @@ def _find_state(run: Run, n_members: int, device: torch.device) -> tuple[list[El
         path = _member_path(run.checkpoints, number)
         if not path.is_dir():
             break
-        problem = find_damage(path)
+        problem = find_damage(path, FORMAT_VERSION)
         if problem:
             logger.warning("%s: %s; this member is trained again", path, problem)
             shutil.rmtree(path, ignore_errors=True)
@@ -567,7 +531,7 @@ def save_member(run: Run, model: Elias) -> None:
         with staged_folder(_member_path(run.checkpoints, run.number)) as staging:
             model.save_pretrained(staging / MODEL_FOLDER)
             _write_json(staging / METADATA_FILE, run.state())
-            write_manifest(staging)
+            write_manifest(staging, FORMAT_VERSION)
     except (OSError, DataError, ModelError) as error:
         logger.warning("cannot save member %d (%s); training continues", run.number, error)
         return

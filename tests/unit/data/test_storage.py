@@ -342,6 +342,27 @@ def test_a_damaged_store_is_read_again(tmp_path, name):
     assert load_corpus(path, on_disk="on").fingerprint() == before
 
 
+@pytest.mark.parametrize(
+    ("name", "keeps_time"),
+    [
+        *[(name, False) for name in ("texts.bin", "indices.bin", "indptr.bin", "offsets.bin")],
+        *[(name, True) for name in ("indices.bin", "indptr.bin", "offsets.bin")],
+    ],
+)
+def test_a_flipped_bit_in_a_store_is_noticed_and_reported(tmp_path, caplog, name, keeps_time):
+    path = write_jsonl(tmp_path / "rows.jsonl", [{"text": "t", "labels": ["x"]}] * 20)
+    before = load_corpus(path, on_disk="on").fingerprint()
+    file = next((cache_root() / "corpora").iterdir()) / "train" / name
+    content, stat = bytearray(file.read_bytes()), file.stat()
+    content[5] ^= 64
+    file.write_bytes(content)
+    if keeps_time:
+        os.utime(file, ns=(stat.st_atime_ns, stat.st_mtime_ns))
+
+    assert load_corpus(path, on_disk="on").fingerprint() == before
+    assert "the cached corpus is damaged" in caplog.text
+
+
 def test_large_files_go_to_disk_by_themselves(tmp_path, monkeypatch):
     rows = [{"text": "t", "labels": ["x"]}] * 20
     path = write_jsonl(tmp_path / "rows.jsonl", rows)

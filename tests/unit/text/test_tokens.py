@@ -118,6 +118,48 @@ def test_a_damaged_cache_is_rebuilt(name, content):
     assert_same(third, again)
 
 
+def flip_bit(file, position):
+    content = bytearray(file.read_bytes())
+    content[position] ^= 4
+    file.write_bytes(content)
+
+
+@pytest.mark.parametrize("name", ["offsets.npy", "ids.npy", "truncated.npy", "weights.npy"])
+def test_a_flipped_bit_in_the_cache_is_noticed_and_reported(name, caplog):
+    tokenize = Tokeniser()
+    first = cached("letters", TEXTS, tokenize)
+    flip_bit(cache_folder() / content_key("letters", TEXTS) / name, -3)
+
+    again = cached("letters", TEXTS, tokenize)
+
+    assert_same(again, tokenize(TEXTS))
+    assert np.isfinite(first.weights).all()
+    assert "the cached tokens are damaged" in caplog.text
+    assert f"{name} was changed" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("name", "values"),
+    [
+        ("ids.npy", [-1_000_000, 5, 5, 5, 5, 5, 5, 5, 5, 5, 5]),
+        ("ids.npy", [5, 5, 5, 5, 5, 5, 5, 5, 5, 5, 300]),
+        ("offsets.npy", [0, 50, 7, 11]),
+        ("offsets.npy", [-3, 7, 7, 11]),
+    ],
+)
+def test_damage_that_keeps_the_time_of_the_file_never_reaches_a_kernel(name, values):
+    tokenize = Tokeniser()
+    cached("letters", TEXTS, tokenize, n_ids=300)
+    file = cache_folder() / content_key("letters", TEXTS) / name
+    before = file.stat()
+    np.save(file, np.array(values, dtype=np.load(file).dtype))
+    module.os.utime(file, ns=(before.st_atime_ns, before.st_mtime_ns))
+
+    again = cached("letters", TEXTS, tokenize, n_ids=300)
+
+    assert_same(again, tokenize(TEXTS))
+
+
 @pytest.mark.parametrize(
     ("name", "weights"), [("offsets.npy", True), ("ids.npy", False), ("weights.npy", True)]
 )

@@ -174,7 +174,10 @@ def test_a_checkpoint_of_another_format_is_not_read(kept):
     manifest = kept.folder / "00000003" / "manifest.json"
     manifest.write_text(json.dumps({"format_version": 99, "files": {}}))
 
-    assert find_damage(kept.folder / "00000003") == f"has format 99, not {FORMAT_VERSION}"
+    assert (
+        find_damage(kept.folder / "00000003", FORMAT_VERSION)
+        == f"has format 99, not {FORMAT_VERSION}"
+    )
 
 
 def test_checkpoints_write_nothing_to_the_log_of_a_user_who_did_not_ask(kept, caplog):

@@ -15,6 +15,7 @@ from elias.config import CheckpointConfig
 from elias.distributed import SingleProcess
 from elias.errors import DataError
 from elias.training.checkpoint import (
+    FORMAT_VERSION,
     Attempt,
     Checkpoint,
     Checkpoints,
@@ -68,7 +69,7 @@ def test_any_number_of_processes_reads_what_any_other_wrote(n_labels, size, read
     with TemporaryDirectory() as folder:
         wanted = tables(n_labels)
         place = save_all(Path(folder), size, wanted)
-        assert find_damage(place) == ""
+        assert find_damage(place, FORMAT_VERSION) == ""
 
         for rank in range(readers):
             found = read_tensors(place, Process(rank, readers))
@@ -84,7 +85,7 @@ def test_a_checkpoint_is_whole_only_with_the_rows_of_all(tmp_path):
 
     (place / "rows-00001-of-00003.safetensors").write_bytes(b"")
 
-    assert "rows-00001-of-00003.safetensors has 0 bytes" in find_damage(place)
+    assert "rows-00001-of-00003.safetensors has 0 bytes" in find_damage(place, FORMAT_VERSION)
 
 
 def test_pending_gradients_go_to_the_owners_of_rows_or_to_rank_0(tmp_path):
@@ -185,7 +186,7 @@ def test_rows_of_an_attempt_that_failed_are_in_no_later_checkpoint(tmp_path, mon
     assert attempt.number == failing.number
     assert [path.name for path in tmp_path.iterdir()] == ["00000001"]
     place = first.newest(lambda metadata: metadata["step"] == 2)
-    assert find_damage(place) == ""
+    assert find_damage(place, FORMAT_VERSION) == ""
     for tensor in read_tensors(place, Process()).values():
         assert tensor.tolist() == [2.0] * 4
 
