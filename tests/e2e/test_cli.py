@@ -2,6 +2,7 @@
 
 import csv
 import json
+import shutil
 import subprocess
 import time
 
@@ -516,6 +517,21 @@ def test_info_describes_a_run_for_people_and_programs(run):
     assert facts["labels"] == 120
     assert facts["config"]["encoder"]["dim"] == 16
     assert facts["metrics"]["stage2"]["test"]["P@1"] > 0
+
+
+def test_info_verifies_every_file_of_a_model(run, tmp_path):
+    assert "all SHA-256 checksums are correct" in elias("info", run, "--verify").out
+    facts = json.loads(elias("info", run, "--verify", "--json").out)
+    assert facts["files"] > 2
+
+    copy = shutil.copytree(run / "model", tmp_path / "model")
+    content = bytearray((copy / "vocabulary.txt").read_bytes())
+    content[100] ^= 1
+    (copy / "vocabulary.txt").write_bytes(content)
+
+    result = elias("info", copy, "--verify")
+    assert result.code == 2
+    assert "vocabulary.txt: damaged: its SHA-256 checksum is wrong" in result.err
 
 
 def test_data_info_counts_a_corpus_for_people_and_programs(corpus_folder):

@@ -36,6 +36,7 @@ STAGE_METRICS = ("P@1", "P@3", "P@5", "nDCG@5", "PSP@1", "PSP@3", "PSP@5", "R@10
 """Metrics shown for each training stage."""
 _FORMATS = {int: ",", float: ",.2f"}
 _UNWRAPPED = 10_000  # columns
+_CONTROL = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f]")  # but tab and line feed
 
 _library_logger = logging.getLogger("elias")
 _logger = logging.getLogger(__name__)
@@ -51,6 +52,7 @@ class _ConsoleHandler(logging.Handler):
                 text = f"{record.levelname.lower()}: {text}"
             elif is_verbose():
                 text = f"{record.name}: {text}"
+            text = escape_controls(text)
             progress.console().print(text, markup=False, highlight=False, soft_wrap=True)
         except Exception:
             self.handleError(record)
@@ -113,7 +115,16 @@ def show(renderable: RenderableType) -> None:
 
 def print_json(value: Any) -> None:
     """Print a value as one line of JSON on stdout."""
-    typer.echo(json.dumps(value, ensure_ascii=False))
+    typer.echo(escape_controls(json.dumps(value, ensure_ascii=False)))
+
+
+def escape_controls(text: str) -> str:
+    r"""Escape control characters as in JSON. Raw ones in a label name could control a terminal.
+
+    >>> print(escape_controls("red \x1b[31mcod"))
+    red \u001b[31mcod
+    """
+    return _CONTROL.sub(lambda match: f"\\u{ord(match[0]):04x}", text)
 
 
 def print_out(*renderables: RenderableType) -> None:
@@ -126,7 +137,8 @@ def print_out(*renderables: RenderableType) -> None:
     for renderable in renderables:
         # Do not break plain lines, because they may be commands to copy.
         is_line = isinstance(renderable, str)
-        console.print(renderable, soft_wrap=is_line, highlight=False, markup=False)
+        shown = escape_controls(renderable) if isinstance(renderable, str) else renderable
+        console.print(shown, soft_wrap=is_line, highlight=False, markup=False)
     sys.stdout.writelines(f"{line.rstrip()}\n" for line in buffer.getvalue().splitlines())
 
 
@@ -140,7 +152,8 @@ def grid(rows: Iterable[tuple[str, Any]]) -> Table:
     table.add_column(overflow="fold")
     for name, value in rows:
         if value is not None:
-            table.add_row(Text(name), Text(format(value, _FORMATS.get(type(value), ""))))
+            shown = escape_controls(format(value, _FORMATS.get(type(value), "")))
+            table.add_row(Text(escape_controls(name)), Text(shown))
     return table
 
 
@@ -153,10 +166,12 @@ def columns(header: Sequence[str], rows: Iterable[Sequence[str]], *, n_left: int
     table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=(0, 1, 0, 0))
     for i, name in enumerate(header):
         table.add_column(
-            Text(name), justify="left" if i < n_left else "right", no_wrap=i >= n_left or not i
+            Text(escape_controls(name)),
+            justify="left" if i < n_left else "right",
+            no_wrap=i >= n_left or not i,
         )
     for row in rows:
-        table.add_row(*map(Text, row))
+        table.add_row(*(Text(escape_controls(cell)) for cell in row))
     return table
 
 
@@ -283,8 +298,9 @@ def report_error(error: BaseException) -> None:
     if isinstance(error, EliasError) and not error.reported:
         error.reported = True
         if is_verbose():
-            traceback.print_exc()
-        typer.echo(f"error: {name_options(' '.join(str(error).split()))}", err=True)
+            typer.echo(escape_controls(traceback.format_exc()), err=True)
+        message = escape_controls(" ".join(str(error).split()))
+        typer.echo(f"error: {name_options(message)}", err=True)
 
 
 def name_options(message: str) -> str:

@@ -17,8 +17,17 @@ if TYPE_CHECKING:
     from elias.rerank.reranker import Reranker
 
 
-def info(model: options.ModelPath, as_json: options.AsJson = False) -> None:
+def info(
+    model: options.ModelPath,
+    verify: Annotated[
+        bool, Option("--verify", help="Check the checksum of every file instead.")
+    ] = False,
+    as_json: options.AsJson = False,
+) -> None:
     """Describe a saved model: sizes, training, metrics."""
+    if verify:
+        _verify(model, as_json=as_json)
+        return
     loaded = elias.Elias.from_pretrained(model, device="cpu")
     n_parameters = sum(weights.numel() for weights in loaded.model.parameters())
     if as_json:
@@ -30,6 +39,18 @@ def info(model: options.ModelPath, as_json: options.AsJson = False) -> None:
     metrics = loaded.metadata.get("metrics", {})
     for split in dict.fromkeys(split for splits in metrics.values() for split in splits):
         console.print_out("", *console.stage_table(loaded.metadata, split))
+
+
+def _verify(model: str | Path, *, as_json: bool) -> None:
+    from elias.persistence.hub import find_model
+    from elias.persistence.manifest import verify_files
+
+    paths = verify_files(find_model(model))
+    size = sum(path.stat().st_size for path in paths)
+    if as_json:
+        console.print_json({"model": str(model), "files": len(paths), "bytes": size})
+    else:
+        console.print_out(f"{len(paths)} files, {size:,} bytes: all SHA-256 checksums are correct")
 
 
 def _model_rows(model: elias.Elias, n_parameters: int) -> list[tuple[str, Any]]:

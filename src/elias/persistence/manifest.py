@@ -177,6 +177,8 @@ def read_json(path: Path, newest: int) -> dict[str, Any]:
     Raises:
         ModelError: If the file is not valid JSON, not saved by ELIAS, or of a newer format.
     """
+    if path.exists() and not path.is_file():  # reading a pipe or device may never end
+        raise damaged_file(path, "not a regular file")
     try:
         tree = json.loads(path.read_text(encoding="utf8"))
     except (OSError, ValueError, RecursionError) as error:
@@ -220,6 +222,21 @@ def _upgraded(folder: Path, tree: dict[str, Any]) -> dict[str, Any]:
         "data_settings": tree["facts"].get(DATA_SETTINGS, {}),
         "files": {},
     }
+
+
+def verify_files(folder: Path) -> list[Path]:
+    """Check the size and checksum of every file of a saved model. Return their paths.
+
+    Raises:
+        ModelError: If a file is missing or damaged, or the format is too old to have checksums.
+    """
+    manifest = Manifest(folder)
+    if manifest.is_old:
+        raise ModelError(f"{folder}: its format has no checksums; load it and save it again")
+    paths = [manifest.file(name) for name in manifest["files"]]
+    for number in range(1, manifest["members"] + 1):
+        paths += verify_files(folder / MEMBERS_FOLDER / str(number))
+    return paths
 
 
 def fingerprint(folder: Path) -> str:

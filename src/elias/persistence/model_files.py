@@ -67,6 +67,8 @@ _RANKER_ENTRIES: files.Entries = {
     "char_ngrams": (list, None),
     "sharpness": (float, 1e-9),
 }
+_MAX_NGRAM = 100
+"""Longest n-gram of words or characters in a saved model."""
 _CALIBRATIONS = (
     ("calibration", "calibrated", trees.N_TREE_FEATURES),
     ("by_name", "named", trees.N_TREE_FEATURES + trees.N_NAME_FEATURES),
@@ -326,10 +328,12 @@ def _load_featurizer(
     manifest: files.Manifest, entry: Mapping[str, Any], vocabulary: str, idf: NDArray[np.float32]
 ) -> Featurizer:
     span, n_words = entry["char_ngrams"], entry["n_words"]
-    if [type(size) for size in span] != [int, int] or not 0 <= span[0] <= span[1]:
-        raise damaged_file(manifest.path, f"char_ngrams is {span!r}, not two lengths")
+    if [type(size) for size in span] != [int, int] or not 0 <= span[0] <= span[1] <= _MAX_NGRAM:
+        raise damaged_file(manifest.path, f"char_ngrams is {span!r:.80}, not two lengths")
     terms = files.read_names(manifest.file(vocabulary), len(idf))
     word_ngrams = entry.get("word_ngrams", 1)  # missing for encoders of format 2
+    if type(word_ngrams) is not int or not 0 <= word_ngrams <= _MAX_NGRAM:
+        raise damaged_file(manifest.path, f"word_ngrams is {word_ngrams!r:.80}, not a length")
     return Featurizer(terms[:n_words], terms[n_words:], idf, (span[0], span[1]), word_ngrams)
 
 

@@ -196,3 +196,33 @@ def test_running_out_of_memory_is_reported_in_one_line(capsys):
 
     assert caught.value.exit_code == 2
     assert capsys.readouterr().err.startswith("error: out of memory (Unable to allocate 9.09 TiB")
+
+
+ESCAPE = "\x1b]0;owned\x07\x9b31m\x7f"
+
+
+@pytest.mark.parametrize(
+    "show",
+    [
+        lambda name: console.print_out(name),
+        lambda name: console.print_out(console.grid([("labels", name), (name, 1)])),
+        lambda name: console.print_out(console.columns(["", name], [[name, name]])),
+        lambda name: console.print_json({name: name}),
+        lambda name: console.show(console.columns([name], [[name]])),
+        lambda name: report_error(DataError(f"no label {name}")),
+    ],
+)
+def test_escape_sequences_in_a_name_never_reach_the_terminal(capsys, show):
+    show(f"cod {ESCAPE}")
+
+    printed = "".join(capsys.readouterr())
+    assert "u001b]0;owned" in printed
+    assert not set(printed) & set(ESCAPE) - set("]0;owned31m")
+
+
+def test_escape_sequences_in_a_message_are_escaped(capsys):
+    console.set_up(verbose=False, quiet=False, log_steps=True)
+
+    console.warn(f"label {ESCAPE}")
+
+    assert "\x1b" not in capsys.readouterr().err

@@ -1,10 +1,12 @@
 import copy
 import json
+import os
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import load_file
 from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import (
     AlbertConfig,
@@ -495,3 +497,32 @@ def test_texts_of_one_length_need_no_mask(tiny_bert):
     assert full.full
     masked = PaddedBatch(full.ids, full.lengths, full=False)
     torch.testing.assert_close(encoder.embed(full), encoder.embed(masked))
+
+
+def test_weights_in_a_pickle_are_refused(tmp_path):
+    folder = Path(save_tiny_bert(tmp_path / "bert"))
+    torch.save(load_file(folder / "model.safetensors"), folder / "pytorch_model.bin")
+    (folder / "model.safetensors").unlink()
+
+    with pytest.raises(
+        ModelError, match=r"must contain config\.json, a tokenizer and model\.safet"
+    ):
+        make_encoder(str(folder))
+
+
+def test_an_encoder_whose_config_names_a_remote_kernel_is_refused(tmp_path):
+    folder = Path(save_tiny_bert(tmp_path / "bert"))
+    tree = json.loads((folder / "config.json").read_text(encoding="utf8"))
+    tree["_attn_implementation"] = "kernels-community/flash-attn"
+    (folder / "config.json").write_text(json.dumps(tree), encoding="utf8")
+
+    with pytest.raises(ModelError, match="'kernels-community/flash-attn', not one of eager, sdpa"):
+        make_encoder(str(folder))
+
+
+def test_a_pipe_in_the_folder_of_an_encoder_is_refused(tmp_path):
+    folder = Path(save_tiny_bert(tmp_path / "bert"))
+    os.mkfifo(folder / "vocab.txt")
+
+    with pytest.raises(ModelError, match=r"vocab\.txt: not a regular file"):
+        make_encoder(str(folder))

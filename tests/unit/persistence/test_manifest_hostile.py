@@ -1,6 +1,7 @@
 """Saved models made to do harm: refused in one line, without running, or reading, too much."""
 
 import json
+import os
 import struct
 import sys
 import tracemalloc
@@ -10,6 +11,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tokenizers import Regex, Tokenizer, normalizers
 
 from elias.config import EliasConfig
 from elias.errors import ModelError
@@ -205,6 +207,74 @@ def test_a_tokenizer_that_fails_on_a_text_is_reported_in_one_line(bert):
 
     with pytest.raises(ModelError, match="tokenizer cannot read a text"):
         encoder.tokenize(["\u4e2d\u4e2d unheard-of \U0001f600"])
+
+
+@pytest.mark.parametrize("key", ["attn_implementation", "_attn_implementation"])
+def test_a_kernel_from_elsewhere_is_refused(bert, key):
+    change(bert / "encoder" / "config.json", **{key: "kernels-community/flash-attn"})
+
+    assert "'kernels-community/flash-attn', not one of eager, sdpa" in refusal(bert)
+
+
+@pytest.mark.parametrize(
+    "normalizer",
+    [
+        normalizers.Sequence([normalizers.Replace("a", "a" * 10)] * 999),
+        normalizers.Sequence([normalizers.Sequence([normalizers.Replace(Regex("x*"), "aa")])] * 9),
+        normalizers.Replace(Regex("(?~ab)"), "x" * 200),
+        normalizers.Prepend("a" * 200),
+    ],
+)
+def test_a_tokenizer_that_blows_up_texts_is_refused(bert, normalizer):
+    path = str(bert / "encoder" / "tokenizer.json")
+    tokenizer = Tokenizer.from_file(path)
+    tokenizer.normalizer = normalizer
+    tokenizer.save(path)
+
+    assert "or more times longer" in refusal(bert)
+
+
+@pytest.mark.parametrize(
+    "normalizer",
+    [
+        normalizers.Sequence([normalizers.Replace(Regex(r"\s+"), " ")] * 20),
+        normalizers.Sequence([normalizers.Replace("``", '"'), normalizers.Replace(" ", "▁")]),
+        normalizers.Sequence([normalizers.NFKD(), normalizers.Prepend("▁")]),
+    ],
+)
+def test_the_normalizers_of_published_tokenizers_are_accepted(bert, normalizer):
+    path = str(bert / "encoder" / "tokenizer.json")
+    tokenizer = Tokenizer.from_file(path)
+    tokenizer.normalizer = normalizer
+    tokenizer.save(path)
+    reseal(bert)
+
+    load(bert)
+
+
+@pytest.mark.parametrize("old", [False, True])
+@pytest.mark.parametrize("name", ["labels.tsv", "config.json", "vocabulary.txt"])
+def test_a_pipe_or_device_in_a_model_is_refused_at_once(bag, name, old):
+    if old:
+        as_old_format(bag)
+        name = name.replace("tsv", "txt")
+    (bag / name).unlink()
+    os.mkfifo(bag / name)
+
+    with pytest.raises(ModelError, match=f"{name}"):
+        load(bag)
+    (bag / name).unlink()
+    (bag / name).symlink_to("/dev/zero")
+    with pytest.raises(ModelError, match=f"{name}"):
+        load(bag)
+
+
+@pytest.mark.parametrize("changes", [{"word_ngrams": 10**9}, {"char_ngrams": [3, 10**9]}])
+def test_an_n_gram_of_absurd_length_is_refused(bag, changes):
+    tree = json.loads((bag / "config.json").read_text(encoding="utf8"))
+    change(bag / "config.json", encoder=tree["encoder"] | changes)
+
+    assert f"{next(iter(changes))} is" in refusal(bag)
 
 
 @pytest.mark.parametrize(
