@@ -183,7 +183,7 @@ class IndexConfig:
     beam_size: int | None = None
     """b: clusters searched for a text. Derived: 40 (20), or all clusters if there are fewer."""
     shortlist_size: int | None = None
-    """K: labels scored by their own classifier. Derived: 35% of the labels, at most 3000 (2000)."""
+    """K: labels scored by their own classifier. Derived: 35% of the labels, at most 3000 (4000)."""
     alpha: float | None = None
     """α in Eq. 1: number of clusters that can reach the score 1. Derived: b (b/2)."""
     beta: float | None = None

@@ -249,7 +249,7 @@ def test_the_derived_index_of_many_labels_is_the_papers(name, n_labels):
 
     assert derived.n_clusters == paper.n_clusters
     assert derived.edges_per_cluster == pytest.approx(paper.edges_per_cluster, rel=0.4)
-    assert (derived.beam_size, derived.shortlist_size) == (paper.beam_size, paper.shortlist_size)
+    assert (derived.beam_size, derived.train_shortlist) == (paper.beam_size, paper.shortlist_size)
 
 
 @pytest.mark.parametrize("n_labels", [3341, 8484, 14_672, 41_000, 101_909])

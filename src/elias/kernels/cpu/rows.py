@@ -27,8 +27,8 @@ def bag_sum(weight: Tensor, ids: Tensor, offsets: Tensor, coefficients: Tensor) 
     if torch.is_grad_enabled():
         return _BagSum.apply(weight, ids, offsets, coefficients)
     out = torch.empty((len(offsets) - 1, weight.shape[1]), dtype=torch.float32)
-    arrays = (_array(weight), _array(ids), _array(offsets), _array(coefficients))
-    _sum_rows(*arrays, out.numpy())
+    numbers = (ids.numpy(), offsets.numpy(), coefficients.numpy())
+    _sum_rows(weight.detach().numpy(), *numbers, out.numpy())
     return out
 
 
