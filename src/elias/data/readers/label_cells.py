@@ -19,7 +19,7 @@ import json
 import re
 from collections import Counter, defaultdict
 from dataclasses import dataclass
-from itertools import count
+from itertools import count, pairwise
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -29,7 +29,7 @@ from elias.data.readers.files import data_error
 from elias.errors import DataError, did_you_mean
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Collection, Iterable, Sequence
     from pathlib import Path
 
     from numpy.typing import NDArray
@@ -58,6 +58,7 @@ LOOKS = {"><": "<a><b>", "#": "#a #b", " / ": "a / b", " ": "a b"}
 """Examples of cells with a recognised separator, for messages."""
 _SAMPLED_CELLS = 50_000  # whose parts are counted
 _MIN_JOINED = 3
+_MIN_SORTED = 20
 _OBJECT_KEYS = ("name", "label", "title", "tag", "term", "text", "value", "uri")
 
 
@@ -166,37 +167,84 @@ class SeparatorVotes:
         if self._patterns:
             return next(iter(self._patterns))
         best = max(_STRONG, key=lambda mark: self._votes[mark])
-        for mark in (best, ","):
-            if self._votes[mark] >= max(1, _STRONG_SHARE * self._n_plain):
-                return mark
+        enough = max(1, _STRONG_SHARE * self._n_plain)
+        if self._votes[best] >= enough:
+            return best
+        splits_comma = self._votes[","] > 0 and not _commas_are_in_names(self._cells)
+        if splits_comma and self._votes[","] >= enough:
+            return ","
         if self._all_numbers and self._any_space:
             return " "
         for mark in (" / ", " "):
             if _parts_are_labels(self._cells, mark):
                 return mark
-        return next((mark for mark in (",", best) if self._votes[mark]), "")
+        return "," if splits_comma else best if self._votes[best] else ""
+
+
+def _commas_are_in_names(cells: Counter[str]) -> bool:
+    """Return True if commas belong to names ("Portland, Oregon"), False if they separate labels.
+
+    Labels also occur alone, or at the other end of a cell. Parts of a name do not, and the name
+    repeats as a whole, unless commas are rare.
+    """
+    joined = {cell: cell.split(", ") for cell in cells if ", " in cell}
+    parts = [part for split in joined.values() for part in split]
+    if 2 * len(joined) < sum("," in cell for cell in cells) or len(parts) > 3 * len(joined):
+        return False
+    n_joined = sum(cells[cell] for cell in joined)
+    is_rare = n_joined < _STRONG_SHARE * cells.total()
+    if not (_repeat(joined, cells) or is_rare) or 2 * len(set(parts)) <= len(joined):
+        return False
+    first = {split[0] for split in joined.values()}
+    last = {split[-1] for split in joined.values()}
+    n_free_first = sum(split[0] in cells or split[0] in last for split in joined.values())
+    n_free_last = sum(split[-1] in cells or split[-1] in first for split in joined.values())
+    return min(n_free_first, n_free_last) < len(joined) / 4
 
 
 def _parts_are_labels(cells: Counter[str], mark: str) -> bool:
     """Return True if the parts of cells, split at a weak mark, repeat across cells as labels do.
 
     Words of one name ("New York City") rarely are names themselves, and the whole cell repeats.
-    Labels (``python pandas``) are in other cells alone, and either most combinations are rare, or
-    few labels form many combinations.
+    Labels (``python pandas``) are in other cells alone or in any order, and either most
+    combinations are rare, or few labels form many combinations.
     """
-    joined = [cell for cell in cells if mark in cell]
+    joined = {cell: cell.split(mark) for cell in cells if mark in cell}
     n_joined = sum(cells[cell] for cell in joined)
     if len(joined) < _MIN_JOINED or n_joined < _STRONG_SHARE * cells.total():
         return False
-    parts = Counter(part for cell in joined for part in set(cell.split(mark)))
+    parts = Counter(part for split in joined.values() for part in set(split))
     n_parts = parts.total()
     few_parts = 2 * len(parts) <= len(joined)
     alone = sum(count for part, count in parts.items() if part in cells) >= n_parts / 2
     parts_repeat = sum(count for count in parts.values() if count > 1) >= n_parts / 2
-    cells_repeat = sum(cells[cell] for cell in joined if cells[cell] > 1) > n_joined / 2
+    rare_cells = parts_repeat and not _repeat(joined, cells)
     if mark == " ":
-        return alone and (few_parts or (parts_repeat and not cells_repeat))
-    return few_parts or (alone and parts_repeat and not cells_repeat)
+        return (alone or _in_any_order(joined.values())) and (few_parts or rare_cells)
+    return few_parts or ((alone or _in_any_order(joined.values())) and rare_cells)
+
+
+def _repeat(joined: Iterable[str], cells: Counter[str]) -> bool:
+    """Return True if most of the joined cells occur more than once."""
+    counts = [cells[cell] for cell in joined]
+    return sum(count for count in counts if count > 1) > sum(counts) / 2
+
+
+def _in_any_order(lists: Collection[list[str]]) -> bool:
+    """Return True if lists are sorted or neighbours occur in both orders, unlike words of names.
+
+    Words like "of" and marks like "&" occur in both orders, too, but often twice in a name.
+    """
+    n_repeats = sum(len(set(split)) < len(split) for split in lists)
+    n_marks = sum(not any(map(str.isalnum, part)) for split in lists for part in split)
+    if n_repeats + n_marks > 0.02 * len(lists):
+        return False
+    n_sorted = sum(split == sorted(split) for split in lists)
+    if len(lists) >= _MIN_SORTED and n_sorted >= 0.95 * len(lists):
+        return True
+    pairs = Counter(pair for split in lists for pair in pairwise(split))
+    n_reversed = sum(count for (a, b), count in pairs.items() if (b, a) in pairs)
+    return n_reversed >= 0.1 * pairs.total()
 
 
 def split_cells(

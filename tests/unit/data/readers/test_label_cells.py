@@ -73,6 +73,10 @@ def test_tags_between_spaces_are_labels_whether_few_or_many_combinations_occur(t
         ["C#", "F#", "C++"] * 9,
         ["x < y", "<b> tag", "a > b"] * 9,
         ["new york"],
+        ["Portland, Oregon", "Salem, Oregon", "Austin, Texas", "Boston"] * 5,
+        ["Portland, Oregon", "Austin, Texas"] * 5,
+        ["Antibodies, Monoclonal", "Antibodies", "Antibodies, Viral", "Child, Preschool"] * 5,
+        [*["Paris", "Rome", "Oslo"] * 9, "Washington, D.C."],
     ],
 )
 def test_names_of_several_words_stay_whole(tmp_path, cells):
@@ -80,6 +84,30 @@ def test_names_of_several_words_stay_whole(tmp_path, cells):
 
     assert corpus.label_names == sorted(set(cells))
     assert "separator" not in corpus.reading
+
+
+@pytest.mark.parametrize("order", [sorted, list])
+@pytest.mark.parametrize("mark", [" ", " / "])
+def test_tags_that_are_never_alone_are_recognised_by_their_order(tmp_path, order, mark):
+    cells = [mark.join(order(tags)) for tags in tag_lists(200, 3) if len(tags) > 1]
+
+    assert read(tmp_path / "a.jsonl", cells).label_names == sorted(TAGS)
+
+
+@pytest.mark.parametrize(
+    "cells",
+    [
+        ["fish, trade", "wine"],
+        ["3,27", "3,27", "3,27", "14,27"],
+        ["Drama, Comedy", "Drama, Comedy", "Comedy", "Crime, Drama", "Crime, Drama"],
+        [f"{genre}, {decade}" for genre in "ABCDE" for decade in "12345"] * 3,
+        ["a, b, c, d, e", "a, b, f, g, h"] * 3,
+    ],
+)
+def test_commas_between_labels_still_separate_them(tmp_path, cells):
+    labels = {part.strip() for cell in cells for part in cell.split(",")}
+
+    assert set(read(tmp_path / "a.jsonl", cells).label_names) == labels
 
 
 def test_a_few_commas_do_not_hide_the_spaces(tmp_path):
