@@ -55,7 +55,7 @@ MAX_WIDE_LABELS = {"bag": 200_000, "transformer": 50_000}
 WIDE = _IndexRule(50, 12, 40, 3000, 0.35, 2 / 3, 1.0, 0.3)
 """More and smaller clusters, and a wider search that costs little."""
 PAPER = _IndexRule(100, 10, 20, 4000, 0.35, 0.5, 0.5, 0.15)
-"""With more labels: the sizes of the paper (Table 4), but a shortlist twice as long in prediction."""
+"""With more labels: the sizes of the paper (Table 4), but twice the shortlist in prediction."""
 MAX_VALIDATION = 5000
 MAX_RERANKED_LABELS, MAX_RERANKED_POINTS = 200_000, 1_000_000  # minutes on a CPU
 MAX_LENGTHS = (32, 64, 128, 256)

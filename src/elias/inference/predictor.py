@@ -320,16 +320,38 @@ class Elias:
         keep_best = self.keeps_best(threshold, component)
         return predictions.threshold(self.threshold(threshold, component), keep_best=keep_best)
 
+    @overload
+    def explain(  # type: ignore[overload-overlap]  # a str is a sequence of str
+        self,
+        texts: str,
+        *,
+        top_k: int = ...,
+        paths: int = ...,
+        member: int = ...,
+        words: bool = ...,
+    ) -> Explanation: ...
+
+    @overload
     def explain(
         self,
         texts: Sequence[str] | csr_matrix,
+        *,
+        top_k: int = ...,
+        paths: int = ...,
+        member: int = ...,
+        words: bool = ...,
+    ) -> list[Explanation]: ...
+
+    def explain(
+        self,
+        texts: str | Sequence[str] | csr_matrix,
         *,
         top_k: int = 5,
         paths: int = 3,
         member: int = 0,
         words: bool = False,
-    ) -> list[Explanation]:
-        """Explain the ``top_k`` best labels of each text, as `predict` ranks them.
+    ) -> list[Explanation] | Explanation:
+        """Explain the ``top_k`` best labels of each text, or of a single text, as predicted.
 
         For an ensemble, labels and scores are those of the ensemble, but clusters and factors are
         those of one member.
@@ -350,12 +372,14 @@ class Elias:
             >>> corpus = synthetic_corpus(n_points=300, n_labels=30)
             >>> config = EliasConfig().override({"encoder.dim": 16, "stages.stage2.epochs": 3})
             >>> model = train(corpus, config)
-            >>> best = model.explain(corpus.test.texts[:1], top_k=3)[0].labels[0]
+            >>> best = model.explain(corpus.test.texts[0], top_k=3).labels[0]
             >>> best.paths[0].won
             True
             >>> bool(abs(best.p - best.classifier_score * best.path_score) < 1e-6)
             True
         """
+        if isinstance(texts, str):
+            return explain(self, [texts], top_k=top_k, paths=paths, member=member, words=words)[0]
         return explain(self, texts, top_k=top_k, paths=paths, member=member, words=words)
 
     def predict_split(

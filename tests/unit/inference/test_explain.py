@@ -110,9 +110,8 @@ def test_a_number_of_paths_that_makes_no_sense_is_refused(paths):
         make().explain(TEXTS, paths=paths)
 
 
-def test_a_bare_text_is_refused():
-    with pytest.raises(DataError, match=r"wrap the text in a list"):
-        make().explain("red cod")
+def test_a_single_text_gives_one_explanation():
+    assert make().explain("red cod", top_k=2) == make().explain(["red cod"], top_k=2)[0]
 
 
 def test_the_effect_of_a_word_is_the_score_that_the_text_loses_without_it():
