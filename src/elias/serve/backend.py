@@ -7,11 +7,10 @@ import gc
 import logging
 import math
 import time
-from collections import deque
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
-from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from dataclasses import asdict, dataclass, field, replace
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
@@ -35,6 +34,8 @@ logger = logging.getLogger(__name__)
 _N_EXAMPLES = 6
 _WARM_UP = ("a text to warm up with", "another", "")
 _SMOOTHING = 0.2
+_BATCH_SECONDS = 0.04
+"""Time of a batch while requests wait, so that a small request waits for little else."""
 _MAX_RETRY_SECONDS = 60
 
 
@@ -65,6 +66,8 @@ class ServedModel:
         self.graphs = [GraphView(member.model) for member in self.members]
         self.search = LabelSearch(model.label_names)
         self.loaded_at = time.time()
+        self.batch_overhead = 0.0
+        """Seconds of a batch that do not depend on its number of texts."""
         self.examples = list(examples) or self._frequent_labels()
 
     def _frequent_labels(self) -> list[str]:
@@ -142,16 +145,31 @@ def _to_dict(explanation: Explanation, member: int) -> dict[str, Any]:
     return {"member": member, **tree}
 
 
-class _Waiting(NamedTuple):
+@dataclass(slots=True, eq=False)
+class _Waiting:
+    """A job in the queue. Its texts are computed in parts, over several batches."""
+
     job: Job
     result: asyncio.Future[Result]
+    rows: Result = field(default_factory=list)
+    """The results of the texts that are computed."""
+    n_taken: int = 0
+    """Number of texts that are computed or in the current batch."""
+    model: ServedModel | None = None
+    """The model that computes them."""
+
+    @property
+    def n_waiting(self) -> int:
+        """Return the number of texts that wait."""
+        return len(self.job.texts) - self.n_taken
 
 
 class Backend:
     """The served model, the queue of jobs, and the thread that computes one batch at a time.
 
-    Jobs that arrive while a batch is computed form the next batch; there is no timer. A new model
-    is loaded on a separate thread and replaces the old one between two batches.
+    Jobs that arrive while a batch is computed form the next batch; there is no timer. Large jobs
+    are cut up, so that small ones do not wait for them. A new model is loaded on a separate thread
+    and replaces the old one between two batches.
     """
 
     def __init__(self, settings: ServeSettings) -> None:
@@ -162,10 +180,11 @@ class Backend:
         self._served: ServedModel | None = None
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="elias-compute")
         self._loading = asyncio.Lock()
-        self._queue: deque[_Waiting] = deque()
+        self._queue: list[_Waiting] = []
         self._arrived = asyncio.Event()
         self._closing = False
-        self._seconds_per_text = 0.01
+        self._last_kind = ""
+        self._seconds_per_text = {"predict": 0.01, "explain": 0.01}
 
     @asynccontextmanager
     async def running(self, *_: object) -> AsyncIterator[None]:
@@ -203,7 +222,8 @@ class Backend:
     @property
     def retry_after(self) -> int:
         """Return the estimated seconds until the waiting jobs are computed."""
-        return max(1, min(_MAX_RETRY_SECONDS, math.ceil(self.depth * self._seconds_per_text)))
+        seconds = self.depth * self._seconds_per_text["predict"]
+        return max(1, min(_MAX_RETRY_SECONDS, math.ceil(seconds)))
 
     async def submit(self, job: Job) -> Result:
         """Add a job to the queue and wait for its result.
@@ -229,53 +249,84 @@ class Backend:
         while True:
             batch = self._next_batch()
             if batch:
-                await self._compute_batch(batch)
+                await self._compute_batch(batch, self.served)
             elif self._closing:
                 return
             else:
                 self._arrived.clear()
                 await self._arrived.wait()
 
-    def _next_batch(self) -> list[_Waiting]:
-        """Remove the next jobs of one kind from the queue, and return those not cancelled.
+    def _next_batch(self) -> list[tuple[_Waiting, Job]]:
+        """Return the jobs of the next batch, which are of one kind, and the parts to compute.
 
-        Together they have at most ``max_batch`` texts, unless a single job has more.
+        Half of a batch is for the oldest job, so that none starves. The other half is for the
+        jobs with the fewest texts, which therefore do not wait for large ones. If jobs of both
+        kinds wait, the kinds take turns.
         """
-        batch: list[_Waiting] = []
-        size = 0
-        while self._queue:
-            job, result = self._queue[0]
-            n_texts = len(job.texts)
-            if not result.done():
-                fits = size + n_texts <= self.settings.limits.max_batch
-                if batch and not (fits and job.kind == batch[0].job.kind):
-                    break
-                batch.append(self._queue[0])
-                size += n_texts
-            self._queue.popleft()
-            self._change_depth(-n_texts)
+        for waiting in list(self._queue):
+            if waiting.result.done():  # cancelled or failed
+                self._queue.remove(waiting)
+                self._change_depth(-waiting.n_waiting)
+            elif waiting.n_taken and waiting.model is not self._served:
+                self._change_depth(waiting.n_taken)  # start again with the new model
+                waiting.n_taken, waiting.rows = 0, []
+        kinds = {waiting.job.kind for waiting in self._queue}
+        if not kinds:
+            return []
+        self._last_kind = next((kind for kind in kinds if kind != self._last_kind), self._last_kind)
+        oldest, *others = [w for w in self._queue if w.job.kind == self._last_kind]
+        others.sort(key=lambda waiting: waiting.n_waiting)
+        room = self._batch_size(self._last_kind)
+        n_others = sum(waiting.n_waiting for waiting in others)
+        batch = [self._take(oldest, max(room - n_others, (room + 1) // 2))]
+        for waiting in others:
+            room -= len(batch[-1][1].texts)
+            if room == 0:
+                break
+            batch.append(self._take(waiting, room))
         return batch
 
-    async def _compute_batch(self, batch: Sequence[_Waiting]) -> None:
-        jobs = [waiting.job for waiting in batch]
+    def _batch_size(self, kind: str) -> int:
+        """Return the number of texts that take about `_BATCH_SECONDS`, at most ``max_batch``."""
+        fitting = int(_BATCH_SECONDS / self._seconds_per_text[kind])
+        return min(self.settings.limits.max_batch, max(2, fitting))
+
+    def _take(self, waiting: _Waiting, max_texts: int) -> tuple[_Waiting, Job]:
+        """Take the next texts of a job out of the queue, and the job when it has no more."""
+        start = waiting.n_taken
+        part = replace(waiting.job, texts=waiting.job.texts[start : start + max_texts])
+        waiting.n_taken += len(part.texts)
+        waiting.model = self._served
+        self._change_depth(-len(part.texts))
+        if waiting.n_waiting == 0:
+            self._queue.remove(waiting)
+        return waiting, part
+
+    async def _compute_batch(
+        self, batch: Sequence[tuple[_Waiting, Job]], served: ServedModel
+    ) -> None:
+        parts = [part for _, part in batch]
         start = time.perf_counter()
         try:
             loop = asyncio.get_running_loop()
-            results = await loop.run_in_executor(self._thread, self.served.compute, jobs)
+            results = await loop.run_in_executor(self._thread, served.compute, parts)
         except Exception as error:
             if len(batch) > 1:  # compute one by one, because other jobs may succeed
-                for waiting in batch:
-                    await self._compute_batch([waiting])
-            elif not batch[0].result.done():
-                batch[0].result.set_exception(error)
+                for one in batch:
+                    await self._compute_batch([one], served)
+            elif not batch[0][0].result.done():
+                batch[0][0].result.set_exception(error)
             return
-        n_texts, seconds = sum(len(job.texts) for job in jobs), time.perf_counter() - start
+        n_texts, seconds = sum(len(part.texts) for part in parts), time.perf_counter() - start
         self.metrics.batch_size.observe(n_texts)
         self.metrics.batch_seconds.observe(seconds)
-        self._seconds_per_text += _SMOOTHING * (seconds / n_texts - self._seconds_per_text)
-        for waiting, result in zip(batch, results, strict=True):
-            if not waiting.result.done():
-                waiting.result.set_result(result)
+        per_text = max(1e-6, seconds - served.batch_overhead) / n_texts
+        kind = parts[0].kind
+        self._seconds_per_text[kind] += _SMOOTHING * (per_text - self._seconds_per_text[kind])
+        for (waiting, _), rows in zip(batch, results, strict=True):
+            waiting.rows += rows
+            if len(waiting.rows) == len(waiting.job.texts) and not waiting.result.done():
+                waiting.result.set_result(waiting.rows)
 
     async def load(self) -> None:
         """Load the model, and use it from the next batch on.
@@ -322,6 +373,9 @@ def _not_ready() -> RequestError:
 
 def _warm_up(served: ServedModel) -> None:
     """Run the model, so that the first requests need not wait for compilation and disk reads."""
-    served.compute([Job("predict", _WARM_UP, 5)])
     served.compute([Job("predict", _WARM_UP * 8, 5)])  # enough to use several threads
     served.compute([Job("explain", _WARM_UP[:1], 5)])
+    served.compute([Job("predict", _WARM_UP[:1], 5)])
+    start = time.perf_counter()
+    served.compute([Job("predict", _WARM_UP[:1], 5)])
+    served.batch_overhead = time.perf_counter() - start

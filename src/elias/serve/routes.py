@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from fastapi import FastAPI, Path, Query, Request, Response
 from prometheus_client import CONTENT_TYPE_LATEST
+from pydantic_core import to_json
 
 import elias
 from elias.inference.predictor import TOP_K
@@ -43,18 +44,24 @@ def _add_model_routes(api: FastAPI, backend: Backend) -> None:
     max_inputs = backend.settings.limits.max_inputs
 
     @api.post(
-        "/predict", responses=errors, response_model_exclude_none=True, tags=["labels of texts"]
+        "/predict",
+        response_model=list[list[schemas.ScoredLabel]],
+        responses=errors,
+        tags=["labels of texts"],
     )
-    async def predict(
-        body: schemas.PredictRequest, request: Request
-    ) -> list[list[schemas.ScoredLabel]]:
+    async def predict(body: schemas.PredictRequest, request: Request) -> Response:
         """Rank the labels of each text, best first."""
         top_k = body.top_k or (TOP_K if body.threshold is None else MAX_LABELS)
         job = Job("predict", body.inputs, top_k, threshold=body.threshold)
         return await _compute(backend, job, max_inputs, request)
 
-    @api.post("/explain", responses=errors | error_schemas(404), tags=["labels of texts"])
-    async def explain(body: schemas.ExplainRequest, request: Request) -> list[schemas.Why]:
+    @api.post(
+        "/explain",
+        response_model=list[schemas.Why],
+        responses=errors | error_schemas(404),
+        tags=["labels of texts"],
+    )
+    async def explain(body: schemas.ExplainRequest, request: Request) -> Response:
         """Explain the labels of each text by their clusters and the factors of their scores."""
         if body.words and len(body.inputs) > 1:
             raise RequestError(413, "words: at most one text per request; leave out words")
@@ -69,7 +76,7 @@ def _add_model_routes(api: FastAPI, backend: Backend) -> None:
         return await _compute(backend, job, min(MAX_EXPLAINED, max_inputs), request)
 
 
-async def _compute(backend: Backend, job: Job, max_inputs: int, request: Request) -> Result:
+async def _compute(backend: Backend, job: Job, max_inputs: int, request: Request) -> Response:
     """Check a job, and wait for its result until the timeout or until the client disconnects."""
     n_texts, max_text = len(job.texts), backend.settings.limits.max_text
     if n_texts > max_inputs:
@@ -95,7 +102,9 @@ async def _compute(backend: Backend, job: Job, max_inputs: int, request: Request
             {result, disconnect}, timeout=timeout, return_when=asyncio.FIRST_COMPLETED
         )
         if result.done():
-            return result.result()
+            # On a thread, because an answer may have 100,000 values. It is not validated again.
+            content = await asyncio.to_thread(_to_json, result.result())
+            return Response(content, media_type="application/json")
         if disconnect.done():
             raise RequestError(408, "the client has disconnected")  # for the log only
         retry = {"Retry-After": str(backend.retry_after)}
@@ -103,6 +112,11 @@ async def _compute(backend: Backend, job: Job, max_inputs: int, request: Request
     finally:
         result.cancel()
         disconnect.cancel()
+
+
+def _to_json(rows: Result) -> bytes:
+    """Encode one row at a time, so that other threads can run in between."""
+    return b"[" + b",".join(map(to_json, rows)) + b"]"
 
 
 async def _disconnected(request: Request) -> None:

@@ -1,9 +1,11 @@
-"""What waits is computed together, in order, and never more than the queue may hold."""
+"""Waiting jobs are computed together, small ones soon, and the queue is bounded."""
 
 import asyncio
 import threading
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from elias.serve.backend import Backend, Job
 from elias.serve.errors import RequestError
@@ -16,6 +18,8 @@ def texts(*texts, kind="predict"):
 
 class Machine:
     """Computes when it is let; keeps what it was given together."""
+
+    batch_overhead = 0.0
 
     def __init__(self):
         self.batches = []
@@ -73,21 +77,93 @@ def test_jobs_that_arrive_during_a_batch_form_the_next_batch():
     assert machine.batches == [[("first",)], [("0",), ("1",), ("2",)]]
 
 
-def test_a_batch_is_at_most_max_batch_unless_one_job_is_larger():
+async def submit_all(backend, machine, jobs):
+    """Submit jobs while another is computed, and return their results."""
+    first = await held(backend, machine)
+    tasks = [asyncio.create_task(backend.submit(job)) for job in jobs]
+    await asyncio.sleep(0)
+    machine.may_go.set()
+    await first
+    return await asyncio.gather(*tasks, return_exceptions=True)
+
+
+def test_a_large_job_is_cut_up_and_a_small_one_does_not_wait_for_it():
     async def scenario(backend, machine):
-        first = await held(backend, machine)
-        asks = [texts("a", "b", "c"), texts("d", "e"), texts("f")]
-        others = [asyncio.create_task(backend.submit(ask)) for ask in asks]
-        await asyncio.sleep(0)
+        jobs = [texts(*"abcdefghi"), texts(*"klmno"), texts("z")]
+        assert await submit_all(backend, machine, jobs) == [[*"ABCDEFGHI"], [*"KLMNO"], ["Z"]]
+
+    machine = run(scenario, max_batch=4, max_queue=20)
+
+    assert machine.batches[1:] == [
+        [("a", "b"), ("z",), ("k",)],
+        [("c", "d"), ("l", "m")],
+        [("e", "f"), ("n", "o")],
+        [("g", "h", "i")],
+    ]
+
+
+def test_half_of_each_batch_is_for_the_oldest_job_so_that_it_does_not_starve():
+    async def scenario(backend, machine):
+        singles = [texts(str(i)) for i in range(6)]
+        await submit_all(backend, machine, [texts(*"abcd"), *singles])
+
+    machine = run(scenario, max_batch=4, max_queue=20)
+
+    assert machine.batches[1:3] == [[("a", "b"), ("0",), ("1",)], [("c", "d"), ("2",), ("3",)]]
+
+
+@settings(max_examples=50, deadline=None)
+@given(
+    jobs=st.lists(st.tuples(st.integers(1, 9), st.sampled_from(["predict", "explain"]))),
+    max_batch=st.integers(1, 5),
+)
+def test_every_job_gets_the_results_of_its_own_texts(jobs, max_batch):
+    jobs = [
+        texts(*(f"{number}-{i}" for i in range(size)), kind=kind)
+        for number, (size, kind) in enumerate(jobs)
+    ]
+
+    async def scenario(backend, machine):
+        results = await submit_all(backend, machine, jobs)
+        assert results == [[text.upper() for text in job.texts] for job in jobs]
+        assert backend.depth == 0
+
+    machine = run(scenario, max_batch=max_batch, max_queue=10_000)
+
+    assert max(sum(map(len, batch)) for batch in machine.batches) <= max_batch
+
+
+def test_the_parts_of_a_job_are_computed_by_one_model_even_if_it_is_replaced():
+    class NewMachine(Machine):
+        def compute(self, jobs):
+            return [[f"new {text}" for text in row] for row in super().compute(jobs)]
+
+    async def scenario(backend, machine):
+        machine.may_go.clear()
+        job = asyncio.create_task(backend.submit(texts(*"abcdefgh")))
+        while backend.depth != 6:
+            await asyncio.sleep(0.001)
+        backend._served = NewMachine()
         machine.may_go.set()
-        await asyncio.gather(first, *others)
+        assert await job == [f"new {text}" for text in "ABCDEFGH"]
+        assert backend.depth == 0
 
-    machine = run(scenario, max_batch=2)
+    machine = run(scenario, max_batch=2, max_queue=20)
 
-    assert machine.batches[1:] == [[("a", "b", "c")], [("d", "e")], [("f",)]]
+    assert machine.batches == [[("a", "b")]]
 
 
-def test_jobs_of_two_kinds_are_not_computed_together():
+def test_slow_texts_make_small_batches():
+    async def scenario(backend, machine):
+        backend._seconds_per_text["predict"] = 0.02
+        await submit_all(backend, machine, [texts(*"abcd")])
+
+    machine = run(scenario, max_batch=32, max_queue=40)
+
+    assert len(machine.batches[1][0]) == 2
+
+
+def test_jobs_of_two_kinds_take_turns():
     async def scenario(backend, machine):
         first = await held(backend, machine)
         asks = [texts("a"), texts("b", kind="explain"), texts("c")]
@@ -98,7 +174,7 @@ def test_jobs_of_two_kinds_are_not_computed_together():
 
     machine = run(scenario)
 
-    assert machine.batches[1:] == [[("a",)], [("b",)], [("c",)]]
+    assert machine.batches[1:] == [[("b",)], [("a",), ("c",)]]
 
 
 def test_a_full_queue_refuses_with_retry_after():
@@ -136,17 +212,15 @@ def test_cancelled_jobs_are_not_computed():
 
 def test_one_job_that_fails_does_not_spoil_the_others():
     async def scenario(backend, machine):
-        first = await held(backend, machine)
-        asks = [texts("a"), texts("poison"), texts("b")]
-        others = [asyncio.create_task(backend.submit(ask)) for ask in asks]
-        await asyncio.sleep(0)
-        machine.may_go.set()
-        await first
-        a, poison, b = await asyncio.gather(*others, return_exceptions=True)
+        jobs = [texts("a"), texts("poison", *"cdefg"), texts("b")]
+        a, poison, b = await submit_all(backend, machine, jobs)
         assert (a, b) == (["A"], ["B"])
         assert isinstance(poison, ValueError)
+        while backend._queue:
+            await asyncio.sleep(0.001)
+        assert backend.depth == 0
 
-    run(scenario)
+    run(scenario, max_queue=10)
 
 
 def test_closing_computes_what_was_accepted():
