@@ -1,5 +1,5 @@
 # The server on a CPU; docs/how-to/run-in-containers.md says how to build and run it.
-FROM python:3.11-slim-bookworm AS build
+FROM python:3.11.14-slim-bookworm AS build
 
 # Where to take torch from: an index of CPU wheels makes the image several GB smaller.
 ARG TORCH_INDEX=""
@@ -13,7 +13,7 @@ COPY src src
 RUN /venv/bin/pip install --no-cache-dir -c constraints.txt '.[serve]'
 
 
-FROM python:3.11-slim-bookworm
+FROM python:3.11.14-slim-bookworm
 
 # numba's threads are OpenMP's; without it they fall back to a kind that is not safe to share.
 # hadolint ignore=DL3008
@@ -36,4 +36,5 @@ HEALTHCHECK --interval=10s --timeout=5s --start-period=120s --retries=3 \
     CMD ["python", "-c", "import urllib.request as web; web.urlopen('http://127.0.0.1:8000/ready', timeout=4)"]
 
 ENTRYPOINT ["elias", "serve"]
-CMD ["/model", "--host", "0.0.0.0", "--port", "8000"]
+# Without a key, the server answers requests to localhost only.
+CMD ["/model", "--host", "0.0.0.0", "--port", "8000", "--host-name", "localhost"]

@@ -68,7 +68,7 @@ class Client:
         reader, writer = self._streams
         try:
             writer.write(
-                b"POST /predict HTTP/1.1\r\nhost: load\r\ncontent-type: application/json\r\n"
+                b"POST /predict HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n"
                 b"content-length: %d\r\n\r\n%b" % (len(body), body)
             )
             head = await reader.readuntil(b"\r\n\r\n")

@@ -17,6 +17,7 @@ from typer.main import get_command
 
 from contract.documents import ROOT
 from elias.cli.app import app
+from elias.serve.settings import ServeSettings
 
 pytest.importorskip("prometheus_client")
 
@@ -117,11 +118,50 @@ def test_the_service_sees_a_model_that_is_renamed_into_place_and_starts_as_the_i
 
     # what is mounted is the folder around the model, whose entries may be exchanged
     assert (source, str(Path(model).parent), mode) == ("./runs", target, "ro")
-    assert options == json.loads(dict(last_stage())["CMD"])[1:]
+    assert options[:4] == json.loads(dict(last_stage())["CMD"])[1:5]
     for name, value in given.items():
         assert f"{name}={value}" in (ROOT / "docs/how-to/run-in-containers.md").read_text(
             encoding="utf8"
         )
+
+
+def test_every_service_is_hardened_and_limited():
+    for name, service in SERVICES.items():
+        assert service["read_only"], name
+        assert service["cap_drop"] == ["ALL"], name
+        assert service["security_opt"] == ["no-new-privileges:true"], name
+        assert service["mem_limit"], name
+        assert service["pids_limit"], name
+
+
+def test_images_are_pinned_to_a_version_and_no_digest_is_invented():
+    bases = {rest.split()[0] for name, rest in instructions() if name == "FROM"}
+    images = bases | {one["image"] for one in SERVICES.values() if "build" not in one}
+
+    assert all(re.fullmatch(r"[a-z/]+:v?\d+\.\d+\.\d+[a-z-]*", image) for image in images), images
+
+
+def test_the_service_requires_a_key_and_prometheus_sends_it():
+    (name,) = COMPOSE["secrets"]
+    *_, option, file = SERVICES["elias"]["command"]
+    (job,) = yaml.safe_load((DEPLOY / "prometheus.yml").read_text())["scrape_configs"]
+
+    assert (option, file) == ("--api-key-file", f"/run/secrets/{name}")
+    assert job["authorization"] == {"credentials_file": file}
+    assert all(SERVICES[service]["secrets"] == [name] for service in ("elias", "prometheus"))
+
+
+def test_the_image_starts_without_a_key_for_this_machine_only():
+    words = json.loads(dict(last_stage())["CMD"])
+    context = get_command(app).commands["serve"].make_context("serve", words)
+    settings = ServeSettings(
+        model=Path("m"),
+        host=context.params["host"],
+        host_names=tuple(context.params["host_name"]),
+    )
+
+    assert settings.is_served("127.0.0.1")
+    assert not settings.is_served("labels.example.org")
 
 
 def test_services_wait_for_services_and_listen_on_this_machine_alone():

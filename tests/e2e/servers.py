@@ -15,9 +15,8 @@ from dataclasses import dataclass
 import httpx
 
 from e2e.commands import start_elias
-from elias.serve.app import create_app
 from elias.serve.backend import Backend
-from elias.serve.server import bind, url_of
+from elias.serve.server import bind, url_of, uvicorn_config
 from elias.serve.settings import Limits, ServeSettings
 
 
@@ -42,10 +41,7 @@ def live(model, *, load=True, limits=None, **settings):
     backend = Backend(
         ServeSettings(model=model, device="cpu", limits=limits or Limits(), **settings)
     )
-    config = uvicorn.Config(
-        create_app(backend), interface="asgi3", ws="none", lifespan="on", log_config=None
-    )
-    server = uvicorn.Server(config)
+    server = uvicorn.Server(uvicorn_config(backend))
     started = threading.Event()
     loops = []
 

@@ -302,6 +302,22 @@ def test_head_is_logged_by_its_route_and_refused_where_get_is(client, caplog):
     ]
 
 
+def test_nothing_redirects_to_the_host_name_of_a_request(client):
+    for path in ("/predict/", "/docs/", "/labels/"):
+        answer = client.get(path)
+
+        assert answer.status_code == 404
+        assert "location" not in answer.headers
+
+
+def test_a_name_that_a_web_page_has_rebound_is_not_served(client):
+    rebound = {"host": "evil.example:8000"}
+
+    assert client.get("/info", headers=rebound).status_code == 421
+    assert client.get("/", headers=rebound).status_code == 421
+    assert client.get("/health", headers=rebound).status_code == 200
+
+
 def test_health_and_ready_return_the_state(client, model):
     info = client.get("/info").json()
 
@@ -433,7 +449,9 @@ def test_a_body_that_does_not_arrive_times_out(run):
         async def trickle():
             host, port = served.url.removeprefix("http://").split(":")
             reader, writer = await asyncio.open_connection(host, int(port))
-            writer.write(b"POST /predict HTTP/1.1\r\nhost: x\r\ncontent-length: 100\r\n\r\n{")
+            writer.write(
+                b"POST /predict HTTP/1.1\r\nhost: localhost\r\ncontent-length: 100\r\n\r\n{"
+            )
             await writer.drain()
             status = await asyncio.wait_for(reader.readline(), 10)
             writer.close()

@@ -3,8 +3,10 @@
 import os
 import re
 import signal
+import socket
 import threading
 import time
+from contextlib import ExitStack
 
 import httpx
 import pytest
@@ -106,6 +108,26 @@ def test_several_workers_count_together_and_one_that_is_killed_is_replaced(saved
     assert counted == pytest.approx(len(load.statuses), abs=len(load.errors))
     depth = re.findall(r"^elias_queue_depth.*$", text, re.MULTILINE)
     assert depth == ["elias_queue_depth 0.0"]
+    assert code == 0
+
+
+def test_connections_during_the_shutdown_of_several_workers_get_503(saved):
+    with Process(saved, *LOCAL, "--workers", "2", "--timeout", "4") as server:
+        server.wait_until_ready(workers=2)
+        host, port = server.url.removeprefix("http://").split(":")
+        head = f"POST /predict HTTP/1.1\r\nhost: {host}\r\ncontent-length: 9\r\n\r\n"
+        with ExitStack() as stack:
+            for _ in range(8):  # requests that do not arrive, which the workers wait for
+                held = stack.enter_context(socket.create_connection((host, int(port))))
+                held.sendall(head.encode())
+            server.process.send_signal(signal.SIGTERM)
+            answer = None
+            while answer is None or answer.status_code == 200:
+                answer = httpx.get(f"{server.url}/ready", timeout=3)
+        code = server.process.wait(30)
+
+    assert answer.status_code == 503
+    assert answer.json()["error"] == "the server is shutting down"
     assert code == 0
 
 

@@ -21,6 +21,10 @@ def serve(
     ],
     port: Annotated[int, Option(min=0, max=65535, help="Port; 0 selects a free port.")] = 8000,
     host: Annotated[str, Option(help="Address; 0.0.0.0 for all interfaces.")] = "127.0.0.1",
+    host_name: Annotated[
+        list[str] | None,
+        Option(metavar="NAME", help="Name in URLs of this server, besides localhost; repeatable."),
+    ] = None,
     workers: Annotated[int, Option(min=1, max=256, help="Processes; each loads the model.")] = 1,
     api_key_file: Annotated[
         Path | None, Option(metavar="FILE", help="Require one of these API keys, one per line.")
@@ -35,6 +39,9 @@ def serve(
     max_queue: Annotated[
         int, Option(min=1, help="Waiting texts per worker; if exceeded, status 429.")
     ] = _DEFAULTS.max_queue,
+    max_connections: Annotated[
+        int, Option(min=1, help="Open connections per worker.")
+    ] = _DEFAULTS.max_connections,
     timeout: Annotated[float, Option(min=0.01, help="Seconds per request.")] = _DEFAULTS.timeout,
     log_texts: Annotated[bool, Option("--log-texts", help="Log the texts of requests.")] = False,
     device: options.DeviceName = "auto",
@@ -47,12 +54,14 @@ def serve(
         max_body=max_body,
         max_batch=max_batch,
         max_queue=max_queue,
+        max_connections=max_connections,
         timeout=timeout,
     )
     settings = ServeSettings(
         model=model if model.startswith(HUB_PREFIX) else Path(model),
         host=host,
         port=port,
+        host_names=tuple(name.lower() for name in host_name or ()),
         workers=workers,
         keys=() if api_key_file is None else read_keys(api_key_file),
         device=device,

@@ -48,6 +48,7 @@ def create_app(backend: Backend) -> FastAPI:
         description=_DESCRIPTION,
         docs_url=None,  # FastAPI's page loads its script from another server
         redoc_url=None,
+        redirect_slashes=False,  # a redirect would repeat the host name of the request
         lifespan=backend.running,
         exception_handlers=dict.fromkeys(HANDLED, handle_exception),
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from http import HTTPStatus
 from typing import TYPE_CHECKING, Any
 
 from fastapi.exceptions import RequestValidationError
@@ -22,12 +23,15 @@ NOT_JSON = "the body is not JSON"
 _MAX_LENGTH = 400
 _ERRORS = {
     401: ("Unauthorized", "Missing or invalid API key"),
+    403: ("Forbidden", "Sent by a web page of another host"),
     404: ("NotFound", "Not found"),
     405: ("MethodNotAllowed", "Method not allowed"),
     408: ("Timeout", "The request did not arrive within the timeout"),
     413: ("Validation", "Request too large"),
+    421: ("Misdirected", "Unknown host name"),
     422: ("Validation", "Invalid request"),
     429: ("Overloaded", "Overloaded; retry after the seconds in Retry-After"),
+    431: ("Validation", "Headers too large"),
     500: ("Backend", "Internal error"),
     503: ("Unhealthy", "Not ready, or no result within the timeout"),
 }
@@ -59,6 +63,14 @@ def error_response(
     line = line.encode("utf8", "replace").decode("utf8")
     body = {"error": line, "error_type": _ERRORS.get(status, _ERRORS[500])[0]}
     return JSONResponse(body, status, headers)
+
+
+def raw_response(status: int, message: str) -> bytes:
+    """Return an error response as bytes, for a connection that is closed after it."""
+    response = error_response(status, message, {"Connection": "close"})
+    headers = b"".join(b"%b: %b\r\n" % header for header in response.raw_headers)
+    line = f"HTTP/1.1 {status} {HTTPStatus(status).phrase}\r\n".encode()
+    return line + headers + b"\r\n" + bytes(response.body)
 
 
 async def handle_exception(_: Request, error: Exception) -> JSONResponse:

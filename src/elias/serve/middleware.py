@@ -1,8 +1,8 @@
 """Middleware around all routes, which checks requests before they are parsed, and logs them.
 
-The checks cover the API key, the queue, the size and structure of the body, and the time to receive
-it. The log has one line of JSON per request. It contains texts only if `ServeSettings.log_texts` is
-set.
+The checks cover the host name, the API key, the queue, the size and structure of the body, and the
+time to receive it. The log has one line of JSON per request. It contains texts only if
+`ServeSettings.log_texts` is set.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
 from elias.serve.errors import NOT_JSON, RequestError, error_response
+from elias.serve.settings import MAX_HEADER_BYTES
 
 if TYPE_CHECKING:
     from collections.abc import Container
@@ -36,12 +37,15 @@ if TYPE_CHECKING:
 access = logging.getLogger("elias.access")
 LOG_FIELDS = "elias.log_fields"
 """Key in the ASGI scope of a request. Its value is a dictionary of extra fields for the log."""
-_NOT_LOGGED = frozenset({"/health", "/ready", "/metrics"})
-"""Routes that are not logged, because monitoring polls them every few seconds."""
+_MONITORED_PATHS = frozenset({"/health", "/ready", "/metrics"})
+"""Paths that monitoring polls every few seconds, by any host name. They are not logged."""
+_HOST = re.compile(r"(?:(https?)://)?(?:\[([0-9a-f:.]+)\]|([a-z0-9._-]+))(?::[0-9]*)?")
 _VALID_ID = re.compile(rb"[A-Za-z0-9._-]{1,64}")
 
 _QUEUED_PATHS = frozenset({"/predict", "/explain"})
 _SECONDS_TO_DISCARD = 1.0
+_MAX_BODIES = 64
+"""Number of bodies of the largest size that may be read at the same time."""
 _LARGE_BODY = 64 * 2**10
 """Body size in bytes from which the check runs on a thread, to keep the event loop free."""
 _EXTRA_STRINGS = 64
@@ -103,7 +107,7 @@ class AccessLogMiddleware:
         route = getattr(scope.get("route"), "path", path if path in self._paths else "other")
         self._metrics.requests.labels(route, str(status)).inc()
         self._metrics.request_seconds.labels(route).observe(seconds)
-        if route in _NOT_LOGGED and status in (200, 503):
+        if route in _MONITORED_PATHS and status in (200, 503):
             return
         fields = {
             "time": datetime.now(UTC).isoformat(timespec="milliseconds"),
@@ -128,6 +132,7 @@ class RequestCheckMiddleware:
         self._backend = backend
         self._open_paths = open_paths
         self._limits = backend.settings.limits
+        self._n_reading = 0
         # Digests have the same length, so comparing them does not reveal the length of a key.
         self._digests = [hashlib.sha256(key.encode()).digest() for key in backend.settings.keys]
 
@@ -156,6 +161,11 @@ class RequestCheckMiddleware:
             RequestError: If a check fails.
         """
         headers, limits = dict(scope["headers"]), self._limits
+        n_bytes = sum(len(name) + len(value) for name, value in scope["headers"])
+        if n_bytes + len(scope["raw_path"]) + len(scope["query_string"]) > MAX_HEADER_BYTES:
+            raise RequestError(431, f"headers larger than {MAX_HEADER_BYTES:,} bytes")
+        if scope["path"] not in _MONITORED_PATHS:
+            self._check_host(scope["headers"])
         if self._digests and scope["path"] not in self._open_paths and not self._has_key(headers):
             message = "an API key is required; send Authorization: Bearer KEY or X-API-Key: KEY"
             raise RequestError(401, message, {"WWW-Authenticate": "Bearer"})
@@ -167,7 +177,7 @@ class RequestCheckMiddleware:
         try:
             async with asyncio.timeout(limits.timeout):
                 if not is_large:
-                    body = await _read(receive, limits.max_body)
+                    body = await self._read(receive)
         except TimeoutError:
             message = f"the request did not arrive within {limits.timeout:g} s"
             raise RequestError(408, message, {"Connection": "close"}) from None
@@ -175,7 +185,7 @@ class RequestCheckMiddleware:
             # Read on for a moment, because a client reads the response only when it has sent all.
             with suppress(TimeoutError):
                 async with asyncio.timeout(_SECONDS_TO_DISCARD):
-                    await _read(receive, limits.max_body)
+                    await self._read(receive)
             problem = f"the body is larger than {limits.max_body:,} bytes"
             message = f"{problem}; send fewer texts per request"
             raise RequestError(413, message, {"Connection": "close"})
@@ -185,6 +195,40 @@ class RequestCheckMiddleware:
             await asyncio.to_thread(check_structure, body, limits)
         return body
 
+    async def _read(self, receive: Receive) -> bytes:
+        """Read a body until it ends, the client disconnects, or it is larger than ``max_body``.
+
+        Raises:
+            RequestError: If all bodies that are being read take too much memory (429). This
+                concerns large ones only.
+        """
+        body, more, max_body = bytearray(), True, self._limits.max_body
+        try:
+            while more and len(body) <= max_body:
+                if len(body) > _LARGE_BODY and self._n_reading > _MAX_BODIES * max_body:
+                    message = "too many large requests arrive at the same time; try again in 1 s"
+                    raise RequestError(429, message, {"Retry-After": "1", "Connection": "close"})
+                chunk = await receive()
+                body += chunk.get("body", b"")
+                self._n_reading += len(chunk.get("body", b""))
+                more = chunk.get("more_body", False)
+        finally:
+            self._n_reading -= len(body)
+        return bytes(body)
+
+    def _check_host(self, headers: list[tuple[bytes, bytes]]) -> None:
+        """Raise `RequestError` if a request has an unknown host name, or a page of one sent it."""
+        hosts = [value for name, value in headers if name == b"host"]
+        if len(hosts) != 1 or not self._is_served(hosts[0]):
+            raise RequestError(421, "unknown host name; add it with --host-name NAME")
+        origin = dict(headers).get(b"origin", b"")
+        if origin.startswith((b"http", b"null")) and not self._is_served(origin):
+            raise RequestError(403, "sent by a web page of another host; see --host-name")
+
+    def _is_served(self, host: bytes) -> bool:
+        match = _HOST.fullmatch(host.decode("latin1").lower())
+        return match is not None and self._backend.settings.is_served(match[2] or match[3])
+
     def _has_key(self, headers: dict[bytes, bytes]) -> bool:
         """Return whether a request has a valid API key. The comparison takes constant time."""
         scheme, _, key = headers.get(b"authorization", b"").partition(b" ")
@@ -192,16 +236,6 @@ class RequestCheckMiddleware:
             key = headers.get(b"x-api-key", b"")
         digest = hashlib.sha256(key.strip()).digest()
         return sum(hmac.compare_digest(digest, known) for known in self._digests) > 0
-
-
-async def _read(receive: Receive, max_bytes: int) -> bytes:
-    """Read a body until it ends, the client disconnects, or it has more than ``max_bytes``."""
-    body, more = bytearray(), True
-    while more and len(body) <= max_bytes:
-        message = await receive()
-        body += message.get("body", b"")
-        more = message.get("more_body", False)
-    return bytes(body)
 
 
 def check_structure(body: bytes, limits: Limits) -> None:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from fastapi import FastAPI, Path, Query, Request, Response
 from prometheus_client import CONTENT_TYPE_LATEST
-from pydantic_core import to_json
+from pydantic import TypeAdapter
 
 import elias
 from elias.inference.predictor import TOP_K
@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from elias.serve.backend import Backend, Result, ServedModel
 
 
+_ANY: TypeAdapter[Any] = TypeAdapter(Any)
 N_DESCRIBING = 3
 """Number of labels that describe a cluster."""
 
@@ -116,7 +117,7 @@ async def _compute(backend: Backend, job: Job, max_inputs: int, request: Request
 
 def _to_json(rows: Result) -> bytes:
     """Encode one row at a time, so that other threads can run in between."""
-    return b"[" + b",".join(map(to_json, rows)) + b"]"
+    return b"[" + b",".join(map(_ANY.dump_json, rows)) + b"]"
 
 
 async def _disconnected(request: Request) -> None:

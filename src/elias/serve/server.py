@@ -13,8 +13,9 @@ import signal
 import socket
 import sys
 import time
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import replace
+from functools import partial
 from importlib import import_module
 from importlib.util import find_spec
 from multiprocessing.connection import wait
@@ -27,7 +28,8 @@ import uvicorn
 from elias.config.io import HUB_PREFIX
 from elias.errors import ConfigError, EliasError, RunError
 from elias.progress import progress_disabled
-from elias.serve.settings import UNHEALTHY_FILE, ServeSettings
+from elias.serve.errors import raw_response
+from elias.serve.settings import UNHEALTHY_FILE, ServeSettings, is_loopback
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -38,7 +40,6 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-_LOCAL_HOSTS = ("127.0.0.1", "localhost", "::1")
 _MAX_DELAY = 30.0
 """Maximum seconds between two attempts to start a worker."""
 _MAX_DEATHS = 10
@@ -48,6 +49,8 @@ _UNHEALTHY_DEATHS = 3
 _PERIOD = 300.0
 _SECONDS_TO_EXIT = 5.0
 _POLL_SECONDS = 0.2
+_MAX_REFUSED, _SECONDS_TO_READ = 16, 0.05
+"""Connections to refuse between two polls during shutdown, and the time for each."""
 _READY_FILE, _ERROR_FILE = "ready-{}", "error-{}"
 """Files in the metrics folder that a worker writes when it is ready or cannot load the model.
 
@@ -70,7 +73,7 @@ def serve(settings: ServeSettings) -> None:
         )
     with bind(settings.host, settings.port) as sock:
         logger.info("serving %s on %s (Ctrl-C to stop)", model, url_of(sock))
-        if settings.host not in _LOCAL_HOSTS and not settings.keys:
+        if not is_loopback(settings.host) and not settings.keys:
             logger.warning(
                 "anyone who can reach %s can use this server; use --api-key-file to require a key",
                 settings.host,
@@ -138,6 +141,8 @@ class _Supervisor:
                 self._process_signals()
                 self._start_workers()
                 wait([worker.sentinel for worker in self._workers], timeout=_POLL_SECONDS)
+                if self._stopping:
+                    self._refuse_connections()
                 self._reap_workers()
         finally:
             self._signal_workers(signal.SIGKILL)
@@ -154,6 +159,19 @@ class _Supervisor:
             self._kill_time = time.monotonic() + self._settings.limits.timeout + _SECONDS_TO_EXIT
         if time.monotonic() > self._kill_time:
             self._signal_workers(signal.SIGKILL)
+
+    def _refuse_connections(self) -> None:
+        """Answer connections with status 503 that the workers no longer accept."""
+        self._sock.setblocking(False)
+        with suppress(OSError):  # there are no more
+            for _ in range(_MAX_REFUSED):
+                connection, _ = self._sock.accept()
+                with connection, suppress(OSError):
+                    connection.sendall(raw_response(503, "the server is shutting down"))
+                    # Closing with an unread request would discard the answer.
+                    connection.shutdown(socket.SHUT_WR)
+                    connection.settimeout(_SECONDS_TO_READ)
+                    connection.recv(2**16)
 
     def _signal_workers(self, number: int) -> None:
         for worker in self._workers:
@@ -259,21 +277,10 @@ def _serve_on(sock: socket.socket, settings: ServeSettings) -> None:
 
 
 async def _serve(sock: socket.socket, settings: ServeSettings) -> None:
-    from elias.serve.app import create_app  # here: the supervisor must not import torch
-    from elias.serve.backend import Backend
+    from elias.serve.backend import Backend  # here: the supervisor must not import torch
 
     backend = Backend(settings)
-    config = uvicorn.Config(
-        create_app(backend),
-        ws="none",
-        lifespan="on",
-        log_config=None,
-        access_log=False,
-        server_header=False,
-        # Longer than the timeout of a request, so that every accepted request is answered.
-        timeout_graceful_shutdown=int(settings.limits.timeout) + 1,
-    )
-    server = _Server(config)
+    server = _Server(uvicorn_config(backend))
     _handle_signals(server, backend)
 
     async def load() -> None:
@@ -291,6 +298,25 @@ async def _serve(sock: socket.socket, settings: ServeSettings) -> None:
     await server.serve(sockets=[sock])
     if loading.done():
         loading.result()  # raises the error, if the model could not be loaded
+
+
+def uvicorn_config(backend: Backend) -> uvicorn.Config:
+    """Return the configuration of the HTTP server."""
+    from elias.serve.app import create_app
+    from elias.serve.protocol import Connections, LimitedProtocol
+
+    limits = backend.settings.limits
+    return uvicorn.Config(
+        create_app(backend),
+        http=partial(LimitedProtocol, Connections(limits, backend.metrics)),  # type: ignore[arg-type]
+        ws="none",
+        lifespan="on",
+        log_config=None,
+        access_log=False,
+        server_header=False,
+        # Longer than the timeout of a request, so that every accepted request is answered.
+        timeout_graceful_shutdown=int(limits.timeout) + 1,
+    )
 
 
 class _Server(uvicorn.Server):

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import importlib.util
+import re
 from contextlib import suppress
 from dataclasses import dataclass, fields
+from ipaddress import ip_address
 from pathlib import Path
 
 from elias.config.io import HUB_PREFIX
@@ -17,7 +19,11 @@ MAX_EXPLAINED = 8
 UNHEALTHY_FILE = "unhealthy"
 """File in the metrics folder that exists while workers keep dying. ``/health`` reports it."""
 
-_REQUIRED = ("fastapi", "uvicorn", "prometheus_client")
+MAX_HEADER_BYTES = 64 * 2**10
+"""Maximum size of the request line and the headers; larger ones get status 431."""
+
+_REQUIRED = ("fastapi", "httptools", "uvicorn", "prometheus_client")
+_HOST_NAME = re.compile(r"[a-z0-9._-]+|[0-9a-f:.]*:[0-9a-f:.]*")
 _MIN_KEY_LENGTH = 16
 
 
@@ -35,6 +41,8 @@ class Limits:
     """Maximum texts per batch, unless one request has more."""
     max_queue: int = 512
     """Maximum number of waiting texts; if the queue is full, requests get status 429."""
+    max_connections: int = 1000
+    """Maximum number of open connections; if exceeded, the one idle for longest is closed."""
     timeout: float = 10.0
     """Seconds after which a request without a result gets status 503."""
 
@@ -66,6 +74,8 @@ class ServeSettings:
     workers: int = 1
     keys: tuple[str, ...] = ()
     """Accepted API keys; if empty, no key is required."""
+    host_names: tuple[str, ...] = ()
+    """Names in URLs by which clients may address the server, besides those of this machine."""
     device: str = "auto"
     limits: Limits = Limits()
     examples: tuple[str, ...] = ()
@@ -74,6 +84,30 @@ class ServeSettings:
     """Write the texts to the access log."""
     metrics_folder: Path | None = None
     """Folder where several workers share their metrics; None for a single worker."""
+
+    def __post_init__(self) -> None:
+        """Check the names, and that a server for other machines has names or keys."""
+        for name in self.host_names:
+            if not _HOST_NAME.fullmatch(name):
+                raise ConfigError(
+                    f"--host-name {name}: is not the name of a host; give a name in lower case "
+                    "without scheme and port, such as labels.example.org"
+                )
+        if not (is_loopback(self.host) or self.keys or self.host_names):
+            raise ConfigError(
+                f"--host {self.host}: other machines could use the server, and web pages too; "
+                "require a key with --api-key-file, or give the names by which clients may address "
+                "it with --host-name (localhost for this machine only)"
+            )
+
+    def is_served(self, host_name: str) -> bool:
+        """Return whether requests to a host name are answered.
+
+        A web page can resolve its own name to the address of this server, and use it from the
+        browser of a visitor (DNS rebinding). The request then has the name of the page.
+        """
+        is_checked = is_loopback(self.host) or self.host_names
+        return not is_checked or is_loopback(host_name) or host_name in self.host_names
 
     def health_error(self) -> str | None:
         """Return the reason why the group of workers is unhealthy, or None if it is healthy."""
@@ -88,6 +122,13 @@ class ServeSettings:
         if isinstance(self.model, str):
             return self.model.removeprefix(HUB_PREFIX)
         return self.model.resolve().name
+
+
+def is_loopback(host: str) -> bool:
+    """Return whether a host name or address always means this machine."""
+    with suppress(ValueError):
+        return ip_address(host).is_loopback
+    return host == "localhost" or host.endswith(".localhost")
 
 
 def check_installed() -> None:

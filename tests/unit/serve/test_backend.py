@@ -2,6 +2,7 @@
 
 import asyncio
 import threading
+from unittest.mock import patch
 
 import pytest
 from hypothesis import given, settings
@@ -34,7 +35,7 @@ class Machine:
         return [[text.upper() for text in job.texts] for job in jobs]
 
 
-def run(scenario, *, max_batch=4, max_queue=6):
+def run(scenario, *, max_batch=4, max_queue=6, batch_seconds=1e9):
     """Run a scenario with a backend that computes with a machine, and return the machine."""
     machine = Machine()
     limits = Limits(max_inputs=1, max_batch=max_batch, max_queue=max_queue)
@@ -48,7 +49,8 @@ def run(scenario, *, max_batch=4, max_queue=6):
             finally:
                 machine.may_go.set()
 
-    asyncio.run(whole())
+    with patch("elias.serve.backend._BATCH_SECONDS", batch_seconds):
+        asyncio.run(whole())
     return machine
 
 
@@ -158,7 +160,7 @@ def test_slow_texts_make_small_batches():
         backend._seconds_per_text["predict"] = 0.02
         await submit_all(backend, machine, [texts(*"abcd")])
 
-    machine = run(scenario, max_batch=32, max_queue=40)
+    machine = run(scenario, max_batch=32, max_queue=40, batch_seconds=0.04)
 
     assert len(machine.batches[1][0]) == 2
 

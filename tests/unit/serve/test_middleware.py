@@ -81,11 +81,11 @@ class Recorder:
         self.n_requests += 1
 
 
-def send_body(body, tmp_path):
-    """Return the status of a body that is sent through the checks, and whether it passed."""
+def send_body(body, tmp_path, *, path="/predict", headers=(), **settings):
+    """Return the status of a request that is sent through the checks, and whether it passed."""
     app, sent = Recorder(), []
     checked = RequestCheckMiddleware(
-        app, Backend(ServeSettings(model=tmp_path, limits=LIMITS)), open_paths=()
+        app, Backend(ServeSettings(model=tmp_path, limits=LIMITS, **settings)), open_paths=()
     )
 
     async def receive():
@@ -94,7 +94,14 @@ def send_body(body, tmp_path):
     async def send(message):
         sent.append(message)
 
-    scope = {"type": "http", "method": "POST", "path": "/predict", "headers": []}
+    scope = {
+        "type": "http",
+        "method": "POST",
+        "path": path,
+        "raw_path": path.encode(),
+        "query_string": b"",
+        "headers": list(headers) or [(b"host", b"localhost:8000")],
+    }
     asyncio.run(checked(scope, receive, send))
     return (sent[0]["status"] if sent else None), app.n_requests
 
@@ -118,6 +125,103 @@ def test_a_large_body_is_checked_off_the_event_loop(tmp_path, monkeypatch):
     assert small == large == (None, 1)
     assert threads[0] is threading.main_thread()
     assert threads[1] is not threading.main_thread()
+
+
+KEY = "a-key-of-sixteen-characters"
+LOOPBACK = {"host": "127.0.0.1"}
+NAMED = {"host": "0.0.0.0", "host_names": ("labels.example.org",)}
+WITH_KEY = {"host": "0.0.0.0", "keys": (KEY,)}
+
+
+@pytest.mark.parametrize(
+    ("settings", "host", "status"),
+    [
+        (LOOPBACK, "127.0.0.1:8000", None),
+        (LOOPBACK, "LocalHost", None),
+        (LOOPBACK, "elias.localhost:8000", None),
+        (LOOPBACK, "[::1]:8000", None),
+        (LOOPBACK, "evil.example", 421),
+        (LOOPBACK, "localhost.evil.example", 421),
+        (LOOPBACK, "localhost@evil.example", 421),
+        (LOOPBACK, "10.0.0.1", 421),
+        (LOOPBACK, "", 421),
+        (LOOPBACK, "localhost evil", 421),
+        (LOOPBACK | {"host_names": ("labels.example.org",)}, "labels.example.org:8000", None),
+        (NAMED, "Labels.Example.org", None),
+        (NAMED, "127.0.0.1:8000", None),
+        (NAMED, "evil.example", 421),
+        (WITH_KEY, "labels.example.org", None),
+        (WITH_KEY | NAMED, "evil.example", 421),
+    ],
+)
+def test_requests_to_unknown_host_names_are_refused(settings, host, status, tmp_path):
+    headers = [(b"host", host.encode()), (b"x-api-key", KEY.encode())]
+
+    answer = send_body(b'{"inputs": ["a"]}', tmp_path, headers=headers, **settings)
+
+    assert answer == (status, 0 if status else 1)
+
+
+@pytest.mark.parametrize("hosts", [[], [b"localhost", b"evil.example"]])
+def test_a_request_must_have_one_host_name(hosts, tmp_path):
+    headers = [(b"accept", b"*/*"), *((b"host", host) for host in hosts)]
+
+    assert send_body(b"", tmp_path, headers=headers) == (421, 0)
+
+
+@pytest.mark.parametrize("path", ["/health", "/ready", "/metrics"])
+def test_monitoring_may_use_any_host_name(path, tmp_path):
+    headers = [(b"host", b"10.1.2.3:8000")]
+
+    assert send_body(b"", tmp_path, path=path, headers=headers) == (None, 1)
+
+
+@pytest.mark.parametrize(
+    ("origin", "status"),
+    [
+        (b"http://localhost:8000", None),
+        (b"https://labels.example.org", None),
+        (b"chrome-extension://abcdef", None),
+        (b"http://evil.example", 403),
+        (b"null", 403),
+    ],
+)
+def test_requests_of_web_pages_from_other_hosts_are_refused(origin, status, tmp_path):
+    headers = [(b"host", b"localhost:8000"), (b"origin", origin)]
+
+    assert send_body(b"", tmp_path, headers=headers, **NAMED)[0] == status
+
+
+def test_headers_that_arrive_at_once_are_limited_too(tmp_path):
+    headers = [(b"host", b"localhost"), *((b"x-%d" % i, b"a" * 1000) for i in range(66))]
+
+    assert send_body(b"", tmp_path, headers=headers) == (431, 0)
+
+
+def test_large_bodies_that_arrive_together_are_refused_where_they_take_too_much_memory(tmp_path):
+    limits = Limits(max_body=100_000)
+    checked = RequestCheckMiddleware(
+        Recorder(), Backend(ServeSettings(model=tmp_path, limits=limits)), open_paths=()
+    )
+
+    async def read(size):
+        chunks = iter([{"body": b"a" * size, "more_body": True}])
+
+        async def receive():
+            return next(chunks, None) or await asyncio.sleep(60)
+
+        await checked._read(receive)
+
+    async def main():
+        tasks = [asyncio.create_task(read(size)) for size in [99_000] * 64 + [1000] * 10 + [99_000]]
+        refused, reading = await asyncio.wait(tasks, timeout=10, return_when="FIRST_COMPLETED")
+        for task in reading:
+            task.cancel()
+        await asyncio.gather(*reading, return_exceptions=True)
+        return [tasks.index(task) for task in refused if task.exception().status_code == 429]
+
+    assert asyncio.run(main()) == [74]
+    assert checked._n_reading == 0
 
 
 @pytest.mark.parametrize("kind", [PredictRequest, ExplainRequest])

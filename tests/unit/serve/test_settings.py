@@ -63,6 +63,28 @@ def test_a_server_listens_on_localhost_by_default(tmp_path):
     assert ServeSettings(model=tmp_path).host == "127.0.0.1"
 
 
+@pytest.mark.parametrize("host", ["0.0.0.0", "::", "192.168.1.5", "labels.example.org"])
+def test_a_server_for_other_machines_needs_a_key_or_names(host, tmp_path):
+    with pytest.raises(ConfigError, match=f"--host {host}: .* --api-key-file, .* --host-name"):
+        ServeSettings(model=tmp_path, host=host)
+
+    ServeSettings(model=tmp_path, host=host, keys=(KEY,))
+    ServeSettings(model=tmp_path, host=host, host_names=("localhost",))
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "127.9.9.9", "::1", "localhost"])
+def test_a_server_for_this_machine_needs_neither(host, tmp_path):
+    assert not ServeSettings(model=tmp_path, host=host).is_served("labels.example.org")
+
+
+@pytest.mark.parametrize(
+    "name", ["http://a.example", "a.example:8000", "a/b", "*", "", "Ä.example"]
+)
+def test_a_host_name_that_no_request_can_have_is_refused(name, tmp_path):
+    with pytest.raises(ConfigError, match="is not the name of a host"):
+        ServeSettings(model=tmp_path, host_names=(name,))
+
+
 def test_the_name_of_a_model_never_shows_the_path_to_it(tmp_path):
     assert ServeSettings(model=tmp_path / "moved").name == "moved"
     assert ServeSettings(model="hf://user/fish@v2").name == "user/fish@v2"
