@@ -198,6 +198,8 @@ def stage_table(metadata: Mapping[str, Any], split: str) -> list[RenderableType]
         best = probabilities["f1"]
         rule = describe_rule(best["threshold"], keep_best=best.get("keep_best", False))
         shown += ["", f"With the best F1 on held-out points ({rule}):", f1_table(at_threshold)]
+    elif not probabilities:
+        shown += ["", "No F1: the model has no probabilities to choose a threshold by."]
     return shown
 
 

@@ -110,6 +110,11 @@ def evaluate(
             described = f"score from {lowest:g}"
         title = f"labels assigned by --threshold {rule} ({described}):"
         console.print_out("", title, console.f1_table(decided))
+    else:
+        console.note(
+            "no F1: these predictions have no probabilities to choose a threshold by; give "
+            "--threshold a score, or add probabilities to the model with elias calibrate"
+        )
     if frequencies is not None:
         k = RECALL_KS[-1]
         shares = recall_by_decile(predictions, points.labels, frequencies, k=k)

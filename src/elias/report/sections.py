@@ -209,8 +209,14 @@ def recall_values(
     percent = Axis(f"% among the {RECALL_AT} best", 0.0, 100.0)
     true_labels = {"true labels": next(iter(scores.values())).pairs}
     quantiles = {name: score.quantiles for name, score in scores.items()}
+    kinds, kind = "Scores", "score"
+    first, last = next(iter(predictions)), list(predictions)[-1]
+    if predictions[last].probabilities is not None:  # scores of a reranker are not comparable
+        kinds, kind = "Probabilities", "probability"
+        stage = {} if first == last else {f"{first}, score": quantiles[first]}
+        quantiles = {**stage, f"{last}, probability": quantiles[last]}
     high = 1.0 if all(np.nanmax(q, initial=0.0) <= 1 for q in quantiles.values()) else None
-    boxes = Plot("Scores of true labels by decile (Fig. 4)", DECILE_AXIS, Axis("score", 0.0, high))
+    boxes = Plot(f"{kinds} of true labels by decile (Fig. 4)", DECILE_AXIS, Axis(kind, 0.0, high))
     boxes.boxes(quantiles)
     header = ["decile", *(f"{name} {q:.0%}" for name in quantiles for q in statistics.QUANTILES)]
     rows = list(zip(DECILES, *np.hstack(list(quantiles.values())).T, strict=True))

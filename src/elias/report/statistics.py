@@ -95,10 +95,10 @@ def clusters_per_label(
 
 @dataclass(frozen=True, slots=True)
 class TrueScores:
-    """Scores of the true labels of points, by label decile (Fig. 4)."""
+    """Probabilities (or scores) of the true labels of points, by label decile (Fig. 4)."""
 
     quantiles: Array
-    """(10, 5) `QUANTILES` of the scores of predicted true labels; NaN where there are none."""
+    """(10, 5) `QUANTILES` over the predicted true labels; NaN where there are none."""
     recall: Array
     """(10,) share of the true labels that are predicted."""
     pairs: Ints
@@ -106,10 +106,11 @@ class TrueScores:
 
 
 def true_scores(predictions: Predictions, truth: csr_matrix, frequencies: Ints) -> TrueScores:
-    """Return the predicted scores of true labels, by label decile (Fig. 4)."""
+    """Return the predicted probabilities of true labels, or else scores, by decile (Fig. 4)."""
     deciles = label_deciles(frequencies)
     hits = relevant_candidates(predictions.ids, truth)  # (n, k)
-    hit_deciles, scores = deciles[predictions.ids[hits]], predictions.scores[hits]
+    values = predictions.scores if predictions.probabilities is None else predictions.probabilities
+    hit_deciles, scores = deciles[predictions.ids[hits]], values[hits]
     quantiles = np.full((N_DECILES, len(QUANTILES)), np.nan)
     for decile in np.unique(hit_deciles):
         quantiles[decile] = np.quantile(scores[hit_deciles == decile], QUANTILES)

@@ -67,7 +67,7 @@ const FACTORS = [
 const factors = (label) =>
   h("dl", { class: "factors" },
     FACTORS.filter(([key]) => label[key] !== null && label[key] !== undefined).map(([key, name, meaning]) =>
-      [h("dt", {}, number(label[key])), h("dd", {}, name), h("dd", {}, meaning)]));
+      [h("dt", {}, (key === "probability" ? percent : number)(label[key])), h("dd", {}, name), h("dd", {}, meaning)]));
 
 // Show the text with the words that speak for the label in one colour, against it in another.
 // Positions count Unicode characters, not UTF-16 units.
