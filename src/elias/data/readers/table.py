@@ -71,6 +71,7 @@ LABEL_COLUMNS = (
     *("subject_uris", "target_ind", "label_ids", "codes", "annotations", "output", "y"),
 )
 """Common names of the labels column, in order of preference."""
+_LABEL_WORDS = LABEL_COLUMNS.index("label_names")  # these also count as the last word of a name
 
 IDS, WEIGHTS, SPLIT = "label_ids", "label_weights", "split"
 _COMMON = {*TEXT_COLUMNS, *LABEL_COLUMNS, WEIGHTS, SPLIT, "id"}
@@ -170,6 +171,9 @@ def _guess_labels(path: Path, sample: Mapping[str, list[Any]], taken: set[str]) 
     flags = [name for name in free if all(map(_is_flag, free[name])) and free[name]]
     if len(flags) > 1:
         return tuple(flags)
+    similar = [name for name in free if _last_words(name) & {*LABEL_COLUMNS[:_LABEL_WORDS]}]
+    if len(similar) == 1:  # news_category
+        return tuple(similar)
     if list(sample) == _numbers(len(sample)):  # no header: a column whose cells repeat
         repeated = [
             name
@@ -207,9 +211,14 @@ def _guess_text(
 
 def _is_text_name(name: str) -> bool:
     """Return True for common names, also in the plural or after other words: movie_titles."""
+    return not _last_words(name).isdisjoint(TEXT_COLUMNS)
+
+
+def _last_words(name: str) -> set[str]:
+    """Return a name and its last word, which may be in the plural."""
     plain = name.strip().lower()
     last = _WORD_ENDS.split(plain)[-1]
-    return not {plain, last, last.removesuffix("s")}.isdisjoint(TEXT_COLUMNS)
+    return {plain, last, last.removesuffix("s")}
 
 
 def _are_similar(cells: Sequence[Any], others: Sequence[Any]) -> bool:

@@ -299,3 +299,14 @@ def test_other_columns_of_labels_are_named(tmp_path):
 
     assert load_all(path).notes["labels"].endswith("separated by '|'; left out: column 'genres'")
     assert load_all(path, labels="tags").notes["labels"].endswith("separated by '|'")
+
+
+def test_the_last_word_of_a_name_may_be_a_common_name_of_labels(tmp_path):
+    path = tmp_path / "news.csv"
+    path.write_text("headline,News_Category\nA cod in the sea,fish\nWine is red,drink\n")
+
+    assert load_corpus(path, test_size=0).notes["labels"] == "column 'News_Category'"
+
+    path.write_text("headline,news_category,page_topic\nA cod in the sea,fish,a\nWine,drink,b\n")
+    with pytest.raises(DataError, match="no labels column among"):
+        load_corpus(path)
