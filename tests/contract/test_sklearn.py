@@ -179,8 +179,8 @@ def test_parameters_become_the_configuration():
     assert config.ensemble.members == 2
     assert config.seed == 5
     assert EliasClassifier("minilm").config() == type(config)().with_encoder("minilm")
-    preset = EliasClassifier(preset="mesh-titles")
-    assert preset.config() == type(config).preset("mesh-titles")
+    preset = EliasClassifier(preset="small")
+    assert preset.config() == type(config).preset("small")
     assert EliasClassifier(settings={"index.alpha": 3}).config().index.alpha == 3
     with pytest.raises(ConfigError, match=r"index\.alpa"):
         EliasClassifier(settings={"index.alpa": 3}).config()

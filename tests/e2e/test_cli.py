@@ -137,7 +137,7 @@ def test_a_dry_run_counts_the_parameters_that_the_model_has(run, corpus_folder):
 
 
 def test_set_overrides_config_overrides_preset_overrides_defaults(corpus_folder, tmp_path):
-    preset = "wordnet-related-minilm"
+    preset = "amazon-670k"
     file = tmp_path / "mine.toml"
     file.write_text('[index]\nalpha = 4\nbeta = 5\n[encoder]\nmodel = "bag"\n')
 
@@ -600,7 +600,7 @@ MISTAKES = {
     "data convert {data} {tmp}/table.csv": "another name, or pass --overwrite",
     "data synthetic {tmp}": "already exists",
     "train {tmp}/nowhere --out {tmp}/run": "nowhere: no such file",
-    "train {data} --out {tmp}/run --preset mesh-title": "did you mean 'mesh-titles'?",
+    "train {data} --out {tmp}/run --preset balance": "did you mean 'balanced'?",
     "train {data} --out {tmp}/run --set index.bta=3": "did you mean 'index.beta'?",
     "train {data} --out {tmp}/run --set indx.beta=3": "did you mean 'index'?",
     "train {data} --out {tmp}/run --set stages.stage2.epoch=3": "mean 'stages.stage2.epochs'?",

@@ -425,7 +425,7 @@ BAD = [
     (("ablation",), ("--seeds", "0,x"), "--seeds '0,x': write whole numbers"),
     (("ablation",), ("--seeds", "1,1"), "give one or more distinct seeds"),
     (("ablation",), ("--members", "0"), "--members must be >= 1, not 0"),
-    (("ablation",), ("--preset", "mesh-title"), "did you mean 'mesh-titles'?"),
+    (("ablation",), ("--preset", "balance"), "did you mean 'balanced'?"),
     (("compare",), ("--peer-python", "omikuji"), "write PACKAGE=PATH"),
     (("compare",), ("--peer-python", "annif=/bin/sh"), "where PACKAGE is one of omikuji, pecos"),
     (("compare",), ("--peer-python", "pecos=/no/python"), "/no/python is not a Python interpreter"),

@@ -1,6 +1,7 @@
 import copy
 import dataclasses
 import json
+from pathlib import Path
 
 import pytest
 from hypothesis import given
@@ -27,16 +28,7 @@ PAPER_LABELS = {
     "wikipedia-500k": 501_070,
     "amazon-3m": 2_812_281,
 }
-OUR_LABELS = {
-    "eurlex-mini": 3_341,
-    "mesh-titles": 8_484,
-    "mesh-titles-one-vs-all": 8_484,
-    "tate-subjects": 14_672,
-    "wordnet-related": 101_909,
-    "wordnet-related-minilm": 101_909,
-    "wordnet-related-minilm-plus": 101_909,
-    "wordnet-related-minilm-one-vs-all": 101_909,
-}
+REPRODUCE = Path(__file__).parents[3] / "scripts" / "reproduce"
 INTENTS = {"fast": 8_484, "balanced": 3_341, "best": 14_672, "small": 50}
 
 
@@ -63,15 +55,22 @@ def test_every_preset_loads_and_says_what_it_is_for(name):
     assert len(preset_summary(name)) > 20
 
 
-def test_presets_are_intents_and_the_papers_data_sets_and_ours():
-    assert set(preset_names()) == {*PAPER_LABELS, *OUR_LABELS, *INTENTS}
+def test_presets_are_intents_and_the_papers_data_sets():
+    assert set(preset_names()) == {*PAPER_LABELS, *INTENTS}
 
 
-@pytest.mark.parametrize(("name", "n_labels"), (PAPER_LABELS | OUR_LABELS | INTENTS).items())
+@pytest.mark.parametrize(("name", "n_labels"), (PAPER_LABELS | INTENTS).items())
 def test_every_preset_fits_its_data_set(name, n_labels):
     resolved = EliasConfig.preset(name).resolve(n_points=100_000, n_labels=n_labels)
 
     assert None not in dataclasses.asdict(resolved.index).values()
+
+
+@pytest.mark.parametrize("path", sorted(REPRODUCE.glob("*.toml")), ids=lambda path: path.stem)
+def test_the_settings_of_our_results_still_load(path):
+    resolved = EliasConfig.from_file(path).resolve(n_points=100_000, n_labels=20_000)
+
+    assert resolved.stages[-1].epochs > 1
 
 
 @pytest.mark.parametrize("name", PAPER_LABELS)
