@@ -145,7 +145,7 @@ def test_set_overrides_config_overrides_preset_overrides_defaults(corpus_folder,
         *("train", corpus_folder, "--dry-run", "--json", "--preset", preset),
         *("--config", file, "--set", "index.beta=6", "--set", "index.n_clusters=8"),
         *("--set", "index.edges_per_cluster=50", "--set", "index.beam_size=4"),
-        *("--set", "index.shortlist_size=60", "--set", "eval.validation_size=none"),
+        *("--set", "index.shortlist_size=60", "--set", "index.train_shortlist=60"),
         *("--set", "index.label_storage=full"),
     )
     tree = json.loads(result.out)
