@@ -10,7 +10,7 @@ PIP_INSTALL := $(BIN)/python -m pip install --disable-pip-version-check -c const
 INSTALL_TORCH := $(if $(TORCH_INDEX),$(PIP_INSTALL) -i $(TORCH_INDEX) torch,@:)
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-fast check lint format docs bench build clean
+.PHONY: help demo test test-fast check lint format fuzz attack docs bench build clean
 
 help:  ## List the commands
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-9s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -18,8 +18,10 @@ help:  ## List the commands
 demo: $(VENV)/.installed  ## Train and query ELIAS on a real corpus, on the CPU
 	$(BIN)/elias demo
 
+# Numbers of passed tests to check (tests/floor.json). Without Chromium, those of the page are skipped.
+FLOORS := tests
 test: lint  ## Run lint, types and all tests
-	$(BIN)/python -m pytest $(TEST_WORKERS)
+	$(BIN)/python -m pytest $(TEST_WORKERS) --floors $(FLOORS)
 
 test-fast: $(VENV)/.installed-dev  ## Run the unit and property tests that take little time
 	$(BIN)/python -m pytest $(TEST_WORKERS) -q -m "not slow" tests/unit tests/properties
@@ -35,6 +37,13 @@ lint: $(VENV)/.installed-dev  ## Run formatting, lint, types and layering
 format: $(VENV)/.installed-dev  ## Format the code and fix what ruff can fix
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
+
+FUZZ_MINUTES := 20
+fuzz: $(VENV)/.installed-dev  ## Run the property and fuzz tests with fresh seeds, for 20 minutes
+	$(BIN)/python scripts/fuzz.py --minutes $(FUZZ_MINUTES)
+
+attack: $(VENV)/.installed-dev  ## Attack the package for ten minutes, and print what came of it
+	PYTHONPATH=src:tests $(BIN)/python scripts/attack/run.py
 
 docs: $(VENV)/.installed-dev  ## Build the documentation as a site into build/site/
 	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict

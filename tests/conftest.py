@@ -12,14 +12,17 @@ if "PYTEST_XDIST_WORKER" in os.environ:
 # Before triton is imported: its kernels run in its interpreter, on the CPU.
 os.environ.setdefault("TRITON_INTERPRET", "1")
 
+import json
 import logging
 import random
 import socket
 import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
 from hypothesis import settings
+from hypothesis.database import DirectoryBasedExampleDatabase
 from jaxtyping import install_import_hook
 
 os.environ["HF_HUB_OFFLINE"] = "1"  # fail at once rather than retry a network that is closed
@@ -29,7 +32,49 @@ install_import_hook(["elias.model", "elias.training"], "beartype.beartype")
 
 # A shared machine can stall any single example, and a failure must come back on the next run.
 settings.register_profile("elias", deadline=None, derandomize=True, max_examples=50)
-settings.load_profile("elias")
+# `make fuzz`: other examples each time; those that fail are kept in .hypothesis and tried first.
+EXAMPLES = DirectoryBasedExampleDatabase(Path(__file__).parents[1] / ".hypothesis" / "examples")
+settings.register_profile("fuzz", deadline=None, database=EXAMPLES, print_blob=True)
+settings.load_profile("fuzz" if "ELIAS_FUZZ" in os.environ else "elias")
+
+FLOORS = json.loads((Path(__file__).parent / "floor.json").read_text(encoding="utf8"))
+"""The fewest tests of the whole suite that must pass: those of the web page, and all others.
+
+Tests that stop being collected, or skip themselves, would otherwise go unnoticed. Raise the floors
+when tests are added. They are a little lower than the counts because some machines have no Triton.
+"""
+PAGE_TESTS = "tests/e2e/test_page.py"
+
+
+def pytest_addoption(parser):
+    names = ",".join(FLOORS)
+    parser.addoption("--floors", default="", help=f"check that enough tests passed: {names}")
+
+
+def too_few(passed, floors):
+    """Return a line for each floor that the ids of the passed tests do not reach.
+
+    >>> too_few([PAGE_TESTS + "::test_a"], "page")
+    ['page: 1 tests passed, not 22 or more (tests/floor.json)']
+    """
+    n_page = sum(name.startswith(PAGE_TESTS) for name in passed)
+    counts = {"page": n_page, "tests": len(passed) - n_page}
+    return [
+        f"{name}: {counts[name]} tests passed, not {FLOORS[name]} or more (tests/floor.json)"
+        for name in filter(None, floors.split(","))
+        if counts[name] < FLOORS[name]
+    ]
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_sessionfinish(session):
+    reporter = session.config.pluginmanager.get_plugin("terminalreporter")
+    if reporter is not None and not hasattr(session.config, "workerinput"):
+        passed = [report.nodeid for report in reporter.stats.get("passed", [])]
+        for line in too_few(passed, session.config.getoption("--floors")):
+            reporter.write_line(line, red=True)
+            session.exitstatus = session.exitstatus or pytest.ExitCode.TESTS_FAILED
+
 
 LOCAL_HOSTS = {"localhost", "127.0.0.1", "::1", "0.0.0.0", "", None}
 
