@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import io
 import json
 import logging
@@ -35,6 +36,7 @@ SIGNALLED = 128
 STAGE_METRICS = ("P@1", "P@3", "P@5", "nDCG@5", "PSP@1", "PSP@3", "PSP@5", "R@10", "R@20", "R@100")
 """Metrics shown for each training stage."""
 _FORMATS = {int: ",", float: ",.2f"}
+_DISK_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 _UNWRAPPED = 10_000  # columns
 _CONTROL = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f]")  # but tab and line feed
 
@@ -270,9 +272,7 @@ def report_errors() -> Iterator[None]:
         yield
         sys.stdout.flush()
     except BrokenPipeError:
-        # Redirect stdout, so that the flush at interpreter exit cannot fail.
-        with suppress(OSError, ValueError):  # stdout may not be a file at all
-            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        _discard_stdout()
         raise typer.Exit(SIGNALLED + signal.SIGPIPE) from None
     except EliasError as error:
         report_error(error)
@@ -282,14 +282,22 @@ def report_errors() -> Iterator[None]:
         report_error(RunError(problem))
         raise typer.Exit(USER_ERROR) from error
     except OSError as error:
-        if error.filename is None:  # not an error with one of the user's files
-            raise
-        report_error(DataError(f"{error.filename}: {error.strerror}"))
+        if error.filename is None:
+            if error.errno not in _DISK_ERRORS:  # not an error with one of the user's files
+                raise
+            _discard_stdout()
+        report_error(DataError(f"{error.filename or 'output'}: {error.strerror}"))
         raise typer.Exit(USER_ERROR) from error
     except KeyboardInterrupt as interrupt:
         typer.echo(": ".join(["interrupted", *map(str, interrupt.args)]), err=True)
         number = getattr(interrupt, "signal_number", signal.SIGINT)
         raise typer.Exit(SIGNALLED + number) from None
+
+
+def _discard_stdout() -> None:
+    """Redirect stdout, so that the flush at interpreter exit cannot fail."""
+    with suppress(OSError, ValueError):  # stdout may not be a file at all
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def report_error(error: BaseException) -> None:

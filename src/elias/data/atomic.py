@@ -172,6 +172,9 @@ def staged_file(target: Path) -> Iterator[Path]:
         yield temporary
         _sync(temporary)
         temporary.replace(target)
+    except OSError as error:
+        error.filename = error.filename or str(target)  # that of a full disk names no file
+        raise
     finally:
         temporary.unlink(missing_ok=True)
 

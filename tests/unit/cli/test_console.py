@@ -1,3 +1,4 @@
+import errno
 import logging
 from pathlib import Path
 
@@ -227,3 +228,11 @@ def test_escape_sequences_in_a_message_are_escaped(capsys):
     console.warn(f"label {ESCAPE}")
 
     assert "\x1b" not in capsys.readouterr().err
+
+
+def test_a_full_disk_is_reported_in_one_line(capsys):
+    with pytest.raises(typer.Exit) as caught, report_errors():
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    assert caught.value.exit_code == 2
+    assert capsys.readouterr().err == "error: output: No space left on device\n"

@@ -1,10 +1,11 @@
+import errno
 import os
 import time
 from pathlib import Path
 
 import pytest
 
-from elias.data.atomic import evict_oldest, staged_folder
+from elias.data.atomic import evict_oldest, staged_file, staged_folder
 from elias.errors import DataError
 
 
@@ -79,3 +80,13 @@ def test_an_existing_target_is_not_changed(name, tmp_path):
         pass
 
     assert (tmp_path / "full" / "kept").exists()
+
+
+def test_the_error_of_a_full_disk_names_the_file(tmp_path):
+    full, target = OSError(errno.ENOSPC, "No space left on device"), tmp_path / "a.jsonl"
+
+    with pytest.raises(OSError, match="No space left") as caught, staged_file(target):
+        raise full
+
+    assert caught.value.filename == str(target)
+    assert list(tmp_path.iterdir()) == []

@@ -269,7 +269,8 @@ def split_alias(name: str) -> str | None:
 def find_file(folder: Path, *names: str) -> Path | None:
     """Return the first of the named files that exists, gzipped or not, or None."""
     candidates = (folder / (name + suffix) for name in names for suffix in ("", ".gz"))
-    return next((path for path in candidates if path.is_file()), None)
+    # a pipe or device is found, too: it is refused when it is read, not ignored
+    return next((path for path in candidates if path.exists() and not path.is_dir()), None)
 
 
 def find_label_names(folder: Path) -> Path | None:
@@ -295,7 +296,7 @@ def split_files(folder: Path, *, folders: bool = False) -> dict[str, list[Path]]
     With ``folders=True``, return subfolders instead of files.
     """
     paths = sorted(folder.iterdir())
-    files = [path for path in paths if (path.is_dir() if folders else path.is_file())]
+    files = [path for path in paths if path.is_dir() == folders]
     by_split = {}
     for split, names in ALIASES.items():
         name = "|".join(names)

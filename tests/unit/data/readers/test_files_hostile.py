@@ -383,8 +383,19 @@ def test_a_pipe_or_a_device_is_refused(tmp_path):
     folder.mkdir()
     os.mkfifo(folder / "train.csv")
 
-    assert "no corpus recognised" in refusal(folder)
+    assert "is not a regular file" in refusal(folder)
     assert "is not a regular file" in refusal(folder / "train.csv")
+
+
+@pytest.mark.parametrize("target", ["pipe", "/dev/zero"])
+def test_label_names_in_a_pipe_or_a_device_are_refused(tmp_path, target):
+    os.mkfifo(tmp_path / "pipe")
+    folder = tmp_path / "corpus"
+    folder.mkdir()
+    (folder / "train.csv").write_text("text,labels\ncod,fish\nwine,drink\n")
+    (folder / "labels.txt").symlink_to(tmp_path / target)
+
+    assert "labels.txt: is not a regular file" in refusal(folder)
 
 
 @pytest.mark.slow
