@@ -1,4 +1,4 @@
-"""Find a pretrained encoder, and read from its files how it pools tokens and how many it reads."""
+"""Find a pretrained encoder, and read from its files how it pools tokens, how many it reads, its size."""
 
 from __future__ import annotations
 
@@ -56,6 +56,13 @@ def pretrained_max_tokens(model: str) -> int | None:
     if "roberta" in kind or kind in ("camembert", "longformer", "mpnet"):
         limit -= (settings.get("pad_token_id") or 0) + 1  # they count from after the padding
     return limit
+
+
+def pretrained_width(model: str) -> int | None:
+    """Return the dimension of the model's hidden states; None if its files do not say."""
+    settings = _read(model, CONFIG_FILE)
+    widths = (settings.get(key) for key in ("hidden_size", "dim", "d_model"))
+    return next((width for width in widths if isinstance(width, int) and width > 0), None)
 
 
 def _read(model: str, name: str) -> dict[str, Any]:

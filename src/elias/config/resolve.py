@@ -15,7 +15,7 @@ import math
 from dataclasses import dataclass, fields, replace
 from typing import Any, Literal, NamedTuple, TypeVar
 
-from elias.config.pretrained import pretrained_max_tokens, pretrained_pooling
+from elias.config.pretrained import pretrained_max_tokens, pretrained_pooling, pretrained_width
 from elias.config.schema import (
     DEFAULT_STAGES,
     EliasConfig,
@@ -64,6 +64,9 @@ MAX_SCORES = 2e9
 """Points × labels up to which a stage scores every label: minutes on a CPU. With more labels, most
 have one or two points, and training on hard negatives alone is better too."""
 BATCH_SIZES = {"bag": (16, 256), "transformer": (16, 1024)}
+TUNED_WIDTH = 384
+"""Dimension of MiniLM, with which the learning rates of a transformer were chosen. A wider one has
+lower rates, in inverse proportion: 1e-4 instead of 2e-4 for the size of BERT-base."""
 
 _COMMON = {
     "steps": 80,  # about, in an epoch: sets the batch size
@@ -265,6 +268,8 @@ def _fill_encoder(encoder: EncoderConfig, min_count: int, n_bytes: int | None) -
 def _fill_stages(config: EliasConfig, n_points: int, n_labels: int) -> tuple[ResolvedStage, ...]:
     kind = config.encoder.kind
     affordable = n_points * n_labels <= MAX_SCORES and config.loss.reduction == "sum"
+    width = pretrained_width(config.encoder.model) if kind == "transformer" else None
+    rate_scale = TUNED_WIDTH / max(width or 0, TUNED_WIDTH)
     resolved: list[ResolvedStage] = []
     for stage in config.stages:
         is_last = stage is config.stages[-1]
@@ -288,6 +293,7 @@ def _fill_stages(config: EliasConfig, n_points: int, n_labels: int) -> tuple[Res
             task = "all" if every_label else "fixed"
         derived: dict[str, Any] = _COMMON | _STAGES[kind, task]
         derived["batch_size"] = batch_size(kind, n_points, derived.pop("steps"))
+        derived["encoder_lr"] *= rate_scale
         given = {field.name: getattr(stage, field.name) for field in fields(stage)}
         derived |= {name: value for name, value in given.items() if value is not None}
         resolved.append(ResolvedStage(**derived | {"score_all": every_label}))

@@ -116,3 +116,16 @@ def test_a_bag_asks_for_no_files(monkeypatch):
     monkeypatch.delattr(pretrained, "_read")
 
     assert EliasConfig().resolve(1000, 50).encoder.pooling == "mean"
+
+
+@pytest.mark.parametrize(
+    ("settings", "expected"),
+    [({"hidden_size": 384}, 2e-4), ({"dim": 768}, 1e-4), ({"d_model": 96}, 2e-4), ({}, 2e-4)],
+)
+def test_wider_models_have_lower_learning_rates(tmp_path, settings, expected):
+    (tmp_path / "config.json").write_text(json.dumps(BERT | settings))
+    config = EliasConfig().with_encoder(f"{tmp_path}/")
+
+    stage = config.resolve(n_points=10_000, n_labels=5_000).stages[0]
+
+    assert stage.encoder_lr == pytest.approx(expected)
