@@ -1,4 +1,4 @@
-"""Find a pretrained encoder, and read from its files how it pools tokens, how many it reads, its size."""
+"""Find a pretrained encoder, and read its pooling, length and width from its files."""
 
 from __future__ import annotations
 
