@@ -30,7 +30,8 @@ def api(base_url):
 ROUTES = [
     *("POST /predict", "POST /explain", "GET /labels", "GET /labels/{label_id}"),
     *("GET /clusters/{cluster_id}", "GET /health", "GET /ready", "GET /info", "GET /examples"),
-    "GET /metrics",
+    *("GET /metrics", "GET /v1/", "GET /v1/projects", "GET /v1/projects/{project_id}"),
+    *("POST /v1/projects/{project_id}/suggest", "POST /v1/projects/{project_id}/suggest-batch"),
 ]
 
 

@@ -9,6 +9,7 @@ from fastapi import FastAPI, Request, Response
 from fastapi.routing import APIRoute
 
 import elias
+from elias.serve.annif import add_annif_routes
 from elias.serve.errors import HANDLED, handle_exception
 from elias.serve.middleware import AccessLogMiddleware, RequestCheckMiddleware
 from elias.serve.routes import add_routes
@@ -53,6 +54,7 @@ def create_app(backend: Backend) -> FastAPI:
         exception_handlers=dict.fromkeys(HANDLED, handle_exception),
     )
     add_routes(api, backend)
+    add_annif_routes(api, backend)
     _add_page_routes(api)
     _add_limits_to_openapi(api, backend.settings)
     paths = frozenset(route.path for route in api.routes if isinstance(route, APIRoute))

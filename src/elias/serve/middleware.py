@@ -43,6 +43,8 @@ _HOST = re.compile(r"(?:(https?)://)?(?:\[([0-9a-f:.]+)\]|([a-z0-9._-]+))(?::[0-
 _VALID_ID = re.compile(rb"[A-Za-z0-9._-]{1,64}")
 
 _QUEUED_PATHS = frozenset({"/predict", "/explain"})
+_FORM_PATH = re.compile(r"/v1/projects/[^/]+/suggest")
+"""Path of the route whose body is a form instead of JSON."""
 _SECONDS_TO_DISCARD = 1.0
 _MAX_BODIES = 64
 """Number of bodies of the largest size that may be read at the same time."""
@@ -189,7 +191,9 @@ class RequestCheckMiddleware:
             problem = f"the body is larger than {limits.max_body:,} bytes"
             message = f"{problem}; send fewer texts per request"
             raise RequestError(413, message, {"Connection": "close"})
-        if len(body) < _LARGE_BODY:
+        if _FORM_PATH.fullmatch(scope["path"]):
+            pass  # not JSON
+        elif len(body) < _LARGE_BODY:
             check_structure(body, limits)
         else:
             await asyncio.to_thread(check_structure, body, limits)

@@ -54,7 +54,7 @@ def _add_model_routes(api: FastAPI, backend: Backend) -> None:
         """Rank the labels of each text, best first."""
         top_k = body.top_k or (TOP_K if body.threshold is None else MAX_LABELS)
         job = Job("predict", body.inputs, top_k, threshold=body.threshold)
-        return await _compute(backend, job, max_inputs, request)
+        return await _respond(backend, job, max_inputs, request)
 
     @api.post(
         "/explain",
@@ -74,10 +74,18 @@ def _add_model_routes(api: FastAPI, backend: Backend) -> None:
             label=body.label,
             words=body.words,
         )
-        return await _compute(backend, job, min(MAX_EXPLAINED, max_inputs), request)
+        return await _respond(backend, job, min(MAX_EXPLAINED, max_inputs), request)
 
 
-async def _compute(backend: Backend, job: Job, max_inputs: int, request: Request) -> Response:
+async def _respond(backend: Backend, job: Job, max_inputs: int, request: Request) -> Response:
+    """Return the result of a job as JSON. It is not validated again."""
+    rows = await compute(backend, job, max_inputs, request)
+    # On a thread, because an answer may have 100,000 values.
+    content = await asyncio.to_thread(_to_json, rows)
+    return Response(content, media_type="application/json")
+
+
+async def compute(backend: Backend, job: Job, max_inputs: int, request: Request) -> Result:
     """Check a job, and wait for its result until the timeout or until the client disconnects."""
     n_texts, max_text = len(job.texts), backend.settings.limits.max_text
     if n_texts > max_inputs:
@@ -103,9 +111,7 @@ async def _compute(backend: Backend, job: Job, max_inputs: int, request: Request
             {result, disconnect}, timeout=timeout, return_when=asyncio.FIRST_COMPLETED
         )
         if result.done():
-            # On a thread, because an answer may have 100,000 values. It is not validated again.
-            content = await asyncio.to_thread(_to_json, result.result())
-            return Response(content, media_type="application/json")
+            return result.result()
         if disconnect.done():
             raise RequestError(408, "the client has disconnected")  # for the log only
         retry = {"Retry-After": str(backend.retry_after)}
