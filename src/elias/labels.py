@@ -1,12 +1,15 @@
-"""The table of labels: names, and optionally ids, synonyms and descriptions."""
+"""The table of labels: names, and optionally ids, synonyms, descriptions and a hierarchy."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, overload
+from typing import TYPE_CHECKING, Any, overload
 
 from elias.errors import DataError
+
+if TYPE_CHECKING:
+    from scipy.sparse import csr_matrix
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,10 +36,12 @@ class LabelTable(Sequence[str]):
     """Other names of each label."""
     descriptions: tuple[str, ...] | None = None
     """A sentence or more about each label, or an empty string."""
+    broader: tuple[tuple[str, ...], ...] | None = None
+    """Ids (or names) of the broader labels of each label, such as its parent in a thesaurus."""
 
     def __post_init__(self) -> None:
         """Check that all columns have the same length."""
-        for name in ("ids", "synonyms", "descriptions"):
+        for name in ("ids", "synonyms", "descriptions", "broader"):
             column = getattr(self, name)
             if column is not None and len(column) != len(self.names):
                 raise DataError(f"label table: {len(column)} {name} for {len(self.names)} names")
@@ -53,9 +58,15 @@ class LabelTable(Sequence[str]):
         ids: Iterable[str],
         synonyms: Iterable[Sequence[str]],
         descriptions: Iterable[str],
+        broader: Iterable[Sequence[str]],
     ) -> LabelTable:
         """Return a table without the columns that are empty for every label."""
-        columns: tuple[Any, ...] = (tuple(ids), tuple(map(tuple, synonyms)), tuple(descriptions))
+        columns: tuple[Any, ...] = (
+            tuple(ids),
+            tuple(map(tuple, synonyms)),
+            tuple(descriptions),
+            tuple(map(tuple, broader)),
+        )
         return cls(tuple(names), *(column if any(column) else None for column in columns))
 
     def __len__(self) -> int:
@@ -77,17 +88,24 @@ class LabelTable(Sequence[str]):
     @property
     def has_details(self) -> bool:
         """Return whether the table has more than names."""
-        return any(column is not None for column in (self.ids, self.synonyms, self.descriptions))
+        columns = (self.ids, self.synonyms, self.descriptions, self.broader)
+        return any(column is not None for column in columns)
 
     def id(self, label: int) -> str | None:
         """Return the id of a label in the user's vocabulary, or None if it has none."""
         return None if self.ids is None else self.ids[label] or None
 
-    def rows(self) -> Iterator[tuple[str, str, tuple[str, ...], str]]:
-        """Yield name, id, synonyms and description of each label."""
-        blank = ("",) * len(self)
-        synonyms = ((),) * len(self) if self.synonyms is None else self.synonyms
-        return zip(self.names, self.ids or blank, synonyms, self.descriptions or blank, strict=True)
+    def rows(self) -> Iterator[tuple[str, str, tuple[str, ...], str, tuple[str, ...]]]:
+        """Yield name, id, synonyms, description and broader labels of each label."""
+        blank, empty = ("",) * len(self), ((),) * len(self)
+        return zip(
+            self.names,
+            self.ids or blank,
+            self.synonyms or empty,
+            self.descriptions or blank,
+            self.broader or empty,
+            strict=True,
+        )
 
     def texts(self) -> list[str]:
         """Return the label text of each label: its name, synonyms and description."""
@@ -95,7 +113,7 @@ class LabelTable(Sequence[str]):
             ". ".join(filter(None, (name, *synonyms, description)))
             if synonyms or description
             else name
-            for name, _, synonyms, description in self.rows()
+            for name, _, synonyms, description, _ in self.rows()
         ]
 
     def take(self, labels: Iterable[int]) -> LabelTable:
@@ -105,7 +123,7 @@ class LabelTable(Sequence[str]):
         def pick(column: tuple[Any, ...] | None) -> Any:
             return None if column is None else tuple(column[label] for label in chosen)
 
-        columns = (self.names, self.ids, self.synonyms, self.descriptions)
+        columns = (self.names, self.ids, self.synonyms, self.descriptions, self.broader)
         return LabelTable(*map(pick, columns))
 
     def __add__(self, other: LabelTable) -> LabelTable:
@@ -135,4 +153,24 @@ class LabelTable(Sequence[str]):
                     return None
             return label
 
-        return [find(name, key) for name, key, _, _ in LabelTable.of(labels).rows()]
+        return [find(name, key) for name, key, *_ in LabelTable.of(labels).rows()]
+
+    def broader_matrix(self) -> csr_matrix:
+        """Return the (L, L) matrix with entry (i, j) = 1 if label j is broader than label i.
+
+        Broader labels that are not in the table, and a label itself, are left out.
+
+        >>> table = LabelTable(("animals", "mice"), ids=("1", "2"), broader=((), ("1",)))
+        >>> table.broader_matrix().toarray().tolist()
+        [[0, 0], [1, 0]]
+        """
+        import numpy as np
+        from scipy.sparse import csr_matrix
+
+        parents = self.broader or ((),) * len(self)
+        flat = iter(self.match([key for keys in parents for key in keys]))
+        pairs = {(label, next(flat)) for label, keys in enumerate(parents) for _ in keys}
+        entries = [(i, j) for i, j in pairs if j is not None and i != j]
+        rows, columns = np.array(entries, dtype=np.int64).reshape(-1, 2).T
+        shape = (len(self), len(self))
+        return csr_matrix((np.ones(len(rows), dtype=np.int64), (rows, columns)), shape=shape)

@@ -268,6 +268,60 @@ def f1_metrics(assigned: Predictions, truth: sparse.csr_matrix) -> dict[str, flo
     return metrics
 
 
+def hierarchy_metrics(
+    predictions: Predictions,
+    truth: sparse.csr_matrix,
+    broader: sparse.csr_matrix,
+    ks: Sequence[int] = (1, 3, 5),
+) -> Metrics:
+    """Return precision, recall and F1 at k that give credit for a broader or narrower label.
+
+    Each set of labels is extended by all labels that are broader than one of its labels. hP is the
+    share of the extended predictions that are in the extended true labels, hR the share of the
+    extended true labels that are predicted, over all points together; hF is their harmonic mean
+    (Kiritchenko et al. 2006). ``near`` is the share of wrong predictions that are directly broader
+    or narrower than a true label. All values are in percent.
+
+    Args:
+        predictions: One row for each point.
+        truth: (n, L) true labels.
+        broader: (L, L) matrix with entry (i, j) if label j is broader than label i, see
+            `LabelTable.broader_matrix`.
+        ks: Values of k.
+
+    >>> from elias.predictions import Predictions
+    >>> broader = sparse.csr_matrix([[0, 0, 0], [1, 0, 0], [1, 0, 0]])  # 1 and 2 are kinds of 0
+    >>> predictions = Predictions.from_scores([[2]], [[0.9]], n_labels=3)
+    >>> metrics = hierarchy_metrics(predictions, sparse.csr_matrix([[0, 1, 0]]), broader, ks=[1])
+    >>> metrics["hP@1"], metrics["near@1"]
+    (50.0, 0.0)
+    """
+    _check_shapes(predictions, truth)
+    n_labels = predictions.n_labels
+    steps = sparse.csr_matrix(broader, dtype=bool)
+    closure = sparse.identity(n_labels, dtype=bool, format="csr") + steps
+    while (wider := closure @ closure).nnz > closure.nnz:
+        closure = wider
+    true = sparse.csr_matrix(truth, dtype=bool)
+    true_extended, near_true = true @ closure, true @ (steps + steps.T)
+    values: dict[str, dict[int, float]] = {"hP": {}, "hR": {}, "hF": {}, "near": {}}
+    for k in ks:
+        scores = predictions.top(k).to_csr()
+        scores.data[:] = 1  # a score may be 0
+        predicted = scores.astype(bool)
+        extended = predicted @ closure
+        shared = extended.multiply(true_extended).nnz
+        wrong = predicted > predicted.multiply(true)
+        n_predicted, n_true = extended.nnz, true_extended.nnz
+        values["hP"][k] = shared / max(n_predicted, 1)
+        values["hR"][k] = shared / max(n_true, 1)
+        values["hF"][k] = 2 * shared / max(n_predicted + n_true, 1)
+        values["near"][k] = wrong.multiply(near_true).nnz / max(wrong.nnz, 1)
+    return Metrics(
+        {f"{kind}@{k}": 100 * value for kind, row in values.items() for k, value in row.items()}
+    )
+
+
 def _label_counts(
     predictions: Predictions, truth: sparse.csr_matrix, k: int | None = None
 ) -> NDArray[np.int64]:

@@ -42,7 +42,7 @@ def test_any_names_survive_the_file(names):
 CELL = ANY_TEXT | AWKWARD | st.text(st.sampled_from("\t|a"))
 
 
-@given(rows=st.lists(st.tuples(CELL, CELL, st.lists(CELL), CELL), min_size=1))
+@given(rows=st.lists(st.tuples(CELL, CELL, st.lists(CELL), CELL, st.lists(CELL)), min_size=1))
 def test_any_label_table_survives_the_file(rows):
     table = LabelTable.from_columns(*zip(*rows, strict=True))
     with tempfile.TemporaryDirectory() as folder:

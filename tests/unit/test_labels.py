@@ -42,9 +42,10 @@ def test_labels_with_different_ids_do_not_match_by_name():
 
 
 def test_a_sum_keeps_the_details_of_both_tables():
-    both = TABLE.take([1]) + LabelTable(("new",), ids=("u:4",))
+    both = TABLE.take([1]) + LabelTable(("new",), ids=("u:4",), broader=(("u:5",),))
 
-    assert list(both.rows()) == [("law", "", (), "Rules."), ("new", "u:4", (), "")]
+    expected = [("law", "", (), "Rules.", ()), ("new", "u:4", (), "", ("u:5",))]
+    assert list(both.rows()) == expected
     assert both.synonyms is None
 
 

@@ -128,7 +128,10 @@ class CorpusOptions:
     encoding: Encoding = None
     label_table: Annotated[
         Path | None,
-        Option(metavar="FILE", help="Label table: columns id, name, synonyms, description."),
+        Option(metavar="FILE", help="Label table (id, name, synonyms, …) or SKOS vocabulary."),
+    ] = None
+    language: Annotated[
+        str | None, Option(metavar="CODE", help="Language of the label names: en.")
     ] = None
 
     def arguments(self) -> dict[str, Any]:
@@ -146,11 +149,12 @@ class CorpusOptions:
     ) -> elias.Corpus:
         """Read a corpus with the options of the training data, unless other options are given."""
         columns = self.arguments()
-        table = columns.pop("label_table")
+        table, language = columns.pop("label_table"), columns.pop("language")
         if table is None and model.label_table.ids is not None:
             table = model.label_table  # the points may have ids in place of names
         options = training_options(path, model.data_settings, columns)
-        return CorpusOptions().read(path, test_size=test_size, label_table=table, **options)
+        labels = {"label_table": table, "language": language}
+        return CorpusOptions().read(path, test_size=test_size, **labels, **options)
 
 
 def training_options(
@@ -171,8 +175,9 @@ def training_options(
     return options
 
 
+READING_NAMES = ("text", "labels", "separator", "group", "encoding", "language")
 _OPTION_NAMES = {
-    **{f" {name}=": f" --{name} " for name in ("text", "labels", "separator", "group", "encoding")},
+    **{f" {name}=": f" --{name} " for name in READING_NAMES},
     **{f"({name}=)": f"(--{name})" for name in ("text", "labels", "separator")},
     "(header=False)": "(--no-header)",
     "overwrite=True": "--overwrite",

@@ -26,6 +26,8 @@ from elias.data.readers.files import data_error, sanitize
 from elias.data.readers.label_table import FILES as LABEL_TABLE_FILES
 from elias.data.readers.label_table import read_label_table
 from elias.data.readers.npz import NpzReader
+from elias.data.readers.skos import FORMATS as SKOS_FORMATS
+from elias.data.readers.skos import read_skos
 from elias.data.readers.table import KINDS, TableReader, column_names, looks_annif
 from elias.data.splits import DEFAULT_TEST_SHARE, hold_out_test
 from elias.data.storage import SplitWriter, open_corpus, write_description
@@ -84,6 +86,7 @@ def load_corpus(
     seed: int = 0,
     test_size: float | None = None,
     label_table: str | Path | LabelTable | Any = None,
+    language: str | None = None,
     on_disk: OnDisk = "auto",
 ) -> Corpus:
     r"""Read a corpus in any supported format. The format is detected from the content.
@@ -113,9 +116,11 @@ def load_corpus(
         test_size: The number of test points, or a share below 1. With 0, no test points are held
             out. By default, a fifth of the points is held out if the source does not define splits.
         label_table: Names, ids, synonyms and descriptions of the labels: a file or a table in
-            memory, see `load_label_table`. By default, ``labels.csv`` (or .tsv, .jsonl, .parquet)
-            in the folder ``source``, if there is one. Its rows are matched with the labels of the
-            points by id, else by name. A row that no point has becomes a label without points.
+            memory, or a SKOS vocabulary, see `load_label_table`. By default, ``labels.csv`` (or
+            .tsv, .jsonl, .parquet) in the folder ``source``, if there is one. Its rows are matched
+            with the labels of the points by id, else by name. A row that no point has becomes a
+            label without points.
+        language: The language of the label names, if ``label_table`` has several.
         on_disk: Whether texts and labels stay on disk, in the cache folder, instead of in memory.
             With ``auto``, only large corpora stay on disk (see `ON_DISK_BYTES`).
 
@@ -152,6 +157,7 @@ def load_corpus(
             seed=seed,
             test_size=test_size,
             label_table=label_table,
+            language=language,
             on_disk=on_disk,
         )
     if texts is not None:
@@ -182,11 +188,12 @@ def load_corpus(
     if label_table is None and path.is_dir():
         label_table = base.find_file(path, *LABEL_TABLE_FILES)
     if label_table is not None:
-        corpus = corpus.with_label_table(load_label_table(label_table))
+        corpus = corpus.with_label_table(load_label_table(label_table, language=language))
     wanted = test_size if has_splits or test_size is not None else DEFAULT_TEST_SHARE
     used = {**asdict(options), **corpus.reading, "test_size": wanted}
     used["group"] = NEAR_DUPLICATES if group is None else group
     used["seed"] = seed if wanted else None
+    used["language"] = language
     settings = {name: value for name, value in used.items() if value is not None}
     corpus = replace(corpus, reading=settings)
     if wanted is not None:
@@ -198,16 +205,21 @@ def load_corpus(
     return corpus
 
 
-def load_label_table(source: str | Path | Any, *, encoding: str | None = None) -> LabelTable:
-    r"""Read a table of labels with the columns id, name, synonyms and description.
+def load_label_table(
+    source: str | Path | Any, *, language: str | None = None, encoding: str | None = None
+) -> LabelTable:
+    r"""Read a table of labels with the columns id, name, synonyms, description and broader.
 
     All columns except the name are optional. They are found by common names, such as ``uri``,
-    ``label``, ``altLabel`` or ``definition``. Synonyms are a list, or are separated by ``|`` or
-    ``;``.
+    ``label``, ``altLabel`` or ``definition``. Synonyms and the ids of broader labels are lists, or
+    are separated by ``|`` or ``;``.
 
     Args:
-        source: A CSV, TSV, JSON lines, Parquet or Excel file, gzipped or not; a ``.txt`` file with
-            one name per line; a list of names; or a table in memory, as for `load_corpus`.
+        source: A CSV, TSV, JSON lines, Parquet or Excel file, gzipped or not; a SKOS vocabulary in
+            Turtle (.ttl), RDF/XML (.rdf), JSON-LD (.jsonld) or N-Triples (.nt), which needs the
+            extra ``skos``; a TSV or CSV vocabulary of Annif; a ``.txt`` file with one name per
+            line; a list of names; or a table in memory, as for `load_corpus`.
+        language: The language of the names, if the vocabulary has several.
         encoding: The encoding of a text file. By default UTF-8.
 
     Raises:
@@ -230,11 +242,13 @@ def load_label_table(source: str | Path | Any, *, encoding: str | None = None) -
         siblings = [p.name for p in path.parent.iterdir()] if path.parent.is_dir() else []
         raise DataError(f"{path}: no such file{did_you_mean(path.name, siblings)}")
     suffix = Path(path.name.removesuffix(".gz")).suffix.lower().removeprefix(".")
+    if suffix in SKOS_FORMATS:
+        return read_skos(path, language)
     if suffix == "txt":
         kind = "lines"
     else:
         kind = suffix if suffix in ("csv", "tsv") else detect_file(path, encoding)
-    return read_label_table(path, kind, encoding)
+    return read_label_table(path, kind, encoding, language)
 
 
 def _joined(columns: str | Sequence[Any] | None, role: str) -> str | None:

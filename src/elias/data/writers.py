@@ -298,8 +298,14 @@ def _write_folder(corpus: Corpus, target: Path, format: str) -> None:
             write_npz_folder(corpus, folder, PECOS if format == "pecos" else RAW)
         if corpus.label_table.has_details:
             rows = (
-                {"id": key, "name": one_line(name), "synonyms": synonyms, "description": text}
-                for name, key, synonyms, text in corpus.label_table.rows()
+                {
+                    "id": key,
+                    "name": one_line(name),
+                    "synonyms": synonyms,
+                    "description": text,
+                    "broader": broader,
+                }
+                for name, key, synonyms, text, broader in corpus.label_table.rows()
             )
             with (folder / "labels.jsonl").open("wb") as stream:
                 _write_json(stream, rows)

@@ -40,10 +40,11 @@ CARD_FILE = "README.md"
 LABELS_FILE = "labels.tsv"
 OLD_LABELS_FILE = "labels.txt"
 """The label names of formats 1 and 2, one per line."""
-LABEL_COLUMNS = ("name", "id", "synonyms", "description")
+LABEL_COLUMNS = ("name", "id", "synonyms", "description", "broader")
 """Columns of the label table. All columns except ``name`` are optional.
 
-``id`` is an identifier or URI in the user's vocabulary; ``synonyms`` is a JSON array of strings.
+``id`` is an identifier or URI in the user's vocabulary; ``synonyms`` and ``broader`` (ids of
+broader labels) are JSON arrays of strings.
 """
 VOCABULARY_FILE = "vocabulary.txt"
 """Vocabulary of the bag encoder or the ranker. The words come first, then the n-grams."""
@@ -350,11 +351,11 @@ def write_labels(path: Path, labels: Sequence[str]) -> None:
     columns: dict[str, Iterable[str]] = {"name": table.names}
     if table.ids is not None:
         columns["id"] = table.ids
-    if table.synonyms is not None:
-        cells = (json.dumps(names, ensure_ascii=False) if names else "" for names in table.synonyms)
-        columns["synonyms"] = cells
     if table.descriptions is not None:
         columns["description"] = table.descriptions
+    for name, lists in (("synonyms", table.synonyms), ("broader", table.broader)):
+        if lists is not None:
+            columns[name] = [json.dumps(x, ensure_ascii=False) if x else "" for x in lists]
     rows = zip(*columns.values(), strict=True)
     lines = ["\t".join(columns), *("\t".join(map(escape, row)) for row in rows)]
     path.write_bytes("".join(f"{line}\n" for line in lines).encode("utf8"))
@@ -372,16 +373,22 @@ def read_labels(path: Path, n_labels: int) -> Sequence[str]:
     columns = {name: _unescape_all(path, cells[i :: len(names)], 2) for i, name in enumerate(names)}
     if names == ["name"]:
         return columns["name"]
-    synonyms = None
-    if "synonyms" in columns:
+    lists: dict[str, tuple[tuple[str, ...], ...]] = {}
+    for name in {"synonyms", "broader"} & {*columns}:
         try:
-            synonyms = tuple(tuple(json.loads(cell or "[]")) for cell in columns["synonyms"])
-            is_valid = all(isinstance(name, str) for cell in synonyms for name in cell)
+            lists[name] = tuple(tuple(json.loads(cell or "[]")) for cell in columns[name])
+            is_valid = all(isinstance(item, str) for cell in lists[name] for item in cell)
         except (ValueError, TypeError, RecursionError):
             is_valid = False
         if not is_valid:
-            raise damaged_file(path, "synonyms is not a column of lists of names")
-    return LabelTable(columns["name"], columns.get("id"), synonyms, columns.get("description"))
+            raise damaged_file(path, f"{name} is not a column of lists of names")
+    return LabelTable(
+        columns["name"],
+        columns.get("id"),
+        lists.get("synonyms"),
+        columns.get("description"),
+        lists.get("broader"),
+    )
 
 
 def read_names(path: Path, n_names: int) -> tuple[str, ...]:

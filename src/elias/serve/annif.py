@@ -215,13 +215,14 @@ def _suggestions(ranking: list[dict[str, Any]], options: _Options) -> list[Sugge
     """Return the suggestions of one text. A score is a probability if the model has them.
 
     Annif sorts by score. Labels of equal probability therefore get slightly different scores, so
-    that they stay in order.
+    that they stay in order. Annif stops with an error if it gets a URI that is not in its
+    vocabulary, so labels without a URI are left out if others have one.
     """
     found = []
     for rank, label in enumerate(ranking[: options.limit]):
         score = min(1.0, max(0.0, label.get("probability", label["score"])))
         score *= 1 - rank * _TIE_STEP
-        if score >= options.threshold:
-            uri = label.get("uri") or label["label"]
+        uri = label.get("uri", label["label"])
+        if uri is not None and score >= options.threshold:
             found.append(Suggestion(uri=uri, label=label["label"], score=score))
     return found

@@ -15,15 +15,18 @@ ROWS = [
 ]
 
 
+BROADER = ("u:1", "u:9")
+
+
 def write_table(path, kind):
-    columns = ("URI", "prefLabel", "alt_label", "Definition")
+    columns = ("URI", "prefLabel", "alt_label", "Definition", "broader")
     if kind == "jsonl":
-        lines = [json.dumps(dict(zip(columns, row, strict=True))) for row in ROWS]
+        lines = [json.dumps(dict(zip(columns, (*row, BROADER), strict=True))) for row in ROWS]
     else:
         mark = "\t" if kind == "tsv" else ","
         lines = [mark.join(columns)]
         for key, name, synonyms, text in ROWS:
-            lines.append(mark.join([key, name, f'"{"|".join(synonyms)}"', text]))
+            lines.append(mark.join([key, name, f'"{"|".join(synonyms)}"', text, "|".join(BROADER)]))
     path.write_text("\n".join(lines) + "\n", encoding="utf8")
     return path
 
@@ -41,7 +44,7 @@ def corpus_folder(tmp_path):
 def test_columns_are_recognised_in_every_format(tmp_path, kind):
     table = load_label_table(write_table(tmp_path / f"table.{kind}", kind))
 
-    expected = [(name, key, synonyms, text) for key, name, synonyms, text in ROWS]
+    expected = [(name, key, synonyms, text, BROADER) for key, name, synonyms, text in ROWS]
     assert list(table.rows()) == expected
 
 
