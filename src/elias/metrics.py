@@ -268,6 +268,93 @@ def f1_metrics(assigned: Predictions, truth: sparse.csr_matrix) -> dict[str, flo
     return metrics
 
 
+def metrics_by_points(
+    predictions: Predictions,
+    truth: sparse.csr_matrix,
+    groups: Sequence[str],
+    ks: Sequence[int] = (1, 5),
+    assigned: Predictions | None = None,
+) -> list[dict[str, Any]]:
+    """Return the metrics of each group of points, weakest first.
+
+    Args:
+        predictions: One row for each point.
+        truth: (n, L) true labels.
+        groups: (n,) name of the group of each point.
+        ks: Values of k for P and nDCG.
+        assigned: The predictions above a threshold. If given, their micro-averaged F1 is added.
+    """
+    _check_shapes(predictions, truth)
+    names, codes = np.unique(np.asarray(groups, dtype=object).astype(str), return_inverse=True)
+    order = np.argsort(codes, kind="stable")
+    ends = np.cumsum(np.bincount(codes, minlength=len(names)))
+    wanted = [f"{kind}@{k}" for kind in ("P", "nDCG") for k in ks]
+    results = []
+    for name, points in zip(names.tolist(), np.split(order, ends[:-1]), strict=True):
+        own = truth[points]
+        row: dict[str, Any] = {"group": name, "points": len(points)}
+        row |= score(predictions.take(points), own, None, wanted)
+        if assigned is not None:
+            row["F1"] = f1_metrics(assigned.take(points), own)["micro-F1"]
+        results.append(row)
+    return sorted(results, key=lambda row: (row[wanted[-1]], row["group"]))
+
+
+def metrics_by_labels(
+    predictions: Predictions,
+    truth: sparse.csr_matrix,
+    groups: Mapping[str, Sequence[int]],
+    k: int = 5,
+    assigned: Predictions | None = None,
+) -> list[dict[str, Any]]:
+    """Return the metrics of each group of labels, weakest first.
+
+    ``pairs`` is the number of (point, label) pairs that are true, R@k the share of them among the
+    best k predictions. Groups without a true pair are left out.
+
+    Args:
+        predictions: One row for each point.
+        truth: (n, L) true labels.
+        groups: Label ids of each group, by name. A label may be in several groups.
+        k: Number of top predictions of each point to count.
+        assigned: The predictions above a threshold. If given, their micro-averaged precision,
+            recall and F1 are added.
+    """
+    ranked = _label_counts(predictions, truth, k)
+    at_threshold = None if assigned is None else _label_counts(assigned, truth)
+    results = []
+    for name, labels in groups.items():
+        n_true, _, hits = ranked[:, labels].sum(axis=1).tolist()
+        if not n_true:
+            continue
+        row = {"group": name, "labels": len(labels), "pairs": n_true, f"R@{k}": 100 * hits / n_true}
+        if at_threshold is not None:
+            _, n_assigned, right = at_threshold[:, labels].sum(axis=1).tolist()
+            row |= {
+                "precision": 100 * right / max(n_assigned, 1),
+                "recall": 100 * right / n_true,
+                "F1": 200 * right / (n_assigned + n_true),
+            }
+        results.append(row)
+    return sorted(results, key=lambda row: (row[f"R@{k}"], row["group"]))
+
+
+FREQUENCY_BINS = {"0": 0, "1": 1, "2 to 5": 5, "6 to 20": 20, "21 to 100": 100}
+"""Names of the frequency groups of labels, and the highest number of training points of each."""
+
+
+def frequency_groups(frequencies: NDArray[np.int64]) -> dict[str, list[int]]:
+    """Return the labels of each frequency group, by the number of their training points.
+
+    >>> frequency_groups(np.array([0, 3, 4000]))
+    {'0': [0], '2 to 5': [1], 'over 100': [2]}
+    """
+    names = [*FREQUENCY_BINS, f"over {max(FREQUENCY_BINS.values())}"]
+    codes = np.searchsorted(list(FREQUENCY_BINS.values()), frequencies)
+    groups = {name: np.flatnonzero(codes == code).tolist() for code, name in enumerate(names)}
+    return {name: labels for name, labels in groups.items() if labels}
+
+
 def hierarchy_metrics(
     predictions: Predictions,
     truth: sparse.csr_matrix,

@@ -11,7 +11,7 @@ from elias.errors import DataError
 from elias.labels import LabelTable
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
 
     from numpy.typing import ArrayLike, NDArray
     from scipy import sparse
@@ -239,20 +239,30 @@ class Predictions:
         # If every label had a slot in each row, every label of the longer list gets one too.
         return longer._widen(n_labels if width == self.n_labels else width)
 
-    def threshold(self, lowest: float, *, keep_best: bool = False) -> Predictions:
+    def threshold(
+        self,
+        lowest: float,
+        *,
+        keep_best: bool = False,
+        by_label: Mapping[int, float] | None = None,
+    ) -> Predictions:
         """Keep only labels with a probability of at least ``lowest``.
 
         If there are no probabilities, compare the scores with ``lowest``. If ``keep_best``, also
-        keep the best label of each point.
+        keep the best label of each point. Labels in ``by_label`` have thresholds of their own.
 
         >>> Predictions.from_scores([[1, 0]], [[0.9, 0.2]], n_labels=2).threshold(0.5)[0].ids
         array([1])
         """
         values = self.scores if self.probabilities is None else self.probabilities
         mask = values >= lowest
+        if by_label:
+            thresholds = np.full(self.n_labels + 1, lowest)
+            thresholds[list(by_label)] = list(by_label.values())
+            mask = values >= thresholds[self.ids]
         if keep_best:
             mask[:, :1] = True
-        width = max(1, int(mask.sum(axis=1).max(initial=0)))  # rows are sorted: the first labels
+        width = 1 + int(np.flatnonzero(mask.any(axis=0)).max(initial=0))
         return self.top(width)._keep(mask[:, :width])
 
     def drop(self, pairs: NDArray[np.int64]) -> Predictions:

@@ -263,3 +263,96 @@ def test_names_that_repeat_are_matched_by_row_or_not_at_all(corpus, table_run):
     assert twice.evaluate(same)["R@100"] > 0
     with pytest.raises(DataError, match=r"label 0 is .*, but in the model it is 'twin'; repeated"):
         twice.evaluate(corpus)
+
+
+# groups
+
+
+@pytest.fixture(scope="module")
+def grouped(corpus, tmp_path_factory):
+    """A table with a column of sources and a vocabulary with broader labels, and a run on it."""
+    folder = tmp_path_factory.mktemp("grouped")
+    path = folder / "all.csv"
+    with path.open("w", encoding="utf8", newline="") as file:
+        writer = csv.writer(file)
+        writer.writerow(["text", "labels", "source"])
+        for i, (text, row) in enumerate(zip(corpus.train.texts, corpus.train.labels, strict=True)):
+            names = [corpus.label_names[label] for label in row.indices]
+            writer.writerow([text, "|".join(names), f"source {i % 3}"])
+    labels = [
+        {"id": f"u:{name}", "name": name, "broader": ["u:all"]} for name in corpus.label_names
+    ]
+    labels.append({"id": "u:all", "name": "all labels", "broader": []})
+    lines = "".join(json.dumps(row) + "\n" for row in labels)
+    (folder / "vocabulary.jsonl").write_text(lines)
+    run = folder / "run"
+    options = ("--label-table", folder / "vocabulary.jsonl", "--test-size", 50)
+    result = elias("train", path, "--out", run, *SMALL, *options)
+    assert result.code == 0, result.err
+    return path, run
+
+
+def test_groups_of_points_are_those_of_a_column(grouped, corpus):
+    path, run = grouped
+
+    metrics, _ = measured(run, path, "--by", "source")
+
+    groups = metrics["groups"]["source"]
+    assert {row["group"] for row in groups} == {"source 0", "source 1", "source 2"}
+    assert sum(row["points"] for row in groups) == 50
+    mean = sum(row["P@1"] * row["points"] for row in groups) / 50
+    assert mean == pytest.approx(metrics["P@1"], abs=1e-3)
+    # the column belongs to the points that were held out at random
+    model = Elias.from_pretrained(run, device="cpu")
+    test = load_corpus(path, **model.data_settings).test
+    row_of = {text: i for i, text in enumerate(corpus.train.texts)}
+    counts = np.bincount([row_of[text] % 3 for text in test.texts])
+    assert {row["group"]: row["points"] for row in groups} == {
+        f"source {i}": count for i, count in enumerate(counts.tolist())
+    }
+
+
+def test_groups_of_labels_are_by_frequency_broader_label_or_file(grouped, corpus, tmp_path):
+    path, run = grouped
+    sets = tmp_path / "sets.csv"
+    rows = [
+        f"{name},{'even' if i % 2 == 0 else 'odd'}" for i, name in enumerate(corpus.label_names)
+    ]
+    sets.write_text("label,set\n" + "\n".join([*rows, "unknown,odd"]) + "\n")
+
+    metrics, err = measured(
+        run, path, "--by", "frequency", "--by", "broader", "--by", sets, "--hierarchy"
+    )
+
+    groups = metrics["groups"]
+    n_pairs = groups["broader"][0]["pairs"]
+    assert [row["group"] for row in groups["broader"]] == ["all labels"]
+    for name in ("frequency", str(sets)):
+        assert sum(row["pairs"] for row in groups[name]) == n_pairs
+    assert {row["group"] for row in groups[str(sets)]} == {"even", "odd"}
+    assert "1 labels are not labels of the model" in err
+    assert metrics["hP@1"] >= metrics["P@1"]
+
+
+def test_the_weakest_groups_are_shown_first(grouped):
+    path, run = grouped
+
+    result = elias("evaluate", run, path, "--by", "source", "--device", "cpu")
+
+    assert "weakest groups by source (3 of 3)" in result.out
+    assert result.code == 0
+
+
+@pytest.mark.parametrize(
+    ("option", "message"),
+    [
+        (("--by", "sourse"), "no column 'sourse' among 'text', 'labels'"),
+        (("--by", "broader"), "does not know which labels are broader"),
+        (("--hierarchy",), "does not know which labels are broader"),
+    ],
+)
+def test_groups_that_do_not_exist_are_refused(table_run, table, option, message):
+    result = elias("evaluate", table_run, table, *option, "--device", "cpu")
+
+    assert result.code == 2
+    assert message in result.err

@@ -8,7 +8,13 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from scipy import sparse
 
-from elias.metrics import recall_by_decile, score
+from elias.metrics import (
+    hierarchy_metrics,
+    metrics_by_labels,
+    metrics_by_points,
+    recall_by_decile,
+    score,
+)
 from elias.predictions import Predictions
 
 N_LABELS = 12
@@ -119,3 +125,86 @@ def test_the_deciles_contributions_sum_to_recall(points, frequencies):
     contribution = recall_by_decile(predictions, truth, np.array(frequencies), k=5)
 
     assert contribution.sum() == pytest.approx(score(predictions, truth, None, ["R@5"])["R@5"])
+
+
+EDGES = st.sets(st.tuples(st.integers(0, N_LABELS - 1), st.integers(0, N_LABELS - 1)), max_size=14)
+
+
+def slow_hierarchy(points, edges, k):
+    def extended(labels):
+        found, waiting = set(labels), list(labels)
+        while waiting:
+            label = waiting.pop()
+            for wider in (j for i, j in edges if i == label and j not in found):
+                found.add(wider)
+                waiting.append(wider)
+        return found
+
+    shared = n_predicted = n_true = wrong = near = 0
+    for ranked, true in points:
+        predicted, relevant = extended(ranked[:k]), extended(true)
+        shared += len(predicted & relevant)
+        n_predicted += len(predicted)
+        n_true += len(relevant)
+        for label in set(ranked[:k]) - set(true):
+            wrong += 1
+            near += any((label, other) in edges or (other, label) in edges for other in true)
+    values = {
+        "hP": shared / max(n_predicted, 1),
+        "hR": shared / max(n_true, 1),
+        "hF": 2 * shared / max(n_predicted + n_true, 1),
+        "near": near / max(wrong, 1),
+    }
+    return {f"{kind}@{k}": 100 * value for kind, value in values.items()}
+
+
+@example(points=EVERY_KIND, edges={(0, 1), (1, 2), (2, 0), (7, 1)}, k=2)  # with a cycle
+@given(points=POINTS, edges=EDGES, k=st.integers(1, 4))
+def test_hierarchy_metrics_equal_sets_of_ancestors(points, edges, k):
+    edges = {(i, j) for i, j in edges if i != j}
+    broader = np.zeros((N_LABELS, N_LABELS))
+    for i, j in edges:
+        broader[i, j] = 1
+
+    values = hierarchy_metrics(*make(points), sparse.csr_matrix(broader), ks=[k])
+
+    assert values == pytest.approx(slow_hierarchy(points, edges, k), abs=1e-9)
+
+
+@given(points=POINTS, data=st.data())
+def test_groups_of_points_are_measured_like_their_points_alone(points, data):
+    names = data.draw(st.lists(st.sampled_from("abc"), min_size=len(points), max_size=len(points)))
+    predictions, truth = make(points)
+
+    rows = metrics_by_points(predictions, truth, names, ks=(1, 3), assigned=predictions)
+
+    assert {row["group"]: row["points"] for row in rows} == {x: names.count(x) for x in set(names)}
+    for row in rows:
+        own = [point for point, name in zip(points, names, strict=True) if name == row["group"]]
+        hits = sum(len(set(ranked) & set(true)) for ranked, true in own)
+        total = sum(len(ranked) + len(true) for ranked, true in own)
+        assert row["P@3"] == pytest.approx(slow_metric("P", 3, own, RISING))
+        assert row["F1"] == pytest.approx(200 * hits / max(total, 1))
+
+
+@given(points=POINTS, groups=st.dictionaries(st.sampled_from("abc"), LABELS.filter(bool)))
+def test_groups_of_labels_count_only_their_labels(points, groups):
+    predictions, truth = make(points)
+
+    rows = {
+        row["group"]: row for row in metrics_by_labels(predictions, truth, groups, 2, predictions)
+    }
+
+    for name, labels in groups.items():
+        own = [
+            ([x for x in ranked if x in labels], set(true) & set(labels)) for ranked, true in points
+        ]
+        n_true = sum(len(true) for _, true in own)
+        assert (name in rows) == (n_true > 0)
+        if n_true:
+            best = sum(len(set(ranked[:2]) & set(true) & set(labels)) for ranked, true in points)
+            right = sum(len(set(ranked) & true) for ranked, true in own)
+            n_assigned = sum(len(ranked) for ranked, _ in own)
+            assert rows[name]["pairs"] == n_true
+            assert rows[name]["R@2"] == pytest.approx(100 * best / n_true)
+            assert rows[name]["F1"] == pytest.approx(200 * right / (n_assigned + n_true))

@@ -54,6 +54,12 @@ def test_a_threshold_is_a_filter(points, lowest):
     expected = [[pair for pair in ranked(point) if pair[1] >= lowest] for point in points]
 
     assert as_lists(make(points).threshold(lowest)) == expected
+    thresholds = {0: 0.9, 3: -1.0}
+    by_label = [
+        [(label, score) for label, score in row if score >= thresholds.get(label, lowest)]
+        for row in as_lists(make(points))
+    ]
+    assert as_lists(make(points).threshold(lowest, by_label=thresholds)) == by_label
 
 
 @given(POINTS, st.data())

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import csv
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 from typer import Option
 
 import elias
-from elias.cli import console, options
+from elias.cli import console, groups, options
 from elias.cli.info import probability_rows
 from elias.cli.torchrun import join_world
 from elias.errors import DataError
@@ -19,6 +19,7 @@ from elias.errors import DataError
 if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
+    from scipy.sparse import csr_matrix
 
 
 RECALL_KS = (10, 20, 100)
@@ -46,6 +47,16 @@ def evaluate(
     per_label: Annotated[
         Path | None, Option(metavar="FILE", help="Write a CSV file with a row for each label.")
     ] = None,
+    by: Annotated[
+        list[str] | None,
+        Option(
+            metavar="COLUMN|frequency|broader|FILE",
+            help="Also measure groups: of points, or of labels; repeatable.",
+        ),
+    ] = None,
+    hierarchy: Annotated[
+        bool, Option("--hierarchy", help="Give credit for broader and narrower labels.")
+    ] = False,
     device: options.DeviceName = "auto",
     reading: options.CorpusOptions,
     as_json: options.AsJson = False,
@@ -59,6 +70,9 @@ def evaluate(
         corpus, frequencies = choose_points(corpus, model, split)
         points = corpus.split(split)
         component = model.check_component(component)
+        if hierarchy:
+            groups.check_broader(model)
+        wanted = {name: groups.find(name, corpus, split, model, frequencies) for name in by or ()}
         if predictions_file is None:
             if threshold is not None:
                 model.threshold(threshold, component)  # raises errors before the search
@@ -69,9 +83,8 @@ def evaluate(
     if not world.is_rank0:
         return
 
-    from elias.metrics import f1_metrics, recall_by_decile
+    from elias.metrics import f1_metrics, hierarchy_metrics, recall_by_decile
     from elias.metrics import per_label as rows_per_label
-    from elias.rerank.probabilities import ECE_AT
 
     predictions = predictions.among(corpus.label_names)
     if points.filters is not None:
@@ -87,20 +100,26 @@ def evaluate(
         lowest = model.threshold(rule, component)
         assigned = model.assign(predictions, rule, component)
         decided = f1_metrics(assigned, points.labels)
+    near: dict[str, float] = {}
+    if hierarchy:
+        broader = corpus.label_table.broader_matrix()
+        near = hierarchy_metrics(predictions, points.labels, broader, ks)
+    thresholds = _compare_thresholds(model, predictions, points.labels, rule)
+    weakest = {
+        name: groups.measure(of, predictions, points.labels, ks, assigned)
+        for name, of in wanted.items()
+    }
     if per_label is not None:
         rows = rows_per_label(predictions, points.labels, frequencies, ks[-1], assigned)
         _write_csv(per_label, rows)
         console.note(f"{per_label}: one row for each of {corpus.n_labels:,} labels")
-    errors = {}
-    if predictions.probabilities is not None:
-        for name, calibrated in (f"ECE@{ECE_AT}", True), (f"ECE@{ECE_AT} of scores", False):
-            errors[name] = elias.calibration_error(
-                predictions, points.labels, ECE_AT, calibrated=calibrated
-            )
+    errors = _calibration_errors(predictions, points.labels)
     if as_json:
         known = {"threshold": lowest} if decided else {}
-        values = {**metrics, **known, **decided, **errors}
-        console.print_json({name: round(value, 4) for name, value in values.items()})
+        values = {**metrics, **near, **known, **decided, **errors}
+        result: dict[str, Any] = {name: round(value, 4) for name, value in values.items()}
+        more = {"thresholds": thresholds, "groups": weakest}
+        console.print_json(result | {name: value for name, value in more.items() if value})
         return
     console.note(f"{run} on the {len(points):,} {split} points of {data}")
     console.print_out(console.metrics_table(metrics))
@@ -115,6 +134,7 @@ def evaluate(
             "no F1: these predictions have no probabilities to choose a threshold by; give "
             "--threshold a score, or add probabilities to the model with elias calibrate"
         )
+    _print_details(near, thresholds, weakest)
     if frequencies is not None:
         k = RECALL_KS[-1]
         shares = recall_by_decile(predictions, points.labels, frequencies, k=k)
@@ -123,6 +143,54 @@ def evaluate(
     if errors:
         listed = ", ".join(f"{name} {value:.2f}%" for name, value in errors.items())
         console.print_out("", f"calibration error: {listed}")
+
+
+def _calibration_errors(predictions: elias.Predictions, truth: csr_matrix) -> dict[str, float]:
+    """Return the calibration error of probabilities and of scores, if there are probabilities."""
+    from elias.rerank.probabilities import ECE_AT
+
+    if predictions.probabilities is None:
+        return {}
+    return {
+        name: elias.calibration_error(predictions, truth, ECE_AT, calibrated=calibrated)
+        for name, calibrated in ((f"ECE@{ECE_AT}", True), (f"ECE@{ECE_AT} of scores", False))
+    }
+
+
+def _compare_thresholds(
+    model: elias.Elias, predictions: elias.Predictions, truth: csr_matrix, rule: str
+) -> dict[str, dict[str, float]]:
+    """Return `f1_metrics` with one threshold and with thresholds of single labels.
+
+    The result is empty if the model has none, or if another rule is wanted.
+    """
+    from elias.metrics import f1_metrics
+    from elias.rerank.probabilities import PER_LABEL
+
+    learned = None if predictions.probabilities is None else model.probabilities
+    if learned is None or not learned.by_label or rule not in ("f1", PER_LABEL):
+        return {}
+    return {name: f1_metrics(model.assign(predictions, name), truth) for name in ("f1", PER_LABEL)}
+
+
+def _print_details(
+    near: Mapping[str, float],
+    thresholds: Mapping[str, Mapping[str, float]],
+    weakest: Mapping[str, list[dict[str, Any]]],
+) -> None:
+    if thresholds:
+        averages = ("micro", "macro")
+        cells = [
+            [name, *(f"{metrics[f'{average}-F1']:.2f}" for average in averages)]
+            for name, metrics in thresholds.items()
+        ]
+        title = "F1 in percent with one threshold, and with thresholds of single labels:"
+        console.print_out("", title, console.columns(["--threshold", *averages], cells))
+    if near:
+        title = "with credit for broader and narrower labels:"
+        console.print_out("", title, console.metrics_table(near))
+    for name, rows in weakest.items():
+        console.print_out("", *groups.table(name, rows))
 
 
 def _read_predictions(

@@ -45,6 +45,9 @@ class Split:
     """(M, 2) pairs (point, label) that must not be predicted, e.g. a product for itself."""
     groups: NDArray[np.int64] | None = None
     """(N,) keys from the group column. Points of one group have the same key; 0 means no group."""
+    rows: NDArray[np.int64] | None = None
+    """(N,) row of each point in the training split of the source, or None if `take` was not used:
+    then the points are those of one split of the source, in its order."""
 
     def __len__(self) -> int:
         """Return N."""
@@ -73,7 +76,14 @@ class Split:
             texts = [texts[row] for row in rows]
         labels = take_rows(self.labels, rows) if self.on_disk else self.labels[rows]
         groups = None if self.groups is None else self.groups[rows]
-        return Split(labels=labels, texts=texts, features=features, filters=filters, groups=groups)
+        return Split(
+            labels=labels,
+            texts=texts,
+            features=features,
+            filters=filters,
+            groups=groups,
+            rows=rows if self.rows is None else self.rows[rows],
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -251,6 +251,39 @@ def load_label_table(
     return read_label_table(path, kind, encoding, language)
 
 
+def read_column(corpus: Corpus, split: str, column: str) -> list[str]:
+    """Read a column of the table that a corpus was read from, for the points of one split.
+
+    Args:
+        corpus: A corpus of `load_corpus`, whose points may have been held out of the training
+            split.
+        split: Name of the split.
+        column: Name of the column.
+
+    Raises:
+        DataError: If the corpus was not read from a table, or there is no such column.
+    """
+    points, path = corpus.split(split), corpus.source
+    keys = [key for key in READING_OPTIONS if key != "group"]
+    options = base.ReadOptions(**{key: corpus.reading.get(key) for key in keys})
+    kind = "" if path is None else detect(path, options.encoding)[0]
+    if path is None or kind not in KINDS:
+        raise DataError(f"{path or 'corpus'}: is not a table, so there is no column {column!r}")
+    _, source, by_split = detect(path, options.encoding)
+    cells: dict[str, list[str]] = {}
+    reader = TableReader(source, by_split, kind, options, in_memory=False)
+    for row_split, cell in reader.column(column):
+        cells.setdefault(row_split, []).append(cell)
+    rows = points.rows
+    values = cells.get("train" if rows is not None or split not in cells else split, [])
+    if rows is not None and rows.max(initial=-1) < len(values):
+        values = [values[row] for row in rows.tolist()]
+    if len(values) != len(points):
+        problem = f"{len(values):,} rows for the {len(points):,} {split} points"
+        raise DataError(f"{path}: {problem}; the file has changed, read it again")
+    return values
+
+
 def _joined(columns: str | Sequence[Any] | None, role: str) -> str | None:
     """Return column names separated by commas."""
     if columns is None or isinstance(columns, str):

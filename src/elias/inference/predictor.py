@@ -317,8 +317,10 @@ class Elias:
         self, predictions: Predictions, threshold: float | str = "f1", component: str | None = None
     ) -> Predictions:
         """Keep the predictions that a threshold assigns, as `predict` with ``threshold`` does."""
+        lowest = self.threshold(threshold, component)
+        by_label = self.probabilities.label_thresholds(threshold) if self.probabilities else None
         keep_best = self.keeps_best(threshold, component)
-        return predictions.threshold(self.threshold(threshold, component), keep_best=keep_best)
+        return predictions.threshold(lowest, keep_best=keep_best, by_label=by_label)
 
     @overload
     def explain(  # type: ignore[overload-overlap]  # a str is a sequence of str

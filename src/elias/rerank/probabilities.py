@@ -40,6 +40,9 @@ _STEPS = 200
 """Precision and recall are measured at the thresholds 0, 1/200, 2/200, …, 1."""
 _N_BINS = 15
 F1_TARGETS = ("f1", "macro-f1")
+PER_LABEL = "per-label"
+MIN_LABEL_POINTS = 20
+"""Minimum number of held-out points of a label for a threshold of its own."""
 _TARGET = re.compile(r"(precision|recall)\s*=\s*([0-9.]+)")
 _ARRAYS = ("scores", "values", "precision", "recall")
 
@@ -71,6 +74,8 @@ class Probabilities:
     rules: Mapping[str, tuple[float, bool]] = field(default_factory=dict)
     """For ``f1`` and ``macro-f1``, the best threshold, and whether the best label of each point is
     assigned in any case. Models of older versions have none: the best label is not kept."""
+    by_label: Mapping[int, float] = field(default_factory=dict)
+    """Thresholds of single labels for the target ``per-label``. The others have that of ``f1``."""
 
     @classmethod
     def fit(cls, predictions: Predictions, labels: csr_matrix) -> Probabilities | None:
@@ -96,7 +101,10 @@ class Probabilities:
         steps = np.zeros(known.shape, dtype=int)
         steps[known] = _steps(probability)
         rules = _choose_rules(steps, np.where(known, predictions.ids, -1), labels)
-        return cls(knots, values, precision, recall, rules)
+        learned = cls(knots, values, precision, recall, rules)
+        lowest = round(_STEPS * rules["f1"][0])
+        by_label = _label_thresholds(steps[known], predictions.ids[known], relevant, labels, lowest)
+        return replace(learned, by_label=by_label)
 
     def of(self, scores: NDArray[np.floating[Any]]) -> NDArray[np.float32]:
         """Return the probability of each score. Padding has probability 0."""
@@ -112,12 +120,15 @@ class Probabilities:
                 F1 on the held-out points, ``"precision=0.8"`` the lowest threshold with at least
                 this precision, and ``"recall=0.6"`` the highest threshold with at least this
                 recall. All three metrics are micro-averaged over (point, label) pairs.
-                ``"macro-f1"`` chooses the highest mean F1 of the labels. See also `keeps_best`.
+                ``"macro-f1"`` chooses the highest mean F1 of the labels. ``"per-label"`` is as
+                ``"f1"``, but some labels have thresholds of their own, see `by_label`. See also
+                `keeps_best`.
 
         Raises:
             ConfigError: If the target is invalid, or no threshold reaches it.
         """
         name, least = parse_target(target)
+        name = "f1" if name == PER_LABEL else name
         if name in F1_TARGETS:
             return self.rules[name][0] if name in self.rules else self.f1.argmax() / _STEPS
         if name is None:
@@ -138,7 +149,12 @@ class Probabilities:
 
         That is so for ``"f1"`` and ``"macro-f1"`` if it raised them on the held-out points.
         """
-        return self.rules.get(str(parse_target(target)[0]), (0.0, False))[1]
+        name = str(parse_target(target)[0])
+        return self.rules.get("f1" if name == PER_LABEL else name, (0.0, False))[1]
+
+    def label_thresholds(self, target: float | str) -> Mapping[int, float]:
+        """Return the thresholds of single labels, which only ``"per-label"`` has."""
+        return self.by_label if parse_target(target)[0] == PER_LABEL else {}
 
     @property
     def f1(self) -> NDArray[np.float64]:
@@ -155,7 +171,8 @@ class Probabilities:
     def to_dict(self) -> dict[str, Any]:
         """Return the map, precision and recall as a JSON-compatible dictionary of lists."""
         arrays = {name: getattr(self, name).tolist() for name in _ARRAYS}
-        return arrays | {"rules": {name: list(rule) for name, rule in self.rules.items()}}
+        rules = {name: list(rule) for name, rule in self.rules.items()}
+        return arrays | {"rules": rules, "by_label": [list(pair) for pair in self.by_label.items()]}
 
     @classmethod
     def from_dict(cls, tree: Mapping[str, Any], path: Path) -> Probabilities:
@@ -170,6 +187,7 @@ class Probabilities:
                 str(name): (float(lowest), bool(keeps_best))
                 for name, (lowest, keeps_best) in tree.get("rules", {}).items()
             }
+            by_label = {int(label): float(least) for label, least in tree.get("by_label", [])}
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise damaged_file(path, f"damaged ({quoted(error)})") from error
         scores, *shares = arrays.values()
@@ -185,7 +203,7 @@ class Probabilities:
             raise damaged_file(
                 path, "the map from scores to probabilities is not monotonic in [0, 1]"
             )
-        return cls(**arrays, rules=rules)
+        return cls(**arrays, rules=rules, by_label=by_label)
 
 
 def parse_target(target: float | str) -> tuple[str | None, float]:
@@ -202,7 +220,7 @@ def parse_target(target: float | str) -> tuple[str | None, float]:
     if not isinstance(target, str):
         return None, float(target)
     text = target.strip().lower()
-    if text in F1_TARGETS:
+    if text in (*F1_TARGETS, PER_LABEL):
         return text, 0.0
     match = _TARGET.fullmatch(text)
     name, number = (match[1], match[2]) if match else (None, text)
@@ -212,8 +230,8 @@ def parse_target(target: float | str) -> tuple[str | None, float]:
         least = float("nan")
     if not 0 <= least <= 1 and (name is not None or np.isnan(least)):
         raise ConfigError(
-            f"threshold {target!r}: give a number, f1, macro-f1, precision=0.8 or recall=0.6 "
-            "(precision and recall between 0 and 1)"
+            f"threshold {target!r}: give a number, f1, macro-f1, per-label, precision=0.8 or "
+            "recall=0.6 (precision and recall between 0 and 1)"
         )
     return name, least
 
@@ -318,6 +336,53 @@ def _choose_rules(
     if (np.diff(labels.indptr) == 1).all():
         rules["f1"] = (1.0, True)
     return rules
+
+
+def _label_thresholds(
+    steps: NDArray[np.int64],
+    ids: NDArray[np.integer[Any]],
+    relevant: NDArray[np.bool_],
+    labels: csr_matrix,
+    lowest: int,
+) -> dict[int, float]:
+    """Return the thresholds of labels for which one of their own was better on held-out points.
+
+    A label needs `MIN_LABEL_POINTS` points. To avoid choosing by chance, the points are halved: the
+    F1 of the thresholds that each half chooses, measured on the other half, must be higher than
+    with the common threshold.
+
+    Args:
+        steps: (M,) result of `_steps` for all predicted pairs.
+        ids: (M,) their labels.
+        relevant: (M,) whether they are true.
+        labels: (N, L) relevant labels.
+        lowest: The step of the common threshold.
+    """
+    n_true = np.bincount(labels.indices, minlength=labels.shape[1])
+    order = np.argsort(ids, kind="stable")
+    starts = np.searchsorted(ids[order], np.arange(labels.shape[1] + 1))
+    chosen = {}
+    for label in np.flatnonzero(n_true >= MIN_LABEL_POINTS).tolist():
+        own = order[starts[label] : starts[label + 1]]
+        half = np.arange(len(own)) % 2 == 0
+        sides = [own[half], own[~half]]
+        assigned = np.stack([_reached(steps[side]) for side in sides])
+        right = np.stack([_reached(steps[side], relevant[side]) for side in sides])
+        # true pairs that were not predicted are missed at any threshold, half of them on each side
+        missed = (n_true[label] - right[:, 0].sum()) / 2
+        first, second = 2 * right / np.maximum(assigned + right[:, :1] + missed, 1)
+        if first[second.argmax()] + second[first.argmax()] > first[lowest] + second[lowest]:
+            f1 = 2 * right.sum(axis=0) / (assigned.sum(axis=0) + n_true[label])
+            chosen[label] = float(f1.argmax()) / _STEPS
+    return chosen
+
+
+def _reached(
+    steps: NDArray[np.int64], weights: NDArray[np.bool_] | None = None
+) -> NDArray[np.float64]:
+    """Return the number of pairs at or above each threshold."""
+    counts = np.bincount(steps, weights=weights, minlength=_STEPS + 1)
+    return counts[::-1].cumsum()[::-1].astype(np.float64)
 
 
 def _precision_and_recall(

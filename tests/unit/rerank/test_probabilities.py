@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from scipy.sparse import csr_matrix
 
 from elias.errors import ConfigError, ModelError
+from elias.metrics import f1_metrics
 from elias.predictions import Predictions
 from elias.rerank.probabilities import (
     Probabilities,
@@ -224,3 +225,39 @@ def test_the_rules_have_the_best_micro_and_macro_f1():
     for column, target in enumerate(("f1", "macro-f1")):
         chosen = f1(learned.threshold(target), learned.keeps_best(target))
         assert chosen[column] == pytest.approx(values[:, column].max())
+
+
+def test_labels_with_enough_points_get_thresholds_of_their_own_if_these_are_better():
+    """Label 0 is true at low probabilities, label 1 only at high ones, label 2 has few points."""
+    rng = np.random.default_rng(0)
+    n_points = 600
+    scores = rng.random((n_points, 3))
+    chance = np.stack([scores[:, 0] > 0.15, scores[:, 1] > 0.85, scores[:, 2] > 0.98], axis=1)
+    chance[20:, 2] = False
+    truth = csr_matrix(chance.astype(np.float32))
+    ids = np.tile(np.arange(3), (n_points, 1))
+    predictions = Predictions.from_scores(ids, scores, n_labels=3)
+
+    learned = Probabilities.fit(predictions, truth)
+
+    assert set(learned.by_label) == {0, 1}
+    assert learned.by_label[0] < learned.threshold("f1") < learned.by_label[1]
+    ranked = replace(predictions, probabilities=learned.of(predictions.scores))
+    lowest, keep_best = learned.threshold("f1"), learned.keeps_best("f1")
+    before, after = (
+        f1_metrics(ranked.threshold(lowest, keep_best=keep_best, by_label=by_label), truth)
+        for by_label in (None, learned.label_thresholds("per-label"))
+    )
+    assert after["macro-F1"] > before["macro-F1"]
+    assert learned.label_thresholds("f1") == {}
+
+
+def test_chance_alone_gives_no_label_a_threshold_of_its_own_often():
+    rng = np.random.default_rng(1)
+    scores = rng.random((2000, 10))
+    truth = csr_matrix((rng.random((2000, 10)) < scores).astype(np.float32))
+    ids = np.tile(np.arange(10), (2000, 1))
+
+    learned = Probabilities.fit(Predictions.from_scores(ids, scores, n_labels=10), truth)
+
+    assert all(abs(own - learned.threshold("f1")) < 0.15 for own in learned.by_label.values())

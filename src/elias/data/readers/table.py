@@ -415,6 +415,15 @@ class TableReader(base.Reader):
             groups = None if columns.group is None else cell_keys(rows.columns[columns.group])
             yield from _by_split(rows.splits(columns.split), texts, labels, groups)
 
+    def column(self, name: str) -> Iterator[tuple[str, str]]:
+        """Yield the split and the cell of each row, as text, in the order of the points."""
+        for _, path in self._files:
+            check_columns(path, [name], column_names(path, self.format, self._options))
+        split = self._columns.split
+        for rows in self._read([name] if split is None else list(dict.fromkeys([name, split]))):
+            cells = ("" if label_cells.is_missing(x) else str(x) for x in rows.columns[name])
+            yield from zip(rows.splits(split), cells, strict=True)
+
     def _read(self, names: Sequence[str]) -> Iterator[Rows]:
         required = [name for name in self._required if name in names]
         for split, path in self._files:
