@@ -145,7 +145,7 @@ def test_a_number_is_its_own_threshold(fitted):
 
 @pytest.mark.parametrize("target", ["f2", "precision", "precision=2", "recall=.", "nan", ""])
 def test_an_unknown_target_is_refused_with_the_known_ones(target):
-    with pytest.raises(ConfigError, match=r"f1, precision=0.8 or recall=0.6"):
+    with pytest.raises(ConfigError, match=r"per-label, precision=0.8 or recall=0.6"):
         parse_target(target)
 
 
