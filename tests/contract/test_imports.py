@@ -53,7 +53,7 @@ def plain(distribution):
 def test_what_is_imported_is_declared():
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf8"))["project"]
     extras = project["optional-dependencies"]
-    of_users = ("serve", "export", "excel", "tensorboard", "wandb", "tune")
+    of_users = ("serve", "export", "excel", "skos", "tensorboard", "wandb", "tune")
     needs = [*project["dependencies"], *(need for name in of_users for need in extras[name])]
     declared = {plain(re.split(r"[^\w.-]", need)[0]) for need in needs}
     files = list((ROOT / "src" / "elias").rglob("*.py"))
