@@ -35,7 +35,9 @@ _N_EXAMPLES = 6
 _WARM_UP = ("a text to warm up with", "another", "")
 _SMOOTHING = 0.2
 _BATCH_SECONDS = 0.04
-"""Time of a batch while requests wait, so that a small request waits for little else."""
+"""Time of a batch, so that a small request waits for little else."""
+_MIN_BATCH = {"predict": 4, "explain": 2}
+"""Number of texts per batch if fewer would take that long."""
 _MAX_RETRY_SECONDS = 60
 
 
@@ -287,9 +289,9 @@ class Backend:
         return batch
 
     def _batch_size(self, kind: str) -> int:
-        """Return the number of texts that take about `_BATCH_SECONDS`, at most ``max_batch``."""
+        """Return how many texts take about `_BATCH_SECONDS`, within the limits."""
         fitting = int(_BATCH_SECONDS / self._seconds_per_text[kind])
-        return min(self.settings.limits.max_batch, max(2, fitting))
+        return min(self.settings.limits.max_batch, max(_MIN_BATCH[kind], fitting))
 
     def _take(self, waiting: _Waiting, max_texts: int) -> tuple[_Waiting, Job]:
         """Take the next texts of a job out of the queue, and the job when it has no more."""

@@ -89,6 +89,11 @@ class LimitedProtocol(HttpToolsProtocol):
         if self._n_pending > MAX_HEADER_BYTES and not self.transport.is_closing():
             self._close(431, f"headers larger than {MAX_HEADER_BYTES:,} bytes")
 
+    def send_400_response(self, msg: str) -> None:
+        """Refuse what is not HTTP."""
+        self._limits.count(400, "a request is not HTTP")
+        super().send_400_response(msg)
+
     def on_headers_complete(self) -> None:
         """Start a request."""
         self._n_pending = 0

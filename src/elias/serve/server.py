@@ -51,7 +51,7 @@ _SECONDS_TO_EXIT = 5.0
 _POLL_SECONDS = 0.2
 _MAX_REFUSED, _SECONDS_TO_READ = 16, 0.05
 """Connections to refuse between two polls during shutdown, and the time for each."""
-_READY_FILE, _ERROR_FILE = "ready-{}", "error-{}"
+_READY_FILE, _READY_GLOB, _ERROR_FILE = "ready-{}", "ready-*", "error-{}"
 """Files in the metrics folder that a worker writes when it is ready or cannot load the model.
 
 Their names contain the process id of the worker.
@@ -295,6 +295,9 @@ async def _serve(sock: socket.socket, settings: ServeSettings) -> None:
             (settings.metrics_folder / _READY_FILE.format(os.getpid())).touch()
 
     loading = asyncio.create_task(load())
+    if settings.metrics_folder is not None and any(settings.metrics_folder.glob(_READY_GLOB)):
+        # Other workers are serving, so accept no requests before the model is loaded.
+        await asyncio.wait([loading])
     await server.serve(sockets=[sock])
     if loading.done():
         loading.result()  # raises the error, if the model could not be loaded
@@ -351,7 +354,7 @@ def _handle_signals(server: uvicorn.Server, backend: Backend) -> None:
 
 def _set_up_logging() -> None:
     """Write the logs to stderr as plain lines."""
-    for name, level in (("elias.access", logging.INFO), ("uvicorn.error", logging.WARNING)):
+    for name, level in (("elias.access", logging.INFO), ("uvicorn.error", logging.ERROR)):
         log = logging.getLogger(name)
         log.handlers = [logging.StreamHandler(sys.__stderr__)]
         log.propagate = False

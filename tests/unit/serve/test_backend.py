@@ -158,11 +158,11 @@ def test_the_parts_of_a_job_are_computed_by_one_model_even_if_it_is_replaced():
 def test_slow_texts_make_small_batches():
     async def scenario(backend, machine):
         backend._seconds_per_text["predict"] = 0.02
-        await submit_all(backend, machine, [texts(*"abcd")])
+        await submit_all(backend, machine, [texts(*"abcdefgh")])
 
     machine = run(scenario, max_batch=32, max_queue=40, batch_seconds=0.04)
 
-    assert len(machine.batches[1][0]) == 2
+    assert [len(batch[0]) for batch in machine.batches[1:]] == [4, 4]
 
 
 def test_jobs_of_two_kinds_take_turns():

@@ -152,6 +152,20 @@ def test_endless_headers_and_trailers_are_cut_off(start):
     assert run(scenario, timeout=20.0) < 100 * MAX_HEADER_BYTES
 
 
+def test_what_is_not_http_gets_400_and_is_logged_together(caplog, monkeypatch):
+    monkeypatch.setattr(protocol, "_LOG_SECONDS", 0.2)
+
+    async def scenario(_, port):
+        contents = [await answer(port, b"no HTTP\r\n\r\n") for _ in range(3)]
+        await asyncio.sleep(0.4)
+        return contents
+
+    with caplog.at_level(logging.WARNING, "elias.serve.protocol"):
+        assert all(is_answer(content, 400) for content in run(scenario))
+    messages = [message for message in caplog.messages if "closed" in message]
+    assert sum(int(message.split()[1]) for message in messages) == 3
+
+
 def test_headers_that_are_too_large_get_431(caplog, monkeypatch):
     monkeypatch.setattr(protocol, "_LOG_SECONDS", 0.01)
 
