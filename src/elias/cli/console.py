@@ -177,11 +177,14 @@ def columns(header: Sequence[str], rows: Iterable[Sequence[str]], *, n_left: int
     return table
 
 
-def stage_table(metadata: Mapping[str, Any], split: str) -> list[RenderableType]:
+def stage_table(
+    metadata: Mapping[str, Any], split: str, components: Sequence[str] | None = None
+) -> list[RenderableType]:
     """Return headings and tables of a model's metrics on a split.
 
     The first table has one row per stage or component. The second has precision, recall and F1 at
-    the model's threshold, if it has one.
+    the model's threshold, if it has one. The heading names measured components of the ranker that
+    the model, with these ``components``, was saved without.
     """
     from elias.report.sections import COMPONENTS
 
@@ -191,9 +194,14 @@ def stage_table(metadata: Mapping[str, Any], split: str) -> list[RenderableType]
         [COMPONENTS.get(stage, stage), *(_percent(values.get(name)) for name in STAGE_METRICS)]
         for stage, values in stages.items()
     ]
-    members = "; rows above the ensemble are of its first member" if "ensemble" in stages else ""
+    about = "; rows above the ensemble are of its first member" if "ensemble" in stages else ""
+    left_out = {*COMPONENTS} & {*stages} - {*components} if components is not None else {}
+    if left_out:
+        about += (
+            f" ({', '.join(COMPONENTS[name] for name in stages if name in left_out)}: left out)"
+        )
     shown: list[RenderableType] = [
-        f"On the {split} split, in percent{members}:",
+        f"On the {split} split, in percent{about}:",
         columns(["", *STAGE_METRICS], rows),
     ]
     if at_threshold := probabilities.get("at_threshold", {}).get(split):

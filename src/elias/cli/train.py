@@ -120,7 +120,7 @@ def train(
         splits = {split for measured in metrics.values() for split in measured}
         if splits:
             split = "test" if "test" in splits else "validation"
-            console.print_out(*console.stage_table(model.metadata, split))
+            console.print_out(*console.stage_table(model.metadata, split, model.components))
         typer.echo(f"{out}/model")
         console.note("\n".join(["next:", *(f"  {line}" for line in next_commands(out, corpus))]))
 

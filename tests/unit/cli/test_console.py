@@ -29,6 +29,14 @@ def test_an_ensembles_table_says_whose_the_other_rows_are(capsys):
     assert "member" not in shown[0]
 
 
+def test_components_that_the_model_was_saved_without_are_named(capsys):
+    metadata = {"metrics": {**METRICS, "rerank": METRICS["stage1"], "names": METRICS["stage1"]}}
+
+    shown = printed(capsys, *console.stage_table(metadata, "test", ["stage2", "rerank"]))
+
+    assert shown[0] == "On the test split, in percent (+ label names: left out):"
+
+
 def test_the_stage_table_fits_80_columns(capsys):
     lines = printed(capsys, *console.stage_table({"metrics": METRICS}, "test"))
 
