@@ -23,9 +23,10 @@ from naive_step import NaiveStep
 
 from elias.config import EncoderConfig, ResolvedStage
 from elias.kernels import shortlist_bce
-from elias.model.elias import EliasModel, shortlist_loss
+from elias.model.elias import EliasModel
 from elias.model.encoder import BagEncoder
 from elias.model.graph import LabelGraph
+from elias.model.losses import shortlist_loss
 from elias.text.batches import TokenBatch
 from elias.training.optimizer import Optimizer
 

@@ -33,7 +33,8 @@ from gpu_setup import (
 from naive_step import NaiveStep, naive_stepper
 
 from elias.kernels import label_loss, runs_triton
-from elias.model.elias import SearchSizes, shortlist_loss
+from elias.model.elias import SearchSizes
+from elias.model.losses import shortlist_loss
 from elias.training.optimizer import Optimizer
 from elias.training.stage import tensor_cores
 

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from elias.kernels import cpu, plain, shortlist_bce
-from elias.model.elias import shortlist_loss
+from elias.model.losses import shortlist_loss
 from reference import cross_entropy
 
 VERSIONS = pytest.mark.parametrize("version", [cpu.shortlist_bce, plain.shortlist_bce])

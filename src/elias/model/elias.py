@@ -13,16 +13,16 @@ from elias.kernels import (
     IndexGradients,
     expand_beam,
     label_logits,
-    label_loss,
     log_probabilities,
     path_log,
     rank_beams,
-    shortlist_bce,
 )
 from elias.kernels.one_vs_all import LabelUpdate, every_label_loss, every_label_top
 from elias.kernels.plain import ranking_key
 from elias.model.encoder import TextEncoder
 from elias.model.graph import LabelGraph
+from elias.model.losses import Losses as Losses
+from elias.model.losses import classification_loss, shortlist_loss
 from elias.text.batches import TokenBatch
 
 
@@ -46,14 +46,6 @@ class Shortlist(NamedTuple):
     """log ŷ_ℓ of the ``wanted`` labels, even outside the shortlist; 0 if no path reaches them."""
     reached: Bool[Tensor, "B Y"]
     """True for each ``wanted`` label that a path reaches."""
-
-
-class Losses(NamedTuple):
-    """The losses of a training step."""
-
-    total: Float[Tensor, ""]
-    classification: Float[Tensor, ""]
-    shortlist: Float[Tensor, ""]
 
 
 class LinearRows(nn.Module):
@@ -303,34 +295,3 @@ def best_labels(
     order = keys.topk(min(top_k, labels.shape[1]), dim=1).indices
     labels, log_p = labels.gather(1, order), log_p.gather(1, order)
     return labels.masked_fill(log_p == -math.inf, n_labels), log_p.exp()
-
-
-def classification_loss(
-    rows: LinearRows,
-    embedding: Float[Tensor, "B D"],
-    shortlist_log: Float[Tensor, "B K"],
-    labels: Int[Tensor, "B K"],
-    positives: Int[Tensor, "B Y"],
-    n_labels: int,
-    gradients: IndexGradients | None = None,
-) -> Float[Tensor, ""]:
-    """Return Σ −[y log p + (1−y) log(1−p)] over shortlists, with p = σ(z)·ŷ (Eq. 7, corrected).
-
-    z = w·φ + bias are the logits of ``rows`` (W_L), and ``shortlist_log`` is log ŷ ≤ 0. ``labels``
-    and ``positives`` are padded with L; positives ascend in each row. The loss is computed in
-    float32; neither it nor its gradients overflow. If ``gradients`` is given, it receives the
-    gradient of W_L.
-    """
-    if rows.whole:
-        return label_loss(
-            embedding, shortlist_log, rows.weight, rows.bias, labels, positives, gradients
-        )
-    logits = rows.logits(embedding, labels, gradients)
-    return shortlist_bce(logits, shortlist_log, labels, positives, n_labels)
-
-
-def shortlist_loss(
-    positive_log: Float[Tensor, "B Y"], reached: Bool[Tensor, "B Y"]
-) -> Float[Tensor, ""]:
-    """Return Σ −log ŷ over the positives that a path reaches (Eq. 8)."""
-    return -torch.where(reached, positive_log, torch.zeros_like(positive_log)).sum()

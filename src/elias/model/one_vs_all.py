@@ -7,9 +7,10 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
 from elias.kernels.one_vs_all import LabelUpdate
-from elias.model.elias import EliasModel, LinearRows, Losses, SearchSizes, best_labels
+from elias.model.elias import EliasModel, LinearRows, SearchSizes, best_labels
 from elias.model.encoder import TextEncoder
 from elias.model.graph import LabelGraph
+from elias.model.losses import Losses
 from elias.text.batches import TokenBatch
 
 

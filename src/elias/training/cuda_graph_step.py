@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from elias.kernels.cuda_graphs import CapturedFunction, GraphRecorder
-from elias.model.elias import Losses
+from elias.model.losses import Losses
 from elias.text.batches import PaddedBatch
 
 if TYPE_CHECKING:

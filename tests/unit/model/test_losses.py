@@ -4,7 +4,8 @@ import pytest
 import torch
 
 from elias.kernels import cpu, label_logits, plain, shortlist_bce
-from elias.model.elias import LinearRows, classification_loss, shortlist_loss
+from elias.model.elias import LinearRows
+from elias.model.losses import classification_loss, shortlist_loss
 
 LABEL, N_LABELS = 2, 3
 

@@ -1,0 +1,58 @@
+"""The losses of a training step (§3.3, Eq. 7 and 8): classification and shortlist.
+
+`EliasModel.losses_of` adds them up. Their kernels are `elias.kernels.cpu.loss`,
+`elias.kernels.gpu.loss` and `elias.kernels.plain`; the loss of one-vs-all models is in
+`elias.kernels.one_vs_all`.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NamedTuple
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+
+from elias.kernels import IndexGradients, label_loss, shortlist_bce
+
+if TYPE_CHECKING:
+    from elias.model.elias import LinearRows
+
+
+class Losses(NamedTuple):
+    """The losses of a training step."""
+
+    total: Float[Tensor, ""]
+    classification: Float[Tensor, ""]
+    shortlist: Float[Tensor, ""]
+
+
+def classification_loss(
+    rows: LinearRows,
+    embedding: Float[Tensor, "B D"],
+    shortlist_log: Float[Tensor, "B K"],
+    labels: Int[Tensor, "B K"],
+    positives: Int[Tensor, "B Y"],
+    n_labels: int,
+    gradients: IndexGradients | None = None,
+) -> Float[Tensor, ""]:
+    """Return Σ −[y log p + (1−y) log(1−p)] over shortlists, with p = σ(z)·ŷ (Eq. 7, corrected).
+
+    z = w·φ + bias are the logits of ``rows`` (W_L), and ``shortlist_log`` is log ŷ ≤ 0. ``labels``
+    and ``positives`` are padded with L; positives ascend in each row. The loss is computed in
+    float32; neither it nor its gradients overflow. If ``gradients`` is given, it receives the
+    gradient of W_L.
+    """
+    if rows.whole:
+        return label_loss(
+            embedding, shortlist_log, rows.weight, rows.bias, labels, positives, gradients
+        )
+    logits = rows.logits(embedding, labels, gradients)
+    return shortlist_bce(logits, shortlist_log, labels, positives, n_labels)
+
+
+def shortlist_loss(
+    positive_log: Float[Tensor, "B Y"], reached: Bool[Tensor, "B Y"]
+) -> Float[Tensor, ""]:
+    """Return Σ −log ŷ over the positives that a path reaches (Eq. 8)."""
+    return -torch.where(reached, positive_log, torch.zeros_like(positive_log)).sum()
