@@ -1,8 +1,9 @@
 """The prediction pipeline: text → tokens → search → rerank → `Predictions`.
 
-`predict` runs the whole pipeline. The functions below it are its steps, in order of execution. Each
-member of an ensemble searches once, and the predictions of all its components are derived from the
-candidates of that search.
+`predict` runs the whole pipeline. `predict_member`, `tokenize`, `search_member`, `search` and
+`rank_candidates` are its steps, in order of execution; helpers follow. Each member of an ensemble
+searches once, and the predictions of all its components are derived from the candidates of that
+search.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, TypeAlias, TypeVar
 
 import numpy as np
 import torch
@@ -39,6 +40,7 @@ if TYPE_CHECKING:
     from elias.model.encoder import TextEncoder
     from elias.rerank.sparse_ranker import Inputs
 
+    TokensOf: TypeAlias = Callable[[Elias], Tokens]
 
 logger = logging.getLogger(__name__)
 
@@ -72,7 +74,7 @@ def predict(
     inputs: Inputs,
     components: Sequence[str],
     options: SearchOptions,
-    tokens_of: Callable[[Elias, slice], Tokens] | None = None,
+    tokens_of: TokensOf | None = None,
 ) -> dict[str, Predictions]:
     """Return the predictions of the given components, with one search per member.
 
@@ -84,10 +86,10 @@ def predict(
         inputs: Texts, or feature vectors for a model that was trained on features.
         components: Names from `Elias.components`.
         options: Options of the search.
-        tokens_of: Function that returns the tokens of a slice of rows for a member. None tokenizes
-            ``inputs``.
+        tokens_of: Function that returns the tokens of this process's inputs for a member. None
+            tokenizes ``inputs``.
     """
-    labels, rows = model.model.labels, slice(None)
+    labels = model.model.labels
     n_points = len(inputs) if isinstance(inputs, Sequence) else int(inputs.shape[0])
     if isinstance(labels, ShardedRows):
         rows = labels.world.share(n_points)
@@ -96,25 +98,17 @@ def predict(
         else:
             inputs = inputs[rows]
 
-    merges = ENSEMBLE in components
-    widened = replace(options, top_k=max(options.top_k, MERGED_LABELS)) if merges else options
-    alone = list(components)
-    if merges:
-        alone.remove(ENSEMBLE)
-    predictions: dict[str, Predictions] = {}
-    last = []
-    for member in (model, *model.others) if merges else (model,):
-        wanted = [*alone, member.last_alone] if merges else alone
-        encoder = member.model.encoder
-        tokens = tokenize(inputs, encoder) if tokens_of is None else tokens_of(member, rows)
-        candidates = search_member(member, tokens, wanted, widened)
-        ranked = rank_candidates(member, candidates, inputs, wanted, widened.top_k)
-        predictions = ranked | predictions
-        if merges:
-            last.append(ranked[member.last_alone])
-            alone = []  # other members only contribute to the mean
-    if merges:
+    if ENSEMBLE in components:
+        wide = replace(options, top_k=max(options.top_k, MERGED_LABELS))
+        own = [model.last_alone, *(name for name in components if name != ENSEMBLE)]
+        predictions = predict_member(model, inputs, own, wide, tokens_of)
+        last = [predictions[model.last_alone]]
+        for other in model.others:
+            name = other.last_alone
+            last.append(predict_member(other, inputs, [name], wide, tokens_of)[name])
         predictions[ENSEMBLE] = Predictions.merge(last, k=options.top_k)
+    else:
+        predictions = predict_member(model, inputs, components, options, tokens_of)
 
     results = {}
     for name in components:
@@ -128,11 +122,18 @@ def predict(
     return results
 
 
-def _gathered(ranked: Ranked, world: World, n_points: int, n_labels: int) -> Ranked:
-    """Gather the labels and scores of all points from all processes."""
-    ids = all_gather_rows(world, ranked.ids, n_points, n_labels)
-    scores = all_gather_rows(world, ranked.scores, n_points, PADDING_SCORE)
-    return replace(ranked, ids=ids, scores=scores)
+def predict_member(
+    member: Elias,
+    inputs: Inputs,
+    components: Sequence[str],
+    options: SearchOptions,
+    tokens_of: TokensOf | None,
+) -> dict[str, Predictions]:
+    """Return the predictions of one member of an ensemble, or of a model that is not one."""
+    encoder = member.model.encoder
+    tokens = tokenize(inputs, encoder) if tokens_of is None else tokens_of(member)
+    candidates = search_member(member, tokens, components, options)
+    return rank_candidates(member, candidates, inputs, components, options.top_k)
 
 
 def tokenize(inputs: Inputs, encoder: TextEncoder) -> Tokens:
@@ -176,12 +177,6 @@ def search_member(
     return candidates if rerank.embedding == "none" else add_embedding(member, candidates, tokens)
 
 
-def add_embedding(member: Elias, candidates: Candidates, tokens: Tokens) -> Candidates:
-    """Return the candidates with the embeddings φ(x) that the member's ranker uses."""
-    encoder = member.first_encoder or member.model.encoder
-    return replace(candidates, embedding=embed_all(encoder, tokens))
-
-
 def search(
     model: EliasModel, tokens: Tokens, index: ResolvedIndex, options: SearchOptions
 ) -> Candidates:
@@ -219,20 +214,6 @@ def search(
                 logger.warning("out of memory: continuing with %d texts at a time", batch_size)
 
 
-def search_share(
-    model: EliasModel, tokens: Tokens, index: ResolvedIndex, options: SearchOptions
-) -> Candidates:
-    """Return the best labels of each text, as `search` does, but for all texts on every process.
-
-    If W_L is sharded, each process searches its share of the texts. The results are then gathered.
-    """
-    labels, n_points = model.labels, len(tokens)
-    if not isinstance(labels, ShardedRows):
-        return search(model, tokens, index, options)
-    candidates = search(model, tokens.part(labels.world.share(n_points)), index, options)
-    return _gathered(candidates, labels.world, n_points, model.n_labels)
-
-
 def rank_candidates(
     model: Elias,
     candidates: Candidates,
@@ -267,16 +248,31 @@ def rank_candidates(
     return predictions
 
 
-def max_filtered(split: Split) -> int:
-    """Return the maximum number of labels that the filters of a split exclude for a point."""
-    return 0 if split.filters is None else int(np.bincount(split.filters[:, 0], minlength=1).max())
+def add_embedding(member: Elias, candidates: Candidates, tokens: Tokens) -> Candidates:
+    """Return the candidates with the embeddings φ(x) that the member's ranker uses."""
+    encoder = member.first_encoder or member.model.encoder
+    return replace(candidates, embedding=embed_all(encoder, tokens))
 
 
-def drop_filtered(predictions: Predictions, split: Split, top_k: int) -> Predictions:
-    """Remove the pairs that a split's filters exclude, and return the best ``top_k`` labels."""
-    if split.filters is not None and len(split.filters):
-        predictions = predictions.drop(split.filters)
-    return predictions.top(top_k)
+def search_share(
+    model: EliasModel, tokens: Tokens, index: ResolvedIndex, options: SearchOptions
+) -> Candidates:
+    """Return the best labels of each text, as `search` does, but for all texts on every process.
+
+    If W_L is sharded, each process searches its share of the texts. The results are then gathered.
+    """
+    labels, n_points = model.labels, len(tokens)
+    if not isinstance(labels, ShardedRows):
+        return search(model, tokens, index, options)
+    candidates = search(model, tokens.part(labels.world.share(n_points)), index, options)
+    return _gathered(candidates, labels.world, n_points, model.n_labels)
+
+
+def _gathered(ranked: Ranked, world: World, n_points: int, n_labels: int) -> Ranked:
+    """Gather the labels and scores of all points from all processes."""
+    ids = all_gather_rows(world, ranked.ids, n_points, n_labels)
+    scores = all_gather_rows(world, ranked.scores, n_points, PADDING_SCORE)
+    return replace(ranked, ids=ids, scores=scores)
 
 
 def split_inputs(split: Split, encoder: TextEncoder) -> Inputs:
@@ -297,3 +293,15 @@ def cached_tokens(split: Split, encoder: TextEncoder) -> Tokens:
     return cached(
         encoder.fingerprint, inputs, encoder.tokenize, featurizer, n_ids=encoder.n_features
     )
+
+
+def max_filtered(split: Split) -> int:
+    """Return the maximum number of labels that the filters of a split exclude for a point."""
+    return 0 if split.filters is None else int(np.bincount(split.filters[:, 0], minlength=1).max())
+
+
+def drop_filtered(predictions: Predictions, split: Split, top_k: int) -> Predictions:
+    """Remove the pairs that a split's filters exclude, and return the best ``top_k`` labels."""
+    if split.filters is not None and len(split.filters):
+        predictions = predictions.drop(split.filters)
+    return predictions.top(top_k)

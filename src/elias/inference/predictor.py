@@ -179,7 +179,7 @@ class Elias:
         if name not in self.components:
             hint = did_you_mean(name, self.components)
             raise ConfigError(
-                f"component {name!r}: the model has no such part{hint} (it has: "
+                f"component {name!r}: no such component{hint} (it has: "
                 f"{', '.join(self.components)}; metrics of earlier stages are in the run's "
                 "metrics.jsonl)"
             )
@@ -402,12 +402,13 @@ class Elias:
         If ``components`` is None, return the predictions of all components.
         """
         labels = self.model.labels
-        world = labels.world if isinstance(labels, ShardedRows) else SingleProcess()
 
-        def split_tokens(member: Elias, rows: slice) -> Tokens:
+        def split_tokens(member: Elias) -> Tokens:
+            if not isinstance(labels, ShardedRows):
+                return cached_tokens(split, member.model.encoder)
             # rank 0 writes the cache before other ranks read it
-            tokens = world.rank0_first(lambda: cached_tokens(split, member.model.encoder))
-            return tokens if rows == slice(None) else tokens.part(rows)
+            tokens = labels.world.rank0_first(lambda: cached_tokens(split, member.model.encoder))
+            return tokens.part(labels.world.share(len(tokens)))
 
         components = self.components if components is None else components
         options = SearchOptions(top_k + max_filtered(split))
@@ -515,7 +516,7 @@ class Elias:
         revision: str | None = None,
         token: str | None = None,
         device: str = "auto",
-        world: World | None = None,
+        world: World = SingleProcess(),
     ) -> Elias:
         """Load a saved model from its folder, the folder of a finished run, or the hub.
 
@@ -535,7 +536,7 @@ class Elias:
             ModelError: If a file is missing, damaged, not saved by ELIAS, or of a newer format.
         """
         path = find_model(folder, revision=revision, token=token)
-        if world is not None and world.shards_labels:
+        if world.shards_labels:
             model = load_model(cls, path, world.device, partial(ShardedRows.of, world))
         else:
             model = load_model(cls, path, pick_device(device))

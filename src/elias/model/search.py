@@ -161,7 +161,7 @@ def evaluating(model: nn.Module) -> Iterator[None]:
     """Switch off dropout and gradients, and restore both afterwards."""
     was_training = model.training
     # setting the mode of all modules of a large encoder takes as long as encoding a short text
-    change = _in_training(model)
+    change = model.training or any(map(attrgetter("training"), model.children()))
     if change:
         model.eval()
     try:
@@ -170,10 +170,6 @@ def evaluating(model: nn.Module) -> Iterator[None]:
     finally:
         if change:
             model.train(was_training)
-
-
-def _in_training(model: nn.Module) -> bool:
-    return model.training or any(map(attrgetter("training"), model.children()))
 
 
 def can_capture(model: EliasModel) -> bool:
@@ -228,8 +224,8 @@ class SearchGraphs:
             self.by_model.pop(model, None)
             yield None
             return
-        if blocked is not None or _in_training(model):
-            if _in_training(model):
+        if blocked is not None or model.training:
+            if model.training:
                 self.by_model.pop(model, None)
             if n_texts < self.many_texts:
                 yield None

@@ -210,12 +210,12 @@ def test_an_unfinished_run_is_reported_as_unfinished(tmp_path):
         Elias.from_pretrained(tmp_path)
 
 
-def test_a_model_is_loaded_without_a_world(model, tmp_path):
+def test_a_model_is_loaded_by_a_single_process(model, tmp_path):
     config = model.config.override({"encoder.dim": 8, "encoder.hidden_dim": 8})
     saved = Elias(model.model, config.resolve(len(TEXTS), 40), NAMES)
     folder = saved.save_pretrained(tmp_path / "model")
 
-    loaded = Elias.from_pretrained(folder, device="cpu", world=None)
+    loaded = Elias.from_pretrained(folder, device="cpu", world=SingleProcess())
 
     assert loaded.predict(TEXTS).ids.tolist() == model.predict(TEXTS).ids.tolist()
 
