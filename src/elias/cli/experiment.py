@@ -235,7 +235,7 @@ def prune(
     ] = None,
     keep: Annotated[
         str | None,
-        Option(metavar="RULE", help="Edges to keep in it: threshold=0.25 or top=100."),
+        Option(metavar="RULE", help="Pruning rule for --save: threshold=0.25 or top=100."),
     ] = None,
     experiment: Experiment,
 ) -> None:

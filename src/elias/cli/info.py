@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 def info(
     model: options.ModelPath,
     verify: Annotated[
-        bool, Option("--verify", help="Check the checksum of every file instead.")
+        bool, Option("--verify", help="Only check the checksum of every file.")
     ] = False,
     as_json: options.AsJson = False,
 ) -> None:

@@ -122,9 +122,10 @@ class CorpusOptions:
             help="Equal cells stay in one split (default: near-duplicate texts).",
         ),
     ] = None
-    no_header: Annotated[bool, Option("--no-header", help="Line 1 is data: columns 1, 2, …")] = (
-        False
-    )
+    no_header: Annotated[
+        bool,
+        Option("--no-header", help="The file has no header; columns are numbered from 1."),
+    ] = False
     encoding: Encoding = None
     label_table: Annotated[
         Path | None,

@@ -159,8 +159,8 @@ def _suggest_encoder(configuration: options.ConfigOptions, config: ResolvedConfi
     chosen = configuration.encoder is not None or configuration.config_file is not None
     if config.encoder.kind == "bag" and not chosen:
         console.note(
-            "a GPU is available: --encoder minilm fine-tunes a pretrained transformer, which found "
-            "more of the right labels than the default on our corpora (--encoder bag hides this)"
+            "a GPU is available: --encoder minilm fine-tunes a pretrained transformer, which was "
+            "more accurate than the default on our corpora (--encoder bag hides this note)"
         )
 
 

@@ -340,7 +340,11 @@ def _narrow(cls: type[T], config: Any, **values: Any) -> T:
 
 
 def n_clusters(n_labels: int, rule: _IndexRule) -> int:
-    """Return C, the power of two from L/50 up (from L/100 for many labels); for a small L, more."""
+    """Return C, the number of clusters.
+
+    It is the smallest power of two >= L/50 (L/100 for many labels), at least 32, but there are at
+    least 4 labels per cluster.
+    """
     share = n_labels / rule.labels_per_cluster
     clusters = 1 << math.ceil(math.log2(max(share, 1)))
     most = 1 << math.floor(math.log2(max(n_labels / MIN_LABELS_PER_CLUSTER, 1)))

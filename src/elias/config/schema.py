@@ -229,11 +229,11 @@ class StageConfig:
     name: str = "stage1"
     """Name of the stage in logs and metrics."""
     learn_graph: bool = False
-    """True: edges from M'Y, then learned. False: every label, or a fixed graph; see `score_all`."""
+    """Whether the edges are learned, starting from M'Y. If not, see `score_all`."""
     score_all: bool | None = None
-    """Without `learn_graph`, True: score every label in each step (one-vs-all), without clusters;
-    False: a fixed graph, a partition with all edge scores 1, as in the paper. Derived: true for a
-    stage before the last one, if points × labels is at most 2·10⁹."""
+    """Whether a stage that does not learn the graph scores every label in each step (one-vs-all).
+    Otherwise its graph is fixed: a partition with all edge scores 1, as in the paper. By default,
+    a stage before the last one scores every label if points × labels is at most 2·10⁹."""
     epochs: int | None = None
     """Maximum number of passes over the training points; see `EvalConfig.patience`."""
     batch_size: int | None = None

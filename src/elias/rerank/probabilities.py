@@ -288,7 +288,7 @@ def calibration_error(
 
 
 def _steps(probability: NDArray[np.float64]) -> NDArray[np.int64]:
-    """Return i for labels that are assigned at the thresholds 0, 1/200, … up to i/200."""
+    """Return the highest threshold step that each probability reaches."""
     rounded = probability.astype(np.float32).astype(np.float64)
     return np.floor(rounded * _STEPS + 1e-9).astype(np.int64)
 

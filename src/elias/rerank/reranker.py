@@ -40,7 +40,7 @@ POWERS = (1.0, 0.5, 0.25, 0.125)
 POWER_K = 5
 """k of the nDCG@k that chooses γ."""
 FOLDS = 3
-"""Parts of the held-out points; each is scored by calibrations that were fitted on the others."""
+"""Number of folds for cross-fitting the calibration."""
 FEW_LABELS_COST = 2.0
 """C where the ranker scores every label, unless it is given."""
 FEW_POWERS = (16.0, 4.0, *POWERS)

@@ -65,7 +65,9 @@ def _add_model_routes(api: FastAPI, backend: Backend) -> None:
     async def explain(body: schemas.ExplainRequest, request: Request) -> Response:
         """Explain the labels of each text by their clusters and the factors of their scores."""
         if body.words and len(body.inputs) > 1:
-            raise RequestError(413, "words: at most one text per request; leave out words")
+            raise RequestError(
+                413, "words=true explains one text per request; send one text, or leave out words"
+            )
         job = Job(
             "explain",
             body.inputs,

@@ -71,7 +71,7 @@ class Tokens:
     """Number of texts that were truncated to the maximum length of the encoder."""
 
     def __len__(self) -> int:
-        """Return N."""
+        """Return the number of texts."""
         return len(self.offsets) - 1
 
     @property
@@ -166,7 +166,7 @@ def cached(
         tokenize: Function that converts texts to tokens.
         featurizer: The featurizer that ``tokenize`` uses, if any. If it is given, several
             processes can tokenize texts on disk.
-        n_ids: Number of token ids. Kernels rely on it that stored ids are lower.
+        n_ids: Number of token ids. Stored ids must be lower; kernels do not check.
 
     Raises:
         DataError: If the tokens of texts on disk cannot be written.
