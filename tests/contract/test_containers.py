@@ -45,9 +45,9 @@ def exposed():
     """Return each sample the server tells Prometheus, with the labels it has."""
     from prometheus_client.parser import text_string_to_metric_families
 
-    from elias.serve.metrics import Metrics
+    from elias.serve.prometheus import ServerMetrics
 
-    metrics = Metrics()
+    metrics = ServerMetrics()
     metrics.requests.labels("/predict", "200").inc()
     metrics.request_seconds.labels("/predict").observe(0.1)
     metrics.reloads.labels("failure").inc()

@@ -19,7 +19,7 @@ from elias.errors import DataError, EliasError
 from elias.inference.explain import GraphView, LabelSearch, ranker_terms, word_effects
 from elias.inference.predictor import Elias
 from elias.serve.errors import RequestError
-from elias.serve.metrics import Metrics
+from elias.serve.prometheus import ServerMetrics
 from elias.serve.settings import MAX_LABELS
 
 if TYPE_CHECKING:
@@ -176,7 +176,7 @@ class Backend:
 
     def __init__(self, settings: ServeSettings) -> None:
         self.settings = settings
-        self.metrics = Metrics(settings.metrics_folder)
+        self.metrics = ServerMetrics(settings.metrics_folder)
         self.depth = 0
         """Number of texts in the queue."""
         self._served: ServedModel | None = None

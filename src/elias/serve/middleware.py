@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
     from elias.serve.backend import Backend
-    from elias.serve.metrics import Metrics
+    from elias.serve.prometheus import ServerMetrics
     from elias.serve.settings import Limits
 
 
@@ -65,7 +65,7 @@ class AccessLogMiddleware:
     uptime monitors and load balancers often send it. The HTTP server drops the body.
     """
 
-    def __init__(self, app: ASGIApp, metrics: Metrics, paths: Container[str]) -> None:
+    def __init__(self, app: ASGIApp, metrics: ServerMetrics, paths: Container[str]) -> None:
         """Wrap an application. ``paths`` are the path patterns of its routes."""
         self._app = app
         self._metrics = metrics

@@ -18,7 +18,7 @@ from elias.serve.errors import raw_response
 from elias.serve.settings import MAX_HEADER_BYTES
 
 if TYPE_CHECKING:
-    from elias.serve.metrics import Metrics
+    from elias.serve.prometheus import ServerMetrics
     from elias.serve.settings import Limits
 
 
@@ -32,7 +32,7 @@ _LOG_SECONDS = 1.0
 class Connections:
     """The connections of a worker that wait for a request, oldest first, and their limits."""
 
-    def __init__(self, limits: Limits, metrics: Metrics) -> None:
+    def __init__(self, limits: Limits, metrics: ServerMetrics) -> None:
         self.timeout = limits.timeout
         files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
         self.max_open = min(limits.max_connections, max(1, files - _RESERVED_FILES))

@@ -9,7 +9,7 @@ import pytest
 import uvicorn
 
 from elias.serve import protocol
-from elias.serve.metrics import Metrics
+from elias.serve.prometheus import ServerMetrics
 from elias.serve.protocol import Connections, LimitedProtocol
 from elias.serve.settings import MAX_HEADER_BYTES, Limits
 
@@ -39,7 +39,7 @@ class App:
 async def serving(**limits):
     """Serve an app on a free port."""
     app = App()
-    connections = Connections(Limits(**{"timeout": 0.2} | limits), Metrics())
+    connections = Connections(Limits(**{"timeout": 0.2} | limits), ServerMetrics())
     config = uvicorn.Config(
         app,
         http=lambda **options: LimitedProtocol(connections, **options),
@@ -249,5 +249,5 @@ def test_a_client_that_does_not_read_is_disconnected():
 def test_the_number_of_connections_leaves_file_descriptors_for_the_model(monkeypatch):
     monkeypatch.setattr(protocol.resource, "getrlimit", lambda _: (200, 200))
 
-    assert Connections(Limits(), Metrics()).max_open == 136
-    assert Connections(Limits(max_connections=20), Metrics()).max_open == 20
+    assert Connections(Limits(), ServerMetrics()).max_open == 136
+    assert Connections(Limits(max_connections=20), ServerMetrics()).max_open == 20

@@ -20,7 +20,7 @@ _SECONDS = (0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.
 _SIZES = (1, 2, 4, 8, 16, 32, 64, 128)
 
 
-class Metrics:
+class ServerMetrics:
     """The metrics of one worker."""
 
     def __init__(self, folder: Path | None = None) -> None:
