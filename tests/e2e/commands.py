@@ -11,7 +11,7 @@ from pathlib import Path
 
 from typer.testing import CliRunner
 
-from elias.cli.app import app
+from elias.cli.commands import app
 
 SOURCE = Path(__file__).parents[2] / "src"
 

@@ -3,7 +3,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from elias.cli.app import app
+from elias.cli.commands import app
 from elias.cli.options import ConfigOptions
 from elias.cli.train import _suggest_encoder
 from elias.config import EliasConfig
