@@ -136,7 +136,7 @@ def convert(
 @app.command(cls=options.Command)
 def demo(directory: NewFolder) -> None:
     """Build the demo corpus: MEDLINE titles and their MeSH headings (requires internet access)."""
-    from elias.data.demo import build_demo_corpus
+    from elias.data.mesh_titles import build_demo_corpus
 
     typer.echo(build_demo_corpus(directory))
 

