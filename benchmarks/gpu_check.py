@@ -18,7 +18,13 @@ import torch
 from gpu_setup import STAGE, Results, Rows, Shape, bert_base, make_batches, make_model, table
 
 from elias.kernels import Expansion, IndexGradients, label_logits, path_log, plain
-from elias.kernels.adamw import AdamWRates, History, LinearState, RowState, apply_pending_decay
+from elias.kernels.adamw_state import (
+    AdamWRates,
+    History,
+    LinearState,
+    RowState,
+    apply_pending_decay,
+)
 from elias.kernels.gpu import loss as gpu_loss
 from elias.kernels.gpu import paths as gpu_paths
 from elias.kernels.gpu import rows as gpu_rows

@@ -6,7 +6,7 @@ import torch
 from gpu_setup import median_ms
 
 from elias.kernels import expand_beam
-from elias.kernels.adamw import AdamWRates, History, LinearState
+from elias.kernels.adamw_state import AdamWRates, History, LinearState
 from elias.kernels.gpu import loss as gpu_loss
 from elias.kernels.gpu import paths as gpu_paths
 from elias.kernels.gpu import rows as gpu_rows

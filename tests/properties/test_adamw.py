@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from elias.kernels import adamw_rows
-from elias.kernels.adamw import (
+from elias.kernels.adamw_state import (
     AdamWRates,
     History,
     RowState,

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 import reference
 from elias.config import ResolvedStage
 from elias.kernels import Expansion, IndexGradients, label_logits, path_log, plain, shortlist_bce
-from elias.kernels.adamw import AdamWRates, History, LinearState, RowState
+from elias.kernels.adamw_state import AdamWRates, History, LinearState, RowState
 from elias.model.elias import EliasModel, SearchSizes
 from elias.model.encoder import TextEncoder
 from elias.model.graph import LabelGraph

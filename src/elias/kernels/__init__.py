@@ -26,8 +26,8 @@ from torch import Tensor
 
 from elias.errors import ConfigError
 from elias.kernels import cpu, plain
-from elias.kernels.adamw import AdamWRates, History, LinearState, RowState
-from elias.kernels.adamw import IndexGradients as IndexGradients
+from elias.kernels.adamw_state import AdamWRates, History, LinearState, RowState
+from elias.kernels.adamw_state import IndexGradients as IndexGradients
 from elias.kernels.cpu import adamw_rows as adamw_rows
 from elias.kernels.cpu import rank_beams as rank_beams
 

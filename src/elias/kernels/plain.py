@@ -12,7 +12,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 from torch.nn.functional import embedding_bag, logsigmoid, pad, softplus
 
-from elias.kernels.adamw import AdamWRates, stochastic_round
+from elias.kernels.adamw_state import AdamWRates, stochastic_round
 
 _LOWEST = -(2**63)
 _LAST_ID = 2**31 - 1

@@ -17,7 +17,7 @@ from elias.kernels import (
     adamw_rows,
     runs_triton,
 )
-from elias.kernels.adamw import (
+from elias.kernels.adamw_state import (
     AdamWRates,
     History,
     LinearState,

@@ -8,7 +8,7 @@ from numba import njit, prange
 from torch import Tensor
 
 from elias.kernels import plain
-from elias.kernels.adamw import AdamWRates, History, RowState
+from elias.kernels.adamw_state import AdamWRates, History, RowState
 from elias.kernels.cpu.rows import Array
 
 

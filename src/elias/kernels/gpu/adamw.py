@@ -1,6 +1,6 @@
 """Lazy AdamW on the rows that a step touches, as Triton kernels that fuse gradient and update.
 
-See `elias.kernels.adamw` for the decay of rows that skipped steps.
+See `elias.kernels.adamw_state` for the decay of rows that skipped steps.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 from triton.language import constexpr, tensor
 
-from elias.kernels.adamw import History, LinearState, RowState
+from elias.kernels.adamw_state import History, LinearState, RowState
 from elias.kernels.gpu.rows import RowPairs, block_sizes, row_programs, row_sum
 
 

@@ -14,7 +14,7 @@ import triton.language as tl
 from torch import Tensor
 from triton.language import constexpr, tensor
 
-from elias.kernels.adamw import IndexGradients
+from elias.kernels.adamw_state import IndexGradients
 from elias.kernels.gpu.rows import gather_dot, gather_sum
 from elias.kernels.gpu.search import is_among
 

@@ -16,7 +16,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 from triton.language import constexpr, tensor
 
-from elias.kernels.adamw import IndexGradients
+from elias.kernels.adamw_state import IndexGradients
 
 _BLOCK_K = 16
 _SUM_BLOCK_K = 8

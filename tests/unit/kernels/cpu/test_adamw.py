@@ -10,7 +10,7 @@ SCRIPT = """
 import hashlib
 import torch
 from elias.kernels import adamw_rows
-from elias.kernels.adamw import AdamWRates, History, RowState
+from elias.kernels.adamw_state import AdamWRates, History, RowState
 
 torch.manual_seed(0)
 weight = torch.randn(50, 64)

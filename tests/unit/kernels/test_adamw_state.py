@@ -2,7 +2,7 @@ import pytest
 import torch
 
 from elias.kernels import adamw_rows
-from elias.kernels.adamw import (
+from elias.kernels.adamw_state import (
     AdamWRates,
     History,
     RowState,
