@@ -31,13 +31,12 @@ def find_folders(path: Path) -> dict[str, list[Path]]:
     """
     if _is_full_text(path):
         return {"": [path]}
-    by_split = base.split_files(path, folders=True)
-    found = {
+    folders_by_split = {
         split: [folder for folder in folders if _is_full_text(folder)]
-        for split, folders in by_split.items()
+        for split, folders in base.split_files(path, folders=True).items()
     }
-    found = {split: folders for split, folders in found.items() if folders}
-    return found if "train" in found else {}
+    folders_by_split = {split: folders for split, folders in folders_by_split.items() if folders}
+    return folders_by_split if "train" in folders_by_split else {}
 
 
 def _is_full_text(folder: Path) -> bool:
