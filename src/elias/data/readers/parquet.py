@@ -43,12 +43,12 @@ def parquet_rows(path: Path, wanted: Sequence[str]) -> Iterator[tuple[int, list[
     """Yield the row number and the wanted cells of each row of a Parquet file."""
     file, line = open_parquet(path), 0
     try:
-        n_rows = _check_size(path, file, wanted)
-        for batch in file.iter_batches(batch_size=n_rows, columns=list(wanted)):
-            columns = [batch.column(name).to_pylist() for name in wanted]
-            for cells in zip(*columns, strict=True):
-                line += 1
-                yield line, list(cells)
+        for group, n_rows in _checked_groups(path, file, wanted):
+            for batch in file.iter_batches(n_rows, row_groups=[group], columns=list(wanted)):
+                columns = [batch.column(name).to_pylist() for name in wanted]
+                for cells in zip(*columns, strict=True):
+                    line += 1
+                    yield line, list(cells)
     except UnicodeDecodeError:
         raise data_error(path, "a string column is not UTF-8; save it as UTF-8") from None
     except files.CompressionRatioError as error:
@@ -58,41 +58,44 @@ def parquet_rows(path: Path, wanted: Sequence[str]) -> Iterator[tuple[int, list[
         raise data_error(path, problem) from None
 
 
-def _check_size(path: Path, file: Any, wanted: Sequence[str]) -> int:
-    """Return the number of rows to read at a time.
+def _checked_groups(path: Path, file: Any, wanted: Sequence[str]) -> Iterator[tuple[int, int]]:
+    """Yield the number of each row group, and how many of its rows to read at a time.
 
     Raises:
-        CompressionRatioError: If the wanted columns unpack to an implausible size.
+        CompressionRatioError: If the wanted columns up to a group unpack to an implausible size.
     """
-    metadata, schema, packed = file.metadata, file.schema, path.stat().st_size
-    leaves = [
-        number
-        for number in range(metadata.num_columns)
-        if any(f"{schema.column(number).path}.".startswith(f"{name}.") for name in wanted)
-    ]
-    strings = [n for n in leaves if schema.column(n).physical_type == "BYTE_ARRAY"]
-    names = [schema.column(number).path for number in strings]
-    coded = open_parquet(path, read_dictionary=names)  # values of a dictionary stay there
-    unpacked, most, longest = 0, 0, 1
-    for group in range(metadata.num_row_groups):
-        for number in leaves:
-            column, width = metadata.row_group(group).column(number), schema.column(number).length
+    schema, packed = file.schema, path.stat().st_size
+    columns = [schema.column(number) for number in range(len(schema.names))]
+    leaves = {
+        number: column
+        for number, column in enumerate(columns)
+        if any(f"{column.path}.".startswith(f"{name}.") for name in wanted)
+    }
+    strings = [leaf.path for leaf in leaves.values() if leaf.physical_type == "BYTE_ARRAY"]
+    coded = open_parquet(path, read_dictionary=strings)  # values of a dictionary stay there
+    unpacked = 0  # bytes, without strings of the groups from ``first`` on
+    most, first = 0, 0  # bytes of these if all values were as long as the longest of their group
+    for group in range(file.num_row_groups):
+        longest = 1
+        for number, leaf in leaves.items():
+            column, width = file.metadata.row_group(group).column(number), leaf.length
             stored, n_values = column.total_uncompressed_size, column.num_values
-            if number in strings:
-                width = _longest_value(coded, group, schema.column(number).path)
+            if leaf.path in strings:
+                width = _longest_value(coded, group, leaf.path)
                 most += n_values * (width + _POINTER)
                 unpacked += stored
             else:
                 unpacked += max(stored, n_values * max(width, _POINTER))
             longest = max(longest, width)
-    n_rows = max(1, min(_ROWS, _BATCH_BYTES // longest))
-    files.check_ratio(_DATA, packed, unpacked)
-    if files.is_implausible(packed, most):  # if all values were as long
-        unpacked = 0
-        for batch in coded.iter_batches(batch_size=n_rows, columns=names):
-            unpacked += sum(map(_string_bytes, _leaf_arrays(batch.columns)))
-            files.check_ratio(_DATA, packed, unpacked)
-    return n_rows
+        n_rows = max(1, min(_ROWS, _BATCH_BYTES // longest))
+        files.check_ratio(_DATA, packed, unpacked)
+        if files.is_implausible(packed, unpacked + most):
+            groups = list(range(first, group + 1))
+            for batch in coded.iter_batches(n_rows, row_groups=groups, columns=strings):
+                unpacked += sum(map(_string_bytes, _leaf_arrays(batch.columns)))
+                files.check_ratio(_DATA, packed, unpacked)
+            most, first = 0, group + 1
+        yield group, n_rows
 
 
 def _longest_value(coded: Any, group: int, leaf: str) -> int:

@@ -156,7 +156,7 @@ HUGE_CELLS = {
 def test_a_parquet_bomb_is_refused_whatever_the_type_of_its_column(tmp_path, kind):
     path, cells = tmp_path / "bomb.parquet", HUGE_CELLS[kind]()
     table = pa.table({"text": cells, "labels": pa.array(["fish"] * len(cells))})
-    pq.write_table(table, path, compression="zstd", dictionary_pagesize_limit=1 << 30)
+    pq.write_table(table, path, 2000, compression="zstd", dictionary_pagesize_limit=1 << 30)
     assert path.stat().st_size < 10_000
     before = pa.default_memory_pool().max_memory()
 
@@ -168,7 +168,7 @@ def test_a_parquet_column_of_few_long_and_many_short_values_is_read(tmp_path):
     path = tmp_path / "a.parquet"
     labels = [["long " * 2000], *([f"label {i % 50}", "b"] for i in range(4000))]
     texts = [f"{i * 7919 % 4001} cod" for i in range(4001)]
-    pq.write_table(pa.table({"text": texts, "labels": labels}), path)
+    pq.write_table(pa.table({"text": texts, "labels": labels}), path, row_group_size=500)
 
     corpus = load_corpus(path, test_size=0)  # 80 MB if all labels were as long as the longest
 
