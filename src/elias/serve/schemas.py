@@ -28,7 +28,7 @@ def _whole(value: Any) -> Any:
 
 # In an annotation, put this after the bounds. Otherwise the OpenAPI file has no bounds.
 Whole = BeforeValidator(_whole)
-Target = Annotated[str, Field(pattern=r"^(f1|(precision|recall)=(0(\.[0-9]{1,9})?|1(\.0{1,9})?))$")]
+Target = Annotated[str, Field(pattern=r"^(f1|per-label|(precision|recall)=(0(\.[0-9]{1,9})?|1(\.0{1,9})?))$")]
 _OneOrMore = str | Annotated[list[str], Field(min_length=1)]
 Inputs = Annotated[
     list[str],
@@ -65,7 +65,7 @@ class PredictRequest(
         Field(
             description="Minimum probability of a label, or minimum score if the model has no "
             "probabilities. Alternatively, the target on held-out points for which a threshold "
-            "is chosen: f1, precision=0.8 or recall=0.6."
+            "is chosen: f1, per-label, precision=0.8 or recall=0.6."
         ),
     ] = None
 
