@@ -28,7 +28,9 @@ def _whole(value: Any) -> Any:
 
 # In an annotation, put this after the bounds. Otherwise the OpenAPI file has no bounds.
 Whole = BeforeValidator(_whole)
-Target = Annotated[str, Field(pattern=r"^(f1|per-label|(precision|recall)=(0(\.[0-9]{1,9})?|1(\.0{1,9})?))$")]
+Target = Annotated[
+    str, Field(pattern=r"^(f1|per-label|(precision|recall)=(0(\.[0-9]{1,9})?|1(\.0{1,9})?))$")
+]
 _OneOrMore = str | Annotated[list[str], Field(min_length=1)]
 Inputs = Annotated[
     list[str],
