@@ -167,13 +167,33 @@ def invalid_bodies() -> dict[str, bytes]:
     }
 
 
+def invalid_forms() -> dict[str, bytes]:
+    """Return forms for the route of Annif that are refused."""
+    return {
+        "1.3 million escapes": b"text=" + b"%41" * 1_300_000,
+        "a text of four million characters": b"text=" + b"a" * (MAX_BODY - 10),
+        "four million fields": b"&" * MAX_BODY,
+        "1,000 fields": b"text=a" + b"&b=c" * 1000,
+        "a limit of 9,000 digits": b"text=a&limit=" + b"9" * 9000,
+        "no text": b"limit=3",
+        "bytes that are not ASCII": b"text=" + b"\xff" * 1000,
+        "JSON": VALID,
+    }
+
+
 def attack_bodies(server: Server, results: Results) -> None:
     """Send invalid bodies, and measure the time to refuse them."""
     failures, slowest, tried = [], 0.0, 0
+    project = json.loads(server.ask("/v1/projects")[2])["projects"][0]["project_id"]
+    annif = f"/v1/projects/{project}/suggest"
+    attacks = [
+        (body, ("/predict", "/explain", f"{annif}-batch")) for body in invalid_bodies().items()
+    ]
+    attacks += [(body, (annif,)) for body in invalid_forms().items()]
     before = server.peak_mib()
     with Health(server) as health:
-        for name, body in invalid_bodies().items():
-            for path in ("/predict", "/explain"):
+        for (name, body), paths in attacks:
+            for path in paths:
                 start = time.perf_counter()
                 status, _, content = server.ask(path, body)
                 seconds = time.perf_counter() - start

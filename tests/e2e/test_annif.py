@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from datetime import datetime
 
 import pytest
@@ -111,6 +112,7 @@ def test_a_batch_is_answered_like_its_texts(client, project, texts):
         ("text=ä".encode(), 422, "not a form"),
         (b"&".join(b"text=a" for _ in range(200)), 422, "not a form"),
         (b"text=" + b"a" * 20_001, 413, "at most 20,000 per text"),
+        (b"text=" + b"%41" * 1_000_000, 413, "longer than 20,000 characters"),
     ],
 )
 def test_what_is_not_a_form_with_a_text_is_refused(client, project, content, status, message):
@@ -120,6 +122,21 @@ def test_what_is_not_a_form_with_a_text_is_refused(client, project, content, sta
 
     assert answer.status_code == status
     assert message in answer.json().get("error", "")
+
+
+def test_the_longest_text_passes_in_any_form(client, project):
+    answer = client.post(f"{project}/suggest", data={"text": "\U0001f41f" * 20_000})
+
+    assert answer.status_code == 200
+
+
+def test_the_project_is_described_when_its_folder_was_moved(run, tmp_path):
+    folder = tmp_path / "model"
+    shutil.copytree(run / "model", folder)
+    with live(folder) as served, served.client() as client:
+        folder.rename(tmp_path / "away")
+
+        assert client.get("/v1/projects").status_code == 200
 
 
 def test_there_is_no_other_project(client):

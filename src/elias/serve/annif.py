@@ -5,7 +5,9 @@ The model is the only project. The answers have the shapes of Annif 1.4.
 
 from __future__ import annotations
 
+import asyncio
 import re
+from contextlib import suppress
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -15,6 +17,7 @@ from fastapi import FastAPI, Query, Request
 from pydantic import BaseModel, Field, ValidationError
 
 import elias
+from elias.errors import EliasError
 from elias.persistence.manifest import CONFIG_FILE, model_folder
 from elias.serve.backend import Job
 from elias.serve.errors import RequestError, error_schemas
@@ -155,7 +158,8 @@ def add_annif_routes(api: FastAPI, backend: Backend) -> None:
     async def suggest(project_id: str, request: Request) -> Suggestions:
         """Suggest labels for a text that is sent as a form."""
         check(project_id)
-        fields = _parse_form(await request.body())
+        # On a thread, because Python decodes a long form slowly.
+        fields = await asyncio.to_thread(_parse_form, await request.body())
         (found,) = await _suggest(backend, [fields.text], fields, request)
         return found
 
@@ -177,7 +181,8 @@ def _describe(backend: Backend, project_id: str) -> Project:
     served, settings = backend.served, backend.settings
     changed = served.loaded_at
     if isinstance(settings.model, Path):
-        changed = (model_folder(settings.model) / CONFIG_FILE).stat().st_mtime
+        with suppress(OSError, EliasError):  # the folder was moved or replaced
+            changed = (model_folder(settings.model) / CONFIG_FILE).stat().st_mtime
     language = served.model.data_settings.get("language") or "und"  # undetermined, in ISO 639
     vocab = Vocabulary(vocab_id=project_id, languages=[language], size=served.model.n_labels)
     return Project(

@@ -55,7 +55,7 @@ _BYTES_OUTSIDE = 8 * 2**10
 """Bytes allowed outside JSON strings, in addition to `_BYTES_PER_STRING` for each string."""
 _BYTES_PER_STRING = 16
 _BYTES_PER_CHARACTER = 12
-"""Maximum bytes of a character in JSON, which is that of two escapes (``\\ud83d\\ude00``)."""
+"""Maximum bytes of a character in JSON (``\\ud83d\\ude00``) and in a form (``%F0%9F%98%80``)."""
 
 
 class AccessLogMiddleware:
@@ -191,8 +191,9 @@ class RequestCheckMiddleware:
             problem = f"the body is larger than {limits.max_body:,} bytes"
             message = f"{problem}; send fewer texts per request"
             raise RequestError(413, message, {"Connection": "close"})
-        if _FORM_PATH.fullmatch(scope["path"]):
-            pass  # not JSON
+        if _FORM_PATH.fullmatch(scope["path"]):  # not JSON
+            if len(body) > _BYTES_OUTSIDE + _BYTES_PER_CHARACTER * limits.max_text:
+                raise RequestError(413, _too_long(limits))
         elif len(body) < _LARGE_BODY:
             check_structure(body, limits)
         else:
@@ -242,6 +243,10 @@ class RequestCheckMiddleware:
         return sum(hmac.compare_digest(digest, known) for known in self._digests) > 0
 
 
+def _too_long(limits: Limits) -> str:
+    return f"a text is longer than {limits.max_text:,} characters; shorten it"
+
+
 def check_structure(body: bytes, limits: Limits) -> None:
     """Reject a body with far more JSON values than a valid request has.
 
@@ -263,7 +268,7 @@ def check_structure(body: bytes, limits: Limits) -> None:
         problem = f"more than {max_strings:,} strings; send at most {limits.max_inputs:,} texts"
         raise RequestError(413, f"{problem} per request")
     if max(map(len, parts[1::2]), default=0) > _BYTES_PER_CHARACTER * limits.max_text:
-        raise RequestError(413, f"a text is longer than {limits.max_text:,} characters; shorten it")
+        raise RequestError(413, _too_long(limits))
     if sum(map(len, parts[::2])) > max_outside:
         problem = f"more than {max_outside:,} bytes outside of strings"
         raise RequestError(413, f'{problem}; send {{"inputs": ["a text"]}}')
