@@ -117,6 +117,10 @@ async def trouble(load: Load, pid: int, options: argparse.Namespace) -> list[flo
     next_reload = time.monotonic() + options.reload_every
     while time.monotonic() < load.end:
         await asyncio.sleep(2)
+        if time.monotonic() > next_reload:
+            os.kill(pid, signal.SIGHUP)
+            n_reloads += 1
+            next_reload = time.monotonic() + options.reload_every
         try:
             are_ready = await asyncio.to_thread(n_ready, load.url) == options.workers
         except OSError:  # the worker that was asked has just been killed
@@ -134,10 +138,6 @@ async def trouble(load: Load, pid: int, options: argparse.Namespace) -> list[flo
                 await asyncio.sleep(0.05)
             load.kills.append((start, time.monotonic()))
             next_kill = time.monotonic() + options.kill_every
-        elif time.monotonic() > next_reload:
-            os.kill(pid, signal.SIGHUP)
-            n_reloads += 1
-            next_reload = time.monotonic() + options.reload_every
     return memory
 
 
@@ -186,8 +186,8 @@ def main() -> int:
     parser.add_argument("model")
     parser.add_argument("--seconds", type=float, default=600.0, help="duration of the load")
     parser.add_argument("--workers", type=int, default=2)
-    parser.add_argument("--large", type=int, default=4, help="clients that send 64 texts")
-    parser.add_argument("--kill-every", type=float, default=40.0, help="seconds between two kills")
+    parser.add_argument("--large", type=int, default=2, help="clients that send 64 texts")
+    parser.add_argument("--kill-every", type=float, default=60.0, help="seconds between two kills")
     parser.add_argument("--reload-every", type=float, default=15.0, help="between two reloads")
     parser.add_argument("--texts", type=Path, help="file with one text per line")
     parser.add_argument("--out", type=Path, help="file for the results as JSON")
