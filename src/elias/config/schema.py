@@ -215,6 +215,14 @@ class LossConfig:
     reduction: Literal["mean", "sum"] = "sum"
     """``mean``: average over all places of all shortlists, as in the paper's program; ``sum``: sum
     over the shortlist of a point, averaged over the points. λ depends on this choice."""
+    label_text_weight: float = 0.0
+    """Weight of label texts as training points. Each is drawn this number of times in an epoch,
+    times the share of the training texts containing its words that have the label; below a share
+    of a half, never. 0: none, as in the paper."""
+
+    def __post_init__(self) -> None:
+        """Check the values."""
+        _at_least(0, self, "loss", "label_text_weight", finite=True)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

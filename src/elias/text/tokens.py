@@ -88,6 +88,18 @@ class Tokens:
             weights=features.data.astype(np.float32),
         )
 
+    @classmethod
+    def concatenate(cls, first: Tokens, second: Tokens) -> Tokens:
+        """Return the tokens of two lists of texts. Both must have weights, or neither."""
+        weights = None
+        if first.weights is not None and second.weights is not None:
+            weights = np.concatenate([first.weights, second.weights])
+        return cls(
+            offsets=np.concatenate([first.offsets, first.offsets[-1] + second.offsets[1:]]),
+            ids=np.concatenate([first.ids, second.ids]),
+            weights=weights,
+        )
+
     def part(self, rows: slice) -> Tokens:
         """Return a slice of the texts, as views of the same arrays."""
         start, end, _ = rows.indices(len(self))

@@ -19,6 +19,7 @@ from elias.kernels.device import limit_threads
 from elias.model.elias import EliasModel
 from elias.model.graph import LabelGraph
 from elias.progress import progress_disabled
+from elias.rerank.calibration import is_word
 from elias.text.batches import n_batches
 from elias.text.vectorizer import words_of
 from elias.training.initialization import build_model, initial_encoder
@@ -96,7 +97,15 @@ def estimate_run(
         tokens = tokenize(split_inputs(sample, encoder), encoder)
     n_setup = len(points) if rows is None else len(rows)
     n_words = _words_per_text(sample)
-    sizes = Sizes.measure(encoder, points.labels, tokens, config, n_setup, n_words)
+    label_texts = [text for text in corpus.label_table.texts() if is_word(text)]
+    reads_texts = points.texts is not None and not encoder.reads_features
+    n_label_points = round(config.loss.label_text_weight * len(label_texts)) * reads_texts
+    with progress_disabled():
+        label_tokens = tokenize(label_texts[:_MIN_TEXTS], encoder) if n_label_points else None
+    sizes = Sizes.measure(
+        *(encoder, points.labels, tokens, config, n_setup, n_words, n_label_points, label_tokens)
+    )
+    n_trained = len(points) + n_label_points
     memory = estimate_memory(
         sizes,
         config,
@@ -109,7 +118,7 @@ def estimate_run(
     has_room = all(fit.free_now for fit in fits)
     seconds = {}
     if has_room and sizes.n_processes == 1:  # otherwise W_L may not fit into this process
-        seconds = _time_epochs(config, encoder, Points(tokens, sample.labels), len(points), device)
+        seconds = _time_epochs(config, encoder, Points(tokens, sample.labels), n_trained, device)
     total = sum(seconds[stage.name] * stage.epochs for stage in config.stages if seconds)
     return DryRun(
         n_parameters=n_parameters(config, corpus.n_labels, encoder),
@@ -117,7 +126,7 @@ def estimate_run(
         fits=fits,
         remedies=[] if has_room else memory.remedies(fits),
         epoch_seconds=seconds,
-        n_steps={stage.name: n_batches(len(points), stage.batch_size) for stage in config.stages},
+        n_steps={stage.name: n_batches(n_trained, stage.batch_size) for stage in config.stages},
         total_seconds=total * config.ensemble.members,
     )
 

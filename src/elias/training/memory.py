@@ -22,6 +22,7 @@ import torch
 from elias.distributed import process_counts
 from elias.errors import RunError
 from elias.kernels import has_triton
+from elias.training.label_points import NEIGHBOURS
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -151,6 +152,9 @@ class Sizes:
     """Width of a transformer's layers."""
     words_per_text: float = 0.0
     """Mean number of distinct words of a text."""
+    n_label_points: int = 0
+    """Number of label texts trained on in an epoch."""
+    tokens_per_label_text: float = 0.0
     n_threads: int = 1
     n_processes: int = 1
 
@@ -163,8 +167,13 @@ class Sizes:
         config: ResolvedConfig,
         n_setup: int,
         words_per_text: float,
+        n_label_points: int = 0,
+        label_tokens: Tokens | None = None,
     ) -> Sizes:
-        """Return the sizes of a run on points with ``labels``; ``tokens`` may be a sample."""
+        """Return the sizes of a run on points with ``labels``.
+
+        ``tokens`` and ``label_tokens`` may be of a sample of the texts and label texts.
+        """
         tables = encoder.table_names()
         parameters = dict(encoder.named_parameters())
         transformer = getattr(getattr(encoder, "transformer", None), "config", None)
@@ -173,15 +182,19 @@ class Sizes:
             n_setup=n_setup,
             n_labels=labels.shape[1],
             n_entries=labels.nnz,
-            most_labels=int(np.diff(labels.indptr).max(initial=1)),
+            most_labels=int(
+                np.diff(labels.indptr).max(initial=1 + NEIGHBOURS if n_label_points else 1)
+            ),
             dim=encoder.dim,
             dense_weights=sum(p.numel() for name, p in parameters.items() if name not in tables),
             table_rows=sum(len(parameters[name]) for name in tables),
-            tokens_per_text=len(tokens.ids) / max(1, len(tokens)),
+            tokens_per_text=_tokens_per_text(tokens),
             longest_text=0 if transformer is None else config.encoder.max_length,
             layers=int(getattr(transformer, "num_hidden_layers", 0)),
             width=0 if transformer is None else int(transformer.hidden_size),
             words_per_text=words_per_text,
+            n_label_points=n_label_points,
+            tokens_per_label_text=_tokens_per_text(label_tokens),
             n_threads=torch.get_num_threads(),
             n_processes=process_counts()[0],
         )
@@ -190,6 +203,10 @@ class Sizes:
     def encoder_bytes(self) -> int:
         """Return the bytes of the encoder's weights."""
         return FLOAT * (self.dense_weights + self.table_rows * self.dim)
+
+
+def _tokens_per_text(tokens: Tokens | None) -> float:
+    return 0.0 if tokens is None else len(tokens.ids) / max(1, len(tokens))
 
 
 class MemoryCheck(NamedTuple):
@@ -381,6 +398,9 @@ def estimate_memory(
         "bags of words for clustering": round(sizes.n_setup * sizes.words_per_text * 8),
         "copy of the initial encoder": sizes.encoder_bytes,
     }
+    if sizes.n_label_points:
+        numbers = sizes.tokens_per_label_text + 1 + NEIGHBOURS  # tokens and targets
+        host["label texts"] = round(2 * sizes.n_label_points * numbers * (FLOAT + FLOAT))
     if config.rerank.enabled and config.rerank.embedding == "first":
         host["initial encoder for the ranker"] = sizes.encoder_bytes
     is_training = sum(training.values()) >= sum(initialisation.values())

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import torch
+from scipy.sparse import vstack
 
 from elias.config import ResolvedStage
 from elias.distributed import SingleProcess
@@ -36,6 +37,7 @@ from elias.text.batches import (
     shuffled_batches,
     to_device,
 )
+from elias.text.tokens import Tokens
 from elias.training.checkpoint import Checkpoint, add_prefix, strip_prefix
 from elias.training.cuda_graph_step import CudaGraphStep, pad_positives
 from elias.training.optimizer import Optimizer, WeightAverage, schedule
@@ -50,7 +52,7 @@ if TYPE_CHECKING:
     from elias.config import ResolvedConfig
     from elias.distributed import World
     from elias.model.elias import EliasModel, Losses
-    from elias.text.tokens import Tokens
+    from elias.training.label_points import LabelPoints
 
 
 logger = logging.getLogger(__name__)
@@ -105,6 +107,13 @@ class Points(NamedTuple):
         """Load the points with the given row numbers into memory."""
         return Points(self.tokens.take(rows), self.labels[rows])
 
+    def take_with(self, more: Points, rows: NDArray[np.int64]) -> Points:
+        """Load some of these points and of ``more``, which are numbered on from these."""
+        n_own = len(self.tokens)
+        own, others = self.take(rows[rows < n_own]), more.take(rows[rows >= n_own] - n_own)
+        tokens = Tokens.concatenate(own.tokens, others.tokens)
+        return Points(tokens, vstack([own.labels, others.labels], format="csr"))
+
 
 class EpochReport(NamedTuple):
     """The results of one epoch."""
@@ -138,6 +147,8 @@ class _Epoch:
     """Strongest parent of each label at the start of the epoch, and C as padding (L + 1,)."""
     totals: Tensor
     """Sums of the total, classification and shortlist loss over the finished steps (3,)."""
+    label_points: Points | None
+    """The label texts of this epoch and their targets."""
     step: int = 0
     """Number of finished steps."""
     seconds: float = 0.0
@@ -177,6 +188,8 @@ class StageLoop:
     """The processes among which each batch is split."""
     position: int = 0
     """Position of the stage in the configuration, which is part of the seed of keyed dropout."""
+    label_points: LabelPoints | None = None
+    """Label texts that are trained on as well."""
 
     def run(self) -> int:
         """Train, load the weights of the best epoch into the model, and return its number."""
@@ -185,7 +198,8 @@ class StageLoop:
         self._average = WeightAverage(self.model)
         self._best = _Best()
         self._is_sharded = isinstance(self.model.labels, ShardedRows)
-        self._per_epoch = n_batches(len(self.points.tokens.lengths), self.stage.batch_size)
+        n_label_points = 0 if self.label_points is None else self.label_points.n_drawn
+        self._per_epoch = n_batches(len(self.points.tokens) + n_label_points, self.stage.batch_size)
         self._n_steps = self._per_epoch * self.stage.epochs
         self._cuda_graph_step = self._make_cuda_graph_step()
         try:
@@ -223,7 +237,13 @@ class StageLoop:
         padding = torch.full((1,), graph.n_clusters, device=device)
         parents = torch.cat([graph.strongest_parents(), padding])
         order = dict(self.rng.bit_generator.state)
-        return _Epoch(number, order, parents, torch.zeros(3, device=device))
+        totals = torch.zeros(3, device=device)
+        return _Epoch(number, order, parents, totals, self._draw_label_points(number))
+
+    def _draw_label_points(self, epoch: int) -> Points | None:
+        if self.label_points is None:
+            return None
+        return self.label_points.draw([self.config.member_seed, self.position, epoch])
 
     def _run_epoch(self, epoch: _Epoch) -> tuple[float, float, float]:
         """Run the remaining steps of an epoch, and return the mean losses of all its steps."""
@@ -266,10 +286,13 @@ class StageLoop:
         For a GPU, a thread collates the next batch while the GPU computes.
         """
         encoder, on_gpu = self.model.encoder, self._device.type == "cuda"
-        all_tokens, labels = self.points
 
         def make(step: int, rows: NDArray[np.int64]) -> tuple[Batch, Tensor]:
             tokens: Batch
+            all_tokens, labels = self.points
+            if epoch.label_points is not None:
+                all_tokens, labels = self.points.take_with(epoch.label_points, rows)
+                rows = np.arange(len(rows))
             positives = positives_of(labels, rows)
             if self._is_sharded:
                 seed = (self.config.member_seed, self.position, step)
@@ -284,10 +307,17 @@ class StageLoop:
                 positives = pad_positives(positives, beam_size, self.model.n_labels)
             return (tokens.pin_memory(), positives.pin_memory()) if on_gpu else (tokens, positives)
 
-        rows = shuffled_batches(all_tokens.lengths, self.stage.batch_size, self.rng)
+        rows = self._batch_rows(epoch, self.rng)
         batches = map(make, count(self._optimizer.steps), islice(rows, epoch.step, None))
         for tokens, positives in prefetch(batches) if on_gpu else batches:
             yield tokens.to(self._device), to_device(positives, self._device)
+
+    def _batch_rows(self, epoch: _Epoch, rng: np.random.Generator) -> Iterator[NDArray[np.int64]]:
+        """Yield the row numbers of each batch; those of label texts follow those of the points."""
+        lengths = self.points.tokens.lengths
+        if epoch.label_points is not None:
+            lengths = np.concatenate([lengths, epoch.label_points.tokens.lengths])
+        return shuffled_batches(lengths, self.stage.batch_size, rng)
 
     def _loss_options(self, positives: Tensor) -> dict[str, Any]:
         """Return the options of `EliasModel.losses`.
@@ -366,8 +396,8 @@ class StageLoop:
                 continue
             rng = copy.deepcopy(self.rng)
             rng.bit_generator.state = epoch.order
-            batches = shuffled_batches(self.points.tokens.lengths, self.stage.batch_size, rng)
-            rows = next(islice(batches, step - 1, None)).tolist()
+            rows = next(islice(self._batch_rows(epoch, rng), step - 1, None)).tolist()
+            rows = [row for row in rows if row < len(self.points.tokens)]
             wrong = [row for row in rows if not self._has_finite_input(row)]
             rows = wrong or rows
             points = ", ".join(map(str, rows[:_MAX_NAMED_POINTS]))
@@ -457,6 +487,7 @@ class StageLoop:
             order=metadata["order"],
             parents=tensors["parents"].to(self._device),
             totals=tensors["totals"].to(self._device),
+            label_points=self._draw_label_points(metadata["epoch"]),
             step=metadata["step"],
             seconds=metadata["seconds"],
         )

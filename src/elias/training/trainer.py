@@ -36,6 +36,7 @@ from elias.inference.predict import (
     rank_candidates,
     search_share,
     split_inputs,
+    tokenize,
 )
 from elias.inference.predictor import EVALUATED, Elias
 from elias.kernels import has_triton
@@ -64,6 +65,7 @@ from elias.training.checkpoint import (
     strip_prefix,
 )
 from elias.training.initialization import StageInitializer, initial_encoder
+from elias.training.label_points import LabelPoints, label_targets
 from elias.training.loggers import check_loggers
 from elias.training.memory import Sizes, estimate_memory, resident_bytes
 from elias.training.run import Run, check_folder, open_run
@@ -237,6 +239,10 @@ class Trainer:
                 lambda: {name: cached_tokens(split, encoder) for name, split in splits.items()}
             )
             bow = bag_of_words(texts, sample.features) if self.world.is_rank0 else None
+        self.label_points = None
+        if self.config.loss.label_text_weight and texts and not encoder.reads_features:
+            with self.run.timed("label texts"):
+                self.label_points = self._label_points(encoder, texts, sample.labels)
         self.encoder = encoder
         self.points = Points(self.tokens["train"], train.labels)
         self._report_data()
@@ -248,12 +254,35 @@ class Trainer:
             self.config, encoder, points, bow, labels_per_point, self.world
         )
 
+    def _label_points(
+        self, encoder: TextEncoder, texts: SplitTexts, labels: csr_matrix
+    ) -> LabelPoints | None:
+        """Return the label texts to train on; None if texts do not have the labels they name."""
+        names, weight = self.corpus.label_names, self.config.loss.label_text_weight
+        targets = self.world.broadcast_from_rank0(lambda: label_targets(names, texts, labels))
+        copies = weight * targets.diagonal()
+        used = np.flatnonzero(copies)
+        self.run.record("label texts", used=len(used), per_epoch=round(float(copies.sum())))
+        if copies.sum() < 0.5:
+            return None
+        texts_of_labels = self.corpus.label_table.take(used.tolist()).texts()
+        tokens = tokenize(texts_of_labels, encoder)
+        return LabelPoints(tokens, targets[used], copies[used].astype(np.float64))
+
     def _check_memory(self, bow: csr_matrix) -> None:
         """Raise a `RunError` if the run needs more memory than the machine has."""
         tokens, labels = self.points
         n_setup, n_words = bow.shape[0], bow.nnz
+        extra = self.label_points
         sizes = Sizes.measure(
-            self.encoder, labels, tokens, self.config, n_setup, n_words / max(1, n_setup)
+            self.encoder,
+            labels,
+            tokens,
+            self.config,
+            n_setup,
+            n_words / max(1, n_setup),
+            0 if extra is None else extra.n_drawn,
+            None if extra is None else extra.tokens,
         )
         estimate_memory(
             sizes,
@@ -462,6 +491,7 @@ class Trainer:
                     resumed=resumed,
                     world=self.world,
                     position=position,
+                    label_points=self.label_points,
                 ).run()
             self.report_stage(stage, model, best_epoch)
             if self._score(stage) > -math.inf and position + 1 < len(self.config.stages):

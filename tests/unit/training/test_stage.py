@@ -13,6 +13,7 @@ from elias.model.graph import LabelGraph, partition_edges
 from elias.model.one_vs_all import OneVsAll
 from elias.text.vectorizer import Featurizer
 from elias.training.checkpoint import Checkpoint
+from elias.training.label_points import LabelPoints
 from elias.training.optimizer import schedule
 from elias.training.stage import Points, StageLoop, first_non_finite
 
@@ -155,6 +156,35 @@ def test_a_resumed_stage_keeps_its_best_epoch():
     rest.resumed = checkpoints["stage1 epoch 4 step 0"]
 
     assert best_epoch == rest.run() == 2
+    for name, weight in whole.model.state_dict().items():
+        assert torch.equal(rest.model.state_dict()[name], weight), name
+
+
+def test_a_stage_resumed_within_an_epoch_draws_the_same_label_texts():
+    def loop():
+        model = make_model()
+        loop = make_loop(model)
+        tokens = model.encoder.tokenize(["red cod", "tape", "old ship", "blue"])
+        targets = csr_matrix(np.random.default_rng(0).random((4, N_LABELS)).astype(np.float32))
+        loop.label_points = LabelPoints(tokens, targets, np.full(4, 0.75))
+        return loop
+
+    steps, whole, rest = {}, loop(), loop()
+
+    def keep(where, make):
+        metadata, tensors = make()
+        tensors = {name: tensor.detach().clone() for name, tensor in tensors.items()}
+        weights = {n: t.detach().clone() for n, t in whole.model.state_dict().items()}
+        steps[where] = Checkpoint(metadata, tensors), weights, torch.get_rng_state()
+
+    whole.keep = keep
+    whole.run()
+    assert "stage1 epoch 2 step 3" in steps  # 9 points and 3 label texts in batches of 4
+    rest.resumed, weights, random_state = steps["stage1 epoch 2 step 1"]
+    rest.model.load_state_dict(weights)
+    torch.set_rng_state(random_state)
+    rest.run()
+
     for name, weight in whole.model.state_dict().items():
         assert torch.equal(rest.model.state_dict()[name], weight), name
 

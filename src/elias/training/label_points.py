@@ -1,0 +1,173 @@
+"""Train on label texts: one extra point per label, whose targets are drawn anew in each epoch.
+
+See docs/explanation/label-text.md.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from itertools import chain
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from scipy.sparse import csr_matrix, diags, vstack
+
+from elias.rerank.calibration import is_word
+from elias.text.vectorizer import words_of
+from elias.training.stage import Points
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from numpy.typing import NDArray
+
+    from elias.text.tokens import Tokens
+    from elias.text.vectorizer import SplitTexts
+
+NEIGHBOURS = 15
+"""Largest number of other labels among the targets of a label text."""
+MIN_TARGET = 0.1
+"""Co-occurring labels with a smaller target are left out."""
+MIN_SHARE = 0.5
+"""A label text is trained on if at least this share of the texts that name the label have it."""
+SMOOTHING = 2.0
+"""Number of imaginary points by which measured shares are smoothed."""
+_MAX_TEXTS = 1 << 17  # texts in which names are sought: enough to measure a share
+_PAIRS = 1 << 22  # pairs of a label and a text that are compared at a time
+
+
+@dataclass(frozen=True)
+class LabelPoints:
+    """One point per label text, with the probability of each of its targets.
+
+    The cross-entropy is linear in the target. Targets that are drawn as 0 or 1 therefore have the
+    same expected gradient as the probabilities, and the loss needs no real-valued targets.
+    """
+
+    tokens: Tokens
+    """The tokenized label texts."""
+    targets: csr_matrix
+    """(texts, L) probability with which each label is a positive of the text in an epoch."""
+    copies: NDArray[np.float64]
+    """(texts,) mean number of times that each text is drawn in an epoch."""
+
+    @property
+    def n_drawn(self) -> int:
+        """Return the number of texts drawn in an epoch, which is the same in each."""
+        return max(1, round(float(self.copies.sum())))
+
+    def draw(self, seed: Sequence[int]) -> Points:
+        """Return the points of an epoch, which depend on the seed only."""
+        rng = np.random.default_rng(seed)
+        order = rng.permutation(len(self.tokens))
+        ends = np.cumsum(self.copies[order])  # each text is an interval as long as its copies
+        marks = (rng.random() + np.arange(self.n_drawn)) * (ends[-1] / self.n_drawn)
+        rows = order[np.searchsorted(ends, marks, side="right").clip(max=len(order) - 1)]
+        targets = self.targets[rows]
+        positive = rng.random(targets.nnz) < targets.data
+        n_before = np.append(0, np.cumsum(positive))
+        entries = (
+            np.ones(n_before[-1], dtype=np.float32),
+            targets.indices[positive],
+            n_before[targets.indptr],
+        )
+        return Points(self.tokens.take(rows), csr_matrix(entries, shape=targets.shape))
+
+
+def label_targets(names: Sequence[str], texts: SplitTexts, labels: csr_matrix) -> csr_matrix:
+    """Return the target probabilities of the label texts (L, L).
+
+    On the diagonal is the share of the training texts naming a label that have it. It is 0 if that
+    is below `MIN_SHARE` or if the label text has no letter.
+
+    Args:
+        names: The name of each label.
+        texts: The training texts.
+        labels: (N, L) labels of the training texts.
+    """
+    words, (starts, ids) = texts.words
+    starts = starts[: _MAX_TEXTS + 1]
+    column = {word: i for i, word in enumerate(words)}
+    of_label = [
+        sorted({column.get(word, len(words)) for word in words_of(name) if is_word(word)})
+        for name in names  # the last column is for words that are in no text
+    ]
+    ends = np.cumsum([0, *map(len, of_label)])
+    name_words = np.fromiter(chain.from_iterable(of_label), np.int32, ends[-1])
+    in_names = _ones(name_words, ends, len(column))
+    in_texts = _ones(ids[: starts[-1]], starts, len(column))
+    in_texts.sum_duplicates()
+    own = naming_shares(in_names, in_texts, labels[: len(starts) - 1])
+    own[(ends[1:] == ends[:-1]) | (own < MIN_SHARE)] = 0
+    targets = csr_matrix(diags(own.astype(np.float32)) + co_occurrence(labels))
+    targets.eliminate_zeros()
+    targets.sort_indices()
+    return targets
+
+
+def naming_shares(names: csr_matrix, texts: csr_matrix, labels: csr_matrix) -> NDArray[np.float64]:
+    """Return for each label the share of the texts with all words of its name that have the label.
+
+    The share of a label is smoothed by the mean share of all labels whose names occur.
+
+    Args:
+        names: (L, words) words of the label names, as nonzero entries.
+        texts: (N, words) words of the texts, as nonzero entries.
+        labels: (N, L) labels of the texts.
+    """
+    n_labels = names.shape[0]
+    names, texts = (_ones(m.indices, m.indptr, m.shape[1] - 1) for m in (names, texts))
+    n_words = np.diff(names.indptr)
+    with_word = texts.T.tocsr()
+    # only texts with the rarest word of a name can have all of its words
+    n_texts = np.diff(with_word.indptr)
+    order = np.lexsort((n_texts[names.indices], np.repeat(np.arange(n_labels), n_words)))
+    named = np.flatnonzero(n_words)
+    rarest = names.indices[order[names.indptr[named]]]
+    ends = np.cumsum(n_texts[rarest])
+    points = np.repeat(np.arange(labels.shape[0]), np.diff(labels.indptr))
+    positives = points * np.int64(n_labels) + labels.indices  # pairs of a text and a label
+    n_naming, n_right = np.zeros(n_labels), np.zeros(n_labels)
+    borders = np.searchsorted(ends, np.arange(_PAIRS, ends[-1] if len(ends) else 0, _PAIRS))
+    for chunk in np.split(np.arange(len(named)), np.unique(borders)):
+        candidates = with_word[rarest[chunk]]
+        label = np.repeat(named[chunk], np.diff(candidates.indptr))
+        shared = np.asarray(names[label].multiply(texts[candidates.indices]).sum(axis=1)).ravel()
+        naming = shared == n_words[label]
+        label, text = label[naming], candidates.indices[naming]
+        n_naming += np.bincount(label, minlength=n_labels)
+        right = np.isin(text * np.int64(n_labels) + label, positives)
+        n_right += np.bincount(label[right], minlength=n_labels)
+    occurs = n_naming > 0
+    mean = (n_right[occurs] / n_naming[occurs]).mean() if occurs.any() else 0.0
+    shares: NDArray[np.float64] = (n_right + SMOOTHING * mean) / (n_naming + SMOOTHING)
+    return shares
+
+
+def co_occurrence(labels: csr_matrix, n_neighbours: int = NEIGHBOURS) -> csr_matrix:
+    """Return the smoothed P(j | ℓ) of each label's most frequent companions j ≠ ℓ (L, L)."""
+    ones = _ones(labels.indices, labels.indptr, labels.shape[1] - 1)
+    of_label = ones.T.tocsr()
+    counts = np.diff(of_label.indptr)
+    n_labels = len(counts)
+    n_pairs = np.cumsum(of_label @ np.diff(ones.indptr))
+    borders = np.searchsorted(n_pairs, np.arange(_PAIRS, n_pairs[-1], _PAIRS))
+    parts = []
+    for chunk in np.split(np.arange(n_labels), np.unique(borders)):
+        together = (of_label[chunk] @ ones).tocoo()
+        row, other = together.row, together.col
+        share = together.data / (counts[chunk[row]] + np.float32(SMOOTHING))
+        keep = (share >= MIN_TARGET) & (other != chunk[row])
+        row, other, share = row[keep], other[keep], share[keep]
+        order = np.lexsort((other, -share, row))
+        row, other, share = row[order], other[order], share[order]
+        best = np.arange(len(row)) - np.searchsorted(row, row) < n_neighbours
+        entries = (share[best], (row[best], other[best]))
+        parts.append(csr_matrix(entries, shape=(len(chunk), n_labels), dtype=np.float32))
+    return vstack(parts, format="csr")
+
+
+def _ones(indices: NDArray[Any], indptr: NDArray[Any], last_column: int) -> csr_matrix:
+    """Return a matrix with ones at the given places."""
+    shape = (len(indptr) - 1, last_column + 1)
+    return csr_matrix((np.ones(len(indices), dtype=np.float32), indices, indptr), shape=shape)
