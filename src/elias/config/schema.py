@@ -217,8 +217,8 @@ class LossConfig:
     over the shortlist of a point, averaged over the points. λ depends on this choice."""
     label_text_weight: float = 0.0
     """Weight of label texts as training points. Each is drawn this number of times in an epoch,
-    times the share of the training texts containing its words that have the label; below a share
-    of a half, never. 0: none, as in the paper."""
+    times the share of the training texts containing all words of its name that have the label. 0:
+    none, as in the paper."""
 
     def __post_init__(self) -> None:
         """Check the values."""

@@ -27,9 +27,7 @@ if TYPE_CHECKING:
 NEIGHBOURS = 15
 """Largest number of other labels among the targets of a label text."""
 MIN_TARGET = 0.1
-"""Co-occurring labels with a smaller target are left out."""
-MIN_SHARE = 0.5
-"""A label text is trained on if at least this share of the texts that name the label have it."""
+"""Smaller targets are left out."""
 SMOOTHING = 2.0
 """Number of imaginary points by which measured shares are smoothed."""
 _MAX_TEXTS = 1 << 17  # texts in which names are sought: enough to measure a share
@@ -78,7 +76,7 @@ def label_targets(names: Sequence[str], texts: SplitTexts, labels: csr_matrix) -
     """Return the target probabilities of the label texts (L, L).
 
     On the diagonal is the share of the training texts naming a label that have it. It is 0 if that
-    is below `MIN_SHARE` or if the label text has no letter.
+    is below `MIN_TARGET` or if the label text has no letter.
 
     Args:
         names: The name of each label.
@@ -98,7 +96,7 @@ def label_targets(names: Sequence[str], texts: SplitTexts, labels: csr_matrix) -
     in_texts = _ones(ids[: starts[-1]], starts, len(column))
     in_texts.sum_duplicates()
     own = naming_shares(in_names, in_texts, labels[: len(starts) - 1])
-    own[(ends[1:] == ends[:-1]) | (own < MIN_SHARE)] = 0
+    own[(ends[1:] == ends[:-1]) | (own < MIN_TARGET)] = 0
     targets = csr_matrix(diags(own.astype(np.float32)) + co_occurrence(labels))
     targets.eliminate_zeros()
     targets.sort_indices()
