@@ -130,7 +130,7 @@ def kills(results, folder, wanted, seconds, rng, end):
             failures.append(f"{out.name}: another model than without kills")
         shutil.rmtree(out)
     spread = ", ".join(f"{name} {count}" for name, count in sorted(phases.items()))
-    outcome = f"{runs} runs resumed to the same model, bit for bit; killed in: {spread}"
+    outcome = f"{runs} runs resumed to the same model, bit for bit; killed after: {spread}"
     results.add("`kill -9` and SIGTERM while training", n_kills, outcome, failures)
 
 

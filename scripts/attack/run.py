@@ -60,6 +60,7 @@ def run_part(name, limit, folder):
 def table(rows):
     lines = ["| attack | tried | got through | outcome |", "| --- | ---: | ---: | --- |"]
     for attack, tried, outcome, failures in rows:
+        attack = attack[:1].upper() + attack[1:]
         lines.append(f"| {attack} | {tried:,} | {len(failures)} | {outcome} |")
     return "\n".join(lines) + "\n"
 

@@ -16,11 +16,22 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 
+_LONGEST_MESSAGE = 900
+
+
 class EliasError(Exception):
-    """Base class of all errors that the package raises on purpose. The message is one line."""
+    """Base class of all errors that the package raises on purpose. The message is one line.
+
+    The middle of a long message is left out, such as that of a key or name of a thousand letters.
+    """
 
     reported = False
     """True if the message has already been printed, so that it is not printed twice."""
+
+    def __init__(self, message: str = "") -> None:
+        if len(message) > _LONGEST_MESSAGE:
+            message = f"{message[: _LONGEST_MESSAGE - 200]} … {message[-200:]}"
+        super().__init__(message)
 
 
 class ConfigError(EliasError):

@@ -36,3 +36,11 @@ def test_did_you_mean_finds_close_names_among_many(wrong):
     names = [f"Syndrome {i}" for i in range(6000)] + ["Breast Neoplasms", "Neoplasms", "Oncologie"]
 
     assert did_you_mean(wrong, names)
+
+
+def test_a_long_message_keeps_its_beginning_and_its_end():
+    message = str(ConfigError(f"unknown key {'[' * 5000!r}; remove it"))
+
+    assert len(message) < 1000
+    assert message.startswith("unknown key '[[[")
+    assert message.endswith("[[['; remove it")

@@ -41,7 +41,6 @@ UTF16 = (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
 IS_UTF16 = "is UTF-16; save it as UTF-8, or pass encoding=utf-16"
 EMPTY = "is empty; give a file with a row for each text"
 _GZIP = b"\x1f\x8b"
-_MAX_PROBLEM = 800  # maximum number of characters in an error message
 _HEAD_BYTES = 1 << 16
 _SURROGATE = re.compile("[\ud800-\udfff]")
 
@@ -49,10 +48,7 @@ _SURROGATE = re.compile("[\ud800-\udfff]")
 def data_error(path: Path, problem: str, line: int | None = None) -> DataError:
     """Return a one-line error for ``path``, and for the 1-based ``line`` if it is given."""
     where = f"{path}:{line}" if line is not None else f"{path}"
-    text = " ".join(problem.split())
-    if len(text) > _MAX_PROBLEM:  # e.g. a header of a million columns
-        text = f"{text[: _MAX_PROBLEM - 200]} … {text[-200:]}"
-    return DataError(f"{where}: {text}")
+    return DataError(f"{where}: {' '.join(problem.split())}")
 
 
 def short_repr(value: object, limit: int = 60) -> str:
