@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 import shutil
+import subprocess
 from datetime import datetime
 
 import pytest
@@ -155,3 +157,30 @@ def test_a_batch_has_at_most_32_texts(client, project):
     answer = client.post(f"{project}/suggest-batch", json={"documents": documents})
 
     assert answer.status_code == 422
+
+
+@pytest.mark.skipif(shutil.which("annif") is None, reason="Annif is not installed")
+def test_annif_itself_suggests_and_evaluates(client, project, model, texts, tmp_path):
+    # the labels of this model have no URIs, so their names take this place
+    vocabulary = "".join(f"<{name}>\t{name}\n" for name in model.label_names)
+    (tmp_path / "vocabulary.tsv").write_text(vocabulary)
+    rows = [f"{text}\t<{model.predict(text, top_k=1).labels[0]}>\n" for text in texts]
+    (tmp_path / "corpus.tsv").write_text("".join(rows))
+    (tmp_path / "projects.cfg").write_text(
+        "[elias]\nname=ELIAS\nlanguage=en\nbackend=http\nvocab=v\nlimit=10\n"
+        f"endpoint={str(client.base_url).rstrip('/')}{project}/suggest\n"
+    )
+
+    def annif(*args, given=""):
+        command = ["annif", *map(str, args)]
+        return subprocess.run(
+            command, cwd=tmp_path, input=given, capture_output=True, text=True, check=True
+        ).stdout
+
+    annif("load-vocab", "--language", "en", "v", "vocabulary.tsv")
+    suggested = annif("suggest", "--limit", 3, "elias", given=texts[0])
+    measured = annif("eval", "--jobs", 1, "elias", "corpus.tsv")
+
+    labels = [line.split("\t")[1] for line in suggested.splitlines()]
+    assert labels == model.predict(texts[0], top_k=3).labels
+    assert float(re.search(r"Precision@1:\s+([0-9.]+)", measured)[1]) == 1

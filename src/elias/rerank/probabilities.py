@@ -198,6 +198,7 @@ class Probabilities:
             and len(precision) == len(recall) == _STEPS + 1
             and all((np.diff(knots) >= 0).all() for knots in (scores, values))
             and all(((share >= 0) & (share <= 1)).all() for share in shares)
+            and all(label >= 0 and 0 <= least <= 1 for label, least in by_label.items())
         )
         if not monotonic:
             raise damaged_file(
