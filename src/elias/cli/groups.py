@@ -109,6 +109,8 @@ def measure(
 
 def table(name: str, rows: list[dict[str, Any]]) -> tuple[str, Any]:
     """Return the title and the table of the weakest groups."""
+    if not rows:
+        return f"groups by {name}:", "  none has a label of these points"
     large = [row for row in rows if row.get("points", row.get("pairs", 0)) >= _MIN_SIZE] or rows
     shown = large[:_N_GROUPS]
     size = "points" if "points" in rows[0] else "true pairs"

@@ -78,8 +78,8 @@ def read_skos(path: Path, language: str | None = None) -> LabelTable:
 
     names = [texts(concept, SKOS.prefLabel, RDFS.label) for concept in concepts]
     languages = {name for by_language in names for name in by_language if name}
-    if languages or language is not None:
-        language = choose_language(path, language, languages)
+    # labels without a language fit any
+    language = choose_language(path, language, languages) if languages else None
     n_other = sum(language is not None and language not in by_language for by_language in names)
     if n_other:
         logger.warning(

@@ -78,6 +78,19 @@ def test_a_language_has_to_be_chosen_among_several(tmp_path, language, message, 
         load_label_table(path, language=language)
 
 
+def test_labels_without_a_language_fit_any(tmp_path):
+    path = tmp_path / "vocabulary.nt"
+    skos, rdf = (
+        "http://www.w3.org/2004/02/skos/core#",
+        "http://www.w3.org/1999/02/22-rdf-syntax-ns#",
+    )
+    path.write_text(
+        f'<http://a/1> <{rdf}type> <{skos}Concept> .\n<http://a/1> <{skos}prefLabel> "fish" .\n'
+    )
+
+    assert load_label_table(path, language="fi").names == ("fish",)
+
+
 @pytest.mark.parametrize(
     ("name", "content", "message"),
     [
