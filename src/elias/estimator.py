@@ -18,7 +18,7 @@ from elias.inference.predictor import EVALUATED
 from elias.training.trainer import train
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
 
     from numpy.typing import NDArray
 
@@ -137,6 +137,46 @@ class EliasClassifier(BaseEstimator):  # type: ignore[misc]  # scikit-learn has 
         )
         self.model_ = train(corpus, self.config(), device=self.device)
         self.classes_ = classes
+        return self
+
+    def partial_fit(
+        self,
+        X: Any,  # noqa: N803
+        y: Any,
+        classes: Iterable[Any] | None = None,
+    ) -> EliasClassifier:
+        """Add labels that are new, with their texts as examples, without training again.
+
+        The first call is `fit`. Later calls leave known labels as they are: their texts are only
+        used as examples of the new labels that they also have (`Elias.add_labels`).
+
+        Args:
+            X: Texts, as for `fit`.
+            y: The labels of each text, known and new ones, as for `fit`.
+            classes: All labels. Those that no text has are added by their names alone.
+        """
+        if not hasattr(self, "model_"):
+            self.fit(X, y)
+            X, y = [], []  # noqa: N806
+        texts, sets = _inputs(X), _label_sets(y)
+        if not isinstance(texts, list):
+            raise DataError("partial_fit adds labels by their texts; X must be texts, not features")
+        if len(texts) != len(sets):
+            raise DataError(f"X has {len(texts)} texts, but y has labels for {len(sets)}")
+        known = set(self.classes_.tolist())
+        new = sorted(
+            {label for labels in (*sets, tuple(classes or ())) for label in labels} - known
+        )
+        if not new:
+            return self
+        examples = {
+            str(label): [text for text, labels in zip(texts, sets, strict=True) if label in labels]
+            for label in new
+        }
+        self.model_ = self.model_.add_labels(list(examples), examples)
+        joined = np.empty(len(self.classes_) + len(new), dtype=object)
+        joined[:] = [*self.classes_, *new]
+        self.classes_ = joined
         return self
 
     def config(self) -> EliasConfig:

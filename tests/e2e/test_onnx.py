@@ -87,6 +87,7 @@ CASES = {
     "bag, everything saturated": lambda _: whole(bag(), graph_of(beta=500.0), alpha=500.0),
     "bag, few of many": lambda _: whole(bag(), graph_of(), shortlist=2),
     "bag, pruned": lambda _: prune_edges(whole(bag(), graph_of()), threshold=0.25)[0],
+    "bag, added labels": lambda _: whole(bag(), graph_of()).add_labels(["red herring", "new"]),
     "bag, one-vs-all": lambda _: whole(bag(), shortlist=40),
     "transformer": lambda folder: whole(bert(folder), graph_of()),
     "transformer, first token, narrowed": lambda folder: whole(

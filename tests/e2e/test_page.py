@@ -343,3 +343,18 @@ def test_the_api_is_described_without_a_script_from_elsewhere(browser, server):
         routes = page.locator("article.route h2").all_inner_texts()
 
         assert "POST/predict" in [route.replace(" ", "") for route in routes]
+
+
+def test_an_added_label_is_predicted_and_explained(browser, run, tmp_path):
+    model = Elias.from_pretrained(run, device="cpu")
+    table = [{"id": "http://example.org/1", "name": "red herring"}]
+    model.add_labels(table).save_pretrained(tmp_path / "larger")
+
+    with live(tmp_path / "larger") as served, opened(browser, served.url) as page:
+        typed(page, "a red herring")
+        best = page.locator(ROWS).first
+        expect(best).to_contain_text("red herring")
+        best.click()
+
+        expect(page.locator("#panel")).to_contain_text("was added without training")
+        expect(page.locator("#panel a[href='http://example.org/1']")).to_be_visible()

@@ -14,7 +14,7 @@ import typer
 from typer import Option
 
 import elias
-from elias.cli import console, data, experiment, options
+from elias.cli import console, data, experiment, labels, options
 from elias.cli.demo import demo
 from elias.cli.evaluate import calibrate, evaluate
 from elias.cli.explain import explain
@@ -76,6 +76,7 @@ app.command(cls=options.Command)(demo)
 app.add_typer(data.app, name="data")
 for _command in (train, tune, evaluate, calibrate, predict, explain, report, serve, push, export):
     app.command(cls=options.Command)(_command)
+app.add_typer(labels.app, name="labels")
 app.add_typer(experiment.app, name="experiment")
 app.command(cls=options.Command)(info)
 app.command(cls=options.Command)(presets)

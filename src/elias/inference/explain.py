@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from elias.inference.predictor import Elias
+    from elias.rerank.added_labels import AddedLabels
     from elias.rerank.reranker import Reranker
     from elias.rerank.sparse_ranker import Array, Inputs
 
@@ -194,6 +195,10 @@ class ExplainedLabel:
     id: int
     label: str
     """Name of the label."""
+    added: bool = False
+    """True if the label was found by its text and not in the index. It has neither path nor ranker:
+    ``p`` is the probability from the similarity of text and label text and the coverage of its
+    name, ``classifier_score`` that from the similarity alone."""
     uri: str | None = None
     """Id or URI of the label in the user's vocabulary, or None if the model does not know it."""
     score: float
@@ -290,8 +295,12 @@ def ranker_terms(
     featurizer = None if reranker is None else reranker.features.featurizer
     if reranker is None or featurizer is None:
         return [()] * len(labels)
-    psi, terms, n_words = reranker.features.transform([text]), [], len(featurizer.words)
+    psi, n_words = reranker.features.transform([text]), len(featurizer.words)
+    terms: list[tuple[RankerTerm, ...]] = []
     for label in labels:
+        if label >= reranker.ranker.n_labels:  # an added label has no weights
+            terms.append(())
+            continue
         weights = reranker.ranker.weights[label]
         shared = np.intersect1d(psi.indices, weights.indices, return_indices=True)
         columns, products = shared[0], psi.data[shared[1]] * weights.data[shared[2]]
@@ -342,6 +351,10 @@ def explain(
         cluster: tuple(map(predictions.name, labels))
         for cluster, labels in zip(on_paths, strongest, strict=True)
     }
+    beside: dict[tuple[int, int], dict[str, Any]] = {}  # factors of added labels
+    if explained.added is not None:
+        phi = embedding.cpu().numpy()
+        beside = _added_factors(explained.added, predictions.ids, traced.p.numpy(), phi, inputs)
     explanations = []
     for row, ranking in enumerate(predictions):
         values = {
@@ -363,9 +376,10 @@ def explain(
                 id=ids[i],
                 label=label,
                 uri=predictions.uri(ids[i]),
-                **{name: float(array[i]) for name, array in values.items() if array is not None},
-                paths=_paths(traced, row, i),
-                n_paths=int(traced.n_paths[row, i]),
+                **{name: float(array[i]) for name, array in values.items() if array is not None}
+                | beside.get((row, ids[i]), {}),
+                paths=() if (row, ids[i]) in beside else _paths(traced, row, i),
+                n_paths=0 if (row, ids[i]) in beside else int(traced.n_paths[row, i]),
                 words=effects[i],
                 terms=terms[i],
             )
@@ -375,6 +389,33 @@ def explain(
         clusters = {cluster: names[cluster] for cluster in used}
         explanations.append(Explanation(text=text, labels=shown, clusters=clusters))
     return explanations
+
+
+def _added_factors(
+    added: AddedLabels, ids: Array, index_p: Array, embedding: Array, inputs: Inputs
+) -> dict[tuple[int, int], dict[str, Any]]:
+    """Return the factors of each added label, by row and label. See `ExplainedLabel.added`."""
+    texts = inputs if isinstance(inputs, Sequence) else None
+    p, dense = (added.probabilities(embedding, part) for part in (texts, None))
+    coverage = None if texts is None else added.coverage(texts)
+    factors = {}
+    for row, label in zip(*np.nonzero(np.isin(ids, added.labels)), strict=True):
+        # of several rows of a label, the best counts
+        rows = np.flatnonzero(added.labels == ids[row, label])
+        best = rows[p[row, rows].argmax()]
+        if p[row, best] < index_p[row, label]:
+            continue  # the label was found in the index
+        factors[int(row), int(ids[row, label])] = {
+            "added": True,
+            "p": float(p[row, best]),
+            "classifier_score": float(dense[row, best]),
+            "path_score": 0.0,
+            "ranker_score": None,
+            "calibrated_score": None,
+            "name_likeness": None,
+            "name_coverage": None if coverage is None else float(coverage[row, best]),
+        }
+    return factors
 
 
 def _paths(traced: LabelPaths, row: int, label: int) -> tuple[LabelPath, ...]:
@@ -435,11 +476,15 @@ class Neighbours:
         self._starts = np.searchsorted(nodes[order], np.arange(n_nodes + 1))
 
     def count(self, node: int) -> int:
-        """Return the number of edges of a node."""
+        """Return the number of edges of a node. A label outside the graph has none."""
+        if node + 1 >= len(self._starts):
+            return 0
         return int(self._starts[node + 1] - self._starts[node])
 
     def edges(self, node: int, count: int, start: int = 0) -> list[Edge]:
         """Return up to ``count`` edges of a node, strongest first, after skipping ``start``."""
+        if not self.count(node):
+            return []
         first, end = self._starts[node : node + 2]
         rows = slice(first + start, min(first + start + count, end))
         return list(map(Edge, self._ids[rows].tolist(), self._scores[rows].tolist()))

@@ -26,6 +26,7 @@ from elias.model.elias import SearchSizes
 from elias.model.encoder import BagEncoder
 from elias.model.search import BATCH_SIZE, SEARCH_GRAPHS, embed_all, rank_all
 from elias.predictions import PADDING_SCORE, Candidates, Predictions, interpolate
+from elias.rerank.reranker import CALIBRATE, NAMES
 from elias.text.tokens import Tokens, cached, unit_tokens
 from elias.text.vectorizer import unit_rows
 
@@ -38,7 +39,7 @@ if TYPE_CHECKING:
     from elias.inference.predictor import Elias
     from elias.model.elias import EliasModel
     from elias.model.encoder import TextEncoder
-    from elias.rerank.sparse_ranker import Inputs
+    from elias.rerank.sparse_ranker import Array, Inputs
 
     TokensOf: TypeAlias = Callable[[Elias], Tokens]
 
@@ -52,6 +53,7 @@ MERGED_LABELS = 100
 """Minimum number of labels per member that an ensemble averages, even if ``top_k`` is lower."""
 MAX_RANKED_CHOICES = 10_000
 """Maximum size of the shortlist if it is enlarged to hold all labels given by ``only``."""
+_TIE_BREAK = 1e-6  # keeps the order of added labels with the same score
 FEW_TEXTS = 16
 """Maximum number of texts for which a bag encoder and its search use a single thread."""
 
@@ -133,7 +135,10 @@ def predict_member(
     encoder = member.model.encoder
     tokens = tokenize(inputs, encoder) if tokens_of is None else tokens_of(member)
     candidates = search_member(member, tokens, components, options)
-    return rank_candidates(member, candidates, inputs, components, options.top_k)
+    ranked = rank_candidates(member, candidates, inputs, components, options.top_k)
+    if member.added is None:
+        return ranked
+    return join_added(member, ranked, tokens, inputs, options)
 
 
 def tokenize(inputs: Inputs, encoder: TextEncoder) -> Tokens:
@@ -191,7 +196,7 @@ def search(
         if options.every_cluster:
             n_choices = min(int((~blocked).sum()), MAX_RANKED_CHOICES)
             sizes = SearchSizes(model.graph.n_clusters, max(sizes.shortlist_size, n_choices))
-        blocked = blocked.to(model.labels.weight.device)
+        blocked = blocked[: model.n_labels].to(model.labels.weight.device)
     few = len(tokens.offsets) <= FEW_TEXTS + 1 and isinstance(model.encoder, BagEncoder)
     ranks = rank_all if model.labels.whole else rank_sharded
     with limit_threads(1 if few else None):
@@ -226,12 +231,13 @@ def rank_candidates(
 
     ``psi`` are the ranker's features of the inputs. They are computed if ``psi`` is None.
     """
-    names, count = model.label_names, model.config.rerank.candidates
+    n_labels, count = model.model.n_labels, model.config.rerank.candidates
+    names = model.label_names if len(model.label_names) == n_labels else None  # else `join_added`
     stage = model.components[0]
     predictions, reranked = {}, list(dict.fromkeys(components))
     if stage in components:
         reranked.remove(stage)
-        predictions[stage] = Predictions(candidates.ids, candidates.scores, len(names), names)
+        predictions[stage] = Predictions(candidates.ids, candidates.scores, n_labels, names)
     if reranked:
         assert model.reranker is not None
         predictions |= model.reranker.rerank(
@@ -252,6 +258,47 @@ def add_embedding(member: Elias, candidates: Candidates, tokens: Tokens) -> Cand
     """Return the candidates with the embeddings φ(x) that the member's ranker uses."""
     encoder = member.first_encoder or member.model.encoder
     return replace(candidates, embedding=embed_all(encoder, tokens))
+
+
+def join_added(
+    member: Elias,
+    ranked: dict[str, Predictions],
+    tokens: Tokens,
+    inputs: Inputs,
+    options: SearchOptions,
+) -> dict[str, Predictions]:
+    """Return the predictions of each component, joined by the labels added to a member.
+
+    The scores of other labels do not change. The stage uses only the dense channel of added labels.
+    """
+    assert member.added is not None
+    stage, encoder = member.components[0], member.model.encoder
+    few = len(tokens) <= FEW_TEXTS and isinstance(encoder, BagEncoder)
+    with limit_threads(1 if few else None):
+        embedding = embed_all(encoder, tokens)
+    joined = {}
+    for name, predictions in ranked.items():
+        texts = None if name == stage or not isinstance(inputs, Sequence) else inputs
+        blocked = None if options.blocked is None else options.blocked.cpu().numpy()
+        ids, chances = member.added.best(embedding, texts, options.top_k, blocked)
+        known = predictions.among(member.label_names)
+        ids = np.where(ids < 0, known.n_labels, ids)
+        best = replace(known, ids=ids, scores=_as_scores(member, chances, name))
+        width = min(options.top_k, known.ids.shape[1] + ids.shape[1])
+        joined[name] = Predictions.merge([known, best], how="max", k=width)
+    return joined
+
+
+def _as_scores(member: Elias, chances: Array, component: str) -> Array:
+    """Return the scores at which labels of the index are relevant with the given probabilities."""
+    reranker, learned = member.reranker, member.probabilities
+    if learned is not None and component == member.components[-1]:
+        scores = np.interp(chances, learned.values, learned.scores) + _TIE_BREAK * chances
+    elif reranker is not None and reranker.mixture == "sum" and component in (CALIBRATE, NAMES):
+        scores = 2 * chances  # T + p·q, where both are about the probability
+    else:
+        scores = chances
+    return scores.astype(np.float32)
 
 
 def search_share(

@@ -13,10 +13,18 @@ import torch
 from scipy.sparse import csr_matrix, issparse
 
 from elias.data.groups import NO_GROUPS
+from elias.data.load import load_label_table
 from elias.data.splits import DATA_SETTINGS
 from elias.distributed import SingleProcess
 from elias.distributed.sharded_linear import ShardedRows
 from elias.errors import ConfigError, DataError, did_you_mean
+from elias.inference.edit_labels import (
+    add_labels,
+    example_texts,
+    merge_labels,
+    remove_labels,
+    rename_label,
+)
 from elias.inference.explain import Explanation, explain
 from elias.inference.predict import (
     ENSEMBLE,
@@ -39,7 +47,7 @@ from elias.predictions import Predictions
 from elias.rerank.probabilities import parse_target
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
 
     from elias.config import ResolvedConfig
     from elias.data.corpus import Corpus, Split
@@ -47,6 +55,7 @@ if TYPE_CHECKING:
     from elias.metrics import Metrics
     from elias.model.encoder import TextEncoder
     from elias.predictions import Ranking
+    from elias.rerank.added_labels import AddedLabels
     from elias.rerank.probabilities import Probabilities
     from elias.rerank.reranker import Reranker
     from elias.text.tokens import Tokens
@@ -110,6 +119,7 @@ class Elias:
         first_encoder: TextEncoder | None = None,
         others: Sequence[Elias] = (),
         probabilities: Probabilities | None = None,
+        added: AddedLabels | None = None,
     ) -> None:
         self.model = model
         self.config = config
@@ -125,6 +135,8 @@ class Elias:
         """The other members of an ensemble."""
         self.probabilities = probabilities
         """The map from scores of the last component to probabilities, or None."""
+        self.added = added
+        """Labels without training points, which are scored by their texts, or None."""
         self.folder: Path | None = None
         """The folder that the model was loaded from, or None."""
 
@@ -187,8 +199,8 @@ class Elias:
 
     @property
     def n_labels(self) -> int:
-        """Return L, the number of labels."""
-        return self.model.n_labels
+        """Return L, the number of labels, including added ones."""
+        return len(self.label_names)
 
     @property
     def data_settings(self) -> dict[str, Any]:
@@ -289,6 +301,66 @@ class Elias:
         if threshold is not None:
             predictions = self.assign(predictions, threshold, component)
         return predictions[0] if isinstance(texts, str) else predictions
+
+    def add_labels(
+        self,
+        labels: str | Path | LabelTable | Any,
+        examples: Corpus | Split | Mapping[str, Sequence[str]] | None = None,
+    ) -> Elias:
+        """Return a model with further labels, without training.
+
+        A label is placed by its text (name, synonyms, description) and, if there are any, by its
+        examples. The scores of all other labels stay equal. See
+        [Labels without training points](../explanation/new-labels.md).
+
+        Args:
+            labels: Names, or a table of labels, see `elias.load_label_table`.
+            examples: Texts that have the new labels: a corpus, whose labels are matched by id or
+                name, or a dictionary from names of labels to lists of texts.
+
+        Raises:
+            DataError: If the model has one of the labels already, or a label is given twice.
+
+        Example:
+            >>> from elias import EliasConfig, train
+            >>> from elias.data.synthetic import synthetic_corpus
+            >>> corpus = synthetic_corpus(n_points=300, n_labels=30)
+            >>> config = EliasConfig().override({"encoder.dim": 16, "stages.stage2.epochs": 3})
+            >>> model = train(corpus, config)
+            >>> larger = model.add_labels(["red herring"], {"red herring": ["a red fish"]})
+            >>> larger.n_labels, "red herring" in larger.predict("the red herring").labels
+            (31, True)
+        """
+        table = load_label_table(labels)
+        texts, relevance = example_texts(table, examples)
+        return add_labels(self, table, texts, relevance)
+
+    def remove_labels(self, labels: Iterable[int | str]) -> Elias:
+        """Return a model without some labels, given by name, id or number.
+
+        The labels after them move up. Edges to other labels keep their scores.
+        """
+        return remove_labels(self, self.label_ids(labels))
+
+    def rename_label(self, label: int | str, name: str) -> Elias:
+        """Return a model in which a label has another name. The old name becomes a synonym."""
+        return rename_label(self, self._one_label(label), name)
+
+    def merge_labels(self, label: int | str, into: int | str) -> Elias:
+        """Return a model in which ``label`` is part of ``into``, which keeps its name and id.
+
+        Classifiers are averaged, weighted by training points; shares of edges are added.
+        """
+        return merge_labels(self, self._one_label(label), self._one_label(into))
+
+    def _one_label(self, label: int | str) -> int:
+        first, *others = self.label_ids([label])
+        if others:
+            raise DataError(
+                f"{len(others) + 1} labels are called {label!r}; give the number of one of them: "
+                f"{', '.join(map(str, [first, *others][:5]))}"
+            )
+        return first
 
     def keeps_best(self, target: float | str, component: str | None = None) -> bool:
         """Return whether a target always keeps the best label (`Probabilities.keeps_best`)."""

@@ -55,6 +55,8 @@ RANKER_FOLDER = "ranker"
 RANKER_WEIGHTS_FILE = f"{RANKER_FOLDER}/ranker.safetensors"
 FIRST_ENCODER = "first_encoder"
 """Folder of the encoder before training, which is saved if the ranker uses it."""
+ADDED_FILE = "added.safetensors"
+"""Vectors of labels without training points. Models without such labels do not have it."""
 MEMBERS_FOLDER = "members"
 """Folder of the other members of an ensemble, saved in subfolders 1, 2, …"""
 
@@ -73,8 +75,10 @@ _ENTRIES: Entries = {
     **dict.fromkeys(("encoder", "ranker", "config", "metadata"), (dict, None)),
     **dict.fromkeys(("data_settings", "files"), (dict, None)),
     "members": (int, 0),
+    "n_added": (int, 0),
 }
-"""Entries of the manifest. ``ranker`` is empty if the model has no ranker."""
+"""Entries of the manifest. ``n_labels`` are labels of the index, ``n_added`` those beside it.
+``ranker`` is empty if the model has no ranker."""
 _SETTINGS: Entries = {
     **dict.fromkeys(("text", "labels", "separator", "group"), (str, None)),
     "seed": (int, 0),
@@ -124,7 +128,7 @@ class Manifest:
             raise ModelError(f"{folder}: {problem}; give the folder of a saved model")
         tree = read_json(self.path, FORMAT_VERSION)
         self.is_old: bool = tree["format_version"] < FORMAT_VERSION
-        self._entries = _upgraded(folder, tree) if self.is_old else tree
+        self._entries = {"n_added": 0} | (_upgraded(folder, tree) if self.is_old else tree)
         check_values(self.path, self._entries, _ENTRIES)
         settings = self["data_settings"]
         present = {key: entry for key, entry in _SETTINGS.items() if key in settings}

@@ -27,6 +27,7 @@ from elias.config import (
 from elias.data.atomic import staged_folder
 from elias.data.splits import DATA_SETTINGS
 from elias.errors import ConfigError, DataError, ModelError, damaged_file, quoted
+from elias.labels import LabelTable
 from elias.model.elias import EliasModel, LinearRows
 from elias.model.encoder import BagEncoder, TextEncoder
 from elias.model.graph import LabelGraph
@@ -34,6 +35,7 @@ from elias.model.one_vs_all import OneVsAll
 from elias.persistence import manifest as files
 from elias.persistence.hub import model_card
 from elias.rerank import calibration as trees
+from elias.rerank.added_labels import AddedLabels
 from elias.rerank.probabilities import Probabilities
 from elias.rerank.reranker import Reranker
 from elias.rerank.sparse_ranker import RankerFeatures, SparseRanker, Transform
@@ -54,6 +56,8 @@ _IDF = "vocabulary.idf"
 """Name of the tensor of inverse document frequencies of the bag encoder."""
 _STORED_DTYPES = {_EDGE_LABELS: "int32|int64", _LABEL_WEIGHT: "float32|bfloat16"}
 """Dtypes allowed for tensors that are converted when they are loaded."""
+_ADDED = ("labels", "vectors", "background", "n_examples")
+"""Saved arrays of `AddedLabels`."""
 _ENCODER_ENTRIES: dict[str, files.Entries] = {
     "transformer": {},
     "features": {"n_features": (int, 0)},
@@ -124,12 +128,17 @@ def _write(elias: Elias, folder: Path) -> None:
         path = folder / files.MEMBERS_FOLDER / str(number)
         path.mkdir(parents=True)
         _write(member, path)
+    if elias.added is not None:
+        arrays = {name: getattr(elias.added, name) for name in _ADDED}
+        tensors = {name: torch.from_numpy(array) for name, array in arrays.items()}
+        files.write_tensors(folder / files.ADDED_FILE, tensors, "check the texts of added labels")
     ranker = {} if elias.reranker is None else save_reranker(elias.reranker, folder)
     card = model_card(elias.config, elias.label_names, elias.metadata)
     (folder / files.CARD_FILE).write_bytes(card.encode("utf8", "replace"))
     metadata = files.as_json(elias.metadata)
     entries = {
         "n_labels": model.n_labels,
+        "n_added": elias.n_labels - model.n_labels,
         "n_clusters": model.graph.n_clusters,
         "n_edges": model.graph.edge_labels.shape[1],
         "graph_learned": model.graph.learned,
@@ -165,7 +174,7 @@ def load_model(
         ModelError: If a file is missing, damaged, not saved by ELIAS, or of a newer format.
     """
     manifest = files.Manifest(folder)
-    n_labels = manifest["n_labels"]
+    n_labels, n_all = manifest["n_labels"], manifest["n_labels"] + manifest["n_added"]
     try:
         # older versions did not save all sizes; the missing ones only matter for training
         tree = complete_tree(manifest["config"], drop_removed=True)
@@ -176,7 +185,7 @@ def load_model(
     if manifest.is_old:
         label_names: Any = files.read_names(manifest.file(files.OLD_LABELS_FILE), n_labels)
     else:
-        label_names = files.read_labels(manifest.file(files.LABELS_FILE), n_labels)
+        label_names = files.read_labels(manifest.file(files.LABELS_FILE), n_all)
     model = _load_weights(manifest, config, share).to(device).eval()
     first_encoder = probabilities = None
     if manifest["first_encoder"]:
@@ -196,12 +205,18 @@ def load_model(
         if member.label_names != label_names:
             raise damaged_file(path, "its labels are not those of the first member")
         members.append(member)
+    reranker = load_reranker(manifest) if manifest["ranker"] else None
+    added = None
+    if files.ADDED_FILE in manifest["files"]:
+        added = _load_added(manifest, n_all, model.encoder.dim)
+        added = added.named(LabelTable.of(label_names), model, reranker)
     return build(
         model=model,
         config=config,
         label_names=label_names,
         metadata=manifest["metadata"] | {DATA_SETTINGS: manifest["data_settings"]},
-        reranker=load_reranker(manifest) if manifest["ranker"] else None,
+        reranker=reranker,
+        added=added,
         first_encoder=first_encoder,
         others=members,
         probabilities=probabilities,
@@ -246,6 +261,24 @@ def _load_weights(
     if share is not None:
         model.labels = share(model.labels)
     return model
+
+
+def _load_added(manifest: files.Manifest, n_labels: int, dim: int) -> AddedLabels:
+    tensors = manifest.tensors(files.ADDED_FILE)
+    expected: files.Expected = {
+        "labels": ("int64", (None,)),
+        "vectors": ("float32", (len(tensors.get("labels", ())), dim)),
+        "background": ("float32", (len(tensors.get("labels", ())), 2)),
+        "n_examples": ("int64", (len(tensors.get("labels", ())),)),
+    }
+    manifest.check_tensors(files.ADDED_FILE, tensors, expected)
+    labels = tensors["labels"]
+    missing = set(range(manifest["n_labels"], n_labels)) - set(labels.tolist())
+    is_valid = len(labels) > 0 and labels.min() >= 0 and labels.max() < n_labels
+    if missing or not is_valid or (tensors["background"][:, 1] <= 0).any():
+        raise damaged_file(manifest.folder / files.ADDED_FILE, "labels are not those of the model")
+    arrays: list[Any] = [tensors[name].numpy() for name in _ADDED]
+    return AddedLabels(*arrays)
 
 
 def _expected(module: nn.Module) -> files.Expected:

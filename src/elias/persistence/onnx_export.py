@@ -15,6 +15,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -24,9 +25,11 @@ from elias.model.elias import EliasModel, SearchSizes
 from elias.model.encoder import BagEncoder
 from elias.model.one_vs_all import OneVsAll
 from elias.persistence.onnx_runtime import BAG, FORMAT, METADATA, TRANSFORMER, missing_package
+from elias.rerank.added_labels import DENSE_RULE
 
 if TYPE_CHECKING:
     from elias.inference.predictor import Elias
+    from elias.rerank.added_labels import AddedLabels
 
 
 OPSET = 18
@@ -88,11 +91,12 @@ def export_onnx(
     else:
         tokenizer = encoder.tokenizer.to_str()
         entry = {"kind": TRANSFORMER, "tokenizer": tokenizer, "pad_id": encoder.pad_id}
-    width = min(top_k or TOP_K, sizes.shortlist_size, model.n_labels)
+    n_ranked = min(sizes.shortlist_size, model.n_labels) + elias.n_labels - model.n_labels
+    width = min(top_k or TOP_K, n_ranked)
     labels = list(elias.label_names)
     metadata = {"format": FORMAT, "encoder": entry, "labels": labels, "top_k": width}
     # export a copy, so that the model keeps its device and mode
-    graph = _Graph(copy.deepcopy(model).cpu().float().eval(), sizes, width)
+    graph = _Graph(copy.deepcopy(model).cpu().float().eval(), sizes, width, elias.added)
     ids = torch.zeros((2, 3), dtype=torch.int64)  # example input: two texts with three tokens each
     shape = {0: torch.export.Dim("texts"), 1: torch.export.Dim("tokens")}
     with staged_file(path) as staged, _quiet():
@@ -136,17 +140,33 @@ class _Graph(nn.Module):
     """The exported computation: from padded tokens to the k best labels, as `EliasModel.rank`."""
 
     edge_log: Tensor
+    added: Tensor
+    background: Tensor
 
     @torch.no_grad()
-    def __init__(self, model: EliasModel, sizes: SearchSizes, top_k: int) -> None:
+    def __init__(
+        self, model: EliasModel, sizes: SearchSizes, top_k: int, added: AddedLabels | None
+    ) -> None:
         super().__init__()
+        vectors = np.zeros((0, model.encoder.dim), dtype=np.float32)
+        background = np.zeros((0, 2), dtype=np.float32)
+        if added is not None:  # a row of a label of the index would repeat the label
+            new = added.labels >= model.n_labels
+            order = np.flatnonzero(new)[np.argsort(added.labels[new], kind="stable")]
+            vectors, background = added.vectors[order], added.background[order]
+        self.register_buffer("added", torch.from_numpy(vectors))
+        self.register_buffer("background", torch.from_numpy(background))
+        self.n_labels = model.n_labels + len(vectors)
         self.model, self.top_k = model, top_k
         self.beam_size = min(sizes.beam_size, model.graph.n_clusters)
         self.shortlist_size = min(sizes.shortlist_size, model.n_labels)
         self.register_buffer("edge_log", model.graph.unsaturated_log().detach().float())
 
     def forward(self, ids: Tensor, weights: Tensor) -> tuple[Tensor, Tensor]:
-        """Return labels and scores p (B, k). An empty slot has label L and score 0."""
+        """Return labels and scores p (B, k). An empty slot has label L and score 0.
+
+        Added labels follow those of the index. They are scored by `AddedLabels.probabilities`.
+        """
         is_bag = isinstance(self.model.encoder, BagEncoder)
         embedding = self.embed_bag(ids, weights) if is_bag else self.embed(ids, weights)
         if isinstance(self.model, OneVsAll):
@@ -154,9 +174,17 @@ class _Graph(nn.Module):
             log_p = _log_sigmoid(_logits(self.model.labels, embedding))
         else:
             labels, log_p = self.search(embedding)
+        if len(self.added):
+            bias, dense = DENSE_RULE
+            mean, spread = self.background.T
+            similarity = nn.functional.normalize(embedding, dim=1) @ self.added.T
+            similarity = (similarity - mean) / spread
+            new = torch.arange(self.model.n_labels, self.n_labels)
+            labels = torch.cat([labels, new.unsqueeze(0).expand(ids.shape[0], -1)], dim=1)
+            log_p = torch.cat([log_p, _log_sigmoid(bias + dense * similarity)], dim=1)
         best = log_p.topk(self.top_k, dim=1)
         ranked = labels.gather(1, best.indices)
-        return ranked.masked_fill(best.values == -math.inf, self.model.n_labels), best.values.exp()
+        return ranked.masked_fill(best.values == -math.inf, self.n_labels), best.values.exp()
 
     def embed_bag(self, ids: Tensor, weights: Tensor) -> Tensor:
         """Return φ(x) of a `BagEncoder`. Padding has weight 0."""

@@ -81,7 +81,9 @@ class ServedModel:
 
     def frequency(self, label: int) -> int | None:
         """Return the number of training points of a label, if known."""
-        reranker = self.model.reranker
+        model, reranker = self.model, self.model.reranker
+        if label >= model.model.n_labels and model.added is not None:
+            return int(model.added.n_examples[model.added.labels == label].sum())
         return None if reranker is None else int(reranker.frequencies[label])
 
     def name(self, label: int) -> str:

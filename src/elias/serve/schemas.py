@@ -143,6 +143,9 @@ class WhyLabel(_Label):
 
     score: float
     probability: float | None
+    added: Annotated[
+        bool, Field(description="Found by its text, not in the index; it has no paths.")
+    ] = False
     p: float
     classifier_score: float
     path_score: float

@@ -25,12 +25,14 @@ from elias.data.storage import DiskTexts
 from elias.distributed import SingleProcess
 from elias.distributed.sharded_linear import ShardedRows
 from elias.errors import ConfigError
+from elias.inference.edit_labels import unseen_labels
 from elias.inference.predict import (
     ENSEMBLE,
     SearchOptions,
     add_embedding,
     cached_tokens,
     drop_filtered,
+    join_added,
     max_filtered,
     predict,
     rank_candidates,
@@ -297,10 +299,12 @@ class Trainer:
         """Return a copy of ``init_from`` if it has the labels of the corpus, else None."""
         if self.init_from is None:
             return None
-        if list(self.init_from.label_names) != list(self.corpus.label_names):
+        model = self.init_from.model
+        same = model.n_labels == self.corpus.n_labels
+        if not same or list(self.init_from.label_names) != list(self.corpus.label_names):
             logger.info("the model to start from has other labels: only its encoder is used")
             return None
-        model = copy.deepcopy(self.init_from.model)
+        model = copy.deepcopy(model)
         model.encoder = self.encoder
         return model
 
@@ -622,6 +626,8 @@ class Trainer:
             with self.run.timed(RERANK):
                 model.reranker, psi = self._fit_reranker(model)
             self._report_ranker(model.reranker)
+        counts = np.bincount(self.splits["train"].labels.indices, minlength=len(names))
+        model.added = unseen_labels(model, counts)
         predictions = {}
         for name in self.evaluated:
             split, candidates = self.splits[name], self._embedded_candidates(model, name)
@@ -637,7 +643,10 @@ class Trainer:
                     candidates, psi[name], count=count, width=max(top_k, count)
                 )
                 predictions[name] |= {c: ranked.top(top_k) for c, ranked in cross_fitted.items()}
-        for component in model.components[1:]:
+            if model.added is not None:
+                options, tokens = SearchOptions(top_k), self.tokens[name]
+                predictions[name] = join_added(model, predictions[name], tokens, inputs, options)
+        for component in model.components[0 if model.added is not None else 1 :]:
             ranked = {name: predictions[name][component] for name in self.evaluated}
             self._report(component, self._measure_all(ranked))
         self._drop_unhelpful(model)
@@ -858,8 +867,7 @@ class Trainer:
             logger.warning("all training texts are the same; check the text column")
         if n_empty:
             logger.warning(
-                "%d of %d labels have no training point: they are spread over the clusters and "
-                "can hardly be predicted",
+                "%d of %d labels have no training point: they are predicted by their names",
                 n_empty,
                 len(counts),
             )

@@ -61,6 +61,7 @@ const FACTORS = [
   ["p", "p", "classifier × path, the score of the search"],
   ["ranker_score", "ranker", "score of the sparse ranker"],
   ["name_likeness", "name", "similarity of the text and the label's name"],
+  ["name_coverage", "coverage", "share of the label's name that occurs in the text"],
   ["calibrated_score", "calibrated", "calibration of the factors above"],
 ];
 
@@ -114,21 +115,22 @@ export async function why(text, id, nMembers, signal) {
   const graphBox = h("div", { class: "graph" });
   const wordBox = h("div");
   const hidden = label.n_paths - label.paths.length;
-  const about = "The text is compared with clusters of labels; edges lead from the best clusters to labels. "
+  const about = label.added ? "This label has no training texts, or was added without training. It was found by its name and "
+    + "text: how near they are to yours, and how much of the name occurs in it." : "The text is compared with clusters of labels; edges lead from the best clusters to labels. "
     + "Only the best path counts; it is drawn in colour. Scores range from 0 to 1.";
   panel(
     heading(label.label),
     uri(label),
     h("p", { class: "soft" }, about),
-    graphBox,
+    label.added ? null : graphBox,
     wordBox,
     h("h3", {}, "Factors of the score"),
-    factors(label),
+    factors(label.added ? { ...label, path_score: null } : label),
     nMembers > 1
       ? h("p", { class: "soft" },
         `Explained by member ${explanation.member + 1} of ${nMembers}; the ranking uses the mean of all members.`)
       : null,
-    h("h3", {}, "Clusters on the paths"),
+    label.added ? null : h("h3", {}, "Clusters on the paths"),
     h("ol", {}, label.paths.map((path) => row({
       title: (clusters.get(path.cluster) ?? []).slice(0, 3).join(" · "),
       score: number(path.score),
@@ -137,9 +139,10 @@ export async function why(text, id, nMembers, signal) {
       href: hrefs.cluster(path.cluster, explanation.member),
     }))),
     hidden > 0 ? h("p", { class: "soft more" }, `and ${hidden} more`) : null,
-    h("p", { class: "more" }, h("a", { href: hrefs.label(id, explanation.member) }, "All clusters of this label")),
+    label.added ? null
+      : h("p", { class: "more" }, h("a", { href: hrefs.label(id, explanation.member) }, "All clusters of this label")),
   );
-  redraw = () => {
+  if (!label.added) redraw = () => {
     const width = Math.max(280, graphBox.clientWidth - 20);
     graphBox.replaceChildren(graph(width, label, clusters, (c) => hrefs.cluster(c, explanation.member)));
   };

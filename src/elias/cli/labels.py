@@ -1,0 +1,158 @@
+"""``elias labels``: list, add, rename, merge and remove labels of a trained model."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from typer import Argument, Option
+
+import elias
+from elias.cli import console, options
+
+app = typer.Typer(
+    cls=options.Group,
+    no_args_is_help=True,
+    help="List, add, rename, merge and remove labels of a trained model.",
+)
+
+NewModel = Annotated[Path, Option(metavar="MODEL2", help="The folder of the new model.")]
+Label = Annotated[str, Argument(metavar="LABEL", help="Name, id or number of a label.")]
+
+
+@app.command("list", cls=options.Command)
+def list_labels(
+    model: options.ModelPath,
+    search: Annotated[str, Option(metavar="WORDS", help="Only names with these words.")] = "",
+    limit: Annotated[int | None, Option(min=1, help="Maximum number of labels.")] = None,
+    as_json: Annotated[bool, Option("--json", help="Print a JSON object per label.")] = False,
+) -> None:
+    """List the labels: number, training points, name, id."""
+    from elias.inference.explain import LabelSearch
+
+    loaded = elias.Elias.from_pretrained(model, device="cpu")
+    table, n_index = loaded.label_table, loaded.model.n_labels
+    chosen = list(range(loaded.n_labels))
+    if search:
+        chosen = LabelSearch(table).find(search, loaded.n_labels)
+    rows = []
+    for label in chosen[:limit]:
+        points = None
+        if label >= n_index and loaded.added is not None:
+            points = int(loaded.added.n_examples[loaded.added.labels == label].sum())
+        elif loaded.reranker is not None:
+            points = int(loaded.reranker.frequencies[label])
+        rows.append(
+            {
+                "number": label,
+                "name": table[label],
+                "id": table.id(label),
+                "points": points,
+                "added": label >= n_index,
+            }
+        )
+    if as_json:
+        for row in rows:
+            console.print_json(row)
+        return
+    cells = [
+        [
+            f"{row['number']}",
+            "" if row["points"] is None else f"{row['points']:,}",
+            "added" if row["added"] else "",
+            console.one_line(str(row["name"])),
+            str(row["id"] or ""),
+        ]
+        for row in rows
+    ]
+    console.print_out(console.columns(["number", "points", "", "name", "id"], cells, n_left=5))
+
+
+@app.command(cls=options.Command)
+@options.expand_groups
+def add(
+    *,
+    model: options.ModelPath,
+    table: Annotated[Path, Argument(metavar="FILE", help="Label table, or a .txt file of names.")],
+    examples: Annotated[
+        Path | None, Option(metavar="DATA", help="Texts that have the new labels.")
+    ] = None,
+    out: NewModel,
+    reading: options.CorpusOptions,
+    overwrite: options.Overwrite = False,
+) -> None:
+    """Add labels without training. All other labels keep their scores."""
+    loaded = elias.Elias.from_pretrained(model, device="cpu")
+    labels = elias.load_label_table(table)
+    corpus = None
+    if examples is not None:
+        corpus = reading.read(examples, test_size=0)
+    start = time.monotonic()
+    larger = loaded.add_labels(labels, corpus)
+    seconds = time.monotonic() - start
+    note = f"added {len(labels):,} labels in {seconds:.1f} s; the model has {larger.n_labels:,}"
+    _save(larger, out, note, overwrite=overwrite)
+
+
+@app.command(cls=options.Command)
+def rename(
+    model: options.ModelPath,
+    label: Label,
+    name: Annotated[str, Argument(metavar="NAME", help="The new name.")],
+    out: NewModel,
+    overwrite: options.Overwrite = False,
+) -> None:
+    """Give a label another name. The old name becomes a synonym."""
+    loaded = elias.Elias.from_pretrained(model, device="cpu")
+    renamed = loaded.rename_label(_parse(loaded, label), name)
+    _save(renamed, out, f"renamed {label} to {name}", overwrite=overwrite)
+
+
+@app.command(cls=options.Command)
+def merge(
+    model: options.ModelPath,
+    label: Label,
+    into: Annotated[str, Argument(metavar="INTO", help="The label that stays.")],
+    out: NewModel,
+    overwrite: options.Overwrite = False,
+) -> None:
+    """Merge a label into another one, which keeps its name and id."""
+    loaded = elias.Elias.from_pretrained(model, device="cpu")
+    merged = loaded.merge_labels(_parse(loaded, label), _parse(loaded, into))
+    note = f"merged {label} into {into}; the model has {merged.n_labels:,} labels"
+    _save(merged, out, note, overwrite=overwrite)
+
+
+@app.command(cls=options.Command)
+def remove(
+    model: options.ModelPath,
+    labels: Annotated[
+        list[str], Argument(metavar="LABEL...", help="Names, ids or numbers; @FILE: one per line.")
+    ],
+    out: NewModel,
+    overwrite: options.Overwrite = False,
+) -> None:
+    """Remove labels. The numbers of later labels move up."""
+    from elias.cli.predict import parse_labels
+
+    loaded = elias.Elias.from_pretrained(model, device="cpu")
+    smaller = loaded.remove_labels(parse_labels(labels, loaded.label_names) or ())
+    count = loaded.n_labels - smaller.n_labels
+    note = f"removed {count:,} labels; the model has {smaller.n_labels:,}"
+    _save(smaller, out, note, overwrite=overwrite)
+
+
+def _parse(model: elias.Elias, label: str) -> int | str:
+    from elias.cli.predict import parse_labels
+
+    parsed = parse_labels([label], model.label_names) or [label]
+    return parsed[0]
+
+
+def _save(model: elias.Elias, out: Path, note: str, *, overwrite: bool) -> None:
+    with options.errors_name_options():
+        folder = model.save_pretrained(out, overwrite=overwrite)
+    console.note(note)
+    typer.echo(folder)

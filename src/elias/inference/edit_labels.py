@@ -1,0 +1,318 @@
+"""Add labels to a trained model, and rename, merge and remove labels, without training.
+
+Every function returns a new `Elias` and leaves the given one as it is. Added labels are scored
+beside the index (`elias.rerank.added_labels`), so that the scores of all other labels stay equal.
+Removed and merged labels change the index itself.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+from copy import copy
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from scipy.sparse import csr_matrix, identity, vstack
+
+from elias.data.corpus import Corpus, Split
+from elias.errors import DataError, ModelError
+from elias.labels import LabelTable
+from elias.model.elias import EliasModel, LinearRows
+from elias.model.graph import LabelGraph
+from elias.model.one_vs_all import OneVsAll
+from elias.rerank.added_labels import AddedLabels, label_vectors
+from elias.rerank.calibration import LabelNames, is_word
+from elias.rerank.probabilities import PROBABILITIES
+from elias.rerank.sparse_ranker import SparseRanker
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from numpy.typing import NDArray
+
+    from elias.inference.predictor import Elias
+    from elias.rerank.reranker import Reranker
+
+
+def add_labels(
+    elias: Elias,
+    table: LabelTable,
+    examples: Sequence[str] = (),
+    example_labels: csr_matrix | None = None,
+) -> Elias:
+    """Return a model with further labels. See `Elias.add_labels`."""
+    if elias.model.encoder.reads_features:
+        raise ModelError("labels cannot be added: the model was trained on features, not on texts")
+    if not elias.model.labels.whole:
+        raise ModelError("labels cannot be added: the model is divided among processes")
+    known = elias.label_table.match(table)
+    repeated = [name for name, match in zip(table, known, strict=True) if match is not None]
+    if repeated:
+        raise DataError(
+            f"the model already has {len(repeated)} of the {len(table)} labels, such as "
+            f"{repeated[0]!r}; remove them from the table"
+        )
+    keys = Counter(key or name for name, key, *_ in table.rows())
+    twice = next((key for key, count in keys.items() if count > 1), None)
+    if twice is not None:
+        raise DataError(f"the label {twice!r} is given twice; give each label once")
+    if not len(table):
+        return elias
+    labels = elias.label_table + table
+    if example_labels is None:
+        example_labels = csr_matrix((len(examples), len(table)), dtype=np.float32)
+    ids = np.arange(elias.n_labels, len(labels))
+
+    def add(member: Elias) -> Elias:
+        parts = label_vectors(member.model, elias.label_table, table, examples, example_labels)
+        added = AddedLabels(ids, *parts)
+        if member.added is not None:
+            added = member.added + added
+        return _copy(member, label_names=labels, added=added)
+
+    return _each_member(elias, add)
+
+
+def unseen_labels(elias: Elias, counts: NDArray[np.int64]) -> AddedLabels | None:
+    """Return the labels without training points as added labels, or None if there are none.
+
+    They keep their places in the index. Names without a letter are ignored.
+
+    Args:
+        elias: A model that was just trained.
+        counts: (L,) number of training points of each label.
+    """
+    table = elias.label_table
+    labels = [label for label in np.flatnonzero(counts == 0).tolist() if is_word(table[label])]
+    if elias.model.encoder.reads_features or not labels:
+        return None
+    parts = label_vectors(elias.model, table, table.take(labels), seen=counts > 0)
+    added = AddedLabels(np.array(labels), *parts)
+    return added.named(table, elias.model, elias.reranker)
+
+
+def example_texts(
+    table: LabelTable, examples: Corpus | Split | Mapping[str, Sequence[str]] | None
+) -> tuple[list[str], csr_matrix]:
+    """Return the example texts of new labels, and the new labels of each text (N, A).
+
+    Raises:
+        DataError: If the examples have no text, or no label of the table.
+    """
+    if examples is None:
+        return [], csr_matrix((0, len(table)), dtype=np.float32)
+    if isinstance(examples, Mapping):
+        pairs = [(name, text) for name, texts in examples.items() for text in texts]
+        columns = table.match([name for name, _ in pairs])
+        unknown = next(
+            (name for (name, _), column in zip(pairs, columns, strict=True) if column is None), None
+        )
+        if unknown is not None:
+            raise DataError(f"the examples name {unknown!r}, which is not a label of the table")
+        labels = csr_matrix(
+            (np.ones(len(pairs), np.float32), (np.arange(len(pairs)), columns)),
+            shape=(len(pairs), len(table)),
+        )
+        return [text for _, text in pairs], labels
+    splits = [examples] if isinstance(examples, Split) else list(examples.splits.values())
+    if isinstance(examples, Corpus):
+        matches = table.match(examples.label_names)
+        known = [label for label, match in enumerate(matches) if match is not None]
+        if not known:
+            raise DataError(
+                f"{examples.source or 'the examples'}: has none of the new labels, such as "
+                f"{table[0]!r}; its labels are, for example, {examples.label_names[0]!r}"
+            )
+        columns = [matches[label] for label in known]
+        select = csr_matrix(
+            (np.ones(len(known), np.float32), (known, columns)),
+            shape=(examples.n_labels, len(table)),
+        )
+    else:
+        select = identity(len(table), dtype=np.float32, format="csr")
+    texts: list[str] = []
+    parts = []
+    for split in splits:
+        if split.texts is None:
+            raise DataError("the examples have features, but labels are added by texts")
+        labels = csr_matrix(split.labels @ select)
+        rows = np.flatnonzero(np.diff(labels.indptr))
+        texts += (split.texts[row] for row in rows.tolist())
+        parts.append(labels[rows])
+    return texts, vstack(parts, format="csr")
+
+
+def rename_label(elias: Elias, label: int, name: str) -> Elias:
+    """Return a model in which a label has another name. The old one becomes a synonym."""
+    _check_name(name)
+    table = elias.label_table
+    old_name, key, synonyms, *rest = list(table.rows())[label]
+    others = tuple(dict.fromkeys(s for s in (*synonyms, old_name) if s != name))
+    labels = _with_row(table, label, (name, key, others, *rest))
+    return _each_member(elias, lambda member: _copy(member, label_names=labels))
+
+
+def remove_labels(elias: Elias, labels: Sequence[int]) -> Elias:
+    """Return a model without some labels. The labels after them move up."""
+    keep = np.ones(elias.n_labels, dtype=bool)
+    keep[list(labels)] = False
+    if not keep[: elias.model.n_labels].any():
+        raise ModelError("these are all labels that the model was trained on; keep one of them")
+    new_ids = np.where(keep, np.cumsum(keep) - 1, -1)
+    table = elias.label_table.take(np.flatnonzero(keep).tolist())
+    return _each_member(elias, lambda member: _relabel(member, new_ids, table))
+
+
+def merge_labels(elias: Elias, label: int, into: int) -> Elias:
+    """Return a model in which ``label`` is part of ``into``, which keeps its name."""
+    if label == into:
+        raise DataError(f"the label {elias.label_names[label]!r} cannot be merged with itself")
+    table = elias.label_table
+    rows = list(table.rows())
+    name, key, synonyms, *rest = rows[into]
+    others = (*synonyms, rows[label][0], *rows[label][2])
+    others = tuple(dict.fromkeys(synonym for synonym in others if synonym != name))
+    # if only one of them is in the index, the merged label takes its place there
+    stays, goes = sorted((label, into)) if into >= elias.model.n_labels else (into, label)
+    table = _with_row(table, stays, (name, key, others, *rest))
+    table = table.take([i for i in range(len(table)) if i != goes])
+    new_ids = np.arange(elias.n_labels) - (np.arange(elias.n_labels) > goes)
+    new_ids[goes] = new_ids[stays]
+    return _each_member(elias, lambda member: _relabel(member, new_ids, table))
+
+
+def _check_name(name: str) -> None:
+    if not name.strip():
+        raise DataError("a label needs a name that is not empty")
+
+
+def _with_row(table: LabelTable, label: int, row: tuple[Any, ...]) -> LabelTable:
+    rows = list(table.rows())
+    rows[label] = row
+    return LabelTable.from_columns(*zip(*rows, strict=True))
+
+
+def _each_member(elias: Elias, edit: Any) -> Elias:
+    """Edit every member of an ensemble alike."""
+    edited: Elias = edit(elias)
+    edited.others = tuple(map(edit, elias.others))
+    return edited
+
+
+def _copy(elias: Elias, **parts: Any) -> Elias:
+    """Return a copy with other parts. Metrics are left out, because they are of the old labels."""
+    edited = copy(elias)
+    for name, part in parts.items():
+        setattr(edited, name, part)
+    if edited.added is not None:
+        edited.added = edited.added.named(edited.label_table, edited.model, edited.reranker)
+    measured = ("metrics", PROBABILITIES)
+    edited.metadata = {k: value for k, value in elias.metadata.items() if k not in measured}
+    edited.folder = None
+    return edited
+
+
+def _relabel(elias: Elias, new_ids: NDArray[np.int64], table: LabelTable) -> Elias:
+    """Return a model whose label i is label ``new_ids[i]``, or removed if that is -1.
+
+    Labels with the same new id are merged: classifiers are averaged, weighted by frequency, and
+    the shares of their edges are added.
+    """
+    if not elias.model.labels.whole:
+        raise ModelError("labels cannot be edited: the model is divided among processes")
+    n_old = elias.model.n_labels
+    old_ids, reranker = new_ids[:n_old], elias.reranker
+    n_new = int(old_ids.max()) + 1
+    weights = np.ones(n_old) if reranker is None else 1.0 + reranker.frequencies
+    kept = np.flatnonzero(old_ids >= 0)
+    shares = weights / np.bincount(old_ids[kept], weights[kept], n_new)[old_ids]
+    mixing = csr_matrix((shares[kept], (old_ids[kept], kept)), shape=(n_new, n_old))
+    return _copy(
+        elias,
+        model=_relabel_model(elias.model, old_ids, mixing),
+        reranker=None if reranker is None else _relabel_ranker(reranker, old_ids, mixing),
+        added=None if elias.added is None else elias.added.relabel(new_ids),
+        label_names=table,
+    )
+
+
+@torch.no_grad()
+def _relabel_model(model: EliasModel, new_ids: NDArray[np.int64], mixing: csr_matrix) -> EliasModel:
+    n_labels, device = mixing.shape[0], model.labels.weight.device
+    weight, bias = (
+        torch.from_numpy((mixing @ tensor.float().cpu().numpy()).astype(np.float32)).to(device)
+        for tensor in (model.labels.weight.detach(), model.labels.bias.detach())
+    )
+    with torch.device("meta"):
+        rows = LinearRows(n_labels, weight.shape[1])
+    rows.weight = torch.nn.Parameter(weight.to(model.labels.weight.dtype))
+    rows.bias = torch.nn.Parameter(bias.to(model.labels.bias.dtype))
+    if isinstance(model, OneVsAll):
+        edited: EliasModel = OneVsAll(model.encoder, n_labels, rows).to(device)
+    else:
+        graph = relabel_graph(model.graph, torch.from_numpy(new_ids), n_labels)
+        with torch.device("meta"):
+            edited = EliasModel(model.encoder, graph, model.alpha, rows)
+    edited.clusters = model.clusters
+    return edited.train(model.training)
+
+
+@torch.no_grad()
+def relabel_graph(graph: LabelGraph, new_ids: torch.Tensor, n_labels: int) -> LabelGraph:
+    """Return the graph with other label ids, where -1 removes a label.
+
+    The remaining edges keep their scores. Edges of a cluster to labels that become one are joined:
+    the new edge has the sum of their shares.
+    """
+    lookup = torch.cat([new_ids, new_ids.new_full((1,), -1)]).to(graph.edge_labels.device)
+    labels, logits = lookup[graph.edge_labels], graph.edge_logits.detach().float().clone()
+    removed = (labels < 0) & (graph.edge_labels < graph.n_labels)
+    labels = labels.masked_fill(labels < 0, n_labels)
+    removed_log = graph.removed_log
+    if graph.learned and removed.any():
+        total = logits.masked_fill(~removed, -torch.inf).logsumexp(dim=1)
+        if removed_log is not None:
+            total = torch.logaddexp(total, removed_log)
+        removed_log = total.clamp(min=torch.finfo(total.dtype).min)  # must be finite to be saved
+    # sort the slots of each cluster by label, and add every edge to the next one of its label
+    order = labels.argsort(dim=1, stable=True)
+    labels, logits = labels.gather(1, order), logits.gather(1, order)
+    for slot in range(1, labels.shape[1]):
+        same = (labels[:, slot] == labels[:, slot - 1]) & (labels[:, slot] < n_labels)
+        joined = torch.logaddexp(logits[:, slot], logits[:, slot - 1])
+        logits[:, slot] = torch.where(same, joined, logits[:, slot])
+        labels[:, slot - 1] = labels[:, slot - 1].masked_fill(same, n_labels)
+    return LabelGraph(
+        labels,
+        n_labels,
+        graph.beta,
+        edge_logits=logits.masked_fill(labels >= n_labels, 0) if graph.learned else None,
+        removed_log=removed_log,
+    )
+
+
+def _relabel_ranker(reranker: Reranker, new_ids: NDArray[np.int64], mixing: csr_matrix) -> Reranker:
+    kept, n_labels = new_ids >= 0, mixing.shape[0]
+    ranker = reranker.ranker
+    weights = csr_matrix(mixing.astype(np.float32) @ ranker.weights)
+    weights.sort_indices()
+    biases = np.asarray(mixing @ ranker.biases, dtype=np.float32)
+    counts = np.bincount(new_ids[kept], reranker.frequencies[kept], n_labels).astype(np.int64)
+    names = reranker.names
+    if names is not None:  # a merged label keeps the name features of its most frequent part
+        main = np.asarray(mixing.argmax(axis=1)).ravel()
+        ones = np.ones(len(names.columns), dtype=np.int8)
+        shape = (len(new_ids), reranker.features.n_features)
+        rows = csr_matrix((ones, names.columns, names.starts), shape=shape)[main]
+        starts, columns = rows.indptr.astype(np.int64), rows.indices.astype(np.uint32)
+        names = LabelNames(starts, columns, names.idf)
+    return replace(
+        reranker,
+        ranker=SparseRanker(weights, biases, ranker.n_dense),
+        frequencies=counts,
+        names=names,
+        cross_fitted=(),
+    )

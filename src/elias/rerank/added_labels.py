@@ -1,0 +1,246 @@
+"""Labels without training points, and labels added to a trained model, scored by their texts.
+
+An added label has no row in the index, the ranker or the calibration. It is scored beside them:
+
+- dense: cosine of φ(x) and the label vector z, a blend of φ(label text), the mean φ of its examples
+  and the classifiers of the most similar seen labels (`label_vectors`), in standard deviations
+  above the mean cosine of z and the texts of other labels,
+- lexical: the largest share of one of its names (name or synonym) that occurs in the text, counted
+  in words and character n-grams weighted by idf².
+
+A logistic function of both is the probability that the label is relevant. Its constants were chosen
+on labels hidden from training (docs/explanation/new-labels.md).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+from scipy.sparse import csr_matrix
+
+from elias.model.encoder import BagEncoder
+from elias.model.search import embed_all
+from elias.rerank.sparse_ranker import unit_embedding
+from elias.text.vectorizer import Featurizer
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from numpy.typing import NDArray
+
+    from elias.labels import LabelTable
+    from elias.model.elias import EliasModel
+    from elias.rerank.reranker import Reranker
+
+NEIGHBOURS = 10
+"""Number of seen labels whose classifiers are part of a label vector."""
+NEIGHBOUR_WEIGHT = 0.5
+"""Weight of these classifiers, where that of the label text is 1."""
+EXAMPLE_WEIGHT = 0.5
+"""Weight of each example."""
+RULE = (-7.77, 0.884, 5.90, -0.681)
+"""Bias, and weights of the similarity, the coverage and their product."""
+DENSE_RULE = (-7.65, 0.988)
+"""Bias and weight of the similarity, where the coverage is not known."""
+N_BACKGROUND = 1000
+"""Number of other labels whose texts a label vector is compared with."""
+CHAR_NGRAMS = (3, 5)
+_MEAN, _SPREAD, _PRIOR_WEIGHT = 0.04, 0.085, 50  # background where there are few other labels
+_CELLS = 1 << 23  # scores computed at a time, to bound memory
+
+
+def label_vectors(
+    model: EliasModel,
+    labels: LabelTable,
+    new: LabelTable,
+    examples: Sequence[str] = (),
+    example_labels: csr_matrix | None = None,
+    *,
+    seen: NDArray[np.bool_] | None = None,
+) -> tuple[NDArray[np.float32], NDArray[np.float32], NDArray[np.int64]]:
+    """Return `AddedLabels.vectors`, ``background`` and ``n_examples`` of new labels.
+
+    z is the sum of φ(label text), the mean classifier of the `NEIGHBOURS` seen labels whose
+    classifiers are most similar to it, and the mean φ of the examples, weighted by their number;
+    all of them of length 1.
+
+    Args:
+        model: The trained model.
+        labels: The labels of its index.
+        new: The labels to add.
+        examples: Texts that have some of the new labels.
+        example_labels: (N, A) new labels of each example.
+        seen: (L,) mask of the labels that have training points. None means all.
+    """
+    encoder = model.encoder
+
+    def embed(texts: Sequence[str]) -> NDArray[np.float32]:
+        return unit_embedding(embed_all(encoder, encoder.tokenize(texts)))
+
+    vectors = embed(new.texts())
+    classifiers = unit_embedding(model.labels.weight.detach().float().cpu().numpy())
+    known = np.arange(len(classifiers)) if seen is None else np.flatnonzero(seen)
+    classifiers = classifiers[known]
+    count = min(NEIGHBOURS, len(classifiers))
+    for start in range(0, len(vectors), chunk := max(1, _CELLS // max(1, len(classifiers)))):
+        rows = slice(start, start + chunk)
+        similarity = torch.from_numpy(vectors[rows]) @ torch.from_numpy(classifiers).T
+        nearest = similarity.topk(count, dim=1).indices.numpy()
+        vectors[rows] += NEIGHBOUR_WEIGHT * unit_embedding(classifiers[nearest].mean(axis=1))
+    counts = np.zeros(len(new), dtype=np.int64)
+    if example_labels is not None and len(examples):
+        counts += np.bincount(example_labels.indices, minlength=len(new))
+        weights = (EXAMPLE_WEIGHT * counts[:, None]).astype(np.float32)
+        vectors += weights * unit_embedding(example_labels.T @ embed(examples))
+    vectors = unit_embedding(vectors)
+    sample = np.random.default_rng(0).permutation(known)[:N_BACKGROUND]
+    cosines = vectors @ embed(labels.take(sample.tolist()).texts()).T
+    share = len(sample) / (len(sample) + _PRIOR_WEIGHT)
+    mean, variance = (
+        share * own + (1 - share) * prior
+        for own, prior in ((cosines.mean(axis=1), _MEAN), (cosines.var(axis=1), _SPREAD**2))
+    )
+    return vectors, np.stack([mean, np.sqrt(variance)], axis=1).astype(np.float32), counts
+
+
+@dataclass(frozen=True)
+class AddedLabels:
+    """Labels that are scored beside the index.
+
+    >>> vector, background = np.float32([[1, 0]]), np.float32([[0.0, 0.1]])
+    >>> added = AddedLabels(np.array([7]), vector, background, np.array([0]), (("red cod",),))
+    >>> near, far = added.probabilities(np.float32([[2, 0], [0, 1]]), ["red cod", "tape"])[:, 0]
+    >>> bool(near > 0.5 > far)
+    True
+    """
+
+    labels: NDArray[np.int64]
+    """(A,) label id of each row. Several rows may be of one label: the best counts."""
+    vectors: NDArray[np.float32]
+    """(A, D) z, of length 1."""
+    background: NDArray[np.float32]
+    """(A, 2) mean and standard deviation of the cosine of z and the texts of other labels."""
+    n_examples: NDArray[np.int64]
+    """(A,) number of examples that each row was made from."""
+    names: tuple[tuple[str, ...], ...] = ()
+    """Name and synonyms of each row."""
+    reference: Featurizer | None = None
+    """A vocabulary whose inverse document frequencies weight the words of names."""
+
+    def __len__(self) -> int:
+        """Return the number of rows."""
+        return len(self.labels)
+
+    def __add__(self, other: AddedLabels) -> AddedLabels:
+        """Return the rows of both."""
+        return AddedLabels(
+            np.concatenate([self.labels, other.labels]),
+            np.concatenate([self.vectors, other.vectors]),
+            np.concatenate([self.background, other.background]),
+            np.concatenate([self.n_examples, other.n_examples]),
+        )
+
+    def relabel(self, new_ids: NDArray[np.int64]) -> AddedLabels | None:
+        """Return the rows with new label ids, without those of removed labels (-1)."""
+        keep = new_ids[self.labels] >= 0
+        if not keep.any():
+            return None
+        return AddedLabels(
+            new_ids[self.labels[keep]],
+            self.vectors[keep],
+            self.background[keep],
+            self.n_examples[keep],
+        )
+
+    def named(self, table: LabelTable, model: EliasModel, reranker: Reranker | None) -> AddedLabels:
+        """Return the rows with the names of a label table, weighted by the model's vocabulary."""
+        reference = None if reranker is None else reranker.features.featurizer
+        if reference is None and isinstance(model.encoder, BagEncoder):
+            reference = model.encoder.featurizer
+        rows = [(name, *synonyms) for name, _, synonyms, *_ in table.take(self.labels).rows()]
+        return replace(self, names=tuple(rows), reference=reference)
+
+    @cached_property
+    def _terms(self) -> tuple[Featurizer, csr_matrix, NDArray[np.int64]]:
+        """The vocabulary of names, the idf² of the features of each name, and their first rows."""
+        terms = [name for names in self.names for name in names]
+        starts = np.cumsum([0] + [len(names) for names in self.names[:-1]])
+        featurizer = Featurizer.fit(
+            terms, char_ngrams=CHAR_NGRAMS, min_count=1, max_features=np.iinfo(np.int32).max
+        )
+        if self.reference is not None:
+            featurizer = replace(featurizer, idf=_known_idf(featurizer, self.reference))
+        weights = featurizer.transform(terms)
+        weights.data = featurizer.idf[weights.indices] ** 2
+        total = np.asarray(weights.sum(axis=1)).ravel()
+        weights.data /= np.repeat(np.maximum(total, 1e-9), np.diff(weights.indptr))
+        return featurizer, weights, starts
+
+    def coverage(self, texts: Sequence[str]) -> NDArray[np.float32]:
+        """Return the share of the best-covered name of each row that occurs in each text (n, A)."""
+        featurizer, weights, starts = self._terms
+        present = featurizer.transform(texts)
+        present.data[:] = 1
+        shares = (present @ weights.T).toarray()
+        return np.maximum.reduceat(shares, starts, axis=1).astype(np.float32)
+
+    def probabilities(
+        self, embedding: NDArray[np.float32], texts: Sequence[str] | None
+    ) -> NDArray[np.float32]:
+        """Return the probability of each row for each text (n, A).
+
+        Args:
+            embedding: (n, D) φ(x).
+            texts: The texts, or None to use only the dense channel.
+        """
+        mean, spread = self.background.T
+        similarity = (unit_embedding(embedding) @ self.vectors.T - mean) / spread
+        if texts is None:
+            return _sigmoid(DENSE_RULE[0] + DENSE_RULE[1] * similarity)
+        coverage = self.coverage(texts)
+        bias, dense, lexical, both = RULE
+        # the more similar the text is, the less the coverage tells, but never less than nothing
+        weight = np.maximum(lexical + both * similarity, 0)
+        return _sigmoid(bias + dense * similarity + weight * coverage)
+
+    def best(
+        self,
+        embedding: NDArray[np.float32],
+        texts: Sequence[str] | None,
+        top_k: int,
+        blocked: NDArray[np.bool_] | None = None,
+    ) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
+        """Return the labels of the ``top_k`` best rows of each text, and their probabilities.
+
+        Rows of ``blocked`` labels (L,) have label -1 and probability 0. See `probabilities`.
+        """
+        width = min(top_k, len(self))
+        ids = np.empty((len(embedding), width), dtype=np.int64)
+        chances = np.empty(ids.shape, dtype=np.float32)
+        step = max(1, _CELLS // max(1, sum(map(len, self.names))))
+        for start in range(0, len(embedding), step):
+            rows = slice(start, start + step)
+            values = self.probabilities(embedding[rows], None if texts is None else texts[rows])
+            if blocked is not None:
+                values[:, blocked[self.labels]] = 0
+            top = np.argpartition(-values, width - 1, axis=1)[:, :width]
+            ids[rows], chances[rows] = self.labels[top], np.take_along_axis(values, top, axis=1)
+        return np.where(chances > 0, ids, -1), chances
+
+
+def _known_idf(featurizer: Featurizer, reference: Featurizer) -> NDArray[np.float32]:
+    """Return the idf of each feature in ``reference``, or the highest one if it is not known."""
+    of_word = dict(zip(reference.words, reference.idf, strict=False))
+    of_ngram = dict(zip(reference.ngrams, reference.idf[len(reference.words) :], strict=True))
+    highest = reference.idf.max(initial=1)
+    idf = [of_word.get(word, highest) for word in featurizer.words]
+    idf += [of_ngram.get(ngram, highest) for ngram in featurizer.ngrams]
+    return np.array(idf, dtype=np.float32)
+
+
+def _sigmoid(logits: NDArray[np.float32]) -> NDArray[np.float32]:
+    return np.asarray(1 / (1 + np.exp(-logits)), dtype=np.float32)
