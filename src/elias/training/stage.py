@@ -400,7 +400,7 @@ class StageLoop:
             rows = [row for row in rows if row < len(self.points.tokens)]
             wrong = [row for row in rows if not self._has_finite_input(row)]
             rows = wrong or rows
-            points = ", ".join(map(str, rows[:_MAX_NAMED_POINTS]))
+            points = ", ".join(map(str, rows[:_MAX_NAMED_POINTS])) or "made of label texts"
             if len(rows) > _MAX_NAMED_POINTS:
                 points += f" and {len(rows) - _MAX_NAMED_POINTS} more"
             problem = (
