@@ -142,6 +142,7 @@ def test_other_data_has_no_deciles_and_no_training_counts(corpus, table_run, tmp
     assert result.code == 0
     assert "tenth of the labels" not in result.out
     assert "on the 60 test points" in result.err
+    assert "of these texts are training texts" in result.err
     assert counts == {""}
 
 
@@ -154,7 +155,7 @@ def test_other_data_of_the_same_size_is_distinguished_from_the_training_data(
 
     assert not set(LEFT_OUT) & set(actual)
     assert "all 300 points are evaluated" in message
-    assert "warning: the training data had the same number of points" in message
+    assert "% of these texts are training texts of the model" in message
 
 
 def test_points_that_were_all_trained_on_are_scored_only_on_request(table, tmp_path):

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
 
 RECALL_KS = (10, 20, 100)
+_NOTICEABLE = 0.05  # share of training texts from which a warning is printed
 
 
 @options.expand_groups
@@ -273,6 +274,18 @@ def calibrate(
     console.print_out(console.grid(probability_rows(results)))
 
 
+def _warn_of_training_texts(points: elias.Split, model: elias.Elias) -> None:
+    """Print a warning if the model was trained on a noticeable share of texts."""
+    from elias.data.splits import TRAINING_SKETCH, share_in_sketch
+
+    share = share_in_sketch(points.texts or [], model.metadata.get(TRAINING_SKETCH, ""))
+    if share >= _NOTICEABLE:
+        console.warn(
+            f"about {share:.0%} of these texts are training texts of the model, whose metrics say "
+            "little about new texts; give other texts"
+        )
+
+
 def choose_points(
     corpus: elias.Corpus, model: elias.Elias, split: str
 ) -> tuple[elias.Corpus, NDArray[np.int64] | None]:
@@ -290,7 +303,7 @@ def choose_points(
             trained on all points.
     """
     from elias.data.corpus import SPLITS
-    from elias.data.splits import recorded_size, restore_splits, validation_split
+    from elias.data.splits import restore_splits, validation_split
 
     if split not in SPLITS:
         raise DataError(f"--split {split!r}: is not one of {', '.join(SPLITS)}")
@@ -309,11 +322,6 @@ def choose_points(
                 f"{source}: has no test split, so all {n_points:,} points are evaluated, without "
                 "PSP and PSnDCG, which need the training points"
             )
-            if n_points == recorded_size(model.metadata):
-                console.warn(
-                    "the training data had the same number of points; if these are the same "
-                    "points, the model was trained on most of them"
-                )
             corpus = corpus.with_splits(test=corpus.train)
     if split == "validation" and corpus.validation is None:
         if not is_training_data:
@@ -326,4 +334,6 @@ def choose_points(
             raise DataError(f"{source}: has no validation split, and the run held none out")
         corpus = corpus.with_splits(validation=held_out)
     corpus = corpus.align_labels(model.label_names)
+    if split == "test":
+        _warn_of_training_texts(corpus.split(split), model)
     return corpus, corpus.label_frequencies() if is_training_data else None

@@ -28,11 +28,14 @@ def info(
     if verify:
         _verify(model, as_json=as_json)
         return
+    from elias.data.splits import TRAINING_SKETCH
+
     loaded = elias.Elias.from_pretrained(model, device="cpu")
     n_parameters = sum(weights.numel() for weights in loaded.model.parameters())
     if as_json:
         sizes = {"model": str(model), "labels": loaded.n_labels, "parameters": n_parameters}
-        console.print_json({**sizes, "config": loaded.config.to_dict(), **loaded.metadata})
+        metadata = {k: v for k, v in loaded.metadata.items() if k != TRAINING_SKETCH}
+        console.print_json({**sizes, "config": loaded.config.to_dict(), **metadata})
         return
     rows = dict(config_rows(loaded.config)) | {"ranker": _describe_reranker(loaded.reranker)}
     console.print_out(console.grid([*_model_rows(loaded, n_parameters), *rows.items()]))

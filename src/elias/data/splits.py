@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import re
+import zlib
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -15,7 +16,7 @@ from elias.data.stats import corpus_stats
 from elias.errors import ConfigError, DataError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Mapping, Sequence
 
     from numpy.typing import NDArray
     from scipy.sparse import csr_matrix
@@ -30,6 +31,10 @@ logger = logging.getLogger(__name__)
 
 DATA_SETTINGS = "data_settings"
 """Metadata key of the options that the training data was read with. Older models do not have it."""
+
+TRAINING_SKETCH = "training_sketch"
+"""Metadata key of the `text_sketch` of the training texts. Older models do not have it."""
+_SKETCHED = 2048
 
 DEFAULT_TEST_SHARE = 0.2
 """Share of the points used for testing if the source has no splits."""
@@ -313,6 +318,27 @@ def restore_splits(
                 f"text column {trained_on}, but {columns} was read; read {trained_on} instead"
             )
     return cut if same_statistics(stats, recorded) else None
+
+
+def text_sketch(texts: Iterable[str]) -> str:
+    """Return the smallest hashes of texts, in hexadecimal: a sample that depends on no order."""
+    return np.unique(_hashes(texts))[:_SKETCHED].tobytes().hex()
+
+
+def share_in_sketch(texts: Iterable[str], sketch: str) -> float:
+    """Estimate the share of texts that are among those of a `text_sketch`.
+
+    >>> share_in_sketch(["cod", "wine"], text_sketch(["cod", "oil", "tape"]))
+    0.5
+    """
+    sampled, hashes = np.frombuffer(bytes.fromhex(sketch), dtype="<u4"), _hashes(texts)
+    if len(sampled) == _SKETCHED:
+        hashes = hashes[hashes <= sampled[-1]]
+    return float(np.isin(hashes, sampled).mean()) if len(hashes) else 0.0
+
+
+def _hashes(texts: Iterable[str]) -> NDArray[np.uint32]:
+    return np.fromiter((zlib.crc32(text.encode("utf8", "replace")) for text in texts), "<u4")
 
 
 def repeat_hold_out(corpus: Corpus, metadata: Mapping[str, Any]) -> Corpus:

@@ -19,7 +19,13 @@ import torch
 from elias.config import EliasConfig, IndexConfig, model_settings
 from elias.data.corpus import Corpus
 from elias.data.load import load_corpus
-from elias.data.splits import DATA_SETTINGS, sample_setup_points, validation_split
+from elias.data.splits import (
+    DATA_SETTINGS,
+    TRAINING_SKETCH,
+    sample_setup_points,
+    text_sketch,
+    validation_split,
+)
 from elias.data.stats import corpus_stats, resolve_config
 from elias.data.storage import DiskTexts
 from elias.distributed import SingleProcess
@@ -617,6 +623,7 @@ class Trainer:
             "data": corpus_stats(self.corpus).to_dict(),
             "corpus": self.corpus.fingerprint(),
             DATA_SETTINGS: dict(self.corpus.reading),
+            TRAINING_SKETCH: text_sketch(self.corpus.train.texts or []),
             "metrics": self.metrics,
         }
         names = self.corpus.label_names

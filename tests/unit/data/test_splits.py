@@ -11,6 +11,8 @@ from elias.data.splits import (
     hold_out_test,
     recorded_size,
     restore_splits,
+    share_in_sketch,
+    text_sketch,
     validation_split,
 )
 from elias.data.stats import corpus_stats
@@ -221,3 +223,16 @@ def test_other_texts_with_other_near_duplicates_are_refused():
 
     with pytest.raises(DataError, match="near-duplicates in the text column body, but title"):
         restore_splits(other, whole.label_names, recorded(cut, **cut.reading, text="body"))
+
+
+@pytest.mark.parametrize("n_texts", [100, 20_000])
+def test_the_share_of_training_texts_is_estimated_from_a_sketch(n_texts):
+    texts = [f"text {i}" for i in range(n_texts)]
+    sketch = text_sketch(reversed(texts))
+
+    assert len(sketch) <= 16_384
+    assert share_in_sketch(texts, sketch) == 1
+    assert share_in_sketch([f"new {i}" for i in range(n_texts)], sketch) == 0
+    half = [text if i % 2 else f"new {i}" for i, text in enumerate(texts)]
+    assert abs(share_in_sketch(half, sketch) - 0.5) < 0.05
+    assert share_in_sketch([], sketch) == share_in_sketch(texts, "") == 0
