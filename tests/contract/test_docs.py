@@ -19,7 +19,7 @@ from contract.documents import ROOT, Sandbox, blocks_of, shared_interpreter
 from elias.cli.commands import app
 from elias.cli.options import ConfigOptions
 from elias.config import EliasConfig
-from elias.data.readers.table import LABEL_COLUMNS, TEXT_COLUMNS
+from elias.data.readers.columns import LABEL_COLUMNS, TEXT_COLUMNS
 
 DOCUMENTS = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
 SCRIPTS = sorted((ROOT / "scripts").rglob("*.sh"))

@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 from elias.data.load import detect_file
 from elias.data.readers import table
 from elias.data.readers.base import ReadOptions
+from elias.data.readers.columns import check_columns
 from elias.data.readers.files import data_error, iter_lines
 from elias.data.readers.parquet import open_parquet
 
@@ -75,7 +76,7 @@ class TextFile:
         kind = detect_file(path, encoding)
         if kind not in table.KINDS:
             raise data_error(path, "is not a table; write one text per line in a .txt file")
-        table.check_columns(path, keep, table.column_names(path, kind, options))
+        check_columns(path, keep, table.column_names(path, kind, options))
         return cls(path, kind, table.choose_text(path, kind, options), tuple(keep), options)
 
     def rows(self) -> Iterator[TextRow]:

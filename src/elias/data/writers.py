@@ -29,10 +29,10 @@ from scipy.sparse import save_npz
 from elias.data.atomic import staged_file, staged_folder
 from elias.data.readers import xmc
 from elias.data.readers.base import SHORT
+from elias.data.readers.columns import IDS, SPLIT, WEIGHTS
 from elias.data.readers.files import data_error, sanitize
 from elias.data.readers.label_cells import SeparatorVotes, order_names, split_cells
 from elias.data.readers.npz import PECOS, RAW, FileNames
-from elias.data.readers.table import IDS, SPLIT, WEIGHTS
 from elias.errors import DataError, did_you_mean
 
 if TYPE_CHECKING:

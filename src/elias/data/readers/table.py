@@ -24,6 +24,18 @@ import numpy as np
 
 from elias.data.groups import cell_keys
 from elias.data.readers import base, files, label_cells
+from elias.data.readers.columns import (
+    FALSE_CELLS,
+    LABEL_COLUMNS,
+    TRUE_CELLS,
+    Columns,
+    check_columns,
+    choose_columns,
+    guess_text,
+    is_header,
+    named_columns,
+    numbered_columns,
+)
 from elias.data.readers.files import data_error, iter_lines, short_repr
 from elias.data.readers.label_cells import (
     NamedLabels,
@@ -34,7 +46,7 @@ from elias.data.readers.label_cells import (
     strip_uri,
 )
 from elias.data.readers.parquet import open_parquet, parquet_rows
-from elias.errors import DataError, did_you_mean, quoted
+from elias.errors import DataError, quoted
 from elias.progress import progress
 
 if TYPE_CHECKING:
@@ -48,233 +60,14 @@ if TYPE_CHECKING:
 
 
 KINDS = ("jsonl", "csv", "tsv", "parquet", "xlsx", "fasttext", "annif")
-TEXT_COLUMNS = (
-    *("text", "texts", "title", "content", "input", "sentence", "document", "body", "abstract"),
-    *("description", "query", "question", "review", "comment", "message", "headline", "summary"),
-    *(
-        "overview",
-        "plot",
-        "synopsis",
-        "tweet",
-        "post",
-        "article",
-        "passage",
-        "utterance",
-        "caption",
-    ),
-)
-"""Common names of text columns. The first is preferred if none looks like text."""
-
-LABEL_COLUMNS = (
-    *("labels", "label", "tags", "tag", "categories", "category", "topics", "topic", "targets"),
-    *("target", "classes", "class", "subjects", "keywords", "genres", "genre", "label_names"),
-    *("subject_uris", "target_ind", "label_ids", "codes", "annotations", "output", "y"),
-)
-"""Common names of the labels column, in order of preference."""
-_LABEL_WORDS = LABEL_COLUMNS.index("label_names")  # these also count as the last word of a name
-
-IDS, WEIGHTS, SPLIT = "label_ids", "label_weights", "split"
-_COMMON = {*TEXT_COLUMNS, *LABEL_COLUMNS, WEIGHTS, SPLIT, "id"}
 _DELIMITED = ("csv", "tsv", "xlsx")
 _DEFAULT = base.ReadOptions()
 _SAMPLE_ROWS = 100
 _SPACE = re.compile(r"\s*")
-_NOT_TEXT = re.compile(  # numbers and dates, URLs, hexadecimal ids, lists
-    r"[\d\s.,:/+%$€-]*\d[\d\s.,:/+%$€-]*(?:T[\d:.Z+-]+)?|(?:https?:|www\.)\S+|[0-9a-fA-F-]{8,}"
-    r"|\[.*\]|\{.*\}",
-    re.DOTALL,
-)
-_WORD_ENDS = re.compile(r"[\W_]+")
-_NAME_WORDS = 8  # a cell with more words is not the name of a column
-_PROSE_WORDS = 3  # mean number of words of a column that is a text whatever its name
-_ONE, _ZERO = ("1", "1.0", "true"), ("0", "0.0", "false", "")
 _FASTTEXT = re.compile(r"__label__(\S+)\s?")
 _DELIMITERS = ("\t", ",", ";")
 _CELL_QUOTE = re.compile(rb'"(?<=[\t,;\r\n\xbf]")')  # at the start of a cell; \xbf ends a BOM
 _SIZED = (str, list)  # types of cells whose length is counted
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Columns:
-    """The columns to read, by role."""
-
-    text: tuple[str, ...]
-    labels: str
-    indicators: tuple[str, ...] = ()
-    """Columns of 0 and 1, one for each label. If there are any, ``labels`` is empty."""
-    ids: str | None = None
-    weights: str | None = None
-    split: str | None = None
-    group: str | None = None
-
-    @property
-    def all(self) -> list[str]:
-        """Return the names of all columns to read, without duplicates."""
-        extra = (self.ids, self.weights, self.split, self.group)
-        labels = self.indicators or (self.labels,)
-        names = [*self.text, *labels, *(name for name in extra if name is not None)]
-        return list(dict.fromkeys(names))
-
-
-def choose_columns(path: Path, kind: str, options: base.ReadOptions) -> tuple[Columns, list[str]]:
-    """Choose the columns that the options name, or else columns by their names and content.
-
-    Case is ignored in common names. The columns ``label_ids`` and ``label_weights`` are read only
-    if the labels column is found by a common name. They are ignored if the options name it.
-
-    Returns:
-        The columns, and the names of other columns that look like text.
-    """
-    sample = sample_columns(path, kind, options)
-    names, plain, group = list(sample), _plain_names(sample), options.group
-    check_columns(path, [] if group is None else [group], names)
-    special = [name for name in (plain.get(IDS), plain.get(WEIGHTS), plain.get(SPLIT)) if name]
-    special += [] if group is None else [group]
-    named = () if options.labels is None else _named(path, options.labels, names)
-    left_out: list[str] = []
-    if options.text is not None:
-        text = _named(path, options.text, names)
-    else:
-        text, left_out = _guess_text(path, sample, {*special, *named})
-    labels = named or _guess_labels(path, sample, {*special, *text})
-    if len(labels) > 1:
-        chosen = Columns(text=text, labels="", indicators=labels, split=plain.get(SPLIT))
-        return replace(chosen, group=group), left_out
-    chosen = Columns(text=text, labels=labels[0], split=plain.get(SPLIT), group=group)
-    if options.labels is None:
-        ids = None if plain.get(IDS) == labels[0] else plain.get(IDS)
-        chosen = replace(chosen, ids=ids, weights=plain.get(WEIGHTS))
-    return chosen, left_out
-
-
-def choose_text(path: Path, kind: str, options: base.ReadOptions) -> tuple[str, ...]:
-    """Return the text columns that the options name, or else columns that look like text."""
-    if options.text is not None:
-        return _named(path, options.text, column_names(path, kind, options))
-    return _guess_text(path, sample_columns(path, kind, options), set())[0]
-
-
-def _named(path: Path, value: str, names: Sequence[str]) -> tuple[str, ...]:
-    """Return the columns that an option names: one, or several separated by commas."""
-    columns = (value,) if value in names else tuple(part.strip() for part in value.split(","))
-    check_columns(path, columns, names)
-    return columns
-
-
-def _guess_labels(path: Path, sample: Mapping[str, list[Any]], taken: set[str]) -> tuple[str, ...]:
-    """Return the labels column, or several columns of 0 and 1."""
-    plain = _plain_names(sample)
-    common = next((plain[name] for name in LABEL_COLUMNS if name in plain), None)
-    if common is not None:
-        return (common,)
-    free = {name: cells for name, cells in sample.items() if name and name not in taken}
-    flags = [name for name in free if all(map(_is_flag, free[name])) and free[name]]
-    if len(flags) > 1:
-        return tuple(flags)
-    similar = [name for name in free if _last_words(name) & {*LABEL_COLUMNS[:_LABEL_WORDS]}]
-    if len(similar) == 1:  # news_category
-        return tuple(similar)
-    if list(sample) == _numbers(len(sample)):  # no header: a column whose cells repeat
-        repeated = [
-            name
-            for name, cells in free.items()
-            if len(set(map(str, cells))) <= 0.8 * len(cells) and not _is_prose(cells)
-        ]
-        if len(repeated) == 1:
-            return tuple(repeated)
-    return (_common(path, "labels", LABEL_COLUMNS, list(sample)),)
-
-
-def _guess_text(
-    path: Path, sample: Mapping[str, list[Any]], taken: set[str]
-) -> tuple[tuple[str, ...], list[str]]:
-    """Return the columns that look like text, and others that might be text.
-
-    Columns with common names are preferred. Without any, all columns of prose are chosen.
-    """
-    free = {name: cells for name, cells in sample.items() if name and name not in taken}
-    common = [name for name in free if _is_text_name(name)]
-    prose = [name for name in free if _is_prose(free[name])]
-    prose = [name for name in prose if name.strip().lower() not in LABEL_COLUMNS]
-    chosen: list[str] = []
-    for name in sorted(common, key=lambda name: name.strip().lower() not in TEXT_COLUMNS):
-        is_new = not any(_are_similar(free[name], free[other]) for other in chosen)
-        chosen += [name] if is_new and _is_text(free[name]) else []
-    chosen.sort(key=list(free).index)
-    if not chosen:
-        exact = _plain_names(common)
-        chosen = [exact[name] for name in TEXT_COLUMNS if name in exact][:1] or prose
-    if not chosen:
-        _common(path, "text", TEXT_COLUMNS, list(sample))  # raises an error
-    return tuple(chosen), [name for name in free if name in {*common, *prose} - {*chosen}]
-
-
-def _is_text_name(name: str) -> bool:
-    """Return True for common names, also in the plural or after other words: movie_titles."""
-    return not _last_words(name).isdisjoint(TEXT_COLUMNS)
-
-
-def _last_words(name: str) -> set[str]:
-    """Return a name and its last word, which may be in the plural."""
-    plain = name.strip().lower()
-    last = _WORD_ENDS.split(plain)[-1]
-    return {plain, last, last.removesuffix("s")}
-
-
-def _are_similar(cells: Sequence[Any], others: Sequence[Any]) -> bool:
-    """Return True if most cells of two columns are equal, such as a title and original title."""
-    n_equal = sum(1 for cell, other in zip(cells, others, strict=False) if cell == other)
-    return n_equal > 0.5 * len(cells)
-
-
-def _is_text(cells: Sequence[Any]) -> bool:
-    """Return False if all cells are empty, most are numbers, dates, URLs or ids, or few differ."""
-    values = [value.strip() for value in cells if isinstance(value, str) and value.strip()]
-    n_odd = sum(_NOT_TEXT.fullmatch(value) is not None for value in values)
-    is_varied = len(values) < 20 or len(set(values)) > 0.1 * len(values)
-    return len(values) - n_odd > n_odd and is_varied
-
-
-def _is_prose(cells: Sequence[Any]) -> bool:
-    """Return True if cells are texts of several words that rarely repeat."""
-    values = [value for value in cells if isinstance(value, str) and value.strip()]
-    n_words = sum(len(value.split()) for value in values)
-    is_distinct = len(set(values)) >= 0.5 * len(values)
-    return _is_text(cells) and n_words >= _PROSE_WORDS * len(values) and is_distinct
-
-
-def _is_flag(cell: Any) -> bool:
-    return str(cell).strip().lower() in (*_ONE, *_ZERO[:-1])
-
-
-def _plain_names(names: Iterable[str]) -> dict[str, str]:
-    return {name.strip().lower(): name for name in reversed(list(names))}
-
-
-def _numbers(count: int) -> list[str]:
-    """Return the names of the columns of a file without a header."""
-    return [str(number) for number in range(1, count + 1)]
-
-
-def _common(path: Path, role: str, common: Sequence[str], names: Sequence[str]) -> str:
-    plain = _plain_names(names)
-    for name in common:
-        if name in plain:
-            return plain[name]
-    columns = ", ".join(map(repr, names))
-    problem = f"no {role} column among {columns}; name one with {role}="
-    if list(names) == _numbers(len(names)):
-        problem = f"no header, and which column holds the {role} is unclear; give {role}=NUMBER"
-        problem += f", from 1 to {len(names)}"
-    raise data_error(path, problem)
-
-
-def check_columns(path: Path, wanted: Iterable[str], names: Sequence[str]) -> None:
-    """Raise `DataError` if a wanted column does not exist."""
-    for name in wanted:
-        if name not in names:
-            columns = ", ".join(map(repr, names))
-            raise data_error(path, f"no column {name!r} among {columns}{did_you_mean(name, names)}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -319,9 +112,9 @@ class Rows:
         for name in names:
             for row, cell in enumerate(self.columns[name]):
                 value = "" if label_cells.is_missing(cell) else str(cell).strip().lower()
-                if value in _ONE:
+                if value in TRUE_CELLS:
                     rows[row].append(name)
-                elif value not in _ZERO:
+                elif value not in FALSE_CELLS:
                     problem = f"column {name!r} holds {short_repr(cell)}, which is neither 0 nor 1"
                     raise self.error(row, f"{problem}; name the labels columns with labels=")
         return rows
@@ -363,7 +156,8 @@ class TableReader(base.Reader):
         self._in_memory = in_memory
         first = self._files[0][1]
         names = column_names(first, kind, options)
-        columns, self._left_out = choose_columns(first, kind, options)
+        sample = sample_columns(first, kind, options)
+        columns, self._left_out = choose_columns(first, sample, options)
         others = [name for name in names if name.strip().lower() in LABEL_COLUMNS]
         taken = columns.all if options.labels is None else others
         self._other_labels = [name for name in others if name not in taken]
@@ -444,7 +238,7 @@ class TableReader(base.Reader):
         if columns.indicators:
             notes["labels"] = f"{_listed(columns.indicators)}, each 0 or 1"
             recorded["labels"] = ",".join(columns.indicators)
-        if self.format in _DELIMITED and not has_header(first, self.format, self._options):
+        if self.format in _DELIMITED and not _has_header(first, self.format, self._options):
             notes["header"] = "none; columns are named by their numbers"
             recorded |= {"header": False, "labels": recorded.get("labels", columns.labels)}
         if self._other_labels:
@@ -569,8 +363,8 @@ def column_names(path: Path, kind: str, options: base.ReadOptions = _DEFAULT) ->
         return list(dict.fromkeys(key for _, row in rows for key in row))
     if kind in ("fasttext", "annif"):
         return ["text", "labels"]
-    if not has_header(path, kind, options):
-        return _numbers(len(_head_rows(path, kind, options)[0]))
+    if not _has_header(path, kind, options):
+        return numbered_columns(len(_head_rows(path, kind, options)[0]))
     with _row_reader(path, kind, csv.QUOTE_MINIMAL, options, strict=False) as reader:
         return _header(path, reader)
 
@@ -579,7 +373,7 @@ def sample_columns(path: Path, kind: str, options: base.ReadOptions) -> dict[str
     """Return the first cells of each column."""
     names = column_names(path, kind, options)
     if kind in _DELIMITED:
-        rows = _head_rows(path, kind, options)[has_header(path, kind, options) :]
+        rows = _head_rows(path, kind, options)[_has_header(path, kind, options) :]
         rows = [row for row in rows if len(row) == len(names)]
     else:
         cells = iter_rows(path, kind, list(dict.fromkeys(names)), (), options)
@@ -603,27 +397,16 @@ def _head_rows(path: Path, kind: str, options: base.ReadOptions) -> list[list[st
     return rows
 
 
-def has_header(path: Path, kind: str, options: base.ReadOptions) -> bool:
-    """Return whether the first line of a CSV, TSV or Excel file is a header.
+def choose_text(path: Path, kind: str, options: base.ReadOptions) -> tuple[str, ...]:
+    """Return the text columns that the options name, or else columns that look like text."""
+    if options.text is not None:
+        return named_columns(path, options.text, column_names(path, kind, options))
+    return guess_text(path, sample_columns(path, kind, options), set())[0]
 
-    It is one if it has a wanted column name, or a common one that does not repeat below. Otherwise,
-    it is not if a cell is a number, date, URL or long text, or repeats below.
-    """
-    if options.header is not None:
-        return options.header
-    first, *rest = _head_rows(path, kind, options) or [[]]
-    below = list(zip(*(row for row in rest if len(row) == len(first)), strict=True))
-    repeats = [bool(cell) and cell in cells for cell, cells in zip(first, below, strict=False)]
-    if not rest or not repeats:
-        return True
-    wanted = {options.labels, options.group, *(options.text or "").split(",")}
-    for cell, is_repeated in zip(first, repeats, strict=True):
-        if (cell and cell in wanted) or (cell.lower() in _COMMON and not is_repeated):
-            return True
-    return not any(
-        is_repeated or _NOT_TEXT.fullmatch(cell) or len(cell.split()) > _NAME_WORDS
-        for cell, is_repeated in zip(first, repeats, strict=True)
-    )
+
+def _has_header(path: Path, kind: str, options: base.ReadOptions) -> bool:
+    """Return whether the first line of a CSV, TSV or Excel file is a header."""
+    return is_header(() if options.header is not None else _head_rows(path, kind, options), options)
 
 
 def json_cells(
@@ -829,10 +612,10 @@ def _delimited_rows(
 ) -> Cells:
     is_quoted = kind != "tsv" or _is_quoted(path, options)
     quoting = csv.QUOTE_MINIMAL if is_quoted else csv.QUOTE_NONE
-    named = has_header(path, kind, options)
+    named = _has_header(path, kind, options)
     with _row_reader(path, kind, quoting, options) as reader:
         first = _header(path, reader) if named else _first_row(path, reader)
-        header = first if named else _numbers(len(first))
+        header = first if named else numbered_columns(len(first))
         for name in wanted:
             if name not in header:  # the columns were chosen with other quoting rules
                 problem = f"no column {name!r} in the header; quote every cell, or none"

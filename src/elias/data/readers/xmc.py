@@ -27,6 +27,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from elias.data.readers import base, table
+from elias.data.readers.columns import check_columns
 from elias.data.readers.files import data_error, line_chunks, short_repr
 from elias.data.readers.label_cells import parse_weights
 from elias.data.readers.npz import clean_matrix
@@ -359,7 +360,7 @@ class LfReader(base.IdReader):
         columns = tuple(name for name in _LF_TEXT if name in names)
         if self._text:
             columns = table.choose_text(path, "jsonl", base.ReadOptions(text=self._text))
-        table.check_columns(path, [*(columns or _LF_TEXT[:1]), LF_IDS], names)
+        check_columns(path, [*(columns or _LF_TEXT[:1]), LF_IDS], names)
         return columns
 
     def _checked_ids(self, rows: table.Rows, row: int) -> list[int]:
