@@ -283,8 +283,9 @@ class Models:
     def search(self, model: Elias) -> dict[str, Predictions]:
         """Search the test points once, and rank the candidates by each component.
 
-        Also rank by calibrated scores with the other formulas of `MIXTURES`. Filtered pairs are not
-        dropped, because an ensemble needs them.
+        Also rank by calibrated scores with the other formulas of `MIXTURES`: this is why points are
+        searched that training has searched. Filtered pairs are not dropped, because an ensemble
+        needs them.
         """
         test, encoder = self.setting.corpus.split("test"), model.model.encoder
         inputs, top_k = split_inputs(test, encoder), EVALUATED + max_filtered(test)

@@ -181,9 +181,6 @@ def sweep(
 
     def measure(value: float, seed: int) -> list[Row]:
         trained = models.get(*run_of(value, seed))
-        model = copy(trained.model)
-        if not swept.trained:
-            model.config = swept.change(model.config, value)
         row = Row(
             name=f"{parameter}={value:.12g}",
             title=f"{value:g}",
@@ -192,6 +189,12 @@ def sweep(
             settings={parameter: value},
             run=trained.run,
         )
+        if swept.trained:  # training has recorded the metrics
+            recorded = trained.model.metadata["metrics"][measured]["test"]
+            costs = {**row.costs, MS_PER_POINT: models.ms_per_point([trained.model], measured)}
+            return [replace(row, metrics=recorded, costs=costs)]
+        model = copy(trained.model)
+        model.config = swept.change(model.config, value)
         return [models.measure(row, model, measured)]
 
     tasks = []

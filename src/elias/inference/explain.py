@@ -22,7 +22,7 @@ from scipy.sparse import issparse
 from torch import Tensor, nn
 
 from elias.errors import ConfigError, DataError
-from elias.inference.predict import add_embedding, tokenize
+from elias.inference.predict import SearchOptions, add_embedding, predict, tokenize
 from elias.kernels import label_logits, log_probabilities
 from elias.kernels.device import explain_out_of_memory, limit_threads
 from elias.model.elias import EliasModel
@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     from elias.rerank.added_labels import AddedLabels
     from elias.rerank.reranker import Reranker
     from elias.rerank.sparse_ranker import Array, Inputs
+    from elias.text.tokens import Tokens
 
 
 class LabelPaths(NamedTuple):
@@ -319,8 +320,9 @@ def explain(
     elias: Elias, inputs: Inputs, *, top_k: int, paths: int, member: int, words: bool = False
 ) -> list[Explanation]:
     """Explain the predicted labels of texts by the paths in one member. See `Elias.explain`."""
-    if not isinstance(paths, int) or paths < 1:
-        raise DataError(f"paths must be a whole number >= 1, not {paths!r}")
+    for name, value in (("top_k", top_k), ("paths", paths)):
+        if not isinstance(value, int) or value < 1:
+            raise DataError(f"{name} must be a whole number >= 1, not {value!r}")
     if not 0 <= member < len(elias.members):
         n_members = len(elias.members)
         raise ConfigError(f"there is no member {member}; the model has {n_members}, counted from 0")
@@ -330,7 +332,12 @@ def explain(
         raise DataError("the effect of words needs texts, not features; leave out words=True")
     explained = elias.members[member]
     model, tokens = explained.model, tokenize(inputs, explained.model.encoder)
-    predictions = elias.predict(inputs, top_k=top_k)
+
+    def tokens_of(member: Elias) -> Tokens:
+        return tokens if member.model is model else tokenize(inputs, member.model.encoder)
+
+    last = elias.components[-1]
+    predictions = predict(elias, inputs, [last], SearchOptions(top_k), tokens_of)[last]
     with limit_threads(), explain_out_of_memory("predicting"):
         device, beam_size = model.labels.weight.device, explained.sizes.beam_size
         embedding = torch.from_numpy(embed_all(model.encoder, tokens)).to(device)
