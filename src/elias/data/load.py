@@ -163,10 +163,7 @@ def load_corpus(
     if texts is not None:
         raise DataError("give a path or a table, or else texts= and labels=")
     text, labels = _joined(text, "text"), _joined(labels, "labels")
-    path = Path(source).expanduser()
-    if not path.exists():
-        siblings = [p.name for p in path.parent.iterdir()] if path.parent.is_dir() else []
-        raise DataError(f"{path}: no such file or folder{did_you_mean(path.name, siblings)}")
+    path = _existing(source)
     column = None if group in (NEAR_DUPLICATES, NO_GROUPS) else group
     options = base.ReadOptions(
         text=text,
@@ -176,26 +173,23 @@ def load_corpus(
         header=header,
         encoding=encoding,
     )
-    use_disk = _is_large(path) if on_disk == "auto" else on_disk == "on"
-    try:
-        corpus, has_splits = (_read_to_disk if use_disk else _read_to_memory)(path, options)
-    except MemoryError as error:
-        remedy = "free some memory"
-        if not use_disk:
-            remedy = "keep it on disk with on_disk='on' (in a configuration: data.on_disk=on)"
-        raise DataError(f"{path}: does not fit into memory ({quoted(error)}); {remedy}") from error
+    corpus, has_splits = _read(path, options, on_disk)
     check_corpus(corpus)
     if label_table is None and path.is_dir():
         label_table = base.find_file(path, *LABEL_TABLE_FILES)
     if label_table is not None:
         corpus = corpus.with_label_table(load_label_table(label_table, language=language))
     wanted = test_size if has_splits or test_size is not None else DEFAULT_TEST_SHARE
-    used = {**asdict(options), **corpus.reading, "test_size": wanted}
-    used["group"] = NEAR_DUPLICATES if group is None else group
-    used["seed"] = seed if wanted else None
-    used["language"] = language
-    settings = {name: value for name, value in used.items() if value is not None}
-    corpus = replace(corpus, reading=settings)
+    settings = {
+        **asdict(options),
+        **corpus.reading,
+        "group": NEAR_DUPLICATES if group is None else group,
+        "test_size": wanted,
+        "seed": seed if wanted else None,
+        "language": language,
+    }
+    reading = {name: value for name, value in settings.items() if value is not None}
+    corpus = replace(corpus, reading=reading)
     if wanted is not None:
         corpus = hold_out_test(corpus, wanted, seed)
         _check_training_labels(corpus)
@@ -237,10 +231,7 @@ def load_label_table(
             return LabelTable(tuple(source))
         with as_parquet(source) as folder:
             return read_label_table(folder / "data.parquet", "parquet")
-    path = Path(source).expanduser()
-    if not path.is_file():
-        siblings = [p.name for p in path.parent.iterdir()] if path.parent.is_dir() else []
-        raise DataError(f"{path}: no such file{did_you_mean(path.name, siblings)}")
+    path = _existing(source, is_file=True)
     suffix = Path(path.name.removesuffix(".gz")).suffix.lower().removeprefix(".")
     if suffix in SKOS_FORMATS:
         return read_skos(path, language)
@@ -282,6 +273,16 @@ def read_column(corpus: Corpus, split: str, column: str) -> list[str]:
         problem = f"{len(values):,} rows for the {len(points):,} {split} points"
         raise DataError(f"{path}: {problem}; the file has changed, read it again")
     return values
+
+
+def _existing(source: str | Path, *, is_file: bool = False) -> Path:
+    """Return the path of a file or folder, or raise a `DataError` with the nearest name."""
+    path = Path(source).expanduser()
+    if not (path.is_file() if is_file else path.exists()):
+        siblings = [p.name for p in path.parent.iterdir()] if path.parent.is_dir() else []
+        wanted = "file" if is_file else "file or folder"
+        raise DataError(f"{path}: no such {wanted}{did_you_mean(path.name, siblings)}")
+    return path
 
 
 def _joined(columns: str | Sequence[Any] | None, role: str) -> str | None:
@@ -514,6 +515,18 @@ class _MemorySplit:
             filters=filters,
             groups=np.concatenate(self._groups) if self._groups else None,
         )
+
+
+def _read(path: Path, options: base.ReadOptions, on_disk: OnDisk) -> tuple[Corpus, bool]:
+    """Read a corpus into memory or memory-mapped files. Also return whether it has splits."""
+    use_disk = _is_large(path) if on_disk == "auto" else on_disk == "on"
+    try:
+        return (_read_to_disk if use_disk else _read_to_memory)(path, options)
+    except MemoryError as error:
+        remedy = "free some memory"
+        if not use_disk:
+            remedy = "keep it on disk with on_disk='on' (in a configuration: data.on_disk=on)"
+        raise DataError(f"{path}: does not fit into memory ({quoted(error)}); {remedy}") from error
 
 
 def _read_to_memory(path: Path, options: base.ReadOptions) -> tuple[Corpus, bool]:
