@@ -1,0 +1,181 @@
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from elias.config import (
+    ONE_VS_ALL_STAGES,
+    EliasConfig,
+    IndexConfig,
+    ResolvedConfig,
+    StageConfig,
+)
+from elias.config.resolve import validation_size
+from elias.errors import ConfigError
+
+PAPER_LABELS = {
+    "lf-amazontitles-131k": 131_073,
+    "amazon-670k": 670_091,
+    "wikipedia-500k": 501_070,
+    "amazon-3m": 2_812_281,
+}
+
+
+@pytest.mark.parametrize(("name", "n_labels"), PAPER_LABELS.items())
+def test_the_derived_index_of_many_labels_is_the_papers(name, n_labels):
+    config = EliasConfig().with_encoder("minilm")
+    paper, derived = EliasConfig.preset(name).index, config.resolve(10**6, n_labels).index
+
+    assert derived.n_clusters == paper.n_clusters
+    assert derived.edges_per_cluster == pytest.approx(paper.edges_per_cluster, rel=0.4)
+    assert (derived.beam_size, derived.train_shortlist) == (paper.beam_size, paper.shortlist_size)
+
+
+@pytest.mark.parametrize("n_labels", [3341, 8484, 14_672, 41_000, 101_909])
+def test_clusters_of_a_bag_encoder_have_25_to_50_labels(n_labels):
+    assert 25 <= n_labels / EliasConfig().resolve(1000, n_labels).index.n_clusters <= 50
+
+
+def test_sizes_that_were_given_are_kept():
+    given_index = IndexConfig(n_clusters=16, edges_per_cluster=100, beta=5.0)
+
+    resolved = EliasConfig(index=given_index).resolve(n_points=1000, n_labels=1000).index
+
+    assert (resolved.n_clusters, resolved.edges_per_cluster, resolved.beta) == (16, 100, 5.0)
+    assert resolved.beam_size == 16
+
+
+def test_a_resolved_configuration_is_written_and_read_like_any_other():
+    resolved = EliasConfig().resolve(n_points=1000, n_labels=1000)
+
+    assert list(resolved.to_dict()["index"]) == list(EliasConfig().to_dict()["index"])
+    assert ResolvedConfig.from_dict(resolved.to_dict()) == resolved
+    assert EliasConfig.from_dict(resolved.to_dict()).resolve(1000, 1000) == resolved
+
+
+def test_sizes_of_a_resolved_configuration_can_be_left_open_again():
+    resolved = EliasConfig().resolve(n_points=1000, n_labels=1000)
+
+    again = resolved.override({"index.n_clusters": None}).resolve(n_points=1000, n_labels=1000)
+
+    assert again == resolved
+
+
+@given(n_points=st.integers(1, 10**7), n_labels=st.integers(1, 10**7))
+def test_derived_sizes_fit_together_for_any_data(n_points, n_labels):
+    resolved = EliasConfig().resolve(n_points, n_labels)
+
+    index = resolved.index
+    assert 1 <= index.beam_size <= index.n_clusters <= n_labels
+    assert index.edges_per_cluster * index.n_clusters >= n_labels
+    assert index.edges_per_cluster <= n_labels
+    assert index.shortlist_size <= min(n_labels, index.beam_size * index.edges_per_cluster)
+    assert index.beta >= 1
+    assert 0 <= resolved.eval.validation_size <= n_points / 5
+    assert resolved.resolve(n_points, n_labels) == resolved
+
+
+@pytest.mark.parametrize(
+    ("index", "message"),
+    [
+        (IndexConfig(n_clusters=64), "index.n_clusters is 64, more than the number of labels (50)"),
+        (IndexConfig(n_clusters=4, beam_size=5), "index.beam_size is 5, more than index.n_clu"),
+        (IndexConfig(shortlist_size=60), "index.shortlist_size is 60, more than the number of l"),
+        (IndexConfig(beam_size=1, edges_per_cluster=10, shortlist_size=20), "index.beam_size * "),
+        (IndexConfig(n_clusters=4, edges_per_cluster=10), "too few for one edge for each of 50"),
+    ],
+)
+def test_given_sizes_that_do_not_fit_are_refused(index, message):
+    with pytest.raises(ConfigError) as caught:
+        EliasConfig(index=index).resolve(n_points=100, n_labels=50)
+
+    assert message in str(caught.value)
+
+
+def test_a_corpus_without_labels_is_refused():
+    with pytest.raises(ConfigError, match="at least one label"):
+        EliasConfig().resolve(n_points=10, n_labels=0)
+
+
+@pytest.mark.parametrize(
+    ("n_points", "held_out"), [(5, 0), (1_000, 100), (24_000, 1_200), (10**6, 5_000)]
+)
+def test_a_tenth_of_small_data_and_less_of_large_is_held_out(n_points, held_out):
+    assert validation_size(n_points) == held_out
+
+
+@pytest.mark.parametrize(
+    ("n_points", "given", "expected"), [(2, None, 1), (99, None, 1), (100, None, 2), (2, 3, 3)]
+)
+def test_in_few_texts_a_word_counts_that_stands_in_one(n_points, given, expected):
+    config = EliasConfig().override({"encoder.min_count": given})
+
+    assert config.resolve(n_points, n_labels=10).encoder.min_count == expected
+
+
+def test_a_stage_given_in_part_takes_the_other_values_from_the_defaults():
+    config = EliasConfig.from_dict({"stages": [{"name": "only", "epochs": 3}]})
+
+    assert config.stages == (StageConfig(name="only", epochs=3),)
+
+
+@pytest.mark.parametrize(
+    ("n_points", "n_labels", "expected"),
+    [(1_000_000, 200_000, True), (1_000_001, 10, False), (10, 200_001, False)],
+)
+def test_the_ranker_is_trained_unasked_where_a_cpu_is_done_in_minutes(n_points, n_labels, expected):
+    resolved = EliasConfig().resolve(n_points, n_labels)
+
+    assert resolved.rerank.enabled is expected
+
+
+@pytest.mark.parametrize("enabled", [True, False])
+def test_a_ranker_that_was_asked_for_or_refused_stays_so(enabled):
+    config = EliasConfig().override({"rerank.enabled": enabled})
+
+    assert config.resolve(10, 10).rerank.enabled is enabled
+    assert config.resolve(10**7, 10**7).rerank.enabled is enabled
+
+
+def test_without_stages_of_its_own_one_vs_all_has_one_that_learns_no_graph():
+    given, changed = (
+        EliasConfig.from_dict({"index": {"kind": "all"}}),
+        EliasConfig().override({"index.kind": "all"}),
+    )
+
+    assert given.stages == changed.stages == ONE_VS_ALL_STAGES
+    assert not ONE_VS_ALL_STAGES[0].learn_graph
+
+
+def test_one_vs_all_resolves_to_one_cluster_of_all_labels_whatever_sizes_were_given():
+    config = EliasConfig().override({"index.kind": "all", "index.n_clusters": 64, "index.beta": 9})
+
+    resolved = config.resolve(n_points=100, n_labels=50)
+
+    index = resolved.index
+    assert (index.n_clusters, index.edges_per_cluster, index.shortlist_size) == (1, 50, 50)
+    assert (index.alpha, index.beta, index.beam_size, index.train_clusters) == (1, 1, 1, 1)
+    assert resolved.resolve(n_points=100, n_labels=50) == resolved
+
+
+def test_a_given_training_shortlist_is_kept_and_else_it_is_two_thirds():
+    given = EliasConfig().override({"index.train_shortlist": 120, "index.shortlist_size": 300})
+
+    assert given.resolve(20_000, 8_000).index.train_shortlist == 120
+    index = EliasConfig().resolve(20_000, 8_000).index
+    assert index.train_shortlist == 2 * index.shortlist_size // 3
+
+
+def test_a_shortlist_while_training_of_more_labels_than_there_are_is_refused():
+    config = EliasConfig().override({"index.train_shortlist": 9_000})
+
+    with pytest.raises(
+        ConfigError, match="train_shortlist is 9000, more than the number of labels"
+    ):
+        config.resolve(20_000, 8_000)
+
+
+@pytest.mark.parametrize(("model", "pooling"), [("bert-base-uncased", "cls"), ("minilm", None)])
+def test_pooling_that_was_set_for_another_model_is_derived_again(model, pooling):
+    config = EliasConfig.preset("amazon-670k").with_encoder(model)
+
+    assert config.encoder.pooling == pooling
